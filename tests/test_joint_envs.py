@@ -107,8 +107,8 @@ def test_a_row_that_is_reset_in_the_next_step_stands_still_there() -> None:
     assert stepper.step(0, 0) == ["0.5  1", "dropped c 0"]
     logged = [(one.env, one.index, one.episode_return, one.length) for one in stepper.log.episodes]
     assert logged == [(0, 0, 3.0, 2), (1, 0, 6.5, 3)]
-    assert stepper.group.open_episodes()["episodes"].tolist() == [1, 1]
-    assert stepper.group.open_episodes()["episode_lengths"].tolist() == [1, 0]
+    assert stepper.group.open_episodes(stepper.log)["episodes"].tolist() == [1, 1]
+    assert stepper.group.open_episodes(stepper.log)["episode_lengths"].tolist() == [1, 0]
     assert not stepper.sampler.spaces.deterministic  # so that nothing is replayed
 
 
@@ -161,7 +161,7 @@ def test_an_exception_is_one_fault_after_which_all_rows_begin_anew(env_id: Any, 
         *(("episode_abandoned", env, 2) for env in range(1, len(first))),
     ]
     assert "OSError: the simulator is gone" in stepper.log.incidents[0].message
-    assert stepper.group.open_episodes()["episodes"].tolist() == [1] * len(first)
+    assert stepper.group.open_episodes(stepper.log)["episodes"].tolist() == [1] * len(first)
 
 
 def test_an_invalid_row_is_reset_alone_where_the_vector_can_do_that() -> None:

@@ -64,16 +64,12 @@ def make_env(
         if "scratch_dir" in asked:
             stack.callback(env.close)
             # An environment may close itself in its reset, to restart its simulator: its folder stays then.
-            env = WithScratch(env) if isinstance(env, gym.Env) and not joint_kind(env) else env
+            env = gym.Wrapper(env) if isinstance(env, gym.Env) and not joint_kind(env) else env
             env.close = stack.pop_all().close
     if most_steps is not None and joint_kind(env):
         close_all([env])
         raise ConfigError("replay_limit: truncates single environments, and this one has several rows. Leave it out.")
     return env if most_steps is None else TimeLimit(env, most_steps)
-
-
-class WithScratch(gym.Wrapper[Any, Any, Any, Any]):
-    """An environment with a folder of its own."""
 
 
 def _asked_for(
