@@ -98,13 +98,14 @@ def picture() -> None:
     from matplotlib import pyplot
 
     found = [json.loads(line) for line in RESULTS.read_text().splitlines()]
-    figure, axes = pyplot.subplots(3, 3, figsize=(9, 6.5), layout="constrained")
-    for axis, one in zip(axes.flat, found, strict=False):
+    figure, axes = pyplot.subplots(2, 3, figsize=(9, 4.5), layout="constrained")
+    shown = [one for one in found if len(one["curve"]) > 4]
+    for axis, one in zip(axes.flat, shown, strict=False):
         axis.plot([step / 1000 for step, _ in one["curve"]], [mean for _, mean in one["curve"]], lw=1.2)
         axis.set_title(one["name"], fontsize=9)
         axis.tick_params(labelsize=7)
         axis.grid(alpha=0.3)
-    for axis in list(axes.flat)[len(found) :]:
+    for axis in list(axes.flat)[len(shown) :]:
         axis.axis("off")
     figure.supxlabel("thousand env steps", fontsize=8)
     figure.supylabel("mean return of the latest episodes", fontsize=8)
