@@ -42,8 +42,10 @@ class Row:
             raise self.answer
         return self.answer
 
-    def reset(self, *, seed: int) -> Any:
-        """Start an episode."""
+    def reset(self, *, seed: int, options: dict[str, Any] | None = None) -> Any:
+        """Start an episode; raise ValueError for options, which cannot be given to one row."""
+        if options is not None:
+            raise ValueError(f"options={options} of a reset are not for environments of several rows")
         if self.first is None:
             try:
                 self.joint.begin(self, seed)
@@ -180,8 +182,8 @@ class JointGroup(EnvGroup):
         waits = row.waiting and row.first is None
         return np.asarray(self._firsts[env]) if waits else super()._begin_episode(env, episode, log)
 
-    def _begun(self, env: int, episode: int) -> np.ndarray:
-        self._firsts[env] = seen = self._envs[env].reset(episode)
+    def _begun(self, env: int, episode: int, options: dict[str, Any] | None) -> np.ndarray:
+        self._firsts[env] = seen = self._envs[env].reset(episode, options)
         return seen
 
     def restore(
