@@ -70,6 +70,19 @@ def asked(**given: Any) -> dict[str, Any]:
     return got
 
 
+def test_an_environment_may_close_itself_in_its_reset(temporary: Path) -> None:
+    class Restarting(Counting):
+        def reset(self, **keywords: Any) -> Any:
+            self.close()
+            return super().reset(**keywords)
+
+    env = make_env(lambda scratch_dir: Restarting(), {})
+    env.reset(seed=1)
+    assert len(scratch(temporary)) == 1
+    env.close()
+    assert scratch(temporary) == []
+
+
 def test_a_factory_gets_what_it_asks_for_unless_the_user_gives_it(temporary: Path) -> None:
     got = asked(speed=2)
     folder = got.pop("scratch_dir")
@@ -100,13 +113,13 @@ def test_each_environment_of_a_sampler_has_its_number_and_a_folder_until_it_is_c
     config = make_config({"env_id": Numbered, "envs_per_sampler": 2})
     built = build_sampler(sampler_plan(config), 4)
     envs: list[Any] = [one.env for one in built.envs._envs]
-    assert [env.place for env in envs] == [4.0, 4.1]
-    first = envs[0].log.parent
+    assert [env.get_wrapper_attr("place") for env in envs] == [4.0, 4.1]
+    first = envs[0].get_wrapper_attr("log").parent
     assert first.is_dir()
     rebuilt: Any = built.envs._repairs._make(0)  # while the one that failed is still open
-    assert (rebuilt.place, len(scratch(temporary))) == (4.0, 3)
+    assert (rebuilt.get_wrapper_attr("place"), len(scratch(temporary))) == (4.0, 3)
     envs[0].close()
-    assert (first.exists(), rebuilt.log.exists()) == (False, True)
+    assert (first.exists(), rebuilt.get_wrapper_attr("log").exists()) == (False, True)
     rebuilt.close()
     built.envs.close()
     assert scratch(temporary) == []

@@ -187,7 +187,7 @@ def test_an_environment_that_changes_its_arguments_does_not_change_those_of_othe
 def test_an_object_in_two_arguments_stays_one_object() -> None:
     levels = [0]
     env = make_env(Changing, {"settings": {"limits": {"steps": 3}, "levels": levels}, "again": levels})
-    assert env.same  # type: ignore[attr-defined]
+    assert env.same
     assert levels == [0]
 
 
@@ -208,6 +208,8 @@ class Parallel:
 
     def action_space(self, agent: str) -> gym.Space[Any]:
         return spaces.Discrete(2)
+
+    def step(self, actions: Any) -> Any: ...
 
 
 class Turns:
@@ -252,14 +254,22 @@ class Bare(gym.Env[Any, Any]):
 @pytest.mark.parametrize(
     ("factory", "words"),
     [
-        (Parallel, ("env_id=test_make:Parallel: made a PettingZoo environment (test_make.Parallel)", "Only one agent")),
-        (Turns, ("made a PettingZoo environment (",)),
+        (Parallel, ("made a PettingZoo environment (test_make.Parallel), which", "taken in training only")),
+        (
+            Turns,
+            (
+                "made a PettingZoo environment (",
+                ") that is not a parallel one",
+                "aec_to_parallel(env), if",
+                "Or: Train one agent",
+            ),
+        ),
         (
             lambda: gym.make_vec("CartPole-v1", 2),
             ("made a vector environment (gymnasium.", ") of 2. ", "envs_per_sampler=2"),
         ),
         (sb3_like, ("made a vector environment (", ") of 4. ")),
-        (MultiAgentEnv, ("made a multi-agent environment of RLlib (", "Only one agent")),
+        (MultiAgentEnv, ("made a multi-agent environment of RLlib (", "Train one agent: write")),
         (DeepMind, ("made a dm_env environment (test_make.DeepMind). Wrap it with shimmy.DmControlComp",)),
         (lambda: Crowd, ("made <class 'test_make.Crowd'>, which is not an environment. Return the result of calling",)),
         (lambda: sb3_like, ("made <function sb3_like at", "Return the result of calling it")),

@@ -18,7 +18,9 @@ from dppo.envs.checks.observations import FirstSegment
 from dppo.envs.frames import SETTINGS, make_prepared
 from dppo.envs.group import EnvGroup
 from dppo.envs.info import InfoMeter
-from dppo.envs.make import close_all, make_env
+from dppo.envs.joined import joined
+from dppo.envs.joint import JointEnv, JointGroup
+from dppo.envs.make import close_all, joint_kind, make_env
 from dppo.envs.repairs import FIRST_STEPS, Repairs
 from dppo.envs.spaces.observation_spaces import describe_spaces
 from dppo.envs.threads import EnvThread
@@ -56,14 +58,17 @@ def build_sampler(plan: SamplerPlan, sampler_id: int, progress: ActivityRecord |
     """
     owner = f"sampler {sampler_id} ({plan.env.env_name})"
     progress = progress or ActivityRecord()
-    count, standby = plan.sampling.envs_per_sampler, plan.sampling.standby_envs
-    envs: list[Any] = []
+    standby, envs = plan.sampling.standby_envs, list[Any]()
     make, meter = _maker(plan, sampler_id, progress)
+    group_of: Callable[..., EnvGroup] = EnvGroup
     try:
-        for env in [*range(count)] * (1 + standby):
+        for env in [*range(plan.sampling.envs_per_sampler)] * (1 + standby):
             envs.append(make(env))
+            if isinstance(joint := envs[0], JointEnv):
+                make, group_of, envs = joint.again, partial(JointGroup, joint), joint.rows
+                break
         spaces = spaces_of(plan, envs[0])
-        group = EnvGroup(
+        group = group_of(
             envs,
             spaces,
             episode_seed=partial(streams.integer, plan.seed, Stream.EPISODES, sampler_id),
@@ -82,7 +87,7 @@ def build_sampler(plan: SamplerPlan, sampler_id: int, progress: ActivityRecord |
             ),
             standby=standby,
         )
-        if plan.env.env_state == "auto":
+        if plan.env.env_state == "auto" and group_of is EnvGroup:
             group.keep_own_states()
         group.meter = meter
     except BaseException:
@@ -143,9 +148,16 @@ def _wait_for_start(interval_s: float, enter: Callable[[], None]) -> None:
 
 def _make_env(plan: SamplerPlan, owner: str, sampler_id: int, env: int) -> Any:
     try:
-        of, most_steps = plan.env, plan.env.replay_limit and plan.env.replay_limit * plan.env.action_repeat
-        make = partial(make_env, place=(sampler_id, env), most_steps=most_steps)
-        return make_prepared(of.env_id, of.env_kwargs, {name: getattr(of, name) for name in SETTINGS}, make)
+        of, rows = plan.env, plan.sampling.envs_per_sampler
+        seed = streams.integer(plan.seed, Stream.EPISODES, sampler_id, 0, 0)
+        most_steps = of.replay_limit and of.replay_limit * of.action_repeat
+        make = partial(make_env, place=(sampler_id, env), most_steps=most_steps, rows=rows, seed=seed)
+        made = make_prepared(of.env_id, of.env_kwargs, {name: getattr(of, name) for name in SETTINGS}, make)
+        if of.info_keys and joint_kind(made):
+            close_all([made])
+            raise ConfigError("info_keys: are not read from environments of several rows. Leave it out.")
+        again = partial(_make_env, plan, owner, sampler_id, env)
+        return joined(made, again, rows, plan.sampling.standby_envs) if joint_kind(made) else made
     except (DppoError, *INTERRUPTIONS):
         raise
     except BaseException as error:

@@ -8,7 +8,7 @@ import gymnasium as gym
 import numpy as np
 from gymnasium.wrappers import AtariPreprocessing, FrameStackObservation, GrayscaleObservation, ResizeObservation
 
-from dppo.envs.make import EnvId, close_all, in_wrappers, make_env
+from dppo.envs.make import EnvId, close_all, in_wrappers, joint_kind, make_env
 from dppo.errors import ConfigError
 from dppo.user_code import in_a_line
 
@@ -90,6 +90,12 @@ def make_prepared(
     """
     of = {name: settings[name] for name, off in SETTINGS.items() if settings.get(name, off) not in (off, [])}
     env = make(env_id, {"frameskip": 1} | env_kwargs if "atari" in of and isinstance(env_id, str) else env_kwargs)
+    if of and joint_kind(env):
+        close_all([env])
+        raise ConfigError(
+            f"{next(iter(of))}: prepares single environments, and this one has several rows. Leave it out, and use "
+            f"wrappers of gymnasium.wrappers.vector or supersuit where the environment is made."
+        )
     env = in_wrappers(env, of.pop("wrappers", ()))
     for name, value in of.items():
         try:

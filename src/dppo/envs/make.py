@@ -24,8 +24,7 @@ from dppo.user_code import import_path, imported, imported_module, in_a_line
 
 EnvId = str | Callable[..., Any]
 ONE_AGENT = (
-    "Only one agent can be trained: write a gymnasium.Env whose step takes the action of that agent and computes those "
-    "of the others."
+    "Train one agent: write a gymnasium.Env whose step takes the action of that agent and computes those of the others."
 )
 
 
@@ -38,28 +37,44 @@ def check_env_id(env_id: EnvId) -> None:
 
 
 def make_env(
-    env_id: EnvId, env_kwargs: dict[str, Any], place: tuple[int, int] = (0, 0), most_steps: int | None = None
-) -> gym.Env[Any, Any]:
+    env_id: EnvId,
+    env_kwargs: dict[str, Any],
+    place: tuple[int, int] = (0, 0),
+    most_steps: int | None = None,
+    *,
+    rows: int = 0,
+    seed: int = 0,
+) -> Any:
     """Create one environment with its own copy of `env_kwargs`; exceptions of its constructor are not caught.
 
     A callable of the user gets further arguments if it has parameters of their names: `sampler_id` and `env_index`,
-    from `place`; `scratch_dir`, a folder that is removed when the environment is closed; `render_mode`.
+    from `place`; `scratch_dir`, a folder that is removed when the environment is closed; without a default value also
+    `render_mode`, `num_envs` and `seed`.
 
     Episodes are truncated after `most_steps`.
 
-    Raise ConfigError if an argument cannot be copied, or the result is not a single Gymnasium environment.
+    Raise ConfigError if an argument cannot be copied, or the result is not a single Gymnasium environment. With `rows`,
+    it may be one of so many rows instead, which all begin with `seed`.
     """
     factory = env_id if callable(env_id) else _factory(env_id)
+    needed = {"render_mode": None, "num_envs": max(1, rows), "seed": seed}  # render_mode: in a window, it is given
     with ExitStack() as stack:
-        asked = _asked_for(factory, env_kwargs, place, stack)
-        env = _single(factory(**_own_copy(env_kwargs), **asked), f"env_id={import_path(env_id)}")
+        asked = _asked_for(factory, env_kwargs, place, needed, stack)
+        env: Any = _single(factory(**_own_copy(env_kwargs), **asked), f"env_id={import_path(env_id)}", joint=rows > 0)
         if "scratch_dir" in asked:
             stack.callback(env.close)
+            # An environment may close itself in its reset, to restart its simulator: its folder stays then.
+            env = gym.Wrapper(env) if isinstance(env, gym.Env) and not joint_kind(env) else env
             env.close = stack.pop_all().close
+    if most_steps is not None and joint_kind(env):
+        close_all([env])
+        raise ConfigError("replay_limit: truncates single environments, and this one has several rows. Leave it out.")
     return env if most_steps is None else TimeLimit(env, most_steps)
 
 
-def _asked_for(factory: Any, given: dict[str, Any], place: tuple[int, int], stack: ExitStack) -> dict[str, Any]:
+def _asked_for(
+    factory: Any, given: dict[str, Any], place: tuple[int, int], needed: dict[str, Any], stack: ExitStack
+) -> dict[str, Any]:
     """Return what `factory` has parameters for and is not `given`; one made from a registered id has none."""
     try:
         parameters = inspect.signature(factory).parameters
@@ -68,8 +83,8 @@ def _asked_for(factory: Any, given: dict[str, Any], place: tuple[int, int], stac
     names = parameters.keys() - given.keys() - getattr(factory, "keywords", {}).keys()  # those of functools.partial
     asked: dict[str, Any] = {"sampler_id": place[0], "env_index": place[1]}
     asked |= {"scratch_dir": make_scratch_dir(stack)} if "scratch_dir" in names else {}
-    if "render_mode" in names and parameters["render_mode"].default is inspect.Parameter.empty:
-        asked["render_mode"] = None  # in a window, it is given
+    required = {name for name in names if parameters[name].default is inspect.Parameter.empty}
+    asked |= {name: value for name, value in needed.items() if name in required}
     return {name: value for name, value in asked.items() if name in names}
 
 
@@ -95,9 +110,20 @@ def wrapper_of(named: Any) -> Callable[[Any], Any]:
     return wrapper
 
 
-def _single(env: Any, named: str) -> Any:
-    """Return `env`; close it and raise ConfigError if it is not a single Gymnasium environment."""
-    if problem := _not_one_environment(env):
+def joint_kind(env: Any) -> str | None:
+    """Return whether `env` steps several rows at once: "vector", "agents", or None."""
+    if inspect.isclass(env) or not hasattr(env, "step"):
+        return None
+    if hasattr(env, "possible_agents") and not hasattr(env, "agent_iter") and not isinstance(env, gym.Env):
+        return "agents"
+    vector = all(hasattr(env, name) for name in ("num_envs", "single_observation_space", "single_action_space"))
+    return "vector" if vector else None
+
+
+def _single(env: Any, named: str, *, joint: bool = False) -> Any:
+    """Return `env`; close it and raise ConfigError if it is neither a single environment nor, with `joint`, several."""
+    problem = None if joint and joint_kind(env) else _not_one_environment(env)
+    if problem:
         if hasattr(env, "close"):
             close_all([env])
         raise ConfigError(f"{named}: made {problem}")
@@ -137,16 +163,21 @@ def _not_one_environment(env: Any) -> str | None:
     problem = None
     if inspect.isclass(env) or inspect.isroutine(env):
         problem = f"{env!r}, which is not an environment. Return the result of calling it."
+    elif joint_kind(env) == "agents":
+        problem = f"a PettingZoo environment ({kind}), which has several agents, and is taken in training only."
     elif not is_env and (several or inspect.isroutine(space)):
-        problem = f"a PettingZoo environment ({kind}), which has several agents. {ONE_AGENT}"
+        problem = (
+            f"a PettingZoo environment ({kind}) that is not a parallel one. Return "
+            f"pettingzoo.utils.aec_to_parallel(env), if its agents may act at the same time. Or: {ONE_AGENT}"
+        )
     elif any(base.__name__ == "MultiAgentEnv" for base in type(env).__mro__):
         problem = f"a multi-agent environment of RLlib ({kind}). {ONE_AGENT}"
     elif space is None and hasattr(env, "observation_spec") and hasattr(env, "action_spec"):
         problem = f"a dm_env environment ({kind}). Wrap it with shimmy.DmControlCompatibilityV0."
     elif hasattr(env, "num_envs") and (hasattr(env, "single_observation_space") or not is_env):
         problem = (
-            f"a vector environment ({kind}) of {env.num_envs}. Return a single environment, and set "
-            f"`envs_per_sampler={env.num_envs}`."
+            f"a vector environment ({kind}) of {env.num_envs}. Return a single environment here; training also takes "
+            f"vectors with the API of gymnasium.vector, with `envs_per_sampler={env.num_envs}`."
         )
     elif is_env and missing:
         problem = f"a {kind} without {missing[0]}. Set self.{missing[0]} in its constructor."

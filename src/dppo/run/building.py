@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     from dppo.cluster.learning.trainers import Trainers
     from dppo.cluster.ray.session import RaySession
 
+NOT_REPLAYED = "lost or resumed samplers start new episodes"
 PARAMETERS_OF_A_MODEL = 4_000_000  # enough for an encoder of images, if not for any network of a user
 
 
@@ -85,7 +86,7 @@ def build(config: Config, folder: RunFolder, stop: StopSignals, stack: ExitStack
         logger.warning("%s", note)
     if not spaces.deterministic and config.replay:
         ledger.replays = False
-        logger.warning("%s is declared nondeterministic: lost samplers start new episodes", config.env_name)
+        logger.warning("%s is nondeterministic, or resets rows by itself: %s", config.env_name, NOT_REPLAYED)
     torch_import.join()
     collector.expected = expected = _numerics(config, spaces)
     tuned = _tuned(config, spaces)

@@ -126,8 +126,8 @@ def place_in(row: int, done: np.ndarray, log: EnvLog, env: int, open_episode: in
     if len(before):
         step = row - int(before[-1]) - 1
     elif len(after):
-        first = next(episode for episode in log.episodes if episode.env == env)
-        step = first.length - int(after[0]) - 1
+        length = next((one.length for one in log.episodes if one.env == env), int(after[0]) + 1)
+        step = length - int(after[0]) - 1
     else:
         step = open_length - (len(done) - row)
     return open_episode - len(after), step

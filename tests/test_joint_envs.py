@@ -1,0 +1,242 @@
+"""Environments of several rows: vectors of Gymnasium's API, and PettingZoo's agents, which share a policy."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import pytest
+from builders import make_config
+from kinds import small
+from recorder import Recorder, lasting
+from worlds import joint
+
+import dppo
+from dppo import streams
+from dppo.cluster.builders import build_sampler
+from dppo.cluster.plans import sampler_plan
+from dppo.envs.make import make_env
+from dppo.errors import ConfigError, EnvironmentFault
+from dppo.ppo.exchange.records import EnvLog
+from dppo.streams import Stream
+
+VECTOR: dict[str, Any] = {"env_id": "worlds.joint:vector", "envs_per_sampler": 3}
+AGENTS: dict[str, Any] = {"env_id": "worlds.joint:agents", "envs_per_sampler": 3, "memory": "gru", "memory_size": 4}
+LATE = AGENTS | {"env_kwargs": {"late": True}}
+THREE: dict[str, Any] = {"envs_per_sampler": 3, "total_timesteps": 2 * 3 * 20 * 3}
+
+
+def trained(folder: Path, **changes: Any) -> tuple[str, int, dict[str, int]]:
+    result = dppo.train(small(folder, **THREE | changes))
+    assert result.episodes >= 10
+    return result.weights_sha256, result.global_step, lasting(result)
+
+
+@pytest.mark.parametrize(
+    ("single", "changes"),
+    [
+        ("cartpole", {"kind": "sync"}),
+        ("cartpole", {"kind": "sync", "mode": "Disabled"}),
+        ("cartpole", {"kind": "async"}),
+        ("masked", {"kind": "sync"}),
+    ],
+    ids=str,
+)
+def test_a_vector_that_resets_single_rows_gives_the_weights_of_single_environments(
+    single: str, changes: dict[str, Any], tmp_path: Path
+) -> None:
+    more = {"action_mask": "info"} if single == "masked" else {}
+    alone = trained(tmp_path / "single", env_id=f"worlds.joint:{single}", **more)
+    assert trained(tmp_path / "vector", **VECTOR, env_kwargs={"of": single} | changes, **more) == alone
+
+
+@pytest.mark.parametrize("settings", [VECTOR, AGENTS, LATE], ids=["vector", "agents", "late"])
+def test_a_resumed_run_goes_on_exactly(settings: dict[str, Any], tmp_path: Path) -> None:
+    """All rows are replayed side by side, although their episodes are of different lengths."""
+    whole, run = trained(tmp_path / "whole", **settings), tmp_path / "run"
+    dppo.train(small(run, **THREE | settings), observers=[Recorder(interrupt_at=1)])
+    resumed = dppo.train(small(run, **THREE | settings), resume=run)
+    assert (resumed.weights_sha256, resumed.global_step, resumed.incidents) == whole
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("settings", [VECTOR, AGENTS], ids=["vector", "agents"])
+def test_a_killed_actor_changes_nothing(settings: dict[str, Any], tmp_path: Path, ray_session: None) -> None:
+    """The environment kills its process in the second segment; the replacement replays the episodes of all rows."""
+    marker, of = tmp_path / "marker", settings["env_id"].partition(":")[2]
+    kwargs = {"of": of, "marker": str(marker), "at_step": 27} | ({"num_envs": 3} if of == "vector" else {})
+    changes = {"env_id": "worlds.joint:dying", "env_kwargs": kwargs, "num_actors": 2}
+    result = dppo.train(small(tmp_path / "run", **THREE | settings | changes))
+    assert marker.exists()
+    assert lasting(result) == {"actor_lost": 1}
+    assert result.weights_sha256 == trained(tmp_path / "whole", **settings)[0]
+
+
+class Stepper:
+    """The first sampler's group of an environment of this kind, with the arrays and the log that a sampler owns."""
+
+    def __init__(self, **settings: Any) -> None:
+        config = make_config({"num_steps": 8, "on_env_fault": "rebuild", "num_samplers": 1} | settings)
+        self.sampler = build_sampler(sampler_plan(config), 0)
+        self.group, rows = self.sampler.envs, self.sampler.envs.num_envs
+        self.obs, self.rewards = np.full(rows, 77, self.group.obs), np.full(rows, 777.0)
+        self.terminated, self.truncated = np.ones(rows, bool), np.ones(rows, bool)
+        self.log = EnvLog(index=1, actions=np.zeros((8, rows), np.int64))
+        self.group.start(self.obs, self.log)
+
+    def step(self, *actions: int) -> list[str]:
+        """Return for each row: its reward, how it ended, whether it was dropped, its final and its next observation."""
+        arrays = self.obs, self.rewards, self.terminated, self.truncated
+        final, lines = self.group.step(np.array(actions), *arrays, self.log), []
+        for env, seen in enumerate(self.obs):
+            ends = "t" * bool(self.terminated[env]) + "c" * bool(self.truncated[env])
+            dropped = "dropped" if env in self.log.dropped else f"{self.rewards[env]:g}"
+            last = f"({final[env][0]:g})" if env in final else ""
+            lines.append(f"{dropped} {ends}{last} {seen[0]:g}")
+        self.log.dropped.clear()
+        return lines
+
+
+def test_a_row_that_is_reset_in_the_next_step_stands_still_there() -> None:
+    stepper = Stepper(env_id=lambda: joint.Native(2, "NextStep"), envs_per_sampler=2)
+    assert stepper.step(0, 1) == ["0.5  1", "1.5  1"]
+    assert stepper.step(2, 1) == ["2.5 t 0", "1.5  2"]
+    assert stepper.step(3, 3) == ["dropped c 0", "3.5 c(3) 0"]  # its action has no effect
+    assert stepper.step(0, 0) == ["0.5  1", "dropped c 0"]
+    logged = [(one.env, one.index, one.episode_return, one.length) for one in stepper.log.episodes]
+    assert logged == [(0, 0, 3.0, 2), (1, 0, 6.5, 3)]
+    assert stepper.group.open_episodes(stepper.log)["episodes"].tolist() == [1, 1]
+    assert stepper.group.open_episodes(stepper.log)["episode_lengths"].tolist() == [1, 0]
+    assert not stepper.sampler.spaces.deterministic  # so that nothing is replayed
+
+
+def test_a_row_that_is_reset_in_the_same_step_has_its_final_observation_in_the_info() -> None:
+    stepper = Stepper(env_id=lambda: joint.Native(2, "SameStep"), envs_per_sampler=2)
+    assert [stepper.step(0, 0) for _ in range(3)] == [
+        ["0.5  1", "0.5  1"],
+        ["0.5 t 0", "0.5  2"],
+        ["0.5  1", "0.5 c(3) 0"],
+    ]
+    assert [(one.env, one.length, one.success) for one in stepper.log.episodes] == [(0, 2, True), (1, 3, True)]
+
+
+def test_agents_are_rows_and_those_that_are_gone_stand_still_until_the_next_episode_of_all() -> None:
+    made: list[joint.Agents] = []
+
+    def make() -> joint.Agents:
+        made.append(joint.Agents())
+        return made[-1]
+
+    stepper = Stepper(env_id=make, envs_per_sampler=3)
+    steps = [stepper.step(1, 2, 0) for _ in range(9)]
+    assert steps[1] == ["1  2", "2  2", "0  2"]
+    assert steps[2] == ["1 t 0", "2  3", "0  3"]
+    assert steps[3] == ["dropped c 0", "2  4", "0  4"]
+    assert steps[4] == ["dropped c 0", "2 t 0", "0  5"]
+    assert steps[7] == ["dropped c 0", "dropped c 0", "0 c(8) 0"]  # a new episode
+    assert steps[8] == ["1  1", "2  1", "0  1"]
+    assert [(one.env, one.index, one.length) for one in stepper.log.episodes] == [(0, 0, 3), (1, 0, 5), (2, 0, 8)]
+    assert made[0].seeds == [streams.integer(1, Stream.EPISODES, 0, 0, episode) for episode in (0, 1)]
+
+
+@pytest.mark.parametrize(
+    ("env_id", "first", "then"),
+    [
+        (lambda: joint.Native(2, "NextStep", fails_at=2), ["dropped c 0", "dropped c 0"], ["0.5  1", "0.5  1"]),
+        (lambda: joint.Native(2, "Disabled", obeys=True, fails_at=2), ["dropped c 0"] * 2, ["0.5  1", "0.5  1"]),
+        (lambda: joint.Agents(fails_at=2), ["dropped c 0"] * 3, ["0  1"] * 3),
+    ],
+    ids=["autoreset", "mask", "agents"],
+)
+def test_an_exception_is_one_fault_after_which_all_rows_begin_anew(env_id: Any, first: Any, then: Any) -> None:
+    stepper = Stepper(env_id=env_id, envs_per_sampler=len(first))
+    actions = [0] * len(first)
+    stepper.step(*actions)
+    assert stepper.step(*actions) == first
+    assert stepper.step(*actions) == then
+    assert [(one.kind.value, one.env, one.lost_steps) for one in stepper.log.incidents] == [
+        ("env_raised", 0, 1),
+        *(("episode_abandoned", env, 2) for env in range(1, len(first))),
+    ]
+    assert "OSError: the simulator is gone" in stepper.log.incidents[0].message
+    assert stepper.group.open_episodes(stepper.log)["episodes"].tolist() == [1] * len(first)
+
+
+def test_an_invalid_row_is_reset_alone_where_the_vector_can_do_that() -> None:
+    class Odd(joint.Native):
+        def step(self, actions: Any) -> Any:
+            obs, *others = super().step(actions)
+            return np.where(actions[:, None] == 3, np.nan, obs).astype(np.float32), *others
+
+    stepper = Stepper(env_id=lambda: Odd(2, "Disabled", obeys=True), envs_per_sampler=2)
+    assert stepper.step(3, 0) == ["dropped c 0", "0.5  1"]
+    assert stepper.step(0, 0) == ["0.5  1", "0.5  2"]
+    assert [(one.kind.value, one.env) for one in stepper.log.incidents] == [("bad_step", 0)]
+    stepper = Stepper(env_id=lambda: Odd(2, "NextStep"), envs_per_sampler=2)
+    assert stepper.step(0, 3) == ["0.5 c(1) 0", "dropped c 0"]  # the first one is cut off, and not lost
+    assert stepper.step(0, 0) == ["0.5  1", "0.5  1"]
+
+
+def test_a_vector_that_resets_rows_outside_of_the_mask_is_a_fault() -> None:
+    with pytest.raises(EnvironmentFault, match="changed observations of rows outside of the mask"):
+        Stepper(env_id=lambda: joint.Native(2, "Disabled"), envs_per_sampler=2, on_env_fault="raise")
+
+
+REFUSED: list[tuple[Any, dict[str, Any], str]] = [
+    (lambda: joint.vector(2), {}, "envs_per_sampler=1: the environment has 2 rows. Use `envs_per_sampler=2`"),
+    (joint.Agents, {}, "the environment has 3 agents, each of which is a row. Use `envs_per_sampler=3`"),
+    (lambda: joint.vector(1), {"standby_envs": 1}, "standby_envs=1: copies cannot take turns with the rows of an"),
+    (lambda: joint.vector(1), {"frame_stack": 2}, "frame_stack: prepares single environments, and this one has sev"),
+    (lambda: joint.vector(1), {"wrappers": [gym.Wrapper]}, "wrappers: prepares single environments"),
+    (
+        lambda: joint.Agents(odd=True),
+        {"envs_per_sampler": 3},
+        r"the observation_space of ann is Box\(.*\(5,\).* of bob",
+    ),
+]
+
+
+@pytest.mark.parametrize(("env_id", "settings", "text"), REFUSED, ids=[text[:30] for _, _, text in REFUSED])
+def test_what_does_not_fit_is_refused_and_closed(env_id: Any, settings: dict[str, Any], text: str) -> None:
+    closed: list[Any] = []
+
+    def make() -> Any:
+        env = env_id()
+        env.close = lambda **_: closed.append(env)
+        return env
+
+    with pytest.raises(ConfigError, match=text):
+        build_sampler(sampler_plan(make_config({"env_id": make, "num_samplers": 1} | settings)), 0)
+    assert len(closed) == 1
+
+
+def test_a_vector_that_does_not_say_when_it_resets_rows_is_refused() -> None:
+    def make() -> Any:
+        env = joint.Native(1, "NextStep")
+        env.metadata = {}
+        return env
+
+    with pytest.raises(ConfigError, match=r"metadata\['autoreset_mode'\]=None, and it has to be one of AutoresetMode"):
+        build_sampler(sampler_plan(make_config({"env_id": make, "num_samplers": 1})), 0)
+
+
+def test_a_factory_gets_the_number_of_rows_and_a_seed_if_it_cannot_do_without() -> None:
+    got: list[tuple[int, int, int]] = []
+
+    def make(num_envs: int, seed: int, sampler_id: int) -> Any:
+        got.append((num_envs, seed, sampler_id))
+        return joint.vector(num_envs)
+
+    for sampler_id in range(2):
+        config = make_config({"env_id": make, "envs_per_sampler": 4, "num_samplers": 2, "num_steps": 8, "seed": 7})
+        build_sampler(sampler_plan(config), sampler_id).envs.close()
+    assert got == [(4, streams.integer(7, Stream.EPISODES, sampler_id, 0, 0), sampler_id) for sampler_id in range(2)]
+
+    def kept(num_envs: int = 2, seed: int = 9) -> Any:
+        got[:] = [(num_envs, seed, 0)]
+        return joint.cartpole()
+
+    make_env(kept, {}, rows=4)
+    assert got == [(2, 9, 0)]

@@ -1,0 +1,144 @@
+"""Environments of several rows: vectors of every kind, and agents that share an episode."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+from gymnasium.envs.classic_control.cartpole import CartPoleEnv
+from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv, VectorEnv
+from gymnasium.wrappers import TimeLimit
+
+from worlds.acting import Masked
+
+
+def cartpole() -> gym.Env[Any, Any]:
+    """Return CartPole with a time limit that is often reached."""
+    return TimeLimit(CartPoleEnv(), 30)
+
+
+def masked() -> gym.Env[Any, Any]:
+    return Masked(source="info")
+
+
+def vector(num_envs: int, of: str = "cartpole", kind: str = "sync", mode: str = "NextStep") -> VectorEnv:
+    """Return a vector of Gymnasium's, of environments of this module."""
+    made = {"sync": SyncVectorEnv, "async": AsyncVectorEnv}[kind]
+    vectors: VectorEnv = made([globals()[of]] * num_envs, autoreset_mode=AutoresetMode(mode))
+    return vectors
+
+
+class Native(VectorEnv):
+    """A vector that resets its rows by itself. Row i counts its steps, and its episodes end after 2 + i of them.
+
+    Rows of even number terminate, the others are truncated. The second element of an observation is the episode.
+    """
+
+    single_observation_space = gym.spaces.Box(0, np.inf, (2,), np.float32)
+    single_action_space = gym.spaces.Discrete(4)
+
+    def __init__(self, num_envs: int, mode: str, *, obeys: bool = False, fails_at: int = -1) -> None:
+        self.num_envs, self._mode, self._obeys, self._fails_at = num_envs, AutoresetMode(mode), obeys, fails_at
+        self.metadata = {"autoreset_mode": self._mode}
+        self.seeds: list[Any] = []
+        self._steps = self._episodes = np.zeros(num_envs, int)
+        self._over = np.zeros(num_envs, bool)
+        self._taken = 0
+
+    def reset(self, *, seed: Any = None, options: Any = None) -> Any:
+        self.seeds.append(seed)
+        mask = options["reset_mask"] if options and self._obeys else np.ones(self.num_envs, bool)
+        self._steps, self._over = np.where(mask, 0, self._steps), self._over & ~mask
+        self._episodes = self._episodes + mask
+        return self._seen(), {}
+
+    def step(self, actions: Any) -> Any:
+        self._taken += 1
+        if self._taken == self._fails_at:
+            raise OSError("the simulator is gone")
+        rests = self._over & (self._mode is AutoresetMode.NEXT_STEP)
+        self._steps = np.where(rests, 0, self._steps + 1)
+        self._episodes = self._episodes + rests
+        over = ~rests & (self._steps == 2 + np.arange(self.num_envs))
+        rewards, info = np.where(rests, 0.0, np.asarray(actions) + 0.5), {}
+        if self._mode is AutoresetMode.SAME_STEP and over.any():
+            info = {"final_obs": self._seen(), "final_info": {"is_success": over.copy(), "_is_success": over}}
+            self._steps, self._episodes = np.where(over, 0, self._steps), self._episodes + over
+        self._over = over
+        even = np.arange(self.num_envs) % 2 == 0
+        return self._seen(), rewards, over & even, over & ~even, info
+
+    def _seen(self) -> np.ndarray:
+        return np.stack([self._steps, self._episodes], 1).astype(np.float32)
+
+
+class Agents:
+    """A parallel environment, as those of PettingZoo. The agents leave after 3, 5 and 8 steps; the last one is cut off.
+
+    Each sees the number of steps, a number of the episode that follows from its seed, and who is there.
+    """
+
+    def __init__(self, *, fails_at: int = -1, late: bool = False, odd: bool = False) -> None:
+        self.possible_agents = ["ann", "bob", "cid"]
+        self.agents: list[str] = []
+        self.seeds: list[Any] = []
+        self._fails_at, self._late, self._odd, self._taken = fails_at, late, odd, 0
+
+    def observation_space(self, agent: str) -> gym.Space[Any]:
+        return gym.spaces.Box(-10, 10, (6 if self._odd and agent == "bob" else 5,), np.float32)
+
+    def action_space(self, agent: str) -> gym.Space[Any]:
+        return gym.spaces.Discrete(3)
+
+    def reset(self, seed: Any = None, options: Any = None) -> Any:
+        self.seeds.append(seed)
+        self.agents, self._steps = self.possible_agents[: 2 if self._late else 3], 0
+        self._number = np.random.default_rng(seed).normal()
+        return self._seen(self.agents), {agent: {} for agent in self.agents}
+
+    def step(self, actions: dict[str, Any]) -> Any:
+        assert sorted(actions) == sorted(self.agents)
+        self._steps, self._taken = self._steps + 1, self._taken + 1
+        if self._taken == self._fails_at:
+            raise OSError("the simulator is gone")
+        acted, ends = self.agents, {"ann": 3, "bob": 5, "cid": 8}
+        left = [agent for agent in acted if ends[agent] > self._steps]
+        self.agents = left + (["cid"] if self._late and self._steps == 2 else [])
+        self._number += 0.1 * sum(actions.values())
+        seen = self._seen([*acted, *self.agents])
+        over = {agent: agent not in left for agent in seen}
+        rewards = {agent: float(actions.get(agent, 0)) for agent in seen}
+        ended = {agent: over[agent] and agent != "cid" for agent in seen}
+        cut = {agent: over[agent] and agent == "cid" and agent in acted for agent in seen}
+        return seen, rewards, {a: ended[a] for a in seen}, cut, {agent: {} for agent in seen}
+
+    def _seen(self, agents: list[str]) -> dict[str, np.ndarray]:
+        there = [float(agent in self.agents) for agent in self.possible_agents]
+        return {agent: np.array([self._steps, np.tanh(self._number), *there], np.float32) for agent in agents}
+
+    def close(self) -> None:
+        self.agents = []
+
+
+def agents(**settings: Any) -> Agents:
+    return Agents(**settings)
+
+
+def dying(of: str, marker: str, at_step: int, **settings: Any) -> Any:
+    """Return an environment of this module. The first one to take `at_step` steps kills its process."""
+    env, taken = globals()[of](**settings), [0]
+    step = env.step
+
+    def counted(actions: Any) -> Any:
+        taken[0] += 1
+        if taken[0] == at_step and not Path(marker).exists():
+            Path(marker).touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+        return step(actions)
+
+    env.step = counted
+    return env
