@@ -53,7 +53,7 @@ def learning_curve(rows: Sequence[Mapping[str, float]], path: Path, title: str) 
     scale, unit = time_unit(seconds)
     figure, axes = _two_panels(top=0.86, bottom=0.15)
     figure.text(LEFT, 0.92, title, fontsize=12, fontweight="bold", color=INK)
-    at, evaluated = thinned(len(returns)), _evaluations(rows, times)
+    at, evaluated = thinned(len(returns)), _evaluations(rows)
     for axis, x, x_of in zip(axes, (steps, seconds / scale), (evaluated[0], evaluated[1] / scale), strict=True):
         if evaluated.size:
             axis.plot(
@@ -73,9 +73,10 @@ def learning_curve(rows: Sequence[Mapping[str, float]], path: Path, title: str) 
     save(figure, path)
 
 
-def _evaluations(rows: Sequence[Mapping[str, float]], times: np.ndarray) -> np.ndarray:
+def _evaluations(rows: Sequence[Mapping[str, float]]) -> np.ndarray:
     """Return steps, seconds of training and mean returns [3, n] of the policies that were evaluated."""
-    at = {int(row["global_step"]): time for row, time in zip(rows, times.tolist(), strict=True)}
+    all_rows = curve_of(rows, "global_step")
+    at = dict(zip(all_rows.steps.tolist(), all_rows.seconds.tolist(), strict=True))
     found = {int(row["eval/global_step"]): row["eval/episodic_return"] for row in rows if "eval/episodic_return" in row}
     points = [(steps, at[steps], value) for steps, value in sorted(found.items()) if steps in at]
     return np.array(points, dtype=float).reshape(-1, 3).T

@@ -42,7 +42,7 @@ class Run:
             "startup_s": self.startup_s,
             "time_to_target_s": self.curve().time_to(target),
             "cycle": group_of([self])["cycle"],
-            "curve": {name: column.tolist() for name, column in zip(OF_CURVE, self.curve(), strict=False)},
+            "curve": {name: column.tolist() for name, column in zip(OF_CURVE, self.curve()[:3], strict=True)},
         }
 
 
