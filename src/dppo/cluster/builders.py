@@ -56,8 +56,7 @@ def build_sampler(plan: SamplerPlan, sampler_id: int, progress: ActivityRecord |
 
     Raise EnvironmentFault if a constructor raised, and ConfigError if spaces or the user's network are refused.
     """
-    owner = f"sampler {sampler_id} ({plan.env.env_name})"
-    progress = progress or ActivityRecord()
+    owner, progress = f"sampler {sampler_id} ({plan.env.env_name})", progress or ActivityRecord()
     standby, envs = plan.sampling.standby_envs, list[Any]()
     make, meter = _maker(plan, sampler_id, progress)
     group_of: Callable[..., EnvGroup] = EnvGroup
@@ -77,14 +76,7 @@ def build_sampler(plan: SamplerPlan, sampler_id: int, progress: ActivityRecord |
             progress=progress,
             repairs=_repairs(plan, sampler_id, make, progress),
             limits=plan.env.on_env_fault == "rebuild",
-            first_segment=FirstSegment(
-                spaces,
-                owner,
-                sampler_id=sampler_id,
-                integers=plan.network.dtype == "float32",
-                masks=plan.env.action_mask == "auto",
-                scales=not plan.ppo.norm_obs and plan.network.model is None,
-            ),
+            first_segment=_first_segment(plan, sampler_id, spaces, owner),
             standby=standby,
         )
         if plan.env.env_state == "auto" and group_of is EnvGroup:
@@ -94,6 +86,17 @@ def build_sampler(plan: SamplerPlan, sampler_id: int, progress: ActivityRecord |
         close_all(envs)
         raise
     return BuiltSampler(_make_sampler(plan, sampler_id, spaces, group), group, spaces)
+
+
+def _first_segment(plan: SamplerPlan, sampler_id: int, spaces: Spaces, owner: str) -> FirstSegment:
+    return FirstSegment(
+        spaces,
+        owner,
+        sampler_id=sampler_id,
+        integers=plan.network.dtype == "float32",
+        masks=plan.env.action_mask == "auto",
+        scales=not plan.ppo.norm_obs and plan.network.model is None,
+    )
 
 
 def _repairs(plan: SamplerPlan, sampler_id: int, make: Callable[[int], Any], progress: ActivityRecord) -> Repairs:
