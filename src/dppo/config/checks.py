@@ -45,6 +45,9 @@ LIMITS: tuple[tuple[Callable[[FlatSettings], bool], str], ...] = (
      "licences={config.licences} is less than the {envs} that exist at once ({config.num_samplers} samplers x "
      "{config.envs_per_sampler} env x {copies}). Raise it, or lower `num_samplers`, which changes the learning "
      "problem, or `standby_envs`, which does not."),
+    (lambda c: c.licences is None or c.eval_every is None,
+     "eval_every={config.eval_every}: evaluations make environments of their own, beyond licences={config.licences}. "
+     "Leave one of them out, and play episodes with `dppo eval` after the run."),
     (lambda c: (c.start_interval_s == 0 and c.licences is None) or not c.backup_requests,
      "backup_requests=True: makes environments of a sampler a second time, whatever `licences` and `start_rate` allow. "
      "Leave it out, or these."),
