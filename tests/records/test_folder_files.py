@@ -20,8 +20,7 @@ from dppo.errors import CheckpointError, CheckpointNotWritten, ConfigError
 from dppo.files import open_file
 from dppo.records.files import checkpoint as checkpoints
 from dppo.records.files.disk import FILES, check_parts
-from dppo.records.files.run_folder import open_run
-from dppo.records.files.run_lock import RunLock
+from dppo.records.files.run_folder import RunLock, open_run
 
 EVENTS = "events.out.tfevents.0000000001.host"
 
