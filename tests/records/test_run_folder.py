@@ -295,7 +295,7 @@ def test_resuming_on_a_full_disk_is_an_error_with_a_remedy(
     monkeypatch.setattr(Disk, "write", full)
     assert main(["train", "--resume", str(run)]) == 1
     said = capsys.readouterr().err
-    assert "config.yaml: could not be written: No space left on device. Free some disk space." in said
+    assert "config.yaml: cannot be written: No space left on device. Free some disk space." in said
     assert "Traceback" not in said
 
 
