@@ -24,7 +24,7 @@ from dppo.errors import ConfigError
 from dppo.policies.playing import EpisodePlayer
 from dppo.records.files import checkpoint as checkpoints
 from dppo.records.metrics.reading import read_metrics
-from dppo.records.metrics.tensorboard import by_step
+from dppo.records.metrics.writer import by_step
 from dppo.records.terminal.panel import draw
 from dppo.records.terminal.plain import plain_line
 from dppo.records.terminal.view import View

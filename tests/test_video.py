@@ -105,10 +105,10 @@ def test_a_video_that_cannot_be_is_refused_up_front(
     words: list[str], says: str, run: Path, tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     find = importlib.util.find_spec
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: name == "av" or find(name))
+    monkeypatch.setattr("dppo.user_code.find_spec", lambda name: name == "av" or find(name))
     monkeypatch.chdir(tmp_path)
     assert main(["eval", str(run), "--video", *words]) == 2
     assert says in capsys.readouterr().err
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "av" else find(name))
+    monkeypatch.setattr("dppo.user_code.find_spec", lambda name: None if name == "av" else find(name))
     assert main(["eval", str(run), "--video", "out.mp4"]) == 2
-    assert "video=out.mp4: needs PyAV. Install it: " in capsys.readouterr().err
+    assert "video=out.mp4: needs the package av. Install it: " in capsys.readouterr().err

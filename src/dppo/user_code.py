@@ -1,9 +1,13 @@
-"""The user's own code: find it by its import path, import it, and put its errors in a line."""
+"""Code of others: find the user's by its import path, import it, put its errors in a line; optional packages."""
 
 import importlib
+import sys
 import traceback
+from importlib.util import find_spec
 from operator import attrgetter
 from typing import Any
+
+from dppo.errors import ConfigError
 
 
 def import_path(named: Any) -> str:
@@ -33,6 +37,13 @@ def imported(path: str, kind: str) -> Any:
         return attrgetter(name)(imported_module(module_name, advice))
     except AttributeError:
         raise ImportError(f"the module {module_name} has no {name}. Check the spelling") from None
+
+
+def require_package(setting: str, name: str, install: str = "") -> None:
+    """Raise ConfigError if an optional package, which `pip install {install}` installs, is missing."""
+    if find_spec(name) is None:
+        how = f"{sys.executable} -m pip install {install or name}"
+        raise ConfigError(f"{setting}: needs the package {name}. Install it: {how}")
 
 
 def in_a_line(error: BaseException) -> str:

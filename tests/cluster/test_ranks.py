@@ -173,7 +173,7 @@ def test_a_rank_that_dies_during_a_rebuild_is_rebuilt_as_well(group: Undisturbed
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("busy_with", "rows"), [("ray::TrainerRank", 64), ("TrainerRank.time_learning", 500_000)])
+@pytest.mark.parametrize(("busy_with", "rows"), [("ray::TrainerRank", 64), ("TrainerRank.median_s", 500_000)])
 def test_a_rank_that_dies_while_the_group_starts_is_replaced(busy_with: str, rows: int) -> None:
     notes: list[str] = []
     with (
@@ -295,7 +295,7 @@ def test_ranks_that_meet_at_the_address_of_their_node_use_it() -> None:
     _, address = ray.get(ranks[0].whereabouts.remote(), timeout=60)
     port = ray.get(ranks[0].open_store.remote(address), timeout=60)
     assert ray.get([rank.join.remote(address, port) for rank in ranks], timeout=90) == ["", ""]
-    assert min(ray.get([rank.time_summing.remote() for rank in ranks], timeout=120)) > 0
+    assert min(ray.get([rank.median_s.remote("sum_gradients") for rank in ranks], timeout=120)) > 0
     connections, _ = within_a_rank()
     ends = [ray.get(rank.__ray_call__.remote(connections), timeout=120).values() for rank in ranks]
     between = {own for own, _ in ends[0]} & {other for _, other in ends[1]}

@@ -16,7 +16,7 @@ from dppo.__main__ import main
 from dppo.config import Config, grouped, resolved
 from dppo.records import plots
 from dppo.records.plots import draw_together
-from dppo.records.together import Curve, Group, grouped_by_settings, interval, over_seeds
+from dppo.records.together import Curve, Group, curve_of, grouped_by_settings, interval, over_seeds
 
 
 def a_run(folder: Path, last: float, count: int = 4, **settings: Any) -> Path:
@@ -60,6 +60,15 @@ def test_mean_and_spread_are_those_where_all_runs_have_values() -> None:
     np.testing.assert_allclose(mean, (low + high) / 2)
     apart = Group("", [one(1, [0, 10], [0, 10]), one(2, [4, 8], [20, 30])])
     assert [len(column) for column in over_seeds(apart.runs)] == [0] * 5
+
+
+def test_an_evaluation_belongs_to_the_steps_of_its_policy() -> None:
+    rows: list[dict[str, float]] = [{"global_step": 100 * i, "time/training_s": 2.0 * i} for i in range(1, 6)]
+    rows[2] |= {"eval/global_step": 200, "eval/episodic_return": 7.0}
+    rows[4] |= {"eval/global_step": 400, "eval/episodic_return": 9.0}
+    found = curve_of(rows, "eval/episodic_return")
+    assert [column.tolist() for column in found[:3]] == [[4.0, 8.0], [200, 400], [7.0, 9.0]]
+    assert [len(column) for column in curve_of([], "eval/episodic_return")[:3]] == [0, 0, 0]
 
 
 def test_an_interval_is_that_of_a_bootstrap_and_several_tasks_give_the_interquartile_mean() -> None:

@@ -46,14 +46,14 @@ def test_the_search_space_names_settings_that_can_be_tuned() -> None:
             [f"--{name.replace('_', '-')}=1" for name in yaml.safe_load(tune.SPACE.read_text())],
             "none is left to tune",
         ),
-        ([], "tune: needs Optuna. Install it: pip install optuna"),
+        ([], "tune: needs the package optuna. Install it: "),
     ],
 )
 def test_mistakes_are_refused_before_the_first_trial(
     words: list[str], refusal: str, tmp_path: Path, capsys: Capture, monkeypatch: Patch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(tune, "find_spec", lambda name: words or None)
+    monkeypatch.setattr("dppo.user_code.find_spec", lambda name: words or None)
     if "none is" in refusal:
         monkeypatch.setattr(tune, "Config", lambda **settings: make_config({"env_id": "CartPole-v1"}))
     assert main(["tune", "CartPole-v1", *words]) == 2

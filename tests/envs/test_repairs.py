@@ -9,7 +9,7 @@ import pytest
 from scripted import Scripted, Stepper
 
 from dppo.envs.activity import ActivityRecord
-from dppo.envs.checks.faults import constructor_fault
+from dppo.envs.checks.faults import making
 from dppo.envs.group import EnvGroup
 from dppo.envs.repairs import WAITS_S, Repairs
 from dppo.envs.spaces.observation_spaces import describe_spaces
@@ -75,7 +75,8 @@ def test_a_constructor_that_fails_is_tried_again_for_a_minute(monkeypatch: pytes
     def make(index: int) -> Any:
         attempts[0] += 1
         if attempts[0] <= fails:
-            raise constructor_fault("sampler 0 (Test-v0), env 0", ConnectionError("all licences are in use"))
+            with making("sampler 0 (Test-v0), env 0"):
+                raise ConnectionError("all licences are in use")
         return Scripted()
 
     fails = 3

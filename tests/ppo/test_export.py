@@ -145,15 +145,15 @@ def test_mistakes_are_refused_before_anything_is_written(
     words: list[str], refusal: str, trained: Path, tmp_path: Path, capsys: Capture, monkeypatch: Patch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(export, "find_spec", lambda name: name)
+    monkeypatch.setattr("dppo.user_code.find_spec", lambda name: name)
     assert main(["export", *(word.format(run=trained) for word in words)]) == 2
     assert refusal in capsys.readouterr().err
     assert list(tmp_path.iterdir()) == []
 
 
 def test_a_missing_package_is_named(trained: Path, tmp_path: Path, monkeypatch: Patch) -> None:
-    monkeypatch.setattr(export, "find_spec", lambda name: None)
-    with pytest.raises(ConfigError, match=r"needs the package onnx\. Install: pip install onnx onnxscript"):
+    monkeypatch.setattr("dppo.user_code.find_spec", lambda name: None)
+    with pytest.raises(ConfigError, match=r"needs the package onnx\. Install it: .* -m pip install onnx onnxscript"):
         dppo.export_onnx(trained, tmp_path / "policy.onnx")
 
 

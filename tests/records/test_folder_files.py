@@ -20,8 +20,7 @@ from dppo.errors import CheckpointError, CheckpointNotWritten, ConfigError
 from dppo.files import open_file
 from dppo.records.files import checkpoint as checkpoints
 from dppo.records.files.disk import FILES, check_parts
-from dppo.records.files.run_folder import open_run
-from dppo.records.files.run_lock import RunLock
+from dppo.records.files.run_folder import RunLock, open_run
 
 EVENTS = "events.out.tfevents.0000000001.host"
 
@@ -163,7 +162,7 @@ def test_the_lock_and_the_name_of_the_best_checkpoint_follow_no_link_and_wait_fo
 
 
 def test_a_new_event_file_has_a_name_after_all_links_of_such_names(run: Path, precious: Path) -> None:
-    from dppo.records.metrics.tensorboard import _new_event_file
+    from dppo.records.metrics.writer import _new_event_file
 
     later = run / f"events.out.tfevents.9999999990.{socket.gethostname()}"
     later.symlink_to(precious / "new")

@@ -24,10 +24,9 @@ from recorder import Notes
 from dppo.errors import DppoError
 from dppo.records.files import disk as disk_files
 from dppo.records.files.disk import Disk
-from dppo.records.metrics import tensorboard
+from dppo.records.metrics import writer
 from dppo.records.metrics.reading import read_metrics
-from dppo.records.metrics.tensorboard import TensorBoard
-from dppo.records.metrics.writer import MetricsWriter
+from dppo.records.metrics.writer import MetricsWriter, TensorBoard
 
 DEEP, HUGE = '{"iteration": 1, "x": ' + "[" * 100_000, '{"iteration": 1, "global_step": 1' + "0" * 400 + "}"
 
@@ -241,7 +240,7 @@ def test_events_are_visible_while_training_runs_and_the_end_does_not_wait_for_th
     ended: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     if ended:
-        monkeypatch.setattr(tensorboard, "FLUSH_S", 10_000.0)
+        monkeypatch.setattr(writer, "FLUSH_S", 10_000.0)
     board = TensorBoard(tmp_path, 1)
     board.on_iteration(row(1))
     wait_until(lambda: ended or scalars(tmp_path, "charts/SPS"))
@@ -262,7 +261,7 @@ def test_the_constructor_does_not_wait_for_the_import_of_tensorboard(tmp_path: P
     code = f"""
         import os, sys, threading
         from pathlib import Path
-        from dppo.records.metrics.tensorboard import TensorBoard
+        from dppo.records.metrics.writer import TensorBoard
         assert "tensorboardX" not in sys.modules and "torch" not in sys.modules
         constructed = threading.Event()
 

@@ -21,7 +21,7 @@ from dppo.__main__ import main
 from dppo.commands.report import facts_of
 from dppo.commands.train import parse
 from dppo.config import Config, grouped, resolved
-from dppo.records.files.run_lock import RunLock
+from dppo.records.files.run_folder import RunLock
 from dppo.records.metrics import reading
 from dppo.records.metrics.reading import last_row, sampled_metrics
 from dppo.records.report import charts

@@ -27,8 +27,7 @@ from dppo.config import resolved
 from dppo.errors import CheckpointError, ConfigError, EnvironmentFault, TrainingDiverged
 from dppo.records.files import checkpoint as checkpoints
 from dppo.records.files.disk import Disk
-from dppo.records.files.run_folder import open_run, settings_to_resume
-from dppo.records.files.run_lock import RunLock
+from dppo.records.files.run_folder import RunLock, open_run, settings_to_resume
 
 BATCH, ITERATIONS = 32, 3
 
@@ -62,7 +61,7 @@ def test_a_folder_in_use_is_refused_with_the_name_of_the_process(tmp_path: Path)
 def test_a_child_of_a_killed_run_does_not_keep_the_lock(tmp_path: Path) -> None:
     """A forked child, such as a process of the environment, holds the lock of its parent."""
     code = (
-        "import os, sys, time; from pathlib import Path; from dppo.records.files.run_lock import RunLock\n"
+        "import os, sys, time; from pathlib import Path; from dppo.records.files.run_folder import RunLock\n"
         "lock = RunLock(Path('.'))\nchild = os.fork()\nif child: print(child, flush=True)\ntime.sleep(1000)"
     )
     words = [sys.executable, "-c", code]
@@ -296,7 +295,7 @@ def test_resuming_on_a_full_disk_is_an_error_with_a_remedy(
     monkeypatch.setattr(Disk, "write", full)
     assert main(["train", "--resume", str(run)]) == 1
     said = capsys.readouterr().err
-    assert "config.yaml: could not be written: No space left on device. Free some disk space." in said
+    assert "config.yaml: cannot be written: No space left on device. Free some disk space." in said
     assert "Traceback" not in said
 
 

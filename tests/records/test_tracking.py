@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import os
 import signal
@@ -164,8 +163,8 @@ def test_a_tracker_that_fails_does_not_end_training(tmp_path: Path, monkeypatch:
 def test_a_tracker_that_is_not_installed_is_refused_at_once(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(importlib.util, "find_spec", lambda wanted: None)
+    monkeypatch.setattr("dppo.user_code.find_spec", lambda wanted: None)
     package = {"wandb": "wandb", "mlflow": "mlflow-skinny"}[name]
-    with pytest.raises(ConfigError, match=f"track={name}: {name} is not installed. Install it: .* install {package}"):
+    with pytest.raises(ConfigError, match=f"track={name}: needs the package {name}. Install it: .* install {package}"):
         dppo.train(settings(tmp_path / "run", name))
     assert os.listdir(tmp_path) == []

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from dppo import streams
 from dppo.cluster.plans import SamplerPlan, TrainerPlan
 from dppo.envs.activity import ActivityRecord, Phase, place_of
-from dppo.envs.checks.faults import constructor_fault
+from dppo.envs.checks.faults import making
 from dppo.envs.checks.observations import FirstSegment
 from dppo.envs.frames import SETTINGS, make_prepared
 from dppo.envs.group import EnvGroup
@@ -24,11 +24,10 @@ from dppo.envs.make import close_all, joint_kind, make_env
 from dppo.envs.repairs import FIRST_STEPS, Repairs
 from dppo.envs.spaces.observation_spaces import describe_spaces
 from dppo.envs.threads import EnvThread
-from dppo.errors import ConfigError, DppoError
+from dppo.errors import ConfigError
 from dppo.ppo.acting.agent import PPOAgent
 from dppo.ppo.acting.sampler import PPOSampler
 from dppo.ppo.networks.choice import choose_network
-from dppo.signals import INTERRUPTIONS
 from dppo.spaces.spaces import MOST_WHOLE, Spaces, holds_float64, is_image
 from dppo.streams import Stream
 
@@ -150,7 +149,7 @@ def _wait_for_start(interval_s: float, enter: Callable[[], None]) -> None:
 
 
 def _make_env(plan: SamplerPlan, owner: str, sampler_id: int, env: int) -> Any:
-    try:
+    with making(owner, sampler_id, env):
         of, rows = plan.env, plan.sampling.envs_per_sampler
         seed = streams.integer(plan.seed, Stream.EPISODES, sampler_id, 0, 0)
         most_steps = of.replay_limit and of.replay_limit * of.action_repeat
@@ -161,10 +160,6 @@ def _make_env(plan: SamplerPlan, owner: str, sampler_id: int, env: int) -> Any:
             raise ConfigError("info_keys: are not read from environments of several rows. Leave it out.")
         again = partial(_make_env, plan, owner, sampler_id, env)
         return joined(made, again, rows, plan.sampling.standby_envs) if joint_kind(made) else made
-    except (DppoError, *INTERRUPTIONS):
-        raise
-    except BaseException as error:
-        raise constructor_fault(owner, error, sampler_id, env) from None
 
 
 def spaces_of(plan: SamplerPlan, env: Any) -> Spaces:

@@ -27,7 +27,7 @@ DESCRIPTION = (
     "fast a run with these settings would be, and how many actors are worthwhile. With the folder of a RUN: what "
     "limited it, and what went wrong. The exit code is 1 if the environment cannot be trained on."
 )
-NOT_HERE = ("run_dir", "resume", "branch", "trust", "progress")
+NO_EFFECT = "the doctor trains nothing"
 COMMAND = Command(
     prog="dppo doctor",
     usage="ENV_ID [--seconds S] [--json] [--flag value ...]\nRUN [--json]",
@@ -37,7 +37,7 @@ COMMAND = Command(
         "seconds": {"type": float, "metavar": "S", "help": "Time for all of it. (default: 60)"},
         "json": {"action": "store_true", "help": "Print all that is known as JSON."},
     },
-    leave_out=NOT_HERE,
+    refused=dict.fromkeys(("run_dir", "resume", "branch", "trust", "progress"), NO_EFFECT),
 )
 PHASES = {
     "env": "the environments. Use more actors, up to --num-samplers, if there are CPUs for them",
@@ -52,12 +52,10 @@ PHASES = {
 def main(argv: list[str]) -> int:
     """Examine an environment or a run, and print what is found; return the exit code."""
     own, given, word = COMMAND.split(argv, "ENV_ID or RUN")
-    is_run = word is not None and Path(word).is_dir()
-    for name in given if is_run else NOT_HERE:
-        if name in given:
-            raise ConfigError(f"{flag(name)} has no effect: the doctor trains nothing. Leave it out.")
-    if is_run:
-        return _print({"findings": list(of_run(Path(str(word))))}, as_json="json" in own)
+    if word is not None and Path(word).is_dir():
+        for name in given:
+            raise ConfigError(f"{flag(name)} has no effect here: {NO_EFFECT}. Leave it out.")
+        return _print({"findings": list(of_run(Path(word)))}, as_json="json" in own)
     return _print(_of_environment(given, word, own.get("seconds", 60.0)), as_json="json" in own)
 
 

@@ -7,7 +7,7 @@ import numpy as np
 
 from dppo.commands.flags import Parser, UsageError
 from dppo.errors import ConfigError, DppoError, counted, printable
-from dppo.records.files.disk import cause, remedy
+from dppo.records.files.disk import writing
 from dppo.records.plots import MEAN_RETURN, draw_together
 from dppo.records.together import RETURN, grouped_by_settings, interval, read_curve, run_folders
 
@@ -44,10 +44,8 @@ def plot(runs: Sequence[Path], out: Path, over: str = "steps", metric: str = RET
         raise DppoError(f"metric={metric}: there is nothing to draw yet in {counted(len(read), 'run')}.")
     environments = ", ".join(dict.fromkeys(str(run.settings.get("env_id")) for group in groups for run in group.runs))
     drawn = MEAN_RETURN if metric == RETURN else metric
-    try:
+    with writing(f"out={out}"):
         draw_together(groups, out, printable(environments)[:80], printable(drawn), over_time=over == "time")
-    except OSError as error:
-        raise ConfigError(f"out={out}: cannot be written: {cause(error)} {remedy(error)}") from None
     for group in groups:
         mean, low, high = interval([np.array([run.values[-1] for run in group.runs])])
         several = f", 95 % interval {low:.4g} to {high:.4g}" if len(group.runs) > 1 else ""

@@ -16,9 +16,9 @@ from dppo.commands.flags import Parser, UsageError, as_words, one_word
 from dppo.config import Config, resolved
 from dppo.config.files import plain, versions_in
 from dppo.config.parts import default_of
-from dppo.errors import ConfigError, DppoError, printable
+from dppo.errors import DppoError, printable
 from dppo.files import check_kind, lock, read_file
-from dppo.records.files.disk import cause, remedy, write_file
+from dppo.records.files.disk import write_file, writing
 from dppo.records.files.run_folder import CONFIG, settings_to_resume
 from dppo.records.metrics.reading import sampled_metrics
 from dppo.records.report.page import Facts, page
@@ -41,10 +41,8 @@ def main(argv: list[str]) -> int:
         raise UsageError(f"RUN is missing. For example: {PROG} runs/...")
     out = flags.get("out", Path(word) / "report.html")
     data = page(facts_of(Path(word))).encode("utf8", "replace")
-    try:
+    with writing(f"out={out}"):
         write_file(out, data)
-    except OSError as error:
-        raise ConfigError(f"out={out}: cannot be written: {cause(error)} {remedy(error)}") from None
     print(printable(f"{out}: {len(data) / 1024:,.0f} kB. Open it in a browser."))
     return 0
 

@@ -1,7 +1,7 @@
 """`dppo train`: train one policy with settings from the preset, then from --config, then from flags."""
 
 import signal
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -94,8 +94,8 @@ class Command:
     """Of the group of its own flags."""
     own: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     """Its own flags by name, with the keywords of `add_argument`."""
-    leave_out: Collection[str] = ()
-    """Settings that its help does not show."""
+    refused: Mapping[str, str] = field(default_factory=dict)
+    """Flags of a single run that have no effect here, which its help does not show, and why."""
     defaults: Mapping[str, Any] = field(default_factory=dict)
     """Of settings, where they differ from those of `dppo train`."""
 
@@ -103,7 +103,7 @@ class Command:
         """Return its own flags, those of settings, and the word beside them.
 
         If help is asked for, print it with the defaults that apply to the other words, and exit. Raises a UsageError if
-        a flag is unknown or there is a stray word.
+        a flag is unknown or there is a stray word, a ConfigError if one is refused.
         """
         parsed = Arguments({})
         with suppress(DppoError):
@@ -112,6 +112,8 @@ class Command:
                 parsed = arguments_of(given, env_id, self.prog)
         given, words = self._parser(parsed).split(argv)
         own = {name: given.pop(name) for name in self.own if name in given}
+        for name in (name for name in self.refused if name in given):
+            raise ConfigError(f"{flag(name)} has no effect here: {self.refused[name]}. Leave it out.")
         return own, given, one_word(words, word, self.prog)
 
     def _parser(self, parsed: Arguments) -> Parser:
@@ -125,7 +127,7 @@ class Command:
         group = parser.add_argument_group(self.title)
         for name, options in self.own.items():
             group.add_argument(flag(name), **options)
-        add_settings(parser, {**self.defaults, **parsed.settings}, leave_out=self.leave_out)
+        add_settings(parser, {**self.defaults, **parsed.settings}, leave_out=self.refused)
         return parser
 
 

@@ -7,11 +7,10 @@ import signal
 import warnings
 from dataclasses import dataclass
 from functools import partial
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from dppo.commands.flags import flag, shown
+from dppo.commands.flags import as_words
 from dppo.commands.train import Arguments, Command, arguments_of
 from dppo.config import Config, fitted_to, read_settings, resolved
 from dppo.config.files import plain
@@ -19,13 +18,13 @@ from dppo.config.parts import about, settings_by_name
 from dppo.errors import ConfigError, TrainingDiverged, unknown_name
 from dppo.records.files.run_folder import as_file_name
 from dppo.records.observer import Observer
+from dppo.user_code import require_package
 
 SPACE = Path(__file__).with_name("search_space.yaml")
 TRIALS = 50
 REPORTS = 20  # of a trial, after equal shares of its env steps, at which trials are compared
 FIRST_TRIALS = 5  # that are never stopped early
 ALIVE_S = 60  # between the signs of life of a trial; one of a killed process does not count
-NOT_HERE = ("run_dir", "resume", "branch", "trust")  # flags of a single run
 COMMAND = Command(
     prog="dppo tune",
     usage="ENV_ID [--trials N] [--flag value ...]",
@@ -38,7 +37,7 @@ COMMAND = Command(
         "out": {"metavar": "DIR", "help": "Folder of the study. (default: runs/tune__ENV)"},
         "space": {"metavar": "FILE", "help": f"YAML file of the search space. (default: {SPACE.name} of dppo)"},
     },
-    leave_out=NOT_HERE,
+    refused=dict.fromkeys(("run_dir", "resume", "branch", "trust"), "trials are new runs in the folder of --out"),
     defaults={"progress": "off"},
 )
 
@@ -46,8 +45,7 @@ COMMAND = Command(
 def main(argv: list[str]) -> int:
     """Run trials until the study has enough of them; print the best as a command; return the exit code."""
     options, training, given = parse(argv)
-    if find_spec("optuna") is None:
-        raise ConfigError("tune: needs Optuna. Install it: pip install optuna")
+    require_package("tune", "optuna")
     config = Config(**training.settings)  # refused, if at all, before the first trial
     out = Path(options.get("out", f"runs/tune__{as_file_name(config.env_name)}"))
     found = read_settings(Path(options.get("space", SPACE)))
@@ -68,7 +66,7 @@ def main(argv: list[str]) -> int:
     if not study.get_trials(states=states[:1]):
         raise ConfigError(f"{out}: no trial has finished with an episode. Raise `total_timesteps`.")
     settings = study.best_trial.user_attrs["settings"]
-    words = [word for name in (*given, *space) for word in _words(name, settings.get(name, given.get(name)))]
+    words = as_words({name: settings.get(name, given.get(name)) for name in (*given, *space)})
     print(f"Best of {len(study.trials)} trials in {out}: {study.best_value:.1f}, in trial {study.best_trial.number}:")
     print(shlex.join(["dppo", "train", config.env_name, *words]))
     return 0
@@ -77,9 +75,6 @@ def main(argv: list[str]) -> int:
 def parse(argv: list[str]) -> tuple[dict[str, Any], Arguments, dict[str, Any]]:
     """Return the options of the study, the settings of all trials, and the flags that the user gave."""
     options, given, env_id = COMMAND.split(argv)
-    for name in NOT_HERE:
-        if name in given:
-            raise ConfigError(f"{flag(name)} has no effect here: trials are new runs in the folder of --out.")
     if options.get("trials", 1) < 1:
         raise ConfigError(f"trials={options['trials']}: must be at least 1.")
     return options, arguments_of(given, env_id, COMMAND.prog), given
@@ -162,10 +157,3 @@ def _print_trial(study: Any, trial: Any) -> None:
     last = trial.intermediate_values[max(trial.intermediate_values)] if trial.intermediate_values else math.nan
     value, state = last if trial.value is None else trial.value, trial.state.name.lower()
     print(f"trial {trial.number}: {state}, mean return {value:.1f}", flush=True)
-
-
-def _words(name: str, value: Any) -> list[str]:
-    """Return a setting as it is typed."""
-    if isinstance(value, bool):
-        return [flag(name if value else f"no_{name}")]
-    return [flag(name), *(map(str, value) if isinstance(value, list) else [shown(value)])]

@@ -10,10 +10,10 @@ from typing import Any
 
 from dppo.config import flattened
 from dppo.config.trust import code_named_by, require_trust
-from dppo.envs.checks.faults import constructor_fault
+from dppo.envs.checks.faults import making
 from dppo.envs.frames import make_prepared
 from dppo.envs.make import EnvId, check_display, check_env_id, close_all, make_env, make_rendered
-from dppo.errors import CheckpointError, ConfigError, DppoError, counted
+from dppo.errors import CheckpointError, ConfigError, counted
 from dppo.log import logger
 from dppo.policies.playing import Playing
 from dppo.policies.policy import Policy, model_name, policy_from, read
@@ -121,12 +121,8 @@ class _Player:
             return self.env
         check_env_id(self.env)
         make = partial(make_rendered, env_name=self.env_name, mode=mode) if mode else make_env
-        try:
+        with making(self.env_name):
             return make_prepared(self.env, self.env_kwargs, self.settings, make)
-        except DppoError:
-            raise
-        except Exception as error:
-            raise constructor_fault(self.env_name, error) from None
 
 
 def _is_made(env: Any) -> bool:

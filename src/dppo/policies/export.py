@@ -18,10 +18,10 @@ from dppo.policies.policy import Policy, model_name, policy_from, read
 from dppo.ppo.exchange.normalizer import leaf_scales
 from dppo.ppo.networks.default.spec import BuiltInSpec
 from dppo.ppo.networks.user.model_class import ModelClass
-from dppo.records.files.disk import cause, remedy, write_file
+from dppo.records.files.disk import write_file, writing
 from dppo.records.files.run_folder import versions
 from dppo.spaces.spaces import MASK, leaves
-from dppo.user_code import in_a_line
+from dppo.user_code import in_a_line, require_package
 
 if TYPE_CHECKING:
     from dppo.ppo.networks.exported import ExportedPolicy
@@ -59,8 +59,7 @@ def export_onnx(policy: Policy | str | Path, path: str | Path, *, trust: bool = 
         CheckpointError: there is no checkpoint, or it is damaged.
     """
     for package in ("onnx", "onnxscript"):
-        if find_spec(package) is None:
-            raise ConfigError(f"export: needs the package {package}. Install: pip install onnx onnxscript onnxruntime")
+        require_package("export", package, "onnx onnxscript onnxruntime")
     if not isinstance(policy, Policy):
         policy = load_trusted(policy, trust=trust)
     from dppo.ppo.networks.exported import ExportedPolicy
@@ -68,10 +67,8 @@ def export_onnx(policy: Policy | str | Path, path: str | Path, *, trust: bool = 
     module = ExportedPolicy(policy.spaces, policy.spec, policy.weights, policy.obs_scale)
     data = _as_onnx(policy, module)
     checked = _check(policy, module, data)
-    try:
+    with writing(path):
         write_file(Path(path), data)
-    except OSError as error:
-        raise ConfigError(f"{path}: cannot be written: {cause(error)} {remedy(error)}") from None
     shapes = {name: ", ".join(map(str, ("n", *of.shape))) for name, of in module.inputs.items()}
     inputs = ", ".join(f"{name} {of.base}[{shapes[name]}]" for name, of in module.inputs.items())
     return f"{path}: {inputs} -> {', '.join(module.output_names)}. {checked}"

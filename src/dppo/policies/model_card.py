@@ -17,7 +17,7 @@ from dppo.policies.evaluation import evaluate
 from dppo.policies.export import export_onnx, load_trusted
 from dppo.policies.policy import Policy, read, spaces_summary
 from dppo.ppo.networks.user.model_class import ModelClass
-from dppo.records.files.disk import cause, make_folder, remedy, write_file
+from dppo.records.files.disk import make_folder, write_file, writing
 from dppo.records.files.run_folder import CONFIG, as_file_name, run_dir_of, versions
 from dppo.records.metrics.reading import FILE, read_metrics
 from dppo.records.result import Evaluation
@@ -56,7 +56,7 @@ def export_folder(
     played = evaluate(Path(run), episodes=episodes, model=model, trust=trust) if episodes else None
     kept = [name for name in (CONFIG, FILE, CURVE) if (run_dir / name).is_file()]
     rows = read_metrics(run_dir)[-1:] if FILE in kept else []
-    try:
+    with writing(folder):
         make_folder(target / "checkpoints")
         checked = export_onnx(policy, target / "policy.onnx")
         for name, source in {
@@ -67,8 +67,6 @@ def export_folder(
         picture = f"![Learning curve]({CURVE})\n\n" if CURVE in kept else ""
         card = _card(policy, played, rows, checked=checked.removeprefix(f"{target}/"), curve=picture)
         write_file(target / CARD, card.encode())
-    except OSError as error:
-        raise ConfigError(f"{folder}: cannot be written: {cause(error)} {remedy(error)}") from None
     command = f"hf upload YOUR_NAME/ppo-{as_file_name(_env_name(policy))} {quote(str(target))}"
     look = f"{target / CARD}: the model card. Look at it, and at {CONFIG} for what is private, then upload the folder:"
     return f"{checked}\n{look}\n{command}"

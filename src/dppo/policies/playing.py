@@ -8,12 +8,12 @@ import numpy as np
 
 from dppo import streams
 from dppo.config.parts import Env
-from dppo.envs.checks.faults import BadResult, constructor_fault, user_traceback
+from dppo.envs.checks.faults import BadResult, making, user_traceback
 from dppo.envs.frames import SETTINGS, make_prepared
 from dppo.envs.make import close_all
 from dppo.envs.masks import MaskReader
 from dppo.envs.spaces.observation_spaces import describe_spaces
-from dppo.errors import CheckpointError, ClusterError, ConfigError, DppoError, EnvironmentFault
+from dppo.errors import CheckpointError, ClusterError, ConfigError, EnvironmentFault
 from dppo.policies.policy import Policy, spaces_summary
 from dppo.ppo.acting.agent import PPOAgent
 from dppo.ppo.exchange.records import Episode, PolicySnapshot
@@ -121,15 +121,11 @@ class EpisodePlayer:
             raise EnvironmentFault(f"{self._of.env_name}: {in_a_line(error)}", user_traceback(error)) from None
 
     def _made(self) -> Any:
-        try:
-            if self._env is None:
-                of = self._of
+        if self._env is None:
+            of = self._of
+            with making(f"evaluation ({of.env_name})"):
                 self._env = make_prepared(of.env_id, of.env_kwargs, {name: getattr(of, name) for name in SETTINGS})
-            return self._env
-        except DppoError:
-            raise
-        except Exception as error:
-            raise constructor_fault(f"evaluation ({self._of.env_name})", error) from None
+        return self._env
 
     def close(self) -> None:
         """Close the environment; the next episode makes another one."""

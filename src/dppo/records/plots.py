@@ -53,12 +53,12 @@ def learning_curve(rows: Sequence[Mapping[str, float]], path: Path, title: str) 
     scale, unit = time_unit(seconds)
     figure, axes = _two_panels(top=0.86, bottom=0.15)
     figure.text(LEFT, 0.92, title, fontsize=12, fontweight="bold", color=INK)
-    at, evaluated = thinned(len(returns)), _evaluations(rows)
-    for axis, x, x_of in zip(axes, (steps, seconds / scale), (evaluated[0], evaluated[1] / scale), strict=True):
-        if evaluated.size:
-            axis.plot(
-                x_of, evaluated[2], color=COLOURS[0], linewidth=1.5, marker="o", markersize=4, label="evaluations"
-            )
+    at, evaluated = thinned(len(returns)), curve_of(rows, "eval/episodic_return")
+    x_of = evaluated.steps, evaluated.seconds / scale
+    for axis, x, x_evaluated in zip(axes, (steps, seconds / scale), x_of, strict=True):
+        if len(evaluated.values):
+            line: dict[str, Any] = {"marker": "o", "markersize": 4, "label": "evaluations"}
+            axis.plot(x_evaluated, evaluated.values, color=COLOURS[0], linewidth=1.5, **line)
             axis.legend(**LEGEND | {"loc": "lower right", "bbox_to_anchor": (1.0, 0.99)})
         if len(returns):
             marker = "o" if len(returns) < FEW else None
@@ -71,15 +71,6 @@ def learning_curve(rows: Sequence[Mapping[str, float]], path: Path, title: str) 
     axes[0].set_xlabel("env steps", color=INK)
     axes[1].set_xlabel(f"training time ({unit})", color=INK)
     save(figure, path)
-
-
-def _evaluations(rows: Sequence[Mapping[str, float]]) -> np.ndarray:
-    """Return steps, seconds of training and mean returns [3, n] of the policies that were evaluated."""
-    all_rows = curve_of(rows, "global_step")
-    at = dict(zip(all_rows.steps.tolist(), all_rows.seconds.tolist(), strict=True))
-    found = {int(row["eval/global_step"]): row["eval/episodic_return"] for row in rows if "eval/episodic_return" in row}
-    points = [(steps, at[steps], value) for steps, value in sorted(found.items()) if steps in at]
-    return np.array(points, dtype=float).reshape(-1, 3).T
 
 
 def compare_figure(groups: Sequence[Group], path: Path, caption: str, target: float | None) -> None:

@@ -68,7 +68,10 @@ def run_folders(paths: Sequence[Path]) -> Iterator[Path]:
 def curve_of(rows: Sequence[Mapping[str, float]], metric: str, settings: Mapping[str, Any] | None = None) -> Curve:
     """Return a metric in rows of metrics.jsonl; the times of a resumed run are joined."""
     seconds = joined_times([row.get("time/training_s", 0.0) for row in rows])
-    steps, values = (np.array([row.get(key, math.nan) for row in rows]) for key in ("global_step", metric))
+    of = "eval/global_step" if metric.startswith("eval/") else "global_step"  # an evaluation is of an earlier policy
+    made, steps, values = (np.array([row.get(key, math.nan) for row in rows]) for key in ("global_step", of, metric))
+    if rows and of != "global_step":
+        seconds = np.interp(steps, made, seconds)
     known = np.isfinite(values) & np.isfinite(seconds)
     return Curve(seconds[known], steps[known], values[known], settings or {})
 

@@ -1,9 +1,7 @@
 """Videos that a browser plays, MP4 files of H.264 in yuv420p, from the images that an environment renders."""
 
-import importlib.util
 import math
 import os
-import sys
 import zlib
 from fractions import Fraction
 from pathlib import Path
@@ -13,7 +11,7 @@ import numpy as np
 
 from dppo.errors import ConfigError, DppoError, counted
 from dppo.log import logger
-from dppo.user_code import in_a_line
+from dppo.user_code import in_a_line, require_package
 
 MOST_TILES = 9  # episodes side by side
 WIDEST, SMALLEST = 1280, 256  # pixels of a video; of its longer side, up to which images are enlarged
@@ -28,10 +26,10 @@ def check_video(path: Path, *, render: bool = False) -> None:
         (render, "an environment is shown in a window or in a video. Leave one of them out."),
         (path.suffix != ".mp4" or path.is_dir(), "is not the name of a video. Use one such as out.mp4."),
         (not os.access(folder, os.W_OK), f"{folder} is not a folder that can be written to. Use another one."),
-        (not importlib.util.find_spec("av"), f"needs PyAV. Install it: {sys.executable} -m pip install av"),
     ):
         if wrong:
             raise ConfigError(f"video={path}: {problem}")
+    require_package(f"video={path}", "av")
 
 
 class Video:

@@ -16,7 +16,7 @@ from dppo.cluster.builders import spaces_of
 from dppo.cluster.plans import sampler_plan
 from dppo.config import Config
 from dppo.config.trust import require_trust
-from dppo.envs.checks.faults import constructor_fault
+from dppo.envs.checks.faults import making
 from dppo.envs.frames import SETTINGS, make_prepared
 from dppo.envs.group import EnvGroup
 from dppo.envs.make import check_display, close_all, make_env, make_rendered
@@ -84,11 +84,9 @@ class _Again:
         """Make the environment, with this render_mode."""
         make = partial(make_rendered, env_name=config.env_name, mode=mode) if mode else make_env
         prepared = {name: getattr(config, name) for name in SETTINGS}
-        try:
+        with making(config.env_name):
             make = partial(make, place=(of.sampler_id, of.env))
             self.env = make_prepared(config.env_id, config.env_kwargs, prepared, make)
-        except Exception as error:
-            raise error if isinstance(error, DppoError) else constructor_fault(config.env_name, error) from error
         self._config, self._of = config, of
         try:
             spaces = spaces_of(sampler_plan(config), self.env)

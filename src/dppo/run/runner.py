@@ -25,9 +25,8 @@ from dppo.records.files.incidents import IncidentWriter
 from dppo.records.files.run_folder import RunFolder
 from dppo.records.learning_notes import LearningNotes
 from dppo.records.metrics.reading import EPISODES, TRACE, read_metrics
-from dppo.records.metrics.tensorboard import TensorBoard
 from dppo.records.metrics.tracking import trackers
-from dppo.records.metrics.writer import MetricsWriter
+from dppo.records.metrics.writer import MetricsWriter, TensorBoard
 from dppo.records.observer import EnvOptions, Observer, Observers, RunInfo
 from dppo.records.plots import LearningCurve
 from dppo.records.result import Result

@@ -1,12 +1,11 @@
 """TrainerRank: one of several processes that share the SGD of each minibatch."""
 
-import math
 import os
 import socket
 import time
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from datetime import timedelta
+from functools import partial
 from statistics import median
 
 import numpy as np
@@ -122,18 +121,20 @@ class TrainerRank:
 
     # ------------------------------------------------------------------ measuring
 
-    def time_learning(self, rows: int) -> float:
-        """Return the seconds of one forward and backward on `rows` rows, alone; the weights do not change."""
-        torch.set_num_threads(self.plan.learners.learner_threads)
-        rehearse = self._local.trainer.rehearse
-        rehearse(min(rows, 64))  # warm-up
-        return _usual_seconds(lambda: rehearse(rows), most_s=LONG_S)
+    def median_s(self, method: str, *rows: int) -> float:
+        """Return the median seconds of the trainer's `rehearse` of so many rows, alone, or of `sum_gradients`.
 
-    def time_summing(self) -> float:
-        """Return the seconds of one sum of the gradient; all ranks must call this at once."""
-        sum_gradients = self._local.trainer.sum_gradients
-        sum_gradients()  # warm-up, and a common start
-        return _usual_seconds(sum_gradients)
+        All ranks must measure the sum at once, equally often. Neither changes the weights.
+        """
+        torch.set_num_threads(self.plan.learners.learner_threads)
+        work, times = partial(getattr(self._local.trainer, method), *rows), list[float]()
+        while len(times) < 2 or (len(times) <= REPEATS and (not rows or sum(times[1:]) < LONG_S)):
+            began = time.perf_counter()
+            work()
+            if torch.cuda.is_available():
+                torch.cuda.synchronize()
+            times.append(time.perf_counter() - began)
+        return median(times[1:])  # the first is a warm-up, and a common start
 
 
 def interface_of(address: str) -> str | None:
@@ -141,15 +142,3 @@ def interface_of(address: str) -> str | None:
     import psutil
 
     return next((name for name, own in psutil.net_if_addrs().items() if address in (one.address for one in own)), None)
-
-
-def _usual_seconds(work: Callable[[], None], most_s: float = math.inf) -> float:
-    """Return the median time of `work`, in seconds; stop repeating it after `most_s`."""
-    times: list[float] = []
-    while len(times) < REPEATS and sum(times) < most_s:
-        began = time.perf_counter()
-        work()
-        if torch.cuda.is_available():
-            torch.cuda.synchronize()
-        times.append(time.perf_counter() - began)
-    return median(times)

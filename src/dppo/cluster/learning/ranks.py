@@ -132,9 +132,9 @@ class RayTrainers:
         """
         while True:
             try:
-                alone = self._ask(self.ranks[:1], "time_learning", rows)[0]
-                shared = max(self._ask(self.ranks, "time_learning", rows // len(self.ranks)))
-                summing = max(self._ask(self.ranks, "time_summing"))
+                alone = self._ask(self.ranks[:1], "median_s", "rehearse", rows)[0]
+                shared = max(self._ask(self.ranks, "median_s", "rehearse", rows // len(self.ranks)))
+                summing = max(self._ask(self.ranks, "median_s", "sum_gradients"))
                 return 1e3 * alone, 1e3 * (shared + summing), 1e3 * summing
             except (RayError, TimeoutError) as error:
                 self._rebuild(error)

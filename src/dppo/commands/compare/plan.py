@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from dppo.commands.flags import flag
 from dppo.commands.train import Command, arguments_of
 from dppo.config import Config
 from dppo.config.resume import leave_out_ineffective
@@ -45,7 +44,7 @@ COMMAND = Command(
         "equal": {"choices": ["batch", "segment"], "help": EQUAL},
         "out": {"type": Path, "metavar": "DIR", "help": OUT},
     },
-    leave_out=SET_BY_COMPARE,
+    refused=SET_BY_COMPARE,
     defaults={"progress": "off"},
 )
 
@@ -90,9 +89,6 @@ def _check(options: Options, others: Collection[str]) -> None:
     out = options.out
     if out is not None and out.exists() and not (out.is_dir() and not any(out.iterdir())):
         raise ConfigError(f"out={out}: is not an empty folder. Use a new folder.")
-    for name, reason in SET_BY_COMPARE.items():
-        if name in others:
-            raise ConfigError(f"{flag(name)} has no effect here: {reason}. Leave it out.")
     if options.equal == "segment" and "num_samplers" in others:
         raise ConfigError(
             "--num-samplers has no effect with --equal segment: each actor has one sampler. Leave it out."

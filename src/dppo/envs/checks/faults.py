@@ -3,12 +3,15 @@
 import re
 import traceback
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from dppo.errors import EnvFault, EnvironmentFault
+from dppo.errors import DppoError, EnvFault, EnvironmentFault
+from dppo.signals import INTERRUPTIONS
 from dppo.user_code import in_a_line
 
 REMEDY = "Correct the environment, or use on_env_fault=rebuild to go on with a new episode of a new environment."
@@ -34,12 +37,17 @@ def user_traceback(error: BaseException) -> str:
     return "".join(traceback.format_exception(type(error), error, frames))
 
 
-def constructor_fault(owner: str, error: BaseException, sampler_id: int = 0, env: int = 0) -> EnvironmentFault:
-    """Return the fault of an environment's constructor that raised `error`."""
-    text, trace = f"{owner}: the environment's constructor raised {in_a_line(error)}", user_traceback(error)
-    return EnvironmentFault(
-        text, trace, EnvFault("constructor", type(error).__name__, trace, env, sampler_id=sampler_id)
-    )
+@contextmanager
+def making(owner: str, sampler_id: int = 0, env: int = 0) -> Iterator[None]:
+    """Raise an EnvironmentFault in place of what the constructor of an environment raises, unless it is one of ours."""
+    try:
+        yield
+    except (DppoError, *INTERRUPTIONS):
+        raise
+    except BaseException as error:
+        text, trace = f"{owner}: the environment's constructor raised {in_a_line(error)}", user_traceback(error)
+        place = EnvFault("constructor", type(error).__name__, trace, env, sampler_id=sampler_id)
+        raise EnvironmentFault(text, trace, place) from None
 
 
 def reward_of(returned: Any) -> float:

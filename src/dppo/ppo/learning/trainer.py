@@ -158,8 +158,6 @@ class PPOTrainer:
         """
         batch = zero_batch(self.model.spec, max(1, rows // self.sequence_length), self.sequence_length)
         self._gradient(self.ppo, batch.to(self.device))
-        if self.device.type == "cuda":
-            torch.cuda.synchronize()
 
     def _backward(self, ppo: PPO, rows: Batch, share: float = 1.0) -> _Losses:
         """Compute `share` times the gradient of the mean loss over `rows`."""

@@ -6,10 +6,11 @@ import shutil
 import socket
 import stat
 import time
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from dppo.errors import CheckpointError
+from dppo.errors import CheckpointError, ConfigError, DppoError
 from dppo.files import Irregular, check_kind
 
 ABANDONED_S = 86_400.0  # the writer of a temporary file that is this old, on another machine, is taken for dead
@@ -112,6 +113,15 @@ def is_alive(pid: int) -> bool:
     except (PermissionError, OverflowError):
         pass
     return True
+
+
+@contextmanager
+def writing(name: object, kind: type[DppoError] = ConfigError) -> Iterator[None]:
+    """Raise an error of this kind, with cause and remedy, where the file or folder `name` cannot be written."""
+    try:
+        yield
+    except OSError as error:
+        raise kind(f"{name}: cannot be written: {cause(error)} {remedy(error)}") from error
 
 
 def cause(error: OSError) -> str:

@@ -6,6 +6,7 @@ import json
 import os
 import platform
 import re
+import socket
 import time
 from collections.abc import Sequence
 from contextlib import suppress
@@ -16,18 +17,20 @@ from pathlib import Path
 from typing import Any
 
 import yaml
+from filelock import FileLock, Timeout
 
 from dppo.config import Config, flattened, grouped, read_settings, resolved
 from dppo.config.files import OBJECT, plain
 from dppo.config.resume import changes_on_resume, check_branch, leave_out_ineffective
 from dppo.config.trust import resume_command
 from dppo.errors import CheckpointError, CheckpointNotWritten, ConfigError
+from dppo.files import Irregular, open_file
 from dppo.records.files.checkpoint import FOLDER, Found, find, has_any
-from dppo.records.files.disk import cause, check_parts, remedy, write_file
-from dppo.records.files.run_lock import RunLock
+from dppo.records.files.disk import check_parts, is_alive, refusal, write_file, writing
 from dppo.records.metrics.reading import FILE
 
-CONFIG = "config.yaml"
+CONFIG, LOCK = "config.yaml", "run.lock"
+PATIENCE_S = 0.1  # for an owner that is just about to release the lock
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,11 +64,8 @@ class RunFolder:
         text = yaml.safe_dump(grouped(resolved(config)) | {"versions": versions() | numerics}, sort_keys=False)
         if self.branched_from is not None:
             text = f"# branched from {json.dumps(self.branched_from)}\n{text}"
-        try:
+        with writing(self.path / CONFIG, CheckpointNotWritten):
             write_file(self.path / CONFIG, text.encode())
-        except OSError as error:
-            path = self.path / CONFIG
-            raise CheckpointNotWritten(f"{path}: could not be written: {cause(error)} {remedy(error)}") from error
 
     def __enter__(self) -> RunFolder:
         return self
@@ -193,10 +193,8 @@ def run_dir_of(path: Path) -> Path:
 def _open_to_resume(config: Config, path: Path) -> RunFolder:
     """Lock a run folder, find its checkpoint, and check that `config` is the same learning problem."""
     run_dir = Path(os.path.abspath(run_dir_of(path)))
-    try:
+    with writing(run_dir, CheckpointNotWritten):
         lock = RunLock(run_dir)
-    except OSError as error:
-        raise CheckpointNotWritten(f"{run_dir}: cannot be written: {cause(error)} {remedy(error)}") from None
     try:
         found = find(path)
         changes = changes_on_resume(_settings_of(found), config, found.path, found.checkpoint.state["iteration"])
@@ -204,3 +202,67 @@ def _open_to_resume(config: Config, path: Path) -> RunFolder:
         lock.close()
         raise
     return RunFolder(run_dir, lock, start=found, close_changes=changes)
+
+
+class RunLock:
+    """A file that is locked while the run lasts, and contains the owner's host and process id.
+
+    The system releases the lock of a killed process. Where a file system has no locks, the owner in the file decides.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        """Take the lock.
+
+        Raises a ConfigError that names process, host and start time if another run holds it, a CheckpointError if the
+        file is a link or a pipe, and an OSError if it cannot be written.
+        """
+        self._path = folder / LOCK
+        try:
+            os.close(open_file(self._path, os.O_WRONLY | os.O_CREAT))
+        except Irregular as error:  # to filelock, a pipe or a hard link is as good as any file
+            raise refusal(error) from None
+        self._lock = FileLock(self._path, timeout=PATIENCE_S, thread_local=False, fallback_to_soft=False)
+        owner = self._owner()
+        try:
+            self._lock.acquire()
+        except Timeout:
+            raise _refusal(folder, self._owner()) from None
+        except OSError:  # the file system has no locks
+            here, pid = owner.get("host") == socket.gethostname(), owner.get("pid")
+            if owner and not (here and isinstance(pid, int) and not is_alive(pid)):
+                raise _refusal(folder, owner) from None
+        try:
+            self._write_owner()
+        except BaseException:
+            self._lock.release()
+            raise
+        self._held = True
+
+    def close(self) -> None:
+        """Release the lock, and remove its file."""
+        if self._held:
+            self._held = False
+            with suppress(OSError):
+                self._path.unlink()  # nobody else can have locked this file meanwhile
+            self._lock.release()
+
+    def _owner(self) -> dict[str, Any]:
+        with suppress(OSError, ValueError, RecursionError), os.fdopen(open_file(self._path), "rb") as file:
+            owner = json.loads(file.read(4096))
+            if isinstance(owner, dict):
+                return owner
+        return {}
+
+    def _write_owner(self) -> None:
+        myself = {"pid": os.getpid(), "host": socket.gethostname(), "since": time.strftime("%Y-%m-%d %H:%M:%S")}
+        handle = open_file(self._path, os.O_WRONLY | os.O_CREAT)
+        with os.fdopen(handle, "wb", buffering=0) as file, suppress(OSError):
+            file.truncate()  # if the disk is full, the lock holds all the same
+            file.write(json.dumps(myself).encode() + b"\n")
+
+
+def _refusal(folder: Path, owner: dict[str, Any]) -> ConfigError:
+    who = f"process {owner.get('pid', '?')} on {owner.get('host', '?')} since {owner.get('since', '?')}"
+    return ConfigError(
+        f"run_dir={folder}: is in use by {who}. Stop it or wait until it has ended, or use another folder."
+    )

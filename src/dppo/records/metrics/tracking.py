@@ -1,23 +1,21 @@
 """Send the metrics of a run to experiment trackers: Weights & Biases and MLflow."""
 
-import importlib.util
 import json
 import os
 import re
-import sys
 import time
 from contextlib import suppress
 from typing import Any
 
 from dppo.config import Config, grouped, resolved
-from dppo.errors import ConfigError
 from dppo.files import read_file
 from dppo.log import logger
 from dppo.records.files.disk import write_file
 from dppo.records.metrics.reading import plain
-from dppo.records.metrics.tensorboard import by_step
+from dppo.records.metrics.writer import by_step
 from dppo.records.observer import Observer, RunInfo
 from dppo.records.result import Result
+from dppo.user_code import require_package
 
 PACKAGES = {"wandb": "wandb", "mlflow": "mlflow-skinny"}
 FILE = "trackers.json"  # of a run folder: the run's id in each tracker
@@ -29,9 +27,7 @@ EXIT_CODES = {FINISHED: 0, FAILED: 1, KILLED: 255}  # which W&B shows as these s
 def trackers(config: Config) -> list[Observer]:
     """Return the trackers that `config` asks for; raise ConfigError if the package of one is not installed."""
     for name in config.track:
-        if importlib.util.find_spec(name) is None:
-            install = f"{sys.executable} -m pip install {PACKAGES[name]}"
-            raise ConfigError(f"track={name}: {name} is not installed. Install it: {install}")
+        require_package(f"track={name}", name, PACKAGES[name])
     return [Tracker(name) for name in dict.fromkeys(config.track)]
 
 
