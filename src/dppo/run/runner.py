@@ -38,6 +38,7 @@ from dppo.run.iteration_row import MeasuredRow, iteration_row, mean_return
 from dppo.run.learner import Iteration
 from dppo.signals import StopRequested, StopSignals
 from dppo.spaces.actions import actions_from_json
+from dppo.user_code import program
 
 MIN_EPISODES = 20  # a checkpoint has a score from here on: fewer may be luck, and the best one is kept for ever
 
@@ -52,6 +53,7 @@ def train(
     """Train one policy and write a run folder.
 
     Args:
+        config: all settings, checked: `dppo.Config(env_id=...)`.
         resume: the folder of a run, or one of its checkpoints, to continue exactly. `config` must equal that run's,
             except for settings that do not change the result. "auto": the run in `config.run_dir`, or a new one there.
         branch: start a new run in `config.run_dir` instead, with the weights, the optimizer state and the normalizers
@@ -232,6 +234,7 @@ class _Run:
             "numerics": asdict(self.parts.numerics),
             "branched_from": self.folder.branched_from,
             "model": self.parts.model,
+            "program": program(),
         }
         evaluations = self.folder.start.checkpoint.state.get("evaluations") if self.folder.start else None
         evaluations = evaluations if self.evaluations is None else self.evaluations.state()
@@ -296,4 +299,5 @@ class _Run:
             times=words.times_line(self.time_split, self.config, self.parts.epochs),
             bottleneck=words.bottleneck_line(self.time_split, self.config),
             notes=(*(self.evaluations.notes() if self.evaluations else ()), *self.parts.collector.notes()),
+            config=self.config,
         )
