@@ -47,8 +47,8 @@ def test_slurm_runs_the_job_saves_at_sigterm_and_continues(tmp_path: Path) -> No
     done = subprocess.run(words, env=env, capture_output=True, text=True, timeout=280, check=False)
     log = (tmp_path / "job.log").read_text()
     assert "Stopped by SIGTERM" in log, done.stdout + done.stderr + log
-    assert "2 Ray actors host 1 sampler each" in log
-    assert "Resuming from iter_" in log
+    assert "2 Ray actors host 1 sampler each" in log, log[-3000:]
+    assert "Resuming from iter_" in log, log[-3000:]
     assert "JobState=COMPLETED" in done.stdout.splitlines()[-1]
 
 
