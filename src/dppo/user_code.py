@@ -1,8 +1,6 @@
 """The user's own code: find it by its import path, import it, and put its errors in a line."""
 
 import importlib
-import os
-import sys
 import traceback
 from operator import attrgetter
 from typing import Any
@@ -13,12 +11,6 @@ def import_path(named: Any) -> str:
     if isinstance(named, str):
         return named
     return f"{getattr(named, '__module__', '?')}:{getattr(named, '__qualname__', repr(named))}"
-
-
-def program() -> str | None:
-    """Return the file of the running program, which `__main__:name` is in; None in a notebook."""
-    file = getattr(sys.modules["__main__"], "__file__", None)
-    return None if file is None else os.path.abspath(file)
 
 
 def imported_module(name: str, advice: str) -> Any:

@@ -59,7 +59,6 @@ def learning_curve(rows: Sequence[Mapping[str, float]], path: Path, title: str) 
             axis.plot(
                 x_of, evaluated[2], color=COLOURS[0], linewidth=1.5, marker="o", markersize=4, label="evaluations"
             )
-            axis.legend(**LEGEND | {"loc": "lower right", "bbox_to_anchor": (1.0, 0.99)})
         if len(returns):
             marker = "o" if len(returns) < FEW else None
             line = {"color": COLOURS[1], "marker": marker, "markersize": 4, "label": "each iteration"}
@@ -69,10 +68,8 @@ def learning_curve(rows: Sequence[Mapping[str, float]], path: Path, title: str) 
             axis.text(0.5, 0.5, "No episode has finished yet.", transform=axis.transAxes, ha="center", color=GREY)
             axis.set(xticks=[], yticks=[])
         axis.set_xlim(left=0)
-    if len(returns):
-        axes[1].legend(
-            loc="lower right", bbox_to_anchor=(1.02, 0.98), ncols=2, frameon=False, labelcolor=INK, fontsize=8.5
-        )
+    if len(returns) or evaluated.size:
+        axes[1].legend(**LEGEND | {"loc": "lower right", "bbox_to_anchor": (1.02, 0.98), "ncols": 3})
     axes[0].set_xlabel("env steps", color=INK)
     axes[1].set_xlabel(f"training time ({unit})", color=INK)
     save(figure, path)

@@ -38,7 +38,6 @@ from dppo.run.iteration_row import MeasuredRow, iteration_row, mean_return
 from dppo.run.learner import Iteration
 from dppo.signals import StopRequested, StopSignals
 from dppo.spaces.actions import actions_from_json
-from dppo.user_code import program
 
 MIN_EPISODES = 20  # a checkpoint has a score from here on: fewer may be luck, and the best one is kept for ever
 
@@ -230,11 +229,10 @@ class _Run:
         arrays, state = self.learner.state()
         state |= {
             "config": resolved(self.config),
-            "versions": run_folder.versions(),
+            **run_folder.of_this_process(),
             "numerics": asdict(self.parts.numerics),
             "branched_from": self.folder.branched_from,
             "model": self.parts.model,
-            "program": program(),
         }
         evaluations = self.folder.start.checkpoint.state.get("evaluations") if self.folder.start else None
         evaluations = evaluations if self.evaluations is None else self.evaluations.state()
@@ -249,8 +247,7 @@ class _Run:
             chosen=chosen_of(evaluations),
             make_room=last,
         )
-        self.save_failed = False
-        self.saved_iteration = self.learner.iteration
+        self.save_failed, self.saved_iteration = False, self.learner.iteration
         for observer in self.watching:
             observer.on_checkpoint(self.last_checkpoint)
 
