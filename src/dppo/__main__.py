@@ -74,9 +74,9 @@ def main(argv: list[str] | None = None) -> int:
         print(f"dppo: {problem} `dppo --help` lists them.", file=sys.stderr)
         return 2
     command = args[0]
-    if (problem := other_versions()) is not None:
-        print(f"dppo: {problem[0]}", file=sys.stderr)
-        if problem[1]:
+    if (others := other_versions()) is not None:
+        print(f"dppo: {others[0]}", file=sys.stderr)
+        if others[1]:
             return 2
     portable_numerics(args)
     sys.path.insert(0, os.getcwd())  # so that `module:Name` finds the user's own files, as with `python -m`

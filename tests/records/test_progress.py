@@ -211,6 +211,9 @@ def test_the_step_time_is_that_of_one_process_and_is_measured_anew_after_a_loss(
     pace = View()
     assert math.isnan(pace.steps_per_s)
     assert math.isnan(pace.step_ms)
+    pace.add_progress(CollectionProgress(3, 4, 132, 0, 0.1))  # its actors are lost
+    assert math.isnan(pace.left_s(1.0))
+    pace = View()
     for one in reports(3, 32, 0.5, processes=4):
         assert pace.add_progress(one)
         assert not pace.add_progress(one)

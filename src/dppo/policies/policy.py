@@ -188,7 +188,7 @@ def load_policy(path: Result | str | Path, *, model: ModelClass | None = None) -
     Raise CheckpointError if there is no checkpoint, it is damaged, or its network cannot be built here.
     """
     if isinstance(path, Result):
-        path, model = path.checkpoint, model or path.objects.get("model")
+        model, path = model or path.objects.get("model"), path.checkpoint
     return policy_from(read(path), model)
 
 

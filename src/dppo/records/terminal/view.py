@@ -83,7 +83,9 @@ class View:
         first, last = self.first, self.progress
         if first is None or last is None:
             return math.nan
-        if last.steps < first.steps + 2 * last.processes:  # fewer say more about resets, and about who was first
+        if last.steps < first.steps + 2 * max(
+            1, last.processes
+        ):  # fewer say more about resets, and about who was first
             return math.nan
         return (last.steps - first.steps) / (last.elapsed_s - first.elapsed_s)
 
