@@ -98,7 +98,8 @@ def test_a_job_that_is_submitted_trains_on_the_cluster_with_the_module_of_its_fo
         ray job submit --address http://127.0.0.1:8298 --working-dir . -- \
             {train} --address auto --progress plain --run-dir {tmp_path}/run
     """
-    env = fresh_environment(PATH=f"{Path(sys.executable).parent}:{os.environ['PATH']}", RAY_TMPDIR=mkdtemp(dir="/tmp"))
+    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+    env = fresh_environment(PATH=path, RAY_TMPDIR=mkdtemp(dir="/tmp"), PYTHONPATH=os.pathsep.join(sys.path))
     words = ["unshare", "--mount", "--pid", "--fork", "--mount-proc", "bash", "-c", script]
     done = subprocess.run(words, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=280, check=False)
     assert "Done after 512 steps" in done.stdout, done.stdout + done.stderr
