@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -128,9 +130,9 @@ def test_a_result_of_a_function_is_played_again_and_its_folder_asks_for_the_func
     result = dppo.train(dppo.Config(env_id=cartpole, run_dir=tmp_path / "run", **SIZES))
     assert dppo.evaluate(result, episodes=1).env_name == "test_evaluate:cartpole"
     result = dppo.train(dppo.Config(env_id=lambda: cartpole(), run_dir=tmp_path / "other", **SIZES))  # noqa: PLW0108
-    for run in (result, result.run_dir):
-        with pytest.raises(ConfigError, match=r"an object of a Python program.* dppo\.evaluate\(run, env=\.\.\.\)\."):
-            dppo.evaluate(run)
+    assert len(dppo.evaluate(result, episodes=1).returns) == 1
+    with pytest.raises(ConfigError, match=r"an object of a Python program.* dppo\.evaluate\(run, env=\.\.\.\)\."):
+        dppo.evaluate(result.run_dir)
     assert len(dppo.evaluate(result.run_dir, cartpole, 3).returns) == 3
 
 
@@ -209,3 +211,51 @@ def test_an_environment_must_take_render_mode_to_be_shown(trained: dppo.Result, 
             dppo.evaluate(trained, factory, render=True)
     assert dppo.evaluate(trained, takes_render_mode, 1, render=True).returns
     assert dppo.evaluate(trained, ignores_render_mode, 1, env_kwargs={"render_mode": None}, render=True).returns
+
+
+def own_make(length: float = 0.5) -> Env:
+    env = cartpole()
+    env.unwrapped.length = length  # type: ignore[attr-defined]
+    return env
+
+
+def test_a_result_knows_the_objects_that_it_was_trained_with(tmp_path: Path) -> None:
+    lengths: list[float] = []
+
+    def wrapped(env: Env) -> Env:
+        lengths.append(env.unwrapped.length)  # type: ignore[attr-defined]
+        return env
+
+    config = dppo.Config(
+        env_id=lambda length: own_make(2 * length),
+        env_kwargs={"length": 2.0},
+        wrappers=(wrapped,),
+        run_dir=tmp_path,
+        **SIZES,
+    )
+    result = dppo.train(config)
+    lengths.clear()
+    assert len(dppo.evaluate(result, episodes=2).returns) == 2
+    assert lengths == [4.0]
+    assert dppo.load_policy(result).act(np.zeros(4, np.float32)) in (0, 1)
+    with pytest.raises(ConfigError, match="object of a Python program"):
+        dppo.evaluate(result.run_dir)
+
+
+def test_an_environment_of_a_program_is_found_in_one_step(tmp_path: Path) -> None:
+    program = tmp_path / "mine.py"
+    sizes = "num_samplers=1, num_steps=32, total_timesteps=32, progress='off', run_dir='run'"
+    train = f"dppo.train(dppo.Config(env_id=make, {sizes}))"
+    train = f"\nif __name__ == '__main__':\n    import dppo\n    {train}\n"
+    program.write_text(FACTORY + train, encoding="utf8")
+    subprocess.run([sys.executable, str(program)], cwd=tmp_path, check=True, timeout=120)
+
+    def dppo_eval(*words: str) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, "-m", "dppo", "eval", "run", "--episodes", "1", *words]
+        return subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False)
+
+    refused = dppo_eval()
+    assert f"make was defined in {program}" in refused.stderr
+    advice = refused.stderr.partition("dppo eval run ")[2].partition(". ")[0]
+    assert advice == "--env-id mine:make"
+    assert "return " in dppo_eval(*advice.split()).stdout

@@ -9,11 +9,12 @@ import runpy
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import closing
+from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import psutil
 import pytest
 from commandline import output_of
 from processes import descendants
@@ -129,6 +130,46 @@ def test_actors_repeat_the_episodes_of_a_socket_simulator(tmp_path: Path, exampl
     settings |= {"total_timesteps": 256, "progress": "off"}
     one, other = (dppo.train(dppo.Config(**settings, num_actors=n, run_dir=tmp_path / str(n))) for n in (0, 2))
     assert one.weights_sha256 == other.weights_sha256
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("num_actors", [0, 2])
+def test_a_remote_simulator_goes_on_when_its_server_is_killed_and_starts_again(
+    num_actors: int, tmp_path: Path, example: Example, ray_session: None
+) -> None:
+    serving = example("remote_server").serving
+    with ExitStack() as servers:
+        ports = [servers.enter_context(serving()).rpartition(":")[2] for _ in range(2)]
+        stack = servers.enter_context(ExitStack())
+
+        class Killer(dppo.Observer):
+            def on_iteration(self, row: dict[str, float]) -> None:
+                if row["iteration"] == 2:
+                    victim = next(one for one in psutil.Process().children() if one.cmdline()[1:2] == [script])
+                    port = victim.net_connections()[0].laddr.port
+                    victim.kill()
+                    stack.enter_context(serving(port))
+
+        script = example("remote_server").__file__
+        settings: dict[str, Any] = {"env_id": "remote_simulator:RemoteSimulator", "num_samplers": 2, "num_steps": 64}
+        settings |= {"env_kwargs": {"addresses": [f"127.0.0.1:{port}" for port in ports]}, "on_env_fault": "rebuild"}
+        settings |= {"total_timesteps": 128 * 6, "progress": "off", "num_actors": num_actors, "run_dir": tmp_path}
+        result = dppo.train(dppo.Config(**settings), observers=[Killer()])
+    assert result.iterations == 6
+    assert result.incidents == {"env_raised": 1}
+    [fault] = (name for name in result.env_faults if name != "steps lost")
+    assert re.match(r"sampler [01], env 0: (ConnectionError|ConnectionResetError|BrokenPipeError) in step", fault)
+
+
+def test_each_remote_simulator_has_an_address_of_its_own(example: Example) -> None:
+    module = example("remote_simulator")
+    with example("remote_server").serving() as address:
+        for sampler, env, number in ((0, 0, 0), (1, 0, 2), (1, 1, 3)):
+            addresses = ["127.0.0.1:9"] * 4
+            addresses[number] = address
+            place = {"sampler_id": sampler, "env_index": env}
+            with closing(module.RemoteSimulator(addresses, envs_per_sampler=2, reconnect_s=0.0, **place)) as made:
+                assert len(episode(made, 3)) > 10
 
 
 def test_closing_ends_the_thread_of_a_callback_simulator(example: Example) -> None:

@@ -196,6 +196,16 @@ def test_an_incomplete_or_moved_venv_is_emptied_and_rebuilt(checkout: Checkout) 
     assert moved.calls() == ["venv", "pip"] * 3
 
 
+def test_setting_up_says_what_it_is_doing_and_for_how_long(checkout: Checkout) -> None:
+    said = "Collecting one\n  Downloading https://host/one.whl.metadata (2 kB)\n  Downloading one-1.whl (190.2 MB)\n"
+    site = 'mkdir -p "$venv/lib/python3.12/site-packages/one.dist-info"'
+    script = f"printf '{said}'; sleep 1.5; printf 'Installing collected packages: one, two\\n'; {site}; sleep 1.5\n"
+    checkout.script("pip", script)
+    lines = checkout.run(DPPO_SETUP_REPORT_S="1").err.splitlines()
+    assert lines[1] == "  0:01  1 packages found; Downloading one-1.whl (190.2 MB)"
+    assert "  0:02  1 packages found; installing 2 packages, 50 %" in lines
+
+
 def test_a_folder_that_is_not_ours_is_left_alone(checkout: Checkout) -> None:
     checkout.venv.mkdir()
     (checkout.venv / "pyvenv.cfg").write_text("mine")

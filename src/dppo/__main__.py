@@ -4,6 +4,7 @@ import os
 import sys
 from importlib import import_module
 
+from dppo.commands.versions import other_versions
 from dppo.errors import DppoError, EnvironmentFault, unknown_name
 from dppo.numerics.portable import portable_numerics
 
@@ -73,6 +74,10 @@ def main(argv: list[str] | None = None) -> int:
         print(f"dppo: {problem} `dppo --help` lists them.", file=sys.stderr)
         return 2
     command = args[0]
+    if (others := other_versions()) is not None:
+        print(f"dppo: {others[0]}", file=sys.stderr)
+        if others[1]:
+            return 2
     portable_numerics(args)
     sys.path.insert(0, os.getcwd())  # so that `module:Name` finds the user's own files, as with `python -m`
     try:

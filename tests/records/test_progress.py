@@ -121,9 +121,9 @@ def test_what_a_run_waits_for_is_erased_when_it_starts_or_ends(end: Callable[[Li
 
 
 @pytest.mark.parametrize(("quiet", "kind"), [("plain", PlainLines), ("off", Display)])
-def test_other_displays_do_not_say_what_a_run_waits_for(quiet: Any, kind: type[Display]) -> None:
+def test_other_displays_do_not_say_what_a_short_start_waits_for(quiet: Any, kind: type[Display]) -> None:
     shown = make_display(quiet, stream := Terminal())
-    shown.prepare("Starting 8 Ray actors ...")
+    shown.prepare("Creating CartPole-v1 ...")
     assert (type(shown), stream.getvalue()) == (kind, "")
 
 
@@ -142,7 +142,8 @@ def test_standard_output_is_the_default(capsys: pytest.CaptureFixture[str]) -> N
 
 
 def test_a_plain_line_shows_progress_return_speed_and_time_split() -> None:
-    assert plain_line(View(total_steps=500_000, row=row())) == (
+    began = -row()["global_step"] / row()["charts/SPS"]
+    assert plain_line(View(total_steps=500_000, row=row(), first_row=(0, began))) == (
         " 12,288 / 500,000   2%   return    34.2 (100 episodes)   SPS 12,346   kl 0.004   "
         "env 31% act 12% wait 0% transfer 1% update 52%   left 0:39"
     )
@@ -199,7 +200,7 @@ def test_within_an_iteration_lines_show_steps_speed_and_time_left_less_and_less_
         plain.on_progress(one)
         plain.on_progress(one)  # nothing new: nothing is printed
     lines = stream.getvalue().splitlines()[1:]
-    assert lines[0] == "    1 / 640   0%   iteration 1: 1 of 64 steps   1,250 ms per env step   left about 13:18"
+    assert lines[0] == "    1 / 640   0%   iteration 1: 1 of 64 steps", "how long a step takes is not known yet"
     assert lines[1] == "    3 / 640   0%   iteration 1: 3 of 64 steps   1,000 ms per env step   left about 10:37"
     assert [int(line.split("/")[0]) for line in lines] == [1, 3, 7, 15, 31, 63, 64 + 59]
 
@@ -210,6 +211,9 @@ def test_the_step_time_is_that_of_one_process_and_is_measured_anew_after_a_loss(
     pace = View()
     assert math.isnan(pace.steps_per_s)
     assert math.isnan(pace.step_ms)
+    pace.add_progress(CollectionProgress(3, 4, 132, 0, 0.1))  # its actors are lost
+    assert math.isnan(pace.left_s(1.0))
+    pace = View()
     for one in reports(3, 32, 0.5, processes=4):
         assert pace.add_progress(one)
         assert not pace.add_progress(one)
@@ -220,7 +224,9 @@ def test_the_step_time_is_that_of_one_process_and_is_measured_anew_after_a_loss(
         lines.on_progress(one)
     assert math.isnan(pace.steps_per_s)
     assert pace.add_progress(CollectionProgress(3, 10, 138, 2, 5.0))
-    assert pace.steps_per_s == pytest.approx(2)
+    assert math.isnan(pace.steps_per_s)
+    assert pace.add_progress(CollectionProgress(3, 14, 142, 2, 6.0))
+    assert pace.steps_per_s == pytest.approx(4)
     lines.on_end(None, None)
 
 
@@ -243,6 +249,65 @@ def test_the_panel_shows_the_first_iteration_from_its_first_env_step_on() -> Non
     live.on_progress(reports(2, 2, 0.5, processes=2)[0])
     for figure in ("66 / 640", "iteration 2: 2 of 64 steps"):
         assert figure in text_after(1.0)
+
+
+@pytest.mark.parametrize("processes", [1, 8])
+@pytest.mark.parametrize(
+    ("make_s", "reset_s", "step_s", "update_s"), [(0, 40, 1, 0), (40, 0, 0.01, 1), (0, 3, 0.2, 20)]
+)
+def test_the_time_left_is_right_within_a_factor_of_two_or_not_shown(
+    processes: int, make_s: float, reset_s: float, step_s: float, update_s: float, clock: Clock
+) -> None:
+    view, batch, iterations = View(), 64 * processes, 10
+    view.start(
+        RunInfo(Config(env_id="E-v0", num_steps=64, num_samplers=processes), Path("run"), "", (), 10 * batch, None)
+    )
+    iteration_s = 64 * step_s + update_s
+    begins, shown = make_s + reset_s, 0
+    for iteration in range(1, iterations + 1):
+        before = batch * (iteration - 1)
+        for second in range(1, int(begins - clock.now + 64 * step_s)):
+            at = clock.now + second
+            steps = sum(max(0, min(64, int((at - begins - 0.1 * one) / step_s))) for one in range(processes))
+            earlier, clock.now = clock.now, at
+            view.add_progress(CollectionProgress(iteration, steps, before + steps, processes, second))
+            left, clock.now = view.left_s(at), earlier
+            true = begins + iteration_s * (iterations + 1 - iteration) - at
+            if iteration > 1 or update_s < 64 * step_s:  # the first update is not known yet
+                assert math.isnan(left) or true / 2 <= left <= 2 * true
+            shown += not math.isnan(left)
+        clock.now = begins = begins + iteration_s
+        view.add_row({"iteration": iteration, "global_step": batch * iteration, "perf/update_s": update_s})
+        left, true = view.left_s(clock.now), iteration_s * (iterations - iteration)
+        assert math.isnan(left) or true / 2 <= left <= 2 * true
+    assert shown or 64 * step_s < 4
+
+
+def test_while_actors_start_a_line_says_how_many_are_ready(clock: Clock) -> None:
+    plain = PlainLines(stream := io.StringIO())
+    plain.prepare("Starting 8 Ray actors ...")
+    assert stream.getvalue() == "Starting 8 Ray actors ...\n"
+    config = Config(env_id="E-v0", num_steps=64, num_actors=8)
+    plain.on_start(RunInfo(config, Path("run"), "title", (), 5120, None))
+    for second, ready in ((1, 1), (2, 2), (3, 4), (6, 8)):
+        clock.now = second
+        plain.on_progress(CollectionProgress(1, 0, 0, ready, second))
+    plain.on_end(None, None)
+    assert [line.partition("1: ")[2] for line in stream.getvalue().splitlines()[2:]] == [
+        "1 of 8 actors ready, 1 s, no env step yet",
+        "4 of 8 actors ready, 3 s, no env step yet",
+    ]
+
+
+def test_a_terminal_that_becomes_narrower_is_cleared_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    live, cleared = LivePanel(terminal := Terminal()), "\x1b[2J\x1b[H"
+    for columns, clears in ((100, 0), (100, 0), (60, 1), (60, 1), (90, 1)):
+        monkeypatch.setattr(type(live._console), "width", columns)
+        if columns == 100 and not live._live.is_started:
+            live.on_start(about(1000))
+        live._live.refresh()
+        assert terminal.getvalue().count(cleared) == clears
+    live.on_end(None, None)
 
 
 @pytest.mark.parametrize("stream", [Terminal, Gone])
@@ -332,6 +397,7 @@ def shown_at(width: int, view: View, now: float = 12.0, colours: bool = True) ->
 
 def view_of(one: dict[str, float]) -> View:
     view = View(title="dppo: PPO on CartPole-v1, seed 1", total_steps=500_000, began=2.0, row=one, row_at=11.0)
+    view.first_row = 0, 11.0 - one["global_step"] / one["charts/SPS"]
     view.returns.extend(range(100))
     return view
 

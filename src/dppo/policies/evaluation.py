@@ -1,8 +1,9 @@
 """Play episodes with a trained policy; `dppo.evaluate` and the command `dppo eval` share this code."""
 
+import sys
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from statistics import fmean
@@ -13,7 +14,7 @@ from dppo.config.trust import code_named_by, require_trust
 from dppo.envs.checks.faults import making
 from dppo.envs.frames import make_prepared
 from dppo.envs.make import EnvId, check_display, check_env_id, close_all, make_env, make_rendered
-from dppo.errors import CheckpointError, ConfigError, counted
+from dppo.errors import CheckpointError, ConfigError, counted, printable
 from dppo.log import logger
 from dppo.policies.playing import Playing
 from dppo.policies.policy import Policy, model_name, policy_from, read
@@ -95,6 +96,8 @@ class _Player:
     policy: Policy
     env: Any
     env_kwargs: dict[str, Any]
+    objects: dict[str, Any] = field(default_factory=dict)
+    """Of the run, if this process has made it."""
 
     @property
     def env_name(self) -> str:
@@ -122,7 +125,7 @@ class _Player:
         check_env_id(self.env)
         make = partial(make_rendered, env_name=self.env_name, mode=mode) if mode else make_env
         with making(self.env_name):
-            return make_prepared(self.env, self.env_kwargs, self.settings, make)
+            return make_prepared(self.env, self.env_kwargs, self.settings | self.objects, make)
 
 
 def _is_made(env: Any) -> bool:
@@ -150,25 +153,41 @@ def _find_player(
             raise ConfigError("model: has no effect on a policy that is already loaded. Leave it out.")
         require_trust(_wrappers_of(policy.state, env), (), "the policy", trust=trust)
         return _Player(policy, env, dict(env_kwargs or {}))
+    held: dict[str, Any] = policy.objects if isinstance(policy, Result) else {}
     if isinstance(policy, Result):
-        run, trust = policy.checkpoint, True  # this process has just run its code
-    else:
-        run = Path(policy)
+        policy, trust = policy.checkpoint, True  # this process has just run its code
+    run = Path(policy)
     found = read(run)
     own = model_name(found)
     if model is not None and own is None:
         raise ConfigError(f"model={model}: has no effect: {run} has the default network. Leave it out.")
-    named = {name: value for name, value in (("env_id", env), ("model", model)) if value is not None}
+    named = held | {name: value for name, value in (("env_id", env), ("model", model)) if value is not None}
     kept = env_kwargs is None and not _is_made(env)
     settings = settings_to_resume(run, None if kept else {"env_kwargs": env_kwargs or {}})
     stored = {"env_kwargs": {}} | settings | {"model": own} | _wrappers_of(found.checkpoint.state, env)
+    _check_program(stored, named, found.checkpoint.state, run)
     require_trust(stored, named, run, trust=trust)
     settings = stored | named
     if "env_id" not in settings or not isinstance(settings["env_kwargs"], dict):
         raise CheckpointError(f"{run}: has settings that are not of dppo. Pass `env_id` and `env_kwargs`.")
     for name, action in code_named_by(settings).items():
         logger.info("%s %s.", f"{name}={named[name]}" if name in named else run, action)
-    return _Player(policy_from(found, model), settings["env_id"], dict(settings["env_kwargs"]))
+    return _Player(policy_from(found, named.get("model")), settings["env_id"], dict(settings["env_kwargs"]), held)
+
+
+def _check_program(stored: Mapping[str, Any], named: Mapping[str, Any], state: Mapping[str, Any], run: Path) -> None:
+    """Refuse what a program has defined that is not this one, and say where it is."""
+    program, path = sys.modules["__main__"], Path(printable(str(state.get("program") or "its program.py")))
+    names = {name: str(stored.get(name)) for name in ("env_id", "model") if name not in named}
+    names = {name: path[9:] for name, path in names.items() if path.startswith("__main__:") and "<" not in path}
+    if all(hasattr(program, name.partition(".")[0]) for name in names.values()):
+        return
+    flags = " ".join(f"--{name.replace('_', '-')} {path.stem}:{value}" for name, value in names.items())
+    raise ConfigError(
+        f"{run}: {' and '.join(names.values())} was defined in {path}, which is another program. In the folder "
+        f"{path.parent}: dppo eval {run} {flags}. That imports the file, so it must train only below "
+        f"`if __name__ == '__main__':`."
+    )
 
 
 def _wrappers_of(state: Mapping[str, Any], env: Any) -> dict[str, Any]:

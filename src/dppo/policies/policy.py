@@ -19,6 +19,7 @@ from dppo.ppo.exchange.records import PolicySnapshot
 from dppo.ppo.networks.network import Outputs
 from dppo.ppo.networks.user.model_class import ModelClass
 from dppo.records.files.checkpoint import Found, find
+from dppo.records.result import Result
 from dppo.spaces.spaces import MASK, Spaces, dtype_summary, leaves, masks_of, parts_of
 
 
@@ -176,8 +177,8 @@ def _row(obs: Any, index: int) -> Any:
     return tuple(_row(value, index) for value in obs) if isinstance(obs, tuple) else obs[index]
 
 
-def load_policy(path: str | Path, *, model: ModelClass | None = None) -> Policy:
-    """Return the policy of a run's newest good checkpoint, or of the checkpoint at `path`.
+def load_policy(path: Result | str | Path, *, model: ModelClass | None = None) -> Policy:
+    """Return the policy of a result, of a run's newest good checkpoint, or of the checkpoint at `path`.
 
     Loading runs no code from the folder, with one exception: a network of your own is stored as the import path of its
     class, and that module is imported. Load such a policy only from a folder that you trust, or pass `model`.
@@ -186,6 +187,8 @@ def load_policy(path: str | Path, *, model: ModelClass | None = None) -> Policy:
 
     Raise CheckpointError if there is no checkpoint, it is damaged, or its network cannot be built here.
     """
+    if isinstance(path, Result):
+        model, path = model or path.objects.get("model"), path.checkpoint
     return policy_from(read(path), model)
 
 

@@ -57,17 +57,19 @@ def learning_curve(rows: Sequence[Mapping[str, float]], path: Path, title: str) 
     x_of = evaluated.steps, evaluated.seconds / scale
     for axis, x, x_evaluated in zip(axes, (steps, seconds / scale), x_of, strict=True):
         if len(evaluated.values):
-            line: dict[str, Any] = {"marker": "o", "markersize": 4, "label": "evaluations"}
-            axis.plot(x_evaluated, evaluated.values, color=COLOURS[0], linewidth=1.5, **line)
-            axis.legend(**LEGEND | {"loc": "lower right", "bbox_to_anchor": (1.0, 0.99)})
+            dots: dict[str, Any] = {"marker": "o", "markersize": 4, "label": "evaluations"}
+            axis.plot(x_evaluated, evaluated.values, color=COLOURS[0], linewidth=1.5, **dots)
         if len(returns):
             marker = "o" if len(returns) < FEW else None
-            axis.plot(x[at], returns[at], color=COLOURS[1], alpha=0.3, linewidth=1, marker=marker, markersize=4)
-            axis.plot(x[at], smoothed(returns)[at], color=COLOURS[1], linewidth=2)
+            line = {"color": COLOURS[1], "marker": marker, "markersize": 4, "label": "each iteration"}
+            axis.plot(x[at], returns[at], alpha=0.3, linewidth=1, **line)
+            axis.plot(x[at], smoothed(returns)[at], color=COLOURS[1], linewidth=2, label="moving mean")
         else:
             axis.text(0.5, 0.5, "No episode has finished yet.", transform=axis.transAxes, ha="center", color=GREY)
             axis.set(xticks=[], yticks=[])
         axis.set_xlim(left=0)
+    if len(returns) or len(evaluated.values):
+        axes[1].legend(**LEGEND | {"loc": "lower right", "bbox_to_anchor": (1.02, 0.98), "ncols": 3})
     axes[0].set_xlabel("env steps", color=INK)
     axes[1].set_xlabel(f"training time ({unit})", color=INK)
     save(figure, path)

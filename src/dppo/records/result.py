@@ -3,7 +3,10 @@
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import fmean, pstdev
+from typing import Any
 
+from dppo.config import Config
+from dppo.config.trust import NAMING
 from dppo.errors import counted
 from dppo.records.metrics.reading import read_metrics
 
@@ -49,6 +52,15 @@ class Result:
     """Faults that the run survived, by environment and kind: "sampler 3, env 0: ValueError in step"; "steps lost"."""
     notes: tuple[str, ...] = ()
     """Lines about slow actors."""
+    config: Config | None = field(default=None, compare=False)
+    """The settings, with the objects that were given: environment, wrappers, model."""
+
+    @property
+    def objects(self) -> dict[str, Any]:
+        """The environment, the wrappers and the model that were given as objects, which only this process can name."""
+        named = {name: getattr(self.config, name, None) for name in NAMING}
+        several = {name: value if isinstance(value, tuple) else (value,) for name, value in named.items()}
+        return {name: value for name, value in named.items() if any(map(callable, several[name]))}
 
     @property
     def metrics(self) -> list[dict[str, float]]:

@@ -51,6 +51,7 @@ def train(
     """Train one policy and write a run folder.
 
     Args:
+        config: all settings, checked: `dppo.Config(env_id=...)`.
         resume: the folder of a run, or one of its checkpoints, to continue exactly. `config` must equal that run's,
             except for settings that do not change the result. "auto": the run in `config.run_dir`, or a new one there.
         branch: start a new run in `config.run_dir` instead, with the weights, the optimizer state and the normalizers
@@ -227,7 +228,7 @@ class _Run:
         arrays, state = self.learner.state()
         state |= {
             "config": resolved(self.config),
-            "versions": run_folder.versions(),
+            **run_folder.of_this_process(),
             "numerics": asdict(self.parts.numerics),
             "branched_from": self.folder.branched_from,
             "model": self.parts.model,
@@ -245,8 +246,7 @@ class _Run:
             chosen=chosen_of(evaluations),
             make_room=last,
         )
-        self.save_failed = False
-        self.saved_iteration = self.learner.iteration
+        self.save_failed, self.saved_iteration = False, self.learner.iteration
         for observer in self.watching:
             observer.on_checkpoint(self.last_checkpoint)
 
@@ -295,4 +295,5 @@ class _Run:
             times=words.times_line(self.time_split, self.config, self.parts.epochs),
             bottleneck=words.bottleneck_line(self.time_split, self.config),
             notes=(*(self.evaluations.notes() if self.evaluations else ()), *self.parts.collector.notes()),
+            config=self.config,
         )

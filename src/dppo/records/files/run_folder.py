@@ -7,6 +7,7 @@ import os
 import platform
 import re
 import socket
+import sys
 import time
 from collections.abc import Sequence
 from contextlib import suppress
@@ -143,6 +144,12 @@ def as_file_name(env_name: str) -> str:
 
 
 @cache  # they take longer to find than a small checkpoint to write
+def of_this_process() -> dict[str, Any]:
+    """Return the versions, and the file of the program, which `__main__:name` is in; None in a notebook."""
+    file = getattr(sys.modules["__main__"], "__file__", None)
+    return {"versions": versions(), "program": None if file is None else os.path.abspath(file)}
+
+
 def versions() -> dict[str, str]:
     """Return the versions of Python and of the packages that a result depends on."""
     packages = ("dppo", "ray", "torch", "gymnasium", "numpy")

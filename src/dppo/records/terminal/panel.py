@@ -10,6 +10,7 @@ from typing import TextIO, cast
 
 from rich.columns import Columns
 from rich.console import Console, Group, RenderableType
+from rich.control import Control
 from rich.live import Live
 from rich.padding import Padding
 from rich.panel import Panel
@@ -46,7 +47,7 @@ class LivePanel(Display):
     def __init__(self, stream: TextIO) -> None:
         self._console = Console(file=cast(TextIO, PatientStream(stream)), highlight=False)
         self.view = View(began=time.monotonic())
-        self._preparing = ExitStack()
+        self._preparing, self._width = ExitStack(), 0
         self._live = Live(console=self._console, get_renderable=self._draw, refresh_per_second=REFRESH_HZ)
         self._log = ShowLog(self.note)
         self._lock = threading.Lock()
@@ -96,7 +97,11 @@ class LivePanel(Display):
 
     def _draw(self) -> RenderableType:
         colours = self._console.color_system is not None and not self._console.no_color
-        width = min(MAX_WIDTH, self._console.width - 2)  # room for the ^C that the terminal echoes
+        if self._console.width < self._width:  # its lines are wrapped now, and nobody knows into how many
+            self._console.control(Control.clear(), Control.home())
+            self._live._live_render._shape = None  # it has nothing to erase
+        self._width = self._console.width
+        width = min(MAX_WIDTH, self._width - 2)  # room for the ^C that the terminal echoes
         return draw(self.view, width, time.monotonic(), colours=colours)
 
     def _print(self, *lines: RenderableType) -> None:
@@ -120,7 +125,8 @@ def _lines(view: View, room: int, now: float, colours: bool) -> list[tuple[str, 
     row, lines = view.row, list[tuple[str, RenderableType]]()
     if not row and view.progress is None:
         elapsed = _item("elapsed", duration(now - view.began))
-        lines = [("steps", _flow([Text("waiting for the first env steps"), elapsed]))]
+        ready = _item("actors", f"{view.ready} of {view.actors} ready" if view.ready else "")
+        lines = [("steps", _flow([Text("waiting for the first env steps"), elapsed, *[ready] * bool(view.ready)]))]
     elif not row:
         lines = [("steps", _steps(view, room, now)), ("speed", _flow(_pace(view)))]
     else:

@@ -31,8 +31,10 @@ class PlainLines(Display):
         self._progress_s = FIRST_S
 
     def prepare(self, text: str) -> None:
-        """Hold back notes until `on_start`; `text` could not be erased."""
+        """Hold back notes until `on_start`; print `text` if actors are started, which takes seconds."""
         self._log.hold()
+        if "actor" in text:
+            self._print(text)
 
     def on_start(self, run: RunInfo) -> None:
         """Print the title and the first lines of the run."""
@@ -43,12 +45,15 @@ class PlainLines(Display):
     def on_progress(self, progress: CollectionProgress) -> None:
         """Print the progress of a long iteration, if env steps have been made and the last line is old enough."""
         view = self._view
-        if view.add_progress(progress) and time.monotonic() - self._printed_at >= self._progress_s:
-            self._print(
-                f"  {_steps(progress.global_step, view)}   iteration {progress.iteration}: {progress.steps:,} of "
-                f"{view.batch_size:,} steps   {number(view.step_ms)} ms per env step   "
-                f"left about {duration(view.left_s(view.moved_at))}"
-            )
+        moved, starting = view.add_progress(progress), not (view.row or view.progress)
+        if (moved or starting) and time.monotonic() - self._printed_at >= self._progress_s:
+            left, step = duration(view.left_s(view.moved_at)), number(view.step_ms)
+            more = f"{progress.steps:,} of {view.batch_size:,} steps"
+            if starting:
+                more = f"{view.ready} of {view.actors} actors ready, {progress.elapsed_s:.0f} s, no env step yet"
+            more += "" if step == "-" else f"   {step} ms per env step"
+            more += "" if left == "-" else f"   left about {left}"
+            self._print(f"  {_steps(progress.global_step, view)}   iteration {progress.iteration}: {more}")
             self._printed_at = time.monotonic()
             self._progress_s = min(2 * self._progress_s, LAST_S)
 

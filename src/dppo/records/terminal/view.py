@@ -33,6 +33,12 @@ class View:
     row_at: float = 0.0
     evaluation: dict[str, float] = field(default_factory=dict)
     """The row with the last evaluation."""
+    first_row: tuple[float, float] = (math.nan, math.nan)
+    """Env steps and time of the first iteration of this call, which makes the environments."""
+    actors: int = 0
+    """The most that the run may have."""
+    ready: int = 0
+    """Processes that work on the present iteration, as last reported."""
     progress: CollectionProgress | None = None
     """Of the last iteration that takes long."""
     first: CollectionProgress | None = None
@@ -48,10 +54,12 @@ class View:
     def start(self, run: RunInfo) -> None:
         """Take the facts of the run."""
         self.title, self.total_steps, self.batch_size = run.title, run.total_steps, run.config.batch_size
-        self.began = time.monotonic()
+        self.began, self.actors = time.monotonic(), run.config.most_actors
 
     def add_row(self, row: dict[str, float]) -> None:
         """Take the row of a finished iteration."""
+        if not self.row:
+            self.first_row = row.get("global_step", 0), time.monotonic()
         self.row, self.row_at = row, time.monotonic()
         if "eval/episodes" in row:
             self.evaluation = row
@@ -61,7 +69,7 @@ class View:
 
     def add_progress(self, progress: CollectionProgress) -> bool:
         """Take the progress of a long iteration; return whether env steps have been made since the last one."""
-        last = self.first and self.progress
+        self.ready, last = progress.processes, self.first and self.progress
         if last is not None and (progress.iteration != last.iteration or progress.steps < last.steps):
             self.first = last = None
         if progress.steps == (0 if last is None else last.steps):
@@ -75,9 +83,11 @@ class View:
         first, last = self.first, self.progress
         if first is None or last is None:
             return math.nan
-        if last.steps > first.steps:
-            return (last.steps - first.steps) / (last.elapsed_s - first.elapsed_s)
-        return last.steps / last.elapsed_s  # after one report only: includes the time to make the environments
+        if last.steps < first.steps + 2 * max(
+            1, last.processes
+        ):  # fewer say more about resets, and about who was first
+            return math.nan
+        return (last.steps - first.steps) / (last.elapsed_s - first.elapsed_s)
 
     @property
     def step_ms(self) -> float:
@@ -96,13 +106,19 @@ class View:
         return int(self.row.get("global_step", 0)) if self.under_way is None else self.under_way.global_step
 
     def left_s(self, now: float) -> float:
-        """Return the seconds left at the mean speed of finished iterations, or of the running first; NaN if unknown."""
-        steps, steps_per_s, since = self.row.get("global_step", 0), self.row.get("charts/SPS", math.nan), self.row_at
-        if not self.row and self.progress is not None:
-            steps, steps_per_s, since = self.progress.global_step, self.steps_per_s, self.moved_at
-        if not steps_per_s > 0:
-            return math.nan
-        return max(0.0, (self.total_steps - steps) / steps_per_s - (now - since))
+        """Return the seconds left at the mean speed of the iterations since the first; NaN while unknown.
+
+        Until there are two, env steps are expected to go on as in the first, and updates to take as long. How long it
+        took to make the environments and to reset them says nothing about the rest.
+        """
+        (first_steps, first_at), steps, since = self.first_row, self.row.get("global_step", 0), self.row_at
+        if steps > first_steps and since > first_at:
+            s_per_step = (since - first_at) / (steps - first_steps)
+        else:
+            s_per_step = 1 / self.steps_per_s + self.row.get("perf/update_s", 0.0) / max(1, self.batch_size)
+            if not self.row and self.progress is not None:
+                steps, since = self.progress.global_step, self.moved_at
+        return max((self.total_steps - steps) * s_per_step - (now - since), 0.0)  # NaN stays NaN in this order
 
 
 def sparkline(values: Sequence[float], width: int) -> str:

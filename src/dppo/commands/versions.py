@@ -1,0 +1,52 @@
+"""Find packages in the launcher's `.venv` that are not those that it has installed."""
+
+import re
+import sys
+from importlib.metadata import PackageNotFoundError, requires, version
+from pathlib import Path
+
+CORE = ("gymnasium", "numpy", "ray", "torch")
+
+
+def other_versions() -> tuple[str, bool] | None:
+    """Return which packages have other versions than pinned, with the remedy, and whether dppo cannot work with them.
+
+    None if all are as pinned, or Python is not that of a `.venv` made by `./dppo`. Reads two or three small files.
+    """
+    venv = Path(sys.prefix)
+    if not (venv / ".dppo-ready").exists():
+        return None
+    pins, found, broken = _pins(venv.parent / "constraints.txt"), list[str](), list[str]()
+    for package in CORE:
+        try:
+            has = version(package)
+        except PackageNotFoundError:
+            has = "none"
+        if package in pins and has.partition("+")[0] not in pins[package]:
+            found.append(f"{package} {has} instead of {' or '.join(pins[package])}")
+            broken += [package] * (not _is_supported(package, has))
+    if not found:
+        return None
+    effect = (
+        f"dppo does not work with {', '.join(broken)} of that version" if broken else "it is tested with the latter"
+    )
+    repair = f"cd {venv.parent} && {venv.name}/bin/python -m pip install -c constraints.txt -e '.[test]'"
+    return f"{venv} has {', '.join(found)}; {effect}. Something else was installed there. Repair it: {repair}", bool(
+        broken
+    )
+
+
+def _pins(constraints: Path) -> dict[str, list[str]]:
+    """Return the versions that a file allows of each package: several, if they depend on the version of Python."""
+    pins: dict[str, list[str]] = {}
+    for name, has in re.findall(r"^([\w.-]+)==([^\s;]+)", constraints.read_text(), re.MULTILINE):
+        pins.setdefault(name, []).append(has)
+    return pins
+
+
+def _is_supported(package: str, has: str) -> bool:
+    """Return whether a version is in the range that dppo asks for."""
+    from packaging.requirements import Requirement
+
+    asked = [Requirement(text) for text in requires("dppo") or ()]
+    return has != "none" and all(one.specifier.contains(has, prereleases=True) for one in asked if one.name == package)

@@ -1,0 +1,137 @@
+"""The recipes of docs/RECIPES.md: Slurm with real daemons, a manifest for KubeRay, `ray job submit`, and pip."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+from tempfile import mkdtemp
+from typing import Any
+
+import numpy as np
+import pytest
+import yaml
+from commandline import fresh_environment
+
+from dppo.commands.train import parse
+from dppo.config import Config
+
+ROOT = Path(__file__).resolve().parents[2]
+EXAMPLES = ROOT / "examples"
+PLUGINS = Path(os.environ.get("SLURM_PLUGINS", "/usr/lib/x86_64-linux-gnu/slurm-wlm"))
+DAEMONS = ("munged", "slurmctld", "slurmd", "slurmstepd", "sbatch", "unshare")
+WITHOUT_SLURM = not PLUGINS.is_dir() or not all(map(shutil.which, DAEMONS)) or os.geteuid() != 0
+JOB = """
+job() { sbatch --parsable --output="$HOME/job.log" --export=ALL --chdir="$HOME" SCRIPT CartPole-v1 --num-samplers 2 \
+    --num-steps 64 --total-timesteps 40000 --progress plain; }
+ended() { for _ in $(seq 200); do [ -z "$(squeue -h -j $1)" ] && break; sleep 0.5; done
+    scontrol show job $1 | grep -o 'JobState=[A-Z]*'; }
+first=$(job)
+for _ in $(seq 200); do [ "$(grep -cs . "$RUN_DIR/metrics.jsonl")" -gt 5 ] 2>/dev/null && break; sleep 0.2; done
+scancel --signal=TERM $first; ended $first
+ended $(job)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(WITHOUT_SLURM, reason="needs root, and slurmd, slurmctld, munge of Debian in PATH")
+def test_slurm_runs_the_job_saves_at_sigterm_and_continues(tmp_path: Path) -> None:
+    run_dir, slurm = tmp_path / "run", Path(__file__).with_name("slurm_on_one_machine.sh")
+    env = {**os.environ, "HOME": str(tmp_path), "RUN_DIR": str(run_dir), "SLURM_PLUGINS": str(PLUGINS)}
+    env |= {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}", "RAY_PORT": "6999"}
+    words = ["unshare", "--mount", "--pid", "--fork", "--mount-proc", str(slurm), str(tmp_path / "slurm")]
+    script = JOB.replace("SCRIPT", str(EXAMPLES / "slurm.sh"))
+    words += ["bash", "-c", script]
+    done = subprocess.run(words, env=env, capture_output=True, text=True, timeout=280, check=False)
+    log = (tmp_path / "job.log").read_text()
+    assert "Stopped by SIGTERM" in log, done.stdout + done.stderr + log[:4000]
+    assert "2 Ray actors host 1 sampler each" in log, log[-3000:]
+    assert "Resuming from iter_" in log, log[-3000:]
+    assert "JobState=COMPLETED" in done.stdout.splitlines()[-1]
+
+
+KNOWN = {  # fields of the schema of ray.io/v1 that the manifest may use; anything else is a typing error
+    "RayJob": {"entrypoint", "backoffLimit", "shutdownAfterJobFinishes", "rayClusterSpec"},
+    "cluster": {"rayVersion", "enableInTreeAutoscaling", "headGroupSpec", "workerGroupSpecs"},
+    "head": {"rayStartParams", "template"},
+    "workers": {"groupName", "replicas", "minReplicas", "maxReplicas", "rayStartParams", "template"},
+    "pod": {"containers", "volumes", "terminationGracePeriodSeconds"},
+    "container": {"name", "image", "resources", "volumeMounts"},
+}
+
+
+def test_the_manifest_for_kuberay_has_known_fields_and_starts_a_valid_run() -> None:
+    job: dict[str, Any] = yaml.safe_load((EXAMPLES / "kuberay.yaml").read_text(encoding="utf8"))
+    assert job.keys() == {"apiVersion", "kind", "metadata", "spec"}
+    assert (job["apiVersion"], job["kind"]) == ("ray.io/v1", "RayJob")
+    spec, cluster = job["spec"], job["spec"]["rayClusterSpec"]
+    assert spec.keys() == KNOWN["RayJob"]
+    assert cluster.keys() == KNOWN["cluster"]
+    groups = [(cluster["headGroupSpec"], "head"), *((group, "workers") for group in cluster["workerGroupSpecs"])]
+    for group, kind in groups:
+        pod = group["template"]["spec"]
+        assert group.keys() == KNOWN[kind]
+        assert pod.keys() == KNOWN["pod"]
+        assert all(isinstance(value, str) for value in group["rayStartParams"].values())
+        volumes = {volume["name"] for volume in pod["volumes"]}
+        for container in pod["containers"]:
+            assert container.keys() == KNOWN["container"]
+            assert {mount["name"] for mount in container["volumeMounts"]} == volumes
+    assert f"ray=={cluster['rayVersion']}\n" in (ROOT / "constraints.txt").read_text(encoding="utf8")
+    words = spec["entrypoint"].split()
+    assert words[:4] == ["python", "-m", "dppo", "train"]
+    config = Config(**parse(words[4:]).settings)
+    assert (config.num_actors, str(config.run_dir)) == ("auto", "/runs/first")
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(find_spec("aiohttp_cors") is None, reason="needs ray[default]: pip install '.[cluster]'")
+def test_a_job_that_is_submitted_trains_on_the_cluster_with_the_module_of_its_folder(tmp_path: Path) -> None:
+    """On a head of its own, in a PID namespace of its own, because `ray stop` ends every Ray that it sees."""
+    (tmp_path / "mysim.py").write_text("import gymnasium\n\ndef make():\n    return gymnasium.make('CartPole-v1')\n")
+    train = "python -m dppo train mysim:make --num-samplers 2 --num-actors 2 --num-steps 64 --total-timesteps 512"
+    script = f"""
+        ray start --head --port 6998 --num-cpus 2 --dashboard-port 8298 || exit 1
+        ray job submit --address http://127.0.0.1:8298 --working-dir . -- \
+            {train} --address auto --progress plain --run-dir {tmp_path}/run
+    """
+    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+    env = fresh_environment(PATH=path, RAY_TMPDIR=mkdtemp(dir="/tmp"), PYTHONPATH=os.pathsep.join(sys.path))
+    words = ["unshare", "--mount", "--pid", "--fork", "--mount-proc", "bash", "-c", script]
+    done = subprocess.run(words, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=280, check=False)
+    assert "Done after 512 steps" in done.stdout, done.stdout + done.stderr
+    assert (tmp_path / "run" / "learning_curve.png").exists()
+
+
+@pytest.mark.slow
+def test_a_clone_installed_with_pip_trains_from_a_script_in_another_folder(tmp_path: Path) -> None:
+    """Its dependencies are those of this environment: what is tested is the wheel, its files and its command."""
+    script = "import dppo\n\nsizes = {'num_samplers': 1, 'num_steps': 32, 'total_timesteps': 64}\n"
+    script += "if __name__ == '__main__':\n    print(dppo.__file__)\n"
+    script += "    print(dppo.evaluate(dppo.train(dppo.Config(env_id='CartPole-v1', **sizes)), episodes=1))\n"
+    folder = tmp_path / "elsewhere"
+    folder.mkdir()
+    (folder / "first.py").write_text(script)
+    venv = tmp_path / "venv"
+    env = fresh_environment()
+    env.pop("PYTHONPATH", None)
+
+    def call(*words: str) -> str:
+        done = subprocess.run(words, cwd=folder, env=env, capture_output=True, text=True, timeout=250, check=False)
+        assert done.returncode == 0, done.stdout + done.stderr
+        return done.stdout
+
+    call(sys.executable, "-m", "venv", str(venv))
+    [site] = (venv / "lib").glob("python*/site-packages")
+    ours = Path(np.__file__).parents[1]
+    pip = [f"{venv}/bin/python", "-m", "pip"]
+    call(*pip, "wheel", "--no-deps", "--wheel-dir", str(tmp_path), str(ROOT))
+    call(*pip, "install", "--no-deps", "-c", f"{ROOT}/constraints.txt", *map(str, tmp_path.glob("dppo-*.whl")))
+    (site / "others.pth").write_text(f"{ours}\n")  # after its own packages, so that dppo is the one installed here
+    out = call(f"{venv}/bin/python", "first.py")
+    assert str(site / "dppo") in out
+    assert "Evaluation(CartPole-v1" in out
+    assert "CartPole-v1" in call(f"{venv}/bin/dppo", "presets")
