@@ -100,6 +100,8 @@ def test_a_job_that_is_submitted_trains_on_the_cluster_with_the_module_of_its_fo
     """
     path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
     env = fresh_environment(PATH=path, RAY_TMPDIR=mkdtemp(dir="/tmp"), PYTHONPATH=os.pathsep.join(sys.path))
+    (tmp_path / "token").write_text("0123456789abcdef" * 4)
+    env |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": str(tmp_path / "token")}
     words = ["unshare", "--mount", "--pid", "--fork", "--mount-proc", "bash", "-c", script]
     done = subprocess.run(words, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=280, check=False)
     assert "Done after 512 steps" in done.stdout, done.stdout + done.stderr
