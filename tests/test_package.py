@@ -27,7 +27,9 @@ DATA = {
 def call(*words: str | Path, cwd: Path) -> str:
     """Run a command without our import path; return its output."""
     env = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "PYTHONHOME")}
-    done = subprocess.run([*map(str, words)], cwd=cwd, env=env, capture_output=True, text=True, timeout=240, check=False)
+    done = subprocess.run(
+        [*map(str, words)], cwd=cwd, env=env, capture_output=True, text=True, timeout=240, check=False
+    )
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
 
@@ -53,7 +55,7 @@ def test_the_wheel_works_in_a_fresh_environment_and_holds_its_data(tmp_path: Pat
     assert call(command, "--version", cwd=tmp_path) == f"dppo {dppo.__version__}\n"
     assert str(site) in call(python, "-c", "import dppo; print(dppo.__file__)", cwd=tmp_path)
     assert "CartPole-v1" in call(command, "presets", cwd=tmp_path)
-    trained = call(command, *"train CartPole-v1 --total-timesteps 512 --run-dir run".split(), cwd=tmp_path)
+    trained = call(command, *["train", "CartPole-v1", "--total-timesteps", "512", "--run-dir", "run"], cwd=tmp_path)
     assert "Done after 512 steps" in trained
     call(command, "report", "run", cwd=tmp_path)
     assert "<style>" in (tmp_path / "run" / "report.html").read_text(encoding="utf8")
