@@ -36,7 +36,7 @@ def call(*words: str | Path, cwd: Path) -> str:
 
 @pytest.mark.slow
 def test_the_wheel_works_in_a_fresh_environment_and_holds_its_data(tmp_path: Path) -> None:
-    """Dependencies come from the environment of the tests by a .pth file: nothing is downloaded but the build backend."""
+    """Dependencies come from the environment of the tests by a .pth file; pip fetches the build backend."""
     call(sys.executable, "-m", "build", "--outdir", tmp_path, ROOT, cwd=tmp_path)
     [wheel], [sdist] = tmp_path.glob("*.whl"), tmp_path.glob("*.tar.gz")
     with zipfile.ZipFile(wheel) as files:
