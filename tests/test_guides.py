@@ -55,7 +55,7 @@ GUIDES = {
     "TUNING.md": Guide({"./dppo train Acrobot-v1": "--total-timesteps 512"}, (f"{TRAIN} --run-dir runs/first",)),
 }
 NOT_RUN = {  # a pattern of commands, and why
-    r"pip install|^python -m pip": "installs packages; tests/test_package.py installs the wheel",
+    r"pip install|^python -m (pip|venv)": "installs packages; tests/test_package.py installs the wheel",
     r"^(\.venv/bin/)?python benchmarks/": "measures for minutes to hours",
     r"^python examples/": "run by tests/test_examples.py",
     r"--address|^ray |^srun |^head=|^export |^kubectl |^sbatch |^s?ray_|^python -m dppo|^--": "needs a cluster",

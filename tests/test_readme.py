@@ -31,7 +31,8 @@ ROOT = Path(__file__).resolve().parents[1]
 README = ROOT / "README.md"
 STEPS = ROOT / "docs" / "FIRST_STEPS.md"
 OTHERS = [ROOT / name for name in ("CONTRIBUTING.md", "SECURITY.md", "examples/README.md", "benchmarks/README.md")]
-PAGES = [README, *sorted((ROOT / "docs").glob("*.md")), *OTHERS]
+DOCUMENTS = [README, *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [*DOCUMENTS, *OTHERS]
 pages = pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 
 
@@ -260,7 +261,7 @@ def flags() -> set[str]:
     return {"--help", *re.findall(r"(?<![\w-])--[a-z][a-z-]*", printed.getvalue())}
 
 
-@pages
+@pytest.mark.parametrize("page", DOCUMENTS, ids=lambda page: page.name)
 def test_flags_that_are_mentioned_exist(page: Path, flags: set[str]) -> None:
     prose = re.sub(r"^```.*?^```$", "", page.read_text(encoding="utf8"), flags=re.MULTILINE | re.DOTALL)
     quoted = [text for text in re.findall(r"`([^`]+)`", prose) if not text.startswith(OF_OTHERS)]
