@@ -16,6 +16,7 @@ PAGES = {  # of the repository -> of the site
     "README.md": "index.md",
     "CONTRIBUTING.md": "contributing.md",
     "CHANGELOG.md": "changelog.md",
+    "SECURITY.md": "security.md",
     "LICENSE": "license.md",
     "benchmarks/README.md": "benchmarks.md",
     "examples/README.md": "examples/index.md",

@@ -21,6 +21,7 @@ import dppo
 from dppo.__main__ import COMMANDS, main
 from dppo.commands import tune
 from dppo.commands.compare import plan as compare_plan
+from dppo.commands.flags import Parser
 from dppo.commands.train import parse as parse_training
 from dppo.ppo.exchange.records import IncidentKind
 
@@ -28,7 +29,10 @@ Capture = pytest.CaptureFixture[str]
 Patch = pytest.MonkeyPatch
 ROOT = Path(__file__).resolve().parents[1]
 README = ROOT / "README.md"
-PAGES = [README, *sorted((ROOT / "docs").glob("*.md"))]
+STEPS = ROOT / "docs" / "FIRST_STEPS.md"
+OTHERS = [ROOT / name for name in ("CONTRIBUTING.md", "SECURITY.md", "examples/README.md", "benchmarks/README.md")]
+DOCUMENTS = [README, *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [*DOCUMENTS, *OTHERS]
 pages = pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 
 
@@ -43,8 +47,13 @@ def commands(page: Path) -> list[str]:
     return [" ".join(line.split()) for line in lines if line.strip() and not line.strip().startswith("#")]
 
 
+def first_commands() -> list[str]:
+    """Return the commands that a newcomer types: those of the README and of the first steps, but for pip."""
+    return [command for page in (README, STEPS) for command in commands(page) if command != "pip install ."]
+
+
 class Small(NamedTuple):
-    """A command of the README as it is run here: as written, then with further words that make it short."""
+    """A command of the first pages as it is run here: as written, then with further words that make it short."""
 
     words: str
     prints: str
@@ -83,17 +92,17 @@ SMALL = AS_A_NEWCOMER | {
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """Return a folder with the files that the README asks for."""
-    for snippet in blocks(README, "python"):
+    """Return a folder with the files that the first steps ask for."""
+    for snippet in blocks(STEPS, "python"):
         if name := re.match(r"# (\w+\.py)\b", snippet):
             (tmp_path / name[1]).write_text(snippet, encoding="utf8")
     return tmp_path
 
 
 def check_commands(folder: Path, run_command: Callable[[str, list[str]], tuple[int, str]], *, fast: bool) -> None:
-    """Run the README's commands in order: each as written, with the words that make it short."""
+    """Run the first commands in order: each as written, with the words that make it short."""
     weights = {}
-    for command in commands(README):
+    for command in first_commands():
         small = SMALL[command]
         words = small.fast if fast and small.fast is not None else small.words
         if not words:
@@ -107,11 +116,13 @@ def check_commands(folder: Path, run_command: Callable[[str, list[str]], tuple[i
     assert weights[TRAINED] == weights[RESUMED] != []
 
 
-def test_every_command_of_the_readme_is_run_here() -> None:
-    assert sorted(commands(README)) == sorted(SMALL)
+def test_every_command_of_the_first_pages_is_run_here() -> None:
+    assert sorted(first_commands()) == sorted(SMALL)
 
 
-def test_the_commands_of_the_readme_work(folder: Path, ray_session: None, capsys: Capture, monkeypatch: Patch) -> None:
+def test_the_commands_of_the_first_pages_work(
+    folder: Path, ray_session: None, capsys: Capture, monkeypatch: Patch
+) -> None:
     """In this process, which has a Ray and has imported torch. tests/test_signals.py runs real commands."""
 
     def run_here(_: str, words: list[str]) -> tuple[int, str]:
@@ -161,7 +172,7 @@ def test_python_of_the_readme_prints_as_shown(steps: int, folder: Path, capsys: 
 
 
 def test_the_picture_is_described_by_the_caption_of_its_command() -> None:
-    command = next(command for command in commands(README) if "compare" in command)
+    command = next(command for command in commands(STEPS) if "compare" in command)
     options, settings = compare_plan.parse(shlex.split(command)[2:])
     plan = compare_plan.make_plan(options, settings, Path("unused"))
     assert f"![{compare_plan.caption(options, plan)}](docs/compare.png)" in README.read_text(encoding="utf8")
@@ -174,8 +185,19 @@ def words_for_dppo(command: str) -> list[str]:
     return words[called[0] + 1 :] if called else []
 
 
+class Parsed(Exception):
+    """Raised in place of the work of a command whose words its parser has accepted."""
+
+
 @pages
-def test_commands_of_the_documents_are_valid(page: Path) -> None:
+def test_commands_of_the_documents_are_valid(page: Path, monkeypatch: Patch, capsys: Capture) -> None:
+    """Each goes through the parser of its command; settings of a training are checked as in a run."""
+    split = Parser.split
+
+    def split_only(parser: Parser, words: list[str]) -> None:
+        split(parser, words)
+        raise Parsed
+
     for command in commands(page):
         words = words_for_dppo(command)
         resumes = "--resume" in words and words[words.index("--resume") + 1] != "auto"
@@ -185,8 +207,11 @@ def test_commands_of_the_documents_are_valid(page: Path) -> None:
             make_config(tune.parse(words[1:])[1].settings)
         elif words[:1] == ["compare"]:
             compare_plan.make_plan(*compare_plan.parse(words[1:]), Path("unused"))
-        elif words:
-            assert words[0] in COMMANDS
+        elif words and words[0] != "test":  # which passes its words on to pytest
+            with monkeypatch.context() as patch, suppress(Parsed):
+                patch.setattr(Parser, "split", split_only)
+                code = main(words)
+                assert (code, words[0][:2]) == (0, "--"), f"{command}: {capsys.readouterr().err}"  # dppo --version
 
 
 @pages
@@ -236,7 +261,7 @@ def flags() -> set[str]:
     return {"--help", *re.findall(r"(?<![\w-])--[a-z][a-z-]*", printed.getvalue())}
 
 
-@pages
+@pytest.mark.parametrize("page", DOCUMENTS, ids=lambda page: page.name)
 def test_flags_that_are_mentioned_exist(page: Path, flags: set[str]) -> None:
     prose = re.sub(r"^```.*?^```$", "", page.read_text(encoding="utf8"), flags=re.MULTILINE | re.DOTALL)
     quoted = [text for text in re.findall(r"`([^`]+)`", prose) if not text.startswith(OF_OTHERS)]

@@ -1,0 +1,134 @@
+"""Every command of every page is run here in a short form, or is listed with the reason why it is not."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+from commandline import run
+from test_readme import PAGES, README, ROOT, STEPS, blocks, commands, words_for_dppo
+
+TRAIN = "dppo train CartPole-v1 --total-timesteps 512"
+
+
+class Guide(NamedTuple):
+    """The commands of one page that are run, in its order, in one folder."""
+
+    short: dict[str, str]
+    """How a command begins, and the words that make it short."""
+    before: tuple[str, ...] = ()
+    """Commands that make what the page takes for granted."""
+
+
+GUIDES = {
+    "DEPLOY.md": Guide({"dppo train": "--total-timesteps 512", "dppo eval": "--episodes 2"}),
+    "DOCTOR.md": Guide(
+        {"dppo doctor dppo/Slow": "--seconds 3", "dppo doctor mysim:make": "--seconds 3", "dppo doctor runs/first": ""},
+        (f"{TRAIN} --run-dir runs/first",),
+    ),
+    "EPISODES.md": Guide(
+        {
+            "dppo train mysim:make --run-dir runs/first": "--total-timesteps 4096",
+            "dppo replay runs/first --episodes": "",
+            "dppo replay runs/first --episode 12 --trust": "",
+            "dppo train mysim:make --run-dir runs/long": "--total-timesteps 512",
+        }
+    ),
+    "EVALUATION.md": Guide(
+        {
+            "dppo train CartPole-v1 --num-actors 8": "--num-actors 0 --total-timesteps 512 --eval-every 256",
+            "dppo train mysim:make --info-keys": "--total-timesteps 512",
+        }
+    ),
+    "EXPORT.md": Guide({"./dppo train": "--total-timesteps 512", "./dppo export": ""}),
+    "REPORT.md": Guide(
+        {"dppo report": "", "dppo plot": ""},
+        (f"{TRAIN} --run-dir runs/first", f"{TRAIN} --run-dir runs/second --seed 2"),
+    ),
+    "REPRODUCIBILITY.md": Guide(
+        {"dppo diff": ""}, tuple(f"{TRAIN} --trace-hashes --run-dir runs/{name}" for name in "ab")
+    ),
+    "SEEDS.md": Guide({"dppo train": "--total-timesteps 512 --seeds 1,2", "dppo plot": ""}),
+    "TUNING.md": Guide({"./dppo train Acrobot-v1": "--total-timesteps 512"}, (f"{TRAIN} --run-dir runs/first",)),
+}
+NOT_RUN = {  # a pattern of commands, and why
+    r"pip install|^python -m (pip|venv)": "installs packages; tests/test_package.py installs the wheel",
+    r"^(\.venv/bin/)?python benchmarks/": "measures for minutes to hours",
+    r"^python examples/": "run by tests/test_examples.py",
+    r"--address|^ray |^srun |^head=|^export |^kubectl |^sbatch |^s?ray_|^python -m dppo|^--": "needs a cluster",
+    r"--video|--debug|--render|runs/first/incidents/": "run by tests/test_video.py, tests/test_episodes.py and "
+    "tests/test_incidents.py: needs images, a debugger, a display or a fault",
+    r"--track ": "run by tests/records/test_tracking.py, where the package is installed",
+    r"^(\./)?dppo tune ": "run by tests/commands/test_tune.py",
+    r"mysim:make --num-samplers 64|mysim:ScaledReward|agents:make|energyplus:|^cd |^~/": "needs files of yours or a "
+    "simulator; tests/test_joint_envs.py and tests/test_simulators.py run these",
+    r"^dppo train CartPole-v1 #|^dppo train mysim:make --num-actors 8": "shown on the first pages, and run there",
+    r"^tensorboard ": "starts a server of another package",
+    r"^OPENBLAS_CORETYPE=": "the whole suite of tests; .ci/run does so",
+    r"--actors-per-node|--num-learners|--learner-gpus": "run by tests/cluster: needs nodes or a GPU",
+}
+
+
+def found(page: Path) -> dict[str, str]:
+    """Return the commands of a page that are run, and the words that make them short."""
+    short = GUIDES[page.name].short
+    chosen = {}
+    for command in commands(page):
+        beginning = [words for words in short if command.startswith(words)]
+        if beginning and not any(re.search(pattern, command) for pattern in NOT_RUN):
+            chosen[command] = short[max(beginning, key=len)]
+    return chosen
+
+
+def test_every_command_is_run_or_is_listed_with_a_reason() -> None:
+    used, unknown = set(), []
+    for page in PAGES:
+        known = found(page) if page.name in GUIDES else {}
+        for command in commands(page):
+            reasons = {pattern for pattern in NOT_RUN if re.search(pattern, command)}
+            used |= reasons
+            first = page in (README, STEPS)  # tests/test_readme.py runs these
+            if not (first or reasons or command in known or page.name == "RESULTS.md"):
+                unknown.append(f"{page.name}: {command}")
+    assert not unknown, "\n".join(["Neither run in a short form nor listed in NOT_RUN:", *unknown])
+    assert used == set(NOT_RUN)
+    for name, guide in GUIDES.items():
+        for beginning in guide.short:
+            assert any(command.startswith(beginning) for command in found(ROOT / "docs" / name)), f"{name}: {beginning}"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_scripts_that_are_called_know_their_flags(page: Path) -> None:
+    for command in commands(page):
+        for script, words in re.findall(r"python ((?:benchmarks|examples)/[\w/]+\.py)(.*)", command.split(" #")[0]):
+            text = (ROOT / script).read_text(encoding="utf8")
+            for flag in re.findall(r"(?<![\w-])--[a-z][a-z-]*", words):
+                assert flag in text, f"{page.name}: {script} has no {flag}"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", GUIDES)
+def test_the_commands_of_a_guide_work(name: str, tmp_path: Path) -> None:
+    for snippet in blocks(STEPS, "python"):
+        if file := re.match(r"# (\w+\.py)\b", snippet):
+            (tmp_path / file[1]).write_text(snippet, encoding="utf8")
+    guide = GUIDES[name]
+    for command, words in [*((one, "") for one in guide.before), *found(ROOT / "docs" / name).items()]:
+        called = [*words_for_dppo(command), *shlex.split(words)]
+        code, out, err = run(called, tmp_path, 250.0)
+        assert code in ((0, 1) if called[0] == "doctor" else (0,)), f"{command} {words}\n{out}{err}"  # 1: a finding
+
+
+@pytest.mark.slow
+def test_python_of_the_guide_to_deployment_works(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code, out, err = run([*shlex.split(TRAIN)[1:], "--run-dir", "runs/deployed"], tmp_path, 250.0)
+    assert code == 0, out + err
+    monkeypatch.chdir(tmp_path)
+    [snippet] = blocks(ROOT / "docs" / "DEPLOY.md", "python")
+    exec(compile(snippet, "DEPLOY.md", "exec"), {})
+    assert re.search(r"return \d+\n", capsys.readouterr().out)

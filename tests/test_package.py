@@ -1,0 +1,90 @@
+"""A wheel and an sdist can be built, and the wheel works where nothing else of the repository is."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tarfile
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+import dppo
+
+ROOT = Path(__file__).resolve().parents[1]
+SOURCE = ROOT / "src"
+DATA = {
+    path.relative_to(SOURCE).as_posix()
+    for path in (SOURCE / "dppo").rglob("*")
+    if path.is_file() and path.suffix != ".pyc"
+}
+
+
+def call(*words: str | Path, cwd: Path) -> str:
+    """Run a command without our import path; return its output."""
+    env = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "PYTHONHOME")}
+    done = subprocess.run(
+        [*map(str, words)], cwd=cwd, env=env, capture_output=True, text=True, timeout=240, check=False
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+@pytest.mark.slow
+def test_the_wheel_works_in_a_fresh_environment_and_holds_its_data(tmp_path: Path) -> None:
+    """Dependencies come from the environment of the tests by a .pth file; pip fetches the build backend."""
+    call(sys.executable, "-m", "build", "--outdir", tmp_path, ROOT, cwd=tmp_path)
+    [wheel], [sdist] = tmp_path.glob("*.whl"), tmp_path.glob("*.tar.gz")
+    with zipfile.ZipFile(wheel) as files:
+        assert set(files.namelist()) >= DATA
+        assert any(name.endswith("licenses/LICENSE") for name in files.namelist())
+    with tarfile.open(sdist) as files:
+        inside = {name.partition("/")[2] for name in files.getnames()}
+    assert inside >= {f"src/{name}" for name in DATA} | {"README.md", "LICENSE", "constraints.txt", "dppo"}
+
+    call(sys.executable, "-m", "venv", "--without-pip", tmp_path / "fresh", cwd=tmp_path)
+    python = tmp_path / "fresh" / "bin" / "python"
+    site = Path(call(python, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))", cwd=tmp_path).strip())
+    call(sys.executable, "-m", "pip", "--python", python, "install", "--no-deps", "--no-index", wheel, cwd=tmp_path)
+    (site / "libraries.pth").write_text(os.pathsep.join(path for path in sys.path if path.endswith("-packages")))
+    command = tmp_path / "fresh" / "bin" / "dppo"
+    assert call(command, "--version", cwd=tmp_path) == f"dppo {dppo.__version__}\n"
+    assert str(site) in call(python, "-c", "import dppo; print(dppo.__file__)", cwd=tmp_path)
+    assert "CartPole-v1" in call(command, "presets", cwd=tmp_path)
+    trained = call(command, *["train", "CartPole-v1", "--total-timesteps", "512", "--run-dir", "run"], cwd=tmp_path)
+    assert "Done after 512 steps" in trained
+    call(command, "report", "run", cwd=tmp_path)
+    assert "<style>" in (tmp_path / "run" / "report.html").read_text(encoding="utf8")
+
+
+def on_github(name: str) -> Any:
+    return yaml.safe_load((ROOT / ".github" / name).read_text(encoding="utf8"))
+
+
+@pytest.mark.parametrize("name", ["ci.yml", "release.yml"])
+def test_workflows_have_steps_that_exist(name: str) -> None:
+    workflow = on_github(f"workflows/{name}")
+    assert workflow.keys() >= {"name", True, "permissions", "jobs"}  # YAML 1.1 reads `on` as true
+    for job in workflow["jobs"].values():
+        assert job["timeout-minutes"] <= 60
+        for step in job["steps"]:
+            assert ("uses" in step) != ("run" in step)
+            for word in step.get("run", "").split():
+                if word.startswith((".ci/", "./", "tests/")):
+                    assert (ROOT / word.rstrip(")\"'")).exists(), word
+
+
+@pytest.mark.parametrize("name", ["bug.yml", "simulator.yml"])
+def test_issue_forms_ask_for_the_doctor_and_the_settings(name: str) -> None:
+    form = on_github(f"ISSUE_TEMPLATE/{name}")
+    assert form.keys() >= {"name", "description", "body"}
+    ids = [part["id"] for part in form["body"]]
+    assert len(set(ids)) == len(ids)
+    assert {"doctor", "config"} <= set(ids)
+    for part in form["body"]:
+        assert part["type"] in ("textarea", "input", "checkboxes")
+        assert part["attributes"]["label"]
