@@ -84,7 +84,7 @@ def draw(runs: Runs, sides: list[str], path: Path, step_ms: float | None, actors
     for axis, threshold in zip(axes, ("modest", "good"), strict=True):
         _panel(axis, runs, sides, tasks, threshold, clock)
         axis.set_title(f"a {threshold} return", fontsize=10, fontweight="bold", color=INK, loc="left")
-    axes[1].legend(loc="lower right", frameon=False, fontsize=8, labelcolor=INK)
+    axes[0].legend(loc="lower right", frameon=False, fontsize=8, labelcolor=INK)
     axes[0].set_ylabel(f"{len(tasks)} tasks that reach it, %", fontsize=9, color=INK)
     unit = "env steps" if step_ms is None else f"seconds of a simulator with {step_ms:g} ms a step, {actors} at once"
     figure.supxlabel(unit, fontsize=9, color=INK)
