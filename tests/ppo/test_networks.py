@@ -172,4 +172,4 @@ def test_a_quick_module_computes_the_same_and_keeps_hooks_and_parameters() -> No
     assert [name for name, _ in model.named_parameters()] == names
     with torch.no_grad():
         parameters[-1].add_(1)
-    assert torch.allclose(model(obs), expected + 1)
+    torch.testing.assert_close(model(obs), expected + 1)  # near zero, rounding is large beside the value
