@@ -137,6 +137,22 @@ def test_the_oldest_episodes_go_at_the_limit(tmp_path: Path, monkeypatch: pytest
 # ------------------------------------------------------------------ `dppo replay`
 
 
+def test_an_episode_with_too_many_actions_is_left_out_and_said_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(recorded, "LONGEST", 0)  # those of two segments at most
+    recorder = Recorder()
+    with Notes() as notes:
+        dppo.train(settings(tmp_path / "run", num_steps=4), observers=[recorder])
+    numbers = [one.number for one in read_episodes(tmp_path / "run")]
+    missing = [number for number in range(1, len(recorder.episodes) + 1) if number not in numbers]
+    assert numbers
+    assert missing
+    said = [text for text in notes.texts if "is not recorded" in text]
+    assert len(said) == 1
+    assert said[0].startswith(f"episode {missing[0]} is not recorded: the actions of its")
+
+
 def test_episodes_are_listed_and_found_by_number_and_by_name(run: Path, capsys: Capture) -> None:
     assert main(["replay", str(run), "--episodes"]) == 0
     head, *rows, last = capsys.readouterr().out.splitlines()

@@ -8,6 +8,7 @@ import os
 import re
 import signal
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -221,11 +222,9 @@ def test_the_panel_and_the_plain_lines_show_the_last_evaluation() -> None:
 def test_on_actors_evaluations_are_equal_also_if_one_is_killed_and_the_run_is_resumed_without_actors(
     ray_session: None, whole: dppo.Result, tmp_path: Path
 ) -> None:
-    crashing: dict[str, Any] = {
-        "env_id": "worlds.faulty:crashing_cartpole",
-        "env_kwargs": {"how": "hang", "at_step": 10**9},
+    crashing: dict[str, Any] = CRASHING | {
+        "eval_env_kwargs": {"how": "kill", "at_step": 9, "marker": str(tmp_path / "marker")}
     }
-    crashing = CRASHING | {"eval_env_kwargs": {"how": "kill", "at_step": 9, "marker": str(tmp_path / "marker")}}
     with Notes() as notes:
         stopped = dppo.train(settings(tmp_path / "run", num_actors=2, **crashing), observers=[Recorder(interrupt_at=3)])
     assert stopped.iterations == 3
@@ -238,23 +237,24 @@ def test_on_actors_evaluations_are_equal_also_if_one_is_killed_and_the_run_is_re
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("how", ["kill", "hang"])
+@pytest.mark.parametrize("how", ["kill", "hang", "garble"])
 def test_actors_that_always_fail_neither_stop_training_nor_its_end(
     how: str, ray_session: None, whole: dppo.Result, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("dppo.cluster.evaluating.START_S", 10.0)
     monkeypatch.setattr("dppo.cluster.evaluating.LATER_S", 0.1)
-    crashing: dict[str, Any] = {
-        "env_id": "worlds.faulty:crashing_cartpole",
-        "env_kwargs": {"how": "hang", "at_step": 10**9},
-    }
-    crashing = CRASHING | {"eval_env_kwargs": {"how": how, "at_step": 9}, "eval_timeout_s": 1.0}
+    crashing: dict[str, Any] = CRASHING | {"eval_env_kwargs": {"how": how, "at_step": 9}, "eval_timeout_s": 1.0}
+    if how == "garble":  # an answer that cannot be read, as of another version
+        crashing = CRASHING
+        monkeypatch.setattr("dppo.cluster.evaluating.wire", SimpleNamespace(unpack=lambda _: int("answer")))
     with Notes() as notes:
         result = dppo.train(settings(tmp_path / "run", num_actors=2, eval_every=10**9, **crashing))
     assert result.weights_sha256 == whole.weights_sha256
     assert result.incidents["evaluation_fault"] == 1
     assert evaluations(result)[ITERATIONS]["eval/episodes"] == 0
-    reason = "died" if how == "kill" else r"did not end episode 0 within eval_timeout_s=1"
+    reason = {"kill": "died", "hang": "did not end episode 0 within eval_timeout_s=1", "garble": "failed: ValueError"}[
+        how
+    ]
     assert sum(f"actor 0 of evaluations {reason}" in text for text in notes.texts) == 3
 
 

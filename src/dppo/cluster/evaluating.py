@@ -20,6 +20,7 @@ from dppo.cluster.faults import cause_of_death, last_line, sendable, within
 from dppo.cluster.plans import PackedModel, packed_model, unpacked_model
 from dppo.errors import ClusterError, DppoError
 from dppo.ppo.exchange.records import Episode, PolicySnapshot
+from dppo.user_code import in_a_line
 
 START_S, GRACE_S = 600.0, 10.0  # beside the time of an episode: of the first one of an actor, and of a later one
 TRIES, LATER_S = 3, 5.0  # actors for an episode, until the rest of its evaluation is left out; between two of them
@@ -111,7 +112,7 @@ class RayPlayers:
 
     def _work(self, number: int) -> None:
         """Start an actor, and let it play one episode after the other."""
-        with suppress(RayError):  # which the first episode finds out
+        with suppress(Exception):  # which the first episode finds out
             self._actors[number] = self._started(number)
         while not self._closing.is_set():
             with suppress(Empty):
@@ -136,9 +137,10 @@ class RayPlayers:
                 self._ready.add(number)
                 outcome: Episode | DppoError = wire.unpack(message)
                 return outcome
-            except RayError as error:
-                late = f"did not end episode {episode} within eval_timeout_s={timeout_s:g}"
-                lost = late if isinstance(error, TimeoutError) else cause_of_death(error)
+            except Exception as error:  # if this thread ended, the end of the run would wait for the episode forever
+                lost = cause_of_death(error) if isinstance(error, RayError) else f"failed: {in_a_line(error)}"
+                if isinstance(error, TimeoutError):
+                    lost = f"did not end episode {episode} within eval_timeout_s={timeout_s:g}"
                 lost = f"actor {number} of evaluations {lost}"
                 within(CLOSING_S, partial(ray.kill, self._actors[number]))
                 self._ready.discard(number)

@@ -80,6 +80,7 @@ def _as_onnx(policy: Policy, module: ExportedPolicy) -> bytes:
     rows = tuple({0: torch.export.Dim("n", min=1)} for _ in module.example)
     names: Any = {"input_names": list(module.inputs), "output_names": module.output_names}
     log = logging.getLogger("torch.onnx")
+    level = log.level
     log.setLevel(logging.ERROR)  # it warns that torchvision is not installed
     try:
         with warnings.catch_warnings():
@@ -95,7 +96,7 @@ def _as_onnx(policy: Policy, module: ExportedPolicy) -> bytes:
         model, fact = policy.spec.as_json()["model"], in_a_line(error)[:500]
         raise ConfigError(f"model={model}: torch.onnx.export cannot export it: {fact}.") from error
     finally:
-        log.setLevel(logging.NOTSET)
+        log.setLevel(level)
     for node in model.graph.node:  # traces of the stack, with paths of this machine
         del node.metadata_props[:]
     settings = policy.state.get("config")

@@ -15,7 +15,7 @@ from dppo.records.files.run_folder import CONFIG, settings_to_resume
 from dppo.records.metrics.reading import sampled_metrics
 
 RETURN = "charts/episodic_return"
-NOT_COMPARED = ("seed", "run_dir", "progress")  # settings that make no other experiment
+NOT_COMPARED = ("seed", "run_dir", "progress")  # a run that differs in these only is the same experiment
 MANY, RESAMPLES = 4000, 2000  # points of a line, of which more are thinned out
 
 
@@ -38,7 +38,7 @@ class Group(NamedTuple):
     """Runs that differ in their seeds only, as a rule."""
 
     label: str
-    """What differs from other groups, such as "8 actors"."""
+    """The settings in which it differs from other groups, such as "8 actors"."""
     runs: Sequence[Curve]
     noise: bool = False
     """True if the group's speed-up is measurement noise and must not be shown as a result."""
@@ -77,7 +77,7 @@ def curve_of(rows: Sequence[Mapping[str, float]], metric: str, settings: Mapping
 
 
 def read_curve(run: Path, metric: str) -> Curve:
-    """Return a metric of a run, perhaps without a value; raise a DppoError if it is no run, or has no such key."""
+    """Return a metric of a run, perhaps without a value; raise a DppoError if `run` is not a run, or lacks that key."""
     settings, rows = settings_to_resume(run), sampled_metrics(run)
     if rows and "episod" not in metric and not any(metric in row for row in rows):
         raise DppoError(f"metric={metric}: is not in {run}. It has {', '.join(sorted(rows[-1]))}.")

@@ -102,7 +102,7 @@ class EpisodeWriter(Observer):
         """
         self._file = MetricsWriter(run_dir, resumed_at, EPISODES, dict)
         self._every, self._seed, self._reports = config.recorded_every, config.seed, reports
-        self._iteration = -1.0
+        self._iteration, self._said = -1.0, False
         self._best = max((one.episode_return for one in read_episodes(run_dir) if one.number), default=-math.inf)
         self._pending: list[tuple[dict[str, float], Sequence[SegmentReport]]] = []
         self._open: dict[tuple[int, int], tuple[int, list[np.ndarray]]] = {}  # index and actions of open episodes
@@ -143,8 +143,12 @@ class EpisodeWriter(Observer):
                 facts: dict[str, Any] = {"number": number, "checksum": one.checksum}
                 facts["episode_return"] = one.episode_return
                 facts |= {"options": one.options} if one.options else {}
-                if len(actions) == one.length:  # not of one with more than LONGEST bytes
+                if len(actions) == one.length:
                     found.append((one.env, one.index, actions, facts))
+                elif not self._said:  # its actions have more than LONGEST bytes
+                    self._said = True
+                    megabytes = f"the actions of its {one.length:,} steps have more than {LONGEST >> 20} MB"
+                    logger.warning("episode %d is not recorded: %s; later ones like it neither", number, megabytes)
             self._best = max(self._best, one.episode_return)
         for fault in (one.fault for one in report.incidents if one.fault is not None and one.fault.complete):
             error: dict[str, Any] = {"error": f"{fault.error} in {fault.phase}"}

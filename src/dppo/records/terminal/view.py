@@ -1,4 +1,4 @@
-"""What displays share: the state of a run, the notation of its figures, the stream that they write to, the log."""
+"""Parts that displays share: the state of a run, the notation of its figures, the stream they write to, the log."""
 
 import logging
 import math
