@@ -276,21 +276,17 @@ def sums_of(numbers: int, machines: str) -> tuple[list[np.ndarray], bool]:
 
 
 def test_memory_of_another_process_is_identified_by_its_token() -> None:
-    memory = sums.Memory(100)
-    pid, file, token = memory.where()
-    assert sums.open_memory(pid, file, token, memory.bytes) is not None
-    assert sums.open_memory(pid, file, token + 1, memory.bytes) is None
-    assert sums.open_memory(pid, 10_000, token, memory.bytes) is None
-    memory.close()
-    assert sums.open_memory(pid, file, token, memory.bytes) is None
+    with sums.offered_memory(100) as (pid, file, token):
+        assert sums.open_memory(pid, file, token, 100) is not None
+        assert sums.open_memory(pid, file, token + 1, 100) is None
+        assert sums.open_memory(pid, 10_000, token, 100) is None
+    assert sums.open_memory(pid, file, token, 100) is None
 
 
 def test_without_memfd_create_ranks_act_as_on_several_machines(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "memfd_create", mock.Mock(side_effect=OSError("none here")), raising=False)
-    memory = sums.Memory(100)
-    pid, file, token = memory.where()
-    assert sums.open_memory(pid, file, token, memory.bytes) is None
-    memory.close()
+    with sums.offered_memory(100) as (pid, file, token):
+        assert sums.open_memory(pid, file, token, 100) is None
 
 
 def test_a_gradient_that_is_not_finite_stops_all_ranks_with_their_weights() -> None:

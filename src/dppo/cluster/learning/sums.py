@@ -3,8 +3,8 @@
 import mmap
 import os
 import secrets
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 
 import torch
 from torch import Tensor, distributed
@@ -69,23 +69,13 @@ class Group(Parallel):
 
     def _sum_by_messages(self, tensor: Tensor) -> None:
         """Let each rank add up one slice in the order of ranks and send it to the others; the order of gloo varies."""
-        slices = tensor.tensor_split(self.size)
-        mine = slices[self.rank]
-        parts = [torch.empty_like(mine) for _ in slices]
-        parts[self.rank].copy_(mine)
-        self._exchange(slices, parts)
+        slices = [len(part) for part in tensor.tensor_split(self.size)]
+        equal = [slices[self.rank]] * self.size
+        parts = tensor.new_empty(self.size, slices[self.rank])  # of my slice
+        distributed.all_to_all_single(parts.view(-1), tensor, equal, slices)
         for part in parts[1:]:
             parts[0].add_(part)
-        mine.copy_(parts[0])
-        self._exchange([mine] * self.size, slices)
-
-    def _exchange(self, sent: Sequence[Tensor], received: Sequence[Tensor]) -> None:
-        others = [rank for rank in range(self.size) if rank != self.rank]
-        arriving = [distributed.irecv(received[rank], rank) for rank in others]
-        leaving = [distributed.isend(sent[rank], rank) for rank in others]
-        for work in arriving + leaving:
-            assert work is not None, "this process is not in the group"
-            work.wait()
+        distributed.all_to_all_single(tensor, parts[0].repeat(self.size), slices, equal)
 
     def _shared_vectors(self, like: Tensor) -> list[Tensor] | None:
         """Create one vector of zeros per rank, with the length and dtype of `like`, in memory that all ranks share.
@@ -95,55 +85,44 @@ class Group(Parallel):
         Waits for: every rank of the default group; all must call this at once.
         Returns: the vectors in the order of ranks; None, in every rank, unless all run on one Linux machine.
         """
-        mine = Memory(like.numel() * like.element_size())
-        try:
-            places = self.gather(torch.tensor(mine.where())).tolist()
-            seen = [open_memory(pid, file, token, mine.bytes) for pid, file, token in places]
+        size = max(like.numel() * like.element_size(), TOKEN_BYTES)
+        with offered_memory(size) as place:
+            places = self.gather(torch.tensor(place)).tolist()
+            seen = [open_memory(pid, file, token, size) for pid, file, token in places]
             # Clear the token before anybody computes with the vector; close no file before all have opened it.
             everybody = bool(self.gather(torch.tensor([int(None not in seen)])).all())
-            if mine.map is not None:
-                mine.map[:TOKEN_BYTES] = bytes(TOKEN_BYTES)
+            if (mine := seen[self.rank]) is not None:
+                mine[:TOKEN_BYTES] = bytes(TOKEN_BYTES)
             distributed.barrier()
-        finally:
-            mine.close()
         if not everybody:
             return None
         return [torch.frombuffer(memory, dtype=like.dtype, count=like.numel()) for memory in seen if memory is not None]
 
 
-class Memory:
-    """Memory of this process that others can open; a token at its start identifies it."""
+@contextmanager
+def offered_memory(size: int) -> Iterator[list[int]]:
+    """Let others open memory of this process: yield its process id, a file descriptor and a token at its start.
 
-    def __init__(self, wanted: int) -> None:
-        self.bytes = max(wanted, TOKEN_BYTES)
-        self.map: mmap.mmap | None = None
-        self._token = secrets.randbits(8 * TOKEN_BYTES - 1)
-        self._file = -1
-        # Not on Linux, or refused by the system: then no rank shares, as on several machines.
-        with suppress(AttributeError, OSError):
-            self._file = os.memfd_create("dppo gradient")
-            os.truncate(self._file, self.bytes)
-            self.map = mmap.mmap(self._file, self.bytes)
-            self.map[:TOKEN_BYTES] = self._token.to_bytes(TOKEN_BYTES, "little")
-
-    def where(self) -> list[int]:
-        """Return the process id, the file descriptor and the token."""
-        return [os.getpid(), self._file, self._token]
-
-    def close(self) -> None:
-        """Close the file; the memory stays as long as it is mapped."""
-        if self._file >= 0:
-            os.close(self._file)
+    The descriptor is -1 if this is not Linux, or the system refuses: then no rank shares, as on several machines. The
+    memory stays as long as it is mapped.
+    """
+    file, token = -1, secrets.randbits(8 * TOKEN_BYTES - 1)
+    with suppress(AttributeError, OSError):
+        file = os.memfd_create("dppo gradient")
+        os.truncate(file, size)
+        os.pwrite(file, token.to_bytes(TOKEN_BYTES, "little"), 0)
+    try:
+        yield [os.getpid(), file, token]
+    finally:
+        with suppress(OSError):
+            os.close(file)
 
 
 def open_memory(pid: int, file: int, token: int, size: int) -> mmap.mmap | None:
     """Map the memory of another process; return None if that process is not on this machine."""
     try:
-        opened = os.open(f"/proc/{pid}/fd/{file}", os.O_RDWR)
-        try:
-            memory = mmap.mmap(opened, size)
-        finally:
-            os.close(opened)
+        with open(f"/proc/{pid}/fd/{file}", "r+b", buffering=0) as opened:
+            memory = mmap.mmap(opened.fileno(), size)
     except (OSError, ValueError):
         return None
     return memory if memory[:TOKEN_BYTES] == token.to_bytes(TOKEN_BYTES, "little") else None
