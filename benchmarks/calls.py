@@ -91,7 +91,7 @@ def a_request() -> tuple[Any, Any, Any]:
     import numpy as np
 
     from dppo.cluster.builders import build_sampler
-    from dppo.cluster.plans import sampler_plan
+    from dppo.cluster.wire import sampler_plan
     from dppo.config import Config
     from dppo.ppo.exchange.records import PolicySnapshot, SegmentRequest
     from dppo.ppo.networks.choice import choose_network

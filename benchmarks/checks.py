@@ -18,7 +18,7 @@ import gymnasium as gym
 import numpy as np
 
 from dppo.cluster.builders import build_sampler
-from dppo.cluster.plans import sampler_plan
+from dppo.cluster.wire import sampler_plan
 from dppo.config import Config
 from dppo.envs.checks.faults import LARGEST_REWARD, LOWEST_REWARD, reward_of
 from dppo.envs.checks.observations import SpaceChecks

@@ -55,7 +55,7 @@ def main() -> int:
     import torch
 
     from dppo.cluster.builders import build_sampler, build_trainer
-    from dppo.cluster.plans import sampler_plan, trainer_plan
+    from dppo.cluster.wire import sampler_plan, trainer_plan
     from dppo.config import Config
     from dppo.ppo.exchange.records import PolicySnapshot, SegmentRequest
     from dppo.ppo.learning.batch import make_batch

@@ -49,8 +49,8 @@ def once(num_actors: int, lag: int, hidden: list[int], by_reference: bool, pendi
     """Start Ray and the actors, collect for a while, and return figures of the driver."""
     from dppo.cluster.collecting.ledger import ReplayLedger
     from dppo.cluster.collecting.ray_transport import collector_on_ray
-    from dppo.cluster.plans import sampler_plan
     from dppo.cluster.ray.session import RaySession, store_bytes_for
+    from dppo.cluster.wire import sampler_plan
     from dppo.config import Config
     from dppo.ppo.exchange.records import PolicySnapshot
     from dppo.ppo.networks.choice import choose_network
@@ -182,7 +182,7 @@ def learner(num_samplers: int, num_steps: int, width: int) -> dict[str, float]:
     import torch
 
     from dppo.cluster.learning.trainers import LocalTrainer
-    from dppo.cluster.plans import trainer_plan
+    from dppo.cluster.wire import trainer_plan
     from dppo.config import Config
     from dppo.ppo.exchange.normalizer import no_statistics
     from dppo.ppo.learning.batch import make_batch

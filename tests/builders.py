@@ -13,7 +13,7 @@ import numpy as np
 
 from dppo import streams
 from dppo.cluster.builders import BuiltSampler, build_sampler, build_trainer
-from dppo.cluster.plans import sampler_plan, trainer_plan
+from dppo.cluster.wire import sampler_plan, trainer_plan
 from dppo.config import PPO, Config
 from dppo.envs.activity import ActivityRecord
 from dppo.envs.group import EnvGroup

@@ -16,7 +16,7 @@ from worlds.models import Plain
 
 import dppo
 from dppo.cluster.learning.trainers import LocalTrainer
-from dppo.cluster.plans import trainer_plan
+from dppo.cluster.wire import trainer_plan
 from dppo.config import PPO
 from dppo.ppo.exchange.normalizer import no_statistics
 from dppo.ppo.exchange.records import PolicySnapshot

@@ -16,7 +16,7 @@ from worlds import joint
 import dppo
 from dppo import streams
 from dppo.cluster.builders import build_sampler
-from dppo.cluster.plans import sampler_plan
+from dppo.cluster.wire import sampler_plan
 from dppo.envs.make import make_env
 from dppo.errors import ConfigError, EnvironmentFault
 from dppo.ppo.exchange.records import EnvLog

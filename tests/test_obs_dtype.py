@@ -13,7 +13,7 @@ from worlds.faulty import Faulty
 
 import dppo
 from dppo.cluster.builders import build_sampler, build_trainer
-from dppo.cluster.plans import sampler_plan, trainer_plan
+from dppo.cluster.wire import sampler_plan, trainer_plan
 from dppo.config import PPO, Config
 from dppo.envs.spaces.observation_spaces import dtype_of
 from dppo.errors import ConfigError

@@ -22,7 +22,7 @@ from worlds.threaded import Threaded
 import dppo
 from dppo.cluster.collecting.host import SamplerHost, ThreadedHost
 from dppo.cluster.collecting.ledger import ReplayLedger
-from dppo.cluster.plans import sampler_plan
+from dppo.cluster.wire import sampler_plan
 from dppo.envs import threads
 from dppo.envs.activity import ActivityRecord
 from dppo.errors import ConfigError, EnvironmentFault

@@ -20,7 +20,7 @@ from ray.cluster_utils import Cluster
 
 import dppo
 from dppo.cluster.learning.ranks import RayTrainers
-from dppo.cluster.plans import trainer_plan
+from dppo.cluster.wire import trainer_plan
 from dppo.errors import SegmentsLost
 
 NODE: dict[str, Any] = {"num_cpus": 2, "object_store_memory": 80 * 2**20, "include_dashboard": False}

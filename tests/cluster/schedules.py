@@ -20,8 +20,7 @@ from dppo.cluster.collecting.collector import Collected
 from dppo.cluster.collecting.engine import Collecting
 from dppo.cluster.collecting.hosting import shares
 from dppo.cluster.collecting.ledger import ReplayLedger
-from dppo.cluster.plans import sampler_plan
-from dppo.cluster.wire import Answer, Question
+from dppo.cluster.wire import Answer, Question, sampler_plan
 from dppo.ppo.exchange.normalizer import Statistics
 from dppo.ppo.exchange.records import (
     PolicySnapshot,

@@ -17,8 +17,7 @@ from dppo.cluster.collecting.host import SamplerHost
 from dppo.cluster.collecting.in_process import ReplayLog
 from dppo.cluster.collecting.ledger import ReplayLedger
 from dppo.cluster.collecting.messages import Process, Progressed
-from dppo.cluster.plans import sampler_plan
-from dppo.cluster.wire import Answer
+from dppo.cluster.wire import Answer, sampler_plan
 from dppo.envs.activity import BYTES, ActivityRecord, Phase, place_of
 from dppo.ppo.exchange.records import PolicySnapshot, SegmentRequest
 from dppo.ppo.networks.choice import choose_network

@@ -23,7 +23,7 @@ from dppo.cluster.collecting.in_process import InProcessCollector
 from dppo.cluster.collecting.ledger import ReplayLedger
 from dppo.cluster.collecting.messages import Limits
 from dppo.cluster.learning.trainers import LocalTrainer, Trainers
-from dppo.cluster.plans import sampler_plan, trainer_plan
+from dppo.cluster.wire import sampler_plan, trainer_plan
 from dppo.errors import ClusterError, SegmentsLost
 from dppo.ppo.exchange.normalizer import Moments, Statistics
 from dppo.ppo.exchange.records import PolicySnapshot, Update

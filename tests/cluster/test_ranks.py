@@ -26,10 +26,11 @@ from processes import Disturbance, in_the_middle_of_an_update, ours, send, wait_
 import dppo
 from dppo import streams
 from dppo.cluster.builders import build_trainer
-from dppo.cluster.learning import ranks, waiting
+from dppo.cluster.learning import rank as waiting
+from dppo.cluster.learning import ranks
 from dppo.cluster.learning.rank import TrainerRank, interface_of
 from dppo.cluster.learning.ranks import RayTrainers, worth_in_words
-from dppo.cluster.plans import trainer_plan
+from dppo.cluster.wire import trainer_plan
 from dppo.config.parts import annealed
 from dppo.errors import ClusterError, TrainingDiverged
 from dppo.ppo.learning.batch import Batch, make_batch

@@ -11,9 +11,8 @@ from builders import assert_same_bytes, make_config
 from dppo.cluster import wire
 from dppo.cluster.collecting.actor import PPOActor
 from dppo.cluster.collecting.ledger import ReplayLedger
-from dppo.cluster.faults import RestartBudget, cause_of_death
-from dppo.cluster.plans import sampler_plan
-from dppo.cluster.wire import Question
+from dppo.cluster.faults import cause_of_death, delay_before
+from dppo.cluster.wire import Question, sampler_plan
 from dppo.errors import ClusterError, EnvironmentFault
 from dppo.ppo.exchange.records import PolicySnapshot, Rebuild, SamplerCarry, SegmentReport
 
@@ -116,19 +115,8 @@ def test_a_loaded_ledger_continues_like_the_saved_one(replay: bool, back: int) -
     assert sorted(loaded.arrays(4)) == sorted(ledger.arrays(4))
 
 
-def test_delays_double_up_to_half_a_minute_until_the_budget_is_spent() -> None:
-    budget = RestartBudget(9)
-    assert [budget.spend(0) for _ in range(9)] == [0, 1, 2, 4, 8, 16, 30, 30, 30]
-    assert budget.spend(0) is None
-    assert budget.spend(0) is None
-
-
-def test_a_delivered_segment_restores_the_budget_of_its_actor() -> None:
-    budget = RestartBudget(2)
-    assert [budget.spend(actor) for actor in (0, 1, 0, 0, 1)] == [0, 0, 1, None, 1]
-    budget.delivered(1)
-    assert [budget.spend(actor) for actor in (1, 1, 1, 0)] == [0, 1, None, None]
-    assert RestartBudget(0).spend(3) is None
+def test_delays_double_up_to_half_a_minute() -> None:
+    assert [delay_before(replacement) for replacement in range(1, 10)] == [0, 1, 2, 4, 8, 16, 30, 30, 30]
 
 
 UNEXPECTED = """The actor died unexpectedly before finishing this task.

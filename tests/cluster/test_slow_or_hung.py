@@ -22,9 +22,10 @@ from dppo.cluster.collecting.messages import (
     Look,
     Process,
     Progressed,
+    Start,
     Started,
 )
-from dppo.cluster.collecting.patience import MEASURED
+from dppo.cluster.collecting.roster import MEASURED
 from dppo.cluster.wire import Answer
 from dppo.envs.activity import Activity, Phase
 from dppo.errors import ClusterError
@@ -189,6 +190,28 @@ def test_an_actor_that_refuses_its_cpu_is_replaced_and_then_ends_the_run() -> No
         driver.on(Started(Process(0, number + 1)))
     with pytest.raises(ClusterError, match="node n computes"):
         driver.on(Answered(driver.asks[-1].process, driver.asks[-1].ask_id, ClusterError("node n computes other bits")))
+
+
+def test_a_segment_ends_a_row_of_losses() -> None:
+    driver, delays = Driver([[0]]), list[int]()
+
+    def lose(times: int) -> None:
+        for _ in range(times):
+            lost_at, starts = driver.now, len(driver.all(Start))
+            driver.on(Died(driver.asks[-1].process, "died: of a fault"))
+            while len(driver.all(Start)) == starts and driver.now < 100:
+                driver.wait(STEP_S)
+            delays.append(int(driver.now - lost_at))
+            driver.on(Started(driver.all(Start)[-1].process))
+
+    driver.request(0)
+    lose(2)
+    driver.on(answer_to(driver.asks[-1]))
+    driver.request(1)
+    lose(3)
+    assert delays == [0, 1, 0, 1, 2]
+    with pytest.raises(ClusterError, match="replaced 3 times in a row"):
+        lose(1)
 
 
 @pytest.mark.parametrize("timeout_s", [0.5, 1, 2, 2.5])

@@ -34,10 +34,9 @@ from dppo.cluster.collecting.messages import (
     Started,
 )
 from dppo.cluster.faults import Recycled
-from dppo.cluster.plans import SamplerPlan
 from dppo.cluster.ray.capacity import Demand
 from dppo.cluster.ray.watch import Room
-from dppo.cluster.wire import Answer
+from dppo.cluster.wire import Answer, SamplerPlan
 from dppo.envs.activity import Activity, Phase
 from dppo.ppo.exchange.records import Timings
 from dppo.signals import StopSignals

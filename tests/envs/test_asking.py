@@ -24,7 +24,7 @@ from worlds.simple import Counting
 
 import dppo
 from dppo.cluster.builders import build_sampler
-from dppo.cluster.plans import sampler_plan
+from dppo.cluster.wire import sampler_plan
 from dppo.config import Config, read_settings
 from dppo.envs.frames import make_prepared
 from dppo.envs.make import make_env

@@ -12,7 +12,7 @@ from gymnasium import spaces
 from worlds.simple import Counting
 
 from dppo.cluster.builders import build_sampler
-from dppo.cluster.plans import sampler_plan
+from dppo.cluster.wire import sampler_plan
 from dppo.config import Config
 from dppo.envs.make import check_env_id, make_env
 from dppo.envs.spaces.observation_spaces import describe_spaces

@@ -11,7 +11,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from dppo import streams
-from dppo.cluster.plans import SamplerPlan, TrainerPlan
+from dppo.cluster.wire import SamplerPlan, TrainerPlan
 from dppo.envs.activity import ActivityRecord, Phase, place_of
 from dppo.envs.checks.faults import making
 from dppo.envs.checks.observations import FirstSegment

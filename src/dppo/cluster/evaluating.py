@@ -17,7 +17,7 @@ from dppo.cluster import wire
 from dppo.cluster.collecting.actor import PPOActor
 from dppo.cluster.collecting.ray_transport import actor_class
 from dppo.cluster.faults import cause_of_death, last_line, sendable, within
-from dppo.cluster.plans import PackedModel, packed_model, unpacked_model
+from dppo.cluster.wire import PackedModel, packed_model, unpacked_model
 from dppo.errors import ClusterError, DppoError
 from dppo.ppo.exchange.records import Episode, PolicySnapshot
 from dppo.user_code import in_a_line

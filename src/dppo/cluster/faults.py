@@ -1,4 +1,4 @@
-"""Failures in other processes: their transport, the meaning of Ray's errors, and the restart budget."""
+"""Failures in other processes: their transport, the meaning of Ray's errors, and the delay of restarts."""
 
 import threading
 from collections.abc import Callable
@@ -9,15 +9,12 @@ FIRST_DELAY_S = 1.0
 LONGEST_DELAY_S = 30.0
 UNKNOWN = "died: its process crashed, exited or was killed (out of memory?)"
 
-Fault = DppoError
-"""An exception of another process, made `sendable` there."""
-
 
 class Recycled(ClusterError):
     """An actor is to be replaced before it makes the next segment: see the setting recycle_after."""
 
 
-def sendable(error: Fault) -> Fault:
+def sendable(error: DppoError) -> DppoError:
     """Return one of our own exceptions for `error`, so that no user-defined class has to be unpickled."""
     if isinstance(error, EnvironmentFault):
         return EnvironmentFault(*error.args)
@@ -25,28 +22,9 @@ def sendable(error: Fault) -> Fault:
     return own(str(error))
 
 
-class RestartBudget:
-    """Limits the replacements of a process in a row, and delays each one: 0, 1, 2, 4 ... 30 seconds."""
-
-    def __init__(self, times: int) -> None:
-        self._times = times
-        self._in_a_row: dict[int, int] = {}
-
-    def spend(self, actor_id: int) -> float | None:
-        """Return the seconds to wait before replacing `actor_id`; None if its budget is spent."""
-        spent = self._in_a_row.get(actor_id, 0)
-        if spent >= self._times:
-            return None
-        self._in_a_row[actor_id] = spent + 1
-        return 0.0 if spent == 0 else min(LONGEST_DELAY_S, FIRST_DELAY_S * 2 ** (spent - 1))
-
-    def spent(self, actor_id: int) -> int:
-        """Return how often `actor_id` was replaced in a row."""
-        return self._in_a_row.get(actor_id, 0)
-
-    def delivered(self, actor_id: int) -> None:
-        """Restore the whole budget of `actor_id`, because it has done some work."""
-        self._in_a_row.pop(actor_id, None)
+def delay_before(replacement: int) -> float:
+    """Return the seconds to wait before the 1st, 2nd ... replacement of a process in a row: 0, 1, 2, 4 ... 30."""
+    return 0.0 if replacement == 1 else min(LONGEST_DELAY_S, FIRST_DELAY_S * 2 ** (replacement - 2))
 
 
 def within(timeout_s: float, call: Callable[[], object]) -> None:

@@ -1,19 +1,71 @@
-"""Encoding of the messages between the learner and its actors.
+"""What the processes of a run send each other: plans, questions and answers, and their encoding.
 
 Small arrays are pickled in one piece, which is faster than Ray's handling of each array. Messages are exchanged only
 between processes of one run; nothing read from a file is unpickled.
 """
 
+import math
 import pickle
+import sys
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from dppo.cluster.faults import Fault
+from dppo.config import Config
+from dppo.config.parts import PPO, Env, Learners, Network, Sampling, Sizes
+from dppo.errors import ConfigError, DppoError
 from dppo.numerics.fingerprint import Expected
 from dppo.ppo.exchange.records import Rebuild, SegmentReport, SegmentRequest, Timings
 from dppo.spaces.spaces import Spaces
+from dppo.user_code import in_a_line
 
 SMALL = 128 * 1024  # bytes of weights or observations up to which a message is faster than a reference
+
+Model = str | Callable[..., Any] | None
+PackedModel = tuple[tuple[str, ...], bytes | None]
+"""The folders from which the sending process imports, and the pickled network."""
+
+
+# ------------------------------------------------------------------ plans
+
+
+@dataclass(frozen=True, slots=True)
+class SamplerPlan:
+    """Settings from which a sampler is built: plain parts, so that an actor imports neither pydantic nor torch."""
+
+    env: Env
+    sampling: Sampling
+    ppo: PPO
+    network: Network
+    sizes: Sizes
+    seed: int
+    recycling: tuple[float, float] = (math.inf, math.inf)
+    """Bytes and segments after which an actor is replaced."""
+
+
+@dataclass(frozen=True, slots=True)
+class TrainerPlan:
+    """Settings from which a trainer or rank is built; without the environment, whose module it need not import."""
+
+    ppo: PPO
+    network: Network
+    learners: Learners
+    sizes: Sizes
+    seed: int
+
+
+def sampler_plan(config: Config) -> SamplerPlan:
+    """Return the parts of `config` that samplers are built from."""
+    parts = config.env, config.sampling, config.ppo, config.network, config.sizes, config.seed
+    return SamplerPlan(*parts, config.actors.recycling)
+
+
+def trainer_plan(config: Config) -> TrainerPlan:
+    """Return the parts of `config` that trainers are built from."""
+    return TrainerPlan(config.ppo, config.network, config.learners, config.sizes, config.seed)
+
+
+# ------------------------------------------------------------------ messages
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +104,9 @@ class Answer:
     """With threads: the share of a CPU that the process used while all samplers worked side by side."""
 
 
+# ------------------------------------------------------------------ encoding
+
+
 def pack(value: Any) -> bytes:
     """Pickle `value`."""
     return pickle.dumps(value, pickle.HIGHEST_PROTOCOL)
@@ -69,27 +124,49 @@ def unpack(data: Any) -> Any:
     return pickle.loads(data) if isinstance(data, bytes) else data
 
 
-def encode_answer(answer: Answer | Fault) -> bytes | list[Any]:
-    """Return an answer ready to send; large segments are taken apart."""
-    if isinstance(answer, Fault) or all(segment.obs.nbytes <= SMALL for _, segment in answer.made):
-        return pack(answer)
-    return take_apart(answer)
+def packed_model(model: Model) -> PackedModel:
+    """Return a user's network ready to send; `ConfigError` if its class cannot be pickled.
 
-
-def take_apart(answer: Answer) -> list[Any]:
-    """Return the pickled reports, then each segment, which Ray shares between the processes of a node without copying.
-
-    Reports are always pickled, so that a kept report does not pin a segment.
+    It is sent beside the plan, so that an error can name it.
     """
+    try:
+        return tuple(path for path in sys.path if path), pack_code(model)
+    except Exception as error:  # pickling a user's class may raise anything
+        raise ConfigError(
+            f"model={model!r}: cannot be sent to other processes: {error}. Pass it as module:Class."
+        ) from None
+
+
+def unpacked_model(packed: PackedModel) -> Model:
+    """Reverse `packed_model`, importing from the sender's folders, too; `ConfigError` if a module is missing."""
+    paths, pickled = packed
+    sys.path += [path for path in paths if path not in sys.path]
+    try:
+        model: Model = unpack(pickled)
+    except Exception as error:  # importing a user's module may raise anything
+        raise ConfigError(
+            f"model: cannot be loaded in another process: {in_a_line(error)}. It must be importable on every node."
+        ) from None
+    return model
+
+
+def encode_answer(answer: Answer | DppoError, *, apart: bool = False) -> bytes | list[Any]:
+    """Return an answer ready to send; large segments, or with `apart` all, follow the reports.
+
+    Ray shares them between the processes of a node without copying. Reports are always pickled, so that a kept report
+    does not pin a segment.
+    """
+    if isinstance(answer, DppoError) or not (apart or any(segment.obs.nbytes > SMALL for _, segment in answer.made)):
+        return pack(answer)
     reports = tuple((report, None) for report, _ in answer.made)
     return [pack(replace(answer, made=reports)), *(segment for _, segment in answer.made)]
 
 
-def decode_answer(message: bytes | list[Any]) -> Answer | Fault:
-    """Reverse `encode_answer` or `take_apart`; segments may be references."""
+def decode_answer(message: bytes | list[Any]) -> Answer | DppoError:
+    """Reverse `encode_answer`; segments may be references."""
     head, *segments = message if isinstance(message, list) else [message]
-    answer: Answer | Fault = unpack(head)
-    if isinstance(answer, Fault) or not segments:
+    answer: Answer | DppoError = unpack(head)
+    if isinstance(answer, DppoError) or not segments:
         return answer
     made = tuple((report, segment) for (report, _), segment in zip(answer.made, segments, strict=True))
     return replace(answer, made=made)

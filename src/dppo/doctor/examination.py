@@ -28,7 +28,7 @@ from dppo.cluster import wire
 from dppo.cluster.builders import build_sampler
 from dppo.cluster.collecting.in_process import InProcessCollector
 from dppo.cluster.collecting.ledger import ReplayLedger
-from dppo.cluster.plans import SamplerPlan, sampler_plan, trainer_plan
+from dppo.cluster.wire import SamplerPlan, sampler_plan, trainer_plan
 from dppo.config import Config
 from dppo.config.memory import batch_memory_in_words
 from dppo.config.parts import default_of

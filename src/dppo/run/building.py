@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from dppo.cluster.collecting.collector import Collector, OnProgress
 from dppo.cluster.collecting.in_process import InProcessCollector
 from dppo.cluster.collecting.ledger import ReplayLedger
-from dppo.cluster.plans import sampler_plan, trainer_plan
+from dppo.cluster.wire import sampler_plan, trainer_plan
 from dppo.config import Config
 from dppo.config.atari import atari_in_words
 from dppo.config.memory import batch_memory_in_words

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from dppo.cluster.builders import spaces_of
-from dppo.cluster.plans import sampler_plan
+from dppo.cluster.wire import sampler_plan
 from dppo.config import Config
 from dppo.config.trust import require_trust
 from dppo.envs.checks.faults import making

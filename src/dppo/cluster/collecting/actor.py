@@ -22,9 +22,8 @@ from dppo.cluster.collecting.progress_file import (
     remove_progress_file,
     write_stacks_on_signal,
 )
-from dppo.cluster.faults import Fault, Recycled, sendable
-from dppo.cluster.plans import PackedModel, SamplerPlan, unpacked_model
-from dppo.cluster.wire import Answer, Question
+from dppo.cluster.faults import Recycled, sendable
+from dppo.cluster.wire import Answer, PackedModel, Question, SamplerPlan, unpacked_model
 from dppo.envs.activity import ActivityRecord
 from dppo.errors import ClusterError, ConfigError, DppoError, EnvironmentFault
 from dppo.numerics.fingerprint import Expected
@@ -53,7 +52,7 @@ class PPOActor:
         self._progress_file, self._pid = "", os.getpid()
         self._host: SamplerHost | ThreadedHost | None = None
         self._making_host = threading.Lock()
-        self._fault: Fault | None = None
+        self._fault: DppoError | None = None
         self._recycling, self._memory, self._measured_at, self._questions = (math.inf, math.inf), 0, -math.inf, 0
 
     def alone_in_process(self, keep_gpus: bool, log: str, node_id: str, driver: int) -> ProgressFile:
@@ -83,14 +82,14 @@ class PPOActor:
             self.close()
         os._exit(128 + signal.SIGTERM)
 
-    def describe(self, sampler_id: int) -> Spaces | Fault:
+    def describe(self, sampler_id: int) -> Spaces | DppoError:
         """Create the environments of a sampler and return their spaces."""
         try:
             return self._hosted().spaces(sampler_id)
         except DppoError as error:
             return sendable(error)
 
-    def make_segments(self, question: Question, policy: PolicySnapshot) -> Answer | Fault:
+    def make_segments(self, question: Question, policy: PolicySnapshot) -> Answer | DppoError:
         """Collect all requested segments; return a fault if an environment fails, also for all later questions."""
         if self._fault is not None:
             return self._fault
@@ -123,10 +122,8 @@ class PPOActor:
     def make_segments_packed(self, question: bytes, policy: bytes | PolicySnapshot, apart: bool) -> bytes | list[Any]:
         """Do `make_segments` over Ray; `apart` with several return values: the packed reports, then each segment."""
         asked: Question = wire.unpack(question)
-        answer = self.make_segments(asked, wire.unpack(policy))
-        if not apart:
-            return wire.encode_answer(answer)
-        return [wire.pack(answer), *asked.samplers] if isinstance(answer, Fault) else wire.take_apart(answer)
+        sent = wire.encode_answer(self.make_segments(asked, wire.unpack(policy)), apart=apart)
+        return [sent, *asked.samplers] if apart and isinstance(sent, bytes) else sent  # a fault, and as many values
 
     def close(self) -> None:
         """Close all environments."""

@@ -9,7 +9,7 @@ from typing import Any
 from dppo.cluster.collecting.hosting import Hosting
 from dppo.cluster.collecting.ledger import ReplayLedger
 from dppo.cluster.collecting.messages import Log
-from dppo.cluster.collecting.roster import Actor, State, slow
+from dppo.cluster.collecting.roster import Actor, State
 from dppo.cluster.wire import Answer, Question
 from dppo.ppo.exchange.records import SegmentReport
 
@@ -138,14 +138,13 @@ class Balancing:
 
     def questions(self, end: int, now: float) -> Iterator[tuple[Actor, int, tuple[int, ...]]]:
         """Yield actor, index and samplers of each question for segments before `end` that can be asked now."""
-        if self._hosting.slots is not None:
-            self._hosting.ready(*self._hosting.slots.take_waiting())
+        self._hosting.ready(*self._hosting.slots.take_waiting())
         while ready := self._hosting.take_ready():
             for actor in ready:
                 if actor.waits and not actor.asked:
                     self._settle(actor, end, now)
                 for index, samplers in () if actor.waits else self._hosting.next_of(actor, end):
-                    if able := self._hosting.granted(actor, samplers, now):
+                    if able := self._hosting.slots.grant(actor, samplers, now):
                         yield actor, index, able
 
     def _settle(self, giver: Actor, end: int, now: float) -> None:
@@ -206,6 +205,16 @@ class Balancing:
         worst = max(self._actors.values(), key=lambda actor: actor.pace.cost_s)
         share = worst.pace.cost_s / max(1e-9, self._planned_at - self._began)
         return [slow(worst, self.typical_s, share)] if share > MARGIN else []
+
+
+def slow(actor: Actor, typical_s: float, share: float) -> str:
+    """Return the message about an actor that makes the run longer; `share` of the time is due to it."""
+    on_node = f" on node {actor.node}" if actor.node else ""
+    return (
+        f"actor {actor.actor_id}{on_node} needs {actor.pace.segment_s:.3g} s for a segment, a typical actor "
+        f"{typical_s:.3g} s, which costs {share:.0%} of the time. Its samplers move where that saves time. "
+        f"Look for other programs on that node, or run fewer actors there."
+    )
 
 
 class Backups:

@@ -6,17 +6,16 @@ transport execute the commands that come back.
 
 from collections.abc import Iterable, Sequence
 
-from dppo.cluster.collecting import messages, roster
+from dppo.cluster.collecting import messages
 from dppo.cluster.collecting.balancing import Backups, Balancing
 from dppo.cluster.collecting.collector import Requests
 from dppo.cluster.collecting.hosting import Hosting
 from dppo.cluster.collecting.ledger import ReplayLedger
 from dppo.cluster.collecting.messages import Ask, Command, Event, Kill, Limits, Log, Process
-from dppo.cluster.collecting.patience import Alarms, Patience
-from dppo.cluster.collecting.roster import Actor, State
-from dppo.cluster.faults import Fault, Recycled, RestartBudget
+from dppo.cluster.collecting.roster import Actor, Alarms, Patience, State, listed, samplers_named
+from dppo.cluster.faults import Recycled, delay_before
 from dppo.cluster.wire import Answer, Question
-from dppo.errors import ClusterError, DppoError
+from dppo.errors import ClusterError, DppoError, counted
 from dppo.numerics.fingerprint import Expected
 from dppo.ppo.exchange.records import Incident, IncidentKind, PolicySnapshot
 from dppo.spaces.spaces import Spaces
@@ -37,21 +36,19 @@ class Collecting:
 
     def __init__(self, shares: Sequence[Iterable[int]], ledger: ReplayLedger, limits: Limits) -> None:
         """Create the engine, with the samplers of each actor at the start; `describe` starts the actors."""
-        self.limits = limits
+        self.limits, self._ledger = limits, ledger
         self.spaces: Spaces | None = None
         """The answer to `describe`."""
         self.expected: Expected | None = None  # the numerics that every actor must have
-        self._ledger, self._budget = ledger, RestartBudget(limits.max_actor_restarts)
-        self.patience = Patience(limits)
         self._actors = {actor_id: Actor(actor_id, tuple(samplers)) for actor_id, samplers in enumerate(shares)}
         self._hosting = Hosting(self._actors, limits)
         self.requests = Requests(len(self._hosting.places))
         """The segments that have been requested and not been taken."""
+        self.patience, self._alarms = Patience(limits), Alarms(self._actors, limits)
         self.balancing = Balancing(self._actors, self._hosting, ledger)
         self.backups = Backups(self._hosting, self.balancing) if limits.backup_requests else None
-        self._early: dict[int, Answer | Spaces | Fault] = {}  # before the answer to the actor's first question, by id
-        self._describer: Actor | None = None  # the last one asked for the spaces
-        self._alarms, self._describing, self._questions, self._news_at = Alarms(limits), False, 0, 0.0
+        self._early: dict[int, Answer | Spaces | DppoError] = {}  # before that to the actor's first question, by id
+        self._questions, self._news_at = 0, 0.0
 
     # ------------------------------------------------------------------ requests of the learner
 
@@ -60,7 +57,6 @@ class Collecting:
 
         Only one is asked, so that a failing constructor runs once and is reported once.
         """
-        self._describing = True
         self.requests.began = self._news_at = now
         for actor in self._actors.values():
             actor.wanted(now)
@@ -115,7 +111,7 @@ class Collecting:
             case messages.Died(reason=reason):
                 return self._lose(actor, reason, now)
             case messages.Progressed(progress=progress):
-                self.patience.looked(actor, progress, now, replaced=self._budget.spent(actor.actor_id) > 0)
+                self.patience.looked(actor, progress, now)
         return []
 
     def _started(self, actor: Actor, node: str) -> list[Command]:
@@ -124,7 +120,7 @@ class Collecting:
         self._hosting.started(actor)
         return commands
 
-    def _answered(self, actor: Actor, ask_id: int, answer: Answer | Spaces | Fault, now: float) -> list[Command]:
+    def _answered(self, actor: Actor, ask_id: int, answer: Answer | Spaces | DppoError, now: float) -> list[Command]:
         """Take in this answer and those that came too early; a large answer may arrive after the one behind it."""
         self._news_at, self._early[ask_id] = now, answer
         commands: list[Command] = []
@@ -132,11 +128,14 @@ class Collecting:
             commands += self._take_in(actor, first, self._early.pop(first), now)
         return commands
 
-    def _take_in(self, actor: Actor, ask_id: int, answer: Answer | Spaces | Fault, now: float) -> list[Command]:
+    def _take_in(self, actor: Actor, ask_id: int, answer: Answer | Spaces | DppoError, now: float) -> list[Command]:
         if isinstance(answer, Answer):
             question = actor.asked[ask_id]
-            if problem := roster.wrong(question, answer):
-                return self._lose(actor, problem, now)
+            asked = [(sampler, question.index, question.version) for sampler in question.samplers]
+            got = [(report.sampler_id, report.index, report.policy_version) for report, _ in answer.made]
+            if got != asked:
+                wrong = f"sent the wrong segments: {got} instead of {asked} (sampler, segment, policy version)"
+                return self._lose(actor, wrong, now)
             self.balancing.measure(actor, question, answer)
             self.patience.answered(answer)
             made = self.backups.counted(actor, ask_id, answer) if self.backups else answer.made
@@ -144,15 +143,15 @@ class Collecting:
                 self._ledger.record(report)
                 self._hosting.arrived(report.sampler_id, question.index, self.requests.end)
             self.requests.arrived(question.index, actor.actor_id, made, answer.timings)
-            self._budget.delivered(actor.actor_id)
+            actor.losses = 0
         elif isinstance(answer, Recycled):
             return self._lose(actor, f"{answer} (recycle_after)", now, IncidentKind.ACTOR_RECYCLED)
         elif isinstance(answer, ClusterError):
             return self._lose(actor, f"was refused: {answer}", now)
-        elif isinstance(answer, Fault):
+        elif isinstance(answer, DppoError):
             raise answer
         else:
-            self.spaces, self._describing = answer, False
+            self.spaces = answer
         actor.answered(ask_id, now, self.limits)
         if actor.state is State.LEAVING and not actor.asked:
             return [self._abandon(actor, now)]
@@ -163,7 +162,7 @@ class Collecting:
     def _join_or_leave(self, event: messages.Joined | messages.Left, now: float) -> list[Command]:
         actor = self._actors.setdefault(event.actor_id, Actor(event.actor_id, state=State.LEFT))
         if isinstance(event, messages.Joined) and actor.state is State.LEFT:
-            self._budget.delivered(actor.actor_id)  # the nodes that it was lost with are gone
+            actor.losses = 0  # the nodes that it was lost with are gone
             actor.wanted(now)
         elif isinstance(event, messages.Left) and self._hosting.leave(actor) and actor.has_process and not actor.asked:
             return [self._abandon(actor, now)]
@@ -178,8 +177,7 @@ class Collecting:
         alarmed = self._alarms.due(now)
         for actor in alarmed:
             if actor.is_late(now, self.limits):
-                reason = roster.hung(actor, describing=self._describing)
-                commands += self._lose(actor, reason, now, IncidentKind.ACTOR_HUNG)
+                commands += self._lose(actor, actor.hung(), now, IncidentKind.ACTOR_HUNG)
             if now >= actor.look_at:
                 actor.look_at = now + self.limits.look_s
                 commands.append(messages.Look(actor.process))
@@ -188,24 +186,37 @@ class Collecting:
         commands += self._move([actor for actor in alarmed if now > actor.move_at(self.limits)], now)
         for actor in alarmed:
             self._alarms.set(actor)
-        if self._describing or self.requests.owed:
+        if self.spaces is None or self.requests.owed:
             commands += self._hosting.check_enough(now)
             commands += self._ask_all_ready(now)
-            commands += [self._abandon(actor, now) for actor in self._hosting.idle_holders()]
+            commands += [self._abandon(actor, now) for actor in self._hosting.slots.idle_holders()]
             late = list(self.backups.due(self.requests.index, now)) if self.backups else []
             commands += [self._question(actor, self.requests.index, those, now, True) for actor, those in late]
             if now - self._news_at > self.limits.quiet_s and not self._hosting.said_to_wait:
                 self._news_at = now
-                owed = [] if self._describing else self._hosting.missing(self.requests.index)
-                waited_s, actors, of = now - self.requests.began, self._actors.values(), self._hosting
-                commands.append(Log(roster.waiting(waited_s, owed, len(of.places), actors, self.limits, of.slots)))
+                commands.append(Log(self._waiting(now - self.requests.began)))
         return commands
+
+    def _waiting(self, waited_s: float) -> str:
+        """Return the message about missing segments, or about the first environment."""
+        actors = self._actors.values()
+        missing = [actor for actor in actors if actor.state in (State.ABSENT, State.STARTING) and actor.samplers]
+        starts = [f"actor {one.actor_id} is being {'restarted' if one.ever_started else 'started'}" for one in missing]
+        if self.spaces is None:
+            return "; ".join([f"waiting for the first environment for {waited_s:.0f} s", *_shortened(starts)])
+        owed, total = self._hosting.missing(self.requests.index), len(self._hosting.places)
+        samplers = f"{samplers_named(owed[:8])}{' ...' if len(owed) > 8 else ''}"
+        segments = f"waiting for {len(owed)} of {total} segments for {waited_s:.0f} s ({samplers})"
+        replays = [f"actor {one.actor_id}: {one.progress}" for one in actors if one.rebuilds and one.progress]
+        slots = [str(self._hosting.slots)] if self._hosting.slots.limited else []
+        rule = f"an actor that makes no progress for {self.limits.segment_timeout_s:g} s is replaced"
+        return "; ".join([segments, *_shortened(starts), *_shortened(replays), *slots, rule])
 
     # ------------------------------------------------------------------ asking
 
     def _ask_all_ready(self, now: float) -> list[Command]:
         """Ask the actors that may have something new to do."""
-        if self._describing:
+        if self.spaces is None:
             return self._ask_for_description(now)
         if not self._hosting.enough:
             return []
@@ -213,10 +224,11 @@ class Collecting:
         return [self._question(actor, index, samplers, now) for actor, index, samplers in questions]
 
     def _ask_for_description(self, now: float) -> list[Command]:
-        before, actor = self._describer, self._hosting.places[0].host
-        if actor.state is not State.RUNNING or (before and before.asked) or not self._hosting.granted(actor, (0,), now):
+        actor, asked = self._hosting.places[0].host, self._hosting.places[0].maker
+        slots = self._hosting.slots
+        if actor.state is not State.RUNNING or (asked and asked.asked) or not slots.grant(actor, (0,), now):
             return []
-        self._describer = actor
+        self._hosting.asked((0,), -1, actor)
         return [messages.Describe(actor.process, self._queue(actor, Question(-1, (0,), (0,)), now), 0)]
 
     def _question(self, actor: Actor, index: int, samplers: tuple[int, ...], now: float, backup: bool = False) -> Ask:
@@ -257,10 +269,16 @@ class Collecting:
         """Abandon an actor's process; plan a new one, or raise when the restart budget is spent."""
         if actor.state is State.LEAVING:
             return [self._abandon(actor, now)]
-        message = f"actor {actor.actor_id} ({roster.samplers_named(actor.samplers)}) {reason}"
-        self._news_at, kill, delay = now, self._abandon(actor, now), self._budget.spend(actor.actor_id)
-        if delay is None:
-            raise ClusterError(roster.restarts_spent(message, self.limits))
+        message = f"actor {actor.actor_id} ({samplers_named(actor.samplers)}) {reason}"
+        self._news_at, kill, most = now, self._abandon(actor, now), self.limits.max_actor_restarts
+        if actor.losses == most:
+            raise ClusterError(
+                f"{message}\nIt was replaced {counted(most, 'time')} in a row without making a segment "
+                f"(max_actor_restarts={most}). Look for the reason in the simulator's own log; `num_actors=0` runs it "
+                f"in this process, where a debugger can follow."
+            )
+        actor.losses += 1
+        delay = delay_before(actor.losses)
         actor.start_at = now + delay
         replaced = "; replaced" + (f" in {delay:.0f} s\n" if delay else "\n")
         return [kill, Log(f"{message}\n".replace("\n", replaced, 1).rstrip(), Incident(kind, message))]
@@ -271,7 +289,14 @@ class Collecting:
         for number, actor in enumerate(gone if self._hosting.running else ()):
             moved, actor.samplers_moved = actor.samplers, True
             hosts = self._hosting.move(moved)
-            message = roster.moved(actor, now - actor.missing_since, moved, hosts)
+            known = {State.LEFT: "has left", State.LEAVING: "is leaving"}
+            reason = known.get(actor.state, f"has not started for {now - actor.missing_since:.0f} s")
+            places = f"its samplers {listed(moved)} are on actor {listed(hosts)}"
+            message = f"actor {actor.actor_id} {reason}; until it is back, {places}"
             text = (message, "and so do those of other actors", "")[min(2, max(0, number - 3))]
             commands.append(Log(text, Incident(IncidentKind.SAMPLERS_MOVED, message)))
         return commands
+
+
+def _shortened(parts: list[str], most: int = 4) -> list[str]:
+    return parts if len(parts) <= most else [*parts[:most], f"and so are {len(parts) - most} more"]

@@ -9,8 +9,7 @@ from threading import Condition
 from typing import Any
 
 from dppo.cluster.builders import BuiltSampler, build_sampler
-from dppo.cluster.plans import SamplerPlan
-from dppo.cluster.wire import Answer
+from dppo.cluster.wire import Answer, SamplerPlan
 from dppo.envs.activity import ActivityRecord, Phase, place_of
 from dppo.envs.threads import Worker, wait_for_ends
 from dppo.errors import ClusterError, EnvironmentFault

@@ -1,17 +1,17 @@
-"""Hosting: who hosts which sampler, how far each sampler is, whether enough actors run. Pure: no Ray, no clock."""
+"""Hosting: who hosts which sampler, how far each sampler is, whether enough actors run; and slots. Pure."""
 
+import math
 import sys
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from heapq import heapify, heapreplace
 
-from dppo.cluster.collecting import roster
-from dppo.cluster.collecting.messages import Command, Limits, Log
+from dppo.cluster.collecting.messages import Command, Limits, Log, Process
 from dppo.cluster.collecting.roster import Actor, State
-from dppo.cluster.collecting.slots import Slots
 from dppo.errors import ClusterError, counted
 
 PATIENCE_S = 5.0  # without enough actors, before that is logged
+ENDING_S = 6.0  # for which the environments of a lost process count: its keeper ends its children within 5 s
 
 
 @dataclass(slots=True)
@@ -45,8 +45,7 @@ class Hosting:
         """The actors that accept questions, by id."""
         self.said_to_wait = False
         """True while the log says that the run waits for actors."""
-        self.slots = Slots(limits) if limits.start_s or limits.most_hosted < sys.maxsize else None
-        """None: any number of environments may exist, and start at once."""
+        self.slots = Slots(limits)
         self._actors, self._limits = actors, limits
         self._few_since: float | None = None
         self._ready: set[int] = set()  # ids of the actors that may be asked for something new
@@ -69,8 +68,7 @@ class Hosting:
                     place.asked = place.arrived
                     self._ready.add(place.host.actor_id)
         self.running.pop(actor.actor_id, None)
-        if self.slots is not None:
-            self.slots.ended(actor)
+        self.slots.ended(actor)
 
     # ------------------------------------------------------------------ how far samplers are
 
@@ -114,16 +112,6 @@ class Hosting:
     def missing(self, index: int) -> list[int]:
         """Return the samplers whose segment `index` has not arrived."""
         return sorted(sampler for sampler, place in self.places.items() if place.arrived <= index)
-
-    # ------------------------------------------------------------------ slots for environments
-
-    def granted(self, actor: Actor, samplers: tuple[int, ...], now: float) -> tuple[int, ...]:
-        """Return those of `samplers` whose environments the process of an actor has, or may make now."""
-        return samplers if self.slots is None else self.slots.grant(actor, samplers, now)
-
-    def idle_holders(self) -> list[Actor]:
-        """Return idle actors with environments of samplers that moved away, if others wait for a slot."""
-        return [] if self.slots is None else self.slots.idle_holders(self.running.values())
 
     # ------------------------------------------------------------------ moving samplers
 
@@ -181,5 +169,73 @@ class Hosting:
             return [Log(f"training waits for actors: {numbers}; `ray status` shows the room in the cluster")]
         missing = sorted(self._actors.values(), key=lambda actor: actor.missing_since)
         if min(now - self._few_since, now - missing[-1].missing_since) > self._limits.nobody_s:
-            raise ClusterError(roster.none_started(missing[0], len(missing), self._limits))
+            raise ClusterError(
+                f"actor {missing[0].actor_id} was not started by Ray within {self._limits.nobody_s:g} s, and no other "
+                f"of the {len(missing)} is running. If the cluster is full (see `ray status`), lower `num_actors` or "
+                f"`cpus_per_actor`; if starting takes longer, raise `segment_timeout_s`."
+            )
         return []
+
+
+class Slots:
+    """Knows of which samplers each process has the environments, and grants new ones while there is room."""
+
+    def __init__(self, limits: Limits) -> None:
+        self._most, self._start_s = limits.most_hosted, limits.start_s
+        self.limited = self._start_s > 0 or self._most < sys.maxsize
+        """False if any number of environments may exist, and start at once."""
+        self._held: dict[Process, tuple[Actor, set[int]]] = {}
+        self._ending: dict[Process, float] = {}  # lost ones, and the time until which they count
+        self._waiting: dict[int, Actor] = {}  # by id
+        self._next_start = -math.inf
+
+    def grant(self, actor: Actor, samplers: tuple[int, ...], now: float) -> tuple[int, ...]:
+        """Return those of `samplers` whose environments the process of an actor has, or may make now."""
+        if not self.limited:
+            return samplers
+        for process, until in list(self._ending.items()):
+            self._ending[process] = min(until, now + ENDING_S)
+            if until <= now:
+                del self._ending[process], self._held[process]
+        own = self._held.setdefault(actor.process, (actor, set()))[1]
+        new = [sampler for sampler in samplers if sampler not in own]
+        if self._used() + len(new) > self._most:
+            for process, (one, held) in self._held.items():
+                if process == one.process and not one.asked:  # it has closed what it did not host any more
+                    held.intersection_update({*one.holds, *one.samplers})
+        may = new[: max(0, self._most - self._used())] if now >= self._next_start else []
+        if may:
+            own.update(may)
+            self._next_start = now + len(may) * self._start_s
+        if len(may) < len(new):
+            self._waiting[actor.actor_id] = actor
+        return tuple(sampler for sampler in samplers if sampler in own)
+
+    def take_waiting(self) -> list[Actor]:
+        """Return the actors that were not granted all since the last call."""
+        waiting, self._waiting = self._waiting, {}
+        return list(waiting.values())
+
+    def ended(self, actor: Actor) -> None:
+        """Note that the process of an actor was lost or killed."""
+        if actor.process in self._held:
+            self._ending[actor.process] = math.inf
+
+    def idle_holders(self) -> list[Actor]:
+        """Return idle actors with environments of samplers that moved away, if others wait for a slot.
+
+        They would close them with their next question, which may wait for these others.
+        """
+        if not self._waiting or self._used() < self._most:
+            return []
+        holders = [one for process, (one, _) in self._held.items() if process == one.process]
+        idle = [one for one in holders if one.state is State.RUNNING and not one.asked]
+        return [one for one in idle if one.holds.keys() - set(one.samplers)]
+
+    def _used(self) -> int:
+        return sum(len(held) for _, held in self._held.values())
+
+    def __str__(self) -> str:
+        ending = sum(len(self._held[process][1]) for process in self._ending)
+        lost = f", those of {ending} in processes that have just ended" if ending else ""
+        return f"environments of {self._used()} of at most {self._most} samplers exist (licences){lost}"

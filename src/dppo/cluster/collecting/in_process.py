@@ -10,7 +10,7 @@ from functools import partial
 from dppo.cluster.collecting.collector import Collected, Collector, OnProgress, ProgressReports
 from dppo.cluster.collecting.host import host_of
 from dppo.cluster.collecting.ledger import ReplayLedger
-from dppo.cluster.plans import SamplerPlan
+from dppo.cluster.wire import SamplerPlan
 from dppo.envs.activity import ActivityRecord, replaying
 from dppo.numerics.fingerprint import Expected
 from dppo.numerics.portable import limit_blas

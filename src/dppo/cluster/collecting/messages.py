@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from dppo.cluster.faults import Fault
 from dppo.cluster.wire import Answer, Question
 from dppo.envs.activity import Activity
 from dppo.errors import DppoError
@@ -144,7 +143,7 @@ class Answered:
 
     process: Process
     ask_id: int
-    answer: Answer | Spaces | Fault
+    answer: Answer | Spaces | DppoError
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,14 +1,19 @@
-"""The engine's record of each actor (samplers, process, questions, deadline, pace), and messages about it. Pure."""
+"""The engine's record of each actor (samplers, process, questions, deadline, pace), and its patience. Pure."""
 
 import math
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import Enum
+from heapq import heappop, heappush
 
 from dppo.cluster.collecting.messages import Kill, Limits, Process, Start
 from dppo.cluster.wire import Answer, Question
-from dppo.envs.activity import Activity
-from dppo.errors import counted
+from dppo.envs.activity import Activity, Phase
+
+TIMES = 20  # the longest seen
+MEASURED = 8  # answers before that counts
+LEAST_S = {Phase.MAKE: 300.0, Phase.RESET: 300.0, Phase.STEP: 60.0}
+SETTINGS = {Phase.MAKE: "start_timeout_s", Phase.RESET: "reset_timeout_s", Phase.STEP: "step_timeout_s"}
 
 
 class State(Enum):
@@ -66,6 +71,8 @@ class Actor:
     missing_since: float = 0.0
     """Time when it was lost, or first requested."""
     ever_started: bool = False
+    losses: int = 0
+    """Losses in a row, without a segment in between."""
     samplers_moved: bool = False
     """True while other actors host its samplers."""
     due: float = math.inf
@@ -204,84 +211,90 @@ class Actor:
             self.due, self.extended = now + limits.look_s / 2, True
         return self.due < now
 
+    def hung(self) -> str:
+        """Return why it counts as hung."""
+        name, seconds = self.limit
+        limit = f"{name}={seconds:g}"
+        if self.first.index < 0:
+            return f"made no environment within {limit}; if its constructor takes longer, raise {name}"
+        if self.progress is None:
+            seen = f"sent no segment for {limit}"
+        else:
+            seen = f"made no progress for {limit}, was last seen {self.progress}"
+        return f"{seen} and counts as hung; if a single step or reset takes longer, raise {name}"
 
-def waiting(
-    waited_s: float, owed: Sequence[int], total: int, actors: Collection[Actor], limits: Limits, slots: object = None
-) -> str:
-    """Return the message about missing segments of the samplers `owed`, of `total`; if none, about an environment.
 
-    `slots` are shown, if there are any.
+class Patience:
+    """Limits that are set, and for all others the twentyfold of what was measured, `segment_timeout_s` at most.
+
+    An actor that has just been replaced gets the whole of that, so that something slow that is rare costs a replay and
+    not the run.
     """
-    missing = [actor for actor in actors if actor.state in (State.ABSENT, State.STARTING) and actor.samplers]
-    starts = _shortened(
-        [f"actor {actor.actor_id} is being {'restarted' if actor.ever_started else 'started'}" for actor in missing]
-    )
-    if not owed:
-        return "; ".join([f"waiting for the first environment for {waited_s:.0f} s", *starts])
-    samplers = f"{samplers_named(owed[:8])}{' ...' if len(owed) > 8 else ''}"
-    segments = f"waiting for {len(owed)} of {total} segments for {waited_s:.0f} s ({samplers})"
-    replaying = [actor for actor in actors if actor.rebuilds and actor.progress is not None]
-    replays = _shortened([f"actor {actor.actor_id}: {actor.progress}" for actor in replaying])
-    rule = f"an actor that makes no progress for {limits.segment_timeout_s:g} s is replaced"
-    return "; ".join([segments, *starts, *replays, *([] if slots is None else [str(slots)]), rule])
+
+    def __init__(self, limits: Limits) -> None:
+        self._limits, self._answers, self._said = limits, 0, False
+        self._longest_s = dict.fromkeys(LEAST_S, 0.0)
+
+    def limit(self, phase: Phase, *, replaced: bool) -> tuple[str, float]:
+        """Return the name of the setting that limits the time of a phase, and that time in seconds."""
+        phase = Phase.STEP if phase is Phase.REPLAY else phase
+        whole_s = self._limits.segment_timeout_s
+        given = self._limits.of_phases.get(SETTINGS.get(phase, ""))
+        if given is not None:
+            return SETTINGS[phase], given
+        measured_s = max(LEAST_S.get(phase, math.inf), TIMES * self._longest_s.get(phase, math.inf))
+        if replaced or self._answers < MEASURED or measured_s >= whole_s:
+            return "segment_timeout_s", whole_s
+        return SETTINGS[phase], measured_s
+
+    def looked(self, actor: Actor, progress: Activity, now: float) -> None:
+        """Note what an actor was seen to do; if it has progressed, its deadline counts from now."""
+        limit = self.limit(progress.phase, replaced=actor.losses > 0 or self._limits.max_actor_restarts == 0)
+        self._saw(progress.phase, actor.progressed(progress, now, limit))
+
+    def answered(self, answer: Answer) -> None:
+        """Note the time of a mean step."""
+        steps = sum(report.steps for report, _ in answer.made)
+        self._saw(Phase.STEP, answer.timings.env_s / max(1, steps))
+        self._answers += 1
+
+    def _saw(self, phase: Phase, seconds: float) -> None:
+        if phase in self._longest_s:
+            self._longest_s[phase] = max(self._longest_s[phase], seconds)
+
+    def news(self) -> list[str]:
+        """Return a line about the limits, once, when they are those of what was measured."""
+        if self._said or self._answers < MEASURED:
+            return []
+        self._said, limits = True, [self.limit(phase, replaced=False) for phase in SETTINGS]
+        said = ", ".join(f"{name}={seconds:.3g}" for name, seconds in limits if name != "segment_timeout_s")
+        return [f"Hung actors are replaced after {said}."] if said else []
 
 
-def none_started(first: Actor, num_actors: int, limits: Limits) -> str:
-    """Return the error of a run whose actors never started."""
-    return (
-        f"actor {first.actor_id} was not started by Ray within {limits.nobody_s:g} s, and no other of the {num_actors} "
-        f"is running. If the cluster is full (see `ray status`), lower `num_actors` or `cpus_per_actor`; if starting "
-        f"takes longer, raise `segment_timeout_s`."
-    )
+class Alarms:
+    """A heap with the next alarm of each actor, so that a tick attends to those that are due and to no others."""
 
+    def __init__(self, actors: dict[int, Actor], limits: Limits) -> None:
+        self._actors, self._limits = actors, limits
+        self._heap: list[tuple[float, int]] = []  # times, and ids of actors; some are out of date
 
-def wrong(question: Question, answer: Answer) -> str:
-    """Return how an answer differs from what was asked for, "" if it does not."""
-    asked = [(sampler, question.index, question.version) for sampler in question.samplers]
-    got = [(report.sampler_id, report.index, report.policy_version) for report, _ in answer.made]
-    return (
-        "" if got == asked else f"sent the wrong segments: {got} instead of {asked} (sampler, segment, policy version)"
-    )
+    def set(self, actor: Actor) -> None:
+        """Set the alarm of an actor whose times have changed; if the next one is later than before, it may wait."""
+        when = actor.next_alarm(self._limits)
+        if when < actor.alarm_at:
+            actor.alarm_at = when
+            heappush(self._heap, (when, actor.actor_id))
 
-
-def hung(actor: Actor, *, describing: bool) -> str:
-    """Return why an actor counts as hung."""
-    name, seconds = actor.limit
-    limit = f"{name}={seconds:g}"
-    if describing:
-        return f"made no environment within {limit}; if its constructor takes longer, raise {name}"
-    standstill = "sent no segment" if actor.progress is None else "made no progress"
-    stuck = "" if actor.progress is None else f", was last seen {actor.progress}"
-    return f"{standstill} for {limit}{stuck} and counts as hung; if a single step or reset takes longer, raise {name}"
-
-
-def restarts_spent(lost: str, limits: Limits) -> str:
-    """Return the error of an actor that was lost too often in a row; `lost` describes the last time."""
-    return (
-        f"{lost}\nIt was replaced {counted(limits.max_actor_restarts, 'time')} in a row without making a segment "
-        f"(max_actor_restarts={limits.max_actor_restarts}). Look for the reason in the simulator's own log; "
-        f"`num_actors=0` runs it in this process, where a debugger can follow."
-    )
-
-
-def moved(actor: Actor, missing_s: float, samplers: Sequence[int], hosts: Sequence[int]) -> str:
-    """Return the message about samplers that other actors host for now."""
-    known = {State.LEFT: "has left", State.LEAVING: "is leaving"}
-    reason = known.get(actor.state, f"has not started for {missing_s:.0f} s")
-    return (
-        f"actor {actor.actor_id} {reason}; until it is back, its samplers {listed(samplers)} are on actor "
-        f"{listed(hosts)}"
-    )
-
-
-def slow(actor: Actor, typical_s: float, share: float) -> str:
-    """Return the message about an actor that makes the run longer; `share` of the time is due to it."""
-    on_node = f" on node {actor.node}" if actor.node else ""
-    return (
-        f"actor {actor.actor_id}{on_node} needs {actor.pace.segment_s:.3g} s for a segment, a typical actor "
-        f"{typical_s:.3g} s, which costs {share:.0%} of the time. Its samplers move where that saves time. "
-        f"Look for other programs on that node, or run fewer actors there."
-    )
+    def due(self, now: float) -> list[Actor]:
+        """Return the actors whose alarms are due, and forget these alarms."""
+        due = []
+        while self._heap and self._heap[0][0] <= now:
+            when, actor_id = heappop(self._heap)
+            actor = self._actors[actor_id]
+            if when == actor.alarm_at:  # else an earlier one has been set since
+                actor.alarm_at = math.inf
+                due.append(actor)
+        return due
 
 
 def samplers_named(samplers: Sequence[int]) -> str:
@@ -292,7 +305,3 @@ def samplers_named(samplers: Sequence[int]) -> str:
 def listed(numbers: Sequence[int]) -> str:
     """Return `0, 3, 5`."""
     return ", ".join(map(str, numbers))
-
-
-def _shortened(parts: list[str], most: int = 4) -> list[str]:
-    return parts if len(parts) <= most else [*parts[:most], f"and so are {len(parts) - most} more"]

@@ -1,23 +1,28 @@
-"""TrainerRank: one of several processes that share the SGD of each minibatch."""
+"""TrainerRank: one of several processes that share the SGD of each minibatch; and waiting for these."""
 
+import math
 import os
 import socket
 import time
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from functools import partial
 from statistics import median
+from typing import Any
 
 import numpy as np
 import ray
 import torch
+from ray import ObjectRef
+from ray.exceptions import GetTimeoutError, RayActorError, RayError, RayTaskError
 from torch import distributed
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
-from dppo.cluster.faults import Fault, sendable
+from dppo.cluster.faults import sendable
 from dppo.cluster.learning.sums import Group
 from dppo.cluster.learning.trainers import LocalTrainer
-from dppo.cluster.plans import PackedModel, TrainerPlan, unpacked_model
+from dppo.cluster.wire import PackedModel, TrainerPlan, unpacked_model
 from dppo.errors import DppoError
 from dppo.numerics.fingerprint import Expected
 from dppo.numerics.portable import limit_blas
@@ -28,6 +33,11 @@ COLLECTIVE_TIMEOUT = timedelta(seconds=60)  # for one sum over all ranks; the de
 LOOPBACK = "127.0.0.1"
 REPEATS = 5  # of each measurement, to take the median
 LONG_S = 1.0  # stop repeating a measurement after so long
+TICK_S = 0.5  # longest single wait
+ASK_EVERY_S = 3.0  # from an answer until a process is asked again whether it is running
+SILENT_S = 20.0  # a process that has not answered for longer is stopped, or its node is gone
+DEATH_REPORT_S = 2.0  # Ray reports a death later than the processes that were connected to the dead one notice it
+FETCH_TIMEOUT_S = 120.0  # to transfer a finished result over the network
 
 
 @dataclass(eq=False)
@@ -65,7 +75,7 @@ class TrainerRank:
         )
         return port
 
-    def join(self, host: str, port: int, expected: Expected | None = None) -> str | Fault:
+    def join(self, host: str, port: int, expected: Expected | None = None) -> str | DppoError:
         """Join the group, and build the trainer. Waits for: all ranks, at most a minute.
 
         Returns: how this process computes otherwise than `expected`, "" if it does not.
@@ -105,7 +115,7 @@ class TrainerRank:
 
     def update(
         self, policy: PolicySnapshot, reward_scale: float | None, iteration: int, with_state: bool, *segments: Segment
-    ) -> tuple[Update | Fault, np.ndarray | None, dict[str, np.ndarray] | None]:
+    ) -> tuple[Update | DppoError, np.ndarray | None, dict[str, np.ndarray] | None]:
         """Train on this rank's segments, together with the other ranks.
 
         Args:
@@ -142,3 +152,58 @@ def interface_of(address: str) -> str | None:
     import psutil
 
     return next((name for name, own in psutil.net_if_addrs().items() if address in (one.address for one in own)), None)
+
+
+# ------------------------------------------------------------------ waiting for ranks
+
+
+def wait_for(calls: Sequence[ObjectRef[Any]], check: Callable[[], None], timeout_s: float = math.inf) -> list[Any]:
+    """Return the answers of processes that may still be starting.
+
+    Fails when: a call fails, time is up, or `check` raises, which is called at least every `TICK_S`.
+    """
+    deadline, pending = time.monotonic() + timeout_s, list(calls)
+    while pending:
+        check()
+        if time.monotonic() > deadline:
+            raise GetTimeoutError
+        ready, pending = ray.wait(pending, num_returns=1, timeout=TICK_S)
+        ray.get(ready, timeout=FETCH_TIMEOUT_S)
+    return ray.get(list(calls), timeout=FETCH_TIMEOUT_S)
+
+
+def wait_while_alive(ranks: Sequence[Any], calls: Sequence[ObjectRef[Any]], check: Callable[[], None]) -> list[Any]:
+    """Return the answers to one call of each of `ranks`, without a deadline.
+
+    Fails when: a rank fails, dies or stops answering, or `check` raises, which is called at least every `TICK_S`.
+    """
+    heard, asked = [time.monotonic()] * len(ranks), dict[ObjectRef[Any], int]()
+
+    def check_all() -> None:
+        check()
+        for ref in ray.wait(list(asked), num_returns=len(asked), timeout=0)[0] if asked else ():
+            ray.get(ref, timeout=FETCH_TIMEOUT_S)
+            heard[asked.pop(ref)] = time.monotonic()
+        for rank, handle in enumerate(ranks):
+            silent_s = time.monotonic() - heard[rank]
+            if silent_s > SILENT_S:
+                raise TimeoutError(f"stopped answering: rank {rank} has been silent for {SILENT_S:.0f} s")
+            if silent_s > ASK_EVERY_S and rank not in asked.values():
+                asked[handle.__ray_ready__.options(concurrency_group="life").remote()] = rank
+
+    try:
+        return wait_for(calls, check_all)
+    except RayTaskError as error:
+        raise death_behind(error, calls) from None
+
+
+def death_behind(error: RayTaskError, calls: Sequence[ObjectRef[Any]]) -> RayError:
+    """Return the death of another rank that made a sum fail; `error` itself if none died."""
+    for call in ray.wait(list(calls), num_returns=len(calls), timeout=DEATH_REPORT_S)[0]:
+        try:
+            ray.get(call, timeout=FETCH_TIMEOUT_S)
+        except RayActorError as death:
+            return death
+        except RayError:
+            continue
+    return error

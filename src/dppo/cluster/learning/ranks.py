@@ -12,12 +12,20 @@ from ray.exceptions import ObjectLostError, RayActorError, RayError, RayTaskErro
 from ray.util.placement_group import placement_group, remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-from dppo.cluster.faults import Fault, RestartBudget, cause, last_line, within
-from dppo.cluster.learning.rank import COLLECTIVE_TIMEOUT, LOOPBACK, TrainerRank
-from dppo.cluster.learning.waiting import FETCH_TIMEOUT_S, TICK_S, death_behind, wait_for, wait_while_alive
-from dppo.cluster.plans import TrainerPlan, packed_model
+from dppo.cluster.faults import cause, delay_before, last_line, within
+from dppo.cluster.learning.rank import (
+    COLLECTIVE_TIMEOUT,
+    FETCH_TIMEOUT_S,
+    LOOPBACK,
+    TICK_S,
+    TrainerRank,
+    death_behind,
+    wait_for,
+    wait_while_alive,
+)
 from dppo.cluster.ray.capacity import in_words
-from dppo.errors import ClusterError, SegmentsLost, TrainingDiverged
+from dppo.cluster.wire import TrainerPlan, packed_model
+from dppo.errors import ClusterError, DppoError, SegmentsLost, TrainingDiverged
 from dppo.numerics.fingerprint import Expected
 from dppo.ppo.exchange.records import Incident, IncidentKind, PolicySnapshot, Update
 from dppo.ppo.networks.choice import choose_network
@@ -52,15 +60,13 @@ class RayTrainers:
 
         Raise ClusterError if there is no room, or the ranks cannot start or reach each other.
         """
-        self._check, self._expected, self._options = check, expected, options
-        self.spec = choose_network(plan.network, spaces).spec
+        self._notify, self._check, self._expected, self._options = notify, check, expected, options
+        self.spec, self._spaces = choose_network(plan.network, spaces).spec, spaces
         self._plan = replace(plan, network=replace(plan.network, model=plan.network.model_name))
         self._model = packed_model(plan.network.model)
-        self._spaces = spaces
-        self._notify = notify
-        self._budget = RestartBudget(MAX_REBUILDS)
         self.ranks: list[Any] = []
         """Ray's handles of the ranks; a rebuild replaces them."""
+        self._rebuilds = 0  # in a row
         self._weights: np.ndarray
         self._state: dict[str, np.ndarray]
         self._states: list[ObjectRef[Any]] = []  # equal copies of a newer state, on different nodes, not fetched yet
@@ -163,7 +169,7 @@ class RayTrainers:
         self._check()  # the same for the earlier weights, which are released here
         self._weights = ray.get(calls[0][1], timeout=FETCH_TIMEOUT_S)
         self._states = [calls[rank][2] for rank in self._reporters]  # fetched when they are needed
-        self._budget.delivered(0)
+        self._rebuilds = 0
         return answers[0]
 
     def _rebuild(self, error: Exception) -> None:
@@ -173,8 +179,7 @@ class RayTrainers:
             self._check()  # a new group would be useless if the run is being stopped or Ray is gone
             reason = f"a learner {cause(error)}"
             self._kill()
-            delay = self._budget.spend(0)
-            if delay is None:
+            if self._rebuilds == MAX_REBUILDS:
                 raise ClusterError(
                     f"{reason}\nThe group of {learners} learners was rebuilt {MAX_REBUILDS} times in a row without "
                     f"finishing an update. Resume from the last checkpoint, if there is one (--resume), perhaps with "
@@ -182,10 +187,10 @@ class RayTrainers:
                 )
             self._notify(f"{reason}; all {learners} are restarted{' and repeat the update' if repeats else ''}")
             self._incidents.append(Incident(IncidentKind.LEARNERS_REBUILT, reason))
-            time.sleep(delay)
+            self._rebuilds += 1
+            time.sleep(delay_before(self._rebuilds))
             try:
                 self._build()
-                self._load()
             except (RayError, TimeoutError) as again:
                 error = again
             else:
@@ -206,7 +211,6 @@ class RayTrainers:
                 )
         try:
             self._build()
-            self._load()
         except RayActorError as error:
             self._rebuild(error)
         except (RayError, TimeoutError) as error:
@@ -216,6 +220,7 @@ class RayTrainers:
             ) from None
 
     def _build(self) -> None:
+        """Start all ranks, form their group, and load the state before the update."""
         # The extra concurrency group lets a rank answer during an update.
         remote_class: Any = ray.remote(concurrency_groups={"life": 1})(TrainerRank)  # type: ignore[call-overload]
         self.ranks = [
@@ -244,6 +249,7 @@ class RayTrainers:
         for problem in sorted({*problems} - {""}):
             self._notify(problem)
             self._incidents.append(Incident(IncidentKind.OTHER_CPU, problem))
+        self._load()
 
     def _load(self) -> None:
         """Load the state before the update into all ranks; at the start, take it from the first."""
@@ -265,7 +271,7 @@ class RayTrainers:
 
 def _raise_faults(answers: list[Any]) -> None:
     """Raise the fault of a rank, if any. A divergence concerns all ranks, and each describes its own rows."""
-    faults = {rank: answer for rank, answer in enumerate(answers) if isinstance(answer, Fault)}
+    faults = {rank: answer for rank, answer in enumerate(answers) if isinstance(answer, DppoError)}
     for error in faults.values():
         if len(faults) > 1 and isinstance(error, TrainingDiverged):
             raise TrainingDiverged("\n".join(f"Learner {rank}: {each}" for rank, each in faults.items()))

@@ -11,7 +11,7 @@ import torch
 
 from dppo import streams
 from dppo.cluster.builders import build_trainer
-from dppo.cluster.plans import TrainerPlan
+from dppo.cluster.wire import TrainerPlan
 from dppo.config.parts import annealed
 from dppo.numerics.portable import limit_blas
 from dppo.ppo.exchange.records import PolicySnapshot, Segment, Update
