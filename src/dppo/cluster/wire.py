@@ -103,6 +103,14 @@ class Answer:
     used: float | None = None
     """With threads: the share of a CPU that the process used while all samplers worked side by side."""
 
+    def mismatch(self, question: Question) -> str:
+        """Return how this differs from what was asked for, "" if it does not."""
+        asked = [(sampler, question.index, question.version) for sampler in question.samplers]
+        got = [(report.sampler_id, report.index, report.policy_version) for report, _ in self.made]
+        if got == asked:
+            return ""
+        return f"sent the wrong segments: {got} instead of {asked} (sampler, segment, policy version)"
+
 
 # ------------------------------------------------------------------ encoding
 

@@ -84,7 +84,7 @@ class ActorCollector:
             logger.info("%s", line)
         incidents, self._incidents = self._incidents, []
         collected = self._engine.requests.take(self._clock(), self._transport.take_seconds(), incidents)
-        return replace(collected, actors=self._engine.running)
+        return replace(collected, actors=len(self._engine.hosting.running))
 
     def renew(self) -> None:
         """Replace all actors, because received segments were lost and must be collected again."""
@@ -108,13 +108,14 @@ class ActorCollector:
                 self._report()
 
     def _report(self) -> None:
-        began, working = self._clock(), self._engine.working()
-        steps = self._engine.requests.steps_received
-        steps += self._transport.steps_of(process for process, next_ones in working.items() if next_ones)
+        began, requests = self._clock(), self._engine.requests
+        busy = [actor for actor in self._engine.hosting.running.values() if actor.asked]
+        on_these = (actor.process for actor in busy if actor.first.index == requests.index)  # not on later segments
+        steps = requests.steps_received + self._transport.steps_of(on_these)
         if steps > self._steps_seen:
-            self._engine.heard(began)
+            self._engine.news_at = began
         self._steps_seen = steps
-        self._reports.send(steps, len(working), self._clock() - began)
+        self._reports.send(steps, len(busy), self._clock() - began)
 
     def _do(self, commands: Iterable[Command]) -> None:
         stacks, commands = "", list(commands)

@@ -11,7 +11,7 @@ from dppo.cluster.collecting.balancing import Backups, Balancing
 from dppo.cluster.collecting.collector import Requests
 from dppo.cluster.collecting.hosting import Hosting
 from dppo.cluster.collecting.ledger import ReplayLedger
-from dppo.cluster.collecting.messages import Ask, Command, Event, Kill, Limits, Log, Process
+from dppo.cluster.collecting.messages import Ask, Command, Event, Limits, Log
 from dppo.cluster.collecting.roster import Actor, Alarms, Patience, State, listed, samplers_named
 from dppo.cluster.faults import Recycled, delay_before
 from dppo.cluster.wire import Answer, Question
@@ -41,14 +41,17 @@ class Collecting:
         """The answer to `describe`."""
         self.expected: Expected | None = None  # the numerics that every actor must have
         self._actors = {actor_id: Actor(actor_id, tuple(samplers)) for actor_id, samplers in enumerate(shares)}
-        self._hosting = Hosting(self._actors, limits)
-        self.requests = Requests(len(self._hosting.places))
+        self.hosting = Hosting(self._actors, limits)
+        self.requests = Requests(len(self.hosting.places))
         """The segments that have been requested and not been taken."""
         self.patience, self._alarms = Patience(limits), Alarms(self._actors, limits)
-        self.balancing = Balancing(self._actors, self._hosting, ledger)
-        self.backups = Backups(self._hosting, self.balancing) if limits.backup_requests else None
+        self.balancing = Balancing(self._actors, self.hosting, ledger)
+        self.backups = Backups(self.hosting, self.balancing) if limits.backup_requests else None
         self._early: dict[int, Answer | Spaces | DppoError] = {}  # before that to the actor's first question, by id
-        self._questions, self._news_at = 0, 0.0
+        self._commands: list[Command] = []  # not yet returned
+        self._questions = 0
+        self.news_at = 0.0
+        """Time of the last sign of progress."""
 
     # ------------------------------------------------------------------ requests of the learner
 
@@ -57,7 +60,7 @@ class Collecting:
 
         Only one is asked, so that a failing constructor runs once and is reported once.
         """
-        self.requests.began = self._news_at = now
+        self.requests.began = self.news_at = now
         for actor in self._actors.values():
             actor.wanted(now)
             self._alarms.set(actor)
@@ -65,183 +68,157 @@ class Collecting:
 
     def request(self, policy: PolicySnapshot, index: int, now: float) -> list[Command]:
         """Ask for segment `index` of every sampler, collected with `policy`; earlier ones may be on their way."""
-        self._news_at = now
+        self.news_at = now
         if self.requests.add(policy, index, now):
-            self._hosting.begin(index)
-        lines = self.balancing.plan(self.requests.end, now)
-        self._hosting.ready(*self._hosting.running.values())
-        return [*lines, *self._ask_all_ready(now)]
-
-    def working(self) -> dict[Process, bool]:
-        """Return the processes that are working, and whether on the segments to be taken next or on later ones."""
-        busy = [actor for actor in self._hosting.running.values() if actor.asked]
-        return {actor.process: actor.first.index == self.requests.index for actor in busy}
+            self.hosting.begin(index)
+        self._commands += self.balancing.plan(self.requests.end, now)
+        self.hosting.ready(*self.hosting.running.values())
+        self._ask_all_ready(now)
+        return self._due()
 
     def renew(self, now: float) -> list[Command]:
         """Replace every process and drop all requests: segments were lost, and processes may be too."""
-        commands: list[Command] = [self._abandon(actor, now) for actor in self._actors.values() if actor.has_process]
+        for actor in self._actors.values():
+            if actor.has_process:
+                self._abandon(actor, now)
         self.requests.clear()
-        return commands
+        return self._due()
 
-    def heard(self, now: float) -> None:
-        """Note that actors are making env steps, so that no message about waiting is due."""
-        self._news_at = now
-
-    @property
-    def running(self) -> int:
-        """The number of actors that accept questions."""
-        return len(self._hosting.running)
+    def _due(self) -> list[Command]:
+        """Return the commands since the last call."""
+        due, self._commands = self._commands, []
+        return due
 
     # ------------------------------------------------------------------ events
 
     def on(self, event: Event, now: float) -> list[Command]:
         """Process one event and return the commands that follow from it. Call `tick` after a batch of events."""
         if isinstance(event, messages.Joined | messages.Left):
-            return self._join_or_leave(event, now)
-        actor = self._actors[event.process.actor_id]
-        if event.process != actor.process:
-            return []  # from an abandoned process
-        match event:
-            case messages.Answered(ask_id=ask_id, answer=answer) if ask_id in actor.asked:  # else a duplicate
-                return self._answered(actor, ask_id, answer, now)
-            case messages.Started(node=node):
-                return self._started(actor, node)
-            case messages.Died(error=DppoError() as error):
-                raise error
-            case messages.Died(reason=reason):
-                return self._lose(actor, reason, now)
-            case messages.Progressed(progress=progress):
-                self.patience.looked(actor, progress, now)
-        return []
+            self._join_or_leave(event, now)
+        elif event.process == (actor := self._actors[event.process.actor_id]).process:  # else it has been abandoned
+            match event:
+                case messages.Answered(ask_id=ask_id, answer=answer) if ask_id in actor.asked:  # else a duplicate
+                    self._answered(actor, ask_id, answer, now)
+                case messages.Started(node=node):
+                    self._started(actor, node)
+                case messages.Died(error=DppoError() as error):
+                    raise error
+                case messages.Died(reason=reason):
+                    self._lose(actor, reason, now)
+                case messages.Progressed(progress=progress):
+                    self.patience.looked(actor, progress, now)
+        return self._due()
 
-    def _started(self, actor: Actor, node: str) -> list[Command]:
-        commands: list[Command] = [Log(f"actor {actor.actor_id} is back")] if actor.samplers_moved else []
+    def _started(self, actor: Actor, node: str) -> None:
+        if actor.samplers_moved:
+            self._commands.append(Log(f"actor {actor.actor_id} is back"))
         actor.state, actor.ever_started, actor.samplers_moved, actor.node = State.RUNNING, True, False, node
-        self._hosting.started(actor)
-        return commands
+        self.hosting.started(actor)
 
-    def _answered(self, actor: Actor, ask_id: int, answer: Answer | Spaces | DppoError, now: float) -> list[Command]:
+    def _answered(self, actor: Actor, ask_id: int, answer: Answer | Spaces | DppoError, now: float) -> None:
         """Take in this answer and those that came too early; a large answer may arrive after the one behind it."""
-        self._news_at, self._early[ask_id] = now, answer
-        commands: list[Command] = []
+        self.news_at, self._early[ask_id] = now, answer
         while (first := next(iter(actor.asked), 0)) in self._early:
-            commands += self._take_in(actor, first, self._early.pop(first), now)
-        return commands
+            self._take_in(actor, first, self._early.pop(first), now)
 
-    def _take_in(self, actor: Actor, ask_id: int, answer: Answer | Spaces | DppoError, now: float) -> list[Command]:
-        if isinstance(answer, Answer):
-            question = actor.asked[ask_id]
-            asked = [(sampler, question.index, question.version) for sampler in question.samplers]
-            got = [(report.sampler_id, report.index, report.policy_version) for report, _ in answer.made]
-            if got != asked:
-                wrong = f"sent the wrong segments: {got} instead of {asked} (sampler, segment, policy version)"
-                return self._lose(actor, wrong, now)
-            self.balancing.measure(actor, question, answer)
-            self.patience.answered(answer)
-            made = self.backups.counted(actor, ask_id, answer) if self.backups else answer.made
-            for report, _ in made:
-                self._ledger.record(report)
-                self._hosting.arrived(report.sampler_id, question.index, self.requests.end)
-            self.requests.arrived(question.index, actor.actor_id, made, answer.timings)
-            actor.losses = 0
-        elif isinstance(answer, Recycled):
-            return self._lose(actor, f"{answer} (recycle_after)", now, IncidentKind.ACTOR_RECYCLED)
+    def _take_in(self, actor: Actor, ask_id: int, answer: Answer | Spaces | DppoError, now: float) -> None:
+        if isinstance(answer, Recycled):
+            self._lose(actor, f"{answer} (recycle_after)", now, IncidentKind.ACTOR_RECYCLED)
         elif isinstance(answer, ClusterError):
-            return self._lose(actor, f"was refused: {answer}", now)
+            self._lose(actor, f"was refused: {answer}", now)
         elif isinstance(answer, DppoError):
             raise answer
+        elif isinstance(answer, Answer) and (wrong := answer.mismatch(actor.asked[ask_id])):
+            self._lose(actor, wrong, now)
         else:
-            self.spaces = answer
-        actor.answered(ask_id, now, self.limits)
-        if actor.state is State.LEAVING and not actor.asked:
-            return [self._abandon(actor, now)]
-        if actor.waits:
-            self._hosting.ready(actor)
-        return []
+            if isinstance(answer, Answer):
+                self._record(actor, ask_id, answer)
+            else:
+                self.spaces = answer
+            actor.answered(ask_id, now, self.limits)
+            if actor.state is State.LEAVING and not actor.asked:
+                self._abandon(actor, now)
+            elif actor.waits:
+                self.hosting.ready(actor)
 
-    def _join_or_leave(self, event: messages.Joined | messages.Left, now: float) -> list[Command]:
+    def _record(self, actor: Actor, ask_id: int, answer: Answer) -> None:
+        """Keep the segments of an answer that count."""
+        question = actor.asked[ask_id]
+        self.balancing.measure(actor, question, answer)
+        self.patience.answered(answer)
+        made = self.backups.counted(actor, ask_id, answer) if self.backups else answer.made
+        for report, _ in made:
+            self._ledger.record(report)
+            self.hosting.arrived(report.sampler_id, question.index, self.requests.end)
+        self.requests.arrived(question.index, actor.actor_id, made, answer.timings)
+        actor.losses = 0
+
+    def _join_or_leave(self, event: messages.Joined | messages.Left, now: float) -> None:
         actor = self._actors.setdefault(event.actor_id, Actor(event.actor_id, state=State.LEFT))
         if isinstance(event, messages.Joined) and actor.state is State.LEFT:
             actor.losses = 0  # the nodes that it was lost with are gone
             actor.wanted(now)
-        elif isinstance(event, messages.Left) and self._hosting.leave(actor) and actor.has_process and not actor.asked:
-            return [self._abandon(actor, now)]
+        elif isinstance(event, messages.Left) and self.hosting.leave(actor) and actor.has_process and not actor.asked:
+            self._abandon(actor, now)
         self._alarms.set(actor)
-        return []
 
     # ------------------------------------------------------------------ time
 
     def tick(self, now: float) -> list[Command]:
         """Return the commands that are due: kills, starts, looks, moves, questions."""
-        commands: list[Command] = []
         alarmed = self._alarms.due(now)
         for actor in alarmed:
             if actor.is_late(now, self.limits):
-                commands += self._lose(actor, actor.hung(), now, IncidentKind.ACTOR_HUNG)
+                self._lose(actor, actor.hung(), now, IncidentKind.ACTOR_HUNG)
             if now >= actor.look_at:
                 actor.look_at = now + self.limits.look_s
-                commands.append(messages.Look(actor.process))
+                self._commands.append(messages.Look(actor.process))
             if actor.state is State.ABSENT and now >= actor.start_at:
-                commands.append(actor.start())
-        commands += self._move([actor for actor in alarmed if now > actor.move_at(self.limits)], now)
+                self._commands.append(actor.start())
+        self._move([actor for actor in alarmed if now > actor.move_at(self.limits)], now)
         for actor in alarmed:
             self._alarms.set(actor)
         if self.spaces is None or self.requests.owed:
-            commands += self._hosting.check_enough(now)
-            commands += self._ask_all_ready(now)
-            commands += [self._abandon(actor, now) for actor in self._hosting.slots.idle_holders()]
-            late = list(self.backups.due(self.requests.index, now)) if self.backups else []
-            commands += [self._question(actor, self.requests.index, those, now, True) for actor, those in late]
-            if now - self._news_at > self.limits.quiet_s and not self._hosting.said_to_wait:
-                self._news_at = now
-                commands.append(Log(self._waiting(now - self.requests.began)))
-        return commands
-
-    def _waiting(self, waited_s: float) -> str:
-        """Return the message about missing segments, or about the first environment."""
-        actors = self._actors.values()
-        missing = [actor for actor in actors if actor.state in (State.ABSENT, State.STARTING) and actor.samplers]
-        starts = [f"actor {one.actor_id} is being {'restarted' if one.ever_started else 'started'}" for one in missing]
-        if self.spaces is None:
-            return "; ".join([f"waiting for the first environment for {waited_s:.0f} s", *_shortened(starts)])
-        owed, total = self._hosting.missing(self.requests.index), len(self._hosting.places)
-        samplers = f"{samplers_named(owed[:8])}{' ...' if len(owed) > 8 else ''}"
-        segments = f"waiting for {len(owed)} of {total} segments for {waited_s:.0f} s ({samplers})"
-        replays = [f"actor {one.actor_id}: {one.progress}" for one in actors if one.rebuilds and one.progress]
-        slots = [str(self._hosting.slots)] if self._hosting.slots.limited else []
-        rule = f"an actor that makes no progress for {self.limits.segment_timeout_s:g} s is replaced"
-        return "; ".join([segments, *_shortened(starts), *_shortened(replays), *slots, rule])
+            self._commands += self.hosting.check_enough(now)
+            self._ask_all_ready(now)
+            for actor in self.hosting.slots.idle_holders():
+                self._abandon(actor, now)
+            for actor, samplers in list(self.backups.due(self.requests.index, now)) if self.backups else ():
+                self._ask(actor, self.requests.index, samplers, now, backup=True)
+            if now - self.news_at > self.limits.quiet_s and not self.hosting.said_to_wait:
+                self.news_at = now
+                self._commands.append(
+                    Log(self.hosting.waiting(now - self.requests.began, self.requests.index if self.spaces else -1))
+                )
+        return self._due()
 
     # ------------------------------------------------------------------ asking
 
-    def _ask_all_ready(self, now: float) -> list[Command]:
-        """Ask the actors that may have something new to do."""
-        if self.spaces is None:
-            return self._ask_for_description(now)
-        if not self._hosting.enough:
-            return []
-        questions = self.balancing.questions(self.requests.end, now)
-        return [self._question(actor, index, samplers, now) for actor, index, samplers in questions]
+    def _ask_all_ready(self, now: float) -> None:
+        """Ask the actors that may have something new to do; or, at first, one of them for the spaces."""
+        if self.spaces is not None:
+            if self.hosting.enough:
+                for actor, index, samplers in self.balancing.questions(self.requests.end, now):
+                    self._ask(actor, index, samplers, now)
+            return
+        actor, asked = self.hosting.places[0].host, self.hosting.places[0].maker
+        free = actor.state is State.RUNNING and not (asked and asked.asked)
+        if free and self.hosting.slots.grant(actor, (0,), now):
+            self.hosting.asked((0,), -1, actor)
+            ask_id = self._queue(actor, Question(-1, (0,), (0,)), now)
+            self._commands.append(messages.Describe(actor.process, ask_id, 0))
 
-    def _ask_for_description(self, now: float) -> list[Command]:
-        actor, asked = self._hosting.places[0].host, self._hosting.places[0].maker
-        slots = self._hosting.slots
-        if actor.state is not State.RUNNING or (asked and asked.asked) or not slots.grant(actor, (0,), now):
-            return []
-        self._hosting.asked((0,), -1, actor)
-        return [messages.Describe(actor.process, self._queue(actor, Question(-1, (0,), (0,)), now), 0)]
-
-    def _question(self, actor: Actor, index: int, samplers: tuple[int, ...], now: float, backup: bool = False) -> Ask:
+    def _ask(self, actor: Actor, index: int, samplers: tuple[int, ...], now: float, *, backup: bool = False) -> None:
         """Ask an actor for segments; with `backup`, for some that another one is making."""
         hosted = tuple(sorted({*actor.samplers, *samplers})) if backup else actor.samplers
         rebuilt = actor.will_make(samplers, index, hosted)
         if not backup:
-            self._hosting.asked(samplers, index, actor)
+            self.hosting.asked(samplers, index, actor)
         rebuilds = {one: rebuild for one in rebuilt if (rebuild := self._ledger.rebuild(one, index)) is not None}
         checks = (self.spaces, self.expected) if rebuilt or index == 0 else (None, None)
         policy = self.requests.policies[index]
         question = Question(index, samplers, hosted, policy.version, rebuilds, *checks)
-        return Ask(actor.process, self._queue(actor, question, now), question, policy)
+        self._commands.append(Ask(actor.process, self._queue(actor, question, now), question, policy))
 
     def _queue(self, actor: Actor, question: Question, now: float) -> int:
         """Put a question into an actor's queue; return its id."""
@@ -252,25 +229,26 @@ class Collecting:
 
     # ------------------------------------------------------------------ losing and moving
 
-    def _abandon(self, actor: Actor, now: float) -> Kill:
+    def _abandon(self, actor: Actor, now: float) -> None:
         """Abandon an actor's process and its queue; a new one is due now, unless it is leaving."""
         if self.backups:
             self.backups.ended(actor)
         for ask_id in actor.asked:
             self._early.pop(ask_id, None)
-        self._hosting.ended(actor)
-        kill = actor.end(now)
+        self.hosting.ended(actor)
+        self._commands.append(actor.end(now))
         self._alarms.set(actor)
-        return kill
 
-    def _lose(
-        self, actor: Actor, reason: str, now: float, kind: IncidentKind = IncidentKind.ACTOR_LOST
-    ) -> list[Command]:
-        """Abandon an actor's process; plan a new one, or raise when the restart budget is spent."""
-        if actor.state is State.LEAVING:
-            return [self._abandon(actor, now)]
-        message = f"actor {actor.actor_id} ({samplers_named(actor.samplers)}) {reason}"
-        self._news_at, kill, most = now, self._abandon(actor, now), self.limits.max_actor_restarts
+    def _lose(self, actor: Actor, reason: str, now: float, kind: IncidentKind = IncidentKind.ACTOR_LOST) -> None:
+        """Abandon an actor's process; plan a new one, or raise if there have been too many in a row."""
+        leaving = actor.state is State.LEAVING
+        self._abandon(actor, now)
+        if leaving:
+            return
+        message, most = (
+            f"actor {actor.actor_id} ({samplers_named(actor.samplers)}) {reason}",
+            self.limits.max_actor_restarts,
+        )
         if actor.losses == most:
             raise ClusterError(
                 f"{message}\nIt was replaced {counted(most, 'time')} in a row without making a segment "
@@ -278,25 +256,20 @@ class Collecting:
                 f"in this process, where a debugger can follow."
             )
         actor.losses += 1
-        delay = delay_before(actor.losses)
+        self.news_at, delay = now, delay_before(actor.losses)
         actor.start_at = now + delay
         replaced = "; replaced" + (f" in {delay:.0f} s\n" if delay else "\n")
-        return [kill, Log(f"{message}\n".replace("\n", replaced, 1).rstrip(), Incident(kind, message))]
+        text = f"{message}\n".replace("\n", replaced, 1).rstrip()
+        self._commands.append(Log(text, Incident(kind, message)))
 
-    def _move(self, gone: Iterable[Actor], now: float) -> list[Command]:
+    def _move(self, gone: Iterable[Actor], now: float) -> None:
         """Move the samplers of actors that cannot be replaced to running actors until they are back."""
-        commands: list[Command] = []
-        for number, actor in enumerate(gone if self._hosting.running else ()):
+        for number, actor in enumerate(gone if self.hosting.running else ()):
             moved, actor.samplers_moved = actor.samplers, True
-            hosts = self._hosting.move(moved)
+            hosts = self.hosting.move(moved)
             known = {State.LEFT: "has left", State.LEAVING: "is leaving"}
             reason = known.get(actor.state, f"has not started for {now - actor.missing_since:.0f} s")
             places = f"its samplers {listed(moved)} are on actor {listed(hosts)}"
             message = f"actor {actor.actor_id} {reason}; until it is back, {places}"
             text = (message, "and so do those of other actors", "")[min(2, max(0, number - 3))]
-            commands.append(Log(text, Incident(IncidentKind.SAMPLERS_MOVED, message)))
-        return commands
-
-
-def _shortened(parts: list[str], most: int = 4) -> list[str]:
-    return parts if len(parts) <= most else [*parts[:most], f"and so are {len(parts) - most} more"]
+            self._commands.append(Log(text, Incident(IncidentKind.SAMPLERS_MOVED, message)))

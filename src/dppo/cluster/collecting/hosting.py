@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from heapq import heapify, heapreplace
 
 from dppo.cluster.collecting.messages import Command, Limits, Log, Process
-from dppo.cluster.collecting.roster import Actor, State
+from dppo.cluster.collecting.roster import Actor, State, samplers_named
 from dppo.errors import ClusterError, counted
 
 PATIENCE_S = 5.0  # without enough actors, before that is logged
@@ -150,6 +150,21 @@ class Hosting:
         actor.state = State.LEAVING if actor.has_process else State.LEFT
         return True
 
+    def waiting(self, waited_s: float, index: int) -> str:
+        """Return the message about missing segments `index`, or if that is negative about the first environment."""
+        actors = self._actors.values()
+        missing = [actor for actor in actors if actor.state in (State.ABSENT, State.STARTING) and actor.samplers]
+        starts = [f"actor {one.actor_id} is being {'restarted' if one.ever_started else 'started'}" for one in missing]
+        if index < 0:
+            return "; ".join([f"waiting for the first environment for {waited_s:.0f} s", *_shortened(starts)])
+        owed, total = self.missing(index), len(self.places)
+        samplers = f"{samplers_named(owed[:8])}{' ...' if len(owed) > 8 else ''}"
+        segments = f"waiting for {len(owed)} of {total} segments for {waited_s:.0f} s ({samplers})"
+        replays = [f"actor {one.actor_id}: {one.progress}" for one in actors if one.rebuilds and one.progress]
+        slots = [str(self.slots)] if self.slots.limited else []
+        rule = f"an actor that makes no progress for {self._limits.segment_timeout_s:g} s is replaced"
+        return "; ".join([segments, *_shortened(starts), *_shortened(replays), *slots, rule])
+
     def check_enough(self, now: float) -> list[Command]:
         """Return a message once too few actors have been running for a while, and one once there are enough again.
 
@@ -239,3 +254,7 @@ class Slots:
         ending = sum(len(self._held[process][1]) for process in self._ending)
         lost = f", those of {ending} in processes that have just ended" if ending else ""
         return f"environments of {self._used()} of at most {self._most} samplers exist (licences){lost}"
+
+
+def _shortened(parts: list[str], most: int = 4) -> list[str]:
+    return parts if len(parts) <= most else [*parts[:most], f"and so are {len(parts) - most} more"]
