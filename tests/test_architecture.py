@@ -225,7 +225,7 @@ NOT_LOADED = {
     "import dppo.cluster.collecting.actor": {"torch", "ray", "pydantic", "yaml", "matplotlib", "rich", "jaxtyping"},
     "import dppo; dppo.Config(env_id='CartPole-v1')": {"torch", "ray", "gymnasium"},
     "import dppo; dppo.load_policy": {"torch", "ray"},
-    "import dppo.run.runner, dppo.run.learner, dppo.cluster.learning.trainers, dppo.cluster.collecting.in_process": {
+    "import dppo.run.runner, dppo.run.learner, dppo.cluster.learning.trainers, dppo.cluster.collecting.collector": {
         "ray"
     },
 }

@@ -14,8 +14,7 @@ from processes import Disturbance, send
 from recorder import Notes, Recorder, lasting
 
 import dppo
-from dppo.cluster.collecting.collector import Collected
-from dppo.cluster.collecting.in_process import InProcessCollector
+from dppo.cluster.collecting.collector import Collected, InProcessCollector
 from dppo.cluster.learning.trainers import LocalTrainer
 from dppo.errors import SegmentsLost
 from dppo.ppo.exchange.records import IncidentKind, Update

@@ -20,7 +20,7 @@ from processes import actors_of_this_process, wait_until
 from recorder import Notes, Recorder
 
 import dppo
-from dppo.cluster.collecting import in_process, keeper
+from dppo.cluster.collecting import collector, keeper
 from dppo.errors import CheckpointError, ClusterError
 from dppo.records.files.disk import check_parts
 
@@ -116,9 +116,9 @@ def test_a_death_names_its_cause_its_place_and_its_log(tmp_path: Path, ray_sessi
 
 PROGRAM = """
 import os, sys, time
-from dppo.cluster.collecting import keeper, progress_file
+from dppo.cluster.collecting import actor, keeper
 from children import with_children
-marker, record = progress_file.make_progress_file()
+marker, record = actor.make_progress_file()
 keeper.begin_log(sys.argv[1], marker)
 print("first words", flush=True)
 with_children(sys.argv[2])
@@ -212,7 +212,7 @@ class Clinging(gym.Wrapper[Any, Any, Any, Any]):
 def test_environments_that_do_not_close_are_left_alone_in_process(
     tmp_path: Path, monkeypatch: Patch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(in_process, "CLOSING_S", 0.1)
+    monkeypatch.setattr(collector, "CLOSING_S", 0.1)
     alarm, timer = signal.getsignal(signal.SIGALRM), signal.getitimer(signal.ITIMER_REAL)  # of pytest-timeout
     result = dppo.train(settings(tmp_path / "run", Clinging, num_actors=0, num_samplers=2))
     assert result.iterations == 2

@@ -12,9 +12,9 @@ import pytest
 from builders import make_config
 from processes import wait_until
 
-from dppo.cluster.collecting import progress_file
+from dppo.cluster.collecting import actor
+from dppo.cluster.collecting.collector import ReplayLog
 from dppo.cluster.collecting.host import SamplerHost
-from dppo.cluster.collecting.in_process import ReplayLog
 from dppo.cluster.collecting.ledger import ReplayLedger
 from dppo.cluster.collecting.messages import Process, Progressed
 from dppo.cluster.wire import Answer, sampler_plan
@@ -26,16 +26,16 @@ STEPS = 30
 
 
 def test_recorded_progress_is_read_from_its_file() -> None:
-    path, record = progress_file.make_progress_file()
+    path, record = actor.make_progress_file()
     record.begin(to_replay=3700)
     for _ in range(2100):
         record.replay()
-    seen = progress_file.read_progress_file(path)
+    seen = actor.read_progress_file(path)
     assert seen is not None
     assert (seen.moves, seen.replayed, str(seen)) == (2100, 2100, "replaying 2,100 of 3,700 steps")
-    progress_file.remove_progress_file(path)
-    progress_file.remove_progress_file(path)
-    assert progress_file.read_progress_file(path) is None
+    actor.remove_progress_file(path)
+    actor.remove_progress_file(path)
+    assert actor.read_progress_file(path) is None
     record.replay()  # still works without the file
 
 
@@ -58,7 +58,7 @@ def test_an_incomplete_or_foreign_file_is_ignored(tmp_path: Path) -> None:
     path = tmp_path / "progress"
     for content in (b"", b"123", b"\xff" * BYTES):
         path.write_bytes(content)
-        assert progress_file.read_progress_file(str(path)) is None
+        assert actor.read_progress_file(str(path)) is None
 
 
 def test_an_actor_works_without_a_progress_file_on_a_full_disk(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -67,7 +67,7 @@ def test_an_actor_works_without_a_progress_file_on_a_full_disk(monkeypatch: pyte
 
     before = set(Path(tempfile.gettempdir()).glob("dppo-progress-*"))
     monkeypatch.setattr(os, "write", full)
-    path, record = progress_file.make_progress_file()
+    path, record = actor.make_progress_file()
     record.enter(place_of(Phase.STEP))
     assert path == ""
     assert set(Path(tempfile.gettempdir()).glob("dppo-progress-*")) == before
@@ -125,15 +125,15 @@ def test_progress_of_actors_on_other_nodes_is_read_by_a_witness(ray_session: Non
     from dppo.cluster.collecting.watching import Watching
 
     node_id = ray.get_runtime_context().get_node_id()
-    path, record = progress_file.make_progress_file()
+    path, record = actor.make_progress_file()
     record.begin(to_replay=7)
     record.replay()
     record.enter(place_of(Phase.STEP))
     record.stepped()
     watching = Watching(here="another node")
-    watching.started(Process(0, 5), progress_file.ProgressFile(node_id, path))
-    watching.started(Process(1, 5), progress_file.ProgressFile(node_id, "/no/such/file"))
-    watching.started(Process(2, 5), progress_file.ProgressFile("ab" * 28, path))  # on a node that is gone
+    watching.started(Process(0, 5), actor.ProgressFile(node_id, path))
+    watching.started(Process(1, 5), actor.ProgressFile(node_id, "/no/such/file"))
+    watching.started(Process(2, 5), actor.ProgressFile("ab" * 28, path))  # on a node that is gone
     for actor_id in (0, 1, 2, 3):
         watching.look(Process(actor_id, 5))
     found: list[Progressed] = []
@@ -143,7 +143,7 @@ def test_progress_of_actors_on_other_nodes_is_read_by_a_witness(ray_session: Non
     (witness,) = watching.take_witnesses()  # that of the lost node is forgotten
     ray.kill(witness)
     here = Watching(node_id)
-    here.started(Process(0, 5), progress_file.ProgressFile(node_id, path))
+    here.started(Process(0, 5), actor.ProgressFile(node_id, path))
     here.look(Process(0, 5))
     assert [one.progress.to_replay for one in here.seen()] == [7]
     record.stepped()

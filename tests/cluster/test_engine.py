@@ -16,10 +16,9 @@ from virtual import Cloud, Drawn, Fake, Faults
 
 import dppo
 from dppo.cluster.collecting.actor_collector import ActorCollector
-from dppo.cluster.collecting.collector import Collector
+from dppo.cluster.collecting.collector import Collector, InProcessCollector
 from dppo.cluster.collecting.engine import Collecting
 from dppo.cluster.collecting.hosting import shares
-from dppo.cluster.collecting.in_process import InProcessCollector
 from dppo.cluster.collecting.ledger import ReplayLedger
 from dppo.cluster.collecting.messages import Limits
 from dppo.cluster.learning.trainers import LocalTrainer, Trainers

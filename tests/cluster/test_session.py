@@ -24,7 +24,7 @@ from typing import Any
 import pytest
 from commandline import fresh_environment, run
 
-from dppo.cluster.collecting.progress_file import make_progress_file
+from dppo.cluster.collecting.actor import make_progress_file
 from dppo.cluster.ray import capacity, session
 from dppo.cluster.ray import environment as surroundings
 from dppo.cluster.ray.session import MIB, SMALLEST_STORE, RaySession, demand_of

@@ -26,7 +26,7 @@ import psutil
 
 from dppo.cluster import wire
 from dppo.cluster.builders import build_sampler
-from dppo.cluster.collecting.in_process import InProcessCollector
+from dppo.cluster.collecting.collector import InProcessCollector
 from dppo.cluster.collecting.ledger import ReplayLedger
 from dppo.cluster.wire import SamplerPlan, sampler_plan, trainer_plan
 from dppo.config import Config

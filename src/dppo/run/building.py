@@ -11,8 +11,7 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
-from dppo.cluster.collecting.collector import Collector, OnProgress
-from dppo.cluster.collecting.in_process import InProcessCollector
+from dppo.cluster.collecting.collector import Collector, InProcessCollector, OnProgress
 from dppo.cluster.collecting.ledger import ReplayLedger
 from dppo.cluster.wire import sampler_plan, trainer_plan
 from dppo.config import Config

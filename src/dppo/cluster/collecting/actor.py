@@ -1,14 +1,21 @@
-"""PPOActor, which hosts samplers in a process of its own on Ray."""
+"""PPOActor, which hosts samplers in a process of its own on Ray; and the file that shows its progress.
 
+The file shows what an actor is doing even if it is stuck in a simulator and cannot answer.
+"""
+
+import faulthandler
 import math
+import mmap
 import os
 import signal
 import socket
 import sys
+import tempfile
 import threading
 import time
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import psutil
@@ -16,16 +23,12 @@ import psutil
 from dppo.cluster import wire
 from dppo.cluster.collecting.host import SamplerHost, ThreadedHost, host_of
 from dppo.cluster.collecting.keeper import begin_log
-from dppo.cluster.collecting.progress_file import (
-    ProgressFile,
-    make_progress_file,
-    remove_progress_file,
-    write_stacks_on_signal,
-)
 from dppo.cluster.faults import Recycled, sendable
+from dppo.cluster.ray.environment import PROGRESS
 from dppo.cluster.wire import Answer, PackedModel, Question, SamplerPlan, unpacked_model
-from dppo.envs.activity import ActivityRecord
+from dppo.envs.activity import BYTES, Activity, ActivityRecord, look_at
 from dppo.errors import ClusterError, ConfigError, DppoError, EnvironmentFault
+from dppo.files import lock
 from dppo.numerics.fingerprint import Expected
 from dppo.numerics.portable import limit_blas
 from dppo.ppo.exchange.records import Incident, IncidentKind, PolicySnapshot
@@ -34,6 +37,67 @@ from dppo.user_code import in_a_line
 
 MEASURE_S = 2.0  # between two measurements of memory
 TERMINATED_S = 3.0  # for environments to close; Ray kills a process 5 s after SIGTERM
+STACKS_S = 0.3  # for a process to write its stacks
+MOST_TEXT = 100_000  # characters of stacks
+
+
+@dataclass(frozen=True, slots=True)
+class ProgressFile:
+    """Location of the file in which a process records its progress."""
+
+    node_id: str
+    path: str
+    """"" if there is no such file."""
+    node: str = ""
+    """Name of the node, for messages."""
+    log: str = ""
+    """Path of the log there; "" if there is none."""
+    pid: int = 0
+
+
+def make_progress_file() -> tuple[str, ActivityRecord]:
+    """Return the path of a new file and the record that writes to it; the path is "" if the disk is full."""
+    path = ""
+    try:
+        file, path = tempfile.mkstemp(prefix=PROGRESS)
+        with os.fdopen(file, "r+b"):
+            os.write(file, bytes(BYTES))  # allocates the blocks: a full disk raises here, not when the map is written
+            lock(Path(path))  # held until this process ends: see `remove_abandoned`
+            return path, ActivityRecord(memoryview(mmap.mmap(file, BYTES)).cast("q"))
+    except OSError:
+        remove_progress_file(path)
+        return "", ActivityRecord()
+
+
+def read_progress_file(path: str) -> Activity | None:
+    """Return the progress of an actor on this node; None if the file is missing or invalid."""
+    try:
+        with open(path, "rb") as file:
+            return look_at(memoryview(file.read(BYTES)).cast("q"))
+    except (OSError, ValueError, TypeError):
+        return None
+
+
+def remove_progress_file(path: str) -> None:
+    """Remove a file, and that of the stacks, if they exist."""
+    for one in (path, f"{path}.stacks"):
+        with suppress(OSError):
+            os.unlink(one)
+
+
+def write_stacks_on_signal(path: str) -> None:
+    """Let SIGUSR2 write the stacks of all threads beside the progress file `path`, wherever this process is stuck."""
+    with suppress(OSError):
+        faulthandler.register(signal.SIGUSR2, open(f"{path}.stacks", "w"))  # noqa: SIM115  open as long as the process
+
+
+def read_stacks(path: str, pid: int) -> str:
+    """Return the stacks of all threads of a process on this node; "" if they cannot be read."""
+    with suppress(OSError):
+        os.kill(pid, signal.SIGUSR2)
+        time.sleep(STACKS_S)  # no end is marked
+        return Path(f"{path}.stacks").read_text(errors="replace")[:MOST_TEXT]
+    return ""
 
 
 class PPOActor:

@@ -9,7 +9,6 @@ from typing import Protocol
 from dppo.cluster.collecting.collector import Collected, OnProgress, ProgressReports
 from dppo.cluster.collecting.engine import Collecting
 from dppo.cluster.collecting.messages import Command, Event, ForTransport, Kill, Log, Process
-from dppo.cluster.collecting.progress_file import innermost
 from dppo.numerics.fingerprint import Expected
 from dppo.ppo.exchange.records import Incident, PolicySnapshot
 from dppo.signals import StopSignals
@@ -121,12 +120,18 @@ class ActorCollector:
         stacks, commands = "", list(commands)
         hung = any(isinstance(one, Log) and one.incident and one.incident.kind == "actor_hung" for one in commands)
         for command in commands:
-            if isinstance(command, Log):
-                if command.text:
-                    logger.warning("%s%s", command.text, innermost(stacks))
-                found = command.incident
-                self._incidents += [] if found is None else [replace(found, details=stacks)]
+            if not isinstance(command, Log):
+                if hung and isinstance(command, Kill):
+                    stacks = self._transport.stacks(command.process)
+                self._transport.do(command)
                 continue
-            if hung and isinstance(command, Kill):
-                stacks = self._transport.stacks(command.process)
-            self._transport.do(command)
+            if command.text:
+                logger.warning("%s%s", command.text, _innermost(stacks))
+            if command.incident:
+                self._incidents.append(replace(command.incident, details=stacks))
+
+
+def _innermost(stacks: str) -> str:
+    """Return the innermost frame of the main thread, which comes last: `; it was in File "sim.py", line 12 in step`."""
+    main = stacks.rpartition("most recent call first")[2].splitlines()
+    return next((f"; it was in {line.strip()}" for line in main if line.strip().startswith("File")), "")

@@ -1,15 +1,35 @@
-"""Collector: the learner's view of the samplers, wherever they are; and the requests to them."""
+"""Collector: the learner's view of the samplers, wherever they are; InProcessCollector; the requests to actors."""
 
+import logging
 import math
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Protocol
 
+from dppo.cluster.collecting.host import host_of
+from dppo.cluster.collecting.ledger import ReplayLedger
+from dppo.cluster.wire import SamplerPlan
+from dppo.envs.activity import ActivityRecord, replaying
 from dppo.numerics.fingerprint import Expected
-from dppo.ppo.exchange.records import CollectionProgress, Incident, PolicySnapshot, SegmentReport, Timings
-from dppo.signals import StopSignals
+from dppo.numerics.portable import limit_blas
+from dppo.ppo.exchange.records import (
+    CollectionProgress,
+    Incident,
+    PolicySnapshot,
+    SegmentReport,
+    SegmentRequest,
+    Timings,
+)
+from dppo.signals import StopSignals, at_most
 from dppo.spaces.spaces import Spaces
+
+CLOSING_S = 8.0
+REPLAY_LOG_S = 30.0  # between two lines about a long replay
+
+logger = logging.getLogger("dppo")
 
 PROGRESS_S = 1.0  # shortest interval between two reports of progress
 SPARE = 20.0  # the same, in units of the time that a report takes
@@ -113,6 +133,95 @@ class ProgressReports:
                 elapsed_s=now - self.began,
             )
         )
+
+
+class InProcessCollector(Collector):
+    """A collector for debugging, for fast environments, and as the reference in tests."""
+
+    def __init__(
+        self, plan: SamplerPlan, ledger: ReplayLedger, on_progress: OnProgress = lambda progress: None
+    ) -> None:
+        self._num_samplers = plan.sampling.num_samplers
+        self._ledger = ledger
+        self._reports = ProgressReports(on_progress, plan.sampling.batch_size)
+        self._new_host = partial(host_of, plan, ActivityRecord(on_replay=ReplayLog(), on_step=self._report))
+        self._host = self._new_host()
+        self._threads = limit_blas(1)
+        self.expected: Expected | None = None  # this process has computed it
+        self._spaces: Spaces | None = None
+        self._requests: deque[tuple[PolicySnapshot, int]] = deque()
+        self._next = 0  # index of the segment that the samplers can collect without being rebuilt
+
+    def describe(self, stop: StopSignals) -> Spaces:
+        """Create the environments of the first sampler and return their spaces."""
+        with stop.interruptible():
+            self._spaces = self._host.spaces(0)
+        return self._spaces
+
+    def request(self, policy: PolicySnapshot, index: int) -> None:
+        """Store the request, which `receive` carries out."""
+        self._requests.append((policy, index))
+
+    def receive(self, stop: StopSignals) -> Collected:
+        """Collect the segments that were requested first; a signal ends this in the middle of a step."""
+        assert self._requests, "receive() without request()"
+        policy, index = self._requests.popleft()
+        began = time.monotonic()
+        self._reports.begin(index, began)
+        rebuilt = index != self._next
+        requests = [
+            SegmentRequest(sampler, index, self._ledger.rebuild(sampler, index) if rebuilt else None)
+            for sampler in range(self._num_samplers)
+        ]
+        with stop.interruptible():
+            answer = self._host.collect(requests, policy, self._spaces if rebuilt or index == 0 else None)
+        self._next = index + 1
+        for report, _ in answer.made:
+            self._ledger.record(report)
+        return Collected(
+            index=index,
+            policy=policy,
+            reports=[report for report, _ in answer.made],
+            segments=[segment for _, segment in answer.made],
+            timings=[answer.timings],
+            collect_s=time.monotonic() - began,
+        )
+
+    def renew(self) -> None:
+        """Close all environments; the next `receive` rebuilds the samplers."""
+        self._host.close()
+        self._host = self._new_host()
+        self._requests.clear()
+        self._next = 0
+
+    def close(self) -> None:
+        """Close all environments; one that does not close in time is left alone, with a traceback."""
+        with at_most(CLOSING_S):
+            self._host.close()
+        self._threads.restore_original_limits()
+
+    def _report(self, steps: int) -> None:
+        """Report progress after an env step: nobody else can look while this process is busy."""
+        if self._reports.due:
+            self._reports.send(steps, processes=1)
+
+
+class ReplayLog:
+    """Logs the progress of a long replay every half minute."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._logged_at, self._before = 0.0, math.inf
+
+    def __call__(self, replayed: int, to_replay: int) -> None:
+        """Take note of the steps replayed so far; if they are fewer than before, a new replay has begun."""
+        now = self._clock()
+        if replayed < self._before:
+            self._logged_at = now
+        self._before = replayed
+        if now - self._logged_at >= REPLAY_LOG_S:
+            self._logged_at = now
+            logger.warning("%s", replaying(replayed, to_replay))
 
 
 class Requests:

@@ -9,10 +9,10 @@ from collections.abc import Iterable, Sequence
 from dppo.cluster.collecting import messages
 from dppo.cluster.collecting.balancing import Backups, Balancing
 from dppo.cluster.collecting.collector import Requests
-from dppo.cluster.collecting.hosting import Hosting
+from dppo.cluster.collecting.hosting import Hosting, listed, samplers_named
 from dppo.cluster.collecting.ledger import ReplayLedger
 from dppo.cluster.collecting.messages import Ask, Command, Event, Limits, Log
-from dppo.cluster.collecting.roster import Actor, Alarms, Patience, State, listed, samplers_named
+from dppo.cluster.collecting.roster import Actor, Alarms, Patience, State
 from dppo.cluster.faults import Recycled, delay_before
 from dppo.cluster.wire import Answer, Question
 from dppo.errors import ClusterError, DppoError, counted

@@ -2,12 +2,12 @@
 
 import math
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from heapq import heapify, heapreplace
 
 from dppo.cluster.collecting.messages import Command, Limits, Log, Process
-from dppo.cluster.collecting.roster import Actor, State, samplers_named
+from dppo.cluster.collecting.roster import Actor, State
 from dppo.errors import ClusterError, counted
 
 PATIENCE_S = 5.0  # without enough actors, before that is logged
@@ -254,6 +254,16 @@ class Slots:
         ending = sum(len(self._held[process][1]) for process in self._ending)
         lost = f", those of {ending} in processes that have just ended" if ending else ""
         return f"environments of {self._used()} of at most {self._most} samplers exist (licences){lost}"
+
+
+def samplers_named(samplers: Sequence[int]) -> str:
+    """Return `sampler 3`, or `samplers 0, 3, 5`."""
+    return f"sampler{'' if len(samplers) == 1 else 's'} {listed(samplers)}"
+
+
+def listed(numbers: Sequence[int]) -> str:
+    """Return `0, 3, 5`."""
+    return ", ".join(map(str, numbers))
 
 
 def _shortened(parts: list[str], most: int = 4) -> list[str]:

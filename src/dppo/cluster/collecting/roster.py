@@ -1,7 +1,6 @@
 """The engine's record of each actor (samplers, process, questions, deadline, pace), and its patience. Pure."""
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from heapq import heappop, heappush
@@ -295,13 +294,3 @@ class Alarms:
                 actor.alarm_at = math.inf
                 due.append(actor)
         return due
-
-
-def samplers_named(samplers: Sequence[int]) -> str:
-    """Return `sampler 3`, or `samplers 0, 3, 5`."""
-    return f"sampler{'' if len(samplers) == 1 else 's'} {listed(samplers)}"
-
-
-def listed(numbers: Sequence[int]) -> str:
-    """Return `0, 3, 5`."""
-    return ", ".join(map(str, numbers))

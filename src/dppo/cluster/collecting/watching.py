@@ -1,5 +1,7 @@
 """Watching: reads the progress of actors that are too busy to answer, on any node."""
 
+from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 import ray
@@ -8,20 +10,27 @@ from ray.exceptions import RayError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from dppo import streams
-from dppo.cluster.collecting.keeper import end_of_log
-from dppo.cluster.collecting.messages import Process, Progressed, Started
-from dppo.cluster.collecting.progress_file import (
+from dppo.cluster.collecting.actor import (
     ProgressFile,
-    Witness,
     read_progress_file,
     read_stacks,
     remove_progress_file,
 )
+from dppo.cluster.collecting.keeper import end_of_log
+from dppo.cluster.collecting.messages import Process, Progressed, Started
 from dppo.cluster.faults import UNKNOWN, cause_of_death
 from dppo.envs.activity import Activity, Phase
 from dppo.streams import Stream
 
 STACKS_TIMEOUT_S = 15.0  # for a witness on another node
+
+
+class Witness:
+    """Reads the progress files of its node, in a process of its own."""
+
+    def call(self, read: Callable[..., Any], *where: Any) -> Any:
+        """Return what a function reads there."""
+        return read(*where)
 
 
 class Watching:
@@ -73,32 +82,28 @@ class Watching:
     def look(self, process: Process) -> None:
         """Look at a process; does not wait."""
         file = self._files.get(process)
-        if file is None or not file.path:
-            return
-        if file.node_id == self.here:
+        if file is not None and file.node_id == self.here:
             self._take(process, read_progress_file(file.path))
-            return
-        self._looks[process] = self._witness(file).look.remote(file.path), file.node_id
+        elif file is not None and file.path:
+            self._looks[process] = self._ask_witness(file, read_progress_file, file.path), file.node_id
 
     def stacks(self, process: Process) -> str:
         """Return the stacks of the threads of a process, "" if they cannot be read; waits a moment."""
-        file = self._files.get(process)
-        if file is None or not file.path:
-            return ""
-        if file.node_id == self.here:
-            return read_stacks(file.path, file.pid)
-        try:
-            found: str = ray.get(self._witness(file).stacks.remote(file.path, file.pid), timeout=STACKS_TIMEOUT_S)
-            return found
-        except RayError:
-            return ""
+        file, stacks = self._files.get(process), ""
+        if file is not None and file.path and file.node_id == self.here:
+            stacks = read_stacks(file.path, file.pid)
+        elif file is not None and file.path:
+            with suppress(RayError):
+                stacks = ray.get(self._ask_witness(file, read_stacks, file.path, file.pid), timeout=STACKS_TIMEOUT_S)
+        return stacks
 
-    def _witness(self, file: ProgressFile) -> Any:
+    def _ask_witness(self, file: ProgressFile, read: Callable[..., Any], *where: Any) -> ObjectRef[Any]:
         if file.node_id not in self._witnesses:
             strategy = NodeAffinitySchedulingStrategy(file.node_id, soft=False)
             witness: Any = ray.remote(Witness)
             self._witnesses[file.node_id] = witness.options(num_cpus=0, scheduling_strategy=strategy).remote()
-        return self._witnesses[file.node_id]
+        asked: ObjectRef[Any] = self._witnesses[file.node_id].call.remote(read, *where)
+        return asked
 
     def steps_of(self, process: Process) -> int:
         """Return the env steps made for the current question of a process; on another node, as last seen."""

@@ -17,7 +17,7 @@ from typing import Any
 from dppo.files import lock, remove_abandoned
 
 PREFIX = "dppo-token-"
-PROGRESS = "dppo-progress-"  # begins the names of the files of `cluster/collecting/progress_file.py`
+PROGRESS = "dppo-progress-"  # begins the names of the files of `make_progress_file`
 MODE, PATH = "RAY_AUTH_MODE", "RAY_AUTH_TOKEN_PATH"
 # Ray ends this process so long after the GCS is gone; it must suffice for the current update and a checkpoint.
 RECONNECT_S = 3600
