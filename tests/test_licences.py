@@ -14,7 +14,7 @@ from processes import Disturbance, send
 import dppo
 from dppo.cluster.collecting.hosting import ENDING_S, Slots
 from dppo.cluster.collecting.messages import Limits
-from dppo.cluster.collecting.roster import Actor, State
+from dppo.cluster.collecting.roster import Actor
 from dppo.cluster.wire import Question
 from dppo.errors import ConfigError
 
@@ -54,13 +54,12 @@ def test_what_an_actor_hosts_no_more_counts_until_it_is_idle_and_then_ends_it_if
     slots, (giver, taker) = Slots(replace(Limits(), most_hosted=2)), actors((0, 1), ())
     slots.grant(giver, (0, 1), 0.0)
     giver.will_make((0, 1), 0, (0, 1))
-    giver.state = taker.state = State.RUNNING
     giver.samplers, taker.samplers = (0,), (1,)
     giver.asked[1] = Question(0, (0, 1), (0, 1))
     assert slots.grant(taker, (1,), 1.0) == ()
-    assert slots.idle_holders() == []
+    assert slots.idle_holders([giver, taker]) == []
     giver.asked.clear()
-    assert slots.idle_holders() == [giver]
+    assert slots.idle_holders([giver, taker]) == [giver]
     giver.will_make((0,), 1, (0,))
     assert slots.grant(taker, (1,), 2.0) == (1,)
 

@@ -181,7 +181,7 @@ class Collecting:
         if self.spaces is None or self.requests.owed:
             self._commands += self.hosting.check_enough(now)
             self._ask_all_ready(now)
-            for actor in self.hosting.slots.idle_holders():
+            for actor in self.hosting.slots.idle_holders(self.hosting.running.values()):
                 self._abandon(actor, now)
             for actor, samplers in list(self.backups.due(self.requests.index, now)) if self.backups else ():
                 self._ask(actor, self.requests.index, samplers, now, backup=True)

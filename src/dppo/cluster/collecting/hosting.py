@@ -236,16 +236,13 @@ class Slots:
         if actor.process in self._held:
             self._ending[actor.process] = math.inf
 
-    def idle_holders(self) -> list[Actor]:
+    def idle_holders(self, running: Iterable[Actor]) -> list[Actor]:
         """Return idle actors with environments of samplers that moved away, if others wait for a slot.
 
         They would close them with their next question, which may wait for these others.
         """
-        if not self._waiting or self._used() < self._most:
-            return []
-        holders = [one for process, (one, _) in self._held.items() if process == one.process]
-        idle = [one for one in holders if one.state is State.RUNNING and not one.asked]
-        return [one for one in idle if one.holds.keys() - set(one.samplers)]
+        short = self._waiting and self._used() >= self._most
+        return [one for one in running if not one.asked and one.holds.keys() - set(one.samplers)] if short else []
 
     def _used(self) -> int:
         return sum(len(held) for _, held in self._held.values())
