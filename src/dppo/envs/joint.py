@@ -74,6 +74,7 @@ class JointEnv(ABC):
     spec: Any = None
     shared = False
     """True if the rows have their episodes in common."""
+    once = False  # no episode follows when all rows have ended theirs
     next_seed: Callable[[int], int]
     """The seed of the next episode of a row."""
 
