@@ -76,7 +76,7 @@ class Examination:
             trace, used = self._play(sampler, sizes)
             if not sizes:
                 if all(self._kept.values()) or self._joint:
-                    self._iterate(sampler)
+                    self._iterate()
                 self._compare(trace, used)
         except (Exception, SystemExit) as error:  # of the environment, or of a setting
             self._report(error=str(error) if isinstance(error, DppoError) else in_a_line(error))
@@ -123,7 +123,7 @@ class Examination:
 
         rows = self._config.envs_per_sampler if self._joint else 1
         built = build_sampler(plan_of(self._config, make, NO_FIRST, rows), sampler_id)
-        self._spaces = built.spaces
+        self._spaces, self._group = built.spaces, built.envs
         return built.sampler
 
     def _make(self) -> PPOSampler:
@@ -221,7 +221,7 @@ class Examination:
         except Exception as error:  # pickling may raise anything
             self._report(pickle=in_a_line(error))
 
-    def _iterate(self, sampler: PPOSampler) -> None:
+    def _iterate(self) -> None:
         """Time collecting and updating with the settings of the run, and an environment that answers at once."""
         self._report(stage="updating")
         from dppo.cluster.learning.trainers import LocalTrainer
@@ -229,7 +229,7 @@ class Examination:
         config, until, times = self._config, self._left(0.4), list[tuple[float, float]]()
         env = self._envs[0]
         if self._joint:  # a row of it answers as a single environment does
-            env = sampler.envs.checked(0).env
+            env = self._group.checked(0).env
             self._kept = {"reset": [env.kept], "step": [(env.kept[0], 0.0, False, False, env.kept[1])]}
         resets, steps, before = cycle(self._kept["reset"]), cycle(self._kept["step"]), (env.reset, env.step)
         env.reset, env.step = lambda **_: next(resets), lambda _: next(steps)

@@ -64,8 +64,9 @@ class Players:
         """Return what a step of each row returns; rows that are not there have rewards of 0, and end with the last."""
         if (joint := self._joint) is None:
             return [self._made.step(actions[0])]
-        given, space = actions + actions[:1] * (len(joint.rows) - len(actions)), joint.action_space
+        space: Any = joint.action_space
+        given = actions + actions[:1] * (len(joint.rows) - len(actions))
         both: Any = SimpleNamespace(each=list)
-        both.to_env = lambda items: concatenate(space, items, create_empty_array(space, len(items)))
+        both.to_env = lambda items: concatenate(space, items, create_empty_array(space, len(items)))  # type: ignore[arg-type]
         joint.step(given, both)  # type: ignore[arg-type]
         return [row.answer for row in self.rows]
