@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import random
+import re
 from collections import Counter
 from functools import partial
 from pathlib import Path
@@ -36,10 +38,10 @@ def found_in(config: Config) -> list[str]:
     facts: Facts = {}
     Sick.instances = 0
     calls = Counter[str]()
-    on_call = {name: partial(calls.update, [name]) for name in ("reset", "step")}
+    on_call = {name: partial(calls.update, [name]) for name in ("make", "reset", "step")}
     Examination(config, 1e3, lambda **new: facts.update(new), on_call).run()
     assert calls["step"] >= facts.get("steps", 0), "each call is reported, so that one that hangs can be named"
-    return [f"{kind}: {text}" for kind, text in findings(facts | {"available_mb": 1e6}, config)]
+    return [f"{kind}: {text}" for kind, text in findings(facts | {"available_mb": 1e6, "cpus": 2}, config)]
 
 
 OWNER = "error: sampler 0 (worlds.sick:Sick), env 0: "
@@ -51,10 +53,17 @@ DISEASES: dict[str, tuple[str, ...]] = {  # what is found, besides Gymnasium's o
         "warning: it draws from the global generator of random",
     ),
     "hidden state": (f"{AGAIN}after other episodes: it differs at step 0",),
-    "raises": (f"{OWNER}step of episode 1 (seed ",),
+    "raises": (
+        f"{OWNER}step of episode 1 (seed ",
+        "warning: faults do not follow from seed and actions, as others happened after other episodes, beside",
+        "ok: the same seed and actions give the same ",
+    ),
     "no licence": (f"{OWNER}the environment's constructor raised RuntimeError: no licence left",),
     "one instance": (f"{OWNER}the environment's constructor raised RuntimeError: the port is in use",),
-    "not finite": (f"{OWNER}step of episode 0",),
+    "not finite": (
+        f"{OWNER}step of episode 0",
+        "ok: the same seed and actions give the same 82 steps in a new instance",
+    ),
     "several": (
         "ok: the same seed",
         "warning: playing changes the current folder",
@@ -75,6 +84,64 @@ def test_a_disease_is_found(disease: str, monkeypatch: pytest.MonkeyPatch, tmp_p
     assert len(own) == len(DISEASES[disease]), own
     for expected, one in zip(DISEASES[disease], own, strict=True):
         assert one.startswith(expected)
+
+
+FAULTY = make_config({"env_id": "worlds.faulty:Unreliable", "num_samplers": 1, "num_steps": 16, "update_epochs": 1})
+
+
+@pytest.mark.parametrize(("steps", "resets", "kinds"), [(0.1, 0.0, ["raise"]), (0.1, 0.3, ["nan", "reward", "exit"])])
+def test_faults_are_counted_and_lead_to_settings_with_which_a_run_goes_on(
+    steps: float, resets: float, kinds: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(examination, "MOST", 300)
+    config = dataclasses.replace(FAULTY, env_kwargs={"steps": steps, "resets": resets, "kinds": kinds})
+    found, same, *_ = found_in(config)
+    assert found.startswith("error: sampler 0 (worlds.faulty:Unreliable), env 0: ")
+    first, last = found.splitlines()[0], found.splitlines()[-1]
+    assert "(seed " in first
+    counted = re.match(r"It is the first of (\d+) faults in (\d+) steps", last)
+    assert counted
+    assert 0.5 < int(counted[1]) / int(counted[2]) / (steps + resets * steps) < 2
+    assert "With on_env_fault=auto, env_faults=10/h: 100% of runs end in their first 100 env steps" in last
+    assert same.startswith(f"ok: the same seed and actions give the same {counted[2]} steps"), "their faults, too"
+    given = re.search(r"With --on-env-fault rebuild --env-faults (\d+/h), a run goes on", last)
+    assert given
+    again = dataclasses.replace(config, on_env_fault="rebuild", env_faults=given[1].replace("/h", "00/h"))
+    found, *_ = found_in(again)
+    assert found.startswith("warning: sampler 0")
+    assert found.endswith("A run goes on after each.")
+
+
+def test_faults_that_follow_from_no_seed_end_a_comparison_and_not_the_examination(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(examination, "MOST", 50)
+    random.seed(1)
+    faults, unlike, *others = found_in(config_of("flaky"))
+    assert "ConnectionError in step), about" in faults
+    assert unlike.startswith(
+        "warning: faults do not follow from seed and actions, as others happened in a new instance"
+    )
+    assert not any(one.startswith(AGAIN) for one in others)
+
+
+ROWS: dict[str, dict[str, Any]] = {
+    "agents": {"env_id": "worlds.joint:agents"},
+    "those that fail": {"env_id": "worlds.joint:agents", "env_kwargs": {"fails_at": 5}},
+    "a vector": {"env_id": "worlds.joint:vector"},
+    "one that resets by itself": {"env_id": "worlds.joint:Native", "env_kwargs": {"mode": "NextStep"}},
+}
+
+
+@pytest.mark.parametrize("name", ROWS)
+def test_environments_of_several_rows_are_examined(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(examination, "MOST", 50)
+    found = found_in(dataclasses.replace(FAULTY, envs_per_sampler=3, **ROWS[name]))
+    assert any(one.startswith("note: 3 rows step at once") for one in found), found
+    repeated = [one for one in found if "the same seed and actions give the same" in one]
+    declared = [one for one in found if one.startswith("note: it is declared nondeterministic")]
+    assert (len(repeated), len(declared)) == ((0, 1) if "itself" in name else (1, 0)), found
+    assert any("OSError in step" in one for one in found) == ("fail" in name)
 
 
 @pytest.mark.parametrize(
@@ -205,12 +272,12 @@ def test_the_doctor_of_a_run_says_what_limited_it_and_writes_nothing(tmp_path: P
         ("child", 0, "close() leaves 2 of its processes: ['sleep', 'sleep']"),
         ("prints", 0, "MB, at the end 'xxx"),
         ("huge", 0, "obs float32[300, 300]"),
-        ("segfault", 1, "was ended by SIGSEGV while playing, in reset (call 1). It was in "),
+        ("segfault", 1, "was ended by SIGSEGV while playing, in reset (call 2). It was in "),
         ("kills itself", 1, "was ended by SIGKILL while playing, in step"),
         ("exits", 1, "ended with exit code 3 while playing, in step"),
-        ("hangs in reset", 1, "playing, in reset (call 1) has not returned"),
+        ("hangs in reset", 1, "playing, in reset (call 2) has not returned"),
         ("hangs in step", 1, "sick.py, line "),
-        ("hangs while it is made", 1, "making has not returned"),
+        ("hangs while it is made", 1, "making, in a constructor (call 1) has not"),
         ("slow to close", 0, "close() took 9.0 s, and a run waits for 4 s"),
         ("raises", 1, "raised ValueError: boom"),
     ],

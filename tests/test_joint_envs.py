@@ -240,3 +240,30 @@ def test_a_factory_gets_the_number_of_rows_and_a_seed_if_it_cannot_do_without() 
 
     make_env(kept, {}, rows=4)
     assert got == [(2, 9, 0)]
+
+
+KINDS: dict[str, dict[str, Any]] = {
+    "agents": {},
+    "late": {"late": True},
+    "vector": {"kind": "sync"},
+    "Native": {"mode": "NextStep"},
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_an_evaluation_plays_all_agents_or_a_row(kind: str, tmp_path: Path) -> None:
+    """The return of agents is the mean of theirs, as in the charts of training."""
+    env_id = f"worlds.joint:{'agents' if kind == 'late' else kind}"
+    settings = {"env_id": env_id, "env_kwargs": KINDS[kind], "eval_every": 1000, "eval_episodes": 2}
+    result = dppo.train(small(tmp_path / "run", **THREE | settings))
+    assert "evaluation_fault" not in result.incidents
+    played, again = (dppo.evaluate(result, episodes=3, seed=1) for _ in range(2))
+    assert played == again
+    if kind == "Native":
+        assert played.lengths == (2, 2, 2)
+    elif kind == "vector":
+        alone = dppo.evaluate(result, "worlds.joint:cartpole", env_kwargs={}, episodes=3, seed=1)
+        assert (played.returns, played.lengths) == (alone.returns, alone.lengths)
+    else:  # agents leave after 3, 5 and 8 steps, and rewards are actions of 0, 1 or 2
+        assert played.lengths == (8, 8, 8)
+        assert all(0 < 3 * one <= 2 * 16 and abs(3 * one - round(3 * one)) < 1e-9 for one in played.returns)

@@ -17,6 +17,7 @@ from dppo.cluster.collecting.messages import Limits
 from dppo.cluster.collecting.roster import Actor
 from dppo.cluster.wire import Question
 from dppo.errors import ConfigError
+from dppo.records.metrics.reading import read_metrics
 
 
 def settings(run_dir: Path, **changes: Any) -> dppo.Config:
@@ -81,6 +82,10 @@ def test_environments_start_no_faster_than_allowed_over_all_actors() -> None:
             {"licences": 8, "standby_envs": 1},
             r"less than the 16 environments .*4 samplers x 2 env x 2 copies\). Raise it",
         ),
+        (
+            {"licences": 8, "eval_every": 100, "num_actors": 2, "eval_actors": 2},
+            r"less than the 10 environments .*4 samplers x 2 env x 1 copy \+ 2 for evaluations\)",
+        ),
         ({"start_rate": "2"}, "start_rate=2: must be a number of at least 1 in a time .* Use one such as 2/s"),
         ({"start_rate": "2/s", "num_actors": 2, "backup_requests": True}, "backup_requests=True: makes environments"),
     ],
@@ -95,6 +100,22 @@ def test_a_rate_holds_in_one_process(tmp_path: Path) -> None:
     dppo.train(config)
     first, *others = made_at(config)
     assert [when - first >= 0.099 * number for number, when in enumerate(others, 1)] == [True] * 3
+
+
+@pytest.mark.parametrize("kind", ["in process", pytest.param("on Ray", marks=pytest.mark.slow)])
+def test_evaluations_have_a_licence_of_their_own(kind: str, tmp_path: Path, request: pytest.FixtureRequest) -> None:
+    """Actors that play and those that collect are killed; a licence that is not there would be an incident."""
+    more: dict[str, Any] = {"licences": 5, "eval_every": 64, "eval_episodes": 2}
+    kwargs = {"licences": 5, "child": kind == "on Ray", "sleep_s": 0.01 * (kind == "on Ray")}
+    if kind == "in process":
+        result = dppo.train(settings(tmp_path / "run", kwargs=kwargs, **more))
+        assert result.incidents == {}
+        return
+    request.getfixturevalue("ray_session")
+    with Disturbance("EvaluationActor.play", send(signal.SIGKILL)):
+        result = dppo.train(settings(tmp_path / "run", kwargs=kwargs, num_actors=2, **more))
+    assert result.incidents == {}
+    assert [row["eval/episodes"] for row in read_metrics(tmp_path / "run") if "eval/episodes" in row] == [2] * 6
 
 
 @pytest.mark.slow

@@ -254,7 +254,7 @@ class Bare(gym.Env[Any, Any]):
 @pytest.mark.parametrize(
     ("factory", "words"),
     [
-        (Parallel, ("made a PettingZoo environment (test_make.Parallel), which", "taken in training only")),
+        (Parallel, ("made a PettingZoo environment (test_make.Parallel), which", "is not taken here")),
         (
             Turns,
             (

@@ -60,6 +60,8 @@ class Sick(gym.Env[Any, Any]):
     def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
         time.sleep(self._step_s)
         self._t, self.total = self._t + 1, self.total + 1
+        if self.disease == "flaky" and random.random() < 0.1:
+            raise ConnectionError("lost")
         if self.total == AT:
             self._fall_ill()
         if self.disease == "several":

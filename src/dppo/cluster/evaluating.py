@@ -15,6 +15,7 @@ from ray.exceptions import RayError
 
 from dppo.cluster import wire
 from dppo.cluster.collecting.actor import PPOActor
+from dppo.cluster.collecting.hosting import ENDING_S
 from dppo.cluster.collecting.ray_transport import actor_class
 from dppo.cluster.faults import cause_of_death, last_line, sendable, within
 from dppo.cluster.wire import PackedModel, packed_model, unpacked_model
@@ -69,9 +70,13 @@ class RayPlayers:
 
     def __init__(
         self, player: Any, resources: dict[str, float], *, episodes: int, actors: int, timeout_s: float, logs: str,
-        **options: Any,
+        licensed: bool = False, **options: Any,
     ) -> None:  # fmt: skip
-        """Start the threads; `player` is an EpisodePlayer, the rest as for `RayTransport`."""
+        """Start the threads; `player` is an EpisodePlayer, the rest as for `RayTransport`.
+
+        `licensed`: the licence of a lost actor is free only when its keeper has ended its processes.
+        """
+        self._licence_s = ENDING_S if licensed else 0.0
         self._packed, self._episodes, self._timeout_s = packed_model(player), episodes, timeout_s
         self._kind, self._logs, self._gpus = actor_class(EvaluationActor, resources, options), logs, "GPU" in resources
         self._tasks, self._ended = SimpleQueue[tuple[int, int, Any]](), SimpleQueue[Outcome]()
@@ -128,7 +133,7 @@ class RayPlayers:
         for later in range(TRIES):
             if lost:
                 logger.warning("%s; it is replaced, and the episode is played again", lost)
-            if self._closing.wait(LATER_S * max(0, later - 1)):
+            if self._closing.wait(max(LATER_S * (later - 1), self._licence_s * bool(later))):
                 break
             try:
                 actor = self._actors[number] = self._actors[number] or self._started(number)

@@ -56,7 +56,10 @@ class TrainerPlan:
 
 def sampler_plan(config: Config) -> SamplerPlan:
     """Return the parts of `config` that samplers are built from."""
-    parts = config.env, config.sampling, config.ppo, config.network, config.sizes, config.seed
+    sampling = config.sampling
+    if sampling.licences is not None:  # those of evaluations are set aside
+        sampling = replace(sampling, licences=sampling.licences - config.evaluators)
+    parts = config.env, sampling, config.ppo, config.network, config.sizes, config.seed
     return SamplerPlan(*parts, config.actors.recycling)
 
 

@@ -60,7 +60,7 @@ def main(argv: list[str]) -> int:
 
 
 def _of_environment(given: dict[str, Any], env_id: str | None, seconds: float) -> dict[str, Any]:
-    from dppo.doctor.diagnosis import advice, findings, plans, recommended
+    from dppo.doctor.diagnosis import advice, faults, findings, plans, recommended
     from dppo.doctor.watching import examine
 
     settings, began = arguments_of(given, env_id, COMMAND.prog).settings, time.monotonic()
@@ -77,7 +77,7 @@ def _of_environment(given: dict[str, Any], env_id: str | None, seconds: float) -
     expected = [one._asdict() | {"speed_up": one.speed / in_process} for one in plans(facts, config)]
     best = recommended(facts, config)
     others = {name: value for name, value in given.items() if name not in ("num_actors", "env_threads")}
-    words = [config.env_name, *as_words(others)]
+    words = [config.env_name, *as_words(others | faults(facts, config)[0])]
     words += ["--num-actors", str(best.actors)] * (best.actors > 0) + ["--env-threads"] * best.threads
     command = shlex.join(["dppo", "train", *words])
     return report | {"expected": expected, "advice": list(advice(facts, config)), "command": command}

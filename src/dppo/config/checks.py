@@ -41,13 +41,10 @@ LIMITS: tuple[tuple[Callable[[FlatSettings], bool], str], ...] = (
      "num_actors={config.num_actors} is more than num_samplers={config.num_samplers}, and each actor hosts one at "
      "least. Use `num_actors={config.num_samplers}` or fewer, or `num_samplers={config.actor_bounds[0]}`, which makes "
      "the batch larger and so changes the learning problem."),
-    (lambda c: c.licences is None or c.envs_of_sampler * c.num_samplers <= c.licences,
+    (lambda c: c.licences is None or c.envs_of_sampler * c.num_samplers + c.evaluators <= c.licences,
      "licences={config.licences} is less than the {envs} that exist at once ({config.num_samplers} samplers x "
-     "{config.envs_per_sampler} env x {copies}). Raise it, or lower `num_samplers`, which changes the learning "
-     "problem, or `standby_envs`, which does not."),
-    (lambda c: c.licences is None or c.eval_every is None,
-     "eval_every={config.eval_every}: evaluations make environments of their own, beyond licences={config.licences}. "
-     "Leave one of them out, and play episodes with `dppo eval` after the run."),
+     "{config.envs_per_sampler} env x {copies}{evaluating}). Raise it, or lower `num_samplers`, which changes the "
+     "learning problem, or `standby_envs` or `eval_actors`, which do not, or play with `dppo eval` after the run."),
     (lambda c: (c.start_interval_s == 0 and c.licences is None) or not c.backup_requests,
      "backup_requests=True: makes environments of a sampler a second time, whatever `licences` and `start_rate` allow. "
      "Leave it out, or these."),
@@ -153,7 +150,8 @@ def check(config: FlatSettings) -> None:
         raise ConfigError(f"resize={' '.join(map(str, config.resize))}: must be two numbers, height and width: 84 84.")
     facts = {"config": config, "batch": batch_in_words(config), "lag_steps": config.policy_lag * config.batch_size}
     facts |= {"iterations": counted(config.iterations, "iteration"), "lag": counted(config.policy_lag, "iteration")}
-    facts |= {"envs": counted(config.envs_of_sampler * config.num_samplers, "environment")}
+    facts |= {"envs": counted(config.envs_of_sampler * config.num_samplers + config.evaluators, "environment")}
+    facts |= {"evaluating": f" + {config.evaluators} for evaluations" if config.evaluators else ""}
     facts |= {"copies": counted(1 + config.standby_envs, "copy", "copies")}
     for holds, otherwise in LIMITS:
         if not holds(config):

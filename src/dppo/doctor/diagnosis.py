@@ -7,6 +7,8 @@ from statistics import fmean
 from typing import Any, NamedTuple
 
 from dppo.config import Config
+from dppo.envs.repairs import FIRST_STEPS
+from dppo.errors import counted
 
 Facts = dict[str, Any]
 ALONE = 0.3  # share of the time of acting together that does not depend on the number of samplers
@@ -48,6 +50,8 @@ def iteration_s(f: Facts, config: Config, actors: int, *, threads: bool = False,
 
 def env_step_s(f: Facts) -> float:
     """Return the mean seconds of a step in the environment, with its share of a reset."""
+    if "rows" in f:
+        return (f["step"]["mean"] + f["reset"]["mean"] * (f["reset"]["count"] - 1) / f["step"]["count"]) / f["rows"]
     return f["step"]["mean"] + (f["reset"]["mean"] / fmean(f["lengths"]) if f["lengths"] else 0.0)
 
 
@@ -80,14 +84,15 @@ def recommended(f: Facts, config: Config) -> Plan:
 def advice(f: Facts, config: Config) -> Iterator[str]:
     """Yield what Ray, a lag, copies for resets and other sizes would gain."""
     speed, _, actors, threads = recommended(f, config)
-    now_s, step_s, several = iteration_s(f, config, actors, threads=threads), env_step_s(f), config.envs_per_sampler
+    now_s, step_s = iteration_s(f, config, actors, threads=threads), env_step_s(f)
+    several = config.envs_per_sampler if "rows" not in f else 0  # whose environments can be had one by one
     if not actors:
         best = max(one.speed for one in plans(f, config) if one.actors <= config.num_samplers)
         yield f"You do not need Ray: with actors, it would be {best / speed:.1f} x as fast at most."
     elif (gain := now_s / iteration_s(f, config, actors, threads=threads, lag=True)) > WORTH and not config.lag:
         yield f"--policy-lag 1 collects while learning: {gain:.1f} x as fast. It changes what is learned."
-    gain = now_s / iteration_s(f | {"reset": {"mean": 0.0}}, config, actors, threads=threads)
-    if gain > WORTH and not config.standby_envs and step_s > 1e-3 and not any(f.get("same", {}).values()):
+    gain = now_s / iteration_s(f | {"reset": f["reset"] | {"mean": 0.0}}, config, actors, threads=threads)
+    if gain > WORTH and several and not config.standby_envs and step_s > 1e-3 and not any(f.get("same", {}).values()):
         copies = math.ceil(f["reset"]["mean"] / (fmean(f["lengths"]) * f["step"]["mean"]))
         yield f"--standby-envs {copies} resets in the background: up to {gain:.1f} x as fast."
     if several > 1 and step_s > 1e-3:
@@ -126,14 +131,43 @@ def _large_integers(f: Facts, config: Config) -> list[str]:
     return [f"{name or 'the observation'} reaches {size:,.0f}" for name, size in large.items() if size > 255]
 
 
+def faults(f: Facts, config: Config) -> tuple[dict[str, str], str]:
+    """Return the settings with which a run would survive the faults, if it does not already, and a text about them."""
+    if not f.get("faults"):
+        return {}, ""
+    number, (most, seconds), of = sum(f["faults"].values()), config.env.fault_budget, config
+    share = min(1.0, number / f["steps"] / f.get("rows", 1))
+    hourly = 3600 * share * (recommended(f, config).speed if "update_s" in f else 1 / env_step_s(f))
+    early = {"rebuild": 0.0, "raise": 1.0}.get(of.on_env_fault, 1 - (1 - share) ** FIRST_STEPS)
+    unit, needed = 10 ** math.floor(math.log10(hourly)), {"on_env_fault": "rebuild"} if early > 0.5 else {}
+    if hourly > most * 3600 / seconds:
+        needed["env_faults"] = f"{max(1.0, math.ceil(2 * hourly / unit) * unit):.0f}/h"
+    kinds = ", ".join(f"{times} x {kind}" for kind, times in f["faults"].items())
+    text = (
+        f"{f['first_fault'][0]}\nIt is the first of {counted(number, 'fault')} in {f['steps']:,} steps ({kinds}), "
+        f"about {hourly:,.{2 * (hourly < 10)}f} an hour. Each costs {f['lost'] / number:.3g} steps of an episode, and "
+        f"{f['make']['mean'] + f['reset']['mean']:.2g} s to make the environment anew. "
+    )
+    flags = " ".join(f"--{name.replace('_', '-')} {value}" for name, value in needed.items())
+    ends = f"on_env_fault={of.on_env_fault}, env_faults={of.env_faults}: {early:.0%} of runs end in their first"
+    text += f"With {ends} {FIRST_STEPS} env steps, others later. With {flags}, a run" if needed else "A run"
+    return needed, f"{text} goes on after each."
+
+
 Find = Callable[[Facts, Config], Any]
 # fmt: off
 FINDINGS: tuple[tuple[str, Find, str], ...] = (
     ("error", lambda f, c: f["died"], "{v}"),
     ("error", lambda f, c: f["hung"], "{v}"),
     ("error", lambda f, c: f["error"], "{v}"),
+    ("error", lambda f, c: all(found := faults(f, c)) and found[1], "{v}"),
+    ("warning", lambda f, c: not (found := faults(f, c))[0] and found[1], "{v}"),
+    ("warning", lambda f, c: ", ".join(f["unlike"]), "faults do not follow from seed and actions, as others happened "
+     "{v}: two runs with the same seed differ"),
+    ("note", lambda f, c: f["rows"], "{v} rows step at once, in the times above. Not examined, as they are of single "
+     "environments: Gymnasium's checker, get_state"),
     ("warning", _differs, "the same seed and actions give another episode {v}"),
-    ("ok", lambda f, c: [", ".join(f["same"])] if f["same"] and not any(f["same"].values()) else [],
+    ("ok", lambda f, c: [", ".join(f["same"])] if f["compared"] and not any(f["same"].values()) else [],
      "the same seed and actions give the same {f[compared]:,} steps {v}"),
     ("warning", lambda f, c: f["state"], "after set_state in another instance: {v}. Return from get_state all that "
      "later steps depend on, and set all of it, or use --env-state off"),

@@ -6,12 +6,14 @@ step, facts as JSON objects, and stacks of threads.
 
 import faulthandler
 import json
+import math
 import os
 import random
 import signal
 import sys
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from copy import deepcopy
@@ -31,11 +33,10 @@ from dppo.cluster.collecting.ledger import ReplayLedger
 from dppo.cluster.wire import SamplerPlan, sampler_plan, trainer_plan
 from dppo.config import Config
 from dppo.config.memory import batch_memory_in_words
-from dppo.config.parts import default_of
-from dppo.doctor.playing import restored, segments, steps_of
+from dppo.doctor.playing import agreement, restored, segments, steps_of
 from dppo.envs.checks.faults import gymnasium_says
-from dppo.envs.make import close_all, make_env
-from dppo.errors import DppoError
+from dppo.envs.make import close_all, joint_kind, make_env
+from dppo.errors import ConfigError, DppoError
 from dppo.numerics.portable import limit_blas
 from dppo.policies.policy import spaces_summary
 from dppo.ppo.acting.sampler import PPOSampler
@@ -50,6 +51,7 @@ from dppo.user_code import in_a_line
 FIRST, LATER, MOST = 16, 64, 10_000  # steps of the first segment, of later ones, of all
 KEPT, CHECKED = 64, 12  # answers; resets, and as many steps, of Gymnasium's checker
 MOST_MB = 1024  # growth that ends playing
+NO_FIRST: Any = math.inf  # samplers of a run, of which no step is among the first ones, where a fault ends it
 
 
 class Examination:
@@ -59,11 +61,10 @@ class Examination:
         self, config: Config, seconds: float, report: Callable[..., Any], on_call: Mapping[str, Callable[[], Any]]
     ) -> None:
         """Prepare; `report` takes new facts as keywords, `on_call["step"]` is called before a step."""
-        strict = {"on_env_fault": "raise", "env_faults": default_of("env_faults")}  # faults are what it looks for
-        self._config = replace(config, **strict) if config.on_env_fault == "auto" else config
-        self._report, self._on_call, self._envs = report, on_call, list[Any]()
-        self._until, self._cpu_s = time.monotonic() + seconds, 0.0
-        self._seconds: dict[str, list[float]] = {"reset": [], "step": []}
+        self._config = replace(config, on_env_fault="auto") if config.on_env_fault == "raise" else config
+        self._report, self._on_call, self._envs = report, on_call, dict[int, Any]()
+        self._until, self._cpu_s, self._joint, self._newest = time.monotonic() + seconds, 0.0, False, ""
+        self._seconds: dict[str, list[float]] = {"make": [], "reset": [], "step": []}
         self._kept: dict[str, list[Any]] = {"reset": [], "step": []}
         self._me, self._threads, self._state = psutil.Process(), threading.active_count(), global_state()
         self._before = set(self._me.children(recursive=True))
@@ -74,63 +75,88 @@ class Examination:
             sampler = self._make()
             trace, used = self._play(sampler, sizes)
             if not sizes:
-                self._iterate()
+                if all(self._kept.values()) or self._joint:
+                    self._iterate()
                 self._compare(trace, used)
         except (Exception, SystemExit) as error:  # of the environment, or of a setting
             self._report(error=str(error) if isinstance(error, DppoError) else in_a_line(error))
         self._report(stage="closing")
         began = time.monotonic()
-        close_all(self._envs)
+        close_all([*self._envs.values()])
         self._report(close_s=time.monotonic() - began, left=self._usage()[2])
 
     def _left(self, share: float) -> float:  # the end of a stage that may take this share of the time left
         return share * self._until + (1 - share) * time.monotonic()
 
-    def _new(self, **env_kwargs: Any) -> Any:
-        env = make_env(self._config.env_id, env_kwargs)
-        for name in self._seconds:
+    def _new(self, number: int, **env_kwargs: Any) -> Any:
+        """Make an instance in the place of an earlier one with this number, which has failed, if there is one."""
+        self._envs.pop(number, None)
+        settings = {"rows": self._config.envs_per_sampler, "seed": self._config.seed}
+        self._envs[number] = env = self._call("make", make_env, self._config.env_id, env_kwargs, **settings)
+        self._joint = joint_kind(env) is not None
+        for name in self._kept:
             setattr(env, name, partial(self._call, name, getattr(env, name)))
-        self._envs.append(env)
         return env
 
     def _call(self, name: str, method: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        if name == "make" and self._newest:  # a fault: what was returned last was invalid
+            self._kept[self._newest].pop()
+        self._newest = ""
         self._on_call[name]()
         cpu, began = time.process_time(), time.perf_counter()
-        answer = method(*args, **kwargs)
-        self._seconds[name].append(time.perf_counter() - began)
-        self._cpu_s += time.process_time() - cpu
-        if len(self._kept[name]) < KEPT and isinstance(answer, tuple):
+        try:
+            answer = method(*args, **kwargs)
+        finally:
+            self._seconds[name].append(time.perf_counter() - began)
+            self._cpu_s += (time.process_time() - cpu) * (name in self._kept)
+        if isinstance(answer, tuple) and not self._joint and len(self._kept[name]) < KEPT:
             self._kept[name].append((deepcopy(answer[0]), *answer[1:]))
+            self._newest = name
         return answer
 
-    def _sampler(self, make: Callable[..., Any], sampler_id: int = 0) -> PPOSampler:
-        built = build_sampler(plan_of(self._config, make), sampler_id)
-        self._spaces = built.spaces
+    def _sampler(self, number: int, sampler_id: int = 0) -> PPOSampler:
+        """Return a sampler of the instance with this number, which is made if it is not there, and after a fault."""
+        held = [self._envs[number]] if number in self._envs else []
+
+        def make(**env_kwargs: Any) -> Any:
+            return held.pop() if held else self._new(number, **env_kwargs)
+
+        rows = self._config.envs_per_sampler if self._joint else 1
+        built = build_sampler(plan_of(self._config, make, NO_FIRST, rows), sampler_id)
+        self._spaces, self._group = built.spaces, built.envs
         return built.sampler
 
     def _make(self) -> PPOSampler:
         self._report(stage="making")
         memory, began = self._usage()[0], time.monotonic()
-        sampler = self._sampler(self._new)
-        self._make_s, (now, _, children) = time.monotonic() - began, self._usage()
+        try:
+            sampler = self._sampler(0)
+        except ConfigError:
+            if not self._joint:
+                raise
+            self._envs.clear()  # closed, as it has several rows
+            sampler = self._sampler(0)
+        rows, self._make_s, (now, _, children) = sampler.envs.num_envs, time.monotonic() - began, self._usage()
         self._report(
-            make_s=self._make_s, env_mb=max(0.0, now - memory), children=children, changed_by_making=self._changes(),
-            threads=threading.active_count() - self._threads, spaces=spaces_summary(self._spaces),
+            make_s=self._make_s, env_mb=max(0.0, now - memory) / rows, changed_by_making=self._changes(),
+            threads=threading.active_count() - self._threads, children=children,
+            spaces=spaces_summary(self._spaces) + f", in each of {rows} rows" * self._joint,
             network=str(choose_network(self._config.network, self._spaces)), deterministic=self._spaces.deterministic,
-            batch=batch_memory_in_words(self._config, self._spaces),
+            batch=batch_memory_in_words(self._config, self._spaces), **({"rows": rows} if self._joint else {}),
         )  # fmt: skip
         return sampler
 
     def _play(self, sampler: PPOSampler, sizes: Sequence[int]) -> tuple[list[Any], list[int]]:
         """Let a policy that knows nothing play, through the sampler of a run with all of its checks."""
         self._report(stage="playing")
-        trace, incidents, observed = list[Any](), list[str](), dict[str, tuple[str, float, float]]()
+        began = time.monotonic()
+        trace, incidents, observed = list[Any](), list[Any](), dict[str, tuple[str, float, float]]()
         memory, cpu, episodes, used = [(0, self._usage()[0])], self._usage()[1], list[Any](), list[int]()
         for report, segment in segments([sampler], sizes or self._sizes(self._left(0.35))):
             used.append(len(segment.rewards))
             trace += steps_of(report, segment)
             episodes += report.episodes
-            incidents += [one.message for one in report.incidents]
+            incidents += report.incidents
             if len(used) < 4 or len(used) % 8 == 0:  # it takes some milliseconds
                 memory.append((len(trace), self._usage()[0]))
             for name, leaf in leaves(segment.obs).items():
@@ -139,22 +165,28 @@ class Examination:
                 observed[name] = kind, min(low, float(leaf.min())), max(high, float(leaf.max()))
             if memory[-1][1] - memory[0][1] > MOST_MB:
                 break
-        rewards, wall = [reward for _, reward, _ in trace], sum(map(sum, self._seconds.values()))
+        self._step_s = (time.monotonic() - began) / len(trace)
+        wall, faults = sum(sum(self._seconds[name]) for name in self._kept), [one for one in incidents if one.fault]
+        rewards = [reward for _, rewards, *_ in trace for reward in rewards]
         (at, mb), (last, end) = memory[(len(memory) + 1) // 2], memory[-1]  # growth that lasts, not that of a start
         self._report(
             **{call: spread(times) for call, times in self._seconds.items()}, steps=len(trace), sizes=used, trace=trace,
             busy=min(1.0, (self._cpu_s + self._usage()[1] - cpu) / wall), own_busy=min(1.0, self._cpu_s / wall),
             lengths=[one.length for one in episodes], returns=[one.episode_return for one in episodes],
-            rewards=[min(rewards), max(rewards)], incidents=incidents, observed=observed,
+            rewards=[min(rewards), max(rewards)], incidents=[one.message for one in incidents if not one.fault],
+            observed=observed, faults=Counter(f"{one.fault.error} in {one.fault.phase}" for one in faults),
+            first_fault=[f"{one.message}\n{one.fault.traceback}".rstrip() for one in faults[:1]],
+            lost=sum(one.lost_steps for one in faults),
             leak_mb=1000 * (end - mb) / (last - at) if end - mb > 2 else 0.0, changed_by_playing=self._changes(),
         )  # fmt: skip
         return trace, used
 
     def _sizes(self, until: float) -> Iterator[int]:
         """Yield sizes of segments until the time is up; the first shows how many steps there is time for."""
+        began = time.monotonic()
         yield 2
         while 0 < (made := len(self._seconds["step"])) < MOST:
-            most = int((until - time.monotonic()) * made / sum(map(sum, self._seconds.values())))
+            most = int((until - time.monotonic()) * made / (time.monotonic() - began))
             if most < 1 and made > 2:
                 return
             yield max(1, min(FIRST if made == 2 else LATER, most))
@@ -165,24 +197,23 @@ class Examination:
         self._report(stage="comparing with a second instance")
         if not self._spaces.deterministic or until < time.monotonic() + self._make_s:
             return
-        per_step, same = sum(map(sum, self._seconds.values())) / len(trace), dict[str, str]()
-        most, began = int((until - time.monotonic()) / 4 / per_step), time.monotonic()
+        most, began = int((until - time.monotonic()) / 4 / self._step_s), time.monotonic()
         sizes = [size for number, size in enumerate(used) if number == 0 or sum(used[: number + 1]) <= most]
-        fresh, first = self._sampler(self._new), self._envs[0]
-        second = self._envs[1]
-        self._report(compared=sum(sizes), sizes=sizes, next_make_s=time.monotonic() - began)
+        fresh, found = self._sampler(1), {"compared": sum(sizes), "same": {}, "unlike": []}
+        self._report(sizes=sizes, next_make_s=time.monotonic() - began)
 
         def compare(where: str, *samplers: PPOSampler) -> None:
             again = (step for made in segments(samplers, sizes) for step in steps_of(*made))
-            differ = (f"it differs at step {n}" for n, (a, b) in enumerate(zip(trace, again, strict=False)) if a != b)
-            self._report(same=same | {where: same.setdefault(where, next(differ, ""))})
+            found.update(agreement(found, where, trace, again))
+            self._report(**found)
 
         compare("in a new instance", fresh)
-        compare("after other episodes", self._sampler(lambda **_: first))
-        compare("beside another instance", self._sampler(lambda **_: first), self._sampler(lambda **_: second, 1))
-        self._report(state=restored(fresh, self._sampler(lambda **_: first)))
-        self._report(stage="asking Gymnasium's checker")
-        if CHECKED * sum(map(np.mean, self._seconds.values())) < self._until - time.monotonic():
+        compare("after other episodes", self._sampler(0))
+        compare("beside another instance", self._sampler(0), self._sampler(1, 1))
+        self._report(state=restored(self._sampler(1), self._sampler(0)))
+        second = self._envs[1]
+        if not self._joint and CHECKED * sum(map(np.mean, self._seconds.values())) < self._until - time.monotonic():
+            self._report(stage="asking Gymnasium's checker")
             self._report(gymnasium=gymnasium_says(second))
         del second.reset, second.step
         try:
@@ -195,7 +226,11 @@ class Examination:
         self._report(stage="updating")
         from dppo.cluster.learning.trainers import LocalTrainer
 
-        config, env, until, times = self._config, self._envs[0], self._left(0.4), list[tuple[float, float]]()
+        config, until, times = self._config, self._left(0.4), list[tuple[float, float]]()
+        env = self._envs[0]
+        if self._joint:  # a row of it answers as a single environment does
+            env = self._group.checked(0).env
+            self._kept = {"reset": [env.kept], "step": [(env.kept[0], 0.0, False, False, env.kept[1])]}
         resets, steps, before = cycle(self._kept["reset"]), cycle(self._kept["step"]), (env.reset, env.step)
         env.reset, env.step = lambda **_: next(resets), lambda _: next(steps)
         sizes = config.num_samplers, config.envs_per_sampler, config.sizes.sequence_length
@@ -274,7 +309,7 @@ def main(to: int, wanted: dict[str, Any]) -> None:
             line = line[os.write(to, line) :]
 
     limit_blas(1)
-    on_call = {"reset": partial(os.write, to, b"r\n"), "step": partial(os.write, to, b"s\n")}
+    on_call = {name: partial(os.write, to, f"{name[0]}\n".encode()) for name in ("make", "reset", "step")}
     Examination(Config(**wanted["settings"]), wanted["seconds"], report, on_call).run(wanted["sizes"])
     report(stage="over")
 

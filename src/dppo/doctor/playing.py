@@ -2,6 +2,7 @@
 
 import zlib
 from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -32,8 +33,23 @@ def restored(of: PPOSampler, to: PPOSampler) -> str | None:
     return next((f"it differs at step {n}" for n, (a, b) in enumerate(zip(one, other, strict=True)) if a != b), "")
 
 
-def steps_of(report: SegmentReport, segment: Segment) -> list[tuple[int, float, int]]:
-    """Return a checksum of each observation, the rewards, and the checksum of the episode at the last step."""
-    ends = [0] * (len(segment.rewards) - 1) + [int(report.carry.checksums[0])]
+def steps_of(report: SegmentReport, segment: Segment) -> list[tuple[int, list[float], int, int]]:
+    """Return of each step: a checksum of the observations, the rewards, a checksum of episodes at the end, and faults.
+
+    The number of faults of the segment counts from its first row that is not valid; from the start if a reset failed.
+    """
+    faults, whole = [one.fault.phase for one in report.incidents if one.fault], segment.valid.all(1)
+    since = 0 if {*faults} - {"step"} or whole.all() else int(whole.argmin())
+    ends = [0] * (len(segment.rewards) - 1) + [zlib.crc32(report.carry.checksums.tobytes())]
     checksums = [zlib.crc32(np.ascontiguousarray(row).tobytes()) for row in segment.obs[-len(ends) :]]
-    return list(zip(checksums, segment.rewards[:, 0].tolist(), ends, strict=True))
+    failed = [len(faults) * (at >= since) for at in range(len(ends))]
+    return list(zip(checksums, segment.rewards.tolist(), ends, failed, strict=True))
+
+
+def agreement(before: dict[str, Any], where: str, trace: Iterable[Any], again: Iterable[Any]) -> dict[str, Any]:
+    """Return the facts `before`, and how steps differ `where` they were made again, up to a fault in one of the two."""
+    pairs = enumerate(zip(map(tuple, trace), map(tuple, again), strict=False))
+    number, fault = next(((n, bool(a[-1] or b[-1])) for n, (a, b) in pairs if a != b), (before["compared"], None))
+    same = before["same"] | {where: f"it differs at step {number}" if fault is False else ""}
+    unlike = before["unlike"] + [where] * bool(fault)
+    return before | {"compared": min(number, before["compared"]), "same": same, "unlike": unlike}

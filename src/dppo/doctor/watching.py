@@ -16,10 +16,11 @@ from typing import Any
 import psutil
 
 from dppo.cluster.ray.capacity import usable_cores
+from dppo.doctor.playing import agreement
 
 PATIENCE_S = 10.0  # after the time is up, for a call of which none has taken longer; three times the longest if one has
 SLOW_S = 60.0  # after the time is up, for an update, and to close
-CALLS = {"r": ", in reset (call {:,})", "s": ", in step (call {:,})"}
+CALLS = {"m": ", in a constructor (call {:,})", "r": ", in reset (call {:,})", "s": ", in step (call {:,})"}
 EXAMINATION = ("-m", "dppo.doctor.examination")
 
 
@@ -127,6 +128,5 @@ def examine(
     trace, same = facts.pop("trace", ()), facts.get("same", {})
     if same and not any(same.values()):
         again = Watch(EXAMINATION, wanted | {"sizes": facts["sizes"][:6]}, show).wait(max(5, until - time.monotonic()))
-        steps = enumerate(zip(trace, again.get("trace", ()), strict=False))
-        same["in a fresh process"] = next((f"it differs at step {step}" for step, (a, b) in steps if a != b), "")
+        facts = agreement(facts, "in a fresh process", trace, again.get("trace", ()))
     return facts

@@ -46,7 +46,7 @@ class AgentRows(JointEnv):
                 row.stand_still(ended=over)
                 if name in self.env.agents:  # it acts from now on
                     row.answer, row.waiting = (obs[name], 0.0, False, False, infos.get(name, {})), False
-        if over:
+        if over and not self.once:
             self._begin_all(self.next_seed(0))
 
     def begin(self, row: Row, seed: int) -> None:

@@ -29,7 +29,7 @@ class Row:
         self.present = True  # False: its last step was none, but a mere reset, or its agent is not there
         self.waiting = False  # its episode has ended, and the next one begins in a later step
         self.restarts, self.is_open = -1, True
-        self._kept: Any = None
+        self.kept: Any = None  # observation and info of its last reset
 
     def __getattr__(self, name: str) -> Any:
         if name in ("observation_space", "action_space", "spec"):
@@ -52,13 +52,13 @@ class Row:
             except BaseException as error:
                 self.joint.error = error
                 raise
-        self._kept, self.first, self.waiting = deepcopy(self.first), None, False
+        self.kept, self.first, self.waiting = deepcopy(self.first), None, False
         self.restarts = self.joint.restarts
-        return self._kept
+        return self.kept
 
     def stand_still(self, *, ended: bool = False) -> None:
         """Take a step that is none, with the observation of the last reset."""
-        self.answer, self.present = (self._kept[0], 0.0, ended, False, self._kept[1]), False
+        self.answer, self.present = (self.kept[0], 0.0, ended, False, self.kept[1]), False
 
     def close(self) -> None:
         """Close the environment, if it is broken or this is its last row."""
@@ -74,6 +74,7 @@ class JointEnv(ABC):
     spec: Any = None
     shared = False
     """True if the rows have their episodes in common."""
+    once = False  # no episode follows when all rows have ended theirs
     next_seed: Callable[[int], int]
     """The seed of the next episode of a row."""
 

@@ -164,7 +164,7 @@ def _not_one_environment(env: Any) -> str | None:
     if inspect.isclass(env) or inspect.isroutine(env):
         problem = f"{env!r}, which is not an environment. Return the result of calling it."
     elif joint_kind(env) == "agents":
-        problem = f"a PettingZoo environment ({kind}), which has several agents, and is taken in training only."
+        problem = f"a PettingZoo environment ({kind}), which has several agents, and is not taken here."
     elif not is_env and (several or inspect.isroutine(space)):
         problem = (
             f"a PettingZoo environment ({kind}) that is not a parallel one. Return "
@@ -272,15 +272,16 @@ def check_display() -> None:
 
 
 def make_rendered(
-    env_id: EnvId, env_kwargs: dict[str, Any], env_name: str, mode: str = "human", place: tuple[int, int] = (0, 0)
-) -> Any:
-    """Make one environment with a render_mode; one in `env_kwargs` wins. Its own errors pass through.
+    env_id: EnvId, env_kwargs: dict[str, Any], env_name: str, mode: str = "human", place: tuple[int, int] = (0, 0),
+    rows: int = 0,
+) -> Any:  # fmt: skip
+    """Make an environment as `make_env`, with a render_mode; one in `env_kwargs` wins. Its own errors pass through.
 
     Raise ConfigError if it is not one environment, or does not take a render_mode.
     """
     asked = "render_mode" not in env_kwargs
     try:
-        env = make_env(env_id, {"render_mode": mode} | env_kwargs, place)
+        env = make_env(env_id, {"render_mode": mode} | env_kwargs, place, rows=rows)
     except Exception as error:
         if not (asked and "render_mode" in str(error)):
             raise

@@ -123,7 +123,7 @@ class _Player:
                 )
             return self.env
         check_env_id(self.env)
-        make = partial(make_rendered, env_name=self.env_name, mode=mode) if mode else make_env
+        make = partial(make_rendered, env_name=self.env_name, mode=mode, rows=1) if mode else partial(make_env, rows=1)
         with making(self.env_name):
             return make_prepared(self.env, self.env_kwargs, self.settings | self.objects, make)
 

@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -10,7 +11,8 @@ from dppo import streams
 from dppo.config.parts import Env
 from dppo.envs.checks.faults import BadResult, making, user_traceback
 from dppo.envs.frames import SETTINGS, make_prepared
-from dppo.envs.make import close_all
+from dppo.envs.joined import Players
+from dppo.envs.make import close_all, make_env
 from dppo.envs.masks import MaskReader
 from dppo.envs.spaces.observation_spaces import describe_spaces
 from dppo.errors import CheckpointError, ClusterError, ConfigError, EnvironmentFault
@@ -29,37 +31,45 @@ class Playing:
 
     def __init__(self, policy: Policy, env: Any, env_name: str, seed: int, *, deterministic: bool) -> None:
         """Keep the arguments, as for `dppo.evaluate`; raise CheckpointError if the policy does not fit `env`."""
-        check_spaces(policy.spaces, env, env_name)
-        self._policy, self._env, self._env_name = policy, env, env_name
+        self._players = Players(env)
+        check_spaces(policy.spaces, self._players.rows[0], env_name)
+        self._policy, self._env_name = policy, env_name
         self._seed, self._deterministic = seed, deterministic
 
     def play(self, episode: int) -> Iterator[Episode]:
         """Play an episode: yield it as it is after the reset and after each step; the last one is finished.
 
+        The return of agents that share a policy is the mean of theirs.
+
         Raises:
             EnvironmentFault: the environment raised, or returned an invalid mask.
         """
-        policy, spaces, env = self._policy, self._policy.spaces, self._env
-        masks = MaskReader(env, spaces) if spaces.mask in ("method", "info") else None
+        policy, spaces, rows = self._policy, self._policy.spaces, self._players.rows
+        masks = MaskReader(rows[0], spaces) if spaces.mask in ("method", "info") else None
         generator = None if self._deterministic else streams.generator(self._seed, Stream.EVALUATION, episode)
         seed = streams.integer(self._seed, Stream.EVALUATION, episode)
         where = f"of episode {episode} (seed {seed})"
-        total, length, done, state = 0.0, 0, False, None
-        obs, info = self._call(f"reset {where}", env.reset, seed=seed)
-        mask = self._mask(masks, f"reset {where}", info)
+        total, length, done, states, successes = 0.0, 0, False, [None] * len(rows), list[bool]()
+        at = f"reset {where}"
+        seen = self._call(at, self._players.reset, seed)
         yield Episode(0, episode, total, length, None)
         while not done:
-            action = policy.act(obs, state, action_mask=mask, generator=generator)
-            if policy.state_size:
-                action, state = action
-            step = f"step {length} {where}"
-            obs, reward, terminated, truncated, info = self._call(step, env.step, action)
-            total += float(reward)
+            actions = []
+            for row, (obs, info) in enumerate(seen):
+                mask = self._mask(masks, at, info)
+                action = policy.act(obs, states[row], action_mask=mask, generator=generator)
+                if policy.state_size:
+                    action, states[row] = action
+                actions.append(action)
+            at = f"step {length} {where}"
+            answers = self._call(at, self._players.step, actions)
+            total += sum(float(answer[1]) for answer in answers)
             length += 1
-            done = terminated or truncated
-            mask = None if done else self._mask(masks, step, info)
-            success = info.get("is_success") if done and isinstance(info, dict) else None
-            yield Episode(0, episode, total, length, None if success is None else bool(np.all(success)))
+            done = all(answer[2] or answer[3] for answer in answers)
+            seen, ended = [one[::4] for one in answers], [one[4] for one in answers if one[2] or one[3]]
+            ended = [info for info in ended if isinstance(info, dict) and info.get("is_success") is not None]
+            successes += [bool(np.all(info["is_success"])) for info in ended]
+            yield Episode(0, episode, total / len(rows), length, all(successes) if successes else None)
 
     def _mask(self, masks: MaskReader | None, where: str, info: Any) -> np.ndarray | None:
         try:
@@ -124,7 +134,9 @@ class EpisodePlayer:
         if self._env is None:
             of = self._of
             with making(f"evaluation ({of.env_name})"):
-                self._env = make_prepared(of.env_id, of.env_kwargs, {name: getattr(of, name) for name in SETTINGS})
+                make = partial(make_env, rows=1, seed=self._seed)
+                prepared = {name: getattr(of, name) for name in SETTINGS}
+                self._env = make_prepared(of.env_id, of.env_kwargs, prepared, make)
         return self._env
 
     def close(self) -> None:

@@ -136,9 +136,8 @@ def _open_session(config: Config, variables: dict[str, str], stop: StopSignals, 
     store_bytes = store_bytes_for(segments, in_flight * most_parameters(config))
     bounds = f"{config.actor_bounds[0]}..{config.most_actors}" if config.elastic else config.num_actors
     actors = replace(config.actors, num_actors=bounds)
-    evaluators = config.eval_actors if config.eval_every else 0
     more: dict[str, Any] = {"notify": logger.warning, "env_threads": config.env_threads}
-    session = RaySession(actors, config.learners, evaluators, store_bytes=store_bytes, **more)
+    session = RaySession(actors, config.learners, config.evaluators, store_bytes=store_bytes, **more)
     stack.callback(session.close)
     stop.add_check(session.check)
     stop.check()  # Ray has started meanwhile
@@ -167,7 +166,7 @@ def _make_players(
     from dppo.cluster.evaluating import RayPlayers
 
     of: dict[str, Any] = {"episodes": config.eval_episodes, "actors": config.eval_actors, "logs": logs}
-    of |= {"timeout_s": config.eval_timeout_s, **session.options}
+    of |= {"timeout_s": config.eval_timeout_s, "licensed": config.licences is not None, **session.options}
     players = RayPlayers(player, session.demand.actor, **of)
     stack.callback(players.close)
     return players

@@ -93,6 +93,11 @@ class FlatSettings(Env, Sampling, PPO, Network, Actors, Learners, Run):
         return min(self.actor_bounds[1], self.num_samplers)
 
     @property
+    def evaluators(self) -> int:
+        """Return the environments of evaluations that exist at once, each on an actor of its own if the run has any."""
+        return 0 if self.eval_every is None else self.eval_actors
+
+    @property
     def iterations(self) -> int:
         """Return the number of iterations of the run."""
         return self.sizes.iterations
