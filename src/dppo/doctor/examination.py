@@ -8,7 +8,6 @@ import faulthandler
 import json
 import math
 import os
-import random
 import signal
 import sys
 import threading
@@ -33,7 +32,7 @@ from dppo.cluster.collecting.ledger import ReplayLedger
 from dppo.cluster.wire import SamplerPlan, sampler_plan, trainer_plan
 from dppo.config import Config
 from dppo.config.memory import batch_memory_in_words
-from dppo.doctor.playing import agreement, restored, segments, steps_of
+from dppo.doctor.playing import agreement, global_state, restored, segments, spread, steps_of
 from dppo.envs.checks.faults import gymnasium_says
 from dppo.envs.make import close_all, joint_kind, make_env
 from dppo.errors import ConfigError, DppoError
@@ -271,30 +270,6 @@ def plan_of(config: Config, make: Callable[..., Any], samplers: int = 1, envs: i
     plan = sampler_plan(config)
     sampling, sizes = replace(plan.sampling, **few), replace(plan.sizes, sequence_length=length)
     return replace(plan, env=replace(plan.env, env_id=stand_in), sampling=sampling, sizes=sizes)
-
-
-def spread(times: Sequence[float]) -> dict[str, Any]:
-    """Return quantiles and a histogram of seconds, and their mean without the first, which often takes longer."""
-    points = np.quantile(times, (0.5, 0.95, 0.99, 1)).tolist()
-    bins, _ = np.histogram(times, np.geomspace(min(times), 1.001 * max(times), 17))
-    facts = {"count": len(times), "mean": float(np.mean(times[1:] or times)), "bins": bins.tolist()}
-    return facts | dict(zip(("median", "p95", "p99", "worst"), points, strict=True))
-
-
-def global_state() -> dict[str, Any]:
-    """Return state of the whole process that an environment might change, by name."""
-    _, numbers, place, *_ = np.random.get_state()
-    found = {
-        "NumPy's global generator": (np.asarray(numbers).tobytes(), place),
-        "the global generator of random": random.getstate(),
-        "the current folder": os.getcwd(),
-        "the handler of SIGINT or SIGTERM": [signal.getsignal(one) for one in (signal.SIGINT, signal.SIGTERM)],
-        "a timer of the process": signal.getitimer(signal.ITIMER_REAL)[0] > 0,
-    }
-    if torch := sys.modules.get("torch"):
-        found |= {"torch's threads": torch.get_num_threads(), "torch's dtype": torch.get_default_dtype()}
-        found["torch's global generator"] = torch.get_rng_state().numpy().tobytes()
-    return found
 
 
 def main(to: int, wanted: dict[str, Any]) -> None:

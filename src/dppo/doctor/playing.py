@@ -1,5 +1,9 @@
-"""Segments that the samplers of the doctor play, and what two of them must have in common."""
+"""Segments that the samplers of the doctor play, what two of them must have in common, and facts about them."""
 
+import os
+import random
+import signal
+import sys
 import zlib
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
@@ -53,3 +57,27 @@ def agreement(before: dict[str, Any], where: str, trace: Iterable[Any], again: I
     same = before["same"] | {where: f"it differs at step {number}" if fault is False else ""}
     unlike = before["unlike"] + [where] * bool(fault)
     return before | {"compared": min(number, before["compared"]), "same": same, "unlike": unlike}
+
+
+def spread(times: Sequence[float]) -> dict[str, Any]:
+    """Return quantiles and a histogram of seconds, and their mean without the first, which often takes longer."""
+    points = np.quantile(times, (0.5, 0.95, 0.99, 1)).tolist()
+    bins, _ = np.histogram(times, np.geomspace(min(times), 1.001 * max(times), 17))
+    facts = {"count": len(times), "mean": float(np.mean(times[1:] or times)), "bins": bins.tolist()}
+    return facts | dict(zip(("median", "p95", "p99", "worst"), points, strict=True))
+
+
+def global_state() -> dict[str, Any]:
+    """Return state of the whole process that an environment might change, by name."""
+    _, numbers, place, *_ = np.random.get_state()
+    found = {
+        "NumPy's global generator": (np.asarray(numbers).tobytes(), place),
+        "the global generator of random": random.getstate(),
+        "the current folder": os.getcwd(),
+        "the handler of SIGINT or SIGTERM": [signal.getsignal(one) for one in (signal.SIGINT, signal.SIGTERM)],
+        "a timer of the process": signal.getitimer(signal.ITIMER_REAL)[0] > 0,
+    }
+    if torch := sys.modules.get("torch"):
+        found |= {"torch's threads": torch.get_num_threads(), "torch's dtype": torch.get_default_dtype()}
+        found["torch's global generator"] = torch.get_rng_state().numpy().tobytes()
+    return found
