@@ -113,10 +113,6 @@ class CheckedEnv:
         except BaseException as error:
             raise self._fault(phase, error) from None
 
-    def final(self, seen: np.ndarray) -> np.ndarray:
-        """Return the last observation of an episode as stored."""
-        return self._checks.stored(seen) if self.masks is None else seen
-
     def finished(self, info: Any, end: int) -> Episode:
         """Describe the open episode, which has ended with `info` after `end` steps of the segment."""
         success = info.get("is_success") if isinstance(info, dict) else None

@@ -10,14 +10,15 @@ from typing import Any
 import numpy as np
 
 from dppo.envs.activity import ActivityRecord, Phase, place_of
-from dppo.envs.checks.observations import FirstSegment, Outside, SpaceChecks, place_in
+from dppo.envs.checks.faults import BadResult
+from dppo.envs.checks.observations import FirstSegment, SpaceChecks
 from dppo.envs.episode import CheckedEnv
 from dppo.envs.frames import LifeStack, Lives
 from dppo.envs.info import InfoMeter
 from dppo.envs.make import close_all
 from dppo.envs.masks import MaskReader
 from dppo.envs.repairs import Repairs
-from dppo.envs.spaces.packing import packer, quick_packer
+from dppo.envs.spaces.packing import packer
 from dppo.envs.states import OwnStates, offers_state
 from dppo.envs.threads import Standby
 from dppo.errors import EnvironmentFault
@@ -64,10 +65,10 @@ class EnvGroup:
         self._made, self._progress = envs, progress or ActivityRecord()
         self._checks, self._limits = SpaceChecks(envs, spaces.returned, owner), limits
         self._repairs = repairs or Repairs(envs.__getitem__, self._progress, sampler_id, raise_before=math.inf)
-        quick = quick_packer(spaces.obs, packer(spaces.returned, one_of=spaces.one_of, dropped=spaces.dropped))
-        pack = self._pack = self._checks.limiting(quick, "" if limits else "iu")
+        unlimited = packer(spaces.returned, one_of=spaces.one_of, dropped=spaces.dropped)
+        pack = self._pack = self._checks.limiting(unlimited, "" if limits else "iu")
         checked = partial(CheckedEnv, owner=owner, checks=self._checks, pack=pack, episode_seed=episode_seed)
-        checked = partial(checked, pack_last=pack if limits else quick)
+        checked = partial(checked, pack_last=pack if limits else unlimited)
         self._envs = [checked(env, at % self.num_envs, masks=self._mask_reader(env)) for at, env in enumerate(envs)]
         taking_turns = Standby(self._envs, self.num_envs, episode_seed).reset if standby else None
         self._reset = taking_turns or (lambda env, episode, options: self._envs[env].reset(episode, options))
@@ -119,7 +120,7 @@ class EnvGroup:
             terminated[env], truncated[env] = ended, cut
             if ended or cut:
                 if not ended:
-                    final_obs[env] = self._envs[env].final(seen)
+                    final_obs[env] = seen.astype(self.obs.base)
                 log.episodes.append(self._envs[env].finished(info, log.step + 1))
                 seen = self._begin_episode(env, self._envs[env].episode + 1, log)
             obs[env] = seen
@@ -159,18 +160,20 @@ class EnvGroup:
     def _mask_reader(self, env: Any) -> MaskReader | None:
         return None if self._spaces.mask is None else MaskReader(env, self._spaces)
 
-    def check(self, obs: np.ndarray, done: np.ndarray, log: EnvLog, *, first: bool) -> None:
+    def check(self, obs: np.ndarray, log: EnvLog, *, first: bool) -> None:
         """Check the observations of a segment: see `Environments`."""
         returned = self._spaces.as_returned(obs)
-        outside = None if self._limits else self._checks.outside(returned)
-        if outside is not None and not any(one.fault for one in log.incidents):  # which would move its place
-            self._report(outside, done, log, first=first)
+        try:
+            if not self._limits and not any(one.fault for one in log.incidents):  # which would move its place
+                self._checks.check_limits(returned)
+        except BadResult as outside:
+            self._report(outside, len(obs) - 1, log, first=first)
         if first:
             for one in self._envs:
                 one.pack = self._pack
             log.incidents += self._first.findings(returned)
 
-    def _report(self, outside: Outside, done: np.ndarray, log: EnvLog, *, first: bool) -> None:
+    def _report(self, outside: BadResult, steps: int, log: EnvLog, *, first: bool) -> None:
         """Raise for floats beyond a limit of their space, or log them.
 
         They are an error in the first segment only, where a wrong space shows. Later they are reported, once, and used,
@@ -178,8 +181,9 @@ class EnvGroup:
         """
         row, env = outside.row
         one = self._envs[env]
-        place = place_in(row, done[:, env], log, env, one.episode, one.length)
-        message = f"{one.place(*place)} returned {outside.what}."
+        ended = next((past for past in log.episodes if past.env == env and past.end > row), None)
+        place = (ended.index, ended.length - ended.end + row) if ended else (one.episode, one.length - steps + row)
+        message = f"{one.place(*place)} returned {outside}."
         if first:
             raise EnvironmentFault(f"{message} Correct the observation, or widen the space.")
         if not self._reported_outside:

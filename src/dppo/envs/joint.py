@@ -146,7 +146,7 @@ class JointGroup(EnvGroup):
                 log.dropped.append(env)
             if row.restarts != joint.restarts:
                 if row.present and goes_on:
-                    truncated[env], final_obs[env] = True, self._envs[env].final(obs[env].copy())
+                    truncated[env], final_obs[env] = True, obs[env].copy()
                 obs[env] = self._restarted(row, log, lost=goes_on)
         return final_obs
 

@@ -28,6 +28,10 @@ OLD_API = (
 class BadResult(ValueError):
     """An invalid result of an environment. The message continues "... returned"."""
 
+    def __init__(self, what: str, row: tuple[int, ...] = ()) -> None:
+        super().__init__(what)
+        self.row = row  # of several observations, the one that is invalid
+
 
 def user_traceback(error: BaseException) -> str:
     """Return the traceback of `error`, starting at the first frame outside this package."""

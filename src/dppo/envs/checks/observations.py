@@ -5,7 +5,6 @@ the limits of floats would cost as much as a small network, so whole segments ar
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import gymnasium as gym
@@ -13,9 +12,9 @@ import numpy as np
 
 from dppo.envs.checks.faults import BadResult
 from dppo.envs.spaces.leaves import NUMBERS, categories_of, leaf_spaces, short
-from dppo.envs.spaces.packing import LARGEST
+from dppo.envs.spaces.packing import LARGEST, leaf_named
 from dppo.errors import EnvironmentFault
-from dppo.ppo.exchange.records import EnvLog, Incident, IncidentKind
+from dppo.ppo.exchange.records import Incident, IncidentKind
 from dppo.spaces.spaces import Spaces, is_image, leaves
 
 LEAST_SPREAD = 1e-4  # less variation is noise rather than information
@@ -29,23 +28,8 @@ MASK_NOT_USED = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class Outside:
-    """An observation outside its space."""
-
-    row: tuple[int, ...]
-    """Index of the observation."""
-    what: str
-    """The leaf, the number and its limits. It continues "... returned"."""
-
-
-@dataclass(frozen=True, slots=True)
-class Limits:
-    """Limits of one leaf, in the dtype in which it is stored."""
-
-    name: str
-    low: np.ndarray
-    high: np.ndarray
+Limits = dict[str, tuple[np.ndarray, np.ndarray]]
+"""The least and the largest values of leaves, by name, in the dtypes in which these are stored."""
 
 
 class SpaceChecks:
@@ -56,7 +40,7 @@ class SpaceChecks:
         self._obs = obs
         self._spaces = [{name: getattr(env, name) for name in ("observation_space", "action_space")} for env in envs]
         limits = _limits_as_stored(envs[0].observation_space, obs)
-        self._limits = {"": limits, "iu": [one for one in limits if one.low.dtype.kind != "f"]}
+        self._limits = {"": limits, "iu": {name: own for name, own in limits.items() if own[0].dtype.kind != "f"}}
         for index, spaces in enumerate(self._spaces):
             for name, space in spaces.items():
                 if space != self._spaces[0][name]:
@@ -78,19 +62,9 @@ class SpaceChecks:
             known[name] = new  # equal, and compared faster from here on
         return None
 
-    def outside(self, obs: np.ndarray) -> Outside | None:
-        """Return the first of the stored observations [...] that is outside its space; None if all are inside."""
-        return first_outside(self._limits[""], obs)
-
-    def stored(self, seen: np.ndarray) -> np.ndarray:
-        """Return a copy of one observation in the dtype in which it is stored."""
-        return seen.astype(self._obs.base)
-
-    def check_limits(self, seen: np.ndarray, kinds: str = "") -> None:
-        """Raise BadResult for an observation outside its space; of `kinds` "iu", for integers only."""
-        outside = first_outside(self._limits[kinds], self.stored(seen)[None])
-        if outside is not None:
-            raise BadResult(outside.what)
+    def check_limits(self, obs: np.ndarray, kinds: str = "") -> None:
+        """Raise BadResult for one of the observations [...] outside its space; of `kinds` "iu", for integers only."""
+        check_inside(self._limits[kinds], obs.astype(self._obs.base, copy=False))
 
     def limiting(self, pack: Callable[[Any], np.ndarray], kinds: str = "") -> Callable[[Any], np.ndarray]:
         """Return `pack` so that it raises BadResult for an observation outside its space, too, as `check_limits`."""
@@ -103,39 +77,22 @@ class SpaceChecks:
         return limited if self._limits[kinds] else pack
 
 
-def first_outside(limits: Sequence[Limits], obs: np.ndarray) -> Outside | None:
-    """Return the first of the stored observations [...] that is outside of `limits`; None if all are inside."""
+def check_inside(limits: Limits, obs: np.ndarray) -> None:
+    """Raise BadResult, with its `row`, for the first of the stored observations [...] that is outside of `limits`."""
     named = leaves(obs) if obs.dtype.names else {"": obs}
-    for one in limits:
-        column = named[one.name]
-        inside = (column >= one.low) & (column <= one.high)
+    for name, (low, high) in limits.items():
+        column = named[name]
+        inside = (column >= low) & (column <= high)
         if not inside.all():
-            return _described(one, column, inside)
-    return None
+            at = tuple(int(i) for i in np.argwhere(~inside)[0])
+            row, index = at[: column.ndim - low.ndim], at[column.ndim - low.ndim :]
+            what = f"{leaf_named(name)} that is {column[at]}{_at(index)}"
+            raise BadResult(f"{what}, outside its space from {low[index]} to {high[index]}", row)
 
 
-def place_in(row: int, done: np.ndarray, log: EnvLog, env: int, open_episode: int, open_length: int) -> tuple[int, int]:
-    """Return the episode of an observation of a segment, and its step; step 0 is the reset.
-
-    Args:
-        row: index of the observation, 0 <= row <= T.
-        done: [T] of the environment, in whose segment no episode was dropped.
-        open_episode, open_length: of the episode that is open after the segment.
-    """
-    before, after = np.flatnonzero(done[:row]), np.flatnonzero(done[row:])
-    if len(before):
-        step = row - int(before[-1]) - 1
-    elif len(after):
-        length = next((one.length for one in log.episodes if one.env == env), int(after[0]) + 1)
-        step = length - int(after[0]) - 1
-    else:
-        step = open_length - (len(done) - row)
-    return open_episode - len(after), step
-
-
-def _limits_as_stored(space: gym.Space[Any], obs: np.dtype[Any]) -> list[Limits]:
+def _limits_as_stored(space: gym.Space[Any], obs: np.dtype[Any]) -> Limits:
     """Return the limits of the leaves of `space` that a stored observation can exceed, rounded as it is."""
-    stored, found = leaves(obs), []
+    stored, found = leaves(obs), Limits()
     for name, leaf in leaf_spaces(space).items():
         if name not in stored or not isinstance(leaf, NUMBERS):  # a OneOf has no limits of its own
             continue
@@ -147,21 +104,14 @@ def _limits_as_stored(space: gym.Space[Any], obs: np.dtype[Any]) -> list[Limits]
             low, high = categories[""].limits(shape)
         if dtype.kind == "f":  # floats must be finite
             low, high = low.astype(dtype), high.astype(dtype)
-            low, high = np.maximum(low, -LARGEST, dtype=dtype), np.minimum(high, LARGEST, dtype=dtype)
-            found.append(Limits(name, low, high))
+            found[name] = np.maximum(low, -LARGEST, dtype=dtype), np.minimum(high, LARGEST, dtype=dtype)
         elif dtype.kind in "iu" and ((low > np.iinfo(dtype).min).any() or (high < np.iinfo(dtype).max).any()):
-            found.append(Limits(name, low.astype(dtype), high.astype(dtype)))
+            found[name] = low.astype(dtype), high.astype(dtype)
     return found
 
 
-def _described(limits: Limits, column: np.ndarray, inside: np.ndarray) -> Outside:
-    leading = column.ndim - limits.low.ndim
-    at = tuple(int(i) for i in np.argwhere(~inside)[0])
-    row, index = at[:leading], at[leading:]
-    what = f"observation leaf {limits.name!r}" if limits.name else "an observation"
-    place = f" at index {index[0] if len(index) == 1 else index}" if index else ""
-    low, high = limits.low[index], limits.high[index]
-    return Outside(row, f"{what} that is {column[at]}{place}, outside its space from {low} to {high}")
+def _at(index: tuple[int, ...]) -> str:
+    return f" at index {index[0] if len(index) == 1 else index}" if index else ""
 
 
 # ------------------------------------------------------------------ in the first segment only
@@ -231,7 +181,7 @@ def precision_lost(seen: dict[str, list[np.ndarray]], obs: np.dtype[Any]) -> str
         if alike and stored[name].base != np.float64:
             loss = _loss(np.stack(numbers), "read by the network" if stored[name].base.kind in "iu" else "stored")
             if loss:
-                return f"{f'observation leaf {name!r}' if name else 'the observation'} {loss}"
+                return f"{leaf_named(name, 'the observation')} {loss}"
     return None
 
 
@@ -245,9 +195,8 @@ def _loss(seen: np.ndarray, done: str) -> str | None:
     index = tuple(int(i) for i in bad[0])
     numbers = np.array([one[index] for one in seen])
     step = float(np.spacing(np.float32(np.abs(numbers).max())))
-    place = f" at index {index[0] if len(index) == 1 else index}" if index else ""
     return (
-        f"is from {numbers.min():.17g} to {numbers.max():.17g}{place}, and is {done} as float32, whose steps are "
+        f"is from {numbers.min():.17g} to {numbers.max():.17g}{_at(index)}, and is {done} as float32, whose steps are "
         f"{step:g} there. Use obs_dtype=float64 with norm_obs=True, or subtract an offset in the environment "
         f"(gymnasium.wrappers.TransformObservation); norm_obs alone comes too late, after the rounding"
     )
@@ -259,8 +208,8 @@ def large_numbers(obs: np.ndarray) -> str | None:
         sizes = np.abs(leaf.reshape(leaf.shape[0] * leaf.shape[1], -1))
         if leaf.dtype.kind == "f" and (large := sizes[:, np.quantile(sizes, OFTEN, axis=0) > LARGE]).size:
             return (
-                f"{f'observation leaf {name!r}' if name else 'the observation'} reaches {large.max():.3g}; networks "
-                f"learn from numbers of about 1. Use norm_obs=True (--norm-obs), or scale it in the environment"
+                f"{leaf_named(name, 'the observation')} reaches {large.max():.3g}; networks learn from numbers of "
+                f"about 1. Use norm_obs=True (--norm-obs), or scale it in the environment"
             )
     return None
 
@@ -272,7 +221,7 @@ def constant_image(obs: np.ndarray) -> str | None:
             low, high = seen[0, 0].min(), seen[0, 0].max()
             pixels = f"all of its bytes are {low}" if low == high else f"its bytes are from {low} to {high}"
             return (
-                f"{f'observation leaf {name!r}' if name else 'the observation'} is the same image in all "
+                f"{leaf_named(name, 'the observation')} is the same image in all "
                 f"{seen.shape[0] * seen.shape[1]:,} observations of the first segment: {pixels}. Save one as a picture "
                 f"and look at it; without a display, some simulators draw nothing (with pygame, leave SDL_VIDEODRIVER "
                 f"unset)"

@@ -9,6 +9,12 @@ from dppo.envs.checks.faults import BadResult
 from dppo.spaces.spaces import joined, parts_of
 
 LARGEST = np.finfo(np.float32).max  # observations are stored as float32
+Fill = Callable[[np.ndarray, Any], None]
+
+
+def leaf_named(name: str, whole: str = "an observation") -> str:
+    """Return how messages call a leaf of observations, or all of it."""
+    return f"observation leaf {name!r}" if name else whole
 
 
 def packer(
@@ -26,76 +32,58 @@ def packer(
     fill = _filler(obs, "", frozenset(one_of), frozenset(dropped))
 
     def pack(returned: Any) -> np.ndarray:
-        row = np.empty((), obs)
+        row = np.zeros((), obs)  # a OneOf fills one of its branches
         fill(row, returned)
         return row
 
     return pack
 
 
-def quick_packer(obs: np.dtype[Any], pack: Callable[[Any], np.ndarray]) -> Callable[[Any], np.ndarray]:
-    """Return `pack` with a short cut for arrays of the right form."""
-    dtype, shape = np.dtype(obs.base.type), obs.shape  # the object that arrays of this dtype share
-    array, zeros = np.ndarray, np.zeros(shape, dtype) if dtype.kind == "f" else None
-
-    def quick(returned: Any) -> np.ndarray:
-        if type(returned) is array and returned.dtype is dtype and returned.shape == shape:
-            copied = returned.copy()
-            if zeros is None or not np.vdot(copied, zeros):  # 0 for finite numbers, NaN for all others
-                return copied
-        return pack(returned)
-
-    return quick if obs.names is None else pack
-
-
 def leaf_packer(
     dtype: np.dtype[Any], shape: tuple[int, ...], what: str = "an observation"
 ) -> Callable[[Any], np.ndarray]:
-    """Return a function that copies and checks one leaf; `what` names it in errors."""
-    whole = dtype.kind in "iu"
+    """Return a function that copies and checks one leaf, with a short cut for arrays; `what` names it in errors."""
+    shared = np.dtype(dtype.type)  # the object that arrays of this dtype share
+    array, zeros = np.ndarray, np.zeros(shape, shared) if dtype.kind == "f" else None
 
     def pack(returned: Any) -> np.ndarray:
-        try:
-            array = np.array(returned)  # a copy, because the environment may reuse its own
-        except Exception as error:  # ragged, or not convertible, as a tensor on a GPU
-            raise BadResult(f"{what} that is not an array ({error})") from None
-        if array.shape != shape:
-            raise BadResult(f"{what} of shape {array.shape} instead of {shape}")
-        if array.dtype != dtype:
-            if not np.can_cast(array.dtype, dtype, "same_kind"):
-                raise BadResult(f"{what} of dtype {array.dtype} instead of {dtype}")
-            # There and back again takes a sixth of the time of a minimum and a maximum, but does not show a lost sign.
-            if whole and (
-                array.dtype.kind != dtype.kind or array.astype(dtype).astype(array.dtype).tobytes() != array.tobytes()
-            ):
-                _check_range(what, array, np.iinfo(dtype))
-        if array.dtype.kind == "f":
-            flat = array.ravel()
-            # Ten times as fast as isfinite for few numbers; only a large sum of squares needs a look at each.
-            if not flat.dot(flat) <= LARGEST:
-                wrong = np.flatnonzero(~(np.abs(flat) <= LARGEST))
-                if len(wrong):
-                    raise BadResult(f"{what} that is {flat[wrong[0]]} at index {int(wrong[0])}")
-        return array
+        if type(returned) is array and returned.dtype is shared and returned.shape == shape:
+            copied = returned.copy()
+            if zeros is None or not np.vdot(copied, zeros):  # 0 for finite numbers, NaN for all others
+                return copied
+        return _checked(returned, dtype, shape, what)
 
     return pack
 
 
-def _check_range(what: str, array: np.ndarray, limits: np.iinfo[Any]) -> None:
-    """Check that a cast changes no integer: one that is out of range would wrap around."""
-    for extreme in int(array.min()), int(array.max()):
-        if not limits.min <= extreme <= limits.max:
-            index = int(np.flatnonzero(array == extreme)[0])
-            raise BadResult(
-                f"{what} that is {extreme} at index {index}, outside {limits.dtype} from {limits.min} to {limits.max}"
-            )
-
-
-Fill = Callable[[np.ndarray, Any], None]
+def _checked(returned: Any, dtype: np.dtype[Any], shape: tuple[int, ...], what: str) -> np.ndarray:
+    try:
+        array = np.array(returned)  # a copy, because the environment may reuse its own
+    except Exception as error:  # ragged, or not convertible, as a tensor on a GPU
+        raise BadResult(f"{what} that is not an array ({error})") from None
+    if array.shape != shape:
+        raise BadResult(f"{what} of shape {array.shape} instead of {shape}")
+    if not np.can_cast(array.dtype, dtype, "same_kind"):
+        raise BadResult(f"{what} of dtype {array.dtype} instead of {dtype}")
+    if dtype.kind in "iu" and array.dtype != dtype:  # one that is out of range would wrap around
+        limits = np.iinfo(dtype)
+        for extreme in int(array.min()), int(array.max()):
+            if not limits.min <= extreme <= limits.max:
+                index = int(np.flatnonzero(array == extreme)[0])
+                of = f"{dtype} from {limits.min} to {limits.max}"
+                raise BadResult(f"{what} that is {extreme} at index {index}, outside {of}")
+    if array.dtype.kind == "f":
+        flat = array.ravel()
+        # Ten times as fast as isfinite for few numbers; only a large sum of squares needs a look at each.
+        if not flat.dot(flat) <= LARGEST:
+            wrong = np.flatnonzero(~(np.abs(flat) <= LARGEST))
+            if len(wrong):
+                raise BadResult(f"{what} that is {flat[wrong[0]]} at index {int(wrong[0])}")
+    return array
 
 
 def _filler(obs: np.dtype[Any], name: str, one_of: frozenset[str], dropped: frozenset[str]) -> Fill:
-    what = f"observation leaf {name!r}" if name else "an observation"
+    what = leaf_named(name)
     if obs.names is None:
         pack = leaf_packer(obs.base, obs.shape, what)
 
@@ -132,7 +120,6 @@ def _one_of_filler(what: str, parts: dict[str, Fill]) -> Fill:
     def fill(row: np.ndarray, returned: Any) -> None:
         if not (isinstance(returned, tuple | list) and len(returned) == 2):
             raise BadResult(f"{what} of type {type(returned).__name__} instead of (branch, value)")
-        row[...] = np.zeros((), row.dtype)
         parts["branch"](row["branch"], returned[0])
         branch = str(int(row["branch"]))
         if branch not in branches:
