@@ -21,7 +21,7 @@ from dppo.cluster.collecting.ledger import ReplayLedger
 from dppo.envs.checks.faults import REMEDY, BadResult
 from dppo.envs.checks.observations import SpaceChecks, large_numbers
 from dppo.envs.repairs import FIRST_STEPS
-from dppo.envs.spaces.observation_spaces import dtype_of
+from dppo.envs.spaces.description import dtype_of
 from dppo.errors import EnvironmentFault
 from dppo.ppo.acting.sampler import collect_together
 from dppo.ppo.exchange.records import PolicySnapshot, Segment, SegmentReport, SegmentRequest

@@ -18,11 +18,11 @@ from dppo.envs.checks.observations import FirstSegment
 from dppo.envs.frames import SETTINGS, make_prepared
 from dppo.envs.group import EnvGroup
 from dppo.envs.info import InfoMeter
-from dppo.envs.joined import joined
 from dppo.envs.joint import JointEnv, JointGroup
 from dppo.envs.make import close_all, joint_kind, make_env
 from dppo.envs.repairs import FIRST_STEPS, Repairs
-from dppo.envs.spaces.observation_spaces import describe_spaces
+from dppo.envs.rows import joined
+from dppo.envs.spaces.description import describe_spaces
 from dppo.envs.threads import EnvThread
 from dppo.errors import ConfigError
 from dppo.ppo.acting.agent import PPOAgent

@@ -12,7 +12,7 @@ from dppo.envs.checks.faults import BadResult, making, user_traceback
 from dppo.envs.frames import SETTINGS, make_prepared
 from dppo.envs.make import close_all
 from dppo.envs.masks import MaskReader
-from dppo.envs.spaces.observation_spaces import describe_spaces
+from dppo.envs.spaces.description import describe_spaces
 from dppo.errors import CheckpointError, ClusterError, ConfigError, EnvironmentFault
 from dppo.policies.policy import Policy, spaces_summary
 from dppo.ppo.acting.agent import PPOAgent

@@ -11,7 +11,7 @@ import gymnasium as gym
 import numpy as np
 
 from dppo.envs.checks.faults import BadResult
-from dppo.envs.spaces.leaves import NUMBERS, categories_of, leaf_spaces, short
+from dppo.envs.spaces.description import NUMBERS, categories_of, leaf_spaces, short
 from dppo.envs.spaces.packing import LARGEST, leaf_named
 from dppo.errors import EnvironmentFault
 from dppo.ppo.exchange.records import Incident, IncidentKind
