@@ -21,7 +21,7 @@ from dppo.cluster.collecting.ledger import ReplayLedger
 from dppo.envs.checks.faults import REMEDY, BadResult
 from dppo.envs.checks.observations import SpaceChecks, large_numbers
 from dppo.envs.repairs import FIRST_STEPS
-from dppo.envs.spaces.description import dtype_of
+from dppo.envs.spaces.description import describe_spaces, dtype_of
 from dppo.errors import EnvironmentFault
 from dppo.ppo.acting.sampler import collect_together
 from dppo.ppo.exchange.records import PolicySnapshot, Segment, SegmentReport, SegmentRequest
@@ -199,7 +199,7 @@ def test_each_leaf_has_limits_of_its_own() -> None:
             "inner": gym.spaces.Tuple((gym.spaces.Box(-1, 1, (2,), np.float64), gym.spaces.MultiDiscrete([2, 5]))),
         }
     )
-    checks = SpaceChecks([Scripted(space=space)], dtype_of(space), "sampler 0")
+    checks = SpaceChecks([env := Scripted(space=space)], describe_spaces(env), "sampler 0")
     obs = np.zeros((3, 2), dtype_of(space))
     obs["kind"] = 1
     checks.check_limits(obs)

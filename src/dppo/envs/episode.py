@@ -1,7 +1,8 @@
 """CheckedEnv: one environment with its open episode; every result is checked, and errors name the place."""
 
+import math
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from copy import deepcopy
 from typing import Any
 
@@ -19,13 +20,17 @@ from dppo.envs.checks.faults import (
     user_traceback,
 )
 from dppo.envs.checks.observations import SpaceChecks
-from dppo.envs.info import numbers_in
 from dppo.envs.masks import MaskReader
 from dppo.errors import EnvFault, EnvironmentFault
 from dppo.ppo.exchange.records import Episode
 from dppo.signals import INTERRUPTIONS
-from dppo.spaces.spaces import MASK
+from dppo.spaces.spaces import MASK, Spaces
 from dppo.user_code import in_a_line
+
+NUMBERS = (bool, int, float, np.bool_, np.integer, np.floating)
+MOST_BITS = 1000  # of an integer, for a float to hold it
+Measured = tuple[int, float, float, float]
+"""Number of values, their sum, the least and the largest."""
 
 
 class CheckedEnv:
@@ -35,26 +40,27 @@ class CheckedEnv:
         self,
         env: Any,
         index: int,
-        owner: str,
-        checks: SpaceChecks,
         *,
-        pack: Callable[[Any], np.ndarray],
-        pack_last: Callable[[Any], np.ndarray],
-        masks: MaskReader | None,
+        owner: str,
+        spaces: Spaces,
+        checks: SpaceChecks,
         episode_seed: Callable[[int, int], int],
     ) -> None:
         """Take over `env`, number `index` of a group; it has no episode yet.
 
         `owner` is a prefix of messages, `episode_seed` a function of the index of the environment and of the episode.
-        `pack` converts an observation to the form in which it is stored; the caller may replace it later. `pack_last`
-        does so with that of a terminal state, from which nothing is learned.
         """
-        self.env, self._index = env, index
-        self._checks, self._episode_seed, self._owner, self.masks = checks, episode_seed, owner, masks
-        self.pack, self._pack_last, self.episode, self.episode_return, self.length = pack, pack_last, 0, 0.0, 0
+        self._index, self._owner, self._spaces = index, owner, spaces
+        self._checks, self._episode_seed = checks, episode_seed
+        self.episode, self.episode_return, self.length = 0, 0.0, 0
         self.options: dict[str, Any] | None = None  # of the reset of the open episode
         self.offers_mask = False  # the info of a reset held an action mask
         self.last_obs = np.empty(0)  # as the environment returned it; nothing writes to it again
+        self.take(env)
+
+    def take(self, env: Any) -> None:
+        """Step this environment from now on."""
+        self.env, self._masks = env, None if self._spaces.mask is None else MaskReader(env, self._spaces)
 
     def step(self, action: Any) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]:
         """Step the environment; raise EnvironmentFault, with a `place`, if it raises or returns something invalid."""
@@ -70,13 +76,13 @@ class CheckedEnv:
         except Exception:
             raise self._bad("step", describe_bad_step(answer)) from None
         try:
-            seen = (self._pack_last if terminated else self.pack)(returned)
+            seen = (self._checks.pack_last if terminated else self._checks.pack)(returned)
             if type(reward) is not float or not LOWEST_REWARD <= reward <= LARGEST_REWARD:
                 reward = reward_of(reward)
         except BadResult as error:
             raise self._bad("step", str(error)) from None
-        if self.masks is not None:
-            seen = self._masked(self.masks, "step", seen, info, ended=terminated or truncated)
+        if self._masks is not None:
+            seen = self._masked(self._masks, "step", seen, info, ended=terminated or truncated)
         self.episode_return += reward
         self.length += 1
         self.last_obs = seen
@@ -96,11 +102,11 @@ class CheckedEnv:
         if problem:
             raise EnvironmentFault(f"{self._here('reset')} {problem}", "", self._place("reset", "invalid"))
         try:
-            seen = self.pack(answer[0])
+            seen = self._checks.pack(answer[0])
         except BadResult as error:
             raise self._bad("reset", f"{error}{'' if isinstance(answer[1], dict) else OLD_API}") from None
-        if self.masks is not None:
-            seen = self._masked(self.masks, "reset", seen, answer[1], ended=False)
+        if self._masks is not None:
+            seen = self._masked(self._masks, "reset", seen, answer[1], ended=False)
         self.offers_mask = isinstance(answer[1], dict) and MASK in answer[1]
         self.last_obs = seen
         return seen
@@ -151,10 +157,44 @@ class CheckedEnv:
             summary += OLD_API
         if phase == "step":
             try:
-                last = self.last_obs
-                self._checks.check_limits(last if self.masks is None else self.masks.as_returned(last))
+                self._checks.check_limits(self._spaces.as_returned(self.last_obs))
             except BadResult as before:
                 summary += f" (the environment had returned {before})"
         traceback = user_traceback(error)
         place = self._place(phase, type(error).__name__, traceback)
         return EnvironmentFault(f"{self._here(phase)} raised {summary}", traceback, place)
+
+
+def numbers_in(info: Any) -> dict[str, float]:
+    """Return the finite numbers of an info by name."""
+    items = info.items() if isinstance(info, dict) else ()
+    found = ((key, value) for key, value in items if isinstance(value, NUMBERS))
+    small = ((key, value) for key, value in found if not isinstance(value, int) or value.bit_length() <= MOST_BITS)
+    return {str(key): float(value) for key, value in small if math.isfinite(value)}
+
+
+class InfoMeter:
+    """Sums up some numbers in the info of a sampler's env steps, in the order of these."""
+
+    def __init__(self, keys: Sequence[str]) -> None:
+        self._keys, self._seen = keys, dict[str, Measured]()
+
+    def watch(self, env: Any) -> Any:
+        """Return `env`, whose steps are measured from now on."""
+        step = env.step
+
+        def measured(action: Any) -> Any:
+            answer = step(action)
+            if isinstance(answer, tuple | list) and len(answer) == 5 and isinstance(answer[4], dict):
+                for key, value in numbers_in({key: answer[4][key] for key in self._keys if key in answer[4]}).items():
+                    count, total, low, high = self._seen.get(key, (0, 0.0, value, value))
+                    self._seen[key] = count + 1, total + value, min(low, value), max(high, value)
+            return answer
+
+        env.step = measured
+        return env
+
+    def take(self) -> dict[str, Measured]:
+        """Return what was measured since the last call."""
+        seen, self._seen = self._seen, {}
+        return seen

@@ -12,13 +12,10 @@ import numpy as np
 from dppo.envs.activity import ActivityRecord, Phase, place_of
 from dppo.envs.checks.faults import BadResult
 from dppo.envs.checks.observations import FirstSegment, SpaceChecks
-from dppo.envs.episode import CheckedEnv
+from dppo.envs.episode import CheckedEnv, InfoMeter
 from dppo.envs.frames import LifeStack, Lives
-from dppo.envs.info import InfoMeter
 from dppo.envs.make import close_all
-from dppo.envs.masks import MaskReader
 from dppo.envs.repairs import Repairs
-from dppo.envs.spaces.packing import packer
 from dppo.envs.states import OwnStates, offers_state
 from dppo.envs.threads import Standby
 from dppo.errors import EnvironmentFault
@@ -63,13 +60,11 @@ class EnvGroup:
         self.num_envs, self.obs, self._spaces = len(envs) // (1 + standby), spaces.obs, spaces
         self._owner, self._sampler_id, self._stepping = owner, sampler_id, place_of(Phase.STEP, sampler_id)
         self._made, self._progress = envs, progress or ActivityRecord()
-        self._checks, self._limits = SpaceChecks(envs, spaces.returned, owner), limits
+        self._checks, self._limits = SpaceChecks(envs, spaces, owner, limits=limits), limits
+        self._pack = self._checks.pack
         self._repairs = repairs or Repairs(envs.__getitem__, self._progress, sampler_id, raise_before=math.inf)
-        unlimited = packer(spaces.returned, one_of=spaces.one_of, dropped=spaces.dropped)
-        pack = self._pack = self._checks.limiting(unlimited, "" if limits else "iu")
-        checked = partial(CheckedEnv, owner=owner, checks=self._checks, pack=pack, episode_seed=episode_seed)
-        checked = partial(checked, pack_last=pack if limits else unlimited)
-        self._envs = [checked(env, at % self.num_envs, masks=self._mask_reader(env)) for at, env in enumerate(envs)]
+        checked = partial(CheckedEnv, owner=owner, spaces=spaces, checks=self._checks, episode_seed=episode_seed)
+        self._envs = [checked(env, at % self.num_envs) for at, env in enumerate(envs)]
         taking_turns = Standby(self._envs, self.num_envs, episode_seed).reset if standby else None
         self._reset = taking_turns or (lambda env, episode, options: self._envs[env].reset(episode, options))
         self._first = first_segment or FirstSegment(spaces, owner, sampler_id=sampler_id)
@@ -88,9 +83,8 @@ class EnvGroup:
     def start(self, obs: np.ndarray, log: EnvLog) -> None:
         """Start the first episode of each environment: see `Environments`."""
         began = time.perf_counter()
-        pack = self._first.watching(self._pack)
+        self._checks.pack = self._first.watching(self._pack)
         for env in range(self.num_envs):
-            self._envs[env].pack = pack
             obs[env] = self._begin_episode(env, 0, log)
         log.incidents += self._first.mask_not_used(offered=self._envs[0].offers_mask)
         log.seconds += time.perf_counter() - began
@@ -155,10 +149,7 @@ class EnvGroup:
         failed = self._envs[env].env
         self._made = [one for one in self._made if one is not failed]
         self._made.append(made := self._repairs.remade(failed, env, log))
-        self._envs[env].env, self._envs[env].masks = made, self._mask_reader(made)
-
-    def _mask_reader(self, env: Any) -> MaskReader | None:
-        return None if self._spaces.mask is None else MaskReader(env, self._spaces)
+        self._envs[env].take(made)
 
     def check(self, obs: np.ndarray, log: EnvLog, *, first: bool) -> None:
         """Check the observations of a segment: see `Environments`."""
@@ -169,8 +160,7 @@ class EnvGroup:
         except BadResult as outside:
             self._report(outside, len(obs) - 1, log, first=first)
         if first:
-            for one in self._envs:
-                one.pack = self._pack
+            self._checks.pack = self._pack
             log.incidents += self._first.findings(returned)
 
     def _report(self, outside: BadResult, steps: int, log: EnvLog, *, first: bool) -> None:
@@ -217,7 +207,7 @@ class EnvGroup:
         log.seconds += seconds
         self._progress.replay_s += seconds
         if self.meter is not None:
-            self.meter.clear()
+            self.meter.take()
         return incidents
 
     def _replay(self, env: int, carry: SamplerCarry, actions: np.ndarray, log: EnvLog) -> str:
@@ -242,17 +232,15 @@ class EnvGroup:
 
     def open_episodes(self, log: EnvLog) -> dict[str, Any]:
         """Describe the open episodes [E]: see `Environments`."""
+        options = [one.options for one in self._envs]
         return {
             "states": None if self._states is None else self._states.take(self._envs, log),
             "episodes": np.array([one.episode for one in self._envs], np.int64),
             "episode_returns": np.array([one.episode_return for one in self._envs], np.float64),
             "episode_lengths": np.array([one.length for one in self._envs], np.int64),
             "checksums": np.array([one.checksum() for one in self._envs], np.uint32),
-            **({"options": self._options()} if any(one.options for one in self._envs) else {}),
+            **({"options": np.frombuffer(json.dumps(options).encode(), np.uint8)} if any(options) else {}),
         }
-
-    def _options(self) -> np.ndarray:
-        return np.frombuffer(json.dumps([one.options for one in self._envs]).encode(), np.uint8)
 
     def close(self) -> None:
         """Close every environment, also if some fail to close."""

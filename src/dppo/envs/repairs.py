@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -18,30 +18,21 @@ WAITS_S = (1, 2, 4, 8, 16, 30)  # between attempts to make an environment again:
 MOST_BYTES = 1 << 24  # of the actions that a fault carries
 
 
+@dataclass(frozen=True, slots=True)
 class Repairs:
     """Decide what becomes of an environment that failed, and make it anew.
 
     Whether a fault ends the run depends on its place in the run alone: on the segment and the step.
     """
 
-    def __init__(
-        self,
-        make: Callable[[int], Any],
-        progress: ActivityRecord,
-        sampler_id: int,
-        *,
-        raise_before: float = 0,
-        most_in_a_row: int = FIRST_STEPS,
-    ) -> None:
-        """Keep the arguments.
-
-        Args:
-            make: creates the environment with this index; raises EnvironmentFault if its constructor does.
-            raise_before: steps of each environment before which a fault ends the run; infinite: always.
-            most_in_a_row: episodes of an environment that may fail at their reset, one after the other.
-        """
-        self._make, self._progress, self._sampler_id = make, progress, sampler_id
-        self._raise_before, self.most_in_a_row = raise_before, most_in_a_row
+    make: Callable[[int], Any]
+    """Creates the environment with this index; raises EnvironmentFault if its constructor does."""
+    progress: ActivityRecord
+    sampler_id: int
+    raise_before: float = 0
+    """Steps of each environment before which a fault ends the run; infinite: always."""
+    most_in_a_row: int = FIRST_STEPS
+    """Episodes of an environment that may fail at their reset, one after the other."""
 
     def incident(self, error: EnvironmentFault, log: EnvLog, replayed: np.ndarray | None = None) -> Incident:
         """Return the incident of a fault that the run goes on after; raise EnvironmentFault after any other.
@@ -51,7 +42,7 @@ class Repairs:
         assert error.place is not None
         place = self._placed(error.place, log, replayed)
         in_segment = 0 if log.actions is None else len(log.actions)
-        if log.index * in_segment + log.step < self._raise_before:
+        if log.index * in_segment + log.step < self.raise_before:
             raise EnvironmentFault(f"{error.message.rstrip('.')}. {REMEDY}", error.remote_traceback, place) from None
         kind = IncidentKind.BAD_STEP if place.error == "invalid" else IncidentKind.ENV_RAISED
         text = f"{error.message.rstrip('.')}. The environment is rebuilt, and starts a new episode."
@@ -63,14 +54,14 @@ class Repairs:
         close_all([env])
         for wait_s in (*WAITS_S, 0):
             try:
-                self._progress.enter(place_of(Phase.MAKE, self._sampler_id, index))
-                return self._make(index)
+                self.progress.enter(place_of(Phase.MAKE, self.sampler_id, index))
+                return self.make(index)
             except EnvironmentFault as error:
                 if not wait_s:
                     raise
                 log.incidents.append(Incident(IncidentKind.ENV_RAISED, f"{error.message}.", index, fault=error.place))
                 for _ in range(4 * wait_s):
-                    self._progress.enter(place_of(Phase.MAKE, self._sampler_id, index))  # it is not hung
+                    self.progress.enter(place_of(Phase.MAKE, self.sampler_id, index))  # it is not hung
                     time.sleep(0.25)
         raise AssertionError("the last attempt returns or raises")
 
@@ -82,4 +73,4 @@ class Repairs:
             actions = log.actions[max(0, end - found.step) : end, found.env]
         if actions is not None:
             actions = actions.copy() if actions.nbytes <= MOST_BYTES else None
-        return replace(found, sampler_id=self._sampler_id, segment=log.index, actions=actions)
+        return replace(found, sampler_id=self.sampler_id, segment=log.index, actions=actions)

@@ -126,10 +126,9 @@ class Standby:
 
     def reset(self, slot: int, episode: int, options: dict[str, Any] | None) -> np.ndarray:
         """Let the next environment of a slot play `episode`, as `CheckedEnv.reset`; begin the resets of later ones."""
-        spares, before = self._spares[slot], self._playing[slot]
-        spares.append(before)
+        spares = self._spares[slot]
+        spares.append(self._playing[slot])
         playing = self._playing[slot] = spares.popleft()
-        playing.pack = before.pack
         for later, spare in enumerate(spares, episode + 1):
             more = {} if options is None else {"options": deepcopy(options)}
             spare.env.begin_reset(seed=self._episode_seed(slot, later), **more)

@@ -12,7 +12,7 @@ import numpy as np
 
 from dppo.envs.checks.faults import BadResult
 from dppo.envs.spaces.description import NUMBERS, categories_of, leaf_spaces, short
-from dppo.envs.spaces.packing import LARGEST, leaf_named
+from dppo.envs.spaces.packing import LARGEST, leaf_named, packer
 from dppo.errors import EnvironmentFault
 from dppo.ppo.exchange.records import Incident, IncidentKind
 from dppo.spaces.spaces import Spaces, is_image, leaves
@@ -35,14 +35,27 @@ Limits = dict[str, tuple[np.ndarray, np.ndarray]]
 class SpaceChecks:
     """Compare the environments of a group, and what they return, with their spaces."""
 
-    def __init__(self, envs: Sequence[gym.Env[Any, Any]], obs: np.dtype[Any], owner: str) -> None:
-        """Read the spaces of `envs`, stored as `obs`; raise EnvironmentFault, which `owner` begins, if they differ."""
-        self._obs = obs
+    def __init__(self, envs: Sequence[gym.Env[Any, Any]], spaces: Spaces, owner: str, *, limits: bool = False) -> None:
+        """Read the spaces of `envs`; raise EnvironmentFault, which `owner` begins, if they differ.
+
+        `pack` converts an observation to the form in which it is stored, or raises BadResult: with `limits`, for any
+        outside its space. `pack_last` does so with that of a terminal state, from which nothing is learned.
+        """
+        self._stored = spaces.returned.base
+        self._limits = _limits_as_stored(envs[0].observation_space, spaces.returned)
+        pack = packer(spaces.returned, one_of=spaces.one_of, dropped=spaces.dropped)
+        in_steps = {name: own for name, own in self._limits.items() if limits or own[0].dtype.kind != "f"}
+
+        def limited(returned: Any) -> np.ndarray:
+            seen = pack(returned)
+            check_inside(in_steps, seen.astype(self._stored, copy=False))
+            return seen
+
+        self.pack = limited if in_steps else pack
+        self.pack_last = self.pack if limits else pack
         self._spaces = [{name: getattr(env, name) for name in ("observation_space", "action_space")} for env in envs]
-        limits = _limits_as_stored(envs[0].observation_space, obs)
-        self._limits = {"": limits, "iu": {name: own for name, own in limits.items() if own[0].dtype.kind != "f"}}
-        for index, spaces in enumerate(self._spaces):
-            for name, space in spaces.items():
+        for index, known in enumerate(self._spaces):
+            for name, space in known.items():
                 if space != self._spaces[0][name]:
                     raise EnvironmentFault(
                         f"{owner}, env {index}: has {name}={short(space)}, but env 0 has "
@@ -62,19 +75,9 @@ class SpaceChecks:
             known[name] = new  # equal, and compared faster from here on
         return None
 
-    def check_limits(self, obs: np.ndarray, kinds: str = "") -> None:
-        """Raise BadResult for one of the observations [...] outside its space; of `kinds` "iu", for integers only."""
-        check_inside(self._limits[kinds], obs.astype(self._obs.base, copy=False))
-
-    def limiting(self, pack: Callable[[Any], np.ndarray], kinds: str = "") -> Callable[[Any], np.ndarray]:
-        """Return `pack` so that it raises BadResult for an observation outside its space, too, as `check_limits`."""
-
-        def limited(returned: Any) -> np.ndarray:
-            seen = pack(returned)
-            self.check_limits(seen, kinds)
-            return seen
-
-        return limited if self._limits[kinds] else pack
+    def check_limits(self, obs: np.ndarray) -> None:
+        """Raise BadResult for one of the observations [...] outside its space."""
+        check_inside(self._limits, obs.astype(self._stored, copy=False))
 
 
 def check_inside(limits: Limits, obs: np.ndarray) -> None:
