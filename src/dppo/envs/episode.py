@@ -13,9 +13,9 @@ from dppo.envs.checks.faults import (
     LOWEST_REWARD,
     OLD_API,
     BadResult,
-    describe_bad_reset,
     describe_bad_step,
     flag_of,
+    form_of,
     reward_of,
     user_traceback,
 )
@@ -67,20 +67,20 @@ class CheckedEnv:
         try:
             answer: Any = self.env.step(action)
         except BaseException as error:
-            raise self._fault("step", error) from None
+            raise self._raised("step", error) from None
         try:
             returned, reward, terminated, truncated, info = answer
             # Identity answers in the shortest time; other booleans, such as NumPy's, are rare.
             if not ((terminated is False or terminated is True) and (truncated is False or truncated is True)):
                 terminated, truncated = flag_of(terminated), flag_of(truncated)
         except Exception:
-            raise self._bad("step", describe_bad_step(answer)) from None
+            raise self._fault("step", f"returned {describe_bad_step(answer)}.") from None
         try:
             seen = (self._checks.pack_last if terminated else self._checks.pack)(returned)
             if type(reward) is not float or not LOWEST_REWARD <= reward <= LARGEST_REWARD:
                 reward = reward_of(reward)
         except BadResult as error:
-            raise self._bad("step", str(error)) from None
+            raise self._fault("step", f"returned {error}.") from None
         if self._masks is not None:
             seen = self._masked(self._masks, "step", seen, info, ended=terminated or truncated)
         self.episode_return += reward
@@ -91,33 +91,38 @@ class CheckedEnv:
     def reset(self, episode: int, options: dict[str, Any] | None = None) -> np.ndarray:
         """Start the episode with this index, and return its first observation; raise as `step` does."""
         self.episode, self.episode_return, self.length, self.options = episode, 0.0, 0, options
-        more = {} if options is None else {"options": deepcopy(options)}
         try:
-            answer = self.env.reset(seed=self._episode_seed(self._index, episode), **more)
+            answer = self.env.reset(**self.reset_with(episode, options))
         except BaseException as error:
-            raise self._fault("reset", error) from None
+            raise self._raised("reset", error) from None
         if not isinstance(answer, tuple | list) or len(answer) != 2:
-            raise self._bad("reset", describe_bad_reset(answer))
+            raise self._fault("reset", f"returned {form_of(answer)} instead of (observation, info){OLD_API}.")
         problem = self._checks.change(self._index, self.env)
         if problem:
-            raise EnvironmentFault(f"{self._here('reset')} {problem}", "", self._place("reset", "invalid"))
+            raise self._fault("reset", problem)
         try:
             seen = self._checks.pack(answer[0])
         except BadResult as error:
-            raise self._bad("reset", f"{error}{'' if isinstance(answer[1], dict) else OLD_API}") from None
+            more = "" if isinstance(answer[1], dict) else OLD_API
+            raise self._fault("reset", f"returned {error}{more}.") from None
         if self._masks is not None:
             seen = self._masked(self._masks, "reset", seen, answer[1], ended=False)
         self.offers_mask = isinstance(answer[1], dict) and MASK in answer[1]
         self.last_obs = seen
         return seen
 
+    def reset_with(self, episode: int, options: dict[str, Any] | None) -> dict[str, Any]:
+        """Return the arguments of the reset that starts an episode."""
+        more = {} if options is None else {"options": deepcopy(options)}
+        return {"seed": self._episode_seed(self._index, episode), **more}
+
     def _masked(self, masks: MaskReader, phase: str, seen: np.ndarray, info: Any, *, ended: bool) -> np.ndarray:
         try:
             return masks.beside(seen, info, ended=ended)
         except BadResult as error:
-            raise self._bad(phase, str(error)) from None
+            raise self._fault(phase, f"returned {error}.") from None
         except BaseException as error:
-            raise self._fault(phase, error) from None
+            raise self._raised(phase, error) from None
 
     def finished(self, info: Any, end: int) -> Episode:
         """Describe the open episode, which has ended with `info` after `end` steps of the segment."""
@@ -136,19 +141,15 @@ class CheckedEnv:
         phase = "step" if step else "reset"
         return f"{self._owner}, env {self._index}: {phase} of episode {episode} (seed {seed}, step {step})"
 
-    def _here(self, phase: str) -> str:
-        return self.place(self.episode, self.length + (phase == "step"))
-
-    def _place(self, phase: str, error: str, traceback: str = "") -> EnvFault:
+    def _fault(self, phase: str, what: str, error: str = "invalid", traceback: str = "") -> EnvironmentFault:
+        """Return a fault of the step or reset that was made last, in words that follow its place."""
         step, seed = self.length + (phase == "step"), self._episode_seed(self._index, self.episode)
         last_obs = np.array2string(self.last_obs, threshold=100) if step else ""
         more: dict[str, Any] = {"last_obs": last_obs, "options": self.options}
-        return EnvFault(phase, error, traceback, self._index, self.episode, seed, step, **more)
+        place = EnvFault(phase, error, traceback, self._index, self.episode, seed, step, **more)
+        return EnvironmentFault(f"{self.place(self.episode, step)} {what}", traceback, place)
 
-    def _bad(self, phase: str, what: str) -> EnvironmentFault:
-        return EnvironmentFault(f"{self._here(phase)} returned {what}.", "", self._place(phase, "invalid"))
-
-    def _fault(self, phase: str, error: BaseException) -> BaseException:
+    def _raised(self, phase: str, error: BaseException) -> BaseException:
         """Return the fault of an environment that raised `error`; a signal that ends the run is none."""
         if isinstance(error, INTERRUPTIONS):
             return error
@@ -160,9 +161,7 @@ class CheckedEnv:
                 self._checks.check_limits(self._spaces.as_returned(self.last_obs))
             except BadResult as before:
                 summary += f" (the environment had returned {before})"
-        traceback = user_traceback(error)
-        place = self._place(phase, type(error).__name__, traceback)
-        return EnvironmentFault(f"{self._here(phase)} raised {summary}", traceback, place)
+        return self._fault(phase, f"raised {summary}", type(error).__name__, user_traceback(error))
 
 
 def numbers_in(info: Any) -> dict[str, float]:

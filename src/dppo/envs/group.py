@@ -65,7 +65,7 @@ class EnvGroup:
         self._repairs = repairs or Repairs(envs.__getitem__, self._progress, sampler_id, raise_before=math.inf)
         checked = partial(CheckedEnv, owner=owner, spaces=spaces, checks=self._checks, episode_seed=episode_seed)
         self._envs = [checked(env, at % self.num_envs) for at, env in enumerate(envs)]
-        taking_turns = Standby(self._envs, self.num_envs, episode_seed).reset if standby else None
+        taking_turns = Standby(self._envs, self.num_envs).reset if standby else None
         self._reset = taking_turns or (lambda env, episode, options: self._envs[env].reset(episode, options))
         self._first = first_segment or FirstSegment(spaces, owner, sampler_id=sampler_id)
         self._reported_outside = False
@@ -184,7 +184,7 @@ class EnvGroup:
         self, carry: SamplerCarry, actions: tuple[np.ndarray, ...], obs: np.ndarray, log: EnvLog
     ) -> list[Incident]:
         """Restore the open episodes that `carry` describes: see `Environments`."""
-        began, now = time.perf_counter(), log.options
+        began = time.perf_counter()
         then = [None] * self.num_envs if carry.options is None else json.loads(carry.options.tobytes())
         incidents, states = [], [] if self._states is None else self._states.of(carry)
         for env in range(self.num_envs):
@@ -195,9 +195,7 @@ class EnvGroup:
                 reason = self._states.put(self._envs[env], states[env], carry, env)
                 kind, self._envs[env].options = IncidentKind.REPLAY_MISMATCH, then[env]
             elif actions:
-                log.options = then[env]
-                kind, reason = IncidentKind.REPLAY_MISMATCH, self._replay(env, carry, actions[env], log)
-                log.options = now
+                kind, reason = IncidentKind.REPLAY_MISMATCH, self._replay(env, carry, actions[env], then[env], log)
             if reason:
                 lost = f"abandoned episode {episode} after {length} steps and started a new one: {reason}"
                 incidents.append(Incident(kind, f"{self._owner}, env {env}: {lost}", env=env, lost_steps=length))
@@ -210,11 +208,11 @@ class EnvGroup:
             self.meter.take()
         return incidents
 
-    def _replay(self, env: int, carry: SamplerCarry, actions: np.ndarray, log: EnvLog) -> str:
+    def _replay(self, env: int, carry: SamplerCarry, actions: np.ndarray, options: Any, log: EnvLog) -> str:
         """Replay an episode; return how it differs from the first time, "" if it does not."""
         self._progress.enter(place_of(Phase.RESET, self._sampler_id, env), int(carry.episodes[env]))
         try:
-            self._reset(env, int(carry.episodes[env]), log.options)
+            self._reset(env, int(carry.episodes[env]), options)
             self._progress.enter(place_of(Phase.REPLAY, self._sampler_id, env))
             for number, action in enumerate(self._spaces.actions.each(actions)):
                 _, _, terminated, truncated, _ = self._envs[env].step(action)

@@ -222,7 +222,7 @@ class JointGroup(EnvGroup):
                     self._progress.replay()
         log.incidents += replay.incidents
 
-    def _replay(self, env: int, carry: SamplerCarry, actions: np.ndarray, log: EnvLog) -> str:
+    def _replay(self, env: int, carry: SamplerCarry, actions: np.ndarray, options: Any, log: EnvLog) -> str:
         """Return how the replay of all rows differs in this one, or in any where they share their episodes."""
         for each in range(self.num_envs) if self._joint.shared else (env,):
             one = self._envs[each]

@@ -7,7 +7,6 @@ import time
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
-from copy import deepcopy
 from functools import partial
 from queue import SimpleQueue
 from threading import Thread
@@ -118,9 +117,9 @@ class EnvThread:
 class Standby:
     """Let the environments of each slot take turns: one plays an episode while others reset for the next ones."""
 
-    def __init__(self, envs: list[CheckedEnv], slots: int, episode_seed: Callable[[int, int], int]) -> None:
+    def __init__(self, envs: list[CheckedEnv], slots: int) -> None:
         """Leave one environment for each slot in `envs`, and take the others, all of which are in threads."""
-        self._playing, self._episode_seed = envs, episode_seed
+        self._playing = envs
         self._spares = [deque(envs[slots + slot :: slots]) for slot in range(slots)]
         del envs[slots:]
 
@@ -130,6 +129,5 @@ class Standby:
         spares.append(self._playing[slot])
         playing = self._playing[slot] = spares.popleft()
         for later, spare in enumerate(spares, episode + 1):
-            more = {} if options is None else {"options": deepcopy(options)}
-            spare.env.begin_reset(seed=self._episode_seed(slot, later), **more)
+            spare.env.begin_reset(**spare.reset_with(later, options))
         return playing.reset(episode, options)

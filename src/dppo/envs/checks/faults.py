@@ -81,15 +81,11 @@ def describe_bad_step(result: Any) -> str:
         name, flag = ("truncated", result[3]) if isinstance(result[2], bool | np.bool_) else ("terminated", result[2])
         return f"{name}={flag!r}, which is not a boolean"
     old = OLD_API if isinstance(result, tuple | list) and len(result) == 4 else ""
-    return f"{_form(result)} instead of (observation, reward, terminated, truncated, info){old}"
+    return f"{form_of(result)} instead of (observation, reward, terminated, truncated, info){old}"
 
 
-def describe_bad_reset(result: Any) -> str:
-    """Describe the result of a reset that is not a pair."""
-    return f"{_form(result)} instead of (observation, info){OLD_API}"
-
-
-def _form(result: Any) -> str:
+def form_of(result: Any) -> str:
+    """Return how messages call a result of the wrong form."""
     return f"a tuple of {len(result)}" if isinstance(result, tuple) else type(result).__name__
 
 
