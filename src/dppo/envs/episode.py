@@ -4,6 +4,7 @@ import math
 import zlib
 from collections.abc import Callable, Sequence
 from copy import deepcopy
+from dataclasses import KW_ONLY, dataclass
 from typing import Any
 
 import numpy as np
@@ -33,34 +34,33 @@ Measured = tuple[int, float, float, float]
 """Number of values, their sum, the least and the largest."""
 
 
+@dataclass(eq=False)
 class CheckedEnv:
-    """Step and reset one environment of a group, check what it returns, and keep count of its open episode."""
+    """Step and reset one environment of a group, check what it returns, and keep count of its open episode.
 
-    def __init__(
-        self,
-        env: Any,
-        index: int,
-        *,
-        owner: str,
-        spaces: Spaces,
-        checks: SpaceChecks,
-        episode_seed: Callable[[int, int], int],
-    ) -> None:
-        """Take over `env`, number `index` of a group; it has no episode yet.
+    It has no episode yet.
+    """
 
-        `owner` is a prefix of messages, `episode_seed` a function of the index of the environment and of the episode.
-        """
-        self._index, self._owner, self._spaces = index, owner, spaces
-        self._checks, self._episode_seed = checks, episode_seed
+    env: Any
+    index: int
+    _: KW_ONLY
+    owner: str
+    """Prefix of messages."""
+    spaces: Spaces
+    checks: SpaceChecks
+    episode_seed: Callable[[int, int], int]
+    """Of the index of the environment and of the episode."""
+
+    def __post_init__(self) -> None:
         self.episode, self.episode_return, self.length = 0, 0.0, 0
         self.options: dict[str, Any] | None = None  # of the reset of the open episode
         self.offers_mask = False  # the info of a reset held an action mask
         self.last_obs = np.empty(0)  # as the environment returned it; nothing writes to it again
-        self.take(env)
+        self.take(self.env)
 
     def take(self, env: Any) -> None:
         """Step this environment from now on."""
-        self.env, self._masks = env, None if self._spaces.mask is None else MaskReader(env, self._spaces)
+        self.env, self._masks = env, None if self.spaces.mask is None else MaskReader(env, self.spaces)
 
     def step(self, action: Any) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]:
         """Step the environment; raise EnvironmentFault, with a `place`, if it raises or returns something invalid."""
@@ -76,7 +76,7 @@ class CheckedEnv:
         except Exception:
             raise self._fault("step", f"returned {describe_bad_step(answer)}.") from None
         try:
-            seen = (self._checks.pack_last if terminated else self._checks.pack)(returned)
+            seen = (self.checks.pack_last if terminated else self.checks.pack)(returned)
             if type(reward) is not float or not LOWEST_REWARD <= reward <= LARGEST_REWARD:
                 reward = reward_of(reward)
         except BadResult as error:
@@ -97,11 +97,11 @@ class CheckedEnv:
             raise self._raised("reset", error) from None
         if not isinstance(answer, tuple | list) or len(answer) != 2:
             raise self._fault("reset", f"returned {form_of(answer)} instead of (observation, info){OLD_API}.")
-        problem = self._checks.change(self._index, self.env)
+        problem = self.checks.change(self.index, self.env)
         if problem:
             raise self._fault("reset", problem)
         try:
-            seen = self._checks.pack(answer[0])
+            seen = self.checks.pack(answer[0])
         except BadResult as error:
             more = "" if isinstance(answer[1], dict) else OLD_API
             raise self._fault("reset", f"returned {error}{more}.") from None
@@ -114,7 +114,7 @@ class CheckedEnv:
     def reset_with(self, episode: int, options: dict[str, Any] | None) -> dict[str, Any]:
         """Return the arguments of the reset that starts an episode."""
         more = {} if options is None else {"options": deepcopy(options)}
-        return {"seed": self._episode_seed(self._index, episode), **more}
+        return {"seed": self.episode_seed(self.index, episode), **more}
 
     def _masked(self, masks: MaskReader, phase: str, seen: np.ndarray, info: Any, *, ended: bool) -> np.ndarray:
         try:
@@ -129,7 +129,7 @@ class CheckedEnv:
         success = info.get("is_success") if isinstance(info, dict) else None
         solved = None if success is None else bool(np.all(success))
         of = self.checksum(), numbers_in(info), self.options
-        return Episode(self._index, self.episode, self.episode_return, self.length, solved, end, *of)
+        return Episode(self.index, self.episode, self.episode_return, self.length, solved, end, *of)
 
     def checksum(self) -> int:
         """Return a checksum of the latest observation, as the environment returned it, and of the return so far."""
@@ -137,16 +137,16 @@ class CheckedEnv:
 
     def place(self, episode: int, step: int) -> str:
         """Name a step of an episode of this environment in a message; step 0 is the reset."""
-        seed = self._episode_seed(self._index, episode)
+        seed = self.episode_seed(self.index, episode)
         phase = "step" if step else "reset"
-        return f"{self._owner}, env {self._index}: {phase} of episode {episode} (seed {seed}, step {step})"
+        return f"{self.owner}, env {self.index}: {phase} of episode {episode} (seed {seed}, step {step})"
 
     def _fault(self, phase: str, what: str, error: str = "invalid", traceback: str = "") -> EnvironmentFault:
         """Return a fault of the step or reset that was made last, in words that follow its place."""
-        step, seed = self.length + (phase == "step"), self._episode_seed(self._index, self.episode)
+        step, seed = self.length + (phase == "step"), self.episode_seed(self.index, self.episode)
         last_obs = np.array2string(self.last_obs, threshold=100) if step else ""
         more: dict[str, Any] = {"last_obs": last_obs, "options": self.options}
-        place = EnvFault(phase, error, traceback, self._index, self.episode, seed, step, **more)
+        place = EnvFault(phase, error, traceback, self.index, self.episode, seed, step, **more)
         return EnvironmentFault(f"{self.place(self.episode, step)} {what}", traceback, place)
 
     def _raised(self, phase: str, error: BaseException) -> BaseException:
@@ -158,7 +158,7 @@ class CheckedEnv:
             summary += OLD_API
         if phase == "step":
             try:
-                self._checks.check_limits(self._spaces.as_returned(self.last_obs))
+                self.checks.check_limits(self.spaces.as_returned(self.last_obs))
             except BadResult as before:
                 summary += f" (the environment had returned {before})"
         return self._fault(phase, f"raised {summary}", type(error).__name__, user_traceback(error))

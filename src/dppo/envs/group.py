@@ -86,7 +86,6 @@ class EnvGroup:
         self._checks.pack = self._first.watching(self._pack)
         for env in range(self.num_envs):
             obs[env] = self._begin_episode(env, 0, log)
-        log.incidents += self._first.mask_not_used(offered=self._envs[0].offers_mask)
         log.seconds += time.perf_counter() - began
 
     def step(
@@ -161,7 +160,7 @@ class EnvGroup:
             self._report(outside, len(obs) - 1, log, first=first)
         if first:
             self._checks.pack = self._pack
-            log.incidents += self._first.findings(returned)
+            log.incidents += self._first.findings(returned, offers_mask=self._envs[0].offers_mask)
 
     def _report(self, outside: BadResult, steps: int, log: EnvLog, *, first: bool) -> None:
         """Raise for floats beyond a limit of their space, or log them.

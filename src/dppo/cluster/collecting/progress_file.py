@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from dppo.cluster.ray.environment import PROGRESS
-from dppo.envs.activity import BYTES, Activity, ActivityRecord, look_at
+from dppo.envs.activity import BYTES, Activity, ActivityRecord
 from dppo.files import lock
 
 STACKS_S = 0.3  # for a process to write its stacks
@@ -50,7 +50,7 @@ def read_progress_file(path: str) -> Activity | None:
     """Return the progress of an actor on this node; None if the file is missing or invalid."""
     try:
         with open(path, "rb") as file:
-            return look_at(memoryview(file.read(BYTES)).cast("q"))
+            return ActivityRecord(memoryview(file.read(BYTES)).cast("q")).look()
     except (OSError, ValueError, TypeError):
         return None
 

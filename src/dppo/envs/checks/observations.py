@@ -5,6 +5,7 @@ the limits of floats would cost as much as a small network, so whole segments ar
 """
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import gymnasium as gym
@@ -24,7 +25,7 @@ OFTEN = 0.9  # quantile of the rows that must be large: a spike now and then doe
 STILL = 16  # observations in a row; a scene may rest for a few
 MASK_NOT_USED = (
     "the info of reset has an action_mask, which is not used. Set action_mask=info to take allowed actions only, or "
-    "action_mask=off to leave this message out."
+    "action_mask=off to leave this message out"
 )
 
 
@@ -120,60 +121,53 @@ def _at(index: tuple[int, ...]) -> str:
 # ------------------------------------------------------------------ in the first segment only
 
 
+@dataclass
 class FirstSegment:
     """Find numbers too large, or too close for float32, a constant image, and an action mask that is not used."""
 
-    def __init__(
-        self,
-        spaces: Spaces,
-        owner: str,
-        *,
-        sampler_id: int = 0,
-        integers: bool = True,
-        masks: bool = False,
-        scales: bool = False,
-    ) -> None:
-        """Prepare for the first segment of a sampler; `owner` is a prefix of messages.
-
-        Report `integers` that float32 cannot tell apart, `masks` in the info of the first reset that are not used, and
-        the `scales` of floats that are large and not normalized.
-        """
-        self._obs, self._owner = spaces.returned, owner
-        self._is_watched = sampler_id == 0  # the observations and masks of the other samplers are alike
-        self._masks = masks and self._is_watched and spaces.mask is None and spaces.actions.choices is not None
-        self._scales = scales and self._is_watched
-        self._kinds = "fiu" if integers else "f"
-        self._seen: dict[str, list[np.ndarray]] = {}
+    spaces: Spaces
+    owner: str
+    """Prefix of messages."""
+    sampler_id: int = 0
+    """Its observations and masks are watched if it is the first one: those of the others are alike."""
+    integers: bool = True
+    """Report integers that float32 cannot tell apart."""
+    masks: bool = False
+    """Report a mask in the info of the first reset that is not used."""
+    scales: bool = False
+    """Report floats that are large and not normalized."""
+    seen: dict[str, list[np.ndarray]] = field(default_factory=dict)
+    """Numbers of more digits than float32 has, as they were returned."""
 
     def watching(self, pack: Callable[[Any], np.ndarray]) -> Callable[[Any], np.ndarray]:
         """Return `pack` so that numbers of more digits than float32 has are remembered as they were returned."""
-        self._seen = {}
+        self.seen, kinds = {}, "fiu" if self.integers else "f"
 
         def watched(returned: Any) -> np.ndarray:
             for name, leaf in leaves(returned).items():
                 if isinstance(leaf, np.ndarray | np.number | float | int):
                     dtype = np.asarray(leaf).dtype
-                    if dtype.kind in self._kinds and dtype.itemsize > (4 if dtype.kind == "f" else 3):
-                        self._seen.setdefault(name, []).append(np.array(leaf))
+                    if dtype.kind in kinds and dtype.itemsize > (4 if dtype.kind == "f" else 3):
+                        self.seen.setdefault(name, []).append(np.array(leaf))
             return pack(returned)
 
-        return watched if self._is_watched else pack
+        return pack if self.sampler_id else watched
 
-    def mask_not_used(self, *, offered: bool) -> list[Incident]:
-        """Return what there is to say about the mask that the first reset `offered`."""
-        said = Incident(IncidentKind.MASK_NOT_USED, f"{self._owner}: {MASK_NOT_USED}")
-        return [said] if self._masks and offered else []
+    def findings(self, obs: np.ndarray, *, offers_mask: bool) -> list[Incident]:
+        """Return what is odd about the observations [n, E, *O] of the segment, and forget those remembered.
 
-    def findings(self, obs: np.ndarray) -> list[Incident]:
-        """Return what is odd about the observations [n, E, *O] of the segment, and forget those remembered."""
-        seen, self._seen = self._seen, {}
-        lost = precision_lost(seen, self._obs)  # its remedy is that of large numbers, too
+        `offers_mask`: the info of a reset has an action mask.
+        """
+        spaces, first, seen, self.seen = self.spaces, self.sampler_id == 0, self.seen, {}
+        masks = first and self.masks and offers_mask and spaces.mask is None and spaces.actions.choices
+        lost = precision_lost(seen, spaces.returned)  # its remedy is that of large numbers, too
         found = {
+            IncidentKind.MASK_NOT_USED: MASK_NOT_USED if masks else None,
             IncidentKind.PRECISION_LOST: lost,
-            IncidentKind.LARGE_OBSERVATIONS: large_numbers(obs) if self._scales and not lost else None,
+            IncidentKind.LARGE_OBSERVATIONS: large_numbers(obs) if first and self.scales and not lost else None,
             IncidentKind.IMAGE_CONSTANT: constant_image(obs),
         }
-        return [Incident(kind, f"{self._owner}: {text}.") for kind, text in found.items() if text]
+        return [Incident(kind, f"{self.owner}: {text}.") for kind, text in found.items() if text]
 
 
 def precision_lost(seen: dict[str, list[np.ndarray]], obs: np.dtype[Any]) -> str | None:
