@@ -91,30 +91,25 @@ class CheckedEnv:
     def reset(self, episode: int, options: dict[str, Any] | None = None) -> np.ndarray:
         """Start the episode with this index, and return its first observation; raise as `step` does."""
         self.episode, self.episode_return, self.length, self.options = episode, 0.0, 0, options
+        more = {} if options is None else {"options": deepcopy(options)}
         try:
-            answer = self.env.reset(**self.reset_with(episode, options))
+            answer = self.env.reset(seed=self.episode_seed(self.index, episode), **more)
         except BaseException as error:
             raise self._raised("reset", error) from None
         if not isinstance(answer, tuple | list) or len(answer) != 2:
             raise self._fault("reset", f"returned {form_of(answer)} instead of (observation, info){OLD_API}.")
-        problem = self.checks.change(self.index, self.env)
-        if problem:
+        if problem := self.checks.change(self.index, self.env):
             raise self._fault("reset", problem)
         try:
             seen = self.checks.pack(answer[0])
         except BadResult as error:
-            more = "" if isinstance(answer[1], dict) else OLD_API
-            raise self._fault("reset", f"returned {error}{more}.") from None
+            old = "" if isinstance(answer[1], dict) else OLD_API
+            raise self._fault("reset", f"returned {error}{old}.") from None
         if self._masks is not None:
             seen = self._masked(self._masks, "reset", seen, answer[1], ended=False)
         self.offers_mask = isinstance(answer[1], dict) and MASK in answer[1]
         self.last_obs = seen
         return seen
-
-    def reset_with(self, episode: int, options: dict[str, Any] | None) -> dict[str, Any]:
-        """Return the arguments of the reset that starts an episode."""
-        more = {} if options is None else {"options": deepcopy(options)}
-        return {"seed": self.episode_seed(self.index, episode), **more}
 
     def _masked(self, masks: MaskReader, phase: str, seen: np.ndarray, info: Any, *, ended: bool) -> np.ndarray:
         try:

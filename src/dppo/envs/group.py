@@ -15,8 +15,7 @@ from dppo.envs.checks.observations import FirstSegment, SpaceChecks
 from dppo.envs.episode import CheckedEnv, InfoMeter
 from dppo.envs.frames import LifeStack, Lives
 from dppo.envs.make import close_all
-from dppo.envs.repairs import Repairs
-from dppo.envs.states import OwnStates, offers_state
+from dppo.envs.repairs import OwnStates, Repairs, offers_state
 from dppo.envs.threads import Standby
 from dppo.errors import EnvironmentFault
 from dppo.ppo.exchange.records import EnvLog, Incident, IncidentKind, SamplerCarry
@@ -98,8 +97,7 @@ class EnvGroup:
         log: EnvLog,
     ) -> dict[int, np.ndarray]:
         """Step each environment, and reset those whose episode ends: see `Environments`."""
-        began = time.perf_counter()
-        final_obs: dict[int, np.ndarray] = {}
+        began, final_obs = time.perf_counter(), dict[int, np.ndarray]()
         for env, action in enumerate(self._spaces.actions.each(actions)):
             self._progress.enter(self._stepping | env << 3, self._envs[env].episode, self._envs[env].length)
             try:

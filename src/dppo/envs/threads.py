@@ -7,6 +7,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
+from copy import deepcopy
 from functools import partial
 from queue import SimpleQueue
 from threading import Thread
@@ -129,5 +130,6 @@ class Standby:
         spares.append(self._playing[slot])
         playing = self._playing[slot] = spares.popleft()
         for later, spare in enumerate(spares, episode + 1):
-            spare.env.begin_reset(**spare.reset_with(later, options))
+            more = {} if options is None else {"options": deepcopy(options)}
+            spare.env.begin_reset(seed=spare.episode_seed(slot, later), **more)
         return playing.reset(episode, options)
