@@ -22,7 +22,7 @@ from dppo.cluster.wire import sampler_plan
 from dppo.config import Config
 from dppo.envs.checks.faults import LARGEST_REWARD, LOWEST_REWARD, reward_of
 from dppo.envs.checks.observations import SpaceChecks
-from dppo.envs.spaces.packing import packer, quick_packer
+from dppo.envs.spaces.description import describe_spaces
 from dppo.numerics.portable import limit_blas
 from dppo.ppo.acting.sampler import collect_together
 from dppo.ppo.exchange.records import PolicySnapshot, SegmentRequest
@@ -67,19 +67,18 @@ def times_of_checks() -> dict[str, float]:
     """Return the microseconds per env step of each check, beyond what is needed without it."""
     env = gym.make("CartPole-v1")
     obs, _ = env.reset(seed=0)
-    reward, dtype = 1.0, np.dtype((np.float32, (4,)))
-    pack, checks = quick_packer(dtype, packer(dtype)), SpaceChecks([env], dtype, "benchmark")
+    reward, checks = 1.0, SpaceChecks([env], describe_spaces(env), "benchmark")
     segment = np.zeros((STEPS + 1, 1, 4), np.float32)
     together, zeros = (
         np.zeros((SAMPLERS, STEPS + 1, 1, 4), np.float32)[:, 5],
         np.zeros(SAMPLERS * 4, np.float32),
     )
     return {
-        "form of the observation": microseconds(lambda: pack(obs)) - microseconds(lambda: np.array(obs)),
+        "form of the observation": microseconds(lambda: checks.pack(obs)) - microseconds(lambda: np.array(obs)),
         "reward": microseconds(lambda: _reward(reward)) - microseconds(lambda: _converted(reward)),
         "flags": microseconds(lambda: _flags(False, False)) - microseconds(lambda: _nothing(False, False)),
         "finite, once for all": microseconds(lambda: np.vdot(together, zeros)) / SAMPLERS,
-        "limits, once a segment": microseconds(lambda: checks.outside(segment)) / STEPS,
+        "limits, once a segment": microseconds(lambda: checks.check_limits(segment)) / STEPS,
         "spaces, once an episode": microseconds(lambda: checks.change(0, env)) / EPISODE,
     }
 

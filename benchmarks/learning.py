@@ -259,9 +259,7 @@ def learned(settings: dict[str, Any], seed: int, preset: str | None = "fast") ->
         config = Config(**basis | settings | {"seed": seed, "progress": "off", "run_dir": Path(folder) / "run"})
         result = train(config)
         if result.stopped_by is not None:
-            sys.exit(
-                f"The run was stopped by {result.stopped_by} after {result.global_step:,} steps: not a result."
-            )
+            sys.exit(f"The run was stopped by {result.stopped_by} after {result.global_step:,} steps: not a result.")
         played = evaluate(result, episodes=EPISODES)
         rows = result.metrics  # read before the folder is removed
     returns = [(row["global_step"], row.get("charts/episodic_return")) for row in rows]

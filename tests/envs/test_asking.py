@@ -116,7 +116,7 @@ def test_each_environment_of_a_sampler_has_its_number_and_a_folder_until_it_is_c
     assert [env.get_wrapper_attr("place") for env in envs] == [4.0, 4.1]
     first = envs[0].get_wrapper_attr("log").parent
     assert first.is_dir()
-    rebuilt: Any = built.envs._repairs._make(0)  # while the one that failed is still open
+    rebuilt: Any = built.envs._repairs.make(0)  # while the one that failed is still open
     assert (rebuilt.get_wrapper_attr("place"), len(scratch(temporary))) == (4.0, 3)
     envs[0].close()
     assert (first.exists(), rebuilt.get_wrapper_attr("log").exists()) == (False, True)

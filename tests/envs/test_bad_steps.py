@@ -18,10 +18,10 @@ from worlds.models import Plain
 import dppo
 from dppo import streams
 from dppo.cluster.collecting.ledger import ReplayLedger
-from dppo.envs.checks.faults import REMEDY
+from dppo.envs.checks.faults import REMEDY, BadResult
 from dppo.envs.checks.observations import SpaceChecks, large_numbers
 from dppo.envs.repairs import FIRST_STEPS
-from dppo.envs.spaces.observation_spaces import dtype_of
+from dppo.envs.spaces.description import describe_spaces, dtype_of
 from dppo.errors import EnvironmentFault
 from dppo.ppo.acting.sampler import collect_together
 from dppo.ppo.exchange.records import PolicySnapshot, Segment, SegmentReport, SegmentRequest
@@ -199,10 +199,10 @@ def test_each_leaf_has_limits_of_its_own() -> None:
             "inner": gym.spaces.Tuple((gym.spaces.Box(-1, 1, (2,), np.float64), gym.spaces.MultiDiscrete([2, 5]))),
         }
     )
-    checks = SpaceChecks([Scripted(space=space)], dtype_of(space), "sampler 0")
+    checks = SpaceChecks([env := Scripted(space=space)], describe_spaces(env), "sampler 0")
     obs = np.zeros((3, 2), dtype_of(space))
     obs["kind"] = 1
-    assert checks.outside(obs) is None
+    checks.check_limits(obs)
     for leaf, index, value, words in (
         ("kind", (), 0, "0, outside its space from 1 to 3"),
         ("inner.0", (1,), -1.5, "-1.5 at index 1, outside its space from -1.0 to 1.0"),
@@ -210,9 +210,9 @@ def test_each_leaf_has_limits_of_its_own() -> None:
     ):
         wrong = obs.copy()
         leaves(wrong)[leaf][(2, 1, *index)] = value
-        outside = checks.outside(wrong)
-        assert outside is not None
-        assert (outside.row, outside.what) == ((2, 1), f"observation leaf {leaf!r} that is {words}")
+        with pytest.raises(BadResult) as outside:
+            checks.check_limits(wrong)
+        assert (outside.value.row, str(outside.value)) == ((2, 1), f"observation leaf {leaf!r} that is {words}")
 
 
 def test_numbers_that_only_rounding_takes_to_a_limit_are_inside() -> None:

@@ -16,7 +16,7 @@ from several_leaves import OBS, ROBOT, Robot, robot_sampler
 
 from dppo.config import PPO
 from dppo.envs.checks.faults import BadResult
-from dppo.envs.spaces.observation_spaces import dtype_of
+from dppo.envs.spaces.description import dtype_of
 from dppo.envs.spaces.packing import packer
 from dppo.errors import EnvironmentFault
 from dppo.ppo.exchange.records import EnvLog, PolicySnapshot, SegmentRequest

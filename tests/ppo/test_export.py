@@ -24,7 +24,6 @@ import dppo
 from dppo.__main__ import main
 from dppo.config import resolved
 from dppo.envs.frames import make_prepared
-from dppo.envs.make import make_env
 from dppo.errors import ConfigError
 from dppo.policies import export
 from dppo.policies.policy import Policy, _rows_of
@@ -57,7 +56,7 @@ def policy_of(kind: str) -> tuple[Policy, Any]:
         )
     snapshot = PolicySnapshot(0, random_weights(spec), statistics.obs_scale())
     state = {"iteration": 0, "global_step": 0, "config": resolved(config)}
-    env = make_prepared(config.env_id, config.env_kwargs, resolved(config), make_env)
+    env = make_prepared(config.env_id, config.env_kwargs, resolved(config))
     return Policy(spaces, PPOAgent(spec, spaces.mask), snapshot, state), env
 
 

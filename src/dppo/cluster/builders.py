@@ -15,14 +15,14 @@ from dppo.cluster.wire import SamplerPlan, TrainerPlan
 from dppo.envs.activity import ActivityRecord, Phase, place_of
 from dppo.envs.checks.faults import making
 from dppo.envs.checks.observations import FirstSegment
+from dppo.envs.episode import InfoMeter
 from dppo.envs.frames import SETTINGS, make_prepared
 from dppo.envs.group import EnvGroup
-from dppo.envs.info import InfoMeter
-from dppo.envs.joined import joined
 from dppo.envs.joint import JointEnv, JointGroup
-from dppo.envs.make import close_all, joint_kind, make_env
+from dppo.envs.make import close_all, joint_kind
 from dppo.envs.repairs import FIRST_STEPS, Repairs
-from dppo.envs.spaces.observation_spaces import describe_spaces
+from dppo.envs.rows import joined
+from dppo.envs.spaces.description import describe_spaces
 from dppo.envs.threads import EnvThread
 from dppo.errors import ConfigError
 from dppo.ppo.acting.agent import PPOAgent
@@ -153,8 +153,8 @@ def _make_env(plan: SamplerPlan, owner: str, sampler_id: int, env: int) -> Any:
         of, rows = plan.env, plan.sampling.envs_per_sampler
         seed = streams.integer(plan.seed, Stream.EPISODES, sampler_id, 0, 0)
         most_steps = of.replay_limit and of.replay_limit * of.action_repeat
-        make = partial(make_env, place=(sampler_id, env), most_steps=most_steps, rows=rows, seed=seed)
-        made = make_prepared(of.env_id, of.env_kwargs, {name: getattr(of, name) for name in SETTINGS}, make)
+        how: dict[str, Any] = {"place": (sampler_id, env), "most_steps": most_steps, "rows": rows, "seed": seed}
+        made = make_prepared(of.env_id, of.env_kwargs, {name: getattr(of, name) for name in SETTINGS}, **how)
         if of.info_keys and joint_kind(made):
             close_all([made])
             raise ConfigError("info_keys: are not read from environments of several rows. Leave it out.")

@@ -117,18 +117,13 @@ class ActivityRecord:
 
     def look(self) -> Activity:
         """Return a copy of the record."""
-        return look_at(self._cells)
+        moves, began, place, *others = self._cells.tolist()
+        return Activity(moves, began, Phase(place & 7), place >> 32, place >> 3 & 0x1FFFFFFF, *others)
 
 
 def place_of(phase: Phase, sampler_id: int = 0, env: int = 0) -> int:
     """Encode a phase and a place in one number, so that a record changes both at once."""
     return phase | env << 3 | sampler_id << 32
-
-
-def look_at(cells: memoryview) -> Activity:
-    """Return a copy of the record in `cells` [CELLS]."""
-    moves, began, place, *others = cells.tolist()
-    return Activity(moves, began, Phase(place & 7), place >> 32, place >> 3 & 0x1FFFFFFF, *others)
 
 
 def replaying(replayed: int, to_replay: int) -> str:

@@ -1,8 +1,10 @@
 """CheckedEnv: one environment with its open episode; every result is checked, and errors name the place."""
 
+import math
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from copy import deepcopy
+from dataclasses import KW_ONLY, dataclass
 from typing import Any
 
 import numpy as np
@@ -12,71 +14,75 @@ from dppo.envs.checks.faults import (
     LOWEST_REWARD,
     OLD_API,
     BadResult,
-    describe_bad_reset,
     describe_bad_step,
     flag_of,
+    form_of,
     reward_of,
     user_traceback,
 )
 from dppo.envs.checks.observations import SpaceChecks
-from dppo.envs.info import numbers_in
 from dppo.envs.masks import MaskReader
 from dppo.errors import EnvFault, EnvironmentFault
 from dppo.ppo.exchange.records import Episode
 from dppo.signals import INTERRUPTIONS
-from dppo.spaces.spaces import MASK
+from dppo.spaces.spaces import MASK, Spaces
 from dppo.user_code import in_a_line
 
+NUMBERS = (bool, int, float, np.bool_, np.integer, np.floating)
+MOST_BITS = 1000  # of an integer, for a float to hold it
+Measured = tuple[int, float, float, float]
+"""Number of values, their sum, the least and the largest."""
 
+
+@dataclass(eq=False)
 class CheckedEnv:
-    """Step and reset one environment of a group, check what it returns, and keep count of its open episode."""
+    """Step and reset one environment of a group, check what it returns, and keep count of its open episode.
 
-    def __init__(
-        self,
-        env: Any,
-        index: int,
-        owner: str,
-        checks: SpaceChecks,
-        *,
-        pack: Callable[[Any], np.ndarray],
-        pack_last: Callable[[Any], np.ndarray],
-        masks: MaskReader | None,
-        episode_seed: Callable[[int, int], int],
-    ) -> None:
-        """Take over `env`, number `index` of a group; it has no episode yet.
+    It has no episode yet.
+    """
 
-        `owner` is a prefix of messages, `episode_seed` a function of the index of the environment and of the episode.
-        `pack` converts an observation to the form in which it is stored; the caller may replace it later. `pack_last`
-        does so with that of a terminal state, from which nothing is learned.
-        """
-        self.env, self._index = env, index
-        self._checks, self._episode_seed, self._owner, self.masks = checks, episode_seed, owner, masks
-        self.pack, self._pack_last, self.episode, self.episode_return, self.length = pack, pack_last, 0, 0.0, 0
+    env: Any
+    index: int
+    _: KW_ONLY
+    owner: str
+    """Prefix of messages."""
+    spaces: Spaces
+    checks: SpaceChecks
+    episode_seed: Callable[[int, int], int]
+    """Of the index of the environment and of the episode."""
+
+    def __post_init__(self) -> None:
+        self.episode, self.episode_return, self.length = 0, 0.0, 0
         self.options: dict[str, Any] | None = None  # of the reset of the open episode
         self.offers_mask = False  # the info of a reset held an action mask
         self.last_obs = np.empty(0)  # as the environment returned it; nothing writes to it again
+        self.take(self.env)
+
+    def take(self, env: Any) -> None:
+        """Step this environment from now on."""
+        self.env, self._masks = env, None if self.spaces.mask is None else MaskReader(env, self.spaces)
 
     def step(self, action: Any) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]:
         """Step the environment; raise EnvironmentFault, with a `place`, if it raises or returns something invalid."""
         try:
             answer: Any = self.env.step(action)
         except BaseException as error:
-            raise self._fault("step", error) from None
+            raise self._raised("step", error) from None
         try:
             returned, reward, terminated, truncated, info = answer
             # Identity answers in the shortest time; other booleans, such as NumPy's, are rare.
             if not ((terminated is False or terminated is True) and (truncated is False or truncated is True)):
                 terminated, truncated = flag_of(terminated), flag_of(truncated)
         except Exception:
-            raise self._bad("step", describe_bad_step(answer)) from None
+            raise self._fault("step", f"returned {describe_bad_step(answer)}.") from None
         try:
-            seen = (self._pack_last if terminated else self.pack)(returned)
+            seen = (self.checks.pack_last if terminated else self.checks.pack)(returned)
             if type(reward) is not float or not LOWEST_REWARD <= reward <= LARGEST_REWARD:
                 reward = reward_of(reward)
         except BadResult as error:
-            raise self._bad("step", str(error)) from None
-        if self.masks is not None:
-            seen = self._masked(self.masks, "step", seen, info, ended=terminated or truncated)
+            raise self._fault("step", f"returned {error}.") from None
+        if self._masks is not None:
+            seen = self._masked(self._masks, "step", seen, info, ended=terminated or truncated)
         self.episode_return += reward
         self.length += 1
         self.last_obs = seen
@@ -87,20 +93,20 @@ class CheckedEnv:
         self.episode, self.episode_return, self.length, self.options = episode, 0.0, 0, options
         more = {} if options is None else {"options": deepcopy(options)}
         try:
-            answer = self.env.reset(seed=self._episode_seed(self._index, episode), **more)
+            answer = self.env.reset(seed=self.episode_seed(self.index, episode), **more)
         except BaseException as error:
-            raise self._fault("reset", error) from None
+            raise self._raised("reset", error) from None
         if not isinstance(answer, tuple | list) or len(answer) != 2:
-            raise self._bad("reset", describe_bad_reset(answer))
-        problem = self._checks.change(self._index, self.env)
-        if problem:
-            raise EnvironmentFault(f"{self._here('reset')} {problem}", "", self._place("reset", "invalid"))
+            raise self._fault("reset", f"returned {form_of(answer)} instead of (observation, info){OLD_API}.")
+        if problem := self.checks.change(self.index, self.env):
+            raise self._fault("reset", problem)
         try:
-            seen = self.pack(answer[0])
+            seen = self.checks.pack(answer[0])
         except BadResult as error:
-            raise self._bad("reset", f"{error}{'' if isinstance(answer[1], dict) else OLD_API}") from None
-        if self.masks is not None:
-            seen = self._masked(self.masks, "reset", seen, answer[1], ended=False)
+            old = "" if isinstance(answer[1], dict) else OLD_API
+            raise self._fault("reset", f"returned {error}{old}.") from None
+        if self._masks is not None:
+            seen = self._masked(self._masks, "reset", seen, answer[1], ended=False)
         self.offers_mask = isinstance(answer[1], dict) and MASK in answer[1]
         self.last_obs = seen
         return seen
@@ -109,20 +115,16 @@ class CheckedEnv:
         try:
             return masks.beside(seen, info, ended=ended)
         except BadResult as error:
-            raise self._bad(phase, str(error)) from None
+            raise self._fault(phase, f"returned {error}.") from None
         except BaseException as error:
-            raise self._fault(phase, error) from None
-
-    def final(self, seen: np.ndarray) -> np.ndarray:
-        """Return the last observation of an episode as stored."""
-        return self._checks.stored(seen) if self.masks is None else seen
+            raise self._raised(phase, error) from None
 
     def finished(self, info: Any, end: int) -> Episode:
         """Describe the open episode, which has ended with `info` after `end` steps of the segment."""
         success = info.get("is_success") if isinstance(info, dict) else None
         solved = None if success is None else bool(np.all(success))
         of = self.checksum(), numbers_in(info), self.options
-        return Episode(self._index, self.episode, self.episode_return, self.length, solved, end, *of)
+        return Episode(self.index, self.episode, self.episode_return, self.length, solved, end, *of)
 
     def checksum(self) -> int:
         """Return a checksum of the latest observation, as the environment returned it, and of the return so far."""
@@ -130,23 +132,19 @@ class CheckedEnv:
 
     def place(self, episode: int, step: int) -> str:
         """Name a step of an episode of this environment in a message; step 0 is the reset."""
-        seed = self._episode_seed(self._index, episode)
+        seed = self.episode_seed(self.index, episode)
         phase = "step" if step else "reset"
-        return f"{self._owner}, env {self._index}: {phase} of episode {episode} (seed {seed}, step {step})"
+        return f"{self.owner}, env {self.index}: {phase} of episode {episode} (seed {seed}, step {step})"
 
-    def _here(self, phase: str) -> str:
-        return self.place(self.episode, self.length + (phase == "step"))
-
-    def _place(self, phase: str, error: str, traceback: str = "") -> EnvFault:
-        step, seed = self.length + (phase == "step"), self._episode_seed(self._index, self.episode)
+    def _fault(self, phase: str, what: str, error: str = "invalid", traceback: str = "") -> EnvironmentFault:
+        """Return a fault of the step or reset that was made last, in words that follow its place."""
+        step, seed = self.length + (phase == "step"), self.episode_seed(self.index, self.episode)
         last_obs = np.array2string(self.last_obs, threshold=100) if step else ""
         more: dict[str, Any] = {"last_obs": last_obs, "options": self.options}
-        return EnvFault(phase, error, traceback, self._index, self.episode, seed, step, **more)
+        place = EnvFault(phase, error, traceback, self.index, self.episode, seed, step, **more)
+        return EnvironmentFault(f"{self.place(self.episode, step)} {what}", traceback, place)
 
-    def _bad(self, phase: str, what: str) -> EnvironmentFault:
-        return EnvironmentFault(f"{self._here(phase)} returned {what}.", "", self._place(phase, "invalid"))
-
-    def _fault(self, phase: str, error: BaseException) -> BaseException:
+    def _raised(self, phase: str, error: BaseException) -> BaseException:
         """Return the fault of an environment that raised `error`; a signal that ends the run is none."""
         if isinstance(error, INTERRUPTIONS):
             return error
@@ -155,10 +153,42 @@ class CheckedEnv:
             summary += OLD_API
         if phase == "step":
             try:
-                last = self.last_obs
-                self._checks.check_limits(last if self.masks is None else self.masks.as_returned(last))
+                self.checks.check_limits(self.spaces.as_returned(self.last_obs))
             except BadResult as before:
                 summary += f" (the environment had returned {before})"
-        traceback = user_traceback(error)
-        place = self._place(phase, type(error).__name__, traceback)
-        return EnvironmentFault(f"{self._here(phase)} raised {summary}", traceback, place)
+        return self._fault(phase, f"raised {summary}", type(error).__name__, user_traceback(error))
+
+
+def numbers_in(info: Any) -> dict[str, float]:
+    """Return the finite numbers of an info by name."""
+    items = info.items() if isinstance(info, dict) else ()
+    found = ((key, value) for key, value in items if isinstance(value, NUMBERS))
+    small = ((key, value) for key, value in found if not isinstance(value, int) or value.bit_length() <= MOST_BITS)
+    return {str(key): float(value) for key, value in small if math.isfinite(value)}
+
+
+class InfoMeter:
+    """Sums up some numbers in the info of a sampler's env steps, in the order of these."""
+
+    def __init__(self, keys: Sequence[str]) -> None:
+        self._keys, self._seen = keys, dict[str, Measured]()
+
+    def watch(self, env: Any) -> Any:
+        """Return `env`, whose steps are measured from now on."""
+        step = env.step
+
+        def measured(action: Any) -> Any:
+            answer = step(action)
+            if isinstance(answer, tuple | list) and len(answer) == 5 and isinstance(answer[4], dict):
+                for key, value in numbers_in({key: answer[4][key] for key in self._keys if key in answer[4]}).items():
+                    count, total, low, high = self._seen.get(key, (0, 0.0, value, value))
+                    self._seen[key] = count + 1, total + value, min(low, value), max(high, value)
+            return answer
+
+        env.step = measured
+        return env
+
+    def take(self) -> dict[str, Measured]:
+        """Return what was measured since the last call."""
+        seen, self._seen = self._seen, {}
+        return seen

@@ -1,14 +1,15 @@
 """Prepare frames by settings: repeat actions, turn images gray, resize them, stack them; and games of Atari."""
 
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 import gymnasium as gym
 import numpy as np
 from gymnasium.wrappers import AtariPreprocessing, FrameStackObservation, GrayscaleObservation, ResizeObservation
 
-from dppo.envs.make import EnvId, close_all, in_wrappers, joint_kind, make_env
+from dppo.envs.make import EnvId, close_all, in_wrappers, joint_kind, make_env, make_rendered
 from dppo.errors import ConfigError
 from dppo.user_code import in_a_line
 
@@ -82,14 +83,17 @@ class LifeStack(FrameStackObservation[Any, Any, Any]):
 
 
 def make_prepared(
-    env_id: EnvId, env_kwargs: dict[str, Any], settings: Mapping[str, Any], make: Callable[..., Any] = make_env
+    env_id: EnvId, env_kwargs: dict[str, Any], settings: Mapping[str, Any], mode: str | None = None, **how: Any
 ) -> Any:
-    """Return an environment created by `make`, wrapped and with its frames prepared by those of `settings` in SETTINGS.
+    """Return an environment, wrapped and with its frames prepared by those of `settings` in SETTINGS.
 
-    Raise ConfigError if one of them does not fit its observations, or OpenCV is missing.
+    It is made by `make_env`, which `how` is for; to be shown, in this render_mode. Raise ConfigError if a setting does
+    not fit its observations, or OpenCV is missing.
     """
+    make = partial(make_rendered, mode=mode) if mode else make_env
     of = {name: settings[name] for name, off in SETTINGS.items() if settings.get(name, off) not in (off, [])}
-    env = make(env_id, {"frameskip": 1} | env_kwargs if "atari" in of and isinstance(env_id, str) else env_kwargs)
+    more = {"frameskip": 1} if "atari" in of and isinstance(env_id, str) else {}
+    env = make(env_id, more | env_kwargs, **how)
     if of and joint_kind(env):
         close_all([env])
         raise ConfigError(

@@ -10,15 +10,12 @@ from typing import Any
 import numpy as np
 
 from dppo.envs.activity import ActivityRecord, Phase, place_of
-from dppo.envs.checks.observations import FirstSegment, Outside, SpaceChecks, place_in
-from dppo.envs.episode import CheckedEnv
+from dppo.envs.checks.faults import BadResult
+from dppo.envs.checks.observations import FirstSegment, SpaceChecks
+from dppo.envs.episode import CheckedEnv, InfoMeter
 from dppo.envs.frames import LifeStack, Lives
-from dppo.envs.info import InfoMeter
 from dppo.envs.make import close_all
-from dppo.envs.masks import MaskReader
-from dppo.envs.repairs import Repairs
-from dppo.envs.spaces.packing import packer, quick_packer
-from dppo.envs.states import OwnStates, offers_state
+from dppo.envs.repairs import OwnStates, Repairs, offers_state
 from dppo.envs.threads import Standby
 from dppo.errors import EnvironmentFault
 from dppo.ppo.exchange.records import EnvLog, Incident, IncidentKind, SamplerCarry
@@ -62,14 +59,12 @@ class EnvGroup:
         self.num_envs, self.obs, self._spaces = len(envs) // (1 + standby), spaces.obs, spaces
         self._owner, self._sampler_id, self._stepping = owner, sampler_id, place_of(Phase.STEP, sampler_id)
         self._made, self._progress = envs, progress or ActivityRecord()
-        self._checks, self._limits = SpaceChecks(envs, spaces.returned, owner), limits
+        self._checks, self._limits = SpaceChecks(envs, spaces, owner, limits=limits), limits
+        self._pack = self._checks.pack
         self._repairs = repairs or Repairs(envs.__getitem__, self._progress, sampler_id, raise_before=math.inf)
-        quick = quick_packer(spaces.obs, packer(spaces.returned, one_of=spaces.one_of, dropped=spaces.dropped))
-        pack = self._pack = self._checks.limiting(quick, "" if limits else "iu")
-        checked = partial(CheckedEnv, owner=owner, checks=self._checks, pack=pack, episode_seed=episode_seed)
-        checked = partial(checked, pack_last=pack if limits else quick)
-        self._envs = [checked(env, at % self.num_envs, masks=self._mask_reader(env)) for at, env in enumerate(envs)]
-        taking_turns = Standby(self._envs, self.num_envs, episode_seed).reset if standby else None
+        checked = partial(CheckedEnv, owner=owner, spaces=spaces, checks=self._checks, episode_seed=episode_seed)
+        self._envs = [checked(env, at % self.num_envs) for at, env in enumerate(envs)]
+        taking_turns = Standby(self._envs, self.num_envs).reset if standby else None
         self._reset = taking_turns or (lambda env, episode, options: self._envs[env].reset(episode, options))
         self._first = first_segment or FirstSegment(spaces, owner, sampler_id=sampler_id)
         self._reported_outside = False
@@ -87,11 +82,9 @@ class EnvGroup:
     def start(self, obs: np.ndarray, log: EnvLog) -> None:
         """Start the first episode of each environment: see `Environments`."""
         began = time.perf_counter()
-        pack = self._first.watching(self._pack)
+        self._checks.pack = self._first.watching(self._pack)
         for env in range(self.num_envs):
-            self._envs[env].pack = pack
             obs[env] = self._begin_episode(env, 0, log)
-        log.incidents += self._first.mask_not_used(offered=self._envs[0].offers_mask)
         log.seconds += time.perf_counter() - began
 
     def step(
@@ -104,8 +97,7 @@ class EnvGroup:
         log: EnvLog,
     ) -> dict[int, np.ndarray]:
         """Step each environment, and reset those whose episode ends: see `Environments`."""
-        began = time.perf_counter()
-        final_obs: dict[int, np.ndarray] = {}
+        began, final_obs = time.perf_counter(), dict[int, np.ndarray]()
         for env, action in enumerate(self._spaces.actions.each(actions)):
             self._progress.enter(self._stepping | env << 3, self._envs[env].episode, self._envs[env].length)
             try:
@@ -119,7 +111,7 @@ class EnvGroup:
             terminated[env], truncated[env] = ended, cut
             if ended or cut:
                 if not ended:
-                    final_obs[env] = self._envs[env].final(seen)
+                    final_obs[env] = seen.astype(self.obs.base)
                 log.episodes.append(self._envs[env].finished(info, log.step + 1))
                 seen = self._begin_episode(env, self._envs[env].episode + 1, log)
             obs[env] = seen
@@ -154,23 +146,21 @@ class EnvGroup:
         failed = self._envs[env].env
         self._made = [one for one in self._made if one is not failed]
         self._made.append(made := self._repairs.remade(failed, env, log))
-        self._envs[env].env, self._envs[env].masks = made, self._mask_reader(made)
+        self._envs[env].take(made)
 
-    def _mask_reader(self, env: Any) -> MaskReader | None:
-        return None if self._spaces.mask is None else MaskReader(env, self._spaces)
-
-    def check(self, obs: np.ndarray, done: np.ndarray, log: EnvLog, *, first: bool) -> None:
+    def check(self, obs: np.ndarray, log: EnvLog, *, first: bool) -> None:
         """Check the observations of a segment: see `Environments`."""
         returned = self._spaces.as_returned(obs)
-        outside = None if self._limits else self._checks.outside(returned)
-        if outside is not None and not any(one.fault for one in log.incidents):  # which would move its place
-            self._report(outside, done, log, first=first)
+        try:
+            if not self._limits and not any(one.fault for one in log.incidents):  # which would move its place
+                self._checks.check_limits(returned)
+        except BadResult as outside:
+            self._report(outside, len(obs) - 1, log, first=first)
         if first:
-            for one in self._envs:
-                one.pack = self._pack
-            log.incidents += self._first.findings(returned)
+            self._checks.pack = self._pack
+            log.incidents += self._first.findings(returned, offers_mask=self._envs[0].offers_mask)
 
-    def _report(self, outside: Outside, done: np.ndarray, log: EnvLog, *, first: bool) -> None:
+    def _report(self, outside: BadResult, steps: int, log: EnvLog, *, first: bool) -> None:
         """Raise for floats beyond a limit of their space, or log them.
 
         They are an error in the first segment only, where a wrong space shows. Later they are reported, once, and used,
@@ -178,8 +168,9 @@ class EnvGroup:
         """
         row, env = outside.row
         one = self._envs[env]
-        place = place_in(row, done[:, env], log, env, one.episode, one.length)
-        message = f"{one.place(*place)} returned {outside.what}."
+        ended = next((past for past in log.episodes if past.env == env and past.end > row), None)
+        place = (ended.index, ended.length - ended.end + row) if ended else (one.episode, one.length - steps + row)
+        message = f"{one.place(*place)} returned {outside}."
         if first:
             raise EnvironmentFault(f"{message} Correct the observation, or widen the space.")
         if not self._reported_outside:
@@ -190,7 +181,7 @@ class EnvGroup:
         self, carry: SamplerCarry, actions: tuple[np.ndarray, ...], obs: np.ndarray, log: EnvLog
     ) -> list[Incident]:
         """Restore the open episodes that `carry` describes: see `Environments`."""
-        began, now = time.perf_counter(), log.options
+        began = time.perf_counter()
         then = [None] * self.num_envs if carry.options is None else json.loads(carry.options.tobytes())
         incidents, states = [], [] if self._states is None else self._states.of(carry)
         for env in range(self.num_envs):
@@ -201,9 +192,7 @@ class EnvGroup:
                 reason = self._states.put(self._envs[env], states[env], carry, env)
                 kind, self._envs[env].options = IncidentKind.REPLAY_MISMATCH, then[env]
             elif actions:
-                log.options = then[env]
-                kind, reason = IncidentKind.REPLAY_MISMATCH, self._replay(env, carry, actions[env], log)
-                log.options = now
+                kind, reason = IncidentKind.REPLAY_MISMATCH, self._replay(env, carry, actions[env], then[env], log)
             if reason:
                 lost = f"abandoned episode {episode} after {length} steps and started a new one: {reason}"
                 incidents.append(Incident(kind, f"{self._owner}, env {env}: {lost}", env=env, lost_steps=length))
@@ -213,14 +202,14 @@ class EnvGroup:
         log.seconds += seconds
         self._progress.replay_s += seconds
         if self.meter is not None:
-            self.meter.clear()
+            self.meter.take()
         return incidents
 
-    def _replay(self, env: int, carry: SamplerCarry, actions: np.ndarray, log: EnvLog) -> str:
+    def _replay(self, env: int, carry: SamplerCarry, actions: np.ndarray, options: Any, log: EnvLog) -> str:
         """Replay an episode; return how it differs from the first time, "" if it does not."""
         self._progress.enter(place_of(Phase.RESET, self._sampler_id, env), int(carry.episodes[env]))
         try:
-            self._reset(env, int(carry.episodes[env]), log.options)
+            self._reset(env, int(carry.episodes[env]), options)
             self._progress.enter(place_of(Phase.REPLAY, self._sampler_id, env))
             for number, action in enumerate(self._spaces.actions.each(actions)):
                 _, _, terminated, truncated, _ = self._envs[env].step(action)
@@ -238,17 +227,15 @@ class EnvGroup:
 
     def open_episodes(self, log: EnvLog) -> dict[str, Any]:
         """Describe the open episodes [E]: see `Environments`."""
+        options = [one.options for one in self._envs]
         return {
             "states": None if self._states is None else self._states.take(self._envs, log),
             "episodes": np.array([one.episode for one in self._envs], np.int64),
             "episode_returns": np.array([one.episode_return for one in self._envs], np.float64),
             "episode_lengths": np.array([one.length for one in self._envs], np.int64),
             "checksums": np.array([one.checksum() for one in self._envs], np.uint32),
-            **({"options": self._options()} if any(one.options for one in self._envs) else {}),
+            **({"options": np.frombuffer(json.dumps(options).encode(), np.uint8)} if any(options) else {}),
         }
-
-    def _options(self) -> np.ndarray:
-        return np.frombuffer(json.dumps([one.options for one in self._envs]).encode(), np.uint8)
 
     def close(self) -> None:
         """Close every environment, also if some fail to close."""

@@ -147,7 +147,7 @@ class JointGroup(EnvGroup):
                 log.dropped.append(env)
             if row.restarts != joint.restarts:
                 if row.present and goes_on:
-                    truncated[env], final_obs[env] = True, self._envs[env].final(obs[env].copy())
+                    truncated[env], final_obs[env] = True, obs[env].copy()
                 obs[env] = self._restarted(row, log, lost=goes_on)
         return final_obs
 
@@ -223,7 +223,7 @@ class JointGroup(EnvGroup):
                     self._progress.replay()
         log.incidents += replay.incidents
 
-    def _replay(self, env: int, carry: SamplerCarry, actions: np.ndarray, log: EnvLog) -> str:
+    def _replay(self, env: int, carry: SamplerCarry, actions: np.ndarray, options: Any, log: EnvLog) -> str:
         """Return how the replay of all rows differs in this one, or in any where they share their episodes."""
         for each in range(self.num_envs) if self._joint.shared else (env,):
             one = self._envs[each]

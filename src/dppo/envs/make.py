@@ -271,17 +271,14 @@ def check_display() -> None:
         )
 
 
-def make_rendered(
-    env_id: EnvId, env_kwargs: dict[str, Any], env_name: str, mode: str = "human", place: tuple[int, int] = (0, 0),
-    rows: int = 0,
-) -> Any:  # fmt: skip
-    """Make an environment as `make_env`, with a render_mode; one in `env_kwargs` wins. Its own errors pass through.
+def make_rendered(env_id: EnvId, env_kwargs: dict[str, Any], mode: str, **how: Any) -> Any:
+    """Make one environment as `make_env` does, with a render_mode; one in `env_kwargs` wins. Its own errors pass.
 
     Raise ConfigError if it is not one environment, or does not take a render_mode.
     """
     asked = "render_mode" not in env_kwargs
     try:
-        env = make_env(env_id, {"render_mode": mode} | env_kwargs, place, rows=rows)
+        env = make_env(env_id, {"render_mode": mode} | env_kwargs, **how)
     except Exception as error:
         if not (asked and "render_mode" in str(error)):
             raise
@@ -295,6 +292,6 @@ def make_rendered(
     if mode == "human":
         setting, otherwise = "render=True", ", or open the window in another way, through `env_kwargs`"
     raise ConfigError(
-        f"{setting}: passes render_mode={mode!r}, but {env_name} {fact}. Accept render_mode as an argument and pass "
-        f"it on to the environment{otherwise}."
+        f"{setting}: passes render_mode={mode!r}, but {import_path(env_id)} {fact}. Accept render_mode as an argument "
+        f"and pass it on to the environment{otherwise}."
     )

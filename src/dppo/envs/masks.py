@@ -48,7 +48,6 @@ class MaskReader:
     """Reads and checks the masks of one environment."""
 
     def __init__(self, env: Any, spaces: Spaces) -> None:
-        self.as_returned = spaces.as_returned
         self._actions, self._obs, self._in_obs = spaces.actions, spaces.obs, spaces.mask == "leaf"
         self._method: Callable[[], Any] | None = _method(env) if spaces.mask == "method" else None
 

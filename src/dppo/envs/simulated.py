@@ -2,6 +2,8 @@
 
 import math
 import time
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import gymnasium
@@ -25,25 +27,22 @@ class SlowSimulator(gymnasium.Wrapper[Any, Any, Any, Any]):
         self._step_s, self._reset_s, self._burn = step_s, reset_s, burn
         self._clock = time.thread_time if burn else time.perf_counter
 
-    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+    def reset(self, **arguments: Any) -> tuple[Any, dict[str, Any]]:
         """Reset the environment, in at least `reset_s` seconds."""
-        started = self._clock()
-        result = self.env.reset(seed=seed, options=options)
-        self._spend(self._reset_s, started)
-        return result
+        return self._spending(self._reset_s, partial(self.env.reset, **arguments))
 
     def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
         """Step the environment, in at least `step_s` seconds."""
-        started = self._clock()
-        result = self.env.step(action)
-        self._spend(self._step_s, started)
-        return result
+        return self._spending(self._step_s, partial(self.env.step, action))
 
-    def _spend(self, seconds: float, started: float) -> None:
+    def _spending(self, seconds: float, call: Callable[[], Any]) -> Any:
+        started = self._clock()
+        result = call()
         if not self._burn:
             time.sleep(max(0.0, seconds - (self._clock() - started)))
         while self._burn and self._clock() - started < seconds:
             pass
+        return result
 
 
 def slow_cartpole(

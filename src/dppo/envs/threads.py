@@ -118,19 +118,18 @@ class EnvThread:
 class Standby:
     """Let the environments of each slot take turns: one plays an episode while others reset for the next ones."""
 
-    def __init__(self, envs: list[CheckedEnv], slots: int, episode_seed: Callable[[int, int], int]) -> None:
+    def __init__(self, envs: list[CheckedEnv], slots: int) -> None:
         """Leave one environment for each slot in `envs`, and take the others, all of which are in threads."""
-        self._playing, self._episode_seed = envs, episode_seed
+        self._playing = envs
         self._spares = [deque(envs[slots + slot :: slots]) for slot in range(slots)]
         del envs[slots:]
 
     def reset(self, slot: int, episode: int, options: dict[str, Any] | None) -> np.ndarray:
         """Let the next environment of a slot play `episode`, as `CheckedEnv.reset`; begin the resets of later ones."""
-        spares, before = self._spares[slot], self._playing[slot]
-        spares.append(before)
+        spares = self._spares[slot]
+        spares.append(self._playing[slot])
         playing = self._playing[slot] = spares.popleft()
-        playing.pack = before.pack
         for later, spare in enumerate(spares, episode + 1):
             more = {} if options is None else {"options": deepcopy(options)}
-            spare.env.begin_reset(seed=self._episode_seed(slot, later), **more)
+            spare.env.begin_reset(seed=spare.episode_seed(slot, later), **more)
         return playing.reset(episode, options)

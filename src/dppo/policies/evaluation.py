@@ -4,7 +4,6 @@ import sys
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -13,7 +12,7 @@ from dppo.config import flattened
 from dppo.config.trust import code_named_by, require_trust
 from dppo.envs.checks.faults import making
 from dppo.envs.frames import make_prepared
-from dppo.envs.make import EnvId, check_display, check_env_id, close_all, make_env, make_rendered
+from dppo.envs.make import EnvId, check_display, check_env_id, close_all
 from dppo.errors import CheckpointError, ConfigError, counted, printable
 from dppo.log import logger
 from dppo.policies.playing import Playing
@@ -123,9 +122,8 @@ class _Player:
                 )
             return self.env
         check_env_id(self.env)
-        make = partial(make_rendered, env_name=self.env_name, mode=mode, rows=1) if mode else partial(make_env, rows=1)
         with making(self.env_name):
-            return make_prepared(self.env, self.env_kwargs, self.settings | self.objects, make)
+            return make_prepared(self.env, self.env_kwargs, self.settings | self.objects, mode, rows=1)
 
 
 def _is_made(env: Any) -> bool:

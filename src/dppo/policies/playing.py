@@ -2,7 +2,6 @@
 
 import time
 from collections.abc import Iterator
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -11,10 +10,10 @@ from dppo import streams
 from dppo.config.parts import Env
 from dppo.envs.checks.faults import BadResult, making, user_traceback
 from dppo.envs.frames import SETTINGS, make_prepared
-from dppo.envs.joined import Players
-from dppo.envs.make import close_all, make_env
+from dppo.envs.make import close_all
 from dppo.envs.masks import MaskReader
-from dppo.envs.spaces.observation_spaces import describe_spaces
+from dppo.envs.rows import Players
+from dppo.envs.spaces.description import describe_spaces
 from dppo.errors import CheckpointError, ClusterError, ConfigError, EnvironmentFault
 from dppo.policies.policy import Policy, spaces_summary
 from dppo.ppo.acting.agent import PPOAgent
@@ -134,9 +133,8 @@ class EpisodePlayer:
         if self._env is None:
             of = self._of
             with making(f"evaluation ({of.env_name})"):
-                make = partial(make_env, rows=1, seed=self._seed)
                 prepared = {name: getattr(of, name) for name in SETTINGS}
-                self._env = make_prepared(of.env_id, of.env_kwargs, prepared, make)
+                self._env = make_prepared(of.env_id, of.env_kwargs, prepared, rows=1, seed=self._seed)
         return self._env
 
     def close(self) -> None:

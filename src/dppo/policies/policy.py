@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from dppo.envs.checks.faults import BadResult
-from dppo.envs.checks.observations import Limits, first_outside
+from dppo.envs.checks.observations import check_inside
 from dppo.envs.masks import check_allows, checked_masks
 from dppo.envs.spaces.packing import leaf_packer, packer
 from dppo.errors import CheckpointError, ConfigError, counted
@@ -136,15 +136,14 @@ def _rows_of(obs: Any, spaces: Spaces) -> tuple[np.ndarray, bool]:
     """
     try:
         rows, single = _array_rows(obs, spaces.returned) if spaces.returned.names is None else _packed_rows(obs, spaces)
+        limits = {
+            name: of.limits(leaves(spaces.returned)[name].shape)
+            for name, of in spaces.categories.items()
+            if not any(name.startswith(f"{one}.") or not one for one in spaces.one_of)  # zero where not chosen
+        }
+        check_inside(limits, rows)
     except BadResult as error:
         raise ValueError(f"obs is {error}.") from None
-    limits = []
-    for name, of in spaces.categories.items():
-        if not any(name.startswith(f"{one}.") or not one for one in spaces.one_of):  # zero where not chosen
-            limits.append(Limits(name, *of.limits(leaves(spaces.returned)[name].shape)))
-    outside = first_outside(limits, rows)
-    if outside is not None:
-        raise ValueError(f"obs is {outside.what}.")
     return rows, single
 
 

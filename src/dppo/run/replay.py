@@ -5,7 +5,6 @@ import stat
 import zlib
 from collections.abc import Callable, Iterator
 from contextlib import closing, suppress
-from functools import partial
 from itertools import zip_longest
 from pathlib import Path
 from typing import Any
@@ -19,7 +18,7 @@ from dppo.config.trust import require_trust
 from dppo.envs.checks.faults import making
 from dppo.envs.frames import SETTINGS, make_prepared
 from dppo.envs.group import EnvGroup
-from dppo.envs.make import check_display, close_all, make_env, make_rendered
+from dppo.envs.make import check_display, close_all
 from dppo.errors import CheckpointError, DppoError, EnvironmentFault, counted
 from dppo.files import check_kind, read_file
 from dppo.log import logger
@@ -82,11 +81,10 @@ class _Again:
 
     def __init__(self, config: Config, of: RecordedEpisode, mode: str | None = None) -> None:
         """Make the environment, with this render_mode."""
-        make = partial(make_rendered, env_name=config.env_name, mode=mode) if mode else make_env
         prepared = {name: getattr(config, name) for name in SETTINGS}
         with making(config.env_name):
-            make = partial(make, place=(of.sampler_id, of.env))
-            self.env = make_prepared(config.env_id, config.env_kwargs, prepared, make)
+            place = of.sampler_id, of.env
+            self.env = make_prepared(config.env_id, config.env_kwargs, prepared, mode, place=place)
         self._config, self._of = config, of
         try:
             spaces = spaces_of(sampler_plan(config), self.env)

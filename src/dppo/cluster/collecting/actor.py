@@ -26,7 +26,7 @@ from dppo.cluster.collecting.keeper import begin_log
 from dppo.cluster.faults import Recycled, sendable
 from dppo.cluster.ray.environment import PROGRESS
 from dppo.cluster.wire import Answer, PackedModel, Question, SamplerPlan, unpacked_model
-from dppo.envs.activity import BYTES, Activity, ActivityRecord, look_at
+from dppo.envs.activity import BYTES, Activity, ActivityRecord
 from dppo.errors import ClusterError, ConfigError, DppoError, EnvironmentFault
 from dppo.files import lock
 from dppo.numerics.fingerprint import Expected
@@ -73,7 +73,7 @@ def read_progress_file(path: str) -> Activity | None:
     """Return the progress of an actor on this node; None if the file is missing or invalid."""
     try:
         with open(path, "rb") as file:
-            return look_at(memoryview(file.read(BYTES)).cast("q"))
+            return ActivityRecord(memoryview(file.read(BYTES)).cast("q")).look()
     except (OSError, ValueError, TypeError):
         return None
 

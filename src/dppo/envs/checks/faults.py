@@ -28,6 +28,10 @@ OLD_API = (
 class BadResult(ValueError):
     """An invalid result of an environment. The message continues "... returned"."""
 
+    def __init__(self, what: str, row: tuple[int, ...] = ()) -> None:
+        super().__init__(what)
+        self.row = row  # of several observations, the one that is invalid
+
 
 def user_traceback(error: BaseException) -> str:
     """Return the traceback of `error`, starting at the first frame outside this package."""
@@ -77,15 +81,11 @@ def describe_bad_step(result: Any) -> str:
         name, flag = ("truncated", result[3]) if isinstance(result[2], bool | np.bool_) else ("terminated", result[2])
         return f"{name}={flag!r}, which is not a boolean"
     old = OLD_API if isinstance(result, tuple | list) and len(result) == 4 else ""
-    return f"{_form(result)} instead of (observation, reward, terminated, truncated, info){old}"
+    return f"{form_of(result)} instead of (observation, reward, terminated, truncated, info){old}"
 
 
-def describe_bad_reset(result: Any) -> str:
-    """Describe the result of a reset that is not a pair."""
-    return f"{_form(result)} instead of (observation, info){OLD_API}"
-
-
-def _form(result: Any) -> str:
+def form_of(result: Any) -> str:
+    """Return how messages call a result of the wrong form."""
     return f"a tuple of {len(result)}" if isinstance(result, tuple) else type(result).__name__
 
 

@@ -5,17 +5,17 @@ the limits of floats would cost as much as a small network, so whole segments ar
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import gymnasium as gym
 import numpy as np
 
 from dppo.envs.checks.faults import BadResult
-from dppo.envs.spaces.leaves import NUMBERS, categories_of, leaf_spaces, short
-from dppo.envs.spaces.packing import LARGEST
+from dppo.envs.spaces.description import NUMBERS, categories_of, leaf_spaces, short
+from dppo.envs.spaces.packing import LARGEST, leaf_named, packer
 from dppo.errors import EnvironmentFault
-from dppo.ppo.exchange.records import EnvLog, Incident, IncidentKind
+from dppo.ppo.exchange.records import Incident, IncidentKind
 from dppo.spaces.spaces import Spaces, is_image, leaves
 
 LEAST_SPREAD = 1e-4  # less variation is noise rather than information
@@ -25,40 +25,38 @@ OFTEN = 0.9  # quantile of the rows that must be large: a spike now and then doe
 STILL = 16  # observations in a row; a scene may rest for a few
 MASK_NOT_USED = (
     "the info of reset has an action_mask, which is not used. Set action_mask=info to take allowed actions only, or "
-    "action_mask=off to leave this message out."
+    "action_mask=off to leave this message out"
 )
 
 
-@dataclass(frozen=True, slots=True)
-class Outside:
-    """An observation outside its space."""
-
-    row: tuple[int, ...]
-    """Index of the observation."""
-    what: str
-    """The leaf, the number and its limits. It continues "... returned"."""
-
-
-@dataclass(frozen=True, slots=True)
-class Limits:
-    """Limits of one leaf, in the dtype in which it is stored."""
-
-    name: str
-    low: np.ndarray
-    high: np.ndarray
+Limits = dict[str, tuple[np.ndarray, np.ndarray]]
+"""The least and the largest values of leaves, by name, in the dtypes in which these are stored."""
 
 
 class SpaceChecks:
     """Compare the environments of a group, and what they return, with their spaces."""
 
-    def __init__(self, envs: Sequence[gym.Env[Any, Any]], obs: np.dtype[Any], owner: str) -> None:
-        """Read the spaces of `envs`, stored as `obs`; raise EnvironmentFault, which `owner` begins, if they differ."""
-        self._obs = obs
+    def __init__(self, envs: Sequence[gym.Env[Any, Any]], spaces: Spaces, owner: str, *, limits: bool = False) -> None:
+        """Read the spaces of `envs`; raise EnvironmentFault, which `owner` begins, if they differ.
+
+        `pack` converts an observation to the form in which it is stored, or raises BadResult: with `limits`, for any
+        outside its space. `pack_last` does so with that of a terminal state, from which nothing is learned.
+        """
+        self._stored = spaces.returned.base
+        self._limits = _limits_as_stored(envs[0].observation_space, spaces.returned)
+        pack = packer(spaces.returned, one_of=spaces.one_of, dropped=spaces.dropped)
+        in_steps = {name: own for name, own in self._limits.items() if limits or own[0].dtype.kind != "f"}
+
+        def limited(returned: Any) -> np.ndarray:
+            seen = pack(returned)
+            check_inside(in_steps, seen.astype(self._stored, copy=False))
+            return seen
+
+        self.pack = limited if in_steps else pack
+        self.pack_last = self.pack if limits else pack
         self._spaces = [{name: getattr(env, name) for name in ("observation_space", "action_space")} for env in envs]
-        limits = _limits_as_stored(envs[0].observation_space, obs)
-        self._limits = {"": limits, "iu": [one for one in limits if one.low.dtype.kind != "f"]}
-        for index, spaces in enumerate(self._spaces):
-            for name, space in spaces.items():
+        for index, known in enumerate(self._spaces):
+            for name, space in known.items():
                 if space != self._spaces[0][name]:
                     raise EnvironmentFault(
                         f"{owner}, env {index}: has {name}={short(space)}, but env 0 has "
@@ -78,64 +76,27 @@ class SpaceChecks:
             known[name] = new  # equal, and compared faster from here on
         return None
 
-    def outside(self, obs: np.ndarray) -> Outside | None:
-        """Return the first of the stored observations [...] that is outside its space; None if all are inside."""
-        return first_outside(self._limits[""], obs)
-
-    def stored(self, seen: np.ndarray) -> np.ndarray:
-        """Return a copy of one observation in the dtype in which it is stored."""
-        return seen.astype(self._obs.base)
-
-    def check_limits(self, seen: np.ndarray, kinds: str = "") -> None:
-        """Raise BadResult for an observation outside its space; of `kinds` "iu", for integers only."""
-        outside = first_outside(self._limits[kinds], self.stored(seen)[None])
-        if outside is not None:
-            raise BadResult(outside.what)
-
-    def limiting(self, pack: Callable[[Any], np.ndarray], kinds: str = "") -> Callable[[Any], np.ndarray]:
-        """Return `pack` so that it raises BadResult for an observation outside its space, too, as `check_limits`."""
-
-        def limited(returned: Any) -> np.ndarray:
-            seen = pack(returned)
-            self.check_limits(seen, kinds)
-            return seen
-
-        return limited if self._limits[kinds] else pack
+    def check_limits(self, obs: np.ndarray) -> None:
+        """Raise BadResult for one of the observations [...] outside its space."""
+        check_inside(self._limits, obs.astype(self._stored, copy=False))
 
 
-def first_outside(limits: Sequence[Limits], obs: np.ndarray) -> Outside | None:
-    """Return the first of the stored observations [...] that is outside of `limits`; None if all are inside."""
+def check_inside(limits: Limits, obs: np.ndarray) -> None:
+    """Raise BadResult, with its `row`, for the first of the stored observations [...] that is outside of `limits`."""
     named = leaves(obs) if obs.dtype.names else {"": obs}
-    for one in limits:
-        column = named[one.name]
-        inside = (column >= one.low) & (column <= one.high)
+    for name, (low, high) in limits.items():
+        column = named[name]
+        inside = (column >= low) & (column <= high)
         if not inside.all():
-            return _described(one, column, inside)
-    return None
+            at = tuple(int(i) for i in np.argwhere(~inside)[0])
+            row, index = at[: column.ndim - low.ndim], at[column.ndim - low.ndim :]
+            what = f"{leaf_named(name)} that is {column[at]}{_at(index)}"
+            raise BadResult(f"{what}, outside its space from {low[index]} to {high[index]}", row)
 
 
-def place_in(row: int, done: np.ndarray, log: EnvLog, env: int, open_episode: int, open_length: int) -> tuple[int, int]:
-    """Return the episode of an observation of a segment, and its step; step 0 is the reset.
-
-    Args:
-        row: index of the observation, 0 <= row <= T.
-        done: [T] of the environment, in whose segment no episode was dropped.
-        open_episode, open_length: of the episode that is open after the segment.
-    """
-    before, after = np.flatnonzero(done[:row]), np.flatnonzero(done[row:])
-    if len(before):
-        step = row - int(before[-1]) - 1
-    elif len(after):
-        length = next((one.length for one in log.episodes if one.env == env), int(after[0]) + 1)
-        step = length - int(after[0]) - 1
-    else:
-        step = open_length - (len(done) - row)
-    return open_episode - len(after), step
-
-
-def _limits_as_stored(space: gym.Space[Any], obs: np.dtype[Any]) -> list[Limits]:
+def _limits_as_stored(space: gym.Space[Any], obs: np.dtype[Any]) -> Limits:
     """Return the limits of the leaves of `space` that a stored observation can exceed, rounded as it is."""
-    stored, found = leaves(obs), []
+    stored, found = leaves(obs), Limits()
     for name, leaf in leaf_spaces(space).items():
         if name not in stored or not isinstance(leaf, NUMBERS):  # a OneOf has no limits of its own
             continue
@@ -147,80 +108,66 @@ def _limits_as_stored(space: gym.Space[Any], obs: np.dtype[Any]) -> list[Limits]
             low, high = categories[""].limits(shape)
         if dtype.kind == "f":  # floats must be finite
             low, high = low.astype(dtype), high.astype(dtype)
-            low, high = np.maximum(low, -LARGEST, dtype=dtype), np.minimum(high, LARGEST, dtype=dtype)
-            found.append(Limits(name, low, high))
+            found[name] = np.maximum(low, -LARGEST, dtype=dtype), np.minimum(high, LARGEST, dtype=dtype)
         elif dtype.kind in "iu" and ((low > np.iinfo(dtype).min).any() or (high < np.iinfo(dtype).max).any()):
-            found.append(Limits(name, low.astype(dtype), high.astype(dtype)))
+            found[name] = low.astype(dtype), high.astype(dtype)
     return found
 
 
-def _described(limits: Limits, column: np.ndarray, inside: np.ndarray) -> Outside:
-    leading = column.ndim - limits.low.ndim
-    at = tuple(int(i) for i in np.argwhere(~inside)[0])
-    row, index = at[:leading], at[leading:]
-    what = f"observation leaf {limits.name!r}" if limits.name else "an observation"
-    place = f" at index {index[0] if len(index) == 1 else index}" if index else ""
-    low, high = limits.low[index], limits.high[index]
-    return Outside(row, f"{what} that is {column[at]}{place}, outside its space from {low} to {high}")
+def _at(index: tuple[int, ...]) -> str:
+    return f" at index {index[0] if len(index) == 1 else index}" if index else ""
 
 
 # ------------------------------------------------------------------ in the first segment only
 
 
+@dataclass
 class FirstSegment:
     """Find numbers too large, or too close for float32, a constant image, and an action mask that is not used."""
 
-    def __init__(
-        self,
-        spaces: Spaces,
-        owner: str,
-        *,
-        sampler_id: int = 0,
-        integers: bool = True,
-        masks: bool = False,
-        scales: bool = False,
-    ) -> None:
-        """Prepare for the first segment of a sampler; `owner` is a prefix of messages.
-
-        Report `integers` that float32 cannot tell apart, `masks` in the info of the first reset that are not used, and
-        the `scales` of floats that are large and not normalized.
-        """
-        self._obs, self._owner = spaces.returned, owner
-        self._is_watched = sampler_id == 0  # the observations and masks of the other samplers are alike
-        self._masks = masks and self._is_watched and spaces.mask is None and spaces.actions.choices is not None
-        self._scales = scales and self._is_watched
-        self._kinds = "fiu" if integers else "f"
-        self._seen: dict[str, list[np.ndarray]] = {}
+    spaces: Spaces
+    owner: str
+    """Prefix of messages."""
+    sampler_id: int = 0
+    """Its observations and masks are watched if it is the first one: those of the others are alike."""
+    integers: bool = True
+    """Report integers that float32 cannot tell apart."""
+    masks: bool = False
+    """Report a mask in the info of the first reset that is not used."""
+    scales: bool = False
+    """Report floats that are large and not normalized."""
+    seen: dict[str, list[np.ndarray]] = field(default_factory=dict)
+    """Numbers of more digits than float32 has, as they were returned."""
 
     def watching(self, pack: Callable[[Any], np.ndarray]) -> Callable[[Any], np.ndarray]:
         """Return `pack` so that numbers of more digits than float32 has are remembered as they were returned."""
-        self._seen = {}
+        self.seen, kinds = {}, "fiu" if self.integers else "f"
 
         def watched(returned: Any) -> np.ndarray:
             for name, leaf in leaves(returned).items():
                 if isinstance(leaf, np.ndarray | np.number | float | int):
                     dtype = np.asarray(leaf).dtype
-                    if dtype.kind in self._kinds and dtype.itemsize > (4 if dtype.kind == "f" else 3):
-                        self._seen.setdefault(name, []).append(np.array(leaf))
+                    if dtype.kind in kinds and dtype.itemsize > (4 if dtype.kind == "f" else 3):
+                        self.seen.setdefault(name, []).append(np.array(leaf))
             return pack(returned)
 
-        return watched if self._is_watched else pack
+        return pack if self.sampler_id else watched
 
-    def mask_not_used(self, *, offered: bool) -> list[Incident]:
-        """Return what there is to say about the mask that the first reset `offered`."""
-        said = Incident(IncidentKind.MASK_NOT_USED, f"{self._owner}: {MASK_NOT_USED}")
-        return [said] if self._masks and offered else []
+    def findings(self, obs: np.ndarray, *, offers_mask: bool) -> list[Incident]:
+        """Return what is odd about the observations [n, E, *O] of the segment, and forget those remembered.
 
-    def findings(self, obs: np.ndarray) -> list[Incident]:
-        """Return what is odd about the observations [n, E, *O] of the segment, and forget those remembered."""
-        seen, self._seen = self._seen, {}
-        lost = precision_lost(seen, self._obs)  # its remedy is that of large numbers, too
+        `offers_mask`: the info of a reset has an action mask.
+        """
+        spaces, first, seen, self.seen = self.spaces, self.sampler_id == 0, self.seen, {}
+        masks = first and self.masks and offers_mask and spaces.mask is None and spaces.actions.choices
+        lost = precision_lost(seen, spaces.returned)  # its remedy is that of large numbers, too
         found = {
+            IncidentKind.MASK_NOT_USED: MASK_NOT_USED if masks else None,
             IncidentKind.PRECISION_LOST: lost,
-            IncidentKind.LARGE_OBSERVATIONS: large_numbers(obs) if self._scales and not lost else None,
+            IncidentKind.LARGE_OBSERVATIONS: large_numbers(obs) if first and self.scales and not lost else None,
             IncidentKind.IMAGE_CONSTANT: constant_image(obs),
         }
-        return [Incident(kind, f"{self._owner}: {text}.") for kind, text in found.items() if text]
+        return [Incident(kind, f"{self.owner}: {text}.") for kind, text in found.items() if text]
 
 
 def precision_lost(seen: dict[str, list[np.ndarray]], obs: np.dtype[Any]) -> str | None:
@@ -231,7 +178,7 @@ def precision_lost(seen: dict[str, list[np.ndarray]], obs: np.dtype[Any]) -> str
         if alike and stored[name].base != np.float64:
             loss = _loss(np.stack(numbers), "read by the network" if stored[name].base.kind in "iu" else "stored")
             if loss:
-                return f"{f'observation leaf {name!r}' if name else 'the observation'} {loss}"
+                return f"{leaf_named(name, 'the observation')} {loss}"
     return None
 
 
@@ -245,9 +192,8 @@ def _loss(seen: np.ndarray, done: str) -> str | None:
     index = tuple(int(i) for i in bad[0])
     numbers = np.array([one[index] for one in seen])
     step = float(np.spacing(np.float32(np.abs(numbers).max())))
-    place = f" at index {index[0] if len(index) == 1 else index}" if index else ""
     return (
-        f"is from {numbers.min():.17g} to {numbers.max():.17g}{place}, and is {done} as float32, whose steps are "
+        f"is from {numbers.min():.17g} to {numbers.max():.17g}{_at(index)}, and is {done} as float32, whose steps are "
         f"{step:g} there. Use obs_dtype=float64 with norm_obs=True, or subtract an offset in the environment "
         f"(gymnasium.wrappers.TransformObservation); norm_obs alone comes too late, after the rounding"
     )
@@ -259,8 +205,8 @@ def large_numbers(obs: np.ndarray) -> str | None:
         sizes = np.abs(leaf.reshape(leaf.shape[0] * leaf.shape[1], -1))
         if leaf.dtype.kind == "f" and (large := sizes[:, np.quantile(sizes, OFTEN, axis=0) > LARGE]).size:
             return (
-                f"{f'observation leaf {name!r}' if name else 'the observation'} reaches {large.max():.3g}; networks "
-                f"learn from numbers of about 1. Use norm_obs=True (--norm-obs), or scale it in the environment"
+                f"{leaf_named(name, 'the observation')} reaches {large.max():.3g}; networks learn from numbers of "
+                f"about 1. Use norm_obs=True (--norm-obs), or scale it in the environment"
             )
     return None
 
@@ -272,7 +218,7 @@ def constant_image(obs: np.ndarray) -> str | None:
             low, high = seen[0, 0].min(), seen[0, 0].max()
             pixels = f"all of its bytes are {low}" if low == high else f"its bytes are from {low} to {high}"
             return (
-                f"{f'observation leaf {name!r}' if name else 'the observation'} is the same image in all "
+                f"{leaf_named(name, 'the observation')} is the same image in all "
                 f"{seen.shape[0] * seen.shape[1]:,} observations of the first segment: {pixels}. Save one as a picture "
                 f"and look at it; without a display, some simulators draw nothing (with pygame, leave SDL_VIDEODRIVER "
                 f"unset)"

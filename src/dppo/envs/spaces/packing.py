@@ -1,6 +1,7 @@
 """Check observations and convert them to elements of a NumPy dtype, in which they are stored."""
 
 from collections.abc import Callable, Collection, Mapping
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -9,134 +10,96 @@ from dppo.envs.checks.faults import BadResult
 from dppo.spaces.spaces import joined, parts_of
 
 LARGEST = np.finfo(np.float32).max  # observations are stored as float32
+Pack = Callable[[Any], np.ndarray]
 
 
-def packer(
-    obs: np.dtype[Any], *, one_of: Collection[str] = (), dropped: Collection[str] = ()
-) -> Callable[[Any], np.ndarray]:
-    """Return a function that copies a returned observation into a new array, and checks it.
+def leaf_named(name: str, whole: str = "an observation") -> str:
+    """Return how messages call a leaf of observations, or all of it."""
+    return f"observation leaf {name!r}" if name else whole
+
+
+def packer(obs: np.dtype[Any], *, one_of: Collection[str] = (), dropped: Collection[str] = (), name: str = "") -> Pack:
+    """Return a function that copies a returned observation, or a leaf of this `name`, into a new array, and checks it.
 
     For a Box, the array [*O] keeps the environment's own dtype, which checksums depend on. For a Dict or Tuple it is
     one packed element of shape (). The function raises BadResult if the shape or the kind of number is not that of
     the space, a number is not finite or does not fit into the dtype, or a leaf is missing. `one_of` and `dropped` are
     those of `Spaces`.
     """
+    what, inside = leaf_named(name), joined(name, "")
     if obs.names is None:
-        return leaf_packer(obs.base, obs.shape)
-    fill = _filler(obs, "", frozenset(one_of), frozenset(dropped))
+        return leaf_packer(obs.base, obs.shape, what)
+    packers = {part: packer(obs[part], one_of=one_of, dropped=dropped, name=joined(name, part)) for part in obs.names}
+    unread = {one.removeprefix(inside) for one in dropped if one.startswith(inside)}
+    parts = partial(_branch, what, packers) if name in one_of else partial(_parts, what, packers.keys(), unread)
 
     def pack(returned: Any) -> np.ndarray:
-        row = np.empty((), obs)
-        fill(row, returned)
+        row = np.zeros((), obs)  # a OneOf has one of its branches
+        for part, value in parts(returned):
+            row[part] = packers[part](value)
         return row
 
     return pack
 
 
-def quick_packer(obs: np.dtype[Any], pack: Callable[[Any], np.ndarray]) -> Callable[[Any], np.ndarray]:
-    """Return `pack` with a short cut for arrays of the right form."""
-    dtype, shape = np.dtype(obs.base.type), obs.shape  # the object that arrays of this dtype share
-    array, zeros = np.ndarray, np.zeros(shape, dtype) if dtype.kind == "f" else None
+def _parts(what: str, expected: Collection[str], unread: Collection[str], returned: Any) -> list[tuple[str, Any]]:
+    """Return names and values of the parts of a Dict or Tuple that was returned."""
+    if not isinstance(returned, Mapping | tuple | list):
+        kind = type(returned).__name__
+        raise BadResult(f"{what} of type {kind} instead of one with the parts {', '.join(expected)}")
+    found = dict(parts_of(tuple(returned) if isinstance(returned, list) else returned) or ())
+    for key in sorted(found.keys() ^ expected):
+        if key not in unread:
+            raise BadResult(f"{what} {'without' if key in expected else 'with the unexpected'} part {key!r}")
+    return [(part, found[part]) for part in expected]
 
-    def quick(returned: Any) -> np.ndarray:
-        if type(returned) is array and returned.dtype is dtype and returned.shape == shape:
+
+def _branch(what: str, packers: Mapping[str, Pack], returned: Any) -> list[tuple[str, Any]]:
+    """Return the number of the branch of a OneOf that was returned, and its value, with their names."""
+    if not (isinstance(returned, tuple | list) and len(returned) == 2):
+        raise BadResult(f"{what} of type {type(returned).__name__} instead of (branch, value)")
+    branch, branches = str(int(packers["branch"](returned[0]))), [part for part in packers if part != "branch"]
+    if branch not in branches:
+        raise BadResult(f"{what} of branch {branch} instead of one of {', '.join(branches)}")
+    return [("branch", returned[0]), (branch, returned[1])]
+
+
+def leaf_packer(dtype: np.dtype[Any], shape: tuple[int, ...], what: str = "an observation") -> Pack:
+    """Return a function that copies and checks one leaf, with a short cut for arrays; `what` names it in errors."""
+    shared = np.dtype(dtype.type)  # the object that arrays of this dtype share
+    array, zeros = np.ndarray, np.zeros(shape, shared) if dtype.kind == "f" else None
+
+    def pack(returned: Any) -> np.ndarray:
+        if type(returned) is array and returned.dtype is shared and returned.shape == shape:
             copied = returned.copy()
             if zeros is None or not np.vdot(copied, zeros):  # 0 for finite numbers, NaN for all others
                 return copied
-        return pack(returned)
-
-    return quick if obs.names is None else pack
-
-
-def leaf_packer(
-    dtype: np.dtype[Any], shape: tuple[int, ...], what: str = "an observation"
-) -> Callable[[Any], np.ndarray]:
-    """Return a function that copies and checks one leaf; `what` names it in errors."""
-    whole = dtype.kind in "iu"
-
-    def pack(returned: Any) -> np.ndarray:
-        try:
-            array = np.array(returned)  # a copy, because the environment may reuse its own
-        except Exception as error:  # ragged, or not convertible, as a tensor on a GPU
-            raise BadResult(f"{what} that is not an array ({error})") from None
-        if array.shape != shape:
-            raise BadResult(f"{what} of shape {array.shape} instead of {shape}")
-        if array.dtype != dtype:
-            if not np.can_cast(array.dtype, dtype, "same_kind"):
-                raise BadResult(f"{what} of dtype {array.dtype} instead of {dtype}")
-            # There and back again takes a sixth of the time of a minimum and a maximum, but does not show a lost sign.
-            if whole and (
-                array.dtype.kind != dtype.kind or array.astype(dtype).astype(array.dtype).tobytes() != array.tobytes()
-            ):
-                _check_range(what, array, np.iinfo(dtype))
-        if array.dtype.kind == "f":
-            flat = array.ravel()
-            # Ten times as fast as isfinite for few numbers; only a large sum of squares needs a look at each.
-            if not flat.dot(flat) <= LARGEST:
-                wrong = np.flatnonzero(~(np.abs(flat) <= LARGEST))
-                if len(wrong):
-                    raise BadResult(f"{what} that is {flat[wrong[0]]} at index {int(wrong[0])}")
-        return array
+        return _checked(returned, dtype, shape, what)
 
     return pack
 
 
-def _check_range(what: str, array: np.ndarray, limits: np.iinfo[Any]) -> None:
-    """Check that a cast changes no integer: one that is out of range would wrap around."""
-    for extreme in int(array.min()), int(array.max()):
-        if not limits.min <= extreme <= limits.max:
-            index = int(np.flatnonzero(array == extreme)[0])
-            raise BadResult(
-                f"{what} that is {extreme} at index {index}, outside {limits.dtype} from {limits.min} to {limits.max}"
-            )
-
-
-Fill = Callable[[np.ndarray, Any], None]
-
-
-def _filler(obs: np.dtype[Any], name: str, one_of: frozenset[str], dropped: frozenset[str]) -> Fill:
-    what = f"observation leaf {name!r}" if name else "an observation"
-    if obs.names is None:
-        pack = leaf_packer(obs.base, obs.shape, what)
-
-        def fill(row: np.ndarray, returned: Any) -> None:
-            row[...] = pack(returned)
-
-        return fill
-    parts = {part: _filler(obs[part], joined(name, part), one_of, dropped) for part in obs.names}
-    if name in one_of:
-        return _one_of_filler(what, parts)
-    inside = joined(name, "")
-    return _nest_filler(what, parts, {one.removeprefix(inside) for one in dropped if one.startswith(inside)})
-
-
-def _nest_filler(what: str, parts: dict[str, Fill], dropped: set[str]) -> Fill:
-    expected, fills = set(parts), list(parts.items())
-
-    def fill(row: np.ndarray, returned: Any) -> None:
-        if not isinstance(returned, Mapping | tuple | list):
-            kind = type(returned).__name__
-            raise BadResult(f"{what} of type {kind} instead of one with the parts {', '.join(parts)}")
-        found = dict(parts_of(tuple(returned) if isinstance(returned, list) else returned) or ())
-        for key in sorted((found.keys() ^ expected) - dropped):
-            raise BadResult(f"{what} {'without' if key in expected else 'with the unexpected'} part {key!r}")
-        for part, fill_part in fills:
-            fill_part(row[part], found[part])
-
-    return fill
-
-
-def _one_of_filler(what: str, parts: dict[str, Fill]) -> Fill:
-    branches = [part for part in parts if part != "branch"]
-
-    def fill(row: np.ndarray, returned: Any) -> None:
-        if not (isinstance(returned, tuple | list) and len(returned) == 2):
-            raise BadResult(f"{what} of type {type(returned).__name__} instead of (branch, value)")
-        row[...] = np.zeros((), row.dtype)
-        parts["branch"](row["branch"], returned[0])
-        branch = str(int(row["branch"]))
-        if branch not in branches:
-            raise BadResult(f"{what} of branch {branch} instead of one of {', '.join(branches)}")
-        parts[branch](row[branch], returned[1])
-
-    return fill
+def _checked(returned: Any, dtype: np.dtype[Any], shape: tuple[int, ...], what: str) -> np.ndarray:
+    try:
+        array = np.array(returned)  # a copy, because the environment may reuse its own
+    except Exception as error:  # ragged, or not convertible, as a tensor on a GPU
+        raise BadResult(f"{what} that is not an array ({error})") from None
+    if array.shape != shape:
+        raise BadResult(f"{what} of shape {array.shape} instead of {shape}")
+    if not np.can_cast(array.dtype, dtype, "same_kind"):
+        raise BadResult(f"{what} of dtype {array.dtype} instead of {dtype}")
+    if dtype.kind in "iu" and array.dtype != dtype:  # one that is out of range would wrap around
+        limits = np.iinfo(dtype)
+        for extreme in int(array.min()), int(array.max()):
+            if not limits.min <= extreme <= limits.max:
+                index = int(np.flatnonzero(array == extreme)[0])
+                of = f"{dtype} from {limits.min} to {limits.max}"
+                raise BadResult(f"{what} that is {extreme} at index {index}, outside {of}")
+    if array.dtype.kind == "f":
+        flat = array.ravel()
+        # Ten times as fast as isfinite for few numbers; only a large sum of squares needs a look at each.
+        if not flat.dot(flat) <= LARGEST:
+            wrong = np.flatnonzero(~(np.abs(flat) <= LARGEST))
+            if len(wrong):
+                raise BadResult(f"{what} that is {flat[wrong[0]]} at index {int(wrong[0])}")
+    return array

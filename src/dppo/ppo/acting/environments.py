@@ -52,12 +52,11 @@ class Environments(Protocol):
         Returns: one incident for each abandoned episode.
         """
 
-    def check(self, obs: np.ndarray, done: np.ndarray, log: EnvLog, *, first: bool) -> None:
+    def check(self, obs: np.ndarray, log: EnvLog, *, first: bool) -> None:
         """Check the observations of a segment against their space.
 
         Args:
             obs: [T + 1, E, *O], as stored.
-            done: [T, E]
             first: the segment is the first of the run.
 
         Raises EnvironmentFault if an observation is outside its space.

@@ -78,7 +78,7 @@ class PPOSampler:
         self.memory = None if run.states is None else run.states.before[at].copy()
         measures = self.ppo.norm_reward or snapshot.obs_scale is not None
         seen = self._moments(segment, snapshot.obs_scale) if measures else Statistics()
-        self.envs.check(run.obs[at], segment.terminated | segment.truncated, log, first=request.index == 0)
+        self.envs.check(run.obs[at], log, first=request.index == 0)
         open_episodes = self.envs.open_episodes(log)
         lengths, actions = enumerate(open_episodes["episode_lengths"]), segment.actions
         report = SegmentReport(

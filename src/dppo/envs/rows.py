@@ -1,0 +1,215 @@
+"""Environments of several rows: vectors with the API of gymnasium.vector, and parallel environments of PettingZoo."""
+
+from collections.abc import Callable, Mapping, Sequence
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv
+from gymnasium.vector.utils import concatenate, create_empty_array
+
+from dppo.envs.joint import JointEnv, Row
+from dppo.envs.make import close_all, joint_kind
+from dppo.envs.spaces.description import short
+from dppo.errors import ConfigError
+from dppo.spaces.actions import Actions
+from dppo.spaces.spaces import MASK
+
+
+def joined(made: Any, make: Callable[[], Any], num_envs: int, standby: int) -> JointEnv:
+    """Return `made` as a `JointEnv`; close it and raise ConfigError if it does not fit the settings.
+
+    `make` returns another one. `num_envs` and `standby` are the settings `envs_per_sampler` and `standby_envs`.
+    """
+    try:
+        joint = joint_of(made, make)
+        if len(joint.rows) != num_envs:
+            rows = "agents, each of which is a row" if joint.shared else "rows"
+            raise ConfigError(
+                f"envs_per_sampler={num_envs}: the environment has {len(joint.rows)} {rows}. Use "
+                f"`envs_per_sampler={len(joint.rows)}`."
+            )
+        if standby:
+            raise ConfigError(
+                f"standby_envs={standby}: copies cannot take turns with the rows of an environment that steps "
+                f"{num_envs} at once. Leave it out."
+            )
+    except BaseException:
+        close_all([made])
+        raise
+    return joint
+
+
+def joint_of(made: Any, make: Callable[[], Any]) -> JointEnv:
+    """Return `made` as a `JointEnv`; `make` returns another one."""
+    return AgentRows(made, make) if joint_kind(made) == "agents" else VectorRows(made, make)
+
+
+class Players:
+    """Rows that play one episode: all agents, or the first row of a vector, in which each has episodes of its own."""
+
+    def __init__(self, made: Any) -> None:
+        """Take an environment, of one row or of several."""
+        self._made, self._joint = made, joint_of(made, lambda: made) if joint_kind(made) else None
+        self.rows: Sequence[Any] = [made]
+        if self._joint is not None:
+            self._joint.once, self._joint.next_seed = True, lambda _: 0
+            self.rows = self._joint.rows if self._joint.shared else self._joint.rows[:1]
+
+    def reset(self, seed: int) -> list[Any]:
+        """Return observation and info of each row at the start of an episode."""
+        if self._joint is None:
+            return [self._made.reset(seed=seed)]
+        self._joint.begin(self.rows[0], seed)
+        return [row.reset(seed=seed) for row in self.rows]
+
+    def step(self, actions: list[Any]) -> list[Any]:
+        """Return what a step of each row returns; rows that are not there have rewards of 0, and end with the last."""
+        if (joint := self._joint) is None:
+            return [self._made.step(actions[0])]
+        space: Any = joint.action_space
+        given = actions + actions[:1] * (len(joint.rows) - len(actions))
+        both: Any = SimpleNamespace(each=list)
+        both.to_env = lambda items: concatenate(space, items, create_empty_array(space, len(items)))  # type: ignore[arg-type]
+        joint.step(given, both)  # type: ignore[arg-type]
+        return [row.answer for row in self.rows]
+
+
+class VectorRows(JointEnv):
+    """A vector environment.
+
+    One that resets some of its rows when asked to (`options={"reset_mask": ...}`) gives each episode a seed of its own,
+    as a single environment does. Any other resets them by itself: in the mode SAME_STEP in the step that ends an
+    episode, in the mode NEXT_STEP in the step after it, in which the row stands still.
+    """
+
+    def __init__(self, made: Any, make: Callable[[], "VectorRows"]) -> None:
+        """Take over `made`; raise ConfigError if it does not say when it resets its rows."""
+        super().__init__(made, make, int(made.num_envs))
+        self.observation_space, self.action_space = made.single_observation_space, made.single_action_space
+        base, mode = made.unwrapped, made.metadata.get("autoreset_mode")
+        if mode not in (modes := list(AutoresetMode)):
+            raise ConfigError(
+                f"env_id: made a vector environment with metadata['autoreset_mode']={mode!r}, and it has to be one of "
+                f"{', '.join(map(str, modes))}."
+            )
+        self._same_step, self._takes_seeds = mode is modes[1], isinstance(base, SyncVectorEnv | AsyncVectorEnv)
+        # It does not reset a row again in the next step; that of Gymnasium does where it shares no memory.
+        obeys = getattr(base, "shared_memory", self._takes_seeds or type(base).__module__.startswith("ale_py"))
+        self._seeded = mode is AutoresetMode.DISABLED or (obeys and not self._same_step)
+        self._obeys, self.spec = obeys, made.spec if self._seeded else SimpleNamespace(nondeterministic=True)
+
+    def step(self, actions: np.ndarray, space: Actions) -> None:
+        """Step the vector, and reset rows whose episodes end."""
+        self.last, *columns, info = self.env.step(space.to_env(actions))
+        ended, masked = dict[int, int](), MASK in info
+        for row, reward, *ends in zip(self.rows, *(np.asarray(one).tolist() for one in columns), strict=True):
+            over, row.present = any(ends), True
+            seen = part(self.last, row.index), self._of(info, row) if masked or over or row.waiting else {}
+            if row.waiting:
+                row.first = seen
+                row.stand_still(ended=True)
+                continue
+            if over and self._same_step:
+                row.first = seen
+                seen = part(info["final_obs"], row.index), self._of(info.get("final_info", {}), row)
+            elif over and self._seeded:
+                ended[row.index] = self.next_seed(row.index)
+            row.answer = seen[0], reward, *ends, seen[1]
+            row.waiting = over and not (self._same_step or self._seeded)
+        if ended:
+            self._reset(ended)
+
+    def begin(self, row: Row, seed: int) -> None:
+        """Reset this row; if that is impossible, or none has been reset, all rows."""
+        seeds = {each.index: self.next_seed(each.index) for each in self.rows} | {row.index: seed}
+        if self._seeded:
+            self._reset(seeds if self.last is None else {row.index: seed})
+        else:
+            fixed = "seed" in (getattr(self.env.unwrapped, "config", None) or {})  # when it was made, in EnvPool
+            self.last, info = self.env.reset() if fixed else self.env.reset(seed=seed)
+            self.restarts += 1
+            for each in self.rows:
+                each.first = part(self.last, each.index), self._of(info, each)
+
+    def _reset(self, seeds: Mapping[int, int]) -> None:
+        """Reset these rows and no others, at once where each may have a seed of its own."""
+        if self.last is None and not self._takes_seeds:
+            self.last, _ = self.env.reset(seed=min(seeds.values()))  # some must begin with all rows
+        for chosen in [seeds] if self._takes_seeds else [{index: seed} for index, seed in seeds.items()]:
+            mask, before = np.isin(np.arange(len(self.rows)), list(chosen)), self.last
+            given = [chosen.get(row.index) for row in self.rows] if self._takes_seeds else next(iter(chosen.values()))
+            self.last, info = self.env.reset(seed=given, options={"reset_mask": mask})
+            if not self._obeys and isinstance(before, np.ndarray) and (before != self.last)[~mask].any():
+                raise ValueError("reset(options={'reset_mask': ...}) changed observations of rows outside of the mask")
+            for index in chosen:
+                self.rows[index].first = part(self.last, index), self._of(info, self.rows[index])
+
+    def _of(self, info: Mapping[str, Any], row: Row) -> dict[str, Any]:
+        """Return the items of `info` that hold a value for each row, and that of this one, if it has one."""
+        found: dict[str, Any] = {}
+        for key, value in info.items():
+            there = info.get(f"_{key}")
+            if isinstance(value, Mapping):
+                found[key] = self._of(value, row)
+            elif getattr(value, "shape", ())[:1] == (len(self.rows),) and (there is None or there[row.index]):
+                found[key] = value[row.index]
+        return found
+
+
+def part(obs: Any, index: int) -> Any:
+    """Return one row of the observations of a vector environment."""
+    if isinstance(obs, Mapping):
+        return {name: part(one, index) for name, one in obs.items()}
+    return tuple(part(one, index) for one in obs) if isinstance(obs, tuple) else obs[index]
+
+
+class AgentRows(JointEnv):
+    """A parallel environment. An agent that is gone, or not there yet, stands still until the next episode of all."""
+
+    shared = True
+
+    def __init__(self, made: Any, make: Callable[[], "AgentRows"]) -> None:
+        """Take over `made`; raise ConfigError if its agents have different spaces."""
+        self._names = list(made.possible_agents)
+        super().__init__(made, make, len(self._names))
+        for kind in ("observation_space", "action_space"):
+            first, *others = [(name, getattr(made, kind)(name)) for name in self._names]
+            for name, space in others:
+                if space != first[1]:
+                    raise ConfigError(
+                        f"env_id: agents share one policy, so that their spaces must be equal, but the {kind} of "
+                        f"{first[0]} is {short(first[1])}, and that of {name} is {short(space)}. Pad them, with "
+                        f"supersuit.pad_observations_v0 or pad_action_space_v0 for instance."
+                    )
+            setattr(self, kind, first[1])
+
+    def step(self, actions: np.ndarray, space: Actions) -> None:
+        """Step the agents that are there; if none is left, begin the next episode."""
+        each, there = space.each(actions), set(self.env.agents)
+        chosen = {name: each[row.index] for name, row in zip(self._names, self.rows, strict=True) if name in there}
+        obs, rewards, terminated, truncated, infos = self.env.step(chosen)
+        over = not self.env.agents
+        for name, row in zip(self._names, self.rows, strict=True):
+            if name in there:
+                ends = [terminated[name], truncated[name] or (over and not terminated[name])]
+                row.answer, row.present = (obs[name], rewards[name], *ends, infos.get(name, {})), True
+                row.waiting = any(ends)
+            else:
+                row.stand_still(ended=over)
+                if name in self.env.agents:  # it acts from now on
+                    row.answer, row.waiting = (obs[name], 0.0, False, False, infos.get(name, {})), False
+        if over and not self.once:
+            self._begin_all(self.next_seed(0))
+
+    def begin(self, row: Row, seed: int) -> None:
+        """Begin the next episode of all agents."""
+        self._begin_all(seed)
+        self.restarts += 1
+
+    def _begin_all(self, seed: int) -> None:
+        obs, infos = self.env.reset(seed=seed)
+        other = next(name for name in self._names if name in obs)
+        for name, row in zip(self._names, self.rows, strict=True):
+            shown = name if name in obs else other
+            row.first = obs[shown], infos.get(shown, {})

@@ -1,0 +1,298 @@
+"""Convert Gymnasium spaces to plain data, and refuse those that are not supported, with advice."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import Any, Literal
+
+import gymnasium as gym
+import numpy as np
+
+from dppo.envs.masks import MaskSetting, mask_source
+from dppo.errors import ConfigError
+from dppo.spaces.actions import Actions, Bounds, BoxActions, DiscreteActions, MultiDiscreteActions, NestedActions, boxes
+from dppo.spaces.spaces import MASK, MOST_WHOLE, Categories, Spaces, joined, leaves, parts_of, walk
+
+NUMBERS = (gym.spaces.Box, gym.spaces.Discrete, gym.spaces.MultiDiscrete, gym.spaces.MultiBinary)
+MOST_CHOICES = 1000  # of one number; with more, rounding real numbers learns faster
+NEAR = 2.0  # a fresh policy, of mean 0 and deviation 1, reaches bounds up to here by itself
+NO_BOUND = 1e9  # a finite bound beyond this, such as the largest float32, stands for none
+MOST_PARTS = 8  # of a space, listed in a message
+PASSED = "from a function that you pass as `env_id` (module:function)."
+ENCODED = (
+    "Write a function encode(obs) that returns n numbers in float32. Then return gymnasium.wrappers."
+    f"TransformObservation(env, encode, gymnasium.spaces.Box(-np.inf, np.inf, (n,))) {PASSED}"
+)
+
+
+def describe_spaces(
+    env: gym.Env[Any, Any],
+    *,
+    drop_obs: Collection[str] = (),
+    norm_obs_keys: Collection[str] = (),
+    action_bounds: Bounds | Literal["auto"] = "clip",
+    action_mask: MaskSetting = "auto",
+    obs_dtype: str = "float32",
+) -> Spaces:
+    """Return the spaces of `env` as plain data; the other arguments are the settings of these names.
+
+    Raise ConfigError if a space is not supported. The text names the part, and a setting or wrapper that helps.
+    """
+    space = env.observation_space
+    _check_package(space, f"observation_space={short(space)}")
+    dropped = _names_to_drop(space, drop_obs)
+    _check_leaves(space, dropped)
+    obs = dtype_of(space, drop=dropped, floats=obs_dtype)
+    actions = actions_of(env.action_space, action_bounds)
+    mask = mask_source(env, obs, actions, action_mask)
+    names = leaves(obs).keys() - ({MASK} if mask == "leaf" else set())
+    beside = np.dtype([("obs", obs), (MASK, np.bool_, (sum(actions.choices or ()),))])
+    spec = getattr(env, "spec", None)  # an environment that does not inherit from gymnasium.Env may have none
+    return Spaces(
+        beside if mask in ("method", "info") else obs,
+        actions,
+        not getattr(spec, "nondeterministic", False),
+        categories={name: found for name, found in categories_of(space).items() if name in names},
+        one_of=tuple(name for name, part, _ in walk(space, _space_parts) if isinstance(part, gym.spaces.OneOf)),
+        dropped=dropped,
+        normalized=_names_to_normalize(obs, norm_obs_keys),
+        mask=mask,
+    )
+
+
+def _check_leaves(space: gym.Space[Any], dropped: Collection[str]) -> None:
+    """Refuse leaves that are not arrays of numbers, if the others can do without them."""
+    named = leaf_spaces(space, dropped=dropped)
+    odd = [name for name, leaf in named.items() if not isinstance(leaf, (*NUMBERS, gym.spaces.OneOf))]
+    if odd and len(odd) < len(named):
+        out = "it" if len(odd) == 1 else "them"
+        raise ConfigError(
+            f"observation_space, leaf {odd[0]!r}: is {short(named[odd[0]])}, which is not an array of numbers. Use "
+            f"`drop_obs={' '.join([*dropped, *odd])}` to leave {out} out."
+        )
+
+
+def dtype_of(
+    space: gym.Space[Any], name: str = "", drop: Collection[str] = (), floats: str = "float32"
+) -> np.dtype[Any]:
+    """Return the dtype in which one observation of `space` is stored, without the leaves named in `drop`.
+
+    For a Box, Discrete, MultiDiscrete or MultiBinary it is `(dtype, shape)`. For a Dict or Tuple it is a structured
+    dtype, packed because checksums must not include padding. The fields of a Tuple are named "0", "1", ..., those of a
+    OneOf "branch", "0", "1", ... Floats of 64 bits or more are stored as `floats`; if that is float64, so are integers
+    of a Box that float32 cannot tell apart. Raise ConfigError for a leaf that is not an array of numbers, or has none.
+    """
+    parts = _space_parts(space)
+    if parts is not None:
+        kept = ((part, one) for part, one in parts if joined(name, part) not in drop)
+        return _structured([(part, dtype_of(one, joined(name, part), drop, floats)) for part, one in kept], name)
+    if not isinstance(space, NUMBERS) or space.shape is None or space.dtype is None:
+        raise ConfigError(f"{_label(name)}: is {short(space)}, which is not an array of numbers. {ENCODED}")
+    if 0 in space.shape:
+        raise ConfigError(f"{_label(name)}: is {short(space)}, which has no elements. Give it at least one.")
+    return np.dtype((_stored(space, floats), space.shape))  # with shape () this is the scalar dtype itself
+
+
+def _stored(space: gym.Space[Any], floats: str) -> np.dtype[Any]:
+    """Return the dtype in which the numbers of `space` are stored; the byte order is native."""
+    dtype = np.dtype(space.dtype)
+    rounded = dtype.kind == "f" and dtype.itemsize > 4
+    if floats == "float64" and dtype.kind in "iu" and isinstance(space, gym.spaces.Box):
+        rounded = max(-int(space.low.min()), int(space.high.max())) > MOST_WHOLE
+    return np.dtype(floats) if rounded else dtype.newbyteorder("=")
+
+
+def _structured(fields: list[tuple[str, np.dtype[Any]]], name: str) -> np.dtype[Any]:
+    names = [part for part, _ in fields]
+    if not names:
+        raise ConfigError(f"{_label(name)}: has no parts. Give it at least one.")
+    if "" in names or len(set(names)) < len(names):
+        raise ConfigError(f"{_label(name)}: has the keys {names}. Keys must be different and not empty.")
+    dtype = np.dtype(fields)
+    flat = [leaf for leaf, _, is_leaf in walk(dtype) if is_leaf]
+    if len(set(flat)) < len(flat):
+        twice = next(leaf for leaf in flat if flat.count(leaf) > 1)
+        raise ConfigError(f"{_label(name)}: two leaves are named {twice!r} when nested keys are joined. Rename a key.")
+    return dtype
+
+
+def _label(name: str) -> str:
+    return f"observation_space, leaf {name!r}" if name else "observation_space"
+
+
+def _space_parts(space: gym.Space[Any]) -> list[tuple[str, gym.Space[Any]]] | None:
+    """Return name and space of each part of a nested space, of a OneOf first the number of its branch; else None."""
+    if isinstance(space, gym.spaces.OneOf):
+        return [("branch", gym.spaces.Discrete(len(space.spaces))), *(parts_of(space.spaces) or ())]
+    return parts_of(space.spaces) if isinstance(space, gym.spaces.Dict | gym.spaces.Tuple) else None
+
+
+def _droppable_parts(space: gym.Space[Any]) -> list[tuple[str, gym.Space[Any]]] | None:
+    """Return the parts of a space that can be left out: a OneOf is whole, as a leaf is."""
+    return None if isinstance(space, gym.spaces.OneOf) else _space_parts(space)
+
+
+def leaf_spaces(space: gym.Space[Any], dropped: Collection[str] = ()) -> dict[str, gym.Space[Any]]:
+    """Return the leaves by name, without those `dropped`; a OneOf counts as one leaf."""
+    named = leaves(space, _droppable_parts)
+    return {name: leaf for name, leaf in named.items() if not any(_is_in(name, part) for part in dropped)}
+
+
+def categories_of(space: gym.Space[Any]) -> dict[str, Categories]:
+    """Return the categories of each leaf that holds some, by name."""
+    found = {}
+    for name, leaf in leaves(space, _space_parts).items():
+        if isinstance(leaf, gym.spaces.Discrete | gym.spaces.MultiDiscrete):
+            counts = leaf.n if isinstance(leaf, gym.spaces.Discrete) else leaf.nvec
+            found[name] = Categories(*(tuple(np.ravel(numbers).tolist()) for numbers in (counts, leaf.start)))
+    return found
+
+
+def _names_to_drop(space: gym.Space[Any], drop_obs: Collection[str]) -> tuple[str, ...]:
+    """Return the names in `drop_obs` in dotted form; "a/b" is accepted for "a.b".
+
+    Raise ConfigError if one of them is not a part of the observation, or nothing is left.
+    """
+    if not drop_obs:
+        return ()
+    known, all_leaves = [name for name, _, _ in walk(space, _droppable_parts)], list(leaf_spaces(space))
+    found = [_known(name, known, all_leaves, "drop_obs") for name in drop_obs]
+    kept = leaf_spaces(space, found)
+    if not kept:
+        raise ConfigError(f"drop_obs={' '.join(found)}: leaves nothing of the observation. Keep at least one leaf.")
+    empty = [part for part in sorted(set(known) - {"", *found}) if not any(_is_in(leaf, part) for leaf in kept)]
+    return (*found, *(part for part in empty if part not in all_leaves))
+
+
+def _names_to_normalize(obs: np.dtype[Any], norm_obs_keys: Collection[str]) -> tuple[str, ...] | None:
+    """Return the names of the leaves of floats that `norm_obs_keys` selects; None for all.
+
+    Raise ConfigError if one of them is not a part of the observation, or holds no floats.
+    """
+    if not norm_obs_keys:
+        return None
+    known, found = leaves(obs), set()
+    for name in norm_obs_keys:
+        part = _known(name, [one for one, _, _ in walk(obs)], list(known), "norm_obs_keys")
+        inside = [leaf for leaf in known if _is_in(leaf, part)]
+        floats = [leaf for leaf in inside if known[leaf].base.kind == "f"]
+        if not floats:
+            raise ConfigError(
+                f"norm_obs_keys={name}: has no floating-point numbers ({known[inside[0]].base}), and only those are "
+                f"normalized. Leave it out."
+            )
+        found.update(floats)
+    return tuple(leaf for leaf in known if leaf in found)
+
+
+def _is_in(leaf: str, part: str) -> bool:
+    return leaf == part or leaf.startswith(f"{part}.")
+
+
+def _known(name: str, parts: Collection[str], all_leaves: list[str], setting: str) -> str:
+    """Return the dotted form of a name in a setting; raise ConfigError if it is none of the `parts`."""
+    for one in (name, name.replace("/", ".")):
+        if one and one in parts:
+            return one
+    single = f"It is a single array, which has no names: leave `{setting}` out."
+    choices = single if all_leaves == [""] else f"Its leaves are {', '.join(all_leaves)}."
+    raise ConfigError(f"{setting}={name}: is not a leaf of the observation. {choices}")
+
+
+def short(space: Any, most: int = 80) -> str:
+    """Return the text of a space, in one line of at most `most` characters."""
+    text = " ".join(str(space).split())
+    return text if len(text) <= most else text[: most - 3] + "..."
+
+
+def _check_package(space: Any, what: str) -> None:
+    """Raise ConfigError for a space of the package gym."""
+    if type(space).__module__.partition(".")[0] == "gym":
+        raise ConfigError(
+            f"{what}: is a space of the package gym, which Gymnasium has replaced. Import gymnasium in the "
+            f"environment, or wrap it with shimmy.GymV26CompatibilityV0 (gym 0.26) or shimmy.GymV21CompatibilityV0 "
+            f"(older)."
+        )
+
+
+# ------------------------------------------------------------------ actions
+
+
+def actions_of(space: gym.Space[Any], bounds: Bounds | Literal["auto"] = "clip") -> Actions:
+    """Return an action space as plain data; raise ConfigError, with a remedy, if it or its `bounds` do not fit."""
+    actions = _converted(space, bounds, "action_space")
+    real = list(boxes(actions))
+    if bounds not in ("auto", "clip") and not real:
+        raise ConfigError(
+            f"action_bounds={bounds}: has no effect on {actions} actions, which are not real numbers. Leave "
+            f"`action_bounds` out."
+        )
+    for box in real:
+        infinite = np.flatnonzero(~(np.isfinite(box.low) & np.isfinite(box.high)))
+        if box.bounds != "clip" and len(infinite):
+            at = int(infinite[0])
+            raise ConfigError(
+                f"action_bounds={bounds}: needs finite bounds, and element {at} of an action lies between "
+                f"{box.low.flat[at]} and {box.high.flat[at]}. Use `action_bounds=clip`, or give the Box finite bounds."
+            )
+    return actions
+
+
+def _converted(space: gym.Space[Any], bounds: Bounds | Literal["auto"], name: str) -> Actions:
+    what = f"{name}={short(space)}"
+    _check_package(space, what)
+    if 0 in (space.shape or ()):
+        raise ConfigError(f"{what}: has no elements. Give it at least one.")
+    if isinstance(space, gym.spaces.Discrete):
+        return DiscreteActions(int(space.n), int(space.start))
+    if isinstance(space, gym.spaces.Box) and np.issubdtype(space.dtype, np.floating):
+        if bounds == "auto":
+            bounds = "rescale" if NEAR < np.abs([space.low, space.high]).max() <= NO_BOUND else "clip"
+        return BoxActions(np.asarray(space.low), np.asarray(space.high), bounds)
+    choices = _choices(space)
+    if choices is not None:
+        return choices
+    inner = dict(_space_parts(space) or ())
+    keyed = isinstance(space, gym.spaces.Dict) and all(isinstance(key, str) for key in space.spaces)
+    if inner and (keyed or isinstance(space, gym.spaces.Tuple)):
+        parts = [_converted(part, bounds, f"{name}[{repr(key) if keyed else key}]") for key, part in inner.items()]
+        return NestedActions(tuple(parts), tuple(inner) if keyed else None)
+    raise ConfigError(f"{what}: it is {_kind_of(space)}, which is not supported. {_chosen(space)}")
+
+
+def _choices(space: gym.Space[Any]) -> MultiDiscreteActions | None:
+    if isinstance(space, gym.spaces.MultiDiscrete):
+        counts, starts = space.nvec, space.start
+    elif isinstance(space, gym.spaces.MultiBinary):
+        counts, starts = np.full(space.shape, 2), np.zeros(space.shape, int)
+    elif isinstance(space, gym.spaces.Box):
+        counts, starts = space.high.astype(float) - space.low.astype(float) + 1, space.low
+        if counts.max() > MOST_CHOICES:
+            return None
+    else:
+        return None
+    flat = [tuple(int(number) for number in np.ravel(numbers)) for numbers in (counts, starts)]
+    return MultiDiscreteActions(flat[0], flat[1], space.shape, str(space.dtype))
+
+
+def _kind_of(space: gym.Space[Any]) -> str:
+    """Describe the kind of a space; if its text is too long, also its parts: "a Dict (['arm'] is Box(...), ...)"."""
+    inner = space.spaces if isinstance(space, gym.spaces.Dict | gym.spaces.Tuple) else ()
+    parts: list[tuple[Any, Any]] = list(inner.items() if isinstance(inner, dict) else enumerate(inner))
+    if parts and short(space).endswith("..."):
+        named = [f"[{key!r}] is {short(part, 40)}" for key, part in parts[:MOST_PARTS]]
+        more = [f"{len(parts) - MOST_PARTS} more"] if len(parts) > MOST_PARTS else []
+        return f"a {type(space).__name__} ({', '.join([*named, *more])})"
+    if isinstance(space, gym.spaces.Box):
+        return f"a Box of {space.dtype} with shape {space.shape}"
+    return f"a {type(space).__name__}"
+
+
+def _chosen(space: gym.Space[Any]) -> str:
+    """Return how to turn actions of `space` into those of a Discrete or of a floating-point Box."""
+    if isinstance(space, gym.spaces.Box) and np.abs(np.array([space.low, space.high], np.float64)).max() <= MOST_WHOLE:
+        box = "gymnasium.spaces.Box(env.action_space.low, env.action_space.high, dtype=np.float32)"
+        rounded = f"TransformAction(env, lambda a: np.array(np.rint(a), '{space.dtype}'), {box})"
+        return f"Return gymnasium.wrappers.{rounded} {PASSED}"
+    listed = "TransformAction(env, lambda a: CHOICES[a], gymnasium.spaces.Discrete(len(CHOICES)))"
+    return f"Make a list CHOICES of the actions to choose from. Then return gymnasium.wrappers.{listed} {PASSED}"
