@@ -20,7 +20,7 @@ import numpy as np
 from dppo.cluster.builders import build_sampler
 from dppo.cluster.wire import sampler_plan
 from dppo.config import Config
-from dppo.envs.checks.faults import LARGEST_REWARD, LOWEST_REWARD, reward_of
+from dppo.envs.checks.faults import LARGEST_REWARD, reward_of
 from dppo.envs.checks.observations import SpaceChecks
 from dppo.envs.spaces.description import describe_spaces
 from dppo.numerics.portable import limit_blas
@@ -84,7 +84,7 @@ def times_of_checks() -> dict[str, float]:
 
 
 def _reward(reward: Any) -> Any:
-    if type(reward) is not float or not LOWEST_REWARD <= reward <= LARGEST_REWARD:
+    if type(reward) is not float or not abs(reward) <= LARGEST_REWARD:
         reward = reward_of(reward)
     return reward
 

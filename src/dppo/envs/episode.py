@@ -9,17 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from dppo.envs.checks.faults import (
-    LARGEST_REWARD,
-    LOWEST_REWARD,
-    OLD_API,
-    BadResult,
-    describe_bad_step,
-    flag_of,
-    form_of,
-    reward_of,
-    user_traceback,
-)
+from dppo.envs.checks.faults import LARGEST_REWARD, OLD_API, BadResult, describe_bad, flag_of, reward_of, user_traceback
 from dppo.envs.checks.observations import SpaceChecks
 from dppo.envs.masks import MaskReader
 from dppo.errors import EnvFault, EnvironmentFault
@@ -74,10 +64,10 @@ class CheckedEnv:
             if not ((terminated is False or terminated is True) and (truncated is False or truncated is True)):
                 terminated, truncated = flag_of(terminated), flag_of(truncated)
         except Exception:
-            raise self._fault("step", f"returned {describe_bad_step(answer)}.") from None
+            raise self._fault("step", f"returned {describe_bad(answer, step=True)}.") from None
         try:
             seen = (self.checks.pack_last if terminated else self.checks.pack)(returned)
-            if type(reward) is not float or not LOWEST_REWARD <= reward <= LARGEST_REWARD:
+            if type(reward) is not float or not abs(reward) <= LARGEST_REWARD:
                 reward = reward_of(reward)
         except BadResult as error:
             raise self._fault("step", f"returned {error}.") from None
@@ -97,7 +87,7 @@ class CheckedEnv:
         except BaseException as error:
             raise self._raised("reset", error) from None
         if not isinstance(answer, tuple | list) or len(answer) != 2:
-            raise self._fault("reset", f"returned {form_of(answer)} instead of (observation, info){OLD_API}.")
+            raise self._fault("reset", f"returned {describe_bad(answer, step=False)}.")
         if problem := self.checks.change(self.index, self.env):
             raise self._fault("reset", problem)
         try:

@@ -58,12 +58,13 @@ class EnvGroup:
         """
         self.num_envs, self.obs, self._spaces = len(envs) // (1 + standby), spaces.obs, spaces
         self._owner, self._sampler_id, self._stepping = owner, sampler_id, place_of(Phase.STEP, sampler_id)
-        self._made, self._progress = envs, progress or ActivityRecord()
+        self._progress = progress or ActivityRecord()
         self._checks, self._limits = SpaceChecks(envs, spaces, owner, limits=limits), limits
         self._pack = self._checks.pack
         self._repairs = repairs or Repairs(envs.__getitem__, self._progress, sampler_id, raise_before=math.inf)
         checked = partial(CheckedEnv, owner=owner, spaces=spaces, checks=self._checks, episode_seed=episode_seed)
         self._envs = [checked(env, at % self.num_envs) for at, env in enumerate(envs)]
+        self._all = self._envs.copy()
         taking_turns = Standby(self._envs, self.num_envs).reset if standby else None
         self._reset = taking_turns or (lambda env, episode, options: self._envs[env].reset(episode, options))
         self._first = first_segment or FirstSegment(spaces, owner, sampler_id=sampler_id)
@@ -73,7 +74,8 @@ class EnvGroup:
 
     def keep_own_states(self) -> None:
         """Take the states of the environments at the end of each segment, if all have `get_state` and `set_state`."""
-        self._states = OwnStates(self._owner, self._spaces.obs) if all(map(offers_state, self._made)) else None
+        if all(offers_state(one.env) for one in self._all):
+            self._states = OwnStates(self._owner, self._spaces.obs)
 
     def checked(self, env: int) -> CheckedEnv:
         """Return an environment with its checks, to play an episode without starting the next one."""
@@ -132,8 +134,7 @@ class EnvGroup:
     def _replaced(self, env: int, error: EnvironmentFault, log: EnvLog) -> np.ndarray:
         """Make an environment that failed anew, and start its next episode; raise EnvironmentFault to end the run."""
         for _ in range(self._repairs.most_in_a_row):
-            log.incidents.append(self._repairs.incident(error, log))
-            self._remake(env, log)
+            self._repairs.repair(self._envs[env], error, log)
             try:
                 self._progress.enter(place_of(Phase.RESET, self._sampler_id, env), self._envs[env].episode + 1)
                 return self._reset(env, self._envs[env].episode + 1, log.options)
@@ -141,12 +142,6 @@ class EnvGroup:
                 error = again
         again_and_again = f"{error.message} The {self._repairs.most_in_a_row} resets before it failed as well."
         raise EnvironmentFault(again_and_again, error.remote_traceback, error.place)
-
-    def _remake(self, env: int, log: EnvLog) -> None:
-        failed = self._envs[env].env
-        self._made = [one for one in self._made if one is not failed]
-        self._made.append(made := self._repairs.remade(failed, env, log))
-        self._envs[env].take(made)
 
     def check(self, obs: np.ndarray, log: EnvLog, *, first: bool) -> None:
         """Check the observations of a segment: see `Environments`."""
@@ -217,8 +212,7 @@ class EnvGroup:
                 if terminated or truncated:
                     return f"the replay ended after {number + 1} of {len(actions)} steps"
         except EnvironmentFault as error:
-            log.incidents.append(self._repairs.incident(error, log, replayed=actions))
-            self._remake(env, log)
+            self._repairs.repair(self._envs[env], error, log, replayed=actions)
             return f"the replay failed: {error.message}"
         if self._envs[env].checksum() == int(carry.checksums[env]):
             return ""
@@ -239,4 +233,4 @@ class EnvGroup:
 
     def close(self) -> None:
         """Close every environment, also if some fail to close."""
-        close_all(self._made)
+        close_all([one.env for one in self._all if one.env is not None])

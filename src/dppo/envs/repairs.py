@@ -18,7 +18,7 @@ from dppo.envs.checks.faults import REMEDY, user_traceback
 from dppo.envs.episode import CheckedEnv
 from dppo.envs.make import close_all
 from dppo.envs.threads import EnvThread
-from dppo.errors import EnvFault, EnvironmentFault
+from dppo.errors import EnvironmentFault
 from dppo.plain_data import PLAIN, NotPlain, packed, unpacked
 from dppo.ppo.exchange.records import EnvLog, Incident, IncidentKind, SamplerCarry
 from dppo.signals import INTERRUPTIONS
@@ -51,46 +51,48 @@ class Repairs:
     most_in_a_row: int = FIRST_STEPS
     """Episodes of an environment that may fail at their reset, one after the other."""
 
-    def incident(self, error: EnvironmentFault, log: EnvLog, replayed: np.ndarray | None = None) -> Incident:
-        """Return the incident of a fault that the run goes on after; raise EnvironmentFault after any other.
+    def repair(self, one: CheckedEnv, error: EnvironmentFault, log: EnvLog, replayed: np.ndarray | None = None) -> None:
+        """Close an environment that failed, and put another one in its place; raise EnvironmentFault to end the run.
 
-        `replayed`: [n, *A] if it happened in a replay of these actions.
+        Try for a minute while the constructor raises. `replayed`: [n, *A] if it failed in a replay of these actions.
         """
-        assert error.place is not None
-        place = self._placed(error.place, log, replayed)
-        in_segment = 0 if log.actions is None else len(log.actions)
-        if log.index * in_segment + log.step < self.raise_before:
-            raise EnvironmentFault(f"{error.message.rstrip('.')}. {REMEDY}", error.remote_traceback, place) from None
-        kind = IncidentKind.BAD_STEP if place.error == "invalid" else IncidentKind.ENV_RAISED
-        text = f"{error.message.rstrip('.')}. The environment is rebuilt, and starts a new episode."
-        lost = max(0, place.step - 1) if replayed is None else 0  # else another incident has them
-        return Incident(kind, text, env=place.env, lost_steps=lost, fault=place)
-
-    def remade(self, env: Any, index: int, log: EnvLog) -> Any:
-        """Close `env`, and return another one in its place; try for a minute while its constructor raises."""
-        close_all([env])
+        log.incidents.append(self._incident(error, log, replayed))
+        (failed, one.env), env = (one.env, None), one.index
+        close_all([failed])
         for wait_s in (*WAITS_S, 0):
             try:
-                self.progress.enter(place_of(Phase.MAKE, self.sampler_id, index))
-                return self.make(index)
-            except EnvironmentFault as error:
+                self.progress.enter(place_of(Phase.MAKE, self.sampler_id, env))
+                return one.take(self.make(env))
+            except EnvironmentFault as again:
                 if not wait_s:
                     raise
-                log.incidents.append(Incident(IncidentKind.ENV_RAISED, f"{error.message}.", index, fault=error.place))
+                log.incidents.append(Incident(IncidentKind.ENV_RAISED, f"{again.message}.", env, fault=again.place))
                 for _ in range(4 * wait_s):
-                    self.progress.enter(place_of(Phase.MAKE, self.sampler_id, index))  # it is not hung
+                    self.progress.enter(place_of(Phase.MAKE, self.sampler_id, env))  # it is not hung
                     time.sleep(0.25)
-        raise AssertionError("the last attempt returns or raises")
+        return None
 
-    def _placed(self, found: EnvFault, log: EnvLog, replayed: np.ndarray | None) -> EnvFault:
-        """Add the place in the run, and the actions of the episode; those of earlier segments are not known here."""
+    def _incident(self, error: EnvironmentFault, log: EnvLog, replayed: np.ndarray | None) -> Incident:
+        """Return the incident of a fault that the run goes on after; raise EnvironmentFault after any other.
+
+        It holds the actions of the episode; those of earlier segments are not known here.
+        """
+        found = error.place
+        assert found is not None
         actions = None if replayed is None else replayed[: found.step]
         if replayed is None and log.actions is not None:
             end = log.step + 1 if found.step else 0
             actions = log.actions[max(0, end - found.step) : end, found.env]
         if actions is not None:
             actions = actions.copy() if actions.nbytes <= MOST_BYTES else None
-        return replace(found, sampler_id=self.sampler_id, segment=log.index, actions=actions)
+        place = replace(found, sampler_id=self.sampler_id, segment=log.index, actions=actions)
+        in_segment, message = 0 if log.actions is None else len(log.actions), error.message.rstrip(".")
+        if log.index * in_segment + log.step < self.raise_before:
+            raise EnvironmentFault(f"{message}. {REMEDY}", error.remote_traceback, place) from None
+        kind = IncidentKind.BAD_STEP if place.error == "invalid" else IncidentKind.ENV_RAISED
+        text = f"{message}. The environment is rebuilt, and starts a new episode."
+        lost = max(0, place.step - 1) if replayed is None else 0  # else another incident has them
+        return Incident(kind, text, env=place.env, lost_steps=lost, fault=place)
 
 
 # ------------------------------------------------------------------ states of their own
@@ -121,19 +123,17 @@ def _has_state(layer: Any) -> bool:
 
 
 def _state(env: Any) -> dict[str, Any]:
-    """Return the state of an environment, and the attributes of the wrappers outside of it, outermost first."""
+    """Return the state of an environment, and what may be state of the wrappers outside of it, outermost first.
+
+    Gymnasium's wrappers also keep the arguments of their constructor, to be made again.
+    """
     *wrappers, owner = _layers(env)
-    named = {f"{type(one).__name__}{' ' * at}": _attributes(one) for at, one in enumerate(wrappers)}
-    return {"get_state()": owner.get_state(), **named}
-
-
-def _attributes(wrapper: Any) -> dict[str, Any]:
-    """Return what may be state; Gymnasium's wrappers keep the arguments of their constructor, too, to be made again."""
-    return {
-        name: value
-        for name, value in vars(wrapper).items()
-        if name != "_saved_kwargs" and not isinstance(value, NO_STATE) and not callable(value)
-    }
+    state = {"get_state()": owner.get_state()}
+    for at, wrapper in enumerate(wrappers):
+        own = {name: value for name, value in vars(wrapper).items() if not isinstance(value, NO_STATE)}
+        plain = {name: value for name, value in own.items() if name != "_saved_kwargs" and not callable(value)}
+        state[f"{type(wrapper).__name__}{' ' * at}"] = plain
+    return state
 
 
 def _set_state(env: Any, state: Any, *attributes: dict[str, Any]) -> None:

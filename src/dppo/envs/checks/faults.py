@@ -17,7 +17,6 @@ from dppo.user_code import in_a_line
 REMEDY = "Correct the environment, or use on_env_fault=rebuild to go on with a new episode of a new environment."
 PACKAGE = str(Path(__file__).parents[2])
 LARGEST_REWARD = 1e17  # the value loss squares returns, and the square of a hundred of these fits into float32
-LOWEST_REWARD = -LARGEST_REWARD
 NO_MATTER = re.compile("A Box .* is (-)?infinity|For Box action spaces")  # bounds of any size are fine here
 OLD_API = (
     ". This is the API of Gym before 0.26. Let reset take a seed and return (observation, info), and step return "
@@ -62,7 +61,7 @@ def reward_of(returned: Any) -> float:
         raise BadResult(f"{returned!r} as the reward, which is not a number") from None
     except OverflowError:
         raise BadResult("a reward too large for a float") from None
-    if not LOWEST_REWARD <= reward <= LARGEST_REWARD:
+    if not abs(reward) <= LARGEST_REWARD:
         limit = f", and values cannot be learned from rewards above {LARGEST_REWARD:g}" if reward - reward == 0 else ""
         raise BadResult(f"{reward} as the reward{limit}")
     return reward
@@ -71,22 +70,19 @@ def reward_of(returned: Any) -> float:
 def flag_of(returned: Any) -> bool:
     """Convert `terminated` or `truncated` to a bool; raise TypeError for others, which are more often a mistake."""
     if not isinstance(returned, bool | np.bool_):
-        raise TypeError(type(returned))  # the message is that of `describe_bad_step`
+        raise TypeError(type(returned))  # the message is that of `describe_bad`
     return bool(returned)
 
 
-def describe_bad_step(result: Any) -> str:
-    """Describe the result of a step that is not (observation, reward, terminated, truncated, info)."""
-    if isinstance(result, tuple | list) and len(result) == 5:
+def describe_bad(result: Any, *, step: bool) -> str:
+    """Describe the result of a step, or of a reset, that has not the form of one."""
+    in_parts = isinstance(result, tuple | list)
+    if step and in_parts and len(result) == 5:
         name, flag = ("truncated", result[3]) if isinstance(result[2], bool | np.bool_) else ("terminated", result[2])
         return f"{name}={flag!r}, which is not a boolean"
-    old = OLD_API if isinstance(result, tuple | list) and len(result) == 4 else ""
-    return f"{form_of(result)} instead of (observation, reward, terminated, truncated, info){old}"
-
-
-def form_of(result: Any) -> str:
-    """Return how messages call a result of the wrong form."""
-    return f"a tuple of {len(result)}" if isinstance(result, tuple) else type(result).__name__
+    form = f"a tuple of {len(result)}" if isinstance(result, tuple) else type(result).__name__
+    expected = "(observation, reward, terminated, truncated, info)" if step else "(observation, info)"
+    return f"{form} instead of {expected}{OLD_API if not step or (in_parts and len(result) == 4) else ''}"
 
 
 def gymnasium_says(env: Any) -> list[str]:

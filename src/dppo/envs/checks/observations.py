@@ -171,32 +171,27 @@ class FirstSegment:
 
 
 def precision_lost(seen: dict[str, list[np.ndarray]], obs: np.dtype[Any]) -> str | None:
-    """Describe the first leaf of which float32 loses the information in the numbers `seen`; None if there is none."""
+    """Describe the first element of which float32 loses the variation in the numbers `seen`; None if there is none."""
     stored = leaves(obs)
     for name, numbers in seen.items():
-        alike = name in stored and {one.shape for one in numbers} == {stored[name].shape}  # not those of a OneOf
-        if alike and stored[name].base != np.float64:
-            loss = _loss(np.stack(numbers), "read by the network" if stored[name].base.kind in "iu" else "stored")
-            if loss:
-                return f"{leaf_named(name, 'the observation')} {loss}"
+        if name not in stored or {one.shape for one in numbers} != {stored[name].shape}:  # those of a OneOf
+            continue
+        together = np.stack(numbers)
+        spread = together.std(axis=0)
+        error = np.sqrt(np.square(together - together.astype(np.float32)).mean(axis=0))
+        bad = np.argwhere((spread > LEAST_SPREAD) & (error > LOST * spread))
+        if len(bad) and stored[name].base != np.float64:
+            index = tuple(bad[0].tolist())
+            column = together[(slice(None), *index)]
+            step = float(np.spacing(np.float32(np.abs(column).max())))
+            done = "read by the network" if stored[name].base.kind in "iu" else "stored"
+            return (
+                f"{leaf_named(name, 'the observation')} is from {column.min():.17g} to {column.max():.17g}{_at(index)}"
+                f", and is {done} as float32, whose steps are {step:g} there. Use obs_dtype=float64 with "
+                f"norm_obs=True, or subtract an offset in the environment (gymnasium.wrappers.TransformObservation); "
+                f"norm_obs alone comes too late, after the rounding"
+            )
     return None
-
-
-def _loss(seen: np.ndarray, done: str) -> str | None:
-    """Describe an element of `seen` [n, *shape] of whose variation float32 loses too much when it is `done` so."""
-    spread = seen.std(axis=0)
-    error = np.sqrt(np.square(seen - seen.astype(np.float32)).mean(axis=0))
-    bad = np.argwhere((spread > LEAST_SPREAD) & (error > LOST * spread))
-    if not len(bad):
-        return None
-    index = tuple(int(i) for i in bad[0])
-    numbers = np.array([one[index] for one in seen])
-    step = float(np.spacing(np.float32(np.abs(numbers).max())))
-    return (
-        f"is from {numbers.min():.17g} to {numbers.max():.17g}{_at(index)}, and is {done} as float32, whose steps are "
-        f"{step:g} there. Use obs_dtype=float64 with norm_obs=True, or subtract an offset in the environment "
-        f"(gymnasium.wrappers.TransformObservation); norm_obs alone comes too late, after the rounding"
-    )
 
 
 def large_numbers(obs: np.ndarray) -> str | None:
