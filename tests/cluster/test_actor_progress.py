@@ -62,7 +62,7 @@ def test_progress_names_the_phase_and_the_sampler(phase: Phase, words: str) -> N
 
 STUCK = """
 import os, sys, time
-from dppo.cluster.collecting.progress_file import write_stacks_on_signal
+from dppo.cluster.collecting.actor import write_stacks_on_signal
 def in_the_simulator():
     open(sys.argv[1], "w").write("")
     time.sleep(60)
