@@ -3,7 +3,12 @@
 from __future__ import annotations
 
 import os
+import shutil
+import signal
+import subprocess
+import sys
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -45,6 +50,7 @@ def test_recorded_progress_is_read_from_its_file() -> None:
         (Phase.MAKE, "making env 5 of sampler 123456"),
         (Phase.RESET, "resetting env 5 of sampler 123456, episode 7"),
         (Phase.STEP, "stepping env 5 of sampler 123456, episode 7, step 3"),
+        (Phase.CLOSE, "closing env 5 of sampler 123456"),
         (Phase.IDLE, "idle"),
     ],
 )
@@ -52,6 +58,51 @@ def test_progress_names_the_phase_and_the_sampler(phase: Phase, words: str) -> N
     record = ActivityRecord()
     record.enter(place_of(phase, 123_456, 5), 7, 2)
     assert str(record.look()) == words
+
+
+STUCK = """
+import os, sys, time
+from dppo.cluster.collecting.actor import write_stacks_on_signal
+def in_the_simulator():
+    open(sys.argv[1], "w").write("")
+    time.sleep(60)
+write_stacks_on_signal(sys.argv[1])
+in_the_simulator()
+"""
+
+
+@pytest.fixture
+def stuck(tmp_path: Path) -> Iterator[tuple[str, int]]:
+    """Return the path of the progress file and the id of a process that is stuck in its simulator."""
+    path = str(tmp_path / "progress")
+    with subprocess.Popen([sys.executable, "-c", STUCK, path]) as process:
+        try:
+            wait_until(Path(path).exists)
+            yield path, process.pid
+        finally:
+            process.kill()
+
+
+def test_stacks_are_those_of_faulthandler_and_of_py_spy_where_it_answers_in_time(
+    stuck: tuple[str, int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    program = tmp_path / "py-spy"
+    monkeypatch.setattr(actor, "which", lambda *_, **__: str(program))
+    assert "in in_the_simulator" in actor.read_stacks(*stuck), "py-spy cannot be started"
+    for script, words in (('echo "found $*"', "found dump --native --pid"), ("echo denied >&2; exit 1", "denied\n")):
+        program.write_text(f"#!/bin/sh\n{script}\n")
+        program.chmod(0o700)
+        assert words in actor.read_stacks(*stuck)
+    program.write_text("#!/bin/sh\nexec sleep 60\n")
+    monkeypatch.setattr(actor, "PY_SPY_S", 0.2)
+    stacks = actor.read_stacks(*stuck)
+    assert "in in_the_simulator" in stacks
+
+
+@pytest.mark.skipif(shutil.which("py-spy") is None, reason="py-spy is not installed")
+def test_py_spy_shows_a_process_that_is_stopped(stuck: tuple[str, int]) -> None:
+    os.kill(stuck[1], signal.SIGSTOP)
+    assert "in_the_simulator (<string>:" in actor.read_stacks(*stuck)
 
 
 def test_an_incomplete_or_foreign_file_is_ignored(tmp_path: Path) -> None:

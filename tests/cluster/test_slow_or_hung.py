@@ -214,6 +214,30 @@ def test_a_segment_ends_a_row_of_losses() -> None:
         lose(1)
 
 
+@pytest.mark.parametrize(
+    ("overhead_s", "moves", "after_s"),
+    [(0.1, 1000, 60), (5.0, 1000, 100), (0.1, 0, 600)],
+    ids=["as a rule", "slow questions", "not warm"],
+)
+def test_an_actor_that_does_not_begin_its_question_is_noticed_soon(
+    overhead_s: float, moves: int, after_s: float
+) -> None:
+    """It is frozen between two questions; one that has made nothing yet may import for long."""
+    limits = replace(LIMITS, segment_timeout_s=600.0)
+    driver = Driver([[0, 1]], limits)
+    for index in range(MEASURED):
+        driver.request(index)
+        driver.now += overhead_s
+        driver.answer()
+    driver.moving[0] = lambda now: Activity(moves, 0, Phase.IDLE, 0, 0, 0, 0)
+    began = driver.now
+    driver.request(MEASURED)
+    driver.wait(2 * after_s + 3 * limits.look_s)
+    assert driver.killed_at() - began == pytest.approx(after_s + limits.look_s, abs=limits.look_s) or moves == 0
+    assert driver.killed_at() - began >= after_s
+    assert "actor 0 (samplers 0, 1) has not begun its question within" in driver.reported()[0].text
+
+
 @pytest.mark.parametrize("timeout_s", [0.5, 1, 2, 2.5])
 def test_a_hung_actor_is_killed_also_with_deadlines_as_short_as_the_ticks(timeout_s: float) -> None:
     driver = Driver([[0]], replace(LIMITS, segment_timeout_s=timeout_s))

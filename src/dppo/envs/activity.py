@@ -16,6 +16,7 @@ class Phase(IntEnum):
     RESET = 2
     STEP = 3
     REPLAY = 4
+    CLOSE = 5
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,8 +50,8 @@ class Activity:
             return f"stepping env {self.env} of {place}, episode {self.episode}, step {self.length + 1}"
         if self.phase is Phase.IDLE:
             return "idle"
-        if self.phase is Phase.MAKE:
-            return f"making env {self.env} of {place}"
+        if self.phase in (Phase.MAKE, Phase.CLOSE):
+            return f"{'making' if self.phase is Phase.MAKE else 'closing'} env {self.env} of {place}"
         return f"resetting env {self.env} of {place}, episode {self.episode}"
 
 

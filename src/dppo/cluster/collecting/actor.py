@@ -9,6 +9,7 @@ import mmap
 import os
 import signal
 import socket
+import subprocess
 import sys
 import tempfile
 import threading
@@ -16,6 +17,7 @@ import time
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
+from shutil import which
 from typing import Any
 
 import psutil
@@ -37,7 +39,7 @@ from dppo.user_code import in_a_line
 
 MEASURE_S = 2.0  # between two measurements of memory
 TERMINATED_S = 3.0  # for environments to close; Ray kills a process 5 s after SIGTERM
-STACKS_S = 0.3  # for a process to write its stacks
+STACKS_S, PY_SPY_S = 0.3, 5.0  # for a process to write its stacks, and for py-spy to read them
 MOST_TEXT = 100_000  # characters of stacks
 
 
@@ -92,12 +94,24 @@ def write_stacks_on_signal(path: str) -> None:
 
 
 def read_stacks(path: str, pid: int) -> str:
-    """Return the stacks of all threads of a process on this node; "" if they cannot be read."""
+    """Return the stacks of all threads of a process on this node, where py-spy is installed also those of native code.
+
+    "" if they cannot be read. Those of a process that is stopped (SIGSTOP) are read by py-spy alone.
+    """
+    stacks = ""
     with suppress(OSError):
         os.kill(pid, signal.SIGUSR2)
         time.sleep(STACKS_S)  # no end is marked
-        return Path(f"{path}.stacks").read_text(errors="replace")[:MOST_TEXT]
-    return ""
+        stacks = Path(f"{path}.stacks").read_text(errors="replace")
+    program = which("py-spy", path=f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}")
+    for how in ("--native", "--nonblocking") if program else ():  # only the second one reads a process that is stopped
+        with suppress(OSError, subprocess.TimeoutExpired):
+            dump = [program or "", "dump", how, "--pid", str(pid)]
+            found = subprocess.run(dump, capture_output=True, timeout=PY_SPY_S, check=False)
+            stacks += f"\npy-spy dump {how}:\n{(found.stdout + found.stderr).decode(errors='replace')}"
+            if found.returncode == 0:
+                break
+    return stacks[:MOST_TEXT]
 
 
 class PPOActor:

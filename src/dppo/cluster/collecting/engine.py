@@ -145,7 +145,7 @@ class Collecting:
         """Keep the segments of an answer that count."""
         question = actor.asked[ask_id]
         self.balancing.measure(actor, question, answer)
-        self.patience.answered(answer)
+        self.patience.answered(answer, self.news_at - actor.began)
         made = self.backups.counted(actor, ask_id, answer) if self.backups else answer.made
         for report, _ in made:
             self._ledger.record(report)

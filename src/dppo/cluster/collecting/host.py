@@ -72,6 +72,7 @@ class SamplerHost:
     def close_all_but(self, hosted: Collection[int] = ()) -> None:
         """Close the environments of all samplers except `hosted`; does not wait for threads."""
         for sampler_id in self._samplers.keys() - set(hosted):
+            self._progress.enter(place_of(Phase.CLOSE, sampler_id))  # which may take long
             self._samplers.pop(sampler_id).envs.close()
             self._next.pop(sampler_id, None)
 

@@ -11,7 +11,7 @@ from dppo.envs.activity import Activity, Phase
 
 TIMES = 20  # the longest seen
 MEASURED = 8  # answers before that counts
-LEAST_S = {Phase.MAKE: 300.0, Phase.RESET: 300.0, Phase.STEP: 60.0}
+LEAST_S = {Phase.MAKE: 300.0, Phase.RESET: 300.0, Phase.STEP: 60.0, Phase.IDLE: 60.0}
 SETTINGS = {Phase.MAKE: "start_timeout_s", Phase.RESET: "reset_timeout_s", Phase.STEP: "step_timeout_s"}
 
 
@@ -216,6 +216,8 @@ class Actor:
         limit = f"{name}={seconds:g}"
         if self.first.index < 0:
             return f"made no environment within {limit}; if its constructor takes longer, raise {name}"
+        if self.progress is not None and self.progress.phase is Phase.IDLE:
+            return f"has not begun its question within {seconds:g} s and counts as hung"
         if self.progress is None:
             seen = f"sent no segment for {limit}"
         else:
@@ -244,15 +246,17 @@ class Patience:
         measured_s = max(LEAST_S.get(phase, math.inf), TIMES * self._longest_s.get(phase, math.inf))
         if replaced or self._answers < MEASURED or measured_s >= whole_s:
             return "segment_timeout_s", whole_s
-        return SETTINGS[phase], measured_s
+        return SETTINGS.get(phase, ""), measured_s
 
     def looked(self, actor: Actor, progress: Activity, now: float) -> None:
         """Note what an actor was seen to do; if it has progressed, its deadline counts from now."""
-        limit = self.limit(progress.phase, replaced=actor.losses > 0 or self._limits.max_actor_restarts == 0)
-        self._saw(progress.phase, actor.progressed(progress, now, limit))
+        unsure = actor.losses > 0 or self._limits.max_actor_restarts == 0 or progress.moves == 0  # it may still import
+        stood_s = actor.progressed(progress, now, self.limit(progress.phase, replaced=unsure))
+        self._saw(progress.phase, stood_s * (progress.phase is not Phase.IDLE))
 
-    def answered(self, answer: Answer) -> None:
-        """Note the time of a mean step."""
+    def answered(self, answer: Answer, after_s: float = 0.0) -> None:
+        """Note the time of a mean step, and what messages took of the time since the question."""
+        self._saw(Phase.IDLE, after_s - answer.timings.total_s)
         steps = sum(report.steps for report, _ in answer.made)
         self._saw(Phase.STEP, answer.timings.env_s / max(1, steps))
         self._answers += 1
