@@ -20,8 +20,7 @@ from dppo.records import words
 from dppo.records.files import checkpoint as checkpoints
 from dppo.records.files import run_folder
 from dppo.records.files.checkpoint import Checkpoint
-from dppo.records.files.episodes import EpisodeWriter
-from dppo.records.files.incidents import IncidentWriter
+from dppo.records.files.episodes import EpisodeWriter, IncidentWriter
 from dppo.records.files.run_folder import RunFolder
 from dppo.records.learning_notes import LearningNotes
 from dppo.records.metrics.reading import EPISODES, TRACE, read_metrics
@@ -159,7 +158,7 @@ class _Run:
             if self.parts.trace is not None:
                 self.watching.add_file(MetricsWriter(self.folder.path, resumed_at, TRACE, self.parts.trace))
             if self.config.record_episodes != "none":
-                known = self.parts.ledger, lambda: self.reports
+                known = self.parts.ledger, lambda: self.reports, self.learner.episodes
                 self.flushed.append(EpisodeWriter(self.folder.path, resumed_at, self.config, *known))
                 self.watching.add_file(self.flushed[-1])
             actions, rows = actions_from_json(self.parts.model["actions"]), read_metrics(self.folder.path)
