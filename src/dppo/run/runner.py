@@ -90,7 +90,7 @@ def train(
                 parts = build(config, folder, stop, stack, watching.progress)
                 parts.learner.env_options = partial(getattr, run.options, "now")
                 watching.start()
-                run.options.begin()
+                run.options.fixed = False
                 return _Run(config, folder, watching, parts, began).go(stop)
         except StopRequested as request:  # before training started: there is nothing to save
             interruption = request.as_interruption()
@@ -114,7 +114,7 @@ def _described(config: Config, folder: RunFolder) -> RunInfo:
         lines=tuple(lines),
         total_steps=config.iterations * config.batch_size,
         resumed_at=start.checkpoint.state["iteration"] if start is not None else None,
-        options=EnvOptions(start.checkpoint.state.get("env_options") if start else None, resumed=start is not None),
+        options=EnvOptions(start.checkpoint.state.get("env_options") if start else None, fixed=start is not None),
     )
 
 
