@@ -28,11 +28,10 @@ from rich.console import Console
 from dppo.config import Config
 from dppo.ppo.exchange.records import CollectionProgress
 from dppo.records.observer import Display, RunInfo
-from dppo.records.terminal import make_display
 from dppo.records.terminal import plain as plain_lines
 from dppo.records.terminal import view as views
 from dppo.records.terminal.panel import LivePanel, cells_of, draw
-from dppo.records.terminal.plain import PlainLines, plain_line
+from dppo.records.terminal.plain import PlainLines, make_display, plain_line
 from dppo.records.terminal.view import View, duration, number, sparkline
 
 logger = logging.getLogger("dppo")
@@ -507,7 +506,7 @@ def test_the_cursor_is_visible_after_ctrl_c() -> None:
         import signal, time
         from pathlib import Path
         from dppo.config import Config
-        from dppo.records.terminal import make_display
+        from dppo.records.terminal.plain import make_display
         from dppo.records.observer import RunInfo
         signal.signal(signal.SIGINT, signal.default_int_handler)  # background jobs of a shell ignore it
         shown = make_display("auto")

@@ -29,7 +29,7 @@ from dppo.records.metrics.writer import MetricsWriter, TensorBoard
 from dppo.records.observer import EnvOptions, Observer, Observers, RunInfo
 from dppo.records.plots import LearningCurve
 from dppo.records.result import Result
-from dppo.records.terminal import make_display
+from dppo.records.terminal.plain import make_display
 from dppo.run.building import Parts, build
 from dppo.run.evaluations import EvaluatedRun, Evaluations, chosen_of
 from dppo.run.iteration_row import MeasuredRow, iteration_row, mean_return
