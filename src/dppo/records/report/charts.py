@@ -4,7 +4,7 @@ Places are shares of a chart, in percent, so that it is as wide as the page; onl
 """
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from html import escape
 from typing import NamedTuple
 
@@ -15,6 +15,8 @@ from dppo.records.plots import short
 
 LINE, AREA, FEW = 240, 80, 20  # points, each the mean of neighboring rows; fewer are drawn as dots, too
 MOST_MARKS, LARGEST = 60, 1e30
+Mark = tuple[float, str, str]
+"""A vertical line: place, kind as in the style sheet, text."""
 
 
 class Axis(NamedTuple):
@@ -22,6 +24,7 @@ class Axis(NamedTuple):
 
     low: float
     high: float
+    label: str = ""
 
     def percent(self, values: float | np.ndarray) -> np.ndarray:
         """Return places along the axis."""
@@ -42,24 +45,16 @@ def text(value: object) -> str:
 
 
 def chart(
-    title: str,
-    x: np.ndarray,
-    y: np.ndarray,
-    label: str,
-    *,
-    name: str = "last",
-    marks: Sequence[tuple[float, str, str]] = (),
+    title: str, x: np.ndarray, y: np.ndarray, label: str, *, name: str = "last", marks: Sequence[Mark] = ()
 ) -> str:
     """Return a figure of a line with its spread and its last value; "" if none is finite.
 
-    Args:
-        y: [3, n]: values, and the ends of the spread around them.
-        marks: vertical lines: place, kind as in the style sheet, text.
+    `y` is [3, n]: values, and the ends of the spread around them.
     """
     px, mean, low, high = _binned(np.array([x, *y]), LINE)
     if not len(px):
         return ""
-    across, up, dots = _axis(px, 0.0), _axis(np.concatenate([low, high]), 0.05), len(px) < FEW
+    across, up, dots = _axis(px, 0.0, label), _axis(np.concatenate([low, high]), 0.05), len(px) < FEW
     at, (line, bottom, top) = across.percent(px), 100 - up.percent(np.array([mean, low, high]))
     inside = "".join(
         f'<path class="mark {kind}" d="M{across.percent(place):.2f} 0V100"><title>{text(said)}</title></path>'
@@ -67,7 +62,7 @@ def chart(
     )
     inside += f'<path class="band f0" d="{_area(at, bottom, top)}"/>'
     inside += f'<path class="line{" few" * dots}" d="{_line(at, line, dots=dots)}"/>'
-    return _figure(title, {name: f"{mean[-1]:.4g}"}, inside, across, label, list(up.ticks()))
+    return _figure(title, {name: f"{mean[-1]:.4g}"}, inside, across, up.ticks())
 
 
 def stacked(title: str, x: np.ndarray, parts: Mapping[str, np.ndarray], label: str) -> str:
@@ -75,15 +70,18 @@ def stacked(title: str, x: np.ndarray, parts: Mapping[str, np.ndarray], label: s
     px, *heights = _binned(np.nan_to_num(np.array([x, *parts.values()])), AREA, spread=False)
     if not len(px) or not heights:
         return ""
-    across, edges = _axis(px, 0.0), 100 * (1 - np.clip(np.cumsum([0 * px, *heights], axis=0), 0, 1))
+    across, edges = _axis(px, 0.0, label), 100 * (1 - np.clip(np.cumsum([0 * px, *heights], axis=0), 0, 1))
     at, shares = across.percent(px), {name: f"{np.nan_to_num(part).mean():.0%}" for name, part in parts.items()}
     areas = (f'<path class="f{one}" d="{_area(at, *edges[one : one + 2])}"/>' for one in range(len(heights)))
-    return _figure(title, shares, "".join(areas), across, label, list(Axis(0, 1).ticks()))
+    return _figure(title, shares, "".join(areas), across, Axis(0, 1).ticks())
 
 
 def lanes(title: str, rows: Mapping[str, Sequence[tuple[float, float, str]]], label: str) -> str:
     """Return a figure with a lane for each of `rows`, which holds bars: begin, end, and a text about each."""
-    across, height = _axis(np.array([0.0, *(bar[1] for bars in rows.values() for bar in bars)]), 0.0), 100 / len(rows)
+    across, height = (
+        _axis(np.array([0.0, *(bar[1] for bars in rows.values() for bar in bars)]), 0.0, label),
+        100 / len(rows),
+    )
     inside = "".join(
         f'<rect class="f{turn % 2}" x="{across.percent(begin):.2f}" y="{(lane + 0.2) * height:.3f}" '
         f'width="{max(0.4, across.percent(end) - across.percent(begin) - 0.1):.2f}" height="{0.6 * height:.3f}">'
@@ -92,18 +90,11 @@ def lanes(title: str, rows: Mapping[str, Sequence[tuple[float, float, str]]], la
         for turn, (begin, end, said) in enumerate(bars)
     )
     names = [(100 - (lane + 0.5) * height, name) for lane, name in enumerate(rows)]
-    return _figure(title, {}, inside, across, label, names, height=22 * len(rows))
+    return _figure(title, {}, inside, across, names, 22 * len(rows))
 
 
 def _figure(
-    title: str,
-    keys: Mapping[str, str],
-    inside: str,
-    across: Axis,
-    label: str,
-    up: Sequence[tuple[float, str]],
-    *,
-    height: int = 0,
+    title: str, keys: Mapping[str, str], inside: str, across: Axis, up: Iterable[tuple[float, str]], size: int = 0
 ) -> str:
     legend = "".join(f'<span class="k{one}">{text(key)} <b>{keys[key]}</b></span>' for one, key in enumerate(keys))
     grid = ""
@@ -111,13 +102,13 @@ def _figure(
         grid += f'<line x1="{at:.2f}%" x2="{at:.2f}%" y2="100%"/>'
         grid += f'<text x="{at:.2f}%" y="100%" dy="1.3em">{text(said)}</text>'
     for at, said in up:
-        grid += f'<line x2="100%" y1="{100 - at:.2f}%" y2="{100 - at:.2f}%"/>' if not height else ""
+        grid += f'<line x2="100%" y1="{100 - at:.2f}%" y2="{100 - at:.2f}%"/>' if not size else ""
         grid += f'<text class="end" x="-0.5em" y="{100 - at:.2f}%" dy="0.35em">{text(said)}</text>'
-    kind, size = (" class=lanes", f' height="{height}"') if height else ("", "")
+    kind, height = (" class=lanes", f' height="{size}"') if size else ("", "")
     return (
-        f'<figure{kind}><figcaption>{text(title)}</figcaption><p class="legend">{legend}</p><svg class="plot"{size} '
+        f'<figure{kind}><figcaption>{text(title)}</figcaption><p class="legend">{legend}</p><svg class="plot"{height} '
         f'role="img" aria-label="{text(title)}"><g>{grid}</g><svg viewBox="0 0 100 100" preserveAspectRatio="none">'
-        f'{inside}</svg></svg><p class="unit">{text(label)}</p></figure>'
+        f'{inside}</svg></svg><p class="unit">{text(across.label)}</p></figure>'
     )
 
 
@@ -134,13 +125,13 @@ def _binned(rows: np.ndarray, most: int, *, spread: bool = True) -> np.ndarray:
     return np.asarray(means)
 
 
-def _axis(values: np.ndarray, margin: float) -> Axis:
+def _axis(values: np.ndarray, margin: float, label: str = "") -> Axis:
     """Return a range that contains `values`; and zero, if they are not far from it, or all equal."""
     low, high = float(values.min()), float(values.max())
     if 0 <= low < high / 2 or high - low <= 1e-9 * abs(high):
         low, high = min(0.0, low), max(0.0, high)
     more = max(margin * (high - low), 1e-12)
-    return Axis(low - more * (low != 0), high + more)
+    return Axis(low - more * (low != 0), high + more, label)
 
 
 def _line(x: np.ndarray, y: np.ndarray, *, dots: bool = False) -> str:

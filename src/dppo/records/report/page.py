@@ -16,7 +16,7 @@ from dppo.config.files import plain
 from dppo.config.parts import default_of, settings_by_name
 from dppo.errors import counted
 from dppo.records.plots import time_unit
-from dppo.records.report.charts import chart, lanes, stacked, text
+from dppo.records.report.charts import Mark, chart, lanes, stacked, text
 from dppo.records.terminal.view import PHASES, duration, number
 from dppo.records.together import RETURN, joined_times
 
@@ -110,18 +110,10 @@ def _charts(facts: Facts) -> Iterator[str]:
     of = {key: np.array([row.get(key, math.nan) for row in facts.rows]) for key in ("global_step", *keys)}
     steps, seconds = of["global_step"], joined_times(np.nan_to_num(of.get("time/training_s", 0 * of["global_step"])))
     scale, unit = time_unit(seconds)
-    both = [
-        chart(
-            "Episode return",
-            x,
-            _with_spread(of, RETURN),
-            label,
-            name="mean of the last 100",
-            marks=marks(facts.rows, x),
-        )
-        for x, label in ((steps, STEPS), (seconds / scale, f"training time ({unit})"))
-        if RETURN in of
-    ]
+    both = []
+    for x, label in ((steps, STEPS), (seconds / scale, f"training time ({unit})")) if RETURN in of else ():
+        spread, where = _with_spread(of, RETURN), marks(facts.rows, x)
+        both.append(chart("Episode return", x, spread, label, name="mean of the last 100", marks=where))
     seen = "".join(f'<span class="{kind}">{KINDS[kind]}</span>' for kind in KINDS if f'"mark {kind}"' in "".join(both))
     yield _group("Learning", both, seen) if any(both) else "<p>No episode has finished yet.</p>"
     parts = {TIMES[name]: of[f"perf/{name}_frac"] for name in PHASES if f"perf/{name}_frac" in of}
@@ -144,7 +136,7 @@ def _with_spread(of: Mapping[str, np.ndarray], key: str) -> np.ndarray:
     return np.array([y, *(np.where(np.isfinite(end), end, y) for end in ends)])
 
 
-def marks(rows: Sequence[Row], x: np.ndarray) -> list[tuple[float, str, str]]:
+def marks(rows: Sequence[Row], x: np.ndarray) -> list[Mark]:
     """Return where the run was resumed, and where each kind of incident was counted: place, kind and text."""
     found = []
     for before, row, at in zip(rows[:-1], rows[1:], x[1:].tolist(), strict=True):
