@@ -78,10 +78,8 @@ def stacked(title: str, x: np.ndarray, parts: Mapping[str, np.ndarray], label: s
 
 def lanes(title: str, rows: Mapping[str, Sequence[tuple[float, float, str]]], label: str) -> str:
     """Return a figure with a lane for each of `rows`, which holds bars: begin, end, and a text about each."""
-    across, height = (
-        _axis(np.array([0.0, *(bar[1] for bars in rows.values() for bar in bars)]), 0.0, label),
-        100 / len(rows),
-    )
+    ends, height = [bar[1] for bars in rows.values() for bar in bars], 100 / len(rows)
+    across = _axis(np.array([0.0, *ends]), 0.0, label)
     inside = "".join(
         f'<rect class="f{turn % 2}" x="{across.percent(begin):.2f}" y="{(lane + 0.2) * height:.3f}" '
         f'width="{max(0.4, across.percent(end) - across.percent(begin) - 0.1):.2f}" height="{0.6 * height:.3f}">'

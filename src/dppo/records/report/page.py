@@ -15,14 +15,13 @@ from dppo.config import Config
 from dppo.config.files import plain
 from dppo.config.parts import default_of, settings_by_name
 from dppo.errors import counted
-from dppo.records.plots import time_unit
+from dppo.records.plots import STEPS, time_axis
 from dppo.records.report.charts import Mark, chart, lanes, stacked, text
 from dppo.records.terminal.view import PHASES, duration, number
 from dppo.records.together import RETURN, joined_times
 
 Row = Mapping[str, float]
 MOST, MOST_LANES = 40, 64  # charts of one kind; actors
-STEPS, LOSSES = "env steps", "losses/"
 NOT_DRAWN = ("_std", "_min", "_max", "eval/iteration", "eval/global_step")  # ends of keys that belong to another
 SECTIONS = {  # keys, and prefixes of keys, in the order in which they are drawn
     "Evaluation": ("eval/",),
@@ -109,9 +108,9 @@ def _charts(facts: Facts) -> Iterator[str]:
     keys = list(dict.fromkeys(key for row in facts.rows for key in list(row)[:300]))[:1000]  # of a million, perhaps
     of = {key: np.array([row.get(key, math.nan) for row in facts.rows]) for key in ("global_step", *keys)}
     steps, seconds = of["global_step"], joined_times(np.nan_to_num(of.get("time/training_s", 0 * of["global_step"])))
-    scale, unit = time_unit(seconds)
+    scale, name_of_time = time_axis(seconds)
     both = []
-    for x, label in ((steps, STEPS), (seconds / scale, f"training time ({unit})")) if RETURN in of else ():
+    for x, label in ((steps, STEPS), (seconds / scale, name_of_time)) if RETURN in of else ():
         spread, where = _with_spread(of, RETURN), marks(facts.rows, x)
         both.append(chart("Episode return", x, spread, label, name="mean of the last 100", marks=where))
     seen = "".join(f'<span class="{kind}">{KINDS[kind]}</span>' for kind in KINDS if f'"mark {kind}"' in "".join(both))
