@@ -22,14 +22,13 @@ from dppo.records.files import run_folder
 from dppo.records.files.checkpoint import Checkpoint
 from dppo.records.files.episodes import EpisodeWriter, IncidentWriter
 from dppo.records.files.run_folder import RunFolder
-from dppo.records.learning_notes import LearningNotes
 from dppo.records.metrics.reading import EPISODES, TRACE, read_metrics
-from dppo.records.metrics.tracking import trackers
-from dppo.records.metrics.writer import MetricsWriter, TensorBoard
+from dppo.records.metrics.writer import MetricsWriter, TensorBoard, trackers
 from dppo.records.observer import EnvOptions, Observer, Observers, RunInfo
 from dppo.records.plots import LearningCurve
 from dppo.records.result import Result
 from dppo.records.terminal.plain import make_display
+from dppo.records.words import LearningNotes
 from dppo.run.building import Parts, build
 from dppo.run.evaluations import EvaluatedRun, Evaluations, chosen_of
 from dppo.run.iteration_row import MeasuredRow, iteration_row, mean_return

@@ -92,17 +92,6 @@ def make_folder(path: Path) -> None:
         DISK.sync(path.parent)
 
 
-def is_alive(pid: int) -> bool:
-    """Return whether a process with this id is running on this machine."""
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except (PermissionError, OverflowError):
-        pass
-    return True
-
-
 @contextmanager
 def writing(name: object, kind: type[DppoError] = ConfigError) -> Iterator[None]:
     """Raise an error of this kind, with cause and remedy, where the file or folder `name` cannot be written."""
