@@ -1,7 +1,6 @@
 """The live panel: progress, returns, speed, losses and the shares of time, redrawn by a thread while training runs."""
 
 import math
-import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
@@ -26,7 +25,6 @@ from dppo.records.words import closing_lines
 
 REFRESH_HZ = 4.0
 MAX_WIDTH = 110
-NOTES_SHOWN = 3
 LABEL_WIDTH = 10
 COLOURS = dict(zip(PHASES, ("blue", "cyan", "yellow", "magenta", "green", "bright_black"), strict=True))
 LOSSES = {
@@ -50,7 +48,6 @@ class LivePanel(Display):
         self._preparing, self._width = ExitStack(), 0
         self._live = Live(console=self._console, get_renderable=self._draw, refresh_per_second=REFRESH_HZ)
         self._log = ShowLog(self.note)
-        self._lock = threading.Lock()
 
     def prepare(self, text: str) -> None:
         """Show `text` with a spinner; `on_start` or `on_end` erases it."""
@@ -76,15 +73,8 @@ class LivePanel(Display):
         self.view.add_row(row)
 
     def note(self, text: str) -> None:
-        """Show a note in the panel, and print the oldest one above the panel if there are too many. From any thread."""
-        now = time.strftime("%H:%M:%S")
-        if not self._live.is_started:
-            self._print(Text(f"  {now} {text}", style="yellow"))
-            return
-        with self._lock:
-            notes = (*self.view.notes, (now, text))
-            self.view.notes = notes[-NOTES_SHOWN:]
-        self._print(*(Text(f"  {when} {what}", style="yellow") for when, what in notes[:-NOTES_SHOWN]))
+        """Print a note above the panel. From any thread."""
+        self._print(Text(f"  {time.strftime('%H:%M:%S')} {text}", style="yellow"))
 
     def on_end(self, result: Result | None, error: BaseException | None) -> None:
         """Draw the panel for the last time, restore the terminal, and print the result."""
@@ -140,7 +130,6 @@ def _lines(view: View, room: int, now: float, colours: bool) -> Iterator[tuple[s
         yield "speed", _flow(_pace(view))
     if incidents := [Text(f"{row[key]:.0f} x {key[10:]}", "yellow") for key in row if key.startswith("incidents/")]:
         yield "incidents", _flow(incidents)
-    yield from ((when, Text(what, style="yellow", overflow="fold")) for when, what in view.notes)
 
 
 def _steps(view: View, room: int, now: float) -> RenderableType:

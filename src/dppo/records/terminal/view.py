@@ -38,7 +38,6 @@ class View:
     """The first report of that iteration since the last loss of an actor, with which its env steps are lost."""
     moved_at: float = 0.0  # time at which `progress` last showed new env steps
     returns: "array[float]" = field(default_factory=lambda: array("d"))  # mean returns after each iteration
-    notes: tuple[tuple[str, str], ...] = ()  # clock time, text
     finished: bool = False
 
     def start(self, run: RunInfo) -> None:
