@@ -20,6 +20,8 @@ from dppo.spaces.actions import Actions, BoxActions, boxes
 FAULTS = 5  # lines about environments that failed
 WINDOW = 100  # window of the mean return
 WORTH_REPORTING = 1.1  # a smaller gain is within the noise
+NO_EPISODE = "No episode has finished yet."
+OTHER_CPU = "The result depends on which process ran on which type of CPU: see docs/REPRODUCIBILITY.md."
 
 
 def sizes_line(config: Config) -> str:
@@ -41,22 +43,21 @@ def sizes_line(config: Config) -> str:
 
 def hosting_line(config: Config) -> str:
     """Return where the samplers run, in one sentence."""
+    samplers, actors = counted(config.num_samplers, "sampler"), config.most_actors
     if config.num_actors == 0:
-        if config.num_samplers == 1:
-            return "Collecting in this process."
         spread = as_setting_and_flag("num_actors", config.num_samplers)
-        return f"Collecting in this process; {spread} would spread it over Ray actors, with the same result."
-    actors = config.most_actors
+        more = f"; {spread} would spread it over Ray actors, with the same result" * (config.num_samplers > 1)
+        return f"Collecting in this process{more}."
     if config.elastic:
         between = f"Between {config.actor_bounds[0]} and {counted(actors, 'Ray actor')}"
-        return f"{between}, as there is room for them, host {counted(config.num_samplers, 'sampler')}."
+        return f"{between}, as there is room for them, host {samplers}."
+    if actors == 1:
+        return f"1 Ray actor hosts {samplers}."
     fewest, most = divmod(config.num_samplers, actors)
     if not most:
-        if actors == 1:
-            return f"1 Ray actor hosts {counted(fewest, 'sampler')}."
         return f"{actors} Ray actors host {counted(fewest, 'sampler')} each."
     uneven = f"{most} host {fewest + 1}, the others {fewest} and have to wait"
-    return f"{actors} Ray actors host {config.num_samplers} samplers unevenly: {uneven}."
+    return f"{actors} Ray actors host {samplers} unevenly: {uneven}."
 
 
 def branch_line(origin: Found) -> str:
@@ -78,35 +79,30 @@ def as_setting_and_flag(name: str, value: object) -> str:
 
 def closing_lines(result: Result, error: BaseException | None = None) -> list[str]:
     """Return the last lines of a run's output; `error` is the exception that ended the run, if one did."""
-    lines = [_ending(result, error)]
-    if isinstance(error, Exception) and (cause := str(error).strip().partition("\n")[0]):
-        lines.append(f"Cause: {cause}")  # the rest is reported where the error is caught
-    if result.episodes:
-        last = counted(min(result.episodes, WINDOW), "episode")
-        lines.append(f"Mean return of the last {last}: {result.episodic_return:.1f}")
-    else:
-        lines.append("No episode has finished yet.")
-    lines.append(f"Checkpoint: {result.checkpoint}")
-    if result.picture.exists():
-        lines.append(f"Picture: {result.picture}")
-    lines.append(f"Weights: sha256 {result.weights_sha256[:16]}")
-    if result.incidents:
-        counts = (f"{count} x {kind}" for kind, count in sorted(result.incidents.items()))
-        lines.append(f"Incidents: {', '.join(counts)}")
+    cause = str(error).strip().partition("\n")[0] if isinstance(error, Exception) else ""
+    last = counted(min(result.episodes, WINDOW), "episode")
+    counts = ", ".join(f"{count} x {kind}" for kind, count in sorted(result.incidents.items()))
     faults = dict(result.env_faults)
-    if lost := faults.pop("steps lost", 0):
-        lines.append(f"Faults of environments, which cost {counted(lost, 'env step')}:")
+    lost = faults.pop("steps lost", 0)
     most = sorted(faults.items(), key=lambda one: (-one[1], one[0]))
-    lines += [f"  {count} x {name}" for name, count in most[:FAULTS]]
-    if others := most[FAULTS:]:
-        lines.append(f"  {sum(count for _, count in others)} more of {counted(len(others), 'other kind')}")
-    if "other_cpu" in result.incidents:
-        lines.append("The result depends on which process ran on which type of CPU: see docs/REPRODUCIBILITY.md.")
-    lines += [line for line in (result.times, result.bottleneck, *result.notes) if line]
-    if result.stopped_by:
-        named = result.model_name, result.wrapper_names
-        lines.append(f"Resume with: {resume_command(result.env_name, result.run_dir, *named)}")
-    return lines
+    others = sum(count for _, count in most[FAULTS:])
+    named = result.env_name, result.run_dir, result.model_name, result.wrapper_names
+    lines = (
+        _ending(result, error),
+        cause and f"Cause: {cause}",  # the rest is reported where the error is caught
+        f"Mean return of the last {last}: {result.episodic_return:.1f}" if result.episodes else NO_EPISODE,
+        f"Checkpoint: {result.checkpoint}",
+        f"Picture: {result.picture}" if result.picture.exists() else "",
+        f"Weights: sha256 {result.weights_sha256[:16]}",
+        counts and f"Incidents: {counts}",
+        f"Faults of environments, which cost {counted(lost, 'env step')}:" if lost else "",
+        *(f"  {count} x {name}" for name, count in most[:FAULTS]),
+        f"  {others} more of {counted(len(most) - FAULTS, 'other kind')}" if others else "",
+        OTHER_CPU if "other_cpu" in result.incidents else "",
+        *(result.times, result.bottleneck, *result.notes),
+        f"Resume with: {resume_command(*named)}" if result.stopped_by else "",
+    )
+    return [line for line in lines if line]
 
 
 def _ending(result: Result, error: BaseException | None) -> str:

@@ -22,7 +22,6 @@ from dppo.records.observer import Observer, RunInfo
 from dppo.records.result import Result
 from dppo.user_code import require_package
 
-FLUSH_S = 1.0  # between two flushes
 CLOSE_S = 30.0  # longest wait for the last events at the end of a run
 PACKAGES = {"wandb": "wandb", "mlflow": "mlflow-skinny"}
 TRACKERS = "trackers.json"  # of a run folder: the run's id in each tracker
@@ -130,7 +129,6 @@ class TensorBoard(Observer):
         self._run_dir = run_dir
         self._purge_step = purge_step
         self._rows: queue.SimpleQueue[tuple[float, dict[str, float | None]] | None] = queue.SimpleQueue()
-        self._closing = threading.Event()
         self._thread = threading.Thread(target=self._run, name="dppo-tensorboard", daemon=True)
         self._thread.start()
 
@@ -141,7 +139,6 @@ class TensorBoard(Observer):
 
     def on_end(self, result: Result | None, error: BaseException | None) -> None:
         """Wait until all rows are in the file, for 30 s at most."""
-        self._closing.set()
         self._rows.put(None)
         self._thread.join(CLOSE_S)
         if self._thread.is_alive():
@@ -154,7 +151,7 @@ class TensorBoard(Observer):
             logger.warning("No more events are written for TensorBoard (%s); metrics.jsonl is complete", error)
 
     def _write_all(self) -> None:
-        """Write rows as they arrive; flush at most once a second."""
+        """Write rows as they arrive."""
         from tensorboardX import RecordWriter
         from tensorboardX.proto.event_pb2 import Event, SessionLog
         from tensorboardX.proto.summary_pb2 import Summary
@@ -175,7 +172,6 @@ class TensorBoard(Observer):
                     file.write(event.SerializeToString())
                 if self._rows.empty():
                     file.flush()
-                    self._closing.wait(FLUSH_S)
 
 
 def by_step(row: dict[str, float | None]) -> dict[int, dict[str, float]]:
