@@ -198,17 +198,23 @@ UNEXPLAINED = 0.05  # explained variance; values that help reach 0.3 and more
 LARGE, SMALL = 150.0, 1e-3
 
 NOTES = {
-    "still": "the policy hardly changes: approx_kl is {kl:.1g}. Raise learning_rate ({rate:.2g} now) or update_epochs, "
-    "and check that actions affect rewards",
+    "still": "the policy hardly changes: approx_kl is {kl:.1g}. Raise learning_rate ({row[charts/learning_rate]:.2g} "
+    "now) or update_epochs, and check that actions affect rewards",
     "certain": "the policy has become deterministic, and returns have not risen: its entropy fell from {first:.3g} to "
-    "{entropy:.3g}. Raise ent_coef ({ent_coef:g} now), or lower learning_rate",
-    "unexplained": "the values explain nothing of the returns: explained_variance is {explained:.2g}. Use norm_obs and "
-    "norm_reward if they are off, else more update_epochs, or memory",
-    "constant": "no return other than {mean:g} in {steps:,} env steps ({episodes:,} episodes): there is nothing to "
-    "learn from. Reward progress on the way, or explore more (ent_coef)",
+    "{row[losses/entropy]:.3g}. Raise ent_coef ({of.ent_coef:g} now), or lower learning_rate",
+    "unexplained": "the values explain nothing of the returns: explained_variance is "
+    "{row[losses/explained_variance]:.2g}. Use norm_obs and norm_reward if they are off, else more update_epochs, or "
+    "memory",
+    "constant": "no return other than {row[charts/episodic_return]:g} in {row[global_step]:,} env steps "
+    "({row[charts/episodes]:,} episodes): there is nothing to learn from. Reward progress on the way, or explore more "
+    "(ent_coef)",
     "scale": "discounted returns are about {size:.3g}, and values learn best from numbers of about 1. Use "
     "norm_reward=True (--norm-reward)",
 }
+KEYS = (
+    *(f"charts/{name}" for name in ("episodic_return", "episodic_length", "episodes", "learning_rate")),
+    *(f"losses/{name}" for name in ("approx_kl", "entropy", "explained_variance")),
+)
 
 
 class LearningNotes(Observer):
@@ -219,7 +225,12 @@ class LearningNotes(Observer):
 
     def __init__(self, config: Config, actions: Actions, rows: Iterable[Mapping[str, float]] = ()) -> None:
         """Begin after the earlier `rows` of a run that is resumed, whose notes are not repeated."""
-        self._config, self._actions = config, actions
+        self._config = config
+        # A policy is certain below the first of these numbers, plus the second times the entropy of the first row. Of
+        # choices and real numbers side by side, nothing is known.
+        self._certain = 0.0, math.nan if any(boxes(actions)) else CERTAIN
+        if isinstance(actions, BoxActions):
+            self._certain = actions.width * 0.5 * math.log(2 * math.pi * math.e * NARROW_STD**2), 0.0
         self._entropy = self._first = math.nan  # of the first row; the mean return of the first few episodes
         self._lowest, self._highest = math.inf, -math.inf  # mean return so far
         self._in_a_row, self._given = Counter[str](), set[str]()
@@ -233,10 +244,8 @@ class LearningNotes(Observer):
 
     def notes(self, row: Mapping[str, float]) -> list[str]:
         """Return the notes that are due after `row`, the next one of the run."""
-        of, charts = self._config, ("episodic_return", "episodic_length", "episodes", "learning_rate")
-        mean, length, episodes, rate = (row.get(f"charts/{name}", math.nan) for name in charts)
-        losses = ("approx_kl", "entropy", "explained_variance")
-        kl, entropy, explained = (row.get(f"losses/{name}", math.nan) for name in losses)
+        of = self._config
+        mean, length, episodes, rate, kl, entropy, explained = (row.get(key, math.nan) for key in KEYS)
         self._entropy = first = entropy if math.isnan(self._entropy) else self._entropy
         if math.isnan(self._first) and episodes >= FEW:
             self._first = mean
@@ -245,7 +254,7 @@ class LearningNotes(Observer):
         scaled = of.norm_reward or of.norm_value or of.sign_reward or of.clip_reward or of.scale_reward != 1
         signs = {
             "still": abs(kl) < STILL_KL and rate >= ANNEALED * of.learning_rate,
-            "certain": self._is_certain(entropy),
+            "certain": entropy < self._certain[0] + self._certain[1] * first,
             "unexplained": explained < UNEXPLAINED and of.vf_coef > 0,
             "constant": self._highest - self._lowest <= 1e-9 * max(1.0, abs(mean)) and episodes >= FEW,
             "scale": not scaled and (size > LARGE or 0 < size < SMALL),
@@ -254,12 +263,4 @@ class LearningNotes(Observer):
         self._in_a_row = Counter({name: self._in_a_row[name] + 1 for name, seen in signs.items() if seen and not risen})
         due = [name for name, times in self._in_a_row.items() if times >= ITERATIONS and name not in self._given]
         self._given.update(due)
-        facts = {"kl": abs(kl), "rate": rate, "first": first, "entropy": entropy, "explained": explained, "mean": mean}
-        facts |= {"steps": row.get("global_step", 0), "episodes": episodes, "size": size, "ent_coef": of.ent_coef}
-        return [NOTES[name].format(**facts) for name in due]
-
-    def _is_certain(self, entropy: float) -> bool:
-        """Return whether nearly all actions are the likeliest; False for choices and real numbers side by side."""
-        if isinstance(self._actions, BoxActions):
-            return entropy < self._actions.width * 0.5 * math.log(2 * math.pi * math.e * NARROW_STD**2)
-        return entropy < CERTAIN * self._entropy and not any(boxes(self._actions))
+        return [NOTES[name].format(row=row, of=of, kl=abs(kl), first=first, size=size) for name in due]
