@@ -225,7 +225,8 @@ class LearningNotes(Observer):
 
     def __init__(self, config: Config, actions: Actions, rows: Iterable[Mapping[str, float]] = ()) -> None:
         """Begin after the earlier `rows` of a run that is resumed, whose notes are not repeated."""
-        self._config = config
+        self._config = of = config
+        self._scaled = of.norm_reward or of.norm_value or of.sign_reward or of.clip_reward or of.scale_reward != 1
         # A policy is certain below the first of these numbers, plus the second times the entropy of the first row. Of
         # choices and real numbers side by side, nothing is known.
         self._certain = 0.0, math.nan if any(boxes(actions)) else CERTAIN
@@ -251,13 +252,12 @@ class LearningNotes(Observer):
             self._first = mean
         self._lowest, self._highest = min(self._lowest, mean), max(self._highest, mean)
         size = abs(mean) * min(1.0, 1 / max(1e-9, (1 - of.gamma) * length))
-        scaled = of.norm_reward or of.norm_value or of.sign_reward or of.clip_reward or of.scale_reward != 1
         signs = {
             "still": abs(kl) < STILL_KL and rate >= ANNEALED * of.learning_rate,
             "certain": entropy < self._certain[0] + self._certain[1] * first,
             "unexplained": explained < UNEXPLAINED and of.vf_coef > 0,
             "constant": self._highest - self._lowest <= 1e-9 * max(1.0, abs(mean)) and episodes >= FEW,
-            "scale": not scaled and (size > LARGE or 0 < size < SMALL),
+            "scale": not self._scaled and (size > LARGE or 0 < size < SMALL),
         }
         risen = mean - self._first > RISE * max(abs(mean), abs(self._first))
         self._in_a_row = Counter({name: self._in_a_row[name] + 1 for name, seen in signs.items() if seen and not risen})
