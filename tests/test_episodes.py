@@ -17,6 +17,7 @@ from recorder import Notes, Recorder
 
 import dppo
 from dppo.__main__ import main
+from dppo.cluster.collecting import ledger
 from dppo.errors import ConfigError
 from dppo.records.files import episodes as recorded
 from dppo.records.files.episodes import RecordedEpisode, read_episodes
@@ -140,7 +141,7 @@ def test_the_oldest_episodes_go_at_the_limit(tmp_path: Path, monkeypatch: pytest
 def test_an_episode_with_too_many_actions_is_left_out_and_said_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(recorded, "LONGEST", 0)  # those of two segments at most
+    monkeypatch.setattr(ledger, "MOST_BYTES", 0)  # those of one segment at most
     recorder = Recorder()
     with Notes() as notes:
         dppo.train(settings(tmp_path / "run", num_steps=4), observers=[recorder])

@@ -13,7 +13,7 @@ from builders import BOX, DISCRETE, make_config
 from recorder import Notes
 
 import dppo
-from dppo.records.learning_notes import ITERATIONS, NOTES, LearningNotes
+from dppo.records.words import ITERATIONS, NOTES, LearningNotes
 from dppo.spaces.actions import Actions, DiscreteActions, NestedActions
 
 ROWS = 100

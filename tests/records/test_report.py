@@ -24,7 +24,7 @@ from dppo.config import Config, grouped, resolved
 from dppo.records.files.run_folder import RunLock
 from dppo.records.metrics import reading
 from dppo.records.metrics.reading import last_row, sampled_metrics
-from dppo.records.report import charts
+from dppo.records.report import page as charts
 from dppo.records.report.page import page
 from dppo.records.terminal.view import PHASES
 

@@ -17,9 +17,8 @@ from dppo.config.files import plain
 from dppo.errors import CheckpointError, ConfigError, printable
 from dppo.policies.policy import read
 from dppo.records.files.run_folder import settings_to_resume
-from dppo.records.learning_notes import LearningNotes
 from dppo.records.metrics.reading import read_metrics
-from dppo.records.words import TimeSplit, bottleneck_line, times_line
+from dppo.records.words import LearningNotes, TimeSplit, bottleneck_line, times_line
 from dppo.spaces.actions import actions_from_json, boxes
 
 DESCRIPTION = (

@@ -16,28 +16,17 @@ from dppo.records.result import Result
 PATIENCE_S = 10.0  # a run that takes longer to get ready is shown before it is
 
 
+@dataclass(slots=True)
 class EnvOptions:
-    """The options with which environments are reset, as observers change them."""
+    """The options with which environments are reset; observers change them with `RunInfo.set_env`."""
 
-    def __init__(self, restored: Any = None, *, resumed: bool = False) -> None:
-        """Begin with those of the run that is resumed; raise CheckpointError if `restored` is not such."""
-        if restored is not None and not isinstance(restored, dict):
-            raise CheckpointError(f"env_options={restored!r} in the checkpoint: not options of environments.")
-        self.now: dict[str, Any] | None = restored
-        self._ignore = resumed
+    now: dict[str, Any] | None = None
+    fixed: bool = False
+    """True until a run that is resumed has started: it goes on with those of its checkpoint."""
 
-    def begin(self) -> None:
-        """Note that the run has started."""
-        self._ignore = False
-
-    def set(self, options: dict[str, Any]) -> None:
-        """Do `RunInfo.set_env`."""
-        try:
-            options = json.loads(json.dumps(options, allow_nan=False))  # as a checkpoint holds them
-        except (TypeError, ValueError) as error:
-            raise ConfigError(f"set_env: {options!r} is not JSON ({error}). Use numbers, text, lists, dicts.") from None
-        if not self._ignore:
-            self.now = {**(self.now or {}), **options}
+    def __post_init__(self) -> None:
+        if not isinstance(self.now, dict | None):
+            raise CheckpointError(f"env_options={self.now!r} in the checkpoint: not options of environments.")
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +61,12 @@ class RunInfo:
         Raises:
             ConfigError: a value is not JSON.
         """
-        self.options.set(options)
+        try:
+            options = json.loads(json.dumps(options, allow_nan=False))  # as a checkpoint holds them
+        except (TypeError, ValueError) as error:
+            raise ConfigError(f"set_env: {options!r} is not JSON ({error}). Use numbers, text, lists, dicts.") from None
+        if not self.options.fixed:
+            self.options.now = {**(self.options.now or {}), **options}
 
 
 class Observer:
@@ -128,12 +122,9 @@ class Observers:
         for user in users:
             if not isinstance(user, Observer):
                 raise TypeError(f"observers: {user!r} is not a dppo.Observer. Make its class a subclass of it.")
-        self._files: list[Observer] = []
-        self._display = display
-        self._users = list(users)
+        self._files, self._display, self._users = list[Observer](), display, list(users)
         self._started: list[Observer] = []
-        self._run: RunInfo | None = None
-        """The run, until it has started."""
+        self._run: RunInfo | None = None  # until it has started
         self._due = 0.0
 
     def prepare(self, run: RunInfo, text: str) -> None:

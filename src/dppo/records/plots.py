@@ -24,7 +24,7 @@ FEW = 20  # fewer values are drawn as points, too
 LEGEND = {"loc": "lower left", "bbox_to_anchor": (-0.02, 0.99), "frameon": False, "fontsize": 8.5, "labelcolor": INK}
 LEGEND |= {"handlelength": 1.2, "columnspacing": 1.2, "labelspacing": 0.3}
 DASHES = ("-", (0, (4, 2)), (0, (1, 1.5)))
-MEAN_RETURN = "mean return of the last 100 episodes"
+STEPS, MEAN_RETURN = "env steps", "mean return of the last 100 episodes"
 SMOOTHING = 0.05  # window of the smoothed line, as a share of the run
 
 
@@ -50,19 +50,18 @@ def learning_curve(rows: Sequence[Mapping[str, float]], path: Path, title: str) 
     `rows` are those of metrics.jsonl; the times of a resumed run are joined.
     """
     seconds, steps, returns, _ = curve_of(rows, RETURN)
-    scale, unit = time_unit(seconds)
-    figure, axes = _two_panels(top=0.86, bottom=0.15)
+    scale, over_time = time_axis(seconds)
+    figure, axes = _two_panels(STEPS, over_time, top=0.86, bottom=0.15)
     figure.text(LEFT, 0.92, title, fontsize=12, fontweight="bold", color=INK)
     at, evaluated = thinned(len(returns)), curve_of(rows, "eval/episodic_return")
     x_of = evaluated.steps, evaluated.seconds / scale
+    blue: dict[str, Any] = {"color": COLOURS[1], "markersize": 4, "marker": "o" if len(returns) < FEW else None}
+    red: dict[str, Any] = {"color": COLOURS[0], "markersize": 4, "marker": "o", "linewidth": 1.5}
     for axis, x, x_evaluated in zip(axes, (steps, seconds / scale), x_of, strict=True):
         if len(evaluated.values):
-            dots: dict[str, Any] = {"marker": "o", "markersize": 4, "label": "evaluations"}
-            axis.plot(x_evaluated, evaluated.values, color=COLOURS[0], linewidth=1.5, **dots)
+            axis.plot(x_evaluated, evaluated.values, label="evaluations", **red)
         if len(returns):
-            marker = "o" if len(returns) < FEW else None
-            line = {"color": COLOURS[1], "marker": marker, "markersize": 4, "label": "each iteration"}
-            axis.plot(x[at], returns[at], alpha=0.3, linewidth=1, **line)
+            axis.plot(x[at], returns[at], alpha=0.3, linewidth=1, label="each iteration", **blue)
             axis.plot(x[at], smoothed(returns)[at], color=COLOURS[1], linewidth=2, label="moving mean")
         else:
             axis.text(0.5, 0.5, "No episode has finished yet.", transform=axis.transAxes, ha="center", color=GREY)
@@ -70,8 +69,6 @@ def learning_curve(rows: Sequence[Mapping[str, float]], path: Path, title: str) 
         axis.set_xlim(left=0)
     if len(returns) or len(evaluated.values):
         axes[1].legend(**LEGEND | {"loc": "lower right", "bbox_to_anchor": (1.02, 0.98), "ncols": 3})
-    axes[0].set_xlabel("env steps", color=INK)
-    axes[1].set_xlabel(f"training time ({unit})", color=INK)
     save(figure, path)
 
 
@@ -84,9 +81,9 @@ def compare_figure(groups: Sequence[Group], path: Path, caption: str, target: fl
     """
     assert groups, "nothing to compare"
     bands = [over_seeds(group.runs) for group in groups]
-    scale, unit = time_unit(np.concatenate([band.seconds for band in bands]))
+    scale, over_time = time_axis(np.concatenate([band.seconds for band in bands]))
     times = [mean_time_to(group, band, target) for group, band in zip(groups, bands, strict=True)]
-    figure, (left, right) = _two_panels(top=0.77, bottom=0.22)
+    figure, (left, right) = _two_panels(over_time, STEPS, top=0.77, bottom=0.22)
     for index, (group, band, time) in enumerate(zip(groups, bands, times, strict=True)):
         colour = COLOURS[index % len(COLOURS)]
         label = group.label + legend_time(time, times[0], target, noise=group.noise)
@@ -105,8 +102,6 @@ def compare_figure(groups: Sequence[Group], path: Path, caption: str, target: fl
     if len(bands) > 1 and all_equal(bands):
         equal = "identical curves,\ndashed on a wide line"
         right.text(0.98, 0.06, equal, transform=right.transAxes, color=GREY, fontsize=9, ha="right")
-    left.set_xlabel(f"training time ({unit})", color=INK)
-    right.set_xlabel("env steps", color=INK)
     figure.text(LEFT, 0.03, "\n".join(textwrap.wrap(caption, 125)), color=GREY, fontsize=9)
     save(figure, path)
 
@@ -117,7 +112,7 @@ def draw_together(groups: Sequence[Group], path: Path, title: str, label: str, *
     from matplotlib.figure import Figure
 
     bands = [over_seeds(group.runs) for group in groups]
-    scale, unit = time_unit(np.concatenate([band.seconds for band in bands]))
+    scale, time_label = time_axis(np.concatenate([band.seconds for band in bands]))
     labels = ["\n".join(textwrap.wrap(str(group), 96)) for group in groups]
     with mpl.rc_context({"text.parse_math": False, "svg.hashsalt": "dppo"}):
         height = 4 + 0.18 * sum(label.count("\n") + 1.3 for label in labels)
@@ -129,7 +124,7 @@ def draw_together(groups: Sequence[Group], path: Path, title: str, label: str, *
             line: dict[str, Any] = {"linestyle": dashes, "marker": "o" if len(x) == 1 else None, "label": name}
             _draw_band(axis, x, band, 0.15, color=COLOURS[index % len(COLOURS)], **line)
         axis.set_title(title, loc="left", fontsize=11, fontweight="bold", color=INK)
-        axis.set_xlabel(f"training time ({unit})" if over_time else "env steps", color=INK, fontsize=9)
+        axis.set_xlabel(time_label if over_time else STEPS, color=INK, fontsize=9)
         axis.set_ylabel(label, color=INK, fontsize=9)
         figure.legend(loc="outside lower left", frameon=False, fontsize=8.5, labelcolor=INK)
         save(figure, path)
@@ -170,10 +165,11 @@ def legend_time(seconds: float | None, first: float | None, target: float | None
     return f": {time}{factor}" if target is None else f": {target:g} after {time}{factor}"
 
 
-def time_unit(seconds: np.ndarray) -> tuple[float, str]:
-    """Return the length and the name of a unit for these times."""
+def time_axis(seconds: np.ndarray) -> tuple[float, str]:
+    """Return the length in seconds of a unit for these times, and the label of their axis."""
     longest = float(seconds.max(initial=0.0))
-    return (1.0, "s") if longest < 300 else (60.0, "min") if longest < 3 * 3600 else (3600.0, "h")
+    unit, name = (1.0, "s") if longest < 300 else (60.0, "min") if longest < 3 * 3600 else (3600.0, "h")
+    return unit, f"training time ({name})"
 
 
 def all_equal(bands: Sequence[Band]) -> bool:
@@ -182,15 +178,16 @@ def all_equal(bands: Sequence[Band]) -> bool:
     return len(first[0]) > 0 and all(all(map(np.array_equal, first, other)) for other in others)
 
 
-def _two_panels(*, top: float, bottom: float) -> tuple[Any, Any]:
-    """Return a figure and its two axes, which share the vertical axis of returns."""
+def _two_panels(*labels: str, top: float, bottom: float) -> tuple[Any, Any]:
+    """Return a figure, and two axes over these quantities, which share the vertical axis of returns."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(9, 4), dpi=DPI, facecolor="white")
     axes = figure.subplots(1, 2, sharey=True)
     figure.subplots_adjust(left=LEFT, right=0.98, top=top, bottom=bottom, wspace=0.1)
-    for axis in axes:
+    for axis, label in zip(axes, labels, strict=True):
         style(axis, labelsize=9)
+        axis.set_xlabel(label, color=INK)
     axes[0].set_ylabel(MEAN_RETURN, color=INK, fontsize=9)
     return figure, axes
 

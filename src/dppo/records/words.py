@@ -1,20 +1,27 @@
-"""The first and the last lines of a run: its sizes and processes, its result, and the bottleneck of its speed."""
+"""Lines about a run: its sizes and processes, its result, the bottleneck of its speed, and why it does not learn."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections import Counter
+from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
 from dppo.config import Config
 from dppo.config.checks import batch_in_words
 from dppo.config.trust import resume_command
 from dppo.errors import counted
+from dppo.log import logger
 from dppo.records.files.checkpoint import Found
+from dppo.records.observer import Observer
 from dppo.records.result import Result
+from dppo.spaces.actions import Actions, BoxActions, boxes
 
 FAULTS = 5  # lines about environments that failed
-EPISODES = 100  # window of the mean return
+WINDOW = 100  # window of the mean return
 WORTH_REPORTING = 1.1  # a smaller gain is within the noise
+NO_EPISODE = "No episode has finished yet."
+OTHER_CPU = "The result depends on which process ran on which type of CPU: see docs/REPRODUCIBILITY.md."
 
 
 def sizes_line(config: Config) -> str:
@@ -36,22 +43,21 @@ def sizes_line(config: Config) -> str:
 
 def hosting_line(config: Config) -> str:
     """Return where the samplers run, in one sentence."""
+    samplers, actors = counted(config.num_samplers, "sampler"), config.most_actors
     if config.num_actors == 0:
-        if config.num_samplers == 1:
-            return "Collecting in this process."
         spread = as_setting_and_flag("num_actors", config.num_samplers)
-        return f"Collecting in this process; {spread} would spread it over Ray actors, with the same result."
-    actors = config.most_actors
+        more = f"; {spread} would spread it over Ray actors, with the same result" * (config.num_samplers > 1)
+        return f"Collecting in this process{more}."
     if config.elastic:
         between = f"Between {config.actor_bounds[0]} and {counted(actors, 'Ray actor')}"
-        return f"{between}, as there is room for them, host {counted(config.num_samplers, 'sampler')}."
+        return f"{between}, as there is room for them, host {samplers}."
+    if actors == 1:
+        return f"1 Ray actor hosts {samplers}."
     fewest, most = divmod(config.num_samplers, actors)
     if not most:
-        if actors == 1:
-            return f"1 Ray actor hosts {counted(fewest, 'sampler')}."
         return f"{actors} Ray actors host {counted(fewest, 'sampler')} each."
     uneven = f"{most} host {fewest + 1}, the others {fewest} and have to wait"
-    return f"{actors} Ray actors host {config.num_samplers} samplers unevenly: {uneven}."
+    return f"{actors} Ray actors host {samplers} unevenly: {uneven}."
 
 
 def branch_line(origin: Found) -> str:
@@ -73,35 +79,30 @@ def as_setting_and_flag(name: str, value: object) -> str:
 
 def closing_lines(result: Result, error: BaseException | None = None) -> list[str]:
     """Return the last lines of a run's output; `error` is the exception that ended the run, if one did."""
-    lines = [_ending(result, error)]
-    if isinstance(error, Exception) and (cause := str(error).strip().partition("\n")[0]):
-        lines.append(f"Cause: {cause}")  # the rest is reported where the error is caught
-    if result.episodes:
-        last = counted(min(result.episodes, EPISODES), "episode")
-        lines.append(f"Mean return of the last {last}: {result.episodic_return:.1f}")
-    else:
-        lines.append("No episode has finished yet.")
-    lines.append(f"Checkpoint: {result.checkpoint}")
-    if result.picture.exists():
-        lines.append(f"Picture: {result.picture}")
-    lines.append(f"Weights: sha256 {result.weights_sha256[:16]}")
-    if result.incidents:
-        counts = (f"{count} x {kind}" for kind, count in sorted(result.incidents.items()))
-        lines.append(f"Incidents: {', '.join(counts)}")
+    cause = str(error).strip().partition("\n")[0] if isinstance(error, Exception) else ""
+    last = counted(min(result.episodes, WINDOW), "episode")
+    counts = ", ".join(f"{count} x {kind}" for kind, count in sorted(result.incidents.items()))
     faults = dict(result.env_faults)
-    if lost := faults.pop("steps lost", 0):
-        lines.append(f"Faults of environments, which cost {counted(lost, 'env step')}:")
+    lost = faults.pop("steps lost", 0)
     most = sorted(faults.items(), key=lambda one: (-one[1], one[0]))
-    lines += [f"  {count} x {name}" for name, count in most[:FAULTS]]
-    if others := most[FAULTS:]:
-        lines.append(f"  {sum(count for _, count in others)} more of {counted(len(others), 'other kind')}")
-    if "other_cpu" in result.incidents:
-        lines.append("The result depends on which process ran on which type of CPU: see docs/REPRODUCIBILITY.md.")
-    lines += [line for line in (result.times, result.bottleneck, *result.notes) if line]
-    if result.stopped_by:
-        named = result.model_name, result.wrapper_names
-        lines.append(f"Resume with: {resume_command(result.env_name, result.run_dir, *named)}")
-    return lines
+    others = sum(count for _, count in most[FAULTS:])
+    named = result.env_name, result.run_dir, result.model_name, result.wrapper_names
+    lines = (
+        _ending(result, error),
+        cause and f"Cause: {cause}",  # the rest is reported where the error is caught
+        f"Mean return of the last {last}: {result.episodic_return:.1f}" if result.episodes else NO_EPISODE,
+        f"Checkpoint: {result.checkpoint}",
+        f"Picture: {result.picture}" if result.picture.exists() else "",
+        f"Weights: sha256 {result.weights_sha256[:16]}",
+        counts and f"Incidents: {counts}",
+        f"Faults of environments, which cost {counted(lost, 'env step')}:" if lost else "",
+        *(f"  {count} x {name}" for name, count in most[:FAULTS]),
+        f"  {others} more of {counted(len(most) - FAULTS, 'other kind')}" if others else "",
+        OTHER_CPU if "other_cpu" in result.incidents else "",
+        *(result.times, result.bottleneck, *result.notes),
+        f"Resume with: {resume_command(*named)}" if result.stopped_by else "",
+    )
+    return [line for line in lines if line]
 
 
 def _ending(result: Result, error: BaseException | None) -> str:
@@ -182,3 +183,84 @@ def bottleneck_line(split: TimeSplit, config: Config) -> str:
 
 def _ratio(before_s: float, after_s: float) -> float:
     return before_s / after_s if after_s > 0 else float("inf")
+
+
+ITERATIONS = 30  # in a row; a slow start and chance are shorter
+FEW = 50  # episodes, for a first mean return
+RISE = 0.2  # of the mean return, relative to its size: more than the noise of so many episodes
+STILL_KL = 1e-6  # nats; usual are 1e-3 to 2e-2, and a hundredth of these at a tenth of the learning rate
+ANNEALED = 0.1  # below this share of the first learning rate, small changes are intended
+CERTAIN = 0.01  # share of the first entropy: the less likely of two choices then has a probability of 0.0006
+NARROW_STD = 0.01  # of real-valued actions, which starts at 1; useful ones are rarely below 0.05
+UNEXPLAINED = 0.05  # explained variance; values that help reach 0.3 and more
+# A value head moves by about 0.02 in an SGD step, so values of hundreds take thousands: Acrobot's -100 are learned,
+# LunarLander's 200 and Pendulum's 600 are learned better normalized. Small ones drown in the noise of untrained values.
+LARGE, SMALL = 150.0, 1e-3
+
+NOTES = {
+    "still": "the policy hardly changes: approx_kl is {kl:.1g}. Raise learning_rate ({row[charts/learning_rate]:.2g} "
+    "now) or update_epochs, and check that actions affect rewards",
+    "certain": "the policy has become deterministic, and returns have not risen: its entropy fell from {first:.3g} to "
+    "{row[losses/entropy]:.3g}. Raise ent_coef ({of.ent_coef:g} now), or lower learning_rate",
+    "unexplained": "the values explain nothing of the returns: explained_variance is "
+    "{row[losses/explained_variance]:.2g}. Use norm_obs and norm_reward if they are off, else more update_epochs, or "
+    "memory",
+    "constant": "no return other than {row[charts/episodic_return]:g} in {row[global_step]:,} env steps "
+    "({row[charts/episodes]:,} episodes): there is nothing to learn from. Reward progress on the way, or explore more "
+    "(ent_coef)",
+    "scale": "discounted returns are about {size:.3g}, and values learn best from numbers of about 1. Use "
+    "norm_reward=True (--norm-reward)",
+}
+KEYS = (
+    *(f"charts/{name}" for name in ("episodic_return", "episodic_length", "episodes", "learning_rate")),
+    *(f"losses/{name}" for name in ("approx_kl", "entropy", "explained_variance")),
+)
+
+
+class LearningNotes(Observer):
+    """Logs what speaks against a run whose mean return has not risen. Reads rows of metrics only, and changes nothing.
+
+    In a run that has got better, small changes, a certain policy and poor values may be those of a solved task.
+    """
+
+    def __init__(self, config: Config, actions: Actions, rows: Iterable[Mapping[str, float]] = ()) -> None:
+        """Begin after the earlier `rows` of a run that is resumed, whose notes are not repeated."""
+        self._config = of = config
+        self._scaled = of.norm_reward or of.norm_value or of.sign_reward or of.clip_reward or of.scale_reward != 1
+        # A policy is certain below the first of these numbers, plus the second times the entropy of the first row. Of
+        # choices and real numbers side by side, nothing is known.
+        self._certain = 0.0, math.nan if any(boxes(actions)) else CERTAIN
+        if isinstance(actions, BoxActions):
+            self._certain = actions.width * 0.5 * math.log(2 * math.pi * math.e * NARROW_STD**2), 0.0
+        self._entropy = self._first = math.nan  # of the first row; the mean return of the first few episodes
+        self._lowest, self._highest = math.inf, -math.inf  # mean return so far
+        self._in_a_row, self._given = Counter[str](), set[str]()
+        for row in rows:
+            self.notes(row)
+
+    def on_iteration(self, row: dict[str, float]) -> None:
+        """Log the notes that are due after this row."""
+        for note in self.notes(row):
+            logger.warning("%s", note)
+
+    def notes(self, row: Mapping[str, float]) -> list[str]:
+        """Return the notes that are due after `row`, the next one of the run."""
+        of = self._config
+        mean, length, episodes, rate, kl, entropy, explained = (row.get(key, math.nan) for key in KEYS)
+        self._entropy = first = entropy if math.isnan(self._entropy) else self._entropy
+        if math.isnan(self._first) and episodes >= FEW:
+            self._first = mean
+        self._lowest, self._highest = min(self._lowest, mean), max(self._highest, mean)
+        size = abs(mean) * min(1.0, 1 / max(1e-9, (1 - of.gamma) * length))
+        signs = {
+            "still": abs(kl) < STILL_KL and rate >= ANNEALED * of.learning_rate,
+            "certain": entropy < self._certain[0] + self._certain[1] * first,
+            "unexplained": explained < UNEXPLAINED and of.vf_coef > 0,
+            "constant": self._highest - self._lowest <= 1e-9 * max(1.0, abs(mean)) and episodes >= FEW,
+            "scale": not self._scaled and (size > LARGE or 0 < size < SMALL),
+        }
+        risen = mean - self._first > RISE * max(abs(mean), abs(self._first))
+        self._in_a_row = Counter({name: self._in_a_row[name] + 1 for name, seen in signs.items() if seen and not risen})
+        due = [name for name, times in self._in_a_row.items() if times >= ITERATIONS and name not in self._given]
+        self._given.update(due)
+        return [NOTES[name].format(row=row, of=of, kl=abs(kl), first=first, size=size) for name in due]

@@ -24,8 +24,7 @@ from dppo.files import check_kind, read_file
 from dppo.log import logger
 from dppo.ppo.distributions.joint import distribution_of
 from dppo.records.files.disk import check_parts
-from dppo.records.files.episodes import INTEGERS, RecordedEpisode, packed, read_episodes
-from dppo.records.files.incidents import FILE
+from dppo.records.files.episodes import INCIDENT, INTEGERS, RecordedEpisode, packed, read_episodes
 from dppo.records.files.run_folder import settings_to_resume
 from dppo.records.video import Video, check_video
 from dppo.spaces.actions import Actions
@@ -182,7 +181,7 @@ def _read(folder: Path) -> RecordedEpisode:
     """Return the episode of an incident; raise CheckpointError if it is not there."""
     try:
         check_kind(folder, stat.S_IFDIR)
-        values = json.loads(read_file(folder / FILE, MOST_BYTES))
+        values = json.loads(read_file(folder / INCIDENT, MOST_BYTES))
         dtype = {"int64": np.int64, "float32": np.float32, "float64": np.float64}[values["dtype"]]
         place: dict[str, Any] = {name: int(values[name]) for name in INTEGERS[:4]}
         actions = np.array(values["actions"], dtype)
@@ -191,4 +190,4 @@ def _read(folder: Path) -> RecordedEpisode:
     except (KeyError, OSError, OverflowError, RecursionError, TypeError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) else "holds no actions of an episode; see its report.txt"
         which = "Pass a folder such as runs/NAME/incidents/001, or a run and `episode=NUMBER`."
-        raise CheckpointError(f"{folder / FILE}: {reason}. {which}") from None
+        raise CheckpointError(f"{folder / INCIDENT}: {reason}. {which}") from None

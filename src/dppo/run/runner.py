@@ -20,17 +20,15 @@ from dppo.records import words
 from dppo.records.files import checkpoint as checkpoints
 from dppo.records.files import run_folder
 from dppo.records.files.checkpoint import Checkpoint
-from dppo.records.files.episodes import EpisodeWriter
-from dppo.records.files.incidents import IncidentWriter
+from dppo.records.files.episodes import EpisodeWriter, IncidentWriter
 from dppo.records.files.run_folder import RunFolder
-from dppo.records.learning_notes import LearningNotes
 from dppo.records.metrics.reading import EPISODES, TRACE, read_metrics
-from dppo.records.metrics.tracking import trackers
-from dppo.records.metrics.writer import MetricsWriter, TensorBoard
+from dppo.records.metrics.writer import MetricsWriter, TensorBoard, trackers
 from dppo.records.observer import EnvOptions, Observer, Observers, RunInfo
 from dppo.records.plots import LearningCurve
 from dppo.records.result import Result
-from dppo.records.terminal import make_display
+from dppo.records.terminal.plain import make_display
+from dppo.records.words import LearningNotes
 from dppo.run.building import Parts, build
 from dppo.run.evaluations import EvaluatedRun, Evaluations, chosen_of
 from dppo.run.iteration_row import MeasuredRow, iteration_row, mean_return
@@ -91,7 +89,7 @@ def train(
                 parts = build(config, folder, stop, stack, watching.progress)
                 parts.learner.env_options = partial(getattr, run.options, "now")
                 watching.start()
-                run.options.begin()
+                run.options.fixed = False
                 return _Run(config, folder, watching, parts, began).go(stop)
         except StopRequested as request:  # before training started: there is nothing to save
             interruption = request.as_interruption()
@@ -115,7 +113,7 @@ def _described(config: Config, folder: RunFolder) -> RunInfo:
         lines=tuple(lines),
         total_steps=config.iterations * config.batch_size,
         resumed_at=start.checkpoint.state["iteration"] if start is not None else None,
-        options=EnvOptions(start.checkpoint.state.get("env_options") if start else None, resumed=start is not None),
+        options=EnvOptions(start.checkpoint.state.get("env_options") if start else None, fixed=start is not None),
     )
 
 
@@ -159,7 +157,7 @@ class _Run:
             if self.parts.trace is not None:
                 self.watching.add_file(MetricsWriter(self.folder.path, resumed_at, TRACE, self.parts.trace))
             if self.config.record_episodes != "none":
-                known = self.parts.ledger, lambda: self.reports
+                known = self.parts.ledger, lambda: self.reports, self.learner.episodes
                 self.flushed.append(EpisodeWriter(self.folder.path, resumed_at, self.config, *known))
                 self.watching.add_file(self.flushed[-1])
             actions, rows = actions_from_json(self.parts.model["actions"]), read_metrics(self.folder.path)

@@ -10,9 +10,9 @@ import math
 import os
 import re
 import stat
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -54,8 +54,7 @@ class Found:
     """True if the run has not written a good one after it."""
 
 
-@dataclass(frozen=True)
-class _Entry:
+class _Entry(NamedTuple):
     """A file in the folder of checkpoints, as described by its header."""
 
     path: Path
@@ -104,7 +103,7 @@ def save(
     try:
         check_kind(folder, stat.S_IFDIR)
         disk.make_folder(folder)
-        _remove([path for path in folder.glob(".tmp-*") if disk.is_abandoned(path)])
+        _remove(folder.glob(".tmp-*"))  # of writers that were killed: run.lock keeps others out
         serial = 1 + max((entry.serial for entry in _scan(folder)), default=-1)
         disk.write_file(path, *_encode(checkpoint, iteration, serial, score))
     except OSError as error:
@@ -125,16 +124,13 @@ def save(
 def load(path: Path) -> Checkpoint:
     """Return the checkpoint in the file `path`, after checking every byte; raise a CheckpointError if one is wrong."""
     named, metadata = sealed.read_all(path)
-    try:
-        _check_format(path, metadata)
+    with _checking(path, metadata):
         arrays: dict[str, dict[str, np.ndarray]] = {part: {} for part in json.loads(metadata["parts"])}
         for name, array in named.items():
             part, _, rest = name.partition("/")
             arrays[part][rest] = array
         state = sealed.parse_json(path, metadata["state"])
         odd = [name for name, kind in RUN.items() if type(state[name]) is not kind or (kind is int and state[name] < 0)]
-    except (KeyError, RecursionError, TypeError, ValueError):
-        raise sealed.damaged(path, "a dppo checkpoint", "another safetensors file") from None
     if odd:
         raise sealed.damaged(path, f"the {odd[0]} of a run", repr(state[odd[0]]))
     return Checkpoint(arrays, state)
@@ -182,32 +178,35 @@ def has_any(run_dir: Path) -> bool:
 
 def _scan(folder: Path) -> list[_Entry]:
     """Return the checkpoints in `folder`, newest first; those whose header cannot be read last."""
-    found = ((path, NAME.fullmatch(path.name)) for path in folder.iterdir())
-    entries = [_entry(path, int(match[1])) for path, match in found if match is not None]
+    entries = [_entry(path, int(match[1])) for path in folder.iterdir() if (match := NAME.fullmatch(path.name))]
     return sorted(entries, key=lambda entry: (entry.serial, entry.iteration), reverse=True)
 
 
 def _entry(path: Path, iteration: int) -> _Entry:
     try:
         metadata = sealed.read_metadata(path)
-        _check_format(path, metadata)
-        score = json.loads(metadata["score"])
-        score = None if score is None else float(score)
-        return _Entry(path, int(metadata["iteration"]), int(metadata["serial"]), score)
+        with _checking(path, metadata):
+            score = json.loads(metadata["score"])
+            score = None if score is None else float(score)
+            return _Entry(path, int(metadata["iteration"]), int(metadata["serial"]), score)
     except CheckpointError as error:
         return _Entry(path, iteration, problem=str(error).splitlines()[0])
-    except (KeyError, RecursionError, TypeError, ValueError):
-        return _Entry(path, iteration, problem=f"{path}: expected a dppo checkpoint, found another safetensors file.")
 
 
-def _check_format(path: Path, metadata: dict[str, str]) -> None:
+@contextmanager
+def _checking(path: Path, metadata: dict[str, str]) -> Iterator[None]:
+    """Raise a CheckpointError if this is not the metadata of a checkpoint."""
     written_as = metadata.get("format", "")
     if written_as.isdecimal() and int(written_as) > FORMAT:
         raise CheckpointError(
             f"{path}: has format {written_as}, but this dppo reads format {FORMAT}.\nUse a newer dppo."
         )
-    if written_as != str(FORMAT):
-        raise sealed.damaged(path, "a dppo checkpoint", "another safetensors file")
+    try:
+        if written_as != str(FORMAT):
+            raise ValueError
+        yield
+    except (KeyError, RecursionError, TypeError, ValueError):
+        raise sealed.damaged(path, "a dppo checkpoint", "another safetensors file") from None
 
 
 def _encode(checkpoint: Checkpoint, iteration: int, serial: int, score: float | None) -> tuple[bytes, memoryview]:
@@ -227,35 +226,29 @@ def _encode(checkpoint: Checkpoint, iteration: int, serial: int, score: float | 
 
 def _current(folder: Path, chosen: Chosen | None) -> tuple[list[_Entry], list[_Entry], _Entry | None]:
     """Return the checkpoints in `folder` whose headers can be read, newest first; those to keep; the best of them."""
-    current = [entry for entry in _scan(folder) if entry.serial >= 0]
+    current, waiting = [entry for entry in _scan(folder) if entry.serial >= 0], chosen.waiting if chosen else ()
     if chosen is not None:
-        waiting = [entry for entry in current if entry.iteration in chosen.waiting]
-        scored = [replace(entry, score=chosen.score) for entry in current if entry.iteration == chosen.best]
-    else:
-        waiting, scored = [], [entry for entry in current if entry.score is not None]
+        scores = {chosen.best: chosen.score}
+        current = [entry._replace(score=scores.get(entry.iteration)) for entry in current]
+    scored = [entry for entry in current if entry.score is not None]
     best = max(scored, key=lambda entry: (entry.score, entry.serial), default=None)
-    return current, [*waiting, *(entry for entry in current if best and entry.path == best.path)], best
+    return current, [entry for entry in current if entry is best or entry.iteration in waiting], best
 
 
 def _rotate(folder: Path, keep: int, chosen: Chosen | None) -> None:
     """Delete all but the newest and those to keep; leave what cannot be read or deleted."""
-    current, kept = list[_Entry](), list[_Entry]()
-    best: _Entry | None = None
     with _warning_once(folder):
         current, kept, best = _current(folder, chosen)
-    _remove([entry.path for entry in current[keep:] if entry not in kept])
-    if best is None:
-        return
-    # For the user; the scores themselves are in the checkpoints.
-    content = {"checkpoint": best.path.name, "iteration": best.iteration, "score": best.score}
-    data = json.dumps(content).encode() + b"\n"
-    path = folder / "best.json"
-    with _warning_once(path):
-        if not os.path.lexists(path) or read_file(path) != data:
-            disk.write_file(path, data)
+        _remove(entry.path for entry in current[keep:] if entry not in kept)
+        if best is not None:  # for the user; the scores themselves are in the checkpoints
+            content = {"checkpoint": best.path.name, "iteration": best.iteration, "score": best.score}
+            data, path = json.dumps(content).encode() + b"\n", folder / "best.json"
+            with _warning_once(path):
+                if not os.path.lexists(path) or read_file(path) != data:
+                    disk.write_file(path, data)
 
 
-def _remove(paths: list[Path]) -> None:
+def _remove(paths: Iterable[Path]) -> None:
     for path in paths:
         with _warning_once(path):
             disk.DISK.remove(path)

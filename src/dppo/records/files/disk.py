@@ -5,7 +5,6 @@ import os
 import shutil
 import socket
 import stat
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -13,7 +12,6 @@ from pathlib import Path
 from dppo.errors import CheckpointError, ConfigError, DppoError
 from dppo.files import Irregular, check_kind
 
-ABANDONED_S = 86_400.0  # the writer of a temporary file that is this old, on another machine, is taken for dead
 ROWS = ("metrics.jsonl", "trace.jsonl", "episodes.jsonl")
 FILES = ("run.lock", "config.yaml", "trackers.json", *ROWS, "learning_curve.png", "checkpoints/best.json")
 REMEDY = "Move it away, or put the real one in its place. (The run folder as a whole may be a link.)"
@@ -92,27 +90,6 @@ def make_folder(path: Path) -> None:
         make_folder(path.parent)
         path.mkdir(exist_ok=True)
         DISK.sync(path.parent)
-
-
-def is_abandoned(path: Path) -> bool:
-    """Return whether a killed process has left this temporary file behind."""
-    host, _, pid = path.name.split("-", 2)[-1].rpartition("-")
-    if host == socket.gethostname() and pid.isdigit():
-        return int(pid) == os.getpid() or not is_alive(int(pid))
-    with suppress(OSError):  # for example because it is gone
-        return time.time() - path.lstat().st_mtime > ABANDONED_S
-    return False
-
-
-def is_alive(pid: int) -> bool:
-    """Return whether a process with this id is running on this machine."""
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except (PermissionError, OverflowError):
-        pass
-    return True
 
 
 @contextmanager

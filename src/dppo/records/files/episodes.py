@@ -1,10 +1,12 @@
-"""Recorded episodes of a run: a line of episodes.jsonl for each, with what is needed to play it again."""
+"""Episodes that can be played again: a line of episodes.jsonl for each that is recorded, a folder for each incident."""
 
 from __future__ import annotations
 
 import base64
+import json
 import math
 import sys
+import time
 import zlib
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -16,22 +18,28 @@ import numpy as np
 
 from dppo import streams
 from dppo.config import Config
-from dppo.errors import CheckpointError, DppoError
+from dppo.config.trust import code_named_by
+from dppo.errors import CheckpointError, ClusterError, DppoError, EnvironmentFault
 from dppo.files import read_file
 from dppo.log import logger
-from dppo.ppo.exchange.records import Rebuild, SegmentReport
-from dppo.records.files.disk import cause, remedy, write_file
+from dppo.ppo.exchange.records import Incident, IncidentKind, SegmentReport
+from dppo.records.files.disk import cause, make_folder, remedy, write_file
+from dppo.records.files.run_folder import versions
 from dppo.records.metrics.reading import EPISODES, parsed
 from dppo.records.metrics.writer import MetricsWriter
 from dppo.records.observer import Observer
 from dppo.records.result import Result
 from dppo.streams import Stream
 
-MOST_BYTES = 2**26  # of the file
+INCIDENT = "incident.json"
+MOST_BYTES = 2**26  # of the file of episodes
 LARGEST = 2**28  # bytes of a file, or of the actions of one episode, that are read
-LONGEST = 2**24  # bytes of the actions of an episode that is recorded
+LONGEST = 2**24  # bytes of the actions of an open episode, as the ledger keeps them
 INTEGERS = ("sampler_id", "env", "episode", "seed", "length", "number", "checksum", "global_step")
-AT_ONCE = 16  # iterations whose episodes are written at once
+AT_ONCE = 100  # reports whose episodes are written at once
+MOST, MOST_NUMBERS = 50, 2**18  # incidents of a run; numbers in the actions of one
+SAID = 3  # incidents that are named as they are written, besides that of the end
+LOST = (IncidentKind.ACTOR_LOST, IncidentKind.ACTOR_HUNG)
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,8 +84,6 @@ def packed(actions: np.ndarray) -> dict[str, Any]:
 class Ledger(Protocol):
     """The part of the `ReplayLedger` that is needed here."""
 
-    def rebuild(self, sampler_id: int, index: int) -> Rebuild | None: ...  # noqa: D102
-
     def actions_before(self, sampler_id: int, index: int, env: int, episode: int) -> np.ndarray | None: ...  # noqa: D102
 
 
@@ -94,75 +100,63 @@ class EpisodeWriter(Observer):
         config: Config,
         ledger: Ledger,
         reports: Callable[[], Sequence[SegmentReport]],
+        episodes: int,
     ) -> None:
         """Cut off the lines after iteration `resumed_at`, as those episodes are played anew, and append.
 
         Args:
             ledger: knows the actions of open episodes; `reports` returns those of the last iteration.
+            episodes: finished ones, from the start of the run to `resumed_at`.
         """
         self._file = MetricsWriter(run_dir, resumed_at, EPISODES, dict)
-        self._every, self._seed, self._reports = config.recorded_every, config.seed, reports
+        self._every, self._seed = config.recorded_every, config.seed
+        self._ledger, self._reports, self._number = ledger, reports, episodes
         self._iteration, self._said = -1.0, False
         self._best = max((one.episode_return for one in read_episodes(run_dir) if one.number), default=-math.inf)
-        self._pending: list[tuple[dict[str, float], Sequence[SegmentReport]]] = []
-        self._open: dict[tuple[int, int], tuple[int, list[np.ndarray]]] = {}  # index and actions of open episodes
-        for sampler in range(config.num_samplers):
-            known = ledger.rebuild(sampler, resumed_at or 0)
-            for env, episode in enumerate([] if known is None else known.carry.episodes.tolist()):
-                actions = ledger.actions_before(sampler, resumed_at or 0, env, episode)
-                self._open[sampler, env] = episode, [] if actions is None else [actions]
+        self._pending: list[tuple[dict[str, float], SegmentReport, list[np.ndarray | None]]] = []
 
     def on_iteration(self, row: dict[str, float]) -> None:
-        """Keep the reports of an iteration, until there are a few."""
+        """Keep the reports of an iteration, and the actions of earlier segments, until there are a few."""
         if row["iteration"] == self._iteration:  # it has further rows, of evaluations
             return
-        self._iteration = row["iteration"]
-        self._pending.append((row, self._reports()))
+        self._iteration, before = row["iteration"], self._ledger.actions_before
+        for of in self._reports():
+            earlier = [before(of.sampler_id, of.index, one.env, one.index) for one in of.episodes]
+            self._pending.append((row, of, earlier))
         if len(self._pending) >= AT_ONCE:
             self._write()
 
     def _write(self) -> None:
-        for row, reports in self._pending:
-            number = int(row["charts/episodes"]) - sum(len(report.episodes) for report in reports)
-            for report in reports:
-                self._append(row, report, number)
-                number += len(report.episodes)
+        """Write the episodes that were kept, and those that failed."""
+        for row, report, before in self._pending:
+            for one, earlier, last in zip(report.episodes, before, report.ended_actions, strict=True):
+                self._number += 1
+                if self._number % self._every == 0 if self._every else one.episode_return > self._best:
+                    actions = last if earlier is None else np.concatenate([earlier, last])
+                    facts = {"number": self._number, "checksum": one.checksum, "episode_return": one.episode_return}
+                    if len(actions) == one.length:
+                        self._add(row, (report.sampler_id, one.env, one.index), actions, facts, one.options)
+                    elif not self._said:  # the ledger has no more of them
+                        self._said = True
+                        megabytes = f"the actions of its {one.length:,} steps have more than {LONGEST >> 20} MB"
+                        text = "episode %d is not recorded: %s; later ones like it neither"
+                        logger.warning(text, self._number, megabytes)
+                self._best = max(self._best, one.episode_return)
+            for fault in (one.fault for one in report.incidents if one.fault is not None and one.fault.complete):
+                error = {"error": f"{fault.error} in {fault.phase}"}
+                self._add(row, (report.sampler_id, fault.env, fault.episode), fault.actions, error, fault.options)
         self._pending.clear()
         with suppress(OSError):
             if self._file.path.stat().st_size > MOST_BYTES:
                 self._drop_oldest()
 
-    def _append(self, row: dict[str, float], report: SegmentReport, number: int) -> None:
-        """Append the episodes of a report, of which the first one has the next number, and those that failed."""
-        sampler, found = report.sampler_id, list[tuple[int, int, np.ndarray, dict[str, Any]]]()
-        for one, last in zip(report.episodes, report.ended_actions, strict=True):
-            number += 1
-            episode, pieces = self._open.pop((sampler, one.env), (-1, []))
-            if number % self._every == 0 if self._every else one.episode_return > self._best:
-                actions = np.concatenate([*(pieces if episode == one.index else []), last])
-                facts: dict[str, Any] = {"number": number, "checksum": one.checksum}
-                facts["episode_return"] = one.episode_return
-                facts |= {"options": one.options} if one.options else {}
-                if len(actions) == one.length:
-                    found.append((one.env, one.index, actions, facts))
-                elif not self._said:  # its actions have more than LONGEST bytes
-                    self._said = True
-                    megabytes = f"the actions of its {one.length:,} steps have more than {LONGEST >> 20} MB"
-                    logger.warning("episode %d is not recorded: %s; later ones like it neither", number, megabytes)
-            self._best = max(self._best, one.episode_return)
-        for fault in (one.fault for one in report.incidents if one.fault is not None and one.fault.complete):
-            error: dict[str, Any] = {"error": f"{fault.error} in {fault.phase}"}
-            error |= {"options": fault.options} if fault.options else {}
-            found.append((fault.env, fault.episode, fault.actions, error))
-        for env, (index, new) in enumerate(zip(report.carry.episodes, report.open_actions, strict=True)):
-            episode, pieces = self._open.get((sampler, env), (-1, []))
-            goes_on = episode == index and report.carry.episode_lengths[env] * new[:1].nbytes <= LONGEST
-            self._open[sampler, env] = int(index), [*(pieces if goes_on else []), new]
-        for env, index, actions, facts in found:
-            seed = streams.integer(self._seed, Stream.EPISODES, sampler, env, index)
-            place = dict(zip(INTEGERS, (sampler, env, index, seed, len(actions)), strict=False))
-            counters: dict[str, Any] = {name: row[name] for name in ("iteration", "global_step")}
-            self._file.on_iteration(counters | place | facts | {"packed": packed(actions)})
+    def _add(
+        self, row: dict[str, float], of: tuple[int, int, int], actions: np.ndarray, facts: Any, options: Any
+    ) -> None:
+        """Append the episode `of` sampler, environment and index."""
+        place = zip(INTEGERS, (*of, streams.integer(self._seed, Stream.EPISODES, *of), len(actions)), strict=False)
+        line = {name: row[name] for name in ("iteration", "global_step")} | dict(place) | facts
+        self._file.on_iteration(line | ({"options": options} if options else {}) | {"packed": packed(actions)})
 
     def _drop_oldest(self) -> None:
         path = self._file.path
@@ -205,3 +199,44 @@ def read_episodes(run_dir: Path) -> list[RecordedEpisode]:
             facts["options"] = options if isinstance(options := line.get("options"), dict) else None
             found.append(RecordedEpisode(packed=line["packed"], error=str(line.get("error", "")), **facts))
     return found
+
+
+class IncidentWriter(Observer):
+    """Writes incidents/001, 002, ... for each environment that fails, and each actor that dies or hangs."""
+
+    def __init__(self, run_dir: Path, config: Config) -> None:
+        named = code_named_by({"env_id": config.env_name, "wrappers": config.wrapper_names})
+        self._folder, self._trust, self._said = run_dir / "incidents", " --trust" if named else "", SAID
+
+    def on_incident(self, incident: Incident) -> None:
+        """Write an incident that the run has recovered from, if there is room; log where."""
+        fault, folder = incident.fault, self._folder
+        if fault is None and incident.kind not in LOST:
+            return
+        values = {name: getattr(fault, name) for name in (() if fault is None else fault.__slots__)}
+        actions = values.get("actions") if fault is not None and fault.complete else None
+        if actions is not None:
+            values["dtype"], actions = str(actions.dtype), actions.tolist() if actions.size <= MOST_NUMBERS else None
+        values |= {"kind": incident.kind, "message": incident.message, "actions": actions, "versions": versions()}
+        try:
+            make_folder(folder)
+            number = 1 + max((int(path.name) for path in folder.iterdir() if path.name.isdecimal()), default=0)
+            if number <= MOST:
+                folder /= f"{number:03d}"
+                folder.mkdir()
+                write_file(folder / INCIDENT, json.dumps(values | {"time": time.strftime("%F %T %z")}).encode())
+                report = f"{incident.message}\n\n{values.get('traceback', incident.details)}"
+                write_file(folder / "report.txt", report.encode())
+                if number <= self._said:
+                    again = "" if actions is None else f": dppo replay {folder}{self._trust}"
+                    logger.warning("see %s%s", folder, again)
+        except OSError as error:
+            logger.warning("%s: %s The incident is not written.", folder, cause(error))
+
+    def on_end(self, result: Result | None, error: BaseException | None) -> None:
+        """Write the incident that has ended the run."""
+        self._said = MOST
+        if isinstance(error, EnvironmentFault):
+            self.on_incident(Incident(IncidentKind.ENV_RAISED, str(error), fault=error.place))
+        elif isinstance(error, ClusterError) and result is not None:
+            self.on_incident(Incident(IncidentKind.ACTOR_LOST, str(error)))

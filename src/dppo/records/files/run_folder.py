@@ -27,7 +27,7 @@ from dppo.config.trust import resume_command
 from dppo.errors import CheckpointError, CheckpointNotWritten, ConfigError
 from dppo.files import Irregular, open_file
 from dppo.records.files.checkpoint import FOLDER, Found, find, has_any
-from dppo.records.files.disk import check_parts, is_alive, refusal, write_file, writing
+from dppo.records.files.disk import check_parts, refusal, write_file, writing
 from dppo.records.metrics.reading import FILE
 
 CONFIG, LOCK = "config.yaml", "run.lock"
@@ -235,8 +235,9 @@ class RunLock:
         except Timeout:
             raise _refusal(folder, self._owner()) from None
         except OSError:  # the file system has no locks
-            here, pid = owner.get("host") == socket.gethostname(), owner.get("pid")
-            if owner and not (here and isinstance(pid, int) and not is_alive(pid)):
+            import psutil
+
+            if owner and (owner.get("host") != socket.gethostname() or owner.get("pid") in psutil.pids()):
                 raise _refusal(folder, owner) from None
         try:
             self._write_owner()

@@ -1,9 +1,8 @@
 """The live panel: progress, returns, speed, losses and the shares of time, redrawn by a thread while training runs."""
 
 import math
-import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from itertools import accumulate, pairwise
 from typing import TextIO, cast
@@ -26,7 +25,6 @@ from dppo.records.words import closing_lines
 
 REFRESH_HZ = 4.0
 MAX_WIDTH = 110
-NOTES_SHOWN = 3
 LABEL_WIDTH = 10
 COLOURS = dict(zip(PHASES, ("blue", "cyan", "yellow", "magenta", "green", "bright_black"), strict=True))
 LOSSES = {
@@ -50,7 +48,6 @@ class LivePanel(Display):
         self._preparing, self._width = ExitStack(), 0
         self._live = Live(console=self._console, get_renderable=self._draw, refresh_per_second=REFRESH_HZ)
         self._log = ShowLog(self.note)
-        self._lock = threading.Lock()
 
     def prepare(self, text: str) -> None:
         """Show `text` with a spinner; `on_start` or `on_end` erases it."""
@@ -76,15 +73,8 @@ class LivePanel(Display):
         self.view.add_row(row)
 
     def note(self, text: str) -> None:
-        """Show a note in the panel, and print the oldest one above the panel if there are too many. From any thread."""
-        now = time.strftime("%H:%M:%S")
-        if not self._live.is_started:
-            self._print(Text(f"  {now} {text}", style="yellow"))
-            return
-        with self._lock:
-            notes = (*self.view.notes, (now, text))
-            self.view.notes = notes[-NOTES_SHOWN:]
-        self._print(*(Text(f"  {when} {what}", style="yellow") for when, what in notes[:-NOTES_SHOWN]))
+        """Print a note above the panel. From any thread."""
+        self._print(Text(f"  {time.strftime('%H:%M:%S')} {text}", style="yellow"))
 
     def on_end(self, result: Result | None, error: BaseException | None) -> None:
         """Draw the panel for the last time, restore the terminal, and print the result."""
@@ -121,29 +111,25 @@ def draw(view: View, width: int, now: float, *, colours: bool = True) -> Rendera
     return Panel(table, title=title, title_align="left", border_style="dim", width=width)
 
 
-def _lines(view: View, room: int, now: float, colours: bool) -> list[tuple[str, RenderableType]]:
-    row, lines = view.row, list[tuple[str, RenderableType]]()
-    if not row and view.progress is None:
-        elapsed = _item("elapsed", duration(now - view.began))
-        ready = _item("actors", f"{view.ready} of {view.actors} ready" if view.ready else "")
-        lines = [("steps", _flow([Text("waiting for the first env steps"), elapsed, *[ready] * bool(view.ready)]))]
-    elif not row:
-        lines = [("steps", _steps(view, room, now)), ("speed", _flow(_pace(view)))]
+def _lines(view: View, room: int, now: float, colours: bool) -> Iterator[tuple[str, RenderableType]]:
+    row = view.row
+    if row or view.progress is not None:
+        yield "steps", _steps(view, room, now)
     else:
-        lines = [
-            ("steps", _steps(view, room, now)),
-            ("return", _returns(view, room)),
-            ("speed", _flow(_speed(view, now))),
-            ("losses", _flow([_item(name, number(row.get(f"losses/{key}")), 5) for name, key in LOSSES.items()])),
-            ("time", _stacked_bar(row, room, colours)),
-        ]
-    if row and view.evaluation:
-        lines.insert(2, ("eval", _evaluation(view.evaluation)))
-    incidents = [Text(f"{row[key]:.0f} x {key[10:]}", "yellow") for key in row if key.startswith("incidents/")]
-    if incidents:
-        lines.append(("incidents", _flow(incidents)))
-    lines += [(when, Text(what, style="yellow", overflow="fold")) for when, what in view.notes]
-    return lines
+        ready = [_item("actors", f"{view.ready} of {view.actors} ready")] * bool(view.ready)
+        elapsed = _item("elapsed", duration(now - view.began))
+        yield "steps", _flow([Text("waiting for the first env steps"), elapsed, *ready])
+    if row:
+        yield "return", _returns(view, room)
+        if view.evaluation:
+            yield "eval", _evaluation(view.evaluation)
+        yield "speed", _flow(_speed(view, now))
+        yield "losses", _flow([_item(name, number(row.get(f"losses/{key}")), 5) for name, key in LOSSES.items()])
+        yield "time", _stacked_bar(row, room, colours)
+    elif view.progress is not None:
+        yield "speed", _flow(_pace(view))
+    if incidents := [Text(f"{row[key]:.0f} x {key[10:]}", "yellow") for key in row if key.startswith("incidents/")]:
+        yield "incidents", _flow(incidents)
 
 
 def _steps(view: View, room: int, now: float) -> RenderableType:
@@ -166,11 +152,8 @@ def _pace(view: View) -> list[Text]:
         return []
     items = [_item("iteration", f"{progress.iteration}: {progress.steps:,} of {view.batch_size:,} steps")]
     if not view.row:
-        items = [
-            Text.assemble((speed(view.steps_per_s), "bold"), " steps/s"),
-            _item("env step", f"{number(view.step_ms)} ms"),
-            *items,
-        ]
+        pace = Text.assemble((speed(view.steps_per_s), "bold"), " steps/s")
+        items = [pace, _item("env step", f"{number(view.step_ms)} ms"), *items]
     return items
 
 

@@ -8,7 +8,6 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import pairwise
-from logging.handlers import MemoryHandler
 from typing import Any, TextIO
 
 from dppo.errors import ClusterError, printable
@@ -25,30 +24,20 @@ class View:
 
     title: str = ""
     total_steps: int = 0
-    batch_size: int = 0
-    """Env steps of one iteration."""
+    batch_size: int = 0  # env steps of one iteration
+    actors: int = 0  # the most that the run may have
     began: float = 0.0
-    row: dict[str, float] = field(default_factory=dict)
-    """Of the last finished iteration."""
+    row: dict[str, float] = field(default_factory=dict)  # of the last finished iteration
     row_at: float = 0.0
-    evaluation: dict[str, float] = field(default_factory=dict)
-    """The row with the last evaluation."""
+    evaluation: dict[str, float] = field(default_factory=dict)  # the row with the last one
     first_row: tuple[float, float] = (math.nan, math.nan)
     """Env steps and time of the first iteration of this call, which makes the environments."""
-    actors: int = 0
-    """The most that the run may have."""
-    ready: int = 0
-    """Processes that work on the present iteration, as last reported."""
-    progress: CollectionProgress | None = None
-    """Of the last iteration that takes long."""
+    ready: int = 0  # processes that work on the present iteration, as last reported
+    progress: CollectionProgress | None = None  # of the last iteration that takes long
     first: CollectionProgress | None = None
     """The first report of that iteration since the last loss of an actor, with which its env steps are lost."""
-    moved_at: float = 0.0
-    """Time at which `progress` last showed new env steps."""
-    returns: "array[float]" = field(default_factory=lambda: array("d"))
-    """Mean returns after each iteration."""
-    notes: tuple[tuple[str, str], ...] = ()
-    """(clock time, text)"""
+    moved_at: float = 0.0  # time at which `progress` last showed new env steps
+    returns: "array[float]" = field(default_factory=lambda: array("d"))  # mean returns after each iteration
     finished: bool = False
 
     def start(self, run: RunInfo) -> None:
@@ -81,12 +70,8 @@ class View:
     def steps_per_s(self) -> float:
         """Env steps per second of a long iteration, over all processes; NaN while unknown."""
         first, last = self.first, self.progress
-        if first is None or last is None:
-            return math.nan
-        if last.steps < first.steps + 2 * max(
-            1, last.processes
-        ):  # fewer say more about resets, and about who was first
-            return math.nan
+        if first is None or last is None or last.steps < first.steps + 2 * max(1, last.processes):
+            return math.nan  # fewer steps say more about resets, and about who was first
         return (last.steps - first.steps) / (last.elapsed_s - first.elapsed_s)
 
     @property
@@ -196,40 +181,36 @@ class ShowLog(logging.Handler):
     """
 
     def __init__(self, show: Callable[[str], None]) -> None:
-        super().__init__()
-        self._show = show
-        self._held: MemoryHandler | None = None
-        self._level_changed = False
+        super().__init__(logging.INFO)
+        self._show, self._held = show, list[str]()
+        self._started = self._level_changed = False
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Show one record."""
-        self._show(printable(record.getMessage()))
+        """Show or keep one record."""
+        (self._show if self._started else self._held.append)(printable(record.getMessage()))
 
     def hold(self) -> None:
         """Keep records until `start`."""
-        if self._held is None:
+        if self not in logger.handlers:
             self._level_changed = not logger.isEnabledFor(logging.INFO) and logger.level == logging.NOTSET
             if self._level_changed:
                 logger.setLevel(logging.INFO)
-            self._held = MemoryHandler(capacity=1, flushOnClose=False)  # keeps all of them until it has a target
-            self._held.setLevel(logging.INFO)
-            logger.addHandler(self._held)
+            logger.addHandler(self)
 
     def start(self) -> None:
         """Show the records kept so far, and from now on each at once."""
         self.hold()
-        assert self._held is not None
-        self._held.setTarget(self)
-        self._held.flush()
+        self._started, held, self._held = True, self._held, []
+        for text in held:
+            self._show(text)
 
     def close(self, error: BaseException | None = None) -> None:
         """Stop, and restore the log level; `error` is the exception that ended the run. Drops records still held."""
-        if self._held is not None:
+        if self in logger.handlers:
             if isinstance(error, ClusterError):
                 self.start()  # the records say what went wrong before
-            logger.removeHandler(self._held)
-            self._held.close()
-            self._held = None
+            logger.removeHandler(self)
+            self._started, self._held = False, []
             if self._level_changed:
                 logger.setLevel(logging.NOTSET)
         super().close()
