@@ -20,9 +20,10 @@ from dppo.errors import ConfigError
 from dppo.ppo.exchange import normalizer
 from dppo.ppo.exchange.records import PolicySnapshot
 from dppo.ppo.learning.batch import make_batch
+from dppo.ppo.networks.built_in import BuiltInSpec
 from dppo.ppo.networks.choice import choose_network, learning_network
-from dppo.ppo.networks.default.spec import BuiltInSpec
-from dppo.ppo.networks.encoders.encoders import Embedding, Flatten, Image, OneHot, grid_cnn, impala_cnn, nature_cnn
+from dppo.ppo.networks.encoders import Embedding, Flatten, OneHot
+from dppo.ppo.networks.images import Image, grid_cnn, impala_cnn, nature_cnn
 from dppo.ppo.networks.network import NetworkSpec
 from dppo.spaces.spaces import Categories, Spaces, is_image
 
@@ -257,7 +258,7 @@ def test_the_built_in_class_is_one_that_anybody_can_name() -> None:
     spec = choose_network(Network(), spaces).spec
     assert isinstance(spec, BuiltInSpec)
     layers = {"image_encoder": "nature", "image_features": 512}
-    own = Network(model="dppo.ppo.networks.encoders.encoder_network:EncoderNetwork", model_kwargs=layers)
+    own = Network(model="dppo.ppo.networks.encoders:EncoderNetwork", model_kwargs=layers)
     weights = [learning_network(one, 3).parameters.weights.detach() for one in (choose_network(own, spaces).spec, spec)]
     assert torch.equal(*weights)
     assert is_image(spaces.obs)

@@ -23,7 +23,7 @@ from dppo.envs.make import check_display, close_all, make_env, make_rendered
 from dppo.errors import CheckpointError, DppoError, EnvironmentFault, counted
 from dppo.files import check_kind, read_file
 from dppo.log import logger
-from dppo.ppo.distributions.joint import distribution_of
+from dppo.ppo.distributions.simple import distribution_of
 from dppo.records.files.disk import check_parts
 from dppo.records.files.episodes import INTEGERS, RecordedEpisode, packed, read_episodes
 from dppo.records.files.incidents import FILE

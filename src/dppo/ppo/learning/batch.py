@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import accumulate
+from operator import methodcaller
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -92,13 +93,13 @@ class Batch:
 
     def to(self, device: torch.device) -> Batch:
         """Return the batch on `device`; the batch itself if it is there."""
-        return self if device.type == self.logprobs.device.type else self._moved(device)
+        if device.type == self.logprobs.device.type:
+            return self
 
-    def _moved(self, device: torch.device) -> Batch:
         def moved(tensor: Tensor) -> Tensor:
             return tensor.pin_memory().to(device, non_blocking=True)
 
-        there = self._of_each(moved, moved)
+        there = self._of_each(moved)
         return there if self.stored is None else replace(there, stored=each_leaf(self.stored, moved))
 
     def formed(self) -> Batch:
@@ -111,15 +112,12 @@ class Batch:
 
     def take(self, index: Int64[Tensor, " n"]) -> Batch:
         """Return a copy of the sequences at `index`."""
-        rows = index
-        if self.sequence_length > 1:
-            steps = torch.arange(self.sequence_length, device=index.device)
-            rows = (index.unsqueeze(1) * self.sequence_length + steps).flatten()
-        return self._of_each(lambda column: column.index_select(0, rows), lambda column: column.index_select(0, index))
+        return self._of_each(methodcaller("index_select", 0, index))
 
     def split(self, sizes: list[int]) -> list[Batch]:
         """Return consecutive pieces with `sizes` sequences each, as views."""
-        return [self._piece(end - size, size) for end, size in zip(accumulate(sizes), sizes, strict=True)]
+        places = zip(accumulate(sizes, initial=0), sizes)  # noqa: B905
+        return [self._of_each(methodcaller("narrow", 0, start, size)) for start, size in places]
 
     def pieces(self, rows: int) -> Iterator[Batch]:
         """Yield consecutive pieces of at most `rows` rows, but at least a sequence each, with their observations."""
@@ -127,17 +125,20 @@ class Batch:
         sizes = [min(most, self.sequences - start) for start in range(0, self.sequences, most)]
         return (piece.formed() for piece in self.split(sizes))
 
-    def _piece(self, start: int, size: int) -> Batch:
-        first, rows = start * self.sequence_length, size * self.sequence_length
-        return self._of_each(lambda column: column.narrow(0, first, rows), lambda column: column.narrow(0, start, size))
+    def _of_each(self, change: Callable[[Tensor], Tensor]) -> Batch:
+        """Return the batch with each column changed by a function of its sequences [S, ...]."""
+        whole = self.sequences, self.sequence_length
 
-    def _of_each(self, of_rows: Callable[[Tensor], Tensor], of_sequences: Callable[[Tensor], Tensor]) -> Batch:
-        """Return the batch with each column changed by the function for its first axis."""
+        def of_rows(column: Tensor) -> Tensor:
+            return change(column.unflatten(0, whole)).flatten(0, 1)
+
         changed: dict[str, Any] = {
-            name: each_leaf(column, of_rows) for name in COLUMNS if (column := getattr(self, name)) is not None
+            name: each_leaf(column, change if self.sequence_length == 1 else of_rows)
+            for name in COLUMNS
+            if (column := getattr(self, name)) is not None
         }
         if self.recurrent is not None:
-            changed["recurrent"] = self.recurrent.of_each(of_sequences)
+            changed["recurrent"] = RecurrentInputs(*map(change, self.recurrent))
         return replace(self, **changed)
 
 

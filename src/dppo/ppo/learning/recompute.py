@@ -12,6 +12,7 @@ from torch import Tensor
 from dppo.ppo.exchange.normalizer import ValueScale, each_leaf
 from dppo.ppo.learning.batch import Batch, GAEInputs, in_sequences
 from dppo.ppo.learning.model import PPOModel
+from dppo.ppo.networks.network import RecurrentInputs
 
 if TYPE_CHECKING:  # shapes are checked in tests only
     from jaxtyping import Float
@@ -45,7 +46,7 @@ def estimates(
         def part(leaf: Tensor) -> Tensor:
             return leaf[start : start + rows].to(device)
 
-        recurrent = None if inputs.recurrent is None else inputs.recurrent.of_each(part)
+        recurrent = None if inputs.recurrent is None else RecurrentInputs(*map(part, inputs.recurrent))
         return model.values(each_leaf(inputs.successors, part), recurrent)
 
     values = torch.cat([model.values(piece.obs, piece.recurrent) for piece in batch.pieces(rows)])
