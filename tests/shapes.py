@@ -16,7 +16,7 @@ from jaxtyping import AbstractArray, install_import_hook
 CHECKED = (
     *("exchange.normalizer", "exchange.records", "learning.advantages", "distributions", "distributions.base"),
     *("networks.network", "learning.losses", "learning.batch", "learning.recompute"),
-    *("networks.recurrence", "acting.agent"),
+    "networks.recurrence",
 )
 MODULES = [f"dppo.ppo.{name}" for name in CHECKED]
 F = TypeVar("F", bound=Callable[..., Any])

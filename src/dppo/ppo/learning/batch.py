@@ -93,9 +93,9 @@ class Batch:
 
     def to(self, device: torch.device) -> Batch:
         """Return the batch on `device`; the batch itself if it is there."""
-        if device.type == self.logprobs.device.type:
-            return self
+        return self if device.type == self.logprobs.device.type else self._moved(device)
 
+    def _moved(self, device: torch.device) -> Batch:
         def moved(tensor: Tensor) -> Tensor:
             return tensor.pin_memory().to(device, non_blocking=True)
 
@@ -127,19 +127,16 @@ class Batch:
 
     def _of_each(self, change: Callable[[Tensor], Tensor]) -> Batch:
         """Return the batch with each column changed by a function of its sequences [S, ...]."""
-        whole = self.sequences, self.sequence_length
-
-        def of_rows(column: Tensor) -> Tensor:
-            return change(column.unflatten(0, whole)).flatten(0, 1)
-
+        of_rows = change if self.sequence_length == 1 else partial(self._in_sequences, change)
         changed: dict[str, Any] = {
-            name: each_leaf(column, change if self.sequence_length == 1 else of_rows)
-            for name in COLUMNS
-            if (column := getattr(self, name)) is not None
+            name: each_leaf(column, of_rows) for name in COLUMNS if (column := getattr(self, name)) is not None
         }
         if self.recurrent is not None:
             changed["recurrent"] = RecurrentInputs(*map(change, self.recurrent))
         return replace(self, **changed)
+
+    def _in_sequences(self, change: Callable[[Tensor], Tensor], column: Tensor) -> Tensor:
+        return change(column.unflatten(0, (self.sequences, self.sequence_length))).flatten(0, 1)
 
 
 NOT_COLUMNS = ("iterations", "informed", "sequence_length", "gae_inputs", "recurrent", "stored")

@@ -22,11 +22,11 @@ class NumpyMLP(ActingNetwork):
 
     def __init__(self, spec: BuiltInSpec) -> None:
         self._spec, self._dims = spec, len(spec.spaces.obs.shape)
-        self._relu = spec.layers.activation == "relu"
+        self._relu, self._names = spec.layers.activation == "relu", spec.names
 
     @override
     def load(self, weights: np.ndarray) -> None:
-        named, layers, (hidden, policy, value) = self._spec.unflatten(weights), self._spec.layers, self._spec.names
+        named, layers, (hidden, policy, value) = self._spec.unflatten(weights), self._spec.layers, self._names
 
         def stacked(name: str) -> np.ndarray:
             return np.stack([np.atleast_2d(named[f"{trunk}.{name}"].T) for trunk in hidden])
