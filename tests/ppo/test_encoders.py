@@ -174,7 +174,7 @@ def test_images_stay_bytes_in_segment_and_batch() -> None:
 
 def test_only_floats_of_several_leaves_are_normalized() -> None:
     spaces = described(observed.WHOLE, drop_obs=observed.TEXTS)
-    assert normalizer.normalized_shape(spaces.obs) == (2 + 1 + 2,)
+    assert normalizer.normalized_part(np.zeros(3, spaces.obs)).shape == (3, 2 + 1 + 2)
     rows = np.zeros(3, spaces.obs)
     rows["robot"]["arm"]["0"] = [[1, 2], [3, 4], [5, 6]]
     rows["robot"]["arm"]["1"] = [7, 8, 9]
@@ -191,7 +191,7 @@ def test_norm_obs_keys_leaves_the_other_floats_as_they_are() -> None:
     statistics = normalizer.no_statistics(spaces, obs=True, returns=False)
     seen = normalizer.Statistics(normalizer.Moments.of(normalizer.normalized_part(rows, spaces.normalized)))
     scale = statistics.merged([seen]).obs_scale()
-    inputs = normalizer.unprocessed_inputs(rows, "float32", scale)
+    inputs = normalizer.network_inputs(rows, rows.dtype, "float32", scale)
     assert isinstance(inputs, dict)
     np.testing.assert_array_equal(inputs["robot.arm.0"], [[1, 2], [50, 60]])  # not even clipped
     np.testing.assert_allclose(inputs["robot.arm.1"], [-1, 1], rtol=1e-6)

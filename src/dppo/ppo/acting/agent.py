@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 
 from dppo.ppo.distributions.base import allowed
-from dppo.ppo.exchange.normalizer import ObsScale, ValueScale, normalized, scale_for, unprocessed_inputs
+from dppo.ppo.exchange.normalizer import ObsScale, ValueScale, network_inputs, scale_for
 from dppo.ppo.exchange.records import PolicySnapshot
 from dppo.ppo.networks.choice import acting_network
 from dppo.ppo.networks.network import NetworkSpec, Outputs
-from dppo.spaces.spaces import MaskSource, is_image, masks_of, without_mask
+from dppo.spaces.spaces import MaskSource, masks_of, without_mask
 
 
 class PPOAgent:
@@ -26,7 +24,6 @@ class PPOAgent:
         self.spec, self.distribution, self.state_size = spec, spec.distribution, spec.state_size
         self.mask = mask
         self._network = acting_network(spec)
-        self._reads_image = is_image(spec.spaces.obs)
         self._dtype = np.dtype(spec.dtype)
         self._obs_scale: ObsScale | None = None
         self._value_scale: ValueScale | None = None
@@ -64,11 +61,7 @@ class PPOAgent:
 
     def _outputs(self, stored: np.ndarray, state: np.ndarray | None) -> Outputs:
         obs, masks = self.split(stored)
-        scale = self._obs_scale
-        if obs.dtype.names is not None or self._reads_image:
-            inputs: Any = unprocessed_inputs(obs, self._dtype, scale)
-        else:
-            inputs = obs.astype(self._dtype) if scale is None else normalized(obs, self._dtype, scale)
+        inputs = network_inputs(obs, self.spec.spaces.obs, self._dtype, self._obs_scale)
         outputs = self._network.step(inputs, state)
         if masks is not None:
             outputs = outputs._replace(head=allowed(outputs.head, masks))

@@ -14,11 +14,10 @@ import torch
 from torch import Tensor
 
 from dppo.config.parts import PPO
-from dppo.ppo.exchange.normalizer import CLIP, ObsScale, each_leaf, normalized, scale_for, unprocessed_inputs
+from dppo.ppo.exchange.normalizer import CLIP, ObsScale, each_leaf, network_inputs, scale_for
 from dppo.ppo.exchange.records import Segment, stack_numbers
 from dppo.ppo.learning.advantages import generalized_advantages, shaped_rewards
 from dppo.ppo.networks.network import NetworkSpec, RecurrentInputs
-from dppo.spaces.spaces import is_image
 
 if TYPE_CHECKING:  # shapes are checked in tests only
     from jaxtyping import Bool, Float, Int64, Shaped
@@ -221,19 +220,15 @@ def _gae_inputs(
     segments: Sequence[Segment], estimate: Callable[..., np.ndarray], valid: np.ndarray, obs_scale: ObsScale | None
 ) -> GAEInputs:
     """Return what advantages are estimated from again; successors are in the order of the segments."""
-    steps, envs, before = [], [], 0
-    for segment in segments:
-        step, env = np.nonzero(segment.followed)
-        steps.append(step)
-        envs.append(env + before)
-        before += segment.valid.shape[1]
+    samplers, steps, envs = np.nonzero(np.stack([segment.followed for segment in segments]))
+    followed = steps, samplers * segments[0].valid.shape[1] + envs
     merged = _merged(segments, "successors", axis=0)[None]
     successors = _inputs(merged, segments[0].values.dtype, obs_scale, _flat_tensor)
     recurrent = None
     if segments[0].successor_states is not None:
         states = torch.from_numpy(_merged(segments, "successor_states", axis=0))
         recurrent = RecurrentInputs(states, torch.zeros((len(states), 1), dtype=torch.bool))
-    return GAEInputs(estimate, valid, successors, (np.concatenate(steps), np.concatenate(envs)), recurrent)
+    return GAEInputs(estimate, valid, successors, followed, recurrent)
 
 
 def _recurrent_inputs(segments: Sequence[Segment], sequence_length: int) -> RecurrentInputs:
@@ -251,13 +246,8 @@ def _inputs(
     rows: Callable[[np.ndarray], Tensor],
 ) -> Tensor | dict[str, Tensor]:
     """Return the network's input: one tensor, or a copy of each leaf by name."""
-    scale = scale_for(scale, obs.dtype, dtype)
-    if obs.dtype.names is None and not is_image(np.dtype((obs.dtype, obs.shape[2:]))):
-        return rows(normalized(obs, dtype, scale))
-    stored = unprocessed_inputs(obs, dtype, scale)
-    inputs: Tensor | dict[str, Tensor]
-    inputs = each_leaf(stored, lambda leaf: rows(leaf.astype(dtype) if leaf.dtype.kind == "f" else leaf))
-    return inputs
+    of = np.dtype((obs.dtype, obs.shape[2:]))
+    return each_leaf(network_inputs(obs, of, dtype, scale_for(scale, of, dtype)), rows)
 
 
 def _flat_tensor(array: np.ndarray) -> Tensor:
