@@ -10,9 +10,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from dppo.ppo.networks.built_in import NumpyCells
 from dppo.ppo.networks.encoders import CELLS
 from dppo.ppo.networks.layers import STATES
-from dppo.ppo.networks.mlp import NumpyCells
 from dppo.ppo.networks.recurrence import over_time
 
 INPUTS, UNITS = 5, 6

@@ -6,9 +6,8 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from dppo.config.parts import Network, default_of
 from dppo.errors import ConfigError, counted
-from dppo.ppo.networks.built_in import BuiltInSpec
+from dppo.ppo.networks.built_in import BuiltInSpec, NumpyMLP
 from dppo.ppo.networks.layers import Layers
-from dppo.ppo.networks.mlp import NumpyMLP
 from dppo.ppo.networks.network import ActingNetwork, LearningNetwork, ModelClass, NetworkSpec
 from dppo.spaces.actions import boxes
 from dppo.spaces.spaces import Spaces, is_image
