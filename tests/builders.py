@@ -24,7 +24,7 @@ from dppo.ppo.acting.sampler import PPOSampler
 from dppo.ppo.exchange.normalizer import ObsScale
 from dppo.ppo.exchange.records import PolicySnapshot, Segment, SegmentReport, SegmentRequest
 from dppo.ppo.learning.trainer import PPOTrainer
-from dppo.ppo.networks.default.spec import BuiltInSpec
+from dppo.ppo.networks.built_in import BuiltInSpec
 from dppo.ppo.networks.layers import Layers
 from dppo.ppo.networks.network import NetworkSpec
 from dppo.records.result import Result

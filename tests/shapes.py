@@ -14,9 +14,9 @@ from beartype import beartype
 from jaxtyping import AbstractArray, install_import_hook
 
 CHECKED = (
-    *("exchange.normalizer", "exchange.records", "learning.advantages", "distributions", "distributions.joint"),
+    *("exchange.normalizer", "exchange.records", "learning.advantages", "distributions", "distributions.base"),
     *("networks.network", "learning.losses", "learning.batch", "learning.recompute"),
-    *("networks.memory.recurrence", "acting.agent"),
+    "networks.recurrence",
 )
 MODULES = [f"dppo.ppo.{name}" for name in CHECKED]
 F = TypeVar("F", bound=Callable[..., Any])

@@ -44,10 +44,10 @@ MAY_IMPORT: dict[str, set[str]] = {
     "cluster": {"config", "ppo", "envs.activity", "envs.threads", "signals"},
     "cluster.builders": {"config.parts", "ppo", "envs", "signals"},
     "policies": {"ppo", "records", "envs.masks", "envs.checks", "envs.spaces"},
-    "policies.evaluation": {"config", "envs", "ppo.exchange.records", "ppo.networks.user.model_class", "records"},
+    "policies.evaluation": {"config", "envs", "ppo.exchange.records", "ppo.networks.network", "records"},
     "policies.playing": {"config.parts", "envs", "ppo", "signals"},
     "policies.export": {"config", "ppo", "records"},
-    "policies.model_card": {"config", "ppo.networks.user.model_class", "records"},
+    "policies.model_card": {"config", "ppo.networks.network", "records"},
     "run": {"config", "ppo", "cluster", "policies", "records", "signals"},
     "run.iteration_row": {"ppo.exchange.records"},
     "run.learner": {"config", "ppo", "cluster", "signals"},
@@ -55,7 +55,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "run.runner": {"config", "ppo", "envs", "cluster", "policies", "records", "signals"},
     "doctor": {"cluster", "config", "envs", "policies", "ppo", "signals"},
     "commands": {"config", "doctor", "envs", "cluster.ray", "policies", "records", "run", "signals"},
-    "__init__": {"config", "policies", "ppo.networks.memory.recurrence", "records", "run"},
+    "__init__": {"config", "policies", "ppo.networks.recurrence", "records", "run"},
     "__main__": {"__init__", "commands"},
 }
 

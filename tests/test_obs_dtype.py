@@ -17,7 +17,7 @@ from dppo.cluster.wire import sampler_plan, trainer_plan
 from dppo.config import PPO, Config
 from dppo.envs.spaces.description import dtype_of
 from dppo.errors import ConfigError
-from dppo.ppo.exchange.normalizer import Moments, ObsScale, normalized_shape
+from dppo.ppo.exchange.normalizer import Moments, ObsScale, normalized_part
 from dppo.ppo.exchange.records import PolicySnapshot, SegmentRequest
 from dppo.ppo.learning.batch import make_batch
 from dppo.spaces.spaces import leaves
@@ -99,7 +99,9 @@ def test_acting_and_learning_normalize_in_float64_before_rounding(nest: bool, dt
 
 def snapshot(weights: np.ndarray, scale: ObsScale | None, obs: np.dtype[Any]) -> PolicySnapshot:
     """Return a policy; without a scale, one that normalizes with no samples."""
-    return PolicySnapshot(0, weights, scale or ObsScale(*Moments.empty(normalized_shape(obs)).mean_and_std()))
+    return PolicySnapshot(
+        0, weights, scale or ObsScale(*Moments.empty(normalized_part(np.zeros(1, obs)).shape[1:]).mean_and_std())
+    )
 
 
 def test_it_is_refused_where_it_has_no_effect(tmp_path: Path) -> None:

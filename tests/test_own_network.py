@@ -26,7 +26,7 @@ from dppo.__main__ import main
 from dppo.errors import CheckpointError, ConfigError
 from dppo.ppo.learning.trainer import PPOTrainer
 from dppo.ppo.networks.choice import learning_network
-from dppo.ppo.networks.user.module_spec import ModuleSpec
+from dppo.ppo.networks.user_module import ModuleSpec
 from dppo.records.files import checkpoint as checkpoints
 
 ITERATIONS = 4

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from dppo.policies.export import export_onnx as export_onnx
     from dppo.policies.policy import Policy as Policy
     from dppo.policies.policy import load_policy as load_policy
-    from dppo.ppo.networks.memory.recurrence import over_time as over_time
+    from dppo.ppo.networks.recurrence import over_time as over_time
     from dppo.records.observer import Observer as Observer
     from dppo.records.observer import RunInfo as RunInfo
     from dppo.records.result import Evaluation as Evaluation
@@ -38,7 +38,7 @@ _HOMES = {
     "evaluate": "policies.evaluation",
     "export_onnx": "policies.export",
     "load_policy": "policies.policy",
-    "over_time": "ppo.networks.memory.recurrence",
+    "over_time": "ppo.networks.recurrence",
     "portable_numerics": "numerics.portable",
     "train": "run.runner",
 }

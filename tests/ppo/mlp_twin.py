@@ -7,8 +7,8 @@ import math
 import torch
 from torch import Tensor, nn
 
-from dppo.ppo.networks.default.mlp_torch import initial_weights
-from dppo.ppo.networks.default.spec import BuiltInSpec
+from dppo.ppo.networks.built_in import BuiltInSpec
+from dppo.ppo.networks.mlp_torch import initial_weights
 
 ACTIVATIONS = {"tanh": nn.Tanh, "relu": nn.ReLU}
 

@@ -8,7 +8,7 @@ import torch
 from builders import BOX, spec_of
 from mlp_twin import initial_mlp
 
-from dppo.ppo.learning.optimizer import FlatAdam
+from dppo.ppo.learning.model import FlatAdam
 from dppo.ppo.networks.parameters import FlatParameters
 
 

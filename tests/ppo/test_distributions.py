@@ -10,8 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from dppo.ppo.distributions.base import Distribution
-from dppo.ppo.distributions.joint import Joint
+from dppo.ppo.distributions.base import Distribution, Joint
 from dppo.ppo.distributions.simple import Categorical, DiagonalGaussian, MultiCategorical
 
 

@@ -20,9 +20,10 @@ from dppo.errors import ConfigError
 from dppo.ppo.exchange import normalizer
 from dppo.ppo.exchange.records import PolicySnapshot
 from dppo.ppo.learning.batch import make_batch
+from dppo.ppo.networks.built_in import BuiltInSpec
 from dppo.ppo.networks.choice import choose_network, learning_network
-from dppo.ppo.networks.default.spec import BuiltInSpec
-from dppo.ppo.networks.encoders.encoders import Embedding, Flatten, Image, OneHot, grid_cnn, impala_cnn, nature_cnn
+from dppo.ppo.networks.encoders import Embedding, Flatten, OneHot
+from dppo.ppo.networks.images import Image, grid_cnn, impala_cnn, nature_cnn
 from dppo.ppo.networks.network import NetworkSpec
 from dppo.spaces.spaces import Categories, Spaces, is_image
 
@@ -173,7 +174,7 @@ def test_images_stay_bytes_in_segment_and_batch() -> None:
 
 def test_only_floats_of_several_leaves_are_normalized() -> None:
     spaces = described(observed.WHOLE, drop_obs=observed.TEXTS)
-    assert normalizer.normalized_shape(spaces.obs) == (2 + 1 + 2,)
+    assert normalizer.normalized_part(np.zeros(3, spaces.obs)).shape == (3, 2 + 1 + 2)
     rows = np.zeros(3, spaces.obs)
     rows["robot"]["arm"]["0"] = [[1, 2], [3, 4], [5, 6]]
     rows["robot"]["arm"]["1"] = [7, 8, 9]
@@ -190,7 +191,7 @@ def test_norm_obs_keys_leaves_the_other_floats_as_they_are() -> None:
     statistics = normalizer.no_statistics(spaces, obs=True, returns=False)
     seen = normalizer.Statistics(normalizer.Moments.of(normalizer.normalized_part(rows, spaces.normalized)))
     scale = statistics.merged([seen]).obs_scale()
-    inputs = normalizer.unprocessed_inputs(rows, "float32", scale)
+    inputs = normalizer.network_inputs(rows, rows.dtype, "float32", scale)
     assert isinstance(inputs, dict)
     np.testing.assert_array_equal(inputs["robot.arm.0"], [[1, 2], [50, 60]])  # not even clipped
     np.testing.assert_allclose(inputs["robot.arm.1"], [-1, 1], rtol=1e-6)
@@ -257,7 +258,7 @@ def test_the_built_in_class_is_one_that_anybody_can_name() -> None:
     spec = choose_network(Network(), spaces).spec
     assert isinstance(spec, BuiltInSpec)
     layers = {"image_encoder": "nature", "image_features": 512}
-    own = Network(model="dppo.ppo.networks.encoders.encoder_network:EncoderNetwork", model_kwargs=layers)
+    own = Network(model="dppo.ppo.networks.encoders:EncoderNetwork", model_kwargs=layers)
     weights = [learning_network(one, 3).parameters.weights.detach() for one in (choose_network(own, spaces).spec, spec)]
     assert torch.equal(*weights)
     assert is_image(spaces.obs)

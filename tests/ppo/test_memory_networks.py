@@ -20,7 +20,7 @@ from dppo.errors import ConfigError
 from dppo.ppo.learning.model import PPOModel
 from dppo.ppo.networks.choice import choose_network, learning_network
 from dppo.ppo.networks.network import NetworkSpec, RecurrentInputs
-from dppo.ppo.networks.user.module_spec import ModuleSpec
+from dppo.ppo.networks.user_module import ModuleSpec
 from dppo.spaces.actions import Actions
 from dppo.spaces.spaces import Spaces
 

@@ -18,10 +18,10 @@ from worlds.models import Plain, Residual
 from dppo.ppo.exchange.normalizer import ObsScale
 from dppo.ppo.learning.model import PPOModel
 from dppo.ppo.networks.choice import learning_network
-from dppo.ppo.networks.default.mlp_torch import HandwrittenMLP
+from dppo.ppo.networks.mlp_torch import HandwrittenMLP
 from dppo.ppo.networks.modules import Autograd, quick
 from dppo.ppo.networks.network import NetworkSpec
-from dppo.ppo.networks.user.module_spec import ModuleSpec
+from dppo.ppo.networks.user_module import ModuleSpec
 from dppo.spaces.actions import Actions, DiscreteActions, NestedActions
 from dppo.spaces.spaces import Spaces
 

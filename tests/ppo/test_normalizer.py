@@ -55,7 +55,7 @@ def test_one_sample_does_not_divide_by_zero() -> None:
     mean, std = Moments.of(np.array([[2.0, 3.0]])).mean_and_std()
     np.testing.assert_array_equal(mean, [2, 3])
     np.testing.assert_allclose(std, 1e-4)
-    np.testing.assert_array_equal(ObsScale(mean, std).normalize(np.array([[2.0, 4.0]])), [[0, 10]])
+    np.testing.assert_array_equal(ObsScale(mean, std).normalize(np.array([[2.0, 4.0]]), "float64"), [[0, 10]])
 
 
 def test_samples_of_any_dtype_are_summed_in_float64_and_not_modified() -> None:
@@ -114,5 +114,5 @@ def test_statistics_are_restored_from_their_arrays(seen: int) -> None:
 
 def test_normalize_standardizes_and_clips() -> None:
     obs = np.array([[1.0, 5.0], [3.0, -1e6]])
-    found = ObsScale(np.array([2.0, 5.0]), np.array([0.5, 1.0])).normalize(obs)
+    found = ObsScale(np.array([2.0, 5.0]), np.array([0.5, 1.0])).normalize(obs, obs.dtype)
     np.testing.assert_array_equal(found, [[-2, 0], [2, -10]])

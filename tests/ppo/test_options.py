@@ -28,8 +28,8 @@ from dppo.ppo.exchange.normalizer import ObsScale
 from dppo.ppo.exchange.records import PolicySnapshot, Segment, SegmentRequest
 from dppo.ppo.learning.advantages import shaped_rewards
 from dppo.ppo.learning.batch import make_batch
+from dppo.ppo.learning.model import ADAPTED, adapted_rate
 from dppo.ppo.learning.off_policy import CHANGE, FACTOR, OffPolicyTrainer, adapted_factor, of_several_policies
-from dppo.ppo.learning.optimizer import ADAPTED, adapted_rate
 from dppo.ppo.learning.parallel import Parallel
 from dppo.ppo.networks.network import NetworkSpec
 from dppo.spaces.actions import Actions
@@ -164,7 +164,7 @@ def test_a_second_epoch_has_advantages_of_its_first_weights(
 
     def values(obs: np.ndarray) -> np.ndarray:
         x = obs.reshape(-1, obs.shape[-1]).astype(np.float64)
-        x = x if obs_scale is None else obs_scale.normalize(x)
+        x = x if obs_scale is None else obs_scale.normalize(x, x.dtype)
         return first.model.values(torch.from_numpy(x)).numpy().reshape(obs.shape[:2])
 
     pairs = zip(segments, led_to, strict=True)
@@ -220,7 +220,7 @@ def test_rows_of_older_policies_get_v_trace_advantages_and_clips_of_their_own(le
         """Return the segment with advantages and returns, then with ratios and values, in place of other columns."""
 
         def inputs(obs: np.ndarray) -> torch.Tensor:
-            return torch.from_numpy(SCALE.normalize(obs.reshape(-1, 4).astype(np.float64)))
+            return torch.from_numpy(SCALE.normalize(obs.reshape(-1, 4), "float64"))
 
         shape, actions = segment.valid.shape, torch.from_numpy(segment.actions.flatten())
         ratios = np.exp(

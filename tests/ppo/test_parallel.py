@@ -22,7 +22,7 @@ from dppo.cluster.learning.sums import FEW, Group
 from dppo.config import PPO
 from dppo.errors import TrainingDiverged
 from dppo.ppo.learning.batch import Batch
-from dppo.ppo.learning.optimizer import ADAPTED
+from dppo.ppo.learning.model import ADAPTED
 from dppo.ppo.learning.parallel import Parallel, merged_moments, moments_of_all, row_moments
 from dppo.ppo.learning.trainer import PPOTrainer
 

@@ -18,8 +18,8 @@ from updates import make_trainer, random_batch
 from dppo.errors import ConfigError
 from dppo.ppo.exchange.normalizer import Moments, ValueScale
 from dppo.ppo.exchange.records import PolicySnapshot, SegmentRequest
-from dppo.ppo.learning.popart import last_layer
-from dppo.ppo.networks.user.module_spec import ModuleSpec
+from dppo.ppo.learning.model import last_layer
+from dppo.ppo.networks.user_module import ModuleSpec
 from dppo.spaces.spaces import Spaces
 
 

@@ -19,7 +19,8 @@ from dppo.ppo.exchange.records import PolicySnapshot
 from dppo.ppo.learning.batch import Batch, make_batch
 from dppo.ppo.learning.trainer import PPOTrainer
 from dppo.ppo.networks import modules
-from dppo.ppo.networks.encoders.torch_layers import Dense, Output, convolve_blocks, fits_blocks
+from dppo.ppo.networks.encoders import Output
+from dppo.ppo.networks.images import Dense, convolve_blocks, fits_blocks
 
 pytestmark = pytest.mark.usefixtures("on_any_cpu")
 kinds = pytest.mark.parametrize("kind", ["nature", "impala", "grid", "flatten", "everything", "own module"])

@@ -10,10 +10,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from dppo.ppo.networks.default.mlp import NumpyCells
-from dppo.ppo.networks.encoders.encoder_network import CELLS
+from dppo.ppo.networks.built_in import NumpyCells
+from dppo.ppo.networks.encoders import CELLS
 from dppo.ppo.networks.layers import STATES
-from dppo.ppo.networks.memory.recurrence import over_time
+from dppo.ppo.networks.recurrence import over_time
 
 INPUTS, UNITS = 5, 6
 kinds = pytest.mark.parametrize("kind", ["gru", "lstm"])

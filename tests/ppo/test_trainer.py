@@ -18,8 +18,7 @@ from dppo.config import PPO
 from dppo.errors import TrainingDiverged
 from dppo.ppo.learning.batch import Batch
 from dppo.ppo.learning.minibatches import draw_minibatches, weighted_on_all
-from dppo.ppo.learning.model import PPOModel
-from dppo.ppo.learning.optimizer import ADAPTED
+from dppo.ppo.learning.model import ADAPTED, PPOModel
 from dppo.ppo.learning.parallel import Parallel
 from dppo.ppo.learning.trainer import PPOTrainer
 from dppo.spaces.actions import Actions

@@ -19,7 +19,7 @@ from dppo.ppo.learning.batch import Batch
 from dppo.ppo.learning.model import PPOModel
 from dppo.ppo.learning.parallel import Parallel
 from dppo.ppo.learning.trainer import PPOTrainer
-from dppo.ppo.networks.default.spec import BuiltInSpec
+from dppo.ppo.networks.built_in import BuiltInSpec
 from dppo.ppo.networks.network import NetworkSpec
 
 ACTIONS = pytest.mark.parametrize("actions", [DISCRETE, BOX], ids=["discrete", "box"])

@@ -3,10 +3,9 @@
 import json
 from typing import Any
 
-from dppo.ppo.networks.default.spec import BuiltInSpec
+from dppo.ppo.networks.built_in import BuiltInSpec
 from dppo.ppo.networks.layers import Layers
-from dppo.ppo.networks.network import NetworkSpec
-from dppo.ppo.networks.user.model_class import ModelClass
+from dppo.ppo.networks.network import ModelClass, NetworkSpec
 from dppo.spaces.actions import actions_from_json
 from dppo.spaces.spaces import Categories, Spaces, dtype_as_json, dtype_from_json
 
@@ -46,7 +45,7 @@ def model_from(state: dict[str, Any], own: ModelClass | None = None) -> tuple[Sp
     )
     read = spaces.of_network()
     if "model" in model:
-        from dppo.ppo.networks.user.module_spec import ModuleSpec
+        from dppo.ppo.networks.user_module import ModuleSpec
 
         return spaces, ModuleSpec(read, own or model["model"], model["model_kwargs"], model["dtype"])
     own_std = {"state_dependent_std": model.get("state_dependent_std", False)}

@@ -16,8 +16,8 @@ from dppo.errors import ConfigError
 from dppo.policies.described import model_state
 from dppo.policies.policy import Policy, model_name, policy_from, read
 from dppo.ppo.exchange.normalizer import leaf_scales
-from dppo.ppo.networks.default.spec import BuiltInSpec
-from dppo.ppo.networks.user.model_class import ModelClass
+from dppo.ppo.networks.built_in import BuiltInSpec
+from dppo.ppo.networks.network import ModelClass
 from dppo.records.files.disk import write_file, writing
 from dppo.records.files.run_folder import versions
 from dppo.spaces.spaces import MASK, leaves

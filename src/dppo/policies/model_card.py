@@ -16,7 +16,7 @@ from dppo.policies.described import network_summary
 from dppo.policies.evaluation import evaluate
 from dppo.policies.export import export_onnx, load_trusted
 from dppo.policies.policy import Policy, read, spaces_summary
-from dppo.ppo.networks.user.model_class import ModelClass
+from dppo.ppo.networks.network import ModelClass
 from dppo.records.files.disk import make_folder, write_file, writing
 from dppo.records.files.run_folder import CONFIG, as_file_name, run_dir_of, versions
 from dppo.records.metrics.reading import FILE, read_metrics

@@ -16,8 +16,7 @@ from dppo.policies.described import model_from, network_summary
 from dppo.ppo.acting.agent import PPOAgent
 from dppo.ppo.exchange.normalizer import no_statistics
 from dppo.ppo.exchange.records import PolicySnapshot
-from dppo.ppo.networks.network import Outputs
-from dppo.ppo.networks.user.model_class import ModelClass
+from dppo.ppo.networks.network import ModelClass, Outputs
 from dppo.records.files.checkpoint import Found, find
 from dppo.records.result import Result
 from dppo.spaces.spaces import MASK, Spaces, dtype_summary, leaves, masks_of, parts_of

@@ -22,7 +22,7 @@ from dppo.envs.make import check_display, close_all
 from dppo.errors import CheckpointError, DppoError, EnvironmentFault, counted
 from dppo.files import check_kind, read_file
 from dppo.log import logger
-from dppo.ppo.distributions.joint import distribution_of
+from dppo.ppo.distributions.simple import distribution_of
 from dppo.records.files.disk import check_parts
 from dppo.records.files.episodes import INCIDENT, INTEGERS, RecordedEpisode, packed, read_episodes
 from dppo.records.files.run_folder import settings_to_resume

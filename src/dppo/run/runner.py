@@ -15,7 +15,7 @@ from dppo.envs.make import check_env_id, wrapper_of
 from dppo.errors import CheckpointError, CheckpointNotWritten, ConfigError, EnvironmentFault, counted
 from dppo.log import logger
 from dppo.ppo.exchange.records import Incident, IncidentKind, SegmentReport
-from dppo.ppo.networks.user.model_class import model_class
+from dppo.ppo.networks.network import model_class
 from dppo.records import words
 from dppo.records.files import checkpoint as checkpoints
 from dppo.records.files import run_folder

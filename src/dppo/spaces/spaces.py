@@ -134,7 +134,7 @@ def masks_of(obs: np.ndarray) -> np.ndarray:
 
 def is_image(leaf: np.dtype[Any]) -> bool:
     """Return whether a leaf holds pixels: bytes with three axes, or four for a stack of images."""
-    return leaf.base == np.uint8 and len(leaf.shape) in (3, 4)
+    return len(leaf.shape) in (3, 4) and leaf.base == np.uint8
 
 
 def holds_float64(obs: np.dtype[Any]) -> bool:

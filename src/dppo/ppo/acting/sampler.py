@@ -1,16 +1,15 @@
-"""PPOSampler: collects segments."""
+"""PPOSampler: collects segments from environments."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import KW_ONLY, dataclass, replace
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
 from dppo.config.parts import PPO
-from dppo.ppo.acting.agent import PPOAgent, RecurrentStates
-from dppo.ppo.acting.environments import Environments
+from dppo.ppo.acting.agent import PPOAgent
 from dppo.ppo.exchange.normalizer import Moments, ObsScale, Statistics, normalized_part
 from dppo.ppo.exchange.records import (
     EnvLog,
@@ -24,6 +23,68 @@ from dppo.ppo.exchange.records import (
     frames_of,
 )
 from dppo.ppo.learning.advantages import shaped_rewards
+
+
+class Environments(Protocol):
+    """The E environments of a sampler; implemented by `dppo.envs.group.EnvGroup`."""
+
+    num_envs: int
+    obs: np.dtype[Any]
+    """One observation as it is stored: `dppo.spaces.spaces.Spaces.obs`."""
+
+    def start(self, obs: np.ndarray, log: EnvLog) -> None:
+        """Start the first episode of each environment; write the observations to `obs` [E, *O]."""
+
+    def step(
+        self,
+        actions: np.ndarray,
+        obs: np.ndarray,
+        rewards: np.ndarray,
+        terminated: np.ndarray,
+        truncated: np.ndarray,
+        log: EnvLog,
+    ) -> dict[int, np.ndarray]:
+        """Step each environment, and reset those whose episode ends.
+
+        Args:
+            actions: [E, *A] as sampled from the policy.
+            obs, rewards, terminated, truncated: rows [E, ...] to write; `obs` is what the next action follows from.
+            log: receives the episodes that end, the environments that failed in this step, the incidents, the time.
+
+        Returns: the final observation of each environment that was truncated and not terminated, by its index.
+        Raises EnvironmentFault if an environment raised or returned an invalid result, and that ends the run.
+        """
+
+    def restore(
+        self, carry: SamplerCarry, actions: tuple[np.ndarray, ...], obs: np.ndarray, log: EnvLog
+    ) -> list[Incident]:
+        """Restore the open episodes that `carry` describes, from its `states` or by replaying `actions`.
+
+        An episode whose replay ends with another observation or return is abandoned, and a new one starts.
+
+        Args:
+            actions: for each environment [n, *A], the actions since its reset; empty to abandon all episodes.
+            obs: [E, *O] to write.
+            log: receives the time, but no episodes.
+
+        Returns: one incident for each abandoned episode.
+        """
+
+    def check(self, obs: np.ndarray, log: EnvLog, *, first: bool) -> None:
+        """Check the observations of a segment against their space.
+
+        Args:
+            obs: [T + 1, E, *O], as stored.
+            first: the segment is the first of the run.
+
+        Raises EnvironmentFault if an observation is outside its space.
+        """
+
+    def open_episodes(self, log: EnvLog) -> dict[str, np.ndarray]:
+        """Return index, return, length and checksum of the open episodes [E], under their names in `SamplerCarry`.
+
+        Also the environments' own states, if they have any; `log` receives the time.
+        """
 
 
 @dataclass(eq=False)
@@ -73,9 +134,9 @@ class PPOSampler:
 
     def finish(self, run: _Collection, at: int) -> tuple[SegmentReport, Segment]:
         """Return report and segment of this sampler, number `at` of `run`, and keep the state for the next one."""
-        segment, request, snapshot, log = run.segment(at), run.requests[at], run.snapshot, run.logs[at]
+        segment, request, snapshot, log = run.segment(at, self), run.requests[at], run.snapshot, run.logs[at]
         self.obs = run.obs[at, -1].copy()
-        self.memory = None if run.states is None else run.states.before[at].copy()
+        self.memory = None if run.states is None else run.states[at, -1].copy()
         measures = self.ppo.norm_reward or snapshot.obs_scale is not None
         seen = self._moments(segment, snapshot.obs_scale) if measures else Statistics()
         self.envs.check(run.obs[at], log, first=request.index == 0)
@@ -125,102 +186,93 @@ class _Collection:
     def __init__(
         self, samplers: Sequence[PPOSampler], requests: Sequence[SegmentRequest], snapshot: PolicySnapshot
     ) -> None:
-        self.requests, self.snapshot = requests, snapshot
-        first = samplers[0]
+        self.requests, self.snapshot, first = requests, snapshot, samplers[0]
+        self._agent, self._envs = first.agent, [sampler.envs for sampler in samplers]
         steps, envs, distribution = first.num_steps, first.envs, first.agent.distribution
         rows, dtype = (len(samplers), steps, envs.num_envs), first.agent.spec.dtype
-        self._actions = np.empty((*rows, *distribution.action_shape), distribution.action_dtype(dtype))
-        options = snapshot.env_options
-        self.logs = [EnvLog(one.index, own, options) for one, own in zip(requests, self._actions, strict=True)]
+        actions = np.empty((*rows, *distribution.action_shape), distribution.action_dtype(dtype))
+        self.logs = [EnvLog(one.index, own, snapshot.env_options) for one, own in zip(requests, actions, strict=True)]
         self.incidents = [
             sampler.begin(request.rebuild, log) if request.rebuild is not None or sampler.obs is None else []
             for sampler, request, log in zip(samplers, requests, self.logs, strict=True)
         ]
-        self._keep_successors, self._stack = first.keep_successors, first.stack
-        self._agent, self._envs = first.agent, [sampler.envs for sampler in samplers]
         self._agent.load(snapshot)
         streams = [sampler.noise(request.index) for sampler, request in zip(samplers, requests, strict=True)]
         self._noise = np.stack([distribution.noise(one, steps, envs.num_envs, dtype) for one in streams])
-        self.obs = np.empty((len(samplers), steps + 1, envs.num_envs), envs.obs)
-        for own, sampler in zip(self.obs, samplers, strict=True):
-            own[0] = sampler.obs
         self._heads = np.empty((*rows, distribution.head_size), dtype)
-        self._values, self._next_values = np.empty(rows, dtype), np.empty(rows, dtype)
-        self._rewards = np.empty(rows)
-        self._terminated, self._truncated = np.empty(rows, bool), np.empty(rows, bool)
-        self._valid = np.ones(rows, bool)
-        self._successors = np.empty(0, envs.obs)  # [samplers, T, E, *O] where segments hold them
-        self.states = None
+        self._columns = {"actions": actions, "rewards": np.empty(rows), "valid": np.ones(rows, bool)}
+        self._columns |= {name: np.empty(rows, dtype) for name in ("values", "next_values")}
+        self._columns |= {name: np.empty(rows, bool) for name in ("terminated", "truncated")}
+        self.obs = np.empty((len(samplers), steps + 1, envs.num_envs), envs.obs)
+        self.states: np.ndarray | None = None
+        """States of the memory before each step, and after the last: [S, T + 1, E, n]; zero where an episode starts."""
         if first.memory is not None:
-            memories = np.stack([sampler.memory for sampler in samplers if sampler.memory is not None])
-            self.states = RecurrentStates(memories, steps, first.sequence_length, keep_all=self._keep_successors)
+            self.states = np.empty((len(samplers), steps + 1, *first.memory.shape), first.memory.dtype)
+        for own, sampler in enumerate(samplers):
+            self.obs[own, 0] = sampler.obs
+            if self.states is not None:
+                self.states[own, 0] = sampler.memory
+        self._cut: list[tuple[int, int, int, np.ndarray, np.ndarray | None]] = []
+        """Sampler, step and environment of each time limit; the final observation; the state of the memory after it."""
 
     def go(self) -> None:
         """Take T steps of all environments: all samplers act at once, then each steps its environments."""
-        agent, values, states = self._agent, self._values, self.states
-        one = len(self._envs) == 1  # a single sampler needs no leading axis: faster
-        arrays = self.obs, self._noise, self._actions, self._heads, values
-        obs, noise, actions, heads, valued = (own[0] if one else own.swapaxes(0, 1) for own in arrays)
-        rows = (self._actions, self.obs, self._rewards, self._terminated, self._truncated)
-        worlds = list(zip(self._envs, *rows, self.logs, strict=True))
-        cut: list[tuple[int, int, int, np.ndarray, Any]] = []
-        for t in range(values.shape[1]):
-            now = obs[t]
-            before = None if states is None else states.enter(t)
-            actions[t], (heads[t], valued[t], after) = agent.act(now, noise[t], before)
-            if states is not None:
-                states.act(t, after)
-            for s, (envs, chosen, seen, rewards, terminated, truncated, log) in enumerate(worlds):
-                final_obs = envs.step(chosen[t], seen[t + 1], rewards[t], terminated[t], truncated[t], log)
-                for env, final in final_obs.items():
-                    cut.append((s, t, env, final, None if states is None else states.after[s, env]))
-                while log.dropped:
-                    self._valid[s, t, log.dropped.pop()] = False
-            if states is not None:
-                states.leave(self._terminated[:, t] | self._truncated[:, t])
-        self._look_ahead(cut)
-
-    def _look_ahead(self, cut: list[tuple[int, int, int, np.ndarray, Any]]) -> None:
-        """Estimate the values of the true successors of all steps, and keep these where segments hold them.
-
-        Args:
-            cut: sampler, step and environment of each time limit; the final observation; the recurrent state after it.
-        """
-        agent, states = self._agent, self.states
-        if self._keep_successors:
-            self._successors = self.obs[:, 1:].copy()
-            for s, t, env, final, _ in cut:
-                self._successors[s, t, env] = final
-        self._next_values[:, :-1] = self._values[:, 1:]
-        self._next_values[:, -1] = agent.values(self.obs[:, -1], None if states is None else states.before)
-        for s in sorted({one[0] for one in cut}):
-            times, which, finals, ends = zip(*(one[1:] for one in cut if one[0] == s), strict=True)
-            state = None if states is None else np.stack(ends)
-            self._next_values[s, times, which] = agent.values(np.stack(finals), state)
-
-    def segment(self, s: int) -> Segment:
-        """Return the segment of sampler number `s`."""
-        actions, agent, states = self._actions[s], self._agent, self.states
-        seen, masks = agent.split(self.obs[s, :-1])
-        segment = Segment(
-            obs=seen if self._stack == 1 else frames_of(seen),
-            actions=actions,
-            logprobs=agent.distribution.log_prob(self._heads[s], actions),
-            values=self._values[s],
-            next_values=self._next_values[s],
-            rewards=self._rewards[s],
-            terminated=self._terminated[s],
-            truncated=self._truncated[s],
-            valid=self._valid[s],
-            masks=masks,
-            states=None if states is None else states.of_sequences[s],
+        one, columns = len(self._envs) == 1, self._columns  # a single sampler needs no leading axis: faster
+        names = ("actions", "values", "terminated", "truncated")
+        arrays = self.obs, self._noise, self._heads, *(columns[name] for name in names)
+        obs, noise, heads, actions, values, terminated, truncated = (
+            own[0] if one else own.swapaxes(0, 1) for own in arrays
         )
-        return self._with_successors(s, segment) if self._keep_successors else segment
+        states = None if self.states is None else self.states[0] if one else self.states.swapaxes(0, 1)
+        rows = (columns[name] for name in ("actions", "rewards", "terminated", "truncated"))
+        worlds = list(zip(self._envs, self.obs, *rows, self.logs, strict=True))
+        for t in range(len(values)):
+            before = None if states is None else states[t]
+            actions[t], (heads[t], values[t], after) = self._agent.act(obs[t], noise[t], before)
+            for s, (envs, seen, chosen, rewards, ended, cut, log) in enumerate(worlds):
+                final_obs = envs.step(chosen[t], seen[t + 1], rewards[t], ended[t], cut[t], log)
+                for env, final in final_obs.items():
+                    state = None if after is None else after[env] if one else after[s, env]
+                    self._cut.append((s, t, env, final, state))
+                while log.dropped:
+                    columns["valid"][s, t, log.dropped.pop()] = False
+            if states is not None:
+                states[t + 1] = after
+                states[t + 1, terminated[t] | truncated[t]] = 0.0
+        self._look_ahead()
+
+    def _look_ahead(self) -> None:
+        """Estimate the values of the true successors of all steps."""
+        values, next_values, states = self._columns["values"], self._columns["next_values"], self.states
+        next_values[:, :-1] = values[:, 1:]
+        next_values[:, -1] = self._agent.values(self.obs[:, -1], None if states is None else states[:, -1])
+        for s in sorted({one[0] for one in self._cut}):
+            times, which, finals, ends = zip(*(one[1:] for one in self._cut if one[0] == s), strict=True)
+            state = None if states is None else np.stack(ends)
+            next_values[s, times, which] = self._agent.values(np.stack(finals), state)
+
+    def segment(self, s: int, of: PPOSampler) -> Segment:
+        """Return the segment of sampler number `s`."""
+        seen, masks = self._agent.split(self.obs[s, :-1])
+        columns = {name: column[s] for name, column in self._columns.items()}
+        segment = Segment(
+            obs=seen if of.stack == 1 else frames_of(seen),
+            logprobs=self._agent.distribution.log_prob(self._heads[s], columns["actions"]),
+            masks=masks,
+            states=None if self.states is None else self.states[s, : -1 : of.sequence_length].copy(),
+            **columns,
+        )
+        return self._with_successors(s, segment) if of.keep_successors else segment
 
     def _with_successors(self, s: int, segment: Segment) -> Segment:
-        followed, states = segment.followed, self.states
-        successors, _ = self._agent.split(self._successors[s][followed])
-        after = None if states is None else states.after_steps[s][followed]
+        obs, states = self.obs[s, 1:].copy(), None if self.states is None else self.states[s, 1:].copy()
+        for sampler, t, env, final, state in self._cut:
+            if sampler == s:
+                obs[t, env] = final
+                if states is not None:
+                    states[t, env] = state
+        successors, _ = self._agent.split(obs[segment.followed])
+        after = None if states is None else states[segment.followed]
         return replace(segment, successors=successors, successor_states=after)
 
 

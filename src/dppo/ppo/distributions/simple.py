@@ -1,4 +1,4 @@
-"""Distributions of one kind of action: choices, and real numbers as drawn or squashed into bounds."""
+"""Distributions of each kind of action: choices, and real numbers as drawn or squashed into bounds."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 from typing_extensions import override
 
-from dppo.ppo.distributions.base import IMPOSSIBLE, Distribution, Evaluation, as_column
+from dppo.ppo.distributions.base import IMPOSSIBLE, Distribution, Evaluation, Joint, as_column
+from dppo.spaces.actions import Actions, BoxActions, DiscreteActions, MultiDiscreteActions, NestedActions
 
 if TYPE_CHECKING:  # actors never import torch; shapes are checked in tests only
     from jaxtyping import Float, Int64
@@ -19,6 +20,19 @@ if TYPE_CHECKING:  # actors never import torch; shapes are checked in tests only
 
 HALF_LOG_TWO_PI = 0.5 * math.log(2 * math.pi)
 NODES = 32  # of the quadrature: its error is below 0.005 up to a standard deviation of 3
+
+
+def distribution_of(actions: Actions, *, state_dependent_std: bool = False) -> Distribution:
+    """Return the distribution over `actions`; the std of real-valued ones may depend on the state."""
+    if isinstance(actions, DiscreteActions):
+        return Categorical(actions.n)
+    if isinstance(actions, MultiDiscreteActions):
+        return MultiCategorical(actions.counts)
+    if isinstance(actions, BoxActions):
+        kind = SquashedGaussian if actions.bounds == "squash" else DiagonalGaussian
+        return kind(actions.width, state_dependent_std)
+    assert isinstance(actions, NestedActions)
+    return Joint(tuple(distribution_of(part, state_dependent_std=state_dependent_std) for part in actions.parts))
 
 
 class _Choices(Distribution):

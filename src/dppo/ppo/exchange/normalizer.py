@@ -149,9 +149,10 @@ class ObsScale(ReadOnly):
         """Return a copy in `dtype`."""
         return replace(self, mean=self.mean.astype(dtype), std=self.std.astype(dtype))
 
-    def normalize(self, obs: Float[np.ndarray, "*rows"]) -> Float[np.ndarray, "*rows"]:
-        """Standardize `obs` [..., *O], which must have the same dtype, and clip it to +-10."""
-        return np.clip((obs - self.mean) / self.std, -CLIP, CLIP)
+    def normalize(self, obs: Shaped[np.ndarray, "*rows"], dtype: str | np.dtype) -> Float[np.ndarray, "*rows"]:
+        """Standardize `obs` [..., *O] in the dtype of this scale, clip it to +-10, and return it in `dtype`."""
+        standardized = (obs.astype(self.mean.dtype) - self.mean) / self.std
+        return np.clip(standardized, -CLIP, CLIP).astype(dtype, copy=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,21 +200,29 @@ def each_leaf(obs: Any, change: Callable[[Any], Any]) -> Any:
     return {name: change(leaf) for name, leaf in obs.items()} if isinstance(obs, dict) else change(obs)
 
 
-def unprocessed_inputs(
-    obs: np.ndarray, dtype: str | np.dtype[Any], scale: ObsScale | None
+def network_inputs(
+    obs: np.ndarray, of: np.dtype[Any], dtype: str | np.dtype[Any], scale: ObsScale | None
 ) -> np.ndarray | dict[str, np.ndarray]:
-    """Return the inputs that are not processed as a whole: pixels, or views of the leaves by name.
+    """Return the inputs of a network in `dtype` for stored observations [..., *O]; of several leaves, each by its name.
+
+    Pixels stay as they are, and so do integers beside other leaves.
 
     Args:
-        scale: of the continuous leaves, from `scale_for`, which become normalized arrays of `dtype`; None: of none.
+        of: dtype of one observation.
+        scale: that of `scale_for`, with which numbers are normalized; None: they are not.
     """
-    if obs.dtype.names is None:
-        return obs
-    named = leaves(obs)
-    if scale is not None:
-        for name, part in leaf_scales(scale, obs.dtype).items():
-            named[name] = part.normalize(named[name].astype(scale.mean.dtype)).astype(dtype, copy=False)
-    return named
+    if of.names is None:
+        if is_image(of):
+            return obs
+        return obs.astype(dtype, copy=False) if scale is None else scale.normalize(obs, dtype)
+    inputs = leaves(obs)
+    scales = {} if scale is None else leaf_scales(scale, of)
+    for name, leaf in inputs.items():
+        if name in scales:
+            inputs[name] = scales[name].normalize(leaf, dtype)
+        elif leaf.dtype.kind == "f":
+            inputs[name] = leaf.astype(dtype, copy=False)
+    return inputs
 
 
 def leaf_scales(scale: ObsScale, obs: np.dtype[Any]) -> dict[str, ObsScale]:
@@ -232,44 +241,31 @@ def scale_for(scale: ObsScale | None, obs: np.dtype[Any], dtype: str | np.dtype[
     return None if scale is None else scale.astype(np.dtype(np.float64) if holds_float64(obs) else dtype)
 
 
-def normalized(obs: np.ndarray, dtype: str | np.dtype[Any], scale: ObsScale | None) -> np.ndarray:
-    """Return normalized observations of a single leaf [..., *O] in `dtype`; `scale` as from `scale_for`."""
-    if scale is None:
-        return obs.astype(dtype, copy=False)
-    return scale.normalize(obs.astype(scale.mean.dtype)).astype(dtype, copy=False)
-
-
-def normalized_shape(obs: np.dtype[Any], names: Collection[str] | None = None) -> tuple[int, ...]:
-    """Return the shape of the normalized part of an observation; (0,) if there is nothing to normalize.
-
-    It is the whole leaf if there is only one, otherwise all continuous leaves, flat and concatenated.
-
-    Args:
-        names: of several leaves, those to normalize; None: all that are continuous.
-    """
-    if obs.names is None:
-        return (0,) if is_image(obs) else obs.shape
-    return (sum(columns.stop - columns.start for _, columns in _columns(obs, names)),)
-
-
 def no_statistics(spaces: Spaces, *, obs: bool, returns: bool) -> Statistics:
     """Return the statistics of a new run that normalizes observations, as far as they are floats, and returns."""
     read = spaces.of_network()
-    shape = normalized_shape(read.obs, spaces.normalized)
-    only_categories = read.obs.names is None and bool(read.categories)
+    shape = normalized_part(np.zeros(1, read.obs), spaces.normalized).shape[1:]
+    continuous = 0 not in shape and (read.obs.names is not None or read.is_vector)
     return Statistics(
-        obs=Moments.empty(shape) if obs and shape != (0,) and not only_categories else None,
+        obs=Moments.empty(shape) if obs and continuous else None,
         returns=Moments.empty(()) if returns else None,
         obs_names=spaces.normalized,
     )
 
 
 def normalized_part(obs: np.ndarray, names: Collection[str] | None = None) -> np.ndarray:
-    """Return the normalized part of observations `obs` [n], as they are stored: [n, *`normalized_shape`]."""
+    """Return the normalized part of observations `obs` [n], as they are stored.
+
+    It is the whole leaf if there is only one, [n, *O], otherwise all continuous leaves side by side, [n, k].
+
+    Args:
+        names: of several leaves, those to normalize; None: all that are continuous.
+    """
     if obs.dtype.names is None:
         return obs
     named = leaves(obs)
-    return np.concatenate([named[name].reshape(len(obs), -1) for name, _ in _columns(obs.dtype, names)], axis=1)
+    parts = [named[name].reshape(len(obs), -1) for name, _ in _columns(obs.dtype, names)]
+    return np.concatenate(parts, axis=1) if parts else np.zeros((len(obs), 0))
 
 
 def _columns(obs: np.dtype[Any], names: Collection[str] | None) -> Iterator[tuple[str, slice]]:

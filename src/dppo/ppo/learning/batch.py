@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import accumulate
+from operator import methodcaller
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -13,11 +14,10 @@ import torch
 from torch import Tensor
 
 from dppo.config.parts import PPO
-from dppo.ppo.exchange.normalizer import CLIP, ObsScale, each_leaf, normalized, scale_for, unprocessed_inputs
+from dppo.ppo.exchange.normalizer import CLIP, ObsScale, each_leaf, network_inputs, scale_for
 from dppo.ppo.exchange.records import Segment, stack_numbers
 from dppo.ppo.learning.advantages import generalized_advantages, shaped_rewards
 from dppo.ppo.networks.network import NetworkSpec, RecurrentInputs
-from dppo.spaces.spaces import is_image
 
 if TYPE_CHECKING:  # shapes are checked in tests only
     from jaxtyping import Bool, Float, Int64, Shaped
@@ -98,7 +98,7 @@ class Batch:
         def moved(tensor: Tensor) -> Tensor:
             return tensor.pin_memory().to(device, non_blocking=True)
 
-        there = self._of_each(moved, moved)
+        there = self._of_each(moved)
         return there if self.stored is None else replace(there, stored=each_leaf(self.stored, moved))
 
     def formed(self) -> Batch:
@@ -111,15 +111,12 @@ class Batch:
 
     def take(self, index: Int64[Tensor, " n"]) -> Batch:
         """Return a copy of the sequences at `index`."""
-        rows = index
-        if self.sequence_length > 1:
-            steps = torch.arange(self.sequence_length, device=index.device)
-            rows = (index.unsqueeze(1) * self.sequence_length + steps).flatten()
-        return self._of_each(lambda column: column.index_select(0, rows), lambda column: column.index_select(0, index))
+        return self._of_each(methodcaller("index_select", 0, index))
 
     def split(self, sizes: list[int]) -> list[Batch]:
         """Return consecutive pieces with `sizes` sequences each, as views."""
-        return [self._piece(end - size, size) for end, size in zip(accumulate(sizes), sizes, strict=True)]
+        places = zip(accumulate(sizes, initial=0), sizes)  # noqa: B905
+        return [self._of_each(methodcaller("narrow", 0, start, size)) for start, size in places]
 
     def pieces(self, rows: int) -> Iterator[Batch]:
         """Yield consecutive pieces of at most `rows` rows, but at least a sequence each, with their observations."""
@@ -127,18 +124,18 @@ class Batch:
         sizes = [min(most, self.sequences - start) for start in range(0, self.sequences, most)]
         return (piece.formed() for piece in self.split(sizes))
 
-    def _piece(self, start: int, size: int) -> Batch:
-        first, rows = start * self.sequence_length, size * self.sequence_length
-        return self._of_each(lambda column: column.narrow(0, first, rows), lambda column: column.narrow(0, start, size))
-
-    def _of_each(self, of_rows: Callable[[Tensor], Tensor], of_sequences: Callable[[Tensor], Tensor]) -> Batch:
-        """Return the batch with each column changed by the function for its first axis."""
+    def _of_each(self, change: Callable[[Tensor], Tensor]) -> Batch:
+        """Return the batch with each column changed by a function of its sequences [S, ...]."""
+        of_rows = change if self.sequence_length == 1 else partial(self._in_sequences, change)
         changed: dict[str, Any] = {
             name: each_leaf(column, of_rows) for name in COLUMNS if (column := getattr(self, name)) is not None
         }
         if self.recurrent is not None:
-            changed["recurrent"] = self.recurrent.of_each(of_sequences)
+            changed["recurrent"] = RecurrentInputs(*map(change, self.recurrent))
         return replace(self, **changed)
+
+    def _in_sequences(self, change: Callable[[Tensor], Tensor], column: Tensor) -> Tensor:
+        return change(column.unflatten(0, (self.sequences, self.sequence_length))).flatten(0, 1)
 
 
 NOT_COLUMNS = ("iterations", "informed", "sequence_length", "gae_inputs", "recurrent", "stored")
@@ -223,19 +220,15 @@ def _gae_inputs(
     segments: Sequence[Segment], estimate: Callable[..., np.ndarray], valid: np.ndarray, obs_scale: ObsScale | None
 ) -> GAEInputs:
     """Return what advantages are estimated from again; successors are in the order of the segments."""
-    steps, envs, before = [], [], 0
-    for segment in segments:
-        step, env = np.nonzero(segment.followed)
-        steps.append(step)
-        envs.append(env + before)
-        before += segment.valid.shape[1]
+    samplers, steps, envs = np.nonzero(np.stack([segment.followed for segment in segments]))
+    followed = steps, samplers * segments[0].valid.shape[1] + envs
     merged = _merged(segments, "successors", axis=0)[None]
     successors = _inputs(merged, segments[0].values.dtype, obs_scale, _flat_tensor)
     recurrent = None
     if segments[0].successor_states is not None:
         states = torch.from_numpy(_merged(segments, "successor_states", axis=0))
         recurrent = RecurrentInputs(states, torch.zeros((len(states), 1), dtype=torch.bool))
-    return GAEInputs(estimate, valid, successors, (np.concatenate(steps), np.concatenate(envs)), recurrent)
+    return GAEInputs(estimate, valid, successors, followed, recurrent)
 
 
 def _recurrent_inputs(segments: Sequence[Segment], sequence_length: int) -> RecurrentInputs:
@@ -253,13 +246,8 @@ def _inputs(
     rows: Callable[[np.ndarray], Tensor],
 ) -> Tensor | dict[str, Tensor]:
     """Return the network's input: one tensor, or a copy of each leaf by name."""
-    scale = scale_for(scale, obs.dtype, dtype)
-    if obs.dtype.names is None and not is_image(np.dtype((obs.dtype, obs.shape[2:]))):
-        return rows(normalized(obs, dtype, scale))
-    stored = unprocessed_inputs(obs, dtype, scale)
-    inputs: Tensor | dict[str, Tensor]
-    inputs = each_leaf(stored, lambda leaf: rows(leaf.astype(dtype) if leaf.dtype.kind == "f" else leaf))
-    return inputs
+    of = np.dtype((obs.dtype, obs.shape[2:]))
+    return each_leaf(network_inputs(obs, of, dtype, scale_for(scale, of, dtype)), rows)
 
 
 def _flat_tensor(array: np.ndarray) -> Tensor:

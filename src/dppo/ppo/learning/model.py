@@ -1,16 +1,31 @@
-"""PPOModel: the policy as a trainer uses it."""
+"""PPOModel: the policy as a trainer uses it; and what changes its weights: FlatAdam, and PopArt."""
 
-from collections.abc import Iterable
+import math
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from itertools import accumulate
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
+from torch.optim.adam import adam
 
+from dppo.errors import ConfigError
 from dppo.ppo.distributions.base import IMPOSSIBLE, Evaluation
+from dppo.ppo.exchange.normalizer import VALUE_TARGETS, Moments, ValueScale, moments_of_targets
 from dppo.ppo.learning.batch import Batch
+from dppo.ppo.learning.parallel import Parallel, moments_of_all, row_moments
 from dppo.ppo.networks.choice import learning_network
 from dppo.ppo.networks.network import NetworkSpec, RecurrentInputs
-from dppo.ppo.networks.parameters import ZerosLike
+from dppo.ppo.networks.parameters import FlatParameters, ZerosLike
+
+ADAPTED = "learning_rate"  # its name in the state of the optimizer
+OPTIONS: dict[str, Any] = {"fused": True, "weight_decay": 0.0, "amsgrad": False, "maximize": False}
+OPTIONS |= {"beta1": 0.9, "beta2": 0.999, "eps": 1e-5}  # detail 3; torch's default for eps is 1e-8
+LOWEST, HIGHEST, FACTOR = 1e-5, 1e-2, 1.5
+LAST_LAYER = re.compile(r"value(?:\.(\d+))?\.(weight|bias)")
 
 
 class Scored(NamedTuple):
@@ -79,3 +94,122 @@ class PPOModel:
     def backward(self, scored: Scored, by_logprobs: Tensor, by_entropies: Tensor | float, by_values: Tensor) -> None:
         """Store the gradient of every parameter, given the gradients of the scores of the last `forward`."""
         self.network.backward(scored.residuals, scored.policy.gradients(by_logprobs, by_entropies), by_values)
+
+
+class FlatAdam:
+    """Adam for all parameters at once, in one pass over memory.
+
+        m <- b1 m + (1 - b1) g        v <- b2 v + (1 - b2) g^2
+        w <- w - lr / (1 - b1^k) * m / (sqrt(v) / sqrt(1 - b2^k) + eps)
+
+    Source: Kingma, Ba, arXiv:1412.6980, algorithm 1. torch's fused kernel does the arithmetic, because these formulas,
+    written line by line, would read the memory several times. The kernel is called without `torch.optim.Adam`, whose
+    bookkeeping for many tensors and options takes a noticeable part of a small minibatch.
+    """
+
+    def __init__(self, parameters: FlatParameters) -> None:
+        self._weights = parameters.weights.detach()
+        self._gradient = parameters.gradient
+        self._mean = torch.zeros_like(self._weights)
+        self._square = torch.zeros_like(self._weights)
+        # float32 for weights of any dtype, as in torch's own Adam: exact up to 16 million steps.
+        self._steps = torch.zeros((), dtype=torch.float32, device=self._weights.device)
+
+    @torch.no_grad()
+    def step(self, learning_rate: float) -> None:
+        """Update the weights in place from the stored gradient."""
+        state = [self._mean], [self._square], list[Tensor](), [self._steps]
+        adam([self._weights], [self._gradient], *state, lr=learning_rate, **OPTIONS)
+
+    def state(self) -> dict[str, np.ndarray]:
+        """Return both moments [P] and the number of steps, under torch's names; the next step may overwrite them."""
+        return {
+            "exp_avg": self._mean.numpy(force=True),
+            "exp_avg_sq": self._square.numpy(force=True),
+            "step": np.array(int(self._steps)),
+        }
+
+    def load(self, state: dict[str, np.ndarray]) -> None:
+        """Restore what `state` returned."""
+        self._mean.copy_(torch.tensor(state["exp_avg"]))
+        self._square.copy_(torch.tensor(state["exp_avg_sq"]))
+        self._steps.fill_(float(state["step"]))
+
+
+def adapted_rate(learning_rate: float, kl: float, desired_kl: float) -> float:
+    """Return the learning rate for the next SGD step: lower if the policy moves too fast, higher if too slowly.
+
+        kl > 2 desired: max(1e-5, rate / 1.5)        kl < desired / 2: min(1e-2, 1.5 rate)
+
+    Source: rsl_rl, `algorithms/ppo.py`.
+    """
+    if kl > 2 * desired_kl:
+        return max(LOWEST, learning_rate / FACTOR)
+    if kl < desired_kl / 2:
+        return min(HIGHEST, learning_rate * FACTOR)
+    return learning_rate
+
+
+class PopArt:
+    """Standardize targets by all targets seen so far, and correct the last layer so that no value changes.
+
+        w' = w s / s'        b' = (s b + m - m') / s'        with mean m, deviation s before and m', s' after
+
+    Source: van Hasselt et al., "Learning values across many orders of magnitude" (arXiv:1602.07714), proposition 1.
+    Deviation: moments are those of all targets, not of the recent ones, as in Andrychowicz et al. (arXiv:2006.05990).
+    """
+
+    def __init__(self, model: PPOModel) -> None:
+        """Begin without any target; raise ConfigError if the module has no linear layer called `value`."""
+        self._model = model
+        self._weight, self._bias = last_layer(model.spec)
+        self._moments = Moments.empty(())
+
+    @property
+    def scale(self) -> ValueScale:
+        """Return the unit of the network's values."""
+        return ValueScale.of(self._moments)
+
+    def learn(self, batch: Batch, parallel: Parallel) -> Batch:
+        """Count the targets of `batch` on all ranks, change the unit, and return the batch with values in it."""
+        weights = None if batch.weights is None else batch.weights.double().unsqueeze(0)
+        own = row_moments(batch.returns.double().unsqueeze(0), weights)
+        count, mean, m2 = moments_of_all(own, parallel)[0].tolist()
+        before = self.scale
+        self._moments = self._moments.merge(Moments(count, np.array(mean), np.array(m2)))
+        after = self.scale
+        with torch.no_grad():
+            flat = self._model.parameters.weights
+            flat[self._weight] *= before.std / after.std
+            flat[self._bias] *= before.std / after.std
+            flat[self._bias] += (before.mean - after.mean) / after.std
+        return replace(batch, values=after.standardize(batch.values), returns=after.standardize(batch.returns))
+
+    def state(self) -> dict[str, np.ndarray]:
+        """Return the moments as a named array, which is part of the trainer's state."""
+        moments = self._moments
+        return {VALUE_TARGETS: np.array([moments.count, float(moments.mean), float(moments.m2)])}
+
+    def load(self, state: Mapping[str, np.ndarray]) -> None:
+        """Restore the result of `state`; the weights belong to it already."""
+        self._moments = moments_of_targets(state) or Moments.empty(())
+
+
+def last_layer(spec: NetworkSpec) -> tuple[slice, slice]:
+    """Return where weights and bias of the last layer of values are in the flat vector.
+
+    It is the linear layer called `value`, or the last one of a sequence of that name. Raise ConfigError without one.
+    """
+    found: dict[int, dict[str, slice]] = {}
+    ends = accumulate(map(math.prod, spec.shapes.values()))
+    for (name, shape), end in zip(spec.shapes.items(), ends, strict=True):
+        match = LAST_LAYER.fullmatch(name)
+        if match and shape[0] == 1:
+            found.setdefault(int(match[1] or 0), {})[match[2]] = slice(end - math.prod(shape), end)
+    last = found[max(found)] if found else {}
+    if set(last) != {"weight", "bias"}:
+        raise ConfigError(
+            "norm_value=True: the network has no linear layer called `value` with one output and a bias, to correct "
+            "when the unit of values changes. Rename your module's last layer of values, or use `norm_value=False`."
+        )
+    return last["weight"], last["bias"]

@@ -10,8 +10,9 @@ import torch
 from torch import Tensor
 
 from dppo.ppo.exchange.normalizer import ValueScale, each_leaf
-from dppo.ppo.learning.batch import Batch, GAEInputs, in_sequences
+from dppo.ppo.learning.batch import Batch, in_sequences
 from dppo.ppo.learning.model import PPOModel
+from dppo.ppo.networks.network import RecurrentInputs
 
 if TYPE_CHECKING:  # shapes are checked in tests only
     from jaxtyping import Float
@@ -38,43 +39,33 @@ def estimates(
     batch: Batch, model: PPOModel, rows: int, scale: ValueScale | None
 ) -> tuple[Float[Tensor, " B"], Float[Tensor, " B"], Float[Tensor, " B"]]:
     """Return values by `model`, and advantages and returns by these, in units of rewards."""
-    inputs, device = batch.gae_inputs, batch.logprobs.device
+    inputs, device, length = batch.gae_inputs, batch.logprobs.device, batch.sequence_length
     assert inputs is not None, "the batch keeps nothing to estimate advantages from"
 
     def successors_from(start: int) -> Tensor:
         def part(leaf: Tensor) -> Tensor:
             return leaf[start : start + rows].to(device)
 
-        recurrent = None if inputs.recurrent is None else inputs.recurrent.of_each(part)
+        recurrent = None if inputs.recurrent is None else RecurrentInputs(*map(part, inputs.recurrent))
         return model.values(each_leaf(inputs.successors, part), recurrent)
+
+    def in_steps(column: np.ndarray) -> np.ndarray:  # [T, envs]
+        if length > 1:  # undo `in_sequences`
+            column = column.reshape(-1, inputs.valid.shape[1], length).swapaxes(1, 2)
+        return column.reshape(inputs.valid.shape)
 
     values = torch.cat([model.values(piece.obs, piece.recurrent) for piece in batch.pieces(rows)])
     successors = torch.cat([successors_from(start) for start in range(0, len(inputs.followed[0]), rows)])
     if scale is not None:
         values, successors = scale.restore(values), scale.restore(successors)
-    again = estimated_again(inputs, values.numpy(force=True), successors.numpy(force=True), batch.sequence_length)
-    advantages, returns = (torch.from_numpy(estimate).to(device) for estimate in again)
-    return values, advantages, returns
-
-
-def estimated_again(
-    inputs: GAEInputs, values: Float[np.ndarray, " B"], successors: Float[np.ndarray, " n"], sequence_length: int
-) -> tuple[Float[np.ndarray, " B"], Float[np.ndarray, " B"]]:
-    """Return advantages and returns by the values of all rows, in their order in the batch, and of successors."""
-
-    def in_steps(column: np.ndarray) -> np.ndarray:  # [T, envs]
-        if sequence_length > 1:  # undo `in_sequences`
-            column = column.reshape(-1, inputs.valid.shape[1], sequence_length).swapaxes(1, 2)
-        return column.reshape(inputs.valid.shape)
-
-    steps, traces = in_steps(values), None if inputs.traces is None else in_steps(inputs.traces)
+    steps, traces = in_steps(values.numpy(force=True)), None if inputs.traces is None else in_steps(inputs.traces)
     next_values = np.empty_like(steps)
     next_values[:-1] = steps[1:]
-    next_values[inputs.followed] = successors
-    advantages = inputs.estimate(values=steps, next_values=next_values, traces=traces)
-    gains = advantages if traces is None else traces * advantages
-    returns = np.where(inputs.valid, gains + steps, steps.dtype.type(0))
-    return in_sequences(advantages, sequence_length), in_sequences(returns, sequence_length)
+    next_values[inputs.followed] = successors.numpy(force=True)
+    gae = inputs.estimate(values=steps, next_values=next_values, traces=traces)
+    targets = np.where(inputs.valid, (gae if traces is None else traces * gae) + steps, steps.dtype.type(0))
+    advantages, returns = (torch.from_numpy(in_sequences(one, length)).to(device) for one in (gae, targets))
+    return values, advantages, returns
 
 
 def from_current_policy(batch: Batch, model: PPOModel, rows: int) -> Batch:

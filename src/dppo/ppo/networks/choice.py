@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from dppo.config.parts import Network, default_of
 from dppo.errors import ConfigError, counted
-from dppo.ppo.networks.default.mlp import NumpyMemoryMLP, NumpyMLP
-from dppo.ppo.networks.default.spec import BuiltInSpec
+from dppo.ppo.networks.built_in import BuiltInSpec, NumpyMLP
 from dppo.ppo.networks.layers import Layers
-from dppo.ppo.networks.network import ActingNetwork, LearningNetwork, NetworkSpec
-from dppo.ppo.networks.user.model_class import ModelClass
+from dppo.ppo.networks.network import ActingNetwork, LearningNetwork, ModelClass, NetworkSpec
 from dppo.spaces.actions import boxes
 from dppo.spaces.spaces import Spaces, is_image
 from dppo.user_code import import_path
@@ -24,19 +21,17 @@ FEATURES = {"nature": 512, "impala": 256, "grid": 128, "flatten": 0}
 WORDS = {"nature": "a Nature CNN", "impala": "an IMPALA CNN", "grid": "a grid CNN", "flatten": "an MLP over all pixels"}
 
 
-@dataclass(frozen=True, slots=True)
-class Choice:
+class Choice(NamedTuple):
     """A network, and why it was chosen."""
 
     spec: NetworkSpec
     layers: str
     """Its layers in words, for the log."""
-    reason: str | None
-    """None where the user named it."""
+    because: str
+    """", because" and the reason; "" where the user named it."""
 
     def __str__(self) -> str:
-        because = "" if self.reason is None else f", because {self.reason}"
-        return f"Network: {self.layers}, {self.spec.num_parameters:,} parameters{because}."
+        return f"Network: {self.layers}, {self.spec.num_parameters:,} parameters{self.because}."
 
 
 def choose_network(network: Network, spaces: Spaces) -> Choice:
@@ -49,23 +44,17 @@ def choose_network(network: Network, spaces: Spaces) -> Choice:
         return _own(network, network.model, spaces)
     encoder = _image_encoder(network, spaces)
     _check_effects(network, spaces, encoder)
-    separate = encoder is None if network.trunk == "auto" else network.trunk == "separate"
+    shared = encoder is not None if network.trunk == "auto" else network.trunk == "shared"
     chosen = {name: getattr(network, name) for name in Layers.__slots__ if hasattr(network, name)}
     features = network.image_features or FEATURES[encoder or "flatten"]
-    layers = Layers(**chosen | {"image_encoder": encoder, "image_features": features, "shared": not separate})
+    layers = Layers(**chosen | {"image_encoder": encoder, "image_features": features, "shared": shared})
     spec = BuiltInSpec(spaces, layers, network.dtype)
-    if spec.is_mlp:
-        return Choice(spec, f"an MLP for the policy and another for the value{_hidden(network)}", _observed(spaces))
-    hidden = "" if _is_cnn_alone(spaces, encoder) else _hidden(network)
-    trunks = "one each for policy and value" if separate else "shared by policy and value"
-    memory = {"none": "", "gru": ", a GRU of {} units", "lstm": ", an LSTM of {} units"}[network.memory]
-    words = f"{_encoders(spaces, encoder)}{hidden}{memory.format(network.memory_size)}, {trunks}"
-    return Choice(spec, words, _observed(spaces))
+    return Choice(spec, _layers_in_words(spec), f", because {_observed(spaces)}")
 
 
 def _own(network: Network, model: ModelClass, spaces: Spaces) -> Choice:
     """Return the user's own; refuse a module with memory and no length of sequences, or the other way round."""
-    from dppo.ppo.networks.user.module_spec import ModuleSpec
+    from dppo.ppo.networks.user_module import ModuleSpec
 
     spec, name = ModuleSpec(spaces, model, network.model_kwargs, network.dtype), import_path(model)
     if spec.state_size and network.sequence_length is None:
@@ -78,7 +67,7 @@ def _own(network: Network, model: ModelClass, spaces: Spaces) -> Choice:
             f"sequence_length={network.sequence_length} has no effect: model={name} has no memory, "
             f"because it has no attribute state_size. Leave it out."
         )
-    return Choice(spec, f"{name} (set by `model`)", None)
+    return Choice(spec, f"{name} (set by `model`)", "")
 
 
 def _image_encoder(network: Network, spaces: Spaces) -> str | None:
@@ -86,8 +75,8 @@ def _image_encoder(network: Network, spaces: Spaces) -> str | None:
     images = {name: leaf.shape[-3:] for name, leaf in spaces.leaves().items() if is_image(leaf)}
     if not images:
         return None
-    sides = {name: image[1:] if image[0] < image[2] else image[:2] for name, image in images.items()}
-    small = [name for name, of_image in sides.items() if min(of_image) < SMALLEST_FOR_NATURE]
+    sides = {name: min(image[1:] if image[0] < image[2] else image[:2]) for name, image in images.items()}
+    small = [name for name, side in sides.items() if side < SMALLEST_FOR_NATURE]
     if network.image_encoder == "auto":
         return "grid" if small else "nature"
     if network.image_encoder == "nature" and small:
@@ -118,22 +107,23 @@ def _check_effects(network: Network, spaces: Spaces, encoder: str | None) -> Non
                 raise ConfigError(f"{name}={getattr(network, name)} has no effect: {reason}. Leave `{name}` out.")
 
 
-def _hidden(network: Network) -> str:
-    sizes = " x ".join(str(size) for size in network.hidden_sizes)
-    return f" with {sizes} {network.activation} units" if sizes else " without hidden layers"
-
-
-def _encoders(spaces: Spaces, encoder: str | None) -> str:
-    used = [WORDS[encoder]] if encoder else []
+def _layers_in_words(spec: BuiltInSpec) -> str:
+    of, spaces, named = spec.layers, spec.spaces, spec.spaces.leaves()
+    sizes = " x ".join(map(str, of.hidden_sizes))
+    hidden = f" with {sizes} {of.activation} units" if sizes else " without hidden layers"
+    if spec.is_mlp:
+        return f"an MLP for the policy and another for the value{hidden}"
+    used = [WORDS[of.image_encoder]] if of.image_encoder else []
     if spaces.categories:
         used.append("one-hot codes")
-    named = spaces.leaves()
     if any(not is_image(leaf) and name not in spaces.categories for name, leaf in named.items()):
         used.append("the numbers as they are")
-    joined = ", ".join(used)
-    if encoder and len(named) == 1:
-        return joined
-    return f"{joined}, {'joined ' if len(named) > 1 else ''}into an MLP"
+    if not of.image_encoder or len(named) > 1:
+        used.append(f"{'joined ' if len(named) > 1 else ''}into an MLP")
+    memory = {"none": "", "gru": f", a GRU of {of.memory_size} units", "lstm": f", an LSTM of {of.memory_size} units"}
+    trunks = "shared by policy and value" if of.shared else "one each for policy and value"
+    alone = _is_cnn_alone(spaces, of.image_encoder)
+    return f"{', '.join(used)}{'' if alone else hidden}{memory[of.memory]}, {trunks}"
 
 
 def _observed(spaces: Spaces) -> str:
@@ -162,7 +152,7 @@ def _named(spaces: Spaces, name: str) -> str:
 def acting_network(spec: NetworkSpec) -> ActingNetwork:
     """Build the network for an actor, without torch if it acts in NumPy; raise ConfigError if a module is refused."""
     if isinstance(spec, BuiltInSpec) and spec.acts_in_numpy:
-        return NumpyMLP(spec) if spec.is_mlp else NumpyMemoryMLP(spec)
+        return NumpyMLP(spec)
     from dppo.ppo.networks.modules import TorchActing
 
     return TorchActing(spec.module(0), spec.spaces)
@@ -178,7 +168,7 @@ def learning_network(
     Raise ConfigError if a module of the user's does not keep the contract.
     """
     if isinstance(spec, BuiltInSpec) and spec.is_mlp:
-        from dppo.ppo.networks.default.mlp_torch import HandwrittenMLP
+        from dppo.ppo.networks.mlp_torch import HandwrittenMLP
 
         return HandwrittenMLP(spec, seed, device=device, zeros_like=zeros_like)
     from dppo.ppo.networks.modules import Autograd, quick

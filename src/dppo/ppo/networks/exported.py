@@ -12,10 +12,9 @@ from torch import Tensor, nn
 
 from dppo.ppo.distributions.base import IMPOSSIBLE
 from dppo.ppo.exchange.normalizer import CLIP, ObsScale, each_leaf, leaf_scales, scale_for
-from dppo.ppo.networks.default.spec import BuiltInSpec
-from dppo.ppo.networks.encoders.encoder_network import ACTIVATIONS
-from dppo.ppo.networks.encoders.encoders import Bits
-from dppo.ppo.networks.encoders.torch_layers import Dense, Output
+from dppo.ppo.networks.built_in import BuiltInSpec
+from dppo.ppo.networks.encoders import ACTIVATIONS, Output
+from dppo.ppo.networks.images import Bits, Dense
 from dppo.ppo.networks.network import NetworkSpec
 from dppo.ppo.networks.parameters import default_dtype
 from dppo.spaces.actions import Actions, BoxActions, DiscreteActions, MultiDiscreteActions, NestedActions

@@ -2,6 +2,7 @@
 
 import platform
 from collections.abc import Iterable
+from contextlib import nullcontext
 from operator import itemgetter
 from typing import Any
 
@@ -13,7 +14,7 @@ from typing_extensions import override
 from dppo.errors import ConfigError
 from dppo.ppo.exchange.normalizer import each_leaf
 from dppo.ppo.networks.network import ActingNetwork, LearningNetwork, Outputs, RecurrentInputs
-from dppo.ppo.networks.parameters import FlatParameters, ZerosLike, default_dtype, exact_on, matmul_precision
+from dppo.ppo.networks.parameters import FlatParameters, ZerosLike, default_dtype, exact_on
 from dppo.ppo.networks.products import HOOKS, forward_of, use_in
 from dppo.spaces.spaces import Spaces
 
@@ -52,9 +53,6 @@ class TorchActing(ActingNetwork):
             return Outputs(*whole)
         inputs = each_leaf(obs, self._tensor)
         before = None if state is None else self._tensor(state)
-        undisturbed = torch.get_default_dtype() is self._dtype and torch.get_num_threads() == 1
-        if undisturbed and matmul_precision() == "highest":
-            return self._outputs(inputs, before)
         with default_dtype(self._dtype), exact_on(1):
             return self._outputs(inputs, before)
 
@@ -82,7 +80,7 @@ class Autograd(LearningNetwork):
         self.parameters = FlatParameters(parameters, zeros_like)
         use_in(module)
         self._module = module
-        self._dtype = self.parameters.weights.dtype
+        self._dtype, self._device = self.parameters.weights.dtype, self.parameters.weights.device.type
         self._reads_bytes = getattr(module, "reads_bytes", False)
         self.lower: torch.dtype | None = None  # precision of the layers, where weights and outputs have a higher one
 
@@ -91,21 +89,22 @@ class Autograd(LearningNetwork):
         self, obs: Inputs, recurrent: RecurrentInputs | None = None
     ) -> tuple[Tensor, Tensor, tuple[Tensor, Tensor]]:
         """Return head [rows, H] and values [rows], detached, and both with their graph."""
-        with torch.enable_grad(), default_dtype(self._dtype):
-            if self.lower is None:
-                head, values = self._outputs(obs, recurrent)
-            else:
-                with torch.autocast(self.parameters.weights.device.type, self.lower):
-                    head, values = self._outputs(obs, recurrent)
-                head, values = head.to(self._dtype), values.to(self._dtype)
+        lowered = nullcontext() if self.lower is None else torch.autocast(self._device, self.lower)
+        with torch.enable_grad(), default_dtype(self._dtype), lowered:
+            head, values = (output.to(self._dtype) for output in self._outputs(obs, recurrent))
         return head.detach(), values.detach(), (head, values)
 
     def _outputs(self, obs: Inputs, recurrent: RecurrentInputs | None) -> tuple[Tensor, Tensor]:
         inputs = each_leaf(obs, self._input)
-        if recurrent is not None:
-            return recurrent.outputs(self._module, inputs)
-        head, values = self._module(inputs)
-        return head, values
+        if recurrent is None:
+            return self._module(inputs)
+        states, starts = recurrent
+
+        def over_time(leaf: Tensor) -> Tensor:
+            return leaf.view(*starts.shape, *leaf.shape[1:]).transpose(0, 1)
+
+        head, values, _ = self._module(each_leaf(inputs, over_time), states, starts.t())
+        return head.transpose(0, 1).flatten(0, 1), values.t().flatten()
 
     def _input(self, leaf: Tensor) -> Tensor:
         is_image = leaf.element_size() == 1 and leaf.dim() > 3

@@ -8,23 +8,26 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from functools import cached_property
-from itertools import pairwise
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, final
 
 import numpy as np
 
+from dppo.errors import ConfigError
 from dppo.ppo.distributions.base import Distribution
-from dppo.ppo.distributions.joint import distribution_of
-from dppo.ppo.exchange.normalizer import each_leaf
+from dppo.ppo.distributions.simple import distribution_of
 from dppo.spaces.spaces import Spaces
+from dppo.user_code import import_path, imported
 
 if TYPE_CHECKING:  # actors never import torch; shapes are checked in tests only
     from jaxtyping import Bool, Float
     from torch import Tensor, nn
 
     from dppo.ppo.networks.parameters import FlatParameters
+
+ModelClass = str | Callable[..., Any]
+"""The class of a user's network: its import path, or itself."""
 
 
 class Outputs(NamedTuple):
@@ -61,20 +64,6 @@ class RecurrentInputs(NamedTuple):
     starts: Bool[Tensor, "S L"]
     """True at the first step of an episode."""
 
-    def of_each(self, change: Callable[[Tensor], Tensor]) -> RecurrentInputs:
-        """Return the results of `change` for both, which must treat their first axis alike."""
-        return RecurrentInputs(change(self.states), change(self.starts))
-
-    def outputs(self, module: Callable[..., Any], obs: Any) -> tuple[Tensor, Tensor]:
-        """Return a module's head [S * L, H] and values [S * L] of observations [S * L, *O], sequence by sequence."""
-        count, length = self.starts.shape
-
-        def over_time(leaf: Tensor) -> Tensor:
-            return leaf.view(count, length, *leaf.shape[1:]).transpose(0, 1)
-
-        head, values, _ = module(each_leaf(obs, over_time), self.states, self.starts.t())
-        return head.transpose(0, 1).flatten(0, 1), values.t().flatten()
-
 
 class LearningNetwork(Protocol):
     """A network in a trainer, with its parameters in one flat vector and their gradients in another."""
@@ -93,14 +82,6 @@ class LearningNetwork(Protocol):
         """Store the gradient of the loss, given those with respect to head and values; `residuals` are used up."""
 
 
-def shapes_of_layers(name: str, sizes: Sequence[int]) -> dict[str, tuple[int, ...]]:
-    """Return names and shapes of linear layers, numbered as torch does: the activations between them count, too."""
-    shapes: dict[str, tuple[int, ...]] = {}
-    for layer, (inputs, outputs) in enumerate(pairwise(sizes)):
-        shapes |= {f"{name}.{2 * layer}.weight": (outputs, inputs), f"{name}.{2 * layer}.bias": (outputs,)}
-    return shapes
-
-
 class NetworkSpec(ABC):
     """A network as plain data, picklable and comparable, from which each process builds the half it needs.
 
@@ -112,15 +93,10 @@ class NetworkSpec(ABC):
     dtype: str
     """Dtype of parameters and outputs: "float32" or "float64"."""
 
-    @property
-    def state_dependent_std(self) -> bool:
-        """Return whether the deviations of real-valued actions depend on the observation."""
-        return False
-
     @cached_property
     def distribution(self) -> Distribution:
         """Return the distribution of actions; the head holds its parameters."""
-        return distribution_of(self.spaces.actions, state_dependent_std=self.state_dependent_std)
+        return distribution_of(self.spaces.actions)
 
     @property
     @abstractmethod
@@ -162,3 +138,16 @@ class NetworkSpec(ABC):
             name = next(name for name in {**expected, **found} if expected.get(name) != found.get(name))
             raise ValueError(f"parameter {name} has shape {found.get(name)}, this network has {expected.get(name)}")
         return np.concatenate([named[name].reshape(-1) for name in expected]).astype(self.dtype, copy=False)
+
+
+def model_class(model: ModelClass) -> type[nn.Module]:
+    """Return the class at the import path `model`, or `model` itself; raise ConfigError if it is no `nn.Module`."""
+    from torch import nn
+
+    try:
+        found: Any = imported(model, "Class") if isinstance(model, str) else model
+    except ImportError as error:
+        raise ConfigError(f"model={import_path(model)}: {error}.") from None
+    if not (isinstance(found, type) and issubclass(found, nn.Module)):
+        raise ConfigError(f"model={import_path(model)}: {found!r} is not a subclass of torch.nn.Module. Pass one.")
+    return found

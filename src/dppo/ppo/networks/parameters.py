@@ -2,7 +2,8 @@
 
 import hashlib
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -68,41 +69,28 @@ def shapes_of(module: nn.Module) -> dict[str, tuple[int, ...]]:
 
 def default_dtype(dtype: torch.dtype) -> AbstractContextManager[None]:
     """Make `dtype` the default of new tensors, whatever an environment in this process has set."""
-    return nullcontext() if torch.get_default_dtype() == dtype else _default(dtype)
-
-
-@contextmanager
-def _default(dtype: torch.dtype) -> Iterator[None]:
     before = torch.get_default_dtype()
-    torch.set_default_dtype(dtype)
-    try:
-        yield
-    finally:
-        torch.set_default_dtype(before)
+    return nullcontext() if before == dtype else _meanwhile((torch.set_default_dtype, dtype, before))
 
 
 def exact_on(threads: int) -> AbstractContextManager[None]:
     """Use so many threads in the calling thread, and full float32 products, whatever an environment has set."""
-    undisturbed = torch.get_num_threads() == threads and matmul_precision() == "highest"
-    return nullcontext() if undisturbed else _reset_to(threads)
+    threads_before, precision = torch.get_num_threads(), ""
+    with suppress(RuntimeError):  # it was set for one backend alone, and has no name
+        precision = torch.get_float32_matmul_precision()
+    if (threads_before, precision) == (threads, "highest"):
+        return nullcontext()
+    exactly = torch.set_float32_matmul_precision, "highest", precision or "highest"
+    return _meanwhile((torch.set_num_threads, threads, threads_before), exactly)
 
 
 @contextmanager
-def _reset_to(threads: int) -> Iterator[None]:
-    threads_before, precision_before = torch.get_num_threads(), matmul_precision()
-    torch.set_num_threads(threads)
-    torch.set_float32_matmul_precision("highest")
+def _meanwhile(*settings: tuple[Callable[[Any], None], Any, Any]) -> Iterator[None]:
+    """Call each setter with the value for now, and then with that from before, which an environment may rely on."""
+    for set_to, now, _ in settings:
+        set_to(now)
     try:
         yield
-    finally:  # an environment in this process must compute as it would in one of its own
-        torch.set_num_threads(threads_before)
-        if precision_before is not None:
-            torch.set_float32_matmul_precision(precision_before)
-
-
-def matmul_precision() -> str | None:
-    """Return torch's precision of float32 products; None if it was set for one backend alone, and has no name."""
-    try:
-        return torch.get_float32_matmul_precision()
-    except RuntimeError:
-        return None
+    finally:
+        for set_to, _, before in settings:
+            set_to(before)

@@ -12,9 +12,8 @@ from typing_extensions import override
 
 from dppo.errors import ConfigError
 from dppo.ppo.exchange.normalizer import each_leaf
-from dppo.ppo.networks.network import NetworkSpec
+from dppo.ppo.networks.network import ModelClass, NetworkSpec, model_class
 from dppo.ppo.networks.parameters import default_dtype, drawn, shapes_of
-from dppo.ppo.networks.user.model_class import ModelClass, model_class
 from dppo.spaces.spaces import Spaces, is_image
 from dppo.user_code import import_path, in_a_line, place_of
 
@@ -22,6 +21,10 @@ Inputs = Tensor | dict[str, Tensor]
 STEPS, ROWS = 4, 3  # of the trial passes
 OUTPUTS = ("head", "values", "state")
 SQUEEZE = "values.squeeze(-1) removes a last axis"
+HINTS = (  # at the shapes of outputs: without memory, and with
+    ("[rows, head_size]", f"[rows]; {SQUEEZE}"),
+    ("[L, rows, head_size]", f"[L, rows]; {SQUEEZE}", "[rows, state_size], after the last step"),
+)
 NOT_RESET = (
     "where starts is True differ from those of a state of zeros. Set the state of these rows to zero before the step"
 )
@@ -118,9 +121,7 @@ class ModuleSpec(NetworkSpec):
             else:
                 self._check_rows(module)
         buffers = dict(module.named_buffers())
-        other = (
-            dict(drawn(self._made, 1, self.dtype).named_buffers()) if buffers else {}
-        )  # actors build theirs without knowing the seed
+        other = dict(drawn(self._made, 1, self.dtype).named_buffers()) if buffers else {}  # actors do not know the seed
         for name, buffer in buffers.items():
             if name not in other or not torch.equal(buffer, other[name]):
                 raise self._broken(
@@ -151,8 +152,7 @@ class ModuleSpec(NetworkSpec):
         obs = _made_up_inputs(self.spaces, ROWS, getattr(torch, self.dtype))
 
         def run(rows: int = ROWS) -> tuple[Tensor, ...]:
-            shapes = ((rows, self.distribution.head_size), "[rows, head_size]"), ((rows,), f"[rows]; {SQUEEZE}")
-            return self._outputs(module, (each_leaf(obs, lambda leaf: leaf[:rows]),), shapes)
+            return self._outputs(module, (rows,), each_leaf(obs, lambda leaf: leaf[:rows]))
 
         self._passes(module, [run, run, lambda: run(1)], slice(1))
 
@@ -169,11 +169,8 @@ class ModuleSpec(NetworkSpec):
         def run(
             steps: slice = slice(None), rows: slice = slice(None), *, before: Tensor = state, flags: Tensor = starts
         ) -> tuple[Tensor, ...]:
-            flags = flags[steps, rows]
-            of_row = (*flags.shape, self.distribution.head_size), tuple(flags.shape), (flags.shape[1], state_size)
-            hints = "[L, rows, head_size]", f"[L, rows]; {SQUEEZE}", "[rows, state_size], after the last step"
-            part = each_leaf(obs, lambda leaf: leaf[steps, rows])
-            return self._outputs(module, (part, before[rows], flags), tuple(zip(of_row, hints, strict=True)))
+            flags, part = flags[steps, rows], each_leaf(obs, lambda leaf: leaf[steps, rows])
+            return self._outputs(module, tuple(flags.shape), part, before[rows], flags)
 
         def in_turn() -> tuple[Tensor, ...]:
             results, after = [], state
@@ -220,23 +217,22 @@ class ModuleSpec(NetworkSpec):
             raise self._broken(f"its {name} {fact}")
         return results
 
-    def _outputs(
-        self, module: nn.Module, inputs: tuple[Any, ...], expected: tuple[tuple[tuple[int, ...], str], ...]
-    ) -> tuple[Tensor, ...]:
-        """Return the outputs for `inputs`, each of an `expected` shape, which a hint at its axes follows."""
+    def _outputs(self, module: nn.Module, rows: tuple[int, ...], *inputs: Any) -> tuple[Tensor, ...]:
+        """Return the outputs for observations [*rows, *O]; with memory also a state and starts [*rows]."""
         dtype, called = getattr(torch, self.dtype), _call_in_words(*inputs)
         try:
             with default_dtype(dtype):
                 outputs: Any = module(*inputs)
         except Exception as error:
             raise self._broken(f"{called} raised {in_a_line(error)}{place_of(error)}") from error
-        names = OUTPUTS[: len(expected)]
+        shapes = [(*rows, self.distribution.head_size), rows, *(tuple(state.shape) for state in inputs[1:2])]
+        names = OUTPUTS[: len(shapes)]
         if not (isinstance(outputs, tuple) and [isinstance(one, Tensor) for one in outputs] == [True] * len(names)):
             wanted = f"{'two' if len(names) == 2 else 'three'} tensors, {', '.join(names[:-1])} and {names[-1]}"
             kinds = [type(one).__name__ for one in outputs] if isinstance(outputs, tuple) else []
             kind = f"tuple of {', '.join(kinds) or 'nothing'}" if isinstance(outputs, tuple) else type(outputs).__name__
             raise self._broken(f"{called} returned a {kind}. Return {wanted}")
-        for name, output, (shape, hint) in zip(names, outputs, expected, strict=True):
+        for name, output, shape, hint in zip(names, outputs, shapes, HINTS[len(inputs) > 1], strict=True):
             if output.shape != shape:
                 raise self._broken(f"{called} returned {name} of shape {tuple(output.shape)}, not {shape}: {hint}")
             if output.dtype != dtype:

@@ -1,102 +1,28 @@
-"""Encoders: each turns one leaf of an observation into a code, a vector of numbers that hidden layers read."""
+"""Encoders of images, and their layers that differ from torch's, for bytes and for lower precision."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from itertools import accumulate, pairwise
-from typing import TypeVar
+from itertools import pairwise
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
+from torch.autograd import Function
+from torch.autograd.function import once_differentiable
+from torch.nn.functional import conv2d
 
-from dppo.ppo.networks.encoders.torch_layers import Dense, PixelConv
-from dppo.ppo.networks.layers import Layers
-from dppo.spaces.spaces import Categories, Spaces, is_image
+from dppo.ppo.networks.products import layer_forward
 
-MOST_COLUMNS = 1024  # of a one-hot code; more categories are embedded
+BLOCK = 4  # pixels of a side: four bytes are moved as one number of 32 bits
 SMALLEST_GRID = 7  # cells of a side that the convolutions of `grid_cnn` need
-EMBEDDED = 64  # numbers that each embedded category becomes
 SQRT2 = math.sqrt(2)
 
 Layer = TypeVar("Layer", nn.Linear, nn.Conv2d)
 
 
-class Encoder(nn.Module):
-    """Turn one leaf [rows, *shape] into a code [rows, features]."""
-
-    features: int
-
-
-def encoder_of(spaces: Spaces, name: str, layers: Layers) -> Encoder:
-    """Return the encoder for the leaf `name`."""
-    leaf = spaces.leaves()[name]
-    if name in spaces.categories:
-        categories = spaces.categories[name]
-        return OneHot(categories) if sum(categories.counts) <= MOST_COLUMNS else Embedding(categories)
-    if is_image(leaf) and layers.image_encoder in CNNS:
-        return CNNS[layers.image_encoder](leaf.shape, layers.image_features)
-    return Flatten(leaf.shape, 255.0 if is_image(leaf) else None)
-
-
-class Flatten(Encoder):
-    """All numbers of a leaf, side by side; those of an image divided by 255."""
-
-    def __init__(self, shape: tuple[int, ...], divisor: float | None = None) -> None:
-        super().__init__()
-        self.features = math.prod(shape)
-        self._divisor = divisor
-
-    def forward(self, leaf: Tensor) -> Tensor:
-        """Return the code [rows, features] of a leaf [rows, *shape]."""
-        flat = leaf.reshape(leaf.shape[0], -1)
-        return flat if self._divisor is None else flat / self._divisor
-
-
-class OneHot(Encoder):
-    """A column for each category of each element: 1 where the element has it, else 0."""
-
-    element: Tensor
-    category: Tensor
-
-    def __init__(self, categories: Categories) -> None:
-        super().__init__()
-        numbered = zip(categories.starts, categories.counts, strict=True)
-        columns = [(k, start + c) for k, (start, count) in enumerate(numbered) for c in range(count)]
-        self.register_buffer("element", torch.tensor([k for k, _ in columns]))
-        self.register_buffer("category", torch.tensor([float(category) for _, category in columns]))
-        self.features = len(columns)
-
-    def forward(self, leaf: Tensor) -> Tensor:
-        """Return the code [rows, features] of a leaf [rows, *shape]."""
-        of_columns = leaf.reshape(leaf.shape[0], -1).index_select(1, self.element)
-        return (of_columns == self.category).to(leaf.dtype)
-
-
-class Embedding(Encoder):
-    """A learned vector for each category of each element."""
-
-    first: Tensor
-    last: Tensor
-    shift: Tensor
-
-    def __init__(self, categories: Categories) -> None:
-        super().__init__()
-        starts, counts = torch.tensor(categories.starts), torch.tensor(categories.counts)
-        offsets = torch.tensor([0, *accumulate(categories.counts)][:-1])
-        self.register_buffer("first", starts)
-        self.register_buffer("last", starts + counts - 1)
-        self.register_buffer("shift", offsets - starts)
-        self.table = nn.Embedding(sum(categories.counts), EMBEDDED)
-        self.features = EMBEDDED * len(categories.counts)
-
-    def forward(self, leaf: Tensor) -> Tensor:
-        """Return the code [rows, features] of a leaf [rows, *shape]."""
-        category = leaf.reshape(leaf.shape[0], -1).long().clamp(self.first, self.last)
-        return self.table(category + self.shift).flatten(1)
-
-
-class CNN(Encoder):
+class CNN(nn.Module):
     """Convolutions, and a layer of `features` units behind them."""
 
     def __init__(self, image: Image | Bits, layers: Iterable[nn.Module], outputs: int, features: int) -> None:
@@ -217,6 +143,104 @@ class Bits(nn.Module):
         cells = self.image(leaf).to(torch.uint8).unsqueeze(2)  # [rows, channels, 1, height, width]
         bits: Tensor = ((cells >> self.shift) & 1).flatten(1, 2)
         return bits.to(torch.get_default_dtype(), memory_format=torch.channels_last)  # faster, as in `PixelConv`
+
+
+class Dense(nn.Linear):
+    """The layer behind convolutions: on a CPU by oneDNN, as these.
+
+    Its bits then depend on AVX-512, as theirs do, and a minibatch takes half the time that AVX2 allows.
+    """
+
+    def forward(self, code: Tensor) -> Tensor:
+        """Return the outputs [rows, n] of `code` [rows, features]."""
+        simple = code.device.type == "cpu" and code.dtype == self.weight.dtype == torch.float32
+        if not simple or precision_on(code.device) is not None or not torch.backends.mkldnn.is_available():
+            return layer_forward(self, code)
+        if not torch.is_grad_enabled():
+            return _by_onednn(code, self.weight, self.bias)
+        return _Dense.apply(code, self.weight, self.bias)  # type: ignore[no-untyped-call]
+
+
+class _Dense(Function):
+    """y = x W^T + b, as in `products`."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+        ctx.save_for_backward(x, weight)
+        return _by_onednn(x, weight, bias)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, by_y: Tensor) -> Any:
+        x, weight = ctx.saved_tensors
+        return _by_onednn(by_y, weight.t()), _by_onednn(by_y.t(), x.t()), by_y.sum(dim=0)
+
+
+def _by_onednn(a: Tensor, b: Tensor, plus: Tensor | None = None) -> Tensor:
+    """Return `a` [n, k] times `b` [m, k] transposed, plus a row [m], as torch.compile does."""
+    return torch.ops.mkldnn._linear_pointwise(a, b, plus, "none", [], "")
+
+
+class PixelConv(nn.Conv2d):
+    """A convolution over pixels divided by 255: its few weights are divided rather than the many pixels.
+
+    In training it gets bytes. On a CPU it puts the channels of a pixel side by side in memory, and the layers behind it
+    keep that order, with which backpropagation takes two thirds of the time.
+    """
+
+    def forward(self, pixels: Tensor) -> Tensor:
+        """Return the convolution of `pixels` [rows, channels, height, width] / 255."""
+        weight = self.weight / 255
+        if pixels.dtype == torch.uint8:
+            dtype, on_cpu = precision_on(pixels.device) or weight.dtype, pixels.device.type == "cpu"
+            if on_cpu and fits_blocks(pixels, self.kernel_size, self.stride, self.padding):
+                return convolve_blocks(pixels, weight, self.bias, dtype)
+            pixels = pixels.to(dtype, memory_format=torch.channels_last if on_cpu else torch.preserve_format)
+        return self._conv_forward(pixels, weight, self.bias)
+
+
+def fits_blocks(pixels: Tensor, kernel: tuple[int, ...], stride: tuple[int, ...], padding: object) -> bool:
+    """Return whether `convolve_blocks` computes this convolution of `pixels` [rows, channels, height, width]."""
+    return (
+        tuple(stride) == (BLOCK, BLOCK)
+        and padding in (0, (0, 0))
+        and all(side % BLOCK == 0 for side in (*kernel, *pixels.shape[2:]))
+    )
+
+
+def convolve_blocks(pixels: Tensor, weight: Tensor, bias: Tensor | None, dtype: torch.dtype) -> Tensor:
+    """Return the convolution with stride 4 of bytes, as a smaller one over blocks of pixels, computed in `dtype`.
+
+        sum over c, y, x of w[o, c, y, x] p[c, 4 i + y, 4 j + x]
+            = sum over a, b of (sum over c, y', x' of w[o, c, 4 a + y', 4 b + x'] p[c, 4 (i + a) + y', 4 (j + b) + x'])
+
+    The inner sum is over one block of 4 x 4 pixels and all channels. With blocks as channels, the kernel has stride 1
+    and a sixteenth of the positions. On CPUs the gradient in bfloat16, and converting bytes, take half the time.
+
+    Args:
+        pixels: [rows, channels, height, width].
+        weight: [outputs, channels, height, width] of the kernel, both sides divisible by 4.
+    """
+    outputs, channels, high, wide = weight.shape
+    rows, _, height, width = pixels.shape
+    across = (outputs, channels, high // BLOCK, BLOCK, wide // BLOCK, BLOCK)
+    if pixels.stride(1) == 1 and channels > 1:  # channels last
+        lines = pixels.permute(0, 2, 3, 1).contiguous().view(rows, height, width * channels).view(torch.int32)
+        fours = lines.view(rows, height // BLOCK, BLOCK, width // BLOCK, channels).permute(0, 1, 3, 2, 4)
+        order = (0, 3, 5, 1, 2, 4)  # of a block: rows, columns, channels
+    else:
+        numbers = pixels.contiguous().flatten().view(torch.int32)
+        fours = numbers.view(rows, channels, height // BLOCK, BLOCK, width // BLOCK).permute(0, 2, 4, 1, 3)
+        order = (0, 1, 3, 5, 2, 4)  # of a block: channels, rows, columns
+    kernel = weight.reshape(across).permute(order).reshape(outputs, -1, high // BLOCK, wide // BLOCK)
+    blocks = fours.contiguous().flatten(3).view(torch.uint8)  # [rows, height / 4, width / 4, channels * 16]
+    return conv2d(blocks.to(dtype).permute(0, 3, 1, 2), kernel.to(dtype), None if bias is None else bias.to(dtype))
+
+
+def precision_on(device: torch.device) -> torch.dtype | None:
+    """Return the precision in which layers run on `device` where it is not that of their weights, else None."""
+    kind = device.type
+    return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else None
 
 
 def orthogonal(layer: Layer, gain: float) -> Layer:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from typing_extensions import override
 
-from dppo.ppo.networks.default.spec import BuiltInSpec
+from dppo.ppo.networks.built_in import BuiltInSpec
 from dppo.ppo.networks.network import LearningNetwork
 from dppo.ppo.networks.parameters import FlatParameters, ZerosLike
 from dppo.ppo.networks.products import multiply, tanh_
@@ -73,7 +73,11 @@ class HandwrittenMLP(LearningNetwork):
         flat = obs if obs.dim() == 2 else obs.reshape(len(obs), -1)
         space = self._workspace(len(flat))
         for layers, outputs in zip(self._trunks, space.outputs, strict=True):
-            self._through(layers, flat, outputs)
+            x = flat
+            for layer, output in zip(layers, outputs, strict=True):
+                x = multiply(x, layer.transposed, output).add_(layer.bias)
+                if layer is not layers[-1]:
+                    x = tanh_(x) if self._tanh else x.relu_()
         if self._free is not None:
             space.free.copy_(self._free)
         return space.head, space.values, flat
@@ -86,13 +90,6 @@ class HandwrittenMLP(LearningNetwork):
             self._back(layers, [residuals, *outputs[:-1]], space.by_hidden, by_output)
         if self._by_free is not None:
             torch.sum(by_head[:, self._outputs :], dim=0, out=self._by_free)
-
-    def _through(self, layers: list[_Layer], x: Tensor, outputs: list[Tensor]) -> None:
-        """Write the output of each linear layer into `outputs`, and over it that of its activation."""
-        for layer, output in zip(layers, outputs, strict=True):
-            x = multiply(x, layer.transposed, output).add_(layer.bias)
-            if layer is not layers[-1]:
-                x = tanh_(x) if self._tanh else x.relu_()
 
     def _back(self, layers: list[_Layer], inputs: list[Tensor], by_hidden: list[Tensor], by_output: Tensor) -> None:
         """Backpropagate through a trunk, from the last linear layer y = W x + b to the first.

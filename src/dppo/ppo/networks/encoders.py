@@ -1,20 +1,25 @@
 """The network of encoders: a plain torch module, with the contract of a user's own."""
 
+from __future__ import annotations
+
+import math
 from collections.abc import Sequence
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from dppo.ppo.distributions.joint import distribution_of
+from dppo.ppo.distributions.simple import distribution_of
 from dppo.ppo.exchange.normalizer import each_leaf
-from dppo.ppo.networks.encoders.encoders import CNN, SQRT2, encoder_of, orthogonal
-from dppo.ppo.networks.encoders.torch_layers import Output
+from dppo.ppo.networks.images import CNN, CNNS, SQRT2, orthogonal, precision_on
 from dppo.ppo.networks.layers import Layers
-from dppo.ppo.networks.memory.recurrence import over_time
-from dppo.spaces.spaces import Spaces
+from dppo.ppo.networks.products import layer_forward
+from dppo.ppo.networks.recurrence import over_time
+from dppo.spaces.spaces import Categories, Spaces, is_image
 
+MOST_COLUMNS = 1024  # of a one-hot code; more categories are embedded
+EMBEDDED = 64  # numbers that each embedded category becomes
 ACTIVATIONS: dict[str, type[nn.Module]] = {"tanh": nn.Tanh, "relu": nn.ReLU}
 CELLS: dict[str, type[nn.GRUCell] | type[nn.LSTMCell]] = {"gru": nn.GRUCell, "lstm": nn.LSTMCell}
 Cell = nn.GRUCell | nn.LSTMCell
@@ -109,3 +114,88 @@ def _cell(layers: Layers, features: int) -> Cell | None:
     for name, parameter in cell.named_parameters():
         (nn.init.orthogonal_ if name.startswith("weight") else nn.init.zeros_)(parameter)
     return cell
+
+
+class Output(nn.Linear):
+    """A last layer: in the precision of its weights, also where the layers before it run in bfloat16.
+
+    bfloat16 has three digits, too few for values and for the mean of a narrow Gaussian.
+    """
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        """Return the outputs [rows, n] of `hidden` [rows, features]."""
+        if precision_on(hidden.device) is None:
+            return layer_forward(self, hidden)
+        with torch.autocast(hidden.device.type, enabled=False):
+            return layer_forward(self, hidden.to(self.weight.dtype))
+
+
+class Flatten(nn.Module):
+    """All numbers of a leaf, side by side; those of an image divided by 255."""
+
+    def __init__(self, shape: tuple[int, ...], divisor: float | None = None) -> None:
+        super().__init__()
+        self.features = math.prod(shape)
+        self._divisor = divisor
+
+    def forward(self, leaf: Tensor) -> Tensor:
+        """Return the code [rows, features] of a leaf [rows, *shape]."""
+        flat = leaf.reshape(leaf.shape[0], -1)
+        return flat if self._divisor is None else flat / self._divisor
+
+
+class OneHot(nn.Module):
+    """A column for each category of each element: 1 where the element has it, else 0."""
+
+    element: Tensor
+    category: Tensor
+
+    def __init__(self, categories: Categories) -> None:
+        super().__init__()
+        numbered = zip(categories.starts, categories.counts, strict=True)
+        columns = [(k, start + c) for k, (start, count) in enumerate(numbered) for c in range(count)]
+        self.register_buffer("element", torch.tensor([k for k, _ in columns]))
+        self.register_buffer("category", torch.tensor([float(category) for _, category in columns]))
+        self.features = len(columns)
+
+    def forward(self, leaf: Tensor) -> Tensor:
+        """Return the code [rows, features] of a leaf [rows, *shape]."""
+        of_columns = leaf.reshape(leaf.shape[0], -1).index_select(1, self.element)
+        return (of_columns == self.category).to(leaf.dtype)
+
+
+class Embedding(nn.Module):
+    """A learned vector for each category of each element."""
+
+    first: Tensor
+    last: Tensor
+    shift: Tensor
+
+    def __init__(self, categories: Categories) -> None:
+        super().__init__()
+        starts, counts = torch.tensor(categories.starts), torch.tensor(categories.counts)
+        offsets = torch.tensor([0, *accumulate(categories.counts)][:-1])
+        self.register_buffer("first", starts)
+        self.register_buffer("last", starts + counts - 1)
+        self.register_buffer("shift", offsets - starts)
+        self.table = nn.Embedding(sum(categories.counts), EMBEDDED)
+        self.features = EMBEDDED * len(categories.counts)
+
+    def forward(self, leaf: Tensor) -> Tensor:
+        """Return the code [rows, features] of a leaf [rows, *shape]."""
+        category = leaf.reshape(leaf.shape[0], -1).long().clamp(self.first, self.last)
+        return self.table(category + self.shift).flatten(1)
+
+
+Encoder = CNN | Flatten | OneHot | Embedding  # turns one leaf [rows, *shape] into a code [rows, features]
+
+
+def encoder_of(spaces: Spaces, name: str, layers: Layers) -> Encoder:
+    """Return the encoder for the leaf `name`."""
+    leaf = spaces.leaves()[name]
+    if name in spaces.categories:
+        categories = spaces.categories[name]
+        return OneHot(categories) if sum(categories.counts) <= MOST_COLUMNS else Embedding(categories)
+    if is_image(leaf) and layers.image_encoder in CNNS:
+        return CNNS[layers.image_encoder](leaf.shape, layers.image_features)
+    return Flatten(leaf.shape, 255.0 if is_image(leaf) else None)

@@ -1,1 +1,0 @@
-"""The default network: two multilayer perceptrons, in NumPy and in torch."""

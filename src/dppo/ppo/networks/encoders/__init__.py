@@ -1,1 +1,0 @@
-"""Networks for images, categories and nested observations."""

@@ -1,1 +1,0 @@
-"""Networks with a GRU or an LSTM, in torch."""

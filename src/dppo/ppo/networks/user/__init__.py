@@ -1,1 +1,0 @@
-"""The contract of a user's network, and its check."""
