@@ -60,7 +60,7 @@ REFUSED = {
     "train CartPole-v1 --preset none --num-actors 4 --num-samplers 3": (
         "num_actors=4 is more than num_samplers=3 ... Use --num-actors 3 or fewer, or --num-samplers 4"
     ),
-    "train CartPole-v1 --num-actors 1 --licences 8 --eval-every 1000": "eval_every=1000 ... licences=8 ... dppo eval",
+    "train CartPole-v1 --num-actors 1 --licences 8 --eval-every 1000": "licences=8 ... Use --num-samplers 7",
     "train CartPole-v1 --seed -1": "seed=-1 ... greater than or equal to 0 ... Use ",
     "train CartPole-v1 --hidden-sizes 64 0": "hidden_sizes ... greater than 0",
     "train CartPole-v1 --activation gelu": "gelu ... tanh ... relu",

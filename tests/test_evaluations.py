@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 from builders import make_config
 from kinds import settings as settings_of
+from processes import wait_until
 from recorder import Notes, Recorder
 from rich.console import Console
 
@@ -222,11 +223,13 @@ def test_the_panel_and_the_plain_lines_show_the_last_evaluation() -> None:
 def test_on_actors_evaluations_are_equal_also_if_one_is_killed_and_the_run_is_resumed_without_actors(
     ray_session: None, whole: dppo.Result, tmp_path: Path
 ) -> None:
-    crashing: dict[str, Any] = CRASHING | {
-        "eval_env_kwargs": {"how": "kill", "at_step": 9, "marker": str(tmp_path / "marker")}
-    }
+    marker = tmp_path / "marker"  # from when it exists, the environment is an ordinary one
+    crashing: dict[str, Any] = CRASHING | {"eval_env_kwargs": {"how": "kill", "at_step": 9, "marker": str(marker)}}
+    recorder = Recorder(
+        interrupt_at=3, after_iteration=lambda number: wait_until(lambda: number < 3 or marker.exists())
+    )
     with Notes() as notes:
-        stopped = dppo.train(settings(tmp_path / "run", num_actors=2, **crashing), observers=[Recorder(interrupt_at=3)])
+        stopped = dppo.train(settings(tmp_path / "run", num_actors=2, **crashing), observers=[recorder])
     assert stopped.iterations == 3
     state = checkpoints.find(tmp_path / "run").checkpoint.state["evaluations"]
     done = list(evaluations(stopped))
@@ -241,21 +244,24 @@ def test_on_actors_evaluations_are_equal_also_if_one_is_killed_and_the_run_is_re
 def test_actors_that_always_fail_neither_stop_training_nor_its_end(
     how: str, ray_session: None, whole: dppo.Result, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("dppo.cluster.evaluating.START_S", 10.0)
+    """Whatever was too late is tried twice, other things three times; a hung step takes `segment_timeout_s`."""
     monkeypatch.setattr("dppo.cluster.evaluating.LATER_S", 0.1)
-    crashing: dict[str, Any] = CRASHING | {"eval_env_kwargs": {"how": how, "at_step": 9}, "eval_timeout_s": 1.0}
+    monkeypatch.setattr("dppo.cluster.evaluating.LOOK_S", 0.1)
+    monkeypatch.setattr("dppo.run.evaluations.SAY_S", 0.1)
+    crashing: dict[str, Any] = CRASHING | {"eval_env_kwargs": {"how": how, "at_step": 9}, "segment_timeout_s": 5.0}
     if how == "garble":  # an answer that cannot be read, as of another version
-        crashing = CRASHING
+        crashing = CRASHING | {"segment_timeout_s": 5.0}
         monkeypatch.setattr("dppo.cluster.evaluating.wire", SimpleNamespace(unpack=lambda _: int("answer")))
     with Notes() as notes:
         result = dppo.train(settings(tmp_path / "run", num_actors=2, eval_every=10**9, **crashing))
     assert result.weights_sha256 == whole.weights_sha256
     assert result.incidents["evaluation_fault"] == 1
     assert evaluations(result)[ITERATIONS]["eval/episodes"] == 0
-    reason = {"kill": "died", "hang": "did not end episode 0 within eval_timeout_s=1", "garble": "failed: ValueError"}[
-        how
-    ]
-    assert sum(f"actor 0 of evaluations {reason}" in text for text in notes.texts) == 3
+    hung = "failed: TimeoutError: was in one step of episode 0 for segment_timeout_s=5"
+    reason, times = {"kill": ("died", 3), "hang": (hung, 2), "garble": ("failed: ValueError", 3)}[how]
+    assert sum(f"actor 0 of evaluations {reason}" in text for text in notes.texts) == times
+    waiting = [text for text in notes.texts if text.startswith("waiting for the evaluation after 384 steps (0 of 4 ep")]
+    assert "eval_timeout_s=1800, a step segment_timeout_s=5. Ctrl-C ends the run" in waiting[0]
 
 
 @pytest.mark.slow

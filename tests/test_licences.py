@@ -16,7 +16,7 @@ from dppo.cluster.collecting.hosting import ENDING_S, Slots
 from dppo.cluster.collecting.messages import Limits
 from dppo.cluster.collecting.roster import Actor
 from dppo.cluster.wire import Question
-from dppo.errors import ConfigError
+from dppo.errors import ConfigError, EnvironmentFault
 from dppo.records.metrics.reading import read_metrics
 
 
@@ -76,15 +76,15 @@ def test_environments_start_no_faster_than_allowed_over_all_actors() -> None:
     [
         (
             {"licences": 7},
-            r"licences=7 is less than the 8 environments that exist at once \(4 samplers x 2 env x 1 copy\)",
+            r"licences=7 is less than the 8 environments .* \(4 samplers x 2 env x 1 copy\)\. Use `num_samplers=3`",
         ),
         (
             {"licences": 8, "standby_envs": 1},
-            r"less than the 16 environments .*4 samplers x 2 env x 2 copies\). Raise it",
+            r"less than the 16 environments .*4 samplers x 2 env x 2 copies\)\. Use `num_samplers=2`",
         ),
         (
             {"licences": 8, "eval_every": 100, "num_actors": 2, "eval_actors": 2},
-            r"less than the 10 environments .*4 samplers x 2 env x 1 copy \+ 2 for evaluations\)",
+            r"the 10 environments .*4 samplers x 2 env x 1 copy \+ 2 for evaluations\)\. Use `num_samplers=3`",
         ),
         ({"start_rate": "2"}, "start_rate=2: must be a number of at least 1 in a time .* Use one such as 2/s"),
         ({"start_rate": "2/s", "num_actors": 2, "backup_requests": True}, "backup_requests=True: makes environments"),
@@ -93,6 +93,17 @@ def test_environments_start_no_faster_than_allowed_over_all_actors() -> None:
 def test_settings_that_cannot_be_kept_are_refused(wrong: dict[str, Any], words: str) -> None:
     with pytest.raises(ConfigError, match=words):
         make_config({"env_id": "CartPole-v1", "num_samplers": 4, "envs_per_sampler": 2, **wrong})
+
+
+def test_too_few_licences_are_reported_with_the_number_of_instances_and_the_remedy(tmp_path: Path) -> None:
+    """As with `--num-actors 3` and three licences: the number of actors is not the number of instances."""
+    with pytest.raises(EnvironmentFault) as fault:
+        dppo.train(settings(tmp_path / "run", kwargs={"licences": 3}))
+    assert fault.value.message.endswith(
+        "all licences are in use. 4 samplers x 1 env = 4 instances exist at once, for any number of actors. With fewer "
+        "licences, use num_samplers=2 (--num-samplers 2): 2 instances, and a smaller batch."
+    )
+    assert fault.value.message in (tmp_path / "run" / "incidents" / "001" / "report.txt").read_text()
 
 
 def test_a_rate_holds_in_one_process(tmp_path: Path) -> None:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import logging
+import math
 import os
+import time
 from contextlib import suppress
 from functools import partial
 from queue import Empty, SimpleQueue
@@ -14,16 +16,17 @@ import ray
 from ray.exceptions import RayError
 
 from dppo.cluster import wire
-from dppo.cluster.collecting.actor import PPOActor
+from dppo.cluster.collecting.actor import PPOActor, read_progress_file
 from dppo.cluster.collecting.hosting import ENDING_S
 from dppo.cluster.collecting.ray_transport import actor_class
 from dppo.cluster.faults import cause_of_death, last_line, sendable, within
 from dppo.cluster.wire import PackedModel, packed_model, unpacked_model
+from dppo.envs.activity import Phase, place_of
 from dppo.errors import ClusterError, DppoError
 from dppo.ppo.exchange.records import Episode, PolicySnapshot
 from dppo.user_code import in_a_line
 
-START_S, GRACE_S = 600.0, 10.0  # beside the time of an episode: of the first one of an actor, and of a later one
+START_S, LOOK_S = 600.0, 1.0  # for an actor to start; between two looks at what it does
 TRIES, LATER_S = 3, 5.0  # actors for an episode, until the rest of its evaluation is left out; between two of them
 CLOSING_S, IDLE_S = 2.0, 0.2  # for actors to close their environments; between two looks for something to do
 
@@ -40,17 +43,19 @@ class EvaluationActor:
         self._packed, self._process = player, PPOActor(b"")  # which hosts no samplers
         self._player: Any = None
 
-    def alone_in_process(self, *args: Any) -> None:
+    def alone_in_process(self, *args: Any) -> Any:
         """Do `PPOActor.alone_in_process`, and import what playing needs, before it is needed."""
-        self._process.alone_in_process(*args)
+        file = self._process.alone_in_process(*args)
         with suppress(DppoError):  # which `play` reports
             self._player = unpacked_model(self._packed)
+        return file
 
     def play(self, policy: PolicySnapshot, episode: int, timeout_s: float) -> bytes:
         """Return the packed episode, or the fault that ended it."""
         try:
             self._player = self._player or unpacked_model(self._packed)
-            return wire.pack(self._player.play(policy, episode, timeout_s))
+            stepped = partial(self._process._progress.enter, place_of(Phase.STEP), episode)
+            return wire.pack(self._player.play(policy, episode, timeout_s, stepped))
         except DppoError as error:
             return wire.pack(sendable(error))
 
@@ -64,13 +69,13 @@ class EvaluationActor:
 class RayPlayers:
     """Plays the episodes of evaluations, and delivers them in the order in which they end.
 
-    A thread for each actor asks it for one after the other. An actor that dies or does not answer is replaced, and its
-    episode is played again. After some such losses in a row, the rest of an evaluation is left out.
+    A thread for each actor asks it for one after the other. An actor that dies, hangs in a step or is late is replaced,
+    and its episode is played again. After some such losses in a row, the rest of an evaluation is left out.
     """
 
     def __init__(
-        self, player: Any, resources: dict[str, float], *, episodes: int, actors: int, timeout_s: float, logs: str,
-        licensed: bool = False, **options: Any,
+        self, player: Any, resources: dict[str, float], *, episodes: int, actors: int, timeout_s: float, hung_s: float,
+        logs: str, licensed: bool = False, **options: Any,
     ) -> None:  # fmt: skip
         """Start the threads; `player` is an EpisodePlayer, the rest as for `RayTransport`.
 
@@ -80,8 +85,9 @@ class RayPlayers:
         self._packed, self._episodes, self._timeout_s = packed_model(player), episodes, timeout_s
         self._kind, self._logs, self._gpus = actor_class(EvaluationActor, resources, options), logs, "GPU" in resources
         self._tasks, self._ended = SimpleQueue[tuple[int, int, Any]](), SimpleQueue[Outcome]()
-        self._closing, self._left_out, self._ready = Event(), set[int](), set[int]()
+        self._closing, self._left_out, self._hung_s = Event(), set[int](), hung_s
         self._actors: list[Any] = [None] * actors
+        self._paths = [""] * actors  # of the files with their progress
         self._threads = [Thread(target=self._work, args=(number,), daemon=True) for number in range(actors)]
         for thread in self._threads:
             thread.start()
@@ -118,7 +124,7 @@ class RayPlayers:
     def _work(self, number: int) -> None:
         """Start an actor, and let it play one episode after the other."""
         with suppress(Exception):  # which the first episode finds out
-            self._actors[number] = self._started(number)
+            self._start(number)
         while not self._closing.is_set():
             with suppress(Empty):
                 evaluation, episode, policy = self._tasks.get(timeout=IDLE_S)
@@ -129,30 +135,41 @@ class RayPlayers:
                     self._ended.put((evaluation, episode, outcome))
 
     def _played(self, number: int, policy: Any, episode: int) -> Episode | DppoError:
-        lost, timeout_s = "", self._timeout_s
+        lost = ""
         for later in range(TRIES):
             if lost:
                 logger.warning("%s; it is replaced, and the episode is played again", lost)
             if self._closing.wait(max(LATER_S * (later - 1), self._licence_s * bool(later))):
                 break
             try:
-                actor = self._actors[number] = self._actors[number] or self._started(number)
-                limit_s = timeout_s + (GRACE_S if number in self._ready else START_S)
-                message = ray.get(actor.play.remote(policy, episode, timeout_s), timeout=limit_s)
-                self._ready.add(number)
-                outcome: Episode | DppoError = wire.unpack(message)
-                return outcome
+                if self._actors[number] is None:
+                    self._start(number)
+                return wire.unpack(self._answer(number, policy, episode))
             except Exception as error:  # if this thread ended, the end of the run would wait for the episode forever
                 lost = cause_of_death(error) if isinstance(error, RayError) else f"failed: {in_a_line(error)}"
-                if isinstance(error, TimeoutError):
-                    lost = f"did not end episode {episode} within eval_timeout_s={timeout_s:g}"
                 lost = f"actor {number} of evaluations {lost}"
                 within(CLOSING_S, partial(ray.kill, self._actors[number]))
-                self._ready.discard(number)
                 self._actors[number] = None
+                if later and isinstance(error, TimeoutError):
+                    break
         return ClusterError(lost)
 
-    def _started(self, number: int) -> Any:
+    def _answer(self, number: int, policy: Any, episode: int) -> Any:
+        """Return what an actor answers; raise TimeoutError if it is late, or in one step for too long."""
+        question = self._actors[number].play.remote(policy, episode, self._timeout_s)
+        late_at, hung_at, seen = time.monotonic() + self._timeout_s + self._hung_s, math.inf, None
+        while not ray.wait([question], timeout=LOOK_S)[0]:
+            doing, now = read_progress_file(self._paths[number]), time.monotonic()  # None on another node
+            if doing != seen:
+                seen, hung_at = doing, now + self._hung_s
+            if now > hung_at:
+                raise TimeoutError(f"was in one step of episode {episode} for segment_timeout_s={self._hung_s:g}")
+            if now > late_at:
+                raise TimeoutError(f"did not end episode {episode} within eval_timeout_s={self._timeout_s:g}")
+        return ray.get(question)
+
+    def _start(self, number: int) -> None:
         actor, here = self._kind.remote(self._packed), ray.get_runtime_context().get_node_id()
-        actor.alone_in_process.remote(self._gpus, f"{self._logs}/evaluation-{number}.log", here, os.getpid())
-        return actor
+        self._actors[number], log = actor, f"{self._logs}/evaluation-{number}.log"
+        file = ray.get(actor.alone_in_process.remote(self._gpus, log, here, os.getpid()), timeout=START_S)
+        self._paths[number] = file.path

@@ -43,8 +43,8 @@ LIMITS: tuple[tuple[Callable[[FlatSettings], bool], str], ...] = (
      "the batch larger and so changes the learning problem."),
     (lambda c: c.licences is None or c.envs_of_sampler * c.num_samplers + c.evaluators <= c.licences,
      "licences={config.licences} is less than the {envs} that exist at once ({config.num_samplers} samplers x "
-     "{config.envs_per_sampler} env x {copies}{evaluating}). Raise it, or lower `num_samplers`, which changes the "
-     "learning problem, or `standby_envs` or `eval_actors`, which do not, or play with `dppo eval` after the run."),
+     "{config.envs_per_sampler} env x {copies}{evaluating}). Use `num_samplers={fits}`, which makes the batch smaller, "
+     "lower `standby_envs` or `eval_actors`, which change only the time, or raise `licences`."),
     (lambda c: (c.start_interval_s == 0 and c.licences is None) or not c.backup_requests,
      "backup_requests=True: makes environments of a sampler a second time, whatever `licences` and `start_rate` allow. "
      "Leave it out, or these."),
@@ -153,6 +153,7 @@ def check(config: FlatSettings) -> None:
     facts |= {"envs": counted(config.envs_of_sampler * config.num_samplers + config.evaluators, "environment")}
     facts |= {"evaluating": f" + {config.evaluators} for evaluations" if config.evaluators else ""}
     facts |= {"copies": counted(1 + config.standby_envs, "copy", "copies")}
+    facts |= {"fits": max(1, ((config.licences or 0) - config.evaluators) // config.envs_of_sampler)}
     for holds, otherwise in LIMITS:
         if not holds(config):
             raise ConfigError(otherwise.format(**facts))

@@ -104,8 +104,8 @@ class EpisodePlayer:
         self._of, self._spaces, self._spec, self._seed, self._greedy = env, spaces, spec, seed, deterministic
         self._env: Any = None
 
-    def play(self, policy: PolicySnapshot, episode: int, timeout_s: float) -> Episode:
-        """Play an episode.
+    def play(self, policy: PolicySnapshot, episode: int, timeout_s: float, stepped: Any = int) -> Episode:
+        """Play an episode; call `stepped` with its length so far after the reset and after each step.
 
         Raises:
             ConfigError: the environment cannot be made with these settings, or has other spaces.
@@ -116,6 +116,7 @@ class EpisodePlayer:
             env, until = self._made(), time.monotonic() + timeout_s
             acting = Policy(self._spaces, PPOAgent(self._spec, self._spaces.mask), policy, {})
             for so_far in Playing(acting, env, self._of.env_name, self._seed, deterministic=self._greedy).play(episode):
+                stepped(so_far.length)
                 if time.monotonic() > until:
                     at = f"its return was {so_far.episode_return:.1f} after {so_far.length:,} steps"
                     raise ClusterError(f"episode {episode} was not over after eval_timeout_s={timeout_s:g}: {at}")

@@ -10,7 +10,7 @@ from typing import NamedTuple
 from dppo.config import Config
 from dppo.config.checks import batch_in_words
 from dppo.config.trust import resume_command
-from dppo.errors import counted
+from dppo.errors import EnvFault, counted
 from dppo.log import logger
 from dppo.records.files.checkpoint import Found
 from dppo.records.observer import Observer
@@ -58,6 +58,18 @@ def hosting_line(config: Config) -> str:
         return f"{actors} Ray actors host {counted(fewest, 'sampler')} each."
     uneven = f"{most} host {fewest + 1}, the others {fewest} and have to wait"
     return f"{actors} Ray actors host {samplers} unevenly: {uneven}."
+
+
+def instances_line(config: Config, place: EnvFault | None) -> str:
+    """Return how many environments exist at once, for a message about one whose constructor raised; else nothing."""
+    if place is None or place.phase != "constructor" or config.num_samplers == 1:
+        return ""
+    n, each, others = config.num_samplers, config.envs_of_sampler, config.evaluators
+    more, fewer = f" + {others} for evaluations" if others else "", as_setting_and_flag("num_samplers", n // 2)
+    return (
+        f". {n} samplers x {counted(each, 'env')}{more} = {n * each + others} instances exist at once, for any "
+        f"number of actors. With fewer licences, use {fewer}: {n // 2 * each + others} instances, and a smaller batch."
+    )
 
 
 def branch_line(origin: Found) -> str:

@@ -166,8 +166,8 @@ def _make_players(
     from dppo.cluster.evaluating import RayPlayers
 
     of: dict[str, Any] = {"episodes": config.eval_episodes, "actors": config.eval_actors, "logs": logs}
-    of |= {"timeout_s": config.eval_timeout_s, "licensed": config.licences is not None, **session.options}
-    players = RayPlayers(player, session.demand.actor, **of)
+    of |= {"timeout_s": config.eval_timeout_s, "hung_s": config.segment_timeout_s, **session.options}
+    players = RayPlayers(player, session.demand.actor, licensed=config.licences is not None, **of)
     stack.callback(players.close)
     return players
 

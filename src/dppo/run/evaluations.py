@@ -28,7 +28,8 @@ from dppo.spaces.spaces import Spaces
 if TYPE_CHECKING:  # it imports Ray
     from dppo.cluster.evaluating import RayPlayers
 
-WAIT_S = 0.5  # longest single wait for actors at the end of a run
+WAIT_S, SAY_S = 0.5, 10.0  # longest single wait for actors at the end of a run; of all, until it is said, and again
+WAITING = "waiting for the evaluation after %s; an episode may take eval_timeout_s=%g, a step segment_timeout_s=%g."
 SAID, MANY, MOST = 3, 10, 100  # faults that are logged one by one; evaluations at a time; those that are repeated
 
 Outcome = tuple[int, int, Episode | DppoError]
@@ -165,22 +166,27 @@ class Evaluations(Observer):
                 observer.on_iteration(self._row)
 
     def _over(self, *, wait: bool) -> list[dict[str, float]]:
-        """Return the results of the evaluations that are over, in their order."""
-        began, found = time.monotonic(), list[dict[str, float]]()
+        """Return the results of the evaluations that are over, in their order; log a wait that is long."""
+        began, found, say_s = time.monotonic(), list[dict[str, float]](), SAY_S
         try:
             with suppress(StopRequested):  # what is not over is repeated when the run is resumed
                 while self._open:
                     if wait:
                         self._run.stop.check()
                     outcomes = self._players.outcomes(WAIT_S if wait else 0.0)
+                    if wait and time.monotonic() - began > say_s:
+                        say_s *= 5
+                        limits = self._of.eval_timeout_s, self._of.segment_timeout_s
+                        logger.info(
+                            f"{WAITING} Ctrl-C ends the run now; --resume plays it again", self._where(), *limits
+                        )
                     for number, episode, outcome in outcomes:
                         if number in self._open and self._is_last(number, episode, outcome):
                             found.append(self._result(number, self._open.pop(number)))
                     if not outcomes and not wait:
                         break
         except ClusterError as error:  # Ray is gone, and the run has ended
-            steps = ", ".join(f"{one.global_step:,}" for one in self._open.values())
-            logger.warning("the evaluations after %s steps are left out: %s", steps, error)
+            logger.warning("evaluation after %s is left out: %s", self._where(), error)
             self._open.clear()
         if wait:
             spent, times = time.monotonic() - began, self._run.times  # which is no time of training
@@ -188,6 +194,10 @@ class Evaluations(Observer):
                 at + spent for at in (times.training_began, times.ended, times.saved)
             )
         return found
+
+    def _where(self) -> str:
+        played = ((one.global_step, len(one.played)) for one in self._open.values())
+        return ", ".join(f"{at:,} steps ({count} of {self._of.eval_episodes} episodes)" for at, count in played)
 
     def _is_last(self, number: int, episode: int, outcome: Episode | DppoError) -> bool:
         """Take in the result of an episode; return whether there will be no others of this evaluation."""

@@ -170,6 +170,7 @@ class _Run:
         except BaseException as error:
             if isinstance(error, EnvironmentFault):
                 error.place = self.learner.env_faults.completed(error.place)
+                error.message += words.instances_line(self.config, error.place)
             self._save_after(error)
             self.watching.end(self._result(type(error).__name__), error)
             raise

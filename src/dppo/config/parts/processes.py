@@ -205,7 +205,7 @@ class Run:
     eval_timeout_s: float = setting(
         1800.0,
         "Longest time in seconds of an episode of an evaluation; after a longer one, the rest of that evaluation is "
-        "left out. An actor that does not answer is replaced, and plays the episode once more.",
+        "left out. An actor that is late, or in one step for segment_timeout_s, is replaced, and plays it once more.",
         **FREE,
     )
     record_episodes: str = setting(
