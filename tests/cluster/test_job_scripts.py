@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -11,6 +13,7 @@ from pathlib import Path
 from tempfile import mkdtemp
 from typing import Any
 
+import jsonschema
 import numpy as np
 import pytest
 import yaml
@@ -53,38 +56,53 @@ def test_slurm_runs_the_job_saves_at_sigterm_and_continues(tmp_path: Path) -> No
     assert "JobState=COMPLETED" in done.stdout.splitlines()[-1]
 
 
-KNOWN = {  # fields of the schema of ray.io/v1 that the manifest may use; anything else is a typing error
-    "RayJob": {"entrypoint", "backoffLimit", "shutdownAfterJobFinishes", "rayClusterSpec"},
-    "cluster": {"rayVersion", "enableInTreeAutoscaling", "headGroupSpec", "workerGroupSpecs"},
-    "head": {"rayStartParams", "template"},
-    "workers": {"groupName", "replicas", "minReplicas", "maxReplicas", "rayStartParams", "template"},
-    "pod": {"containers", "volumes", "terminationGracePeriodSeconds"},
-    "container": {"name", "image", "resources", "volumeMounts"},
-}
+WRONG_MANIFESTS = [  # changes that KubeRay would refuse: a path, and a value, or None to remove what is there
+    (("spec", "entryPoint"), "python -m dppo"),
+    (("spec", "backoffLimit"), "3"),
+    (("spec", "rayClusterSpec", "headGroupSpec", "rayStartParams", "num-cpus"), 0),
+    (("spec", "rayClusterSpec", "headGroupSpec", "template", "spec", "containers"), None),
+    (("spec", "rayClusterSpec", "workerGroupSpecs", 0, "maxReplicas"), None),
+    (("spec", "rayClusterSpec", "workerGroupSpecs", 0, "template", "spec", "terminationGraceSeconds"), 60),
+    (("metadata", "name"), "dppo_first"),
+]
 
 
-def test_the_manifest_for_kuberay_has_known_fields_and_starts_a_valid_run() -> None:
-    job: dict[str, Any] = yaml.safe_load((EXAMPLES / "kuberay.yaml").read_text(encoding="utf8"))
-    assert job.keys() == {"apiVersion", "kind", "metadata", "spec"}
-    assert (job["apiVersion"], job["kind"]) == ("ray.io/v1", "RayJob")
-    spec, cluster = job["spec"], job["spec"]["rayClusterSpec"]
-    assert spec.keys() == KNOWN["RayJob"]
-    assert cluster.keys() == KNOWN["cluster"]
-    groups = [(cluster["headGroupSpec"], "head"), *((group, "workers") for group in cluster["workerGroupSpecs"])]
-    for group, kind in groups:
-        pod = group["template"]["spec"]
-        assert group.keys() == KNOWN[kind]
-        assert pod.keys() == KNOWN["pod"]
-        assert all(isinstance(value, str) for value in group["rayStartParams"].values())
-        volumes = {volume["name"] for volume in pod["volumes"]}
-        for container in pod["containers"]:
-            assert container.keys() == KNOWN["container"]
-            assert {mount["name"] for mount in container["volumeMounts"]} == volumes
-    assert f"ray=={cluster['rayVersion']}\n" in (ROOT / "constraints.txt").read_text(encoding="utf8")
-    words = spec["entrypoint"].split()
-    assert words[:4] == ["python", "-m", "dppo", "train"]
-    config = Config(**parse(words[4:]).settings)
-    assert (config.num_actors, str(config.run_dir)) == ("auto", "/runs/first")
+def manifests() -> list[Any]:
+    """Return the manifests for Kubernetes in examples/ and in the pages of docs/."""
+    texts = [page.read_text(encoding="utf8") for page in EXAMPLES.glob("*.yaml")]
+    for page in (ROOT / "docs").glob("*.md"):
+        texts += re.findall(r"^```ya?ml\n(.*?)^```$", page.read_text(encoding="utf8"), re.MULTILINE | re.DOTALL)
+    found = [one for text in texts if "apiVersion:" in text for one in yaml.safe_load_all(text)]
+    assert found
+    return found
+
+
+def test_manifests_have_the_schema_of_kuberay_and_start_a_valid_run() -> None:
+    schema = yaml.safe_load(Path(__file__).with_name("kuberay_schema.yaml").read_text(encoding="utf8"))
+    jsonschema.Draft7Validator.check_schema(schema)
+    valid = jsonschema.Draft7Validator(schema)
+    for job in manifests():
+        assert [f"{error.json_path}: {error.message}" for error in valid.iter_errors(job)] == []
+        spec, cluster = job["spec"], job["spec"]["rayClusterSpec"]
+        for group in (cluster["headGroupSpec"], *cluster["workerGroupSpecs"]):
+            pod = group["template"]["spec"]
+            volumes = {volume["name"] for volume in pod["volumes"]}
+            for container in pod["containers"]:
+                assert {mount["name"] for mount in container["volumeMounts"]} == volumes
+        assert f"ray=={cluster['rayVersion']}\n" in (ROOT / "constraints.txt").read_text(encoding="utf8")
+        words = spec["entrypoint"].split()
+        assert words[:4] == ["python", "-m", "dppo", "train"]
+        config = Config(**parse(words[4:]).settings)
+        assert (config.num_actors, str(config.run_dir)) == ("auto", "/runs/first")
+        for path, value in WRONG_MANIFESTS:
+            wrong = part = copy.deepcopy(job)
+            for name in path[:-1]:
+                part = part[name]
+            if value is None:
+                del part[path[-1]]
+            else:
+                part[path[-1]] = value
+            assert not valid.is_valid(wrong), path
 
 
 @pytest.mark.slow
