@@ -57,6 +57,19 @@ def test_a_replay_is_written_as_a_video_for_browsers(run: Path, tmp_path: Path, 
     assert [one.name for one in tmp_path.iterdir()] == ["out.mp4"]
 
 
+@pytest.mark.slow
+def test_cartpole_is_filmed_with_what_the_extra_brings(tmp_path: Path) -> None:
+    """With PyAV and pygame, which are in the extra `video`."""
+    for package in ("av", "pygame"):
+        pytest.importorskip(package, reason="needs the extra `video`")
+    sizes = {"num_samplers": 1, "num_steps": 32, "total_timesteps": 32, "hidden_sizes": (4,), "progress": "off"}
+    result = dppo.train(make_config({"env_id": "CartPole-v1", "run_dir": tmp_path / "run", **sizes}))
+    found = dppo.evaluate(result, episodes=2, video=tmp_path / "out.mp4")
+    _, images = decoded(tmp_path / "out.mp4")
+    assert len(images) == max(found.lengths) + 1
+    assert max(float(image.std()) for image in images) > 5  # a cart and a pole, no empty picture
+
+
 def test_episodes_of_an_evaluation_are_side_by_side(run: Path, tmp_path: Path) -> None:
     pytest.importorskip("av", reason="PyAV is not installed")
     path = tmp_path / "out.mp4"
