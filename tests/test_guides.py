@@ -1,9 +1,15 @@
-"""Every command of every page is run here in a short form, or is listed with the reason why it is not."""
+"""Every command of every page is run here in a short form, or is listed with the reason why it is not.
+
+The settings and flags of all `dppo` commands are checked in tests/test_readme.py, of all pages.
+"""
 
 from __future__ import annotations
 
+import json
 import re
 import shlex
+import subprocess
+import sys
 from pathlib import Path
 from typing import NamedTuple
 
@@ -55,8 +61,9 @@ GUIDES = {
     "TUNING.md": Guide({"./dppo train Acrobot-v1": "--total-timesteps 512"}, (f"{TRAIN} --run-dir runs/first",)),
 }
 NOT_RUN = {  # a pattern of commands, and why
-    r"pip install|^python -m (pip|venv)": "installs packages; tests/test_package.py installs the wheel",
-    r"^(\.venv/bin/)?python benchmarks/": "measures for minutes to hours",
+    r"pip install|^python -m (pip|venv)": "installs packages; tests/test_package.py installs the wheel; "
+    "below it is checked that extras and packages are known",
+    r"^(\.venv/bin/)?python benchmarks/": "measures for minutes to hours; its arguments are parsed below",
     r"^python examples/": "run by tests/test_examples.py",
     r"--address|^ray |^srun |^head=|^export |^kubectl |^sbatch |^s?ray_|^python -m dppo|^--": "needs a cluster",
     r"--video|--debug|--render|runs/first/incidents/": "run by tests/test_video.py, tests/test_episodes.py and "
@@ -70,6 +77,25 @@ NOT_RUN = {  # a pattern of commands, and why
     r"^OPENBLAS_CORETYPE=": "the whole suite of tests; .ci/run does so",
     r"--actors-per-node|--num-learners|--learner-gpus": "run by tests/cluster: needs nodes or a GPU",
 }
+OTHER_PACKAGES = {"mysim", "huggingface_hub", "envpool"}
+RESULTS = "RESULTS.md"  # its trainings take minutes to hours: settings are checked in tests/test_readme.py
+PARSING = """
+import argparse, json, runpy, sys
+sys.path.insert(0, "benchmarks")
+wanted, parse = json.loads(sys.argv[1]), argparse.ArgumentParser.parse_args
+class Parsed(Exception): pass
+def parse_only(self, *words):
+    parse(self, *words)
+    raise Parsed
+argparse.ArgumentParser.parse_args = parse_only
+for script, *words in wanted:
+    sys.argv = [script, *words]
+    try: runpy.run_path(script, run_name="__main__")
+    except Parsed: continue
+    except ImportError as error: print("not installed here:", script, error); continue
+    except SystemExit: pass
+    raise SystemExit(f"{script} {words}")
+"""
 
 
 def found(page: Path) -> dict[str, str]:
@@ -91,10 +117,12 @@ def test_every_command_is_run_or_is_listed_with_a_reason() -> None:
             reasons = {pattern for pattern in NOT_RUN if re.search(pattern, command)}
             used |= reasons
             first = page in (README, STEPS)  # tests/test_readme.py runs these
-            if not (first or reasons or command in known or page.name == "RESULTS.md"):
+            if not (first or reasons or command in known or page.name == RESULTS):
                 unknown.append(f"{page.name}: {command}")
     assert not unknown, "\n".join(["Neither run in a short form nor listed in NOT_RUN:", *unknown])
     assert used == set(NOT_RUN)
+    for file in re.findall(r"tests/[\w/]+\.py", "".join(NOT_RUN.values())):
+        assert (ROOT / file).is_file(), file
     for name, guide in GUIDES.items():
         for beginning in guide.short:
             assert any(command.startswith(beginning) for command in found(ROOT / "docs" / name)), f"{name}: {beginning}"
@@ -107,6 +135,45 @@ def test_scripts_that_are_called_know_their_flags(page: Path) -> None:
             text = (ROOT / script).read_text(encoding="utf8")
             for flag in re.findall(r"(?<![\w-])--[a-z][a-z-]*", words):
                 assert flag in text, f"{page.name}: {script} has no {flag}"
+
+
+@pytest.mark.slow
+def test_arguments_of_benchmarks_are_those_of_their_parsers(tmp_path: Path) -> None:
+    called = []
+    for command in (command for page in PAGES for command in commands(page)):
+        words = shlex.split(re.sub(r"[$](\w+)", "1", command), comments=True)
+        for at, word in enumerate(words):
+            if re.fullmatch(r"benchmarks/\w+\.py", word) and "ArgumentParser(" in (ROOT / word).read_text(
+                encoding="utf8"
+            ):
+                called.append([str(ROOT / word), *words[at + 1 :]])
+    assert len(called) > 30
+    done = subprocess.run(
+        [sys.executable, "-c", PARSING, json.dumps(called)],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=250,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout.count("not installed here") <= 3, done.stdout
+
+
+def test_extras_and_packages_that_pages_install_exist() -> None:
+    project = (ROOT / "pyproject.toml").read_text(encoding="utf8")
+    extras = re.findall(r"^(\w+) = \[", project, re.MULTILINE)
+    known = project + (ROOT / "constraints.txt").read_text(encoding="utf8")
+    for page in PAGES:
+        text = page.read_text(encoding="utf8")
+        for words in re.findall(r"pip install ([^`\n]+)", text):
+            for word in shlex.split(words.replace("./dppo", ""), comments=True):
+                assert not re.match(r"dppo\b", word), f"{page.name}: dppo is in no index; install from the clone"
+                names = re.findall(r"^\.\[([\w,]+)\]$", word)
+                for name in names[0].split(",") if names else ():
+                    assert name in extras, f"{page.name}: {word}"
+                if re.fullmatch(r"[a-z][\w-]*", word) and word not in OTHER_PACKAGES:
+                    assert re.search(rf'^{word}==|"{word}[>"]', known, re.MULTILINE), f"{page.name}: {word}"
 
 
 @pytest.mark.slow
