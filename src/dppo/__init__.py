@@ -20,10 +20,10 @@ if TYPE_CHECKING:
     from dppo.policies.policy import Policy as Policy
     from dppo.policies.policy import load_policy as load_policy
     from dppo.ppo.networks.recurrence import over_time as over_time
+    from dppo.records.observer import Evaluation as Evaluation
     from dppo.records.observer import Observer as Observer
+    from dppo.records.observer import Result as Result
     from dppo.records.observer import RunInfo as RunInfo
-    from dppo.records.result import Evaluation as Evaluation
-    from dppo.records.result import Result as Result
     from dppo.run.runner import train as train
     from dppo.spaces.spaces import Spaces as Spaces
 

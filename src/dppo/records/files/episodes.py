@@ -27,8 +27,7 @@ from dppo.records.files.disk import cause, make_folder, remedy, write_file
 from dppo.records.files.run_folder import versions
 from dppo.records.metrics.reading import EPISODES, parsed
 from dppo.records.metrics.writer import MetricsWriter
-from dppo.records.observer import Observer
-from dppo.records.result import Result
+from dppo.records.observer import Observer, Result
 from dppo.streams import Stream
 
 INCIDENT = "incident.json"

@@ -18,8 +18,7 @@ from rich.table import Table
 from rich.text import Text
 
 from dppo.ppo.exchange.records import CollectionProgress
-from dppo.records.observer import Display, RunInfo
-from dppo.records.result import Result
+from dppo.records.observer import Display, Result, RunInfo
 from dppo.records.terminal.view import PHASES, PatientStream, ShowLog, View, duration, number, share, sparkline, speed
 from dppo.records.words import closing_lines
 
