@@ -29,10 +29,10 @@ if TYPE_CHECKING:
 
 _HOMES = {
     "Config": "config",
-    "Evaluation": "records.result",
+    "Evaluation": "records.observer",
     "Observer": "records.observer",
     "Policy": "policies.policy",
-    "Result": "records.result",
+    "Result": "records.observer",
     "RunInfo": "records.observer",
     "Spaces": "spaces.spaces",
     "evaluate": "policies.evaluation",
