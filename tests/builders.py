@@ -27,7 +27,7 @@ from dppo.ppo.learning.trainer import PPOTrainer
 from dppo.ppo.networks.built_in import BuiltInSpec
 from dppo.ppo.networks.layers import Layers
 from dppo.ppo.networks.network import NetworkSpec
-from dppo.records.result import Result
+from dppo.records.observer import Result
 from dppo.spaces.actions import Actions, BoxActions, DiscreteActions
 from dppo.spaces.spaces import Spaces
 from dppo.streams import Stream

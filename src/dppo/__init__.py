@@ -20,19 +20,19 @@ if TYPE_CHECKING:
     from dppo.policies.policy import Policy as Policy
     from dppo.policies.policy import load_policy as load_policy
     from dppo.ppo.networks.recurrence import over_time as over_time
+    from dppo.records.observer import Evaluation as Evaluation
     from dppo.records.observer import Observer as Observer
+    from dppo.records.observer import Result as Result
     from dppo.records.observer import RunInfo as RunInfo
-    from dppo.records.result import Evaluation as Evaluation
-    from dppo.records.result import Result as Result
     from dppo.run.runner import train as train
     from dppo.spaces.spaces import Spaces as Spaces
 
 _HOMES = {
     "Config": "config",
-    "Evaluation": "records.result",
+    "Evaluation": "records.observer",
     "Observer": "records.observer",
     "Policy": "policies.policy",
-    "Result": "records.result",
+    "Result": "records.observer",
     "RunInfo": "records.observer",
     "Spaces": "spaces.spaces",
     "evaluate": "policies.evaluation",

@@ -20,7 +20,7 @@ from dppo.errors import CheckpointError, CheckpointNotWritten, ConfigError
 from dppo.files import open_file
 from dppo.records.files import checkpoint as checkpoints
 from dppo.records.files.disk import FILES, check_parts
-from dppo.records.files.run_folder import RunLock, open_run
+from dppo.records.files.run_folder import locked, open_run
 
 EVENTS = "events.out.tfevents.0000000001.host"
 
@@ -155,7 +155,7 @@ def test_the_lock_and_the_name_of_the_best_checkpoint_follow_no_link_and_wait_fo
 ) -> None:
     trick(tmp_path / "run.lock", precious)
     with pytest.raises(CheckpointError, match=r"run\.lock: is a "):
-        RunLock(tmp_path)
+        locked(tmp_path).__enter__()
     replace(tmp_path / "checkpoints" / "best.json", trick, precious)
     checkpoints.save(tmp_path / "checkpoints", 1, checkpoints.Checkpoint({}, {}), keep=1, score=1.0)
     assert f"best.json: cannot be deleted or replaced: {TRICKS[trick]}" in caplog.text
@@ -194,22 +194,22 @@ def test_rows_are_not_appended_to_the_other_name_of_a_hard_link(run: Path, tmp_p
 def test_a_hard_link_in_place_of_the_lock_is_refused(run: Path, precious: Path, tmp_path: Path) -> None:
     os.link(precious / "file", run / "run.lock")
     with pytest.raises(CheckpointError, match=r"run.lock: is a hard link, not a file with a single name\. Move it"):
-        open_run(settings(run), run)
+        open_run(settings(run), run).__enter__()
     os.link(precious / "file", tmp_path / "run.lock")
     with pytest.raises(CheckpointError, match=r"run.lock: is a hard link"):
-        open_run(settings(tmp_path), None)
+        open_run(settings(tmp_path), None).__enter__()
     (run / "run.lock").unlink()
-    RunLock(run).close()
+    with locked(run):
+        pass
 
 
 def test_a_lock_of_deeply_nested_json_is_stale(run: Path) -> None:
     (run / "run.lock").write_text("[" * 100_000)
     assert dppo.train(settings(run), resume=run).iterations == 3
-    lock = RunLock(run)
-    (run / "run.lock").write_text("[" * 3000)
-    with pytest.raises(ConfigError, match=r"in use by process \? on \? since \?"):
-        RunLock(run)
-    lock.close()
+    with locked(run):
+        (run / "run.lock").write_text("[" * 3000)
+        with pytest.raises(ConfigError, match=r"in use by process \? on \? since \?"), locked(run):
+            pass
 
 
 def test_a_file_replaced_between_check_and_opening_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -21,7 +21,7 @@ from dppo.__main__ import main
 from dppo.commands.report import facts_of
 from dppo.commands.train import parse
 from dppo.config import Config, grouped, resolved
-from dppo.records.files.run_folder import RunLock
+from dppo.records.files.run_folder import locked
 from dppo.records.metrics import reading
 from dppo.records.metrics.reading import last_row, sampled_metrics
 from dppo.records.report import page as charts
@@ -222,9 +222,8 @@ def test_a_run_that_goes_on_has_finished_or_has_ended_early_is_told_apart(tmp_pa
     assert facts_of(run).state == "finished"
     (run / "metrics.jsonl").write_text("")
     assert facts_of(run).state == "stopped early"
-    lock = RunLock(run)
-    assert facts_of(run).state == "running"
-    lock.close()
+    with locked(run):
+        assert facts_of(run).state == "running"
     (run / "run.lock").touch()  # of a process that was killed
     assert facts_of(run).state == "stopped early"
 

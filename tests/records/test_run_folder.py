@@ -11,6 +11,7 @@ import socket
 import subprocess
 import sys
 import time
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +28,7 @@ from dppo.config import resolved
 from dppo.errors import CheckpointError, ConfigError, EnvironmentFault, TrainingDiverged
 from dppo.records.files import checkpoint as checkpoints
 from dppo.records.files.disk import Disk
-from dppo.records.files.run_folder import RunLock, open_run, settings_to_resume
+from dppo.records.files.run_folder import locked, open_run, settings_to_resume
 
 BATCH, ITERATIONS = 32, 3
 
@@ -58,11 +59,19 @@ def test_a_folder_in_use_is_refused_with_the_name_of_the_process(tmp_path: Path)
     assert not (run / "run.lock").exists()
 
 
+def taken(folder: Path) -> ExitStack:
+    """Lock a run folder, until the result is closed."""
+    stack = ExitStack()
+    stack.enter_context(locked(folder))
+    return stack
+
+
 def test_a_child_of_a_killed_run_does_not_keep_the_lock(tmp_path: Path) -> None:
     """A forked child, such as a process of the environment, holds the lock of its parent."""
     code = (
-        "import os, sys, time; from pathlib import Path; from dppo.records.files.run_folder import RunLock\n"
-        "lock = RunLock(Path('.'))\nchild = os.fork()\nif child: print(child, flush=True)\ntime.sleep(1000)"
+        "import os, sys, time; from pathlib import Path; from dppo.records.files.run_folder import locked\n"
+        "lock = locked(Path('.'))\nlock.__enter__()\n"
+        "child = os.fork()\nif child: print(child, flush=True)\ntime.sleep(1000)"
     )
     words = [sys.executable, "-c", code]
     with subprocess.Popen(words, cwd=tmp_path, env=fresh_environment(), stdout=subprocess.PIPE, text=True) as other:
@@ -70,25 +79,25 @@ def test_a_child_of_a_killed_run_does_not_keep_the_lock(tmp_path: Path) -> None:
         child = int(other.stdout.readline())
         try:
             with pytest.raises(ConfigError, match=f"process {other.pid} on "):
-                RunLock(tmp_path)
+                taken(tmp_path)
             other.kill()
             other.wait()
             assert (tmp_path / "run.lock").exists(), "a killed process cannot remove its lock"
-            lock = RunLock(tmp_path)
+            lock = taken(tmp_path)
             with pytest.raises(ConfigError, match=f"process {os.getpid()} "):
-                RunLock(tmp_path)
+                taken(tmp_path)
             lock.close()
         finally:
             os.kill(child, signal.SIGKILL)
 
 
 def test_a_child_of_a_finished_run_does_not_keep_the_lock(tmp_path: Path) -> None:
-    lock = RunLock(tmp_path)
+    lock = taken(tmp_path)
     child = multiprocessing.get_context("fork").Process(target=time.sleep, args=(1000,))
     child.start()
     try:
         lock.close()
-        RunLock(tmp_path).close()
+        taken(tmp_path).close()
     finally:
         child.kill()
         child.join()
@@ -97,7 +106,7 @@ def test_a_child_of_a_finished_run_does_not_keep_the_lock(tmp_path: Path) -> Non
 @pytest.mark.parametrize("content", ["", "{", "[]", '{"pid": "x"}'])
 def test_a_lock_file_that_nobody_holds_is_stale(content: str, tmp_path: Path) -> None:
     (tmp_path / "run.lock").write_text(content)
-    RunLock(tmp_path).close()
+    taken(tmp_path).close()
 
 
 def test_without_file_locks_the_process_id_decides(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -108,16 +117,16 @@ def test_without_file_locks_the_process_id_decides(tmp_path: Path, monkeypatch: 
         raise OSError(95, "Operation not supported")
 
     monkeypatch.setattr(fcntl, "flock", unsupported)
-    lock = RunLock(tmp_path)
+    lock = taken(tmp_path)
     with pytest.raises(ConfigError, match=f"process {os.getpid()} "):
-        RunLock(tmp_path)
+        taken(tmp_path)
     lock.close()
-    RunLock(tmp_path).close()
+    taken(tmp_path).close()
     (tmp_path / "run.lock").write_text(json.dumps({"pid": 2**22 + 1, "host": socket.gethostname()}))
-    RunLock(tmp_path).close()
+    taken(tmp_path).close()
     (tmp_path / "run.lock").write_text(json.dumps({"pid": 1, "host": "another-host"}))
     with pytest.raises(ConfigError, match="on another-host"):
-        RunLock(tmp_path)
+        taken(tmp_path)
 
 
 def test_a_config_of_the_user_is_neither_overwritten_nor_deleted(

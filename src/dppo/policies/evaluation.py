@@ -20,7 +20,7 @@ from dppo.policies.policy import Policy, model_name, policy_from, read
 from dppo.ppo.exchange.records import Episode
 from dppo.ppo.networks.network import ModelClass
 from dppo.records.files.run_folder import settings_to_resume
-from dppo.records.result import Evaluation, Result
+from dppo.records.observer import Evaluation, Result
 from dppo.records.video import Video, check_video
 from dppo.user_code import import_path
 

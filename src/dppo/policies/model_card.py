@@ -20,7 +20,7 @@ from dppo.ppo.networks.network import ModelClass
 from dppo.records.files.disk import make_folder, write_file, writing
 from dppo.records.files.run_folder import CONFIG, as_file_name, run_dir_of, versions
 from dppo.records.metrics.reading import FILE, read_metrics
-from dppo.records.result import Evaluation
+from dppo.records.observer import Evaluation
 
 EPISODES = 20
 CURVE, CARD = "learning_curve.png", "README.md"

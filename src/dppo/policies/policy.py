@@ -18,7 +18,7 @@ from dppo.ppo.exchange.normalizer import no_statistics
 from dppo.ppo.exchange.records import PolicySnapshot
 from dppo.ppo.networks.network import ModelClass, Outputs
 from dppo.records.files.checkpoint import Found, find
-from dppo.records.result import Result
+from dppo.records.observer import Result
 from dppo.spaces.spaces import MASK, Spaces, dtype_summary, leaves, masks_of, parts_of
 
 

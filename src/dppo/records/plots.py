@@ -12,8 +12,7 @@ import numpy as np
 from dppo.log import logger
 from dppo.records.files.disk import write_file
 from dppo.records.metrics.reading import read_metrics
-from dppo.records.observer import Observer
-from dppo.records.result import Result
+from dppo.records.observer import Observer, Result
 from dppo.records.together import RETURN, Band, Group, curve_of, over_seeds, thinned
 
 DPI = 200  # 9 inches are 1800 pixels, sharp on a page that shows them 900 wide

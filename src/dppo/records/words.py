@@ -13,8 +13,7 @@ from dppo.config.trust import resume_command
 from dppo.errors import EnvFault, counted
 from dppo.log import logger
 from dppo.records.files.checkpoint import Found
-from dppo.records.observer import Observer
-from dppo.records.result import Result
+from dppo.records.observer import Observer, Result
 from dppo.spaces.actions import Actions, BoxActions, boxes
 
 FAULTS = 5  # lines about environments that failed

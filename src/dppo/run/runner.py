@@ -24,9 +24,8 @@ from dppo.records.files.episodes import EpisodeWriter, IncidentWriter
 from dppo.records.files.run_folder import RunFolder
 from dppo.records.metrics.reading import EPISODES, TRACE, read_metrics
 from dppo.records.metrics.writer import MetricsWriter, TensorBoard, trackers
-from dppo.records.observer import EnvOptions, Observer, Observers, RunInfo
+from dppo.records.observer import EnvOptions, Observer, Observers, Result, RunInfo
 from dppo.records.plots import LearningCurve
-from dppo.records.result import Result
 from dppo.records.terminal.plain import make_display
 from dppo.records.words import LearningNotes
 from dppo.run.building import Parts, build

@@ -6,7 +6,7 @@ from statistics import fmean
 from typing import Any
 
 from dppo.config import Config
-from dppo.records.result import Result
+from dppo.records.observer import Result
 from dppo.records.together import RETURN, Curve, curve_of
 
 OF_CONFIG = ("num_actors", "num_samplers", "batch_size", "iterations")

@@ -2,7 +2,6 @@
 
 import errno
 import os
-import shutil
 import socket
 import stat
 from collections.abc import Iterator
@@ -60,11 +59,8 @@ class Disk:
         os.replace(source, target)
 
     def remove(self, path: Path) -> None:
-        """Delete a file or a folder."""
-        if path.is_dir() and not path.is_symlink():
-            shutil.rmtree(path)
-        else:
-            path.unlink(missing_ok=True)
+        """Delete a file."""
+        path.unlink(missing_ok=True)
 
 
 DISK = Disk()

@@ -27,8 +27,7 @@ from dppo.records.files.disk import cause, make_folder, remedy, write_file
 from dppo.records.files.run_folder import versions
 from dppo.records.metrics.reading import EPISODES, parsed
 from dppo.records.metrics.writer import MetricsWriter
-from dppo.records.observer import Observer
-from dppo.records.result import Result
+from dppo.records.observer import Observer, Result
 from dppo.streams import Stream
 
 INCIDENT = "incident.json"
@@ -36,7 +35,7 @@ MOST_BYTES = 2**26  # of the file of episodes
 LARGEST = 2**28  # bytes of a file, or of the actions of one episode, that are read
 LONGEST = 2**24  # bytes of the actions of an open episode, as the ledger keeps them
 INTEGERS = ("sampler_id", "env", "episode", "seed", "length", "number", "checksum", "global_step")
-AT_ONCE = 100  # reports whose episodes are written at once
+AT_ONCE = 64  # reports whose episodes are written at once
 MOST, MOST_NUMBERS = 50, 2**18  # incidents of a run; numbers in the actions of one
 SAID = 3  # incidents that are named as they are written, besides that of the end
 LOST = (IncidentKind.ACTOR_LOST, IncidentKind.ACTOR_HUNG)

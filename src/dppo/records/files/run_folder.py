@@ -9,8 +9,8 @@ import re
 import socket
 import sys
 import time
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
@@ -36,13 +36,10 @@ PATIENCE_S = 0.1  # for an owner that is just about to release the lock
 
 @dataclass(frozen=True, slots=True)
 class RunFolder:
-    """The folder of a run, locked while it is entered. Leaving removes folders that were created and not used."""
+    """The folder of a run, which `open_run` keeps locked."""
 
     path: Path
     """Absolute: an environment may change the current directory."""
-    lock: RunLock
-    made: Sequence[Path] = ()
-    """The folders that were created for this run, innermost first."""
     start: Found | None = None
     """The checkpoint to continue from; None for a new run."""
     close_changes: tuple[str, ...] = ()
@@ -68,21 +65,10 @@ class RunFolder:
         with writing(self.path / CONFIG, CheckpointNotWritten):
             write_file(self.path / CONFIG, text.encode())
 
-    def __enter__(self) -> RunFolder:
-        return self
 
-    def __exit__(self, *_: object) -> None:
-        self.lock.close()
-        if self.made:
-            with suppress(OSError):  # it is in use, and so not empty
-                (self.path / FOLDER).rmdir()
-        with suppress(OSError):  # other runs have used the outer ones meanwhile
-            for folder in self.made:
-                folder.rmdir()
-
-
-def open_run(config: Config, resume: str | Path | None, *, branch: bool = False) -> RunFolder:
-    """Open the folder of a new run, or of one to resume.
+@contextmanager
+def open_run(config: Config, resume: str | Path | None, *, branch: bool = False) -> Iterator[RunFolder]:
+    """Open and lock the folder of a new run, or of one to resume. Leaving it removes folders that were not used.
 
     Args:
         resume: a run folder or one of its checkpoints; "auto": the run in `config.run_dir`, if there is one.
@@ -92,22 +78,33 @@ def open_run(config: Config, resume: str | Path | None, *, branch: bool = False)
         ConfigError: the folder cannot be used, or a changed setting would change the result.
         CheckpointError: there is no good checkpoint to resume, or a part of the folder is a link or a pipe.
     """
+    origin = None
     if branch:
         if resume in (None, "auto"):
             raise ConfigError(
                 f"branch=True: needs a run to branch from, not resume={resume}. Pass its folder as `resume`."
             )
-        found = find(Path(str(resume)))
+        found, resume = find(Path(str(resume))), None
         check_branch(_settings_of(found), config, found.path)
-        return _create(config, replace(found, path=Path(os.path.abspath(found.path))))
+        origin = replace(found, path=Path(os.path.abspath(found.path)))
     if resume == "auto":
         if config.run_dir is None:
             raise ConfigError("resume=auto: needs a fixed folder. Set `run_dir`.")
         resume = config.run_dir if has_any(config.run_dir) else None
-    return _create(config) if resume is None else _open_to_resume(config, Path(resume))
+    with ExitStack() as stack:
+        if resume is None:
+            yield RunFolder(_created(config, stack), origin=origin)
+            return
+        run_dir = Path(os.path.abspath(run_dir_of(Path(resume))))
+        with writing(run_dir, CheckpointNotWritten):
+            stack.enter_context(locked(run_dir))
+        found = find(Path(resume))
+        changes = changes_on_resume(_settings_of(found), config, found.path, found.checkpoint.state["iteration"])
+        yield RunFolder(run_dir, start=found, close_changes=changes)
 
 
-def _create(config: Config, origin: Found | None = None) -> RunFolder:
+def _created(config: Config, stack: ExitStack) -> Path:
+    """Create the folder of a new run, and lock it; `stack` unlocks it, and removes what was created and not used."""
     run_dir = config.run_dir
     if run_dir is None:
         name = f"{as_file_name(config.env_name)}__{config.name}__s{config.seed}__{time.strftime('%Y%m%d-%H%M%S')}"
@@ -119,23 +116,26 @@ def _create(config: Config, origin: Found | None = None) -> RunFolder:
         check_parts(path)
         made = [folder for folder in (path, *path.parents) if not folder.exists()]
         path.mkdir(parents=True, exist_ok=True)
-        folder = RunFolder(path, RunLock(path), made=made, origin=origin)
+        stack.callback(_remove_empty, (path / FOLDER, *made) if made else ())
+        stack.enter_context(locked(path))
     except OSError as error:
         raise ConfigError(
             f"run_dir={run_dir}: cannot be written ({error.strerror or error}). Use another folder."
         ) from None
-    try:
-        if (path / FILE).exists() or has_any(path):
-            command = resume_command(config.env_name, Path(run_dir), config.model_name, config.wrapper_names)
-            raise ConfigError(
-                f"run_dir={run_dir}: contains a run already. Continue it with `{command}`, or use another folder."
-            )
-        if (path / CONFIG).exists():
-            raise ConfigError(f"run_dir={run_dir}: contains a {CONFIG}, which the run would overwrite. Move it.")
-    except BaseException:
-        folder.__exit__()
-        raise
-    return folder
+    if (path / FILE).exists() or has_any(path):
+        command = resume_command(config.env_name, Path(run_dir), config.model_name, config.wrapper_names)
+        raise ConfigError(
+            f"run_dir={run_dir}: contains a run already. Continue it with `{command}`, or use another folder."
+        )
+    if (path / CONFIG).exists():
+        raise ConfigError(f"run_dir={run_dir}: contains a {CONFIG}, which the run would overwrite. Move it.")
+    return path
+
+
+def _remove_empty(folders: Sequence[Path]) -> None:
+    for folder in folders:
+        with suppress(OSError):  # it is in use; other runs have used the outer ones meanwhile
+            folder.rmdir()
 
 
 def as_file_name(env_name: str) -> str:
@@ -197,79 +197,52 @@ def run_dir_of(path: Path) -> Path:
     raise CheckpointError(f"{path}: {problem}. Pass the folder of a run, runs/NAME.")
 
 
-def _open_to_resume(config: Config, path: Path) -> RunFolder:
-    """Lock a run folder, find its checkpoint, and check that `config` is the same learning problem."""
-    run_dir = Path(os.path.abspath(run_dir_of(path)))
-    with writing(run_dir, CheckpointNotWritten):
-        lock = RunLock(run_dir)
-    try:
-        found = find(path)
-        changes = changes_on_resume(_settings_of(found), config, found.path, found.checkpoint.state["iteration"])
-    except BaseException:
-        lock.close()
-        raise
-    return RunFolder(run_dir, lock, start=found, close_changes=changes)
-
-
-class RunLock:
-    """A file that is locked while the run lasts, and contains the owner's host and process id.
+@contextmanager
+def locked(folder: Path) -> Iterator[None]:
+    """Lock a file of a run folder, which contains the owner's host and process id, and remove it in the end.
 
     The system releases the lock of a killed process. Where a file system has no locks, the owner in the file decides.
+
+    Raises a ConfigError that names process, host and start time if another run holds the lock, a CheckpointError if the
+    file is a link or a pipe, and an OSError if it cannot be written.
     """
+    path = folder / LOCK
+    try:
+        os.close(open_file(path, os.O_WRONLY | os.O_CREAT))
+    except Irregular as error:  # to filelock, a pipe or a hard link is as good as any file
+        raise refusal(error) from None
+    lock, owner = FileLock(path, timeout=PATIENCE_S, thread_local=False, fallback_to_soft=False), _owner(path)
+    try:
+        lock.acquire()
+    except Timeout:
+        raise _in_use(folder, _owner(path)) from None
+    except OSError:  # the file system has no locks
+        import psutil
 
-    def __init__(self, folder: Path) -> None:
-        """Take the lock.
-
-        Raises a ConfigError that names process, host and start time if another run holds it, a CheckpointError if the
-        file is a link or a pipe, and an OSError if it cannot be written.
-        """
-        self._path = folder / LOCK
-        try:
-            os.close(open_file(self._path, os.O_WRONLY | os.O_CREAT))
-        except Irregular as error:  # to filelock, a pipe or a hard link is as good as any file
-            raise refusal(error) from None
-        self._lock = FileLock(self._path, timeout=PATIENCE_S, thread_local=False, fallback_to_soft=False)
-        owner = self._owner()
-        try:
-            self._lock.acquire()
-        except Timeout:
-            raise _refusal(folder, self._owner()) from None
-        except OSError:  # the file system has no locks
-            import psutil
-
-            if owner and (owner.get("host") != socket.gethostname() or owner.get("pid") in psutil.pids()):
-                raise _refusal(folder, owner) from None
-        try:
-            self._write_owner()
-        except BaseException:
-            self._lock.release()
-            raise
-        self._held = True
-
-    def close(self) -> None:
-        """Release the lock, and remove its file."""
-        if self._held:
-            self._held = False
-            with suppress(OSError):
-                self._path.unlink()  # nobody else can have locked this file meanwhile
-            self._lock.release()
-
-    def _owner(self) -> dict[str, Any]:
-        with suppress(OSError, ValueError, RecursionError), os.fdopen(open_file(self._path), "rb") as file:
-            owner = json.loads(file.read(4096))
-            if isinstance(owner, dict):
-                return owner
-        return {}
-
-    def _write_owner(self) -> None:
+        if owner and (owner.get("host") != socket.gethostname() or owner.get("pid") in psutil.pids()):
+            raise _in_use(folder, owner) from None
+    try:
         myself = {"pid": os.getpid(), "host": socket.gethostname(), "since": time.strftime("%Y-%m-%d %H:%M:%S")}
-        handle = open_file(self._path, os.O_WRONLY | os.O_CREAT)
+        handle = open_file(path, os.O_WRONLY | os.O_CREAT)
         with os.fdopen(handle, "wb", buffering=0) as file, suppress(OSError):
             file.truncate()  # if the disk is full, the lock holds all the same
             file.write(json.dumps(myself).encode() + b"\n")
+        yield
+    finally:
+        with suppress(OSError):
+            path.unlink()  # nobody else can have locked this file meanwhile
+        lock.release()
 
 
-def _refusal(folder: Path, owner: dict[str, Any]) -> ConfigError:
+def _owner(path: Path) -> dict[str, Any]:
+    with suppress(OSError, ValueError, RecursionError), os.fdopen(open_file(path), "rb") as file:
+        owner = json.loads(file.read(4096))
+        if isinstance(owner, dict):
+            return owner
+    return {}
+
+
+def _in_use(folder: Path, owner: dict[str, Any]) -> ConfigError:
     who = f"process {owner.get('pid', '?')} on {owner.get('host', '?')} since {owner.get('since', '?')}"
     return ConfigError(
         f"run_dir={folder}: is in use by {who}. Stop it or wait until it has ended, or use another folder."

@@ -18,8 +18,7 @@ from dppo.files import open_file, read_file
 from dppo.log import logger
 from dppo.records.files.disk import cause, make_folder, remedy, write_file
 from dppo.records.metrics.reading import FILE, parsed, plain
-from dppo.records.observer import Observer, RunInfo
-from dppo.records.result import Result
+from dppo.records.observer import Observer, Result, RunInfo
 from dppo.user_code import require_package
 
 CLOSE_S = 30.0  # longest wait for the last events at the end of a run

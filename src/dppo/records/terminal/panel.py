@@ -18,8 +18,7 @@ from rich.table import Table
 from rich.text import Text
 
 from dppo.ppo.exchange.records import CollectionProgress
-from dppo.records.observer import Display, RunInfo
-from dppo.records.result import Result
+from dppo.records.observer import Display, Result, RunInfo
 from dppo.records.terminal.view import PHASES, PatientStream, ShowLog, View, duration, number, share, sparkline, speed
 from dppo.records.words import closing_lines
 
@@ -27,14 +26,8 @@ REFRESH_HZ = 4.0
 MAX_WIDTH = 110
 LABEL_WIDTH = 10
 COLOURS = dict(zip(PHASES, ("blue", "cyan", "yellow", "magenta", "green", "bright_black"), strict=True))
-LOSSES = {
-    "policy": "policy_loss",
-    "value": "value_loss",
-    "entropy": "entropy",
-    "kl": "approx_kl",
-    "clipfrac": "clipfrac",
-    "expl_var": "explained_variance",
-}
+LOSSES = {"policy": "policy_loss", "value": "value_loss", "entropy": "entropy"}  # names and keys
+LOSSES |= {"kl": "approx_kl", "clipfrac": "clipfrac", "expl_var": "explained_variance"}
 GAP = 2  # columns between items
 LATE = 5.0  # silence is shown after this many times the usual iteration (and 5 s at least)
 
@@ -60,7 +53,7 @@ class LivePanel(Display):
         """Print the first lines of the run, and draw the panel below them."""
         self._preparing.close()
         self.view.start(run)
-        self._print(*(Padding.indent(Text(line, style="dim"), 2) for line in run.lines))
+        self._console.print(*(Padding.indent(Text(line, style="dim"), 2) for line in run.lines))
         self._live.start()
         self._log.start()
 
@@ -74,7 +67,7 @@ class LivePanel(Display):
 
     def note(self, text: str) -> None:
         """Print a note above the panel. From any thread."""
-        self._print(Text(f"  {time.strftime('%H:%M:%S')} {text}", style="yellow"))
+        self._console.print(Text(f"  {time.strftime('%H:%M:%S')} {text}", style="yellow"))
 
     def on_end(self, result: Result | None, error: BaseException | None) -> None:
         """Draw the panel for the last time, restore the terminal, and print the result."""
@@ -83,7 +76,7 @@ class LivePanel(Display):
         self.view.finished = True
         self._live.stop()
         if result is not None:
-            self._print(*(Text(line) for line in closing_lines(result, error)))
+            self._console.print(Text("\n".join(closing_lines(result, error))))
 
     def _draw(self) -> RenderableType:
         colours = self._console.color_system is not None and not self._console.no_color
@@ -93,10 +86,6 @@ class LivePanel(Display):
         self._width = self._console.width
         width = min(MAX_WIDTH, self._width - 2)  # room for the ^C that the terminal echoes
         return draw(self.view, width, time.monotonic(), colours=colours)
-
-    def _print(self, *lines: RenderableType) -> None:
-        for line in lines:
-            self._console.print(line)
 
 
 def draw(view: View, width: int, now: float, *, colours: bool = True) -> RenderableType:

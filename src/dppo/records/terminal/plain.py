@@ -8,8 +8,7 @@ import time
 from typing import Literal, TextIO
 
 from dppo.ppo.exchange.records import CollectionProgress
-from dppo.records.observer import Display, RunInfo
-from dppo.records.result import Result
+from dppo.records.observer import Display, Result, RunInfo
 from dppo.records.terminal.view import PHASES, PatientStream, ShowLog, View, duration, number, share, speed
 from dppo.records.words import closing_lines
 
