@@ -10,7 +10,7 @@ from gymnasium.vector.utils import concatenate, create_empty_array
 
 from dppo.envs.joint import JointEnv, Row
 from dppo.envs.make import close_all, joint_kind
-from dppo.envs.spaces.description import short
+from dppo.envs.spaces import short
 from dppo.errors import ConfigError
 from dppo.spaces.actions import Actions
 from dppo.spaces.spaces import MASK
