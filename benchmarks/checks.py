@@ -20,9 +20,9 @@ import numpy as np
 from dppo.cluster.builders import build_sampler
 from dppo.cluster.wire import sampler_plan
 from dppo.config import Config
-from dppo.envs.checks.faults import LARGEST_REWARD, reward_of
 from dppo.envs.checks.observations import SpaceChecks
-from dppo.envs.spaces.description import describe_spaces
+from dppo.envs.checks.returned import LARGEST_REWARD, reward_of
+from dppo.envs.spaces import describe_spaces
 from dppo.numerics.portable import limit_blas
 from dppo.ppo.acting.sampler import collect_together
 from dppo.ppo.exchange.records import PolicySnapshot, SegmentRequest

@@ -18,7 +18,7 @@ from dppo.config import PPO, Config
 from dppo.envs.activity import ActivityRecord
 from dppo.envs.group import EnvGroup
 from dppo.envs.repairs import Repairs
-from dppo.envs.spaces.description import describe_spaces
+from dppo.envs.spaces import describe_spaces
 from dppo.ppo.acting.agent import PPOAgent
 from dppo.ppo.acting.sampler import PPOSampler
 from dppo.ppo.exchange.normalizer import ObsScale

@@ -18,7 +18,7 @@ from worlds.acting import SPACES, Masked
 import dppo
 from dppo.config import PPO
 from dppo.envs.make import make_env
-from dppo.envs.spaces.description import actions_of, describe_spaces
+from dppo.envs.spaces import actions_of, describe_spaces
 from dppo.errors import ConfigError, EnvironmentFault
 from dppo.ppo.exchange.records import PolicySnapshot
 from dppo.ppo.learning.batch import make_batch

@@ -43,7 +43,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "records": {"config", "ppo.exchange.records"},
     "cluster": {"config", "ppo", "envs.activity", "envs.threads", "signals"},
     "cluster.builders": {"config.parts", "ppo", "envs", "signals"},
-    "policies": {"ppo", "records", "envs.masks", "envs.checks", "envs.spaces"},
+    "policies": {"ppo", "records", "envs.checks"},
     "policies.evaluation": {"config", "envs", "ppo.exchange.records", "ppo.networks.network", "records"},
     "policies.playing": {"config.parts", "envs", "ppo", "signals"},
     "policies.export": {"config", "ppo", "records"},

@@ -15,7 +15,7 @@ import dppo
 from dppo.cluster.builders import build_sampler, build_trainer
 from dppo.cluster.wire import sampler_plan, trainer_plan
 from dppo.config import PPO, Config
-from dppo.envs.spaces.description import dtype_of
+from dppo.envs.spaces import dtype_of
 from dppo.errors import ConfigError
 from dppo.ppo.exchange.normalizer import Moments, ObsScale, normalized_part
 from dppo.ppo.exchange.records import PolicySnapshot, SegmentRequest

@@ -19,7 +19,7 @@ from worlds.faulty import Faulty
 
 import dppo
 from dppo.envs.make import make_env
-from dppo.envs.spaces.description import describe_spaces
+from dppo.envs.spaces import describe_spaces
 from dppo.errors import CheckpointError, ConfigError
 from dppo.ppo.acting.agent import PPOAgent
 from dppo.ppo.exchange.records import PolicySnapshot

@@ -9,7 +9,7 @@ import numpy as np
 from builders import sampler_of, spec_of
 from gymnasium import spaces
 
-from dppo.envs.spaces.description import dtype_of
+from dppo.envs.spaces import dtype_of
 from dppo.ppo.acting.agent import PPOAgent
 from dppo.ppo.acting.sampler import PPOSampler
 from dppo.ppo.networks.network import NetworkSpec, Outputs

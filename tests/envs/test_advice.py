@@ -13,7 +13,7 @@ import pytest
 from builders import group_of
 from gymnasium import spaces
 
-from dppo.envs.spaces.description import describe_spaces
+from dppo.envs.spaces import describe_spaces
 from dppo.errors import ConfigError
 from dppo.ppo.exchange.records import EnvLog
 from dppo.spaces.actions import DiscreteActions

@@ -18,10 +18,11 @@ from worlds.models import Plain
 import dppo
 from dppo import streams
 from dppo.cluster.collecting.ledger import ReplayLedger
-from dppo.envs.checks.faults import REMEDY, BadResult
+from dppo.envs.checks.faults import REMEDY
 from dppo.envs.checks.observations import SpaceChecks, large_numbers
+from dppo.envs.checks.returned import BadResult
 from dppo.envs.repairs import FIRST_STEPS
-from dppo.envs.spaces.description import describe_spaces, dtype_of
+from dppo.envs.spaces import describe_spaces, dtype_of
 from dppo.errors import EnvironmentFault
 from dppo.ppo.acting.sampler import collect_together
 from dppo.ppo.exchange.records import PolicySnapshot, Segment, SegmentReport, SegmentRequest

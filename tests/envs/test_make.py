@@ -15,7 +15,7 @@ from dppo.cluster.builders import build_sampler
 from dppo.cluster.wire import sampler_plan
 from dppo.config import Config
 from dppo.envs.make import check_env_id, make_env
-from dppo.envs.spaces.description import describe_spaces
+from dppo.envs.spaces import describe_spaces
 from dppo.errors import ConfigError, EnvironmentFault
 from dppo.spaces.actions import DiscreteActions
 

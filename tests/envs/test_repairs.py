@@ -12,7 +12,7 @@ from dppo.envs.activity import ActivityRecord
 from dppo.envs.checks.faults import making
 from dppo.envs.group import EnvGroup
 from dppo.envs.repairs import WAITS_S, Repairs
-from dppo.envs.spaces.description import describe_spaces
+from dppo.envs.spaces import describe_spaces
 from dppo.errors import EnvironmentFault
 from dppo.ppo.exchange.records import EnvLog
 

@@ -15,9 +15,8 @@ from scripted import started
 from several_leaves import OBS, ROBOT, Robot, robot_sampler
 
 from dppo.config import PPO
-from dppo.envs.checks.faults import BadResult
-from dppo.envs.spaces.description import dtype_of
-from dppo.envs.spaces.packing import packer
+from dppo.envs.checks.returned import BadResult, packer
+from dppo.envs.spaces import dtype_of
 from dppo.errors import EnvironmentFault
 from dppo.ppo.exchange.records import EnvLog, PolicySnapshot, SegmentRequest
 from dppo.ppo.learning.batch import make_batch

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from several_leaves import OBS
 
 from dppo.envs.make import make_env
-from dppo.envs.spaces.description import describe_spaces, dtype_of
+from dppo.envs.spaces import describe_spaces, dtype_of
 from dppo.errors import ConfigError
 from dppo.spaces.actions import BoxActions, DiscreteActions
 from dppo.spaces.spaces import Categories, dtype_as_json, dtype_from_json, is_image, leaves

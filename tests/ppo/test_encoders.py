@@ -15,7 +15,7 @@ from torch import nn
 from worlds import observed
 
 from dppo.config import PPO, Network
-from dppo.envs.spaces.description import describe_spaces
+from dppo.envs.spaces import describe_spaces
 from dppo.errors import ConfigError
 from dppo.ppo.exchange import normalizer
 from dppo.ppo.exchange.records import PolicySnapshot

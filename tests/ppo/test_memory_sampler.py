@@ -14,7 +14,7 @@ from worlds.memory import Recalls
 
 from dppo.cluster.collecting.ledger import ReplayLedger
 from dppo.config import PPO
-from dppo.envs.spaces.description import describe_spaces
+from dppo.envs.spaces import describe_spaces
 from dppo.ppo.acting.agent import PPOAgent
 from dppo.ppo.acting.sampler import PPOSampler, collect_together
 from dppo.ppo.exchange.records import PolicySnapshot, Rebuild, Segment, SegmentReport, SegmentRequest

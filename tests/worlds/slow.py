@@ -15,7 +15,7 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 
-from dppo.envs.simulated import slow_cartpole
+from dppo.envs.simulated import SlowCartPole
 
 
 class Delayed(gym.Wrapper[Any, Any, Any, Any]):
@@ -148,4 +148,4 @@ def slow_in_one_process(step_s: float, slow: float = 1.0, mark: str = "") -> gym
         with suppress(FileExistsError), open(mark, "x", encoding="utf-8") as file:
             file.write(str(os.getpid()))
         step_s *= slow if Path(mark).read_text(encoding="utf-8") == str(os.getpid()) else 1
-    return slow_cartpole(step_s=step_s)
+    return SlowCartPole(step_s=step_s)

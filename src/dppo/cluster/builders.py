@@ -22,7 +22,7 @@ from dppo.envs.joint import JointEnv, JointGroup
 from dppo.envs.make import close_all, joint_kind
 from dppo.envs.repairs import FIRST_STEPS, Repairs
 from dppo.envs.rows import joined
-from dppo.envs.spaces.description import describe_spaces
+from dppo.envs.spaces import describe_spaces
 from dppo.envs.threads import EnvThread
 from dppo.errors import ConfigError
 from dppo.ppo.acting.agent import PPOAgent

@@ -9,9 +9,9 @@ from typing import Any
 
 import numpy as np
 
-from dppo.envs.checks.faults import LARGEST_REWARD, OLD_API, BadResult, describe_bad, flag_of, reward_of, user_traceback
+from dppo.envs.checks.faults import user_traceback
 from dppo.envs.checks.observations import SpaceChecks
-from dppo.envs.masks import MaskReader
+from dppo.envs.checks.returned import LARGEST_REWARD, OLD_API, BadResult, MaskReader, describe_bad, flag_of, reward_of
 from dppo.errors import EnvFault, EnvironmentFault
 from dppo.ppo.exchange.records import Episode
 from dppo.signals import INTERRUPTIONS
@@ -56,23 +56,22 @@ class CheckedEnv:
         """Step the environment; raise EnvironmentFault, with a `place`, if it raises or returns something invalid."""
         try:
             answer: Any = self.env.step(action)
-        except BaseException as error:
-            raise self._raised("step", error) from None
-        try:
-            returned, reward, terminated, truncated, info = answer
-            # Identity answers in the shortest time; other booleans, such as NumPy's, are rare.
-            if not ((terminated is False or terminated is True) and (truncated is False or truncated is True)):
-                terminated, truncated = flag_of(terminated), flag_of(truncated)
-        except Exception:
-            raise self._fault("step", f"returned {describe_bad(answer, step=True)}.") from None
-        try:
+            try:
+                returned, reward, terminated, truncated, info = answer
+                # Identity answers in the shortest time; other booleans, such as NumPy's, are rare.
+                if not ((terminated is False or terminated is True) and (truncated is False or truncated is True)):
+                    terminated, truncated = flag_of(terminated), flag_of(truncated)
+            except Exception:
+                raise BadResult(describe_bad(answer, step=True)) from None
             seen = (self.checks.pack_last if terminated else self.checks.pack)(returned)
             if type(reward) is not float or not abs(reward) <= LARGEST_REWARD:
                 reward = reward_of(reward)
+            if self._masks is not None:
+                seen = self._masks.beside(seen, info, ended=terminated or truncated)
         except BadResult as error:
             raise self._fault("step", f"returned {error}.") from None
-        if self._masks is not None:
-            seen = self._masked(self._masks, "step", seen, info, ended=terminated or truncated)
+        except BaseException as error:
+            raise self._raised("step", error) from None
         self.episode_return += reward
         self.length += 1
         self.last_obs = seen
@@ -86,28 +85,21 @@ class CheckedEnv:
             answer = self.env.reset(seed=self.episode_seed(self.index, episode), **more)
         except BaseException as error:
             raise self._raised("reset", error) from None
-        if not isinstance(answer, tuple | list) or len(answer) != 2:
-            raise self._fault("reset", f"returned {describe_bad(answer, step=False)}.")
         if problem := self.checks.change(self.index, self.env):
             raise self._fault("reset", problem)
+        if not isinstance(answer, tuple | list) or len(answer) != 2:
+            raise self._fault("reset", f"returned {describe_bad(answer, step=False)}.")
         try:
             seen = self.checks.pack(answer[0])
+            if self._masks is not None:
+                seen = self._masks.beside(seen, answer[1], ended=False)
         except BadResult as error:
             old = "" if isinstance(answer[1], dict) else OLD_API
             raise self._fault("reset", f"returned {error}{old}.") from None
-        if self._masks is not None:
-            seen = self._masked(self._masks, "reset", seen, answer[1], ended=False)
-        self.offers_mask = isinstance(answer[1], dict) and MASK in answer[1]
-        self.last_obs = seen
-        return seen
-
-    def _masked(self, masks: MaskReader, phase: str, seen: np.ndarray, info: Any, *, ended: bool) -> np.ndarray:
-        try:
-            return masks.beside(seen, info, ended=ended)
-        except BadResult as error:
-            raise self._fault(phase, f"returned {error}.") from None
         except BaseException as error:
-            raise self._raised(phase, error) from None
+            raise self._raised("reset", error) from None
+        self.offers_mask, self.last_obs = isinstance(answer[1], dict) and MASK in answer[1], seen
+        return seen
 
     def finished(self, info: Any, end: int) -> Episode:
         """Describe the open episode, which has ended with `info` after `end` steps of the segment."""

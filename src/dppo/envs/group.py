@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 
 from dppo.envs.activity import ActivityRecord, Phase, place_of
-from dppo.envs.checks.faults import BadResult
 from dppo.envs.checks.observations import FirstSegment, SpaceChecks
+from dppo.envs.checks.returned import BadResult
 from dppo.envs.episode import CheckedEnv, InfoMeter
 from dppo.envs.frames import LifeStack, Lives
 from dppo.envs.make import close_all

@@ -2,7 +2,7 @@
 
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from copy import deepcopy
 from typing import Any
 
@@ -13,7 +13,6 @@ from dppo.envs.make import close_all
 from dppo.envs.repairs import FIRST_STEPS
 from dppo.ppo.exchange.records import EnvLog, Incident, IncidentKind, SamplerCarry
 from dppo.signals import INTERRUPTIONS
-from dppo.spaces.actions import Actions
 from dppo.spaces.spaces import Spaces
 
 MISMATCH = "the replay ended in another state: the environment is not deterministic given its seed"
@@ -86,8 +85,8 @@ class JointEnv(ABC):
         self.last: Any = None  # observations of all rows; None before the first reset
 
     @abstractmethod
-    def step(self, actions: np.ndarray, space: Actions) -> None:
-        """Step all rows with a policy's `actions` [E, *A]; fill in their answers, and the resets that follow."""
+    def step(self, actions: Sequence[Any]) -> None:
+        """Step each row with its action; fill in their answers, and the resets that follow."""
 
     @abstractmethod
     def begin(self, row: Row, seed: int) -> None:
@@ -156,7 +155,7 @@ class JointGroup(EnvGroup):
         began, joint, one = time.perf_counter(), self._joint, self._envs[0]
         self._progress.enter(self._stepping, one.episode, one.length)
         try:
-            joint.step(actions, self._spaces.actions)
+            joint.step(self._spaces.actions.each(actions))
         except INTERRUPTIONS:
             raise
         except BaseException as error:

@@ -10,9 +10,8 @@ from gymnasium.vector.utils import concatenate, create_empty_array
 
 from dppo.envs.joint import JointEnv, Row
 from dppo.envs.make import close_all, joint_kind
-from dppo.envs.spaces.description import short
+from dppo.envs.spaces import short
 from dppo.errors import ConfigError
-from dppo.spaces.actions import Actions
 from dppo.spaces.spaces import MASK
 
 
@@ -65,13 +64,9 @@ class Players:
 
     def step(self, actions: list[Any]) -> list[Any]:
         """Return what a step of each row returns; rows that are not there have rewards of 0, and end with the last."""
-        if (joint := self._joint) is None:
+        if self._joint is None:
             return [self._made.step(actions[0])]
-        space: Any = joint.action_space
-        given = actions + actions[:1] * (len(joint.rows) - len(actions))
-        both: Any = SimpleNamespace(each=list)
-        both.to_env = lambda items: concatenate(space, items, create_empty_array(space, len(items)))  # type: ignore[arg-type]
-        joint.step(given, both)  # type: ignore[arg-type]
+        self._joint.step(actions + actions[:1] * (len(self._joint.rows) - len(actions)))
         return [row.answer for row in self.rows]
 
 
@@ -99,9 +94,10 @@ class VectorRows(JointEnv):
         self._seeded = mode is AutoresetMode.DISABLED or (obeys and not self._same_step)
         self._obeys, self.spec = obeys, made.spec if self._seeded else SimpleNamespace(nondeterministic=True)
 
-    def step(self, actions: np.ndarray, space: Actions) -> None:
+    def step(self, actions: Sequence[Any]) -> None:
         """Step the vector, and reset rows whose episodes end."""
-        self.last, *columns, info = self.env.step(space.to_env(actions))
+        batch: Any = create_empty_array(self.action_space, len(actions))
+        self.last, *columns, info = self.env.step(concatenate(self.action_space, actions, batch))
         ended, masked = dict[int, int](), MASK in info
         for row, reward, *ends in zip(self.rows, *(np.asarray(one).tolist() for one in columns), strict=True):
             over, row.present = any(ends), True
@@ -184,10 +180,10 @@ class AgentRows(JointEnv):
                     )
             setattr(self, kind, first[1])
 
-    def step(self, actions: np.ndarray, space: Actions) -> None:
+    def step(self, actions: Sequence[Any]) -> None:
         """Step the agents that are there; if none is left, begin the next episode."""
-        each, there = space.each(actions), set(self.env.agents)
-        chosen = {name: each[row.index] for name, row in zip(self._names, self.rows, strict=True) if name in there}
+        there = set(self.env.agents)
+        chosen = {name: action for name, action in zip(self._names, actions, strict=True) if name in there}
         obs, rewards, terminated, truncated, infos = self.env.step(chosen)
         over = not self.env.agents
         for name, row in zip(self._names, self.rows, strict=True):

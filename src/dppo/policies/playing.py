@@ -8,12 +8,12 @@ import numpy as np
 
 from dppo import streams
 from dppo.config.parts import Env
-from dppo.envs.checks.faults import BadResult, making, user_traceback
+from dppo.envs.checks.faults import making, user_traceback
+from dppo.envs.checks.returned import BadResult, MaskReader
 from dppo.envs.frames import SETTINGS, make_prepared
 from dppo.envs.make import close_all
-from dppo.envs.masks import MaskReader
 from dppo.envs.rows import Players
-from dppo.envs.spaces.description import describe_spaces
+from dppo.envs.spaces import describe_spaces
 from dppo.errors import CheckpointError, ClusterError, ConfigError, EnvironmentFault
 from dppo.policies.policy import Policy, spaces_summary
 from dppo.ppo.acting.agent import PPOAgent

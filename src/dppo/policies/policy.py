@@ -7,10 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from dppo.envs.checks.faults import BadResult
 from dppo.envs.checks.observations import check_inside
-from dppo.envs.masks import check_allows, checked_masks
-from dppo.envs.spaces.packing import leaf_packer, packer
+from dppo.envs.checks.returned import BadResult, check_allows, checked_masks, leaf_packer, packer
 from dppo.errors import CheckpointError, ConfigError, counted
 from dppo.policies.described import model_from, network_summary
 from dppo.ppo.acting.agent import PPOAgent

@@ -11,9 +11,8 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 
-from dppo.envs.checks.faults import BadResult
-from dppo.envs.spaces.description import NUMBERS, categories_of, leaf_spaces, short
-from dppo.envs.spaces.packing import LARGEST, leaf_named, packer
+from dppo.envs.checks.returned import LARGEST, BadResult, leaf_named, packer
+from dppo.envs.spaces import NUMBERS, categories_of, leaf_spaces, short
 from dppo.errors import EnvironmentFault
 from dppo.ppo.exchange.records import Incident, IncidentKind
 from dppo.spaces.spaces import Spaces, is_image, leaves

@@ -8,7 +8,7 @@ from typing import Any, Literal
 import gymnasium as gym
 import numpy as np
 
-from dppo.envs.masks import MaskSetting, mask_source
+from dppo.envs.checks.returned import MaskSetting, mask_source
 from dppo.errors import ConfigError
 from dppo.spaces.actions import Actions, Bounds, BoxActions, DiscreteActions, MultiDiscreteActions, NestedActions, boxes
 from dppo.spaces.spaces import MASK, MOST_WHOLE, Categories, Spaces, joined, leaves, parts_of, walk

@@ -1,1 +1,0 @@
-"""Gymnasium's spaces as plain data, and observations as elements of a NumPy dtype."""
