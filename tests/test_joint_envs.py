@@ -272,5 +272,7 @@ def test_an_evaluation_plays_all_agents_or_a_row(kind: str, tmp_path: Path) -> N
 def test_a_vector_that_cannot_replay_says_so_at_the_start(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     settings = {"env_id": "worlds.joint:Native", "env_kwargs": {"mode": "SameStep"}, "total_timesteps": 120}
     dppo.train(small(tmp_path / "run", **THREE | settings))
-    said = "resets rows by itself: lost or resumed samplers start new episodes; those of EnvPool, with a fixed seed, their"
+    said = (
+        "resets rows by itself: lost or resumed samplers start new episodes; those of EnvPool, with a fixed seed, their"
+    )
     assert said in caplog.text
