@@ -267,3 +267,12 @@ def test_an_evaluation_plays_all_agents_or_a_row(kind: str, tmp_path: Path) -> N
     else:  # agents leave after 3, 5 and 8 steps, and rewards are actions of 0, 1 or 2
         assert played.lengths == (8, 8, 8)
         assert all(0 < 3 * one <= 2 * 16 and abs(3 * one - round(3 * one)) < 1e-9 for one in played.returns)
+
+
+def test_a_vector_that_cannot_replay_says_so_at_the_start(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    settings = {"env_id": "worlds.joint:Native", "env_kwargs": {"mode": "SameStep"}, "total_timesteps": 120}
+    dppo.train(small(tmp_path / "run", **THREE | settings))
+    said = (
+        "resets rows by itself: lost or resumed samplers start new episodes; those of EnvPool, with a fixed seed, their"
+    )
+    assert said in caplog.text

@@ -1,6 +1,6 @@
-"""Real simulators, of the extra `sims`: each trains, and a run that is resumed replays its open episodes exactly.
+"""Real simulators, most of the extra `sims`: each trains, and a run that is resumed replays its open episodes exactly.
 
-`.ci/run` installs the extra in a venv of its own and sets DPPO_SIMS, so that none of them can be skipped there.
+`.ci/run` installs them in two venvs of their own and sets DPPO_SIMS, so that none of them can be skipped there.
 """
 
 from __future__ import annotations
@@ -38,7 +38,6 @@ CASES: dict[str, tuple[str, dict[str, Any], bool]] = {
         False,
     ),
 }
-ELSEWHERE = {"robotics", "ale_py", "EnvPool"}  # not in the extra: see docs/SIMULATORS.md
 
 
 @pytest.mark.filterwarnings("ignore")
@@ -48,7 +47,7 @@ def test_a_simulator_trains_and_a_resumed_run_goes_on_exactly(
 ) -> None:
     package, settings, replays = CASES[name]
     if importlib.util.find_spec(package) is None:
-        assert "DPPO_SIMS" not in os.environ or name in ELSEWHERE, f"{package} is not installed"
+        assert "DPPO_SIMS" not in os.environ, f"{package} is not installed"
         pytest.skip(f"{package} is not installed")
     monkeypatch.syspath_prepend(str(EXAMPLES))
     monkeypatch.setenv("SDL_VIDEODRIVER", "dummy")

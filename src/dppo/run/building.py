@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from dppo.cluster.learning.trainers import Trainers
     from dppo.cluster.ray.session import RaySession
 
-NOT_REPLAYED = "lost or resumed samplers start new episodes"
+NOT_REPLAYED = "lost or resumed samplers start new episodes; those of EnvPool, with a fixed seed, their first ones"
 PARAMETERS_OF_A_MODEL = 4_000_000  # enough for an encoder of images, if not for any network of a user
 
 
