@@ -1,12 +1,11 @@
 """Environments of several rows: vectors with the API of gymnasium.vector, and parallel environments of PettingZoo."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv
-from gymnasium.vector.utils import concatenate, create_empty_array
 
 from dppo.envs.joint import JointEnv, Row
 from dppo.envs.make import close_all, joint_kind
@@ -43,36 +42,6 @@ def joined(made: Any, make: Callable[[], Any], num_envs: int, standby: int) -> J
 def joint_of(made: Any, make: Callable[[], Any]) -> JointEnv:
     """Return `made` as a `JointEnv`; `make` returns another one."""
     return AgentRows(made, make) if joint_kind(made) == "agents" else VectorRows(made, make)
-
-
-class Players:
-    """Rows that play one episode: all agents, or the first row of a vector, in which each has episodes of its own."""
-
-    def __init__(self, made: Any) -> None:
-        """Take an environment, of one row or of several."""
-        self._made, self._joint = made, joint_of(made, lambda: made) if joint_kind(made) else None
-        self.rows: Sequence[Any] = [made]
-        if self._joint is not None:
-            self._joint.once, self._joint.next_seed = True, lambda _: 0
-            self.rows = self._joint.rows if self._joint.shared else self._joint.rows[:1]
-
-    def reset(self, seed: int) -> list[Any]:
-        """Return observation and info of each row at the start of an episode."""
-        if self._joint is None:
-            return [self._made.reset(seed=seed)]
-        self._joint.begin(self.rows[0], seed)
-        return [row.reset(seed=seed) for row in self.rows]
-
-    def step(self, actions: list[Any]) -> list[Any]:
-        """Return what a step of each row returns; rows that are not there have rewards of 0, and end with the last."""
-        if (joint := self._joint) is None:
-            return [self._made.step(actions[0])]
-        space: Any = joint.action_space
-        given = actions + actions[:1] * (len(joint.rows) - len(actions))
-        both: Any = SimpleNamespace(each=list)
-        both.to_env = lambda items: concatenate(space, items, create_empty_array(space, len(items)))  # type: ignore[arg-type]
-        joint.step(given, both)  # type: ignore[arg-type]
-        return [row.answer for row in self.rows]
 
 
 class VectorRows(JointEnv):
