@@ -63,12 +63,13 @@ def _as_markdown(file: Path) -> str:
 def _settings() -> str:
     """Return every setting with its default and help, a table for each part."""
     sys.path.insert(0, os.fspath(ROOT / "src"))
-    from dppo.config.parts import PARTS, about, default_of, settings_by_name
+    from dppo.config.parts import PARTS, default_of, help_by_name, settings_by_name
 
     tables = []
+    texts = {name: text.replace("|", "&#124;") for name, text in help_by_name().items()}
     for name, part in PARTS.items():
         own = [setting for setting in settings_by_name() if setting in part.__dataclass_fields__]  # type: ignore[attr-defined]
-        rows = [f"| `{one}` | {_default(default_of(one))} | {about(one).help.replace('|', '&#124;')} |" for one in own]
+        rows = [f"| `{one}` | {_default(default_of(one))} | {texts[one]} |" for one in own]
         tables.append("\n".join([f"#### {name}", "", "| setting | default | |", "|---|---|---|", *rows]))
     return "\n\n".join(tables)
 

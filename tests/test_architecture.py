@@ -47,7 +47,6 @@ MAY_IMPORT: dict[str, set[str]] = {
     "policies.evaluation": {"config", "envs", "ppo.exchange.records", "ppo.networks.network", "records"},
     "policies.playing": {"config.parts", "envs", "ppo", "signals"},
     "policies.export": {"config", "ppo", "records"},
-    "policies.model_card": {"config", "ppo.networks.network", "records"},
     "run": {"config", "ppo", "cluster", "policies", "records", "signals"},
     "run.iteration_row": {"ppo.exchange.records"},
     "run.learner": {"config", "ppo", "cluster", "signals"},

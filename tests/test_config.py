@@ -20,7 +20,7 @@ from worlds.simple import Counting
 import dppo
 from dppo.cluster.collecting.hosting import shares
 from dppo.config import PPO, Actors, Config, Env, Sampling, files, fitted_to, grouped, read_settings, resolved
-from dppo.config.parts import PARTS, about, annealed, default_of, settings_by_name
+from dppo.config.parts import PARTS, about, annealed, default_of, help_by_name, settings_by_name
 from dppo.config.resume import changes_on_resume, leave_out_ineffective
 from dppo.errors import ConfigError
 
@@ -37,17 +37,17 @@ def refusal(**settings: Any) -> str:
 
 def test_sizes_follow_from_the_settings_and_never_from_the_number_of_actors() -> None:
     c = config()
-    assert (c.num_actors, c.num_samplers, c.batch_size, c.minibatches_per_epoch) == (0, 8, 512, 8)
+    assert (c.num_actors, c.num_samplers, c.batch_size, c.sizes.minibatches_per_epoch) == (0, 8, 512, 8)
     assert c.iterations == 977  # 500,000 / 512 = 976.6
     for actors in range(9):
         assert config(num_actors=actors).batch_size == 512
         assert config(num_actors=actors, num_samplers=9).num_samplers == 9
     c = config(num_samplers=3, envs_per_sampler=2, num_steps=50, minibatch_size=64, total_timesteps=1000)
-    assert (c.batch_size, c.minibatches_per_epoch, c.iterations) == (300, 5, 4)  # 300 / 64 = 4.7
+    assert (c.batch_size, c.sizes.minibatches_per_epoch, c.iterations) == (300, 5, 4)  # 300 / 64 = 4.7
     c = config(num_samplers=64, envs_per_sampler=8)
-    assert (c.batch_size, c.minibatches_per_epoch) == (32_768, 32), "no more, however large the batch"
+    assert (c.batch_size, c.sizes.minibatches_per_epoch) == (32_768, 32), "no more, however large the batch"
     shared = config(num_samplers=9, num_steps=50, num_actors=1, num_learners=3)
-    assert (shared.batch_size, shared.minibatches_per_epoch) == (450, 6), "of 8, the most that divide 150 rows"
+    assert (shared.batch_size, shared.sizes.minibatches_per_epoch) == (450, 6), "of 8, the most that divide 150 rows"
 
 
 @given(st.integers(1, 6), st.integers(1, 4), st.integers(2, 70), st.none() | st.integers(1, 500))
@@ -62,7 +62,7 @@ def test_every_size_that_is_accepted_can_be_trained(n: int, e: int, t: int, mini
         assert (minibatch_size or 2) < 3, "the remedy must help: at least 3"
         settings["norm_adv"] = False
     c = config(**settings)
-    assert -(-rows // c.minibatches_per_epoch) <= largest
+    assert -(-rows // c.sizes.minibatches_per_epoch) <= largest
     assert c.iterations * rows >= c.total_timesteps > (c.iterations - 1) * rows
 
 
@@ -279,7 +279,7 @@ def test_help_is_a_sentence_and_no_text_of_the_configuration_mentions_flags() ->
         source = Path(dppo.config.__file__).with_name(f"{name}.py").read_text(encoding="utf8")
         assert not re.findall(r"--[a-z]", source), name
     for name in settings_by_name():
-        assert re.fullmatch(r"(?!.*--)([A-Z].*\.|.*[^.]\.)", about(name).help), name
+        assert re.fullmatch(r"(?!.*--)([A-Z].*\.|.*[^.]\.)", help_by_name()[name]), name
 
 
 def test_settings_cannot_be_changed_except_in_a_copy() -> None:

@@ -20,7 +20,7 @@ from worlds.observed import Film, Guarded, Picture
 from worlds.simple import Counting
 
 import dppo
-from dppo.config.atari import atari_in_words
+from dppo.config.files import atari_in_words
 from dppo.config.memory import batch_memory_in_words
 from dppo.envs.frames import LifeStack, Lives, make_prepared
 from dppo.errors import ConfigError

@@ -136,6 +136,6 @@ def test_the_usual_length_is_the_largest_divisor_up_to_16(num_steps: int, length
 @pytest.mark.parametrize("length", [1, 16, 64])
 def test_minibatches_of_whole_sequences_are_not_larger_than_the_setting(size: int | None, length: int) -> None:
     config = make_config({"env_id": "CartPole-v1", "memory": "gru", "sequence_length": length, "minibatch_size": size})
-    assert config.minibatch_rows % length == 0
-    assert config.minibatch_rows <= (size or 64)
-    assert config.minibatch_rows * config.minibatches_per_epoch >= config.batch_size
+    assert config.sizes.minibatch_rows % length == 0
+    assert config.sizes.minibatch_rows <= (size or 64)
+    assert config.sizes.minibatch_rows * config.sizes.minibatches_per_epoch >= config.batch_size

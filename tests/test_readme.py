@@ -19,9 +19,9 @@ from commandline import run
 
 import dppo
 from dppo.__main__ import COMMANDS, main
-from dppo.commands import tune
-from dppo.commands.compare import plan as compare_plan
+from dppo.commands import compare, tune
 from dppo.commands.flags import Parser
+from dppo.commands.train import arguments_of
 from dppo.commands.train import parse as parse_training
 from dppo.ppo.exchange.records import IncidentKind
 
@@ -173,9 +173,9 @@ def test_python_of_the_readme_prints_as_shown(steps: int, folder: Path, capsys: 
 
 def test_the_picture_is_described_by_the_caption_of_its_command() -> None:
     command = next(command for command in commands(STEPS) if "compare" in command)
-    options, settings = compare_plan.parse(shlex.split(command)[2:])
-    plan = compare_plan.make_plan(options, settings, Path("unused"))
-    assert f"![{compare_plan.caption(options, plan)}](docs/compare.png)" in README.read_text(encoding="utf8")
+    options, settings = compare.parse(shlex.split(command)[2:])
+    plan = compare.make_plan(options, settings, Path("unused"))
+    assert f"![{compare.caption(options, plan)}](docs/compare.png)" in README.read_text(encoding="utf8")
 
 
 def words_for_dppo(command: str) -> list[str]:
@@ -204,9 +204,9 @@ def test_commands_of_the_documents_are_valid(page: Path, monkeypatch: Patch, cap
         if words[:1] == ["train"] and not resumes:
             make_config(parse_training(words[1:]).settings)
         elif words[:1] == ["tune"]:
-            make_config(tune.parse(words[1:])[1].settings)
+            make_config(arguments_of(*tune.COMMAND.split(words[1:])[1:], tune.COMMAND.prog).settings)
         elif words[:1] == ["compare"]:
-            compare_plan.make_plan(*compare_plan.parse(words[1:]), Path("unused"))
+            compare.make_plan(*compare.parse(words[1:]), Path("unused"))
         elif words and words[0] != "test":  # which passes its words on to pytest
             with monkeypatch.context() as patch, suppress(Parsed):
                 patch.setattr(Parser, "split", split_only)

@@ -8,20 +8,20 @@ from dppo.commands.versions import other_versions
 from dppo.errors import DppoError, EnvironmentFault, unknown_name
 from dppo.numerics.portable import portable_numerics
 
-COMMANDS = (
-    "train",
-    "compare",
-    "tune",
-    "eval",
-    "export",
-    "doctor",
-    "diff",
-    "report",
-    "plot",
-    "replay",
-    "presets",
-    "test",
-)
+COMMANDS = {
+    "train": "Train a policy, or continue a run.",
+    "compare": "Train with several numbers of actors or several seeds, and compare them.",
+    "tune": "Search for good settings with Optuna.",
+    "eval": "Play episodes with a trained policy.",
+    "export": "Write a trained policy as ONNX, or as a folder for Hugging Face.",
+    "doctor": "Find out what is wrong with an environment or a run, and how fast it can be.",
+    "diff": "Name the first quantity in which two runs differ.",
+    "report": "Write a run as one HTML page.",
+    "plot": "Draw runs together: mean and spread over seeds.",
+    "replay": "Play an episode again in which an environment failed.",
+    "presets": "List settings that are tuned for environments, or print some to edit.",
+    "test": "Run the tests of a source checkout.",
+}
 MEANT = {
     "resume": "train --resume RUN",
     "play": "eval RUN",
@@ -29,23 +29,13 @@ MEANT = {
     "evaluate": "eval RUN",
     "run": "train ENV_ID",
 }
-USAGE = """\
+LIST = "\n".join(f"  {name:8} {text}" for name, text in COMMANDS.items())
+USAGE = f"""\
 dppo: distributed PPO on Ray. The number of actors changes the time, never the result.
 
 usage: dppo COMMAND ...
 
-  train    Train a policy, or continue a run.
-  compare  Train with several numbers of actors or several seeds, and compare them.
-  tune     Search for good settings with Optuna.
-  eval     Play episodes with a trained policy.
-  export   Write a trained policy as ONNX, or as a folder for Hugging Face.
-  doctor   Find out what is wrong with an environment or a run, and how fast it can be.
-  diff     Name the first quantity in which two runs differ.
-  report   Write a run as one HTML page.
-  plot     Draw runs together: mean and spread over seeds.
-  replay   Play an episode again in which an environment failed.
-  presets  List settings that are tuned for environments, or print some to edit.
-  test     Run the tests of a source checkout.
+{LIST}
 
 Examples:
   dppo train CartPole-v1

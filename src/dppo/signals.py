@@ -19,10 +19,6 @@ class StopRequested(BaseException):
         super().__init__(signal_received.name)
         self.signal = signal_received
 
-    def as_interruption(self) -> BaseException:
-        """Return the exception that Python raises for this signal by default."""
-        return KeyboardInterrupt() if self.signal is signal.SIGINT else SystemExit(128 + self.signal)
-
 
 class Interrupted(KeyboardInterrupt):
     """The second Ctrl-C in a notebook or shell."""

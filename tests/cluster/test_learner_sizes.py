@@ -49,7 +49,7 @@ def test_the_nearest_sizes_are_named(learners: int, samplers: int, envs: int, st
             assert len(refusals) <= 3, refusals
         config = settings(**settings_now)
         assert config.num_samplers % learners == 0
-        assert config.batch_size // learners % config.minibatches_per_epoch == 0
+        assert config.batch_size // learners % config.sizes.minibatches_per_epoch == 0
 
 
 @pytest.mark.parametrize(

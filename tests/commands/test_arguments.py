@@ -11,8 +11,8 @@ import pytest
 import yaml
 from builders import make_config
 
-from dppo.commands.compare.plan import parse as parse_comparison
-from dppo.commands.eval import make_parser as make_eval_parser
+from dppo.commands.compare import parse as parse_comparison
+from dppo.commands.eval import PARSER
 from dppo.commands.flags import EXTRA, FIRST, flag, in_flags
 from dppo.commands.train import Arguments
 from dppo.commands.train import parse as parse_training
@@ -190,7 +190,7 @@ def test_flags_of_other_libraries_lead_to_ours(command: str, aliases: str) -> No
     parsers: dict[str, Callable[[list[str]], object]] = {
         "train": parse_training,
         "compare": parse_comparison,
-        "eval": lambda words: make_eval_parser().split(words),
+        "eval": PARSER.split,
     }
     for pair in aliases.split():
         alias, _, ours = pair.partition(":")

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from dppo.__main__ import main
-from dppo.commands.compare.plan import caption, make_plan, parse
+from dppo.commands.compare import caption, make_plan, parse
 from dppo.config import Config
 from dppo.errors import ConfigError
 

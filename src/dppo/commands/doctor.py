@@ -33,8 +33,8 @@ COMMAND = Command(
     description=DESCRIPTION,
     title="doctor",
     own={
-        "seconds": {"type": float, "metavar": "S", "help": "Time for all of it. (default: 60)"},
-        "json": {"action": "store_true", "help": "Print all that is known as JSON."},
+        "--seconds S": "Time for all of it. (default: 60)",
+        "--json": "Print all that is known as JSON.",
     },
     refused=dict.fromkeys(("run_dir", "resume", "branch", "trust", "progress"), NO_EFFECT),
 )

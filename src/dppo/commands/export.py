@@ -4,8 +4,7 @@ from contextlib import closing
 from pathlib import Path
 
 from dppo.commands.flags import TRUST, Parser, UsageError
-from dppo.policies.export import export_onnx, load_trusted
-from dppo.policies.model_card import EPISODES, export_folder
+from dppo.policies.export import EPISODES, export_folder, export_onnx, load_trusted
 from dppo.records.terminal.view import ShowLog
 
 PROG = "dppo export"
@@ -13,22 +12,17 @@ DESCRIPTION = (
     "Write a trained policy for use without dppo. policy.onnx: a file for ONNX Runtime, observations in, actions out. "
     "FOLDER/: a folder for Hugging Face, with this file, the weights, the settings, and a model card made from the run."
 )
-
-
-def make_parser() -> Parser:
-    """Return the parser of this command's flags."""
-    parser = Parser(PROG, "RUN policy.onnx [--flag value ...]\nRUN FOLDER/ [--flag value ...]", DESCRIPTION)
-    group = parser.add_argument_group("network and model card")
-    group.add_argument("--model", metavar="MODULE:CLASS", help="Use this class for the run's own network.")
-    group.add_argument("--trust", action="store_true", help=TRUST)
-    episodes = f"Episodes to play for the model card; 0: none. Of a FOLDER/ only. (default: {EPISODES})"
-    group.add_argument("--episodes", type=int, metavar="INT", help=episodes)
-    return parser
+FLAGS = {
+    "--model MODULE:CLASS": "Use this class for the run's own network.",
+    "--trust": TRUST,
+    "--episodes INT": f"Episodes to play for the model card; 0: none. Of a FOLDER/ only. (default: {EPISODES})",
+}
+USAGE = "RUN policy.onnx [--flag value ...]\nRUN FOLDER/ [--flag value ...]"
 
 
 def main(argv: list[str]) -> int:
     """Export, and print what was written; return the exit code."""
-    flags, words = make_parser().split(argv)
+    flags, words = Parser(PROG, USAGE, DESCRIPTION, network_and_model_card=FLAGS).split(argv)
     if len(words) != 2:
         raise UsageError(f"{len(words)} words instead of RUN and a target. For example: {PROG} runs/NAME policy.onnx")
     run, target = words

@@ -9,7 +9,7 @@ from types import NoneType
 from typing import Any, Literal, NoReturn, get_args, get_origin
 
 from dppo.config.aliases import meant_by
-from dppo.config.parts import PARTS, about, default_of, names_of, settings_by_name, types_by_name
+from dppo.config.parts import PARTS, default_of, help_by_name, names_of, settings_by_name, types_by_name
 from dppo.errors import ConfigError, DppoError, printable, unknown_name
 
 WIDTH = 80
@@ -39,6 +39,9 @@ EXTRA = {  # flags that name a source of settings
 }
 RENDER = "Show the environment in a window (render_mode=human)."
 TRUST = "Import and call the code that the settings of RUN name, beyond plain Gymnasium ids and what you name yourself."
+Flags = Mapping[str, str]
+"""The help of flags: {"--seed INT": "...", "--actors N ...": "...", "--equal {batch,segment}": "", "--json": "..."}."""
+TYPES: dict[str, Any] = {"INT": int, "N": int, "S": float, "RETURN": float, "FILE": Path, "DIR": Path}  # else text
 
 
 class UsageError(DppoError):
@@ -50,8 +53,8 @@ class UsageError(DppoError):
 class Parser(argparse.ArgumentParser):
     """Returns only the flags that were given, by name: an absent flag has no value, not even its default."""
 
-    def __init__(self, prog: str, usage: str, description: str) -> None:
-        """Build a parser without flags; each line of `usage` shows one way to use the command."""
+    def __init__(self, prog: str, usage: str, description: str, **groups: Flags) -> None:
+        """Build a parser with groups of flags; each line of `usage` shows one way to use the command."""
         super().__init__(
             prog=prog,
             usage=f"\n{' ' * len('usage: ')}".join(f"{prog} {line}" for line in usage.splitlines()),
@@ -61,6 +64,21 @@ class Parser(argparse.ArgumentParser):
             add_help=False,
             formatter_class=lambda prog: argparse.HelpFormatter(prog, max_help_position=28, width=WIDTH),
         )
+        for title, flags in groups.items():
+            self.add_flags(title.replace("_", " "), flags)
+
+    def add_flags(self, title: str, flags: Flags) -> None:
+        """Add a group of flags."""
+        group = self.add_argument_group(title)
+        for usage, text in flags.items():
+            name, *values = usage.split()
+            if not values:
+                group.add_argument(name, action="store_true", help=text)
+            elif values[0].startswith("{"):
+                group.add_argument(name, choices=values[0].strip("{}").split(","), help=text)
+            else:
+                of: dict[str, Any] = {"metavar": values[0], "type": TYPES.get(values[0])}
+                group.add_argument(name, help=text, nargs="+" if values[1:] else None, **of)
 
     def error(self, message: str) -> NoReturn:
         """Raise the message that argparse would print as a `UsageError`."""
@@ -71,7 +89,7 @@ class Parser(argparse.ArgumentParser):
 
         If help is asked for, print it and exit: the other words need not be valid then.
         """
-        if asks_for_help(argv):
+        if is_help(argv):
             self.print_help()
             raise SystemExit(0)
         dashed = [re.sub("^--[^=]+", lambda flag: flag[0].replace("_", "-"), word) for word in argv]  # --num_actors=8
@@ -80,6 +98,13 @@ class Parser(argparse.ArgumentParser):
             if re.match("--?[a-zA-Z]", word):
                 raise UsageError(f"{self._unknown(word.partition('=')[0])} `{self.prog} --help` lists the flags.")
         return vars(found), rest
+
+    def split_one(self, argv: Sequence[str], word: str = "RUN", one: str = "runs/...") -> tuple[dict[str, Any], str]:
+        """Do `split`, and return the one word beside the flags; raise a UsageError if there is none, or more."""
+        flags, words = self.split(argv)
+        if (found := one_word(words, word, self.prog)) is None:
+            raise UsageError(f"{word} is missing. For example: {self.prog} {one}")
+        return flags, found
 
     def _unknown(self, flag: str) -> str:
         known = [name for name in self._option_string_actions if name.startswith("--")]
@@ -92,7 +117,7 @@ class Parser(argparse.ArgumentParser):
         return unknown_name("flag", flag, known)
 
 
-def asks_for_help(argv: Sequence[str]) -> bool:
+def is_help(argv: Sequence[str]) -> bool:
     """Return whether help is asked for."""
     return any(word in ("-h", "--help") for word in argv)
 
@@ -131,7 +156,7 @@ def add_settings(parser: Parser, defaults: Mapping[str, Any], *, leave_out: Coll
 
 
 def _add(group: Any, name: str, defaults: Mapping[str, Any], hidden: bool) -> None:
-    hint, text = types_by_name()[name], about(name).help
+    hint, text = types_by_name()[name], help_by_name()[name]
     default = defaults.get(name, default_of(name))
     if default is not None or "Default: " not in text:
         text = f"{text} (default: {printable(shown(default))})"

@@ -17,15 +17,16 @@ DESCRIPTION = (
     "the highest. RUN: the folder of a run, or one that holds the folders of several."
 )
 KINDS = (".png", ".svg")
+FLAGS = {
+    "--over {steps,time}": "Horizontal axis. (default: steps)",
+    "--metric KEY": f"A key of metrics.jsonl. (default: {RETURN})",
+    "--out FILE": "A .png or .svg. (default: plot.png)",
+}
 
 
 def main(argv: list[str]) -> int:
     """Draw the picture, and print the mean of each group with an interval; return the exit code."""
-    parser = Parser(PROG, "RUN ... [--flag value ...]", DESCRIPTION)
-    parser.add_argument("--over", choices=["steps", "time"], help="Horizontal axis. (default: steps)")
-    parser.add_argument("--metric", metavar="KEY", help=f"A key of metrics.jsonl. (default: {RETURN})")
-    parser.add_argument("--out", type=Path, metavar="FILE", help="A .png or .svg. (default: plot.png)")
-    flags, words = parser.split(argv)
+    flags, words = Parser(PROG, "RUN ... [--flag value ...]", DESCRIPTION, options=FLAGS).split(argv)
     if not words:
         raise UsageError(f"RUN is missing. For example: {PROG} runs/a runs/b")
     for line in plot([Path(word) for word in words], **{"out": Path("plot.png")} | flags):

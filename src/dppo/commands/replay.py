@@ -5,7 +5,7 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
-from dppo.commands.flags import RENDER, TRUST, Parser, UsageError, one_word
+from dppo.commands.flags import RENDER, TRUST, Parser, UsageError
 from dppo.errors import EnvironmentFault
 from dppo.records.files.disk import check_parts
 from dppo.records.files.episodes import read_episodes
@@ -18,22 +18,20 @@ DESCRIPTION = (
     "training episode that it has recorded; of an INCIDENT, such as runs/NAME/incidents/001, the one that failed. The "
     "exit code is 0 if the episode is the same to the last bit, or its fault happens again; else 1."
 )
+FLAGS = {
+    "--episode NUMBER": "The episode of a RUN, by a number of --episodes: 1234.",
+    "--episodes": "List the recorded episodes of a RUN, and play none.",
+    "--debug": "Open pdb where the environment fails; in an episode of a RUN also before its first step.",
+    "--render": RENDER,
+    "--video FILE": "Write a video, such as out.mp4, if it is the same.",
+    "--trust": TRUST,
+}
 
 
 def main(argv: list[str]) -> int:
     """Play the episode, or list those that are recorded; return the exit code."""
-    parser = Parser(PROG, USAGE, DESCRIPTION)
-    parser.add_argument("--episode", metavar="NUMBER", help="The episode of a RUN, by a number of --episodes: 1234.")
-    parser.add_argument("--episodes", action="store_true", help="List the recorded episodes of a RUN, and play none.")
-    stops = "Open pdb where the environment fails; in an episode of a RUN also before its first step."
-    parser.add_argument("--debug", action="store_true", help=stops)
-    parser.add_argument("--render", action="store_true", help=RENDER)
-    parser.add_argument("--video", type=Path, metavar="FILE", help="Write a video, such as out.mp4, if it is the same.")
-    parser.add_argument("--trust", action="store_true", help=TRUST)
-    flags, words = parser.split(argv)
-    path = one_word(words, "RUN or INCIDENT", PROG)
-    if path is None:
-        raise UsageError(f"RUN or INCIDENT is missing. For example: {PROG} runs/NAME --episodes")
+    parser = Parser(PROG, USAGE, DESCRIPTION, options=FLAGS)
+    flags, path = parser.split_one(argv, "RUN or INCIDENT", "runs/NAME --episodes")
     if flags.pop("episodes", False):
         if flags:
             raise UsageError(f"--{next(iter(flags))} has no effect with --episodes, which plays none. Leave it out.")

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from dppo.commands.doctor import of_run
-from dppo.commands.flags import Parser, UsageError, as_words, one_word
+from dppo.commands.flags import Parser, as_words
 from dppo.config import Config, resolved
 from dppo.config.files import plain, versions_in
 from dppo.config.parts import default_of
@@ -34,11 +34,8 @@ PROCESS = re.compile(r"(?m)^(?:(\S+ \S+) )?dppo: (process \d+ (?:began|ended).*)
 
 def main(argv: list[str]) -> int:
     """Write the page; return the exit code."""
-    parser = Parser(PROG, "RUN [--out FILE]", DESCRIPTION)
-    parser.add_argument("--out", type=Path, metavar="FILE", help="The page. (default: RUN/report.html)")
-    flags, words = parser.split(argv)
-    if (word := one_word(words, "RUN", PROG)) is None:
-        raise UsageError(f"RUN is missing. For example: {PROG} runs/...")
+    options = {"--out FILE": "The page. (default: RUN/report.html)"}
+    flags, word = Parser(PROG, "RUN [--out FILE]", DESCRIPTION, options=options).split_one(argv)
     out = flags.get("out", Path(word) / "report.html")
     data = page(facts_of(Path(word))).encode("utf8", "replace")
     with writing(f"out={out}"):

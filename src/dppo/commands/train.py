@@ -7,10 +7,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from dppo.commands.flags import EXTRA, Parser, UsageError, add_settings, as_settings, asks_for_help, flag, one_word
+from dppo.commands.flags import EXTRA, Flags, Parser, UsageError, add_settings, as_settings, flag, is_help, one_word
 from dppo.config import Config, fitted_to, read_settings
 from dppo.config.files import preset, preset_of
-from dppo.config.parts import about
+from dppo.config.parts import help_by_name, settings_by_name
 from dppo.config.trust import code_named_by, require_trust
 from dppo.errors import ConfigError, DppoError, printable
 from dppo.log import logger
@@ -90,10 +90,9 @@ class Command:
     prog: str
     usage: str
     description: str
-    title: str = ""
+    title: str
     """Of the group of its own flags."""
-    own: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
-    """Its own flags by name, with the keywords of `add_argument`."""
+    own: Flags
     refused: Mapping[str, str] = field(default_factory=dict)
     """Flags of a single run that have no effect here, which its help does not show, and why."""
     defaults: Mapping[str, Any] = field(default_factory=dict)
@@ -107,11 +106,11 @@ class Command:
         """
         parsed = Arguments({})
         with suppress(DppoError):
-            if asks_for_help(argv):
-                _, given, env_id = self.split([one for one in argv if not asks_for_help([one])])
+            if is_help(argv):
+                _, given, env_id = self.split([one for one in argv if not is_help([one])])
                 parsed = arguments_of(given, env_id, self.prog)
         given, words = self._parser(parsed).split(argv)
-        own = {name: given.pop(name) for name in self.own if name in given}
+        own = {name: given.pop(name) for name in given.keys() - {*settings_by_name(), *EXTRA, "trust"}}
         for name in (name for name in self.refused if name in given):
             raise ConfigError(f"{flag(name)} has no effect here: {self.refused[name]}. Leave it out.")
         return own, given, one_word(words, word, self.prog)
@@ -123,10 +122,8 @@ class Command:
         elif parsed.preset is not None:
             source = f" Defaults are those tuned for {parsed.preset}; --preset none disables them."
         parser = Parser(self.prog, self.usage, f"{self.description}{source}")
-        parser.add_argument_group("ENV_ID", about("env_id").help)
-        group = parser.add_argument_group(self.title)
-        for name, options in self.own.items():
-            group.add_argument(flag(name), **options)
+        parser.add_argument_group("ENV_ID", help_by_name()["env_id"])
+        parser.add_flags(self.title, self.own)
         add_settings(parser, {**self.defaults, **parsed.settings}, leave_out=self.refused)
         return parser
 
@@ -138,16 +135,10 @@ COMMAND = Command(
     "run.",
     title="several seeds",
     own={
-        "seeds": {
-            "metavar": "A..B|A,B,...",
-            "help": "Train a run for each of these seeds, in processes of their own and in folders below --run-dir, "
-            "and report the mean with an interval. The same command continues those that have not finished.",
-        },
-        "seeds_at_once": {
-            "type": int,
-            "metavar": "N",
-            "help": "Runs at the same time. (default: one with actors, else as many as there are cores and memory)",
-        },
+        "--seeds A..B|A,B,...": "Train a run for each of these seeds, in processes of their own and in folders below "
+        "--run-dir, and report the mean with an interval. The same command continues those that have not finished.",
+        "--seeds-at-once N": "Runs at the same time. (default: one with actors, else as many as there are cores and "
+        "memory)",
     },
 )
 

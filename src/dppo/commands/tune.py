@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from dppo.commands.flags import as_words
-from dppo.commands.train import Arguments, Command, arguments_of
+from dppo.commands.train import Command, arguments_of
 from dppo.config import Config, fitted_to, read_settings, resolved
 from dppo.config.files import plain
 from dppo.config.parts import about, settings_by_name
@@ -33,9 +33,9 @@ COMMAND = Command(
     "--out: the same command continues it, and several at once, also on one Ray cluster, share the trials.",
     title="tuning",
     own={
-        "trials": {"type": int, "metavar": "N", "help": f"Trials of the study in all. (default: {TRIALS})"},
-        "out": {"metavar": "DIR", "help": "Folder of the study. (default: runs/tune__ENV)"},
-        "space": {"metavar": "FILE", "help": f"YAML file of the search space. (default: {SPACE.name} of dppo)"},
+        "--trials N": f"Trials of the study in all. (default: {TRIALS})",
+        "--out DIR": "Folder of the study. (default: runs/tune__ENV)",
+        "--space FILE": f"YAML file of the search space. (default: {SPACE.name} of dppo)",
     },
     refused=dict.fromkeys(("run_dir", "resume", "branch", "trust"), "trials are new runs in the folder of --out"),
     defaults={"progress": "off"},
@@ -44,7 +44,10 @@ COMMAND = Command(
 
 def main(argv: list[str]) -> int:
     """Run trials until the study has enough of them; print the best as a command; return the exit code."""
-    options, training, given = parse(argv)
+    options, given, env_id = COMMAND.split(argv)
+    if options.get("trials", 1) < 1:
+        raise ConfigError(f"trials={options['trials']}: must be at least 1.")
+    training = arguments_of(given, env_id, COMMAND.prog)
     require_package("tune", "optuna")
     config = Config(**training.settings)  # refused, if at all, before the first trial
     out = Path(options.get("out", f"runs/tune__{as_file_name(config.env_name)}"))
@@ -70,14 +73,6 @@ def main(argv: list[str]) -> int:
     print(f"Best of {len(study.trials)} trials in {out}: {study.best_value:.1f}, in trial {study.best_trial.number}:")
     print(shlex.join(["dppo", "train", config.env_name, *words]))
     return 0
-
-
-def parse(argv: list[str]) -> tuple[dict[str, Any], Arguments, dict[str, Any]]:
-    """Return the options of the study, the settings of all trials, and the flags that the user gave."""
-    options, given, env_id = COMMAND.split(argv)
-    if options.get("trials", 1) < 1:
-        raise ConfigError(f"trials={options['trials']}: must be at least 1.")
-    return options, arguments_of(given, env_id, COMMAND.prog), given
 
 
 def _study(out: Path, base: dict[str, Any]) -> Any:

@@ -16,7 +16,10 @@ def other_versions() -> tuple[str, bool] | None:
     venv = Path(sys.prefix)
     if not (venv / ".dppo-ready").exists():
         return None
-    pins, found, broken = _pins(venv.parent / "constraints.txt"), list[str](), list[str]()
+    pins: dict[str, list[str]] = {}  # several of a package, if they depend on the version of Python
+    for name, pin in re.findall(r"^([\w.-]+)==([^\s;]+)", (venv.parent / "constraints.txt").read_text(), re.MULTILINE):
+        pins.setdefault(name, []).append(pin)
+    found, broken = list[str](), list[str]()
     for package in CORE:
         try:
             has = version(package)
@@ -27,21 +30,11 @@ def other_versions() -> tuple[str, bool] | None:
             broken += [package] * (not _is_supported(package, has))
     if not found:
         return None
-    effect = (
-        f"dppo does not work with {', '.join(broken)} of that version" if broken else "it is tested with the latter"
-    )
+    not_working = f"dppo does not work with {', '.join(broken)} of that version"
+    effect = not_working if broken else "it is tested with the latter"
     repair = f"cd {venv.parent} && {venv.name}/bin/python -m pip install -c constraints.txt -e '.[test]'"
-    return f"{venv} has {', '.join(found)}; {effect}. Something else was installed there. Repair it: {repair}", bool(
-        broken
-    )
-
-
-def _pins(constraints: Path) -> dict[str, list[str]]:
-    """Return the versions that a file allows of each package: several, if they depend on the version of Python."""
-    pins: dict[str, list[str]] = {}
-    for name, has in re.findall(r"^([\w.-]+)==([^\s;]+)", constraints.read_text(), re.MULTILINE):
-        pins.setdefault(name, []).append(has)
-    return pins
+    fact = f"{venv} has {', '.join(found)}; {effect}. Something else was installed there. Repair it: {repair}"
+    return fact, bool(broken)
 
 
 def _is_supported(package: str, has: str) -> bool:

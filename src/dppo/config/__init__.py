@@ -10,9 +10,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from dppo.config.atari import with_atari
 from dppo.config.checks import check
-from dppo.config.files import flattened, grouped, preset, presets, read_settings, resolved
+from dppo.config.files import flattened, grouped, preset, presets, read_settings, resolved, with_atari
 from dppo.config.parts import PARTS, PPO, Actors, Env, FlatSettings, Learners, Network, Run, Sampling, default_of
 from dppo.errors import ConfigError
 

@@ -67,7 +67,7 @@ NEEDS: tuple[tuple[str, Callable[[FlatSettings], bool], str], ...] = (
      "anneal_lr sets the learning rate. Use `anneal_lr=False`, or leave it out"),
     ("desired_kl", lambda c: c.reuse == 1,
      "reuse={config.reuse} adapts the learning rate to the total variation. Leave one of them out"),
-    ("desired_kl target_kl", lambda c: c.epochs() * c.minibatches_per_epoch > 1,
+    ("desired_kl target_kl", lambda c: c.epochs() * c.sizes.minibatches_per_epoch > 1,
      "an update is a single SGD step here. Leave it out, or raise `update_epochs`"),
     ("recompute_advantages", lambda c: c.epochs() > 1,
      "advantages of the only epoch are fresh. Leave it out, or raise `update_epochs`"),
@@ -133,8 +133,8 @@ NEEDS: tuple[tuple[str, Callable[[FlatSettings], bool], str], ...] = (
      "numerics=strict forbids the instructions of AVX-512 for bfloat16. Leave one of them out"),
     ("precision", lambda c: c.dtype == "float32",
      "dtype={config.dtype} asks for more precision than float32. Leave one of them out"),
-    ("micro_batch_size", lambda c: (c.micro_batch_size or 0) * max(1, c.num_learners) < c.minibatch_rows,
-     "a minibatch has {config.minibatch_rows} rows. Use a smaller one, or leave it out"),
+    ("micro_batch_size", lambda c: (c.micro_batch_size or 0) * max(1, c.num_learners) < c.sizes.minibatch_rows,
+     "a minibatch has {config.sizes.minibatch_rows} rows. Use a smaller one, or leave it out"),
     ("reuse", lambda c: c.frame_stack == 1,
      "frame_stack={config.frame_stack} stores stacks of frames in parts, which are not kept. Leave one of them out"),
     ("learner_gpus", lambda c: c.device != "cpu",
@@ -193,12 +193,12 @@ def _check_minibatches(config: FlatSettings) -> None:
             raise ConfigError(
                 f"{name}={rows} is less than a sequence of {steps} steps. Raise it, or lower `sequence_length`."
             )
-    if config.norm_adv and config.batch_size // config.minibatches_per_epoch < 2:
+    if config.norm_adv and config.batch_size // (per_epoch := config.sizes.minibatches_per_epoch) < 2:
         name = "minibatch_size" if config.minibatch_size else "num_steps"
         raise ConfigError(
-            f"{name}={getattr(config, name)} splits the batch of {config.batch_size} rows into "
-            f"{config.minibatches_per_epoch} minibatches, some of one row, whose advantage cannot be standardized. "
-            f"Use a `minibatch_size` of at least {min(3, config.batch_size)} (64 is usual), or `norm_adv=False`."
+            f"{name}={getattr(config, name)} splits the batch of {config.batch_size} rows into {per_epoch} "
+            f"minibatches, some of one row, whose advantage cannot be standardized. Use a `minibatch_size` of at least "
+            f"{min(3, config.batch_size)} (64 is usual), or `norm_adv=False`."
         )
 
 
@@ -250,14 +250,14 @@ def _check_shares(config: FlatSettings) -> None:
             f"num_learners={learners} cannot share {config.num_samplers} samplers evenly. "
             f"{_use('num_samplers', near)}, or a different number of learners."
         )
-    steps, per_epoch = config.sizes.sequence_length, config.minibatches_per_epoch
+    steps, per_epoch = config.sizes.sequence_length, config.sizes.minibatches_per_epoch
     sequences = config.batch_size // steps // learners
     if sequences % per_epoch:
         best = _nearest_divisors(sequences, per_epoch, most=max(1, sequences // 2))
         rows = f"{sequences} rows" if steps == 1 else f"{sequences} sequences of {steps} rows"
         fact = f"{per_epoch} minibatches do not divide the {rows} of each learner evenly"
         use = _use("minibatch_size", [config.batch_size // n for n in sorted(best, reverse=True)])
-        raise ConfigError(f"minibatch_size={config.minibatch_size or config.minibatch_rows}: {fact}. {use}.")
+        raise ConfigError(f"minibatch_size={config.minibatch_size or config.sizes.minibatch_rows}: {fact}. {use}.")
 
 
 def _use(name: str, values: list[int]) -> str:

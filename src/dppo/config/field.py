@@ -1,6 +1,10 @@
-"""Define one setting: its default, its help, its limits, and its metadata."""
+"""Define settings: fields of a dataclass with metadata, explained by the docstrings below them."""
 
+import ast
+import inspect
 from dataclasses import dataclass, field
+from functools import cache, partial
+from itertools import pairwise
 from typing import Any, Literal
 
 
@@ -8,7 +12,6 @@ from typing import Any, Literal
 class About:
     """Metadata of a setting."""
 
-    help: str
     limits: dict[str, Any] = field(default_factory=dict)
     """By pydantic's names: gt, ge, lt, le, min_length. For a tuple, the limits of each item."""
     resume: Literal["fixed", "raised", "close", "free"] = "fixed"
@@ -18,9 +21,23 @@ class About:
     """True if a run that branches off another run's checkpoint may have another value."""
 
 
-def setting(default: Any, help: str, *, resume: Any = "fixed", branch: bool = True, **limits: Any) -> Any:
+def setting(default: Any, *, resume: Any = "fixed", branch: bool = True, **limits: Any) -> Any:
     """Return a dataclass field with this default and this metadata."""
-    about = {"about": About(help, limits, resume, branch)}
+    about = {"about": About(limits, resume, branch)}
     if isinstance(default, dict):
         return field(default_factory=dict, metadata=about)
     return field(default=default, metadata=about)
+
+
+free = partial(setting, resume="free")
+"""A setting that changes no result."""
+constant = partial(setting, branch=False)
+"""A setting on which the meaning of weights and statistics depends."""
+
+
+@cache
+def help_of(part: type) -> dict[str, str]:
+    """Return the docstrings of the settings of a part, which only the source has; each is the help of its flag."""
+    body = pairwise(ast.parse(inspect.getsource(part)).body[0].body)  # type: ignore[attr-defined]
+    texts = {ast.unparse(one.target): text.value for one, text in body if isinstance(one, ast.AnnAssign)}
+    return {name: " ".join(ast.literal_eval(text).split()) for name, text in texts.items()}

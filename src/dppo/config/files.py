@@ -1,4 +1,4 @@
-"""Settings as plain data, flat or in groups: from files, from presets, and for the files of a run."""
+"""Settings as plain data, flat or in groups: from files, presets and defaults of games, and for the files of a run."""
 
 import json
 import os
@@ -82,7 +82,7 @@ def resolved(config: FlatSettings) -> dict[str, Any]:
         "env_id": config.env_name,
         "wrappers": list(config.wrapper_names),
         "model": config.model_name,
-        "minibatch_size": config.minibatch_size or config.minibatch_rows,
+        "minibatch_size": config.minibatch_size or config.sizes.minibatch_rows,
     }
 
 
@@ -170,3 +170,36 @@ def preset(name: str) -> Preset:
     if found := preset_of(name):
         return found
     raise ConfigError(f"preset={unknown_name('preset', name, presets())} `dppo presets` lists them.")
+
+
+# ------------------------------------------------------------------ games of the Arcade Learning Environment
+
+ATARI = {"atari": "life", "action_repeat": 4, "grayscale": True, "resize": (84, 84), "frame_stack": 4}
+# CleanRL's cleanrl/ppo_atari.py: frames cost little, and an update of a CNN takes as long as collecting.
+ATARI |= {"num_steps": 128, "update_epochs": 4, "learning_rate": 2.5e-4, "anneal_lr": True, "clip_coef": 0.1}
+ATARI |= {"ent_coef": 0.01, "norm_reward": False}
+
+
+def with_atari(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Return flat settings, of games (ALE/*, or `atari` is set) with their defaults.
+
+    In `env_kwargs`, `frameskip` repeats actions instead of us, and `obs_type` asks for raw observations.
+    """
+    given = settings.get("env_kwargs")
+    kwargs = given if isinstance(given, Mapping) else {}
+    game = str(settings.get("env_id")).rpartition(":")[2].startswith("ALE/") and "obs_type" not in kwargs
+    if settings.get("atari", "life" if game else "raw") == "raw":
+        return dict(settings)
+    implied = ATARI | {"sign_reward": settings.get("clip_reward") is None}
+    return implied | ({"action_repeat": 1} if "frameskip" in kwargs else {}) | dict(settings)
+
+
+def atari_in_words(config: FlatSettings) -> str | None:
+    """Return how a game is prepared, and how to play it raw, in words; None without `atari`."""
+    if config.atari == "raw":
+        return None
+    size = " x ".join(map(str, config.resize or ("full size",)))
+    life = ", and the loss of a life ends an episode for learning only" * (config.atari == "life")
+    frames = f"{config.action_repeat} frames an action, {size}, stacks of {config.frame_stack}{life}"
+    rest = "Returns are those of whole games. PPO's defaults are CleanRL's for Atari. atari=raw turns all this off."
+    return f"Frames: {config.env_name} starts with 1 to 30 no-ops; {frames}. {rest}"

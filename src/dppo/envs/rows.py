@@ -44,32 +44,6 @@ def joint_of(made: Any, make: Callable[[], Any]) -> JointEnv:
     return AgentRows(made, make) if joint_kind(made) == "agents" else VectorRows(made, make)
 
 
-class Players:
-    """Rows that play one episode: all agents, or the first row of a vector, in which each has episodes of its own."""
-
-    def __init__(self, made: Any) -> None:
-        """Take an environment, of one row or of several."""
-        self._made, self._joint = made, joint_of(made, lambda: made) if joint_kind(made) else None
-        self.rows: Sequence[Any] = [made]
-        if self._joint is not None:
-            self._joint.once, self._joint.next_seed = True, lambda _: 0
-            self.rows = self._joint.rows if self._joint.shared else self._joint.rows[:1]
-
-    def reset(self, seed: int) -> list[Any]:
-        """Return observation and info of each row at the start of an episode."""
-        if self._joint is None:
-            return [self._made.reset(seed=seed)]
-        self._joint.begin(self.rows[0], seed)
-        return [row.reset(seed=seed) for row in self.rows]
-
-    def step(self, actions: list[Any]) -> list[Any]:
-        """Return what a step of each row returns; rows that are not there have rewards of 0, and end with the last."""
-        if self._joint is None:
-            return [self._made.step(actions[0])]
-        self._joint.step(actions + actions[:1] * (len(self._joint.rows) - len(actions)))
-        return [row.answer for row in self.rows]
-
-
 class VectorRows(JointEnv):
     """A vector environment.
 

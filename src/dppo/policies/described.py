@@ -12,21 +12,17 @@ from dppo.spaces.spaces import Categories, Spaces, dtype_as_json, dtype_from_jso
 
 def model_state(spaces: Spaces, spec: NetworkSpec) -> dict[str, Any]:
     """Return spaces and network as JSON values, for `model_from`."""
-    network: dict[str, Any] = json.loads(json.dumps(spec.as_json()))  # as it will be read back: tuples as lists
-    optional = {
-        "categories": {name: [list(of.counts), list(of.starts)] for name, of in spaces.categories.items()},
-        "one_of": list(spaces.one_of),
-        "dropped": list(spaces.dropped),
-        "normalized": list(spaces.normalized or ()),
-        "mask": spaces.mask,
-    }
-    return {
+    optional: dict[str, Any] = {"categories": {name: [of.counts, of.starts] for name, of in spaces.categories.items()}}
+    optional |= {name: getattr(spaces, name) for name in ("one_of", "dropped", "normalized", "mask")}
+    described = {
         "obs": dtype_as_json(spaces.obs),
         "deterministic": spaces.deterministic,
         "actions": spaces.actions.as_json(),
         **{name: value for name, value in optional.items() if value},
-        **network,
+        **spec.as_json(),
     }
+    read_back: dict[str, Any] = json.loads(json.dumps(described))  # tuples as lists
+    return read_back
 
 
 def model_from(state: dict[str, Any], own: ModelClass | None = None) -> tuple[Spaces, NetworkSpec]:

@@ -71,13 +71,9 @@ def evaluate(
     made = player.make("human" if render else "rgb_array" if video else None)
     try:
         playing = Playing(player.policy, made, player.env_name, seed, deterministic=deterministic)
-        logger.info(
-            "%s, policy after %s, %s, %s",
-            player.env_name,
-            counted(player.policy.state["global_step"], "step"),
-            "taking the most likely action" if deterministic else "sampling actions",
-            counted(episodes, "episode"),
-        )
+        steps = counted(player.policy.state["global_step"], "step")
+        how = "taking the most likely action" if deterministic else "sampling actions"
+        logger.info("%s, policy after %s, %s, %s", player.env_name, steps, how, counted(episodes, "episode"))
         film = Video(None if video is None else Path(video), made, episodes, player.settings.get("action_repeat", 1))
         played = _played(playing, film, episodes)
         film.write()
@@ -156,9 +152,7 @@ def _find_player(
         policy, trust = policy.checkpoint, True  # this process has just run its code
     run = Path(policy)
     found = read(run)
-    own = model_name(found)
-    if model is not None and own is None:
-        raise ConfigError(f"model={model}: has no effect: {run} has the default network. Leave it out.")
+    own = model_name(found, model)
     named = held | {name: value for name, value in (("env_id", env), ("model", model)) if value is not None}
     kept = env_kwargs is None and not _is_made(env)
     settings = settings_to_resume(run, None if kept else {"env_kwargs": env_kwargs or {}})
@@ -202,13 +196,8 @@ def _played(playing: Playing, film: Video, episodes: int) -> list[Episode]:
             film.add(episode)
             if so_far.length and time.monotonic() - reported >= REPORT_EVERY_S:
                 reported = time.monotonic()
-                _report(so_far, played, episodes)
+                mean = f", mean return {fmean(one.episode_return for one in played):.1f}" if played else ""
+                current = f"{counted(so_far.length, 'step')}, return {so_far.episode_return:.1f} so far"
+                logger.info("%d of %d episodes%s; the current one: %s", len(played), episodes, mean, current)
         played.append(so_far)
     return played
-
-
-def _report(episode: Episode, before: list[Episode], episodes: int) -> None:
-    mean = f", mean return {fmean(one.episode_return for one in before):.1f}" if before else ""
-    played = f"{len(before)} of {episodes} episodes{mean}"
-    so_far = f"{counted(episode.length, 'step')}, return {episode.episode_return:.1f} so far"
-    logger.info("%s; the current one: %s", played, so_far)

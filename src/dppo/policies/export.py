@@ -1,25 +1,33 @@
-"""Export a trained policy as ONNX, and check the file against the policy."""
+"""Export a trained policy as ONNX, checked against the policy; or as a folder for Hugging Face, with a model card."""
 
 from __future__ import annotations
 
 import json
 import logging
+import math
 import warnings
 from importlib.util import find_spec
 from pathlib import Path
+from shlex import quote
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import yaml
 
+from dppo.config import flattened
 from dppo.config.trust import require_trust
-from dppo.errors import ConfigError
-from dppo.policies.described import model_state
-from dppo.policies.policy import Policy, model_name, policy_from, read
+from dppo.errors import ConfigError, counted, printable
+from dppo.files import read_file
+from dppo.policies.described import model_state, network_summary
+from dppo.policies.evaluation import evaluate
+from dppo.policies.policy import Policy, model_name, policy_from, read, spaces_summary
 from dppo.ppo.exchange.normalizer import leaf_scales
 from dppo.ppo.networks.built_in import BuiltInSpec
 from dppo.ppo.networks.network import ModelClass
-from dppo.records.files.disk import write_file, writing
-from dppo.records.files.run_folder import versions
+from dppo.records.files.disk import make_folder, write_file, writing
+from dppo.records.files.run_folder import CONFIG, as_file_name, run_dir_of, versions
+from dppo.records.metrics.reading import FILE, read_metrics
+from dppo.records.observer import Evaluation
 from dppo.spaces.spaces import MASK, leaves
 from dppo.user_code import in_a_line, require_package
 
@@ -31,14 +39,20 @@ ROWS, CHUNK = 1000, 100  # made-up observations of the check; those at a time
 TOLERANCE = 1e-3  # of logits, means and states, per unit of the largest; float32 leaves about 1e-6
 PREPARED = ("grayscale", "resize", "frame_stack", "action_repeat", "atari")  # settings of what makes observations
 
+EPISODES = 20  # of the model card
+CURVE, CARD = "learning_curve.png", "README.md"
+TEMPLATE = Path(__file__).with_name("model_card.md")
+FIGURES = {
+    "charts/episodic_return": "mean return of the last 100 training episodes",
+    "charts/SPS": "env steps per second",
+    "time/training_s": "seconds of training",
+}
+
 
 def load_trusted(run: str | Path, model: ModelClass | None = None, *, trust: bool = False) -> Policy:
     """Return the policy of a run; raise ConfigError if its own network is neither trusted nor named by `model`."""
     found = read(run)
-    own = model_name(found)
-    if model is not None and own is None:
-        raise ConfigError(f"model={model}: has no effect: {run} has the default network. Leave it out.")
-    require_trust({"model": own}, () if model is None else ("model",), run, trust=trust)
+    require_trust({"model": model_name(found, model)}, () if model is None else ("model",), run, trust=trust)
     return policy_from(found, model)
 
 
@@ -99,8 +113,7 @@ def _as_onnx(policy: Policy, module: ExportedPolicy) -> bytes:
         log.setLevel(level)
     for node in model.graph.node:  # traces of the stack, with paths of this machine
         del node.metadata_props[:]
-    settings = policy.state.get("config")
-    settings = settings if isinstance(settings, dict) else {}
+    settings = config if isinstance(config := policy.state.get("config"), dict) else {}
     described = {
         "dppo_version": versions()["dppo"],
         "env_id": str(settings.get("env_id", "")),
@@ -184,3 +197,75 @@ def _compared(expected: dict[str, np.ndarray], found: dict[str, np.ndarray]) -> 
         size = np.abs(np.where(array < -1e8, 0, array)).max(initial=1.0)  # impossible choices are -1e9
         largest = max(largest, float(np.abs(array - found[name]).max(initial=0.0) / size))
     return largest, int(other.sum())
+
+
+def export_folder(
+    run: str | Path,
+    folder: str | Path,
+    *,
+    episodes: int = EPISODES,
+    model: ModelClass | None = None,
+    trust: bool = False,
+) -> str:
+    """Write a folder for Hugging Face; return the command that uploads it, and what to look at before.
+
+    Args:
+        episodes: to play, greedily, for the model card; 0: none, and the code of the environment does not run.
+        model, trust: as in `evaluate`.
+
+    Raises:
+        ConfigError: as `export_onnx` and `evaluate`; or the folder is that of the run, or cannot be written.
+    """
+    run_dir, target, found = run_dir_of(Path(run)), Path(folder), read(run)
+    if target.resolve() == run_dir.resolve():
+        raise ConfigError(f"{folder}: is the folder of the run. Use another one.")
+    policy = load_trusted(run, model, trust=trust)
+    played = evaluate(Path(run), episodes=episodes, model=model, trust=trust) if episodes else None
+    kept = [name for name in (CONFIG, FILE, CURVE) if (run_dir / name).is_file()]
+    rows = read_metrics(run_dir)[-1:] if FILE in kept else []
+    with writing(folder):
+        make_folder(target / "checkpoints")
+        checked = export_onnx(policy, target / "policy.onnx")
+        for name, source in {
+            f"checkpoints/{found.path.name}": found.path,
+            **{name: run_dir / name for name in kept},
+        }.items():
+            write_file(target / name, read_file(source))
+        picture = f"![Learning curve]({CURVE})\n\n" if CURVE in kept else ""
+        card = _card(policy, played, rows, checked=checked.removeprefix(f"{target}/"), curve=picture)
+        write_file(target / CARD, card.encode())
+    command = f"hf upload YOUR_NAME/ppo-{as_file_name(_env_name(policy))} {quote(str(target))}"
+    look = f"{target / CARD}: the model card. Look at it, and at {CONFIG} for what is private, then upload the folder:"
+    return f"{checked}\n{look}\n{command}"
+
+
+def _env_name(policy: Policy) -> str:
+    return " ".join(printable(str(flattened(policy.state["config"]).get("env_id", "policy"))).split())
+
+
+def _card(policy: Policy, played: Evaluation | None, rows: list[dict[str, float]], **more: str) -> str:
+    """Return the card with the figures of an evaluation and of the last row of metrics."""
+    env, figures = _env_name(policy), {}
+    tags = ["reinforcement-learning", "ppo", "dppo", "onnx", env]
+    front: dict[str, Any] = {"library_name": "dppo", "pipeline_tag": tags[0], "tags": tags}
+    if played is not None:
+        score = f"{played.mean_return:.2f} +/- {played.std_return:.2f}"
+        figures = {f"mean return of {counted(len(played.returns), 'greedy episode')}": score}
+        figures["mean length of these"] = f"{played.mean_length:.1f}"
+        result = {"task": {"type": tags[0], "name": tags[0]}, "dataset": {"type": env, "name": env}}
+        metric = {"type": "mean_reward", "name": "mean_reward", "value": score, "verified": False}
+        front["model-index"] = [{"name": f"PPO on {env}", "results": [result | {"metrics": [metric]}]}]
+    for row in rows:
+        known = {words: row[name] for name, words in FIGURES.items() if math.isfinite(row.get(name, math.nan))}
+        figures |= {words: f"{value:,.1f}" for words, value in known.items()}
+    return TEMPLATE.read_text(encoding="utf8").format(
+        front=yaml.safe_dump(front, sort_keys=False),
+        env=env,
+        version=versions()["dppo"],
+        steps=counted(policy.state["global_step"], "env step"),
+        network=network_summary(policy.spec),
+        parameters=counted(policy.weights.size, "parameter"),
+        spaces=printable(spaces_summary(policy.spaces)),
+        table="\n".join(f"| {name} | {value} |" for name, value in figures.items()),
+        **more,
+    )

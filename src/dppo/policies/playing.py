@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Iterator
+from statistics import fmean
 from typing import Any
 
 import numpy as np
@@ -9,10 +10,10 @@ import numpy as np
 from dppo import streams
 from dppo.config.parts import Env
 from dppo.envs.checks.faults import making, user_traceback
-from dppo.envs.checks.returned import BadResult, MaskReader
 from dppo.envs.frames import SETTINGS, make_prepared
-from dppo.envs.make import close_all
-from dppo.envs.rows import Players
+from dppo.envs.group import EnvGroup
+from dppo.envs.make import close_all, joint_kind
+from dppo.envs.rows import joint_of
 from dppo.envs.spaces import describe_spaces
 from dppo.errors import CheckpointError, ClusterError, ConfigError, EnvironmentFault
 from dppo.policies.policy import Policy, spaces_summary
@@ -26,14 +27,25 @@ from dppo.user_code import in_a_line
 
 
 class Playing:
-    """Plays episodes one after the other. Each follows from the seed and its index, whichever were played before."""
+    """Plays episodes one after the other: of one environment, of all agents, or of the first row of a vector.
+
+    Each follows from the seed and its index, whichever were played before.
+    """
 
     def __init__(self, policy: Policy, env: Any, env_name: str, seed: int, *, deterministic: bool) -> None:
         """Keep the arguments, as for `dppo.evaluate`; raise CheckpointError if the policy does not fit `env`."""
-        self._players = Players(env)
-        check_spaces(policy.spaces, self._players.rows[0], env_name)
-        self._policy, self._env_name = policy, env_name
-        self._seed, self._deterministic = seed, deterministic
+        self._joint = joint = joint_of(env, lambda: env) if joint_kind(env) else None
+        rows: list[Any] = [env]
+        if joint is not None:
+            joint.once, joint.next_seed = True, lambda _: 0
+            rows = joint.rows if joint.shared else joint.rows[:1]  # else each has episodes of its own
+        check_spaces(policy.spaces, rows[0], env_name)
+        self._policy, self._seed, self._deterministic = policy, seed, deterministic
+        group = EnvGroup(rows, policy.spaces, episode_seed=self._seed_of, owner=env_name)
+        self._rows = [group.checked(row) for row in range(len(rows))]
+
+    def _seed_of(self, _: int, episode: int) -> int:
+        return streams.integer(self._seed, Stream.EVALUATION, episode)
 
     def play(self, episode: int) -> Iterator[Episode]:
         """Play an episode: yield it as it is after the reset and after each step; the last one is finished.
@@ -41,47 +53,40 @@ class Playing:
         The return of agents that share a policy is the mean of theirs.
 
         Raises:
-            EnvironmentFault: the environment raised, or returned an invalid mask.
+            EnvironmentFault: the environment raised, or returned something invalid.
         """
-        policy, spaces, rows = self._policy, self._policy.spaces, self._players.rows
-        masks = MaskReader(rows[0], spaces) if spaces.mask in ("method", "info") else None
+        policy, rows, done, successes = self._policy, self._rows, False, list[bool | None]()
         generator = None if self._deterministic else streams.generator(self._seed, Stream.EVALUATION, episode)
-        seed = streams.integer(self._seed, Stream.EVALUATION, episode)
-        where = f"of episode {episode} (seed {seed})"
-        total, length, done, states, successes = 0.0, 0, False, [None] * len(rows), list[bool]()
-        at = f"reset {where}"
-        seen = self._call(at, self._players.reset, seed)
-        yield Episode(0, episode, total, length, None)
+        stored, state = np.empty(len(rows), policy.spaces.obs), policy.start(len(rows))
+        if self._joint is not None:
+            rows[0].env.first = None  # it resets all, whatever earlier episodes have left
+        for row in rows:
+            row.reset(episode)
+        for other in self._joint.rows[len(rows) :] if self._joint else ():
+            other.kept = rows[0].env.kept  # shown where an episode of its own has ended
         while not done:
-            actions = []
-            for row, (obs, info) in enumerate(seen):
-                mask = self._mask(masks, at, info)
-                action = policy.act(obs, states[row], action_mask=mask, generator=generator)
-                if policy.state_size:
-                    action, states[row] = action
-                actions.append(action)
-            at = f"step {length} {where}"
-            answers = self._call(at, self._players.step, actions)
-            total += sum(float(answer[1]) for answer in answers)
-            length += 1
-            done = all(answer[2] or answer[3] for answer in answers)
-            seen, ended = [one[::4] for one in answers], [one[4] for one in answers if one[2] or one[3]]
-            ended = [info for info in ended if isinstance(info, dict) and info.get("is_success") is not None]
-            successes += [bool(np.all(info["is_success"])) for info in ended]
-            yield Episode(0, episode, total / len(rows), length, all(successes) if successes else None)
+            yield self._episode(episode)
+            for number, row in enumerate(rows):
+                stored[number] = row.last_obs
+            actions, outputs = policy.decide(stored, state, generator)
+            given, state = policy.spaces.actions.each(actions), outputs.state
+            self._advance(given)
+            answers = [(row, row.step(action)) for row, action in zip(rows, given, strict=True)]
+            ended = [row.finished(info, row.length) for row, (_, _, over, cut, info) in answers if over or cut]
+            successes += [one.success for one in ended if one.success is not None]
+            done = len(ended) == len(rows)
+        yield self._episode(episode, all(successes) if successes else None)
 
-    def _mask(self, masks: MaskReader | None, where: str, info: Any) -> np.ndarray | None:
-        try:
-            return None if masks is None else masks.read(info)
-        except BadResult as error:
-            raise EnvironmentFault(f"{self._env_name}: {where} returned {error}.") from None
+    def _episode(self, episode: int, success: bool | None = None) -> Episode:
+        return Episode(0, episode, fmean(row.episode_return for row in self._rows), self._rows[0].length, success)
 
-    def _call(self, where: str, method: Any, *args: Any, **kwargs: Any) -> Any:
-        try:
-            return method(*args, **kwargs)
-        except Exception as error:
-            fault = f"{self._env_name}: {where} raised {in_a_line(error)}"
-            raise EnvironmentFault(fault, user_traceback(error)) from None
+    def _advance(self, actions: list[Any]) -> None:
+        """Step all rows of one environment, if there are several; the first one raises what goes wrong."""
+        if self._joint is not None:
+            try:
+                self._joint.step(actions + actions[:1] * (len(self._joint.rows) - len(actions)))
+            except BaseException as error:
+                self._rows[0].env.answer = error
 
 
 def check_spaces(trained: Spaces, env: Any, env_name: str) -> None:
@@ -112,10 +117,14 @@ class EpisodePlayer:
             EnvironmentFault: the environment failed, and is closed.
             ClusterError: the episode was not over in time.
         """
+        of, acting = self._of, Policy(self._spaces, PPOAgent(self._spec, self._spaces.mask), policy, {})
         try:
-            env, until = self._made(), time.monotonic() + timeout_s
-            acting = Policy(self._spaces, PPOAgent(self._spec, self._spaces.mask), policy, {})
-            for so_far in Playing(acting, env, self._of.env_name, self._seed, deterministic=self._greedy).play(episode):
+            if self._env is None:
+                prepared = {name: getattr(of, name) for name in SETTINGS}
+                with making(f"evaluation ({of.env_name})"):
+                    self._env = make_prepared(of.env_id, of.env_kwargs, prepared, rows=1, seed=self._seed)
+            until = time.monotonic() + timeout_s
+            for so_far in Playing(acting, self._env, of.env_name, self._seed, deterministic=self._greedy).play(episode):
                 stepped(so_far.length)
                 if time.monotonic() > until:
                     at = f"its return was {so_far.episode_return:.1f} after {so_far.length:,} steps"
@@ -128,15 +137,7 @@ class EpisodePlayer:
             raise
         except BaseException as error:  # an environment may raise anything
             self.close()
-            raise EnvironmentFault(f"{self._of.env_name}: {in_a_line(error)}", user_traceback(error)) from None
-
-    def _made(self) -> Any:
-        if self._env is None:
-            of = self._of
-            with making(f"evaluation ({of.env_name})"):
-                prepared = {name: getattr(of, name) for name in SETTINGS}
-                self._env = make_prepared(of.env_id, of.env_kwargs, prepared, rows=1, seed=self._seed)
-        return self._env
+            raise EnvironmentFault(f"{of.env_name}: {in_a_line(error)}", user_traceback(error)) from None
 
     def close(self) -> None:
         """Close the environment; the next episode makes another one."""

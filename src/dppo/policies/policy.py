@@ -73,28 +73,31 @@ class Policy:
         rows, single = _rows_of(obs, self.spaces)
         before = self._before(state, len(rows), single=single)
         rows = self._with_masks(rows, action_mask, single=single)
-        if generator is None:
-            actions, outputs = self.decide(rows, before)
-        else:
-            noise = self._agent.distribution.noise(generator, 1, len(rows), self._agent.spec.dtype)[0]
-            actions, outputs = self._agent.act(rows, noise, before)
+        actions, outputs = self.decide(rows, before, generator)
         action = self.spaces.actions.each(actions)[0] if single else self.spaces.actions.to_env(actions)
         if outputs.state is None:
             return action
         return action, outputs.state[0] if single else outputs.state
 
-    def decide(self, rows: np.ndarray, before: np.ndarray | None) -> tuple[np.ndarray, Outputs]:
-        """Return the most likely actions, not brought into bounds, and the outputs, for observations as stored [n]."""
-        return self._agent.decide(rows, before)
+    def start(self, rows: int) -> np.ndarray | None:
+        """Return the state [rows, S] with which episodes start; None without memory."""
+        return self._agent.start(rows) if self.state_size else None
+
+    def decide(
+        self, rows: np.ndarray, before: np.ndarray | None, generator: np.random.Generator | None = None
+    ) -> tuple[np.ndarray, Outputs]:
+        """Return actions, not brought into bounds, and the outputs, for observations as stored [n]; see `act`."""
+        if generator is None:
+            return self._agent.decide(rows, before)
+        noise = self._agent.distribution.noise(generator, 1, len(rows), self._agent.spec.dtype)[0]
+        return self._agent.act(rows, noise, before)
 
     def _before(self, state: np.ndarray | None, rows: int, *, single: bool) -> np.ndarray | None:
         """Return the state [rows, S] before the step; None without memory."""
-        if not self.state_size:
-            if state is not None:
-                raise ValueError("this policy has no memory: act() returns the action alone. Leave state out.")
-            return None
         if state is None:
-            return self._agent.start(rows)
+            return self.start(rows)
+        if not self.state_size:
+            raise ValueError("this policy has no memory: act() returns the action alone. Leave state out.")
         expected = (self.state_size,) if single else (rows, self.state_size)
         state = np.asarray(state, self._agent.spec.dtype)
         if state.shape != expected:
@@ -196,10 +199,15 @@ def read(path: str | Path) -> Found:
     return found
 
 
-def model_name(found: Found) -> str | None:
-    """Return the import path of the network that a checkpoint names; None for the default network."""
+def model_name(found: Found, replaced_by: ModelClass | None = None) -> str | None:
+    """Return the import path of the network that a checkpoint names; None for the default network.
+
+    Raise ConfigError if a class is to take the place of the default network.
+    """
     model = found.checkpoint.state.get("model")
     name = model.get("model") if isinstance(model, dict) else None
+    if name is None and replaced_by is not None:
+        raise ConfigError(f"model={replaced_by}: has no effect: {found.path} has the default network. Leave it out.")
     return None if name is None else str(name)
 
 

@@ -25,7 +25,7 @@ OTHER_CPU = "The result depends on which process ran on which type of CPU: see d
 
 def sizes_line(config: Config) -> str:
     """Return the numbers of iterations, steps, epochs and minibatches in one sentence."""
-    per_epoch, reuse = config.minibatches_per_epoch, config.reuse
+    per_epoch, reuse = config.sizes.minibatches_per_epoch, config.reuse
     older = "" if reuse == 1 else f" with the {reuse - 1} before it"
     batches = reuse * config.iterations - reuse * (reuse - 1) // 2  # the first iterations have fewer before them
     batch = f"{config.batch_size:,} steps ({batch_in_words(config)})"
@@ -36,7 +36,7 @@ def sizes_line(config: Config) -> str:
     return (
         f"{counted(config.iterations, 'iteration')} of {batch}, each trained{older} "
         f"for {counted(epochs, 'epoch')}{longer} of {counted(reuse * per_epoch, 'minibatch', 'minibatches')} "
-        f"of up to {config.minibatch_rows:,} rows: {steps:,}{and_more} SGD step{'s' * (steps > 1)} in all."
+        f"of up to {config.sizes.minibatch_rows:,} rows: {steps:,}{and_more} SGD step{'s' * (steps > 1)} in all."
     )
 
 

@@ -15,13 +15,14 @@ from dppo.cluster.collecting.collector import Collector, InProcessCollector, OnP
 from dppo.cluster.collecting.ledger import ReplayLedger
 from dppo.cluster.wire import sampler_plan, trainer_plan
 from dppo.config import Config
-from dppo.config.atari import atari_in_words
+from dppo.config.files import atari_in_words
 from dppo.config.memory import batch_memory_in_words
 from dppo.errors import CheckpointError, ConfigError, DppoError, printable
 from dppo.log import logger
 from dppo.numerics.fingerprint import Expected, Fingerprint, Probe, fingerprint
 from dppo.numerics.portable import VARIABLES, in_force
 from dppo.policies.described import model_state
+from dppo.policies.playing import EpisodePlayer
 from dppo.ppo.exchange.normalizer import no_statistics
 from dppo.ppo.networks.choice import choose_network
 from dppo.ppo.networks.network import NetworkSpec
@@ -29,7 +30,7 @@ from dppo.records.files.checkpoint import Found, find
 from dppo.records.files.run_folder import RunFolder
 from dppo.records.words import as_setting_and_flag
 from dppo.run.env_faults import EnvFaults
-from dppo.run.evaluations import InProcessPlayers, player_of
+from dppo.run.evaluations import InProcessPlayers
 from dppo.run.learner import PPOLearner
 from dppo.run.warm_start import warm_start
 from dppo.signals import StopSignals
@@ -78,7 +79,8 @@ def build(config: Config, folder: RunFolder, stop: StopSignals, stack: ExitStack
     stack.callback(torch_import.join)
     session = _open_session(config, variables, stop, stack) if config.num_actors != 0 else None
     ledger = ReplayLedger(config.num_samplers, replay=config.replay, policy_lag=config.lag)
-    collector = _make_collector(config, ledger, session, stack, on_progress, f"{folder.path}/logs")
+    site = _Site(config, stop, stack, session, f"{folder.path}/logs")
+    collector = site.collector(ledger, on_progress)
     spaces = collector.describe(stop)
     damaged = [f"skipped a damaged checkpoint: {problem}" for problem in (start.damaged if start else ())]
     for note in (*damaged, *folder.close_changes):
@@ -89,17 +91,16 @@ def build(config: Config, folder: RunFolder, stop: StopSignals, stack: ExitStack
     torch_import.join()
     collector.expected = expected = _numerics(config, spaces)
     tuned = _tuned(config, spaces)
-    trainers = _make_trainers(tuned, spaces, stop, stack, expected, session)
+    trainers = site.trainers(tuned, spaces, expected)
     statistics = no_statistics(spaces, obs=config.norm_obs, returns=config.norm_reward)
+    model = model_state(spaces, trainers.spec)
+    if warm is not None:
+        statistics = warm_start(trainers, statistics, warm, model["obs"], frozen=config.freeze_norm_after == 0)
     more: dict[str, Any] = {"policy_lag": config.lag, "freeze_norm_after": config.freeze_norm_after}
     learner = PPOLearner(collector, trainers, ledger, statistics, **more)
     learner.env_faults = EnvFaults(ledger, config.env_faults, config.env.fault_budget)
-    model = model_state(spaces, trainers.spec)
-    players = _make_players(config, spaces, trainers.spec, session, stop, stack, logs=f"{folder.path}/logs")
-    parts = Parts(collector, learner, ledger, model, expected, tuned.epochs(), getattr(trainers, "line", None), players)
-    if warm is not None:
-        taken = warm_start(trainers, statistics, warm, model["obs"], frozen=config.freeze_norm_after == 0)
-        parts.learner.initialize(*taken)
+    more = {"trace": getattr(trainers, "line", None), "players": site.players(spaces, trainers.spec)}
+    parts = Parts(collector, learner, ledger, model, expected, tuned.epochs(), **more)
     if start is not None:
         _load(start, config, parts, ledger, trainers.spec, branch=folder.start is None)
     return parts
@@ -146,30 +147,70 @@ def _open_session(config: Config, variables: dict[str, str], stop: StopSignals, 
     return session
 
 
-def _make_players(
-    config: Config,
-    spaces: Spaces,
-    spec: NetworkSpec,
-    session: RaySession | None,
-    stop: StopSignals,
-    stack: ExitStack,
-    *,
-    logs: str,
-) -> InProcessPlayers | RayPlayers | None:
-    """Return what plays the episodes of evaluations, on actors if the run has any; None without evaluations."""
-    if config.eval_every is None:
-        return None
-    player = player_of(config, spaces, spec)
-    if session is None:
-        stack.callback(player.close)
-        return InProcessPlayers(player, config.eval_episodes, config.eval_timeout_s, stop.interruptible)
-    from dppo.cluster.evaluating import RayPlayers
+@dataclass(frozen=True, slots=True)
+class _Site:
+    """Makes the parts of a run that are closed with `stack`, on Ray if there is a session."""
 
-    of: dict[str, Any] = {"episodes": config.eval_episodes, "actors": config.eval_actors, "logs": logs}
-    of |= {"timeout_s": config.eval_timeout_s, "hung_s": config.segment_timeout_s, **session.options}
-    players = RayPlayers(player, session.demand.actor, licensed=config.licences is not None, **of)
-    stack.callback(players.close)
-    return players
+    config: Config
+    stop: StopSignals
+    stack: ExitStack
+    session: RaySession | None
+    logs: str
+
+    def collector(self, ledger: ReplayLedger, on_progress: OnProgress) -> Collector:
+        """Return the collector, which makes the environments."""
+        config, plan = self.config, sampler_plan(self.config)
+        collector: Collector
+        if self.session is None:
+            collector = InProcessCollector(plan, ledger, on_progress)
+        else:
+            from dppo.cluster.collecting.ray_transport import collector_on_ray
+
+            here = config.reuse > 1 or config.trace_hashes  # this process needs the arrays, too
+            more = {"by_reference": config.num_learners > 0 and not here, "logs": self.logs}
+            collector = collector_on_ray(plan, config.actors, ledger, on_progress, self.session, **more)
+        self.stack.callback(collector.close)
+        return collector
+
+    def trainers(self, config: Config, spaces: Spaces, expected: Expected) -> Trainers:
+        """Return what trains on the segments, with the settings `config`, which suit the spaces."""
+        from dppo.cluster.learning.trainers import LocalTrainer, ReusingTrainers, TracingTrainers
+
+        plan = trainer_plan(config)
+        trainers: Trainers
+        if self.session is None or config.num_learners == 0:
+            trainers = local = LocalTrainer(plan, spaces)
+            local.interruptible = self.stop.interruptible
+            self.stack.callback(local.close)
+        else:
+            from dppo.cluster.learning.ranks import RayTrainers, worth_in_words
+
+            more = {"expected": expected, **self.session.options}
+            trainers = ranks = RayTrainers(plan, spaces, logger.warning, self.stop.check, **more)
+            self.stack.callback(ranks.close)
+            if config.num_learners > 1:
+                logger.warning("%s", worth_in_words(plan, ranks.spec, *ranks.worth(config.sizes.minibatch_rows)))
+        if config.reuse > 1:
+            trainers = ReusingTrainers(trainers, config.reuse, spaces.of_network().obs)
+        return TracingTrainers(trainers, plan) if config.trace_hashes else trainers
+
+    def players(self, spaces: Spaces, spec: NetworkSpec) -> InProcessPlayers | RayPlayers | None:
+        """Return what plays the episodes of evaluations, on actors if the run has any; None without evaluations."""
+        config = self.config
+        if config.eval_every is None:
+            return None
+        env = replace(config.env, env_kwargs={**config.env_kwargs, **config.eval_env_kwargs})
+        player = EpisodePlayer(env, spaces, spec, config.seed, deterministic=not config.eval_stochastic)
+        if self.session is None:
+            self.stack.callback(player.close)
+            return InProcessPlayers(player, config.eval_episodes, config.eval_timeout_s, self.stop.interruptible)
+        from dppo.cluster.evaluating import RayPlayers
+
+        of: dict[str, Any] = {"episodes": config.eval_episodes, "actors": config.eval_actors, "logs": self.logs}
+        of |= {"timeout_s": config.eval_timeout_s, "hung_s": config.segment_timeout_s, **self.session.options}
+        players = RayPlayers(player, self.session.demand.actor, licensed=config.licences is not None, **of)
+        self.stack.callback(players.close)
+        return players
 
 
 def most_parameters(config: Config) -> int:
@@ -177,55 +218,17 @@ def most_parameters(config: Config) -> int:
     return PARAMETERS_OF_A_MODEL + 2 * sum(inputs * units for inputs, units in pairwise(config.hidden_sizes))
 
 
-def _make_collector(
-    config: Config,
-    ledger: ReplayLedger,
-    session: RaySession | None,
-    stack: ExitStack,
-    on_progress: OnProgress,
-    logs: str,
-) -> Collector:
-    plan = sampler_plan(config)
-    collector: Collector
-    if session is None:
-        collector = InProcessCollector(plan, ledger, on_progress)
-    else:
-        from dppo.cluster.collecting.ray_transport import collector_on_ray
-
-        here = config.reuse > 1 or config.trace_hashes  # this process needs the arrays, too
-        more = {"by_reference": config.num_learners > 0 and not here, "logs": logs}
-        collector = collector_on_ray(plan, config.actors, ledger, on_progress, session, **more)
-    stack.callback(collector.close)
-    return collector
-
-
 def _tuned(config: Config, spaces: Spaces) -> Config:
-    """Return the settings with the epochs that suit the actions; say what differs from the usual because of these."""
+    """Return the settings with the epochs that suit the actions; log these and other facts that follow from spaces."""
     epochs = config.epochs_for(not any(boxes(spaces.actions)))
     if epochs > config.epochs():
         fewer = as_setting_and_flag("update_epochs", config.epochs())
         logger.info("Epochs: %d, because actions are discrete; %s takes less time and more env steps.", epochs, fewer)
     numbers = sum(box.low.size for box in boxes(spaces.actions))
-    if (
-        config.log_std_init is None
-        and (config.network.first_log_std(numbers) or 0) < 0
-        and not config.state_dependent_std
-    ):
+    own_deviation = config.log_std_init is not None or config.state_dependent_std
+    if not own_deviation and (config.network.first_log_std(numbers) or 0) < 0:
         wider = as_setting_and_flag("log_std_init", 0.0)
         logger.info("Deviation: 0.61 at the start, because the noise of %d numbers adds up; %s is 1.", numbers, wider)
-    return replace(config, update_epochs=epochs)
-
-
-def _make_trainers(
-    config: Config,
-    spaces: Spaces,
-    stop: StopSignals,
-    stack: ExitStack,
-    expected: Expected,
-    session: RaySession | None,
-) -> Trainers:
-    from dppo.cluster.learning.trainers import LocalTrainer, ReusingTrainers, TracingTrainers
-
     rescaled = rescaled_in_words(spaces.actions) if config.action_bounds == "auto" else None
     network, memory = choose_network(config.network, spaces), batch_memory_in_words(config, spaces)
     for line in (network, atari_in_words(config), rescaled, memory):
@@ -236,46 +239,28 @@ def _make_trainers(
             "norm_value=True without norm_adv=True: values are learned in units of their deviation, advantages are "
             "not, so that large rewards still change what is learned. Use both."
         )
-    plan = trainer_plan(config)
-    trainers: Trainers
-    if session is None or config.num_learners == 0:
-        trainers = local = LocalTrainer(plan, spaces)
-        local.interruptible = stop.interruptible
-        stack.callback(local.close)
-    else:
-        from dppo.cluster.learning.ranks import RayTrainers, worth_in_words
-
-        trainers = ranks = RayTrainers(plan, spaces, logger.warning, stop.check, expected=expected, **session.options)
-        stack.callback(ranks.close)
-        if config.num_learners > 1:
-            logger.warning("%s", worth_in_words(plan, ranks.spec, *ranks.worth(config.sizes.minibatch_rows)))
-    if config.reuse > 1:
-        trainers = ReusingTrainers(trainers, config.reuse, spaces.of_network().obs)
-    return TracingTrainers(trainers, plan) if config.trace_hashes else trainers
+    return replace(config, update_epochs=epochs)
 
 
 def _load(start: Found, config: Config, parts: Parts, ledger: ReplayLedger, spec: NetworkSpec, *, branch: bool) -> None:
     """Load `start` into the learner; with `branch`, only the weights, the optimizer and the normalizers."""
-    model = parts.model
-    described = start.checkpoint.state["model"]
+    arrays, state, model = start.checkpoint.arrays, start.checkpoint.state, parts.model
     for name in model:
-        if described.get(name) != model[name] and not (branch and name == "deterministic"):
+        if state["model"].get(name) != model[name] and not (branch and name == "deterministic"):
             raise CheckpointError(
-                f"{start.path}: its {name} is {described.get(name)}, but that of {config.env_name} is "
+                f"{start.path}: its {name} is {state['model'].get(name)}, but that of {config.env_name} is "
                 f"{model[name]}. {'Branch' if branch else 'Resume'} with the environment of the original run."
             )
     try:
         if branch:
-            parts.learner.adopt(start.checkpoint.arrays)
+            parts.learner.adopt(arrays)
         else:
             if config.env_state == "off":
-                samplers = start.checkpoint.arrays["samplers"]
-                start.checkpoint.arrays["samplers"] = {
-                    name: array for name, array in samplers.items() if not name.endswith(".states")
-                }
-            parts.learner.load(start.checkpoint.arrays, start.checkpoint.state)
+                samplers = arrays["samplers"].items()
+                arrays["samplers"] = {name: array for name, array in samplers if not name.endswith(".states")}
+            parts.learner.load(arrays, state)
             ledger.check(parts.learner.iteration, config.envs_per_sampler, spec)
-        if (before := start.checkpoint.state.get("numerics")) is not None:
+        if (before := state.get("numerics")) is not None:
             then, now = Fingerprint(**before["own"]), parts.numerics.own
             asked = Probe(**before["probe"] | {"widths": tuple(before["probe"]["widths"])})  # other sizes: for a branch
             if asked == parts.numerics.probe and (difference := then.differences(now)):

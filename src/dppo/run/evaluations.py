@@ -7,7 +7,8 @@ import time
 from collections import deque
 from collections.abc import Callable
 from contextlib import AbstractContextManager, suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
+from pathlib import Path
 from statistics import fmean, pstdev
 from typing import TYPE_CHECKING, Any
 
@@ -16,14 +17,11 @@ from dppo.errors import CheckpointError, ClusterError, ConfigError, DppoError, c
 from dppo.log import logger
 from dppo.policies.playing import EpisodePlayer
 from dppo.ppo.exchange.records import Episode, Incident, IncidentKind, PolicySnapshot
-from dppo.ppo.networks.network import NetworkSpec
 from dppo.records.files import checkpoint as checkpoints
-from dppo.records.files.run_folder import RunFolder
 from dppo.records.metrics.reading import read_metrics
-from dppo.records.observer import Observer, Observers
+from dppo.records.observer import Observer
 from dppo.run.learner import PPOLearner
 from dppo.signals import StopRequested, StopSignals
-from dppo.spaces.spaces import Spaces
 
 if TYPE_CHECKING:  # it imports Ray
     from dppo.cluster.evaluating import RayPlayers
@@ -76,17 +74,6 @@ class _Evaluation:
     """By index; None for an episode that failed."""
 
 
-@dataclass(frozen=True, slots=True)
-class EvaluatedRun:
-    """The parts of a run that evaluations affect."""
-
-    folder: RunFolder
-    watching: Observers
-    stop: StopSignals
-    times: Any
-    """Has `training_began`, the end of the last iteration, `ended`, and the time of the last checkpoint, `saved`."""
-
-
 class Evaluations(Observer):
     """Begins evaluations when they are due, and adds the results to the rows of the iterations in which they end.
 
@@ -94,12 +81,15 @@ class Evaluations(Observer):
     the rest of the present one. The policy of an evaluation that is not over is in the checkpoint of its iteration.
     """
 
-    def __init__(
-        self, config: Config, learner: PPOLearner, players: InProcessPlayers | RayPlayers, run: EvaluatedRun
-    ) -> None:
-        """Begin the evaluations again that were not over in the checkpoint from which the run is resumed."""
-        self._of, self._learner, self._players, self._run = config, learner, players, run
-        self._row, self._steps = next(iter(read_metrics(run.folder.path)[-1:]), {}), learner.global_step
+    _of: Config
+    _learner: PPOLearner
+    _path: Path
+
+    def __init__(self, run: Any, players: InProcessPlayers | RayPlayers, stop: StopSignals) -> None:
+        """Begin the evaluations of a `Run` again that were not over in the checkpoint from which it is resumed."""
+        self._run, self._players, self._stop = run, players, stop
+        self._of, self._learner, self._path = run.config, run.learner, run.folder.path
+        self._row, self._steps = next(iter(read_metrics(self._path)[-1:]), {}), run.learner.global_step
         self._faults, self._open = 0, dict[int, _Evaluation]()
         self._best: tuple[float, int, int] | None = None  # mean return, iteration and env steps
         state = run.folder.start.checkpoint.state.get("evaluations") if run.folder.start else None
@@ -126,7 +116,7 @@ class Evaluations(Observer):
         last = number >= self._of.iterations
         if last or steps // every > self._steps // every:
             self._begin(number, steps, self._learner.snapshot())
-            self._run.times.saved = -math.inf  # save after this iteration
+            self._run.saved = -math.inf  # save after this iteration
         self._steps, self._row = steps, row
         *others, newest = self._over(wait=last or self._of.num_actors == 0) or [{}]
         self._report(others)
@@ -145,9 +135,9 @@ class Evaluations(Observer):
             self._best = None if score is None else (float(score), int(number), int(steps))
             waiting = [(int(number), int(steps)) for number, steps in state["open"][-MOST:]]
         except (KeyError, TypeError, ValueError) as error:
-            raise CheckpointError(f"{self._run.folder.path}: its evaluations cannot be read ({error!r}).") from None
+            raise CheckpointError(f"{self._path}: its evaluations cannot be read ({error!r}).") from None
         for number, steps in waiting:
-            path = self._run.folder.path / checkpoints.FOLDER / checkpoints.file_name(number)
+            path = self._path / checkpoints.FOLDER / checkpoints.file_name(number)
             try:
                 self._begin(number, steps, self._learner.policy_in(checkpoints.load(path).arrays, number))
             except (CheckpointError, KeyError, ValueError) as error:
@@ -172,7 +162,7 @@ class Evaluations(Observer):
             with suppress(StopRequested):  # what is not over is repeated when the run is resumed
                 while self._open:
                     if wait:
-                        self._run.stop.check()
+                        self._stop.check()
                     outcomes = self._players.outcomes(WAIT_S if wait else 0.0)
                     if wait and time.monotonic() - began > say_s:
                         say_s *= 5
@@ -189,10 +179,8 @@ class Evaluations(Observer):
             logger.warning("evaluation after %s is left out: %s", self._where(), error)
             self._open.clear()
         if wait:
-            spent, times = time.monotonic() - began, self._run.times  # which is no time of training
-            times.training_began, times.ended, times.saved = (
-                at + spent for at in (times.training_began, times.ended, times.saved)
-            )
+            spent, run = time.monotonic() - began, self._run  # which is no time of training
+            run.training_began, run.ended, run.saved = run.training_began + spent, run.ended + spent, run.saved + spent
         return found
 
     def _where(self) -> str:
@@ -244,9 +232,3 @@ def chosen_of(state: Any) -> checkpoints.Chosen | None:
         return state and checkpoints.Chosen({number for number, _ in state["open"]}, *(state["best"] or ())[:2])
     except (KeyError, TypeError, ValueError) as error:
         raise CheckpointError(f"the evaluations of the checkpoint cannot be read ({error!r}).") from None
-
-
-def player_of(config: Config, spaces: Spaces, spec: NetworkSpec) -> EpisodePlayer:
-    """Return what plays the episodes of a run's evaluations."""
-    env = replace(config.env, env_kwargs={**config.env_kwargs, **config.eval_env_kwargs})
-    return EpisodePlayer(env, spaces, spec, config.seed, deterministic=not config.eval_stochastic)

@@ -224,11 +224,6 @@ class PPOLearner:
                     values[f"value_scale_{name}"] = astuple(policy.value_scale)
         return arrays, values
 
-    def initialize(self, weights: np.ndarray, statistics: Statistics) -> None:
-        """Start a new run with these weights [P] and statistics, in place of the initial ones."""
-        self._trainers.load(weights, self._trainers.state())
-        self._statistics = statistics
-
     def adopt(self, arrays: dict[str, dict[str, np.ndarray]]) -> None:
         """Start with the weights, optimizer state and normalizer statistics of another run.
 

@@ -8,6 +8,7 @@ from contextlib import ExitStack
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
+from signal import SIGINT
 
 from dppo.config import Config, resolved
 from dppo.config.memory import check_layers
@@ -29,7 +30,7 @@ from dppo.records.plots import LearningCurve
 from dppo.records.terminal.plain import make_display
 from dppo.records.words import LearningNotes
 from dppo.run.building import Parts, build
-from dppo.run.evaluations import EvaluatedRun, Evaluations, chosen_of
+from dppo.run.evaluations import Evaluations, chosen_of
 from dppo.run.iteration_row import MeasuredRow, iteration_row, mean_return
 from dppo.run.learner import Iteration
 from dppo.signals import StopRequested, StopSignals
@@ -89,11 +90,11 @@ def train(
                 parts.learner.env_options = partial(getattr, run.options, "now")
                 watching.start()
                 run.options.fixed = False
-                return _Run(config, folder, watching, parts, began).go(stop)
+                return Run(config, folder, watching, parts, began).go(stop)
         except StopRequested as request:  # before training started: there is nothing to save
-            interruption = request.as_interruption()
-            watching.end(None, interruption)
-            raise interruption from None
+            interrupted = KeyboardInterrupt() if request.signal is SIGINT else SystemExit(128 + request.signal)
+            watching.end(None, interrupted)  # as Python ends by default
+            raise interrupted from None
         except BaseException as error:
             watching.end(None, error)
             raise
@@ -116,7 +117,7 @@ def _described(config: Config, folder: RunFolder) -> RunInfo:
     )
 
 
-class _Run:
+class Run:
     """Drives the parts of one run: iterates, reports, saves, ends."""
 
     def __init__(self, config: Config, folder: RunFolder, watching: Observers, parts: Parts, began: float) -> None:
@@ -146,8 +147,7 @@ class _Run:
             metrics = MetricsWriter(self.folder.path, resumed_at)
             self.flushed.append(metrics)
             if self.parts.players is not None:
-                run = EvaluatedRun(self.folder, self.watching, stop, self)
-                self.evaluations = Evaluations(self.config, self.learner, self.parts.players, run)
+                self.evaluations = Evaluations(self, self.parts.players, stop)
             self.watching.add_file(metrics)
             self.watching.add_file(TensorBoard(self.folder.path, metrics.last_step + 1))
             for name in (TRACE, EPISODES):
@@ -180,19 +180,16 @@ class _Run:
     def _iterate(self, stop: StopSignals) -> str | None:
         """Iterate until all steps are done; return the name of the signal or observer that stopped the run early."""
         self.training_began = self.ended = self.saved = time.monotonic()
-        iterations = self.learner.run(self.config.iterations, stop)
-        while True:
-            try:
-                iteration = next(iterations, None)
-            except StopRequested as request:
-                name, number = request.signal.name, self.learner.iteration + 1  # a resumed run makes it anew, equally
-                logger.warning("%s: iteration %d is dropped, those before it are saved", name, number)
-                return name
-            if iteration is None:
-                return None
-            stopped_by = self._report(iteration)
-            if stopped_by is not None and iteration.number < self.config.iterations:
-                return stopped_by
+        try:
+            for iteration in self.learner.run(self.config.iterations, stop):
+                stopped_by = self._report(iteration)
+                if stopped_by is not None and iteration.number < self.config.iterations:
+                    return stopped_by
+        except StopRequested as request:
+            name, number = request.signal.name, self.learner.iteration + 1  # a resumed run makes it anew, equally
+            logger.warning("%s: iteration %d is dropped, those before it are saved", name, number)
+            return name
+        return None
 
     def _report(self, iteration: Iteration) -> str | None:
         """Report an iteration to the observers, save if it is time; return the observer that asks to stop."""

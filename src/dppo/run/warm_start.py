@@ -19,10 +19,8 @@ if TYPE_CHECKING:  # torch is imported while Ray starts
 Weights = dict[str, np.ndarray]
 
 
-def warm_start(
-    trainers: Trainers, own: Statistics, origin: Found, obs: Any, *, frozen: bool
-) -> tuple[np.ndarray, Statistics]:
-    """Return weights [P] and statistics to start with: those of `origin` where they fit, else the initial ones.
+def warm_start(trainers: Trainers, own: Statistics, origin: Found, obs: Any, *, frozen: bool) -> Statistics:
+    """Load the weights of `origin` where they fit into `trainers`; return the statistics to start with.
 
     Statistics of observations are taken if these are alike; those of returns, which depend on the rewards, are not.
 
@@ -46,7 +44,8 @@ def warm_start(
         rows.append(f"  {_word(statistics is not own)}: statistics of observations")
     for row in rows:
         logger.info("%s", row)
-    return spec.flatten(weights), statistics
+    trainers.load(spec.flatten(weights), trainers.state())
+    return statistics
 
 
 def _fitting(here: Weights, there: Weights, origin: Found) -> tuple[Weights, list[str]]:

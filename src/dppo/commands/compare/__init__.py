@@ -6,7 +6,8 @@ import platform
 import signal
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -15,17 +16,57 @@ from rich.console import Console
 from rich.table import Table
 
 from dppo.commands.compare.measured import Run, by_actors, differing_seeds, group_of, groups_of
-from dppo.commands.compare.plan import Options, caption, make_plan, parse
+from dppo.commands.train import Command, arguments_of
 from dppo.config import Config, resolved
+from dppo.config.resume import leave_out_ineffective
+from dppo.errors import ConfigError, counted
 from dppo.records.files.run_folder import as_file_name, versions
 from dppo.records.plots import compare_figure
+from dppo.records.terminal.view import duration
 from dppo.records.together import Group
 
-NOISE = "noise"
 EXPLAIN_NOISE = (
     "Noise: an efficiency above 100 %, or a speed-up above that of perfect parallelism. The load of the machine "
     "differed meanwhile. Repeat it on a quiet machine, with more iterations, more seeds, or slower environments."
 )
+
+COMMAND = Command(
+    prog="dppo compare",
+    usage="ENV_ID [--actors N N ...] [--seeds N] [--flag value ...]",
+    description="Train with several numbers of actors, and compare the mean episode return over wall time and over env "
+    "steps, the time to a target, the speed-up, and the efficiency relative to the bound of a synchronous cycle; or "
+    "train several seeds. Runs take turns, so that a drift of the machine affects all alike. It writes compare.png and "
+    "compare.json.",
+    title="comparison",
+    own={
+        "--actors N ...": "Numbers of actors to compare; 0 trains in process, without Ray. (default: 1 8)",
+        "--seeds N": "Seeds for each number of actors: --seed, --seed + 1, ... (default: 3)",
+        "--target RETURN": "Report the time until the mean episode return reaches this value, e.g. 475.",
+        "--equal {batch,segment}": "batch: all numbers of actors host the same --num-samplers samplers, so the "
+        "learning problem and the final weights are the same. segment: each actor has one sampler, so the batch grows "
+        "with the number of actors, as in the PPO paper. (default: batch)",
+        "--out DIR": "Folder of the comparison. Default: runs/compare__ENV__TIME.",
+    },
+    refused={
+        "num_actors": "use --actors, e.g. --actors 1 8",
+        "run_dir": "use --out, which is the folder of all runs",
+        "resume": "a comparison always starts new runs",
+        "branch": "a comparison always starts new runs",
+        "trust": "the environment that you name is trusted",
+    },
+    defaults={"progress": "off"},
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """The flags of the comparison itself; all others are settings of the training."""
+
+    actors: Sequence[int] = (1, 8)
+    seeds: int = 3
+    target: float | None = None
+    equal: str = "batch"
+    out: Path | None = None
 
 
 def main(argv: list[str]) -> int:
@@ -82,14 +123,10 @@ def _train_all(
 
 
 def _time_left(plan: Sequence[Config], runs: Sequence[Run]) -> str:
-    walls = {run.config.num_actors: run.result.wall_s for run in runs}
-    left = plan[len(runs) :]
-    if not left:
-        return ""
-    if any(config.num_actors not in walls for config in left):
-        return f"; {len(left)} to go"
-    minutes, seconds = divmod(round(sum(walls[config.num_actors] for config in left)), 60)
-    return f"; {len(left)} to go, about {minutes} min {seconds:02d} s"
+    left, walls = plan[len(runs) :], {run.config.num_actors: run.result.wall_s for run in runs}
+    known = all(config.num_actors in walls for config in left)
+    about = f", about {duration(sum(walls[config.num_actors] for config in left))}" if known else ""
+    return f"; {len(left)} to go{about}" if left else ""
 
 
 def _write_json(options: Options, plan: Sequence[Config], runs: Sequence[Run], path: Path) -> None:
@@ -113,6 +150,86 @@ def _write_json(options: Options, plan: Sequence[Config], runs: Sequence[Run], p
     path.write_text(json.dumps(everything, indent=1) + "\n", encoding="utf8")
 
 
+def parse(argv: list[str]) -> tuple[Options, dict[str, Any]]:
+    """Return the options of the comparison, and the settings of the training, not yet checked.
+
+    Prints help if it is asked for, and exits. Raises a ConfigError or a UsageError if an option is invalid.
+    """
+    own, given, env_id = COMMAND.split(argv)
+    options = Options(**own)
+    _check(options, given)
+    training = arguments_of(given, env_id, COMMAND.prog)
+    for note in training.notes:
+        print(note, file=sys.stderr)
+    return options, training.settings
+
+
+def _check(options: Options, others: Collection[str]) -> None:
+    numbers = " ".join(map(str, options.actors))
+    if len(set(options.actors)) < len(options.actors):
+        raise ConfigError(f"actors={numbers}: contains a number twice. Use different numbers.")
+    if min(options.actors) < 0:
+        raise ConfigError(f"actors={numbers}: must not be negative. Use 0 to train in process, without Ray.")
+    if options.seeds < 1:
+        raise ConfigError(f"seeds={options.seeds}: must be at least 1. Use 3 or more to show a spread.")
+    if len(options.actors) == options.seeds == 1:
+        raise ConfigError(
+            f"actors={numbers}: a single run leaves nothing to compare. Add numbers of actors, or more seeds."
+        )
+    out = options.out
+    if out is not None and out.exists() and not (out.is_dir() and not any(out.iterdir())):
+        raise ConfigError(f"out={out}: is not an empty folder. Use a new folder.")
+    if options.equal == "segment" and "num_samplers" in others:
+        raise ConfigError(
+            "--num-samplers has no effect with --equal segment: each actor has one sampler. Leave it out."
+        )
+
+
+def make_plan(options: Options, settings: dict[str, Any], folder: Path) -> list[Config]:
+    """Return the runs in order: for each seed all numbers of actors, forwards for one seed and backwards for the next.
+
+    A drift of the machine then affects all numbers of actors alike. Settings of actors apply to the runs with actors.
+    Raises a ConfigError if a setting is invalid with one of the numbers of actors.
+    """
+    settings = {"progress": "off"} | settings
+
+    def one(actors: int, **more: Any) -> Config:
+        chosen = {"num_actors": actors, **more}
+        if options.equal == "segment":
+            chosen["num_samplers"] = max(1, actors)
+        if any(options.actors):
+            return Config(**leave_out_ineffective(settings, chosen))
+        return Config(**(settings | chosen))
+
+    first = one(max(options.actors)).seed
+    return [
+        one(actors, seed=first + turn, run_dir=folder / "runs" / f"actors{actors}__s{first + turn}")
+        for turn in range(options.seeds)
+        for actors in options.actors[:: 1 if turn % 2 == 0 else -1]
+    ]
+
+
+def caption(options: Options, plan: Sequence[Config]) -> str:
+    """Return one line that describes the comparison and what its runs have in common."""
+    first, numbers = plan[0], _alternatives(options.actors)
+    seeds = counted(options.seeds, "seed")
+    envs = f" of {first.envs_per_sampler} envs" if first.envs_per_sampler > 1 else ""
+    segment = f"{first.num_steps} steps{envs}"
+    if options.equal == "batch":
+        samplers = "sampler" if first.num_samplers == 1 else f"{first.num_samplers} samplers"
+        held = f"Equal batch: the same {samplers} of {segment}, hosted by {numbers} actors."
+    else:
+        batches = _alternatives([config.batch_size for config in plan[: len(options.actors)]])
+        held = f"Equal segments: {segment} for each of {numbers} actors, so the batch is {batches} steps."
+    return f"{first.env_name}, {seeds}. {held}"
+
+
+def _alternatives(numbers: Sequence[int]) -> str:
+    """Return `1, 4 or 8`."""
+    *most, last = (f"{number:,}" for number in numbers)
+    return f"{', '.join(most)} or {last}" if most else last
+
+
 def make_table(groups: Sequence[dict[str, Any]], target: float | None) -> Table:
     """Return a table with one row per number of actors: mean times over the seeds, speed-up relative to the first."""
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
@@ -127,9 +244,9 @@ def make_table(groups: Sequence[dict[str, Any]], target: float | None) -> Table:
             f"{group['training_s']:.1f} s",
             *([] if target is None else [_time_to_target(group)]),
             f"{group['steps_per_s']:,.0f}",
-            NOISE if group["speed_up_is_noise"] else f"{group['speed_up']:.2f} x",
+            "noise" if group["speed_up_is_noise"] else f"{group['speed_up']:.2f} x",
             f"{group['cycle']['bound_steps_per_s']:,.0f}",
-            NOISE if group["cycle"]["efficiency_is_noise"] else f"{100 * group['cycle']['efficiency']:.1f} %",
+            "noise" if group["cycle"]["efficiency_is_noise"] else f"{100 * group['cycle']['efficiency']:.1f} %",
         )
     return table
 

@@ -9,10 +9,9 @@ import math
 from functools import cache, cached_property
 from typing import Any, get_type_hints
 
-from dppo.config.field import About
+from dppo.config.field import About, help_of
 from dppo.config.parts.env import Env, Sampling
-from dppo.config.parts.network import Network
-from dppo.config.parts.ppo import PPO, annealed, annealed_settings
+from dppo.config.parts.ppo import PPO, Network, annealed, annealed_settings
 from dppo.config.parts.processes import Actors, Learners, Run
 
 __all__ = ["PPO", "Actors", "Env", "Learners", "Network", "Run", "Sampling", "annealed", "annealed_settings"]
@@ -37,7 +36,14 @@ def settings_by_name() -> dict[str, dataclasses.Field[Any]]:
 
 def about(name: str) -> About:
     """Return the metadata of a setting."""
-    return settings_by_name()[name].metadata["about"]
+    about: About = settings_by_name()[name].metadata.get("about", About())
+    return about
+
+
+@cache
+def help_by_name() -> dict[str, str]:
+    """Return the help of every setting."""
+    return {name: text for part in PARTS.values() for name, text in help_of(part).items()}
 
 
 def default_of(name: str) -> Any:
@@ -102,19 +108,9 @@ class FlatSettings(Env, Sampling, PPO, Network, Actors, Learners, Run):
         """Return the number of iterations of the run."""
         return self.sizes.iterations
 
-    @property
-    def minibatches_per_epoch(self) -> int:
-        """Return the number of minibatches of an epoch."""
-        return self.sizes.minibatches_per_epoch
-
     def epochs_for(self, discrete: bool = True) -> int:
         """Return K of a run, depending on whether all actions are `discrete`."""
         return self.epochs(discrete=discrete and self.memory == "none" and self.lag == 0)
-
-    @property
-    def minibatch_rows(self) -> int:
-        """Return the rows of the largest minibatch."""
-        return self.sizes.minibatch_rows
 
     def __repr__(self) -> str:
         """Show the settings that differ from their defaults."""

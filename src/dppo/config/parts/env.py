@@ -4,10 +4,10 @@ import math
 import re
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Literal
 
-from dppo.config.field import About, setting
+from dppo.config.field import constant, free, setting
 from dppo.errors import ConfigError
 from dppo.user_code import import_path
 
@@ -27,108 +27,59 @@ def rate_of(name: str, text: str, example: str) -> tuple[int, float]:
 class Env:
     """The environment."""
 
-    env_id: str | Callable[..., Any] = field(  # not `setting`: type checkers see that it has no default
-        metadata={
-            "about": About(
-                "The environment: a Gymnasium id (CartPole-v1); module:Name-v0, an id that importing the module "
-                "registers; module:factory, a function or class that returns an environment; or, in Python, any "
-                "callable that does. Modules are found in the current folder and among installed packages."
-            )
-        }
-    )
-    env_kwargs: dict[str, Any] = setting({}, "Keyword arguments of the environment, as JSON: '{\"g\": 9.8}'.")
-    wrappers: tuple[str | Callable[..., Any], ...] = setting(
-        (),
-        "Wrappers of the environment, the first one innermost, before frames are prepared: module:Wrapper, a class or "
-        "function that takes an environment and returns one; in Python also the class or function itself.",
-    )
-    on_env_fault: Literal["auto", "raise", "rebuild"] = setting(
-        "auto",
-        "Reaction to an environment that raises, or returns an invalid observation, reward, flag or mask: raise ends "
-        "the run; rebuild closes this environment, makes it anew and starts its next episode, while the others go on; "
-        "auto: raise in the first 100 env steps of the run, then rebuild. With rebuild, floats beyond the limits of "
-        "their space are invalid, too.",
-        resume="free",
-    )
-    env_faults: str = setting(
-        "10/h",
-        "Faults of environments that the run survives in a time: 10/h, 3/min, 100/d; or unlimited. More end the run.",
-        resume="free",
-    )
-    env_state: Literal["auto", "off"] = setting(
-        "auto",
-        "Rebuild an environment that has get_state() and set_state(state) from its state after the last segment, at "
-        "once, hidden state included; off: replay the actions of its episode, as for any other environment.",
-        resume="free",
-    )
-    replay_limit: int | None = setting(
-        None,
-        "Truncate each episode of training after so many env steps, as a time limit does, so that the replay of an "
-        "open one is never longer. For episodes that last long or never end; get_state and set_state need no replay.",
-        gt=0,
-    )
-    drop_obs: tuple[str, ...] = setting(
-        (),
-        "Parts of a Dict or Tuple observation to leave out, by name: mission; robot.mission for a part of a part.",
-        branch=False,
-    )
-    obs_dtype: Literal["float32", "float64"] = setting(
-        "float32",
-        "Dtype in which float64 observations are stored, sent and normalized, and with float64 also integers of a Box "
-        "beyond 2**24. float64 is for numbers such as 1e9 + 0.1 and 1e9 + 0.2, which float32 cannot tell apart.",
-        branch=False,
-    )
-    action_bounds: Literal["auto", "clip", "squash", "rescale"] = setting(
-        "auto",
-        "Map of real-valued actions into the bounds of their Box: clip; rescale: clip to [-1, 1], then map linearly; "
-        "squash: tanh, then map linearly; auto: rescale if the bounds are finite and go beyond 2, else clip.",
-        branch=False,
-    )
-    action_mask: Literal["auto", "info", "off"] = setting(
-        "auto",
-        "Source of masks of the allowed actions: info, the item action_mask of reset's and step's info; auto: a part "
-        "action_mask of a Dict observation, or the method action_masks() of the environment, if there is one.",
-        branch=False,
-    )
-
-    info_keys: tuple[str, ...] = setting(
-        (),
-        "Numbers in the info of env steps to report: the mean, least and largest value of each in an iteration.",
-        resume="free",
-    )
-
-    action_repeat: int = setting(
-        1,
-        "Times that each action is repeated in one env step, which returns the sum of the rewards and the last "
-        "observation; of a game with `atari`, the maximum of the last two frames. Games ALE/*: 4.",
-        gt=0,
-    )
-    grayscale: bool = setting(False, "Turn images [height, width, 3] of bytes gray. Games ALE/*: on.", branch=False)
-    resize: tuple[int, ...] = setting(
-        (), "Height and width to which images are resized, by OpenCV. Games ALE/*: 84 84.", gt=0, branch=False
-    )
-    frame_stack: int = setting(
-        1,
-        "Latest observations that the policy sees as one, oldest first; an episode starts with copies of its first. "
-        "Frames of images are stored and sent once each. Games ALE/*: 4.",
-        gt=0,
-        branch=False,
-    )
-    atari: Literal["raw", "game", "life"] = setting(
-        "raw",
-        "Preparation of games of the Arcade Learning Environment: game, with no-ops at the start; life, with FIRE at "
-        "the start of each life, whose loss ends an episode for learning only; raw: none, and none of these defaults. "
-        "Games ALE/*: life.",
-        branch=False,
-    )
+    env_id: str | Callable[..., Any]
+    """The environment: a Gymnasium id (CartPole-v1); module:Name-v0, an id that importing the module registers;
+    module:factory, a function or class that returns an environment; or, in Python, any callable that does. Modules are
+    found in the current folder and among installed packages."""
+    env_kwargs: dict[str, Any] = setting({})
+    """Keyword arguments of the environment, as JSON: '{"g": 9.8}'."""
+    wrappers: tuple[str | Callable[..., Any], ...] = ()
+    """Wrappers of the environment, the first one innermost, before frames are prepared: module:Wrapper, a class or
+    function that takes an environment and returns one; in Python also the class or function itself."""
+    on_env_fault: Literal["auto", "raise", "rebuild"] = free("auto")
+    """Reaction to an environment that raises, or returns an invalid observation, reward, flag or mask: raise ends the
+    run; rebuild closes this environment, makes it anew and starts its next episode, while the others go on; auto: raise
+    in the first 100 env steps of the run, then rebuild. With rebuild, floats beyond the limits of their space are
+    invalid, too."""
+    env_faults: str = free("10/h")
+    """Faults of environments that the run survives in a time: 10/h, 3/min, 100/d; or unlimited. More end the run."""
+    env_state: Literal["auto", "off"] = free("auto")
+    """Rebuild an environment that has get_state() and set_state(state) from its state after the last segment, at once,
+    hidden state included; off: replay the actions of its episode, as for any other environment."""
+    replay_limit: int | None = setting(None, gt=0)
+    """Truncate each episode of training after so many env steps, as a time limit does, so that the replay of an open
+    one is never longer. For episodes that last long or never end; get_state and set_state need no replay."""
+    drop_obs: tuple[str, ...] = constant(())
+    """Parts of a Dict or Tuple observation to leave out, by name: mission; robot.mission for a part of a part."""
+    obs_dtype: Literal["float32", "float64"] = constant("float32")
+    """Dtype in which float64 observations are stored, sent and normalized, and with float64 also integers of a Box
+    beyond 2**24. float64 is for numbers such as 1e9 + 0.1 and 1e9 + 0.2, which float32 cannot tell apart."""
+    action_bounds: Literal["auto", "clip", "squash", "rescale"] = constant("auto")
+    """Map of real-valued actions into the bounds of their Box: clip; rescale: clip to [-1, 1], then map linearly;
+    squash: tanh, then map linearly; auto: rescale if the bounds are finite and go beyond 2, else clip."""
+    action_mask: Literal["auto", "info", "off"] = constant("auto")
+    """Source of masks of the allowed actions: info, the item action_mask of reset's and step's info; auto: a part
+    action_mask of a Dict observation, or the method action_masks() of the environment, if there is one."""
+    info_keys: tuple[str, ...] = free(())
+    """Numbers in the info of env steps to report: the mean, least and largest value of each in an iteration."""
+    action_repeat: int = setting(1, gt=0)
+    """Times that each action is repeated in one env step, which returns the sum of the rewards and the last
+    observation; of a game with `atari`, the maximum of the last two frames. Games ALE/*: 4."""
+    grayscale: bool = constant(False)
+    """Turn images [height, width, 3] of bytes gray. Games ALE/*: on."""
+    resize: tuple[int, ...] = constant((), gt=0)
+    """Height and width to which images are resized, by OpenCV. Games ALE/*: 84 84."""
+    frame_stack: int = constant(1, gt=0)
+    """Latest observations that the policy sees as one, oldest first; an episode starts with copies of its first. Frames
+    of images are stored and sent once each. Games ALE/*: 4."""
+    atari: Literal["raw", "game", "life"] = constant("raw")
+    """Preparation of games of the Arcade Learning Environment: game, with no-ops at the start; life, with FIRE at the
+    start of each life, whose loss ends an episode for learning only; raw: none, and none of these defaults. Games
+    ALE/*: life."""
 
     @property
     def fault_budget(self) -> tuple[int, float]:
-        """Return the faults of environments that the run survives, and the seconds in which they may happen.
-
-        Raises:
-            ConfigError: `env_faults` is neither such a rate nor unlimited.
-        """
+        """Return the faults that the run survives, and in how many seconds; raise ConfigError if it is no such rate."""
         if self.env_faults == "unlimited":
             return sys.maxsize, math.inf
         return rate_of("env_faults", self.env_faults, "10/h, or `on_env_fault=raise` to survive none")
@@ -148,55 +99,32 @@ class Env:
 class Sampling:
     """N samplers of E environments, T steps each."""
 
-    num_samplers: int = setting(
-        8,
-        "Samplers N, each with its own environments: part of the learning problem, whatever the number of actors.",
-        gt=0,
-        le=10**6,
-    )
-    envs_per_sampler: int = setting(1, "Environments E of each sampler, stepped one after the other.", gt=0, le=10**6)
-    num_steps: int = setting(64, "Steps T of each environment in one iteration.", gt=0)
-    overlap: bool = setting(
-        False,
-        "Collect while learning: actors use the weights from before the update. Another name of policy_lag=1.",
-    )
-    policy_lag: int = setting(
-        0,
-        "Updates K by which the policy that collects may be behind: segment k is collected with policy max(0, k - K). "
-        "0: collect and learn in turns. With 1 or more, actors collect while the learner updates, and none waits for "
-        "the slowest: each may be up to K segments ahead. The loss corrects for the lag, but the lag changes what is "
-        "learned. Results stay reproducible and independent of the number of actors.",
-        ge=0,
-    )
-
-    env_threads: bool = setting(
-        False,
-        "Step the samplers of a process side by side, each in a thread of its own: for simulators that wait, for a "
-        "process, a socket or a device. A few actors then do the work of many. Changes the time, never the result.",
-        resume="free",
-    )
-    standby_envs: int = setting(
-        0,
-        "Further copies of each environment, which reset for the next episodes in the background while one plays: for "
-        "slow resets. 1 is enough if a reset is no longer than an episode. Takes the memory and licences of so many "
-        "more simulators. Changes the time, never the result, if each episode follows from the seed of its reset.",
-        resume="free",
-        ge=0,
-    )
-
-    licences: int | None = setting(
-        None,
-        "Most environments that exist at once, over all actors, those of lost processes included until these have "
-        "ended; none: no limit. N x E x (1 + standby_envs) are needed.",
-        resume="free",
-        gt=0,
-    )
-    start_rate: str = setting(
-        "unlimited",
-        "Environments that are made in a time, over all actors: 2/s, 10/min. For simulators whose start loads a server "
-        "or a disk.",
-        resume="free",
-    )
+    num_samplers: int = setting(8, gt=0, le=10**6)
+    """Samplers N, each with its own environments: part of the learning problem, whatever the number of actors."""
+    envs_per_sampler: int = setting(1, gt=0, le=10**6)
+    """Environments E of each sampler, stepped one after the other."""
+    num_steps: int = setting(64, gt=0)
+    """Steps T of each environment in one iteration."""
+    overlap: bool = False
+    """Collect while learning: actors use the weights from before the update. Another name of policy_lag=1."""
+    policy_lag: int = setting(0, ge=0)
+    """Updates K by which the policy that collects may be behind: segment k is collected with policy max(0, k - K). 0:
+    collect and learn in turns. With 1 or more, actors collect while the learner updates, and none waits for the
+    slowest: each may be up to K segments ahead. The loss corrects for the lag, but the lag changes what is learned.
+    Results stay reproducible and independent of the number of actors."""
+    env_threads: bool = free(False)
+    """Step the samplers of a process side by side, each in a thread of its own: for simulators that wait, for a
+    process, a socket or a device. A few actors then do the work of many. Changes the time, never the result."""
+    standby_envs: int = free(0, ge=0)
+    """Further copies of each environment, which reset for the next episodes in the background while one plays: for slow
+    resets. 1 is enough if a reset is no longer than an episode. Takes the memory and licences of so many more
+    simulators. Changes the time, never the result, if each episode follows from the seed of its reset."""
+    licences: int | None = free(None, gt=0)
+    """Most environments that exist at once, over all actors, those of lost processes included until these have ended;
+    none: no limit. N x E x (1 + standby_envs) are needed."""
+    start_rate: str = free("unlimited")
+    """Environments that are made in a time, over all actors: 2/s, 10/min. For simulators whose start loads a server or
+    a disk."""
 
     @property
     def envs_of_sampler(self) -> int:

@@ -1,86 +1,75 @@
-"""The settings of the algorithm."""
+"""The settings of the algorithm and of its networks."""
 
+from collections.abc import Callable
 from dataclasses import dataclass, fields
+from typing import Any, Literal
 
-from dppo.config.field import setting
+from dppo.config.field import constant, setting
+from dppo.user_code import import_path
 
 
 @dataclass(frozen=True, kw_only=True)
 class PPO:
     """The algorithm."""
 
-    learning_rate: float = setting(3e-4, "Step size of Adam at the start.", gt=0)
-    anneal_lr: bool = setting(False, "Lower the learning rate linearly to zero over the run.")
-    desired_kl: float | None = setting(
-        None,
-        "Adapt the learning rate before each SGD step: lower it if the approximate KL exceeds twice this, raise it if "
-        "it is below half of this; none: never.",
-        gt=0,
-    )
-    gamma: float = setting(0.99, "Discount factor per env step.", ge=0, le=1)
-    gae_lambda: float = setting(0.95, "Lambda of generalized advantage estimation.", ge=0, le=1)
-    update_epochs: int | None = setting(
-        None,
-        "Epochs K: passes over each batch; none: 20 for discrete actions without reuse, memory and lag, else 10.",
-        gt=0,
-        le=10**6,
-    )
-    minibatch_size: int | None = setting(
-        None, "Largest number of rows of a minibatch; none: 64, or a 32nd of a batch of more than 2,048.", gt=0
-    )
-    reuse: int = setting(
-        1,
-        "Train on the batches of the last so many iterations, with importance weights (GePPO); 1: the newest alone.",
-        gt=0,
-    )
-    norm_adv: bool = setting(True, "Standardize advantages within each minibatch.")
-    adv_floor: float = setting(
-        0.1,
-        "Smallest deviation that norm_adv divides by where all rewards of a batch are equal and nothing terminates, as "
-        "before the first reward: what is left of advantages there is noise. In the unit of norm_reward; needs it.",
-        ge=0,
-    )
-    recompute_advantages: bool = setting(
-        False, "Recompute advantages and returns before each further epoch, with the values of the current network."
-    )
-    clip_coef: float = setting(0.2, "Clipping range of the probability ratio.", gt=0, lt=1)
-    anneal_clip: bool = setting(False, "Lower the clipping range linearly to zero over the run.")
-    clip_vloss: bool = setting(False, "Clip the value loss around the old value, as OpenAI Baselines does.")
-    ent_coef: float = setting(0.0, "Weight of the entropy bonus.", ge=0, le=1e6)
-    anneal_ent: bool = setting(False, "Lower the weight of the entropy bonus linearly to zero over the run.")
-    vf_coef: float = setting(0.5, "Weight of the value loss.", ge=0, le=1e6)
-    max_grad_norm: float = setting(0.5, "Largest global norm of the gradient.", gt=0)
-    target_kl: float | None = setting(
-        None, "Skip the remaining epochs of an update once the approximate KL exceeds this; none: never.", gt=0
-    )
-    norm_obs: bool = setting(
-        True,
-        "Normalize floating-point observations by their running mean and standard deviation.",
-        branch=False,
-    )
-    norm_obs_keys: tuple[str, ...] = setting(
-        (),
-        "Parts of a Dict or Tuple observation that norm_obs normalizes, by name: speed; robot.arm for a part of a "
-        "part. Empty: all floating-point numbers.",
-        branch=False,
-    )
-    norm_reward: bool = setting(
-        True, "Divide rewards by the running standard deviation of the discounted return.", branch=False
-    )
-    norm_value: bool = setting(
-        False,
-        "Learn values in units of the running deviation of their targets (PopArt), for rewards of any size.",
-        branch=False,
-    )
-    freeze_norm_after: int | None = setting(
-        None,
-        "Stop updating the statistics of norm_obs and norm_reward after this many env steps; 0 on a branch keeps those "
-        "of the run it starts from; none: never.",
-        ge=0,
-    )
-    sign_reward: bool = setting(False, "Learn from the sign of each reward: -1, 0 or 1.")
-    clip_reward: float | None = setting(None, "Clip each reward to plus or minus this; none: do not.", gt=0)
-    scale_reward: float = setting(1.0, "Multiply each reward by this, after clipping.", gt=0)
+    learning_rate: float = setting(3e-4, gt=0)
+    """Step size of Adam at the start."""
+    anneal_lr: bool = False
+    """Lower the learning rate linearly to zero over the run."""
+    desired_kl: float | None = setting(None, gt=0)
+    """Adapt the learning rate before each SGD step: lower it if the approximate KL exceeds twice this, raise it if it
+    is below half of this; none: never."""
+    gamma: float = setting(0.99, ge=0, le=1)
+    """Discount factor per env step."""
+    gae_lambda: float = setting(0.95, ge=0, le=1)
+    """Lambda of generalized advantage estimation."""
+    update_epochs: int | None = setting(None, gt=0, le=10**6)
+    """Epochs K: passes over each batch; none: 20 for discrete actions without reuse, memory and lag, else 10."""
+    minibatch_size: int | None = setting(None, gt=0)
+    """Largest number of rows of a minibatch; none: 64, or a 32nd of a batch of more than 2,048."""
+    reuse: int = setting(1, gt=0)
+    """Train on the batches of the last so many iterations, with importance weights (GePPO); 1: the newest alone."""
+    norm_adv: bool = True
+    """Standardize advantages within each minibatch."""
+    adv_floor: float = setting(0.1, ge=0)
+    """Smallest deviation that norm_adv divides by where all rewards of a batch are equal and nothing terminates, as
+    before the first reward: what is left of advantages there is noise. In the unit of norm_reward; needs it."""
+    recompute_advantages: bool = False
+    """Recompute advantages and returns before each further epoch, with the values of the current network."""
+    clip_coef: float = setting(0.2, gt=0, lt=1)
+    """Clipping range of the probability ratio."""
+    anneal_clip: bool = False
+    """Lower the clipping range linearly to zero over the run."""
+    clip_vloss: bool = False
+    """Clip the value loss around the old value, as OpenAI Baselines does."""
+    ent_coef: float = setting(0.0, ge=0, le=1e6)
+    """Weight of the entropy bonus."""
+    anneal_ent: bool = False
+    """Lower the weight of the entropy bonus linearly to zero over the run."""
+    vf_coef: float = setting(0.5, ge=0, le=1e6)
+    """Weight of the value loss."""
+    max_grad_norm: float = setting(0.5, gt=0)
+    """Largest global norm of the gradient."""
+    target_kl: float | None = setting(None, gt=0)
+    """Skip the remaining epochs of an update once the approximate KL exceeds this; none: never."""
+    norm_obs: bool = constant(True)
+    """Normalize floating-point observations by their running mean and standard deviation."""
+    norm_obs_keys: tuple[str, ...] = constant(())
+    """Parts of a Dict or Tuple observation that norm_obs normalizes, by name: speed; robot.arm for a part of a part.
+    Empty: all floating-point numbers."""
+    norm_reward: bool = constant(True)
+    """Divide rewards by the running standard deviation of the discounted return."""
+    norm_value: bool = constant(False)
+    """Learn values in units of the running deviation of their targets (PopArt), for rewards of any size."""
+    freeze_norm_after: int | None = setting(None, ge=0)
+    """Stop updating the statistics of norm_obs and norm_reward after this many env steps; 0 on a branch keeps those of
+    the run it starts from; none: never."""
+    sign_reward: bool = False
+    """Learn from the sign of each reward: -1, 0 or 1."""
+    clip_reward: float | None = setting(None, gt=0)
+    """Clip each reward to plus or minus this; none: do not."""
+    scale_reward: float = setting(1.0, gt=0)
+    """Multiply each reward by this, after clipping."""
 
     def epochs(self, *, discrete: bool = False) -> int:
         """Return K; `discrete` if all actions are, and there is neither memory nor a policy lag."""
@@ -91,6 +80,56 @@ class PPO:
         if not self.norm_adv:
             return None
         return self.adv_floor if self.norm_reward and not informed else 0.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Network:
+    """The policy and value networks."""
+
+    model: str | Callable[..., Any] | None = constant(None)
+    """A network of your own, as module:Class (in Python, also the class itself): a torch.nn.Module, built with (spaces,
+    head_size), that maps observations to head and values; see examples/own_network.py. Default: a network that fits the
+    observations."""
+    model_kwargs: dict[str, Any] = constant({})
+    """Further keyword arguments of the model's class, as JSON: '{"units": 32}'."""
+    hidden_sizes: tuple[int, ...] = constant((64, 64), gt=0)
+    """Units of the hidden layers, the same for policy and value. Not used if a CNN reads the whole observation."""
+    activation: Literal["tanh", "relu"] = constant("tanh")
+    """Activation between hidden layers."""
+    image_encoder: Literal["auto", "nature", "impala", "grid", "flatten"] = constant("auto")
+    """Layers that read images: the CNN of the Nature paper, that of IMPALA, a small one over the bits of each byte
+    (grid), or none (flatten); auto: nature, and grid below 36 x 36 pixels."""
+    image_features: int | None = constant(None, gt=0)
+    """Units of the last layer of an image's encoder; none: 512 for nature, 256 for impala, 128 for grid."""
+    trunk: Literal["auto", "shared", "separate"] = constant("auto")
+    """Layers of policy and value: shared (all but the last) or separate; auto: shared if there are images."""
+    layer_norm: bool = constant(False)
+    """Normalize the inputs of each activation between hidden layers over the layer's units."""
+    state_dependent_std: bool = constant(False)
+    """Let the standard deviation of real-valued actions depend on the observation; else it is a parameter."""
+    log_std_init: float | None = constant(None, ge=-20, le=2)
+    """Log of the standard deviation of real-valued actions at the start; none: -0.5 for two numbers or more, whose
+    noise adds up, else 0."""
+    memory: Literal["none", "gru", "lstm"] = constant("none")
+    """Memory of past observations behind the hidden layers: a GRU or an LSTM, from zero in each episode."""
+    memory_size: int = constant(64, gt=0)
+    """Units of the memory."""
+    sequence_length: int | None = setting(None, gt=0)
+    """Steps of the sequences that a network with memory learns from; must divide num_steps. Gradients do not reach
+    further back. A network of your own with memory needs it; none: the largest divisor of num_steps up to 16."""
+    dtype: Literal["float32", "float64"] = constant("float32")
+    """Precision of the networks; float64 is for comparing implementations."""
+
+    def first_log_std(self, size: int) -> float | None:
+        """Return the log of the deviation of `size` numbers at the start; None if the network has its own."""
+        if not size or self.model is not None:
+            return None
+        return (-0.5 if size > 1 else 0.0) if self.log_std_init is None else self.log_std_init
+
+    @property
+    def model_name(self) -> str | None:
+        """Return the import path of the user's network; None for the default network."""
+        return None if self.model is None else import_path(self.model)
 
 
 ANNEALED = {"learning_rate": "anneal_lr", "clip_coef": "anneal_clip", "ent_coef": "anneal_ent"}

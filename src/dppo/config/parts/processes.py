@@ -7,76 +7,55 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from dppo.config.field import setting
+from dppo.config.field import constant, free, setting
 from dppo.errors import ConfigError
-
-MEASURED = "Default: segment_timeout_s, and after the first segments 20 times what was measured, if that is less."
-FREE: dict[str, Any] = {"resume": "free", "gt": 0}
 
 
 @dataclass(frozen=True, kw_only=True)
 class Actors:
     """Collecting on Ray."""
 
-    num_actors: int | str = setting(
-        0,
-        "Ray actors that host the samplers, one each at most; 0: without Ray; auto: as many as there is room for, also "
-        "while nodes come and go; 4..64 or 4..: the same between bounds. Changes the time, never the result.",
-        resume="free",
-    )
-    address: str | None = setting(
-        None,
-        "Address of a running Ray cluster, auto or host:port. Default: $RAY_ADDRESS if it is set; else start Ray.",
-        resume="free",
-    )
-    cpus_per_actor: float = setting(1.0, "Logical CPUs that Ray reserves for each actor.", resume="free", gt=0)
-    actor_gpus: float = setting(0.0, "GPUs that Ray reserves for each actor, for its simulator.", resume="free", ge=0)
-    actor_resources: dict[str, float] | list[dict[str, float]] = setting(
-        {},
-        "Other resources that Ray reserves for each actor, as JSON: '{\"licence\": 1}'; on a cluster also a list of "
-        'alternatives, such as \'[{"node:10.0.0.1": 0.25}, {"node:10.0.0.2": 0.1}]\': 4 on one node, 10 on another.',
-        resume="free",
-    )
-    actors_per_node: int | None = setting(
-        None, "Most actors on one node; none: as many as it has room for.", resume="free", gt=0, le=100
-    )
-    segment_timeout_s: float = setting(
-        600.0,
-        "Longest time in seconds for one step, reset or constructor of an environment; a slower actor is killed and "
-        "replaced.",
-        resume="free",
-        gt=0,
-    )
-    start_timeout_s: float | None = setting(None, f"As segment_timeout_s, of a constructor. {MEASURED}", **FREE)
-    reset_timeout_s: float | None = setting(None, f"As segment_timeout_s, of a reset. {MEASURED}", **FREE)
-    step_timeout_s: float | None = setting(None, f"As segment_timeout_s, of a step. {MEASURED}", **FREE)
-    max_actor_restarts: int = setting(
-        5, "Replacements of an actor in a row that deliver no segment, after which the run stops.", resume="free", ge=0
-    )
-    recycle_after: str = setting(
-        "never",
-        "Replace an actor between two segments once it and its children use so much memory, or it has made so many "
-        "segments: 2GB; 500segments; 2GB,500segments. The result is the same.",
-        resume="free",
-    )
-    replay: bool = setting(
-        True, "Rebuild a lost sampler by replaying its actions; without it, its open episodes are abandoned."
-    )
-    backup_requests: bool = setting(
-        False,
-        "Ask an idle actor for a late segment as well if it would make it sooner, replay included; the first answer "
-        "counts. The result is the same. It may make more environments at once than there are samplers.",
-        resume="free",
-    )
-    on_other_cpu: Literal["warn", "refuse"] = setting(
-        "warn",
-        "If an actor or learner runs on a CPU that computes other last bits than this process: warn, because the "
-        "result then depends on which process runs where; or refuse to use it.",
-        resume="free",
-    )
-    dashboard: bool = setting(
-        False, "Start the dashboard of the Ray that is started on this machine (needs ray[default]).", resume="free"
-    )
+    num_actors: int | str = free(0)
+    """Ray actors that host the samplers, one each at most; 0: without Ray; auto: as many as there is room for, also
+    while nodes come and go; 4..64 or 4..: the same between bounds. Changes the time, never the result."""
+    address: str | None = free(None)
+    """Address of a running Ray cluster, auto or host:port. Default: $RAY_ADDRESS if it is set; else start Ray."""
+    cpus_per_actor: float = free(1.0, gt=0)
+    """Logical CPUs that Ray reserves for each actor."""
+    actor_gpus: float = free(0.0, ge=0)
+    """GPUs that Ray reserves for each actor, for its simulator."""
+    actor_resources: dict[str, float] | list[dict[str, float]] = free({})
+    """Other resources that Ray reserves for each actor, as JSON: '{"licence": 1}'; on a cluster also a list of
+    alternatives, such as '[{"node:10.0.0.1": 0.25}, {"node:10.0.0.2": 0.1}]': 4 on one node, 10 on another."""
+    actors_per_node: int | None = free(None, gt=0, le=100)
+    """Most actors on one node; none: as many as it has room for."""
+    segment_timeout_s: float = free(600.0, gt=0)
+    """Longest time in seconds for one step, reset or constructor of an environment; a slower actor is killed and
+    replaced."""
+    start_timeout_s: float | None = free(None, gt=0)
+    """As segment_timeout_s, of a constructor. Default: segment_timeout_s, and after the first segments 20 times what
+    was measured, if that is less."""
+    reset_timeout_s: float | None = free(None, gt=0)
+    """As segment_timeout_s, of a reset. Default: segment_timeout_s, and after the first segments 20 times what was
+    measured, if that is less."""
+    step_timeout_s: float | None = free(None, gt=0)
+    """As segment_timeout_s, of a step. Default: segment_timeout_s, and after the first segments 20 times what was
+    measured, if that is less."""
+    max_actor_restarts: int = free(5, ge=0)
+    """Replacements of an actor in a row that deliver no segment, after which the run stops."""
+    recycle_after: str = free("never")
+    """Replace an actor between two segments once it and its children use so much memory, or it has made so many
+    segments: 2GB; 500segments; 2GB,500segments. The result is the same."""
+    replay: bool = True
+    """Rebuild a lost sampler by replaying its actions; without it, its open episodes are abandoned."""
+    backup_requests: bool = free(False)
+    """Ask an idle actor for a late segment as well if it would make it sooner, replay included; the first answer
+    counts. The result is the same. It may make more environments at once than there are samplers."""
+    on_other_cpu: Literal["warn", "refuse"] = free("warn")
+    """If an actor or learner runs on a CPU that computes other last bits than this process: warn, because the result
+    then depends on which process runs where; or refuse to use it."""
+    dashboard: bool = free(False)
+    """Start the dashboard of the Ray that is started on this machine (needs ray[default])."""
 
     @property
     def resource_groups(self) -> list[dict[str, float]]:
@@ -85,11 +64,7 @@ class Actors:
 
     @property
     def recycling(self) -> tuple[float, float]:
-        """Return the bytes and the segments after which an actor is replaced.
-
-        Raises:
-            ConfigError: `recycle_after` is neither such a size, nor a number of segments, nor both, nor never.
-        """
+        """Return the bytes and the segments after which an actor is replaced; raise ConfigError if it is neither."""
         found = re.fullmatch(r"(never)?(?:(\d+(?:\.\d+)?)GB)?,?(?:(\d+)segments)?", self.recycle_after)
         if found is None or not any(found.groups()):
             raise ConfigError(f"recycle_after={self.recycle_after}: must be like 2GB, 500segments or 2GB,500segments.")
@@ -122,120 +97,75 @@ class Actors:
 class Learners:
     """Training, in this process or on several Ray actors."""
 
-    num_learners: int = setting(
-        0,
-        "Ray actors that share the SGD of each minibatch; 0 trains in this process. Worthwhile for large networks. "
-        "Results are reproducible for a given number.",
-        resume="close",
-        ge=0,
-    )
-    learner_threads: int = setting(
-        1,
-        "CPU threads of SGD; more than one is worthwhile from about a million parameters. Results are reproducible "
-        "for a given number.",
-        resume="close",
-        gt=0,
-        le=1024,
-    )
-    device: Literal["auto", "cpu", "cuda"] = setting(
-        "cpu", "Device of SGD; auto: a GPU if there is one. Actors always use the CPU.", resume="close"
-    )
-    precision: Literal["float32", "bfloat16"] = setting(
-        "float32",
-        "Arithmetic of layers in SGD; bfloat16 is for CNNs. Weights, losses, outputs and acting stay float32.",
-        resume="close",
-    )
-    micro_batch_size: int | None = setting(
-        None,
-        "Rows of a minibatch that pass through the network at once, for minibatches that do not fit into memory; their "
-        "gradients are summed; none: all rows.",
-        resume="close",
-        gt=0,
-    )
-    learner_cpus: float = setting(1.0, "Logical CPUs that Ray reserves for each learner.", resume="free", gt=0)
-    learner_gpus: float = setting(0.0, "GPUs that Ray reserves for each learner.", resume="free", ge=0)
+    num_learners: int = setting(0, resume="close", ge=0)
+    """Ray actors that share the SGD of each minibatch; 0 trains in this process. Worthwhile for large networks. Results
+    are reproducible for a given number."""
+    learner_threads: int = setting(1, resume="close", gt=0, le=1024)
+    """CPU threads of SGD; more than one is worthwhile from about a million parameters. Results are reproducible for a
+    given number."""
+    device: Literal["auto", "cpu", "cuda"] = setting("cpu", resume="close")
+    """Device of SGD; auto: a GPU if there is one. Actors always use the CPU."""
+    precision: Literal["float32", "bfloat16"] = setting("float32", resume="close")
+    """Arithmetic of layers in SGD; bfloat16 is for CNNs. Weights, losses, outputs and acting stay float32."""
+    micro_batch_size: int | None = setting(None, resume="close", gt=0)
+    """Rows of a minibatch that pass through the network at once, for minibatches that do not fit into memory; their
+    gradients are summed; none: all rows."""
+    learner_cpus: float = free(1.0, gt=0)
+    """Logical CPUs that Ray reserves for each learner."""
+    learner_gpus: float = free(0.0, ge=0)
+    """GPUs that Ray reserves for each learner."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Run:
     """Length, folder and checkpoints of the run."""
 
-    total_timesteps: int = setting(
-        500_000, "Env steps to train for, summed over all environments; 1e6 is accepted.", resume="raised", gt=0
-    )
-    seed: int = setting(1, "Seed of every random number of the run.", ge=0)
-    name: str = setting("ppo", "Name of the experiment, used in the name of the run's folder.", min_length=1)
-    run_dir: Path | None = setting(None, "Folder of the run. Default: runs/ENV__NAME__sSEED__TIME.", resume="free")
-    init_from: Path | None = setting(
-        None,
-        "Start a new run with the weights of this one, a folder or a checkpoint, as far as names and shapes of "
-        "parameters agree: also of another task or network. The log lists what is taken. Statistics of observations "
-        "are taken if the observations are alike; optimizer and counters start anew. A branch of a resumed run takes "
-        "over the optimizer and all statistics, too, and needs the same shapes.",
-        branch=False,
-    )
-    checkpoint_interval_s: float = setting(
-        60.0,
-        "Seconds between checkpoints; 0: one in each iteration. One is always written at the end.",
-        resume="free",
-        ge=0,
-    )
-    keep_checkpoints: int = setting(
-        3, "Number of newest checkpoints to keep, besides the best one.", resume="free", gt=0
-    )
-    eval_every: int | None = setting(
-        None,
-        "Evaluate the policy each time so many env steps have been made, and at the end, in episodes of its own. The "
-        "checkpoint of the best evaluation is kept as the best one. none: never.",
-        **FREE,
-    )
-    eval_episodes: int = setting(20, "Episodes of an evaluation; their seeds are the same each time.", **FREE)
-    eval_stochastic: bool = setting(
-        False, "Sample actions in evaluations, as in training, instead of taking the most likely ones.", resume="free"
-    )
-    eval_env_kwargs: dict[str, Any] = setting(
-        {}, "Keyword arguments of the environment in evaluations, in addition to env_kwargs, as JSON.", resume="free"
-    )
-    eval_actors: int = setting(
-        1,
-        "Ray actors for evaluations, beside those that collect; training goes on meanwhile. Without Ray, evaluations "
-        "take turns with training.",
-        **FREE,
-    )
-    eval_timeout_s: float = setting(
-        1800.0,
-        "Longest time in seconds of an episode of an evaluation; after a longer one, the rest of that evaluation is "
-        "left out. An actor that is late, or in one step for segment_timeout_s, is replaced, and plays it once more.",
-        **FREE,
-    )
-    record_episodes: str = setting(
-        "all",
-        "Training episodes to record, as seed and actions, so that `dppo replay` plays them again: all; every=100, "
-        "each 100th; best, each that is better than all before it; none. Beyond 64 MB, the oldest go.",
-        resume="free",
-    )
-    trace_hashes: bool = setting(
-        False,
-        "Write checksums of each iteration (observations, actions, rewards, advantages, gradients, weights) to "
-        "trace.jsonl. `dppo diff RUN RUN` names the first iteration, sampler, step and quantity in which two runs "
-        "differ.",
-        resume="free",
-    )
-    numerics: Literal["portable", "strict", "native"] = setting(
-        "portable",
-        "portable: equal results on x86-64 machines with AVX2, but for convolutions, which differ with AVX-512; "
-        "strict: equal convolutions, too, at two thirds of the speed; native: what NumPy and torch choose by the CPU.",
-        resume="close",
-    )
-    track: tuple[Literal["wandb", "mlflow"], ...] = setting(
-        (),
-        "Experiment trackers to send settings and metrics to: wandb, Weights & Biases; mlflow. They are configured by "
-        "their own environment variables, such as WANDB_PROJECT and MLFLOW_TRACKING_URI.",
-        resume="free",
-    )
-    progress: Literal["auto", "live", "plain", "off"] = setting(
-        "auto", "A live panel, plain lines or nothing; auto: the panel on a terminal, else lines.", resume="free"
-    )
+    total_timesteps: int = setting(500_000, resume="raised", gt=0)
+    """Env steps to train for, summed over all environments; 1e6 is accepted."""
+    seed: int = setting(1, ge=0)
+    """Seed of every random number of the run."""
+    name: str = setting("ppo", min_length=1)
+    """Name of the experiment, used in the name of the run's folder."""
+    run_dir: Path | None = free(None)
+    """Folder of the run. Default: runs/ENV__NAME__sSEED__TIME."""
+    init_from: Path | None = constant(None)
+    """Start a new run with the weights of this one, a folder or a checkpoint, as far as names and shapes of parameters
+    agree: also of another task or network. The log lists what is taken. Statistics of observations are taken if the
+    observations are alike; optimizer and counters start anew. A branch of a resumed run takes over the optimizer and
+    all statistics, too, and needs the same shapes."""
+    checkpoint_interval_s: float = free(60.0, ge=0)
+    """Seconds between checkpoints; 0: one in each iteration. One is always written at the end."""
+    keep_checkpoints: int = free(3, gt=0)
+    """Number of newest checkpoints to keep, besides the best one."""
+    eval_every: int | None = free(None, gt=0)
+    """Evaluate the policy each time so many env steps have been made, and at the end, in episodes of its own. The
+    checkpoint of the best evaluation is kept as the best one. none: never."""
+    eval_episodes: int = free(20, gt=0)
+    """Episodes of an evaluation; their seeds are the same each time."""
+    eval_stochastic: bool = free(False)
+    """Sample actions in evaluations, as in training, instead of taking the most likely ones."""
+    eval_env_kwargs: dict[str, Any] = free({})
+    """Keyword arguments of the environment in evaluations, in addition to env_kwargs, as JSON."""
+    eval_actors: int = free(1, gt=0)
+    """Ray actors for evaluations, beside those that collect; training goes on meanwhile. Without Ray, evaluations take
+    turns with training."""
+    eval_timeout_s: float = free(1800.0, gt=0)
+    """Longest time in seconds of an episode of an evaluation; after a longer one, the rest of that evaluation is left
+    out. An actor that is late, or in one step for segment_timeout_s, is replaced, and plays it once more."""
+    record_episodes: str = free("all")
+    """Training episodes to record, as seed and actions, so that `dppo replay` plays them again: all; every=100, each
+    100th; best, each that is better than all before it; none. Beyond 64 MB, the oldest go."""
+    trace_hashes: bool = free(False)
+    """Write checksums of each iteration (observations, actions, rewards, advantages, gradients, weights) to
+    trace.jsonl. `dppo diff RUN RUN` names the first iteration, sampler, step and quantity in which two runs differ."""
+    numerics: Literal["portable", "strict", "native"] = setting("portable", resume="close")
+    """portable: equal results on x86-64 machines with AVX2, but for convolutions, which differ with AVX-512; strict:
+    equal convolutions, too, at two thirds of the speed; native: what NumPy and torch choose by the CPU."""
+    track: tuple[Literal["wandb", "mlflow"], ...] = free(())
+    """Experiment trackers to send settings and metrics to: wandb, Weights & Biases; mlflow. They are configured by
+    their own environment variables, such as WANDB_PROJECT and MLFLOW_TRACKING_URI."""
+    progress: Literal["auto", "live", "plain", "off"] = free("auto")
+    """A live panel, plain lines or nothing; auto: the panel on a terminal, else lines."""
 
     @property
     def recorded_every(self) -> int | None:
