@@ -26,13 +26,12 @@ from dppo.ppo.exchange.records import (
 from dppo.signals import StopSignals, at_most
 from dppo.spaces.spaces import Spaces
 
-CLOSING_S = 8.0
+PROGRESS_S = 1.0  # shortest interval between two reports of progress
+SPARE = 20.0  # the same, in units of the time that a report takes
+CLOSING_S = 8.0  # for environments of this process to close
 REPLAY_LOG_S = 30.0  # between two lines about a long replay
 
 logger = logging.getLogger("dppo")
-
-PROGRESS_S = 1.0  # shortest interval between two reports of progress
-SPARE = 20.0  # the same, in units of the time that a report takes
 
 OnProgress = Callable[[CollectionProgress], None]
 """Called about once a second while segments are being collected."""
@@ -106,13 +105,11 @@ class ProgressReports:
         self._on_progress = on_progress
         self._batch_size = batch_size  # env steps of an iteration
         self._clock = clock
-        self._index, self._due_at = 0, math.inf
-        self.began = 0.0
-        """Time since when the segments have been waited for."""
+        self._index, self._began, self._due_at = 0, 0.0, math.inf
 
     def begin(self, index: int, began: float) -> None:
         """Note that the segments of iteration `index` have been waited for since `began`."""
-        self._index, self.began = index, began
+        self._index, self._began = index, began
         self._due_at = began + PROGRESS_S
 
     @property
@@ -122,17 +119,9 @@ class ProgressReports:
 
     def send(self, steps: int, processes: int, took_s: float = 0.0) -> None:
         """Report that `processes` have made `steps` env steps for the request; it took `took_s` to find out."""
-        now = self._clock()
+        now, global_step = self._clock(), self._index * self._batch_size + steps
         self._due_at = now + max(PROGRESS_S, SPARE * took_s)
-        self._on_progress(
-            CollectionProgress(
-                iteration=self._index + 1,
-                steps=steps,
-                global_step=self._index * self._batch_size + steps,
-                processes=processes,
-                elapsed_s=now - self.began,
-            )
-        )
+        self._on_progress(CollectionProgress(self._index + 1, steps, global_step, processes, now - self._began))
 
 
 class InProcessCollector(Collector):
@@ -176,16 +165,10 @@ class InProcessCollector(Collector):
         with stop.interruptible():
             answer = self._host.collect(requests, policy, self._spaces if rebuilt or index == 0 else None)
         self._next = index + 1
-        for report, _ in answer.made:
+        reports, segments = zip(*answer.made, strict=True)
+        for report in reports:
             self._ledger.record(report)
-        return Collected(
-            index=index,
-            policy=policy,
-            reports=[report for report, _ in answer.made],
-            segments=[segment for _, segment in answer.made],
-            timings=[answer.timings],
-            collect_s=time.monotonic() - began,
-        )
+        return Collected(index, policy, list(reports), list(segments), [answer.timings], time.monotonic() - began)
 
     def renew(self) -> None:
         """Close all environments; the next `receive` rebuilds the samplers."""
@@ -224,8 +207,17 @@ class ReplayLog:
             logger.warning("%s", replaying(replayed, to_replay))
 
 
+@dataclass(slots=True)
+class Request:
+    """One segment of each sampler: the policy that collects them, and what has arrived."""
+
+    policy: PolicySnapshot
+    made: dict[int, tuple[SegmentReport, Any]] = field(default_factory=dict)  # by sampler
+    timings: dict[int, Timings] = field(default_factory=dict)  # by the id of the actor
+
+
 class Requests:
-    """Keeps the policies that collect segments `index`, `index` + 1, ..., and what has arrived of these segments."""
+    """The requests for segments `index`, `index` + 1, ... that have not been taken."""
 
     def __init__(self, num_samplers: int) -> None:
         self.index = 0
@@ -234,64 +226,54 @@ class Requests:
         """Time from which on they have been waited for: that of the last request, or of the last `take`."""
         self.owed = 0
         """Number of segments that have been requested and not arrived."""
-        self.policies: dict[int, PolicySnapshot] = {}
+        self.pending: dict[int, Request] = {}
         """By the index of the segment."""
         self._num_samplers = num_samplers
-        self._received: dict[int, dict[int, tuple[SegmentReport, Any]]] = {}  # [index][sampler]
-        self._timings: dict[int, dict[int, Timings]] = {}  # [index][id of the actor]
 
     @property
     def end(self) -> int:
         """The index after that of the last request."""
-        return self.index + len(self.policies)
+        return self.index + len(self.pending)
 
     def add(self, policy: PolicySnapshot, index: int, now: float) -> bool:
         """Add segments `index`; return whether they are the only ones."""
-        first = not self.policies
+        first = not self.pending
         if first:
             self.index, self.began = index, now
         assert index == self.end, "segments are requested in order"
-        self.policies[index], self._received[index], self._timings[index] = policy, {}, {}
+        self.pending[index] = Request(policy)
         self.owed += self._num_samplers
         return first
 
     def arrived(self, index: int, actor_id: int, made: Sequence[tuple[SegmentReport, Any]], timings: Timings) -> None:
         """Keep the segments `index` of an answer, if any of them count, and its timings."""
         if made:  # else they may have been taken
-            self._received[index] |= {one[0].sampler_id: one for one in made}
-            self._timings[index][actor_id] = self._timings[index].get(actor_id, Timings(actor=actor_id)) + timings
+            request = self.pending[index]
+            request.made |= {one[0].sampler_id: one for one in made}
+            request.timings[actor_id] = request.timings.get(actor_id, Timings(actor=actor_id)) + timings
             self.owed -= len(made)
 
     @property
     def finished(self) -> bool:
         """True when all segments to be taken next have arrived."""
-        return self.index not in self.policies or len(self._received[self.index]) == self._num_samplers
+        return self.index not in self.pending or len(self.pending[self.index].made) == self._num_samplers
 
     @property
     def steps_received(self) -> int:
         """Env steps of the segments to be taken next, as far as they have arrived."""
-        return sum(report.steps for report, _ in self._received[self.index].values())
+        return sum(report.steps for report, _ in self.pending[self.index].made.values())
 
     def take(self, now: float, transfer_s: float, incidents: list[Incident]) -> Collected:
         """Return the segments that were requested first, with these figures; keep none."""
-        assert self.index in self.policies, "receive() without request()"
+        assert self.index in self.pending, "receive() without request()"
         assert self.finished, "some segments have not arrived"
-        index, received = self.index, self._received.pop(self.index)
-        made = [received[sampler] for sampler in sorted(received)]
-        began, self.index, self.began = self.began, index + 1, now
-        return Collected(
-            index=index,
-            policy=self.policies.pop(index),
-            reports=[report for report, _ in made],
-            segments=[segment for _, segment in made],
-            timings=list(self._timings.pop(index).values()),
-            collect_s=now - began,
-            transfer_s=transfer_s,
-            incidents=incidents,
-        )
+        request, index, began = self.pending.pop(self.index), self.index, self.began
+        self.index, self.began = index + 1, now
+        reports, segments = zip(*(request.made[sampler] for sampler in sorted(request.made)), strict=True)
+        figures = list(request.timings.values()), now - began, transfer_s, incidents
+        return Collected(index, request.policy, list(reports), list(segments), *figures)
 
     def clear(self) -> None:
         """Drop all requests."""
         self.owed = 0
-        for by_index in (self.policies, self._received, self._timings):
-            by_index.clear()
+        self.pending.clear()

@@ -216,7 +216,7 @@ class Collecting:
             self.hosting.asked(samplers, index, actor)
         rebuilds = {one: rebuild for one in rebuilt if (rebuild := self._ledger.rebuild(one, index)) is not None}
         checks = (self.spaces, self.expected) if rebuilt or index == 0 else (None, None)
-        policy = self.requests.policies[index]
+        policy = self.requests.pending[index].policy
         question = Question(index, samplers, hosted, policy.version, rebuilds, *checks)
         self._commands.append(Ask(actor.process, self._queue(actor, question, now), question, policy))
 

@@ -20,12 +20,9 @@ class Place:
 
     host: Actor
     """The actor that makes its next segments; earlier ones may still be on their way from another."""
-    arrived: int = 0
-    """Index of the first segment that has not arrived."""
-    asked: int = 0
-    """Index of the first segment that has not been asked for."""
-    maker: Actor | None = None
-    """The actor that has been asked for those that have not arrived."""
+    arrived: int = 0  # index of the first segment that has not arrived
+    asked: int = 0  # index of the first segment that has not been asked for
+    maker: Actor | None = None  # which has been asked for those that have not arrived
 
 
 def shares(num_samplers: int, num_actors: int) -> list[list[int]]:

@@ -33,13 +33,10 @@ class Pace:
     says nothing about the actor, and several samplers say more than one.
     """
 
-    segment_s: float = 0.0
-    """Seconds for a segment of a sampler; 0 while that is not certain."""
+    segment_s: float = 0.0  # for a segment of a sampler; 0 while that is not certain
     samplers: int = 1  # of the answer before, from which that was measured
-    waited_s: float = 0.0
-    """Seconds that the run has waited for it since a sampler moved, because a replay elsewhere would take longer."""
-    cost_s: float = 0.0
-    """Seconds by which it has made the run longer as the slowest actor."""
+    waited_s: float = 0.0  # by the run since a sampler moved, because a replay elsewhere would take longer
+    cost_s: float = 0.0  # by which it has made the run longer as the slowest actor
     iterations: int = 0  # in which that was worth a line
     rested: int = 0  # iterations without a sampler
     patience: int = 8  # how many of them there are before it is tried again; twice as many each time
@@ -66,39 +63,28 @@ class Actor:
     process: Process = field(init=False)
     """Its process, or the next one; events from any other are ignored."""
     state: State = State.ABSENT
+    node: str = ""  # name of that of its process
+    pace: Pace = field(default_factory=Pace)
     start_at: float = 0.0
-    missing_since: float = 0.0
-    """Time when it was lost, or first requested."""
+    missing_since: float = 0.0  # when it was lost, or first requested
     ever_started: bool = False
-    losses: int = 0
-    """Losses in a row, without a segment in between."""
-    samplers_moved: bool = False
-    """True while other actors host its samplers."""
-    due: float = math.inf
-    """Deadline of its first answer; questions in the queue behind have none yet."""
-    limit: tuple[str, float] = ("segment_timeout_s", math.inf)
-    """Name and value of the setting that set that deadline."""
-    moved_at: float = 0.0
-    """Time of the first look at the place where it is."""
-    extended: bool = False
-    """True if that deadline waits for a look that was overdue."""
+    losses: int = 0  # in a row, without a segment in between
+    samplers_moved: bool = False  # while other actors host them
     asked: dict[int, Question] = field(default_factory=dict)
     """Unanswered questions by id, in the order in which the process works through them."""
     holds: dict[int, int] = field(default_factory=dict)
     """Index of the segment that each of its samplers can collect after all questions without being rebuilt."""
-    look_at: float = math.inf
-    """Time of the next look at its progress."""
-    progress: Activity | None = None
-    """Result of the last look since its first question was begun."""
-    alarm_at: float = math.inf
-    """Time of its next alarm with the engine."""
-    node: str = ""
-    """Name of the node of its process."""
-    pace: Pace = field(default_factory=Pace)
-    began: float = 0.0
-    """Time at which its process began its first question."""
     waits: bool = False
     """True if it is asked for nothing until its queue is empty, because samplers may move then."""
+    began: float = 0.0  # time at which its process began its first question
+    progress: Activity | None = None  # at the last look since then
+    moved_at: float = 0.0  # time of the first look at the place where it is
+    due: float = math.inf  # deadline of its first answer; questions in the queue behind have none yet
+    limit: tuple[str, float] = ("segment_timeout_s", math.inf)
+    """Name and value of the setting that set that deadline."""
+    extended: bool = False  # while that deadline waits for a look that was overdue
+    look_at: float = math.inf  # time of the next look at its progress
+    alarm_at: float = math.inf  # time of its next alarm with the engine
 
     def __post_init__(self) -> None:
         self.process = Process(self.actor_id, 1)
@@ -118,8 +104,6 @@ class Actor:
         """True while it may be replaying episodes."""
         return bool(self.asked and self.first.rebuilds)
 
-    # ------------------------------------------------------------------ its times
-
     def next_alarm(self, limits: Limits) -> float:
         """Return the earliest time at which something may have to be done about this actor."""
         start_at = self.start_at if self.state is State.ABSENT else math.inf
@@ -133,8 +117,6 @@ class Actor:
             return -math.inf
         return self.missing_since + (limits.move_after_s if self.ever_started else limits.start_timeout_s)
 
-    # ------------------------------------------------------------------ its process
-
     def wanted(self, now: float) -> None:
         """Let a process be started now."""
         self.state, self.start_at, self.missing_since = State.ABSENT, now, now
@@ -146,17 +128,15 @@ class Actor:
 
     def end(self, now: float) -> Kill:
         """Abandon its process; a new one is due now, unless it is leaving."""
-        then = State.LEFT if self.state is State.LEAVING else State.ABSENT
-        kill, self.process = Kill(self.process), Process(self.actor_id, self.process.number + 1)
+        leaving, kill = self.state is State.LEAVING, Kill(self.process)
         self.wanted(now)
-        self.state = then
+        self.state = State.LEFT if leaving else State.ABSENT
+        self.process = Process(self.actor_id, self.process.number + 1)
         self.asked.clear()
         self.holds.clear()
         self.pace, self.waits = Pace(), False
         self._rest()
         return kill
-
-    # ------------------------------------------------------------------ its questions
 
     def ask(self, ask_id: int, question: Question, now: float, limits: Limits) -> None:
         """Record a question, which the process begins after all earlier ones."""
@@ -218,11 +198,9 @@ class Actor:
             return f"made no environment within {limit}; if its constructor takes longer, raise {name}"
         if self.progress is not None and self.progress.phase is Phase.IDLE:
             return f"has not begun its question within {seconds:g} s and counts as hung"
-        if self.progress is None:
-            seen = f"sent no segment for {limit}"
-        else:
-            seen = f"made no progress for {limit}, was last seen {self.progress}"
-        return f"{seen} and counts as hung; if a single step or reset takes longer, raise {name}"
+        seen = "sent no segment" if self.progress is None else "made no progress"
+        last = "" if self.progress is None else f", was last seen {self.progress}"
+        return f"{seen} for {limit}{last} and counts as hung; if a single step or reset takes longer, raise {name}"
 
 
 class Patience:
