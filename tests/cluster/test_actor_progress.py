@@ -18,6 +18,7 @@ from builders import make_config
 from processes import wait_until
 
 from dppo.cluster.collecting import actor
+from dppo.cluster.collecting.actor import ProgressFile
 from dppo.cluster.collecting.collector import ReplayLog
 from dppo.cluster.collecting.host import SamplerHost
 from dppo.cluster.collecting.ledger import ReplayLedger
@@ -35,12 +36,12 @@ def test_recorded_progress_is_read_from_its_file() -> None:
     record.begin(to_replay=3700)
     for _ in range(2100):
         record.replay()
-    seen = actor.read_progress_file(path)
+    seen = actor.ProgressFile("", path).read()
     assert seen is not None
     assert (seen.moves, seen.replayed, str(seen)) == (2100, 2100, "replaying 2,100 of 3,700 steps")
-    actor.remove_progress_file(path)
-    actor.remove_progress_file(path)
-    assert actor.read_progress_file(path) is None
+    actor.ProgressFile("", path).remove()
+    actor.ProgressFile("", path).remove()
+    assert actor.ProgressFile("", path).read() is None
     record.replay()  # still works without the file
 
 
@@ -72,44 +73,44 @@ in_the_simulator()
 
 
 @pytest.fixture
-def stuck(tmp_path: Path) -> Iterator[tuple[str, int]]:
-    """Return the path of the progress file and the id of a process that is stuck in its simulator."""
+def stuck(tmp_path: Path) -> Iterator[ProgressFile]:
+    """Yield the progress file of a process that is stuck in its simulator."""
     path = str(tmp_path / "progress")
     with subprocess.Popen([sys.executable, "-c", STUCK, path]) as process:
         try:
             wait_until(Path(path).exists)
-            yield path, process.pid
+            yield ProgressFile("", path, pid=process.pid)
         finally:
             process.kill()
 
 
 def test_stacks_are_those_of_faulthandler_and_of_py_spy_where_it_answers_in_time(
-    stuck: tuple[str, int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    stuck: ProgressFile, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     program = tmp_path / "py-spy"
     monkeypatch.setattr(actor, "which", lambda *_, **__: str(program))
-    assert "in in_the_simulator" in actor.read_stacks(*stuck), "py-spy cannot be started"
+    assert "in in_the_simulator" in stuck.stacks(), "py-spy cannot be started"
     for script, words in (('echo "found $*"', "found dump --native --pid"), ("echo denied >&2; exit 1", "denied\n")):
         program.write_text(f"#!/bin/sh\n{script}\n")
         program.chmod(0o700)
-        assert words in actor.read_stacks(*stuck)
+        assert words in stuck.stacks()
     program.write_text("#!/bin/sh\nexec sleep 60\n")
     monkeypatch.setattr(actor, "PY_SPY_S", 0.2)
-    stacks = actor.read_stacks(*stuck)
+    stacks = stuck.stacks()
     assert "in in_the_simulator" in stacks
 
 
 @pytest.mark.skipif(shutil.which("py-spy") is None, reason="py-spy is not installed")
-def test_py_spy_shows_a_process_that_is_stopped(stuck: tuple[str, int]) -> None:
-    os.kill(stuck[1], signal.SIGSTOP)
-    assert "in_the_simulator (<string>:" in actor.read_stacks(*stuck)
+def test_py_spy_shows_a_process_that_is_stopped(stuck: ProgressFile) -> None:
+    os.kill(stuck.pid, signal.SIGSTOP)
+    assert "in_the_simulator (<string>:" in stuck.stacks()
 
 
 def test_an_incomplete_or_foreign_file_is_ignored(tmp_path: Path) -> None:
     path = tmp_path / "progress"
     for content in (b"", b"123", b"\xff" * BYTES):
         path.write_bytes(content)
-        assert actor.read_progress_file(str(path)) is None
+        assert actor.ProgressFile("", str(path)).read() is None
 
 
 def test_an_actor_works_without_a_progress_file_on_a_full_disk(monkeypatch: pytest.MonkeyPatch) -> None:

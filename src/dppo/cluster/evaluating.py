@@ -16,7 +16,7 @@ import ray
 from ray.exceptions import RayError
 
 from dppo.cluster import wire
-from dppo.cluster.collecting.actor import PPOActor, read_progress_file
+from dppo.cluster.collecting.actor import PPOActor, ProgressFile
 from dppo.cluster.collecting.hosting import ENDING_S
 from dppo.cluster.collecting.ray_transport import actor_class
 from dppo.cluster.faults import cause_of_death, last_line, sendable, within
@@ -87,7 +87,7 @@ class RayPlayers:
         self._tasks, self._ended = SimpleQueue[tuple[int, int, Any]](), SimpleQueue[Outcome]()
         self._closing, self._left_out, self._hung_s = Event(), set[int](), hung_s
         self._actors: list[Any] = [None] * actors
-        self._paths = [""] * actors  # of the files with their progress
+        self._files = [ProgressFile("", "")] * actors
         self._threads = [Thread(target=self._work, args=(number,), daemon=True) for number in range(actors)]
         for thread in self._threads:
             thread.start()
@@ -159,7 +159,7 @@ class RayPlayers:
         question = self._actors[number].play.remote(policy, episode, self._timeout_s)
         late_at, hung_at, seen = time.monotonic() + self._timeout_s + self._hung_s, math.inf, None
         while not ray.wait([question], timeout=LOOK_S)[0]:
-            doing, now = read_progress_file(self._paths[number]), time.monotonic()  # None on another node
+            doing, now = self._files[number].read(), time.monotonic()  # None on another node
             if doing != seen:
                 seen, hung_at = doing, now + self._hung_s
             if now > hung_at:
@@ -171,5 +171,5 @@ class RayPlayers:
     def _start(self, number: int) -> None:
         actor, here = self._kind.remote(self._packed), ray.get_runtime_context().get_node_id()
         self._actors[number], log = actor, f"{self._logs}/evaluation-{number}.log"
-        file = ray.get(actor.alone_in_process.remote(self._gpus, log, here, os.getpid()), timeout=START_S)
-        self._paths[number] = file.path
+        started = actor.alone_in_process.remote(self._gpus, log, here, os.getpid())
+        self._files[number] = ray.get(started, timeout=START_S)

@@ -48,13 +48,44 @@ class ProgressFile:
     """Location of the file in which a process records its progress."""
 
     node_id: str
-    path: str
-    """"" if there is no such file."""
-    node: str = ""
-    """Name of the node, for messages."""
-    log: str = ""
-    """Path of the log there; "" if there is none."""
+    path: str  # "" if there is no such file
+    node: str = ""  # its name, for messages
+    log: str = ""  # path of the log there; "" if there is none
     pid: int = 0
+
+    def read(self) -> Activity | None:
+        """Return the progress of a process on this node; None if the file is missing or invalid."""
+        try:
+            with open(self.path, "rb") as file:
+                return ActivityRecord(memoryview(file.read(BYTES)).cast("q")).look()
+        except (OSError, ValueError, TypeError):
+            return None
+
+    def stacks(self) -> str:
+        """Return the stacks of all threads of a process on this node, if py-spy is installed also those of native code.
+
+        "" if they cannot be read. Those of a process that is stopped (SIGSTOP) are read by py-spy alone.
+        """
+        stacks = ""
+        with suppress(OSError):
+            os.kill(self.pid, signal.SIGUSR2)
+            time.sleep(STACKS_S)  # no end is marked
+            stacks = Path(f"{self.path}.stacks").read_text(errors="replace")
+        program = which("py-spy", path=f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}")
+        for how in ("--native", "--nonblocking") if program else ():  # only the second reads a process that is stopped
+            with suppress(OSError, subprocess.TimeoutExpired):
+                dump = [program or "", "dump", how, "--pid", str(self.pid)]
+                found = subprocess.run(dump, capture_output=True, timeout=PY_SPY_S, check=False)
+                stacks += f"\npy-spy dump {how}:\n{(found.stdout + found.stderr).decode(errors='replace')}"
+                if found.returncode == 0:
+                    break
+        return stacks[:MOST_TEXT]
+
+    def remove(self) -> None:
+        """Remove the file, and that of the stacks, if they exist."""
+        for path in (self.path, f"{self.path}.stacks"):
+            with suppress(OSError):
+                os.unlink(path)
 
 
 def make_progress_file() -> tuple[str, ActivityRecord]:
@@ -67,51 +98,14 @@ def make_progress_file() -> tuple[str, ActivityRecord]:
             lock(Path(path))  # held until this process ends: see `remove_abandoned`
             return path, ActivityRecord(memoryview(mmap.mmap(file, BYTES)).cast("q"))
     except OSError:
-        remove_progress_file(path)
+        ProgressFile("", path).remove()
         return "", ActivityRecord()
-
-
-def read_progress_file(path: str) -> Activity | None:
-    """Return the progress of an actor on this node; None if the file is missing or invalid."""
-    try:
-        with open(path, "rb") as file:
-            return ActivityRecord(memoryview(file.read(BYTES)).cast("q")).look()
-    except (OSError, ValueError, TypeError):
-        return None
-
-
-def remove_progress_file(path: str) -> None:
-    """Remove a file, and that of the stacks, if they exist."""
-    for one in (path, f"{path}.stacks"):
-        with suppress(OSError):
-            os.unlink(one)
 
 
 def write_stacks_on_signal(path: str) -> None:
     """Let SIGUSR2 write the stacks of all threads beside the progress file `path`, wherever this process is stuck."""
     with suppress(OSError):
         faulthandler.register(signal.SIGUSR2, open(f"{path}.stacks", "w"))  # noqa: SIM115  open as long as the process
-
-
-def read_stacks(path: str, pid: int) -> str:
-    """Return the stacks of all threads of a process on this node, where py-spy is installed also those of native code.
-
-    "" if they cannot be read. Those of a process that is stopped (SIGSTOP) are read by py-spy alone.
-    """
-    stacks = ""
-    with suppress(OSError):
-        os.kill(pid, signal.SIGUSR2)
-        time.sleep(STACKS_S)  # no end is marked
-        stacks = Path(f"{path}.stacks").read_text(errors="replace")
-    program = which("py-spy", path=f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}")
-    for how in ("--native", "--nonblocking") if program else ():  # only the second one reads a process that is stopped
-        with suppress(OSError, subprocess.TimeoutExpired):
-            dump = [program or "", "dump", how, "--pid", str(pid)]
-            found = subprocess.run(dump, capture_output=True, timeout=PY_SPY_S, check=False)
-            stacks += f"\npy-spy dump {how}:\n{(found.stdout + found.stderr).decode(errors='replace')}"
-            if found.returncode == 0:
-                break
-    return stacks[:MOST_TEXT]
 
 
 class PPOActor:
@@ -207,7 +201,7 @@ class PPOActor:
         """Close all environments."""
         if self._host is not None:
             self._host.close()
-        remove_progress_file(self._progress_file)
+        ProgressFile("", self._progress_file).remove()
 
     def _hosted(self) -> SamplerHost | ThreadedHost:
         with self._making_host:

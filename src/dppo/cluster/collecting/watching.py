@@ -1,6 +1,5 @@
 """Watching: reads the progress of actors that are too busy to answer, on any node."""
 
-from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
@@ -10,27 +9,26 @@ from ray.exceptions import RayError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from dppo import streams
-from dppo.cluster.collecting.actor import (
-    ProgressFile,
-    read_progress_file,
-    read_stacks,
-    remove_progress_file,
-)
+from dppo.cluster.collecting.actor import ProgressFile
 from dppo.cluster.collecting.keeper import end_of_log
 from dppo.cluster.collecting.messages import Process, Progressed, Started
 from dppo.cluster.faults import UNKNOWN, cause_of_death
 from dppo.envs.activity import Activity, Phase
 from dppo.streams import Stream
 
-STACKS_TIMEOUT_S = 15.0  # for a witness on another node
+STACKS_S = 15.0  # for a witness on another node
 
 
 class Witness:
     """Reads the progress files of its node, in a process of its own."""
 
-    def call(self, read: Callable[..., Any], *where: Any) -> Any:
-        """Return what a function reads there."""
-        return read(*where)
+    def read(self, file: ProgressFile) -> Activity | None:
+        """Return the progress of a process."""
+        return file.read()
+
+    def stacks(self, file: ProgressFile) -> str:
+        """Return the stacks of a process."""
+        return file.stacks()
 
 
 class Watching:
@@ -42,11 +40,10 @@ class Watching:
     def __init__(self, here: str, seed: int = 0) -> None:
         """Read files of the node with the id `here` directly; `seed` is that of the run."""
         self.here, self._seed = here, seed
-        self._files: dict[Process, ProgressFile] = {}
-        self._witnesses: dict[str, Any] = {}
+        self._files, self._latest = dict[Process, ProgressFile](), dict[Process, Activity]()
+        self._witnesses: dict[str, Any] = {}  # by the id of the node
         self._looks: dict[Process, tuple[ObjectRef[Any], str]] = {}  # those that are pending, and the ids of the nodes
         self._seen: list[Progressed] = []
-        self._latest: dict[Process, Activity] = {}
 
     def started(self, process: Process, file: ProgressFile) -> Started:
         """Record the progress file of a new process; return the event."""
@@ -58,13 +55,13 @@ class Watching:
         self._latest.pop(process, None)
         file = self._files.pop(process, None)
         if file is not None and file.node_id == self.here:
-            remove_progress_file(file.path)
+            file.remove()
 
     def cause_of_death(self, process: Process, error: Exception) -> str:
         """Return how a process died, what it was doing, where its log is and, if that is here, the end of it."""
         file, (how, lines) = self._files.get(process, ProgressFile("", "")), ("", list[str]())
         here = file.node_id == self.here
-        activity = read_progress_file(file.path) if here else self._latest.get(process)
+        activity = file.read() if here else self._latest.get(process)
         place = "" if activity is None or activity.phase is Phase.IDLE else f", {activity}"
         if activity is not None and activity.phase in (Phase.RESET, Phase.STEP):
             which = activity.sampler_id, activity.env, activity.episode
@@ -83,27 +80,25 @@ class Watching:
         """Look at a process; does not wait."""
         file = self._files.get(process)
         if file is not None and file.node_id == self.here:
-            self._take(process, read_progress_file(file.path))
+            self._take(process, file.read())
         elif file is not None and file.path:
-            self._looks[process] = self._ask_witness(file, read_progress_file, file.path), file.node_id
+            self._looks[process] = self._witness(file).read.remote(file), file.node_id
 
     def stacks(self, process: Process) -> str:
         """Return the stacks of the threads of a process, "" if they cannot be read; waits a moment."""
         file, stacks = self._files.get(process), ""
-        if file is not None and file.path and file.node_id == self.here:
-            stacks = read_stacks(file.path, file.pid)
-        elif file is not None and file.path:
+        if file is not None and file.path:
             with suppress(RayError):
-                stacks = ray.get(self._ask_witness(file, read_stacks, file.path, file.pid), timeout=STACKS_TIMEOUT_S)
+                here = file.node_id == self.here
+                stacks = file.stacks() if here else ray.get(self._witness(file).stacks.remote(file), timeout=STACKS_S)
         return stacks
 
-    def _ask_witness(self, file: ProgressFile, read: Callable[..., Any], *where: Any) -> ObjectRef[Any]:
+    def _witness(self, file: ProgressFile) -> Any:
         if file.node_id not in self._witnesses:
             strategy = NodeAffinitySchedulingStrategy(file.node_id, soft=False)
             witness: Any = ray.remote(Witness)
             self._witnesses[file.node_id] = witness.options(num_cpus=0, scheduling_strategy=strategy).remote()
-        asked: ObjectRef[Any] = self._witnesses[file.node_id].call.remote(read, *where)
-        return asked
+        return self._witnesses[file.node_id]
 
     def steps_of(self, process: Process) -> int:
         """Return the env steps made for the current question of a process; on another node, as last seen."""

@@ -163,13 +163,16 @@ def wait_for(calls: Sequence[ObjectRef[Any]], check: Callable[[], None], timeout
     Fails when: a call fails, time is up, or `check` raises, which is called at least every `TICK_S`.
     """
     deadline, pending = time.monotonic() + timeout_s, list(calls)
-    while pending:
-        check()
-        if time.monotonic() > deadline:
-            raise GetTimeoutError
-        ready, pending = ray.wait(pending, num_returns=1, timeout=TICK_S)
-        ray.get(ready, timeout=FETCH_TIMEOUT_S)
-    return ray.get(list(calls), timeout=FETCH_TIMEOUT_S)
+    try:
+        while pending:
+            check()
+            if time.monotonic() > deadline:
+                raise GetTimeoutError
+            ready, pending = ray.wait(pending, num_returns=1, timeout=TICK_S)
+            ray.get(ready, timeout=FETCH_TIMEOUT_S)
+        return ray.get(list(calls), timeout=FETCH_TIMEOUT_S)
+    except RayTaskError as error:
+        raise _death_behind(error, calls) from None
 
 
 def wait_while_alive(ranks: Sequence[Any], calls: Sequence[ObjectRef[Any]], check: Callable[[], None]) -> list[Any]:
@@ -191,13 +194,10 @@ def wait_while_alive(ranks: Sequence[Any], calls: Sequence[ObjectRef[Any]], chec
             if silent_s > ASK_EVERY_S and rank not in asked.values():
                 asked[handle.__ray_ready__.options(concurrency_group="life").remote()] = rank
 
-    try:
-        return wait_for(calls, check_all)
-    except RayTaskError as error:
-        raise death_behind(error, calls) from None
+    return wait_for(calls, check_all)
 
 
-def death_behind(error: RayTaskError, calls: Sequence[ObjectRef[Any]]) -> RayError:
+def _death_behind(error: RayTaskError, calls: Sequence[ObjectRef[Any]]) -> RayError:
     """Return the death of another rank that made a sum fail; `error` itself if none died."""
     for call in ray.wait(list(calls), num_returns=len(calls), timeout=DEATH_REPORT_S)[0]:
         try:

@@ -19,7 +19,6 @@ from dppo.cluster.learning.rank import (
     LOOPBACK,
     TICK_S,
     TrainerRank,
-    death_behind,
     wait_for,
     wait_while_alive,
 )
@@ -241,10 +240,7 @@ class RayTrainers:
         host = LOOPBACK if len(set(addresses)) == 1 else addresses[0]
         port = wait_for([self.ranks[0].open_store.remote(host)], self._check, START_TIMEOUT_S)[0]
         joined = [handle.join.remote(host, port, self._expected) for handle in self.ranks]
-        try:
-            problems = wait_for(joined, self._check, START_TIMEOUT_S + COLLECTIVE_TIMEOUT.total_seconds())
-        except RayTaskError as error:
-            raise death_behind(error, joined) from None
+        problems = wait_for(joined, self._check, START_TIMEOUT_S + COLLECTIVE_TIMEOUT.total_seconds())
         _raise_faults(problems)
         for problem in sorted({*problems} - {""}):
             self._notify(problem)

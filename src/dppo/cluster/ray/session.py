@@ -12,15 +12,9 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
-from dppo.cluster.ray.capacity import PER_NODE, Demand, check_cluster, check_here, fitted_here, gpus_here, usable_cores
-from dppo.cluster.ray.environment import (
-    forget_private_token,
-    long_reconnect,
-    one_hash_seed,
-    set_environment,
-    signal_handlers_kept,
-)
-from dppo.cluster.ray.watch import ClusterWatch, Endpoint, Room, connect, watched_room
+from dppo.cluster.ray import capacity, environment
+from dppo.cluster.ray.capacity import PER_NODE, Demand
+from dppo.cluster.ray.watch import ClusterWatch, Endpoint, Room, connect, usable_nodes
 from dppo.config.checks import check_address
 from dppo.config.parts import Actors, Learners
 from dppo.errors import ClusterError, ConfigError, counted
@@ -54,7 +48,7 @@ class RaySession:
         source, cluster = wanted_cluster(address) if self._ours else ("address", address)
         self.started_here = started_here = self._ours and cluster is None
         if self._ours:
-            set_environment(start_here=started_here, dashboard=dashboard, **more)
+            environment.set_environment(start_here=started_here, dashboard=dashboard, **more)
         import ray
 
         if not self._ours:
@@ -69,9 +63,11 @@ class RaySession:
         if not started_here:
             try:
                 if demand.most_actors:
-                    self.room = watched_room(ray, demand, notify)
+                    free, grows = capacity.free_room(demand), capacity.has_autoscaler(ray)
+                    self.room = Room(demand, usable_nodes, notify, free=free, grows=grows)
+                    self.room.start()
                 else:
-                    check_cluster(ray, demand, notify)
+                    capacity.check_cluster(ray, demand, notify)
             except BaseException:
                 self.close()
                 raise
@@ -89,7 +85,7 @@ class RaySession:
             import ray
 
             ray.shutdown()
-            forget_private_token()
+            environment.forget_private_token()
 
 
 def demand_of(actors: Actors, learners: Learners, evaluators: int = 0) -> Demand:
@@ -181,7 +177,7 @@ def _connect(ray: Any, source: str, address: str, dashboard: bool) -> None:
                 f"status --address {address}`, or {remedy} to start Ray here."
             ) from None
     try:
-        with signal_handlers_kept(), long_reconnect():
+        with environment.signal_handlers_kept(), environment.long_reconnect():
             ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
     except (ConnectionError, TimeoutError, ValueError, RuntimeError, ray.exceptions.RayError) as error:
         raise ClusterError(
@@ -192,10 +188,10 @@ def _connect(ray: Any, source: str, address: str, dashboard: bool) -> None:
 
 
 def _start(ray: Any, demand: Demand, store_bytes: int, dashboard: bool, notify: Callable[[str], None]) -> Demand:
-    cores, gpus = usable_cores(), gpus_here() if demand.total().get("GPU") else 0
+    cores, gpus = capacity.usable_cores(), capacity.gpus_here() if demand.total().get("GPU") else 0
     if demand.most_actors:
-        demand = fitted_here(demand, gpus, notify)
-    check_here(demand, gpus)
+        demand = capacity.fitted_here(demand, gpus, notify)
+    capacity.check_here(demand, gpus)
     wanted = demand.total()
     wanted.pop("GPU", None)
     cpus = max(1, math.ceil(wanted.pop("CPU")))
@@ -225,7 +221,7 @@ def _start_processes(ray: Any, notify: Callable[[str], None], **options: Any) ->
     """Start Ray here, with one more try: on a busy machine, its processes may be too late."""
     for retry in (True, False):
         try:
-            with signal_handlers_kept(), long_reconnect(), one_hash_seed():
+            with environment.signal_handlers_kept(), environment.long_reconnect(), environment.one_hash_seed():
                 # "local": never join a cluster of others
                 ray.init(address="local", log_to_driver=False, logging_level=logging.ERROR, **options)
             return

@@ -8,9 +8,8 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import count, islice
-from typing import Any
 
-from dppo.cluster.ray.capacity import Demand, free_room, has_autoscaler, in_words, room_for
+from dppo.cluster.ray.capacity import Demand, in_words, room_for
 from dppo.errors import ClusterError, counted
 
 PERIOD_S, NODES_S = 0.5, 2.0  # between two checks, and between two looks at the nodes
@@ -31,8 +30,7 @@ class Endpoint:
     """A process of Ray that a run depends on."""
 
     name: str
-    address: str
-    """Host and port, as `host:port`."""
+    address: str  # host:port
     patience_s: float
     """Seconds for which its port may refuse connections before the process counts as dead."""
     failing_since: float | None = None
@@ -47,11 +45,10 @@ class Endpoint:
             silent = isinstance(error, TimeoutError)
             if not silent and error.errno not in NOBODY_LISTENS + UNREACHABLE:
                 return None  # a problem of this process, such as no free file descriptor
+            self.failing_since = now() if self.failing_since is None else self.failing_since
             patience = self.patience_s if error.errno in NOBODY_LISTENS else max(SILENT_S, self.patience_s)
             reason = "it does not answer" if silent else error.strerror or str(error)
-        if self.failing_since is None:
-            self.failing_since = now()
-        return reason if now() - self.failing_since >= patience else None
+            return reason if now() - self.failing_since >= patience else None
 
 
 class ClusterWatch:
@@ -80,8 +77,7 @@ class ClusterWatch:
     def _look(self) -> None:
         while not self._stop.wait(PERIOD_S):
             for endpoint in self._endpoints:
-                reason = endpoint.look()
-                if reason is not None and not self._stop.is_set():
+                if (reason := endpoint.look()) is not None and not self._stop.is_set():
                     self._lost = (
                         f"{endpoint.name} at {endpoint.address} is lost ({reason}), and the run cannot continue "
                         f"without it. Resume from the last checkpoint (--resume)."
@@ -130,15 +126,15 @@ class Room:
         """Look at the nodes once."""
         self._latest = self._find()
 
-    def close(self) -> None:
-        """Stop looking."""
-        self._stop.set()
-        self._thread.join(1)
-
     def _watch(self) -> None:
         while not self._stop.wait(NODES_S):
             with suppress(Exception):  # the GCS does not answer; if it is gone, the run ends elsewhere
                 self.look()
+
+    def close(self) -> None:
+        """Stop looking."""
+        self._stop.set()
+        self._thread.join(1)
 
     def changes(self, homes: Callable[[], Mapping[int, str]]) -> tuple[list[int], list[int]]:
         """Return the ids of the actors that join, and of those that leave, since the last call.
@@ -173,10 +169,3 @@ class Room:
         if self._holds < self._demand.num_actors:
             line += f"; training waits for the {self._demand.num_actors} that num_actors asks for"
         return line + ("; its autoscaler is asked for more nodes" if self._grows else "")
-
-
-def watched_room(ray: Any, demand: Demand, notify: Callable[[str], None]) -> Room:
-    """Return the room of the connected cluster, whose nodes are looked at until it is closed."""
-    room = Room(demand, usable_nodes, notify, free=free_room(demand), grows=has_autoscaler(ray))
-    room.start()
-    return room
