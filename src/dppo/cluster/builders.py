@@ -57,7 +57,8 @@ def build_sampler(plan: SamplerPlan, sampler_id: int, progress: ActivityRecord |
     """
     owner, progress = f"sampler {sampler_id} ({plan.env.env_name})", progress or ActivityRecord()
     standby, envs = plan.sampling.standby_envs, list[Any]()
-    make, meter = _maker(plan, sampler_id, progress)
+    meter = InfoMeter(plan.env.info_keys) if plan.env.info_keys else None
+    make = partial(_made, plan, sampler_id, progress, meter)
     group_of: Callable[..., EnvGroup] = EnvGroup
     try:
         for env in [*range(plan.sampling.envs_per_sampler)] * (1 + standby):
@@ -118,22 +119,12 @@ def _make_sampler(plan: SamplerPlan, sampler_id: int, spaces: Spaces, group: Env
     )
 
 
-def _maker(
-    plan: SamplerPlan, sampler_id: int, progress: ActivityRecord
-) -> tuple[Callable[[int], Any], InfoMeter | None]:
-    """Return a function that makes the environment with an index, and what measures the info of their steps."""
-    make = partial(_made, plan, sampler_id, progress)
-    if not plan.env.info_keys:
-        return make, None
-    meter = InfoMeter(plan.env.info_keys)
-    return lambda env: meter.watch(make(env)), meter
-
-
-def _made(plan: SamplerPlan, sampler_id: int, progress: ActivityRecord, env: int) -> Any:
+def _made(plan: SamplerPlan, sampler_id: int, progress: ActivityRecord, meter: InfoMeter | None, env: int) -> Any:
     _wait_for_start(plan.sampling.start_interval_s, lambda: progress.enter(place_of(Phase.MAKE, sampler_id, env)))
     name = f"sampler {sampler_id} ({plan.env.env_name}), env {env}"
     make = partial(_make_env, plan, name, sampler_id, env)
-    return EnvThread(make, name) if plan.sampling.standby_envs else make()
+    made = EnvThread(make, name) if plan.sampling.standby_envs else make()
+    return made if meter is None else meter.watch(made)
 
 
 def _wait_for_start(interval_s: float, enter: Callable[[], None]) -> None:

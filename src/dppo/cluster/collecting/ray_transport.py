@@ -110,8 +110,8 @@ class RayTransport:
         """Request an actor with the resources for which there is most room."""
         group, taken = 0, Counter(self._groups.values())
         if self._demand.others:
-            rooms = rooms_for(usable_nodes().values(), self._demand)
-            group = max(range(len(rooms)), key=lambda one: rooms[one] - taken[one])
+            rooms = dict(enumerate(rooms_for(usable_nodes().values(), self._demand)))
+            group = max(rooms, key=lambda one: rooms[one] - taken[one])
         handle: Any = self._actor_classes[group].remote(self._plan, self._model)
         self._handles[start.process], self._groups[start.process] = handle, group
         log = f"{self._logs}/actor-{start.process.actor_id}.log", self._watching.here, os.getpid()
@@ -170,8 +170,7 @@ class RayTransport:
             joined, left = self._room.changes(self._watching.homes)
             events += [*map(messages.Joined, joined), *map(messages.Left, left)]
         self._look_at_idle()
-        ended = self._ended_calls(0 if events else TICK_S)
-        began = time.monotonic()
+        ended, began = self._ended_calls(0 if events else TICK_S), time.monotonic()
         for ref, result in ended:
             call = self._calls.pop(ref, None)
             if call is not None and call[0].process in self._handles:  # else it has been killed
@@ -201,25 +200,21 @@ class RayTransport:
 
         Otherwise an actor that waits for the others, perhaps for a long replay, would be missed at its next question.
         """
-        if time.monotonic() - self._looked_at_idle < IDLE_LOOK_S:
-            return
-        busy = {command.process for command, _ in self._calls.values()}
-        for process, handle in self._handles.items():
-            if process not in busy and handle._get_local_state() == ActorTableData.DEAD:
-                self._expect(handle.close.remote(), Start(process))
-        self._looked_at_idle = time.monotonic()
+        if time.monotonic() - self._looked_at_idle > IDLE_LOOK_S:
+            busy = {command.process for command, _ in self._calls.values()}
+            for process, handle in self._handles.items():
+                if process not in busy and handle._get_local_state() == ActorTableData.DEAD:
+                    self._expect(handle.close.remote(), Start(process))
+            self._looked_at_idle = time.monotonic()
 
     def _event(self, command: Start | Ask | Describe, segments: list[Any], result: Callable[[], Any]) -> Event:
         try:
             message = result()
         except RayError as error:  # the process, its node or the segment in transit is lost
-            return messages.Died(
-                command.process, self._watching.cause_of_death(command.process, error), incurable(error)
-            )
+            reason = self._watching.cause_of_death(command.process, error)
+            return messages.Died(command.process, reason, incurable(error))
         if isinstance(command, Start):
             return self._watching.started(command.process, message)
-        if isinstance(command, Describe):
-            return messages.Answered(command.process, command.ask_id, message)
         answer = wire.decode_answer([message, *segments] if segments else message)
         return messages.Answered(command.process, command.ask_id, answer)
 
@@ -235,11 +230,10 @@ class RayTransport:
     def close(self) -> None:
         """Give actors a few seconds to close their environments, then kill them."""
         asked = any(isinstance(command, Ask) for command, _ in self._calls.values())
-        patience_s = INTERRUPTED_S if asked else CLOSING_S
         starting = {command.process for command, _ in self._calls.values() if isinstance(command, Start)}
         closing = [handle.close.remote() for process, handle in self._handles.items() if process not in starting]
         if closing:
-            ray.wait(closing, num_returns=len(closing), timeout=patience_s)
+            ray.wait(closing, num_returns=len(closing), timeout=INTERRUPTED_S if asked else CLOSING_S)
         for process in self._handles:
             self._watching.ended(process)
         handles, self._handles = [*self._handles.values(), *self._watching.take_witnesses()], {}

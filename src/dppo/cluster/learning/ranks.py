@@ -1,9 +1,11 @@
 """RayTrainers: updates shared by several ranks on Ray, which are started and replaced as one group."""
 
+import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any
+from functools import partial
+from typing import Any, TypeVar
 
 import numpy as np
 import ray
@@ -30,6 +32,8 @@ from dppo.ppo.exchange.records import Incident, IncidentKind, PolicySnapshot, Up
 from dppo.ppo.networks.choice import choose_network
 from dppo.ppo.networks.network import NetworkSpec
 from dppo.spaces.spaces import Spaces
+
+T = TypeVar("T")
 
 START_TIMEOUT_S = 120.0  # for a process that imports torch, on a machine that starts many at once
 CLOSE_S = 2.0  # for Ray to release the resources of the ranks
@@ -65,7 +69,7 @@ class RayTrainers:
         self._model = packed_model(plan.network.model)
         self.ranks: list[Any] = []
         """Ray's handles of the ranks; a rebuild replaces them."""
-        self._rebuilds = 0  # in a row
+        self._losses, self._lost_at = 0, math.inf  # of the group: in a row, and since when
         self._weights: np.ndarray
         self._state: dict[str, np.ndarray]
         self._states: list[ObjectRef[Any]] = []  # equal copies of a newer state, on different nodes, not fetched yet
@@ -90,14 +94,9 @@ class RayTrainers:
         Waits for: all ranks, while each answers that it is running. Fails when: it diverges, or rebuilds are in vain.
         Raises SegmentsLost if they must be collected again; nothing has changed then.
         """
-        while True:
-            try:
-                update = self._attempt(segments, policy, reward_scale, iteration)
-            except (RayError, TimeoutError) as error:
-                self._rebuild(error)
-            else:
-                incidents, self._incidents = tuple(self._incidents), []
-                return replace(update, incidents=incidents)
+        update = self._with_group(partial(self._attempt, segments, policy, reward_scale, iteration))
+        incidents, self._incidents = tuple(self._incidents), []
+        return replace(update, incidents=incidents)
 
     def weights(self) -> np.ndarray:
         """Return all weights [P], read-only."""
@@ -120,10 +119,7 @@ class RayTrainers:
     def load(self, weights: np.ndarray, state: dict[str, np.ndarray]) -> None:
         """Continue with these weights and this optimizer state, on every rank."""
         self._weights, self._state, self._states = weights, state, []
-        try:
-            self._load()
-        except (RayError, TimeoutError) as error:
-            self._rebuild(error)
+        self._with_group(self._load)
 
     def close(self) -> None:
         """Kill all ranks, and release their resources."""
@@ -135,16 +131,29 @@ class RayTrainers:
 
         Returns: milliseconds on one learner alone; on all learners, including the sum of gradients; of that sum.
         """
-        while True:
-            try:
-                alone = self._ask(self.ranks[:1], "median_s", "rehearse", rows)[0]
-                shared = max(self._ask(self.ranks, "median_s", "rehearse", rows // len(self.ranks)))
-                summing = max(self._ask(self.ranks, "median_s", "sum_gradients"))
-                return 1e3 * alone, 1e3 * (shared + summing), 1e3 * summing
-            except (RayError, TimeoutError) as error:
-                self._rebuild(error)
+
+        def measured() -> tuple[float, float, float]:
+            alone = self._ask(self.ranks[:1], "median_s", "rehearse", rows)[0]
+            shared = max(self._ask(self.ranks, "median_s", "rehearse", rows // len(self.ranks)))
+            summing = max(self._ask(self.ranks, "median_s", "sum_gradients"))
+            return 1e3 * alone, 1e3 * (shared + summing), 1e3 * summing
+
+        return self._with_group(measured)
 
     # ------------------------------------------------------------------ an update
+
+    def _with_group(self, call: Callable[[], T]) -> T:
+        """Return the result of `call`; if a rank is lost, restart all with the state before it, and call again."""
+        while True:
+            self._check()  # a new group would be useless if the run is being stopped or Ray is gone
+            try:
+                if not self.ranks:
+                    self._build()
+                    self._notify(f"learners are back after {time.monotonic() - self._lost_at:.0f} s")
+                    self._lost_at = math.inf
+                return call()
+            except (RayError, TimeoutError) as error:
+                self._lose(error)
 
     def _attempt(
         self, segments: Sequence[Any], policy: PolicySnapshot, reward_scale: float | None, iteration: int
@@ -160,7 +169,7 @@ class RayTrainers:
         try:
             answers = wait_while_alive(self.ranks, [update for update, _, _ in calls], self._check)
         except ObjectLostError as error:
-            self._rebuild(error)  # because some ranks wait for those whose segments are lost
+            self._lose(error)  # because some ranks wait for those whose segments are lost
             raise SegmentsLost(
                 f"the segments of iteration {iteration + 1} were lost with the node that held them ({last_line(error)})"
             ) from None
@@ -168,33 +177,25 @@ class RayTrainers:
         self._check()  # the same for the earlier weights, which are released here
         self._weights = ray.get(calls[0][1], timeout=FETCH_TIMEOUT_S)
         self._states = [calls[rank][2] for rank in self._reporters]  # fetched when they are needed
-        self._rebuilds = 0
+        self._losses = 0
         return answers[0]
 
-    def _rebuild(self, error: Exception) -> None:
-        """Restart the group with the state before the update, repeatedly if necessary."""
-        began, learners, repeats = time.monotonic(), self._plan.learners.num_learners, hasattr(self, "_weights")
-        while True:
-            self._check()  # a new group would be useless if the run is being stopped or Ray is gone
-            reason = f"a learner {cause(error)}"
-            self._kill()
-            if self._rebuilds == MAX_REBUILDS:
-                raise ClusterError(
-                    f"{reason}\nThe group of {learners} learners was rebuilt {MAX_REBUILDS} times in a row without "
-                    f"finishing an update. Resume from the last checkpoint, if there is one (--resume), perhaps with "
-                    f"`num_learners=0`." + (f"\n{error}" if isinstance(error, RayTaskError) else "")
-                )
-            self._notify(f"{reason}; all {learners} are restarted{' and repeat the update' if repeats else ''}")
-            self._incidents.append(Incident(IncidentKind.LEARNERS_REBUILT, reason))
-            self._rebuilds += 1
-            time.sleep(delay_before(self._rebuilds))
-            try:
-                self._build()
-            except (RayError, TimeoutError) as again:
-                error = again
-            else:
-                self._notify(f"learners are back after {time.monotonic() - began:.0f} s")
-                return
+    def _lose(self, error: Exception) -> None:
+        """End the group, which is to be restarted, and wait for a while; raise if that has been in vain too often."""
+        reason, learners = f"a learner {cause(error)}", self._plan.learners.num_learners
+        self._lost_at = min(self._lost_at, time.monotonic())
+        self._kill()
+        if self._losses == MAX_REBUILDS:
+            raise ClusterError(
+                f"{reason}\nThe group of {learners} learners was rebuilt {MAX_REBUILDS} times in a row without "
+                f"finishing an update. Resume from the last checkpoint, if there is one (--resume), perhaps with "
+                f"`num_learners=0`." + (f"\n{error}" if isinstance(error, RayTaskError) else "")
+            )
+        repeats = " and repeat the update" if hasattr(self, "_weights") else ""
+        self._notify(f"{reason}; all {learners} are restarted{repeats}")
+        self._incidents.append(Incident(IncidentKind.LEARNERS_REBUILT, reason))
+        self._losses += 1
+        time.sleep(delay_before(self._losses))
 
     # ------------------------------------------------------------------ building
 
@@ -211,7 +212,8 @@ class RayTrainers:
         try:
             self._build()
         except RayActorError as error:
-            self._rebuild(error)
+            self._lose(error)
+            self._with_group(lambda: None)
         except (RayError, TimeoutError) as error:
             raise ClusterError(
                 f"{learners} could not start: one {cause(error)}\nIf they run on several nodes, these must reach each "
