@@ -41,13 +41,14 @@ LOOK_S = 0.25
 _starting, _last_start = threading.Lock(), [-math.inf]  # of the environments of this process
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class BuiltSampler:
     """A sampler with its environments and their spaces."""
 
     sampler: PPOSampler
     envs: EnvGroup
     spaces: Spaces
+    next: int = 0  # index of its next segment, unless it is rebuilt
 
 
 def build_sampler(plan: SamplerPlan, sampler_id: int, progress: ActivityRecord | None = None) -> BuiltSampler:

@@ -39,8 +39,7 @@ class SamplerPlan:
     network: Network
     sizes: Sizes
     seed: int
-    recycling: tuple[float, float] = (math.inf, math.inf)
-    """Bytes and segments after which an actor is replaced."""
+    recycling: tuple[float, float] = (math.inf, math.inf)  # bytes and segments after which an actor is replaced
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,19 +74,13 @@ def trainer_plan(config: Config) -> TrainerPlan:
 class Question:
     """All segments requested from an actor at once."""
 
-    index: int
-    """Of the segments; -1 in a question for spaces."""
+    index: int  # of the segments; -1 in a question for spaces
     samplers: tuple[int, ...]
-    hosted: tuple[int, ...]
-    """All samplers that the actor hosts now."""
-    version: int = 0
-    """Of the policy that comes with it."""
-    rebuilds: dict[int, Rebuild] = field(default_factory=dict)
-    """For samplers that are rebuilt first."""
-    spaces: Spaces | None = None
-    """Those that every sampler must have; None if none is built for this question."""
-    expected: Expected | None = None
-    """The numerics of the run; None as for `spaces`."""
+    hosted: tuple[int, ...]  # all samplers that the actor hosts now
+    version: int = 0  # of the policy that comes with it
+    rebuilds: dict[int, Rebuild] = field(default_factory=dict)  # for samplers that are rebuilt first
+    spaces: Spaces | None = None  # those that every sampler must have; None if none is built for this question
+    expected: Expected | None = None  # the numerics of the run; None as for `spaces`
 
     @property
     def requests(self) -> tuple[SegmentRequest, ...]:

@@ -32,7 +32,6 @@ class SamplerHost:
         self._plan = plan
         self._progress = progress
         self._samplers: dict[int, BuiltSampler] = {}
-        self._next: dict[int, int] = {}  # index of each sampler's next segment, unless it is rebuilt
         self._collected = self._measured if plan.env.info_keys else collect_together
 
     def spaces(self, sampler_id: int) -> Spaces:
@@ -74,16 +73,14 @@ class SamplerHost:
         for sampler_id in self._samplers.keys() - set(hosted):
             self._progress.enter(place_of(Phase.CLOSE, sampler_id))  # which may take long
             self._samplers.pop(sampler_id).envs.close()
-            self._next.pop(sampler_id, None)
 
     def _ready(self, request: SegmentRequest) -> PPOSampler:
         """Return the requested sampler, which must be at the requested segment unless the request rebuilds it."""
-        holds = self._next.get(request.sampler_id, 0)
-        assert request.rebuild is not None or holds == request.index, (
-            f"{request}, but the sampler is at segment {holds}"
-        )
-        self._next[request.sampler_id] = request.index + 1
-        return self._sampler(request.sampler_id).sampler
+        built = self._sampler(request.sampler_id)
+        at = built.next
+        assert request.rebuild is not None or at == request.index, f"{request}, but the sampler is at segment {at}"
+        built.next = request.index + 1
+        return built.sampler
 
     def _sampler(self, sampler_id: int) -> BuiltSampler:
         if sampler_id not in self._samplers:

@@ -17,29 +17,21 @@ from dppo.spaces.spaces import Spaces
 class Limits:
     """Deadlines in seconds, and the restart budget."""
 
-    segment_timeout_s: float = math.inf
-    """For each segment that an actor owes; later, from its last observed progress."""
-    max_actor_restarts: int = 0
-    """Replacements of an actor in a row without a segment before the run stops."""
+    segment_timeout_s: float = math.inf  # for each segment that an actor owes; later, from its last observed progress
+    max_actor_restarts: int = 0  # replacements of an actor in a row without a segment before the run stops
     start_timeout_s: float = 120.0
     """For a process to start. While no actor runs at all, the larger of this and `segment_timeout_s` counts."""
-    move_after_s: float = 20.0
-    """An actor that has been without a process for longer loses its samplers to the others."""
-    quiet_s: float = 30.0
-    """Log what the run is waiting for after so long without an event."""
-    backup_requests: bool = False
-    """Ask idle actors for late segments as well."""
-    fewest_actors: int = 1
-    """With fewer running, nothing is asked for."""
+    move_after_s: float = 20.0  # an actor that has been without a process for longer loses its samplers to the others
+    quiet_s: float = 30.0  # log what the run is waiting for after so long without an event
+    backup_requests: bool = False  # ask idle actors for late segments as well
+    fewest_actors: int = 1  # with fewer running, nothing is asked for
     of_phases: Mapping[str, float | None] = field(default_factory=dict)
     """Those set for a step, a reset and a constructor, by the name of the setting: see `Patience`."""
-    elastic: bool = False
-    """True if actors join and leave: then enough of them are waited for without a deadline."""
+    elastic: bool = False  # True if actors join and leave: then enough of them are waited for without a deadline
 
     most_hosted: int = sys.maxsize
     """Samplers whose environments exist at once: see `Slots`."""
-    start_s: float = 0.0
-    """Seconds that the start of the environments of a sampler takes, at the rate that is allowed."""
+    start_s: float = 0.0  # seconds that the start of the environments of a sampler takes, at the rate that is allowed
 
     @property
     def look_s(self) -> float:
@@ -122,8 +114,7 @@ class Started:
     """A process is running and accepts questions."""
 
     process: Process
-    node: str = ""
-    """Name of its node."""
+    node: str = ""  # name of its node
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,8 +124,7 @@ class Died:
     process: Process
     reason: str
     """Continues a sentence that begins with "actor 3 (samplers 3, 7)"."""
-    error: DppoError | None = None
-    """Set if a new process would fail in the same way: the run ends with this error."""
+    error: DppoError | None = None  # set if a new process would fail in the same way: the run ends with this error
 
 
 @dataclass(frozen=True, slots=True)

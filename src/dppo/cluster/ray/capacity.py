@@ -24,12 +24,9 @@ class Demand:
     actor: dict[str, float]
     num_learners: int
     learner: dict[str, float]
-    most_actors: int = 0
-    """0 if the number of actors is fixed; else they join and leave, and `num_actors` is the fewest."""
-    others: tuple[dict[str, float], ...] = ()
-    """Alternatives to the resources of `actor`."""
-    evaluators: int = 0
-    """Further actors, which take the resources of `actor`."""
+    most_actors: int = 0  # 0 if the number of actors is fixed; else they join and leave, and `num_actors` is the fewest
+    others: tuple[dict[str, float], ...] = ()  # alternatives to the resources of `actor`
+    evaluators: int = 0  # further actors, which take the resources of `actor`
 
     @property
     def groups(self) -> tuple[dict[str, float], ...]:
