@@ -59,7 +59,7 @@ def build_sampler(plan: SamplerPlan, sampler_id: int, progress: ActivityRecord |
     owner, progress = f"sampler {sampler_id} ({plan.env.env_name})", progress or ActivityRecord()
     standby, envs = plan.sampling.standby_envs, list[Any]()
     meter = InfoMeter(plan.env.info_keys) if plan.env.info_keys else None
-    make = partial(_made, plan, sampler_id, progress, meter)
+    make: Callable[[int], Any] = partial(_made, plan, sampler_id, progress, meter)
     group_of: Callable[..., EnvGroup] = EnvGroup
     try:
         for env in [*range(plan.sampling.envs_per_sampler)] * (1 + standby):

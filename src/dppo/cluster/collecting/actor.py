@@ -106,16 +106,12 @@ class PPOActor:
     """Collects segments of its samplers on request, and sends faults as plain data."""
 
     def __init__(self, plan: bytes, model: PackedModel = ((), None)) -> None:
-        """Store the arguments. Nothing here can fail, because Ray reports a failing constructor badly.
+        """Store a pickled plan, and the user's network, which it does not contain: first use unpickles both.
 
-        Args:
-            plan: the pickled plan; it is unpickled on first use, where a failure can be reported.
-            model: the user's network, which the plan does not contain.
+        Nothing here can fail, because Ray reports a failing constructor badly.
         """
-        self._plan = plan
-        self._model = model
-        self._progress = ActivityRecord()
-        self._progress_file, self._pid = "", os.getpid()
+        self._plan, self._model = plan, model
+        self._progress, self._progress_file, self._pid = ActivityRecord(), "", os.getpid()
         self._host: SamplerHost | ThreadedHost | None = None
         self._making_host = threading.Lock()
         self._fault: DppoError | None = None

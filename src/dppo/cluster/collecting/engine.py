@@ -100,7 +100,10 @@ class Collecting:
                 case messages.Answered(ask_id=ask_id, answer=answer) if ask_id in actor.asked:  # else a duplicate
                     self._answered(actor, ask_id, answer, now)
                 case messages.Started(node=node):
-                    self._started(actor, node)
+                    if actor.samplers_moved:
+                        self._commands.append(Log(f"actor {actor.actor_id} is back"))
+                    actor.state, actor.ever_started, actor.samplers_moved, actor.node = State.RUNNING, True, False, node
+                    self.hosting.started(actor)
                 case messages.Died(error=DppoError() as error):
                     raise error
                 case messages.Died(reason=reason):
@@ -108,12 +111,6 @@ class Collecting:
                 case messages.Progressed(progress=progress):
                     self.patience.looked(actor, progress, now)
         return self._due()
-
-    def _started(self, actor: Actor, node: str) -> None:
-        if actor.samplers_moved:
-            self._commands.append(Log(f"actor {actor.actor_id} is back"))
-        actor.state, actor.ever_started, actor.samplers_moved, actor.node = State.RUNNING, True, False, node
-        self.hosting.started(actor)
 
     def _answered(self, actor: Actor, ask_id: int, answer: Answer | Spaces | DppoError, now: float) -> None:
         """Take in this answer and those that came too early; a large answer may arrive after the one behind it."""
@@ -174,7 +171,8 @@ class Collecting:
                 actor.look_at = now + self.limits.look_s
                 self._commands.append(messages.Look(actor.process))
             if actor.state is State.ABSENT and now >= actor.start_at:
-                self._commands.append(actor.start())
+                actor.state = State.STARTING
+                self._commands.append(messages.Start(actor.process))
         self._move([actor for actor in alarmed if now > actor.move_at(self.limits)], now)
         for actor in alarmed:
             self._alarms.set(actor)

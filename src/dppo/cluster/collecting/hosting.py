@@ -165,8 +165,7 @@ class Hosting:
     def check_enough(self, now: float) -> list[Command]:
         """Return a message once too few actors have been running for a while, and one once there are enough again.
 
-        Raises:
-            ClusterError: actors whose number is fixed cannot be started.
+        Raise ClusterError if actors whose number is fixed cannot be started.
         """
         if self.enough:
             logged, self.said_to_wait, self._few_since = self.said_to_wait, False, None

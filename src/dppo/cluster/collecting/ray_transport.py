@@ -58,15 +58,12 @@ class RayTransport:
     def __init__(
         self, plan: SamplerPlan, demand: Demand, *, by_reference: bool, room: Room | None, logs: str, **options: Any
     ) -> None:
-        """Pickle the plan for the actors; `options` are those of Ray for each of them.
+        """Pickle the plan for the actors; raise ConfigError if the environment or the user's network cannot be pickled.
 
         Args:
-            demand: the resources of each, or alternatives.
+            demand: the resources of each, or alternatives; `options` are those of Ray for each of them.
             by_reference: leave the arrays of segments with Ray, for learners that fetch them from the actors.
             room: None if the number of actors is fixed. `logs` is their folder on this node.
-
-        Raises:
-            ConfigError: the environment or the user's network cannot be pickled.
         """
         self._model = packed_model(plan.network.model)
         try:

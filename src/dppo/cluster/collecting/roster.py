@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from heapq import heappop, heappush
 
-from dppo.cluster.collecting.messages import Kill, Limits, Process, Start
+from dppo.cluster.collecting.messages import Kill, Limits, Process
 from dppo.cluster.wire import Answer, Question
 from dppo.envs.activity import Activity, Phase
 
@@ -120,11 +120,6 @@ class Actor:
     def wanted(self, now: float) -> None:
         """Let a process be started now."""
         self.state, self.start_at, self.missing_since = State.ABSENT, now, now
-
-    def start(self) -> Start:
-        """Request a new process."""
-        self.state = State.STARTING
-        return Start(self.process)
 
     def end(self, now: float) -> Kill:
         """Abandon its process; a new one is due now, unless it is leaving."""

@@ -116,10 +116,7 @@ class TrainerRank:
     def update(
         self, policy: PolicySnapshot, reward_scale: float | None, iteration: int, with_state: bool, *segments: Segment
     ) -> tuple[Update | DppoError, np.ndarray | None, dict[str, np.ndarray] | None]:
-        """Train on this rank's segments, together with the other ranks.
-
-        Args:
-            policy: the one that collected them, without its weights.
+        """Train on this rank's segments, together with the other ranks; `policy`, without its weights, collected them.
 
         Returns: the update of all ranks; with `with_state`, also their new weights [P] and optimizer state.
         """

@@ -36,11 +36,10 @@ class Trainers(Protocol):
     def update(
         self, segments: Sequence[Any], policy: PolicySnapshot, reward_scale: float | None, iteration: int
     ) -> Update:
-        """Do one PPO update on the segments of `iteration` (0, 1, ...).
+        """Do one PPO update on the segments of `iteration` (0, 1, ...), collected with `policy`.
 
         Args:
             segments: in sampler order; references to them if ranks fetch them from the actors.
-            policy: the policy that collected them.
             reward_scale: divisor of rewards; None if they are not normalized.
         """
 

@@ -45,9 +45,7 @@ class Demand:
 
 def usable_cores() -> int:
     """Return the number of cores this process may use; Ray's own count ignores CPU affinity and newer cpusets."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def actors_that_fit(node: Mapping[str, float], needs: Mapping[str, float]) -> int:

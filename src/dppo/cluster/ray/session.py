@@ -39,9 +39,8 @@ class RaySession:
     ) -> None:  # fmt: skip
         """Connect to Ray, or start it with an object store of `store_bytes` and `more` variables; check the room.
 
-        Raises:
-            ClusterError: Ray cannot be reached or started.
-            ConfigError: the cluster or this machine has no room for the processes, or another Ray is in use already.
+        Raise ClusterError if Ray cannot be reached or started, and ConfigError if the cluster or this machine has no
+        room for the processes, or another Ray is in use already.
         """
         demand, address, dashboard = demand_of(actors, learners, evaluators), actors.address, actors.dashboard
         self._ours = not ("ray" in sys.modules and sys.modules["ray"].is_initialized())
