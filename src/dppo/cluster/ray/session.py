@@ -59,17 +59,16 @@ class RaySession:
         self._watch = ClusterWatch(_endpoints(ray, started_here=started_here))
         self.check = self._watch.check
         self.room: Room | None = None  # for actors that join and leave
-        if not started_here:
-            try:
-                if demand.most_actors:
-                    free, grows = capacity.free_room(demand), capacity.has_autoscaler(ray)
-                    self.room = Room(demand, usable_nodes, notify, free=free, grows=grows)
-                    self.room.start()
-                else:
-                    capacity.check_cluster(ray, demand, notify)
-            except BaseException:
-                self.close()
-                raise
+        try:
+            if not started_here and demand.most_actors:
+                free, grows = capacity.free_room(demand), capacity.has_autoscaler(ray)
+                self.room = Room(demand, usable_nodes, notify, free=free, grows=grows)
+                self.room.start()
+            elif not started_here:
+                capacity.check_cluster(ray, demand, notify)
+        except BaseException:
+            self.close()
+            raise
         self.options: dict[str, Any] = {}
         """Ray's options of its processes."""
         self.demand = demand if self.room is None else replace(demand, num_actors=self.room.at_first)
