@@ -11,8 +11,7 @@ from builders import assert_same_bytes, make_config
 from dppo.cluster import wire
 from dppo.cluster.collecting.actor import PPOActor
 from dppo.cluster.collecting.ledger import ReplayLedger
-from dppo.cluster.faults import cause_of_death, delay_before
-from dppo.cluster.wire import Question, sampler_plan
+from dppo.cluster.wire import Question, cause_of_death, delay_before, sampler_plan
 from dppo.errors import ClusterError, EnvironmentFault
 from dppo.ppo.exchange.records import PolicySnapshot, Rebuild, SamplerCarry, SegmentReport
 

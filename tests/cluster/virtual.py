@@ -33,10 +33,9 @@ from dppo.cluster.collecting.messages import (
     Start,
     Started,
 )
-from dppo.cluster.faults import Recycled
 from dppo.cluster.ray.capacity import Demand
 from dppo.cluster.ray.watch import Room
-from dppo.cluster.wire import Answer, SamplerPlan
+from dppo.cluster.wire import Answer, Recycled, SamplerPlan
 from dppo.envs.activity import Activity, Phase
 from dppo.ppo.exchange.records import Timings
 from dppo.signals import StopSignals

@@ -19,8 +19,7 @@ from dppo.cluster import wire
 from dppo.cluster.collecting.actor import PPOActor, ProgressFile
 from dppo.cluster.collecting.hosting import ENDING_S
 from dppo.cluster.collecting.ray_transport import actor_class
-from dppo.cluster.faults import cause_of_death, last_line, sendable, within
-from dppo.cluster.wire import PackedModel, packed_model, unpacked_model
+from dppo.cluster.wire import PackedModel, cause_of_death, last_line, packed_model, sendable, unpacked_model, within
 from dppo.envs.activity import Phase, place_of
 from dppo.errors import ClusterError, DppoError
 from dppo.ppo.exchange.records import Episode, PolicySnapshot

@@ -25,9 +25,8 @@ import psutil
 from dppo.cluster import wire
 from dppo.cluster.collecting.host import SamplerHost, ThreadedHost, host_of
 from dppo.cluster.collecting.keeper import begin_log
-from dppo.cluster.faults import Recycled, sendable
 from dppo.cluster.ray.environment import PROGRESS
-from dppo.cluster.wire import Answer, PackedModel, Question, SamplerPlan, unpacked_model
+from dppo.cluster.wire import Answer, PackedModel, Question, Recycled, SamplerPlan, sendable, unpacked_model
 from dppo.envs.activity import BYTES, Activity, ActivityRecord
 from dppo.errors import ClusterError, ConfigError, DppoError, EnvironmentFault
 from dppo.files import lock

@@ -13,8 +13,7 @@ from dppo.cluster.collecting.hosting import Hosting, listed, samplers_named
 from dppo.cluster.collecting.ledger import ReplayLedger
 from dppo.cluster.collecting.messages import Ask, Command, Event, Limits, Log
 from dppo.cluster.collecting.roster import Actor, Alarms, Patience, State
-from dppo.cluster.faults import Recycled, delay_before
-from dppo.cluster.wire import Answer, Question
+from dppo.cluster.wire import Answer, Question, Recycled, delay_before
 from dppo.errors import ClusterError, DppoError, counted
 from dppo.numerics.fingerprint import Expected
 from dppo.ppo.exchange.records import Incident, IncidentKind, PolicySnapshot

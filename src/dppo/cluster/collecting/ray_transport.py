@@ -26,11 +26,10 @@ from dppo.cluster.collecting.ledger import ReplayLedger
 from dppo.cluster.collecting.messages import Ask, Describe, Event, ForTransport, Limits, Process, Start
 from dppo.cluster.collecting.roster import SETTINGS
 from dppo.cluster.collecting.watching import Watching
-from dppo.cluster.faults import incurable, last_line, within
 from dppo.cluster.ray.capacity import Demand, rooms_for
 from dppo.cluster.ray.session import RaySession
 from dppo.cluster.ray.watch import Room, usable_nodes
-from dppo.cluster.wire import SamplerPlan, packed_model
+from dppo.cluster.wire import SamplerPlan, incurable, last_line, packed_model, within
 from dppo.config.parts import Actors
 from dppo.errors import ClusterError, ConfigError
 from dppo.ppo.exchange.records import PolicySnapshot

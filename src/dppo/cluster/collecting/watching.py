@@ -12,7 +12,7 @@ from dppo import streams
 from dppo.cluster.collecting.actor import ProgressFile
 from dppo.cluster.collecting.keeper import end_of_log
 from dppo.cluster.collecting.messages import Process, Progressed, Started
-from dppo.cluster.faults import UNKNOWN, cause_of_death
+from dppo.cluster.wire import UNKNOWN, cause_of_death
 from dppo.envs.activity import Activity, Phase
 from dppo.streams import Stream
 

@@ -19,10 +19,9 @@ from ray.exceptions import GetTimeoutError, RayActorError, RayError, RayTaskErro
 from torch import distributed
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
-from dppo.cluster.faults import sendable
 from dppo.cluster.learning.sums import Group
 from dppo.cluster.learning.trainers import LocalTrainer
-from dppo.cluster.wire import PackedModel, TrainerPlan, unpacked_model
+from dppo.cluster.wire import PackedModel, TrainerPlan, sendable, unpacked_model
 from dppo.errors import DppoError
 from dppo.numerics.fingerprint import Expected
 from dppo.numerics.portable import limit_blas
