@@ -46,7 +46,6 @@ class Collecting:
         self.patience, self._alarms = Patience(limits), Alarms(self._actors, limits)
         self.balancing = Balancing(self._actors, self.hosting, ledger)
         self.backups = Backups(self.hosting, self.balancing) if limits.backup_requests else None
-        self._early: dict[int, Answer | Spaces | DppoError] = {}  # before that to the actor's first question, by id
         self._commands: list[Command] = []  # not yet returned
         self._questions = 0
         self.news_at = 0.0
@@ -97,7 +96,9 @@ class Collecting:
         elif event.process == (actor := self._actors[event.process.actor_id]).process:  # else it has been abandoned
             match event:
                 case messages.Answered(ask_id=ask_id, answer=answer) if ask_id in actor.asked:  # else a duplicate
-                    self._answered(actor, ask_id, answer, now)
+                    self.news_at, actor.early[ask_id] = now, answer  # large ones may arrive after those behind them
+                    while (first := next(iter(actor.asked), 0)) in actor.early:
+                        self._take_in(actor, first, actor.early.pop(first), now)
                 case messages.Started(node=node):
                     if actor.samplers_moved:
                         self._commands.append(Log(f"actor {actor.actor_id} is back"))
@@ -110,12 +111,6 @@ class Collecting:
                 case messages.Progressed(progress=progress):
                     self.patience.looked(actor, progress, now)
         return self._due()
-
-    def _answered(self, actor: Actor, ask_id: int, answer: Answer | Spaces | DppoError, now: float) -> None:
-        """Take in this answer and those that came too early; a large answer may arrive after the one behind it."""
-        self.news_at, self._early[ask_id] = now, answer
-        while (first := next(iter(actor.asked), 0)) in self._early:
-            self._take_in(actor, first, self._early.pop(first), now)
 
     def _take_in(self, actor: Actor, ask_id: int, answer: Answer | Spaces | DppoError, now: float) -> None:
         if isinstance(answer, Recycled):
@@ -230,8 +225,6 @@ class Collecting:
         """Abandon an actor's process and its queue; a new one is due now, unless it is leaving."""
         if self.backups:
             self.backups.ended(actor)
-        for ask_id in actor.asked:
-            self._early.pop(ask_id, None)
         self.hosting.ended(actor)
         self._commands.append(actor.end(now))
         self._alarms.set(actor)

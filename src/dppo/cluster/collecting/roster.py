@@ -8,6 +8,8 @@ from heapq import heappop, heappush
 from dppo.cluster.collecting.messages import Kill, Limits, Process
 from dppo.cluster.wire import Answer, Question
 from dppo.envs.activity import Activity, Phase
+from dppo.errors import DppoError
+from dppo.spaces.spaces import Spaces
 
 TIMES = 20  # the longest seen
 MEASURED = 8  # answers before that counts
@@ -72,6 +74,8 @@ class Actor:
     samplers_moved: bool = False  # while other actors host them
     asked: dict[int, Question] = field(default_factory=dict)
     """Unanswered questions by id, in the order in which the process works through them."""
+    early: dict[int, Answer | Spaces | DppoError] = field(default_factory=dict)
+    """Answers that came before that to the first question, by id."""
     holds: dict[int, int] = field(default_factory=dict)
     """Index of the segment that each of its samplers can collect after all questions without being rebuilt."""
     waits: bool = False
@@ -127,8 +131,8 @@ class Actor:
         self.wanted(now)
         self.state = State.LEFT if leaving else State.ABSENT
         self.process = Process(self.actor_id, self.process.number + 1)
-        self.asked.clear()
-        self.holds.clear()
+        for one in (self.asked, self.early, self.holds):
+            one.clear()
         self.pace, self.waits = Pace(), False
         self._rest()
         return kill
