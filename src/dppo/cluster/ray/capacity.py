@@ -151,19 +151,34 @@ def _gpu_slots(count: int, each: float) -> float:
 def check_cluster(ray: Any, demand: Demand, notify: Callable[[str], None]) -> None:
     """Raise `ConfigError` if the cluster is too small: Ray would wait silently. Warn if it can grow or is busy."""
     nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
-    shortage = _shortage(nodes, demand)
-    if shortage is not None:
-        fact, remedy = shortage
-        if not has_autoscaler(ray):
-            raise ConfigError(f"{fact}. {remedy}")
-        notify(f"{fact}. The cluster has an autoscaler: the others start when it has added nodes.")
-        return
-    free = free_room(demand)
-    if free < demand.num_actors:
-        notify(
-            f"the cluster has room for {free} of {demand.num_actors} actors now ({in_words(*demand.groups)} each); the "
-            f"others start when other jobs end."
+
+    def have(names: Iterable[str]) -> dict[str, float]:
+        return {name: sum(node.get(name, 0.0) for node in nodes) for name in names}
+
+    wanted, holds, actors = demand.total(), room_for(nodes, replace(demand, num_learners=0)), demand.num_actors
+    if demand.num_learners and any(held < wanted[name] for name, held in have(wanted).items()):
+        fact = (
+            f"num_learners={demand.num_learners}: {actors} actors and {demand.num_learners} learners need "
+            f"{in_words(wanted)}, the cluster's {len(nodes)} nodes have {in_words(have(wanted))}"
         )
+        remedy = "Use fewer, or lower `learner_cpus` or `cpus_per_actor`."
+    elif holds < actors:
+        names = dict.fromkeys(name for group in demand.groups for name in group if name != PER_NODE)
+        fact = (
+            f"num_actors={actors} actors of {in_words(*demand.groups)} each do not fit the cluster: its {len(nodes)} "
+            f"nodes have {in_words(have(names))} and hold {holds}"
+        )
+        per_node = PER_NODE in demand.actor
+        lower = "raise `actors_per_node`" if per_node else "lower `cpus_per_actor` (0.5 lets two share a CPU)"
+        remedy = f"Use at most {holds}, {lower}, or add nodes."
+    else:
+        if (free := free_room(demand)) < actors:
+            room = f"the cluster has room for {free} of {actors} actors now ({in_words(*demand.groups)} each)"
+            notify(f"{room}; the others start when other jobs end.")
+        return
+    if not has_autoscaler(ray):
+        raise ConfigError(f"{fact}. {remedy}")
+    notify(f"{fact}. The cluster has an autoscaler: the others start when it has added nodes.")
 
 
 def free_room(demand: Demand) -> int:
@@ -171,33 +186,6 @@ def free_room(demand: Demand) -> int:
     from ray._private.state import available_resources_per_node
 
     return room_for(available_resources_per_node().values(), replace(demand, num_learners=0))
-
-
-def _shortage(nodes: list[dict[str, float]], demand: Demand) -> tuple[str, str] | None:
-    """Return (fact, remedy) if the run does not fit the nodes even when they are idle."""
-
-    def have(names: Iterable[str]) -> dict[str, float]:
-        return {name: sum(node.get(name, 0.0) for node in nodes) for name in names}
-
-    wanted = demand.total()
-    if demand.num_learners and any(held < wanted[name] for name, held in have(wanted).items()):
-        return (
-            f"num_learners={demand.num_learners}: {demand.num_actors} actors and {demand.num_learners} learners need "
-            f"{in_words(wanted)}, the cluster's {len(nodes)} nodes have {in_words(have(wanted))}",
-            "Use fewer, or lower `learner_cpus` or `cpus_per_actor`.",
-        )
-    holds = room_for(nodes, replace(demand, num_learners=0))
-    if holds >= demand.num_actors:
-        return None
-    names = dict.fromkeys(name for group in demand.groups for name in group if name != PER_NODE)
-    lower = (
-        "raise `actors_per_node`" if PER_NODE in demand.actor else "lower `cpus_per_actor` (0.5 lets two share a CPU)"
-    )
-    return (
-        f"num_actors={demand.num_actors} actors of {in_words(*demand.groups)} each do not fit the cluster: its "
-        f"{len(nodes)} nodes have {in_words(have(names))} and hold {holds}",
-        f"Use at most {holds}, {lower}, or add nodes.",
-    )
 
 
 def has_autoscaler(ray: Any) -> bool:
