@@ -179,10 +179,11 @@ class Hosting:
             numbers = f"{len(self.running)} running, at least {self._limits.fewest_actors} wanted"
             return [Log(f"training waits for actors: {numbers}; `ray status` shows the room in the cluster")]
         missing = sorted(self._actors.values(), key=lambda actor: actor.missing_since)
-        if min(now - self._few_since, now - missing[-1].missing_since) > self._limits.nobody_s:
+        limit_s = max(self._limits.start_timeout_s, self._limits.segment_timeout_s)
+        if min(now - self._few_since, now - missing[-1].missing_since) > limit_s:
             raise ClusterError(
-                f"actor {missing[0].actor_id} was not started by Ray within {self._limits.nobody_s:g} s, and no other "
-                f"of the {len(missing)} is running. If the cluster is full (see `ray status`), lower `num_actors` or "
+                f"actor {missing[0].actor_id} was not started by Ray within {limit_s:g} s, and no other of the "
+                f"{len(missing)} is running. If the cluster is full (see `ray status`), lower `num_actors` or "
                 f"`cpus_per_actor`; if starting takes longer, raise `segment_timeout_s`."
             )
         return []

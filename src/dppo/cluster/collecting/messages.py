@@ -28,20 +28,13 @@ class Limits:
     of_phases: Mapping[str, float | None] = field(default_factory=dict)
     """Those set for a step, a reset and a constructor, by the name of the setting: see `Patience`."""
     elastic: bool = False  # True if actors join and leave: then enough of them are waited for without a deadline
-
-    most_hosted: int = sys.maxsize
-    """Samplers whose environments exist at once: see `Slots`."""
+    most_hosted: int = sys.maxsize  # samplers whose environments exist at once: see `Slots`
     start_s: float = 0.0  # seconds that the start of the environments of a sampler takes, at the rate that is allowed
 
     @property
     def look_s(self) -> float:
         """Interval between two looks at the progress of an actor that has a question."""
         return min([self.segment_timeout_s / 4, self.quiet_s, *(one / 4 for one in self.of_phases.values() if one)])
-
-    @property
-    def nobody_s(self) -> float:
-        """Longest time without any running actor."""
-        return max(self.start_timeout_s, self.segment_timeout_s)
 
 
 class Process(NamedTuple):

@@ -245,17 +245,13 @@ def store_size(wanted: int, notify: Callable[[str], None]) -> int:
     free = shutil.disk_usage("/dev/shm").free if os.path.isdir("/dev/shm") else math.inf
     if wanted <= 0.9 * free:
         return wanted
-    room = int(0.9 * free)
+    room, fact = int(0.9 * free), f"/dev/shm has {free / MIB:.0f} MiB free"
     if room < SMALLEST_STORE:
-        notify(
-            f"/dev/shm has {free / MIB:.0f} MiB free, too little for Ray's object store "
-            f"({SMALLEST_STORE / MIB:.0f} MiB): it moves to disk and is slower. In Docker, use --shm-size=1g."
-        )
+        too_little = f"too little for Ray's object store ({SMALLEST_STORE / MIB:.0f} MiB)"
+        notify(f"{fact}, {too_little}: it moves to disk and is slower. In Docker, use --shm-size=1g.")
         return SMALLEST_STORE
-    notify(
-        f"/dev/shm has {free / MIB:.0f} MiB free; Ray's object store gets {room / MIB:.0f} MiB instead of "
-        f"{wanted / MIB:.0f}. In Docker, use a larger --shm-size."
-    )
+    given = f"Ray's object store gets {room / MIB:.0f} MiB instead of {wanted / MIB:.0f}"
+    notify(f"{fact}; {given}. In Docker, use a larger --shm-size.")
     return room
 
 
