@@ -138,7 +138,8 @@ class Balancing:
 
     def questions(self, end: int, now: float) -> Iterator[tuple[Actor, int, tuple[int, ...]]]:
         """Yield actor, index and samplers of each question for segments before `end` that can be asked now."""
-        self._hosting.ready(*self._hosting.slots.take_waiting())
+        for actor in self._hosting.slots.take_waiting():
+            self._hosting.ready(actor)
         while ready := self._hosting.take_ready():
             for actor in ready:
                 if actor.waits and not actor.asked:
