@@ -101,6 +101,12 @@ def make_progress_file() -> tuple[str, ActivityRecord]:
         return "", ActivityRecord()
 
 
+def write_stacks_on_signal(path: str) -> None:
+    """Let SIGUSR2 write the stacks of all threads beside the progress file `path`, wherever this process is stuck."""
+    with suppress(OSError):
+        faulthandler.register(signal.SIGUSR2, open(f"{path}.stacks", "w"))  # noqa: SIM115  open as long as the process
+
+
 class PPOActor:
     """Collects segments of its samplers on request, and sends faults as plain data."""
 
@@ -129,9 +135,7 @@ class PPOActor:
         os.environ["OMP_NUM_THREADS"] = "1"  # for a torch that an environment may import
         limit_blas(1)
         self._progress_file, self._progress = make_progress_file()
-        with suppress(OSError):  # SIGUSR2 writes the stacks of all threads, wherever this process is stuck
-            stacks = open(f"{self._progress_file}.stacks", "w")  # noqa: SIM115  open as long as the process
-            faulthandler.register(signal.SIGUSR2, stacks)
+        write_stacks_on_signal(self._progress_file)
         import ray  # loaded already: Ray has started this process
 
         own = ray.get_runtime_context().get_node_id()
