@@ -17,9 +17,8 @@ from updates import ACTIONS, COLUMNS, assert_equals_twin, make_trainer, random_b
 from dppo.config import PPO
 from dppo.errors import TrainingDiverged
 from dppo.ppo.learning.batch import Batch
-from dppo.ppo.learning.minibatches import draw_minibatches, weighted_on_all
 from dppo.ppo.learning.model import ADAPTED, PPOModel
-from dppo.ppo.learning.parallel import Parallel
+from dppo.ppo.learning.parallel import Parallel, draw_minibatches, weighted_on_all
 from dppo.ppo.learning.trainer import PPOTrainer
 from dppo.spaces.actions import Actions
 

@@ -119,14 +119,6 @@ def leaves(tree: Tree, parts: PartsOf = parts_of) -> dict[str, Tree]:
     return {name: leaf for name, leaf, is_leaf in walk(tree, parts) if is_leaf}
 
 
-def without_mask(obs: np.ndarray, source: MaskSource) -> np.ndarray:
-    """Return a view of observations [...], stored with masks from `source`, without these."""
-    if source != "leaf":
-        return obs["obs"]
-    assert obs.dtype.names is not None
-    return obs[[name for name in obs.dtype.names if name != MASK]]
-
-
 def masks_of(obs: np.ndarray) -> np.ndarray:
     """Return the masks [..., M] of observations [...] that are stored with them, as booleans."""
     return obs[MASK].astype(bool, copy=False)

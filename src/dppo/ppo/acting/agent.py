@@ -9,7 +9,7 @@ from dppo.ppo.exchange.normalizer import ObsScale, ValueScale, network_inputs, s
 from dppo.ppo.exchange.records import PolicySnapshot
 from dppo.ppo.networks.choice import acting_network
 from dppo.ppo.networks.network import NetworkSpec, Outputs
-from dppo.spaces.spaces import MaskSource, masks_of, without_mask
+from dppo.spaces.spaces import MaskSource, masks_of
 
 
 class PPOAgent:
@@ -22,7 +22,7 @@ class PPOAgent:
     def __init__(self, spec: NetworkSpec, mask: MaskSource | None = None) -> None:
         """Build the acting network; `mask` is the source of the masks that observations are stored with."""
         self.spec, self.distribution, self.state_size = spec, spec.distribution, spec.state_size
-        self.mask = mask
+        self._read = None if mask is None else list(spec.spaces.obs.names or ()) if mask == "leaf" else "obs"
         self._network = acting_network(spec)
         self._dtype = np.dtype(spec.dtype)
         self._obs_scale: ObsScale | None = None
@@ -57,7 +57,7 @@ class PPOAgent:
 
     def split(self, stored: np.ndarray) -> tuple[np.ndarray, np.ndarray | None]:
         """Return stored observations [...] without their masks, as a view, and their masks [..., M] or None."""
-        return (stored, None) if self.mask is None else (without_mask(stored, self.mask), masks_of(stored))
+        return (stored, None) if self._read is None else (stored[self._read], masks_of(stored))
 
     def _outputs(self, stored: np.ndarray, state: np.ndarray | None) -> Outputs:
         obs, masks = self.split(stored)

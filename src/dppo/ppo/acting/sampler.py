@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from copy import copy
 from dataclasses import KW_ONLY, dataclass, replace
 from typing import Any, Protocol
 
@@ -124,7 +125,7 @@ class PPOSampler:
             return []
         incidents = self.envs.restore(rebuild.carry, rebuild.actions, self.obs, log)
         self._discounted_returns = rebuild.carry.discounted_returns.copy()
-        self.memory = _copy(rebuild.carry.memory)
+        self.memory = copy(rebuild.carry.memory)
         for incident in incidents:
             assert incident.env is not None
             self._discounted_returns[incident.env] = 0.0  # its episode was abandoned, and a new one starts at zero
@@ -148,7 +149,7 @@ class PPOSampler:
             policy_version=snapshot.version,
             steps=int(segment.valid.sum()),
             carry=SamplerCarry(
-                discounted_returns=self._discounted_returns.copy(), memory=_copy(self.memory), **open_episodes
+                discounted_returns=self._discounted_returns.copy(), memory=copy(self.memory), **open_episodes
             ),
             open_actions=tuple(actions[max(0, self.num_steps - length) :, env].copy() for env, length in lengths),
             episodes=tuple(log.episodes),
@@ -288,7 +289,3 @@ def collect_together(
     run = _Collection(samplers, requests, snapshot)
     run.go()
     return [sampler.finish(run, at) for at, sampler in enumerate(samplers)]
-
-
-def _copy(array: np.ndarray | None) -> np.ndarray | None:
-    return None if array is None else array.copy()

@@ -172,8 +172,7 @@ class ValueScale:
     @staticmethod
     def of_state(state: Mapping[str, np.ndarray]) -> ValueScale | None:
         """Return the scale of a trainer with this state; None if it normalizes no values."""
-        targets = moments_of_targets(state)
-        return None if targets is None else ValueScale.of(targets)
+        return ValueScale.of(moments_of_targets(state)) if VALUE_TARGETS in state else None
 
     def restore(self, standardized: Any) -> Any:
         """Return values in units of rewards; `standardized` is an array or a tensor, whose dtype stays."""
@@ -184,11 +183,9 @@ class ValueScale:
         return (values - self.mean) / self.std
 
 
-def moments_of_targets(state: Mapping[str, np.ndarray]) -> Moments | None:
-    """Return the moments of value targets in a trainer's state; None if there are none."""
-    if VALUE_TARGETS not in state:
-        return None
-    count, mean, m2 = state[VALUE_TARGETS]
+def moments_of_targets(state: Mapping[str, np.ndarray]) -> Moments:
+    """Return the moments of value targets in a trainer's state; those of none if it has none."""
+    count, mean, m2 = state.get(VALUE_TARGETS, np.zeros(3))
     return Moments(float(count), np.asarray(mean), np.asarray(m2))
 
 

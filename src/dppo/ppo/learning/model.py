@@ -1,10 +1,8 @@
 """PPOModel: the policy as a trainer uses it; and what changes its weights: FlatAdam, and PopArt."""
 
-import math
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
-from itertools import accumulate
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -192,7 +190,7 @@ class PopArt:
 
     def load(self, state: Mapping[str, np.ndarray]) -> None:
         """Restore the result of `state`; the weights belong to it already."""
-        self._moments = moments_of_targets(state) or Moments.empty(())
+        self._moments = moments_of_targets(state)
 
 
 def last_layer(spec: NetworkSpec) -> tuple[slice, slice]:
@@ -201,11 +199,10 @@ def last_layer(spec: NetworkSpec) -> tuple[slice, slice]:
     It is the linear layer called `value`, or the last one of a sequence of that name. Raise ConfigError without one.
     """
     found: dict[int, dict[str, slice]] = {}
-    ends = accumulate(map(math.prod, spec.shapes.values()))
-    for (name, shape), end in zip(spec.shapes.items(), ends, strict=True):
+    for name, places in spec.unflatten(np.arange(spec.num_parameters)).items():
         match = LAST_LAYER.fullmatch(name)
-        if match and shape[0] == 1:
-            found.setdefault(int(match[1] or 0), {})[match[2]] = slice(end - math.prod(shape), end)
+        if match and len(places) == 1:
+            found.setdefault(int(match[1] or 0), {})[match[2]] = slice(places.flat[0], places.flat[-1] + 1)
     last = found[max(found)] if found else {}
     if set(last) != {"weight", "bias"}:
         raise ConfigError(

@@ -14,9 +14,8 @@ from dppo.ppo.exchange.normalizer import ValueScale
 from dppo.ppo.exchange.records import Update
 from dppo.ppo.learning.batch import Batch, zero_batch
 from dppo.ppo.learning.losses import approximate_kl, clipped_value_loss, policy_loss, value_loss, weighted_mean
-from dppo.ppo.learning.minibatches import draw_minibatches, weighted_on_all
 from dppo.ppo.learning.model import ADAPTED, FlatAdam, PopArt, PPOModel, adapted_rate
-from dppo.ppo.learning.parallel import Parallel, moments_of_all, row_moments
+from dppo.ppo.learning.parallel import Parallel, draw_minibatches, moments_of_all, row_moments, weighted_on_all
 from dppo.ppo.learning.recompute import from_current_policy, with_new_advantages
 
 MOST_LOG_RATIO = 20.0  # a ratio of 5e8 is clipped as any other, and products and squares of it stay finite

@@ -54,21 +54,18 @@ class TorchActing(ActingNetwork):
         inputs = each_leaf(obs, self._tensor)
         before = None if state is None else self._tensor(state)
         with default_dtype(self._dtype), exact_on(1):
-            return self._outputs(inputs, before)
+            if before is None:
+                head, values = self._module(inputs)
+                return Outputs(head.numpy(), values.numpy())
+            starts = torch.zeros((1, len(before)), dtype=torch.bool)
+            head, values, after = self._module(each_leaf(inputs, itemgetter(None)), before, starts)
+            return Outputs(head[0].numpy(), values[0].numpy(), after.numpy())
 
     def _tensor(self, array: np.ndarray) -> Tensor:
         """Copy `array` into memory that is aligned alike in every process."""
         tensor = torch.empty(array.shape, dtype=self._dtype)
         np.copyto(tensor.numpy(), array)
         return tensor
-
-    def _outputs(self, inputs: Any, state: Tensor | None) -> Outputs:
-        if state is None:
-            head, values = self._module(inputs)
-            return Outputs(head.numpy(), values.numpy())
-        starts = torch.zeros((1, len(state)), dtype=torch.bool)
-        head, values, after = self._module(each_leaf(inputs, itemgetter(None)), state, starts)
-        return Outputs(head[0].numpy(), values[0].numpy(), after.numpy())
 
 
 class Autograd(LearningNetwork):

@@ -21,7 +21,7 @@ from dppo.spaces.spaces import Spaces
 from dppo.user_code import import_path, imported
 
 if TYPE_CHECKING:  # actors never import torch; shapes are checked in tests only
-    from jaxtyping import Bool, Float
+    from jaxtyping import Bool, Float, Shaped
     from torch import Tensor, nn
 
     from dppo.ppo.networks.parameters import FlatParameters
@@ -122,7 +122,7 @@ class NetworkSpec(ABC):
         return sum(map(math.prod, self.shapes.values()))
 
     @final
-    def unflatten(self, weights: Float[np.ndarray, " P"]) -> dict[str, np.ndarray]:
+    def unflatten(self, weights: Shaped[np.ndarray, " P"]) -> dict[str, np.ndarray]:
         """Split the flat vector `weights` into views by name; ValueError if its length is wrong."""
         if weights.shape != (self.num_parameters,):
             raise ValueError(f"got {weights.size:,} weights, this network has {self.num_parameters:,}.")

@@ -2,7 +2,7 @@
 
 import hashlib
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -75,9 +75,11 @@ def default_dtype(dtype: torch.dtype) -> AbstractContextManager[None]:
 
 def exact_on(threads: int) -> AbstractContextManager[None]:
     """Use so many threads in the calling thread, and full float32 products, whatever an environment has set."""
-    threads_before, precision = torch.get_num_threads(), ""
-    with suppress(RuntimeError):  # it was set for one backend alone, and has no name
+    threads_before = torch.get_num_threads()
+    try:
         precision = torch.get_float32_matmul_precision()
+    except RuntimeError:  # it was set for one backend alone, and has no name
+        precision = ""
     if (threads_before, precision) == (threads, "highest"):
         return nullcontext()
     exactly = torch.set_float32_matmul_precision, "highest", precision or "highest"

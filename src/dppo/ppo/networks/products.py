@@ -107,7 +107,11 @@ def layer_forward(layer: nn.Linear, inputs: Tensor) -> Tensor:
     weight: Tensor | None = parameters.get("weight")
     if weight is None or inputs.dim() != 2 or not alike(inputs, weight):  # None: torch's parametrizations compute it
         return linear(inputs, layer.weight, layer.bias)
-    return _forward(inputs, (_views_of(layer),), (None,), (weight, parameters["bias"]))
+    bias, (w, b) = parameters["bias"], _views_of(layer)
+    learns = inputs.requires_grad or weight.requires_grad or (bias is not None and bias.requires_grad)
+    if learns and torch.is_grad_enabled():
+        return _Layers.apply(inputs, ((w, b),), (None,), weight, bias)  # type: ignore[no-untyped-call]
+    return torch.from_numpy(_affine(inputs.numpy(force=True), w, b))
 
 
 def linear(inputs: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
@@ -162,13 +166,19 @@ def _outputs(rows: np.ndarray, arrays: Arrays, activations: Activations) -> list
     """Return the outputs of all layers, behind the inputs `rows`."""
     outputs = [rows]
     for (weight, bias), activation in zip(arrays, activations, strict=True):
-        rows = product(rows, weight.T)
-        if bias is not None:
-            rows += bias
+        rows = _affine(rows, weight, bias)
         if activation is not None:
             ACTIVATIONS[activation][0](rows, out=rows)
         outputs.append(rows)
     return outputs
+
+
+def _affine(rows: np.ndarray, weight: np.ndarray, bias: np.ndarray | None) -> np.ndarray:
+    """Return rows [n, k] times weight [m, k] transposed, plus bias [m]."""
+    sums = product(rows, weight.T)
+    if bias is not None:
+        sums += bias
+    return sums
 
 
 class _Layers(Function):
