@@ -245,13 +245,15 @@ def store_size(wanted: int, notify: Callable[[str], None]) -> int:
     free = shutil.disk_usage("/dev/shm").free if os.path.isdir("/dev/shm") else math.inf
     if wanted <= 0.9 * free:
         return wanted
-    room, fact = int(0.9 * free), f"/dev/shm has {free / MIB:.0f} MiB free"
+    room, has = int(0.9 * free), f"/dev/shm has {free / MIB:.0f}"
     if room < SMALLEST_STORE:
-        too_little = f"too little for Ray's object store ({SMALLEST_STORE / MIB:.0f} MiB)"
-        notify(f"{fact}, {too_little}: it moves to disk and is slower. In Docker, use --shm-size=1g.")
+        notify(
+            f"{has} MiB free, too little for Ray's object store ({SMALLEST_STORE / MIB:.0f} MiB): it moves to disk and is "
+            f"slower. In Docker, use --shm-size=1g."
+        )
         return SMALLEST_STORE
     given = f"Ray's object store gets {room / MIB:.0f} MiB instead of {wanted / MIB:.0f}"
-    notify(f"{fact}; {given}. In Docker, use a larger --shm-size.")
+    notify(f"{has} MiB free; {given}. In Docker, use a larger --shm-size.")
     return room
 
 
