@@ -248,8 +248,8 @@ def store_size(wanted: int, notify: Callable[[str], None]) -> int:
     room, has = int(0.9 * free), f"/dev/shm has {free / MIB:.0f}"
     if room < SMALLEST_STORE:
         notify(
-            f"{has} MiB free, too little for Ray's object store ({SMALLEST_STORE / MIB:.0f} MiB): it moves to disk and is "
-            f"slower. In Docker, use --shm-size=1g."
+            f"{has} MiB free, too little for Ray's object store ({SMALLEST_STORE / MIB:.0f} MiB): it moves to disk "
+            f"and is slower. In Docker, use --shm-size=1g."
         )
         return SMALLEST_STORE
     given = f"Ray's object store gets {room / MIB:.0f} MiB instead of {wanted / MIB:.0f}"
