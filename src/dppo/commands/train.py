@@ -77,12 +77,6 @@ class Arguments:
     """The preset, or that there is one on request; changes to its values that do not fit the other settings."""
 
 
-def parse(argv: list[str]) -> Arguments:
-    """Return the settings that `ENV_ID --flag value ...` asks for; raise as `Command.split` and `arguments_of`."""
-    _, given, env_id = COMMAND.split(argv)
-    return arguments_of(given, env_id, COMMAND.prog)
-
-
 @dataclass(frozen=True, kw_only=True)
 class Command:
     """A command with a flag for each setting, and flags of its own."""
