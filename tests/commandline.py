@@ -17,6 +17,7 @@ from typing import Any
 from processes import command_line
 
 import dppo
+from dppo.commands.train import COMMAND, Arguments, arguments_of
 
 SOURCE = Path(dppo.__file__).resolve().parents[1]
 TESTS = Path(__file__).resolve().parent
@@ -30,6 +31,11 @@ QUICK_CHECKS = {
     "RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S": "0",
     "RAY_USAGE_STATS_ENABLED": "0",
 }
+
+
+def parse(argv: list[str]) -> Arguments:
+    """Return the settings that `dppo train` takes from these words."""
+    return arguments_of(*COMMAND.split(argv)[1:], COMMAND.prog)
 
 
 def fresh_environment(**changes: str) -> dict[str, str]:

@@ -15,6 +15,7 @@ from typing import NamedTuple
 
 import pytest
 from builders import make_config
+from commandline import parse as parse_training
 from commandline import run
 
 import dppo
@@ -22,7 +23,6 @@ from dppo.__main__ import COMMANDS, main
 from dppo.commands import compare, tune
 from dppo.commands.flags import Parser
 from dppo.commands.train import arguments_of
-from dppo.commands.train import parse as parse_training
 from dppo.ppo.exchange.records import IncidentKind
 
 Capture = pytest.CaptureFixture[str]

@@ -17,9 +17,8 @@ import jsonschema
 import numpy as np
 import pytest
 import yaml
-from commandline import fresh_environment
+from commandline import fresh_environment, parse
 
-from dppo.commands.train import parse
 from dppo.config import Config
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 import yaml
 from builders import make_config
+from commandline import parse as parse_training
 
 from dppo.commands.compare import parse as parse_comparison
 from dppo.commands.eval import PARSER
 from dppo.commands.flags import EXTRA, FIRST, flag, in_flags
 from dppo.commands.train import Arguments
-from dppo.commands.train import parse as parse_training
 from dppo.config import files, grouped, resolved
 from dppo.config.aliases import ALIASES
 from dppo.config.parts import settings_by_name

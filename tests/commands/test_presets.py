@@ -9,10 +9,10 @@ import gymnasium as gym
 import pytest
 import yaml
 from builders import make_config
+from commandline import parse
 
 import dppo
 from dppo.__main__ import main
-from dppo.commands.train import parse
 from dppo.config import Config, fitted_to
 from dppo.config.files import Preset, described_presets
 from dppo.envs.simulated import register

@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 import yaml
 from builders import make_config
+from commandline import parse
 
 from dppo.__main__ import main
 from dppo.commands import tune
-from dppo.commands.train import parse
 from dppo.config.parts import default_of, settings_by_name
 
 Capture = pytest.CaptureFixture[str]

@@ -16,10 +16,10 @@ import numpy as np
 import pytest
 import yaml
 from browser import CHROMIUM, Browser
+from commandline import parse
 
 from dppo.__main__ import main
 from dppo.commands.report import facts_of
-from dppo.commands.train import parse
 from dppo.config import Config, grouped, resolved
 from dppo.records.files.run_folder import locked
 from dppo.records.metrics import reading

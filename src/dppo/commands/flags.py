@@ -18,27 +18,21 @@ FIRST = (  # the settings that people use first
     "total_timesteps", "num_actors", "num_samplers", "envs_per_sampler", "num_steps",
     "learning_rate", "gamma", "seed", "env_kwargs", "run_dir",
 )  # fmt: skip
-EXTRA = {  # flags that name a source of settings
-    "config": ("FILE", "YAML or TOML file of settings. Flags take precedence over it."),
-    "preset": (
-        "NAME",
-        "Settings that `dppo presets` lists; fast, for environments that cost nothing; none; or auto, those that apply "
-        "to ENV_ID by themselves. --config and flags take precedence over them. (default: auto)",
-    ),
-    "resume": (
-        "RUN",
-        "Continue the run in this folder (or from one of its checkpoints) exactly. auto: continue the run in --run-dir "
-        "if there is one, else start it.",
-    ),
-    "branch": (
-        "NEW_DIR",
-        "Instead of continuing the RUN of --resume, start a new run in NEW_DIR from its weights, optimizer and "
-        "normalizers. Counters begin at zero, and other settings are allowed, but not other shapes: --init-from takes "
-        "the weights that fit another task or network.",
-    ),
-}
 RENDER = "Show the environment in a window (render_mode=human)."
 TRUST = "Import and call the code that the settings of RUN name, beyond plain Gymnasium ids and what you name yourself."
+SOURCES = {
+    "--config FILE": "YAML or TOML file of settings. Flags take precedence over it.",
+    "--preset NAME": "Settings that `dppo presets` lists; fast, for environments that cost nothing; none; or auto, "
+    "those that apply to ENV_ID by themselves. --config and flags take precedence over them. (default: auto)",
+    "--resume RUN": "Continue the run in this folder (or from one of its checkpoints) exactly. auto: continue the run "
+    "in --run-dir if there is one, else start it.",
+    "--branch NEW_DIR": "Instead of continuing the RUN of --resume, start a new run in NEW_DIR from its weights, "
+    "optimizer and normalizers. Counters begin at zero, and other settings are allowed, but not other shapes: "
+    "--init-from takes the weights that fit another task or network.",
+    "--trust": TRUST,
+}
+EXTRA = ("config", "preset", "resume", "branch", "trust")
+"""The names of these flags."""
 Flags = Mapping[str, str]
 """The help of flags: {"--seed INT": "...", "--actors N ...": "...", "--equal {batch,segment}": "", "--json": "..."}."""
 TYPES: dict[str, Any] = {"INT": int, "N": int, "S": float, "RETURN": float, "FILE": Path, "DIR": Path}  # else text
@@ -144,10 +138,9 @@ def add_settings(parser: Parser, defaults: Mapping[str, Any], *, leave_out: Coll
     first = parser.add_argument_group("most used")
     for name in FIRST:
         _add(first, name, defaults, name in leave_out)
-    sources = parser.add_argument_group("files, presets and earlier runs")
-    for name, (metavar, text) in EXTRA.items():
-        sources.add_argument(flag(name), metavar=metavar, help=argparse.SUPPRESS if name in leave_out else text)
-    sources.add_argument("--trust", action="store_true", help=argparse.SUPPRESS if "trust" in leave_out else TRUST)
+    hidden = {usage for usage, name in zip(SOURCES, EXTRA, strict=True) if name in leave_out}
+    sources = SOURCES | dict.fromkeys(hidden, argparse.SUPPRESS)
+    parser.add_flags("files, presets and earlier runs", sources)
     for part, record in PARTS.items():
         group = parser.add_argument_group(f"{part}: {(record.__doc__ or '').rstrip('.')}")
         for name in names_of(part):
@@ -196,7 +189,7 @@ def in_flags(text: str) -> str:
 
 def _as_flag(found: re.Match[str]) -> str:
     name, value = found.groups()
-    if name not in (*settings_by_name(), *EXTRA, "trust", "render", "video", "episode"):
+    if name not in (*settings_by_name(), *EXTRA, "render", "video", "episode"):
         return found[0]
     if name == "branch":
         return "--branch NEW_DIR"

@@ -77,12 +77,6 @@ class Arguments:
     """The preset, or that there is one on request; changes to its values that do not fit the other settings."""
 
 
-def parse(argv: list[str]) -> Arguments:
-    """Return the settings that `ENV_ID --flag value ...` asks for; raise as `Command.split` and `arguments_of`."""
-    _, given, env_id = COMMAND.split(argv)
-    return arguments_of(given, env_id, COMMAND.prog)
-
-
 @dataclass(frozen=True, kw_only=True)
 class Command:
     """A command with a flag for each setting, and flags of its own."""
@@ -110,7 +104,7 @@ class Command:
                 _, given, env_id = self.split([one for one in argv if not is_help([one])])
                 parsed = arguments_of(given, env_id, self.prog)
         given, words = self._parser(parsed).split(argv)
-        own = {name: given.pop(name) for name in given.keys() - {*settings_by_name(), *EXTRA, "trust"}}
+        own = {name: given.pop(name) for name in given.keys() - {*settings_by_name(), *EXTRA}}
         for name in (name for name in self.refused if name in given):
             raise ConfigError(f"{flag(name)} has no effect here: {self.refused[name]}. Leave it out.")
         return own, given, one_word(words, word, self.prog)
@@ -148,8 +142,8 @@ def arguments_of(given: dict[str, Any], env_id: str | None, prog: str) -> Argume
 
     Raises a ConfigError if a file or a preset contains no settings, and a UsageError if the environment is missing.
     """
-    config, preset_name, resume, branch = (given.get(name) for name in EXTRA)
-    flags = as_settings({name: text for name, text in given.items() if name not in (*EXTRA, "trust")})
+    config, preset_name, resume, branch, trust = (given.get(name) for name in EXTRA)
+    flags = as_settings({name: text for name, text in given.items() if name not in EXTRA})
     if env_id is not None:
         flags["env_id"] = env_id
     if resume == "auto" and "run_dir" not in flags:
@@ -158,7 +152,7 @@ def arguments_of(given: dict[str, Any], env_id: str | None, prog: str) -> Argume
         raise ConfigError(f"branch={branch}: needs a run to branch from. Name it with --resume RUN.")
     if resume not in (None, "auto"):
         return _of_resumed(given, flags)
-    if "trust" in given:
+    if trust:
         raise ConfigError("--trust has no effect: it applies to the code of a run to resume. Leave it out.")
     settings = read_settings(Path(config)) if config else {}
     env_id = flags.get("env_id", settings.get("env_id"))

@@ -52,16 +52,14 @@ class InProcessPlayers:
         """Play the next episode, or none if `wait_s` is 0."""
         if not self._tasks or not wait_s:
             return []
-        number, episode, policy = self._tasks[0]
+        number, episode, policy = self._tasks.popleft()
         try:
             with self._turn():
-                result: Episode | DppoError = self._player.play(policy, episode, self._timeout_s)
+                return [(number, episode, self._player.play(policy, episode, self._timeout_s))]
         except DppoError as error:
-            result = error
-        self._tasks.popleft()
-        if isinstance(result, ClusterError):
-            self._tasks = deque(task for task in self._tasks if task[0] != number)
-        return [(number, episode, result)]
+            if isinstance(error, ClusterError):
+                self._tasks = deque(task for task in self._tasks if task[0] != number)
+            return [(number, episode, error)]
 
 
 @dataclass(slots=True)

@@ -216,12 +216,10 @@ class PPOLearner:
         for index, (policy, statistics) in self._acting.items():
             if policy.version != self.iteration:  # else it is the current one
                 name = _in_flight(index - self.iteration)
-                if policy.env_options is not None:
-                    values[f"options_{name}"] = policy.env_options
                 arrays[name] = {"weights": policy.weights} | statistics.arrays()
-                values[f"version_{name}"] = policy.version
-                if policy.value_scale is not None:
-                    values[f"value_scale_{name}"] = astuple(policy.value_scale)
+                scale = None if policy.value_scale is None else astuple(policy.value_scale)
+                more = {"options": policy.env_options, "version": policy.version, "value_scale": scale}
+                values |= {f"{key}_{name}": value for key, value in more.items() if value is not None}
         return arrays, values
 
     def adopt(self, arrays: dict[str, dict[str, np.ndarray]]) -> None:

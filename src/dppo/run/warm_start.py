@@ -41,7 +41,7 @@ def warm_start(trainers: Trainers, own: Statistics, origin: Found, obs: Any, *, 
     if frozen and statistics is own:
         raise ConfigError(f"freeze_norm_after=0: {origin.path} has no statistics of these observations. Leave it out.")
     if own.obs is not None:
-        rows.append(f"  {_word(statistics is not own)}: statistics of observations")
+        rows.append(f"  {'not ' * (statistics is own)}taken: statistics of observations")
     for row in rows:
         logger.info("%s", row)
     trainers.load(spec.flatten(weights), trainers.state())
@@ -51,10 +51,10 @@ def warm_start(trainers: Trainers, own: Statistics, origin: Found, obs: Any, *, 
 def _fitting(here: Weights, there: Weights, origin: Found) -> tuple[Weights, list[str]]:
     """Return the weights of `there` where name and shape are those of `here`, else of `here`; and this in lines."""
     taken = {name for name, array in here.items() if name in there and there[name].shape == array.shape}
-    rows = [
-        f"  {_word(name in taken)}: {name}, {_shape(here, name)} here and {_shape(there, name)} there"
-        for name in {**here, **there}
-    ]
+    rows = []
+    for name in {**here, **there}:
+        shapes = ["x".join(map(str, of[name].shape)) if name in of else "none" for of in (here, there)]
+        rows.append(f"  {'not ' * (name not in taken)}taken: {name}, {shapes[0]} here and {shapes[1]} there")
     if not any(here[name].ndim > 1 for name in taken):
         fact = f"nothing fits, none of its {counted(len(there), 'parameter')} has name and shape of a layer here"
         advice = "Use the network settings of that run, or leave `init_from` out"
@@ -64,11 +64,3 @@ def _fitting(here: Weights, there: Weights, origin: Found) -> tuple[Weights, lis
     numbers = f"{sum(here[name].size for name in taken):,} of {sum(array.size for array in here.values()):,} numbers"
     first = f"Starting with {len(taken)} of {counted(len(here), 'parameter')} ({numbers}) of {origin.path}:"
     return {name: there[name] if name in taken else array for name, array in here.items()}, [first, *rows]
-
-
-def _word(taken: bool) -> str:
-    return "taken" if taken else "not taken"
-
-
-def _shape(weights: Weights, name: str) -> str:
-    return "x".join(map(str, weights[name].shape)) if name in weights else "none"
