@@ -126,7 +126,5 @@ def _fitted(image: np.ndarray, height: int, width: int) -> np.ndarray:
         image = (sum(parts) // by**2).astype(np.uint8)
     by = max(1, min(height // image.shape[0], width // image.shape[1]))
     image = image.repeat(by, 0).repeat(by, 1)[:height, :width]
-    fitted = np.full((height, width, 3), GRAY, np.uint8)
-    top, left = (height - image.shape[0]) // 2, (width - image.shape[1]) // 2
-    fitted[top : top + image.shape[0], left : left + image.shape[1]] = image
-    return fitted
+    spare = height - image.shape[0], width - image.shape[1], 0
+    return np.pad(image, [(one // 2, one - one // 2) for one in spare], constant_values=GRAY)

@@ -156,7 +156,7 @@ class Run:
             if self.parts.trace is not None:
                 self.watching.add_file(MetricsWriter(self.folder.path, resumed_at, TRACE, self.parts.trace))
             if self.config.record_episodes != "none":
-                known = self.parts.ledger, lambda: self.reports, self.learner.episodes
+                known = self.parts.ledger.actions_before, lambda: self.reports, self.learner.episodes
                 self.flushed.append(EpisodeWriter(self.folder.path, resumed_at, self.config, *known))
                 self.watching.add_file(self.flushed[-1])
             actions, rows = actions_from_json(self.parts.model["actions"]), read_metrics(self.folder.path)

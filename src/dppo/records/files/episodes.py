@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
@@ -80,10 +80,8 @@ def packed(actions: np.ndarray) -> dict[str, Any]:
     return {"dtype": str(actions.dtype), "shape": actions.shape[1:], "actions": base64.b64encode(data).decode()}
 
 
-class Ledger(Protocol):
-    """The part of the `ReplayLedger` that is needed here."""
-
-    def actions_before(self, sampler_id: int, index: int, env: int, episode: int) -> np.ndarray | None: ...  # noqa: D102
+ActionsBefore = Callable[[int, int, int, int], np.ndarray | None]
+"""`ReplayLedger.actions_before`: of sampler, segment, environment and episode."""
 
 
 class EpisodeWriter(Observer):
@@ -97,19 +95,19 @@ class EpisodeWriter(Observer):
         run_dir: Path,
         resumed_at: int | None,
         config: Config,
-        ledger: Ledger,
+        actions_before: ActionsBefore,
         reports: Callable[[], Sequence[SegmentReport]],
         episodes: int,
     ) -> None:
         """Cut off the lines after iteration `resumed_at`, as those episodes are played anew, and append.
 
         Args:
-            ledger: knows the actions of open episodes; `reports` returns those of the last iteration.
+            actions_before: returns the actions of open episodes; `reports` returns those of the last iteration.
             episodes: finished ones, from the start of the run to `resumed_at`.
         """
         self._file = MetricsWriter(run_dir, resumed_at, EPISODES, dict)
         self._every, self._seed = config.recorded_every, config.seed
-        self._ledger, self._reports, self._number = ledger, reports, episodes
+        self._actions_before, self._reports, self._number = actions_before, reports, episodes
         self._iteration, self._said = -1.0, False
         self._best = max((one.episode_return for one in read_episodes(run_dir) if one.number), default=-math.inf)
         self._pending: list[tuple[dict[str, float], SegmentReport, list[np.ndarray | None]]] = []
@@ -118,9 +116,9 @@ class EpisodeWriter(Observer):
         """Keep the reports of an iteration, and the actions of earlier segments, until there are a few."""
         if row["iteration"] == self._iteration:  # it has further rows, of evaluations
             return
-        self._iteration, before = row["iteration"], self._ledger.actions_before
+        self._iteration = row["iteration"]
         for of in self._reports():
-            earlier = [before(of.sampler_id, of.index, one.env, one.index) for one in of.episodes]
+            earlier = [self._actions_before(of.sampler_id, of.index, one.env, one.index) for one in of.episodes]
             self._pending.append((row, of, earlier))
         if len(self._pending) >= AT_ONCE:
             self._write()
