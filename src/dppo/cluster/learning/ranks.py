@@ -144,7 +144,6 @@ class RayTrainers:
     def _with_group(self, call: Callable[[], T]) -> T:
         """Return the result of `call`; if a rank is lost, restart all with the state before it, and call again."""
         while True:
-            self._check()  # a new group would be useless if the run is being stopped or Ray is gone
             try:
                 if not self.ranks:
                     self._build()
@@ -181,6 +180,7 @@ class RayTrainers:
 
     def _lose(self, error: Exception) -> None:
         """End the group, which is to be restarted, and wait for a while; raise if that has been in vain too often."""
+        self._check()  # a new group would be useless if the run is being stopped or Ray is gone
         reason, learners = f"a learner {cause(error)}", self._plan.learners.num_learners
         self._lost_at = min(self._lost_at, time.monotonic())
         self._kill()
