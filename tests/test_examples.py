@@ -52,7 +52,7 @@ def no_process_is_left() -> Iterator[set[int]]:
     [
         ("python_api.py", 1024, r"Result\(.*global_step=1024(?s:.*)4 iterations(?s:.*)drawn: \[[01] [01] [01]\]"),
         ("curriculum.py", 512, r"Result\(.*global_step=512"),
-        ("own_environment.py", 1024, r"Mean return after 1,024 steps: -\d+"),
+        ("own_environment.py", 2048, r"Mean return after 2,048 steps: -\d+"),
         ("own_memory.py", 512, r"The pole stood for \d+ steps\.\nMean return after 512 steps: \d+"),
         ("own_network.py", 512, r"Mean return after 512 steps: \d+"),
         ("callback_simulator.py", 512, r"Mean return after 512 steps: -\d+"),
