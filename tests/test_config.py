@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import gymnasium as gym
 import pytest
 import yaml
 from builders import make_config
@@ -476,3 +477,17 @@ def test_all_settings_survive_being_written_and_read(tmp_path: Path) -> None:
     read = make_config(read_settings(path))
     assert read == dataclasses.replace(c, minibatch_size=64)  # what was derived is written down
     assert yaml.safe_load(path.read_text(encoding="utf8"))["sampling"]["num_samplers"] == 8
+
+
+@pytest.mark.parametrize(
+    ("given", "answer"),
+    [
+        ({"env_id": gym.make("CartPole-v1")}, "is an environment. Pass its id, or a function that makes one"),
+        ({"env": "CartPole-v1"}, "env is a group of settings. Use env_id='CartPole-v1'."),
+        ({"env_id": "CartPole-v1", "lr": 1e-3}, "lr is not a known setting. Did you mean learning_rate?"),
+        ({"env_id": "CartPole-v1", "n_envs": 4}, "n_envs is not a known setting. Did you mean num_samplers?"),
+    ],
+)
+def test_habits_from_other_libraries_are_answered(given: dict[str, Any], answer: str) -> None:
+    with pytest.raises(ConfigError, match=re.escape(answer)):
+        Config(**given)

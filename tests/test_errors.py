@@ -209,6 +209,7 @@ def test_an_unsupported_space_is_named_before_anything_is_printed(
         assert main(again) == 0, capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_an_unsupported_space_is_reported_once_by_several_actors(
     tmp_path: Path, capfd: Capture, monkeypatch: Patch, ray_session: None
 ) -> None:
@@ -256,6 +257,7 @@ def test_playing_with_an_older_policy_is_noted(desk: Path, capsys: Capture) -> N
     assert "policy after 48 steps" in printed.out
 
 
+@pytest.mark.slow
 def test_training_works_without_standard_output(tmp_path: Path) -> None:
     """As under some supervisors: `>&-`."""
     closed = "import os, sys; os.close(1); os.execv(sys.executable, [sys.executable, '-m', 'dppo', *sys.argv[1:]])"
@@ -265,8 +267,14 @@ def test_training_works_without_standard_output(tmp_path: Path) -> None:
     assert len((tmp_path / "run" / "metrics.jsonl").read_text().splitlines()) == 4
 
 
-@pytest.mark.parametrize("where", ["constructor", "reset", "step"])
-@pytest.mark.parametrize("num_actors", ["0", "3"])
+@pytest.mark.parametrize(
+    ("num_actors", "where"),
+    [
+        *(("0", where) for where in ("constructor", "reset", "step")),
+        *(pytest.param("3", where, marks=pytest.mark.slow) for where in ("constructor", "reset")),
+        ("3", "step"),
+    ],
+)
 def test_an_exception_of_the_environment_is_shown_with_the_users_traceback(
     where: str, num_actors: str, tmp_path: Path, capfd: Capture, monkeypatch: Patch, ray_session: None
 ) -> None:

@@ -14,6 +14,7 @@ import pytest
 from worlds.faulty import Brittle, line_that_raises
 
 import dppo
+from dppo.__main__ import main
 from dppo.errors import CheckpointError, ConfigError, EnvironmentFault
 
 Patch = pytest.MonkeyPatch
@@ -242,7 +243,9 @@ def test_a_result_knows_the_objects_that_it_was_trained_with(tmp_path: Path) -> 
         dppo.evaluate(result.run_dir)
 
 
-def test_an_environment_of_a_program_is_found_in_one_step(tmp_path: Path) -> None:
+def test_an_environment_of_a_program_is_found_in_one_step(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: Patch
+) -> None:
     program = tmp_path / "mine.py"
     sizes = "num_samplers=1, num_steps=32, total_timesteps=32, progress='off', run_dir='run'"
     train = f"dppo.train(dppo.Config(env_id=make, {sizes}))"
@@ -250,12 +253,13 @@ def test_an_environment_of_a_program_is_found_in_one_step(tmp_path: Path) -> Non
     program.write_text(FACTORY + train, encoding="utf8")
     subprocess.run([sys.executable, str(program)], cwd=tmp_path, check=True, timeout=120)
 
-    def dppo_eval(*words: str) -> subprocess.CompletedProcess[str]:
-        command = [sys.executable, "-m", "dppo", "eval", "run", "--episodes", "1", *words]
-        return subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False)
-
-    refused = dppo_eval()
-    assert f"make was defined in {program}" in refused.stderr
-    advice = refused.stderr.partition("dppo eval run ")[2].partition(". ")[0]
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    assert main(["eval", "run", "--episodes", "1"]) != 0
+    refused = capsys.readouterr().err
+    assert f"make was defined in {program}" in refused
+    advice = refused.partition("dppo eval run ")[2].partition(". ")[0]
     assert advice == "--env-id mine:make"
-    assert "return " in dppo_eval(*advice.split()).stdout
+    assert main(["eval", "run", "--episodes", "1", *advice.split()]) == 0
+    sys.modules.pop("mine", None)
+    assert "return " in capsys.readouterr().out

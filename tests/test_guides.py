@@ -8,14 +8,18 @@ from __future__ import annotations
 import json
 import re
 import shlex
+import shutil
 import subprocess
 import sys
 from pathlib import Path
 from typing import NamedTuple
 
+import numpy as np
 import pytest
 from commandline import run
 from test_readme import PAGES, README, ROOT, STEPS, blocks, commands, words_for_dppo
+
+import dppo
 
 TRAIN = "dppo train CartPole-v1 --total-timesteps 512"
 
@@ -199,3 +203,10 @@ def test_python_of_the_guide_to_deployment_works(
     [snippet] = blocks(ROOT / "docs" / "DEPLOY.md", "python")
     exec(compile(snippet, "DEPLOY.md", "exec"), {})
     assert re.search(r"return \d+\n", capsys.readouterr().out)
+    for at in (shutil.copytree("runs/deployed", "robot"), max(Path("robot/checkpoints").glob("*.safetensors"))):
+        policy, obs = dppo.load_policy(at), np.zeros(4, np.float32)  # what the page says of `act`
+        assert policy.act(np.stack([obs] * 3)).shape == (3,)
+        assert policy.act(obs, generator=np.random.default_rng(1)) in (0, 1)
+        for wrong in (np.full(4, np.nan, np.float32), np.zeros(5, np.float32)):
+            with pytest.raises(ValueError):
+                policy.act(wrong)

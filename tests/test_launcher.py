@@ -196,6 +196,7 @@ def test_an_incomplete_or_moved_venv_is_emptied_and_rebuilt(checkout: Checkout) 
     assert moved.calls() == ["venv", "pip"] * 3
 
 
+@pytest.mark.slow
 def test_setting_up_says_what_it_is_doing_and_for_how_long(checkout: Checkout) -> None:
     said = "Collecting one\n  Downloading https://host/one.whl.metadata (2 kB)\n  Downloading one-1.whl (190.2 MB)\n"
     site = 'mkdir -p "$venv/lib/python3.12/site-packages/one.dist-info"'

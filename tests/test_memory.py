@@ -26,6 +26,7 @@ def test_pieces_of_minibatches_change_rounding_only(kind: str, run_of: RunOf, tm
     np.testing.assert_allclose(weights, whole, atol=2e-4)
 
 
+@pytest.mark.slow
 def test_the_first_ratio_is_one_through_ray(tmp_path: Path, ray_session: None) -> None:
     """One SGD step in an iteration: the divergence before it is that of rounding."""
     config = settings("lstm", tmp_path / "run", num_actors=2, overlap=False, update_epochs=1, minibatch_size=80)

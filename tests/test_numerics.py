@@ -328,6 +328,7 @@ def test_only_linear_layers_with_torchs_forward_are_replaced() -> None:
     assert list(model.state_dict()) == ["0.weight", "0.bias", "1.weight", "1.bias", "2.weight", "2.bias"]
 
 
+@pytest.mark.slow
 def test_native_numerics_leave_the_variables_alone(tmp_path: Path) -> None:
     sizes = ["--total-timesteps", "256", "--num-steps", "32", "--preset", "none", "--progress", "plain"]
     code, out, err = run(["train", "CartPole-v1", *sizes, "--run-dir", "run", "--numerics", "native"], tmp_path)

@@ -135,7 +135,9 @@ class Watcher(dppo.Observer):
 SLEEPY = {"env_id": "dppo/SlowCartPole-v0", "env_kwargs": {"step_s": 0.25}}
 
 
-@pytest.mark.parametrize(("num_actors", "steps", "iterations"), [(0, 3, 2), (2, 6, 1)])
+@pytest.mark.parametrize(
+    ("num_actors", "steps", "iterations"), [(0, 3, 2), pytest.param(2, 6, 1, marks=pytest.mark.slow)]
+)
 def test_progress_is_reported_while_a_slow_simulator_collects(
     num_actors: int, steps: int, iterations: int, tmp_path: Path, capsys: Capture, ray_session: None
 ) -> None:

@@ -110,6 +110,7 @@ def test_a_branch_may_keep_its_statistics_and_has_its_own_learning_rate(whole: d
         train(tmp_path / "run", freeze_norm_after=0)
 
 
+@pytest.mark.slow
 def test_dropped_episodes_are_the_same_with_actors(ray_session: None, tmp_path: Path) -> None:
     world = {"reward": None, "episodes": [1, 2, 5], "length": 30, "at_step": 17}
     dropping: dict[str, Any] = {"env_id": "worlds.faulty:Faulty", "env_kwargs": world, "on_env_fault": "rebuild"}

@@ -48,7 +48,8 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> dppo.Result:
     return dppo.train(settings(tmp_path_factory.mktemp("trained") / "run"))
 
 
-@pytest.mark.parametrize("num_learners", [0, pytest.param(1, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("num_learners", [0, 1])
 def test_ray_gives_the_same_weights(num_learners: int, trained: dppo.Result, tmp_path: Path, ray_session: None) -> None:
     """Passed as a class that only this module has."""
 

@@ -66,6 +66,7 @@ def wait_for_cpus(taken: int) -> None:
     wait_until(lambda: ray.available_resources().get("CPU") == ray.cluster_resources()["CPU"] - taken)
 
 
+@pytest.mark.slow
 def test_samplers_move_from_a_lost_actor_and_return_when_there_is_room(
     hogs: list[Hogs], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

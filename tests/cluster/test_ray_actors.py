@@ -115,6 +115,7 @@ def test_reports_of_ray_that_are_lost_change_nothing(
     assert not lasting(result)
 
 
+@pytest.mark.slow
 def test_frozen_actors_are_killed_and_ignored_when_they_thaw(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """SIGSTOP, as on a machine that is suspended or swaps.
 

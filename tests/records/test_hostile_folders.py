@@ -254,6 +254,7 @@ COMMANDS: dict[str, list[str]] = {
     "resume": ["train", "--resume", "run", "--total-timesteps", "32"],
     "report": ["report", "run"],
     "plot": ["plot", "run", "--out", "run/plot.png"],
+    "diff": ["diff", "run", "run"],
 }
 
 
