@@ -15,8 +15,6 @@ from dppo.ppo.exchange.records import EnvLog, Incident, IncidentKind, SamplerCar
 from dppo.signals import INTERRUPTIONS
 from dppo.spaces.spaces import Spaces
 
-MISMATCH = "the replay ended in another state: the environment is not deterministic given its seed"
-
 
 class Row:
     """One row of a `JointEnv`, in the place of an environment of a group."""
@@ -134,8 +132,18 @@ class JointGroup(EnvGroup):
         log: EnvLog,
     ) -> dict[int, np.ndarray]:
         """Step all rows. Those that stood still are dropped; those that are interrupted by a restart are cut off."""
-        self._advance(actions, log)
-        known, joint = len(log.episodes), self._joint
+        began, joint, known, one = time.perf_counter(), self._joint, len(log.episodes), self._envs[0]
+        self._progress.enter(self._stepping, one.episode, one.length)
+        try:
+            joint.step(self._spaces.actions.each(actions))
+        except INTERRUPTIONS:
+            raise
+        except BaseException as error:  # it becomes the answer of the first row, and the others stand still
+            for row in joint.rows:
+                row.stand_still()
+            joint.error = joint.rows[0].answer = error
+            joint.rows[0].present = True
+        log.seconds += time.perf_counter() - began
         final_obs = super().step(actions, obs, rewards, terminated, truncated, log)
         log.episodes[known:] = [one for one in log.episodes[known:] if joint.rows[one.env].present]
         for env, row in enumerate(joint.rows):
@@ -150,30 +158,13 @@ class JointGroup(EnvGroup):
                 obs[env] = self._restarted(row, log, lost=goes_on)
         return final_obs
 
-    def _advance(self, actions: np.ndarray, log: EnvLog) -> None:
-        """Take the joint step; an exception becomes the answer of the first row, and the others stand still."""
-        began, joint, one = time.perf_counter(), self._joint, self._envs[0]
-        self._progress.enter(self._stepping, one.episode, one.length)
-        try:
-            joint.step(self._spaces.actions.each(actions))
-        except INTERRUPTIONS:
-            raise
-        except BaseException as error:
-            for row in joint.rows:
-                row.stand_still()
-            joint.error = joint.rows[0].answer = error
-            joint.rows[0].present = True
-        log.seconds += time.perf_counter() - began
-
     def _restarted(self, row: Row, log: EnvLog, *, lost: bool) -> np.ndarray:
         """Begin the next episode of a row after another one has failed, so that all begin anew."""
         env, one, row.waiting = row.index, self._envs[row.index], False
         if lost:
-            what = (
-                f"abandoned episode {one.episode} after {one.length} steps: all rows of its environment were restarted"
-            )
-            kind, owner = IncidentKind.EPISODE_ABANDONED, f"{self._owner}, env {env}"
-            log.incidents.append(Incident(kind, f"{owner}: {what}", env=env, lost_steps=one.length))
+            what = f"{self._owner}, env {env}: abandoned episode {one.episode} after {one.length} steps"
+            what += ": all rows of its environment were restarted"
+            log.incidents.append(Incident(IncidentKind.EPISODE_ABANDONED, what, env=env, lost_steps=one.length))
         episode = max(each.episode for each in self._envs) if self._joint.shared else one.episode + 1
         return self._begin_episode(env, episode, log)
 
@@ -229,5 +220,5 @@ class JointGroup(EnvGroup):
             before = carry.episodes[each], carry.episode_lengths[each], carry.checksums[each]
             if (one.episode, one.length, one.checksum()) != before:
                 self._joint.rows[env].waiting = False
-                return MISMATCH
+                return "the replay ended in another state: the environment is not deterministic given its seed"
         return ""

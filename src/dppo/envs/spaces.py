@@ -17,7 +17,6 @@ NUMBERS = (gym.spaces.Box, gym.spaces.Discrete, gym.spaces.MultiDiscrete, gym.sp
 MOST_CHOICES = 1000  # of one number; with more, rounding real numbers learns faster
 NEAR = 2.0  # a fresh policy, of mean 0 and deviation 1, reaches bounds up to here by itself
 NO_BOUND = 1e9  # a finite bound beyond this, such as the largest float32, stands for none
-MOST_PARTS = 8  # of a space, listed in a message
 PASSED = "from a function that you pass as `env_id` (module:function)."
 ENCODED = (
     "Write a function encode(obs) that returns n numbers in float32. Then return gymnasium.wrappers."
@@ -199,10 +198,10 @@ def _known(name: str, parts: Collection[str], all_leaves: list[str], setting: st
     raise ConfigError(f"{setting}={name}: is not a leaf of the observation. {choices}")
 
 
-def short(space: Any, most: int = 80) -> str:
-    """Return the text of a space, in one line of at most `most` characters."""
+def short(space: Any) -> str:
+    """Return the text of a space, in one line of at most 80 characters."""
     text = " ".join(str(space).split())
-    return text if len(text) <= most else text[: most - 3] + "..."
+    return text if len(text) <= 80 else text[:77] + "..."
 
 
 def _check_package(space: Any, what: str) -> None:
@@ -257,7 +256,8 @@ def _converted(space: gym.Space[Any], bounds: Bounds | Literal["auto"], name: st
     if inner and (keyed or isinstance(space, gym.spaces.Tuple)):
         parts = [_converted(part, bounds, f"{name}[{repr(key) if keyed else key}]") for key, part in inner.items()]
         return NestedActions(tuple(parts), tuple(inner) if keyed else None)
-    raise ConfigError(f"{what}: it is {_kind_of(space)}, which is not supported. {_chosen(space)}")
+    kind = f" of {space.dtype} with shape {space.shape}" if isinstance(space, gym.spaces.Box) else ""
+    raise ConfigError(f"{what}: it is a {type(space).__name__}{kind}, which is not supported. {_chosen(space)}")
 
 
 def _choices(space: gym.Space[Any]) -> MultiDiscreteActions | None:
@@ -273,19 +273,6 @@ def _choices(space: gym.Space[Any]) -> MultiDiscreteActions | None:
         return None
     flat = [tuple(int(number) for number in np.ravel(numbers)) for numbers in (counts, starts)]
     return MultiDiscreteActions(flat[0], flat[1], space.shape, str(space.dtype))
-
-
-def _kind_of(space: gym.Space[Any]) -> str:
-    """Describe the kind of a space; if its text is too long, also its parts: "a Dict (['arm'] is Box(...), ...)"."""
-    inner = space.spaces if isinstance(space, gym.spaces.Dict | gym.spaces.Tuple) else ()
-    parts: list[tuple[Any, Any]] = list(inner.items() if isinstance(inner, dict) else enumerate(inner))
-    if parts and short(space).endswith("..."):
-        named = [f"[{key!r}] is {short(part, 40)}" for key, part in parts[:MOST_PARTS]]
-        more = [f"{len(parts) - MOST_PARTS} more"] if len(parts) > MOST_PARTS else []
-        return f"a {type(space).__name__} ({', '.join([*named, *more])})"
-    if isinstance(space, gym.spaces.Box):
-        return f"a Box of {space.dtype} with shape {space.shape}"
-    return f"a {type(space).__name__}"
 
 
 def _chosen(space: gym.Space[Any]) -> str:

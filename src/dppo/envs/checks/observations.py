@@ -82,7 +82,7 @@ class SpaceChecks:
 
 def check_inside(limits: Limits, obs: np.ndarray) -> None:
     """Raise BadResult, with its `row`, for the first of the stored observations [...] that is outside of `limits`."""
-    named = leaves(obs) if obs.dtype.names else {"": obs}
+    named = leaves(obs)
     for name, (low, high) in limits.items():
         column = named[name]
         inside = (column >= low) & (column <= high)

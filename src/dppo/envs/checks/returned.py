@@ -8,7 +8,7 @@ import numpy as np
 
 from dppo.errors import ConfigError
 from dppo.spaces.actions import Actions
-from dppo.spaces.spaces import MASK, MaskSource, Spaces, joined, masks_of, parts_of
+from dppo.spaces.spaces import MASK, MaskSource, Spaces, joined, leaves, masks_of, parts_of
 
 MaskSetting = Literal["auto", "info", "off"]
 Pack = Callable[[Any], np.ndarray]
@@ -140,10 +140,9 @@ def mask_source(env: Any, obs: np.dtype[Any], actions: Actions, setting: MaskSet
         return "info"
     if choices is None or setting == "off":
         return None
-    if obs.names is not None and MASK in obs.names and len(obs.names) > 1:
-        leaf = obs[MASK]
-        if leaf.names is None and leaf.base.kind in "biuf" and leaf.shape == (sum(choices),):
-            return "leaf"
+    leaf = leaves(obs).get(MASK) if len(obs.names or ()) > 1 else None
+    if leaf is not None and leaf.base.kind in "biuf" and leaf.shape == (sum(choices),):
+        return "leaf"
     return "method" if callable(_method(env)) else None
 
 
