@@ -79,7 +79,8 @@ def dtype_of(
     For a Box, Discrete, MultiDiscrete or MultiBinary it is `(dtype, shape)`. For a Dict or Tuple it is a structured
     dtype, packed because checksums must not include padding. The fields of a Tuple are named "0", "1", ..., those of a
     OneOf "branch", "0", "1", ... Floats of 64 bits or more are stored as `floats`; if that is float64, so are integers
-    of a Box that float32 cannot tell apart. Raise ConfigError for a leaf that is not an array of numbers, or has none.
+    of a Box that float32 cannot tell apart. The byte order is native. Raise ConfigError for a leaf that is not an array
+    of numbers, or has none.
     """
     parts = _space_parts(space)
     if parts is not None:
@@ -89,16 +90,12 @@ def dtype_of(
         raise ConfigError(f"{_label(name)}: is {short(space)}, which is not an array of numbers. {ENCODED}")
     if 0 in space.shape:
         raise ConfigError(f"{_label(name)}: is {short(space)}, which has no elements. Give it at least one.")
-    return np.dtype((_stored(space, floats), space.shape))  # with shape () this is the scalar dtype itself
-
-
-def _stored(space: gym.Space[Any], floats: str) -> np.dtype[Any]:
-    """Return the dtype in which the numbers of `space` are stored; the byte order is native."""
     dtype = np.dtype(space.dtype)
     rounded = dtype.kind == "f" and dtype.itemsize > 4
     if floats == "float64" and dtype.kind in "iu" and isinstance(space, gym.spaces.Box):
         rounded = max(-int(space.low.min()), int(space.high.max())) > MOST_WHOLE
-    return np.dtype(floats) if rounded else dtype.newbyteorder("=")
+    stored = np.dtype(floats) if rounded else dtype.newbyteorder("=")
+    return np.dtype((stored, space.shape))  # with shape () this is the scalar dtype itself
 
 
 def _structured(fields: list[tuple[str, np.dtype[Any]]], name: str) -> np.dtype[Any]:
@@ -139,12 +136,24 @@ def leaf_spaces(space: gym.Space[Any], dropped: Collection[str] = ()) -> dict[st
 
 def categories_of(space: gym.Space[Any]) -> dict[str, Categories]:
     """Return the categories of each leaf that holds some, by name."""
-    found = {}
-    for name, leaf in leaves(space, _space_parts).items():
-        if isinstance(leaf, gym.spaces.Discrete | gym.spaces.MultiDiscrete):
-            counts = leaf.n if isinstance(leaf, gym.spaces.Discrete) else leaf.nvec
-            found[name] = Categories(*(tuple(np.ravel(numbers).tolist()) for numbers in (counts, leaf.start)))
-    return found
+    kinds = gym.spaces.Discrete, gym.spaces.MultiDiscrete
+    return {name: choices_of(leaf) for name, leaf in leaves(space, _space_parts).items() if isinstance(leaf, kinds)}
+
+
+def choices_of(space: gym.Space[Any]) -> Categories:
+    """Return the choices of each element of a space, flat; none if these are not counted, or too many."""
+    counts: Any = ()
+    starts: Any = ()
+    if isinstance(space, gym.spaces.Discrete):
+        counts, starts = space.n, space.start
+    elif isinstance(space, gym.spaces.MultiDiscrete):
+        counts, starts = space.nvec, space.start
+    elif isinstance(space, gym.spaces.MultiBinary):
+        counts, starts = np.full(space.shape, 2), np.zeros(space.shape, int)
+    elif isinstance(space, gym.spaces.Box):
+        counts = space.high.astype(float) - space.low.astype(float) + 1
+        counts, starts = (counts, space.low) if counts.max() <= MOST_CHOICES else ((), ())
+    return Categories(*(tuple(int(number) for number in np.ravel(numbers)) for numbers in (counts, starts)))
 
 
 def _names_to_drop(space: gym.Space[Any], drop_obs: Collection[str]) -> tuple[str, ...]:
@@ -248,9 +257,8 @@ def _converted(space: gym.Space[Any], bounds: Bounds | Literal["auto"], name: st
         if bounds == "auto":
             bounds = "rescale" if NEAR < np.abs([space.low, space.high]).max() <= NO_BOUND else "clip"
         return BoxActions(np.asarray(space.low), np.asarray(space.high), bounds)
-    choices = _choices(space)
-    if choices is not None:
-        return choices
+    if (choices := choices_of(space)).counts:
+        return MultiDiscreteActions(choices.counts, choices.starts, space.shape or (), str(space.dtype))
     inner = dict(_space_parts(space) or ())
     keyed = isinstance(space, gym.spaces.Dict) and all(isinstance(key, str) for key in space.spaces)
     if inner and (keyed or isinstance(space, gym.spaces.Tuple)):
@@ -258,21 +266,6 @@ def _converted(space: gym.Space[Any], bounds: Bounds | Literal["auto"], name: st
         return NestedActions(tuple(parts), tuple(inner) if keyed else None)
     kind = f" of {space.dtype} with shape {space.shape}" if isinstance(space, gym.spaces.Box) else ""
     raise ConfigError(f"{what}: it is a {type(space).__name__}{kind}, which is not supported. {_chosen(space)}")
-
-
-def _choices(space: gym.Space[Any]) -> MultiDiscreteActions | None:
-    if isinstance(space, gym.spaces.MultiDiscrete):
-        counts, starts = space.nvec, space.start
-    elif isinstance(space, gym.spaces.MultiBinary):
-        counts, starts = np.full(space.shape, 2), np.zeros(space.shape, int)
-    elif isinstance(space, gym.spaces.Box):
-        counts, starts = space.high.astype(float) - space.low.astype(float) + 1, space.low
-        if counts.max() > MOST_CHOICES:
-            return None
-    else:
-        return None
-    flat = [tuple(int(number) for number in np.ravel(numbers)) for numbers in (counts, starts)]
-    return MultiDiscreteActions(flat[0], flat[1], space.shape, str(space.dtype))
 
 
 def _chosen(space: gym.Space[Any]) -> str:

@@ -12,7 +12,7 @@ import gymnasium as gym
 import numpy as np
 
 from dppo.envs.checks.returned import LARGEST, BadResult, leaf_named, packer
-from dppo.envs.spaces import NUMBERS, categories_of, leaf_spaces, short
+from dppo.envs.spaces import NUMBERS, choices_of, leaf_spaces, short
 from dppo.errors import EnvironmentFault
 from dppo.ppo.exchange.records import Incident, IncidentKind
 from dppo.spaces.spaces import Spaces, is_image, leaves
@@ -100,11 +100,7 @@ def _limits_as_stored(space: gym.Space[Any], obs: np.dtype[Any]) -> Limits:
         if name not in stored or not isinstance(leaf, NUMBERS):  # a OneOf has no limits of its own
             continue
         dtype, shape = stored[name].base, leaf.shape or ()
-        low, high = np.zeros(shape, np.int8), np.ones(shape, np.int8)  # of a MultiBinary
-        if isinstance(leaf, gym.spaces.Box):
-            low, high = leaf.low, leaf.high
-        elif categories := categories_of(leaf):
-            low, high = categories[""].limits(shape)
+        low, high = choices_of(leaf).limits(shape) if not isinstance(leaf, gym.spaces.Box) else (leaf.low, leaf.high)
         if dtype.kind == "f":  # floats must be finite
             low, high = low.astype(dtype), high.astype(dtype)
             found[name] = np.maximum(low, -LARGEST, dtype=dtype), np.minimum(high, LARGEST, dtype=dtype)
