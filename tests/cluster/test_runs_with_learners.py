@@ -58,7 +58,7 @@ def test_two_learners_give_other_weights_and_log_how_fast_they_are(in_process: s
     assert sha != in_process
     worth = [note for note in notes if note.startswith("2 learners, model of 8,963 parameters: ")]
     assert len(worth) == 1
-    assert re.search(r"a minibatch of 240 rows takes \d+\.\d ms, \d+\.\d ms of it for the sum", worth[0])
+    assert re.search(r"a minibatch of 64 rows takes \d+\.\d ms, \d+\.\d ms of it for the sum", worth[0])
     assert re.search(r"(do not pay off here; num_learners=0 is faster|They are \d+\.\d times as fast)\.$", worth[0])
 
 
