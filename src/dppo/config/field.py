@@ -2,6 +2,7 @@
 
 import ast
 import inspect
+import sys
 from dataclasses import dataclass, field
 from functools import cache, partial
 from itertools import pairwise
@@ -36,8 +37,9 @@ constant = partial(setting, branch=False)
 
 
 @cache
-def help_of(part: type) -> dict[str, str]:
-    """Return the docstrings of the settings of a part, which only the source has; each is the help of its flag."""
-    body = pairwise(ast.parse(inspect.getsource(part)).body[0].body)  # type: ignore[attr-defined]
-    texts = {ast.unparse(one.target): text.value for one, text in body if isinstance(one, ast.AnnAssign)}
-    return {name: " ".join(ast.literal_eval(text).split()) for name, text in texts.items()}
+def help_in(module: str) -> dict[str, str]:
+    """Return the docstrings of the settings in a module, which only its source has; each is the help of a flag."""
+    records = ast.parse(inspect.getsource(sys.modules[module])).body
+    pairs: list[Any] = [pair for one in records if isinstance(one, ast.ClassDef) for pair in pairwise(one.body)]
+    texts = {ast.unparse(one.target): text.value.value for one, text in pairs if isinstance(one, ast.AnnAssign)}
+    return {name: " ".join(text.split()) for name, text in texts.items()}

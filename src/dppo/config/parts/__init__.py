@@ -9,7 +9,7 @@ import math
 from functools import cache, cached_property
 from typing import Any, get_type_hints
 
-from dppo.config.field import About, help_of
+from dppo.config.field import About, help_in
 from dppo.config.parts.env import Env, Sampling
 from dppo.config.parts.ppo import PPO, Network, annealed, annealed_settings
 from dppo.config.parts.processes import Actors, Learners, Run
@@ -43,7 +43,7 @@ def about(name: str) -> About:
 @cache
 def help_by_name() -> dict[str, str]:
     """Return the help of every setting."""
-    return {name: text for part in PARTS.values() for name, text in help_of(part).items()}
+    return {name: text for part in PARTS.values() for name, text in help_in(part.__module__).items()}
 
 
 def default_of(name: str) -> Any:
