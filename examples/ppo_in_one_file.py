@@ -52,7 +52,7 @@ class Args:
     ent_coef: float = 0.0  # weight of the entropy bonus
     vf_coef: float = 0.5  # weight of the value loss
     max_grad_norm: float = 0.5  # limit of the gradient's global norm
-    target_kl: float | None = None  # stop the epochs of an update when approximate KL exceeds this
+    target_kl: float | None = None  # stop the epochs when the KL exceeds this; 0: never; None: 0.04 with real actions
     norm_obs: bool = True  # normalize observations by their running mean and deviation
     norm_reward: bool = True  # divide rewards by the running deviation of the discounted return
     hidden_sizes: tuple[int, ...] = (64, 64)  # hidden layers of the policy network, and of the value network
@@ -242,6 +242,8 @@ def update(
     rng, clip = stream(args, MINIBATCHES, i), args.clip_coef
     rows = len(batch[0])
     num_minibatches = math.ceil(rows / (args.minibatch_size or max(64, rows // 32)))
+    # Deviation: as real actions get precise, the same step of the weights changes the policy ever more.
+    largest_kl = args.target_kl if args.target_kl is not None else 0.0 if agent.discrete else 0.04
     for _ in range(args.update_epochs or (20 if agent.discrete and not args.policy_lag else 10)):
         # Each row once per epoch, in a new order (#6). Deviation: sizes differ by at most one, so none is left over.
         for chosen in np.array_split(rng.permutation(rows), num_minibatches):
@@ -265,7 +267,7 @@ def update(
             nn.utils.clip_grad_norm_(agent.parameters, args.max_grad_norm)  # of all parameters together (#11)
             optimizer.step()
         approx_kl = (ratio - 1 - logratio).mean().item()  # k3 of joschu.net/blog/kl-approx.html (#12)
-        if args.target_kl is not None and approx_kl > args.target_kl:
+        if largest_kl and approx_kl > largest_kl:
             break
     return approx_kl
 

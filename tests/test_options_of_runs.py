@@ -185,3 +185,25 @@ def test_the_number_of_epochs_follows_from_the_actions(
     said = "Epochs: 20, because actions are discrete; update_epochs=10 (--update-epochs 10)"
     assert (said in caplog.text) == (epochs == 20)
     assert f"for {epochs} epochs" in sizes_line(config) or ", 20 with discrete actions, " in sizes_line(config)
+
+
+@pytest.mark.parametrize(
+    ("env_id", "changes", "ends"),
+    [
+        ("Pendulum-v1", {}, True),
+        ("Pendulum-v1", {"target_kl": 0.0}, False),
+        ("Pendulum-v1", {"desired_kl": 0.5}, False),
+        ("Pendulum-v1", {"reuse": 2}, False),
+        ("CartPole-v1", {"update_epochs": 10}, False),
+        ("CartPole-v1", {"update_epochs": 10, "target_kl": 0.04}, True),
+    ],
+)
+def test_an_update_of_real_actions_ends_at_a_large_kl(
+    env_id: str, changes: dict[str, Any], ends: bool, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Steps of this size change any policy by more than 0.04 within an epoch."""
+    settings = {"env_id": env_id, "num_samplers": 2, "num_steps": 64, "total_timesteps": 256, "progress": "off"}
+    caplog.set_level("INFO", logger="dppo")
+    result = dppo.train(make_config(settings | {"learning_rate": 0.05, "run_dir": tmp_path / "run"} | changes))
+    assert (result.metrics[0]["losses/minibatches"] < 20) == ends
+    assert ("ends early once its KL exceeds 0.04" in caplog.text) == (ends and not changes)

@@ -67,7 +67,7 @@ NEEDS: tuple[tuple[str, Callable[[FlatSettings], bool], str], ...] = (
      "anneal_lr sets the learning rate. Use `anneal_lr=False`, or leave it out"),
     ("desired_kl", lambda c: c.reuse == 1,
      "reuse={config.reuse} adapts the learning rate to the total variation. Leave one of them out"),
-    ("desired_kl target_kl", lambda c: c.epochs() * c.sizes.minibatches_per_epoch > 1,
+    ("desired_kl target_kl", lambda c: c.target_kl == 0 or c.epochs() * c.sizes.minibatches_per_epoch > 1,
      "an update is a single SGD step here. Leave it out, or raise `update_epochs`"),
     ("recompute_advantages", lambda c: c.epochs() > 1,
      "advantages of the only epoch are fresh. Leave it out, or raise `update_epochs`"),

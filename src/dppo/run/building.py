@@ -219,12 +219,18 @@ def most_parameters(config: Config) -> int:
 
 
 def _tuned(config: Config, spaces: Spaces) -> Config:
-    """Return the settings with the epochs that suit the actions; log these and other facts that follow from spaces."""
+    """Return the settings with what suits the actions; log this and other facts that follow from spaces."""
     epochs = config.epochs_for(not any(boxes(spaces.actions)))
     if epochs > config.epochs():
         fewer = as_setting_and_flag("update_epochs", config.epochs())
         logger.info("Epochs: %d, because actions are discrete; %s takes less time and more env steps.", epochs, fewer)
     numbers = sum(box.low.size for box in boxes(spaces.actions))
+    kl = config.ppo.largest_kl(real=numbers > 0)
+    if config.target_kl is None and kl:
+        never = as_setting_and_flag("target_kl", 0.0)
+        logger.info(
+            "Epochs: an update ends early once its KL exceeds %g, as real actions get precise; %s: never.", kl, never
+        )
     own_deviation = config.log_std_init is not None or config.state_dependent_std
     if not own_deviation and (config.network.first_log_std(numbers) or 0) < 0:
         wider = as_setting_and_flag("log_std_init", 0.0)
@@ -239,7 +245,7 @@ def _tuned(config: Config, spaces: Spaces) -> Config:
             "norm_value=True without norm_adv=True: values are learned in units of their deviation, advantages are "
             "not, so that large rewards still change what is learned. Use both."
         )
-    return replace(config, update_epochs=epochs)
+    return replace(config, update_epochs=epochs, target_kl=kl)
 
 
 def _load(start: Found, config: Config, parts: Parts, ledger: ReplayLedger, spec: NetworkSpec, *, branch: bool) -> None:

@@ -50,8 +50,9 @@ class PPO:
     """Weight of the value loss."""
     max_grad_norm: float = setting(0.5, gt=0)
     """Largest global norm of the gradient."""
-    target_kl: float | None = setting(None, gt=0)
-    """Skip the remaining epochs of an update once the approximate KL exceeds this; none: never."""
+    target_kl: float | None = setting(None, ge=0)
+    """Skip the remaining epochs of an update once the approximate KL exceeds this; 0: never; none: 0.04 with
+    real-valued actions and without reuse and desired_kl, else never."""
     norm_obs: bool = constant(True)
     """Normalize floating-point observations by their running mean and standard deviation."""
     norm_obs_keys: tuple[str, ...] = constant(())
@@ -74,6 +75,12 @@ class PPO:
     def epochs(self, *, discrete: bool = False) -> int:
         """Return K; `discrete` if all actions are, and there is neither memory nor a policy lag."""
         return self.update_epochs or (20 if discrete and self.reuse == 1 else 10)
+
+    def largest_kl(self, *, real: bool) -> float:
+        """Return the KL that ends an update, 0 for none; `real` if some actions are real-valued."""
+        if self.target_kl is not None:
+            return self.target_kl
+        return 0.04 if real and self.reuse == 1 and self.desired_kl is None else 0.0
 
     def smallest_deviation(self, informed: bool) -> float | None:
         """Return the smallest deviation that the advantages of a batch are divided by; None: not at all."""

@@ -108,7 +108,7 @@ class PPOTrainer:
             epoch = draw_minibatches(batch, order, count, floor=floor, parallel=self._parallel)
             for minibatch, rows in epoch:
                 steps.append(self._step(ppo, minibatch, rows, len(steps)))
-            if ppo.target_kl is not None and steps and self._kl(steps[-1]) > ppo.target_kl:
+            if ppo.target_kl and steps and self._kl(steps[-1]) > ppo.target_kl:
                 break
         return steps
 
