@@ -32,7 +32,7 @@ TASKS: dict[str, tuple[dict[str, Any], int, int, int]] = {
     "FMU (a tank)": ({"env_id": "fmu:make", "env_kwargs": {"path": "Tank.fmu"}, "norm_obs": True}, 60_000, 128, 5),
     "EnvPool CartPole": (
         {"env_id": "vectors:pool", "env_kwargs": {"task": "CartPole-v1"}, "envs_per_sampler": 8},
-        0,
+        100_000,
         64,
         4,
     ),
@@ -40,8 +40,8 @@ TASKS: dict[str, tuple[dict[str, Any], int, int, int]] = {
     "PettingZoo simple_spread": ({"env_id": "agents:make", "envs_per_sampler": 3}, 100_000, 64, 4),
     "MiniGrid DoorKey": ({"env_id": "minigrid:MiniGrid-DoorKey-5x5-v0", "drop_obs": ["mission"]}, 40_000, 64, 3),
     "MuJoCo Humanoid": ({"env_id": "Humanoid-v5"}, 60_000, 128, 4),
-    "gymnasium-robotics FetchReach": ({"env_id": "gymnasium_robotics:FetchReach-v4"}, 0, 64, 4),
-    "ale_py Pong": ({"env_id": "vectors:atari", "envs_per_sampler": 2, "update_epochs": 1}, 0, 16, 2),
+    "gymnasium-robotics FetchReach": ({"env_id": "gymnasium_robotics:FetchReach-v4"}, 30_000, 64, 4),
+    "ale_py Pong": ({"env_id": "vectors:atari", "envs_per_sampler": 2, "update_epochs": 1}, 40_000, 16, 2),
     "EnergyPlus office": ({"env_id": "energyplus:make", "norm_obs": True}, 10_000, 32, 2),
     "Grid2Op case 5": ({"env_id": "grid:make"}, 8_000, 16, 4),
     "highway-env": ({"env_id": "highway_env:highway-fast-v0"}, 4_000, 8, 3),
@@ -157,7 +157,7 @@ def picture() -> None:
     matplotlib.use("agg")
     from matplotlib import pyplot
 
-    figure, axes = pyplot.subplots(2, 3, figsize=(9, 4.5), layout="constrained")
+    figure, axes = pyplot.subplots(3, 3, figsize=(9, 6.5), layout="constrained")
     shown = [one for one in results() if len(one["curve"]) > 4]
     for axis, one in zip(axes.flat, shown, strict=False):
         axis.plot([step / 1000 for step, _ in one["curve"]], [mean for _, mean in one["curve"]], lw=1.2)

@@ -80,7 +80,8 @@ class PPO:
         """Return the KL that ends an update, 0 for none; `real` if some actions are real-valued."""
         if self.target_kl is not None:
             return self.target_kl
-        return 0.04 if real and self.reuse == 1 and self.desired_kl is None else 0.0
+        useful = real and self.reuse == 1 and self.desired_kl is None and self.epochs() > 1
+        return 0.04 if useful else 0.0
 
     def smallest_deviation(self, informed: bool) -> float | None:
         """Return the smallest deviation that the advantages of a batch are divided by; None: not at all."""
