@@ -1,4 +1,4 @@
-"""What the processes of a run send each other: plans, questions, answers and failures; and the meaning of Ray's errors.
+"""Messages between the processes of a run: plans, questions, answers and failures; and the meaning of Ray's errors.
 
 Small arrays are pickled in one piece, which is faster than Ray's handling of each array. Messages are exchanged only
 between processes of one run; nothing read from a file is unpickled.

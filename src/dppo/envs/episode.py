@@ -127,7 +127,7 @@ class CheckedEnv:
         return EnvironmentFault(f"{self.place(self.episode, step)} {what}", traceback, place)
 
     def _raised(self, phase: str, error: BaseException) -> BaseException:
-        """Return the fault of an environment that raised `error`; a signal that ends the run is none."""
+        """Return the fault of an environment that raised `error`; return a signal that ends the run as it is."""
         if isinstance(error, INTERRUPTIONS):
             return error
         summary = in_a_line(error)

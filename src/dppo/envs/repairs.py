@@ -1,4 +1,4 @@
-"""Environments are brought back: one that failed is made anew, and one that was lost is set to a state of its own."""
+"""Bring environments back: make one that failed anew, and set one that was lost to a state of its own."""
 
 from __future__ import annotations
 

@@ -235,10 +235,8 @@ class Collecting:
         self._abandon(actor, now)
         if leaving:
             return
-        message, most = (
-            f"actor {actor.actor_id} ({samplers_named(actor.samplers)}) {reason}",
-            self.limits.max_actor_restarts,
-        )
+        message = f"actor {actor.actor_id} ({samplers_named(actor.samplers)}) {reason}"
+        most = self.limits.max_actor_restarts
         if actor.losses == most:
             raise ClusterError(
                 f"{message}\nIt was replaced {counted(most, 'time')} in a row without making a segment "

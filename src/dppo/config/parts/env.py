@@ -79,7 +79,7 @@ class Env:
 
     @property
     def fault_budget(self) -> tuple[int, float]:
-        """Return the faults that the run survives, and in how many seconds; raise ConfigError if it is no such rate."""
+        """Return the faults that the run survives, and in how many seconds; raise ConfigError for another form."""
         if self.env_faults == "unlimited":
             return sys.maxsize, math.inf
         return rate_of("env_faults", self.env_faults, "10/h, or `on_env_fault=raise` to survive none")

@@ -241,7 +241,7 @@ def flag_of(returned: Any) -> bool:
 
 
 def describe_bad(result: Any, *, step: bool) -> str:
-    """Describe the result of a step, or of a reset, that has not the form of one."""
+    """Describe a result of a step, or of a reset, whose form is invalid."""
     in_parts = isinstance(result, tuple | list)
     if step and in_parts and len(result) == 5:
         name, flag = ("truncated", result[3]) if isinstance(result[2], bool | np.bool_) else ("terminated", result[2])
