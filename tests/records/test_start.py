@@ -86,10 +86,11 @@ def test_sizes_are_those_of_the_run() -> None:
     whole = replace(config, update_epochs=10)
     assert sizes_line(whole) == (
         "4 iterations of 300 steps (3 samplers x 2 envs x 50 steps), each trained for 10 epochs of 5 minibatches "
-        "of up to 60 rows: 200 SGD steps in all."
+        "of up to 60 rows: 200 SGD steps at most."
     )
-    twice = "10 epochs, 20 with discrete actions, of 5 minibatches of up to 60 rows: 200 or 400 SGD steps in all."
+    twice = "10 epochs, 20 with discrete actions, of 5 minibatches of up to 60 rows: 200 or 400 SGD steps at most."
     assert twice in sizes_line(config)
+    assert "200 or 400 SGD steps in all." in sizes_line(replace(config, target_kl=0.0))
     assert "actions, of 1 minibatch of up to 512 rows" in sizes_line(Config(env_id="E-v0", minibatch_size=512))
     reusing = Config(env_id="E-v0", total_timesteps=3 * 512, minibatch_size=256, update_epochs=2, reuse=2)
     assert "each trained with the 1 before it for 2 epochs of 4 minibatches" in sizes_line(reusing)
