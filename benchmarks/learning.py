@@ -14,12 +14,13 @@ from __future__ import annotations
 import argparse
 import importlib.util
 import json
+import math
 import platform
 import subprocess
 import sys
 import tempfile
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -30,6 +31,7 @@ from bench_envs import POSITIONS
 
 from dppo.config import Config, presets
 from dppo.policies.evaluation import evaluate
+from dppo.records.observer import Observer
 from dppo.run.runner import train
 
 HERE = Path(__file__).parent
@@ -55,6 +57,8 @@ class Row:
     """Whether to play random actions, and each action alone, in the episodes of `eval`."""
     preset: str | None = "fast"
     """Of what the settings leave open; None: the defaults."""
+    ends_after: int | None = None
+    """Env steps after which a longer run is stopped, so that its learning rate has not fallen to zero."""
 
 
 CLEANRL = {  # cleanrl/ppo.py: 4 environments x 128 steps, 4 minibatches; clip_vloss as there
@@ -154,6 +158,8 @@ PUBLISHED = {  # after 1,000,000 steps: CleanRL (3 seeds), or openai/baselines, 
     "InvertedDoublePendulum-v5": (7102.9, None, 9231.0),
     "Ant-v5": (None, 1327.0, 3258.4),
 }
+# Contact forces, in observation and reward of version 5, were zero in version 3 (openai/gym #1541).
+NO_CONTACTS = {"env_kwargs": {"include_cfrc_ext_in_observation": False, "contact_cost_weight": 0.0}}
 LARGE = presets()["CartPole-v1"] | {"env_id": "bench_envs:make_large", "norm_adv": True}  # returns up to 500,000
 ROWS = {
     "cartpole-cleanrl": Row(CLEANRL, 5, 475.0, "train", 0.0, "CleanRL: 490.04 +- 6.12 over 3 seeds"),
@@ -185,10 +191,17 @@ for task, (same, zoo, tianshou) in PUBLISHED.items():
         ROWS[f"{name}-cleanrl"] = Row(
             own | MUJOCO, 5, same, "train", 0.0, f"the same settings: {same:g}", needs="mujoco"
         )
+    more: dict[str, Any] = {"needs": "mujoco", "preset": None}
+    whole = presets()[task] | {"env_id": task}
     ROWS |= {
-        f"{name}-defaults": Row(own, 5, bar, "eval", 0.0, others, needs="mujoco", preset=None),
-        f"{name}-preset": Row(presets()[task] | own, 5, bar, "eval", 0.0, others, needs="mujoco", preset=None),
+        f"{name}-defaults": Row(own, 5, bar, "eval", 0.0, others, **more),
+        f"{name}-annealed": Row(own | {"anneal_lr": True}, 5, bar, "eval", 0.0, others, **more),
+        f"{name}-preset": Row(whole, 5, bar, "eval", 0.0, others, **more, ends_after=1_000_000),
     }
+    spread = replace(ROWS[f"{name}-preset"], settings=whole | {"envs_per_sampler": 8, "num_steps": 32})
+    ROWS[f"{name}-64-envs"] = spread
+    if task in ("Ant-v5", "Humanoid-v5"):
+        ROWS[f"{name}-no-contacts"] = replace(spread, settings=spread.settings | NO_CONTACTS)
 
 
 def main() -> int:
@@ -242,7 +255,7 @@ def played_without_learning(row: Row) -> dict[str, float]:
 def one(row: Row, seed: int, num_actors: int) -> dict[str, Any]:
     """Train and evaluate one seed."""
     tuned = presets().get(row.settings["env_id"], {}) if len(row.settings) == 1 else {}
-    done = learned({**tuned, **row.settings, "num_actors": num_actors}, seed, row.preset)
+    done = learned({**tuned, **row.settings, "num_actors": num_actors}, seed, row.preset, row.ends_after)
     print(
         f"  seed {seed}: train {in_words(done['train'])} (after each quarter of the run: "
         f"{', '.join(map(in_words, done['quarters']))}), eval {in_words(done['eval'])}, {done['steps']:,} steps, "
@@ -252,13 +265,25 @@ def one(row: Row, seed: int, num_actors: int) -> dict[str, Any]:
     return done
 
 
-def learned(settings: dict[str, Any], seed: int, preset: str | None = "fast") -> dict[str, Any]:
+class Stop(Observer):
+    """Stops a run after some env steps."""
+
+    def __init__(self, steps: float) -> None:
+        self.steps = steps
+
+    def on_iteration(self, row: dict[str, float]) -> bool:
+        return row["global_step"] >= self.steps
+
+
+def learned(
+    settings: dict[str, Any], seed: int, preset: str | None = "fast", ends_after: int | None = None
+) -> dict[str, Any]:
     """Train with these settings, and otherwise those of a preset, on one seed, and evaluate the policy."""
     began, basis = time.monotonic(), {} if preset is None else presets()[preset]
     with tempfile.TemporaryDirectory() as folder:
         config = Config(**basis | settings | {"seed": seed, "progress": "off", "run_dir": Path(folder) / "run"})
-        result = train(config)
-        if result.stopped_by is not None:
+        result = train(config, observers=[Stop(ends_after or math.inf)])
+        if result.stopped_by is not None and result.global_step < (ends_after or math.inf):
             sys.exit(f"The run was stopped by {result.stopped_by} after {result.global_step:,} steps: not a result.")
         played = evaluate(result, episodes=EPISODES)
         rows = result.metrics  # read before the folder is removed
