@@ -30,6 +30,7 @@ def rows(changes: Changes) -> list[dict[str, float]]:
     for i in range(ROWS):
         row = {"iteration": i + 1, "global_step": 1000 * (i + 1), "charts/episodes": 10 * (i + 1)} | HEALTHY
         row |= {"charts/episodic_return": 20.0 + i, "charts/episodic_length": 20.0 + i}
+        row["charts/episodic_return_std"] = 0.0
         for key in row:
             if (value := changes.get(key.rpartition("/")[2])) is not None:
                 row[key] = value(i) if callable(value) else value
@@ -56,6 +57,8 @@ NOT_LEARNING: list[tuple[list[str], Changes, dict[str, Any]]] = [
     (["certain"], FLAT | {"entropy": lambda i: 2.8 - 0.15 * i}, {"actions": BOX}),
     (["certain"], {"entropy": falling(1.1), "episodic_return": lambda i: 200.0 - 2 * i}, {}),  # it has got worse
     (["unexplained"], FLAT | POOR, {}),
+    (["fallen"], {"episodic_return": lambda i: 20.0 + min(i, 50) - 2 * min(30, max(0, i - 50))}, {}),
+    (["fallen"], {"episodic_return": lambda i: -100.0 + (60 if 10 <= i < 30 else 20 * (i > 5))}, {}),
     (["constant"], {"episodic_return": -200.0, "episodic_length": 200.0}, {"norm_reward": True}),
     (["constant"], {"episodic_return": 0.0}, {}),
     (["scale"], {"episodic_return": lambda i: -1200.0 - i % 2, "episodic_length": 200.0}, {}),
@@ -74,6 +77,10 @@ LEARNING: list[tuple[Changes, dict[str, Any]]] = [
     (FLAT | POOR, {"vf_coef": 0.0}),
     ({"episodic_return": 500.0, "episodes": lambda i: i // 3}, {"norm_reward": True}),  # few episodes
     ({"episodic_return": lambda i: 20.0 + min(i, 40)}, {}),  # constant after a rise
+    ({"episodic_return": lambda i: 20.0 + min(i, 50) - (40 if 50 <= i < 70 else 0)}, {}),  # it recovers
+    ({"episodic_return": lambda i: 20.0 + min(i, 50) - min(20, max(0, i - 50))}, {}),  # less than half
+    ({"episodic_return": lambda i: 60.0 - 40 * (i > 3)}, {}),  # of few episodes
+    ({"episodic_return": 20.0, "episodic_return_std": 3.0}, {}),  # many environments, whose episodes end together
     (FLAT | {"approx_kl": float("nan"), "entropy": float("nan")}, {}),
     *(
         ({"episodic_return": lambda i: -1200.0 - i % 2, "episodic_length": 200.0}, {name: value})
@@ -102,6 +109,13 @@ def test_notes_have_the_numbers_and_a_remedy() -> None:
         "that actions affect rewards",
         "no return other than -200 in 34,000 env steps (340 episodes): there is nothing to learn from. Reward progress "
         "on the way, or explore more (ent_coef)",
+    ]
+    notes = LearningNotes(make_config(SETTINGS), DISCRETE)
+    texts = [note for row in rows({"episodic_return": lambda i: 70.0 - abs(i - 25)}) for note in notes.notes(row)]
+    assert texts == [
+        "the mean return has fallen from 70, after 26,000 env steps, to 30. If it does not recover, updates follow "
+        "noise: begin again, or with init_from at an earlier checkpoint, with more num_steps (64 now) or a lower "
+        "learning_rate (0.0003 now)",
     ]
 
 

@@ -204,6 +204,7 @@ STILL_KL = 1e-6  # nats; usual are 1e-3 to 2e-2, and a hundredth of these at a t
 ANNEALED = 0.1  # below this share of the first learning rate, small changes are intended
 CERTAIN = 0.01  # share of the first entropy: the less likely of two choices then has a probability of 0.0006
 NARROW_STD = 0.01  # of real-valued actions, which starts at 1; useful ones are rarely below 0.05
+FALLEN = 0.5  # share of the rise of the mean return that is lost again
 UNEXPLAINED = 0.05  # explained variance; values that help reach 0.3 and more
 # A value head moves by about 0.02 in an SGD step, so values of hundreds take thousands: Acrobot's -100 are learned,
 # LunarLander's 200 and Pendulum's 600 are learned better normalized. Small ones drown in the noise of untrained values.
@@ -220,17 +221,24 @@ NOTES = {
     "constant": "no return other than {row[charts/episodic_return]:g} in {row[global_step]:,} env steps "
     "({row[charts/episodes]:,} episodes): there is nothing to learn from. Reward progress on the way, or explore more "
     "(ent_coef)",
+    "fallen": "the mean return has fallen from {best:.4g}, after {at:,} env steps, to "
+    "{row[charts/episodic_return]:.4g}. If it does not recover, updates follow noise: begin again, or with init_from "
+    "at an earlier checkpoint, with more num_steps ({of.num_steps} now) or a lower learning_rate "
+    "({row[charts/learning_rate]:.2g} now)",
     "scale": "discounted returns are about {size:.3g}, and values learn best from numbers of about 1. Use "
     "norm_reward=True (--norm-reward)",
 }
 KEYS = (
-    *(f"charts/{name}" for name in ("episodic_return", "episodic_length", "episodes", "learning_rate")),
+    *(f"charts/episodic_{name}" for name in ("return", "return_std", "length")),
+    *(f"charts/{name}" for name in ("episodes", "learning_rate")),
     *(f"losses/{name}" for name in ("approx_kl", "entropy", "explained_variance")),
 )
 
 
 class LearningNotes(Observer):
-    """Logs what speaks against a run whose mean return has not risen. Reads rows of metrics only, and changes nothing.
+    """Logs what speaks against a run whose mean return has not risen, or that has lost half of its rise.
+
+    Reads rows of metrics only, and changes nothing.
 
     In a run that has got better, small changes, a certain policy and poor values may be those of a solved task.
     """
@@ -246,6 +254,7 @@ class LearningNotes(Observer):
             self._certain = actions.width * 0.5 * math.log(2 * math.pi * math.e * NARROW_STD**2), 0.0
         self._entropy = self._first = math.nan  # of the first row; the mean return of the first few episodes
         self._lowest, self._highest = math.inf, -math.inf  # mean return so far
+        self._best, self._at = -math.inf, 0  # mean return of at least a few episodes, and env steps by then
         self._in_a_row, self._given = Counter[str](), set[str]()
         for row in rows:
             self.notes(row)
@@ -258,21 +267,27 @@ class LearningNotes(Observer):
     def notes(self, row: Mapping[str, float]) -> list[str]:
         """Return the notes that are due after `row`, the next one of the run."""
         of = self._config
-        mean, length, episodes, rate, kl, entropy, explained = (row.get(key, math.nan) for key in KEYS)
+        mean, spread, length, episodes, rate, kl, entropy, explained = (row.get(key, math.nan) for key in KEYS)
         self._entropy = first = entropy if math.isnan(self._entropy) else self._entropy
         if math.isnan(self._first) and episodes >= FEW:
             self._first = mean
         self._lowest, self._highest = min(self._lowest, mean), max(self._highest, mean)
+        if episodes >= FEW and mean > self._best:
+            self._best, self._at = mean, int(row["global_step"])
         size = abs(mean) * min(1.0, 1 / max(1e-9, (1 - of.gamma) * length))
         signs = {
             "still": abs(kl) < STILL_KL and rate >= ANNEALED * of.learning_rate,
             "certain": entropy < self._certain[0] + self._certain[1] * first,
             "unexplained": explained < UNEXPLAINED and of.vf_coef > 0,
-            "constant": self._highest - self._lowest <= 1e-9 * max(1.0, abs(mean)) and episodes >= FEW,
+            "constant": max(self._highest - self._lowest, spread) <= 1e-9 * max(1.0, abs(mean)) and episodes >= FEW,
             "scale": not self._scaled and (size > LARGE or 0 < size < SMALL),
         }
+        rise = self._best - self._first
+        fallen = rise > RISE * max(abs(self._best), abs(self._first)) and self._best - mean > FALLEN * rise
         risen = mean - self._first > RISE * max(abs(mean), abs(self._first))
-        self._in_a_row = Counter({name: self._in_a_row[name] + 1 for name, seen in signs.items() if seen and not risen})
+        signs = {name: seen and not risen for name, seen in signs.items()} | {"fallen": fallen}
+        self._in_a_row = Counter({name: self._in_a_row[name] + 1 for name, seen in signs.items() if seen})
         due = [name for name, times in self._in_a_row.items() if times >= ITERATIONS and name not in self._given]
         self._given.update(due)
-        return [NOTES[name].format(row=row, of=of, kl=abs(kl), first=first, size=size) for name in due]
+        facts = {"kl": abs(kl), "first": first, "size": size, "best": self._best, "at": self._at}
+        return [NOTES[name].format(row=row, of=of, **facts) for name in due]
