@@ -113,7 +113,7 @@ def test_notes_have_the_numbers_and_a_remedy() -> None:
     notes = LearningNotes(make_config(SETTINGS), DISCRETE)
     texts = [note for row in rows({"episodic_return": lambda i: 70.0 - abs(i - 25)}) for note in notes.notes(row)]
     assert texts == [
-        "the mean return has fallen from 70, after 26,000 env steps, to 30. If it does not recover, updates follow "
+        "the mean return has fallen from 70, after 26,000 env steps, to 30. If it does not recover, updates may follow "
         "noise: begin again, or with init_from at an earlier checkpoint, with more num_steps (64 now) or a lower "
         "learning_rate (0.0003 now)",
     ]
