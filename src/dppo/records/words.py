@@ -222,8 +222,8 @@ NOTES = {
     "({row[charts/episodes]:,} episodes): there is nothing to learn from. Reward progress on the way, or explore more "
     "(ent_coef)",
     "fallen": "the mean return has fallen from {best:.4g}, after {at:,} env steps, to "
-    "{row[charts/episodic_return]:.4g}. If it does not recover, updates may follow noise: begin again, or with init_from "
-    "at an earlier checkpoint, with more num_steps ({of.num_steps} now) or a lower learning_rate "
+    "{row[charts/episodic_return]:.4g}. If it does not recover, updates may follow noise: begin again, or with "
+    "init_from at an earlier checkpoint, with more num_steps ({of.num_steps} now) or a lower learning_rate "
     "({row[charts/learning_rate]:.2g} now)",
     "scale": "discounted returns are about {size:.3g}, and values learn best from numbers of about 1. Use "
     "norm_reward=True (--norm-reward)",
