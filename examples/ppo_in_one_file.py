@@ -45,7 +45,7 @@ class Args:
     gae_lambda: float = 0.95  # lambda of generalized advantage estimation
     update_epochs: int | None = None  # K, passes over each batch; None: 20 with discrete actions and no lag, else 10
     minibatch_size: int | None = None  # most rows of a minibatch; None: 64, or a 32nd of a large batch
-    norm_adv: bool = True  # standardize advantages within each minibatch
+    norm_adv: bool | None = None  # standardize advantages; None: unless actions are real and norm_reward is on
     adv_floor: float = 0.1  # smallest deviation to divide by before the first reward, in the unit of norm_reward
     clip_coef: float = 0.2  # clipping range of the probability ratio
     clip_vloss: bool = False  # clip the value loss around the old value
@@ -244,11 +244,14 @@ def update(
     num_minibatches = math.ceil(rows / (args.minibatch_size or max(64, rows // 32)))
     # Deviation: as real actions get precise, the same step of the weights changes the policy ever more.
     largest_kl = args.target_kl if args.target_kl is not None else 0.0 if agent.discrete else 0.04
+    # Deviation: a batch that teaches little then changes little; standardized, its noise would count as much.
+    keeps_unit = args.norm_reward and not agent.discrete
+    standardizes = not keeps_unit if args.norm_adv is None else args.norm_adv
     for _ in range(args.update_epochs or (20 if agent.discrete and not args.policy_lag else 10)):
         # Each row once per epoch, in a new order (#6). Deviation: sizes differ by at most one, so none is left over.
         for chosen in np.array_split(rng.permutation(rows), num_minibatches):
             x, actions, old_logprobs, importance, old_values, advantages, returns = (c[chosen] for c in batch)
-            if args.norm_adv:  # within the minibatch, not the batch (#7)
+            if standardizes:  # within the minibatch, not the batch (#7)
                 advantages = (advantages - advantages.mean()) / (advantages.std().clamp(min=floor) + 1e-8)
             advantages = importance * advantages
             policy, values = agent.distribution(x), agent.value(x).squeeze(-1)

@@ -208,3 +208,27 @@ def test_an_update_of_real_actions_ends_at_a_large_kl(
     result = dppo.train(make_config(settings | {"learning_rate": 0.05, "run_dir": tmp_path / "run"} | changes))
     assert (result.metrics[0]["losses/minibatches"] < 20) == ends
     assert ("ends early once its KL exceeds 0.04" in caplog.text) == (ends and not changes)
+
+
+@pytest.mark.parametrize(
+    ("env_id", "changes", "standardized"),
+    [
+        ("Pendulum-v1", {}, False),
+        ("Pendulum-v1", {"norm_adv": True}, True),
+        ("Pendulum-v1", {"norm_reward": False}, True),  # advantages have no unit
+        ("Pendulum-v1", {"norm_value": True}, True),
+        ("Pendulum-v1", {"reuse": 2}, True),
+        ("CartPole-v1", {}, True),
+    ],
+)
+def test_advantages_of_real_actions_keep_their_unit(
+    env_id: str, changes: dict[str, Any], standardized: bool, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    settings = {"env_id": env_id, "num_samplers": 2, "num_steps": 32, "total_timesteps": 128, "progress": "off"}
+    caplog.set_level("INFO", logger="dppo")
+    results = [
+        dppo.train(make_config(settings | {"run_dir": tmp_path / name} | changes | more))
+        for name, more in [("left", {}), ("set", {"norm_adv": standardized})]
+    ]
+    assert results[0].weights_sha256 == results[1].weights_sha256
+    assert ("Advantages: in the unit of norm_reward" in caplog.text) is not standardized

@@ -75,7 +75,7 @@ def slow_update(model: MLP, batch: Batch, rate: float, order: Any, options: PPO,
             logratio = policy.log_prob(mb["actions"]) - mb["logprobs"]
             ratio, adv, c = logratio.exp(), mb["advantages"], options.clip_coef
             kl = ((ratio - 1) - logratio).mean().item()
-            if options.norm_adv:
+            if options.standardizes(real=False):
                 deviation = float(adv.std()) if len(adv) > 1 else 0.0
                 floor = options.adv_floor if options.norm_reward and not batch.informed else 0.0
                 adv = (adv - adv.mean()) / (max(deviation, floor) + 1e-8)

@@ -154,7 +154,7 @@ def _add(group: Any, name: str, defaults: Mapping[str, Any], hidden: bool) -> No
     if default is not None or "Default: " not in text:
         text = f"{text} (default: {printable(shown(default))})"
     text = argparse.SUPPRESS if hidden else text.replace("%", "%%")
-    if hint is bool:
+    if _is_switch(hint):
         group.add_argument(flag(name), action=argparse.BooleanOptionalAction, help=text)
     else:
         several: dict[str, Any] = {"nargs": "*"} if get_origin(hint) is tuple else {}
@@ -168,6 +168,10 @@ def shown(value: Any) -> str:
     if isinstance(value, tuple | list):
         return " ".join(map(str, value)) or "none"
     return "none" if value is None else json.dumps(value) if isinstance(value, dict) else str(value)
+
+
+def _is_switch(hint: Any) -> bool:
+    return bool in (hint, *get_args(hint))
 
 
 def _metavar(hint: Any) -> str:
@@ -195,7 +199,7 @@ def _as_flag(found: re.Match[str]) -> str:
         return "--branch NEW_DIR"
     if name == "env_id":  # the environment has no flag
         return value or "ENV_ID"
-    if value in ("True", "False") and types_by_name().get(name, bool) is bool:
+    if value in ("True", "False") and _is_switch(types_by_name().get(name, bool)):
         return flag(name) if value == "True" else flag(f"no_{name}")
     return f"{flag(name)} {value}" if value else flag(name)
 

@@ -71,7 +71,7 @@ NEEDS: tuple[tuple[str, Callable[[FlatSettings], bool], str], ...] = (
      "an update is a single SGD step here. Leave it out, or raise `update_epochs`"),
     ("recompute_advantages", lambda c: c.epochs() > 1,
      "advantages of the only epoch are fresh. Leave it out, or raise `update_epochs`"),
-    ("adv_floor", lambda c: c.norm_adv and c.norm_reward,
+    ("adv_floor", lambda c: c.norm_adv is not False and c.norm_reward,
      "advantages are not standardized, or have no unit. Use `norm_adv=True` and `norm_reward=True`, or leave it out"),
     ("clip_vloss norm_value", lambda c: c.vf_coef > 0,
      "vf_coef=0 disables the value loss. Leave it out, or raise `vf_coef`"),
@@ -193,7 +193,7 @@ def _check_minibatches(config: FlatSettings) -> None:
             raise ConfigError(
                 f"{name}={rows} is less than a sequence of {steps} steps. Raise it, or lower `sequence_length`."
             )
-    if config.norm_adv and config.batch_size // (per_epoch := config.sizes.minibatches_per_epoch) < 2:
+    if config.norm_adv is not False and config.batch_size // (per_epoch := config.sizes.minibatches_per_epoch) < 2:
         name = "minibatch_size" if config.minibatch_size else "num_steps"
         raise ConfigError(
             f"{name}={getattr(config, name)} splits the batch of {config.batch_size} rows into {per_epoch} "

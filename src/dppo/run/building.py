@@ -231,6 +231,12 @@ def _tuned(config: Config, spaces: Spaces) -> Config:
         logger.info(
             "Epochs: an update ends early once its KL exceeds %g, as real actions get precise; %s: never.", kl, never
         )
+    norm_adv = config.ppo.standardizes(real=numbers > 0)
+    if config.norm_adv is None and not norm_adv:
+        always = as_setting_and_flag("norm_adv", True)
+        logger.info(
+            "Advantages: in the unit of norm_reward, so that a batch of noise changes little; %s: standardized.", always
+        )
     own_deviation = config.log_std_init is not None or config.state_dependent_std
     if not own_deviation and (config.network.first_log_std(numbers) or 0) < 0:
         wider = as_setting_and_flag("log_std_init", 0.0)
@@ -240,12 +246,12 @@ def _tuned(config: Config, spaces: Spaces) -> Config:
     for line in (network, atari_in_words(config), rescaled, memory):
         if line is not None:
             logger.info("%s", line)
-    if config.norm_value and not config.norm_adv:
+    if config.norm_value and not norm_adv:
         logger.warning(
             "norm_value=True without norm_adv=True: values are learned in units of their deviation, advantages are "
             "not, so that large rewards still change what is learned. Use both."
         )
-    return replace(config, update_epochs=epochs, target_kl=kl)
+    return replace(config, update_epochs=epochs, target_kl=kl, norm_adv=norm_adv)
 
 
 def _load(start: Found, config: Config, parts: Parts, ledger: ReplayLedger, spec: NetworkSpec, *, branch: bool) -> None:

@@ -29,8 +29,9 @@ class PPO:
     """Largest number of rows of a minibatch; none: 64, or a 32nd of a batch of more than 2,048."""
     reuse: int = setting(1, gt=0)
     """Train on the batches of the last so many iterations, with importance weights (GePPO); 1: the newest alone."""
-    norm_adv: bool = True
-    """Standardize advantages within each minibatch."""
+    norm_adv: bool | None = None
+    """Standardize advantages within each minibatch; none: unless norm_reward gives them a unit, actions are real-valued
+    and reuse is 1. A batch that teaches little changes little then: standardized, its noise would count as much."""
     adv_floor: float = setting(0.1, ge=0)
     """Smallest deviation that norm_adv divides by where all rewards of a batch are equal and nothing terminates, as
     before the first reward: what is left of advantages there is noise. In the unit of norm_reward; needs it."""
@@ -83,9 +84,15 @@ class PPO:
         useful = real and self.reuse == 1 and self.desired_kl is None and self.epochs() > 1
         return 0.04 if useful else 0.0
 
+    def standardizes(self, *, real: bool) -> bool:
+        """Return whether advantages are standardized; `real` if some actions are real-valued."""
+        if self.norm_adv is not None:
+            return self.norm_adv
+        return not (real and self.norm_reward and self.reuse == 1) or self.norm_value
+
     def smallest_deviation(self, informed: bool) -> float | None:
         """Return the smallest deviation that the advantages of a batch are divided by; None: not at all."""
-        if not self.norm_adv:
+        if not self.standardizes(real=False):
             return None
         return self.adv_floor if self.norm_reward and not informed else 0.0
 
