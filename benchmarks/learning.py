@@ -113,6 +113,7 @@ REACH = {  # bench_envs.py: standing still has a return of -41
     "ent_coef": 0.0,
     "gamma": 0.95,
     "norm_reward": True,
+    "norm_adv": True,
 }
 DOORKEY = {  # take the key, open the door, go to the goal: 1 - 0.9 * steps / 250
     "env_id": "minigrid:MiniGrid-DoorKey-5x5-v0",
@@ -146,6 +147,8 @@ MUJOCO = {  # cleanrl/ppo_continuous_action.py, whose published scores are of ve
     "clip_vloss": True,
     "norm_obs": True,
     "norm_reward": True,
+    "norm_adv": True,
+    "target_kl": 0.0,
 }
 PUBLISHED = {  # after 1,000,000 steps: CleanRL (3 seeds), or openai/baselines, whose settings these are (6 seeds), and
     # the tuned settings of version 3 (Reacher and the pendulum 2): rl-baselines3-zoo (one run), Tianshou (10 seeds)
