@@ -37,7 +37,7 @@ TASKS = {
     "MountainCarContinuous": Task("MountainCarContinuous-v0", 100_000, 50, 85),
     "Pendulum": Task("Pendulum-v1", 150_000, -800, -250),
     "LunarLander": Task("LunarLander-v3", 200_000, 0, 200, needs=BOX2D),
-    "LunarLanderContinuous": Task("LunarLanderContinuous-v3", 200_000, 0, 200, needs=BOX2D, held_out=True),
+    "LunarLanderContinuous": Task("LunarLanderContinuous-v3", 200_000, 0, 200, needs=BOX2D),
     "BipedalWalker": Task("BipedalWalker-v3", 300_000, 0, 200, needs=BOX2D),
     "Reacher": Task("Reacher-v5", 100_000, -20, -8, needs=MUJOCO),
     "InvertedDoublePendulum": Task("InvertedDoublePendulum-v5", 100_000, 1000, 8000, needs=MUJOCO),
