@@ -6,9 +6,10 @@ from pathlib import Path
 from typing import Any
 
 import gymnasium as gym
+import numpy as np
 import pytest
 import yaml
-from builders import make_config
+from builders import BOX, DISCRETE, make_config
 from commandline import parse
 
 import dppo
@@ -16,10 +17,16 @@ from dppo.__main__ import main
 from dppo.config import Config, fitted_to
 from dppo.config.files import Preset, described_presets
 from dppo.envs.simulated import register
+from dppo.run.building import tuned_to
+from dppo.spaces.spaces import Spaces
 
 Capture = pytest.CaptureFixture[str]
 PRESETS = list(described_presets())
 OF_OTHER_PACKAGES = {"MiniGrid": "minigrid", "ALE/": "ale_py", "highway": "highway_env"}
+WITH_REAL_ACTIONS = {
+    *("Pendulum", "MountainCarContinuous", "LunarLanderContinuous", "BipedalWalker", "BipedalWalkerHardcore"),
+    *("HalfCheetah", "Hopper", "Walker2d", "Ant", "Humanoid", "Reacher", "InvertedDoublePendulum", "Swimmer"),
+}
 GAME, GRID = "ALE/Pong-v5", "MiniGrid-DoorKey-5x5-v0"
 every_preset = pytest.mark.parametrize("preset", PRESETS, ids=lambda preset: preset.name)
 
@@ -45,6 +52,14 @@ def test_a_preset_fits_its_environment_and_names_its_source_and_its_score(preset
     assert preset.about["here"].startswith("not run here yet") or any(map(str.isdigit, preset.about["here"]))
     if preset.about.get("applies") == "by itself":
         assert not preset.about["here"].startswith("not run"), "settings that were not measured apply on request only"
+
+
+@every_preset
+def test_a_preset_agrees_with_what_follows_from_the_actions(preset: Preset) -> None:
+    """`adv_floor` without `norm_adv` was refused when the actions of BipedalWalker turned out to be real-valued."""
+    config = make_config({"env_id": environment_of(preset)} | preset.settings)
+    actions = BOX if preset.name.partition("-")[0] in WITH_REAL_ACTIONS else DISCRETE
+    tuned_to(config, Spaces(np.dtype((np.float32, (4,))), actions))
 
 
 APPLIES: list[tuple[str, str | None, dict[str, Any], str]] = [

@@ -90,7 +90,7 @@ def build(config: Config, folder: RunFolder, stop: StopSignals, stack: ExitStack
         logger.warning("%s is nondeterministic, or resets rows by itself: %s", config.env_name, NOT_REPLAYED)
     torch_import.join()
     collector.expected = expected = _numerics(config, spaces)
-    tuned = _tuned(config, spaces)
+    tuned = tuned_to(config, spaces)
     trainers = site.trainers(tuned, spaces, expected)
     statistics = no_statistics(spaces, obs=config.norm_obs, returns=config.norm_reward)
     model = model_state(spaces, trainers.spec)
@@ -218,7 +218,7 @@ def most_parameters(config: Config) -> int:
     return PARAMETERS_OF_A_MODEL + 2 * sum(inputs * units for inputs, units in pairwise(config.hidden_sizes))
 
 
-def _tuned(config: Config, spaces: Spaces) -> Config:
+def tuned_to(config: Config, spaces: Spaces) -> Config:
     """Return the settings with what suits the actions; log this and other facts that follow from spaces."""
     epochs = config.epochs_for(not any(boxes(spaces.actions)))
     if epochs > config.epochs():
