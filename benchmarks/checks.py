@@ -69,15 +69,10 @@ def times_of_checks() -> dict[str, float]:
     obs, _ = env.reset(seed=0)
     reward, checks = 1.0, SpaceChecks([env], describe_spaces(env), "benchmark")
     segment = np.zeros((STEPS + 1, 1, 4), np.float32)
-    together, zeros = (
-        np.zeros((SAMPLERS, STEPS + 1, 1, 4), np.float32)[:, 5],
-        np.zeros(SAMPLERS * 4, np.float32),
-    )
     return {
         "form of the observation": microseconds(lambda: checks.pack(obs)) - microseconds(lambda: np.array(obs)),
         "reward": microseconds(lambda: _reward(reward)) - microseconds(lambda: _converted(reward)),
         "flags": microseconds(lambda: _flags(False, False)) - microseconds(lambda: _nothing(False, False)),
-        "finite, once for all": microseconds(lambda: np.vdot(together, zeros)) / SAMPLERS,
         "limits, once a segment": microseconds(lambda: checks.check_limits(segment)) / STEPS,
         "spaces, once an episode": microseconds(lambda: checks.change(0, env)) / EPISODE,
     }
