@@ -194,7 +194,7 @@ def test_the_number_of_epochs_follows_from_the_actions(
         ("Pendulum-v1", {"target_kl": 0.0}, False),
         ("Pendulum-v1", {"desired_kl": 0.5}, False),
         ("Pendulum-v1", {"update_epochs": 1}, True),  # planned: an epoch; there is nothing to say
-        ("Pendulum-v1", {"reuse": 2}, False),
+        ("Pendulum-v1", {"reuse": 2}, True),
         ("CartPole-v1", {"update_epochs": 10}, False),
         ("CartPole-v1", {"update_epochs": 10, "target_kl": 0.04}, True),
     ],
@@ -217,7 +217,7 @@ def test_an_update_of_real_actions_ends_at_a_large_kl(
         ("Pendulum-v1", {"norm_adv": True}, True),
         ("Pendulum-v1", {"norm_reward": False}, True),  # advantages have no unit
         ("Pendulum-v1", {"norm_value": True}, True),
-        ("Pendulum-v1", {"reuse": 2}, True),
+        ("Pendulum-v1", {"reuse": 2}, False),
         ("CartPole-v1", {}, True),
     ],
 )

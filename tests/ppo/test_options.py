@@ -28,7 +28,7 @@ from dppo.ppo.exchange.normalizer import ObsScale
 from dppo.ppo.exchange.records import PolicySnapshot, Segment, SegmentRequest
 from dppo.ppo.learning.advantages import shaped_rewards
 from dppo.ppo.learning.batch import make_batch
-from dppo.ppo.learning.model import ADAPTED, adapted_rate
+from dppo.ppo.learning.model import ADAPTED, adapted_rate, free_deviations
 from dppo.ppo.learning.off_policy import CHANGE, FACTOR, OffPolicyTrainer, adapted_factor, of_several_policies
 from dppo.ppo.learning.parallel import Parallel
 from dppo.ppo.networks.network import NetworkSpec
@@ -266,12 +266,33 @@ def test_an_update_on_older_policies_clips_each_row_around_its_ratio_and_measure
     second = torch.max(-advantages * ratio, -advantages * clipped).mean().item()
     assert center.max() < 2
     assert 2 * figures[1]["policy_loss"] - figures[0]["policy_loss"] == pytest.approx(second, rel=1e-9)
+    kl = (center * (ratio / center - 1 - (ratio / center).log())).mean().item()  # each row as often as `pi_k` draws it
+    assert 2 * figures[1]["approx_kl"] == pytest.approx(kl, rel=1e-9)
+    assert -2 * figures[1]["old_approx_kl"] == pytest.approx((center * (ratio / center).log()).mean().item(), rel=1e-9)
     moved = (ratio - center).abs()
     assert figures[0]["total_variation"] == pytest.approx(moved.mean().item() / 2, rel=1e-9)
     assert figures[0]["clipfrac"] == pytest.approx((moved > width).double().mean().item())
     assert 0 < figures[0]["clipfrac"] < 1
     assert figures[0]["total_variation"] > width / 2
     assert one.state()[FACTOR] == 1 / CHANGE
+
+
+@pytest.mark.parametrize(("norm_adv", "times"), [(False, 3), (True, 1)], ids=["raw", "standardized"])
+def test_with_reuse_memory_and_deviations_follow_env_steps(norm_adv: bool, times: int) -> None:
+    """In its first step Adam moves each weight by the learning rate, and keeps 1 / memory of the squared gradient."""
+    spec, starts, ends, squares = spec_of(BOX), [], [], []
+    for reuse in (1, 3):
+        trainer = make_trainer(spec, norm_adv=norm_adv, reuse=reuse, minibatches=1, update_epochs=1)
+        starts.append(trainer.weights())
+        trainer.update(random_batch(spec), at_rate(trainer, 1e-2), np.random.default_rng(0))
+        ends.append(trainer.weights())
+        squares.append(trainer.state()["exp_avg_sq"])
+    moved, slowed = (end - start for start, end in zip(starts, ends, strict=True))
+    deviations = free_deviations(spec)
+    np.testing.assert_allclose(slowed[deviations], moved[deviations] / 3, rtol=1e-9)
+    np.testing.assert_allclose(np.delete(slowed, deviations), np.delete(moved, deviations), rtol=1e-9)
+    assert np.abs(moved[deviations]).min() > 0.009
+    np.testing.assert_allclose(squares[0], times * squares[1], rtol=1e-9)
 
 
 def test_the_learning_rate_follows_the_total_variation_of_an_update() -> None:

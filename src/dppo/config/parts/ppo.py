@@ -30,8 +30,8 @@ class PPO:
     reuse: int = setting(1, gt=0)
     """Train on the batches of the last so many iterations, with importance weights (GePPO); 1: the newest alone."""
     norm_adv: bool | None = None
-    """Standardize advantages within each minibatch; none: unless norm_reward gives them a unit, actions are real-valued
-    and reuse is 1. A batch that teaches little changes little then: standardized, its noise would count as much."""
+    """Standardize advantages within each minibatch; none: unless norm_reward gives them a unit and actions are
+    real-valued. A batch that teaches little changes little then: standardized, its noise would count as much."""
     adv_floor: float = setting(0.1, ge=0)
     """Smallest deviation that norm_adv divides by where all rewards of a batch are equal and nothing terminates, as
     before the first reward: what is left of advantages there is noise. In the unit of norm_reward; needs it."""
@@ -53,7 +53,7 @@ class PPO:
     """Largest global norm of the gradient."""
     target_kl: float | None = setting(None, ge=0)
     """Skip the remaining epochs of an update once the approximate KL exceeds this; 0: never; none: 0.04 with
-    real-valued actions and without reuse and desired_kl, else never."""
+    real-valued actions and without desired_kl, less with reuse (0.0064 with 4), else never."""
     norm_obs: bool = constant(True)
     """Normalize floating-point observations by their running mean and standard deviation."""
     norm_obs_keys: tuple[str, ...] = constant(())
@@ -73,6 +73,11 @@ class PPO:
     scale_reward: float = setting(1.0, gt=0)
     """Multiply each reward by this, after clipping."""
 
+    @property
+    def clip_share(self) -> float:
+        """Return the share of `clip_coef` by which an update may change a ratio: one without reuse (GePPO, eq. 9)."""
+        return 2 / (self.reuse + 1)
+
     def epochs(self, *, discrete: bool = False) -> int:
         """Return K; `discrete` if all actions are, and there is neither memory nor a policy lag."""
         return self.update_epochs or (20 if discrete and self.reuse == 1 else 10)
@@ -81,14 +86,14 @@ class PPO:
         """Return the KL that ends an update, 0 for none; `real` if some actions are real-valued."""
         if self.target_kl is not None:
             return self.target_kl
-        useful = real and self.reuse == 1 and self.desired_kl is None and self.epochs() > 1
-        return 0.04 if useful else 0.0
+        useful = real and self.desired_kl is None and self.epochs() > 1
+        return round(0.04 * self.clip_share**2, 6) if useful else 0.0
 
     def standardizes(self, *, real: bool) -> bool:
         """Return whether advantages are standardized; `real` if some actions are real-valued."""
         if self.norm_adv is not None:
             return self.norm_adv
-        return not (real and self.norm_reward and self.reuse == 1) or self.norm_value
+        return not (real and self.norm_reward) or self.norm_value
 
     def smallest_deviation(self, informed: bool) -> float | None:
         """Return the smallest deviation that the advantages of a batch are divided by; None: not at all."""

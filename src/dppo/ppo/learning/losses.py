@@ -62,14 +62,15 @@ def clipped_value_loss(
     return 0.5 * weighted_mean(losses, weights), _weighted(error * free / len(error), weights)
 
 
-def approximate_kl(log_ratio: Rows, ratio: Rows) -> Float[Tensor, ""]:
+def approximate_kl(log_ratio: Rows, ratio: Rows, importance: Rows | None = None) -> Float[Tensor, ""]:
     """Estimate KL(old | new) from samples of the old policy; never negative, and with low variance.
 
-        mean((r - 1) - log r)
+        mean(w ((r - 1) - log r))
 
     Source: Schulman, "Approximating KL divergence" (2020), http://joschu.net/blog/kl-approx.html, estimator k3.
+    Args: `importance`: w, probability under the old policy over that under the one that acted; None: all one.
     """
-    return ((ratio - 1) - log_ratio).mean()
+    return weighted_mean((ratio - 1) - log_ratio, importance)
 
 
 def weighted_mean(losses: Rows, weights: Rows | None) -> Float[Tensor, ""]:

@@ -21,8 +21,10 @@ from dppo.ppo.networks.parameters import FlatParameters, ZerosLike
 
 ADAPTED = "learning_rate"  # its name in the state of the optimizer
 OPTIONS: dict[str, Any] = {"fused": True, "weight_decay": 0.0, "amsgrad": False, "maximize": False}
-OPTIONS |= {"beta1": 0.9, "beta2": 0.999, "eps": 1e-5}  # detail 3; torch's default for eps is 1e-8
+OPTIONS |= {"beta1": 0.9, "eps": 1e-5}  # detail 3; torch's default for eps is 1e-8
+MEMORY = 1000  # steps: beta2 is 0.999
 LOWEST, HIGHEST, FACTOR = 1e-5, 1e-2, 1.5
+NONE = slice(0, 0)
 LAST_LAYER = re.compile(r"value(?:\.(\d+))?\.(weight|bias)")
 
 
@@ -105,7 +107,16 @@ class FlatAdam:
     bookkeeping for many tensors and options takes a noticeable part of a small minibatch.
     """
 
-    def __init__(self, parameters: FlatParameters) -> None:
+    def __init__(
+        self, parameters: FlatParameters, memory: int = MEMORY, slowed: slice = NONE, share: float = 1.0
+    ) -> None:
+        """Begin with moments of zero.
+
+        Args:
+            memory: 1 / (1 - b2), the steps that v is a mean of.
+            slowed: the weights that take only `share` of each step.
+        """
+        self._beta2, self._slowed, self._share = 1 - 1 / memory, slowed, share
         self._weights = parameters.weights.detach()
         self._gradient = parameters.gradient
         self._mean = torch.zeros_like(self._weights)
@@ -117,7 +128,11 @@ class FlatAdam:
     def step(self, learning_rate: float) -> None:
         """Update the weights in place from the stored gradient."""
         state = [self._mean], [self._square], list[Tensor](), [self._steps]
-        adam([self._weights], [self._gradient], *state, lr=learning_rate, **OPTIONS)
+        slowed = self._weights[self._slowed]
+        before = slowed.clone()
+        adam([self._weights], [self._gradient], *state, lr=learning_rate, beta2=self._beta2, **OPTIONS)
+        if self._share < 1:
+            slowed.sub_(before).mul_(self._share).add_(before)
 
     def state(self) -> dict[str, np.ndarray]:
         """Return both moments [P] and the number of steps, under torch's names; the next step may overwrite them."""
@@ -132,6 +147,12 @@ class FlatAdam:
         self._mean.copy_(torch.tensor(state["exp_avg"]))
         self._square.copy_(torch.tensor(state["exp_avg_sq"]))
         self._steps.fill_(float(state["step"]))
+
+
+def free_deviations(spec: NetworkSpec) -> slice:
+    """Return where the deviations that depend on no observation are in the flat vector; an empty slice without any."""
+    places = spec.unflatten(np.arange(spec.num_parameters)).get("log_std")
+    return NONE if places is None else slice(places.flat[0], places.flat[-1] + 1)
 
 
 def adapted_rate(learning_rate: float, kl: float, desired_kl: float) -> float:

@@ -30,6 +30,11 @@ class OffPolicyTrainer:
     Advantages are those of V-trace with the values of the current network. The learning rate changes by 3 % after an
     update, to keep the total variation distance of the policies before and after it between e / 4 and e / 2.
 
+    R times as many SGD steps follow an env step as without reuse. The trainer makes two things follow env steps all the
+    same. Where advantages are not standardized, Adam's v is a mean of R times as many steps: in a quiet stretch of long
+    episodes, it would else fall to the noise, and the next event change the policy too much. And free deviations take
+    1 / R of each step, so that the policy explores for as long.
+
     Source: Queeney, Paschalidis, Cassandras, arXiv:2111.00072, eq. 9, algorithm 1, with uniform weights of policies.
     Deviation: r_k is limited to 2, and advantages are standardized before they are weighted, as with policy lag.
     """
@@ -38,7 +43,7 @@ class OffPolicyTrainer:
         """Wrap `trainer`, which may be one of several ranks of `parallel`."""
         self._trainer, self._parallel, self.model = trainer, parallel or Parallel(), trainer.model
         self.weights, self.rehearse, self.sum_gradients = trainer.weights, trainer.rehearse, trainer.sum_gradients
-        self._width, self._factor = 2 / (trainer.ppo.reuse + 1), 1.0
+        self._width, self._factor = trainer.ppo.clip_share, 1.0
 
     def update(self, batch: Batch, ppo: PPO, order: np.random.Generator, *, lagged: bool = False) -> Update:
         """Do `PPOTrainer.update`, `lagged` or not; `clipfrac` is that of the policy after the update."""

@@ -14,7 +14,7 @@ from dppo.ppo.exchange.normalizer import ValueScale
 from dppo.ppo.exchange.records import Update
 from dppo.ppo.learning.batch import Batch, zero_batch
 from dppo.ppo.learning.losses import approximate_kl, clipped_value_loss, policy_loss, value_loss, weighted_mean
-from dppo.ppo.learning.model import ADAPTED, FlatAdam, PopArt, PPOModel, adapted_rate
+from dppo.ppo.learning.model import ADAPTED, MEMORY, NONE, FlatAdam, PopArt, PPOModel, adapted_rate, free_deviations
 from dppo.ppo.learning.parallel import Parallel, draw_minibatches, moments_of_all, row_moments, weighted_on_all
 from dppo.ppo.learning.recompute import from_current_policy, with_new_advantages
 
@@ -39,6 +39,8 @@ class _Step(NamedTuple):
     """Norm of the gradient of all ranks, before clipping."""
     rows: float
     """Transitions in the minibatch, per rank."""
+    importance: Tensor | None
+    """[rows] of the minibatch, as in `Batch`."""
 
 
 @dataclass(eq=False)
@@ -65,7 +67,9 @@ class PPOTrainer:
         self._parallel = parallel or Parallel()
         self._parameters = self.model.parameters
         self.device = self._parameters.weights.device
-        self._optimizer = FlatAdam(self._parameters)
+        reuse, standardized = self.ppo.reuse, self.ppo.standardizes(real=False)  # norm_adv is set: `OffPolicyTrainer`
+        slowed = free_deviations(self.model.spec) if reuse > 1 else NONE
+        self._optimizer = FlatAdam(self._parameters, MEMORY * (1 if standardized else reuse), slowed, 1 / reuse)
         self._adapted = self.ppo.learning_rate if self.ppo.desired_kl is not None else None
         self._popart = PopArt(self.model) if self.ppo.norm_value else None
 
@@ -136,7 +140,7 @@ class PPOTrainer:
             factor = min(1.0, ppo.max_grad_norm / (length + 1e-6)) / ranks
             if factor != 1.0:
                 gradient.mul_(factor)
-            step, learning_rate = _Step(losses, norm, rows), ppo.learning_rate
+            step, learning_rate = _Step(losses, norm, rows, minibatch.importance), ppo.learning_rate
             if self._adapted is not None and ppo.desired_kl is not None:
                 if number > 0:  # before the first step the KL is zero: ratios are measured from the policy to update
                     self._adapted = adapted_rate(self._adapted, self._kl(step), ppo.desired_kl)
@@ -205,7 +209,7 @@ class PPOTrainer:
     def _kl(self, step: _Step) -> float:
         """Return the approximate KL of a minibatch over all ranks, so that all ranks stop together."""
         log_ratio = step.losses.log_ratio
-        kl = approximate_kl(log_ratio, log_ratio.exp()) * (len(log_ratio) / step.rows)
+        kl = approximate_kl(log_ratio, log_ratio.exp(), step.importance) * (len(log_ratio) / step.rows)
         return float(self._parallel.gather(kl).mean())
 
     def _figures(self, steps: list[_Step], clip_coef: float) -> dict[str, float]:
@@ -220,11 +224,14 @@ class PPOTrainer:
         per_step = torch.stack([torch.stack(column) for column in columns])
         rows = torch.tensor([step.rows for step in steps], dtype=torch.float32, device=self.device)
         log_ratio = torch.cat([step.losses.log_ratio for step in steps])
-        ratio = log_ratio.exp()
+        ratio, importance = log_ratio.exp(), None
+        if steps[0].importance is not None:
+            importance = torch.cat([step.importance for step in steps if step.importance is not None])
         clipped = ((ratio - 1).abs() > clip_coef).to(ratio.dtype).mean()
         # Rows that are not transitions have ratio one: they add nothing to the sums, and are not counted.
         share = len(log_ratio) / sum(step.rows for step in steps)
-        of_ratios = torch.stack([approximate_kl(log_ratio, ratio), -log_ratio.mean(), clipped]) * share
+        kls = approximate_kl(log_ratio, ratio, importance), -weighted_mean(log_ratio, importance)
+        of_ratios = torch.stack([*kls, clipped]) * share
         means = torch.cat([per_step @ rows.to(per_step.dtype) / rows.sum(), of_ratios])
         return dict(zip(names, self._parallel.gather(means).mean(dim=0).tolist(), strict=True))
 
