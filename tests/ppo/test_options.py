@@ -32,7 +32,7 @@ from dppo.ppo.learning.model import ADAPTED, adapted_rate, free_deviations
 from dppo.ppo.learning.off_policy import CHANGE, FACTOR, OffPolicyTrainer, adapted_factor, of_several_policies
 from dppo.ppo.learning.parallel import Parallel
 from dppo.ppo.networks.network import NetworkSpec
-from dppo.spaces.actions import Actions
+from dppo.spaces.actions import Actions, BoxActions
 
 
 def test_a_large_kl_lowers_the_learning_rate_and_a_small_one_raises_it() -> None:
@@ -293,6 +293,14 @@ def test_with_reuse_memory_and_deviations_follow_env_steps(norm_adv: bool, times
     np.testing.assert_allclose(np.delete(slowed, deviations), np.delete(moved, deviations), rtol=1e-9)
     assert np.abs(moved[deviations]).min() > 0.009
     np.testing.assert_allclose(squares[0], times * squares[1], rtol=1e-9)
+
+
+def test_the_deviation_of_one_number_is_as_fast_as_the_other_weights() -> None:
+    spec = spec_of(BoxActions(np.full(1, -1.0, np.float32), np.full(1, 1.0, np.float32)))
+    trainer = make_trainer(spec, reuse=3, minibatches=1, update_epochs=1)
+    before = trainer.weights()
+    trainer.update(random_batch(spec), at_rate(trainer, 1e-2), np.random.default_rng(0))
+    assert np.abs(trainer.weights() - before)[free_deviations(spec)] == pytest.approx([0.01], rel=0.01)
 
 
 def test_the_learning_rate_follows_the_total_variation_of_an_update() -> None:

@@ -32,8 +32,8 @@ class OffPolicyTrainer:
 
     R times as many SGD steps follow an env step as without reuse. The trainer makes two things follow env steps all the
     same. Where advantages are not standardized, Adam's v is a mean of R times as many steps: in a quiet stretch of long
-    episodes, it would else fall to the noise, and the next event change the policy too much. And free deviations take
-    1 / R of each step, so that the policy explores for as long.
+    episodes, it would else fall to the noise, and the next event change the policy too much. And free deviations of two
+    numbers or more take 1 / R of each step, so that the policy explores for as long. (That of one number starts at 1.)
 
     Source: Queeney, Paschalidis, Cassandras, arXiv:2111.00072, eq. 9, algorithm 1, with uniform weights of policies.
     Deviation: r_k is limited to 2, and advantages are standardized before they are weighted, as with policy lag.

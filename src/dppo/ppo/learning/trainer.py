@@ -68,8 +68,9 @@ class PPOTrainer:
         self._parameters = self.model.parameters
         self.device = self._parameters.weights.device
         reuse, standardized = self.ppo.reuse, self.ppo.standardizes(real=False)  # norm_adv is set: `OffPolicyTrainer`
-        slowed = free_deviations(self.model.spec) if reuse > 1 else NONE
-        self._optimizer = FlatAdam(self._parameters, MEMORY * (1 if standardized else reuse), slowed, 1 / reuse)
+        memory, deviations = MEMORY * (1 if standardized else reuse), free_deviations(self.model.spec)
+        several = deviations.stop - deviations.start > 1
+        self._optimizer = FlatAdam(self._parameters, memory, deviations if several else NONE, 1 / reuse)
         self._adapted = self.ppo.learning_rate if self.ppo.desired_kl is not None else None
         self._popart = PopArt(self.model) if self.ppo.norm_value else None
 
