@@ -21,7 +21,6 @@ LABELS = {
     "sb3": "Stable-Baselines3, defaults",
     "zoo": "Stable-Baselines3, tuned for each task",
 }
-SAME_UPDATES = {"reuse": "reuse-entropy"}  # a side whose updates take as long
 
 
 @dataclass(frozen=True)
@@ -61,8 +60,7 @@ def update_s(runs: Runs, side: str, task: str) -> float:
     def of(lines: list[dict[str, Any]]) -> list[float]:
         return [line["update_s"] / line["steps"] for line in lines if "update_s" in line]
 
-    same = [*runs[side, task].values(), *runs.get((SAME_UPDATES.get(side, ""), task), {}).values()]
-    own = of(same)
+    own = of(list(runs[side, task].values()))
     others = [rate for (name, _), seeds in runs.items() if name == side for rate in of(list(seeds.values()))]
     if not own and not others:
         raise SystemExit(f"samples.jsonl has no run of {side} with the time of its updates. Run a seed of it again.")

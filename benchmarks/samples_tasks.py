@@ -44,6 +44,7 @@ TASKS = {
     "Hopper": Task("Hopper-v5", 200_000, 500, 2000, needs=MUJOCO),
     "HalfCheetah": Task("HalfCheetah-v5", 200_000, 500, 1500, needs=MUJOCO),
     "Walker2d": Task("Walker2d-v5", 200_000, 400, 1500, needs=MUJOCO, held_out=True),
+    "Pusher": Task("Pusher-v5", 100_000, -60, -45, needs=MUJOCO, held_out=True),
     "DoorKey": Task("bench_envs:make_doorkey", 100_000, 0.3, 0.9, {"drop_obs": ("mission",)}, needs=("minigrid",)),
     "Shop": Task("bench_envs:Shop", 50_000, -1.45, -1.25),
     "CartPoleNoVelocity": Task("bench_envs:cartpole_positions", 100_000, 195, 475, {"memory": "lstm"}),
