@@ -12,6 +12,7 @@ from builders import make_config
 from recorder import Notes, Recorder
 
 import dppo
+from dppo.config import PPO
 from dppo.errors import ConfigError
 from dppo.records.files import checkpoint as checkpoints
 from dppo.records.words import sizes_line
@@ -185,6 +186,11 @@ def test_the_number_of_epochs_follows_from_the_actions(
     said = "Epochs: 20, because actions are discrete; update_epochs=10 (--update-epochs 10)"
     assert (said in caplog.text) == (epochs == 20)
     assert f"for {epochs} epochs" in sizes_line(config) or ", 20 with discrete actions, " in sizes_line(config)
+
+
+def test_the_limit_of_the_kl_grows_with_the_square_of_the_clipping_range() -> None:
+    assert [PPO(reuse=reuse).largest_kl(real=True) for reuse in (1, 3, 4)] == [0.04, 0.01, 0.0064]
+    assert PPO(reuse=4).largest_kl(real=False) == 0
 
 
 @pytest.mark.parametrize(

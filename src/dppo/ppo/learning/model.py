@@ -128,11 +128,10 @@ class FlatAdam:
     def step(self, learning_rate: float) -> None:
         """Update the weights in place from the stored gradient."""
         state = [self._mean], [self._square], list[Tensor](), [self._steps]
-        slowed = self._weights[self._slowed]
-        before = slowed.clone()
+        before = self._weights[self._slowed].clone() if self._share < 1 else None
         adam([self._weights], [self._gradient], *state, lr=learning_rate, beta2=self._beta2, **OPTIONS)
-        if self._share < 1:
-            slowed.sub_(before).mul_(self._share).add_(before)
+        if before is not None:
+            self._weights[self._slowed].sub_(before).mul_(self._share).add_(before)
 
     def state(self) -> dict[str, np.ndarray]:
         """Return both moments [P] and the number of steps, under torch's names; the next step may overwrite them."""

@@ -67,8 +67,8 @@ class PPOTrainer:
         self._parallel = parallel or Parallel()
         self._parameters = self.model.parameters
         self.device = self._parameters.weights.device
-        reuse, standardized = self.ppo.reuse, self.ppo.standardizes(real=False)  # norm_adv is set: `OffPolicyTrainer`
-        memory, deviations = MEMORY * (1 if standardized else reuse), free_deviations(self.model.spec)
+        reuse, raw = self.ppo.reuse, not self.ppo.standardizes(real=False)  # the reasons are in `OffPolicyTrainer`
+        memory, deviations = MEMORY * (reuse if raw else 1), free_deviations(self.model.spec)
         several = deviations.stop - deviations.start > 1
         self._optimizer = FlatAdam(self._parameters, memory, deviations if several else NONE, 1 / reuse)
         self._adapted = self.ppo.learning_rate if self.ppo.desired_kl is not None else None
