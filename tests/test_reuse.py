@@ -18,6 +18,7 @@ import dppo
 from dppo.cluster.learning.trainers import ReusingTrainers
 from dppo.errors import TrainingDiverged
 from dppo.ppo.exchange.records import PolicySnapshot, Segment, Update
+from dppo.ppo.learning.off_policy import joined
 from dppo.ppo.networks.network import NetworkSpec
 from dppo.records.files import checkpoint as checkpoints
 
@@ -53,17 +54,27 @@ class Trained:
 def segment(number: int) -> Segment:
     """A segment of random contents, with a time limit and without the last optional columns."""
     rng = np.random.default_rng(number)
-    bits = rng.integers(0, 256, (T * E + 4) * OBS.itemsize, np.uint8)
-    bits[:4] = number
-    obs = np.frombuffer(bits.tobytes(), OBS)
     numbers = {name: rng.normal(size=(T, E)) for name in ("logprobs", "values", "next_values", "rewards")}
     ends = {name: rng.random((T, E)) < 0.3 for name in ("terminated", "truncated", "valid")}
-    masks = rng.random((T, E, 3)) < 0.5
-    return Segment(
-        obs=obs[: T * E].reshape(T, E), actions=rng.integers(0, 3, (T, E)), **numbers, **ends,
-        successors=obs[T * E :], masks=masks,
-        states=rng.normal(size=(1, E, 5)), successor_states=rng.normal(size=(4, 5)),
+    one = Segment(
+        obs=observations(rng, T * E).reshape(T, E), actions=rng.integers(0, 3, (T, E)), **numbers, **ends,
+        masks=rng.random((T, E, 3)) < 0.5, states=rng.normal(size=(1, E, 5)),
     )  # fmt: skip
+    rows = int(np.count_nonzero(one.followed))
+    return replace(one, successors=observations(rng, rows), successor_states=rng.normal(size=(rows, 5)))
+
+
+def observations(rng: np.random.Generator, rows: int) -> np.ndarray:
+    """Random bits, in which some numbers are nan."""
+    return np.frombuffer(rng.integers(0, 256, rows * OBS.itemsize, np.uint8).tobytes(), OBS)
+
+
+def going_on(before: Segment, after: Segment) -> Segment:
+    """The segment `after`, as if its sampler had gone on from `before`."""
+    assert before.successors is not None
+    obs, starts = after.obs.copy(), before.successors[-E:]
+    obs[0] = np.where(before.terminated[-1] | before.truncated[-1], obs[0], starts)
+    return replace(after, obs=obs)
 
 
 def batch(iteration: int) -> list[Segment]:
@@ -77,7 +88,7 @@ def assert_same(found: list[Segment], expected: list[Segment]) -> None:
 
 
 def of_samplers(*iterations: int) -> list[Segment]:
-    return [segment(10 * iteration + sampler) for sampler in range(SAMPLERS) for iteration in iterations]
+    return [joined([segment(10 * iteration + sampler) for iteration in iterations]) for sampler in range(SAMPLERS)]
 
 
 def test_each_update_trains_on_the_last_segments_of_every_sampler() -> None:
@@ -119,6 +130,38 @@ def test_kept_segments_are_copies() -> None:
         assert not np.shares_memory(getattr(kept, name), getattr(mine[0], name)), name
 
 
+def test_joined_segments_are_one_where_the_sampler_went_on() -> None:
+    ends = 0
+    for number in range(20):
+        parts = [segment(100 * number)]
+        for index in range(1, 3):
+            parts.append(going_on(parts[-1], segment(100 * number + index)))
+        whole, own = joined(parts), np.concatenate([one.followed for one in parts])
+        for name in ("obs", "actions", "logprobs", "values", "next_values", "rewards", "terminated", "valid", "masks"):
+            column = np.concatenate([getattr(one, name) for one in parts])
+            assert getattr(whole, name).tobytes() == column.tobytes(), name
+        over = np.concatenate([one.terminated | one.truncated for one in parts])
+        np.testing.assert_array_equal(whole.terminated | whole.truncated, over)  # nothing else ends there
+        successors = np.concatenate([one.successors for one in parts if one.successors is not None])
+        assert whole.successors is not None
+        assert whole.successors.tobytes() == successors[whole.followed[own]].tobytes()
+        assert len(whole.successors) == np.count_nonzero(whole.followed)
+        ends += int(over[[T - 1, 2 * T - 1]].sum())
+    assert 0 < ends < 80
+
+
+def test_joined_segments_are_cut_where_the_sampler_started_anew() -> None:
+    """As after the loss of an environment: the older episode goes on nowhere, and is not one with the newer."""
+    before = segment(1)
+    after = going_on(before, segment(2))
+    obs = after.obs.copy()
+    obs[0, 1] = segment(3).obs[0, 1]
+    whole = joined([before, replace(after, obs=obs)])
+    np.testing.assert_array_equal(whole.truncated[:T, 0], before.truncated[:, 0])
+    assert whole.truncated[T - 1, 1]
+    assert whole.followed[T - 1, 1] == ~whole.terminated[T - 1, 1]
+
+
 ITERATIONS, ROWS = 5, 2 * 40
 SETTINGS: dict[str, Any] = {
     "env_id": "CartPole-v1", "num_samplers": 2, "num_steps": 40, "total_timesteps": ROWS * ITERATIONS, "reuse": 3,
@@ -130,6 +173,20 @@ SETTINGS: dict[str, Any] = {
 def train(run_dir: Path, *, resume: Path | None = None, stop_after: int | None = None, **changes: Any) -> dppo.Result:
     config = make_config(SETTINGS | {"run_dir": run_dir} | changes)
     return dppo.train(config, resume=resume, observers=[Recorder(interrupt_at=stop_after)])
+
+
+def test_the_segments_of_a_run_go_on_from_each_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[Segment] = []
+
+    def noted(segments: Sequence[Segment]) -> Segment:
+        made.append(joined(segments))
+        return made[-1]
+
+    monkeypatch.setattr("dppo.cluster.learning.trainers.joined", noted)
+    train(tmp_path / "run", num_actors=0)
+    assert [len(one.rewards) for one in made[::2]] == [40, 80, 120, 120, 120]
+    assert not any(one.truncated.any() for one in made)  # CartPole cuts episodes off after 500 steps
+    assert any(not one.terminated[39].all() for one in made)
 
 
 @pytest.mark.parametrize("overlap", [False, True])

@@ -65,7 +65,7 @@ def test_traces_on_ray_are_those_in_process(changes: dict[str, Any], tmp_path: P
         ({"env_kwargs": {"reward": 3.0, "episodes": [1]}}, "iteration 2, sampler 0, step 0: rewards"),
         ({"env_kwargs": {"length": 7}}, "iteration 1, sampler 0, step 5: truncated"),
         ({"gamma": 0.9}, "iteration 1, sampler 0: advantages\ngamma: 0.99 and 0.9"),
-        ({"ent_coef": 0.1}, "iteration 1: gradients\nent_coef: 0.0 and 0.1"),
+        ({"ent_coef": 0.1}, "iteration 1: gradients\nent_coef: None and 0.1"),
         ({"learning_rate": 1e-3}, "iteration 1: weights\nlearning_rate: 0.0003 and 0.001"),
         ({"num_samplers": 3, "total_timesteps": 96}, "iteration 1: gradients\nnum_samplers: 2 and 3"),
     ],

@@ -84,7 +84,7 @@ def slow_update(model: MLP, batch: Batch, rate: float, order: Any, options: PPO,
             if options.clip_vloss:
                 clipped = mb["values"] + torch.clamp(value - mb["values"], -c, c)
                 error = torch.max(error, (clipped - mb["returns"]) ** 2)
-            loss = pg_loss - options.ent_coef * policy.entropy().mean() + options.vf_coef * 0.5 * error.mean()
+            loss = pg_loss - options.entropy_weight() * policy.entropy().mean() + options.vf_coef * 0.5 * error.mean()
             optimizer.zero_grad()
             loss.backward()
             nn.utils.clip_grad_norm_(model.parameters(), options.max_grad_norm)

@@ -75,7 +75,7 @@ NEEDS: tuple[tuple[str, Callable[[FlatSettings], bool], str], ...] = (
      "advantages are not standardized, or have no unit. Use `norm_adv=True` and `norm_reward=True`, or leave it out"),
     ("clip_vloss norm_value", lambda c: c.vf_coef > 0,
      "vf_coef=0 disables the value loss. Leave it out, or raise `vf_coef`"),
-    ("anneal_ent", lambda c: c.ent_coef > 0,
+    ("anneal_ent", lambda c: c.entropy_weight(discrete=True) > 0,
      "ent_coef=0 leaves the entropy out. Leave it out, or raise `ent_coef`"),
     ("norm_obs_keys", lambda c: c.norm_obs,
      "norm_obs=False normalizes nothing. Use `norm_obs=True`, or leave it out"),

@@ -220,10 +220,16 @@ def most_parameters(config: Config) -> int:
 
 def tuned_to(config: Config, spaces: Spaces) -> Config:
     """Return the settings with what suits the actions; log this and other facts that follow from spaces."""
-    epochs = config.epochs_for(not any(boxes(spaces.actions)))
+    discrete = not any(boxes(spaces.actions))
+    epochs, ent_coef = config.epochs_for(discrete), config.ppo.entropy_weight(discrete=discrete)
     if epochs > config.epochs():
         fewer = as_setting_and_flag("update_epochs", config.epochs())
         logger.info("Epochs: %d, because actions are discrete; %s takes less time and more env steps.", epochs, fewer)
+    if config.ent_coef is None and ent_coef:
+        without = as_setting_and_flag("ent_coef", 0.0)
+        logger.info(
+            "Entropy: a bonus of %g, as reuse makes discrete actions certain sooner; %s: none.", ent_coef, without
+        )
     numbers = sum(box.low.size for box in boxes(spaces.actions))
     kl = config.ppo.largest_kl(real=numbers > 0)
     if config.target_kl is None and kl:
@@ -251,7 +257,7 @@ def tuned_to(config: Config, spaces: Spaces) -> Config:
             "norm_value=True without norm_adv=True: values are learned in units of their deviation, advantages are "
             "not, so that large rewards still change what is learned. Use both."
         )
-    return replace(config, update_epochs=epochs, target_kl=kl, norm_adv=norm_adv)
+    return replace(config, update_epochs=epochs, target_kl=kl, norm_adv=norm_adv, ent_coef=ent_coef)
 
 
 def _load(start: Found, config: Config, parts: Parts, ledger: ReplayLedger, spec: NetworkSpec, *, branch: bool) -> None:

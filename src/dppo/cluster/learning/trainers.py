@@ -16,6 +16,7 @@ from dppo.config.parts import annealed
 from dppo.numerics.portable import limit_blas
 from dppo.ppo.exchange.records import PolicySnapshot, Segment, Update
 from dppo.ppo.learning.batch import make_batch
+from dppo.ppo.learning.off_policy import joined
 from dppo.ppo.learning.parallel import Parallel
 from dppo.ppo.networks.network import NetworkSpec
 from dppo.ppo.networks.parameters import exact_on
@@ -113,10 +114,9 @@ class ReusingTrainers:
     def update(
         self, segments: Sequence[Segment], policy: PolicySnapshot, reward_scale: float | None, iteration: int
     ) -> Update:
-        """Do one update on these segments and the kept ones, sampler by sampler, so that ranks get equal shares."""
-        batches = [*self._kept, segments]
-        of_samplers = [batch[sampler] for sampler in range(len(segments)) for batch in batches]
-        update = self._trainers.update(of_samplers, policy, reward_scale, iteration)
+        """Do one update on these segments and the kept ones, those of each sampler as one long segment."""
+        whole = [joined(of_sampler) for of_sampler in zip(*self._kept, segments, strict=True)]
+        update = self._trainers.update(whole, policy, reward_scale, iteration)
         newest = [_copied(_arrays(one), self._obs) for one in segments]  # views of Ray's store would fill it
         self._kept = [*self._kept, newest][1 - self._reuse :]
         return update

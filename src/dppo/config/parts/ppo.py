@@ -43,8 +43,8 @@ class PPO:
     """Lower the clipping range linearly to zero over the run."""
     clip_vloss: bool = False
     """Clip the value loss around the old value, as OpenAI Baselines does."""
-    ent_coef: float = setting(0.0, ge=0, le=1e6)
-    """Weight of the entropy bonus."""
+    ent_coef: float | None = setting(None, ge=0, le=1e6)
+    """Weight of the entropy bonus; none: 0.01 for discrete actions with reuse, else 0."""
     anneal_ent: bool = False
     """Lower the weight of the entropy bonus linearly to zero over the run."""
     vf_coef: float = setting(0.5, ge=0, le=1e6)
@@ -81,6 +81,10 @@ class PPO:
     def epochs(self, *, discrete: bool = False) -> int:
         """Return K; `discrete` if all actions are, and there is neither memory nor a policy lag."""
         return self.update_epochs or (20 if discrete and self.reuse == 1 else 10)
+
+    def entropy_weight(self, *, discrete: bool = False) -> float:
+        """Return the weight of the entropy bonus; `discrete` if all actions are."""
+        return (0.01 if discrete and self.reuse > 1 else 0.0) if self.ent_coef is None else self.ent_coef
 
     def largest_kl(self, *, real: bool) -> float:
         """Return the KL that ends an update, 0 for none; `real` if some actions are real-valued."""
@@ -163,4 +167,4 @@ def annealed_settings(ppo: PPO) -> list[str]:
 def annealed(ppo: PPO, share: float) -> PPO:
     """Return the settings as they are after this share of the run, 0 <= share < 1 (detail 4)."""
     now = {field.name: getattr(ppo, field.name) for field in fields(PPO)}  # never a `Config`, which is a PPO as well
-    return PPO(**now | {name: now[name] * (1 - share) for name in annealed_settings(ppo)})
+    return PPO(**now | {name: (now[name] or 0.0) * (1 - share) for name in annealed_settings(ppo)})

@@ -1,13 +1,15 @@
 """OffPolicyTrainer: PPO on the segments of several policies, the newest of which is to be updated (GePPO)."""
 
+from collections.abc import Sequence
 from dataclasses import replace
+from itertools import pairwise
 
 import numpy as np
 import torch
 
 from dppo.config.parts import PPO
 from dppo.ppo.exchange.normalizer import ValueScale
-from dppo.ppo.exchange.records import Update
+from dppo.ppo.exchange.records import Segment, Update
 from dppo.ppo.learning.batch import Batch
 from dppo.ppo.learning.model import PPOModel
 from dppo.ppo.learning.parallel import Parallel
@@ -99,3 +101,28 @@ def adapted_factor(factor: float, distance: float, clip: float) -> float:
     if distance > clip / 2:
         return max(LOWEST, factor / CHANGE)
     return min(HIGHEST, factor * CHANGE) if distance < clip / 4 else factor
+
+
+def joined(segments: Sequence[Segment]) -> Segment:
+    """Return successive segments of one sampler as one, so that advantages count on all that followed an older row.
+
+    Where a segment does not start from the observation that the one before led to, as after a loss, the older episode
+    counts as truncated there.
+    """
+    columns = {
+        name: np.concatenate([getattr(one, name) for one in segments])
+        for name in Segment.__slots__
+        if getattr(segments[0], name) is not None
+    }
+    end = -1
+    for one, following in pairwise(segments):
+        end += len(one.values)
+        assert one.successors is not None, "a segment to join needs its successors"
+        starts = following.obs[0]
+        both = zip(one.successors[-len(starts) :], starts, strict=True)  # those of the last row are the last
+        anew = [last.tobytes() != start.tobytes() for last, start in both]
+        columns["truncated"][end] |= anew & ~one.terminated[-1]
+    whole = Segment(**columns)
+    missing = whole.followed[np.concatenate([one.followed for one in segments])]  # others are rows by now
+    left = {name: columns[name][missing] for name in ("successors", "successor_states") if name in columns}
+    return replace(whole, **left)

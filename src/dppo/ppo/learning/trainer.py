@@ -181,7 +181,7 @@ class PPOTrainer:
             # loss = policy - ent_coef * entropy + vf_coef * value (detail 10)
             if share != 1.0:
                 by_logprobs *= share
-            by_each = -ppo.ent_coef * share / len(rows)
+            by_each = -ppo.entropy_weight() * share / len(rows)
             by_entropies = by_each if weights is None else weights * by_each
             by_values *= ppo.vf_coef * share
         self.model.backward(scored, by_logprobs, by_entropies, by_values)
