@@ -214,7 +214,7 @@ NOTES = {
     "still": "the policy hardly changes: approx_kl is {kl:.1g}. Raise learning_rate ({row[charts/learning_rate]:.2g} "
     "now) or update_epochs, and check that actions affect rewards",
     "certain": "the policy has become deterministic, and returns have not risen: its entropy fell from {first:.3g} to "
-    "{row[losses/entropy]:.3g}. Raise ent_coef ({of.ent_coef:g} now), or lower learning_rate",
+    "{row[losses/entropy]:.3g}. Raise ent_coef ({bonus:g} now), or lower learning_rate",
     "unexplained": "the values explain nothing of the returns: explained_variance is "
     "{row[losses/explained_variance]:.2g}. Use norm_obs and norm_reward if they are off, else more update_epochs, or "
     "memory",
@@ -290,4 +290,5 @@ class LearningNotes(Observer):
         due = [name for name, times in self._in_a_row.items() if times >= ITERATIONS and name not in self._given]
         self._given.update(due)
         facts = {"kl": abs(kl), "first": first, "size": size, "best": self._best, "at": self._at}
+        facts["bonus"] = of.entropy_weight()
         return [NOTES[name].format(row=row, of=of, **facts) for name in due]
