@@ -247,6 +247,9 @@ def update(
     # Deviation: a batch that teaches little then changes little; standardized, its noise would count as much.
     keeps_unit = args.norm_reward and not agent.discrete
     standardizes = not keeps_unit if args.norm_adv is None else args.norm_adv
+    # Deviation: where advantages are noise, a bonus keeps discrete actions open, as Adam divides by the noise's size.
+    undecided = standardizes and agent.discrete and floor > 0
+    bonus = 0.01 * max(0.0, 1 - 2 * float(batch[5].std()) / floor) if undecided else 0.0
     for _ in range(args.update_epochs or (20 if agent.discrete and not args.policy_lag else 10)):
         # Each row once per epoch, in a new order (#6). Deviation: sizes differ by at most one, so none is left over.
         for chosen in np.array_split(rng.permutation(rows), num_minibatches):
@@ -264,7 +267,8 @@ def update(
                 clipped = old_values + (values - old_values).clamp(-clip, clip)
                 squared_error = torch.max(squared_error, (clipped - returns) ** 2)
             value_loss, entropy = 0.5 * squared_error.mean(), policy.entropy().mean()
-            loss = policy_loss - args.ent_coef * entropy + args.vf_coef * value_loss  # one loss for both networks (#10)
+            # One loss for both networks (#10).
+            loss = policy_loss - (args.ent_coef + bonus) * entropy + args.vf_coef * value_loss
             optimizer.zero_grad()
             loss.backward()
             nn.utils.clip_grad_norm_(agent.parameters, args.max_grad_norm)  # of all parameters together (#11)

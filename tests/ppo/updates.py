@@ -62,6 +62,11 @@ def slow_update(model: MLP, batch: Batch, rate: float, order: Any, options: PPO,
     """
     optimizer = torch.optim.Adam(model.parameters(), eps=1e-5)
     rates: list[float] = []
+    floor = options.adv_floor if options.norm_reward and not batch.informed else 0.0
+    ent_coef = options.entropy_weight()
+    if floor and options.standardizes(real=False) and model.log_std is None:
+        deviation = batch.advantages[slice(None) if batch.weights is None else batch.weights > 0].std().item()
+        ent_coef += 0.01 * max(0.0, 1 - 2 * deviation / floor)
     for _ in range(options.epochs()):
         for drawn in np.array_split(order.permutation(len(batch)), minibatches):
             rows = drawn if batch.weights is None else drawn[batch.weights[drawn].numpy() > 0]
@@ -77,14 +82,13 @@ def slow_update(model: MLP, batch: Batch, rate: float, order: Any, options: PPO,
             kl = ((ratio - 1) - logratio).mean().item()
             if options.standardizes(real=False):
                 deviation = float(adv.std()) if len(adv) > 1 else 0.0
-                floor = options.adv_floor if options.norm_reward and not batch.informed else 0.0
                 adv = (adv - adv.mean()) / (max(deviation, floor) + 1e-8)
             pg_loss = torch.max(-adv * ratio, -adv * torch.clamp(ratio, 1 - c, 1 + c)).mean()
             error = (value - mb["returns"]) ** 2
             if options.clip_vloss:
                 clipped = mb["values"] + torch.clamp(value - mb["values"], -c, c)
                 error = torch.max(error, (clipped - mb["returns"]) ** 2)
-            loss = pg_loss - options.entropy_weight() * policy.entropy().mean() + options.vf_coef * 0.5 * error.mean()
+            loss = pg_loss - ent_coef * policy.entropy().mean() + options.vf_coef * 0.5 * error.mean()
             optimizer.zero_grad()
             loss.backward()
             nn.utils.clip_grad_norm_(model.parameters(), options.max_grad_norm)

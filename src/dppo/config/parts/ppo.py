@@ -34,7 +34,8 @@ class PPO:
     real-valued. A batch that teaches little changes little then: standardized, its noise would count as much."""
     adv_floor: float = setting(0.1, ge=0)
     """Smallest deviation that norm_adv divides by where all rewards of a batch are equal and nothing terminates, as
-    before the first reward: what is left of advantages there is noise. In the unit of norm_reward; needs it."""
+    before the first reward: what is left of advantages there is noise. Where they are below half of it, discrete
+    actions get an entropy bonus of up to 0.01. In the unit of norm_reward; needs it."""
     recompute_advantages: bool = False
     """Recompute advantages and returns before each further epoch, with the values of the current network."""
     clip_coef: float = setting(0.2, gt=0, lt=1)
