@@ -185,12 +185,19 @@ def test_the_number_of_epochs_follows_from_the_actions(
     assert [row["losses/minibatches"] for row in result.metrics] == [epochs, epochs * config.reuse]
     said = "Epochs: 20, because actions are discrete; update_epochs=10 (--update-epochs 10)"
     assert (said in caplog.text) == (epochs == 20)
+    assert ("Entropy: a bonus of 0.01" in caplog.text) == (config.reuse > 1)  # with discrete actions
     assert f"for {epochs} epochs" in sizes_line(config) or ", 20 with discrete actions, " in sizes_line(config)
 
 
 def test_the_limit_of_the_kl_grows_with_the_square_of_the_clipping_range() -> None:
     assert [PPO(reuse=reuse).largest_kl(real=True) for reuse in (1, 3, 4)] == [0.04, 0.01, 0.0064]
     assert PPO(reuse=4).largest_kl(real=False) == 0
+
+
+def test_discrete_actions_have_a_bonus_of_entropy_with_reuse_unless_another_is_set() -> None:
+    of = [PPO(), PPO(reuse=2), PPO(reuse=2, ent_coef=0.0), PPO(ent_coef=0.3)]
+    assert [ppo.entropy_weight(discrete=True) for ppo in of] == [0, 0.01, 0, 0.3]
+    assert [ppo.entropy_weight() for ppo in of] == [0, 0, 0, 0.3]
 
 
 @pytest.mark.parametrize(
