@@ -168,4 +168,4 @@ def annealed_settings(ppo: PPO) -> list[str]:
 def annealed(ppo: PPO, share: float) -> PPO:
     """Return the settings as they are after this share of the run, 0 <= share < 1 (detail 4)."""
     now = {field.name: getattr(ppo, field.name) for field in fields(PPO)}  # never a `Config`, which is a PPO as well
-    return PPO(**now | {name: (now[name] or 0.0) * (1 - share) for name in annealed_settings(ppo)})
+    return PPO(**now | {name: now[name] * (1 - share) for name in annealed_settings(ppo)})
