@@ -1,12 +1,13 @@
 """Measure learning: mean returns over seeds, compared with published figures.
 
-    python benchmarks/learning.py                       all rows: more than half an hour on two cores
-    python benchmarks/learning.py --only cartpole-preset --seeds 3
+    python benchmarks/learning.py                       what is missing, two runs at a time: many hours
+    python benchmarks/learning.py --only cartpole-preset hopper-defaults --seeds 3
+    python benchmarks/learning.py --only hopper-defaults --show    what is stored, as a table
 
-minigrid-doorkey needs `pip install minigrid`, highway-pixels `pip install highway-env`, the rows of HalfCheetah, Hopper
-and Walker2d `pip install mujoco`. Without them they are skipped.
-docs/RESULTS.md shows the results. They depend only on the seeds: on the same type of CPU they are equal to the bit,
-with any number of actors.
+A run is stored in learning.jsonl as it ends, so that the command can be interrupted and repeated; a row whose settings
+have changed since is run again. minigrid-doorkey needs `pip install minigrid`, highway-pixels `pip install
+highway-env`, the rows of MuJoCo's tasks `pip install mujoco`. Without them they are skipped.
+docs/RESULTS.md shows the results. They depend only on the seeds: on the same type of CPU they are equal to the bit.
 """
 
 from __future__ import annotations
@@ -15,11 +16,11 @@ import argparse
 import importlib.util
 import json
 import math
-import platform
 import subprocess
 import sys
 import tempfile
 import time
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import fmean
@@ -28,13 +29,15 @@ from typing import Any
 import numpy as np
 import trivial
 from bench_envs import POSITIONS
+from measure import HERE, MeasurementError, machine, ours_environment, run_json
 
 from dppo.config import Config, presets
+from dppo.errors import counted
 from dppo.policies.evaluation import evaluate
 from dppo.records.observer import Observer
 from dppo.run.runner import train
 
-HERE = Path(__file__).parent
+LONGEST_S = 4 * 3600.0
 POINTS = 50  # of a curve in the JSON, at most
 EPISODES = 100
 
@@ -54,7 +57,7 @@ class Row:
     needs: str | None = None
     """A package that dppo does not install."""
     trivial: bool = False
-    """Whether to play random actions, and each action alone, in the episodes of `eval`."""
+    """Whether to play random actions, and each action alone, in the episodes of `eval`, too."""
     preset: str | None = "fast"
     """Of what the settings leave open; None: the defaults."""
     ends_after: int | None = None
@@ -208,19 +211,22 @@ for task, (same, zoo, tianshou) in PUBLISHED.items():
 
 
 def main() -> int:
-    """Train each row on its seeds, print a table, write JSON. Return 0 if all bars are met."""
+    """Train each row on its seeds where no run is stored, print a table. Return 0 if all bars are met."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", choices=list(ROWS), nargs="*", default=list(ROWS))
     parser.add_argument("--seeds", type=int, help="instead of each row's own number")
-    parser.add_argument("--num-actors", type=int, default=0, help="changes the time, not the result")
-    parser.add_argument("--json", type=Path, default=HERE / "learning.json")
+    parser.add_argument("--jobs", type=int, default=2, help="runs at a time")
+    parser.add_argument("--show", action="store_true", help="train nothing")
+    parser.add_argument("--store", type=Path, default=HERE / "learning.jsonl")
+    parser.add_argument("--one", nargs=2, metavar=("ROW", "SEED"), help=argparse.SUPPRESS)
     flags = parser.parse_args()
-    names = [name for name in flags.only if is_possible(name)]
-    results = {name: run(name, ROWS[name], flags.seeds or ROWS[name].seeds, flags.num_actors) for name in names}
-    written = {"machine": platform.processor() or platform.machine(), "commit": commit(), "rows": results}
-    flags.json.write_text(json.dumps(written, indent=1))
-    print(f"\nWritten: {flags.json}")
-    return 0 if all(result["pass"] for result in results.values()) else 1
+    if flags.one:
+        print(json.dumps(one(ROWS[flags.one[0]], int(flags.one[1]))))
+        return 0
+    seeds = {name: flags.seeds or ROWS[name].seeds for name in flags.only if flags.show or is_possible(name)}
+    failed = 0 if flags.show else run(seeds, flags.jobs, flags.store)
+    runs = stored(flags.store)
+    return int(failed + sum(not shown(name, runs.get(name, {})) for name in seeds) > 0)
 
 
 def is_possible(name: str) -> bool:
@@ -232,39 +238,86 @@ def is_possible(name: str) -> bool:
     return False
 
 
-def run(name: str, row: Row, seeds: int, num_actors: int) -> dict[str, Any]:
-    """Train one row on seeds 1, 2, ..."""
-    print(f"\n{name}: {row.settings}", flush=True)
-    runs = [one(row, seed, num_actors) for seed in range(1, seeds + 1)]
-    figures = [one[row.figure] for one in runs]
+def stored(store: Path) -> dict[str, dict[int, dict[str, Any]]]:
+    """Return the stored runs by row and seed, without those that had other settings; the last of a seed counts."""
+    runs: dict[str, dict[int, dict[str, Any]]] = {}
+    for text in store.read_text().splitlines() if store.exists() else ():
+        line = json.loads(text)
+        if line["settings"] == settings_of(line["row"]):
+            runs.setdefault(line["row"], {})[line["seed"]] = line
+    return runs
+
+
+def settings_of(name: str) -> dict[str, Any] | None:
+    """Return what a row sets, as JSON has it; None for a row that there no longer is."""
+    if name not in ROWS:
+        return None
+    known: dict[str, Any] = json.loads(json.dumps(ROWS[name].settings | {"ends_after": ROWS[name].ends_after}))
+    return known
+
+
+def run(seeds: dict[str, int], jobs: int, store: Path) -> int:
+    """Run what is not stored yet, seed 1 of all rows first, `jobs` runs at a time; return how many failed."""
+    known, most = stored(store), max(seeds.values(), default=0)
+    wanted = [(name, seed) for seed in range(1, most + 1) for name, rows in seeds.items() if seed <= rows]
+    failed = 0
+    with ThreadPoolExecutor(jobs) as pool:
+        missing = [pool.submit(apart, *each) for each in wanted if each[1] not in known.get(each[0], {})]
+        for done in as_completed(missing):
+            line = done.result()
+            if "error" in line:
+                failed += 1
+                print(f"{line['row']}, seed {line['seed']}: {line['error']}", flush=True)
+                continue
+            with store.open("a") as file:
+                file.write(json.dumps(line) + "\n")
+            print(
+                f"{line['row']}, seed {line['seed']}: train {in_words(line['train'])} (after each quarter of the run: "
+                f"{', '.join(map(in_words, line['quarters']))}), eval {in_words(line['eval'])}, "
+                f"{line['steps']:,} steps, {line['seconds']:.0f} s, weights {line['weights_sha256'][:12]}",
+                flush=True,
+            )
+    return failed
+
+
+def apart(name: str, seed: int) -> dict[str, Any]:
+    """Train one seed in a process of its own, and return what is stored of it."""
+    line = {"row": name, "seed": seed, "settings": settings_of(name), "commit": commit(), "cpu": machine()["cpu"]}
+    command = [sys.executable, str(HERE / "learning.py"), "--one", name, str(seed)]
+    try:
+        return line | run_json(command, ours_environment() | {"OMP_NUM_THREADS": "1"}, LONGEST_S)
+    except MeasurementError as error:
+        return line | {"error": str(error)}
+
+
+def shown(name: str, runs: dict[int, dict[str, Any]]) -> bool:
+    """Print what a row has reached; return whether it has met its bar."""
+    row = ROWS[name]
+    if not runs:
+        print(f"{name}: no run")
+        return False
+    figures = [runs[seed][row.figure] for seed in sorted(runs)]
+    others = [runs[seed]["eval" if row.figure == "train" else "train"] for seed in sorted(runs)]
     reached = fmean(figure >= row.bar for figure in figures)
     passed = reached >= row.enough if row.enough else fmean(figures) >= row.bar
     print(
-        f"{name}: {row.figure} {in_words(fmean(figures))} (from {in_words(min(figures))} to {in_words(max(figures))}), "
-        f"{reached:.0%} of {seeds} seeds at {row.bar:g}: {'pass' if passed else 'FAIL'}. Published: {row.published}.",
-        flush=True,
+        f"{name}: {row.figure} {in_words(fmean(figures))} ({', '.join(map(in_words, figures))}), "
+        f"{'eval' if row.figure == 'train' else 'train'} {in_words(fmean(others))} "
+        f"({', '.join(map(in_words, others))}); {reached:.0%} of {counted(len(runs), 'seed')} at {row.bar:g}: "
+        f"{'pass' if passed else 'FAIL'}. Published: {row.published}."
     )
-    result = {"settings": row.settings, "bar": row.bar, "figure": row.figure, "runs": runs, "pass": passed}
-    return result | ({"trivial": played_without_learning(row)} if row.trivial else {})
+    trivial_means: dict[str, float] = next((run["trivial"] for run in runs.values() if "trivial" in run), {})
+    if trivial_means:
+        print("  without learning: " + ", ".join(f"{what} {in_words(mean)}" for what, mean in trivial_means.items()))
+    return passed
 
 
-def played_without_learning(row: Row) -> dict[str, float]:
-    """Return the mean return of random actions and of each action alone, in the episodes of `eval`."""
-    means = trivial.mean_returns(row.settings["env_id"], EPISODES)
-    print(f"  without learning: {', '.join(f'{name} {in_words(mean)}' for name, mean in means.items())}", flush=True)
-    return means
-
-
-def one(row: Row, seed: int, num_actors: int) -> dict[str, Any]:
-    """Train and evaluate one seed."""
+def one(row: Row, seed: int) -> dict[str, Any]:
+    """Train and evaluate one seed in this process; with seed 1, also play without learning, where the row says so."""
     tuned = presets().get(row.settings["env_id"], {}) if len(row.settings) == 1 else {}
-    done = learned({**tuned, **row.settings, "num_actors": num_actors}, seed, row.preset, row.ends_after)
-    print(
-        f"  seed {seed}: train {in_words(done['train'])} (after each quarter of the run: "
-        f"{', '.join(map(in_words, done['quarters']))}), eval {in_words(done['eval'])}, {done['steps']:,} steps, "
-        f"{done['seconds']:.0f} s, weights {done['weights_sha256'][:12]}",
-        flush=True,
-    )
+    done = learned(tuned | row.settings | {"num_actors": 0}, seed, row.preset, row.ends_after)
+    if row.trivial and seed == 1:
+        done["trivial"] = trivial.mean_returns(row.settings["env_id"], EPISODES)
     return done
 
 
