@@ -185,19 +185,36 @@ def test_the_number_of_epochs_follows_from_the_actions(
     assert [row["losses/minibatches"] for row in result.metrics] == [epochs, epochs * config.reuse]
     said = "Epochs: 20, because actions are discrete; update_epochs=10 (--update-epochs 10)"
     assert (said in caplog.text) == (epochs == 20)
-    assert ("Entropy: a bonus of 0.01" in caplog.text) == (config.reuse > 1)  # with discrete actions
+    assert ("Entropy: a bonus of 0.01" in caplog.text) == (env_id == "CartPole-v1")
     assert f"for {epochs} epochs" in sizes_line(config) or ", 20 with discrete actions, " in sizes_line(config)
 
 
 def test_the_limit_of_the_kl_grows_with_the_square_of_the_clipping_range() -> None:
-    assert [PPO(reuse=reuse).largest_kl(real=True) for reuse in (1, 3, 4)] == [0.04, 0.01, 0.0064]
-    assert PPO(reuse=4).largest_kl(real=False) == 0
+    assert [PPO(reuse=reuse).largest_kl(limited=True) for reuse in (1, 3, 4)] == [0.04, 0.01, 0.0064]
+    assert PPO(reuse=4).largest_kl(limited=False) == 0
 
 
-def test_discrete_actions_have_a_bonus_of_entropy_with_reuse_unless_another_is_set() -> None:
-    of = [PPO(), PPO(reuse=2), PPO(reuse=2, ent_coef=0.0), PPO(ent_coef=0.3)]
-    assert [ppo.entropy_weight(discrete=True) for ppo in of] == [0, 0.01, 0, 0.3]
-    assert [ppo.entropy_weight() for ppo in of] == [0, 0, 0, 0.3]
+@pytest.mark.parametrize(
+    ("changes", "limit"),
+    [({}, 0), ({"memory": "gru"}, 0), ({"reuse": 4}, 0), ({"reuse": 4, "memory": "gru"}, 0.0064)],
+)
+def test_reuse_with_memory_has_a_limit_of_the_kl_whatever_the_actions(
+    changes: dict[str, Any], limit: float, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO", logger="dppo")
+    small = {"env_id": "CartPole-v1", "num_samplers": 1, "num_steps": 16, "total_timesteps": 64, "progress": "off"}
+    config = make_config(small | changes | {"run_dir": tmp_path / "run"})
+    dppo.train(config)
+    assert config.largest_kl_for(real=False) == limit
+    said = "once its KL exceeds 0.0064, as reuse moves a policy with memory too far; target_kl=0.0"
+    assert (said in caplog.text) == (limit > 0)
+    assert ("(--reuse 4) with memory: on the one task measured" in caplog.text) == (limit > 0)
+
+
+def test_discrete_actions_have_a_bonus_of_entropy_unless_another_is_set() -> None:
+    of = [PPO(), PPO(ent_coef=0.0), PPO(ent_coef=0.3)]
+    assert [ppo.entropy_weight(discrete=True) for ppo in of] == [0.01, 0, 0.3]
+    assert [ppo.entropy_weight() for ppo in of] == [0, 0, 0.3]
 
 
 @pytest.mark.parametrize(

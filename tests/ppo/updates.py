@@ -64,9 +64,6 @@ def slow_update(model: MLP, batch: Batch, rate: float, order: Any, options: PPO,
     rates: list[float] = []
     floor = options.adv_floor if options.norm_reward and not batch.informed else 0.0
     ent_coef = options.entropy_weight()
-    if floor and options.standardizes(real=False) and model.log_std is None:
-        deviation = batch.advantages[slice(None) if batch.weights is None else batch.weights > 0].std().item()
-        ent_coef += 0.01 * max(0.0, 1 - 2 * deviation / floor)
     for _ in range(options.epochs()):
         for drawn in np.array_split(order.permutation(len(batch)), minibatches):
             rows = drawn if batch.weights is None else drawn[batch.weights[drawn].numpy() > 0]

@@ -33,7 +33,7 @@ def sizes_line(config: Config) -> str:
     steps = batches * epochs * per_epoch
     longer = f", {more} with discrete actions," if more > epochs else ""
     and_more = f" or {steps // epochs * more:,}" if longer else ""
-    all_of_them = "at most" if config.ppo.largest_kl(real=True) else "in all"
+    all_of_them = "at most" if config.largest_kl_for(True) else "in all"
     return (
         f"{counted(config.iterations, 'iteration')} of {batch}, each trained{older} "
         f"for {counted(epochs, 'epoch')}{longer} of {counted(reuse * per_epoch, 'minibatch', 'minibatches')} "

@@ -112,6 +112,10 @@ class FlatSettings(Env, Sampling, PPO, Network, Actors, Learners, Run):
         """Return K of a run, depending on whether all actions are `discrete`."""
         return self.epochs(discrete=discrete and self.memory == "none" and self.lag == 0)
 
+    def largest_kl_for(self, real: bool) -> float:
+        """Return the KL that ends an update of a run, 0 for none; `real` if some actions are real-valued."""
+        return self.largest_kl(limited=real or (self.memory != "none" and self.reuse > 1))
+
     def __repr__(self) -> str:
         """Show the settings that differ from their defaults."""
         shown = [name for name in settings_by_name() if getattr(self, name) != default_of(name)]

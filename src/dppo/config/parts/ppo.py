@@ -34,8 +34,7 @@ class PPO:
     real-valued. A batch that teaches little changes little then: standardized, its noise would count as much."""
     adv_floor: float = setting(0.1, ge=0)
     """Smallest deviation that norm_adv divides by where all rewards of a batch are equal and nothing terminates, as
-    before the first reward: what is left of advantages there is noise. Where they are below half of it, discrete
-    actions get an entropy bonus of up to 0.01. In the unit of norm_reward; needs it."""
+    before the first reward: what is left of advantages there is noise. In the unit of norm_reward; needs it."""
     recompute_advantages: bool = False
     """Recompute advantages and returns before each further epoch, with the values of the current network."""
     clip_coef: float = setting(0.2, gt=0, lt=1)
@@ -45,7 +44,7 @@ class PPO:
     clip_vloss: bool = False
     """Clip the value loss around the old value, as OpenAI Baselines does."""
     ent_coef: float | None = setting(None, ge=0, le=1e6)
-    """Weight of the entropy bonus; none: 0.01 for discrete actions with reuse, else 0."""
+    """Weight of the entropy bonus; none: 0.01 where all actions are discrete, else 0."""
     anneal_ent: bool = False
     """Lower the weight of the entropy bonus linearly to zero over the run."""
     vf_coef: float = setting(0.5, ge=0, le=1e6)
@@ -54,7 +53,8 @@ class PPO:
     """Largest global norm of the gradient."""
     target_kl: float | None = setting(None, ge=0)
     """Skip the remaining epochs of an update once the approximate KL exceeds this; 0: never; none: 0.04 with
-    real-valued actions and without desired_kl, less with reuse (0.0064 with 4), else never."""
+    real-valued actions and without desired_kl, less with reuse (0.0064 with 4; with memory for all actions), else
+    never."""
     norm_obs: bool = constant(True)
     """Normalize floating-point observations by their running mean and standard deviation."""
     norm_obs_keys: tuple[str, ...] = constant(())
@@ -85,13 +85,13 @@ class PPO:
 
     def entropy_weight(self, *, discrete: bool = False) -> float:
         """Return the weight of the entropy bonus; `discrete` if all actions are."""
-        return (0.01 if discrete and self.reuse > 1 else 0.0) if self.ent_coef is None else self.ent_coef
+        return (0.01 if discrete else 0.0) if self.ent_coef is None else self.ent_coef
 
-    def largest_kl(self, *, real: bool) -> float:
-        """Return the KL that ends an update, 0 for none; `real` if some actions are real-valued."""
+    def largest_kl(self, *, limited: bool) -> float:
+        """Return the KL that ends an update, 0 for none; `limited` if some actions are real, or memory meets reuse."""
         if self.target_kl is not None:
             return self.target_kl
-        useful = real and self.desired_kl is None and self.epochs() > 1
+        useful = limited and self.desired_kl is None and self.epochs() > 1
         return round(0.04 * self.clip_share**2, 6) if useful else 0.0
 
     def standardizes(self, *, real: bool) -> bool:
