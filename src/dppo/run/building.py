@@ -43,6 +43,10 @@ if TYPE_CHECKING:
     from dppo.cluster.ray.session import RaySession
 
 NOT_REPLAYED = "lost or resumed samplers start new episodes; those of EnvPool, with a fixed seed, their first ones"
+WITH_MEMORY = (
+    "with memory: on the one task measured, a policy was good after 39,000 env steps without reuse, and not within "
+    "290,000 with 4. Leave it out, or compare both."
+)
 PARAMETERS_OF_A_MODEL = 4_000_000  # enough for an encoder of images, if not for any network of a user
 
 
@@ -227,9 +231,7 @@ def tuned_to(config: Config, spaces: Spaces) -> Config:
         logger.info("Epochs: %d, because actions are discrete; %s takes less time and more env steps.", epochs, fewer)
     if config.ent_coef is None and ent_coef:
         without = as_setting_and_flag("ent_coef", 0.0)
-        logger.info(
-            "Entropy: a bonus of %g, so that discrete actions do not get certain too soon; %s: none.", ent_coef, without
-        )
+        logger.info("Entropy: a bonus of %g keeps discrete actions open; %s: none.", ent_coef, without)
     numbers = sum(box.low.size for box in boxes(spaces.actions))
     kl = _largest_kl(config, real=numbers > 0)
     norm_adv = config.ppo.standardizes(real=numbers > 0)
@@ -257,17 +259,12 @@ def tuned_to(config: Config, spaces: Spaces) -> Config:
 
 def _largest_kl(config: Config, *, real: bool) -> float:
     """Return the KL that ends an update; log it if it is a default, and what memory does to reuse."""
-    kl = config.largest_kl_for(real)
+    if config.reuse > 1 and config.memory != "none":
+        logger.warning("%s %s", as_setting_and_flag("reuse", config.reuse), WITH_MEMORY)
+    kl, why = config.largest_kl_for(real), "real actions get precise" if real else "reuse moves a memory too far"
     if config.target_kl is None and kl:
-        why = "real actions get precise" if real else "reuse moves a policy with memory too far"
         never = as_setting_and_flag("target_kl", 0.0)
         logger.info("Epochs: an update ends early once its KL exceeds %g, as %s; %s: never.", kl, why, never)
-    if config.reuse > 1 and config.memory != "none":
-        logger.warning(
-            "%s with memory: on the one task measured, a policy was good after 39,000 env steps without reuse, and not "
-            "within 290,000 with 4. Leave it out, or compare both.",
-            as_setting_and_flag("reuse", config.reuse),
-        )
     return kl
 
 
