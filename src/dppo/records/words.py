@@ -252,7 +252,7 @@ class LearningNotes(Observer):
         self._certain = 0.0, math.nan if any(boxes(actions)) else CERTAIN
         if isinstance(actions, BoxActions):
             self._certain = actions.width * 0.5 * math.log(2 * math.pi * math.e * NARROW_STD**2), 0.0
-        self._bonus = of.entropy_weight(discrete=not any(boxes(actions)))
+        self._bonus = of.entropy_weight_for(not any(boxes(actions)))
         self._entropy = self._first = math.nan  # of the first row; the mean return of the first few episodes
         self._lowest, self._highest = math.inf, -math.inf  # mean return so far
         self._best, self._at = -math.inf, 0  # mean return of at least a few episodes, and env steps by then

@@ -225,7 +225,7 @@ def most_parameters(config: Config) -> int:
 def tuned_to(config: Config, spaces: Spaces) -> Config:
     """Return the settings with what suits the actions; log this and other facts that follow from spaces."""
     discrete = not any(boxes(spaces.actions))
-    epochs, ent_coef = config.epochs_for(discrete), config.ppo.entropy_weight(discrete=discrete)
+    epochs, ent_coef = config.epochs_for(discrete), config.entropy_weight_for(discrete)
     if epochs > config.epochs():
         fewer = as_setting_and_flag("update_epochs", config.epochs())
         logger.info("Epochs: %d, because actions are discrete; %s takes less time and more env steps.", epochs, fewer)

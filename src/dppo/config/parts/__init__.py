@@ -112,6 +112,10 @@ class FlatSettings(Env, Sampling, PPO, Network, Actors, Learners, Run):
         """Return K of a run, depending on whether all actions are `discrete`."""
         return self.epochs(discrete=discrete and self.memory == "none" and self.lag == 0)
 
+    def entropy_weight_for(self, discrete: bool) -> float:
+        """Return the weight of the entropy bonus of a run, depending on whether all actions are `discrete`."""
+        return self.entropy_weight(discrete=discrete and self.memory == "none")
+
     def largest_kl_for(self, real: bool) -> float:
         """Return the KL that ends an update of a run, 0 for none; `real` if some actions are real-valued."""
         return self.largest_kl(limited=real or (self.memory != "none" and self.reuse > 1))

@@ -44,7 +44,7 @@ class PPO:
     clip_vloss: bool = False
     """Clip the value loss around the old value, as OpenAI Baselines does."""
     ent_coef: float | None = setting(None, ge=0, le=1e6)
-    """Weight of the entropy bonus; none: 0.01 where all actions are discrete, else 0."""
+    """Weight of the entropy bonus; none: 0.01 for discrete actions without memory, else 0."""
     anneal_ent: bool = False
     """Lower the weight of the entropy bonus linearly to zero over the run."""
     vf_coef: float = setting(0.5, ge=0, le=1e6)
@@ -84,7 +84,7 @@ class PPO:
         return self.update_epochs or (20 if discrete and self.reuse == 1 else 10)
 
     def entropy_weight(self, *, discrete: bool = False) -> float:
-        """Return the weight of the entropy bonus; `discrete` if all actions are."""
+        """Return the weight of the entropy bonus; `discrete` if all actions are, and there is no memory."""
         return (0.01 if discrete else 0.0) if self.ent_coef is None else self.ent_coef
 
     def largest_kl(self, *, limited: bool) -> float:
