@@ -208,7 +208,6 @@ def test_reuse_with_memory_has_a_limit_of_the_kl_whatever_the_actions(
     assert config.largest_kl_for(real=False) == limit
     said = "once its KL exceeds 0.0064, as reuse moves a memory too far; target_kl=0.0"
     assert (said in caplog.text) == (limit > 0)
-    assert ("(--reuse 4) with memory: on the one task measured" in caplog.text) == (limit > 0)
 
 
 def test_discrete_actions_without_memory_have_a_bonus_of_entropy_unless_another_is_set() -> None:

@@ -43,10 +43,6 @@ if TYPE_CHECKING:
     from dppo.cluster.ray.session import RaySession
 
 NOT_REPLAYED = "lost or resumed samplers start new episodes; those of EnvPool, with a fixed seed, their first ones"
-WITH_MEMORY = (
-    "with memory: on the one task measured, a policy was good after 39,000 env steps without reuse, and not within "
-    "290,000 with 4. Leave it out, or compare both."
-)
 PARAMETERS_OF_A_MODEL = 4_000_000  # enough for an encoder of images, if not for any network of a user
 
 
@@ -258,9 +254,7 @@ def tuned_to(config: Config, spaces: Spaces) -> Config:
 
 
 def _largest_kl(config: Config, *, real: bool) -> float:
-    """Return the KL that ends an update; log it if it is a default, and what memory does to reuse."""
-    if config.reuse > 1 and config.memory != "none":
-        logger.warning("%s %s", as_setting_and_flag("reuse", config.reuse), WITH_MEMORY)
+    """Return the KL that ends an update; log it if it is a default."""
     kl, why = config.largest_kl_for(real), "real actions get precise" if real else "reuse moves a memory too far"
     if config.target_kl is None and kl:
         never = as_setting_and_flag("target_kl", 0.0)
