@@ -49,7 +49,7 @@ class Args:
     adv_floor: float = 0.1  # smallest deviation to divide by before the first reward, in the unit of norm_reward
     clip_coef: float = 0.2  # clipping range of the probability ratio
     clip_vloss: bool = False  # clip the value loss around the old value
-    ent_coef: float | None = None  # weight of the entropy bonus; None: 0.01 for discrete actions, else 0
+    ent_coef: float = 0.0  # weight of the entropy bonus
     vf_coef: float = 0.5  # weight of the value loss
     max_grad_norm: float = 0.5  # limit of the gradient's global norm
     target_kl: float | None = None  # stop the epochs when the KL exceeds this; 0: never; None: 0.04 with real actions
@@ -247,8 +247,6 @@ def update(
     # Deviation: a batch that teaches little then changes little; standardized, its noise would count as much.
     keeps_unit = args.norm_reward and not agent.discrete
     standardizes = not keeps_unit if args.norm_adv is None else args.norm_adv
-    # Adam divides by the size of gradients: without a bonus, noise alone makes discrete actions certain in time.
-    ent_coef = args.ent_coef if args.ent_coef is not None else 0.01 if agent.discrete else 0.0
     for _ in range(args.update_epochs or (20 if agent.discrete and not args.policy_lag else 10)):
         # Each row once per epoch, in a new order (#6). Deviation: sizes differ by at most one, so none is left over.
         for chosen in np.array_split(rng.permutation(rows), num_minibatches):
@@ -267,7 +265,7 @@ def update(
                 squared_error = torch.max(squared_error, (clipped - returns) ** 2)
             value_loss, entropy = 0.5 * squared_error.mean(), policy.entropy().mean()
             # One loss for both networks (#10).
-            loss = policy_loss - ent_coef * entropy + args.vf_coef * value_loss
+            loss = policy_loss - args.ent_coef * entropy + args.vf_coef * value_loss
             optimizer.zero_grad()
             loss.backward()
             nn.utils.clip_grad_norm_(agent.parameters, args.max_grad_norm)  # of all parameters together (#11)
@@ -304,7 +302,11 @@ def train(args: Args) -> tuple[np.ndarray, list[float]]:
         # the advantages is that of noise. Divided by it, noise would become a signal.
         informed = any(seg.terminated.any() for seg in segments) or np.ptp([seg.rewards for seg in segments]) > 0
         floor = args.adv_floor if args.norm_reward and not informed else 0.0
-        approx_kl = update(args, agent, optimizer, batch, floor, i)
+        now, rewarded = args, any(seg.rewards.any() for seg in segments)
+        # Deviation: before the first reward, a bonus keeps discrete actions open, as Adam divides by the size of noise.
+        if agent.discrete and floor > 0 and not rewarded and args.norm_adv is not False:
+            now = replace(args, ent_coef=args.ent_coef + 0.01 * max(0.0, 1 - 2 * float(batch[5].std()) / floor))
+        approx_kl = update(now, agent, optimizer, batch, floor, i)
         if agent.obs_moments is not None:
             for segment in segments:
                 agent.obs_moments.add(segment.obs.astype(np.float64).reshape(-1, segment.obs.shape[-1]))

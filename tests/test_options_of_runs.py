@@ -185,7 +185,7 @@ def test_the_number_of_epochs_follows_from_the_actions(
     assert [row["losses/minibatches"] for row in result.metrics] == [epochs, epochs * config.reuse]
     said = "Epochs: 20, because actions are discrete; update_epochs=10 (--update-epochs 10)"
     assert (said in caplog.text) == (epochs == 20)
-    assert ("Entropy: a bonus of 0.01" in caplog.text) == (env_id == "CartPole-v1" and "memory" not in changes)
+    assert ("Entropy: a bonus of 0.01" in caplog.text) == (config.reuse > 1)  # with discrete actions
     assert f"for {epochs} epochs" in sizes_line(config) or ", 20 with discrete actions, " in sizes_line(config)
 
 
@@ -210,11 +210,17 @@ def test_reuse_with_memory_has_a_limit_of_the_kl_whatever_the_actions(
     assert (said in caplog.text) == (limit > 0)
 
 
-def test_discrete_actions_without_memory_have_a_bonus_of_entropy_unless_another_is_set() -> None:
-    changes: list[dict[str, Any]] = [{}, {"memory": "gru"}, {"ent_coef": 0.0}, {"memory": "gru", "ent_coef": 0.3}]
-    of = [make_config({"env_id": "CartPole-v1"} | more) for more in changes]
-    assert [config.entropy_weight_for(discrete=True) for config in of] == [0.01, 0, 0, 0.3]
-    assert [config.entropy_weight_for(discrete=False) for config in of] == [0, 0, 0, 0.3]
+def test_discrete_actions_have_a_bonus_of_entropy_with_reuse_unless_there_is_memory_or_another_is_set() -> None:
+    of: list[dict[str, Any]] = [
+        {},
+        {"reuse": 2},
+        {"reuse": 2, "memory": "gru"},
+        {"reuse": 2, "ent_coef": 0.0},
+        {"ent_coef": 0.3},
+    ]
+    configs = [make_config({"env_id": "CartPole-v1"} | changes) for changes in of]
+    assert [config.entropy_weight_for(discrete=True) for config in configs] == [0, 0.01, 0, 0, 0.3]
+    assert [config.entropy_weight_for(discrete=False) for config in configs] == [0, 0, 0, 0, 0.3]
 
 
 @pytest.mark.parametrize(

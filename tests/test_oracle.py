@@ -18,6 +18,8 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 import pytest
+from gymnasium.envs.classic_control import CartPoleEnv
+from gymnasium.wrappers import TransformReward
 
 import dppo
 
@@ -72,11 +74,13 @@ class Odd(gym.Env[Any, Any]):
 
 @pytest.fixture(autouse=True, scope="module")
 def _environments() -> Iterator[None]:
-    ids = ("oracle/OddChoices-v0", "oracle/OddForces-v0", "oracle/ShortPendulum-v0", "oracle/ShortCartPole-v0")
+    names = ("OddChoices", "OddForces", "ShortPendulum", "ShortCartPole", "NoRewards")
+    ids = [f"oracle/{name}-v0" for name in names]
     gym.register(ids[0], lambda **_: Odd(discrete=True))
     gym.register(ids[1], lambda **_: Odd(discrete=False))
     gym.register(ids[2], "gymnasium.envs.classic_control:PendulumEnv", max_episode_steps=17)
     gym.register(ids[3], "gymnasium.envs.classic_control:CartPoleEnv", max_episode_steps=5)  # before a pole can fall
+    gym.register(ids[4], lambda **_: TransformReward(CartPoleEnv(), lambda _: 0.0), max_episode_steps=5)
     yield
     for env_id in ids:
         del gym.registry[env_id]
@@ -92,6 +96,7 @@ ENVS = {
     "discrete": "CartPole-v1",
     "continuous": "oracle/ShortPendulum-v0",
     "rewards are equal": "oracle/ShortCartPole-v0",
+    "no rewards": "oracle/NoRewards-v0",
 }
 BOTH = ("discrete", "continuous")
 # The kinds of actions that an option is tested with; the first one is in the fast set. Some do not depend on the kind.
@@ -102,7 +107,7 @@ OPTIONS: dict[str, tuple[tuple[str, ...], dict[str, Any]]] = {
     "early stop": (BOTH[::-1], {"target_kl": 1e-5}),
     "normalized observations": (BOTH[::-1], {"norm_obs": True}),
     "normalized rewards": (BOTH, {"norm_reward": True, "gamma": 0.9}),
-    "floor of deviations": (("rewards are equal",), {"norm_reward": True, "adv_floor": 2.0}),
+    "floor of deviations": (("no rewards", "rewards are equal"), {"norm_reward": True, "adv_floor": 2.0}),
     "layers": (BOTH[::-1], {"hidden_sizes": (16, 24, 8), "activation": "relu"}),
     "all at once": (
         BOTH,
@@ -194,7 +199,8 @@ def test_every_option_is_varied_and_defaults_are_those_of_dppo() -> None:
     args = oracle.Args()
     assert varied == set(vars(args))
     config = dppo.Config(env_id=args.env_id)
-    assert vars(args) == {name: getattr(config, name) for name in varied}
+    own = {name: getattr(config, name) for name in varied} | {"ent_coef": config.ppo.entropy_weight()}  # without reuse
+    assert vars(args) == own
 
 
 def test_the_one_file_imports_nothing_of_dppo() -> None:

@@ -71,14 +71,19 @@ def test_advantages_are_those_of_each_segment_alone() -> None:
     ("changes", "informed"),
     [({}, False), ({"rewards": 1}, True), ({"terminated": True}, True), ({"rewards": 1, "valid": False}, False)],
 )
-def test_a_batch_is_informed_if_a_reward_differs_or_an_episode_terminates(
-    changes: dict[str, Any], informed: bool
+@pytest.mark.parametrize("reward", [0, 2])
+def test_a_batch_is_informed_if_rewards_differ_or_an_episode_terminates_else_rewarded_if_they_are_not_zero(
+    changes: dict[str, Any], informed: bool, reward: float
 ) -> None:
-    columns: dict[str, Any] = {"rewards": np.zeros((STEPS, ENVS)), "terminated": np.zeros((STEPS, ENVS), bool)}
+    columns: dict[str, Any] = {
+        "rewards": np.full((STEPS, ENVS), reward, float),
+        "terminated": np.zeros((STEPS, ENVS), bool),
+    }
     columns["valid"] = np.ones((STEPS, ENVS), bool)
     for name, value in changes.items():
         columns[name][1, 1] = value
-    assert batch_of([numbered(0, **columns), numbered(1, **columns)]).informed is informed
+    batch = batch_of([numbered(0, **columns), numbered(1, **columns)])
+    assert (batch.informed, batch.rewarded) == (informed, informed or reward > 0)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])

@@ -58,15 +58,15 @@ def test_noise_of_advantages_stays_noise(share: float) -> None:
 
 
 @pytest.mark.parametrize("other", [False, True])
-def test_a_batch_is_informed_if_that_of_any_rank_is(other: bool) -> None:
+def test_a_batch_is_informed_and_rewarded_if_that_of_any_rank_is(other: bool) -> None:
     class Two(Parallel):
         """This rank, and one without weights."""
 
         def gather(self, tensor: Tensor) -> Tensor:
-            return torch.stack([tensor, torch.tensor([False, other], dtype=tensor.dtype)])
+            return torch.stack([tensor, torch.tensor([False, other, other], dtype=tensor.dtype)])
 
     batch = weighted_on_all(random_batch(), Two())
-    assert batch.informed is other
+    assert (batch.informed, batch.rewarded) == (other, other)
     assert batch.weights is None
 
 

@@ -51,7 +51,7 @@ def random_batch(spec: BuiltInSpec = DISCRETE_SPEC, rows: int = 50, seed: int = 
     logprobs, values = scored.policy.logprobs.clone(), scored.values.clone()
     drifted, noise, advantages = (torch.from_numpy(rng.normal(size=rows)) for _ in range(3))
     columns = obs, actions, logprobs + drift * drifted, values + drift * noise, advantages, values + 2 * advantages
-    return Batch(*columns, informed=False)
+    return Batch(*columns, informed=False, rewarded=False)
 
 
 def slow_update(model: MLP, batch: Batch, rate: float, order: Any, options: PPO, minibatches: int) -> list[float]:
@@ -64,6 +64,9 @@ def slow_update(model: MLP, batch: Batch, rate: float, order: Any, options: PPO,
     rates: list[float] = []
     floor = options.adv_floor if options.norm_reward and not batch.informed else 0.0
     ent_coef = options.entropy_weight()
+    if floor and not batch.rewarded and options.standardizes(real=False) and model.log_std is None:
+        deviation = batch.advantages[slice(None) if batch.weights is None else batch.weights > 0].std().item()
+        ent_coef += 0.01 * max(0.0, 1 - 2 * deviation / floor)
     for _ in range(options.epochs()):
         for drawn in np.array_split(order.permutation(len(batch)), minibatches):
             rows = drawn if batch.weights is None else drawn[batch.weights[drawn].numpy() > 0]

@@ -121,7 +121,7 @@ def test_notes_have_the_numbers_and_a_remedy() -> None:
 
 @pytest.mark.parametrize(
     ("settings", "now"),
-    [({}, "0.01"), ({"ent_coef": 0.0}, "0"), ({"ent_coef": 0.2}, "0.2")],
+    [({}, "0"), ({"reuse": 4}, "0.01"), ({"reuse": 4, "ent_coef": 0.0}, "0"), ({"ent_coef": 0.2}, "0.2")],
 )
 def test_a_note_names_the_weight_of_the_entropy_that_is_in_effect(settings: dict[str, Any], now: str) -> None:
     notes = LearningNotes(make_config(SETTINGS | settings), DISCRETE)

@@ -227,7 +227,9 @@ def tuned_to(config: Config, spaces: Spaces) -> Config:
         logger.info("Epochs: %d, because actions are discrete; %s takes less time and more env steps.", epochs, fewer)
     if config.ent_coef is None and ent_coef:
         without = as_setting_and_flag("ent_coef", 0.0)
-        logger.info("Entropy: a bonus of %g keeps discrete actions open; %s: none.", ent_coef, without)
+        logger.info(
+            "Entropy: a bonus of %g, as reuse makes discrete actions certain sooner; %s: none.", ent_coef, without
+        )
     numbers = sum(box.low.size for box in boxes(spaces.actions))
     kl = _largest_kl(config, real=numbers > 0)
     norm_adv = config.ppo.standardizes(real=numbers > 0)

@@ -34,7 +34,8 @@ class PPO:
     real-valued. A batch that teaches little changes little then: standardized, its noise would count as much."""
     adv_floor: float = setting(0.1, ge=0)
     """Smallest deviation that norm_adv divides by where all rewards of a batch are equal and nothing terminates, as
-    before the first reward: what is left of advantages there is noise. In the unit of norm_reward; needs it."""
+    before the first reward: what is left of advantages there is noise. Where they are below half of it and no reward
+    came, discrete actions get an entropy bonus of up to 0.01. In the unit of norm_reward; needs it."""
     recompute_advantages: bool = False
     """Recompute advantages and returns before each further epoch, with the values of the current network."""
     clip_coef: float = setting(0.2, gt=0, lt=1)
@@ -44,7 +45,7 @@ class PPO:
     clip_vloss: bool = False
     """Clip the value loss around the old value, as OpenAI Baselines does."""
     ent_coef: float | None = setting(None, ge=0, le=1e6)
-    """Weight of the entropy bonus; none: 0.01 for discrete actions without memory, else 0."""
+    """Weight of the entropy bonus; none: 0.01 for discrete actions with reuse and without memory, else 0."""
     anneal_ent: bool = False
     """Lower the weight of the entropy bonus linearly to zero over the run."""
     vf_coef: float = setting(0.5, ge=0, le=1e6)
@@ -85,7 +86,7 @@ class PPO:
 
     def entropy_weight(self, *, discrete: bool = False) -> float:
         """Return the weight of the entropy bonus; `discrete` if all actions are, and there is no memory."""
-        return (0.01 if discrete else 0.0) if self.ent_coef is None else self.ent_coef
+        return (0.01 if discrete and self.reuse > 1 else 0.0) if self.ent_coef is None else self.ent_coef
 
     def largest_kl(self, *, limited: bool) -> float:
         """Return the KL that ends an update, 0 for none; `limited` if some actions are real, or memory meets reuse."""

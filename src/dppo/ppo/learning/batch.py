@@ -73,6 +73,8 @@ class Batch:
     """Number of iterations whose segments it holds."""
     informed: bool = True
     """False if all rewards are equal and nothing terminates, so that no action has been better than another."""
+    rewarded: bool = True
+    """False if, moreover, all rewards are zero, as before the first."""
     sequence_length: int = 1
     """L"""
     recurrent: RecurrentInputs | None = None
@@ -138,7 +140,7 @@ class Batch:
         return change(column.unflatten(0, (self.sequences, self.sequence_length))).flatten(0, 1)
 
 
-NOT_COLUMNS = ("iterations", "informed", "sequence_length", "gae_inputs", "recurrent", "stored")
+NOT_COLUMNS = ("iterations", "informed", "rewarded", "sequence_length", "gae_inputs", "recurrent", "stored")
 COLUMNS = tuple(name for name in Batch.__slots__ if name not in NOT_COLUMNS)
 
 
@@ -204,6 +206,7 @@ def make_batch(
         weights=None if all_valid else rows(valid.astype(dtype)),
         masks=None if first.masks is None else rows(merged("masks")),
         informed=informed,
+        rewarded=informed or bool(some.any()),
         sequence_length=length,
         recurrent=None if first.states is None else _recurrent_inputs(segments, length),
         gae_inputs=None if first.successors is None else _gae_inputs(segments, estimate, valid, obs_scale),

@@ -71,11 +71,11 @@ def merged_moments(parts: Tensor) -> Tensor:
 def weighted_on_all(batch: Batch, parallel: Parallel) -> Batch:
     """Return the batch with weights if that of any rank has them, so that all ranks compute the same means.
 
-    It is informed if that of any rank is.
+    It is informed, or rewarded, if that of any rank is.
     """
-    own = [batch.weights is not None, batch.informed]
-    weighted, informed = parallel.gather(torch.tensor(own, dtype=torch.int32, device=batch.logprobs.device)).amax(dim=0)
-    batch = replace(batch, informed=bool(informed))
+    own = torch.tensor([batch.weights is not None, batch.informed, batch.rewarded], device=batch.logprobs.device)
+    weighted, informed, rewarded = parallel.gather(own.to(torch.int32)).amax(dim=0).tolist()
+    batch = replace(batch, informed=bool(informed), rewarded=bool(rewarded))
     return replace(batch, weights=torch.ones_like(batch.logprobs)) if batch.weights is None and weighted else batch
 
 

@@ -1,7 +1,7 @@
 """PPOTrainer: K epochs of minibatch SGD on each batch."""
 
 import math
-from dataclasses import KW_ONLY, InitVar, dataclass
+from dataclasses import KW_ONLY, InitVar, dataclass, replace
 from typing import NamedTuple
 
 import numpy as np
@@ -19,6 +19,7 @@ from dppo.ppo.learning.parallel import Parallel, draw_minibatches, moments_of_al
 from dppo.ppo.learning.recompute import from_current_policy, with_new_advantages
 
 MOST_LOG_RATIO = 20.0  # a ratio of 5e8 is clipped as any other, and products and squares of it stay finite
+UNDECIDED = 0.01  # weight of the entropy bonus that is added where advantages are nothing but noise
 
 
 class _Losses(NamedTuple):
@@ -105,6 +106,7 @@ class PPOTrainer:
 
     def _epochs(self, ppo: PPO, batch: Batch, order: np.random.Generator) -> list[_Step]:
         """Train K epochs, or until the KL is too large."""
+        ppo = self._undecided(ppo, batch)
         steps: list[_Step] = []
         for number in range(ppo.epochs()):
             if number and batch.gae_inputs is not None:
@@ -116,6 +118,20 @@ class PPOTrainer:
             if ppo.target_kl and steps and self._kl(steps[-1]) > ppo.target_kl:
                 break
         return steps
+
+    def _undecided(self, ppo: PPO, batch: Batch) -> PPO:
+        """Return the settings with a bonus that keeps discrete actions open where no reward came.
+
+        It grows as the deviation of all advantages falls below half of the floor. However small gradients of noise are,
+        Adam divides by their size: without the bonus, a policy drifts and becomes certain before its first reward.
+        """
+        floor = ppo.smallest_deviation(batch.informed)
+        if batch.rewarded or not floor or not self.model.spec.distribution.integer:
+            return ppo
+        own = row_moments(batch.advantages[None], None if batch.weights is None else batch.weights[None])
+        count, _, squares = moments_of_all(own, self._parallel)[0].tolist()
+        share = max(0.0, 1 - 2 * math.sqrt(squares / max(1.0, count - 1)) / floor)
+        return replace(ppo, ent_coef=ppo.entropy_weight() + UNDECIDED * share)
 
     def value_scale(self) -> ValueScale | None:
         """Return the unit of the model's values; None: that of rewards."""
