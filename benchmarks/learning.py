@@ -20,8 +20,8 @@ import subprocess
 import sys
 import tempfile
 import time
-from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -29,7 +29,7 @@ from typing import Any
 import numpy as np
 import trivial
 from bench_envs import POSITIONS
-from measure import HERE, MeasurementError, machine, ours_environment, run_json
+from measure import HERE, MeasurementError, machine, ours_environment, run_all, run_json
 
 from dppo.config import Config, presets
 from dppo.errors import counted
@@ -249,7 +249,7 @@ def stored(store: Path) -> dict[str, dict[int, dict[str, Any]]]:
 
 
 def settings_of(name: str) -> dict[str, Any] | None:
-    """Return what a row sets, as JSON has it; None for a row that there no longer is."""
+    """Return what a row sets, as JSON has it; None for a row that ROWS no longer has."""
     if name not in ROWS:
         return None
     known: dict[str, Any] = json.loads(json.dumps(ROWS[name].settings | {"ends_after": ROWS[name].ends_after}))
@@ -260,24 +260,20 @@ def run(seeds: dict[str, int], jobs: int, store: Path) -> int:
     """Run what is not stored yet, seed 1 of all rows first, `jobs` runs at a time; return how many failed."""
     known, most = stored(store), max(seeds.values(), default=0)
     wanted = [(name, seed) for seed in range(1, most + 1) for name, rows in seeds.items() if seed <= rows]
+    missing = [partial(apart, *each) for each in wanted if each[1] not in known.get(each[0], {})]
     failed = 0
-    with ThreadPoolExecutor(jobs) as pool:
-        missing = [pool.submit(apart, *each) for each in wanted if each[1] not in known.get(each[0], {})]
-        for done in as_completed(missing):
-            line = done.result()
-            if "error" in line:
-                failed += 1
-                print(f"{line['row']}, seed {line['seed']}: {line['error']}", flush=True)
-                continue
-            with store.open("a") as file:
-                file.write(json.dumps(line) + "\n")
-            print(
-                f"{line['row']}, seed {line['seed']}: train {in_words(line['train'])} (after each quarter of the run: "
-                f"{', '.join(map(in_words, line['quarters']))}), eval {in_words(line['eval'])}, "
-                f"{line['steps']:,} steps, {line['seconds']:.0f} s, weights {line['weights_sha256'][:12]}",
-                flush=True,
-            )
+    for line in run_all(missing, jobs, store):
+        failed += "error" in line
+        print(f"{line['row']}, seed {line['seed']}: {line.get('error') or figures_in_words(line)}", flush=True)
     return failed
+
+
+def figures_in_words(line: dict[str, Any]) -> str:
+    return (
+        f"train {in_words(line['train'])} (after each quarter of the run: "
+        f"{', '.join(map(in_words, line['quarters']))}), eval {in_words(line['eval'])}, "
+        f"{line['steps']:,} steps, {line['seconds']:.0f} s, weights {line['weights_sha256'][:12]}"
+    )
 
 
 def apart(name: str, seed: int) -> dict[str, Any]:

@@ -15,7 +15,8 @@ import sys
 import tempfile
 import time
 import venv
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
 from typing import Any
 
@@ -67,6 +68,20 @@ def run_json(command: list[str], env: dict[str, str], timeout_s: float = 900.0) 
         raise MeasurementError(f"exit code {child.returncode}: {lines[-1]}")
     result: dict[str, Any] = json.loads(out.strip().splitlines()[-1])
     return result | {"wall_s": wall_s}
+
+
+def run_all(calls: Iterable[Callable[[], dict[str, Any]]], jobs: int, store: Path) -> Iterator[dict[str, Any]]:
+    """Make `calls`, `jobs` at a time, and yield their results as they come, first added to `store` unless an `error`.
+
+    A result is a line of JSON there, so that what has run is not run again after an interruption.
+    """
+    with ThreadPoolExecutor(jobs) as pool:
+        for done in as_completed([pool.submit(call) for call in calls]):
+            line = done.result()
+            if "error" not in line:
+                with store.open("a") as file:
+                    file.write(json.dumps(line) + "\n")
+            yield line
 
 
 def stop(child: subprocess.Popen[Any]) -> None:

@@ -28,11 +28,11 @@ import json
 import os
 import sys
 import tempfile
-from concurrent.futures import ThreadPoolExecutor, as_completed
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from measure import HERE, MeasurementError, ours_environment, run_json, sb3_python
+from measure import HERE, MeasurementError, ours_environment, run_all, run_json, sb3_python
 from samples_figures import figures, print_table, stored
 from samples_picture import draw
 from samples_tasks import TASKS, ZOO, counted, learned, most_steps
@@ -109,17 +109,10 @@ def run(sides: list[str], tasks: list[str], seeds: int, jobs: int, store: Path, 
         if _possible(name) and (side != "zoo" or name in ZOO) and missing(side, name, seed)
     ]
     failed = 0
-    with ThreadPoolExecutor(jobs) as pool:
-        for done in as_completed([pool.submit(one_run, *one, **work) for one in wanted]):
-            line = done.result()
-            if "error" in line:
-                failed += 1
-                print(f"{line['side']} {line['task']} {line['seed']}: {line['error']}", flush=True)
-                continue
-            with store.open("a") as file:
-                file.write(json.dumps(line) + "\n")
-            shown = {key: line[key] for key in ("side", "task", "seed", "final", "modest", "good", "seconds")}
-            print(json.dumps(shown), flush=True)
+    for line in run_all([partial(one_run, *one, **work) for one in wanted], jobs, store):
+        failed += "error" in line
+        shown = ("side", "task", "seed", *(["error"] if "error" in line else ["final", "modest", "good", "seconds"]))
+        print(json.dumps({key: line[key] for key in shown}), flush=True)
     return int(failed > 0)
 
 

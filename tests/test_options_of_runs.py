@@ -17,6 +17,7 @@ from dppo.errors import ConfigError
 from dppo.records.files import checkpoint as checkpoints
 from dppo.records.words import sizes_line
 
+OWN_MEMORY = {"model": "worlds.memory_models:Running", "sequence_length": 8}
 ITERATIONS = 4
 ROWS = 4 * 40
 EVERYTHING: dict[str, Any] = {
@@ -171,6 +172,7 @@ def test_parts_that_cannot_be_normalized_are_refused(changes: dict[str, Any], wo
         ("CartPole-v1", {"update_epochs": 3}, 3),
         ("CartPole-v1", {"reuse": 2}, 10),
         ("CartPole-v1", {"memory": "gru"}, 10),
+        ("CartPole-v1", OWN_MEMORY, 10),
         ("CartPole-v1", {"overlap": True}, 10),
         ("Pendulum-v1", {}, 10),
     ],
@@ -196,7 +198,10 @@ def test_the_limit_of_the_kl_grows_with_the_square_of_the_clipping_range() -> No
 
 @pytest.mark.parametrize(
     ("changes", "limit"),
-    [({}, 0), ({"memory": "gru"}, 0), ({"reuse": 4}, 0), ({"reuse": 4, "memory": "gru"}, 0.0064)],
+    [
+        *(({}, 0), ({"memory": "gru"}, 0), ({"reuse": 4}, 0)),
+        *(({"reuse": 4, "memory": "gru"}, 0.0064), ({"reuse": 4, **OWN_MEMORY}, 0.0064)),
+    ],
 )
 def test_reuse_with_memory_has_a_limit_of_the_kl_whatever_the_actions(
     changes: dict[str, Any], limit: float, tmp_path: Path, caplog: pytest.LogCaptureFixture
@@ -211,16 +216,11 @@ def test_reuse_with_memory_has_a_limit_of_the_kl_whatever_the_actions(
 
 
 def test_discrete_actions_have_a_bonus_of_entropy_with_reuse_unless_there_is_memory_or_another_is_set() -> None:
-    of: list[dict[str, Any]] = [
-        {},
-        {"reuse": 2},
-        {"reuse": 2, "memory": "gru"},
-        {"reuse": 2, "ent_coef": 0.0},
-        {"ent_coef": 0.3},
-    ]
-    configs = [make_config({"env_id": "CartPole-v1"} | changes) for changes in of]
-    assert [config.entropy_weight_for(discrete=True) for config in configs] == [0, 0.01, 0, 0, 0.3]
+    of: list[dict[str, Any]] = [{}, {"memory": "gru"}, OWN_MEMORY, {"ent_coef": 0.0}, {"ent_coef": 0.3}]
+    configs = [make_config({"env_id": "CartPole-v1", "reuse": 2} | changes) for changes in of]
+    assert [config.entropy_weight_for(discrete=True) for config in configs] == [0.01, 0, 0, 0, 0.3]
     assert [config.entropy_weight_for(discrete=False) for config in configs] == [0, 0, 0, 0, 0.3]
+    assert make_config({"env_id": "CartPole-v1"}).entropy_weight_for(discrete=True) == 0
 
 
 @pytest.mark.parametrize(

@@ -41,6 +41,14 @@ def test_update_equals_its_slow_twin(actions: Actions, options: dict[str, Any]) 
     assert np.median(moved) > 1e-3  # far more than the tolerance
 
 
+@ACTIONS
+@pytest.mark.parametrize("rewarded", [False, True])
+def test_small_advantages_bring_a_bonus_of_entropy_only_where_no_reward_came(actions: Actions, rewarded: bool) -> None:
+    spec = spec_of(actions)
+    batch = dataclasses.replace(random_batch(spec), rewarded=rewarded)
+    assert_equals_twin(make_trainer(spec, adv_floor=3.0), batch)
+
+
 @pytest.mark.parametrize("share", [1.0, 0.5])
 def test_noise_of_advantages_stays_noise(share: float) -> None:
     """Advantages far below the floor are divided by the floor, those far above it by their deviation."""

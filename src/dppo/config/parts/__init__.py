@@ -108,17 +108,22 @@ class FlatSettings(Env, Sampling, PPO, Network, Actors, Learners, Run):
         """Return the number of iterations of the run."""
         return self.sizes.iterations
 
+    @property
+    def has_memory(self) -> bool:
+        """Return whether the network has memory; one of your own does if `sequence_length` is set."""
+        return self.memory != "none" or self.sequence_length is not None
+
     def epochs_for(self, discrete: bool = True) -> int:
         """Return K of a run, depending on whether all actions are `discrete`."""
-        return self.epochs(discrete=discrete and self.memory == "none" and self.lag == 0)
+        return self.epochs(discrete=discrete and not self.has_memory and self.lag == 0)
 
     def entropy_weight_for(self, discrete: bool) -> float:
         """Return the weight of the entropy bonus of a run, depending on whether all actions are `discrete`."""
-        return self.entropy_weight(discrete=discrete and self.memory == "none")
+        return self.entropy_weight(discrete=discrete and not self.has_memory)
 
     def largest_kl_for(self, real: bool) -> float:
         """Return the KL that ends an update of a run, 0 for none; `real` if some actions are real-valued."""
-        return self.largest_kl(limited=real or (self.memory != "none" and self.reuse > 1))
+        return self.largest_kl(limited=real or (self.has_memory and self.reuse > 1))
 
     def __repr__(self) -> str:
         """Show the settings that differ from their defaults."""
