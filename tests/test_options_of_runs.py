@@ -211,7 +211,7 @@ def test_reuse_with_memory_has_a_limit_of_the_kl_whatever_the_actions(
     config = make_config(small | changes | {"run_dir": tmp_path / "run"})
     dppo.train(config)
     assert config.largest_kl_for(real=False) == limit
-    said = "once its KL exceeds 0.0064, as reuse moves a memory too far; target_kl=0.0"
+    said = "once its KL exceeds 0.0064, as reuse moves a policy with memory too far; target_kl=0.0"
     assert (said in caplog.text) == (limit > 0)
 
 

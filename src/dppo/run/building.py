@@ -257,7 +257,10 @@ def tuned_to(config: Config, spaces: Spaces) -> Config:
 
 def _largest_kl(config: Config, *, real: bool) -> float:
     """Return the KL that ends an update; log it if it is a default."""
-    kl, why = config.largest_kl_for(real), "real actions get precise" if real else "reuse moves a memory too far"
+    kl, why = (
+        config.largest_kl_for(real),
+        "real actions get precise" if real else "reuse moves a policy with memory too far",
+    )
     if config.target_kl is None and kl:
         never = as_setting_and_flag("target_kl", 0.0)
         logger.info("Epochs: an update ends early once its KL exceeds %g, as %s; %s: never.", kl, why, never)
