@@ -16,7 +16,8 @@ from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any
 
-from learning import HERE, commit, learned
+from learning import commit, learned
+from measure import HERE
 
 ROWS: dict[str, dict[str, Any]] = {
     "cartpole": {"env_id": "CartPole-v1", "total_timesteps": 50_000, "update_epochs": 10},
