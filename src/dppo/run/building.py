@@ -231,7 +231,11 @@ def tuned_to(config: Config, spaces: Spaces) -> Config:
             "Entropy: a bonus of %g, as reuse makes discrete actions certain sooner; %s: none.", ent_coef, without
         )
     numbers = sum(box.low.size for box in boxes(spaces.actions))
-    kl = _largest_kl(config, real=numbers > 0)
+    kl = config.largest_kl_for(numbers > 0)
+    if config.target_kl is None and kl:
+        why = "real actions get precise" if numbers else "reuse moves a policy with memory too far"
+        never = as_setting_and_flag("target_kl", 0.0)
+        logger.info("Epochs: an update ends early once its KL exceeds %g, as %s; %s: never.", kl, why, never)
     norm_adv = config.ppo.standardizes(real=numbers > 0)
     if config.norm_adv is None and not norm_adv:
         always = as_setting_and_flag("norm_adv", True)
@@ -253,18 +257,6 @@ def tuned_to(config: Config, spaces: Spaces) -> Config:
             "not, so that large rewards still change what is learned. Use both."
         )
     return replace(config, update_epochs=epochs, target_kl=kl, norm_adv=norm_adv, ent_coef=ent_coef)
-
-
-def _largest_kl(config: Config, *, real: bool) -> float:
-    """Return the KL that ends an update; log it if it is a default."""
-    kl, why = (
-        config.largest_kl_for(real),
-        "real actions get precise" if real else "reuse moves a policy with memory too far",
-    )
-    if config.target_kl is None and kl:
-        never = as_setting_and_flag("target_kl", 0.0)
-        logger.info("Epochs: an update ends early once its KL exceeds %g, as %s; %s: never.", kl, why, never)
-    return kl
 
 
 def _load(start: Found, config: Config, parts: Parts, ledger: ReplayLedger, spec: NetworkSpec, *, branch: bool) -> None:
