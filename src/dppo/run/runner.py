@@ -212,8 +212,6 @@ class Run:
             self._save_if_possible()
         return stopped_by
 
-    # ------------------------------------------------------------------ saving and ending
-
     def _save(self, *, last: bool = False) -> None:
         """Write a checkpoint of the last finished iteration, unless it exists; the `last` may replace older ones."""
         if self.learner.iteration == self.saved_iteration:
