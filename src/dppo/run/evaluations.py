@@ -222,6 +222,9 @@ class Evaluations(Observer):
 def chosen_of(state: Any) -> checkpoints.Chosen | None:
     """Return the checkpoints to keep for evaluations, whose `state` is in the last one; None if there are none."""
     try:
-        return state and checkpoints.Chosen({number for number, _ in state["open"]}, *(state["best"] or ())[:2])
+        if not state:
+            return None
+        score, best, _ = state["best"] or (None, None, None)
+        return {number: None for number, _ in state["open"]} | ({} if best is None else {best: score})
     except (KeyError, TypeError, ValueError) as error:
         raise CheckpointError(f"the evaluations of the checkpoint cannot be read ({error!r}).") from None
