@@ -96,8 +96,7 @@ class PPOLearner:
         requested during a wait. The caller may stop iterating: the state is that of the last finished iteration.
         """
         self._asked = self.iteration - 1
-        if self.iteration < iterations:
-            self._request(iterations)
+        self._request(iterations)
         while self.iteration < iterations:
             iteration = self._update(self.env_faults.checked(self._collector.receive(stop)), stop)
             self._request(iterations)
