@@ -24,14 +24,11 @@ from dppo.run.learner import PPOLearner
 from dppo.signals import StopRequested, StopSignals
 
 if TYPE_CHECKING:  # it imports Ray
-    from dppo.cluster.evaluating import RayPlayers
+    from dppo.cluster.evaluating import Outcome, RayPlayers
 
 WAIT_S, SAY_S = 0.5, 10.0  # longest single wait for actors at the end of a run; of all, until it is said, and again
 WAITING = "waiting for the evaluation after %s; an episode may take eval_timeout_s=%g, a step segment_timeout_s=%g."
 SAID, MANY, MOST = 3, 10, 100  # faults that are logged one by one; evaluations at a time; those that are repeated
-
-Outcome = tuple[int, int, Episode | DppoError]
-"""The number of an evaluation, the index of an episode, and its result."""
 
 
 class InProcessPlayers:
