@@ -44,10 +44,7 @@ class LearningCurve(Observer):
 
 
 def learning_curve(rows: Sequence[Mapping[str, float]], path: Path, title: str) -> None:
-    """Draw one run into the PNG `path`: mean episode return over env steps, and over training time.
-
-    `rows` are those of metrics.jsonl; the times of a resumed run are joined.
-    """
+    """Draw a run, the `rows` of metrics.jsonl, into the PNG `path`: mean return over env steps and training time."""
     seconds, steps, returns, _ = curve_of(rows, RETURN)
     scale, over_time = time_axis(seconds)
     figure, axes = _two_panels(STEPS, over_time, top=0.86, bottom=0.15)
@@ -78,7 +75,6 @@ def compare_figure(groups: Sequence[Group], path: Path, caption: str, target: fl
     time, a step is drawn at the mean of the seeds' times, so that a curve ends where its runs ended. The legend shows
     the time to the return `target`; None: to the end of the runs.
     """
-    assert groups, "nothing to compare"
     bands = [over_seeds(group.runs) for group in groups]
     scale, over_time = time_axis(np.concatenate([band.seconds for band in bands]))
     times = [mean_time_to(group, band, target) for group, band in zip(groups, bands, strict=True)]

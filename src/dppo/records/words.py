@@ -1,7 +1,5 @@
 """Lines about a run: its sizes and processes, its result, the bottleneck of its speed, and why it does not learn."""
 
-from __future__ import annotations
-
 import math
 from collections import Counter
 from collections.abc import Iterable, Mapping
@@ -137,7 +135,7 @@ class TimeSplit(NamedTuple):
     slowest_actor_s: float = 0.0
     update_s: float = 0.0
 
-    def plus(self, row: Mapping[str, float]) -> TimeSplit:
+    def plus(self, row: Mapping[str, float]) -> "TimeSplit":
         """Return the sums with those of another row of metrics."""
         return TimeSplit(self.rows + 1, *(getattr(self, name) + row[f"perf/{name}"] for name in self._fields[1:]))
 
@@ -237,8 +235,6 @@ KEYS = (
 
 class LearningNotes(Observer):
     """Logs what speaks against a run whose mean return has not risen, or that has lost half of its rise.
-
-    Reads rows of metrics only, and changes nothing.
 
     In a run that has got better, small changes, a certain policy and poor values may be those of a solved task.
     """

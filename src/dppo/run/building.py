@@ -6,7 +6,7 @@ import importlib
 import os
 import threading
 from collections.abc import Callable
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
@@ -121,7 +121,6 @@ def _variables(config: Config, stack: ExitStack) -> dict[str, str]:
 
 
 def _numerics(config: Config, spaces: Spaces) -> Expected:
-    """Compute the fingerprint of this process."""
     images = any(len(leaf.shape) == 3 for leaf in spaces.leaves().values())
     probe = Probe(config.envs_per_sampler, tuple(min(width, 512) for width in config.hidden_sizes), images)
     return Expected(probe, fingerprint(probe, torch=True), config.on_other_cpu == "refuse")
@@ -132,9 +131,8 @@ def _open_session(config: Config, variables: dict[str, str], stop: StopSignals, 
     from dppo.cluster.ray.session import RaySession, store_bytes_for
 
     stop.check()
-    in_flight = 1 + config.lag
     segments = (config.lag + config.reuse) * config.batch_size
-    store_bytes = store_bytes_for(segments, in_flight * most_parameters(config))
+    store_bytes = store_bytes_for(segments, (1 + config.lag) * most_parameters(config))
     bounds = f"{config.actor_bounds[0]}..{config.most_actors}" if config.elastic else config.num_actors
     actors = replace(config.actors, num_actors=bounds)
     more: dict[str, Any] = {"notify": logger.warning, "env_threads": config.env_threads}
@@ -160,17 +158,14 @@ class _Site:
     def collector(self, ledger: ReplayLedger, on_progress: OnProgress) -> Collector:
         """Return the collector, which makes the environments."""
         config, plan = self.config, sampler_plan(self.config)
-        collector: Collector
         if self.session is None:
-            collector = InProcessCollector(plan, ledger, on_progress)
-        else:
-            from dppo.cluster.collecting.ray_transport import collector_on_ray
+            return self.stack.enter_context(closing(InProcessCollector(plan, ledger, on_progress)))
+        from dppo.cluster.collecting.ray_transport import collector_on_ray
 
-            here = config.reuse > 1 or config.trace_hashes  # this process needs the arrays, too
-            more = {"by_reference": config.num_learners > 0 and not here, "logs": self.logs}
-            collector = collector_on_ray(plan, config.actors, ledger, on_progress, self.session, **more)
-        self.stack.callback(collector.close)
-        return collector
+        here = config.reuse > 1 or config.trace_hashes  # this process needs the arrays, too
+        more = {"by_reference": config.num_learners > 0 and not here, "logs": self.logs}
+        on_ray = collector_on_ray(plan, config.actors, ledger, on_progress, self.session, **more)
+        return self.stack.enter_context(closing(on_ray))
 
     def trainers(self, config: Config, spaces: Spaces, expected: Expected) -> Trainers:
         """Return what trains on the segments, with the settings `config`, which suit the spaces."""
@@ -179,9 +174,8 @@ class _Site:
         plan = trainer_plan(config)
         trainers: Trainers
         if self.session is None or config.num_learners == 0:
-            trainers = local = LocalTrainer(plan, spaces)
+            trainers = local = self.stack.enter_context(closing(LocalTrainer(plan, spaces)))
             local.interruptible = self.stop.interruptible
-            self.stack.callback(local.close)
         else:
             from dppo.cluster.learning.ranks import RayTrainers, worth_in_words
 
@@ -209,8 +203,7 @@ class _Site:
         of: dict[str, Any] = {"episodes": config.eval_episodes, "actors": config.eval_actors, "logs": self.logs}
         of |= {"timeout_s": config.eval_timeout_s, "hung_s": config.segment_timeout_s, **self.session.options}
         players = RayPlayers(player, self.session.demand.actor, licensed=config.licences is not None, **of)
-        self.stack.callback(players.close)
-        return players
+        return self.stack.enter_context(closing(players))
 
 
 def most_parameters(config: Config) -> int:
@@ -231,7 +224,11 @@ def tuned_to(config: Config, spaces: Spaces) -> Config:
             "Entropy: a bonus of %g, as reuse makes discrete actions certain sooner; %s: none.", ent_coef, without
         )
     numbers = sum(box.low.size for box in boxes(spaces.actions))
-    kl = _largest_kl(config, real=numbers > 0)
+    kl = config.largest_kl_for(numbers > 0)
+    if config.target_kl is None and kl:
+        why = "real actions get precise" if numbers else "reuse moves a policy with memory too far"
+        never = as_setting_and_flag("target_kl", 0.0)
+        logger.info("Epochs: an update ends early once its KL exceeds %g, as %s; %s: never.", kl, why, never)
     norm_adv = config.ppo.standardizes(real=numbers > 0)
     if config.norm_adv is None and not norm_adv:
         always = as_setting_and_flag("norm_adv", True)
@@ -253,18 +250,6 @@ def tuned_to(config: Config, spaces: Spaces) -> Config:
             "not, so that large rewards still change what is learned. Use both."
         )
     return replace(config, update_epochs=epochs, target_kl=kl, norm_adv=norm_adv, ent_coef=ent_coef)
-
-
-def _largest_kl(config: Config, *, real: bool) -> float:
-    """Return the KL that ends an update; log it if it is a default."""
-    kl, why = (
-        config.largest_kl_for(real),
-        "real actions get precise" if real else "reuse moves a policy with memory too far",
-    )
-    if config.target_kl is None and kl:
-        never = as_setting_and_flag("target_kl", 0.0)
-        logger.info("Epochs: an update ends early once its KL exceeds %g, as %s; %s: never.", kl, why, never)
-    return kl
 
 
 def _load(start: Found, config: Config, parts: Parts, ledger: ReplayLedger, spec: NetworkSpec, *, branch: bool) -> None:

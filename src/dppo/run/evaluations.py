@@ -24,14 +24,11 @@ from dppo.run.learner import PPOLearner
 from dppo.signals import StopRequested, StopSignals
 
 if TYPE_CHECKING:  # it imports Ray
-    from dppo.cluster.evaluating import RayPlayers
+    from dppo.cluster.evaluating import Outcome, RayPlayers
 
 WAIT_S, SAY_S = 0.5, 10.0  # longest single wait for actors at the end of a run; of all, until it is said, and again
 WAITING = "waiting for the evaluation after %s; an episode may take eval_timeout_s=%g, a step segment_timeout_s=%g."
 SAID, MANY, MOST = 3, 10, 100  # faults that are logged one by one; evaluations at a time; those that are repeated
-
-Outcome = tuple[int, int, Episode | DppoError]
-"""The number of an evaluation, the index of an episode, and its result."""
 
 
 class InProcessPlayers:
@@ -79,14 +76,12 @@ class Evaluations(Observer):
     the rest of the present one. The policy of an evaluation that is not over is in the checkpoint of its iteration.
     """
 
-    _of: Config
-    _learner: PPOLearner
-    _path: Path
-
     def __init__(self, run: Any, players: InProcessPlayers | RayPlayers, stop: StopSignals) -> None:
         """Begin the evaluations of a `Run` again that were not over in the checkpoint from which it is resumed."""
         self._run, self._players, self._stop = run, players, stop
-        self._of, self._learner, self._path = run.config, run.learner, run.folder.path
+        self._of: Config = run.config
+        self._learner: PPOLearner = run.learner
+        self._path: Path = run.folder.path
         self._row, self._steps = next(iter(read_metrics(self._path)[-1:]), {}), run.learner.global_step
         self._faults, self._open = 0, dict[int, _Evaluation]()
         self._best: tuple[float, int, int] | None = None  # mean return, iteration and env steps
@@ -195,16 +190,13 @@ class Evaluations(Observer):
         if not isinstance(outcome, Episode):
             where = f"evaluation after {evaluation.global_step:,} steps: episode {episode} is left out"
             text = f"{where}{f', and so are {rest} others' if given_up and rest else ''}: {outcome}"
-            self._count(Incident(IncidentKind.EVALUATION_FAULT, text))
+            self._faults += 1
+            if self._faults <= SAID:
+                logger.warning("%s", text.partition("\n")[0])
+            self._learner.count(fault := Incident(IncidentKind.EVALUATION_FAULT, text))
+            for observer in self._run.watching:
+                observer.on_incident(fault)
         return given_up or not rest
-
-    def _count(self, fault: Incident) -> None:
-        self._faults += 1
-        if self._faults <= SAID:
-            logger.warning("%s", fault.message.partition("\n")[0])
-        self._learner.count(fault)
-        for observer in self._run.watching:
-            observer.on_incident(fault)
 
     def _result(self, number: int, evaluation: _Evaluation) -> dict[str, float]:
         """Return the metrics of an evaluation that is over; note whether it is the best."""
@@ -227,6 +219,9 @@ class Evaluations(Observer):
 def chosen_of(state: Any) -> checkpoints.Chosen | None:
     """Return the checkpoints to keep for evaluations, whose `state` is in the last one; None if there are none."""
     try:
-        return state and checkpoints.Chosen({number for number, _ in state["open"]}, *(state["best"] or ())[:2])
+        if not state:
+            return None
+        score, best, _ = state["best"] or (None, None, None)
+        return {number: None for number, _ in state["open"]} | ({} if best is None else {best: score})
     except (KeyError, TypeError, ValueError) as error:
         raise CheckpointError(f"the evaluations of the checkpoint cannot be read ({error!r}).") from None

@@ -88,8 +88,6 @@ class PPOLearner:
         self._other_cpus: set[str] = set()  # reported once for all actors of a node
         self._new_incidents: list[Incident] = []  # since the last iteration
 
-    # ------------------------------------------------------------------ the loop
-
     def run(self, iterations: int, stop: StopSignals) -> Iterator[Iteration]:
         """Train until `iterations` are done.
 
@@ -98,8 +96,7 @@ class PPOLearner:
         requested during a wait. The caller may stop iterating: the state is that of the last finished iteration.
         """
         self._asked = self.iteration - 1
-        if self.iteration < iterations:
-            self._request(iterations)
+        self._request(iterations)
         while self.iteration < iterations:
             iteration = self._update(self.env_faults.checked(self._collector.receive(stop)), stop)
             self._request(iterations)
@@ -114,11 +111,8 @@ class PPOLearner:
         for index in range(self._asked + 1, self.iteration + self._lag + 1):
             self._acting.setdefault(index, current)
             if index < iterations:
-                self._ask(index)
-
-    def _ask(self, index: int) -> None:
-        self._collector.request(self._acting[index][0], index)
-        self._asked = index
+                self._collector.request(self._acting[index][0], index)
+                self._asked = index
 
     def _update(self, collected: Collected, stop: StopSignals) -> Iteration:
         """Train on these segments, and commit them to the run."""
@@ -145,7 +139,7 @@ class PPOLearner:
         self._take(Incident(IncidentKind.SEGMENTS_LOST, str(error)), *lost.incidents)
         self._collector.renew()
         for index in range(lost.index, self._asked + 1):
-            self._ask(index)
+            self._collector.request(self._acting[index][0], index)
         return self.env_faults.checked(self._collector.receive(stop))
 
     def _commit(self, collected: Collected, statistics: Statistics, of_trainers: Sequence[Incident]) -> None:
@@ -173,8 +167,6 @@ class PPOLearner:
         """Count an incident among those of the run."""
         self.incidents[incident.kind.value] += 1
 
-    # ------------------------------------------------------------------ state between two iterations
-
     def snapshot(self) -> PolicySnapshot:
         """Return a copy of the current policy for samplers."""
         weights, scale = self._trainers.weights(), self._statistics.obs_scale()
@@ -182,11 +174,8 @@ class PPOLearner:
 
     def policy_in(self, arrays: dict[str, dict[str, np.ndarray]], version: int) -> PolicySnapshot:
         """Return the policy of a checkpoint of this run, to act with."""
-        weights, statistics = (
-            self._trainers.spec.flatten(arrays["model"]),
-            self._statistics.loaded(arrays["normalizer"]),
-        )
-        return PolicySnapshot(version, weights, statistics.obs_scale())
+        scale = self._statistics.loaded(arrays["normalizer"]).obs_scale()
+        return PolicySnapshot(version, self._trainers.spec.flatten(arrays["model"]), scale)
 
     def weights_sha256(self) -> str:
         """Return the SHA-256 of all weights."""

@@ -212,8 +212,6 @@ class Run:
             self._save_if_possible()
         return stopped_by
 
-    # ------------------------------------------------------------------ saving and ending
-
     def _save(self, *, last: bool = False) -> None:
         """Write a checkpoint of the last finished iteration, unless it exists; the `last` may replace older ones."""
         if self.learner.iteration == self.saved_iteration:
@@ -231,13 +229,12 @@ class Run:
         evaluations = self.folder.start.checkpoint.state.get("evaluations") if self.folder.start else None
         evaluations = evaluations if self.evaluations is None else self.evaluations.state()
         state |= {} if evaluations is None else {"evaluations": evaluations}
-        score = mean_return(self.learner.recent)
         self.last_checkpoint = checkpoints.save(
             self.folder.path / checkpoints.FOLDER,
             self.learner.iteration,
             Checkpoint(arrays, state),
             keep=self.config.keep_checkpoints,
-            score=score if len(self.learner.recent) >= MIN_EPISODES and math.isfinite(score) else None,
+            score=mean_return(self.learner.recent) if len(self.learner.recent) >= MIN_EPISODES else None,
             chosen=chosen_of(evaluations),
             make_room=last,
         )

@@ -10,7 +10,7 @@ import math
 import os
 import re
 import stat
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,7 +28,6 @@ FORMAT = 2  # 1 was a folder of files
 NAME = re.compile(r"iter_(\d+)\.safetensors")
 INTEGERS = ("int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64")
 DTYPES = ("bool", *INTEGERS, "float16", "float32", "float64")
-
 RUN = {"iteration": int, "global_step": int, "episodes": int, "config": dict, "model": dict}
 
 
@@ -66,14 +65,8 @@ class _Entry(NamedTuple):
     problem: str = ""
 
 
-class Chosen(NamedTuple):
-    """The checkpoints that evaluations need, by iteration."""
-
-    waiting: Collection[int]
-    """Those that are being evaluated."""
-    score: float | None = None
-    """Of the best one; None if there is none yet."""
-    best: int | None = None
+Chosen = Mapping[int, float | None]
+"""The checkpoints that evaluations need: the score of the best by its iteration, None for those being evaluated."""
 
 
 def file_name(iteration: int) -> str:
@@ -226,13 +219,12 @@ def _encode(checkpoint: Checkpoint, iteration: int, serial: int, score: float | 
 
 def _current(folder: Path, chosen: Chosen | None) -> tuple[list[_Entry], list[_Entry], _Entry | None]:
     """Return the checkpoints in `folder` whose headers can be read, newest first; those to keep; the best of them."""
-    current, waiting = [entry for entry in _scan(folder) if entry.serial >= 0], chosen.waiting if chosen else ()
+    current = [entry for entry in _scan(folder) if entry.serial >= 0]
     if chosen is not None:
-        scores = {chosen.best: chosen.score}
-        current = [entry._replace(score=scores.get(entry.iteration)) for entry in current]
+        current = [entry._replace(score=chosen.get(entry.iteration)) for entry in current]
     scored = [entry for entry in current if entry.score is not None]
     best = max(scored, key=lambda entry: (entry.score, entry.serial), default=None)
-    return current, [entry for entry in current if entry is best or entry.iteration in waiting], best
+    return current, [entry for entry in current if entry is best or entry.iteration in (chosen or ())], best
 
 
 def _rotate(folder: Path, keep: int, chosen: Chosen | None) -> None:

@@ -1,7 +1,5 @@
 """Episodes that can be played again: a line of episodes.jsonl for each that is recorded, a folder for each incident."""
 
-from __future__ import annotations
-
 import base64
 import json
 import math
@@ -80,29 +78,22 @@ def packed(actions: np.ndarray) -> dict[str, Any]:
     return {"dtype": str(actions.dtype), "shape": actions.shape[1:], "actions": base64.b64encode(data).decode()}
 
 
-ActionsBefore = Callable[[int, int, int, int], np.ndarray | None]
-"""`ReplayLedger.actions_before`: of sampler, segment, environment and episode."""
-
-
 class EpisodeWriter(Observer):
-    """Writes the episodes that are to be recorded, before each checkpoint and every few iterations.
-
-    See `MetricsWriter` for kills and full disks.
-    """
+    """Writes the episodes to be recorded before each checkpoint and every few iterations, through `MetricsWriter`."""
 
     def __init__(
         self,
         run_dir: Path,
         resumed_at: int | None,
         config: Config,
-        actions_before: ActionsBefore,
+        actions_before: Callable[[int, int, int, int], np.ndarray | None],
         reports: Callable[[], Sequence[SegmentReport]],
         episodes: int,
     ) -> None:
         """Cut off the lines after iteration `resumed_at`, as those episodes are played anew, and append.
 
         Args:
-            actions_before: returns the actions of open episodes; `reports` returns those of the last iteration.
+            actions_before: `ReplayLedger.actions_before`; `reports` returns those of the last iteration.
             episodes: finished ones, from the start of the run to `resumed_at`.
         """
         self._file = MetricsWriter(run_dir, resumed_at, EPISODES, dict)

@@ -1,7 +1,5 @@
 """Open the folder of a run: of a new one, of one to resume, or of a new one that branches from another."""
 
-from __future__ import annotations
-
 import json
 import os
 import platform
@@ -202,7 +200,6 @@ def locked(folder: Path) -> Iterator[None]:
     """Lock a file of a run folder, which contains the owner's host and process id, and remove it in the end.
 
     The system releases the lock of a killed process. Where a file system has no locks, the owner in the file decides.
-
     Raises a ConfigError that names process, host and start time if another run holds the lock, a CheckpointError if the
     file is a link or a pipe, and an OSError if it cannot be written.
     """

@@ -40,9 +40,8 @@ class MetricsWriter(Observer):
     ) -> None:
         """Open the file for a new run, or cut off the rows after `resume_iteration` and append.
 
-        `line_of` returns the JSON values of a row.
-
-        Raises a DppoError if the file cannot be written, or holds the rows of another run.
+        `line_of` returns the JSON values of a row. Raises a DppoError if the file cannot be written, or holds the rows
+        of another run.
         """
         self.path, self._line_of = run_dir / file, line_of
         self._pending = b""
@@ -118,10 +117,7 @@ class MetricsWriter(Observer):
 
 
 class TensorBoard(Observer):
-    """Writes an event file in a thread of its own, as the import alone takes a second.
-
-    An error ends the writing of events, not the training.
-    """
+    """Writes an event file in a thread of its own, as the import alone takes a second."""
 
     def __init__(self, run_dir: Path, purge_step: int) -> None:
         """Start the thread. TensorBoard drops earlier events of the run from `purge_step` on."""
@@ -150,7 +146,6 @@ class TensorBoard(Observer):
             logger.warning("No more events are written for TensorBoard (%s); metrics.jsonl is complete", error)
 
     def _write_all(self) -> None:
-        """Write rows as they arrive."""
         from tensorboardX import RecordWriter
         from tensorboardX.proto.event_pb2 import Event, SessionLog
         from tensorboardX.proto.summary_pb2 import Summary

@@ -122,7 +122,6 @@ def _lines(view: View, room: int, now: float, colours: bool) -> Iterator[tuple[s
 
 
 def _steps(view: View, room: int, now: float) -> RenderableType:
-    """Return steps, a progress bar, and the times."""
     done = share(view.steps, view.total_steps)
     figures = Text.assemble((f"{view.steps:,}", "bold"), f" / {view.total_steps:,}  {math.floor(100 * done):>3}%")
     times = [] if view.finished else [_item("left", duration(view.left_s(now)))]

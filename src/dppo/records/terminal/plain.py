@@ -117,11 +117,9 @@ def make_display(mode: Literal["auto", "live", "plain", "off"], stream: TextIO |
     stream = stream or sys.stdout
     if mode == "off" or stream is None:  # a daemon may have no standard output
         return Display()
-    if mode == "auto" and os.environ.get("CI"):
-        return PlainLines(stream)
     unicode = (getattr(stream, "encoding", None) or "").lower().replace("-", "") == "utf8"
     capable = stream.isatty() and os.environ.get("TERM", "") not in ("dumb", "unknown") and unicode
-    if mode in ("auto", "live") and capable:
+    if capable and (mode == "live" or (mode == "auto" and not os.environ.get("CI"))):
         from dppo.records.terminal.panel import LivePanel
 
         return LivePanel(stream)

@@ -175,10 +175,7 @@ class PatientStream:
 
 
 class ShowLog(logging.Handler):
-    """Shows the log records of `dppo` from `start` to `close`, preceded by those since `hold`.
-
-    The user's own logging gets all records at once.
-    """
+    """Shows the log records of `dppo` from `start` to `close`, preceded by those since `hold`."""
 
     def __init__(self, show: Callable[[str], None]) -> None:
         super().__init__(logging.INFO)
