@@ -117,7 +117,10 @@ class MetricsWriter(Observer):
 
 
 class TensorBoard(Observer):
-    """Writes an event file in a thread of its own, as the import alone takes a second."""
+    """Writes an event file in a thread of its own, as the import alone takes a second.
+
+    An error ends the writing of events, not the training.
+    """
 
     def __init__(self, run_dir: Path, purge_step: int) -> None:
         """Start the thread. TensorBoard drops earlier events of the run from `purge_step` on."""
