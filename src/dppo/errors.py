@@ -109,6 +109,5 @@ def counted(number: int, noun: str, plural: str | None = None) -> str:
 
 def unknown_name(kind: str, name: str, known: Iterable[str]) -> str:
     """Return `x is not a known setting. Did you mean y?`."""
-    close = difflib.get_close_matches(name, list(known), n=1, cutoff=0.6)
-    hint = f" Did you mean {close[0]}?" if close else ""
-    return f"{name} is not a known {kind}.{hint}"
+    close = difflib.get_close_matches(name, known, n=1)
+    return f"{name} is not a known {kind}.{f' Did you mean {close[0]}?' if close else ''}"

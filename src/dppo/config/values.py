@@ -1,7 +1,6 @@
 """Check the values of settings with pydantic, and rewrite its errors for users."""
 
 import dataclasses
-import math
 from collections.abc import Mapping
 from contextlib import suppress
 from functools import cache
@@ -63,9 +62,7 @@ def _whole_number(value: Any) -> Any:
         with suppress(ValueError):
             value = number(value)
             break
-    if isinstance(value, float) and math.isfinite(value) and value.is_integer():
-        return int(value)
-    return value
+    return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
 REMEDIES = {  # by the beginning of pydantic's error type

@@ -4,12 +4,15 @@ They are plain dataclasses because they travel to actors, which must not import 
 has one.
 """
 
+import ast
 import dataclasses
+import inspect
 import math
 from functools import cache, cached_property
+from itertools import pairwise
 from typing import Any, get_type_hints
 
-from dppo.config.field import About, help_in
+from dppo.config.field import About
 from dppo.config.parts.env import Env, Sampling
 from dppo.config.parts.ppo import PPO, Network, annealed, annealed_settings
 from dppo.config.parts.processes import Actors, Learners, Run
@@ -42,8 +45,11 @@ def about(name: str) -> About:
 
 @cache
 def help_by_name() -> dict[str, str]:
-    """Return the help of every setting."""
-    return {name: text for part in PARTS.values() for name, text in help_in(part.__module__).items()}
+    """Return the help of every setting: the docstring below it, which only the source has."""
+    records: list[Any] = [ast.parse(inspect.getsource(part)).body[0] for part in PARTS.values()]
+    pairs = [pair for record in records for pair in pairwise(record.body)]
+    texts = {ast.unparse(one.target): text.value.value for one, text in pairs if isinstance(one, ast.AnnAssign)}
+    return {name: " ".join(text.split()) for name, text in texts.items()}
 
 
 def default_of(name: str) -> Any:
