@@ -8,7 +8,7 @@ from typing import Annotated, Any, get_args, get_origin
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, create_model
 
-from dppo.config.aliases import meant_setting
+from dppo.config.aliases import meant_by
 from dppo.config.parts import about, default_of, settings_by_name, types_by_name
 from dppo.errors import ConfigError, unknown_name
 
@@ -82,10 +82,8 @@ def _in_words(error: Any) -> str:
     """Return one of pydantic's errors in the form `setting=value: fact. Remedy`."""
     path = ".".join(str(part) for part in error["loc"][:1] + tuple(i for i in error["loc"][1:] if isinstance(i, int)))
     if error["type"] == "extra_forbidden":
-        meant = meant_setting(path, settings_by_name())
-        if meant is not None:
-            return f"{path} is not a known setting. Did you mean {meant}?"
-        return unknown_name("setting", path, settings_by_name())
+        meant = (flag[2:].replace("-", "_") for flag in meant_by(path.replace("_", "-")))
+        return unknown_name("setting", path, settings_by_name(), meant)
     if path == "env_id" and hasattr(error["input"], "step"):
         return (
             f"env_id={error['input']}: is an environment. Pass its id, or a function that makes one for each sampler."

@@ -129,7 +129,11 @@ class FlatSettings(Env, Sampling, PPO, Network, Actors, Learners, Run):
 
     def largest_kl_for(self, real: bool) -> float:
         """Return the KL that ends an update of a run, 0 for none; `real` if some actions are real-valued."""
-        return self.largest_kl(limited=real or (self.has_memory and self.reuse > 1))
+        if self.target_kl is not None:
+            return self.target_kl
+        limited = real or (self.has_memory and self.reuse > 1)
+        useful = limited and self.desired_kl is None and self.epochs() > 1
+        return round(0.04 * self.clip_share**2, 6) if useful else 0.0
 
     def __repr__(self) -> str:
         """Show the settings that differ from their defaults."""
