@@ -12,7 +12,6 @@ from builders import make_config
 from recorder import Notes, Recorder
 
 import dppo
-from dppo.config import PPO
 from dppo.errors import ConfigError
 from dppo.records.files import checkpoint as checkpoints
 from dppo.records.words import sizes_line
@@ -192,8 +191,10 @@ def test_the_number_of_epochs_follows_from_the_actions(
 
 
 def test_the_limit_of_the_kl_grows_with_the_square_of_the_clipping_range() -> None:
-    assert [PPO(reuse=reuse).largest_kl(limited=True) for reuse in (1, 3, 4)] == [0.04, 0.01, 0.0064]
-    assert PPO(reuse=4).largest_kl(limited=False) == 0
+    small = {"env_id": "CartPole-v1", "num_samplers": 1, "num_steps": 16, "total_timesteps": 64}
+    configs = [make_config(small | {"reuse": reuse}) for reuse in (1, 3, 4)]
+    assert [config.largest_kl_for(real=True) for config in configs] == [0.04, 0.01, 0.0064]
+    assert configs[-1].largest_kl_for(real=False) == 0
 
 
 @pytest.mark.parametrize(

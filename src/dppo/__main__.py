@@ -4,6 +4,7 @@ import os
 import sys
 from importlib import import_module
 
+from dppo import __version__
 from dppo.commands.versions import other_versions
 from dppo.errors import DppoError, EnvironmentFault, unknown_name
 from dppo.numerics.portable import portable_numerics
@@ -54,8 +55,6 @@ def main(argv: list[str] | None = None) -> int:
         print(USAGE)
         return 0 if args else 2
     if args[0] in ("-V", "--version", "version"):
-        from dppo import __version__
-
         print(f"dppo {__version__}")
         return 0
     if args[0] not in COMMANDS:

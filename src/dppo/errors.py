@@ -2,7 +2,7 @@
 
 import difflib
 import re
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -107,8 +107,7 @@ def counted(number: int, noun: str, plural: str | None = None) -> str:
     return f"{number:,} {noun if number == 1 else plural or noun + 's'}"
 
 
-def unknown_name(kind: str, name: str, known: Iterable[str]) -> str:
-    """Return `x is not a known setting. Did you mean y?`."""
-    close = difflib.get_close_matches(name, list(known), n=1, cutoff=0.6)
-    hint = f" Did you mean {close[0]}?" if close else ""
-    return f"{name} is not a known {kind}.{hint}"
+def unknown_name(kind: str, name: str, known: Collection[str], meant: Iterable[str] = ()) -> str:
+    """Return `x is not a known setting. Did you mean y?`; y is the first known of `meant`, else one spelled alike."""
+    close = [one for one in meant if one in known] or difflib.get_close_matches(name, known, n=1)
+    return f"{name} is not a known {kind}.{f' Did you mean {close[0]}?' if close else ''}"

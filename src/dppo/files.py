@@ -106,9 +106,9 @@ def is_deep(value: Any) -> bool:
     """Return whether JSON values are nested in more than `DEEPEST` levels, at which functions that recurse may fail."""
     level = [value]
     for _ in range(DEEPEST):
-        inner = [list(one.values() if isinstance(one, dict) else one) for one in level if isinstance(one, dict | list)]
-        level = [one for values in inner for one in values if isinstance(one, dict | list)]
-    return bool(level)
+        inner = [one.values() if isinstance(one, dict) else one for one in level if isinstance(one, dict | list)]
+        level = [one for values in inner for one in values]
+    return any(isinstance(one, dict | list) for one in level)
 
 
 def _compare(path: Path, mode: int, kind: int) -> None:

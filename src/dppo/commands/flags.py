@@ -103,12 +103,9 @@ class Parser(argparse.ArgumentParser):
     def _unknown(self, flag: str) -> str:
         known = [name for name in self._option_string_actions if name.startswith("--")]
         ours = meant_by(flag.removeprefix("--"))
-        meant = next((name for name in ours if name in known), None)
-        if meant is not None:
-            return f"{flag} is not a known flag. Did you mean {meant}?"
-        if "--env-id" in (flag, *ours):
+        if "--env-id" in (flag, *ours) and "--env-id" not in known:
             return f"{flag} is not a known flag: the environment has none, as in {self.prog} CartPole-v1."
-        return unknown_name("flag", flag, known)
+        return unknown_name("flag", flag, known, ours)
 
 
 def is_help(argv: Sequence[str]) -> bool:
@@ -138,9 +135,8 @@ def add_settings(parser: Parser, defaults: Mapping[str, Any], *, leave_out: Coll
     first = parser.add_argument_group("most used")
     for name in FIRST:
         _add(first, name, defaults, name in leave_out)
-    hidden = {usage for usage, name in zip(SOURCES, EXTRA, strict=True) if name in leave_out}
-    sources = SOURCES | dict.fromkeys(hidden, argparse.SUPPRESS)
-    parser.add_flags("files, presets and earlier runs", sources)
+    hidden = {usage: argparse.SUPPRESS for usage, name in zip(SOURCES, EXTRA, strict=True) if name in leave_out}
+    parser.add_flags("files, presets and earlier runs", SOURCES | hidden)
     for part, record in PARTS.items():
         group = parser.add_argument_group(f"{part}: {(record.__doc__ or '').rstrip('.')}")
         for name in names_of(part):

@@ -1,7 +1,5 @@
 """Our flags, and the names of the same thing in other libraries."""
 
-from collections.abc import Collection
-
 ALIASES = {
     "--actors": "workers num-workers n-workers num-env-runners num-rollout-workers n-jobs num-cpus n-actors",
     "--num-actors": "workers num-workers n-workers num-env-runners num-rollout-workers n-jobs num-cpus n-actors",
@@ -47,9 +45,3 @@ ALIASES = {
 def meant_by(name: str) -> list[str]:
     """Return our flags for the name `n-steps` of another library; the first that a command has is suggested."""
     return [flag for flag, theirs in ALIASES.items() if name in theirs.split()]
-
-
-def meant_setting(name: str, known: Collection[str]) -> str | None:
-    """Return our setting for the name `n_steps` of another library."""
-    ours = (flag[2:].replace("-", "_") for flag in meant_by(name.replace("_", "-")))
-    return next((one for one in ours if one in known), None)

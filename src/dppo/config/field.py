@@ -1,11 +1,7 @@
 """Define settings: fields of a dataclass with metadata, explained by the docstrings below them."""
 
-import ast
-import inspect
-import sys
 from dataclasses import dataclass, field
-from functools import cache, partial
-from itertools import pairwise
+from functools import partial
 from typing import Any, Literal
 
 
@@ -34,12 +30,3 @@ free = partial(setting, resume="free")
 """A setting that changes no result."""
 constant = partial(setting, branch=False)
 """A setting on which the meaning of weights and statistics depends."""
-
-
-@cache
-def help_in(module: str) -> dict[str, str]:
-    """Return the docstrings of the settings in a module, which only its source has; each is the help of a flag."""
-    records = ast.parse(inspect.getsource(sys.modules[module])).body
-    pairs: list[Any] = [pair for one in records if isinstance(one, ast.ClassDef) for pair in pairwise(one.body)]
-    texts = {ast.unparse(one.target): text.value.value for one, text in pairs if isinstance(one, ast.AnnAssign)}
-    return {name: " ".join(text.split()) for name, text in texts.items()}

@@ -1,7 +1,6 @@
 """Check the values of settings with pydantic, and rewrite its errors for users."""
 
 import dataclasses
-import math
 from collections.abc import Mapping
 from contextlib import suppress
 from functools import cache
@@ -9,7 +8,7 @@ from typing import Annotated, Any, get_args, get_origin
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, create_model
 
-from dppo.config.aliases import meant_setting
+from dppo.config.aliases import meant_by
 from dppo.config.parts import about, default_of, settings_by_name, types_by_name
 from dppo.errors import ConfigError, unknown_name
 
@@ -63,9 +62,7 @@ def _whole_number(value: Any) -> Any:
         with suppress(ValueError):
             value = number(value)
             break
-    if isinstance(value, float) and math.isfinite(value) and value.is_integer():
-        return int(value)
-    return value
+    return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
 REMEDIES = {  # by the beginning of pydantic's error type
@@ -85,10 +82,8 @@ def _in_words(error: Any) -> str:
     """Return one of pydantic's errors in the form `setting=value: fact. Remedy`."""
     path = ".".join(str(part) for part in error["loc"][:1] + tuple(i for i in error["loc"][1:] if isinstance(i, int)))
     if error["type"] == "extra_forbidden":
-        meant = meant_setting(path, settings_by_name())
-        if meant is not None:
-            return f"{path} is not a known setting. Did you mean {meant}?"
-        return unknown_name("setting", path, settings_by_name())
+        meant = (flag[2:].replace("-", "_") for flag in meant_by(path.replace("_", "-")))
+        return unknown_name("setting", path, settings_by_name(), meant)
     if path == "env_id" and hasattr(error["input"], "step"):
         return (
             f"env_id={error['input']}: is an environment. Pass its id, or a function that makes one for each sampler."

@@ -72,15 +72,14 @@ class Options:
 def main(argv: list[str]) -> int:
     """Train with each number of actors, and write compare.json and compare.png; return the exit code.
 
-    It is 0; 1 if runs with equal batches ended with different weights; 128 + n if signal n stopped a run. Raises a
-    ConfigError before the first run starts if a setting is invalid.
+    It is 0; 1 if runs with equal batches ended with different weights; 128 + n if signal n stopped a run.
     """
     options, settings = parse(argv)
     name = f"compare__{as_file_name(str(settings['env_id']))}__{time.strftime('%Y%m%d-%H%M%S')}"
     folder = options.out or Path("runs") / name
     plan = make_plan(options, settings, folder)
-    console = Console(highlight=False)
-    console.print(caption(options, plan), soft_wrap=True)
+    console = Console(highlight=False, soft_wrap=True)
+    console.print(caption(options, plan))
     runs, stopped_by = _train_all(options, plan, folder, console)
     if stopped_by is not None:
         print(f"Stopped by {stopped_by} after {len(runs)} of {len(plan)} runs; see {folder}.", file=sys.stderr)
@@ -91,11 +90,11 @@ def main(argv: list[str]) -> int:
         for group, same in zip(groups, by_actors(runs), strict=True)
     ]
     compare_figure(curves, folder / "compare.png", caption(options, plan), options.target)
-    console.print(make_table(groups, options.target))
-    console.print(explain_bound(groups[-1]), soft_wrap=True)
-    console.print(f"Written: {folder / 'compare.png'} and {folder / 'compare.json'}", soft_wrap=True)
+    console.print(make_table(groups, options.target), soft_wrap=False)
+    console.print(explain_bound(groups[-1]))
+    console.print(f"Written: {folder / 'compare.png'} and {folder / 'compare.json'}")
     if any(group["cycle"]["efficiency_is_noise"] or group["speed_up_is_noise"] for group in groups):
-        console.print(EXPLAIN_NOISE, soft_wrap=True)
+        console.print(EXPLAIN_NOISE)
     return _report_equality(runs, console) if options.equal == "batch" and len(options.actors) > 1 else 0
 
 
@@ -116,8 +115,7 @@ def _train_all(
         console.print(
             f"{len(runs)} of {len(plan)}: {group_of([run])['label']}, seed {config.seed}: return "
             f"{result.episodic_return:.1f} after {result.global_step:,} steps in {result.training_s:.1f} s "
-            f"(start-up {run.startup_s:.1f} s), weights {result.weights_sha256[:12]}{_time_left(plan, runs)}",
-            soft_wrap=True,
+            f"(start-up {run.startup_s:.1f} s), weights {result.weights_sha256[:12]}{_time_left(plan, runs)}"
         )
     return runs, None
 
@@ -151,10 +149,7 @@ def _write_json(options: Options, plan: Sequence[Config], runs: Sequence[Run], p
 
 
 def parse(argv: list[str]) -> tuple[Options, dict[str, Any]]:
-    """Return the options of the comparison, and the settings of the training, not yet checked.
-
-    Prints help if it is asked for, and exits. Raises a ConfigError or a UsageError if an option is invalid.
-    """
+    """Return the options of the comparison, and unchecked settings; raise as `Command.split` and `arguments_of`."""
     own, given, env_id = COMMAND.split(argv)
     options = Options(**own)
     _check(options, given)

@@ -9,7 +9,6 @@ from dppo.config import Config
 from dppo.records.observer import Result
 from dppo.records.together import RETURN, Curve, curve_of
 
-OF_CONFIG = ("num_actors", "num_samplers", "batch_size", "iterations")
 OF_RESULT = ("wall_s", "training_s", "global_step", "weights_sha256", "incidents")
 OF_CURVE = ("wall_s", "global_step", "episodic_return")
 
@@ -101,7 +100,7 @@ def group_of(runs: Sequence[Run], first: dict[str, Any] | None = None, target: f
     times = [when for run in runs if (when := run.curve().time_to(target)) is not None]
     return {
         "label": "in process" if actors == 0 else "1 actor" if actors == 1 else f"{actors} actors",
-        **{name: getattr(config, name) for name in OF_CONFIG},
+        **{name: getattr(config, name) for name in ("num_actors", "num_samplers", "batch_size", "iterations")},
         "seeds": [run.config.seed for run in runs],
         "startup_s": fmean(run.startup_s for run in runs),
         "training_s": fmean(result.training_s for result in results),

@@ -4,12 +4,15 @@ They are plain dataclasses because they travel to actors, which must not import 
 has one.
 """
 
+import ast
 import dataclasses
+import inspect
 import math
 from functools import cache, cached_property
+from itertools import pairwise
 from typing import Any, get_type_hints
 
-from dppo.config.field import About, help_in
+from dppo.config.field import About
 from dppo.config.parts.env import Env, Sampling
 from dppo.config.parts.ppo import PPO, Network, annealed, annealed_settings
 from dppo.config.parts.processes import Actors, Learners, Run
@@ -42,8 +45,11 @@ def about(name: str) -> About:
 
 @cache
 def help_by_name() -> dict[str, str]:
-    """Return the help of every setting."""
-    return {name: text for part in PARTS.values() for name, text in help_in(part.__module__).items()}
+    """Return the help of every setting: the docstring below it, which only the source has."""
+    records: list[Any] = [ast.parse(inspect.getsource(part)).body[0] for part in PARTS.values()]
+    pairs = [pair for record in records for pair in pairwise(record.body)]
+    texts = {ast.unparse(one.target): text.value.value for one, text in pairs if isinstance(one, ast.AnnAssign)}
+    return {name: " ".join(text.split()) for name, text in texts.items()}
 
 
 def default_of(name: str) -> Any:
@@ -123,7 +129,11 @@ class FlatSettings(Env, Sampling, PPO, Network, Actors, Learners, Run):
 
     def largest_kl_for(self, real: bool) -> float:
         """Return the KL that ends an update of a run, 0 for none; `real` if some actions are real-valued."""
-        return self.largest_kl(limited=real or (self.has_memory and self.reuse > 1))
+        if self.target_kl is not None:
+            return self.target_kl
+        limited = real or (self.has_memory and self.reuse > 1)
+        useful = limited and self.desired_kl is None and self.epochs() > 1
+        return round(0.04 * self.clip_share**2, 6) if useful else 0.0
 
     def __repr__(self) -> str:
         """Show the settings that differ from their defaults."""

@@ -88,13 +88,6 @@ class PPO:
         """Return the weight of the entropy bonus; `discrete` if all actions are, and there is no memory."""
         return (0.01 if discrete and self.reuse > 1 else 0.0) if self.ent_coef is None else self.ent_coef
 
-    def largest_kl(self, *, limited: bool) -> float:
-        """Return the KL that ends an update, 0 for none; `limited` if some actions are real, or memory meets reuse."""
-        if self.target_kl is not None:
-            return self.target_kl
-        useful = limited and self.desired_kl is None and self.epochs() > 1
-        return round(0.04 * self.clip_share**2, 6) if useful else 0.0
-
     def standardizes(self, *, real: bool) -> bool:
         """Return whether advantages are standardized; `real` if some actions are real-valued."""
         if self.norm_adv is not None:

@@ -77,11 +77,7 @@ class Actors:
 
     @property
     def actor_bounds(self) -> tuple[int, int]:
-        """Return the fewest and the most actors asked for, which are equal if the number is fixed; 0, 0 in process.
-
-        Raises:
-            ConfigError: `num_actors` is neither a number nor bounds.
-        """
+        """Return fewest and most actors, equal if fixed, 0, 0 in process; raise ConfigError for another form."""
         if isinstance(self.num_actors, int) and self.num_actors >= 0:
             return self.num_actors, self.num_actors
         found = re.fullmatch(r"(\d+)\.\.(\d*)", "1.." if self.num_actors == "auto" else str(self.num_actors))
