@@ -224,8 +224,6 @@ class Requests:
         """Index of the segments to be taken next."""
         self.began = 0.0
         """Time from which on they have been waited for: that of the last request, or of the last `take`."""
-        self.owed = 0
-        """Number of segments that have been requested and not arrived."""
         self.pending: dict[int, Request] = {}
         """By the index of the segment."""
         self._num_samplers = num_samplers
@@ -235,6 +233,11 @@ class Requests:
         """The index after that of the last request."""
         return self.index + len(self.pending)
 
+    @property
+    def owed(self) -> bool:
+        """True if a segment that has been requested has not arrived."""
+        return any(len(request.made) < self._num_samplers for request in self.pending.values())
+
     def add(self, policy: PolicySnapshot, index: int, now: float) -> bool:
         """Add segments `index`; return whether they are the only ones."""
         first = not self.pending
@@ -242,7 +245,6 @@ class Requests:
             self.index, self.began = index, now
         assert index == self.end, "segments are requested in order"
         self.pending[index] = Request(policy)
-        self.owed += self._num_samplers
         return first
 
     def arrived(self, index: int, actor_id: int, made: Sequence[tuple[SegmentReport, Any]], timings: Timings) -> None:
@@ -251,7 +253,6 @@ class Requests:
             request = self.pending[index]
             request.made |= {one[0].sampler_id: one for one in made}
             request.timings[actor_id] = request.timings.get(actor_id, Timings(actor=actor_id)) + timings
-            self.owed -= len(made)
 
     @property
     def finished(self) -> bool:
@@ -272,8 +273,3 @@ class Requests:
         reports, segments = zip(*(request.made[sampler] for sampler in sorted(request.made)), strict=True)
         figures = list(request.timings.values()), now - began, transfer_s, incidents
         return Collected(index, request.policy, list(reports), list(segments), *figures)
-
-    def clear(self) -> None:
-        """Drop all requests."""
-        self.owed = 0
-        self.pending.clear()

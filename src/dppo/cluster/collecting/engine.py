@@ -79,7 +79,7 @@ class Collecting:
         for actor in self._actors.values():
             if actor.has_process:
                 self._abandon(actor, now)
-        self.requests.clear()
+        self.requests.pending.clear()
         return self._due()
 
     def _due(self) -> list[Command]:
