@@ -94,7 +94,7 @@ class Balancing:
 
         One that is later than its pace promises is expected to need as long again as it is late.
         """
-        whole_s = self.needs_s(actor, actor.first.samplers, rebuilt=actor.rebuilds)
+        whole_s = self.needs_s(actor, actor.first.samplers, rebuilt=bool(actor.first.rebuilds))
         return abs(whole_s - (now - actor.began))
 
     def _finish_s(self, actor: Actor, end: int, now: float) -> float:

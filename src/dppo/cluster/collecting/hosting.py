@@ -106,10 +106,6 @@ class Hosting:
         if place.asked < end:  # it is moving to its host, which may be asked now
             self._ready.add(place.host.actor_id)
 
-    def missing(self, index: int) -> list[int]:
-        """Return the samplers whose segment `index` has not arrived."""
-        return sorted(sampler for sampler, place in self.places.items() if place.arrived <= index)
-
     # ------------------------------------------------------------------ moving samplers
 
     def move(self, samplers: Iterable[int]) -> list[int]:
@@ -154,10 +150,10 @@ class Hosting:
         starts = [f"actor {one.actor_id} is being {'restarted' if one.ever_started else 'started'}" for one in missing]
         if index < 0:
             return "; ".join([f"waiting for the first environment for {waited_s:.0f} s", *_shortened(starts)])
-        owed, total = self.missing(index), len(self.places)
+        owed, total = sorted(one for one, place in self.places.items() if place.arrived <= index), len(self.places)
         samplers = f"{samplers_named(owed[:8])}{' ...' if len(owed) > 8 else ''}"
         segments = f"waiting for {len(owed)} of {total} segments for {waited_s:.0f} s ({samplers})"
-        replays = [f"actor {one.actor_id}: {one.progress}" for one in actors if one.rebuilds and one.progress]
+        replays = [f"actor {one.actor_id}: {one.progress}" for one in actors if one.progress and one.first.rebuilds]
         slots = [str(self.slots)] if self.slots.limited else []
         rule = f"an actor that makes no progress for {self._limits.segment_timeout_s:g} s is replaced"
         return "; ".join([segments, *_shortened(starts), *_shortened(replays), *slots, rule])

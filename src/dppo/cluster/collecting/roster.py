@@ -103,16 +103,6 @@ class Actor:
         """The question that its process is working on."""
         return next(iter(self.asked.values()))
 
-    @property
-    def rebuilds(self) -> bool:
-        """True while it may be replaying episodes."""
-        return bool(self.asked and self.first.rebuilds)
-
-    def next_alarm(self, limits: Limits) -> float:
-        """Return the earliest time at which something may have to be done about this actor."""
-        start_at = self.start_at if self.state is State.ABSENT else math.inf
-        return min(self.due, self.look_at, start_at, self.move_at(limits))
-
     def move_at(self, limits: Limits) -> float:
         """Return the time after which other actors host its samplers."""
         if self.state is State.RUNNING or not self.samplers:
@@ -131,8 +121,7 @@ class Actor:
         self.wanted(now)
         self.state = State.LEFT if leaving else State.ABSENT
         self.process = Process(self.actor_id, self.process.number + 1)
-        for one in (self.asked, self.early, self.holds):
-            one.clear()
+        self.asked, self.early, self.holds = {}, {}, {}
         self.pace, self.waits = Pace(), False
         self._rest()
         return kill
@@ -260,7 +249,8 @@ class Alarms:
 
     def set(self, actor: Actor) -> None:
         """Set the alarm of an actor whose times have changed; if the next one is later than before, it may wait."""
-        when = actor.next_alarm(self._limits)
+        start_at = actor.start_at if actor.state is State.ABSENT else math.inf
+        when = min(actor.due, actor.look_at, start_at, actor.move_at(self._limits))
         if when < actor.alarm_at:
             actor.alarm_at = when
             heappush(self._heap, (when, actor.actor_id))
