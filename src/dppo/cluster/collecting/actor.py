@@ -170,9 +170,8 @@ class PPOActor:
         except DppoError as error:
             # What a lost process held, such as a licence, may not be free yet: this one is replaced, after a while.
             busy = isinstance(error, EnvironmentFault) and error.place and error.place.phase == "constructor"
-            self._fault = sendable(
-                ClusterError(str(error).partition("\n")[0]) if busy and question.index > 0 else error
-            )
+            fault = ClusterError(str(error).partition("\n")[0]) if busy and question.index > 0 else error
+            self._fault = sendable(fault)
             return self._fault
 
     def _check_wear(self) -> None:

@@ -242,10 +242,9 @@ class Backups:
         idle = sorted((actor for actor in running if not actor.asked), key=balancing.takes_s)
         busy = [actor for actor in running if actor.asked and actor.first.index == index] if idle else []
         for early_s, _, owner in sorted((-balancing.left_s(one, now), one.actor_id, one) for one in busy):
-            places = {
-                sampler: self._places[sampler] for sampler in owner.first.samplers if sampler not in self._helpers
-            }
-            late = [sampler for sampler, place in places.items() if place.maker is owner and place.arrived == index]
+            places = ((sampler, self._places[sampler]) for sampler in owner.first.samplers)
+            making = [sampler for sampler, place in places if place.maker is owner and place.arrived == index]
+            late = [sampler for sampler in making if sampler not in self._helpers]
             helpers = idle[: len(late)]
             shares = [(helper, tuple(late[number :: len(helpers)])) for number, helper in enumerate(helpers)]
             if shares and max(balancing.needs_s(*share, rebuilt=True) for share in shares) < -early_s:

@@ -21,7 +21,7 @@ from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
 from dppo.cluster.learning.sums import Group
 from dppo.cluster.learning.trainers import LocalTrainer
-from dppo.cluster.wire import PackedModel, TrainerPlan, sendable, unpacked_model
+from dppo.cluster.wire import FETCH_TIMEOUT_S, PackedModel, TrainerPlan, sendable, unpacked_model
 from dppo.errors import DppoError
 from dppo.numerics.fingerprint import Expected
 from dppo.numerics.portable import limit_blas
@@ -36,7 +36,6 @@ TICK_S = 0.5  # longest single wait
 ASK_EVERY_S = 3.0  # from an answer until a process is asked again whether it is running
 SILENT_S = 20.0  # a process that has not answered for longer is stopped, or its node is gone
 DEATH_REPORT_S = 2.0  # Ray reports a death later than the processes that were connected to the dead one notice it
-FETCH_TIMEOUT_S = 120.0  # to transfer a finished result over the network
 
 
 @dataclass(eq=False)

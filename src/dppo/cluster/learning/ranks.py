@@ -14,17 +14,9 @@ from ray.exceptions import ObjectLostError, RayActorError, RayError, RayTaskErro
 from ray.util.placement_group import placement_group, remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-from dppo.cluster.learning.rank import (
-    COLLECTIVE_TIMEOUT,
-    FETCH_TIMEOUT_S,
-    LOOPBACK,
-    TICK_S,
-    TrainerRank,
-    wait_for,
-    wait_while_alive,
-)
+from dppo.cluster.learning.rank import COLLECTIVE_TIMEOUT, LOOPBACK, TICK_S, TrainerRank, wait_for, wait_while_alive
 from dppo.cluster.ray.capacity import in_words
-from dppo.cluster.wire import TrainerPlan, cause, delay_before, last_line, packed_model, within
+from dppo.cluster.wire import FETCH_TIMEOUT_S, TrainerPlan, cause, delay_before, last_line, packed_model, within
 from dppo.errors import ClusterError, DppoError, SegmentsLost, TrainingDiverged
 from dppo.numerics.fingerprint import Expected
 from dppo.ppo.exchange.records import Incident, IncidentKind, PolicySnapshot, Update
