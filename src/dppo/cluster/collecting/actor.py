@@ -1,7 +1,4 @@
-"""PPOActor, which hosts samplers in a process of its own on Ray; and the file that shows its progress.
-
-The file shows what an actor is doing even if it is stuck in a simulator and cannot answer.
-"""
+"""PPOActor, which hosts samplers in a process on Ray; and the file that shows its progress, even while it is stuck."""
 
 import faulthandler
 import math

@@ -110,7 +110,8 @@ class ActorCollector:
         began, requests = self._clock(), self._engine.requests
         busy = [actor for actor in self._engine.hosting.running.values() if actor.asked]
         on_these = (actor.process for actor in busy if actor.first.index == requests.index)  # not on later segments
-        steps = requests.steps_received + self._transport.steps_of(on_these)
+        received = requests.pending[requests.index].made.values()
+        steps = sum(report.steps for report, _ in received) + self._transport.steps_of(on_these)
         if steps > self._steps_seen:
             self._engine.news_at = began
         self._steps_seen = steps

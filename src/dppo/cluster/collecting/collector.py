@@ -259,11 +259,6 @@ class Requests:
         """True when all segments to be taken next have arrived."""
         return self.index not in self.pending or len(self.pending[self.index].made) == self._num_samplers
 
-    @property
-    def steps_received(self) -> int:
-        """Env steps of the segments to be taken next, as far as they have arrived."""
-        return sum(report.steps for report, _ in self.pending[self.index].made.values())
-
     def take(self, now: float, transfer_s: float, incidents: list[Incident]) -> Collected:
         """Return the segments that were requested first, with these figures; keep none."""
         assert self.index in self.pending, "receive() without request()"
