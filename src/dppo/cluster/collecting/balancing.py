@@ -29,16 +29,13 @@ class Balancing:
     """
 
     def __init__(self, actors: dict[int, Actor], hosting: Hosting, ledger: ReplayLedger) -> None:
-        self.typical_s = 0.0
-        """Seconds for a segment on a typical actor; 0 while no pace is known."""
+        self.typical_s = 0.0  # seconds for a segment on a typical actor; 0 while no pace is known
         self._actors, self._hosting, self._places, self._ledger = actors, hosting, hosting.places, ledger
         self._segment_steps = 1
         self._added = 1.0  # by a further sampler of an actor, in units of the time of one alone; less with threads
         self._overheads = deque([0.0], maxlen=5)  # seconds to rebuild a sampler, without its replay
         self._takers: list[tuple[float, int, Actor]] = []  # heap: times at which they would have one segment more
         self._began = self._planned_at = math.inf
-
-    # ------------------------------------------------------------------ times
 
     def measure(self, actor: Actor, question: Question, answer: Answer) -> None:
         """Take note of the times of an answer."""
@@ -105,8 +102,6 @@ class Balancing:
             return each_s * to_do if self.typical_s else float(len(actor.samplers))
         queue = sum(len(question.samplers) for question in actor.asked.values())
         return each_s * (max(to_do, queue) - len(actor.first.samplers)) + self.left_s(actor, now)
-
-    # ------------------------------------------------------------------ moving
 
     def plan(self, end: int, now: float) -> list[Log]:
         """Move samplers before segments `end` - 1 are asked for; return a line if an actor turns out to be slow."""
@@ -188,8 +183,6 @@ class Balancing:
             self._hosting.rehost(sampler, actor)
             pace.rested, pace.patience, pace.enough, pace.recent = 0, 2 * pace.patience, 1, ()
 
-    # ------------------------------------------------------------------ reporting
-
     def _blame(self, running: list[Actor], period_s: float) -> list[Log]:
         """Add to the cost of the slowest actor; return a line about it, once."""
         slowest = max(running, key=lambda actor: actor.pace.segment_s)
@@ -221,8 +214,7 @@ def slow(actor: Actor, typical_s: float, share: float) -> str:
 class Backups:
     """Finds late segments and idle actors that would make them sooner, replay included; drops the later answers.
 
-    An actor that is later than its pace promises is expected to need as long again as it is late. The actor of the
-    first answer goes on with the sampler. What the other one makes of it from then on does not count.
+    The actor of the first answer goes on with the sampler. What the other one makes of it from then on does not count.
     """
 
     def __init__(self, hosting: Hosting, balancing: Balancing) -> None:

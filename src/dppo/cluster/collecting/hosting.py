@@ -18,8 +18,7 @@ ENDING_S = 6.0  # for which the environments of a lost process count: its keeper
 class Place:
     """A sampler's place in the run."""
 
-    host: Actor
-    """The actor that makes its next segments; earlier ones may still be on their way from another."""
+    host: Actor  # the actor that makes its next segments; earlier ones may still be on their way from another
     arrived: int = 0  # index of the first segment that has not arrived
     asked: int = 0  # index of the first segment that has not been asked for
     maker: Actor | None = None  # which has been asked for those that have not arrived
@@ -38,10 +37,8 @@ class Hosting:
 
     def __init__(self, actors: dict[int, Actor], limits: Limits) -> None:
         self.places = {sampler: Place(actor) for actor in actors.values() for sampler in actor.samplers}
-        self.running: dict[int, Actor] = {}
-        """The actors that accept questions, by id."""
-        self.said_to_wait = False
-        """True while the log says that the run waits for actors."""
+        self.running: dict[int, Actor] = {}  # the actors that accept questions, by id
+        self.said_to_wait = False  # True while the log says that the run waits for actors
         self.slots = Slots(limits)
         self._actors, self._limits = actors, limits
         self._few_since: float | None = None
@@ -66,8 +63,6 @@ class Hosting:
                     self._ready.add(place.host.actor_id)
         self.running.pop(actor.actor_id, None)
         self.slots.ended(actor)
-
-    # ------------------------------------------------------------------ how far samplers are
 
     def ready(self, *actors: Actor) -> None:
         """Record that there may be something new to ask these actors for."""
@@ -106,8 +101,6 @@ class Hosting:
         if place.asked < end:  # it is moving to its host, which may be asked now
             self._ready.add(place.host.actor_id)
 
-    # ------------------------------------------------------------------ moving samplers
-
     def move(self, samplers: Iterable[int]) -> list[int]:
         """Move each of `samplers` to the running actor with the fewest; return the ids of their new hosts."""
         least = [(len(actor.samplers), actor.actor_id, actor) for actor in self.running.values()]
@@ -127,8 +120,6 @@ class Hosting:
         host.samplers = tuple(sorted((*host.samplers, sampler)))
         place.host = host
         self._ready.add(host.actor_id)
-
-    # ------------------------------------------------------------------ whether enough actors are running
 
     @property
     def enough(self) -> bool:

@@ -60,10 +60,8 @@ class Actor:
     """One actor. Its process may be replaced; its id stays."""
 
     actor_id: int
-    samplers: tuple[int, ...] = ()
-    """Those that it hosts, running or not, in order; every sampler has one host."""
-    process: Process = field(init=False)
-    """Its process, or the next one; events from any other are ignored."""
+    samplers: tuple[int, ...] = ()  # those that it hosts, running or not, in order; every sampler has one host
+    process: Process = field(init=False)  # its process, or the next one; events from any other are ignored
     state: State = State.ABSENT
     node: str = ""  # name of that of its process
     pace: Pace = field(default_factory=Pace)
@@ -78,14 +76,12 @@ class Actor:
     """Answers that came before that to the first question, by id."""
     holds: dict[int, int] = field(default_factory=dict)
     """Index of the segment that each of its samplers can collect after all questions without being rebuilt."""
-    waits: bool = False
-    """True if it is asked for nothing until its queue is empty, because samplers may move then."""
+    waits: bool = False  # True if it is asked for nothing until its queue is empty, because samplers may move then
     began: float = 0.0  # time at which its process began its first question
     progress: Activity | None = None  # at the last look since then
     moved_at: float = 0.0  # time of the first look at the place where it is
     due: float = math.inf  # deadline of its first answer; questions in the queue behind have none yet
-    limit: tuple[str, float] = ("segment_timeout_s", math.inf)
-    """Name and value of the setting that set that deadline."""
+    limit: tuple[str, float] = ("segment_timeout_s", math.inf)  # name and value of the setting that set that deadline
     extended: bool = False  # while that deadline waits for a look that was overdue
     look_at: float = math.inf  # time of the next look at its progress
     alarm_at: float = math.inf  # time of its next alarm with the engine

@@ -52,8 +52,6 @@ class TrainerRank:
     """The user's network; `plan` contains only its name."""
     _store: TCPStore | None = None
 
-    # ------------------------------------------------------------------ meeting
-
     def whereabouts(self) -> tuple[str, str]:
         """Return the id of this node, and an address at which other nodes reach it."""
         return ray.get_runtime_context().get_node_id(), str(ray.util.get_node_ip_address())
@@ -98,8 +96,6 @@ class TrainerRank:
         except DppoError as error:
             return sendable(error)
 
-    # ------------------------------------------------------------------ training
-
     def load(self, weights: np.ndarray, state: dict[str, np.ndarray]) -> None:
         """Continue with these weights and this optimizer state."""
         self._local.load(weights, state)
@@ -124,8 +120,6 @@ class TrainerRank:
             return sendable(error), None, None
         return update, *(self.snapshot() if with_state else (None, None))
 
-    # ------------------------------------------------------------------ measuring
-
     def median_s(self, method: str, *rows: int) -> float:
         """Return the median seconds of the trainer's `rehearse` of so many rows, alone, or of `sum_gradients`.
 
@@ -147,9 +141,6 @@ def interface_of(address: str) -> str | None:
     import psutil
 
     return next((name for name, own in psutil.net_if_addrs().items() if address in (one.address for one in own)), None)
-
-
-# ------------------------------------------------------------------ waiting for ranks
 
 
 def wait_for(calls: Sequence[ObjectRef[Any]], check: Callable[[], None], timeout_s: float = math.inf) -> list[Any]:

@@ -31,8 +31,7 @@ class Endpoint:
 
     name: str
     address: str  # host:port
-    patience_s: float
-    """Seconds for which its port may refuse connections before the process counts as dead."""
+    patience_s: float  # seconds for which its port may refuse connections before the process counts as dead
     failing_since: float | None = None
 
     def look(self, now: Callable[[], float] = time.monotonic) -> str | None:
