@@ -1,7 +1,5 @@
 """Evaluations on Ray: actors of their own play episodes, one each at a time, while training goes on."""
 
-from __future__ import annotations
-
 import logging
 import math
 import os

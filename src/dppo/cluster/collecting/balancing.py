@@ -133,8 +133,7 @@ class Balancing:
 
     def questions(self, end: int, now: float) -> Iterator[tuple[Actor, int, tuple[int, ...]]]:
         """Yield actor, index and samplers of each question for segments before `end` that can be asked now."""
-        for actor in self._hosting.slots.take_waiting():
-            self._hosting.ready(actor)
+        self._hosting.ready(*self._hosting.slots.take_waiting())
         while ready := self._hosting.take_ready():
             for actor in ready:
                 if actor.waits and not actor.asked:

@@ -220,12 +220,9 @@ class Requests:
     """The requests for segments `index`, `index` + 1, ... that have not been taken."""
 
     def __init__(self, num_samplers: int) -> None:
-        self.index = 0
-        """Index of the segments to be taken next."""
-        self.began = 0.0
-        """Time from which on they have been waited for: that of the last request, or of the last `take`."""
-        self.pending: dict[int, Request] = {}
-        """By the index of the segment."""
+        self.index = 0  # of the segments to be taken next
+        self.began = 0.0  # time since which they are waited for: that of the last request, or of the last `take`
+        self.pending: dict[int, Request] = {}  # by the index of the segment
         self._num_samplers = num_samplers
 
     @property

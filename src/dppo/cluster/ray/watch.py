@@ -110,8 +110,7 @@ class Room:
         self._demand, self._find, self._notify, self._grows = demand, find, notify, grows
         self._latest = self._nodes = find()
         self._holds = room_for(self._nodes.values(), demand)
-        self.at_first = max(demand.num_actors, min(self._number, free))
-        """Number of actors at the start; the others join."""
+        self.at_first = max(demand.num_actors, min(self._number, free))  # actors at the start; the others join
         self._wanted = list(range(self.at_first))
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="dppo-node-watch", daemon=True)
