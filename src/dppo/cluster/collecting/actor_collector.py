@@ -1,6 +1,5 @@
 """ActorCollector: collects from actors, which may be lost at any time."""
 
-import logging
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import replace
@@ -9,12 +8,11 @@ from typing import Protocol
 from dppo.cluster.collecting.collector import Collected, OnProgress, ProgressReports
 from dppo.cluster.collecting.engine import Collecting
 from dppo.cluster.collecting.messages import Command, Event, ForTransport, Kill, Log, Process
+from dppo.log import logger
 from dppo.numerics.fingerprint import Expected
 from dppo.ppo.exchange.records import Incident, PolicySnapshot
 from dppo.signals import StopSignals
 from dppo.spaces.spaces import Spaces
-
-logger = logging.getLogger("dppo")
 
 
 class Transport(Protocol):

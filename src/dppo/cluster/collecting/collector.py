@@ -1,6 +1,5 @@
 """Collector: the learner's view of the samplers, wherever they are; InProcessCollector; the requests to actors."""
 
-import logging
 import math
 import time
 from collections import deque
@@ -13,6 +12,7 @@ from dppo.cluster.collecting.host import host_of
 from dppo.cluster.collecting.ledger import ReplayLedger
 from dppo.cluster.wire import SamplerPlan
 from dppo.envs.activity import ActivityRecord, replaying
+from dppo.log import logger
 from dppo.numerics.fingerprint import Expected
 from dppo.numerics.portable import limit_blas
 from dppo.ppo.exchange.records import (
@@ -30,8 +30,6 @@ PROGRESS_S = 1.0  # shortest interval between two reports of progress
 SPARE = 20.0  # the same, in units of the time that a report takes
 CLOSING_S = 8.0  # for environments of this process to close
 REPLAY_LOG_S = 30.0  # between two lines about a long replay
-
-logger = logging.getLogger("dppo")
 
 OnProgress = Callable[[CollectionProgress], None]
 """Called about once a second while segments are being collected."""
