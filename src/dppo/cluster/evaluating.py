@@ -1,8 +1,5 @@
 """Evaluations on Ray: actors of their own play episodes, one each at a time, while training goes on."""
 
-from __future__ import annotations
-
-import logging
 import math
 import os
 import time
@@ -22,14 +19,13 @@ from dppo.cluster.collecting.ray_transport import actor_class
 from dppo.cluster.wire import PackedModel, cause_of_death, last_line, packed_model, sendable, unpacked_model, within
 from dppo.envs.activity import Phase, place_of
 from dppo.errors import ClusterError, DppoError
+from dppo.log import logger
 from dppo.ppo.exchange.records import Episode, PolicySnapshot
 from dppo.user_code import in_a_line
 
 START_S, LOOK_S = 600.0, 1.0  # for an actor to start; between two looks at what it does
 TRIES, LATER_S = 3, 5.0  # actors for an episode, until the rest of its evaluation is left out; between two of them
 CLOSING_S, IDLE_S = 2.0, 0.2  # for actors to close their environments; between two looks for something to do
-
-logger = logging.getLogger("dppo")
 
 Outcome = tuple[int, int, Episode | DppoError]
 """The number of an evaluation, the index of an episode, and its result."""

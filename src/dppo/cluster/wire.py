@@ -23,6 +23,7 @@ from dppo.user_code import in_a_line
 SMALL = 128 * 1024  # bytes of weights or observations up to which a message is faster than a reference
 FIRST_DELAY_S = 1.0
 LONGEST_DELAY_S = 30.0
+FETCH_TIMEOUT_S = 120.0  # to transfer a finished result over the network
 UNKNOWN = "died: its process crashed, exited or was killed (out of memory?)"
 
 Model = str | Callable[..., Any] | None

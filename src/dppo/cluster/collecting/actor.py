@@ -1,7 +1,4 @@
-"""PPOActor, which hosts samplers in a process of its own on Ray; and the file that shows its progress.
-
-The file shows what an actor is doing even if it is stuck in a simulator and cannot answer.
-"""
+"""PPOActor, which hosts samplers in a process on Ray; and the file that shows its progress, even while it is stuck."""
 
 import faulthandler
 import math
@@ -170,9 +167,8 @@ class PPOActor:
         except DppoError as error:
             # What a lost process held, such as a licence, may not be free yet: this one is replaced, after a while.
             busy = isinstance(error, EnvironmentFault) and error.place and error.place.phase == "constructor"
-            self._fault = sendable(
-                ClusterError(str(error).partition("\n")[0]) if busy and question.index > 0 else error
-            )
+            fault = ClusterError(str(error).partition("\n")[0]) if busy and question.index > 0 else error
+            self._fault = sendable(fault)
             return self._fault
 
     def _check_wear(self) -> None:

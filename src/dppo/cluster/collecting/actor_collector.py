@@ -1,6 +1,5 @@
 """ActorCollector: collects from actors, which may be lost at any time."""
 
-import logging
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import replace
@@ -9,12 +8,11 @@ from typing import Protocol
 from dppo.cluster.collecting.collector import Collected, OnProgress, ProgressReports
 from dppo.cluster.collecting.engine import Collecting
 from dppo.cluster.collecting.messages import Command, Event, ForTransport, Kill, Log, Process
+from dppo.log import logger
 from dppo.numerics.fingerprint import Expected
 from dppo.ppo.exchange.records import Incident, PolicySnapshot
 from dppo.signals import StopSignals
 from dppo.spaces.spaces import Spaces
-
-logger = logging.getLogger("dppo")
 
 
 class Transport(Protocol):
@@ -110,7 +108,8 @@ class ActorCollector:
         began, requests = self._clock(), self._engine.requests
         busy = [actor for actor in self._engine.hosting.running.values() if actor.asked]
         on_these = (actor.process for actor in busy if actor.first.index == requests.index)  # not on later segments
-        steps = requests.steps_received + self._transport.steps_of(on_these)
+        received = requests.pending[requests.index].made.values()
+        steps = sum(report.steps for report, _ in received) + self._transport.steps_of(on_these)
         if steps > self._steps_seen:
             self._engine.news_at = began
         self._steps_seen = steps

@@ -29,16 +29,13 @@ class Balancing:
     """
 
     def __init__(self, actors: dict[int, Actor], hosting: Hosting, ledger: ReplayLedger) -> None:
-        self.typical_s = 0.0
-        """Seconds for a segment on a typical actor; 0 while no pace is known."""
+        self.typical_s = 0.0  # seconds for a segment on a typical actor; 0 while no pace is known
         self._actors, self._hosting, self._places, self._ledger = actors, hosting, hosting.places, ledger
         self._segment_steps = 1
         self._added = 1.0  # by a further sampler of an actor, in units of the time of one alone; less with threads
         self._overheads = deque([0.0], maxlen=5)  # seconds to rebuild a sampler, without its replay
         self._takers: list[tuple[float, int, Actor]] = []  # heap: times at which they would have one segment more
         self._began = self._planned_at = math.inf
-
-    # ------------------------------------------------------------------ times
 
     def measure(self, actor: Actor, question: Question, answer: Answer) -> None:
         """Take note of the times of an answer."""
@@ -94,7 +91,7 @@ class Balancing:
 
         One that is later than its pace promises is expected to need as long again as it is late.
         """
-        whole_s = self.needs_s(actor, actor.first.samplers, rebuilt=actor.rebuilds)
+        whole_s = self.needs_s(actor, actor.first.samplers, rebuilt=bool(actor.first.rebuilds))
         return abs(whole_s - (now - actor.began))
 
     def _finish_s(self, actor: Actor, end: int, now: float) -> float:
@@ -105,8 +102,6 @@ class Balancing:
             return each_s * to_do if self.typical_s else float(len(actor.samplers))
         queue = sum(len(question.samplers) for question in actor.asked.values())
         return each_s * (max(to_do, queue) - len(actor.first.samplers)) + self.left_s(actor, now)
-
-    # ------------------------------------------------------------------ moving
 
     def plan(self, end: int, now: float) -> list[Log]:
         """Move samplers before segments `end` - 1 are asked for; return a line if an actor turns out to be slow."""
@@ -138,8 +133,7 @@ class Balancing:
 
     def questions(self, end: int, now: float) -> Iterator[tuple[Actor, int, tuple[int, ...]]]:
         """Yield actor, index and samplers of each question for segments before `end` that can be asked now."""
-        for actor in self._hosting.slots.take_waiting():
-            self._hosting.ready(actor)
+        self._hosting.ready(*self._hosting.slots.take_waiting())
         while ready := self._hosting.take_ready():
             for actor in ready:
                 if actor.waits and not actor.asked:
@@ -188,8 +182,6 @@ class Balancing:
             self._hosting.rehost(sampler, actor)
             pace.rested, pace.patience, pace.enough, pace.recent = 0, 2 * pace.patience, 1, ()
 
-    # ------------------------------------------------------------------ reporting
-
     def _blame(self, running: list[Actor], period_s: float) -> list[Log]:
         """Add to the cost of the slowest actor; return a line about it, once."""
         slowest = max(running, key=lambda actor: actor.pace.segment_s)
@@ -221,8 +213,7 @@ def slow(actor: Actor, typical_s: float, share: float) -> str:
 class Backups:
     """Finds late segments and idle actors that would make them sooner, replay included; drops the later answers.
 
-    An actor that is later than its pace promises is expected to need as long again as it is late. The actor of the
-    first answer goes on with the sampler. What the other one makes of it from then on does not count.
+    The actor of the first answer goes on with the sampler. What the other one makes of it from then on does not count.
     """
 
     def __init__(self, hosting: Hosting, balancing: Balancing) -> None:
@@ -242,10 +233,9 @@ class Backups:
         idle = sorted((actor for actor in running if not actor.asked), key=balancing.takes_s)
         busy = [actor for actor in running if actor.asked and actor.first.index == index] if idle else []
         for early_s, _, owner in sorted((-balancing.left_s(one, now), one.actor_id, one) for one in busy):
-            places = {
-                sampler: self._places[sampler] for sampler in owner.first.samplers if sampler not in self._helpers
-            }
-            late = [sampler for sampler, place in places.items() if place.maker is owner and place.arrived == index]
+            places = ((sampler, self._places[sampler]) for sampler in owner.first.samplers)
+            making = [sampler for sampler, place in places if place.maker is owner and place.arrived == index]
+            late = [sampler for sampler in making if sampler not in self._helpers]
             helpers = idle[: len(late)]
             shares = [(helper, tuple(late[number :: len(helpers)])) for number, helper in enumerate(helpers)]
             if shares and max(balancing.needs_s(*share, rebuilt=True) for share in shares) < -early_s:

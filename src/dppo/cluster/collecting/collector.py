@@ -1,6 +1,5 @@
 """Collector: the learner's view of the samplers, wherever they are; InProcessCollector; the requests to actors."""
 
-import logging
 import math
 import time
 from collections import deque
@@ -13,6 +12,7 @@ from dppo.cluster.collecting.host import host_of
 from dppo.cluster.collecting.ledger import ReplayLedger
 from dppo.cluster.wire import SamplerPlan
 from dppo.envs.activity import ActivityRecord, replaying
+from dppo.log import logger
 from dppo.numerics.fingerprint import Expected
 from dppo.numerics.portable import limit_blas
 from dppo.ppo.exchange.records import (
@@ -30,8 +30,6 @@ PROGRESS_S = 1.0  # shortest interval between two reports of progress
 SPARE = 20.0  # the same, in units of the time that a report takes
 CLOSING_S = 8.0  # for environments of this process to close
 REPLAY_LOG_S = 30.0  # between two lines about a long replay
-
-logger = logging.getLogger("dppo")
 
 OnProgress = Callable[[CollectionProgress], None]
 """Called about once a second while segments are being collected."""
@@ -220,20 +218,20 @@ class Requests:
     """The requests for segments `index`, `index` + 1, ... that have not been taken."""
 
     def __init__(self, num_samplers: int) -> None:
-        self.index = 0
-        """Index of the segments to be taken next."""
-        self.began = 0.0
-        """Time from which on they have been waited for: that of the last request, or of the last `take`."""
-        self.owed = 0
-        """Number of segments that have been requested and not arrived."""
-        self.pending: dict[int, Request] = {}
-        """By the index of the segment."""
+        self.index = 0  # of the segments to be taken next
+        self.began = 0.0  # time since which they are waited for: that of the last request, or of the last `take`
+        self.pending: dict[int, Request] = {}  # by the index of the segment
         self._num_samplers = num_samplers
 
     @property
     def end(self) -> int:
         """The index after that of the last request."""
         return self.index + len(self.pending)
+
+    @property
+    def owed(self) -> bool:
+        """True if a segment that has been requested has not arrived."""
+        return any(len(request.made) < self._num_samplers for request in self.pending.values())
 
     def add(self, policy: PolicySnapshot, index: int, now: float) -> bool:
         """Add segments `index`; return whether they are the only ones."""
@@ -242,7 +240,6 @@ class Requests:
             self.index, self.began = index, now
         assert index == self.end, "segments are requested in order"
         self.pending[index] = Request(policy)
-        self.owed += self._num_samplers
         return first
 
     def arrived(self, index: int, actor_id: int, made: Sequence[tuple[SegmentReport, Any]], timings: Timings) -> None:
@@ -251,17 +248,11 @@ class Requests:
             request = self.pending[index]
             request.made |= {one[0].sampler_id: one for one in made}
             request.timings[actor_id] = request.timings.get(actor_id, Timings(actor=actor_id)) + timings
-            self.owed -= len(made)
 
     @property
     def finished(self) -> bool:
         """True when all segments to be taken next have arrived."""
         return self.index not in self.pending or len(self.pending[self.index].made) == self._num_samplers
-
-    @property
-    def steps_received(self) -> int:
-        """Env steps of the segments to be taken next, as far as they have arrived."""
-        return sum(report.steps for report, _ in self.pending[self.index].made.values())
 
     def take(self, now: float, transfer_s: float, incidents: list[Incident]) -> Collected:
         """Return the segments that were requested first, with these figures; keep none."""
@@ -272,8 +263,3 @@ class Requests:
         reports, segments = zip(*(request.made[sampler] for sampler in sorted(request.made)), strict=True)
         figures = list(request.timings.values()), now - began, transfer_s, incidents
         return Collected(index, request.policy, list(reports), list(segments), *figures)
-
-    def clear(self) -> None:
-        """Drop all requests."""
-        self.owed = 0
-        self.pending.clear()

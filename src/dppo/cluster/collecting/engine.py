@@ -36,20 +36,17 @@ class Collecting:
     def __init__(self, shares: Sequence[Iterable[int]], ledger: ReplayLedger, limits: Limits) -> None:
         """Create the engine, with the samplers of each actor at the start; `describe` starts the actors."""
         self.limits, self._ledger = limits, ledger
-        self.spaces: Spaces | None = None
-        """The answer to `describe`."""
+        self.spaces: Spaces | None = None  # the answer to `describe`
         self.expected: Expected | None = None  # the numerics that every actor must have
         self._actors = {actor_id: Actor(actor_id, tuple(samplers)) for actor_id, samplers in enumerate(shares)}
         self.hosting = Hosting(self._actors, limits)
-        self.requests = Requests(len(self.hosting.places))
-        """The segments that have been requested and not been taken."""
+        self.requests = Requests(len(self.hosting.places))  # the segments that have been requested and not been taken
         self.patience, self._alarms = Patience(limits), Alarms(self._actors, limits)
         self.balancing = Balancing(self._actors, self.hosting, ledger)
         self.backups = Backups(self.hosting, self.balancing) if limits.backup_requests else None
         self._commands: list[Command] = []  # not yet returned
         self._questions = 0
-        self.news_at = 0.0
-        """Time of the last sign of progress."""
+        self.news_at = 0.0  # time of the last sign of progress
 
     # ------------------------------------------------------------------ requests of the learner
 
@@ -79,7 +76,7 @@ class Collecting:
         for actor in self._actors.values():
             if actor.has_process:
                 self._abandon(actor, now)
-        self.requests.clear()
+        self.requests.pending.clear()
         return self._due()
 
     def _due(self) -> list[Command]:

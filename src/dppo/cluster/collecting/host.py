@@ -14,7 +14,7 @@ from dppo.envs.activity import ActivityRecord, Phase, place_of
 from dppo.envs.threads import Worker, wait_for_ends
 from dppo.errors import ClusterError, EnvironmentFault
 from dppo.ppo.acting.sampler import PPOSampler, collect_together
-from dppo.ppo.exchange.records import PolicySnapshot, Segment, SegmentReport, SegmentRequest, Timings
+from dppo.ppo.exchange.records import PolicySnapshot, SegmentRequest, Timings
 from dppo.spaces.spaces import Spaces
 
 LOOK_S = 0.1  # interval between two looks at the progress of threads
@@ -32,7 +32,6 @@ class SamplerHost:
         self._plan = plan
         self._progress = progress
         self._samplers: dict[int, BuiltSampler] = {}
-        self._collected = self._measured if plan.env.info_keys else collect_together
 
     def spaces(self, sampler_id: int) -> Spaces:
         """Create the environments of a sampler and return their spaces."""
@@ -47,21 +46,15 @@ class SamplerHost:
         samplers = [self._ready(request) for request in requests]
         if spaces is not None:
             self._check_spaces(requests, spaces)
-        made = self._collected(samplers, requests, policy)
+        made = collect_together(samplers, requests, policy)
+        for number, request in enumerate(requests):
+            if (meter := self._sampler(request.sampler_id).envs.meter) is not None:
+                report, segment = made[number]
+                made[number] = replace(report, info=meter.take()), segment
         env_s = sum(report.env_s for report, _ in made)
         replayed, replay_s = self._progress.look().replayed, self._progress.replay_s
         self._progress.enter(place_of(Phase.IDLE))
         return Answer(tuple(made), Timings(time.perf_counter() - began, env_s, replayed, replay_s))
-
-    def _measured(
-        self, samplers: Sequence[PPOSampler], requests: Sequence[SegmentRequest], policy: PolicySnapshot
-    ) -> list[tuple[SegmentReport, Segment]]:
-        """Do `collect_together`, and add to the reports what was measured."""
-        made = collect_together(samplers, requests, policy)
-        meters = [self._sampler(request.sampler_id).envs.meter for request in requests]
-        return [
-            (replace(own, info=meter.take() if meter else {}), s) for (own, s), meter in zip(made, meters, strict=True)
-        ]
 
     def close(self) -> None:
         """Close all environments; wait for threads for a few seconds at most."""

@@ -18,8 +18,7 @@ ENDING_S = 6.0  # for which the environments of a lost process count: its keeper
 class Place:
     """A sampler's place in the run."""
 
-    host: Actor
-    """The actor that makes its next segments; earlier ones may still be on their way from another."""
+    host: Actor  # the actor that makes its next segments; earlier ones may still be on their way from another
     arrived: int = 0  # index of the first segment that has not arrived
     asked: int = 0  # index of the first segment that has not been asked for
     maker: Actor | None = None  # which has been asked for those that have not arrived
@@ -38,10 +37,8 @@ class Hosting:
 
     def __init__(self, actors: dict[int, Actor], limits: Limits) -> None:
         self.places = {sampler: Place(actor) for actor in actors.values() for sampler in actor.samplers}
-        self.running: dict[int, Actor] = {}
-        """The actors that accept questions, by id."""
-        self.said_to_wait = False
-        """True while the log says that the run waits for actors."""
+        self.running: dict[int, Actor] = {}  # the actors that accept questions, by id
+        self.said_to_wait = False  # True while the log says that the run waits for actors
         self.slots = Slots(limits)
         self._actors, self._limits = actors, limits
         self._few_since: float | None = None
@@ -66,8 +63,6 @@ class Hosting:
                     self._ready.add(place.host.actor_id)
         self.running.pop(actor.actor_id, None)
         self.slots.ended(actor)
-
-    # ------------------------------------------------------------------ how far samplers are
 
     def ready(self, *actors: Actor) -> None:
         """Record that there may be something new to ask these actors for."""
@@ -106,12 +101,6 @@ class Hosting:
         if place.asked < end:  # it is moving to its host, which may be asked now
             self._ready.add(place.host.actor_id)
 
-    def missing(self, index: int) -> list[int]:
-        """Return the samplers whose segment `index` has not arrived."""
-        return sorted(sampler for sampler, place in self.places.items() if place.arrived <= index)
-
-    # ------------------------------------------------------------------ moving samplers
-
     def move(self, samplers: Iterable[int]) -> list[int]:
         """Move each of `samplers` to the running actor with the fewest; return the ids of their new hosts."""
         least = [(len(actor.samplers), actor.actor_id, actor) for actor in self.running.values()]
@@ -131,8 +120,6 @@ class Hosting:
         host.samplers = tuple(sorted((*host.samplers, sampler)))
         place.host = host
         self._ready.add(host.actor_id)
-
-    # ------------------------------------------------------------------ whether enough actors are running
 
     @property
     def enough(self) -> bool:
@@ -154,10 +141,10 @@ class Hosting:
         starts = [f"actor {one.actor_id} is being {'restarted' if one.ever_started else 'started'}" for one in missing]
         if index < 0:
             return "; ".join([f"waiting for the first environment for {waited_s:.0f} s", *_shortened(starts)])
-        owed, total = self.missing(index), len(self.places)
+        owed, total = sorted(one for one, place in self.places.items() if place.arrived <= index), len(self.places)
         samplers = f"{samplers_named(owed[:8])}{' ...' if len(owed) > 8 else ''}"
         segments = f"waiting for {len(owed)} of {total} segments for {waited_s:.0f} s ({samplers})"
-        replays = [f"actor {one.actor_id}: {one.progress}" for one in actors if one.rebuilds and one.progress]
+        replays = [f"actor {one.actor_id}: {one.progress}" for one in actors if one.progress and one.first.rebuilds]
         slots = [str(self.slots)] if self.slots.limited else []
         rule = f"an actor that makes no progress for {self._limits.segment_timeout_s:g} s is replaced"
         return "; ".join([segments, *_shortened(starts), *_shortened(replays), *slots, rule])

@@ -32,9 +32,7 @@ class ReplayLedger:
     """
 
     def __init__(self, num_samplers: int, *, replay: bool, policy_lag: int = 0) -> None:
-        """Create an empty ledger; without `replay`, open episodes are abandoned when a sampler is rebuilt."""
-        self.replays = replay
-        """False if a rebuilt sampler starts new episodes."""
+        self.replays = replay  # False if a rebuilt sampler starts new episodes
         self._kept = policy_lag + 2
         self._moments: list[dict[int, _Moment]] = [{} for _ in range(num_samplers)]  # [sampler][index]
 

@@ -29,7 +29,7 @@ from dppo.cluster.collecting.watching import Watching
 from dppo.cluster.ray.capacity import Demand, rooms_for
 from dppo.cluster.ray.session import RaySession
 from dppo.cluster.ray.watch import Room, usable_nodes
-from dppo.cluster.wire import SamplerPlan, incurable, last_line, packed_model, within
+from dppo.cluster.wire import FETCH_TIMEOUT_S, SamplerPlan, incurable, last_line, packed_model, within
 from dppo.config.parts import Actors
 from dppo.errors import ClusterError, ConfigError
 from dppo.ppo.exchange.records import PolicySnapshot
@@ -40,7 +40,6 @@ IDLE_S = 0.05  # the same while no call is pending
 LOOK_S = 5.0  # between two looks at all pending calls
 IDLE_LOOK_S = 2.0  # between two looks at the actors without a call, whose deaths nothing else reports
 INLINE = 90_000  # bytes of a policy up to which each question holds it; Ray stores arguments of more than 100 KiB anew
-FETCH_TIMEOUT_S = 120.0  # to transfer a finished segment over the network
 CLOSING_S = 5.0  # for actors to close their environments
 INTERRUPTED_S = 2.0  # the same for actors that are in the middle of a segment
 JOIN_S = 20.0  # for an actor that joins to start, before others host its samplers

@@ -60,10 +60,8 @@ class Actor:
     """One actor. Its process may be replaced; its id stays."""
 
     actor_id: int
-    samplers: tuple[int, ...] = ()
-    """Those that it hosts, running or not, in order; every sampler has one host."""
-    process: Process = field(init=False)
-    """Its process, or the next one; events from any other are ignored."""
+    samplers: tuple[int, ...] = ()  # those that it hosts, running or not, in order; every sampler has one host
+    process: Process = field(init=False)  # its process, or the next one; events from any other are ignored
     state: State = State.ABSENT
     node: str = ""  # name of that of its process
     pace: Pace = field(default_factory=Pace)
@@ -72,20 +70,16 @@ class Actor:
     ever_started: bool = False
     losses: int = 0  # in a row, without a segment in between
     samplers_moved: bool = False  # while other actors host them
-    asked: dict[int, Question] = field(default_factory=dict)
-    """Unanswered questions by id, in the order in which the process works through them."""
-    early: dict[int, Answer | Spaces | DppoError] = field(default_factory=dict)
-    """Answers that came before that to the first question, by id."""
+    asked: dict[int, Question] = field(default_factory=dict)  # unanswered questions by id, in the order of work
+    early: dict[int, Answer | Spaces | DppoError] = field(default_factory=dict)  # by id, if not the first's
     holds: dict[int, int] = field(default_factory=dict)
     """Index of the segment that each of its samplers can collect after all questions without being rebuilt."""
-    waits: bool = False
-    """True if it is asked for nothing until its queue is empty, because samplers may move then."""
+    waits: bool = False  # True if it is asked for nothing until its queue is empty, because samplers may move then
     began: float = 0.0  # time at which its process began its first question
     progress: Activity | None = None  # at the last look since then
     moved_at: float = 0.0  # time of the first look at the place where it is
     due: float = math.inf  # deadline of its first answer; questions in the queue behind have none yet
-    limit: tuple[str, float] = ("segment_timeout_s", math.inf)
-    """Name and value of the setting that set that deadline."""
+    limit: tuple[str, float] = ("segment_timeout_s", math.inf)  # name and value of the setting that set that deadline
     extended: bool = False  # while that deadline waits for a look that was overdue
     look_at: float = math.inf  # time of the next look at its progress
     alarm_at: float = math.inf  # time of its next alarm with the engine
@@ -102,16 +96,6 @@ class Actor:
     def first(self) -> Question:
         """The question that its process is working on."""
         return next(iter(self.asked.values()))
-
-    @property
-    def rebuilds(self) -> bool:
-        """True while it may be replaying episodes."""
-        return bool(self.asked and self.first.rebuilds)
-
-    def next_alarm(self, limits: Limits) -> float:
-        """Return the earliest time at which something may have to be done about this actor."""
-        start_at = self.start_at if self.state is State.ABSENT else math.inf
-        return min(self.due, self.look_at, start_at, self.move_at(limits))
 
     def move_at(self, limits: Limits) -> float:
         """Return the time after which other actors host its samplers."""
@@ -131,8 +115,7 @@ class Actor:
         self.wanted(now)
         self.state = State.LEFT if leaving else State.ABSENT
         self.process = Process(self.actor_id, self.process.number + 1)
-        for one in (self.asked, self.early, self.holds):
-            one.clear()
+        self.asked, self.early, self.holds = {}, {}, {}
         self.pace, self.waits = Pace(), False
         self._rest()
         return kill
@@ -260,7 +243,8 @@ class Alarms:
 
     def set(self, actor: Actor) -> None:
         """Set the alarm of an actor whose times have changed; if the next one is later than before, it may wait."""
-        when = actor.next_alarm(self._limits)
+        start_at = actor.start_at if actor.state is State.ABSENT else math.inf
+        when = min(actor.due, actor.look_at, start_at, actor.move_at(self._limits))
         if when < actor.alarm_at:
             actor.alarm_at = when
             heappush(self._heap, (when, actor.actor_id))

@@ -38,8 +38,7 @@ class Watching:
     """
 
     def __init__(self, here: str, seed: int = 0) -> None:
-        """Read files of the node with the id `here` directly; `seed` is that of the run."""
-        self.here, self._seed = here, seed
+        self.here, self._seed = here, seed  # the id of this node; the seed of the run
         self._files, self._latest = dict[Process, ProgressFile](), dict[Process, Activity]()
         self._witnesses: dict[str, Any] = {}  # by the id of the node
         self._looks: dict[Process, tuple[ObjectRef[Any], str]] = {}  # those that are pending, and the ids of the nodes

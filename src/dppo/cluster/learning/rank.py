@@ -21,7 +21,7 @@ from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
 from dppo.cluster.learning.sums import Group
 from dppo.cluster.learning.trainers import LocalTrainer
-from dppo.cluster.wire import PackedModel, TrainerPlan, sendable, unpacked_model
+from dppo.cluster.wire import FETCH_TIMEOUT_S, PackedModel, TrainerPlan, sendable, unpacked_model
 from dppo.errors import DppoError
 from dppo.numerics.fingerprint import Expected
 from dppo.numerics.portable import limit_blas
@@ -36,7 +36,6 @@ TICK_S = 0.5  # longest single wait
 ASK_EVERY_S = 3.0  # from an answer until a process is asked again whether it is running
 SILENT_S = 20.0  # a process that has not answered for longer is stopped, or its node is gone
 DEATH_REPORT_S = 2.0  # Ray reports a death later than the processes that were connected to the dead one notice it
-FETCH_TIMEOUT_S = 120.0  # to transfer a finished result over the network
 
 
 @dataclass(eq=False)
@@ -52,8 +51,6 @@ class TrainerRank:
     model: PackedModel = ((), None)
     """The user's network; `plan` contains only its name."""
     _store: TCPStore | None = None
-
-    # ------------------------------------------------------------------ meeting
 
     def whereabouts(self) -> tuple[str, str]:
         """Return the id of this node, and an address at which other nodes reach it."""
@@ -99,8 +96,6 @@ class TrainerRank:
         except DppoError as error:
             return sendable(error)
 
-    # ------------------------------------------------------------------ training
-
     def load(self, weights: np.ndarray, state: dict[str, np.ndarray]) -> None:
         """Continue with these weights and this optimizer state."""
         self._local.load(weights, state)
@@ -125,8 +120,6 @@ class TrainerRank:
             return sendable(error), None, None
         return update, *(self.snapshot() if with_state else (None, None))
 
-    # ------------------------------------------------------------------ measuring
-
     def median_s(self, method: str, *rows: int) -> float:
         """Return the median seconds of the trainer's `rehearse` of so many rows, alone, or of `sum_gradients`.
 
@@ -148,9 +141,6 @@ def interface_of(address: str) -> str | None:
     import psutil
 
     return next((name for name, own in psutil.net_if_addrs().items() if address in (one.address for one in own)), None)
-
-
-# ------------------------------------------------------------------ waiting for ranks
 
 
 def wait_for(calls: Sequence[ObjectRef[Any]], check: Callable[[], None], timeout_s: float = math.inf) -> list[Any]:

@@ -14,17 +14,9 @@ from ray.exceptions import ObjectLostError, RayActorError, RayError, RayTaskErro
 from ray.util.placement_group import placement_group, remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-from dppo.cluster.learning.rank import (
-    COLLECTIVE_TIMEOUT,
-    FETCH_TIMEOUT_S,
-    LOOPBACK,
-    TICK_S,
-    TrainerRank,
-    wait_for,
-    wait_while_alive,
-)
+from dppo.cluster.learning.rank import COLLECTIVE_TIMEOUT, LOOPBACK, TICK_S, TrainerRank, wait_for, wait_while_alive
 from dppo.cluster.ray.capacity import in_words
-from dppo.cluster.wire import TrainerPlan, cause, delay_before, last_line, packed_model, within
+from dppo.cluster.wire import FETCH_TIMEOUT_S, TrainerPlan, cause, delay_before, last_line, packed_model, within
 from dppo.errors import ClusterError, DppoError, SegmentsLost, TrainingDiverged
 from dppo.numerics.fingerprint import Expected
 from dppo.ppo.exchange.records import Incident, IncidentKind, PolicySnapshot, Update
@@ -66,8 +58,7 @@ class RayTrainers:
         self.spec, self._spaces = choose_network(plan.network, spaces).spec, spaces
         self._plan = replace(plan, network=replace(plan.network, model=plan.network.model_name))
         self._model = packed_model(plan.network.model)
-        self.ranks: list[Any] = []
-        """Ray's handles of the ranks; a rebuild replaces them."""
+        self.ranks: list[Any] = []  # Ray's handles of the ranks; a rebuild replaces them
         self._losses, self._lost_at = 0, math.inf  # of the group: in a row, and since when
         self._weights: np.ndarray
         self._state: dict[str, np.ndarray]
@@ -82,8 +73,6 @@ class RayTrainers:
         except BaseException:
             self.close()
             raise
-
-    # ------------------------------------------------------------------ the Trainers protocol
 
     def update(
         self, segments: Sequence[Any], policy: PolicySnapshot, reward_scale: float | None, iteration: int
@@ -139,8 +128,6 @@ class RayTrainers:
 
         return self._with_group(measured)
 
-    # ------------------------------------------------------------------ an update
-
     def _with_group(self, call: Callable[[], T]) -> T:
         """Return the result of `call`; if a rank is lost, restart all with the state before it, and call again."""
         while True:
@@ -195,8 +182,6 @@ class RayTrainers:
         self._incidents.append(Incident(IncidentKind.LEARNERS_REBUILT, reason))
         self._losses += 1
         time.sleep(delay_before(self._losses))
-
-    # ------------------------------------------------------------------ building
 
     def _start(self) -> None:
         learners = f"num_learners={self._plan.learners.num_learners}: learners of {in_words(self._bundle)} each"

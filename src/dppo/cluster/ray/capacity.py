@@ -79,9 +79,6 @@ def in_words(*groups: dict[str, float]) -> str:
     return " or ".join(shown) + limit
 
 
-# ------------------------------------------------------------------ this machine
-
-
 def fitted_here(demand: Demand, gpus: int, notify: Callable[[str], None]) -> Demand:
     """Return the demand with as many actors as this machine has room for."""
     cores = usable_cores()
@@ -143,9 +140,6 @@ def _gpu_slots(count: int, each: float) -> float:
         return count * each
     whole, rest = divmod(count, int(1 / each + 1e-6))
     return whole + rest * each
-
-
-# ------------------------------------------------------------------ a cluster
 
 
 def check_cluster(ray: Any, demand: Demand, notify: Callable[[str], None]) -> None:

@@ -69,8 +69,7 @@ class RaySession:
         except BaseException:
             self.close()
             raise
-        self.options: dict[str, Any] = {}
-        """Ray's options of its processes."""
+        self.options: dict[str, Any] = {}  # Ray's options of its processes
         self.demand = demand if self.room is None else replace(demand, num_actors=self.room.at_first)
         """The processes at the start."""
 
@@ -116,9 +115,6 @@ def _endpoints(ray: Any, *, started_here: bool) -> list[Endpoint]:
     return found
 
 
-# ------------------------------------------------------------------ which cluster
-
-
 def wanted_cluster(address: str | None) -> tuple[str, str | None]:
     """Return the setting that names the cluster, and its address, None to start Ray here; refuse other services."""
     source = "address" if address else "RAY_ADDRESS"
@@ -154,9 +150,6 @@ def _same_place(address: str, connected: str) -> bool:
         return False
     loopback = all(ip.startswith("127.") or ip == "::1" for ip in found)
     return bool(found & known) or (loopback and bool(known & here))
-
-
-# ------------------------------------------------------------------ starting and connecting
 
 
 def _connect(ray: Any, source: str, address: str, dashboard: bool) -> None:

@@ -31,8 +31,7 @@ class Endpoint:
 
     name: str
     address: str  # host:port
-    patience_s: float
-    """Seconds for which its port may refuse connections before the process counts as dead."""
+    patience_s: float  # seconds for which its port may refuse connections before the process counts as dead
     failing_since: float | None = None
 
     def look(self, now: Callable[[], float] = time.monotonic) -> str | None:
@@ -111,8 +110,7 @@ class Room:
         self._demand, self._find, self._notify, self._grows = demand, find, notify, grows
         self._latest = self._nodes = find()
         self._holds = room_for(self._nodes.values(), demand)
-        self.at_first = max(demand.num_actors, min(self._number, free))
-        """Number of actors at the start; the others join."""
+        self.at_first = max(demand.num_actors, min(self._number, free))  # actors at the start; the others join
         self._wanted = list(range(self.at_first))
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="dppo-node-watch", daemon=True)
