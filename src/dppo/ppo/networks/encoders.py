@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from itertools import accumulate, pairwise
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -147,15 +147,12 @@ class Flatten(nn.Module):
 class OneHot(nn.Module):
     """A column for each category of each element: 1 where the element has it, else 0."""
 
-    element: Tensor
-    category: Tensor
-
     def __init__(self, categories: Categories) -> None:
         super().__init__()
         numbered = zip(categories.starts, categories.counts, strict=True)
         columns = [(k, start + c) for k, (start, count) in enumerate(numbered) for c in range(count)]
-        self.register_buffer("element", torch.tensor([k for k, _ in columns]))
-        self.register_buffer("category", torch.tensor([float(category) for _, category in columns]))
+        self.element = nn.Buffer(torch.tensor([k for k, _ in columns]))
+        self.category = nn.Buffer(torch.tensor([float(category) for _, category in columns]))
         self.features = len(columns)
 
     def forward(self, leaf: Tensor) -> Tensor:
@@ -167,17 +164,12 @@ class OneHot(nn.Module):
 class Embedding(nn.Module):
     """A learned vector for each category of each element."""
 
-    first: Tensor
-    last: Tensor
-    shift: Tensor
-
     def __init__(self, categories: Categories) -> None:
         super().__init__()
         starts, counts = torch.tensor(categories.starts), torch.tensor(categories.counts)
-        offsets = torch.tensor([0, *accumulate(categories.counts)][:-1])
-        self.register_buffer("first", starts)
-        self.register_buffer("last", starts + counts - 1)
-        self.register_buffer("shift", offsets - starts)
+        self.first = nn.Buffer(starts)
+        self.last = nn.Buffer(starts + counts - 1)
+        self.shift = nn.Buffer(counts.cumsum(0) - counts - starts)
         self.table = nn.Embedding(sum(categories.counts), EMBEDDED)
         self.features = EMBEDDED * len(categories.counts)
 

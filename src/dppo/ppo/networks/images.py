@@ -131,12 +131,10 @@ class Image(nn.Module):
 class Bits(nn.Module):
     """Images [rows, *shape] -> the bits of each byte, [rows, 8 * channels, height, width]."""
 
-    shift: Tensor
-
     def __init__(self, image: Image) -> None:
         super().__init__()
         self.image = image
-        self.register_buffer("shift", torch.arange(8, dtype=torch.uint8)[:, None, None])
+        self.shift = nn.Buffer(torch.arange(8, dtype=torch.uint8)[:, None, None])
 
     def forward(self, leaf: Tensor) -> Tensor:
         """Return floats, 0 or 1."""
