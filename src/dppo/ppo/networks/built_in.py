@@ -69,14 +69,6 @@ class BuiltInSpec(NetworkSpec):
 
         return EncoderNetwork(self.spaces, self.distribution.head_size, **asdict(self.layers))
 
-    @property
-    def names(self) -> tuple[Sequence[str], str, str]:
-        """Return the names of each trunk of hidden layers, and of the last layers of policy and value, in NumPy."""
-        if self.is_mlp:
-            last = 2 * len(self.layers.hidden_sizes)
-            return ("policy", "value"), f"policy.{last}", f"value.{last}"
-        return [f"{trunk}body.hidden" for trunk in self.layers.trunks], "policy", "value"
-
     @cached_property
     @override
     def shapes(self) -> dict[str, tuple[int, ...]]:
@@ -130,16 +122,19 @@ class NumpyMLP(ActingNetwork):
 
     def __init__(self, spec: BuiltInSpec) -> None:
         self._spec, self._dims = spec, len(spec.spaces.obs.shape)
-        self._relu, self._names = spec.layers.activation == "relu", spec.names
+        self._relu = spec.layers.activation == "relu"
 
     @override
     def load(self, weights: np.ndarray) -> None:
-        named, layers, (hidden, policy, value) = self._spec.unflatten(weights), self._spec.layers, self._names
+        named, layers, mlp = self._spec.unflatten(weights), self._spec.layers, self._spec.is_mlp
+        hidden = ["policy", "value"] if mlp else [f"{trunk}body.hidden" for trunk in layers.trunks]
+        end = 2 * len(layers.hidden_sizes)
+        policy, value = (f"policy.{end}", f"value.{end}") if mlp else ("policy", "value")
 
         def stacked(name: str) -> np.ndarray:
             return np.stack([np.atleast_2d(named[f"{trunk}.{name}"].T) for trunk in hidden])
 
-        numbers = range(0, 2 * len(layers.hidden_sizes), 2)  # weights [K, inputs, units], biases [K, 1, units]
+        numbers = range(0, end, 2)  # weights [K, inputs, units], biases [K, 1, units]
         self._layers = [(stacked(f"{number}.weight"), stacked(f"{number}.bias")) for number in numbers]
         self._policy = named[f"{policy}.weight"].T.copy(), named[f"{policy}.bias"].copy()
         self._value = named[f"{value}.weight"][0].copy(), named[f"{value}.bias"].copy()
