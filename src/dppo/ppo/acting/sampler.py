@@ -72,13 +72,9 @@ class Environments(Protocol):
         """
 
     def check(self, obs: np.ndarray, log: EnvLog, *, first: bool) -> None:
-        """Check the observations of a segment against their space.
+        """Check the stored observations [T + 1, E, *O] of a segment, perhaps the `first` of the run.
 
-        Args:
-            obs: [T + 1, E, *O], as stored.
-            first: the segment is the first of the run.
-
-        Raises EnvironmentFault if an observation is outside its space.
+        Raises EnvironmentFault if one is outside its space.
         """
 
     def open_episodes(self, log: EnvLog) -> dict[str, np.ndarray]:
@@ -126,11 +122,10 @@ class PPOSampler:
         incidents = self.envs.restore(rebuild.carry, rebuild.actions, self.obs, log)
         self._discounted_returns = rebuild.carry.discounted_returns.copy()
         self.memory = copy(rebuild.carry.memory)
-        for incident in incidents:
-            assert incident.env is not None
-            self._discounted_returns[incident.env] = 0.0  # its episode was abandoned, and a new one starts at zero
-            if self.memory is not None:
-                self.memory[incident.env] = 0.0
+        anew = [one.env for one in incidents if one.env is not None]  # their episodes were abandoned, new ones start
+        self._discounted_returns[anew] = 0.0
+        if self.memory is not None:
+            self.memory[anew] = 0.0
         return incidents
 
     def finish(self, run: _Collection, at: int) -> tuple[SegmentReport, Segment]:
@@ -138,8 +133,7 @@ class PPOSampler:
         segment, request, snapshot, log = run.segment(at, self), run.requests[at], run.snapshot, run.logs[at]
         self.obs = run.obs[at, -1].copy()
         self.memory = None if run.states is None else run.states[at, -1].copy()
-        measures = self.ppo.norm_reward or snapshot.obs_scale is not None
-        seen = self._moments(segment, snapshot.obs_scale) if measures else Statistics()
+        seen = self._moments(segment, snapshot.obs_scale)
         self.envs.check(run.obs[at], log, first=request.index == 0)
         open_episodes = self.envs.open_episodes(log)
         lengths, actions = enumerate(open_episodes["episode_lengths"]), segment.actions
@@ -282,7 +276,7 @@ def collect_together(
 ) -> list[tuple[SegmentReport, Segment]]:
     """Collect one segment from each of several samplers of a run, which act together at a third of the cost.
 
-    Each segment has the same bits as one collected alone. Only the state of the environments is carried over.
+    Each segment has the same bits as one collected alone.
 
     Raise EnvironmentFault if an environment failed. All samplers must be rebuilt.
     """

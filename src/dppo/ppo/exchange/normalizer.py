@@ -204,9 +204,7 @@ def network_inputs(
 
     Pixels stay as they are, and so do integers beside other leaves.
 
-    Args:
-        of: dtype of one observation.
-        scale: that of `scale_for`, with which numbers are normalized; None: they are not.
+    `of`: the dtype of one observation. `scale`: that of `scale_for`; None: numbers are not normalized.
     """
     if of.names is None:
         if is_image(of):
@@ -251,12 +249,9 @@ def no_statistics(spaces: Spaces, *, obs: bool, returns: bool) -> Statistics:
 
 
 def normalized_part(obs: np.ndarray, names: Collection[str] | None = None) -> np.ndarray:
-    """Return the normalized part of observations `obs` [n], as they are stored.
+    """Return the normalized part of stored observations [n]: the only leaf [n, *O], or leaves side by side [n, k].
 
-    It is the whole leaf if there is only one, [n, *O], otherwise all continuous leaves side by side, [n, k].
-
-    Args:
-        names: of several leaves, those to normalize; None: all that are continuous.
+    `names`: of several leaves, those to normalize; None: all that are continuous.
     """
     if obs.dtype.names is None:
         return obs

@@ -53,28 +53,17 @@ class PPOModel:
         zeros_like: ZerosLike | None = None,
         log_std: float | None = None,
     ) -> None:
-        """Draw the initial weights from `seed` alone.
-
-        Args:
-            log_std: of the free deviations; None: what the network starts with.
-        """
+        """Draw the initial weights from `seed` alone; `log_std` is that of the free deviations, None: the network's."""
         self.spec = spec
         self.network = learning_network(spec, seed, device=device, zeros_like=zeros_like)
         self.parameters = self.network.parameters
         if log_std is not None:
-            weights = self.parameters.weights.numpy(force=True).copy()
-            spec.unflatten(weights)["log_std"][:] = log_std
-            self.parameters.weights.data.copy_(torch.from_numpy(weights))
+            self.parameters.weights.data[free_deviations(spec)] = log_std
 
     def forward(
         self, obs: Any, actions: Tensor, masks: Tensor | None = None, recurrent: RecurrentInputs | None = None
     ) -> Scored:
-        """Score `actions` [rows, *A] and estimate values, given observations [rows, *O] as a `Batch` holds them.
-
-        Args:
-            masks: the actions that were allowed, [rows, H]; None if all were.
-            recurrent: of the sequences that the rows are, for a network with memory.
-        """
+        """Score `actions` [rows, *A] and estimate values; all arguments are as a `Batch` holds them."""
         head, values, residuals = self.network.forward(obs, recurrent)
         if masks is not None:  # the gradient of impossible logits is zero, because their probability is
             head = torch.where(masks, head, IMPOSSIBLE)
@@ -110,11 +99,9 @@ class FlatAdam:
     def __init__(
         self, parameters: FlatParameters, memory: int = MEMORY, slowed: slice = NONE, share: float = 1.0
     ) -> None:
-        """Begin with moments of zero.
+        """Begin with moments of zero; v is a mean of `memory` = 1 / (1 - b2) steps.
 
-        Args:
-            memory: 1 / (1 - b2), the steps that v is a mean of.
-            slowed: the weights that take only `share` of each step.
+        `slowed`: the weights that take only `share` of each step.
         """
         self._beta2, self._slowed, self._share = 1 - 1 / memory, slowed, share
         self._weights = parameters.weights.detach()

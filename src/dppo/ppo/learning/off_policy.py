@@ -83,9 +83,7 @@ class OffPolicyTrainer:
 def of_several_policies(batch: Batch, model: PPOModel, rows: int, scale: ValueScale | None, width: float) -> Batch:
     """Return the batch with ratios, advantages, returns and values by `model`, at most `rows` at once, and clips.
 
-    Args:
-        scale: the unit of the values of `model`; those of the batch are in that of rewards.
-        width: clipping range of rows of `model` itself, relative to `clip_coef`.
+    `scale`: the unit of the values of `model`. `width`: clipping range of its own rows, relative to `clip_coef`.
     """
     batch = from_current_policy(batch, model, rows)
     inputs, importance = batch.gae_inputs, batch.importance

@@ -27,9 +27,7 @@ def with_new_advantages(batch: Batch, model: PPOModel, rows: int, scale: ValueSc
 
     With memory, sequences and successors start from the states that were stored with them, as in training.
 
-    Args:
-        rows: most observations to pass to it at once.
-        scale: the unit of the values of `model` and of the returns in the batch; None: that of rewards.
+    `rows`: most to pass to `model` at once. `scale`: the unit of its values and of the returns; None: that of rewards.
     """
     _, advantages, returns = estimates(batch, model, rows, scale)
     return replace(batch, advantages=advantages, returns=returns if scale is None else scale.standardize(returns))
@@ -78,9 +76,7 @@ def from_current_policy(batch: Batch, model: PPOModel, rows: int) -> Batch:
     Source: Hilton, Cobbe, Schulman, arXiv:2110.00641 (the decoupled objective).
     Deviation: w is limited to 2, because where an update moves the policy far, a few rows would outweigh the rest.
 
-    Args:
-        model: `pi_now`.
-        rows: most rows to pass to it at once.
+    `model`: `pi_now`. `rows`: most to pass to it at once.
     """
     now = model.log_probs(batch.pieces(rows))
     if batch.weights is not None:  # rows that are not transitions hold zeros, which no policy has chosen

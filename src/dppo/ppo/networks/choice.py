@@ -163,9 +163,8 @@ def learning_network(
 ) -> LearningNetwork:
     """Build the network for a trainer, with initial weights drawn from `seed` alone; imports torch.
 
-    `zeros_like`: allocates the vector of gradients, which several learners keep in shared memory.
-
-    Raise ConfigError if a module of the user's does not keep the contract.
+    `zeros_like` allocates the vector of gradients, which several learners keep in shared memory. Raise ConfigError if a
+    module of the user's does not keep the contract.
     """
     if isinstance(spec, BuiltInSpec) and spec.is_mlp:
         from dppo.ppo.networks.mlp_torch import HandwrittenMLP
