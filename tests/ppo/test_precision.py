@@ -18,9 +18,9 @@ from dppo.errors import ConfigError
 from dppo.ppo.exchange.records import PolicySnapshot
 from dppo.ppo.learning.batch import Batch, make_batch
 from dppo.ppo.learning.trainer import PPOTrainer
-from dppo.ppo.networks import modules
+from dppo.ppo.networks import images, modules
 from dppo.ppo.networks.encoders import Output
-from dppo.ppo.networks.images import Dense, convolve_blocks, fits_blocks
+from dppo.ppo.networks.images import Dense, PixelConv, convolve_blocks
 
 pytestmark = pytest.mark.usefixtures("on_any_cpu")
 kinds = pytest.mark.parametrize("kind", ["nature", "impala", "grid", "flatten", "everything", "own module"])
@@ -123,7 +123,6 @@ def test_a_convolution_over_blocks_equals_that_over_pixels(channels: int, channe
     pixels = pixels.permute(0, 3, 1, 2) if channels_last else pixels
     weight = torch.randn(5, channels, *kernel, dtype=torch.float64, generator=generator, requires_grad=True)
     bias = torch.randn(5, dtype=torch.float64, generator=generator, requires_grad=True)
-    assert fits_blocks(pixels, kernel, (4, 4), (0, 0))
     expected = conv2d(pixels.double(), weight, bias, stride=4)
     found = convolve_blocks(pixels, weight, bias, torch.float64)
     torch.testing.assert_close(found, expected)
@@ -132,11 +131,21 @@ def test_a_convolution_over_blocks_equals_that_over_pixels(channels: int, channe
     torch.testing.assert_close(by_weights, by_expected)
 
 
-@pytest.mark.parametrize("odd", [{"width": 22}, {"kernel": (6, 8)}, {"stride": (2, 2)}, {"padding": (1, 1)}], ids=str)
-def test_other_convolutions_stay_over_pixels(odd: dict[str, Any]) -> None:
-    shape: dict[str, Any] = {"width": 20, "kernel": (8, 8), "stride": (4, 4), "padding": (0, 0)} | odd
+ODD = [{"width": 22}, {"kernel": (6, 8)}, {"stride": (2, 2)}, {"padding": (1, 1)}]
+
+
+@pytest.mark.parametrize(
+    ("changes", "over_blocks"), [({}, True), ({"kernel": (4, 12)}, True), *((odd, False) for odd in ODD)], ids=str
+)
+def test_other_convolutions_stay_over_pixels(
+    changes: dict[str, Any], over_blocks: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    called: list[Any] = []
+    monkeypatch.setattr(images, "convolve_blocks", lambda *given: called.append(given))
+    shape: dict[str, Any] = {"width": 20, "kernel": (8, 8), "stride": (4, 4), "padding": (0, 0)} | changes
     pixels = torch.zeros(1, 1, 20, shape.pop("width"), dtype=torch.uint8)
-    assert not fits_blocks(pixels, *shape.values())
+    PixelConv(1, 2, *shape.values())(pixels)
+    assert bool(called) is over_blocks
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])

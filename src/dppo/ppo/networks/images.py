@@ -191,19 +191,11 @@ class PixelConv(nn.Conv2d):
         weight = self.weight / 255
         if pixels.dtype == torch.uint8:
             dtype, on_cpu = precision_on(pixels.device) or weight.dtype, pixels.device.type == "cpu"
-            if on_cpu and fits_blocks(pixels, self.kernel_size, self.stride, self.padding):
+            whole = all(side % BLOCK == 0 for side in (*self.kernel_size, *pixels.shape[2:]))
+            if on_cpu and whole and self.stride == (BLOCK, BLOCK) and self.padding == (0, 0):
                 return convolve_blocks(pixels, weight, self.bias, dtype)
             pixels = pixels.to(dtype, memory_format=torch.channels_last if on_cpu else torch.preserve_format)
         return self._conv_forward(pixels, weight, self.bias)
-
-
-def fits_blocks(pixels: Tensor, kernel: tuple[int, ...], stride: tuple[int, ...], padding: object) -> bool:
-    """Return whether `convolve_blocks` computes this convolution of `pixels` [rows, channels, height, width]."""
-    return (
-        tuple(stride) == (BLOCK, BLOCK)
-        and padding in (0, (0, 0))
-        and all(side % BLOCK == 0 for side in (*kernel, *pixels.shape[2:]))
-    )
 
 
 def convolve_blocks(pixels: Tensor, weight: Tensor, bias: Tensor | None, dtype: torch.dtype) -> Tensor:
