@@ -15,8 +15,7 @@ from dppo.spaces.spaces import MaskSource, masks_of
 class PPOAgent:
     """Choose actions and estimate values under the weights of a snapshot.
 
-    Combines an acting network with its distribution. Observations may have leading axes, so that several samplers act
-    together; each gets the same bits as it would alone.
+    Observations may have leading axes, so that several samplers act together; each gets the same bits as alone.
     """
 
     def __init__(self, spec: NetworkSpec, mask: MaskSource | None = None) -> None:

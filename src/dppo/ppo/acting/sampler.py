@@ -276,9 +276,8 @@ def collect_together(
 ) -> list[tuple[SegmentReport, Segment]]:
     """Collect one segment from each of several samplers of a run, which act together at a third of the cost.
 
-    Each segment has the same bits as one collected alone.
-
-    Raise EnvironmentFault if an environment failed. All samplers must be rebuilt.
+    Each segment has the same bits as one collected alone. Raise EnvironmentFault if an environment failed: then all
+    samplers must be rebuilt.
     """
     run = _Collection(samplers, requests, snapshot)
     run.go()

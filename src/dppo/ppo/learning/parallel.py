@@ -1,7 +1,4 @@
-"""Parallel: the collective operations of trainers that train one model together; moments and minibatches of all.
-
-Minibatches are shuffled, of equal sizes, and with advantages standardized over all ranks.
-"""
+"""Parallel: the collective operations of trainers that train one model together; moments and minibatches of all."""
 
 from collections import Counter
 from collections.abc import Iterator

@@ -56,9 +56,8 @@ def nature_cnn(shape: tuple[int, ...], features: int) -> CNN:
 def impala_cnn(shape: tuple[int, ...], features: int) -> CNN:
     """Return three blocks, each a convolution, a pooling and two residual units, and a layer of `features` units.
 
-    Convolutions keep torch's initial weights, as in CleanRL's ppo_procgen.py.
-
-    Source: Espeholt et al., "IMPALA" (arXiv:1802.01561), figure 3, the larger network.
+    Source: Espeholt et al., "IMPALA" (arXiv:1802.01561), figure 3, the larger network. Convolutions keep torch's
+    initial weights, as in CleanRL's ppo_procgen.py.
     """
     image = Image(shape)
     height, width, blocks = image.height, image.width, []
