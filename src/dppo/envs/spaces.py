@@ -44,14 +44,16 @@ def describe_spaces(
     obs = dtype_of(space, drop=dropped, floats=obs_dtype)
     actions = actions_of(env.action_space, action_bounds)
     mask = mask_source(env, obs, actions, action_mask)
-    names = leaves(obs).keys() - ({MASK} if mask == "leaf" else set())
+    read = leaves(obs).keys() - ({MASK} if mask == "leaf" else set())
+    coded = gym.spaces.Discrete, gym.spaces.MultiDiscrete
+    named = {name: leaf for name, leaf in leaves(space, _space_parts).items() if name in read}
     beside = np.dtype([("obs", obs), (MASK, np.bool_, (sum(actions.choices or ()),))])
     spec = getattr(env, "spec", None)  # an environment that does not inherit from gymnasium.Env may have none
     return Spaces(
         beside if mask in ("method", "info") else obs,
         actions,
         not getattr(spec, "nondeterministic", False),
-        categories={name: found for name, found in categories_of(space).items() if name in names},
+        categories={name: choices_of(leaf) for name, leaf in named.items() if isinstance(leaf, coded)},
         one_of=tuple(name for name, part, _ in walk(space, _space_parts) if isinstance(part, gym.spaces.OneOf)),
         dropped=dropped,
         normalized=_names_to_normalize(obs, norm_obs_keys),
@@ -132,12 +134,6 @@ def leaf_spaces(space: gym.Space[Any], dropped: Collection[str] = ()) -> dict[st
     """Return the leaves by name, without those `dropped`; a OneOf counts as one leaf."""
     named = leaves(space, _droppable_parts)
     return {name: leaf for name, leaf in named.items() if not any(_is_in(name, part) for part in dropped)}
-
-
-def categories_of(space: gym.Space[Any]) -> dict[str, Categories]:
-    """Return the categories of each leaf that holds some, by name."""
-    kinds = gym.spaces.Discrete, gym.spaces.MultiDiscrete
-    return {name: choices_of(leaf) for name, leaf in leaves(space, _space_parts).items() if isinstance(leaf, kinds)}
 
 
 def choices_of(space: gym.Space[Any]) -> Categories:

@@ -129,9 +129,8 @@ class Policy:
 def _rows_of(obs: Any, spaces: Spaces) -> tuple[np.ndarray, bool]:
     """Return observations [n, *O] as they are stored in training, and whether `obs` is a single one.
 
-    `obs`: what an environment returns; or many of them: each leaf with an axis more, in front.
-
-    Raise ValueError if it is not an observation of `spaces`, with the reason.
+    `obs`: what an environment returns; or many of them: each leaf with an axis more, in front. Raise ValueError if it
+    is not an observation of `spaces`, with the reason.
     """
     try:
         rows, single = _array_rows(obs, spaces.returned) if spaces.returned.names is None else _packed_rows(obs, spaces)
