@@ -154,9 +154,8 @@ def faults(f: Facts, config: Config) -> tuple[dict[str, str], str]:
     return needed, f"{text} goes on after each."
 
 
-Find = Callable[[Facts, Config], Any]
 # fmt: off
-FINDINGS: tuple[tuple[str, Find, str], ...] = (
+FINDINGS: tuple[tuple[str, Callable[[Facts, Config], Any], str], ...] = (
     ("error", lambda f, c: f["died"], "{v}"),
     ("error", lambda f, c: f["hung"], "{v}"),
     ("error", lambda f, c: f["error"], "{v}"),

@@ -138,18 +138,17 @@ def leaf_spaces(space: gym.Space[Any], dropped: Collection[str] = ()) -> dict[st
 
 def choices_of(space: gym.Space[Any]) -> Categories:
     """Return the choices of each element of a space, flat; none if these are not counted, or too many."""
-    counts: Any = ()
-    starts: Any = ()
+    found: tuple[Any, Any] = (), ()
     if isinstance(space, gym.spaces.Discrete):
-        counts, starts = space.n, space.start
+        found = space.n, space.start
     elif isinstance(space, gym.spaces.MultiDiscrete):
-        counts, starts = space.nvec, space.start
+        found = space.nvec, space.start
     elif isinstance(space, gym.spaces.MultiBinary):
-        counts, starts = np.full(space.shape, 2), np.zeros(space.shape, int)
+        found = np.full(space.shape, 2), np.zeros(space.shape, int)
     elif isinstance(space, gym.spaces.Box):
         counts = space.high.astype(float) - space.low.astype(float) + 1
-        counts, starts = (counts, space.low) if counts.max() <= MOST_CHOICES else ((), ())
-    return Categories(*(tuple(int(number) for number in np.ravel(numbers)) for numbers in (counts, starts)))
+        found = (counts, space.low) if counts.max() <= MOST_CHOICES else found
+    return Categories(*(tuple(int(number) for number in np.ravel(numbers)) for numbers in found))
 
 
 def _names_to_drop(space: gym.Space[Any], drop_obs: Collection[str]) -> tuple[str, ...]:
