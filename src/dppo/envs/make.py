@@ -257,9 +257,6 @@ def _unknown_in_module(module: str, name: str) -> str:
     return f"the module has no {name} and registers no such environment. {remedy}"
 
 
-# ------------------------------------------------------------------ in a window
-
-
 def check_display() -> None:
     """Raise ConfigError where there is no display: some libraries abort the process instead of raising."""
     if sys.platform.startswith("linux") and not (os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY")):

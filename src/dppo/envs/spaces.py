@@ -218,9 +218,6 @@ def _check_package(space: Any, what: str) -> None:
         )
 
 
-# ------------------------------------------------------------------ actions
-
-
 def actions_of(space: gym.Space[Any], bounds: Bounds | Literal["auto"] = "clip") -> Actions:
     """Return an action space as plain data; raise ConfigError, with a remedy, if it or its `bounds` do not fit."""
     actions = _converted(space, bounds, "action_space")
