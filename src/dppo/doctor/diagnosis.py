@@ -154,9 +154,8 @@ def faults(f: Facts, config: Config) -> tuple[dict[str, str], str]:
     return needed, f"{text} goes on after each."
 
 
-Find = Callable[[Facts, Config], Any]
 # fmt: off
-FINDINGS: tuple[tuple[str, Find, str], ...] = (
+FINDINGS: tuple[tuple[str, Callable[[Facts, Config], Any], str], ...] = (
     ("error", lambda f, c: f["died"], "{v}"),
     ("error", lambda f, c: f["hung"], "{v}"),
     ("error", lambda f, c: f["error"], "{v}"),
@@ -184,8 +183,7 @@ FINDINGS: tuple[tuple[str, Find, str], ...] = (
     ("warning", _size, "rewards or returns reach {v:.3g}; values are learned best from about 1. Use --norm-reward"),
     ("warning", _large_integers, "integers are not normalized: {v}. Return float32, or scale them to about 1"),
     ("warning", lambda f, c: f["leak_mb"] > LEAK_MB and f["leak_mb"],
-     "memory grows by {v:.1f} MB in 1,000 steps. Free it, or restart the "
-     "simulator in reset now and then"),
+     "memory grows by {v:.1f} MB in 1,000 steps. Free it, or restart the simulator in reset now and then"),
     ("warning", lambda f, c: f["output"] > 100 * max(1000, f.get("steps", 0)) and f["output"] / 1e6,
      "it printed {v:.1f} MB, at the end {f[last_line]!r}. Silence it: output costs time, and fills disks"),
     ("warning", lambda f, c: len(f["left"]), "close() leaves {v} of its processes: {f[left]}. End them there: they may "

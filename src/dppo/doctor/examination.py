@@ -1,7 +1,7 @@
 """Examine an environment in a process of its own, which another one watches: it may hang, die, or print megabytes.
 
-`python -m dppo.doctor.examination DESCRIPTOR JSON` writes lines to the descriptor: `r` before a reset, `s` before a
-step, facts as JSON objects, and stacks of threads.
+`python -m dppo.doctor.examination DESCRIPTOR JSON` writes lines to the descriptor: `m` before a constructor, `r` before
+a reset, `s` before a step, facts as JSON objects, and stacks of threads.
 """
 
 import faulthandler

@@ -49,10 +49,9 @@ class Watch:
         until, patience, facts = time.monotonic() + seconds, min(PATIENCE_S, seconds), self.facts
         try:
             while self._process.poll() is None and "hung" not in facts:
-                now, allowed = time.monotonic(), max(patience, 3 * self._longest)
-                if now > until and now - self._since > (
-                    SLOW_S if facts["stage"] in ("updating", "closing") else allowed
-                ):
+                slow, now = facts["stage"] in ("updating", "closing"), time.monotonic()
+                allowed_s = SLOW_S if slow else max(patience, 3 * self._longest)
+                if now > until and now - self._since > allowed_s:
                     facts["hung"] = f"{self._doing()} has not returned for {now - self._since:.0f} s. {self._where()}"
                 time.sleep(0.02)
         finally:

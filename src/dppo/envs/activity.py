@@ -45,14 +45,12 @@ class Activity:
     def __str__(self) -> str:
         if self.phase is Phase.REPLAY or self.replayed < self.to_replay:
             return replaying(self.replayed, self.to_replay)
-        place = f"sampler {self.sampler_id}"
-        if self.phase is Phase.STEP:
-            return f"stepping env {self.env} of {place}, episode {self.episode}, step {self.length + 1}"
         if self.phase is Phase.IDLE:
             return "idle"
-        if self.phase in (Phase.MAKE, Phase.CLOSE):
-            return f"{'making' if self.phase is Phase.MAKE else 'closing'} env {self.env} of {place}"
-        return f"resetting env {self.env} of {place}, episode {self.episode}"
+        doing = {Phase.MAKE: "making", Phase.RESET: "resetting", Phase.STEP: "stepping", Phase.CLOSE: "closing"}
+        episode = f", episode {self.episode}" if self.phase in (Phase.RESET, Phase.STEP) else ""
+        step = f", step {self.length + 1}" if self.phase is Phase.STEP else ""
+        return f"{doing[self.phase]} env {self.env} of sampler {self.sampler_id}{episode}{step}"
 
 
 CELLS = 8  # int64 each

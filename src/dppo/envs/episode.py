@@ -26,10 +26,7 @@ Measured = tuple[int, float, float, float]
 
 @dataclass(eq=False)
 class CheckedEnv:
-    """Step and reset one environment of a group, check what it returns, and keep count of its open episode.
-
-    It has no episode yet.
-    """
+    """Step and reset one environment of a group, check what it returns, and keep count of its open episode."""
 
     env: Any
     index: int

@@ -49,9 +49,7 @@ def make_env(
 
     A callable of the user gets further arguments if it has parameters of their names: `sampler_id` and `env_index`,
     from `place`; `scratch_dir`, a folder that is removed when the environment is closed; without a default value also
-    `render_mode`, `num_envs` and `seed`.
-
-    Episodes are truncated after `most_steps`.
+    `render_mode`, `num_envs` and `seed`. Episodes are truncated after `most_steps`.
 
     Raise ConfigError if an argument cannot be copied, or the result is not a single Gymnasium environment. With `rows`,
     it may be one of so many rows instead, which all begin with `seed`.
@@ -257,9 +255,6 @@ def _unknown_in_module(module: str, name: str) -> str:
     close = difflib.get_close_matches(name, [*functions, *gym.registry], n=1)
     remedy = f"Did you mean {module}:{close[0]}?" if close else "Check the spelling."
     return f"the module has no {name} and registers no such environment. {remedy}"
-
-
-# ------------------------------------------------------------------ in a window
 
 
 def check_display() -> None:

@@ -12,7 +12,7 @@ from dppo.envs.joint import JointEnv, Row
 from dppo.envs.make import close_all, joint_kind
 from dppo.envs.spaces import short
 from dppo.errors import ConfigError
-from dppo.spaces.spaces import MASK
+from dppo.spaces.spaces import MASK, row_of
 
 
 def joined(made: Any, make: Callable[[], Any], num_envs: int, standby: int) -> JointEnv:
@@ -75,14 +75,14 @@ class VectorRows(JointEnv):
         ended, masked = dict[int, int](), MASK in info
         for row, reward, *ends in zip(self.rows, *(np.asarray(one).tolist() for one in columns), strict=True):
             over, row.present = any(ends), True
-            seen = part(self.last, row.index), self._of(info, row) if masked or over or row.waiting else {}
+            seen = row_of(self.last, row.index), self._of(info, row) if masked or over or row.waiting else {}
             if row.waiting:
                 row.first = seen
                 row.stand_still(ended=True)
                 continue
             if over and self._same_step:
                 row.first = seen
-                seen = part(info["final_obs"], row.index), self._of(info.get("final_info", {}), row)
+                seen = row_of(info["final_obs"], row.index), self._of(info.get("final_info", {}), row)
             elif over and self._seeded:
                 ended[row.index] = self.next_seed(row.index)
             row.answer = seen[0], reward, *ends, seen[1]
@@ -100,7 +100,7 @@ class VectorRows(JointEnv):
             self.last, info = self.env.reset() if fixed else self.env.reset(seed=seed)
             self.restarts += 1
             for each in self.rows:
-                each.first = part(self.last, each.index), self._of(info, each)
+                each.first = row_of(self.last, each.index), self._of(info, each)
 
     def _reset(self, seeds: Mapping[int, int]) -> None:
         """Reset these rows and no others, at once where each may have a seed of its own."""
@@ -113,7 +113,7 @@ class VectorRows(JointEnv):
             if not self._obeys and isinstance(before, np.ndarray) and (before != self.last)[~mask].any():
                 raise ValueError("reset(options={'reset_mask': ...}) changed observations of rows outside of the mask")
             for index in chosen:
-                self.rows[index].first = part(self.last, index), self._of(info, self.rows[index])
+                self.rows[index].first = row_of(self.last, index), self._of(info, self.rows[index])
 
     def _of(self, info: Mapping[str, Any], row: Row) -> dict[str, Any]:
         """Return the items of `info` that hold a value for each row, and that of this one, if it has one."""
@@ -125,13 +125,6 @@ class VectorRows(JointEnv):
             elif getattr(value, "shape", ())[:1] == (len(self.rows),) and (there is None or there[row.index]):
                 found[key] = value[row.index]
         return found
-
-
-def part(obs: Any, index: int) -> Any:
-    """Return one row of the observations of a vector environment."""
-    if isinstance(obs, Mapping):
-        return {name: part(one, index) for name, one in obs.items()}
-    return tuple(part(one, index) for one in obs) if isinstance(obs, tuple) else obs[index]
 
 
 class AgentRows(JointEnv):

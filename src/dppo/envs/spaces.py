@@ -44,14 +44,16 @@ def describe_spaces(
     obs = dtype_of(space, drop=dropped, floats=obs_dtype)
     actions = actions_of(env.action_space, action_bounds)
     mask = mask_source(env, obs, actions, action_mask)
-    names = leaves(obs).keys() - ({MASK} if mask == "leaf" else set())
+    read = leaves(obs).keys() - ({MASK} if mask == "leaf" else set())
+    coded = gym.spaces.Discrete, gym.spaces.MultiDiscrete
+    named = {name: leaf for name, leaf in leaves(space, _space_parts).items() if name in read}
     beside = np.dtype([("obs", obs), (MASK, np.bool_, (sum(actions.choices or ()),))])
     spec = getattr(env, "spec", None)  # an environment that does not inherit from gymnasium.Env may have none
     return Spaces(
         beside if mask in ("method", "info") else obs,
         actions,
         not getattr(spec, "nondeterministic", False),
-        categories={name: found for name, found in categories_of(space).items() if name in names},
+        categories={name: choices_of(leaf) for name, leaf in named.items() if isinstance(leaf, coded)},
         one_of=tuple(name for name, part, _ in walk(space, _space_parts) if isinstance(part, gym.spaces.OneOf)),
         dropped=dropped,
         normalized=_names_to_normalize(obs, norm_obs_keys),
@@ -134,26 +136,19 @@ def leaf_spaces(space: gym.Space[Any], dropped: Collection[str] = ()) -> dict[st
     return {name: leaf for name, leaf in named.items() if not any(_is_in(name, part) for part in dropped)}
 
 
-def categories_of(space: gym.Space[Any]) -> dict[str, Categories]:
-    """Return the categories of each leaf that holds some, by name."""
-    kinds = gym.spaces.Discrete, gym.spaces.MultiDiscrete
-    return {name: choices_of(leaf) for name, leaf in leaves(space, _space_parts).items() if isinstance(leaf, kinds)}
-
-
 def choices_of(space: gym.Space[Any]) -> Categories:
     """Return the choices of each element of a space, flat; none if these are not counted, or too many."""
-    counts: Any = ()
-    starts: Any = ()
+    found: tuple[Any, Any] = (), ()
     if isinstance(space, gym.spaces.Discrete):
-        counts, starts = space.n, space.start
+        found = space.n, space.start
     elif isinstance(space, gym.spaces.MultiDiscrete):
-        counts, starts = space.nvec, space.start
+        found = space.nvec, space.start
     elif isinstance(space, gym.spaces.MultiBinary):
-        counts, starts = np.full(space.shape, 2), np.zeros(space.shape, int)
+        found = np.full(space.shape, 2), np.zeros(space.shape, int)
     elif isinstance(space, gym.spaces.Box):
         counts = space.high.astype(float) - space.low.astype(float) + 1
-        counts, starts = (counts, space.low) if counts.max() <= MOST_CHOICES else ((), ())
-    return Categories(*(tuple(int(number) for number in np.ravel(numbers)) for numbers in (counts, starts)))
+        found = (counts, space.low) if counts.max() <= MOST_CHOICES else found
+    return Categories(*(tuple(int(number) for number in np.ravel(numbers)) for numbers in found))
 
 
 def _names_to_drop(space: gym.Space[Any], drop_obs: Collection[str]) -> tuple[str, ...]:
@@ -221,9 +216,6 @@ def _check_package(space: Any, what: str) -> None:
             f"environment, or wrap it with shimmy.GymV26CompatibilityV0 (gym 0.26) or shimmy.GymV21CompatibilityV0 "
             f"(older)."
         )
-
-
-# ------------------------------------------------------------------ actions
 
 
 def actions_of(space: gym.Space[Any], bounds: Bounds | Literal["auto"] = "clip") -> Actions:

@@ -97,11 +97,8 @@ class _Player:
     @property
     def env_name(self) -> str:
         """Return the environment's id, or the import path of its callable or class."""
-        if isinstance(self.env, str):
-            return self.env
         spec = getattr(self.env, "spec", None)
-        named = type(self.env) if _is_made(self.env) else self.env
-        return str(getattr(spec, "id", None) or import_path(named))
+        return str(getattr(spec, "id", None) or import_path(type(self.env) if _is_made(self.env) else self.env))
 
     @property
     def settings(self) -> dict[str, Any]:

@@ -226,11 +226,9 @@ def export_folder(
     with writing(folder):
         make_folder(target / "checkpoints")
         checked = export_onnx(policy, target / "policy.onnx")
-        for name, source in {
-            f"checkpoints/{found.path.name}": found.path,
-            **{name: run_dir / name for name in kept},
-        }.items():
-            write_file(target / name, read_file(source))
+        write_file(target / "checkpoints" / found.path.name, read_file(found.path))
+        for name in kept:
+            write_file(target / name, read_file(run_dir / name))
         picture = f"![Learning curve]({CURVE})\n\n" if CURVE in kept else ""
         card = _card(policy, played, rows, checked=checked.removeprefix(f"{target}/"), curve=picture)
         write_file(target / CARD, card.encode())

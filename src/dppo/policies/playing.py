@@ -94,7 +94,8 @@ def check_spaces(trained: Spaces, env: Any, env_name: str) -> None:
     setting: Any = "off" if trained.mask is None else "info" if trained.mask == "info" else "auto"
     obs_dtype: Any = "float64" if holds_float64(trained.obs) else "float32"
     found = describe_spaces(env, drop_obs=trained.dropped, action_mask=setting, obs_dtype=obs_dtype)
-    if not trained.same_observations(found) or str(found.actions) != str(trained.actions):
+    differs = any(getattr(found, name) != getattr(trained, name) for name in ("obs", "categories", "one_of", "mask"))
+    if differs or str(found.actions) != str(trained.actions):
         raise CheckpointError(
             f"{env_name} has {spaces_summary(found)}; the policy was trained with {spaces_summary(trained)}. Use the "
             f"environment of the run."

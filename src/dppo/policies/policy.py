@@ -1,7 +1,6 @@
 """A trained policy, loaded from a run, without torch and without Ray."""
 
 import warnings
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +16,7 @@ from dppo.ppo.exchange.records import PolicySnapshot
 from dppo.ppo.networks.network import ModelClass, Outputs
 from dppo.records.files.checkpoint import Found, find
 from dppo.records.observer import Result
-from dppo.spaces.spaces import MASK, Spaces, dtype_summary, leaves, masks_of, parts_of
+from dppo.spaces.spaces import MASK, Spaces, dtype_summary, leaves, masks_of, parts_of, row_of
 
 
 class Policy:
@@ -130,9 +129,8 @@ class Policy:
 def _rows_of(obs: Any, spaces: Spaces) -> tuple[np.ndarray, bool]:
     """Return observations [n, *O] as they are stored in training, and whether `obs` is a single one.
 
-    `obs`: what an environment returns; or many of them: each leaf with an axis more, in front.
-
-    Raise ValueError if it is not an observation of `spaces`, with the reason.
+    `obs`: what an environment returns; or many of them: each leaf with an axis more, in front. Raise ValueError if it
+    is not an observation of `spaces`, with the reason.
     """
     try:
         rows, single = _array_rows(obs, spaces.returned) if spaces.returned.names is None else _packed_rows(obs, spaces)
@@ -163,17 +161,11 @@ def _packed_rows(obs: Any, spaces: Spaces) -> tuple[np.ndarray, bool]:
         leaf = leaf[leaf.names[0]]
     single = bool(spaces.one_of) or np.ndim(found) != len(leaf.shape) + 1
     try:
-        many = [obs] if single else [_row(obs, index) for index in range(len(found))]
+        many = [obs] if single else [row_of(obs, index) for index in range(len(found))]
     except (IndexError, TypeError):
         raise BadResult(f"{len(found)} observations in one leaf, and fewer in another") from None
     pack = packer(spaces.returned, one_of=spaces.one_of, dropped=spaces.dropped)
     return np.array([pack(one) for one in many], spaces.returned), single
-
-
-def _row(obs: Any, index: int) -> Any:
-    if isinstance(obs, Mapping):
-        return {key: _row(value, index) for key, value in obs.items()}
-    return tuple(_row(value, index) for value in obs) if isinstance(obs, tuple) else obs[index]
 
 
 def load_policy(path: Result | str | Path, *, model: ModelClass | None = None) -> Policy:

@@ -7,7 +7,7 @@ numbers are not limited yet. `to_env` turns n of them into n actions of the envi
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
 import numpy as np
@@ -25,9 +25,9 @@ class Actions(ABC):
         """Return the number of elements of a policy's action."""
 
     @property
-    @abstractmethod
     def choices(self) -> tuple[int, ...] | None:
         """Return the number of choices of each element, which an action mask lists; None where masks do not apply."""
+        return None
 
     @abstractmethod
     def to_env(self, actions: np.ndarray) -> Any:
@@ -74,7 +74,7 @@ class DiscreteActions(Actions):
 
     @override
     def as_json(self) -> dict[str, Any]:
-        return {"discrete": {"n": self.n, "start": self.start}}
+        return {"discrete": asdict(self)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,8 +88,6 @@ class BoxActions(Actions):
     bounds: Bounds = "clip"
     """Map of a policy's actions into [low, high]: clip; rescale: clip to [-1, 1], then linear; squash: tanh, then
     linear."""
-
-    choices = None
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -160,8 +158,7 @@ class MultiDiscreteActions(Actions):
 
     @override
     def as_json(self) -> dict[str, Any]:
-        described = {"counts": list(self.counts), "starts": list(self.starts), "shape": list(self.shape)}
-        return {"multi_discrete": described | {"dtype": self.dtype}}
+        return {"multi_discrete": asdict(self)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,8 +168,6 @@ class NestedActions(Actions):
     parts: tuple[Actions, ...]
     keys: tuple[str, ...] | None
     """Keys of a Dict, in the order of the parts; None for a Tuple."""
-
-    choices = None
 
     @property
     @override

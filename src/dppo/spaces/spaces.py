@@ -74,10 +74,6 @@ class Spaces:
         """Return a view of stored observations [...] as the environment returned them."""
         return obs["obs"] if self.mask in ("method", "info") else obs
 
-    def same_observations(self, other: Spaces) -> bool:
-        """Return whether a network that reads observations of these spaces can read those of `other`."""
-        return all(getattr(self, name) == getattr(other, name) for name in ("obs", "categories", "one_of", "mask"))
-
     @property
     def is_vector(self) -> bool:
         """Return whether an observation is a single array of numbers, neither an image nor categories."""
@@ -96,6 +92,13 @@ def parts_of(tree: Any) -> list[tuple[str, Any]] | None:
     if isinstance(tree, Mapping):
         return [(str(key), inner) for key, inner in tree.items()]
     return [(str(index), inner) for index, inner in enumerate(tree)] if isinstance(tree, tuple) else None
+
+
+def row_of(obs: Any, index: int) -> Any:
+    """Return one row of many observations, which hold an axis more in front of each leaf."""
+    if isinstance(obs, Mapping):
+        return {name: row_of(one, index) for name, one in obs.items()}
+    return tuple(row_of(one, index) for one in obs) if isinstance(obs, tuple) else obs[index]
 
 
 def joined(name: str, part: str) -> str:

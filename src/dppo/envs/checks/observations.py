@@ -113,9 +113,6 @@ def _at(index: tuple[int, ...]) -> str:
     return f" at index {index[0] if len(index) == 1 else index}" if index else ""
 
 
-# ------------------------------------------------------------------ in the first segment only
-
-
 @dataclass
 class FirstSegment:
     """Find numbers too large, or too close for float32, a constant image, and an action mask that is not used."""

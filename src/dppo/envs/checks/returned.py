@@ -121,9 +121,6 @@ def _checked(returned: Any, dtype: np.dtype[Any], shape: tuple[int, ...], what: 
     return array
 
 
-# ------------------------------------------------------------------ action masks
-
-
 def mask_source(env: Any, obs: np.dtype[Any], actions: Actions, setting: MaskSetting) -> MaskSource | None:
     """Return where the masks of `env` come from; None if it has none, or they are not used.
 
@@ -214,9 +211,6 @@ def check_allows(masks: np.ndarray, actions: Actions) -> None:
     if not any_allowed.all():
         element = f" for element {int(np.argwhere(~any_allowed)[0][-1])}" if len(choices) > 1 else ""
         raise BadResult(f"an action mask that allows no action{element}: all of it is zero")
-
-
-# ------------------------------------------------------------------ rewards, flags and forms
 
 
 def reward_of(returned: Any) -> float:
