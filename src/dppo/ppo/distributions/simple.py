@@ -99,6 +99,7 @@ class MultiCategorical(_Choices):
         size = sum(counts)
         super().__init__(head_size=size, noise_size=size, action_shape=(len(counts),), integer=True)
         self.counts = counts
+        self._exists = np.arange(max(counts)) < np.array(counts)[:, None]  # [k, most], the cells that are choices
 
     @override
     def mode(self, head: Head) -> Int64[np.ndarray, "*rows K"]:
@@ -113,7 +114,7 @@ class MultiCategorical(_Choices):
         import torch
 
         table = head.new_full((len(head), len(self.counts), max(self.counts)), IMPOSSIBLE)
-        log_probs = table.masked_scatter(torch.from_numpy(self._exists()).to(head.device), head).log_softmax(dim=2)
+        log_probs = table.masked_scatter(torch.from_numpy(self._exists).to(head.device), head).log_softmax(dim=2)
         chosen = log_probs.gather(2, actions.unsqueeze(2)).squeeze(2)
         return chosen.sum(dim=1), -(log_probs.exp() * log_probs).sum(dim=(1, 2))
 
@@ -122,12 +123,8 @@ class MultiCategorical(_Choices):
         if len(set(self.counts)) == 1:
             return head.reshape(*head.shape[:-1], -1, most)
         table = np.full((*head.shape[:-1], len(self.counts), most), IMPOSSIBLE, head.dtype)
-        table[..., self._exists()] = head
+        table[..., self._exists] = head
         return table
-
-    def _exists(self) -> np.ndarray:
-        """Return which cells of the table are choices, [k, most]."""
-        return np.arange(max(self.counts)) < np.array(self.counts)[:, None]
 
 
 def _log_softmax(logits: Float[np.ndarray, "*rows n"], actions: Int64[np.ndarray, "*rows"]) -> Numbers:

@@ -63,7 +63,11 @@ class PPOModel:
     def forward(
         self, obs: Any, actions: Tensor, masks: Tensor | None = None, recurrent: RecurrentInputs | None = None
     ) -> Scored:
-        """Score `actions` [rows, *A] and estimate values; all arguments are as a `Batch` holds them."""
+        """Score `actions` [rows, *A] and estimate values, given observations [rows, *O] as a `Batch` holds them.
+
+        `masks`: the actions that were allowed, [rows, H]; None if all were. `recurrent`: of the sequences that the rows
+        are, for a network with memory.
+        """
         head, values, residuals = self.network.forward(obs, recurrent)
         if masks is not None:  # the gradient of impossible logits is zero, because their probability is
             head = torch.where(masks, head, IMPOSSIBLE)
