@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 import network_checks as checks
 import numpy as np
@@ -19,7 +20,7 @@ from dppo.ppo.exchange.normalizer import ObsScale
 from dppo.ppo.learning.model import PPOModel
 from dppo.ppo.networks.choice import learning_network
 from dppo.ppo.networks.mlp_torch import HandwrittenMLP
-from dppo.ppo.networks.modules import Autograd, quick
+from dppo.ppo.networks.modules import Autograd, TorchActing, quick
 from dppo.ppo.networks.network import NetworkSpec
 from dppo.ppo.networks.user_module import ModuleSpec
 from dppo.spaces.actions import Actions, DiscreteActions, NestedActions
@@ -156,6 +157,47 @@ def test_parameters_follow_from_description_and_seed(network: str, distribution:
     expected = agent_of(make(dtype)).values(observations(2))
     with checks.float64_by_default():
         np.testing.assert_array_equal(agent_of(make(dtype)).values(observations(2)), expected)
+
+
+class _Subclass(nn.Linear):
+    """It has torch's forward pass."""
+
+
+def _hooked(inputs: int, outputs: int) -> nn.Linear:
+    layer = nn.Linear(inputs, outputs)
+    layer.register_forward_hook(lambda _, __, output: 2 * output)
+    return layer
+
+
+def _with_a_forward_of_its_own(inputs: int, outputs: int) -> nn.Linear:
+    layer = nn.Linear(inputs, outputs)
+    layer.forward = lambda given: 3 * nn.Linear.forward(layer, given)  # type: ignore[method-assign, assignment]
+    return layer
+
+
+@pytest.mark.parametrize("make", [nn.Linear, _Subclass, _hooked, _with_a_forward_of_its_own])
+@pytest.mark.parametrize("behind", [nn.Tanh, nn.SiLU])
+def test_actors_and_learners_compute_the_same_bits(make: Any, behind: type[nn.Module]) -> None:
+    class Own(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            shared = make(65, 65)
+            self.first = nn.Sequential(make(33, 65), behind(), shared, behind())
+            self.second = nn.Sequential(shared, behind(), make(65, 4))
+
+        def forward(self, obs: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+            outputs = self.second(self.first(obs))
+            return outputs[:, :3], outputs[:, 3]
+
+    acting, learning = Own(), Own()
+    learning.load_state_dict(acting.state_dict())
+    obs = torch.randn(8, 33)
+    expected = acting(obs)
+    outputs = TorchActing(acting, Spaces(np.dtype((np.float32, (33,))), DiscreteActions(3))).step(obs.numpy())
+    head, values, _ = Autograd(learning, learning.parameters()).forward(obs)
+    np.testing.assert_array_equal(outputs.head, head.numpy())
+    np.testing.assert_array_equal(outputs.values, values.numpy())
+    torch.testing.assert_close((head, values), expected)
 
 
 def test_a_quick_module_computes_the_same_and_keeps_hooks_and_parameters() -> None:

@@ -15,7 +15,7 @@ from dppo.errors import ConfigError
 from dppo.ppo.exchange.normalizer import each_leaf
 from dppo.ppo.networks.network import ActingNetwork, LearningNetwork, Outputs, RecurrentInputs
 from dppo.ppo.networks.parameters import FlatParameters, ZerosLike, default_dtype, exact_on
-from dppo.ppo.networks.products import HOOKS, forward_of, use_in
+from dppo.ppo.networks.products import HOOKS, forwards_of, use_in
 from dppo.spaces.spaces import Spaces
 
 Inputs = Tensor | dict[str, Tensor]
@@ -122,10 +122,9 @@ def quick(module: nn.Module) -> nn.Module:
     torch that have no hooks call `forward` directly. The tensors stay the same objects. The structure of the module
     must not change afterwards.
     """
-    for part in module.modules():
+    for part, forward in forwards_of(module):
         if isinstance(part, jit.ScriptModule):
             continue
-        forward = forward_of(part)
         for name, value in (*part._parameters.items(), *part._modules.items()):
             part.__dict__[name] = value
         kind = type(part)
@@ -137,6 +136,8 @@ def quick(module: nn.Module) -> nn.Module:
         ):
             call = kind.forward if forward is None else staticmethod(forward)
             part.__class__ = type(kind.__name__, (kind,), {"__call__": call, "__module__": kind.__module__})
+        elif forward is not None:  # the bits of learners, where torch has to call it
+            part.__dict__["forward"] = forward
     return module
 
 

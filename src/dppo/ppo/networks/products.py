@@ -28,6 +28,7 @@ ACTIVATIONS: dict[Any, tuple[Callable[..., np.ndarray], Callable[[Tensor, Tensor
 }
 Arrays = Sequence[tuple[np.ndarray, Any]]  # weights [m, k] and bias [m], or None, of each layer
 Activations = Sequence[type[nn.Module] | None]  # behind each layer
+Forward = Callable[[Tensor], Tensor]
 
 
 def multiply(a: Tensor, b: Tensor, out: Tensor) -> Tensor:
@@ -71,16 +72,23 @@ def _pool(threads: int) -> ThreadPoolExecutor:
 
 def use_in(module: nn.Module) -> None:
     """Let the linear layers of `module` compute with `product`; subclasses keep a `forward` of their own."""
-    for part in module.modules():
-        if (forward := forward_of(part)) is not None:
+    for part, forward in forwards_of(module):
+        if forward is not None:
             part.__dict__["forward"] = forward
 
 
-def forward_of(module: nn.Module) -> Callable[[Tensor], Tensor] | None:
+def forwards_of(module: nn.Module) -> list[tuple[nn.Module, Forward | None]]:
+    """Return each part of `module`, and its `forward_of` before anything is changed: parts may be shared."""
+    return [(part, forward_of(part)) for part in module.modules()]
+
+
+def forward_of(module: nn.Module) -> Forward | None:
     """Return a forward pass with `product`, to be used in place of the module's own.
 
     None if the module has a forward pass of its own, or is no linear layer and no chain of them.
     """
+    if "forward" in module.__dict__:  # set by the user
+        return None
     if isinstance(module, nn.Linear) and type(module).forward is nn.Linear.forward:
         return partial(layer_forward, module)
     if type(module) is not nn.Sequential:
@@ -88,7 +96,7 @@ def forward_of(module: nn.Module) -> Callable[[Tensor], Tensor] | None:
     layers: list[nn.Linear] = []
     activations: list[type[nn.Module] | None] = []
     for part in module:
-        if any(getattr(part, hooks) for hooks in HOOKS):
+        if "forward" in part.__dict__ or any(getattr(part, hooks) for hooks in HOOKS):
             return None
         if type(part) is nn.Linear and part.bias is not None:
             layers.append(part)
