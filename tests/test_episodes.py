@@ -7,6 +7,7 @@ import json
 import os
 import re
 import shutil
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -211,6 +212,7 @@ def test_every_command_of_the_page_works(tmp_path: Path, capsys: Capture, monkey
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)
     Path("mysim.py").write_text("from worlds.drawn import Drawn as make\n")
+    sys.modules.pop("mysim", None)  # that of another page
     small = "--num-samplers 2 --num-steps 64 --total-timesteps 128 --progress off"
     commands = re.findall(
         r"^dppo (.*)$", "".join(re.findall(r"(?ms)^```sh\n(.*?)^```$", PAGE.read_text())), re.MULTILINE

@@ -132,8 +132,8 @@ def test_the_commands_of_the_first_pages_work(
 
     monkeypatch.chdir(folder)
     monkeypatch.setattr(sys, "path", [*sys.path])
+    sys.modules.pop("mysim", None)  # that of another page
     check_commands(folder, run_here, fast=True)
-    sys.modules.pop("mysim", None)
 
 
 @pytest.mark.slow
