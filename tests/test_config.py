@@ -228,6 +228,10 @@ OF_ACTORS |= {"actors_per_node": 1, "max_actor_restarts": 0, "dashboard": True, 
         ({"hidden_sizes": (32,), "model": "nets:Net"}, "it applies to the default network only, not to model=nets:Net"),
         ({"model_kwargs": {"units": 3}}, "it applies to a model of your own only"),
         ({"target_kl": 0.1, "update_epochs": 1, "minibatch_size": 512}, "an update is a single SGD step here"),
+        (
+            {"desired_kl": 0.1, "target_kl": 0.0, "update_epochs": 1, "minibatch_size": 512},
+            "an update is a single SGD step here",
+        ),
         ({"desired_kl": 0.01, "anneal_lr": True}, "anneal_lr sets the learning rate"),
         (
             {"desired_kl": 0.01, "update_epochs": 1, "minibatch_size": 512},
@@ -372,6 +376,17 @@ def test_tuned_values_give_way_to_those_of_the_user(own: dict[str, Any], given_w
     settings = make_config({"env_id": "E-v0"})
     assert {name: fitted.get(name, getattr(settings, name)) for name in TUNED | own} == TUNED | own | given_way
     assert list(found) == notes
+
+
+def test_a_tuned_value_gives_way_to_a_setting_that_is_refused_beside_it() -> None:
+    own, note = (
+        {"env_id": "E-v0", "desired_kl": 0.01},
+        "preset: desired_kl=0.01 has no effect: anneal_lr sets the learning",
+    )
+    fitted, notes = fitted_to(own, {"gamma": 0.9, "anneal_lr": True})
+    assert (fitted, notes) == (own | {"gamma": 0.9}, (f"{note} rate; using anneal_lr=False",))
+    refused = {"env_id": "E-v0", "minibatch_size": 0}
+    assert fitted_to({"env_id": "E-v0"}, refused)[0] == {"env_id": "E-v0"}
 
 
 def test_a_preset_that_is_changed_warns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

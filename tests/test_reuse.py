@@ -119,6 +119,25 @@ def test_a_failed_update_keeps_nothing_and_a_restored_one_goes_on() -> None:
     assert_same(other.seen[1], of_samplers(5))
 
 
+def test_observations_beside_a_mask_go_on_as_any_others() -> None:
+    """They are views of some fields, whose items have a gap."""
+    inner, parts = Trained(), [segment(0)]
+    parts.append(going_on(parts[0], segment(1)))
+    expected = joined(parts)
+    padded = np.dtype([*((name, OBS[name]) for name in OBS.names or ()), ("action_mask", np.bool_, (2,))])
+    trainers = ReusingTrainers(inner, 2, OBS)
+    for one in parts:
+        viewed = {}
+        for name in ("obs", "successors"):
+            column = getattr(one, name)
+            whole = np.zeros(column.shape, padded)
+            for field in OBS.names or ():
+                whole[field] = column[field]
+            viewed[name] = whole[list(OBS.names or ())]
+        trainers.update([replace(one, **viewed)], POLICY, None, 0)
+    assert_same_bytes(inner.seen[1][0], expected)
+
+
 def test_kept_segments_are_copies() -> None:
     """Views of Ray's store would fill it."""
     inner, mine = Trained(), batch(0)

@@ -86,6 +86,14 @@ def test_a_batch_is_informed_if_rewards_differ_or_an_episode_terminates_else_rew
     assert (batch.informed, batch.rewarded) == (informed, informed or reward > 0)
 
 
+def test_a_batch_is_informed_by_the_rewards_that_are_learned_from() -> None:
+    rewards = 0.5 + np.arange(STEPS * ENVS).reshape(STEPS, ENVS)
+    nothing = np.zeros((STEPS, ENVS), bool)
+    segments = [numbered(0, rewards=rewards, terminated=nothing)]
+    informed = [make_batch(segments, None, None, PPO(sign_reward=sign)).informed for sign in (False, True)]
+    assert informed == [True, False]
+
+
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 def test_rewards_are_scaled_and_observations_standardized(dtype: str) -> None:
     segment = numbered(0, dtype)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -76,24 +77,36 @@ def draft(settings: Mapping[str, Any]) -> FlatSettings:
 def fitted_to(own: Mapping[str, Any], tuned: Mapping[str, Any]) -> tuple[dict[str, Any], tuple[str, ...]]:
     """Return flat settings tuned | own, where tuned values that are refused beside `own` give way; and these changes.
 
-    The default takes their place, and minibatches larger than the batch become the batch. Errors in `own` remain.
+    The default takes their place, and minibatches larger than the batch become the batch. So does that of the first
+    value without which a setting of `own` is accepted. Errors in `own` remain.
     """
     if isinstance(of_env := own.get("env_kwargs"), Mapping):
         own = {**own, "env_kwargs": {**tuned.get("env_kwargs", {}), **of_env}}
     kept, notes = {name: value for name, value in tuned.items() if name not in own}, list[str]()
-    while kept:
-        try:
-            settings = draft(kept | dict(own))
-            check(settings)
+    while kept and (error := _refusal({**kept, **own})) is not None:
+        name = str(error).partition("=")[0]
+        if name not in kept:
+            name = next((one for one in kept if _refusal({**_without(one, kept), **own}) is None), "")
+        if not name:
             break
-        except ConfigError as error:
-            name = str(error).partition("=")[0]
-            if name not in kept:
-                break
-            if name == "minibatch_size" and kept[name] > settings.batch_size:
-                kept[name] = settings.batch_size
-            else:
-                del kept[name]
-            fact = str(error).partition(". ")[0]
-            notes.append(f"preset: {fact}; using {name}={kept.get(name, default_of(name))}")
-    return kept | dict(own), tuple(notes)
+        value, kept = kept[name], _without(name, kept)
+        if name == "minibatch_size":
+            with suppress(ConfigError):  # of another setting, which the next round is about
+                batch = draft({**kept, **own}).batch_size
+                kept |= {name: batch} if value > batch else {}
+        fact = str(error).partition(". ")[0]
+        notes.append(f"preset: {fact}; using {name}={kept.get(name, default_of(name))}")
+    return {**kept, **own}, tuple(notes)
+
+
+def _refusal(settings: Mapping[str, Any]) -> ConfigError | None:
+    """Return the error that these settings raise; None if they are accepted."""
+    try:
+        check(draft(settings))
+    except ConfigError as error:
+        return error
+    return None
+
+
+def _without(name: str, settings: Mapping[str, Any]) -> dict[str, Any]:
+    return {each: value for each, value in settings.items() if each != name}

@@ -30,7 +30,7 @@ def warm_start(trainers: Trainers, own: Statistics, origin: Found, obs: Any, *, 
         frozen: the statistics do not change in this run.
 
     Raises:
-        ConfigError: no layer agrees, or there are no statistics to freeze.
+        ConfigError: no layer agrees, or there are no statistics to freeze, of observations or of returns.
         CheckpointError: `origin` has weights that are not finite.
     """
     spec, arrays, statistics = trainers.spec, origin.checkpoint.arrays, own
@@ -40,6 +40,9 @@ def warm_start(trainers: Trainers, own: Statistics, origin: Found, obs: Any, *, 
             statistics = replace(replace(own, returns=None).loaded(arrays.get("normalizer", {})), returns=own.returns)
     if frozen and statistics is own:
         raise ConfigError(f"freeze_norm_after=0: {origin.path} has no statistics of these observations. Leave it out.")
+    if frozen and own.returns is not None:
+        fact = "norm_reward would have no statistics to keep, as those of another run's returns are not taken"
+        raise ConfigError(f"freeze_norm_after=0: {fact}. Use a larger number, or `norm_reward=False`.")
     if own.obs is not None:
         rows.append(f"  {'not ' * (statistics is own)}taken: statistics of observations")
     for row in rows:

@@ -115,9 +115,9 @@ class ReusingTrainers:
         self, segments: Sequence[Segment], policy: PolicySnapshot, reward_scale: float | None, iteration: int
     ) -> Update:
         """Do one update on these segments and the kept ones, those of each sampler as one long segment."""
-        whole = [joined(of_sampler) for of_sampler in zip(*self._kept, segments, strict=True)]
-        update = self._trainers.update(whole, policy, reward_scale, iteration)
         newest = [_copied(_arrays(one), self._obs) for one in segments]  # views of Ray's store would fill it
+        whole = [joined(of_sampler) for of_sampler in zip(*self._kept, newest, strict=True)]  # alike to the byte
+        update = self._trainers.update(whole, policy, reward_scale, iteration)
         self._kept = [*self._kept, newest][1 - self._reuse :]
         return update
 

@@ -171,10 +171,10 @@ def make_batch(
         length: L, the steps of a sequence; must divide T.
     """
     merged = partial(_merged, segments)
-    values, valid, rewards = merged("values"), merged("valid"), merged("rewards")
+    values, valid, rewards = merged("values"), merged("valid"), shaped_rewards(merged("rewards"), ppo)
     terminated, some = merged("terminated"), rewards[valid]
     informed = bool(terminated.any() or (some != some[:1]).any())
-    dtype, all_valid, rewards = values.dtype, valid.all(), shaped_rewards(rewards, ppo)
+    dtype, all_valid = values.dtype, valid.all()
     if reward_scale is not None:
         rewards = np.clip(rewards / reward_scale, -CLIP, CLIP)
     estimate = partial(
