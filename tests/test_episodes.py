@@ -55,12 +55,17 @@ KINDS: dict[str, dict[str, Any]] = {
     "real numbers and memory": {"env_id": "worlds.simple:point_mass", "memory": "gru", "norm_obs": True},
     "threads and standby copies": {"env_threads": True, "standby_envs": 1, "policy_lag": 2},
     "wrappers and stacks": {"wrappers": ("worlds.asking:Doubled",), "frame_stack": 2, "action_repeat": 2},
+    "a limit of steps": {"env_id": "CartPole-v1", "replay_limit": 5},
     "masks": {"env_id": "worlds.acting:Masked", "env_kwargs": {"source": "method"}},
 }
 
 
 @pytest.mark.parametrize(
-    "kind", [pytest.param(kind, marks=[] if kind == "real numbers and memory" else slow) for kind in KINDS]
+    "kind",
+    [
+        pytest.param(kind, marks=[] if kind in ("real numbers and memory", "a limit of steps") else slow)
+        for kind in KINDS
+    ],
 )
 def test_episodes_of_every_kind_are_played_again(kind: str, tmp_path: Path, capsys: Capture) -> None:
     recorder = Recorder()

@@ -15,7 +15,9 @@ from worlds.faulty import Brittle, line_that_raises
 
 import dppo
 from dppo.__main__ import main
+from dppo.envs.spaces import describe_spaces
 from dppo.errors import CheckpointError, ConfigError, EnvironmentFault
+from dppo.policies.playing import check_spaces
 
 Patch = pytest.MonkeyPatch
 SIZES: dict[str, Any] = {"num_samplers": 1, "num_steps": 32, "total_timesteps": 32, "progress": "off"}
@@ -263,3 +265,22 @@ def test_an_environment_of_a_program_is_found_in_one_step(
     assert main(["eval", "run", "--episodes", "1", *advice.split()]) == 0
     sys.modules.pop("mine", None)
     assert "return " in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    "other", [gym.spaces.MultiDiscrete([3, 2] * 5), gym.spaces.MultiDiscrete([2, 3] * 5, start=[7] * 10)]
+)
+def test_another_environment_is_refused_by_all_its_choices_also_where_too_many_to_show(other: Any) -> None:
+    class Shaped:
+        observation_space = gym.spaces.Box(-1, 1, (3,))
+
+        def __init__(self, actions: Any) -> None:
+            self.action_space = gym.spaces.Dict(move=actions)
+
+    trained: Any = Shaped(gym.spaces.MultiDiscrete([2, 3] * 5))
+    given: Any = Shaped(other)
+    check_spaces(describe_spaces(trained), trained, "E")
+    with pytest.raises(
+        CheckpointError, match=r"elements with 2 to 3 choices\) that differ, as in numbers of choices\. Use"
+    ):
+        check_spaces(describe_spaces(trained), given, "E")

@@ -124,21 +124,22 @@ def test_the_time_of_evaluations_is_not_that_of_training(tmp_path: Path, monkeyp
     assert max(result.training_s, *shown) < 1.0
 
 
+@pytest.mark.parametrize("last", [False, True])
 def test_an_evaluation_that_a_signal_ends_is_repeated_when_the_run_is_resumed(
-    whole: dppo.Result, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    last: bool, whole: dppo.Result, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     play, played = EpisodePlayer.play, []
 
     def interrupted(*args: Any) -> Any:
         played.append(args)
-        if len(played) == 6:  # the second episode of the second evaluation
+        if len(played) == (4 * len(DUE) - 2 if last else 6):  # the second episode of the last or second evaluation
             os.kill(os.getpid(), signal.SIGTERM)
         return play(*args)
 
     monkeypatch.setattr(EpisodePlayer, "play", interrupted)
     stopped = dppo.train(settings(tmp_path / "run"))
-    assert (stopped.stopped_by, stopped.iterations) == ("SIGTERM", 4)
-    assert list(evaluations(stopped)) == [2]
+    assert (stopped.stopped_by, stopped.iterations) == ("SIGTERM", whole.iterations if last else 4)
+    assert list(evaluations(stopped)) == (DUE[:-1] if last else [2])
     result = dppo.train(settings(tmp_path / "run"), resume=tmp_path / "run")
     assert result.weights_sha256 == whole.weights_sha256
     assert evaluations(result) == evaluations(whole)

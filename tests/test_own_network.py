@@ -177,7 +177,8 @@ BROKEN = {  # class in worlds.models: part of the message
     "Mixed": "its parameters differ: value.weight is torch.float64 on cpu, body.1.weight is torch.float32 on cpu",
     "Elsewhere": "its parameters differ: value.weight is torch.float32 on meta",
     "Lazy": "its parameter value.weight has no shape yet. Give lazy layers their sizes",
-    "RandomBuffer": "its buffer features is random, so each actor would get different values",
+    "RandomBuffer": "its buffer features is random, so actors and learners would get different values",
+    "RandomAttribute": "its head depend on something random besides its parameters, so actors and learners would get",
 }
 
 
@@ -207,7 +208,7 @@ def test_every_broken_network_is_tested() -> None:
 
 
 def test_a_module_is_tried_once_in_a_process(tmp_path: Path) -> None:
-    """It is built for the trial, for each of four samplers, and twice to draw its initial weights."""
+    """It is built twice for the trial, for each of four samplers, and twice to draw its initial weights."""
     built, tried = [], []
 
     class Counted(models.Plain):
@@ -221,7 +222,25 @@ def test_a_module_is_tried_once_in_a_process(tmp_path: Path) -> None:
 
     result = dppo.train(cartpole(tmp_path / "run", model=Counted, checkpoint_interval_s=0))
     assert result.iterations == ITERATIONS
-    assert (len(built), len(tried)) == (7, 2)
+    assert (len(built), len(tried)) == (8, 3)
+
+
+def test_a_network_may_take_a_gradient_and_parametrize_a_bias(tmp_path: Path) -> None:
+    class Energy(models.Plain):
+        def __init__(self, spaces: dppo.Spaces, head_size: int) -> None:
+            super().__init__(spaces, head_size)
+            self.energy = nn.Linear(4, 1)
+            nn.utils.parametrize.register_parametrization(self.energy, "bias", nn.Tanh())
+
+        def forward(self, obs: Tensor) -> tuple[Tensor, Tensor]:
+            with torch.enable_grad():
+                given = obs.detach().requires_grad_()
+                energy = torch.tanh(self.energy(given)).sum()
+                (gradient,) = torch.autograd.grad(energy, given, create_graph=True)
+            head, values = super().forward(obs)
+            return head + gradient.sum(dim=1, keepdim=True), values
+
+    assert dppo.train(cartpole(tmp_path / "run", model=Energy)).iterations == ITERATIONS
 
 
 def test_unknown_arguments_of_the_class_are_named(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from commandline import parse as parse_training
 
 from dppo.commands.compare import parse as parse_comparison
 from dppo.commands.eval import PARSER
-from dppo.commands.flags import EXTRA, FIRST, flag, in_flags
+from dppo.commands.flags import EXTRA, FIRST, as_words, flag, in_flags
 from dppo.commands.train import Arguments
 from dppo.config import files, grouped, resolved
 from dppo.config.aliases import ALIASES
@@ -305,3 +305,12 @@ def test_resume_auto_takes_the_settings_of_the_command_line(run_dir: Path) -> No
     assert (parsed.resume, parsed.preset) == ("auto", "CartPole-v1")
     assert parsed.settings["gamma"] == 0.5
     assert refusal("CartPole-v1 --resume auto").startswith("resume=auto: needs a folder that is the same each time.")
+
+
+def test_words_that_are_printed_for_settings_can_be_typed() -> None:
+    given = {"actor_resources": [{"licence": 1.0}, {"gpu_node": 0.5}], "num_actors": 2}
+    given |= {"log_std_init": -1e-05, "hidden_sizes": [8, 4]}
+    words = as_words(given)
+    assert words[:2] == ["--actor-resources", '[{"licence": 1.0}, {"gpu_node": 0.5}]']
+    config = make_config(parse_training(["Pendulum-v1", *words]).settings)
+    assert (config.actor_resources, config.log_std_init) == (given["actor_resources"], -1e-05)

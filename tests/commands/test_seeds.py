@@ -66,13 +66,13 @@ def test_invalid_words_are_refused_before_a_process_starts(
     words: list[str], said: str, tmp_path: Path, capsys: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(subprocess, "Popen", lambda *_, **__: pytest.fail("a process"))
     (tmp_path / "single").mkdir()
     (tmp_path / "single" / "config.yaml").write_text("env: {env_id: CartPole-v1}\n")
-    checkpoints = tmp_path / "study" / "seed_2" / "checkpoints"
-    checkpoints.mkdir(parents=True)
-    (checkpoints.parent / "config.yaml").write_text("env: {env_id: CartPole-v1}\nppo: {gamma: 0.5}\n")
-    (checkpoints / "iter_000004.safetensors").touch()
+    if "study" in words:
+        of: dict[str, Any] = {"num_samplers": 2, "num_steps": 64, "total_timesteps": 128, "update_epochs": 1}
+        of |= {"gamma": 0.5, "seed": 2, "progress": "off", "run_dir": tmp_path / "study" / "seed_2"}
+        dppo.train(make_config({"env_id": "CartPole-v1"} | of))
+    monkeypatch.setattr(subprocess, "Popen", lambda *_, **__: pytest.fail("a process"))
     assert main(["train", "CartPole-v1", "--preset", "none", *TINY, *words]) == 2
     assert said in capsys.readouterr().err
 
@@ -184,3 +184,40 @@ def test_a_parent_that_is_killed_takes_its_seeds_along_after_they_have_saved(tmp
         command.wait_until(lambda: list(tmp_path.glob("study/seed_*/metrics.jsonl")))
         command.send(signal.SIGKILL)
         command.leaves_nothing_within(30.0)
+
+
+def test_a_seed_that_has_begun_is_continued_with_its_settings_or_refused(tmp_path: Path) -> None:
+    of: dict[str, Any] = {"env_id": "CartPole-v1", "num_samplers": 2, "num_steps": 64, "progress": "off"}
+    dppo.train(make_config({**of, "seed": 1, "total_timesteps": 128, "run_dir": tmp_path / "seed_1"}))
+    given = of | {"run_dir": tmp_path}
+    for steps, state in ((128, "done"), (256, "waiting")):
+        assert [run.state for run in seeds._planned(given | {"total_timesteps": steps}, [1, 2])] == [state, "waiting"]
+    with pytest.raises(ConfigError, match=r"^learning_rate=0\.0005: \S+seed_1 was made with 0\.0003"):
+        seeds._planned(given | {"total_timesteps": 256, "learning_rate": 5e-4}, [1, 2])
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["train", "--config", "own.yaml", "--seeds", "1..2"],
+        ["doctor", "--config", "own.yaml"],
+        ["train", "--config", "run.yaml"],
+    ],
+)
+def test_arguments_that_are_objects_do_not_become_text(
+    words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("own.yaml").write_text("env_id: CartPole-v1\nenv_kwargs: {start: 2020-01-01}\n")
+    Path("run.yaml").write_text('env_id: CartPole-v1\nenv_kwargs: {start: {"!python": "datetime.date(2020, 1, 1)"}}\n')
+    assert main(words) == 2
+    assert re.search(
+        r"env_kwargs: start is .*datetime\.date.*, .* Use text, numbers, lists, dicts\.", capsys.readouterr().err
+    )
+    assert sorted(one.name for one in tmp_path.iterdir()) == ["own.yaml", "run.yaml"]
+
+
+def test_a_folder_that_cannot_be_made_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "file").touch()
+    assert main(["train", "CartPole-v1", *TINY, "--seeds", "1..2", "--run-dir", str(tmp_path / "file")]) == 2
+    assert re.search(r"run_dir=\S+file: cannot be written", capsys.readouterr().err)

@@ -82,6 +82,23 @@ def test_trials_are_compared_after_equal_shares_of_their_steps() -> None:
     assert pruner.on_iteration({"global_step": 600, "charts/episodic_return": -1.0})
 
 
+def test_settings_of_a_file_are_not_tuned(tmp_path: Path, capsys: Capture, monkeypatch: Patch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("dppo.user_code.find_spec", lambda name: True)
+    Path("own.yaml").write_text("".join(f"{name}: 1\n" for name in yaml.safe_load(tune.SPACE.read_text())))
+    monkeypatch.setattr(tune, "Config", lambda **settings: make_config({"env_id": "CartPole-v1"}))
+    assert main(["tune", "CartPole-v1", "--config", "own.yaml"]) == 2
+    assert "none is left to tune" in capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_a_study_of_trials_that_diverge_ends(tmp_path: Path, capsys: Capture, monkeypatch: Patch) -> None:
+    pytest.importorskip("optuna")
+    monkeypatch.chdir(tmp_path)
+    assert main(["tune", *SMALL, "--learning-rate", "1e30", "--minibatch-size", "64", "--trials", "2"]) == 2
+    assert "no trial has finished with an episode" in capsys.readouterr().err
+
+
 @pytest.mark.slow
 def test_a_study_is_continued_and_ends_with_a_command(tmp_path: Path, capsys: Capture, monkeypatch: Patch) -> None:
     pytest.importorskip("optuna")

@@ -21,7 +21,7 @@ from dppo.ppo.exchange import normalizer
 from dppo.ppo.exchange.records import PolicySnapshot
 from dppo.ppo.learning.batch import make_batch
 from dppo.ppo.networks.built_in import BuiltInSpec
-from dppo.ppo.networks.choice import choose_network, learning_network
+from dppo.ppo.networks.choice import acting_network, choose_network, learning_network
 from dppo.ppo.networks.encoders import Embedding, Flatten, OneHot
 from dppo.ppo.networks.images import Image, grid_cnn, impala_cnn, nature_cnn
 from dppo.ppo.networks.network import NetworkSpec
@@ -234,6 +234,35 @@ def test_an_image_gets_a_cnn_that_fits_its_size() -> None:
         f"observation is an image of 84 x 84 x 4 bytes."
     )
     assert grid.layers == "a grid CNN, shared by policy and value"
+
+
+def test_an_image_that_is_the_only_leaf_of_a_dict_has_no_hidden_layers_either() -> None:
+    image = gym_spaces.Box(0, 255, (40, 40, 3), np.uint8)
+    spaces = described(gym_spaces.Dict(image=image))
+    assert "units" not in choose_network(Network(), spaces).layers
+    with pytest.raises(
+        ConfigError, match=r"^hidden_sizes=\(7, 9\) has no effect: a single image goes from its encoder"
+    ):
+        choose_network(Network(hidden_sizes=(7, 9)), spaces)
+
+
+@pytest.mark.parametrize(
+    "leaf",
+    [
+        gym_spaces.MultiBinary((2, 3, 4)),
+        gym_spaces.Box(-5, 5, (2, 3, 4), np.int8),
+        gym_spaces.Box(0, 255, (1, 2, 2, 3, 4), np.uint8),
+    ],
+)
+def test_bytes_that_are_no_image_are_learned_from_as_numbers(leaf: Any) -> None:
+    spec = choose_network(Network(), described(gym_spaces.Dict(leaf=leaf))).spec
+    learning, rows = learning_network(spec, 1), np.stack([leaf.sample() for _ in range(3)])
+    head, values, _ = learning.forward({"leaf": torch.from_numpy(rows)})
+    acting = acting_network(spec)
+    acting.load(learning.parameters.weights.numpy(force=True))
+    outputs = acting.step({"leaf": rows.astype(spec.dtype)})
+    np.testing.assert_allclose(outputs.head, head, rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(outputs.values, values, rtol=1e-5, atol=1e-6)
 
 
 def test_every_choice_can_be_overridden() -> None:

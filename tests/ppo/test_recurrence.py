@@ -72,6 +72,18 @@ def test_other_cells_are_refused(cell: nn.Module) -> None:
         over_time(given, torch.zeros(1, 1, 2), torch.zeros(1, 2), torch.zeros((1, 1), dtype=torch.bool))
 
 
+def test_a_cell_that_does_more_when_it_is_called_is_refused() -> None:
+    class Own(nn.GRUCell):
+        def forward(self, *given: Any) -> Any:
+            return 2 * super().forward(*given)
+
+    hooked = nn.LSTMCell(2, 2)
+    hooked.register_forward_hook(lambda _, __, output: output)
+    for cell in (Own(2, 2), hooked):
+        with pytest.raises(TypeError, match=r"which has hooks or its own forward\(\)\. Call it step by step\."):
+            over_time(cell, torch.zeros(1, 1, 2), torch.zeros(1, 4), torch.zeros((1, 1), dtype=torch.bool))
+
+
 def test_the_recurrence_is_not_computed_in_lower_precision() -> None:
     cell = nn.GRUCell(INPUTS, UNITS)
     state, starts = torch.zeros(2, UNITS), torch.zeros((3, 2), dtype=torch.bool)

@@ -71,6 +71,7 @@ LEARNING: list[tuple[Changes, dict[str, Any]]] = [
     (FLAT | {"learning_rate": 1e-5, "approx_kl": 1e-9}, {}),  # annealed
     ({"approx_kl": lambda i: 5e-3 / 3**i, "entropy": falling(1.1)}, {}),  # solved
     (FLAT | {"entropy": lambda i: 2.8 - 0.05 * i}, {"actions": BOX}),  # a deviation of 0.08
+    (FLAT | {"entropy": -7.0}, {"actions": BOX}),  # narrow from the start, or wide and squashed
     (FLAT | {"entropy": lambda i: 2.8 - 0.15 * i}, {"actions": NestedActions((DiscreteActions(3), BOX), None)}),
     (FLAT | {"explained_variance": lambda i: -0.5 if i < 25 else 0.5}, {}),  # a slow start
     (FLAT | {"explained_variance": float("nan")}, {}),
@@ -166,3 +167,14 @@ def test_real_runs_are_noted_once_also_after_a_resume(tmp_path: Path) -> None:
         assert not any(text.startswith(beginning) for text in second.texts)
     assert result.iterations == 60
     assert result.times.startswith("An iteration took ")
+
+
+def test_rows_of_evaluations_do_not_count_as_iterations() -> None:
+    notes = LearningNotes(make_config(SETTINGS), DISCRETE)
+    found = [
+        (row["iteration"], note)
+        for row in rows(FLAT | {"approx_kl": 7.6e-9})
+        for _ in "12"
+        for note in notes.notes(row)
+    ]
+    assert [iteration for iteration, _ in found] == [ITERATIONS]

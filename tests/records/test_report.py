@@ -190,6 +190,14 @@ def test_rows_of_a_large_file_are_a_sample_with_both_ends(tmp_path: Path, monkey
     assert last_row(tmp_path) == {}
 
 
+def test_evaluations_that_end_in_one_iteration_are_all_read(tmp_path: Path) -> None:
+    found: list[dict[str, float]] = [{"iteration": number, "global_step": 64 * number} for number in (1, 2, 2, 2)]
+    found[2] |= {"eval/iteration": 1, "eval/mean_return": 3.0}
+    found[3] |= {"eval/iteration": 2, "eval/mean_return": 4.0}
+    (tmp_path / "metrics.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in found))
+    assert sampled_metrics(tmp_path) == found
+
+
 def test_everything_is_text_that_comes_from_a_folder(tmp_path: Path) -> None:
     lines = [
         row | {f"eval/{EVIL}": 1.0, f"incidents/{EVIL}": float(i), "losses/entropy": 1e308}

@@ -156,3 +156,14 @@ class RandomBuffer(Plain):
     def __init__(self, spaces: dppo.Spaces, head_size: int) -> None:
         super().__init__(spaces, head_size)
         self.register_buffer("features", torch.randn(3))
+
+
+class RandomAttribute(Plain):
+    """Random Fourier features, neither a buffer nor a parameter."""
+
+    def __init__(self, spaces: dppo.Spaces, head_size: int) -> None:
+        super().__init__(spaces, head_size)
+        self.features = 3 * torch.randn(4)
+
+    def forward(self, obs: Tensor) -> tuple[Tensor, Tensor]:
+        return super().forward(torch.cos(obs * self.features))

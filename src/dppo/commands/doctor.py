@@ -13,7 +13,7 @@ from typing import Any
 from dppo.commands.flags import as_words, flag, in_flags
 from dppo.commands.train import Command, arguments_of
 from dppo.config import Config
-from dppo.config.files import plain
+from dppo.config.files import plain, refuse_objects
 from dppo.errors import CheckpointError, ConfigError, printable
 from dppo.policies.policy import read
 from dppo.records.files.run_folder import settings_to_resume
@@ -64,6 +64,7 @@ def _of_environment(given: dict[str, Any], env_id: str | None, seconds: float) -
 
     settings, began = arguments_of(given, env_id, COMMAND.prog).settings, time.monotonic()
     config = Config(**settings)
+    refuse_objects(settings, "which the process of the doctor cannot be given")
 
     def show(stage: str) -> None:
         print(f"{time.monotonic() - began:6.1f} s  {stage} ...", file=sys.stderr, flush=True)
@@ -96,7 +97,10 @@ def of_run(run: Path, rows: Sequence[dict[str, float]] | None = None) -> Iterato
             split = split.plus(row)
         shares = {name: fmean(row[f"perf/{name}_frac"] for row in settled) for name in PHASES if settled}
         for name in sorted(shares, key=lambda name: -shares[name])[:2]:
-            yield "note", f"{shares[name]:.0%} of the time went to {PHASES[name]}"
+            advice = PHASES[name]
+            if config.num_actors == 0 or config.lag:  # it collects while learning, on actors
+                advice = advice.replace(", or --policy-lag 1", "")
+            yield "note", f"{shares[name]:.0%} of the time went to {advice}"
         lines = times_line(split, config, epochs), bottleneck_line(split, config)
         yield from (("note", line) for line in lines if line)
     for key, number in rows[-1].items() if rows else ():

@@ -58,6 +58,7 @@ class Parser(argparse.ArgumentParser):
             add_help=False,
             formatter_class=lambda prog: argparse.HelpFormatter(prog, max_help_position=28, width=WIDTH),
         )
+        self._negative_number_matcher = re.compile(r"-(\d+|\d*\.\d+)([eE][-+]?\d+)?$")  # argparse's has no -1e-3
         for title, flags in groups.items():
             self.add_flags(title.replace("_", " "), flags)
 
@@ -214,7 +215,10 @@ def as_words(settings: Mapping[str, Any]) -> list[str]:
     """Return the flags that set these values; objects of a Python program are shown, but no flag can pass them."""
     words = []
     for name, value in settings.items():
-        on = [] if isinstance(value, bool) else map(str, value) if isinstance(value, list | tuple) else [shown(value)]
+        on = [] if isinstance(value, bool) else [shown(value)]
+        if isinstance(value, list | tuple):
+            is_json = _metavar(types_by_name().get(name, str)) == "JSON"
+            on = [json.dumps(value)] if is_json else [*map(str, value)]
         words += [flag(f"no_{name}" if value is False else name), *on]
     return words
 

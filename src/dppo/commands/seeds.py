@@ -21,11 +21,11 @@ from rich.text import Text
 from dppo.cluster.ray.capacity import usable_cores
 from dppo.commands.plot import plot
 from dppo.config import Config
-from dppo.config.files import plain
+from dppo.config.files import plain, refuse_objects
 from dppo.config.resume import changes_on_resume
 from dppo.errors import ConfigError, DppoError, counted, printable
-from dppo.records.files.checkpoint import FOLDER, file_name
-from dppo.records.files.disk import make_folder, write_file
+from dppo.records.files.checkpoint import find, has_any
+from dppo.records.files.disk import make_folder, write_file, writing
 from dppo.records.files.run_folder import CONFIG, as_file_name, settings_to_resume
 from dppo.records.metrics.reading import last_row
 from dppo.records.terminal.view import duration, number
@@ -105,9 +105,10 @@ def train_seeds(
     runs = _planned(settings, seeds_of(seeds))
     at_once, why = _number_at_once(runs[0].config, seeds_at_once)
     parent = runs[0].folder.parent
-    make_folder(parent)
     shared = {name: value for name, value in settings.items() if name != "run_dir"}
-    write_file(parent / SETTINGS, yaml.safe_dump(plain(shared)).encode())
+    with writing(f"run_dir={parent}"):
+        make_folder(parent)
+        write_file(parent / SETTINGS, yaml.safe_dump(plain(shared)).encode())
     console = Console(highlight=False, markup=False, soft_wrap=True, quiet=runs[0].config.progress == "off")
     together = "one after another" if at_once == 1 else f"{at_once} at a time"
     console.print(*notes, f"{counted(len(runs), 'seed')}, {together}: {why}. Folder: {parent}", sep="\n")
@@ -132,6 +133,7 @@ def train_seeds(
 def _planned(settings: Mapping[str, Any], seeds: Sequence[int]) -> list[Seed]:
     """Return the runs, in folders beside each other, and mark those that have finished."""
     first = Config(**{**settings, "seed": seeds[0]})
+    refuse_objects(settings, "which the processes of several seeds cannot be given")
     name = f"{as_file_name(first.env_name)}__{first.name}__seeds__{time.strftime('%Y%m%d-%H%M%S')}"
     parent, runs = (first.run_dir or Path("runs") / name).absolute(), []
     if (parent / CONFIG).exists():
@@ -139,9 +141,11 @@ def _planned(settings: Mapping[str, Any], seeds: Sequence[int]) -> list[Seed]:
     for seed in seeds:
         folder = parent / f"seed_{seed}"
         run = Seed(replace(first, seed=seed, run_dir=folder), folder)
-        if (folder / FOLDER / file_name(first.iterations)).exists():
-            changes_on_resume(settings_to_resume(folder), run.config, folder, first.iterations)
-            run.state = "done"
+        if has_any(folder):
+            state = find(folder).checkpoint.state
+            changes_on_resume(settings_to_resume(folder), run.config, folder, state["iteration"])
+            waiting = (state.get("evaluations") or {}).get("open")
+            run.state = "done" if state["iteration"] >= first.iterations and not waiting else "waiting"
         runs.append(run)
     return runs
 

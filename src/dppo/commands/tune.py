@@ -16,6 +16,7 @@ from dppo.config import Config, fitted_to, read_settings, resolved
 from dppo.config.files import plain
 from dppo.config.parts import about, settings_by_name
 from dppo.errors import ConfigError, TrainingDiverged, unknown_name
+from dppo.records.files.disk import writing
 from dppo.records.files.run_folder import as_file_name
 from dppo.records.observer import Observer
 from dppo.user_code import require_package
@@ -52,7 +53,8 @@ def main(argv: list[str]) -> int:
     config = Config(**training.settings)  # refused, if at all, before the first trial
     out = Path(options.get("out", f"runs/tune__{as_file_name(config.env_name)}"))
     found = read_settings(Path(options.get("space", SPACE)))
-    space = {name: of for name, of in found.items() if name not in given}
+    own = {**(read_settings(Path(given["config"])) if given.get("config") else {}), **given}
+    space = {name: of for name, of in found.items() if name not in own}
     for name in found.keys() - settings_by_name().keys():
         raise ConfigError(f"space: {unknown_name('setting', name, settings_by_name())}")
     if not space:
@@ -65,7 +67,7 @@ def main(argv: list[str]) -> int:
     if len(study.get_trials(states=states)) < wanted:
         enough = optuna.study.MaxTrialsCallback(wanted, states=states)
         trial = partial(_train, base=base, space=space, out=out)
-        study.optimize(trial, callbacks=[enough, _print_trial], catch=(TrainingDiverged,))
+        study.optimize(trial, callbacks=[enough, _print_trial])
     if not study.get_trials(states=states[:1]):
         raise ConfigError(f"{out}: no trial has finished with an episode. Raise `total_timesteps`.")
     settings = study.best_trial.user_attrs["settings"]
@@ -80,7 +82,8 @@ def _study(out: Path, base: dict[str, Any]) -> Any:
     import optuna
 
     optuna.logging.set_verbosity(optuna.logging.ERROR)
-    out.mkdir(parents=True, exist_ok=True)
+    with writing(f"out={out}"):
+        out.mkdir(parents=True, exist_ok=True)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # the sign of life is experimental
         storage = optuna.storages.RDBStorage(f"sqlite:///{out}/study.db", heartbeat_interval=ALIVE_S)
@@ -109,7 +112,11 @@ def _train(trial: Any, base: dict[str, Any], space: dict[str, Any], out: Path) -
         print(f"trial {trial.number}: {error}")
         raise optuna.TrialPruned from None
     trial.set_user_attr("settings", resolved(config))
-    result = train(config, observers=[_Pruner(trial, config.iterations * config.batch_size)])
+    try:
+        result = train(config, observers=[_Pruner(trial, config.iterations * config.batch_size)])
+    except TrainingDiverged as error:  # counts as one of the trials
+        print(f"trial {trial.number}: {error}")
+        raise optuna.TrialPruned from None
     if result.stopped_by in signal.Signals.__members__:
         raise KeyboardInterrupt
     if result.stopped_by is not None or math.isnan(result.episodic_return):

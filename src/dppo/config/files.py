@@ -75,6 +75,15 @@ def _plain(value: Any) -> Any:
     return {OBJECT: re.sub(r" at 0x[0-9a-f]+", "", repr(value))}
 
 
+def refuse_objects(settings: Mapping[str, Any], why: str) -> None:
+    """Raise ConfigError if arguments of the environment hold Python objects, or their texts from a file."""
+    for of in ("env_kwargs", "eval_env_kwargs"):  # model_kwargs are always JSON
+        kwargs = settings.get(of)
+        for name, value in kwargs.items() if isinstance(kwargs, Mapping) else ():
+            if OBJECT in (text := json.dumps(plain(value))):
+                raise ConfigError(f"{of}: {name} is {text}, {why}. Use text, numbers, lists, dicts.")
+
+
 def resolved(config: FlatSettings) -> dict[str, Any]:
     """Return all settings as flat JSON values, with derived values in place of None where there is one."""
     settings = {name: plain(getattr(config, name)) for name in settings_by_name() if name != "run_dir"}
@@ -92,7 +101,10 @@ def read_settings(path: Path, *, own: bool = True) -> dict[str, Any]:
     One that may not be the user's `own`, of a run folder, must be small, a regular file, and without aliases.
     """
     data = _read(path, own)
-    return flattened({key.replace("-", "_"): value for key, value in data.items() if key != "versions"})
+    settings = flattened({key.replace("-", "_"): value for key, value in data.items() if key != "versions"})
+    if own and repr(OBJECT) in repr(settings):  # a config.yaml of a run, whose arguments were objects
+        refuse_objects(settings, f"the text of a Python object in {path}")
+    return settings
 
 
 def versions_in(path: Path) -> dict[str, Any]:

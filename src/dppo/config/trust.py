@@ -1,6 +1,7 @@
 """Find the code that settings name, and refuse to run it unless the user trusts its source."""
 
 import re
+import shlex
 from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
@@ -54,4 +55,4 @@ def require_trust(stored: Mapping[str, Any], named: Collection[str], origin: obj
 def resume_command(env_name: str, run_dir: Path, model_name: str | None = None, wrapper_names: Any = ()) -> str:
     """Return the command that continues a run."""
     trust = " --trust" * bool(code_named_by({"env_id": env_name, "model": model_name, "wrappers": wrapper_names}))
-    return f"dppo train --resume {run_dir}{trust}"
+    return f"dppo train --resume {shlex.quote(str(run_dir))}{trust}"

@@ -21,6 +21,7 @@ from dppo.ppo.acting.agent import PPOAgent
 from dppo.ppo.exchange.records import Episode, PolicySnapshot
 from dppo.ppo.networks.network import NetworkSpec
 from dppo.signals import INTERRUPTIONS
+from dppo.spaces.actions import Actions, MultiDiscreteActions, NestedActions
 from dppo.spaces.spaces import Spaces, holds_float64
 from dppo.streams import Stream
 from dppo.user_code import in_a_line
@@ -89,16 +90,24 @@ class Playing:
                 self._rows[0].env.answer = error
 
 
+def _compared(actions: Actions) -> Any:
+    """Return all of an action space but the bounds of real numbers, which may differ."""
+    if isinstance(actions, NestedActions):
+        return actions.keys, [_compared(part) for part in actions.parts]
+    return (actions.counts, actions.starts) if isinstance(actions, MultiDiscreteActions) else str(actions)
+
+
 def check_spaces(trained: Spaces, env: Any, env_name: str) -> None:
     """Refuse an environment that the policy was not trained for."""
     setting: Any = "off" if trained.mask is None else "info" if trained.mask == "info" else "auto"
     obs_dtype: Any = "float64" if holds_float64(trained.obs) else "float32"
     found = describe_spaces(env, drop_obs=trained.dropped, action_mask=setting, obs_dtype=obs_dtype)
     differs = any(getattr(found, name) != getattr(trained, name) for name in ("obs", "categories", "one_of", "mask"))
-    if differs or str(found.actions) != str(trained.actions):
+    if differs or _compared(found.actions) != _compared(trained.actions):
+        here, there = spaces_summary(found), spaces_summary(trained)
+        there += " that differ, as in numbers of choices" if here == there else ""
         raise CheckpointError(
-            f"{env_name} has {spaces_summary(found)}; the policy was trained with {spaces_summary(trained)}. Use the "
-            f"environment of the run."
+            f"{env_name} has {here}; the policy was trained with {there}. Use the environment of the run."
         )
 
 

@@ -246,13 +246,15 @@ class LearningNotes(Observer):
         # A policy is certain below the first of these numbers, plus the second times the entropy of the first row. Of
         # choices and real numbers side by side, nothing is known.
         self._certain = 0.0, math.nan if any(boxes(actions)) else CERTAIN
+        self._fall = 0.0  # of the entropy since the first row, at least
         if isinstance(actions, BoxActions):
+            self._fall = 2.0 * actions.width  # it may begin narrow, or wide behind a squash
             self._certain = actions.width * 0.5 * math.log(2 * math.pi * math.e * NARROW_STD**2), 0.0
         self._bonus = of.entropy_weight_for(not any(boxes(actions)))
         self._entropy = self._first = math.nan  # of the first row; the mean return of the first few episodes
         self._lowest, self._highest = math.inf, -math.inf  # mean return so far
         self._best, self._at = -math.inf, 0  # mean return of at least a few episodes, and env steps by then
-        self._in_a_row, self._given = Counter[str](), set[str]()
+        self._in_a_row, self._given, self._iteration = Counter[str](), set[str](), math.nan
         for row in rows:
             self.notes(row)
 
@@ -262,8 +264,10 @@ class LearningNotes(Observer):
             logger.warning("%s", note)
 
     def notes(self, row: Mapping[str, float]) -> list[str]:
-        """Return the notes that are due after `row`, the next one of the run."""
-        of = self._config
+        """Return the notes that are due after `row`, the next one of the run; rows of evaluations say nothing new."""
+        if row["iteration"] == self._iteration:
+            return []
+        of, self._iteration = self._config, row["iteration"]
         mean, spread, length, episodes, rate, kl, entropy, explained = (row.get(key, math.nan) for key in KEYS)
         self._entropy = first = entropy if math.isnan(self._entropy) else self._entropy
         if math.isnan(self._first) and episodes >= FEW:
@@ -274,7 +278,7 @@ class LearningNotes(Observer):
         size = abs(mean) * min(1.0, 1 / max(1e-9, (1 - of.gamma) * length))
         signs = {
             "still": abs(kl) < STILL_KL and rate >= ANNEALED * of.learning_rate,
-            "certain": entropy < self._certain[0] + self._certain[1] * first,
+            "certain": entropy < min(self._certain[0] + self._certain[1] * first, first - self._fall),
             "unexplained": explained < UNEXPLAINED and of.vf_coef > 0,
             "constant": max(self._highest - self._lowest, spread) <= 1e-9 * max(1.0, abs(mean)) and episodes >= FEW,
             "scale": not self._scaled and (size > LARGE or 0 < size < SMALL),

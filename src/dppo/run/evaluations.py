@@ -82,7 +82,9 @@ class Evaluations(Observer):
         self._of: Config = run.config
         self._learner: PPOLearner = run.learner
         self._path: Path = run.folder.path
-        self._row, self._steps = next(iter(read_metrics(self._path)[-1:]), {}), run.learner.global_step
+        self._row, self._steps = dict[str, float](), run.learner.global_step
+        self._row |= {"iteration": run.learner.iteration, "global_step": self._steps}  # if there is none in the file
+        self._row |= next(iter(read_metrics(self._path)[-1:]), {})
         self._faults, self._open = 0, dict[int, _Evaluation]()
         self._best: tuple[float, int, int] | None = None  # mean return, iteration and env steps
         state = run.folder.start.checkpoint.state.get("evaluations") if run.folder.start else None

@@ -83,7 +83,8 @@ class _Again:
         prepared = {name: getattr(config, name) for name in SETTINGS}
         with making(config.env_name):
             place = of.sampler_id, of.env
-            self.env = make_prepared(config.env_id, config.env_kwargs, prepared, mode, place=place)
+            most = config.replay_limit and config.replay_limit * config.action_repeat  # which truncates, as in the run
+            self.env = make_prepared(config.env_id, config.env_kwargs, prepared, mode, place=place, most_steps=most)
         self._config, self._of = config, of
         try:
             spaces = spaces_of(sampler_plan(config), self.env)
@@ -125,7 +126,8 @@ class _Again:
         if not difference and (one.length, one.episode_return, one.checksum(), seen[-1][2]) != same:
             difference = f"it has return {one.episode_return!r} after {counted(one.length, 'step')}"
             difference += "" if seen[-1][2] else ", and goes on"
-            difference += ", and another last observation" if one.episode_return == of.episode_return else ""
+            other = one.episode_return == of.episode_return and one.checksum() != of.checksum
+            difference += ", and another last observation" if other else ""
         if difference:
             then = f"It had return {of.episode_return!r} after {counted(of.length, 'step')}; now {difference}."
             raise NotTheSame(f"Episode {of.name} is not the same again. {then} {self._cause(seen)}")

@@ -165,6 +165,8 @@ class Run:
             stopped_by = self._iterate(stop)
             if self.evaluations is not None and self.evaluations.finish():
                 self.saved_iteration = -1  # write the checkpoint with the results
+                if self.evaluations.state()["open"] and stop.received is not None:
+                    stopped_by = stop.received.name
             self._save(last=True)
         except BaseException as error:
             if isinstance(error, EnvironmentFault):

@@ -88,7 +88,7 @@ def _image_encoder(network: Network, spaces: Spaces) -> str | None:
 
 
 def _is_cnn_alone(spaces: Spaces, encoder: str | None) -> bool:
-    return spaces.obs.names is None and encoder not in (None, "flatten")
+    return [is_image(leaf) for leaf in spaces.leaves().values()] == [True] and encoder not in (None, "flatten")
 
 
 def _check_effects(network: Network, spaces: Spaces, encoder: str | None) -> None:

@@ -55,11 +55,11 @@ class TorchActing(ActingNetwork):
         before = None if state is None else self._tensor(state)
         with default_dtype(self._dtype), exact_on(1):
             if before is None:
-                head, values = self._module(inputs)
-                return Outputs(head.numpy(), values.numpy())
+                head, values = self._module(inputs)  # which may have a graph, if the module takes a gradient itself
+                return Outputs(head.numpy(force=True), values.numpy(force=True))
             starts = torch.zeros((1, len(before)), dtype=torch.bool)
             head, values, after = self._module(each_leaf(inputs, itemgetter(None)), before, starts)
-            return Outputs(head[0].numpy(), values[0].numpy(), after.numpy())
+            return Outputs(*(one.numpy(force=True) for one in (head[0], values[0], after)))
 
     def _tensor(self, array: np.ndarray) -> Tensor:
         """Copy `array` into memory that is aligned alike in every process."""
@@ -104,7 +104,7 @@ class Autograd(LearningNetwork):
         return head.transpose(0, 1).flatten(0, 1), values.t().flatten()
 
     def _input(self, leaf: Tensor) -> Tensor:
-        is_image = leaf.element_size() == 1 and leaf.dim() > 3
+        is_image = leaf.dtype == torch.uint8 and leaf.dim() in (4, 5)  # rows, and the axes of `spaces.is_image`
         return leaf if is_image and self._reads_bytes else leaf.to(self._dtype)
 
     @override

@@ -113,7 +113,8 @@ def layer_forward(layer: nn.Linear, inputs: Tensor) -> Tensor:
     """Compute a linear layer, in place of `nn.Linear.forward`."""
     parameters = layer.__dict__["_parameters"]
     weight: Tensor | None = parameters.get("weight")
-    if weight is None or inputs.dim() != 2 or not alike(inputs, weight):  # None: torch's parametrizations compute it
+    parametrized = weight is None or "bias" not in parameters  # torch computes them
+    if weight is None or parametrized or inputs.dim() != 2 or not alike(inputs, weight):
         return linear(inputs, layer.weight, layer.bias)
     bias, (w, b) = parameters["bias"], _views_of(layer)
     learns = inputs.requires_grad or weight.requires_grad or (bias is not None and bias.requires_grad)

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.autograd import Function
 
-from dppo.ppo.networks.products import linear, multiply
+from dppo.ppo.networks.products import HOOKS, linear, multiply
 
 if TYPE_CHECKING:  # shapes are checked in tests only
     from jaxtyping import Bool, Float
@@ -30,10 +30,15 @@ def over_time(
         state: before the first step: h of a GRU, S = H; h and c of an LSTM side by side, S = 2 H.
         starts: True where the state becomes zero before the step, because an episode starts there.
 
-    Raise TypeError if `cell` is neither an `nn.GRUCell` nor an `nn.LSTMCell` with biases.
+    Raise TypeError if `cell` is neither an `nn.GRUCell` nor an `nn.LSTMCell` with biases, or is called in another way.
     """
     if not isinstance(cell, nn.GRUCell | nn.LSTMCell) or not cell.bias:
         raise TypeError(f"over_time() was given {cell!r}. Pass an nn.GRUCell or an nn.LSTMCell with biases.")
+    own = "forward" in cell.__dict__ or type(cell).forward not in (nn.GRUCell.forward, nn.LSTMCell.forward)
+    if own or any(getattr(cell, hooks) for hooks in HOOKS):
+        raise TypeError(
+            f"over_time() does not call {cell!r}, which has hooks or its own forward(). Call it step by step."
+        )
     if torch.compiler.is_compiling():  # an exporter follows operations of torch, not gradients by hand
         return _by_torch(cell, inputs, state, starts)
     if torch.is_autocast_enabled(inputs.device.type):  # rounding errors of a recurrence would add up

@@ -120,14 +120,7 @@ class ModuleSpec(NetworkSpec):
                 self._check_sequences(module, state_size)
             else:
                 self._check_rows(module)
-        buffers = dict(module.named_buffers())
-        other = dict(drawn(self._made, 1, self.dtype).named_buffers()) if buffers else {}  # actors do not know the seed
-        for name, buffer in buffers.items():
-            if name not in other or not torch.equal(buffer, other[name]):
-                raise self._broken(
-                    f"its buffer {name} is random, so each actor would get different values. Make it a parameter with "
-                    f"requires_grad=False"
-                )
+            self._check_seeds(module, state_size)
         return Facts(shapes_of(module), state_size)
 
     def _check_parameters(self, module: nn.Module) -> None:
@@ -188,6 +181,24 @@ class ModuleSpec(NetworkSpec):
             for name, output, other in zip(OUTPUTS, found, expected, strict=True):
                 if not _close(output, other):
                     raise self._broken(f"its {name} {otherwise}")
+
+    def _check_seeds(self, module: nn.Module, state_size: int) -> None:
+        """Check that nothing but the parameters depends on the seed, which actors do not know."""
+        other, remedy = drawn(self._made, 1, self.dtype), "Make it a parameter with requires_grad=False"
+        differs, buffers = "so actors and learners would get different values", dict(other.named_buffers())
+        for name, buffer in module.named_buffers():
+            if name not in buffers or not torch.equal(buffer, buffers[name]):
+                raise self._broken(f"its buffer {name} is random, {differs}. {remedy}")
+        if shapes_of(other) != shapes_of(module):
+            raise self._broken("the names or shapes of its parameters are random. Let them follow from the arguments")
+        nn.utils.vector_to_parameters(nn.utils.parameters_to_vector(module.parameters()).detach(), other.parameters())
+        dtype, rows = getattr(torch, self.dtype), (1, ROWS) if state_size else (ROWS,)
+        obs = each_leaf(_made_up_inputs(self.spaces, ROWS, dtype), lambda leaf: leaf.view(*rows, *leaf.shape[1:]))
+        memory = (torch.zeros(ROWS, state_size, dtype=dtype), torch.zeros(rows, dtype=torch.bool)) if state_size else ()
+        both = (self._outputs(one, rows, obs, *memory) for one in (module, other))
+        for name, output, again in zip(OUTPUTS, *both, strict=False):
+            if not _close(output, again):
+                raise self._broken(f"its {name} depend on something random besides its parameters, {differs}. {remedy}")
 
     def _passes(
         self, module: nn.Module, calls: list[Callable[[], tuple[Tensor, ...]]], row: Any

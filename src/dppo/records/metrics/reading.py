@@ -41,16 +41,17 @@ def sampled_metrics(run: Path) -> list[dict[str, float]]:
 
     Takes about as long, and as much memory, for a file of any size. Leaves out what is not a row or not a number.
     """
-    rows: dict[float, dict[str, float]] = {}
+    rows: dict[tuple[float, float], dict[str, float]] = {}
     try:
         for _, row in (one for line in _sampled_lines(run / FILE) for one in parsed(line)):
             if row is not None:
-                rows[row["iteration"]] = {key: value for key, value in row.items() if _is_number(value)}
+                of = {key: value for key, value in row.items() if _is_number(value)}
+                rows[of["iteration"], of.get("eval/iteration", -1)] = of  # an iteration may end several evaluations
     except FileNotFoundError:
         return []
     except OSError as error:
         raise DppoError(f"{run / FILE}: {cause(error)} Pass the folder of a run.") from error
-    return [rows[iteration] for iteration in sorted(rows)]
+    return [rows[place] for place in sorted(rows)]
 
 
 def _sampled_lines(path: Path) -> Iterator[bytes]:
