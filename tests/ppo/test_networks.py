@@ -175,9 +175,16 @@ def _with_a_forward_of_its_own(inputs: int, outputs: int) -> nn.Linear:
     return layer
 
 
-@pytest.mark.parametrize("make", [nn.Linear, _Subclass, _hooked, _with_a_forward_of_its_own])
+def _transposed(inputs: int, outputs: int) -> nn.Linear:
+    layer = nn.Linear(inputs, outputs)
+    layer.weight = nn.Parameter(torch.randn(inputs, outputs).t() / 8)
+    return layer
+
+
+@pytest.mark.parametrize("make", [nn.Linear, _Subclass, _hooked, _with_a_forward_of_its_own, _transposed])
 @pytest.mark.parametrize("behind", [nn.Tanh, nn.SiLU])
-def test_actors_and_learners_compute_the_same_bits(make: Any, behind: type[nn.Module]) -> None:
+@pytest.mark.parametrize("rows", [1, 8])
+def test_actors_and_learners_compute_the_same_bits(make: Any, behind: type[nn.Module], rows: int) -> None:
     class Own(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -191,7 +198,7 @@ def test_actors_and_learners_compute_the_same_bits(make: Any, behind: type[nn.Mo
 
     acting, learning = Own(), Own()
     learning.load_state_dict(acting.state_dict())
-    obs = torch.randn(8, 33)
+    obs = torch.randn(rows, 33)
     expected = acting(obs)
     outputs = TorchActing(acting, Spaces(np.dtype((np.float32, (33,))), DiscreteActions(3))).step(obs.numpy())
     head, values, _ = Autograd(learning, learning.parameters()).forward(obs)

@@ -198,6 +198,13 @@ def test_evaluations_that_end_in_one_iteration_are_all_read(tmp_path: Path) -> N
     assert sampled_metrics(tmp_path) == found
 
 
+def test_the_folder_of_checkpoints_is_that_of_its_run(tmp_path: Path) -> None:
+    run = a_run(tmp_path / "run", rows(3))
+    (run / "checkpoints").mkdir()
+    assert main(["report", str(run / "checkpoints")]) == 0
+    assert "No iteration has finished yet" not in (run / "report.html").read_text(encoding="utf8")
+
+
 def test_everything_is_text_that_comes_from_a_folder(tmp_path: Path) -> None:
     lines = [
         row | {f"eval/{EVIL}": 1.0, f"incidents/{EVIL}": float(i), "losses/entropy": 1e308}

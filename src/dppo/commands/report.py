@@ -19,7 +19,7 @@ from dppo.config.parts import default_of
 from dppo.errors import DppoError, printable
 from dppo.files import check_kind, lock, read_file
 from dppo.records.files.disk import write_file, writing
-from dppo.records.files.run_folder import CONFIG, settings_to_resume
+from dppo.records.files.run_folder import CONFIG, run_dir_of, settings_to_resume
 from dppo.records.metrics.reading import sampled_metrics
 from dppo.records.report.page import Facts, page
 
@@ -36,8 +36,9 @@ def main(argv: list[str]) -> int:
     """Write the page; return the exit code."""
     options = {"--out FILE": "The page. (default: RUN/report.html)"}
     flags, word = Parser(PROG, "RUN [--out FILE]", DESCRIPTION, options=options).split_one(argv)
-    out = flags.get("out", Path(word) / "report.html")
-    data = page(facts_of(Path(word))).encode("utf8", "replace")
+    run = run_dir_of(Path(word))
+    out = flags.get("out", run / "report.html")
+    data = page(facts_of(run)).encode("utf8", "replace")
     with writing(f"out={out}"):
         write_file(out, data)
     print(printable(f"{out}: {len(data) / 1024:,.0f} kB. Open it in a browser."))

@@ -31,6 +31,8 @@ class TorchActing(ActingNetwork):
     def __init__(self, module: nn.Module, spaces: Spaces) -> None:
         self._module = quick(module.requires_grad_(False))
         self._parameters = list(self._module.parameters())
+        for parameter in self._parameters:
+            parameter.data = parameter.data.contiguous()  # as in learners, whose products have the same bits then
         self._dtype = self._parameters[0].dtype
         self._dims = {name: len(leaf.shape) for name, leaf in spaces.leaves().items()}
 
