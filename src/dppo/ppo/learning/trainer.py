@@ -207,12 +207,16 @@ class PPOTrainer:
         """Compute the gradient of a minibatch's loss, at once or in pieces of at most `micro_batch_size` rows."""
         if self.micro_batch_size is None or len(minibatch) <= self.micro_batch_size:
             return self._backward(ppo, minibatch)
-        losses, shares, sums, gradient = [], [], torch.empty(0), self._parameters.gradient
-        for piece in minibatch.pieces(self.micro_batch_size):
-            shares.append(len(piece) / len(minibatch))
-            losses.append(self._backward(ppo, piece, shares[-1]))
-            sums = sums.add_(gradient) if len(losses) > 1 else gradient.clone()
-        gradient.copy_(sums)
+        return self._sum_of_pieces(ppo, minibatch, list(minibatch.pieces(self.micro_batch_size)))
+
+    def _sum_of_pieces(self, ppo: PPO, minibatch: Batch, pieces: list[Batch]) -> _Losses:
+        shares = [len(piece) / len(minibatch) for piece in pieces]
+        losses, total = [], torch.empty(0)
+        for number, (piece, share) in enumerate(zip(pieces, shares, strict=True)):
+            losses.append(self._backward(ppo, piece, share))
+            gradient = self._parameters.gradient
+            total = total.add_(gradient) if number else gradient.clone()
+        self._parameters.gradient.copy_(total)
         *columns, log_ratios = zip(*losses, strict=True)
         means = [torch.stack([loss * share for loss, share in zip(one, shares, strict=True)]).sum() for one in columns]
         return _Losses._make([*means, torch.cat(log_ratios)])
