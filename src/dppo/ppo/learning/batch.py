@@ -94,9 +94,9 @@ class Batch:
 
     def to(self, device: torch.device) -> Batch:
         """Return the batch on `device`; the batch itself if it is there."""
-        if device.type == self.logprobs.device.type:
-            return self
+        return self if device.type == self.logprobs.device.type else self._moved(device)
 
+    def _moved(self, device: torch.device) -> Batch:
         def moved(tensor: Tensor) -> Tensor:
             return tensor.pin_memory().to(device, non_blocking=True)
 
@@ -128,17 +128,16 @@ class Batch:
 
     def _of_each(self, change: Callable[[Tensor], Tensor]) -> Batch:
         """Return the batch with each column changed by a function of its sequences [S, ...]."""
-
-        def of_rows(column: Tensor) -> Tensor:
-            if self.sequence_length == 1:
-                return change(column)
-            return change(column.unflatten(0, (self.sequences, self.sequence_length))).flatten(0, 1)
-
-        columns = {name: column for name in COLUMNS if (column := getattr(self, name)) is not None}
-        changed: dict[str, Any] = {name: each_leaf(column, of_rows) for name, column in columns.items()}
+        of_rows = change if self.sequence_length == 1 else partial(self._in_sequences, change)
+        changed: dict[str, Any] = {
+            name: each_leaf(column, of_rows) for name in COLUMNS if (column := getattr(self, name)) is not None
+        }
         if self.recurrent is not None:
             changed["recurrent"] = RecurrentInputs(*map(change, self.recurrent))
         return replace(self, **changed)
+
+    def _in_sequences(self, change: Callable[[Tensor], Tensor], column: Tensor) -> Tensor:
+        return change(column.unflatten(0, (self.sequences, self.sequence_length))).flatten(0, 1)
 
 
 NOT_COLUMNS = ("iterations", "informed", "rewarded", "sequence_length", "gae_inputs", "recurrent", "stored")
@@ -162,7 +161,9 @@ def zero_batch(spec: NetworkSpec, sequences: int, sequence_length: int) -> Batch
 def make_batch(
     segments: Sequence[Segment], obs_scale: ObsScale | None, reward_scale: float | None, ppo: PPO, length: int = 1
 ) -> Batch:
-    """Merge segments into one batch; rows that are not transitions stay, with zeros in place of all that they hold.
+    """Merge segments into one batch: normalize, estimate advantages and flatten.
+
+    Rows that are not transitions are kept with weight zero, and their contents are replaced by zeros.
 
     Args:
         segments: of equal T, in sampler order. The order decides that of the rows, and so of every later sum.
