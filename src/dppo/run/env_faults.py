@@ -38,8 +38,9 @@ class EnvFaults:
     def checked(self, collected: Collected) -> Collected:
         """Return `collected` with all actions of episodes that failed; raise EnvironmentFault if these are too many."""
         faulty = [one for report in collected.reports for one in report.incidents if one.fault]
-        if not faulty:
-            return collected
+        return self._noted(collected, faulty) if faulty else collected
+
+    def _noted(self, collected: Collected, faulty: list[Incident]) -> Collected:
         now, (most, seconds) = self._clock(), self._budget
         for incident in faulty:
             self._times.append(now)
