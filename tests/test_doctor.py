@@ -12,17 +12,20 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from builders import make_config
 from commandline import run
 from worlds.sick import Sick
 
 import dppo
 from dppo.__main__ import main
-from dppo.config import Config
+from dppo.commands.doctor import PHASES, of_run
+from dppo.config import Config, grouped, resolved
 from dppo.doctor import examination
 from dppo.doctor.diagnosis import Facts, advice, findings, iteration_s, plans, recommended
 from dppo.doctor.examination import Examination
 from dppo.doctor.watching import Watch
+from dppo.records.words import TimeSplit
 
 Capture = pytest.CaptureFixture[str]
 SICK = "worlds.sick:Sick"
@@ -242,6 +245,21 @@ def test_the_model_knows_what_a_lag_and_resets_in_the_background_gain() -> None:
     lag, standby = advice(facts, config)
     assert "--policy-lag 1" in lag
     assert standby.startswith("--standby-envs 2 "), "an episode takes half the time of a reset"
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [({"num_actors": 2}, 1), ({"num_actors": 0}, 0), ({"num_actors": 2, "policy_lag": 1}, 0)],
+)
+def test_a_lag_is_advised_where_it_would_collect_while_learning(
+    settings: dict[str, Any], said: int, tmp_path: Path
+) -> None:
+    config = make_config({"env_id": "CartPole-v1", **settings})
+    (tmp_path / "config.yaml").write_text(yaml.safe_dump(grouped(resolved(config))))
+    row = {f"perf/{name}_frac": float(name == "update") for name in PHASES} | {"iteration": 2, "global_step": 512}
+    row |= {f"perf/{name}": 1.0 for name in TimeSplit._fields[1:]}
+    texts = [text for kind, text in of_run(tmp_path, [row]) if kind == "note"]
+    assert [text.endswith(", or --policy-lag 1") for text in texts if "went to SGD" in text] == [bool(said)]
 
 
 def test_the_doctor_of_a_run_says_what_limited_it_and_writes_nothing(tmp_path: Path, capsys: Capture) -> None:

@@ -103,6 +103,22 @@ def test_a_run_that_is_resumed_without_evaluations_keeps_the_best_one(whole: dpp
     assert list(evaluations(stopped)) == [2]
 
 
+def test_an_evaluation_is_repeated_in_a_copy_without_metrics(
+    whole: dppo.Result, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run, play = tmp_path / "run", EpisodePlayer.play
+
+    def interrupted(*args: Any) -> Any:
+        os.kill(os.getpid(), signal.SIGTERM)
+        return play(*args)
+
+    monkeypatch.setattr(EpisodePlayer, "play", interrupted)
+    assert dppo.train(settings(run)).stopped_by == "SIGTERM"
+    monkeypatch.setattr(EpisodePlayer, "play", play)
+    (run / "metrics.jsonl").unlink()
+    assert list(evaluations(dppo.train(settings(run), resume=run))) == DUE
+
+
 def test_the_time_of_evaluations_is_not_that_of_training(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     now = [0.0]
 

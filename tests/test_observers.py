@@ -21,6 +21,7 @@ from recorder import Notes, Recorder
 
 import dppo
 from dppo.__main__ import main
+from dppo.config.trust import resume_command
 from dppo.errors import CheckpointNotWritten, EnvironmentFault
 from dppo.ppo.exchange.records import CollectionProgress, Incident
 from dppo.records.files import checkpoint as checkpoints
@@ -285,6 +286,10 @@ class Breaking(gym.Wrapper[Any, Any, Any, Any]):
 def break_with(error: BaseException, run_dir: Path, **changes: Any) -> dppo.Result:
     Breaking.error, Breaking.steps = error, 0
     return dppo.train(settings(run_dir, env_id=Breaking, **changes))
+
+
+def test_the_command_to_resume_quotes_a_folder_with_spaces() -> None:
+    assert resume_command("CartPole-v1", Path("runs/my run")) == "dppo train --resume 'runs/my run'"
 
 
 def test_a_failed_run_prints_cause_and_resume_command(tmp_path: Path, capsys: Capture, undisturbed: str) -> None:

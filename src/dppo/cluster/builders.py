@@ -144,8 +144,7 @@ def _make_env(plan: SamplerPlan, owner: str, sampler_id: int, env: int) -> Any:
     with making(owner, sampler_id, env):
         of, rows = plan.env, plan.sampling.envs_per_sampler
         seed = streams.integer(plan.seed, Stream.EPISODES, sampler_id, 0, 0)
-        most_steps = of.replay_limit and of.replay_limit * of.action_repeat
-        how: dict[str, Any] = {"place": (sampler_id, env), "most_steps": most_steps, "rows": rows, "seed": seed}
+        how: dict[str, Any] = {"place": (sampler_id, env), "most_steps": of.most_steps, "rows": rows, "seed": seed}
         made = make_prepared(of.env_id, of.env_kwargs, {name: getattr(of, name) for name in SETTINGS}, **how)
         if of.info_keys and joint_kind(made):
             close_all([made])

@@ -41,9 +41,9 @@ COMMAND = Command(
 PHASES = {
     "env": "the environments. Use more actors, up to --num-samplers, if there are CPUs for them",
     "act": "the policy. Use several --envs-per-sampler, or a smaller network",
-    "wait": "waiting for the slowest actor and for Ray. Use longer segments (--num-steps), or --policy-lag 1",
+    "wait": "waiting for the slowest actor and for Ray. Use longer segments (--num-steps)",
     "transfer": "sending policies and segments. Use longer segments (--num-steps)",
-    "update": "SGD. Use fewer --update-epochs, or --policy-lag 1",
+    "update": "SGD. Use fewer --update-epochs",
     "other": "files and displays. Use longer segments (--num-steps)",
 }
 
@@ -97,9 +97,8 @@ def of_run(run: Path, rows: Sequence[dict[str, float]] | None = None) -> Iterato
             split = split.plus(row)
         shares = {name: fmean(row[f"perf/{name}_frac"] for row in settled) for name in PHASES if settled}
         for name in sorted(shares, key=lambda name: -shares[name])[:2]:
-            advice = PHASES[name]
-            if config.num_actors == 0 or config.lag:  # it collects while learning, on actors
-                advice = advice.replace(", or --policy-lag 1", "")
+            lag_helps = name in ("wait", "update") and config.num_actors != 0 and config.lag == 0
+            advice = f"{PHASES[name]}{', or --policy-lag 1' if lag_helps else ''}"
             yield "note", f"{shares[name]:.0%} of the time went to {advice}"
         lines = times_line(split, config, epochs), bottleneck_line(split, config)
         yield from (("note", line) for line in lines if line)

@@ -75,13 +75,19 @@ def _plain(value: Any) -> Any:
     return {OBJECT: re.sub(r" at 0x[0-9a-f]+", "", repr(value))}
 
 
-def refuse_objects(settings: Mapping[str, Any], why: str) -> None:
-    """Raise ConfigError if arguments of the environment hold Python objects, or their texts from a file."""
+def objects_in(settings: Mapping[str, Any]) -> Iterator[tuple[str, str, str]]:
+    """Yield setting, name and text of each argument of environments that is a Python object, or the text of one."""
     for of in ("env_kwargs", "eval_env_kwargs"):  # model_kwargs are always JSON
         kwargs = settings.get(of)
         for name, value in kwargs.items() if isinstance(kwargs, Mapping) else ():
             if OBJECT in (text := json.dumps(plain(value))):
-                raise ConfigError(f"{of}: {name} is {text}, {why}. Use text, numbers, lists, dicts.")
+                yield of, name, text
+
+
+def refuse_objects(settings: Mapping[str, Any], why: str) -> None:
+    """Raise ConfigError if an argument of environments is a Python object, or the text of one."""
+    for of, name, text in objects_in(settings):
+        raise ConfigError(f"{of}: {name} is {text}, {why}. Use text, numbers, lists, dicts.")
 
 
 def resolved(config: FlatSettings) -> dict[str, Any]:
@@ -102,7 +108,7 @@ def read_settings(path: Path, *, own: bool = True) -> dict[str, Any]:
     """
     data = _read(path, own)
     settings = flattened({key.replace("-", "_"): value for key, value in data.items() if key != "versions"})
-    if own and repr(OBJECT) in repr(settings):  # a config.yaml of a run, whose arguments were objects
+    if own and repr(OBJECT) in repr(settings):  # a config.yaml of a run; dates of YAML are objects and no texts yet
         refuse_objects(settings, f"the text of a Python object in {path}")
     return settings
 

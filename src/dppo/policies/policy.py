@@ -66,8 +66,8 @@ class Policy:
             generator: sample the action from the policy with it; None takes the most likely action.
 
         Raise ValueError if `obs` is not an observation of the environment: another shape or kind of number, a number
-        that is not finite or does not fit its dtype, or no category; or `action_mask` is missing, allows nothing, or is
-        not used by this policy; or `state` does not fit, or there is no memory.
+        that is not finite or does not fit its dtype, an invalid category; or `action_mask` is missing, allows nothing,
+        or is not used by this policy; or `state` does not fit, or there is no memory.
         """
         rows, single = _rows_of(obs, self.spaces)
         before = self._before(state, len(rows), single=single)

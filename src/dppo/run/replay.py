@@ -82,9 +82,8 @@ class _Again:
         """Make the environment, with this render_mode."""
         prepared = {name: getattr(config, name) for name in SETTINGS}
         with making(config.env_name):
-            place = of.sampler_id, of.env
-            most = config.replay_limit and config.replay_limit * config.action_repeat  # which truncates, as in the run
-            self.env = make_prepared(config.env_id, config.env_kwargs, prepared, mode, place=place, most_steps=most)
+            how: dict[str, Any] = {"place": (of.sampler_id, of.env), "most_steps": config.most_steps}
+            self.env = make_prepared(config.env_id, config.env_kwargs, prepared, mode, **how)
         self._config, self._of = config, of
         try:
             spaces = spaces_of(sampler_plan(config), self.env)

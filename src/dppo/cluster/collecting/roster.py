@@ -71,7 +71,8 @@ class Actor:
     losses: int = 0  # in a row, without a segment in between
     samplers_moved: bool = False  # while other actors host them
     asked: dict[int, Question] = field(default_factory=dict)  # unanswered questions by id, in the order of work
-    early: dict[int, Answer | Spaces | DppoError] = field(default_factory=dict)  # by id, if not the first's
+    early: dict[int, Answer | Spaces | DppoError] = field(default_factory=dict)
+    """Answers that came before that to the first question, by id."""
     holds: dict[int, int] = field(default_factory=dict)
     """Index of the segment that each of its samplers can collect after all questions without being rebuilt."""
     waits: bool = False  # True if it is asked for nothing until its queue is empty, because samplers may move then

@@ -85,6 +85,11 @@ class Env:
         return rate_of("env_faults", self.env_faults, "10/h, or `on_env_fault=raise` to survive none")
 
     @property
+    def most_steps(self) -> int | None:
+        """Return the steps of the environment, repeated actions included, that `replay_limit` allows an episode."""
+        return self.replay_limit and self.replay_limit * self.action_repeat
+
+    @property
     def env_name(self) -> str:
         """Return the environment's id, or the import path of a callable."""
         return import_path(self.env_id)

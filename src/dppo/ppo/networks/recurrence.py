@@ -30,7 +30,8 @@ def over_time(
         state: before the first step: h of a GRU, S = H; h and c of an LSTM side by side, S = 2 H.
         starts: True where the state becomes zero before the step, because an episode starts there.
 
-    Raise TypeError if `cell` is neither an `nn.GRUCell` nor an `nn.LSTMCell` with biases, or is called in another way.
+    Raise TypeError if `cell` is neither an `nn.GRUCell` nor an `nn.LSTMCell` with biases, or has hooks or its own
+    `forward`.
     """
     if not isinstance(cell, nn.GRUCell | nn.LSTMCell) or not cell.bias:
         raise TypeError(f"over_time() was given {cell!r}. Pass an nn.GRUCell or an nn.LSTMCell with biases.")

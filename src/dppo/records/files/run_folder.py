@@ -19,7 +19,7 @@ import yaml
 from filelock import FileLock, Timeout
 
 from dppo.config import Config, flattened, grouped, read_settings, resolved
-from dppo.config.files import OBJECT, plain
+from dppo.config.files import objects_in
 from dppo.config.resume import changes_on_resume, check_branch, leave_out_ineffective
 from dppo.config.trust import resume_command
 from dppo.errors import CheckpointError, CheckpointNotWritten, ConfigError
@@ -174,14 +174,11 @@ def settings_to_resume(path: Path, changes: dict[str, Any] | None = None) -> dic
     settings = {"atari": "raw"} | settings  # a run from before there was this setting
     if changes is not None:
         settings = leave_out_ineffective(settings, changes)
-    for of in ("env_kwargs", "eval_env_kwargs"):  # model_kwargs are always JSON
-        kwargs = settings.get(of)
-        for name, value in kwargs.items() if isinstance(kwargs, dict) else ():
-            if OBJECT in (text := json.dumps(plain(value))):
-                raise ConfigError(
-                    f"{of}: {name} was {text}, and a run folder cannot hold Python objects. Pass `{of}` again: in "
-                    f"Python with Config({of}=...) and train(config, resume=...), or with --{of.replace('_', '-')}."
-                )
+    for of, name, text in objects_in(settings):
+        raise ConfigError(
+            f"{of}: {name} was {text}, and a run folder cannot hold Python objects. Pass `{of}` again: in Python with "
+            f"Config({of}=...) and train(config, resume=...), or with --{of.replace('_', '-')}."
+        )
     return settings
 
 
