@@ -61,6 +61,8 @@ REFUSED = {
         "num_actors=4 is more than num_samplers=3 ... Use --num-actors 3 or fewer, or --num-samplers 4"
     ),
     "train CartPole-v1 --num-actors 1 --licences 8 --eval-every 1000": "licences=8 ... Use --num-samplers 7",
+    "train CartPole-v1 --num-samplers 1 --envs-per-sampler 8 --licences 4": "licences=4 ... Lower --envs-per-sampler, ",
+    "train CartPole-v1 --config twice.yaml": "num-steps and num_steps, the same setting. Leave one out.",
     "train CartPole-v1 --seed -1": "seed=-1 ... greater than or equal to 0 ... Use ",
     "train CartPole-v1 --hidden-sizes 64 0": "hidden_sizes ... greater than 0",
     "train CartPole-v1 --activation gelu": "gelu ... tanh ... relu",
@@ -124,6 +126,7 @@ def desk(tmp_path_factory: pytest.TempPathFactory) -> Path:
     desk = tmp_path_factory.mktemp("desk")
     files = {"broken.py": "1 / 0\n", "unparsable.py": "def (\n", "exiting.py": "raise SystemExit('wrong arguments')\n"}
     files |= {"other.yaml": "learning_rat: 0.1\n", "deep.yaml": "[" * 5000}
+    files |= {"twice.yaml": "num-steps: 8\nnum_steps: 16\n"}
     for name, text in files.items():
         (desk / name).write_text(text)
     (desk / "noise.yaml").write_bytes(bytes(range(256)))

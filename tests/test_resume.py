@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from builders import make_config
 from commandline import Command
 from recorder import Recorder
 
@@ -17,7 +18,7 @@ import dppo
 from dppo.__main__ import main
 from dppo.errors import ConfigError
 from dppo.records.files import checkpoint as checkpoints
-from dppo.records.files.run_folder import settings_to_resume
+from dppo.records.files.run_folder import open_run, settings_to_resume
 
 STEPS, ITERATIONS, SAMPLERS = 50, 6, 2
 BATCH = STEPS * SAMPLERS
@@ -177,6 +178,27 @@ def test_a_branch_starts_with_the_weights_and_its_own_rate(whole: Path, tmp_path
     assert [row["charts/learning_rate"] for row in rows(new)] == [1e-3, 5e-4]
     assert [row["global_step"] for row in rows(new)] == [BATCH, 2 * BATCH]
     assert len(rows(whole)) == ITERATIONS  # untouched
+
+
+def test_a_branch_has_minibatches_for_its_own_batch(tmp_path: Path) -> None:
+    """A minibatch size that the user has set stays; one that follows from the batch follows from the new batch."""
+    config = make_config({"env_id": "CartPole-v1", "num_steps": 512, "run_dir": tmp_path / "run", "num_actors": 1})
+    own = dataclasses.replace(config, run_dir=tmp_path / "own", minibatch_size=64, micro_batch_size=32)
+    for each in (config, own):
+        with open_run(each, None) as folder:
+            folder.write_settings(each, {})
+    changes = {"run_dir": tmp_path / "new", "num_steps": 4096}
+    branch = dppo.Config(**settings_to_resume(tmp_path / "run", changes))
+    assert (
+        branch.sizes
+        == dataclasses.replace(config, num_steps=4096).sizes
+        != dataclasses.replace(branch, minibatch_size=128).sizes
+    )
+    assert dppo.Config(**settings_to_resume(tmp_path / "own", changes)).minibatch_size == 64
+    assert settings_to_resume(tmp_path / "run", {"num_steps": 4096})["minibatch_size"] == config.sizes.minibatch_rows
+    two = settings_to_resume(tmp_path / "own", {"num_learners": 2})
+    assert "micro_batch_size" not in two
+    assert dppo.Config(**two).num_learners == 2
 
 
 def test_a_branch_records_its_origin_also_after_a_resume(whole: Path, tmp_path: Path) -> None:

@@ -92,6 +92,21 @@ def test_a_resumed_run_starts_from_its_own_checkpoint(source: Path, tmp_path: Pa
     assert dppo.train(config, resume=tmp_path / "run").weights_sha256 == whole.weights_sha256
 
 
+@pytest.mark.parametrize("norm_value", [True, False])
+def test_values_begin_in_units_of_rewards(norm_value: bool, tmp_path: Path) -> None:
+    """A network that was trained with `norm_value` estimates values in another unit, which is not taken over."""
+    raw = CARTPOLE | {"norm_reward": False}
+    source = dppo.train(config_of(tmp_path / "source", raw, norm_value=True)).checkpoint
+    dppo.train(config_of(tmp_path / "run", raw, init_from=source, norm_value=norm_value))
+    there, here = checkpoints.load(source).arrays, first(tmp_path / "run")["model"]
+    count, mean, m2 = there["optimizer"]["value_targets"]
+    std = np.sqrt(m2 / count)
+    assert mean > 1
+    np.testing.assert_allclose(here["value.4.weight"], there["model"]["value.4.weight"] * std, rtol=1e-6)
+    np.testing.assert_allclose(here["value.4.bias"], there["model"]["value.4.bias"] * std + mean, atol=1e-5)
+    np.testing.assert_array_equal(here["value.2.weight"], there["model"]["value.2.weight"])
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("num_learners", [0, 1])
 def test_actors_and_learners_start_with_the_same_weights(

@@ -103,8 +103,8 @@ def test_a_study_of_trials_that_diverge_ends(tmp_path: Path, capsys: Capture, mo
 def test_a_study_is_continued_and_ends_with_a_command(tmp_path: Path, capsys: Capture, monkeypatch: Patch) -> None:
     pytest.importorskip("optuna")
     monkeypatch.chdir(tmp_path)
-    for trials, new in ((2, 2), (3, 1), (3, 0)):
-        assert main(["tune", *SMALL, "--trials", str(trials)]) == 0
+    for trials, new, same in ((2, 2, []), (3, 1, ["--total-timesteps", "5_12"]), (3, 0, [])):
+        assert main(["tune", *SMALL, *same, "--trials", str(trials)]) == 0
         *lines, best, command = capsys.readouterr().out.splitlines()
         assert len([line for line in lines if re.match(r"trial \d: (complete|pruned), mean return ", line)]) == new
         assert re.fullmatch(

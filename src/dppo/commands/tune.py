@@ -5,6 +5,7 @@ import math
 import shlex
 import signal
 import warnings
+from collections.abc import Collection
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -13,7 +14,6 @@ from typing import Any
 from dppo.commands.flags import as_words
 from dppo.commands.train import Command, arguments_of
 from dppo.config import Config, fitted_to, read_settings, resolved
-from dppo.config.files import plain
 from dppo.config.parts import about, settings_by_name
 from dppo.errors import ConfigError, TrainingDiverged, unknown_name
 from dppo.records.files.disk import writing
@@ -60,7 +60,7 @@ def main(argv: list[str]) -> int:
     if not space:
         raise ConfigError("tune: all settings of the search space are given, so none is left to tune. Leave some out.")
     base = {"progress": "off"} | {name: one for name, one in training.settings.items() if name not in space}
-    study, wanted = _study(out, base), options.get("trials", TRIALS)
+    study, wanted = _study(out, base, config), options.get("trials", TRIALS)
     import optuna
 
     states = optuna.trial.TrialState.COMPLETE, optuna.trial.TrialState.PRUNED
@@ -77,8 +77,8 @@ def main(argv: list[str]) -> int:
     return 0
 
 
-def _study(out: Path, base: dict[str, Any]) -> Any:
-    """Return the study in the folder `out`, a new one if there is none; raise ConfigError if its settings differ."""
+def _study(out: Path, base: Collection[str], config: Config) -> Any:
+    """Return the study in the folder `out`, perhaps a new one; raise ConfigError if its settings `base` differ."""
     import optuna
 
     optuna.logging.set_verbosity(optuna.logging.ERROR)
@@ -90,7 +90,7 @@ def _study(out: Path, base: dict[str, Any]) -> Any:
     pruner = optuna.pruners.MedianPruner(n_startup_trials=FIRST_TRIALS, n_warmup_steps=REPORTS // 4)
     how: dict[str, Any] = {"direction": "maximize", "load_if_exists": True, "pruner": pruner}
     study = optuna.create_study(storage=storage, study_name="dppo", **how)
-    same = plain({name: value for name, value in base.items() if about(name).resume != "free"})
+    same = {name: value for name, value in resolved(config).items() if name in base and about(name).resume != "free"}
     if study.user_attrs.get("settings", same) != same:
         raise ConfigError(f"out={out}: has a study with other settings. Use another folder.")
     study.set_user_attr("settings", same)

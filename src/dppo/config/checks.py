@@ -43,7 +43,7 @@ LIMITS: tuple[tuple[Callable[[FlatSettings], bool], str], ...] = (
      "the batch larger and so changes the learning problem."),
     (lambda c: c.licences is None or c.envs_of_sampler * c.num_samplers + c.evaluators <= c.licences,
      "licences={config.licences} is less than the {envs} that exist at once ({config.num_samplers} samplers x "
-     "{config.envs_per_sampler} env x {copies}{evaluating}). Use `num_samplers={fits}`, which makes the batch smaller, "
+     "{config.envs_per_sampler} env x {copies}{evaluating}). {fewer}, which makes the batch smaller, "
      "lower `standby_envs` or `eval_actors`, which change only the time, or raise `licences`."),
     (lambda c: (c.start_interval_s == 0 and c.licences is None) or not c.backup_requests,
      "backup_requests=True: makes environments of a sampler a second time, whatever `licences` and `start_rate` allow. "
@@ -154,7 +154,8 @@ def check(config: FlatSettings) -> None:
     facts |= {"envs": counted(config.envs_of_sampler * config.num_samplers + config.evaluators, "environment")}
     facts |= {"evaluating": f" + {config.evaluators} for evaluations" if config.evaluators else ""}
     facts |= {"copies": counted(1 + config.standby_envs, "copy", "copies")}
-    facts |= {"fits": max(1, ((config.licences or 0) - config.evaluators) // config.envs_of_sampler)}
+    fits = ((config.licences or 0) - config.evaluators) // config.envs_of_sampler
+    facts |= {"fewer": f"Use `num_samplers={fits}`" if fits > 0 else "Lower `envs_per_sampler`"}
     for holds, otherwise in LIMITS:
         if not holds(config):
             raise ConfigError(otherwise.format(**facts))
@@ -258,7 +259,10 @@ def _check_shares(config: FlatSettings) -> None:
         rows = f"{sequences} rows" if steps == 1 else f"{sequences} sequences of {steps} rows"
         fact = f"{per_epoch} minibatches do not divide the {rows} of each learner evenly"
         use = _use("minibatch_size", [config.batch_size // n for n in sorted(best, reverse=True)])
-        raise ConfigError(f"minibatch_size={config.minibatch_size or config.sizes.minibatch_rows}: {fact}. {use}.")
+        raise ConfigError(
+            f"minibatch_size={config.minibatch_size or config.sizes.minibatch_rows}: {fact}. {use}, or a "
+            "different number of learners."
+        )
 
 
 def _use(name: str, values: list[int]) -> str:

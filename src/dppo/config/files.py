@@ -107,6 +107,8 @@ def read_settings(path: Path, *, own: bool = True) -> dict[str, Any]:
     One that may not be the user's `own`, of a run folder, must be small, a regular file, and without aliases.
     """
     data = _read(path, own)
+    for key in (key for key in data if "-" in key and key.replace("-", "_") in data):
+        raise ConfigError(f"config={path}: has {key} and {key.replace('-', '_')}, the same setting. Leave one out.")
     settings = flattened({key.replace("-", "_"): value for key, value in data.items() if key != "versions"})
     if own and repr(OBJECT) in repr(settings):  # a config.yaml of a run; dates of YAML are objects and no texts yet
         refuse_objects(settings, f"the text of a Python object in {path}")

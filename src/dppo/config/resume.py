@@ -13,13 +13,20 @@ from dppo.errors import ConfigError
 
 
 def leave_out_ineffective(settings: Mapping[str, Any], keep: Mapping[str, Any]) -> dict[str, Any]:
-    """Return settings | keep, without those of `settings` that have no effect beside `keep` and change no result.
+    """Return settings | keep, without those of `settings` that have no effect beside `keep` and change only rounding.
 
     With `num_actors=0` in `keep`, for example, the `cpus_per_actor` of a run with actors is left out.
     """
     both = dict(settings) | dict(keep)
-    idle = {name for name, _ in without_effect(draft(both)) if about(name).resume == "free" and name not in keep}
+    idle = {name for name, _ in without_effect(draft(both)) if about(name).resume in ("free", "close")} - keep.keys()
     return {name: value for name, value in both.items() if name not in idle}
+
+
+def without_derived(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the settings of a run folder, without a `minibatch_size` that follows from the others."""
+    rest = {name: value for name, value in settings.items() if name != "minibatch_size"}
+    derived = draft(rest).sizes.minibatch_rows == settings.get("minibatch_size")
+    return rest if derived else dict(settings)
 
 
 def changes_on_resume(before: Mapping[str, Any], config: Config, checkpoint: Path, iteration: int) -> tuple[str, ...]:

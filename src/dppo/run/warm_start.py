@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -10,7 +11,7 @@ import numpy as np
 
 from dppo.errors import CheckpointError, ConfigError, counted
 from dppo.log import logger
-from dppo.ppo.exchange.normalizer import Statistics
+from dppo.ppo.exchange.normalizer import Statistics, ValueScale
 from dppo.records.files.checkpoint import Found
 
 if TYPE_CHECKING:  # torch is imported while Ray starts
@@ -22,7 +23,8 @@ Weights = dict[str, np.ndarray]
 def warm_start(trainers: Trainers, own: Statistics, origin: Found, obs: Any, *, frozen: bool) -> Statistics:
     """Load the weights of `origin` where they fit into `trainers`; return the statistics to start with.
 
-    Statistics of observations are taken if these are alike; those of returns, which depend on the rewards, are not.
+    Statistics of observations are taken if these are alike; those of returns, which depend on the rewards, are not, so
+    that values in their unit become values in units of rewards.
 
     Args:
         own: the statistics of a new run.
@@ -34,7 +36,7 @@ def warm_start(trainers: Trainers, own: Statistics, origin: Found, obs: Any, *, 
         CheckpointError: `origin` has weights that are not finite.
     """
     spec, arrays, statistics = trainers.spec, origin.checkpoint.arrays, own
-    weights, rows = _fitting(spec.unflatten(trainers.weights()), arrays.get("model", {}), origin)
+    weights, rows = _fitting(spec.unflatten(trainers.weights()), _in_units_of_rewards(arrays), origin)
     if own.obs is not None and origin.checkpoint.state["model"].get("obs") == obs:
         with suppress(KeyError, ValueError):  # there are none, or those of other leaves
             statistics = replace(replace(own, returns=None).loaded(arrays.get("normalizer", {})), returns=own.returns)
@@ -49,6 +51,17 @@ def warm_start(trainers: Trainers, own: Statistics, origin: Found, obs: Any, *, 
         logger.info("%s", row)
     trainers.load(spec.flatten(weights), trainers.state())
     return statistics
+
+
+def _in_units_of_rewards(arrays: Mapping[str, Weights]) -> Weights:
+    """Return the weights of a checkpoint, of one with `norm_value` with a last layer of values in units of rewards."""
+    from dppo.ppo.learning.model import value_layer  # imports torch
+
+    weights = dict(arrays.get("model", {}))
+    if scale := ValueScale.of_state(arrays.get("optimizer", {})):
+        for kind, name in value_layer(weights).items():
+            weights[name] = weights[name] * scale.std + (scale.mean if kind == "bias" else 0.0)
+    return weights
 
 
 def _fitting(here: Weights, there: Weights, origin: Found) -> tuple[Weights, list[str]]:

@@ -209,15 +209,21 @@ def last_layer(spec: NetworkSpec) -> tuple[slice, slice]:
 
     It is the linear layer called `value`, or the last one of a sequence of that name. Raise ConfigError without one.
     """
-    found: dict[int, dict[str, slice]] = {}
-    for name, places in spec.unflatten(np.arange(spec.num_parameters)).items():
-        match = LAST_LAYER.fullmatch(name)
-        if match and len(places) == 1:
-            found.setdefault(int(match[1] or 0), {})[match[2]] = slice(places.flat[0], places.flat[-1] + 1)
-    last = found[max(found)] if found else {}
+    places = spec.unflatten(np.arange(spec.num_parameters))
+    last = {kind: slice(places[name].flat[0], places[name].flat[-1] + 1) for kind, name in value_layer(places).items()}
     if set(last) != {"weight", "bias"}:
         raise ConfigError(
             "norm_value=True: the network has no linear layer called `value` with one output and a bias, to correct "
             "when the unit of values changes. Rename your module's last layer of values, or use `norm_value=False`."
         )
     return last["weight"], last["bias"]
+
+
+def value_layer(arrays: Mapping[str, np.ndarray]) -> dict[str, str]:
+    """Return the names of `weight` and `bias` of the last layer of values among named arrays; fewer without one."""
+    found: dict[int, dict[str, str]] = {}
+    for name, array in arrays.items():
+        match = LAST_LAYER.fullmatch(name)
+        if match and len(array) == 1:
+            found.setdefault(int(match[1] or 0), {})[match[2]] = name
+    return found[max(found)] if found else {}

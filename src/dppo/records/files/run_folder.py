@@ -20,7 +20,7 @@ from filelock import FileLock, Timeout
 
 from dppo.config import Config, flattened, grouped, read_settings, resolved
 from dppo.config.files import objects_in
-from dppo.config.resume import changes_on_resume, check_branch, leave_out_ineffective
+from dppo.config.resume import changes_on_resume, check_branch, leave_out_ineffective, without_derived
 from dppo.config.trust import resume_command
 from dppo.errors import CheckpointError, CheckpointNotWritten, ConfigError
 from dppo.files import Irregular, open_file
@@ -165,14 +165,16 @@ def _settings_of(found: Found) -> dict[str, Any]:
 def settings_to_resume(path: Path, changes: dict[str, Any] | None = None) -> dict[str, Any]:
     """Return the settings of the run at `path` with `changes`, without those that the changes make ineffective.
 
-    Without `changes` they are not even checked, which is enough to play with the policy. Raises a CheckpointError if
-    `path` is neither the folder of a run nor in one, a ConfigError if its environment was made with Python objects.
+    With a `run_dir`, for a branch, sizes that follow from the others are left out, too. Without `changes` they are not
+    even checked, which is enough to play with the policy. Raises a CheckpointError if `path` is neither the folder of a
+    run nor in one, a ConfigError if its environment was made with Python objects.
     """
     run_dir = run_dir_of(path)
     written = (run_dir / CONFIG).is_file()  # else the run was killed before it wrote the file
     settings = read_settings(run_dir / CONFIG, own=False) if written else _settings_of(find(run_dir))
     settings = {"atari": "raw"} | settings  # a run from before there was this setting
     if changes is not None:
+        settings = without_derived(settings) if "run_dir" in changes else settings
         settings = leave_out_ineffective(settings, changes)
     for of, name, text in objects_in(settings):
         raise ConfigError(
