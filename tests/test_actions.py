@@ -215,6 +215,7 @@ class InfoWithout(Masked):
 BAD_MASKS = {
     "missing": "step 3) returned an info without 'action_mask', which action_mask=info reads",
     "short": "returned an action mask of shape (3,) instead of (4,)",
+    "nan": "returned an action mask with NaN, which neither allows nor forbids",
     "raises": "raised RuntimeError: no rules for this state",
 }
 
@@ -224,7 +225,7 @@ def test_bad_masks_are_errors_that_say_where(how: str, tmp_path: Path) -> None:
     def bad() -> Any:
         if how == "raises":
             raise RuntimeError("no rules for this state")
-        return np.ones(3)
+        return np.ones(3) if how == "short" else np.array([1, 0, np.nan, 0])
 
     def make(**kwargs: Any) -> gym.Env[Any, Any]:
         if how == "missing":
@@ -236,6 +237,28 @@ def test_bad_masks_are_errors_that_say_where(how: str, tmp_path: Path) -> None:
     mask = {"action_mask": "info"} if how == "missing" else {}
     with pytest.raises(EnvironmentFault, match=re.escape(BAD_MASKS[how])):
         dppo.train(small(tmp_path / "run", env_id=make, **mask))
+
+
+def test_a_part_called_action_mask_that_is_none_is_refused(tmp_path: Path) -> None:
+    """It would be read as an observation, and the policy would take actions that it forbids."""
+
+    class OfElements(Masked):
+        def __init__(self) -> None:
+            super().__init__("leaf")
+            self.observation_space["action_mask"] = gym.spaces.MultiBinary((2, 2))
+
+        def mask(self) -> np.ndarray:
+            return np.ones(4, bool)
+
+        def observation(self) -> Any:
+            return {**super().observation(), "action_mask": np.ones((2, 2), np.int8)}
+
+    refusal = (
+        r"the part 'action_mask' of the observation does not fit Discrete\(4\) .* shape \(4,\), or use `action_mask="
+    )
+    with pytest.raises(ConfigError, match=refusal):
+        dppo.train(small(tmp_path / "run", env_id=OfElements))
+    assert dppo.train(small(tmp_path / "off", env_id=OfElements, action_mask="off")).episodes
 
 
 def test_a_mask_in_info_that_is_not_used_is_reported(tmp_path: Path) -> None:

@@ -59,6 +59,23 @@ def test_stacks_are_found_in_frames_that_are_stored_once(stack: int, ends: list[
     np.testing.assert_array_equal(frames.reshape(-1, 1)[stack_numbers(done, stack)], stacks)
 
 
+class Reusing(Guarded):
+    """Draws into the same array at each step."""
+
+    def observation(self) -> Any:
+        self.canvas = getattr(self, "canvas", np.empty(self.shape, np.uint8))
+        self.canvas[:] = super().observation()
+        return self.canvas
+
+
+def test_frames_are_stacked_that_were_drawn_into_the_same_array(tmp_path: Path) -> None:
+    runs = [
+        dppo.train(small(tmp_path / made.__name__, env_id=made, frame_stack=3, image_features=8))
+        for made in (Guarded, Reusing)
+    ]
+    assert len({run.weights_sha256 for run in runs}) == 1
+
+
 class Rewarding(Counting):
     """Returns the number of its step as the reward."""
 

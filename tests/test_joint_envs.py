@@ -12,6 +12,7 @@ from builders import make_config
 from kinds import small
 from recorder import Recorder, lasting
 from worlds import joint
+from worlds.observed import TEXTS
 
 import dppo
 from dppo import streams
@@ -41,15 +42,40 @@ def trained(folder: Path, **changes: Any) -> tuple[str, int, dict[str, int]]:
         ("cartpole", {"kind": "sync", "mode": "Disabled"}),
         ("cartpole", {"kind": "async"}),
         ("masked", {"kind": "sync"}),
+        ("cartpole", {"kind": "sync", "copy": False}),
+        ("cartpole", {"kind": "sync", "mode": "Disabled", "copy": False}),
+        ("everything", {"kind": "sync"}),
     ],
     ids=str,
 )
 def test_a_vector_that_resets_single_rows_gives_the_weights_of_single_environments(
     single: str, changes: dict[str, Any], tmp_path: Path
 ) -> None:
-    more = {"action_mask": "info"} if single == "masked" else {}
+    more: dict[str, Any] = {"masked": {"action_mask": "info"}, "everything": {"drop_obs": TEXTS}}.get(single, {})
     alone = trained(tmp_path / "single", env_id=f"worlds.joint:{single}", **more)
     assert trained(tmp_path / "vector", **VECTOR, env_kwargs={"of": single} | changes, **more) == alone
+
+
+def test_agents_that_return_the_same_arrays_again_have_equal_weights(tmp_path: Path) -> None:
+    """The last observation of an episode, and what its info says, is that from before the next reset."""
+    runs = [
+        dppo.train(small(tmp_path / str(reuses), **THREE | AGENTS | {"env_kwargs": {"reuses": reuses}}))
+        for reuses in (False, True)
+    ]
+    assert len({run.weights_sha256 for run in runs}) == 1
+    assert [row["charts/success_rate"] for run in runs for row in run.metrics] == [1.0] * sum(
+        len(run.metrics) for run in runs
+    )
+
+
+@pytest.mark.parametrize("kind", ["dict", "dials", "wide", "choices"])
+def test_an_evaluation_gives_each_row_its_own_action(kind: str, tmp_path: Path) -> None:
+    """Also where the number of rows is not ours to choose, so that others move along."""
+    of = {"env_id": "worlds.acting:Actuated", "env_kwargs": {"kind": kind}, "hidden_sizes": (8,)}
+    result = dppo.train(small(tmp_path / "run", **of))
+    alone = dppo.evaluate(result, episodes=3)
+    four = dppo.evaluate(result, "worlds.joint:four", env_kwargs={"of": f"actions:{kind}"}, episodes=3)
+    assert (four.returns, four.lengths) == (alone.returns, alone.lengths)
 
 
 @pytest.mark.parametrize("settings", [VECTOR, AGENTS, LATE], ids=["vector", "agents", "late"])

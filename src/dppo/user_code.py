@@ -1,6 +1,7 @@
 """Code of others: find the user's by its import path, import it, put its errors in a line; optional packages."""
 
 import importlib
+import re
 import sys
 import traceback
 from importlib.util import find_spec
@@ -14,7 +15,8 @@ def import_path(named: Any) -> str:
     """Return `module:name` of a class or function, and a string unchanged."""
     if isinstance(named, str):
         return named
-    return f"{getattr(named, '__module__', '?')}:{getattr(named, '__qualname__', repr(named))}"
+    text = re.sub(" at 0x[0-9a-fA-F]+", "", repr(named))  # of a partial or an object: the same in another process
+    return f"{getattr(named, '__module__', '?')}:{getattr(named, '__qualname__', text)}"
 
 
 def imported_module(name: str, advice: str) -> Any:

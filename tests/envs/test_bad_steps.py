@@ -269,6 +269,15 @@ def test_finite_numbers_whose_squares_overflow_are_accepted(dtype: Any) -> None:
     assert report.incidents == ()
 
 
+@pytest.mark.parametrize("large", [np.float32(1e5), np.float64(7e4), 10**5], ids=repr)
+def test_a_number_that_becomes_infinite_as_float16_is_an_invalid_step(large: Any) -> None:
+    space = gym.spaces.Box(-np.inf, np.inf, (2,), np.float16)
+    with pytest.raises(
+        EnvironmentFault, match=rf"step 2\) returned an observation that is {float(large):.0f}(\.0)? at index 1"
+    ):
+        collect(Scripted(obs=np.array([0, large]), space=space))
+
+
 def test_a_float_that_passes_a_limit_later_on_is_counted_once_and_used() -> None:
     late = Faulty(obs=np.array([101.0, 0.0], np.float32), at_step=2, episodes=(3, 4))
     made = collect(late, segments=4)

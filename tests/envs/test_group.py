@@ -60,7 +60,9 @@ def test_every_episode_starts_with_its_own_seed() -> None:
 
 
 def test_episodes_are_logged_in_the_order_of_their_ends_and_once() -> None:
-    stepper = started(Scripted(length=3, info={"is_success": np.True_}), Scripted(length=2, reward=5.0))
+    stepper = started(
+        Scripted(length=3, info={"is_success": np.True_}), Scripted(length=2, reward=5.0, info={"is_success": np.nan})
+    )
     for _ in range(4):
         stepper.step([0, 0])
     logged = [(e.env, e.index, e.episode_return, e.length, e.success) for e in stepper.log.episodes]

@@ -79,6 +79,7 @@ INVALID: list[tuple[dict[str, Any], str]] = [
     ({"obs": [[1.0], [1.0, 2.0]]}, "an observation that is not an array"),
     ({"obs": np.array([0.0, 1e39])}, "an observation that is 1e+39 at index 1"),
     ({"obs": Elsewhere()}, "an observation that is not an array (it lies on a GPU)"),
+    ({"reward": "2"}, "'2' as the reward, which is not a number."),
     ({"reward": "much"}, "'much' as the reward, which is not a number."),
     ({"reward": np.zeros(2)}, "array([0., 0.]) as the reward, which is not a number."),
     ({"reward": -np.inf}, "-inf as the reward."),

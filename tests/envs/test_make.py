@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from dppo.envs.make import check_env_id, make_env
 from dppo.envs.spaces import describe_spaces
 from dppo.errors import ConfigError, EnvironmentFault
 from dppo.spaces.actions import DiscreteActions
+from dppo.user_code import import_path
 
 MODULE = """
 import gymnasium
@@ -212,6 +214,12 @@ class Parallel:
     def step(self, actions: Any) -> Any: ...
 
 
+class Unlisted:
+    """Like PettingZoo's parallel environments that do not name their agents."""
+
+    observation_space, action_space, step = Parallel.observation_space, Parallel.action_space, Parallel.step
+
+
 class Turns:
     """Like PettingZoo's after a reset: it has agents, but no spaces of its own."""
 
@@ -274,6 +282,8 @@ class Bare(gym.Env[Any, Any]):
         (lambda: Crowd, ("made <class 'test_make.Crowd'>, which is not an environment. Return the result of calling",)),
         (lambda: sb3_like, ("made <function sb3_like at", "Return the result of calling it")),
         (Bare, ("made a test_make.Bare without observation_space. Set self.observation_space in its constructor",)),
+        (lambda: Unlisted, ("made <class 'test_make.Unlisted'>, which is not an environment",)),
+        (Unlisted, ("made a test_make.Unlisted, with spaces of several agents", "set its possible_agents")),
         (lambda: None, ("made None, which is not",)),
         (lambda: 5, ("made 5, which is not a Gymnasium environment. Return a gymnasium.Env.",)),
     ],
@@ -288,6 +298,35 @@ def test_anything_but_a_single_environment_is_recognized(factory: Any, words: tu
 
 def test_a_gymnasium_environment_may_have_an_attribute_agents() -> None:
     assert make_env(Crowd, {}).observation_space == Crowd.observation_space
+
+
+class Ducklike:
+    """An environment that derives from nothing."""
+
+    observation_space, action_space, reset, step = Crowd.observation_space, Crowd.action_space, Crowd.reset, Crowd.step
+
+    def close(self) -> None: ...
+
+
+def test_episodes_are_truncated_only_of_a_gymnasium_environment() -> None:
+    assert make_env(Ducklike, {}).action_space == Crowd.action_space
+    with pytest.raises(ConfigError, match=r"^replay_limit: truncates only a gymnasium\.Env\. Derive the environment"):
+        make_env(Ducklike, {}, most_steps=5)
+
+
+class Maker:
+    """Makes environments when it is called."""
+
+    def __call__(self, length: float = 1.0) -> Any:
+        return Counting()
+
+
+def test_an_object_that_makes_environments_has_the_same_name_in_another_process() -> None:
+    """The name has no address, which would differ, so that a run can be resumed with the object."""
+    made = [Maker(), Maker()]
+    assert len({import_path(one) for one in made}) == 1
+    assert import_path(partial(Maker(), length=2)) == import_path(partial(Maker(), length=2))
+    assert import_path(partial(Maker(), length=2)) != import_path(partial(Maker(), length=3))
 
 
 def test_a_refused_environment_is_closed() -> None:

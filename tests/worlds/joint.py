@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import signal
+import threading
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +15,10 @@ from gymnasium.envs.classic_control.cartpole import CartPoleEnv
 from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv, VectorEnv
 from gymnasium.wrappers import TimeLimit
 
-from worlds.acting import Masked
+from worlds.acting import Actuated, Masked
+from worlds.observed import Everything
+
+LOCK = threading.Lock()
 
 
 def cartpole() -> gym.Env[Any, Any]:
@@ -25,11 +30,23 @@ def masked() -> gym.Env[Any, Any]:
     return Masked(source="info")
 
 
-def vector(num_envs: int, of: str = "cartpole", kind: str = "sync", mode: str = "NextStep") -> VectorEnv:
-    """Return a vector of Gymnasium's, of environments of this module."""
+def everything() -> gym.Env[Any, Any]:
+    return Everything()
+
+
+def vector(
+    num_envs: int, of: str = "cartpole", kind: str = "sync", mode: str = "NextStep", **options: Any
+) -> VectorEnv:
+    """Return a vector of Gymnasium's, of environments of this module; a name with a colon is an action space."""
     made = {"sync": SyncVectorEnv, "async": AsyncVectorEnv}[kind]
-    vectors: VectorEnv = made([globals()[of]] * num_envs, autoreset_mode=AutoresetMode(mode))
+    one = partial(Actuated, of.removeprefix("actions:")) if ":" in of else globals()[of]
+    vectors: VectorEnv = made([one] * num_envs, autoreset_mode=AutoresetMode(mode), **options)
     return vectors
+
+
+def four(of: str) -> VectorEnv:
+    """Return a vector whose number of rows is its own affair."""
+    return vector(4, of)
 
 
 class Native(VectorEnv):
@@ -79,11 +96,14 @@ class Native(VectorEnv):
 class Agents:
     """A parallel environment, as those of PettingZoo. The agents leave after 3, 5 and 8 steps; the last one is cut off.
 
-    Each sees the number of steps, a number of the episode that follows from its seed, and who is there.
+    Each sees the number of steps, a number of the episode that follows from its seed, and who is there. With `reuses`,
+    a reset and a step return the same arrays and infos, filled anew.
     """
 
-    def __init__(self, *, fails_at: int = -1, late: bool = False, odd: bool = False) -> None:
+    def __init__(self, *, fails_at: int = -1, late: bool = False, odd: bool = False, reuses: bool = False) -> None:
         self.possible_agents = ["ann", "bob", "cid"]
+        self._arrays = {agent: np.empty(5, np.float32) for agent in self.possible_agents} if reuses else {}
+        self._infos: dict[str, dict[str, Any]] = {agent: {} for agent in self.possible_agents}
         self.agents: list[str] = []
         self.seeds: list[Any] = []
         self._fails_at, self._late, self._odd, self._taken = fails_at, late, odd, 0
@@ -98,7 +118,7 @@ class Agents:
         self.seeds.append(seed)
         self.agents, self._steps = self.possible_agents[: 2 if self._late else 3], 0
         self._number = np.random.default_rng(seed).normal()
-        return self._seen(self.agents), {agent: {} for agent in self.agents}
+        return self._seen(self.agents), self._told(self.agents)
 
     def step(self, actions: dict[str, Any]) -> Any:
         assert sorted(actions) == sorted(self.agents)
@@ -114,11 +134,27 @@ class Agents:
         rewards = {agent: float(actions.get(agent, 0)) for agent in seen}
         ended = {agent: over[agent] and agent != "cid" for agent in seen}
         cut = {agent: over[agent] and agent == "cid" and agent in acted for agent in seen}
-        return seen, rewards, {a: ended[a] for a in seen}, cut, {agent: {} for agent in seen}
+        infos = self._told(list(seen))
+        for agent in seen:
+            if over[agent]:
+                infos[agent]["is_success"] = True
+        return seen, rewards, {a: ended[a] for a in seen}, cut, infos
 
     def _seen(self, agents: list[str]) -> dict[str, np.ndarray]:
         there = [float(agent in self.agents) for agent in self.possible_agents]
-        return {agent: np.array([self._steps, np.tanh(self._number), *there], np.float32) for agent in agents}
+        seen = np.array([self._steps, np.tanh(self._number), *there], np.float32)
+        for array in self._arrays.values():
+            array[:] = seen
+        return {agent: self._arrays.get(agent, seen.copy()) for agent in agents}
+
+    def _told(self, agents: list[str]) -> dict[str, dict[str, Any]]:
+        """Return infos, each with something that cannot be copied."""
+        for agent in agents:
+            info = self._infos[agent] if self._arrays else self._infos.setdefault(agent, {}).copy()
+            info.clear()
+            self._infos[agent] = info
+            info["lock"] = LOCK
+        return {agent: self._infos[agent] for agent in agents}
 
     def close(self) -> None:
         self.agents = []

@@ -101,7 +101,8 @@ class CheckedEnv:
     def finished(self, info: Any, end: int) -> Episode:
         """Describe the open episode, which has ended with `info` after `end` steps of the segment."""
         success = info.get("is_success") if isinstance(info, dict) else None
-        solved = None if success is None else bool(np.all(success))
+        unknown = success is None or np.any(np.not_equal(success, success))  # NaN
+        solved = None if unknown else bool(np.all(success))
         of = self.checksum(), numbers_in(info), self.options
         return Episode(self.index, self.episode, self.episode_return, self.length, solved, end, *of)
 

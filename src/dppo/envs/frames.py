@@ -73,9 +73,16 @@ class LifeStack(FrameStackObservation[Any, Any, Any]):
         """Return whether the last step lost a life."""
         return isinstance(self.env, Lives) and self.env.lost
 
+    def reset(self, **kwargs: Any) -> Any:
+        """Start an episode."""
+        answer = super().reset(**kwargs)
+        self.obs_queue.extend([np.array(self.obs_queue[-1])] * self.stack_size)  # the environment may reuse its own
+        return answer
+
     def step(self, action: Any) -> Any:
         """Take a step."""
         stacked, *others = super().step(action)
+        self.obs_queue[-1] = np.array(self.obs_queue[-1])
         if self.lost:
             self.obs_queue.extend([self.obs_queue[-1]] * self.stack_size)
             stacked = np.stack(self.obs_queue)

@@ -13,7 +13,7 @@ from dppo.envs.make import close_all
 from dppo.envs.repairs import FIRST_STEPS
 from dppo.ppo.exchange.records import EnvLog, Incident, IncidentKind, SamplerCarry
 from dppo.signals import INTERRUPTIONS
-from dppo.spaces.spaces import Spaces
+from dppo.spaces.spaces import MASK, Spaces
 
 
 class Row:
@@ -26,7 +26,7 @@ class Row:
         self.present = True  # False: its last step was none, but a mere reset, or its agent is not there
         self.waiting = False  # its episode has ended, and the next one begins in a later step
         self.restarts, self.is_open = -1, True
-        self.kept: Any = None  # observation and info of its last reset
+        self.kept: Any = None  # observation of its last reset, and an info with the mask
 
     def __getattr__(self, name: str) -> Any:
         if name in ("observation_space", "action_space", "spec"):
@@ -49,7 +49,8 @@ class Row:
             except BaseException as error:
                 self.joint.error = error
                 raise
-        self.kept, self.first, self.waiting = deepcopy(self.first), None, False
+        (seen, info), self.first, self.waiting = self.first, None, False
+        self.kept = deepcopy((seen, {MASK: info[MASK]} if MASK in info else {}))  # an info may hold anything
         self.restarts = self.joint.restarts
         return self.kept
 

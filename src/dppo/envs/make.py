@@ -67,7 +67,14 @@ def make_env(
     if most_steps is not None and joint_kind(env):
         close_all([env])
         raise ConfigError("replay_limit: truncates single environments, and this one has several rows. Leave it out.")
-    return env if most_steps is None else TimeLimit(env, most_steps)
+    if most_steps is None:
+        return env
+    if not isinstance(env, gym.Env):
+        close_all([env])
+        raise ConfigError(
+            "replay_limit: truncates only a gymnasium.Env. Derive the environment from it, or leave it out."
+        )
+    return TimeLimit(env, most_steps)
 
 
 def _asked_for(
@@ -163,6 +170,8 @@ def _not_one_environment(env: Any) -> str | None:
         problem = f"{env!r}, which is not an environment. Return the result of calling it."
     elif joint_kind(env) == "agents":
         problem = f"a PettingZoo environment ({kind}), which has several agents, and is not taken here."
+    elif not is_env and inspect.isroutine(space) and not hasattr(env, "agent_iter"):
+        problem = f"a {kind}, with spaces of several agents. If it is a parallel environment, set its possible_agents."
     elif not is_env and (several or inspect.isroutine(space)):
         problem = (
             f"a PettingZoo environment ({kind}) that is not a parallel one. Return "

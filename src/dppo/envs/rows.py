@@ -1,9 +1,11 @@
 """Environments of several rows: vectors with the API of gymnasium.vector, and parallel environments of PettingZoo."""
 
 from collections.abc import Callable, Mapping, Sequence
+from copy import copy, deepcopy
 from types import SimpleNamespace
 from typing import Any
 
+import gymnasium as gym
 import numpy as np
 from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv
 from gymnasium.vector.utils import concatenate, create_empty_array
@@ -12,7 +14,7 @@ from dppo.envs.joint import JointEnv, Row
 from dppo.envs.make import close_all, joint_kind
 from dppo.envs.spaces import short
 from dppo.errors import ConfigError
-from dppo.spaces.spaces import MASK, row_of
+from dppo.spaces.spaces import MASK
 
 
 def joined(made: Any, make: Callable[[], Any], num_envs: int, standby: int) -> JointEnv:
@@ -75,16 +77,17 @@ class VectorRows(JointEnv):
         ended, masked = dict[int, int](), MASK in info
         for row, reward, *ends in zip(self.rows, *(np.asarray(one).tolist() for one in columns), strict=True):
             over, row.present = any(ends), True
-            seen = row_of(self.last, row.index), self._of(info, row) if masked or over or row.waiting else {}
+            seen = self._row(self.last, row), self._of(info, row) if masked or over or row.waiting else {}
             if row.waiting:
                 row.first = seen
                 row.stand_still(ended=True)
                 continue
             if over and self._same_step:
                 row.first = seen
-                seen = row_of(info["final_obs"], row.index), self._of(info.get("final_info", {}), row)
+                seen = self._row(info["final_obs"], row), self._of(info.get("final_info", {}), row)
             elif over and self._seeded:
                 ended[row.index] = self.next_seed(row.index)
+                seen = deepcopy(seen[0]), seen[1]  # the reset below may write to the same array
             row.answer = seen[0], reward, *ends, seen[1]
             row.waiting = over and not (self._same_step or self._seeded)
         if ended:
@@ -100,7 +103,7 @@ class VectorRows(JointEnv):
             self.last, info = self.env.reset() if fixed else self.env.reset(seed=seed)
             self.restarts += 1
             for each in self.rows:
-                each.first = row_of(self.last, each.index), self._of(info, each)
+                each.first = self._row(self.last, each), self._of(info, each)
 
     def _reset(self, seeds: Mapping[int, int]) -> None:
         """Reset these rows and no others, at once where each may have a seed of its own."""
@@ -113,18 +116,32 @@ class VectorRows(JointEnv):
             if not self._obeys and isinstance(before, np.ndarray) and (before != self.last)[~mask].any():
                 raise ValueError("reset(options={'reset_mask': ...}) changed observations of rows outside of the mask")
             for index in chosen:
-                self.rows[index].first = row_of(self.last, index), self._of(info, self.rows[index])
+                self.rows[index].first = self._row(self.last, self.rows[index]), self._of(info, self.rows[index])
+
+    def _row(self, obs: Any, row: Row) -> Any:
+        return _row_of(obs, row.index, self.observation_space)
 
     def _of(self, info: Mapping[str, Any], row: Row) -> dict[str, Any]:
         """Return the items of `info` that hold a value for each row, and that of this one, if it has one."""
         found: dict[str, Any] = {}
         for key, value in info.items():
+            if str(key)[:1] == "_" and str(key)[1:] in info:  # says who has a value
+                continue
             there = info.get(f"_{key}")
             if isinstance(value, Mapping):
                 found[key] = self._of(value, row)
             elif getattr(value, "shape", ())[:1] == (len(self.rows),) and (there is None or there[row.index]):
                 found[key] = value[row.index]
         return found
+
+
+def _row_of(obs: Any, index: int, space: gym.Space[Any]) -> Any:
+    """Return one row of many observations of `space`; those that are no arrays of numbers are in a tuple."""
+    if isinstance(space, gym.spaces.Dict) and isinstance(obs, Mapping):
+        return {name: _row_of(one, index, space[name]) for name, one in obs.items()}
+    if isinstance(space, gym.spaces.Tuple) and isinstance(obs, tuple):
+        return tuple(_row_of(one, index, part) for one, part in zip(obs, space.spaces, strict=True))
+    return obs[index]
 
 
 class AgentRows(JointEnv):
@@ -153,6 +170,8 @@ class AgentRows(JointEnv):
         chosen = {name: action for name, action in zip(self._names, actions, strict=True) if name in there}
         obs, rewards, terminated, truncated, infos = self.env.step(chosen)
         over = not self.env.agents
+        if over:  # the reset below may write to the same objects
+            obs, infos = deepcopy(obs), {name: copy(info) for name, info in infos.items()}
         for name, row in zip(self._names, self.rows, strict=True):
             if name in there:
                 ends = [terminated[name], truncated[name] or (over and not terminated[name])]

@@ -70,7 +70,7 @@ class Playing:
             for number, row in enumerate(rows):
                 stored[number] = row.last_obs
             actions, outputs = policy.decide(stored, state, generator)
-            given, state = policy.spaces.actions.each(actions), outputs.state
+            given, state = list(policy.spaces.actions.each(actions)), outputs.state
             self._advance(given)
             answers = [(row, row.step(action)) for row, action in zip(rows, given, strict=True)]
             ended = [row.finished(info, row.length) for row, (_, _, over, cut, info) in answers if over or cut]

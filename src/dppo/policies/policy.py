@@ -161,7 +161,7 @@ def _packed_rows(obs: Any, spaces: Spaces) -> tuple[np.ndarray, bool]:
         leaf = leaf[leaf.names[0]]
     single = bool(spaces.one_of) or np.ndim(found) != len(leaf.shape) + 1
     try:
-        many = [obs] if single else [row_of(obs, index) for index in range(len(found))]
+        many = [obs] if single else [row_of(obs, index, spaces.dropped) for index in range(len(found))]
     except (IndexError, TypeError):
         raise BadResult(f"{len(found)} observations in one leaf, and fewer in another") from None
     pack = packer(spaces.returned, one_of=spaces.one_of, dropped=spaces.dropped)

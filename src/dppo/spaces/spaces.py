@@ -7,7 +7,7 @@ without padding. So the same code stores, slices, concatenates and sends observa
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, TypeVar
 
@@ -94,11 +94,12 @@ def parts_of(tree: Any) -> list[tuple[str, Any]] | None:
     return [(str(index), inner) for index, inner in enumerate(tree)] if isinstance(tree, tuple) else None
 
 
-def row_of(obs: Any, index: int) -> Any:
-    """Return one row of many observations, which hold an axis more in front of each leaf."""
-    if isinstance(obs, Mapping):
-        return {name: row_of(one, index) for name, one in obs.items()}
-    return tuple(row_of(one, index) for one in obs) if isinstance(obs, tuple) else obs[index]
+def row_of(obs: Any, index: int, dropped: Collection[str] = (), name: str = "") -> Any:
+    """Return one row of many observations, which hold an axis more in front of each leaf; leaves `dropped` are None."""
+    if name in dropped or not isinstance(obs, Mapping | tuple):
+        return None if name in dropped else obs[index]
+    rows = {part: row_of(one, index, dropped, joined(name, part)) for part, one in parts_of(obs) or ()}
+    return rows if isinstance(obs, Mapping) else tuple(rows.values())
 
 
 def joined(name: str, part: str) -> str:

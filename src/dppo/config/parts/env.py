@@ -64,7 +64,8 @@ class Env:
     """Numbers in the info of env steps to report: the mean, least and largest value of each in an iteration."""
     action_repeat: int = setting(1, gt=0)
     """Times that each action is repeated in one env step, which returns the sum of the rewards and the last
-    observation; of a game with `atari`, the maximum of the last two frames. Games ALE/*: 4."""
+    observation; of a game with `atari`, the maximum of the last two frames. An action mask counts for the first of
+    these times. Games ALE/*: 4."""
     grayscale: bool = constant(False)
     """Turn images [height, width, 3] of bytes gray. Games ALE/*: on."""
     resize: tuple[int, ...] = constant((), gt=0)

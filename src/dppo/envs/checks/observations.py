@@ -103,7 +103,8 @@ def _limits_as_stored(space: gym.Space[Any], obs: np.dtype[Any]) -> Limits:
         low, high = choices_of(leaf).limits(shape) if not isinstance(leaf, gym.spaces.Box) else (leaf.low, leaf.high)
         if dtype.kind == "f":  # floats must be finite
             low, high = low.astype(dtype), high.astype(dtype)
-            found[name] = np.maximum(low, -LARGEST, dtype=dtype), np.minimum(high, LARGEST, dtype=dtype)
+            most = min(LARGEST, np.finfo(dtype).max)
+            found[name] = np.maximum(low, -most, dtype=dtype), np.minimum(high, most, dtype=dtype)
         elif dtype.kind in "iu" and ((low > np.iinfo(dtype).min).any() or (high < np.iinfo(dtype).max).any()):
             found[name] = low.astype(dtype), high.astype(dtype)
     return found

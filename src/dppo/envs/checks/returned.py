@@ -111,11 +111,12 @@ def _checked(returned: Any, dtype: np.dtype[Any], shape: tuple[int, ...], what: 
                 index = int(np.flatnonzero(array == extreme)[0])
                 of = f"{dtype} from {limits.min} to {limits.max}"
                 raise BadResult(f"{what} that is {extreme} at index {index}, outside {of}")
-    if array.dtype.kind == "f":
-        flat = array.ravel()
+    if array.dtype.kind == "f" or dtype == np.float16:
+        flat = array.ravel() if array.dtype.kind == "f" else array.ravel().astype(float)
+        largest = min(LARGEST, np.finfo(dtype).max)
         # Ten times as fast as isfinite for few numbers; only a large sum of squares needs a look at each.
-        if not flat.dot(flat) <= LARGEST:
-            wrong = np.flatnonzero(~(np.abs(flat) <= LARGEST))
+        if not flat.dot(flat) <= largest:
+            wrong = np.flatnonzero(~(np.abs(flat) <= largest))
             if len(wrong):
                 raise BadResult(f"{what} that is {flat[wrong[0]]} at index {int(wrong[0])}")
     return array
@@ -140,7 +141,14 @@ def mask_source(env: Any, obs: np.dtype[Any], actions: Actions, setting: MaskSet
     leaf = leaves(obs).get(MASK) if len(obs.names or ()) > 1 else None
     if leaf is not None and leaf.base.kind in "biuf" and leaf.shape == (sum(choices),):
         return "leaf"
-    return "method" if callable(_method(env)) else None
+    if callable(_method(env)):
+        return "method"
+    if len(obs.names or ()) > 1 and MASK in (obs.names or ()):
+        raise ConfigError(
+            f"action_mask=auto: the part {MASK!r} of the observation does not fit {actions} actions. Make it one array "
+            f"of shape ({sum(choices)},), or use `action_mask=off`, with which it is an observation like any other."
+        )
+    return None
 
 
 def _method(env: Any) -> Any:
@@ -196,6 +204,8 @@ def checked_masks(given: Any, rows: tuple[int, ...], actions: Actions) -> np.nda
         raise BadResult(f"an action mask that is not an array ({error})") from None
     if masks.dtype.kind not in "biuf":
         raise BadResult(f"an action mask of dtype {masks.dtype} instead of bool")
+    if masks.dtype.kind == "f" and np.isnan(masks).any():
+        raise BadResult("an action mask with NaN, which neither allows nor forbids")
     expected = (*rows, sum(actions.choices or ()))
     if masks.shape != expected:
         raise BadResult(f"an action mask of shape {masks.shape} instead of {expected}, one element for each choice")
@@ -216,7 +226,7 @@ def check_allows(masks: np.ndarray, actions: Actions) -> None:
 def reward_of(returned: Any) -> float:
     """Convert a reward to a float; raise BadResult if it is not a finite number, or too large to learn from."""
     try:
-        reward = float(returned)
+        reward = float(returned if not isinstance(returned, str | bytes) else None)
     except (TypeError, ValueError):
         raise BadResult(f"{returned!r} as the reward, which is not a number") from None
     except OverflowError:
