@@ -208,6 +208,9 @@ for task, (same, zoo, tianshou) in PUBLISHED.items():
     ROWS[f"{name}-64-envs"] = spread
     if task in ("Ant-v5", "Humanoid-v5"):
         ROWS[f"{name}-no-contacts"] = replace(spread, settings=spread.settings | NO_CONTACTS)
+    if task == "Humanoid-v5":
+        same_row = ROWS[f"{name}-cleanrl"]
+        ROWS[f"{name}-cleanrl-no-contacts"] = replace(same_row, settings=same_row.settings | NO_CONTACTS)
 
 
 def main() -> int:

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from builders import assert_same_bytes
+from builders import assert_same_bytes, make_config
 from kinds import ITERATIONS, KINDS, RunOf, settings, small
 from recorder import Recorder, lasting
 from worlds import threaded
@@ -208,3 +208,32 @@ def test_questions_that_arrive_in_the_wrong_order_are_worked_on_in_theirs() -> N
 def test_settings_without_effect_are_refused(changes: dict[str, Any], words: str, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=words):
         small(tmp_path / "run", **THREADED, **changes)
+
+
+class SlowToClose(Threaded):
+    """Counts those that exist."""
+
+    exist = 0
+
+    def __init__(self) -> None:
+        super().__init__()
+        type(self).exist += 1
+
+    def close(self) -> None:
+        time.sleep(0.3)
+        type(self).exist -= 1
+
+
+@pytest.mark.parametrize("changes", [{}, THREADS], ids=["one thread", "threads"])
+def test_a_sampler_that_has_moved_holds_no_licence_when_the_next_segments_are_sent(changes: dict[str, Any]) -> None:
+    """Its place is given to another one then."""
+    own: dict[str, Any] = {"env_id": SlowToClose, "num_samplers": 3, "licences": 3, "num_actors": 1, "num_steps": 4}
+    plan = sampler_plan(make_config(own | changes))
+    host = (ThreadedHost if changes else SamplerHost)(plan, ActivityRecord())
+    spaces = host.spaces(0)
+    weights = np.zeros(choose_network(plan.network, spaces).spec.num_parameters, np.float32)
+    for index, hosted in enumerate([(0, 1), (0,)]):
+        host.close_all_but(hosted)
+        host.collect([SegmentRequest(one, index) for one in hosted], PolicySnapshot(index, weights), spaces)
+        assert SlowToClose.exist == len(hosted)
+    host.close()

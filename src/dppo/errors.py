@@ -86,6 +86,11 @@ class EnvironmentFault(DppoError):
         super().__init__(message, remote_traceback, place)
         self.message, self.remote_traceback, self.place = message, remote_traceback, place
 
+    @property
+    def in_constructor(self) -> bool:
+        """Return whether the environment could not be made."""
+        return self.place is not None and self.place.phase == "constructor"
+
     def __str__(self) -> str:
         return printable(f"{self.message}\n{self.remote_traceback}".rstrip())
 

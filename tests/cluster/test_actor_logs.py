@@ -93,8 +93,10 @@ def test_what_a_simulator_has_started_ends_with_its_actor(
 
 
 @pytest.mark.slow
-def test_environments_of_a_recycled_actor_are_closed(tmp_path: Path, ray_session: None) -> None:
-    config = settings(tmp_path / "run", Noisy, env_kwargs={"pids": str(tmp_path / "pids")}, recycle_after="1segments")
+@pytest.mark.parametrize("overlap", [False, True], ids=["without a queue", "with a question in the queue"])
+def test_environments_of_a_recycled_actor_are_closed(overlap: bool, tmp_path: Path, ray_session: None) -> None:
+    changes: dict[str, Any] = {"env_kwargs": {"pids": str(tmp_path / "pids")}, "recycle_after": "1segments"}
+    config = settings(tmp_path / "run", Noisy, overlap=overlap, **changes)
     assert dppo.train(config).incidents["actor_recycled"] > 1
     log = (tmp_path / "run" / "logs" / "actor-0.log").read_text()
     assert log.count("closed by the simulator") == log.count("printed by the simulator") > 2

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from dppo.cluster.collecting.actor_collector import ActorCollector
 from dppo.cluster.collecting.engine import Collecting
 from dppo.cluster.collecting.ledger import ReplayLedger
 from dppo.cluster.collecting.messages import (
@@ -26,10 +27,10 @@ from dppo.cluster.collecting.messages import (
     Started,
 )
 from dppo.cluster.collecting.roster import MEASURED
-from dppo.cluster.wire import Answer
+from dppo.cluster.wire import Answer, Recycled
 from dppo.envs.activity import Activity, Phase
-from dppo.errors import ClusterError
-from dppo.ppo.exchange.records import PolicySnapshot, SamplerCarry, SegmentReport, Timings
+from dppo.errors import ClusterError, EnvFault, EnvironmentFault
+from dppo.ppo.exchange.records import Incident, IncidentKind, PolicySnapshot, SamplerCarry, SegmentReport, Timings
 
 LIMITS = Limits(segment_timeout_s=10, max_actor_restarts=3, start_timeout_s=100, move_after_s=50, quiet_s=30)
 STEP_S = 0.5
@@ -192,6 +193,49 @@ def test_an_actor_that_refuses_its_cpu_is_replaced_and_then_ends_the_run() -> No
         driver.on(Answered(driver.asks[-1].process, driver.asks[-1].ask_id, ClusterError("node n computes other bits")))
 
 
+def constructor_of(ask: Ask) -> Answered:
+    """Return the fault of an environment that could not be made."""
+    place = EnvFault("constructor", "RuntimeError", "", 0, 0, 0, 0, sampler_id=0)
+    message = "sampler 0, env 0: the environment's constructor raised RuntimeError: all licences are in use"
+    return Answered(ask.process, ask.ask_id, EnvironmentFault(message, "a traceback", place))
+
+
+def test_what_a_lost_process_held_may_be_busy_also_in_the_first_iteration() -> None:
+    driver = Driver([[0]])
+    driver.request(0)
+    driver.on(Died(driver.asks[-1].process, "died"))
+    driver.on(Started(Process(0, 2)))
+    driver.on(constructor_of(driver.asks[-1]))
+    assert "refused: sampler 0, env 0: the environment's constructor raised" in driver.reported()[-1].text
+    assert "a traceback" not in driver.reported()[-1].text
+    driver.wait(10)
+    driver.on(Started(Process(0, 3)))
+    driver.answer()
+    assert driver.engine.requests.index == 1
+
+
+def test_a_constructor_that_raises_in_the_first_process_ends_the_run() -> None:
+    driver = Driver([[0]])
+    driver.request(0)
+    with pytest.raises(EnvironmentFault, match="all licences are in use"):
+        driver.on(constructor_of(driver.asks[-1]))
+
+
+@pytest.mark.parametrize("restarts", [0, 1])
+def test_a_recycled_actor_is_not_one_that_delivers_nothing(restarts: int) -> None:
+    driver = Driver([[0]], replace(LIMITS, max_actor_restarts=restarts))
+    driver.request(0)
+    driver.answer()
+    for number in range(1, 4):
+        driver.request(number)
+        worn = Recycled("uses 2.10 GB after 1 segments of its samplers")
+        driver.on(Answered(Process(0, number), driver.asks.pop().ask_id, worn))
+        driver.wait(10)
+        driver.on(Started(Process(0, number + 1)))
+        driver.answer()
+    assert [one.incident.kind for one in driver.reported()] == ["actor_recycled"] * 3
+
+
 def test_a_segment_ends_a_row_of_losses() -> None:
     driver, delays = Driver([[0]]), list[int]()
 
@@ -293,6 +337,62 @@ def test_after_a_replacement_something_rare_and_slow_gets_the_whole_limit() -> N
     driver.wait(500)
     assert len(driver.all(Kill)) == 2
     assert first < 100
+
+
+def test_a_hang_does_not_give_others_more_time() -> None:
+    """How long a hung actor stood still is not the time of a step."""
+    driver = Driver([[0], [1]], replace(LIMITS, segment_timeout_s=600.0))
+    for index in range(MEASURED):
+        driver.request(index)
+        driver.answer()
+    driver.moving[0] = moving(Phase.STEP, 1, until=1)
+    driver.request(MEASURED)
+    driver.wait(100)
+    assert "for step_timeout_s=60" in driver.reported()[0].text
+    assert driver.engine.patience.limit(Phase.STEP, replaced=False) == ("step_timeout_s", 60.0)
+
+
+def test_a_step_that_took_long_gives_the_others_twenty_times_that() -> None:
+    driver = Driver([[0], [1]], replace(LIMITS, segment_timeout_s=6000.0))
+    for index in range(MEASURED):
+        driver.request(index)
+        driver.answer()
+    driver.moving[0] = lambda now: Activity(1000 + int(now / 40), 1000, Phase.STEP, 0, 0, 0, 0)
+    driver.request(MEASURED)
+    driver.wait(100)
+    name, limit_s = driver.engine.patience.limit(Phase.STEP, replaced=False)
+    assert name == "step_timeout_s"
+    assert 20 * 20 < limit_s < 20 * 60
+
+
+def test_the_line_of_a_wait_names_the_limit_that_applies() -> None:
+    driver = Driver([[0]], replace(LIMITS, segment_timeout_s=600.0, of_phases={"step_timeout_s": 20.0}, quiet_s=10))
+    driver.request(0)
+    driver.wait(15)
+    assert driver.logged()[0].endswith("an actor that makes no progress for 20 s is replaced")
+
+
+class Silent:
+    """A transport whose actors do nothing, all with one stack."""
+
+    def do(self, command: Command) -> None: ...
+
+    def stacks(self, process: Process) -> str:
+        return 'Current thread (most recent call first):\n  File "sim.py", line 12 in step\n'
+
+
+def test_stacks_are_those_of_the_hung_actor_only(caplog: pytest.LogCaptureFixture) -> None:
+    collector = ActorCollector(Driver([[0], [1]]).engine, Silent())  # type: ignore[arg-type]
+    hung, other = (Incident(kind, str(kind)) for kind in (IncidentKind.ACTOR_HUNG, IncidentKind.ACTOR_LOST))
+    collector._do([Kill(Process(0, 1)), Log("actor 0 hangs", hung), Log("actor 1 died", other)])
+    assert [bool(one.details) for one in collector._incidents] == [True, False]
+    assert ["sim.py" in message for message in caplog.messages] == [True, False]
+
+
+def test_a_step_after_a_replay_that_was_given_up_is_called_a_step() -> None:
+    replaying, stepping = (Activity(99, 0, Phase.STEP, 3, 1, 10, 16, steps, 2, 5) for steps in (0, 1))
+    assert str(replaying) == "replaying 10 of 16 steps"
+    assert str(stepping) == "stepping env 1 of sampler 3, episode 2, step 6"
 
 
 def test_a_step_that_is_slow_as_a_rule_has_twenty_times_that() -> None:

@@ -43,7 +43,7 @@ class Activity:
     """Steps of that episode before the current one."""
 
     def __str__(self) -> str:
-        if self.phase is Phase.REPLAY or self.replayed < self.to_replay:
+        if self.phase is Phase.REPLAY or (self.replayed < self.to_replay and not self.steps):
             return replaying(self.replayed, self.to_replay)
         if self.phase is Phase.IDLE:
             return "idle"
@@ -109,7 +109,7 @@ class ActivityRecord:
         place = (place_of(of.phase, of.sampler_id, of.env), of.episode, of.length) if of else (Phase.IDLE, 0, 0)
         cells[_PLACE], cells[_EPISODE], cells[_LENGTH] = place
         cells[_MOVES], cells[_REPLAYED], cells[_STEPS] = moves, replayed, steps
-        if replayed < cells[_TO_REPLAY]:
+        if replayed < cells[_TO_REPLAY] and not steps:
             self._on_replay(replayed, cells[_TO_REPLAY])
         if self._on_step is not None:
             self._on_step(steps)

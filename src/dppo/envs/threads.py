@@ -37,11 +37,12 @@ class Worker:
         self._calls.put((call, future))
         return future
 
-    def end(self, last_call: Callable[[], Any]) -> None:
+    def end(self, last_call: Callable[[], Any]) -> Future[Any]:
         """Let the thread end after one more call; see `wait_for_ends`."""
-        self.begin(last_call)
+        last = self.begin(last_call)
         self._calls.put(None)
         _ending.append(self._thread)
+        return last
 
     def _work(self) -> None:
         while (work := self._calls.get()) is not None:

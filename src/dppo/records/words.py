@@ -183,7 +183,7 @@ def bottleneck_line(split: TimeSplit, config: Config) -> str:
         return "Bottleneck: the learner. More actors gain nothing."
     samplers = config.num_samplers
     gain = _ratio(split.iteration_s, max(split.update_s, split.iteration_s * config.most_actors / samplers))
-    if _ratio(split.iteration_s, split.slowest_actor_s) < WORTH_REPORTING <= gain:
+    if _ratio(split.iteration_s, split.slowest_actor_s) < WORTH_REPORTING <= gain and not config.env_threads:
         return (
             f"Bottleneck: the actors. {as_setting_and_flag('num_actors', samplers)} would be up to {gain:.1f} x as "
             f"fast if there are CPUs for them, with the same result."

@@ -101,7 +101,8 @@ def make_progress_file() -> tuple[str, ActivityRecord]:
 def write_stacks_on_signal(path: str) -> None:
     """Let SIGUSR2 write the stacks of all threads beside the progress file `path`, wherever this process is stuck."""
     with suppress(OSError):
-        faulthandler.register(signal.SIGUSR2, open(f"{path}.stacks", "w"))  # noqa: SIM115  open as long as the process
+        if path:
+            faulthandler.register(signal.SIGUSR2, open(f"{path}.stacks", "w"))  # noqa: SIM115  open as long as the process
 
 
 class PPOActor:
@@ -166,7 +167,7 @@ class PPOActor:
             return answer if question.expected is None else _compared(answer, question.expected)
         except DppoError as error:
             # What a lost process held, such as a licence, may not be free yet: this one is replaced, after a while.
-            busy = isinstance(error, EnvironmentFault) and error.place and error.place.phase == "constructor"
+            busy = isinstance(error, EnvironmentFault) and error.in_constructor
             fault = ClusterError(str(error).partition("\n")[0]) if busy and question.index > 0 else error
             self._fault = sendable(fault)
             return self._fault

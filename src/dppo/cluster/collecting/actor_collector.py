@@ -128,6 +128,7 @@ class ActorCollector:
                 logger.warning("%s%s", command.text, _innermost(stacks))
             if command.incident:
                 self._incidents.append(replace(command.incident, details=stacks))
+            stacks = ""  # of another actor than the next line
 
 
 def _innermost(stacks: str) -> str:

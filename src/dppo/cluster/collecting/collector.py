@@ -116,7 +116,11 @@ class ProgressReports:
         return self._clock() >= self._due_at
 
     def send(self, steps: int, processes: int, took_s: float = 0.0) -> None:
-        """Report that `processes` have made `steps` env steps for the request; it took `took_s` to find out."""
+        """Report that `processes` have made `steps` env steps for the request; it took `took_s` to find out.
+
+        Those of a segment that two of them make count twice until one has sent it, but never beyond the batch.
+        """
+        steps = min(steps, self._batch_size or steps)
         now, global_step = self._clock(), self._index * self._batch_size + steps
         self._due_at = now + max(PROGRESS_S, SPARE * took_s)
         self._on_progress(CollectionProgress(self._index + 1, steps, global_step, processes, now - self._began))

@@ -14,7 +14,8 @@ from dppo.cluster.collecting.ledger import ReplayLedger
 from dppo.cluster.collecting.messages import Ask, Command, Event, Limits, Log
 from dppo.cluster.collecting.roster import Actor, Alarms, Patience, State
 from dppo.cluster.wire import Answer, Question, Recycled, delay_before
-from dppo.errors import ClusterError, DppoError, counted
+from dppo.envs.activity import Phase
+from dppo.errors import ClusterError, DppoError, EnvironmentFault, counted
 from dppo.numerics.fingerprint import Expected
 from dppo.ppo.exchange.records import Incident, IncidentKind, PolicySnapshot
 from dppo.spaces.spaces import Spaces
@@ -47,6 +48,7 @@ class Collecting:
         self._commands: list[Command] = []  # not yet returned
         self._questions = 0
         self.news_at = 0.0  # time of the last sign of progress
+        self._lost = False  # whether a process was, after the environments had been described
 
     # ------------------------------------------------------------------ requests of the learner
 
@@ -114,6 +116,10 @@ class Collecting:
             self._lose(actor, f"{answer} (recycle_after)", now, IncidentKind.ACTOR_RECYCLED)
         elif isinstance(answer, ClusterError):
             self._lose(actor, f"was refused: {answer}", now)
+        elif (
+            self._lost and isinstance(answer, EnvironmentFault) and answer.in_constructor
+        ):  # a licence may be busy still
+            self._lose(actor, f"was refused: {str(answer).splitlines()[0]}", now)
         elif isinstance(answer, DppoError):
             raise answer
         elif isinstance(answer, Answer) and (wrong := answer.mismatch(actor.asked[ask_id])):
@@ -133,6 +139,7 @@ class Collecting:
         """Keep the segments of an answer that count."""
         question = actor.asked[ask_id]
         self.balancing.measure(actor, question, answer)
+        self.patience.went_on(actor)
         self.patience.answered(answer, self.news_at - actor.began)
         made = self.backups.counted(actor, ask_id, answer) if self.backups else answer.made
         for report, _ in made:
@@ -176,9 +183,9 @@ class Collecting:
                 self._ask(actor, self.requests.index, samplers, now, backup=True)
             if now - self.news_at > self.limits.quiet_s and not self.hosting.said_to_wait:
                 self.news_at = now
-                self._commands.append(
-                    Log(self.hosting.waiting(now - self.requests.began, self.requests.index if self.spaces else -1))
-                )
+                index, (_, limit_s) = self.requests.index, self.patience.limit(Phase.STEP, replaced=False)
+                waited_s = now - self.requests.began
+                self._commands.append(Log(self.hosting.waiting(waited_s, index if self.spaces else -1, limit_s)))
         return self._due()
 
     # ------------------------------------------------------------------ asking
@@ -232,16 +239,17 @@ class Collecting:
         self._abandon(actor, now)
         if leaving:
             return
+        self._lost |= self.spaces is not None
         message = f"actor {actor.actor_id} ({samplers_named(actor.samplers)}) {reason}"
         most = self.limits.max_actor_restarts
-        if actor.losses == most:
+        if actor.losses == most and kind is not IncidentKind.ACTOR_RECYCLED:
             raise ClusterError(
                 f"{message}\nIt was replaced {counted(most, 'time')} in a row without making a segment "
                 f"(max_actor_restarts={most}). Look for the reason in the simulator's own log; `num_actors=0` runs it "
                 f"in this process, where a debugger can follow."
             )
-        actor.losses += 1
-        self.news_at, delay = now, delay_before(actor.losses)
+        actor.losses += kind is not IncidentKind.ACTOR_RECYCLED  # which has delivered
+        self.news_at, delay = now, delay_before(max(1, actor.losses))
         actor.start_at = now + delay
         replaced = "; replaced" + (f" in {delay:.0f} s\n" if delay else "\n")
         text = f"{message}\n".replace("\n", replaced, 1).rstrip()

@@ -133,7 +133,9 @@ class ThreadedHost:
             self._turns.wait_for(lambda: self._failure or all(map(self._is_next, requests)), ORDER_S)
             if self._failure is not None:
                 raise self._failure
-            self._end(self._leaving - {request.sampler_id for request in requests})
+            closing = self._end(self._leaving - {request.sampler_id for request in requests})
+            if self._plan.sampling.licences is not None:  # others are made in their place
+                wait(closing)
             for request in requests:
                 lane = self._lane(request.sampler_id)
                 lane.next = request.index + 1
@@ -173,9 +175,9 @@ class ThreadedHost:
         lane = self._lanes.get(request.sampler_id)
         return request.rebuild is not None or request.index == (0 if lane is None else lane.next)
 
-    def _end(self, samplers: set[int]) -> None:
-        for lane in map(self._lanes.pop, samplers & self._lanes.keys()):
-            lane.worker.end(lane.host.close_all_but)
+    def _end(self, samplers: set[int]) -> list[Future[Any]]:
+        lanes = map(self._lanes.pop, samplers & self._lanes.keys())
+        return [lane.worker.end(lane.host.close_all_but) for lane in lanes]
 
     def _check(self, *_: int) -> None:
         if self._failure is not None:

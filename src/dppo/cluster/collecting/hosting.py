@@ -134,7 +134,7 @@ class Hosting:
         actor.state = State.LEAVING if actor.has_process else State.LEFT
         return True
 
-    def waiting(self, waited_s: float, index: int) -> str:
+    def waiting(self, waited_s: float, index: int, limit_s: float) -> str:
         """Return the message about missing segments `index`, or if that is negative about the first environment."""
         actors = self._actors.values()
         missing = [actor for actor in actors if actor.state in (State.ABSENT, State.STARTING) and actor.samplers]
@@ -146,7 +146,7 @@ class Hosting:
         segments = f"waiting for {len(owed)} of {total} segments for {waited_s:.0f} s ({samplers})"
         replays = [f"actor {one.actor_id}: {one.progress}" for one in actors if one.progress and one.first.rebuilds]
         slots = [str(self.slots)] if self.slots.limited else []
-        rule = f"an actor that makes no progress for {self._limits.segment_timeout_s:g} s is replaced"
+        rule = f"an actor that makes no progress for {limit_s:g} s is replaced"
         return "; ".join([segments, *_shortened(starts), *_shortened(replays), *slots, rule])
 
     def check_enough(self, now: float) -> list[Command]:

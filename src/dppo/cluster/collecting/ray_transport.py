@@ -82,6 +82,7 @@ class RayTransport:
         self._watching, self._logs = Watching(ray.get_runtime_context().get_node_id(), plan.seed), logs
         self.stacks = self._watching.stacks
         self._policies: dict[int, Any] = {}  # as sent, by version
+        self._worn = set[Process]()  # those that are to be recycled
         self._stop: StopSignals | None = None  # of the last wait
 
     # ------------------------------------------------------------------ commands
@@ -149,7 +150,8 @@ class RayTransport:
     def _kill(self, process: Process) -> None:
         handle, _ = self._handles.pop(process, None), self._groups.pop(process, None)
         if handle is not None:
-            if all(command.process != process for command, _ in self._calls.values()):  # it leaves, or is recycled
+            idle = all(command.process != process for command, _ in self._calls.values())
+            if idle or process in self._worn:  # it leaves, or is recycled, and refuses what is left in its queue
                 ray.wait([handle.close.remote()], timeout=INTERRUPTED_S)
             within(KILLING_S, lambda: ray.kill(handle))
         self._watching.ended(process)  # its calls end as well, and `events` drops them
@@ -211,6 +213,8 @@ class RayTransport:
         if isinstance(command, Start):
             return self._watching.started(command.process, message)
         answer = wire.decode_answer([message, *segments] if segments else message)
+        if isinstance(answer, wire.Recycled):
+            self._worn.add(command.process)
         return messages.Answered(command.process, command.ask_id, answer)
 
     def steps_of(self, processes: Iterable[Process]) -> int:

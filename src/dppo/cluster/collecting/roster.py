@@ -79,6 +79,7 @@ class Actor:
     began: float = 0.0  # time at which its process began its first question
     progress: Activity | None = None  # at the last look since then
     moved_at: float = 0.0  # time of the first look at the place where it is
+    stood: tuple[Phase, float] = (Phase.IDLE, 0.0)  # that place, and for how long it has been seen there
     due: float = math.inf  # deadline of its first answer; questions in the queue behind have none yet
     limit: tuple[str, float] = ("segment_timeout_s", math.inf)  # name and value of the setting that set that deadline
     extended: bool = False  # while that deadline waits for a look that was overdue
@@ -145,6 +146,7 @@ class Actor:
 
     def _begin(self, now: float, limits: Limits) -> None:
         self.progress, self.began, self.look_at, self.extended = None, now, now + limits.look_s, False
+        self.stood = Phase.IDLE, 0.0
         self.limit, self.moved_at = ("segment_timeout_s", limits.segment_timeout_s), now
         self.due = now + len(self.first.samplers) * limits.segment_timeout_s
 
@@ -213,7 +215,13 @@ class Patience:
         """Note what an actor was seen to do; if it has progressed, its deadline counts from now."""
         unsure = actor.losses > 0 or self._limits.max_actor_restarts == 0 or progress.moves == 0  # it may still import
         stood_s = actor.progressed(progress, now, self.limit(progress.phase, replaced=unsure))
-        self._saw(progress.phase, stood_s * (progress.phase is not Phase.IDLE))
+        if not stood_s:
+            self.went_on(actor)
+        actor.stood = progress.phase, stood_s * (progress.phase is not Phase.IDLE)
+
+    def went_on(self, actor: Actor) -> None:
+        """Note for how long an actor was in a place; one that hangs never goes on, and tells nothing about others."""
+        self._saw(*actor.stood)
 
     def answered(self, answer: Answer, after_s: float = 0.0) -> None:
         """Note the time of a mean step, and what messages took of the time since the question."""
