@@ -245,7 +245,9 @@ def test_a_part_called_action_mask_that_is_none_is_refused(tmp_path: Path) -> No
     class OfElements(Masked):
         def __init__(self) -> None:
             super().__init__("leaf")
-            self.observation_space["action_mask"] = gym.spaces.MultiBinary((2, 2))
+            self.observation_space = gym.spaces.Dict(
+                action_mask=gym.spaces.MultiBinary((2, 2)), at=gym.spaces.Box(-9, 9, (2,), np.float32)
+            )
 
         def mask(self) -> np.ndarray:
             return np.ones(4, bool)

@@ -6,15 +6,18 @@ import dataclasses
 import json
 import random
 import re
+import shlex
 from collections import Counter
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+import gymnasium as gym
+import numpy as np
 import pytest
 import yaml
 from builders import make_config
-from commandline import run
+from commandline import parse, run
 from worlds.sick import Sick
 
 import dppo
@@ -41,7 +44,7 @@ def found_in(config: Config) -> list[str]:
     facts: Facts = {}
     Sick.instances = 0
     calls = Counter[str]()
-    on_call = {name: partial(calls.update, [name]) for name in ("make", "reset", "step")}
+    on_call = {name: partial(calls.update, [name]) for name in ("make", "done", "reset", "step")}
     Examination(config, 1e3, lambda **new: facts.update(new), on_call).run()
     assert calls["step"] >= facts.get("steps", 0), "each call is reported, so that one that hangs can be named"
     return [f"{kind}: {text}" for kind, text in findings(facts | {"available_mb": 1e6, "cpus": 2}, config)]
@@ -166,6 +169,14 @@ FACTS: list[tuple[Facts, dict[str, Any], str]] = [
     ({"rewards": [0.0, 1e6]}, {"norm_reward": False}, "rewards or returns reach 1e+06; values are learned best from"),
     ({"rewards": [0.0, 1e6]}, {}, ""),
     ({"lengths": []}, {}, "no episode ended in 1,000 steps"),
+    ({"lengths": []}, {"replay": False}, ""),
+    ({"lengths": [], "state": ""}, {}, "another instance goes on in the same way after set_state"),
+    ({"late": "61 s"}, {}, "an update with these settings was not over after 61 s: no speed is predicted"),
+    (
+        {"same": {"in a new instance": "it differs"}},
+        {"replay": False},
+        "the same seed and actions give another episode",
+    ),
     ({"output": 2e6, "last_line": "tick"}, {}, "it printed 2.0 MB, at the end 'tick'"),
     ({"left": ["sleep"]}, {}, "close() leaves 1 of its processes: ['sleep']"),
     ({"close_s": 9.0}, {}, "close() took 9.0 s, and a run waits for 4 s"),
@@ -207,6 +218,126 @@ def test_a_process_that_dies_or_hangs_gives_a_finding(name: str) -> None:
     facts = Watch(("-S", "-c", WATCHED + code), {}, lambda stage: None).wait(0.1)
     assert text in facts[fact]
     assert [kind for kind, _ in findings(facts, config_of("none"))] == ["error"]
+
+
+def test_an_update_or_a_network_that_takes_long_is_not_a_hung_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("dppo.doctor.watching.SLOW_S", 0.5)
+    updates = Watch(("-S", "-c", WATCHED + 'say(\'{"stage": "updating"}\'); time.sleep(99)'), {}, print).wait(0.1)
+    assert re.fullmatch(r"\d s", updates["late"])
+    assert not updates.keys() & {"hung", "died"}
+    code = WATCHED + "say('{\"stage\": \"making\"}'); say('m'); say('d'); time.sleep(99)"
+    built = Watch(("-S", "-c", code), {}, print).wait(0.1)
+    assert built["hung"].startswith("making has not returned for ")
+
+
+class Overshoots(gym.Env[Any, Any]):
+    """Leaves its space a little in each thirtieth step, which a run goes on after."""
+
+    observation_space: gym.Space[Any]
+    observation_space, action_space = gym.spaces.Box(-1, 1, (3,), np.float32), gym.spaces.Discrete(2)
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        super().reset(seed=seed)
+        self.steps = 0
+        return self.np_random.random(3).astype(np.float32), {}
+
+    def step(self, action: int) -> Any:
+        self.steps += 1
+        seen = self.np_random.random(3) if self.steps < 30 else np.full(3, 1.01)
+        return seen.astype(np.float32), float(action), self.steps == 40, False, {}
+
+
+class Camera(Overshoots):
+    """Large images, of which this process keeps some."""
+
+    observation_space = gym.spaces.Box(0, 255, (96, 96, 3), np.uint8)
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        _, info = super().reset(seed=seed)
+        return self.np_random.integers(0, 255, (96, 96, 3), np.uint8), info
+
+    def step(self, action: int) -> Any:
+        _, *others = super().step(action)
+        return self.np_random.integers(0, 255, (96, 96, 3), np.uint8), *others
+
+
+def test_steps_that_are_played_back_are_checked_as_in_a_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(examination, "MOST", 100)
+    found = found_in(dataclasses.replace(config_of("none", num_samplers=4), env_id=Overshoots, env_kwargs={}))
+    assert any("1.00999" in one for one in found)
+    assert not any(one.startswith("error") for one in found), found
+
+
+def test_the_memory_of_the_network_and_of_the_examination_is_not_that_of_the_environment(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(examination, "MOST", 150)
+    config, facts = dataclasses.replace(config_of("none", image_features=64), env_id=Camera, env_kwargs={}), Facts()
+    calls = dict.fromkeys(("make", "done", "reset", "step"), int)
+    Examination(config, 30, lambda **new: facts.update(new), calls).run()
+    assert facts["env_mb"] < 20
+    assert facts["leak_mb"] == 0
+
+
+class OnPort(Overshoots):
+    """Holds a port of its place."""
+
+    ports = Counter[int]()
+
+    def __init__(self, sampler_id: int) -> None:
+        if self.ports[sampler_id]:
+            raise OSError("the port is in use")
+        self.port = sampler_id
+        self.ports[self.port] += 1
+
+    def close(self) -> None:
+        self.ports[self.port] -= 1
+
+
+def test_a_second_instance_may_need_another_place(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(examination, "MOST", 50)
+    found = found_in(dataclasses.replace(config_of("none"), env_id=OnPort, env_kwargs={}))
+    assert any(one.startswith("ok: the same seed and actions give the same ") for one in found)
+    assert not any(one.startswith("error") for one in found), found
+
+
+COMMANDS: list[tuple[str, Facts, set[str], set[str]]] = [  # flags, facts, flags of the command, and those left out
+    ("--num-actors 2 --backup-requests", {}, {"--env-threads"}, {"--backup-requests", "--num-actors"}),
+    ("--num-actors 2 --num-learners 2", {}, {"--num-learners", "--num-actors"}, set()),
+    ("--num-actors 2 --eval-every 5000 --eval-actors 2", {}, {"--eval-every"}, {"--eval-actors"}),
+    ("--config own.yaml", {"busy": 1, "own_busy": 1, "cpus": 1}, {"--config", "--num-actors"}, {"--env-threads"}),
+]
+
+
+@pytest.mark.parametrize(("flags", "facts", "named", "left_out"), COMMANDS, ids=[one[0] for one in COMMANDS])
+def test_the_command_that_is_printed_is_accepted_and_is_what_is_recommended(
+    flags: str,
+    facts: Facts,
+    named: set[str],
+    left_out: set[str],
+    tmp_path: Path,
+    capsys: Capture,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("own.yaml").write_text("num_actors: 4\nenv_threads: true\n")
+    facts = {**WAITS, "stage": "over", "output": 0, **facts}
+    monkeypatch.setattr("dppo.doctor.watching.examine", lambda *_: facts)
+    assert main(["doctor", "CartPole-v1", *flags.split(), "--json"]) == 0
+    report = json.loads(capsys.readouterr().out)
+    words = shlex.split(report["command"])[2:]
+    assert named <= set(words)
+    assert not left_out & set(words)
+    settings = parse(words).settings
+    best = recommended(facts, make_config(parse(["CartPole-v1", *flags.split()]).settings))
+    config = make_config(settings)
+    assert (config.num_actors, config.env_threads) == (best.actors, best.threads)
+
+
+@pytest.mark.parametrize("seconds", ["0", "nan", "inf", "-1"])
+def test_the_time_is_more_than_nothing(seconds: str, capsys: Capture) -> None:
+    assert main(["doctor", "CartPole-v1", "--seconds", seconds]) == 2
+    assert f"seconds={seconds}: must be more than 0." in capsys.readouterr().err
 
 
 WAITS: Facts = {

@@ -16,7 +16,8 @@ from recorder import Recorder
 from worlds.faulty import Unreliable
 
 import dppo
-from dppo.errors import ConfigError, EnvironmentFault
+from dppo.cluster.learning.trainers import LocalTrainer
+from dppo.errors import ConfigError, EnvironmentFault, SegmentsLost
 
 SIZES: dict[str, Any] = {"num_samplers": 4, "envs_per_sampler": 2, "num_steps": 32, "update_epochs": 2}
 ROWS, ITERATIONS = 4 * 2 * 32, 4
@@ -56,6 +57,26 @@ def test_each_fault_is_counted_with_its_environment_and_its_steps(tmp_path: Path
     assert lost == result.metrics[-1]["faults/steps lost"] == sum(fault.step - 1 for fault in in_steps)
     assert sum(count for name, count in result.metrics[-1].items() if name[:14] == "faults/sampler") == len(faults)
     assert any(f"which cost {lost:,} env steps:" in line for line in recorder.ending)
+
+
+def test_faults_of_segments_that_are_collected_again_count_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A node that is lost costs nothing of the budget."""
+    whole = dppo.train(settings(tmp_path / "whole"))
+    number = sum(count for name, count in whole.env_faults.items() if name != "steps lost")
+    update, to_come = LocalTrainer.update, [ITERATIONS - 1]
+
+    def update_or_lose(self: LocalTrainer, *update_of: Any) -> Any:
+        if update_of[-1] in to_come:
+            to_come.remove(update_of[-1])
+            raise SegmentsLost("lost on their way")
+        return update(self, *update_of)
+
+    monkeypatch.setattr(LocalTrainer, "update", update_or_lose)
+    result = dppo.train(settings(tmp_path / "run", env_faults=f"{number}/h"))
+    assert result.incidents.pop("segments_lost") == 1
+    assert faults_of(result) == faults_of(whole)
 
 
 def test_the_actions_of_a_fault_play_its_episode_again(tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 from builders import make_config
+from kinds import small
 from recorder import Notes, Recorder
 
 import dppo
@@ -195,6 +196,15 @@ def test_mistakes_are_refused(
     said = capsys.readouterr().err
     assert re.search(says, said), said
     assert said.count("\n") == 1
+
+
+def test_a_path_without_a_run_and_episodes_of_several_rows_are_refused(tmp_path: Path, capsys: Capture) -> None:
+    assert main(["replay", "/tmp"]) == 2
+    assert "Traceback" not in capsys.readouterr().err
+    agents: dict[str, Any] = {"env_id": "worlds.joint:agents", "envs_per_sampler": 3, "record_episodes": "all"}
+    dppo.train(small(tmp_path / "run", **agents))
+    assert replayed(tmp_path / "run", "--episode", "1") == 2
+    assert "steps several rows at once, and an episode of one depends on the act" in capsys.readouterr().err
 
 
 def test_code_of_a_run_needs_trust_and_a_run_without_episodes_is_refused(

@@ -9,19 +9,24 @@ import re
 import signal
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, ClassVar, cast
 
+import gymnasium as gym
 import pytest
 from builders import make_config
 from kinds import settings as settings_of
 from processes import wait_until
 from recorder import Notes, Recorder
 from rich.console import Console
+from threadpoolctl import threadpool_info, threadpool_limits
 
 import dppo
+from dppo.cluster.evaluating import EvaluationActor
 from dppo.cluster.ray.capacity import room_for
 from dppo.cluster.ray.session import demand_of
-from dppo.config import Actors, Learners
+from dppo.cluster.wire import packed_model
+from dppo.config import Actors, Env, Learners
+from dppo.envs.spaces import describe_spaces
 from dppo.errors import ConfigError
 from dppo.policies.playing import EpisodePlayer
 from dppo.records.files import checkpoint as checkpoints
@@ -30,6 +35,7 @@ from dppo.records.metrics.writer import by_step
 from dppo.records.terminal.panel import draw
 from dppo.records.terminal.plain import plain_line
 from dppo.records.terminal.view import View
+from dppo.run.replay import replay
 
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "EVALUATION.md"
 ROWS, ITERATIONS = 64, 6
@@ -159,6 +165,90 @@ def test_an_evaluation_that_a_signal_ends_is_repeated_when_the_run_is_resumed(
     result = dppo.train(settings(tmp_path / "run"), resume=tmp_path / "run")
     assert result.weights_sha256 == whole.weights_sha256
     assert evaluations(result) == evaluations(whole)
+
+
+class StopAt(dppo.Observer):
+    """Stops a run at an evaluation."""
+
+    def __init__(self, iteration: int) -> None:
+        self.iteration = iteration
+
+    def on_iteration(self, row: dict[str, float]) -> bool:
+        return row.get("eval/iteration") == self.iteration
+
+
+def test_an_observer_stops_a_run_at_an_evaluation_that_ends_beside_another(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After a resume, an evaluation that is repeated has a row of its own."""
+    play, played = EpisodePlayer.play, []
+
+    def interrupted(*args: Any) -> Any:
+        played.append(args)
+        if len(played) == 6:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return play(*args)
+
+    monkeypatch.setattr(EpisodePlayer, "play", interrupted)
+    stopped = dppo.train(settings(tmp_path / "run", eval_every=ROWS), observers=[StopAt(2)])
+    assert (stopped.stopped_by, stopped.iterations) == ("SIGTERM", 2)
+    resumed = dppo.train(settings(tmp_path / "run", eval_every=ROWS), resume=tmp_path / "run", observers=[StopAt(2)])
+    assert (resumed.stopped_by, resumed.iterations) == ("StopAt", 3)
+
+
+PORTS = set[int]()
+
+
+class OnPort(gym.Wrapper[Any, Any, Any, Any]):
+    """CartPole that needs a port of its own."""
+
+    def __init__(self, sampler_id: int, env_index: int) -> None:
+        self.port = 10 * sampler_id + env_index
+        if self.port in PORTS:
+            raise OSError("the port is in use")
+        PORTS.add(self.port)
+        super().__init__(gym.make("CartPole-v1"))
+
+    def close(self) -> None:
+        PORTS.remove(self.port)
+
+
+def test_an_evaluation_has_a_place_of_its_own(tmp_path: Path) -> None:
+    result = dppo.train(settings(tmp_path / "run", env_id=OnPort))
+    assert result.incidents == {}
+    assert [row["eval/episodes"] for row in evaluations(result).values()] == [4] * len(DUE)
+    of = Env(env_id=OnPort), describe_spaces(gym.make("CartPole-v1")), None, 1, 8
+    player = EpisodePlayer(*of, deterministic=True)  # type: ignore[arg-type]
+    numbers = [EvaluationActor(packed_model(cast(Any, player)), number)._loaded().number for number in range(2)]
+    assert numbers == [0, 1]
+
+
+class Cores(gym.Wrapper[Any, Any, Any, Any]):
+    """CartPole that notes on how many threads matrix products run."""
+
+    seen: ClassVar[set[int]] = set()
+
+    def __init__(self) -> None:
+        super().__init__(gym.make("CartPole-v1"))
+        self.note()
+
+    def step(self, action: Any) -> Any:
+        self.note()
+        return self.env.step(action)
+
+    def note(self) -> None:
+        self.seen.update(one["num_threads"] for one in threadpool_info() if one["internal_api"] == "openblas")
+
+
+def test_a_policy_is_evaluated_and_episodes_are_replayed_on_one_core_as_in_a_run(tmp_path: Path) -> None:
+    """Sums of matrix products have other last bits on several."""
+    with threadpool_limits(2, "blas"):
+        result = dppo.train(settings(tmp_path / "run", env_id=Cores, record_episodes="all"))
+        dppo.evaluate(result, episodes=1)
+        replay(tmp_path / "run", episode="1", trust=True)
+        assert Cores.seen == {1}
+        Cores().close()
+        assert Cores.seen == {1, 2}
 
 
 def test_episodes_that_fail_are_left_out_counted_and_said(tmp_path: Path) -> None:

@@ -83,6 +83,18 @@ def test_they_are_equal_after_a_resume(tmp_path: Path, whole: dppo.Result) -> No
     assert rows == measured(whole)
 
 
+def test_a_resumed_run_waits_for_an_episode_before_it_misses_a_key(tmp_path: Path) -> None:
+    """Checkpoints hold the returns of the last episodes, and not their infos."""
+    sizes: dict[str, Any] = {"num_steps": 5, "total_timesteps": 5 * 3 * 2 * 8, "info_keys": ("total",)}
+    dppo.train(settings(tmp_path / "run", **sizes), observers=[Recorder(interrupt_at=4)])
+    with Notes() as notes:
+        result = dppo.train(settings(tmp_path / "run", **sizes), resume=tmp_path / "run")
+    assert not [text for text in notes.texts if "info_keys" in text]
+    assert ["info/total" in row for row in result.metrics] == [False, False, True, False, False, False, True, False][
+        8 - len(result.metrics) :
+    ]
+
+
 def kill_an_actor() -> None:
     os.kill(min(actors_of_this_process()), signal.SIGKILL)
 

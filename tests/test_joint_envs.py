@@ -51,7 +51,8 @@ def trained(folder: Path, **changes: Any) -> tuple[str, int, dict[str, int]]:
 def test_a_vector_that_resets_single_rows_gives_the_weights_of_single_environments(
     single: str, changes: dict[str, Any], tmp_path: Path
 ) -> None:
-    more: dict[str, Any] = {"masked": {"action_mask": "info"}, "everything": {"drop_obs": TEXTS}}.get(single, {})
+    own: dict[str, dict[str, Any]] = {"masked": {"action_mask": "info"}, "everything": {"drop_obs": TEXTS}}
+    more = own.get(single, {})
     alone = trained(tmp_path / "single", env_id=f"worlds.joint:{single}", **more)
     assert trained(tmp_path / "vector", **VECTOR, env_kwargs={"of": single} | changes, **more) == alone
 

@@ -34,23 +34,23 @@ Outcome = tuple[int, int, Episode | DppoError]
 class EvaluationActor:
     """Plays episodes on request, in a process of its own."""
 
-    def __init__(self, player: PackedModel) -> None:
+    def __init__(self, player: PackedModel, number: int) -> None:
         self._packed, self._process = player, PPOActor(b"")  # which hosts no samplers
         self._player: Any = None
+        self._number = number
 
     def alone_in_process(self, *args: Any) -> Any:
         """Do `PPOActor.alone_in_process`, and import what playing needs, before it is needed."""
         file = self._process.alone_in_process(*args)
         with suppress(DppoError):  # which `play` reports
-            self._player = unpacked_model(self._packed)
+            self._loaded()
         return file
 
     def play(self, policy: PolicySnapshot, episode: int, timeout_s: float) -> bytes:
         """Return the packed episode, or the fault that ended it."""
         try:
-            self._player = self._player or unpacked_model(self._packed)
             stepped = partial(self._process._progress.enter, place_of(Phase.STEP), episode)
-            return wire.pack(self._player.play(policy, episode, timeout_s, stepped))
+            return wire.pack(self._loaded().play(policy, episode, timeout_s, stepped))
         except DppoError as error:
             return wire.pack(sendable(error))
 
@@ -59,6 +59,12 @@ class EvaluationActor:
         if self._player is not None:
             self._player.close()
         self._process.close()
+
+    def _loaded(self) -> Any:
+        if self._player is None:
+            self._player = unpacked_model(self._packed)
+            self._player.number = self._number
+        return self._player
 
 
 class RayPlayers:
@@ -164,7 +170,7 @@ class RayPlayers:
         return ray.get(question)
 
     def _start(self, number: int) -> None:
-        actor, here = self._kind.remote(self._packed), ray.get_runtime_context().get_node_id()
+        actor, here = self._kind.remote(self._packed, number), ray.get_runtime_context().get_node_id()
         self._actors[number], log = actor, f"{self._logs}/evaluation-{number}.log"
         started = actor.alone_in_process.remote(self._gpus, log, here, os.getpid())
         self._files[number] = ray.get(started, timeout=START_S)

@@ -1,6 +1,7 @@
 """`dppo doctor`: find out what is wrong with an environment or a run, how fast it can be, and what to set."""
 
 import json
+import math
 import shlex
 import sys
 import time
@@ -10,10 +11,11 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from dppo.commands.flags import as_words, flag, in_flags
+from dppo.commands.flags import EXTRA, as_words, flag, in_flags
 from dppo.commands.train import Command, arguments_of
 from dppo.config import Config
 from dppo.config.files import plain, refuse_objects
+from dppo.config.resume import leave_out_ineffective
 from dppo.errors import CheckpointError, ConfigError, printable
 from dppo.policies.policy import read
 from dppo.records.files.run_folder import settings_to_resume
@@ -55,7 +57,9 @@ def main(argv: list[str]) -> int:
         for name in given:
             raise ConfigError(f"{flag(name)} has no effect here: {NO_EFFECT}. Leave it out.")
         return _print({"findings": list(of_run(Path(word)))}, as_json="json" in own)
-    return _print(_of_environment(given, word, own.get("seconds", 60.0)), as_json="json" in own)
+    if not 0 < (seconds := own.get("seconds", 60.0)) < math.inf:
+        raise ConfigError(f"seconds={seconds:g}: must be more than 0.")
+    return _print(_of_environment(given, word, seconds), as_json="json" in own)
 
 
 def _of_environment(given: dict[str, Any], env_id: str | None, seconds: float) -> dict[str, Any]:
@@ -76,9 +80,12 @@ def _of_environment(given: dict[str, Any], env_id: str | None, seconds: float) -
     in_process = next(plans(facts, config)).speed
     expected = [one._asdict() | {"speed_up": one.speed / in_process} for one in plans(facts, config)]
     best = recommended(facts, config)
-    others = {name: value for name, value in given.items() if name not in ("num_actors", "env_threads")}
+    chosen = {"num_actors": best.actors, "env_threads": best.threads}
+    kept = leave_out_ineffective(settings, chosen).keys() - chosen.keys() | set(EXTRA)
+    others = {name: value for name, value in given.items() if name in kept}
+    before = {"num_actors": 0, "env_threads": False} | arguments_of(others, env_id, COMMAND.prog).settings
+    others |= {name: value for name, value in chosen.items() if before[name] != value}
     words = [config.env_name, *as_words(others | faults(facts, config)[0])]
-    words += ["--num-actors", str(best.actors)] * (best.actors > 0) + ["--env-threads"] * best.threads
     command = shlex.join(["dppo", "train", *words])
     return report | {"expected": expected, "advice": list(advice(facts, config)), "command": command}
 
@@ -98,7 +105,8 @@ def of_run(run: Path, rows: Sequence[dict[str, float]] | None = None) -> Iterato
         shares = {name: fmean(row[f"perf/{name}_frac"] for row in settled) for name in PHASES if settled}
         for name in sorted(shares, key=lambda name: -shares[name])[:2]:
             lag_helps = name in ("wait", "update") and config.num_actors != 0 and config.lag == 0
-            advice = f"{PHASES[name]}{', or --policy-lag 1' if lag_helps else ''}"
+            advice = PHASES[name].partition(".")[0] if name == "update" and epochs == 1 else PHASES[name]
+            advice += ", or --policy-lag 1" if lag_helps else ""
             yield "note", f"{shares[name]:.0%} of the time went to {advice}"
         lines = times_line(split, config, epochs), bottleneck_line(split, config)
         yield from (("note", line) for line in lines if line)

@@ -66,7 +66,7 @@ class Plan(NamedTuple):
 
 def plans(f: Facts, config: Config) -> Iterator[Plan]:
     """Yield a plan in process and with 1, 2, 4, ... 64 actors, and the same with threads where simulators wait."""
-    for actors in sorted({0, 1, 2, 4, 8, 16, 32, 64, config.num_samplers}):
+    for actors in sorted({0, 1, 2, 4, 8, 16, 32, 64, config.num_samplers} - ({0} if config.num_learners else set())):
         samplers = max(config.num_samplers, actors)
         for threads in (False, True) if config.num_samplers > max(1, actors) and f["busy"] < 0.5 else (False,):
             seconds = iteration_s(f, config, actors, threads=threads, lag=config.lag > 0)
@@ -89,7 +89,11 @@ def advice(f: Facts, config: Config) -> Iterator[str]:
     if not actors:
         best = max(one.speed for one in plans(f, config) if one.actors <= config.num_samplers)
         yield f"You do not need Ray: with actors, it would be {best / speed:.1f} x as fast at most."
-    elif (gain := now_s / iteration_s(f, config, actors, threads=threads, lag=True)) > WORTH and not config.lag:
+    elif (
+        (gain := now_s / iteration_s(f, config, actors, threads=threads, lag=True)) > WORTH
+        and not config.lag
+        and config.iterations > 1
+    ):
         yield f"--policy-lag 1 collects while learning: {gain:.1f} x as fast. It changes what is learned."
     gain = now_s / iteration_s(f | {"reset": f["reset"] | {"mean": 0.0}}, config, actors, threads=threads)
     if gain > WORTH and several and not config.standby_envs and step_s > 1e-3 and not any(f.get("same", {}).values()):
@@ -159,6 +163,8 @@ FINDINGS: tuple[tuple[str, Callable[[Facts, Config], Any], str], ...] = (
     ("error", lambda f, c: f["died"], "{v}"),
     ("error", lambda f, c: f["hung"], "{v}"),
     ("error", lambda f, c: f["error"], "{v}"),
+    ("note", lambda f, c: f["late"], "an update with these settings was not over after {v}: no speed is predicted, and "
+     "episodes were not played again. Use smaller --num-steps for the doctor"),
     ("error", lambda f, c: all(found := faults(f, c)) and found[1], "{v}"),
     ("warning", lambda f, c: not (found := faults(f, c))[0] and found[1], "{v}"),
     ("warning", lambda f, c: ", ".join(f["unlike"]), "faults do not follow from seed and actions, as others happened "
@@ -189,10 +195,11 @@ FINDINGS: tuple[tuple[str, Callable[[Facts, Config], Any], str], ...] = (
     ("warning", lambda f, c: len(f["left"]), "close() leaves {v} of its processes: {f[left]}. End them there: they may "
      "hold licences and ports"),
     ("warning", lambda f, c: f["close_s"] > 4 and f["close_s"], "close() took {v:.1f} s, and a run waits for 4 s"),
-    ("warning", lambda f, c: not f["lengths"] and f["steps"] >= 500, "no episode ended in {f[steps]:,} steps, so that "
-     "replays take ever longer. Give it a time limit (gymnasium.wrappers.TimeLimit)"),
+    ("warning", lambda f, c: not f["lengths"] and f["steps"] >= 500 and c.replay and f.get("state") is None,
+     "no episode ended in {f[steps]:,} steps, so that replays take ever longer. Give it a time limit "
+     "(gymnasium.wrappers.TimeLimit)"),
     ("warning", lambda f, c: f["step"]["worst"] > max(1.0, 50 * f["step"]["median"]) and f["step"]["worst"],
-     "one step took {v:.1f} s, others {f[step][median]:.2g} s: all wait for it. Use --policy-lag, so that none does"),
+     "one step took {v:.1f} s, others {f[step][median]:.2g} s: all wait for it, unless --policy-lag has them go on"),
     ("warning", lambda f, c: c.num_samplers * c.envs_per_sampler * f["env_mb"] > f["available_mb"],
      "{c.num_samplers} x {c.envs_per_sampler} environments of {f[env_mb]:,.0f} MB are more than the "
      "{f[available_mb]:,.0f} MB available. Use fewer --num-samplers, or more machines"),
@@ -214,4 +221,5 @@ def findings(f: Facts, config: Config) -> Iterator[tuple[str, str]]:
         with suppress(KeyError):
             found = find(f, config)
             for v in found if isinstance(found, list) else [found] if found else []:
-                yield severity, text.format(v=v, f=f, c=config)
+                said = text.format(v=v, f=f, c=config)
+                yield severity, said if config.replay else said.replace(", or use --no-replay", "")

@@ -1,7 +1,7 @@
 """Examine an environment in a process of its own, which another one watches: it may hang, die, or print megabytes.
 
-`python -m dppo.doctor.examination DESCRIPTOR JSON` writes lines to the descriptor: `m` before a constructor, `r` before
-a reset, `s` before a step, facts as JSON objects, and stacks of threads.
+`python -m dppo.doctor.examination DESCRIPTOR JSON` writes lines to the descriptor: `m` before a constructor and `d`
+after it, `r` before a reset, `s` before a step, facts as JSON objects, and stacks of threads.
 """
 
 import faulthandler
@@ -48,7 +48,8 @@ from dppo.spaces.spaces import leaves
 from dppo.user_code import in_a_line
 
 FIRST, LATER, MOST = 16, 64, 10_000  # steps of the first segment, of later ones, of all
-KEPT, CHECKED = 64, 12  # answers; resets, and as many steps, of Gymnasium's checker
+KEPT = FIRST + 2  # answers to be played back: of steps that were checked as the first of a run are
+CHECKED = 12  # resets, and as many steps, of Gymnasium's checker
 MOST_MB = 1024  # growth that ends playing
 NO_FIRST: Any = math.inf  # samplers of a run, of which no step is among the first ones, where a fault ends it
 
@@ -91,7 +92,16 @@ class Examination:
         """Make an instance in the place of an earlier one with this number, which has failed, if there is one."""
         self._envs.pop(number, None)
         settings = {"rows": self._config.envs_per_sampler, "seed": self._config.seed}
-        self._envs[number] = env = self._call("make", make_env, self._config.env_id, env_kwargs, **settings)
+        before = self._usage()[0]
+        make = partial(self._call, "make", make_env, self._config.env_id, env_kwargs, **settings)
+        try:
+            env = self._envs[number] = make()
+        except Exception:
+            if number == 0:
+                raise
+            env = self._envs[number] = make(place=(number, 0))  # the first one may hold the port of that place
+        self._on_call["done"]()  # from here on, it is not the constructor that takes long
+        self._env_mb = max(0.0, self._usage()[0] - before)  # without that of the network, which is built later
         self._joint = joint_kind(env) is not None
         for name in self._kept:
             setattr(env, name, partial(self._call, name, getattr(env, name)))
@@ -127,7 +137,6 @@ class Examination:
 
     def _make(self) -> PPOSampler:
         self._report(stage="making")
-        memory, began = self._usage()[0], time.monotonic()
         try:
             sampler = self._sampler(0)
         except ConfigError:
@@ -135,9 +144,9 @@ class Examination:
                 raise
             self._envs.clear()  # closed, as it has several rows
             sampler = self._sampler(0)
-        rows, self._make_s, (now, _, children) = sampler.envs.num_envs, time.monotonic() - began, self._usage()
+        rows, self._make_s, children = sampler.envs.num_envs, self._seconds["make"][0], self._usage()[2]
         self._report(
-            make_s=self._make_s, env_mb=max(0.0, now - memory) / rows, changed_by_making=self._changes(),
+            make_s=self._make_s, env_mb=self._env_mb / rows, changed_by_making=self._changes(),
             threads=threading.active_count() - self._threads, children=children,
             spaces=spaces_summary(self._spaces) + f", in each of {rows} rows" * self._joint,
             network=str(choose_network(self._config.network, self._spaces)), deterministic=self._spaces.deterministic,
@@ -168,6 +177,7 @@ class Examination:
         wall, faults = sum(sum(self._seconds[name]) for name in self._kept), [one for one in incidents if one.fault]
         rewards = [reward for _, rewards, *_ in trace for reward in rewards]
         (at, mb), (last, end) = memory[(len(memory) + 1) // 2], memory[-1]  # growth that lasts, not that of a start
+        own_mb = (KEPT + 3 * LATER) * self._spaces.obs.itemsize / 2**20  # answers and segments that this process holds
         self._report(
             **{call: spread(times) for call, times in self._seconds.items()}, steps=len(trace), sizes=used, trace=trace,
             busy=min(1.0, (self._cpu_s + self._usage()[1] - cpu) / wall), own_busy=min(1.0, self._cpu_s / wall),
@@ -176,7 +186,8 @@ class Examination:
             observed=observed, faults=Counter(f"{one.fault.error} in {one.fault.phase}" for one in faults),
             first_fault=[f"{one.message}\n{one.fault.traceback}".rstrip() for one in faults[:1]],
             lost=sum(one.lost_steps for one in faults),
-            leak_mb=1000 * (end - mb) / (last - at) if end - mb > 2 else 0.0, changed_by_playing=self._changes(),
+            leak_mb=1000 * (end - mb) / (last - at) if end - mb > 2 + own_mb else 0.0,
+            changed_by_playing=self._changes(),
         )  # fmt: skip
         return trace, used
 
@@ -284,7 +295,7 @@ def main(to: int, wanted: dict[str, Any]) -> None:
             line = line[os.write(to, line) :]
 
     limit_blas(1)
-    on_call = {name: partial(os.write, to, f"{name[0]}\n".encode()) for name in ("make", "reset", "step")}
+    on_call = {name: partial(os.write, to, f"{name[0]}\n".encode()) for name in ("make", "done", "reset", "step")}
     Examination(Config(**wanted["settings"]), wanted["seconds"], report, on_call).run(wanted["sizes"])
     report(stage="over")
 

@@ -21,6 +21,7 @@ from dppo.doctor.playing import agreement
 PATIENCE_S = 10.0  # after the time is up, for a call of which none has taken longer; three times the longest if one has
 SLOW_S = 60.0  # after the time is up, for an update, and to close
 CALLS = {"m": ", in a constructor (call {:,})", "r": ", in reset (call {:,})", "s": ", in step (call {:,})"}
+MADE = "d\n"
 EXAMINATION = ("-m", "dppo.doctor.examination")
 
 
@@ -48,18 +49,24 @@ class Watch:
         """Return the facts when the process has ended, or has been ended because it hangs."""
         until, patience, facts = time.monotonic() + seconds, min(PATIENCE_S, seconds), self.facts
         try:
-            while self._process.poll() is None and "hung" not in facts:
-                slow, now = facts["stage"] in ("updating", "closing"), time.monotonic()
-                allowed_s = SLOW_S if slow else max(patience, 3 * self._longest)
-                if now > until and now - self._since > allowed_s:
-                    facts["hung"] = f"{self._doing()} has not returned for {now - self._since:.0f} s. {self._where()}"
+            while self._process.poll() is None and not facts.keys() & {"hung", "late"}:
+                slow = facts["stage"] in ("updating", "closing") or (facts["stage"] == "making" and not self._call)
+                silent_s, allowed_s = (
+                    time.monotonic() - self._since,
+                    SLOW_S if slow else max(patience, 3 * self._longest),
+                )
+                if time.monotonic() > until and silent_s > allowed_s:
+                    if facts["stage"] == "updating":  # which is no affair of the environment
+                        facts["late"] = f"{silent_s:.0f} s"
+                    else:
+                        facts["hung"] = f"{self._doing()} has not returned for {silent_s:.0f} s. {self._where()}"
                 time.sleep(0.02)
         finally:
             self._end()
         for thread in self._threads:
             thread.join(1.0)  # a process that has escaped may hold the pipes
         code = self._process.returncode
-        if "hung" not in facts and facts["stage"] != "over":
+        if not facts.keys() & {"hung", "late"} and facts["stage"] != "over":
             how = f"was ended by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
             facts["died"] = f"its process {how} while {self._doing()}. {self._place() or facts['last_line']}"
         return facts
@@ -105,7 +112,9 @@ class Watch:
                 before, self._since = self._since, time.monotonic()
                 if self._call:
                     self._longest = max(self._longest, self._since - before)
-                if line[:-1] in CALLS:
+                if line == MADE:
+                    self._call = ""
+                elif line[:-1] in CALLS:
                     self._call, self._calls = CALLS[line[0]], self._calls + 1
                 elif line[0] != "{":
                     self._stack += line

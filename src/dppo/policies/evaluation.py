@@ -15,6 +15,7 @@ from dppo.envs.frames import make_prepared
 from dppo.envs.make import EnvId, check_display, check_env_id, close_all
 from dppo.errors import CheckpointError, ConfigError, counted, printable
 from dppo.log import logger
+from dppo.numerics.portable import limit_blas
 from dppo.policies.playing import Playing
 from dppo.policies.policy import Policy, model_name, policy_from, read
 from dppo.ppo.exchange.records import Episode
@@ -68,20 +69,23 @@ def evaluate(
     if render:
         check_display()
     player = _find_player(policy, env, env_kwargs, model, trust=trust)
-    made = player.make("human" if render else "rgb_array" if video else None)
-    try:
-        playing = Playing(player.policy, made, player.env_name, seed, deterministic=deterministic)
-        steps = counted(player.policy.state["global_step"], "step")
-        how = "taking the most likely action" if deterministic else "sampling actions"
-        logger.info("%s, policy after %s, %s, %s", player.env_name, steps, how, counted(episodes, "episode"))
-        film = Video(None if video is None else Path(video), made, episodes, player.settings.get("action_repeat", 1))
-        played = _played(playing, film, episodes)
-        film.write()
-        returns, lengths = zip(*((one.episode_return, one.length) for one in played), strict=True)
-        return Evaluation(player.env_name, returns, lengths)
-    finally:
-        if not _is_made(player.env):
-            close_all([made])
+    with limit_blas(1):  # as in the evaluations of a run, whose returns are the same
+        made = player.make("human" if render else "rgb_array" if video else None)
+        try:
+            playing = Playing(player.policy, made, player.env_name, seed, deterministic=deterministic)
+            steps = counted(player.policy.state["global_step"], "step")
+            how = "taking the most likely action" if deterministic else "sampling actions"
+            logger.info("%s, policy after %s, %s, %s", player.env_name, steps, how, counted(episodes, "episode"))
+            film = Video(
+                None if video is None else Path(video), made, episodes, player.settings.get("action_repeat", 1)
+            )
+            played = _played(playing, film, episodes)
+            film.write()
+            returns, lengths = zip(*((one.episode_return, one.length) for one in played), strict=True)
+            return Evaluation(player.env_name, returns, lengths)
+        finally:
+            if not _is_made(player.env):
+                close_all([made])
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,7 +120,8 @@ class _Player:
             return self.env
         check_env_id(self.env)
         with making(self.env_name):
-            return make_prepared(self.env, self.env_kwargs, self.settings | self.objects, mode, rows=1)
+            how: dict[str, Any] = {"place": (self.settings.get("num_samplers", 0), 0), "rows": 1}
+            return make_prepared(self.env, self.env_kwargs, self.settings | self.objects, mode, **how)
 
 
 def _is_made(env: Any) -> bool:

@@ -114,8 +114,17 @@ def check_spaces(trained: Spaces, env: Any, env_name: str) -> None:
 class EpisodePlayer:
     """Plays episodes of evaluations, in any process, in an environment that it makes when it needs one."""
 
-    def __init__(self, env: Env, spaces: Spaces, spec: NetworkSpec, seed: int, *, deterministic: bool) -> None:
-        """Keep the settings of the environment, those of evaluations included, and the spaces of the training."""
+    number = 0
+    """Of the actor, among those of evaluations."""
+
+    def __init__(
+        self, env: Env, spaces: Spaces, spec: NetworkSpec, seed: int, samplers: int, *, deterministic: bool
+    ) -> None:
+        """Keep the settings of the environment, those of evaluations included, and the spaces of the training.
+
+        `samplers`: of the run, whose environments exist at the same time, with other numbers.
+        """
+        self._samplers = samplers
         self._of, self._spaces, self._spec, self._seed, self._greedy = env, spaces, spec, seed, deterministic
         self._env: Any = None
 
@@ -132,7 +141,8 @@ class EpisodePlayer:
             if self._env is None:
                 prepared = {name: getattr(of, name) for name in SETTINGS}
                 with making(f"evaluation ({of.env_name})"):
-                    self._env = make_prepared(of.env_id, of.env_kwargs, prepared, rows=1, seed=self._seed)
+                    how: dict[str, Any] = {"place": (self._samplers, self.number), "rows": 1, "seed": self._seed}
+                    self._env = make_prepared(of.env_id, of.env_kwargs, prepared, **how)
             until = time.monotonic() + timeout_s
             for so_far in Playing(acting, self._env, of.env_name, self._seed, deterministic=self._greedy).play(episode):
                 stepped(so_far.length)

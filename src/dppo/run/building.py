@@ -194,7 +194,8 @@ class _Site:
         if config.eval_every is None:
             return None
         env = replace(config.env, env_kwargs={**config.env_kwargs, **config.eval_env_kwargs})
-        player = EpisodePlayer(env, spaces, spec, config.seed, deterministic=not config.eval_stochastic)
+        how = {"deterministic": not config.eval_stochastic}
+        player = EpisodePlayer(env, spaces, spec, config.seed, config.num_samplers, **how)
         if self.session is None:
             self.stack.callback(player.close)
             return InProcessPlayers(player, config.eval_episodes, config.eval_timeout_s, self.stop.interruptible)

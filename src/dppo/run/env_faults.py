@@ -35,14 +35,17 @@ class EnvFaults:
         """Faults by environment and kind, "sampler 3, env 0: ValueError in step", and the "steps lost": those of the
         episodes that were abandoned, without those that failed."""
 
-    def checked(self, collected: Collected) -> Collected:
-        """Return `collected` with all actions of episodes that failed; raise EnvironmentFault if these are too many."""
-        faulty = [one for report in collected.reports for one in report.incidents if one.fault]
-        return self._noted(collected, faulty) if faulty else collected
+    def checked(self, collected: Collected, *, again: bool = False) -> Collected:
+        """Return `collected` with all actions of episodes that failed; raise EnvironmentFault if these are too many.
 
-    def _noted(self, collected: Collected, faulty: list[Incident]) -> Collected:
+        Faults of segments that are collected `again` happen again, and were counted.
+        """
+        faulty = [one for report in collected.reports for one in report.incidents if one.fault]
+        return self._noted(collected, faulty, again) if faulty else collected
+
+    def _noted(self, collected: Collected, faulty: list[Incident], again: bool) -> Collected:
         now, (most, seconds) = self._clock(), self._budget
-        for incident in faulty:
+        for incident in () if again else faulty:
             self._times.append(now)
             while self._times[0] < now - seconds:
                 self._times.popleft()

@@ -86,6 +86,7 @@ class Evaluations(Observer):
         self._row |= {"iteration": run.learner.iteration, "global_step": self._steps}  # if there is none in the file
         self._row |= next(iter(read_metrics(self._path)[-1:]), {})
         self._faults, self._open = 0, dict[int, _Evaluation]()
+        self.stopped_by: str | None = None  # the first observer that asked to stop at a row of its own
         self._best: tuple[float, int, int] | None = None  # mean return, iteration and env steps
         state = run.folder.start.checkpoint.state.get("evaluations") if run.folder.start else None
         if state is not None:
@@ -147,8 +148,7 @@ class Evaluations(Observer):
     def _report(self, results: list[dict[str, float]]) -> None:
         for result in results:
             self._row = dict(self._row) | result
-            for observer in self._run.watching:
-                observer.on_iteration(self._row)
+            self.stopped_by = self.stopped_by or self._run.watching.iteration(self._row)
 
     def _over(self, *, wait: bool) -> list[dict[str, float]]:
         """Return the results of the evaluations that are over, in their order; log a wait that is long."""

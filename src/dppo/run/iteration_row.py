@@ -60,7 +60,7 @@ class MeasuredRow:
                 row |= {f"info/{key}": sum(sums) / sum(counts), f"info/{key}_min": min(lows)}
                 row[f"info/{key}_max"] = max(highs)
                 self._missing.discard(key)
-        if self._missing and learner.recent:
+        if self._missing and any(report.episodes for report in iteration.collected.reports):
             names, self._missing = " ".join(sorted(self._missing)), set()
             known = ", ".join(sorted(learner.recent[-1].info)) or "none"
             logger.warning("info_keys=%s: not a number in any info so far; the last one had %s", names, known)

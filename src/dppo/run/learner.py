@@ -140,7 +140,7 @@ class PPOLearner:
         self._collector.renew()
         for index in range(lost.index, self._asked + 1):
             self._collector.request(self._acting[index][0], index)
-        return self.env_faults.checked(self._collector.receive(stop))
+        return self.env_faults.checked(self._collector.receive(stop), again=True)
 
     def _commit(self, collected: Collected, statistics: Statistics, of_trainers: Sequence[Incident]) -> None:
         """Make these segments part of the run, in sampler order rather than in order of arrival."""

@@ -18,10 +18,11 @@ from dppo.config.trust import require_trust
 from dppo.envs.checks.faults import making
 from dppo.envs.frames import SETTINGS, make_prepared
 from dppo.envs.group import EnvGroup
-from dppo.envs.make import check_display, close_all
+from dppo.envs.make import check_display, close_all, joint_kind
 from dppo.errors import CheckpointError, DppoError, EnvironmentFault, counted
 from dppo.files import check_kind, read_file
 from dppo.log import logger
+from dppo.numerics.portable import limit_blas
 from dppo.ppo.distributions.simple import distribution_of
 from dppo.records.files.disk import check_parts
 from dppo.records.files.episodes import INCIDENT, INTEGERS, RecordedEpisode, packed, read_episodes
@@ -61,7 +62,7 @@ def replay(
     """
     if video is not None:
         check_video(video, render=render)
-    run = path.absolute() if episode else path.absolute().parents[1]
+    run = path.absolute() if episode else next(iter(path.absolute().parents[1:2]), path.absolute())
     check_parts(run)
     of = _recorded(run, episode) if episode else _read(path)
     settings = settings_to_resume(run)
@@ -69,7 +70,8 @@ def replay(
     config = Config(**settings)
     if render:
         check_display()
-    with closing(_Again(config, of, "human" if render else "rgb_array" if video else None)) as again:
+    mode = "human" if render else "rgb_array" if video else None
+    with limit_blas(1), closing(_Again(config, of, mode)) as again:  # one core, as in the run
         pause()
         again.play(Video(video, again.env, repeat=config.action_repeat))
     return f"Episode {episode}: {counted(of.length, 'step')}, return {of.episode_return:g}, equal to the last bit."
@@ -83,9 +85,13 @@ class _Again:
         prepared = {name: getattr(config, name) for name in SETTINGS}
         with making(config.env_name):
             how: dict[str, Any] = {"place": (of.sampler_id, of.env), "most_steps": config.most_steps}
+            how["rows"] = config.envs_per_sampler  # so that several rows are refused below, in better words
             self.env = make_prepared(config.env_id, config.env_kwargs, prepared, mode, **how)
         self._config, self._of = config, of
         try:
+            if joint_kind(self.env):
+                fact = "steps several rows at once, and an episode of one depends on the actions of all"
+                raise CheckpointError(f"{config.env_name}: {fact}: it cannot be played again.")
             spaces = spaces_of(sampler_plan(config), self.env)
             seed, limits = of.seed, bool(of.error)  # observations of an episode that went on were not refused
             group = EnvGroup([self.env], spaces, episode_seed=lambda *_: seed, owner=config.env_name, limits=limits)

@@ -209,6 +209,8 @@ class Run:
             for episode in episodes:
                 observer.on_episode(episode)
         stopped_by = self.watching.iteration(row)
+        if self.evaluations is not None:
+            stopped_by = self.evaluations.stopped_by or stopped_by
         if self.ended - self.saved >= self.config.checkpoint_interval_s:
             self.saved = self.ended
             self._save_if_possible()

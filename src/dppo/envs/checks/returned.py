@@ -226,7 +226,9 @@ def check_allows(masks: np.ndarray, actions: Actions) -> None:
 def reward_of(returned: Any) -> float:
     """Convert a reward to a float; raise BadResult if it is not a finite number, or too large to learn from."""
     try:
-        reward = float(returned if not isinstance(returned, str | bytes) else None)
+        if isinstance(returned, str | bytes):
+            raise TypeError
+        reward = float(returned)
     except (TypeError, ValueError):
         raise BadResult(f"{returned!r} as the reward, which is not a number") from None
     except OverflowError:
