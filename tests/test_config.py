@@ -143,6 +143,7 @@ def test_other_values_are_refused_for_integers(given_as: Any) -> None:
         ({"learning_rate": "nan"}, "learning_rate='nan': must be a finite number. Use a number such as 0.001 or 1e-3."),
         ({"learning_rate": "fast"}, "learning_rate='fast': must be a valid number. Use one such as 0.001 or 1e-3."),
         ({"gamma": 2}, "gamma=2: must be less than or equal to 1. Use a smaller value."),
+        ({"num_actors": 1, "actor_gpus": 1.5}, "actor_gpus=1.5: an actor has a share of one GPU, or whole ones."),
         (
             {"num_actors": 6, "num_samplers": 6, "num_learners": 4},
             "num_learners=4 cannot share 6 samplers evenly. Use `num_samplers=8`, or a different number of learners.",

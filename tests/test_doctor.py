@@ -10,7 +10,7 @@ import shlex
 from collections import Counter
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import gymnasium as gym
 import numpy as np
@@ -282,7 +282,7 @@ def test_the_memory_of_the_network_and_of_the_examination_is_not_that_of_the_env
 class OnPort(Overshoots):
     """Holds a port of its place."""
 
-    ports = Counter[int]()
+    ports: ClassVar[Counter[int]] = Counter()
 
     def __init__(self, sampler_id: int) -> None:
         if self.ports[sampler_id]:

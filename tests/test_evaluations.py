@@ -9,7 +9,7 @@ import re
 import signal
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, ClassVar, cast
+from typing import Any, ClassVar
 
 import gymnasium as gym
 import pytest
@@ -219,7 +219,7 @@ def test_an_evaluation_has_a_place_of_its_own(tmp_path: Path) -> None:
     assert [row["eval/episodes"] for row in evaluations(result).values()] == [4] * len(DUE)
     of = Env(env_id=OnPort), describe_spaces(gym.make("CartPole-v1")), None, 1, 8
     player = EpisodePlayer(*of, deterministic=True)  # type: ignore[arg-type]
-    numbers = [EvaluationActor(packed_model(cast(Any, player)), number)._loaded().number for number in range(2)]
+    numbers = [EvaluationActor(packed_model(player), number)._loaded().number for number in range(2)]
     assert numbers == [0, 1]
 
 

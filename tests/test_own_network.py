@@ -23,11 +23,15 @@ from worlds import models, observed
 
 import dppo
 from dppo.__main__ import main
+from dppo.cluster.builders import build_trainer
+from dppo.cluster.wire import trainer_plan
+from dppo.envs.spaces import choices_of
 from dppo.errors import CheckpointError, ConfigError
 from dppo.ppo.learning.trainer import PPOTrainer
 from dppo.ppo.networks.choice import learning_network
 from dppo.ppo.networks.user_module import ModuleSpec
 from dppo.records.files import checkpoint as checkpoints
+from dppo.spaces.spaces import Spaces
 
 ITERATIONS = 4
 KWARGS = {"units": 12}
@@ -46,6 +50,26 @@ def settings(run_dir: Path, **changes: Any) -> dppo.Config:
 def trained(tmp_path_factory: pytest.TempPathFactory) -> dppo.Result:
     """Train in this process."""
     return dppo.train(settings(tmp_path_factory.mktemp("trained") / "run"))
+
+
+class Floors(nn.Module):
+    """Has a code for each of the categories 5 to 8, and none for any other."""
+
+    def __init__(self, spaces: dppo.Spaces, head_size: int) -> None:
+        super().__init__()
+        self.codes = nn.Embedding(4, 8)
+        self.head, self.value = nn.Linear(8, head_size), nn.Linear(8, 1)
+
+    def forward(self, obs: Tensor) -> Any:
+        code = self.codes(obs.long().flatten() - 5)
+        return self.head(code), self.value(code).squeeze(-1)
+
+
+def test_made_up_batches_hold_categories_that_exist() -> None:
+    """With several learners, an update is timed before the first one."""
+    floors = gym.spaces.Discrete(4, start=5)
+    spaces = Spaces(np.dtype(np.int64), DISCRETE, categories={"": choices_of(floors)})
+    build_trainer(trainer_plan(settings(Path("run"), model=Floors, model_kwargs={})), spaces).rehearse(8)
 
 
 @pytest.mark.slow

@@ -225,6 +225,15 @@ def test_each_signal_ends_a_wait_and_its_handler_is_restored(number: signal.Sign
     assert signal.getsignal(number) is before
 
 
+def test_a_terminal_that_is_closed_may_say_so_twice() -> None:
+    """The shell and the kernel both send SIGHUP; a second signal of another kind ends the process at once."""
+    with StopSignals() as stop:
+        signal.raise_signal(signal.SIGHUP)
+        signal.raise_signal(signal.SIGHUP)
+        with pytest.raises(StopRequested):
+            stop.check()
+
+
 def test_under_nohup_a_closed_terminal_is_ignored() -> None:
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
     try:

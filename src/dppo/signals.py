@@ -83,6 +83,8 @@ class StopSignals:
             self._interruptible = False
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
+        if number == self.received == signal.SIGHUP:  # a shell and the kernel both send one as a terminal is closed
+            return
         if self.received is not None:  # the second signal
             if number == signal.SIGINT and hasattr(sys, "ps1"):
                 raise Interrupted  # a notebook or shell must keep its other variables

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -104,6 +105,12 @@ def test_the_room_for_actors_that_may_not_be_everywhere(
     [
         ({"num_actors": 3, "actors_per_node": 3}, ""),
         ({"num_actors": 4, "actors_per_node": 3}, "actors_per_node=3: .* 4 actors .* Use at most `num_actors=3`"),
+        ({"num_actors": 3, "actors_per_node": 4, "eval_actors": 1}, ""),
+        (
+            {"num_actors": 4, "actors_per_node": 4, "eval_actors": 1},
+            "actors_per_node=4: .* 4 actors beside 1 of evaluations are .* Use at most `num_actors=3`, raise",
+        ),
+        ({"num_actors": 1, "actors_per_node": 2, "eval_actors": 2}, "actors_per_node=2: .* Raise `actors_per_node`"),
         ({"num_actors": 4, "actor_resources": [{"a": 1}]}, ""),
         (
             {"num_actors": 4, "actor_resources": [{"a": 1}, {"b": 1}]},
@@ -114,11 +121,25 @@ def test_the_room_for_actors_that_may_not_be_everywhere(
 def test_what_a_ray_of_one_node_cannot_place_is_refused_before_it_starts(
     settings: dict[str, Any], refused: str
 ) -> None:
-    demand = demand_of(Actors(**settings), Learners(num_learners=2))
+    evaluators = settings.get("eval_actors", 0)
+    of_actors = Actors(**{name: value for name, value in settings.items() if name != "eval_actors"})
+    demand = demand_of(of_actors, Learners(num_learners=2), evaluators)
     if not refused:
         return capacity.check_here(demand, 0)
     with pytest.raises(ConfigError, match=refused):
         capacity.check_here(demand, 0)
+
+
+def test_learners_fit_beside_actors_that_hold_one_of_two_licences(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each actor holds one of the alternatives, and not the first of them."""
+    nodes = [{"CPU": 16.0, "licence_a": 4.0}, {"CPU": 16.0, "licence_b": 4.0}]
+    cluster = SimpleNamespace(nodes=lambda: [{"Resources": one, "Alive": True} for one in nodes])
+    monkeypatch.setattr(capacity, "free_room", lambda demand: 8)
+    monkeypatch.setattr(capacity, "has_autoscaler", lambda ray: False)
+    actors = Actors(num_actors=8, actor_resources=[{"licence_a": 1}, {"licence_b": 1}])
+    capacity.check_cluster(cluster, demand_of(actors, Learners(num_learners=2)), print)
+    with pytest.raises(ConfigError, match="num_learners=30: 8 actors and 30 learners need 38 CPU, the cluster's 2 nod"):
+        capacity.check_cluster(cluster, demand_of(actors, Learners(num_learners=30)), print)
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,7 @@ from collections import namedtuple
 from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
@@ -313,6 +313,27 @@ def test_more_gpus_than_this_machine_has_are_refused(
         capacity.check_gpus(demand_of(*wanted), gpus)
     assert refused in str(error.value)
     assert "actor_gpus=0.25" in str(error.value)
+
+
+def test_actors_of_evaluations_need_gpus_too() -> None:
+    demand = demand_of(Actors(num_actors=1, actor_gpus=1), Learners(), 1)
+    capacity.check_gpus(demand, 2)
+    with pytest.raises(ConfigError, match="actor_gpus=1: 2 actors of 1 GPU each need 2 GPUs, this machine has 1"):
+        capacity.check_gpus(demand, 1)
+
+
+def test_the_folder_of_ray_may_not_exist_yet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RAY_TMPDIR", str(tmp_path / "job" / "ray"))
+    assert session.store_size(1, print) >= SMALLEST_STORE
+
+
+def test_parts_of_a_licence_add_up_to_a_whole_number(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ray starts with whole numbers of resources only."""
+    given: dict[str, Any] = {}
+    monkeypatch.setattr(session, "_start_processes", lambda ray, notify, **options: given.update(options))
+    actors = Actors(num_actors=3, actor_resources={"licence": 0.5})
+    session._start(SimpleNamespace(), demand_of(actors, Learners()), 1, dashboard=False, notify=print)
+    assert given["resources"] == {"licence": 2}
 
 
 def test_hidden_gpus_are_not_counted(monkeypatch: pytest.MonkeyPatch) -> None:

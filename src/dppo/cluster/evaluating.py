@@ -83,7 +83,7 @@ class RayPlayers:
         `licensed`: the licence of a lost actor is free only when its keeper has ended its processes.
         """
         self._licence_s = ENDING_S if licensed else 0.0
-        self._packed, self._episodes, self._timeout_s = packed_model(player), episodes, timeout_s
+        self._packed, self._episodes, self._timeout_s = packed_model(player, "eval_env_kwargs"), episodes, timeout_s
         self._kind, self._logs, self._gpus = actor_class(EvaluationActor, resources, options), logs, "GPU" in resources
         self._tasks, self._ended = SimpleQueue[tuple[int, int, Any]](), SimpleQueue[Outcome]()
         self._closing, self._left_out, self._hung_s = Event(), set[int](), hung_s
@@ -149,7 +149,8 @@ class RayPlayers:
             except Exception as error:  # if this thread ended, the end of the run would wait for the episode forever
                 lost = cause_of_death(error) if isinstance(error, RayError) else f"failed: {in_a_line(error)}"
                 lost = f"actor {number} of evaluations {lost}"
-                within(CLOSING_S, partial(ray.kill, self._actors[number]))
+                if self._actors[number] is not None:
+                    within(CLOSING_S, partial(ray.kill, self._actors[number]))
                 self._actors[number] = None
                 if later and isinstance(error, TimeoutError):
                     break

@@ -133,17 +133,16 @@ def unpack(data: Any) -> Any:
     return pickle.loads(data) if isinstance(data, bytes) else data
 
 
-def packed_model(model: Model) -> PackedModel:
-    """Return a user's network ready to send; `ConfigError` if its class cannot be pickled.
+def packed_model(model: Any, named: str = "") -> PackedModel:
+    """Return a user's network, or something `named` so, ready to send; `ConfigError` if it cannot be pickled.
 
     It is sent beside the plan, so that an error can name it.
     """
     try:
         return tuple(path for path in sys.path if path), pack_code(model)
     except Exception as error:  # pickling a user's class may raise anything
-        raise ConfigError(
-            f"model={model!r}: cannot be sent to other processes: {error}. Pass it as module:Class."
-        ) from None
+        what, use = (named, "Use plain data") if named else (f"model={model!r}", "Pass it as module:Class")
+        raise ConfigError(f"{what}: cannot be sent to other processes: {error}. {use}.") from None
 
 
 def unpacked_model(packed: PackedModel) -> Model:

@@ -54,6 +54,9 @@ LIMITS: tuple[tuple[Callable[[FlatSettings], bool], str], ...] = (
     (lambda c: c.learner_gpus in (0, 1) or (c.learner_gpus < 1 and c.num_learners <= 1),
      "learner_gpus={config.learner_gpus:g}: a learner trains on one GPU, and learners cannot share one. Use "
      "`learner_gpus=1`."),
+    (lambda c: c.actor_gpus <= 1 or c.actor_gpus == int(c.actor_gpus),
+     "actor_gpus={config.actor_gpus:g}: an actor has a share of one GPU, or whole ones. Use a fraction below 1, or a "
+     "whole number."),
     (lambda c: c.num_learners == 0 or c.learner_threads <= max(1.0, c.learner_cpus),
      "learner_threads={config.learner_threads} is more than learner_cpus={config.learner_cpus:g}, the CPUs that a "
      "learner reserves. Use `learner_cpus={config.learner_threads}`."),
@@ -106,8 +109,9 @@ NEEDS: tuple[tuple[str, Callable[[FlatSettings], bool], str], ...] = (
      "num_actors=0 starts no actors. Use `num_actors=1` or more"),
     ("recycle_after", lambda c: c.recycling and c.num_actors != 0,
      "num_actors=0 starts no actors. Use `num_actors=1` or more"),
-    ("actors_per_node", lambda c: (c.actors_per_node or 1) < c.most_actors,
-     "there are never more than {config.most_actors} actors. Leave it out, or raise `num_actors`"),
+    ("actors_per_node", lambda c: (c.actors_per_node or 1) < c.most_actors + c.evaluators,
+     "there are never more than {config.most_actors} actors, and {config.evaluators} of evaluations. Leave it out, or "
+     "raise `num_actors`"),
     ("backup_requests", lambda c: c.num_actors not in (0, 1),
      "num_actors={config.num_actors} leaves no other actor to ask. Use `num_actors=2` or more, or leave it out"),
     ("backup_requests", lambda c: c.replay,

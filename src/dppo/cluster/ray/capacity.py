@@ -110,16 +110,19 @@ def check_here(demand: Demand, gpus: int) -> None:
         )
     room = room_for([demand.total()], demand)
     if room < demand.num_actors:
+        limit, others = round(1 / demand.actor[PER_NODE]), f" beside {demand.evaluators} of evaluations"
+        use = f"Use at most `num_actors={room}`, raise" if room > 0 else "Raise"
         raise ConfigError(
-            f"actors_per_node={room}: this machine is the only node, and {demand.num_actors} actors are wanted. Use "
-            f"at most `num_actors={room}`, raise `actors_per_node`, or use a cluster (address)."
+            f"actors_per_node={limit}: this machine is the only node, and {demand.num_actors} actors"
+            f"{others * (demand.evaluators > 0)} are wanted. {use} `actors_per_node`, or use a cluster (address)."
         )
     check_gpus(demand, gpus)
 
 
 def check_gpus(demand: Demand, gpus: int) -> None:
     """Raise `ConfigError` if a run needs more than this machine's `gpus`: Ray would wait for them silently."""
-    kinds = ("actor", demand.num_actors, demand.actor), ("learner", demand.num_learners, demand.learner)
+    num_actors = demand.num_actors + demand.evaluators
+    kinds = ("actor", num_actors, demand.actor), ("learner", demand.num_learners, demand.learner)
     groups = [(noun, count, needs["GPU"]) for noun, count, needs in kinds if count and needs.get("GPU")]
     needed = math.ceil(sum(_gpu_slots(count, each) for _, count, each in groups))
     if needed <= gpus:
@@ -150,6 +153,9 @@ def check_cluster(ray: Any, demand: Demand, notify: Callable[[str], None]) -> No
         return {name: sum(node.get(name, 0.0) for node in nodes) for name in names}
 
     wanted, holds, actors = demand.total(), room_for(nodes, replace(demand, num_learners=0)), demand.num_actors
+    if demand.others:  # what all alternatives take alike; `holds` counts the rest
+        alike = [name for name in demand.learner if len({group.get(name) for group in demand.groups}) == 1]
+        wanted = {name: wanted[name] for name in alike if name in wanted}
     if demand.num_learners and any(held < wanted[name] for name, held in have(wanted).items()):
         fact = (
             f"num_learners={demand.num_learners}: {actors} actors and {demand.num_learners} learners need "

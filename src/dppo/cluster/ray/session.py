@@ -10,6 +10,7 @@ import tempfile
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from dppo.cluster.ray import capacity, environment
@@ -197,7 +198,7 @@ def _start(ray: Any, demand: Demand, store_bytes: int, dashboard: bool, notify: 
         notify,
         num_cpus=cpus,
         num_gpus=gpus,
-        resources=wanted or None,
+        resources={name: math.ceil(amount) for name, amount in wanted.items()} or None,  # it takes whole numbers
         object_store_memory=store_size(store_bytes, notify),
         include_dashboard=dashboard,
     )
@@ -227,7 +228,8 @@ def _start_processes(ray: Any, notify: Callable[[str], None], **options: Any) ->
 
 def store_size(wanted: int, notify: Callable[[str], None]) -> int:
     """Return the size of Ray's object store in bytes: `wanted`, limited by the free shared memory."""
-    disk = shutil.disk_usage(ray_folder())
+    folder = Path(ray_folder()).absolute()  # which Ray makes
+    disk = shutil.disk_usage(next(one for one in (folder, *folder.parents) if one.exists()))
     full = disk.used / (disk.used + disk.free)
     if full > FULL_DISK:
         notify(

@@ -18,6 +18,7 @@ from dppo.ppo.exchange.normalizer import CLIP, ObsScale, each_leaf, network_inpu
 from dppo.ppo.exchange.records import Segment, stack_numbers
 from dppo.ppo.learning.advantages import generalized_advantages, shaped_rewards
 from dppo.ppo.networks.network import NetworkSpec, RecurrentInputs
+from dppo.spaces.spaces import leaves
 
 if TYPE_CHECKING:  # shapes are checked in tests only
     from jaxtyping import Bool, Float, Int64, Shaped
@@ -154,7 +155,11 @@ def zero_batch(spec: NetworkSpec, sequences: int, sequence_length: int) -> Batch
     actions, zero = zeros(rows, *of.action_shape, dtype=of.action_dtype(spec.dtype)), zeros(rows)
     states = RecurrentInputs(zeros(sequences, spec.state_size), zeros(sequences, sequence_length, dtype="bool"))
     recurrent = states if spec.state_size else None
-    obs = _inputs(np.zeros((1, rows), spec.spaces.obs), np.dtype(spec.dtype), None, _flat_tensor)
+    seen = np.zeros((1, rows), spec.spaces.obs)
+    for name, leaf in leaves(seen).items():
+        if name in spec.spaces.categories:  # of which zero need not be one
+            leaf[...] = np.reshape(spec.spaces.categories[name].starts, leaf.shape[2:])
+    obs = _inputs(seen, np.dtype(spec.dtype), None, _flat_tensor)
     return Batch(obs, actions, zero, zero, zero, zero, sequence_length=sequence_length, recurrent=recurrent)
 
 
