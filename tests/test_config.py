@@ -129,7 +129,7 @@ def test_other_values_are_refused_for_integers(given_as: Any) -> None:
             {"total_timesteps": 1024, "reuse": 3},
             "reuse=3 is more than the 2 iterations of 512 steps .* Use `reuse=2` or less, or lower `num_steps`",
         ),
-        ({"num_steps": 1, "num_samplers": 1}, "num_steps=1 makes a batch of 1 step .* Raise `num_steps`; 128 is "),
+        ({"num_steps": 1, "num_samplers": 1}, "num_steps=1 makes a batch of 1 step .* Raise `num_steps`; 64 is "),
         (
             {"update_epochs": 1e308},
             r"update_epochs=1\d{308}: must be less than or equal to 1000000. Use a smaller value.",

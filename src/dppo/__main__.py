@@ -19,7 +19,7 @@ COMMANDS = {
     "diff": "Name the first quantity in which two runs differ.",
     "report": "Write a run as one HTML page.",
     "plot": "Draw runs together: mean and spread over seeds.",
-    "replay": "Play an episode again in which an environment failed.",
+    "replay": "Play a training episode again, or one in which an environment failed.",
     "presets": "List settings that are tuned for environments, or print some to edit.",
     "test": "Run the tests of a source checkout.",
 }

@@ -223,6 +223,22 @@ def test_everything_is_text_that_comes_from_a_folder(tmp_path: Path) -> None:
     assert checked((run / "report.html").read_text()).words.count("<script>alert(1)</script>") >= 6
 
 
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {},
+        {"num_steps": 64, "learning_rate": 3e-4, "update_epochs": 10},  # those of other environments
+        {"atari": "raw"},
+        {"atari": "raw", "num_steps": 128, "frame_stack": 4, "grayscale": True},  # as games have them
+        {"atari": "game", "frame_stack": 1},
+    ],
+)
+def test_the_command_of_a_game_gives_the_same_settings(settings: dict[str, Any], tmp_path: Path) -> None:
+    facts = facts_of(a_run(tmp_path / "run", [], env_id="ALE/Pong-v5", **settings))
+    words = shlex.split(facts.command)
+    assert resolved(Config(**parse(words[2:]).settings)) == resolved(facts.config)
+
+
 def test_the_command_gives_the_same_settings(tmp_path: Path) -> None:
     settings = {"hidden_sizes": (8, 4), "norm_obs": False, "target_kl": 0.02, "env_kwargs": {"a b": [1]}, "seed": 3}
     settings |= {"num_actors": "2..4", "actor_resources": {"licence": 1.0}}

@@ -13,9 +13,8 @@ from typing import Any
 
 from dppo.commands.doctor import of_run
 from dppo.commands.flags import Parser, as_words
-from dppo.config import Config, resolved
-from dppo.config.files import plain, versions_in
-from dppo.config.parts import default_of
+from dppo.config import Config, draft, resolved
+from dppo.config.files import versions_in
 from dppo.errors import DppoError, printable
 from dppo.files import check_kind, lock, read_file
 from dppo.records.files.disk import write_file, writing
@@ -56,8 +55,11 @@ def facts_of(run: Path) -> Facts:
             state = "running"
         else:
             os.close(handle)
+    of_env = {"env_id": config.env_name}  # games have defaults of their own, unless they are played raw
+    defaults = resolved(draft(of_env | {"atari": config.atari}))
+    defaults |= {"env_id": None, "minibatch_size": None, "atari": draft(of_env).atari}
     versions = versions_in(run / CONFIG) if (run / CONFIG).is_file() else {}
-    own = {name: value for name, value in resolved(config).items() if value != plain(default_of(name))}
+    own = {name: value for name, value in resolved(config).items() if value != defaults[name]}
     words = ["dppo", "train", own.pop("env_id"), "--preset", "none", *as_words(own)]
     return Facts(config, rows, state, findings, list(_incidents(run)), _lifetimes(run), versions, shlex.join(words))
 

@@ -14,7 +14,7 @@ MOST_TRIED = 10**6  # numbers tried as divisors, to suggest some
 LIMITS: tuple[tuple[Callable[[FlatSettings], bool], str], ...] = (
     (lambda c: c.batch_size > 1,
      "num_steps={config.num_steps} makes a batch of {config.batch_size} step ({batch}), which is too small. Raise "
-     "`num_steps`; 128 is usual."),
+     "`num_steps`; 64 is usual."),
     (lambda c: c.total_timesteps >= c.batch_size,
      "total_timesteps={config.total_timesteps} is less than one batch of {config.batch_size} steps ({batch}). Raise "
      "it, or lower `num_steps`."),

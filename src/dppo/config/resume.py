@@ -1,6 +1,6 @@
 """Check changed settings when a run is resumed or branched; the metadata of each setting says what may change."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,13 +12,18 @@ from dppo.config.parts import about, annealed, annealed_settings, default_of
 from dppo.errors import ConfigError
 
 
-def leave_out_ineffective(settings: Mapping[str, Any], keep: Mapping[str, Any]) -> dict[str, Any]:
-    """Return settings | keep, without those of `settings` that have no effect beside `keep` and change only rounding.
+def leave_out_ineffective(
+    settings: Mapping[str, Any], keep: Mapping[str, Any], *, of: Collection[str] = ("free",)
+) -> dict[str, Any]:
+    """Return settings | keep, without those of `settings` that have no effect beside `keep` and change no result.
 
     With `num_actors=0` in `keep`, for example, the `cpus_per_actor` of a run with actors is left out.
+
+    Args:
+        of: how a resume may change what is left out; with "close", also what changes last bits.
     """
     both = dict(settings) | dict(keep)
-    idle = {name for name, _ in without_effect(draft(both)) if about(name).resume in ("free", "close")} - keep.keys()
+    idle = {name for name, _ in without_effect(draft(both)) if about(name).resume in of} - keep.keys()
     return {name: value for name, value in both.items() if name not in idle}
 
 

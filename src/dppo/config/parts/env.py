@@ -127,7 +127,7 @@ class Sampling:
     simulators. Changes the time, never the result, if each episode follows from the seed of its reset."""
     licences: int | None = free(None, gt=0)
     """Most environments that exist at once, over all actors, those of lost processes included until these have ended;
-    none: no limit. N x E x (1 + standby_envs) are needed."""
+    none: no limit. N x E x (1 + standby_envs) are needed, and eval_actors more with eval_every."""
     start_rate: str = free("unlimited")
     """Environments that are made in a time, over all actors: 2/s, 10/min. For simulators whose start loads a server or
     a disk."""

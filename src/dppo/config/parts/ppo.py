@@ -28,10 +28,12 @@ class PPO:
     minibatch_size: int | None = setting(None, gt=0)
     """Largest number of rows of a minibatch; none: 64, or a 32nd of a batch of more than 2,048."""
     reuse: int = setting(1, gt=0)
-    """Train on the batches of the last so many iterations, with importance weights (GePPO); 1: the newest alone."""
+    """Train on the batches of the last so many iterations, with importance weights (GePPO); 1: the newest alone.
+    Not with frame_stack."""
     norm_adv: bool | None = None
-    """Standardize advantages within each minibatch; none: unless norm_reward gives them a unit and actions are
-    real-valued. A batch that teaches little changes little then: standardized, its noise would count as much."""
+    """Standardize advantages within each minibatch; none: unless norm_reward, without norm_value, gives them a unit
+    and actions are real-valued. A batch that teaches little changes little then: standardized, its noise would count
+    as much."""
     adv_floor: float = setting(0.1, ge=0)
     """Smallest deviation that norm_adv divides by where all rewards of a batch are equal and nothing terminates, as
     before the first reward: what is left of advantages there is noise. Where they are below half of it and no reward

@@ -34,13 +34,13 @@ class Actors:
     replaced."""
     start_timeout_s: float | None = free(None, gt=0)
     """As segment_timeout_s, of a constructor. Default: segment_timeout_s, and after the first segments 20 times what
-    was measured, if that is less."""
+    was measured and at least 300 s, if that is less."""
     reset_timeout_s: float | None = free(None, gt=0)
     """As segment_timeout_s, of a reset. Default: segment_timeout_s, and after the first segments 20 times what was
-    measured, if that is less."""
+    measured and at least 300 s, if that is less."""
     step_timeout_s: float | None = free(None, gt=0)
     """As segment_timeout_s, of a step. Default: segment_timeout_s, and after the first segments 20 times what was
-    measured, if that is less."""
+    measured and at least 60 s, if that is less."""
     max_actor_restarts: int = free(5, ge=0)
     """Replacements of an actor in a row that deliver no segment, after which the run stops."""
     recycle_after: str = free("never")

@@ -175,7 +175,7 @@ def settings_to_resume(path: Path, changes: dict[str, Any] | None = None) -> dic
     settings = {"atari": "raw"} | settings  # a run from before there was this setting
     if changes is not None:
         settings = without_derived(settings) if "run_dir" in changes else settings
-        settings = leave_out_ineffective(settings, changes)
+        settings = leave_out_ineffective(settings, changes, of=("free", "close"))
     for of, name, text in objects_in(settings):
         raise ConfigError(
             f"{of}: {name} was {text}, and a run folder cannot hold Python objects. Pass `{of}` again: in Python with "
