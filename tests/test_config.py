@@ -512,3 +512,13 @@ def test_all_settings_survive_being_written_and_read(tmp_path: Path) -> None:
 def test_habits_from_other_libraries_are_answered(given: dict[str, Any], answer: str) -> None:
     with pytest.raises(ConfigError, match=re.escape(answer)):
         Config(**given)
+
+
+def test_words_of_yaml_are_understood(tmp_path: Path) -> None:
+    """`off` is a boolean there, and `none` a text."""
+    (tmp_path / "own.yaml").write_text(
+        "env_id: CartPole-v1\nprogress: off\nenv_state: off\nrun_dir: none\nlicences: none\n"
+    )
+    found = Config(**read_settings(tmp_path / "own.yaml"))
+    assert (found.progress, found.env_state, found.run_dir, found.licences) == ("off", "off", None, None)
+    assert read_settings(tmp_path / "own.yaml")["env_id"] == "CartPole-v1"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import shlex
 import shutil
@@ -63,6 +64,9 @@ REFUSED = {
     "train CartPole-v1 --num-actors 1 --licences 8 --eval-every 1000": "licences=8 ... Use --num-samplers 7",
     "train CartPole-v1 --num-samplers 1 --envs-per-sampler 8 --licences 4": "licences=4 ... Lower --envs-per-sampler, ",
     "train CartPole-v1 --config twice.yaml": "num-steps and num_steps, the same setting. Leave one out.",
+    "train CartPole-v1 --config grouped.yaml": "line 3 has ppo for the second time",
+    "train CartPole-v1 --config repeated.yaml": "line 2 has num_steps for the second time",
+    "train CartPole-v1 --config both.yaml": "sampling: has num-steps and num_steps, the same setting. Leave one out.",
     "train CartPole-v1 --seed -1": "seed=-1 ... greater than or equal to 0 ... Use ",
     "train CartPole-v1 --hidden-sizes 64 0": "hidden_sizes ... greater than 0",
     "train CartPole-v1 --activation gelu": "gelu ... tanh ... relu",
@@ -126,6 +130,9 @@ def desk(tmp_path_factory: pytest.TempPathFactory) -> Path:
     desk = tmp_path_factory.mktemp("desk")
     files = {"broken.py": "1 / 0\n", "unparsable.py": "def (\n", "exiting.py": "raise SystemExit('wrong arguments')\n"}
     files |= {"other.yaml": "learning_rat: 0.1\n", "deep.yaml": "[" * 5000}
+    files |= {"grouped.yaml": "ppo: {gamma: 0.9}\nsampling: {num_steps: 8}\nppo: {vf_coef: 1.0}\n"}
+    files |= {"repeated.yaml": "num_steps: 8\nnum_steps: 16\n"}
+    files |= {"both.yaml": "sampling: {num-steps: 16, num_steps: 32}\n"}
     files |= {"twice.yaml": "num-steps: 8\nnum_steps: 16\n"}
     for name, text in files.items():
         (desk / name).write_text(text)
@@ -321,3 +328,19 @@ def test_texts_are_printed_without_control_characters_and_shortened() -> None:
     assert text.startswith("line 0\nline 1\n")
     assert text.endswith("line 999999\n")
     assert str(CheckpointError("\x1b")) == str(EnvironmentFault("\x1b")) == "\\x1b"
+
+
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+@pytest.mark.parametrize("words", ["--help", "train --help", "presets"])
+def test_a_reader_that_has_exited_gets_no_error(words: str, unbuffered: str) -> None:
+    """As in `dppo presets | head`: nothing is printed, and a command that has done its work ends as ever."""
+    reading, writing = os.pipe()
+    os.close(reading)
+    of: dict[str, Any] = {
+        "stdout": writing,
+        "stderr": subprocess.PIPE,
+        "env": fresh_environment(PYTHONUNBUFFERED=unbuffered),
+    }
+    ended = subprocess.run([sys.executable, "-m", "dppo", *words.split()], check=False, **of)
+    os.close(writing)
+    assert (ended.returncode in (0, 141), ended.stderr) == (True, b"")

@@ -50,6 +50,20 @@ Examples:
 
 def main(argv: list[str] | None = None) -> int:
     """Run one command; return its exit code: 0 success, 1 failure, 2 wrong usage, 128 + n stopped by signal n."""
+    code = None
+    try:
+        try:
+            code = _run(argv)
+            return code
+        finally:
+            if sys.stdout is not None:
+                sys.stdout.flush()  # at exit, an error could not be handled any more
+    except BrokenPipeError:  # the reader of our output has exited: `dppo ... | head`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 141 if code is None else code
+
+
+def _run(argv: list[str] | None) -> int:
     args = sys.argv[1:] if argv is None else argv
     if not args or args[0] in ("-h", "--help", "help"):
         print(USAGE)
@@ -81,9 +95,6 @@ def main(argv: list[str] | None = None) -> int:
     except KeyboardInterrupt:
         print(f"dppo {command}: interrupted", file=sys.stderr)
         code = 130
-    except BrokenPipeError:  # the reader of our output has exited: `dppo ... | head`
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        code = 141
     return code
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import re
 import signal
@@ -9,6 +10,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -215,6 +217,26 @@ def test_arguments_that_are_objects_do_not_become_text(
         r"env_kwargs: start is .*datetime\.date.*, .* Use text, numbers, lists, dicts\.", capsys.readouterr().err
     )
     assert sorted(one.name for one in tmp_path.iterdir()) == ["own.yaml", "run.yaml"]
+
+
+def test_a_signal_that_arrives_while_seeds_start_reaches_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    started, got = list[int](), list[int]()
+
+    class Stopped(Seed):
+        def start(self) -> None:
+            self.state, seed = "running", self.config.seed
+            self.process = SimpleNamespace(send_signal=lambda _: got.append(seed))  # type: ignore[assignment]
+            started.append(seed)
+            if len(started) == 2:
+                signal.raise_signal(signal.SIGTERM)
+
+        def look(self, stopped: signal.Signals | None) -> None:
+            self.state = "stopped" if self.config.seed in got else self.state
+
+    monkeypatch.setattr(seeds, "LOOK_S", 0.01)
+    runs = [Stopped(Config(env_id="CartPole-v1", seed=seed), tmp_path / str(seed)) for seed in (1, 2, 3)]
+    assert seeds._run(runs, 3, Console(file=io.StringIO())) == signal.SIGTERM
+    assert (started, got) == ([1, 2, 3], [1, 2, 3])
 
 
 def test_a_folder_that_cannot_be_made_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import runpy
+import shutil
 import sys
 from pathlib import Path
 from typing import Any
@@ -36,8 +37,9 @@ from dppo.spaces.spaces import leaves
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 PENDULUM = {"env_id": "Pendulum-v1", "norm_obs": True}
 SQUASHED = PENDULUM | {"action_bounds": "squash", "state_dependent_std": True, "hidden_sizes": ()}
+SINGLE = {"env_id": "worlds.observed:Level", "norm_obs": True}
 ACTING = {kind: {"env_id": "worlds.acting:Actuated", "env_kwargs": {"kind": kind}} for kind in SPACES}
-KINDS = POLICIES | ENCODERS | ACTING | {"pendulum": PENDULUM, "squashed": SQUASHED}
+KINDS = POLICIES | ENCODERS | ACTING | {"pendulum": PENDULUM, "squashed": SQUASHED, "single": SINGLE}
 EXPORTED = [*POLICIES, "nature", "film", "vector", "embedded", "one of", "tuple", "squashed"]
 Capture = pytest.CaptureFixture[str]
 Patch = pytest.MonkeyPatch
@@ -148,6 +150,15 @@ def test_mistakes_are_refused_before_anything_is_written(
     assert main(["export", *(word.format(run=trained) for word in words)]) == 2
     assert refusal in capsys.readouterr().err
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_folder_with_a_run_or_an_earlier_export_is_not_written_into(trained: Path, tmp_path: Path) -> None:
+    """The newest checkpoint in a folder counts, and files of the other run would be lost."""
+    copy = shutil.copytree(trained, tmp_path / "other")
+    before = {path: path.read_bytes() for path in copy.rglob("*") if path.is_file()}
+    with pytest.raises(ConfigError, match=r"other: contains a run, or an earlier export\. Use another folder"):
+        export.export_folder(trained, copy, episodes=0, trust=True)
+    assert {path: path.read_bytes() for path in copy.rglob("*") if path.is_file()} == before
 
 
 def test_a_missing_package_is_named(trained: Path, tmp_path: Path, monkeypatch: Patch) -> None:

@@ -14,7 +14,7 @@ import pytest
 
 from dppo.records import plots
 from dppo.records.plots import COLOURS, compare_figure, learning_curve, smoothed
-from dppo.records.together import MANY, Band, Curve, Group, joined_times, over_seeds, thinned
+from dppo.records.together import MANY, Band, Curve, Group, over_seeds, resumed, thinned, training_times
 
 
 def rows(count: int, first_episode: int = 3) -> list[dict[str, float]]:
@@ -111,8 +111,22 @@ def test_smoothing_is_a_moving_mean() -> None:
 
 
 def test_times_of_a_resumed_run_are_joined() -> None:
-    np.testing.assert_allclose(joined_times([1, 2, 3, 0.5, 1, 0.25]), [1, 2, 3, 3.5, 4, 4.25])
-    assert len(joined_times([])) == 0
+    rows = [{"time/training_s": one} for one in (1, 2, 3, 0.5, 1, 0.25)]
+    np.testing.assert_allclose(training_times(rows), [1, 2, 3, 3.5, 4, 4.25])
+    assert len(training_times([])) == len(resumed([])) == 0
+
+
+def test_a_resume_is_found_also_where_its_first_iteration_took_longer_than_all_before() -> None:
+    """It makes the environments again, and replays their episodes."""
+    calls = [
+        (1, 64, 64 / 1),
+        (3, 128, 64 / 3),
+        (5, 192, 128 / 5),
+        (7, 256, 64 / 7),
+    ]  # seconds, env steps, steps/s of the call
+    rows = [{"time/training_s": s, "global_step": n, "charts/SPS": sps} for s, n, sps in calls]
+    assert resumed(rows).tolist() == [False, True, False, True]
+    np.testing.assert_allclose(training_times(rows), [1, 4, 6, 13])
 
 
 def test_seeds_are_averaged_at_the_steps_that_all_of_them_have() -> None:

@@ -8,6 +8,7 @@ import json
 import math
 import re
 import shlex
+import threading
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -231,12 +232,22 @@ def test_everything_is_text_that_comes_from_a_folder(tmp_path: Path) -> None:
         {"atari": "raw"},
         {"atari": "raw", "num_steps": 128, "frame_stack": 4, "grayscale": True},  # as games have them
         {"atari": "game", "frame_stack": 1},
+        {"atari": "raw", "norm_reward": False, "clip_reward": 1.0},
+        {"env_kwargs": {"frameskip": 2}, "action_repeat": 4},
+        {"env_kwargs": {"obs_type": "ram"}},
     ],
 )
 def test_the_command_of_a_game_gives_the_same_settings(settings: dict[str, Any], tmp_path: Path) -> None:
     facts = facts_of(a_run(tmp_path / "run", [], env_id="ALE/Pong-v5", **settings))
     words = shlex.split(facts.command)
     assert resolved(Config(**parse(words[2:]).settings)) == resolved(facts.config)
+
+
+def test_a_run_with_objects_can_be_looked_at(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """No command that only reads needs the objects."""
+    run = a_run(tmp_path / "run", rows(9), env_kwargs={"thing": threading.Lock()})
+    for words in (["plot", str(run)], ["report", str(run)], ["doctor", str(run)]):
+        assert main(words) == 0, capsys.readouterr().err
 
 
 def test_the_command_gives_the_same_settings(tmp_path: Path) -> None:

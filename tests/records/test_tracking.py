@@ -19,6 +19,7 @@ from recorder import Notes, Recorder
 
 import dppo
 from dppo.errors import ConfigError
+from dppo.records.metrics import writer
 
 ITERATIONS = 4
 trackers = pytest.mark.parametrize("name", ["wandb", "mlflow"])
@@ -168,3 +169,27 @@ def test_a_tracker_that_is_not_installed_is_refused_at_once(
     with pytest.raises(ConfigError, match=f"track={name}: needs the package {name}. Install it: .* install {package}"):
         dppo.train(settings(tmp_path / "run", name))
     assert os.listdir(tmp_path) == []
+
+
+class Fake:
+    """A tracker that keeps the id that it is given."""
+
+    place, seen = "nowhere", list[tuple[str, str | None]]()
+
+    def __init__(self, run: Any, known: str | None) -> None:
+        self.seen.append((type(self).__name__, known))
+        self.id = known or f"new-{type(self).__name__}"
+
+    def __getattr__(self, name: str) -> Any:
+        return lambda *_: None
+
+
+def test_a_resumed_run_continues_those_of_all_trackers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    kinds = [type(name, (Fake,), {}) for name in ("One", "Other")]
+    for name, kind in zip(("_Wandb", "_MLflow"), kinds, strict=True):
+        monkeypatch.setattr(writer, name, kind)
+    monkeypatch.setattr(writer, "require_package", lambda *_: None)
+    both = settings(tmp_path / "run", "wandb", track=("wandb", "mlflow"))
+    dppo.train(both, observers=[Recorder(interrupt_at=2)])
+    dppo.train(both, resume=tmp_path / "run")
+    assert Fake.seen == [("One", None), ("Other", None), ("One", "new-One"), ("Other", "new-Other")]

@@ -48,6 +48,15 @@ class World(gym.Env[Any, Any]):
         return pixels
 
 
+class Level(World):
+    """A single number, without an axis."""
+
+    observation_space = spaces.Box(-9, 9, (), np.float32)
+
+    def observation(self) -> Any:
+        return np.float32(self.at[0])
+
+
 class Picture(World):
     """An image, with the channels behind."""
 

@@ -31,7 +31,7 @@ def main(argv: list[str]) -> int:
     found = next((number for number in common if one[number] != other[number]), None)
     equal = f"equal in {counted(len(common), 'iteration')}, {common[0]} to {common[-1]}"
     print(equal if found is None else f"iteration {found}{_place(one[found], other[found])}")
-    settings = [settings_to_resume(run) for run in runs]
+    settings = [settings_to_resume(run, read_only=True) for run in runs]
     for name in settings_by_name():
         values = [ascii(of_run.get(name)) for of_run in settings]
         if values[0] != values[1]:

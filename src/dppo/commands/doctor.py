@@ -92,7 +92,11 @@ def _of_environment(given: dict[str, Any], env_id: str | None, seconds: float) -
 
 def of_run(run: Path, rows: Sequence[dict[str, float]] | None = None) -> Iterator[tuple[str, str]]:
     """Yield findings about a run, or a sample of its `rows`: its limits, incidents, and why it may not have learned."""
-    config, split, rows = Config(**settings_to_resume(run)), TimeSplit(), read_metrics(run) if rows is None else rows
+    config, split, rows = (
+        Config(**settings_to_resume(run, read_only=True)),
+        TimeSplit(),
+        read_metrics(run) if rows is None else rows,
+    )
     epochs = config.epochs()
     with suppress(CheckpointError, KeyError, TypeError, ValueError):
         actions = actions_from_json(read(run).checkpoint.state["model"]["actions"])

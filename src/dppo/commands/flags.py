@@ -5,11 +5,10 @@ import json
 import re
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
-from types import NoneType
 from typing import Any, Literal, NoReturn, get_args, get_origin
 
 from dppo.config.aliases import meant_by
-from dppo.config.parts import PARTS, default_of, help_by_name, names_of, settings_by_name, types_by_name
+from dppo.config.parts import PARTS, default_of, help_by_name, may_be_none, names_of, settings_by_name, types_by_name
 from dppo.errors import ConfigError, DppoError, printable, unknown_name
 
 WIDTH = 80
@@ -205,9 +204,9 @@ def as_settings(given: Mapping[str, Any]) -> dict[str, Any]:
     """Return the flags that were given as settings, not yet checked; raise as `parsed_json`."""
     settings: dict[str, Any] = {}
     for name, text in given.items():
-        hint = types_by_name()[name]
-        missing = text == "none" and NoneType in get_args(hint)
-        settings[name] = None if missing else parsed_json(name, text) if _metavar(hint) == "JSON" else text
+        missing = text == "none" and may_be_none(name)
+        is_json = _metavar(types_by_name()[name]) == "JSON"
+        settings[name] = None if missing else parsed_json(name, text) if is_json else text
     return settings
 
 

@@ -13,8 +13,9 @@ from typing import Any
 
 from dppo.commands.doctor import of_run
 from dppo.commands.flags import Parser, as_words
-from dppo.config import Config, draft, resolved
-from dppo.config.files import versions_in
+from dppo.config import Config, resolved
+from dppo.config.files import plain, versions_in, with_atari
+from dppo.config.parts import default_of
 from dppo.errors import DppoError, printable
 from dppo.files import check_kind, lock, read_file
 from dppo.records.files.disk import write_file, writing
@@ -46,7 +47,8 @@ def main(argv: list[str]) -> int:
 
 def facts_of(run: Path) -> Facts:
     """Read a run folder, perhaps a stranger's; raise a DppoError if it is not one, or damaged."""
-    config, rows, findings = Config(**settings_to_resume(run)), sampled_metrics(run), [("note", "not examined")]
+    config, rows = Config(**settings_to_resume(run, read_only=True)), sampled_metrics(run)
+    findings = [("note", "not examined")]
     with suppress(DppoError):
         findings = list(of_run(run, rows))
     state = "finished" if rows and rows[-1]["iteration"] >= config.iterations else "stopped early"
@@ -55,11 +57,15 @@ def facts_of(run: Path) -> Facts:
             state = "running"
         else:
             os.close(handle)
-    of_env = {"env_id": config.env_name}  # games have defaults of their own, unless they are played raw
-    defaults = resolved(draft(of_env | {"atari": config.atari}))
-    defaults |= {"env_id": None, "minibatch_size": None, "atari": draft(of_env).atari}
     versions = versions_in(run / CONFIG) if (run / CONFIG).is_file() else {}
-    own = {name: value for name, value in resolved(config).items() if value != defaults[name]}
+    every = resolved(config)
+    given = {name: every[name] for name in ("env_id", "env_kwargs", "clip_reward")}  # on which defaults of games depend
+    usual = dict[str, Any](), with_atari(given), with_atari(given | {"atari": every["atari"]})
+    own = {
+        name: value
+        for name, value in every.items()
+        if any(value != plain(of.get(name, default_of(name))) for of in usual)
+    }
     words = ["dppo", "train", own.pop("env_id"), "--preset", "none", *as_words(own)]
     return Facts(config, rows, state, findings, list(_incidents(run)), _lifetimes(run), versions, shlex.join(words))
 

@@ -169,16 +169,17 @@ def _run(runs: Sequence[Seed], at_once: int, console: Console) -> signal.Signals
     live = Live(console=console, auto_refresh=False) if console.is_terminal else None
     with StopSignals() as stop, live or nullcontext():
         while True:
+            received = stop.received  # of this round: one that arrives meanwhile counts in the next
             for run in runs:
-                run.look(stop.received)
+                run.look(received)
             running = [run for run in runs if run.state == "running"]
-            waiting = [run for run in runs if run.state == "waiting" and stop.received is None]
+            waiting = [run for run in runs if run.state == "waiting" and received is None]
             for run in waiting[: max(0, at_once - len(running))]:
                 run.start()
-            for run in running if stop.received is not None and not passed_on else ():
+            for run in running if received is not None and not passed_on else ():
                 assert run.process is not None
-                run.process.send_signal(stop.received or signal.SIGTERM)
-            passed_on = stop.received is not None
+                run.process.send_signal(received or signal.SIGTERM)
+            passed_on = received is not None
             if live is not None:
                 live.update(Text("\n".join(run.line() for run in runs)), refresh=True)
             due = time.monotonic() - said_at > PRINT_S

@@ -10,7 +10,7 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
-from dppo.config.parts import PARTS, FlatSettings, names_of, settings_by_name
+from dppo.config.parts import PARTS, FlatSettings, may_be_none, names_of, settings_by_name
 from dppo.errors import ConfigError, unknown_name
 from dppo.files import DEEPEST, MOST_SETTINGS, read_file
 
@@ -44,11 +44,19 @@ def _group(name: str, value: Any) -> dict[str, Any]:
     if not isinstance(value, Mapping):
         one = f"env_id={value!r}" if name == "env" else f"one of {', '.join(sorted(own))}"
         raise ConfigError(f"{name}={value!r}: {name} is a group of settings. Use {one}.")
+    check_twice(name, value)
     inner = {str(key).replace("-", "_"): one for key, one in value.items()}
     for key in inner.keys() & settings_by_name().keys() - set(own):
         home = next(part for part in PARTS if key in names_of(part))
         raise ConfigError(f"{name}.{key}={inner[key]!r}: {key} belongs to {home}. Move it there.")
     return inner
+
+
+def check_twice(what: str, settings: Mapping[str, Any]) -> None:
+    """Raise ConfigError if a setting is in a mapping twice, with - and with _."""
+    for key in (str(key) for key in settings):
+        if "-" in key and key.replace("-", "_") in settings:
+            raise ConfigError(f"{what}: has {key} and {key.replace('-', '_')}, the same setting. Leave one out.")
 
 
 def grouped(settings: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
@@ -107,9 +115,10 @@ def read_settings(path: Path, *, own: bool = True) -> dict[str, Any]:
     One that may not be the user's `own`, of a run folder, must be small, a regular file, and without aliases.
     """
     data = _read(path, own)
-    for key in (key for key in data if "-" in key and key.replace("-", "_") in data):
-        raise ConfigError(f"config={path}: has {key} and {key.replace('-', '_')}, the same setting. Leave one out.")
+    check_twice(f"config={path}", data)
     settings = flattened({key.replace("-", "_"): value for key, value in data.items() if key != "versions"})
+    for name in [name for name, value in settings.items() if value == "none" and may_be_none(name)]:
+        settings[name] = None  # as in flags
     if own and repr(OBJECT) in repr(settings):  # a config.yaml of a run; dates of YAML are objects and no texts yet
         refuse_objects(settings, f"the text of a Python object in {path}")
     return settings
@@ -144,15 +153,28 @@ def _read(path: Path, own: bool) -> dict[str, Any]:
 
 
 def _check_events(events: Iterable[Any], *, aliases: bool) -> None:
-    """Raise ValueError if a YAML file, given as events, would take much longer to load than to read."""
+    """Raise ValueError if a YAML file would take much longer to load than to read, or has a key of a mapping twice."""
     import yaml
 
-    depth = 0
+    opened = list[
+        tuple[set[str], list[bool]]
+    ]()  # of each mapping that has not ended: its keys, and whether one is next
     for event in events:
-        depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
-        large = depth > DEEPEST or NUMBER.fullmatch(getattr(event, "value", ""))
-        if large or (isinstance(event, yaml.AliasEvent) and not aliases):
-            what = f"more than {DEEPEST} levels, or a very long number" if large else f"an alias, *{event.anchor}"
+        what, value = "", getattr(event, "value", "")
+        if isinstance(event, yaml.NodeEvent) and opened and opened[-1][1]:
+            keys, is_key = opened[-1]
+            what = f"{value} for the second time" if is_key[0] and value and value in keys else ""
+            keys |= {value} if is_key[0] else set()
+            is_key[0] = not is_key[0]
+        if isinstance(event, yaml.CollectionStartEvent):
+            opened.append((set(), [True] if isinstance(event, yaml.MappingStartEvent) else []))
+        elif isinstance(event, yaml.CollectionEndEvent):
+            opened.pop()
+        elif isinstance(event, yaml.AliasEvent) and not aliases:
+            what = f"an alias, *{event.anchor}"
+        if len(opened) > DEEPEST or NUMBER.fullmatch(value):
+            what = f"more than {DEEPEST} levels, or a very long number"
+        if what:
             raise ValueError(f"line {event.start_mark.line + 1} has {what}")
 
 

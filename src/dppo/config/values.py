@@ -41,6 +41,8 @@ def _checked_type(hint: Any, limits: dict[str, Any]) -> Any:
     if get_origin(hint) is tuple:
         several = tuple.__class_getitem__((Annotated[get_args(hint)[0], Field(**limits)], ...))
         return Annotated[several, BeforeValidator(_parts)] if get_args(hint)[0] is int else several
+    if "off" in kinds:
+        return Annotated[hint, BeforeValidator(lambda value: "off" if value is False else value)]  # YAML's own word
     if int in kinds:
         return Annotated[hint, Field(**limits), BeforeValidator(_whole_number)]
     if float in kinds and get_origin(hint) is not dict:

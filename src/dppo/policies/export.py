@@ -24,6 +24,7 @@ from dppo.policies.policy import Policy, model_name, policy_from, read, spaces_s
 from dppo.ppo.exchange.normalizer import leaf_scales
 from dppo.ppo.networks.built_in import BuiltInSpec
 from dppo.ppo.networks.network import ModelClass
+from dppo.records.files.checkpoint import has_any
 from dppo.records.files.disk import make_folder, write_file, writing
 from dppo.records.files.run_folder import CONFIG, as_file_name, run_dir_of, versions
 from dppo.records.metrics.reading import FILE, read_metrics
@@ -219,10 +220,13 @@ def export_folder(
     run_dir, target, found = run_dir_of(Path(run)), Path(folder), read(run)
     if target.resolve() == run_dir.resolve():
         raise ConfigError(f"{folder}: is the folder of the run. Use another one.")
+    if has_any(target):
+        raise ConfigError(f"{folder}: contains a run, or an earlier export. Use another folder.")
     policy = load_trusted(run, model, trust=trust)
     played = evaluate(Path(run), episodes=episodes, model=model, trust=trust) if episodes else None
     kept = [name for name in (CONFIG, FILE, CURVE) if (run_dir / name).is_file()]
-    rows = read_metrics(run_dir)[-1:] if FILE in kept else []
+    iteration, every = found.checkpoint.state["iteration"], read_metrics(run_dir) if FILE in kept else []
+    rows = [row for row in every if row["iteration"] == iteration][-1:]
     with writing(folder):
         make_folder(target / "checkpoints")
         checked = export_onnx(policy, target / "policy.onnx")

@@ -67,7 +67,7 @@ def run_folders(paths: Sequence[Path]) -> Iterator[Path]:
 
 def curve_of(rows: Sequence[Mapping[str, float]], metric: str, settings: Mapping[str, Any] | None = None) -> Curve:
     """Return a metric in rows of metrics.jsonl; the times of a resumed run are joined."""
-    seconds = joined_times([row.get("time/training_s", 0.0) for row in rows])
+    seconds = training_times(rows)
     of = "eval/global_step" if metric.startswith("eval/") else "global_step"  # an evaluation is of an earlier policy
     made, steps, values = (np.array([row.get(key, math.nan) for row in rows]) for key in ("global_step", of, metric))
     if rows and of != "global_step":
@@ -78,17 +78,26 @@ def curve_of(rows: Sequence[Mapping[str, float]], metric: str, settings: Mapping
 
 def read_curve(run: Path, metric: str) -> Curve:
     """Return a metric of a run, perhaps without a value; raise a DppoError if `run` is not a run, or lacks that key."""
-    settings, rows = settings_to_resume(run), sampled_metrics(run)
+    settings, rows = settings_to_resume(run, read_only=True), sampled_metrics(run)
     if rows and "episod" not in metric and not any(metric in row for row in rows):
         raise DppoError(f"metric={metric}: is not in {run}. It has {', '.join(sorted(rows[-1]))}.")
     return curve_of(rows, metric, settings)
 
 
-def joined_times(seconds: Sequence[float]) -> np.ndarray:
-    """Return the times of a run, which start at zero again at each resume, as one increasing time."""
-    times = np.asarray(seconds, dtype=float)
-    ends = np.where(np.diff(times, prepend=0.0) < 0, np.concatenate([[0.0], times])[: len(times)], 0.0)
-    return np.asarray(times + np.cumsum(ends))
+def training_times(rows: Sequence[Mapping[str, float]]) -> np.ndarray:
+    """Return the seconds of training at each row of a run, which start at zero again at each resume, joined."""
+    times = np.nan_to_num(np.array([row.get("time/training_s", 0.0) for row in rows], dtype=float))
+    return np.asarray(times + np.cumsum(np.where(resumed(rows), np.concatenate([[0.0], times])[:-1], 0.0)))
+
+
+def resumed(rows: Sequence[Mapping[str, float]]) -> np.ndarray:
+    """Return which rows are the first ones after a resume: less time has passed, or the call began at later steps."""
+    times = np.array([row.get("time/training_s", 0.0) for row in rows], dtype=float)
+    before = [
+        row.get("global_step", 0) - row.get("charts/SPS", math.nan) * row.get("time/training_s", 0) for row in rows
+    ]
+    later = np.diff(np.array(before, dtype=float), prepend=before[:1]) > 0.5  # SPS is that of the call
+    return np.asarray((np.diff(times, prepend=0.0) < 0) | later)
 
 
 def thinned(count: int) -> np.ndarray:

@@ -10,7 +10,8 @@ import inspect
 import math
 from functools import cache, cached_property
 from itertools import pairwise
-from typing import Any, get_type_hints
+from types import NoneType
+from typing import Any, get_args, get_type_hints
 
 from dppo.config.field import About
 from dppo.config.parts.env import Env, Sampling
@@ -62,6 +63,11 @@ def default_of(name: str) -> Any:
 def types_by_name() -> dict[str, Any]:
     """Return the type of every setting."""
     return {name: hint for part in PARTS.values() for name, hint in get_type_hints(part).items()}
+
+
+def may_be_none(name: str) -> bool:
+    """Return whether None is a value of the setting, which is written `none`."""
+    return NoneType in get_args(types_by_name().get(name))
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

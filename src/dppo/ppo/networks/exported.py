@@ -110,7 +110,7 @@ class _PolicyMLP(nn.Module):
         self.to(getattr(torch, spec.dtype))
 
     def forward(self, obs: Tensor) -> tuple[Tensor, None]:
-        head = self.policy(obs.flatten(1))
+        head = self.policy(obs.reshape(obs.shape[0], -1))
         return torch.cat([head, self.log_std.expand(head.shape[0], -1)], dim=1), None
 
 

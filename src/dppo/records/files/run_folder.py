@@ -162,12 +162,12 @@ def _settings_of(found: Found) -> dict[str, Any]:
     return flattened(found.checkpoint.state["config"])
 
 
-def settings_to_resume(path: Path, changes: dict[str, Any] | None = None) -> dict[str, Any]:
+def settings_to_resume(path: Path, changes: dict[str, Any] | None = None, *, read_only: bool = False) -> dict[str, Any]:
     """Return the settings of the run at `path` with `changes`, without those that the changes make ineffective.
 
     With a `run_dir`, for a branch, sizes that follow from the others are left out, too. Without `changes` they are not
     even checked, which is enough to play with the policy. Raises a CheckpointError if `path` is neither the folder of a
-    run nor in one, a ConfigError if its environment was made with Python objects.
+    run nor in one, a ConfigError if its environment was made with Python objects, unless they are `read_only`.
     """
     run_dir = run_dir_of(path)
     written = (run_dir / CONFIG).is_file()  # else the run was killed before it wrote the file
@@ -176,7 +176,7 @@ def settings_to_resume(path: Path, changes: dict[str, Any] | None = None) -> dic
     if changes is not None:
         settings = without_derived(settings) if "run_dir" in changes else settings
         settings = leave_out_ineffective(settings, changes, of=("free", "close"))
-    for of, name, text in objects_in(settings):
+    for of, name, text in () if read_only else objects_in(settings):
         raise ConfigError(
             f"{of}: {name} was {text}, and a run folder cannot hold Python objects. Pass `{of}` again: in Python with "
             f"Config({of}=...) and train(config, resume=...), or with --{of.replace('_', '-')}."

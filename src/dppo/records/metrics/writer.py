@@ -194,14 +194,16 @@ def trackers(config: Config) -> list[Observer]:
     """Return the trackers that `config` asks for; raise ConfigError if the package of one is not installed."""
     for name in config.track:
         require_package(f"track={name}", name, PACKAGES[name])
-    return [Tracker(name) for name in dict.fromkeys(config.track)]
+    ids = dict[str, str]()
+    return [Tracker(name, ids) for name in dict.fromkeys(config.track)]
 
 
 class Tracker(Observer):
     """Sends rows to a tracker. No error of it ends the run: it is logged, and nothing more is sent."""
 
-    def __init__(self, name: str) -> None:
-        self._name = name
+    def __init__(self, name: str, ids: dict[str, str] | None = None) -> None:
+        """`ids`, by tracker, are those of the run so far, which all of its trackers share."""
+        self._name, self._ids = name, {} if ids is None else ids
         self._tracked: _Wandb | _MLflow | None = None
 
     def _try(self, call: Any, *args: Any) -> Any:
@@ -221,7 +223,8 @@ class Tracker(Observer):
             found = json.loads(read_file(path, 1 << 16)) if run.resumed_at is not None else {}
             ids = {str(name): str(one) for name, one in found.items() if re.fullmatch(r"[\w-]{1,64}", str(one))}
         tracked = (_Wandb if self._name == "wandb" else _MLflow)(run, ids.get(self._name))
-        write_file(path, json.dumps(ids | {self._name: tracked.id}).encode())
+        self._ids.update(ids | self._ids | {self._name: tracked.id})
+        write_file(path, json.dumps(self._ids).encode())
         logger.info("%s: %s", self._name, tracked.place)
         return tracked
 

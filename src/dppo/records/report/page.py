@@ -22,7 +22,7 @@ from dppo.config.parts import default_of, settings_by_name
 from dppo.errors import counted, printable
 from dppo.records.plots import STEPS, short, time_axis
 from dppo.records.terminal.view import PHASES, duration, number
-from dppo.records.together import RETURN, joined_times
+from dppo.records.together import RETURN, resumed, training_times
 
 Row = Mapping[str, float]
 Mark = tuple[float, str, str]
@@ -98,7 +98,7 @@ def _sections(facts: Facts) -> Iterator[str]:
 def _tiles(facts: Facts) -> dict[str, str]:
     row, of = facts.rows[-1] if facts.rows else {}, facts.config
     best = max((one[RETURN] for one in facts.rows if math.isfinite(one.get(RETURN, math.nan))), default=math.nan)
-    times = joined_times([one.get("time/training_s", 0.0) for one in facts.rows])
+    times = training_times(facts.rows)
     return {
         "state": facts.state,
         "env steps": f"{row.get('global_step', 0):,.0f} of {of.iterations * of.batch_size:,}",
@@ -115,7 +115,7 @@ def _tiles(facts: Facts) -> dict[str, str]:
 def _charts(facts: Facts) -> Iterator[str]:
     keys = list(dict.fromkeys(key for row in facts.rows for key in list(row)[:300]))[:1000]  # of a million, perhaps
     of = {key: np.array([row.get(key, math.nan) for row in facts.rows]) for key in ("global_step", *keys)}
-    steps, seconds = of["global_step"], joined_times(np.nan_to_num(of.get("time/training_s", 0 * of["global_step"])))
+    steps, seconds = of["global_step"], training_times(facts.rows)
     scale, name_of_time = time_axis(seconds)
     both = []
     for x, label in ((steps, STEPS), (seconds / scale, name_of_time)) if RETURN in of else ():
@@ -146,8 +146,8 @@ def _with_spread(of: Mapping[str, np.ndarray], key: str) -> np.ndarray:
 def marks(rows: Sequence[Row], x: np.ndarray) -> list[Mark]:
     """Return where the run was resumed, and where each kind of incident was counted: place, kind and text."""
     found = []
-    for before, row, at in zip(rows[:-1], rows[1:], x[1:].tolist(), strict=True):
-        if row.get("time/training_s", 0) < before.get("time/training_s", 0):
+    for before, row, first, at in zip(rows[:-1], rows[1:], resumed(rows)[1:], x[1:].tolist(), strict=True):
+        if first:
             found.append((at, "resume", f"resumed before step {row['global_step']:,.0f}"))
         for key in (key for key in row if key.startswith("incidents/") and row[key] > before.get(key, 0)):
             name = key.removeprefix("incidents/")
