@@ -58,6 +58,10 @@ DISEASES: dict[str, tuple[str, ...]] = {  # what is found, besides Gymnasium's o
         f"{AGAIN}in a new instance: it differs at step 0",
         "warning: it draws from the global generator of random",
     ),
+    "seeds": (
+        "ok: the same seed and actions give the same 82 steps in a new instance, after other episodes, beside",
+        "note: it seeds NumPy's global generator, or draws from it. Environments of one process share it",
+    ),
     "hidden state": (f"{AGAIN}after other episodes: it differs at step 0",),
     "raises": (
         f"{OWNER}step of episode 1 (seed ",
@@ -177,6 +181,7 @@ FACTS: list[tuple[Facts, dict[str, Any], str]] = [
         {"replay": False},
         "the same seed and actions give another episode",
     ),
+    ({"leak_mb": 50.0}, {"total_timesteps": 1e6}, "memory grows by 50.0 MB in 1,000 steps, 50.0 GB in a whole run"),
     ({"output": 2e6, "last_line": "tick"}, {}, "it printed 2.0 MB, at the end 'tick'"),
     ({"left": ["sleep"]}, {}, "close() leaves 1 of its processes: ['sleep']"),
     ({"close_s": 9.0}, {}, "close() took 9.0 s, and a run waits for 4 s"),
@@ -279,6 +284,14 @@ def test_the_memory_of_the_network_and_of_the_examination_is_not_that_of_the_env
     assert facts["leak_mb"] == 0
 
 
+@pytest.mark.parametrize("fact", [{"died": "exit code 3"}, {"hung": "in step"}, {"leak_mb": 50.0}], ids=str)
+def test_what_ends_a_run_without_actors_leads_to_actors(fact: Facts) -> None:
+    config, facts = config_of("none", num_samplers=8), {**WAITS, "busy": 0.1}
+    assert recommended(facts, config).actors == 0
+    assert recommended(facts | fact, config).actors >= 1
+    assert not any(one.startswith("You do not need Ray") for one in advice(facts | fact, config))
+
+
 class OnPort(Overshoots):
     """Holds a port of its place."""
 
@@ -305,6 +318,8 @@ COMMANDS: list[tuple[str, Facts, set[str], set[str]]] = [  # flags, facts, flags
     ("--num-actors 2 --backup-requests", {}, {"--env-threads"}, {"--backup-requests", "--num-actors"}),
     ("--num-actors 2 --num-learners 2", {}, {"--num-learners", "--num-actors"}, set()),
     ("--num-actors 2 --eval-every 5000 --eval-actors 2", {}, {"--eval-every"}, {"--eval-actors"}),
+    ("--total-timesteps 1e6", {"leak_mb": 50.0}, {"--recycle-after", "--num-actors"}, set()),
+    ("--num-actors 2 --recycle-after 9GB", {"leak_mb": 50.0}, {"--recycle-after", "9GB", "--num-actors"}, {"2GB"}),
     ("--config own.yaml", {"busy": 1, "own_busy": 1, "cpus": 1}, {"--config", "--num-actors"}, {"--env-threads"}),
 ]
 

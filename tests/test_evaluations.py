@@ -7,6 +7,7 @@ import json
 import os
 import re
 import signal
+import time
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, ClassVar
@@ -21,6 +22,7 @@ from rich.console import Console
 from threadpoolctl import threadpool_info, threadpool_limits
 
 import dppo
+from dppo.cluster.collecting import collector
 from dppo.cluster.evaluating import EvaluationActor
 from dppo.cluster.ray.capacity import room_for
 from dppo.cluster.ray.session import demand_of
@@ -28,6 +30,7 @@ from dppo.cluster.wire import packed_model
 from dppo.config import Actors, Env, Learners
 from dppo.envs.spaces import describe_spaces
 from dppo.errors import ConfigError
+from dppo.policies import evaluation
 from dppo.policies.playing import EpisodePlayer
 from dppo.records.files import checkpoint as checkpoints
 from dppo.records.metrics.reading import read_metrics
@@ -35,6 +38,7 @@ from dppo.records.metrics.writer import by_step
 from dppo.records.terminal.panel import draw
 from dppo.records.terminal.plain import plain_line
 from dppo.records.terminal.view import View
+from dppo.run import replay as replaying
 from dppo.run.replay import replay
 
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "EVALUATION.md"
@@ -238,6 +242,33 @@ class Cores(gym.Wrapper[Any, Any, Any, Any]):
 
     def note(self) -> None:
         self.seen.update(one["num_threads"] for one in threadpool_info() if one["internal_api"] == "openblas")
+
+
+class NeverCloses(gym.Wrapper[Any, Any, Any, Any]):
+    """CartPole that hangs when it is closed."""
+
+    closed = 0
+
+    def __init__(self) -> None:
+        super().__init__(gym.make("CartPole-v1"))
+
+    def close(self) -> None:
+        type(self).closed += 1
+        time.sleep(1000)
+
+
+def test_a_close_that_hangs_does_not_keep_results_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    for module in (collector, evaluation, replaying):
+        monkeypatch.setattr(module, "CLOSING_S", 0.2)
+    result = dppo.train(
+        settings(tmp_path / "run", env_id=NeverCloses, record_episodes="all", eval_every=None, eval_episodes=None)
+    )
+    assert len(dppo.evaluate(result, episodes=2).returns) == 2
+    assert "equal to the last bit" in replay(tmp_path / "run", episode="1", trust=True)
+    assert NeverCloses.closed == 4  # of two samplers, an evaluation, a replay
+    assert capfd.readouterr().err.count("TimeoutError: not done within 0.2 s") == 4
 
 
 def test_a_policy_is_evaluated_and_episodes_are_replayed_on_one_core_as_in_a_run(tmp_path: Path) -> None:

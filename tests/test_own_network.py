@@ -65,6 +65,30 @@ class Floors(nn.Module):
         return self.head(code), self.value(code).squeeze(-1)
 
 
+class Tower(gym.Env[Any, Any]):
+    """Fails in each ninth step."""
+
+    observation_space, action_space = gym.spaces.Discrete(4, start=5), gym.spaces.Discrete(2)
+    steps = 0
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        super().reset(seed=seed)
+        return 5, {}
+
+    def step(self, action: int) -> Any:
+        self.steps += 1
+        if self.steps % 9 == 0:
+            raise RuntimeError("the lift is stuck")
+        return 5 + self.steps % 4, float(action), False, self.steps % 7 == 0, {}
+
+
+def test_a_step_that_failed_is_an_observation_to_a_network_of_your_own(tmp_path: Path) -> None:
+    """It has no weight in the loss, and must not break the network."""
+    own: dict[str, Any] = {"env_id": Tower, "model": Floors, "model_kwargs": {}, "on_env_fault": "rebuild"}
+    result = dppo.train(settings(tmp_path / "run", env_faults="unlimited", **own))
+    assert result.incidents["env_raised"] > 10
+
+
 def test_made_up_batches_hold_categories_that_exist() -> None:
     """With several learners, an update is timed before the first one."""
     floors = gym.spaces.Discrete(4, start=5)

@@ -95,6 +95,9 @@ class StopSignals:
             raise StopRequested(self.received)
 
 
+CLOSING_S = 8.0  # for environments of this process to close
+
+
 @contextmanager
 def at_most(seconds: float) -> Iterator[None]:
     """Context in which TimeoutError ends a call that waits, and soon each later one; only in the main thread."""

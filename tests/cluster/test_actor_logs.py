@@ -116,6 +116,31 @@ def test_a_death_names_its_cause_its_place_and_its_log(tmp_path: Path, ray_sessi
     assert "printed before its death" in (run / "logs" / "actor-0.log").read_text()
 
 
+CRASH = """
+import ctypes, faulthandler, sys
+from dppo.cluster.collecting import actor, keeper
+marker, record = actor.make_progress_file()
+keeper.begin_log(sys.argv[1], marker)
+faulthandler.enable()
+def crash_here(depth):
+    return crash_here(depth - 1) if depth else ctypes.string_at(0)
+crash_here(30)
+"""
+
+
+def test_the_end_of_a_log_begins_with_the_innermost_line_of_a_crash(tmp_path: Path) -> None:
+    path = os.pathsep.join((str(SOURCE), str(TESTS), str(Path(__file__).parent)))
+    process = subprocess.Popen(
+        [sys.executable, "-c", CRASH, str(tmp_path / "log")], env=os.environ | {"PYTHONPATH": path}
+    )
+    process.wait()
+    with (tmp_path / "log").open("a") as log:
+        log.write("Extension modules: " + "numpy.random, " * 300 + "\n")
+    _, lines = keeper.end_of_log(str(tmp_path / "log"), process.pid)
+    assert lines[0].startswith("Fatal Python error: Segmentation fault")
+    assert any(line.endswith("in crash_here") for line in lines)
+
+
 PROGRAM = """
 import os, sys, time
 from dppo.cluster.collecting import actor, keeper

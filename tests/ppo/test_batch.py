@@ -8,12 +8,14 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from meetings import Meeting
 
 from dppo.config import PPO
 from dppo.ppo.exchange.normalizer import ObsScale
 from dppo.ppo.exchange.records import Segment
 from dppo.ppo.learning.advantages import generalized_advantages
 from dppo.ppo.learning.batch import Batch, make_batch
+from dppo.ppo.learning.parallel import Parallel, weighted_on_all
 
 STEPS, ENVS = 3, 2
 
@@ -86,6 +88,20 @@ def test_a_batch_is_informed_if_rewards_differ_or_an_episode_terminates_else_rew
     assert (batch.informed, batch.rewarded) == (informed, informed or reward > 0)
 
 
+def test_ranks_are_informed_by_the_rewards_of_all() -> None:
+    """Those of each rank may be equal: zero in one, one in the other."""
+
+    def of_rank(parallel: Parallel) -> tuple[bool, bool]:
+        never, reward = np.zeros((STEPS, ENVS), bool), float(parallel.rank)
+        segment = dataclasses.replace(numbered(0), rewards=np.full((STEPS, ENVS), reward), terminated=never)
+        own = make_batch([segment], None, None, PPO())
+        assert (own.informed, own.rewarded) == (False, reward > 0)
+        whole = weighted_on_all(own, parallel)
+        return whole.informed, whole.rewarded
+
+    assert Meeting(2).all_do(of_rank) == [(True, True)] * 2
+
+
 def test_a_batch_is_informed_by_the_rewards_that_are_learned_from() -> None:
     rewards = 0.5 + np.arange(STEPS * ENVS).reshape(STEPS, ENVS)
     nothing = np.zeros((STEPS, ENVS), bool)
@@ -110,12 +126,12 @@ def test_rewards_are_scaled_and_observations_standardized(dtype: str) -> None:
 
 
 def test_rows_that_are_not_transitions_stay_with_weight_zero() -> None:
-    """Their contents do not matter, even if they are nan."""
+    """Their contents do not matter, even if they are nan; what they acted on is an observation like any other."""
     segment, plain = numbered(0), batch_of([numbered(0)])
     valid = segment.valid.copy()
     valid[1, 0] = valid[2, 1] = False
     changes: dict[str, np.ndarray] = {"valid": valid}
-    for name in ("obs", "logprobs", "values", "next_values", "rewards"):
+    for name in ("logprobs", "values", "next_values", "rewards"):
         changes[name] = getattr(segment, name).copy()
         changes[name][~valid] = np.nan
     changes["actions"] = np.where(valid, segment.actions, 10**9)
@@ -125,7 +141,8 @@ def test_rows_that_are_not_transitions_stay_with_weight_zero() -> None:
     np.testing.assert_array_equal(batch.weights, kept)
     for name in ("obs", "actions", "logprobs", "values"):
         np.testing.assert_array_equal(getattr(batch, name)[kept], getattr(plain, name)[kept])
-    for name in ("obs", "actions", "logprobs", "values", "advantages", "returns"):
+    np.testing.assert_array_equal(batch.obs, plain.obs)
+    for name in ("actions", "logprobs", "values", "advantages", "returns"):
         assert not getattr(batch, name)[~kept].any(), name
     one = generalized_advantages(
         *(getattr(segment, name)[:1] for name in ("rewards", "values", "next_values", "terminated", "truncated")),

@@ -104,6 +104,25 @@ class Named(nn.Module):
         return self.policy(obs), getattr(self, self.name)(obs).squeeze(1)
 
 
+class Positive(nn.Module):
+    """Has values that are not those of a linear layer."""
+
+    def __init__(self, spaces: Spaces, head_size: int) -> None:
+        super().__init__()
+        self.policy = nn.Linear(4, head_size)
+        self.value = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 1), nn.Softplus())
+
+    def forward(self, obs: torch.Tensor) -> Any:
+        return self.policy(obs), self.value(obs).squeeze(-1)
+
+
+def test_values_that_do_not_end_in_a_linear_layer_are_refused() -> None:
+    """To correct the layer would change them."""
+    spec = ModuleSpec(Spaces(np.dtype((np.float32, (4,))), DISCRETE), Positive, {}, "float32")
+    with pytest.raises(ConfigError, match="the network has no linear layer called `value`"):
+        last_layer(spec)
+
+
 def test_the_last_layer_is_found_by_its_name() -> None:
     spaces = Spaces(np.dtype((np.float32, (4,))), DISCRETE)
     spec = ModuleSpec(spaces, Named, {"name": "value"}, "float32")

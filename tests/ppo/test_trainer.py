@@ -71,7 +71,7 @@ def test_a_batch_is_informed_and_rewarded_if_that_of_any_rank_is(other: bool) ->
         """This rank, and one without weights."""
 
         def gather(self, tensor: Tensor) -> Tensor:
-            return torch.stack([tensor, torch.tensor([False, other, other], dtype=tensor.dtype)])
+            return torch.stack([tensor, torch.tensor([False, other, other, -math.inf, -math.inf]).to(tensor.dtype)])
 
     batch = weighted_on_all(random_batch(), Two())
     assert (batch.informed, batch.rewarded) == (other, other)

@@ -71,7 +71,10 @@ def test_a_used_folder_is_refused_with_a_command_to_continue(train: Train, capsy
     train(*SMALL, run_dir="run")
     [command] = re.findall(r"`dppo (.*?)`", train(*SMALL, run_dir="run", code=2))
     assert main(shlex.split(command)) == 0
-    assert "Nothing to do: the run has already completed its 96 steps." in capsys.readouterr().out
+    assert (
+        "Nothing to do: the run has already completed its 96 steps. To go on, raise total_timesteps=192 (--tot"
+        in capsys.readouterr().out
+    )
 
 
 def test_a_changed_value_of_a_preset_is_printed(train: Train, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

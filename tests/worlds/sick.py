@@ -51,6 +51,8 @@ class Sick(gym.Env[Any, Any]):
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
         super().reset(seed=seed)
         self._t = 0
+        if self.disease == "seeds":
+            np.random.seed(0 if seed is None else seed % 2**32)
         if self.disease == "hangs in reset":
             time.sleep(FOREVER_S)
         if self.disease == "segfault":

@@ -63,7 +63,7 @@ def main(argv: list[str]) -> int:
 
 
 def _of_environment(given: dict[str, Any], env_id: str | None, seconds: float) -> dict[str, Any]:
-    from dppo.doctor.diagnosis import advice, faults, findings, plans, recommended
+    from dppo.doctor.diagnosis import LEAK_MB, advice, faults, findings, plans, recommended
     from dppo.doctor.watching import examine
 
     settings, began = arguments_of(given, env_id, COMMAND.prog).settings, time.monotonic()
@@ -85,6 +85,8 @@ def _of_environment(given: dict[str, Any], env_id: str | None, seconds: float) -
     others = {name: value for name, value in given.items() if name in kept}
     before = {"num_actors": 0, "env_threads": False} | arguments_of(others, env_id, COMMAND.prog).settings
     others |= {name: value for name, value in chosen.items() if before[name] != value}
+    leaks = facts.get("leak_mb", 0.0) > LEAK_MB and best.actors and config.recycle_after == "never"
+    others |= {"recycle_after": "2GB"} if leaks else {}
     words = [config.env_name, *as_words(others | faults(facts, config)[0])]
     command = shlex.join(["dppo", "train", *words])
     return report | {"expected": expected, "advice": list(advice(facts, config)), "command": command}
@@ -116,7 +118,8 @@ def of_run(run: Path, rows: Sequence[dict[str, float]] | None = None) -> Iterato
         yield from (("note", line) for line in lines if line)
     for key, number in rows[-1].items() if rows else ():
         if key.startswith("incidents/"):
-            yield "warning", f"{number:g} x {key.removeprefix('incidents/')}: see docs/METRICS.md"
+            where = f"{run / 'incidents'} and " if (run / "incidents").is_dir() else ""
+            yield "warning", f"{number:g} x {key.removeprefix('incidents/')}: see {where}docs/METRICS.md"
 
 
 def _print(report: dict[str, Any], *, as_json: bool) -> int:

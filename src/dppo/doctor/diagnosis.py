@@ -77,8 +77,15 @@ def recommended(f: Facts, config: Config) -> Plan:
     """Return the simplest plan that is nearly the fastest for this learning problem, and fits into memory."""
     room = f["available_mb"] - config.num_samplers * config.envs_per_sampler * f["env_mb"]
     able = [one for one in plans(f, config) if one.actors <= min(config.num_samplers, max(0, room // ACTOR_MB))]
+    if _needs_actors(f):
+        able = [one for one in able if one.actors] or able
     best = max(able).speed
     return next(one for one in able if one.speed >= (ENOUGH if one.actors or one.threads else SIMPLE) * best)
+
+
+def _needs_actors(f: Facts) -> bool:
+    """Return whether a run without actors would end with the environment, stop with it for ever, or grow with it."""
+    return bool(f.get("died") or f.get("hung") or f.get("leak_mb", 0.0) > LEAK_MB)
 
 
 def advice(f: Facts, config: Config) -> Iterator[str]:
@@ -121,6 +128,15 @@ def _differs(f: Facts, config: Config) -> list[str]:
     return [f"{where}: {what}. {remedy}" for where, what in found[:1]]
 
 
+def _repeats(f: Facts) -> bool:
+    """Return whether episodes were made again, also in a fresh process, and were the same."""
+    return bool(f.get("compared")) and not any(f["same"].values())
+
+
+def _generators(f: Facts) -> list[str]:
+    return [one for one in f["changed_by_playing"] if "generator" in one]
+
+
 def _size(f: Facts, config: Config) -> float:
     """Return the size of rewards and returns, if they are far from 1 and nothing scales them."""
     of = config
@@ -160,8 +176,10 @@ def faults(f: Facts, config: Config) -> tuple[dict[str, str], str]:
 
 # fmt: off
 FINDINGS: tuple[tuple[str, Callable[[Facts, Config], Any], str], ...] = (
-    ("error", lambda f, c: f["died"], "{v}"),
-    ("error", lambda f, c: f["hung"], "{v}"),
+    ("error", lambda f, c: f["died"], "{v}. If it dies only now and then, use actors (--num-actors), which are "
+     "replaced: without them, it ends the run"),
+    ("error", lambda f, c: f["hung"], "{v}. If it hangs only now and then, use actors with --step-timeout-s, which are "
+     "replaced: without them, it stops the run. Better, give the call a timeout of its own"),
     ("error", lambda f, c: f["error"], "{v}"),
     ("note", lambda f, c: f["late"], "an update with these settings was not over after {v}: no speed is predicted, and "
      "episodes were not played again. Use smaller --num-steps for the doctor"),
@@ -180,16 +198,19 @@ FINDINGS: tuple[tuple[str, Callable[[Facts, Config], Any], str], ...] = (
     ("note", lambda f, c: f["deterministic"] and f["stage"] == "over" and "same" not in f and "error" not in f,
      "its episodes were not played again, for lack of time. Raise --seconds"),
     ("note", lambda f, c: not f["deterministic"], "it is declared nondeterministic: lost samplers start new episodes"),
-    ("warning", lambda f, c: [one for one in f["changed_by_playing"] if "generator" in one],
+    ("warning", lambda f, c: [] if _repeats(f) else _generators(f),
      "it draws from {v}, which no seed of an episode sets. " + SEEDS),
+    ("note", lambda f, c: _generators(f) if _repeats(f) else [],
+     "it seeds {v}, or draws from it. Environments of one process share it, so draw from self.np_random"),
     ("warning", lambda f, c: [one for one in f["changed_by_playing"] if "generator" not in one],
      "playing changes {v}, which other code of the process relies on. Restore it"),
     ("note", lambda f, c: f["changed_by_making"], "making it changes {v}"),
     ("warning", lambda f, c: f["incidents"], "{v}"),
     ("warning", _size, "rewards or returns reach {v:.3g}; values are learned best from about 1. Use --norm-reward"),
     ("warning", _large_integers, "integers are not normalized: {v}. Return float32, or scale them to about 1"),
-    ("warning", lambda f, c: f["leak_mb"] > LEAK_MB and f["leak_mb"],
-     "memory grows by {v:.1f} MB in 1,000 steps. Free it, or restart the simulator in reset now and then"),
+    ("warning", lambda f, c: f["leak_mb"] > LEAK_MB and f["leak_mb"] * c.total_timesteps / 1e6,
+     "memory grows by {f[leak_mb]:.1f} MB in 1,000 steps, {v:,.1f} GB in a whole run. Free it, restart the simulator "
+     "in reset now and then, or let actors be replaced: --recycle-after 2GB"),
     ("warning", lambda f, c: f["output"] > 100 * max(1000, f.get("steps", 0)) and f["output"] / 1e6,
      "it printed {v:.1f} MB, at the end {f[last_line]!r}. Silence it: output costs time, and fills disks"),
     ("warning", lambda f, c: len(f["left"]), "close() leaves {v} of its processes: {f[left]}. End them there: they may "

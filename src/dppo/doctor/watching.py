@@ -59,7 +59,9 @@ class Watch:
                     if facts["stage"] == "updating":  # which is no affair of the environment
                         facts["late"] = f"{silent_s:.0f} s"
                     else:
-                        facts["hung"] = f"{self._doing()} has not returned for {silent_s:.0f} s. {self._where()}"
+                        facts["hung"] = (
+                            f"{self._doing()} has not returned for {silent_s:.0f} s. {self._where()}".rstrip(". ")
+                        )
                 time.sleep(0.02)
         finally:
             self._end()
@@ -68,7 +70,9 @@ class Watch:
         code = self._process.returncode
         if not facts.keys() & {"hung", "late"} and facts["stage"] != "over":
             how = f"was ended by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
-            facts["died"] = f"its process {how} while {self._doing()}. {self._place() or facts['last_line']}"
+            facts["died"] = f"its process {how} while {self._doing()}. {self._place() or facts['last_line']}".rstrip(
+                ". "
+            )
         return facts
 
     def _doing(self) -> str:

@@ -23,6 +23,7 @@ from dppo.ppo.networks.network import ModelClass
 from dppo.records.files.run_folder import settings_to_resume
 from dppo.records.observer import Evaluation, Result
 from dppo.records.video import Video, check_video
+from dppo.signals import CLOSING_S, at_most
 from dppo.user_code import import_path
 
 REPORT_EVERY_S = 5.0
@@ -85,7 +86,8 @@ def evaluate(
             return Evaluation(player.env_name, returns, lengths)
         finally:
             if not _is_made(player.env):
-                close_all([made])
+                with at_most(CLOSING_S):
+                    close_all([made])
 
 
 @dataclass(frozen=True, slots=True)

@@ -117,7 +117,8 @@ def closing_lines(result: Result, error: BaseException | None = None) -> list[st
 
 def _ending(result: Result, error: BaseException | None) -> str:
     if result.iterations == result.resumed_at and result.stopped_by is None:
-        return f"Nothing to do: the run has already completed its {result.global_step:,} steps."
+        fact = f"Nothing to do: the run has already completed its {result.global_step:,} steps"
+        return f"{fact}. To go on, raise {as_setting_and_flag('total_timesteps', 2 * result.global_step)}."
     stopped = "Failed with" if isinstance(error, Exception) else "Stopped by"
     ending = "Done" if result.stopped_by is None else f"{stopped} {result.stopped_by}"
     steps_per_s = f"{result.steps_per_s:,.0f}" if result.steps_per_s >= 10 else f"{result.steps_per_s:.2g}"

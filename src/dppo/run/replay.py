@@ -28,6 +28,7 @@ from dppo.records.files.disk import check_parts
 from dppo.records.files.episodes import INCIDENT, INTEGERS, RecordedEpisode, packed, read_episodes
 from dppo.records.files.run_folder import settings_to_resume
 from dppo.records.video import Video, check_video
+from dppo.signals import CLOSING_S, at_most
 from dppo.spaces.actions import Actions
 
 MOST_BYTES = 2**24  # of the file of an incident
@@ -155,7 +156,8 @@ class _Again:
 
     def close(self) -> None:
         """Close the environment."""
-        close_all([self.env])
+        with at_most(CLOSING_S):
+            close_all([self.env])
 
 
 def _actions_of(of: RecordedEpisode, space: Actions) -> np.ndarray:
@@ -195,6 +197,7 @@ def _read(folder: Path) -> RecordedEpisode:
         more = {"packed": packed(actions), "error": "a fault", "options": values.get("options")}
         return RecordedEpisode(**place, length=len(actions), **more)
     except (KeyError, OSError, OverflowError, RecursionError, TypeError, ValueError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "holds no actions of an episode; see its report.txt"
-        which = "Pass a folder such as runs/NAME/incidents/001, or a run and `episode=NUMBER`."
+        reason = "holds no actions: those of an actor that died or hung were lost with it. See report.txt beside it"
+        reason = str(error.strerror) if isinstance(error, OSError) else reason
+        which = "Faults that an environment raised can be played: RUN/incidents/001, or a run and `episode=NUMBER`."
         raise CheckpointError(f"{folder / INCIDENT}: {reason}. {which}") from None

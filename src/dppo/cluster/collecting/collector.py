@@ -23,12 +23,11 @@ from dppo.ppo.exchange.records import (
     SegmentRequest,
     Timings,
 )
-from dppo.signals import StopSignals, at_most
+from dppo.signals import CLOSING_S, StopSignals, at_most
 from dppo.spaces.spaces import Spaces
 
 PROGRESS_S = 1.0  # shortest interval between two reports of progress
 SPARE = 20.0  # the same, in units of the time that a report takes
-CLOSING_S = 8.0  # for environments of this process to close
 REPLAY_LOG_S = 30.0  # between two lines about a long replay
 
 OnProgress = Callable[[CollectionProgress], None]

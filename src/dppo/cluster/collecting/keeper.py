@@ -21,7 +21,7 @@ GET_INFO, EXIT, INFO = 0xC040FF0B, 8, "=QQ11Ii"  # PIDFD_GET_INFO since Linux 6.
 LACK = "by SIGKILL of the kernel, for lack of memory. Use fewer actors there, or set recycle_after"
 LOOKS = 20  # in which a process that the kernel kills for lack of memory ends
 KEPT_LOGS = 20  # of processes on nodes without the folder of the run, in the folder for temporary files
-LINES, CHARACTERS, WAIT_S = 12, 200, 1.0  # of the end of a log; for the keeper's own line at the very end
+LINES, CHARACTERS, READ, WAIT_S = 12, 200, 2**15, 1.0  # of the end of a log; for the keeper's own line at the very end
 
 
 def begin_log(path: str, marker: str, driver: int = 0) -> str:
@@ -54,12 +54,15 @@ def end_of_log(path: str, pid: int) -> tuple[str, list[str]]:
     last, until, lines = _last_line(pid), time.monotonic() + WAIT_S, [""]
     while last not in lines[-1] and time.monotonic() < until:
         with suppress(OSError), open(path, "rb") as file:
-            file.seek(-min(LINES * CHARACTERS, os.fstat(file.fileno()).st_size), os.SEEK_END)
+            file.seek(-min(READ, os.fstat(file.fileno()).st_size), os.SEEK_END)
             text = "".join(one if one.isprintable() else "\n" for one in file.read().decode("utf8", "replace"))
             text = text.rpartition(f"dppo: process {pid} began")[2]
             lines = ["", *(line[:CHARACTERS] for line in text.splitlines() if line.strip())]
         time.sleep(0.02)
     how = lines.pop().partition(last)[2].strip() if last in lines[-1] else ""
+    fatal = max((n for n, line in enumerate(lines) if line.startswith("Fatal Python error")), default=0)
+    if fatal and not how.startswith("with exit code"):  # its stack begins with the most recent call
+        return how, lines[fatal:][:LINES]
     return how, lines[1:][-LINES:]
 
 

@@ -256,7 +256,7 @@ def normalized_part(obs: np.ndarray, names: Collection[str] | None = None) -> np
     if obs.dtype.names is None:
         return obs
     named = leaves(obs)
-    parts = [named[name].reshape(len(obs), -1) for name, _ in _columns(obs.dtype, names)]
+    parts = [named[name].reshape(len(obs), at.stop - at.start) for name, at in _columns(obs.dtype, names)]
     return np.concatenate(parts, axis=1) if parts else np.zeros((len(obs), 0))
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -74,6 +75,8 @@ class Batch:
     """Number of iterations whose segments it holds."""
     informed: bool = True
     """False if all rewards are equal and nothing terminates, so that no action has been better than another."""
+    rewards: tuple[float, float] = (math.inf, -math.inf)
+    """The least and the largest reward, as they are learned from; of none, infinite ones."""
     rewarded: bool = True
     """False if, moreover, all rewards are zero, as before the first."""
     sequence_length: int = 1
@@ -141,7 +144,7 @@ class Batch:
         return change(column.unflatten(0, (self.sequences, self.sequence_length))).flatten(0, 1)
 
 
-NOT_COLUMNS = ("iterations", "informed", "rewarded", "sequence_length", "gae_inputs", "recurrent", "stored")
+NOT_COLUMNS = ("iterations", "informed", "rewards", "rewarded", "sequence_length", "gae_inputs", "recurrent", "stored")
 COLUMNS = tuple(name for name in Batch.__slots__ if name not in NOT_COLUMNS)
 
 
@@ -194,15 +197,18 @@ def make_batch(
     )
     advantages = estimate(values=values, next_values=merged("next_values"))
 
-    def rows(array: np.ndarray) -> Tensor:
+    def kept(array: np.ndarray) -> Tensor:
+        return torch.from_numpy(in_sequences(array, length))
+
+    def rows(array: np.ndarray) -> Tensor:  # zero where there is no transition; what was acted on is kept there, too
         if not all_valid:
             array = np.where(valid.reshape(*valid.shape, *[1] * (array.ndim - 2)), array, array.dtype.type(0))
-        return torch.from_numpy(in_sequences(array, length))
+        return kept(array)
 
     first, seen = segments[0], merged("obs")
     numbers = None if first.stack == 1 else stack_numbers(merged("terminated") | merged("truncated"), first.stack)
     return Batch(
-        obs=_inputs(seen, dtype, obs_scale, rows) if numbers is None else rows(numbers),
+        obs=_inputs(seen, dtype, obs_scale, kept) if numbers is None else kept(numbers),
         actions=rows(merged("actions")),
         logprobs=rows(merged("logprobs")),
         values=rows(values),
@@ -211,6 +217,7 @@ def make_batch(
         weights=None if all_valid else rows(valid.astype(dtype)),
         masks=None if first.masks is None else rows(merged("masks")),
         informed=informed,
+        rewards=(float(some.min(initial=math.inf)), float(some.max(initial=-math.inf))),
         rewarded=informed or bool(some.any()),
         sequence_length=length,
         recurrent=None if first.states is None else _recurrent_inputs(segments, length),

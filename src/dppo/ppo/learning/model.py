@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.optim.adam import adam
 
 from dppo.errors import ConfigError
@@ -210,8 +210,11 @@ def last_layer(spec: NetworkSpec) -> tuple[slice, slice]:
     It is the linear layer called `value`, or the last one of a sequence of that name. Raise ConfigError without one.
     """
     places = spec.unflatten(np.arange(spec.num_parameters))
+    module: Any = spec.module(0)
+    value = getattr(module, "value", None)
+    ends = value[-1] if isinstance(value, nn.Sequential) and len(value) else value
     last = {kind: slice(places[name].flat[0], places[name].flat[-1] + 1) for kind, name in value_layer(places).items()}
-    if set(last) != {"weight", "bias"}:
+    if set(last) != {"weight", "bias"} or not isinstance(ends, nn.Linear):
         raise ConfigError(
             "norm_value=True: the network has no linear layer called `value` with one output and a bias, to correct "
             "when the unit of values changes. Rename your module's last layer of values, or use `norm_value=False`."

@@ -70,9 +70,11 @@ def weighted_on_all(batch: Batch, parallel: Parallel) -> Batch:
 
     It is informed, or rewarded, if that of any rank is.
     """
-    own = torch.tensor([batch.weights is not None, batch.informed, batch.rewarded], device=batch.logprobs.device)
-    weighted, informed, rewarded = parallel.gather(own.to(torch.int32)).amax(dim=0).tolist()
-    batch = replace(batch, informed=bool(informed), rewarded=bool(rewarded))
+    facts, (least, largest) = (batch.weights is not None, batch.informed, batch.rewarded), batch.rewards
+    own = torch.tensor([*facts, -least, largest], dtype=torch.float64, device=batch.logprobs.device)
+    weighted, informed, rewarded, minus_least, largest = parallel.gather(own).amax(dim=0).tolist()
+    informed = informed or -minus_least < largest
+    batch = replace(batch, informed=bool(informed), rewarded=bool(rewarded or informed))
     return replace(batch, weights=torch.ones_like(batch.logprobs)) if batch.weights is None and weighted else batch
 
 
