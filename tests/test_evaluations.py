@@ -28,9 +28,9 @@ from dppo.cluster.ray.capacity import room_for
 from dppo.cluster.ray.session import demand_of
 from dppo.cluster.wire import packed_model
 from dppo.config import Actors, Env, Learners
+from dppo.envs import make
 from dppo.envs.spaces import describe_spaces
 from dppo.errors import ConfigError
-from dppo.policies import evaluation
 from dppo.policies.playing import EpisodePlayer
 from dppo.records.files import checkpoint as checkpoints
 from dppo.records.metrics.reading import read_metrics
@@ -38,7 +38,6 @@ from dppo.records.metrics.writer import by_step
 from dppo.records.terminal.panel import draw
 from dppo.records.terminal.plain import plain_line
 from dppo.records.terminal.view import View
-from dppo.run import replay as replaying
 from dppo.run.replay import replay
 
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "EVALUATION.md"
@@ -260,7 +259,7 @@ class NeverCloses(gym.Wrapper[Any, Any, Any, Any]):
 def test_a_close_that_hangs_does_not_keep_results_back(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    for module in (collector, evaluation, replaying):
+    for module in (collector, make):
         monkeypatch.setattr(module, "CLOSING_S", 0.2)
     result = dppo.train(
         settings(tmp_path / "run", env_id=NeverCloses, record_episodes="all", eval_every=None, eval_episodes=None)

@@ -29,10 +29,10 @@ from dppo.cluster import wire
 from dppo.cluster.builders import build_sampler
 from dppo.cluster.collecting.collector import InProcessCollector
 from dppo.cluster.collecting.ledger import ReplayLedger
-from dppo.cluster.wire import SamplerPlan, sampler_plan, trainer_plan
+from dppo.cluster.wire import trainer_plan
 from dppo.config import Config
 from dppo.config.memory import batch_memory_in_words
-from dppo.doctor.playing import agreement, global_state, restored, segments, spread, steps_of
+from dppo.doctor.playing import agreement, global_state, plan_of, restored, segments, spread, steps_of
 from dppo.envs.checks.faults import gymnasium_says
 from dppo.envs.make import close_all, joint_kind, make_env
 from dppo.errors import ConfigError, DppoError
@@ -80,8 +80,8 @@ class Examination:
                 self._compare(trace, used)
         except (Exception, SystemExit) as error:  # of the environment, or of a setting
             self._report(error=str(error) if isinstance(error, DppoError) else in_a_line(error))
-        self._report(stage="closing")
         began = time.monotonic()
+        self._report(stage="closing")
         close_all([*self._envs.values()])
         self._report(close_s=time.monotonic() - began, left=self._usage()[2])
 
@@ -271,16 +271,6 @@ class Examination:
         """Return the names of process-wide state that has changed since the last call."""
         before, self._state = self._state, global_state()
         return [name for name, value in self._state.items() if before.get(name, value) != value]
-
-
-def plan_of(config: Config, make: Callable[..., Any], samplers: int = 1, envs: int = 1, length: int = 1) -> SamplerPlan:
-    """Return the plan of a run in these sizes, and with the environments that `make` makes."""
-    # The name of an environment that can be called: code that makes one calls it, and messages show the name.
-    stand_in = type("StandIn", (str,), {"__call__": lambda _, **env_kwargs: make(**env_kwargs)})(config.env_name)
-    few: dict[str, Any] = {"num_samplers": samplers, "envs_per_sampler": envs, "standby_envs": 0, "env_threads": False}
-    plan = sampler_plan(config)
-    sampling, sizes = replace(plan.sampling, **few), replace(plan.sizes, sequence_length=length)
-    return replace(plan, env=replace(plan.env, env_id=stand_in), sampling=sampling, sizes=sizes)
 
 
 def main(to: int, wanted: dict[str, Any]) -> None:

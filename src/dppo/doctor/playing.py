@@ -5,13 +5,26 @@ import random
 import signal
 import sys
 import zlib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
+from dppo.cluster.wire import SamplerPlan, sampler_plan
+from dppo.config import Config
 from dppo.ppo.acting.sampler import PPOSampler, collect_together
 from dppo.ppo.exchange.records import PolicySnapshot, Rebuild, Segment, SegmentReport, SegmentRequest
+
+
+def plan_of(config: Config, make: Callable[..., Any], samplers: int = 1, envs: int = 1, length: int = 1) -> SamplerPlan:
+    """Return the plan of a run in these sizes, and with the environments that `make` makes."""
+    # The name of an environment that can be called: code that makes one calls it, and messages show the name.
+    stand_in = type("StandIn", (str,), {"__call__": lambda _, **env_kwargs: make(**env_kwargs)})(config.env_name)
+    few: dict[str, Any] = {"num_samplers": samplers, "envs_per_sampler": envs, "standby_envs": 0, "env_threads": False}
+    plan = sampler_plan(config)
+    sampling, sizes = replace(plan.sampling, **few), replace(plan.sizes, sequence_length=length)
+    return replace(plan, env=replace(plan.env, env_id=stand_in), sampling=sampling, sizes=sizes)
 
 
 def segments(samplers: Sequence[PPOSampler], sizes: Iterable[int]) -> Iterator[tuple[SegmentReport, Segment]]:

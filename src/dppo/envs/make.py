@@ -20,6 +20,7 @@ from gymnasium.wrappers import TimeLimit
 
 from dppo.errors import ConfigError, unknown_name
 from dppo.files import make_scratch_dir
+from dppo.signals import CLOSING_S, at_most
 from dppo.user_code import import_path, imported, imported_module, in_a_line
 
 EnvId = str | Callable[..., Any]
@@ -144,6 +145,12 @@ def close_all(envs: Sequence[gym.Env[Any, Any]]) -> None:
             traceback.print_exc()
 
 
+def close_in_time(envs: Sequence[gym.Env[Any, Any]]) -> None:
+    """Close environments of this process; leave one alone that does not close in time, with a traceback."""
+    with at_most(CLOSING_S):
+        close_all(envs)
+
+
 def _own_copy(env_kwargs: dict[str, Any]) -> dict[str, Any]:
     """Copy arguments deeply, so that an environment that changes its own does not change those of another."""
     copied: dict[str, Any] = {}
@@ -264,15 +271,6 @@ def _unknown_in_module(module: str, name: str) -> str:
     close = difflib.get_close_matches(name, [*functions, *gym.registry], n=1)
     remedy = f"Did you mean {module}:{close[0]}?" if close else "Check the spelling."
     return f"the module has no {name} and registers no such environment. {remedy}"
-
-
-def check_display() -> None:
-    """Raise ConfigError where there is no display: some libraries abort the process instead of raising."""
-    if sys.platform.startswith("linux") and not (os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY")):
-        raise ConfigError(
-            "render=True: this machine has no display (neither DISPLAY nor WAYLAND_DISPLAY is set). Run it on a "
-            "desktop, through `ssh -X`, or under `xvfb-run`. Or use `video=out.mp4`, which needs no display."
-        )
 
 
 def make_rendered(env_id: EnvId, env_kwargs: dict[str, Any], mode: str, **how: Any) -> Any:

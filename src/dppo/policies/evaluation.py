@@ -12,7 +12,7 @@ from dppo.config import flattened
 from dppo.config.trust import code_named_by, require_trust
 from dppo.envs.checks.faults import making
 from dppo.envs.frames import make_prepared
-from dppo.envs.make import EnvId, check_display, check_env_id, close_all
+from dppo.envs.make import EnvId, check_env_id, close_in_time
 from dppo.errors import CheckpointError, ConfigError, counted, printable
 from dppo.log import logger
 from dppo.numerics.portable import limit_blas
@@ -22,8 +22,7 @@ from dppo.ppo.exchange.records import Episode
 from dppo.ppo.networks.network import ModelClass
 from dppo.records.files.run_folder import settings_to_resume
 from dppo.records.observer import Evaluation, Result
-from dppo.records.video import Video, check_video
-from dppo.signals import CLOSING_S, at_most
+from dppo.records.video import Video, check_display, check_video
 from dppo.user_code import import_path
 
 REPORT_EVERY_S = 5.0
@@ -86,8 +85,7 @@ def evaluate(
             return Evaluation(player.env_name, returns, lengths)
         finally:
             if not _is_made(player.env):
-                with at_most(CLOSING_S):
-                    close_all([made])
+                close_in_time([made])
 
 
 @dataclass(frozen=True, slots=True)

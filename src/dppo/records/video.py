@@ -2,6 +2,7 @@
 
 import math
 import os
+import sys
 import zlib
 from fractions import Fraction
 from pathlib import Path
@@ -30,6 +31,15 @@ def check_video(path: Path, *, render: bool = False) -> None:
         if wrong:
             raise ConfigError(f"video={path}: {problem}")
     require_package(f"video={path}", "av")
+
+
+def check_display() -> None:
+    """Raise ConfigError where there is no display: some libraries abort the process instead of raising."""
+    if sys.platform.startswith("linux") and not (os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY")):
+        raise ConfigError(
+            "render=True: this machine has no display (neither DISPLAY nor WAYLAND_DISPLAY is set). Run it on a "
+            "desktop, through `ssh -X`, or under `xvfb-run`. Or use `video=out.mp4`, which needs no display."
+        )
 
 
 class Video:

@@ -18,7 +18,7 @@ from dppo.config.trust import require_trust
 from dppo.envs.checks.faults import making
 from dppo.envs.frames import SETTINGS, make_prepared
 from dppo.envs.group import EnvGroup
-from dppo.envs.make import check_display, close_all, joint_kind
+from dppo.envs.make import close_in_time, joint_kind
 from dppo.errors import CheckpointError, DppoError, EnvironmentFault, counted
 from dppo.files import check_kind, read_file
 from dppo.log import logger
@@ -27,8 +27,7 @@ from dppo.ppo.distributions.simple import distribution_of
 from dppo.records.files.disk import check_parts
 from dppo.records.files.episodes import INCIDENT, INTEGERS, RecordedEpisode, packed, read_episodes
 from dppo.records.files.run_folder import settings_to_resume
-from dppo.records.video import Video, check_video
-from dppo.signals import CLOSING_S, at_most
+from dppo.records.video import Video, check_display, check_video
 from dppo.spaces.actions import Actions
 
 MOST_BYTES = 2**24  # of the file of an incident
@@ -156,8 +155,7 @@ class _Again:
 
     def close(self) -> None:
         """Close the environment."""
-        with at_most(CLOSING_S):
-            close_all([self.env])
+        close_in_time([self.env])
 
 
 def _actions_of(of: RecordedEpisode, space: Actions) -> np.ndarray:
