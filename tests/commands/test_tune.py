@@ -5,13 +5,14 @@ from __future__ import annotations
 import math
 import re
 import shlex
+import signal
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 from builders import make_config
-from commandline import parse
+from commandline import Command, parse
 
 from dppo.__main__ import main
 from dppo.commands import tune
@@ -119,3 +120,14 @@ def test_a_study_is_continued_and_ends_with_a_command(tmp_path: Path, capsys: Ca
     assert (tmp_path / "runs" / "tune__CartPole-v1" / "trial_0002" / "config.yaml").exists()
     assert main(["tune", *SMALL, "--trials", "9", "--total-timesteps", "1024"]) == 2
     assert "has a study with other settings. Use another folder." in capsys.readouterr().err
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_ends_a_study_with_its_exit_code(number: signal.Signals, tmp_path: Path) -> None:
+    pytest.importorskip("optuna")
+    long = [*SMALL, "--total-timesteps", "1e8", "--trials", "2"]
+    with Command(["tune", *long], tmp_path) as command:
+        command.wait_until(lambda: list(tmp_path.glob("runs/*/trial_0000/metrics.jsonl")))
+        command.send(number)
+        assert command.wait(60) == 128 + number

@@ -117,8 +117,8 @@ def _train(trial: Any, base: dict[str, Any], space: dict[str, Any], out: Path) -
     except TrainingDiverged as error:  # counts as one of the trials
         print(f"trial {trial.number}: {error}")
         raise optuna.TrialPruned from None
-    if result.stopped_by in signal.Signals.__members__:
-        raise KeyboardInterrupt
+    if (stopped_by := signal.Signals.__members__.get(result.stopped_by or "")) is not None:
+        raise KeyboardInterrupt if stopped_by is signal.SIGINT else SystemExit(128 + stopped_by)
     if result.stopped_by is not None or math.isnan(result.episodic_return):
         raise optuna.TrialPruned
     return result.episodic_return
