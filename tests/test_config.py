@@ -522,3 +522,8 @@ def test_words_of_yaml_are_understood(tmp_path: Path) -> None:
     found = Config(**read_settings(tmp_path / "own.yaml"))
     assert (found.progress, found.env_state, found.run_dir, found.licences) == ("off", "off", None, None)
     assert read_settings(tmp_path / "own.yaml")["env_id"] == "CartPole-v1"
+
+
+def test_keys_of_yaml_may_be_merged_from_several_mappings(tmp_path: Path) -> None:
+    (tmp_path / "own.yaml").write_text("env_id: E\nenv_kwargs: {a: &a {x: 1}, b: &b {y: 2}, c: {<<: *a, <<: *b}}\n")
+    assert read_settings(tmp_path / "own.yaml")["env_kwargs"]["c"] == {"x": 1, "y": 2}

@@ -284,7 +284,21 @@ def test_the_memory_of_the_network_and_of_the_examination_is_not_that_of_the_env
     assert facts["leak_mb"] == 0
 
 
-@pytest.mark.parametrize("fact", [{"died": "exit code 3"}, {"hung": "in step"}, {"leak_mb": 50.0}], ids=str)
+def test_without_memory_for_any_plan_there_is_still_one() -> None:
+    few = {"num_samplers": 4, "num_actors": 2, "num_learners": 2}
+    facts, config = {**WAITS, "env_mb": 3000, "available_mb": 6400}, config_of("none", **few)
+    assert recommended(facts, config) in [*plans(facts, config)]
+
+
+def test_a_hang_in_close_does_not_call_for_actors() -> None:
+    facts, config = {**WAITS, "stage": "closing", "hung": "closing has not returned for 60 s"}, config_of("none")
+    assert recommended(facts, config).actors == 0
+    assert next(text for _, text in findings(facts, config)).endswith("Give it a timeout: a run leaves it alone")
+
+
+@pytest.mark.parametrize(
+    "fact", [{"died": "exit code 3"}, {"hung": "in step", "stage": "playing"}, {"leak_mb": 50.0}], ids=str
+)
 def test_what_ends_a_run_without_actors_leads_to_actors(fact: Facts) -> None:
     config, facts = config_of("none", num_samplers=8), {**WAITS, "busy": 0.1}
     assert recommended(facts, config).actors == 0
@@ -319,6 +333,7 @@ COMMANDS: list[tuple[str, Facts, set[str], set[str]]] = [  # flags, facts, flags
     ("--num-actors 2 --num-learners 2", {}, {"--num-learners", "--num-actors"}, set()),
     ("--num-actors 2 --eval-every 5000 --eval-actors 2", {}, {"--eval-every"}, {"--eval-actors"}),
     ("--total-timesteps 1e6", {"leak_mb": 50.0}, {"--recycle-after", "--num-actors"}, set()),
+    ("--num-samplers 4", {"leak_mb": 50.0, "env_mb": 3000}, {"--recycle-after", "24GB"}, {"2GB"}),
     ("--num-actors 2 --recycle-after 9GB", {"leak_mb": 50.0}, {"--recycle-after", "9GB", "--num-actors"}, {"2GB"}),
     ("--config own.yaml", {"busy": 1, "own_busy": 1, "cpus": 1}, {"--config", "--num-actors"}, {"--env-threads"}),
 ]
@@ -352,7 +367,7 @@ def test_the_command_that_is_printed_is_accepted_and_is_what_is_recommended(
 @pytest.mark.parametrize("seconds", ["0", "nan", "inf", "-1"])
 def test_the_time_is_more_than_nothing(seconds: str, capsys: Capture) -> None:
     assert main(["doctor", "CartPole-v1", "--seconds", seconds]) == 2
-    assert f"seconds={seconds}: must be more than 0." in capsys.readouterr().err
+    assert f"seconds={seconds}: must be a finite number above 0." in capsys.readouterr().err
 
 
 WAITS: Facts = {

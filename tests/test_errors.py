@@ -61,8 +61,8 @@ REFUSED = {
     "train CartPole-v1 --preset none --num-actors 4 --num-samplers 3": (
         "num_actors=4 is more than num_samplers=3 ... Use --num-actors 3 or fewer, or --num-samplers 4"
     ),
-    "train CartPole-v1 --num-actors 1 --licences 8 --eval-every 1000": "licences=8 ... Use --num-samplers 7",
-    "train CartPole-v1 --num-samplers 1 --envs-per-sampler 8 --licences 4": "licences=4 ... Lower --envs-per-sampler, ",
+    "train CartPole-v1 --num-actors 1 --licences 8 --eval-every 1000": "licences=8 ... use --num-samplers 7",
+    "train CartPole-v1 --num-samplers 1 --envs-per-sampler 8 --licences 4": "lower --envs-per-sampler, for a smaller",
     "train CartPole-v1 --config twice.yaml": "num-steps and num_steps, the same setting. Leave one out.",
     "train CartPole-v1 --config grouped.yaml": "line 3 has ppo for the second time",
     "train CartPole-v1 --config repeated.yaml": "line 2 has num_steps for the second time",

@@ -38,6 +38,7 @@ from dppo.records.metrics.writer import by_step
 from dppo.records.terminal.panel import draw
 from dppo.records.terminal.plain import plain_line
 from dppo.records.terminal.view import View
+from dppo.run.evaluations import Evaluations
 from dppo.run.replay import replay
 
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "EVALUATION.md"
@@ -180,6 +181,19 @@ class StopAt(dppo.Observer):
         return row.get("eval/iteration") == self.iteration
 
 
+def test_rows_of_evaluations_are_written_also_after_an_observer_has_asked_to_stop() -> None:
+    seen = list[float]()
+
+    class Stops:
+        def iteration(self, row: dict[str, float]) -> str:
+            seen.append(row["eval/iteration"])
+            return "Stops"
+
+    one = SimpleNamespace(_row={}, stopped_by=None, _run=SimpleNamespace(watching=Stops()))
+    Evaluations._report(one, [{"eval/iteration": number} for number in (1, 2, 3)])  # type: ignore[arg-type]
+    assert (seen, one.stopped_by) == ([1, 2, 3], "Stops")
+
+
 def test_an_observer_stops_a_run_at_an_evaluation_that_ends_beside_another(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -261,13 +275,11 @@ def test_a_close_that_hangs_does_not_keep_results_back(
 ) -> None:
     for module in (collector, make):
         monkeypatch.setattr(module, "CLOSING_S", 0.2)
-    result = dppo.train(
-        settings(tmp_path / "run", env_id=NeverCloses, record_episodes="all", eval_every=None, eval_episodes=None)
-    )
+    result = dppo.train(settings(tmp_path / "run", env_id=NeverCloses, record_episodes="all"))
     assert len(dppo.evaluate(result, episodes=2).returns) == 2
     assert "equal to the last bit" in replay(tmp_path / "run", episode="1", trust=True)
-    assert NeverCloses.closed == 4  # of two samplers, an evaluation, a replay
-    assert capfd.readouterr().err.count("TimeoutError: not done within 0.2 s") == 4
+    assert NeverCloses.closed == 5  # of two samplers, of evaluations, and two by hand
+    assert capfd.readouterr().err.count("TimeoutError: not done within 0.2 s") == 5
 
 
 def test_a_policy_is_evaluated_and_episodes_are_replayed_on_one_core_as_in_a_run(tmp_path: Path) -> None:

@@ -57,6 +57,23 @@ def test_a_vector_that_resets_single_rows_gives_the_weights_of_single_environmen
     assert trained(tmp_path / "vector", **VECTOR, env_kwargs={"of": single} | changes, **more) == alone
 
 
+def test_an_info_of_none_and_a_part_that_the_space_lacks(tmp_path: Path) -> None:
+    class Silent(joint.Agents):
+        def reset(self, seed: Any = None, options: Any = None) -> Any:
+            return super().reset(seed)[0], dict.fromkeys(self.agents)
+
+    assert Stepper(env_id=Silent, envs_per_sampler=3).step(1, 2, 0) == ["1  1", "2  1", "0  1"]
+
+    class More(joint.Native):
+        single_observation_space = gym.spaces.Dict(at=gym.spaces.Box(0, np.inf, (2,), np.float32))  # type: ignore[assignment]
+
+        def _seen(self) -> Any:
+            return {"at": super()._seen(), "extra": np.zeros(self.num_envs)}
+
+    with pytest.raises(EnvironmentFault, match="returned an observation with the unexpected part 'extra'"):
+        Stepper(env_id=lambda: More(2, "NextStep"), envs_per_sampler=2, on_env_fault="raise")
+
+
 def test_agents_that_return_the_same_arrays_again_have_equal_weights(tmp_path: Path) -> None:
     """The last observation of an episode, and what its info says, is that from before the next reset."""
     runs = [

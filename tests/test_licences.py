@@ -76,15 +76,15 @@ def test_environments_start_no_faster_than_allowed_over_all_actors() -> None:
     [
         (
             {"licences": 7},
-            r"licences=7 is less than the 8 environments .* \(4 samplers x 2 env x 1 copy\)\. Use `num_samplers=3`",
+            r"licences=7 is less than the 8 environments .* \(4 samplers x 2 env x 1 copy\)\. .* use `num_samplers=3`",
         ),
         (
             {"licences": 8, "standby_envs": 1},
-            r"less than the 16 environments .*4 samplers x 2 env x 2 copies\)\. Use `num_samplers=2`",
+            r"less than the 16 environments .*4 samplers x 2 env x 2 copies\)\. .* use `num_samplers=2`",
         ),
         (
             {"licences": 8, "eval_every": 100, "num_actors": 2, "eval_actors": 2},
-            r"the 10 environments .*4 samplers x 2 env x 1 copy \+ 2 for evaluations\)\. Use `num_samplers=3`",
+            r"the 10 environments .*4 samplers x 2 env x 1 copy \+ 2 for evaluations\)\. .* use `num_samplers=3`",
         ),
         ({"start_rate": "2"}, "start_rate=2: must be a number of at least 1 in a time .* Use one such as 2/s"),
         ({"start_rate": "2/s", "num_actors": 2, "backup_requests": True}, "backup_requests=True: makes environments"),

@@ -318,7 +318,7 @@ def test_more_gpus_than_this_machine_has_are_refused(
 def test_actors_of_evaluations_need_gpus_too() -> None:
     demand = demand_of(Actors(num_actors=1, actor_gpus=1), Learners(), 1)
     capacity.check_gpus(demand, 2)
-    with pytest.raises(ConfigError, match="actor_gpus=1: 2 actors of 1 GPU each need 2 GPUs, this machine has 1"):
+    with pytest.raises(ConfigError, match=r"actor_gpus=1: 2 actors \(1 for evaluations\) of 1 GPU each need 2"):
         capacity.check_gpus(demand, 1)
 
 

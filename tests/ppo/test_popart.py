@@ -119,8 +119,24 @@ class Positive(nn.Module):
 def test_values_that_do_not_end_in_a_linear_layer_are_refused() -> None:
     """To correct the layer would change them."""
     spec = ModuleSpec(Spaces(np.dtype((np.float32, (4,))), DISCRETE), Positive, {}, "float32")
-    with pytest.raises(ConfigError, match="the network has no linear layer called `value`"):
+    with pytest.raises(ConfigError, match="the network has no linear layer with one output and"):
         last_layer(spec)
+
+
+class Flat(Positive):
+    """Ends in a layer that only changes the shape."""
+
+    def __init__(self, spaces: Spaces, head_size: int) -> None:
+        super().__init__(spaces, head_size)
+        self.value = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 1), nn.Flatten(0))
+
+    def forward(self, obs: torch.Tensor) -> Any:
+        return self.policy(obs), self.value(obs)
+
+
+def test_a_layer_behind_it_may_change_the_shape() -> None:
+    spec = ModuleSpec(Spaces(np.dtype((np.float32, (4,))), DISCRETE), Flat, {}, "float32")
+    assert [one.stop - one.start for one in last_layer(spec)] == [8, 1]
 
 
 def test_the_last_layer_is_found_by_its_name() -> None:
@@ -130,5 +146,5 @@ def test_the_last_layer_is_found_by_its_name() -> None:
     named = spec.unflatten(np.arange(spec.num_parameters, dtype=np.float32))
     assert named["value.2.weight"].flatten().tolist() == list(range(weight.start, weight.stop))
     assert named["value.2.bias"].tolist() == list(range(bias.start, bias.stop))
-    with pytest.raises(ConfigError, match="no linear layer called `value`"):
+    with pytest.raises(ConfigError, match="no linear layer with one output and a bias that is called `value`"):
         last_layer(ModuleSpec(spaces, Named, {"name": "critic"}, "float32"))

@@ -58,7 +58,7 @@ def main(argv: list[str]) -> int:
             raise ConfigError(f"{flag(name)} has no effect here: {NO_EFFECT}. Leave it out.")
         return _print({"findings": list(of_run(Path(word)))}, as_json="json" in own)
     if not 0 < (seconds := own.get("seconds", 60.0)) < math.inf:
-        raise ConfigError(f"seconds={seconds:g}: must be more than 0.")
+        raise ConfigError(f"seconds={seconds:g}: must be a finite number above 0.")
     return _print(_of_environment(given, word, seconds), as_json="json" in own)
 
 
@@ -86,7 +86,8 @@ def _of_environment(given: dict[str, Any], env_id: str | None, seconds: float) -
     before = {"num_actors": 0, "env_threads": False} | arguments_of(others, env_id, COMMAND.prog).settings
     others |= {name: value for name, value in chosen.items() if before[name] != value}
     leaks = facts.get("leak_mb", 0.0) > LEAK_MB and best.actors and config.recycle_after == "never"
-    others |= {"recycle_after": "2GB"} if leaks else {}
+    hosted_gb = config.num_samplers / max(1, best.actors) * config.envs_per_sampler * facts["env_mb"] / 1000
+    others |= {"recycle_after": f"{max(2, math.ceil(2 * hosted_gb))}GB"} if leaks else {}  # not at every segment
     words = [config.env_name, *as_words(others | faults(facts, config)[0])]
     command = shlex.join(["dppo", "train", *words])
     return report | {"expected": expected, "advice": list(advice(facts, config)), "command": command}

@@ -43,8 +43,7 @@ LIMITS: tuple[tuple[Callable[[FlatSettings], bool], str], ...] = (
      "the batch larger and so changes the learning problem."),
     (lambda c: c.licences is None or c.envs_of_sampler * c.num_samplers + c.evaluators <= c.licences,
      "licences={config.licences} is less than the {envs} that exist at once ({config.num_samplers} samplers x "
-     "{config.envs_per_sampler} env x {copies}{evaluating}). {fewer}, which makes the batch smaller, "
-     "lower `standby_envs` or `eval_actors`, which change only the time, or raise `licences`."),
+     "{config.envs_per_sampler} env x {copies}{evaluating}). To change that, {fewer}."),
     (lambda c: (c.start_interval_s == 0 and c.licences is None) or not c.backup_requests,
      "backup_requests=True: makes environments of a sampler a second time, whatever `licences` and `start_rate` allow. "
      "Leave it out, or these."),
@@ -158,8 +157,7 @@ def check(config: FlatSettings) -> None:
     facts |= {"envs": counted(config.envs_of_sampler * config.num_samplers + config.evaluators, "environment")}
     facts |= {"evaluating": f" + {config.evaluators} for evaluations" if config.evaluators else ""}
     facts |= {"copies": counted(1 + config.standby_envs, "copy", "copies")}
-    fits = ((config.licences or 0) - config.evaluators) // config.envs_of_sampler
-    facts |= {"fewer": f"Use `num_samplers={fits}`" if fits > 0 else "Lower `envs_per_sampler`"}
+    facts |= {"fewer": ", or ".join([*_fewer_environments(config), "raise `licences`"])}
     for holds, otherwise in LIMITS:
         if not holds(config):
             raise ConfigError(otherwise.format(**facts))
@@ -169,6 +167,17 @@ def check(config: FlatSettings) -> None:
     _check_model_kwargs(config)
     for name, reason in without_effect(config):
         raise ConfigError(f"{name}={getattr(config, name)} has no effect: {reason}.")
+
+
+def _fewer_environments(config: FlatSettings) -> Iterator[str]:
+    """Yield what makes fewer environments than `licences` of these settings."""
+    fits = ((config.licences or 0) - config.evaluators) // config.envs_of_sampler
+    if fits > 0 or config.envs_per_sampler > 1:
+        yield f"{f'use `num_samplers={fits}`' if fits > 0 else 'lower `envs_per_sampler`'}, for a smaller batch"
+    if config.standby_envs:
+        yield "lower `standby_envs`"
+    if config.evaluators:
+        yield "lower `eval_actors`" if config.evaluators > 1 else "leave `eval_every` out"
 
 
 def without_effect(config: FlatSettings) -> Iterator[tuple[str, str]]:

@@ -163,7 +163,7 @@ def _check_events(events: Iterable[Any], *, aliases: bool) -> None:
         what, value = "", getattr(event, "value", "")
         if isinstance(event, yaml.NodeEvent) and opened and opened[-1][1]:
             keys, is_key = opened[-1]
-            what = f"{value} for the second time" if is_key[0] and value and value in keys else ""
+            what = f"{value} for the second time" if is_key[0] and value in keys - {"", "<<"} else ""
             keys |= {value} if is_key[0] else set()
             is_key[0] = not is_key[0]
         if isinstance(event, yaml.CollectionStartEvent):

@@ -76,7 +76,8 @@ def plans(f: Facts, config: Config) -> Iterator[Plan]:
 def recommended(f: Facts, config: Config) -> Plan:
     """Return the simplest plan that is nearly the fastest for this learning problem, and fits into memory."""
     room = f["available_mb"] - config.num_samplers * config.envs_per_sampler * f["env_mb"]
-    able = [one for one in plans(f, config) if one.actors <= min(config.num_samplers, max(0, room // ACTOR_MB))]
+    every = [*plans(f, config)]
+    able = [one for one in every if one.actors <= min(config.num_samplers, max(0, room // ACTOR_MB))] or every[:1]
     if _needs_actors(f):
         able = [one for one in able if one.actors] or able
     best = max(able).speed
@@ -85,7 +86,8 @@ def recommended(f: Facts, config: Config) -> Plan:
 
 def _needs_actors(f: Facts) -> bool:
     """Return whether a run without actors would end with the environment, stop with it for ever, or grow with it."""
-    return bool(f.get("died") or f.get("hung") or f.get("leak_mb", 0.0) > LEAK_MB)
+    hung = f.get("hung") and f["stage"] != "closing"
+    return bool(f.get("died") or hung or f.get("leak_mb", 0.0) > LEAK_MB)
 
 
 def advice(f: Facts, config: Config) -> Iterator[str]:
@@ -178,8 +180,10 @@ def faults(f: Facts, config: Config) -> tuple[dict[str, str], str]:
 FINDINGS: tuple[tuple[str, Callable[[Facts, Config], Any], str], ...] = (
     ("error", lambda f, c: f["died"], "{v}. If it dies only now and then, use actors (--num-actors), which are "
      "replaced: without them, it ends the run"),
-    ("error", lambda f, c: f["hung"], "{v}. If it hangs only now and then, use actors with --step-timeout-s, which are "
-     "replaced: without them, it stops the run. Better, give the call a timeout of its own"),
+    ("error", lambda f, c: f["stage"] != "closing" and f["hung"], "{v}. If it hangs only now and then, use actors, "
+     "which are replaced, with --start-timeout-s, --reset-timeout-s or --step-timeout-s: without them, it stops the "
+     "run. Better, give the call a timeout of its own"),
+    ("error", lambda f, c: f["stage"] == "closing" and f["hung"], "{v}. Give it a timeout: a run leaves it alone"),
     ("error", lambda f, c: f["error"], "{v}"),
     ("note", lambda f, c: f["late"], "an update with these settings was not over after {v}: no speed is predicted, and "
      "episodes were not played again. Use smaller --num-steps for the doctor"),
@@ -210,7 +214,7 @@ FINDINGS: tuple[tuple[str, Callable[[Facts, Config], Any], str], ...] = (
     ("warning", _large_integers, "integers are not normalized: {v}. Return float32, or scale them to about 1"),
     ("warning", lambda f, c: f["leak_mb"] > LEAK_MB and f["leak_mb"] * c.total_timesteps / 1e6,
      "memory grows by {f[leak_mb]:.1f} MB in 1,000 steps, {v:,.1f} GB in a whole run. Free it, restart the simulator "
-     "in reset now and then, or let actors be replaced: --recycle-after 2GB"),
+     "in reset now and then, or let actors be replaced: --recycle-after, well above what the environments of one need"),
     ("warning", lambda f, c: f["output"] > 100 * max(1000, f.get("steps", 0)) and f["output"] / 1e6,
      "it printed {v:.1f} MB, at the end {f[last_line]!r}. Silence it: output costs time, and fills disks"),
     ("warning", lambda f, c: len(f["left"]), "close() leaves {v} of its processes: {f[left]}. End them there: they may "

@@ -109,7 +109,7 @@ class ActivityRecord:
         place = (place_of(of.phase, of.sampler_id, of.env), of.episode, of.length) if of else (Phase.IDLE, 0, 0)
         cells[_PLACE], cells[_EPISODE], cells[_LENGTH] = place
         cells[_MOVES], cells[_REPLAYED], cells[_STEPS] = moves, replayed, steps
-        if replayed < cells[_TO_REPLAY] and not steps:
+        if replayed < cells[_TO_REPLAY] and (not steps or (of is not None and of.phase is Phase.REPLAY)):
             self._on_replay(replayed, cells[_TO_REPLAY])
         if self._on_step is not None:
             self._on_step(steps)

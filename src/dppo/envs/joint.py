@@ -50,7 +50,8 @@ class Row:
                 self.joint.error = error
                 raise
         (seen, info), self.first, self.waiting = self.first, None, False
-        self.kept = deepcopy((seen, {MASK: info[MASK]} if MASK in info else {}))  # an info may hold anything
+        masked = isinstance(info, dict) and MASK in info  # it may be None, and hold what cannot be copied
+        self.kept = deepcopy((seen, {MASK: info[MASK]} if masked else {}))
         self.restarts = self.joint.restarts
         return self.kept
 

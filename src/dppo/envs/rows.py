@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from copy import copy, deepcopy
+from itertools import zip_longest
 from types import SimpleNamespace
 from typing import Any
 
@@ -135,12 +136,15 @@ class VectorRows(JointEnv):
         return found
 
 
-def _row_of(obs: Any, index: int, space: gym.Space[Any]) -> Any:
-    """Return one row of many observations of `space`; those that are no arrays of numbers are in a tuple."""
+def _row_of(obs: Any, index: int, space: gym.Space[Any] | None) -> Any:
+    """Return one row of many observations of `space`; those that are no arrays of numbers are in a tuple.
+
+    Parts that the space does not have are refused later, by name.
+    """
     if isinstance(space, gym.spaces.Dict) and isinstance(obs, Mapping):
-        return {name: _row_of(one, index, space[name]) for name, one in obs.items()}
+        return {name: _row_of(one, index, space.spaces.get(name)) for name, one in obs.items()}
     if isinstance(space, gym.spaces.Tuple) and isinstance(obs, tuple):
-        return tuple(_row_of(one, index, part) for one, part in zip(obs, space.spaces, strict=True))
+        return tuple(_row_of(one, index, part) for one, part in zip_longest(obs, space.spaces[: len(obs)]))
     return obs[index]
 
 

@@ -12,7 +12,7 @@ from dppo.config.parts import Env
 from dppo.envs.checks.faults import making, user_traceback
 from dppo.envs.frames import SETTINGS, make_prepared
 from dppo.envs.group import EnvGroup
-from dppo.envs.make import close_all, joint_kind
+from dppo.envs.make import close_in_time, joint_kind
 from dppo.envs.rows import joint_of
 from dppo.envs.spaces import describe_spaces
 from dppo.errors import CheckpointError, ClusterError, ConfigError, EnvironmentFault
@@ -163,4 +163,4 @@ class EpisodePlayer:
         """Close the environment; the next episode makes another one."""
         env, self._env = self._env, None
         if env is not None:
-            close_all([env])
+            close_in_time([env])

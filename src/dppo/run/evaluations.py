@@ -148,7 +148,8 @@ class Evaluations(Observer):
     def _report(self, results: list[dict[str, float]]) -> None:
         for result in results:
             self._row = dict(self._row) | result
-            self.stopped_by = self.stopped_by or self._run.watching.iteration(self._row)
+            asked = self._run.watching.iteration(self._row)  # also after a stop: this writes the row
+            self.stopped_by = self.stopped_by or asked
 
     def _over(self, *, wait: bool) -> list[dict[str, float]]:
         """Return the results of the evaluations that are over, in their order; log a wait that is long."""

@@ -195,7 +195,7 @@ def _read(folder: Path) -> RecordedEpisode:
         more = {"packed": packed(actions), "error": "a fault", "options": values.get("options")}
         return RecordedEpisode(**place, length=len(actions), **more)
     except (KeyError, OSError, OverflowError, RecursionError, TypeError, ValueError) as error:
-        reason = "holds no actions: those of an actor that died or hung were lost with it. See report.txt beside it"
+        reason = "holds no actions of an episode, as where an actor died or hung. See report.txt beside it"
         reason = str(error.strerror) if isinstance(error, OSError) else reason
-        which = "Faults that an environment raised can be played: RUN/incidents/001, or a run and `episode=NUMBER`."
+        which = "Faults in steps can be played: RUN/incidents/001, or a run and `episode=NUMBER`."
         raise CheckpointError(f"{folder / INCIDENT}: {reason}. {which}") from None

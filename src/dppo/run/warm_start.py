@@ -23,8 +23,8 @@ Weights = dict[str, np.ndarray]
 def warm_start(trainers: Trainers, own: Statistics, origin: Found, obs: Any, *, frozen: bool) -> Statistics:
     """Load the weights of `origin` where they fit into `trainers`; return the statistics to start with.
 
-    Statistics of observations are taken if these are alike; those of returns, which depend on the rewards, are not, so
-    that values in their unit become values in units of rewards.
+    Statistics of observations are taken if these are alike; those of returns, which depend on the rewards, are not.
+    Values of a run with `norm_value` are put into the unit of its rewards.
 
     Args:
         own: the statistics of a new run.

@@ -129,7 +129,8 @@ def check_gpus(demand: Demand, gpus: int) -> None:
         return
     hidden = os.environ.get("CUDA_VISIBLE_DEVICES")
     seen = "" if hidden is None else f" (CUDA_VISIBLE_DEVICES={hidden})"
-    asked = " and ".join(f"{counted(count, noun)} of {each:g} GPU each" for noun, count, each in groups)
+    more = {"actor": f" ({demand.evaluators} for evaluations)" * (demand.evaluators > 0)}
+    asked = " and ".join(f"{counted(n, noun)}{more.get(noun, '')} of {each:g} GPU each" for noun, n, each in groups)
     noun, _, each = groups[0]
     raise ConfigError(
         f"{noun}_gpus={each:g}: {asked} need {counted(needed, 'GPU')}, this machine has {gpus}{seen}. Use fewer "

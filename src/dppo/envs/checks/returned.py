@@ -146,7 +146,7 @@ def mask_source(env: Any, obs: np.dtype[Any], actions: Actions, setting: MaskSet
     if len(obs.names or ()) > 1 and MASK in (obs.names or ()):
         raise ConfigError(
             f"action_mask=auto: the part {MASK!r} of the observation does not fit {actions} actions. Make it one array "
-            f"of shape ({sum(choices)},), or use `action_mask=off`, with which it is an observation like any other."
+            f"of shape ({sum(choices)},), or use `action_mask=off` in a new run: an observation like any other."
         )
     return None
 

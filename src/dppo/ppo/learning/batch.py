@@ -171,7 +171,7 @@ def make_batch(
 ) -> Batch:
     """Merge segments into one batch: normalize, estimate advantages and flatten.
 
-    Rows that are not transitions are kept with weight zero, and their contents are replaced by zeros.
+    Rows that are not transitions are kept with weight zero and their observations; the rest of them becomes zeros.
 
     Args:
         segments: of equal T, in sampler order. The order decides that of the rows, and so of every later sum.

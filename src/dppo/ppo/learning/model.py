@@ -212,12 +212,14 @@ def last_layer(spec: NetworkSpec) -> tuple[slice, slice]:
     places = spec.unflatten(np.arange(spec.num_parameters))
     module: Any = spec.module(0)
     value = getattr(module, "value", None)
-    ends = value[-1] if isinstance(value, nn.Sequential) and len(value) else value
+    parts = [*value] if isinstance(value, nn.Sequential) else [value]
+    ends = next((one for one in reversed(parts) if not isinstance(one, nn.Flatten | nn.Identity)), None)
     last = {kind: slice(places[name].flat[0], places[name].flat[-1] + 1) for kind, name in value_layer(places).items()}
     if set(last) != {"weight", "bias"} or not isinstance(ends, nn.Linear):
         raise ConfigError(
-            "norm_value=True: the network has no linear layer called `value` with one output and a bias, to correct "
-            "when the unit of values changes. Rename your module's last layer of values, or use `norm_value=False`."
+            "norm_value=True: the network has no linear layer with one output and a bias that is called `value`, or "
+            "that ends a Sequential of that name, to correct when the unit of values changes. Let values come from "
+            "one, or use `norm_value=False`."
         )
     return last["weight"], last["bias"]
 
