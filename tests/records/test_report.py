@@ -243,8 +243,11 @@ def test_the_command_of_a_game_gives_the_same_settings(settings: dict[str, Any],
     assert resolved(Config(**parse(words[2:]).settings)) == resolved(facts.config)
 
 
-def test_a_run_with_objects_can_be_looked_at(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_run_with_objects_can_be_looked_at(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """No command that only reads needs the objects."""
+    monkeypatch.chdir(tmp_path)
     run = a_run(tmp_path / "run", rows(9), env_kwargs={"thing": threading.Lock()})
     for words in (["plot", str(run)], ["report", str(run)], ["doctor", str(run)]):
         assert main(words) == 0, capsys.readouterr().err
