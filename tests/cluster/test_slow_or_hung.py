@@ -98,6 +98,13 @@ class Driver:
         if self.engine.requests.finished:
             self.engine.requests.take(self.now, 0.0, [])
 
+    def measure(self) -> int:
+        """Let all make so many segments that the times of steps are known; return the index of the next one."""
+        for index in range(MEASURED):
+            self.request(index)
+            self.answer()
+        return MEASURED
+
     def all(self, kind: type[Any]) -> list[Any]:
         return [command for _, command in self.commands if isinstance(command, kind)]
 
@@ -214,6 +221,16 @@ def test_what_a_lost_process_held_may_be_busy_also_in_the_first_iteration() -> N
     assert driver.engine.requests.index == 1
 
 
+def test_a_constructor_that_raises_in_a_later_iteration_costs_the_process() -> None:
+    """As after a resume: the run that was killed may hold the licence still."""
+    driver = Driver([[0]])
+    driver.request(0)
+    driver.answer()
+    driver.request(1)
+    driver.on(constructor_of(driver.asks[-1]))
+    assert "refused: sampler 0, env 0: the environment's constructor raised" in driver.reported()[-1].text
+
+
 def test_a_constructor_that_raises_in_the_first_process_ends_the_run() -> None:
     driver = Driver([[0]])
     driver.request(0)
@@ -324,11 +341,9 @@ def test_a_phase_has_a_limit_of_its_own_that_is_set_or_follows_from_what_was_mea
 def test_after_a_replacement_something_rare_and_slow_gets_the_whole_limit() -> None:
     limits = replace(LIMITS, segment_timeout_s=600.0)
     driver = Driver([[0]], limits)
-    for index in range(MEASURED):
-        driver.request(index)
-        driver.answer()
+    index = driver.measure()
     driver.moving[0] = moving(Phase.STEP, 1, until=1)
-    driver.request(MEASURED)
+    driver.request(index)
     driver.wait(100)
     first = driver.killed_at()
     driver.on(Started(Process(0, 2)))
@@ -342,11 +357,9 @@ def test_after_a_replacement_something_rare_and_slow_gets_the_whole_limit() -> N
 def test_a_hang_does_not_give_others_more_time() -> None:
     """How long a hung actor stood still is not the time of a step."""
     driver = Driver([[0], [1]], replace(LIMITS, segment_timeout_s=600.0))
-    for index in range(MEASURED):
-        driver.request(index)
-        driver.answer()
+    index = driver.measure()
     driver.moving[0] = moving(Phase.STEP, 1, until=1)
-    driver.request(MEASURED)
+    driver.request(index)
     driver.wait(100)
     assert "for step_timeout_s=60" in driver.reported()[0].text
     assert driver.engine.patience.limit(Phase.STEP, replaced=False) == ("step_timeout_s", 60.0)
@@ -354,11 +367,9 @@ def test_a_hang_does_not_give_others_more_time() -> None:
 
 def test_a_step_that_took_long_gives_the_others_twenty_times_that() -> None:
     driver = Driver([[0], [1]], replace(LIMITS, segment_timeout_s=6000.0))
-    for index in range(MEASURED):
-        driver.request(index)
-        driver.answer()
+    index = driver.measure()
     driver.moving[0] = lambda now: Activity(1000 + int(now / 40), 1000, Phase.STEP, 0, 0, 0, 0)
-    driver.request(MEASURED)
+    driver.request(index)
     driver.wait(100)
     name, limit_s = driver.engine.patience.limit(Phase.STEP, replaced=False)
     assert name == "step_timeout_s"

@@ -45,7 +45,7 @@ def test_update_equals_its_slow_twin(actions: Actions, options: dict[str, Any]) 
 @pytest.mark.parametrize("rewarded", [False, True])
 def test_small_advantages_bring_a_bonus_of_entropy_only_where_no_reward_came(actions: Actions, rewarded: bool) -> None:
     spec = spec_of(actions)
-    batch = dataclasses.replace(random_batch(spec), rewarded=rewarded)
+    batch = dataclasses.replace(random_batch(spec), rewards=(float(rewarded),) * 2)
     assert_equals_twin(make_trainer(spec, adv_floor=3.0), batch)
 
 
@@ -66,12 +66,12 @@ def test_noise_of_advantages_stays_noise(share: float) -> None:
 
 
 @pytest.mark.parametrize("other", [False, True])
-def test_a_batch_is_informed_and_rewarded_if_that_of_any_rank_is(other: bool) -> None:
+def test_a_batch_is_informed_and_rewarded_if_an_episode_of_any_rank_terminates(other: bool) -> None:
     class Two(Parallel):
         """This rank, and one without weights."""
 
         def gather(self, tensor: Tensor) -> Tensor:
-            return torch.stack([tensor, torch.tensor([False, other, other, -math.inf, -math.inf]).to(tensor.dtype)])
+            return torch.stack([tensor, torch.tensor([False, other, 0.0, 0.0]).to(tensor.dtype)])
 
     batch = weighted_on_all(random_batch(), Two())
     assert (batch.informed, batch.rewarded) == (other, other)

@@ -51,7 +51,7 @@ def random_batch(spec: BuiltInSpec = DISCRETE_SPEC, rows: int = 50, seed: int = 
     logprobs, values = scored.policy.logprobs.clone(), scored.values.clone()
     drifted, noise, advantages = (torch.from_numpy(rng.normal(size=rows)) for _ in range(3))
     columns = obs, actions, logprobs + drift * drifted, values + drift * noise, advantages, values + 2 * advantages
-    return Batch(*columns, informed=False, rewarded=False)
+    return Batch(*columns, terminates=False, rewards=(0.0, 0.0))
 
 
 def slow_update(model: MLP, batch: Batch, rate: float, order: Any, options: PPO, minibatches: int) -> list[float]:

@@ -40,13 +40,14 @@ COMMAND = Command(
     },
     refused=dict.fromkeys(("run_dir", "resume", "branch", "trust", "progress"), NO_EFFECT),
 )
-PHASES = {
-    "env": "the environments. Use more actors, up to --num-samplers, if there are CPUs for them",
-    "act": "the policy. Use several --envs-per-sampler, or a smaller network",
-    "wait": "waiting for the slowest actor and for Ray. Use longer segments (--num-steps)",
-    "transfer": "sending policies and segments. Use longer segments (--num-steps)",
-    "update": "SGD. Use fewer --update-epochs",
-    "other": "files and displays. Use longer segments (--num-steps)",
+LONGER = "longer segments (--num-steps)"
+PHASES = {  # what takes the time, and what to use
+    "env": ("the environments", "more actors, up to --num-samplers, if there are CPUs for them"),
+    "act": ("the policy", "several --envs-per-sampler, or a smaller network"),
+    "wait": ("waiting for the slowest actor and for Ray", LONGER),
+    "transfer": ("sending policies and segments", LONGER),
+    "update": ("SGD", "fewer --update-epochs"),
+    "other": ("files and displays", LONGER),
 }
 
 
@@ -95,11 +96,8 @@ def _of_environment(given: dict[str, Any], env_id: str | None, seconds: float) -
 
 def of_run(run: Path, rows: Sequence[dict[str, float]] | None = None) -> Iterator[tuple[str, str]]:
     """Yield findings about a run, or a sample of its `rows`: its limits, incidents, and why it may not have learned."""
-    config, split, rows = (
-        Config(**settings_to_resume(run, read_only=True)),
-        TimeSplit(),
-        read_metrics(run) if rows is None else rows,
-    )
+    config, split = Config(**settings_to_resume(run, read_only=True)), TimeSplit()
+    rows = read_metrics(run) if rows is None else rows
     epochs = config.epochs()
     with suppress(CheckpointError, KeyError, TypeError, ValueError):
         actions = actions_from_json(read(run).checkpoint.state["model"]["actions"])
@@ -112,9 +110,9 @@ def of_run(run: Path, rows: Sequence[dict[str, float]] | None = None) -> Iterato
         shares = {name: fmean(row[f"perf/{name}_frac"] for row in settled) for name in PHASES if settled}
         for name in sorted(shares, key=lambda name: -shares[name])[:2]:
             lag_helps = name in ("wait", "update") and config.num_actors != 0 and config.lag == 0
-            advice = PHASES[name].partition(".")[0] if name == "update" and epochs == 1 else PHASES[name]
-            advice += ", or --policy-lag 1" if lag_helps else ""
-            yield "note", f"{shares[name]:.0%} of the time went to {advice}"
+            what, remedy = PHASES[name]
+            ways = [remedy] * (name != "update" or epochs > 1) + ["--policy-lag 1"] * lag_helps
+            yield "note", f"{shares[name]:.0%} of the time went to {what}{'. Use ' * bool(ways)}{', or '.join(ways)}"
         lines = times_line(split, config, epochs), bottleneck_line(split, config)
         yield from (("note", line) for line in lines if line)
     for key, number in rows[-1].items() if rows else ():

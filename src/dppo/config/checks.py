@@ -170,10 +170,12 @@ def check(config: FlatSettings) -> None:
 
 
 def _fewer_environments(config: FlatSettings) -> Iterator[str]:
-    """Yield what makes fewer environments than `licences` of these settings."""
+    """Yield ways to need fewer environments, in words."""
     fits = ((config.licences or 0) - config.evaluators) // config.envs_of_sampler
-    if fits > 0 or config.envs_per_sampler > 1:
-        yield f"{f'use `num_samplers={fits}`' if fits > 0 else 'lower `envs_per_sampler`'}, for a smaller batch"
+    if fits > 0:
+        yield f"use `num_samplers={fits}`, for a smaller batch"
+    elif config.envs_per_sampler > 1:
+        yield "lower `envs_per_sampler`, for a smaller batch"
     if config.standby_envs:
         yield "lower `standby_envs`"
     if config.evaluators:

@@ -156,9 +156,8 @@ def _check_events(events: Iterable[Any], *, aliases: bool) -> None:
     """Raise ValueError if a YAML file would take much longer to load than to read, or has a key of a mapping twice."""
     import yaml
 
-    opened = list[
-        tuple[set[str], list[bool]]
-    ]()  # of each mapping that has not ended: its keys, and whether one is next
+    # Of each collection that has not ended: its keys, and whether a key is next; of a sequence, no key ever is.
+    opened = list[tuple[set[str], list[bool]]]()
     for event in events:
         what, value = "", getattr(event, "value", "")
         if isinstance(event, yaml.NodeEvent) and opened and opened[-1][1]:

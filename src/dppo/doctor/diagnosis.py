@@ -94,15 +94,12 @@ def advice(f: Facts, config: Config) -> Iterator[str]:
     """Yield what Ray, a lag, copies for resets and other sizes would gain."""
     speed, _, actors, threads = recommended(f, config)
     now_s, step_s = iteration_s(f, config, actors, threads=threads), env_step_s(f)
+    with_lag_s = iteration_s(f, config, actors, threads=threads, lag=True)
     several = config.envs_per_sampler if "rows" not in f else 0  # whose environments can be had one by one
     if not actors:
         best = max(one.speed for one in plans(f, config) if one.actors <= config.num_samplers)
         yield f"You do not need Ray: with actors, it would be {best / speed:.1f} x as fast at most."
-    elif (
-        (gain := now_s / iteration_s(f, config, actors, threads=threads, lag=True)) > WORTH
-        and not config.lag
-        and config.iterations > 1
-    ):
+    elif config.iterations > 1 and not config.lag and (gain := now_s / with_lag_s) > WORTH:
         yield f"--policy-lag 1 collects while learning: {gain:.1f} x as fast. It changes what is learned."
     gain = now_s / iteration_s(f | {"reset": f["reset"] | {"mean": 0.0}}, config, actors, threads=threads)
     if gain > WORTH and several and not config.standby_envs and step_s > 1e-3 and not any(f.get("same", {}).values()):
@@ -119,14 +116,18 @@ def advice(f: Facts, config: Config) -> Iterator[str]:
 
 # ------------------------------------------------------------------ findings
 
-SEEDS = "Draw all randomness from self.np_random, which super().reset(seed=seed) seeds, or use --no-replay"
 SURVIVES = "State survives reset, or is shared: set all of it in reset. Else a replaced actor changes the result"
+
+
+def _seeds(config: Config) -> str:
+    otherwise = ", or use --no-replay" if config.replay else ""
+    return f"Draw all randomness from self.np_random, which super().reset(seed=seed) seeds{otherwise}"
 
 
 def _differs(f: Facts, config: Config) -> list[str]:
     """Return the first place where an episode does not follow from its seed, how it differs, and the remedy."""
     found = [(where, what) for where, what in f["same"].items() if what]
-    remedy = SEEDS if found and found[0][0].startswith("in a") else SURVIVES
+    remedy = _seeds(config) if found and found[0][0].startswith("in a") else SURVIVES
     return [f"{where}: {what}. {remedy}" for where, what in found[:1]]
 
 
@@ -202,8 +203,8 @@ FINDINGS: tuple[tuple[str, Callable[[Facts, Config], Any], str], ...] = (
     ("note", lambda f, c: f["deterministic"] and f["stage"] == "over" and "same" not in f and "error" not in f,
      "its episodes were not played again, for lack of time. Raise --seconds"),
     ("note", lambda f, c: not f["deterministic"], "it is declared nondeterministic: lost samplers start new episodes"),
-    ("warning", lambda f, c: [] if _repeats(f) else _generators(f),
-     "it draws from {v}, which no seed of an episode sets. " + SEEDS),
+    ("warning", lambda f, c: [f"{one}, which no seed of an episode sets. {_seeds(c)}" for one in _generators(f)]
+     if not _repeats(f) else [], "it draws from {v}"),
     ("note", lambda f, c: _generators(f) if _repeats(f) else [],
      "it seeds {v}, or draws from it. Environments of one process share it, so draw from self.np_random"),
     ("warning", lambda f, c: [one for one in f["changed_by_playing"] if "generator" not in one],
@@ -246,5 +247,4 @@ def findings(f: Facts, config: Config) -> Iterator[tuple[str, str]]:
         with suppress(KeyError):
             found = find(f, config)
             for v in found if isinstance(found, list) else [found] if found else []:
-                said = text.format(v=v, f=f, c=config)
-                yield severity, said if config.replay else said.replace(", or use --no-replay", "")
+                yield severity, text.format(v=v, f=f, c=config)

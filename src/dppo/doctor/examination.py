@@ -80,8 +80,8 @@ class Examination:
                 self._compare(trace, used)
         except (Exception, SystemExit) as error:  # of the environment, or of a setting
             self._report(error=str(error) if isinstance(error, DppoError) else in_a_line(error))
-        began = time.monotonic()
         self._report(stage="closing")
+        began = time.monotonic()
         close_all([*self._envs.values()])
         self._report(close_s=time.monotonic() - began, left=self._usage()[2])
 

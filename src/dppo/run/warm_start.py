@@ -54,7 +54,7 @@ def warm_start(trainers: Trainers, own: Statistics, origin: Found, obs: Any, *, 
 
 
 def _in_units_of_rewards(arrays: Mapping[str, Weights]) -> Weights:
-    """Return the weights of a checkpoint, of one with `norm_value` with a last layer of values in units of rewards."""
+    """Return the weights of a checkpoint; those of a run with `norm_value` estimate values in units of rewards."""
     from dppo.ppo.learning.model import value_layer  # imports torch
 
     weights = dict(arrays.get("model", {}))

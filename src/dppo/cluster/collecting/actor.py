@@ -25,7 +25,7 @@ from dppo.cluster.collecting.keeper import begin_log
 from dppo.cluster.ray.environment import PROGRESS
 from dppo.cluster.wire import Answer, PackedModel, Question, Recycled, SamplerPlan, sendable, unpacked_model
 from dppo.envs.activity import BYTES, Activity, ActivityRecord
-from dppo.errors import ClusterError, ConfigError, DppoError, EnvironmentFault
+from dppo.errors import ConfigError, DppoError
 from dppo.files import lock
 from dppo.numerics.fingerprint import Expected
 from dppo.numerics.portable import limit_blas
@@ -100,9 +100,10 @@ def make_progress_file() -> tuple[str, ActivityRecord]:
 
 def write_stacks_on_signal(path: str) -> None:
     """Let SIGUSR2 write the stacks of all threads beside the progress file `path`, wherever this process is stuck."""
+    if not path:  # the disk is full
+        return
     with suppress(OSError):
-        if path:
-            faulthandler.register(signal.SIGUSR2, open(f"{path}.stacks", "w"))  # noqa: SIM115  open as long as the process
+        faulthandler.register(signal.SIGUSR2, open(f"{path}.stacks", "w"))  # noqa: SIM115  open as long as the process
 
 
 class PPOActor:
@@ -166,10 +167,7 @@ class PPOActor:
             answer = replace(answer, timings=replace(answer.timings, memory=self._memory))
             return answer if question.expected is None else _compared(answer, question.expected)
         except DppoError as error:
-            # What a lost process held, such as a licence, may not be free yet: this one is replaced, after a while.
-            busy = isinstance(error, EnvironmentFault) and error.in_constructor
-            fault = ClusterError(str(error).partition("\n")[0]) if busy and question.index > 0 else error
-            self._fault = sendable(fault)
+            self._fault = sendable(error)
             return self._fault
 
     def _check_wear(self) -> None:

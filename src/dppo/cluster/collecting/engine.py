@@ -48,7 +48,6 @@ class Collecting:
         self._commands: list[Command] = []  # not yet returned
         self._questions = 0
         self.news_at = 0.0  # time of the last sign of progress
-        self._lost = False  # whether a process was, after the environments had been described
 
     # ------------------------------------------------------------------ requests of the learner
 
@@ -116,9 +115,7 @@ class Collecting:
             self._lose(actor, f"{answer} (recycle_after)", now, IncidentKind.ACTOR_RECYCLED)
         elif isinstance(answer, ClusterError):
             self._lose(actor, f"was refused: {answer}", now)
-        elif (
-            self._lost and isinstance(answer, EnvironmentFault) and answer.in_constructor
-        ):  # a licence may be busy still
+        elif self._may_be_busy(actor, ask_id, answer):
             self._lose(actor, f"was refused: {str(answer).splitlines()[0]}", now)
         elif isinstance(answer, DppoError):
             raise answer
@@ -134,6 +131,12 @@ class Collecting:
                 self._abandon(actor, now)
             elif actor.waits:
                 self.hosting.ready(actor)
+
+    def _may_be_busy(self, actor: Actor, ask_id: int, answer: object) -> bool:
+        """Return whether an environment could not be made, perhaps as a lost process still holds its licence."""
+        if not (isinstance(answer, EnvironmentFault) and answer.in_constructor) or self.spaces is None:
+            return False
+        return actor.asked[ask_id].index > 0 or any(one.process.number > 1 for one in self._actors.values())
 
     def _record(self, actor: Actor, ask_id: int, answer: Answer) -> None:
         """Keep the segments of an answer that count."""
@@ -239,7 +242,6 @@ class Collecting:
         self._abandon(actor, now)
         if leaving:
             return
-        self._lost |= self.spaces is not None
         message = f"actor {actor.actor_id} ({samplers_named(actor.samplers)}) {reason}"
         most = self.limits.max_actor_restarts
         if actor.losses == most and kind is not IncidentKind.ACTOR_RECYCLED:

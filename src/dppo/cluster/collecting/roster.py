@@ -220,7 +220,7 @@ class Patience:
         actor.stood = progress.phase, stood_s * (progress.phase is not Phase.IDLE)
 
     def went_on(self, actor: Actor) -> None:
-        """Note for how long an actor was in a place; one that hangs never goes on, and tells nothing about others."""
+        """Count the time for which an actor stood in a place, now that it has gone on: it did not hang there."""
         self._saw(*actor.stood)
 
     def answered(self, answer: Answer, after_s: float = 0.0) -> None:

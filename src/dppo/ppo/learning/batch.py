@@ -73,12 +73,10 @@ class Batch:
     """The choices that were allowed; None if all always are."""
     iterations: int = 1
     """Number of iterations whose segments it holds."""
-    informed: bool = True
-    """False if all rewards are equal and nothing terminates, so that no action has been better than another."""
+    terminates: bool = True
+    """Whether an episode does."""
     rewards: tuple[float, float] = (math.inf, -math.inf)
-    """The least and the largest reward, as they are learned from; of none, infinite ones."""
-    rewarded: bool = True
-    """False if, moreover, all rewards are zero, as before the first."""
+    """The least and the largest reward, as they are learned from; infinite without any."""
     sequence_length: int = 1
     """L"""
     recurrent: RecurrentInputs | None = None
@@ -95,6 +93,16 @@ class Batch:
     def sequences(self) -> int:
         """Return S, the number of sequences."""
         return len(self) // self.sequence_length
+
+    @property
+    def informed(self) -> bool:
+        """Return False if all rewards are equal and nothing terminates: no action has been better than another."""
+        return self.terminates or self.rewards[0] < self.rewards[1]
+
+    @property
+    def rewarded(self) -> bool:
+        """Return False if, moreover, all rewards are zero, as before the first."""
+        return self.informed or self.rewards[0] < 0 or self.rewards[1] > 0
 
     def to(self, device: torch.device) -> Batch:
         """Return the batch on `device`; the batch itself if it is there."""
@@ -144,7 +152,7 @@ class Batch:
         return change(column.unflatten(0, (self.sequences, self.sequence_length))).flatten(0, 1)
 
 
-NOT_COLUMNS = ("iterations", "informed", "rewards", "rewarded", "sequence_length", "gae_inputs", "recurrent", "stored")
+NOT_COLUMNS = ("iterations", "terminates", "rewards", "sequence_length", "gae_inputs", "recurrent", "stored")
 COLUMNS = tuple(name for name in Batch.__slots__ if name not in NOT_COLUMNS)
 
 
@@ -182,7 +190,6 @@ def make_batch(
     merged = partial(_merged, segments)
     values, valid, rewards = merged("values"), merged("valid"), shaped_rewards(merged("rewards"), ppo)
     terminated, some = merged("terminated"), rewards[valid]
-    informed = bool(terminated.any() or (some != some[:1]).any())
     dtype, all_valid = values.dtype, valid.all()
     if reward_scale is not None:
         rewards = np.clip(rewards / reward_scale, -CLIP, CLIP)
@@ -197,18 +204,18 @@ def make_batch(
     )
     advantages = estimate(values=values, next_values=merged("next_values"))
 
-    def kept(array: np.ndarray) -> Tensor:
+    def every(array: np.ndarray) -> Tensor:
         return torch.from_numpy(in_sequences(array, length))
 
-    def rows(array: np.ndarray) -> Tensor:  # zero where there is no transition; what was acted on is kept there, too
+    def rows(array: np.ndarray) -> Tensor:  # with zeros where there is no transition
         if not all_valid:
             array = np.where(valid.reshape(*valid.shape, *[1] * (array.ndim - 2)), array, array.dtype.type(0))
-        return kept(array)
+        return every(array)
 
     first, seen = segments[0], merged("obs")
     numbers = None if first.stack == 1 else stack_numbers(merged("terminated") | merged("truncated"), first.stack)
     return Batch(
-        obs=_inputs(seen, dtype, obs_scale, kept) if numbers is None else kept(numbers),
+        obs=_inputs(seen, dtype, obs_scale, every) if numbers is None else every(numbers),
         actions=rows(merged("actions")),
         logprobs=rows(merged("logprobs")),
         values=rows(values),
@@ -216,9 +223,8 @@ def make_batch(
         returns=rows(advantages + values),
         weights=None if all_valid else rows(valid.astype(dtype)),
         masks=None if first.masks is None else rows(merged("masks")),
-        informed=informed,
+        terminates=bool(terminated.any()),
         rewards=(float(some.min(initial=math.inf)), float(some.max(initial=-math.inf))),
-        rewarded=informed or bool(some.any()),
         sequence_length=length,
         recurrent=None if first.states is None else _recurrent_inputs(segments, length),
         gae_inputs=None if first.successors is None else _gae_inputs(segments, estimate, valid, obs_scale),

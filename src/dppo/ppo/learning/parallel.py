@@ -68,13 +68,12 @@ def merged_moments(parts: Tensor) -> Tensor:
 def weighted_on_all(batch: Batch, parallel: Parallel) -> Batch:
     """Return the batch with weights if that of any rank has them, so that all ranks compute the same means.
 
-    It is informed, or rewarded, if that of any rank is.
+    Whether an episode terminates, and the rewards, become those of all ranks.
     """
-    facts, (least, largest) = (batch.weights is not None, batch.informed, batch.rewarded), batch.rewards
-    own = torch.tensor([*facts, -least, largest], dtype=torch.float64, device=batch.logprobs.device)
-    weighted, informed, rewarded, minus_least, largest = parallel.gather(own).amax(dim=0).tolist()
-    informed = informed or -minus_least < largest
-    batch = replace(batch, informed=bool(informed), rewarded=bool(rewarded or informed))
+    own = [batch.weights is not None, batch.terminates, -batch.rewards[0], batch.rewards[1]]
+    together = parallel.gather(torch.tensor(own, dtype=torch.float64, device=batch.logprobs.device)).amax(dim=0)
+    weighted, terminates, minus_least, largest = together.tolist()
+    batch = replace(batch, terminates=bool(terminates), rewards=(-minus_least, largest))
     return replace(batch, weights=torch.ones_like(batch.logprobs)) if batch.weights is None and weighted else batch
 
 
