@@ -74,7 +74,7 @@ def test_advantages_are_those_of_each_segment_alone() -> None:
     [({}, False), ({"rewards": 1}, True), ({"terminated": True}, True), ({"rewards": 1, "valid": False}, False)],
 )
 @pytest.mark.parametrize("reward", [0, 2])
-def test_a_batch_is_informed_if_rewards_differ_or_an_episode_terminates_else_rewarded_if_they_are_not_zero(
+def test_a_batch_is_informed_if_rewards_differ_or_an_episode_terminates(
     changes: dict[str, Any], informed: bool, reward: float
 ) -> None:
     columns: dict[str, Any] = {
@@ -85,21 +85,23 @@ def test_a_batch_is_informed_if_rewards_differ_or_an_episode_terminates_else_rew
     for name, value in changes.items():
         columns[name][1, 1] = value
     batch = batch_of([numbered(0, **columns), numbered(1, **columns)])
-    assert (batch.informed, batch.rewarded) == (informed, informed or reward > 0)
+    assert batch.informed == informed
+    counted = columns["rewards"][columns["valid"]]
+    assert batch.rewards == (counted.min(), counted.max())
 
 
 def test_ranks_are_informed_by_the_rewards_of_all() -> None:
     """Those of each rank may be equal: zero in one, one in the other."""
 
-    def of_rank(parallel: Parallel) -> tuple[bool, bool]:
+    def of_rank(parallel: Parallel) -> tuple[bool, tuple[float, float]]:
         never, reward = np.zeros((STEPS, ENVS), bool), float(parallel.rank)
         segment = dataclasses.replace(numbered(0), rewards=np.full((STEPS, ENVS), reward), terminated=never)
         own = make_batch([segment], None, None, PPO())
-        assert (own.informed, own.rewarded) == (False, reward > 0)
+        assert (own.informed, own.rewards) == (False, (reward, reward))
         whole = weighted_on_all(own, parallel)
-        return whole.informed, whole.rewarded
+        return whole.informed, whole.rewards
 
-    assert Meeting(2).all_do(of_rank) == [(True, True)] * 2
+    assert Meeting(2).all_do(of_rank) == [(True, (0.0, 1.0))] * 2
 
 
 def test_a_batch_is_informed_by_the_rewards_that_are_learned_from() -> None:

@@ -66,7 +66,7 @@ def test_noise_of_advantages_stays_noise(share: float) -> None:
 
 
 @pytest.mark.parametrize("other", [False, True])
-def test_a_batch_is_informed_and_rewarded_if_an_episode_of_any_rank_terminates(other: bool) -> None:
+def test_a_batch_is_informed_if_an_episode_of_any_rank_terminates(other: bool) -> None:
     class Two(Parallel):
         """This rank, and one without weights."""
 
@@ -74,7 +74,7 @@ def test_a_batch_is_informed_and_rewarded_if_an_episode_of_any_rank_terminates(o
             return torch.stack([tensor, torch.tensor([False, other, 0.0, 0.0]).to(tensor.dtype)])
 
     batch = weighted_on_all(random_batch(), Two())
-    assert (batch.informed, batch.rewarded) == (other, other)
+    assert (batch.informed, batch.rewards) == (other, (0.0, 0.0))
     assert batch.weights is None
 
 

@@ -64,7 +64,7 @@ def slow_update(model: MLP, batch: Batch, rate: float, order: Any, options: PPO,
     rates: list[float] = []
     floor = options.adv_floor if options.norm_reward and not batch.informed else 0.0
     ent_coef = options.entropy_weight()
-    if floor and not batch.rewarded and options.standardizes(real=False) and model.log_std is None:
+    if floor and not any(batch.rewards) and options.standardizes(real=False) and model.log_std is None:
         deviation = batch.advantages[slice(None) if batch.weights is None else batch.weights > 0].std().item()
         ent_coef += 0.01 * max(0.0, 1 - 2 * deviation / floor)
     for _ in range(options.epochs()):

@@ -99,11 +99,6 @@ class Batch:
         """Return False if all rewards are equal and nothing terminates: no action has been better than another."""
         return self.terminates or self.rewards[0] < self.rewards[1]
 
-    @property
-    def rewarded(self) -> bool:
-        """Return False if, moreover, all rewards are zero, as before the first."""
-        return self.informed or self.rewards[0] < 0 or self.rewards[1] > 0
-
     def to(self, device: torch.device) -> Batch:
         """Return the batch on `device`; the batch itself if it is there."""
         return self if device.type == self.logprobs.device.type else self._moved(device)
@@ -190,7 +185,7 @@ def make_batch(
     merged = partial(_merged, segments)
     values, valid, rewards = merged("values"), merged("valid"), shaped_rewards(merged("rewards"), ppo)
     terminated, some = merged("terminated"), rewards[valid]
-    dtype, all_valid = values.dtype, valid.all()
+    dtype, all_valid = values.dtype, bool(valid.all())
     if reward_scale is not None:
         rewards = np.clip(rewards / reward_scale, -CLIP, CLIP)
     estimate = partial(
@@ -204,18 +199,16 @@ def make_batch(
     )
     advantages = estimate(values=values, next_values=merged("next_values"))
 
-    def every(array: np.ndarray) -> Tensor:
+    def rows(array: np.ndarray, *, every: bool = all_valid) -> Tensor:  # else with zeros where there is no transition
+        if not every:
+            array = np.where(valid.reshape(*valid.shape, *[1] * (array.ndim - 2)), array, array.dtype.type(0))
         return torch.from_numpy(in_sequences(array, length))
 
-    def rows(array: np.ndarray) -> Tensor:  # with zeros where there is no transition
-        if not all_valid:
-            array = np.where(valid.reshape(*valid.shape, *[1] * (array.ndim - 2)), array, array.dtype.type(0))
-        return every(array)
-
+    observed = partial(rows, every=True)
     first, seen = segments[0], merged("obs")
     numbers = None if first.stack == 1 else stack_numbers(merged("terminated") | merged("truncated"), first.stack)
     return Batch(
-        obs=_inputs(seen, dtype, obs_scale, every) if numbers is None else every(numbers),
+        obs=_inputs(seen, dtype, obs_scale, observed) if numbers is None else observed(numbers),
         actions=rows(merged("actions")),
         logprobs=rows(merged("logprobs")),
         values=rows(values),

@@ -126,7 +126,7 @@ class PPOTrainer:
         Adam divides by their size: without the bonus, a policy drifts and becomes certain before its first reward.
         """
         floor = ppo.smallest_deviation(batch.informed)
-        if batch.rewarded or not floor or not self.model.spec.distribution.integer:
+        if not floor or any(batch.rewards) or not self.model.spec.distribution.integer:
             return ppo
         own = row_moments(batch.advantages[None], None if batch.weights is None else batch.weights[None])
         count, _, squares = moments_of_all(own, self._parallel)[0].tolist()
