@@ -53,9 +53,9 @@ class TorchActing(ActingNetwork):
             each: Any = zip(*map(self.step, parts, states), strict=True)
             whole: list[Any] = [None if one[0] is None else np.stack(one) for one in each]
             return Outputs(*whole)
-        inputs = each_leaf(obs, self._tensor)
-        before = None if state is None else self._tensor(state)
         with default_dtype(self._dtype), exact_on(1):
+            inputs = each_leaf(obs, self._tensor)
+            before = None if state is None else self._tensor(state)
             if before is None:
                 head, values = self._module(inputs)  # which may have a graph, if the module takes a gradient itself
                 return Outputs(head.numpy(force=True), values.numpy(force=True))
@@ -120,15 +120,14 @@ class Autograd(LearningNetwork):
 def quick(module: nn.Module) -> nn.Module:
     """Modify `module` so that its forward pass takes half the time for few rows, and return it.
 
-    Parameters and submodules also become plain attributes, so that `self.layer` skips torch's `__getattr__`. Layers of
+    Submodules also become plain attributes, so that `self.layer` skips torch's `__getattr__`. Layers of
     torch that have no hooks call `forward` directly. The tensors stay the same objects. The structure of the module
     must not change afterwards.
     """
     for part, forward in forwards_of(module):
         if isinstance(part, jit.ScriptModule):
             continue
-        for name, value in (*part._parameters.items(), *part._modules.items()):
-            part.__dict__[name] = value
+        part.__dict__.update(part._modules)  # not parameters: torch.func.functional_call replaces them for a call
         kind = type(part)
         if (
             kind.__module__.startswith("torch.nn.modules.")
@@ -136,11 +135,15 @@ def quick(module: nn.Module) -> nn.Module:
             and "forward" not in part.__dict__
             and not any(getattr(part, hooks) for hooks in HOOKS)
         ):
-            call = kind.forward if forward is None else staticmethod(forward)
+            call = kind.forward if forward is None else _forward
             part.__class__ = type(kind.__name__, (kind,), {"__call__": call, "__module__": kind.__module__})
-        elif forward is not None:  # the bits of learners, where torch has to call it
+        if forward is not None:  # of this module alone: a slice or a copy of it has the class, and another `forward`
             part.__dict__["forward"] = forward
     return module
+
+
+def _forward(module: nn.Module, *inputs: Any, **named: Any) -> Any:
+    return module.forward(*inputs, **named)
 
 
 def learn_in_bfloat16(network: LearningNetwork, device: str) -> None:

@@ -40,7 +40,8 @@ def drawn(make: Callable[[], nn.Module], seed: int, dtype: str) -> nn.Module:
     with torch.random.fork_rng(devices=[]), default_dtype(torch.float32):
         torch.default_generator.manual_seed(seed)
         module = make()
-    return module.to(getattr(torch, dtype))
+    of = getattr(torch, dtype)
+    return module._apply(lambda tensor: tensor.to(of) if tensor.is_floating_point() else tensor)  # complex ones stay
 
 
 def settled(draw: Callable[[], nn.Module], name: str) -> nn.Module:
@@ -68,9 +69,16 @@ def shapes_of(module: nn.Module) -> dict[str, tuple[int, ...]]:
 
 
 def default_dtype(dtype: torch.dtype) -> AbstractContextManager[None]:
-    """Make `dtype` the default of new tensors, whatever an environment in this process has set."""
+    """Make `dtype` the default of new tensors, whatever an environment or program in this process has set.
+
+    The same with the CPU as the default device, autocast of the CPU and inference mode, which are off.
+    """
     before = torch.get_default_dtype()
-    return nullcontext() if before == dtype else _meanwhile((torch.set_default_dtype, dtype, before))
+    default = torch.set_default_dtype, dtype, before
+    # A default device is a mode on this stack; to ask for the device takes 3 us, in each step of an actor.
+    if torch.is_autocast_enabled("cpu") or torch.is_inference_mode_enabled() or torch._C._len_torch_function_stack():
+        return _as_usual(default)
+    return nullcontext() if before == dtype else _meanwhile(default)
 
 
 def exact_on(threads: int) -> AbstractContextManager[None]:
@@ -84,6 +92,17 @@ def exact_on(threads: int) -> AbstractContextManager[None]:
         return nullcontext()
     exactly = torch.set_float32_matmul_precision, "highest", precision or "highest"
     return _meanwhile((torch.set_num_threads, threads, threads_before), exactly)
+
+
+@contextmanager
+def _as_usual(default: tuple[Callable[[Any], None], Any, Any]) -> Iterator[None]:
+    with (
+        torch.inference_mode(mode=False),
+        torch.autocast("cpu", enabled=False),
+        torch.device("cpu"),
+        _meanwhile(default),
+    ):
+        yield
 
 
 @contextmanager

@@ -105,22 +105,21 @@ def forward_of(module: nn.Module) -> Forward | None:
             activations[-1] = type(part)
         else:
             return None
-    parameters = [one for layer in layers for one in (layer.weight, layer.bias)]
-    return partial(_chain_forward, module, layers, activations, parameters) if layers else None
+    return partial(_chain_forward, module, layers, activations) if layers else None
 
 
-def layer_forward(layer: nn.Linear, inputs: Tensor) -> Tensor:
-    """Compute a linear layer, in place of `nn.Linear.forward`."""
+def layer_forward(layer: nn.Linear, input: Tensor) -> Tensor:
+    """Compute a linear layer, in place of `nn.Linear.forward`, with its names."""
     parameters = layer.__dict__["_parameters"]
     weight: Tensor | None = parameters.get("weight")
     parametrized = weight is None or "bias" not in parameters  # torch computes them
-    if weight is None or parametrized or inputs.dim() != 2 or not alike(inputs, weight):
-        return linear(inputs, layer.weight, layer.bias)
+    if weight is None or parametrized or input.dim() != 2 or not alike(input, weight):
+        return linear(input, layer.weight, layer.bias)
     bias, (w, b) = parameters["bias"], _views_of(layer)
-    learns = inputs.requires_grad or weight.requires_grad or (bias is not None and bias.requires_grad)
+    learns = input.requires_grad or weight.requires_grad or (bias is not None and bias.requires_grad)
     if learns and torch.is_grad_enabled():
-        return _Layers.apply(inputs, ((w, b),), (None,), weight, bias)  # type: ignore[no-untyped-call]
-    return torch.from_numpy(_affine(inputs.numpy(force=True), w, b))
+        return _Layers.apply(input, ((w, b),), (None,), weight, bias)  # type: ignore[no-untyped-call]
+    return torch.from_numpy(_affine(input.numpy(force=True), w, b))
 
 
 def linear(inputs: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
@@ -136,16 +135,16 @@ def linear(inputs: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
 def alike(inputs: Tensor, weight: Tensor) -> bool:
     """Return whether NumPy can multiply these."""
     same = inputs.is_cpu and inputs.dtype == weight.dtype in (torch.float32, torch.float64)
-    return same and not torch.is_autocast_enabled("cpu")
+    return same and not torch.is_autocast_enabled("cpu") and torch._C._functorch.peek_interpreter_stack() is None
 
 
-def _chain_forward(
-    module: nn.Sequential, layers: list[nn.Linear], activations: Activations, parameters: list[Tensor], inputs: Tensor
-) -> Tensor:
+def _chain_forward(module: nn.Sequential, layers: list[nn.Linear], activations: Activations, input: Tensor) -> Tensor:
     """Compute a sequence of linear layers and activations, in place of `nn.Sequential.forward`."""
-    if inputs.dim() != 2 or not alike(inputs, parameters[0]):
-        return nn.Sequential.forward(module, inputs)  # type: ignore[no-untyped-call]
-    return _forward(inputs, [_views_of(layer) for layer in layers], activations, parameters)
+    owners = [layer.__dict__["_parameters"] for layer in layers]
+    parameters = [one for own in owners for one in (own["weight"], own["bias"])]  # of this call
+    if input.dim() != 2 or not alike(input, parameters[0]):
+        return nn.Sequential.forward(module, input)  # type: ignore[no-untyped-call]
+    return _forward(input, [_views_of(layer) for layer in layers], activations, parameters)
 
 
 def _views_of(layer: nn.Linear) -> tuple[np.ndarray, Any]:
@@ -155,10 +154,11 @@ def _views_of(layer: nn.Linear) -> tuple[np.ndarray, Any]:
     """
     own = layer.__dict__
     weight, bias = own["_parameters"]["weight"], own["_parameters"]["bias"]
-    address, w, b = own.get(VIEWS, (0, None, None))
-    if address != weight.data_ptr():
+    addresses, w, b = own.get(VIEWS, (None, None, None))
+    found = weight.data_ptr(), weight.stride(), None if bias is None else bias.data_ptr()
+    if addresses != found:
         w, b = weight.numpy(force=True), None if bias is None else bias.numpy(force=True)
-        own[VIEWS] = weight.data_ptr(), w, b
+        own[VIEWS] = found, w, b
     return w, b
 
 

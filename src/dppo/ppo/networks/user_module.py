@@ -115,7 +115,7 @@ class ModuleSpec(NetworkSpec):
                 f"its state_size is {state_size!r}. It must be the number of elements of the memory's state, or be "
                 f"left out"
             )
-        with torch.random.fork_rng(devices=[]):
+        with torch.random.fork_rng(devices=[]), default_dtype(getattr(torch, self.dtype)):
             if state_size:
                 self._check_sequences(module, state_size)
             else:
@@ -211,6 +211,8 @@ class ModuleSpec(NetworkSpec):
         with torch.enable_grad():
             results = [call() for call in calls]
         for name, buffer in module.named_buffers():
+            if name not in before:
+                raise self._broken(f"its buffer {name} is made in a forward pass. Make it in the constructor")
             if not torch.equal(buffer, before[name]):
                 raise self._broken(
                     f"its buffer {name} changes in a forward pass, as those of BatchNorm do, so actors and learners "
@@ -272,6 +274,8 @@ def _made_up_inputs(spaces: Spaces, rows: int, dtype: torch.dtype) -> Inputs:
             found = spaces.categories[name]
             drawn = generator.integers(0, found.counts, (rows, len(found.counts)))
             numbers = (drawn + np.array(found.starts)).reshape(shape)
+        elif name and leaf.base.kind != "f":  # beside other leaves, which are not normalized
+            numbers = generator.integers(0, 2, shape)
         else:
             numbers = generator.standard_normal(shape)
         inputs[name] = torch.from_numpy(numbers).to(dtype)

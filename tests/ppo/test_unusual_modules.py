@@ -1,0 +1,211 @@
+"""Networks that use torch in ways of their own compute the same in actors and learners as they do in torch alone."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
+from pathlib import Path
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import numpy as np
+import pytest
+import torch
+from builders import DISCRETE
+from torch import Tensor, nn
+from torch.func import functional_call, grad, vmap
+
+import dppo
+from dppo.errors import ConfigError
+from dppo.ppo.networks import user_module
+from dppo.ppo.networks.choice import acting_network, learning_network
+from dppo.ppo.networks.user_module import ModuleSpec
+from dppo.spaces.spaces import Spaces
+
+SPACES = Spaces(np.dtype((np.float32, (3,))), DISCRETE)
+
+
+class Base(nn.Module):
+    def __init__(self, spaces: dppo.Spaces, head_size: int) -> None:
+        super().__init__()
+        self.body, self.shift = nn.Linear(3, 16), nn.Parameter(torch.ones(16))
+        self.head, self.value = nn.Linear(16, head_size), nn.Linear(16, 1)
+
+    def forward(self, obs: Tensor) -> tuple[Tensor, Tensor]:
+        hidden = self.hidden(obs)
+        return self.head(hidden), self.value(hidden).squeeze(-1)
+
+    def hidden(self, obs: Tensor) -> Tensor:
+        return self.body(obs).tanh() + self.shift
+
+
+class Sliced(Base):
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self.net = nn.Sequential(nn.Linear(3, 16), nn.Tanh(), nn.Linear(16, 16), nn.ReLU())
+
+    def hidden(self, obs: Tensor) -> Tensor:
+        return self.net[:2](obs)
+
+
+class Copied(Base):
+    def hidden(self, obs: Tensor) -> Tensor:
+        other = copy.deepcopy(self.body)
+        other.bias.data += 1
+        return (other(obs) + self.body(obs)).tanh()
+
+
+class GeneratedBias(Base):
+    def hidden(self, obs: Tensor) -> Tensor:
+        return functional_call(self.body, {"bias": self.body.bias + self.shift}, (obs,)).tanh()
+
+
+class GeneratedBiasOfChain(Base):
+    net: Any
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self.net = nn.Sequential(nn.Linear(3, 16), nn.Tanh())
+
+    def hidden(self, obs: Tensor) -> Tensor:
+        return functional_call(self.net, {"0.bias": self.net[0].bias + self.shift}, (obs,))
+
+
+class GeneratedBiasOfConvolution(Base):
+    conv: Any
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self.conv = nn.Conv1d(1, 16, 3)
+
+    def hidden(self, obs: Tensor) -> Tensor:
+        return functional_call(self.conv, {"bias": self.conv.bias + self.shift}, (obs[:, None],)).flatten(1)
+
+
+class Rotated(Base):
+    turns: Tensor
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self.register_buffer("turns", torch.polar(torch.ones(8), torch.arange(8.0)))
+
+    def hidden(self, obs: Tensor) -> Tensor:
+        turned = torch.view_as_complex(self.body(obs).view(-1, 8, 2)) * self.turns
+        return torch.view_as_real(turned).flatten(1)
+
+
+class Mapped(Base):
+    def hidden(self, obs: Tensor) -> Tensor:
+        return vmap(lambda one: self.body(one).tanh())(obs)
+
+
+class Potential(Base):
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self.back = nn.Linear(3, 16)
+
+    def hidden(self, obs: Tensor) -> Tensor:
+        return self.back(grad(lambda one: self.body(one).tanh().sum())(obs))
+
+
+class Keyword(Base):
+    def hidden(self, obs: Tensor) -> Tensor:
+        return self.body(input=obs).tanh()
+
+
+@pytest.mark.parametrize("kind", [Base, *Base.__subclasses__()])
+def test_actors_and_learners_compute_what_torch_does(kind: type[Base]) -> None:
+    """Also with the weights after the next update."""
+    torch.manual_seed(0)
+    spec, plain = ModuleSpec(SPACES, kind, {}, "float64"), kind(SPACES, 3).double()
+    actor, learner = acting_network(spec), learning_network(spec, 0)
+    first = nn.utils.parameters_to_vector(plain.parameters()).detach().numpy()
+    obs = np.random.default_rng(0).normal(size=(4, 3))
+    for number in range(2):
+        weights = first * (1 + number) + 0.3 * number
+        nn.utils.vector_to_parameters(torch.from_numpy(weights.copy()), plain.parameters())
+        plain.zero_grad()
+        head, values = plain(torch.from_numpy(obs))
+        (head.square().sum() + values.sum()).backward()
+        actor.load(weights)
+        with torch.no_grad():
+            learner.parameters.weights.copy_(torch.from_numpy(weights))
+        ours, our_values, residuals = learner.forward(torch.from_numpy(obs))
+        learner.backward(residuals, 2 * ours, torch.ones(4, dtype=torch.float64))
+        ours_by_actor = actor.step(obs)
+        wanted = [torch.zeros_like(one) if one.grad is None else one.grad for one in plain.parameters()]
+        for found, of_torch in (
+            (ours, head),
+            (our_values, values),
+            (torch.from_numpy(ours_by_actor.head), head),
+            (learner.parameters.gradient, torch.cat([one.flatten() for one in wanted])),
+        ):
+            torch.testing.assert_close(found, of_torch.detach(), rtol=1e-9, atol=1e-12)
+
+
+class MakesBuffer(Base):
+    scale: Tensor
+
+    def hidden(self, obs: Tensor) -> Tensor:
+        if not hasattr(self, "scale"):
+            self.register_buffer("scale", torch.full((3,), 0.5), persistent=False)
+        return self.body(obs * self.scale).tanh()
+
+
+def test_a_buffer_that_is_made_in_a_forward_pass_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"its buffer scale is made in a forward pass. Make it in the constructor"):
+        assert ModuleSpec(SPACES, MakesBuffer, {}, "float32").num_parameters
+
+
+class Bits(nn.Module):
+    """Reads a leaf of zeros and ones as codes."""
+
+    def __init__(self, spaces: dppo.Spaces, head_size: int) -> None:
+        super().__init__()
+        self.codes = nn.Embedding(2, 8)
+        self.head, self.value = nn.Linear(9, head_size), nn.Linear(9, 1)
+
+    def forward(self, obs: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
+        hidden = torch.cat([self.codes(obs["bits"].long()).mean(1), obs["level"]], 1)
+        return self.head(hidden), self.value(hidden).squeeze(-1)
+
+
+def test_a_network_may_look_up_the_integers_of_a_leaf() -> None:
+    obs = np.dtype([("bits", np.int8, (4,)), ("level", np.float32, (1,))])
+    assert ModuleSpec(Spaces(obs, DISCRETE), Bits, {}, "float32").num_parameters
+
+
+@contextmanager
+def default_device() -> Iterator[None]:
+    """Set one on which no tensor has numbers, as a program sets cuda."""
+    torch.set_default_device("meta")
+    try:
+        yield
+    finally:
+        torch.set_default_device(None)
+
+
+def autocast() -> AbstractContextManager[Any]:
+    return torch.autocast("cpu", torch.bfloat16)
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> dppo.Result:
+    sizes: dict[str, Any] = {"num_samplers": 1, "num_steps": 16, "total_timesteps": 16, "minibatch_size": 16}
+    run_dir: Path = tmp_path_factory.mktemp("unusual") / "run"
+    more: dict[str, Any] = {"num_actors": 0, "progress": "off", "run_dir": run_dir}
+    return dppo.train(dppo.Config(env_id="Pendulum-v1", model=Base, **sizes, **more))
+
+
+@pytest.mark.parametrize("state", [default_device, autocast, torch.inference_mode])
+def test_a_policy_is_loaded_and_acts_whatever_a_program_has_set(
+    trained: dppo.Result, state: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    obs = np.ones((2, 3), np.float32)
+    policy = dppo.load_policy(trained)
+    wanted = policy.act(obs)
+    monkeypatch.setattr(user_module, "_tried", WeakKeyDictionary())
+    with state():
+        assert np.array_equal(policy.act(obs), wanted)
+        assert np.array_equal(dppo.load_policy(trained).act(obs), wanted)
