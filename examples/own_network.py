@@ -35,6 +35,6 @@ if __name__ == "__main__":
         model_kwargs={"units": 32},
     )
     result = dppo.train(config)
-    policy = dppo.load_policy(result.run_dir)  # imports the class by its name, or takes it: model=Residual
+    policy = dppo.load_policy(result.run_dir)  # in another program: model=Residual, or trust=True
     print(f"The likeliest action in the middle: {policy.act([0.0, 0.0, 0.0, 0.0])}")
     print(f"Mean return after {result.global_step:,} steps: {result.episodic_return:.1f}")

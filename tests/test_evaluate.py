@@ -6,6 +6,7 @@ import dataclasses
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import gymnasium as gym
@@ -100,6 +101,40 @@ def test_a_seed_determines_the_episodes_and_the_sampled_actions(trained: dppo.Re
         found.append(dppo.evaluate(trained, episodes=3, **changes))
         assert dppo.evaluate(trained, episodes=3, **changes) == found[-1]
     assert found[1] != found[0] != found[2]
+
+
+def test_a_constructor_that_needs_a_seed_gets_that_of_the_evaluation(trained: dppo.Result) -> None:
+    seeds: list[int] = []
+
+    def make(seed: int) -> Env:
+        seeds.append(seed)
+        return cartpole()
+
+    for seed in (7, 8):
+        dppo.evaluate(trained, make, episodes=1, seed=seed)
+    assert seeds == [7, 8]
+
+
+def test_an_environment_that_is_named_gets_the_arguments_of_the_run(tmp_path: Path) -> None:
+    config = dppo.Config(env_id=cartpole, env_kwargs={"max_episode_steps": 7}, run_dir=tmp_path / "run", **SIZES)
+    policy = dppo.load_policy(dppo.train(config))
+    assert dppo.evaluate(policy, cartpole, 1).mean_length == 7
+    assert dppo.evaluate(policy, lambda: cartpole(max_episode_steps=5), 1).mean_length == 5
+    assert dppo.evaluate(policy, cartpole, 1, env_kwargs={"max_episode_steps": 3}).mean_length == 3
+    assert dppo.evaluate(policy, cartpole(max_episode_steps=5), 1).mean_length == 5
+
+
+def with_tool(tool: Any) -> Env:
+    return cartpole(max_episode_steps=tool.steps)
+
+
+def test_an_argument_that_is_an_object_is_asked_for_again(tmp_path: Path) -> None:
+    tool = SimpleNamespace(steps=7)
+    config = dppo.Config(env_id=with_tool, env_kwargs={"tool": tool}, run_dir=tmp_path / "run", **SIZES)
+    policy = dppo.load_policy(dppo.train(config))
+    with pytest.raises(ConfigError, match=r"env_kwargs: tool was .*namespace.* in training, which is not stored"):
+        dppo.evaluate(policy, with_tool, 1)
+    assert dppo.evaluate(policy, with_tool, 1, env_kwargs={"tool": tool}).mean_length == 7
 
 
 def test_policy_and_environment_may_each_be_given_in_four_ways(trained: dppo.Result, mysim: str) -> None:

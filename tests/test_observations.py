@@ -109,7 +109,7 @@ REFUSED: dict[str, tuple[gym.Space[Any], Any, str]] = {
     "grid": (spaces.Box(-9, 9, (2, 2), np.int32), BATCH + 2**40, "that is 1099511627776 at index 0, outside int32"),
     "bits": (spaces.MultiBinary(2), [0, 256], "that is 256 at index 1, outside int8"),
     "leaf": (spaces.Dict(a=spaces.Discrete(3)), {"a": 3}, "leaf 'a' that is 3, outside its space from 0 to 2"),
-    "leaves": (NEST, {"a": [0, 1], "b": 0.5}, "2 observations in one leaf, and fewer in another"),
+    "leaves": (NEST, {"a": [0, 1], "b": 0.5}, "2 observations in one leaf, and another number in another"),
 }
 
 

@@ -184,7 +184,7 @@ def test_the_class_may_be_given_in_place_of_the_recorded_one(trained: dppo.Resul
 def test_a_network_that_cannot_be_imported_is_named(trained: dppo.Result, monkeypatch: Patch) -> None:
     monkeypatch.setitem(sys.modules, "worlds.models", None)
     with pytest.raises(CheckpointError, match=r"cannot be built here: model=worlds.models:Plain: importing"):
-        dppo.load_policy(trained.run_dir)
+        dppo.load_policy(trained.run_dir, trust=True)
 
 
 def test_evaluation_imports_it_only_if_trusted_or_named(trained: dppo.Result, capsys: Capture) -> None:

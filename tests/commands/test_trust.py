@@ -7,9 +7,11 @@ import sys
 from pathlib import Path
 
 import gymnasium as gym
+import numpy as np
 import pytest
 import yaml
 from builders import make_config
+from worlds import models
 
 import dppo
 from dppo.__main__ import main
@@ -139,6 +141,28 @@ def test_wrappers_named_by_a_folder_are_refused(
     assert not traces()
     assert main(["eval", "run", "--trust", "--episodes", "1"]) == 0
     assert traces() == {"imported"}
+
+
+def test_a_policy_with_a_network_of_its_own_is_loaded_only_if_trusted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    network = "import pathlib; from worlds.models import Plain; pathlib.Path('imported').touch(); Net = Plain"
+    Path("mynet.py").write_text(network + "\n", encoding="utf8")
+    settings = {"env_id": "Pendulum-v1", "num_steps": 8, "total_timesteps": 64, "progress": "off", "run_dir": "run"}
+    result = dppo.train(make_config(settings | {"model": "mynet:Net"}))
+    obs = np.zeros(3, np.float32)
+    wanted = dppo.load_policy("run").act(obs)  # this program has imported it
+    del sys.modules["mynet"]
+    Path("imported").unlink()
+    with pytest.raises(ConfigError, match=r"model=mynet:Net: .* Add `trust=True` if you trust that folder"):
+        dppo.load_policy("run")
+    assert np.array_equal(dppo.load_policy("run", model=models.Plain).act(obs), wanted)
+    assert not Path("imported").exists()
+    assert np.array_equal(dppo.load_policy("run", trust=True).act(obs), wanted)
+    assert Path("imported").exists()
+    assert np.array_equal(dppo.load_policy(result).act(obs), wanted)
 
 
 def test_the_command_that_continues_a_run_includes_trust_where_needed() -> None:

@@ -9,6 +9,7 @@ from statistics import fmean
 from typing import Any
 
 from dppo.config import flattened
+from dppo.config.files import objects_in
 from dppo.config.trust import code_named_by, require_trust
 from dppo.envs.checks.faults import making
 from dppo.envs.frames import make_prepared
@@ -70,7 +71,7 @@ def evaluate(
         check_display()
     player = _find_player(policy, env, env_kwargs, model, trust=trust)
     with limit_blas(1):  # as in the evaluations of a run, whose returns are the same
-        made = player.make("human" if render else "rgb_array" if video else None)
+        made = player.make("human" if render else "rgb_array" if video else None, seed)
         try:
             playing = Playing(player.policy, made, player.env_name, seed, deterministic=deterministic)
             steps = counted(player.policy.state["global_step"], "step")
@@ -109,7 +110,7 @@ class _Player:
         """Return the settings of the run, by which frames are prepared as in training."""
         return flattened(self.policy.state.get("config") or {})
 
-    def make(self, mode: str | None) -> Any:
+    def make(self, mode: str | None, seed: int) -> Any:
         """Return the environment, with a render_mode if it is to be shown; raise as `evaluate` does."""
         if _is_made(self.env):
             if mode == "human":
@@ -120,7 +121,7 @@ class _Player:
             return self.env
         check_env_id(self.env)
         with making(self.env_name):
-            how: dict[str, Any] = {"place": (self.settings.get("num_samplers", 0), 0), "rows": 1}
+            how: dict[str, Any] = {"place": (self.settings.get("num_samplers", 0), 0), "rows": 1, "seed": seed}
             return make_prepared(self.env, self.env_kwargs, self.settings | self.objects, mode, **how)
 
 
@@ -148,7 +149,7 @@ def _find_player(
         if model is not None:
             raise ConfigError("model: has no effect on a policy that is already loaded. Leave it out.")
         require_trust(_wrappers_of(policy.state, env), (), "the policy", trust=trust)
-        return _Player(policy, env, dict(env_kwargs or {}))
+        return _Player(policy, env, dict(_own_kwargs(policy, env) if env_kwargs is None else env_kwargs))
     held: dict[str, Any] = policy.objects if isinstance(policy, Result) else {}
     if isinstance(policy, Result):
         policy, trust = policy.checkpoint, True  # this process has just run its code
@@ -167,6 +168,17 @@ def _find_player(
     for name, action in code_named_by(settings).items():
         logger.info("%s %s.", f"{name}={named[name]}" if name in named else run, action)
     return _Player(policy_from(found, named.get("model")), settings["env_id"], dict(settings["env_kwargs"]), held)
+
+
+def _own_kwargs(policy: Policy, env: Any) -> Mapping[str, Any]:
+    """Return the arguments of the run's environment, if `env` is to make that; raise ConfigError if some are lost."""
+    stored = flattened(policy.state.get("config") or {})
+    own = stored.get("env_kwargs")
+    if _is_made(env) or import_path(env) != stored.get("env_id") or not isinstance(own, Mapping):
+        return {}
+    for _, name, text in objects_in({"env_kwargs": own}):
+        raise ConfigError(f"env_kwargs: {name} was {text} in training, which is not stored. Pass `env_kwargs`.")
+    return own
 
 
 def _check_program(stored: Mapping[str, Any], named: Mapping[str, Any], state: Mapping[str, Any], run: Path) -> None:

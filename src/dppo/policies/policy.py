@@ -1,11 +1,13 @@
 """A trained policy, loaded from a run, without torch and without Ray."""
 
+import sys
 import warnings
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from dppo.config.trust import require_trust
 from dppo.envs.checks.observations import check_inside
 from dppo.envs.checks.returned import BadResult, check_allows, checked_masks, leaf_packer, packer
 from dppo.errors import CheckpointError, ConfigError, counted
@@ -162,25 +164,42 @@ def _packed_rows(obs: Any, spaces: Spaces) -> tuple[np.ndarray, bool]:
     single = bool(spaces.one_of) or np.ndim(found) != len(leaf.shape) + 1
     try:
         many = [obs] if single else [row_of(obs, index, spaces.dropped) for index in range(len(found))]
+        if not single and len({len(one) for name, one in leaves(obs).items() if name in leaves(spaces.returned)}) > 1:
+            raise IndexError
     except (IndexError, TypeError):
-        raise BadResult(f"{len(found)} observations in one leaf, and fewer in another") from None
+        raise BadResult(f"{len(found)} observations in one leaf, and another number in another") from None
     pack = packer(spaces.returned, one_of=spaces.one_of, dropped=spaces.dropped)
     return np.array([pack(one) for one in many], spaces.returned), single
 
 
-def load_policy(path: Result | str | Path, *, model: ModelClass | None = None) -> Policy:
+def load_policy(path: Result | str | Path, *, model: ModelClass | None = None, trust: bool = False) -> Policy:
     """Return the policy of a result, of a run's newest good checkpoint, or of the checkpoint at `path`.
 
-    Loading runs no code from the folder, with one exception: a network of your own is stored as the import path of its
-    class, and that module is imported. Load such a policy only from a folder that you trust, or pass `model`.
+    Loading runs no code from the folder. A network of your own is stored as the import path of its class: pass `model`,
+    or `trust`, unless this program has imported that module already.
 
-    `model`: the class of the run's own network, or its import path, in place of the one that the checkpoint names.
+    Args:
+        path: of the run or the checkpoint.
+        model: the class of the run's own network, or its import path, in place of the one that the checkpoint names.
+        trust: import the module that the checkpoint names.
 
-    Raise CheckpointError if there is no checkpoint, it is damaged, or its network cannot be built here.
+    Raise CheckpointError if there is no checkpoint, it is damaged, or its network cannot be built here; ConfigError if
+    its own network is not trusted.
     """
     if isinstance(path, Result):
-        model, path = model or path.objects.get("model"), path.checkpoint
-    return policy_from(read(path), model)
+        model, path, trust = model or path.objects.get("model"), path.checkpoint, True
+    found = read(path)
+    name = model_name(found, model)
+    given = () if model is None else ("model",)
+    require_trust({"model": name}, given, path, trust=trust or _is_imported(name or ""))
+    return policy_from(found, model)
+
+
+def _is_imported(model: str) -> bool:
+    """Return whether this program has imported a network of this import path, so that nothing new runs."""
+    module, _, name = model.partition(":")
+    network, torch = getattr(sys.modules.get(module), name, None), sys.modules.get("torch")
+    return torch is not None and isinstance(network, type) and issubclass(network, torch.nn.Module)
 
 
 def read(path: str | Path) -> Found:
