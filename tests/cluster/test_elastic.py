@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import itertools
 import json
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from commandline import QUICK_CHECKS, Command
+from test_slow_or_hung import Driver, asked
 
+from dppo.cluster.collecting.messages import Died, Joined, Kill, Left, Limits, Process, Start, Started
 from dppo.cluster.ray import capacity
 from dppo.cluster.ray.capacity import PER_NODE, Demand, room_for
 from dppo.cluster.ray.session import demand_of
@@ -66,6 +70,58 @@ def test_there_are_never_fewer_than_the_lower_bound_and_pending_actors_make_a_cl
     assert grows.room.at_first == 2
     assert grows.notes[0].endswith("; its autoscaler is asked for more nodes")
     assert grows.changes() == ([2, 3], [])
+
+
+def started(driver: Driver) -> list[Process]:
+    """Return the processes that were started since the last call."""
+    starts = [command.process for command in driver.all(Start)]
+    driver.forget()
+    return starts
+
+
+def one_that_loses_its_node() -> Driver:
+    """Return a driver whose two actors are on a node that is lost, while another node comes."""
+    driver = Driver([[0, 1], [2, 3]], Limits(segment_timeout_s=100, max_actor_restarts=3, elastic=True))
+    driver.request(0)
+    driver.forget()
+    for event in (Joined(2), Joined(3), Left(0), Left(1)):
+        driver.on(event)
+    assert started(driver) == [Process(2, 1), Process(3, 1)]
+    return driver
+
+
+def test_the_last_actor_of_a_lost_node_does_not_come_back() -> None:
+    """It goes on when it should leave, because no other is running yet; the others have its place."""
+    driver = one_that_loses_its_node()
+    for actor in (0, 1):
+        driver.on(Died(Process(actor, 1), "died: its node is lost"))
+    driver.wait(200)
+    assert started(driver) == []
+    asked(driver)
+    for actor in (2, 3):
+        driver.on(Started(Process(actor, 1)))
+    assert sorted(sampler for sampler, *_ in asked(driver)) == [0, 1, 2, 3]
+
+
+def test_the_last_actor_comes_back_if_there_is_room_for_it_again() -> None:
+    driver = one_that_loses_its_node()
+    driver.on(Joined(1))
+    assert driver.all(Kill) == []
+    driver.on(Died(Process(1, 1), "died"))
+    driver.wait(1)
+    assert started(driver) == [Process(1, 2)]
+
+
+def test_an_actor_that_joins_again_while_it_finishes_its_question_gets_another_process() -> None:
+    driver = Driver([[0], [1]])
+    driver.request(0)
+    driver.forget()
+    driver.on(Left(0))
+    driver.on(Joined(0))
+    assert driver.all(Kill) == []
+    driver.answer()
+    assert driver.all(Kill) == [Kill(Process(0, 1))]
+    assert started(driver) == [Process(0, 2)]
 
 
 @pytest.mark.parametrize(
@@ -130,12 +186,76 @@ def test_what_a_ray_of_one_node_cannot_place_is_refused_before_it_starts(
         capacity.check_here(demand, 0)
 
 
+@pytest.mark.parametrize("gpus", [1, 2, 3, 8])
+def test_the_actors_that_fit_the_gpus_of_this_machine_are_not_refused(
+    gpus: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nor would one more be allowed."""
+    monkeypatch.setattr(capacity, "usable_cores", lambda: 400)
+    for each, (learners, of_learner), evaluators in itertools.product(
+        [0.07, 0.15, 0.25, 0.3, 1 / 3, 0.4, 0.6, 1.0, 2.0], [(0, 0.0), (1, 1.0), (2, 0.4), (3, 0.3)], [0, 2]
+    ):
+        of_actors = Actors(num_actors="1..400", actor_gpus=each)
+        demand = demand_of(of_actors, Learners(num_learners=learners, learner_gpus=of_learner), evaluators)
+        fitted = capacity.fitted_here(demand, gpus, lambda _: None)
+        if fitted.num_actors > 1:
+            capacity.check_here(fitted, gpus)
+        with pytest.raises(ConfigError, match="actor_gpus="):
+            capacity.check_here(replace(fitted, num_actors=fitted.num_actors + 1), gpus)
+
+
+def cluster_of(monkeypatch: pytest.MonkeyPatch, *nodes: dict[str, float]) -> SimpleNamespace:
+    """Return a connected Ray with idle nodes, and without an autoscaler."""
+    monkeypatch.setattr(capacity, "free_room", lambda demand: demand.num_actors)
+    monkeypatch.setattr(capacity, "has_autoscaler", lambda ray: False)
+    return SimpleNamespace(nodes=lambda: [{"Resources": one, "Alive": True} for one in nodes])
+
+
+@pytest.mark.parametrize(
+    ("settings", "node", "refused"),
+    [
+        ({"num_actors": 4, "actor_gpus": 0.4}, {"CPU": 16, "GPU": 2}, ""),
+        (
+            {"num_actors": 5, "actor_gpus": 0.4},
+            {"CPU": 16, "GPU": 2},
+            "CPU . 0.4 GPU each do not fit .* hold 4. Use at",
+        ),
+        ({"num_actors": 1, "cpus_per_actor": 0.2, "learner_cpus": 1.6}, {"CPU": 5}, ""),  # 0.2 + 3 * 1.6 > 5
+        ({"num_actors": 1, "evaluators": 1}, {"CPU": 2}, ""),
+        (
+            {"num_actors": 2, "evaluators": 1},
+            {"CPU": 2},
+            "num_actors=2 actors of 1 CPU each beside 1 of evaluations do not fit .* have 2 CPU and hold 1. Use at",
+        ),
+        (
+            {"num_actors": 1, "evaluators": 3},
+            {"CPU": 2},
+            "beside 3 of evaluations do .* hold 0. Lower `cpus_per_actor`",
+        ),
+        (
+            {"num_actors": 2, "evaluators": 1, "learner_cpus": 1},
+            {"CPU": 5},
+            "num_learners=3: 2 actors beside 1 of evaluations and 3 learners need 6 CPU, .* have 5 CPU. Use fewer",
+        ),
+    ],
+)
+def test_a_cluster_that_fits_exactly_is_not_refused_and_a_smaller_one_is(
+    settings: dict[str, Any], node: dict[str, float], refused: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A process stays on one GPU; evaluations need actors, too; sums of floats have errors in the last bit."""
+    of_actors = Actors(**{name: settings[name] for name in settings if "actor" in name})
+    learners = Learners(num_learners=3, learner_cpus=settings["learner_cpus"]) if "learner_cpus" in settings else None
+    demand = demand_of(of_actors, learners or Learners(), settings.get("evaluators", 0))
+    cluster = cluster_of(monkeypatch, node)
+    if not refused:
+        return capacity.check_cluster(cluster, demand, print)
+    with pytest.raises(ConfigError, match=refused):
+        capacity.check_cluster(cluster, demand, print)
+
+
 def test_learners_fit_beside_actors_that_hold_one_of_two_licences(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each actor holds one of the alternatives, and not the first of them."""
-    nodes = [{"CPU": 16.0, "licence_a": 4.0}, {"CPU": 16.0, "licence_b": 4.0}]
-    cluster = SimpleNamespace(nodes=lambda: [{"Resources": one, "Alive": True} for one in nodes])
-    monkeypatch.setattr(capacity, "free_room", lambda demand: 8)
-    monkeypatch.setattr(capacity, "has_autoscaler", lambda ray: False)
+    cluster = cluster_of(monkeypatch, {"CPU": 16.0, "licence_a": 4.0}, {"CPU": 16.0, "licence_b": 4.0})
     actors = Actors(num_actors=8, actor_resources=[{"licence_a": 1}, {"licence_b": 1}])
     capacity.check_cluster(cluster, demand_of(actors, Learners(num_learners=2)), print)
     with pytest.raises(ConfigError, match="num_learners=30: 8 actors and 30 learners need 38 CPU, the cluster's 2 nod"):
@@ -174,7 +294,7 @@ def test_pending_actors_make_a_cluster_grow_while_training_goes_on(tmp_path: Pat
         [line] = [line for line in run.out.splitlines() if line.startswith("report ")]
     report = json.loads(line.removeprefix("report "))
     assert report["same"] is True
-    assert (report["first"], report["last"]) == (1, 4)
+    assert report["last"] == 4
     assert report["notes"][0].endswith("room for 1 actor of 1 CPU on 1 node; its autoscaler is asked for more nodes")
     assert any(note.startswith("the cluster has room for 5 actors now") for note in report["notes"])
 

@@ -46,6 +46,10 @@ HALF_FULL = Usage(1000, 500, 500)
         ({"CPU": 8.0, "licence": 3.0}, {"CPU": 1.0, "licence": 1.0}, 3),
         ({"CPU": 8.0}, {"CPU": 1.0, "licence": 1.0}, 0),
         ({"CPU": 8.0}, {"CPU": 1.0, "licence": 0.0}, 8),
+        ({"CPU": 9.0, "GPU": 2.0}, {"CPU": 1.0, "GPU": 0.4}, 4),  # an actor stays on one GPU
+        ({"CPU": 9.0, "GPU": 3.0}, {"CPU": 0.1, "GPU": 1 / 3}, 9),
+        ({"CPU": 9.0, "GPU": 1.9}, {"CPU": 1.0, "GPU": 0.4}, 4),
+        ({"CPU": 9.0, "GPU": 5.0}, {"CPU": 1.0, "GPU": 2.0}, 2),
     ],
 )
 def test_number_of_actors_that_fit_a_node(node: dict[str, float], needs: dict[str, float], fit: int) -> None:
@@ -299,6 +303,7 @@ def test_a_session_joins_the_ray_of_its_process_and_leaves_it(ray_session: None)
         (2, 0.6, 0, 0.0, 1, "need 2 GPUs"),  # two of them do not share one
         (4, 0.0, 2, 1.0, 1, "learner_gpus=1: 2 learners of 1 GPU each need 2 GPUs, this machine has 1"),
         (2, 0.5, 1, 1.0, 2, None),
+        (9, 0.01, 13, 0.07, 1, None),  # the sum of the floats exceeds 1
         (2, 0.5, 1, 1.0, 1, "2 actors of 0.5 GPU each and 1 learner of 1 GPU each need 2 GPUs"),
     ],
 )

@@ -288,7 +288,7 @@ def test_an_actor_that_does_not_begin_its_question_is_noticed_soon(
     driver = Driver([[0, 1]], limits)
     for index in range(MEASURED):
         driver.request(index)
-        driver.now += overhead_s
+        driver.wait(overhead_s)
         driver.answer()
     driver.moving[0] = lambda now: Activity(moves, 0, Phase.IDLE, 0, 0, 0, 0)
     began = driver.now
@@ -297,6 +297,18 @@ def test_an_actor_that_does_not_begin_its_question_is_noticed_soon(
     assert driver.killed_at() - began == pytest.approx(after_s + limits.look_s, abs=limits.look_s) or moves == 0
     assert driver.killed_at() - began >= after_s
     assert "actor 0 (samplers 0, 1) has not begun its question within" in driver.reported()[0].text
+
+
+def test_what_an_answer_waits_while_the_learner_computes_is_no_time_of_messages() -> None:
+    """With a lag it arrives during an update of 40 s, in which nothing looks for answers."""
+    driver = Driver([[0]], replace(LIMITS, segment_timeout_s=600.0))
+    driver.request(0)
+    for index in range(MEASURED):
+        driver.request(index + 1, lag=1)
+        driver.now += 40
+        driver.on(answer_to(driver.asks.pop(0)))
+        driver.engine.requests.take(driver.now, 0.0, [])
+    assert driver.engine.patience.limit(Phase.IDLE, replaced=False)[1] == 60.0
 
 
 @pytest.mark.parametrize("timeout_s", [0.5, 1, 2, 2.5])
@@ -408,9 +420,9 @@ def test_a_step_after_a_replay_that_was_given_up_is_called_a_step() -> None:
 
 def test_a_step_that_is_slow_as_a_rule_has_twenty_times_that() -> None:
     driver = Driver([[0]], replace(LIMITS, segment_timeout_s=600.0))
-    made = (report(0, 0, 0), "segment")
-    for _ in range(MEASURED):
-        driver.engine.patience.answered(Answer((made,), Timings(env_s=20.0)))
+    made = (replace(report(0, 0, 0), env_s=20.0), "segment")
+    for _ in range(MEASURED):  # of 8 samplers in threads, which are as long in it as one
+        driver.engine.patience.answered(Answer((made,) * 8, Timings(env_s=20.0)))
     assert driver.engine.patience.limit(Phase.STEP, replaced=False) == ("step_timeout_s", 400.0)
     assert driver.engine.patience.limit(Phase.STEP, replaced=True) == ("segment_timeout_s", 600.0)
 

@@ -311,8 +311,7 @@ class Cloud(Fake):
             return
         self.happened.append("lost")
         del self._slots[node]
-        for who in [who for who, home in self._homes.items() if home == node]:
-            del self._homes[who]
+        for who in [who for who, home in self._homes.items() if home == node]:  # which is known until it is killed
             self._ended.add(who)
             self._later(self._rng.uniform(0, 3), partial(Died, who, "died: its node is lost"))
 

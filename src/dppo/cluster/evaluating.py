@@ -56,14 +56,13 @@ class EvaluationActor:
 
     def close(self) -> None:
         """Close the environment."""
-        if self._player is not None:
-            self._player.close()
         self._process.close()
 
     def _loaded(self) -> Any:
         if self._player is None:
             self._player = unpacked_model(self._packed)
             self._player.number = self._number
+            self._process.keep(self._player)  # so that SIGTERM closes it
         return self._player
 
 
@@ -165,7 +164,8 @@ class RayPlayers:
             if doing != seen:
                 seen, hung_at = doing, now + self._hung_s
             if now > hung_at:
-                raise TimeoutError(f"was in one step of episode {episode} for segment_timeout_s={self._hung_s:g}")
+                where = f"was in one step, reset or constructor of episode {episode}"
+                raise TimeoutError(f"{where} for {self._hung_s:g} s, the longest of the timeouts of a segment's phases")
             if now > late_at:
                 raise TimeoutError(f"did not end episode {episode} within eval_timeout_s={self._timeout_s:g}")
         return ray.get(question)

@@ -117,6 +117,7 @@ class PPOActor:
         self._plan, self._model = plan, model
         self._progress, self._progress_file, self._pid = ActivityRecord(), "", os.getpid()
         self._host: SamplerHost | ThreadedHost | None = None
+        self._kept: list[Any] = []  # what else has environments to close
         self._making_host = threading.Lock()
         self._fault: DppoError | None = None
         self._recycling, self._memory, self._measured_at, self._questions = (math.inf, math.inf), 0, -math.inf, 0
@@ -189,9 +190,14 @@ class PPOActor:
 
     def close(self) -> None:
         """Close all environments."""
-        if self._host is not None:
-            self._host.close()
+        for one in (self._host, *self._kept):
+            if one is not None:
+                one.close()
         ProgressFile("", self._progress_file).remove()
+
+    def keep(self, player: Any) -> None:
+        """Close `player` with the process, whatever ends it."""
+        self._kept.append(player)
 
     def _hosted(self) -> SamplerHost | ThreadedHost:
         with self._making_host:

@@ -48,6 +48,7 @@ class Collecting:
         self._commands: list[Command] = []  # not yet returned
         self._questions = 0
         self.news_at = 0.0  # time of the last sign of progress
+        self._ticked_at = 0.0  # what arrives later than a second after it has waited for the learner
 
     # ------------------------------------------------------------------ requests of the learner
 
@@ -143,7 +144,7 @@ class Collecting:
         question = actor.asked[ask_id]
         self.balancing.measure(actor, question, answer)
         self.patience.went_on(actor)
-        self.patience.answered(answer, self.news_at - actor.began)
+        self.patience.answered(answer, min(self.news_at, self._ticked_at + 1.0) - actor.began)
         made = self.backups.counted(actor, ask_id, answer) if self.backups else answer.made
         for report, _ in made:
             self._ledger.record(report)
@@ -153,9 +154,11 @@ class Collecting:
 
     def _join_or_leave(self, event: messages.Joined | messages.Left, now: float) -> None:
         actor = self._actors.setdefault(event.actor_id, Actor(event.actor_id, state=State.LEFT))
-        if isinstance(event, messages.Joined) and actor.state is State.LEFT:
-            actor.losses = 0  # the nodes that it was lost with are gone
-            actor.wanted(now)
+        if isinstance(event, messages.Joined):
+            actor.unwanted = False
+            if actor.state is State.LEFT:
+                actor.losses = 0  # the nodes that it was lost with are gone
+                actor.wanted(now)
         elif isinstance(event, messages.Left) and self.hosting.leave(actor) and actor.has_process and not actor.asked:
             self._abandon(actor, now)
         self._alarms.set(actor)
@@ -164,7 +167,7 @@ class Collecting:
 
     def tick(self, now: float) -> list[Command]:
         """Return the commands that are due: kills, starts, looks, moves, questions."""
-        alarmed = self._alarms.due(now)
+        self._ticked_at, alarmed = now, self._alarms.due(now)
         for actor in alarmed:
             if actor.is_late(now, self.limits):
                 self._lose(actor, actor.hung(), now, IncidentKind.ACTOR_HUNG)
@@ -229,7 +232,7 @@ class Collecting:
     # ------------------------------------------------------------------ losing and moving
 
     def _abandon(self, actor: Actor, now: float) -> None:
-        """Abandon an actor's process and its queue; a new one is due now, unless it is leaving."""
+        """Abandon an actor's process and its queue; a new one is due now, unless there is no room for one."""
         if self.backups:
             self.backups.ended(actor)
         self.hosting.ended(actor)
@@ -238,9 +241,9 @@ class Collecting:
 
     def _lose(self, actor: Actor, reason: str, now: float, kind: IncidentKind = IncidentKind.ACTOR_LOST) -> None:
         """Abandon an actor's process; plan a new one, or raise if there have been too many in a row."""
-        leaving = actor.state is State.LEAVING
+        unwanted = actor.unwanted
         self._abandon(actor, now)
-        if leaving:
+        if unwanted:
             return
         message = f"actor {actor.actor_id} ({samplers_named(actor.samplers)}) {reason}"
         most = self.limits.max_actor_restarts

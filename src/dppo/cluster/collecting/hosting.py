@@ -128,6 +128,7 @@ class Hosting:
 
     def leave(self, actor: Actor) -> bool:
         """Let an actor accept no more questions; return False if it is leaving already, or is the only one running."""
+        actor.unwanted = True
         if actor.state in (State.LEAVING, State.LEFT) or self.running.keys() == {actor.actor_id}:
             return False
         self.running.pop(actor.actor_id, None)

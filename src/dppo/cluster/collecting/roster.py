@@ -69,6 +69,7 @@ class Actor:
     missing_since: float = 0.0  # when it was lost, or first requested
     ever_started: bool = False
     losses: int = 0  # in a row, without a segment in between
+    unwanted: bool = False  # there is no room for another process
     samplers_moved: bool = False  # while other actors host them
     asked: dict[int, Question] = field(default_factory=dict)  # unanswered questions by id, in the order of work
     early: dict[int, Answer | Spaces | DppoError] = field(default_factory=dict)
@@ -109,13 +110,13 @@ class Actor:
 
     def wanted(self, now: float) -> None:
         """Let a process be started now."""
-        self.state, self.start_at, self.missing_since = State.ABSENT, now, now
+        self.state, self.start_at, self.missing_since, self.unwanted = State.ABSENT, now, now, False
 
     def end(self, now: float) -> Kill:
-        """Abandon its process; a new one is due now, unless it is leaving."""
-        leaving, kill = self.state is State.LEAVING, Kill(self.process)
+        """Abandon its process; a new one is due now, unless there is no room for one."""
+        unwanted, kill = self.unwanted, Kill(self.process)
         self.wanted(now)
-        self.state = State.LEFT if leaving else State.ABSENT
+        self.state = State.LEFT if unwanted else State.ABSENT
         self.process = Process(self.actor_id, self.process.number + 1)
         self.asked, self.early, self.holds = {}, {}, {}
         self.pace, self.waits = Pace(), False
@@ -226,8 +227,7 @@ class Patience:
     def answered(self, answer: Answer, after_s: float = 0.0) -> None:
         """Note the time of a mean step, and what messages took of the time since the question."""
         self._saw(Phase.IDLE, after_s - answer.timings.total_s)
-        steps = sum(report.steps for report, _ in answer.made)
-        self._saw(Phase.STEP, answer.timings.env_s / max(1, steps))
+        self._saw(Phase.STEP, max(report.env_s / max(1, report.steps) for report, _ in answer.made))
         self._answers += 1
 
     def _saw(self, phase: Phase, seconds: float) -> None:

@@ -50,7 +50,14 @@ def usable_cores() -> int:
 
 def actors_that_fit(node: Mapping[str, float], needs: Mapping[str, float]) -> int:
     """Return the number of actors with these `needs` that fit the resources of one node."""
-    return min(int(node.get(name, 0.0) / amount + 1e-6) for name, amount in needs.items() if amount > 0)
+    return min(_that_fit(name, node.get(name, 0.0), amount) for name, amount in needs.items() if amount > 0)
+
+
+def _that_fit(name: str, has: float, each: float) -> int:
+    if name == "GPU" and each < 1:  # each process stays on one GPU
+        whole, rest = divmod(has + 1e-6, 1)
+        return int(whole) * int(1 / each + 1e-6) + int(rest / each)
+    return int(has / each + 1e-6)
 
 
 def rooms_for(nodes: Iterable[Mapping[str, float]], demand: Demand) -> list[int]:
@@ -85,6 +92,8 @@ def fitted_here(demand: Demand, gpus: int, notify: Callable[[str], None]) -> Dem
     here = {name: (demand.most_actors + demand.evaluators) * amount for name, amount in demand.actor.items()}
     here |= {"CPU": cores, "GPU": gpus, PER_NODE: 1.0}
     number = max(demand.num_actors, min(room_for([here], demand), demand.most_actors))
+    while number > demand.num_actors and _gpus_for(replace(demand, num_actors=number)) > gpus:
+        number -= 1  # a learner's part of a GPU may leave too little for an actor on each
     notify(f"using {counted(number, 'actor')}: this machine has {counted(cores, 'core')}")
     return replace(demand, num_actors=number)
 
@@ -108,24 +117,21 @@ def check_here(demand: Demand, gpus: int) -> None:
             f"actor_resources: the {len(demand.groups)} alternatives are for the nodes of a running cluster. Set "
             f"`address`, or name the resources of one."
         )
-    room = room_for([demand.total()], demand)
+    room = room_for([demand.total() | {"GPU": 1e6}], demand)  # `check_gpus` counts these
     if room < demand.num_actors:
-        limit, others = round(1 / demand.actor[PER_NODE]), f" beside {demand.evaluators} of evaluations"
+        limit = round(1 / demand.actor[PER_NODE])
         use = f"Use at most `num_actors={room}`, raise" if room > 0 else "Raise"
         raise ConfigError(
             f"actors_per_node={limit}: this machine is the only node, and {demand.num_actors} actors"
-            f"{others * (demand.evaluators > 0)} are wanted. {use} `actors_per_node`, or use a cluster (address)."
+            f"{_evaluators_of(demand)} are wanted. {use} `actors_per_node`, or use a cluster (address)."
         )
     check_gpus(demand, gpus)
 
 
 def check_gpus(demand: Demand, gpus: int) -> None:
     """Raise `ConfigError` if a run needs more than this machine's `gpus`: Ray would wait for them silently."""
-    num_actors = demand.num_actors + demand.evaluators
-    kinds = ("actor", num_actors, demand.actor), ("learner", demand.num_learners, demand.learner)
-    groups = [(noun, count, needs["GPU"]) for noun, count, needs in kinds if count and needs.get("GPU")]
-    needed = math.ceil(sum(_gpu_slots(count, each) for _, count, each in groups))
-    if needed <= gpus:
+    groups = _with_gpus(demand)
+    if (needed := _gpus_for(demand)) <= gpus:
         return
     hidden = os.environ.get("CUDA_VISIBLE_DEVICES")
     seen = "" if hidden is None else f" (CUDA_VISIBLE_DEVICES={hidden})"
@@ -136,6 +142,21 @@ def check_gpus(demand: Demand, gpus: int) -> None:
         f"{noun}_gpus={each:g}: {asked} need {counted(needed, 'GPU')}, this machine has {gpus}{seen}. Use fewer "
         f"processes, a fraction such as `actor_gpus=0.25` to share a GPU, or a larger cluster (address)."
     )
+
+
+def _with_gpus(demand: Demand) -> list[tuple[str, int, float]]:
+    """Return the kind, the number and the GPUs of each, of the processes that have any."""
+    num_actors = demand.num_actors + demand.evaluators
+    kinds = ("actor", num_actors, demand.actor), ("learner", demand.num_learners, demand.learner)
+    return [(noun, count, needs["GPU"]) for noun, count, needs in kinds if count and needs.get("GPU")]
+
+
+def _gpus_for(demand: Demand) -> int:
+    return math.ceil(sum(_gpu_slots(count, each) for _, count, each in _with_gpus(demand)) - 1e-6)
+
+
+def _evaluators_of(demand: Demand) -> str:
+    return f" beside {demand.evaluators} of evaluations" if demand.evaluators else ""
 
 
 def _gpu_slots(count: int, each: float) -> float:
@@ -157,21 +178,22 @@ def check_cluster(ray: Any, demand: Demand, notify: Callable[[str], None]) -> No
     if demand.others:  # what all alternatives take alike; `holds` counts the rest
         alike = [name for name in demand.learner if len({group.get(name) for group in demand.groups}) == 1]
         wanted = {name: wanted[name] for name in alike if name in wanted}
-    if demand.num_learners and any(held < wanted[name] for name, held in have(wanted).items()):
+    if demand.num_learners and any(held < wanted[name] - 1e-6 for name, held in have(wanted).items()):
         fact = (
-            f"num_learners={demand.num_learners}: {actors} actors and {demand.num_learners} learners need "
-            f"{in_words(wanted)}, the cluster's {len(nodes)} nodes have {in_words(have(wanted))}"
+            f"num_learners={demand.num_learners}: {actors} actors{_evaluators_of(demand)} and {demand.num_learners} "
+            f"learners need {in_words(wanted)}, the cluster's {len(nodes)} nodes have {in_words(have(wanted))}"
         )
         remedy = "Use fewer, or lower `learner_cpus` or `cpus_per_actor`."
     elif holds < actors:
         names = dict.fromkeys(name for group in demand.groups for name in group if name != PER_NODE)
         fact = (
-            f"num_actors={actors} actors of {in_words(*demand.groups)} each do not fit the cluster: its {len(nodes)} "
-            f"nodes have {in_words(have(names))} and hold {holds}"
+            f"num_actors={actors} actors of {in_words(*demand.groups)} each{_evaluators_of(demand)} do not fit the "
+            f"cluster: its {len(nodes)} nodes have {in_words(have(names))} and hold {holds}"
         )
         per_node = PER_NODE in demand.actor
         lower = "raise `actors_per_node`" if per_node else "lower `cpus_per_actor` (0.5 lets two share a CPU)"
-        remedy = f"Use at most {holds}, {lower}, or add nodes."
+        use = f"Use at most {holds}, {lower}" if holds else f"{lower[0].upper()}{lower[1:]}"
+        remedy = f"{use}, or add nodes."
     else:
         if (free := free_room(demand)) < actors:
             room = f"the cluster has room for {free} of {actors} actors now ({in_words(*demand.groups)} each)"
