@@ -133,6 +133,25 @@ def test_settings_that_do_not_fit_are_refused(
     assert len(closed) == 1
 
 
+@pytest.mark.parametrize("settings", [{}, {"atari": "life"}], ids=str)
+def test_a_factory_by_name_gets_a_frameskip_for_games_if_it_takes_one(
+    settings: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The wrapper for games skips frames instead."""
+    got: list[int] = []
+
+    def skipping(frameskip: int = 4) -> Any:
+        got.append(frameskip)
+        return Picture()
+
+    monkeypatch.setattr("worlds.observed.skipping", skipping, raising=False)
+    monkeypatch.setattr("dppo.envs.frames._wrapped", lambda env, *_: env)
+    for name in ("skipping", "Picture"):
+        made = make_prepared(f"worlds.observed:{name}", {}, settings)
+        assert isinstance(made, Picture)
+    assert got == [1 if settings else 4]
+
+
 def test_a_missing_opencv_is_named_with_the_command_that_installs_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "cv2", None)
     with pytest.raises(ConfigError, match=r"resize=4 4: needs OpenCV.* -m pip install opencv-python-headless"):

@@ -16,6 +16,7 @@ from processes import actors_of_this_process
 from recorder import Notes, Recorder
 
 import dppo
+from dppo.envs.episode import InfoMeter
 
 ITERATIONS = 3
 SEEN: dict[str, list[float]] = defaultdict(list)
@@ -75,6 +76,34 @@ def test_numbers_of_steps_and_of_episodes_are_reported_by_name(tmp_path: Path, w
     without = dppo.train(settings(tmp_path / "without", info_keys=()))
     assert without.weights_sha256 == result.weights_sha256
     assert measured(without) == [{}] * ITERATIONS
+
+
+class Warming(Informed):
+    """Takes three steps in each reset."""
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        super().reset(seed=seed)
+        for _ in range(3):
+            obs, *_, info = self.step(1)
+        return obs, info
+
+
+def test_steps_that_an_environment_makes_in_its_reset_do_not_count() -> None:
+    meter, totals = InfoMeter(["energy", "flow"]), dict[str, list[float]]()
+    env = meter.watch(Warming())
+    for seed in (0, 1):
+        env.reset(seed=seed)
+        for _ in range(4):
+            for key, value in env.step(1)[4].items():
+                totals.setdefault(key, []).append(value)
+    seen: dict[str, Any] = {
+        key: (len(of), pytest.approx(sum(of)), min(of), max(of))
+        for key, of in totals.items()
+        if key in ("energy", "flow")
+    }
+    assert meter.take() == seen
+    env.reset(seed=2)
+    assert meter.take() == {}
 
 
 def test_they_are_equal_after_a_resume(tmp_path: Path, whole: dppo.Result) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -9,9 +10,11 @@ import gymnasium as gym
 import numpy as np
 import pytest
 from builders import make_config
+from gymnasium.vector import SyncVectorEnv
 from kinds import small
 from recorder import Recorder, lasting
 from worlds import joint
+from worlds.acting import Masked
 from worlds.observed import TEXTS
 
 import dppo
@@ -185,6 +188,50 @@ def test_agents_are_rows_and_those_that_are_gone_stand_still_until_the_next_epis
     assert made[0].seeds == [streams.integer(1, Stream.EPISODES, 0, 0, episode) for episode in (0, 1)]
 
 
+class Lingering(joint.Agents):
+    """Its agents stay in its list after their end."""
+
+    def step(self, actions: dict[str, Any]) -> Any:
+        listed, self.agents = self.agents, [one for one in self.agents if one in actions]
+        answer = super().step(actions)
+        self.agents = listed
+        return answer
+
+
+def test_agents_that_are_listed_after_their_end_have_the_same_episodes() -> None:
+    made: list[joint.Agents] = []
+
+    def make(kind: type[joint.Agents]) -> joint.Agents:
+        made.append(kind())
+        return made[-1]
+
+    cleared, listed = (Stepper(env_id=partial(make, one), envs_per_sampler=3) for one in (joint.Agents, Lingering))
+    assert [listed.step(1, 2, 0) for _ in range(12)] == [cleared.step(1, 2, 0) for _ in range(12)]
+    assert [(one.env, one.index, one.length) for one in listed.log.episodes] == [
+        (one.env, one.index, one.length) for one in cleared.log.episodes
+    ]
+    assert made[1].seeds == made[0].seeds
+    assert len(made[1].seeds) == 2
+
+
+class Returning(joint.Agents):
+    """The first agent leaves after the first step of an episode of 4, and is listed again after the second one."""
+
+    def step(self, actions: dict[str, Any]) -> Any:
+        assert sorted(actions) == sorted(self.agents)
+        self._steps, acted = self._steps + 1, self.agents
+        self.agents = {1: ["bob", "cid"], 4: []}.get(self._steps, self.possible_agents)
+        seen = self._seen(self.possible_agents)
+        over = {agent: agent in acted and agent not in self.agents for agent in seen}
+        return seen, dict.fromkeys(seen, 1.0), over, dict.fromkeys(seen, False), {agent: {} for agent in seen}
+
+
+def test_an_agent_that_comes_back_acts_again() -> None:
+    stepper = Stepper(env_id=Returning, envs_per_sampler=3)
+    for _ in range(2):
+        assert [stepper.step(1, 1, 1)[0] for _ in range(4)] == ["1 t 0", "dropped c 2", "1  3", "1 t 0"]
+
+
 @pytest.mark.parametrize(
     ("env_id", "first", "then"),
     [
@@ -223,12 +270,62 @@ def test_an_invalid_row_is_reset_alone_where_the_vector_can_do_that() -> None:
     assert stepper.step(0, 0) == ["0.5  1", "0.5  1"]
 
 
-def test_a_vector_that_resets_rows_outside_of_the_mask_is_a_fault() -> None:
+class Reusing(joint.Native):
+    """Returns the same array again, filled anew."""
+
+    def _seen(self) -> Any:
+        self.array = getattr(self, "array", np.empty((self.num_envs, 2), np.float32))
+        self.array[:] = super()._seen()
+        return self.array
+
+
+@pytest.mark.parametrize("kind", [joint.Native, Reusing])
+def test_a_vector_that_resets_rows_outside_of_the_mask_is_a_fault(kind: Any) -> None:
     with pytest.raises(EnvironmentFault, match="changed observations of rows outside of the mask"):
-        Stepper(env_id=lambda: joint.Native(2, "Disabled"), envs_per_sampler=2, on_env_fault="raise")
+        Stepper(env_id=lambda: kind(2, "Disabled"), envs_per_sampler=2, on_env_fault="raise")
 
 
+@pytest.mark.parametrize(
+    ("attributes", "seeded"),
+    [
+        ({"shared_memory": object()}, True),
+        ({"config": object()}, True),
+        ({"config": {"seed": None}}, True),
+        ({"config": {"seed": 1, "max_num_players": 1}}, False),  # of EnvPool, whose reset takes no seed
+    ],
+    ids=str,
+)
+def test_attributes_that_a_vector_has_for_itself_change_nothing(attributes: dict[str, Any], seeded: bool) -> None:
+    seeds: list[list[Any]] = []
+
+    def make(attributes: dict[str, Any]) -> Any:
+        env = joint.Native(2, "NextStep")
+        seeds.append(env.seeds)
+        vars(env).update(attributes)
+        return env
+
+    plain, other = (Stepper(env_id=partial(make, of), envs_per_sampler=2) for of in ({}, attributes))
+    assert [other.step(0, 1) for _ in range(5)] == [plain.step(0, 1) for _ in range(5)]
+    assert other.sampler.spaces.deterministic == plain.sampler.spaces.deterministic
+    assert seeds[1] == (seeds[0] if seeded else [None])
+    assert seeds[0] != [None]
+
+
+def masked_by_a_method(num_envs: int) -> SyncVectorEnv:
+    return SyncVectorEnv([partial(Masked, "method")] * num_envs)
+
+
+class MaskedNative(joint.Native):
+    """A vector with a method of its own."""
+
+    def action_masks(self) -> Any:
+        return np.ones((self.num_envs, 4), bool)
+
+
+UNREAD = r"action_mask=auto: the method action_masks\(\) of environments in a vector is not called. Return its result"
 REFUSED: list[tuple[Any, dict[str, Any], str]] = [
+    (lambda: masked_by_a_method(2), {"envs_per_sampler": 2}, UNREAD),
+    (lambda: MaskedNative(2, "NextStep"), {"envs_per_sampler": 2}, UNREAD),
     (lambda: joint.vector(2), {}, "envs_per_sampler=1: the environment has 2 rows. Use `envs_per_sampler=2`"),
     (joint.Agents, {}, "the environment has 3 agents, each of which is a row. Use `envs_per_sampler=3`"),
     (lambda: joint.vector(1), {"standby_envs": 1}, "standby_envs=1: copies cannot take turns with the rows of an"),
@@ -254,6 +351,11 @@ def test_what_does_not_fit_is_refused_and_closed(env_id: Any, settings: dict[str
     with pytest.raises(ConfigError, match=text):
         build_sampler(sampler_plan(make_config({"env_id": make, "num_samplers": 1} | settings)), 0)
     assert len(closed) == 1
+
+
+def test_a_method_for_masks_in_a_vector_is_left_alone_on_request() -> None:
+    stepper = Stepper(env_id=lambda: masked_by_a_method(2), envs_per_sampler=2, action_mask="off")
+    assert stepper.sampler.spaces.mask is None
 
 
 def test_a_vector_that_does_not_say_when_it_resets_rows_is_refused() -> None:

@@ -87,6 +87,25 @@ def test_a_kill_or_a_hang_in_a_thread_changes_nothing(where: str, how: str, tmp_
 # ------------------------------------------------------------------ threads
 
 
+class Bare:
+    """Like `Threaded`, and no gymnasium.Env, which has a method get_wrapper_attr."""
+
+    def __init__(self) -> None:
+        self.thread = threading.get_ident()
+
+    def action_masks(self) -> int:
+        return threading.get_ident()
+
+    def close(self) -> None: ...
+
+
+def test_the_thread_of_an_environment_asks_it_for_its_mask_also_if_it_derives_from_nothing() -> None:
+    env = threads.EnvThread(Bare, "env 0")
+    assert env.get_wrapper_attr("action_masks")() == env.thread != threading.get_ident()
+    env.close()
+    threads.wait_for_ends()
+
+
 @pytest.mark.parametrize("changes", [THREADS, STANDBY, BOTH], ids=["threads", "standby", "both"])
 @pytest.mark.parametrize("envs", [1, 2])
 def test_one_thread_makes_all_calls_of_an_environment(changes: dict[str, Any], envs: int, tmp_path: Path) -> None:

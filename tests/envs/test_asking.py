@@ -18,7 +18,7 @@ import pytest
 import torch
 from builders import make_config
 from commandline import fresh_environment
-from worlds import asking
+from worlds import asking, joint
 from worlds.asking import Doubled, Numbered, PlusOne
 from worlds.simple import Counting
 
@@ -70,17 +70,40 @@ def asked(**given: Any) -> dict[str, Any]:
     return got
 
 
-def test_an_environment_may_close_itself_in_its_reset(temporary: Path) -> None:
-    class Restarting(Counting):
+class Bare:
+    """An environment that derives from nothing."""
+
+    observation_space, action_space = gym.spaces.Box(0, np.inf, (1,), np.float32), gym.spaces.Discrete(4)
+
+    def reset(self, seed: Any = None, options: Any = None) -> Any:
+        return np.zeros(1, np.float32), {}
+
+    def step(self, action: Any) -> Any: ...
+
+    def close(self) -> None: ...
+
+
+@pytest.mark.parametrize("base", [Counting, Bare, joint.Agents])
+def test_an_environment_may_close_itself_in_its_reset(base: Any, temporary: Path) -> None:
+    """Its folder stays; and the simulator of the last episode is closed, too."""
+    running: list[Any] = []
+
+    class Restarting(base):  # type: ignore[misc]
         def reset(self, **keywords: Any) -> Any:
             self.close()
+            running.append(self)
             return super().reset(**keywords)
 
-    env = make_env(lambda scratch_dir: Restarting(), {})
-    env.reset(seed=1)
-    assert len(scratch(temporary)) == 1
+        def close(self) -> None:
+            running.clear()
+            super().close()
+
+    env = make_env(lambda scratch_dir: Restarting(), {}, rows=3)
+    for seed in (1, 2):
+        env.reset(seed=seed)
+        assert (len(running), len(scratch(temporary))) == (1, 1)
     env.close()
-    assert scratch(temporary) == []
+    assert (running, scratch(temporary)) == ([], [])
 
 
 def test_a_factory_gets_what_it_asks_for_unless_the_user_gives_it(temporary: Path) -> None:

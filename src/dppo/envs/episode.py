@@ -155,7 +155,14 @@ class InfoMeter:
 
     def watch(self, env: Any) -> Any:
         """Return `env`, whose steps are measured from now on."""
-        step = env.step
+        step, reset = env.step, env.reset
+
+        def unmeasured(*args: Any, **arguments: Any) -> Any:
+            seen = self._seen.copy()
+            try:
+                return reset(*args, **arguments)
+            finally:
+                self._seen = seen  # steps that an environment makes in its reset are not env steps
 
         def measured(action: Any) -> Any:
             answer = step(action)
@@ -165,7 +172,7 @@ class InfoMeter:
                     self._seen[key] = count + 1, total + value, min(low, value), max(high, value)
             return answer
 
-        env.step = measured
+        env.step, env.reset = measured, unmeasured
         return env
 
     def take(self) -> dict[str, Measured]:

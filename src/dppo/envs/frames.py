@@ -1,4 +1,4 @@
-"""Prepare frames by settings: repeat actions, turn images gray, resize them, stack them; and games of Atari."""
+"""Prepare frames by settings: repeat actions, turn images gray, resize and stack them; games of Atari; windows."""
 
 import sys
 from collections.abc import Mapping
@@ -9,9 +9,9 @@ import gymnasium as gym
 import numpy as np
 from gymnasium.wrappers import AtariPreprocessing, FrameStackObservation, GrayscaleObservation, ResizeObservation
 
-from dppo.envs.make import EnvId, close_all, in_wrappers, joint_kind, make_env, make_rendered
+from dppo.envs.make import EnvId, close_all, in_wrappers, joint_kind, make_env, takes
 from dppo.errors import ConfigError
-from dppo.user_code import in_a_line
+from dppo.user_code import import_path, in_a_line
 
 SETTINGS = {"wrappers": (), "atari": "raw", "action_repeat": 1, "grayscale": False, "resize": (), "frame_stack": 1}
 
@@ -97,9 +97,10 @@ def make_prepared(
     It is made by `make_env`, which `how` is for; to be shown, in this render_mode. Raise ConfigError if a setting does
     not fit its observations, or OpenCV is missing.
     """
-    make = partial(make_rendered, mode=mode) if mode else make_env
+    make = partial(_made_rendered, mode=mode) if mode else make_env
     of = {name: settings[name] for name, off in SETTINGS.items() if settings.get(name, off) not in (off, [])}
-    more = {"frameskip": 1} if "atari" in of and isinstance(env_id, str) else {}
+    skips = "atari" in of and isinstance(env_id, str) and takes(env_id, "frameskip")
+    more = {"frameskip": 1} if skips else {}
     env = make(env_id, more | env_kwargs, **how)
     if of and joint_kind(env):
         close_all([env])
@@ -119,6 +120,32 @@ def make_prepared(
             shown = " ".join(map(str, value)) if isinstance(value, tuple | list) else value
             raise ConfigError(f"{name}={shown}: {text}.") from None
     return env
+
+
+def _made_rendered(env_id: EnvId, env_kwargs: dict[str, Any], mode: str, **how: Any) -> Any:
+    """Make one environment as `make_env` does, with a render_mode; one in `env_kwargs` wins. Its own errors pass.
+
+    Raise ConfigError if it is not one environment, or does not take a render_mode.
+    """
+    asked = "render_mode" not in env_kwargs
+    try:
+        env = make_env(env_id, {"render_mode": mode} | env_kwargs, **how)
+    except Exception as error:
+        if not (asked and "render_mode" in str(error)):
+            raise
+        fact = f"does not take it ({in_a_line(error)})"
+    else:
+        if not asked or getattr(env, "render_mode", None) is not None:
+            return env
+        close_all([env])
+        fact = "returned an environment without it"
+    setting, otherwise = "video", ""
+    if mode == "human":
+        setting, otherwise = "render=True", ", or open the window in another way, through `env_kwargs`"
+    raise ConfigError(
+        f"{setting}: passes render_mode={mode!r}, but {import_path(env_id)} {fact}. Accept render_mode as an argument "
+        f"and pass it on to the environment{otherwise}."
+    )
 
 
 def _wrapped(env: Any, name: str, of: Mapping[str, Any]) -> Any:

@@ -29,7 +29,7 @@ class Row:
         self.kept: Any = None  # observation of its last reset, and an info with the mask
 
     def __getattr__(self, name: str) -> Any:
-        if name in ("observation_space", "action_space", "spec"):
+        if name in ("observation_space", "action_space", "spec", "unread_masks"):
             return getattr(self.joint, name)
         raise AttributeError(name)
 
@@ -73,6 +73,7 @@ class JointEnv(ABC):
     spec: Any = None
     shared = False
     """True if the rows have their episodes in common."""
+    unread_masks = False  # the environments in it have a method for masks, which nobody calls
     once = False  # no episode follows when all rows have ended theirs
     next_seed: Callable[[int], int]
     """The seed of the next episode of a row."""

@@ -1,4 +1,4 @@
-"""Create one environment from an id, `module:Name-v0`, `module:factory` or a callable, in wrappers, or in a window."""
+"""Create one environment from an id, `module:Name-v0`, `module:factory` or a callable, and in wrappers."""
 
 import copy
 import difflib
@@ -63,7 +63,7 @@ def make_env(
         if "scratch_dir" in asked:
             stack.callback(env.close)
             # An environment may close itself in its reset, to restart its simulator: its folder stays then.
-            env = gym.Wrapper(env) if isinstance(env, gym.Env) and not joint_kind(env) else env
+            env = gym.Wrapper(env) if isinstance(env, gym.Env) and not joint_kind(env) else _Held(env)
             env.close = stack.pop_all().close
     if most_steps is not None and joint_kind(env):
         close_all([env])
@@ -76,6 +76,24 @@ def make_env(
             "replay_limit: truncates only a gymnasium.Env. Derive the environment from it, or leave it out."
         )
     return TimeLimit(env, most_steps)
+
+
+def takes(env_id: str, name: str) -> bool:
+    """Return whether what makes `env_id` has a parameter of this name, or takes any."""
+    found = inspect.signature(_factory(env_id)).parameters
+    return name in found or any(one.kind is one.VAR_KEYWORD for one in found.values())
+
+
+class _Held:
+    """An environment that is no gymnasium.Env, or has several rows, with a `close` of its own."""
+
+    def __init__(self, env: Any) -> None:
+        self.env = env
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "env":  # while it is unpickled
+            raise AttributeError(name)
+        return getattr(self.env, name)
 
 
 def _asked_for(
@@ -271,29 +289,3 @@ def _unknown_in_module(module: str, name: str) -> str:
     close = difflib.get_close_matches(name, [*functions, *gym.registry], n=1)
     remedy = f"Did you mean {module}:{close[0]}?" if close else "Check the spelling."
     return f"the module has no {name} and registers no such environment. {remedy}"
-
-
-def make_rendered(env_id: EnvId, env_kwargs: dict[str, Any], mode: str, **how: Any) -> Any:
-    """Make one environment as `make_env` does, with a render_mode; one in `env_kwargs` wins. Its own errors pass.
-
-    Raise ConfigError if it is not one environment, or does not take a render_mode.
-    """
-    asked = "render_mode" not in env_kwargs
-    try:
-        env = make_env(env_id, {"render_mode": mode} | env_kwargs, **how)
-    except Exception as error:
-        if not (asked and "render_mode" in str(error)):
-            raise
-        fact = f"does not take it ({in_a_line(error)})"
-    else:
-        if not asked or getattr(env, "render_mode", None) is not None:
-            return env
-        close_all([env])
-        fact = "returned an environment without it"
-    setting, otherwise = "video", ""
-    if mode == "human":
-        setting, otherwise = "render=True", ", or open the window in another way, through `env_kwargs`"
-    raise ConfigError(
-        f"{setting}: passes render_mode={mode!r}, but {import_path(env_id)} {fact}. Accept render_mode as an argument "
-        f"and pass it on to the environment{otherwise}."
-    )

@@ -11,6 +11,7 @@ import numpy as np
 from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv
 from gymnasium.vector.utils import concatenate, create_empty_array
 
+from dppo.envs.checks.returned import METHOD
 from dppo.envs.joint import JointEnv, Row
 from dppo.envs.make import close_all, joint_kind
 from dppo.envs.spaces import short
@@ -66,8 +67,10 @@ class VectorRows(JointEnv):
                 f"{', '.join(map(str, modes))}."
             )
         self._same_step, self._takes_seeds = mode is modes[1], isinstance(base, SyncVectorEnv | AsyncVectorEnv)
+        self.unread_masks = any(base.call("has_wrapper_attr", METHOD)) if self._takes_seeds else hasattr(base, METHOD)
         # It does not reset a row again in the next step; that of Gymnasium does where it shares no memory.
-        obeys = getattr(base, "shared_memory", self._takes_seeds or type(base).__module__.startswith("ale_py"))
+        ale = type(base).__module__.startswith("ale_py")
+        obeys = bool(getattr(base, "shared_memory", True)) if self._takes_seeds else ale
         self._seeded = mode is AutoresetMode.DISABLED or (obeys and not self._same_step)
         self._obeys, self.spec = obeys, made.spec if self._seeded else SimpleNamespace(nondeterministic=True)
 
@@ -100,7 +103,8 @@ class VectorRows(JointEnv):
         if self._seeded:
             self._reset(seeds if self.last is None else {row.index: seed})
         else:
-            fixed = "seed" in (getattr(self.env.unwrapped, "config", None) or {})  # when it was made, in EnvPool
+            config = getattr(self.env.unwrapped, "config", None)  # with its seed, in EnvPool, when it was made
+            fixed = isinstance(config, Mapping) and {"seed", "max_num_players"} <= config.keys()
             self.last, info = self.env.reset() if fixed else self.env.reset(seed=seed)
             self.restarts += 1
             for each in self.rows:
@@ -111,7 +115,8 @@ class VectorRows(JointEnv):
         if self.last is None and not self._takes_seeds:
             self.last, _ = self.env.reset(seed=min(seeds.values()))  # some must begin with all rows
         for chosen in [seeds] if self._takes_seeds else [{index: seed} for index, seed in seeds.items()]:
-            mask, before = np.isin(np.arange(len(self.rows)), list(chosen)), self.last
+            mask = np.isin(np.arange(len(self.rows)), list(chosen))
+            before = self.last if self._obeys else copy(self.last)  # it may write to the same array
             given = [chosen.get(row.index) for row in self.rows] if self._takes_seeds else next(iter(chosen.values()))
             self.last, info = self.env.reset(seed=given, options={"reset_mask": mask})
             if not self._obeys and isinstance(before, np.ndarray) and (before != self.last)[~mask].any():
@@ -155,7 +160,7 @@ class AgentRows(JointEnv):
 
     def __init__(self, made: Any, make: Callable[[], "AgentRows"]) -> None:
         """Take over `made`; raise ConfigError if its agents have different spaces."""
-        self._names = list(made.possible_agents)
+        self._names, self._ended = list(made.possible_agents), set[str]()  # until the next reset
         super().__init__(made, make, len(self._names))
         for kind in ("observation_space", "action_space"):
             first, *others = [(name, getattr(made, kind)(name)) for name in self._names]
@@ -170,10 +175,13 @@ class AgentRows(JointEnv):
 
     def step(self, actions: Sequence[Any]) -> None:
         """Step the agents that are there; if none is left, begin the next episode."""
-        there = set(self.env.agents)
+        there = set(self.env.agents) - self._ended
         chosen = {name: action for name, action in zip(self._names, actions, strict=True) if name in there}
         obs, rewards, terminated, truncated, infos = self.env.step(chosen)
-        over = not self.env.agents
+        self._ended = {name for name in there if terminated[name] or truncated[name]} | self._ended  # listed or not
+        left = set(self.env.agents) - self._ended
+        over = not left
+        self._ended &= set(self.env.agents)  # one that comes back acts again
         if over:  # the reset below may write to the same objects
             obs, infos = deepcopy(obs), {name: copy(info) for name, info in infos.items()}
         for name, row in zip(self._names, self.rows, strict=True):
@@ -183,7 +191,7 @@ class AgentRows(JointEnv):
                 row.waiting = any(ends)
             else:
                 row.stand_still(ended=over)
-                if name in self.env.agents:  # it acts from now on
+                if name in left:  # it acts from now on
                     row.answer, row.waiting = (obs[name], 0.0, False, False, infos.get(name, {})), False
         if over and not self.once:
             self._begin_all(self.next_seed(0))
@@ -195,6 +203,7 @@ class AgentRows(JointEnv):
 
     def _begin_all(self, seed: int) -> None:
         obs, infos = self.env.reset(seed=seed)
+        self._ended = set[str]()
         other = next(name for name in self._names if name in obs)
         for name, row in zip(self._names, self.rows, strict=True):
             shown = name if name in obs else other

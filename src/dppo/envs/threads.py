@@ -105,7 +105,8 @@ class EnvThread:
 
     def get_wrapper_attr(self, name: str) -> Callable[[], Any]:
         """Return a method of the environment, which its thread calls."""
-        method = self.env.get_wrapper_attr(name)
+        find = getattr(self.env, "get_wrapper_attr", partial(getattr, self.env))
+        method = find(name)
         return lambda: result_of(self._worker.begin(method))
 
     def __getattr__(self, name: str) -> Any:

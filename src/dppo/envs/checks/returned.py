@@ -143,6 +143,11 @@ def mask_source(env: Any, obs: np.dtype[Any], actions: Actions, setting: MaskSet
         return "leaf"
     if callable(_method(env)):
         return "method"
+    if getattr(env, "unread_masks", False):
+        raise ConfigError(
+            f"action_mask=auto: the method {METHOD}() of environments in a vector is not called. Return its result as "
+            f"info[{MASK!r}] of reset and step, and use `action_mask=info`; or `action_mask=off`."
+        )
     if len(obs.names or ()) > 1 and MASK in (obs.names or ()):
         raise ConfigError(
             f"action_mask=auto: the part {MASK!r} of the observation does not fit {actions} actions. Make it one array "
