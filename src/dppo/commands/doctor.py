@@ -55,8 +55,8 @@ def main(argv: list[str]) -> int:
     """Examine an environment or a run, and print what is found; return the exit code."""
     own, given, word = COMMAND.split(argv, "ENV_ID or RUN")
     if word is not None and Path(word).is_dir():
-        for name in given:
-            raise ConfigError(f"{flag(name)} has no effect here: {NO_EFFECT}. Leave it out.")
+        for name in (*given, *(own.keys() - {"json"})):
+            raise ConfigError(f"{flag(name)} has no effect here: the files of a run are only read. Leave it out.")
         return _print({"findings": list(of_run(Path(word)))}, as_json="json" in own)
     if not 0 < (seconds := own.get("seconds", 60.0)) < math.inf:
         raise ConfigError(f"seconds={seconds:g}: must be a finite number above 0.")

@@ -181,10 +181,13 @@ def faults(f: Facts, config: Config) -> tuple[dict[str, str], str]:
 FINDINGS: tuple[tuple[str, Callable[[Facts, Config], Any], str], ...] = (
     ("error", lambda f, c: f["died"], "{v}. If it dies only now and then, use actors (--num-actors), which are "
      "replaced: without them, it ends the run"),
-    ("error", lambda f, c: f["stage"] != "closing" and f["hung"], "{v}. If it hangs only now and then, use actors, "
-     "which are replaced, with --start-timeout-s, --reset-timeout-s or --step-timeout-s: without them, it stops the "
-     "run. Better, give the call a timeout of its own"),
+    ("error", lambda f, c: f["stage"] not in ("closing", "over") and f["hung"], "{v}. If it hangs only now and then, "
+     "use actors, which are replaced, with --start-timeout-s, --reset-timeout-s or --step-timeout-s: without them, it "
+     "stops the run. Better, give the call a timeout of its own"),
     ("error", lambda f, c: f["stage"] == "closing" and f["hung"], "{v}. Give it a timeout: a run leaves it alone"),
+    ("error", lambda f, c: f["stage"] == "over" and f["hung"], "after close(), a thread goes on, so that the process "
+     "does not end; without actors, neither does a run. End it in close(), or make it a daemon"),
+    ("warning", lambda f, c: f["alone"], "episodes were not played again in a fresh process: {v}"),
     ("error", lambda f, c: f["error"], "{v}"),
     ("note", lambda f, c: f["late"], "an update with these settings was not over after {v}: no speed is predicted, and "
      "episodes were not played again. Use smaller --num-steps for the doctor"),

@@ -1,7 +1,7 @@
 """Examine an environment in a process of its own, which another one watches: it may hang, die, or print megabytes.
 
-`python -m dppo.doctor.examination DESCRIPTOR JSON` writes lines to the descriptor: `m` before a constructor and `d`
-after it, `r` before a reset, `s` before a step, facts as JSON objects, and stacks of threads.
+`python -m dppo.doctor.examination DESCRIPTOR` reads JSON from stdin, and writes lines to the descriptor: `m` before a
+constructor and `d` after it, `r` before a reset, `s` before a step, facts as JSON objects, and stacks of threads.
 """
 
 import faulthandler
@@ -19,6 +19,7 @@ from copy import deepcopy
 from dataclasses import replace
 from functools import partial
 from itertools import cycle
+from multiprocessing import resource_tracker
 from statistics import median
 from typing import Any
 
@@ -261,7 +262,10 @@ class Examination:
     def _usage(self) -> tuple[float, float, list[str]]:
         """Return the resident MB of this process and its children, the CPU seconds of these, and their names."""
         mb, cpu, names = self._me.memory_info().rss / 2**20, 0.0, list[str]()
+        pythons = getattr(resource_tracker._resource_tracker, "_pid", None)  # of shared memory, until the process ends
         for child in set(self._me.children(recursive=True)) - self._before:
+            if child.pid == pythons:
+                continue
             with suppress(psutil.Error):
                 mb, cpu = mb + child.memory_info().rss / 2**20, cpu + sum(child.cpu_times()[:2])
                 names.append(child.name())
@@ -291,4 +295,4 @@ def main(to: int, wanted: dict[str, Any]) -> None:
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]), json.loads(sys.argv[2]))
+    main(int(sys.argv[1]), json.load(sys.stdin))

@@ -6,6 +6,7 @@ import re
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -17,6 +18,7 @@ import psutil
 
 from dppo.cluster.ray.capacity import usable_cores
 from dppo.doctor.playing import agreement
+from dppo.envs.checks.faults import PACKAGE
 
 PATIENCE_S = 10.0  # after the time is up, for a call of which none has taken longer; three times the longest if one has
 SLOW_S = 60.0  # after the time is up, for an update, and to close
@@ -29,16 +31,19 @@ class Watch:
     """Collects the reports of a process that is examined, and describes its end."""
 
     def __init__(self, program: Sequence[str], wanted: dict[str, Any], show: Callable[[str], None]) -> None:
-        """Start `python PROGRAM DESCRIPTOR JSON` with what is `wanted`; `show` is called with each stage."""
+        """Start `python PROGRAM DESCRIPTOR`, with `wanted` as JSON in its stdin; `show` is called with each stage."""
         self.facts: dict[str, Any] = {"output": 0, "last_line": "", "stage": "starting"}
         self._show, self._call, self._calls, self._stack = show, "", 0, ""
         self._since, self._longest = time.monotonic(), 0.0
         reading, writing = os.pipe()
-        self._process = subprocess.Popen(
-            [sys.executable, *program, str(writing), json.dumps(wanted)], pass_fds=[writing], start_new_session=True,
-            stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-            env=os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
-        )  # fmt: skip
+        with tempfile.TemporaryFile() as given:  # not an argument, which has 128 kB at most
+            given.write(json.dumps(wanted).encode())
+            given.seek(0)
+            self._process = subprocess.Popen(
+                [sys.executable, *program, str(writing)], pass_fds=[writing], start_new_session=True,
+                stdin=given, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+                env=os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+            )  # fmt: skip
         os.close(writing)
         readers = self._read_output, partial(self._read_reports, reading)
         self._threads = [Thread(target=one, daemon=True) for one in readers]
@@ -55,7 +60,7 @@ class Watch:
                     time.monotonic() - self._since,
                     SLOW_S if slow else max(patience, 3 * self._longest),
                 )
-                if time.monotonic() > until and silent_s > allowed_s:
+                if silent_s > allowed_s and (facts["stage"] == "over" or time.monotonic() > until):
                     if facts["stage"] == "updating":  # which is no affair of the environment
                         facts["late"] = f"{silent_s:.0f} s"
                     else:
@@ -88,7 +93,8 @@ class Watch:
     def _place(self) -> str:
         """Return the place of the main thread in the user's code, or at all, if stacks were printed."""
         frames = re.findall(r'File "(.+)", line (\d+) in (\S+)', self._stack.rpartition("most recent call first")[2])
-        users = [one for one in frames if not re.search("/dppo/|/lib/python|<frozen", one[0])]
+        others = re.compile(f"{re.escape(PACKAGE)}|.*(/lib/python|<frozen)")
+        users = [one for one in frames if not others.match(one[0])]
         return "It was in {}, line {}, in {}.".format(*(users or frames)[0]) if frames else ""
 
     def _end(self) -> None:
@@ -140,5 +146,9 @@ def examine(
     trace, same = facts.pop("trace", ()), facts.get("same", {})
     if same and not any(same.values()):
         again = Watch(EXAMINATION, wanted | {"sizes": facts["sizes"][:6]}, show).wait(max(5, until - time.monotonic()))
-        facts = agreement(facts, "in a fresh process", trace, again.get("trace", ()))
+        if not (made := again.get("trace", ())):
+            why = (again.get(one) for one in ("error", "died", "hung"))
+            return facts | {"alone": next(filter(None, why), "for lack of time")}
+        few = f" (the first {len(made):,})" if len(made) < facts["compared"] else ""
+        facts = agreement(facts, f"in a fresh process{few}", trace, made)
     return facts
