@@ -107,6 +107,11 @@ def test_integers_are_accepted_in_several_notations(given_as: Any, number: int) 
     assert type(found) is int
 
 
+def test_layers_are_integers_in_the_same_notations() -> None:
+    assert config(hidden_sizes=["1e3", 64.0]).hidden_sizes == (1000, 64)
+    assert config(hidden_sizes=["1e2,32"]).hidden_sizes == (100, 32)
+
+
 @pytest.mark.parametrize("given_as", [1.5, "1.5", "many", "nan", "1e400", None, [1], "1e-3"])
 def test_other_values_are_refused_for_integers(given_as: Any) -> None:
     assert re.fullmatch("num_steps=.*", refusal(num_steps=given_as)), "one line"
@@ -172,6 +177,10 @@ def test_other_values_are_refused_for_integers(given_as: Any) -> None:
             "num_actors=9..64 is more than num_samplers=8, .* `num_samplers=9`, which makes the ",
         ),
         ({"num_samplers": 0}, "num_samplers=0: must be greater than 0. Use a larger value."),
+        *(
+            ({name: 1e-5, "num_actors": 1, "num_learners": 2}, f"{name}=1e-05: Ray counts in units of 0.0001")
+            for name in ("cpus_per_actor", "actor_gpus", "learner_cpus")
+        ),
         ({"env_id": 5}, "env_id=5: must be a valid string."),
         ({"model_kwargs": {"layer": object()}, "model": "nets:Net"}, "model_kwargs: layer=<object .* not JSON"),
         *(
@@ -180,6 +189,7 @@ def test_other_values_are_refused_for_integers(given_as: Any) -> None:
                 {"CPU": 1},
                 {"GPU": 1},
                 {"licence": 0},
+                {"licence": 1e-5},
                 {"licence": -1},
                 {"licence": "nan"},
                 [{"a": 1}, {"CPU": 2}],
@@ -512,6 +522,24 @@ def test_all_settings_survive_being_written_and_read(tmp_path: Path) -> None:
 def test_habits_from_other_libraries_are_answered(given: dict[str, Any], answer: str) -> None:
     with pytest.raises(ConfigError, match=re.escape(answer)):
         Config(**given)
+
+
+@pytest.mark.parametrize(
+    ("task", "fine"),
+    [
+        *((f"{quote}{'1' * 1000}{quote}", True) for quote in "'\""),
+        *(("1" * 1000, False), ("1" + ":1" * 600, False), (f"!!int '1{':1' * 600}'", False)),
+    ],
+    ids=["quoted", "in double quotes", "digits", "sexagesimal", "tagged"],
+)
+def test_only_numbers_may_not_be_very_long(task: str, fine: bool, tmp_path: Path) -> None:
+    """YAML takes long to read them; quoted digits are a text."""
+    (tmp_path / "own.yaml").write_text(f"env_id: E\nenv_kwargs: {{task: {task} }}\n")
+    if fine:
+        assert read_settings(tmp_path / "own.yaml")["env_kwargs"] == {"task": "1" * 1000}
+    else:
+        with pytest.raises(ConfigError, match=r"line 2 has .* a very long number"):
+            read_settings(tmp_path / "own.yaml")
 
 
 def test_words_of_yaml_are_understood(tmp_path: Path) -> None:

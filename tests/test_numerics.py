@@ -160,6 +160,15 @@ def test_fingerprints_see_another_code() -> None:
         (["train", "--config=native.yaml"], True),
         (["train", "--resume", "run/checkpoints"], True),
         (["eval", "run"], True),
+        (["replay", "run/incidents/001"], True),
+        (["eval", "run/checkpoints/000010"], True),
+        (["eval", ""], False),
+        (["train", "--config", "portable.yaml"], False),
+        (["train", "--resume", "other"], False),
+        (["train", "--config", "native.toml"], True),
+        (["train", "--config", "flow.yaml"], True),
+        (["train", "--numerics", "portable", "--numerics", "native"], True),
+        (["train", "--numerics", "native", "--numerics=portable"], False),
         (["train", "E-v0", "--env-kwargs", '{"x": "' + "y" * 5000 + '"}', "--numerics"], False),
     ],
 )
@@ -169,8 +178,13 @@ def test_a_command_knows_its_numerics_before_it_loads_anything(
     monkeypatch.delenv("DPPO_NUMERICS", raising=False)
     monkeypatch.chdir(tmp_path)
     (tmp_path / "run" / "checkpoints").mkdir(parents=True)
-    for file in ("native.yaml", "run/config.yaml"):
+    (tmp_path / "other").mkdir()
+    for file in ("native.yaml", "run/config.yaml", "config.yaml"):  # nobody names the last one
         (tmp_path / file).write_text("run:\n  numerics: native\n")
+    for file in ("portable.yaml", "other/config.yaml"):
+        (tmp_path / file).write_text("run:\n  numerics: portable\n")
+    (tmp_path / "native.toml").write_text('numerics = "native"\n')
+    (tmp_path / "flow.yaml").write_text('run: {"numerics": native}\n')
     assert portable._native(argv) is native
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from dppo.__main__ import main
+from dppo.commands import compare
 from dppo.commands.compare import caption, make_plan, parse
 from dppo.config import Config
 from dppo.errors import ConfigError
@@ -32,6 +33,22 @@ def test_help_lists_all_flags_but_those_that_a_comparison_sets_itself(capsys: py
     assert max(map(len, shown.splitlines())) <= 80
     assert {"--actors", "--equal", "--gamma", "--num-samplers"} <= set(re.findall(r"^  (--[a-z-]+)", shown, re.M))
     assert not {"--num-actors", "--run-dir", "--resume"} & set(re.findall(r"^  (--[a-z-]+)", shown, re.M))
+
+
+@pytest.mark.parametrize("words", [["--out", "out"], []], ids=str)
+def test_all_runs_are_in_the_same_folder_wherever_an_environment_goes(
+    words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folders: list[Path] = []
+
+    def planned_in(options: object, settings: object, folder: Path) -> list[Config]:
+        folders.append(folder)
+        raise ConfigError("this is enough")
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(compare, "make_plan", planned_in)
+    assert main(["compare", "E-v0", *words]) == 2
+    assert folders[0].parent == (tmp_path if words else tmp_path / "runs")
 
 
 def test_settings_of_actors_apply_to_the_runs_with_actors() -> None:
@@ -63,6 +80,11 @@ def test_numbers_of_actors_take_turns_forwards_and_backwards(words: str, runs: l
     assert len({config.run_dir for config in found}) == len(runs)
 
 
+def test_a_preset_fits_the_smallest_batch_and_is_the_same_for_all(capsys: pytest.CaptureFixture[str]) -> None:
+    options, settings = parse(["CartPole-v1", "--equal", "segment"])
+    assert {config.minibatch_size for config in make_plan(options, settings, Path("out"))} == {32}
+
+
 @pytest.mark.parametrize(
     ("equal", "words"),
     [
@@ -92,7 +114,10 @@ def test_the_caption_names_what_the_runs_have_in_common(equal: str, words: str) 
         (["--resume", "x"], "--resume has no effect here"),
         (["--equal", "segment", "--num-samplers", "8"], "--num-samplers has no effect with --equal segment"),
         (["--actor", "1", "8"], "--actor is not a known flag"),
-        (["--num-samplers", "4"], "num_actors=8 is more than num_samplers=4"),
+        (
+            ["--num-samplers", "4"],
+            "actors=1 8: 8 is more than num_samplers=4, and each actor hosts one at least. Use num",
+        ),
         (["--minibatch-size", "9999"], "minibatch_size=9999 is larger than the batch of 512 steps"),
         (["--out", "."], "out=.: is not an empty folder"),
     ],

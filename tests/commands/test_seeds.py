@@ -196,6 +196,8 @@ def test_a_seed_that_has_begun_is_continued_with_its_settings_or_refused(tmp_pat
         assert [run.state for run in seeds._planned(given | {"total_timesteps": steps}, [1, 2])] == [state, "waiting"]
     with pytest.raises(ConfigError, match=r"^learning_rate=0\.0005: \S+seed_1 was made with 0\.0003"):
         seeds._planned(given | {"total_timesteps": 256, "learning_rate": 5e-4}, [1, 2])
+    with pytest.raises(ConfigError, match=r"Leave it out, or use another `run_dir`\.$"):  # not --branch, as for one
+        seeds._planned(given | {"total_timesteps": 256, "gamma": 0.5}, [1, 2])
 
 
 @pytest.mark.parametrize(
@@ -214,9 +216,21 @@ def test_arguments_that_are_objects_do_not_become_text(
     Path("run.yaml").write_text('env_id: CartPole-v1\nenv_kwargs: {start: {"!python": "datetime.date(2020, 1, 1)"}}\n')
     assert main(words) == 2
     assert re.search(
-        r"env_kwargs: start is .*datetime\.date.*, .* Use text, numbers, lists, dicts\.", capsys.readouterr().err
+        r"env_kwargs: start is .*datetime\.date.*, .* Use text, numbers, lists, dicts with text as keys\.", capsys.readouterr().err
     )
     assert sorted(one.name for one in tmp_path.iterdir()) == ["own.yaml", "run.yaml"]
+
+
+@pytest.mark.parametrize("words", [["train", "--seeds", "1..2"], ["doctor"]])
+def test_keys_that_are_not_text_do_not_become_text(
+    words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The processes of seeds read JSON, which would make the key 1 a text."""
+    monkeypatch.chdir(tmp_path)
+    Path("own.yaml").write_text("env_id: CartPole-v1\nenv_kwargs: {prices: {1: 5}}\n")
+    assert main([*words, "--config", "own.yaml"]) == 2
+    assert "env_kwargs: prices is " in capsys.readouterr().err
+    assert [one.name for one in tmp_path.iterdir()] == ["own.yaml"]
 
 
 def test_a_signal_that_arrives_while_seeds_start_reaches_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

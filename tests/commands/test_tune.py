@@ -17,6 +17,7 @@ from commandline import Command, parse
 from dppo.__main__ import main
 from dppo.commands import tune
 from dppo.config.parts import default_of, settings_by_name
+from dppo.errors import ConfigError
 
 Capture = pytest.CaptureFixture[str]
 Patch = pytest.MonkeyPatch
@@ -92,6 +93,23 @@ def test_settings_of_a_file_are_not_tuned(tmp_path: Path, capsys: Capture, monke
     assert "none is left to tune" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("words", [["--out", "out"], []], ids=str)
+def test_all_trials_are_in_the_same_folder_wherever_an_environment_goes(
+    words: list[str], tmp_path: Path, monkeypatch: Patch
+) -> None:
+    folders: list[Path] = []
+
+    def study_in(out: Path, *_: object) -> None:
+        folders.append(out)
+        raise ConfigError("this is enough")
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("dppo.user_code.find_spec", lambda name: True)
+    monkeypatch.setattr(tune, "_study", study_in)
+    assert main(["tune", *SMALL, *words]) == 2
+    assert folders == [tmp_path / "out" if words else tmp_path / "runs" / "tune__CartPole-v1"]
+
+
 @pytest.mark.slow
 def test_a_study_of_trials_that_diverge_ends(tmp_path: Path, capsys: Capture, monkeypatch: Patch) -> None:
     pytest.importorskip("optuna")
@@ -109,7 +127,7 @@ def test_a_study_is_continued_and_ends_with_a_command(tmp_path: Path, capsys: Ca
         *lines, best, command = capsys.readouterr().out.splitlines()
         assert len([line for line in lines if re.match(r"trial \d: (complete|pruned), mean return ", line)]) == new
         assert re.fullmatch(
-            rf"Best of {trials} trials in runs/tune__CartPole-v1: \d+\.\d, in trial [0-{trials}]:", best
+            rf"Best of {trials} trials in {tmp_path}/runs/tune__CartPole-v1: \d+\.\d, in trial [0-{trials}]:", best
         )
     settings = parse(shlex.split(command)[2:]).settings
     assert "--preset none --total-timesteps 512" in command

@@ -16,7 +16,7 @@ from dppo.commands.flags import Parser, as_words
 from dppo.config import Config, resolved
 from dppo.config.files import plain, versions_in, with_atari
 from dppo.config.parts import default_of
-from dppo.errors import DppoError, printable
+from dppo.errors import ConfigError, DppoError, printable
 from dppo.files import check_kind, lock, read_file
 from dppo.records.files.disk import write_file, writing
 from dppo.records.files.run_folder import CONFIG, run_dir_of, settings_to_resume
@@ -57,7 +57,9 @@ def facts_of(run: Path) -> Facts:
             state = "running"
         else:
             os.close(handle)
-    versions = versions_in(run / CONFIG) if (run / CONFIG).is_file() else {}
+    versions = {}
+    with suppress(ConfigError):  # there is none, or it is too large
+        versions = versions_in(run / CONFIG)
     every = resolved(config)
     given = {name: every[name] for name in ("env_id", "env_kwargs", "clip_reward")}  # on which defaults of games depend
     usual = dict[str, Any](), with_atari(given), with_atari(given | {"atari": every["atari"]})

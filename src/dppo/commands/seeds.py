@@ -134,7 +134,7 @@ def _planned(settings: Mapping[str, Any], seeds: Sequence[int]) -> list[Seed]:
     """Return the runs, in folders beside each other, and mark those that have finished."""
     first = Config(**{**settings, "seed": seeds[0]})
     refuse_objects(settings, "which the processes of several seeds cannot be given")
-    name = f"{as_file_name(first.env_name)}__{first.name}__seeds__{time.strftime('%Y%m%d-%H%M%S')}"
+    name = f"{as_file_name(first.env_name)}__{as_file_name(first.name)}__seeds__{time.strftime('%Y%m%d-%H%M%S')}"
     parent, runs = (first.run_dir or Path("runs") / name).absolute(), []
     if (parent / CONFIG).exists():
         raise ConfigError(f"run_dir={parent}: contains a single run. Use another folder for several seeds.")
@@ -143,7 +143,7 @@ def _planned(settings: Mapping[str, Any], seeds: Sequence[int]) -> list[Seed]:
         run = Seed(replace(first, seed=seed, run_dir=folder), folder)
         if has_any(folder):
             state = find(folder).checkpoint.state
-            changes_on_resume(settings_to_resume(folder), run.config, folder, state["iteration"])
+            changes_on_resume(settings_to_resume(folder), run.config, folder, state["iteration"], several=True)
             waiting = (state.get("evaluations") or {}).get("open")
             run.state = "done" if state["iteration"] >= first.iterations and not waiting else "waiting"
         runs.append(run)

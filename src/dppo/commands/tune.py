@@ -51,7 +51,7 @@ def main(argv: list[str]) -> int:
     training = arguments_of(given, env_id, COMMAND.prog)
     require_package("tune", "optuna")
     config = Config(**training.settings)  # refused, if at all, before the first trial
-    out = Path(options.get("out", f"runs/tune__{as_file_name(config.env_name)}"))
+    out = Path(options.get("out", f"runs/tune__{as_file_name(config.env_name)}")).absolute()
     found = read_settings(Path(options.get("space", SPACE)))
     own = {**(read_settings(Path(given["config"])) if given.get("config") else {}), **given}
     space = {name: of for name, of in found.items() if name not in own}

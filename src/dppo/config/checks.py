@@ -8,6 +8,7 @@ from dppo.config.parts import FlatSettings, default_of
 from dppo.errors import ConfigError, counted
 
 MOST_LAYERS = 1000
+LEAST_AMOUNT = 1e-4  # of a resource, in Ray
 MOST_TRIED = 10**6  # numbers tried as divisors, to suggest some
 
 # fmt: off
@@ -221,11 +222,15 @@ def _check_minibatches(config: FlatSettings) -> None:
 
 def _check_ray(config: FlatSettings) -> None:
     check_address(config.address or "", "address")
+    for name in ("cpus_per_actor", "actor_gpus", "learner_cpus"):
+        if 0 < (amount := getattr(config, name)) < LEAST_AMOUNT:
+            raise ConfigError(f"{name}={amount:g}: Ray counts in units of {LEAST_AMOUNT}. Use at least that.")
     for name, amount in [item for group in config.resource_groups for item in group.items()]:
-        if name in ("CPU", "GPU", "memory", "object_store_memory") or not 0 < amount < math.inf:
+        if name in ("CPU", "GPU", "memory", "object_store_memory") or not LEAST_AMOUNT <= amount < math.inf:
             raise ConfigError(
-                f"actor_resources={config.actor_resources}: {name}={amount} is not a custom resource with a positive "
-                f"amount. Use `cpus_per_actor` for CPUs and `actor_gpus` for GPUs; name others as the cluster does."
+                f"actor_resources={config.actor_resources}: {name}={amount} is not a custom resource with an amount of "
+                f"at least {LEAST_AMOUNT}. Use `cpus_per_actor` for CPUs and `actor_gpus` for GPUs; name others as the "
+                f"cluster does."
             )
 
 

@@ -67,12 +67,22 @@ def grouped(settings: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
 def plain(value: Any, *, outermost: bool = True) -> Any:
     """Return `value` as JSON data; objects that JSON cannot represent become their repr, under the key OBJECT."""
     try:
-        return json.loads(json.dumps(value, default=_plain))
+        text = json.dumps(value, default=_plain)
+        if _keys_change(value):
+            raise TypeError("keys that JSON would turn into text")
+        return json.loads(text)
     except (TypeError, ValueError) as error:  # keys that are not strings, or a list that contains itself
         inside = isinstance(value, dict) and all(isinstance(key, str) for key in value)
         if inside and (outermost or isinstance(error, TypeError)):  # only values inside are at fault
             return {key: plain(one, outermost=isinstance(error, TypeError)) for key, one in value.items()}
         return _plain(value)
+
+
+def _keys_change(value: Any) -> bool:
+    """Return whether a dict in `value` has keys such as 1, None or True, which JSON turns into other keys."""
+    inner = value.values() if isinstance(value, dict) else value if isinstance(value, list | tuple) else ()
+    other = isinstance(value, dict) and not all(isinstance(key, str) for key in value)
+    return other or any(map(_keys_change, inner))
 
 
 def _plain(value: Any) -> Any:
@@ -95,7 +105,7 @@ def objects_in(settings: Mapping[str, Any]) -> Iterator[tuple[str, str, str]]:
 def refuse_objects(settings: Mapping[str, Any], why: str) -> None:
     """Raise ConfigError if an argument of environments is a Python object, or the text of one."""
     for of, name, text in objects_in(settings):
-        raise ConfigError(f"{of}: {name} is {text}, {why}. Use text, numbers, lists, dicts.")
+        raise ConfigError(f"{of}: {name} is {text}, {why}. Use text, numbers, lists, dicts with text as keys.")
 
 
 def resolved(config: FlatSettings) -> dict[str, Any]:
@@ -171,7 +181,8 @@ def _check_events(events: Iterable[Any], *, aliases: bool) -> None:
             opened.pop()
         elif isinstance(event, yaml.AliasEvent) and not aliases:
             what = f"an alias, *{event.anchor}"
-        if len(opened) > DEEPEST or NUMBER.fullmatch(value):
+        text = bool(getattr(event, "style", "")) and getattr(event, "tag", None) is None  # in quotes, or a block
+        if len(opened) > DEEPEST or (not text and NUMBER.fullmatch(value)):
             what = f"more than {DEEPEST} levels, or a very long number"
         if what:
             raise ValueError(f"line {event.start_mark.line + 1} has {what}")

@@ -34,11 +34,13 @@ def without_derived(settings: Mapping[str, Any]) -> dict[str, Any]:
     return rest if derived else dict(settings)
 
 
-def changes_on_resume(before: Mapping[str, Any], config: Config, checkpoint: Path, iteration: int) -> tuple[str, ...]:
+def changes_on_resume(
+    before: Mapping[str, Any], config: Config, checkpoint: Path, iteration: int, *, several: bool = False
+) -> tuple[str, ...]:
     """Return a sentence for each changed setting that affects the results of a resumed run.
 
-    `checkpoint` was written with the settings `before`, flat or in groups, after `iteration` iterations. Raise
-    ConfigError if a setting differs that must not change.
+    `checkpoint` was written with the settings `before`, flat or in groups, after `iteration` iterations, by one of
+    `several` seeds or alone. Raise ConfigError if a setting differs that must not change.
     """
     notes = []
     for name, was, value in _changed(before, config):
@@ -53,17 +55,20 @@ def changes_on_resume(before: Mapping[str, Any], config: Config, checkpoint: Pat
             notes.append(_longer(config, was, iteration))
         else:
             branch = " from that checkpoint: `branch=True`" if about(name).branch else ""
+            new = "use another `run_dir`" if several else f"start a new run{branch}"
             fact = f"{checkpoint} was made with {was}, and a run cannot be resumed with another value"
-            raise ConfigError(f"{name}={value}: {fact}. Leave it out, or start a new run{branch}.")
+            raise ConfigError(f"{name}={value}: {fact}. Leave it out, or {new}.")
     return tuple(notes)
 
 
 def _changed(before: Mapping[str, Any], config: Config) -> Iterator[tuple[str, Any, Any]]:
     """Yield the name of each setting that differs, its value before, and its value now."""
     old = flattened(before)
+    lag_of_one = config.lag == 1 and (old.get("policy_lag") == 1 or old.get("overlap") is True)
+    same = ("policy_lag", "overlap") if lag_of_one else ()  # two names
     for name, value in resolved(config).items():
         was = old.get(name, plain(default_of(name)))
-        if was != value:
+        if was != value and name not in same:
             yield name, was, value
 
 

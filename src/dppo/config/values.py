@@ -39,8 +39,11 @@ def _checked_type(hint: Any, limits: dict[str, Any]) -> Any:
     """Return the type that pydantic checks: limits, integers in several notations, finite floats."""
     kinds = {hint, *get_args(hint)}
     if get_origin(hint) is tuple:
-        several = tuple.__class_getitem__((Annotated[get_args(hint)[0], Field(**limits)], ...))
-        return Annotated[several, BeforeValidator(_parts)] if get_args(hint)[0] is int else several
+        item: Any = Annotated[get_args(hint)[0], Field(**limits)]
+        if get_args(hint)[0] is not int:
+            return tuple.__class_getitem__((item, ...))
+        several = tuple.__class_getitem__((Annotated[item, BeforeValidator(_whole_number)], ...))
+        return Annotated[several, BeforeValidator(_parts)]
     if "off" in kinds:
         return Annotated[hint, BeforeValidator(lambda value: "off" if value is False else value)]  # YAML's own word
     if int in kinds:

@@ -22,7 +22,7 @@ VARIABLES = {
 }
 CONVOLUTIONS = {"ONEDNN_MAX_CPU_ISA": "AVX2"}  # costs a third of the speed of CNNs where the CPU has AVX-512
 SAME_AS_HASWELL = {"Haswell", "Zen"}  # cores of OpenBLAS with the same kernels
-NATIVE = re.compile(rb"^[ \t]*numerics:[ \t]*['\"]?native\b", re.MULTILINE)
+NATIVE = re.compile(rb"(?:^|[{,.])[ \t]*['\"]?numerics['\"]?[ \t]*[:=][ \t]*['\"]?native\b", re.MULTILINE)
 
 
 def portable_numerics(argv: Sequence[str] = ()) -> None:
@@ -39,11 +39,14 @@ def _native(argv: Sequence[str]) -> bool:
     """Return whether settings ask for `numerics=native`, without loading what parses them."""
     words = [part for word in argv for part in word.split("=", 1)]
     if "--numerics" in words:
-        return words[-1] != "--numerics" and words[words.index("--numerics") + 1] == "native"
-    for path in map(Path, words):
-        for file in (path, *(folder / "config.yaml" for folder in (path, *path.absolute().parents[:2]))):
+        last = len(words) - words[::-1].index("--numerics")  # which wins
+        return words[last : last + 1] == ["native"]
+    for path in (Path(word).absolute() for word in words if word):
+        inside = path.suffix == ".safetensors" or {"checkpoints", "incidents"} & {path.name, path.parent.name}
+        files = [folder / "config.yaml" for folder in (path.parents[:2] if inside else [path])]
+        for file in [path] if path.suffix in (".yaml", ".yml", ".toml") else files:
             with suppress(OSError, RuntimeError, ValueError):  # not a file, or a link to itself
-                if file.suffix in (".yaml", ".yml") and NATIVE.search(read_file(file.resolve(), MOST_SETTINGS)):
+                if file.is_file() and NATIVE.search(read_file(file.resolve(), MOST_SETTINGS)):
                     return True
     return os.environ.get("DPPO_NUMERICS") == "native"
 

@@ -17,7 +17,7 @@ from rich.table import Table
 
 from dppo.commands.compare.measured import Run, by_actors, differing_seeds, group_of, groups_of
 from dppo.commands.train import Command, arguments_of
-from dppo.config import Config, resolved
+from dppo.config import Config, draft, resolved
 from dppo.config.resume import leave_out_ineffective
 from dppo.errors import ConfigError, counted
 from dppo.records.files.run_folder import as_file_name, versions
@@ -76,7 +76,7 @@ def main(argv: list[str]) -> int:
     """
     options, settings = parse(argv)
     name = f"compare__{as_file_name(str(settings['env_id']))}__{time.strftime('%Y%m%d-%H%M%S')}"
-    folder = options.out or Path("runs") / name
+    folder = (options.out or Path("runs") / name).absolute()
     plan = make_plan(options, settings, folder)
     console = Console(highlight=False, soft_wrap=True)
     console.print(caption(options, plan))
@@ -153,6 +153,8 @@ def parse(argv: list[str]) -> tuple[Options, dict[str, Any]]:
     own, given, env_id = COMMAND.split(argv)
     options = Options(**own)
     _check(options, given)
+    if options.equal == "segment":  # a preset must fit the smallest batch, and be the same for all
+        given["num_samplers"] = str(max(1, min(options.actors)))
     training = arguments_of(given, env_id, COMMAND.prog)
     for note in training.notes:
         print(note, file=sys.stderr)
@@ -187,6 +189,13 @@ def make_plan(options: Options, settings: dict[str, Any], folder: Path) -> list[
     Raises a ConfigError if a setting is invalid with one of the numbers of actors.
     """
     settings = {"progress": "off"} | settings
+    most, samplers = max(options.actors), draft(settings).num_samplers
+    if options.equal == "batch" and most > samplers:
+        raise ConfigError(
+            f"actors={' '.join(map(str, options.actors))}: {most} is more than num_samplers={samplers}, and each actor "
+            f"hosts one at least. Use numbers up to {samplers}, or `num_samplers={most}`, which makes the batch larger "
+            f"and so changes the learning problem."
+        )
 
     def one(actors: int, **more: Any) -> Config:
         chosen = {"num_actors": actors, **more}

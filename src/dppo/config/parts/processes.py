@@ -147,7 +147,8 @@ class Run:
     turns with training."""
     eval_timeout_s: float = free(1800.0, gt=0)
     """Longest time in seconds of an episode of an evaluation; after a longer one, the rest of that evaluation is left
-    out. An actor that is late, or in one step for segment_timeout_s, is replaced, and plays it once more."""
+    out. An actor that is late, or in one step for the longest of segment_timeout_s, start_timeout_s, reset_timeout_s
+    and step_timeout_s, is replaced, and plays it once more."""
     record_episodes: str = free("all")
     """Training episodes to record, as seed and actions, so that `dppo replay` plays them again: all; every=100, each
     100th; best, each that is better than all before it; none. Beyond 64 MB, the oldest go."""
