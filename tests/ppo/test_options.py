@@ -277,6 +277,14 @@ def test_an_update_on_older_policies_clips_each_row_around_its_ratio_and_measure
     assert one.state()[FACTOR] == 1 / CHANGE
 
 
+def test_a_policy_that_has_moved_beyond_measure_has_moved_and_is_slowed() -> None:
+    """A row that the collecting policy had no more chance to draw would count as 0 times infinity."""
+    batch = random_batch()
+    batch = dataclasses.replace(batch, logprobs=batch.logprobs - 1000, importance=torch.zeros(len(batch)).double())
+    trainer = make_trainer(update_epochs=1, minibatches=1, norm_adv=False, reuse=2)
+    assert OffPolicyTrainer(trainer)._moved(batch, len(batch), 0.2) == (0.0, 0.0)
+
+
 @pytest.mark.parametrize(("norm_adv", "times"), [(False, 3), (True, 1)], ids=["raw", "standardized"])
 def test_with_reuse_memory_and_deviations_follow_env_steps(norm_adv: bool, times: int) -> None:
     """In its first step Adam moves each weight by the learning rate, and keeps 1 / memory of the squared gradient."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from contextlib import nullcontext
 from typing import Any
 
 import gymnasium as gym
@@ -15,10 +16,12 @@ from torch import nn
 from updates import DISCRETE_SPEC as SPEC
 from updates import make_trainer, random_batch
 
+from dppo.config import PPO
 from dppo.errors import ConfigError
 from dppo.ppo.exchange.normalizer import Moments, ValueScale
 from dppo.ppo.exchange.records import PolicySnapshot, SegmentRequest
-from dppo.ppo.learning.model import last_layer
+from dppo.ppo.learning.model import PPOModel, last_layer
+from dppo.ppo.learning.trainer import PPOTrainer
 from dppo.ppo.networks.user_module import ModuleSpec
 from dppo.spaces.spaces import Spaces
 
@@ -121,6 +124,28 @@ def test_values_that_do_not_end_in_a_linear_layer_are_refused() -> None:
     spec = ModuleSpec(Spaces(np.dtype((np.float32, (4,))), DISCRETE), Positive, {}, "float32")
     with pytest.raises(ConfigError, match="the network has no linear layer with one output and"):
         last_layer(spec)
+
+
+class Scaled(Named):
+    """Changes what its last layer returns."""
+
+    def __init__(self, spaces: Spaces, head_size: int, scale: float) -> None:
+        super().__init__(spaces, head_size, "value")
+        self.scale = scale
+
+    def forward(self, obs: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        head, values = super().forward(obs)
+        return head, values.tanh() if self.scale == 0 else self.scale * values
+
+
+@pytest.mark.parametrize("scale", [1.0, 0.1, -1.0, 0.0])
+def test_a_network_that_changes_the_values_of_its_last_layer_is_refused(scale: float) -> None:
+    spec = ModuleSpec(Spaces(np.dtype((np.float32, (4,))), DISCRETE), Scaled, {"scale": scale}, "float32")
+    refused = pytest.raises(ConfigError, match="the network changes what its layer `value` returns")
+    with nullcontext() if scale == 1 else refused:
+        trainer = PPOTrainer(PPOModel(spec, 1), PPO(norm_value=True), minibatches=1)
+        drawn = PPOTrainer(PPOModel(spec, 1), PPO(), minibatches=1)
+        np.testing.assert_array_equal(trainer.weights(), drawn.weights())
 
 
 class Flat(Positive):

@@ -19,7 +19,7 @@ from dppo.errors import TrainingDiverged
 from dppo.ppo.learning.batch import Batch
 from dppo.ppo.learning.model import ADAPTED, PPOModel
 from dppo.ppo.learning.parallel import Parallel, draw_minibatches, weighted_on_all
-from dppo.ppo.learning.trainer import PPOTrainer
+from dppo.ppo.learning.trainer import PPOTrainer, _diverged, _Losses
 from dppo.spaces.actions import Actions
 
 
@@ -231,6 +231,15 @@ def test_a_number_that_is_not_finite_stops_the_run_and_keeps_the_weights(column:
     assert not trainer.state()["exp_avg"].any()
     trainer.update(batch, at_rate(trainer, 1e-3), np.random.default_rng(0))  # it can continue
     assert np.isfinite(trainer.weights()).all()
+
+
+@pytest.mark.parametrize("dtype", [torch.bool, torch.uint8, torch.uint16, torch.uint32, torch.uint64, torch.float16])
+def test_a_divergence_shows_leaves_of_every_dtype(dtype: torch.dtype) -> None:
+    batch = random_batch()
+    leaves: dict[str, Tensor] = {"speed": torch.ones(len(batch), 4), "flags": torch.ones(len(batch), 2).to(dtype)}
+    losses = _Losses(*torch.tensor([math.nan] * len(_Losses._fields)))
+    error = _diverged(dataclasses.replace(batch, obs=leaves), 3, losses, math.inf)
+    assert "obs flags from 1 to 1, advantages from " in str(error)
 
 
 def test_a_later_minibatch_that_is_not_finite_keeps_the_earlier_steps() -> None:

@@ -13,7 +13,7 @@ from torch.optim.adam import adam
 from dppo.errors import ConfigError
 from dppo.ppo.distributions.base import IMPOSSIBLE, Evaluation
 from dppo.ppo.exchange.normalizer import VALUE_TARGETS, Moments, ValueScale, moments_of_targets
-from dppo.ppo.learning.batch import Batch
+from dppo.ppo.learning.batch import Batch, zero_batch
 from dppo.ppo.learning.parallel import Parallel, moments_of_all, row_moments
 from dppo.ppo.networks.choice import learning_network
 from dppo.ppo.networks.network import NetworkSpec, RecurrentInputs
@@ -173,6 +173,22 @@ class PopArt:
         self._model = model
         self._weight, self._bias = last_layer(model.spec)
         self._moments = Moments.empty(())
+        self._check_end()
+
+    def _check_end(self) -> None:
+        """Raise ConfigError if values are not what the last layer returns: its correction would change them."""
+        flat = self._model.parameters.weights.data
+        rows, kept = zero_batch(self._model.spec, 1, 1).to(flat.device), flat.clone()
+        before = self._model.values(rows.obs, rows.recurrent)
+        flat[self._weight] *= 2
+        flat[self._bias] = 2 * flat[self._bias] + 1
+        after = self._model.values(rows.obs, rows.recurrent)
+        flat.copy_(kept)
+        if not torch.allclose(after, 2 * before + 1, rtol=1e-2, atol=1e-2):
+            raise ConfigError(
+                "norm_value=True: the network changes what its layer `value` returns, so that values would jump with "
+                "their unit. Return the numbers of that layer as they are, or use `norm_value=False`."
+            )
 
     @property
     def scale(self) -> ValueScale:

@@ -14,7 +14,7 @@ from dppo.ppo.learning.batch import Batch
 from dppo.ppo.learning.model import PPOModel
 from dppo.ppo.learning.parallel import Parallel
 from dppo.ppo.learning.recompute import estimates, from_current_policy
-from dppo.ppo.learning.trainer import PPOTrainer
+from dppo.ppo.learning.trainer import MOST_LOG_RATIO, PPOTrainer
 
 FACTOR = "rate_factor"  # its name in the state
 CHANGE = 1.03  # of the learning rate after an update
@@ -63,7 +63,8 @@ class OffPolicyTrainer:
     def _moved(self, batch: Batch, rows: int, clip: float) -> tuple[float, float]:
         """Return half the mean of |r - r_k| over all transitions, and the share where it exceeds `clip`."""
         assert batch.importance is not None
-        moved = batch.importance * ((self.model.log_probs(batch.pieces(rows)) - batch.logprobs).exp() - 1).abs()
+        log_ratio = self.model.log_probs(batch.pieces(rows)) - batch.logprobs
+        moved = batch.importance * (log_ratio.clamp(max=MOST_LOG_RATIO).exp() - 1).abs()  # 0 times infinity is nan
         counted = torch.ones_like(moved) if batch.weights is None else batch.weights
         moved = torch.where(counted > 0, moved, 0.0)
         own = torch.stack([moved.sum() / 2, (moved > clip).to(moved.dtype).sum(), counted.sum()])

@@ -289,7 +289,7 @@ class PPOTrainer:
 def _diverged(minibatch: Batch, number: int, losses: _Losses, norm: float) -> TrainingDiverged:
     """Return an error that describes the minibatch of SGD step `number` of its update, and its gradient's norm."""
     leaves = minibatch.obs if isinstance(minibatch.obs, dict) else {"": minibatch.obs}
-    columns = {f"obs {name}".rstrip(): leaf for name, leaf in leaves.items()}
+    columns = {f"obs {name}".rstrip(): leaf.double() for name, leaf in leaves.items()}  # uint16 has no min() in torch
     columns |= {"advantages": minibatch.advantages, "returns": minibatch.returns}
     ranges = [f"{name} from {float(one.min()):.3g} to {float(one.max()):.3g}" for name, one in columns.items()]
     return TrainingDiverged(
