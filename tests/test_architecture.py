@@ -44,6 +44,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "cluster": {"config", "ppo", "envs.activity", "envs.threads", "signals"},
     "cluster.builders": {"config.parts", "ppo", "envs", "signals"},
     "policies": {"ppo", "records", "envs.checks"},
+    "policies.policy": {"config.trust", "ppo", "records", "envs.checks"},
     "policies.evaluation": {"config", "envs", "ppo.exchange.records", "ppo.networks.network", "records"},
     "policies.playing": {"config.parts", "envs", "ppo", "signals"},
     "policies.export": {"config", "ppo", "records"},

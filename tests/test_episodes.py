@@ -58,15 +58,14 @@ KINDS: dict[str, dict[str, Any]] = {
     "wrappers and stacks": {"wrappers": ("worlds.asking:Doubled",), "frame_stack": 2, "action_repeat": 2},
     "a limit of steps": {"env_id": "CartPole-v1", "replay_limit": 5},
     "masks": {"env_id": "worlds.acting:Masked", "env_kwargs": {"source": "method"}},
+    "a constructor that needs a seed": {"env_id": "worlds.drawn:seeded", "envs_per_sampler": 2},
 }
+FAST = {"real numbers and memory", "a limit of steps", "a constructor that needs a seed"}
 
 
 @pytest.mark.parametrize(
     "kind",
-    [
-        pytest.param(kind, marks=[] if kind in ("real numbers and memory", "a limit of steps") else slow)
-        for kind in KINDS
-    ],
+    [pytest.param(kind, marks=[] if kind in FAST else slow) for kind in KINDS],
 )
 def test_episodes_of_every_kind_are_played_again(kind: str, tmp_path: Path, capsys: Capture) -> None:
     recorder = Recorder()

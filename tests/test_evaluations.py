@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import dataclasses
+import errno
 import io
 import json
 import os
 import re
 import signal
 import time
+from contextlib import ExitStack
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, ClassVar
@@ -22,6 +25,7 @@ from rich.console import Console
 from threadpoolctl import threadpool_info, threadpool_limits
 
 import dppo
+from dppo.cluster import evaluating
 from dppo.cluster.collecting import collector
 from dppo.cluster.evaluating import EvaluationActor
 from dppo.cluster.ray.capacity import room_for
@@ -32,14 +36,19 @@ from dppo.envs import make
 from dppo.envs.spaces import describe_spaces
 from dppo.errors import ConfigError
 from dppo.policies.playing import EpisodePlayer
+from dppo.ppo.exchange.records import Episode, PolicySnapshot
 from dppo.records.files import checkpoint as checkpoints
+from dppo.records.files import disk
+from dppo.records.files.disk import Disk
 from dppo.records.metrics.reading import read_metrics
-from dppo.records.metrics.writer import by_step
+from dppo.records.metrics.tracking import by_step
 from dppo.records.terminal.panel import draw
 from dppo.records.terminal.plain import plain_line
 from dppo.records.terminal.view import View
-from dppo.run.evaluations import Evaluations
+from dppo.run.building import _Site
+from dppo.run.evaluations import Evaluations, _Evaluation
 from dppo.run.replay import replay
+from dppo.signals import StopSignals
 
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "EVALUATION.md"
 ROWS, ITERATIONS = 64, 6
@@ -101,6 +110,37 @@ def test_the_best_evaluation_is_the_best_checkpoint_and_is_kept(tmp_path: Path) 
     kept = {path.stem for path in (tmp_path / "run/checkpoints").glob("*.safetensors")}
     assert kept == {f"iter_{best:06d}", f"iter_{ITERATIONS:06d}"}
     assert any(f"after {best * ROWS:,} steps (iter_{best:06d})" in line for line in recorder.ending)
+
+
+class Full(Disk):
+    """Has no room for the checkpoint of one iteration."""
+
+    def write(self, path: Path, *parts: bytes | memoryview) -> None:
+        if "iter_000004" in path.name:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        super().write(path, *parts)
+
+
+def test_the_best_evaluation_is_one_whose_checkpoint_could_be_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    play, returns = EpisodePlayer.play, {2: 5.0, 4: 9.0, 6: 1.0}
+
+    def scored(player: EpisodePlayer, policy: PolicySnapshot, *args: Any) -> Episode:
+        return dataclasses.replace(play(player, policy, *args), episode_return=returns[policy.version])
+
+    monkeypatch.setattr(EpisodePlayer, "play", scored)
+    monkeypatch.setattr(disk, "DISK", Full())
+    recorder = Recorder()
+    result = dppo.train(settings(tmp_path / "run", keep_checkpoints=1), observers=[recorder])
+    assert result.incidents == {"checkpoint_failed": 1}
+    found = json.loads((tmp_path / "run/checkpoints/best.json").read_text())
+    assert (found["iteration"], found["score"]) == (2, 5.0)
+    assert {path.stem for path in (tmp_path / "run/checkpoints").glob("*.safetensors")} == {
+        "iter_000002",
+        "iter_000006",
+    }
+    assert any("(iter_000002)" in line for line in recorder.ending)
 
 
 def test_a_run_that_is_resumed_without_evaluations_keeps_the_best_one(whole: dppo.Result, tmp_path: Path) -> None:
@@ -194,6 +234,24 @@ def test_rows_of_evaluations_are_written_also_after_an_observer_has_asked_to_sto
     assert (seen, one.stopped_by) == ([1, 2, 3], "Stops")
 
 
+def test_a_row_of_an_evaluation_has_nothing_of_the_one_before() -> None:
+    seen = list[dict[str, float]]()
+    row = {"global_step": 9.0, "eval/iteration": 1, "eval/episodic_return": 7.0, "eval/success_rate": 1.0}
+    run = SimpleNamespace(watching=SimpleNamespace(iteration=seen.append))
+    one = SimpleNamespace(_row=row, stopped_by=None, _run=run)
+    failed: dict[str, float] = {"eval/iteration": 2, "eval/episodes": 0}
+    Evaluations._report(one, [failed])  # type: ignore[arg-type]
+    assert seen == [{"global_step": 9.0, **failed}]
+
+
+@pytest.mark.parametrize("order", [(10, 20, 30), (30, 20, 10), (20, 10, 30)])
+def test_of_equal_evaluations_the_earliest_is_the_best_whichever_ends_first(order: tuple[int, ...]) -> None:
+    one: Any = SimpleNamespace(_best=None, _before=None, _unsaved=set())
+    for number in order:
+        Evaluations._result(one, number, _Evaluation(100 * number, played={0: Episode(0, 0, 500.0, 500, None)}))
+    assert one._best == (500.0, 10, 1000)
+
+
 def test_an_observer_stops_a_run_at_an_evaluation_that_ends_beside_another(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -238,6 +296,41 @@ def test_an_evaluation_has_a_place_of_its_own(tmp_path: Path) -> None:
     player = EpisodePlayer(*of, deterministic=True)  # type: ignore[arg-type]
     numbers = [EvaluationActor(packed_model(player), number)._loaded().number for number in range(2)]
     assert numbers == [0, 1]
+
+
+def test_an_actor_of_evaluations_closes_the_environment_with_its_process() -> None:
+    """Its process is what SIGTERM closes."""
+    of = Env(env_id=OnPort), describe_spaces(gym.make("CartPole-v1")), None, 1, 8
+    actor = EvaluationActor(packed_model(EpisodePlayer(*of, deterministic=True)), 0)  # type: ignore[arg-type]
+    actor._loaded()._env = OnPort(8, 0)
+    assert list(PORTS) == [80]
+    actor._process.close()
+    assert not PORTS
+    actor.close()  # not twice
+
+
+@pytest.mark.parametrize(
+    ("changes", "hung_s"),
+    [
+        ({}, 600),
+        ({"step_timeout_s": 5}, 600),
+        ({"segment_timeout_s": 5, "start_timeout_s": 7, "reset_timeout_s": 6}, 7),
+        ({"segment_timeout_s": 5, "step_timeout_s": 8}, 8),
+        ({"reset_timeout_s": 900}, 900),
+    ],
+)
+def test_an_actor_of_evaluations_hangs_after_the_longest_of_the_timeouts(
+    changes: dict[str, Any], hung_s: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing measures how long its constructor, its resets and its steps take."""
+    given: dict[str, Any] = {}
+    monkeypatch.setattr(evaluating, "RayPlayers", lambda *_, **of: given.update(of) or io.BytesIO())
+    session: Any = SimpleNamespace(options={}, demand=SimpleNamespace(actor={"CPU": 1.0}))
+    spaces, spec = describe_spaces(gym.make("CartPole-v1")), None
+    with ExitStack() as stack:
+        site = _Site(settings(tmp_path / "run", num_actors=2, **changes), StopSignals(), stack, session, "")
+        site.players(spaces, spec)  # type: ignore[arg-type]
+    assert given["hung_s"] == hung_s
 
 
 class Cores(gym.Wrapper[Any, Any, Any, Any]):
@@ -393,7 +486,7 @@ def test_on_actors_evaluations_are_equal_also_if_one_is_killed_and_the_run_is_re
 def test_actors_that_always_fail_neither_stop_training_nor_its_end(
     how: str, ray_session: None, whole: dppo.Result, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whatever was too late is tried twice, other things three times; a hung step takes `segment_timeout_s`."""
+    """Whatever was too late is tried twice, other things three times; a hung step takes the longest timeout."""
     monkeypatch.setattr("dppo.cluster.evaluating.LATER_S", 0.1)
     monkeypatch.setattr("dppo.cluster.evaluating.LOOK_S", 0.1)
     monkeypatch.setattr("dppo.run.evaluations.SAY_S", 0.1)
@@ -406,11 +499,11 @@ def test_actors_that_always_fail_neither_stop_training_nor_its_end(
     assert result.weights_sha256 == whole.weights_sha256
     assert result.incidents["evaluation_fault"] == 1
     assert evaluations(result)[ITERATIONS]["eval/episodes"] == 0
-    hung = "failed: TimeoutError: was in one step of episode 0 for segment_timeout_s=5"
+    hung = "failed: TimeoutError: was in one step, reset or constructor of episode 0 for 5 s, the longest"
     reason, times = {"kill": ("died", 3), "hang": (hung, 2), "garble": ("failed: ValueError", 3)}[how]
     assert sum(f"actor 0 of evaluations {reason}" in text for text in notes.texts) == times
     waiting = [text for text in notes.texts if text.startswith("waiting for the evaluation after 384 steps (0 of 4 ep")]
-    assert "eval_timeout_s=1800, a step segment_timeout_s=5. Ctrl-C ends the run" in waiting[0]
+    assert "eval_timeout_s=1800. Ctrl-C ends the run" in waiting[0]
 
 
 @pytest.mark.slow

@@ -91,7 +91,8 @@ def test_the_cluster_example_resumes(tmp_path: Path, capsys: Capture, monkeypatc
 def test_an_example_of_tuning_runs(name: str, package: str, tmp_path: Path) -> None:
     """In a process with a Ray of its own; trials of Optuna share it and the study."""
     pytest.importorskip(package)
-    out = output_of([str(EXAMPLES / name), "2", "1024"], tmp_path, PYTHONPATH=os.pathsep.join(sys.path))
+    own = {"PYTHONPATH": os.pathsep.join(sys.path), "RAY_ADDRESS": "local"}  # not one that others left
+    out = output_of([str(EXAMPLES / name), "2", "1024"], tmp_path, **own)
     assert re.search(r"\d trials, best mean return \d+\.\d with \{.*'learning_rate': 0\.", out)
     assert len(list((tmp_path / "runs").rglob("config.yaml"))) >= 2
 

@@ -5,10 +5,12 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
+import shlex
 import shutil
 from pathlib import Path
 from typing import Any
 
+import gymnasium as gym
 import pytest
 from builders import make_config
 from recorder import Notes
@@ -127,6 +129,31 @@ def test_incidents_of_a_run_that_goes_on_are_bounded_and_can_be_replayed(
     assert any(f"dppo replay {folders[1]} --trust" in text for text in notes.texts)
     assert main(["replay", str(folders[1]), "--trust"]) == 0
     assert "nan" in capsys.readouterr().out
+
+
+class Odd(gym.Wrapper[Any, Any, Any, Any]):
+    """CartPole that raises once, with the name of a file that is no Unicode in the text."""
+
+    def __init__(self) -> None:
+        super().__init__(gym.make("CartPole-v1"))
+        self.steps = 0
+
+    def step(self, action: Any) -> Any:
+        self.steps += 1
+        if self.steps == 5:
+            raise ValueError("cannot read frame\udcff.bin")
+        return self.env.step(action)
+
+
+def test_a_message_that_is_no_unicode_ends_no_run_and_a_folder_with_a_space_is_quoted(tmp_path: Path) -> None:
+    config = settings(tmp_path / "my run", env_id=Odd, env_kwargs={}, on_env_fault="rebuild", env_faults="unlimited")
+    with Notes() as notes:
+        result = dppo.train(config)
+    assert result.stopped_by is None
+    folder = tmp_path / "my run" / "incidents" / "001"
+    assert r"ValueError: cannot read frame\udcff.bin" in (folder / "report.txt").read_text()
+    [text, *_] = [text for text in notes.texts if text.startswith(f"see {folder}")]
+    assert shlex.split(text.partition(": ")[2]) == ["dppo", "replay", str(folder), "--trust"]
 
 
 CONTENTS = {

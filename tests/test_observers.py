@@ -8,12 +8,14 @@ import re
 import runpy
 import shlex
 import threading
+from dataclasses import dataclass, field
 from itertools import count
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
 import gymnasium as gym
+import numpy as np
 import pytest
 from builders import make_config
 from commandline import output_of
@@ -27,6 +29,7 @@ from dppo.ppo.exchange.records import CollectionProgress, Incident
 from dppo.records.files import checkpoint as checkpoints
 from dppo.records.files import disk
 from dppo.records.files.disk import Disk
+from dppo.records.observer import Display, Observers
 
 EXAMPLES = Path(__file__).resolve().parents[1] / "examples"
 ITERATIONS = 4
@@ -196,6 +199,36 @@ def test_an_observer_may_stop_a_run_which_can_be_resumed(tmp_path: Path, undistu
     assert after.run is not None
     assert after.run.resumed_at == 2
     assert [row["iteration"] for row in after.rows] == [row["iteration"] for row in whole.metrics] == [3, 4]
+
+
+@pytest.mark.parametrize(
+    ("answer", "stops"), [(True, True), (np.True_, True), (np.False_, False), (1, False), (np.ones(2), False)]
+)
+def test_an_observer_stops_a_run_with_true_also_that_of_numpy(answer: Any, stops: bool) -> None:
+    """A comparison of NumPy's numbers, as `np.mean(...) > 0`, is no bool of Python."""
+    observer: dppo.Observer = type("Says", (dppo.Observer,), {"on_iteration": lambda self, row: answer})()
+    assert Observers(Display(), [observer]).iteration({"iteration": 1}) == ("Says" if stops else None)
+
+
+@dataclass
+class Curve(dppo.Observer):
+    """Observers with equal values are equal, and arrays cannot be compared at all."""
+
+    values: np.ndarray = field(default_factory=lambda: np.zeros(3))
+    ended: int = 0
+
+    def on_end(self, result: dppo.Result | None, error: BaseException | None) -> None:
+        self.ended += 1
+
+
+def test_observers_are_ended_one_by_one_even_if_they_are_equal() -> None:
+    curves = [Curve(), Curve()]
+    watching = Observers(Display(), curves)
+    watching.prepare(None, "Creating ...")  # type: ignore[arg-type]
+    watching.add_file(Display())
+    watching._started += curves
+    watching.end(None, None)
+    assert [curve.ended for curve in curves] == [1, 1]
 
 
 def test_the_observer_of_the_example_stops_at_its_target(tmp_path: Path) -> None:

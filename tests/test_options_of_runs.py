@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +14,10 @@ from recorder import Notes, Recorder
 
 import dppo
 from dppo.errors import ConfigError
+from dppo.ppo.exchange.normalizer import no_statistics
 from dppo.records.files import checkpoint as checkpoints
 from dppo.records.words import sizes_line
+from dppo.run import building
 
 OWN_MEMORY = {"model": "worlds.memory_models:Running", "sequence_length": 8}
 ITERATIONS = 4
@@ -269,3 +272,20 @@ def test_advantages_of_real_actions_keep_their_unit(
     ]
     assert results[0].weights_sha256 == results[1].weights_sha256
     assert ("Advantages: in the unit of norm_reward" in caplog.text) is not standardized
+
+
+def test_statistics_that_an_environment_does_not_have_cannot_be_frozen(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """That images are not normalized shows when the environment is known."""
+    none: dict[str, Any] = {"env_id": "worlds.observed:Picture", "norm_reward": False, "freeze_norm_after": 10}
+    with pytest.raises(
+        ConfigError, match="freeze_norm_after=10 has no effect: norm_reward is off, and no observations"
+    ):
+        dppo.train(make_config({"progress": "off", "run_dir": tmp_path / "run", **none}))
+    nothing = partial(no_statistics, obs=False, returns=False)
+    monkeypatch.setattr(building, "_no_statistics", lambda config, spaces, resumed: nothing(spaces))
+    sizes = {"num_samplers": 1, "num_steps": 8, "total_timesteps": 8, "progress": "off", "run_dir": tmp_path / "run"}
+    dppo.train(make_config(sizes | none))  # as an earlier version did
+    monkeypatch.undo()
+    dppo.train(make_config(sizes | none), resume=tmp_path / "run")

@@ -9,14 +9,18 @@ import signal
 from pathlib import Path
 from typing import Any
 
+import gymnasium as gym
+import numpy as np
 import pytest
+import torch
 from builders import make_config
 from commandline import Command
 from recorder import Recorder
+from torch import nn
 
 import dppo
 from dppo.__main__ import main
-from dppo.errors import ConfigError
+from dppo.errors import CheckpointError, ConfigError
 from dppo.records.files import checkpoint as checkpoints
 from dppo.records.files.run_folder import open_run, settings_to_resume
 
@@ -130,6 +134,62 @@ def test_without_annealing_a_run_can_be_extended(tmp_path: Path, whole: Path) ->
     assert main(words(tmp_path, *constant, str(TOTAL), run="at once")) == 0
     assert weights(tmp_path / "run") == weights(tmp_path / "at once") != weights(whole)
     assert of_learning(tmp_path / "run") == of_learning(tmp_path / "at once")
+
+
+def test_overlap_is_another_name_of_a_lag_of_one(tmp_path: Path, capsys: Capture) -> None:
+    lag, run = ("--no-anneal-lr", "--overlap", "--total-timesteps"), tmp_path / "run"
+    assert main(words(tmp_path, *lag, str(3 * BATCH))) == 0
+    assert train("--resume", run, "--policy-lag", "2", "--total-timesteps", str(TOTAL)) == 2
+    assert "policy_lag=2: " in capsys.readouterr().err
+    config = dppo.Config(**settings_to_resume(run, {"total_timesteps": TOTAL, "overlap": False, "policy_lag": 1}))
+    dppo.train(config, resume=run)
+    assert main(words(tmp_path, *lag, str(TOTAL), run="at once")) == 0
+    assert weights(run) == weights(tmp_path / "at once")
+
+
+class Kinds(gym.Env[Any, Any]):
+    """Has one of four kinds as an observation, declared as what `SPACES` holds."""
+
+    action_space = gym.spaces.Discrete(2)
+
+    def __init__(self) -> None:
+        self.observation_space = gym.spaces.Dict({"kind": SPACES[-1], "x": gym.spaces.Box(-1, 1, (2,))})
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        super().reset(seed=seed)
+        return {"kind": np.array(self.np_random.integers(4)), "x": np.zeros(2, np.float32)}, {}
+
+    def step(self, action: int) -> Any:
+        return *self.reset()[:1], 0.0, False, False, {}
+
+
+class ReadsKinds(nn.Module):
+    def __init__(self, spaces: dppo.Spaces, head_size: int) -> None:
+        super().__init__()
+        self.policy, self.value = nn.Linear(3, head_size), nn.Linear(3, 1)
+
+    def forward(self, obs: dict[str, torch.Tensor]) -> Any:
+        both = torch.cat([obs["kind"].reshape(-1, 1).to(obs["x"].dtype), obs["x"]], 1)
+        return self.policy(both), self.value(both).squeeze(-1)
+
+
+SPACES: list[gym.Space[Any]] = [gym.spaces.Discrete(4), gym.spaces.Box(0, 3, (), np.int64)]
+
+
+@pytest.mark.parametrize("model", [None, ReadsKinds], ids=["default", "own"])
+@pytest.mark.parametrize("branch", [False, True])
+def test_a_space_that_has_become_another_is_named(
+    model: Any, branch: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = {"env_id": Kinds, "num_steps": 8, "num_samplers": 1, "total_timesteps": 8, "progress": "off"}
+    if model is not None:
+        settings["model"] = model
+    monkeypatch.setitem(globals(), "SPACES", SPACES[:1])
+    dppo.train(make_config(settings | {"run_dir": tmp_path / "run"}))
+    monkeypatch.setitem(globals(), "SPACES", [gym.spaces.Box(0, 3, (), np.int64)])
+    folder = tmp_path / ("new" if branch else "run")
+    with pytest.raises(CheckpointError, match=r"its categories is .*, but that of \S+ is None"):
+        dppo.train(make_config(settings | {"run_dir": folder}), resume=tmp_path / "run", branch=branch)
 
 
 def test_an_extended_run_can_be_resumed_without_repeating_the_extension(tmp_path: Path) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +13,7 @@ from recorder import Recorder
 
 import dppo
 from dppo.__main__ import main
+from dppo.policies.playing import EpisodePlayer
 
 SIZES = {"num_samplers": 2, "num_steps": 8, "total_timesteps": 64, "update_epochs": 1, "progress": "off"}
 WORLD = {"env_id": "worlds.faulty:Faulty", "norm_reward": False, "trace_hashes": True}
@@ -46,6 +49,26 @@ def test_lines_after_the_checkpoint_are_dropped_and_written_anew(
         file.write(b'{"iteration": 3, "global_step": 48, "policy": "of another life"}\n{"iteration": 4, "glo')
     resumed = dppo.train(settings(tmp_path / "run", trace_hashes=again), resume=tmp_path / "run")
     assert lines(resumed) == (lines(traced) if again else b"".join(lines(traced).splitlines(keepends=True)[:2]))
+
+
+def test_an_evaluation_that_is_repeated_after_the_last_iteration_has_no_line(
+    traced: dppo.Result, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its row, one of its own, comes before any update."""
+    play, played = EpisodePlayer.play, []
+
+    def interrupted(*args: Any) -> Any:
+        played.append(args)
+        if len(played) == 4:  # the second episode of the second and last evaluation
+            os.kill(os.getpid(), signal.SIGTERM)
+        return play(*args)
+
+    monkeypatch.setattr(EpisodePlayer, "play", interrupted)
+    config = settings(tmp_path / "run", eval_every=32, eval_episodes=2)
+    assert dppo.train(config).stopped_by == "SIGTERM"
+    resumed = dppo.train(config, resume=tmp_path / "run")
+    assert (resumed.resumed_at, resumed.stopped_by, len(played)) == (4, None, 6)
+    assert lines(resumed) == lines(traced)
 
 
 @pytest.mark.slow

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -15,7 +16,7 @@ import dppo
 from dppo.__main__ import main
 from dppo.errors import ConfigError
 from dppo.records.files.episodes import read_episodes
-from dppo.records.video import Video
+from dppo.records.video import USUAL_FPS, Video
 
 Capture = pytest.CaptureFixture[str]
 
@@ -103,6 +104,37 @@ def test_what_is_no_image_is_refused_after_the_reset(shown: Any, says: str, run:
     with pytest.raises(ConfigError, match=says):
         Video(tmp_path / "out.mp4", env).add()
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_video_is_in_the_folder_in_which_it_was_asked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The environment leaves that folder; and it may have a `metadata` of None."""
+    pytest.importorskip("av", reason="PyAV is not installed")
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path)
+    env: Any = Drawn(render_mode="rgb_array")
+    env.metadata = None
+    video = Video(Path("out.mp4"), env)
+    env.reset(seed=0)
+    monkeypatch.chdir("elsewhere")
+    video.add()
+    video.write()
+    stream, images = decoded(tmp_path / "out.mp4")
+    assert (len(images), float(stream.average_rate)) == (1, USUAL_FPS)
+    assert list(Path().iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("metadata", "fps"),
+    [
+        *(({"render_fps": fps}, 50.0) for fps in (50, 50.0, np.int64(50), np.float32(50), np.uint8(50))),
+        *(({"render_fps": fps}, 30.0) for fps in (None, "50", 0, -1, np.nan, np.int64(10**6), 10**400)),
+        (None, 30.0),
+    ],
+)
+def test_images_per_second_are_those_of_the_environment_also_as_numbers_of_numpy(metadata: Any, fps: float) -> None:
+    found = Video(None, SimpleNamespace(metadata=metadata))._fps
+    assert (type(found), found) == (float, fps)
+    assert Video(None, SimpleNamespace(metadata=metadata), repeat=4)._fps == fps / 4
 
 
 @pytest.mark.parametrize(

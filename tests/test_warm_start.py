@@ -50,6 +50,21 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return run
 
 
+@pytest.mark.parametrize("log_std_init", [None, -3.0])
+def test_deviations_are_those_of_the_other_run_unless_they_are_set(
+    log_std_init: float | None, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    continuous = {"env_id": "worlds.simple:point_mass", "total_timesteps": 64}
+    dppo.train(config_of(tmp_path / "origin", continuous, log_std_init=-2.0))
+    more = {} if log_std_init is None else {"log_std_init": log_std_init}
+    with caplog.at_level(logging.INFO, "dppo"):
+        dppo.train(config_of(tmp_path / "new", continuous, init_from=tmp_path / "origin", **more))
+    found = first(tmp_path / "new")["model"]["log_std"]
+    there = checkpoints.find(tmp_path / "origin").checkpoint.arrays["model"]["log_std"]
+    np.testing.assert_array_equal(found, there if log_std_init is None else np.full(2, log_std_init, np.float32))
+    assert "Deviation: " not in caplog.text
+
+
 def test_what_fits_is_taken_and_listed(source: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     dppo.train(config_of(tmp_path / "cold", ACROBOT))
     with caplog.at_level(logging.INFO, "dppo"):

@@ -17,6 +17,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -133,6 +134,17 @@ def test_a_terminal_without_unicode_gets_plain_lines(encoding: str | None, monke
     assert stream.getvalue() == ""
     assert isinstance(make_display("live", stream), PlainLines)
     assert "progress=live needs a terminal" in stream.getvalue()
+
+
+def test_a_stream_may_have_no_more_than_write_and_flush() -> None:
+    """Such as one that copies standard output to a file."""
+    text: list[str] = []
+    stream: Any = SimpleNamespace(write=text.append, flush=int, encoding="utf-8")
+    assert isinstance(make_display("live", stream), PlainLines)
+    shown = make_display("auto", stream)
+    assert isinstance(shown, PlainLines)
+    shown.note("hello")
+    assert "  note: hello\n" in "".join(text)
 
 
 def test_standard_output_is_the_default(capsys: pytest.CaptureFixture[str]) -> None:

@@ -162,6 +162,14 @@ def test_spread_is_that_of_the_keys_beside_a_mean(tmp_path: Path) -> None:
     assert charts.chart("title", np.zeros(2), np.full((3, 2), np.nan), "env steps") == ""
 
 
+@pytest.mark.parametrize("key", ["torque_max", "torque_std", "torque"])
+def test_a_reported_number_is_drawn_once_whatever_its_name(key: str, tmp_path: Path) -> None:
+    measured = {f"info/{key}": 2.0, f"info/{key}_min": 1.0, f"info/{key}_max": 3.0, "info/speed": 1.0}
+    html = page(facts_of(a_run(tmp_path / "run", [row | measured for row in rows(9)])))
+    drawn = re.findall(r"<figcaption>(info/[^<]*)", html)
+    assert drawn == [f"info/{key}", "info/speed"]
+
+
 @pytest.mark.parametrize(
     ("low", "high"),
     [(0, 1), (256, 40_192), (-3.3, 2.8), (1e-9, 3e-9), (5, 5), (0, 0), (-1e30, 1e30), (1e30, 1e30), (0.999, 1)],
@@ -189,6 +197,19 @@ def test_rows_of_a_large_file_are_a_sample_with_both_ends(tmp_path: Path, monkey
     assert last_row(run)["iteration"] == 5000
     assert sampled_metrics(tmp_path) == [], "without a file"
     assert last_row(tmp_path) == {}
+
+
+def test_long_rows_of_a_large_file_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A run whose environments have failed in many ways counts each in a key of its own."""
+    monkeypatch.setattr(reading, "WHOLE", 500_000)
+    monkeypatch.setattr(reading, "MOST_ROWS", 30)
+    faults = {f"faults/sampler {i // 16}, env {i % 16}: ValueError in step": 1.0 for i in range(1500)}
+    lines = [row | faults for row in rows(20)]
+    run = a_run(tmp_path / "run", lines)
+    assert (run / "metrics.jsonl").stat().st_size > 20 * 2**16
+    iterations = [row["iteration"] for row in sampled_metrics(run)]
+    assert iterations == list(range(1, 21))
+    assert last_row(run)["iteration"] == 20
 
 
 def test_evaluations_that_end_in_one_iteration_are_all_read(tmp_path: Path) -> None:

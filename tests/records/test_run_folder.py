@@ -24,9 +24,10 @@ from recorder import Recorder
 
 import dppo
 from dppo.__main__ import main
-from dppo.config import resolved
+from dppo.config import files, resolved
 from dppo.errors import CheckpointError, ConfigError, EnvironmentFault, TrainingDiverged
 from dppo.records.files import checkpoint as checkpoints
+from dppo.records.files import run_folder
 from dppo.records.files.disk import Disk
 from dppo.records.files.run_folder import locked, open_run, settings_to_resume
 
@@ -41,6 +42,13 @@ def settings(run_dir: Path | None, **changes: Any) -> dppo.Config:
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory: pytest.TempPathFactory) -> str:
     return dppo.train(settings(tmp_path_factory.mktemp("whole") / "run")).weights_sha256
+
+
+@pytest.mark.parametrize("name", ["a/b", "../x", "/x/y"])
+def test_the_name_of_a_run_names_one_folder(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    with open_run(settings(None, name=name), None) as folder:
+        assert folder.path.parent == tmp_path / "runs"
 
 
 def test_a_folder_in_use_is_refused_with_the_name_of_the_process(tmp_path: Path) -> None:
@@ -191,6 +199,20 @@ def test_resume_auto_starts_a_run_or_continues_it(tmp_path: Path, whole: str) ->
         dppo.train(settings(None), resume="auto")
 
 
+def test_a_run_is_resumed_in_its_own_folder_only(tmp_path: Path) -> None:
+    run, other = tmp_path / "run", tmp_path / "other"
+    dppo.train(settings(run), observers=[Recorder(interrupt_at=1)])
+    files = {path: path.read_bytes() for path in run.rglob("*") if path.is_file()}
+    for resume in (run, run / "checkpoints" / "iter_000001"):
+        with pytest.raises(ConfigError, match=f"^run_dir={other}: has no effect with resume=.* Leave it out, or "):
+            dppo.train(settings(other), resume=resume)
+    assert not other.exists()
+    assert {path: path.read_bytes() for path in run.rglob("*") if path.is_file()} == files
+    other.symlink_to(run)  # the same folder by another name
+    assert dppo.train(settings(other), resume=run).iterations == ITERATIONS
+    assert dppo.train(settings(None), resume=run).iterations == ITERATIONS
+
+
 class Fatal(gym.Wrapper[Any, Any, Any, Any]):
     """Kills its process at a step while the marker exists."""
 
@@ -278,10 +300,36 @@ def test_env_kwargs_may_be_python_objects(tmp_path: Path, capsys: pytest.Capture
     assert dppo.load_policy(run).act(np.zeros(4, np.float32)) in (0, 1)
 
 
+class Tasked(gym.Wrapper[Any, Any, Any, Any]):
+    """CartPole that is made with a task of any kind."""
+
+    def __init__(self, task: Any) -> None:
+        super().__init__(gym.make("CartPole-v1"))
+        self.task = task
+
+
+@pytest.mark.parametrize("task", ["0110" * 500, "x" * 20_001], ids=["digits", "large"])
+def test_a_run_with_a_long_argument_can_be_resumed_evaluated_and_reported(
+    task: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Text of digits is no number that takes long to read; what makes config.yaml too large is in checkpoints."""
+    for module in (files, run_folder):
+        monkeypatch.setattr(module, "MOST_SETTINGS", 20_000)
+    run = tmp_path / "run"
+    dppo.train(settings(run, env_id=Tasked, env_kwargs={"task": task}), observers=[Recorder(interrupt_at=1)])
+    assert settings_to_resume(run)["env_kwargs"] == {"task": task}
+    assert main(["train", "--resume", str(run), "--trust"]) == 0
+    assert main(["eval", str(run), "--episodes", "1", "--trust"]) == 0
+    assert main(["report", str(run)]) == 0
+
+
 @pytest.mark.parametrize(
     ("value", "recorded"),
     [
-        *((Path("/a/b"), "/a/b"), (np.float32(0.5), 0.5), ((1, 2), [1, 2]), ({1: {"x": None}}, {"1": {"x": None}})),
+        *((Path("/a/b"), "/a/b"), (np.float32(0.5), 0.5), ((1, 2), [1, 2]), ({"1": {"x": None}}, {"1": {"x": None}})),
+        ({1: {"x": None}}, {"!python": "{1: {'x': None}}"}),  # JSON would make it {"1": ...}
+        ({"a": {True: 1}, "b": 2}, {"a": {"!python": "{True: 1}"}, "b": 2}),
+        ([{None: 1}], {"!python": "[{None: 1}]"}),
         ([{1, 2}], [{"!python": "{1, 2}"}]),
         ({(1, 2): 3}, {"!python": "{(1, 2): 3}"}),
         (np.arange(2), {"!python": "array([0, 1])"}),
@@ -289,6 +337,18 @@ def test_env_kwargs_may_be_python_objects(tmp_path: Path, capsys: pytest.Capture
 )
 def test_values_are_recorded_as_readable_json(value: Any, recorded: Any) -> None:
     assert resolved(settings(None, env_kwargs={"x": value}))["env_kwargs"] == {"x": recorded}
+
+
+@pytest.mark.parametrize("keys", [{1: 5}, {None: 5}, [{True: 5}]])
+def test_keys_that_are_not_text_are_given_again_and_compared(keys: Any, tmp_path: Path) -> None:
+    """An environment that looks up 1 would not find "1", and might play another task."""
+    config = settings(tmp_path / "run", env_id=Tasked, env_kwargs={"task": keys})
+    dppo.train(config, observers=[Recorder(interrupt_at=1)])
+    with pytest.raises(ConfigError, match=r"env_kwargs: task was .*, and a run folder cannot hold Python objects"):
+        settings_to_resume(tmp_path / "run")
+    with pytest.raises(ConfigError, match=r"^env_kwargs="):
+        dppo.train(settings(tmp_path / "run", env_id=Tasked, env_kwargs={"task": {"1": 5}}), resume=tmp_path / "run")
+    assert dppo.train(config, resume=tmp_path / "run").iterations == ITERATIONS
 
 
 def full(disk: Disk, path: Path, *parts: bytes | memoryview) -> None:

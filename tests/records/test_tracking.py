@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import struct
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -19,7 +21,7 @@ from recorder import Notes, Recorder
 
 import dppo
 from dppo.errors import ConfigError
-from dppo.records.metrics import writer
+from dppo.records.metrics import tracking
 
 ITERATIONS = 4
 trackers = pytest.mark.parametrize("name", ["wandb", "mlflow"])
@@ -187,9 +189,65 @@ class Fake:
 def test_a_resumed_run_continues_those_of_all_trackers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     kinds = [type(name, (Fake,), {}) for name in ("One", "Other")]
     for name, kind in zip(("_Wandb", "_MLflow"), kinds, strict=True):
-        monkeypatch.setattr(writer, name, kind)
-    monkeypatch.setattr(writer, "require_package", lambda *_: None)
+        monkeypatch.setattr(tracking, name, kind)
+    monkeypatch.setattr(tracking, "require_package", lambda *_: None)
     both = settings(tmp_path / "run", "wandb", track=("wandb", "mlflow"))
     dppo.train(both, observers=[Recorder(interrupt_at=2)])
     dppo.train(both, resume=tmp_path / "run")
     assert Fake.seen == [("One", None), ("Other", None), ("One", "new-One"), ("Other", "new-Other")]
+
+
+class Client:
+    """A client of MLflow that keeps what it is sent; what it sends later cannot be sent, if `fails`."""
+
+    tracking_uri, fails = "nowhere", False
+
+    def __init__(self) -> None:
+        self.batches: list[list[tuple[str, float, int, int]]] = []
+        self.state = ""
+
+    def log_batch(self, run_id: str, *, metrics: list[Any], synchronous: bool) -> Client:
+        self.batches.append(metrics)
+        return self
+
+    def wait(self) -> None:
+        if self.fails:
+            raise ConnectionError("the server is gone")
+
+    def update_run(self, run_id: str, *, status: str) -> None:
+        self.state = status
+
+    def set_terminated(self, run_id: str, state: str) -> None:
+        self.state = state
+
+
+@pytest.fixture
+def mlflow(monkeypatch: pytest.MonkeyPatch) -> tracking._MLflow:
+    entities = SimpleNamespace(Metric=lambda *values: values, Param=None)
+    monkeypatch.setitem(sys.modules, "mlflow", SimpleNamespace(MlflowClient=Client, entities=entities))
+    monkeypatch.setitem(sys.modules, "mlflow.entities", entities)
+    return tracking._MLflow(SimpleNamespace(run_dir=Path("run")), "known")  # type: ignore[arg-type]
+
+
+def test_mlflow_gets_names_that_it_allows_in_batches_that_it_accepts(mlflow: tracking._MLflow) -> None:
+    faults = {f"faults/sampler {i // 16}, env {i % 16}: ValueError in step": 1.0 + i for i in range(1300)}
+    mlflow.send({"iteration": 2, "global_step": 64, "eval/global_step": 32, "eval/episodic_return": 5.0, **faults})
+    batches = mlflow._client.batches
+    sent = {name: (value, step) for batch in batches for name, value, _, step in batch}
+    assert [len(batch) for batch in batches] == [2 + 1300 - len(batches[-1]), len(batches[-1])]
+    assert max(map(len, batches)) <= 1000
+    assert len(sent) == 2 + 1300
+    assert sent["faults/sampler 1_ env 2_ ValueError in step"] == (19.0, 64)
+    assert sent["eval/episodic_return"] == (5.0, 32)
+    assert all(re.fullmatch(r"[\w./ -]+", name) for name in sent)
+
+
+def test_the_run_of_mlflow_is_ended_even_if_its_last_rows_cannot_be_sent(
+    mlflow: tracking._MLflow, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Client, "fails", True)
+    mlflow.send({"iteration": 1, "global_step": 32, "charts/SPS": 9.0})
+    assert mlflow._client.state == "RUNNING"
+    with pytest.raises(ConnectionError):  # which `Tracker` logs
+        mlflow.end("FINISHED")
+    assert mlflow._client.state == "FINISHED"

@@ -8,6 +8,8 @@ from pathlib import Path
 from statistics import fmean, pstdev
 from typing import Any
 
+import numpy as np
+
 from dppo.config import Config
 from dppo.config.trust import NAMING
 from dppo.errors import CheckpointError, ConfigError, counted
@@ -210,6 +212,11 @@ class Observer:
         """
 
 
+def _is_true(answer: Any) -> bool:
+    """Return whether this is True, or that of NumPy, which a comparison of its numbers returns."""
+    return isinstance(answer, bool | np.bool_) and bool(answer)
+
+
 class Display(Observer):
     """Shows a run to the user; this one shows nothing."""
 
@@ -266,7 +273,7 @@ class Observers:
 
     def iteration(self, row: dict[str, float]) -> str | None:
         """Report a row of metrics; return the name of the first observer that asks to stop."""
-        asked = [type(observer).__name__ for observer in self if observer.on_iteration(row) is True]
+        asked = [type(observer).__name__ for observer in self if _is_true(observer.on_iteration(row))]
         return asked[0] if asked else None
 
     def end(self, result: Result | None, error: BaseException | None) -> None:
@@ -277,7 +284,7 @@ class Observers:
         started, self._started = self._started, []
         raised: list[BaseException] = []
         for observer in (*self._files, *self._users, self._display):
-            if observer in started:
+            if any(observer is one for one in started):
                 try:
                     observer.on_end(result, error)
                 except BaseException as another:

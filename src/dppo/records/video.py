@@ -50,9 +50,10 @@ class Video:
 
         If `path` is None, all calls do nothing.
         """
-        fps = getattr(env, "metadata", {}).get("render_fps")
-        self._fps = (fps if isinstance(fps, int | float) and 0 < fps <= 1000 else USUAL_FPS) / repeat
-        self._path, self._env = path, env
+        fps: Any = (getattr(env, "metadata", None) or {}).get("render_fps")
+        known = isinstance(fps, int | float | np.integer | np.floating) and 0 < fps <= 1000
+        self._fps = float(fps if known else USUAL_FPS) / repeat
+        self._path, self._env = path and path.absolute(), env  # the environment may change the current folder
         self._images: list[list[bytes]] = [[] for _ in range(min(episodes, MOST_TILES))]
         self._columns = math.ceil(math.sqrt(len(self._images)))
         self._size: tuple[int, int] | None = None  # of a tile

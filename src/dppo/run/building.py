@@ -23,7 +23,7 @@ from dppo.numerics.fingerprint import Expected, Fingerprint, Probe, fingerprint
 from dppo.numerics.portable import VARIABLES, in_force
 from dppo.policies.described import model_state
 from dppo.policies.playing import EpisodePlayer
-from dppo.ppo.exchange.normalizer import no_statistics
+from dppo.ppo.exchange.normalizer import Statistics, no_statistics
 from dppo.ppo.networks.choice import choose_network
 from dppo.ppo.networks.network import NetworkSpec
 from dppo.records.files.checkpoint import Found, find
@@ -92,10 +92,10 @@ def build(config: Config, folder: RunFolder, stop: StopSignals, stack: ExitStack
     collector.expected = expected = _numerics(config, spaces)
     tuned = tuned_to(config, spaces)
     trainers = site.trainers(tuned, spaces, expected)
-    statistics = no_statistics(spaces, obs=config.norm_obs, returns=config.norm_reward)
+    statistics = _no_statistics(config, spaces, resumed=folder.start is not None)
     model = model_state(spaces, trainers.spec)
     if warm is not None:
-        statistics = warm_start(trainers, statistics, warm, model["obs"], frozen=config.freeze_norm_after == 0)
+        statistics = warm_start(trainers, statistics, warm, model["obs"], config)
     more: dict[str, Any] = {"policy_lag": config.lag, "freeze_norm_after": config.freeze_norm_after}
     learner = PPOLearner(collector, trainers, ledger, statistics, **more)
     learner.env_faults = EnvFaults(ledger, config.env_faults, config.env.fault_budget)
@@ -199,10 +199,12 @@ class _Site:
         if self.session is None:
             self.stack.callback(player.close)
             return InProcessPlayers(player, config.eval_episodes, config.eval_timeout_s, self.stop.interruptible)
+        from dppo.cluster.collecting.roster import SETTINGS
         from dppo.cluster.evaluating import RayPlayers
 
         of: dict[str, Any] = {"episodes": config.eval_episodes, "actors": config.eval_actors, "logs": self.logs}
-        of |= {"timeout_s": config.eval_timeout_s, "hung_s": config.segment_timeout_s, **self.session.options}
+        longest_s = max(config.segment_timeout_s, *(getattr(config, name) or 0.0 for name in SETTINGS.values()))
+        of |= {"timeout_s": config.eval_timeout_s, "hung_s": longest_s, **self.session.options}
         players = RayPlayers(player, self.session.demand.actor, licensed=config.licences is not None, **of)
         return self.stack.enter_context(closing(players))
 
@@ -210,6 +212,16 @@ class _Site:
 def most_parameters(config: Config) -> int:
     """Return a bound of the network's parameters, to size the object store before the spaces are known."""
     return PARAMETERS_OF_A_MODEL + 2 * sum(inputs * units for inputs, units in pairwise(config.hidden_sizes))
+
+
+def _no_statistics(config: Config, spaces: Spaces, *, resumed: bool) -> Statistics:
+    """Return the statistics of a new run; raise ConfigError if it is to freeze them, and has none."""
+    statistics = no_statistics(spaces, obs=config.norm_obs, returns=config.norm_reward)
+    none = statistics.obs is None and statistics.returns is None
+    if none and config.freeze_norm_after is not None and not resumed:
+        fact = f"norm_reward is off, and no observations of {config.env_name} are normalized"
+        raise ConfigError(f"freeze_norm_after={config.freeze_norm_after} has no effect: {fact}. Leave it out.")
+    return statistics
 
 
 def tuned_to(config: Config, spaces: Spaces) -> Config:
@@ -236,7 +248,7 @@ def tuned_to(config: Config, spaces: Spaces) -> Config:
         logger.info(
             "Advantages: in the unit of norm_reward, so that a batch of noise changes little; %s: standardized.", always
         )
-    own_deviation = config.log_std_init is not None or config.state_dependent_std
+    own_deviation = config.log_std_init is not None or config.state_dependent_std or config.init_from is not None
     if not own_deviation and (config.network.first_log_std(numbers) or 0) < 0:
         wider = as_setting_and_flag("log_std_init", 0.0)
         logger.info("Deviation: 0.61 at the start, because the noise of %d numbers adds up; %s is 1.", numbers, wider)
@@ -256,11 +268,11 @@ def tuned_to(config: Config, spaces: Spaces) -> Config:
 def _load(start: Found, config: Config, parts: Parts, ledger: ReplayLedger, spec: NetworkSpec, *, branch: bool) -> None:
     """Load `start` into the learner; with `branch`, only the weights, the optimizer and the normalizers."""
     arrays, state, model = start.checkpoint.arrays, start.checkpoint.state, parts.model
-    for name in model:
-        if state["model"].get(name) != model[name] and not (branch and name == "deterministic"):
+    for name in {**model, **state["model"]}:
+        if state["model"].get(name) != model.get(name) and not (branch and name == "deterministic"):
             raise CheckpointError(
                 f"{start.path}: its {name} is {state['model'].get(name)}, but that of {config.env_name} is "
-                f"{model[name]}. {'Branch' if branch else 'Resume'} with the environment of the original run."
+                f"{model.get(name)}. {'Branch' if branch else 'Resume'} with the environment of the original run."
             )
     try:
         if branch:

@@ -27,7 +27,7 @@ if TYPE_CHECKING:  # it imports Ray
     from dppo.cluster.evaluating import Outcome, RayPlayers
 
 WAIT_S, SAY_S = 0.5, 10.0  # longest single wait for actors at the end of a run; of all, until it is said, and again
-WAITING = "waiting for the evaluation after %s; an episode may take eval_timeout_s=%g, a step segment_timeout_s=%g."
+WAITING = "waiting for the evaluation after %s; an episode may take eval_timeout_s=%g."
 SAID, MANY, MOST = 3, 10, 100  # faults that are logged one by one; evaluations at a time; those that are repeated
 
 
@@ -88,6 +88,8 @@ class Evaluations(Observer):
         self._faults, self._open = 0, dict[int, _Evaluation]()
         self.stopped_by: str | None = None  # the first observer that asked to stop at a row of its own
         self._best: tuple[float, int, int] | None = None  # mean return, iteration and env steps
+        self._before: tuple[float, int, int] | None = None  # the best before it
+        self._unsaved = set[int]()  # iterations whose checkpoint could not be written
         state = run.folder.start.checkpoint.state.get("evaluations") if run.folder.start else None
         if state is not None:
             self._load(state)
@@ -96,6 +98,12 @@ class Evaluations(Observer):
     def state(self) -> dict[str, Any]:
         """Return what a checkpoint holds of evaluations: those that are not over, and the best."""
         return {"open": [[number, one.global_step] for number, one in self._open.items()], "best": self._best}
+
+    def not_saved(self, number: int) -> None:
+        """Leave out an evaluation whose checkpoint could not be written: that of the best one must exist."""
+        self._unsaved.add(number)
+        if self._best is not None and self._best[1] == number:
+            self._best = self._before
 
     def notes(self) -> list[str]:
         """Return a line for the end of the run."""
@@ -147,7 +155,7 @@ class Evaluations(Observer):
 
     def _report(self, results: list[dict[str, float]]) -> None:
         for result in results:
-            self._row = dict(self._row) | result
+            self._row = {key: value for key, value in self._row.items() if not key.startswith("eval/")} | result
             asked = self._run.watching.iteration(self._row)  # also after a stop: this writes the row
             self.stopped_by = self.stopped_by or asked
 
@@ -162,9 +170,9 @@ class Evaluations(Observer):
                     outcomes = self._players.outcomes(WAIT_S if wait else 0.0)
                     if wait and time.monotonic() - began > say_s:
                         say_s *= 5
-                        limits = self._of.eval_timeout_s, self._of.segment_timeout_s
+                        limit_s = self._of.eval_timeout_s
                         logger.info(
-                            f"{WAITING} Ctrl-C ends the run now; --resume plays it again", self._where(), *limits
+                            f"{WAITING} Ctrl-C ends the run now; --resume plays it again", self._where(), limit_s
                         )
                     for number, episode, outcome in outcomes:
                         if number in self._open and self._is_last(number, episode, outcome):
@@ -214,8 +222,10 @@ class Evaluations(Observer):
         row["eval/episodic_length"] = fmean(one.length for one in played)
         if successes := [one.success for one in played if one.success is not None]:
             row["eval/success_rate"] = fmean(successes)
-        if self._best is None or row["eval/episodic_return"] > self._best[0]:
-            self._best = row["eval/episodic_return"], number, evaluation.global_step
+        found, best = (row["eval/episodic_return"], number, evaluation.global_step), self._best
+        # Of equal ones the earlier is the best, whichever has ended first.
+        if number not in self._unsaved and (best is None or (found[0], -number) > (best[0], -best[1])):
+            self._before, self._best = best, found
         return row
 
 

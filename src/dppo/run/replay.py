@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from dppo import streams
 from dppo.cluster.builders import spaces_of
 from dppo.cluster.wire import sampler_plan
 from dppo.config import Config
@@ -29,6 +30,7 @@ from dppo.records.files.episodes import INCIDENT, INTEGERS, RecordedEpisode, pac
 from dppo.records.files.run_folder import settings_to_resume
 from dppo.records.video import Video, check_display, check_video
 from dppo.spaces.actions import Actions
+from dppo.streams import Stream
 
 MOST_BYTES = 2**24  # of the file of an incident
 
@@ -85,6 +87,7 @@ class _Again:
         prepared = {name: getattr(config, name) for name in SETTINGS}
         with making(config.env_name):
             how: dict[str, Any] = {"place": (of.sampler_id, of.env), "most_steps": config.most_steps}
+            how["seed"] = streams.integer(config.seed, Stream.EPISODES, of.sampler_id, 0, 0)  # as in the run
             how["rows"] = config.envs_per_sampler  # so that several rows are refused below, in better words
             self.env = make_prepared(config.env_id, config.env_kwargs, prepared, mode, **how)
         self._config, self._of = config, of

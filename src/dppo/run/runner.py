@@ -24,7 +24,8 @@ from dppo.records.files.checkpoint import Checkpoint
 from dppo.records.files.episodes import EpisodeWriter, IncidentWriter
 from dppo.records.files.run_folder import RunFolder
 from dppo.records.metrics.reading import EPISODES, TRACE, read_metrics
-from dppo.records.metrics.writer import MetricsWriter, TensorBoard, trackers
+from dppo.records.metrics.tracking import TensorBoard, trackers
+from dppo.records.metrics.writer import MetricsWriter
 from dppo.records.observer import EnvOptions, Observer, Observers, Result, RunInfo
 from dppo.records.plots import LearningCurve
 from dppo.records.terminal.plain import make_display
@@ -50,8 +51,9 @@ def train(
 
     Args:
         config: all settings, checked: `dppo.Config(env_id=...)`.
-        resume: the folder of a run, or one of its checkpoints, to continue exactly. `config` must equal that run's,
-            except for settings that do not change the result. "auto": the run in `config.run_dir`, or a new one there.
+        resume: the folder of a run, or one of its checkpoints, to continue exactly, in that folder. `config` must equal
+            that run's, except for settings that do not change the result; `run_dir` may be left out. "auto": the run in
+            `config.run_dir`, or a new one there.
         branch: start a new run in `config.run_dir` instead, with the weights, the optimizer state and the normalizers
             of `resume`. Counters start at zero and episodes start anew. The network's shape and the normalization
             must stay the same; other settings may change.
@@ -253,6 +255,8 @@ class Run:
         except CheckpointError as error:
             incident = Incident(IncidentKind.CHECKPOINT_FAILED, str(error))
             self.learner.count(incident)
+            if self.evaluations is not None:
+                self.evaluations.not_saved(self.learner.iteration)
             if not self.save_failed:
                 logger.warning("%s Further failures are counted, not reported.", error)
             self.save_failed = True

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from dppo.config import Config
 from dppo.errors import CheckpointError, ConfigError, counted
 from dppo.log import logger
 from dppo.ppo.exchange.normalizer import Statistics, ValueScale
@@ -20,23 +21,26 @@ if TYPE_CHECKING:  # torch is imported while Ray starts
 Weights = dict[str, np.ndarray]
 
 
-def warm_start(trainers: Trainers, own: Statistics, origin: Found, obs: Any, *, frozen: bool) -> Statistics:
+def warm_start(trainers: Trainers, own: Statistics, origin: Found, obs: Any, config: Config) -> Statistics:
     """Load the weights of `origin` where they fit into `trainers`; return the statistics to start with.
 
     Statistics of observations are taken if these are alike; those of returns, which depend on the rewards, are not.
-    Values of a run with `norm_value` are put into the unit of its rewards.
+    Values of a run with `norm_value` are put into the unit of its rewards. Free deviations are left as they are if
+    `config` sets them.
 
     Args:
         own: the statistics of a new run.
         obs: the observations of this run, as a checkpoint describes them.
-        frozen: the statistics do not change in this run.
 
     Raises:
         ConfigError: no layer agrees, or there are no statistics to freeze, of observations or of returns.
         CheckpointError: `origin` has weights that are not finite.
     """
     spec, arrays, statistics = trainers.spec, origin.checkpoint.arrays, own
-    weights, rows = _fitting(spec.unflatten(trainers.weights()), _in_units_of_rewards(arrays), origin)
+    there, frozen = _in_units_of_rewards(arrays), config.freeze_norm_after == 0
+    if config.log_std_init is not None:
+        there.pop("log_std", None)
+    weights, rows = _fitting(spec.unflatten(trainers.weights()), there, origin)
     if own.obs is not None and origin.checkpoint.state["model"].get("obs") == obs:
         with suppress(KeyError, ValueError):  # there are none, or those of other leaves
             statistics = replace(replace(own, returns=None).loaded(arrays.get("normalizer", {})), returns=own.returns)

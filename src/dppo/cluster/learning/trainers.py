@@ -167,6 +167,7 @@ class TracingTrainers:
         self._trainers, self._plan = trainers, plan
         self.spec, self.weights, self.state = trainers.spec, trainers.weights, trainers.state
         self.load, self.close = trainers.load, trainers.close
+        self._latest: dict[str, str] = {}  # of no update yet: an evaluation that is repeated reports a row before one
 
     def update(
         self, segments: Sequence[Segment], policy: PolicySnapshot, reward_scale: float | None, iteration: int
@@ -188,6 +189,8 @@ class TracingTrainers:
 
     def line(self, row: Mapping[str, float]) -> dict[str, Any]:
         """Return the checksums of the iteration of a row of metrics, by quantity and sampler: `rewards/3`."""
+        if not self._latest:
+            return {}
         return {"iteration": row["iteration"], **self._latest, "global_step": row["global_step"]}
 
 

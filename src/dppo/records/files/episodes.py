@@ -3,6 +3,7 @@
 import base64
 import json
 import math
+import shlex
 import sys
 import time
 import zlib
@@ -214,9 +215,9 @@ class IncidentWriter(Observer):
                 folder.mkdir()
                 write_file(folder / INCIDENT, json.dumps(values | {"time": time.strftime("%F %T %z")}).encode())
                 report = f"{incident.message}\n\n{values.get('traceback', incident.details)}"
-                write_file(folder / "report.txt", report.encode())
+                write_file(folder / "report.txt", report.encode("utf8", "backslashreplace"))
                 if number <= self._said:
-                    again = "" if actions is None else f": dppo replay {folder}{self._trust}"
+                    again = "" if actions is None else f": dppo replay {shlex.quote(str(folder))}{self._trust}"
                     logger.warning("see %s%s", folder, again)
         except OSError as error:
             logger.warning("%s: %s The incident is not written.", folder, cause(error))

@@ -23,7 +23,7 @@ from dppo.config.files import objects_in
 from dppo.config.resume import changes_on_resume, check_branch, leave_out_ineffective, without_derived
 from dppo.config.trust import resume_command
 from dppo.errors import CheckpointError, CheckpointNotWritten, ConfigError
-from dppo.files import Irregular, open_file
+from dppo.files import MOST_SETTINGS, Irregular, open_file
 from dppo.records.files.checkpoint import FOLDER, Found, find, has_any
 from dppo.records.files.disk import check_parts, refusal, write_file, writing
 from dppo.records.metrics.reading import FILE
@@ -94,6 +94,11 @@ def open_run(config: Config, resume: str | Path | None, *, branch: bool = False)
             yield RunFolder(_created(config, stack), origin=origin)
             return
         run_dir = Path(os.path.abspath(run_dir_of(Path(resume))))
+        if config.run_dir is not None and os.path.realpath(config.run_dir) != os.path.realpath(run_dir):
+            raise ConfigError(
+                f"run_dir={config.run_dir}: has no effect with resume={resume}, which continues a run in its own "
+                f"folder. Leave it out, or start a new run there: `branch=True`."
+            )
         with writing(run_dir, CheckpointNotWritten):
             stack.enter_context(locked(run_dir))
         found = find(Path(resume))
@@ -105,7 +110,8 @@ def _created(config: Config, stack: ExitStack) -> Path:
     """Create the folder of a new run, and lock it; `stack` unlocks it, and removes what was created and not used."""
     run_dir = config.run_dir
     if run_dir is None:
-        name = f"{as_file_name(config.env_name)}__{config.name}__s{config.seed}__{time.strftime('%Y%m%d-%H%M%S')}"
+        names = f"{as_file_name(config.env_name)}__{as_file_name(config.name)}"
+        name = f"{names}__s{config.seed}__{time.strftime('%Y%m%d-%H%M%S')}"
         run_dir, number = Path("runs") / name, 2
         while run_dir.exists():  # two runs may start in the same second
             run_dir, number = Path("runs") / f"{name}-{number}", number + 1
@@ -136,9 +142,9 @@ def _remove_empty(folders: Sequence[Path]) -> None:
             folder.rmdir()
 
 
-def as_file_name(env_name: str) -> str:
-    """Return the name of an environment without the characters that a folder should not have in its name."""
-    return re.sub(r"[^A-Za-z0-9._-]+", "-", env_name).strip("-")
+def as_file_name(name: str) -> str:
+    """Return the name of an environment or a run without characters that a folder should not have in its name."""
+    return re.sub(r"[^A-Za-z0-9._-]+", "-", name).strip("-")
 
 
 @cache  # they take longer to find than a small checkpoint to write
@@ -170,16 +176,18 @@ def settings_to_resume(path: Path, changes: dict[str, Any] | None = None, *, rea
     run nor in one, a ConfigError if its environment was made with Python objects, unless they are `read_only`.
     """
     run_dir = run_dir_of(path)
-    written = (run_dir / CONFIG).is_file()  # else the run was killed before it wrote the file
-    settings = read_settings(run_dir / CONFIG, own=False) if written else _settings_of(find(run_dir))
+    config = run_dir / CONFIG  # else the run was killed before it wrote the file, or long arguments make it too large
+    written = config.is_file() and config.stat().st_size <= MOST_SETTINGS
+    settings = read_settings(config, own=False) if written else _settings_of(find(run_dir))
     settings = {"atari": "raw"} | settings  # a run from before there was this setting
     if changes is not None:
         settings = without_derived(settings) if "run_dir" in changes else settings
         settings = leave_out_ineffective(settings, changes, of=("free", "close"))
     for of, name, text in () if read_only else objects_in(settings):
         raise ConfigError(
-            f"{of}: {name} was {text}, and a run folder cannot hold Python objects. Pass `{of}` again: in Python with "
-            f"Config({of}=...) and train(config, resume=...), or with --{of.replace('_', '-')}."
+            f"{of}: {name} was {text}, and a run folder cannot hold Python objects, nor keys that are not text. Pass "
+            f"`{of}` again: in Python with Config({of}=...) and train(config, resume=...), or with "
+            f"--{of.replace('_', '-')}."
         )
     return settings
 

@@ -14,7 +14,7 @@ from dppo.records.files.disk import cause
 
 FILE, TRACE, EPISODES = "metrics.jsonl", "trace.jsonl", "episodes.jsonl"
 COUNTERS = ("iteration", "global_step")  # in each row
-MOST_ROWS, LONGEST, WHOLE = 4000, 2**16, 2**24  # of a sample; bytes of a row in it, and of a file that is read whole
+MOST_ROWS, LONGEST, WHOLE = 4000, 2**18, 2**24  # of a sample; bytes of a row in it, and of a file that is read whole
 
 
 def read_metrics(path: Path) -> list[dict[str, float]]:
@@ -69,7 +69,7 @@ def _sampled_lines(path: Path) -> Iterator[bytes]:
                 break  # these are no rows of ours
             yield file.readline(LONGEST)
         file.seek(size - LONGEST)
-        yield from file.read(LONGEST).splitlines(keepends=True)[1:]
+        yield from file.read(LONGEST).splitlines(keepends=True)[1:][-2:]  # not all, which would be no even sample
 
 
 def last_row(run: Path) -> dict[str, float]:

@@ -125,7 +125,8 @@ def _charts(facts: Facts) -> Iterator[str]:
     yield _group("Learning", both, seen) if any(both) else "<p>No episode has finished yet.</p>"
     parts = {TIMES[name]: of[f"perf/{name}_frac"] for name in PHASES if f"perf/{name}_frac" in of}
     for title, prefixes in SECTIONS.items():
-        keys = [key for prefix in prefixes for key in of if key.startswith(prefix) and not key.endswith(NOT_DRAWN)]
+        drawn = [key for key in of if not key.endswith(NOT_DRAWN) or f"{key}_min" in of]  # with ends of its own
+        keys = [key for prefix in prefixes for key in drawn if key.startswith(prefix)]
         x = of.get("eval/global_step", steps) if title == "Evaluation" else steps
         shares = [stacked("share of each iteration", steps, parts, STEPS)] if title.startswith("Where") else []
         yield _group(title, shares + [chart(key, x, _with_spread(of, key), STEPS) for key in keys[:MOST]])

@@ -118,7 +118,7 @@ def make_display(mode: Literal["auto", "live", "plain", "off"], stream: TextIO |
     if mode == "off" or stream is None:  # a daemon may have no standard output
         return Display()
     unicode = (getattr(stream, "encoding", None) or "").lower().replace("-", "") == "utf8"
-    capable = stream.isatty() and os.environ.get("TERM", "") not in ("dumb", "unknown") and unicode
+    capable = getattr(stream, "isatty", bool)() and os.environ.get("TERM", "") not in ("dumb", "unknown") and unicode
     if capable and (mode == "live" or (mode == "auto" and not os.environ.get("CI"))):
         from dppo.records.terminal.panel import LivePanel
 
