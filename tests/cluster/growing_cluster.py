@@ -63,23 +63,24 @@ def start_head(folder: Path) -> tuple[str, subprocess.Popen[bytes]]:
 
 
 class Growth(dppo.Observer):
-    """Ends the run when all actors are running; records how many there were on the way."""
+    """Ends the run when all actors are running and the room for them has been noticed, which may be later."""
 
-    def __init__(self) -> None:
+    def __init__(self, notes: list[str]) -> None:
         self.seen: list[int] = []
+        self._notes = notes
 
     def on_iteration(self, row: dict[str, float]) -> bool:
         time.sleep(0.1)
         self.seen.append(int(row["actors/alive"]))
-        return self.seen[-1] == 4
+        return self.seen[-1] == 4 and any("has room for 5 actors now" in note for note in self._notes)
 
 
 def main(folder: Path) -> None:
     address, head = start_head(folder)
     base = {"env_id": "CartPole-v1", "num_samplers": 4, "num_steps": 16, "update_epochs": 1, "hidden_sizes": (8,)}
     base |= {"total_timesteps": 64 * 10_000, "anneal_lr": False, "progress": "off"}
-    growth = Growth()
     with Notes() as notes:
+        growth = Growth(notes.texts)
         settings = base | {"run_dir": folder / "grows", "num_actors": "auto", "address": address}
         grown = dppo.train(make_config(settings), observers=[growth])
     expected = base | {"run_dir": folder / "expected", "total_timesteps": 64 * grown.iterations}

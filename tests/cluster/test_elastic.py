@@ -296,7 +296,7 @@ def test_pending_actors_make_a_cluster_grow_while_training_goes_on(tmp_path: Pat
     assert report["same"] is True
     assert report["last"] == 4
     assert report["notes"][0].endswith("room for 1 actor of 1 CPU on 1 node; its autoscaler is asked for more nodes")
-    assert any(note.startswith("the cluster has room for 5 actors now") for note in report["notes"])
+    assert any(note.startswith("the cluster has room for 5 actors now") for note in report["notes"]), report["notes"]
 
 
 @pytest.mark.slow

@@ -216,7 +216,8 @@ def test_arguments_that_are_objects_do_not_become_text(
     Path("run.yaml").write_text('env_id: CartPole-v1\nenv_kwargs: {start: {"!python": "datetime.date(2020, 1, 1)"}}\n')
     assert main(words) == 2
     assert re.search(
-        r"env_kwargs: start is .*datetime\.date.*, .* Use text, numbers, lists, dicts with text as keys\.", capsys.readouterr().err
+        r"env_kwargs: start is .*datetime\.date.*, .* Use text, numbers, lists, dicts with text as keys\.",
+        capsys.readouterr().err,
     )
     assert sorted(one.name for one in tmp_path.iterdir()) == ["own.yaml", "run.yaml"]
 

@@ -216,6 +216,7 @@ TRICKS: dict[str, Trick] = {
     "more environments": array("samplers", "0.episodes", np.zeros(1000, np.int64)),
     "a negative episode": array("samplers", "0.episodes", np.array([-1])),
     "actions of another shape": array("samplers", "0.actions.0", np.zeros((3, 3))),
+    "one action without an axis": array("samplers", "0.actions.0", np.int64(1)),
     "actions outside": array("samplers", "0.actions.0", np.full(3, 10**6)),
     "deep parts": metadata("parts", "[" * 100_000),
     "a deep score": metadata("score", "[" * 100_000),

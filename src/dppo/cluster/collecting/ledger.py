@@ -109,7 +109,8 @@ class ReplayLedger:
                 fits &= not spec.state_size or getattr(moment.carry.memory, "shape", None) == (envs, spec.state_size)
                 states = moment.carry.states
                 fits &= states is None or list(map(type, unpacked(states.tobytes()))) == envs * [bytes]
-                fits &= {np.dtype((one.dtype, one.shape[1:])) for one in map(_in_one, moment.actions)} == {action}
+                found = {(one.ndim, np.dtype((one.dtype, one.shape[1:]))) for one in map(_in_one, moment.actions)}
+                fits &= found == {(1 + len(action.shape), action)}
             if moment is not None and moment.carry.options is not None:
                 options = json.loads(moment.carry.options.tobytes())
                 fits &= len(options) == envs and all(one is None or isinstance(one, dict) for one in options)
