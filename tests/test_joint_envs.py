@@ -293,7 +293,7 @@ def test_a_vector_that_resets_rows_outside_of_the_mask_is_a_fault(kind: Any) -> 
         ({"config": {"seed": None}}, True),
         ({"config": {"seed": 1, "max_num_players": 1}}, False),  # of EnvPool, whose reset takes no seed
     ],
-    ids=str,
+    ids=["memory", "object", "mapping", "EnvPool"],
 )
 def test_attributes_that_a_vector_has_for_itself_change_nothing(attributes: dict[str, Any], seeded: bool) -> None:
     seeds: list[list[Any]] = []
