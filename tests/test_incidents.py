@@ -152,6 +152,7 @@ def test_a_message_that_is_no_unicode_ends_no_run_and_a_folder_with_a_space_is_q
     assert result.stopped_by is None
     folder = tmp_path / "my run" / "incidents" / "001"
     assert r"ValueError: cannot read frame\udcff.bin" in (folder / "report.txt").read_text()
+    assert all(text.isprintable() for text in "".join(notes.texts).splitlines())
     [text, *_] = [text for text in notes.texts if text.startswith(f"see {folder}")]
     assert shlex.split(text.partition(": ")[2]) == ["dppo", "replay", str(folder), "--trust"]
 

@@ -48,9 +48,14 @@ def require_package(setting: str, name: str, install: str = "") -> None:
         raise ConfigError(f"{setting}: needs the package {name}. Install it: {how}")
 
 
+def in_unicode(text: str) -> str:
+    """Return a text without lone surrogates, as of file names that are not UTF-8, which cannot be sent or written."""
+    return text.encode("utf8", "backslashreplace").decode()
+
+
 def in_a_line(error: BaseException) -> str:
     """Return type and message of an exception, as the last line of its traceback has them."""
-    lines = traceback.format_exception_only(error)
+    lines = map(in_unicode, traceback.format_exception_only(error))
     return " ".join(" ".join(line for line in lines if line[:2] != "  ").split()).rstrip(".")
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from dppo.errors import DppoError, EnvFault, EnvironmentFault
 from dppo.signals import INTERRUPTIONS
-from dppo.user_code import in_a_line
+from dppo.user_code import in_a_line, in_unicode
 
 REMEDY = "Correct the environment, or use on_env_fault=rebuild to go on with a new episode of a new environment."
 PACKAGE = str(Path(__file__).parents[2])
@@ -22,7 +22,7 @@ def user_traceback(error: BaseException) -> str:
     frames = error.__traceback__
     while frames is not None and frames.tb_next is not None and frames.tb_frame.f_code.co_filename.startswith(PACKAGE):
         frames = frames.tb_next
-    return "".join(traceback.format_exception(type(error), error, frames))
+    return in_unicode("".join(traceback.format_exception(type(error), error, frames)))
 
 
 @contextmanager

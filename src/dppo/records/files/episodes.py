@@ -215,7 +215,7 @@ class IncidentWriter(Observer):
                 folder.mkdir()
                 write_file(folder / INCIDENT, json.dumps(values | {"time": time.strftime("%F %T %z")}).encode())
                 report = f"{incident.message}\n\n{values.get('traceback', incident.details)}"
-                write_file(folder / "report.txt", report.encode("utf8", "backslashreplace"))
+                write_file(folder / "report.txt", report.encode())
                 if number <= self._said:
                     again = "" if actions is None else f": dppo replay {shlex.quote(str(folder))}{self._trust}"
                     logger.warning("see %s%s", folder, again)
