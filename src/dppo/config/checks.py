@@ -224,7 +224,9 @@ def _check_ray(config: FlatSettings) -> None:
     check_address(config.address or "", "address")
     for name in ("cpus_per_actor", "actor_gpus", "learner_cpus"):
         if 0 < (amount := getattr(config, name)) < LEAST_AMOUNT:
-            raise ConfigError(f"{name}={amount:g}: Ray counts in units of {LEAST_AMOUNT}. Use at least that.")
+            raise ConfigError(
+                f"{name}={amount:g}: Ray counts in units of {LEAST_AMOUNT}. Use `{name}={LEAST_AMOUNT}` or more."
+            )
     for name, amount in [item for group in config.resource_groups for item in group.items()]:
         if name in ("CPU", "GPU", "memory", "object_store_memory") or not LEAST_AMOUNT <= amount < math.inf:
             raise ConfigError(

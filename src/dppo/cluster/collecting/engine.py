@@ -20,6 +20,8 @@ from dppo.numerics.fingerprint import Expected
 from dppo.ppo.exchange.records import Incident, IncidentKind, PolicySnapshot
 from dppo.spaces.spaces import Spaces
 
+TICKS_S = 1.0  # from one tick to the next at most, while somebody waits for segments
+
 
 class Collecting:
     """Collects segments 0, 1, 2 ... of all samplers from the actors that are available.
@@ -48,7 +50,7 @@ class Collecting:
         self._commands: list[Command] = []  # not yet returned
         self._questions = 0
         self.news_at = 0.0  # time of the last sign of progress
-        self._ticked_at = 0.0  # what arrives later than a second after it has waited for the learner
+        self._ticked_at = 0.0  # time of the last tick
 
     # ------------------------------------------------------------------ requests of the learner
 
@@ -144,7 +146,8 @@ class Collecting:
         question = actor.asked[ask_id]
         self.balancing.measure(actor, question, answer)
         self.patience.went_on(actor)
-        self.patience.answered(answer, min(self.news_at, self._ticked_at + 1.0) - actor.began)
+        read_at = min(self.news_at, self._ticked_at + TICKS_S)  # later, it waited while the learner computed
+        self.patience.answered(answer, read_at - actor.began)
         made = self.backups.counted(actor, ask_id, answer) if self.backups else answer.made
         for report, _ in made:
             self._ledger.record(report)

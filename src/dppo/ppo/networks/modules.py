@@ -120,9 +120,9 @@ class Autograd(LearningNetwork):
 def quick(module: nn.Module) -> nn.Module:
     """Modify `module` so that its forward pass takes half the time for few rows, and return it.
 
-    Submodules also become plain attributes, so that `self.layer` skips torch's `__getattr__`. Layers of
-    torch that have no hooks call `forward` directly. The tensors stay the same objects. The structure of the module
-    must not change afterwards.
+    Submodules also become plain attributes, so that `self.layer` skips torch's `__getattr__`. Layers of torch that have
+    no hooks call `forward` directly. The tensors stay the same objects. The structure of the module must not change
+    afterwards.
     """
     for part, forward in forwards_of(module):
         if isinstance(part, jit.ScriptModule):
@@ -143,6 +143,7 @@ def quick(module: nn.Module) -> nn.Module:
 
 
 def _forward(module: nn.Module, *inputs: Any, **named: Any) -> Any:
+    """Call what `quick` has set on this module, without torch's `__call__`."""
     return module.forward(*inputs, **named)
 
 
