@@ -89,7 +89,7 @@ NEEDS: tuple[tuple[str, Callable[[FlatSettings], bool], str], ...] = (
     ("clip_reward", lambda c: not c.sign_reward,
      "sign_reward leaves -1, 0 and 1. Leave one of them out"),
     ("scale_reward", lambda c: not c.norm_reward,
-     "norm_reward divides by a deviation that has the same factor. Leave one of them out"),
+     "norm_reward divides by a deviation that has the same factor. Use `norm_reward=False`, or leave it out"),
     ("model_kwargs", lambda c: c.model is not None,
      "it applies to a model of your own only. Set `model`, or leave it out"),
     ("hidden_sizes activation image_encoder image_features trunk layer_norm state_dependent_std log_std_init memory",

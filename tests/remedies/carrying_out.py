@@ -1,0 +1,90 @@
+"""Carry out the remedy of a message about settings: read from its text what to change, and change it."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any, get_args
+
+from dppo.config.parts import default_of, settings_by_name, types_by_name
+
+Settings = dict[str, Any]
+STEPS = 24
+"""A number is doubled, or halved, so often until a message is gone."""
+
+
+def remedy_of(message: str) -> str:
+    """Return the part of a message that says what to do: from the first instruction on."""
+    found = re.search(r"(?:^|[.:;)] )((?:Use|Raise|Lower|Leave|Set|To change that|On a node)\b.*)", message, re.DOTALL)
+    assert found, f"no instruction in: {message}"
+    return found[1]
+
+
+def changed_as_told(message: str, settings: Mapping[str, Any], values: Mapping[str, Any]) -> Iterator[list[Settings]]:
+    """Yield the settings after each alternative that a message offers: several to try, of which one has to help.
+
+    `values` are for settings that a remedy names without a value, as in "Set `model`".
+    """
+    subject = re.match(r"([a-z_]+)(?:=|:| )", message)
+    assert subject, message
+    name = subject[1]
+    text = remedy_of(message)
+    for several in re.findall(r"`[a-z_]+=[^`]*`(?: (?:and|with) `[a-z_]+=[^`]*`)*", text):
+        yield [{**settings, **dict(_parsed(one) for one in re.findall("`([^`]*)`", several))}]
+    for number in re.findall(r"`[a-z_]+=[^`]*` or (\d+)", text):
+        yield [{**settings, name: int(number)}]
+    if re.search(r"\b[Ll]eave it out", text):
+        yield [_without(settings, name)]
+    if re.search(r"\b[Ll]eave one of them out", text):
+        others = [one for one in settings if one != name and re.search(rf"\b{one}\b", message)]
+        assert others, f"which others? {message}"
+        for one in (name, *others):
+            yield [_without(settings, one)]
+    for one in re.findall(r"\b[Ll]eave `(\w+)` out", text):
+        yield [_without(settings, one)]
+    for verb, one in _directions(text):
+        yield _raised_or_lowered(settings, name if one == "it" else one, verb)
+    for one in re.findall(r"\bSet `(\w+)`", text):
+        yield [{**settings, one: values[one] if one in values else _usual(one)}]
+    if at_most := re.search(r"\bUse at most (\d+)", text):
+        yield [{**settings, name: int(at_most[1])}]
+
+
+def _parsed(assignment: str) -> tuple[str, Any]:
+    name, _, text = assignment.partition("=")
+    try:
+        return name, json.loads(text.lower() if text in ("True", "False") else text)
+    except ValueError:
+        return name, text
+
+
+def _without(settings: Mapping[str, Any], name: str) -> Settings:
+    return {one: value for one, value in settings.items() if one != name}
+
+
+def _directions(text: str) -> Iterator[tuple[str, str]]:
+    """Yield `raise` or `lower`, and the setting: "Lower `a` or `b`" are two."""
+    for verb, names in re.findall(r"\b([Rr]aise|[Ll]ower) ((?:it|`\w+`)(?: or `\w+`)*)", text):
+        for name in re.findall(r"\w+", names):
+            if name != "or":
+                yield verb.lower(), name
+
+
+def _raised_or_lowered(settings: Mapping[str, Any], name: str, verb: str) -> list[Settings]:
+    number = settings.get(name, default_of(name))
+    tried = []
+    for _ in range(STEPS):
+        if verb == "raise":
+            number = 2 * number if number else 1
+        else:
+            number = number // 2 if isinstance(number, int) else number / 2
+        tried.append({**settings, name: number})
+    return tried
+
+
+def _usual(name: str) -> Any:
+    """Return a value for a setting that is off: the last of its choices, or a number."""
+    assert name in settings_by_name()
+    choices = [one for one in get_args(types_by_name()[name]) if isinstance(one, str)]
+    return choices[-1] if choices else 2

@@ -1,0 +1,159 @@
+"""Remedies for settings that contradict each other, or have no effect: `dppo.Config` refuses, then accepts them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+E = "CartPole-v1"
+ACTORS = {"num_actors": 2}
+KL = {"desired_kl": 0.01}
+CHECKS: tuple[tuple[str, dict[str, Any]], ...] = (
+    ("Raise `num_steps`; 64 is usual", {"num_samplers": 1, "num_steps": 1}),
+    ("Raise it, or lower `num_steps`", {"total_timesteps": 1000, "num_steps": 128}),
+    ("Use `reuse={}` or less, or lower `num_steps`", {"reuse": 4, "total_timesteps": 2048, "num_steps": 128}),
+    ("overlap=True sets a lag of 1. Leave one of them out", {"policy_lag": 2, "overlap": True}),
+    ("Raise `total_timesteps` to more than {}, or lower `policy_lag`", {"policy_lag": 4, "total_timesteps": 2048}),
+    ("Use at most {}, or raise `num_steps`", {"minibatch_size": 4096, "num_steps": 128}),
+    ("Use one such as `num_actors=4..64`; `num_actors=0` collects", {"num_actors": "8..4", "num_samplers": 64}),
+    ("Use `num_actors={}` or fewer, or `num_samplers={}`", {"num_actors": 16, "num_samplers": 8}),
+    ("raise `licences`", {"licences": 4, "num_samplers": 8}),
+    ("use `num_samplers={}`, for a smaller batch", {"licences": 4, "num_samplers": 8}),
+    ("lower `envs_per_sampler`, for a smaller batch", {"licences": 4, "num_samplers": 1, "envs_per_sampler": 8}),
+    ("lower `standby_envs`", {"licences": 4, "num_samplers": 2, "standby_envs": 3}),
+    ("lower `eval_actors`", {"licences": 4, "num_samplers": 2, "eval_every": 1, "eval_actors": 3} | ACTORS),
+    ("leave `eval_every` out", {"licences": 2, "num_samplers": 2, "eval_every": 1}),
+    ("backup_requests=True: makes environments", {"backup_requests": True, "licences": 64} | ACTORS),
+    ("Use `learner_gpus=1`, or `device=cpu`", {"num_learners": 2, "device": "cuda"} | ACTORS),
+    (
+        "and learners cannot share one. Use `learner_gpus=1`",
+        {"num_learners": 2, "learner_gpus": 0.5, "device": "cuda"} | ACTORS,
+    ),
+    ("Use `learner_cpus={}`", {"num_learners": 2, "learner_threads": 4} | ACTORS),
+    (
+        "Use `norm_obs=True`, which normalizes before rounding, or `dtype=float64`",
+        {"obs_dtype": "float64", "norm_obs": False},
+    ),
+    ("Use `anneal_lr=False`, or leave it out", KL | {"anneal_lr": True}),
+    ("adapts the learning rate to the total variation. Leave one", KL | {"reuse": 2, "anneal_lr": False}),
+    (
+        "an update is a single SGD step here. Leave it out, or raise",
+        KL | {"update_epochs": 1, "minibatch_size": 512, "anneal_lr": False},
+    ),
+    ("advantages of the only epoch are fresh", {"recompute_advantages": True, "update_epochs": 1}),
+    ("Use `norm_adv=True` and `norm_reward=True`, or leave", {"adv_floor": 0.5, "norm_adv": False}),
+    ("vf_coef=0 disables the value loss", {"clip_vloss": True, "vf_coef": 0.0}),
+    ("ent_coef=0 leaves the entropy out", {"anneal_ent": True, "ent_coef": 0.0}),
+    ("norm_obs=False normalizes nothing", {"norm_obs_keys": ("a",), "norm_obs": False}),
+    ("there are no statistics to freeze", {"freeze_norm_after": 10, "norm_obs": False, "norm_reward": False}),
+    ("sign_reward leaves -1, 0 and 1", {"clip_reward": 1.0, "sign_reward": True}),
+    ("norm_reward divides by a deviation", {"scale_reward": 2.0}),
+    ("Set `model`, or leave it out", {"model_kwargs": {"units": 8}}),
+    ("it applies to the default network only", {"model": "worlds.models:Plain", "layer_norm": True}),
+    ("with state_dependent_std the network starts", {"log_std_init": -1.0, "state_dependent_std": True}),
+    ("hidden_sizes is empty", {"hidden_sizes": (), "activation": "relu"}),
+    ("memory=none has no state", {"memory_size": 8}),
+    ("only a network with memory learns from sequences", {"sequence_length": 8}),
+    ("num_actors=0 starts no actors", {"num_actors": 0, "cpus_per_actor": 2.0}),
+    ("there are never more than {} actors", {"actors_per_node": 8} | ACTORS),
+    ("leaves no other actor to ask", {"backup_requests": True, "num_actors": 1}),
+    ("replay=False abandons the open episodes", {"backup_requests": True, "replay": False} | ACTORS),
+    ("replay=False replays nothing", {"replay_limit": 100, "replay": False}),
+    ("Use fewer actors than samplers, or leave it out", {"env_threads": True, "num_actors": 8, "num_samplers": 8}),
+    ("num_actors=0 runs everything in this process", {"num_learners": 2, "num_actors": 0}),
+    ("num_learners=0 trains in this process", {"learner_cpus": 2.0} | ACTORS),
+    ("on_env_fault=raise survives no fault", {"env_faults": "3/min", "on_env_fault": "raise"}),
+    ("eval_every=None evaluates nothing", {"eval_episodes": 7}),
+    ("num_actors=0 evaluates in this process", {"eval_actors": 2, "eval_every": 1, "num_actors": 0}),
+    ("a running cluster has its own dashboard", {"dashboard": True, "address": "auto"} | ACTORS),
+    ("numerics=strict forbids the instructions", {"precision": "bfloat16", "numerics": "strict"}),
+    ("asks for more precision than float32", {"precision": "bfloat16", "dtype": "float64"}),
+    ("Use a smaller one, or leave it out", {"micro_batch_size": 512, "minibatch_size": 256}),
+    ("stores stacks of frames in parts", {"reuse": 2, "frame_stack": 2}),
+    ("device=cpu trains on the CPU", {"num_learners": 1, "learner_gpus": 1, "device": "cpu"} | ACTORS),
+    ("Raise it, or lower `sequence_length`", {"memory": "gru", "sequence_length": 16, "minibatch_size": 8}),
+    ("Use a `minibatch_size` of at least {} (64 is usual), or `norm_adv=False`", {"minibatch_size": 1}),
+    ("Use `{}={}`", {"memory": "gru", "sequence_length": 24, "num_steps": 128}),
+    ("Ray counts in units of {}. Use `{}={}` or more", {"cpus_per_actor": 1e-6} | ACTORS),
+    ("On a node of the cluster use `address=auto`", {"address": "ray://head:10001"} | ACTORS),
+)
+"""Words of src/dppo/config/checks.py, and settings that it refuses with them."""
+
+VALUES: dict[str, Any] = {"model": "worlds.models:Plain", "learner_gpus": 1}
+"""Of settings that a remedy names without a value."""
+
+BY_HAND: tuple[tuple[str, str, dict[str, Any], tuple[dict[str, Any], ...]], ...] = (
+    (
+        "config/checks.py",
+        "are more than {} layers. Use fewer",
+        {"hidden_sizes": (1,) * 1001},
+        ({"hidden_sizes": (1,) * 1000},),
+    ),
+    (
+        "config/checks.py",
+        "Use a fraction below 1, or a whole number",
+        {"actor_gpus": 1.5} | ACTORS,
+        ({"actor_gpus": 0.5} | ACTORS, {"actor_gpus": 2} | ACTORS),
+    ),
+    (
+        "config/checks.py",
+        "Use numbers, text, lists, dicts",
+        {"model": "worlds.models:Plain", "model_kwargs": {"a": {1}}},
+        ({"model": "worlds.models:Plain", "model_kwargs": {"a": [1, "b", {}]}},),
+    ),
+    (
+        "config/checks.py",
+        "Use `cpus_per_actor` for CPUs and `actor_gpus` for GPUs",
+        {"actor_resources": {"CPU": 2}} | ACTORS,
+        ({"cpus_per_actor": 2} | ACTORS, {"actor_gpus": 1} | ACTORS, {"actor_resources": {"licence": 1}} | ACTORS),
+    ),
+    (
+        "config/checks.py",
+        "Use as many or fewer",
+        {"eval_actors": 9, "eval_every": 1, "eval_episodes": 4} | ACTORS,
+        ({"eval_actors": 4, "eval_every": 1, "eval_episodes": 4} | ACTORS,),
+    ),
+    ("config/values.py", "Use a larger value", {"num_steps": 0}, ({"num_steps": 64},)),
+    ("config/values.py", "Use a smaller value", {"gamma": 1.5}, ({"gamma": 0.5},)),
+    (
+        "config/values.py",
+        "Use a number such as 0.001 or 1e-3",
+        {"learning_rate": np.inf},
+        ({"learning_rate": 0.001}, {"learning_rate": "1e-3"}),
+    ),
+    (
+        "config/values.py",
+        "Use one such as 1000 or 1e3",
+        {"num_steps": "many"},
+        ({"num_steps": 1000}, {"num_steps": "1e3"}),
+    ),
+    (
+        "config/values.py",
+        "Use one such as 0.001 or 1e-3",
+        {"learning_rate": "fast"},
+        ({"learning_rate": 0.001}, {"learning_rate": "1e-3"}),
+    ),
+    (
+        "config/values.py",
+        "Use true or false",
+        {"anneal_lr": "perhaps"},
+        ({"anneal_lr": "true"}, {"anneal_lr": "false"}),
+    ),
+    ("config/values.py", "Use one of these", {"activation": "cosine"}, ({"activation": "tanh"},)),
+    ("config/values.py", "Use `name: value` pairs", {"env_kwargs": 3}, ({"env_kwargs": {"g": 1}},)),
+    ("config/values.py", "Use a list", {"hidden_sizes": 64}, ({"hidden_sizes": [64]},)),
+    (
+        "config/parts/env.py",
+        "Use one such as {}",
+        {"env_faults": "many"},
+        ({"env_faults": "10/h"}, {"on_env_fault": "raise"}),
+    ),
+    (
+        "config/parts/processes.py",
+        "Use one such as 8, auto, 4.. or 4..64",
+        {"num_actors": "some"},
+        tuple({"num_actors": one, "num_samplers": 64} for one in (8, "auto", "4..", "4..64")),
+    ),
+)
+"""File, words, settings that are refused with them, and what the text names instead of them."""

@@ -1,0 +1,94 @@
+"""Every remedy that a message prints is carried out: the situation, the text, what it says, and the fault is gone.
+
+A new text that tells the user to do something needs a row in `tests/remedies`, or a reason in `not_executed.py`.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import pytest
+from remedies.carrying_out import changed_as_told
+from remedies.not_executed import NOT_EXECUTED, PENDING
+from remedies.settings import BY_HAND, CHECKS, VALUES
+from remedies.texts import Text, is_remedy, remedies
+
+import dppo
+from dppo.errors import ConfigError
+
+ENV = "CartPole-v1"
+Row = tuple[str, str]
+"""A file below src/dppo, and words of a text in it."""
+
+
+def rows() -> list[Row]:
+    """Return what is executed."""
+    settings = [("config/checks.py", words) for words, _ in CHECKS]
+    return [*settings, *((file, words) for file, words, _, _ in BY_HAND)]
+
+
+def unexecuted() -> list[Row]:
+    """Return what is not executed."""
+    return [*PENDING, *((file, words) for file, words, _ in NOT_EXECUTED)]
+
+
+def is_of(row: Row, text: Text) -> bool:
+    return row[0] == text.file and row[1] in text.text
+
+
+def refusal(settings: dict[str, Any]) -> str:
+    """Return why settings are refused; "" if they are not."""
+    try:
+        dppo.Config(**{"env_id": ENV, **settings})
+    except ConfigError as error:
+        return str(error)
+    return ""
+
+
+def fact_of(message: str) -> str:
+    """Return the fact of a message, without its numbers: the same fault has the same, another one another."""
+    return re.sub(r"[\d.]*\d", "N", message.partition(". ")[0])
+
+
+def pattern_of(words: str) -> str:
+    """Return words of a source text as a regular expression, in which {} stands for any text."""
+    return ".*".join(map(re.escape, words.split("{}")))
+
+
+@pytest.mark.parametrize(("words", "settings"), CHECKS, ids=[words for words, _ in CHECKS])
+def test_what_a_refusal_of_settings_says_makes_them_valid(words: str, settings: dict[str, Any]) -> None:
+    message = refusal(settings)
+    assert re.search(pattern_of(words), message)
+    alternatives = list(changed_as_told(message, settings, VALUES))
+    assert alternatives
+    for tried in alternatives:
+        answers = [refusal(one) for one in tried]
+        assert any(fact_of(one) != fact_of(message) for one in answers), (message, tried[0], answers[-1])
+
+
+@pytest.mark.parametrize(("file", "words", "settings", "instead"), BY_HAND, ids=[words for _, words, _, _ in BY_HAND])
+def test_what_a_refusal_of_a_value_names_is_valid(
+    file: str, words: str, settings: dict[str, Any], instead: tuple[dict[str, Any], ...]
+) -> None:
+    assert re.search(pattern_of(words), refusal(settings)), file
+    for one in instead:
+        assert refusal(one) == ""
+
+
+def test_each_remedy_in_the_source_is_carried_out_by_a_test_or_has_a_reason() -> None:
+    known = [*rows(), *unexecuted()]
+    missing = [text for text in remedies() if not any(is_of(row, text) for row in known)]
+    assert not missing, "write a row in tests/remedies for:\n" + "\n".join(f"{one.file}: {one.text}" for one in missing)
+
+
+def test_each_row_is_about_a_text_of_the_source() -> None:
+    gone = [row for row in (*rows(), *unexecuted()) if not any(is_of(row, text) for text in remedies())]
+    assert not gone, "no remedy of the source has these words:\n" + "\n".join(map(str, gone))
+
+
+def test_texts_that_tell_the_user_to_do_something_are_found() -> None:
+    for text in ("gamma=2: is too large. Use 1.", "Leave it out, or raise `x`", "see report.txt. Run it again."):
+        assert is_remedy(text)
+    for text in ("gamma=2: is too large.", "return -3 after 7 steps", "in use"):
+        assert not is_remedy(text)
