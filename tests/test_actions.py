@@ -74,7 +74,8 @@ def test_bounds_far_from_one_are_reached(bounds: str, tmp_path: Path) -> None:
     with Notes() as notes:
         run = dppo.train(small(tmp_path / "run", **actuated("wide"), action_bounds=bounds)).run_dir
     line = (
-        "Actions go to 500: rescaled to their bounds; action_bounds=clip (--action-bounds clip) keeps the raw numbers."
+        "Actions lie between -500 and 100: [-1, 1] of the policy is mapped to these bounds; action_bounds=clip "
+        "(--action-bounds clip) passes its numbers on as they are."
     )
     assert (line in notes.texts) == (bounds == "auto")
     policy, rng = dppo.load_policy(run), np.random.default_rng(0)
@@ -91,8 +92,14 @@ FAR = gym.spaces.Box(np.array([-1, 0], np.float32), np.array([1, 512], np.float3
 @pytest.mark.parametrize(
     ("space", "expected"),
     [
-        *((gym.spaces.Box(low, high, (2,)), ["clip"]) for low, high in ((-2, 2), (0, 1), (-0.01, 0.01), (-3e38, 3e38))),
-        *((gym.spaces.Box(low, high, (2,)), ["rescale"]) for low, high in ((-2.5, 0), (0, 512), (10, 11))),
+        *(
+            (gym.spaces.Box(low, high, (2,)), ["clip"])
+            for low, high in ((-2, 2), (-1, 1.1), (-0.4, 0.4), (-3e38, 3e38))
+        ),
+        *(
+            (gym.spaces.Box(low, high, (2,)), ["rescale"])
+            for low, high in ((-2.5, 0), (0, 512), (10, 11), (0, 1), (-0.01, 0.01), (-1, 0.5))
+        ),
         (FAR, ["rescale"]),
         (SPACES["free"], ["clip"]),
         (gym.spaces.Tuple([gym.spaces.Box(-1, 1), FAR, gym.spaces.Discrete(2)]), ["clip", "rescale"]),
@@ -100,7 +107,9 @@ FAR = gym.spaces.Box(np.array([-1, 0], np.float32), np.array([1, 512], np.float3
     ],
     ids=str,
 )
-def test_auto_rescales_finite_bounds_beyond_two(space: gym.Space[Any], expected: list[str]) -> None:
+def test_auto_rescales_finite_bounds_that_a_fresh_policy_does_not_cover(
+    space: gym.Space[Any], expected: list[str]
+) -> None:
     actions = actions_of(space, "auto")
     assert [box.bounds for box in boxes(actions_from_json(actions.as_json()))] == expected
     assert (rescaled_in_words(actions) is not None) == ("rescale" in expected)

@@ -97,6 +97,28 @@ def test_a_disease_is_found(disease: str, monkeypatch: pytest.MonkeyPatch, tmp_p
         assert one.startswith(expected)
 
 
+@pytest.mark.parametrize(
+    ("bounds", "expected"),
+    [
+        ("auto", "note: Actions lie between 0.2 and 1: [-1, 1] of the policy is mapped to these bounds"),
+        (
+            "clip",
+            "warning: actions lie between 0.2 and 1, and the policy, which starts around 0, is clipped to them: it may "
+            "stay at a bound. Use --action-bounds rescale",
+        ),
+        ("rescale", "note: Actions lie between 0.2 and 1"),
+        ("squash", None),
+    ],
+)
+def test_the_bounds_of_actions_are_reported(bounds: str, expected: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(examination, "MOST", 20)
+    valve: dict[str, Any] = {"env_id": "worlds.acting:Actuated", "env_kwargs": {"kind": "valve"}}
+    found = found_in(make_config({**valve, "action_bounds": bounds, "num_samplers": 1, "num_steps": 16}))
+    told = [text for text in found if "ctions lie between" in text]
+    assert len(told) == (expected is not None)
+    assert expected is None or told[0].startswith(expected)
+
+
 FAULTY = make_config({"env_id": "worlds.faulty:Unreliable", "num_samplers": 1, "num_steps": 16, "update_epochs": 1})
 
 

@@ -162,6 +162,19 @@ def test_spread_is_that_of_the_keys_beside_a_mean(tmp_path: Path) -> None:
     assert charts.chart("title", np.zeros(2), np.full((3, 2), np.nan), "env steps") == ""
 
 
+def test_the_memory_of_all_actors_is_one_chart_and_reported_numbers_have_no_band(tmp_path: Path) -> None:
+    lines = rows(30)
+    for row in lines:
+        row.update({"actors/memory_gb": 3.0, "actors/memory_gb/0": 3.0, "actors/memory_gb/1": 1.0})
+        row.update({"info/energy": 0.5, "info/energy_min": -1e6, "info/energy_max": 1e6})
+    assert main(["report", str(a_run(tmp_path / "run", lines))]) == 0
+    html = (tmp_path / "run" / "report.html").read_text(encoding="utf8")
+    assert "actors/memory_gb<" in html
+    assert "actors/memory_gb/" not in html
+    energy = html[html.index(">info/energy<") :].partition("</figure>")[0]
+    assert "1M" not in energy.replace("1.0M", "1M"), "the axis is that of the mean"
+
+
 @pytest.mark.parametrize("key", ["torque_max", "torque_std", "torque"])
 def test_a_reported_number_is_drawn_once_whatever_its_name(key: str, tmp_path: Path) -> None:
     measured = {f"info/{key}": 2.0, f"info/{key}_min": 1.0, f"info/{key}_max": 3.0, "info/speed": 1.0}

@@ -17,6 +17,7 @@ SPACES: dict[str, spaces.Space[Any]] = {
     "number": spaces.Box(-1, 1, ()),
     "integer": spaces.Box(-3, 4, (), np.int64),
     "wide": spaces.Box(np.array([-500.0, 10.0]), np.array([100.0, 11.0]), dtype=np.float64),
+    "valve": spaces.Box(0.2, 1, (1,)),
     "free": spaces.Box(np.array([-1, 0], np.float32), np.array([1, np.inf], np.float32)),
     "dict": spaces.Dict(
         arm=spaces.Box(-2, 2, (2,), np.float64), gear=spaces.Discrete(4, start=2), lamps=spaces.MultiBinary((2, 2))

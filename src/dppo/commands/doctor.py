@@ -20,7 +20,7 @@ from dppo.errors import CheckpointError, ConfigError, printable
 from dppo.policies.policy import read
 from dppo.records.files.run_folder import settings_to_resume
 from dppo.records.metrics.reading import read_metrics
-from dppo.records.words import LearningNotes, TimeSplit, bottleneck_line, times_line
+from dppo.records.words import FEW, RISE, LearningNotes, TimeSplit, bottleneck_line, times_line
 from dppo.spaces.actions import actions_from_json, boxes
 
 DESCRIPTION = (
@@ -40,9 +40,10 @@ COMMAND = Command(
     },
     refused=dict.fromkeys(("run_dir", "resume", "branch", "trust", "progress"), NO_EFFECT),
 )
+RETURN = "charts/episodic_return"
 LONGER = "longer segments (--num-steps)"
 PHASES = {  # what takes the time, and what to use
-    "env": ("the environments", "more actors, up to --num-samplers, if there are CPUs for them"),
+    "env": ("the environments", ""),  # see `_way_to_step_faster`
     "act": ("the policy", "several --envs-per-sampler, or a smaller network"),
     "wait": ("waiting for the slowest actor and for Ray", LONGER),
     "transfer": ("sending policies and segments", LONGER),
@@ -104,6 +105,8 @@ def of_run(run: Path, rows: Sequence[dict[str, float]] | None = None) -> Iterato
         epochs = config.epochs_for(not any(boxes(actions)))
         notes = LearningNotes(config, actions)
         yield from (("warning", note) for row in rows for note in notes.notes(row))
+    if (flat := _flat(rows, config)) is not None:
+        yield "warning", flat
     with suppress(KeyError):  # rows of another version, or of another author
         for row in (settled := [row for row in rows if row["iteration"] > 1]):
             split = split.plus(row)
@@ -111,7 +114,9 @@ def of_run(run: Path, rows: Sequence[dict[str, float]] | None = None) -> Iterato
         for name in sorted(shares, key=lambda name: -shares[name])[:2]:
             lag_helps = name in ("wait", "update") and config.num_actors != 0 and config.lag == 0
             what, remedy = PHASES[name]
-            ways = [remedy] * (name != "update" or epochs > 1) + ["--policy-lag 1"] * lag_helps
+            ways = [_way_to_step_faster(config)] if name == "env" else [remedy] * (name != "update" or epochs > 1)
+            ways += ["--policy-lag 1"] * lag_helps
+            ways = [way for way in ways if way]
             yield "note", f"{shares[name]:.0%} of the time went to {what}{'. Use ' * bool(ways)}{', or '.join(ways)}"
         lines = times_line(split, config, epochs), bottleneck_line(split, config)
         yield from (("note", line) for line in lines if line)
@@ -119,6 +124,35 @@ def of_run(run: Path, rows: Sequence[dict[str, float]] | None = None) -> Iterato
         if key.startswith("incidents/"):
             where = f"{run / 'incidents'} and " if (run / "incidents").is_dir() else ""
             yield "warning", f"{number:g} x {key.removeprefix('incidents/')}: see {where}docs/METRICS.md"
+
+
+def _way_to_step_faster(config: Config) -> str:
+    """Return what lets more environments step at the same time, and has not been done; "" if nothing is left."""
+    if config.most_actors < config.num_samplers:
+        return f"more actors, up to --num-actors {config.num_samplers}, if there are CPUs for them"
+    if config.envs_per_sampler > 1:
+        samplers = config.num_samplers * config.envs_per_sampler
+        return (
+            f"--num-samplers {samplers} --envs-per-sampler 1 and as many actors: environments of one sampler step one "
+            f"after the other"
+        )
+    return ""
+
+
+def _flat(rows: Sequence[dict[str, float]], config: Config) -> str | None:
+    """Return what to try if the mean return has not risen in the last third of the run or longer; else None."""
+    known = [row for row in rows if row.get("charts/episodes", 0) >= FEW and math.isfinite(row.get(RETURN, math.nan))]
+    if not known or known[-1]["global_step"] - known[0]["global_step"] < known[-1]["global_step"] / 3:
+        return None
+    first, last = known[0][RETURN], known[-1][RETURN]
+    best = max(row[RETURN] for row in known)
+    if best - first > RISE * max(abs(best), abs(first)):
+        return None
+    steps = known[-1]["global_step"] - known[0]["global_step"]
+    fact = f"the mean return has not risen in the last {steps:,.0f} env steps: {first:.4g} at first, {last:.4g} now"
+    if config.reuse > 1:
+        return f"{fact}. If more is possible, see docs/YOUR_SIMULATOR.md, When it does not learn"
+    return f"{fact}. If more is possible, try --reuse 4 --num-steps 32 in a new run: it trains on each step more often"
 
 
 def _print(report: dict[str, Any], *, as_json: bool) -> int:

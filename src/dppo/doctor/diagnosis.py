@@ -233,6 +233,9 @@ FINDINGS: tuple[tuple[str, Callable[[Facts, Config], Any], str], ...] = (
      "{c.num_samplers} x {c.envs_per_sampler} environments of {f[env_mb]:,.0f} MB are more than the "
      "{f[available_mb]:,.0f} MB available. Use fewer --num-samplers, or more machines"),
     ("note", lambda f, c: f["batch"], "{v}"),
+    ("note", lambda f, c: f["rescaled"], "{v}"),
+    ("warning", lambda f, c: f["off_centre"], "actions lie between {v}, and the policy, which starts around 0, is "
+     "clipped to them: it may stay at a bound. Use --action-bounds rescale"),
     ("note", lambda f, c: f["rewards"] == [0, 0],
      "all rewards of {f[steps]:,} steps were 0. If chance finds no other, reward progress on the way"),
     ("note", lambda f, c: f["threads"], "an instance starts threads: {v}"),

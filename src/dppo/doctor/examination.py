@@ -44,7 +44,7 @@ from dppo.ppo.exchange.normalizer import no_statistics
 from dppo.ppo.exchange.records import PolicySnapshot
 from dppo.ppo.networks.choice import choose_network
 from dppo.signals import StopSignals
-from dppo.spaces.actions import boxes
+from dppo.spaces.actions import boxes, clipped_off_centre, rescaled_in_words
 from dppo.spaces.spaces import leaves
 from dppo.user_code import in_a_line
 
@@ -152,6 +152,7 @@ class Examination:
             spaces=spaces_summary(self._spaces) + f", in each of {rows} rows" * self._joint,
             network=str(choose_network(self._config.network, self._spaces)), deterministic=self._spaces.deterministic,
             batch=batch_memory_in_words(self._config, self._spaces), **({"rows": rows} if self._joint else {}),
+            rescaled=rescaled_in_words(self._spaces.actions), off_centre=clipped_off_centre(self._spaces.actions),
         )  # fmt: skip
         return sampler
 

@@ -10,13 +10,21 @@ import numpy as np
 
 from dppo.envs.checks.returned import MaskSetting, mask_source
 from dppo.errors import ConfigError
-from dppo.spaces.actions import Actions, Bounds, BoxActions, DiscreteActions, MultiDiscreteActions, NestedActions, boxes
+from dppo.spaces.actions import (
+    Actions,
+    Bounds,
+    BoxActions,
+    DiscreteActions,
+    MultiDiscreteActions,
+    NestedActions,
+    boxes,
+    is_covered_at_first,
+    is_unbounded,
+)
 from dppo.spaces.spaces import MASK, MOST_WHOLE, Categories, Spaces, joined, leaves, parts_of, walk
 
 NUMBERS = (gym.spaces.Box, gym.spaces.Discrete, gym.spaces.MultiDiscrete, gym.spaces.MultiBinary)
 MOST_CHOICES = 1000  # of one number; with more, rounding real numbers learns faster
-NEAR = 2.0  # a fresh policy, of mean 0 and deviation 1, reaches bounds up to here by itself
-NO_BOUND = 1e9  # a finite bound beyond this, such as the largest float32, stands for none
 PASSED = "from a function that you pass as `env_id` (module:function)."
 ENCODED = (
     "Write a function encode(obs) that returns n numbers in float32. Then return gymnasium.wrappers."
@@ -247,7 +255,8 @@ def _converted(space: gym.Space[Any], bounds: Bounds | Literal["auto"], name: st
         return DiscreteActions(int(space.n), int(space.start))
     if isinstance(space, gym.spaces.Box) and np.issubdtype(space.dtype, np.floating):
         if bounds == "auto":
-            bounds = "rescale" if NEAR < np.abs([space.low, space.high]).max() <= NO_BOUND else "clip"
+            is_left = is_unbounded(space.low, space.high) or is_covered_at_first(space.low, space.high)
+            bounds = "clip" if is_left else "rescale"
         return BoxActions(np.asarray(space.low), np.asarray(space.high), bounds)
     if (choices := choices_of(space)).counts:
         return MultiDiscreteActions(choices.counts, choices.starts, space.shape or (), str(space.dtype))

@@ -17,6 +17,7 @@ from dppo.envs.make import EnvId, check_env_id, close_in_time
 from dppo.errors import CheckpointError, ConfigError, counted, printable
 from dppo.log import logger
 from dppo.numerics.portable import limit_blas
+from dppo.policies.bounds import NAMED, most_at_bound
 from dppo.policies.playing import Playing
 from dppo.policies.policy import Policy, model_name, policy_from, read
 from dppo.ppo.exchange.records import Episode
@@ -82,6 +83,9 @@ def evaluate(
             )
             played = _played(playing, film, episodes)
             film.write()
+            most = most_at_bound(player.policy.spaces.actions, played)
+            if most is not None and most.share >= NAMED:
+                logger.warning("%s", most)
             returns, lengths = zip(*((one.episode_return, one.length) for one in played), strict=True)
             return Evaluation(player.env_name, returns, lengths)
         finally:

@@ -16,6 +16,7 @@ from dppo.envs.make import close_in_time, joint_kind
 from dppo.envs.rows import joint_of
 from dppo.envs.spaces import describe_spaces
 from dppo.errors import CheckpointError, ClusterError, ConfigError, EnvironmentFault
+from dppo.policies.bounds import BoundCounter
 from dppo.policies.policy import Policy, spaces_summary
 from dppo.ppo.acting.agent import PPOAgent
 from dppo.ppo.exchange.records import Episode, PolicySnapshot
@@ -42,6 +43,7 @@ class Playing:
             rows = joint.rows if joint.shared else joint.rows[:1]  # else each has episodes of its own
         check_spaces(policy.spaces, rows[0], env_name)
         self._policy, self._seed, self._deterministic = policy, seed, deterministic
+        self._at_bounds: BoundCounter | None = None  # of the episode that is being played
         group = EnvGroup(rows, policy.spaces, episode_seed=self._seed_of, owner=env_name)
         self._rows = [group.checked(row) for row in range(len(rows))]
 
@@ -58,6 +60,7 @@ class Playing:
         """
         policy, rows, done, successes = self._policy, self._rows, False, list[bool | None]()
         generator = None if self._deterministic else streams.generator(self._seed, Stream.EVALUATION, episode)
+        self._at_bounds = BoundCounter(policy.spaces.actions) if self._deterministic else None
         stored, state = np.empty(len(rows), policy.spaces.obs), policy.start(len(rows))
         if self._joint is not None:
             rows[0].env.first = None  # it resets all, whatever earlier episodes have left
@@ -70,6 +73,8 @@ class Playing:
             for number, row in enumerate(rows):
                 stored[number] = row.last_obs
             actions, outputs = policy.decide(stored, state, generator)
+            if self._at_bounds is not None:
+                self._at_bounds.add(actions)
             given, state = list(policy.spaces.actions.each(actions)), outputs.state
             self._advance(given)
             answers = [(row, row.step(action)) for row, action in zip(rows, given, strict=True)]
@@ -79,7 +84,9 @@ class Playing:
         yield self._episode(episode, all(successes) if successes else None)
 
     def _episode(self, episode: int, success: bool | None = None) -> Episode:
-        return Episode(0, episode, fmean(row.episode_return for row in self._rows), self._rows[0].length, success)
+        episode_return = fmean(row.episode_return for row in self._rows)
+        at_bounds = None if self._at_bounds is None else self._at_bounds.counts / len(self._rows)
+        return Episode(0, episode, episode_return, self._rows[0].length, success, at_bounds=at_bounds)
 
     def _advance(self, actions: list[Any]) -> None:
         """Step all rows of one environment, if there are several; the first one raises what goes wrong."""

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from dppo.config import Config
 from dppo.errors import CheckpointError, ClusterError, ConfigError, DppoError, counted
 from dppo.log import logger
+from dppo.policies.bounds import NAMED, AtBound, most_at_bound
 from dppo.policies.playing import EpisodePlayer
 from dppo.ppo.exchange.records import Episode, Incident, IncidentKind, PolicySnapshot
 from dppo.records.files import checkpoint as checkpoints
@@ -22,6 +23,7 @@ from dppo.records.metrics.reading import read_metrics
 from dppo.records.observer import Observer
 from dppo.run.learner import PPOLearner
 from dppo.signals import StopRequested, StopSignals
+from dppo.spaces.actions import actions_from_json, boxes
 
 if TYPE_CHECKING:  # it imports Ray
     from dppo.cluster.evaluating import Outcome, RayPlayers
@@ -89,6 +91,8 @@ class Evaluations(Observer):
         self.stopped_by: str | None = None  # the first observer that asked to stop at a row of its own
         self._best: tuple[float, int, int] | None = None  # mean return, iteration and env steps
         self._before: tuple[float, int, int] | None = None  # the best before it
+        self._actions = actions_from_json(run.parts.model["actions"])
+        self._at_bound: AtBound | None = None  # in the last evaluation that is over, if often enough to be named
         self._unsaved = set[int]()  # iterations whose checkpoint could not be written
         state = run.folder.start.checkpoint.state.get("evaluations") if run.folder.start else None
         if state is not None:
@@ -106,11 +110,15 @@ class Evaluations(Observer):
             self._best = self._before
 
     def notes(self) -> list[str]:
-        """Return a line for the end of the run."""
-        if self._best is None:
-            return []
-        (score, number, steps), count = self._best, counted(self._of.eval_episodes, "episode")
-        return [f"Best evaluation: {score:.1f} in {count}, after {steps:,} steps (iter_{number:06d})"]
+        """Return lines for the end of the run."""
+        lines = []
+        if self._best is not None:
+            score, number, steps = self._best
+            count = counted(self._of.eval_episodes, "episode")
+            lines.append(f"Best evaluation: {score:.1f} in {count}, after {steps:,} steps (iter_{number:06d})")
+        if self._at_bound is not None:
+            lines.append(f"In the last evaluation, {self._at_bound}")
+        return lines
 
     def on_iteration(self, row: dict[str, float]) -> None:
         """Begin an evaluation if one is due; report those that are over."""
@@ -222,11 +230,23 @@ class Evaluations(Observer):
         row["eval/episodic_length"] = fmean(one.length for one in played)
         if successes := [one.success for one in played if one.success is not None]:
             row["eval/success_rate"] = fmean(successes)
+        row |= self._share_at_bound(evaluation.global_step, played)
         found, best = (row["eval/episodic_return"], number, evaluation.global_step), self._best
         # Of equal ones the earlier is the best, whichever has ended first.
         if number not in self._unsaved and (best is None or (found[0], -number) > (best[0], -best[1])):
             self._before, self._best = best, found
         return row
+
+    def _share_at_bound(self, steps: int, played: list[Episode]) -> dict[str, float]:
+        """Return the metric of actions at a bound, if the policy was greedy and has real-valued ones; log the first."""
+        most = most_at_bound(self._actions, played)
+        if most is None or not any(boxes(self._actions)):
+            return {}
+        is_first = self._at_bound is None
+        self._at_bound = most if most.share >= NAMED else None
+        if is_first and self._at_bound is not None:
+            logger.warning("evaluation after %s steps: %s", f"{steps:,}", most)
+        return {"eval/at_bound_frac": most.share}
 
 
 def chosen_of(state: Any) -> checkpoints.Chosen | None:

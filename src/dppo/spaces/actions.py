@@ -14,6 +14,10 @@ import numpy as np
 from typing_extensions import override
 
 Bounds = Literal["clip", "squash", "rescale"]
+NEARLY = 0.98  # of a bound: tanh never reaches 1
+NARROWEST, WIDEST = 0.25, 2.0  # symmetric bounds that a fresh policy, of mean 0 and deviation 1, covers by itself
+OFF_CENTRE = 0.1  # largest distance of a Box's centre from 0 that counts as symmetric, in units of half its width
+NO_BOUND = 1e9  # a finite bound beyond this, such as the largest float32, stands for none
 
 
 class Actions(ABC):
@@ -108,6 +112,13 @@ class BoxActions(Actions):
             low, high = self.low.astype(np.float64), self.high.astype(np.float64)
             shaped = low + (unit + 1) * (0.5 * (high - low))
         return np.clip(shaped, self.low, self.high).astype(self.low.dtype)
+
+    def saturated_at(self) -> tuple[np.ndarray, np.ndarray]:
+        """Return the policy's actions [width] up to which the environment gets a lower, from which an upper bound."""
+        if self.bounds == "clip":
+            return self.low.reshape(-1).astype(np.float64), self.high.reshape(-1).astype(np.float64)
+        limit = 1.0 if self.bounds == "rescale" else math.atanh(NEARLY)
+        return np.full(self.width, -limit), np.full(self.width, limit)
 
     def __str__(self) -> str:
         """Return `Box[3]`, without the bounds: `to_env` takes them from the space that the policy was trained with."""
@@ -218,11 +229,43 @@ def boxes(actions: Actions) -> Iterator[BoxActions]:
             yield from boxes(part)
 
 
+def is_unbounded(low: np.ndarray, high: np.ndarray) -> bool:
+    """Return whether some bound of a Box is infinite, or so large that it stands for none."""
+    return bool(np.abs([low, high]).max() > NO_BOUND)
+
+
+def is_covered_at_first(low: np.ndarray, high: np.ndarray) -> bool:
+    """Return whether all bounds are symmetric and about [-1, 1], so that clipped actions of a fresh policy cover them.
+
+    With bounds of [0, 1], half of its actions would be 0, because its mean is the lower bound.
+    """
+    half_width = (high.astype(np.float64) - low) / 2
+    centre = (high.astype(np.float64) + low) / 2
+    is_near_one = (half_width >= NARROWEST) & (half_width <= WIDEST)
+    is_symmetric = np.abs(centre) <= OFF_CENTRE * half_width
+    return bool(np.all(is_near_one & is_symmetric))
+
+
+def clipped_off_centre(actions: Actions) -> str | None:
+    """Return the bounds of actions that are clipped although a fresh policy does not cover them; None without any."""
+    for box in boxes(actions):
+        is_clipped = box.bounds == "clip" and not is_unbounded(box.low, box.high)
+        if is_clipped and not is_covered_at_first(box.low, box.high):
+            return f"{box.low.min():g} and {box.high.max():g}"
+    return None
+
+
 def rescaled_in_words(actions: Actions) -> str | None:
-    """Return the largest bound of actions that are rescaled, and how to prevent this; None if there are none."""
-    reach = [np.abs([box.low, box.high]).max() for box in boxes(actions) if box.bounds == "rescale"]
-    clip = "action_bounds=clip (--action-bounds clip) keeps the raw numbers"
-    return f"Actions go to {max(reach):g}: rescaled to their bounds; {clip}." if reach else None
+    """Return the bounds that actions are rescaled to, and how to prevent it; None if no action is rescaled."""
+    rescaled = [box for box in boxes(actions) if box.bounds == "rescale"]
+    if not rescaled:
+        return None
+    lowest = min(float(box.low.min()) for box in rescaled)
+    highest = max(float(box.high.max()) for box in rescaled)
+    return (
+        f"Actions lie between {lowest:g} and {highest:g}: [-1, 1] of the policy is mapped to these bounds; "
+        f"action_bounds=clip (--action-bounds clip) passes its numbers on as they are."
+    )
 
 
 def actions_from_json(described: dict[str, Any]) -> Actions:

@@ -56,7 +56,8 @@ class Env:
     beyond 2**24. float64 is for numbers such as 1e9 + 0.1 and 1e9 + 0.2, which float32 cannot tell apart."""
     action_bounds: Literal["auto", "clip", "squash", "rescale"] = constant("auto")
     """Map of real-valued actions into the bounds of their Box: clip; rescale: clip to [-1, 1], then map linearly;
-    squash: tanh, then map linearly; auto: rescale if the bounds are finite and go beyond 2, else clip."""
+    squash: tanh, then map linearly; auto: clip if the bounds are infinite, or symmetric and about [-1, 1]; else
+    rescale."""
     action_mask: Literal["auto", "info", "off"] = constant("auto")
     """Source of masks of the allowed actions: info, the item action_mask of reset's and step's info; auto: a part
     action_mask of a Dict observation, or the method action_masks() of the environment, if there is one."""

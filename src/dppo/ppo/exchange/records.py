@@ -133,6 +133,8 @@ class Episode:
     checksum: int = field(default=0, compare=False)  # of its last observation and its return, to verify a replay
     info: dict[str, float] = field(default_factory=dict)  # all finite numbers in that of the last step, by name
     options: dict[str, Any] | None = field(default=None, compare=False)  # of its reset: see `RunInfo.set_env`
+    at_bounds: np.ndarray | None = field(default=None, compare=False)
+    """[2, width]: steps in which each element of the action was at its lower, at its upper bound; of evaluations."""
 
 
 class IncidentKind(str, Enum):

@@ -31,6 +31,7 @@ LINE, AREA, FEW = 240, 80, 20  # points, each the mean of neighboring rows; fewe
 MOST_MARKS, LARGEST = 60, 1e30
 MOST, MOST_LANES = 40, 64  # charts of one kind; actors
 NOT_DRAWN = ("_std", "_min", "_max", "eval/iteration", "eval/global_step")  # ends of keys that belong to another
+MEMORY = "actors/memory_gb"
 SECTIONS = {  # keys, and prefixes of keys, in the order in which they are drawn
     "Evaluation": ("eval/",),
     "Reported by the environment": ("info/",),
@@ -115,6 +116,7 @@ def _tiles(facts: Facts) -> dict[str, str]:
 def _charts(facts: Facts) -> Iterator[str]:
     keys = list(dict.fromkeys(key for row in facts.rows for key in list(row)[:300]))[:1000]  # of a million, perhaps
     of = {key: np.array([row.get(key, math.nan) for row in facts.rows]) for key in ("global_step", *keys)}
+    _join_memory_of_actors(of)
     steps, seconds = of["global_step"], training_times(facts.rows)
     scale, name_of_time = time_axis(seconds)
     both = []
@@ -136,9 +138,20 @@ def _charts(facts: Facts) -> Iterator[str]:
         yield _group("Actors", [lanes(of_actors, shown, "seconds since the first began")])
 
 
+def _join_memory_of_actors(of: dict[str, np.ndarray]) -> None:
+    """Replace the memory of each actor by the least of all, the lower end of the chart of the largest."""
+    of_actors = [of.pop(key) for key in list(of) if key.startswith(f"{MEMORY}/")]
+    if of_actors and MEMORY in of:
+        memory = np.array(of_actors)
+        lowest = np.where(np.isfinite(memory), memory, np.inf).min(axis=0)
+        of[f"{MEMORY}_min"] = np.where(np.isfinite(lowest), lowest, math.nan)
+
+
 def _with_spread(of: Mapping[str, np.ndarray], key: str) -> np.ndarray:
-    """Return [3, n]: a mean, and it less and plus its deviation, or its lowest and highest value, where these exist."""
+    """Return [3, n]: a mean, and its ends: less and plus its deviation, or lowest and highest, where these exist."""
     y, stem = of[key], key.removesuffix("_mean").replace("eval/episodic_", "eval/")
+    if key.startswith("info/"):  # the extremes of single steps would squeeze the mean into a flat line
+        return np.array([y, y, y])
     deviation = of.get(f"{stem}_std", 0 * y)
     ends = of.get(f"{stem}_min", y - deviation), of.get(f"{stem}_max", y + deviation)
     return np.array([y, *(np.where(np.isfinite(end), end, y) for end in ends)])

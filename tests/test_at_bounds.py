@@ -1,0 +1,143 @@
+"""Policies that stay at a bound of their actions are named: at evaluations, at the end of a run, by `evaluate`."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import yaml
+from builders import make_config
+from kinds import small
+from recorder import Notes
+from worlds.acting import SPACES
+
+import dppo
+from dppo.commands.doctor import of_run
+from dppo.config.files import grouped, resolved
+from dppo.policies.bounds import BoundCounter, most_at_bound
+from dppo.ppo.exchange.records import Episode
+from dppo.records.metrics.reading import read_metrics
+from dppo.spaces.actions import Actions, BoxActions, DiscreteActions, NestedActions
+
+VALVE: dict[str, Any] = {"env_id": "worlds.acting:Actuated", "env_kwargs": {"kind": "valve"}, "action_bounds": "clip"}
+
+
+def box(bounds: str, *shape: int) -> BoxActions:
+    return BoxActions(np.full(shape, 0.0), np.full(shape, 10.0), bounds)  # type: ignore[arg-type]
+
+
+def counted(actions: Actions, *steps: Any) -> Episode:
+    counter = BoundCounter(actions)
+    for step in steps:
+        counter.add(np.array([step]))
+    return Episode(0, 0, 0.0, len(steps), None, at_bounds=counter.counts)
+
+
+@pytest.mark.parametrize(
+    ("bounds", "inside", "lower", "upper"),
+    [("clip", 5.0, -0.1, 10.0), ("rescale", 0.9, -1.0, 1.5), ("squash", 2.0, -2.5, 2.5)],
+)
+def test_a_step_counts_where_the_environment_gets_a_bound(
+    bounds: str, inside: float, lower: float, upper: float
+) -> None:
+    actions = box(bounds, 2)
+    counts = counted(actions, [inside, lower], [upper, lower], [inside, lower]).at_bounds
+    assert counts is not None
+    assert counts.tolist() == [[0, 3], [1, 0]]
+
+
+def test_the_element_that_is_at_a_bound_most_often_is_named_with_its_side() -> None:
+    actions = NestedActions((DiscreteActions(3), box("rescale", 2)), ("gear", "valves"))
+    most = most_at_bound(actions, [counted(actions, [0, 0.0, 1.0], [2, -1.0, 1.0], [1, 0.0, 0.0])])
+    assert most is not None
+    assert most.share == pytest.approx(2 / 3)
+    assert str(most) == (
+        "the greedy policy takes element 1 of action['valves'] at its upper bound in 67% of the steps, which only an "
+        "on-off controller should do."
+    )
+    assert most_at_bound(actions, [Episode(0, 0, 0.0, 3, None)]) is None, "sampled actions are not counted"
+
+
+def test_a_policy_at_a_bound_is_named_at_evaluations_and_at_the_end(tmp_path: Path) -> None:
+    """A policy that hardly learns stays near 0, below a valve that opens from 0.2 to 1."""
+    assert SPACES["valve"].low.min() > 0  # type: ignore[attr-defined]
+    config = small(tmp_path / "run", **VALVE, eval_every=1, eval_episodes=1, learning_rate=1e-9)
+    with Notes() as notes:
+        result = dppo.train(config)
+    sentence = (
+        "the greedy policy takes the action at its lower bound in 100% of the steps. Unless an on-off controller is "
+        "right here, use action_bounds=rescale (--action-bounds rescale)."
+    )
+    said = [text for text in notes.texts if sentence in text]
+    assert len(said) == 1, "once, however many evaluations there are"
+    assert f"In the last evaluation, {sentence}" in result.notes
+    shares = [row["eval/at_bound_frac"] for row in read_metrics(result.run_dir) if "eval/at_bound_frac" in row]
+    assert shares
+    assert set(shares) == {1.0}
+    with Notes() as notes:
+        dppo.evaluate(result, episodes=1)
+    assert sentence in notes.texts
+    with Notes() as notes:
+        dppo.evaluate(result, episodes=1, deterministic=False)
+    assert sentence not in notes.texts
+
+
+def test_the_remedy_takes_the_policy_off_the_bound(tmp_path: Path) -> None:
+    valve = VALVE | {"action_bounds": "rescale"}
+    result = dppo.train(small(tmp_path / "run", **valve, eval_every=1, eval_episodes=1, learning_rate=1e-9))
+    assert [row["eval/at_bound_frac"] for row in read_metrics(result.run_dir) if "eval/at_bound_frac" in row][-1] == 0.0
+
+
+def run_of(folder: Path, returns: list[float], **settings: Any) -> list[str]:
+    """Return the warnings of `dppo doctor` about a run with these mean returns."""
+    config = make_config({"env_id": "CartPole-v1", **settings})
+    (folder / "config.yaml").write_text(yaml.safe_dump(grouped(resolved(config))))
+    rows = [
+        {
+            "iteration": 1 + number,
+            "global_step": 256 * (1 + number),
+            "charts/episodes": 60,
+            "charts/episodic_return": mean,
+        }
+        for number, mean in enumerate(returns)
+    ]
+    (folder / "metrics.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    return [text for kind, text in of_run(folder) if kind == "warning"]
+
+
+def test_the_doctor_of_a_run_says_that_it_is_flat_and_what_to_try(tmp_path: Path) -> None:
+    flat = run_of(tmp_path, [-100.0, -101.0, -99.0, -100.0])
+    assert flat == [
+        "the mean return has not risen in the last 768 env steps: -100 at first, -100 now. If more is possible, try "
+        "--reuse 4 --num-steps 32 in a new run: it trains on each step more often"
+    ]
+    assert dppo.Config(env_id="CartPole-v1", reuse=4, num_steps=32)
+    assert not run_of(tmp_path, [-100.0, -80.0, -60.0, -40.0])
+    assert "--reuse" not in run_of(tmp_path, [1.0, 1.0, 1.0], reuse=4)[0]
+
+
+@pytest.mark.parametrize(
+    ("settings", "remedy"),
+    [
+        ({"num_actors": 2}, "Use more actors, up to --num-actors 8, if there are CPUs for them"),
+        ({"num_actors": 8}, ""),
+        ({"num_actors": 8, "envs_per_sampler": 2}, "Use --num-samplers 16 --envs-per-sampler 1 and as many actors"),
+    ],
+)
+def test_the_doctor_of_a_run_advises_no_actors_that_it_has(
+    settings: dict[str, Any], remedy: str, tmp_path: Path
+) -> None:
+    config = make_config({"env_id": "CartPole-v1", "policy_lag": 1, **settings})
+    (tmp_path / "config.yaml").write_text(yaml.safe_dump(grouped(resolved(config))))
+    from dppo.commands.doctor import PHASES
+    from dppo.records.words import TimeSplit
+
+    row = {f"perf/{name}_frac": float(name == "env") for name in PHASES} | {"iteration": 2, "global_step": 512}
+    row |= {f"perf/{name}": 1.0 for name in TimeSplit._fields[1:]}
+    told = [text for _, text in of_run(tmp_path, [row]) if "went to the environments" in text]
+    assert len(told) == 1
+    assert told[0].partition(". ")[2].startswith(remedy)
+    assert bool(told[0].partition(". ")[2]) == bool(remedy)
