@@ -177,23 +177,16 @@ def test_imports_form_no_circle() -> None:
     assert [name for name in graph if name in reachable(graph, name)] == []
 
 
-LONG_FUNCTIONS = {  # above 40 lines
-    "policies.evaluation.evaluate",
-    "ppo.learning.batch.make_batch",
-    "run.runner.train",
-}
-
-
-def test_files_and_functions_are_short() -> None:
+def test_a_function_fits_a_screen_and_a_module_has_one_job() -> None:
+    """Lines are no budget: a limit of 300 for a file was met by packing them. Twice the usual length is two jobs."""
     files = {str(path.relative_to(SRC)): len(path.read_text("utf8").splitlines()) for path in SRC.rglob("*.py")}
-    assert {name: lines for name, lines in files.items() if lines > 300} == {}
+    assert {name: lines for name, lines in files.items() if lines > 450} == {}
     functions = {
         f"{module}.{node.name}": (node.end_lineno or 0) - node.lineno + 1
         for module, tree in modules().items()
         for node in ast.walk(tree)
         if isinstance(node, ast.FunctionDef)
     }
-    assert {name for name, lines in functions.items() if lines > 40} <= LONG_FUNCTIONS
     assert {name: lines for name, lines in functions.items() if lines > 60} == {}
 
 
