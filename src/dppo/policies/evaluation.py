@@ -83,9 +83,7 @@ def evaluate(
             )
             played = _played(playing, film, episodes)
             film.write()
-            most = most_at_bound(player.policy.spaces.actions, played)
-            if most is not None and most.share >= NAMED:
-                logger.warning("%s", most)
+            _log_actions_at_bound(player.policy, played)
             returns, lengths = zip(*((one.episode_return, one.length) for one in played), strict=True)
             return Evaluation(player.env_name, returns, lengths)
         finally:
@@ -204,6 +202,12 @@ def _wrappers_of(state: Mapping[str, Any], env: Any) -> dict[str, Any]:
     """Return the setting of a policy that names code, if its environment is to be made."""
     settings = {} if _is_made(env) else state.get("config")
     return {"wrappers": flattened(settings).get("wrappers", ()) if isinstance(settings, dict) else ()}
+
+
+def _log_actions_at_bound(policy: Policy, played: list[Episode]) -> None:
+    most = most_at_bound(policy.spaces.actions, played)
+    if most is not None and most.share >= NAMED:
+        logger.warning("%s", most)
 
 
 def _played(playing: Playing, film: Video, episodes: int) -> list[Episode]:
