@@ -45,18 +45,18 @@ MAY_IMPORT: dict[str, set[str]] = {
     "cluster.builders": {"config.parts", "ppo", "envs", "signals"},
     "policies": {"ppo", "records", "envs.checks"},
     "policies.policy": {"config.trust", "ppo", "records", "envs.checks"},
-    "policies.evaluation": {"config", "envs", "ppo.exchange.records", "ppo.networks.network", "records"},
+    "policies.evaluation": {"config", "envs", "ppo.exchange.records", "ppo.networks.network", "records", "signals"},
     "policies.playing": {"config.parts", "envs", "ppo", "signals"},
     "policies.export": {"config", "ppo", "records"},
     "run": {"config", "ppo", "cluster", "policies", "records", "signals"},
     "run.iteration_row": {"ppo.exchange.records"},
     "run.learner": {"config", "ppo", "cluster", "signals"},
-    "run.replay": {"config", "ppo", "envs", "cluster", "records"},
+    "run.replay": {"config", "ppo", "envs", "cluster", "records", "signals"},
     "run.runner": {"config", "ppo", "envs", "cluster", "policies", "records", "signals"},
     "doctor": {"cluster", "config", "envs", "policies", "ppo", "signals"},
     "commands": {"config", "doctor", "envs", "cluster.ray", "policies", "records", "run", "signals"},
     "__init__": {"config", "policies", "ppo.networks.recurrence", "records", "run"},
-    "__main__": {"__init__", "commands"},
+    "__main__": {"__init__", "commands", "signals"},
 }
 
 

@@ -224,7 +224,7 @@ def test_an_unsupported_space_is_reported_once_by_several_actors(
     tmp_path: Path, capfd: Capture, monkeypatch: Patch, ray_session: None
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("dppo.records.observer.PATIENCE_S", 1e9)  # a slow start is not announced
+    monkeypatch.setattr("dppo.records.observers.PATIENCE_S", 1e9)  # a slow start is not announced
     text = ["worlds.simple:Odd", "--env-kwargs", '{"obs": "text"}']
     assert main(["train", *text, *TINY, "--num-actors", "3", "--num-samplers", "3"]) == 2
     printed, said = capfd.readouterr()

@@ -29,7 +29,8 @@ from dppo.ppo.exchange.records import CollectionProgress, Incident
 from dppo.records.files import checkpoint as checkpoints
 from dppo.records.files import disk
 from dppo.records.files.disk import Disk
-from dppo.records.observer import Display, Observers
+from dppo.records.observer import Display
+from dppo.records.observers import Observers
 
 EXAMPLES = Path(__file__).resolve().parents[1] / "examples"
 ITERATIONS = 4

@@ -8,6 +8,7 @@ from dppo import __version__
 from dppo.commands.versions import other_versions
 from dppo.errors import DppoError, EnvironmentFault, unknown_name
 from dppo.numerics.portable import portable_numerics
+from dppo.signals import RaisingSignals, StopRequested
 
 COMMANDS = {
     "train": "Train a policy, or continue a run.",
@@ -53,7 +54,8 @@ def main(argv: list[str] | None = None) -> int:
     code = None
     try:
         try:
-            code = _run(argv)
+            with RaisingSignals():
+                code = _run(argv)
             return code
         finally:
             if sys.stdout is not None:
@@ -92,10 +94,17 @@ def _run(argv: list[str] | None) -> int:
         text = str(error) if isinstance(error, EnvironmentFault) else in_flags(str(error))
         print(f"dppo {command}: {text}", file=sys.stderr)
         code = error.exit_code
-    except KeyboardInterrupt:
-        print(f"dppo {command}: interrupted", file=sys.stderr)
+    except KeyboardInterrupt as interrupted:
+        print(f"dppo {command}: interrupted{_after(str(interrupted))}", file=sys.stderr)
         code = 130
+    except StopRequested as request:
+        print(f"dppo {command}: ended by {request.signal.name}{_after(request.progress)}", file=sys.stderr)
+        code = 128 + request.signal
     return code
+
+
+def _after(progress: str) -> str:
+    return f"; {progress}" if progress else ""
 
 
 if __name__ == "__main__":

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import _thread
 import os
 import signal
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from types import FrameType
-from typing import Any
+from typing import Any, NoReturn
 
 
 class StopRequested(BaseException):
@@ -18,14 +19,100 @@ class StopRequested(BaseException):
     def __init__(self, signal_received: signal.Signals) -> None:
         super().__init__(signal_received.name)
         self.signal = signal_received
+        self.progress = ""
+        """What had been done by then, if it is known."""
 
 
 class Interrupted(KeyboardInterrupt):
-    """The second Ctrl-C in a notebook or shell."""
+    """Ctrl-C, as opposed to a KeyboardInterrupt that an environment raises. Its text is what had been done by then."""
 
 
 INTERRUPTIONS = (Interrupted, StopRequested)
 """Exceptions that end a run, wherever they are raised; not a fault of the code that they pass through."""
+
+SHOW_CURSOR = b"\x1b[?25h"
+
+
+def end_at_once(number: int) -> NoReturn:
+    """End this process without cleaning up, with a last line on stderr: a second signal asks for it."""
+    name = signal.Signals(number).name
+    line = f"\ndppo: {name} again: ended at once. The last checkpoint, if there is one, is untouched.\n"
+    with suppress(OSError):  # the terminal is closed
+        if os.isatty(1):  # a panel hides the cursor
+            os.write(1, SHOW_CURSOR)
+        os.write(2, line.encode())
+    os._exit(128 + number)
+
+
+class RaisingSignals:
+    """Context manager in which Ctrl-C raises `Interrupted`, and SIGTERM and SIGHUP raise `StopRequested`.
+
+    Checks of environments take neither for a fault. A second signal ends the process at once. Handlers that are not
+    Python's own stay, as those of a training or of your program; outside the main thread it does nothing.
+    """
+
+    _active: RaisingSignals | None = None
+
+    def __init__(self) -> None:
+        self._received: signal.Signals | None = None
+        self._before: dict[int, Any] = {}
+
+    def __enter__(self) -> RaisingSignals:
+        """Return the outermost one that is in force, whose handlers stay."""
+        if threading.current_thread() is not threading.main_thread():
+            return self
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            if signal.getsignal(number) in (signal.SIG_DFL, signal.default_int_handler):
+                self._before[number] = signal.signal(number, self._handle)
+        if self._before:
+            RaisingSignals._active = self
+        return RaisingSignals._active or self
+
+    def __exit__(self, *_: object) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+        if self._before:
+            RaisingSignals._active = None
+
+    def check(self) -> None:
+        """Raise what a signal has raised before, if the code that it interrupted has caught it."""
+        if self._received is not None:
+            self._raise(self._received)
+
+    def _handle(self, number: int, frame: FrameType | None) -> None:
+        if number == self._received == signal.SIGHUP:  # a shell and the kernel both send one as a terminal is closed
+            return
+        in_notebook = number == signal.SIGINT and hasattr(sys, "ps1")
+        if self._received is not None and not in_notebook:
+            end_at_once(number)
+        self._received = signal.Signals(number)
+        self._raise(self._received)
+
+    def _raise(self, received: signal.Signals) -> NoReturn:
+        if received is signal.SIGINT:
+            raise Interrupted
+        raise StopRequested(received)
+
+
+@contextmanager
+def ending_on_signals(progress: Callable[[], str]) -> Iterator[Callable[[], None]]:
+    """Context of a function that Python programs call: Ctrl-C raises KeyboardInterrupt, SIGTERM raises SystemExit.
+
+    It yields a function to call now and then, for signals that the interrupted code has caught. `progress` describes
+    what has been done so far: the text of the exception. Within a command, the exceptions of `RaisingSignals` pass.
+    """
+    outermost = RaisingSignals._active is None
+    with RaisingSignals() as signals:
+        try:
+            yield signals.check
+        except Interrupted as interrupted:
+            interrupted.args = (progress(),)
+            raise
+        except StopRequested as request:
+            request.progress = progress()
+            if not outermost:
+                raise
+            raise SystemExit(128 + request.signal) from None
 
 
 class StopSignals:
@@ -39,6 +126,8 @@ class StopSignals:
         self._interruptible = False
         self._before: dict[int, Any] = {}
         self._checks: list[Callable[[], None]] = []
+        self.on_first: Callable[[str], None] = lambda text: None
+        """Is called with a line for the user, in a thread of its own, unless the first signal ends a wait at once."""
 
     def __enter__(self) -> StopSignals:
         if threading.current_thread() is threading.main_thread():
@@ -88,11 +177,13 @@ class StopSignals:
         if self.received is not None:  # the second signal
             if number == signal.SIGINT and hasattr(sys, "ps1"):
                 raise Interrupted  # a notebook or shell must keep its other variables
-            os._exit(128 + number)
+            end_at_once(number)
         self.received = signal.Signals(number)
         if self._interruptible:
             self._interruptible = False
             raise StopRequested(self.received)
+        # In a thread, because this one may hold the lock of the display, or that of the module `threading`.
+        _thread.start_new_thread(self.on_first, (f"{self.received.name}: stopping ... (once more: at once)",))
 
 
 CLOSING_S = 8.0  # for environments of this process to close

@@ -13,8 +13,9 @@ import pytest
 import dppo
 from dppo.config import Config
 from dppo.errors import ClusterError, ConfigError, DppoError
-from dppo.records import observer
-from dppo.records.observer import Observers, RunInfo
+from dppo.records import observers
+from dppo.records.observer import RunInfo
+from dppo.records.observers import Observers
 from dppo.records.terminal.plain import PlainLines
 from dppo.records.words import hosting_line, sizes_line
 from dppo.run import runner
@@ -41,11 +42,11 @@ def test_notes_follow_the_first_lines_in_order_and_a_slow_start_is_shown_before_
     is_slow: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now = 0.0
-    monkeypatch.setattr("dppo.records.observer.time.monotonic", lambda: now)
+    monkeypatch.setattr("dppo.records.observers.time.monotonic", lambda: now)
     run = Preparing()
     logger.warning("early")
     logger.info("network")
-    now = observer.PATIENCE_S - (0.0 if is_slow else 0.1)
+    now = observers.PATIENCE_S - (0.0 if is_slow else 0.1)
     run.observers.start_if_due()
     assert run.printed == (["the run", "early", "network"] if is_slow else [])
     run.observers.start()

@@ -2,7 +2,7 @@
 
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import fmean
@@ -25,6 +25,7 @@ from dppo.ppo.networks.network import ModelClass
 from dppo.records.files.run_folder import settings_to_resume
 from dppo.records.observer import Evaluation, Result
 from dppo.records.video import Video, check_display, check_video
+from dppo.signals import ending_on_signals
 from dppo.user_code import import_path
 
 REPORT_EVERY_S = 5.0
@@ -71,7 +72,9 @@ def evaluate(
     if render:
         check_display()
     player = _find_player(policy, env, env_kwargs, model, trust=trust)
-    with limit_blas(1):  # as in the evaluations of a run, whose returns are the same
+    played = list[Episode]()
+    with limit_blas(1), ending_on_signals(lambda: _summary(played, episodes)) as check_signals:
+        # One core, as in the evaluations of a run, whose returns are the same.
         made = player.make("human" if render else "rgb_array" if video else None, seed)
         try:
             playing = Playing(player.policy, made, player.env_name, seed, deterministic=deterministic)
@@ -81,7 +84,9 @@ def evaluate(
             film = Video(
                 None if video is None else Path(video), made, episodes, player.settings.get("action_repeat", 1)
             )
-            played = _played(playing, film, episodes)
+            for so_far in _episodes(playing, episodes, played):
+                check_signals()
+                film.add(so_far.index)
             film.write()
             _log_actions_at_bound(player.policy, played)
             returns, lengths = zip(*((one.episode_return, one.length) for one in played), strict=True)
@@ -210,16 +215,20 @@ def _log_actions_at_bound(policy: Policy, played: list[Episode]) -> None:
         logger.warning("%s", most)
 
 
-def _played(playing: Playing, film: Video, episodes: int) -> list[Episode]:
-    """Play episodes, and report progress every few seconds."""
-    played, reported = list[Episode](), time.monotonic()
+def _episodes(playing: Playing, episodes: int, played: list[Episode]) -> Iterator[Episode]:
+    """Play episodes: yield each after its reset and after each step, add it to `played`, report every few seconds."""
+    reported = time.monotonic()
     for episode in range(episodes):
         for so_far in playing.play(episode):
-            film.add(episode)
+            yield so_far
             if so_far.length and time.monotonic() - reported >= REPORT_EVERY_S:
                 reported = time.monotonic()
-                mean = f", mean return {fmean(one.episode_return for one in played):.1f}" if played else ""
                 current = f"{counted(so_far.length, 'step')}, return {so_far.episode_return:.1f} so far"
-                logger.info("%d of %d episodes%s; the current one: %s", len(played), episodes, mean, current)
+                logger.info("%s; the current one: %s", _summary(played, episodes), current)
         played.append(so_far)
-    return played
+
+
+def _summary(played: Sequence[Episode], episodes: int) -> str:
+    """Return `5 of 100 episodes, mean return -1100.7`."""
+    mean = f", mean return {fmean(episode.episode_return for episode in played):.1f}" if played else ""
+    return f"{len(played)} of {episodes} episodes{mean}"

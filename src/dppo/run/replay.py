@@ -29,10 +29,15 @@ from dppo.records.files.disk import check_parts
 from dppo.records.files.episodes import INCIDENT, INTEGERS, RecordedEpisode, packed, read_episodes
 from dppo.records.files.run_folder import settings_to_resume
 from dppo.records.video import Video, check_display, check_video
+from dppo.signals import ending_on_signals
 from dppo.spaces.actions import Actions
 from dppo.streams import Stream
 
 MOST_BYTES = 2**24  # of the file of an incident
+
+
+_Step = tuple[int, float, bool]
+"""A checksum of an observation, the reward before it, and whether the episode is over."""
 
 
 class NotTheSame(DppoError):
@@ -73,17 +78,29 @@ def replay(
     if render:
         check_display()
     mode = "human" if render else "rgb_array" if video else None
-    with limit_blas(1), closing(_Again(config, of, mode)) as again:  # one core, as in the run
+    seen = list[_Step]()
+
+    def progress() -> str:
+        return f"{max(0, len(seen) - 1):,} of {counted(of.length, 'step')} played"
+
+    with (
+        limit_blas(1),  # one core, as in the run
+        ending_on_signals(progress) as check_signals,
+        closing(_Again(config, of, check_signals, mode)) as again,
+    ):
         pause()
-        again.play(Video(video, again.env, repeat=config.action_repeat))
+        again.play(Video(video, again.env, repeat=config.action_repeat), seen)
     return f"Episode {episode}: {counted(of.length, 'step')}, return {of.episode_return:g}, equal to the last bit."
 
 
 class _Again:
     """An episode in an environment of its own."""
 
-    def __init__(self, config: Config, of: RecordedEpisode, mode: str | None = None) -> None:
-        """Make the environment, with this render_mode."""
+    def __init__(
+        self, config: Config, of: RecordedEpisode, check_signals: Callable[[], None], mode: str | None = None
+    ) -> None:
+        """Make the environment, with this render_mode; call `check_signals` in each step."""
+        self._check_signals = check_signals
         prepared = {name: getattr(config, name) for name in SETTINGS}
         with making(config.env_name):
             how: dict[str, Any] = {"place": (of.sampler_id, of.env), "most_steps": config.most_steps}
@@ -103,19 +120,23 @@ class _Again:
             self.close()
             raise
 
-    def steps(self) -> Iterator[tuple[int, float, bool]]:
+    def steps(self) -> Iterator[_Step]:
         """Play; yield a checksum of each observation, the reward before it, and whether the episode is over."""
         self._one.reset(self._of.episode, self._of.options)
         yield zlib.crc32(self._one.last_obs.tobytes()), 0.0, False
         for action in self._actions:
             _, reward, terminated, truncated, _ = self._one.step(action)
+            self._check_signals()
             yield zlib.crc32(self._one.last_obs.tobytes()), reward, terminated or truncated
             if terminated or truncated:
                 return
 
-    def play(self, film: Video) -> None:
-        """Play, and write the film if the episode is the same; raise EnvironmentFault or NotTheSame."""
-        of, one, seen, difference = self._of, self._one, list[tuple[int, float, bool]](), ""
+    def play(self, film: Video, seen: list[_Step]) -> None:
+        """Play, adding each step to `seen`; write the film if the episode is the same.
+
+        Raises EnvironmentFault or NotTheSame.
+        """
+        of, one, difference = self._of, self._one, ""
         try:
             for step in self.steps():
                 seen.append(step)
@@ -141,10 +162,10 @@ class _Again:
             raise NotTheSame(f"Episode {of.name} is not the same again. {then} {self._cause(seen)}")
         film.write()
 
-    def _cause(self, seen: list[tuple[int, float, bool]]) -> str:
+    def _cause(self, seen: list[_Step]) -> str:
         """Play once more, and say where two replays differ."""
         logger.info("playing once more, to see where two replays differ")
-        with closing(_Again(self._config, self._of)) as again:
+        with closing(_Again(self._config, self._of, self._check_signals)) as again:
             pairs, found = enumerate(zip_longest(seen, again.steps())), None
             with suppress(EnvironmentFault):  # as before, or it is the difference
                 found = next(((step, *pair) for step, pair in pairs if pair[0] != pair[1]), None)

@@ -26,7 +26,8 @@ from dppo.records.files.run_folder import RunFolder
 from dppo.records.metrics.reading import EPISODES, TRACE, read_metrics
 from dppo.records.metrics.tracking import TensorBoard, trackers
 from dppo.records.metrics.writer import MetricsWriter
-from dppo.records.observer import EnvOptions, Observer, Observers, Result, RunInfo
+from dppo.records.observer import EnvOptions, Observer, Result, RunInfo
+from dppo.records.observers import Observers
 from dppo.records.plots import LearningCurve
 from dppo.records.terminal.plain import make_display
 from dppo.records.words import LearningNotes
@@ -88,6 +89,7 @@ def train(
                 watching.add_file(IncidentWriter(folder.path, config))  # a constructor may fail before training
                 watching.prepare(run := _described(config, folder), waiting)
                 stop.add_check(watching.start_if_due)
+                stop.on_first = watching.note
                 parts = build(config, folder, stop, stack, watching.progress)
                 parts.learner.env_options = partial(getattr, run.options, "now")
                 watching.start()

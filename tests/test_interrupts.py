@@ -1,0 +1,212 @@
+"""Ctrl-C and SIGTERM in all commands but the training's: never a fault of the environment, and nothing is lost."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+from types import FrameType
+from typing import Any, ClassVar
+
+import gymnasium as gym
+import numpy as np
+import pytest
+from commandline import Command, run
+
+import dppo
+from dppo.__main__ import COMMANDS, main
+from dppo.errors import EnvironmentFault
+from dppo.signals import RaisingSignals, StopSignals
+
+EPISODE = 20
+SIGNALS = [signal.SIGINT, signal.SIGTERM]
+
+
+class Interrupting(gym.Env[Any, Any]):
+    """Has episodes of 20 steps, and does something at one of all steps of this process."""
+
+    observation_space = gym.spaces.Box(-1, 1, (2,), np.float32)
+    action_space = gym.spaces.Discrete(2)
+    steps: ClassVar[int] = 0
+    at: ClassVar[int] = -1
+    number: ClassVar[signal.Signals | None] = None
+    swallows: ClassVar[bool] = False
+    closed: ClassVar[int] = 0
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        self._length = 0
+        return np.zeros(2, np.float32), {}
+
+    def step(self, action: Any) -> Any:
+        self._length += 1
+        Interrupting.steps += 1
+        if Interrupting.steps == Interrupting.at:
+            self._interrupt()
+        return np.zeros(2, np.float32), 1.0, self._length >= EPISODE, False, {}
+
+    def _interrupt(self) -> None:
+        if self.number is None:
+            raise KeyboardInterrupt  # of its own
+        try:
+            signal.raise_signal(self.number)
+        except BaseException:
+            if not self.swallows:
+                raise
+
+    def close(self) -> None:
+        Interrupting.closed += 1
+
+
+@pytest.fixture
+def interrupt(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    """Return a function that says in which step of the environment which signal is sent."""
+
+    def set_up(at: int, number: signal.Signals | None, *, swallows: bool = False) -> None:
+        for name, value in {"steps": 0, "at": at, "number": number, "swallows": swallows, "closed": 0}.items():
+            monkeypatch.setattr(Interrupting, name, value)
+
+    before = {number: signal.getsignal(number) for number in SIGNALS}
+    yield set_up
+    assert {number: signal.getsignal(number) for number in SIGNALS} == before
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> str:
+    run_dir = tmp_path_factory.mktemp("interrupted") / "run"
+    sizes: dict[str, Any] = {"num_samplers": 1, "num_steps": 32, "total_timesteps": 64, "record_episodes": "all"}
+    dppo.train(dppo.Config(env_id=f"{__name__}:Interrupting", run_dir=run_dir, progress="off", **sizes))
+    return str(run_dir)
+
+
+@pytest.mark.parametrize(("number", "said"), [(signal.SIGINT, "interrupted"), (signal.SIGTERM, "ended by SIGTERM")])
+@pytest.mark.parametrize("swallows", [False, True])
+def test_eval_says_how_far_it_came(
+    number: signal.Signals, said: str, swallows: bool, trained: str, interrupt: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    interrupt(5 * EPISODE + 10, number, swallows=swallows)
+    assert main(["eval", trained, "--trust", "--episodes", "100"]) == 128 + number
+    assert capsys.readouterr().err == f"dppo eval: {said}; 5 of 100 episodes, mean return 20.0\n"
+    assert Interrupting.closed == 1
+    assert Interrupting.steps <= 5 * EPISODE + 11
+
+
+def test_evaluate_raises_keyboard_interrupt_which_no_except_exception_catches(trained: str, interrupt: Any) -> None:
+    interrupt(25, signal.SIGINT)
+    with pytest.raises(KeyboardInterrupt, match=r"1 of 10 episodes, mean return 20\.0"):
+        dppo.evaluate(trained, Interrupting, episodes=10)
+    interrupt(25, signal.SIGTERM)
+    with pytest.raises(SystemExit) as ended:
+        dppo.evaluate(trained, Interrupting)
+    assert ended.value.code == 143
+
+
+def test_a_keyboard_interrupt_of_the_environment_itself_is_its_fault(trained: str, interrupt: Any) -> None:
+    interrupt(25, None)
+    with pytest.raises(EnvironmentFault, match=r"step 5\) raised KeyboardInterrupt"):
+        dppo.evaluate(trained, Interrupting)
+
+
+@pytest.mark.parametrize("number", SIGNALS)
+def test_replay_accuses_nobody(
+    number: signal.Signals, trained: str, interrupt: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    interrupt(7, number)
+    assert main(["replay", trained, "--episode", "0/0/1", "--trust"]) == 128 + number
+    shown = capsys.readouterr()
+    assert shown.err.endswith("; 6 of 20 steps played\n")
+    assert shown.out == ""
+
+
+@pytest.mark.parametrize("command", sorted(COMMANDS.keys() - {"test"}))  # which becomes pytest
+@pytest.mark.parametrize("number", SIGNALS)
+def test_a_signal_at_any_moment_ends_any_command_with_a_line(
+    command: str, number: signal.Signals, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    before = signal.getsignal(number)
+    monkeypatch.setattr(f"dppo.commands.{command}.main", lambda argv: signal.raise_signal(number))
+    assert main([command]) == 128 + number
+    said = "interrupted" if number is signal.SIGINT else "ended by SIGTERM"
+    assert capsys.readouterr().err == f"dppo {command}: {said}\n"
+    assert signal.getsignal(number) is before
+
+
+def test_handlers_of_a_program_and_of_a_training_stay() -> None:
+    seen: list[int] = []
+
+    def own(number: int, frame: FrameType | None) -> None:
+        seen.append(number)
+
+    before = signal.signal(signal.SIGINT, own)
+    try:
+        with RaisingSignals() as signals:
+            signal.raise_signal(signal.SIGINT)
+            signals.check()
+        assert seen == [signal.SIGINT]
+    finally:
+        signal.signal(signal.SIGINT, before)
+    with StopSignals() as stop, RaisingSignals() as signals:
+        signal.raise_signal(signal.SIGTERM)
+        signals.check()
+    assert stop.received is signal.SIGTERM
+
+
+SECOND = """
+import os, signal
+from dppo.signals import RaisingSignals, StopSignals
+with KIND():
+    for _ in range(2):
+        try:
+            os.kill(os.getpid(), signal.SIGINT)
+        except BaseException:
+            pass
+"""
+
+
+@pytest.mark.parametrize("kind", ["RaisingSignals", "StopSignals"])
+def test_a_second_ctrl_c_ends_the_process_with_a_word(kind: str, tmp_path: Path) -> None:
+    code, _, err = run([], tmp_path, program=["-c", SECOND.replace("KIND", kind)])
+    assert code == 130
+    assert err == "\ndppo: SIGINT again: ended at once. The last checkpoint, if there is one, is untouched.\n"
+
+
+SLEEPY = """
+import os, pathlib, time
+import gymnasium as gym
+
+class Sleepy(gym.Wrapper):
+    def step(self, action):
+        if pathlib.Path("sleep").exists():
+            pathlib.Path("sleeping").touch()
+            time.sleep(100)
+        return self.env.step(action)
+
+def make():
+    return Sleepy(gym.make("CartPole-v1"))
+"""
+SIZES = ["--num-samplers", "1", "--num-steps", "32", "--total-timesteps", "64"]
+WORDS = {
+    "eval": ["RUN", "--trust"],
+    "replay": ["RUN", "--trust", "--episode", "1"],
+    "doctor": ["sleepy:make"],
+    "compare": ["sleepy:make", "--actors", "0", "1", *SIZES],
+    "export": ["RUN", "FOLDER/", "--trust"],
+    "train": ["sleepy:make", "--seeds", "1..2", *SIZES],
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", SIGNALS)
+@pytest.mark.parametrize("command", WORDS)
+def test_a_signal_in_a_step_that_sleeps_ends_the_command(command: str, number: signal.Signals, tmp_path: Path) -> None:
+    (tmp_path / "sleepy.py").write_text(SLEEPY)
+    code, _, err = run(["train", "sleepy:make", "--run-dir", "RUN", *SIZES], tmp_path)
+    assert code == 0, err
+    (tmp_path / "sleep").touch()
+    with Command([command, *WORDS[command]], tmp_path) as busy:
+        busy.wait_until((tmp_path / "sleeping").exists, 120)
+        busy.press_ctrl_c() if number == signal.SIGINT else busy.send(number)
+        assert busy.wait(30) == 128 + number
+        busy.leaves_nothing_within(30)
+        assert "Traceback" not in busy.out + busy.err
+        assert "raised" not in busy.out + busy.err
+        assert busy.err or "Stopped by" in busy.out
