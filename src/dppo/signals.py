@@ -121,13 +121,13 @@ class StopSignals:
     SIGHUP arrives when the terminal is closed: the run saves and ends, as with SIGTERM, except under `nohup`.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, on_first: Callable[[str], None] = lambda text: None) -> None:
+        """Keep `on_first`; a thread calls it with a line for the user, unless the first signal ends a wait at once."""
+        self._on_first = on_first
         self.received: signal.Signals | None = None
         self._interruptible = False
         self._before: dict[int, Any] = {}
         self._checks: list[Callable[[], None]] = []
-        self.on_first: Callable[[str], None] = lambda text: None
-        """Is called with a line for the user, in a thread of its own, unless the first signal ends a wait at once."""
 
     def __enter__(self) -> StopSignals:
         if threading.current_thread() is threading.main_thread():
@@ -183,7 +183,7 @@ class StopSignals:
             self._interruptible = False
             raise StopRequested(self.received)
         # In a thread, because this one may hold the lock of the display, or that of the module `threading`.
-        _thread.start_new_thread(self.on_first, (f"{self.received.name}: stopping ... (once more: at once)",))
+        _thread.start_new_thread(self._on_first, (f"{self.received.name}: stopping ... (once more: at once)",))
 
 
 CLOSING_S = 8.0  # for environments of this process to close

@@ -83,13 +83,12 @@ def train(
     with ExitStack() as stack:
         folder = stack.enter_context(run_folder.open_run(config, resume, branch=branch))
         try:
-            with StopSignals() as stop:
+            with StopSignals(watching.note) as stop:
                 actors = "Ray actors" if config.elastic else counted(config.most_actors, "Ray actor")
                 waiting = f"Starting {actors} ..." if config.num_actors else f"Creating {config.env_name} ..."
                 watching.add_file(IncidentWriter(folder.path, config))  # a constructor may fail before training
                 watching.prepare(run := _described(config, folder), waiting)
                 stop.add_check(watching.start_if_due)
-                stop.on_first = watching.note
                 parts = build(config, folder, stop, stack, watching.progress)
                 parts.learner.env_options = partial(getattr, run.options, "now")
                 watching.start()
