@@ -148,7 +148,7 @@ def test_a_stream_may_have_no_more_than_write_and_flush() -> None:
 
 
 def test_standard_output_is_the_default(capsys: pytest.CaptureFixture[str]) -> None:
-    make_display("auto").note("hello")  # type: ignore[attr-defined]
+    make_display("auto").note("hello")
     assert capsys.readouterr().out == "  note: hello\n"
 
 
