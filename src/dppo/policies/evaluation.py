@@ -1,8 +1,10 @@
 """Play episodes with a trained policy; `dppo.evaluate` and the command `dppo eval` share this code."""
 
+from __future__ import annotations
+
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import fmean
@@ -72,25 +74,48 @@ def evaluate(
     if render:
         check_display()
     player = _find_player(policy, env, env_kwargs, model, trust=trust)
+    wanted = _Wanted(episodes, seed, deterministic, render=render, video=None if video is None else Path(video))
     played = list[Episode]()
-    with limit_blas(1), ending_on_signals(lambda: _summary(played, episodes)) as check_signals:
-        # One core, as in the evaluations of a run, whose returns are the same.
-        made = player.make("human" if render else "rgb_array" if video else None, seed)
+    with ending_on_signals(lambda: _summary(played, episodes)) as check_signals:
+        _play_here(player, wanted, played, check_signals)
+    returns = tuple(episode.episode_return for episode in played)
+    lengths = tuple(episode.length for episode in played)
+    return Evaluation(player.env_name, returns, lengths)
+
+
+@dataclass(frozen=True, slots=True)
+class _Wanted:
+    """The arguments of `evaluate` that say what is played, and how it is shown."""
+
+    episodes: int
+    seed: int
+    deterministic: bool
+    render: bool
+    video: Path | None
+
+    @property
+    def render_mode(self) -> str | None:
+        """Return the render_mode that the environment needs."""
+        if self.render:
+            return "human"
+        return None if self.video is None else "rgb_array"
+
+
+def _play_here(player: _Player, wanted: _Wanted, played: list[Episode], check_signals: Callable[[], None]) -> None:
+    """Play all episodes in an environment of this process, and add them to `played`."""
+    with limit_blas(1):  # as in the evaluations of a run, whose returns are the same
+        made = player.make(wanted.render_mode, wanted.seed)
         try:
-            playing = Playing(player.policy, made, player.env_name, seed, deterministic=deterministic)
+            playing = Playing(player.policy, made, player.env_name, wanted.seed, deterministic=wanted.deterministic)
             steps = counted(player.policy.state["global_step"], "step")
-            how = "taking the most likely action" if deterministic else "sampling actions"
-            logger.info("%s, policy after %s, %s, %s", player.env_name, steps, how, counted(episodes, "episode"))
-            film = Video(
-                None if video is None else Path(video), made, episodes, player.settings.get("action_repeat", 1)
-            )
-            for so_far in _episodes(playing, episodes, played):
+            how = "taking the most likely action" if wanted.deterministic else "sampling actions"
+            logger.info("%s, policy after %s, %s, %s", player.env_name, steps, how, counted(wanted.episodes, "episode"))
+            film = Video(wanted.video, made, wanted.episodes, player.settings.get("action_repeat", 1))
+            for so_far in _episodes(playing, wanted.episodes, played):
                 check_signals()
                 film.add(so_far.index)
             film.write()
             _log_actions_at_bound(player.policy, played)
-            returns, lengths = zip(*((one.episode_return, one.length) for one in played), strict=True)
-            return Evaluation(player.env_name, returns, lengths)
         finally:
             if not _is_made(player.env):
                 close_in_time([made])
