@@ -47,9 +47,12 @@ __all__ = list(_HOMES)
 
 def __getattr__(name: str) -> Any:
     """Import a public name on first use: an actor imports this package, and needs none of them."""
-    if name not in _HOMES:
-        raise AttributeError(f"module 'dppo' has no attribute {name!r}")
     from importlib import import_module
 
+    if name not in _HOMES:
+        other_names = import_module("dppo.config.aliases")
+        if name in other_names.ELSEWHERE:
+            return other_names.Absent(name)
+        raise AttributeError(f"module 'dppo' has no attribute {name!r}")
     import_module("dppo.numerics.portable").portable_numerics()  # the others load NumPy
     return getattr(import_module(f"dppo.{_HOMES[name]}"), name)

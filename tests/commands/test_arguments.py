@@ -17,7 +17,7 @@ from dppo.commands.eval import PARSER
 from dppo.commands.flags import EXTRA, FIRST, as_words, flag, in_flags
 from dppo.commands.train import Arguments
 from dppo.config import files, grouped, resolved
-from dppo.config.aliases import ALIASES
+from dppo.config.aliases import DIFFERENT, NAMES
 from dppo.config.parts import settings_by_name
 from dppo.errors import ConfigError, DppoError
 
@@ -169,8 +169,41 @@ def test_help_shows_the_defaults_that_apply(
 def test_aliases_name_flags_that_exist_and_are_not_settings_themselves() -> None:
     settings_as_flags = {flag(name) for name in settings_by_name()}
     others = {"--resume", "--actors", "--seeds", "--out", "--episodes", "--stochastic"}
-    assert set(ALIASES) <= settings_as_flags | others
-    assert not {f"--{alias}" for names in ALIASES.values() for alias in names.split()} & settings_as_flags
+    assert {row.ours for row in NAMES} <= settings_as_flags | others
+    assert not {f"--{alias}" for row in NAMES for alias in row.theirs} & settings_as_flags
+    answered = [name for row in DIFFERENT for name in row.names.split()]
+    assert not {f"--{name}" for name in answered} & settings_as_flags
+    assert not set(answered) & {alias for row in NAMES for alias in row.theirs}, "one answer to a name"
+    for row in DIFFERENT:
+        named = re.findall(r"`([a-z_]+)(?:=[^`]*)?`", row.answer)
+        assert set(named) <= set(settings_by_name()), row
+
+
+@pytest.mark.parametrize(
+    ("name", "answer"),
+    [
+        ("lr-schedule", "Did you mean --anneal-lr?"),
+        ("policy-kwargs", "--hidden-sizes and --activation"),
+        ("normalize", "--no-norm-obs and --no-norm-reward turn it off"),
+        ("num-minibatches", "--minibatch-size is the number of rows of a minibatch"),
+        ("train-batch-size", "set --num-samplers and --num-steps"),
+        ("tensorboard-log", "`tensorboard --logdir runs`"),
+        ("algo", "PPO is the only algorithm"),
+        ("vec-env", "--num-actors 8"),
+        ("capture-video", "dppo replay RUN"),
+        ("wandb-project-name", "WANDB_PROJECT"),
+        ("callback", "observers=[...]"),
+    ],
+)
+def test_a_name_without_a_counterpart_is_answered_on_the_command_line_and_in_python(name: str, answer: str) -> None:
+    assert answer in refusal(f"CartPole-v1 --{name} 1")
+    setting = name.replace("-", "_")
+    with pytest.raises(ConfigError, match=f"{setting} is not a known setting"):
+        make_config({"env_id": "CartPole-v1", setting: 1})
+
+
+def test_the_letter_of_the_zoo_is_answered() -> None:
+    assert "-n is not a known flag. The number of env steps is --total-timesteps." in refusal("CartPole-v1 -n 1000")
 
 
 @pytest.mark.parametrize(

@@ -43,6 +43,10 @@ def test_runs_are_grouped_by_all_settings_but_their_seeds() -> None:
         'gamma=0.9, env_kwargs={"g": 2}, name=$\\frac{ (1 seed)',
     ]
     assert [str(group) for group in grouped_by_settings(made[:1])] == ["E-v0 (1 seed)"]
+    tracked = [one(1, [0, 1], [0, 9], gamma=gamma, track=track) for gamma, track in ((0.9, []), (0.99, ["wandb"]))]
+    assert [str(group) for group in grouped_by_settings(tracked)] == ["gamma=0.9 (1 seed)", "gamma=0.99 (1 seed)"]
+    times = [one(1, [0, 1], [0, 9], num_actors=actors) for actors in (1, 8)]
+    assert [str(group) for group in grouped_by_settings(times)] == ["num_actors=1 (1 seed)", "num_actors=8 (1 seed)"]
     of_another_version = [one(1, [0, 1], [0, 9]), one(1, [0, 1], [0, 9]), one(1, [0, 1], [0, 9], unknown=1)]
     assert [str(group) for group in grouped_by_settings(of_another_version)] == [
         "unknown=null (2 runs)",
@@ -116,6 +120,8 @@ def test_the_command_draws_folders_of_runs_and_prints_intervals(tmp_path: Path, 
     assert "gamma=0.9 (1 seed): 5\n" in said
     svg = (tmp_path / "a.svg").read_text()
     assert "training time (s)" in svg
+    assert main(["plot", "study", "other", "--label", "mine", "before"]) == 0
+    assert "mine (3 seeds): 20" in capsys.readouterr().out
     assert main(["plot", "other"]) == 0
     assert (tmp_path / "plot.png").read_bytes().startswith(b"\x89PNG")
 
@@ -128,6 +134,8 @@ def test_the_command_draws_folders_of_runs_and_prints_intervals(tmp_path: Path, 
         (["run", "--out", "a.pdf"], "out=a.pdf: must end in .png or .svg"),
         (["run", "--out", "no/a.png"], "out=no/a.png: cannot be written"),
         (["run", "--metric", "losses/kl"], "metric=losses/kl: is not in run. It has charts/episodic_return"),
+        (["run", "--metric", "training_s"], "metric=training_s: is not in run. Did you mean time/training_s?"),
+        (["run", "--label", "a", "b"], "label=a b: pass one name for each line, here 1 line: E-v0 (1 seed)"),
         (["young"], "metric=charts/episodic_return: there is nothing to draw yet in 1 run"),
         (["run", "--over", "epochs"], "invalid choice"),
     ],

@@ -7,7 +7,7 @@ from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, NoReturn, get_args, get_origin
 
-from dppo.config.aliases import meant_by
+from dppo.config.aliases import answer_to, meant_by
 from dppo.config.parts import PARTS, default_of, help_by_name, may_be_none, names_of, settings_by_name, types_by_name
 from dppo.errors import ConfigError, DppoError, printable, unknown_name
 
@@ -105,6 +105,9 @@ class Parser(argparse.ArgumentParser):
         ours = meant_by(flag.removeprefix("--"))
         if "--env-id" in (flag, *ours) and "--env-id" not in known:
             return f"{flag} is not a known flag: the environment has none, as in {self.prog} CartPole-v1."
+        answer = answer_to(flag.lstrip("-"), [name.removeprefix("--") for name in known])
+        if answer is not None:
+            return f"{flag} is not a known flag. {in_flags(answer)}"
         return unknown_name("flag", flag, known, ours)
 
 

@@ -9,7 +9,7 @@ from dppo.commands.flags import Parser, UsageError
 from dppo.errors import ConfigError, DppoError, counted, printable
 from dppo.records.files.disk import writing
 from dppo.records.plots import MEAN_RETURN, draw_together
-from dppo.records.together import RETURN, grouped_by_settings, interval, read_curve, run_folders
+from dppo.records.together import RETURN, Group, grouped_by_settings, interval, read_curve, run_folders
 
 PROG = "dppo plot"
 DESCRIPTION = (
@@ -20,6 +20,8 @@ KINDS = (".png", ".svg")
 FLAGS = {
     "--over {steps,time}": "Horizontal axis. (default: steps)",
     "--metric KEY": f"A key of metrics.jsonl. (default: {RETURN})",
+    "--label TEXT ...": "Names of the lines, in the order in which the command prints them. Without it, the settings "
+    "that differ.",
     "--out FILE": "A .png or .svg. (default: plot.png)",
 }
 
@@ -34,7 +36,9 @@ def main(argv: list[str]) -> int:
     return 0
 
 
-def plot(runs: Sequence[Path], out: Path, over: str = "steps", metric: str = RETURN) -> Iterator[str]:
+def plot(
+    runs: Sequence[Path], out: Path, over: str = "steps", metric: str = RETURN, label: Sequence[str] = ()
+) -> Iterator[str]:
     """Draw a picture, and yield lines about it; raise a DppoError if there is nothing to draw."""
     if out.suffix not in KINDS:
         raise ConfigError(f"out={out}: must end in {' or '.join(KINDS)}.")
@@ -43,6 +47,8 @@ def plot(runs: Sequence[Path], out: Path, over: str = "steps", metric: str = RET
     groups = grouped_by_settings([one for one in read.values() if len(one.values)])
     if not groups:
         raise DppoError(f"metric={metric}: there is nothing to draw yet in {counted(len(read), 'run')}.")
+    if label:
+        groups = _named(groups, label)
     environments = ", ".join(dict.fromkeys(str(run.settings.get("env_id")) for group in groups for run in group.runs))
     drawn = MEAN_RETURN if metric == RETURN else metric
     with writing(f"out={out}"):
@@ -52,3 +58,12 @@ def plot(runs: Sequence[Path], out: Path, over: str = "steps", metric: str = RET
         several = f", 95 % interval {low:.4g} to {high:.4g}" if len(group.runs) > 1 else ""
         yield f"{group}: {mean:.4g}{several}"
     yield f"Picture: {out}"
+
+
+def _named(groups: Sequence[Group], labels: Sequence[str]) -> list[Group]:
+    """Return the groups with these labels; raise ConfigError unless there is one for each."""
+    if len(labels) != len(groups):
+        lines = "; ".join(map(str, groups))
+        count = counted(len(groups), "line")
+        raise ConfigError(f"label={' '.join(labels)}: pass one name for each line, here {count}: {lines}.")
+    return [group._replace(label=label) for group, label in zip(groups, labels, strict=True)]

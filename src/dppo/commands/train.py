@@ -9,7 +9,7 @@ from typing import Any
 
 from dppo.commands.flags import EXTRA, Flags, Parser, UsageError, add_settings, as_settings, flag, is_help, one_word
 from dppo.config import Config, fitted_to, read_settings
-from dppo.config.files import preset, preset_of
+from dppo.config.files import check_names, preset, preset_of
 from dppo.config.parts import help_by_name, settings_by_name
 from dppo.config.trust import code_named_by, require_trust
 from dppo.errors import ConfigError, DppoError, printable
@@ -154,6 +154,8 @@ def arguments_of(given: dict[str, Any], env_id: str | None, prog: str) -> Argume
         return _of_resumed(given, flags)
     if trust:
         raise ConfigError("--trust has no effect: it applies to the code of a run to resume. Leave it out.")
+    if config:
+        check_names(Path(config))
     settings = read_settings(Path(config)) if config else {}
     env_id = flags.get("env_id", settings.get("env_id"))
     if env_id is None:

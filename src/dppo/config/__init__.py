@@ -8,8 +8,8 @@ from __future__ import annotations
 import warnings
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from dataclasses import FrozenInstanceError, dataclass
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from dppo.config.checks import check
 from dppo.config.files import flattened, grouped, preset, presets, read_settings, resolved, with_atari
@@ -44,7 +44,13 @@ class Config(FlatSettings):
         run: Run = ...  # type: ignore[assignment]
     else:
 
-        def __init__(self, **settings: Any) -> None:
+        def __init__(self, *unnamed: Any, **settings: Any) -> None:
+            if unnamed:
+                rest = "".join(f", {name}=..." for name in settings)
+                raise ConfigError(
+                    f"dppo.Config({unnamed[0]!r}{rest}): settings are passed by their names. Use "
+                    f"dppo.Config(env_id={unnamed[0]!r}{rest})."
+                )
             self.__dict__.update(draft(settings).__dict__)
             check(self)
             self.__dict__.update({name: PARTS[name](**own) for name, own in grouped(self.__dict__).items()})
@@ -65,6 +71,15 @@ class Config(FlatSettings):
         for note in notes:
             warnings.warn(note, stacklevel=2)
         return cls(**fitted)
+
+
+def _refuse_assignment(config: Config, name: str, value: Any) -> NoReturn:
+    raise FrozenInstanceError(
+        f"{name}={value!r}: a Config does not change. Make a copy: dataclasses.replace(config, {name}={value!r})."
+    )
+
+
+Config.__setattr__ = _refuse_assignment  # type: ignore[assignment]  # a frozen dataclass must not define it
 
 
 def draft(settings: Mapping[str, Any]) -> FlatSettings:

@@ -1,47 +1,236 @@
-"""Our flags, and the names of the same thing in other libraries."""
+"""Names in other libraries: of settings that we have under another name, and of what we do in another way.
 
-ALIASES = {
-    "--actors": "workers num-workers n-workers num-env-runners num-rollout-workers n-jobs num-cpus n-actors",
-    "--num-actors": "workers num-workers n-workers num-env-runners num-rollout-workers n-jobs num-cpus n-actors",
-    "--seeds": "n-seeds num-seeds repeats n-runs num-runs",
-    "--out": "out-dir output output-dir outdir save-path",
-    "--episodes": "n-eval-episodes num-episodes n-episodes num-eval-episodes",
-    "--eval-every": "eval-freq eval-interval evaluation-interval evaluation-freq",
-    "--eval-episodes": "n-eval-episodes num-eval-episodes evaluation-duration",
-    "--stochastic": "sample",
-    "--env-id": "env env-name environment gym-id task",
-    "--on-env-fault": "on-bad-step",
-    "--learning-rate": "lr step-size alpha",
-    "--num-samplers": "n-envs num-envs num-env nenvs n-env",
-    "--envs-per-sampler": "num-envs-per-worker num-envs-per-env-runner envs-per-worker envs-per-actor",
-    "--num-steps": "n-steps rollout-length rollout-fragment-length rollout-steps horizon unroll-length nsteps",
-    "--total-timesteps": "timesteps n-timesteps num-timesteps total-steps max-steps steps num-env-steps",
-    "--update-epochs": "n-epochs num-epochs epochs num-sgd-iter k-epochs ppo-epoch ppo-epochs noptepochs",
-    "--minibatch-size": "batch-size sgd-minibatch-size mini-batch-size num-minibatches num-mini-batch nminibatches "
-    "train-batch-size",
-    "--clip-coef": "clip clip-range clip-param clip-ratio eps-clip cliprange clip-eps",
-    "--clip-vloss": "clip-range-vf vf-clip-param",
-    "--ent-coef": "entropy-coeff entropy-coef entropy-cost entropy entropy-bonus",
-    "--vf-coef": "vf-loss-coeff value-loss-coef value-coef value-coeff",
-    "--gae-lambda": "lambda lam gae lambda-",
-    "--gamma": "discount discount-factor",
-    "--max-grad-norm": "grad-clip clip-grad gradient-clip",
-    "--target-kl": "kl-target kl",
-    "--norm-adv": "normalize-advantage normalize-advantages norm-advantage",
-    "--norm-obs": "normalize-obs normalize-observations norm-observations obs-norm",
-    "--norm-reward": "normalize-reward normalize-rewards norm-rewards reward-norm",
-    "--hidden-sizes": "net-arch hidden-dims hidden-dim hidden-layers fcnet-hiddens hidden-size layers",
-    "--model": "policy network",
-    "--device": "cuda gpu num-gpus",
-    "--name": "exp-name experiment-name run-name",
-    "--run-dir": "logdir log-dir save-dir output-dir outdir save-path log-folder out",
-    "--checkpoint-interval-s": "checkpoint-freq save-freq save-interval checkpoint-interval",
-    "--segment-timeout-s": "timeout",
-    "--progress": "verbose quiet progress-bar",
-    "--resume": "load restore load-checkpoint checkpoint trained-agent",
+`docs/COMING_FROM.md` is printed from these tables, and suggestions for unknown names are taken from them.
+"""
+
+from collections.abc import Collection, Iterator
+from typing import NamedTuple, NoReturn
+
+from dppo.errors import ConfigError
+
+
+class Named(NamedTuple):
+    """A flag of ours, and the names of the same thing in other libraries, with - between the words; = is our name."""
+
+    ours: str
+    sb3: str = ""
+    """Of Stable-Baselines3 and its zoo."""
+    rllib: str = ""
+    cleanrl: str = ""
+    others: str = ""
+    """Of other libraries, and usual guesses."""
+
+    @property
+    def theirs(self) -> list[str]:
+        """Return all names that are not ours."""
+        names = f"{self.sb3} {self.rllib} {self.cleanrl} {self.others}".split()
+        return [name for name in names if name != "="]
+
+
+class Different(NamedTuple):
+    """Names in other libraries of something that has no setting here, or one with another meaning."""
+
+    names: str
+    answer: str
+    """One sentence; settings are between backticks, as in errors."""
+    libraries: str = ""
+    """For the documents."""
+
+
+WORKERS = "workers n-workers num-rollout-workers n-jobs num-cpus n-actors"
+NAMES = (
+    Named(
+        "--total-timesteps",
+        "n-timesteps =",
+        "",
+        "=",
+        "timesteps num-timesteps total-steps max-steps steps num-env-steps",
+    ),
+    Named("--num-samplers", "n-envs", "", "num-envs", "num-env nenvs n-env"),
+    Named(
+        "--num-steps",
+        "n-steps",
+        "rollout-fragment-length",
+        "=",
+        "rollout-length rollout-steps horizon unroll-length nsteps",
+    ),
+    Named("--actors", "", "num-env-runners num-workers", "", WORKERS),
+    Named("--num-actors", "", "num-env-runners num-workers", "", WORKERS),
+    Named(
+        "--envs-per-sampler", "", "num-envs-per-env-runner num-envs-per-worker", "", "envs-per-worker envs-per-actor"
+    ),
+    Named("--seed", "=", "=", "=", ""),
+    Named("--learning-rate", "=", "lr", "=", "step-size alpha"),
+    Named(
+        "--anneal-lr", "", "lr-schedule", "=", "lr-scheduler learning-rate-schedule linear-schedule use-linear-lr-decay"
+    ),
+    Named(
+        "--update-epochs", "n-epochs", "num-epochs num-sgd-iter", "=", "epochs k-epochs ppo-epoch ppo-epochs noptepochs"
+    ),
+    Named("--minibatch-size", "batch-size", "= sgd-minibatch-size", "", "mini-batch-size"),
+    Named("--gamma", "=", "=", "=", "discount discount-factor"),
+    Named("--gae-lambda", "=", "lambda", "=", "lam gae lambda-"),
+    Named("--clip-coef", "clip-range", "clip-param", "=", "clip clip-ratio eps-clip cliprange clip-eps"),
+    Named("--clip-vloss", "clip-range-vf", "vf-clip-param", "=", ""),
+    Named("--ent-coef", "=", "entropy-coeff", "=", "entropy-coef entropy-cost entropy entropy-bonus"),
+    Named("--vf-coef", "=", "vf-loss-coeff", "=", "value-loss-coef value-coef value-coeff"),
+    Named("--max-grad-norm", "=", "grad-clip", "=", "clip-grad gradient-clip"),
+    Named("--target-kl", "=", "kl-target", "=", "kl"),
+    Named("--norm-adv", "normalize-advantage", "", "=", "normalize-advantages norm-advantage"),
+    Named("--norm-obs", "=", "", "", "normalize-obs normalize-observations norm-observations obs-norm"),
+    Named("--norm-reward", "=", "", "", "normalize-reward normalize-rewards norm-rewards reward-norm"),
+    Named("--hidden-sizes", "net-arch", "fcnet-hiddens", "", "hidden-dims hidden-dim hidden-layers hidden-size layers"),
+    Named("--activation", "activation-fn", "fcnet-activation", "", "nonlinearity"),
+    Named("--log-std-init", "=", "", "", "init-std initial-std"),
+    Named("--model", "policy", "custom-model", "", "network policy-class"),
+    Named("--device", "=", "num-gpus", "cuda", "gpu use-gpu"),
+    Named("--num-learners", "", "=", "", "num-gpus-learner learners"),
+    Named("--seeds", "", "num-samples", "", "n-seeds num-seeds repeats n-runs num-runs"),
+    Named("--out", "", "", "", "out-dir output output-dir outdir save-path"),
+    Named("--run-dir", "log-folder", "", "", "logdir log-dir save-dir output-dir outdir save-path out"),
+    Named("--name", "", "", "exp-name", "experiment-name run-name"),
+    Named("--resume", "trained-agent", "restore", "", "load load-checkpoint checkpoint"),
+    Named("--checkpoint-interval-s", "save-freq", "checkpoint-freq", "", "save-interval checkpoint-interval"),
+    Named("--eval-every", "eval-freq", "evaluation-interval", "", "eval-interval evaluation-freq"),
+    Named("--episodes", "n-eval-episodes", "evaluation-duration", "", "num-episodes n-episodes num-eval-episodes"),
+    Named("--eval-episodes", "n-eval-episodes", "evaluation-duration", "", "num-eval-episodes"),
+    Named("--track", "=", "", "=", "use-wandb wandb mlflow logger tracker"),
+    Named("--progress", "verbose progress-bar", "", "", "quiet"),
+    Named("--env-id", "env", "env", "= gym-id", "env-name environment task"),
+    Named("--segment-timeout-s", "", "sample-timeout-s", "", "timeout"),
+    Named("--stochastic", "", "", "", "sample"),
+    Named("--on-env-fault", "", "restart-failed-env-runners", "", "on-bad-step restart-failed-sub-environments"),
+)
+
+DIFFERENT = (
+    Different(
+        "policy-kwargs model-config",
+        "The layers are `hidden_sizes` and `activation`; arguments of a network of your own are `model_kwargs`.",
+        "SB3 policy_kwargs, RLlib model",
+    ),
+    Different(
+        "normalize vec-normalize normalize-kwargs observation-filter",
+        "Observations and rewards are normalized by default, and the statistics are saved with the policy; "
+        "`norm_obs=False` and `norm_reward=False` turn it off.",
+        "SB3 VecNormalize, zoo normalize, RLlib MeanStdFilter",
+    ),
+    Different(
+        "num-minibatches num-mini-batch nminibatches",
+        "`minibatch_size` is the number of rows of a minibatch, not the number of minibatches: divide the batch, "
+        "num_samplers x envs_per_sampler x num_steps, by that number.",
+        "CleanRL num_minibatches",
+    ),
+    Different(
+        "train-batch-size train-batch-size-per-learner",
+        "The batch is num_samplers x envs_per_sampler x num_steps: set `num_samplers` and `num_steps`.",
+        "RLlib train_batch_size",
+    ),
+    Different(
+        "tensorboard-log tensorboard tb-log",
+        "TensorBoard events are always written into the folder of the run: `tensorboard --logdir runs`.",
+        "SB3 tensorboard_log",
+    ),
+    Different(
+        "algo algorithm",
+        "PPO is the only algorithm. Leave it out.",
+        "zoo --algo, RLlib PPOConfig",
+    ),
+    Different(
+        "vec-env vec-env-type vec-env-class dummy-vec-env subproc-vec-env",
+        "Environments run in this process with `num_actors=0`, in processes of their own with `num_actors=8`.",
+        "SB3 DummyVecEnv, SubprocVecEnv",
+    ),
+    Different(
+        "capture-video record-video video-folder",
+        "Any training episode can be filmed afterwards: `dppo replay RUN --episode 3 --video out.mp4`.",
+        "CleanRL capture_video",
+    ),
+    Different(
+        "wandb-project-name wandb-project wandb-entity",
+        "W&B reads these from its environment variables: set WANDB_PROJECT and WANDB_ENTITY, and use `track`.",
+        "CleanRL wandb_project_name",
+    ),
+    Different("n", "The number of env steps is `total_timesteps`.", "zoo -n"),
+    Different(
+        "callback callbacks",
+        "Pass observers, which are called at each iteration: dppo.train(config, observers=[...]).",
+        "SB3 callback, RLlib callbacks",
+    ),
+    Different(
+        "env-wrapper wrapper-class",
+        "`wrappers` takes the import paths of wrappers: package.module:Class.",
+        "SB3 wrapper_class, zoo env_wrapper",
+    ),
+    Different(
+        "torch-deterministic deterministic-torch",
+        "Runs are equal to the last bit without any setting. Leave it out.",
+        "CleanRL torch_deterministic",
+    ),
+    Different(
+        "n-critics buffer-size learning-starts train-freq gradient-steps tau",
+        "It belongs to off-policy algorithms, and PPO is the only one here. Leave it out.",
+        "SB3 SAC, TD3",
+    ),
+)
+
+
+ELSEWHERE = {
+    "PPO": "Train with dppo.train(dppo.Config(env_id='CartPole-v1')).",
+    "A2C": "PPO is the only algorithm: dppo.train(dppo.Config(env_id='CartPole-v1')).",
+    "SAC": "PPO is the only algorithm: dppo.train(dppo.Config(env_id='CartPole-v1')).",
+    "check_env": "`dppo doctor module:Name` examines an environment.",
+    "evaluate_policy": "Use dppo.evaluate(result), which returns returns and lengths.",
+    "load": "Use dppo.load_policy(run_dir).",
+    "make_vec_env": "Pass the environment's id: dppo.Config(env_id='CartPole-v1', num_samplers=8).",
+    "VecNormalize": "Observations and rewards are normalized by default, and the statistics are saved with the policy.",
 }
+"""Names that other libraries have at their top, and what to use here."""
+
+
+class Absent:
+    """Stands for a name of another library, and raises what to use here as soon as it is used."""
+
+    def __init__(self, name: str) -> None:
+        self._answer = f"dppo.{name} does not exist. {ELSEWHERE[name]}"
+
+    def __call__(self, *_: object, **__: object) -> NoReturn:
+        """Raise the answer."""
+        raise ConfigError(self._answer)
+
+    def __getattr__(self, name: str) -> NoReturn:
+        raise AttributeError(self._answer)
 
 
 def meant_by(name: str) -> list[str]:
     """Return our flags for the name `n-steps` of another library; the first that a command has is suggested."""
-    return [flag for flag, theirs in ALIASES.items() if name in theirs.split()]
+    return [row.ours for row in NAMES if name in row.theirs]
+
+
+def answer_to(name: str, known: Collection[str]) -> str | None:
+    """Return what to do instead of `name`, of which we have no setting with the same meaning; None if nothing is known.
+
+    Settings are between backticks. A name that is one of ours, in a command that lacks it, has no answer.
+    """
+    for row in DIFFERENT:
+        if name in row.names.split() and name not in known:
+            return row.answer
+    return None
+
+
+def tables() -> Iterator[str]:
+    """Yield the lines of the tables of docs/COMING_FROM.md."""
+    yield "| dppo | Stable-Baselines3 | RLlib | CleanRL |"
+    yield "|---|---|---|---|"
+    for row in NAMES:
+        libraries = row.sb3, row.rllib, row.cleanrl
+        if any(libraries):
+            yield f"| `{row.ours}` | {' | '.join(map(_as_code, libraries))} |"
+    yield ""
+    yield "| there | here |"
+    yield "|---|---|"
+    for different in DIFFERENT:
+        yield f"| {different.libraries} | {different.answer} |"
+
+
+def _as_code(names: str) -> str:
+    return ", ".join("the same" if name == "=" else f"`{name.replace('-', '_')}`" for name in names.split())

@@ -134,6 +134,32 @@ def read_settings(path: Path, *, own: bool = True) -> dict[str, Any]:
     return settings
 
 
+def check_names(path: Path) -> None:
+    """Raise ConfigError, with file and line, if a user's YAML or TOML file has a name that is no setting."""
+    from dppo.config.values import unknown_setting  # imports pydantic, which an actor must not load
+
+    data = _read(path, own=True)
+    for name, value in data.items():
+        inner = value if name in PARTS and isinstance(value, dict) else {}
+        for key in (str(key) for key in (inner or [name])):
+            if key.replace("-", "_") in (*settings_by_name(), *PARTS, "versions", "on_bad_step"):
+                continue
+            where = f"config={path}, line {_line_of(key, path)}"
+            if not inner and isinstance(value, dict):
+                raise ConfigError(
+                    f"{where}: {key} is not a setting, but has some, as in files of rl-baselines3-zoo. Move these "
+                    f"to the top of the file, without {key}, and name the environment as env_id or on the command line."
+                )
+            raise ConfigError(f"{where}: {unknown_setting(key)}")
+
+
+def _line_of(key: str, path: Path) -> int:
+    """Return the number of the first line that begins with a key, also behind a quote or a brace."""
+    lines = path.read_text(encoding="utf8", errors="replace").splitlines()
+    starts = re.compile(rf"[\s{{\"'-]*{re.escape(key)}\b")
+    return next((number for number, line in enumerate(lines, 1) if starts.match(line)), 1)
+
+
 def versions_in(path: Path) -> dict[str, Any]:
     """Return the versions in the config.yaml of a run, perhaps a stranger's; raise as `read_settings`."""
     found = _read(path, own=False).get("versions")

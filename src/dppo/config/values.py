@@ -8,7 +8,7 @@ from typing import Annotated, Any, get_args, get_origin
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, create_model
 
-from dppo.config.aliases import meant_by
+from dppo.config.aliases import answer_to, meant_by
 from dppo.config.parts import about, default_of, settings_by_name, types_by_name
 from dppo.errors import ConfigError, unknown_name
 
@@ -70,6 +70,11 @@ def _whole_number(value: Any) -> Any:
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
+SCHEDULED = {  # settings that other libraries take as functions of the progress
+    "learning_rate": "Use a number, with `anneal_lr=True` for a linear decay to 0, or `desired_kl` to adapt it.",
+    "clip_coef": "Use a number.",
+    "ent_coef": "Use a number.",
+}
 REMEDIES = {  # by the beginning of pydantic's error type
     "greater_than": "Use a larger value.",
     "less_than": "Use a smaller value.",
@@ -83,16 +88,26 @@ REMEDIES = {  # by the beginning of pydantic's error type
 }
 
 
+def unknown_setting(name: str) -> str:
+    """Return that a setting is not known, and what to use instead, if anything is known about its name."""
+    dashed = name.replace("_", "-").lower()
+    if (answer := answer_to(dashed, ())) is not None:
+        return f"{name} is not a known setting. {answer}"
+    meant = (flag[2:].replace("-", "_") for flag in meant_by(dashed))
+    return unknown_name("setting", name, settings_by_name(), meant)
+
+
 def _in_words(error: Any) -> str:
     """Return one of pydantic's errors in the form `setting=value: fact. Remedy`."""
     path = ".".join(str(part) for part in error["loc"][:1] + tuple(i for i in error["loc"][1:] if isinstance(i, int)))
     if error["type"] == "extra_forbidden":
-        meant = (flag[2:].replace("-", "_") for flag in meant_by(path.replace("_", "-")))
-        return unknown_name("setting", path, settings_by_name(), meant)
+        return unknown_setting(path)
     if path == "env_id" and hasattr(error["input"], "step"):
         return (
             f"env_id={error['input']}: is an environment. Pass its id, or a function that makes one for each sampler."
         )
+    if callable(error["input"]) and path in SCHEDULED:
+        return f"{path}={error['input']!r}: a function of time is not supported. {SCHEDULED[path]}"
     if error["type"] == "missing":
         return f"{path} is missing. Pass {path}=..."
     remedy = next((text for start, text in REMEDIES.items() if error["type"].startswith(start)), "")

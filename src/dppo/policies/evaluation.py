@@ -11,6 +11,7 @@ from statistics import fmean
 from typing import Any
 
 from dppo.config import flattened
+from dppo.config.arguments import with_answers
 from dppo.config.files import objects_in
 from dppo.config.trust import code_named_by, require_trust
 from dppo.envs.checks.faults import making
@@ -33,6 +34,7 @@ from dppo.user_code import import_path
 REPORT_EVERY_S = 5.0
 
 
+@with_answers
 def evaluate(
     policy: Policy | Result | str | Path,
     env: EnvId | Any = None,

@@ -1,5 +1,6 @@
 """Several runs together: their curves, the mean and spread over runs that differ in their seeds only, and intervals."""
 
+import difflib
 import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
@@ -9,7 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from dppo.config.files import plain
-from dppo.config.parts import default_of, settings_by_name
+from dppo.config.parts import about, default_of, settings_by_name
 from dppo.errors import DppoError, counted, printable
 from dppo.records.files.run_folder import CONFIG, settings_to_resume
 from dppo.records.metrics.reading import sampled_metrics
@@ -80,6 +81,10 @@ def read_curve(run: Path, metric: str) -> Curve:
     """Return a metric of a run, perhaps without a value; raise a DppoError if `run` is not a run, or lacks that key."""
     settings, rows = settings_to_resume(run, read_only=True), sampled_metrics(run)
     if rows and "episod" not in metric and not any(metric in row for row in rows):
+        alike = [key for key in sorted(rows[-1]) if metric.lower() in key.lower()]
+        alike = alike or difflib.get_close_matches(metric, rows[-1], n=1)
+        if alike:
+            raise DppoError(f"metric={metric}: is not in {run}. Did you mean {' or '.join(alike[:3])}?")
         raise DppoError(f"metric={metric}: is not in {run}. It has {', '.join(sorted(rows[-1]))}.")
     return curve_of(rows, metric, settings)
 
@@ -106,17 +111,35 @@ def thinned(count: int) -> np.ndarray:
 
 
 def grouped_by_settings(runs: Sequence[Curve]) -> list[Group]:
-    """Return runs in groups with equal settings but for their seeds, labeled by what differs between groups."""
+    """Return runs in groups with equal settings but for their seeds, labeled by what differs between groups.
+
+    A label leaves out settings that change no result, such as `track`, where groups differ in others as well.
+    """
     names = dict.fromkeys(name for run in runs for name in run.settings if name not in NOT_COMPARED)
     defaults = {name: default_of(name) for name in names if name in settings_by_name()}
     values = [{name: plain(run.settings.get(name, defaults.get(name))) for name in names} for run in runs]
-    differing = [name for name in names if any(one[name] != values[0][name] for one in values)]
-    groups: dict[str, list[Curve]] = {}
-    for run, own in zip(runs, values, strict=True):
-        shown = (own[name] if isinstance(own[name], str) else json.dumps(own[name]) for name in differing)
-        label = ", ".join(f"{name}={value}" for name, value in zip(differing, shown, strict=True))
-        groups.setdefault(printable(label or str(run.settings.get("env_id"))), []).append(run)
-    return [Group(label, same) for label, same in groups.items()]
+    differing = [name for name in names if any(settings[name] != values[0][name] for settings in values)]
+    telling = [name for name in differing if _may_change_results(name)]
+    groups: dict[tuple[str, str], list[Curve]] = {}
+    for run, settings in zip(runs, values, strict=True):
+        labels = _label(telling, settings), _label(differing, settings)
+        groups.setdefault(labels, []).append(run)
+    short_labels = [short for short, _ in groups]
+    are_unique = len(set(short_labels)) == len(short_labels)
+    return [
+        Group(printable((short if are_unique else whole) or str(same[0].settings.get("env_id"))), same)
+        for (short, whole), same in groups.items()
+    ]
+
+
+def _may_change_results(setting: str) -> bool:
+    return setting not in settings_by_name() or about(setting).resume == "fixed"
+
+
+def _label(names: Sequence[str], settings: Mapping[str, Any]) -> str:
+    """Return the values of these settings: `gamma=0.9, env_kwargs={"g": 1}`."""
+    shown = {name: settings[name] if isinstance(settings[name], str) else json.dumps(settings[name]) for name in names}
+    return ", ".join(f"{name}={value}" for name, value in shown.items())
 
 
 def over_seeds(runs: Sequence[Curve]) -> Band:

@@ -11,6 +11,7 @@ from pathlib import Path
 from signal import SIGINT
 
 from dppo.config import Config, resolved
+from dppo.config.arguments import with_answers
 from dppo.config.memory import check_layers
 from dppo.envs.make import check_env_id, wrapper_of
 from dppo.errors import CheckpointError, CheckpointNotWritten, ConfigError, EnvironmentFault, counted
@@ -41,6 +42,13 @@ from dppo.spaces.actions import actions_from_json
 MIN_EPISODES = 20  # a checkpoint has a score from here on: fewer may be luck, and the best one is kept for ever
 
 
+def _check_is_config(config: object) -> None:
+    if not isinstance(config, Config):
+        env_id = repr(config) if isinstance(config, str) else "..."
+        raise ConfigError(f"config={config!r}: must be a dppo.Config. Use dppo.Config(env_id={env_id}).")
+
+
+@with_answers
 def train(
     config: Config,
     *,
@@ -72,8 +80,7 @@ def train(
         TrainingDiverged: a loss or gradient is not finite.
     """
     began = time.monotonic()
-    if not isinstance(config, Config):
-        raise ConfigError(f"config={config!r}: must be a dppo.Config. Use dppo.Config(env_id=...).")
+    _check_is_config(config)
     check_env_id(config.env_id)
     list(map(wrapper_of, config.wrappers))
     check_layers(config)

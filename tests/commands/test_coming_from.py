@@ -1,0 +1,103 @@
+"""Names and habits of other libraries: answered in Python and in files, and printed as a page."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+from commandline import parse as parse_training
+
+import dppo
+from dppo.config.aliases import ELSEWHERE, tables
+from dppo.errors import ConfigError, DppoError
+
+PAGE = Path(__file__).parents[2] / "docs" / "COMING_FROM.md"
+anything: Any = dppo
+
+
+def test_the_page_shows_the_tables_that_suggestions_use() -> None:
+    """Where they differ, copy what `dppo.config.aliases.tables()` yields into the page."""
+    page = PAGE.read_text(encoding="utf8")
+    assert "\n".join(tables()) in page
+
+
+@pytest.mark.parametrize("name", ELSEWHERE)
+def test_a_name_of_another_library_is_answered_when_it_is_used(name: str) -> None:
+    absent = getattr(anything, name)
+    with pytest.raises(ConfigError, match=re.escape(f"dppo.{name} does not exist. {ELSEWHERE[name]}")):
+        absent("MlpPolicy", "CartPole-v1")
+    with pytest.raises(AttributeError, match=f"dppo.{name} does not exist"):
+        _ = absent.load
+    namespace: dict[str, Any] = {}
+    exec(f"from dppo import {name}", namespace)
+    assert name not in dppo.__all__
+
+
+@pytest.mark.parametrize(
+    ("call", "answer"),
+    [
+        (lambda: anything.Config("CartPole-v1"), "Use dppo.Config(env_id='CartPole-v1')."),
+        (lambda: anything.Config("CartPole-v1", seed=2), "Use dppo.Config(env_id='CartPole-v1', seed=...)."),
+        (lambda: anything.train("CartPole-v1"), "Use dppo.Config(env_id='CartPole-v1')."),
+        (
+            lambda: anything.train(env_id="CartPole-v1"),
+            "has no argument env_id. It is a setting: dppo.Config(env_id=...)",
+        ),
+        (
+            lambda: anything.train(None, num_envs=3),
+            "has no argument num_envs. It is a setting: dppo.Config(num_samplers",
+        ),
+        (lambda: anything.train(None, callback=[]), "dppo.train(config, observers=[...])"),
+        (lambda: anything.train(None, callbacks=[]), "dppo.train(config, observers=[...])"),
+        (lambda: anything.train(None, observer=[]), "Did you mean observers?"),
+        (lambda: anything.train(None, nonsense=1), "It has config, resume, branch, observers."),
+        (lambda: anything.evaluate(None, n_eval_episodes=3), "Did you mean episodes?"),
+        (lambda: anything.Config(env_id="CartPole-v1", callback=[]), "callback is not a known setting. Pass observers"),
+        (lambda: anything.Config(env_id="CartPole-v1", tensorboard_log="x"), "TensorBoard events are always written"),
+        (lambda: anything.Config(env_id="CartPole-v1", learning_rate=lambda left: left), "`anneal_lr=True`"),
+    ],
+)
+def test_a_habit_in_python_is_answered_with_the_right_line(call: Any, answer: str) -> None:
+    with pytest.raises(ConfigError) as refused:
+        call()
+    assert answer in str(refused.value)
+
+
+def test_an_assignment_is_answered_with_the_way_to_make_a_changed_copy() -> None:
+    config: Any = dppo.Config(env_id="CartPole-v1")
+    with pytest.raises(
+        dataclasses.FrozenInstanceError, match=r"dataclasses\.replace\(config, num_actors=3\)"
+    ) as refused:
+        config.num_actors = 3
+    remedy = str(refused.value).partition("Make a copy: ")[2].rstrip(".")
+    assert eval(remedy, {"dataclasses": dataclasses, "config": config}).num_actors == 3
+
+
+@pytest.mark.parametrize(
+    ("text", "answer"),
+    [
+        (
+            "gamma: 0.9\n\nlearningrate: 1e-3\n",
+            "line 3: learningrate is not a known setting. Did you mean learning_rate?",
+        ),
+        ("sampling:\n  n_steps: 3\n", "line 2: n_steps is not a known setting. Did you mean num_steps?"),
+        (
+            "# zoo\nCartPole-v1:\n  n_envs: 8\n",
+            "line 2: CartPole-v1 is not a setting, but has some, as in files of rl",
+        ),
+        ("normalize: true\n", "line 1: normalize is not a known setting. Observations and rewards are normalized"),
+    ],
+)
+@pytest.mark.parametrize("env_id", ["", "CartPole-v1 "])
+def test_an_unknown_name_in_a_file_is_refused_with_its_line(
+    text: str, answer: str, env_id: str, tmp_path: Path
+) -> None:
+    """Also where the environment is missing: the file is what is wrong."""
+    file = tmp_path / "own.yaml"
+    file.write_text(text)
+    with pytest.raises(DppoError) as refused:
+        parse_training(f"{env_id}--config {file}".split())
+    assert f"config={file}, {answer}" in str(refused.value)
