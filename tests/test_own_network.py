@@ -211,6 +211,7 @@ BROKEN = {  # class in worlds.models: part of the message
     "NotAModule": "is not a subclass of torch.nn.Module. Pass one",
     "Raises": "its constructor raised RuntimeError: no such layer (",
     "RaisesForward": "raised RuntimeError: shapes do not fit (",
+    "ChangesObs": "changes its arguments in place. Change a copy of them (obs.clone())",
     "WideHead": "returned head of shape (3, 3), not (3, 2): [rows, head_size]",
     "ColumnOfValues": "returned values of shape (3, 1), not (3,): [rows]; values.squeeze(-1)",
     "SqueezesAll": "with obs of shape (1, 4) and torch.float32, returned values of shape (), not (1,)",

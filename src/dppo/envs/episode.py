@@ -103,7 +103,7 @@ class CheckedEnv:
         success = info.get("is_success") if isinstance(info, dict) else None
         unknown = success is None or np.any(np.not_equal(success, success))  # NaN
         solved = None if unknown else bool(np.all(success))
-        of = self.checksum(), numbers_in(info), self.options
+        of = self.checksum(), numbers_in(info), deepcopy(self.options)  # observers may change theirs
         return Episode(self.index, self.episode, self.episode_return, self.length, solved, end, *of)
 
     def checksum(self) -> int:
@@ -120,7 +120,7 @@ class CheckedEnv:
         """Return a fault of the step or reset that was made last, in words that follow its place."""
         step, seed = self.length + (phase == "step"), self.episode_seed(self.index, self.episode)
         last_obs = np.array2string(self.last_obs, threshold=100) if step else ""
-        more: dict[str, Any] = {"last_obs": last_obs, "options": self.options}
+        more: dict[str, Any] = {"last_obs": last_obs, "options": deepcopy(self.options)}
         place = EnvFault(phase, error, traceback, self.index, self.episode, seed, step, **more)
         return EnvironmentFault(f"{self.place(self.episode, step)} {what}", traceback, place)
 

@@ -2,6 +2,7 @@
 
 import sys
 from collections.abc import Mapping
+from copy import deepcopy
 from functools import partial
 from typing import Any
 
@@ -24,10 +25,10 @@ class ActionRepeat(gym.Wrapper[Any, Any, Any, Any]):
         self._times = times
 
     def step(self, action: Any) -> Any:
-        """Take up to `times` steps."""
+        """Take up to `times` steps, each with an action of its own: an environment may change it in place."""
         total: Any = 0.0
         for _ in range(self._times):
-            obs, reward, terminated, truncated, info = self.env.step(action)
+            obs, reward, terminated, truncated, info = self.env.step(deepcopy(action))
             total += reward
             if terminated or truncated:
                 break

@@ -1,6 +1,7 @@
 """The hooks of a run, for displays, files, trackers, early stopping and pruning; and the results of runs."""
 
 import json
+from copy import deepcopy
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import fmean, pstdev
@@ -45,7 +46,7 @@ class RunInfo:
     @property
     def env_options(self) -> dict[str, Any]:
         """The options that `set_env` has set, also before the run was resumed."""
-        return dict(self.options.now or {})
+        return deepcopy(self.options.now or {})
 
     def set_env(self, **options: Any) -> None:
         """Change options of the environments: from then on, each new episode starts with reset(seed, options=...).

@@ -63,7 +63,11 @@ class Observers:
 
     def __iter__(self) -> Iterator[Observer]:
         """Iterate over all, in the order in which they are called."""
-        return iter((*self._files, self._display, *self._users))
+        return iter((*self._ours, *self._users))
+
+    @property
+    def _ours(self) -> tuple[Observer, ...]:
+        return *self._files, self._display
 
     def progress(self, progress: CollectionProgress) -> None:
         """Report progress within an iteration."""
@@ -71,8 +75,12 @@ class Observers:
             observer.on_progress(progress)
 
     def iteration(self, row: dict[str, float]) -> str | None:
-        """Report a row of metrics; return the name of the first observer that asks to stop."""
-        asked = [type(observer).__name__ for observer in self if _is_true(observer.on_iteration(row))]
+        """Report a row of metrics; return the name of the first observer that asks to stop.
+
+        Each of the user's observers gets a row of its own, because it may change it.
+        """
+        asked = [type(observer).__name__ for observer in self._ours if _is_true(observer.on_iteration(row))]
+        asked += [type(user).__name__ for user in self._users if _is_true(user.on_iteration(row.copy()))]
         return asked[0] if asked else None
 
     def end(self, result: Result | None, error: BaseException | None) -> None:

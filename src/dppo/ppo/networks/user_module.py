@@ -1,6 +1,7 @@
 """A user's module as plain data, and the check of its contract: each error names the broken part."""
 
 from collections.abc import Callable
+from copy import deepcopy
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
@@ -98,7 +99,7 @@ class ModuleSpec(NetworkSpec):
     def _made(self) -> nn.Module:
         head_size = self.distribution.head_size
         try:
-            module = model_class(self.model)(self.spaces, head_size, **self.kwargs)
+            module = model_class(self.model)(self.spaces, head_size, **deepcopy(self.kwargs))
         except Exception as error:
             raise self._broken(
                 f"its constructor raised {in_a_line(error)}{place_of(error)}. It is called with (spaces, head_size, "
@@ -233,11 +234,15 @@ class ModuleSpec(NetworkSpec):
     def _outputs(self, module: nn.Module, rows: tuple[int, ...], *inputs: Any) -> tuple[Tensor, ...]:
         """Return the outputs for observations [*rows, *O]; with memory also a state and starts [*rows]."""
         dtype, called = getattr(torch, self.dtype), _call_in_words(*inputs)
+        before = [each_leaf(argument, torch.clone) for argument in inputs]
         try:
             with default_dtype(dtype):
                 outputs: Any = module(*inputs)
         except Exception as error:
             raise self._broken(f"{called} raised {in_a_line(error)}{place_of(error)}") from error
+        for argument, copied in zip(inputs, before, strict=True):
+            if not _equal(argument, copied):
+                raise self._broken(f"{called} changes its arguments in place. Change a copy of them (obs.clone())")
         shapes = [(*rows, self.distribution.head_size), rows, *(tuple(state.shape) for state in inputs[1:2])]
         names = OUTPUTS[: len(shapes)]
         if not (isinstance(outputs, tuple) and [isinstance(one, Tensor) for one in outputs] == [True] * len(names)):
@@ -256,6 +261,12 @@ class ModuleSpec(NetworkSpec):
 
     def _broken(self, fact: str) -> ConfigError:
         return ConfigError(f"model={import_path(self.model)}: {fact}.")
+
+
+def _equal(one: Inputs, other: Inputs) -> bool:
+    if isinstance(one, dict) and isinstance(other, dict):
+        return one.keys() == other.keys() and all(_equal(leaf, other[name]) for name, leaf in one.items())
+    return isinstance(one, Tensor) and isinstance(other, Tensor) and torch.equal(one, other)
 
 
 def _close(one: Tensor, other: Tensor) -> bool:
