@@ -48,16 +48,15 @@ class Scaling(World):
 
 @pytest.mark.parametrize("kind", SPACES)
 def test_an_environment_may_change_its_action_in_each_repeated_step(kind: str) -> None:
-    returned = []
-    for in_place in (True, False):
+    given = SPACES[kind].sample()
+
+    def rewards(in_place: bool) -> list[float]:
         env = make_prepared(Scaling, {"kind": kind, "in_place": in_place}, {"action_repeat": 3})
         env.reset(seed=1)
-        action = env.action_space.sample()
-        if not returned:
-            given = action
-        returned.append([env.step(given)[1] for _ in range(2)])
-    assert returned[0] == returned[1]
-    assert env.action_space.contains(given)
+        return [env.step(given)[1] for _ in range(2)]
+
+    assert rewards(in_place=True) == rewards(in_place=False)
+    assert SPACES[kind].contains(given)
 
 
 @pytest.mark.parametrize("kind", SPACES)

@@ -322,10 +322,18 @@ class MaskedNative(joint.Native):
         return np.ones((self.num_envs, 4), bool)
 
 
-UNREAD = r"action_mask=auto: the method action_masks\(\) of environments in a vector is not called. Return its result"
+class MaskedAgents(joint.Agents):
+    """Has a method of its own for all agents."""
+
+    def action_masks(self) -> Any:
+        return {agent: np.ones(3, bool) for agent in self.agents}
+
+
+UNREAD = r"action_mask=auto: the method action_masks\(\) of environments of several rows is not called. Return its"
 REFUSED: list[tuple[Any, dict[str, Any], str]] = [
     (lambda: masked_by_a_method(2), {"envs_per_sampler": 2}, UNREAD),
     (lambda: MaskedNative(2, "NextStep"), {"envs_per_sampler": 2}, UNREAD),
+    (MaskedAgents, {"envs_per_sampler": 3}, UNREAD),
     (lambda: joint.vector(2), {}, "envs_per_sampler=1: the environment has 2 rows. Use `envs_per_sampler=2`"),
     (joint.Agents, {}, "the environment has 3 agents, each of which is a row. Use `envs_per_sampler=3`"),
     (lambda: joint.vector(1), {"standby_envs": 1}, "standby_envs=1: copies cannot take turns with the rows of an"),

@@ -101,6 +101,76 @@ class Masked(World):
         return {"action_mask": self.mask().astype(np.int8), "at": at} if self._source == "leaf" else at
 
 
+HYBRID = spaces.Dict(
+    arm=spaces.Box(-1, 1, (2,), np.float32),
+    gear=spaces.Discrete(4, start=2),
+    inner=spaces.Tuple([spaces.Box(0, 1, ()), spaces.MultiDiscrete([2, 3])]),
+    lamps=spaces.MultiBinary(2),
+)
+HYBRID_MASKS = spaces.Dict(
+    gear=spaces.MultiBinary(4), inner=spaces.Tuple([spaces.MultiBinary(5)]), lamps=spaces.MultiBinary(4)
+)
+
+
+class Hybrid(World):
+    """Takes choices beside real numbers, and raises if a choice is not allowed in the state.
+
+    Args:
+        source: "leaf", "method" or "info".
+        form: "flat", or "nested" as the actions are.
+    """
+
+    action_space = HYBRID
+
+    def __init__(self, source: str = "method", form: str = "flat") -> None:
+        self._source, self._form = source, form
+        seen = spaces.Box(-9, 9, (2,), np.float32)
+        masks = spaces.MultiBinary(13) if form == "flat" else HYBRID_MASKS
+        self.observation_space = spaces.Dict(action_mask=masks, at=seen) if source == "leaf" else seen
+        if source == "method":
+            self.action_masks = self.given
+
+    def allowed(self) -> dict[str, np.ndarray]:
+        turn = int(abs(self.at[0]) * 100) % 4
+        return {
+            "gear": np.arange(4) == turn,
+            "dials": np.array([turn < 2, turn >= 2, True, turn == 1, turn != 1]),
+            "lamps": np.array([True, turn > 1, turn == 1, True]),
+        }
+
+    def given(self) -> Any:
+        gear, dials, lamps = (mask.astype(np.int8) for mask in self.allowed().values())
+        if self._form == "flat":
+            return np.concatenate([gear, dials, lamps])
+        if self._source == "leaf":
+            return {"gear": gear, "inner": (dials,), "lamps": lamps}
+        forced = np.where(lamps[0::2] & lamps[1::2], 2, lamps[1::2]).astype(np.int8)  # as Gymnasium has it
+        return {"arm": None, "gear": gear, "inner": (None, (dials[:2], dials[2:])), "lamps": forced}
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        obs, _ = super().reset(seed=seed)
+        return obs, self.info()
+
+    def step(self, action: Any) -> Any:
+        if not self.action_space.contains(action):
+            raise ValueError(f"{action!r} is not in {self.action_space}")
+        allowed = self.allowed()
+        dials, lamps = action["inner"][1], action["lamps"]
+        chosen = [allowed["gear"][action["gear"] - 2], allowed["dials"][dials[0]], allowed["dials"][2 + dials[1]]]
+        chosen += [allowed["lamps"][2 * index + lamp] for index, lamp in enumerate(lamps)]
+        if not all(chosen):
+            raise ValueError(f"{action} is not allowed by {allowed}")
+        obs, reward, terminated, truncated, _ = super().step(float(action["arm"].mean() + action["gear"]))
+        return obs, reward, terminated, truncated, self.info()
+
+    def info(self) -> dict[str, Any]:
+        return {"action_mask": self.given()} if self._source == "info" else {}
+
+    def observation(self) -> Any:
+        at = self.at.astype(np.float32)
+        return {"action_mask": self.given(), "at": at} if self._source == "leaf" else at
+
+
 class Combined(World):
     """Observations of one kind, actions of another, with a mask or without.
 

@@ -10,8 +10,9 @@ from typing import Any
 import numpy as np
 
 from dppo.envs.checks.faults import user_traceback
+from dppo.envs.checks.masks import MaskReader
 from dppo.envs.checks.observations import SpaceChecks
-from dppo.envs.checks.returned import LARGEST_REWARD, OLD_API, BadResult, MaskReader, describe_bad, flag_of, reward_of
+from dppo.envs.checks.returned import LARGEST_REWARD, OLD_API, BadResult, describe_bad, flag_of, reward_of
 from dppo.errors import EnvFault, EnvironmentFault
 from dppo.ppo.exchange.records import Episode
 from dppo.signals import INTERRUPTIONS

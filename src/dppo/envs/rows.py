@@ -11,7 +11,7 @@ import numpy as np
 from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv
 from gymnasium.vector.utils import concatenate, create_empty_array
 
-from dppo.envs.checks.returned import METHOD
+from dppo.envs.checks.masks import METHOD
 from dppo.envs.joint import JointEnv, Row
 from dppo.envs.make import close_all, joint_kind
 from dppo.envs.spaces import short
@@ -162,6 +162,7 @@ class AgentRows(JointEnv):
         """Take over `made`; raise ConfigError if its agents have different spaces."""
         self._names, self._ended = list(made.possible_agents), set[str]()  # until the next reset
         super().__init__(made, make, len(self._names))
+        self.unread_masks = callable(getattr(made, METHOD, None))
         for kind in ("observation_space", "action_space"):
             first, *others = [(name, getattr(made, kind)(name)) for name in self._names]
             for name, space in others:

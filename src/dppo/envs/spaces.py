@@ -8,7 +8,7 @@ from typing import Any, Literal
 import gymnasium as gym
 import numpy as np
 
-from dppo.envs.checks.returned import MaskSetting, mask_source
+from dppo.envs.checks.masks import MaskSetting, mask_source
 from dppo.errors import ConfigError
 from dppo.spaces.actions import (
     Actions,
@@ -52,7 +52,7 @@ def describe_spaces(
     obs = dtype_of(space, drop=dropped, floats=obs_dtype)
     actions = actions_of(env.action_space, action_bounds)
     mask = mask_source(env, obs, actions, action_mask)
-    read = leaves(obs).keys() - ({MASK} if mask == "leaf" else set())
+    read = {name for name in leaves(obs) if mask != "leaf" or not _is_in(name, MASK)}
     coded = gym.spaces.Discrete, gym.spaces.MultiDiscrete
     named = {name: leaf for name, leaf in leaves(space, _space_parts).items() if name in read}
     beside = np.dtype([("obs", obs), (MASK, np.bool_, (sum(actions.choices or ()),))])

@@ -165,8 +165,12 @@ def _made_up(policy: Policy, rng: np.random.Generator) -> tuple[np.ndarray, dict
             leaf[...] = rng.integers(0, 256 if leaf.dtype == np.uint8 else 2, leaf.shape)
     if spaces.mask is not None:
         choices = spaces.actions.choices or ()
-        stored[MASK] = rng.random((CHUNK, sum(choices))) < 0.6
-        stored[MASK][:, np.cumsum(choices) - 1] = 1  # something is allowed
+        allowed = rng.random((CHUNK, sum(choices))) < 0.6
+        allowed[:, np.cumsum(choices) - 1] = True  # something is allowed
+        parts = list(leaves(stored[MASK]).values())
+        ends = np.cumsum([part.shape[1] for part in parts])
+        for part, own in zip(parts, np.split(allowed, ends[:-1], axis=1), strict=True):
+            part[...] = own
     inputs = {named("obs", key): leaf for key, leaf in leaves(spaces.as_returned(stored)).items()}
     if spaces.mask in ("method", "info"):
         inputs[MASK] = stored[MASK]

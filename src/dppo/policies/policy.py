@@ -8,8 +8,9 @@ from typing import Any
 import numpy as np
 
 from dppo.config.trust import require_trust
+from dppo.envs.checks.masks import check_allows, checked_masks
 from dppo.envs.checks.observations import check_inside
-from dppo.envs.checks.returned import BadResult, check_allows, checked_masks, leaf_packer, packer
+from dppo.envs.checks.returned import BadResult, leaf_packer, packer
 from dppo.errors import CheckpointError, ConfigError, counted
 from dppo.policies.described import model_from, network_summary
 from dppo.ppo.acting.agent import PPOAgent
@@ -63,7 +64,8 @@ class Policy:
 
         Args:
             state: of the memory, [state_size], or [n, state_size] for a batch; None starts an episode.
-            action_mask: the choices that are allowed, [M] or [n, M]; of a policy that was trained with masks from
+            action_mask: the choices that are allowed, [M] or [n, M], or as the environment returns them, in a batch
+                with an axis more in front of each array; of a policy that was trained with masks from
                 `info["action_mask"]` or `env.action_masks()`.
             generator: sample the action from the policy with it; None takes the most likely action.
 

@@ -153,13 +153,18 @@ class MultiDiscreteActions(Actions):
     def choices(self) -> tuple[int, ...]:
         return self.counts
 
+    @property
+    def is_binary(self) -> bool:
+        """Return whether the space is a MultiBinary."""
+        return set(self.counts) == {2} and not any(self.starts) and self.dtype == "int8"
+
     @override
     def to_env(self, actions: np.ndarray) -> np.ndarray:
         return (actions + np.array(self.starts)).astype(self.dtype).reshape(len(actions), *self.shape)
 
     def __str__(self) -> str:
         """Return `MultiDiscrete[3, 2]`; only the number of elements where that would be long."""
-        if set(self.counts) == {2} and not any(self.starts) and self.dtype == "int8":
+        if self.is_binary:
             return f"MultiBinary{list(self.shape)}"
         starts = f", start={list(self.starts)}" if any(self.starts) else ""
         if self.width <= 8:
@@ -184,6 +189,13 @@ class NestedActions(Actions):
     @override
     def width(self) -> int:
         return sum(part.width for part in self.parts)
+
+    @property
+    @override
+    def choices(self) -> tuple[int, ...] | None:
+        """Return those of all parts, one after the other; None if no part has any."""
+        counts = tuple(count for part in self.parts for count in part.choices or ())
+        return counts or None
 
     @override
     def to_env(self, actions: np.ndarray) -> Any:

@@ -125,7 +125,10 @@ def leaves(tree: Tree, parts: PartsOf = parts_of) -> dict[str, Tree]:
 
 def masks_of(obs: np.ndarray) -> np.ndarray:
     """Return the masks [..., M] of observations [...] that are stored with them, as booleans."""
-    return obs[MASK].astype(bool, copy=False)
+    masks = obs[MASK]
+    if masks.dtype.names is not None:  # one for each part of a Dict or Tuple of actions
+        masks = np.concatenate([leaf.astype(bool, copy=False) for leaf in leaves(masks).values()], axis=-1)
+    return masks.astype(bool, copy=False)
 
 
 def is_image(leaf: np.dtype[Any]) -> bool:

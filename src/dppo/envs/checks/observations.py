@@ -26,6 +26,10 @@ MASK_NOT_USED = (
     "the info of reset has an action_mask, which is not used. Set action_mask=info to take allowed actions only, or "
     "action_mask=off to leave this message out"
 )
+MASK_OF_NO_USE = (
+    "the info of reset has an action_mask, which is not used: {actions} actions have no choices to allow. Set "
+    "action_mask=off to leave this message out"
+)
 
 
 Limits = dict[str, tuple[np.ndarray, np.ndarray]]
@@ -152,10 +156,11 @@ class FirstSegment:
         `offers_mask`: the info of a reset has an action mask.
         """
         spaces, first, seen, self.seen = self.spaces, self.sampler_id == 0, self.seen, {}
-        masks = first and self.masks and offers_mask and spaces.mask is None and spaces.actions.choices
+        unused = first and self.masks and offers_mask and spaces.mask is None
+        note = MASK_NOT_USED if spaces.actions.choices else MASK_OF_NO_USE.format(actions=spaces.actions)
         lost = precision_lost(seen, spaces.returned)  # its remedy is that of large numbers, too
         found = {
-            IncidentKind.MASK_NOT_USED: MASK_NOT_USED if masks else None,
+            IncidentKind.MASK_NOT_USED: note if unused else None,
             IncidentKind.PRECISION_LOST: lost,
             IncidentKind.LARGE_OBSERVATIONS: large_numbers(obs) if first and self.scales and not lost else None,
             IncidentKind.IMAGE_CONSTANT: constant_image(obs),

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import numpy as np
 
-from dppo.ppo.distributions.base import allowed
 from dppo.ppo.exchange.normalizer import ObsScale, ValueScale, network_inputs, scale_for
 from dppo.ppo.exchange.records import PolicySnapshot
 from dppo.ppo.networks.choice import acting_network
@@ -63,7 +62,7 @@ class PPOAgent:
         inputs = network_inputs(obs, self.spec.spaces.obs, self._dtype, self._obs_scale)
         outputs = self._network.step(inputs, state)
         if masks is not None:
-            outputs = outputs._replace(head=allowed(outputs.head, masks))
+            outputs = outputs._replace(head=self.distribution.limited(outputs.head, masks))
         if self._value_scale is not None:
             outputs = outputs._replace(values=self._value_scale.restore(outputs.values))
         return outputs

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable
+from functools import cached_property
 from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -60,6 +61,41 @@ class Distribution(ABC):
         """
         self.head_size, self.noise_size, self.free_size = head_size, noise_size, free_size
         self.action_shape, self.integer = action_shape, integer
+
+    @property
+    def choice_columns(self) -> tuple[int, ...]:
+        """Return the columns of the head that are logits of choices, in their order: those that masks are for."""
+        return ()
+
+    @cached_property
+    def _mask_columns(self) -> np.ndarray | None:
+        """Return the column of a mask for each column of the head: the one behind the last for those without a choice.
+
+        None if both have the same columns.
+        """
+        choices = list(self.choice_columns)
+        if choices == list(range(self.head_size)):
+            return None
+        columns = np.full(self.head_size, len(choices))
+        columns[choices] = np.arange(len(choices))
+        return columns
+
+    def limited(self, head: Head, masks: np.ndarray) -> Head:
+        """Return heads [..., H] in which choices that `masks` [..., M] does not allow are impossible."""
+        if self._mask_columns is not None:
+            always = np.ones((*masks.shape[:-1], 1), bool)
+            masks = np.concatenate([masks, always], axis=-1)[..., self._mask_columns]
+        return allowed(head, masks)
+
+    def limited_in_torch(self, head: TorchHead, masks: Tensor) -> TorchHead:
+        """Return heads [rows, H] as `limited` does; the gradient of an impossible logit is zero."""
+        import torch
+
+        if self._mask_columns is not None:
+            always = torch.ones_like(masks[:, :1])
+            columns = torch.as_tensor(self._mask_columns, device=masks.device)
+            masks = torch.cat([masks, always], dim=1).index_select(1, columns)
+        return torch.where(masks, head, IMPOSSIBLE)
 
     def action_dtype(self, dtype: str) -> str:
         """Return the dtype in which actions are stored, for a network of `dtype`."""
@@ -122,6 +158,15 @@ class Joint(Distribution):
             action_shape=(sum(self._widths),),
             integer=all(part.integer for part in parts),
             free_size=sum(part.free_size for part in parts),
+        )
+
+    @property
+    @override
+    def choice_columns(self) -> tuple[int, ...]:
+        widths = [part.head_size - part.free_size for part in self.parts]  # free parameters are behind all of these
+        starts = accumulate(widths[:-1], initial=0)
+        return tuple(
+            start + column for start, part in zip(starts, self.parts, strict=True) for column in part.choice_columns
         )
 
     @override

@@ -36,7 +36,12 @@ def distribution_of(actions: Actions, *, state_dependent_std: bool = False) -> D
 
 
 class _Choices(Distribution):
-    """Draw choices by the Gumbel-max trick."""
+    """Draw choices by the Gumbel-max trick. The head holds their logits and nothing else."""
+
+    @property
+    @override
+    def choice_columns(self) -> tuple[int, ...]:
+        return tuple(range(self.head_size))
 
     @override
     def noise(self, generator: np.random.Generator, steps: int, rows: int, dtype: str) -> Drawn:

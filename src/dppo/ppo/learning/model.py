@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.optim.adam import adam
 
 from dppo.errors import ConfigError
-from dppo.ppo.distributions.base import IMPOSSIBLE, Evaluation
+from dppo.ppo.distributions.base import Evaluation
 from dppo.ppo.exchange.normalizer import VALUE_TARGETS, Moments, ValueScale, moments_of_targets
 from dppo.ppo.learning.batch import Batch, zero_batch
 from dppo.ppo.learning.parallel import Parallel, moments_of_all, row_moments
@@ -65,12 +65,12 @@ class PPOModel:
     ) -> Scored:
         """Score `actions` [rows, *A] and estimate values, given observations [rows, *O] as a `Batch` holds them.
 
-        `masks`: the actions that were allowed, [rows, H]; None if all were. `recurrent`: of the sequences that the rows
+        `masks`: the choices that were allowed, [rows, M]; None if all were. `recurrent`: of the sequences that the rows
         are, for a network with memory.
         """
         head, values, residuals = self.network.forward(obs, recurrent)
-        if masks is not None:  # the gradient of impossible logits is zero, because their probability is
-            head = torch.where(masks, head, IMPOSSIBLE)
+        if masks is not None:
+            head = self.spec.distribution.limited_in_torch(head, masks)
         return Scored(self.spec.distribution.evaluate(head, actions), values, residuals)
 
     def values(self, obs: Any, recurrent: RecurrentInputs | None = None) -> Tensor:

@@ -10,7 +10,6 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from dppo.ppo.distributions.base import IMPOSSIBLE
 from dppo.ppo.exchange.normalizer import CLIP, ObsScale, each_leaf, leaf_scales, scale_for
 from dppo.ppo.networks.built_in import BuiltInSpec
 from dppo.ppo.networks.encoders import ACTIVATIONS, Output
@@ -65,11 +64,19 @@ class ExportedPolicy(nn.Module):
             else:
                 head, _ = self._network(obs)
         if self._spaces.mask is not None:
-            mask = inputs[named("obs", MASK) if self._spaces.mask == "leaf" else MASK]
-            head = torch.where(mask.bool(), head, IMPOSSIBLE)
+            head = self._spec.distribution.limited_in_torch(head, self._masks(inputs))
         decisions = dict(decided(self._spaces.actions, self._spec.distribution, head))
         actions = {name: one for name, one in decisions.items() if name.partition(".")[0] == "action"}
         return actions | after | decisions
+
+    def _masks(self, inputs: Mapping[str, Tensor]) -> Tensor:
+        """Return masks [n, M]; of a part of the observation that is nested, the arrays side by side."""
+        if self._spaces.mask != "leaf":
+            return inputs[MASK].bool()
+        whole = named("obs", MASK)
+        if whole in inputs:
+            return inputs[whole].bool()
+        return torch.cat([inputs[named(whole, key)].bool() for key in leaves(self._spaces.obs[MASK])], dim=1)
 
     def _leaf_input(self, key: str, leaf: Tensor) -> Tensor:
         if key in self._scales:

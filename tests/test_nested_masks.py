@@ -1,0 +1,225 @@
+"""Masks for the choices in Dict and Tuple actions, and masks that no action can have."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import pytest
+import torch
+from builders import collect, parts_of, random_weights
+from gymnasium import spaces
+from kinds import small
+from recorder import Recorder
+from worlds.acting import HYBRID, HYBRID_MASKS, Actuated, Hybrid
+
+import dppo
+from dppo.config import PPO
+from dppo.envs.checks.masks import checked_masks
+from dppo.envs.checks.returned import BadResult
+from dppo.envs.spaces import actions_of, describe_spaces
+from dppo.errors import ConfigError
+from dppo.ppo.distributions.simple import distribution_of
+from dppo.ppo.exchange.records import PolicySnapshot
+from dppo.ppo.learning.batch import make_batch
+from dppo.ppo.networks.exported import ExportedPolicy
+from dppo.spaces.spaces import leaves
+
+FORMS = [("leaf", "flat"), ("leaf", "nested"), ("method", "flat"), ("info", "nested")]
+
+
+def hybrid(source: str, form: str) -> dict[str, Any]:
+    setting = "info" if source == "info" else "auto"
+    return {"env_id": "worlds.acting:Hybrid", "env_kwargs": {"source": source, "form": form}, "action_mask": setting}
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[str, str], dppo.Result]:
+    folder = tmp_path_factory.mktemp("masks")
+    short = {"total_timesteps": 160, "update_epochs": 1}
+    return {form: dppo.train(small(folder / "-".join(form), **hybrid(*form), **short)) for form in FORMS}
+
+
+@pytest.mark.parametrize(("source", "form"), FORMS)
+def test_masks_of_nested_actions_are_obeyed(source: str, form: str, trained: Any) -> None:
+    """The environment raises if a choice is not allowed."""
+    result = trained[source, form]
+    assert result.incidents == {}
+    for deterministic in (True, False):
+        assert len(dppo.evaluate(result, episodes=3, deterministic=deterministic).returns) == 3
+
+
+def test_the_form_of_a_mask_does_not_change_the_weights(trained: Any) -> None:
+    """A part of the observation is not compared: of a Dict observation another network is made."""
+    in_observation, beside = FORMS[:2], FORMS[2:]
+    for forms in (in_observation, beside):
+        assert len({trained[form].weights_sha256 for form in forms}) == 1
+
+
+def test_a_policy_takes_nested_masks_of_one_state_and_of_many(trained: Any) -> None:
+    policy = dppo.load_policy(trained["info", "nested"].run_dir)
+    gears, lamps = np.eye(4, dtype=np.int8), np.array([[0, 1], [2, 1]], np.int8)
+    everything = {"arm": None, "inner": None}
+    for only in range(4):
+        action = policy.act(np.zeros(2, np.float32), action_mask={**everything, "gear": gears[only], "lamps": lamps[0]})
+        assert (action["gear"], action["lamps"].tolist()) == (2 + only, [0, 1])
+        assert HYBRID.contains(action)
+    masks = {"gear": gears[:2], "inner": (None, None), "lamps": lamps}
+    together = policy.act(np.zeros((2, 2), np.float32), action_mask=masks)
+    assert together["gear"].tolist() == [2, 3]
+    assert together["lamps"][:, 1].tolist() == [1, 1]
+
+
+@pytest.mark.parametrize("form", ["flat", "nested"])
+def test_an_exported_policy_reads_masks_in_the_observation(form: str, trained: Any) -> None:
+    policy = dppo.load_policy(trained["leaf", form].run_dir)
+    module = ExportedPolicy(policy.spaces, policy.spec, policy.weights, policy.obs_scale)
+    env = Hybrid("leaf", form)
+    for seed in range(5):
+        obs, _ = env.reset(seed=seed)
+        inputs = {f"obs.{name}": torch.from_numpy(np.array(leaf)[None]) for name, leaf in leaves(obs).items()}
+        found = module.outputs(inputs)
+        for name, part in leaves(policy.act(obs)).items():
+            np.testing.assert_allclose(found[f"action.{name}"][0], part, rtol=1e-4, atol=1e-5)
+
+
+def test_the_first_ratio_is_one_with_masks_for_some_columns_of_the_head() -> None:
+    sizes: dict[str, Any] = {
+        "num_samplers": 2,
+        "envs_per_sampler": 2,
+        "num_steps": 30,
+        "update_epochs": 1,
+        "minibatch_size": 120,
+    }
+    samplers, trainer = parts_of(dppo.Config(**hybrid("method", "nested"), **sizes, norm_adv=False))
+    trainer.load(trainer.weights() + random_weights(trainer.model.spec, scale=0.3), trainer.state())
+    _, segments = collect(samplers, PolicySnapshot(0, trainer.weights()))
+    batch = make_batch(segments, None, None, PPO())
+    scored = trainer.model.forward(batch.obs, batch.actions, batch.masks)
+    np.testing.assert_allclose(scored.policy.logprobs, batch.logprobs, atol=5e-5)
+
+
+def test_impossible_choices_have_no_gradient_and_the_others_are_unchanged() -> None:
+    actions = actions_of(HYBRID)
+    distribution = distribution_of(actions)
+    drawn = np.random.default_rng(0)
+    head = drawn.normal(size=(9, distribution.head_size))
+    masks = drawn.random((9, 13)) < 0.5
+    masks[:, [0, 4, 6, 9, 11]] = True  # each element keeps a choice
+    limited = distribution.limited(head, masks)
+    in_torch = distribution.limited_in_torch(torch.from_numpy(head), torch.from_numpy(masks))
+    np.testing.assert_array_equal(in_torch, limited)
+    impossible = limited != head
+    columns = list(distribution.choice_columns)
+    np.testing.assert_array_equal(impossible[:, columns], ~masks)
+    assert impossible.sum() == (~masks).sum()
+    noise = distribution.noise(drawn, 1, 9, "float64")[0]
+    scored = distribution.evaluate(in_torch, torch.from_numpy(distribution.sample(limited, noise)))
+    gradient = scored.gradients(torch.ones(9, dtype=torch.float64), torch.ones(9, dtype=torch.float64))
+    assert torch.isfinite(gradient).all()
+    assert (gradient[torch.from_numpy(impossible)] == 0).all()
+
+
+GEAR = np.ones(4, np.int8)
+WRONG: list[tuple[Any, str]] = [
+    ({"gear": GEAR, "inner": None}, "an action mask without part 'lamps'"),
+    ({"gear": GEAR, "inner": None, "lamps": None, "wheel": GEAR}, "an action mask with the unexpected part 'wheel'"),
+    ({"gear": GEAR[:3], "inner": None, "lamps": None}, "an action mask for 'gear' of shape (3,) instead of (4,)"),
+    ({"arm": np.ones(2), "gear": GEAR, "inner": None, "lamps": None}, "for 'arm', which is Box[2] and has no choices"),
+    ({"gear": 0 * GEAR, "inner": None, "lamps": None}, "an action mask that allows no action for 'gear'"),
+    ({"gear": GEAR, "inner": (None, np.array([1, 1, 0, 0, 0])), "lamps": None}, "for element 1 of 'inner.1'"),
+    ({"gear": GEAR, "inner": {"1": None}, "lamps": None}, "for 'inner' that is a dict, and the actions are a Tuple"),
+    (np.ones(4), "an action mask of shape (4,) instead of (13,)"),
+    ({"gear": GEAR, "inner": None, "lamps": np.array([1, 0])}, "for 'lamps' of shape (2,) instead of (4,)"),
+]
+
+
+@pytest.mark.parametrize(("given", "words"), WRONG)
+def test_nested_masks_of_a_wrong_form_are_named_with_their_part(given: Any, words: str) -> None:
+    with pytest.raises(BadResult, match=re.escape(words)):
+        checked_masks(given, (), actions_of(HYBRID))
+
+
+def test_flat_masks_of_a_tuple_are_told_from_nested_ones() -> None:
+    pair = actions_of(spaces.Tuple([spaces.Discrete(2), spaces.Discrete(3)]))
+    beside = actions_of(spaces.Tuple([spaces.Discrete(2), spaces.Box(0, 1)]))
+    assert checked_masks([1, 0, 1, 1, 0], (), pair).tolist() == [True, False, True, True, False]
+    assert checked_masks(([1, 0], [1, 1, 0]), (), pair).tolist() == [True, False, True, True, False]
+    assert checked_masks([1, 0], (), beside).tolist() == [True, False]
+    assert checked_masks((np.array([1, 0]), None), (), beside).tolist() == [True, False]
+    assert checked_masks(([[1, 0], [0, 1]], None), (2,), beside).tolist() == [[True, False], [False, True]]
+
+
+class BoxWith(Actuated):
+    """Has real-valued actions, and a mask somewhere."""
+
+    def __init__(self, source: str, kind: str = "wide") -> None:
+        super().__init__(kind)
+        self._source = source
+        if source == "method":
+            self.action_masks = lambda: np.ones(2)
+        if source == "leaf":
+            seen: Any = spaces.Dict(action_mask=spaces.MultiBinary(2), at=self.observation_space)
+            self.observation_space = seen
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        obs, _ = super().reset(seed=seed)
+        return obs, {"action_mask": np.ones(2)} if self._source == "info" else {}
+
+    def observation(self) -> Any:
+        at = super().observation()
+        return {"action_mask": np.ones(2, np.int8), "at": at} if self._source == "leaf" else at
+
+
+def odd_leaf() -> gym.Env[Any, Any]:
+    env = Hybrid("leaf", "nested")
+    env.observation_space = spaces.Dict(
+        action_mask=spaces.Dict(gear=spaces.MultiBinary(4)), at=spaces.Box(-9, 9, (2,), np.float32)
+    )
+    return env
+
+
+def attribute() -> gym.Env[Any, Any]:
+    env: Any = Hybrid("none")
+    env.action_masks = np.ones(13)
+    return env
+
+
+REFUSED: list[tuple[Any, str]] = [
+    (lambda: BoxWith("leaf"), "the part 'action_mask' of the observation has no effect on Box[2] actions"),
+    (lambda: BoxWith("method"), "the method action_masks() of the environment has no effect on Box[2] actions"),
+    (odd_leaf, "does not fit Dict(arm: Box[2], "),
+    (attribute, "action_masks of the environment is a ndarray, and not a method"),
+]
+
+
+@pytest.mark.parametrize(("make", "words"), REFUSED)
+def test_a_mask_that_does_not_fit_is_refused_and_there_is_a_way_on(make: Any, words: str) -> None:
+    with pytest.raises(ConfigError, match=re.escape(words)) as refused:
+        describe_spaces(make())
+    assert "use `action_mask=off`" in str(refused.value)
+    assert describe_spaces(make(), action_mask="off").mask is None
+
+
+@pytest.mark.parametrize(
+    ("kind", "words"),
+    [
+        ("wide", "which is not used: Box[2] actions have no choices to allow. Set action_mask=off"),
+        ("choices", "which is not used. Set action_mask=info to take allowed actions only"),
+    ],
+)
+def test_a_mask_in_info_is_noted_for_all_kinds_of_actions(kind: str, words: str, tmp_path: Path) -> None:
+    recorder, short = Recorder(), {"total_timesteps": 80, "update_epochs": 1}
+    dppo.train(small(tmp_path / "run", env_id=lambda: BoxWith("info", kind), **short), observers=[recorder])
+    assert [incident.kind.value for incident in recorder.incidents] == ["mask_not_used"]
+    assert words in recorder.incidents[0].message
+
+
+def test_the_spaces_of_the_world_have_a_mask_for_each_part_with_choices() -> None:
+    read = describe_spaces(Hybrid("leaf", "nested"))
+    assert read.mask == "leaf"
+    assert list(read.of_network().leaves()) == ["at"]
+    assert HYBRID_MASKS.contains(Hybrid("leaf", "nested").reset(seed=1)[0]["action_mask"])
