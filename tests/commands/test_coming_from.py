@@ -101,3 +101,36 @@ def test_an_unknown_name_in_a_file_is_refused_with_its_line(
     with pytest.raises(DppoError) as refused:
         parse_training(f"{env_id}--config {file}".split())
     assert f"config={file}, {answer}" in str(refused.value)
+
+
+def told(call: Any) -> str:
+    with pytest.raises(ConfigError) as refused:
+        call()
+    return str(refused.value)
+
+
+def test_what_the_answers_tell_to_do_works(tmp_path: Path) -> None:
+    for name in ("PPO", "make_vec_env"):
+        [line] = re.findall(r"dppo\.Config\([^()]*\)", ELSEWHERE[name])
+        assert eval(line, {"dppo": dppo}).env_id == "CartPole-v1"
+    line = told(lambda: anything.Config("CartPole-v1")).partition("Use ")[2].rstrip(".")
+    assert eval(line, {"dppo": dppo}).env_id == "CartPole-v1"
+    changes = re.findall(r"`(\w+)(?:=(\w+))?`", told(lambda: anything.Config(env_id="E-v0", learning_rate=max)))
+    assert changes == [("anneal_lr", "True"), ("desired_kl", "")]
+    assert dppo.Config(env_id="E-v0", learning_rate=0.1, anneal_lr=True).anneal_lr
+    assert dppo.Config(env_id="E-v0", desired_kl=0.01).desired_kl == 0.01
+    keyword = told(lambda: anything.train(None, observer=[])).rpartition(" ")[2].rstrip("?")
+    config = dppo.Config(env_id="CartPole-v1", total_timesteps=8, num_steps=8, num_samplers=1, progress="off")
+    config = dataclasses.replace(config, run_dir=tmp_path / "run")
+    assert anything.train(config, **{keyword: [dppo.Observer()]}).global_step == 8
+
+
+def test_a_file_of_the_zoo_that_is_changed_as_told_is_accepted(tmp_path: Path) -> None:
+    file = tmp_path / "zoo.yaml"
+    file.write_text("CartPole-v1:\n  gamma: 0.98\n")
+    with pytest.raises(
+        DppoError, match="Move these to the top of the file, without CartPole-v1, and name the environment"
+    ):
+        parse_training(["--config", str(file)])
+    file.write_text("gamma: 0.98\n")
+    assert parse_training(["CartPole-v1", "--config", str(file)]).settings["gamma"] == 0.98

@@ -244,7 +244,7 @@ PENDING: tuple[tuple[str, str], ...] = (
     ("records/metrics/reading.py", "{}:{}: not a row of metrics. Delete this line."),
     ("records/metrics/writer.py", "{}: contains a run already. Resume it, or choose another folder."),
     ("records/observer.py", "Use numbers, text, lists, dicts."),
-    ("records/observer.py", "Make its class a subclass of it."),
+    ("records/observers.py", "Make its class a subclass of it."),
     ("records/plots.py", "lower left"),
     ("records/plots.py", "lower right"),
     ("records/video.py", "an environment is shown in a window or in a video. Leave one of them o"),
@@ -272,7 +272,7 @@ PENDING: tuple[tuple[str, str], ...] = (
     ("run/evaluations.py", "use more eval_actors, or a larger eval_every"),
     ("run/replay.py", "{}: has no recorded episodes. Train with `record_episodes=all`."),
     ("run/replay.py", "holds no actions of an episode, as where an actor died or hung. See re"),
-    ("run/runner.py", "Use dppo.Config(env_id=...)."),
+    ("run/runner.py", "must be a dppo.Config. Use dppo.Config(env_id={})."),
     ("run/runner.py", "Run folder: {}"),
     ("run/warm_start.py", "Use the network settings of that run, or leave `init_from` out"),
     ("run/warm_start.py", "freeze_norm_after=0: {} has no statistics of these observations. Leave"),
@@ -285,5 +285,66 @@ PENDING: tuple[tuple[str, str], ...] = (
 )
 """Rows that are still to be written."""
 
-NOT_EXECUTED: tuple[tuple[str, str, str], ...] = ()
+NOT_EXECUTED: tuple[tuple[str, str, str], ...] = (
+    (
+        "commands/plot.py",
+        "label={}: pass one name for each line",
+        "carried out by tests/commands/test_plot.py: the names that it asks for are accepted",
+    ),
+    (
+        "config/__init__.py",
+        "a Config does not change. Make a copy",
+        "carried out by tests/commands/test_coming_from.py",
+    ),
+    (
+        "config/__init__.py",
+        "settings are passed by their names. Use dppo.Config(env_id={}{}).",
+        "carried out by tests/commands/test_coming_from.py",
+    ),
+    (
+        "config/aliases.py",
+        "Train with dppo.train(dppo.Config(env_id='CartPole-v1')).",
+        "the line of the README's example",
+    ),
+    ("config/aliases.py", "Use dppo.evaluate(result)", "the line of the README's example"),
+    ("config/aliases.py", "Use dppo.load_policy(run_dir).", "the line of the README's example"),
+    ("config/aliases.py", "Pass the environment's id", "carried out by tests/commands/test_coming_from.py"),
+    (
+        "config/aliases.py",
+        "The batch is num_samplers x envs_per_sampler x num_steps",
+        "carried out by tests/commands/test_coming_from.py",
+    ),
+    ("config/aliases.py", "PPO is the only algorithm. Leave it out.", "there is nothing to carry out"),
+    (
+        "config/aliases.py",
+        "set WANDB_PROJECT and WANDB_ENTITY",
+        "variables of W&B; tests/records/test_tracking.py sets others of them",
+    ),
+    (
+        "config/aliases.py",
+        "Pass observers, which are called at each iteration",
+        "carried out by tests/commands/test_coming_from.py",
+    ),
+    (
+        "config/aliases.py",
+        "Runs are equal to the last bit without any setting. Leave it out.",
+        "there is nothing to carry out",
+    ),
+    ("config/aliases.py", "It belongs to off-policy algorithms", "there is nothing to carry out"),
+    ("config/arguments.py", "{} Did you mean {}?", "carried out by tests/commands/test_coming_from.py"),
+    ("config/files.py", "as in files of rl-baselines3-zoo", "carried out by tests/commands/test_coming_from.py"),
+    (
+        "config/values.py",
+        "for a linear decay to 0, or `desired_kl` to adapt it.",
+        "carried out by tests/commands/test_coming_from.py",
+    ),
+    ("config/values.py", "Use a number.", "carried out by tests/commands/test_coming_from.py"),
+    (
+        "doctor/diagnosis.py",
+        "it may stay at a bound. Use --action-bounds rescale",
+        "carried out by tests/test_doctor.py: with rescale, the warning is gone",
+    ),
+    ("policies/bounds.py", "Unless an on-off controller is right here", "carried out by tests/test_at_bounds.py"),
+    ("records/together.py", "metric={}: is not in {}. Did you mean {}?", "carried out by tests/commands/test_plot.py"),
+)
 """File, words, and the reason."""
