@@ -3,7 +3,7 @@
 import difflib
 import re
 from collections.abc import Collection, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 LONG, LONG_LINE = 50_000, re.compile("(?m)^(.{1000}).{1000,}(.{500})$")  # characters
@@ -69,6 +69,10 @@ class EnvFault:
     """The observation before the step, shortened."""
     options: dict[str, Any] | None = None
     """Of the episode's reset."""
+    others: int = 0
+    """Instances that the same process had when a constructor raised."""
+    samplers_beside: int = 0
+    """Samplers of which it had all environments then."""
 
     @property
     def complete(self) -> bool:
@@ -90,6 +94,17 @@ class EnvironmentFault(DppoError):
     def in_constructor(self) -> bool:
         """Return whether the environment could not be made."""
         return self.place is not None and self.place.phase == "constructor"
+
+    def beside(self, others: int, samplers: int = 0) -> "EnvironmentFault":
+        """Return this fault with so many more instances, and samplers, in the process whose constructor raised."""
+        if self.place is None or not self.in_constructor:
+            return self
+        place = replace(
+            self.place,
+            others=self.place.others + others,
+            samplers_beside=self.place.samplers_beside + samplers,
+        )
+        return EnvironmentFault(self.message, self.remote_traceback, place)
 
     def __str__(self) -> str:
         return printable(f"{self.message}\n{self.remote_traceback}".rstrip())

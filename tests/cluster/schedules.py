@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 import random
 import sys
 import zlib
@@ -21,6 +22,7 @@ from dppo.cluster.collecting.engine import Collecting
 from dppo.cluster.collecting.hosting import shares
 from dppo.cluster.collecting.ledger import ReplayLedger
 from dppo.cluster.wire import Answer, Question, sampler_plan
+from dppo.errors import EnvFault, EnvironmentFault
 from dppo.ppo.exchange.normalizer import Statistics
 from dppo.ppo.exchange.records import (
     PolicySnapshot,
@@ -74,18 +76,25 @@ class Draws(random.Random):
 class Toy:
     """Makes segments as a `PPOActor` does: what they hold depends on all actions and policies of the sampler so far."""
 
-    def __init__(self) -> None:
+    def __init__(self, limit: int = sys.maxsize, *, known: bool = False) -> None:
+        """Create a process that can have `limit` samplers; if that is `known`, it must not be asked for more."""
+        self._known = known
         self._samplers: dict[int, _Sampler] = {}
         self.hosted = self._samplers.keys()
+        self._limit, self._fault = limit, False
 
     def describe(self, sampler_id: int) -> Spaces:
         return SPACES
 
-    def make_segments(self, question: Question, policy: PolicySnapshot) -> Answer:
+    def make_segments(self, question: Question, policy: PolicySnapshot) -> Answer | EnvironmentFault:
         for gone in self._samplers.keys() - set(question.hosted):
             del self._samplers[gone]
         made = []
         for request in question.requests:
+            self._fault |= len({*self._samplers, request.sampler_id}) > self._limit
+            assert not (self._fault and self._known), f"{question} is for more than {self._limit} samplers"
+            if self._fault:  # also for all later questions, as in an actor
+                return one_too_many(request.sampler_id, len(self._samplers))
             own = self._samplers.setdefault(request.sampler_id, _Sampler(request.sampler_id))
             if request.rebuild is not None:
                 own.restore(request.rebuild, request.index)
@@ -93,6 +102,13 @@ class Toy:
         return Answer(tuple(made), Timings())
 
     def close(self) -> None: ...
+
+
+def one_too_many(sampler_id: int, beside: int) -> EnvironmentFault:
+    """Return the fault of a constructor in a process that has other samplers."""
+    message = f"sampler {sampler_id}: the environment's constructor raised PermissionError: only one in a process"
+    place = EnvFault("constructor", "PermissionError", "", 0, sampler_id=sampler_id)
+    return EnvironmentFault(message, "", place).beside(beside, beside)
 
 
 Env = tuple[int, int, int]
@@ -201,6 +217,7 @@ class Loop:
         policy, index = self._requests.popleft()
         question = Question(index, tuple(range(SAMPLERS)), tuple(range(SAMPLERS)))
         answer = self._toy.make_segments(question, policy)
+        assert isinstance(answer, Answer)
         reports, segments = (list(one) for one in zip(*answer.made, strict=True))
         for report in reports:
             self._ledger.record(report)
@@ -251,6 +268,7 @@ class Schedules:
         if world is not None:
             limits = replace(LIMITS, segment_timeout_s=20.0, backup_requests=options["backups"])
             limits = replace(limits, most_hosted=world.most_hosted, start_s=options["start_s"])
+            limits = replace(limits, samplers_per_actor=options["samplers_per_actor"])
             engine = Collecting(shares(SAMPLERS, options["num_actors"]), ledger, limits)
             collector = ActorCollector(engine, world, clock=world.clock)
         trainers = Mixing(self._spec)
@@ -265,6 +283,8 @@ class Schedules:
         if world is not None and engine.backups is not None:
             backups = engine.backups
             self.seen += Counter(asked=backups.asked, won=backups.won, wasted=backups.wasted_steps)
+        if world is not None and options["samplers_per_actor"] is None:
+            self.seen["limits found"] += engine.hosting.limit < sys.maxsize
         return learner.state()
 
     def run(self, draws: Draws, story: list[str]) -> None:
@@ -281,13 +301,17 @@ class Schedules:
         slots = 0 if backups else int(6000 * draws.drawn[0]) % 6  # no draw of its own
         most_hosted, start_s = [sys.maxsize, SAMPLERS, SAMPLERS + 1][slots // 2], 3.0 * (slots % 2)
         story[-1] += f", environments of at most {most_hosted} samplers, {start_s:g} s apart"
+        room = int(36_000 * draws.drawn[1]) % 3  # of a process, for as many samplers as it must have: not, known, found
+        most_each = sys.maxsize if not room else math.ceil(SAMPLERS / num_actors)
+        known = most_each if room == 1 else None
+        story[-1] += f", of {most_each} in a process{', as is known' if known else ''}"
         state: Any = None
         for begun, until in zip([0, *stops], stops, strict=False):
-            world = Fake(self._plan, draws, faults, Toy)
+            world = Fake(self._plan, draws, faults, functools.partial(Toy, most_each, known=bool(known)))
             world.slowness, world.story, world.tick_s = slowness, story, TICK_S
             story.append(f"iterations {begun} to {until}:")
             world.most_hosted = most_hosted
-            options = {"num_actors": num_actors, "backups": backups, "start_s": start_s}
+            options = {"num_actors": num_actors, "backups": backups, "start_s": start_s, "samplers_per_actor": known}
             due = [index for index in lost if begun <= index < until]
             state = self._train(world, lag, iterations, stop_after=until, lost=due, state=state, **options)
             self.seen += world.moved + Counter(state[1]["incidents"])

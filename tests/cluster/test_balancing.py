@@ -33,9 +33,11 @@ class Cluster(Driver):
         open_steps: int = 0,
         backups: bool = False,
         cpu: float | None = None,
+        samplers_per_actor: int | None = None,
     ) -> None:
         """Let an actor's samplers take turns, or work side by side, each using the share `cpu` of a core."""
-        super().__init__(shares(samplers, actors), replace(LIMITS, backup_requests=backups), described=False)
+        limits = replace(LIMITS, backup_requests=backups, samplers_per_actor=samplers_per_actor)
+        super().__init__(shares(samplers, actors), limits, described=False)
         self.seconds, self.cpu = seconds, cpu
         self.heavy: set[int] = set()
         """Samplers whose simulator has four times as much to compute."""
@@ -71,6 +73,10 @@ class Cluster(Driver):
         """Collect segments `index` without a lag; return the samplers that were rebuilt for it."""
         self.asks.clear()
         self.request(index)
+        return self.collect()
+
+    def collect(self) -> list[int]:
+        """Answer all questions; return the samplers that were rebuilt for them."""
         began, answers = self.now, [self.answer_to(ask) for ask in self.asks]
         moved = [one.sampler_id for ask in self.asks for one in ask.question.requests if one.rebuild is not None]
         for answer in sorted(answers, key=lambda one: one.answer.timings.total_s):  # type: ignore[union-attr]

@@ -40,6 +40,7 @@ def test_nothing_that_happens_to_actors_changes_the_state_of_the_learner(part: i
     if part >= 0 and alone is None:
         moves = {"between episodes", "within episodes", "samplers_moved"}
         assert schedules.seen.keys() >= {*KINDS, *moves, "asked", "won", "wasted", "segments_lost", "actor_hung"}
+        assert schedules.seen["limits found"] > 0
 
 
 def test_the_shortest_failing_schedule_shows_little_but_the_events_that_matter(

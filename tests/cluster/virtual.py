@@ -37,6 +37,7 @@ from dppo.cluster.ray.capacity import Demand
 from dppo.cluster.ray.watch import Room
 from dppo.cluster.wire import Answer, Recycled, SamplerPlan
 from dppo.envs.activity import Activity, Phase
+from dppo.errors import EnvironmentFault
 from dppo.ppo.exchange.records import Timings
 from dppo.signals import StopSignals
 
@@ -213,7 +214,7 @@ class Fake:
             actors: list[Any] = [one for process, one in self._actors.items() if process not in self._killed]
             hosted = [len(one.hosted) for one in actors]
             assert sum(hosted) <= self.most_hosted, f"environments of {hosted} samplers exist"
-        if isinstance(answer, Recycled):
+        if isinstance(answer, Recycled | EnvironmentFault):
             return self._sent(command.ask_id, Answered(who, command.ask_id, answer))
         assert isinstance(answer, Answer)
         took, replayed = self._took[command.ask_id], 0

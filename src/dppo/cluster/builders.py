@@ -24,7 +24,7 @@ from dppo.envs.repairs import FIRST_STEPS, Repairs
 from dppo.envs.rows import joined
 from dppo.envs.spaces import describe_spaces
 from dppo.envs.threads import EnvThread
-from dppo.errors import ConfigError
+from dppo.errors import ConfigError, EnvironmentFault
 from dppo.ppo.acting.agent import PPOAgent
 from dppo.ppo.acting.sampler import PPOSampler
 from dppo.ppo.networks.choice import choose_network
@@ -48,6 +48,7 @@ class BuiltSampler:
     sampler: PPOSampler
     envs: EnvGroup
     spaces: Spaces
+    instances: int = 1  # that were made; one that steps several rows counts once
     next: int = 0  # index of its next segment, unless it is rebuilt
 
 
@@ -61,9 +62,11 @@ def build_sampler(plan: SamplerPlan, sampler_id: int, progress: ActivityRecord |
     meter = InfoMeter(plan.env.info_keys) if plan.env.info_keys else None
     make: Callable[[int], Any] = partial(_made, plan, sampler_id, progress, meter)
     group_of: Callable[..., EnvGroup] = EnvGroup
+    instances = 0
     try:
         for env in [*range(plan.sampling.envs_per_sampler)] * (1 + standby):
             envs.append(make(env))
+            instances += 1
             if isinstance(joint := envs[0], JointEnv):
                 make, group_of, envs = joint.again, partial(JointGroup, joint), joint.rows
                 break
@@ -83,10 +86,13 @@ def build_sampler(plan: SamplerPlan, sampler_id: int, progress: ActivityRecord |
         if plan.env.env_state == "auto" and group_of is EnvGroup:
             group.keep_own_states()
         group.meter = meter
+    except EnvironmentFault as error:
+        close_all(envs)
+        raise error.beside(instances) from None
     except BaseException:
         close_all(envs)
         raise
-    return BuiltSampler(_make_sampler(plan, sampler_id, spaces, group), group, spaces)
+    return BuiltSampler(_make_sampler(plan, sampler_id, spaces, group), group, spaces, instances)
 
 
 def _first_segment(plan: SamplerPlan, sampler_id: int, spaces: Spaces, owner: str) -> FirstSegment:

@@ -45,6 +45,27 @@ LIMITS: tuple[tuple[Callable[[FlatSettings], bool], str], ...] = (
     (lambda c: c.licences is None or c.envs_of_sampler * c.num_samplers + c.evaluators <= c.licences,
      "licences={config.licences} is less than the {envs} that exist at once ({config.num_samplers} samplers x "
      "{config.envs_per_sampler} env x {copies}{evaluating}). To change that, {fewer}."),
+    (lambda c: c.samplers_per_actor is None or c.num_actors != 0 or c.num_samplers <= c.samplers_per_actor,
+     "samplers_per_actor={config.samplers_per_actor}: num_actors=0 hosts all {config.num_samplers} samplers in this "
+     "process. Use `num_actors={needed}`."),
+    (lambda c: c.samplers_per_actor is None or c.num_actors == 0 or c.fewest_for(c.num_samplers) <= c.most_actors,
+     "samplers_per_actor={config.samplers_per_actor}: num_actors={config.num_actors} hosts {hosted} of "
+     "{config.num_samplers} samplers at most. Use `num_actors={needed}`, or `num_samplers={hosted}` for a smaller "
+     "batch."),
+    (lambda c: c.samplers_per_actor is None or c.num_actors != 0
+     or c.num_samplers + c.evaluators <= c.samplers_per_actor,
+     "samplers_per_actor={config.samplers_per_actor}: num_actors=0 evaluates in this process, which has "
+     "{config.num_samplers} already. Use `num_actors={needed}`, where evaluations have processes of their own, or "
+     "leave `eval_every` out."),
+    (lambda c: c.samplers_per_actor is None or not c.standby_envs,
+     "standby_envs={config.standby_envs}: makes {copies} of each environment in the same process, more than "
+     "samplers_per_actor={config.samplers_per_actor} is meant to allow. Leave one of them out."),
+    (lambda c: c.samplers_per_actor is None or not c.env_threads,
+     "env_threads=True: runs several samplers side by side in each process, and closes those that have moved away "
+     "while it makes others, whatever samplers_per_actor={config.samplers_per_actor} allows. Leave one of them out."),
+    (lambda c: c.samplers_per_actor is None or not c.backup_requests,
+     "backup_requests=True: makes environments of a sampler a second time, in a process that has others, whatever "
+     "samplers_per_actor={config.samplers_per_actor} allows. Leave one of them out."),
     (lambda c: (c.start_interval_s == 0 and c.licences is None) or not c.backup_requests,
      "backup_requests=True: makes environments of a sampler a second time, whatever `licences` and `start_rate` allow. "
      "Leave it out, or these."),
@@ -158,6 +179,9 @@ def check(config: FlatSettings) -> None:
     facts |= {"envs": counted(config.envs_of_sampler * config.num_samplers + config.evaluators, "environment")}
     facts |= {"evaluating": f" + {config.evaluators} for evaluations" if config.evaluators else ""}
     facts |= {"copies": counted(1 + config.standby_envs, "copy", "copies")}
+    needed = config.fewest_for(config.num_samplers)
+    facts |= {"needed": f"{config.actor_bounds[0]}..{needed}" if config.elastic else needed}
+    facts |= {"hosted": config.most_actors * (config.samplers_per_actor or 0)}
     facts |= {"fewer": ", or ".join([*_fewer_environments(config), "raise `licences`"])}
     for holds, otherwise in LIMITS:
         if not holds(config):

@@ -59,14 +59,47 @@ def hosting_line(config: Config) -> str:
 
 
 def instances_line(config: Config, place: EnvFault | None) -> str:
-    """Return how many environments exist at once, for a message about one whose constructor raised; else nothing."""
-    if place is None or place.phase != "constructor" or config.num_samplers == 1:
+    """Return what limits the number of environments, for a message about one whose constructor raised; else nothing.
+
+    Of a process that has made others, the limit may be that of the process; else it is one of licences, of the run or
+    of a node.
+    """
+    if place is None or place.phase != "constructor":
         return ""
-    n, each, others = config.num_samplers, config.envs_of_sampler, config.evaluators
-    more, fewer = f" + {others} for evaluations" if others else "", as_setting_and_flag("num_samplers", n // 2)
+    if place.others:
+        return f". {_crowded(config, place)}{_licences(config)}"
+    return f". {_licences(config).strip()}" if config.num_samplers > 1 else ""
+
+
+def _crowded(config: Config, place: EnvFault) -> str:
+    """Return the settings with which each process has only as many instances as this one could make."""
+    others, envs, samplers = place.others, config.envs_per_sampler, config.num_samplers
+    each = place.samplers_beside if not config.standby_envs else others // envs
+    flags = []
+    if config.standby_envs:
+        flags.append(as_setting_and_flag("standby_envs", 0))
+    if not each:  # the same batch, in samplers of fewer environments
+        each, samplers = 1, math.ceil(samplers * envs / others)
+        flags += [as_setting_and_flag("envs_per_sampler", others), as_setting_and_flag("num_samplers", samplers)]
+    if samplers > 1:
+        flags.append(as_setting_and_flag("num_actors", math.ceil(samplers / each)))
+    flags.append(as_setting_and_flag("samplers_per_actor", each))
+    had = counted(others, "other instance")
+    return f"Its process had {had}. If a process may have only {others}, use {', '.join(flags)}."
+
+
+def _licences(config: Config) -> str:
+    n, each, evaluating = config.num_samplers, config.envs_of_sampler, config.evaluators
+    if n == 1:
+        return ""
+    more, fewer = f" + {evaluating} for evaluations" if evaluating else "", as_setting_and_flag("num_samplers", n // 2)
+    per_node = ""
+    if config.num_actors != 0:
+        per_node = " If a node may have few, use actors_per_node (--actors-per-node)."
     return (
-        f". {n} samplers x {counted(each, 'env')}{more} = {n * each + others} instances exist at once, for any "
-        f"number of actors. With fewer licences, use {fewer}: {n // 2 * each + others} instances, and a smaller batch."
+        f" {n} samplers x {counted(each, 'env')}{more} = {n * each + evaluating} instances exist at once, for any "
+        f"number of actors. With fewer licences, use {fewer}: {n // 2 * each + evaluating} instances, and a smaller "
+        f"batch.{per_node}"
     )
 
 

@@ -17,7 +17,7 @@ from dppo.cluster.wire import sampler_plan, trainer_plan
 from dppo.config import Config
 from dppo.config.files import atari_in_words
 from dppo.config.memory import batch_memory_in_words
-from dppo.errors import CheckpointError, ConfigError, DppoError, printable
+from dppo.errors import CheckpointError, ConfigError, DppoError, EnvironmentFault, printable
 from dppo.log import logger
 from dppo.numerics.fingerprint import Expected, Fingerprint, Probe, fingerprint
 from dppo.numerics.portable import VARIABLES, in_force
@@ -28,7 +28,7 @@ from dppo.ppo.networks.choice import choose_network
 from dppo.ppo.networks.network import NetworkSpec
 from dppo.records.files.checkpoint import Found, find
 from dppo.records.files.run_folder import RunFolder
-from dppo.records.words import as_setting_and_flag
+from dppo.records.words import as_setting_and_flag, instances_line
 from dppo.run.env_faults import EnvFaults
 from dppo.run.evaluations import InProcessPlayers
 from dppo.run.learner import PPOLearner
@@ -81,7 +81,7 @@ def build(config: Config, folder: RunFolder, stop: StopSignals, stack: ExitStack
     ledger = ReplayLedger(config.num_samplers, replay=config.replay, policy_lag=config.lag)
     site = _Site(config, stop, stack, session, f"{folder.path}/logs")
     collector = site.collector(ledger, on_progress)
-    spaces = collector.describe(stop)
+    spaces = _spaces(collector, config, stop)
     damaged = [f"skipped a damaged checkpoint: {problem}" for problem in (start.damaged if start else ())]
     for note in (*damaged, *folder.close_changes):
         logger.warning("%s", note)
@@ -104,6 +104,16 @@ def build(config: Config, folder: RunFolder, stop: StopSignals, stack: ExitStack
     if start is not None:
         _load(start, config, parts, ledger, trainers.spec, branch=folder.start is None)
     return parts
+
+
+def _spaces(collector: Collector, config: Config, stop: StopSignals) -> Spaces:
+    """Return the spaces of the environments; add a remedy to the fault of one that cannot be made beside another."""
+    try:
+        return collector.describe(stop)
+    except EnvironmentFault as fault:
+        if fault.place is not None and fault.place.others:
+            fault.message += instances_line(config, fault.place)
+        raise
 
 
 def _variables(config: Config, stack: ExitStack) -> dict[str, str]:
@@ -133,7 +143,8 @@ def _open_session(config: Config, variables: dict[str, str], stop: StopSignals, 
     stop.check()
     segments = (config.lag + config.reuse) * config.batch_size
     store_bytes = store_bytes_for(segments, (1 + config.lag) * most_parameters(config))
-    bounds = f"{config.actor_bounds[0]}..{config.most_actors}" if config.elastic else config.num_actors
+    fewest = max(config.actor_bounds[0], config.fewest_for(config.num_samplers))
+    bounds = f"{fewest}..{config.most_actors}" if config.elastic else config.num_actors
     actors = replace(config.actors, num_actors=bounds)
     more: dict[str, Any] = {"notify": logger.warning, "env_threads": config.env_threads}
     session = RaySession(actors, config.learners, config.evaluators, store_bytes=store_bytes, **more)

@@ -13,7 +13,7 @@ from statistics import fmean, pstdev
 from typing import TYPE_CHECKING, Any
 
 from dppo.config import Config
-from dppo.errors import CheckpointError, ClusterError, ConfigError, DppoError, counted
+from dppo.errors import CheckpointError, ClusterError, ConfigError, DppoError, EnvironmentFault, counted
 from dppo.log import logger
 from dppo.policies.bounds import NAMED, AtBound, most_at_bound
 from dppo.policies.playing import EpisodePlayer
@@ -21,6 +21,7 @@ from dppo.ppo.exchange.records import Episode, Incident, IncidentKind, PolicySna
 from dppo.records.files import checkpoint as checkpoints
 from dppo.records.metrics.reading import read_metrics
 from dppo.records.observer import Observer
+from dppo.records.words import as_setting_and_flag
 from dppo.run.learner import PPOLearner
 from dppo.signals import StopRequested, StopSignals
 from dppo.spaces.actions import actions_from_json, boxes
@@ -207,6 +208,9 @@ class Evaluations(Observer):
         evaluation.played[episode] = outcome if isinstance(outcome, Episode) else None
         rest, given_up = whole - len(evaluation.played), isinstance(outcome, ClusterError)
         if not isinstance(outcome, Episode):
+            if isinstance(outcome, EnvironmentFault) and outcome.in_constructor and self._of.num_actors == 0:
+                elsewhere = as_setting_and_flag("num_actors", 1)
+                outcome.message += f". The samplers have others in this process; {elsewhere} evaluates in another one"
             where = f"evaluation after {evaluation.global_step:,} steps: episode {episode} is left out"
             text = f"{where}{f', and so are {rest} others' if given_up and rest else ''}: {outcome}"
             self._faults += 1

@@ -1,6 +1,7 @@
 """Balancing: moves samplers from late actors to early ones; and backup requests to idle ones. Pure: no clock."""
 
 import math
+import sys
 from collections import deque
 from collections.abc import Iterator, Sequence
 from heapq import heapify, heappop, heapreplace
@@ -123,7 +124,7 @@ class Balancing:
         self._takers = [
             (now + ends.get(one.actor_id, 0.0) + self._one_more_s(one), one.actor_id, one)
             for one in running
-            if not one.waits
+            if not one.waits and self._hosting.has_room(one)
         ]
         heapify(self._takers)
         for actor_id in sorted(ends, key=lambda one: (-ends[one], self._actors[one].state is State.RUNNING, one)):
@@ -146,7 +147,7 @@ class Balancing:
         """Move samplers of an actor if others are sooner; if that depends on its next answers, let it wait for them."""
         late, giver.waits = self._finish_s(giver, end, now), False
         for sampler in sorted(giver.samplers, key=lambda one: (self._open_steps(one), -one)):
-            while self._takers and self._takers[0][2].state is not State.RUNNING:
+            while self._takers and not self._takes(self._takers[0][2]):
                 heappop(self._takers)
             when, taker_id, taker = self._takers[0] if self._takers else (math.inf, 0, giver)
             own_s, early, replay_s = self.takes_s(giver), max(0.0, when - now), 0.0
@@ -167,6 +168,9 @@ class Balancing:
             self._hosting.rehost(sampler, taker)
             giver.pace.waited_s, late = 0.0, late - self._one_more_s(giver)
             heapreplace(self._takers, (when + replay_s + self._one_more_s(taker), taker_id, taker))
+
+    def _takes(self, actor: Actor) -> bool:
+        return actor.state is State.RUNNING and self._hosting.has_room(actor)
 
     def _try(self, actor: Actor) -> None:
         """Move a sampler to an actor that was slow, or in threads new; the longer it rests, the more it may replay."""
@@ -226,7 +230,7 @@ class Backups:
     def due(self, index: int, now: float) -> Iterator[tuple[Actor, tuple[int, ...]]]:
         """Yield idle actors, and for each the samplers whose segment `index` it can make sooner than their own."""
         balancing = self._balancing
-        if now < self._look_at or not balancing.typical_s:
+        if now < self._look_at or not balancing.typical_s or self._hosting.limit < sys.maxsize:
             return
         running = list(self._hosting.running.values())
         self._look_at = now + PAUSE * balancing.typical_s
@@ -257,7 +261,8 @@ class Backups:
                 later.holds.pop(sampler, None)
             if helper is actor:
                 self.won += 1
-                self._hosting.rehost(sampler, actor)
+                if self._hosting.has_room(actor):  # else its own actor rebuilds it
+                    self._hosting.rehost(sampler, actor)
                 self._hosting.asked((sampler,), report.index, actor)
         return made
 

@@ -4,6 +4,7 @@ Pure: no Ray, no clock, no waiting. An `ActorCollector` passes in events with th
 transport execute the commands that come back.
 """
 
+import math
 from collections.abc import Iterable, Sequence
 
 from dppo.cluster.collecting import messages
@@ -101,10 +102,11 @@ class Collecting:
                     while (first := next(iter(actor.asked), 0)) in actor.early:
                         self._take_in(actor, first, actor.early.pop(first), now)
                 case messages.Started(node=node):
-                    if actor.samplers_moved:
+                    if actor.samplers_moved or actor.stranded:
                         self._commands.append(Log(f"actor {actor.actor_id} is back"))
                     actor.state, actor.ever_started, actor.samplers_moved, actor.node = State.RUNNING, True, False, node
                     self.hosting.started(actor)
+                    self._move(self.hosting.take_stranded(), now)
                 case messages.Died(error=DppoError() as error):
                     raise error
                 case messages.Died(reason=reason):
@@ -118,8 +120,11 @@ class Collecting:
             self._lose(actor, f"{answer} (recycle_after)", now, IncidentKind.ACTOR_RECYCLED)
         elif isinstance(answer, ClusterError):
             self._lose(actor, f"was refused: {answer}", now)
+        elif isinstance(answer, EnvironmentFault) and self._is_crowded(actor, ask_id, answer):
+            self._make_room(actor, answer, now)
         elif self._may_be_busy(actor, ask_id, answer):
-            self._lose(actor, f"was refused: {str(answer).splitlines()[0]}", now)
+            assert isinstance(answer, EnvironmentFault)
+            self._lose(actor, f"was refused: {answer.message.splitlines()[0]}", now, fault=answer)
         elif isinstance(answer, DppoError):
             raise answer
         elif isinstance(answer, Answer) and (wrong := answer.mismatch(actor.asked[ask_id])):
@@ -135,6 +140,47 @@ class Collecting:
             elif actor.waits:
                 self.hosting.ready(actor)
 
+    def _is_crowded(self, actor: Actor, ask_id: int, fault: EnvironmentFault) -> bool:
+        """Return whether a constructor raised because its process had too many samplers, and fewer in each would do.
+
+        It is no such fault if any process has had more, or if there can never be enough actors for so few in each.
+        Where actors join and leave, a limit makes a run wait for others: a licence that may be busy is tried again.
+        """
+        limit = fault.place.samplers_beside if fault.place is not None and fault.in_constructor else 0
+        if limit < max(1, self.hosting.most_held):
+            return False
+        if self.limits.elastic and not self.hosting.most_held and self._may_be_busy(actor, ask_id, fault):
+            return False
+        most_actors = self.limits.most_actors if self.limits.elastic else len(self._actors)
+        return limit * most_actors >= len(self.hosting.places)
+
+    def _make_room(self, actor: Actor, fault: EnvironmentFault, now: float) -> None:
+        """Replace a process that could not make a further sampler; from now on, none gets more than it had.
+
+        Its samplers, and those of others, go back to actors with room. The limit sinks with each such answer but those
+        to questions that were asked before.
+        """
+        place = fault.place
+        assert place is not None
+        limit = min(place.samplers_beside, self.hosting.limit)
+        learned = limit < self.hosting.limit
+        named = f"actor {actor.actor_id} ({samplers_named(actor.samplers)})"
+        had = counted(place.others, "other instance")
+        moved = self.hosting.limit_to(limit)  # while it is known which samplers the process has
+        self._abandon(actor, now)
+        self.hosting.ready(*self.hosting.running.values())
+        self.news_at = now
+        message = f"{named}: {fault.message.splitlines()[0]}, in a process that had {had}"
+        text = f"{message}; replaced"
+        if moved:
+            text += f", and {samplers_named(moved)} go{'es' * (len(moved) == 1)} back"
+        if learned:
+            text += (
+                f". From now on a process gets at most {counted(limit, 'sampler')}; samplers_per_actor={limit} "
+                f"(--samplers-per-actor {limit}) says so from the start"
+            )
+        self._commands.append(Log(text, Incident(IncidentKind.ACTOR_LOST, message)))
+
     def _may_be_busy(self, actor: Actor, ask_id: int, answer: object) -> bool:
         """Return whether an environment could not be made, perhaps as a lost process still holds its licence."""
         if not (isinstance(answer, EnvironmentFault) and answer.in_constructor) or self.spaces is None:
@@ -145,6 +191,7 @@ class Collecting:
         """Keep the segments of an answer that count."""
         question = actor.asked[ask_id]
         self.balancing.measure(actor, question, answer)
+        self.hosting.held(actor, question)
         self.patience.went_on(actor)
         read_at = min(self.news_at, self._ticked_at + TICKS_S)  # later, it waited while the learner computed
         self.patience.answered(answer, read_at - actor.began)
@@ -242,8 +289,18 @@ class Collecting:
         self._commands.append(actor.end(now))
         self._alarms.set(actor)
 
-    def _lose(self, actor: Actor, reason: str, now: float, kind: IncidentKind = IncidentKind.ACTOR_LOST) -> None:
-        """Abandon an actor's process; plan a new one, or raise if there have been too many in a row."""
+    def _lose(
+        self,
+        actor: Actor,
+        reason: str,
+        now: float,
+        kind: IncidentKind = IncidentKind.ACTOR_LOST,
+        fault: EnvironmentFault | None = None,
+    ) -> None:
+        """Abandon an actor's process; plan a new one, or raise if there have been too many in a row.
+
+        `fault`: of the constructor that raised in it.
+        """
         unwanted = actor.unwanted
         self._abandon(actor, now)
         if unwanted:
@@ -253,8 +310,7 @@ class Collecting:
         if actor.losses == most and kind is not IncidentKind.ACTOR_RECYCLED:
             raise ClusterError(
                 f"{message}\nIt was replaced {counted(most, 'time')} in a row without making a segment "
-                f"(max_actor_restarts={most}). Look for the reason in the simulator's own log; `num_actors=0` runs it "
-                f"in this process, where a debugger can follow."
+                f"(max_actor_restarts={most}). {self._remedy(fault)}"
             )
         actor.losses += kind is not IncidentKind.ACTOR_RECYCLED  # which has delivered
         self.news_at, delay = now, delay_before(max(1, actor.losses))
@@ -263,13 +319,37 @@ class Collecting:
         text = f"{message}\n".replace("\n", replaced, 1).rstrip()
         self._commands.append(Log(text, Incident(kind, message)))
 
+    def _remedy(self, fault: EnvironmentFault | None) -> str:
+        """Return what to do about an actor that was lost too often, at last with the `fault` of a constructor."""
+        beside = 0 if fault is None or fault.place is None else fault.place.samplers_beside
+        if not beside:
+            return (
+                "Look for the reason in the simulator's own log; `num_actors=0` runs it in this process, where a "
+                "debugger can follow."
+            )
+        had, needed = counted(beside, "sampler"), math.ceil(len(self.hosting.places) / beside)
+        return (
+            f"The process of that constructor had the environments of {had}. If it may have no more, use "
+            f"`num_actors={needed}` and `samplers_per_actor={beside}`; if licences are in use, free them."
+        )
+
     def _move(self, gone: Iterable[Actor], now: float) -> None:
         """Move the samplers of actors that cannot be replaced to running actors until they are back."""
         for number, actor in enumerate(gone if self.hosting.running else ()):
-            moved, actor.samplers_moved = actor.samplers, True
-            hosts = self.hosting.move(moved)
+            samplers = actor.samplers
+            hosts = self.hosting.move(samplers)
+            moved = [sampler for sampler in samplers if sampler not in actor.samplers]
             known = {State.LEFT: "has left", State.LEAVING: "is leaving"}
             reason = known.get(actor.state, f"has not started for {now - actor.missing_since:.0f} s")
+            if actor.samplers:
+                if not actor.stranded:
+                    rule = f"no other actor has room (samplers_per_actor={self.hosting.limit})"
+                    who = samplers_named(actor.samplers)
+                    self._commands.append(Log(f"actor {actor.actor_id} {reason}; {who} must wait for it: {rule}"))
+                self.hosting.strand(actor)
+            if not moved:
+                continue
+            actor.samplers_moved = True
             places = f"its samplers {listed(moved)} are on actor {listed(hosts)}"
             message = f"actor {actor.actor_id} {reason}; until it is back, {places}"
             text = (message, "and so do those of other actors", "")[min(2, max(0, number - 3))]

@@ -77,8 +77,16 @@ class SamplerHost:
 
     def _sampler(self, sampler_id: int) -> BuiltSampler:
         if sampler_id not in self._samplers:
-            self._samplers[sampler_id] = build_sampler(self._plan, sampler_id, self._progress)
+            try:
+                self._samplers[sampler_id] = build_sampler(self._plan, sampler_id, self._progress)
+            except EnvironmentFault as error:
+                raise error.beside(self.instances, len(self._samplers)) from None
         return self._samplers[sampler_id]
+
+    @property
+    def instances(self) -> int:
+        """Return the number of environments that it has."""
+        return sum(built.instances for built in self._samplers.values())
 
     def _check_spaces(self, requests: Sequence[SegmentRequest], expected: Spaces) -> None:
         """Raise if a requested sampler has other spaces than the run: its policy would be another."""
@@ -190,6 +198,8 @@ class ThreadedHost:
             while len(over) < len(working):
                 over = wait(working, LOOK_S, FIRST_EXCEPTION).done
                 for error in (call.exception() for call in working if call in over):
+                    if isinstance(error, EnvironmentFault):
+                        raise error.beside(*self._others(error))
                     if error is not None:
                         raise error
                 self._look([lane for call, lane in working.items() if call not in over], [one.result() for one in over])
@@ -197,6 +207,13 @@ class ThreadedHost:
             self._failure = self._failure or error
             raise self._failure from None
         return [call.result() for call in working]
+
+    def _others(self, error: EnvironmentFault) -> tuple[int, int]:
+        """Return instances and samplers of the threads other than that of a fault; one at least is being made there."""
+        failed = error.place.sampler_id if error.place is not None else -1
+        others = [lane.host for sampler_id, lane in list(self._lanes.items()) if sampler_id != failed]
+        made = [host.instances for host in others if host.instances]
+        return (sum(made), len(made)) if made else (min(1, len(others)), min(1, len(others)))
 
     def _look(self, working: list[_Lane], results: list[Any]) -> None:
         """Record the progress of all threads: sums, and the place of the first that is still working."""

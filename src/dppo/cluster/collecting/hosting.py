@@ -8,6 +8,7 @@ from heapq import heapify, heapreplace
 
 from dppo.cluster.collecting.messages import Command, Limits, Log, Process
 from dppo.cluster.collecting.roster import Actor, State
+from dppo.cluster.wire import Question
 from dppo.errors import ClusterError, counted
 
 PATIENCE_S = 5.0  # without enough actors, before that is logged
@@ -40,9 +41,18 @@ class Hosting:
         self.running: dict[int, Actor] = {}  # the actors that accept questions, by id
         self.said_to_wait = False  # True while the log says that the run waits for actors
         self.slots = Slots(limits)
+        self.limit = sys.maxsize
+        """Most samplers of a process."""
+        self.most_held = 0
+        """Most samplers of which a process has had environments, as answers show."""
+        self._fewest = limits.fewest_actors
         self._actors, self._limits = actors, limits
         self._few_since: float | None = None
         self._ready: set[int] = set()  # ids of the actors that may be asked for something new
+        self._stranded: dict[int, Actor] = {}  # those that have not started, whose samplers no other has room for
+        self._unplaced = False  # True while an actor hosts more samplers than `limit`, for lack of others
+        if limits.samplers_per_actor is not None:
+            self.limit_to(limits.samplers_per_actor)
 
     def begin(self, index: int) -> None:
         """Let all samplers start with segment `index`; nothing has been asked for."""
@@ -53,6 +63,36 @@ class Hosting:
         """Record that an actor accepts questions."""
         self.running[actor.actor_id] = actor
         self._ready.add(actor.actor_id)
+        self._stranded.pop(actor.actor_id, None)
+        actor.stranded = False
+        if self._unplaced:
+            self.limit_to(self.limit)
+
+    def held(self, actor: Actor, question: Question) -> None:
+        """Record the answer to a question: of which samplers a process has environments at once."""
+        actor.made = {*actor.made, *question.samplers}.intersection(question.hosted)
+        self.most_held = max(self.most_held, len(actor.made))
+
+    def has_room(self, actor: Actor) -> bool:
+        """Return whether an actor may host one more sampler."""
+        return len(actor.samplers) < self.limit
+
+    def limit_to(self, limit: int) -> list[int]:
+        """Let no process have more than `limit` samplers; return those that went to another actor.
+
+        Of too many samplers, an actor keeps those of which its process has had environments.
+        """
+        self.limit = limit
+        if self._limits.elastic:  # with fewer, some samplers have no place
+            self._fewest = max(self._limits.fewest_actors, math.ceil(len(self.places) / limit))
+        surplus = list[int]()
+        for actor in self._actors.values():
+            kept_first = sorted(actor.samplers, key=lambda sampler: (sampler not in actor.made, sampler))
+            surplus += kept_first[limit:]
+        there = [actor for actor in self._actors.values() if actor.state not in (State.LEAVING, State.LEFT)]
+        moved = self._move_to(there, surplus)
+        self._unplaced = len(moved) < len(surplus)
+        return list(moved)
 
     def ended(self, actor: Actor) -> None:
         """Record that the process of an actor, and its queue, are abandoned."""
@@ -102,16 +142,37 @@ class Hosting:
             self._ready.add(place.host.actor_id)
 
     def move(self, samplers: Iterable[int]) -> list[int]:
-        """Move each of `samplers` to the running actor with the fewest; return the ids of their new hosts."""
-        least = [(len(actor.samplers), actor.actor_id, actor) for actor in self.running.values()]
+        """Move each of `samplers` to the running actor with the fewest; return the ids of their new hosts.
+
+        Those for which no running actor has room stay.
+        """
+        return sorted(set(self._move_to(self.running.values(), samplers).values()))
+
+    def _move_to(self, actors: Iterable[Actor], samplers: Iterable[int]) -> dict[int, int]:
+        """Move each of `samplers` to the one of `actors` with the fewest, while one has room; return ids by sampler."""
+        least = [(len(actor.samplers), actor.actor_id, actor) for actor in actors]
         heapify(least)
-        hosts = set[int]()
+        hosts = dict[int, int]()
         for sampler in samplers:
+            if not least or not self.has_room(least[0][2]):
+                break
             hosted, host_id, host = least[0]
             self.rehost(sampler, host)
             heapreplace(least, (hosted + 1, host_id, host))
-            hosts.add(host_id)
-        return sorted(hosts)
+            hosts[sampler] = host_id
+        return hosts
+
+    def strand(self, actor: Actor) -> None:
+        """Let the samplers of an actor wait until it is back, or until another one that starts has room."""
+        actor.stranded = True
+        self._stranded[actor.actor_id] = actor
+
+    def take_stranded(self) -> list[Actor]:
+        """Return the actors whose samplers wait for room, if there is some."""
+        if not self._stranded or not any(map(self.has_room, self.running.values())):
+            return []
+        stranded, self._stranded = list(self._stranded.values()), {}
+        return [actor for actor in stranded if actor.samplers]
 
     def rehost(self, sampler: int, host: Actor) -> None:
         """Let `host` make the next segments of a sampler."""
@@ -124,7 +185,7 @@ class Hosting:
     @property
     def enough(self) -> bool:
         """True if segments may be collected."""
-        return len(self.running) >= self._limits.fewest_actors
+        return len(self.running) >= self._fewest
 
     def leave(self, actor: Actor) -> bool:
         """Let an actor accept no more questions; return False if it is leaving already, or is the only one running."""
@@ -155,6 +216,7 @@ class Hosting:
 
         Raise ClusterError if actors whose number is fixed cannot be started.
         """
+        self._check_stranded(now)
         if self.enough:
             logged, self.said_to_wait, self._few_since = self.said_to_wait, False, None
             return [Log(f"training goes on with {counted(len(self.running), 'actor')}")] if logged else []
@@ -164,8 +226,9 @@ class Hosting:
             if self.said_to_wait or now - self._few_since < PATIENCE_S:
                 return []
             self.said_to_wait = True
-            numbers = f"{len(self.running)} running, at least {self._limits.fewest_actors} wanted"
-            return [Log(f"training waits for actors: {numbers}; `ray status` shows the room in the cluster")]
+            numbers = f"{len(self.running)} running, at least {self._fewest} wanted"
+            each = f" (samplers_per_actor={self.limit})" if self._fewest > self._limits.fewest_actors else ""
+            return [Log(f"training waits for actors: {numbers}{each}; `ray status` shows the room in the cluster")]
         missing = sorted(self._actors.values(), key=lambda actor: actor.missing_since)
         limit_s = max(self._limits.start_timeout_s, self._limits.segment_timeout_s)
         if min(now - self._few_since, now - missing[-1].missing_since) > limit_s:
@@ -175,6 +238,21 @@ class Hosting:
                 f"`cpus_per_actor`; if starting takes longer, raise `segment_timeout_s`."
             )
         return []
+
+    def _check_stranded(self, now: float) -> None:
+        """Raise ClusterError if an actor whose samplers wait for it has not started for too long.
+
+        If actors join and leave, another one may still take them.
+        """
+        limit_s = max(self._limits.start_timeout_s, self._limits.segment_timeout_s)
+        for actor in () if self._limits.elastic else self._stranded.values():
+            starting = actor.state in (State.ABSENT, State.STARTING)
+            if starting and now - actor.missing_since > limit_s:
+                raise ClusterError(
+                    f"actor {actor.actor_id} was not started by Ray within {limit_s:g} s, and no other actor has room "
+                    f"for {samplers_named(actor.samplers)}: a process has at most {counted(self.limit, 'sampler')} "
+                    f"(samplers_per_actor={self.limit}). Make room in the cluster (see `ray status`), and resume."
+                )
 
 
 class Slots:

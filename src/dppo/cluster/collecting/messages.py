@@ -27,6 +27,8 @@ class Limits:
     fewest_actors: int = 1  # with fewer running, nothing is asked for
     of_phases: Mapping[str, float | None] = field(default_factory=dict)
     """Those set for a step, a reset and a constructor, by the name of the setting: see `Patience`."""
+    most_actors: int = sys.maxsize  # that there may ever be
+    samplers_per_actor: int | None = None  # most in a process; None: no limit, until an answer shows one
     elastic: bool = False  # True if actors join and leave: then enough of them are waited for without a deadline
     most_hosted: int = sys.maxsize  # samplers whose environments exist at once: see `Slots`
     start_s: float = 0.0  # seconds that the start of the environments of a sampler takes, at the rate that is allowed

@@ -260,8 +260,11 @@ def collector_on_ray(
     limits = Limits(actors.segment_timeout_s, actors.max_actor_restarts, backup_requests=actors.backup_requests)
     limits = replace(limits, of_phases={name: getattr(actors, name) for name in SETTINGS.values()})
     limits = replace(limits, most_hosted=plan.sampling.most_hosted, start_s=plan.sampling.start_s)
+    limits = replace(limits, samplers_per_actor=actors.samplers_per_actor)
     if session.room is not None:
-        limits = replace(limits, start_timeout_s=JOIN_S, fewest_actors=actors.actor_bounds[0], elastic=True)
+        fewest = max(actors.actor_bounds[0], actors.fewest_for(plan.sampling.num_samplers))
+        most = min(actors.actor_bounds[1], plan.sampling.num_samplers)
+        limits = replace(limits, start_timeout_s=JOIN_S, fewest_actors=fewest, most_actors=most, elastic=True)
     engine = Collecting(shares(plan.sampling.num_samplers, session.demand.num_actors), ledger, limits)
     transport = RayTransport(plan, session.demand, room=session.room, **session.options, **more)
     return ActorCollector(engine, transport, on_progress, batch_size=plan.sampling.batch_size)

@@ -71,6 +71,9 @@ class Actor:
     losses: int = 0  # in a row, without a segment in between
     unwanted: bool = False  # there is no room for another process
     samplers_moved: bool = False  # while other actors host them
+    stranded: bool = False  # while some of its samplers wait for it, or for room elsewhere
+    made: set[int] = field(default_factory=set)
+    """The samplers of which its process has environments, as its answers show."""
     asked: dict[int, Question] = field(default_factory=dict)  # unanswered questions by id, in the order of work
     early: dict[int, Answer | Spaces | DppoError] = field(default_factory=dict)
     """Answers that came before that to the first question, by id."""
@@ -102,7 +105,7 @@ class Actor:
 
     def move_at(self, limits: Limits) -> float:
         """Return the time after which other actors host its samplers."""
-        if self.state is State.RUNNING or not self.samplers:
+        if self.state is State.RUNNING or not self.samplers or self.stranded:
             return math.inf
         if self.state in (State.LEAVING, State.LEFT):
             return -math.inf
@@ -111,6 +114,7 @@ class Actor:
     def wanted(self, now: float) -> None:
         """Let a process be started now."""
         self.state, self.start_at, self.missing_since, self.unwanted = State.ABSENT, now, now, False
+        self.stranded = False
 
     def end(self, now: float) -> Kill:
         """Abandon its process; a new one is due now, unless there is no room for one."""
@@ -118,7 +122,7 @@ class Actor:
         self.wanted(now)
         self.state = State.LEFT if unwanted else State.ABSENT
         self.process = Process(self.actor_id, self.process.number + 1)
-        self.asked, self.early, self.holds = {}, {}, {}
+        self.asked, self.early, self.holds, self.made = {}, {}, {}, set()
         self.pace, self.waits = Pace(), False
         self._rest()
         return kill

@@ -29,6 +29,10 @@ class Actors:
     alternatives, such as '[{"node:10.0.0.1": 0.25}, {"node:10.0.0.2": 0.1}]': 4 on one node, 10 on another."""
     actors_per_node: int | None = free(None, gt=0, le=100)
     """Most actors on one node; none: as many as it has room for."""
+    samplers_per_actor: int | None = free(None, gt=0)
+    """Most samplers in one process, for simulators of which a process may have few: with 1 and envs_per_sampler=1, one
+    instance. Samplers then move only to actors with room, and evaluations play on actors of their own. none: no limit,
+    until a second instance cannot be made where the first one could."""
     segment_timeout_s: float = free(600.0, gt=0)
     """Longest time in seconds for one step, reset or constructor of an environment; a slower actor is killed and
     replaced."""
@@ -69,6 +73,10 @@ class Actors:
         if found is None or not any(found.groups()):
             raise ConfigError(f"recycle_after={self.recycle_after}: must be like 2GB, 500segments or 2GB,500segments.")
         return float(found[2] or math.inf) * 1e9, float(found[3] or math.inf)
+
+    def fewest_for(self, num_samplers: int) -> int:
+        """Return the fewest actors that can host so many samplers; 1 without a limit."""
+        return 1 if self.samplers_per_actor is None else math.ceil(num_samplers / self.samplers_per_actor)
 
     @property
     def elastic(self) -> bool:

@@ -1,0 +1,156 @@
+"""The engine alone, with a limit of the samplers in a process: known from the start, or found by a constructor."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from schedules import one_too_many
+from test_balancing import Cluster, one_slow
+from test_slow_or_hung import LIMITS, Driver, answer_to
+
+from dppo.cluster.collecting.messages import Answered, Ask, Died, Joined, Kill, Left, Process, Started
+from dppo.errors import ClusterError, EnvironmentFault
+
+
+def fault_of(ask: Ask, sampler: int, beside: int = 1) -> Answered:
+    """Return the answer of a process that had other samplers when a constructor raised."""
+    return Answered(ask.process, ask.ask_id, one_too_many(sampler, beside))
+
+
+def with_two_asked_of_one(samplers_per_actor: int | None = None) -> tuple[Cluster, int]:
+    """Return a slow and a fast actor, and the index of the first segment that the fast one is to make of both."""
+    cluster = Cluster(2, 2, one_slow, samplers_per_actor=samplers_per_actor)
+    for index in range(60):
+        cluster.asks.clear()
+        cluster.request(index)
+        if cluster.engine.hosting.places[0].host.actor_id == 1:
+            return cluster, index
+        cluster.collect()
+    return cluster, 0
+
+
+def test_without_a_limit_a_sampler_moves_from_a_slow_actor_and_with_one_it_stays() -> None:
+    assert with_two_asked_of_one()[1] > 0
+    assert with_two_asked_of_one(1)[1] == 0
+    with_room = Cluster(4, 3, one_slow, samplers_per_actor=2)  # [0, 3], [1], [2]
+    moves = 0
+    for index in range(40):
+        moves += len(with_room.iterate(index))
+        assert max(len(actor.samplers) for actor in with_room.engine.hosting.running.values()) <= 2
+    assert moves >= 2, "to actors with room they move"
+
+
+def test_a_sampler_that_cannot_be_made_beside_another_one_goes_back_and_stays() -> None:
+    cluster, index = with_two_asked_of_one()
+    [ask] = cluster.asks
+    assert ask.question.samplers == (0, 1)
+    cluster.forget()
+    cluster.on(fault_of(ask, 0))
+    [log] = cluster.reported()
+    assert log.text == (
+        "actor 1 (samplers 0, 1): sampler 0: the environment's constructor raised PermissionError: only one in a "
+        "process, in a process that had 1 other instance; replaced, and sampler 0 goes back. From now on a process "
+        "gets at most 1 sampler; samplers_per_actor=1 (--samplers-per-actor 1) says so from the start"
+    )
+    assert cluster.all(Kill) == [Kill(Process(1, 1))]
+    assert {sampler: place.host.actor_id for sampler, place in cluster.engine.hosting.places.items()} == {0: 0, 1: 1}
+    cluster.on(Started(Process(1, 2)))
+    del cluster.asks[0]
+    assert [ask.process for ask in cluster.asks] == [Process(0, 1), Process(1, 2)]
+    assert cluster.collect() == [1], "the process of the other one still has it"
+    assert [actor.losses for actor in cluster.engine.hosting.running.values()] == [0, 0]
+    assert not any(cluster.iterate(later) for later in range(index + 1, index + 40)), "it is not moved again"
+
+
+def limited(shares: list[list[int]], samplers_per_actor: int = 1, **limits: Any) -> Driver:
+    return Driver(shares, replace(LIMITS, samplers_per_actor=samplers_per_actor, **limits))
+
+
+def test_the_sampler_of_a_lost_actor_waits_for_the_next_process() -> None:
+    driver = limited([[0], [1]])
+    driver.request(0)
+    driver.forget()
+    driver.on(Died(Process(0, 1), "died"))
+    driver.on(answer_to(driver.asks[1]))
+    driver.asks.clear()
+    driver.wait(80)
+    [line] = [line for line in driver.logged() if "must wait" in line]
+    assert line.endswith("s; sampler 0 must wait for it: no other actor has room (samplers_per_actor=1)")
+    assert not driver.asks
+    driver.on(Started(Process(0, 2)))
+    assert "actor 0 is back" in driver.logged()
+    assert [(ask.process, ask.question.samplers) for ask in driver.asks] == [(Process(0, 2), (0,))]
+
+
+def test_what_fits_elsewhere_moves_and_the_rest_waits() -> None:
+    driver = limited([[0, 3], [1, 4], [2]], 2)
+    driver.request(0)
+    driver.on(Died(Process(0, 1), "died"))
+    for ask in driver.asks[1:]:
+        driver.on(answer_to(ask))
+    driver.wait(80)
+    hosts = {sampler: place.host.actor_id for sampler, place in driver.engine.hosting.places.items()}
+    assert hosts == {0: 2, 1: 1, 2: 2, 3: 0, 4: 1}
+    [line] = [command.text for command in driver.reported() if "until it is back" in command.text]
+    assert line.endswith("its samplers 0 are on actor 2")
+
+
+def test_an_actor_that_never_comes_back_ends_a_run_whose_samplers_may_not_move() -> None:
+    driver = limited([[0], [1]])
+    driver.request(0)
+    driver.on(Died(Process(0, 1), "died"))
+    driver.on(answer_to(driver.asks[1]))
+    with pytest.raises(
+        ClusterError, match=r"no other actor has room for sampler 0: .* \(samplers_per_actor=1\)\. Make"
+    ):
+        driver.wait(200)
+
+
+def test_actors_that_come_and_go_are_waited_for_until_there_are_enough() -> None:
+    driver = limited([[0], [1], [2]], elastic=True)
+    driver.request(0)
+    driver.on(Left(2))
+    driver.answer()
+    driver.request(1)
+    assert not driver.asks
+    driver.wait(20)
+    [line] = [line for line in driver.logged() if "training waits" in line]
+    assert line.startswith("training waits for actors: 2 running, at least 3 wanted (samplers_per_actor=1)")
+    driver.on(Joined(7))
+    driver.on(Started(Process(7, 1)))
+    assert [(ask.process.actor_id, ask.question.samplers) for ask in driver.asks] == [(0, (0,)), (1, (1,)), (7, (2,))]
+
+
+def test_a_process_that_has_had_more_was_refused_a_licence() -> None:
+    """Then the same samplers are tried again in a new process, after a while."""
+    driver = Driver([[0, 1]])
+    driver.request(0)
+    driver.answer()
+    driver.request(1)
+    driver.on(Died(driver.asks[-1].process, "died"))
+    driver.on(Started(Process(0, 2)))
+    driver.on(fault_of(driver.asks[-1], 1))
+    assert "was refused: sampler 1: the environment's constructor" in driver.reported()[-1].text
+    assert driver.engine.hosting.places[1].host.actor_id == 0
+
+
+def test_too_few_actors_for_one_sampler_each_end_the_run_at_once() -> None:
+    driver = Driver([[0, 1], [2]])
+    driver.request(0)
+    with pytest.raises(EnvironmentFault) as raised:
+        driver.on(fault_of(driver.asks[0], 1))
+    assert raised.value.place is not None
+    assert raised.value.place.samplers_beside == 1
+
+
+def test_what_may_be_a_busy_licence_or_a_limit_ends_with_the_remedy_for_both() -> None:
+    driver = Driver([[0, 1], [2]], replace(LIMITS, max_actor_restarts=1))
+    driver.request(0)
+    driver.on(Died(Process(0, 1), "died"))
+    driver.on(Started(Process(0, 2)))
+    with pytest.raises(
+        ClusterError, match=r"had the environments of 1 sampler. If it may have no more, use `num_actors=3`"
+    ):
+        driver.on(fault_of(driver.asks[-1], 1))

@@ -1,0 +1,103 @@
+"""Simulators of which a process may have few instances: what is refused before a run, what a run says, what works."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+from builders import make_config
+from worlds.single import Engine
+
+import dppo
+from dppo.config.values import validated
+from dppo.errors import ConfigError, EnvironmentFault
+from dppo.records.metrics.reading import read_metrics
+
+SIZES = {"num_samplers": 4, "num_steps": 8, "update_epochs": 1, "progress": "off"}
+REFUSED: list[tuple[dict[str, Any], str, dict[str, Any]]] = [  # settings, words, and what else their remedy drops
+    ({}, "samplers_per_actor=1: num_actors=0 hosts all 4 samplers in this process", {}),
+    ({"num_actors": 2}, "num_actors=2 hosts 2 of 4 samplers at most", {}),
+    ({"num_actors": 2, "num_samplers": 5, "samplers_per_actor": 2}, "num_actors=2 hosts 4 of 5 samplers at most", {}),
+    ({"num_actors": "1..2"}, r"num_actors=1\.\.2 hosts 2 of 4 samplers at most", {}),
+    ({"num_samplers": 1, "eval_every": 64}, "num_actors=0 evaluates in this process, which has 1 already", {}),
+    ({"num_actors": 4, "standby_envs": 1}, "standby_envs=1: makes 2 copies", {"standby_envs": 0}),
+    ({"num_actors": 2, "samplers_per_actor": 2, "env_threads": True}, "env_threads=True: runs", {"env_threads": False}),
+    ({"num_actors": 4, "backup_requests": True}, "backup_requests=True: makes", {"backup_requests": False}),
+]
+
+
+@pytest.mark.parametrize(("settings", "words", "dropped"), REFUSED, ids=[words[:28] for _, words, _ in REFUSED])
+def test_settings_with_too_many_samplers_in_a_process_are_refused_with_those_that_work(
+    settings: dict[str, Any], words: str, dropped: dict[str, Any]
+) -> None:
+    settings = {"env_id": "CartPole-v1", "samplers_per_actor": 1} | SIZES | settings
+    with pytest.raises(ConfigError, match=words) as refused:
+        make_config(settings)
+    remedy = dict(re.findall("Use `([a-z_]+)=([^`]*)`", str(refused.value)))
+    assert remedy or dropped
+    make_config(settings | dropped | validated({"env_id": ""} | remedy) | {"env_id": "CartPole-v1"})
+
+
+def one_too_many(tmp_path: Path, **changes: Any) -> str:
+    """Return the message of a run that makes more instances than its process may have."""
+    sizes: dict[str, Any] = {"env_id": "worlds.single:Engine", "run_dir": tmp_path / "run", "total_timesteps": 64}
+    with pytest.raises(EnvironmentFault) as fault:
+        dppo.train(make_config(sizes | SIZES | changes))
+    assert not Engine.alive
+    rows = tmp_path / "run" / "metrics.jsonl"
+    assert not rows.exists() or not rows.read_text(), "no iteration was made"
+    return fault.value.message
+
+
+CROWDED: dict[str, tuple[dict[str, Any], str]] = {
+    "samplers": ({}, "only 1, use num_actors=4 (--num-actors 4), samplers_per_actor=1 (--samplers-per-actor 1)."),
+    "three": (
+        {"env_kwargs": {"most": 3}},
+        "only 3, use num_actors=2 (--num-actors 2), samplers_per_actor=3 (--samplers-per-actor 3).",
+    ),
+    "environments of a sampler": (
+        {"envs_per_sampler": 2},
+        "only 1, use envs_per_sampler=1 (--envs-per-sampler 1), num_samplers=8 (--num-samplers 8), num_actors=8 (",
+    ),
+    "copies for resets": (
+        {"num_samplers": 1, "standby_envs": 1},
+        "only 1, use standby_envs=0 (--standby-envs 0), samplers_per_actor=1 (--samplers-per-actor 1).",
+    ),
+    "threads": ({"env_threads": True}, "only 1, use num_actors=4 (--num-actors 4), samplers_per_actor=1 ("),
+}
+
+
+@pytest.mark.parametrize(("changes", "words"), CROWDED.values(), ids=CROWDED)
+def test_a_second_instance_in_this_process_ends_the_run_with_the_settings_that_work(
+    changes: dict[str, Any], words: str, tmp_path: Path
+) -> None:
+    message = one_too_many(tmp_path, **changes)
+    assert "there should be only one engine in a process" in message
+    assert words in message
+    assert ("With fewer licences, use num_samplers=2" in message) == (changes.get("num_samplers") != 1)
+
+
+def test_an_evaluation_in_this_process_says_where_it_can_play(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    sizes = SIZES | {"num_samplers": 1, "total_timesteps": 16, "eval_every": 8, "eval_episodes": 1}
+    result = dppo.train(make_config({"env_id": "worlds.single:Engine", "run_dir": tmp_path / "run", **sizes}))
+    assert result.incidents == {"evaluation_fault": 2}
+    assert "The samplers have others in this process; num_actors=1 (--num-actors 1) evaluates in another" in caplog.text
+
+
+@pytest.mark.slow
+def test_actors_with_one_sampler_each_train_and_evaluate_with_equal_results(
+    ray_session: None, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """One process is slow: without the setting, its sampler moves to the other, which cannot make it, and goes back."""
+    more: dict[str, Any] = {"num_samplers": 2, "num_steps": 32, "num_actors": 2, "total_timesteps": 64 * 40}
+    weights = []
+    for name, known in (("known", {"samplers_per_actor": 1, "eval_every": 640, "eval_episodes": 2}), ("found", {})):
+        kwargs = {"env_kwargs": {"slow": str(tmp_path / f"{name}.slow")}, "run_dir": tmp_path / name}
+        result = dppo.train(make_config({"env_id": "worlds.single:Engine"} | SIZES | more | kwargs | known))
+        weights.append(result.weights_sha256)
+        assert result.incidents == ({} if known else {"actor_lost": 1})
+    assert "From now on a process gets at most 1 sampler" in caplog.text
+    assert weights[0] == weights[1]
+    assert [row["eval/episodes"] for row in read_metrics(tmp_path / "known") if "eval/episodes" in row] == [2] * 4
