@@ -25,6 +25,15 @@ CHECKS: tuple[tuple[str, dict[str, Any]], ...] = (
     ("lower `eval_actors`", {"licences": 4, "num_samplers": 2, "eval_every": 1, "eval_actors": 3} | ACTORS),
     ("leave `eval_every` out", {"licences": 2, "num_samplers": 2, "eval_every": 1}),
     ("backup_requests=True: makes environments", {"backup_requests": True, "licences": 64} | ACTORS),
+    ("num_actors=0 hosts all {} samplers in this process", {"samplers_per_actor": 1, "num_samplers": 4}),
+    ("num_actors={} hosts {} of {} samplers at most", {"samplers_per_actor": 1, "num_samplers": 4, "num_actors": 2}),
+    (
+        "where evaluations have processes of their own, or leave `eval_every` out",
+        {"samplers_per_actor": 1, "num_samplers": 1, "eval_every": 1000},
+    ),
+    ("standby_envs={}: makes {} of each", {"samplers_per_actor": 4, "standby_envs": 1} | ACTORS),
+    ("env_threads=True: runs several", {"samplers_per_actor": 4, "env_threads": True} | ACTORS),
+    ("whatever samplers_per_actor={} allows", {"samplers_per_actor": 4, "backup_requests": True} | ACTORS),
     ("Use `learner_gpus=1`, or `device=cpu`", {"num_learners": 2, "device": "cuda"} | ACTORS),
     (
         "and learners cannot share one. Use `learner_gpus=1`",
