@@ -180,7 +180,7 @@ def test_a_fault_in_the_first_steps_ends_the_run_and_a_later_one_does_not(tmp_pa
             fails_in[at_step] = dppo.train(config).incidents
         except EnvironmentFault as fault:
             fails_in[at_step] = fault
-    assert "use on_env_fault=rebuild" in fails_in[13].message
+    assert "use `on_env_fault=rebuild`" in fails_in[13].message
     assert fails_in[13].place.complete  # the actions of the segment before are known, too
     assert fails_in[14]["env_raised"] >= 8
 

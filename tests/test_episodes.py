@@ -214,7 +214,9 @@ def test_code_of_a_run_needs_trust_and_a_run_without_episodes_is_refused(
     shutil.copytree(run, tmp_path / "run")
     (tmp_path / "run" / "episodes.jsonl").unlink()
     assert replayed(tmp_path / "run", "--episode", "1") == 2
-    assert "has no recorded episodes. Train with --record-episodes all." in capsys.readouterr().err
+    assert (
+        "has no recorded episodes: none has finished yet. Train longer: dppo train --resume " in capsys.readouterr().err
+    )
 
 
 PAGE = Path(__file__).parents[1] / "docs" / "EPISODES.md"

@@ -5,7 +5,10 @@ A new text that tells the user to do something needs a row in `tests/remedies`, 
 
 from __future__ import annotations
 
+import ast
 import re
+from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -22,10 +25,26 @@ Row = tuple[str, str]
 """A file below src/dppo, and words of a text in it."""
 
 
+TESTS = Path(__file__).parent
+
+
 def rows() -> list[Row]:
-    """Return what is executed."""
+    """Return what is executed: the rows of tables, and what tests are marked with `executes`."""
     settings = [("config/checks.py", words) for words, _ in CHECKS]
-    return [*settings, *((file, words) for file, words, _, _ in BY_HAND)]
+    return [*settings, *((file, words) for file, words, _, _ in BY_HAND), *marked()]
+
+
+def marked() -> Iterator[Row]:
+    """Yield what `executes` says above the tests of all files."""
+    for path in TESTS.rglob("test_*.py"):
+        source = path.read_text(encoding="utf8")
+        if "@executes(" not in source:
+            continue
+        for node in ast.walk(ast.parse(source)):
+            if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "executes":
+                for remedy in node.args:
+                    file, _, words = ast.literal_eval(remedy).partition(": ")
+                    yield file, words
 
 
 def unexecuted() -> list[Row]:

@@ -94,9 +94,9 @@ def test_episodes_of_an_evaluation_are_side_by_side(run: Path, tmp_path: Path) -
 @pytest.mark.parametrize(
     ("shown", "says"),
     [
-        (None, r"render\(\) of the environment returned None, not an image"),
+        (None, r"render\(\) of the environment.* returned None, not an image"),
         (np.zeros((4, 4)), r"returned an array float64\[4, 4\], not an image"),
-        ([], r"returned an array float64\[0\], not an image"),
+        ([], r"returned a list of 0, not an image"),
     ],
 )
 def test_what_is_no_image_is_refused_after_the_reset(shown: Any, says: str, run: Path, tmp_path: Path) -> None:

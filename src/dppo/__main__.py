@@ -6,7 +6,7 @@ from importlib import import_module
 
 from dppo import __version__
 from dppo.commands.versions import other_versions
-from dppo.errors import DppoError, EnvironmentFault, unknown_name
+from dppo.errors import DppoError, EnvironmentFault, printable, unknown_name
 from dppo.numerics.portable import portable_numerics
 from dppo.signals import RaisingSignals, StopRequested
 
@@ -91,7 +91,9 @@ def _run(argv: list[str] | None) -> int:
         from dppo.commands.flags import in_flags
 
         # Remedies are written as they are typed; a user's traceback stays unchanged.
-        text = str(error) if isinstance(error, EnvironmentFault) else in_flags(str(error))
+        text = in_flags(str(error))
+        if isinstance(error, EnvironmentFault):
+            text = printable(f"{in_flags(error.message)}\n{error.remote_traceback}".rstrip())
         print(f"dppo {command}: {text}", file=sys.stderr)
         code = error.exit_code
     except KeyboardInterrupt as interrupted:

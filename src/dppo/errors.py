@@ -73,11 +73,13 @@ class EnvFault:
     """Instances that the same process had when a constructor raised."""
     samplers_beside: int = 0
     """Samplers of which it had all environments then."""
+    alone: bool = True
+    """False for a row of an environment that steps several: its episode depends on the actions of all."""
 
     @property
     def complete(self) -> bool:
-        """True if all actions since the reset are known."""
-        return self.actions is not None and len(self.actions) == self.step
+        """True if all actions since the reset are known, so that the episode can be played again."""
+        return self.alone and self.actions is not None and len(self.actions) == self.step
 
 
 class EnvironmentFault(DppoError):

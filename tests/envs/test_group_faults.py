@@ -81,7 +81,7 @@ INVALID: list[tuple[dict[str, Any], str]] = [
     ({"obs": Elsewhere()}, "an observation that is not an array (it lies on a GPU)"),
     ({"reward": "2"}, "'2' as the reward, which is not a number."),
     ({"reward": "much"}, "'much' as the reward, which is not a number."),
-    ({"reward": np.zeros(2)}, "array([0., 0.]) as the reward, which is not a number."),
+    ({"reward": np.zeros(2)}, "array([0., 0.]) as the reward, which is not a number; the reward must be"),
     ({"reward": -np.inf}, "-inf as the reward."),
     ({"reward": 10**400}, "a reward too large for a float."),
 ]
@@ -91,7 +91,8 @@ INVALID: list[tuple[dict[str, Any], str]] = [
 def test_an_invalid_observation_or_reward_of_a_step_is_reported(returned: dict[str, Any], words: str) -> None:
     message = fault_of(Scripted(**returned)).message
     assert message.startswith(place("step", 2) + f"returned {words}")
-    assert message.endswith(REMEDY)
+    lasting = " instead of " in words or "must be" in words  # a new environment would return the same
+    assert message.endswith(REMEDY) == (not lasting)
 
 
 @pytest.mark.parametrize("accepted", [[1, 2], np.array([3e38, -3e38]), np.array([1, 0], bool), (0.5, 0.5)], ids=str)
@@ -136,5 +137,4 @@ def test_an_invalid_result_of_a_step_is_reported(answer: Any, words: str) -> Non
 def test_a_reset_of_the_old_api_is_recognized(reset: Any, words: str) -> None:
     message = fault_of(type("Old", (Scripted,), {"reset": reset})()).message
     assert message.startswith(place("reset", 0) + words)
-    assert "the API of Gym before 0.26. Let reset take a seed and return (observation, info)" in message
-    assert "shimmy" in message
+    assert "the API of Gym before 0.26. Use `wrappers=dppo.envs.wrappers:old_api`, or let reset take a seed" in message

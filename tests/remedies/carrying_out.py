@@ -31,7 +31,7 @@ def changed_as_told(message: str, settings: Mapping[str, Any], values: Mapping[s
     name = subject[1]
     text = remedy_of(message)
     for several in re.findall(r"`[a-z_]+=[^`]*`(?: (?:and|with) `[a-z_]+=[^`]*`)*", text):
-        yield [{**settings, **dict(_parsed(one) for one in re.findall("`([^`]*)`", several))}]
+        yield [{**settings, **dict(parsed(one) for one in re.findall("`([^`]*)`", several))}]
     for number in re.findall(r"`[a-z_]+=[^`]*` or (\d+)", text):
         yield [{**settings, name: int(number)}]
     if re.search(r"\b[Ll]eave it out", text):
@@ -51,7 +51,8 @@ def changed_as_told(message: str, settings: Mapping[str, Any], values: Mapping[s
         yield [{**settings, name: int(at_most[1])}]
 
 
-def _parsed(assignment: str) -> tuple[str, Any]:
+def parsed(assignment: str) -> tuple[str, Any]:
+    """Return name and value of `name=value`, as a message has it."""
     name, _, text = assignment.partition("=")
     try:
         return name, json.loads(text.lower() if text in ("True", "False") else text)

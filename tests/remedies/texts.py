@@ -61,22 +61,20 @@ def is_remedy(text: str) -> bool:
 
 def _texts(tree: ast.Module) -> Iterator[str]:
     """Yield each text of a module, but for docstrings and help texts."""
+    nodes = list(ast.walk(tree))
     skipped = set[int]()
-    for node in ast.walk(tree):
+    for node in nodes:
         if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant):
             skipped.add(id(node.value))
-        if isinstance(node, ast.Assign | ast.AnnAssign) and _names(node) & HELP and node.value is not None:
-            skipped.update(id(part) for part in ast.walk(node.value))
-        if isinstance(node, ast.JoinedStr):
-            skipped.update(id(part) for part in node.values if isinstance(part, ast.Constant))
-    for node in ast.walk(tree):
-        if id(node) in skipped:
-            continue
-        if isinstance(node, ast.JoinedStr):
-            yield _in_a_line(
-                "".join(str(part.value) if isinstance(part, ast.Constant) else "{}" for part in node.values)
-            )
-        elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+        elif isinstance(node, ast.JoinedStr):
+            skipped.update(map(id, node.values))
+        elif isinstance(node, ast.Assign | ast.AnnAssign) and _names(node) & HELP and node.value is not None:
+            skipped.update(map(id, ast.walk(node.value)))
+    for node in nodes:
+        if isinstance(node, ast.JoinedStr) and id(node) not in skipped:
+            parts = (str(part.value) if isinstance(part, ast.Constant) else "{}" for part in node.values)
+            yield _in_a_line("".join(parts))
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in skipped:
             yield _in_a_line(re.sub(r"\{[^{} ]*[a-z][^{} ]*\}", "{}", node.value))
 
 

@@ -5,10 +5,10 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
-from dppo.commands.flags import RENDER, TRUST, Parser, UsageError
+from dppo.commands.flags import RENDER, TRUST, Parser, UsageError, in_flags
 from dppo.errors import EnvironmentFault
 from dppo.records.files.disk import check_parts
-from dppo.records.files.episodes import read_episodes
+from dppo.records.files.episodes import SEVERAL_ROWS, nothing_recorded, read_episodes
 from dppo.records.terminal.view import ShowLog
 
 PROG = "dppo replay"
@@ -68,5 +68,8 @@ def _list(run: Path) -> int:
     for one in episodes:
         number, result = ("fault", "") if one.number is None else (f"{one.number:,}", f"{one.episode_return:.6g}")
         print(f"{number:>9}  {one.name:<20}{result:>12}{one.length:>9,}{one.global_step:>14,}")
-    print(f"{len(episodes):,} recorded. {PROG} {run} --episode NUMBER plays one, 3/0/17 instead of NUMBER any.")
+    playing = f"{PROG} {run} --episode NUMBER plays one, 3/0/17 instead of NUMBER any."
+    if any(not one.alone for one in episodes):
+        playing = f"They are of {SEVERAL_ROWS}: none can be played again."
+    print(f"{len(episodes):,} recorded. {playing}" if episodes else in_flags(nothing_recorded(run)))
     return 0

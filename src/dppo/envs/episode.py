@@ -20,6 +20,7 @@ from dppo.spaces.spaces import MASK, Spaces
 from dppo.user_code import in_a_line
 
 NUMBERS = (bool, int, float, np.bool_, np.integer, np.floating)
+FOUR_VALUES = "(expected 5, got 4)"  # in the ValueError of a wrapper around a step of the old API
 MOST_BITS = 1000  # of an integer, for a float to hold it
 Measured = tuple[int, float, float, float]
 """Number of values, their sum, the least and the largest."""
@@ -38,6 +39,8 @@ class CheckedEnv:
     checks: SpaceChecks
     episode_seed: Callable[[int, int], int]
     """Of the index of the environment and of the episode."""
+    alone: bool = True
+    """False for a row of an environment that steps several: its episode depends on the actions of all."""
 
     def __post_init__(self) -> None:
         self.episode, self.episode_return, self.length = 0, 0.0, 0
@@ -81,6 +84,8 @@ class CheckedEnv:
         more = {} if options is None else {"options": deepcopy(options)}
         try:
             answer = self.env.reset(seed=self.episode_seed(self.index, episode), **more)
+        except BadResult as error:  # of several rows
+            raise self._fault("reset", f"returned {error}.") from None
         except BaseException as error:
             raise self._raised("reset", error) from None
         if problem := self.checks.change(self.index, self.env):
@@ -105,7 +110,7 @@ class CheckedEnv:
         unknown = success is None or np.any(np.not_equal(success, success))  # NaN
         solved = None if unknown else bool(np.all(success))
         of = self.checksum(), numbers_in(info), deepcopy(self.options)  # observers may change theirs
-        return Episode(self.index, self.episode, self.episode_return, self.length, solved, end, *of)
+        return Episode(self.index, self.episode, self.episode_return, self.length, solved, end, *of, alone=self.alone)
 
     def checksum(self) -> int:
         """Return a checksum of the latest observation, as the environment returned it, and of the return so far."""
@@ -121,7 +126,7 @@ class CheckedEnv:
         """Return a fault of the step or reset that was made last, in words that follow its place."""
         step, seed = self.length + (phase == "step"), self.episode_seed(self.index, self.episode)
         last_obs = np.array2string(self.last_obs, threshold=100) if step else ""
-        more: dict[str, Any] = {"last_obs": last_obs, "options": deepcopy(self.options)}
+        more: dict[str, Any] = {"last_obs": last_obs, "options": deepcopy(self.options), "alone": self.alone}
         place = EnvFault(phase, error, traceback, self.index, self.episode, seed, step, **more)
         return EnvironmentFault(f"{self.place(self.episode, step)} {what}", traceback, place)
 
@@ -130,8 +135,10 @@ class CheckedEnv:
         if isinstance(error, INTERRUPTIONS):
             return error
         summary = in_a_line(error)
-        if phase == "reset" and isinstance(error, TypeError) and "'seed'" in str(error):
-            summary += OLD_API
+        no_seed = phase == "reset" and isinstance(error, TypeError) and "'seed'" in str(error)
+        four_values = phase == "step" and isinstance(error, ValueError) and FOUR_VALUES in str(error)
+        if no_seed or four_values:
+            return self._fault(phase, f"raised {summary}{OLD_API}", type(error).__name__, user_traceback(error))
         if phase == "step":
             try:
                 self.checks.check_limits(self.spaces.as_returned(self.last_obs))

@@ -124,25 +124,26 @@ def make_prepared(
 
 
 def _made_rendered(env_id: EnvId, env_kwargs: dict[str, Any], mode: str, **how: Any) -> Any:
-    """Make one environment as `make_env` does, with a render_mode; one in `env_kwargs` wins. Its own errors pass.
+    """Make one environment as `make_env` does, in this render_mode, whatever `env_kwargs` say. Its own errors pass.
 
     Raise ConfigError if it is not one environment, or does not take a render_mode.
     """
-    asked = "render_mode" not in env_kwargs
     try:
-        env = make_env(env_id, {"render_mode": mode} | env_kwargs, **how)
+        env = make_env(env_id, env_kwargs | {"render_mode": mode}, **how)
     except Exception as error:
-        if not (asked and "render_mode" in str(error)):
+        if "render_mode" not in str(error):
             raise
         fact = f"does not take it ({in_a_line(error)})"
     else:
-        if not asked or getattr(env, "render_mode", None) is not None:
+        if getattr(env, "render_mode", None) is not None:
             return env
         close_all([env])
         fact = "returned an environment without it"
-    setting, otherwise = "video", ""
+    setting = "video"
+    otherwise = ""
     if mode == "human":
-        setting, otherwise = "render=True", ", or open the window in another way, through `env_kwargs`"
+        setting = "render=True"
+        otherwise = ", or leave `render` out, and let `env_kwargs` open the window"
     raise ConfigError(
         f"{setting}: passes render_mode={mode!r}, but {import_path(env_id)} {fact}. Accept render_mode as an argument "
         f"and pass it on to the environment{otherwise}."

@@ -21,6 +21,11 @@ from dppo.errors import EnvironmentFault
 from dppo.ppo.exchange.records import EnvLog, Incident, IncidentKind, SamplerCarry
 from dppo.spaces.spaces import Spaces
 
+WRONG_SPACE = (
+    "Correct the observation, or widen the space; where you cannot change the environment, use "
+    "`wrappers=dppo.envs.wrappers:no_limits`."
+)
+
 
 class EnvGroup:
     """Step E environments in turn, and reset each in the same step in which its episode ends.
@@ -150,15 +155,16 @@ class EnvGroup:
             if not self._limits and not any(one.fault for one in log.incidents):  # which would move its place
                 self._checks.check_limits(returned)
         except BadResult as outside:
-            self._report(outside, len(obs) - 1, log, first=first)
+            wrong = self._checks.far_outside(returned) if first else None
+            self._report(wrong or outside, len(obs) - 1, log, wrong=wrong is not None)
         if first:
             self._checks.pack = self._pack
             log.incidents += self._first.findings(returned, offers_mask=self._envs[0].offers_mask)
 
-    def _report(self, outside: BadResult, steps: int, log: EnvLog, *, first: bool) -> None:
-        """Raise for floats beyond a limit of their space, or log them.
+    def _report(self, outside: BadResult, steps: int, log: EnvLog, *, wrong: bool) -> None:
+        """Raise for floats beyond a limit of their space, if the space is `wrong`; else log them.
 
-        They are an error in the first segment only, where a wrong space shows. Later they are reported, once, and used,
+        A wrong space shows in the first segment, by numbers far outside. All others are reported, once, and used,
         because simulators overshoot.
         """
         row, env = outside.row
@@ -166,8 +172,8 @@ class EnvGroup:
         ended = next((past for past in log.episodes if past.env == env and past.end > row), None)
         place = (ended.index, ended.length - ended.end + row) if ended else (one.episode, one.length - steps + row)
         message = f"{one.place(*place)} returned {outside}."
-        if first:
-            raise EnvironmentFault(f"{message} Correct the observation, or widen the space.")
+        if wrong:
+            raise EnvironmentFault(f"{message} {WRONG_SPACE}")
         if not self._reported_outside:
             log.incidents.append(Incident(IncidentKind.OUTSIDE_SPACE, f"{message} It is used as it is.", env=env))
         self._reported_outside = True

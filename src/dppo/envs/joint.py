@@ -124,6 +124,7 @@ class JointGroup(EnvGroup):
         joint.next_seed = lambda env: settings["episode_seed"](env, self._envs[env].episode + 1)
         for one in self._envs:
             one.episode = -1
+            one.alone = False
 
     def step(
         self,

@@ -255,7 +255,7 @@ def _factory(env_id: str) -> Callable[..., Any]:
 
 def _make_registered(name: str, **kwargs: Any) -> Any:
     try:
-        return gym.make(name, disable_env_checker=True, **kwargs)
+        return gym.make(name, **{"disable_env_checker": True, **kwargs})
     except gym.error.DependencyNotInstalled as error:
         raise ConfigError(f"env_id={name}: {error}. Use the pip of {sys.executable}.") from None
 

@@ -15,15 +15,17 @@ from gymnasium.envs.registration import EnvSpec
 
 from dppo.envs.activity import ActivityRecord, Phase, place_of
 from dppo.envs.checks.faults import REMEDY, user_traceback
+from dppo.envs.checks.returned import LASTING
 from dppo.envs.episode import CheckedEnv
 from dppo.envs.make import close_all
 from dppo.envs.threads import EnvThread
-from dppo.errors import EnvironmentFault
+from dppo.errors import EnvFault, EnvironmentFault
 from dppo.plain_data import PLAIN, NotPlain, packed, unpacked
 from dppo.ppo.exchange.records import EnvLog, Incident, IncidentKind, SamplerCarry
 from dppo.signals import INTERRUPTIONS
 from dppo.user_code import in_a_line
 
+WRONG_FORM = " instead of ", "is not a boolean", "was among `agents`"  # in messages about results of a wrong form
 FIRST_STEPS = 100  # env steps of a run in which on_env_fault=auto raises, so that bugs are seen
 WAITS_S = (1, 2, 4, 8, 16, 30)  # between attempts to make an environment again: a licence may not be free at once
 MOST_BYTES = 1 << 24  # of the actions that a fault carries, and of the state of an environment
@@ -88,11 +90,20 @@ class Repairs:
         place = replace(found, sampler_id=self.sampler_id, segment=log.index, actions=actions)
         in_segment, message = 0 if log.actions is None else len(log.actions), error.message.rstrip(".")
         if log.index * in_segment + log.step < self.raise_before:
-            raise EnvironmentFault(f"{message}. {REMEDY}", error.remote_traceback, place) from None
+            raise EnvironmentFault(f"{message}{_remedy(message, place)}", error.remote_traceback, place) from None
         kind = IncidentKind.BAD_STEP if place.error == "invalid" else IncidentKind.ENV_RAISED
         text = f"{message}. The environment is rebuilt, and starts a new episode."
         lost = max(0, place.step - 1) if replayed is None else 0  # else another incident has them
         return Incident(kind, text, env=place.env, lost_steps=lost, fault=place)
+
+
+def _remedy(message: str, place: EnvFault) -> str:
+    """Return what to do about a fault that ends the run; a new environment does not help where each one fails."""
+    if message.endswith(LASTING):
+        return ""
+    if place.error == "invalid" and any(words in message for words in WRONG_FORM):
+        return ". Correct the environment."
+    return f". {REMEDY}"
 
 
 # ------------------------------------------------------------------ states of their own

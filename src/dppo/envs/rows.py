@@ -12,11 +12,22 @@ from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv
 from gymnasium.vector.utils import concatenate, create_empty_array
 
 from dppo.envs.checks.masks import METHOD
+from dppo.envs.checks.returned import BadResult
 from dppo.envs.joint import JointEnv, Row
 from dppo.envs.make import close_all, joint_kind
 from dppo.envs.spaces import short
 from dppo.errors import ConfigError
 from dppo.spaces.spaces import MASK
+
+PARTS = "observation", "reward", "terminated", "truncated", "info"
+
+
+def check_parts(answer: Any, *, step: bool) -> None:
+    """Raise BadResult unless a step or reset of several rows returned a tuple of five parts, or of two."""
+    parts = PARTS if step else ("observation", "info")
+    if not isinstance(answer, tuple | list) or len(answer) != len(parts):
+        form = f"a tuple of {len(answer)}" if isinstance(answer, tuple) else type(answer).__name__
+        raise BadResult(f"{form} instead of ({', '.join(parts)})")
 
 
 def joined(made: Any, make: Callable[[], Any], num_envs: int, standby: int) -> JointEnv:
@@ -66,6 +77,7 @@ class VectorRows(JointEnv):
                 f"env_id: made a vector environment with metadata['autoreset_mode']={mode!r}, and it has to be one of "
                 f"{', '.join(map(str, modes))}."
             )
+        self._mode = mode
         self._same_step, self._takes_seeds = mode is modes[1], isinstance(base, SyncVectorEnv | AsyncVectorEnv)
         self.unread_masks = any(base.call("has_wrapper_attr", METHOD)) if self._takes_seeds else hasattr(base, METHOD)
         # It does not reset a row again in the next step; that of Gymnasium does where it shares no memory.
@@ -77,7 +89,9 @@ class VectorRows(JointEnv):
     def step(self, actions: Sequence[Any]) -> None:
         """Step the vector, and reset rows whose episodes end."""
         batch: Any = create_empty_array(self.action_space, len(actions))
-        self.last, *columns, info = self.env.step(concatenate(self.action_space, actions, batch))
+        answer = self.env.step(concatenate(self.action_space, actions, batch))
+        self._check_step(answer)
+        self.last, *columns, info = answer
         ended, masked = dict[int, int](), MASK in info
         for row, reward, *ends in zip(self.rows, *(np.asarray(one).tolist() for one in columns), strict=True):
             over, row.present = any(ends), True
@@ -87,6 +101,8 @@ class VectorRows(JointEnv):
                 row.stand_still(ended=True)
                 continue
             if over and self._same_step:
+                if "final_obs" not in info:
+                    raise BadResult(f"no info['final_obs'] in the step that ended an episode, as {self._mode} needs it")
                 row.first = seen
                 seen = self._row(info["final_obs"], row), self._of(info.get("final_info", {}), row)
             elif over and self._seeded:
@@ -105,7 +121,7 @@ class VectorRows(JointEnv):
         else:
             config = getattr(self.env.unwrapped, "config", None)  # with its seed, in EnvPool, when it was made
             fixed = isinstance(config, Mapping) and {"seed", "max_num_players"} <= config.keys()
-            self.last, info = self.env.reset() if fixed else self.env.reset(seed=seed)
+            self.last, info = self._checked_reset(self.env.reset() if fixed else self.env.reset(seed=seed))
             self.restarts += 1
             for each in self.rows:
                 each.first = self._row(self.last, each), self._of(info, each)
@@ -113,16 +129,38 @@ class VectorRows(JointEnv):
     def _reset(self, seeds: Mapping[int, int]) -> None:
         """Reset these rows and no others, at once where each may have a seed of its own."""
         if self.last is None and not self._takes_seeds:
-            self.last, _ = self.env.reset(seed=min(seeds.values()))  # some must begin with all rows
+            self.last, _ = self._checked_reset(
+                self.env.reset(seed=min(seeds.values()))
+            )  # some must begin with all rows
         for chosen in [seeds] if self._takes_seeds else [{index: seed} for index, seed in seeds.items()]:
             mask = np.isin(np.arange(len(self.rows)), list(chosen))
             before = self.last if self._obeys else copy(self.last)  # it may write to the same array
             given = [chosen.get(row.index) for row in self.rows] if self._takes_seeds else next(iter(chosen.values()))
-            self.last, info = self.env.reset(seed=given, options={"reset_mask": mask})
+            self.last, info = self._checked_reset(self.env.reset(seed=given, options={"reset_mask": mask}))
             if not self._obeys and isinstance(before, np.ndarray) and (before != self.last)[~mask].any():
                 raise ValueError("reset(options={'reset_mask': ...}) changed observations of rows outside of the mask")
             for index in chosen:
                 self.rows[index].first = self._row(self.last, self.rows[index]), self._of(info, self.rows[index])
+
+    def _check_step(self, answer: Any) -> None:
+        """Raise BadResult unless a step returned five parts, and a reward and two flags for each row."""
+        check_parts(answer, step=True)
+        for part, column in zip(PARTS[1:4], answer[1:4], strict=True):
+            if np.shape(column) != (len(self.rows),):
+                raise BadResult(
+                    f"`{part}` of shape {np.shape(column)} instead of ({len(self.rows)},), one for each row"
+                )
+        self._check_rows(answer[0])
+
+    def _checked_reset(self, answer: Any) -> Any:
+        check_parts(answer, step=False)
+        self._check_rows(answer[0])
+        return answer
+
+    def _check_rows(self, obs: Any) -> None:
+        """Raise BadResult if the observations are an array of another number of rows."""
+        if isinstance(obs, np.ndarray) and obs.shape[:1] != (len(self.rows),):
+            raise BadResult(f"observations of shape {obs.shape} instead of ({len(self.rows)}, ...), one for each row")
 
     def _row(self, obs: Any, row: Row) -> Any:
         return _row_of(obs, row.index, self.observation_space)
@@ -178,11 +216,16 @@ class AgentRows(JointEnv):
         """Step the agents that are there; if none is left, begin the next episode."""
         there = set(self.env.agents) - self._ended
         chosen = {name: action for name, action in zip(self._names, actions, strict=True) if name in there}
-        obs, rewards, terminated, truncated, infos = self.env.step(chosen)
+        answer = self.env.step(chosen)
+        check_parts(answer, step=True)
+        for part, by_agent in zip(PARTS, answer, strict=True):
+            self._check_agents(part, by_agent, there if part != "info" else set())
+        obs, rewards, terminated, truncated, infos = answer
         self._ended = {name for name in there if terminated[name] or truncated[name]} | self._ended  # listed or not
         left = set(self.env.agents) - self._ended
         over = not left
         self._ended &= set(self.env.agents)  # one that comes back acts again
+        self._check_agents("observation", obs, left)
         if over:  # the reset below may write to the same objects
             obs, infos = deepcopy(obs), {name: copy(info) for name, info in infos.items()}
         for name, row in zip(self._names, self.rows, strict=True):
@@ -203,9 +246,27 @@ class AgentRows(JointEnv):
         self.restarts += 1
 
     def _begin_all(self, seed: int) -> None:
-        obs, infos = self.env.reset(seed=seed)
+        answer = self.env.reset(seed=seed)
+        check_parts(answer, step=False)
+        obs, infos = answer
+        self._check_agents("observation", obs, set())
+        self._check_agents("info", infos, set())
+        if not obs.keys() & set(self._names):
+            raise BadResult("no observation of any of the possible_agents")
         self._ended = set[str]()
         other = next(name for name in self._names if name in obs)
         for name, row in zip(self._names, self.rows, strict=True):
             shown = name if name in obs else other
             row.first = obs[shown], infos.get(shown, {})
+
+    def _check_agents(self, part: str, by_agent: Any, needed: set[str]) -> None:
+        """Raise BadResult unless a part of a result is a dict by agent that has all the `needed` ones."""
+        if not isinstance(by_agent, Mapping):
+            raise BadResult(f"{type(by_agent).__name__} as the {part} instead of a dict with an item for each agent")
+        if needed <= by_agent.keys():
+            return
+        name = next(name for name in self._names if name in needed and name not in by_agent)
+        raise BadResult(
+            f"no `{part}` for agent {name!r}, which was among `agents`. Return its last observation, reward and flags "
+            f"in the step in which it ends"
+        )

@@ -95,11 +95,15 @@ def dtype_of(
     parts = _space_parts(space)
     if parts is not None:
         kept = ((part, one) for part, one in parts if joined(name, part) not in drop)
-        return _structured([(part, dtype_of(one, joined(name, part), drop, floats)) for part, one in kept], name)
+        fields = [(part, dtype_of(one, joined(name, part), drop, floats)) for part, one in kept]
+        if not fields:
+            raise ConfigError(f"{_label(name)}: has no parts. Give it at least one{_or_drop(name, drop)}.")
+        return _structured(fields, name)
     if not isinstance(space, NUMBERS) or space.shape is None or space.dtype is None:
         raise ConfigError(f"{_label(name)}: is {short(space)}, which is not an array of numbers. {ENCODED}")
     if 0 in space.shape:
-        raise ConfigError(f"{_label(name)}: is {short(space)}, which has no elements. Give it at least one.")
+        fact = f"is {short(space)}, which has no elements"
+        raise ConfigError(f"{_label(name)}: {fact}. Give it at least one{_or_drop(name, drop)}.")
     dtype = np.dtype(space.dtype)
     rounded = dtype.kind == "f" and dtype.itemsize > 4
     if floats == "float64" and dtype.kind in "iu" and isinstance(space, gym.spaces.Box):
@@ -108,10 +112,13 @@ def dtype_of(
     return np.dtype((stored, space.shape))  # with shape () this is the scalar dtype itself
 
 
+def _or_drop(name: str, dropped: Collection[str]) -> str:
+    """Return how to leave out an empty part of this name, besides those that are left out already."""
+    return f", or use `drop_obs={' '.join([*dropped, name])}` to leave it out" if name else ""
+
+
 def _structured(fields: list[tuple[str, np.dtype[Any]]], name: str) -> np.dtype[Any]:
     names = [part for part, _ in fields]
-    if not names:
-        raise ConfigError(f"{_label(name)}: has no parts. Give it at least one.")
     if "" in names or len(set(names)) < len(names):
         raise ConfigError(f"{_label(name)}: has the keys {names}. Keys must be different and not empty.")
     dtype = np.dtype(fields)

@@ -18,6 +18,7 @@ MOST_TILES = 9  # episodes side by side
 WIDEST, SMALLEST = 1280, 256  # pixels of a video; of its longer side, up to which images are enlarged
 MARGIN, GRAY = 8, 64  # around each of several tiles
 USUAL_FPS = 30.0
+MOST_CHARACTERS = 100  # of the text of what was rendered, in a message
 
 
 def check_video(path: Path, *, render: bool = False) -> None:
@@ -108,16 +109,30 @@ class Video:
 def image_of(env: Any) -> np.ndarray:
     """Return what `env` renders as an image [height, width, 3]; raise ConfigError if it is none."""
     try:
-        image = np.asarray(rendered := env.render())
+        rendered = env.render()
     except Exception as error:  # of the environment
         raise ConfigError(f"video: render() of the environment raised {in_a_line(error)}.") from None
+    try:
+        image = np.asarray(rendered)
+    except (TypeError, ValueError):  # of parts that do not fit together
+        image = np.empty(0)
     if image.dtype != np.uint8 or image.ndim != 3 or image.shape[2] not in (3, 4) or not image.size:
-        found = f"an array {image.dtype}{list(image.shape)}" if image.ndim else repr(rendered)
+        mode = f"whose render_mode is {getattr(env, 'render_mode', None)!r}"
         raise ConfigError(
-            f"video: render() of the environment returned {found}, not an image uint8[height, width, 3]. Return one if "
-            f"its render_mode is rgb_array."
+            f"video: render() of the environment, {mode}, returned {_in_words(rendered, image)}, not an image "
+            f"uint8[height, width, 3]. Return one if its render_mode is rgb_array."
         )
     return image[..., :3]
+
+
+def _in_words(rendered: Any, image: np.ndarray) -> str:
+    """Describe what `render()` returned, and its array `image`."""
+    if isinstance(rendered, tuple | list):
+        return f"a {type(rendered).__name__} of {len(rendered)}"
+    if image.ndim:
+        return f"an array {image.dtype}{list(image.shape)}"
+    text = repr(rendered)
+    return text if len(text) <= MOST_CHARACTERS else f"{text[:MOST_CHARACTERS]}..."
 
 
 def _size_of(image: np.ndarray, most: int, margin: int) -> tuple[int, int]:

@@ -7,10 +7,10 @@ from typing import NamedTuple
 
 from dppo.config import Config
 from dppo.config.checks import batch_in_words
-from dppo.config.trust import resume_command
-from dppo.errors import EnvFault, counted
+from dppo.errors import EnvFault, EnvironmentFault, counted
 from dppo.log import logger
 from dppo.records.files.checkpoint import Found
+from dppo.records.going_on import how_to_go_on
 from dppo.records.observer import Observer, Result
 from dppo.spaces.actions import Actions, BoxActions, boxes
 
@@ -123,13 +123,14 @@ def as_setting_and_flag(name: str, value: object) -> str:
 def closing_lines(result: Result, error: BaseException | None = None) -> list[str]:
     """Return the last lines of a run's output; `error` is the exception that ended the run, if one did."""
     cause = str(error).strip().partition("\n")[0] if isinstance(error, Exception) else ""
+    if isinstance(error, EnvironmentFault):
+        cause = cause.partition(". ")[0]  # the advice follows with the traceback
     last = counted(min(result.episodes, WINDOW), "episode")
     counts = ", ".join(f"{count} x {kind}" for kind, count in sorted(result.incidents.items()))
     faults = dict(result.env_faults)
     lost = faults.pop("steps lost", 0)
     most = sorted(faults.items(), key=lambda one: (-one[1], one[0]))
     others = sum(count for _, count in most[FAULTS:])
-    named = result.env_name, result.run_dir, result.model_name, result.wrapper_names
     lines = (
         _ending(result, error),
         cause and f"Cause: {cause}",  # the rest is reported where the error is caught
@@ -143,7 +144,7 @@ def closing_lines(result: Result, error: BaseException | None = None) -> list[st
         f"  {others} more of {counted(len(most) - FAULTS, 'other kind')}" if others else "",
         OTHER_CPU if "other_cpu" in result.incidents else "",
         *(result.times, result.bottleneck, *result.notes),
-        f"Resume with: {resume_command(*named)}" if result.stopped_by else "",
+        how_to_go_on(result, error) if result.stopped_by else "",
     )
     return [line for line in lines if line]
 

@@ -26,7 +26,15 @@ from dppo.log import logger
 from dppo.numerics.portable import limit_blas
 from dppo.ppo.distributions.simple import distribution_of
 from dppo.records.files.disk import check_parts
-from dppo.records.files.episodes import INCIDENT, INTEGERS, RecordedEpisode, packed, read_episodes
+from dppo.records.files.episodes import (
+    INCIDENT,
+    INTEGERS,
+    SEVERAL_ROWS,
+    RecordedEpisode,
+    nothing_recorded,
+    packed,
+    read_episodes,
+)
 from dppo.records.files.run_folder import settings_to_resume
 from dppo.records.video import Video, check_display, check_video
 from dppo.signals import ending_on_signals
@@ -72,6 +80,8 @@ def replay(
     run = path.absolute() if episode else next(iter(path.absolute().parents[1:2]), path.absolute())
     check_parts(run)
     of = _recorded(run, episode) if episode else _read(path)
+    if not of.alone:
+        raise CheckpointError(f"{run}: is of {SEVERAL_ROWS}: none can be played again.")
     settings = settings_to_resume(run)
     require_trust({"env_kwargs": {}} | settings | {"model": None}, (), run, trust=trust)
     config = Config(**settings)
@@ -110,8 +120,7 @@ class _Again:
         self._config, self._of = config, of
         try:
             if joint_kind(self.env):
-                fact = "steps several rows at once, and an episode of one depends on the actions of all"
-                raise CheckpointError(f"{config.env_name}: {fact}: it cannot be played again.")
+                raise CheckpointError(f"{config.env_name} is {SEVERAL_ROWS}: none can be played again.")
             spaces = spaces_of(sampler_plan(config), self.env)
             seed, limits = of.seed, bool(of.error)  # observations of an episode that went on were not refused
             group = EnvGroup([self.env], spaces, episode_seed=lambda *_: seed, owner=config.env_name, limits=limits)
@@ -197,7 +206,7 @@ def _recorded(run: Path, wanted: str) -> RecordedEpisode:
     if found := [one for one in episodes if wanted in (one.name, str(one.number))]:
         return found[-1]
     if not episodes:
-        raise CheckpointError(f"{run}: has no recorded episodes. Train with `record_episodes=all`.")
+        raise CheckpointError(nothing_recorded(run))
     numbers = [one.number for one in episodes if one.number]
     if wanted.isdecimal() and numbers:
         near = sorted(numbers, key=lambda one: abs(one - float(wanted)))[:2]
@@ -219,7 +228,8 @@ def _read(folder: Path) -> RecordedEpisode:
         more = {"packed": packed(actions), "error": "a fault", "options": values.get("options")}
         return RecordedEpisode(**place, length=len(actions), **more)
     except (KeyError, OSError, OverflowError, RecursionError, TypeError, ValueError) as error:
-        reason = "holds no actions of an episode, as where an actor died or hung. See report.txt beside it"
+        reason = "holds no actions of an episode, as where an actor died or hung, or one row of several failed"
+        reason += ". See report.txt beside it"
         reason = str(error.strerror) if isinstance(error, OSError) else reason
         which = "Faults in steps can be played: RUN/incidents/001, or a run and `episode=NUMBER`."
         raise CheckpointError(f"{folder / INCIDENT}: {reason}. {which}") from None

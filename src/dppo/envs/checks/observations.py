@@ -17,6 +17,8 @@ from dppo.errors import EnvironmentFault
 from dppo.ppo.exchange.records import Incident, IncidentKind
 from dppo.spaces.spaces import Spaces, is_image, leaves
 
+OVERSHOOT = 0.1  # of the distance between the limits of a number: beyond, the space is wrong
+UNLIMITED = 1e30  # a limit of this size stands for none
 LEAST_SPREAD = 1e-4  # less variation is noise rather than information
 LOST = 0.05  # share of its standard deviation that rounding may take from a number
 LARGE = 10.0  # inputs beyond this saturate units of tanh, so that nothing is learned through them
@@ -83,18 +85,42 @@ class SpaceChecks:
         """Raise BadResult for one of the observations [...] outside its space."""
         check_inside(self._limits, obs.astype(self._stored, copy=False))
 
+    def far_outside(self, obs: np.ndarray) -> BadResult | None:
+        """Return the first of the observations [...] so far outside its space that the space is wrong, if one is."""
+        try:
+            check_inside(self._limits, obs.astype(self._stored, copy=False), overshoot=OVERSHOOT)
+        except BadResult as outside:
+            return outside
+        return None
 
-def check_inside(limits: Limits, obs: np.ndarray) -> None:
-    """Raise BadResult, with its `row`, for the first of the stored observations [...] that is outside of `limits`."""
+
+def check_inside(limits: Limits, obs: np.ndarray, overshoot: float = 0.0) -> None:
+    """Raise BadResult, with its `row`, for the first of the stored observations [...] that is outside of `limits`.
+
+    Floats may exceed them by `overshoot`, a share of the distance between the limits.
+    """
     named = leaves(obs)
     for name, (low, high) in limits.items():
         column = named[name]
-        inside = (column >= low) & (column <= high)
+        least, most = _widened(low, high, overshoot) if overshoot else (low, high)
+        inside = (column >= least) & (column <= most)
         if not inside.all():
             at = tuple(int(i) for i in np.argwhere(~inside)[0])
             row, index = at[: column.ndim - low.ndim], at[column.ndim - low.ndim :]
             what = f"{leaf_named(name)} that is {column[at]}{_at(index)}"
             raise BadResult(f"{what}, outside its space from {low[index]} to {high[index]}", row)
+
+
+def _widened(low: np.ndarray, high: np.ndarray, share: float) -> tuple[np.ndarray, np.ndarray]:
+    """Return limits of floats moved apart by a share of their distance; by one of their size without the other."""
+    if low.dtype.kind != "f":
+        return low, high
+    lowest = low.astype(np.float64)
+    highest = high.astype(np.float64)
+    bounded = (np.abs(lowest) < UNLIMITED) & (np.abs(highest) < UNLIMITED)
+    below = share * np.where(bounded, highest - lowest, np.abs(lowest))
+    above = share * np.where(bounded, highest - lowest, np.abs(highest))
+    return lowest - below, highest + above
 
 
 def _limits_as_stored(space: gym.Space[Any], obs: np.dtype[Any]) -> Limits:

@@ -12,9 +12,16 @@ Pack = Callable[[Any], np.ndarray]
 LARGEST = np.finfo(np.float32).max  # observations are stored as float32
 LARGEST_REWARD = 1e17  # the value loss squares returns, and the square of a hundred of these fits into float32
 OLD_API = (
-    ". This is the API of Gym before 0.26. Let reset take a seed and return (observation, info), and step return "
-    "(observation, reward, terminated, truncated, info), or wrap the environment with shimmy.GymV21CompatibilityV0"
+    ". This is the API of Gym before 0.26. Use `wrappers=dppo.envs.wrappers:old_api`, or let reset take a seed and "
+    "return (observation, info), and step return (observation, reward, terminated, truncated, info)"
 )
+ONE_REWARD = (
+    "the reward must be one number. Use `wrappers=dppo.envs.wrappers:SummedReward`, or a gymnasium.RewardWrapper of "
+    "your own, which weighs the parts"
+)
+
+
+LASTING = OLD_API, ONE_REWARD  # each episode of a new environment fails in the same way
 
 
 class BadResult(ValueError):
@@ -125,7 +132,8 @@ def reward_of(returned: Any) -> float:
             raise TypeError
         reward = float(returned)
     except (TypeError, ValueError):
-        raise BadResult(f"{returned!r} as the reward, which is not a number") from None
+        several = f"; {ONE_REWARD}" if isinstance(returned, list | tuple | np.ndarray) else ""
+        raise BadResult(f"{returned!r} as the reward, which is not a number{several}") from None
     except OverflowError:
         raise BadResult("a reward too large for a float") from None
     if not abs(reward) <= LARGEST_REWARD:

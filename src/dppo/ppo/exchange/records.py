@@ -119,8 +119,7 @@ def stack_numbers(done: Bool[np.ndarray, "T E"], stack: int) -> Int64[np.ndarray
 class Episode:
     """One finished episode."""
 
-    env: int
-    """Index within the sampler, 0 <= env < E."""
+    env: int  # index within the sampler, 0 <= env < E
     index: int
     """Number of episodes that this environment had started before."""
     episode_return: float
@@ -135,6 +134,7 @@ class Episode:
     options: dict[str, Any] | None = field(default=None, compare=False)  # of its reset: see `RunInfo.set_env`
     at_bounds: np.ndarray | None = field(default=None, compare=False)
     """[2, width]: steps in which each element of the action was at its lower, at its upper bound; of evaluations."""
+    alone: bool = field(default=True, compare=False)  # False: of one of several rows, and depends on the others
 
 
 class IncidentKind(str, Enum):

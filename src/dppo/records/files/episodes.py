@@ -17,13 +17,13 @@ import numpy as np
 
 from dppo import streams
 from dppo.config import Config
-from dppo.config.trust import code_named_by
+from dppo.config.trust import code_named_by, resume_command
 from dppo.errors import CheckpointError, ClusterError, DppoError, EnvironmentFault
 from dppo.files import read_file
 from dppo.log import logger
 from dppo.ppo.exchange.records import Incident, IncidentKind, SegmentReport
 from dppo.records.files.disk import cause, make_folder, remedy, write_file
-from dppo.records.files.run_folder import versions
+from dppo.records.files.run_folder import settings_to_resume, versions
 from dppo.records.metrics.reading import EPISODES, parsed
 from dppo.records.metrics.writer import MetricsWriter
 from dppo.records.observer import Observer, Result
@@ -60,6 +60,8 @@ class RecordedEpisode:
     error: str = ""
     options: dict[str, Any] | None = None
     """Of its reset."""
+    alone: bool = True
+    """False for a row of an environment that steps several: it cannot be played again."""
 
     @property
     def name(self) -> str:
@@ -71,6 +73,22 @@ class RecordedEpisode:
         dtype = {"int64": np.int64, "float32": np.float32, "float64": np.float64}[self.packed["dtype"]]
         data = zlib.decompressobj().decompress(base64.b64decode(self.packed["actions"]), LARGEST)
         return np.frombuffer(data, dtype).reshape(self.length, *self.packed["shape"])
+
+
+SEVERAL_ROWS = "an environment that steps several rows at once, and an episode of one depends on the actions of all"
+
+
+def nothing_recorded(run: Path) -> str:
+    """Return why a run has no recorded episodes, and what to do."""
+    settings = settings_to_resume(run, read_only=True)
+    recorded = settings.get("record_episodes", "all")
+    if recorded != "all":
+        return f"{run}: has no recorded episodes, with record_episodes={recorded}. Train with `record_episodes=all`."
+    command = resume_command(str(settings.get("env_id")), run, settings.get("model"), settings.get("wrappers", ()))
+    longer = 2 * int(settings.get("total_timesteps", 0))
+    faults = f" Faults are played by their folder, such as {run}/incidents/001." if (run / "incidents").exists() else ""
+    fact = f"{run}: has no recorded episodes: none has finished yet"
+    return f"{fact}. Train longer: {command} --total-timesteps {longer}.{faults}"
 
 
 def packed(actions: np.ndarray) -> dict[str, Any]:
@@ -123,6 +141,8 @@ class EpisodeWriter(Observer):
                 if self._number % self._every == 0 if self._every else one.episode_return > self._best:
                     actions = last if earlier is None else np.concatenate([earlier, last])
                     facts = {"number": self._number, "checksum": one.checksum, "episode_return": one.episode_return}
+                    if not one.alone:
+                        facts["alone"] = False
                     if len(actions) == one.length:
                         self._add(row, (report.sampler_id, one.env, one.index), actions, facts, one.options)
                     elif not self._said:  # the ledger has no more of them
@@ -186,6 +206,7 @@ def read_episodes(run_dir: Path) -> list[RecordedEpisode]:
             facts: dict[str, Any] = {name: int(np.uint64(line[name])) for name in INTEGERS if name in line}
             facts["episode_return"] = float(line.get("episode_return", math.nan))
             facts["options"] = options if isinstance(options := line.get("options"), dict) else None
+            facts["alone"] = line.get("alone") is not False
             found.append(RecordedEpisode(packed=line["packed"], error=str(line.get("error", "")), **facts))
     return found
 

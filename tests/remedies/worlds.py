@@ -1,0 +1,148 @@
+"""Environments with one fault each, as packages have them, for remedies that their messages name."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+import gymnasium as gym
+import numpy as np
+
+BOX = gym.spaces.Box(-1, 1, (2,), np.float32)
+TWO = gym.spaces.Discrete(2)
+
+
+class Fine(gym.Env[Any, Any]):
+    """Without fault; episodes take 5 steps. `space` and `obs` are those of its observations, for others to change."""
+
+    metadata = {"render_modes": ["rgb_array", "rgb_array_list"], "render_fps": 10}  # noqa: RUF012
+    obs: Any = np.zeros(2, np.float32)
+    reward: Any = 1.0
+
+    def __init__(self, render_mode: str | None = None) -> None:
+        self.observation_space: Any = BOX
+        self.action_space: Any = TWO
+        self.render_mode = render_mode
+        self.taken = 0
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        super().reset(seed=seed)
+        self.taken = 0
+        return self.obs, {}
+
+    def step(self, action: Any) -> Any:
+        self.taken += 1
+        return self.obs, self.reward, False, self.taken == 5, {}
+
+    def render(self) -> Any:
+        image = np.full((32, 32, 3), 40 * self.taken, np.uint8)
+        return [image] if self.render_mode == "rgb_array_list" else image
+
+
+class OldReset(Fine):
+    """A gymnasium.Env that was ported half: reset takes nothing, and returns the observation alone."""
+
+    def reset(self) -> Any:  # type: ignore[override]
+        self.taken = 0
+        return self.obs
+
+
+class OldStep(OldReset):
+    """One whose step returns a single flag, too, and whose seed is set by a method of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seeds: list[int | None] = []
+
+    def seed(self, seed: int | None = None) -> None:
+        self.seeds.append(seed)
+
+    def step(self, action: Any) -> Any:
+        self.taken += 1
+        return self.obs, self.reward, self.taken == 5, {"TimeLimit.truncated": True}
+
+
+class SeveralRewards(Fine):
+    """A package with several objectives."""
+
+    reward = np.array([1.0, 0.5])
+
+
+class WrongShape(Fine):
+    """An observation that is not of its space."""
+
+    obs = np.zeros(3, np.float32)
+
+
+class Flaky(Fine):
+    """Loses its connection in each seventh step."""
+
+    steps = 0
+
+    def step(self, action: Any) -> Any:
+        self.steps += 1
+        if self.steps == 7:
+            raise ConnectionError("lost")
+        return super().step(action)
+
+
+class Overshoots(Fine):
+    """Exceeds its space by `share` of the distance of its limits."""
+
+    def __init__(self, share: float) -> None:
+        super().__init__()
+        self.obs = np.array([0.0, 1.0 + 2 * share], np.float32)
+
+
+class EmptyPart(Fine):
+    """An observation with a part that has no elements, or no parts."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__()
+        empty: Any = {"objects": gym.spaces.Box(-1, 1, (0,), np.float32), "others": gym.spaces.Dict()}[name]
+        self.observation_space = gym.spaces.Dict({name: empty, "state": BOX})
+        self.obs = self.observation_space.sample()
+
+
+def fixed_mode(render_mode: str = "rgb_array") -> Fine:
+    return Fine(render_mode)
+
+
+class Herd:
+    """A parallel environment of two agents; `leaves_out` names the parts that lack an agent in its last step."""
+
+    possible_agents: ClassVar[list[str]] = ["a", "b"]
+    metadata: ClassVar[dict[str, Any]] = {}
+
+    def __init__(self, leaves_out: tuple[int, ...] = ()) -> None:
+        self.agents: list[str] = []
+        self._taken = 0
+        self._leaves_out = leaves_out
+
+    def observation_space(self, agent: str) -> Any:
+        return BOX
+
+    def action_space(self, agent: str) -> Any:
+        return TWO
+
+    def reset(self, seed: int | None = None, options: Any = None) -> Any:
+        self.agents = [*self.possible_agents]
+        self._taken = 0
+        return dict.fromkeys(self.agents, Fine.obs), {name: {} for name in self.agents}
+
+    def step(self, actions: Any) -> Any:
+        self._taken += 1
+        ends = {"a": self._taken == 3, "b": self._taken == 5}
+        parts: list[dict[str, Any]] = [
+            dict.fromkeys(self.agents, Fine.obs),
+            dict.fromkeys(self.agents, 1.0),
+            {name: ends[name] for name in self.agents},
+            dict.fromkeys(self.agents, False),
+            {name: {} for name in self.agents},
+        ]
+        for part in self._leaves_out:
+            parts[part] = {name: value for name, value in parts[part].items() if not ends[name]}
+        self.agents = [name for name in self.agents if not ends[name]]
+        return tuple(parts)
+
+    def close(self) -> None:
+        pass
