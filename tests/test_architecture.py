@@ -51,6 +51,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "run": {"config", "ppo", "cluster", "policies", "records", "signals"},
     "run.iteration_row": {"ppo.exchange.records"},
     "run.learner": {"config", "ppo", "cluster", "signals"},
+    "run.outputs": {"config", "ppo", "envs", "cluster", "policies", "records"},
     "run.replay": {"config", "ppo", "envs", "cluster", "records", "signals"},
     "run.runner": {"config", "ppo", "envs", "cluster", "policies", "records", "signals"},
     "doctor": {"cluster", "config", "envs", "policies", "ppo", "signals"},

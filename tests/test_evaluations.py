@@ -41,7 +41,7 @@ from dppo.records.files import checkpoint as checkpoints
 from dppo.records.files import disk
 from dppo.records.files.disk import Disk
 from dppo.records.metrics.reading import read_metrics
-from dppo.records.metrics.tracking import by_step
+from dppo.records.metrics.tensorboard import by_step
 from dppo.records.terminal.panel import draw
 from dppo.records.terminal.plain import plain_line
 from dppo.records.terminal.view import View

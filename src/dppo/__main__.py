@@ -2,6 +2,7 @@
 
 import os
 import sys
+import threading
 from importlib import import_module
 
 from dppo import __version__
@@ -24,6 +25,7 @@ COMMANDS = {
     "presets": "List settings that are tuned for environments, or print some to edit.",
     "test": "Run the tests of a source checkout.",
 }
+STUCK_S = 1.0  # for a thread with nothing left to do to end
 MEANT = {
     "resume": "train --resume RUN",
     "play": "eval RUN",
@@ -63,6 +65,18 @@ def main(argv: list[str] | None = None) -> int:
     except BrokenPipeError:  # the reader of our output has exited: `dppo ... | head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 141 if code is None else code
+    finally:
+        if argv is None and code is not None:
+            _leave_stuck_calls(code)
+
+
+def _leave_stuck_calls(code: int) -> None:
+    """End this process if a call to a disk or a tracker is stuck: at exit, packages of trackers would wait for it."""
+    for thread in threading.enumerate():
+        if thread.name.startswith("dppo: "):
+            thread.join(STUCK_S)
+            if thread.is_alive():
+                os._exit(code)
 
 
 def _run(argv: list[str] | None) -> int:

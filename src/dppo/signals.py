@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import _thread
+import math
 import os
 import signal
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from types import FrameType
@@ -125,6 +127,7 @@ class StopSignals:
         """Keep `on_first`; a thread calls it with a line for the user, unless the first signal ends a wait at once."""
         self._on_first = on_first
         self.received: signal.Signals | None = None
+        self._received_at = math.inf
         self._interruptible = False
         self._before: dict[int, Any] = {}
         self._checks: list[Callable[[], None]] = []
@@ -142,6 +145,10 @@ class StopSignals:
             signal.signal(number, handler)
         if self._before and not self._timed and signal.getsignal(signal.SIGALRM) is signal.SIG_DFL:
             signal.setitimer(signal.ITIMER_REAL, 0)  # an environment has left it running: it would end this process
+
+    def seconds_since(self) -> float:
+        """Return the seconds since a signal has arrived, minus infinity if none has."""
+        return time.monotonic() - self._received_at
 
     def add_check(self, check: Callable[[], None]) -> None:
         """Add a function for `check` to call; it may raise to end the current wait."""
@@ -179,6 +186,7 @@ class StopSignals:
                 raise Interrupted  # a notebook or shell must keep its other variables
             end_at_once(number)
         self.received = signal.Signals(number)
+        self._received_at = time.monotonic()
         if self._interruptible:
             self._interruptible = False
             raise StopRequested(self.received)

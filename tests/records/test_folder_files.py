@@ -162,7 +162,7 @@ def test_the_lock_and_the_name_of_the_best_checkpoint_follow_no_link_and_wait_fo
 
 
 def test_a_new_event_file_has_a_name_after_all_links_of_such_names(run: Path, precious: Path) -> None:
-    from dppo.records.metrics.tracking import _new_event_file
+    from dppo.records.metrics.tensorboard import _new_event_file
 
     later = run / f"events.out.tfevents.9999999990.{socket.gethostname()}"
     later.symlink_to(precious / "new")

@@ -25,7 +25,7 @@ from dppo.errors import DppoError
 from dppo.records.files import disk as disk_files
 from dppo.records.files.disk import Disk
 from dppo.records.metrics.reading import read_metrics
-from dppo.records.metrics.tracking import TensorBoard
+from dppo.records.metrics.tensorboard import TensorBoard
 from dppo.records.metrics.writer import MetricsWriter
 
 DEEP, HUGE = '{"iteration": 1, "x": ' + "[" * 100_000, '{"iteration": 1, "global_step": 1' + "0" * 400 + "}"
@@ -255,7 +255,7 @@ def test_the_constructor_does_not_wait_for_the_import_of_tensorboard(tmp_path: P
     code = f"""
         import os, sys, threading
         from pathlib import Path
-        from dppo.records.metrics.tracking import TensorBoard
+        from dppo.records.metrics.tensorboard import TensorBoard
         assert "tensorboardX" not in sys.modules and "torch" not in sys.modules
         constructed = threading.Event()
 

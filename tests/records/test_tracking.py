@@ -8,7 +8,9 @@ import re
 import signal
 import struct
 import sys
+import threading
 from collections.abc import Iterator
+from importlib.util import find_spec
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -153,13 +155,34 @@ def test_a_command_that_gets_sigterm_ends_its_run_as_killed(name: str, places: N
 
 
 @pytest.mark.slow
-def test_a_tracker_that_fails_does_not_end_training(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.filterwarnings("ignore")  # of MLflow's database
+@pytest.mark.parametrize("uri", ["nonsense://nowhere", "file:///tmp/mlruns", "http://127.0.0.1:9"])
+def test_mlflow_that_refuses_is_refused_before_anything_starts(
+    uri: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     pytest.importorskip("mlflow")
-    monkeypatch.setenv("MLFLOW_TRACKING_URI", "nonsense://nowhere")
-    with Notes() as notes:
-        result = dppo.train(settings(tmp_path / "run", "mlflow"))
-    assert result.stopped_by is None
-    assert len([text for text in notes.texts if text.startswith("nothing more is sent to mlflow (")]) == 1
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", uri)
+    monkeypatch.delenv("MLFLOW_ALLOW_FILE_STORE", raising=False)
+    with pytest.raises(ConfigError, match=f"track=mlflow: MLFLOW_TRACKING_URI={uri} (refuses: |does not answer)"):
+        dppo.train(settings(tmp_path / "run", "mlflow"))
+    assert not (tmp_path / "run").exists()
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{tmp_path}/mlflow.db")  # as the message says
+    if find_spec("sqlalchemy") is not None:
+        dppo.train(settings(tmp_path / "run", "mlflow"))
+
+
+@pytest.mark.slow
+def test_wandb_without_a_key_is_refused_before_anything_starts(tmp_path: Path) -> None:
+    pytest.importorskip("wandb")
+    words = ["train", "CartPole-v1", "--track", "wandb", "--run-dir", "run", "--total-timesteps", "512"]
+    places = {"PYTHONPATH": os.pathsep.join(sys.path), "HOME": str(tmp_path), "WANDB_API_KEY": ""}
+    with Command(words, tmp_path, WANDB_MODE="online", **places) as command:
+        assert command.wait(120) == 2
+        assert "track=wandb: Weights & Biases refuses: " in command.err
+        assert "set WANDB_MODE=offline, or leave out --track" in command.err
+    assert not (tmp_path / "run").exists()
+    with Command(words, tmp_path, WANDB_MODE="offline", **places) as command:
+        assert command.wait(120) == 0
 
 
 @trackers
@@ -176,7 +199,12 @@ def test_a_tracker_that_is_not_installed_is_refused_at_once(
 class Fake:
     """A tracker that keeps the id that it is given."""
 
-    place, seen = "nowhere", list[tuple[str, str | None]]()
+    place, remedy, seen = "nowhere", "", list[tuple[str, str | None]]()
+    check = staticmethod(int)
+
+    @staticmethod
+    def server() -> str:
+        return "MLFLOW_TRACKING_URI=file:///tmp"
 
     def __init__(self, run: Any, known: str | None) -> None:
         self.seen.append((type(self).__name__, known))
@@ -195,6 +223,82 @@ def test_a_resumed_run_continues_those_of_all_trackers(tmp_path: Path, monkeypat
     dppo.train(both, observers=[Recorder(interrupt_at=2)])
     dppo.train(both, resume=tmp_path / "run")
     assert Fake.seen == [("One", None), ("Other", None), ("One", "new-One"), ("Other", "new-Other")]
+
+
+class Refusing(Fake):
+    """A tracker whose first call fails, or never ends."""
+
+    remedy = "Leave out `track`."
+    blocked = threading.Event()
+
+
+def refuse() -> None:
+    raise RuntimeError("file stores are no longer supported")
+
+
+def test_a_tracker_that_refuses_or_does_not_answer_is_refused_before_anything_starts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tracking, "_MLflow", Refusing)
+    monkeypatch.setattr(Refusing, "check", refuse)
+    monkeypatch.setattr(tracking, "require_package", lambda *_: None)
+    server = "track=mlflow: MLFLOW_TRACKING_URI=file:///tmp"
+    why = f"{server} refuses: RuntimeError: file stores are no longer supported. Leave out `track`."
+    with pytest.raises(ConfigError, match=re.escape(why)):
+        dppo.train(settings(tmp_path / "run", "mlflow"))
+    monkeypatch.setattr(Refusing, "check", Refusing.blocked.wait)
+    monkeypatch.setattr(tracking, "CHECK_S", 0.2)
+    with pytest.raises(ConfigError, match=f"{server} does not answer within 0 s. Leave"):
+        dppo.train(settings(tmp_path / "run", "mlflow"))
+    Refusing.blocked.set()
+    assert not (tmp_path / "run").exists()
+
+
+class Failing(Fake):
+    """A tracker that takes a row, and no other one; or, once told so, keeps all who call it waiting."""
+
+    def __init__(self, run: Any, known: str | None) -> None:
+        super().__init__(run, known)
+        self.rows = 0
+
+    def send(self, row: Any) -> None:
+        self.rows += 1
+        if self.rows > 1:
+            raise ConnectionError("the server is gone")
+
+
+def test_a_tracker_that_fails_is_repeated_in_the_last_lines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tracking, "_MLflow", Failing)
+    monkeypatch.setattr(tracking, "require_package", lambda *_: None)
+    recorder = Recorder()
+    with Notes() as notes:
+        result = dppo.train(settings(tmp_path / "run", "mlflow", total_timesteps=64 * 8), observers=[recorder])
+    fact = "nothing more is sent to mlflow (ConnectionError('the server is gone')); metrics.jsonl is complete"
+    assert notes.texts.count(fact) == 1
+    assert f"Tracking: {fact}" in recorder.ending
+    assert result.stopped_by is None
+
+
+class Waiting(Fake):
+    """A tracker that never takes a row."""
+
+    blocked = threading.Event()
+
+    def send(self, row: Any) -> None:
+        self.blocked.wait()
+
+
+def test_training_does_not_wait_for_a_tracker_that_does_not_answer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tracking, "_MLflow", Waiting)
+    monkeypatch.setattr(tracking, "require_package", lambda *_: None)
+    monkeypatch.setattr(tracking, "CLOSE_S", 0.2)
+    with Notes() as notes:
+        result = dppo.train(settings(tmp_path / "run", "mlflow"))
+    Waiting.blocked.set()
+    assert len(result.metrics) >= ITERATIONS
+    assert "mlflow does not answer: the last rows were not sent; metrics.jsonl is complete" in notes.texts
 
 
 class Client:

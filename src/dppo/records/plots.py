@@ -12,7 +12,8 @@ import numpy as np
 from dppo.log import logger
 from dppo.records.files.disk import write_file
 from dppo.records.metrics.reading import read_metrics
-from dppo.records.observer import Observer, Result
+from dppo.records.observer import Result
+from dppo.records.outside import FileWriter
 from dppo.records.together import RETURN, Band, Group, curve_of, over_seeds, thinned
 
 DPI = 200  # 9 inches are 1800 pixels, sharp on a page that shows them 900 wide
@@ -27,7 +28,7 @@ STEPS, MEAN_RETURN = "env steps", "mean return of the last 100 episodes"
 SMOOTHING = 0.05  # window of the smoothed line, as a share of the run
 
 
-class LearningCurve(Observer):
+class LearningCurve(FileWriter):
     """Draws learning_curve.png when a run has finished or was stopped."""
 
     def __init__(self, title: str) -> None:

@@ -3,7 +3,7 @@
 import concurrent.futures.thread  # noqa: F401  its at-fork hooks must not be registered in the middle of a fork of Ray's
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict
 from functools import partial
@@ -12,26 +12,24 @@ from signal import SIGINT
 
 from dppo.config import Config, resolved
 from dppo.config.arguments import with_answers
-from dppo.config.memory import check_layers
-from dppo.envs.make import check_env_id, wrapper_of
-from dppo.errors import CheckpointError, CheckpointNotWritten, ConfigError, EnvironmentFault, counted
+from dppo.errors import CheckpointError, CheckpointNotWritten, EnvironmentFault
 from dppo.log import logger
 from dppo.ppo.exchange.records import Incident, IncidentKind, SegmentReport
-from dppo.ppo.networks.network import model_class
 from dppo.records import words
 from dppo.records.files import checkpoint as checkpoints
 from dppo.records.files import run_folder
 from dppo.records.files.checkpoint import Checkpoint
 from dppo.records.files.episodes import EpisodeWriter, IncidentWriter
 from dppo.records.files.run_folder import RunFolder
-from dppo.records.metrics.reading import EPISODES, TRACE, read_metrics
-from dppo.records.metrics.tracking import TensorBoard, trackers
+from dppo.records.metrics.tracking import trackers, tracking_notes
 from dppo.records.metrics.writer import MetricsWriter
-from dppo.records.observer import EnvOptions, Observer, Result, RunInfo
+from dppo.records.observer import Observer, Result
 from dppo.records.observers import Observers
+from dppo.records.outside import OnDisk, OutsideThread
 from dppo.records.plots import LearningCurve
 from dppo.records.terminal.plain import make_display
 from dppo.records.words import LearningNotes
+from dppo.run import outputs
 from dppo.run.building import Parts, build
 from dppo.run.evaluations import Evaluations, chosen_of
 from dppo.run.iteration_row import MeasuredRow, iteration_row, mean_return
@@ -40,12 +38,6 @@ from dppo.signals import StopRequested, StopSignals
 from dppo.spaces.actions import actions_from_json
 
 MIN_EPISODES = 20  # a checkpoint has a score from here on: fewer may be luck, and the best one is kept for ever
-
-
-def _check_is_config(config: object) -> None:
-    if not isinstance(config, Config):
-        env_id = repr(config) if isinstance(config, str) else "..."
-        raise ConfigError(f"config={config!r}: must be a dppo.Config. Use dppo.Config(env_id={env_id}).")
 
 
 @with_answers
@@ -80,27 +72,26 @@ def train(
         TrainingDiverged: a loss or gradient is not finite.
     """
     began = time.monotonic()
-    _check_is_config(config)
-    check_env_id(config.env_id)
-    list(map(wrapper_of, config.wrappers))
-    check_layers(config)
-    if config.model is not None:
-        model_class(config.model)
-    watching = Observers(make_display(config.progress), [*observers, *trackers(config)])
+    outputs.check_is_config(config)
+    outputs.check_code(config)
+    display = make_display(config.progress)
+    notify = outputs.shown_at_once(display)
+    stop = StopSignals(lambda text: watching.note(text))  # noqa: PLW0108  it is made below
+    watching = Observers(display, [*observers, *trackers(config, notify, stop.seconds_since)])
+    disk = OutsideThread("the disk of the run folder", notify=notify, since_signal=stop.seconds_since)
     with ExitStack() as stack:
-        folder = stack.enter_context(run_folder.open_run(config, resume, branch=branch))
+        folder = stack.enter_context(outputs.opened(run_folder.open_run(config, resume, branch=branch), disk))
         try:
-            with StopSignals(watching.note) as stop:
-                actors = "Ray actors" if config.elastic else counted(config.most_actors, "Ray actor")
-                waiting = f"Starting {actors} ..." if config.num_actors else f"Creating {config.env_name} ..."
-                watching.add_file(IncidentWriter(folder.path, config))  # a constructor may fail before training
-                watching.prepare(run := _described(config, folder), waiting)
+            with stop:
+                incidents = IncidentWriter(folder.path, config)  # a constructor may fail before training
+                watching.add_file(OnDisk(incidents, disk, "incidents"))
+                watching.prepare(run := outputs.described(config, folder), outputs.starting_line(config))
                 stop.add_check(watching.start_if_due)
                 parts = build(config, folder, stop, stack, watching.progress)
                 parts.learner.env_options = partial(getattr, run.options, "now")
                 watching.start()
                 run.options.fixed = False
-                return Run(config, folder, watching, parts, began).go(stop)
+                return Run(config, folder, watching, parts, disk, began).go(stop)
         except StopRequested as request:  # before training started: there is nothing to save
             interrupted = KeyboardInterrupt() if request.signal is SIGINT else SystemExit(128 + request.signal)
             watching.end(None, interrupted)  # as Python ends by default
@@ -110,32 +101,18 @@ def train(
             raise
 
 
-def _described(config: Config, folder: RunFolder) -> RunInfo:
-    lines, start = [words.sizes_line(config), words.hosting_line(config), f"Run folder: {folder.path}"], folder.start
-    if start is not None:
-        lines.append(f"Resuming from {start.path.stem} at step {start.checkpoint.state['global_step']:,}.")
-    if folder.origin is not None:
-        lines.append(words.branch_line(folder.origin))
-    return RunInfo(
-        config=config,
-        run_dir=folder.path,
-        title=f"dppo: PPO on {config.env_name}, seed {config.seed}",
-        lines=tuple(lines),
-        total_steps=config.iterations * config.batch_size,
-        resumed_at=start.checkpoint.state["iteration"] if start is not None else None,
-        options=EnvOptions(start.checkpoint.state.get("env_options") if start else None, fixed=start is not None),
-    )
-
-
 class Run:
     """Drives the parts of one run: iterates, reports, saves, ends."""
 
-    def __init__(self, config: Config, folder: RunFolder, watching: Observers, parts: Parts, began: float) -> None:
+    def __init__(
+        self, config: Config, folder: RunFolder, watching: Observers, parts: Parts, disk: OutsideThread, began: float
+    ) -> None:
         self.config = config
         self.folder = folder
         self.watching = watching
         self.parts = parts
         self.learner = parts.learner
+        self.disk = disk
         self.began = began
         self.resumed_at, self.steps_before = parts.learner.iteration, parts.learner.global_step
         self.flushed: list[MetricsWriter | EpisodeWriter] = []
@@ -151,27 +128,10 @@ class Run:
     def go(self, stop: StopSignals) -> Result:
         """Train until all steps are done or a stop is requested; write a checkpoint in any case."""
         self._save()  # before the first segment and before rows are cut off, so that a kill at any time can be resumed
-        self.folder.write_settings(self.config, self.parts.numerics.own.summary())
+        numerics = self.parts.numerics.own.summary()
+        outputs.saved(self.disk, "writing config.yaml", partial(self.folder.write_settings, self.config, numerics))
         try:
-            resumed_at = self.resumed_at if self.folder.start else None
-            metrics = MetricsWriter(self.folder.path, resumed_at)
-            self.flushed.append(metrics)
-            if self.parts.players is not None:
-                self.evaluations = Evaluations(self, self.parts.players, stop)
-            self.watching.add_file(metrics)
-            self.watching.add_file(TensorBoard(self.folder.path, metrics.last_step + 1))
-            for name in (TRACE, EPISODES):
-                if (self.folder.path / name).exists():  # its lines of iterations that this run makes anew
-                    MetricsWriter(self.folder.path, resumed_at, name).on_end(None, None)
-            if self.parts.trace is not None:
-                self.watching.add_file(MetricsWriter(self.folder.path, resumed_at, TRACE, self.parts.trace))
-            if self.config.record_episodes != "none":
-                known = self.parts.ledger.actions_before, lambda: self.reports, self.learner.episodes
-                self.flushed.append(EpisodeWriter(self.folder.path, resumed_at, self.config, *known))
-                self.watching.add_file(self.flushed[-1])
-            actions, rows = actions_from_json(self.parts.model["actions"]), read_metrics(self.folder.path)
-            self.watching.add_file(LearningNotes(self.config, actions, rows))
-            self.watching.add_file(LearningCurve(f"{self.config.env_name}, seed {self.config.seed}"))
+            self._open_files(stop)
             stopped_by = self._iterate(stop)
             if self.evaluations is not None and self.evaluations.finish():
                 self.saved_iteration = -1  # write the checkpoint with the results
@@ -188,6 +148,23 @@ class Run:
         result = self._result(stopped_by)
         self.watching.end(result, None)
         return result
+
+    def _open_files(self, stop: StopSignals) -> None:
+        """Open the files of the run, and add them to the observers; begin evaluations again that were not over."""
+        parts, resumed_at = self.parts, self.resumed_at if self.folder.start else None
+        opening = partial(
+            outputs.open_row_files, self.folder.path, resumed_at, self.config, parts, lambda: self.reports
+        )
+        files = outputs.saved(self.disk, "opening metrics.jsonl", opening)
+        self.flushed = files.flushed
+        if parts.players is not None:
+            beginning = partial(Evaluations, self, parts.players, stop)
+            self.evaluations = outputs.saved(self.disk, "reading evaluations", beginning)
+        for observer in outputs.file_observers(files, self.folder.path, self.disk, stop.seconds_since):
+            self.watching.add_file(observer)
+        self.watching.add_file(LearningNotes(self.config, actions_from_json(parts.model["actions"]), files.rows))
+        curve = LearningCurve(f"{self.config.env_name}, seed {self.config.seed}")
+        self.watching.add_file(OnDisk(curve, self.disk, "learning_curve.png"))
 
     def _iterate(self, stop: StopSignals) -> str | None:
         """Iterate until all steps are done; return the name of the signal or observer that stopped the run early."""
@@ -230,8 +207,6 @@ class Run:
         """Write a checkpoint of the last finished iteration, unless it exists; the `last` may replace older ones."""
         if self.learner.iteration == self.saved_iteration:
             return
-        for file in self.flushed:  # a checkpoint must not be ahead of its rows
-            file.flush()
         arrays, state = self.learner.state()
         state |= {
             "config": resolved(self.config),
@@ -243,7 +218,8 @@ class Run:
         evaluations = self.folder.start.checkpoint.state.get("evaluations") if self.folder.start else None
         evaluations = evaluations if self.evaluations is None else self.evaluations.state()
         state |= {} if evaluations is None else {"evaluations": evaluations}
-        self.last_checkpoint = checkpoints.save(
+        write = partial(
+            checkpoints.save,
             self.folder.path / checkpoints.FOLDER,
             self.learner.iteration,
             Checkpoint(arrays, state),
@@ -252,9 +228,16 @@ class Run:
             chosen=chosen_of(evaluations),
             make_room=last,
         )
+        self.last_checkpoint = outputs.saved(self.disk, "writing a checkpoint", partial(self._after_rows, write))
         self.save_failed, self.saved_iteration = False, self.learner.iteration
         for observer in self.watching:
             observer.on_checkpoint(self.last_checkpoint)
+
+    def _after_rows(self, write: Callable[[], Path]) -> Path:
+        """Write a checkpoint, which must not be ahead of its rows; in the thread of the disk."""
+        for file in self.flushed:
+            file.flush()
+        return write()
 
     def _save_if_possible(self) -> None:
         """Save; if that fails, log it and go on: the next interval tries again."""
@@ -280,6 +263,12 @@ class Run:
         except Exception as problem:
             logger.warning("iteration %d was not saved: %s", self.learner.iteration, problem)
 
+    def _notes(self) -> Iterator[str]:
+        if self.evaluations is not None:
+            yield from self.evaluations.notes()
+        yield from self.parts.collector.notes()
+        yield from tracking_notes(self.watching)
+
     def _result(self, stopped_by: str | None) -> Result:
         learner, training_s = self.learner, self.ended - self.training_began
         return Result(
@@ -302,6 +291,6 @@ class Run:
             wrapper_names=self.config.wrapper_names,
             times=words.times_line(self.time_split, self.config, self.parts.epochs),
             bottleneck=words.bottleneck_line(self.time_split, self.config),
-            notes=(*(self.evaluations.notes() if self.evaluations else ()), *self.parts.collector.notes()),
+            notes=tuple(self._notes()),
             config=self.config,
         )

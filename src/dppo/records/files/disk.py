@@ -13,6 +13,7 @@ from dppo.files import Irregular, check_kind
 
 ROWS = ("metrics.jsonl", "trace.jsonl", "episodes.jsonl")
 FILES = ("run.lock", "config.yaml", "trackers.json", *ROWS, "learning_curve.png", "checkpoints/best.json")
+PIECE = 2**24  # bytes
 REMEDY = "Move it away, or put the real one in its place. (The run folder as a whole may be a link.)"
 
 
@@ -37,10 +38,15 @@ class Disk:
     """The operations that change a disk. Tests put one in place of DISK whose n-th operation fails."""
 
     def write(self, path: Path, *parts: bytes | memoryview) -> None:
-        """Write a new file."""
+        """Write a new file; flush a large one piece by piece, so that a slow disk is told from one that blocks."""
         with open(path, "xb") as file:
             for part in parts:
-                file.write(part)
+                data = memoryview(part)
+                for start in range(0, len(data), PIECE):
+                    file.write(data[start : start + PIECE])
+                    if len(data) > PIECE:
+                        file.flush()
+                        os.fsync(file.fileno())
 
     def sync(self, path: Path) -> None:
         """Wait until the content of a file, or the names in a folder, would survive a power cut."""

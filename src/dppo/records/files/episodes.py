@@ -7,6 +7,7 @@ import shlex
 import sys
 import time
 import zlib
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -26,7 +27,8 @@ from dppo.records.files.disk import cause, make_folder, remedy, write_file
 from dppo.records.files.run_folder import settings_to_resume, versions
 from dppo.records.metrics.reading import EPISODES, parsed
 from dppo.records.metrics.writer import MetricsWriter
-from dppo.records.observer import Observer, Result
+from dppo.records.observer import Result
+from dppo.records.outside import FileWriter
 from dppo.streams import Stream
 
 INCIDENT = "incident.json"
@@ -97,7 +99,7 @@ def packed(actions: np.ndarray) -> dict[str, Any]:
     return {"dtype": str(actions.dtype), "shape": actions.shape[1:], "actions": base64.b64encode(data).decode()}
 
 
-class EpisodeWriter(Observer):
+class EpisodeWriter(FileWriter):
     """Writes the episodes to be recorded before each checkpoint and every few iterations, through `MetricsWriter`."""
 
     def __init__(
@@ -120,22 +122,22 @@ class EpisodeWriter(Observer):
         self._actions_before, self._reports, self._number = actions_before, reports, episodes
         self._iteration, self._said = -1.0, False
         self._best = max((one.episode_return for one in read_episodes(run_dir) if one.number), default=-math.inf)
-        self._pending: list[tuple[dict[str, float], SegmentReport, list[np.ndarray | None]]] = []
+        self._pending = deque[tuple[dict[str, float], SegmentReport, list[np.ndarray | None]]]()
 
-    def on_iteration(self, row: dict[str, float]) -> None:
-        """Keep the reports of an iteration, and the actions of earlier segments, until there are a few."""
+    def taken(self, row: dict[str, float]) -> bool | None:
+        """Keep the reports of an iteration, and the actions of earlier segments; return True once there are a few."""
         if row["iteration"] == self._iteration:  # it has further rows, of evaluations
-            return
+            return None
         self._iteration = row["iteration"]
         for of in self._reports():
             earlier = [self._actions_before(of.sampler_id, of.index, one.env, one.index) for one in of.episodes]
             self._pending.append((row, of, earlier))
-        if len(self._pending) >= AT_ONCE:
-            self._write()
+        return True if len(self._pending) >= AT_ONCE else None
 
-    def _write(self) -> None:
+    def write(self, taken: bool = True) -> None:
         """Write the episodes that were kept, and those that failed."""
-        for row, report, before in self._pending:
+        for _ in range(len(self._pending)):
+            row, report, before = self._pending.popleft()
             for one, earlier, last in zip(report.episodes, before, report.ended_actions, strict=True):
                 self._number += 1
                 if self._number % self._every == 0 if self._every else one.episode_return > self._best:
@@ -154,7 +156,6 @@ class EpisodeWriter(Observer):
             for fault in (one.fault for one in report.incidents if one.fault is not None and one.fault.complete):
                 error = {"error": f"{fault.error} in {fault.phase}"}
                 self._add(row, (report.sampler_id, fault.env, fault.episode), fault.actions, error, fault.options)
-        self._pending.clear()
         with suppress(OSError):
             if self._file.path.stat().st_size > MOST_BYTES:
                 self._drop_oldest()
@@ -180,12 +181,12 @@ class EpisodeWriter(Observer):
 
     def flush(self) -> None:
         """Wait until all episodes so far would survive a power cut."""
-        self._write()
+        self.write()
         self._file.flush()
 
     def on_end(self, result: Result | None, error: BaseException | None) -> None:
         """Write what is left, and close the file."""
-        self._write()
+        self.write()
         self._file.on_end(result, error)
 
 
@@ -211,8 +212,10 @@ def read_episodes(run_dir: Path) -> list[RecordedEpisode]:
     return found
 
 
-class IncidentWriter(Observer):
+class IncidentWriter(FileWriter):
     """Writes incidents/001, 002, ... for each environment that fails, and each actor that dies or hangs."""
+
+    takes_incidents = True
 
     def __init__(self, run_dir: Path, config: Config) -> None:
         named = code_named_by({"env_id": config.env_name, "wrappers": config.wrapper_names})

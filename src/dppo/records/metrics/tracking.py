@@ -1,25 +1,30 @@
-"""Send rows of metrics to TensorBoard and experiment trackers."""
+"""Send rows of metrics to experiment trackers."""
+
+from __future__ import annotations
 
 import json
 import os
-import queue
 import re
-import socket
 import threading
 import time
-from contextlib import closing, suppress
-from pathlib import Path
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from functools import partial
 from typing import Any
 
 from dppo.config import Config, grouped, resolved
-from dppo.files import open_file, read_file
+from dppo.errors import ConfigError
+from dppo.files import read_file
 from dppo.log import logger
 from dppo.records.files.disk import write_file
 from dppo.records.metrics.reading import plain
+from dppo.records.metrics.tensorboard import by_step
 from dppo.records.observer import Observer, Result, RunInfo
-from dppo.user_code import require_package
+from dppo.records.outside import NoAnswer, OutsideThread, never
+from dppo.user_code import in_a_line, require_package
 
-CLOSE_S = 30.0  # longest wait for the last events at the end of a run
+CLOSE_S = 30.0  # longest wait for the last rows at the end of a run
+CHECK_S = 20.0  # the same for a tracker before the run starts
 PACKAGES = {"wandb": "wandb", "mlflow": "mlflow-skinny"}
 TRACKERS = "trackers.json"  # of a run folder: the run's id in each tracker
 LONGEST_VALUE, MOST_PARAMETERS = 6000, 100  # of a parameter in MLflow; in one of its messages
@@ -28,132 +33,138 @@ FINISHED, FAILED, KILLED = "FINISHED", "FAILED", "KILLED"
 EXIT_CODES = {FINISHED: 0, FAILED: 1, KILLED: 255}  # which W&B shows as these states
 
 
-class TensorBoard(Observer):
-    """Writes an event file in a thread of its own, as the import alone takes a second.
+def trackers(
+    config: Config, notify: Callable[[str], object] = logger.warning, since_signal: Callable[[], float] = never
+) -> list[Observer]:
+    """Return the trackers that `config` asks for; raise ConfigError if one is not installed, or refuses to work.
 
-    An error ends the writing of events, not the training.
+    `notify` and `since_signal` as for `OutsideThread`.
     """
-
-    def __init__(self, run_dir: Path, purge_step: int) -> None:
-        """Start the thread. TensorBoard drops earlier events of the run from `purge_step` on."""
-        self._run_dir = run_dir
-        self._purge_step = purge_step
-        self._rows: queue.SimpleQueue[tuple[float, dict[str, float | None]] | None] = queue.SimpleQueue()
-        self._thread = threading.Thread(target=self._run, name="dppo-tensorboard", daemon=True)
-        self._thread.start()
-
-    def on_iteration(self, row: dict[str, float]) -> None:
-        """Pass the row to the thread."""
-        if self._thread.is_alive():
-            self._rows.put((time.time(), plain(row)))
-
-    def on_end(self, result: Result | None, error: BaseException | None) -> None:
-        """Wait until all rows are in the file, for 30 s at most."""
-        self._rows.put(None)
-        self._thread.join(CLOSE_S)
-        if self._thread.is_alive():
-            logger.warning("%s: the last events for TensorBoard were not written within %.0f s", self._run_dir, CLOSE_S)
-
-    def _run(self) -> None:
-        try:
-            self._write_all()
-        except Exception as error:  # no error of TensorBoard is a reason to stop training
-            logger.warning("No more events are written for TensorBoard (%s); metrics.jsonl is complete", error)
-
-    def _write_all(self) -> None:
-        from tensorboardX import RecordWriter
-        from tensorboardX.proto.event_pb2 import Event, SessionLog
-        from tensorboardX.proto.summary_pb2 import Summary
-
-        path = _new_event_file(self._run_dir)
-        os.close(open_file(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL))
-        with closing(RecordWriter(str(path))) as file:
-            file.write(Event(wall_time=time.time(), file_version="brain.Event:2").SerializeToString())
-            # At each START except the first, TensorBoard drops earlier events from this step on.
-            start = SessionLog(status=SessionLog.START)
-            file.write(Event(wall_time=time.time(), step=self._purge_step, session_log=start).SerializeToString())
-            while (item := self._rows.get()) is not None:
-                wall_time, row = item
-                for step, scalars in by_step(row).items():
-                    values = [Summary.Value(tag=key, simple_value=value) for key, value in scalars.items()]
-                    # All scalars as one event: ten times cheaper than an event for each.
-                    event = Event(wall_time=wall_time, step=step, summary=Summary(value=values))
-                    file.write(event.SerializeToString())
-                if self._rows.empty():
-                    file.flush()
-
-
-def by_step(row: dict[str, float | None]) -> dict[int, dict[str, float]]:
-    """Return the scalars of a row by the env steps that they belong to: an evaluation is of an earlier policy."""
-    found: dict[int, dict[str, float]] = {}
-    for key, value in row.items():
-        if "/" in key and value is not None:
-            of = "eval/global_step" if key.startswith("eval/") else "global_step"
-            found.setdefault(int(row[of] or 0), {})[key] = value
+    for name in config.track:
+        require_package(f"track={name}", name, PACKAGES[name])
+    shared = _Ids()
+    found = list[Observer]()
+    for name in dict.fromkeys(config.track):
+        place = f"the server of {name}"
+        checking = OutsideThread(place, notify=notify, since_signal=since_signal)
+        _check(name, checking)
+        checking.close()
+        found.append(Tracker(name, OutsideThread(place, notify=notify, since_signal=since_signal), shared))
     return found
 
 
-def _new_event_file(run_dir: Path) -> Path:
-    """Return a name after the existing ones: TensorBoard reads the files of a run in alphabetical order."""
-    seconds = int(time.time())
-    for path in run_dir.glob("events.out.tfevents.*"):
-        with suppress(ValueError):
-            seconds = max(seconds, 1 + int(path.name.split(".")[3]))
-    return run_dir / f"events.out.tfevents.{seconds:010d}.{socket.gethostname()}"
+def _check(name: str, thread: OutsideThread) -> None:
+    """Raise ConfigError if a tracker refuses to work, before anything of the run has started."""
+    kind = _kind(name)
+    problem = ""
+    try:
+        thread.call("connecting", kind.check, CHECK_S)
+    except NoAnswer:
+        problem = f"{kind.server()} does not answer within {CHECK_S:.0f} s"
+    except (Exception, SystemExit) as error:  # of any class of a package of others
+        problem = f"{kind.server()} refuses: {in_a_line(error)[:500]}"
+    if problem:
+        raise ConfigError(f"track={name}: {problem}. {kind.remedy}")
 
 
-def trackers(config: Config) -> list[Observer]:
-    """Return the trackers that `config` asks for; raise ConfigError if the package of one is not installed."""
-    for name in config.track:
-        require_package(f"track={name}", name, PACKAGES[name])
-    ids = dict[str, str]()
-    return [Tracker(name, ids) for name in dict.fromkeys(config.track)]
+def tracking_notes(observers: Iterable[Observer]) -> list[str]:
+    """Return a line for the end of the run for each tracker among the observers that has failed."""
+    return [note for observer in observers if isinstance(observer, Tracker) for note in observer.notes()]
+
+
+class _Ids:
+    """The ids of a run by tracker, which all of its trackers share, and write."""
+
+    def __init__(self) -> None:
+        self.by_name = dict[str, str]()
+        self.lock = threading.Lock()
 
 
 class Tracker(Observer):
-    """Sends rows to a tracker. No error of it ends the run: it is logged, and nothing more is sent."""
+    """Sends rows to a tracker, in a thread. No error of it ends the run: it is logged, and nothing more is sent."""
 
-    def __init__(self, name: str, ids: dict[str, str] | None = None) -> None:
-        """`ids`, by tracker, are those of the run so far, which all of its trackers share."""
-        self._name, self._ids = name, {} if ids is None else ids
+    def __init__(self, name: str, thread: OutsideThread, ids: _Ids) -> None:
+        self._name, self._thread, self._ids = name, thread, ids
         self._tracked: _Wandb | _MLflow | None = None
+        self._problem = ""
 
-    def _try(self, call: Any, *args: Any) -> Any:
+    def notes(self) -> list[str]:
+        """Return a line for the end of the run if something was not sent."""
+        return [f"Tracking: {self._problem}"] if self._problem else []
+
+    def _try(self, call: Callable[[], object]) -> None:
+        """Make a call in the thread; log its error, and call no more."""
+        if self._problem:
+            return
         try:
-            return call(*args)
+            call()
         except (Exception, SystemExit) as error:
             self._tracked = None
-            logger.warning("nothing more is sent to %s (%r); metrics.jsonl is complete", self._name, error)
+            self._problem = f"nothing more is sent to {self._name} ({error!r}); metrics.jsonl is complete"
+            logger.warning("%s", self._problem)
 
     def on_start(self, run: RunInfo) -> None:
         """Begin a run of the tracker, or continue that of the run that is resumed."""
-        self._tracked = self._try(self._begun, run)
+        self._thread.post("beginning a run", partial(self._try, partial(self._begin, run)))
+
+    def _begin(self, run: RunInfo) -> None:
+        self._tracked = self._begun(run)
 
     def _begun(self, run: RunInfo) -> Any:
         ids, path = {}, run.run_dir / TRACKERS
         with suppress(OSError, RecursionError, ValueError):
             found = json.loads(read_file(path, 1 << 16)) if run.resumed_at is not None else {}
             ids = {str(name): str(one) for name, one in found.items() if re.fullmatch(r"[\w-]{1,64}", str(one))}
-        tracked = (_Wandb if self._name == "wandb" else _MLflow)(run, ids.get(self._name))
-        self._ids.update(ids | self._ids | {self._name: tracked.id})
-        write_file(path, json.dumps(self._ids).encode())
+        tracked = _kind(self._name)(run, ids.get(self._name))
+        with self._ids.lock:
+            self._ids.by_name.update(ids | self._ids.by_name | {self._name: tracked.id})
+            write_file(path, json.dumps(self._ids.by_name).encode())
         logger.info("%s: %s", self._name, tracked.place)
         return tracked
 
     def on_iteration(self, row: dict[str, float]) -> None:
-        """Send the row."""
+        """Send the row; do not wait for that."""
+        if not self._problem:
+            self._thread.post("sending rows", partial(self._try, partial(self._send, plain(row))), 0)
+
+    def _send(self, row: dict[str, float | None]) -> None:
         if self._tracked is not None:
-            self._try(self._tracked.send, plain(row))
+            self._tracked.send(row)
 
     def on_end(self, result: Result | None, error: BaseException | None) -> None:
         """End the tracker's run, as finished, failed, or killed by a signal."""
         stopped_by = (result.stopped_by if result else None) or ""
         signalled = isinstance(error, KeyboardInterrupt | SystemExit) or stopped_by.startswith("SIG")
+        state = KILLED if signalled else FINISHED if error is None else FAILED
+        if not self._thread.post("ending the run", partial(self._try, partial(self._end, state)), CLOSE_S):
+            logger.warning("%s does not answer: the last rows were not sent; metrics.jsonl is complete", self._name)
+        self._thread.close()
+
+    def _end(self, state: str) -> None:
         if self._tracked is not None:
-            self._try(self._tracked.end, KILLED if signalled else FINISHED if error is None else FAILED)
+            self._tracked.end(state)
+
+
+def _kind(name: str) -> type[_Wandb] | type[_MLflow]:
+    return _Wandb if name == "wandb" else _MLflow
 
 
 class _Wandb:
+    remedy = "Log in with `wandb login`, set WANDB_MODE=offline, or leave out `track`."
+
+    @staticmethod
+    def server() -> str:
+        return os.environ.get("WANDB_BASE_URL", "Weights & Biases")
+
+    @staticmethod
+    def check() -> None:
+        """Raise if W&B is not configured; its server is not asked where runs are kept here."""
+        import wandb
+
+        mode = os.environ.get("WANDB_MODE") or getattr(wandb.setup().settings, "mode", "online")
+        if mode in ("online", "run", "shared"):
+            wandb.login(timeout=int(CHECK_S))
+
     def __init__(self, run: RunInfo, known: str | None) -> None:
         import wandb
 
@@ -178,6 +189,19 @@ class _Wandb:
 
 
 class _MLflow:
+    remedy = "Set MLFLOW_TRACKING_URI to a server, or to a file such as sqlite:///mlflow.db; or leave out `track`."
+
+    @staticmethod
+    def server() -> str:
+        return f"MLFLOW_TRACKING_URI={os.environ.get('MLFLOW_TRACKING_URI', '')}"
+
+    @staticmethod
+    def check() -> None:
+        """Raise if the tracking server, or the file in its place, cannot be used."""
+        from mlflow import MlflowClient
+
+        MlflowClient().get_experiment_by_name(os.environ.get("MLFLOW_EXPERIMENT_NAME", "dppo"))
+
     def __init__(self, run: RunInfo, known: str | None) -> None:
         from mlflow import MlflowClient
         from mlflow.entities import Metric, Param

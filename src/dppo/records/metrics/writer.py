@@ -12,10 +12,11 @@ from dppo.files import open_file, read_file
 from dppo.log import logger
 from dppo.records.files.disk import cause, make_folder, remedy, write_file
 from dppo.records.metrics.reading import FILE, parsed, plain
-from dppo.records.observer import Observer, Result
+from dppo.records.observer import Result
+from dppo.records.outside import FileWriter
 
 
-class MetricsWriter(Observer):
+class MetricsWriter(FileWriter):
     """Writes one row per iteration to metrics.jsonl, immediately.
 
     A row takes about 0.1 ms. A disk error is logged once, and rows stay in memory until they can be written.
@@ -40,10 +41,14 @@ class MetricsWriter(Observer):
         self.last_step = max((int(row["global_step"]) for row in kept), default=0)
         """Env steps up to the last row that is kept."""
 
-    def on_iteration(self, row: dict[str, Any]) -> None:
-        """Append one row; NaN and infinity become null, as in strict JSON."""
-        if line := self._line_of(row):
-            self._append(json.dumps(line, allow_nan=False).encode() + b"\n")
+    def taken(self, row: dict[str, Any]) -> bytes | None:
+        """Return the line of a row; NaN and infinity become null, as in strict JSON."""
+        line = self._line_of(row)
+        return json.dumps(line, allow_nan=False).encode() + b"\n" if line else None
+
+    def write(self, taken: bytes) -> None:
+        """Append a line."""
+        self._append(taken)
 
     def flush(self) -> None:
         """Wait until all rows so far would survive a power cut."""

@@ -183,7 +183,9 @@ class ShowLog(logging.Handler):
         self._started = self._level_changed = False
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Show or keep one record."""
+        """Show or keep one record, unless it was shown already."""
+        if getattr(record, "shown", False):
+            return
         (self._show if self._started else self._held.append)(printable(record.getMessage()))
 
     def hold(self) -> None:

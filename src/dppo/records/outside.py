@@ -1,0 +1,259 @@
+"""Calls that leave this process, to the disk of a run folder or to a tracker: in a thread of their own, with deadlines.
+
+A disk can block for minutes, for example one that a server lends over the network, and a tracker's server can be out of
+reach. The loop waits for their answers as it always did, but not in the call itself: so signals are heard, a line says
+what the run waits for, and the wait ends.
+"""
+
+from __future__ import annotations
+
+import math
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, TypeVar
+
+from dppo.log import logger
+from dppo.ppo.exchange.records import Incident
+from dppo.records.observer import Observer, Result
+
+T = TypeVar("T")
+
+ENDING_S = 6.0  # without progress, after which a call is given up once a signal has arrived: a run ends within 10 s
+TICK_S, CPU_S = 0.25, 0.005  # between two looks; of CPU time that counts as progress
+MOST_QUEUED = 10_000  # calls that nobody waits for
+
+
+class NoAnswer(OSError):
+    """A call was given up because it made no progress."""
+
+
+@dataclass(eq=False, slots=True)
+class _Call:
+    what: str
+    function: Callable[[], Any]
+    ended: threading.Event = field(default_factory=threading.Event)
+    result: Any = None
+    error: BaseException | None = None
+    cancelled: bool = False
+
+
+def never() -> float:
+    """Return the seconds since a signal of a run that gets none."""
+    return -math.inf
+
+
+class OutsideThread:
+    """Makes calls to one place, such as a disk, one after the other in a thread of its own."""
+
+    said_s = 10.0
+    """Seconds of waiting after which a line says so, and rows wait in memory instead of the run."""
+    limit_s = 120.0
+    """Seconds without progress after which the loop gives a call up."""
+
+    def __init__(
+        self,
+        place: str,
+        *,
+        notify: Callable[[str], object] = logger.warning,
+        since_signal: Callable[[], float] = never,
+    ) -> None:
+        """Name the place, as in "waiting for PLACE"; the thread starts with the first call.
+
+        Args:
+            notify: prints a line.
+            since_signal: returns the seconds since a signal asked the run to stop.
+        """
+        self.place = place
+        self.notify = notify
+        self._since_signal = since_signal
+        self._queue: deque[_Call | None] = deque()  # None ends the thread
+        self._unawaited: deque[_Call] = deque()  # whose errors later calls raise
+        self._ready = threading.Condition()
+        self._thread: threading.Thread | None = None
+        self._current: _Call | None = None
+        self._closed = False
+        self._progressed_at = time.monotonic()
+        self._cpu_before = 0  # as `_cpu` returned it last
+        self._silent_since: float | None = None  # since when the place has been silent, once a line has said so
+
+    # ------------------------------------------------------------------ for the loop
+
+    def call(self, what: str, function: Callable[[], T], limit_s: float | None = None) -> T:
+        """Return the result of a call, or raise its error; `what` describes it, as in "writing metrics.jsonl".
+
+        Raises NoAnswer if nothing has got on for `limit_s` (default: 120), or for 6 s after a signal. A call that has
+        not begun is left out then.
+        """
+        self._raise_earlier_error()
+        call = self._submit(what, function)
+        if not self._wait_for(call, self.limit_s if limit_s is None else limit_s):
+            call.cancelled = True
+            call.function = _nothing  # it may hold large arrays
+            raise NoAnswer(f"{self.place} has not answered for {self._quiet_s():.0f} s ({self._doing()})")
+        if call.error is not None:
+            raise call.error
+        result: T = call.result
+        return result
+
+    def post(self, what: str, function: Callable[[], object], patience_s: float | None = None) -> bool:
+        """Make a call, and wait for its end as long as the place gets on; else it is made later, and the run goes on.
+
+        Its error is raised here, or by the next call of any kind. Returns whether it has ended. Raises NoAnswer if too
+        many calls are waiting.
+        """
+        self._raise_earlier_error()
+        if len(self._queue) >= MOST_QUEUED:
+            self.call(what, function)
+            return True
+        call = self._submit(what, function)
+        self._unawaited.append(call)
+        patience_s = self.said_s if patience_s is None else patience_s
+        if patience_s > 0:
+            self._wait_for(call, patience_s)
+            self._raise_earlier_error()
+        return call.ended.is_set()
+
+    def close(self) -> None:
+        """End the thread after the calls that are left, without waiting for it."""
+        with self._ready:
+            self._closed = True
+            self._queue.append(None)
+            self._ready.notify()
+
+    # ------------------------------------------------------------------ waiting
+
+    def _submit(self, what: str, function: Callable[[], Any]) -> _Call:
+        call = _Call(what, function)
+        with self._ready:
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._run, name=f"dppo: {self.place}", daemon=True)
+                self._thread.start()
+            if self._current is None and not self._queue:
+                self._progressed_at = time.monotonic()
+            self._queue.append(call)
+            self._ready.notify()
+        return call
+
+    def _wait_for(self, call: _Call, limit_s: float) -> bool:
+        """Return True once a call has ended, False if it is given up."""
+        while not call.ended.wait(0 if self._is_over(limit_s) else TICK_S):
+            self._say_if_due()
+            if self._is_over(limit_s):
+                return call.ended.is_set()
+        return True
+
+    def _is_over(self, limit_s: float) -> bool:
+        quiet_s = self._quiet_s()
+        return quiet_s >= limit_s or min(quiet_s, self._since_signal()) >= ENDING_S
+
+    def _quiet_s(self) -> float:
+        """Return the seconds in which the thread has made no progress: it has ended no call, and used no CPU."""
+        cpu = self._cpu()
+        if cpu != self._cpu_before:
+            self._cpu_before = cpu
+            self._progressed_at = time.monotonic()
+        return time.monotonic() - self._progressed_at
+
+    def _cpu(self) -> int:
+        """Return the CPU time of the thread in units of 5 ms; 0 where the system does not say."""
+        thread = self._thread
+        if (
+            thread is None
+            or thread.ident is None
+            or not thread.is_alive()
+            or not hasattr(time, "pthread_getcpuclockid")
+        ):
+            return 0
+        return int(time.clock_gettime(time.pthread_getcpuclockid(thread.ident)) / CPU_S)
+
+    def _say_if_due(self) -> None:
+        quiet_s = self._quiet_s()
+        if quiet_s >= self.said_s and self._silent_since is None:
+            self._silent_since = time.monotonic() - quiet_s
+            self.notify(f"waiting for {self.place}: {self._doing()} for {quiet_s:.0f} s")
+
+    def _doing(self) -> str:
+        current = self._current
+        return "starting" if current is None else current.what
+
+    def _raise_earlier_error(self) -> None:
+        while self._unawaited and self._unawaited[0].ended.is_set():
+            error = self._unawaited.popleft().error
+            if error is not None:
+                raise error
+
+    # ------------------------------------------------------------------ the thread
+
+    def _run(self) -> None:
+        while (call := self._next()) is not None:
+            if not call.cancelled:
+                try:
+                    call.result = call.function()
+                except BaseException as error:  # the loop raises it
+                    call.error = error
+            self._current, self._progressed_at = None, time.monotonic()
+            call.ended.set()
+            self._say_that_it_answers()
+
+    def _next(self) -> _Call | None:
+        with self._ready:
+            while not self._queue:
+                self._ready.wait()
+            call = self._queue.popleft()
+            self._current, self._progressed_at = call, time.monotonic()
+        return call
+
+    def _say_that_it_answers(self) -> None:
+        since, self._silent_since = self._silent_since, None
+        if since is not None and not self._closed:
+            self.notify(f"{self.place} answers again, after {time.monotonic() - since:.0f} s")
+
+
+def _nothing() -> None:
+    """Take the place of a call that is left out."""
+
+
+class FileWriter(Observer):
+    """An observer that writes a file. `OnDisk` lets a thread do that; `taken` runs where the observers are called."""
+
+    takes_incidents = False
+
+    def taken(self, row: dict[str, float]) -> Any:
+        """Return what `write` needs of an iteration, which the loop may change later; None if nothing is to be done."""
+        return None
+
+    def write(self, taken: Any) -> None:
+        """Write what `taken` has returned."""
+
+    def on_iteration(self, row: dict[str, float]) -> None:
+        """Take, and write at once."""
+        taken = self.taken(row)
+        if taken is not None:
+            self.write(taken)
+
+
+class OnDisk(Observer):
+    """Makes the calls of a `FileWriter` in the thread of the disk."""
+
+    def __init__(self, writer: FileWriter, disk: OutsideThread, name: str) -> None:
+        self._writer, self._disk, self._what = writer, disk, f"writing {name}"
+
+    def on_iteration(self, row: dict[str, float]) -> None:
+        """Write the row."""
+        taken = self._writer.taken(row)
+        if taken is not None:
+            self._disk.post(self._what, partial(self._writer.write, taken))
+
+    def on_incident(self, incident: Incident) -> None:
+        """Write the incident."""
+        if self._writer.takes_incidents:
+            self._disk.post(self._what, partial(self._writer.on_incident, incident))
+
+    def on_end(self, result: Result | None, error: BaseException | None) -> None:
+        """Write what is left; warn if that does not end."""
+        if not self._disk.post(self._what, partial(self._writer.on_end, result, error), self._disk.limit_s):
+            logger.warning("%s does not answer: %s was not finished", self._disk.place, self._what)
