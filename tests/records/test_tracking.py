@@ -20,6 +20,7 @@ from builders import make_config
 from commandline import Command
 from processes import wait_until
 from recorder import Notes, Recorder
+from remedies import executes
 
 import dppo
 from dppo.errors import ConfigError
@@ -154,6 +155,7 @@ def test_a_command_that_gets_sigterm_ends_its_run_as_killed(name: str, places: N
     assert tracked(name, tmp_path / "run")[2] == ["KILLED"]
 
 
+@executes("records/metrics/tracking.py: Set MLFLOW_TRACKING_URI to a server, or to a file")
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")  # of MLflow's database
 @pytest.mark.parametrize("uri", ["nonsense://nowhere", "file:///tmp/mlruns", "http://127.0.0.1:9"])
@@ -171,6 +173,7 @@ def test_mlflow_that_refuses_is_refused_before_anything_starts(
         dppo.train(settings(tmp_path / "run", "mlflow"))
 
 
+@executes("records/metrics/tracking.py: set WANDB_MODE=offline")
 @pytest.mark.slow
 def test_wandb_without_a_key_is_refused_before_anything_starts(tmp_path: Path) -> None:
     pytest.importorskip("wandb")
