@@ -7,6 +7,7 @@ import functools
 import os
 import re
 import signal
+import sys
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -26,6 +27,9 @@ from shapes import check_shapes  # noqa: E402  it loads NumPy
 if TYPE_CHECKING:
     import dppo
 
+# As in an activated environment: commands that are printed begin with `dppo`.
+os.environ["PATH"] = os.pathsep.join((str(Path(sys.executable).parent), os.environ.get("PATH", "")))
+os.environ.pop("DPPO_CALLED_AS", None)
 # Ray lowers the priority of its workers, which would starve actors on a busy machine. Its processes inherit this.
 os.environ |= {"RAY_worker_niceness": "0"}
 # Several processes of tests share the cores, and torch's threads of all of them would wait for each other: the tests in

@@ -18,6 +18,7 @@ SRC = Path(dppo.__file__).parent
 BASE = {
     "errors",
     "files",
+    "invocation",
     "log",
     "numerics",
     "plain_data",
@@ -30,6 +31,7 @@ BASE = {
 MAY_IMPORT: dict[str, set[str]] = {
     "errors": set(),
     "files": set(),
+    "invocation": set(),
     "log": set(),
     "numerics": set(),
     "plain_data": set(),

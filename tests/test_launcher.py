@@ -38,8 +38,9 @@ case "$1 $2" in
         cp FOLDER/command "$venv/bin/dppo" && chmod +x "$venv/bin/dppo" ;;
     "-c "*)
         code=$2
+        shift 2
         exec REAL -I -S -c "import sys; sys.version_info, sys.executable = VERSION, '$me'; PATCH
-$code" ;;
+$code" "$@" ;;
     *) exit 9 ;;
 esac
 """
@@ -164,11 +165,61 @@ def test_a_venv_is_rebuilt_for_another_version_or_if_its_python_is_gone(checkout
     assert "with Python 3.12.4" in checkout.run().err  # python3 is too old
     checkout.python("python3.13", "3.13.0")
     assert checkout.run(PYTHON="python3.12").err == ""
-    assert "with Python 3.13.0" in checkout.run(PYTHON=str(checkout.fakes / "python3.13")).err
+    assert "with Python 3.13.0" in checkout.run(PYTHON=str(checkout.fakes / "python3.13"), DPPO_REBUILD="1").err
     assert checkout.run().err == ""
     (checkout.fakes / "python3.13").unlink()  # as an upgrade of the system would
     assert "with Python 3.12.4" in checkout.run().err
     assert checkout.calls() == ["venv", "pip"] * 3
+
+
+def install(checkout: Checkout, name: str) -> None:
+    """Put a package into .venv, as a user's pip would."""
+    (checkout.venv / "lib" / "python3.12" / "site-packages" / f"{name}-1.0.dist-info").mkdir(parents=True)
+
+
+def test_another_patch_version_of_python_is_no_reason_to_rebuild(checkout: Checkout) -> None:
+    checkout.run()
+    install(checkout, "optuna")
+    checkout.python("python3.12", "3.12.11")
+    assert checkout.run(PYTHON="python3.12").err == ""
+    assert checkout.calls() == ["venv", "pip"]
+
+
+def test_another_minor_version_and_packages_of_the_user_need_a_word(checkout: Checkout) -> None:
+    checkout.script("pip", 'mkdir -p "$venv/lib/python3.12/site-packages/one-1.dist-info"')
+    checkout.run()
+    checkout.python("python3.13", "3.13.0")
+    checkout.refuses(".venv has Python 3.12.4, and PYTHON is 3.13.0. Set DPPO_REBUILD=1", PYTHON="python3.13")
+    install(checkout, "Optuna")
+    checkout.refuses("removes what you have installed: optuna. Set DPPO_REBUILD=1", PYTHON="python3.13")
+    (checkout.root / "constraints.txt").write_text("one==2\n")
+    checkout.refuses("removes what you have installed: optuna. Set DPPO_REBUILD=1")
+    assert checkout.calls() == ["venv", "pip"]
+    done = checkout.run(DPPO_REBUILD="1")
+    assert (done.code, checkout.calls()) == (0, ["venv", "pip"] * 2)
+    assert "pip install -c constraints.txt optuna" in done.err
+
+
+def test_a_venv_in_use_is_never_emptied(checkout: Checkout) -> None:
+    checkout.script("command", "#!/bin/sh\ntouch FOLDER/runs\nwhile [ ! -e FOLDER/go ]; do sleep 0.02; done\n")
+    busy = checkout.start()
+    while not (checkout.fakes / "runs").exists():
+        assert busy.poll() is None, busy.communicate()
+        time.sleep(0.01)
+    (checkout.root / "constraints.txt").write_text("one==2\n")
+    checkout.refuses(f".venv must be built anew, and is in use by process {busy.pid} (", DPPO_REBUILD="1")
+    (checkout.fakes / "go").touch()
+    busy.communicate(timeout=60)
+    checkout.script("command", COMMAND)
+    assert checkout.run().code == 0
+    assert checkout.calls() == ["venv", "pip"] * 2
+
+
+def test_the_command_learns_how_it_was_called(checkout: Checkout) -> None:
+    checkout.script("command", '#!/bin/sh\necho "as:$DPPO_CALLED_AS"\n')
+    assert checkout.run().out == f"as:{checkout.root}/dppo\n"
+    checkout.launcher = "./dppo"
+    assert checkout.run().out == "as:./dppo\n"
 
 
 def test_changed_pins_and_dependencies_rebuild_and_settings_of_tools_do_not(checkout: Checkout) -> None:
@@ -204,7 +255,7 @@ def test_setting_up_says_what_it_is_doing_and_for_how_long(checkout: Checkout) -
     checkout.script("pip", script)
     lines = checkout.run(DPPO_SETUP_REPORT_S="1").err.splitlines()
     assert lines[1] == "  0:01  1 packages found; Downloading one-1.whl (190.2 MB)"
-    assert "  0:02  1 packages found; installing 2 packages, 50 %" in lines
+    assert "  0:02  installing 2 packages, 50 %" in lines
 
 
 def test_a_folder_that_is_not_ours_is_left_alone(checkout: Checkout) -> None:

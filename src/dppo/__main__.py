@@ -8,6 +8,7 @@ from importlib import import_module
 from dppo import __version__
 from dppo.commands.versions import other_versions
 from dppo.errors import DppoError, EnvironmentFault, printable, unknown_name
+from dppo.invocation import as_called, program, take_called_as
 from dppo.numerics.portable import portable_numerics
 from dppo.signals import RaisingSignals, StopRequested
 
@@ -81,16 +82,17 @@ def _leave_stuck_calls(code: int) -> None:
 
 def _run(argv: list[str] | None) -> int:
     args = sys.argv[1:] if argv is None else argv
+    take_called_as()
     if not args or args[0] in ("-h", "--help", "help"):
-        print(USAGE)
+        print(as_called(USAGE))
         return 0 if args else 2
     if args[0] in ("-V", "--version", "version"):
         print(f"dppo {__version__}")
         return 0
     if args[0] not in COMMANDS:
         meant = MEANT.get(args[0])
-        problem = f"{args[0]} is `dppo {meant}`." if meant else unknown_name("command", args[0], COMMANDS)
-        print(f"dppo: {problem} `dppo --help` lists them.", file=sys.stderr)
+        problem = f"{args[0]} is `{program()} {meant}`." if meant else unknown_name("command", args[0], COMMANDS)
+        print(f"dppo: {problem} `{program()} --help` lists them.", file=sys.stderr)
         return 2
     command = args[0]
     if (others := other_versions()) is not None:

@@ -52,10 +52,10 @@ def test_both_times_are_printed_and_fewer_epochs_where_updating_takes_the_longes
 
 def test_without_overlap_the_gain_by_overlap_is_named() -> None:
     assert said(0.100, 0.062, 0.060, 0.038) == (
-        "Bottleneck: the actors waited 38% of the time for the learner. overlap=True (--overlap) would be about 1.6 x "
-        "as fast; its results differ."
+        "Bottleneck: the actors were idle for 38% of the time, during updates. overlap=True (--overlap) would be "
+        "about 1.6 x as fast; its results differ."
     )
-    assert "waited 80% of the time for the learner" in said(0.100, 0.020, 0.020, 0.075)
+    assert "idle for 80% of the time, during updates" in said(0.100, 0.020, 0.020, 0.075)
     assert "about 1.2 x" in said(0.100, 0.020, 0.020, 0.075)
 
 

@@ -173,7 +173,7 @@ def test_first_and_last_iteration_are_always_printed(error: Exception | None, mo
     plain.on_end(None if error else finished(bottleneck="Bottleneck: the learner."), error)
     plain.on_end(None, None)
     begins = ["title", "  one", "  two", "     256", "  25,600"]
-    begins += [] if error else ["Done aft", "Mean ret", "Checkpoi", "Weights:", "Bottlene"]
+    begins += [] if error else ["Done aft", "Mean ret", "Checkpoi", "Weights:", "Bottlene", "Next: dp"]
     assert [line[:8] for line in stream.getvalue().splitlines()] == begins
 
 

@@ -7,6 +7,7 @@ from dppo.commands.flags import Parser, UsageError
 from dppo.config.parts import settings_by_name
 from dppo.errors import CheckpointError, DppoError, counted
 from dppo.files import read_file
+from dppo.invocation import as_called
 from dppo.records.files.disk import check_parts
 from dppo.records.files.run_folder import settings_to_resume
 from dppo.records.metrics.reading import TRACE, parsed
@@ -23,7 +24,7 @@ def main(argv: list[str]) -> int:
     """Compare the traces of two runs; return the exit code."""
     runs = [Path(word) for word in Parser(PROG, "RUN RUN", DESCRIPTION).split(argv)[1]]
     if len(runs) != 2:
-        raise UsageError(f"needs two runs, not {len(runs)}. For example: {PROG} runs/a runs/b")
+        raise UsageError(f"needs two runs, not {len(runs)}. For example: {as_called(PROG)} runs/a runs/b")
     one, other = map(_checksums, runs)
     common = sorted(one.keys() & other.keys())
     if not common:

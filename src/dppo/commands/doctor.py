@@ -2,7 +2,6 @@
 
 import json
 import math
-import shlex
 import sys
 import time
 from collections.abc import Iterator, Sequence
@@ -17,6 +16,7 @@ from dppo.config import Config
 from dppo.config.files import plain, refuse_objects
 from dppo.config.resume import leave_out_ineffective
 from dppo.errors import CheckpointError, ConfigError, printable
+from dppo.invocation import command
 from dppo.policies.policy import read
 from dppo.records.files.run_folder import settings_to_resume
 from dppo.records.metrics.reading import read_metrics
@@ -91,8 +91,8 @@ def _of_environment(given: dict[str, Any], env_id: str | None, seconds: float) -
     hosted_gb = config.num_samplers / max(1, best.actors) * config.envs_per_sampler * facts["env_mb"] / 1000
     others |= {"recycle_after": f"{max(2, math.ceil(2 * hosted_gb))}GB"} if leaks else {}  # not at every segment
     words = [config.env_name, *as_words(others | faults(facts, config)[0])]
-    command = shlex.join(["dppo", "train", *words])
-    return report | {"expected": expected, "advice": list(advice(facts, config)), "command": command}
+    typed = command("train", *words)
+    return report | {"expected": expected, "advice": list(advice(facts, config)), "command": typed}
 
 
 def of_run(run: Path, rows: Sequence[dict[str, float]] | None = None) -> Iterator[tuple[str, str]]:

@@ -4,6 +4,7 @@ from contextlib import closing
 from pathlib import Path
 
 from dppo.commands.flags import TRUST, Parser, UsageError
+from dppo.invocation import as_called
 from dppo.policies.export import EPISODES, export_folder, export_onnx, load_trusted
 from dppo.records.terminal.view import ShowLog
 
@@ -24,7 +25,9 @@ def main(argv: list[str]) -> int:
     """Export, and print what was written; return the exit code."""
     flags, words = Parser(PROG, USAGE, DESCRIPTION, network_and_model_card=FLAGS).split(argv)
     if len(words) != 2:
-        raise UsageError(f"{len(words)} words instead of RUN and a target. For example: {PROG} runs/NAME policy.onnx")
+        raise UsageError(
+            f"{len(words)} words instead of RUN and a target. For example: {as_called(PROG)} runs/NAME policy.onnx"
+        )
     run, target = words
     if Path(target).suffix == ".onnx":
         if "episodes" in flags:

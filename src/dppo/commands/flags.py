@@ -10,6 +10,7 @@ from typing import Any, Literal, NoReturn, get_args, get_origin
 from dppo.config.aliases import answer_to, meant_by
 from dppo.config.parts import PARTS, default_of, help_by_name, may_be_none, names_of, settings_by_name, types_by_name
 from dppo.errors import ConfigError, DppoError, printable, unknown_name
+from dppo.invocation import as_called
 
 WIDTH = 80
 
@@ -48,10 +49,11 @@ class Parser(argparse.ArgumentParser):
 
     def __init__(self, prog: str, usage: str, description: str, **groups: Flags) -> None:
         """Build a parser with groups of flags; each line of `usage` shows one way to use the command."""
+        prog = as_called(prog)
         super().__init__(
             prog=prog,
             usage=f"\n{' ' * len('usage: ')}".join(f"{prog} {line}" for line in usage.splitlines()),
-            description=description,
+            description=as_called(description).replace("%", "%%"),
             argument_default=argparse.SUPPRESS,
             allow_abbrev=False,
             add_help=False,
@@ -64,8 +66,9 @@ class Parser(argparse.ArgumentParser):
     def add_flags(self, title: str, flags: Flags) -> None:
         """Add a group of flags."""
         group = self.add_argument_group(title)
-        for usage, text in flags.items():
+        for usage, described in flags.items():
             name, *values = usage.split()
+            text = as_called(described)
             if not values:
                 group.add_argument(name, action="store_true", help=text)
             elif values[0].startswith("{"):
@@ -119,9 +122,8 @@ def is_help(argv: Sequence[str]) -> bool:
 def one_word(words: Sequence[str], name: str, prog: str) -> str | None:
     """Return the word beside the flags, or None if there is none; raise a UsageError if there are more."""
     if len(words) > 1:
-        raise UsageError(
-            f"unexpected argument {words[1]!r}: {prog} takes one {name}, here {words[0]!r}. Switches take no value."
-        )
+        fact = f"{as_called(prog)} takes one {name}, here {words[0]!r}"
+        raise UsageError(f"unexpected argument {words[1]!r}: {fact}. Switches take no value.")
     return words[0] if words else None
 
 
@@ -152,7 +154,7 @@ def _add(group: Any, name: str, defaults: Mapping[str, Any], hidden: bool) -> No
     default = defaults.get(name, default_of(name))
     if default is not None or "Default: " not in text:
         text = f"{text} (default: {printable(shown(default))})"
-    text = argparse.SUPPRESS if hidden else text.replace("%", "%%")
+    text = argparse.SUPPRESS if hidden else as_called(text).replace("%", "%%")
     if _is_switch(hint):
         group.add_argument(flag(name), action=argparse.BooleanOptionalAction, help=text)
     else:

@@ -7,6 +7,7 @@ import numpy as np
 
 from dppo.commands.flags import Parser, UsageError
 from dppo.errors import ConfigError, DppoError, counted, printable
+from dppo.invocation import as_called
 from dppo.records.files.disk import writing
 from dppo.records.plots import MEAN_RETURN, draw_together
 from dppo.records.together import RETURN, Group, grouped_by_settings, interval, read_curve, run_folders
@@ -30,7 +31,7 @@ def main(argv: list[str]) -> int:
     """Draw the picture, and print the mean of each group with an interval; return the exit code."""
     flags, words = Parser(PROG, "RUN ... [--flag value ...]", DESCRIPTION, options=FLAGS).split(argv)
     if not words:
-        raise UsageError(f"RUN is missing. For example: {PROG} runs/a runs/b")
+        raise UsageError(f"RUN is missing. For example: {as_called(PROG)} runs/a runs/b")
     for line in plot([Path(word) for word in words], **{"out": Path("plot.png")} | flags):
         print(printable(line))
     return 0

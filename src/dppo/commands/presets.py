@@ -6,6 +6,7 @@ from textwrap import fill
 from dppo.commands.flags import WIDTH, Parser, one_word, shown
 from dppo.config.files import Preset, described_presets, preset
 from dppo.config.parts import default_of
+from dppo.invocation import as_called
 
 PROG = "dppo presets"
 DESCRIPTION = (
@@ -37,6 +38,10 @@ def _as_yaml(one: Preset) -> str:
     """Return the settings of a preset, below what is known of it as comments."""
     import yaml
 
-    facts = {"preset": one.name, **one.about, "use": "dppo train ENV_ID --preset none --config FILE, with these lines"}
+    facts = {
+        "preset": one.name,
+        **one.about,
+        "use": as_called("dppo train ENV_ID --preset none --config FILE, with these lines"),
+    }
     comments = [fill(f"# {name}: {text}", 100, subsequent_indent="#   ") for name, text in facts.items()]
     return "\n".join([*comments, yaml.safe_dump(one.settings, sort_keys=False).rstrip()])

@@ -7,6 +7,7 @@ from typing import Any
 
 from dppo.commands.flags import RENDER, TRUST, Parser, UsageError, in_flags
 from dppo.errors import EnvironmentFault
+from dppo.invocation import command
 from dppo.records.files.disk import check_parts
 from dppo.records.files.episodes import SEVERAL_ROWS, nothing_recorded, read_episodes
 from dppo.records.terminal.view import ShowLog
@@ -68,7 +69,7 @@ def _list(run: Path) -> int:
     for one in episodes:
         number, result = ("fault", "") if one.number is None else (f"{one.number:,}", f"{one.episode_return:.6g}")
         print(f"{number:>9}  {one.name:<20}{result:>12}{one.length:>9,}{one.global_step:>14,}")
-    playing = f"{PROG} {run} --episode NUMBER plays one, 3/0/17 instead of NUMBER any."
+    playing = f"{command('replay', run)} --episode NUMBER plays one, 3/0/17 instead of NUMBER any."
     if any(not one.alone for one in episodes):
         playing = f"They are of {SEVERAL_ROWS}: none can be played again."
     print(f"{len(episodes):,} recorded. {playing}" if episodes else in_flags(nothing_recorded(run)))

@@ -3,7 +3,6 @@
 import json
 import os
 import re
-import shlex
 import stat
 import time
 from collections.abc import Iterator
@@ -18,6 +17,7 @@ from dppo.config.files import plain, versions_in, with_atari
 from dppo.config.parts import default_of
 from dppo.errors import ConfigError, DppoError, printable
 from dppo.files import check_kind, lock, read_file
+from dppo.invocation import command
 from dppo.records.files.disk import write_file, writing
 from dppo.records.files.run_folder import CONFIG, run_dir_of, settings_to_resume
 from dppo.records.metrics.reading import sampled_metrics
@@ -68,8 +68,10 @@ def facts_of(run: Path) -> Facts:
         for name, value in every.items()
         if any(value != plain(of.get(name, default_of(name))) for of in usual)
     }
-    words = ["dppo", "train", own.pop("env_id"), "--preset", "none", *as_words(own)]
-    return Facts(config, rows, state, findings, list(_incidents(run)), _lifetimes(run), versions, shlex.join(words))
+    words = [own.pop("env_id"), "--preset", "none", *as_words(own)]
+    return Facts(
+        config, rows, state, findings, list(_incidents(run)), _lifetimes(run), versions, command("train", *words)
+    )
 
 
 def _incidents(run: Path) -> Iterator[dict[str, Any]]:

@@ -1,6 +1,7 @@
 """`dppo train ENV_ID --seeds 1..5`: a process and a run folder for each seed, resumed as a whole."""
 
 import ctypes
+import os
 import re
 import signal
 import subprocess
@@ -24,6 +25,7 @@ from dppo.config import Config
 from dppo.config.files import plain, refuse_objects
 from dppo.config.resume import changes_on_resume
 from dppo.errors import ConfigError, DppoError, counted, printable
+from dppo.invocation import VARIABLE, program
 from dppo.records.files.checkpoint import find, has_any
 from dppo.records.files.disk import make_folder, write_file, writing
 from dppo.records.files.run_folder import CONFIG, as_file_name, settings_to_resume
@@ -83,6 +85,7 @@ class Seed:
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
+                env=os.environ | {VARIABLE: program()},
                 preexec_fn=lambda: prctl(1, signal.SIGTERM),  # noqa: PLW1509  PR_SET_PDEATHSIG; there are no threads
             )
         self.state = "running"

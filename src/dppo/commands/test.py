@@ -2,27 +2,52 @@
 
 import os
 import sys
+import time
 from pathlib import Path
 
+PROG = "dppo test"
 USAGE = """\
-usage: dppo test [--slow] [PYTEST ARGUMENT ...]
+usage: dppo test [--quick | --slow] [PYTEST ARGUMENT ...]
 
-Run the fast tests of a source checkout, or all tests with --slow, in two processes. Other arguments are passed on to
-pytest, and paths are relative to the root of the checkout. For example, in one process, where a debugger works:
+Run the tests of a source checkout.
+
+  --quick   for users: does it work on this machine? The promise, and one run of each kind; about a minute
+  (nothing) for developers: the fast tests, in two processes; 4 minutes on an idle machine with two cores
+  --slow    for developers: all tests; hours
+
+Other arguments are passed on to pytest, and paths are relative to the root of the checkout. For example, in one
+process, where a debugger works:
 dppo test -n 0 tests/test_launcher.py -k symlink -x"""
 TWO_PROCESSES = ["-n", "2", "--dist", "loadfile"]  # by file, because tests of a file share what they set up
+QUICK = ["-n", "0", "tests/test_promise_of_every_kind.py"]  # in process, resumed, and with actors
+ABOUT = {
+    "quick": "The promise, and one run of each kind: about a minute.",
+    "fast": "The fast tests, for developers: 4 minutes on an idle machine with two cores, much longer on a busy one. "
+    "--quick takes a minute.",
+    "slow": "All tests, for developers: hours.",
+}
 
 
 def main(argv: list[str]) -> int:
     """Become pytest, run in the source checkout. Return 0 after `--help`, and 2 without a checkout."""
     if argv[:1] in (["-h"], ["--help"]):
-        print(USAGE)
+        print(_as_called(USAGE))
         return 0
     checkout = Path(__file__).resolve().parents[3]
     if not (checkout / "tests" / "conftest.py").is_file():
-        print("dppo test: dppo was installed without its tests. Run ./dppo test in a clone.", file=sys.stderr)
+        print(f"{PROG}: dppo was installed without its tests. Run ./dppo test in a clone.", file=sys.stderr)
         return 2
-    everything = ["-m", ""] if "--slow" in argv else []  # undoes the -m "not slow" of pyproject.toml
-    passed_on = [word for word in argv if word != "--slow"]
+    kind = "quick" if "--quick" in argv else "slow" if "--slow" in argv else "fast"
+    chosen = QUICK if kind == "quick" else TWO_PROCESSES
+    everything = ["-m", ""] if kind == "slow" else []  # undoes the -m "not slow" of pyproject.toml
+    passed_on = [word for word in argv if word not in ("--quick", "--slow")]
+    if not passed_on:
+        print(f"{PROG}: {ABOUT[kind]} It is {time.strftime('%H:%M')} now.", flush=True)
     os.chdir(checkout)
-    os.execv(sys.executable, [sys.executable, "-m", "pytest", *TWO_PROCESSES, *everything, *passed_on])
+    os.execv(sys.executable, [sys.executable, "-m", "pytest", *chosen, *everything, *passed_on])
+
+
+def _as_called(text: str) -> str:
+    from dppo.invocation import as_called
+
+    return as_called(text)

@@ -13,6 +13,7 @@ from dppo.config.files import check_names, preset, preset_of
 from dppo.config.parts import help_by_name, settings_by_name
 from dppo.config.trust import code_named_by, require_trust
 from dppo.errors import ConfigError, DppoError, printable
+from dppo.invocation import as_called, command
 from dppo.log import logger
 from dppo.records.files.run_folder import settings_to_resume
 from dppo.records.observer import Observer, RunInfo
@@ -159,13 +160,13 @@ def arguments_of(given: dict[str, Any], env_id: str | None, prog: str) -> Argume
     settings = read_settings(Path(config)) if config else {}
     env_id = flags.get("env_id", settings.get("env_id"))
     if env_id is None:
-        raise UsageError(f"the environment is missing. For example: {prog} CartPole-v1")
+        raise UsageError(f"the environment is missing. For example: {as_called(prog)} CartPole-v1")
     wanted = preset_name or "auto"
     found = None if wanted == "none" else preset_of(str(env_id)) if wanted == "auto" else preset(wanted)
     used = found if found and (wanted != "auto" or found.about.get("applies") == "by itself") else None
     said = [f"using the preset {used.name}; --preset none disables it"] if used else []
     if found and not used and found.about.get("applies") == "on request":
-        said = [f"`dppo presets {found.name}` shows settings and scores for this environment"]
+        said = [f"`{command('presets', found.name)}` shows settings and scores for this environment"]
     tuned, own = used.settings if used else {}, settings | flags
     fitted, notes = fitted_to(own, tuned)
     return Arguments(fitted, used.name if used else None, frozenset(tuned) - own.keys(), resume, notes=(*said, *notes))

@@ -2,7 +2,6 @@
 
 import json
 import math
-import shlex
 import signal
 import warnings
 from collections.abc import Collection
@@ -16,6 +15,7 @@ from dppo.commands.train import Command, arguments_of
 from dppo.config import Config, fitted_to, read_settings, resolved
 from dppo.config.parts import about, settings_by_name
 from dppo.errors import ConfigError, TrainingDiverged, unknown_name
+from dppo.invocation import command
 from dppo.records.files.disk import writing
 from dppo.records.files.run_folder import as_file_name
 from dppo.records.observer import Observer
@@ -73,7 +73,7 @@ def main(argv: list[str]) -> int:
     settings = study.best_trial.user_attrs["settings"]
     words = as_words({name: settings.get(name, given.get(name)) for name in (*given, *space)})
     print(f"Best of {len(study.trials)} trials in {out}: {study.best_value:.1f}, in trial {study.best_trial.number}:")
-    print(shlex.join(["dppo", "train", config.env_name, *words]))
+    print(command("train", config.env_name, *words))
     return 0
 
 

@@ -13,6 +13,7 @@ from typing import Any
 from dppo.config.parts import PARTS, FlatSettings, may_be_none, names_of, settings_by_name
 from dppo.errors import ConfigError, unknown_name
 from dppo.files import DEEPEST, MOST_SETTINGS, read_file
+from dppo.invocation import command
 
 NUMBER = re.compile("[-+0-9:._]{1000,}")
 PRESETS = Path(__file__).parent.parent / "presets"
@@ -247,7 +248,7 @@ def preset(name: str) -> Preset:
     """Return the preset of this name, or for this environment; raise ConfigError if there is none."""
     if found := preset_of(name):
         return found
-    raise ConfigError(f"preset={unknown_name('preset', name, presets())} `dppo presets` lists them.")
+    raise ConfigError(f"preset={unknown_name('preset', name, presets())} `{command('presets')}` lists them.")
 
 
 # ------------------------------------------------------------------ games of the Arcade Learning Environment

@@ -1,12 +1,12 @@
 """Find the code that settings name, and refuse to run it unless the user trusts its source."""
 
 import re
-import shlex
 from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
 from dppo.errors import ConfigError
+from dppo.invocation import command
 
 NAMING = {"env_id": "environment", "model": "model", "wrappers": "wrappers"}  # settings with import paths: of a ...
 
@@ -52,7 +52,17 @@ def require_trust(stored: Mapping[str, Any], named: Collection[str], origin: obj
             )
 
 
+def object_name(name: str) -> bool:
+    """Return whether a name is that of an object of a Python program, which no command can import."""
+    return "<" in name or name.startswith("__main__:")
+
+
+def trust_flags(env_name: str, model_name: str | None = None, wrapper_names: Any = ()) -> list[str]:
+    """Return `--trust` in a list if a command needs it for a run of this environment; else an empty one."""
+    named = code_named_by({"env_id": env_name, "model": model_name, "wrappers": wrapper_names})
+    return ["--trust"] if named else []
+
+
 def resume_command(env_name: str, run_dir: Path, model_name: str | None = None, wrapper_names: Any = ()) -> str:
     """Return the command that continues a run."""
-    trust = " --trust" * bool(code_named_by({"env_id": env_name, "model": model_name, "wrappers": wrapper_names}))
-    return f"dppo train --resume {shlex.quote(str(run_dir))}{trust}"
+    return command("train", "--resume", run_dir, *trust_flags(env_name, model_name, wrapper_names))

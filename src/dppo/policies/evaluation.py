@@ -18,6 +18,7 @@ from dppo.envs.checks.faults import making
 from dppo.envs.frames import make_prepared
 from dppo.envs.make import EnvId, check_env_id, close_in_time
 from dppo.errors import CheckpointError, ConfigError, counted, printable
+from dppo.invocation import command
 from dppo.log import logger
 from dppo.numerics.portable import limit_blas
 from dppo.policies.bounds import NAMED, most_at_bound
@@ -225,7 +226,7 @@ def _check_program(stored: Mapping[str, Any], named: Mapping[str, Any], state: M
     flags = " ".join(f"--{name.replace('_', '-')} {path.stem}:{value}" for name, value in names.items())
     raise ConfigError(
         f"{run}: {' and '.join(names.values())} was defined in {path}, which is another program. In the folder "
-        f"{path.parent}: dppo eval {run} {flags}. That imports the file, so it must train only below "
+        f"{path.parent}: {command('eval', run)} {flags}. That imports the file, so it must train only below "
         f"`if __name__ == '__main__':`."
     )
 

@@ -16,6 +16,7 @@ from dppo.spaces.actions import Actions, BoxActions, boxes
 
 FAULTS = 5  # lines about environments that failed
 WINDOW = 100  # window of the mean return
+ADVICE_S = 60.0  # of training: the result of a shorter run is there, so a faster one would not help
 WORTH_REPORTING = 1.1  # a smaller gain is within the noise
 NO_EPISODE = "No episode has finished yet."
 OTHER_CPU = "The result depends on which process ran on which type of CPU: see docs/REPRODUCIBILITY.md."
@@ -144,7 +145,7 @@ def closing_lines(result: Result, error: BaseException | None = None) -> list[st
         f"  {others} more of {counted(len(most) - FAULTS, 'other kind')}" if others else "",
         OTHER_CPU if "other_cpu" in result.incidents else "",
         *(result.times, result.bottleneck, *result.notes),
-        how_to_go_on(result, error) if result.stopped_by else "",
+        how_to_go_on(result, error),
     )
     return [line for line in lines if line]
 
@@ -175,8 +176,10 @@ class TimeSplit(NamedTuple):
         return TimeSplit(self.rows + 1, *(getattr(self, name) + row[f"perf/{name}"] for name in self._fields[1:]))
 
 
-def times_line(split: TimeSplit, config: Config, epochs: int) -> str:
+def times_line(split: TimeSplit, config: Config, epochs: int, *, advise: bool = True) -> str:
     """Return the times of an iteration, and the gain from fewer epochs, at least half, if updating takes the longest.
+
+    Without `advise`, return only the times.
 
     Of an update in K `epochs`, E of them take about E / K of its time.
     """
@@ -190,7 +193,7 @@ def times_line(split: TimeSplit, config: Config, epochs: int) -> str:
     fewer = max(epochs // 2, int(epochs * collect / max(update, 1e-9)))
     shorter = update * fewer / epochs
     gain = _ratio(whole, whole - update + (max(collect, shorter) if at_once else shorter))
-    if update <= collect or not fewer or gain < WORTH_REPORTING:
+    if not advise or update <= collect or not fewer or gain < WORTH_REPORTING:
         return times
     return (
         f"{times} {as_setting_and_flag('update_epochs', fewer)} would make about {gain:.1f} x as many env steps per "
@@ -209,9 +212,9 @@ def bottleneck_line(split: TimeSplit, config: Config) -> str:
         gain = _ratio(split.iteration_s, split.iteration_s - min(split.collect_s, split.update_s))
         if gain < WORTH_REPORTING:
             return ""
-        waited = 1 - split.collect_s / split.iteration_s
+        idle = 1 - split.collect_s / split.iteration_s
         return (
-            f"Bottleneck: the actors waited {waited:.0%} of the time for the learner. "
+            f"Bottleneck: the actors were idle for {idle:.0%} of the time, during updates. "
             f"{as_setting_and_flag('overlap', True)} would be about {gain:.1f} x as fast; its results differ."
         )
     if _ratio(split.iteration_s, split.update_s) < WORTH_REPORTING:

@@ -271,6 +271,7 @@ class Run:
 
     def _result(self, stopped_by: str | None) -> Result:
         learner, training_s = self.learner, self.ended - self.training_began
+        advise = training_s >= words.ADVICE_S
         return Result(
             env_name=self.config.env_name,
             run_dir=self.folder.path,
@@ -289,8 +290,8 @@ class Run:
             stopped_by=stopped_by,
             model_name=self.config.model_name,
             wrapper_names=self.config.wrapper_names,
-            times=words.times_line(self.time_split, self.config, self.parts.epochs),
-            bottleneck=words.bottleneck_line(self.time_split, self.config),
+            times=words.times_line(self.time_split, self.config, self.parts.epochs, advise=advise),
+            bottleneck=words.bottleneck_line(self.time_split, self.config) if advise else "",
             notes=tuple(self._notes()),
             config=self.config,
         )

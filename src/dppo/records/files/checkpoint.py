@@ -74,6 +74,12 @@ def file_name(iteration: int) -> str:
     return f"iter_{iteration:06d}{sealed.SUFFIX}"
 
 
+def saved_iteration(path: Path) -> int | None:
+    """Return the iteration of a checkpoint by its name; None if it has another name."""
+    found = NAME.fullmatch(path.name)
+    return int(found[1]) if found else None
+
+
 def save(
     folder: Path,
     iteration: int,

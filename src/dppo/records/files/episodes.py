@@ -3,7 +3,6 @@
 import base64
 import json
 import math
-import shlex
 import sys
 import time
 import zlib
@@ -21,6 +20,7 @@ from dppo.config import Config
 from dppo.config.trust import code_named_by, resume_command
 from dppo.errors import CheckpointError, ClusterError, DppoError, EnvironmentFault
 from dppo.files import read_file
+from dppo.invocation import command
 from dppo.log import logger
 from dppo.ppo.exchange.records import Incident, IncidentKind, SegmentReport
 from dppo.records.files.disk import cause, make_folder, remedy, write_file
@@ -241,7 +241,7 @@ class IncidentWriter(FileWriter):
                 report = f"{incident.message}\n\n{values.get('traceback', incident.details)}"
                 write_file(folder / "report.txt", report.encode())
                 if number <= self._said:
-                    again = "" if actions is None else f": dppo replay {shlex.quote(str(folder))}{self._trust}"
+                    again = "" if actions is None else f": {command('replay', folder)}{self._trust}"
                     logger.warning("see %s%s", folder, again)
         except OSError as error:
             logger.warning("%s: %s The incident is not written.", folder, cause(error))

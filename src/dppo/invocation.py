@@ -1,0 +1,57 @@
+"""Commands that are printed for the user to type: they begin as this program was called."""
+
+import os
+import re
+import shlex
+import shutil
+import sys
+from pathlib import Path
+
+VARIABLE = "DPPO_CALLED_AS"
+"""The launcher, and a command that starts others in its place, pass on how they were called."""
+NAMES = "train|compare|tune|eval|export|doctor|diff|report|plot|replay|presets|test"
+TYPED = re.compile(rf"(?<![\w/.-])dppo (?=(?:{NAMES}|COMMAND|--help)\b)")
+
+_called_as: list[str] = []  # one at most
+
+
+def take_called_as() -> None:
+    """Take the variable out of the environment, so that no other process takes it for its own."""
+    path = os.environ.pop(VARIABLE, "")
+    if path:
+        _called_as[:] = [path]
+
+
+def program() -> str:
+    """Return the word or words, quoted for a shell, with which the user can call `dppo`.
+
+    That is `./dppo` or another path of the launcher, `dppo` if the one of this interpreter is on the PATH, the path of
+    the script as it was typed, or `python -m dppo`.
+    """
+    if _called_as:
+        return shlex.quote(_of_path(_called_as[0]))
+    own = Path(sys.executable).parent
+    found = shutil.which("dppo")
+    if found is not None and own in (Path(found).parent, Path(found).resolve().parent / ".venv" / "bin"):
+        return "dppo"
+    script = sys.argv[0] if sys.argv else ""
+    if Path(script).name == "dppo":
+        return shlex.quote(script)
+    python = shutil.which("python")
+    return "python -m dppo" if python and Path(python).parent == own else f"{shlex.quote(sys.executable)} -m dppo"
+
+
+def _of_path(path: str) -> str:
+    """Return the name of a program if its path is that which the PATH leads to, else the path."""
+    name = Path(path).name
+    return name if shutil.which(name) == path else path
+
+
+def command(*words: object) -> str:
+    """Return a command as the user would type it: `command("train", "--resume", run_dir)`."""
+    return " ".join([program(), *(shlex.quote(str(word)) for word in words)])
+
+
+def as_called(text: str) -> str:
+    """Return one of our own texts with its commands, such as `dppo presets`, as the user would type them."""
+    return TYPED.sub(lambda _: f"{program()} ", text)

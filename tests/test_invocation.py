@@ -1,0 +1,130 @@
+"""Commands that are printed begin as the program was called, everywhere."""
+
+from __future__ import annotations
+
+import ast
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from commandline import output_of
+
+import dppo
+from dppo import invocation
+from dppo.__main__ import COMMANDS, main
+from dppo.invocation import VARIABLE, as_called, command, program, take_called_as
+
+SRC = Path(dppo.__file__).parent
+BIN = Path(sys.executable).parent
+Patch = pytest.MonkeyPatch
+
+
+@pytest.fixture(autouse=True)
+def forget(monkeypatch: Patch) -> None:
+    monkeypatch.setattr(invocation, "_called_as", [])
+
+
+@pytest.mark.parametrize(
+    ("called_as", "argv0", "path", "printed"),
+    [
+        ("./dppo", "/clone/.venv/bin/dppo", "/usr/bin", "./dppo"),
+        ("/my clone/dppo", "/my clone/.venv/bin/dppo", "/usr/bin", "'/my clone/dppo'"),
+        ("", str(BIN / "dppo"), f"/usr/bin:{BIN}", "dppo"),
+        ("", "program.py", f"/usr/bin:{BIN}", "dppo"),
+        ("", ".venv/bin/dppo", "/nowhere", ".venv/bin/dppo"),
+        ("", "program.py", "/nowhere", f"{sys.executable} -m dppo"),
+        ("", "program.py", "only python", "python -m dppo"),
+    ],
+)
+def test_the_program_is_what_the_user_can_type(
+    called_as: str, argv0: str, path: str, printed: str, tmp_path: Path, monkeypatch: Patch
+) -> None:
+    if path == "only python":
+        (tmp_path / "python").symlink_to(sys.executable)
+        path = str(tmp_path)
+        monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
+    monkeypatch.setenv("PATH", path)
+    monkeypatch.setenv(VARIABLE, called_as)
+    monkeypatch.setattr(sys, "argv", [argv0])
+    take_called_as()
+    assert program() == printed
+    assert command("eval", "my run") == f"{printed} eval 'my run'"
+    assert VARIABLE not in os.environ  # so that no process of this one takes it for its own
+
+
+def test_a_launcher_that_the_path_leads_to_is_called_by_its_name(tmp_path: Path, monkeypatch: Patch) -> None:
+    (tmp_path / "dppo").write_text("#!/bin/sh\n")
+    (tmp_path / "dppo").chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setenv(VARIABLE, str(tmp_path / "dppo"))
+    take_called_as()
+    assert program() == "dppo"
+
+
+def strings(tree: ast.AST) -> Iterator[tuple[int, str]]:
+    """Yield the strings of a module, but for docstrings and texts to which `as_called` is applied."""
+    documented = ast.Module, ast.ClassDef, ast.FunctionDef
+    skipped = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
+    for node in ast.walk(tree):
+        if isinstance(node, documented) and ast.get_docstring(node):
+            skipped.add(id(node.body[0]))
+        if isinstance(node, ast.Call) and getattr(node.func, "id", "") == "as_called":
+            skipped |= {id(argument) for argument in node.args}
+        if isinstance(node, ast.Assign) and getattr(node.targets[0], "id", "").isupper():
+            skipped |= {id(inner) for inner in ast.walk(node.value)}
+        if isinstance(node, ast.keyword) and node.arg in ("prog", "description", "own"):
+            skipped |= {id(inner) for inner in ast.walk(node.value)}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in skipped:
+            yield node.lineno, node.value
+
+
+def test_no_text_has_a_command_that_is_written_out() -> None:
+    """Use `command(...)`, or `as_called` for a text that is shown later."""
+    written_out = re.compile(rf"(?<![/.\w-])dppo ({'|'.join(COMMANDS)})\b(?!:)")
+    found = [
+        f"{path.relative_to(SRC)}:{line}: {text}"
+        for path in SRC.rglob("*.py")
+        for line, text in strings(ast.parse(path.read_text("utf8")))
+        if written_out.search(text)
+    ]
+    assert found == []
+
+
+def test_help_usage_and_errors_say_how_it_was_called(monkeypatch: Patch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setenv(VARIABLE, "./dppo")
+    assert main([]) == 2
+    shown = capsys.readouterr().out
+    assert "usage: ./dppo COMMAND" in shown
+    assert "  ./dppo train CartPole-v1\n" in shown
+    assert main(["trian"]) == 2
+    assert "`./dppo --help` lists them" in capsys.readouterr().err
+    assert main(["plot"]) == 2
+    assert "For example: ./dppo plot runs/a" in capsys.readouterr().err
+    with pytest.raises(SystemExit):
+        main(["train", "--help"])
+    shown = capsys.readouterr().out
+    assert "usage: ./dppo train ENV_ID" in shown
+    assert "`./dppo presets`" in shown
+    assert as_called("is not a dppo checkpoint: see dppo/errors.py") == "is not a dppo checkpoint: see dppo/errors.py"
+
+
+def test_a_run_says_how_to_go_on_with_the_words_of_the_launcher(tmp_path: Path) -> None:
+    words = ["train", "CartPole-v1", "--num-samplers", "1", "--num-steps", "8", "--total-timesteps", "8"]
+    words += ["--run-dir", "run", "--progress", "plain", "--num-actors", "0"]
+    out = output_of(["-m", "dppo", *words], tmp_path, **{VARIABLE: "../dppo"})
+    assert "../dppo eval " in out
+    assert re.search(r"(?<![/.\w-])dppo (?!:)(eval|train|report)", out.replace("../dppo", "LAUNCHER")) is None
+
+
+def test_the_variable_does_not_reach_processes_that_a_command_starts(tmp_path: Path) -> None:
+    code = "import os; print([name for name in os.environ if name.startswith('DPPO_CALLED')])"
+    env = os.environ | {VARIABLE: "./dppo"}
+    starter = "import subprocess, sys\nfrom dppo.__main__ import main\nmain(['--version'])\n"
+    starter += f"subprocess.run([sys.executable, '-c', {code!r}])"
+    shown = subprocess.run([sys.executable, "-c", starter], env=env, capture_output=True, text=True, check=True).stdout
+    assert shown.endswith("[]\n")
