@@ -94,3 +94,26 @@ class TwoHot(nn.Module):
         head = self.policy(flat)
         values = _Expectation.apply(self.value(flat), self.bins)  # type: ignore[no-untyped-call]
         return (torch.cat([head, self.log_std.expand(len(head), -1)], dim=1) if self.free else head), values
+
+
+class Awkward(nn.Module):
+    """For benchmarks/gpu.py: operations that a GPU can compute with another order of sums in each run."""
+
+    scale: Tensor
+
+    def __init__(self, spaces: dppo.Spaces, head_size: int) -> None:
+        super().__init__()
+        inputs = math.prod(spaces.obs.shape)
+        self.register_buffer("scale", torch.linspace(0.5, 1.5, inputs))
+        self.first = nn.Linear(inputs, 64)
+        self.table = nn.Embedding(8, 64)
+        self.norm = nn.LayerNorm(64)
+        self.policy = nn.Linear(32, head_size)
+        self.value = nn.Linear(32, 1)
+
+    def forward(self, obs: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the head [n, H] and the values [n]."""
+        place = (obs[:, 0].abs() * 3).long().clamp(max=7)
+        code = self.norm((self.first(obs * self.scale) + self.table(place)).cumsum(dim=1))
+        pooled = nn.functional.adaptive_avg_pool1d(code.unsqueeze(1), 32).squeeze(1).tanh()
+        return self.policy(pooled), self.value(pooled).squeeze(1)

@@ -124,6 +124,19 @@ class TrainingDiverged(DppoError):
     """A loss or gradient is not finite. The weights are those from before the failed minibatch."""
 
 
+class OutOfMemory(DppoError):
+    """The rows of an update do not fit into memory. The weights are those from before it."""
+
+
+class GPUFailed(DppoError):
+    """The GPU of an update has failed. The weights from before it are kept in this machine's memory."""
+
+
+def in_gigabytes(size: float) -> str:
+    """Return a number of bytes as `1.25 GB`."""
+    return f"{size / 1e9:.3g} GB"
+
+
 def counted(number: int, noun: str, plural: str | None = None) -> str:
     """Return a number with its noun: `1 env`, `1,024 envs`."""
     return f"{number:,} {noun if number == 1 else plural or noun + 's'}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 import threading
 import time
 from collections.abc import Callable
@@ -35,9 +36,13 @@ if TYPE_CHECKING:
     from dppo.ppo.learning.off_policy import OffPolicyTrainer
     from dppo.ppo.learning.parallel import Parallel
     from dppo.ppo.learning.trainer import PPOTrainer
+    from dppo.ppo.networks.network import NetworkSpec
 
 
+FEW_ROWS = 64  # of zeros, with which a GPU shows before the first segment that it works
 LOOK_S = 0.25
+# Buffers of cuBLAS with which a product has the same bits in each run; it reads the variable at its first product.
+CUBLAS, FIXED_WORKSPACE = "CUBLAS_WORKSPACE_CONFIG", ":4096:8"
 _starting, _last_start = threading.Lock(), [-math.inf]  # of the environments of this process
 
 
@@ -202,13 +207,23 @@ def _check_float32(norm_obs_keys: tuple[str, ...], read: Spaces) -> None:
 
 def build_trainer(plan: TrainerPlan, spaces: Spaces, parallel: Parallel | None = None) -> PPOTrainer | OffPolicyTrainer:
     """Build the trainer of a run, or one of several ranks; imports torch."""
-    from dppo.ppo.learning.model import PPOModel
+    from dppo.ppo.learning.gpu import starting_on
     from dppo.ppo.learning.off_policy import OffPolicyTrainer
-    from dppo.ppo.learning.trainer import PPOTrainer
-    from dppo.ppo.networks.modules import learn_in_bfloat16
 
     device = _device(plan.learners.device)
     spec = choose_network(plan.network, spaces).spec
+    with starting_on(device, spec.as_json().get("model", "the built-in network")):
+        trainer = _trainer_on(device, plan, spec, parallel)
+        if device != "cpu":
+            trainer.rehearse(FEW_ROWS)
+    return trainer if plan.ppo.reuse == 1 else OffPolicyTrainer(trainer, parallel)
+
+
+def _trainer_on(device: str, plan: TrainerPlan, spec: NetworkSpec, parallel: Parallel | None) -> PPOTrainer:
+    from dppo.ppo.learning.model import PPOModel
+    from dppo.ppo.learning.trainer import PPOTrainer
+    from dppo.ppo.networks.modules import learn_in_bfloat16
+
     model = PPOModel(
         spec,
         streams.integer(plan.seed, Stream.WEIGHTS),
@@ -218,7 +233,7 @@ def build_trainer(plan: TrainerPlan, spaces: Spaces, parallel: Parallel | None =
     )
     if plan.learners.precision == "bfloat16":
         learn_in_bfloat16(model.network, device)
-    trainer = PPOTrainer(
+    return PPOTrainer(
         model,
         plan.ppo,
         minibatches=plan.sizes.minibatches_per_epoch,
@@ -226,7 +241,6 @@ def build_trainer(plan: TrainerPlan, spaces: Spaces, parallel: Parallel | None =
         parallel=parallel,
         sequence_length=plan.sizes.sequence_length,
     )
-    return trainer if plan.ppo.reuse == 1 else OffPolicyTrainer(trainer, parallel)
 
 
 def _device(wanted: str) -> str:
@@ -240,4 +254,5 @@ def _device(wanted: str) -> str:
             f"device={wanted}: torch {torch.__version__} sees no GPU in this process. Use `device=cpu`, or "
             f"`num_learners=1` with `learner_gpus=1`."
         )
+    os.environ.setdefault(CUBLAS, FIXED_WORKSPACE)
     return "cuda"

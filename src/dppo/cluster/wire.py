@@ -14,7 +14,7 @@ from typing import Any
 
 from dppo.config import Config
 from dppo.config.parts import PPO, Env, Learners, Network, Sampling, Sizes
-from dppo.errors import ClusterError, ConfigError, DppoError, EnvironmentFault, TrainingDiverged
+from dppo.errors import ClusterError, ConfigError, DppoError, EnvironmentFault, OutOfMemory, TrainingDiverged
 from dppo.numerics.fingerprint import Expected
 from dppo.ppo.exchange.records import Rebuild, SegmentReport, SegmentRequest, Timings
 from dppo.spaces.spaces import Spaces
@@ -191,7 +191,10 @@ def sendable(error: DppoError) -> DppoError:
     """Return one of our own exceptions for `error`, so that no user-defined class has to be unpickled."""
     if isinstance(error, EnvironmentFault):
         return EnvironmentFault(*error.args)
-    own = next((kind for kind in (TrainingDiverged, Recycled, ClusterError) if isinstance(error, kind)), ConfigError)
+    own = next(
+        (kind for kind in (TrainingDiverged, OutOfMemory, Recycled, ClusterError) if isinstance(error, kind)),
+        ConfigError,
+    )
     return own(str(error))
 
 

@@ -22,7 +22,7 @@ from torch.distributed import TCPStore  # type: ignore[attr-defined]
 from dppo.cluster.learning.sums import Group
 from dppo.cluster.learning.trainers import LocalTrainer
 from dppo.cluster.wire import FETCH_TIMEOUT_S, PackedModel, TrainerPlan, sendable, unpacked_model
-from dppo.errors import DppoError
+from dppo.errors import DppoError, GPUFailed, OutOfMemory
 from dppo.numerics.fingerprint import Expected
 from dppo.numerics.portable import limit_blas
 from dppo.ppo.exchange.records import PolicySnapshot, Segment, Update
@@ -116,6 +116,8 @@ class TrainerRank:
         """
         try:
             update = self._local.train(segments, policy, reward_scale, iteration)
+        except (OutOfMemory, GPUFailed):
+            raise  # at once: the others wait for this rank in a sum
         except DppoError as error:
             return sendable(error), None, None
         return update, *(self.snapshot() if with_state else (None, None))

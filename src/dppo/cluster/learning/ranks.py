@@ -16,8 +16,17 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from dppo.cluster.learning.rank import COLLECTIVE_TIMEOUT, LOOPBACK, TICK_S, TrainerRank, wait_for, wait_while_alive
 from dppo.cluster.ray.capacity import in_words
-from dppo.cluster.wire import FETCH_TIMEOUT_S, TrainerPlan, cause, delay_before, last_line, packed_model, within
-from dppo.errors import ClusterError, DppoError, SegmentsLost, TrainingDiverged
+from dppo.cluster.wire import (
+    FETCH_TIMEOUT_S,
+    TrainerPlan,
+    cause,
+    delay_before,
+    last_line,
+    packed_model,
+    sendable,
+    within,
+)
+from dppo.errors import ClusterError, DppoError, OutOfMemory, SegmentsLost, TrainingDiverged
 from dppo.numerics.fingerprint import Expected
 from dppo.ppo.exchange.records import Incident, IncidentKind, PolicySnapshot, Update
 from dppo.ppo.networks.choice import choose_network
@@ -138,6 +147,9 @@ class RayTrainers:
                     self._lost_at = math.inf
                 return call()
             except (RayError, TimeoutError) as error:
+                raised = getattr(error, "cause", None)  # in the rank
+                if isinstance(raised, OutOfMemory):  # new ranks would have no more memory
+                    raise sendable(raised) from None
                 self._lose(error)
 
     def _attempt(

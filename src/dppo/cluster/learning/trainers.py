@@ -1,5 +1,7 @@
 """Trainers: the protocol that PPOLearner uses; LocalTrainer in this process; trainers that reuse or trace segments."""
 
+import gc
+import traceback
 import zlib
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -13,9 +15,11 @@ from dppo import streams
 from dppo.cluster.builders import build_trainer
 from dppo.cluster.wire import TrainerPlan
 from dppo.config.parts import annealed
+from dppo.log import logger
 from dppo.numerics.portable import limit_blas
 from dppo.ppo.exchange.records import PolicySnapshot, Segment, Update
-from dppo.ppo.learning.batch import make_batch
+from dppo.ppo.learning.batch import make_batch, row_bytes
+from dppo.ppo.learning.gpu import Rows, explained, gpu_bytes_of, gpu_memory_line, is_out_of_memory, repeatable_on
 from dppo.ppo.learning.off_policy import joined
 from dppo.ppo.learning.parallel import Parallel
 from dppo.ppo.networks.network import NetworkSpec
@@ -66,8 +70,9 @@ class LocalTrainer:
         self._threads_before = torch.get_num_threads()
         torch.set_num_threads(plan.learners.learner_threads)
         self.trainer = build_trainer(plan, spaces, parallel)
-        self.spec = self.trainer.model.spec
-        self.weights, self.state, self.load = self.trainer.weights, self.trainer.state, self.trainer.load
+        self.spec, self.device = self.trainer.model.spec, self.trainer.model.parameters.weights.device
+        self.load = self.trainer.load
+        self._rescued: tuple[np.ndarray, dict[str, np.ndarray]] | None = None  # from before a GPU failed
 
     def update(
         self, segments: Sequence[Segment], policy: PolicySnapshot, reward_scale: float | None, iteration: int
@@ -78,20 +83,75 @@ class LocalTrainer:
             with self.interruptible():
                 return self.train(segments, policy, reward_scale, iteration)
         except BaseException:  # it diverged or was stopped; the checkpoint must hold the result of the last iteration
-            self.load(*before)
+            self._go_back_to(*before)
             raise
+
+    def _go_back_to(self, weights: np.ndarray, state: dict[str, np.ndarray]) -> None:
+        """Restore what was there before an update; keep it in this process if the GPU takes nothing any more."""
+        try:
+            self.load(weights, state)
+        except RuntimeError:
+            if self.device.type == "cpu":
+                raise
+            self._rescued = weights, state
+
+    def weights(self, *, copy: bool = True) -> np.ndarray:
+        """Return all weights [P]; without `copy`, updates may overwrite them."""
+        return self.trainer.weights(copy=copy) if self._rescued is None else self._rescued[0]
+
+    def state(self, *, copy: bool = True) -> dict[str, np.ndarray]:
+        """Return the optimizer's state; without `copy`, updates may overwrite it."""
+        return self.trainer.state(copy=copy) if self._rescued is None else self._rescued[1]
 
     def train(
         self, segments: Sequence[Segment], policy: PolicySnapshot, reward_scale: float | None, iteration: int
     ) -> Update:
         """Make a batch of the segments of this rank, and train on it."""
+        try:
+            return self._train(segments, policy, reward_scale, iteration)
+        except (MemoryError, RuntimeError) as error:
+            meaning = explained(error, self.device, self._rows())
+            if meaning is None:
+                raise
+            traceback.clear_frames(error.__traceback__)  # which hold the batch and what the network computed
+            gc.collect()
+            raise meaning from error
+
+    def _rows(self) -> Rows:
+        sizes, limit = self._plan.sizes, self._plan.learners.micro_batch_size
+        own = sizes.minibatch_rows // self._parallel.size
+        return Rows(own if limit is None else min(own, limit), limit, sizes.sequence_length)
+
+    def _train(
+        self, segments: Sequence[Segment], policy: PolicySnapshot, reward_scale: float | None, iteration: int
+    ) -> Update:
         plan, parallel = self._plan, self._parallel
         batch = make_batch(segments, policy.obs_scale, reward_scale, plan.ppo, plan.sizes.sequence_length)
         batch = replace(batch, iterations=min(iteration + 1, plan.ppo.reuse))
         index = (iteration,) if parallel.size == 1 else (iteration, parallel.rank)  # one draws as the driver does
         order, now = streams.generator(plan.seed, Stream.MINIBATCHES, *index), iteration / plan.sizes.iterations
-        with limit_blas(1), exact_on(plan.learners.learner_threads):  # per thread, and Ray chooses the thread
+        exact = exact_on(plan.learners.learner_threads)  # per thread, and Ray chooses the thread
+        with limit_blas(1), exact, repeatable_on(self.device):
             return self.trainer.update(batch, annealed(plan.ppo, now), order, lagged=policy.version < iteration)
+
+    def gpu_bytes(self, batch_rows: int) -> int:
+        """Return about how many bytes of a GPU an update on so many rows takes; measured with a few rows."""
+        rows, minibatch = self._rows(), self._plan.sizes.minibatch_rows
+        each = row_bytes(self.spec, rows.sequence_length)
+        kept = torch.cuda.memory_allocated(self.device) + each * (batch_rows + minibatch - rows.at_once)
+        return kept + gpu_bytes_of(self.trainer.rehearse, rows.at_once, self.device)
+
+    def log_gpu(self, batch_rows: int) -> None:
+        """Log the memory that updates of so many rows take on a GPU; nothing on a CPU."""
+        if self.device.type == "cpu":
+            return
+        try:
+            needed = self.gpu_bytes(batch_rows)
+        except RuntimeError as error:
+            if not is_out_of_memory(error):
+                raise
+            return  # the first update will raise, with a remedy
+        logger.info("%s", gpu_memory_line(needed, self._rows(), self.device))
 
     def close(self) -> None:
         """Restore torch's number of threads."""

@@ -169,6 +169,18 @@ def zero_batch(spec: NetworkSpec, sequences: int, sequence_length: int) -> Batch
     return Batch(obs, actions, zero, zero, zero, zero, sequence_length=sequence_length, recurrent=recurrent)
 
 
+def row_bytes(spec: NetworkSpec, sequence_length: int) -> int:
+    """Return the bytes of a row in a batch."""
+    columns: list[Tensor] = []
+
+    def counted(column: Tensor) -> Tensor:
+        columns.append(column)
+        return column
+
+    zero_batch(spec, 1, sequence_length)._of_each(counted)
+    return sum(column.nbytes for column in columns) // sequence_length
+
+
 def make_batch(
     segments: Sequence[Segment], obs_scale: ObsScale | None, reward_scale: float | None, ppo: PPO, length: int = 1
 ) -> Batch:

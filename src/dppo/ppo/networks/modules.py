@@ -2,7 +2,7 @@
 
 import platform
 from collections.abc import Iterable
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from operator import itemgetter
 from typing import Any
 
@@ -88,7 +88,10 @@ class Autograd(LearningNetwork):
         self, obs: Inputs, recurrent: RecurrentInputs | None = None
     ) -> tuple[Tensor, Tensor, tuple[Tensor, Tensor]]:
         """Return head [rows, H] and values [rows], detached, and both with their graph."""
-        lowered = nullcontext() if self.lower is None else torch.autocast(self._device, self.lower)
+        lowered: AbstractContextManager[object] = nullcontext()
+        if self.lower is not None:
+            torch.clear_autocast_cache()  # within another autocast, torch keeps copies of weights that have changed
+            lowered = torch.autocast(self._device, self.lower)
         with torch.enable_grad(), default_dtype(self._dtype), lowered:
             head, values = (output.to(self._dtype) for output in self._outputs(obs, recurrent))
         return head.detach(), values.detach(), (head, values)

@@ -1,0 +1,188 @@
+"""Learning on a GPU, as far as a CPU shows it: benchmarks/gpu.py does the rest on one."""
+
+from __future__ import annotations
+
+import importlib
+import re
+import sys
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from builders import make_config
+from torch import Tensor, nn
+
+import dppo
+from dppo import streams
+from dppo.cluster.builders import build_sampler, build_trainer
+from dppo.cluster.learning.trainers import LocalTrainer
+from dppo.cluster.wire import sampler_plan, trainer_plan
+from dppo.errors import ConfigError, GPUFailed, OutOfMemory
+from dppo.ppo.exchange.records import PolicySnapshot, SegmentRequest
+from dppo.ppo.learning.gpu import gpu_failure, is_out_of_memory, repeatable_on, starting_on
+from dppo.ppo.learning.model import PPOModel
+from dppo.ppo.networks.modules import Autograd
+from dppo.records.files import checkpoint as checkpoints
+
+CUDA = torch.device("cuda")
+FULL = "CUDA out of memory. Tried to allocate 2.00 MiB."
+
+
+@pytest.fixture
+def parts(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    """Return the module of the parts of benchmarks/gpu.py."""
+    monkeypatch.syspath_prepend(str(Path(__file__).parents[1] / "benchmarks"))
+    yield importlib.import_module("gpu_parts")
+    for name in ("gpu_parts", "gpu_tasks", "gpu", "measure"):
+        sys.modules.pop(name, None)
+
+
+def learning_of(**changes: Any) -> tuple[LocalTrainer, Any]:
+    """Return a trainer in this process, and a segment."""
+    settings = {"env_id": "CartPole-v1", "num_samplers": 1, "num_steps": 16, "minibatch_size": 16, "update_epochs": 1}
+    config = make_config(settings | {"norm_reward": False} | changes)
+    built = build_sampler(sampler_plan(config), 0)
+    local = LocalTrainer(trainer_plan(config), built.spaces)
+    snapshot = PolicySnapshot(0, local.weights())
+    return local, built.sampler.collect(SegmentRequest(0, 0), snapshot)[1]
+
+
+def update(local: LocalTrainer, segment: Any) -> None:
+    local.update([segment], PolicySnapshot(0, local.weights()), None, 0)
+
+
+def test_settings_of_torch_are_back_after_an_update_on_a_gpu() -> None:
+    before = torch.are_deterministic_algorithms_enabled(), torch.backends.cudnn.deterministic
+    with warnings.catch_warnings(), repeatable_on(CUDA):  # torch warns that CUDA is not available
+        assert torch.are_deterministic_algorithms_enabled()
+        assert torch.is_deterministic_algorithms_warn_only_enabled()
+        assert torch.backends.cudnn.deterministic
+        assert torch.get_float32_matmul_precision() == "highest"
+    assert (torch.are_deterministic_algorithms_enabled(), torch.backends.cudnn.deterministic) == before
+
+
+def test_lower_precision_reads_the_weights_of_now_within_another_autocast() -> None:
+    """Torch clears its copies of weights only when the outermost autocast ends."""
+    layer = nn.Linear(3, 3)
+
+    class Heads(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = layer
+
+        def forward(self, obs: Tensor) -> tuple[Tensor, Tensor]:
+            outputs = self.layer(obs)
+            return outputs[:, :2], outputs[:, 2]
+
+    module = Heads()
+    network = Autograd(module, module.parameters())
+    network.lower = torch.bfloat16
+    with torch.autocast("cpu", enabled=True, dtype=torch.bfloat16):
+        first = network.forward(torch.ones(2, 3))[0].clone()
+        network.parameters.weights.data.add_(1.0)
+        second = network.forward(torch.ones(2, 3))[0]
+    assert torch.allclose(second - first, torch.tensor(4.0), atol=0.1)
+
+
+@pytest.mark.parametrize("error", [torch.OutOfMemoryError(FULL), MemoryError(), RuntimeError("CUDA out of memory")])
+def test_every_error_of_memory_is_known(error: Exception) -> None:
+    assert is_out_of_memory(error)
+    assert not gpu_failure(error)
+    assert not is_out_of_memory(RuntimeError("a shape is wrong"))
+
+
+def test_a_run_out_of_memory_says_what_to_do_and_doing_so_helps(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    forward = PPOModel.forward
+
+    def cramped(model: PPOModel, obs: Any, actions: Any, *more: Any) -> Any:
+        if len(actions) > 16:
+            raise torch.OutOfMemoryError(FULL)
+        return forward(model, obs, actions, *more)
+
+    monkeypatch.setattr(PPOModel, "forward", cramped)
+    settings: dict[str, Any] = {"env_id": "CartPole-v1", "num_samplers": 2, "num_steps": 32, "update_epochs": 1}
+    settings |= {"minibatch_size": 64, "total_timesteps": 128, "progress": "off", "run_dir": tmp_path / "run"}
+    with pytest.raises(OutOfMemory, match=r"^micro_batch_size=none: 64 rows at once do not") as raised:
+        dppo.train(make_config(settings))
+    saved = checkpoints.load(tmp_path / "run" / "checkpoints" / "iter_000000.safetensors")
+    assert saved.state["iteration"] == 0
+    remedy = re.search(r"`micro_batch_size=(\d+)`", str(raised.value))
+    assert remedy is not None
+    more = make_config(settings | {"micro_batch_size": int(remedy[1])})
+    assert dppo.train(more, resume=tmp_path / "run").iterations == 2
+
+
+def test_weights_are_kept_where_a_gpu_takes_nothing_any_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    local, segment = learning_of()
+    weights, state = local.weights(), local.state()
+
+    def lost(*_: Any, **__: Any) -> Any:
+        local.trainer.model.parameters.weights.data.zero_()
+        raise RuntimeError("CUDA error: an illegal memory access was encountered\nCUDA kernel errors might ...")
+
+    monkeypatch.setattr(PPOModel, "forward", lost)
+    local.load, local.device = lost, CUDA
+    local._train = lost  # type: ignore[method-assign]
+    with pytest.raises(
+        GPUFailed, match=r"failed in an update \(CUDA error: an illegal memory access was encountered\)"
+    ):
+        update(local, segment)
+    assert np.array_equal(local.weights(), weights)
+    assert np.array_equal(local.state()["exp_avg"], state["exp_avg"])
+
+
+def test_a_module_that_works_on_the_cpu_alone_is_refused_in_words() -> None:
+    message = r"^model=own:Net: it works on the CPU, and fails on device=cuda \(.*two devices.*device=obs\.device"
+    with pytest.raises(ConfigError, match=message), starting_on("cuda", "own:Net"):
+        raise RuntimeError("Expected all tensors to be on the same device, but found at least two devices")
+    with pytest.raises(RuntimeError), starting_on("cpu", "own:Net"):
+        raise RuntimeError("it fails on the CPU, too")
+
+
+def on_device(device: str, spec: Any) -> None:
+    """Score made-up rows and compute the gradient on another device, on which tensors have no numbers."""
+    from dppo.ppo.learning.batch import zero_batch
+
+    model = PPOModel(spec, streams.integer(1, streams.Stream.WEIGHTS), device=device)
+    batch = zero_batch(spec, 8, 1)
+    rows = batch._of_each(lambda column: column.to(device))
+    scored = model.forward(rows.obs, rows.actions)
+    model.backward(scored, rows.logprobs, rows.values, rows.values)
+
+
+@pytest.mark.slow  # torch imports a second of modules for tensors without numbers
+def test_no_network_leaves_a_tensor_on_the_cpu(parts: Any) -> None:
+    names = [name for name in parts.KINDS if "MLP 2x64" in name or "module" in name]  # others need numbers, or cuda
+    tried = set()
+    for name in names:
+        changes = {key: value for key, value in parts.KINDS[name].items() if key not in ("precision", "reuse")}
+        config = parts.config_of("cpu", **changes, **({} if "micro_batch_size" in changes else {"seed": 2}))
+        spaces = build_sampler(sampler_plan(config), 0).spaces
+        spec = build_trainer(trainer_plan(config), spaces).model.spec
+        if str(spec) in tried:
+            continue
+        tried.add(str(spec))
+        on_device("meta", spec)
+
+
+def test_the_table_of_the_benchmark_has_each_row_once(parts: Any) -> None:
+    gpu = importlib.import_module("gpu")
+    rows = [parts.row("MLP", True, update_ms="3.1", weights="1e-7"), parts.row("the part", False, error="ended")]
+    report = {"gpu": "H200", "machine": {"cpu": "Xeon", "cores": 16}, "parts": {"learner": {"rows": rows, "wall_s": 9}}}
+    table = gpu.table(report)
+    assert "| MLP | yes | update ms 3.1; weights 1e-7 |" in table
+    assert "| the part | **no** | error ended |" in table
+
+
+def test_a_part_of_the_benchmark_runs_on_a_cpu(parts: Any, tmp_path: Path) -> None:
+    setting = parts.Setting("cpu", 1, tmp_path)
+    small = {"num_steps": 8, "minibatch_size": 16, "update_epochs": 1}
+    found = parts.compared("MLP 2x64, choice", setting, parts.KINDS["MLP 2x64, choice"] | small)
+    assert found["passed"]
+    assert found["figures"]["of_the_way"] == "0.0000 %"
