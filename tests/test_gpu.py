@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 import torch
 from builders import make_config
+from remedies import executes
 from torch import Tensor, nn
 
 import dppo
@@ -95,6 +96,7 @@ def test_every_error_of_memory_is_known(error: Exception) -> None:
     assert not is_out_of_memory(RuntimeError("a shape is wrong"))
 
 
+@executes("ppo/learning/gpu.py: rows at once do not fit into {}. Use `micro_batch_size={}`")
 def test_a_run_out_of_memory_says_what_to_do_and_doing_so_helps(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

@@ -285,6 +285,16 @@ PENDING: tuple[tuple[str, str], ...] = (
 """Rows that are still to be written."""
 
 NOT_EXECUTED: tuple[tuple[str, str, str], ...] = (
+    ("ppo/learning/gpu.py", "If it does not fit, use `micro_batch_size={}`", "test_gpu.py does so once it did not fit"),
+    ("ppo/learning/gpu.py", "Resume the run with `device=cpu`, or on another GPU", "benchmarks/gpu.py does, on a GPU"),
+    (
+        "ppo/learning/gpu.py",
+        "Lower `num_steps`, `num_samplers` or the network's",
+        "a limit in bytes differs by machine",
+    ),
+    ("ppo/learning/gpu.py", "on the device of the observations (device=obs.device)", "needs a GPU"),
+    ("ppo/learning/gpu.py", "End what else uses it (`nvidia-smi`), or use", "needs a GPU"),
+    ("ppo/learning/gpu.py", "the GPU cannot be used ({}). Use `device=cpu`.", "needs a GPU that is broken"),
     (
         "run/outputs.py",
         "Earlier checkpoints are untouched. Check the disk.",
