@@ -46,7 +46,7 @@ class AtBound:
         """Return one sentence, with a remedy if a setting may help."""
         fact = f"the greedy policy takes {self.element} at its {self.side} bound in {self.share:.0%} of the steps"
         if not self.clipped:
-            return f"{fact}, which only an on-off controller should do."
+            return f"{fact}, more often than most good controllers."
         return (
             f"{fact}. Unless an on-off controller is right here, use action_bounds=rescale (--action-bounds rescale)."
         )
