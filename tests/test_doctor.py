@@ -197,7 +197,7 @@ FACTS: list[tuple[Facts, dict[str, Any], str]] = [
     ({"rewards": [0.0, 1e6]}, {}, ""),
     ({"lengths": []}, {}, "no episode ended in 1,000 steps"),
     ({"lengths": []}, {"replay": False}, ""),
-    ({"lengths": [], "state": ""}, {}, "another instance goes on in the same way after set_state"),
+    ({"lengths": [], "state": ""}, {"env_state": "own"}, "another instance goes on in the same way after set_state"),
     ({"late": "61 s"}, {}, "an update with these settings was not over after 61 s: no speed is predicted"),
     (
         {"same": {"in a new instance": "it differs"}},
@@ -218,6 +218,11 @@ def test_facts_lead_to_a_finding(facts: Facts, settings: dict[str, Any], text: s
     found = [one for _, one in findings(PLAYED | facts, config_of("none", **settings))]
     assert len(found) == bool(text), found
     assert "".join(found).startswith(text)
+
+
+def test_endless_episodes_of_an_environment_with_a_state_need_no_replays() -> None:
+    found = [text for _, text in findings(PLAYED | {"lengths": [], "state": ""}, config_of("none"))]
+    assert found[1].endswith("so that replays take ever longer. Use --env-state own, which sets its own state instead")
 
 
 class Overshoots(gym.Env[Any, Any]):

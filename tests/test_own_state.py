@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from builders import make_config
 from processes import Disturbance, send
-from recorder import Recorder
+from recorder import Notes, Recorder
 
 import dppo
 from dppo.errors import CheckpointError, ConfigError, EnvironmentFault
@@ -94,11 +94,16 @@ def test_hidden_state_moves_with_its_sampler(more: dict[str, Any], ray_session: 
         pytest.param("raises", r"its state raised OSError: no answer(.|\n)*in get_state", marks=pytest.mark.slow),
     ],
 )
-def test_a_wrong_state_is_an_error_in_the_first_segment_and_a_replay_later(
+def test_a_wrong_state_is_an_error_in_the_first_segment_if_it_is_demanded_and_a_replay_otherwise(
     fault: str, words: str, tmp_path: Path
 ) -> None:
     with pytest.raises(EnvironmentFault, match=words):
-        dppo.train(settings(tmp_path / "first", kwargs={"fault": fault}))
+        dppo.train(settings(tmp_path / "own", kwargs={"fault": fault}, env_state="own"))
+    recorder = Recorder()
+    first = dppo.train(settings(tmp_path / "first", kwargs={"fault": fault}), observers=[recorder])
+    assert first.incidents == {"own_state": 1}
+    assert recorder.incidents[0].message.startswith("sampler 0 (worlds.stateful:limited), env 0: its state ")
+    assert "It is not used: episodes are replayed." in recorder.incidents[0].message
     recorder = Recorder()
     later = dppo.train(settings(tmp_path / "later", kwargs={"fault": fault, "after": 2}), observers=[recorder])
     assert later.iterations == 6
@@ -107,10 +112,65 @@ def test_a_wrong_state_is_an_error_in_the_first_segment_and_a_replay_later(
 
 
 def test_a_state_that_is_not_what_was_set_ends_the_episode(tmp_path: Path) -> None:
-    forgets: dict[str, Any] = {"kwargs": {"fault": "forgets"}}
+    forgets: dict[str, Any] = {"kwargs": {"fault": "forgets"}, "env_state": "own"}
     dppo.train(settings(tmp_path / "run", **forgets), observers=[Recorder(interrupt_at=2)])
     resumed = dppo.train(settings(tmp_path / "run", **forgets), resume=tmp_path / "run")
     assert resumed.incidents == {"replay_mismatch": 4}
+
+
+@pytest.mark.parametrize("world", ["arm", "clockless", "misleading"])
+def test_a_state_that_leaves_something_out_changes_nothing(world: str, tmp_path: Path) -> None:
+    """Methods of these names that packages have for something else; without a proof, they are not used."""
+    whole = dppo.train(settings(tmp_path / "whole", world))
+    dppo.train(settings(tmp_path / "run", world), observers=[Recorder(interrupt_at=3)])
+    recorder = Recorder()
+    resumed = dppo.train(settings(tmp_path / "run", world), resume=tmp_path / "run", observers=[recorder])
+    assert resumed.weights_sha256 == whole.weights_sha256
+    assert resumed.incidents == ({"own_state": 2} if world == "misleading" else {})
+    if world == "misleading":
+        assert "get_state and set_state do not bring the environment back" in recorder.incidents[0].message
+
+
+def test_without_a_replay_a_state_that_leaves_something_out_is_not_used(tmp_path: Path) -> None:
+    dppo.train(settings(tmp_path / "run", "arm", replay=False), observers=[Recorder(interrupt_at=3)])
+    recorder = Recorder()
+    resumed = dppo.train(settings(tmp_path / "run", "arm", replay=False), resume=tmp_path / "run", observers=[recorder])
+    assert resumed.incidents == {"replay_mismatch": 4}
+    assert "the last segment ends with another observation" in recorder.incidents[0].message
+    assert "env_state=own uses that state without a proof" in recorder.incidents[0].message
+
+
+def test_a_proven_state_needs_no_replay(tmp_path: Path) -> None:
+    whole = dppo.train(settings(tmp_path / "whole", "endless"))
+    dppo.train(settings(tmp_path / "run", "endless", replay=False), observers=[Recorder(interrupt_at=3)])
+    resumed = dppo.train(settings(tmp_path / "run", "endless", replay=False), resume=tmp_path / "run")
+    assert (resumed.weights_sha256, resumed.incidents) == (whole.weights_sha256, {})
+
+
+def test_a_state_that_is_demanded_is_set_at_once(tmp_path: Path) -> None:
+    whole = dppo.train(settings(tmp_path / "whole", env_state="own"))
+    dppo.train(settings(tmp_path / "run", env_state="own"), observers=[Recorder(interrupt_at=3)])
+    with Notes() as notes:
+        resumed = dppo.train(settings(tmp_path / "run", env_state="own"), resume=tmp_path / "run")
+    assert (resumed.weights_sha256, resumed.incidents) == (whole.weights_sha256, {})
+    assert sum(row["replay/steps"] for row in resumed.metrics) == 0
+    assert sum("is set to its state, without a replay" in text for text in notes.texts) == 1
+    with pytest.raises(
+        ConfigError, match=r"env_state=own: the environment has no get_state\(\) and set_state\(state\)"
+    ):
+        dppo.train(settings(tmp_path / "none", "foreign", env_state="own"))
+
+
+@pytest.mark.slow
+def test_an_actor_that_dies_replays_an_environment_whose_state_leaves_something_out(
+    ray_session: None, tmp_path: Path
+) -> None:
+    here = dppo.train(settings(tmp_path / "here", "arm", env_state="off"))
+    with Disturbance("PPOActor.make_segment", send(signal.SIGKILL), times=2):
+        there = dppo.train(settings(tmp_path / "there", "arm", {"sleep_s": 0.01}, num_actors=2))
+    assert there.incidents["actor_lost"] >= 2
+    assert there.weights_sha256 == here.weights_sha256
+    assert "replay_mismatch" not in there.incidents
 
 
 @pytest.mark.slow
@@ -152,8 +212,14 @@ def test_states_that_do_not_fit_are_refused_before_training(tmp_path: Path) -> N
     dppo.train(settings(tmp_path / "run"), observers=[Recorder(interrupt_at=2)])
     (path,) = sorted((tmp_path / "run" / "checkpoints").glob("*000002*"))
     good = checkpoints.load(path)
-    for states in (packed([b""]), b"\xff" * 40, packed("text")):
-        good.arrays["samplers"]["1.states"] = np.frombuffer(states, np.uint8)
+    right = good.arrays["samplers"].copy()
+    assert unpacked(right["1.proofs"].tobytes())[0][4].shape == (16,)
+    damaged = [("states", states) for states in (packed([b""]), b"\xff" * 40, packed("text"))]
+    first = [b"", 0, 0.0, 0, np.zeros(16, np.int64), None]
+    for wrong in ([first], [first, first[:5]], [first, [*first[:4], np.zeros((16, 2)), None]], {"a": first}):
+        damaged.append(("proofs", packed(wrong)))
+    for name, states in damaged:
+        good.arrays["samplers"] = right | {f"1.{name}": np.frombuffer(states, np.uint8)}
         checkpoints.save(tmp_path / "run" / "checkpoints", 3, good, keep=9, score=None)
         with pytest.raises(CheckpointError, match="cannot be resumed"):
             dppo.train(settings(tmp_path / "run"), resume=tmp_path / "run")

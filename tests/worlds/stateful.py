@@ -71,3 +71,70 @@ class Foreign(Hidden):
 def foreign() -> gym.Env[Any, Any]:
     """Return `Foreign`."""
     return Foreign()
+
+
+class Arm(gym.Env[Any, Any]):
+    """Follows from its seed. `get_state` returns joint positions, for logs: no clock, no goal and no generator."""
+
+    observation_space = gym.spaces.Box(-10, 10, (3,), np.float32)
+    action_space = gym.spaces.Box(-1, 1, (2,), np.float32)
+    length = 30
+
+    def __init__(self, sleep_s: float = 0.0) -> None:
+        self.joints, self.steps, self.goal, self._sleep_s = np.zeros(2), 0, 0.0, sleep_s
+
+    def get_state(self) -> Any:
+        return self.joints.copy()
+
+    def set_state(self, state: Any) -> None:
+        self.joints = np.array(state)
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        super().reset(seed=seed)
+        self.joints, self.steps = self.np_random.uniform(-1, 1, 2), 0
+        self.goal = float(self.np_random.uniform(-2, 2))
+        return self._seen(), {}
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        time.sleep(self._sleep_s)
+        self.steps += 1
+        self.joints = np.clip(self.joints + 0.2 * np.asarray(action) + 0.02 * self.np_random.normal(size=2), -5, 5)
+        reward = -abs(float(self.joints.sum()) - self.goal)
+        return self._seen(), reward, False, self.steps >= self.length, {}
+
+    def _seen(self) -> np.ndarray:
+        return np.array([*self.joints, self.goal], np.float32)
+
+
+class Clockless(Arm):
+    """Leaves out only its clock, which shows in no segment but the one in which the episode ends."""
+
+    length = 70
+
+    def get_state(self) -> Any:
+        return [self.joints, self.goal, self.np_random.bit_generator.state]
+
+    def set_state(self, state: Any) -> None:
+        self.joints, self.goal, self.np_random.bit_generator.state = state
+
+
+class Misleading(Arm):
+    """Adds something to its state that is never the same."""
+
+    def get_state(self) -> Any:
+        return {"joints": self.joints.copy(), "id": os.urandom(8)}
+
+    def set_state(self, state: Any) -> None:
+        self.joints = state["joints"]
+
+
+def arm(**keywords: Any) -> gym.Env[Any, Any]:
+    return Arm(**keywords)
+
+
+def clockless() -> gym.Env[Any, Any]:
+    return Clockless()
+
+
+def misleading() -> gym.Env[Any, Any]:
+    return Misleading()

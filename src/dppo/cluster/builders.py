@@ -88,8 +88,8 @@ def build_sampler(plan: SamplerPlan, sampler_id: int, progress: ActivityRecord |
             first_segment=_first_segment(plan, sampler_id, spaces, owner),
             standby=standby,
         )
-        if plan.env.env_state == "auto" and group_of is EnvGroup:
-            group.keep_own_states()
+        if plan.env.env_state != "off" and group_of is EnvGroup:
+            group.keep_own_states(demanded=plan.env.env_state == "own")
         group.meter = meter
     except EnvironmentFault as error:
         close_all(envs)

@@ -140,6 +140,15 @@ def _generators(f: Facts) -> list[str]:
     return [one for one in f["changed_by_playing"] if "generator" in one]
 
 
+def _endless(f: Facts, config: Config) -> str:
+    """Return what to do about episodes that do not end, if they are replayed."""
+    if f["lengths"] or f["steps"] < 500 or not config.replay or config.env_state == "own":
+        return ""
+    if f.get("state") == "":
+        return "Use --env-state own, which sets its own state instead"
+    return "Give it a time limit (gymnasium.wrappers.TimeLimit)"
+
+
 def _size(f: Facts, config: Config) -> float:
     """Return the size of rewards and returns, if they are far from 1 and nothing scales them."""
     of = config
@@ -201,7 +210,7 @@ FINDINGS: tuple[tuple[str, Callable[[Facts, Config], Any], str], ...] = (
     ("ok", lambda f, c: [", ".join(f["same"])] if f["compared"] and not any(f["same"].values()) else [],
      "the same seed and actions give the same {f[compared]:,} steps {v}"),
     ("warning", lambda f, c: f["state"], "after set_state in another instance: {v}. Return from get_state all that "
-     "later steps depend on, and set all of it, or use --env-state off"),
+     "later steps depend on, and set all of it; until then, runs replay (--env-state off is silent about it)"),
     ("ok", lambda f, c: f["state"] == "", "another instance goes on in the same way after set_state"),
     ("note", lambda f, c: f["deterministic"] and f["stage"] == "over" and "same" not in f and "error" not in f,
      "its episodes were not played again, for lack of time. Raise --seconds"),
@@ -224,9 +233,7 @@ FINDINGS: tuple[tuple[str, Callable[[Facts, Config], Any], str], ...] = (
     ("warning", lambda f, c: len(f["left"]), "close() leaves {v} of its processes: {f[left]}. End them there: they may "
      "hold licences and ports"),
     ("warning", lambda f, c: f["close_s"] > 4 and f["close_s"], "close() took {v:.1f} s, and a run waits for 4 s"),
-    ("warning", lambda f, c: not f["lengths"] and f["steps"] >= 500 and c.replay and f.get("state") is None,
-     "no episode ended in {f[steps]:,} steps, so that replays take ever longer. Give it a time limit "
-     "(gymnasium.wrappers.TimeLimit)"),
+    ("warning", _endless, "no episode ended in {f[steps]:,} steps, so that replays take ever longer. {v}"),
     ("warning", lambda f, c: f["step"]["worst"] > max(1.0, 50 * f["step"]["median"]) and f["step"]["worst"],
      "one step took {v:.1f} s, others {f[step][median]:.2g} s: all wait for it, unless --policy-lag has them go on"),
     ("warning", lambda f, c: c.num_samplers * c.envs_per_sampler * f["env_mb"] > f["available_mb"],

@@ -13,6 +13,7 @@ import numpy as np
 
 from dppo.cluster.wire import SamplerPlan, sampler_plan
 from dppo.config import Config
+from dppo.envs.group import EnvGroup
 from dppo.ppo.acting.sampler import PPOSampler, collect_together
 from dppo.ppo.exchange.records import PolicySnapshot, Rebuild, Segment, SegmentReport, SegmentRequest
 
@@ -45,6 +46,8 @@ def restored(of: PPOSampler, to: PPOSampler) -> str | None:
     carry = of.collect(SegmentRequest(0, 1, None), policy)[0].carry
     if carry.states is None:
         return None
+    assert isinstance(to.envs, EnvGroup)
+    to.envs.set_states_at_once()
     both = ((of, None), (to, Rebuild(carry, ())))
     one, other = (steps_of(*sampler.collect(SegmentRequest(0, 2, rebuild), policy)) for sampler, rebuild in both)
     return next((f"it differs at step {n}" for n, (a, b) in enumerate(zip(one, other, strict=True)) if a != b), "")

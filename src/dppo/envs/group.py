@@ -15,9 +15,10 @@ from dppo.envs.checks.returned import BadResult
 from dppo.envs.episode import CheckedEnv, InfoMeter
 from dppo.envs.frames import LifeStack, Lives
 from dppo.envs.make import close_all
-from dppo.envs.repairs import OwnStates, Repairs, offers_state
+from dppo.envs.own_state import OwnStates, Proof, offers_state
+from dppo.envs.repairs import Repairs
 from dppo.envs.threads import Standby
-from dppo.errors import EnvironmentFault
+from dppo.errors import ConfigError, EnvironmentFault
 from dppo.ppo.exchange.records import EnvLog, Incident, IncidentKind, SamplerCarry
 from dppo.spaces.spaces import Spaces
 
@@ -77,10 +78,23 @@ class EnvGroup:
         has_lives = isinstance(envs[0].env if standby else envs[0], Lives | LifeStack)
         self._lives = range(self.num_envs if has_lives else 0)
 
-    def keep_own_states(self) -> None:
-        """Take the states of the environments at the end of each segment, if all have `get_state` and `set_state`."""
+    def keep_own_states(self, *, demanded: bool) -> None:
+        """Take the states of the environments at the end of each segment, if all have `get_state` and `set_state`.
+
+        `demanded`: raise ConfigError if they have not, and rebuild environments without a replay.
+        """
         if all(offers_state(one.env) for one in self._all):
-            self._states = OwnStates(self._owner, self._spaces.obs)
+            self._states = OwnStates(self._owner, self._spaces.obs, demanded, notes_first=self._sampler_id == 0)
+        elif demanded:
+            raise ConfigError(
+                "env_state=own: the environment has no get_state() and set_state(state). Add both, or use "
+                "`env_state=auto`."
+            )
+
+    def set_states_at_once(self) -> None:
+        """Rebuild environments from their own states without a proof, from now on."""
+        if self._states is not None:
+            self._states.demanded = True
 
     def checked(self, env: int) -> CheckedEnv:
         """Return an environment with its checks, to play an episode without starting the next one."""
@@ -92,6 +106,8 @@ class EnvGroup:
         self._checks.pack = self._first.watching(self._pack)
         for env in range(self.num_envs):
             obs[env] = self._begin_episode(env, 0, log)
+        if self._states is not None:
+            self._states.begin(self._envs)
         log.seconds += time.perf_counter() - began
 
     def step(
@@ -188,10 +204,9 @@ class EnvGroup:
         for env in range(self.num_envs):
             episode, length = int(carry.episodes[env]), int(carry.episode_lengths[env])
             kind, reason = IncidentKind.EPISODE_ABANDONED, "replay is off, or the environment is nondeterministic"
-            if self._states is not None and states:
-                self._progress.enter(place_of(Phase.RESET, self._sampler_id, env), episode)
-                reason = self._states.put(self._envs[env], states[env], carry, env)
-                kind, self._envs[env].options = IncidentKind.REPLAY_MISMATCH, then[env]
+            if states:
+                kind = IncidentKind.REPLAY_MISMATCH
+                reason = self._restored(env, carry, actions, then[env], log)
             elif actions:
                 kind, reason = IncidentKind.REPLAY_MISMATCH, self._replay(env, carry, actions[env], then[env], log)
             if reason:
@@ -199,12 +214,68 @@ class EnvGroup:
                 incidents.append(Incident(kind, f"{self._owner}, env {env}: {lost}", env=env, lost_steps=length))
                 self._begin_episode(env, episode + 1, log)
             obs[env] = self._envs[env].last_obs
+        if self._states is not None:
+            self._states.begin(self._envs)
         seconds = time.perf_counter() - began
         log.seconds += seconds
         self._progress.replay_s += seconds
         if self.meter is not None:
             self.meter.take()
         return incidents
+
+    def _restored(
+        self, env: int, carry: SamplerCarry, actions: tuple[np.ndarray, ...], options: Any, log: EnvLog
+    ) -> str:
+        """Bring an environment that has states of its own to the one in `carry`; return why not, "" if it is there.
+
+        A replay that leads to the same state needs nothing else. Otherwise the state is set, and has to be proven.
+        """
+        own_states, one = self._states, self._envs[env]
+        assert own_states is not None
+        state = own_states.of(carry)[env]
+        self._progress.enter(place_of(Phase.RESET, self._sampler_id, env), int(carry.episodes[env]))
+        if own_states.demanded:
+            reason = own_states.put(one, state, carry, env)
+            one.options = options
+            return reason
+        can_replay = bool(actions) and len(actions[env]) == carry.episode_lengths[env]
+        reason = "replay is off, or the environment is nondeterministic"
+        if can_replay:
+            reason = self._replay(env, carry, actions[env], options, log)
+            if not reason and own_states.is_in(one, state):
+                return ""
+        proof = own_states.proofs_of(carry)[env]
+        unproven = "no segment shows whether its own state is complete"
+        if proof is not None:
+            unproven = self._proven(one, proof, state, carry, log)
+            one.options = options
+        if not unproven:
+            return ""
+        if can_replay and not reason:  # setting the state has undone what the replay had done
+            own_states.say_unproven(unproven, log)
+            return self._replay(env, carry, actions[env], options, log)
+        return f"{reason}; and with its own state, {unproven}. env_state=own uses that state without a proof"
+
+    def _proven(self, one: CheckedEnv, proof: Proof, state: bytes, carry: SamplerCarry, log: EnvLog) -> str:
+        """Set the state from before the last segment, and repeat that segment; return how its end differs."""
+        own_states, env = self._states, one.index
+        assert own_states is not None
+        if problem := own_states.put_before(one, proof):
+            return problem
+        self._progress.enter(place_of(Phase.REPLAY, self._sampler_id, env))
+        try:
+            for action in self._spaces.actions.each(proof.actions):
+                _, _, terminated, truncated, _ = one.step(action)
+                self._progress.replay()
+                if terminated or truncated:
+                    one.reset(one.episode + 1, proof.options)
+        except EnvironmentFault as error:
+            self._repairs.repair(one, error, log, replayed=proof.actions)
+            return f"the last segment failed: {error.message}"
+        there = one.episode, one.length, one.checksum()
+        if there != (carry.episodes[env], carry.episode_lengths[env], carry.checksums[env]):
+            return "the last segment ends with another observation, return or episode"
+        return "" if own_states.is_in(one, state) else "get_state returns something else after the last segment"
 
     def _replay(self, env: int, carry: SamplerCarry, actions: np.ndarray, options: Any, log: EnvLog) -> str:
         """Replay an episode; return how it differs from the first time, "" if it does not."""
@@ -229,11 +300,11 @@ class EnvGroup:
         """Describe the open episodes [E]: see `Environments`."""
         options = [one.options for one in self._envs]
         return {
-            "states": None if self._states is None else self._states.take(self._envs, log),
             "episodes": np.array([one.episode for one in self._envs], np.int64),
             "episode_returns": np.array([one.episode_return for one in self._envs], np.float64),
             "episode_lengths": np.array([one.length for one in self._envs], np.int64),
             "checksums": np.array([one.checksum() for one in self._envs], np.uint32),
+            **({} if self._states is None else self._states.take(self._envs, log)),
             **({"options": np.frombuffer(json.dumps(options).encode(), np.uint8)} if any(options) else {}),
         }
 

@@ -1,40 +1,26 @@
-"""Bring environments back: make one that failed anew, and set one that was lost to a state of its own."""
+"""Repairs: an environment that failed is made anew."""
 
 from __future__ import annotations
 
-import inspect
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
-from types import ModuleType
 from typing import Any
 
-import gymnasium as gym
 import numpy as np
-from gymnasium.envs.registration import EnvSpec
 
 from dppo.envs.activity import ActivityRecord, Phase, place_of
-from dppo.envs.checks.faults import REMEDY, user_traceback
+from dppo.envs.checks.faults import REMEDY
 from dppo.envs.checks.returned import LASTING
 from dppo.envs.episode import CheckedEnv
 from dppo.envs.make import close_all
-from dppo.envs.threads import EnvThread
 from dppo.errors import EnvFault, EnvironmentFault
-from dppo.plain_data import PLAIN, NotPlain, packed, unpacked
-from dppo.ppo.exchange.records import EnvLog, Incident, IncidentKind, SamplerCarry
-from dppo.signals import INTERRUPTIONS
-from dppo.user_code import in_a_line
+from dppo.ppo.exchange.records import EnvLog, Incident, IncidentKind
 
 WRONG_FORM = " instead of ", "is not a boolean", "was among `agents`"  # in messages about results of a wrong form
 FIRST_STEPS = 100  # env steps of a run in which on_env_fault=auto raises, so that bugs are seen
 WAITS_S = (1, 2, 4, 8, 16, 30)  # between attempts to make an environment again: a licence may not be free at once
-MOST_BYTES = 1 << 24  # of the actions that a fault carries, and of the state of an environment
-NOTICEABLE, SEGMENTS = 0.1, 8  # share of the time in the environments, after so many segments, that is worth a line
-NO_STATE = gym.Space, gym.Env, EnvSpec, ModuleType
-PLAIN_STATE = (
-    f"Return at most {MOST_BYTES >> 20} MiB of plain data ({PLAIN}), give a wrapper with other state both methods, or "
-    f"use env_state=off, which replays instead."
-)
+MOST_BYTES = 1 << 24  # of the actions that a fault carries
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,120 +90,3 @@ def _remedy(message: str, place: EnvFault) -> str:
     if place.error == "invalid" and any(words in message for words in WRONG_FORM):
         return ". Correct the environment."
     return f". {REMEDY}"
-
-
-# ------------------------------------------------------------------ states of their own
-
-
-def offers_state(env: Any) -> bool:
-    """Return whether an environment, or a wrapper of it, has `get_state()` and `set_state(state)`."""
-    return bool(_in_its_thread(env, _layers))
-
-
-def _layers(env: Any) -> list[Any]:
-    """Return the wrappers, outermost first, up to what has `get_state` and `set_state`; empty if nothing has."""
-    layers = [env]
-    while not _has_state(layers[-1]):
-        if not isinstance(layers[-1], gym.Wrapper):
-            return []
-        layers.append(layers[-1].env)
-    return layers
-
-
-def _has_state(layer: Any) -> bool:
-    try:  # the methods of these names that a simulator may have had before need not be meant
-        inspect.signature(layer.get_state).bind()
-        inspect.signature(layer.set_state).bind(None)
-    except (AttributeError, TypeError, ValueError):
-        return False
-    return hasattr(type(layer), "get_state") and hasattr(type(layer), "set_state")
-
-
-def _state(env: Any) -> dict[str, Any]:
-    """Return the state of an environment, and what may be state of the wrappers outside of it, outermost first.
-
-    Gymnasium's wrappers also keep the arguments of their constructor, to be made again.
-    """
-    *wrappers, owner = _layers(env)
-    state = {"get_state()": owner.get_state()}
-    for at, wrapper in enumerate(wrappers):
-        own = {name: value for name, value in vars(wrapper).items() if not isinstance(value, NO_STATE)}
-        plain = {name: value for name, value in own.items() if name != "_saved_kwargs" and not callable(value)}
-        state[f"{type(wrapper).__name__}{' ' * at}"] = plain
-    return state
-
-
-def _set_state(env: Any, state: Any, *attributes: dict[str, Any]) -> None:
-    *wrappers, owner = _layers(env)
-    owner.set_state(state)
-    for wrapper, own in zip(wrappers, attributes, strict=True):
-        vars(wrapper).update(own)
-
-
-def _in_its_thread(env: Any, call: Callable[[Any], Any]) -> Any:
-    return env.call(call) if isinstance(env, EnvThread) else call(env)
-
-
-class OwnStates:
-    """Takes the states of the environments of a sampler at the end of each segment, and sets them to rebuild it."""
-
-    def __init__(self, owner: str, obs: np.dtype[Any]) -> None:
-        """Take note of the prefix of messages, "sampler 3 (mysim:make)", and of the dtype of an observation."""
-        self._owner, self._row = owner, np.empty((), obs)
-        self._seconds = self._of_seconds = 0.0
-        self._taken, self._said = 0, False
-
-    def take(self, envs: Sequence[CheckedEnv], log: EnvLog) -> np.ndarray | None:
-        """Return the states as packed bytes [n]; None, with an incident, if that fails in a later segment.
-
-        Raise EnvironmentFault if it fails in the first segment of the run.
-        """
-        began, states = time.perf_counter(), list[bytes]()
-        try:
-            for one in envs:
-                self._row[...] = one.last_obs
-                state = packed({"obs": self._row.tobytes(), **_in_its_thread(one.env, _state)})
-                if len(state) > MOST_BYTES:
-                    raise NotPlain(f"has {len(state):,} bytes")
-                states.append(state)
-        except INTERRUPTIONS:
-            raise
-        except BaseException as error:
-            plain = isinstance(error, NotPlain)
-            what = f"{self._owner}, env {len(states)}: its state {error if plain else f'raised {in_a_line(error)}'}"
-            if log.index == 0:
-                raise EnvironmentFault(f"{what}. {PLAIN_STATE}", "" if plain else user_traceback(error)) from None
-            self._say(f"{what}. If its actor is lost, the episode is replayed.", log)
-            return None
-        self._seconds, self._taken = self._seconds + time.perf_counter() - began, self._taken + 1
-        log.seconds += time.perf_counter() - began
-        self._of_seconds += log.seconds
-        share = self._seconds / self._of_seconds
-        if share > NOTICEABLE and self._taken >= SEGMENTS:
-            each = f"{1e3 * self._seconds / self._taken:.1f} ms a segment for {sum(map(len, states)):,} bytes"
-            self._say(f"{self._owner}: get_state takes {each}, {share:.0%} of its time. Raise `num_steps`.", log)
-        return np.frombuffer(packed(states), np.uint8)
-
-    def _say(self, message: str, log: EnvLog) -> None:  # once
-        if not self._said:
-            log.incidents.append(Incident(IncidentKind.OWN_STATE, message))
-        self._said = True
-
-    def of(self, carry: SamplerCarry) -> list[bytes]:
-        """Return the state of each environment; none if `carry` has none."""
-        return [] if carry.states is None else unpacked(carry.states.tobytes())
-
-    def put(self, env: CheckedEnv, state: bytes, carry: SamplerCarry, at: int) -> str:
-        """Bring environment `at` to its state between two segments; return what is wrong then, "" if nothing is."""
-        try:
-            obs, *wanted = unpacked(state).values()
-            _in_its_thread(env.env, lambda own: _set_state(own, *wanted))
-            row = np.frombuffer(obs, self._row.dtype).reshape(self._row.shape)
-            found = packed({"obs": obs, **_in_its_thread(env.env, _state)})
-        except INTERRUPTIONS:
-            raise
-        except BaseException as error:
-            return f"its state could not be set: {in_a_line(error)}"
-        env.episode, env.last_obs = int(carry.episodes[at]), row
-        env.episode_return, env.length = float(carry.episode_returns[at]), int(carry.episode_lengths[at])
-        return "" if found == state else "get_state does not return what set_state has been given"

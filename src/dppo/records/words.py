@@ -59,6 +59,16 @@ def hosting_line(config: Config) -> str:
     return f"{actors} Ray actors host {samplers} unevenly: {uneven}."
 
 
+def own_state_line(config: Config) -> str:
+    """Return how the states that environments have themselves are used."""
+    if config.env_state == "own":
+        return "get_state and set_state: an environment that is lost is set to its state, without a replay."
+    return (
+        "get_state and set_state: an environment that is lost is replayed, and set to its state where that leads to "
+        "another one, if it is proven. env_state=own sets it at once; off only replays."
+    )
+
+
 def instances_line(config: Config, place: EnvFault | None) -> str:
     """Return what limits the number of environments, for a message about one whose constructor raised; else nothing.
 

@@ -78,7 +78,8 @@ def build(config: Config, folder: RunFolder, stop: StopSignals, stack: ExitStack
     torch_import.start()
     stack.callback(torch_import.join)
     session = _open_session(config, variables, stop, stack) if config.num_actors != 0 else None
-    ledger = ReplayLedger(config.num_samplers, replay=config.replay, policy_lag=config.lag)
+    sets_states = config.env_state == "own"
+    ledger = ReplayLedger(config.num_samplers, replay=config.replay, policy_lag=config.lag, sets_states=sets_states)
     site = _Site(config, stop, stack, session, f"{folder.path}/logs")
     collector = site.collector(ledger, on_progress)
     spaces = _spaces(collector, config, stop)
@@ -291,8 +292,9 @@ def _load(start: Found, config: Config, parts: Parts, ledger: ReplayLedger, spec
             parts.learner.adopt(arrays)
         else:
             if config.env_state == "off":
+                left_out = ".states", ".proofs"
                 samplers = arrays["samplers"].items()
-                arrays["samplers"] = {name: array for name, array in samplers if not name.endswith(".states")}
+                arrays["samplers"] = {name: array for name, array in samplers if not name.endswith(left_out)}
             parts.learner.load(arrays, state)
             ledger.check(parts.learner.iteration, config.envs_per_sampler, spec)
         if (before := state.get("numerics")) is not None:

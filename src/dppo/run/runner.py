@@ -189,6 +189,8 @@ class Run:
         if iteration.number > self.resumed_at + 1:
             self.time_split = self.time_split.plus(row)
         self.reports = iteration.collected.reports
+        if iteration.number == self.resumed_at + 1 and any(report.carry.states is not None for report in self.reports):
+            logger.info("%s", words.own_state_line(self.config))
         episodes = [episode for report in self.reports for episode in report.episodes]
         for observer in self.watching:
             for incident in iteration.incidents:  # already logged

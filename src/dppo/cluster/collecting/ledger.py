@@ -3,7 +3,7 @@
 import json
 import math
 from dataclasses import fields
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -31,8 +31,9 @@ class ReplayLedger:
     update on segment i: the moments before and after each of these are kept, so that any can be collected again.
     """
 
-    def __init__(self, num_samplers: int, *, replay: bool, policy_lag: int = 0) -> None:
+    def __init__(self, num_samplers: int, *, replay: bool, policy_lag: int = 0, sets_states: bool = False) -> None:
         self.replays = replay  # False if a rebuilt sampler starts new episodes
+        self._sets_states = sets_states  # those that environments have themselves, without a replay
         self._kept = policy_lag + 2
         self._moments: list[dict[int, _Moment]] = [{} for _ in range(num_samplers)]  # [sampler][index]
 
@@ -56,7 +57,7 @@ class ReplayLedger:
         if moment is None:
             assert index == 0, f"segment {index} of sampler {sampler_id} can no longer be collected again"
             return None
-        replays = self.replays and moment.carry.states is None
+        replays = self.replays and not self._is_set(moment.carry)
         return Rebuild(moment.carry, tuple(map(_in_one, moment.actions)) if replays else ())
 
     def actions_before(self, sampler_id: int, index: int, env: int, episode: int) -> np.ndarray | None:
@@ -69,8 +70,11 @@ class ReplayLedger:
     def open_steps(self, sampler_id: int, index: int) -> float:
         """Return the env steps to replay to rebuild a sampler before segment `index`; infinite if replay is off."""
         moment = self._moments[sampler_id].get(index)
-        steps = 0 if moment is None or moment.carry.states is not None else int(moment.carry.episode_lengths.sum())
+        steps = 0 if moment is None or self._is_set(moment.carry) else int(moment.carry.episode_lengths.sum())
         return steps if self.replays or not steps else math.inf
+
+    def _is_set(self, carry: SamplerCarry) -> bool:
+        return self._sets_states and carry.states is not None
 
     def arrays(self, index: int) -> dict[str, np.ndarray]:
         """Return the state of all samplers before segment `index` as named arrays, for a checkpoint."""
@@ -109,6 +113,7 @@ class ReplayLedger:
                 fits &= not spec.state_size or getattr(moment.carry.memory, "shape", None) == (envs, spec.state_size)
                 states = moment.carry.states
                 fits &= states is None or list(map(type, unpacked(states.tobytes()))) == envs * [bytes]
+                fits &= _are_proofs(moment.carry.proofs, envs, action)
                 found = {(one.ndim, np.dtype((one.dtype, one.shape[1:]))) for one in map(_in_one, moment.actions)}
                 fits &= found == {(1 + len(action.shape), action)}
             if moment is not None and moment.carry.options is not None:
@@ -116,6 +121,26 @@ class ReplayLedger:
                 fits &= len(options) == envs and all(one is None or isinstance(one, dict) for one in options)
             if not fits:
                 raise ValueError(f"the state of sampler {sampler} is missing or does not fit")
+
+
+def _are_proofs(proofs: np.ndarray | None, envs: int, action: np.dtype[Any]) -> bool:
+    """Return whether these are proofs of the states of so many environments, as `OwnStates.take` packs them."""
+    if proofs is None:
+        return True
+    found = unpacked(proofs.tobytes())
+    if not isinstance(found, list) or len(found) != envs:
+        return False
+    kinds = [bytes, int, float, int, np.ndarray]
+    for proof in found:
+        if proof is None:
+            continue
+        if not isinstance(proof, list) or len(proof) != 6 or list(map(type, proof[:5])) != kinds:
+            return False
+        _, episode, _, length, actions, options = proof
+        fits = actions.ndim == 1 + len(action.shape) and np.dtype((actions.dtype, actions.shape[1:])) == action
+        if not fits or min(episode, length) < 0 or not isinstance(options, dict | None):
+            return False
+    return True
 
 
 def _in_one(pieces: Pieces) -> np.ndarray:

@@ -43,12 +43,14 @@ class Env:
     invalid, too."""
     env_faults: str = free("10/h")
     """Faults of environments that the run survives in a time: 10/h, 3/min, 100/d; or unlimited. More end the run."""
-    env_state: Literal["auto", "off"] = free("auto")
-    """Rebuild an environment that has get_state() and set_state(state) from its state after the last segment, at once,
-    hidden state included; off: replay the actions of its episode, as for any other environment."""
+    env_state: Literal["auto", "own", "off"] = free("auto")
+    """Rebuild of an environment that has get_state() and set_state(state): own: set its state after the last segment,
+    without a replay and without a proof that the state is complete; auto: replay the actions of its episode, and if
+    that leads to another state, set the state before the last segment and repeat that segment, which proves it; off:
+    replay only."""
     replay_limit: int | None = setting(None, gt=0)
     """Truncate each episode of training after so many env steps, as a time limit does, so that the replay of an open
-    one is never longer. For episodes that last long or never end; get_state and set_state need no replay."""
+    one is never longer. For episodes that last long or never end; env_state=own needs no replay."""
     drop_obs: tuple[str, ...] = constant(())
     """Parts of a Dict or Tuple observation to leave out, by name: mission; robot.mission for a part of a part."""
     obs_dtype: Literal["float32", "float64"] = constant("float32")

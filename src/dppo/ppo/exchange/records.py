@@ -215,7 +215,10 @@ class SamplerCarry(ReadOnly):
     """State of the policy's memory; None without memory."""
     states: UInt8[np.ndarray, " bytes"] | None = None
     """The environments' own states, packed; None if these have none."""
-    options: UInt8[np.ndarray, " bytes"] | None = None  # JSON: a list, those of the resets of the open episodes
+    proofs: UInt8[np.ndarray, " proof_bytes"] | None = (
+        None  # of the states: those before the last segment, and its actions
+    )
+    options: UInt8[np.ndarray, " option_bytes"] | None = None  # JSON: a list, those of the resets of the open episodes
 
 
 @dataclass(frozen=True, slots=True)
@@ -224,8 +227,8 @@ class Rebuild(ReadOnly):
 
     carry: SamplerCarry
     actions: tuple[Shaped[np.ndarray, " _ *A"], ...]
-    """E arrays [n, *A]: the actions of each open episode since its reset. If empty, the `states` of the carry are set;
-    if there are none either, new episodes start instead."""
+    """E arrays [n, *A]: the actions of each open episode since its reset. If empty, nothing is replayed: the `states`
+    of the carry are set; if there are none either, new episodes start instead."""
 
 
 @dataclass(frozen=True, slots=True)

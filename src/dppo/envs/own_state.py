@@ -1,0 +1,270 @@
+"""States of their own: environments with `get_state` and `set_state` are brought back by them, if that is proven.
+
+Packages have methods of these names that mean something else, or that leave something out. So a replay comes first,
+unless `env_state=own` asks for states. If the replay does not lead to the recorded state, the state from before the
+last segment is set, and the actions of that segment are repeated. If they lead to the recorded observation, return and
+state, the environment is where it was.
+"""
+
+from __future__ import annotations
+
+import inspect
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from types import ModuleType
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+from gymnasium.envs.registration import EnvSpec
+
+from dppo.envs.checks.faults import user_traceback
+from dppo.envs.episode import CheckedEnv
+from dppo.envs.threads import EnvThread
+from dppo.errors import EnvironmentFault
+from dppo.plain_data import PLAIN, NotPlain, packed, unpacked
+from dppo.ppo.exchange.records import EnvLog, Incident, IncidentKind, SamplerCarry
+from dppo.signals import INTERRUPTIONS
+from dppo.user_code import in_a_line
+
+MOST_BYTES = 1 << 24  # of the state of an environment
+NOTICEABLE, SEGMENTS = 0.1, 8  # share of the time in the environments, after so many segments, that is worth a line
+NO_STATE = gym.Space, gym.Env, EnvSpec, ModuleType
+PLAIN_STATE = (
+    f"Return at most {MOST_BYTES >> 20} MiB of plain data ({PLAIN}), give a wrapper with other state both methods, or "
+    f"use env_state=off, which replays instead."
+)
+
+
+def offers_state(env: Any) -> bool:
+    """Return whether an environment, or a wrapper of it, has `get_state()` and `set_state(state)`."""
+    return bool(_in_its_thread(env, _layers))
+
+
+def _layers(env: Any) -> list[Any]:
+    """Return the wrappers, outermost first, up to what has `get_state` and `set_state`; empty if nothing has."""
+    layers = [env]
+    while not _has_state(layers[-1]):
+        if not isinstance(layers[-1], gym.Wrapper):
+            return []
+        layers.append(layers[-1].env)
+    return layers
+
+
+def _has_state(layer: Any) -> bool:
+    try:  # the methods of these names that a simulator may have had before need not be meant
+        inspect.signature(layer.get_state).bind()
+        inspect.signature(layer.set_state).bind(None)
+    except (AttributeError, TypeError, ValueError):
+        return False
+    return hasattr(type(layer), "get_state") and hasattr(type(layer), "set_state")
+
+
+def _state(env: Any) -> dict[str, Any]:
+    """Return the state of an environment, and what may be state of the wrappers outside of it, outermost first.
+
+    Gymnasium's wrappers also keep the arguments of their constructor, to be made again.
+    """
+    *wrappers, owner = _layers(env)
+    state = {"get_state()": owner.get_state()}
+    for at, wrapper in enumerate(wrappers):
+        own = {name: value for name, value in vars(wrapper).items() if not isinstance(value, NO_STATE)}
+        plain = {name: value for name, value in own.items() if name != "_saved_kwargs" and not callable(value)}
+        state[f"{type(wrapper).__name__}{' ' * at}"] = plain
+    return state
+
+
+def _set_state(env: Any, state: Any, *attributes: dict[str, Any]) -> None:
+    *wrappers, owner = _layers(env)
+    owner.set_state(state)
+    for wrapper, own in zip(wrappers, attributes, strict=True):
+        vars(wrapper).update(own)
+
+
+def _in_its_thread(env: Any, call: Callable[[Any], Any]) -> Any:
+    return env.call(call) if isinstance(env, EnvThread) else call(env)
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    """An environment at the start of a segment, from which the actions of the segment lead to its end."""
+
+    env: Any
+    """The instance: another one at the end of the segment proves nothing."""
+    state: bytes
+    episode: int
+    episode_return: float
+    length: int
+
+
+@dataclass(frozen=True, slots=True)
+class Proof:
+    """A state of an environment and the actions that led from it, in one segment, to the next state."""
+
+    state: bytes
+    episode: int
+    episode_return: float
+    length: int
+    actions: np.ndarray
+    """[T, *A]"""
+    options: Any
+    """Of the resets in the segment."""
+
+
+@dataclass(eq=False)
+class OwnStates:
+    """Takes the states of the environments of a sampler at the end of each segment, and sets them to rebuild it."""
+
+    owner: str
+    """Prefix of messages: "sampler 3 (mysim:make)"."""
+    obs: np.dtype[Any]
+    """Dtype of an observation as it is stored."""
+    demanded: bool
+    """True with env_state=own: states are set without a replay before, and one that cannot be taken is an error."""
+    notes_first: bool = True
+    """Report a state that cannot be taken in the first segment; one sampler is enough, others are alike."""
+    _starts: list[Start] = field(default_factory=list)
+    _unusable: bool = False
+    _said: bool = False
+    _taken: int = 0
+    _seconds: float = 0.0
+    _of_seconds: float = 0.0
+
+    def begin(self, envs: Sequence[CheckedEnv]) -> None:
+        """Take the states at the start of the next segment, if they are to be proven."""
+        if self.demanded or self._unusable:
+            return
+        try:
+            self._starts = [self._start(one, self._packed(one)) for one in envs]
+        except INTERRUPTIONS:
+            raise
+        except BaseException:  # `take` reports it
+            self._starts = []
+
+    def take(self, envs: Sequence[CheckedEnv], log: EnvLog) -> dict[str, np.ndarray]:
+        """Return the states, packed, and what proves them, under their names in `SamplerCarry`; nothing if that fails.
+
+        A failure is an incident; an EnvironmentFault in the first segment of the run, if states are demanded.
+        """
+        if self._unusable:
+            return {}
+        began, states = time.perf_counter(), list[bytes]()
+        try:
+            for one in envs:
+                states.append(self._packed(one))
+        except INTERRUPTIONS:
+            raise
+        except BaseException as error:
+            self._starts = []
+            self._report_failure(error, len(states), log)
+            return {}
+        arrays = {"states": np.frombuffer(packed(states), np.uint8)}
+        if not self.demanded:
+            proofs = [self._proof(one, log) for one in envs] if self._starts else [None] * len(envs)
+            arrays["proofs"] = np.frombuffer(packed(proofs), np.uint8)
+            self._starts = [self._start(one, state) for one, state in zip(envs, states, strict=True)]
+        self._measure(time.perf_counter() - began, sum(map(len, states)), log)
+        return arrays
+
+    def _packed(self, one: CheckedEnv) -> bytes:
+        row = np.empty((), self.obs)
+        row[...] = one.last_obs
+        state = packed({"obs": row.tobytes(), **_in_its_thread(one.env, _state)})
+        if len(state) > MOST_BYTES:
+            raise NotPlain(f"has {len(state):,} bytes")
+        return state
+
+    def _start(self, one: CheckedEnv, state: bytes) -> Start:
+        return Start(one.env, state, one.episode, one.episode_return, one.length)
+
+    def _proof(self, one: CheckedEnv, log: EnvLog) -> list[Any] | None:
+        """Return how this environment came from the state at the start of the segment to this one, as plain data.
+
+        None if its instance has changed: it was made anew, or a standby copy has taken its place.
+        """
+        start = self._starts[one.index]
+        if start.env is not one.env or log.actions is None:
+            return None
+        actions = np.ascontiguousarray(log.actions[:, one.index])
+        return [start.state, start.episode, start.episode_return, start.length, actions, log.options]
+
+    def _report_failure(self, error: BaseException, env: int, log: EnvLog) -> None:
+        plain = isinstance(error, NotPlain)
+        what = f"{self.owner}, env {env}: its state {error if plain else f'raised {in_a_line(error)}'}"
+        first = log.index == 0
+        if first and self.demanded:
+            raise EnvironmentFault(f"{what}. {PLAIN_STATE}", "" if plain else user_traceback(error)) from None
+        if first:  # its methods mean something else
+            self._unusable = True
+            if self.notes_first:
+                self._say(f"{what}. It is not used: episodes are replayed. {PLAIN_STATE}", log)
+            return
+        self._say(f"{what}. If its actor is lost, the episode is replayed.", log)
+
+    def _measure(self, seconds: float, size: int, log: EnvLog) -> None:
+        self._seconds, self._taken = self._seconds + seconds, self._taken + 1
+        log.seconds += seconds
+        self._of_seconds += log.seconds
+        share = self._seconds / self._of_seconds
+        if share > NOTICEABLE and self._taken >= SEGMENTS:
+            each = f"{1e3 * self._seconds / self._taken:.1f} ms a segment for {size:,} bytes"
+            self._say(f"{self.owner}: get_state takes {each}, {share:.0%} of its time. Raise `num_steps`.", log)
+
+    def say_unproven(self, problem: str, log: EnvLog) -> None:
+        """Report that the state of an environment does not bring it back."""
+        self._say(
+            f"{self.owner}: get_state and set_state do not bring the environment back ({problem}). They are not used: "
+            f"episodes are replayed. Return all that later steps depend on, or use env_state=off.",
+            log,
+        )
+
+    def _say(self, message: str, log: EnvLog) -> None:  # once
+        if not self._said:
+            log.incidents.append(Incident(IncidentKind.OWN_STATE, message))
+        self._said = True
+
+    def of(self, carry: SamplerCarry) -> list[bytes]:
+        """Return the state of each environment; none if `carry` has none."""
+        return [] if carry.states is None else list(unpacked(carry.states.tobytes()))
+
+    def proofs_of(self, carry: SamplerCarry) -> list[Proof | None]:
+        """Return what proves the state of each environment."""
+        if carry.proofs is None:
+            return [None] * len(carry.episodes)
+        return [None if values is None else Proof(*values) for values in unpacked(carry.proofs.tobytes())]
+
+    def is_in(self, one: CheckedEnv, state: bytes) -> bool:
+        """Return whether an environment is in a state, as far as `get_state` tells."""
+        try:
+            return self._packed(one) == state
+        except INTERRUPTIONS:
+            raise
+        except BaseException:
+            return False
+
+    def put(self, env: CheckedEnv, state: bytes, carry: SamplerCarry, at: int) -> str:
+        """Bring environment `at` to its state between two segments; return what is wrong then, "" if nothing is."""
+        problem = self._set(env, state)
+        env.episode = int(carry.episodes[at])
+        env.episode_return, env.length = float(carry.episode_returns[at]), int(carry.episode_lengths[at])
+        return problem
+
+    def put_before(self, env: CheckedEnv, proof: Proof) -> str:
+        """Bring an environment to its state at the start of a segment; return what is wrong then."""
+        problem = self._set(env, proof.state)
+        env.episode, env.episode_return, env.length = proof.episode, proof.episode_return, proof.length
+        return problem
+
+    def _set(self, env: CheckedEnv, state: bytes) -> str:
+        try:
+            obs, *wanted = unpacked(state).values()
+            _in_its_thread(env.env, lambda own: _set_state(own, *wanted))
+            row: np.ndarray = np.frombuffer(obs, self.obs.base).reshape(self.obs.shape)
+            found = packed({"obs": obs, **_in_its_thread(env.env, _state)})
+        except INTERRUPTIONS:
+            raise
+        except BaseException as error:
+            return f"its state could not be set: {in_a_line(error)}"
+        env.last_obs = row
+        return "" if found == state else "get_state does not return what set_state has been given"
