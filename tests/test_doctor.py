@@ -20,6 +20,7 @@ import pytest
 import yaml
 from builders import make_config
 from commandline import parse, run
+from remedies import executes
 from worlds.sick import Sick
 
 import dppo
@@ -220,9 +221,12 @@ def test_facts_lead_to_a_finding(facts: Facts, settings: dict[str, Any], text: s
     assert "".join(found).startswith(text)
 
 
+@executes("doctor/diagnosis.py: Use --env-state own, which sets its own state instead")
 def test_endless_episodes_of_an_environment_with_a_state_need_no_replays() -> None:
     found = [text for _, text in findings(PLAYED | {"lengths": [], "state": ""}, config_of("none"))]
     assert found[1].endswith("so that replays take ever longer. Use --env-state own, which sets its own state instead")
+    told = config_of("none", env_state="own")
+    assert len([*findings(PLAYED | {"lengths": [], "state": ""}, told)]) == 1
 
 
 class Overshoots(gym.Env[Any, Any]):

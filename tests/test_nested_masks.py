@@ -14,6 +14,7 @@ from builders import collect, parts_of, random_weights
 from gymnasium import spaces
 from kinds import small
 from recorder import Recorder
+from remedies import executes
 from worlds.acting import HYBRID, HYBRID_MASKS, Actuated, Hybrid
 
 import dppo
@@ -137,10 +138,17 @@ WRONG: list[tuple[Any, str]] = [
 ]
 
 
+@executes(
+    "envs/checks/masks.py: has no choices to allow. Pass None for it",
+    "envs/checks/masks.py: that is a dict, and the actions are a {}. Pass a tuple",
+)
 @pytest.mark.parametrize(("given", "words"), WRONG)
 def test_nested_masks_of_a_wrong_form_are_named_with_their_part(given: Any, words: str) -> None:
+    actions = actions_of(HYBRID)
     with pytest.raises(BadResult, match=re.escape(words)):
-        checked_masks(given, (), actions_of(HYBRID))
+        checked_masks(given, (), actions)
+    everything = {"arm": None, "gear": GEAR, "inner": (None, None), "lamps": None}  # as the texts say
+    assert checked_masks(everything, (), actions).all()
 
 
 def test_flat_masks_of_a_tuple_are_told_from_nested_ones() -> None:
@@ -196,6 +204,12 @@ REFUSED: list[tuple[Any, str]] = [
 ]
 
 
+@executes(
+    "envs/checks/masks.py: use `action_mask=off` in a new run",
+    "envs/checks/masks.py: Make it one array of shape ({},){}, or use `action_mask=off` in a new run",
+    "envs/checks/masks.py: Leave it out of the environment, {}.",
+    "envs/checks/masks.py: Make it a method without arguments that returns the mask, {}.",
+)
 @pytest.mark.parametrize(("make", "words"), REFUSED)
 def test_a_mask_that_does_not_fit_is_refused_and_there_is_a_way_on(make: Any, words: str) -> None:
     with pytest.raises(ConfigError, match=re.escape(words)) as refused:
@@ -204,6 +218,7 @@ def test_a_mask_that_does_not_fit_is_refused_and_there_is_a_way_on(make: Any, wo
     assert describe_spaces(make(), action_mask="off").mask is None
 
 
+@executes("envs/checks/observations.py: Set action_mask=off to leave this message out")
 @pytest.mark.parametrize(
     ("kind", "words"),
     [
@@ -216,6 +231,8 @@ def test_a_mask_in_info_is_noted_for_all_kinds_of_actions(kind: str, words: str,
     dppo.train(small(tmp_path / "run", env_id=lambda: BoxWith("info", kind), **short), observers=[recorder])
     assert [incident.kind.value for incident in recorder.incidents] == ["mask_not_used"]
     assert words in recorder.incidents[0].message
+    off = small(tmp_path / "off", env_id=lambda: BoxWith("info", kind), action_mask="off", **short)
+    assert dppo.train(off).incidents == {}
 
 
 def test_the_spaces_of_the_world_have_a_mask_for_each_part_with_choices() -> None:

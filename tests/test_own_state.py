@@ -13,6 +13,7 @@ import pytest
 from builders import make_config
 from processes import Disturbance, send
 from recorder import Notes, Recorder
+from remedies import executes
 
 import dppo
 from dppo.errors import CheckpointError, ConfigError, EnvironmentFault
@@ -78,6 +79,7 @@ def test_hidden_state_moves_with_its_sampler(more: dict[str, Any], ray_session: 
     assert "replay_mismatch" not in there.incidents
 
 
+@executes("envs/own_state.py: or use env_state=off, which replays instead")
 @pytest.mark.parametrize(
     ("fault", "words"),
     [
@@ -104,6 +106,7 @@ def test_a_wrong_state_is_an_error_in_the_first_segment_if_it_is_demanded_and_a_
     assert first.incidents == {"own_state": 1}
     assert recorder.incidents[0].message.startswith("sampler 0 (worlds.stateful:limited), env 0: its state ")
     assert "It is not used: episodes are replayed." in recorder.incidents[0].message
+    assert dppo.train(settings(tmp_path / "off", kwargs={"fault": fault}, env_state="off")).incidents == {}
     recorder = Recorder()
     later = dppo.train(settings(tmp_path / "later", kwargs={"fault": fault, "after": 2}), observers=[recorder])
     assert later.iterations == 6
@@ -118,6 +121,12 @@ def test_a_state_that_is_not_what_was_set_ends_the_episode(tmp_path: Path) -> No
     assert resumed.incidents == {"replay_mismatch": 4}
 
 
+def resumed_from(run_dir: Path) -> Path:
+    """Return the checkpoint of a run after iteration 3."""
+    return next((run_dir / "checkpoints").glob("*000003*"))
+
+
+@executes("envs/own_state.py: Return all that later steps depend on, or use env_state=off.")
 @pytest.mark.parametrize("world", ["arm", "clockless", "misleading"])
 def test_a_state_that_leaves_something_out_changes_nothing(world: str, tmp_path: Path) -> None:
     """Methods of these names that packages have for something else; without a proof, they are not used."""
@@ -129,6 +138,8 @@ def test_a_state_that_leaves_something_out_changes_nothing(world: str, tmp_path:
     assert resumed.incidents == ({"own_state": 2} if world == "misleading" else {})
     if world == "misleading":
         assert "get_state and set_state do not bring the environment back" in recorder.incidents[0].message
+        off = dppo.train(settings(tmp_path / "run", world, env_state="off"), resume=resumed_from(tmp_path / "run"))
+        assert (off.weights_sha256, off.incidents) == (whole.weights_sha256, {})
 
 
 def test_without_a_replay_a_state_that_leaves_something_out_is_not_used(tmp_path: Path) -> None:
@@ -147,6 +158,7 @@ def test_a_proven_state_needs_no_replay(tmp_path: Path) -> None:
     assert (resumed.weights_sha256, resumed.incidents) == (whole.weights_sha256, {})
 
 
+@executes("envs/group.py: Add both, or use `env_state=auto`.")
 def test_a_state_that_is_demanded_is_set_at_once(tmp_path: Path) -> None:
     whole = dppo.train(settings(tmp_path / "whole", env_state="own"))
     dppo.train(settings(tmp_path / "run", env_state="own"), observers=[Recorder(interrupt_at=3)])
@@ -159,6 +171,7 @@ def test_a_state_that_is_demanded_is_set_at_once(tmp_path: Path) -> None:
         ConfigError, match=r"env_state=own: the environment has no get_state\(\) and set_state\(state\)"
     ):
         dppo.train(settings(tmp_path / "none", "foreign", env_state="own"))
+    assert dppo.train(settings(tmp_path / "auto", "foreign", total_timesteps=64)).iterations == 1
 
 
 @pytest.mark.slow
