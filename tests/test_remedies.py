@@ -12,8 +12,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from remedies import executes
 from remedies.carrying_out import changed_as_told
+from remedies.commands import COMMANDS
+from remedies.networks import CONTRACT, settings_of
 from remedies.not_executed import NOT_EXECUTED, PENDING
+from remedies.refused import STARTS, Remedy
+from remedies.running import pattern_of, problem
 from remedies.settings import BY_HAND, CHECKS, VALUES
 from remedies.texts import Text, is_remedy, remedies
 
@@ -31,7 +37,16 @@ TESTS = Path(__file__).parent
 def rows() -> list[Row]:
     """Return what is executed: the rows of tables, and what tests are marked with `executes`."""
     settings = [("config/checks.py", words) for words, _ in CHECKS]
-    return [*settings, *((file, words) for file, words, _, _ in BY_HAND), *marked()]
+    starts = [row_of(remedy) for remedy, _, _ in STARTS]
+    starts += [row_of(remedy) for remedy, _, _, _ in COMMANDS]
+    contract = [("ppo/networks/user_module.py", words) for words, _, _ in CONTRACT]
+    return [*settings, *contract, *((file, words) for file, words, _, _ in BY_HAND), *starts, *marked()]
+
+
+def row_of(remedy: str) -> Row:
+    """Return file and words of "file.py: words"."""
+    file, _, words = remedy.partition(": ")
+    return file, words
 
 
 def marked() -> Iterator[Row]:
@@ -43,8 +58,7 @@ def marked() -> Iterator[Row]:
         for node in ast.walk(ast.parse(source)):
             if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "executes":
                 for remedy in node.args:
-                    file, _, words = ast.literal_eval(remedy).partition(": ")
-                    yield file, words
+                    yield row_of(ast.literal_eval(remedy))
 
 
 def unexecuted() -> list[Row]:
@@ -70,11 +84,6 @@ def fact_of(message: str) -> str:
     return re.sub(r"[\d.]*\d", "N", message.partition(". ")[0])
 
 
-def pattern_of(words: str) -> str:
-    """Return words of a source text as a regular expression, in which {} stands for any text."""
-    return ".*".join(map(re.escape, words.split("{}")))
-
-
 @pytest.mark.parametrize(("words", "settings"), CHECKS, ids=[words for words, _ in CHECKS])
 def test_what_a_refusal_of_settings_says_makes_them_valid(words: str, settings: dict[str, Any]) -> None:
     message = refusal(settings)
@@ -93,6 +102,40 @@ def test_what_a_refusal_of_a_value_names_is_valid(
     assert re.search(pattern_of(words), refusal(settings)), file
     for one in instead:
         assert refusal(one) == ""
+
+
+@pytest.mark.parametrize(("remedy", "settings", "change"), STARTS, ids=[remedy for remedy, _, _ in STARTS])
+def test_what_a_run_that_does_not_start_says_makes_it_start(
+    remedy: str, settings: dict[str, Any], change: Remedy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(str(TESTS))
+    message = problem(tmp_path, starts=True, **settings)
+    assert re.search(pattern_of(row_of(remedy)[1]), message)
+    assert problem(tmp_path, starts=True, **change(message, settings)) == ""
+
+
+@pytest.mark.parametrize(("words", "broken", "mended"), CONTRACT, ids=[words for words, _, _ in CONTRACT])
+def test_a_network_that_follows_the_message_is_accepted(words: str, broken: Any, mended: Any, tmp_path: Path) -> None:
+    message = problem(tmp_path, starts=True, **settings_of(broken))
+    assert re.search(pattern_of(words), message)
+    assert problem(tmp_path, starts=True, **settings_of(mended)) == ""
+
+
+@executes(
+    "ppo/networks/recurrence.py: Pass an nn.GRUCell or an nn.LSTMCell with biases",
+    "ppo/networks/recurrence.py: Call it step by step",
+)
+def test_cells_that_are_refused_are_replaced_or_called_step_by_step() -> None:
+    rows = torch.zeros(2, 1, 3), torch.zeros(1, 4), torch.zeros(2, 1, dtype=torch.bool)
+    with pytest.raises(TypeError, match=r"Pass an nn\.GRUCell or an nn\.LSTMCell with biases"):
+        dppo.over_time(torch.nn.RNNCell(3, 4), *rows)  # type: ignore[arg-type]
+    assert dppo.over_time(torch.nn.GRUCell(3, 4), *rows)[0].shape == (2, 1, 4)
+    assert dppo.over_time(torch.nn.LSTMCell(3, 2), *rows)[0].shape == (2, 1, 2)
+    hooked = torch.nn.GRUCell(3, 4)
+    hooked.register_forward_hook(lambda *_: None)
+    with pytest.raises(TypeError, match="Call it step by step"):
+        dppo.over_time(hooked, *rows)
+    assert hooked(rows[0][0], rows[1]).shape == (1, 4)
 
 
 def test_each_remedy_in_the_source_is_carried_out_by_a_test_or_has_a_reason() -> None:

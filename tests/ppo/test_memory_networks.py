@@ -163,7 +163,7 @@ def test_a_state_that_a_module_returns_is_not_a_view_of_its_own() -> None:
     ("model", "words"),
     [
         (own.NeverStarts, "where starts is True differ from those of a state of zeros"),
-        (own.FirstState, "its state where starts is True differ"),
+        (own.FirstState, "its head of a sequence differ from those of its steps"),
         (own.Backward, "its head of a sequence differ from those of its steps one after the other"),
         (own.NoState, "returned a tuple of Tensor, Tensor. Return three tensors, head, values and state"),
         (own.WideState, "returned state of shape (3, 16), not (3, 8): [rows, state_size], after the last step"),

@@ -34,8 +34,11 @@ def problem(tmp_path: Path, *, starts: bool = False, **settings: Any) -> str:
     """Train for one iteration, or only until the run `starts`; return the message with which it failed, or ""."""
     run_dir = tmp_path / f"run{len(list(tmp_path.glob('run*')))}"
     try:
+        sizes = TINY
+        if settings.keys() & {"model", "image_encoder"}:  # a network that has no such layers
+            sizes = {name: value for name, value in TINY.items() if name != "hidden_sizes"}
         steps = TINY["num_steps"] * settings.get("envs_per_sampler", 1)
-        config = dppo.Config(**{**TINY, "total_timesteps": steps, "run_dir": run_dir, **settings})
+        config = dppo.Config(**{**sizes, "total_timesteps": steps, "run_dir": run_dir, **settings})
         dppo.train(config, observers=[_Starts()] if starts else [])
     except Started:
         return ""
@@ -58,3 +61,13 @@ def told(message: str, pattern: str) -> str:
     found = re.search(pattern, message)
     assert found, f"{pattern!r} is not in: {message}"
     return found[1]
+
+
+def pattern_of(words: str, *, as_typed: bool = False) -> str:
+    """Return words of a source text as a regular expression, in which {} stands for any text.
+
+    With `as_typed`, settings between backticks are flags, as in the messages of commands.
+    """
+    if as_typed:
+        words = re.sub("`[a-z_]+(?:=[^`]*)?`", "{}", words)
+    return ".*".join(map(re.escape, words.split("{}")))

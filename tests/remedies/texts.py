@@ -23,7 +23,7 @@ LATER = (
 )
 BEGINNING = re.compile(rf"(?:^|[.:;)}}] )(?:{VERBS})\b")
 WITHIN = re.compile(
-    rf"(?:[,;:] |\bor |^)(?:{LATER}) (?!to\b|--|ENV_ID)|start a new run|start the run again|pip install"
+    rf"(?:[,;:] |\bor |^)(?!train (?:--|ENV_ID))(?:{LATER}) (?!to\b)|start a new run|start the run again|pip install"
 )
 OTHERS = re.compile("Did you mean|See |please report|Better, |: dppo |\\buse `|begin again|or widen")
 """Further words that tell the user to do something."""

@@ -178,7 +178,7 @@ class ModuleSpec(NetworkSpec):
         calls.append(lambda: run(first, flags=torch.ones_like(starts)))
         calls.append(lambda: run(first, before=none(state), flags=none(starts)))
         one, _, _, stepped, started, from_zero = self._passes(module, calls, (slice(None), second))
-        for found, expected, otherwise in ((started, from_zero, NOT_RESET), (stepped, one, NOT_STEPWISE)):
+        for found, expected, otherwise in ((stepped, one, NOT_STEPWISE), (started, from_zero, NOT_RESET)):
             for name, output, other in zip(OUTPUTS, found, expected, strict=True):
                 if not _close(output, other):
                     raise self._broken(f"its {name} {otherwise}")

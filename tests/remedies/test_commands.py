@@ -1,0 +1,63 @@
+"""Remedies for command lines: each is typed as the message says."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+from _pytest.mark.structures import ParameterSet
+
+from dppo.__main__ import main
+from remedies.commands import COMMANDS
+from remedies.running import pattern_of, problem
+
+TESTS = Path(__file__).resolve().parents[1]
+FINE = "remedies.worlds:Fine"
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """Return the folders that the words name."""
+    parent = tmp_path_factory.mktemp("commands")
+    assert problem(parent, env_id=FINE, trace_hashes=True) == ""
+    assert problem(parent, env_id=FINE) == ""
+    full = parent / "full"
+    full.mkdir()
+    (full / "file").write_text("5")
+    (full / "settings.yaml").write_text("seed: 3")
+    return {"RUN": parent / "run0", "UNTRACED": parent / "run1", "FULL": full}
+
+
+def typed(words: str, folders: dict[str, Path], tmp_path: Path) -> list[str]:
+    for name, folder in {**folders, "TMP": tmp_path}.items():
+        words = re.sub(rf"\b{name}\b", str(folder), words)
+    return shlex.split(words)
+
+
+def as_case(remedy: str, words: str, told: str, otherwise: str) -> ParameterSet:
+    slow = [pytest.mark.slow] if told.startswith("export RUN TMP") else []
+    return pytest.param(remedy, words, told, otherwise, id=f"{remedy} {told[:8]}", marks=slow)
+
+
+@pytest.mark.parametrize(("remedy", "words", "told", "otherwise"), [as_case(*case) for case in COMMANDS])
+def test_a_command_that_is_refused_works_as_the_message_says(
+    remedy: str,
+    words: str,
+    told: str,
+    otherwise: str,
+    folders: dict[str, Path],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(TESTS))
+    assert main(typed(words, folders, tmp_path)) in (1, 2)
+    message = capsys.readouterr().err
+    assert re.search(pattern_of(remedy.partition(": ")[2], as_typed=True), message), message
+    code = main(typed(told, folders, tmp_path))
+    after = capsys.readouterr().err
+    assert code == (2 if otherwise else 0), after
+    assert otherwise in after
