@@ -20,7 +20,11 @@ PAGES = {  # of the repository -> of the site
     "LICENSE": "license.md",
     "benchmarks/README.md": "benchmarks.md",
     "examples/README.md": "examples/index.md",
-    **{f"examples/{file.name}": f"examples/{file.stem}.md" for file in sorted((ROOT / "examples").glob("*.py"))},
+    **{
+        f"examples/{file.name}": f"examples/{file.stem}.md"
+        for kind in ("py", "sh", "yaml")
+        for file in sorted((ROOT / "examples").glob(f"*.{kind}"))
+    },
 }
 ORIGINS = {page: origin for origin, page in PAGES.items()}
 SETTINGS = "<!-- settings -->"
@@ -56,7 +60,7 @@ def _as_markdown(file: Path) -> str:
     text = file.read_text(encoding="utf8")
     if file.suffix == ".md":
         return text
-    language = file.suffix.removeprefix(".")
+    language = file.suffix.removeprefix(".")  # py, sh, yaml
     return f"# {file.name}\n\n```{language}\n{text}```\n"
 
 
