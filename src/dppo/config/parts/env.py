@@ -49,8 +49,8 @@ class Env:
     that leads to another state, set the state before the last segment and repeat that segment, which proves it; off:
     replay only."""
     replay_limit: int | None = setting(None, gt=0)
-    """Truncate each episode of training after so many env steps, as a time limit does, so that the replay of an open
-    one is never longer. For episodes that last long or never end; env_state=own needs no replay."""
+    """Truncate each training episode after so many env steps, as a time limit does. A lost sampler then never has to
+    replay more. For episodes that last long or never end; env_state=own needs no replay."""
     drop_obs: tuple[str, ...] = constant(())
     """Parts of a Dict or Tuple observation to leave out, by name: mission; robot.mission for a part of a part."""
     obs_dtype: Literal["float32", "float64"] = constant("float32")

@@ -35,9 +35,10 @@ class PPO:
     and actions are real-valued. A batch that teaches little changes little then: standardized, its noise would count
     as much."""
     adv_floor: float = setting(0.1, ge=0)
-    """Smallest deviation that norm_adv divides by where all rewards of a batch are equal and nothing terminates, as
-    before the first reward: what is left of advantages there is noise. Where they are below half of it and no reward
-    came, discrete actions get an entropy bonus of up to 0.01. In the unit of norm_reward; needs it."""
+    """Smallest deviation by which norm_adv divides in batches without information: all rewards are equal, and nothing
+    terminates, as before the first reward. Advantages are noise there. If they are smaller than half of it and all
+    rewards are 0, discrete actions get an entropy bonus of up to 0.01. Its unit is that of norm_reward, which it
+    needs."""
     recompute_advantages: bool = False
     """Recompute advantages and returns before each further epoch, with the values of the current network."""
     clip_coef: float = setting(0.2, gt=0, lt=1)
