@@ -82,6 +82,20 @@ def instances_line(config: Config, place: EnvFault | None) -> str:
     return f". {_licences(config).strip()}" if config.num_samplers > 1 else ""
 
 
+def together_line(config: Config) -> str:
+    """Return what may be wrong with a run in this process whose environment does not return; "" if it has only one."""
+    samplers = config.num_samplers * config.envs_per_sampler
+    if config.num_samplers * config.envs_of_sampler == 1:
+        return ""
+    each = [as_setting_and_flag(name, samplers) for name in ("num_samplers", "num_actors")][
+        samplers == config.num_samplers :
+    ]
+    return (
+        f". There are {config.num_samplers * config.envs_of_sampler} instances in this process. If it may have only "
+        f"one, use {', '.join([*each, as_setting_and_flag('samplers_per_actor', 1)])}"
+    )
+
+
 def _crowded(config: Config, place: EnvFault) -> str:
     """Return the settings with which each process has only as many instances as this one could make."""
     others, envs, samplers = place.others, config.envs_per_sampler, config.num_samplers

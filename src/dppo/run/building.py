@@ -28,7 +28,7 @@ from dppo.ppo.networks.choice import choose_network
 from dppo.ppo.networks.network import NetworkSpec
 from dppo.records.files.checkpoint import Found, find
 from dppo.records.files.run_folder import RunFolder
-from dppo.records.words import as_setting_and_flag, instances_line
+from dppo.records.words import as_setting_and_flag, instances_line, together_line
 from dppo.run.env_faults import EnvFaults
 from dppo.run.evaluations import InProcessPlayers
 from dppo.run.learner import PPOLearner
@@ -171,7 +171,9 @@ class _Site:
         """Return the collector, which makes the environments."""
         config, plan = self.config, sampler_plan(self.config)
         if self.session is None:
-            return self.stack.enter_context(closing(InProcessCollector(plan, ledger, on_progress)))
+            return self.stack.enter_context(
+                closing(InProcessCollector(plan, ledger, on_progress, together_line(config)))
+            )
         from dppo.cluster.collecting.ray_transport import collector_on_ray
 
         here = config.reuse > 1 or config.trace_hashes  # this process needs the arrays, too

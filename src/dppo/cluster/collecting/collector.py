@@ -12,6 +12,7 @@ from dppo.cluster.collecting.host import host_of
 from dppo.cluster.collecting.ledger import ReplayLedger
 from dppo.cluster.wire import SamplerPlan
 from dppo.envs.activity import ActivityRecord, replaying
+from dppo.envs.silence import SilenceWatch
 from dppo.log import logger
 from dppo.numerics.fingerprint import Expected
 from dppo.numerics.portable import limit_blas
@@ -129,12 +130,19 @@ class InProcessCollector(Collector):
     """A collector for debugging, for fast environments, and as the reference in tests."""
 
     def __init__(
-        self, plan: SamplerPlan, ledger: ReplayLedger, on_progress: OnProgress = lambda progress: None
+        self,
+        plan: SamplerPlan,
+        ledger: ReplayLedger,
+        on_progress: OnProgress = lambda progress: None,
+        hint: str = "",
     ) -> None:
+        """Prepare; `hint` ends the first line about an environment that does not return from a call."""
         self._num_samplers = plan.sampling.num_samplers
         self._ledger = ledger
         self._reports = ProgressReports(on_progress, plan.sampling.batch_size)
-        self._new_host = partial(host_of, plan, ActivityRecord(on_replay=ReplayLog(), on_step=self._report))
+        record = ActivityRecord(on_replay=ReplayLog(), on_step=self._report)
+        self._new_host = partial(host_of, plan, record)
+        self._silence = SilenceWatch(record, plan.env.env_name, hint)
         self._host = self._new_host()
         self._threads = limit_blas(1)
         self.expected: Expected | None = None  # this process has computed it
@@ -144,6 +152,7 @@ class InProcessCollector(Collector):
 
     def describe(self, stop: StopSignals) -> Spaces:
         """Create the environments of the first sampler and return their spaces."""
+        self._silence.start()
         with stop.interruptible():
             self._spaces = self._host.spaces(0)
         return self._spaces
@@ -182,6 +191,7 @@ class InProcessCollector(Collector):
         """Close all environments; one that does not close in time is left alone, with a traceback."""
         with at_most(CLOSING_S):
             self._host.close()
+        self._silence.close()
         self._threads.restore_original_limits()
 
     def _report(self, steps: int) -> None:

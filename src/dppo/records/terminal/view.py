@@ -183,10 +183,11 @@ class ShowLog(logging.Handler):
         self._started = self._level_changed = False
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Show or keep one record, unless it was shown already."""
+        """Show or keep one record, unless it was shown already; one that says `at_once` is never kept."""
         if getattr(record, "shown", False):
             return
-        (self._show if self._started else self._held.append)(printable(record.getMessage()))
+        at_once = self._started or getattr(record, "at_once", False)
+        (self._show if at_once else self._held.append)(printable(record.getMessage()))
 
     def hold(self) -> None:
         """Keep records until `start`."""

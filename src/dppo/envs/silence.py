@@ -1,0 +1,104 @@
+"""SilenceWatch: says where an environment of this process is while a call to it does not return."""
+
+from __future__ import annotations
+
+import faulthandler
+import sys
+import threading
+import time
+from contextlib import suppress
+from types import TracebackType
+
+from dppo.envs.activity import Activity, ActivityRecord, Phase
+from dppo.log import logger
+
+FIRST_S = 10.0  # for which a call has not returned, until that is said
+USUAL = 3.0  # times the longest call of its kind so far: a slow simulator is not silent
+LOOK_S = 1.0
+FROZEN_S = 10.0  # in which this process runs no Python, until faulthandler writes where it is
+
+CALLS = {
+    Phase.MAKE: "the constructor",
+    Phase.RESET: "reset of episode {seen.episode}",
+    Phase.STEP: "step {step} of episode {seen.episode}",
+    Phase.REPLAY: "a step of a replay ({seen.replayed:,} of {seen.to_replay:,} are done)",
+    Phase.CLOSE: "close",
+}
+
+
+class Stillness:
+    """Finds calls that do not return in looks at what a process does."""
+
+    def __init__(self, name: str) -> None:
+        """Name the environment in messages: `CartPole-v1`."""
+        self._name = name
+        self._moves, self._phase, self._since = -1, Phase.IDLE, 0.0
+        self._longest_s = dict.fromkeys(Phase, 0.0)
+        self._due_s = FIRST_S
+
+    def look(self, seen: Activity, now: float) -> str:
+        """Return a line if the call in progress is late, and again each time that it takes twice as long; else ""."""
+        if seen.moves != self._moves:
+            self._longest_s[self._phase] = max(self._longest_s[self._phase], now - self._since)
+            self._moves, self._phase, self._since = seen.moves, seen.phase, now
+            self._due_s = max(FIRST_S, USUAL * self._longest_s[seen.phase])
+        stood_s = now - self._since
+        if seen.phase is Phase.IDLE or stood_s < self._due_s:
+            return ""
+        self._due_s = 2 * stood_s
+        call = CALLS[seen.phase].format(seen=seen, step=seen.length + 1)
+        return f"sampler {seen.sampler_id} ({self._name}), env {seen.env}: {call} has not returned for {stood_s:.0f} s"
+
+
+class SilenceWatch:
+    """Looks at the activity of this process from a thread of its own, and logs a line when a call does not return.
+
+    Native code that keeps the interpreter to itself also stops this thread. Then faulthandler, which needs no
+    interpreter, writes the stacks of all threads to stderr.
+    """
+
+    def __init__(self, record: ActivityRecord, name: str, hint: str = "") -> None:
+        """Watch `record`; the first line ends with `hint`."""
+        self._record, self._hint = record, hint
+        self._stillness = Stillness(name)
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._watch, name="dppo silence", daemon=True)
+
+    def start(self) -> None:
+        """Begin to watch."""
+        self._thread.start()
+
+    def close(self) -> None:
+        """Stop watching."""
+        self._over.set()
+        if self._thread.is_alive():
+            self._thread.join(LOOK_S)
+
+    def __enter__(self) -> SilenceWatch:
+        self.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _watch(self) -> None:
+        try:
+            while not self._over.wait(LOOK_S):
+                seen = self._record.look()
+                if line := self._stillness.look(seen, time.monotonic()):
+                    logger.warning("%s%s", line, self._hint, extra={"at_once": True})
+                    self._hint = ""
+                _expect_python(within_s=FROZEN_S if seen.phase is not Phase.IDLE else 0.0)
+        finally:
+            _expect_python(within_s=0.0)
+
+
+def _expect_python(within_s: float) -> None:
+    """Let faulthandler write the stacks if this is not called again in time; 0: never."""
+    with suppress(AttributeError, OSError, RuntimeError, ValueError):  # there is no stderr
+        if within_s:
+            faulthandler.dump_traceback_later(within_s, file=sys.__stderr__)  # type: ignore[arg-type]
+        else:
+            faulthandler.cancel_dump_traceback_later()
