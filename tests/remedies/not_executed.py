@@ -206,6 +206,11 @@ NOT_EXECUTED: tuple[tuple[str, str, str], ...] = (
         "If a process may have only {}, use {}.",
         "test_single_instances.py makes such runs, and trains",
     ),
+    (
+        "records/words.py",
+        "If it may have only one, use {}",
+        "the run goes on, or hangs; such runs are in test_single_instances",
+    ),
     ("records/words.py", "If a node may have few, use actors_per_node", "it takes several nodes"),
     ("cluster/collecting/engine.py", "If it may have no more, use `num_actors={}`", "as in test_single_instances.py"),
     ("cluster/collecting/engine.py", "Look for the reason in the simulator's own log", "it is the user's simulator"),

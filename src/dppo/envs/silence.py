@@ -6,6 +6,7 @@ import faulthandler
 import sys
 import threading
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from types import TracebackType
 
@@ -29,9 +30,9 @@ CALLS = {
 class Stillness:
     """Finds calls that do not return in looks at what a process does."""
 
-    def __init__(self, name: str) -> None:
-        """Name the environment in messages: `CartPole-v1`."""
-        self._name = name
+    def __init__(self, owner: Callable[[Activity], str]) -> None:
+        """Name the environment of an activity by `owner`: `sampler 0 (CartPole-v1), env 2`."""
+        self._owner = owner
         self._moves, self._phase, self._since = -1, Phase.IDLE, 0.0
         self._longest_s = dict.fromkeys(Phase, 0.0)
         self._due_s = FIRST_S
@@ -47,7 +48,17 @@ class Stillness:
             return ""
         self._due_s = 2 * stood_s
         call = CALLS[seen.phase].format(seen=seen, step=seen.length + 1)
-        return f"sampler {seen.sampler_id} ({self._name}), env {seen.env}: {call} has not returned for {stood_s:.0f} s"
+        return f"{self._owner(seen)}: {call} has not returned for {stood_s:.0f} s"
+
+
+def of_samplers(env_name: str) -> Callable[[Activity], str]:
+    """Return a function that names the active environment among those of samplers."""
+    return lambda seen: f"sampler {seen.sampler_id} ({env_name}), env {seen.env}"
+
+
+def of_one(env_name: str) -> Callable[[Activity], str]:
+    """Return a function that names the only environment."""
+    return lambda seen: env_name
 
 
 class SilenceWatch:
@@ -57,10 +68,10 @@ class SilenceWatch:
     interpreter, writes the stacks of all threads to stderr.
     """
 
-    def __init__(self, record: ActivityRecord, name: str, hint: str = "") -> None:
-        """Watch `record`; the first line ends with `hint`."""
+    def __init__(self, record: ActivityRecord, owner: Callable[[Activity], str], hint: str = "") -> None:
+        """Watch `record`, with names by `owner`; the first line ends with `hint`."""
         self._record, self._hint = record, hint
-        self._stillness = Stillness(name)
+        self._stillness = Stillness(owner)
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="dppo silence", daemon=True)
 
@@ -84,15 +95,20 @@ class SilenceWatch:
         self.close()
 
     def _watch(self) -> None:
+        armed = False
         try:
             while not self._over.wait(LOOK_S):
                 seen = self._record.look()
                 if line := self._stillness.look(seen, time.monotonic()):
                     logger.warning("%s%s", line, self._hint, extra={"at_once": True})
                     self._hint = ""
-                _expect_python(within_s=FROZEN_S if seen.phase is not Phase.IDLE else 0.0)
+                busy = seen.phase is not Phase.IDLE
+                if busy or armed:
+                    _expect_python(FROZEN_S if busy else 0.0)
+                armed = busy
         finally:
-            _expect_python(within_s=0.0)
+            if armed:
+                _expect_python(0.0)
 
 
 def _expect_python(within_s: float) -> None:

@@ -14,9 +14,11 @@ from dppo.config import flattened
 from dppo.config.arguments import with_answers
 from dppo.config.files import objects_in
 from dppo.config.trust import code_named_by, require_trust
+from dppo.envs.activity import ActivityRecord, Phase, place_of
 from dppo.envs.checks.faults import making
 from dppo.envs.frames import make_prepared
 from dppo.envs.make import EnvId, check_env_id, close_in_time
+from dppo.envs.silence import SilenceWatch, of_one
 from dppo.errors import CheckpointError, ConfigError, counted, printable
 from dppo.invocation import command
 from dppo.log import logger
@@ -106,10 +108,17 @@ class _Wanted:
 
 def _play_here(player: _Player, wanted: _Wanted, played: list[Episode], check_signals: Callable[[], None]) -> None:
     """Play all episodes in an environment of this process, and add them to `played`."""
-    with limit_blas(1):  # as in the evaluations of a run, whose returns are the same
+    progress = ActivityRecord()
+    with (
+        limit_blas(1),  # as in the evaluations of a run, whose returns are the same
+        SilenceWatch(progress, of_one(player.env_name)),
+    ):
+        progress.enter(place_of(Phase.MAKE))
         made = player.make(wanted.render_mode, wanted.seed)
+        progress.enter(place_of(Phase.IDLE))
         try:
             playing = Playing(player.policy, made, player.env_name, wanted.seed, deterministic=wanted.deterministic)
+            playing.progress = progress
             steps = counted(player.policy.state["global_step"], "step")
             how = "taking the most likely action" if wanted.deterministic else "sampling actions"
             logger.info("%s, policy after %s, %s, %s", player.env_name, steps, how, counted(wanted.episodes, "episode"))
@@ -120,6 +129,7 @@ def _play_here(player: _Player, wanted: _Wanted, played: list[Episode], check_si
             film.write()
             _log_actions_at_bound(player.policy, played)
         finally:
+            progress.enter(place_of(Phase.CLOSE))
             if not _is_made(player.env):
                 close_in_time([made])
 

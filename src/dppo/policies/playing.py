@@ -9,6 +9,7 @@ import numpy as np
 
 from dppo import streams
 from dppo.config.parts import Env
+from dppo.envs.activity import ActivityRecord, Phase, place_of
 from dppo.envs.checks.faults import making, user_traceback
 from dppo.envs.frames import SETTINGS, make_prepared
 from dppo.envs.group import EnvGroup
@@ -33,6 +34,9 @@ class Playing:
 
     Each follows from the seed and its index, whichever were played before.
     """
+
+    progress: ActivityRecord | None = None
+    """Records what the environment is doing."""
 
     def __init__(self, policy: Policy, env: Any, env_name: str, seed: int, *, deterministic: bool) -> None:
         """Keep the arguments, as for `dppo.evaluate`; raise CheckpointError if the policy does not fit `env`."""
@@ -64,6 +68,8 @@ class Playing:
         stored, state = np.empty(len(rows), policy.spaces.obs), policy.start(len(rows))
         if self._joint is not None:
             rows[0].env.first = None  # it resets all, whatever earlier episodes have left
+        progress = self.progress or ActivityRecord()
+        progress.enter(place_of(Phase.RESET), episode)
         for row in rows:
             row.reset(episode)
         for other in self._joint.rows[len(rows) :] if self._joint else ():
@@ -76,6 +82,7 @@ class Playing:
             if self._at_bounds is not None:
                 self._at_bounds.add(actions)
             given, state = list(policy.spaces.actions.each(actions)), outputs.state
+            progress.enter(place_of(Phase.STEP), episode, rows[0].length)
             self._advance(given)
             answers = [(row, row.step(action)) for row, action in zip(rows, given, strict=True)]
             ended = [row.finished(info, row.length) for row, (_, _, over, cut, info) in answers if over or cut]
@@ -123,6 +130,8 @@ class EpisodePlayer:
 
     number = 0
     """Of the actor, among those of evaluations."""
+    progress: ActivityRecord | None = None
+    """Records what the environment is doing."""
 
     def __init__(
         self, env: Env, spaces: Spaces, spec: NetworkSpec, seed: int, samplers: int, *, deterministic: bool
@@ -146,12 +155,16 @@ class EpisodePlayer:
         of, acting = self._of, Policy(self._spaces, PPOAgent(self._spec, self._spaces.mask), policy, {})
         try:
             if self._env is None:
+                if self.progress is not None:
+                    self.progress.enter(place_of(Phase.MAKE))
                 prepared = {name: getattr(of, name) for name in SETTINGS}
                 with making(f"evaluation ({of.env_name})"):
                     how: dict[str, Any] = {"place": (self._samplers, self.number), "rows": 1, "seed": self._seed}
                     self._env = make_prepared(of.env_id, of.env_kwargs, prepared, **how)
             until = time.monotonic() + timeout_s
-            for so_far in Playing(acting, self._env, of.env_name, self._seed, deterministic=self._greedy).play(episode):
+            playing = Playing(acting, self._env, of.env_name, self._seed, deterministic=self._greedy)
+            playing.progress = self.progress
+            for so_far in playing.play(episode):
                 stepped(so_far.length)
                 if time.monotonic() > until:
                     at = f"its return was {so_far.episode_return:.1f} after {so_far.length:,} steps"

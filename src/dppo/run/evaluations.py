@@ -13,6 +13,8 @@ from statistics import fmean, pstdev
 from typing import TYPE_CHECKING, Any
 
 from dppo.config import Config
+from dppo.envs.activity import ActivityRecord
+from dppo.envs.silence import SilenceWatch
 from dppo.errors import CheckpointError, ClusterError, ConfigError, DppoError, EnvironmentFault, counted
 from dppo.log import logger
 from dppo.policies.bounds import NAMED, AtBound, most_at_bound
@@ -42,6 +44,7 @@ class InProcessPlayers:
     ) -> None:
         """Keep the arguments; `turn` returns a context in which a signal ends an episode."""
         self._player, self._episodes, self._timeout_s, self._turn = player, episodes, timeout_s, turn
+        self._progress = player.progress = ActivityRecord()
         self._tasks = deque[tuple[int, int, PolicySnapshot]]()
 
     def begin(self, number: int, policy: PolicySnapshot) -> None:
@@ -54,7 +57,7 @@ class InProcessPlayers:
             return []
         number, episode, policy = self._tasks.popleft()
         try:
-            with self._turn():
+            with SilenceWatch(self._progress, lambda _: "evaluation"), self._turn():
                 return [(number, episode, self._player.play(policy, episode, self._timeout_s))]
         except DppoError as error:
             if isinstance(error, ClusterError):

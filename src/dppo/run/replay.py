@@ -16,10 +16,12 @@ from dppo.cluster.builders import spaces_of
 from dppo.cluster.wire import sampler_plan
 from dppo.config import Config
 from dppo.config.trust import require_trust
+from dppo.envs.activity import ActivityRecord, Phase, place_of
 from dppo.envs.checks.faults import making
 from dppo.envs.frames import SETTINGS, make_prepared
 from dppo.envs.group import EnvGroup
 from dppo.envs.make import close_in_time, joint_kind
+from dppo.envs.silence import SilenceWatch, of_one
 from dppo.errors import CheckpointError, DppoError, EnvironmentFault, counted
 from dppo.files import check_kind, read_file
 from dppo.log import logger
@@ -89,6 +91,7 @@ def replay(
         check_display()
     mode = "human" if render else "rgb_array" if video else None
     seen = list[_Step]()
+    activity = ActivityRecord()
 
     def progress() -> str:
         return f"{max(0, len(seen) - 1):,} of {counted(of.length, 'step')} played"
@@ -96,7 +99,8 @@ def replay(
     with (
         limit_blas(1),  # one core, as in the run
         ending_on_signals(progress) as check_signals,
-        closing(_Again(config, of, check_signals, mode)) as again,
+        SilenceWatch(activity, of_one(config.env_name)),
+        closing(_Again(config, of, check_signals, mode, activity)) as again,
     ):
         pause()
         again.play(Video(video, again.env, repeat=config.action_repeat), seen)
@@ -107,10 +111,17 @@ class _Again:
     """An episode in an environment of its own."""
 
     def __init__(
-        self, config: Config, of: RecordedEpisode, check_signals: Callable[[], None], mode: str | None = None
+        self,
+        config: Config,
+        of: RecordedEpisode,
+        check_signals: Callable[[], None],
+        mode: str | None = None,
+        activity: ActivityRecord | None = None,
     ) -> None:
         """Make the environment, with this render_mode; call `check_signals` in each step."""
         self._check_signals = check_signals
+        self._activity = activity or ActivityRecord()
+        self._activity.enter(place_of(Phase.MAKE))
         prepared = {name: getattr(config, name) for name in SETTINGS}
         with making(config.env_name):
             how: dict[str, Any] = {"place": (of.sampler_id, of.env), "most_steps": config.most_steps}
@@ -128,12 +139,15 @@ class _Again:
         except BaseException:
             self.close()
             raise
+        self._activity.enter(place_of(Phase.IDLE))
 
     def steps(self) -> Iterator[_Step]:
         """Play; yield a checksum of each observation, the reward before it, and whether the episode is over."""
+        self._activity.enter(place_of(Phase.RESET), self._of.episode)
         self._one.reset(self._of.episode, self._of.options)
         yield zlib.crc32(self._one.last_obs.tobytes()), 0.0, False
         for action in self._actions:
+            self._activity.enter(place_of(Phase.STEP), self._of.episode, self._one.length)
             _, reward, terminated, truncated, _ = self._one.step(action)
             self._check_signals()
             yield zlib.crc32(self._one.last_obs.tobytes()), reward, terminated or truncated
@@ -174,7 +188,7 @@ class _Again:
     def _cause(self, seen: list[_Step]) -> str:
         """Play once more, and say where two replays differ."""
         logger.info("playing once more, to see where two replays differ")
-        with closing(_Again(self._config, self._of, self._check_signals)) as again:
+        with closing(_Again(self._config, self._of, self._check_signals, activity=self._activity)) as again:
             pairs, found = enumerate(zip_longest(seen, again.steps())), None
             with suppress(EnvironmentFault):  # as before, or it is the difference
                 found = next(((step, *pair) for step, pair in pairs if pair[0] != pair[1]), None)
@@ -188,6 +202,7 @@ class _Again:
 
     def close(self) -> None:
         """Close the environment."""
+        self._activity.enter(place_of(Phase.CLOSE))
         close_in_time([self.env])
 
 

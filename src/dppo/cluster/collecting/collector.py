@@ -12,7 +12,7 @@ from dppo.cluster.collecting.host import host_of
 from dppo.cluster.collecting.ledger import ReplayLedger
 from dppo.cluster.wire import SamplerPlan
 from dppo.envs.activity import ActivityRecord, replaying
-from dppo.envs.silence import SilenceWatch
+from dppo.envs.silence import SilenceWatch, of_samplers
 from dppo.log import logger
 from dppo.numerics.fingerprint import Expected
 from dppo.numerics.portable import limit_blas
@@ -142,7 +142,7 @@ class InProcessCollector(Collector):
         self._reports = ProgressReports(on_progress, plan.sampling.batch_size)
         record = ActivityRecord(on_replay=ReplayLog(), on_step=self._report)
         self._new_host = partial(host_of, plan, record)
-        self._silence = SilenceWatch(record, plan.env.env_name, hint)
+        self._silence = SilenceWatch(record, of_samplers(plan.env.env_name), hint)
         self._host = self._new_host()
         self._threads = limit_blas(1)
         self.expected: Expected | None = None  # this process has computed it

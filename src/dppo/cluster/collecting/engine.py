@@ -12,7 +12,7 @@ from dppo.cluster.collecting.balancing import Backups, Balancing
 from dppo.cluster.collecting.collector import Requests
 from dppo.cluster.collecting.hosting import Hosting, listed, samplers_named
 from dppo.cluster.collecting.ledger import ReplayLedger
-from dppo.cluster.collecting.messages import Ask, Command, Event, Limits, Log
+from dppo.cluster.collecting.messages import LONGEST_QUIET_S, Ask, Command, Event, Limits, Log
 from dppo.cluster.collecting.roster import Actor, Alarms, Patience, State
 from dppo.cluster.wire import Answer, Question, Recycled, delay_before
 from dppo.envs.activity import Phase
@@ -51,6 +51,7 @@ class Collecting:
         self._commands: list[Command] = []  # not yet returned
         self._questions = 0
         self.news_at = 0.0  # time of the last sign of progress
+        self._quiet_index, self._quiet_s = -2, limits.quiet_s  # seconds without one until a line; for these segments
         self._ticked_at = 0.0  # time of the last tick
 
     # ------------------------------------------------------------------ requests of the learner
@@ -237,12 +238,20 @@ class Collecting:
                 self._abandon(actor, now)
             for actor, samplers in list(self.backups.due(self.requests.index, now)) if self.backups else ():
                 self._ask(actor, self.requests.index, samplers, now, backup=True)
-            if now - self.news_at > self.limits.quiet_s and not self.hosting.said_to_wait:
-                self.news_at = now
-                index, (_, limit_s) = self.requests.index, self.patience.limit(Phase.STEP, replaced=False)
-                waited_s = now - self.requests.began
-                self._commands.append(Log(self.hosting.waiting(waited_s, index if self.spaces else -1, limit_s)))
+            if not self.hosting.said_to_wait:
+                self._say_what_is_waited_for(now)
         return self._due()
+
+    def _say_what_is_waited_for(self, now: float) -> None:
+        """Log it once nothing has happened for a while, and again after twice that; in each iteration anew."""
+        index = self.requests.index if self.spaces else -1
+        if index != self._quiet_index:
+            self._quiet_index, self._quiet_s = index, self.limits.quiet_s
+        if now - self.news_at > self._quiet_s:
+            self.news_at = now
+            self._quiet_s = max(self.limits.quiet_s, min(2 * self._quiet_s, LONGEST_QUIET_S))
+            _, limit_s = self.patience.limit(Phase.STEP, replaced=False)
+            self._commands.append(Log(self.hosting.waiting(now - self.requests.began, index, limit_s)))
 
     # ------------------------------------------------------------------ asking
 

@@ -206,10 +206,11 @@ class Hosting:
         owed, total = sorted(one for one, place in self.places.items() if place.arrived <= index), len(self.places)
         samplers = f"{samplers_named(owed[:8])}{' ...' if len(owed) > 8 else ''}"
         segments = f"waiting for {len(owed)} of {total} segments for {waited_s:.0f} s ({samplers})"
-        replays = [f"actor {one.actor_id}: {one.progress}" for one in actors if one.progress and one.first.rebuilds]
+        places = [f"actor {one.actor_id}: {one.progress}" for one in actors if one.progress and one.first.rebuilds]
+        places += [f"actor {one.actor_id}: {one.progress} for {one.stood[1]:.0f} s" for one in actors if _stands(one)]
         slots = [str(self.slots)] if self.slots.limited else []
         rule = f"an actor that makes no progress for {limit_s:g} s is replaced"
-        return "; ".join([segments, *_shortened(starts), *_shortened(replays), *slots, rule])
+        return "; ".join([segments, *_shortened(starts), *_shortened(places), *slots, rule])
 
     def check_enough(self, now: float) -> list[Command]:
         """Return a message once too few actors have been running for a while, and one once there are enough again.
@@ -324,6 +325,11 @@ def samplers_named(samplers: Sequence[int]) -> str:
 def listed(numbers: Sequence[int]) -> str:
     """Return `0, 3, 5`."""
     return ", ".join(map(str, numbers))
+
+
+def _stands(actor: Actor) -> bool:
+    """Return whether an actor was seen twice in the same step, reset or constructor."""
+    return bool(actor.asked) and not actor.first.rebuilds and actor.progress is not None and actor.stood[1] > 0
 
 
 def _shortened(parts: list[str], most: int = 4) -> list[str]:

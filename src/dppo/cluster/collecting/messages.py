@@ -12,6 +12,8 @@ from dppo.errors import DppoError
 from dppo.ppo.exchange.records import Incident, PolicySnapshot
 from dppo.spaces.spaces import Spaces
 
+LONGEST_QUIET_S = 30.0  # between two lines about the same wait, and two looks at an actor
+
 
 @dataclass(frozen=True, slots=True)
 class Limits:
@@ -22,7 +24,7 @@ class Limits:
     start_timeout_s: float = 120.0
     """For a process to start. While no actor runs at all, the larger of this and `segment_timeout_s` counts."""
     move_after_s: float = 20.0  # an actor that has been without a process for longer loses its samplers to the others
-    quiet_s: float = 30.0  # log what the run is waiting for after so long without an event
+    quiet_s: float = 10.0  # log what the run is waiting for after so long without an event, later less often
     backup_requests: bool = False  # ask idle actors for late segments as well
     fewest_actors: int = 1  # with fewer running, nothing is asked for
     of_phases: Mapping[str, float | None] = field(default_factory=dict)
@@ -36,7 +38,7 @@ class Limits:
     @property
     def look_s(self) -> float:
         """Interval between two looks at the progress of an actor that has a question."""
-        return min([self.segment_timeout_s / 4, self.quiet_s, *(one / 4 for one in self.of_phases.values() if one)])
+        return min([self.segment_timeout_s / 4, LONGEST_QUIET_S, *(one / 4 for one in self.of_phases.values() if one)])
 
 
 class Process(NamedTuple):

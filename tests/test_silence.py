@@ -1,0 +1,189 @@
+"""A call into an environment that does not return is said after ten seconds, wherever it is made."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, ClassVar
+
+import gymnasium as gym
+import numpy as np
+import pytest
+from builders import make_config
+from commandline import Command
+from gymnasium.envs.classic_control.cartpole import CartPoleEnv
+
+import dppo
+from dppo.envs import silence
+from dppo.envs.activity import Activity, ActivityRecord, Phase, place_of
+from dppo.envs.silence import Stillness, of_one, of_samplers
+from dppo.log import logger
+from dppo.records.terminal.view import ShowLog
+from dppo.run.replay import replay
+
+AT_MOST_S = 30.0  # for a line
+
+
+def seen(moves: int, phase: Phase, episode: int = 4, length: int = 6) -> Activity:
+    return Activity(moves, 0, phase, 2, 1, 0, 0, 0, episode, length)
+
+
+@pytest.mark.parametrize(
+    ("phase", "call"),
+    [
+        (Phase.MAKE, "the constructor"),
+        (Phase.RESET, "reset of episode 4"),
+        (Phase.STEP, "step 7 of episode 4"),
+        (Phase.REPLAY, "a step of a replay (0 of 0 are done)"),
+        (Phase.CLOSE, "close"),
+    ],
+)
+def test_a_call_that_does_not_return_is_named_after_ten_seconds_and_each_time_it_is_twice_as_late(
+    phase: Phase, call: str
+) -> None:
+    still = Stillness(of_samplers("mysim:make"))
+    lines = {second: line for second in range(50) if (line := still.look(seen(1, phase), float(second)))}
+    assert [*lines] == [10, 20, 40]
+    assert lines[10] == f"sampler 2 (mysim:make), env 1: {call} has not returned for 10 s"
+    assert not still.look(seen(2, phase), 50.0)
+    assert not still.look(seen(2, Phase.IDLE), 70.0)
+
+
+def test_a_simulator_that_is_always_slow_is_not_silent() -> None:
+    still = Stillness(of_one("mysim:make"))
+    lines = [still.look(seen(second // 15, Phase.STEP), float(second)) for second in range(150)]
+    assert [second for second, line in enumerate(lines) if line] == [10]
+    assert still.look(seen(9, Phase.STEP), 135.0 + 46), "three times as slow as ever"
+
+
+class SlowOnce(gym.Env[Any, Any]):
+    """Does not return from one constructor, reset, step or close until that is said."""
+
+    observation_space = gym.spaces.Box(-1, 1, (1,), np.float32)
+    action_space = gym.spaces.Discrete(2)
+
+    def __init__(self, where: str = "none") -> None:
+        self.where, self.steps = where, 0
+        self.reached("constructor")
+
+    said: ClassVar[Callable[[str], bool]]
+
+    def reached(self, where: str) -> None:
+        if where == self.where:
+            wait_until(lambda: SlowOnce.said(where))
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        self.reached("reset")
+        return np.zeros(1, np.float32), {}
+
+    def step(self, action: int) -> Any:
+        self.steps += 1
+        self.reached(f"step {self.steps}")
+        return np.zeros(1, np.float32), 0.0, self.steps % 8 == 0, False, {}
+
+    def close(self) -> None:
+        self.reached("close")
+
+
+def wait_until(over: Callable[[], bool]) -> None:
+    until = time.monotonic() + AT_MOST_S
+    while not over() and time.monotonic() < until:
+        time.sleep(0.005)
+
+
+@pytest.fixture
+def lines(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> Callable[[], list[str]]:
+    """Return a function that returns the lines so far; these are written very soon, also about other calls."""
+    monkeypatch.setattr(silence, "FIRST_S", 0.02)
+    monkeypatch.setattr(silence, "LOOK_S", 0.01)
+
+    def of_silence() -> list[str]:
+        return [line for line in caplog.messages if "has not returned" in line]
+
+    monkeypatch.setattr(SlowOnce, "said", lambda where: any(where in line for line in of_silence()), raising=False)
+    return of_silence
+
+
+def run_of(where: str, run_dir: Path, **more: Any) -> None:
+    sizes: dict[str, Any] = {"num_samplers": 1, "num_steps": 8, "total_timesteps": 8, "update_epochs": 1}
+    sizes |= {"env_id": SlowOnce, "env_kwargs": {"where": where}, "run_dir": run_dir, "progress": "off"}
+    dppo.train(make_config(sizes | more))
+
+
+@pytest.mark.parametrize(("where", "threads"), [("constructor", False), ("step 3", False), ("step 3", True)])
+def test_a_run_in_process_says_where_it_stands(
+    where: str, threads: bool, lines: Callable[[], list[str]], tmp_path: Path
+) -> None:
+    more = {"num_samplers": 2, "env_threads": True, "total_timesteps": 16} if threads else {}
+    run_of(where, tmp_path / "run", **more)
+    assert any(f"({SlowOnce.__module__}:SlowOnce), env 0: " in line and where in line for line in lines())
+    hint = "There are 2 instances in this process. If it may have only one, use num_actors=2 (--num-actors 2), samplers"
+    assert any(hint in line for line in lines()) == threads
+
+
+def test_evaluations_eval_and_replay_say_where_they_stand(
+    lines: Callable[[], list[str]], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    run = tmp_path / "run"
+    run_of("none", run, env_id="CartPole-v1", env_kwargs={}, total_timesteps=64, num_steps=64, eval_every=64)
+    run_of("none", tmp_path / "other", eval_every=8, eval_episodes=1, eval_env_kwargs={"where": "step 5"})
+    assert any(line.startswith("evaluation: step 5 of episode 0 has not returned") for line in lines())
+    caplog.clear()
+    dppo.evaluate(tmp_path / "other", SlowOnce, 1, env_kwargs={"where": "constructor"})
+    assert any("SlowOnce: the constructor has not returned" in line for line in lines())
+    step: Callable[..., Any] = CartPoleEnv.step
+
+    def slow_step(env: Any, action: Any) -> Any:
+        wait_until(lambda: any(line.startswith("CartPole-v1: step 1 of") for line in lines()))
+        return step(env, action)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(CartPoleEnv, "step", slow_step)
+        assert "equal to the last bit" in replay(run, "1")
+    assert any(line.startswith("CartPole-v1: step 1 of episode 0 has not returned") for line in lines())
+
+
+def test_a_line_that_cannot_wait_is_shown_before_the_run_has_started() -> None:
+    shown = list[str]()
+    log = ShowLog(shown.append)
+    log.hold()
+    logger.warning("later")
+    logger.warning("now", extra={"at_once": True})
+    assert shown == ["now"]
+    log.start()
+    assert shown == ["now", "later"]
+    log.close()
+
+
+@pytest.mark.slow
+def test_native_code_that_keeps_the_interpreter_leads_to_stacks(tmp_path: Path) -> None:
+    program = (
+        "import ctypes\n"
+        "from dppo.envs.activity import ActivityRecord, Phase, place_of\n"
+        "from dppo.envs.silence import SilenceWatch, of_one\n"
+        "record = ActivityRecord()\n"
+        "record.enter(place_of(Phase.STEP))\n"
+        "with SilenceWatch(record, of_one('x')):\n"
+        "    __import__('time').sleep(2)\n"
+        "    ctypes.PyDLL(None).sleep(14)\n"
+    )
+    (tmp_path / "stuck.py").write_text(program)
+    with Command([], tmp_path, program=(str(tmp_path / "stuck.py"),)) as run:
+        assert run.wait(60) == 0
+        assert "Timeout (0:00:10)!" in run.err
+        assert "stuck.py" in run.err
+
+
+def test_the_watch_of_a_process_that_is_idle_leaves_timers_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    called = list[float]()
+    monkeypatch.setattr(silence, "_expect_python", called.append)
+    monkeypatch.setattr(silence, "LOOK_S", 0.01)
+    record = ActivityRecord()
+    with silence.SilenceWatch(record, of_one("x")):
+        time.sleep(0.1)
+        assert not called
+        record.enter(place_of(Phase.STEP))
+        wait_until(lambda: bool(called))
+    assert called[0] == silence.FROZEN_S
+    assert called[-1] == 0.0
