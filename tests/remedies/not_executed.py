@@ -209,7 +209,7 @@ NOT_EXECUTED: tuple[tuple[str, str, str], ...] = (
     (
         "records/words.py",
         "If it may have only one, use {}",
-        "the run goes on, or hangs; such runs are in test_single_instances",
+        "as in test_single_instances.py",
     ),
     ("records/words.py", "If a node may have few, use actors_per_node", "it takes several nodes"),
     ("cluster/collecting/engine.py", "If it may have no more, use `num_actors={}`", "as in test_single_instances.py"),
