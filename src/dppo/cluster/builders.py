@@ -24,6 +24,7 @@ from dppo.envs.make import close_all, joint_kind
 from dppo.envs.repairs import FIRST_STEPS, Repairs
 from dppo.envs.rows import joined
 from dppo.envs.spaces import describe_spaces
+from dppo.envs.statistics import check_statistics
 from dppo.envs.threads import EnvThread
 from dppo.errors import ConfigError, EnvironmentFault
 from dppo.ppo.acting.agent import PPOAgent
@@ -157,6 +158,7 @@ def _make_env(plan: SamplerPlan, owner: str, sampler_id: int, env: int) -> Any:
         seed = streams.integer(plan.seed, Stream.EPISODES, sampler_id, 0, 0)
         how: dict[str, Any] = {"place": (sampler_id, env), "most_steps": of.most_steps, "rows": rows, "seed": seed}
         made = make_prepared(of.env_id, of.env_kwargs, {name: getattr(of, name) for name in SETTINGS}, **how)
+        check_statistics(made, of.running_statistics)
         if of.info_keys and joint_kind(made):
             close_all([made])
             raise ConfigError("info_keys: are not read from environments of several rows. Leave it out.")

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 from dppo.config import Config
 from dppo.envs.repairs import FIRST_STEPS
+from dppo.envs.statistics import REMEDY, kept_in_words
 from dppo.errors import counted
 
 Facts = dict[str, Any]
@@ -128,6 +129,8 @@ def _differs(f: Facts, config: Config) -> list[str]:
     """Return the first place where an episode does not follow from its seed, how it differs, and the remedy."""
     found = [(where, what) for where, what in f["same"].items() if what]
     remedy = _seeds(config) if found and found[0][0].startswith("in a") else SURVIVES
+    if f.get("statistics"):
+        remedy = REMEDY.rstrip(".")
     return [f"{where}: {what}. {remedy}" for where, what in found[:1]]
 
 
@@ -206,6 +209,7 @@ FINDINGS: tuple[tuple[str, Callable[[Facts, Config], Any], str], ...] = (
      "{v}: two runs with the same seed differ"),
     ("note", lambda f, c: f["rows"], "{v} rows step at once, in the times above. Not examined, as they are of single "
      "environments: Gymnasium's checker, get_state"),
+    ("warning", lambda f, c: f["statistics"] and kept_in_words(f["statistics"]), "{v}. " + REMEDY.rstrip(".")),
     ("warning", _differs, "the same seed and actions give another episode {v}"),
     ("ok", lambda f, c: [", ".join(f["same"])] if f["compared"] and not any(f["same"].values()) else [],
      "the same seed and actions give the same {f[compared]:,} steps {v}"),

@@ -36,6 +36,7 @@ from dppo.config.memory import batch_memory_in_words
 from dppo.doctor.playing import agreement, global_state, plan_of, restored, segments, spread, steps_of
 from dppo.envs.checks.faults import gymnasium_says
 from dppo.envs.make import close_all, joint_kind, make_env
+from dppo.envs.statistics import running_statistics
 from dppo.errors import ConfigError, DppoError
 from dppo.numerics.portable import limit_blas
 from dppo.policies.policy import spaces_summary
@@ -150,6 +151,7 @@ class Examination:
             make_s=self._make_s, env_mb=self._env_mb / rows, changed_by_making=self._changes(),
             threads=threading.active_count() - self._threads, children=children,
             spaces=spaces_summary(self._spaces) + f", in each of {rows} rows" * self._joint,
+            statistics=running_statistics(self._group.checked(0).env),
             network=str(choose_network(self._config.network, self._spaces)), deterministic=self._spaces.deterministic,
             batch=batch_memory_in_words(self._config, self._spaces), **({"rows": rows} if self._joint else {}),
             rescaled=rescaled_in_words(self._spaces.actions), off_centre=clipped_off_centre(self._spaces.actions),

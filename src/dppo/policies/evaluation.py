@@ -19,6 +19,7 @@ from dppo.envs.checks.faults import making
 from dppo.envs.frames import make_prepared
 from dppo.envs.make import EnvId, check_env_id, close_in_time
 from dppo.envs.silence import SilenceWatch, of_one
+from dppo.envs.statistics import kept_in_words, running_statistics
 from dppo.errors import CheckpointError, ConfigError, counted, printable
 from dppo.invocation import command
 from dppo.log import logger
@@ -121,6 +122,9 @@ def _play_here(player: _Player, wanted: _Wanted, played: list[Episode], check_si
             playing.progress = progress
             steps = counted(player.policy.state["global_step"], "step")
             how = "taking the most likely action" if wanted.deterministic else "sampling actions"
+            if wrappers := running_statistics(made):
+                problem = kept_in_words(wrappers)
+                logger.warning("%s: %s: what the policy sees or gets is not as in training", player.env_name, problem)
             logger.info("%s, policy after %s, %s, %s", player.env_name, steps, how, counted(wanted.episodes, "episode"))
             film = Video(wanted.video, made, wanted.episodes, player.settings.get("action_repeat", 1))
             for so_far in _episodes(playing, wanted.episodes, played):

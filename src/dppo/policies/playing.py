@@ -16,6 +16,7 @@ from dppo.envs.group import EnvGroup
 from dppo.envs.make import close_in_time, joint_kind
 from dppo.envs.rows import joint_of
 from dppo.envs.spaces import describe_spaces
+from dppo.envs.statistics import check_statistics
 from dppo.errors import CheckpointError, ClusterError, ConfigError, EnvironmentFault
 from dppo.policies.bounds import BoundCounter
 from dppo.policies.policy import Policy, spaces_summary
@@ -161,6 +162,7 @@ class EpisodePlayer:
                 with making(f"evaluation ({of.env_name})"):
                     how: dict[str, Any] = {"place": (self._samplers, self.number), "rows": 1, "seed": self._seed}
                     self._env = make_prepared(of.env_id, of.env_kwargs, prepared, **how)
+                    check_statistics(self._env, of.running_statistics)
             until = time.monotonic() + timeout_s
             playing = Playing(acting, self._env, of.env_name, self._seed, deterministic=self._greedy)
             playing.progress = self.progress

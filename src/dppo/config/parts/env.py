@@ -48,6 +48,10 @@ class Env:
     without a replay and without a proof that the state is complete; auto: replay the actions of its episode, and if
     that leads to another state, set the state before the last segment and repeat that segment, which proves it; off:
     replay only."""
+    running_statistics: Literal["refuse", "allow"] = free("refuse")
+    """Wrappers that normalize by running statistics of their own, such as Gymnasium's NormalizeObservation: refuse
+    them, unless they are frozen; allow: each sampler, evaluation and resumed run has other statistics, and its policy
+    another environment."""
     replay_limit: int | None = setting(None, gt=0)
     """Truncate each training episode after so many env steps, as a time limit does. A lost sampler then never has to
     replay more. For episodes that last long or never end; env_state=own needs no replay."""

@@ -1,0 +1,96 @@
+"""Wrappers that normalize by running statistics of their own, such as Gymnasium's NormalizeObservation, by their names.
+
+Each instance has other statistics: those of another sampler, of an evaluation and of a resumed run differ, and no
+checkpoint holds them. A policy that learned behind one set of them acts behind another.
+"""
+
+from collections.abc import Iterator, Mapping
+from typing import Any, Literal
+
+from gymnasium.vector import AsyncVectorEnv
+
+from dppo.envs.make import close_all
+from dppo.errors import ConfigError
+
+STATISTICS = (
+    "RunningMeanStd"  # the name of the class in Gymnasium, in Stable-Baselines3 and in what is copied from them
+)
+INNER = ("env", "venv", "par_env", "_env")  # attributes in which wrappers of several packages keep what is inside
+FROZEN = ("update_running_mean", "_update_running_mean", "training")  # attributes that are False if nothing is updated
+IN_PROCESSES = {"obs_rms": "NormalizeObservation", "return_rms": "NormalizeReward"}
+REMEDY = (
+    "Leave it out: norm_obs=True and norm_reward=True do this, and are saved with the policy. Or freeze it "
+    "(update_running_mean=False), or use `running_statistics=allow`."
+)
+
+
+def running_statistics(env: Any) -> list[str]:
+    """Return the names of the wrappers of `env` that update statistics of their own, outermost first."""
+    found = [type(layer).__name__ for layer in _layers(env) if _has_statistics(layer) and not _is_frozen(layer)]
+    return [*found, *_in_processes(getattr(env, "unwrapped", None))]
+
+
+def check_statistics(env: Any, setting: Literal["refuse", "allow"]) -> None:
+    """Close `env`, and raise ConfigError, if a wrapper of it has running statistics and `setting` refuses them."""
+    if setting == "allow":
+        return
+    try:
+        wrappers = running_statistics(env)
+        if wrappers:
+            raise ConfigError(f"running_statistics=refuse: {kept_in_words(wrappers)}. {REMEDY}")
+    except BaseException:
+        close_all([env])
+        raise
+
+
+def kept_in_words(wrappers: list[str]) -> str:
+    """Return what is wrong with such wrappers, without a full stop."""
+    names = " and ".join(wrappers)
+    return (
+        f"{names} around the environment normalizes by running statistics of its own. They differ between samplers, "
+        f"and evaluations, exports and resumed runs begin with none"
+    )
+
+
+def _layers(env: Any) -> Iterator[Any]:
+    """Yield an environment and all that is inside of it; of the environments in a vector, the first."""
+    seen = set[int]()
+    inside = [env]
+    while inside:
+        layer = inside.pop(0)
+        if id(layer) in seen:
+            continue
+        seen.add(id(layer))
+        yield layer
+        attributes = _attributes(layer)
+        inside += [attributes[name] for name in INNER if attributes.get(name) is not None]
+        environments = attributes.get("envs")
+        if isinstance(environments, list | tuple):
+            inside += environments[:1]
+
+
+def _attributes(layer: Any) -> dict[str, Any]:
+    return getattr(layer, "__dict__", {})
+
+
+def _has_statistics(layer: Any) -> bool:
+    values = list(_attributes(layer).values())
+    for value in tuple(values):
+        if isinstance(value, Mapping):  # one for each part of a Dict observation
+            values += value.values()
+    return any(base.__name__ == STATISTICS for value in values for base in type(value).__mro__)
+
+
+def _is_frozen(layer: Any) -> bool:
+    return any(getattr(layer, name, True) is False for name in FROZEN)
+
+
+def _in_processes(base: Any) -> list[str]:
+    """Return the names of such wrappers around environments in processes of their own."""
+    if not isinstance(base, AsyncVectorEnv):
+        return []
+    found = []
+    for attribute, name in IN_PROCESSES.items():
+        if any(base.call("has_wrapper_attr", attribute)) and any(base.call("get_wrapper_attr", FROZEN[0])):
+            found.append(name)
+    return found
