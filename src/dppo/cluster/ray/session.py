@@ -6,7 +6,6 @@ import os
 import shutil
 import socket
 import sys
-import tempfile
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
@@ -15,6 +14,7 @@ from typing import Any
 
 from dppo.cluster.ray import capacity, environment
 from dppo.cluster.ray.capacity import PER_NODE, Demand
+from dppo.cluster.ray.folder import ray_folder, usable_folder
 from dppo.cluster.ray.watch import ClusterWatch, Endpoint, Room, connect, usable_nodes
 from dppo.config.checks import check_address
 from dppo.config.parts import Actors, Learners
@@ -193,15 +193,16 @@ def _start(ray: Any, demand: Demand, store_bytes: int, dashboard: bool, notify: 
             f"{counted(demand.num_actors, 'actor')}{learners} on {counted(cores, 'core')}: "
             f"simulators that wait gain from this, simulators that compute share the cores."
         )
-    _start_processes(
-        ray,
-        notify,
-        num_cpus=cpus,
-        num_gpus=gpus,
-        resources={name: math.ceil(amount) for name, amount in wanted.items()} or None,  # it takes whole numbers
-        object_store_memory=store_size(store_bytes, notify),
-        include_dashboard=dashboard,
-    )
+    with usable_folder(notify):
+        _start_processes(
+            ray,
+            notify,
+            num_cpus=cpus,
+            num_gpus=gpus,
+            resources={name: math.ceil(amount) for name, amount in wanted.items()} or None,  # it takes whole numbers
+            object_store_memory=store_size(store_bytes, notify),
+            include_dashboard=dashboard,
+        )
     if not dashboard:
         with suppress(AttributeError):  # autoscaler and forwarder of logs: 45 MB each, and nothing to do here
             ray._private.worker._global_node.kill_monitor(check_alive=False)
@@ -250,8 +251,3 @@ def store_size(wanted: int, notify: Callable[[str], None]) -> int:
     given = f"Ray's object store gets {room / MIB:.0f} MiB instead of {wanted / MIB:.0f}"
     notify(f"{has} MiB free; {given}. In Docker, use a larger --shm-size.")
     return room
-
-
-def ray_folder() -> str:
-    """Return the folder of Ray's logs, and of objects that do not fit into memory."""
-    return os.environ.get("RAY_TMPDIR") or tempfile.gettempdir()
