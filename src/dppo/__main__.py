@@ -11,6 +11,7 @@ from dppo.errors import DppoError, EnvironmentFault, printable, unknown_name
 from dppo.invocation import as_called, program, take_called_as
 from dppo.numerics.portable import portable_numerics
 from dppo.signals import RaisingSignals, StopRequested
+from dppo.user_code import check_current_folder, hidden_by, in_a_line
 
 COMMANDS = {
     "train": "Train a policy, or continue a run.",
@@ -99,26 +100,43 @@ def _run(argv: list[str] | None) -> int:
         print(f"dppo: {others[0]}", file=sys.stderr)
         if others[1]:
             return 2
-    portable_numerics(args)
-    sys.path.insert(0, os.getcwd())  # so that `module:Name` finds the user's own files, as with `python -m`
-    try:
-        code: int = import_module(f"dppo.commands.{command}").main(args[1:])
-    except DppoError as error:
-        from dppo.commands.flags import in_flags
+    is_help = any(word in ("-h", "--help") for word in args)
+    return _called(command, args[1:], find_modules=not is_help)
 
-        # Remedies are written as they are typed; a user's traceback stays unchanged.
-        text = in_flags(str(error))
-        if isinstance(error, EnvironmentFault):
-            text = printable(f"{in_flags(error.message)}\n{error.remote_traceback}".rstrip())
-        print(f"dppo {command}: {text}", file=sys.stderr)
-        code = error.exit_code
+
+def _called(command: str, words: list[str], *, find_modules: bool) -> int:
+    """Run a command; with `find_modules`, `module:Name` finds the user's own files, as with `python -m`."""
+    try:
+        if find_modules:
+            check_current_folder()
+            portable_numerics([command, *words])
+            sys.path.insert(0, os.getcwd())
+        code: int = import_module(f"dppo.commands.{command}").main(words)
+        return code
+    except DppoError as error:
+        print(f"dppo {command}: {_in_words(error)}", file=sys.stderr)
+        return error.exit_code
+    except Exception as error:
+        hint = hidden_by(os.getcwd()) if find_modules else ""
+        if not hint:
+            raise
+        print(f"dppo {command}: {in_a_line(error)}: {hint}", file=sys.stderr)
+        return 2
     except KeyboardInterrupt as interrupted:
         print(f"dppo {command}: interrupted{_after(str(interrupted))}", file=sys.stderr)
-        code = 130
+        return 130
     except StopRequested as request:
         print(f"dppo {command}: ended by {request.signal.name}{_after(request.progress)}", file=sys.stderr)
-        code = 128 + request.signal
-    return code
+        return 128 + request.signal
+
+
+def _in_words(error: DppoError) -> str:
+    """Return an error with remedies as they are typed; a user's traceback stays unchanged."""
+    from dppo.commands.flags import in_flags
+
+    if isinstance(error, EnvironmentFault):
+        return printable(f"{in_flags(error.message)}\n{error.remote_traceback}".rstrip())
+    return in_flags(str(error))
 
 
 def _after(progress: str) -> str:

@@ -1,14 +1,29 @@
 """Code of others: find the user's by its import path, import it, put its errors in a line; optional packages."""
 
 import importlib
+import os
 import re
 import sys
 import traceback
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from importlib.util import find_spec
 from operator import attrgetter
+from pathlib import Path
 from typing import Any
 
 from dppo.errors import ConfigError
+
+NEEDED = frozenset(
+    (
+        "PIL", "attr", "click", "filelock", "google", "grpc", "gymnasium", "jsonschema", "matplotlib", "msgpack",
+        "numpy", "packaging", "psutil", "pydantic", "pydantic_core", "ray", "requests", "rich", "safetensors", "sympy",
+        "tensorboardX", "threadpoolctl", "tomli", "torch", "typing_extensions", "yaml",
+    )
+)  # fmt: skip
+"""Names of packages that dppo, Ray and torch import."""
+NEVER_IMPORTED = frozenset(["test", "this", "antigravity", "turtle", "turtledemo", "idlelib", "lib2to3", "tkinter"])
+"""Names of modules of Python that a user's file may have."""
 
 
 def import_path(named: Any) -> str:
@@ -46,6 +61,38 @@ def require_package(setting: str, name: str, install: str = "") -> None:
     if find_spec(name) is None:
         how = f"{sys.executable} -m pip install {install or name}"
         raise ConfigError(f"{setting}: needs the package {name}. Install it: {how}")
+
+
+def check_current_folder() -> None:
+    """Raise ConfigError if the current folder was deleted, to which relative paths and module names refer."""
+    try:
+        os.getcwd()
+    except FileNotFoundError:
+        raise ConfigError("the current folder was deleted. Change to another one (cd), and try again.") from None
+
+
+def hiding_files(folders: Iterable[str]) -> list[Path]:
+    """Return the files in these folders that have the name of a module of Python, or of one that dppo needs."""
+    names = (sys.stdlib_module_names | NEEDED) - NEVER_IMPORTED
+    return [path for folder in folders for path in map(Path, sorted(_modules_in(folder))) if path.stem in names]
+
+
+def _modules_in(folder: str) -> Iterator[str]:
+    with suppress(OSError):
+        for entry in os.scandir(folder):
+            is_package = entry.is_dir() and os.path.isfile(os.path.join(entry.path, "__init__.py"))
+            if entry.name.endswith(".py") or is_package:
+                yield entry.path
+
+
+def hidden_by(folder: str) -> str:
+    """Return which module of Python, or of a package, a file in this folder has hidden and how to end that; or ""."""
+    files = {str(path) for path in hiding_files([folder])}
+    for name, module in sorted(sys.modules.items()):
+        file = getattr(module, "__file__", None) or ""
+        if file in files or os.path.dirname(file) in files:
+            return f"{file} hides the module {name} of Python or of a package. Rename it, or use another folder."
+    return ""
 
 
 def in_unicode(text: str) -> str:

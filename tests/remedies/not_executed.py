@@ -185,6 +185,7 @@ PENDING: tuple[tuple[str, str], ...] = (
 """Rows that are still to be written."""
 
 NOT_EXECUTED: tuple[tuple[str, str, str], ...] = (
+    ("cluster/ray/versions.py", "install the cluster's Ray here", "it takes a second version of Ray"),
     ("ppo/learning/gpu.py", "If it does not fit, use `micro_batch_size={}`", "test_gpu.py does so once it did not fit"),
     ("ppo/learning/gpu.py", "Resume the run with `device=cpu`, or on another GPU", "benchmarks/gpu.py does, on a GPU"),
     (

@@ -6,6 +6,7 @@ between processes of one run; nothing read from a file is unpickled.
 
 import math
 import pickle
+import socket
 import sys
 import threading
 from collections.abc import Callable
@@ -27,8 +28,9 @@ FETCH_TIMEOUT_S = 120.0  # to transfer a finished result over the network
 UNKNOWN = "died: its process crashed, exited or was killed (out of memory?)"
 
 Model = str | Callable[..., Any] | None
-PackedModel = tuple[tuple[str, ...], bytes | None]
-"""The folders from which the sending process imports, and the pickled network."""
+PackedModel = tuple[tuple[str, ...], bytes | None, tuple[str, ...]]
+"""The folders from which the sending process imports, the pickled network, and the words of its command line."""
+NO_MODEL: PackedModel = ((), None, ())
 
 
 # ------------------------------------------------------------------ plans
@@ -139,21 +141,27 @@ def packed_model(model: Any, named: str = "") -> PackedModel:
     It is sent beside the plan, so that an error can name it.
     """
     try:
-        return tuple(path for path in sys.path if path), pack_code(model)
+        return tuple(path for path in sys.path if path), pack_code(model), tuple(sys.argv)
     except Exception as error:  # pickling a user's class may raise anything
         what, use = (named, "Use plain data") if named else (f"model={model!r}", "Pass it as module:Class")
         raise ConfigError(f"{what}: cannot be sent to other processes: {error}. {use}.") from None
 
 
 def unpacked_model(packed: PackedModel) -> Model:
-    """Reverse `packed_model`, importing from the sender's folders, too; `ConfigError` if a module is missing."""
-    paths, pickled = packed
+    """Reverse `packed_model`, importing from the sender's folders, too; `ConfigError` if a module is missing.
+
+    A module that reads the command line as it is imported gets that of the sender, not Ray's.
+    """
+    paths, pickled, words = packed
     sys.path += [path for path in paths if path not in sys.path]
+    if words:
+        sys.argv = [*words]
     try:
         model: Model = unpack(pickled)
-    except Exception as error:  # importing a user's module may raise anything
+    except (Exception, SystemExit) as error:  # importing a user's module may raise anything
         raise ConfigError(
-            f"model: cannot be loaded in another process: {in_a_line(error)}. It must be importable on every node."
+            f"model: cannot be loaded on node {socket.gethostname()}: {in_a_line(error)}. It must be importable on "
+            f"every node."
         ) from None
     return model
 

@@ -139,9 +139,11 @@ def _numerics(config: Config, spaces: Spaces) -> Expected:
 
 def _open_session(config: Config, variables: dict[str, str], stop: StopSignals, stack: ExitStack) -> RaySession:
     """Connect to Ray, whose processes get `variables`."""
+    from dppo.cluster.ray.claim import claimed
     from dppo.cluster.ray.session import RaySession, store_bytes_for
 
     stop.check()
+    stack.enter_context(claimed())
     segments = (config.lag + config.reuse) * config.batch_size
     store_bytes = store_bytes_for(segments, (1 + config.lag) * most_parameters(config))
     fewest = max(config.actor_bounds[0], config.fewest_for(config.num_samplers))

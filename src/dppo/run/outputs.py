@@ -25,6 +25,7 @@ from dppo.records.metrics.writer import MetricsWriter
 from dppo.records.observer import Display, EnvOptions, Observer, RunInfo
 from dppo.records.outside import ENDING_S, NoAnswer, OnDisk, OutsideThread
 from dppo.run.building import Parts
+from dppo.user_code import check_current_folder
 
 T = TypeVar("T")
 
@@ -38,6 +39,7 @@ def check_is_config(config: object) -> None:
 
 def check_code(config: Config) -> None:
     """Raise ConfigError if the environment, a wrapper or the network cannot be imported, or does not fit in memory."""
+    check_current_folder()
     check_env_id(config.env_id)
     for wrapper in config.wrappers:
         wrapper_of(wrapper)

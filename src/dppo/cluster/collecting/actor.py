@@ -23,9 +23,9 @@ from dppo.cluster import wire
 from dppo.cluster.collecting.host import SamplerHost, ThreadedHost, host_of
 from dppo.cluster.collecting.keeper import begin_log
 from dppo.cluster.ray.environment import PROGRESS
-from dppo.cluster.wire import Answer, PackedModel, Question, Recycled, SamplerPlan, sendable, unpacked_model
+from dppo.cluster.wire import NO_MODEL, Answer, PackedModel, Question, Recycled, SamplerPlan, sendable, unpacked_model
 from dppo.envs.activity import BYTES, Activity, ActivityRecord
-from dppo.errors import ConfigError, DppoError
+from dppo.errors import ConfigError, DppoError, EnvironmentFault
 from dppo.files import lock
 from dppo.numerics.fingerprint import Expected
 from dppo.numerics.portable import limit_blas
@@ -109,7 +109,7 @@ def write_stacks_on_signal(path: str) -> None:
 class PPOActor:
     """Collects segments of its samplers on request, and sends faults as plain data."""
 
-    def __init__(self, plan: bytes, model: PackedModel = ((), None)) -> None:
+    def __init__(self, plan: bytes, model: PackedModel = NO_MODEL) -> None:
         """Store a pickled plan, and the user's network, which it does not contain: first use unpickles both.
 
         Nothing here can fail, because Ray reports a failing constructor badly.
@@ -119,6 +119,7 @@ class PPOActor:
         self._host: SamplerHost | ThreadedHost | None = None
         self._kept: list[Any] = []  # what else has environments to close
         self._making_host = threading.Lock()
+        self._elsewhere = ""  # the name of the node, if it is another one than that of the driver
         self._fault: DppoError | None = None
         self._recycling, self._memory, self._measured_at, self._questions = (math.inf, math.inf), 0, -math.inf, 0
 
@@ -139,6 +140,7 @@ class PPOActor:
         import ray  # loaded already: Ray has started this process
 
         own = ray.get_runtime_context().get_node_id()
+        self._elsewhere = "" if own == node_id else socket.gethostname()
         path = begin_log(*((log, self._progress_file, driver) if own == node_id else ("", self._progress_file)))
         return ProgressFile(own, self._progress_file, socket.gethostname(), path, self._pid)
 
@@ -154,7 +156,7 @@ class PPOActor:
         try:
             return self._hosted().spaces(sampler_id)
         except DppoError as error:
-            return sendable(error)
+            return self._sendable(error)
 
     def make_segments(self, question: Question, policy: PolicySnapshot) -> Answer | DppoError:
         """Collect all requested segments; return a fault if an environment fails, also for all later questions."""
@@ -168,8 +170,16 @@ class PPOActor:
             answer = replace(answer, timings=replace(answer.timings, memory=self._memory))
             return answer if question.expected is None else _compared(answer, question.expected)
         except DppoError as error:
-            self._fault = sendable(error)
+            self._fault = self._sendable(error)
             return self._fault
+
+    def _sendable(self, error: DppoError) -> DppoError:
+        """Return an error that can be sent; it names this node if that may be the reason: a module that is missing."""
+        if self._elsewhere and isinstance(error, ConfigError):
+            error = ConfigError(f"{error}\nThis was on node {self._elsewhere}.")
+        elif self._elsewhere and isinstance(error, EnvironmentFault) and error.in_constructor:
+            error.args = (f"{error.message} (on node {self._elsewhere})", *error.args[1:])
+        return sendable(error)
 
     def _check_wear(self) -> None:
         """Measure the memory of this process and its children every few seconds; raise `Recycled` if it is worn out."""
@@ -206,7 +216,7 @@ class PPOActor:
             model = unpacked_model(self._model)
             try:
                 plan: SamplerPlan = wire.unpack(self._plan)
-            except Exception as error:  # importing a user's module may raise anything
+            except (Exception, SystemExit) as error:  # importing a user's module may raise anything
                 raise ConfigError(
                     f"env_id: the environment cannot be loaded in an actor: {in_a_line(error)}. It must be importable "
                     f"on every node; pass module:factory rather than a function of a script."

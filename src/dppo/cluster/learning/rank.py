@@ -21,7 +21,7 @@ from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
 from dppo.cluster.learning.sums import Group
 from dppo.cluster.learning.trainers import LocalTrainer
-from dppo.cluster.wire import FETCH_TIMEOUT_S, PackedModel, TrainerPlan, sendable, unpacked_model
+from dppo.cluster.wire import FETCH_TIMEOUT_S, NO_MODEL, PackedModel, TrainerPlan, sendable, unpacked_model
 from dppo.errors import DppoError, GPUFailed, OutOfMemory
 from dppo.numerics.fingerprint import Expected
 from dppo.numerics.portable import limit_blas
@@ -48,7 +48,7 @@ class TrainerRank:
     plan: TrainerPlan
     spaces: Spaces
     rank: int
-    model: PackedModel = ((), None)
+    model: PackedModel = NO_MODEL
     """The user's network; `plan` contains only its name."""
     _store: TCPStore | None = None
 

@@ -15,6 +15,7 @@ from typing import Any
 from dppo.cluster.ray import capacity, environment
 from dppo.cluster.ray.capacity import PER_NODE, Demand
 from dppo.cluster.ray.folder import ray_folder, usable_folder
+from dppo.cluster.ray.versions import versions_remedy
 from dppo.cluster.ray.watch import ClusterWatch, Endpoint, Room, connect, usable_nodes
 from dppo.config.checks import check_address
 from dppo.config.parts import Actors, Learners
@@ -172,6 +173,9 @@ def _connect(ray: Any, source: str, address: str, dashboard: bool) -> None:
         with environment.signal_handlers_kept(), environment.long_reconnect():
             ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
     except (ConnectionError, TimeoutError, ValueError, RuntimeError, ray.exceptions.RayError) as error:
+        versions = versions_remedy(str(error))
+        if versions:
+            raise ClusterError(f"{source}={address}: Ray could not connect. {versions}") from None
         raise ClusterError(
             f"{source}={address}: Ray could not connect ({in_a_line(error)[:300]}). Check it with `ray status "
             f"--address {address}`. If the cluster uses tokens, set RAY_AUTH_MODE=token and RAY_AUTH_TOKEN_PATH (or "

@@ -1,0 +1,141 @@
+"""The folder of the user: it was deleted, or its files hide modules of Python; and what its modules find elsewhere."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+from builders import make_config
+from commandline import Command
+from remedies import executes
+
+import dppo
+from dppo.__main__ import main
+from dppo.cluster.collecting.actor import PPOActor
+from dppo.cluster.wire import packed_model, unpacked_model
+from dppo.errors import ConfigError, EnvironmentFault
+from dppo.user_code import hidden_by, hiding_files
+
+Capture = pytest.CaptureFixture[str]
+
+
+@pytest.fixture
+def deleted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Work in a folder that was deleted."""
+    (tmp_path / "gone").mkdir()
+    monkeypatch.chdir(tmp_path / "gone")
+    (tmp_path / "gone").rmdir()
+
+
+@executes("user_code.py: Change to another one (cd)")
+def test_a_deleted_current_folder_is_named_and_help_works(
+    deleted: None, tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for command in ("train", "eval", "doctor", "report"):
+        with pytest.raises(SystemExit, match="0"):
+            main([command, "--help"])
+    capsys.readouterr()
+    words = ["train", "CartPole-v1", "--num-steps", "8", "--total-timesteps", "64", "--progress", "off"]
+    words += ["--run-dir", str(tmp_path / "run")]
+    assert main(words) == 2
+    assert capsys.readouterr().err.startswith("dppo train: the current folder was deleted. Change to another one (cd)")
+    with pytest.raises(ConfigError, match="the current folder was deleted"):
+        dppo.train(make_config({"env_id": "CartPole-v1", "run_dir": tmp_path / "run"}))
+    monkeypatch.chdir(tmp_path)
+    assert main(words) == 0
+
+
+def test_files_that_hide_modules_are_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("numbers.py", "yaml.py", "test.py", "mysim.py", "types.txt"):
+        (tmp_path / name).touch()
+    (tmp_path / "filelock").mkdir()
+    (tmp_path / "filelock" / "__init__.py").touch()
+    (tmp_path / "copy").mkdir()  # no package
+    assert [path.name for path in hiding_files([str(tmp_path), "/no/such/folder"])] == [
+        "filelock",
+        "numbers.py",
+        "yaml.py",
+    ]
+    assert hidden_by(str(tmp_path)) == ""
+    module = ModuleType("yaml")
+    module.__file__ = str(tmp_path / "yaml.py")
+    monkeypatch.setitem(sys.modules, "yaml", module)
+    assert hidden_by(str(tmp_path)).startswith(f"{tmp_path}/yaml.py hides the module yaml of Python or of a package.")
+
+
+@executes("user_code.py: Rename it, or use another folder.")
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["numbers", "yaml", "filelock"])
+def test_a_file_that_hides_a_module_is_named(name: str, tmp_path: Path) -> None:
+    (tmp_path / f"{name}.py").write_text("API_KEY = 'x'\n")
+    words = ["train", "CartPole-v1", "--num-steps", "8", "--total-timesteps", "64"]
+    program = ("-P", "-m", "dppo") if sys.version_info >= (3, 11) else ("-m", "dppo")
+    with Command(words, tmp_path, program=program) as command:
+        assert command.wait(60) == 2
+        assert f"{tmp_path}/{name}.py hides the module {name}" in command.err
+        assert "Traceback" not in command.err
+    (tmp_path / f"{name}.py").rename(tmp_path / "keys.py")
+    with Command(words, tmp_path, program=program) as command:
+        assert command.wait(60) == 0
+
+
+class WithWords:
+    """Unpickled by calling what `__reduce__` returns, as importing a user's module."""
+
+    def __init__(self, code: str) -> None:
+        self._code = code
+
+    def __reduce__(self) -> tuple[object, tuple[str]]:
+        return eval, (self._code,)
+
+
+def test_modules_in_other_processes_find_the_command_line_of_the_driver(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "argv", ["script.py", "--speed", "2"])
+    packed = packed_model(WithWords("__import__('sys').argv[1:]"))
+    monkeypatch.setattr(sys, "argv", ["default_worker.py", "--node-ip-address=127.0.0.1"])
+    found: Any = unpacked_model(packed)
+    assert found == ["--speed", "2"]
+
+
+def test_a_module_that_exits_at_its_import_in_another_process_is_an_error_with_the_reason() -> None:
+    with pytest.raises(ConfigError, match=r"model: cannot be loaded on node \S+: SystemExit: no licence"):
+        unpacked_model(packed_model(WithWords("__import__('sys').exit('no licence')")))
+
+
+def test_errors_of_imports_and_constructors_name_another_node() -> None:
+    actor = PPOActor(b"")
+    assert str(actor._sendable(ConfigError("importing mysim failed"))) == "importing mysim failed"
+    actor._elsewhere = "n7"
+    assert str(actor._sendable(ConfigError("importing mysim failed"))) == "importing mysim failed\nThis was on node n7."
+    fault = EnvironmentFault("it raised", "Traceback ...")
+    assert str(actor._sendable(fault)) == str(fault)
+
+
+SCRIPT = """
+import argparse, sys, dppo
+import argv_env
+if __name__ == "__main__":
+    result = dppo.train(dppo.Config(env_id="argv_env:Env", num_samplers=2, num_steps=32, total_timesteps=128,
+                        num_actors=argv_env.args.actors, run_dir="run", progress="plain"))
+"""
+MODULE = """
+import argparse, gymnasium
+from gymnasium.envs.classic_control import CartPoleEnv
+parser = argparse.ArgumentParser()
+parser.add_argument("--actors", type=int, default=0)
+args = parser.parse_args()
+class Env(CartPoleEnv):
+    pass
+"""
+
+
+@pytest.mark.slow
+def test_a_module_that_reads_the_command_line_works_in_actors(tmp_path: Path) -> None:
+    (tmp_path / "argv_env.py").write_text(MODULE)
+    (tmp_path / "script.py").write_text(SCRIPT)
+    with Command(["script.py", "--actors", "1"], tmp_path, program=()) as command:
+        assert command.wait(120) == 0
+        assert "Done after 128 steps" in command.out
