@@ -126,6 +126,17 @@ def test_the_command_draws_folders_of_runs_and_prints_intervals(tmp_path: Path, 
     assert (tmp_path / "plot.png").read_bytes().startswith(b"\x89PNG")
 
 
+def test_compare_leads_from_folders_of_runs_to_plot(tmp_path: Path, capsys: Any, monkeypatch: Any) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in ("one", "two"):
+        a_run(tmp_path / name, 5.0)
+    assert main(["compare", "one", "two"]) == 2
+    said = capsys.readouterr().err
+    assert "one is the folder of a run" in said
+    [command] = re.findall(r"`([^`]*)`", said)
+    assert main(command.partition(" plot ")[2] and ["plot", *command.partition(" plot ")[2].split()]) == 0
+
+
 @pytest.mark.parametrize(
     ("words", "said"),
     [

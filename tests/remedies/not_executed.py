@@ -186,6 +186,11 @@ PENDING: tuple[tuple[str, str], ...] = (
 
 NOT_EXECUTED: tuple[tuple[str, str, str], ...] = (
     ("cluster/ray/versions.py", "install the cluster's Ray here", "it takes a second version of Ray"),
+    (
+        "commands/compare/__init__.py",
+        "To compare runs that exist",
+        "carried out by tests/commands/test_plot.py::test_compare_leads_from_folders_of_runs_to_plot",
+    ),
     ("ppo/learning/gpu.py", "If it does not fit, use `micro_batch_size={}`", "test_gpu.py does so once it did not fit"),
     ("ppo/learning/gpu.py", "Resume the run with `device=cpu`, or on another GPU", "benchmarks/gpu.py does, on a GPU"),
     (

@@ -16,11 +16,13 @@ from rich.console import Console
 from rich.table import Table
 
 from dppo.commands.compare.measured import Run, by_actors, differing_seeds, group_of, groups_of
+from dppo.commands.flags import UsageError
 from dppo.commands.train import Command, arguments_of
 from dppo.config import Config, draft, resolved
 from dppo.config.resume import leave_out_ineffective
 from dppo.errors import ConfigError, counted
-from dppo.records.files.run_folder import as_file_name, versions
+from dppo.invocation import as_called, command
+from dppo.records.files.run_folder import CONFIG, as_file_name, versions
 from dppo.records.plots import compare_figure
 from dppo.records.terminal.view import duration
 from dppo.records.together import Group
@@ -150,6 +152,7 @@ def _write_json(options: Options, plan: Sequence[Config], runs: Sequence[Run], p
 
 def parse(argv: list[str]) -> tuple[Options, dict[str, Any]]:
     """Return the options of the comparison, and unchecked settings; raise as `Command.split` and `arguments_of`."""
+    _refuse_runs(argv)
     own, given, env_id = COMMAND.split(argv)
     options = Options(**own)
     _check(options, given)
@@ -159,6 +162,16 @@ def parse(argv: list[str]) -> tuple[Options, dict[str, Any]]:
     for note in training.notes:
         print(note, file=sys.stderr)
     return options, training.settings
+
+
+def _refuse_runs(argv: list[str]) -> None:
+    """Raise a UsageError for folders of runs, which are there already and only have to be drawn."""
+    runs = [word for word in argv if (Path(word) / CONFIG).is_file()]
+    if runs:
+        raise UsageError(
+            f"{runs[0]} is the folder of a run, and {as_called(COMMAND.prog)} trains new ones. "
+            f"To compare runs that exist, use `{command('plot', *runs)}`."
+        )
 
 
 def _check(options: Options, others: Collection[str]) -> None:
