@@ -6,6 +6,7 @@ import importlib
 import re
 import sys
 import warnings
+import weakref
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -118,6 +119,66 @@ def test_a_run_out_of_memory_says_what_to_do_and_doing_so_helps(
     assert remedy is not None
     more = make_config(settings | {"micro_batch_size": int(remedy[1])})
     assert dppo.train(more, resume=tmp_path / "run").iterations == 2
+
+
+def test_what_did_not_fit_is_free_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    local, segment = learning_of()
+    seen: list[Any] = []
+
+    def cramped(model: PPOModel, obs: Any, *more: Any) -> Any:
+        seen.append(weakref.ref(obs))
+        raise torch.OutOfMemoryError(FULL)
+
+    monkeypatch.setattr(PPOModel, "forward", cramped)
+    with pytest.raises(OutOfMemory) as raised:
+        update(local, segment)
+    assert raised.value.__cause__ is not None
+    assert [one() for one in seen] == [None]
+
+
+class FakeGPU:
+    """Answers as torch.cuda does on a card of 80 GB; SGD runs on the CPU."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, *, peak: float, free: float) -> None:
+        answers: dict[str, Any] = {"max_memory_allocated": int(peak), "memory_reserved": int(1e9)}
+        answers |= {"reset_peak_memory_stats": None, "get_device_name": "H200", "mem_get_info": (int(free), int(80e9))}
+        for name, answer in answers.items():
+            monkeypatch.setattr(torch.cuda, name, lambda *_, answer=answer: answer)
+
+
+@pytest.mark.parametrize(
+    ("free", "line"),
+    [
+        (79e9, "GPU: H200; an update takes about 5 GB of its memory, 80 GB are available."),
+        (3e9, "available. If it does not fit, use `micro_batch_size=4`."),
+    ],
+)
+def test_a_run_logs_the_memory_that_it_takes_on_a_gpu(
+    free: float, line: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    local, _ = learning_of()
+    FakeGPU(monkeypatch, peak=5e9, free=free)
+    local.device = CUDA
+    with caplog.at_level("INFO", "dppo"), warnings.catch_warnings():
+        local.check_gpu(16)
+    assert caplog.messages[-1].endswith(line)
+
+
+def test_a_minibatch_that_does_not_fit_is_refused_before_the_first_segment(monkeypatch: pytest.MonkeyPatch) -> None:
+    local, _ = learning_of()
+
+    def cramped(*_: Any) -> Any:
+        raise torch.OutOfMemoryError(FULL)
+
+    FakeGPU(monkeypatch, peak=5e9, free=3e9)
+    monkeypatch.setattr(PPOModel, "forward", cramped)
+    local.device = CUDA
+    message = (
+        r"^micro_batch_size=none: 16 rows at once do not fit into the memory of the GPU \(H200, 80 GB, of which "
+        r"tensors of this process hold 1 GB, and CUDA and other processes 76 GB\)\. Use `micro_batch_size=4`"
+    )
+    with pytest.raises(ConfigError, match=message), warnings.catch_warnings():
+        local.check_gpu(16)
 
 
 def test_weights_are_kept_where_a_gpu_takes_nothing_any_more(monkeypatch: pytest.MonkeyPatch) -> None:

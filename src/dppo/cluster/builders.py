@@ -209,7 +209,7 @@ def _check_float32(norm_obs_keys: tuple[str, ...], read: Spaces) -> None:
 
 def build_trainer(plan: TrainerPlan, spaces: Spaces, parallel: Parallel | None = None) -> PPOTrainer | OffPolicyTrainer:
     """Build the trainer of a run, or one of several ranks; imports torch."""
-    from dppo.ppo.learning.gpu import starting_on
+    from dppo.ppo.learning.gpu import repeatable_on, starting_on
     from dppo.ppo.learning.off_policy import OffPolicyTrainer
 
     device = _device(plan.learners.device)
@@ -217,7 +217,8 @@ def build_trainer(plan: TrainerPlan, spaces: Spaces, parallel: Parallel | None =
     with starting_on(device, spec.as_json().get("model", "the built-in network")):
         trainer = _trainer_on(device, plan, spec, parallel)
         if device != "cpu":
-            trainer.rehearse(FEW_ROWS)
+            with repeatable_on(trainer.device):
+                trainer.rehearse(FEW_ROWS)
     return trainer if plan.ppo.reuse == 1 else OffPolicyTrainer(trainer, parallel)
 
 

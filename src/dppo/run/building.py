@@ -192,7 +192,7 @@ class _Site:
         if self.session is None or config.num_learners == 0:
             trainers = local = self.stack.enter_context(closing(LocalTrainer(plan, spaces)))
             local.interruptible = self.stop.interruptible
-            local.log_gpu(config.batch_size * config.reuse)
+            local.check_gpu(config.batch_size * config.reuse)
         else:
             from dppo.cluster.learning.ranks import RayTrainers, worth_in_words
 

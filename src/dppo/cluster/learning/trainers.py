@@ -15,11 +15,12 @@ from dppo import streams
 from dppo.cluster.builders import build_trainer
 from dppo.cluster.wire import TrainerPlan
 from dppo.config.parts import annealed
+from dppo.errors import ConfigError
 from dppo.log import logger
 from dppo.numerics.portable import limit_blas
 from dppo.ppo.exchange.records import PolicySnapshot, Segment, Update
 from dppo.ppo.learning.batch import make_batch, row_bytes
-from dppo.ppo.learning.gpu import Rows, explained, gpu_bytes_of, gpu_memory_line, is_out_of_memory, repeatable_on
+from dppo.ppo.learning.gpu import Rows, explained, gpu_bytes_of, gpu_memory_line, repeatable_on
 from dppo.ppo.learning.off_policy import joined
 from dppo.ppo.learning.parallel import Parallel
 from dppo.ppo.networks.network import NetworkSpec
@@ -113,8 +114,7 @@ class LocalTrainer:
             meaning = explained(error, self.device, self._rows())
             if meaning is None:
                 raise
-            traceback.clear_frames(error.__traceback__)  # which hold the batch and what the network computed
-            gc.collect()
+            release(error)
             raise meaning from error
 
     def _rows(self) -> Rows:
@@ -135,27 +135,38 @@ class LocalTrainer:
             return self.trainer.update(batch, annealed(plan.ppo, now), order, lagged=policy.version < iteration)
 
     def gpu_bytes(self, batch_rows: int) -> int:
-        """Return about how many bytes of a GPU an update on so many rows takes; measured with a few rows."""
+        """Return about how many bytes of a GPU an update on so many rows takes; measured with one minibatch."""
         rows, minibatch = self._rows(), self._plan.sizes.minibatch_rows
         each = row_bytes(self.spec, rows.sequence_length)
-        kept = torch.cuda.memory_allocated(self.device) + each * (batch_rows + minibatch - rows.at_once)
-        return kept + gpu_bytes_of(self.trainer.rehearse, rows.at_once, self.device)
+        peak = gpu_bytes_of(self.trainer.rehearse, rows.at_once, self.device)
+        return peak + each * (batch_rows + minibatch - rows.at_once)
 
-    def log_gpu(self, batch_rows: int) -> None:
-        """Log the memory that updates of so many rows take on a GPU; nothing on a CPU."""
+    def check_gpu(self, batch_rows: int) -> None:
+        """Log the memory that updates of so many rows take on a GPU; nothing on a CPU.
+
+        Raise ConfigError if a minibatch does not fit.
+        """
         if self.device.type == "cpu":
             return
         try:
             needed = self.gpu_bytes(batch_rows)
         except RuntimeError as error:
-            if not is_out_of_memory(error):
+            meaning = explained(error, self.device, self._rows())
+            if meaning is None:
                 raise
-            return  # the first update will raise, with a remedy
+            release(error)
+            raise ConfigError(str(meaning)) from error
         logger.info("%s", gpu_memory_line(needed, self._rows(), self.device))
 
     def close(self) -> None:
         """Restore torch's number of threads."""
         torch.set_num_threads(self._threads_before)
+
+
+def release(error: BaseException) -> None:
+    """Free the memory that the frames of `error` hold: a batch, and what the network computed from it."""
+    traceback.clear_frames(error.__traceback__)
+    gc.collect()
 
 
 class ReusingTrainers:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -25,7 +26,6 @@ class Rows:
 
 NO_MEMORY = ("out of memory", "can't allocate memory", "CUBLAS_STATUS_ALLOC_FAILED")  # also of a CPU
 NO_GPU = ("CUDA error", "CUBLAS_STATUS", "CUDNN_STATUS", "cuDNN error")  # begin what torch reports of one
-MEASURED = (128, 512)  # rows
 FEWER = 4  # the part of the rows at once that is suggested where all of them do not fit
 
 
@@ -109,11 +109,14 @@ def gpu_failure(error: BaseException) -> str:
 @contextmanager
 def starting_on(device: str, network: str) -> Iterator[None]:
     """Raise ConfigError if `network` cannot be built, or computes nothing, on a GPU; nothing changes on a CPU."""
-    try:
+    if device == "cpu":
         yield
+        return
+    try:
+        with warnings.catch_warnings():  # of the first product in a thread of torch's, which means nothing
+            warnings.filterwarnings("ignore", message="Attempting to run cuBLAS")
+            yield
     except RuntimeError as error:
-        if device == "cpu":
-            raise
         if is_out_of_memory(error):
             where = _memory_in_words(torch.device(device))
             raise ConfigError(
@@ -147,30 +150,20 @@ def _memory_in_words(device: torch.device) -> str:
 def gpu_memory_line(needed: int, rows: Rows, device: torch.device) -> str:
     """Return what an update needs of the memory of a GPU, and what to do if there is less."""
     free, _ = torch.cuda.mem_get_info(device)
+    available = free + torch.cuda.memory_reserved(device)
     name = torch.cuda.get_device_name(device)
-    line = f"GPU: {name}; an update takes about {in_gigabytes(needed)} of its memory, {in_gigabytes(free)} are free."
-    if needed < free:
+    line = (
+        f"GPU: {name}; an update takes about {in_gigabytes(needed)} of its memory, {in_gigabytes(available)} are "
+        f"available."
+    )
+    if needed < available:
         return line
     return f"{line} If it does not fit, use `micro_batch_size={max(1, rows.at_once // FEWER)}`."
 
 
 def gpu_bytes_of(step: Callable[[int], None], rows: int, device: torch.device) -> int:
-    """Return the bytes that `step` takes on a GPU with `rows` rows, beside those that are held now.
-
-    Measured with a few rows, of which the bytes for each further row follow.
-    """
-    few, many = (max(1, min(rows, count)) for count in MEASURED)
-    peaks = []
-    with repeatable_on(device):
-        for count in (few, many):
-            step(count)  # what a first call allocates stays
-            torch.cuda.synchronize(device)
-            before = torch.cuda.memory_allocated(device)
-            torch.cuda.reset_peak_memory_stats(device)
-            step(count)
-            torch.cuda.synchronize(device)
-            peaks.append(torch.cuda.max_memory_allocated(device) - before)
-    if many == few:
-        return peaks[-1]
-    each = (peaks[1] - peaks[0]) / (many - few)
-    return int(peaks[1] + each * (rows - many))
+    """Return the most bytes of a GPU that tensors of this process hold during `step` of so many rows."""
+    torch.cuda.reset_peak_memory_stats(device)
+    with repeatable_on(device):  # it decides how much memory convolutions take
+        step(rows)
+    return torch.cuda.max_memory_allocated(device)
