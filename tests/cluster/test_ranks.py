@@ -22,6 +22,7 @@ from commandline import QUICK_CHECKS, Command
 from made_up import POLICY, SPACES, STEPS, settings, some_segments
 from meetings import OwnOrders
 from processes import Disturbance, in_the_middle_of_an_update, ours, send, wait_until
+from ray.exceptions import RayTaskError
 
 import dppo
 from dppo import streams
@@ -32,7 +33,7 @@ from dppo.cluster.learning.rank import TrainerRank, interface_of
 from dppo.cluster.learning.ranks import RayTrainers, worth_in_words
 from dppo.cluster.wire import trainer_plan
 from dppo.config.parts import annealed
-from dppo.errors import ClusterError, TrainingDiverged
+from dppo.errors import ClusterError, OutOfMemory, TrainingDiverged
 from dppo.ppo.learning.batch import Batch, make_batch
 from dppo.streams import Stream
 
@@ -339,3 +340,16 @@ def test_two_ranks_on_ray_are_one_trainer_with_the_minibatches_of_both(changes: 
     assert update.learning_rate == expected.learning_rate
     for name, array in {"weights": alone.weights(), **alone.state()}.items():
         np.testing.assert_allclose(found[name], array, rtol=1e-9, atol=1e-12, err_msg=name)
+
+
+def test_a_rank_without_memory_ends_the_run_at_once() -> None:
+    """New ranks would have no more memory, and the others wait for this one in a sum."""
+    trainers = RayTrainers.__new__(RayTrainers)
+    trainers.ranks = ["a rank"]
+    cause = OutOfMemory("micro_batch_size=none: 64 rows at once do not fit")
+
+    def update() -> None:
+        raise RayTaskError("update", "the traceback of the rank", cause).as_instanceof_cause()
+
+    with pytest.raises(OutOfMemory, match="^micro_batch_size=none: 64 rows at once do not fit$"):
+        trainers._with_group(update)

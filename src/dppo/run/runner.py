@@ -70,6 +70,7 @@ def train(
         EnvironmentFault: the environment raised; carries the user's traceback.
         ClusterError: Ray cannot be reached, or too many processes were lost.
         TrainingDiverged: a loss or gradient is not finite.
+        OutOfMemory, GPUFailed: an update does not fit into memory, or its GPU has failed.
     """
     began = time.monotonic()
     outputs.check_is_config(config)
