@@ -71,7 +71,11 @@ DISEASES: dict[str, tuple[str, ...]] = {  # what is found, besides Gymnasium's o
         "ok: the same seed and actions give the same ",
     ),
     "no licence": (f"{OWNER}the environment's constructor raised RuntimeError: no licence left",),
-    "one instance": (f"{OWNER}the environment's constructor raised RuntimeError: the port is in use",),
+    "one instance": (
+        "note: a process can have one instance only: a second one raised RuntimeError: the port is in use, and another "
+        "process could make one meanwhile. Use `samplers_per_actor=1`, `num_actors=1`",
+        "ok: the same seed and actions give the same 82 steps after other episodes",
+    ),
     "not finite": (
         f"{OWNER}step of episode 0",
         "ok: the same seed and actions give the same 82 steps in a new instance",
@@ -92,6 +96,7 @@ DISEASES: dict[str, tuple[str, ...]] = {  # what is found, besides Gymnasium's o
 def test_a_disease_is_found(disease: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.chdir(tmp_path)  # and back, wherever an environment goes
     monkeypatch.setattr(examination, "MOST", 50)
+    monkeypatch.setattr(Examination, "_elsewhere", lambda examination: True)  # of a process of its own
     own = [one for one in found_in(config_of(disease)) if "Gymnasium's checker" not in one]
     assert len(own) == len(DISEASES[disease]), own
     for expected, one in zip(DISEASES[disease], own, strict=True):
@@ -349,6 +354,7 @@ def test_a_second_instance_may_need_another_place(monkeypatch: pytest.MonkeyPatc
     assert not any(one.startswith("error") for one in found), found
 
 
+ALONE = {"single": "PermissionError: only one", "elsewhere": True}
 COMMANDS: list[tuple[str, Facts, set[str], set[str]]] = [  # flags, facts, flags of the command, and those left out
     ("--num-actors 2 --backup-requests", {}, {"--env-threads"}, {"--backup-requests", "--num-actors"}),
     ("--num-actors 2 --num-learners 2", {}, {"--num-learners", "--num-actors"}, set()),
@@ -356,6 +362,10 @@ COMMANDS: list[tuple[str, Facts, set[str], set[str]]] = [  # flags, facts, flags
     ("--total-timesteps 1e6", {"leak_mb": 50.0}, {"--recycle-after", "--num-actors"}, set()),
     ("--num-samplers 4", {"leak_mb": 50.0, "env_mb": 3000}, {"--recycle-after", "24GB"}, {"2GB"}),
     ("--num-actors 2 --recycle-after 9GB", {"leak_mb": 50.0}, {"--recycle-after", "9GB", "--num-actors"}, {"2GB"}),
+    ("--env-threads", ALONE, {"--num-actors", "--samplers-per-actor", "8", "1"}, {"--env-threads"}),
+    ("--standby-envs 1", ALONE, {"--samplers-per-actor", "--num-actors", "8"}, {"--standby-envs", "--env-threads"}),
+    ("--backup-requests --num-actors 2", ALONE, {"--samplers-per-actor", "--num-actors", "8"}, {"--backup-requests"}),
+    ("--samplers-per-actor 4 --num-actors 2", {}, {"--samplers-per-actor", "--num-actors"}, {"--env-threads"}),
     ("--config own.yaml", {"busy": 1, "own_busy": 1, "cpus": 1}, {"--config", "--num-actors"}, {"--env-threads"}),
 ]
 
@@ -492,3 +502,50 @@ def test_the_command(disease: str, code: int, text: str, tmp_path: Path) -> None
     if code == 0:
         command = out.strip().splitlines()[-1]
         assert command.startswith(f"dppo train {SICK} --env-kwargs ")
+
+
+SINGLE: dict[str, tuple[list[str], str]] = {
+    "raises": (
+        ["worlds.single:Engine"],
+        "note     a process can have one instance only: a second one raised Permission",
+    ),
+    "differs": (
+        ["worlds.single:Replaced"],
+        "warning  instances in one process disturb each other: the same seed and act",
+    ),
+    "hangs": (
+        ["worlds.single:Replaced", "--env-kwargs", '{"hangs_s": 1000}'],
+        "warning  with a second instance in its process: comparing with a second instance, in step (call ",
+    ),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", SINGLE)
+def test_a_simulator_of_which_a_process_may_have_one_gets_a_command_that_works(kind: str, tmp_path: Path) -> None:
+    words, line = SINGLE[kind]
+    sizes = ["--num-steps", "8", "--update-epochs", "1", "--seconds", "30"]
+    code, out, _ = run(["doctor", *words, *sizes], tmp_path, timeout_s=200)
+    assert code == 0
+    assert line in out
+    assert "--samplers-per-actor 1, --num-actors 8" in out
+    [command] = [line for line in out.splitlines() if " train " in line and "--samplers-per-actor" in line]
+    config = make_config(parse(shlex.split(command.partition(" train ")[2])).settings)
+    assert (config.num_samplers, config.num_actors, config.samplers_per_actor) == (8, 8, 1)
+
+
+@pytest.mark.parametrize(
+    ("facts", "settings", "flags"),
+    [
+        ({}, {"num_samplers": 4}, "`samplers_per_actor=1`, `num_actors=4`"),
+        (
+            {},
+            {"num_samplers": 4, "envs_per_sampler": 2},
+            "`samplers_per_actor=1`, `num_actors=8`, `num_samplers=8`, `envs_per_sampler=1`",
+        ),
+        ({"rows": 2}, {"num_samplers": 4, "envs_per_sampler": 2}, "`samplers_per_actor=1`, `num_actors=4`"),
+    ],
+)
+def test_as_many_processes_as_instances_are_recommended(facts: Facts, settings: dict[str, Any], flags: str) -> None:
+    [text] = [text for _, text in findings(ALONE | facts, config_of("none", **settings)) if "one instance" in text]
+    assert text.endswith(f"Use {flags}")

@@ -217,6 +217,18 @@ NOT_EXECUTED: tuple[tuple[str, str, str], ...] = (
         "If it may have only one, use {}",
         "as in test_single_instances.py",
     ),
+    (
+        "doctor/diagnosis.py",
+        "and another process could make one meanwhile",
+        "test_doctor.py makes the command's settings",
+    ),
+    ("doctor/diagnosis.py", "a second instance cannot be made, nor in another process", "it is the user's simulator"),
+    ("doctor/diagnosis.py", "with a second instance in its process: {}", "test_doctor.py makes the command's settings"),
+    (
+        "doctor/diagnosis.py",
+        "instances in one process disturb each other",
+        "test_doctor.py makes the command's settings",
+    ),
     ("records/words.py", "If a node may have few, use actors_per_node", "it takes several nodes"),
     ("cluster/collecting/engine.py", "If it may have no more, use `num_actors={}`", "as in test_single_instances.py"),
     ("cluster/collecting/engine.py", "Look for the reason in the simulator's own log", "it is the user's simulator"),

@@ -14,6 +14,7 @@ from dppo.commands.flags import EXTRA, as_words, flag, in_flags
 from dppo.commands.train import Command, arguments_of
 from dppo.config import Config
 from dppo.config.files import plain, refuse_objects
+from dppo.config.parts import default_of
 from dppo.config.resume import leave_out_ineffective
 from dppo.errors import CheckpointError, ConfigError, printable
 from dppo.invocation import command
@@ -65,7 +66,15 @@ def main(argv: list[str]) -> int:
 
 
 def _of_environment(given: dict[str, Any], env_id: str | None, seconds: float) -> dict[str, Any]:
-    from dppo.doctor.diagnosis import LEAK_MB, advice, faults, findings, plans, recommended
+    from dppo.doctor.diagnosis import (
+        LEAK_MB,
+        advice,
+        faults,
+        findings,
+        in_processes_of_their_own,
+        plans,
+        recommended,
+    )
     from dppo.doctor.watching import examine
 
     settings, began = arguments_of(given, env_id, COMMAND.prog).settings, time.monotonic()
@@ -79,13 +88,16 @@ def _of_environment(given: dict[str, Any], env_id: str | None, seconds: float) -
     report = {"facts": facts, "findings": [(kind, in_flags(text)) for kind, text in findings(facts, config)]}
     if "update_s" not in facts:
         return report
+    alone = in_processes_of_their_own(facts, config)
+    if alone:
+        config = Config(**leave_out_ineffective(settings | {"env_threads": False}, alone))
     in_process = next(plans(facts, config)).speed
     expected = [one._asdict() | {"speed_up": one.speed / in_process} for one in plans(facts, config)]
     best = recommended(facts, config)
-    chosen = {"num_actors": best.actors, "env_threads": best.threads}
+    chosen = {"num_actors": best.actors, "env_threads": best.threads} | alone
     kept = leave_out_ineffective(settings, chosen).keys() - chosen.keys() | set(EXTRA)
     others = {name: value for name, value in given.items() if name in kept}
-    before = {"num_actors": 0, "env_threads": False} | arguments_of(others, env_id, COMMAND.prog).settings
+    before = {name: default_of(name) for name in chosen} | arguments_of(others, env_id, COMMAND.prog).settings
     others |= {name: value for name, value in chosen.items() if before[name] != value}
     leaks = facts.get("leak_mb", 0.0) > LEAK_MB and best.actors and config.recycle_after == "never"
     hosted_gb = config.num_samplers / max(1, best.actors) * config.envs_per_sampler * facts["env_mb"] / 1000

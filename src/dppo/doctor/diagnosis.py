@@ -69,9 +69,37 @@ def plans(f: Facts, config: Config) -> Iterator[Plan]:
     """Yield a plan in process and with 1, 2, 4, ... 64 actors, and the same with threads where simulators wait."""
     for actors in sorted({0, 1, 2, 4, 8, 16, 32, 64, config.num_samplers} - ({0} if config.num_learners else set())):
         samplers = max(config.num_samplers, actors)
-        for threads in (False, True) if config.num_samplers > max(1, actors) and f["busy"] < 0.5 else (False,):
+        limit = most_in_process(f, config)
+        if limit and math.ceil(samplers / max(1, actors)) > limit:
+            continue
+        threaded = not limit and config.num_samplers > max(1, actors) and f["busy"] < 0.5
+        for threads in (False, True) if threaded else (False,):
             seconds = iteration_s(f, config, actors, threads=threads, lag=config.lag > 0)
             yield Plan(samplers * config.batch_size / config.num_samplers / seconds, samplers, actors, threads)
+
+
+def most_in_process(f: Facts, config: Config) -> int:
+    """Return the most samplers that a process may have, 0 if there is no limit."""
+    return 1 if f.get("single") or f.get("disturbed") else config.samplers_per_actor or 0
+
+
+def in_processes_of_their_own(f: Facts, config: Config) -> dict[str, Any]:
+    """Return the settings with which each instance is in a process of its own, if that is needed."""
+    if not f.get("elsewhere"):
+        return {}
+    rows = 1 if "rows" in f else config.envs_per_sampler
+    instances = config.num_samplers * rows
+    settings = {"num_samplers": instances, "num_actors": instances, "samplers_per_actor": 1}
+    return settings | {"envs_per_sampler": config.envs_per_sampler // rows, "standby_envs": 0, "backup_requests": False}
+
+
+def _one_each(f: Facts, config: Config) -> str:
+    """Return the flags for as many processes as there are instances."""
+    settings = in_processes_of_their_own(f, config)
+    names = ["samplers_per_actor", "num_actors"]
+    if settings["num_samplers"] != config.num_samplers:
+        names += ["num_samplers", "envs_per_sampler"]
+    return ", ".join(f"`{name}={settings[name]}`" for name in names)
 
 
 def recommended(f: Facts, config: Config) -> Plan:
@@ -103,7 +131,8 @@ def advice(f: Facts, config: Config) -> Iterator[str]:
     elif config.iterations > 1 and not config.lag and (gain := now_s / with_lag_s) > WORTH:
         yield f"--policy-lag 1 collects while learning: {gain:.1f} x as fast. It changes what is learned."
     gain = now_s / iteration_s(f | {"reset": f["reset"] | {"mean": 0.0}}, config, actors, threads=threads)
-    if gain > WORTH and several and not config.standby_envs and step_s > 1e-3 and not any(f.get("same", {}).values()):
+    may_have_copies = several and not config.standby_envs and not most_in_process(f, config)
+    if gain > WORTH and may_have_copies and step_s > 1e-3 and not any(f.get("same", {}).values()):
         copies = math.ceil(f["reset"]["mean"] / (fmean(f["lengths"]) * f["step"]["mean"]))
         yield f"--standby-envs {copies} resets in the background: up to {gain:.1f} x as fast."
     if several > 1 and step_s > 1e-3:
@@ -210,7 +239,20 @@ FINDINGS: tuple[tuple[str, Callable[[Facts, Config], Any], str], ...] = (
     ("note", lambda f, c: f["rows"], "{v} rows step at once, in the times above. Not examined, as they are of single "
      "environments: Gymnasium's checker, get_state"),
     ("warning", lambda f, c: f["statistics"] and kept_in_words(f["statistics"]), "{v}. " + REMEDY.rstrip(".")),
-    ("warning", _differs, "the same seed and actions give another episode {v}"),
+    ("note", lambda f, c: f["elsewhere"] and "silent" not in f and f["single"],
+     "a process can have one instance only: a second one raised {v}, and another process could make one meanwhile. Use "
+     "{one_each}"),
+    ("warning", lambda f, c: not f["elsewhere"] and f["single"],
+     "a second instance cannot be made, nor in another process: {v}. Use `num_samplers=1`, or free what it needs: a "
+     "licence, a port, a file"),
+    ("warning", lambda f, c: f["silent"] and f["single"],
+     "with a second instance in its process: {v}. One alone plays the same steps in a process of its own. If a process "
+     "may have only one, use {one_each}"),
+    ("warning", lambda f, c: f["disturbed"] and [where for where, what in f["same"].items() if what][:1],
+     "instances in one process disturb each other: the same seed and actions give another episode {v}, and the same "
+     "one in a process of its own. Share nothing between them, or use {one_each}"),
+    ("warning", lambda f, c: "disturbed" not in f and _differs(f, c),
+     "the same seed and actions give another episode {v}"),
     ("ok", lambda f, c: [", ".join(f["same"])] if f["compared"] and not any(f["same"].values()) else [],
      "the same seed and actions give the same {f[compared]:,} steps {v}"),
     ("warning", lambda f, c: f["state"], "after set_state in another instance: {v}. Return from get_state all that "
@@ -264,4 +306,5 @@ def findings(f: Facts, config: Config) -> Iterator[tuple[str, str]]:
         with suppress(KeyError):
             found = find(f, config)
             for v in found if isinstance(found, list) else [found] if found else []:
-                yield severity, text.format(v=v, f=f, c=config)
+                one_each = _one_each(f, config) if "{one_each}" in text else ""
+                yield severity, text.format(v=v, f=f, c=config, one_each=one_each)

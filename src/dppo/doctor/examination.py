@@ -31,13 +31,24 @@ from dppo.cluster.builders import build_sampler
 from dppo.cluster.collecting.collector import InProcessCollector
 from dppo.cluster.collecting.ledger import ReplayLedger
 from dppo.cluster.wire import trainer_plan
-from dppo.config import Config
+from dppo.config import Config, resolved
+from dppo.config.files import plain
 from dppo.config.memory import batch_memory_in_words
-from dppo.doctor.playing import agreement, global_state, plan_of, restored, segments, spread, steps_of
+from dppo.doctor.playing import (
+    WITH_SECOND,
+    agreement,
+    global_state,
+    in_order,
+    plan_of,
+    restored,
+    segments,
+    spread,
+    steps_of,
+)
 from dppo.envs.checks.faults import gymnasium_says
 from dppo.envs.make import close_all, joint_kind, make_env
 from dppo.envs.statistics import running_statistics
-from dppo.errors import ConfigError, DppoError
+from dppo.errors import ConfigError, DppoError, EnvironmentFault
 from dppo.numerics.portable import limit_blas
 from dppo.policies.policy import spaces_summary
 from dppo.ppo.acting.sampler import PPOSampler
@@ -52,6 +63,7 @@ from dppo.user_code import in_a_line
 FIRST, LATER, MOST = 16, 64, 10_000  # steps of the first segment, of later ones, of all
 KEPT = FIRST + 2  # answers to be played back: of steps that were checked as the first of a run are
 CHECKED = 12  # resets, and as many steps, of Gymnasium's checker
+ELSEWHERE_S = 30.0  # for another process to make an instance
 MOST_MB = 1024  # growth that ends playing
 NO_FIRST: Any = math.inf  # samplers of a run, of which no step is among the first ones, where a fault ends it
 
@@ -208,24 +220,54 @@ class Examination:
     def _compare(self, trace: list[Any], used: list[int]) -> None:
         """Play the same segments in other places, then ask Gymnasium's checker."""
         until = self._left(0.8)
-        self._report(stage="comparing with a second instance")
+        self._report(stage="comparing with other episodes")
         if not self._spaces.deterministic or until < time.monotonic() + self._make_s:
             return
-        most, began = int((until - time.monotonic()) / 4 / self._step_s), time.monotonic()
+        most = int((until - time.monotonic()) / 4 / self._step_s)
         sizes = [size for number, size in enumerate(used) if number == 0 or sum(used[: number + 1]) <= most]
-        fresh, found = self._sampler(1), {"compared": sum(sizes), "same": {}, "unlike": []}
-        self._report(sizes=sizes, next_make_s=time.monotonic() - began)
+        found = {"compared": sum(sizes), "same": {}, "unlike": []}
+        self._report(sizes=sizes)
 
         def compare(where: str, *samplers: PPOSampler) -> None:
             again = (step for made in segments(samplers, sizes) for step in steps_of(*made))
-            found.update(agreement(found, where, trace, again))
+            found.update(in_order(agreement(found, where, trace, again)))
             self._report(**found)
 
-        compare("in a new instance", fresh)
         compare("after other episodes", self._sampler(0))
-        compare("beside another instance", self._sampler(0), self._sampler(1, 1))
-        self._report(state=restored(self._sampler(1), self._sampler(0)))
-        second = self._envs[1]
+        fresh = self._second()
+        if fresh is not None:
+            compare("in a new instance", fresh)
+            compare("beside another instance", self._sampler(0), self._sampler(1, 1))
+            self._report(state=restored(self._sampler(1), self._sampler(0)))
+        self._ask_checker(self._envs[max(self._envs)])
+
+    def _second(self) -> PPOSampler | None:
+        """Return a sampler of a second instance; None if its process may not have one."""
+        if self._config.samplers_per_actor == 1 and self._config.envs_per_sampler == 1:
+            return None
+        self._report(stage=WITH_SECOND)
+        began = time.monotonic()
+        try:
+            fresh = self._sampler(1)
+        except EnvironmentFault as fault:
+            if not fault.in_constructor:
+                raise
+            self._report(single=fault.message.partition("raised ")[2].splitlines()[0], elsewhere=self._elsewhere())
+            return None
+        self._report(next_make_s=time.monotonic() - began)
+        return fresh
+
+    def _elsewhere(self) -> bool:
+        """Return whether another process can make an instance while this one has its own."""
+        from dppo.doctor.watching import EXAMINATION, Watch
+
+        self._report(stage="making a second instance in another process")
+        wanted = {"settings": plain(resolved(self._config)), "seconds": ELSEWHERE_S, "sizes": [2]}
+        facts = Watch(EXAMINATION, wanted, lambda stage: None).wait(ELSEWHERE_S)
+        return "trace" in facts
+
+    def _ask_checker(self, second: Any) -> None:
+        """Ask Gymnasium's checker about an instance, and try to pickle it."""
         if not self._joint and CHECKED * sum(map(np.mean, self._seconds.values())) < self._until - time.monotonic():
             self._report(stage="asking Gymnasium's checker")
             self._report(gymnasium=gymnasium_says(second))

@@ -17,6 +17,10 @@ from dppo.envs.group import EnvGroup
 from dppo.ppo.acting.sampler import PPOSampler, collect_together
 from dppo.ppo.exchange.records import PolicySnapshot, Rebuild, Segment, SegmentReport, SegmentRequest
 
+WITH_SECOND = "comparing with a second instance"
+"""The stage from which on there are two instances in the process."""
+PLACES = "in a new instance", "after other episodes", "beside another instance"
+
 
 def plan_of(config: Config, make: Callable[..., Any], samplers: int = 1, envs: int = 1, length: int = 1) -> SamplerPlan:
     """Return the plan of a run in these sizes, and with the environments that `make` makes."""
@@ -73,6 +77,16 @@ def agreement(before: dict[str, Any], where: str, trace: Iterable[Any], again: I
     same = before["same"] | {where: f"it differs at step {number}" if fault is False else ""}
     unlike = before["unlike"] + [where] * bool(fault)
     return before | {"compared": min(number, before["compared"]), "same": same, "unlike": unlike}
+
+
+def in_order(facts: dict[str, Any]) -> dict[str, Any]:
+    """Return the facts of `agreement` with their places in the order in which they say most."""
+    same = {where: facts["same"][where] for where in sorted(facts["same"], key=_rank)}
+    return facts | {"same": same, "unlike": sorted(facts["unlike"], key=_rank)}
+
+
+def _rank(where: str) -> int:
+    return PLACES.index(where) if where in PLACES else len(PLACES)
 
 
 def spread(times: Sequence[float]) -> dict[str, Any]:

@@ -17,7 +17,7 @@ from typing import Any
 import psutil
 
 from dppo.cluster.ray.capacity import usable_cores
-from dppo.doctor.playing import agreement
+from dppo.doctor.playing import WITH_SECOND, agreement
 from dppo.envs.checks.faults import PACKAGE
 
 PATIENCE_S = 10.0  # after the time is up, for a call of which none has taken longer; three times the longest if one has
@@ -144,6 +144,10 @@ def examine(
     facts = Watch(EXAMINATION, wanted | {"sizes": []}, show).wait(seconds)
     facts |= {"cpus": usable_cores(), "available_mb": psutil.virtual_memory().available / 2**20}
     trace, same = facts.pop("trace", ()), facts.get("same", {})
+    disturbed = [where for where in same if same[where]]  # only where there are two instances in the process
+    stopped = [facts[end] for end in ("hung", "died") if end in facts and facts["stage"] == WITH_SECOND]
+    if stopped or (disturbed and not same.get("after other episodes", True)):
+        return _one_alone(facts, trace, stopped, Watch(EXAMINATION, wanted | {"sizes": facts["sizes"][:6]}, show))
     if same and not any(same.values()):
         again = Watch(EXAMINATION, wanted | {"sizes": facts["sizes"][:6]}, show).wait(max(5, until - time.monotonic()))
         if not (made := again.get("trace", ())):
@@ -152,3 +156,18 @@ def examine(
         few = f" (the first {len(made):,})" if len(made) < facts["compared"] else ""
         facts = agreement(facts, f"in a fresh process{few}", trace, made)
     return facts
+
+
+def _one_alone(facts: dict[str, Any], trace: Sequence[Any], stopped: list[str], watch: Watch) -> dict[str, Any]:
+    """Return the facts about an environment with which something is wrong while a process has two of them.
+
+    If one alone plays the same steps in another process, a second one is what disturbs it.
+    """
+    again = watch.wait(max(5, PATIENCE_S)).get("trace", ())
+    alone = agreement(facts, "in a fresh process", trace, again)
+    if not again or alone["same"]["in a fresh process"]:
+        return facts
+    if not stopped:
+        return facts | {"disturbed": True, "elsewhere": True}
+    kept = {name: fact for name, fact in alone.items() if name not in ("hung", "died")}
+    return kept | {"stage": "over", "single": stopped[0], "silent": True, "elsewhere": True}
