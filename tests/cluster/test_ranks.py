@@ -351,5 +351,5 @@ def test_a_rank_without_memory_ends_the_run_at_once() -> None:
     def update() -> None:
         raise RayTaskError("update", "the traceback of the rank", cause).as_instanceof_cause()
 
-    with pytest.raises(OutOfMemory, match="^micro_batch_size=none: 64 rows at once do not fit$"):
+    with pytest.raises(OutOfMemory, match=r"^micro_batch_size=none: 64 rows at once do not fit$"):
         trainers._with_group(update)
