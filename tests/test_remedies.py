@@ -17,13 +17,14 @@ from remedies import executes
 from remedies.carrying_out import changed_as_told
 from remedies.commands import COMMANDS
 from remedies.networks import CONTRACT, settings_of
-from remedies.not_executed import NOT_EXECUTED, PENDING
+from remedies.not_executed import NOT_EXECUTED
 from remedies.refused import STARTS, Remedy
 from remedies.running import pattern_of, problem
 from remedies.settings import BY_HAND, CHECKS, VALUES
 from remedies.texts import Text, is_remedy, remedies
 
 import dppo
+from dppo.config.parts import settings_by_name
 from dppo.errors import ConfigError
 
 ENV = "CartPole-v1"
@@ -63,7 +64,7 @@ def marked() -> Iterator[Row]:
 
 def unexecuted() -> list[Row]:
     """Return what is not executed."""
-    return [*PENDING, *((file, words) for file, words, _ in NOT_EXECUTED)]
+    return [(file, words) for file, words, _ in NOT_EXECUTED]
 
 
 def is_of(row: Row, text: Text) -> bool:
@@ -142,6 +143,18 @@ def test_each_remedy_in_the_source_is_carried_out_by_a_test_or_has_a_reason() ->
     known = [*rows(), *unexecuted()]
     missing = [text for text in remedies() if not any(is_of(row, text) for row in known)]
     assert not missing, "write a row in tests/remedies for:\n" + "\n".join(f"{one.file}: {one.text}" for one in missing)
+
+
+def test_flags_and_settings_that_texts_name_exist() -> None:
+    """Also those of texts that no test carries out, such as advice on learning, or on a cluster."""
+    known = set(settings_by_name()) | {"resume", "branch", "trust", "video", "render", "episode"}
+    known |= {"episodes", "seeds", "seeds_at_once", "out", "equal", "seconds", "label", "actors"}  # of commands
+    foreign = {"shm-size", "address", "ref-model", "user", "force-reinstall"}  # of docker, ray and pip
+    for one in remedies():
+        flags = set(re.findall(r"(?<![\w-])--([a-z][a-z-]+)", one.text)) - foreign
+        names = {flag.removeprefix("no-").replace("-", "_") for flag in flags}
+        names |= {found[1] for found in re.finditer(r"`([a-z_]+)=[^`]*`", one.text)}
+        assert not {name for name in names if name and name not in known}, one
 
 
 def test_each_row_is_about_a_text_of_the_source() -> None:

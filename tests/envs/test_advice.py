@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from builders import group_of
 from gymnasium import spaces
+from remedies import executes
 
 from dppo.envs.spaces import describe_spaces
 from dppo.errors import ConfigError
@@ -95,6 +96,7 @@ ODD = {
 }
 
 
+@executes("envs/spaces.py: Use `drop_obs={}` to leave {} out")
 @pytest.mark.parametrize("name", ODD)
 def test_leaves_that_are_not_numbers_are_named_and_can_be_left_out(name: str) -> None:
     space, out, left = ODD[name]
@@ -106,6 +108,7 @@ def test_leaves_that_are_not_numbers_are_named_and_can_be_left_out(name: str) ->
     play(env, drop_obs=out.split())
 
 
+@executes("envs/spaces.py: Write a function encode(obs) that returns n numbers in float32")
 @pytest.mark.parametrize(
     "space",
     [spaces.Text(4), spaces.Graph(FOUR, None), spaces.Sequence(FOUR), spaces.Dict(a=spaces.Dict(b=spaces.Text(5)))],
@@ -140,6 +143,7 @@ def advised_actions(space: gym.Space[Any]) -> tuple[Sampled, gym.Env[Any, Any], 
     return env, wrapped_as_advised(message, env=env, CHOICES=choices), message
 
 
+@executes("envs/spaces.py: Return gymnasium.wrappers.{} {}")
 @pytest.mark.parametrize("name", REAL)
 def test_many_choices_are_rounded(name: str) -> None:
     env, wrapped, _ = advised_actions(REAL[name])
@@ -148,6 +152,7 @@ def test_many_choices_are_rounded(name: str) -> None:
     assert len({str(action) for action in env.actions}) > 3
 
 
+@executes("envs/spaces.py: Make a list CHOICES of the actions to choose from")
 @pytest.mark.parametrize("name", LISTED)
 def test_other_actions_are_chosen_from_a_list(name: str) -> None:
     env, wrapped, message = advised_actions(LISTED[name])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from threading import Lock
 from typing import Any
 
 import gymnasium as gym
@@ -10,7 +11,7 @@ import numpy as np
 from gymnasium import spaces
 from gymnasium.vector import SyncVectorEnv
 
-from remedies.running import settings_in
+from remedies.running import settings_in, told
 from remedies.worlds import BOX, TWO, Fine, Herd
 
 Settings = dict[str, Any]
@@ -21,6 +22,11 @@ Remedy = Callable[[str, Settings], Settings]
 def as_named(message: str, settings: Settings) -> Settings:
     """Take the settings between backticks."""
     return {**settings, **settings_in(message)}
+
+
+def as_meant(message: str, settings: Settings) -> Settings:
+    """Take the name that the message suggests."""
+    return {"env_id": Fine, told(message, r"Did you mean (\w+)\?"): 16}
 
 
 def without(*names: str) -> Remedy:
@@ -73,6 +79,17 @@ class Unlisted(Herd):
     """A parallel environment that does not list its agents."""
 
     possible_agents = property(lambda self: (_ for _ in ()).throw(AttributeError))
+
+
+class MultiAgentEnv(gym.Env[Any, Any]):
+    """Like the base class of RLlib."""
+
+
+class Takes(Fine):
+    """Takes an argument."""
+
+    def __init__(self, of: Any) -> None:
+        super().__init__()
 
 
 class NoSpaces(gym.Env[Any, Any]):
@@ -346,5 +363,18 @@ STARTS: tuple[tuple[str, Settings, Remedy], ...] = (
         {"env_id": Fine, "model": "remedies.networks:ScaledValues", "norm_value": True},
         instead(model=CLASS),
     ),
+    (
+        "envs/make.py: Check the name, and that the module is installed",
+        {"env_id": "remedies.world:Fine"},
+        instead(env_id="remedies.worlds:Fine"),
+    ),
+    ("envs/make.py: Did you mean", {"env_id": "CartPol-v1"}, instead(env_id="CartPole-v1")),
+    ("envs/make.py: Train one agent: write a gymnasium.Env", {"env_id": MultiAgentEnv}, instead(env_id=Fine)),
+    (
+        "envs/make.py: Pass plain data, and create such objects inside",
+        {"env_id": Takes, "env_kwargs": {"of": Lock()}},
+        instead(env_kwargs={"of": [1]}),
+    ),
+    ("errors.py: Did you mean {}?", {"env_id": Fine, "num_step": 4}, as_meant),
 )
 """A remedy, the settings that are refused with it, and what it changes."""

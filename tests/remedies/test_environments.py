@@ -6,14 +6,18 @@ import shlex
 from pathlib import Path
 from typing import Any
 
+import gymnasium as gym
+import numpy as np
 import pytest
 
 import dppo
 from dppo.__main__ import main
+from dppo.config.trust import code_named_by
 from dppo.envs.wrappers import old_api
 from remedies import executes
-from remedies.running import problem, settings_in, told
-from remedies.worlds import Fine, Herd, OldStep, Overshoots
+from remedies.refused import Shaped
+from remedies.running import TINY, problem, settings_in, told
+from remedies.worlds import BOX, TWO, Fine, Herd, OldStep, Overshoots
 
 Capture = pytest.CaptureFixture[str]
 
@@ -51,6 +55,8 @@ def test_rewards_of_several_parts_are_summed_by_the_wrapper_that_the_message_nam
     assert "the reward must be one number" in message
     assert "on_env_fault" not in message
     assert problem(tmp_path, **in_package("SeveralRewards"), **settings_in(message)) == ""
+    assert code_named_by(settings_in(message)) == {}  # our own needs no trust
+    assert code_named_by({"wrappers": ["dppo.envs.wrappers:gym.make"]})
 
 
 @executes("envs/group.py: where you cannot change the environment, use")
@@ -169,3 +175,172 @@ def test_a_render_that_returns_a_tuple_is_described() -> None:
     env.render = lambda: (Fine().render(), {})  # type: ignore[method-assign]
     with pytest.raises(ConfigError, match="whose render_mode is 'rgb_array', returned a tuple of 2, not an image"):
         image_of(env)
+
+
+def incidents(tmp_path: Path, **settings: Any) -> dict[str, str]:
+    """Return the incidents of a run that succeeds, by kind."""
+    found: dict[str, str] = {}
+
+    class Watching(dppo.Observer):
+        def on_incident(self, incident: Any) -> None:
+            found[incident.kind.value] = incident.message
+
+    run_dir = tmp_path / f"run{len(list(tmp_path.glob('run*')))}"
+    sizes = {**TINY, "num_steps": 32, "total_timesteps": 32, "minibatch_size": 32}
+    dppo.train(dppo.Config(**{**sizes, "run_dir": run_dir, **settings}), observers=[Watching()])
+    return found
+
+
+class Offers(Shaped):
+    """Has a mask in its info."""
+
+    def reset(self, **_: Any) -> Any:
+        return super().reset()[0], {"action_mask": np.ones(2, bool)}
+
+    def step(self, action: Any) -> Any:
+        *others, _ = super().step(action)
+        return *others, {"action_mask": np.ones(2, bool)}
+
+
+class Times(Fine):
+    """Observes its own clock, from `start` in steps of `by`."""
+
+    start, by = 0.0, 1.0
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.observation_space = gym.spaces.Box(-np.inf, np.inf, (1,), np.float64)
+
+    def reset(self, **_: Any) -> Any:
+        self.taken = 0
+        return np.array([self.start]), {}
+
+    def step(self, action: Any) -> Any:
+        _, *others = super().step(action)
+        return np.array([self.start + self.by * self.taken]), *others
+
+
+class Precise(Times):
+    start, by = 1e9, 0.1
+
+
+class Large(Times):
+    start, by = 500.0, 100.0
+
+
+@executes(
+    "envs/checks/observations.py: Set action_mask=info to take allowed actions only, or action_mask=off",
+    "envs/checks/observations.py: {} actions have no choices to allow. Set action_mask=off",
+    "envs/checks/observations.py: Use obs_dtype=float64 with norm_obs=True, or subtract an offset",
+    "envs/checks/observations.py: Use norm_obs=True (--norm-obs), or scale it in the environment",
+)
+@pytest.mark.parametrize(
+    ("env_id", "kind", "settings"),
+    [
+        (Offers, "mask_not_used", {"action_mask": "info"}),
+        (Offers, "mask_not_used", {"action_mask": "off"}),
+        (lambda: Offers(act=gym.spaces.Box(-1, 1, (1,))), "mask_not_used", {"action_mask": "off"}),
+        (Precise, "precision_lost", {"obs_dtype": "float64", "norm_obs": True}),
+        (Large, "large_observations", {"norm_obs": True}),
+    ],
+)
+def test_a_note_about_observations_is_gone_with_the_settings_that_it_names(
+    env_id: Any, kind: str, settings: dict[str, Any], tmp_path: Path
+) -> None:
+    note = incidents(tmp_path, env_id=env_id, norm_obs=False)[kind]
+    for name, value in settings.items():
+        assert f"{name}={value}" in note
+    assert kind not in incidents(tmp_path, **{"env_id": env_id, "norm_obs": False, **settings})
+
+
+@executes("envs/checks/masks.py: Add it to the info of reset and step, or use `action_mask=off`")
+def test_a_mask_that_is_missing_is_added_or_not_asked_for(tmp_path: Path) -> None:
+    message = problem(tmp_path, env_id=Fine, action_mask="info")
+    assert problem(tmp_path, env_id=Fine, **settings_in(message.partition("on_env_fault")[0])) == ""
+    assert problem(tmp_path, env_id=Offers, action_mask="info") == ""
+
+
+class Nested(Shaped):
+    """Masks of an action of two parts, by its method."""
+
+    masks: Any = None
+
+    def __init__(self) -> None:
+        super().__init__(act=gym.spaces.Tuple([TWO, BOX]))
+
+    def action_masks(self) -> Any:
+        return self.masks
+
+
+class WithFloats(Nested):
+    masks = np.ones(2, bool), np.ones(2, bool)
+
+
+class AsDict(Nested):
+    masks = {"0": np.ones(2, bool), "1": None}  # noqa: RUF012
+
+
+class AsTold(Nested):
+    masks = np.ones(2, bool), None
+
+
+@executes(
+    "envs/checks/masks.py: {}, which is {} and has no choices to allow. Pass None for it",
+    "envs/checks/masks.py: {} that is a dict, and the actions are a {}. Pass a tuple",
+)
+def test_masks_of_several_parts_have_the_form_that_the_messages_name(tmp_path: Path) -> None:
+    assert "Pass None for it" in problem(tmp_path, env_id=WithFloats)
+    assert "Pass a tuple" in problem(tmp_path, env_id=AsDict)
+    assert problem(tmp_path, env_id=AsTold) == ""
+
+
+class OddState(Fine):
+    """Its state is an object."""
+
+    def get_state(self) -> Any:
+        return object()
+
+    def set_state(self, state: Any) -> None:
+        pass
+
+
+class PlainState(OddState):
+    """Its state is plain data."""
+
+    def get_state(self) -> Any:
+        return self.taken
+
+    def set_state(self, state: Any) -> None:
+        self.taken = state
+
+
+@executes("envs/own_state.py: Return at most {} MiB of plain data")
+def test_a_state_that_is_not_plain_is_made_so_or_left_out(tmp_path: Path) -> None:
+    assert "or use env_state=off" in incidents(tmp_path, env_id=OddState)["own_state"]
+    assert "own_state" not in incidents(tmp_path, env_id=OddState, env_state="off")
+    assert "own_state" not in incidents(tmp_path, env_id=PlainState)
+
+
+@pytest.mark.slow
+@executes("envs/spaces.py: wrap it with shimmy.GymV26CompatibilityV0 (gym 0.26) or shimmy.GymV21CompatibilityV0")
+@pytest.mark.parametrize("version", ["GymV26CompatibilityV0", "GymV21CompatibilityV0"])
+def test_environments_of_the_package_gym_are_wrapped_as_the_message_says(version: str, tmp_path: Path) -> None:
+    old_gym = pytest.importorskip("gym")
+    shimmy = pytest.importorskip("shimmy")
+
+    class Old(old_gym.Env):  # type: ignore[misc, name-defined]
+        observation_space = old_gym.spaces.Box(-1, 1, (2,), np.float32)
+        action_space = old_gym.spaces.Discrete(2)
+        flags = 1 if "21" in version else 2
+
+        def seed(self, seed: Any = None) -> Any:
+            return [seed]
+
+        def reset(self, **_: Any) -> Any:
+            return Fine.obs if self.flags == 1 else (Fine.obs, {})
+
+        def step(self, action: Any) -> Any:
+            return Fine.obs, 1.0, *(False,) * self.flags, {}
+
+    assert version in problem(tmp_path, env_id=Old, starts=True)
+    assert problem(tmp_path, env_id=lambda: getattr(shimmy, version)(env=Old())) == ""

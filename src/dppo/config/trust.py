@@ -8,6 +8,8 @@ from typing import Any
 from dppo.errors import ConfigError
 from dppo.invocation import command
 
+OURS = {f"dppo.envs.wrappers:{name}" for name in ("old_api", "no_limits", "SummedReward")}
+"""Wrappers of this package, which messages name."""
 NAMING = {"env_id": "environment", "model": "model", "wrappers": "wrappers"}  # settings with import paths: of a ...
 
 
@@ -23,7 +25,7 @@ def code_named_by(settings: Mapping[str, Any]) -> dict[str, str]:
         given = ", ".join(f"{key}={value!r}" for key, value in kwargs.items()) if isinstance(kwargs, Mapping) else ""
         for path in value if isinstance(value, list | tuple) else (value,):
             module, colon, name = str(path).partition(":")
-            if colon:
+            if colon and not (setting == "wrappers" and path in OURS):
                 action = f"makes {name}" if re.search(r"-v\d+$", name) else f"calls {name}({given})"
                 found.setdefault(setting, []).append(f"imports {module} and {action}")
     return {setting: ", ".join(actions) for setting, actions in found.items()}

@@ -1,0 +1,317 @@
+"""Remedies for run folders, files of settings, and earlier runs to start from."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from worlds.models import Plain
+
+import dppo
+from dppo.__main__ import main
+from dppo.errors import CheckpointError, ConfigError, DppoError
+from dppo.records.files.run_folder import locked
+from dppo.records.metrics.reading import read_metrics
+from remedies import executes
+from remedies.refused import Shaped
+from remedies.running import TINY, problem, settings_in, told
+from remedies.worlds import Fine
+
+FINE = "remedies.worlds:Fine"
+Capture = pytest.CaptureFixture[str]
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    parent = tmp_path_factory.mktemp("finished")
+    assert problem(parent, env_id=FINE, total_timesteps=32, norm_obs=True, norm_reward=False) == ""
+    return parent / "run0"
+
+
+@pytest.fixture
+def run(finished: Path, tmp_path: Path) -> Path:
+    """Return a run of its own."""
+    return Path(shutil.copytree(finished, tmp_path / "run"))
+
+
+def settings(**changes: Any) -> dict[str, Any]:
+    return {**TINY, "env_id": FINE, "total_timesteps": 32, "norm_obs": True, "norm_reward": False, **changes}
+
+
+def resumed(run: Path, **changes: Any) -> int:
+    return dppo.train(dppo.Config(**settings(**changes)), resume=run).iterations
+
+
+def checkpoints(run: Path) -> list[Path]:
+    return sorted((run / "checkpoints").glob("*.safetensors"))
+
+
+@executes(
+    "records/files/run_folder.py: is in use by {}. Stop it or wait until it has ended, or use another folder",
+    "records/files/run_folder.py: contains a {}, which the run would overwrite. Move it",
+)
+def test_a_folder_in_use_is_free_when_its_run_has_ended(run: Path, tmp_path: Path) -> None:
+    with locked(run), pytest.raises(ConfigError, match="Stop it or wait until it has ended, or use another folder"):
+        resumed(run)
+    assert resumed(run) == 2
+    (tmp_path / "new").mkdir()
+    (tmp_path / "new" / "config.yaml").write_text("seed: 1")
+    with pytest.raises(ConfigError, match=r"which the run would overwrite\. Move it"):
+        dppo.train(dppo.Config(**settings(run_dir=tmp_path / "new")))
+    (tmp_path / "new" / "config.yaml").rename(tmp_path / "config.yaml")
+    assert dppo.train(dppo.Config(**settings(run_dir=tmp_path / "new"))).iterations == 2
+
+
+@executes(
+    "records/files/run_folder.py: needs a run to branch from, not resume={}. Pass its folder as `resume`",
+    "records/files/run_folder.py: resume=auto: needs a fixed folder. Set `run_dir`",
+    "records/files/run_folder.py: Leave it out, or start a new run there: `branch=True`",
+)
+def test_a_run_is_continued_or_branched_as_the_messages_say(run: Path, tmp_path: Path) -> None:
+    other = dppo.Config(**settings(run_dir=tmp_path / "other"))
+    with pytest.raises(ConfigError, match="Pass its folder as `resume`"):
+        dppo.train(other, branch=True)
+    with pytest.raises(ConfigError, match=r"Set `run_dir`"):
+        dppo.train(dppo.Config(**settings()), resume="auto")
+    with pytest.raises(ConfigError, match="Leave it out, or start a new run there: `branch=True`"):
+        dppo.train(other, resume=run)
+    assert dppo.train(dppo.Config(**settings()), resume=run).iterations == 2
+    assert dppo.train(other, resume=run, branch=True).iterations == 2
+    assert dppo.train(other, resume="auto").iterations == 2
+
+
+@executes(
+    "records/files/sealed.py: The checkpoint is damaged. Pass the folder of its run to use the newest good one",
+    "records/files/checkpoint.py: Restore the folder from a backup, or start the run again",
+    "records/files/checkpoint.py: Use a newer dppo",
+)
+def test_damaged_checkpoints_are_left_out_or_restored(run: Path, finished: Path, tmp_path: Path) -> None:
+    *_, newest = checkpoints(run)
+    data = newest.read_bytes()
+    newest.write_bytes(data[:-5] + b"xxxxx")
+    with pytest.raises(CheckpointError, match="Pass the folder of its run to use the newest good one"):
+        dppo.load_policy(newest)
+    with pytest.warns(UserWarning, match="skipped a damaged newer checkpoint"):
+        assert dppo.load_policy(run).act(Fine.obs) in (0, 1)
+    for path in checkpoints(run):
+        path.write_bytes(b"x")
+    with pytest.raises(CheckpointError, match="Restore the folder from a backup, or start the run again"):
+        dppo.load_policy(run)
+    shutil.rmtree(run)
+    shutil.copytree(finished, run)
+    assert dppo.load_policy(run).act(Fine.obs) in (0, 1)
+    newest.write_bytes(re.sub(rb'"format": ?"(\d)"', b'"format":"9"', data, count=1))
+    with pytest.raises(CheckpointError, match=r"Use a newer dppo|expected"):
+        dppo.load_policy(newest)
+
+
+@executes("records/files/disk.py: Move it away, or put the real one in its place")
+def test_a_link_in_a_folder_is_moved_away(run: Path, tmp_path: Path) -> None:
+    (run / "metrics.jsonl").rename(tmp_path / "metrics.jsonl")
+    (run / "metrics.jsonl").symlink_to(tmp_path / "metrics.jsonl")
+    with pytest.raises(CheckpointError, match="Move it away, or put the real one in its place"):
+        resumed(run)
+    (run / "metrics.jsonl").unlink()
+    (tmp_path / "metrics.jsonl").rename(run / "metrics.jsonl")
+    assert resumed(run) == 2
+
+
+@executes("records/metrics/reading.py: not a row of metrics. Delete this line")
+def test_a_line_that_is_no_row_is_deleted(run: Path) -> None:
+    path = run / "metrics.jsonl"
+    lines = path.read_text().splitlines(keepends=True)
+    path.write_text("".join([lines[0], "broken\n", *lines[1:]]))
+    with pytest.raises(DppoError, match="Delete this line") as refused:
+        read_metrics(run)
+    number = int(told(str(refused.value), r"jsonl:(\d+): "))
+    broken = path.read_text().splitlines(keepends=True)
+    del broken[number - 1]
+    path.write_text("".join(broken))
+    assert len(read_metrics(run)) == 2
+
+
+@executes("records/words.py: {}. To go on, raise {}")
+def test_a_run_that_is_done_goes_on_with_more_steps(run: Path, capsys: Capture) -> None:
+    assert main(["train", "--resume", str(run), "--trust", "--progress", "plain"]) == 0
+    flag = told(capsys.readouterr().out, r"To go on, raise .*\((--total-timesteps \d+)\)")
+    assert main(["train", "--resume", str(run), "--trust", "--progress", "plain", *flag.split()]) == 0
+    assert "Done after 64 steps" in capsys.readouterr().out
+
+
+@executes("records/going_on.py: Resume with: {}")
+def test_a_stopped_run_is_resumed_with_the_command_that_it_prints(tmp_path: Path, capsys: Capture) -> None:
+    class Stops(dppo.Observer):
+        def on_iteration(self, row: dict[str, float]) -> bool:
+            return True
+
+    config = dppo.Config(**settings(run_dir=tmp_path / "run", progress="plain"))
+    assert dppo.train(config, observers=[Stops()]).stopped_by == "Stops"
+    command = told(capsys.readouterr().out, "Resume with: dppo (.*)")
+    assert main(shlex.split(command)) == 0
+    assert "Done after 32 steps" in capsys.readouterr().out
+
+
+def test_an_incident_is_played_with_the_command_that_is_printed(tmp_path: Path, capsys: Capture) -> None:
+    assert problem(tmp_path, env_id="remedies.worlds:SeveralRewards", progress="plain")
+    said = capsys.readouterr()
+    command = told(said.out + said.err, r"see .*: dppo (replay .*)")
+    assert main(shlex.split(command)) == 0
+    assert "The fault happens again" in capsys.readouterr().out
+
+
+@executes(
+    "run/warm_start.py: Use the network settings of that run, or leave `init_from` out",
+    "run/warm_start.py: has no statistics of these observations. Leave it out",
+    "run/warm_start.py: Use a larger number, or `norm_reward=False`",
+    "run/building.py: freeze_norm_after={} has no effect: {}. Leave it out",
+)
+def test_weights_of_another_run_are_taken_as_the_messages_say(finished: Path, tmp_path: Path) -> None:
+    start: dict[str, Any] = {"env_id": FINE, "init_from": finished, "norm_obs": True, "norm_reward": False}
+    message = problem(tmp_path, starts=True, **{**start, "model": Plain})
+    assert "Use the network settings of that run, or leave `init_from` out" in message
+    assert problem(tmp_path, starts=True, **start) == ""
+    assert problem(tmp_path, starts=True, **{**start, "model": Plain, "init_from": None}) == ""
+    frozen = {**start, "freeze_norm_after": 0}
+    message = problem(tmp_path, starts=True, **{**frozen, "norm_reward": True})
+    assert "Use a larger number, or `norm_reward=False`" in message
+    assert problem(tmp_path, starts=True, **{**frozen, **settings_in(message)}) == ""
+    assert problem(tmp_path, starts=True, **{**frozen, "norm_reward": True, "freeze_norm_after": 9}) == ""
+    wider = {**frozen, "env_id": Wider}
+    message = problem(tmp_path, starts=True, **wider)
+    assert "has no statistics of these observations. Leave it out" in message
+    assert problem(tmp_path, starts=True, **{**wider, "freeze_norm_after": None}) == ""
+    bytes_only: dict[str, Any] = {"env_id": Counted, "norm_obs": True, "norm_reward": False, "freeze_norm_after": 9}
+    message = problem(tmp_path, starts=True, **bytes_only)
+    assert re.search("freeze_norm_after=9 has no effect: .*Leave it out", message)
+    assert problem(tmp_path, starts=True, **{**bytes_only, "freeze_norm_after": None}) == ""
+
+
+def Wider() -> Shaped:  # noqa: N802
+    import gymnasium as gym
+
+    return Shaped(gym.spaces.Box(-1, 1, (3,), np.float32))
+
+
+def Counted() -> Shaped:  # noqa: N802
+    import gymnasium as gym
+
+    return Shaped(gym.spaces.Discrete(3))
+
+
+FILES: tuple[tuple[str, str, str], ...] = (
+    ("env: 3", "Use env_id=3", "env_id: CartPole-v1"),
+    ("learners: {num_steps: 64}", "Move it there", "sampling: {num_steps: 64}"),
+    ("num_steps: 64\nsampling: {num_steps: 64}", "Leave one out", "num_steps: 64"),
+    ("sampling: {num-steps: 64, num_steps: 64}", "Leave one out", "sampling: {num-steps: 64}"),
+    ("env_kwargs: {a: {'!python': x}}", "Use text, numbers, lists, dicts", "env_kwargs: {}"),
+)
+
+
+@executes(
+    "config/files.py: is a group of settings. Use {}",
+    "config/files.py: {} belongs to {}. Move it there",
+    "config/files.py: is given twice, alone and in its group. Leave one out",
+    "config/files.py: the same setting. Leave one out",
+    "config/files.py: Use text, numbers, lists, dicts with text as keys",
+)
+@pytest.mark.parametrize(("text", "words", "instead"), FILES)
+def test_a_file_of_settings_is_read_once_it_is_corrected(
+    text: str, words: str, instead: str, tmp_path: Path, capsys: Capture
+) -> None:
+    path = tmp_path / "settings.yaml"
+    words_of_command = ["train", "CartPole-v1", "--config", str(path), "--seeds-at-once", "0"]
+    path.write_text(text)
+    assert main(words_of_command) == 2
+    assert words in capsys.readouterr().err
+    path.write_text(instead)
+    assert main(words_of_command) == 2
+    assert "has no effect without --seeds" in capsys.readouterr().err
+
+
+@executes(
+    "config/values.py: is an environment. Pass its id, or a function that makes one for each sampler",
+    "config/values.py: {} is missing. Pass {}=...",
+    "run/outputs.py: Use dppo.Config(env_id={})",
+    "records/observers.py: Make its class a subclass of it",
+    "records/observer.py: Use numbers, text, lists, dicts",
+)
+def test_what_is_passed_in_python_is_of_the_kind_that_the_messages_name(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="Pass its id, or a function that makes one for each sampler"):
+        dppo.Config(env_id=Fine())  # type: ignore[arg-type]
+    assert problem(tmp_path, env_id=Fine, starts=True) == ""
+    with pytest.raises(ConfigError, match=r"Pass env_id=\.\.\."):
+        dppo.Config()  # type: ignore[call-arg]
+    with pytest.raises(ConfigError, match=r"Use dppo\.Config\(env_id="):
+        dppo.train({"env_id": FINE})  # type: ignore[arg-type]
+
+    class Sets(dppo.Observer):
+        def on_start(self, run: Any) -> None:
+            with pytest.raises(ConfigError, match="Use numbers, text, lists, dicts"):
+                run.set_env(level={1})
+            run.set_env(level=[1, "a", {}])
+
+    assert dppo.train(dppo.Config(**settings(run_dir=tmp_path / "set")), observers=[Sets()]).iterations == 2
+    with pytest.raises(TypeError, match="Make its class a subclass of it"):
+        dppo.train(dppo.Config(**settings(run_dir=tmp_path / "odd")), observers=[object()])  # type: ignore[list-item]
+
+
+@executes(
+    "user_code.py: Add the name of the module that defines the {}",
+    "user_code.py: the module {} has no {}. Check the spelling",
+    "envs/make.py: Check the spelling",
+)
+def test_names_of_code_are_corrected_as_the_messages_say(tmp_path: Path) -> None:
+    for wrong, words in (("no_limits", "Add the name of the module"), ("dppo.envs.wrappers:no", "Check the spelling")):
+        assert words in problem(tmp_path, env_id=FINE, starts=True, wrappers=(wrong,))
+    assert problem(tmp_path, env_id=FINE, starts=True, wrappers=("dppo.envs.wrappers:no_limits",)) == ""
+    assert "Check the spelling" in problem(tmp_path, env_id="remedies.worlds:xyzzy", starts=True)
+
+
+@executes("records/files/disk.py: Give yourself read and write permission for the folder")
+@pytest.mark.skipif(os.getuid() == 0, reason="the superuser may write anywhere")
+def test_a_folder_without_permission_is_used_with_it(run: Path) -> None:
+    (run / "metrics.jsonl").chmod(0)
+    with pytest.raises(DppoError, match="Give yourself read and write permission"):
+        resumed(run)
+    (run / "metrics.jsonl").chmod(0o600)
+    assert resumed(run) == 2
+
+
+@executes("run/env_faults.py: Correct the environment, or raise `env_faults`")
+def test_a_budget_of_faults_is_raised(tmp_path: Path) -> None:
+    faulty: dict[str, Any] = {"env_id": "remedies.worlds:Flaky", "on_env_fault": "rebuild"}
+    assert "or raise `env_faults`" in problem(tmp_path, **faulty, env_faults="1/h")
+    assert problem(tmp_path, **faulty, env_faults="unlimited") == ""
+
+
+@executes("ppo/learning/trainer.py: Lower `learning_rate`, or turn on `norm_obs` and `norm_reward`")
+def test_a_learning_rate_with_which_losses_are_not_finite_is_lowered(tmp_path: Path) -> None:
+    wild: dict[str, Any] = {"env_id": FINE, "total_timesteps": 32, "update_epochs": 2}
+    message = problem(tmp_path, **wild, learning_rate=1e30)
+    assert "Lower `learning_rate`" in message
+    assert problem(tmp_path, **wild, learning_rate=1e-3) == ""
+
+
+@executes("config/memory.py: Lower `num_steps` or `num_samplers`")
+@pytest.mark.parametrize("sizes", [{"num_steps": 32}, {"num_samplers": 1}])
+def test_a_batch_that_does_not_fit_into_memory_is_made_smaller(
+    sizes: dict[str, int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("dppo.config.memory.memory_of_this_machine", lambda: 10**6)
+    monkeypatch.setattr("dppo.config.memory.LARGE_BATCH", 10**5)
+    large: dict[str, Any] = {"env_id": Wide, "num_steps": 512, "num_samplers": 8, "total_timesteps": 4096}
+    message = problem(tmp_path, starts=True, **large)
+    assert "Lower `num_steps` or `num_samplers`" in message
+    assert problem(tmp_path, starts=True, **{**large, **sizes}) == ""
+
+
+def Wide() -> Shaped:  # noqa: N802
+    import gymnasium as gym
+
+    return Shaped(gym.spaces.Box(-1, 1, (100,), np.float32))

@@ -1,0 +1,219 @@
+"""Remedies for policies that are loaded and played in Python."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import dppo
+from dppo.errors import CheckpointError, ConfigError
+from remedies import executes
+from remedies.refused import Masked
+from remedies.running import problem, told
+from remedies.worlds import BOX, Fine
+
+MODEL = "worlds.models:Plain"
+OTHER = "worlds.models:Residual"
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """Return runs of some kinds, by name."""
+    parent = tmp_path_factory.mktemp("policies")
+    kinds: dict[str, dict[str, Any]] = {
+        "plain": {"env_id": "remedies.worlds:Fine"},
+        "masked": {"env_id": lambda: Masked(BOX)},
+        "memory": {"env_id": Fine, "memory": "gru", "memory_size": 4, "sequence_length": 16},
+        "own": {"env_id": "remedies.worlds:Fine", "model": MODEL},
+        "object": {"env_id": ObjectNeeded, "env_kwargs": {"of": object}},
+    }
+    for settings in kinds.values():
+        assert problem(parent, **settings) == ""
+    return {name: parent / f"run{number}" for number, name in enumerate(kinds)}
+
+
+class ObjectNeeded(Fine):
+    """Takes a Python object."""
+
+    def __init__(self, of: Any) -> None:
+        assert of is object
+        super().__init__()
+
+
+def without_arguments() -> Any:
+    """Return a factory that accepts nothing, and cannot be found by name."""
+
+    def make() -> Fine:
+        return Fine()
+
+    return make
+
+
+def loaded(run: Path) -> dppo.Policy:
+    return dppo.load_policy(run, trust=True)
+
+
+@executes("policies/policy.py: obs has shape {}. Pass {}, or (n, {})")
+def test_an_observation_of_another_shape_is_given_that_of_the_message(runs: dict[str, Path]) -> None:
+    policy = loaded(runs["plain"])
+    with pytest.raises(ValueError, match="obs has shape") as refused:
+        policy.act(np.zeros(3, np.float32))
+    shape = told(str(refused.value), r"Pass \((\d+),\)")
+    assert policy.act(np.zeros(int(shape), np.float32)) in (0, 1)
+    assert np.shape(policy.act(np.zeros((4, int(shape)), np.float32))) == (4,)
+
+
+@executes(
+    "policies/policy.py: this policy has no memory: act() returns the action alone. Leave state out",
+    "policies/policy.py: state has shape {}. Pass that of the last act(), {}, or None",
+)
+def test_a_state_is_left_out_or_that_of_the_last_step(runs: dict[str, Path]) -> None:
+    with pytest.raises(ValueError, match="Leave state out"):
+        loaded(runs["plain"]).act(Fine.obs, state=np.zeros(4))
+    assert loaded(runs["plain"]).act(Fine.obs) in (0, 1)
+    policy: Any = loaded(runs["memory"])
+    with pytest.raises(ValueError, match=r"Pass that of the last act\(\)"):
+        policy.act(Fine.obs, state=np.zeros(9))
+    _, state = policy.act(Fine.obs, state=None)
+    assert policy.act(Fine.obs, state=state)[0] in (0, 1)
+
+
+@executes(
+    "policies/policy.py: action_mask has no effect on this policy: {}. Leave it out",
+    "policies/policy.py: action_mask is missing: this policy was trained with masks. Pass {}",
+)
+def test_a_mask_is_left_out_or_passed(runs: dict[str, Path]) -> None:
+    with pytest.raises(ValueError, match="Leave it out"):
+        loaded(runs["plain"]).act(Fine.obs, action_mask=np.ones(2, bool))
+    policy = loaded(runs["masked"])
+    with pytest.raises(ValueError, match="action_mask is missing") as refused:
+        policy.act(Fine.obs)
+    code = told(str(refused.value), r"Pass (.*)\.$")
+    assert policy.act(Fine.obs, action_mask=eval(code, {"env": Masked(BOX)})) in (0, 1)
+
+
+@executes(
+    "policies/policy.py: model={}: has no effect: {} has the default network. Leave it out",
+    "policies/policy.py: or pass the class: load_policy(path, model=Class)",
+    "policies/policy.py: Use the class as it was at the time of training",
+)
+def test_a_network_is_found_as_the_messages_say(
+    runs: dict[str, Path], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    from worlds.models import Plain
+
+    with pytest.raises(ConfigError, match="Leave it out"):
+        dppo.load_policy(runs["plain"], model=Plain)
+    with pytest.raises(CheckpointError, match="is not the network that was trained"):
+        dppo.load_policy(runs["own"], model=OTHER)
+    with pytest.raises(CheckpointError, match=r"load_policy\(path, model=Class\)"):
+        dppo.load_policy(runs["own"], model="nowhere.models:Plain", trust=True)
+    assert dppo.load_policy(runs["own"], model=Plain).act(Fine.obs) in (0, 1)
+
+
+@executes(
+    "policies/evaluation.py: env_kwargs: have no effect on an environment that is already made. Leave them out",
+    "policies/evaluation.py: Pass env, or the run in place of the policy",
+    "policies/evaluation.py: model: has no effect on a policy that is already loaded. Leave it out",
+    "policies/evaluation.py: Make it with render_mode='human'",
+    "policies/evaluation.py: in training, which is not stored. Pass `env_kwargs`",
+    "envs/make.py: is neither a string nor callable. Pass an id or a function",
+)
+def test_an_evaluation_is_given_what_the_messages_ask_for(
+    runs: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("DISPLAY", ":0")
+    policy = loaded(runs["plain"])
+    kept = loaded(runs["object"])
+    once: dict[str, Any] = {"episodes": 1}
+    with pytest.raises(ConfigError, match="Leave them out"):
+        dppo.evaluate(policy, Fine(), env_kwargs={"a": 1}, **once)
+    assert dppo.evaluate(policy, Fine(), **once).returns
+    with pytest.raises(ConfigError, match="Leave it out"):
+        dppo.evaluate(policy, Fine, model=MODEL, **once)
+    assert dppo.evaluate(policy, Fine, **once).returns
+    with pytest.raises(ConfigError, match="Pass env, or the run in place of the policy"):
+        dppo.evaluate(policy, **once)
+    assert dppo.evaluate(runs["plain"], trust=True, **once).returns
+    with pytest.raises(ConfigError, match="Pass an id or a function"):
+        dppo.evaluate(policy, 5, **once)
+    assert dppo.evaluate(policy, "remedies.worlds:Fine", **once).returns
+    with pytest.raises(ConfigError, match="Make it with render_mode='human'"):
+        dppo.evaluate(policy, Fine(), render=True, **once)
+    assert dppo.evaluate(policy, Fine(render_mode="human"), **once).returns
+    with pytest.raises(ConfigError, match="Pass `env_kwargs`"):
+        dppo.evaluate(kept, ObjectNeeded, **once)
+    assert dppo.evaluate(kept, ObjectNeeded, env_kwargs={"of": object}, **once).returns
+
+
+@executes(
+    "records/files/run_folder.py: Pass `{}` again: in Python with Config({}=...) and train(config, resume=...)",
+    "config/trust.py: {}={}: {}. Pass the object itself in Python: {}",
+)
+def test_objects_of_a_program_are_passed_again(runs: dict[str, Path], tmp_path: Path) -> None:
+    from dppo.__main__ import main
+    from dppo.records.files.run_folder import settings_to_resume
+
+    run = runs["object"]
+    with pytest.raises(ConfigError, match=r"with Config\(env_kwargs=\.\.\.\) and train\(config, resume"):
+        settings_to_resume(run)
+    stored = settings_to_resume(run, read_only=True)
+    config = dppo.Config(**{**stored, "env_id": ObjectNeeded, "env_kwargs": {"of": object}, "progress": "off"})
+    assert dppo.train(config, resume=run).iterations == 1
+    message = problem(tmp_path, env_id=without_arguments())
+    assert message == ""
+    with pytest.raises(ConfigError, match=r"Pass the object itself in Python: .*dppo\.evaluate\(run, env=\.\.\.\)"):
+        dppo.evaluate(tmp_path / "run0", episodes=1, trust=True)
+    assert dppo.evaluate(tmp_path / "run0", env=Fine, episodes=1).returns
+    assert main(["eval", str(tmp_path / "run0"), "--episodes", "1", "--trust"]) == 2
+
+
+@executes("records/video.py: Return one if its render_mode is rgb_array")
+def test_a_video_is_made_of_images(runs: dict[str, Path], tmp_path: Path) -> None:
+    pytest.importorskip("av")
+    policy = loaded(runs["plain"])
+    blind = Fine("rgb_array")
+    blind.render = lambda: None  # type: ignore[method-assign]
+    with pytest.raises(ConfigError, match="Return one if its render_mode is rgb_array"):
+        dppo.evaluate(policy, blind, episodes=1, video=tmp_path / "a.mp4")
+    assert dppo.evaluate(policy, Fine("rgb_array"), episodes=1, video=tmp_path / "a.mp4").returns
+
+
+@executes("envs/frames.py: Accept render_mode as an argument and pass it on to the environment")
+def test_a_factory_that_accepts_render_mode_is_filmed(runs: dict[str, Path], tmp_path: Path) -> None:
+    pytest.importorskip("av")
+    policy = loaded(runs["plain"])
+    with pytest.raises(ConfigError, match="Accept render_mode as an argument and pass it on"):
+        dppo.evaluate(policy, without_arguments(), episodes=1, video=tmp_path / "a.mp4")
+    made = dppo.evaluate(policy, lambda render_mode=None: Fine(render_mode), episodes=1, video=tmp_path / "a.mp4")
+    assert made.returns
+
+
+@executes(
+    "envs/frames.py: , or leave `render` out, and let `env_kwargs` open the window",
+    "records/video.py: Or use `video=out.mp4`, which needs no display",
+)
+def test_without_a_window_another_way_is_named(
+    runs: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("av")
+    policy = loaded(runs["plain"])
+    monkeypatch.setenv("DISPLAY", ":0")
+
+    def opens_it_itself(window: bool = False) -> Fine:
+        return Fine()
+
+    with pytest.raises(ConfigError, match="leave `render` out, and let `env_kwargs` open the window"):
+        dppo.evaluate(policy, opens_it_itself, render=True, episodes=1)
+    assert dppo.evaluate(policy, opens_it_itself, env_kwargs={"window": True}, episodes=1).returns
+    for name in ("DISPLAY", "WAYLAND_DISPLAY"):
+        monkeypatch.delenv(name, raising=False)
+    with pytest.raises(ConfigError, match="Or use `video=") as refused:
+        dppo.evaluate(policy, Fine, render=True, episodes=1)
+    name = told(str(refused.value), "Or use `video=(.*?)`")
+    assert dppo.evaluate(policy, Fine, episodes=1, video=tmp_path / name).returns
+    assert re.fullmatch(r".*\.mp4", name)
