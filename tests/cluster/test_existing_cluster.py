@@ -192,6 +192,41 @@ def test_actors_are_placed_where_they_may_be(
     assert weights(tmp_path) == undisturbed
 
 
+UPLOADED = """
+import pathlib
+from gymnasium.envs.classic_control import CartPoleEnv
+
+class Env(CartPoleEnv):
+    def __init__(self, found):
+        super().__init__()
+        here = pathlib.Path(__file__).parent
+        assert pathlib.Path("mesh.txt").resolve().parent == here.resolve()
+        pathlib.Path(found, here.name).touch()
+
+class Same(__import__("gymnasium").Wrapper):
+    pass
+"""
+
+
+@pytest.mark.slow
+def test_files_are_sent_to_the_nodes_also_when_a_run_is_resumed(cluster: UsersCluster, tmp_path: Path) -> None:
+    (tmp_path / "mysim.py").write_text(UPLOADED)
+    (tmp_path / "mesh.txt").touch()
+    (tmp_path / "found").mkdir()
+    kwargs = json.dumps({"found": str(tmp_path / "found")})
+    more = ["--env-kwargs", kwargs, "--wrappers", "mysim:Same", "--address", cluster.address, "--upload", "."]
+    code, out, err = run([*words("mysim:Env", num_actors=2), *more], tmp_path, **cluster.access)
+    assert code == 0, err
+    assert re.search(r"note: upload: 4 files, .*; the largest: .*mysim\.py", out)  # with those of its output
+    [sent] = (tmp_path / "found").iterdir()
+    assert sent.name.startswith("_ray_pkg_")
+    (tmp_path / "mesh.txt").write_text("another")
+    resume = ["train", "--resume", "run", "--trust", "--total-timesteps", "1000"]
+    code, out, err = run(resume, tmp_path, **cluster.access)
+    assert code == 0, err
+    assert len(list((tmp_path / "found").iterdir())) == 2
+
+
 @pytest.mark.slow
 def test_a_rejected_run_disconnects_from_the_cluster(cluster: UsersCluster, tmp_path: Path) -> None:
     """A Python program may continue after the error."""

@@ -82,7 +82,7 @@ def test_ray_starts_where_tmpdir_is_too_long_for_its_sockets(tmp_path: Path) -> 
 
 @executes("cluster/ray/claim.py: Train one after the other")
 def test_a_training_beside_one_that_has_opened_ray_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("dppo.cluster.ray.claim.sys.modules", {})  # no Ray yet
+    monkeypatch.setattr("dppo.cluster.ray.claim.is_connected", lambda: False)
     refusals = list[str]()
 
     def other() -> None:
@@ -104,6 +104,9 @@ def test_a_training_beside_one_that_has_opened_ray_is_refused(monkeypatch: pytes
         assert run_other()[0].startswith("num_actors: another training in this process has started Ray")
         refusals.clear()
     assert run_other() == []
+    monkeypatch.setattr("dppo.cluster.ray.claim.is_connected", lambda: True)  # the user has called ray.init()
+    with claimed():
+        assert run_other() == []
 
 
 MISMATCH = """RuntimeError: Version mismatch: The cluster was started with:

@@ -5,6 +5,7 @@ between processes of one run; nothing read from a file is unpickled.
 """
 
 import math
+import os
 import pickle
 import socket
 import sys
@@ -30,6 +31,7 @@ UNKNOWN = "died: its process crashed, exited or was killed (out of memory?)"
 Model = str | Callable[..., Any] | None
 PackedModel = tuple[tuple[str, ...], bytes | None, tuple[str, ...]]
 """The folders from which the sending process imports, the pickled network, and the words of its command line."""
+UPLOADED = "DPPO_UPLOADED"  # a variable of processes whose current folder has the files that were sent
 NO_MODEL: PackedModel = ((), None, ())
 
 
@@ -154,6 +156,8 @@ def unpacked_model(packed: PackedModel) -> Model:
     """
     paths, pickled, words = packed
     sys.path += [path for path in paths if path not in sys.path]
+    if os.environ.get(UPLOADED) and sys.path[0] != os.getcwd():  # before a folder of the sender that a node has, too
+        sys.path.insert(0, os.getcwd())
     if words:
         sys.argv = [*words]
     try:

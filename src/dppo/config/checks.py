@@ -124,7 +124,7 @@ NEEDS: tuple[tuple[str, Callable[[FlatSettings], bool], str], ...] = (
      "memory=none has no state. Set `memory`, or leave it out"),
     ("sequence_length", lambda c: c.memory != "none" or c.model is not None,
      "only a network with memory learns from sequences. Set `memory`, or leave it out"),
-    ("address cpus_per_actor actor_gpus actor_resources actors_per_node segment_timeout_s start_timeout_s "
+    ("address upload cpus_per_actor actor_gpus actor_resources actors_per_node segment_timeout_s start_timeout_s "
      "reset_timeout_s step_timeout_s max_actor_restarts on_other_cpu dashboard",
      lambda c: c.num_actors != 0,
      "num_actors=0 starts no actors. Use `num_actors=1` or more"),

@@ -141,8 +141,10 @@ def _open_session(config: Config, variables: dict[str, str], stop: StopSignals, 
     """Connect to Ray, whose processes get `variables`."""
     from dppo.cluster.ray.claim import claimed
     from dppo.cluster.ray.session import RaySession, store_bytes_for
+    from dppo.cluster.ray.upload import check_there_is_a_cluster, environment_of
 
     stop.check()
+    check_there_is_a_cluster(config.upload, config.address)
     stack.enter_context(claimed())
     segments = (config.lag + config.reuse) * config.batch_size
     store_bytes = store_bytes_for(segments, (1 + config.lag) * most_parameters(config))
@@ -154,8 +156,8 @@ def _open_session(config: Config, variables: dict[str, str], stop: StopSignals, 
     stack.callback(session.close)
     stop.add_check(session.check)
     stop.check()  # Ray has started meanwhile
-    if variables and not session.started_here:  # else it has inherited them, and its first processes exist already
-        session.options = {"runtime_env": {"env_vars": variables}}
+    if not session.started_here:  # else it has inherited the variables, and its first processes exist already
+        session.options = environment_of(variables, config.upload, logger.info)
     return session
 
 

@@ -219,7 +219,7 @@ class PPOActor:
             except (Exception, SystemExit) as error:  # importing a user's module may raise anything
                 raise ConfigError(
                     f"env_id: the environment cannot be loaded in an actor: {in_a_line(error)}. It must be importable "
-                    f"on every node; pass module:factory rather than a function of a script."
+                    f"on every node (see `upload`); pass module:factory rather than a function of a script."
                 ) from None
             self._recycling = plan.recycling
             self._host = host_of(replace(plan, network=replace(plan.network, model=model)), self._progress)

@@ -11,6 +11,11 @@ _lock = threading.Lock()
 _owners: list[int] = []  # the thread of the training that has opened Ray
 
 
+def is_connected() -> bool:
+    """Return whether this process is connected to a Ray."""
+    return "ray" in sys.modules and bool(sys.modules["ray"].is_initialized())
+
+
 @contextmanager
 def claimed() -> Iterator[None]:
     """Context of a training with actors; raise ConfigError if one in another thread of this process has opened Ray.
@@ -24,7 +29,7 @@ def claimed() -> Iterator[None]:
                 "num_actors: another training in this process has started Ray, and stops it when it ends. Train one "
                 "after the other or in processes of their own, or call ray.init() first, which all of them then share."
             )
-        opens = not _owners and not ("ray" in sys.modules and sys.modules["ray"].is_initialized())
+        opens = not _owners and not is_connected()
         if opens:
             _owners.append(me)
     try:
