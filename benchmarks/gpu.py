@@ -28,6 +28,7 @@ from dppo import portable_numerics
 portable_numerics()  # before NumPy is imported
 from gpu_parts import PARTS, Setting, row  # noqa: E402
 
+PATIENCE = 4  # times the limit of a part, on a CPU, which may be busy
 ENDED = "ended at its limit of {} s"
 
 
@@ -53,7 +54,7 @@ def main() -> int:
 
 def part(name: str, device: str, logs: Path | None) -> dict[str, Any]:
     """Run a part in a process of its own; return its rows, also those from before it was ended, and its time."""
-    limit_s = PARTS[name].limit_s
+    limit_s = PARTS[name].limit_s * (1 if device == "cuda" else PATIENCE)
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder, "rows.jsonl")
         command = [sys.executable, str(HERE / "gpu.py"), "--rows-of", name, "--device", device, "--json", str(file)]
