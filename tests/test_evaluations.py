@@ -97,7 +97,7 @@ def test_an_evaluation_changes_no_weights_and_equals_that_of_its_checkpoint(whol
         assert row["eval/global_step"] == number * ROWS
     assert [row["iteration"] for row in whole.metrics] == list(range(1, ITERATIONS + 1))
     documented = set(re.findall(r"^\| `(eval/[^`]+)` \|", PAGE.read_text(encoding="utf8"), re.MULTILINE))
-    assert documented - {"eval/success_rate", "eval/s"} == set(found[2])
+    assert documented - {"eval/success_rate", "eval/at_bound_frac", "eval/s"} == set(found[2])
 
 
 def test_the_best_evaluation_is_the_best_checkpoint_and_is_kept(tmp_path: Path) -> None:

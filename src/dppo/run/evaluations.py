@@ -188,7 +188,8 @@ class Evaluations(Observer):
                         )
                     for number, episode, outcome in outcomes:
                         if number in self._open and self._is_last(number, episode, outcome):
-                            found.append(self._result(number, self._open.pop(number)))
+                            evaluation = self._open.pop(number)
+                            found.append(self._result(number, evaluation) | self._share_at_bound(evaluation))
                     if not outcomes and not wait:
                         break
         except ClusterError as error:  # Ray is gone, and the run has ended
@@ -237,22 +238,22 @@ class Evaluations(Observer):
         row["eval/episodic_length"] = fmean(one.length for one in played)
         if successes := [one.success for one in played if one.success is not None]:
             row["eval/success_rate"] = fmean(successes)
-        row |= self._share_at_bound(evaluation.global_step, played)
         found, best = (row["eval/episodic_return"], number, evaluation.global_step), self._best
         # Of equal ones the earlier is the best, whichever has ended first.
         if number not in self._unsaved and (best is None or (found[0], -number) > (best[0], -best[1])):
             self._before, self._best = best, found
         return row
 
-    def _share_at_bound(self, steps: int, played: list[Episode]) -> dict[str, float]:
+    def _share_at_bound(self, evaluation: _Evaluation) -> dict[str, float]:
         """Return the metric of actions at a bound, if the policy was greedy and has real-valued ones; log the first."""
-        most = most_at_bound(self._actions, played)
+        episodes = [episode for episode in evaluation.played.values() if episode is not None]
+        most = most_at_bound(self._actions, episodes)
         if most is None or not any(boxes(self._actions)):
             return {}
         is_first = self._at_bound is None
         self._at_bound = most if most.share >= NAMED else None
         if is_first and self._at_bound is not None:
-            logger.warning("evaluation after %s steps: %s", f"{steps:,}", most)
+            logger.warning("evaluation after %s steps: %s", f"{evaluation.global_step:,}", most)
         return {"eval/at_bound_frac": most.share}
 
 
