@@ -12,6 +12,7 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 import pytest
+from recorder import Notes
 from worlds.faulty import Brittle, line_that_raises
 
 import dppo
@@ -152,7 +153,8 @@ def test_the_environment_gets_the_arguments_of_the_run_or_those_that_are_given(m
     expected = dppo.evaluate(result, episodes=2)
     assert dppo.evaluate(result.run_dir, named, 2) == expected
     assert dppo.evaluate(result.run_dir, named, 2, env_kwargs={"length": 5.0}) == expected
-    assert dppo.evaluate(result.run_dir, named, 2, env_kwargs={}) != expected
+    assert dppo.evaluate(result.run_dir, named, 2, env_kwargs={}) == expected
+    assert dppo.evaluate(result.run_dir, named, 2, env_kwargs={"length": 0.5}) != expected
 
 
 def test_code_of_a_folder_runs_only_with_trust_and_that_of_a_result_always(mysim: str, tmp_path: Path) -> None:
@@ -320,3 +322,90 @@ def test_another_environment_is_refused_by_all_its_choices_also_where_too_many_t
         CheckpointError, match=r"elements with 2 to 3 choices\) that differ, as in numbers of choices\. Use"
     ):
         check_spaces(describe_spaces(trained), given, "E")
+
+
+class Plant(gym.Env[Any, Any]):
+    """Has episodes of 3, 4, ... steps by their seed; its info has the energy of a step, and violations in some."""
+
+    observation_space = gym.spaces.Box(-1, 1, (2,), np.float32)
+    action_space = gym.spaces.Discrete(2)
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        self._length, self._left = 0, 3 + (seed or 0) % 5
+        return np.zeros(2, np.float32), {"energy": 100.0}
+
+    def step(self, action: Any) -> Any:
+        self._length += 1
+        info: dict[str, Any] = {"energy": float(self._length), "text": "x"}
+        if self._length == 2:
+            info["violations"] = 1
+        return np.zeros(2, np.float32), 1.0, self._length == self._left, False, info
+
+
+def test_numbers_in_the_info_are_summed_up_per_episode(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    of_run: dict[str, Any] = {"info_keys": ("energy",), "eval_every": 32, "eval_episodes": 4}
+    config = dppo.Config(env_id=f"{__name__}:Plant", run_dir=tmp_path / "run", **SIZES, **of_run)
+    result = dppo.train(config)
+    found = dppo.evaluate(result, episodes=4, seed=config.seed)
+    assert found.info.keys() == {"energy"}
+    for length, energy in zip(found.lengths, found.info["energy"], strict=True):
+        assert energy == (length * (length + 1) / 2, (length + 1) / 2, length)
+    row = result.metrics[-1]
+    assert row["eval/info/energy_sum"] == np.mean([energy.total for energy in found.info["energy"]])
+    assert row["eval/info/energy"] == np.mean([energy.mean for energy in found.info["energy"]])
+    assert row["eval/info/energy_last"] == np.mean(found.lengths)
+    both = dppo.evaluate(result, episodes=4, info_keys=["violations", "text"])
+    assert both.info == {"violations": ((1.0, 1.0, 1.0),) * 4}
+    assert main(["eval", str(tmp_path / "run"), "--trust", "--episodes", "4", "--info-keys", "violations", "text"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[-1] == "violations: in an episode 1 +- 0, in a step 1, in the last step 1"
+    assert "info_keys=text: is not a number in the info of any step" in lines
+
+
+def test_another_environment_does_not_get_the_arguments_of_the_run(mysim: str, tmp_path: Path) -> None:
+    named = f"{mysim}:make"
+    result = dppo.train(dppo.Config(env_id=named, env_kwargs={"length": 5.0}, run_dir=tmp_path / "run", **SIZES))
+
+    def without_arguments() -> Env:
+        return gym.make("CartPole-v1")
+
+    with Notes() as notes:
+        assert dppo.evaluate(result.run_dir, without_arguments, 1).returns
+    assert "env_kwargs of the run (length) are not passed to another environment; pass those it needs" in notes.texts
+    own = dppo.evaluate(result, episodes=1, env_kwargs={"length": 0.5})
+    assert own.returns == dppo.evaluate(result.run_dir, cartpole, 1).returns  # whose pole has that length
+
+
+def test_actors_play_the_same_episodes(trained: dppo.Result, ray_session: None) -> None:
+    expected = dppo.evaluate(trained, episodes=5)
+    assert dppo.evaluate(trained.run_dir, cartpole, 5, num_actors=2).returns == expected.returns
+
+
+@pytest.mark.slow
+def test_any_number_of_actors_gives_the_same_evaluation(tmp_path: Path, ray_session: None) -> None:
+    config = dppo.Config(env_id=f"{__name__}:Plant", run_dir=tmp_path / "run", info_keys=("energy",), **SIZES)
+    result = dppo.train(config)
+    ways: list[dict[str, Any]] = [{}, {"deterministic": False}]
+    for sampled in ways:
+        expected = dppo.evaluate(result, **sampled)
+        for num_actors in (1, 3, 5):
+            assert dppo.evaluate(result, num_actors=num_actors, **sampled) == expected
+
+
+@pytest.mark.slow
+def test_a_fault_on_an_actor_is_that_of_the_environment(trained: dppo.Result, ray_session: None) -> None:
+    with pytest.raises(EnvironmentFault, match="raised"):
+        dppo.evaluate(trained, Brittle, env_kwargs={"where": "step"}, num_actors=1)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "problem"),
+    [
+        ({"num_actors": -1}, "num_actors=-1: must not be negative"),
+        ({"num_actors": 2, "video": "out.mp4"}, "actors have no window and write no video"),
+        ({"num_actors": 2, "env": cartpole()}, "an environment that is already made stays in this process"),
+    ],
+)
+def test_what_actors_cannot_play_is_refused(arguments: dict[str, Any], problem: str, trained: dppo.Result) -> None:
+    with pytest.raises(ConfigError, match=problem):
+        dppo.evaluate(trained, **arguments)

@@ -78,6 +78,7 @@ NOT_RUN = {  # a pattern of commands, and why
     "simulator; tests/test_joint_envs.py and tests/test_simulators.py run these",
     r"^dppo train CartPole-v1 #|^dppo train mysim:make --num-actors 8": "shown on the first pages, and run there",
     r"^tensorboard ": "starts a server of another package",
+    r"^dppo eval runs/first --trust --num-actors": "run by tests/test_evaluate.py: needs actors",
     r"^OPENBLAS_CORETYPE=": "the whole suite of tests; .ci/run does so",
     r"--samplers-per-actor": "run by tests/test_single_instances.py, with actors on Ray",
     r"--actors-per-node|--num-learners|--learner-gpus": "run by tests/cluster: needs nodes or a GPU",

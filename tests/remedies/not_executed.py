@@ -445,7 +445,7 @@ NOT_EXECUTED: tuple[tuple[str, str, str], ...] = (
         "it takes two types of CPU; tests/test_numerics.py simulates them",
     ),
     ("policies/bounds.py", "Unless an on-off controller is right here", "carried out by tests/test_at_bounds.py"),
-    ("policies/evaluation.py", "Pass `env_id` and `env_kwargs`.", "a checkpoint that no version of dppo writes"),
+    ("policies/player.py", "Pass `env_id` and `env_kwargs`.", "a checkpoint that no version of dppo writes"),
     ("policies/export.py", "Write obs.shape[0] in place of len(obs)", "tests/ppo/test_export.py exports such networks"),
     (
         "policies/export.py",
@@ -454,6 +454,7 @@ NOT_EXECUTED: tuple[tuple[str, str, str], ...] = (
     ),
     ("policies/policy.py", "{}: {}. Pass the folder of a run.", "a checkpoint that no version of dppo writes"),
     ("ppo/learning/gpu.py", "End what else uses it (`nvidia-smi`), or use", "needs a GPU"),
+    ("policies/player.py", "not passed to another environment; pass those it needs", "carried out by test_evaluate.py"),
     ("ppo/learning/gpu.py", "If it does not fit, use `micro_batch_size={}`", "test_gpu.py does so once it did not fit"),
     (
         "ppo/learning/gpu.py",

@@ -116,11 +116,30 @@ def test_a_network_is_found_as_the_messages_say(
 
 
 @executes(
-    "policies/evaluation.py: env_kwargs: have no effect on an environment that is already made. Leave them out",
-    "policies/evaluation.py: Pass env, or the run in place of the policy",
-    "policies/evaluation.py: model: has no effect on a policy that is already loaded. Leave it out",
-    "policies/evaluation.py: Make it with render_mode='human'",
-    "policies/evaluation.py: in training, which is not stored. Pass `env_kwargs`",
+    "policies/wanted.py: num_actors={}: must not be negative. Use 0 to play in this process",
+    "policies/wanted.py: num_actors: actors have no window and write no video. Leave it out, or `render` and `video`",
+    "policies/on_actors.py: num_actors: an environment that is already made stays in this process. Pass its id",
+    "policies/player.py: env_kwargs={}: must be arguments by name. Use one such as",
+)
+def test_what_actors_cannot_play_is_played_here(runs: dict[str, Path], tmp_path: Path) -> None:
+    wrong: list[dict[str, Any]] = [
+        {"num_actors": -1},
+        {"num_actors": 1, "video": tmp_path / "out.mp4"},
+        {"num_actors": 1, "env": Fine()},
+        {"env_kwargs": [1]},
+    ]
+    for arguments in wrong:
+        with pytest.raises(ConfigError, match=r"num_actors|env_kwargs"):
+            dppo.evaluate(runs["plain"], episodes=1, trust=True, **arguments)
+    assert dppo.evaluate(runs["plain"], episodes=1, trust=True, num_actors=0, env_kwargs={}).returns
+
+
+@executes(
+    "policies/player.py: env_kwargs: have no effect on an environment that is already made. Leave them out",
+    "policies/player.py: Pass env, or the run in place of the policy",
+    "policies/player.py: model: has no effect on a policy that is already loaded. Leave it out",
+    "policies/player.py: Make it with render_mode='human'",
+    "policies/player.py: in training, which is not stored. Pass `env_kwargs`",
     "envs/make.py: is neither a string nor callable. Pass an id or a function",
 )
 def test_an_evaluation_is_given_what_the_messages_ask_for(

@@ -4,8 +4,9 @@ from contextlib import closing
 from pathlib import Path
 
 from dppo.commands.flags import TRUST, Parser, UsageError
+from dppo.config.parts.processes import EVAL_EPISODES
 from dppo.invocation import as_called
-from dppo.policies.export import EPISODES, export_folder, export_onnx, load_trusted
+from dppo.policies.export import export_folder, export_onnx, load_trusted
 from dppo.records.terminal.view import ShowLog
 
 PROG = "dppo export"
@@ -16,7 +17,7 @@ DESCRIPTION = (
 FLAGS = {
     "--model MODULE:CLASS": "Use this class for the run's own network.",
     "--trust": TRUST,
-    "--episodes INT": f"Episodes to play for the model card; 0: none. Of a FOLDER/ only. (default: {EPISODES})",
+    "--episodes INT": f"Episodes to play for the model card; 0: none. Of a FOLDER/ only. (default: {EVAL_EPISODES})",
 }
 USAGE = "RUN policy.onnx [--flag value ...]\nRUN FOLDER/ [--flag value ...]"
 

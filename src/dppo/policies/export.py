@@ -15,6 +15,7 @@ import numpy as np
 import yaml
 
 from dppo.config import flattened
+from dppo.config.parts.processes import EVAL_EPISODES
 from dppo.config.trust import require_trust
 from dppo.errors import ConfigError, counted, printable
 from dppo.files import read_file
@@ -40,7 +41,6 @@ ROWS, CHUNK = 1000, 100  # made-up observations of the check; those at a time
 TOLERANCE = 1e-3  # of logits, means and states, per unit of the largest; float32 leaves about 1e-6
 PREPARED = ("grayscale", "resize", "frame_stack", "action_repeat", "atari")  # settings of what makes observations
 
-EPISODES = 20  # of the model card
 CURVE, CARD = "learning_curve.png", "README.md"
 TEMPLATE = Path(__file__).with_name("model_card.md")
 FIGURES = {
@@ -208,7 +208,7 @@ def export_folder(
     run: str | Path,
     folder: str | Path,
     *,
-    episodes: int = EPISODES,
+    episodes: int = EVAL_EPISODES,
     model: ModelClass | None = None,
     trust: bool = False,
 ) -> str:

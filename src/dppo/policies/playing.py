@@ -1,7 +1,7 @@
 """Playing: episodes of a policy in one environment; and EpisodePlayer, which plays those of evaluations in training."""
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from statistics import fmean
 from typing import Any
 
@@ -11,6 +11,7 @@ from dppo import streams
 from dppo.config.parts import Env
 from dppo.envs.activity import ActivityRecord, Phase, place_of
 from dppo.envs.checks.faults import making, user_traceback
+from dppo.envs.episode import numbers_in
 from dppo.envs.frames import SETTINGS, make_prepared
 from dppo.envs.group import EnvGroup
 from dppo.envs.make import close_in_time, joint_kind
@@ -21,13 +22,48 @@ from dppo.errors import CheckpointError, ClusterError, ConfigError, EnvironmentF
 from dppo.policies.bounds import BoundCounter
 from dppo.policies.policy import Policy, spaces_summary
 from dppo.ppo.acting.agent import PPOAgent
-from dppo.ppo.exchange.records import Episode, PolicySnapshot
+from dppo.ppo.exchange.records import Episode, EpisodeInfo, PolicySnapshot
 from dppo.ppo.networks.network import NetworkSpec
 from dppo.signals import INTERRUPTIONS
 from dppo.spaces.actions import Actions, MultiDiscreteActions, NestedActions
 from dppo.spaces.spaces import Spaces, holds_float64
 from dppo.streams import Stream
 from dppo.user_code import in_a_line
+
+
+class InfoSums:
+    """Sums up numbers in the info of the env steps of an episode."""
+
+    def __init__(self, keys: Sequence[str]) -> None:
+        self._keys = keys
+        self._totals = dict[str, float]()
+        self._counts = dict[str, int]()
+        self._last = dict[str, float]()
+
+    def add(self, info: Any) -> None:
+        """Add those of a step."""
+        if not self._keys or not isinstance(info, dict):
+            return
+        for key, value in numbers_in({key: info[key] for key in self._keys if key in info}).items():
+            self._totals[key] = self._totals.get(key, 0.0) + value
+            self._counts[key] = self._counts.get(key, 0) + 1
+            self._last[key] = value
+
+    def result(self) -> dict[str, EpisodeInfo]:
+        """Return what the numbers that occurred come to."""
+        return {
+            key: EpisodeInfo(total, total / self._counts[key], self._last[key]) for key, total in self._totals.items()
+        }
+
+
+def mean_of(rows: Sequence[InfoSums]) -> dict[str, EpisodeInfo]:
+    """Return the mean over rows, such as agents, that have a number."""
+    results = [infos.result() for infos in rows]
+    keys = dict.fromkeys(key for result in results for key in result)
+    return {
+        key: EpisodeInfo(*map(fmean, zip(*(result[key] for result in results if key in result), strict=True)))
+        for key in keys
+    }
 
 
 class Playing:
@@ -39,7 +75,9 @@ class Playing:
     progress: ActivityRecord | None = None
     """Records what the environment is doing."""
 
-    def __init__(self, policy: Policy, env: Any, env_name: str, seed: int, *, deterministic: bool) -> None:
+    def __init__(
+        self, policy: Policy, env: Any, env_name: str, seed: int, *, deterministic: bool, info_keys: Sequence[str] = ()
+    ) -> None:
         """Keep the arguments, as for `dppo.evaluate`; raise CheckpointError if the policy does not fit `env`."""
         self._joint = joint = joint_of(env, lambda: env) if joint_kind(env) else None
         rows: list[Any] = [env]
@@ -48,6 +86,8 @@ class Playing:
             rows = joint.rows if joint.shared else joint.rows[:1]  # else each has episodes of its own
         check_spaces(policy.spaces, rows[0], env_name)
         self._policy, self._seed, self._deterministic = policy, seed, deterministic
+        self._info_keys = info_keys
+        self._infos = [InfoSums(info_keys)]
         self._at_bounds: BoundCounter | None = None  # of the episode that is being played
         group = EnvGroup(rows, policy.spaces, episode_seed=self._seed_of, owner=env_name)
         self._rows = [group.checked(row) for row in range(len(rows))]
@@ -71,6 +111,7 @@ class Playing:
             rows[0].env.first = None  # it resets all, whatever earlier episodes have left
         progress = self.progress or ActivityRecord()
         progress.enter(place_of(Phase.RESET), episode)
+        self._infos = [InfoSums(self._info_keys) for _ in rows]
         for row in rows:
             row.reset(episode)
         for other in self._joint.rows[len(rows) :] if self._joint else ():
@@ -86,6 +127,8 @@ class Playing:
             progress.enter(place_of(Phase.STEP), episode, rows[0].length)
             self._advance(given)
             answers = [(row, row.step(action)) for row, action in zip(rows, given, strict=True)]
+            for infos, (_, (*_, info)) in zip(self._infos, answers, strict=True):
+                infos.add(info)
             ended = [row.finished(info, row.length) for row, (_, _, over, cut, info) in answers if over or cut]
             successes += [one.success for one in ended if one.success is not None]
             done = len(ended) == len(rows)
@@ -94,7 +137,15 @@ class Playing:
     def _episode(self, episode: int, success: bool | None = None) -> Episode:
         episode_return = fmean(row.episode_return for row in self._rows)
         at_bounds = None if self._at_bounds is None else self._at_bounds.counts / len(self._rows)
-        return Episode(0, episode, episode_return, self._rows[0].length, success, at_bounds=at_bounds)
+        return Episode(
+            0,
+            episode,
+            episode_return,
+            self._rows[0].length,
+            success,
+            measured=mean_of(self._infos),
+            at_bounds=at_bounds,
+        )
 
     def _advance(self, actions: list[Any]) -> None:
         """Step all rows of one environment, if there are several; the first one raises what goes wrong."""
@@ -133,15 +184,19 @@ class EpisodePlayer:
     """Of the actor, among those of evaluations."""
     progress: ActivityRecord | None = None
     """Records what the environment is doing."""
+    setting = "eval_env_kwargs"
+    """The setting to name if the spaces of the environment are not those of the policy."""
 
     def __init__(
-        self, env: Env, spaces: Spaces, spec: NetworkSpec, seed: int, samplers: int, *, deterministic: bool
-    ) -> None:
+        self, env: Env, spaces: Spaces, spec: NetworkSpec, seed: int, samplers: int, *, deterministic: bool,
+        info_keys: Sequence[str] = (),
+    ) -> None:  # fmt: skip
         """Keep the settings of the environment, those of evaluations included, and the spaces of the training.
 
         `samplers`: of the run, whose environments exist at the same time, with other numbers.
         """
         self._samplers = samplers
+        self._info_keys = info_keys
         self._of, self._spaces, self._spec, self._seed, self._greedy = env, spaces, spec, seed, deterministic
         self._env: Any = None
 
@@ -164,7 +219,9 @@ class EpisodePlayer:
                     self._env = make_prepared(of.env_id, of.env_kwargs, prepared, **how)
                     check_statistics(self._env, of.running_statistics)
             until = time.monotonic() + timeout_s
-            playing = Playing(acting, self._env, of.env_name, self._seed, deterministic=self._greedy)
+            playing = Playing(
+                acting, self._env, of.env_name, self._seed, deterministic=self._greedy, info_keys=self._info_keys
+            )
             playing.progress = self.progress
             for so_far in playing.play(episode):
                 stepped(so_far.length)
@@ -173,7 +230,7 @@ class EpisodePlayer:
                     raise ClusterError(f"episode {episode} was not over after eval_timeout_s={timeout_s:g}: {at}")
             return so_far
         except CheckpointError as error:
-            raise ConfigError(f"eval_env_kwargs: {error}") from None
+            raise ConfigError(f"{self.setting}: {error}") from None
         except (ClusterError, ConfigError, EnvironmentFault, *INTERRUPTIONS):
             self.close()
             raise

@@ -10,7 +10,7 @@ from typing import Any
 from dppo.config import Config
 from dppo.config.trust import NAMING
 from dppo.errors import CheckpointError, ConfigError, counted
-from dppo.ppo.exchange.records import CollectionProgress, Episode, Incident
+from dppo.ppo.exchange.records import CollectionProgress, Episode, EpisodeInfo, Incident
 from dppo.records.metrics.reading import read_metrics
 
 
@@ -145,6 +145,8 @@ class Evaluation:
     """Undiscounted sum of rewards of each episode."""
     lengths: tuple[int, ...]
     """Env steps of each episode."""
+    info: dict[str, tuple[EpisodeInfo, ...]] = field(default_factory=dict)
+    """By name, numbers in the info of the steps: `total`, `mean` and `last` of each episode that has it."""
 
     @property
     def mean_return(self) -> float:

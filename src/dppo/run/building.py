@@ -213,7 +213,7 @@ class _Site:
         if config.eval_every is None:
             return None
         env = replace(config.env, env_kwargs={**config.env_kwargs, **config.eval_env_kwargs})
-        how = {"deterministic": not config.eval_stochastic}
+        how: dict[str, Any] = {"deterministic": not config.eval_stochastic, "info_keys": config.info_keys}
         player = EpisodePlayer(env, spaces, spec, config.seed, config.num_samplers, **how)
         if self.session is None:
             self.stack.callback(player.close)

@@ -236,6 +236,11 @@ class Evaluations(Observer):
         row |= {"eval/episodic_return": fmean(returns), "eval/return_std": pstdev(returns)}
         row |= {"eval/return_min": min(returns), "eval/return_max": max(returns)}
         row["eval/episodic_length"] = fmean(one.length for one in played)
+        for key in self._of.info_keys:
+            if infos := [one.measured[key] for one in played if key in one.measured]:
+                row[f"eval/info/{key}_sum"] = fmean(info.total for info in infos)
+                row[f"eval/info/{key}"] = fmean(info.mean for info in infos)
+                row[f"eval/info/{key}_last"] = fmean(info.last for info in infos)
         if successes := [one.success for one in played if one.success is not None]:
             row["eval/success_rate"] = fmean(successes)
         found, best = (row["eval/episodic_return"], number, evaluation.global_step), self._best

@@ -10,6 +10,9 @@ from typing import Any, Literal
 from dppo.config.field import constant, free, setting
 from dppo.errors import ConfigError
 
+EVAL_EPISODES = 20
+"""Of an evaluation, wherever it is made: with steps of 1 s and episodes of 168 steps, an hour in one process."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Actors:
@@ -147,7 +150,7 @@ class Run:
     eval_every: int | None = free(None, gt=0)
     """Evaluate the policy each time so many env steps have been made, and at the end, in episodes of its own. The
     checkpoint of the best evaluation is kept as the best one. none: never."""
-    eval_episodes: int = free(20, gt=0)
+    eval_episodes: int = free(EVAL_EPISODES, gt=0)
     """Episodes of an evaluation; their seeds are the same each time."""
     eval_stochastic: bool = free(False)
     """Sample actions in evaluations, as in training, instead of taking the most likely ones."""

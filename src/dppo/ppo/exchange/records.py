@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 from enum import Enum
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -115,6 +115,15 @@ def stack_numbers(done: Bool[np.ndarray, "T E"], stack: int) -> Int64[np.ndarray
     return rows * envs + np.arange(envs)[:, None]
 
 
+class EpisodeInfo(NamedTuple):
+    """A number in the info of the env steps of an episode."""
+
+    total: float
+    mean: float
+    """Over the steps that have it."""
+    last: float
+
+
 @dataclass(frozen=True, slots=True)
 class Episode:
     """One finished episode."""
@@ -132,6 +141,7 @@ class Episode:
     checksum: int = field(default=0, compare=False)  # of its last observation and its return, to verify a replay
     info: dict[str, float] = field(default_factory=dict)  # all finite numbers in that of the last step, by name
     options: dict[str, Any] | None = field(default=None, compare=False)  # of its reset: see `RunInfo.set_env`
+    measured: dict[str, EpisodeInfo] = field(default_factory=dict)  # of an evaluation: by the names of `info_keys`
     at_bounds: np.ndarray | None = field(default=None, compare=False)
     """[2, width]: steps in which each element of the action was at its lower, at its upper bound; of evaluations."""
     alone: bool = field(default=True, compare=False)  # False: of one of several rows, and depends on the others

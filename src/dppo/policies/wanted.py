@@ -1,0 +1,72 @@
+"""What is played by an evaluation, and how far it is."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import fmean
+
+from dppo.errors import ConfigError, counted
+from dppo.log import logger
+from dppo.policies.player import Player
+from dppo.ppo.exchange.records import Episode
+from dppo.records.video import check_display, check_video
+
+REPORT_EVERY_S = 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """The arguments of `dppo.evaluate` that say what is played, and how it is shown."""
+
+    episodes: int
+    seed: int
+    deterministic: bool
+    render: bool
+    video: Path | None
+    num_actors: int
+    info_keys: tuple[str, ...] = ()
+
+    def check(self) -> None:
+        """Raise ConfigError if something is invalid, or cannot be shown here."""
+        if self.episodes < 1:
+            raise ConfigError(f"episodes={self.episodes}: must be at least 1.")
+        if self.seed < 0:
+            raise ConfigError(f"seed={self.seed}: must be at least 0.")
+        if self.num_actors < 0:
+            raise ConfigError(f"num_actors={self.num_actors}: must not be negative. Use 0 to play in this process.")
+        if self.num_actors and self.render_mode is not None:
+            raise ConfigError(
+                "num_actors: actors have no window and write no video. Leave it out, or `render` and `video`."
+            )
+        if self.video is not None:
+            check_video(self.video, render=self.render)
+        if self.render:
+            check_display()
+
+    @property
+    def render_mode(self) -> str | None:
+        """Return the render_mode that the environment needs."""
+        if self.render:
+            return "human"
+        return None if self.video is None else "rgb_array"
+
+    def log_beginning(self, player: Player) -> None:
+        """Log what is played."""
+        steps = counted(player.policy.state["global_step"], "step")
+        how = "taking the most likely action" if self.deterministic else "sampling actions"
+        logger.info("%s, policy after %s, %s, %s", player.env_name, steps, how, counted(self.episodes, "episode"))
+
+
+def summary(played: Sequence[Episode], episodes: int, seconds: float | None = None) -> str:
+    """Return `5 of 100 episodes, mean return -1100.7`; with the time that they took, also the time that is left."""
+    parts = [f"{len(played)} of {episodes} episodes"]
+    if played:
+        parts.append(f"mean return {fmean(episode.episode_return for episode in played):.1f}")
+    if played and seconds is not None:
+        left = round(seconds / len(played) * (episodes - len(played)))
+        hours, minutes = divmod(left // 60, 60)
+        time_left = f"{hours}:{minutes:02}:{left % 60:02}" if hours else f"{minutes}:{left % 60:02}"
+        parts.append(f"about {time_left} left")
+    return ", ".join(parts)
