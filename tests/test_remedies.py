@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 import torch
+from _pytest.mark.structures import ParameterSet
 from remedies import executes
 from remedies.carrying_out import changed_as_told
 from remedies.commands import COMMANDS
@@ -105,7 +106,16 @@ def test_what_a_refusal_of_a_value_names_is_valid(
         assert refusal(one) == ""
 
 
-@pytest.mark.parametrize(("remedy", "settings", "change"), STARTS, ids=[remedy for remedy, _, _ in STARTS])
+def starts() -> Iterator[ParameterSet]:
+    """Yield the rows; further ways to carry out a remedy are slow tests."""
+    seen = set[str]()
+    for remedy, settings, change in STARTS:
+        marks = [pytest.mark.slow] if remedy in seen else []
+        seen.add(remedy)
+        yield pytest.param(remedy, settings, change, id=remedy, marks=marks)
+
+
+@pytest.mark.parametrize(("remedy", "settings", "change"), list(starts()))
 def test_what_a_run_that_does_not_start_says_makes_it_start(
     remedy: str, settings: dict[str, Any], change: Remedy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

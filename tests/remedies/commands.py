@@ -79,7 +79,7 @@ COMMANDS: tuple[tuple[str, str, str, str], ...] = (
     ),
     (
         "commands/train.py: {} has no effect here: {}. Leave it out",
-        "compare CartPole-v1 --out FULL --resume RUN",
+        "compare CartPole-v1 --out FULL --trust",
         "compare CartPole-v1 --out FULL",
         "is not an empty folder",
     ),

@@ -228,6 +228,7 @@ class Large(Times):
     start, by = 500.0, 100.0
 
 
+@pytest.mark.slow
 @executes(
     "envs/checks/observations.py: Set action_mask=info to take allowed actions only, or action_mask=off",
     "envs/checks/observations.py: {} actions have no choices to allow. Set action_mask=off",
@@ -314,6 +315,7 @@ class PlainState(OddState):
         self.taken = state
 
 
+@pytest.mark.slow
 @executes("envs/own_state.py: Return at most {} MiB of plain data")
 def test_a_state_that_is_not_plain_is_made_so_or_left_out(tmp_path: Path) -> None:
     assert "or use env_state=off" in incidents(tmp_path, env_id=OddState)["own_state"]

@@ -68,6 +68,7 @@ def test_a_folder_in_use_is_free_when_its_run_has_ended(run: Path, tmp_path: Pat
     assert dppo.train(dppo.Config(**settings(run_dir=tmp_path / "new"))).iterations == 2
 
 
+@pytest.mark.slow
 @executes(
     "records/files/run_folder.py: needs a run to branch from, not resume={}. Pass its folder as `resume`",
     "records/files/run_folder.py: resume=auto: needs a fixed folder. Set `run_dir`",
@@ -165,6 +166,7 @@ def test_an_incident_is_played_with_the_command_that_is_printed(tmp_path: Path, 
     assert "The fault happens again" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 @executes(
     "run/warm_start.py: Use the network settings of that run, or leave `init_from` out",
     "run/warm_start.py: has no statistics of these observations. Leave it out",
@@ -283,6 +285,7 @@ def test_a_folder_without_permission_is_used_with_it(run: Path) -> None:
     assert resumed(run) == 2
 
 
+@pytest.mark.slow
 @executes("run/env_faults.py: Correct the environment, or raise `env_faults`")
 def test_a_budget_of_faults_is_raised(tmp_path: Path) -> None:
     faulty: dict[str, Any] = {"env_id": "remedies.worlds:Flaky", "on_env_fault": "rebuild"}
@@ -290,6 +293,7 @@ def test_a_budget_of_faults_is_raised(tmp_path: Path) -> None:
     assert problem(tmp_path, **faulty, env_faults="unlimited") == ""
 
 
+@pytest.mark.slow
 @executes("ppo/learning/trainer.py: Lower `learning_rate`, or turn on `norm_obs` and `norm_reward`")
 def test_a_learning_rate_with_which_losses_are_not_finite_is_lowered(tmp_path: Path) -> None:
     wild: dict[str, Any] = {"env_id": FINE, "total_timesteps": 32, "update_epochs": 2}
