@@ -59,7 +59,7 @@ def test_an_environment_may_change_its_action_in_each_repeated_step(kind: str) -
     assert SPACES[kind].contains(given)
 
 
-@pytest.mark.parametrize("kind", SPACES)
+@pytest.mark.parametrize("kind", ["dict", *(pytest.param(kind, marks=pytest.mark.slow) for kind in ("box", "dials"))])
 def test_an_environment_may_change_its_actions_in_a_run_which_is_recorded(kind: str, tmp_path: Path) -> None:
     def trained(in_place: bool) -> dppo.Result:
         world = {"env_id": "test_copies:Scaling", "env_kwargs": {"kind": kind, "in_place": in_place}}

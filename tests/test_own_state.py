@@ -127,7 +127,7 @@ def resumed_from(run_dir: Path) -> Path:
 
 
 @executes("envs/own_state.py: Return all that later steps depend on, or use env_state=off.")
-@pytest.mark.parametrize("world", ["arm", "clockless", "misleading"])
+@pytest.mark.parametrize("world", [pytest.param("arm", marks=pytest.mark.slow), "clockless", "misleading"])
 def test_a_state_that_leaves_something_out_changes_nothing(world: str, tmp_path: Path) -> None:
     """Methods of these names that packages have for something else; without a proof, they are not used."""
     whole = dppo.train(settings(tmp_path / "whole", world))
