@@ -14,7 +14,14 @@ from beartype import beartype
 from jaxtyping import AbstractArray, install_import_hook
 
 CHECKED = (
-    *("exchange.normalizer", "exchange.records", "learning.advantages", "distributions", "distributions.base"),
+    *(
+        "exchange.normalizer",
+        "exchange.records",
+        "exchange.stacks",
+        "learning.advantages",
+        "distributions",
+        "distributions.base",
+    ),
     *("networks.network", "learning.losses", "learning.batch", "learning.recompute"),
     "networks.recurrence",
 )

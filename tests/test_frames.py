@@ -24,7 +24,8 @@ from dppo.config.files import atari_in_words
 from dppo.config.memory import batch_memory_in_words
 from dppo.envs.frames import LifeStack, Lives, make_prepared
 from dppo.errors import ConfigError
-from dppo.ppo.exchange.records import PolicySnapshot, frames_of, stack_numbers
+from dppo.ppo.exchange.records import PolicySnapshot
+from dppo.ppo.exchange.stacks import frames_of, stack_numbers
 from dppo.spaces.actions import DiscreteActions
 from dppo.spaces.spaces import Spaces
 

@@ -1,5 +1,40 @@
-"""The logger of all modules."""
+"""The logger of all modules, which shows its notes whatever the switches of `logging` are set to."""
 
 import logging
+from collections.abc import Callable
 
-logger = logging.getLogger("dppo")
+
+class NoteLogger(logging.Logger):
+    """A logger that calls its listeners itself, and logs besides.
+
+    The switches of `logging` belong to the whole process: a simulator that calls `logging.disable` or `dictConfig`
+    would silence the notes of a run. Only the level of this logger counts, which nobody sets by accident.
+    """
+
+    listeners: list[Callable[[logging.LogRecord], None]]
+
+    def isEnabledFor(self, level: int) -> bool:  # noqa: N802  its name in `logging`
+        """Return whether records of a level are shown or logged."""
+        return self._is_shown(level) or super().isEnabledFor(level)
+
+    def handle(self, record: logging.LogRecord) -> None:
+        """Show a record, and log it unless that is switched off."""
+        if self._is_shown(record.levelno):
+            for listener in self.listeners.copy():
+                listener(record)
+        if super().isEnabledFor(record.levelno):
+            super().handle(record)
+
+    def _is_shown(self, level: int) -> bool:
+        return bool(self.listeners) and level >= (self.level or logging.INFO)
+
+
+def _note_logger() -> NoteLogger:
+    found = logging.getLogger("dppo")  # the program may know it already
+    found.__class__ = NoteLogger
+    assert isinstance(found, NoteLogger)
+    found.listeners = []
+    return found
+
+
+logger = _note_logger()

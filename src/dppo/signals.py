@@ -130,6 +130,7 @@ class StopSignals:
         self._received_at = math.inf
         self._interruptible = False
         self._before: dict[int, Any] = {}
+        self._pid = os.getpid()
         self._checks: list[Callable[[], None]] = []
 
     def __enter__(self) -> StopSignals:
@@ -179,6 +180,9 @@ class StopSignals:
             self._interruptible = False
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
+        if os.getpid() != self._pid:
+            _in_fork(number)
+            return
         if number == self.received == signal.SIGHUP:  # a shell and the kernel both send one as a terminal is closed
             return
         if self.received is not None:  # the second signal
@@ -192,6 +196,16 @@ class StopSignals:
             raise StopRequested(self.received)
         # In a thread, because this one may hold the lock of the display, or that of the module `threading`.
         _thread.start_new_thread(self._on_first, (f"{self.received.name}: stopping ... (once more: at once)",))
+
+
+def _in_fork(number: int) -> None:
+    """Handle a signal in a process that a simulator has forked: as usual, but let the simulator see to Ctrl-C.
+
+    Ctrl-C reaches all processes of a terminal; this run closes its environments, which end their own processes.
+    """
+    if number != signal.SIGINT:
+        signal.signal(number, signal.SIG_DFL)
+        os.kill(os.getpid(), number)
 
 
 CLOSING_S = 8.0  # for environments of this process to close

@@ -1,5 +1,6 @@
 """Code of others: find the user's by its import path, import it, put its errors in a line; optional packages."""
 
+import contextlib
 import importlib
 import os
 import re
@@ -13,6 +14,9 @@ from pathlib import Path
 from typing import Any
 
 from dppo.errors import ConfigError
+from dppo.process_state.borders import user_code
+
+PACKAGE = Path(__file__).parent
 
 NEEDED = frozenset(
     (
@@ -35,11 +39,44 @@ def import_path(named: Any) -> str:
 
 
 def imported_module(name: str, advice: str) -> Any:
-    """Import the module `name`; raise ImportError with whatever it raised, in a line, followed by `advice`."""
+    """Import the module `name`; raise ImportError with whatever it raised, its place, and what to do.
+
+    `advice`: what to do if there is no such module.
+    """
     try:
-        return importlib.import_module(name)
+        with user_code(f"importing {name}"):
+            return importlib.import_module(name)
     except (Exception, SystemExit) as error:  # a user's module may raise anything while it is imported
-        raise ImportError(f"importing {name} failed: {in_a_line(error)}. {advice}") from None
+        raise ImportError(f"importing {name} failed: {_failed_import(error, name, advice)}") from None
+
+
+def _failed_import(error: BaseException, name: str, advice: str) -> str:
+    """Return the place and the text of what the import of a module raised, as Python shows them, and a remedy."""
+    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if not _is_machinery(frame.filename)]
+    missing = error.name if isinstance(error, ModuleNotFoundError) else None
+    if missing and not frames and f"{name}.".startswith(f"{missing}."):
+        return f"{in_a_line(error)}. {advice}"
+    if isinstance(error, SystemExit):
+        parses = any(Path(frame.filename).name == "argparse.py" for frame in frames)
+        frames = frames[:1]
+        does = "reads the command line, which is not its own" if parses else "ends Python"
+        remedy = f"The module {does} when it is imported. Do so only below `if __name__ == '__main__':`"
+    elif isinstance(error, SyntaxError):
+        remedy = "Correct the module"
+    elif missing:
+        package = missing.partition(".")[0]
+        remedy = f"Install it, here and on every node ({sys.executable} -m pip install {package}), or leave it out"
+    else:
+        remedy = "Correct the module, or install the versions of packages that it is written for"
+    lines = [*traceback.format_list(frames), *traceback.format_exception_only(error)]
+    shown = in_unicode("".join(lines)).rstrip()
+    return f"\n{shown}\n{remedy}"
+
+
+def _is_machinery(file: str) -> bool:
+    """Return whether a frame of this file is part of importing, not of what is imported."""
+    own = file in (importlib.__file__, contextlib.__file__) or Path(file).is_relative_to(PACKAGE)
+    return own or file.startswith("<frozen")
 
 
 def imported(path: str, kind: str) -> Any:

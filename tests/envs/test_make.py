@@ -85,8 +85,6 @@ def test_environments_are_created_from_ids_modules_and_callables_with_their_argu
         ("CartPole-v77", ("env_id=CartPole-v77", "Did you mean CartPole-v")),
         ("Zzyzx/Qqqq-v0", ("env_id=Zzyzx/Qqqq-v0: is not registered with Gymnasium", "write package:Zzyzx/Qqqq-v0")),
         ("no_such_module_at_all:Env-v0", ("importing no_such_module_at_all failed", "ModuleNotFoundError")),
-        ("users_broken:factory", ("importing users_broken failed", "a_package_that_is_nowhere", "every node")),
-        ("users_script:factory", ("importing users_script failed", "SystemExit: 3")),
         ("users_worlds:Misspelt-v0", ("the module has no Misspelt-v0", "Check the spelling")),
         ("users_worlds:factor", ("the module has no factor", "Did you mean users_worlds:factory?")),
         ("users_worlds:", ("names no environment", "Write users_worlds:make")),
@@ -101,6 +99,58 @@ def test_an_unknown_name_is_refused_in_one_line(env_id: str, words: tuple[str, .
     assert "\n" not in text
     for word in words:
         assert word in text
+
+
+BROKEN = {
+    "import a_package_that_is_nowhere\n": (
+        "line 1",
+        "No module named 'a_pack",
+        "pip install a_package_that_is_nowhere)",
+    ),
+    "import numpy\n\nx = numpy.arry(3)\n": (
+        "line 3",
+        "x = numpy.arry(3)",
+        "has no attribute 'arry'",
+        "Correct the mod",
+    ),
+    "def make(:\n    pass\n": ("line 1", "def make(:", "SyntaxError", "Correct the module"),
+    "import sys\nsys.exit(3)\n": ("line 2", "SystemExit: 3", "ends Python when it is imported", "__main__"),
+    "import argparse\nargparse.ArgumentParser().parse_args(['--x'])\n": (
+        "line 2",
+        "reads the command line",
+        "__main__",
+    ),
+}
+
+
+@pytest.mark.parametrize("text", BROKEN)
+def test_what_is_wrong_with_a_module_is_shown_as_python_does(
+    text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(str(tmp_path))
+    (tmp_path / "users_module.py").write_text(text, encoding="utf8")
+    said = refusal("users_module:make")
+    for word in (
+        "env_id=users_module:make: importing users_module failed",
+        f'"{tmp_path}/users_module.py", ',
+        *BROKEN[text],
+    ):
+        assert word in said
+    assert "is installed" not in said
+    for hidden in ("dppo/user_code.py", "importlib", "argparse.py"):
+        assert hidden not in said
+
+
+def test_the_remedy_for_a_module_that_reads_the_command_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setattr("sys.argv", ["dppo", "train", "--unknown"])
+    lines = "import argparse\nimport gymnasium\ndef make():\n    return gymnasium.make('CartPole-v1')\n"
+    parse = "argparse.ArgumentParser().parse_args()\n"
+    (tmp_path / "users_before.py").write_text(lines + parse, encoding="utf8")
+    assert "reads the command line" in refusal("users_before:make")
+    guarded = f"if __name__ == '__main__':\n    {parse}"
+    (tmp_path / "users_after.py").write_text(lines + guarded, encoding="utf8")
+    check_env_id("users_after:make")
 
 
 def test_a_number_is_refused() -> None:

@@ -8,7 +8,7 @@ from builders import assert_same_bytes
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dppo.ppo.exchange.normalizer import Moments, ObsScale, Statistics
+from dppo.ppo.exchange.normalizer import Moments, ObsScale, Statistics, ValueScale
 
 
 def chunks(seed: int, sizes: list[int], shape: tuple[int, ...] = (3,)) -> list[np.ndarray]:
@@ -116,3 +116,31 @@ def test_normalize_standardizes_and_clips() -> None:
     obs = np.array([[1.0, 5.0], [3.0, -1e6]])
     found = ObsScale(np.array([2.0, 5.0]), np.array([0.5, 1.0])).normalize(obs, obs.dtype)
     np.testing.assert_array_equal(found, [[-2, 0], [2, -10]])
+
+
+@pytest.mark.parametrize("power", [-30, -100, 30, 100])
+def test_the_unit_of_all_numbers_changes_nothing_in_what_is_learned_from(power: int) -> None:
+    samples, unit = chunks(3, [200])[0], 2.0**power
+    ordinary, scaled = Moments.of(samples), Moments.of(samples * unit)
+    (mean, std), (scaled_mean, scaled_std) = ordinary.mean_and_std(), scaled.mean_and_std()
+    np.testing.assert_allclose(scaled_mean, mean * unit, rtol=1e-12)
+    np.testing.assert_allclose(scaled_std, std * unit, rtol=1e-8)  # of which an ordinary unit has EPSILON more
+    again = Moments.of(samples * unit / 16).mean_and_std()[1]
+    if power < 0:
+        np.testing.assert_array_equal(again * 16, scaled_std)  # among tiny units to the bit
+
+
+def test_a_tiny_number_beside_ordinary_ones_and_a_constant_are_no_signal() -> None:
+    rng = np.random.default_rng(4)
+    beside = np.stack([rng.normal(size=99), 1e-9 * rng.normal(size=99)], axis=1)
+    np.testing.assert_allclose(Moments.of(beside).mean_and_std()[1][1], 1e-4)
+    still = 0.1 + 1e-17 * rng.normal(size=(999, 1))  # its mean is rounded
+    np.testing.assert_allclose(Moments.of(still).mean_and_std()[1], 1e-4)
+    with_constant = np.stack([1e-9 * rng.normal(size=99), np.full(99, 1e-9)], axis=1)
+    assert 0 < Moments.of(with_constant).mean_and_std()[1][1] < 1e-12
+
+
+def test_value_targets_in_tiny_units_are_standardized() -> None:
+    targets = chunks(5, [50], ())[0]
+    scale, tiny = ValueScale.of(Moments.of(targets)), ValueScale.of(Moments.of(targets * 2.0**-40))
+    assert (tiny.mean, tiny.std) == pytest.approx((scale.mean * 2.0**-40, scale.std * 2.0**-40), rel=1e-12)

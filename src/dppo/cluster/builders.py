@@ -109,6 +109,7 @@ def _first_segment(plan: SamplerPlan, sampler_id: int, spaces: Spaces, owner: st
         integers=plan.network.dtype == "float32",
         masks=plan.env.action_mask == "auto",
         scales=not plan.ppo.norm_obs and plan.network.model is None,
+        normalizes=plan.ppo.norm_obs,
     )
 
 
@@ -153,7 +154,7 @@ def _wait_for_start(interval_s: float, enter: Callable[[], None]) -> None:
 
 
 def _make_env(plan: SamplerPlan, owner: str, sampler_id: int, env: int) -> Any:
-    with making(owner, sampler_id, env):
+    with making(owner, sampler_id, env, env_name=plan.env.env_name):
         of, rows = plan.env, plan.sampling.envs_per_sampler
         seed = streams.integer(plan.seed, Stream.EPISODES, sampler_id, 0, 0)
         how: dict[str, Any] = {"place": (sampler_id, env), "most_steps": of.most_steps, "rows": rows, "seed": seed}

@@ -1,5 +1,6 @@
 """`dppo eval`: play with a trained policy."""
 
+import sys
 import warnings
 from contextlib import closing
 from pathlib import Path
@@ -9,7 +10,7 @@ from dppo.commands.flags import RENDER, TRUST, Parser, parsed_json
 from dppo.config.parts.processes import EVAL_EPISODES
 from dppo.errors import printable
 from dppo.policies.evaluation import evaluate
-from dppo.records.terminal.view import ShowLog
+from dppo.records.terminal.view import PatientStream, ShowLog
 
 PROG = "dppo eval"
 DESCRIPTION = "Play episodes with a trained policy, and print their mean return. RUN: a run's folder, or a checkpoint."
@@ -40,7 +41,7 @@ def main(argv: list[str]) -> int:
     if "env_kwargs" in flags:
         flags["env_kwargs"] = parsed_json("env_kwargs", flags["env_kwargs"])
     env_id = flags.pop("env_id", None)
-    with closing(ShowLog(lambda text: print(text, flush=True))) as show_log, warnings.catch_warnings():
+    with closing(ShowLog(PatientStream(sys.stdout).line)) as show_log, warnings.catch_warnings():
         show_log.start()
         warnings.simplefilter("default")
         warnings.showwarning = lambda message, *_, **__: print(printable(f"note: {message}"), flush=True)

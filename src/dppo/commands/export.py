@@ -1,5 +1,6 @@
 """`dppo export`: write a trained policy as ONNX, or with a model card as a folder for Hugging Face."""
 
+import sys
 from contextlib import closing
 from pathlib import Path
 
@@ -7,7 +8,7 @@ from dppo.commands.flags import TRUST, Parser, UsageError
 from dppo.config.parts.processes import EVAL_EPISODES
 from dppo.invocation import as_called
 from dppo.policies.export import export_folder, export_onnx, load_trusted
-from dppo.records.terminal.view import ShowLog
+from dppo.records.terminal.view import PatientStream, ShowLog
 
 PROG = "dppo export"
 DESCRIPTION = (
@@ -37,7 +38,7 @@ def main(argv: list[str]) -> int:
         return 0
     if not target.endswith("/") and not Path(target).is_dir():
         raise UsageError(f"{target}: is neither NAME.onnx nor a folder. End the name of a new folder with /.")
-    with closing(ShowLog(lambda text: print(text, flush=True))) as show_log:
+    with closing(ShowLog(PatientStream(sys.stdout).line)) as show_log:
         show_log.start()
         print(export_folder(run, target, **flags))
     return 0

@@ -1,6 +1,7 @@
 """`dppo replay`: play an episode of a run again: a recorded one, or one in which an environment failed."""
 
 import pdb
+import sys
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,7 @@ from dppo.errors import EnvironmentFault
 from dppo.invocation import command
 from dppo.records.files.disk import check_parts
 from dppo.records.files.episodes import SEVERAL_ROWS, nothing_recorded, read_episodes
-from dppo.records.terminal.view import ShowLog
+from dppo.records.terminal.view import PatientStream, ShowLog
 
 PROG = "dppo replay"
 USAGE = "RUN --episode NUMBER [--flag ...]\nRUN --episodes\nINCIDENT [--flag ...]"
@@ -37,7 +38,7 @@ def main(argv: list[str]) -> int:
         if flags:
             raise UsageError(f"--{next(iter(flags))} has no effect with --episodes, which plays none. Leave it out.")
         return _list(Path(path))
-    with closing(ShowLog(lambda text: print(text, flush=True))) as show_log:
+    with closing(ShowLog(PatientStream(sys.stdout).line)) as show_log:
         show_log.start()
         return _play(Path(path), flags.pop("debug", False), flags)
 

@@ -30,7 +30,6 @@ from dppo.cluster import wire
 from dppo.cluster.builders import build_sampler
 from dppo.cluster.collecting.collector import InProcessCollector
 from dppo.cluster.collecting.ledger import ReplayLedger
-from dppo.cluster.wire import trainer_plan
 from dppo.config import Config, resolved
 from dppo.config.files import plain
 from dppo.config.memory import batch_memory_in_words
@@ -38,6 +37,7 @@ from dppo.doctor.playing import (
     WITH_SECOND,
     agreement,
     global_state,
+    guarded,
     in_order,
     plan_of,
     restored,
@@ -55,6 +55,7 @@ from dppo.ppo.acting.sampler import PPOSampler
 from dppo.ppo.exchange.normalizer import no_statistics
 from dppo.ppo.exchange.records import PolicySnapshot
 from dppo.ppo.networks.choice import choose_network
+from dppo.process_state.borders import dppo_computes, take_changes
 from dppo.signals import StopSignals
 from dppo.spaces.actions import boxes, clipped_off_centre, rescaled_in_words
 from dppo.spaces.spaces import leaves
@@ -176,7 +177,7 @@ class Examination:
         began = time.monotonic()
         trace, incidents, observed = list[Any](), list[Any](), dict[str, tuple[str, float, float]]()
         memory, cpu, episodes, used = [(0, self._usage()[0])], self._usage()[1], list[Any](), list[int]()
-        for report, segment in segments([sampler], sizes or self._sizes(self._left(0.35))):
+        for report, segment in guarded(segments([sampler], sizes or self._sizes(self._left(0.35)))):
             used.append(len(segment.rewards))
             trace += steps_of(report, segment)
             episodes += report.episodes
@@ -292,7 +293,7 @@ class Examination:
         sizes = config.num_samplers, config.envs_per_sampler, config.sizes.sequence_length
         tuned = replace(config, update_epochs=config.epochs_for(not any(boxes(self._spaces.actions))))
         collector = InProcessCollector(plan_of(config, lambda **_: env, *sizes), ReplayLedger(sizes[0], replay=False))
-        trainer, scale = LocalTrainer(trainer_plan(tuned), self._spaces), 1.0 if config.norm_reward else None
+        trainer, scale = LocalTrainer(wire.trainer_plan(tuned), self._spaces), 1.0 if config.norm_reward else None
         obs_scale = no_statistics(self._spaces, obs=config.norm_obs, returns=False).obs_scale()
         while len(times) < 2 or (len(times) < 6 and time.monotonic() + sum(times[-1]) < until):
             policy = PolicySnapshot(len(times), trainer.weights(), obs_scale)
@@ -319,9 +320,11 @@ class Examination:
     def _changes(self) -> list[str]:
         """Return the names of process-wide state that has changed since the last call."""
         before, self._state = self._state, global_state()
-        return [name for name, value in self._state.items() if before.get(name, value) != value]
+        names = [name for name, value in self._state.items() if before.get(name, value) != value]
+        return [*names, *(name for change in take_changes() for name in change.names)]
 
 
+@dppo_computes()
 def main(to: int, wanted: dict[str, Any]) -> None:
     """Examine an environment, and report to the descriptor `to`."""
     os.set_inheritable(to, False)  # processes of a simulator must not keep it open

@@ -1,6 +1,5 @@
 """Segments that the samplers of the doctor play, what two of them must have in common, and facts about them."""
 
-import os
 import random
 import signal
 import sys
@@ -16,6 +15,7 @@ from dppo.config import Config
 from dppo.envs.group import EnvGroup
 from dppo.ppo.acting.sampler import PPOSampler, collect_together
 from dppo.ppo.exchange.records import PolicySnapshot, Rebuild, Segment, SegmentReport, SegmentRequest
+from dppo.process_state.borders import guarded_steps
 
 WITH_SECOND = "comparing with a second instance"
 """The stage from which on there are two instances in the process."""
@@ -41,6 +41,16 @@ def segments(samplers: Sequence[PPOSampler], sizes: Iterable[int]) -> Iterator[t
             sampler.num_steps = size
         index = {0: 1, 1: 0}.get(number, number)  # the second one is checked as the first of a run is
         yield collect_together(samplers, [SegmentRequest(one.sampler_id, index, None) for one in samplers], policy)[0]
+
+
+def guarded(made: Iterator[Any]) -> Iterator[Any]:
+    """Yield what the iterator of a function that plays yields; process-wide state is taken back after each."""
+    while True:
+        with guarded_steps("a step or reset"):
+            item = next(made, None)
+        if item is None:
+            return
+        yield item
 
 
 def restored(of: PPOSampler, to: PPOSampler) -> str | None:
@@ -98,16 +108,14 @@ def spread(times: Sequence[float]) -> dict[str, Any]:
 
 
 def global_state() -> dict[str, Any]:
-    """Return state of the whole process that an environment might change, by name."""
+    """Return state of the whole process that an environment might change, by name, besides that of `process_state`."""
     _, numbers, place, *_ = np.random.get_state()
     found = {
         "NumPy's global generator": (np.asarray(numbers).tobytes(), place),
         "the global generator of random": random.getstate(),
-        "the current folder": os.getcwd(),
-        "the handler of SIGINT or SIGTERM": [signal.getsignal(one) for one in (signal.SIGINT, signal.SIGTERM)],
         "a timer of the process": signal.getitimer(signal.ITIMER_REAL)[0] > 0,
     }
     if torch := sys.modules.get("torch"):
-        found |= {"torch's threads": torch.get_num_threads(), "torch's dtype": torch.get_default_dtype()}
+        found["torch's threads"] = torch.get_num_threads()
         found["torch's global generator"] = torch.get_rng_state().numpy().tobytes()
     return found

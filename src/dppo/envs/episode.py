@@ -5,6 +5,7 @@ import zlib
 from collections.abc import Callable, Sequence
 from copy import deepcopy
 from dataclasses import KW_ONLY, dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -14,7 +15,10 @@ from dppo.envs.checks.masks import MaskReader
 from dppo.envs.checks.observations import SpaceChecks
 from dppo.envs.checks.returned import LARGEST_REWARD, OLD_API, BadResult, describe_bad, flag_of, reward_of
 from dppo.errors import EnvFault, EnvironmentFault
+from dppo.numerics.arithmetic import changed
 from dppo.ppo.exchange.records import Episode
+from dppo.process_state.borders import Guard
+from dppo.process_state.forks import Forks
 from dppo.signals import INTERRUPTIONS
 from dppo.spaces.spaces import MASK, Spaces
 from dppo.user_code import in_a_line
@@ -52,11 +56,17 @@ class CheckedEnv:
     def take(self, env: Any) -> None:
         """Step this environment from now on."""
         self.env, self._masks = env, None if self.spaces.mask is None else MaskReader(env, self.spaces)
+        self.guard = Guard(self.owner.partition("(")[2].rstrip(")") or self.owner)  # alike for all samplers
 
     def step(self, action: Any) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]:
         """Step the environment; raise EnvironmentFault, with a `place`, if it raises or returns something invalid."""
+        guard = self.guard
         try:
+            if guard.arithmetic is not None:
+                guard.enter()
             answer: Any = self.env.step(action)
+            if changed() or guard.arithmetic is not None or guard.process != Forks.number:  # quicker than a call
+                guard.leave()
             try:
                 returned, reward, terminated, truncated, info = answer
                 # Identity answers in the shortest time; other booleans, such as NumPy's, are rare.
@@ -72,6 +82,7 @@ class CheckedEnv:
         except BadResult as error:
             raise self._fault("step", f"returned {error}.") from None
         except BaseException as error:
+            guard.leave(error)
             raise self._raised("step", error) from None
         self.episode_return += reward
         self.length += 1
@@ -82,8 +93,9 @@ class CheckedEnv:
         """Start the episode with this index, and return its first observation; raise as `step` does."""
         self.episode, self.episode_return, self.length, self.options = episode, 0.0, 0, options
         more = {} if options is None else {"options": deepcopy(options)}
+        seed = self.episode_seed(self.index, episode)
         try:
-            answer = self.env.reset(seed=self.episode_seed(self.index, episode), **more)
+            answer = self.guard.call(partial(self.env.reset, seed=seed, **more))
         except BadResult as error:  # of several rows
             raise self._fault("reset", f"returned {error}.") from None
         except BaseException as error:

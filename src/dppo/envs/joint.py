@@ -4,6 +4,7 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from copy import deepcopy
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -139,7 +140,7 @@ class JointGroup(EnvGroup):
         began, joint, known, one = time.perf_counter(), self._joint, len(log.episodes), self._envs[0]
         self._progress.enter(self._stepping, one.episode, one.length)
         try:
-            joint.step(self._spaces.actions.each(actions))
+            one.guard.call(partial(joint.step, self._spaces.actions.each(actions)))
         except INTERRUPTIONS:
             raise
         except BaseException as error:  # it becomes the answer of the first row, and the others stand still

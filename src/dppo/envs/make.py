@@ -20,6 +20,7 @@ from gymnasium.wrappers import TimeLimit
 
 from dppo.errors import ConfigError, unknown_name
 from dppo.files import make_scratch_dir
+from dppo.process_state.borders import user_code
 from dppo.signals import CLOSING_S, at_most
 from dppo.user_code import import_path, imported, imported_module, in_a_line
 
@@ -158,7 +159,8 @@ def close_all(envs: Sequence[gym.Env[Any, Any]]) -> None:
     """Close environments and print the traceback of each that raises, be it SystemExit."""
     for env in envs:
         try:
-            env.close()
+            with user_code(f"closing {type(env).__name__}"):
+                env.close()
         except (Exception, SystemExit):
             traceback.print_exc()
 

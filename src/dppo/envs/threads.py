@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import time
 from collections import deque
 from collections.abc import Callable
@@ -17,6 +16,8 @@ import numpy as np
 
 from dppo.envs.episode import CheckedEnv
 from dppo.envs.make import close_all
+from dppo.log import logger
+from dppo.process_state.forks import Forks, leave
 
 CLOSING_S = 4.0  # for calls in progress to end; less than a run waits for its actors
 
@@ -45,12 +46,19 @@ class Worker:
         return last
 
     def _work(self) -> None:
+        process = Forks.number
         while (work := self._calls.get()) is not None:
             call, future = work
             try:
-                future.set_result(call())
+                result = call()
             except BaseException as error:
+                if process != Forks.number:
+                    leave(error)
                 future.set_exception(error)
+            else:
+                if process != Forks.number:
+                    leave(None)
+                future.set_result(result)
 
 
 def result_of(future: Future[Any]) -> Any:
@@ -68,7 +76,7 @@ def wait_for_ends() -> None:
         thread = _ending.popleft()
         thread.join(max(0.0, until - time.monotonic()))
         if thread.is_alive():
-            logging.getLogger("dppo").warning("%s: not closed, a call did not return in time", thread.name)
+            logger.warning("%s: not closed, a call did not return in time", thread.name)
 
 
 class EnvThread:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from dppo.errors import ClusterError
+from dppo.numerics.arithmetic import as_usual, torch_as_usual
 from dppo.numerics.portable import cpu_facts, limit_blas
 
 if TYPE_CHECKING:
@@ -73,11 +74,12 @@ class Expected:
 def fingerprint(probe: Probe, *, torch: bool) -> Fingerprint:
     """Compute a fingerprint in a few milliseconds; with `torch`, include its operations, which loads it."""
     versions = {"numpy": np.__version__, "libc": " ".join(platform.libc_ver())}
-    with limit_blas(1):
+    with as_usual(), limit_blas(1):
         found = {name: _hash(compute(probe)) for name, compute in NUMPY.items()}
     if torch:
         versions["torch"] = version("torch")
-        found |= {name: _hash(results) for name, results in _torch_results(probe).items()}
+        with as_usual(), torch_as_usual():
+            found |= {name: _hash(results) for name, results in _torch_results(probe).items()}
     return Fingerprint(platform.node(), cpu_name(), versions, found)
 
 

@@ -24,12 +24,14 @@ from dppo.policies.policy import Policy
 from dppo.policies.wanted import REPORT_EVERY_S, Wanted, summary
 from dppo.ppo.exchange.records import Episode, EpisodeInfo
 from dppo.ppo.networks.network import ModelClass
+from dppo.process_state.borders import dppo_computes, guarded_steps, take_changes
 from dppo.records.observer import Evaluation, Result
 from dppo.records.video import Video
 from dppo.signals import ending_on_signals
 
 
 @with_answers
+@dppo_computes()
 def evaluate(  # noqa: PLR0913  the one function for all ways to play
     policy: Policy | Result | str | Path,
     env: EnvId | Any = None,
@@ -117,9 +119,12 @@ def _play_here(player: Player, wanted: Wanted, played: list[Episode], check_sign
                 logger.warning("%s: %s: what the policy sees or gets is not as in training", player.env_name, problem)
             wanted.log_beginning(player)
             film = Video(wanted.video, made, wanted.episodes, player.settings.get("action_repeat", 1))
-            for so_far in _episodes(playing, wanted.episodes, played):
-                check_signals()
-                film.add(so_far.index)
+            with guarded_steps(f"a step or reset of {player.env_name}"):
+                for so_far in _episodes(playing, wanted.episodes, played):
+                    check_signals()
+                    film.add(so_far.index)
+            for change in take_changes():
+                logger.warning("%s.", change)
             film.write()
         finally:
             progress.enter(place_of(Phase.CLOSE))

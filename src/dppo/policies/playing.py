@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Iterator, Sequence
+from functools import partial
 from statistics import fmean
 from typing import Any
 
@@ -24,6 +25,7 @@ from dppo.policies.policy import Policy, spaces_summary
 from dppo.ppo.acting.agent import PPOAgent
 from dppo.ppo.exchange.records import Episode, EpisodeInfo, PolicySnapshot
 from dppo.ppo.networks.network import NetworkSpec
+from dppo.process_state.borders import dppo_computes, guarded_steps
 from dppo.signals import INTERRUPTIONS
 from dppo.spaces.actions import Actions, MultiDiscreteActions, NestedActions
 from dppo.spaces.spaces import Spaces, holds_float64
@@ -151,7 +153,8 @@ class Playing:
         """Step all rows of one environment, if there are several; the first one raises what goes wrong."""
         if self._joint is not None:
             try:
-                self._joint.step(actions + actions[:1] * (len(self._joint.rows) - len(actions)))
+                others = actions[:1] * (len(self._joint.rows) - len(actions))
+                self._rows[0].guard.call(partial(self._joint.step, actions + others))
             except BaseException as error:
                 self._rows[0].env.answer = error
 
@@ -208,13 +211,17 @@ class EpisodePlayer:
             EnvironmentFault: the environment failed, and is closed.
             ClusterError: the episode was not over in time.
         """
+        with dppo_computes(), guarded_steps(f"a step or reset of {self._of.env_name}"):
+            return self._play(policy, episode, timeout_s, stepped)
+
+    def _play(self, policy: PolicySnapshot, episode: int, timeout_s: float, stepped: Any) -> Episode:
         of, acting = self._of, Policy(self._spaces, PPOAgent(self._spec, self._spaces.mask), policy, {})
         try:
             if self._env is None:
                 if self.progress is not None:
                     self.progress.enter(place_of(Phase.MAKE))
                 prepared = {name: getattr(of, name) for name in SETTINGS}
-                with making(f"evaluation ({of.env_name})"):
+                with making(f"evaluation ({of.env_name})", env_name=of.env_name):
                     how: dict[str, Any] = {"place": (self._samplers, self.number), "rows": 1, "seed": self._seed}
                     self._env = make_prepared(of.env_id, of.env_kwargs, prepared, **how)
                     check_statistics(self._env, of.running_statistics)

@@ -18,6 +18,7 @@ from dppo.errors import SegmentsLost, printable
 from dppo.log import logger
 from dppo.ppo.exchange.normalizer import Statistics, ValueScale
 from dppo.ppo.exchange.records import Episode, Incident, IncidentKind, PolicySnapshot, Update
+from dppo.process_state.borders import take_changes
 from dppo.run.env_faults import EnvFaults
 from dppo.signals import StopSignals
 
@@ -25,6 +26,7 @@ if TYPE_CHECKING:  # torch is imported while Ray starts
     from dppo.cluster.learning.trainers import Trainers
 
 EPISODE_WINDOW = 100  # number of recent episodes for the mean return and length
+OF_SEVERAL = {IncidentKind.OTHER_CPU, IncidentKind.GLOBAL_STATE}  # actors of a node, or of a run, send the same
 OF_ONE_RUN = ("learning_rate", "rate_factor", "kept")  # in the state of the trainers
 
 
@@ -85,7 +87,7 @@ class PPOLearner:
         self.episodes = 0
         self.recent: deque[Episode] = deque(maxlen=EPISODE_WINDOW)
         self.incidents: Counter[str] = Counter()
-        self._other_cpus: set[str] = set()  # reported once for all actors of a node
+        self._reported: set[str] = set()  # messages that several actors send, and that are reported once
         self._new_incidents: list[Incident] = []  # since the last iteration
 
     def run(self, iterations: int, stop: StopSignals) -> Iterator[Iteration]:
@@ -95,6 +97,7 @@ class PPOLearner:
         Fails when: environments fail too often, an actor's restart budget is spent, a loss is not finite, or `stop` is
         requested during a wait. The caller may stop iterating: the state is that of the last finished iteration.
         """
+        self._report_changes()
         self._asked = self.iteration - 1
         self._request(iterations)
         while self.iteration < iterations:
@@ -149,14 +152,21 @@ class PPOLearner:
             self.global_step += report.steps
             self.episodes += len(report.episodes)
             self.recent.extend(report.episodes)
-            new = [one for one in report.incidents if one.message not in self._other_cpus]
-            self._other_cpus |= {one.message for one in new if one.kind is IncidentKind.OTHER_CPU}
+            new = [one for one in report.incidents if one.message not in self._reported]
+            self._reported |= {one.message for one in new if one.kind in OF_SEVERAL}
             for incident in new:
                 self.env_faults.log(incident)  # the others were reported when they happened
             self._take(*new)
         self._take(*collected.incidents, *of_trainers)
         self._acting.pop(collected.index)
         self.iteration += 1
+
+    def _report_changes(self) -> None:
+        """Report state of this process that code of users has changed, which actors may report again."""
+        for change in take_changes():
+            logger.warning("%s.", change)
+            self._reported.add(f"{change}.")
+            self._take(Incident(IncidentKind.GLOBAL_STATE, f"{change}."))
 
     def _take(self, *incidents: Incident) -> None:
         self._new_incidents += incidents

@@ -27,6 +27,7 @@ from dppo.files import check_kind, read_file
 from dppo.log import logger
 from dppo.numerics.portable import limit_blas
 from dppo.ppo.distributions.simple import distribution_of
+from dppo.process_state.borders import dppo_computes, guarded_steps
 from dppo.records.files.disk import check_parts
 from dppo.records.files.episodes import (
     INCIDENT,
@@ -97,13 +98,15 @@ def replay(
         return f"{max(0, len(seen) - 1):,} of {counted(of.length, 'step')} played"
 
     with (
+        dppo_computes(),
         limit_blas(1),  # one core, as in the run
         ending_on_signals(progress) as check_signals,
         SilenceWatch(activity, of_one(config.env_name)),
         closing(_Again(config, of, check_signals, mode, activity)) as again,
     ):
         pause()
-        again.play(Video(video, again.env, repeat=config.action_repeat), seen)
+        with guarded_steps(f"a step or reset of {config.env_name}"):
+            again.play(Video(video, again.env, repeat=config.action_repeat), seen)
     return f"Episode {episode}: {counted(of.length, 'step')}, return {of.episode_return:g}, equal to the last bit."
 
 

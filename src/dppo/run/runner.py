@@ -15,10 +15,10 @@ from dppo.config.arguments import with_answers
 from dppo.errors import CheckpointError, CheckpointNotWritten, EnvironmentFault
 from dppo.log import logger
 from dppo.ppo.exchange.records import Incident, IncidentKind, SegmentReport
+from dppo.process_state.borders import dppo_computes
 from dppo.records import words
 from dppo.records.files import checkpoint as checkpoints
 from dppo.records.files import run_folder
-from dppo.records.files.checkpoint import Checkpoint
 from dppo.records.files.episodes import EpisodeWriter, IncidentWriter
 from dppo.records.files.run_folder import RunFolder
 from dppo.records.metrics.tracking import trackers, tracking_notes
@@ -41,6 +41,7 @@ MIN_EPISODES = 20  # a checkpoint has a score from here on: fewer may be luck, a
 
 
 @with_answers
+@dppo_computes()
 def train(
     config: Config,
     *,
@@ -225,7 +226,7 @@ class Run:
             checkpoints.save,
             self.folder.path / checkpoints.FOLDER,
             self.learner.iteration,
-            Checkpoint(arrays, state),
+            checkpoints.Checkpoint(arrays, state),
             keep=self.config.keep_checkpoints,
             score=mean_return(self.learner.recent) if len(self.learner.recent) >= MIN_EPISODES else None,
             chosen=chosen_of(evaluations),

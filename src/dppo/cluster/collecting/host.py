@@ -13,8 +13,10 @@ from dppo.cluster.wire import Answer, SamplerPlan
 from dppo.envs.activity import ActivityRecord, Phase, place_of
 from dppo.envs.threads import Worker, wait_for_ends
 from dppo.errors import ClusterError, EnvironmentFault
+from dppo.numerics.arithmetic import as_usual
 from dppo.ppo.acting.sampler import PPOSampler, collect_together
-from dppo.ppo.exchange.records import PolicySnapshot, SegmentRequest, Timings
+from dppo.ppo.exchange.records import Incident, IncidentKind, PolicySnapshot, SegmentReport, SegmentRequest, Timings
+from dppo.process_state.borders import guarded_steps, take_changes
 from dppo.spaces.spaces import Spaces
 
 LOOK_S = 0.1  # interval between two looks at the progress of threads
@@ -36,17 +38,21 @@ class SamplerHost:
     def spaces(self, sampler_id: int) -> Spaces:
         """Create the environments of a sampler and return their spaces."""
         self._progress.begin()
-        return self._sampler(sampler_id).spaces
+        with as_usual():
+            return self._sampler(sampler_id).spaces
 
     def collect(self, requests: Sequence[SegmentRequest], policy: PolicySnapshot, spaces: Spaces | None) -> Answer:
         """Collect segments, with all samplers acting together; raise EnvironmentFault if an environment fails."""
         began = time.perf_counter()
         rebuilds = [request.rebuild for request in requests if request.rebuild is not None]
         self._progress.begin(sum(len(actions) for rebuild in rebuilds for actions in rebuild.actions))
-        samplers = [self._ready(request) for request in requests]
-        if spaces is not None:
-            self._check_spaces(requests, spaces)
-        made = collect_together(samplers, requests, policy)
+        with as_usual():
+            samplers = [self._ready(request) for request in requests]
+            if spaces is not None:
+                self._check_spaces(requests, spaces)
+            with guarded_steps(f"a step or reset of {self._plan.env.env_name}"):
+                made = collect_together(samplers, requests, policy)
+        made[0] = with_notes(*made[0])
         for number, request in enumerate(requests):
             if (meter := self._sampler(request.sampler_id).envs.meter) is not None:
                 report, segment = made[number]
@@ -225,6 +231,12 @@ class ThreadedHost:
             sum(look.replayed for look in looks) + sum(answer.timings.replayed_steps for answer in answers),
             sum(look.steps for look in looks) + sum(answer.made[0][0].steps for answer in answers),
         )
+
+
+def with_notes(report: SegmentReport, segment: Any) -> tuple[SegmentReport, Any]:
+    """Return them with incidents for state of this process that code of users has changed since the last ones."""
+    notes = tuple(Incident(IncidentKind.GLOBAL_STATE, f"{change}.") for change in take_changes())
+    return (replace(report, incidents=(*report.incidents, *notes)) if notes else report), segment
 
 
 def host_of(plan: SamplerPlan, progress: ActivityRecord) -> SamplerHost | ThreadedHost:

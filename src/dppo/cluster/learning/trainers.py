@@ -17,6 +17,7 @@ from dppo.cluster.wire import TrainerPlan
 from dppo.config.parts import annealed
 from dppo.errors import ConfigError
 from dppo.log import logger
+from dppo.numerics.arithmetic import as_usual, torch_as_usual
 from dppo.numerics.portable import limit_blas
 from dppo.ppo.exchange.records import PolicySnapshot, Segment, Update
 from dppo.ppo.learning.batch import make_batch, row_bytes
@@ -70,7 +71,8 @@ class LocalTrainer:
         self.interruptible: Callable[[], AbstractContextManager[None]] = nullcontext  # there, a signal raises
         self._threads_before = torch.get_num_threads()
         torch.set_num_threads(plan.learners.learner_threads)
-        self.trainer = build_trainer(plan, spaces, parallel)
+        with as_usual(), torch_as_usual():
+            self.trainer = build_trainer(plan, spaces, parallel)
         self.spec, self.device = self.trainer.model.spec, self.trainer.model.parameters.weights.device
         self.load = self.trainer.load
         self._rescued: tuple[np.ndarray, dict[str, np.ndarray]] | None = None  # from before a GPU failed
@@ -109,7 +111,8 @@ class LocalTrainer:
     ) -> Update:
         """Make a batch of the segments of this rank, and train on it."""
         try:
-            return self._train(segments, policy, reward_scale, iteration)
+            with as_usual(), torch_as_usual():
+                return self._train(segments, policy, reward_scale, iteration)
         except (MemoryError, RuntimeError) as error:
             meaning = explained(error, self.device, self._rows())
             if meaning is None:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from dppo.errors import DppoError, EnvFault, EnvironmentFault
+from dppo.process_state.borders import user_code
 from dppo.signals import INTERRUPTIONS
 from dppo.user_code import in_a_line, in_unicode
 
@@ -26,10 +27,14 @@ def user_traceback(error: BaseException) -> str:
 
 
 @contextmanager
-def making(owner: str, sampler_id: int = 0, env: int = 0) -> Iterator[None]:
-    """Raise an EnvironmentFault in place of what the constructor of an environment raises, unless it is one of ours."""
+def making(owner: str, sampler_id: int = 0, env: int = 0, *, env_name: str = "") -> Iterator[None]:
+    """Raise an EnvironmentFault in place of what the constructor of an environment raises, unless it is one of ours.
+
+    `env_name`: names the constructor in a note on state of the process that it changes; default: `owner`.
+    """
     try:
-        yield
+        with user_code(f"the constructor of {env_name or owner}"):
+            yield
     except (DppoError, *INTERRUPTIONS):
         raise
     except BaseException as error:

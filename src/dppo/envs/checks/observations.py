@@ -4,7 +4,7 @@ Numbers that are not finite, choices that do not exist and the like are found in
 the limits of floats would cost as much as a small network, so whole segments are compared with these at once.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -22,6 +22,10 @@ UNLIMITED = 1e30  # a limit of this size stands for none
 LEAST_SPREAD = 1e-4  # less variation is noise rather than information
 LOST = 0.05  # share of its standard deviation that rounding may take from a number
 LARGE = 10.0  # inputs beyond this saturate units of tanh, so that nothing is learned through them
+SMALL = 1e-5  # elements that vary by less are lost beside others, and tiny inputs to a network
+ADDED = 1e-4  # square root of what the normalizer adds to variances
+ROUNDING = 1e-6  # share of the mean that a variation by rounding may have
+LEAST_SIGNAL = 1e-12  # less variation is the noise of a solver
 OFTEN = 0.9  # quantile of the rows that must be large: a spike now and then does no harm
 STILL = 16  # observations in a row; a scene may rest for a few
 MASK_NOT_USED = (
@@ -159,6 +163,8 @@ class FirstSegment:
     """Report a mask in the info of the first reset that is not used."""
     scales: bool = False
     """Report floats that are large and not normalized."""
+    normalizes: bool = False
+    """Report floats that vary too little for their normalization to find them."""
     seen: dict[str, list[np.ndarray]] = field(default_factory=dict)
     """Numbers of more digits than float32 has, as they were returned."""
 
@@ -189,9 +195,15 @@ class FirstSegment:
             IncidentKind.MASK_NOT_USED: note if unused else None,
             IncidentKind.PRECISION_LOST: lost,
             IncidentKind.LARGE_OBSERVATIONS: large_numbers(obs) if first and self.scales and not lost else None,
+            IncidentKind.SMALL_OBSERVATIONS: self._small(obs) if first and not lost else None,
             IncidentKind.IMAGE_CONSTANT: constant_image(obs),
         }
         return [Incident(kind, f"{self.owner}: {text}.") for kind, text in found.items() if text]
+
+    def _small(self, obs: np.ndarray) -> str | None:
+        if self.normalizes:
+            return small_beside_others(obs, self.spaces.normalized)
+        return small_numbers(obs) if self.scales else None
 
 
 def precision_lost(seen: dict[str, list[np.ndarray]], obs: np.dtype[Any]) -> str | None:
@@ -226,6 +238,50 @@ def large_numbers(obs: np.ndarray) -> str | None:
             return (
                 f"{leaf_named(name, 'the observation')} reaches {large.max():.3g}; networks learn from numbers of "
                 f"about 1. Use norm_obs=True (--norm-obs), or scale it in the environment"
+            )
+    return None
+
+
+def small_numbers(obs: np.ndarray) -> str | None:
+    """Describe a leaf of floats in observations [n, E, *O] that are all tiny, and vary; None if there is none."""
+    for name, leaf in leaves(obs).items():
+        if leaf.dtype.kind != "f" or not leaf.size:
+            continue
+        rows = leaf.reshape(leaf.shape[0] * leaf.shape[1], -1)
+        largest = float(np.abs(rows).max())
+        if 0.0 < largest < SMALL and (rows != rows[0]).any():
+            return (
+                f"{leaf_named(name, 'the observation')} stays below {largest:.3g}; networks learn from numbers of "
+                f"about 1. Use norm_obs=True (--norm-obs), or scale it in the environment"
+            )
+    return None
+
+
+def small_beside_others(obs: np.ndarray, names: Collection[str] | None) -> str | None:
+    """Describe the first element that varies, but far too little beside the largest one; None if there is none.
+
+    All elements of observations [n, E, *O] are normalized with one addition to their variances: see `Moments`.
+
+    `names`: of the leaves that are normalized; None: all that hold floats.
+    """
+    spreads: dict[str, np.ndarray] = {}
+    means: dict[str, np.ndarray] = {}
+    for name, leaf in leaves(obs).items():
+        if leaf.dtype.kind == "f" and leaf.size and (names is None or name in names):
+            rows = leaf.reshape(leaf.shape[0] * leaf.shape[1], -1).astype(np.float64)
+            spreads[name] = rows.std(axis=0)
+            means[name] = np.abs(rows.mean(axis=0))
+    largest = max((float(spread.max()) for spread in spreads.values()), default=0.0)
+    if largest < ADDED:  # all are tiny, and normalized by less
+        return None
+    for name, spread in spreads.items():
+        small = np.flatnonzero((spread > LEAST_SIGNAL) & (spread < SMALL) & (spread > ROUNDING * means[name]))
+        if small.size:
+            varies = spread[small[0]]
+            return (
+                f"{leaf_named(name, 'the observation')} varies by {varies:.1e} alone at index {small[0]}, and another "
+                f"number by {largest:.2g}, so that norm_obs leaves it tiny. If it is a signal, multiply it by about "
+                f"{1 / varies:.0e} in the environment (gymnasium.wrappers.TransformObservation)"
             )
     return None
 

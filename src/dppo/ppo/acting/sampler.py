@@ -21,8 +21,8 @@ from dppo.ppo.exchange.records import (
     Segment,
     SegmentReport,
     SegmentRequest,
-    frames_of,
 )
+from dppo.ppo.exchange.stacks import frames_of
 from dppo.ppo.learning.advantages import shaped_rewards
 
 

@@ -14,8 +14,9 @@ if TYPE_CHECKING:  # shapes are checked in tests only
     from jaxtyping import Float, Shaped
 
 CLIP = 10.0  # normalized observations and rewards are clipped to +-10 (details 29 and 31)
-EPSILON = 1e-8
+EPSILON = 1e-8  # added to a variance, so that a constant can be divided by its deviation
 SMALLEST_STD = 1e-6  # of value targets, as in arXiv:2006.05990
+ROUNDING = 1e-6  # deviations below this share of the mean come from rounding, and are no signal
 VALUE_TARGETS = "value_targets"  # name of their moments in the trainer's state
 
 
@@ -83,7 +84,19 @@ class Moments:
         """Return mean and (population) standard deviation; zero and one if there are no samples."""
         if self.count == 0:
             return np.zeros_like(self.mean), np.ones_like(self.mean)
-        return np.asarray(self.mean), np.asarray(np.sqrt(self.m2 / self.count + EPSILON))
+        variance = self.m2 / self.count
+        return np.asarray(self.mean), np.asarray(np.sqrt(variance + _epsilon(self.mean, variance)))
+
+
+def _epsilon(mean: np.ndarray, variance: np.ndarray) -> float:
+    """Return what to add to variances [*O]: EPSILON, or as small a share of the largest one where all are tiny.
+
+    Otherwise it would swallow observations in amperes and rewards in joules of a chip. A single tiny element beside
+    ordinary ones is noise more often than a signal; `small_numbers` reports it.
+    """
+    signal = variance > np.square(ROUNDING * mean)
+    largest = float(np.max(variance, where=signal, initial=0.0))
+    return EPSILON * largest if 0.0 < largest < EPSILON else EPSILON
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,7 +180,8 @@ class ValueScale:
         """Return the scale of targets with these moments of scalars."""
         if targets.count == 0:
             return ValueScale()
-        return ValueScale(float(targets.mean), max(SMALLEST_STD, float(np.sqrt(targets.m2 / targets.count))))
+        mean, std = float(targets.mean), float(np.sqrt(targets.m2 / targets.count))
+        return ValueScale(mean, std if std > ROUNDING * abs(mean) else max(SMALLEST_STD, std))
 
     @staticmethod
     def of_state(state: Mapping[str, np.ndarray]) -> ValueScale | None:

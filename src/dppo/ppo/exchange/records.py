@@ -96,25 +96,6 @@ class Segment(ReadOnly):
         return followed
 
 
-def frames_of(stacks: Shaped[np.ndarray, "T E K *frame"]) -> Shaped[np.ndarray, "frames E *frame"]:
-    """Return the T + K - 1 frames of each environment: those of the first stack, then the newest of each other."""
-    return np.concatenate([stacks[0].swapaxes(0, 1), stacks[1:, :, -1]])
-
-
-def stack_numbers(done: Bool[np.ndarray, "T E"], stack: int) -> Int64[np.ndarray, "T E K"]:
-    """Return the place of each frame of each stack, the oldest first, in `frames_of`, flat: its row times E, plus e.
-
-        row[t, k] = max(t + k, first[t])        first[t]: the row of the first frame of the episode of step t
-
-    because an episode starts with K copies of its first frame. What precedes the segment is in the first stack.
-    """
-    steps, envs = np.arange(len(done))[:, None], done.shape[1]
-    first = np.zeros(done.shape, np.int64)
-    first[1:] = np.where(done[:-1], steps[1:] + stack - 1, 0)
-    rows = np.maximum((steps + np.arange(stack))[:, None], np.maximum.accumulate(first)[..., None])
-    return rows * envs + np.arange(envs)[:, None]
-
-
 class EpisodeInfo(NamedTuple):
     """A number in the info of the env steps of an episode."""
 
@@ -163,6 +144,8 @@ class IncidentKind(str, Enum):
     PRECISION_LOST = "precision_lost"
     IMAGE_CONSTANT = "image_constant"
     LARGE_OBSERVATIONS = "large_observations"
+    SMALL_OBSERVATIONS = "small_observations"
+    GLOBAL_STATE = "global_state"
     MASK_NOT_USED = "mask_not_used"
     OTHER_CPU = "other_cpu"
     LEARNERS_REBUILT = "learners_rebuilt"

@@ -16,7 +16,8 @@ from torch import Tensor
 
 from dppo.config.parts import PPO
 from dppo.ppo.exchange.normalizer import CLIP, ObsScale, each_leaf, network_inputs, scale_for
-from dppo.ppo.exchange.records import Segment, stack_numbers
+from dppo.ppo.exchange.records import Segment
+from dppo.ppo.exchange.stacks import stack_numbers
 from dppo.ppo.learning.advantages import generalized_advantages, shaped_rewards
 from dppo.ppo.networks.network import NetworkSpec, RecurrentInputs
 from dppo.spaces.spaces import leaves

@@ -71,10 +71,12 @@ def shapes_of(module: nn.Module) -> dict[str, tuple[int, ...]]:
 def default_dtype(dtype: torch.dtype) -> AbstractContextManager[None]:
     """Make `dtype` the default of new tensors, whatever an environment or program in this process has set.
 
-    The same with the CPU as the default device, autocast of the CPU and inference mode, which are off.
+    The same with the CPU as the default device, oneDNN, autocast of the CPU and inference mode, which are off.
     """
     before = torch.get_default_dtype()
     default = torch.set_default_dtype, dtype, before
+    if not torch._C._get_mkldnn_enabled():
+        return _as_usual(default, (torch._C._set_mkldnn_enabled, True, False))
     # A default device is a mode on this stack; to ask for the device takes 3 us, in each step of an actor.
     if torch.is_autocast_enabled("cpu") or torch.is_inference_mode_enabled() or torch._C._len_torch_function_stack():
         return _as_usual(default)
@@ -95,12 +97,12 @@ def exact_on(threads: int) -> AbstractContextManager[None]:
 
 
 @contextmanager
-def _as_usual(default: tuple[Callable[[Any], None], Any, Any]) -> Iterator[None]:
+def _as_usual(*settings: tuple[Callable[[Any], None], Any, Any]) -> Iterator[None]:
     with (
         torch.inference_mode(mode=False),
         torch.autocast("cpu", enabled=False),
         torch.device("cpu"),
-        _meanwhile(default),
+        _meanwhile(*settings),
     ):
         yield
 

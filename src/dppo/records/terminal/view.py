@@ -13,6 +13,7 @@ from typing import Any, TextIO
 from dppo.errors import ClusterError, printable
 from dppo.log import logger
 from dppo.ppo.exchange.records import CollectionProgress
+from dppo.process_state.states import usable
 from dppo.records.observer import RunInfo
 
 PHASES = ("env", "act", "wait", "transfer", "update", "other")  # of an iteration, as in perf/env_frac
@@ -154,35 +155,44 @@ def duration(seconds: float) -> str:
 
 
 class PatientStream:
-    """A stream that ignores write errors: a closed terminal is not a reason to stop training."""
+    """A stream that ignores write errors: a closed terminal is not a reason to stop training.
+
+    It keeps the stream that it is made for, whatever becomes of `sys.stdout`, and opens it again if code of a user has
+    closed it.
+    """
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
 
     def write(self, text: str) -> int:
         """Write `text` if possible."""
-        with suppress(OSError):
+        self._stream = usable(self._stream)
+        with suppress(OSError, ValueError):
             self._stream.write(text)
         return len(text)
 
+    def line(self, text: str) -> None:
+        """Write a line if possible, at once."""
+        self.write(f"{text}\n")
+        self.flush()
+
     def flush(self) -> None:
         """Flush if possible."""
-        with suppress(OSError):
+        with suppress(OSError, ValueError):
             self._stream.flush()
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._stream, name)
 
 
-class ShowLog(logging.Handler):
+class ShowLog:
     """Shows the log records of `dppo` from `start` to `close`, preceded by those since `hold`."""
 
     def __init__(self, show: Callable[[str], None]) -> None:
-        super().__init__(logging.INFO)
         self._show, self._held = show, list[str]()
         self._started = self._level_changed = False
 
-    def emit(self, record: logging.LogRecord) -> None:
+    def _emit(self, record: logging.LogRecord) -> None:
         """Show or keep one record, unless it was shown already; one that says `at_once` is never kept."""
         if getattr(record, "shown", False):
             return
@@ -191,11 +201,11 @@ class ShowLog(logging.Handler):
 
     def hold(self) -> None:
         """Keep records until `start`."""
-        if self not in logger.handlers:
+        if self._emit not in logger.listeners:
             self._level_changed = not logger.isEnabledFor(logging.INFO) and logger.level == logging.NOTSET
             if self._level_changed:
-                logger.setLevel(logging.INFO)
-            logger.addHandler(self)
+                logger.setLevel(logging.INFO)  # handlers of the program get them, too
+            logger.listeners.append(self._emit)
 
     def start(self) -> None:
         """Show the records kept so far, and from now on each at once."""
@@ -206,11 +216,10 @@ class ShowLog(logging.Handler):
 
     def close(self, error: BaseException | None = None) -> None:
         """Stop, and restore the log level; `error` is the exception that ended the run. Drops records still held."""
-        if self in logger.handlers:
+        if self._emit in logger.listeners:
             if isinstance(error, ClusterError):
                 self.start()  # the records say what went wrong before
-            logger.removeHandler(self)
+            logger.listeners.remove(self._emit)
             self._started, self._held = False, []
             if self._level_changed:
                 logger.setLevel(logging.NOTSET)
-        super().close()

@@ -1,0 +1,202 @@
+"""The borders between dppo and code of users, which may change state of the whole process, and may fork.
+
+`user_code` surrounds imports and constructors, `guarded_steps` segments and episodes. Each step has a `Guard`, which is
+cheaper. A simulator that has replaced sys.stdout, gone to another folder, or let NumPy raise finds that again.
+"""
+
+import os
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from threading import Lock, local
+from typing import Any
+
+from dppo.numerics import arithmetic
+from dppo.numerics.arithmetic import Arithmetic
+from dppo.process_state.forks import Forks, leave
+from dppo.process_state.states import STATES, State, is_closed
+
+
+class _Users:
+    """State that code of users has set, and will find when it runs again."""
+
+    def __init__(self) -> None:
+        self.values: dict[str, tuple[Any, Any]] = {}
+        """By the name of the state: dppo's value at that time, and that of the user's code."""
+        self.arithmetic: Arithmetic | None = None  # as the last import or constructor has left it
+        self.noted: set[str] = set()
+        self.changes: list[Change] = []
+        self.lock = Lock()
+        self.running = 0  # threads in which code of users runs
+        self.own: list[Any] = []  # the states of dppo, from when the first of them began
+
+
+_users, _inside = _Users(), local()
+
+
+@contextmanager
+def dppo_computes() -> Iterator[None]:
+    """Context in which this thread computes as usual, whatever the program has set, which environments will find."""
+    with arithmetic.as_usual() as before:
+        if before is not None:
+            _users.arithmetic = before
+            note_changes("the program", before.words)
+        yield
+
+
+@contextmanager
+def user_code(by: str) -> Iterator[None]:
+    """Context in which code of a user runs: with the state that it has set, which is taken back for dppo afterwards.
+
+    `by`: its name in the note on what it has changed, such as "importing mysim".
+    """
+    with guarded_steps(by) as outermost:
+        if outermost and _users.arithmetic is not None:
+            arithmetic.use(_users.arithmetic)
+        try:
+            yield
+        finally:
+            if outermost:
+                _keep_arithmetic(by)
+
+
+@contextmanager
+def guarded_steps(by: str) -> Iterator[bool]:
+    """Do as `user_code`, but let this thread compute as usual: each step has a `Guard`.
+
+    Within another one it does nothing; yields whether it is the outermost.
+    """
+    pid = os.getpid()
+    outermost = not getattr(_inside, "user_code", False)
+    if outermost:
+        _give_back()
+        _inside.user_code = True
+    try:
+        yield outermost
+    except BaseException as error:
+        if os.getpid() != pid:
+            leave(error)
+        raise
+    else:
+        if os.getpid() != pid:
+            leave(None)
+    finally:
+        if outermost:
+            _inside.user_code = False
+            _take_back(by)
+
+
+def _give_back() -> None:
+    with _users.lock:
+        _users.running += 1
+        if _users.running == 1:
+            _users.own = [state.get() for state in STATES]
+            if _users.values:
+                for state, own in zip(STATES, _users.own, strict=True):
+                    before, value = _users.values.pop(state.name, (None, None))
+                    if state.put is not None and value is not None and before == own:  # else the program has set it
+                        state.put(value)
+
+
+def _keep_arithmetic(by: str) -> None:
+    _users.arithmetic = None
+    if arithmetic.changed():
+        _users.arithmetic = arithmetic.current()
+        arithmetic.use(None)
+    if _users.arithmetic is not None:
+        note_changes(by, _users.arithmetic.words)
+
+
+def _take_back(by: str) -> None:
+    """Restore what dppo depends on, keep what is to be given back, and note what was changed for the first time."""
+    names = []
+    with _users.lock:
+        _users.running -= 1
+        if not _users.running:
+            found = [state.get() for state in STATES]
+            if found != _users.own or is_closed(sys.stdout) or is_closed(sys.stderr):
+                three = zip(STATES, _users.own, found, strict=True)
+                names = [state.name for state, own, left in three if _take_back_one(state, own, left)]
+    if names:
+        note_changes(by, names)
+
+
+def _take_back_one(state: State, own: Any, found: Any) -> bool:
+    """Restore dppo's `own` value; return whether code of users has left another one, which has been `found`."""
+    gone = is_closed(found)
+    if found == own and not gone:
+        return False
+    if state.put is not None:
+        state.put(own)
+        if state.given_back and not gone:
+            _users.values[state.name] = own, found
+    return True
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """State of this process that code of users has changed for the first time."""
+
+    by: str
+    names: tuple[str, ...]
+
+    def __str__(self) -> str:
+        return f"{self.by} changed {', '.join(self.names)}, of the whole process; dppo goes on with its own"
+
+
+def note_changes(by: str, names: list[str]) -> None:
+    """Note that code of a user has changed what has these names, unless it is known."""
+    new = tuple(name for name in names if name not in _users.noted)
+    if new:
+        _users.noted.update(new)
+        _users.changes.append(Change(by, new))
+
+
+def take_changes() -> list[Change]:
+    """Return the changes since the last call."""
+    changes = _users.changes.copy()
+    _users.changes.clear()
+    return changes
+
+
+class Guard:
+    """Guards the steps and resets of one environment: it finds the arithmetic that it has set, and dppo its own."""
+
+    def __init__(self, by: str) -> None:
+        """Begin with what imports and constructors have left; `by` names the environment in notes."""
+        self._by, self.process = by, Forks.number
+        self.arithmetic = _users.arithmetic
+
+    def call(self, function: Callable[[], Any]) -> Any:
+        """Call a function of the environment, and return its result."""
+        if self.arithmetic is not None:
+            self.enter()
+        try:
+            result = function()
+        except BaseException as error:
+            self.leave(error)
+            raise
+        self.leave()
+        return result
+
+    def enter(self) -> None:
+        """Give back what the environment has set: before it steps, if there is any `arithmetic`."""
+        arithmetic.use(self.arithmetic)
+
+    @property
+    def needed(self) -> bool:
+        """Return whether to call `leave` after a step that has not raised."""
+        return self.arithmetic is not None or arithmetic.changed() or self.process != Forks.number
+
+    def leave(self, error: BaseException | None = None) -> None:
+        """Compute as usual again after a step, which may have raised `error`; end a fork of this process."""
+        if not self.needed:
+            return
+        if self.process != Forks.number:
+            leave(error)
+        left = arithmetic.current()
+        arithmetic.use(None)
+        if left is not None and left != self.arithmetic:
+            note_changes(f"a step or reset of {self._by}", left.words)
+        self.arithmetic = left

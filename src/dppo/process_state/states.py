@@ -1,0 +1,142 @@
+"""State of the whole process that code of users may change, and that dppo depends on or names."""
+
+import _signal  # type: ignore[import-not-found]
+import logging
+import os
+import signal
+import socket
+import sys
+import warnings
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import partial
+from threading import current_thread, main_thread
+from typing import Any, TextIO
+
+from dppo.log import logger
+from dppo.numerics.portable import CONVOLUTIONS, VARIABLES
+
+PRIVATE = 0o077  # umask for the instant in which it is read: files that another thread makes then are not public
+
+
+@dataclass(frozen=True, slots=True)
+class State:
+    """Something of the whole process that code of users may change."""
+
+    name: str
+    """In notes."""
+    get: Callable[[], Any]
+    put: Callable[[Any], object] | None = None
+    """Sets it; None: nothing of dppo depends on it."""
+    given_back: bool = True
+    """Code of users has what it has set whenever it runs."""
+
+
+def _umask() -> int:
+    found = os.umask(PRIVATE)
+    os.umask(found)
+    return found
+
+
+def _errors_of_warnings() -> tuple[Any, ...]:
+    return tuple(entry for entry in warnings.filters if entry[0] == "error")
+
+
+def _set_errors_of_warnings(wanted: tuple[Any, ...]) -> None:
+    warnings.filters[:] = [*wanted, *(entry for entry in warnings.filters if entry[0] != "error")]  # type: ignore[index]
+
+
+def _raise_recursion_limit(least: int) -> None:
+    if sys.getrecursionlimit() < least:
+        sys.setrecursionlimit(least)
+
+
+def _recursion_limit() -> int:
+    return min(sys.getrecursionlimit(), _USUAL_RECURSION)
+
+
+def _variables() -> list[bytes | None]:
+    return [os.environb.get(name) for name in _NAMES]  # without decoding, which takes long
+
+
+def _set_variables(values: list[bytes | None]) -> None:
+    os.environb.update({name: value for name, value in zip(_NAMES, values, strict=True) if value is not None})
+
+
+def _current_folder() -> str:
+    with suppress(OSError):  # it has been removed
+        return os.getcwd()
+    return ""
+
+
+def _enter_folder(path: str) -> None:
+    with suppress(OSError):
+        os.chdir(path)
+
+
+def _logging() -> Any:
+    return logging.root.manager.disable, logger.disabled
+
+
+def _handlers() -> Any:
+    return [_signal.getsignal(number) for number in _SIGNALS]  # without the enum of `signal`, which takes long
+
+
+def _set_handlers(handlers: list[Any]) -> None:
+    if current_thread() is main_thread():
+        for number, handler in zip(_SIGNALS, handlers, strict=True):
+            if handler is not None and _signal.getsignal(number) != handler:
+                signal.signal(number, handler)
+
+
+def _of_torch(get: Callable[[Any], Any], usual: Any) -> Any:
+    """Return a mode of torch; None if it is as usual, or torch is not loaded."""
+    if (torch := sys.modules.get("torch")) is None:
+        return None
+    try:
+        found = get(torch)
+    except AttributeError:  # another thread is loading it
+        return None
+    return None if found == usual else found
+
+
+_NAMES = [name.encode() for name in (*VARIABLES, *CONVOLUTIONS)]
+_SIGNALS = tuple(map(int, (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)))
+_USUAL_RECURSION = 1000
+STATES = (
+    State("sys.stdout", lambda: sys.stdout, lambda stream: setattr(sys, "stdout", usable(stream))),
+    State("sys.stderr", lambda: sys.stderr, lambda stream: setattr(sys, "stderr", usable(stream))),
+    State("the umask", _umask, os.umask),
+    State("which warnings are errors", _errors_of_warnings, _set_errors_of_warnings),
+    State("the default timeout of sockets", socket.getdefaulttimeout, socket.setdefaulttimeout),
+    State("the recursion limit", _recursion_limit, _raise_recursion_limit, given_back=False),
+    State("environment variables of numerics", _variables, _set_variables, given_back=False),
+    State("the handler of SIGINT or SIGTERM", _handlers, _set_handlers, given_back=False),
+    State("the current folder", _current_folder, _enter_folder),
+    State("whether anything is logged", _logging),
+    # What torch computes is shielded where it computes: `torch_as_usual`, and `default_dtype` of `ppo.networks`.
+    State("torch's grad mode", partial(_of_torch, lambda torch: torch.is_grad_enabled(), usual=True)),
+    State("torch's inference mode", partial(_of_torch, lambda torch: torch.is_inference_mode_enabled(), usual=False)),
+    State("torch's dtype", partial(_of_torch, lambda torch: str(torch.get_default_dtype()), usual="torch.float32")),
+    State("torch's use of oneDNN", partial(_of_torch, lambda torch: torch._C._get_mkldnn_enabled(), usual=True)),
+    State(
+        "torch's deterministic algorithms",
+        partial(_of_torch, lambda torch: torch.are_deterministic_algorithms_enabled(), usual=False),
+    ),
+)
+
+
+def is_closed(stream: Any) -> bool:
+    """Return whether something is a stream that is closed."""
+    return getattr(stream, "closed", False) is True
+
+
+def usable(stream: TextIO) -> TextIO:
+    """Return a stream of the process, or another one for its descriptor if it has been closed."""
+    if is_closed(stream):
+        number = {"<stdout>": 1, "<stderr>": 2}.get(getattr(stream, "name", ""))
+        if number is not None:
+            with suppress(OSError):
+                return open(number, "w", encoding=stream.encoding, errors=stream.errors, closefd=False)
+    return stream

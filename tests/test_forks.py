@@ -1,0 +1,72 @@
+"""A process that a simulator forks, and that comes back from its code, leaves at once: it is no twin of the run."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+from worlds.forking import Forking
+
+import dppo
+from dppo.records.metrics.reading import read_metrics
+
+STATUS = {"exit": 7 << 8, "raise": 1 << 8, "return": 0, "in C": 0, "wait": 15}  # of waitpid: code, or signal
+SETTINGS: dict[str, Any] = {"num_samplers": 2, "num_steps": 16, "total_timesteps": 96, "progress": "off"}
+
+
+def trained(at: str, way: str, tmp_path: Path, **more: Any) -> dppo.Result:
+    kwargs = {"at": at, "way": way, "log": str(tmp_path / "status")}
+    settings: dict[str, Any] = {"env_id": Forking, "env_kwargs": kwargs, "run_dir": tmp_path / "run"} | SETTINGS | more
+    return dppo.train(dppo.Config(**settings))
+
+
+def check(result: dppo.Result, way: str, tmp_path: Path, undisturbed: dppo.Result) -> None:
+    assert result.weights_sha256 == undisturbed.weights_sha256
+    assert len(list(read_metrics(result.run_dir))) == 3
+    statuses = [int(file.read_text()) for file in tmp_path.glob("status-*")]
+    assert statuses == [STATUS[way]]
+    assert not result.incidents
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> dppo.Result:
+    return trained("never", "return", tmp_path_factory.mktemp("quiet"))
+
+
+@pytest.mark.parametrize(
+    ("at", "way"),
+    [
+        ("step", "raise"),
+        ("step", "wait"),
+        *(pytest.param(*both, marks=pytest.mark.slow) for both in (("make", "raise"), ("reset", "return"))),
+        *(pytest.param("step", way, marks=pytest.mark.slow) for way in ("exit", "in C")),
+    ],
+)
+def test_a_fork_leaves_and_the_run_goes_on(
+    at: str, way: str, tmp_path: Path, undisturbed: dppo.Result, capfd: pytest.CaptureFixture[str]
+) -> None:
+    pid = os.getpid()
+    result = trained(at, way, tmp_path)
+    assert os.getpid() == pid
+    check(result, way, tmp_path, undisturbed)
+    assert ("RuntimeError: bug in the child" in capfd.readouterr().err) == (way == "raise")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("more", [{"env_threads": True}, {"standby_envs": 1}])
+def test_a_fork_of_a_thread_leaves(more: dict[str, Any], tmp_path: Path, undisturbed: dppo.Result) -> None:
+    check(trained("step", "exit", tmp_path, **more), "exit", tmp_path, undisturbed)
+
+
+@pytest.mark.slow
+def test_a_fork_of_a_closing_environment_leaves(tmp_path: Path, undisturbed: dppo.Result) -> None:
+    check(trained("close", "return", tmp_path), "return", tmp_path, undisturbed)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("way", ["exit", "raise"])
+def test_a_fork_of_an_actor_leaves(way: str, tmp_path: Path, undisturbed: dppo.Result, ray_session: None) -> None:
+    result = trained("step", way, tmp_path, num_actors=1, env_id="worlds.forking:Forking")
+    check(result, way, tmp_path, undisturbed)

@@ -1,0 +1,129 @@
+"""State of the whole process that a simulator changes: dppo computes, prints and writes as before."""
+
+from __future__ import annotations
+
+import gc
+import locale
+import logging
+import os
+import signal
+import socket
+import sys
+import tempfile
+import warnings
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from worlds.disturbing import DISTURB
+
+import dppo
+from dppo.numerics import arithmetic
+from dppo.process_state import borders
+
+ENV = "worlds.disturbing:Disturbing"
+WHEN = ("import", "make", "reset", "step")
+ALONE = {"streams", "environ", "tempfile"}  # that no test can have beside others, or that other libraries depend on
+
+
+@pytest.fixture(autouse=True)
+def process(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Give the process back as it was: to dppo some of the states are all the same."""
+    monkeypatch.setattr(borders, "_users", borders._Users())
+    environment, argv, folder = dict(os.environ), sys.argv.copy(), os.getcwd()
+    disabled = {name: one.disabled for name, one in logging.root.manager.loggerDict.items() if hasattr(one, "disabled")}
+    level, language, temporary = logging.root.level, locale.setlocale(locale.LC_ALL), tempfile.tempdir
+    threads, recursion = torch.get_num_threads(), sys.getrecursionlimit()
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    streams = sys.stdout, sys.stderr
+    with warnings.catch_warnings(), arithmetic.as_usual(), arithmetic.torch_as_usual(), torch.random.fork_rng():
+        yield
+    sys.stdout, sys.stderr = streams
+    os.environ.update(environment)
+    os.chdir(folder)
+    sys.argv[:] = argv
+    sys.setrecursionlimit(recursion)
+    for number, handler in handlers.items():
+        signal.signal(number, handler)
+    for name, was in disabled.items():
+        logging.getLogger(name).disabled = was
+    logging.disable(logging.NOTSET)
+    logging.root.setLevel(level)
+    locale.setlocale(locale.LC_ALL, language)
+    tempfile.tempdir = temporary
+    socket.setdefaulttimeout(None)
+    torch.set_num_threads(threads)
+    torch.set_flush_denormal(False)
+    gc.enable()
+    os.umask(0o022)
+
+
+def trained(names: str, when: str, folder: Path, **more: Any) -> dppo.Result:
+    """Train on an environment that changes states."""
+    if when == "import":
+        os.environ["DISTURB_AT_IMPORT"] = names
+        sys.modules.pop("worlds.disturbing", None)
+    settings: dict[str, Any] = {"num_samplers": 2, "num_steps": 16, "total_timesteps": 96, "update_epochs": 2}
+    settings |= {"progress": "off", "run_dir": folder, "env_kwargs": {"names": names, "when": when}} | more
+    try:
+        return dppo.train(dppo.Config(env_id=ENV, **settings))
+    finally:
+        os.environ.pop("DISTURB_AT_IMPORT", None)
+
+
+@cache
+def undisturbed(folder: Path, *, image: bool) -> str:
+    kwargs = {"names": "", "when": "make", "image": image}
+    return trained("", "make", folder, env_kwargs=kwargs).weights_sha256
+
+
+@pytest.fixture(scope="module")
+def quiet(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("quiet")
+
+
+@pytest.mark.parametrize("when", WHEN)
+def test_all_states_together_change_no_weight(when: str, quiet: Path, tmp_path: Path) -> None:
+    names = ",".join(name for name in DISTURB if name not in ALONE)
+    result = trained(names, when, tmp_path / "run")
+    assert result.weights_sha256 == undisturbed(quiet / "numbers", image=False)
+    assert result.checkpoint.stat().st_mode & 0o777 == 0o644, "the umask of a simulator is not that of dppo's files"
+    assert result.incidents.get("global_state", 0) >= 1
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("image", [False, True])
+@pytest.mark.parametrize("when", WHEN)
+@pytest.mark.parametrize("name", DISTURB)
+def test_no_state_changes_a_weight(name: str, when: str, image: bool, quiet: Path, tmp_path: Path) -> None:
+    kwargs = {"names": name, "when": when, "image": image}
+    result = trained(name, when, tmp_path / "run", env_kwargs=kwargs)
+    assert result.weights_sha256 == undisturbed(quiet / f"{image}", image=image)
+
+
+def test_rewards_in_tiny_units_are_learned_as_ordinary_ones(tmp_path: Path) -> None:
+    def run(power: int) -> dppo.Result:
+        kwargs = {"names": "", "when": "make", "unit": 2.0**power}
+        return trained("", "make", tmp_path / f"{power}", env_kwargs=kwargs)
+
+    tiny, tinier, ordinary = run(-30), run(-40), run(0)
+    assert tiny.weights_sha256 == tinier.weights_sha256
+    for name in ("losses/value_loss", "losses/policy_loss", "losses/approx_kl"):
+        assert tiny.metrics[-1][name] == pytest.approx(ordinary.metrics[-1][name], rel=1e-2, abs=1e-6)
+
+
+@pytest.mark.parametrize("when", ["make", "step"])
+def test_notes_are_shown_and_results_printed_whatever_a_simulator_does(
+    when: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    result = trained("logging,streams", when, tmp_path / "run", progress="plain")
+    shown = capsys.readouterr().out
+    assert "Network: an MLP" in shown
+    assert "Mean return" in shown
+    assert "changed sys.stdout, sys.stderr, whether anything is logged, of the whole process" in shown
+    assert len(dppo.evaluate(result, episodes=1).returns) == 1
+    print("to our stream")
+    assert "to our stream" in capsys.readouterr().out

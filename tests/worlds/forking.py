@@ -1,0 +1,69 @@
+"""Simulators that fork in Python, as scripts do; the child comes back from their code, or works and is terminated."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import sys
+import time
+import warnings
+from pathlib import Path
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+from gymnasium.spaces import Box, Discrete
+
+FORKED: set[Path] = set()  # with the name of their logs: once in a process, and not in the fork
+
+
+class Forking(gym.Env[Any, Any]):
+    """Forks `at` make, reset, step or close, once in a process; the child ends as `way` says."""
+
+    observation_space, action_space = Box(-1, 1, (2,), np.float32), Discrete(2)
+
+    def __init__(self, at: str, way: str, log: str) -> None:
+        self._at, self._way, self._log, self._steps = at, way, Path(log), 0
+        self._fork_at("make")
+
+    def _fork_at(self, place: str) -> None:
+        if place != self._at or self._log in FORKED:
+            return
+        FORKED.add(self._log)
+        log = self._log.with_name(f"{self._log.name}-{os.getpid()}")
+        told, ready = os.pipe()
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", DeprecationWarning)  # of threads
+            child = ctypes.PyDLL(None).fork() if self._way == "in C" else os.fork()
+        if not child:
+            if self._way == "exit":
+                sys.exit(7)
+            if self._way == "raise":
+                raise RuntimeError("bug in the child")
+            if self._way == "wait":
+                os.write(ready, b"x")
+                time.sleep(60)
+            return
+        if self._way == "wait":
+            os.read(told, 1)  # before that, Python would forget the signal
+            os.kill(child, signal.SIGTERM)
+        _, status = os.waitpid(child, 0)
+        os.close(told)
+        os.close(ready)
+        log.write_text(str(status), encoding="utf8")
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[np.ndarray, dict[str, Any]]:
+        super().reset(seed=seed)
+        self._steps = 0
+        self._fork_at("reset")
+        return np.zeros(2, np.float32), {}
+
+    def step(self, action: Any) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]:
+        self._steps += 1
+        if self._steps == 3:
+            self._fork_at("step")
+        return self.np_random.uniform(-1, 1, 2).astype(np.float32), float(action), False, self._steps >= 9, {}
+
+    def close(self) -> None:
+        self._fork_at("close")
