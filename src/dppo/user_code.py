@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 from dppo.errors import ConfigError
-from dppo.process_state.borders import user_code
 
 PACKAGE = Path(__file__).parent
 
@@ -43,6 +42,8 @@ def imported_module(name: str, advice: str) -> Any:
 
     `advice`: what to do if there is no such module.
     """
+    from dppo.process_state.borders import user_code  # which loads NumPy
+
     try:
         with user_code(f"importing {name}"):
             return importlib.import_module(name)
