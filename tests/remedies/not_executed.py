@@ -563,6 +563,7 @@ NOT_EXECUTED: tuple[tuple[str, str, str], ...] = (
         "{}: has weights that are not finite. Use another checkpoint.",
         "a checkpoint that no version of dppo writes",
     ),
+    ("user_code.py", "Correct the module", "it is the user's module; tests/envs/test_make.py breaks some"),
     ("user_code.py", "{} -m pip install {}", "it takes a package that the tests do not install"),
     ("user_code.py", "{}: needs the package {}. Install it: {}", "it takes a package that the tests do not install"),
 )
