@@ -118,7 +118,7 @@ def settings_of(options: argparse.Namespace) -> dict[str, Any]:
 
 def measure(work: Work, options: argparse.Namespace) -> dict[str, Any]:
     """Measure one model: updates on one learner and on all, in turns, and the time of each part of a minibatch."""
-    from dppo.cluster.learning.ranks import worth_in_words
+    from dppo.cluster.learning.worth import worth_in_words
     from dppo.cluster.wire import trainer_plan
 
     sides = {learners: build(work, learners, options) for learners in (1, options.learners)}

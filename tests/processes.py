@@ -9,6 +9,11 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
+from typing import TypeVar
+
+from dppo.cluster.ray.calls import RayCalls
+
+T = TypeVar("T")
 
 
 def command_line(pid: int) -> str:
@@ -35,6 +40,15 @@ def ours(title: str) -> list[int]:
             if title in command_line(pid):
                 found.append(pid)
     return sorted(found)
+
+
+def in_ray_thread(function: Callable[[], T]) -> T:
+    """Return what a function returns that may run in a thread of calls into Ray only."""
+    calls = RayCalls("test")
+    try:
+        return calls.call(function, "testing")
+    finally:
+        calls.close(60)
 
 
 def wait_until(happened: Callable[[], object], timeout_s: float = 60.0) -> None:

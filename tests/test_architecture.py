@@ -186,6 +186,51 @@ def test_imports_form_no_circle() -> None:
     assert [name for name in graph if name in reachable(graph, name)] == []
 
 
+CALLS_OF_RAY = {"init", "shutdown", "get", "put", "wait", "kill", "get_actor", "nodes", "cluster_resources"}
+ACTS_OF_RAY = {"remote", "_get_local_state", "get_draining_nodes", "node_table"}
+FUNCTIONS_OF_RAY = {
+    *("placement_group", "remove_placement_group", "available_resources_per_node", "_internal_kv_get"),
+    "get_cluster_status",
+}
+
+
+def asks_ray(call: ast.Call) -> bool:
+    """Return whether a call waits for Ray: `ray.get(...)`, `handle.method.remote(...)`, `placement_group(...)`."""
+    named = call.func
+    if isinstance(named, ast.Name):
+        return named.id in FUNCTIONS_OF_RAY
+    if not isinstance(named, ast.Attribute):
+        return False
+    of_ray = isinstance(named.value, ast.Name) and named.value.id == "ray" and named.attr in CALLS_OF_RAY
+    makes_class = isinstance(named.value, ast.Name) and named.value.id == "ray" and named.attr == "remote"
+    return of_ray or (named.attr in ACTS_OF_RAY and not makes_class)
+
+
+def passes_on_ray(call: ast.Call) -> bool:
+    """Return whether a call hands over a function of Ray: `partial(ray.kill, handle)`."""
+    return any(
+        isinstance(word, ast.Attribute) and isinstance(word.value, ast.Name) and word.value.id == "ray"
+        for word in call.args
+    )
+
+
+def unmarked_calls_of_ray(tree: ast.AST, *, marked: bool = False) -> Iterator[str]:
+    """Yield the calls into Ray in functions that are not marked as made by a thread of their own."""
+    for node in ast.iter_child_nodes(tree):
+        inside = marked
+        if isinstance(node, ast.FunctionDef):
+            inside = marked or "calls_ray" in [ast.unparse(one) for one in node.decorator_list]
+        if isinstance(node, ast.Call) and not marked and (asks_ray(node) or passes_on_ray(node)):
+            yield ast.unparse(node)
+        yield from unmarked_calls_of_ray(node, marked=inside)
+
+
+def test_no_call_into_ray_is_made_by_the_thread_of_the_loop() -> None:
+    """Such a call may wait for minutes. `calls_ray` marks functions that run in threads of `cluster/ray/calls.py`."""
+    unmarked = {name: list(unmarked_calls_of_ray(tree)) for name, tree in modules().items()}
+    assert {name: calls for name, calls in unmarked.items() if calls} == {}
+
+
 def test_a_function_fits_a_screen_and_a_module_has_one_job() -> None:
     """Lines are no budget: a limit of 300 for a file was met by packing them. Twice the usual length is two jobs."""
     files = {str(path.relative_to(SRC)): len(path.read_text("utf8").splitlines()) for path in SRC.rglob("*.py")}

@@ -327,7 +327,7 @@ def test_an_actor_of_evaluations_hangs_after_the_longest_of_the_timeouts(
     """Nothing measures how long its constructor, its resets and its steps take."""
     given: dict[str, Any] = {}
     monkeypatch.setattr(evaluating, "RayPlayers", lambda *_, **of: given.update(of) or io.BytesIO())
-    session: Any = SimpleNamespace(options={}, demand=SimpleNamespace(actor={"CPU": 1.0}))
+    session: Any = SimpleNamespace(options={}, demand=SimpleNamespace(actor={"CPU": 1.0}), link=lambda name: None)
     spaces, spec = describe_spaces(gym.make("CartPole-v1")), None
     with ExitStack() as stack:
         site = _Site(settings(tmp_path / "run", num_actors=2, **changes), StopSignals(), stack, session, "")

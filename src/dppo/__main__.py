@@ -10,7 +10,7 @@ from dppo.commands.versions import other_versions
 from dppo.errors import DppoError, EnvironmentFault, printable, unknown_name
 from dppo.invocation import as_called, program, take_called_as
 from dppo.numerics.portable import portable_numerics
-from dppo.signals import RaisingSignals, StopRequested
+from dppo.signals import RaisingSignals, StopRequested, leave_if_noted
 from dppo.user_code import check_current_folder, hidden_by, in_a_line
 
 COMMANDS = {
@@ -60,7 +60,11 @@ def main(argv: list[str] | None = None) -> int:
         try:
             with RaisingSignals():
                 code = _run(argv)
+            leave_if_noted(code)
             return code
+        except SystemExit as ending:
+            leave_if_noted(ending.code if isinstance(ending.code, int) else 1)
+            raise
         finally:
             if sys.stdout is not None:
                 sys.stdout.flush()  # at exit, an error could not be handled any more

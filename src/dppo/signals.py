@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import _thread
+import atexit
+import logging
 import math
 import os
 import signal
@@ -227,3 +229,32 @@ def at_most(seconds: float) -> Iterator[None]:
     finally:
         signal.setitimer(signal.ITIMER_REAL, *timer)
         signal.signal(signal.SIGALRM, handler)
+
+
+_hanging: list[str] = []  # what this process must not wait for when it ends
+
+
+def leave_at_exit(name: str) -> None:
+    """Note that threads of `name` hang, and may hang or crash the end of this process: see `leave_if_noted`."""
+    if not _hanging:
+        atexit.register(_leave_after_others)
+    _hanging.append(name)
+
+
+def leave_if_noted(code: int) -> None:
+    """End this process at once with `code` if something hangs; call it when all else is done."""
+    if _hanging:
+        _flush()
+        os._exit(code)
+
+
+def _leave_after_others() -> None:
+    """End a program of a user, whose exit code is 1 if an exception has ended it; it has printed everything by now."""
+    leave_if_noted(1 if hasattr(sys, "last_value") else 0)
+
+
+def _flush() -> None:
+    logging.shutdown()
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(OSError, ValueError, AttributeError):
+            stream.flush()

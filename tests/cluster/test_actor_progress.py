@@ -175,14 +175,16 @@ def test_progress_of_actors_on_other_nodes_is_read_by_a_witness(ray_session: Non
     import ray
 
     from dppo.cluster.collecting.watching import Watching
+    from dppo.cluster.ray.session import link_of_its_own
 
+    link = link_of_its_own("test")
     node_id = ray.get_runtime_context().get_node_id()
     path, record = actor.make_progress_file()
     record.begin(to_replay=7)
     record.replay()
     record.enter(place_of(Phase.STEP))
     record.stepped()
-    watching = Watching(here="another node")
+    watching = Watching(link, here="another node")
     watching.started(Process(0, 5), actor.ProgressFile(node_id, path))
     watching.started(Process(1, 5), actor.ProgressFile(node_id, "/no/such/file"))
     watching.started(Process(2, 5), actor.ProgressFile("ab" * 28, path))  # on a node that is gone
@@ -194,7 +196,7 @@ def test_progress_of_actors_on_other_nodes_is_read_by_a_witness(ray_session: Non
     assert [watching.steps_of(Process(actor_id, 5)) for actor_id in (0, 1, 3)] == [1, 0, 0]
     (witness,) = watching.take_witnesses()  # that of the lost node is forgotten
     ray.kill(witness)
-    here = Watching(node_id)
+    here = Watching(link, node_id)
     here.started(Process(0, 5), actor.ProgressFile(node_id, path))
     here.look(Process(0, 5))
     assert [one.progress.to_replay for one in here.seen()] == [7]

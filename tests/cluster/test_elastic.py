@@ -5,19 +5,21 @@ from __future__ import annotations
 import itertools
 import json
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from commandline import QUICK_CHECKS, Command
+from processes import in_ray_thread
 from test_slow_or_hung import Driver, asked
 
 from dppo.cluster.collecting.messages import Died, Joined, Kill, Left, Limits, Process, Start, Started
 from dppo.cluster.ray import capacity
 from dppo.cluster.ray.capacity import PER_NODE, Demand, room_for
+from dppo.cluster.ray.room import Room
 from dppo.cluster.ray.session import demand_of
-from dppo.cluster.ray.watch import Room
 from dppo.config import Actors, Learners
 from dppo.errors import ConfigError
 
@@ -248,18 +250,18 @@ def test_a_cluster_that_fits_exactly_is_not_refused_and_a_smaller_one_is(
     demand = demand_of(of_actors, learners or Learners(), settings.get("evaluators", 0))
     cluster = cluster_of(monkeypatch, node)
     if not refused:
-        return capacity.check_cluster(cluster, demand, print)
+        return in_ray_thread(partial(capacity.check_cluster, cluster, demand, print))
     with pytest.raises(ConfigError, match=refused):
-        capacity.check_cluster(cluster, demand, print)
+        in_ray_thread(partial(capacity.check_cluster, cluster, demand, print))
 
 
 def test_learners_fit_beside_actors_that_hold_one_of_two_licences(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each actor holds one of the alternatives, and not the first of them."""
     cluster = cluster_of(monkeypatch, {"CPU": 16.0, "licence_a": 4.0}, {"CPU": 16.0, "licence_b": 4.0})
     actors = Actors(num_actors=8, actor_resources=[{"licence_a": 1}, {"licence_b": 1}])
-    capacity.check_cluster(cluster, demand_of(actors, Learners(num_learners=2)), print)
+    in_ray_thread(partial(capacity.check_cluster, cluster, demand_of(actors, Learners(num_learners=2)), print))
     with pytest.raises(ConfigError, match="num_learners=30: 8 actors and 30 learners need 38 CPU, the cluster's 2 nod"):
-        capacity.check_cluster(cluster, demand_of(actors, Learners(num_learners=30)), print)
+        in_ray_thread(partial(capacity.check_cluster, cluster, demand_of(actors, Learners(num_learners=30)), print))
 
 
 @pytest.mark.parametrize(

@@ -3,19 +3,27 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import socket
+import threading
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 from commandline import Command
+from processes import in_ray_thread, wait_until
 
 import dppo
-from dppo.cluster.ray.watch import ClusterWatch, Endpoint
+from dppo.cluster.clock import MOST_S, RunClock
+from dppo.cluster.ray import watch as watching
+from dppo.cluster.ray.calls import RayCalls, calls_ray
+from dppo.cluster.ray.watch import CALL_LOST_S, LOST_S, ClusterWatch, Endpoint
 from dppo.errors import ClusterError
 
+CALL_LOST_S_WHOLE = int(CALL_LOST_S)
 HELPERS_OF_RAY = ("ray::DashboardAgent", "ray::RuntimeEnvAgent")  # try for a minute to report to the GCS
 # Each iteration takes about a second, so that the kill happens during a collection.
 RUN = (
@@ -24,27 +32,72 @@ RUN = (
 )
 
 
+class Listener:
+    """A server that answers to everybody, as one of gRPC does."""
+
+    def __init__(self, port: int = 0) -> None:
+        self._server = socket.create_server(("127.0.0.1", port))
+        self.port: int = self._server.getsockname()[1]
+        self.address = f"127.0.0.1:{self.port}"
+        threading.Thread(target=self._serve, daemon=True).start()
+
+    def __enter__(self) -> Listener:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        with suppress(OSError):
+            self._server.shutdown(socket.SHUT_RDWR)
+        self._server.close()
+
+    def _serve(self) -> None:
+        with suppress(OSError):
+            while True:
+                connection, _ = self._server.accept()
+                with connection:
+                    connection.sendall(bytes(9))
+
+
 @pytest.fixture
-def listener() -> Iterator[socket.socket]:
+def listener() -> Iterator[Listener]:
+    with Listener() as server:
+        yield server
+
+
+@pytest.fixture
+def silent() -> Iterator[socket.socket]:
     with socket.create_server(("127.0.0.1", 0)) as server:
         yield server
 
 
-def test_a_process_is_lost_after_its_port_has_refused_connections_without_a_break(listener: socket.socket) -> None:
-    host, port = listener.getsockname()
-    watched = Endpoint("the raylet", f"{host}:{port}", patience_s=2.0)
+def test_a_process_is_lost_after_its_port_has_refused_connections_without_a_break(listener: Listener) -> None:
+    watched = Endpoint("the raylet", listener.address, patience_s=2.0)
     assert watched.look(now=lambda: 0.0) is None
     listener.close()
     assert watched.look(now=lambda: 10.0) is None
-    with socket.create_server((host, port)):
+    with Listener(listener.port):
         assert watched.look(now=lambda: 11.0) is None
     assert watched.look(now=lambda: 13.0) is None
     assert watched.look(now=lambda: 14.9) is None
     assert watched.look(now=lambda: 15.0) == "Connection refused"
 
 
+def test_a_process_that_accepts_connections_and_says_nothing_is_silent(
+    silent: socket.socket, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As one that is stopped, for which the kernel accepts."""
+    monkeypatch.setattr(watching, "CONNECT_S", 0.1)
+    watched = Endpoint("Ray's GCS", f"127.0.0.1:{silent.getsockname()[1]}", patience_s=0.0)
+    assert watched.look(now=lambda: 0.0) is None
+    assert watched.look(now=lambda: LOST_S - 1) is None
+    assert watched.look(now=lambda: LOST_S) == f"it has not answered for {LOST_S:.0f} s"
+
+
 @pytest.mark.parametrize(
-    ("error", "said"), [(TimeoutError(), "it does not answer"), (OSError(24, "Too many open files"), None)]
+    ("error", "said"),
+    [(TimeoutError(), f"it has not answered for {LOST_S:.0f} s"), (OSError(24, "Too many open files"), None)],
 )
 def test_a_machine_that_does_not_answer_has_more_time_and_a_fault_of_this_process_is_ignored(
     error: OSError, said: str | None, monkeypatch: pytest.MonkeyPatch
@@ -55,20 +108,125 @@ def test_a_machine_that_does_not_answer_has_more_time_and_a_fault_of_this_proces
     monkeypatch.setattr(socket, "create_connection", fails)
     watched = Endpoint("the raylet", "10.0.0.1:1", patience_s=2.0)
     assert watched.look(now=lambda: 0.0) is None
-    assert watched.look(now=lambda: 14.0) is None
-    assert watched.look(now=lambda: 15.0) == said
+    assert watched.look(now=lambda: LOST_S - 1) is None
+    assert watched.look(now=lambda: LOST_S) == said
 
 
-def test_the_watch_names_the_lost_process_and_how_to_resume(listener: socket.socket) -> None:
-    port = listener.getsockname()[1]
-    watch = ClusterWatch([Endpoint("Ray's GCS", f"127.0.0.1:{port}", patience_s=0.0)])
+def test_the_watch_names_the_lost_process_and_how_to_resume(listener: Listener) -> None:
+    watch = ClusterWatch(print, RunClock())
+    watch.add_endpoints([Endpoint("Ray's GCS", listener.address, patience_s=0.0)])
     try:
         watch.check()
         listener.close()
-        with pytest.raises(ClusterError, match=rf"Ray's GCS at 127.0.0.1:{port} is lost .*refused.*--resume"):
+        with pytest.raises(ClusterError, match=rf"Ray's GCS at {listener.address} is lost .*refused.*--resume"):
             check_until_it_raises(watch)
     finally:
         watch.close()
+
+
+def test_a_silence_is_told_once_and_so_is_its_end_and_actors_are_not_late_meanwhile() -> None:
+    now = [0.0]
+    clock, lines = RunClock(lambda: now[0]), list[str]()
+    watch = ClusterWatch(lines.append, clock)
+    gcs = Endpoint("Ray's GCS", "10.0.0.1:6379", patience_s=0.0)
+    watch._endpoints = [gcs]
+
+    def let_pass(seconds: int) -> None:
+        for _ in range(seconds):
+            now[0] += 1.0
+            clock.beat()
+            watch._note_silence()
+            watch.check()
+
+    let_pass(20)
+    assert (clock.patience(), lines) == (20.0, [])
+    gcs.failing_since = 20.0
+    let_pass(25)
+    assert len(lines) == 1
+    assert re.search(r"Ray's GCS at 10.0.0.1:6379 has not answered for 1\d s; the run waits.*same result", lines[0])
+    assert clock.awake() == 45.0
+    assert clock.patience() == pytest.approx(25.0)  # it stops when nobody has answered for a moment
+    gcs.failing_since = None
+    let_pass(5)
+    assert len(lines) == 2
+    assert lines[1].startswith("Ray answers again, after 26 s")
+    assert clock.patience() == pytest.approx(30.0, abs=1.0)
+
+
+def test_a_call_that_does_not_end_is_told_and_ends_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    """While the processes of Ray answer: packets are lost now and then, or the GCS is stuck."""
+    now, over = [0.0], threading.Event()
+    clock, lines = RunClock(lambda: now[0]), list[str]()
+    watch = ClusterWatch(lines.append, clock)
+    calls = RayCalls("test", clock.awake)
+    watch.add_calls(calls)
+    calls.post(lambda: over.wait(60), "starting an actor")
+    wait_until(lambda: calls.waiting()[1])
+    try:
+        for _ in range(CALL_LOST_S_WHOLE):
+            now[0] += 1.0
+            clock.beat()
+            watch.check()
+        assert [line.partition(";")[0] for line in lines] == ["Ray (starting an actor) has not answered for 11 s"]
+        now[0] += 1.0
+        clock.beat()
+        with pytest.raises(ClusterError, match=r"Ray has not answered for 91 s \(starting an actor\).*--resume"):
+            watch.check()
+    finally:
+        over.set()
+        assert calls.close(60)
+
+
+def test_a_process_that_was_stopped_counts_no_time_meanwhile() -> None:
+    now = [100.0]
+    clock = RunClock(lambda: now[0])
+    now[0] += 120.0  # without a beat: SIGSTOP, a suspended laptop
+    assert clock.awake() == clock.patience() == 100.0 + MOST_S
+    clock.beat()
+    now[0] += 1.0
+    assert clock.awake() == clock.patience() == 101.0 + MOST_S
+
+
+def test_calls_are_made_in_order_and_whoever_waits_can_be_interrupted() -> None:
+    class Stop(BaseException):
+        pass
+
+    def stop() -> None:
+        raise Stop
+
+    calls, made, entered = RayCalls("test"), list[str](), threading.Event()
+
+    def endless() -> None:
+        entered.set()
+        while True:
+            calls.heard("waiting for an answer")
+            time.sleep(0.01)
+
+    def fails() -> None:
+        raise OSError("no answer")
+
+    calls.post(lambda: made.append("first"), "first")
+    assert calls.call(lambda: made.append("second"), "second") is None
+    assert made == ["first", "second"]
+    with pytest.raises(ClusterError, match=r"Ray has not answered for 0.1 s \(endless\)"):
+        calls.call(endless, "endless", timeout_s=0.1)
+    assert calls.call(lambda: 7, "after it") == 7, "the endless call has ended"
+    with pytest.raises(Stop):
+        calls.call(endless, "endless", stop)
+    with pytest.raises(OSError, match="no answer"):
+        calls.call(fails, "failing")
+    calls.check()
+    calls.post(fails, "failing")
+    assert calls.close(60)
+    with pytest.raises(ClusterError, match="Ray has failed: OSError: no answer"):
+        calls.check()
+
+
+def test_functions_that_call_ray_refuse_other_threads() -> None:
+    marked = calls_ray(lambda: 3)
+    assert in_ray_thread(marked) == 3
+    with pytest.raises(AssertionError, match="outside of a RayThread"):
+        marked()
 
 
 def check_until_it_raises(watch: ClusterWatch) -> None:

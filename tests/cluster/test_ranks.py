@@ -30,7 +30,8 @@ from dppo.cluster.builders import build_trainer
 from dppo.cluster.learning import rank as waiting
 from dppo.cluster.learning import ranks
 from dppo.cluster.learning.rank import TrainerRank, interface_of
-from dppo.cluster.learning.ranks import RayTrainers, worth_in_words
+from dppo.cluster.learning.ranks import RayTrainers
+from dppo.cluster.learning.worth import worth_in_words
 from dppo.cluster.wire import trainer_plan
 from dppo.config.parts import annealed
 from dppo.errors import ClusterError, OutOfMemory, TrainingDiverged

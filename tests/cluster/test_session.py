@@ -17,15 +17,17 @@ import tempfile
 from collections import namedtuple
 from collections.abc import Callable
 from contextlib import nullcontext
+from functools import partial
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
 from commandline import fresh_environment, run
+from processes import in_ray_thread
 
 from dppo.cluster.collecting.actor import make_progress_file
-from dppo.cluster.ray import capacity, session
+from dppo.cluster.ray import capacity, connecting, session
 from dppo.cluster.ray import environment as surroundings
 from dppo.cluster.ray.session import MIB, SMALLEST_STORE, RaySession, demand_of
 from dppo.config import Actors, Learners
@@ -236,13 +238,13 @@ class ConnectedRay:
 
 def test_only_the_address_of_the_connected_cluster_is_accepted_by_any_name() -> None:
     here = ConnectedRay(f"{socket.gethostbyname(socket.gethostname())}:6379")
-    session.check_connected(here, "localhost:6379", dashboard=False)
+    connecting.check_connected(here, "localhost:6379", dashboard=False)
     there = ConnectedRay("10.0.0.7:6379")
     for address in (None, "auto", "10.0.0.7:6379"):
-        session.check_connected(there, address, dashboard=False)
+        connecting.check_connected(there, address, dashboard=False)
     for other in ("big-cluster.invalid:6379", "10.0.0.8:6379", "10.0.0.7:6380", "local", "localhost:6379"):
         with pytest.raises(ConfigError, match=rf"address={other}: .* at 10.0.0.7:6379 already"):
-            session.check_connected(there, other, dashboard=False)
+            connecting.check_connected(there, other, dashboard=False)
 
 
 @pytest.mark.parametrize(
@@ -257,21 +259,21 @@ def test_only_the_address_of_the_connected_cluster_is_accepted_by_any_name() -> 
 def test_addresses_of_other_services_are_refused(address: str, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RAY_ADDRESS", address)
     with pytest.raises(ConfigError) as refused:
-        session.wanted_cluster(None)
+        connecting.wanted_cluster(None)
     assert str(refused.value).startswith(f"RAY_ADDRESS={address}: this is {kind}")
     assert "host:port" in str(refused.value)
     assert "unset RAY_ADDRESS" in str(refused.value)
     with pytest.raises(ConfigError, match=r"^address="):
-        session.wanted_cluster(address)
+        connecting.wanted_cluster(address)
 
 
 def test_the_address_setting_precedes_the_environment_variable(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RAY_ADDRESS", "head:6379")
-    assert session.wanted_cluster(None) == ("RAY_ADDRESS", "head:6379")
-    assert session.wanted_cluster("other:6379") == ("address", "other:6379")
-    assert session.wanted_cluster("local") == ("address", None)
+    assert connecting.wanted_cluster(None) == ("RAY_ADDRESS", "head:6379")
+    assert connecting.wanted_cluster("other:6379") == ("address", "other:6379")
+    assert connecting.wanted_cluster("local") == ("address", None)
     monkeypatch.delenv("RAY_ADDRESS")
-    assert session.wanted_cluster(None) == ("RAY_ADDRESS", None)
+    assert connecting.wanted_cluster(None) == ("RAY_ADDRESS", None)
 
 
 def test_a_session_joins_the_ray_of_its_process_and_leaves_it(ray_session: None) -> None:
@@ -337,7 +339,8 @@ def test_parts_of_a_licence_add_up_to_a_whole_number(monkeypatch: pytest.MonkeyP
     given: dict[str, Any] = {}
     monkeypatch.setattr(session, "_start_processes", lambda ray, notify, **options: given.update(options))
     actors = Actors(num_actors=3, actor_resources={"licence": 0.5})
-    session._start(SimpleNamespace(), demand_of(actors, Learners()), 1, dashboard=False, notify=print)
+    demand = demand_of(actors, Learners())
+    in_ray_thread(lambda: session._start(SimpleNamespace(), demand, 1, dashboard=False, notify=print))
     assert given["resources"] == {"licence": 2}
 
 
@@ -383,7 +386,7 @@ BY_HAND = "node_d22930ce7ff40131afe61a09b90506f70a6beb0395de5ccf9d1ca95c"
 )
 def test_an_autoscaler_is_detected_by_the_types_of_nodes(status: bytes, there: bool, autoscaler: Says) -> None:
     autoscaler(status)
-    assert capacity.has_autoscaler(ConnectedRay()) is there
+    assert in_ray_thread(partial(capacity.has_autoscaler, ConnectedRay())) is there
 
 
 def test_a_cluster_with_an_autoscaler_may_be_too_small(autoscaler: Says) -> None:
@@ -391,9 +394,9 @@ def test_a_cluster_with_an_autoscaler_may_be_too_small(autoscaler: Says) -> None
     ray, logged = ConnectedRay("10.0.0.7:6379", {"CPU": 2.0}), list[str]()
     autoscaler(report(BY_HAND))
     with pytest.raises(ConfigError, match=r"num_actors=8 .* hold 2\. Use at most 2"):
-        capacity.check_cluster(ray, demand, logged.append)
+        in_ray_thread(partial(capacity.check_cluster, ray, demand, logged.append))
     autoscaler(report("headgroup"))
-    capacity.check_cluster(ray, demand, logged.append)
+    in_ray_thread(partial(capacity.check_cluster, ray, demand, logged.append))
     [line] = logged
     assert "hold 2. The cluster has an autoscaler" in line
 
@@ -401,7 +404,7 @@ def test_a_cluster_with_an_autoscaler_may_be_too_small(autoscaler: Says) -> None
 def test_a_ray_started_here_has_no_autoscaler(ray_session: None) -> None:
     import ray
 
-    assert not capacity.has_autoscaler(ray)
+    assert not in_ray_thread(partial(capacity.has_autoscaler, ray))
 
 
 @pytest.mark.parametrize("failures", [1, 2])
@@ -424,7 +427,7 @@ def test_ray_is_started_once_more_if_it_fails(failures: int, monkeypatch: pytest
         if failures == 2
         else nullcontext()
     ):
-        session._start(ray, demand, 1, True, notes.append)
+        in_ray_thread(lambda: session._start(ray, demand, 1, True, notes.append))
     assert len(calls) == 2
     assert "timed out during startup" in notes[-1]
     assert notes[-1].endswith("trying once more")

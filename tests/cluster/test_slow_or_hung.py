@@ -516,6 +516,17 @@ def test_the_restart_of_an_actor_is_logged() -> None:
     ]
 
 
+def test_the_line_of_a_wait_for_one_of_two_actors_names_the_setting_that_would_help() -> None:
+    for backup_requests in (False, True):
+        driver = Driver(
+            [[0], [1]], replace(LIMITS, segment_timeout_s=600.0, quiet_s=10, backup_requests=backup_requests)
+        )
+        driver.request(0)
+        driver.on(answer_to(driver.all(Ask)[-1]))
+        driver.wait(15)
+        assert ("(--backup-requests) would let an idle actor" in driver.logged()[0]) is not backup_requests
+
+
 def test_no_wait_is_logged_between_two_requests() -> None:
     """Actors may be lost and replaced meanwhile, but no line says "0 of 1"."""
     driver = Driver([[0], [1]])

@@ -34,7 +34,7 @@ from dppo.cluster.collecting.messages import (
     Started,
 )
 from dppo.cluster.ray.capacity import Demand
-from dppo.cluster.ray.watch import Room
+from dppo.cluster.ray.room import Room
 from dppo.cluster.wire import Answer, Recycled, SamplerPlan
 from dppo.envs.activity import Activity, Phase
 from dppo.errors import EnvironmentFault

@@ -6,7 +6,7 @@ import time
 from contextlib import suppress
 from functools import partial
 from queue import Empty, SimpleQueue
-from threading import Event, Thread
+from threading import Event
 from typing import Any
 
 import ray
@@ -15,8 +15,19 @@ from ray.exceptions import RayError
 from dppo.cluster import wire
 from dppo.cluster.collecting.actor import PPOActor, ProgressFile
 from dppo.cluster.collecting.hosting import ENDING_S
-from dppo.cluster.collecting.ray_transport import actor_class
-from dppo.cluster.wire import PackedModel, cause_of_death, last_line, packed_model, sendable, unpacked_model, within
+from dppo.cluster.ray.actor_class import actor_class
+from dppo.cluster.ray.calls import RayThread, calls_ray
+from dppo.cluster.ray.session import RayLink
+from dppo.cluster.wire import (
+    FETCH_TIMEOUT_S,
+    PackedModel,
+    cause_of_death,
+    last_line,
+    packed_model,
+    sendable,
+    unpacked_model,
+    within,
+)
 from dppo.envs.activity import Phase, place_of
 from dppo.errors import ClusterError, DppoError
 from dppo.log import logger
@@ -25,6 +36,7 @@ from dppo.user_code import in_a_line
 
 START_S, LOOK_S = 600.0, 1.0  # for an actor to start; between two looks at what it does
 TRIES, LATER_S = 3, 5.0  # actors for an episode, until the rest of its evaluation is left out; between two of them
+LOST_S = 1.0  # for a Ray that is lost to close actors all the same
 CLOSING_S, IDLE_S = 2.0, 0.2  # for actors to close their environments; between two looks for something to do
 
 Outcome = tuple[int, int, Episode | DppoError]
@@ -74,26 +86,31 @@ class RayPlayers:
     """
 
     def __init__(
-        self, player: Any, resources: dict[str, float], *, episodes: int, actors: int, timeout_s: float, hung_s: float,
-        logs: str, licensed: bool = False, **options: Any,
+        self, player: Any, resources: dict[str, float], link: RayLink, *, episodes: int, actors: int, timeout_s: float,
+        hung_s: float, logs: str, licensed: bool = False, **options: Any,
     ) -> None:  # fmt: skip
         """Start the threads; `player` is an EpisodePlayer, the rest as for `RayTransport`.
 
         `licensed`: the licence of a lost actor is free only when its keeper has ended its processes.
         """
         self._licence_s = ENDING_S if licensed else 0.0
+        self._link, self._now = link, link.clock.patience
         self._packed, self._episodes, self._timeout_s = packed_model(player, "eval_env_kwargs"), episodes, timeout_s
         self._kind, self._logs, self._gpus = actor_class(EvaluationActor, resources, options), logs, "GPU" in resources
         self._tasks, self._ended = SimpleQueue[tuple[int, int, Any]](), SimpleQueue[Outcome]()
         self._closing, self._left_out, self._hung_s = Event(), set[int](), hung_s
         self._actors: list[Any] = [None] * actors
         self._files = [ProgressFile("", "")] * actors
-        self._threads = [Thread(target=self._work, args=(number,), daemon=True) for number in range(actors)]
+        self._threads = [RayThread(self._work, f"dppo-evaluation-{number}", (number,)) for number in range(actors)]
         for thread in self._threads:
             thread.start()
 
     def begin(self, number: int, policy: PolicySnapshot) -> None:
         """Begin an evaluation of a policy, after those before; does not wait."""
+        self._link.calls.post(partial(self._begin, number, policy), "sending a policy to evaluate")
+
+    @calls_ray
+    def _begin(self, number: int, policy: PolicySnapshot) -> None:
         try:
             sent = ray.put(policy)
         except RayError as error:
@@ -114,13 +131,21 @@ class RayPlayers:
     def close(self) -> None:
         """Stop all actors; close all environments."""
         self._closing.set()
+        with suppress(ClusterError):  # Ray does not answer
+            timeout_s = LOST_S if self._link.watch.lost else 3 * CLOSING_S
+            self._link.calls.call(self._close, "closing the actors of evaluations", timeout_s=timeout_s)
+        deadline = time.monotonic() + CLOSING_S
+        for thread in self._threads:  # whose calls fail now
+            thread.join(max(0.0, deadline - time.monotonic()))
+
+    @calls_ray
+    def _close(self) -> None:
         actors = [actor for actor in self._actors if actor is not None]
         if actors:
             ray.wait([actor.close.remote() for actor in actors], num_returns=len(actors), timeout=CLOSING_S)
         within(CLOSING_S, lambda: [ray.kill(actor) for actor in actors])
-        for thread in self._threads:  # whose calls fail now
-            thread.join(CLOSING_S)
 
+    @calls_ray
     def _work(self, number: int) -> None:
         """Start an actor, and let it play one episode after the other."""
         with suppress(Exception):  # which the first episode finds out
@@ -134,6 +159,7 @@ class RayPlayers:
                         self._left_out.add(evaluation)
                     self._ended.put((evaluation, episode, outcome))
 
+    @calls_ray
     def _played(self, number: int, policy: Any, episode: int) -> Episode | DppoError:
         lost = ""
         for later in range(TRIES):
@@ -155,12 +181,13 @@ class RayPlayers:
                     break
         return ClusterError(lost)
 
+    @calls_ray
     def _answer(self, number: int, policy: Any, episode: int) -> Any:
         """Return what an actor answers; raise TimeoutError if it is late, or in one step for too long."""
         question = self._actors[number].play.remote(policy, episode, self._timeout_s)
-        late_at, hung_at, seen = time.monotonic() + self._timeout_s + self._hung_s, math.inf, None
+        late_at, hung_at, seen = self._now() + self._timeout_s + self._hung_s, math.inf, None
         while not ray.wait([question], timeout=LOOK_S)[0]:
-            doing, now = self._files[number].read(), time.monotonic()  # None on another node
+            doing, now = self._files[number].read(), self._now()  # None on another node
             if doing != seen:
                 seen, hung_at = doing, now + self._hung_s
             if now > hung_at:
@@ -168,10 +195,12 @@ class RayPlayers:
                 raise TimeoutError(f"{where} for {self._hung_s:g} s, the longest of the timeouts of a segment's phases")
             if now > late_at:
                 raise TimeoutError(f"did not end episode {episode} within eval_timeout_s={self._timeout_s:g}")
-        return ray.get(question)
+        return ray.get(question, timeout=FETCH_TIMEOUT_S)
 
+    @calls_ray
     def _start(self, number: int) -> None:
-        actor, here = self._kind.remote(self._packed, number), ray.get_runtime_context().get_node_id()
-        self._actors[number], log = actor, f"{self._logs}/evaluation-{number}.log"
-        started = actor.alone_in_process.remote(self._gpus, log, here, os.getpid())
+        actor = self._kind.remote(self._packed, number)
+        self._actors[number] = actor
+        log = f"{self._logs}/evaluation-{number}.log"
+        started = actor.alone_in_process.remote(self._gpus, log, self._link.node_id, os.getpid())
         self._files[number] = ray.get(started, timeout=START_S)

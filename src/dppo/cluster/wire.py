@@ -9,11 +9,11 @@ import os
 import pickle
 import socket
 import sys
-import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from dppo.cluster.ray.calls import RayThread
 from dppo.config import Config
 from dppo.config.parts import PPO, Env, Learners, Network, Sampling, Sizes
 from dppo.errors import ClusterError, ConfigError, DppoError, EnvironmentFault, OutOfMemory, TrainingDiverged
@@ -216,11 +216,11 @@ def delay_before(replacement: int) -> float:
 
 
 def within(timeout_s: float, call: Callable[[], object]) -> None:
-    """Run a call of Ray's that has no timeout of its own; return when it ends or time is up.
+    """Run a call of Ray's that has no timeout of its own, in a thread; return when it ends or time is up.
 
     Killing an actor that was never registered and removing a placement group wait without limit if the GCS is gone.
     """
-    thread = threading.Thread(target=call, daemon=True)
+    thread = RayThread(call, "dppo-call")
     thread.start()
     thread.join(timeout_s)
 

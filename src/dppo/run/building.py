@@ -151,7 +151,7 @@ def _open_session(config: Config, variables: dict[str, str], stop: StopSignals, 
     fewest = max(config.actor_bounds[0], config.fewest_for(config.num_samplers))
     bounds = f"{fewest}..{config.most_actors}" if config.elastic else config.num_actors
     actors = replace(config.actors, num_actors=bounds)
-    more: dict[str, Any] = {"notify": logger.warning, "env_threads": config.env_threads}
+    more: dict[str, Any] = {"notify": logger.warning, "check": stop.check, "env_threads": config.env_threads}
     session = RaySession(actors, config.learners, config.evaluators, store_bytes=store_bytes, **more)
     stack.callback(session.close)
     stop.add_check(session.check)
@@ -196,10 +196,12 @@ class _Site:
             local.interruptible = self.stop.interruptible
             local.check_gpu(config.batch_size * config.reuse)
         else:
-            from dppo.cluster.learning.ranks import RayTrainers, worth_in_words
+            from dppo.cluster.learning.ranks import RayTrainers
+            from dppo.cluster.learning.worth import worth_in_words
 
             more = {"expected": expected, **self.session.options}
-            trainers = ranks = RayTrainers(plan, spaces, logger.warning, self.stop.check, **more)
+            link = self.session.link("learners")
+            trainers = ranks = RayTrainers(plan, spaces, logger.warning, self.stop.check, link, **more)
             self.stack.callback(ranks.close)
             if config.num_learners > 1:
                 logger.warning("%s", worth_in_words(plan, ranks.spec, *ranks.worth(config.sizes.minibatch_rows)))
@@ -224,7 +226,8 @@ class _Site:
         of: dict[str, Any] = {"episodes": config.eval_episodes, "actors": config.eval_actors, "logs": self.logs}
         longest_s = max(config.segment_timeout_s, *(getattr(config, name) or 0.0 for name in SETTINGS.values()))
         of |= {"timeout_s": config.eval_timeout_s, "hung_s": longest_s, **self.session.options}
-        players = RayPlayers(player, self.session.demand.actor, licensed=config.licences is not None, **of)
+        link, licensed = self.session.link("evaluations"), config.licences is not None
+        players = RayPlayers(player, self.session.demand.actor, link, licensed=licensed, **of)
         return self.stack.enter_context(closing(players))
 
 

@@ -13,6 +13,7 @@ from dppo.errors import ClusterError, counted
 
 PATIENCE_S = 5.0  # without enough actors, before that is logged
 ENDING_S = 6.0  # for which the environments of a lost process count: its keeper ends its children within 5 s
+BACKUPS = "backup_requests=True (--backup-requests) would let an idle actor make a late segment, too"
 
 
 @dataclass(slots=True)
@@ -210,7 +211,9 @@ class Hosting:
         places += [f"actor {one.actor_id}: {one.progress} for {one.stood[1]:.0f} s" for one in actors if _stands(one)]
         slots = [str(self.slots)] if self.slots.limited else []
         rule = f"an actor that makes no progress for {limit_s:g} s is replaced"
-        return "; ".join([segments, *_shortened(starts), *_shortened(places), *slots, rule])
+        may_help = any(not actor.asked for actor in self.running.values()) and not starts and not slots
+        backups = [BACKUPS] if may_help and not self._limits.backup_requests else []
+        return "; ".join([segments, *_shortened(starts), *_shortened(places), *slots, rule, *backups])
 
     def check_enough(self, now: float) -> list[Command]:
         """Return a message once too few actors have been running for a while, and one once there are enough again.

@@ -99,6 +99,14 @@ class Log:
     incident: Incident | None = None
 
 
+IN_WORDS: dict[type, str] = {
+    Start: "starting an actor",
+    Kill: "ending an actor",
+    Ask: "asking an actor",
+    Describe: "asking an actor",
+}
+"""The commands for which a transport calls Ray, for messages about calls that do not end."""
+
 ForTransport = Start | Kill | Ask | Describe | Look
 Command = ForTransport | Log
 

@@ -2,8 +2,9 @@
 
 import os
 import time
-from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
@@ -26,9 +27,11 @@ from dppo.cluster.collecting.ledger import ReplayLedger
 from dppo.cluster.collecting.messages import Ask, Describe, Event, ForTransport, Limits, Process, Start
 from dppo.cluster.collecting.roster import SETTINGS
 from dppo.cluster.collecting.watching import Watching
+from dppo.cluster.ray.actor_class import actor_class
+from dppo.cluster.ray.calls import calls_ray
 from dppo.cluster.ray.capacity import Demand, rooms_for
-from dppo.cluster.ray.session import RaySession
-from dppo.cluster.ray.watch import Room, usable_nodes
+from dppo.cluster.ray.room import Room, usable_nodes
+from dppo.cluster.ray.session import RayLink, RaySession
 from dppo.cluster.wire import FETCH_TIMEOUT_S, SamplerPlan, incurable, last_line, packed_model, within
 from dppo.config.parts import Actors
 from dppo.errors import ClusterError, ConfigError
@@ -37,25 +40,28 @@ from dppo.signals import StopSignals
 
 TICK_S = 0.5  # longest single wait, and so the delay with which a deadline or a due restart is noticed
 IDLE_S = 0.05  # the same while no call is pending
-LOOK_S = 5.0  # between two looks at all pending calls
-IDLE_LOOK_S = 2.0  # between two looks at the actors without a call, whose deaths nothing else reports
+LOOK_S = 2.0  # between two looks at all actors, and at all pending calls
 INLINE = 90_000  # bytes of a policy up to which each question holds it; Ray stores arguments of more than 100 KiB anew
 CLOSING_S = 5.0  # for actors to close their environments
 INTERRUPTED_S = 2.0  # the same for actors that are in the middle of a segment
 JOIN_S = 20.0  # for an actor that joins to start, before others host its samplers
-KILLING_S = 2.0  # for Ray to accept a kill
-
+KILLING_S, LOST_S = 2.0, 1.0  # for Ray to accept a kill; for a Ray that is lost to close actors all the same
 
 _Call = tuple[Start | Ask | Describe, list[Any]]  # a pending one, and references to arrays that stay with Ray
 _Ended = tuple[ObjectRef[Any], Callable[[], Any]]  # a call, and a function that returns its result or raises its error
 
 
 class RayTransport:
-    """Starts, asks and kills actors on Ray; the engine decides when."""
+    """Starts, asks and kills actors on Ray; the engine decides when.
+
+    Commands are executed in order by the thread of `link.calls`, the only one that calls Ray: the thread of the loop
+    puts them into its queue, and reads what has ended. Each attribute is changed by one of the two, as noted.
+    """
 
     def __init__(
-        self, plan: SamplerPlan, demand: Demand, *, by_reference: bool, room: Room | None, logs: str, **options: Any
-    ) -> None:
+        self, plan: SamplerPlan, demand: Demand, link: RayLink, *, by_reference: bool, room: Room | None, logs: str,
+        **options: Any,
+    ) -> None:  # fmt: skip
         """Pickle the plan for the actors; raise ConfigError if the environment or the user's network cannot be pickled.
 
         Args:
@@ -74,34 +80,53 @@ class RayTransport:
         # Threads take up the next question while others are at this one; `close` is not to wait for any.
         options["max_concurrency"] = plan.sampling.lag + 2 if plan.sampling.env_threads else None
         self._actor_classes = [actor_class(PPOActor, group, options) for group in demand.groups]
-        self._demand, self._groups = demand, dict[Process, int]()
+        self._demand, self._link = demand, link
         self._keep_gpus, self._by_reference, self._room = "GPU" in demand.actor, by_reference, room
-        self._handles, self._calls = dict[Process, Any](), dict[ObjectRef[Any], _Call]()
-        self._ended = SimpleQueue[_Ended]()  # calls that have ended, in this order
-        self._looked_at, self._looked_at_idle, self._seconds = time.monotonic(), time.monotonic(), 0.0
-        self._watching, self._logs = Watching(ray.get_runtime_context().get_node_id(), plan.seed), logs
+        self._watching, self._logs = Watching(link, link.node_id, plan.seed), logs
         self.stacks = self._watching.stacks
+        # Of the thread that calls Ray:
+        self._handles, self._groups = dict[Process, Any](), dict[Process, int]()
         self._policies: dict[int, Any] = {}  # as sent, by version
+        self._calls = dict[ObjectRef[Any], _Call]()  # from which the loop takes those that have ended
+        self._spent_s = 0.0
+        # Of the loop:
+        self._alive = set[Process]()  # those that are to be started or run; answers of others do not count
         self._worn = set[Process]()  # those that are to be recycled
-        self._stop: StopSignals | None = None  # of the last wait
+        self._looked_at = time.monotonic()
+        self._seconds, self._spent_before_s = 0.0, 0.0
+        # Of both:
+        self._ended = SimpleQueue[_Ended]()  # calls that have ended, in this order
+        self._unreported = deque[_Ended]()  # the same, found by a look
+        self._looking = False  # True while a look at all actors is due
 
     # ------------------------------------------------------------------ commands
 
     def do(self, command: ForTransport) -> None:
+        """Let a command be executed, after all earlier ones; does not wait."""
+        if isinstance(command, messages.Look):
+            return self._watching.look(command.process)
+        if isinstance(command, Start):
+            self._alive.add(command.process)
+        elif isinstance(command, messages.Kill):
+            self._alive.discard(command.process)
+            self._watching.ended(command.process)
+        self._link.calls.post(partial(self._execute, command), messages.IN_WORDS[type(command)])
+
+    @calls_ray
+    def _execute(self, command: ForTransport) -> None:
         """Execute a command; raise ClusterError if the policy cannot be put into Ray's object store."""
         began = time.monotonic()
         if isinstance(command, messages.Kill):
             self._kill(command.process)
         elif isinstance(command, Start):
             self._start(command)
-        elif isinstance(command, messages.Look):
-            self._watching.look(command.process)
         elif isinstance(command, Describe):
             self._expect(self._handles[command.process].describe.remote(command.sampler_id), command)
-        else:
+        elif isinstance(command, Ask) and not self._link.watch.lost:  # else large arguments would end this process
             self._ask(command)
-        self._seconds += time.monotonic() - began
+        self._spent_s += time.monotonic() - began
 
+    @calls_ray
     def _start(self, start: Start) -> None:
         """Request an actor with the resources for which there is most room."""
         group, taken = 0, Counter(self._groups.values())
@@ -113,12 +138,8 @@ class RayTransport:
         log = f"{self._logs}/actor-{start.process.actor_id}.log", self._watching.here, os.getpid()
         self._expect(handle.alone_in_process.remote(self._keep_gpus, *log), start)
 
+    @calls_ray
     def _ask(self, ask: Ask) -> None:
-        try:
-            if self._stop is not None:
-                self._stop.run_added_checks()
-        except ClusterError:
-            return  # large arguments would end this process if the raylet has died; the next `events` raises
         apart, policy = self._by_reference, self._sent(ask.policy)
         method = self._handles[ask.process].make_segments_packed
         method = method.options(num_returns=1 + len(ask.question.samplers)) if apart else method
@@ -131,10 +152,11 @@ class RayTransport:
         self._calls[ref] = command, list(segments)
         ref.future().add_done_callback(lambda future: self._ended.put((ref, future.result)))
 
+    @calls_ray
     def _sent(self, policy: PolicySnapshot) -> Any:
         """Return a policy as an argument: packed once if small, else put into the object store once."""
         if policy.version not in self._policies:
-            asks = [command for command, _ in self._calls.values() if isinstance(command, Ask)]
+            asks = [command for command, _ in list(self._calls.values()) if isinstance(command, Ask)]
             oldest = min((ask.policy.version for ask in asks if ask.process in self._handles), default=policy.version)
             self._policies = {version: sent for version, sent in self._policies.items() if version >= oldest}
             try:
@@ -147,62 +169,66 @@ class RayTransport:
                 ) from None
         return self._policies[policy.version]
 
+    @calls_ray
     def _kill(self, process: Process) -> None:
         handle, _ = self._handles.pop(process, None), self._groups.pop(process, None)
-        if handle is not None:
-            idle = all(command.process != process for command, _ in self._calls.values())
+        if handle is not None:  # its calls end as well, and `events` drops them
+            idle = all(command.process != process for command, _ in list(self._calls.values()))
             if idle or process in self._worn:  # it leaves, or is recycled, and refuses what is left in its queue
                 ray.wait([handle.close.remote()], timeout=INTERRUPTED_S)
-            within(KILLING_S, lambda: ray.kill(handle))
-        self._watching.ended(process)  # its calls end as well, and `events` drops them
+            within(KILLING_S, partial(ray.kill, handle))
 
     # ------------------------------------------------------------------ events
 
     def events(self, stop: StopSignals) -> list[Event]:
         """Return an event for each call that has ended; wait up to `TICK_S` for the first."""
-        self._stop = stop
         stop.check()
         events: list[Event] = [*self._watching.seen()]
         if self._room is not None:
             joined, left = self._room.changes(self._watching.homes)
             events += [*map(messages.Joined, joined), *map(messages.Left, left)]
-        self._look_at_idle()
         ended, began = self._ended_calls(0 if events else TICK_S), time.monotonic()
+        self._look_if_due(began)
         for ref, result in ended:
             call = self._calls.pop(ref, None)
-            if call is not None and call[0].process in self._handles:  # else it has been killed
+            if call is not None and call[0].process in self._alive:  # else it has been killed
                 events.append(self._event(*call, result))
         self._seconds += time.monotonic() - began
         return events
 
     def _ended_calls(self, timeout_s: float) -> list[_Ended]:
-        """Return all calls that have ended; wait up to `timeout_s` for the first.
-
-        Waiting for reports costs the same with any number of pending calls, `ray.wait` costs more with more of them. It
-        looks at all of them now and then, because a wait must not depend on every report.
-        """
+        """Return all calls that have ended; wait up to `timeout_s` for the first."""
         ended = []
         with suppress(Empty):
             ended.append(self._ended.get(timeout=timeout_s if self._calls else min(IDLE_S, timeout_s)))
             while True:
                 ended.append(self._ended.get_nowait())
-        if not ended and self._calls and time.monotonic() - self._looked_at > LOOK_S:
-            refs, _ = ray.wait(list(self._calls), num_returns=len(self._calls), timeout=0)
-            ended = [(ref, partial(ray.get, ref, timeout=FETCH_TIMEOUT_S)) for ref in refs]
-            self._looked_at = time.monotonic()
+        while self._unreported:
+            ended.append(self._unreported.popleft())
         return ended
 
-    def _look_at_idle(self) -> None:
-        """Call each actor that has died without a pending call: this call ends at once, with the reason.
+    def _look_if_due(self, now: float) -> None:
+        if now - self._looked_at > LOOK_S and not self._looking:
+            self._looked_at, self._looking = now, True
+            self._link.calls.post(self._look, "looking at all actors")
 
-        Otherwise an actor that waits for the others, perhaps for a long replay, would be missed at its next question.
+    @calls_ray
+    def _look(self) -> None:
+        """Call each actor that has died without a pending call; look for calls whose end was not reported.
+
+        Such a call ends at once; an actor that waits for others would be missed otherwise. Unlike `ray.wait`, reports
+        cost the same with any number of pending calls; but the loop must not depend on every report.
         """
-        if time.monotonic() - self._looked_at_idle > IDLE_LOOK_S:
-            busy = {command.process for command, _ in self._calls.values()}
-            for process, handle in self._handles.items():
-                if process not in busy and handle._get_local_state() == ActorTableData.DEAD:
-                    self._expect(handle.close.remote(), Start(process))
-            self._looked_at_idle = time.monotonic()
+        pending = list(self._calls.items())
+        refs = [ref for ref, _ in pending]
+        busy = {command.process for _, (command, _) in pending}
+        for process, handle in self._handles.items():
+            if process not in busy and handle._get_local_state() == ActorTableData.DEAD:
+                self._expect(handle.close.remote(), Start(process))
+        if refs and self._ended.empty():
+            for ref in ray.wait(refs, num_returns=len(refs), timeout=0)[0]:
+                self._unreported.append((ref, _result_of(ref)))
+        self._looking = False
 
     def _event(self, command: Start | Ask | Describe, segments: list[Any], result: Callable[[], Any]) -> Event:
         try:
@@ -223,34 +249,39 @@ class RayTransport:
 
     def take_seconds(self) -> float:
         """Return the seconds spent on sending questions and receiving answers since the last call."""
-        seconds, self._seconds = self._seconds, 0.0
+        spent_s = self._spent_s
+        seconds = self._seconds + spent_s - self._spent_before_s
+        self._seconds, self._spent_before_s = 0.0, spent_s
         return seconds
 
     def close(self) -> None:
         """Give actors a few seconds to close their environments, then kill them."""
-        asked = any(isinstance(command, Ask) for command, _ in self._calls.values())
-        starting = {command.process for command, _ in self._calls.values() if isinstance(command, Start)}
+        for process in self._alive:
+            self._watching.ended(process)
+        with suppress(ClusterError):  # Ray does not answer
+            timeout_s = LOST_S if self._link.watch.lost else CLOSING_S + 2 * KILLING_S
+            self._link.calls.call(self._close, "closing the actors", timeout_s=timeout_s)
+
+    @calls_ray
+    def _close(self) -> None:
+        asked = any(isinstance(command, Ask) for command, _ in list(self._calls.values()))
+        starting = {command.process for command, _ in list(self._calls.values()) if isinstance(command, Start)}
         closing = [handle.close.remote() for process, handle in self._handles.items() if process not in starting]
         if closing:
             ray.wait(closing, num_returns=len(closing), timeout=INTERRUPTED_S if asked else CLOSING_S)
-        for process in self._handles:
-            self._watching.ended(process)
         handles, self._handles = [*self._handles.values(), *self._watching.take_witnesses()], {}
         within(KILLING_S, lambda: [ray.kill(handle) for handle in handles])
 
 
-def actor_class(kind: type, resources: Mapping[str, float], options: dict[str, Any]) -> Any:
-    """Return the class of actors of this kind that take these resources."""
-    return ray.remote(kind).options(
-        num_cpus=resources["CPU"],
-        num_gpus=resources.get("GPU", 0),
-        resources={name: amount for name, amount in resources.items() if name not in ("CPU", "GPU")},
-        scheduling_strategy="SPREAD",
-        max_restarts=0,  # the engine replaces actors, so it must see every death
-        max_task_retries=0,
-        enable_task_events=False,
-        **options,
-    )
+@calls_ray
+def _result_of(ref: ObjectRef[Any]) -> Callable[[], Any]:
+    """Return a function that returns the result of a call that has ended, or raises its error."""
+    done = Future[Any]()
+    try:
+        done.set_result(ray.get(ref, timeout=FETCH_TIMEOUT_S))
+    except RayError as error:
+        done.set_exception(error)
+    return done.result
 
 
 def collector_on_ray(
@@ -266,5 +297,7 @@ def collector_on_ray(
         most = min(actors.actor_bounds[1], plan.sampling.num_samplers)
         limits = replace(limits, start_timeout_s=JOIN_S, fewest_actors=fewest, most_actors=most, elastic=True)
     engine = Collecting(shares(plan.sampling.num_samplers, session.demand.num_actors), ledger, limits)
-    transport = RayTransport(plan, session.demand, room=session.room, **session.options, **more)
-    return ActorCollector(engine, transport, on_progress, batch_size=plan.sampling.batch_size)
+    link = session.link("actors")
+    transport = RayTransport(plan, session.demand, link, room=session.room, **session.options, **more)
+    sizes = {"batch_size": plan.sampling.batch_size}
+    return ActorCollector(engine, transport, on_progress, **sizes, clock=link.clock.patience)

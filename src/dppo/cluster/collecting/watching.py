@@ -1,10 +1,12 @@
 """Watching: reads the progress of actors that are too busy to answer, on any node."""
 
+from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
+from queue import Empty, SimpleQueue
 from typing import Any
 
 import ray
-from ray import ObjectRef
 from ray.exceptions import RayError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
@@ -12,11 +14,15 @@ from dppo import streams
 from dppo.cluster.collecting.actor import ProgressFile
 from dppo.cluster.collecting.keeper import end_of_log
 from dppo.cluster.collecting.messages import Process, Progressed, Started
+from dppo.cluster.ray.calls import calls_ray
+from dppo.cluster.ray.session import RayLink
 from dppo.cluster.wire import UNKNOWN, cause_of_death
 from dppo.envs.activity import Activity, Phase
+from dppo.errors import ClusterError
 from dppo.streams import Stream
 
 STACKS_S = 15.0  # for a witness on another node
+BUSY_S = 2.0  # a call into Ray that has waited for longer: the network is silent, and nobody could answer
 
 
 class Witness:
@@ -34,14 +40,18 @@ class Witness:
 class Watching:
     """Reads the progress files of actors: directly on this node, through a witness process on other nodes.
 
-    A witness starts with the first look at an actor of its node, and reserves no CPU of the cluster.
+    A witness starts with the first look at an actor of its node, and reserves no CPU of the cluster. It is asked in the
+    thread of the calls into Ray: a look never waits, even if the network does.
     """
 
-    def __init__(self, here: str, seed: int = 0) -> None:
+    def __init__(self, link: RayLink, here: str, seed: int = 0) -> None:
+        self._link = link
         self.here, self._seed = here, seed  # the id of this node; the seed of the run
         self._files, self._latest = dict[Process, ProgressFile](), dict[Process, Activity]()
-        self._witnesses: dict[str, Any] = {}  # by the id of the node
-        self._looks: dict[Process, tuple[ObjectRef[Any], str]] = {}  # those that are pending, and the ids of the nodes
+        self._witnesses: dict[str, Any] = {}  # by the id of the node; belongs to the thread of the calls
+        self._looks = set[Process]()  # processes whose looks are pending
+        self._looked = SimpleQueue[tuple[Process, str, Callable[[], Activity | None]]]()
+        """Looks that have ended: the process, the id of its node, and a function that returns or raises the result."""
         self._seen: list[Progressed] = []
 
     def started(self, process: Process, file: ProgressFile) -> Started:
@@ -52,6 +62,7 @@ class Watching:
     def ended(self, process: Process) -> None:
         """Forget a process."""
         self._latest.pop(process, None)
+        self._looks.discard(process)
         file = self._files.pop(process, None)
         if file is not None and file.node_id == self.here:
             file.remove()
@@ -80,18 +91,40 @@ class Watching:
         file = self._files.get(process)
         if file is not None and file.node_id == self.here:
             self._take(process, file.read())
-        elif file is not None and file.path:
-            self._looks[process] = self._witness(file).read.remote(file), file.node_id
+        elif file is not None and file.path and process not in self._looks:
+            self._looks.add(process)
+            self._link.calls.post(partial(self._ask_witness, process, file), "looking at an actor of another node")
+
+    @calls_ray
+    def _ask_witness(self, process: Process, file: ProgressFile) -> None:
+        try:
+            asked = self._witness(file).read.remote(file)
+        except RayError as error:
+            self._looked.put((process, file.node_id, partial(_raise, error)))
+            return
+        asked.future().add_done_callback(lambda done: self._looked.put((process, file.node_id, done.result)))
 
     def stacks(self, process: Process) -> str:
         """Return the stacks of the threads of a process, "" if they cannot be read; waits a moment."""
         file, stacks = self._files.get(process), ""
         if file is not None and file.path:
-            with suppress(RayError):
+            with suppress(RayError, ClusterError):
                 here = file.node_id == self.here
-                stacks = file.stacks() if here else ray.get(self._witness(file).stacks.remote(file), timeout=STACKS_S)
+                stacks = file.stacks() if here else self._stacks_elsewhere(file)
         return stacks
 
+    def _stacks_elsewhere(self, file: ProgressFile) -> str:
+        """Return the stacks of a process on another node; raise ClusterError if Ray does not answer."""
+        if self._link.calls.waiting()[0] > BUSY_S:
+            return ""
+        ask = partial(self._ask_for_stacks, file)
+        return self._link.calls.call(ask, "reading the stacks of an actor", timeout_s=STACKS_S)
+
+    @calls_ray
+    def _ask_for_stacks(self, file: ProgressFile) -> str:
+        return str(ray.get(self._witness(file).stacks.remote(file), timeout=STACKS_S))
+
+    @calls_ray
     def _witness(self, file: ProgressFile) -> Any:
         if file.node_id not in self._witnesses:
             strategy = NodeAffinitySchedulingStrategy(file.node_id, soft=False)
@@ -108,15 +141,15 @@ class Watching:
 
     def seen(self) -> list[Progressed]:
         """Return the results of looks since the last call; does not wait."""
-        if self._looks:
-            refs = {ref: process for process, (ref, _) in self._looks.items()}
-            for ref in ray.wait(list(refs), num_returns=len(refs), timeout=0)[0]:
-                process = refs[ref]
-                _, node_id = self._looks.pop(process)
+        with suppress(Empty):
+            while True:
+                process, node_id, result = self._looked.get_nowait()
+                self._looks.discard(process)
                 try:
-                    self._take(process, ray.get(ref, timeout=1))
+                    self._take(process, result())
                 except RayError:  # the witness is lost, perhaps with its node; the next look starts another
-                    self._witnesses.pop(node_id, None)
+                    forget = partial(self._witnesses.pop, node_id, None)
+                    self._link.calls.post(forget, "looking at an actor of another node")
         seen, self._seen = self._seen, []
         return seen
 
@@ -124,10 +157,13 @@ class Watching:
         """Return all witnesses to be killed, and forget them."""
         witnesses = list(self._witnesses.values())
         self._witnesses.clear()
-        self._looks.clear()
         return witnesses
 
     def _take(self, process: Process, progress: Activity | None) -> None:
         if progress is not None:
             self._latest[process] = progress
             self._seen.append(Progressed(process, progress))
+
+
+def _raise(error: Exception) -> None:
+    raise error

@@ -21,8 +21,9 @@ from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
 from dppo.cluster.learning.sums import Group
 from dppo.cluster.learning.trainers import LocalTrainer
+from dppo.cluster.ray.calls import calls_ray
 from dppo.cluster.wire import FETCH_TIMEOUT_S, NO_MODEL, PackedModel, TrainerPlan, sendable, unpacked_model
-from dppo.errors import DppoError, GPUFailed, OutOfMemory
+from dppo.errors import DppoError, GPUFailed, OutOfMemory, TrainingDiverged
 from dppo.numerics.fingerprint import Expected
 from dppo.numerics.portable import limit_blas
 from dppo.ppo.exchange.records import PolicySnapshot, Segment, Update
@@ -145,16 +146,22 @@ def interface_of(address: str) -> str | None:
     return next((name for name, own in psutil.net_if_addrs().items() if address in (one.address for one in own)), None)
 
 
-def wait_for(calls: Sequence[ObjectRef[Any]], check: Callable[[], None], timeout_s: float = math.inf) -> list[Any]:
+@calls_ray
+def wait_for(
+    calls: Sequence[ObjectRef[Any]],
+    check: Callable[[], None],
+    timeout_s: float = math.inf,
+    clock: Callable[[], float] = time.monotonic,
+) -> list[Any]:
     """Return the answers of processes that may still be starting.
 
     Fails when: a call fails, time is up, or `check` raises, which is called at least every `TICK_S`.
     """
-    deadline, pending = time.monotonic() + timeout_s, list(calls)
+    deadline, pending = clock() + timeout_s, list(calls)
     try:
         while pending:
             check()
-            if time.monotonic() > deadline:
+            if clock() > deadline:
                 raise GetTimeoutError
             ready, pending = ray.wait(pending, num_returns=1, timeout=TICK_S)
             ray.get(ready, timeout=FETCH_TIMEOUT_S)
@@ -163,20 +170,28 @@ def wait_for(calls: Sequence[ObjectRef[Any]], check: Callable[[], None], timeout
         raise _death_behind(error, calls) from None
 
 
-def wait_while_alive(ranks: Sequence[Any], calls: Sequence[ObjectRef[Any]], check: Callable[[], None]) -> list[Any]:
+@calls_ray
+def wait_while_alive(
+    ranks: Sequence[Any],
+    calls: Sequence[ObjectRef[Any]],
+    check: Callable[[], None],
+    clock: Callable[[], float] = time.monotonic,
+) -> list[Any]:
     """Return the answers to one call of each of `ranks`, without a deadline.
 
-    Fails when: a rank fails, dies or stops answering, or `check` raises, which is called at least every `TICK_S`.
+    Fails when: a rank fails, dies or stops answering, or `check` raises, which is called at least every `TICK_S`. The
+    silence of a rank is measured by `clock`.
     """
-    heard, asked = [time.monotonic()] * len(ranks), dict[ObjectRef[Any], int]()
+    heard, asked = [clock()] * len(ranks), dict[ObjectRef[Any], int]()
 
+    @calls_ray
     def check_all() -> None:
         check()
         for ref in ray.wait(list(asked), num_returns=len(asked), timeout=0)[0] if asked else ():
             ray.get(ref, timeout=FETCH_TIMEOUT_S)
-            heard[asked.pop(ref)] = time.monotonic()
+            heard[asked.pop(ref)] = clock()
         for rank, handle in enumerate(ranks):
-            silent_s = time.monotonic() - heard[rank]
+            silent_s = clock() - heard[rank]
             if silent_s > SILENT_S:
                 raise TimeoutError(f"stopped answering: rank {rank} has been silent for {SILENT_S:.0f} s")
             if silent_s > ASK_EVERY_S and rank not in asked.values():
@@ -185,6 +200,15 @@ def wait_while_alive(ranks: Sequence[Any], calls: Sequence[ObjectRef[Any]], chec
     return wait_for(calls, check_all)
 
 
+def pause(seconds: float, check: Callable[[], None]) -> None:
+    """Wait for so long, unless `check` raises."""
+    ends_at = time.monotonic() + seconds
+    while time.monotonic() < ends_at:
+        check()
+        time.sleep(min(TICK_S, max(0.0, ends_at - time.monotonic())))
+
+
+@calls_ray
 def _death_behind(error: RayTaskError, calls: Sequence[ObjectRef[Any]]) -> RayError:
     """Return the death of another rank that made a sum fail; `error` itself if none died."""
     for call in ray.wait(list(calls), num_returns=len(calls), timeout=DEATH_REPORT_S)[0]:
@@ -195,3 +219,12 @@ def _death_behind(error: RayTaskError, calls: Sequence[ObjectRef[Any]]) -> RayEr
         except RayError:
             continue
     return error
+
+
+def raise_faults(answers: list[Any]) -> None:
+    """Raise the fault of a rank, if any. A divergence concerns all ranks, and each describes its own rows."""
+    faults = {rank: answer for rank, answer in enumerate(answers) if isinstance(answer, DppoError)}
+    for error in faults.values():
+        if len(faults) > 1 and isinstance(error, TrainingDiverged):
+            raise TrainingDiverged("\n".join(f"Learner {rank}: {each}" for rank, each in faults.items()))
+        raise error

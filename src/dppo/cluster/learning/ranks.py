@@ -3,6 +3,7 @@
 import math
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from typing import Any, TypeVar
@@ -11,11 +12,20 @@ import numpy as np
 import ray
 from ray import ObjectRef
 from ray.exceptions import ObjectLostError, RayActorError, RayError, RayTaskError
-from ray.util.placement_group import placement_group, remove_placement_group
-from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-from dppo.cluster.learning.rank import COLLECTIVE_TIMEOUT, LOOPBACK, TICK_S, TrainerRank, wait_for, wait_while_alive
+from dppo.cluster.learning.placement import CLOSE_S, Placement
+from dppo.cluster.learning.rank import (
+    COLLECTIVE_TIMEOUT,
+    LOOPBACK,
+    TrainerRank,
+    pause,
+    raise_faults,
+    wait_for,
+    wait_while_alive,
+)
+from dppo.cluster.ray.calls import calls_ray
 from dppo.cluster.ray.capacity import in_words
+from dppo.cluster.ray.session import RayLink, link_of_its_own
 from dppo.cluster.wire import (
     FETCH_TIMEOUT_S,
     TrainerPlan,
@@ -26,17 +36,17 @@ from dppo.cluster.wire import (
     sendable,
     within,
 )
-from dppo.errors import ClusterError, DppoError, OutOfMemory, SegmentsLost, TrainingDiverged
+from dppo.errors import ClusterError, OutOfMemory, SegmentsLost
 from dppo.numerics.fingerprint import Expected
 from dppo.ppo.exchange.records import Incident, IncidentKind, PolicySnapshot, Update
 from dppo.ppo.networks.choice import choose_network
-from dppo.ppo.networks.network import NetworkSpec
 from dppo.spaces.spaces import Spaces
 
 T = TypeVar("T")
 
 START_TIMEOUT_S = 120.0  # for a process that imports torch, on a machine that starts many at once
-CLOSE_S = 2.0  # for Ray to release the resources of the ranks
+LOST_S = 1.0  # for a Ray that is lost to end the ranks all the same
+STATE_S = 5.0  # for it to return a state
 MAX_REBUILDS = 3  # in a row, without an update in between
 
 
@@ -53,17 +63,22 @@ class RayTrainers:
         spaces: Spaces,
         notify: Callable[[str], None],
         check: Callable[[], None] = lambda: None,
+        link: RayLink | None = None,
         *,
         expected: Expected | None = None,
         **options: Any,
     ) -> None:
         """Reserve resources for the ranks, start them with `options` of Ray, form the group, check its numerics.
 
-        `check` is called during every wait, now and later, and may raise to end it.
+        `check` is called during every wait, now and later, and may raise to end it. All calls into Ray are made by the
+        thread of `link`, while the calling thread waits.
 
         Raise ClusterError if there is no room, or the ranks cannot start or reach each other.
         """
-        self._notify, self._check, self._expected, self._options = notify, check, expected, options
+        self._notify, self._check_waiting, self._expected, self._options = notify, check, expected, options
+        self._link = link if link is not None else link_of_its_own("learners")
+        self._clock = self._link.clock.patience
+        self._wait_for = partial(wait_for, check=self._check, clock=self._clock)
         self.spec, self._spaces = choose_network(plan.network, spaces).spec, spaces
         self._plan = replace(plan, network=replace(plan.network, model=plan.network.model_name))
         self._model = packed_model(plan.network.model)
@@ -74,11 +89,11 @@ class RayTrainers:
         self._states: list[ObjectRef[Any]] = []  # equal copies of a newer state, on different nodes, not fetched yet
         self._reporters = [0]  # ranks that return the state: on two nodes if possible, since one node may be lost
         self._incidents: list[Incident] = []
-        bundle = {"CPU": plan.learners.learner_cpus, "GPU": plan.learners.learner_gpus}
-        self._bundle = {name: amount for name, amount in bundle.items() if amount > 0}
-        self._group = placement_group([self._bundle] * plan.learners.num_learners, strategy="PACK")
+        wanted = {"CPU": plan.learners.learner_cpus, "GPU": plan.learners.learner_gpus}
+        bundle = {name: amount for name, amount in wanted.items() if amount > 0}
+        self._placement = Placement(bundle, plan.learners.num_learners)
         try:
-            self._start()
+            self._call(self._start, "starting the learners")
         except BaseException:
             self.close()
             raise
@@ -91,7 +106,8 @@ class RayTrainers:
         Waits for: all ranks, while each answers that it is running. Fails when: it diverges, or rebuilds are in vain.
         Raises SegmentsLost if they must be collected again; nothing has changed then.
         """
-        update = self._with_group(partial(self._attempt, segments, policy, reward_scale, iteration))
+        attempt = partial(self._attempt, segments, policy, reward_scale, iteration)
+        update = self._call(partial(self._with_group, attempt), "updating on the learners")
         incidents, self._incidents = tuple(self._incidents), []
         return replace(update, incidents=incidents)
 
@@ -100,7 +116,17 @@ class RayTrainers:
         return self._weights
 
     def state(self) -> dict[str, np.ndarray]:
-        """Return the optimizer's state."""
+        """Return the optimizer's state. If Ray is lost, a state that is here already is returned all the same."""
+        ends_at = time.monotonic() + STATE_S
+
+        def check() -> None:
+            if time.monotonic() > ends_at:
+                self._link.watch.check()
+
+        return self._link.calls.call(self._fetched_state, "fetching the optimizer's state", check)
+
+    @calls_ray
+    def _fetched_state(self) -> dict[str, np.ndarray]:
         for number, ref in enumerate(self._states, start=1):
             try:
                 # The reference is kept, because releasing it ends this process if the raylet has died.
@@ -116,12 +142,18 @@ class RayTrainers:
     def load(self, weights: np.ndarray, state: dict[str, np.ndarray]) -> None:
         """Continue with these weights and this optimizer state, on every rank."""
         self._weights, self._state, self._states = weights, state, []
-        self._with_group(self._load)
+        self._call(partial(self._with_group, self._load), "sending the weights to the learners")
 
     def close(self) -> None:
         """Kill all ranks, and release their resources."""
+        with suppress(ClusterError):  # Ray does not answer
+            timeout_s = LOST_S if self._link.watch.lost else 3 * CLOSE_S
+            self._link.calls.call(self._release, "ending the learners", timeout_s=timeout_s)
+
+    @calls_ray
+    def _release(self) -> None:
         self._kill()
-        within(CLOSE_S, lambda: remove_placement_group(self._group))
+        self._placement.release()
 
     def worth(self, rows: int) -> tuple[float, float, float]:
         """Measure one minibatch of `rows` rows on the learners themselves.
@@ -129,14 +161,25 @@ class RayTrainers:
         Returns: milliseconds on one learner alone; on all learners, including the sum of gradients; of that sum.
         """
 
+        @calls_ray
         def measured() -> tuple[float, float, float]:
             alone = self._ask(self.ranks[:1], "median_s", "rehearse", rows)[0]
             shared = max(self._ask(self.ranks, "median_s", "rehearse", rows // len(self.ranks)))
             summing = max(self._ask(self.ranks, "median_s", "sum_gradients"))
             return 1e3 * alone, 1e3 * (shared + summing), 1e3 * summing
 
-        return self._with_group(measured)
+        return self._call(partial(self._with_group, measured), "measuring the learners")
 
+    def _call(self, function: Callable[[], T], what: str) -> T:
+        """Let the thread of the calls into Ray do `function`; wait for it."""
+        return self._link.calls.call(function, what, self._check_waiting)
+
+    def _check(self) -> None:
+        """Note that Ray has answered; raise if nobody waits any more, or Ray is lost."""
+        self._link.calls.heard()
+        self._link.watch.raise_if_lost()
+
+    @calls_ray
     def _with_group(self, call: Callable[[], T]) -> T:
         """Return the result of `call`; if a rank is lost, restart all with the state before it, and call again."""
         while True:
@@ -152,6 +195,7 @@ class RayTrainers:
                     raise sendable(raised) from None
                 self._lose(error)
 
+    @calls_ray
     def _attempt(
         self, segments: Sequence[Any], policy: PolicySnapshot, reward_scale: float | None, iteration: int
     ) -> Update:
@@ -164,19 +208,20 @@ class RayTrainers:
             for rank, handle in enumerate(self.ranks)
         ]
         try:
-            answers = wait_while_alive(self.ranks, [update for update, _, _ in calls], self._check)
+            answers = wait_while_alive(self.ranks, [update for update, _, _ in calls], self._check, self._clock)
         except ObjectLostError as error:
             self._lose(error)  # because some ranks wait for those whose segments are lost
             raise SegmentsLost(
                 f"the segments of iteration {iteration + 1} were lost with the node that held them ({last_line(error)})"
             ) from None
-        _raise_faults(answers)
+        raise_faults(answers)
         self._check()  # the same for the earlier weights, which are released here
         self._weights = ray.get(calls[0][1], timeout=FETCH_TIMEOUT_S)
         self._states = [calls[rank][2] for rank in self._reporters]  # fetched when they are needed
         self._losses = 0
         return answers[0]
 
+    @calls_ray
     def _lose(self, error: Exception) -> None:
         """End the group, which is to be restarted, and wait for a while; raise if that has been in vain too often."""
         self._check()  # a new group would be useless if the run is being stopped or Ray is gone
@@ -193,18 +238,18 @@ class RayTrainers:
         self._notify(f"{reason}; all {learners} are restarted{repeats}")
         self._incidents.append(Incident(IncidentKind.LEARNERS_REBUILT, reason))
         self._losses += 1
-        time.sleep(delay_before(self._losses))
+        pause(delay_before(self._losses), self._check)
 
+    @calls_ray
     def _start(self) -> None:
-        learners = f"num_learners={self._plan.learners.num_learners}: learners of {in_words(self._bundle)} each"
-        deadline = time.monotonic() + START_TIMEOUT_S
-        while not self._group.wait(TICK_S):
-            self._check()
-            if time.monotonic() > deadline:
-                raise ClusterError(
-                    f"{learners} found no room in the cluster within {START_TIMEOUT_S:.0f} s (see `ray status`). Lower "
-                    f"`num_learners`, `learner_cpus` or `learner_gpus`."
-                )
+        learners = (
+            f"num_learners={self._plan.learners.num_learners}: learners of {in_words(self._placement.bundle)} each"
+        )
+        if not self._placement.reserve(self._check, self._clock, START_TIMEOUT_S):
+            raise ClusterError(
+                f"{learners} found no room in the cluster within {START_TIMEOUT_S:.0f} s (see `ray status`). Lower "
+                f"`num_learners`, `learner_cpus` or `learner_gpus`."
+            )
         try:
             self._build()
         except RayActorError as error:
@@ -216,6 +261,7 @@ class RayTrainers:
                 f"other on any port. `num_learners=0` trains in this process."
             ) from None
 
+    @calls_ray
     def _build(self) -> None:
         """Start all ranks, form their group, and load the state before the update."""
         # The extra concurrency group lets a rank answer during an update.
@@ -226,25 +272,26 @@ class RayTrainers:
                 num_gpus=self._plan.learners.learner_gpus,
                 max_restarts=0,
                 max_task_retries=0,
-                scheduling_strategy=PlacementGroupSchedulingStrategy(self._group, placement_group_bundle_index=rank),
+                scheduling_strategy=self._placement.strategy(rank),
                 **self._options,
             ).remote(self._plan, self._spaces, rank, self._model)
             for rank in range(self._plan.learners.num_learners)
         ]
-        places = wait_for([handle.whereabouts.remote() for handle in self.ranks], self._check, START_TIMEOUT_S)
+        places = self._wait_for([handle.whereabouts.remote() for handle in self.ranks], timeout_s=START_TIMEOUT_S)
         nodes, addresses = zip(*places, strict=True)
         self._reporters = sorted({nodes.index(node) for node in nodes})[:2]
         # On one node the store need not be reachable from others.
         host = LOOPBACK if len(set(addresses)) == 1 else addresses[0]
-        port = wait_for([self.ranks[0].open_store.remote(host)], self._check, START_TIMEOUT_S)[0]
+        port = self._wait_for([self.ranks[0].open_store.remote(host)], timeout_s=START_TIMEOUT_S)[0]
         joined = [handle.join.remote(host, port, self._expected) for handle in self.ranks]
-        problems = wait_for(joined, self._check, START_TIMEOUT_S + COLLECTIVE_TIMEOUT.total_seconds())
-        _raise_faults(problems)
+        problems = self._wait_for(joined, timeout_s=START_TIMEOUT_S + COLLECTIVE_TIMEOUT.total_seconds())
+        raise_faults(problems)
         for problem in sorted({*problems} - {""}):
             self._notify(problem)
             self._incidents.append(Incident(IncidentKind.OTHER_CPU, problem))
         self._load()
 
+    @calls_ray
     def _load(self) -> None:
         """Load the state before the update into all ranks; at the start, take it from the first."""
         if not hasattr(self, "_weights"):
@@ -252,31 +299,14 @@ class RayTrainers:
             # Copies, because releasing a view of Ray's store ends this process if the raylet has died.
             self._weights, self._state = weights.copy(), {name: array.copy() for name, array in state.items()}
             return
-        self._ask(self.ranks, "load", ray.put(self._weights), ray.put(self.state()))
+        self._ask(self.ranks, "load", ray.put(self._weights), ray.put(self._fetched_state()))
 
+    @calls_ray
     def _kill(self) -> None:
         ranks, self.ranks = self.ranks, []
         within(CLOSE_S, lambda: [ray.kill(handle) for handle in ranks])
 
+    @calls_ray
     def _ask(self, ranks: list[Any], method: str, *args: Any) -> list[Any]:
-        """Call a method of some ranks at once; return their answers."""
-        return wait_while_alive(ranks, [getattr(handle, method).remote(*args) for handle in ranks], self._check)
-
-
-def _raise_faults(answers: list[Any]) -> None:
-    """Raise the fault of a rank, if any. A divergence concerns all ranks, and each describes its own rows."""
-    faults = {rank: answer for rank, answer in enumerate(answers) if isinstance(answer, DppoError)}
-    for error in faults.values():
-        if len(faults) > 1 and isinstance(error, TrainingDiverged):
-            raise TrainingDiverged("\n".join(f"Learner {rank}: {each}" for rank, each in faults.items()))
-        raise error
-
-
-def worth_in_words(plan: TrainerPlan, spec: NetworkSpec, alone_ms: float, shared_ms: float, summing_ms: float) -> str:
-    """Describe the times of `RayTrainers.worth`, and say whether several learners are faster than one."""
-    facts = f"{plan.learners.num_learners} learners, model of {spec.num_parameters:,} parameters: the gradient of a "
-    facts += f"minibatch of {plan.sizes.minibatch_rows:,} rows takes {shared_ms:.1f} ms, {summing_ms:.1f} ms of it for "
-    facts += f"the sum; one learner takes {alone_ms:.1f} ms"
-    if shared_ms < 0.95 * alone_ms:
-        return f"{facts}. They are {alone_ms / shared_ms:.1f} times as fast."
-    return f"{facts}. Several learners do not pay off here; num_learners=0 is faster."
+        calls = [getattr(handle, method).remote(*args) for handle in ranks]
+        return wait_while_alive(ranks, calls, self._check, self._clock)

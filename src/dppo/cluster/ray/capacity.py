@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+from dppo.cluster.ray.calls import calls_ray
 from dppo.errors import ConfigError, counted
 
 # Without an autoscaler, Ray reports each node as its own type: "node_" and the id of the node.
@@ -167,6 +168,7 @@ def _gpu_slots(count: int, each: float) -> float:
     return whole + rest * each
 
 
+@calls_ray
 def check_cluster(ray: Any, demand: Demand, notify: Callable[[str], None]) -> None:
     """Raise `ConfigError` if the cluster is too small: Ray would wait silently. Warn if it can grow or is busy."""
     nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
@@ -204,6 +206,7 @@ def check_cluster(ray: Any, demand: Demand, notify: Callable[[str], None]) -> No
     notify(f"{fact}. The cluster has an autoscaler: the others start when it has added nodes.")
 
 
+@calls_ray
 def free_room(demand: Demand) -> int:
     """Return the number of actors that the connected cluster could start now."""
     from ray._private.state import available_resources_per_node
@@ -211,6 +214,7 @@ def free_room(demand: Demand) -> int:
     return room_for(available_resources_per_node().values(), replace(demand, num_learners=0))
 
 
+@calls_ray
 def has_autoscaler(ray: Any) -> bool:
     """Return whether an autoscaler manages the cluster: then the types of its nodes have configured names."""
     from ray.experimental.internal_kv import _internal_kv_get

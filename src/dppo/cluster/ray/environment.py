@@ -1,6 +1,7 @@
 """The environment variables, signal handlers and token that Ray starts with."""
 
 import atexit
+import logging
 import os
 import secrets
 import shutil
@@ -98,6 +99,18 @@ def signal_handlers_kept() -> Iterator[None]:
         signal.signal = set_handler
         for number, handler in handlers.items():
             signal.signal(number, handler)  # Ray's C++ code has set others, below Python's
+
+
+@contextmanager
+def quiet_init() -> Iterator[None]:
+    """Keep Ray from warning that it sets no handler of SIGTERM outside of the main thread: it must not."""
+    ray_logger = logging.getLogger("ray._private.worker")
+    level = ray_logger.level
+    ray_logger.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        ray_logger.setLevel(level)
 
 
 def long_reconnect() -> AbstractContextManager[None]:

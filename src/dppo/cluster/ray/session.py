@@ -4,23 +4,30 @@ import logging
 import math
 import os
 import shutil
-import socket
 import sys
+import time
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
+from dppo.cluster.clock import RunClock
 from dppo.cluster.ray import capacity, environment
+from dppo.cluster.ray.calls import RayCalls, calls_ray
 from dppo.cluster.ray.capacity import PER_NODE, Demand
+from dppo.cluster.ray.connecting import check_answers, check_connected, connect, wanted_cluster
 from dppo.cluster.ray.folder import ray_folder, usable_folder
-from dppo.cluster.ray.versions import versions_remedy
-from dppo.cluster.ray.watch import ClusterWatch, Endpoint, Room, connect, usable_nodes
-from dppo.config.checks import check_address
+from dppo.cluster.ray.room import Room, usable_nodes
+from dppo.cluster.ray.watch import ClusterWatch, Endpoint
 from dppo.config.parts import Actors, Learners
-from dppo.errors import ClusterError, ConfigError, counted
+from dppo.errors import ClusterError, counted
+from dppo.log import logger
+from dppo.signals import leave_at_exit
 from dppo.user_code import in_a_line
+
+T = TypeVar("T")
 
 MIB = 2**20
 SMALLEST_STORE = 80 * MIB  # Ray refuses less than 75 MiB
@@ -28,63 +35,151 @@ STORE_PER_STEP = 64 * 1024  # bytes of the object store per env step of a batch:
 COPIES = 8  # of the weights in the object store at a time: sent to actors, and twice with the optimizer's state
 STORE_LIMITS = 256 * MIB, 4096 * MIB  # for the batch
 FULL_DISK = 0.95  # Ray creates no objects if the disk to which it spills is fuller
-CONNECT_S = 5.0  # longest wait for the first connection to a cluster
+CLOSE_S = 10.0  # for Ray to disconnect or stop
 GCS_RESTART_S = 15.0  # a cluster may be configured to restart its GCS; a Ray started here is not
 
 
+@dataclass(frozen=True, slots=True)
+class RayLink:
+    """The access of one part of a run to Ray."""
+
+    calls: RayCalls
+    """Makes its calls, in a thread of its own."""
+    node_id: str
+    """Of the node of this process."""
+    clock: RunClock
+    """The time by which actors and learners are late."""
+    watch: ClusterWatch
+
+
+def link_of_its_own(name: str) -> RayLink:
+    """Return access to the connected Ray without a session, and without a watch over Ray's processes."""
+    clock = RunClock()
+    return RayLink(RayCalls(name), "", clock, ClusterWatch(logger.warning, clock))
+
+
 class RaySession:
-    """A connection to Ray. `close` ends only a connection, or a Ray, that this session has opened."""
+    """A connection to Ray. `close` ends only a connection, or a Ray, that this session has opened.
+
+    All of its calls into Ray are made in a thread of their own, so that none can keep this process from ending.
+    """
 
     def __init__(
         self, actors: Actors, learners: Learners, evaluators: int = 0, *, store_bytes: int,
-        notify: Callable[[str], None], **more: bool,
+        notify: Callable[[str], None], check: Callable[[], None] = lambda: None, **more: bool,
     ) -> None:  # fmt: skip
         """Connect to Ray, or start it with an object store of `store_bytes` and `more` variables; check the room.
+
+        `check` is called twice a second meanwhile, and may raise.
 
         Raise ClusterError if Ray cannot be reached or started, and ConfigError if the cluster or this machine has no
         room for the processes, or another Ray is in use already.
         """
-        demand, address, dashboard = demand_of(actors, learners, evaluators), actors.address, actors.dashboard
         self._ours = not ("ray" in sys.modules and sys.modules["ray"].is_initialized())
-        source, cluster = wanted_cluster(address) if self._ours else ("address", address)
-        self.started_here = started_here = self._ours and cluster is None
+        source, cluster = wanted_cluster(actors.address) if self._ours else ("address", actors.address)
+        self.started_here = self._ours and cluster is None
+        self.clock = RunClock()
+        self._watch, self._check_waiting = ClusterWatch(notify, self.clock), check
+        self._all_calls: list[RayCalls] = []
+        self.room: Room | None = None  # for actors that join and leave
+        self.options: dict[str, Any] = {}  # Ray's options of its processes
         if self._ours:
-            environment.set_environment(start_here=started_here, dashboard=dashboard, **more)
+            environment.set_environment(start_here=self.started_here, dashboard=actors.dashboard, **more)
         import ray
 
-        if not self._ours:
-            check_connected(ray, address, dashboard)
-        elif cluster is None:
-            demand = _start(ray, demand, store_bytes, dashboard, notify)
-        else:
-            _connect(ray, source, cluster, dashboard)
-        self._watch = ClusterWatch(_endpoints(ray, started_here=started_here))
-        self.check = self._watch.check
-        self.room: Room | None = None  # for actors that join and leave
+        self._ray: Any = ray
+        demand = demand_of(actors, learners, evaluators)
+        self.clock.start()
+        self._calls = self._new_calls("session")
         try:
-            if not started_here and demand.most_actors:
-                free, grows = capacity.free_room(demand), capacity.has_autoscaler(ray)
-                self.room = Room(demand, usable_nodes, notify, free=free, grows=grows)
-                self.room.start()
-            elif not started_here:
-                capacity.check_cluster(ray, demand, notify)
+            if self._ours and cluster is None:
+                with environment.signal_handlers_kept():
+                    start = partial(_start, ray, demand, store_bytes, actors.dashboard, notify)
+                    demand = self._call(start, "starting Ray")
+            else:
+                self._connect(source, cluster, actors.dashboard)
+            endpoints = partial(_endpoints, ray, started_here=self.started_here)
+            self._watch.add_endpoints(self._call(endpoints, "looking at the nodes"))
+            self.node_id: str = self._call(partial(_node_id, ray), "looking at this node")
+            if not self.started_here:
+                self._look_for_room(demand, notify)
         except BaseException:
             self.close()
             raise
-        self.options: dict[str, Any] = {}  # Ray's options of its processes
         self.demand = demand if self.room is None else replace(demand, num_actors=self.room.at_first)
         """The processes at the start."""
 
+    def _connect(self, source: str, cluster: str | None, dashboard: bool) -> None:
+        """Connect to a cluster; if this process is connected already, check that it is this one."""
+        if not self._ours:
+            check_connected(self._ray, cluster, dashboard)
+            return
+        assert cluster is not None
+        check_answers(source, cluster, dashboard)
+        with environment.signal_handlers_kept():
+            self._call(partial(connect, self._ray, source, cluster), "connecting to the cluster")
+
+    def _look_for_room(self, demand: Demand, notify: Callable[[str], None]) -> None:
+        what = "looking at the nodes"
+        if not demand.most_actors:
+            self._call(partial(capacity.check_cluster, self._ray, demand, notify), what)
+            return
+        self.room = self._call(partial(_room, self._ray, demand, notify), what)
+        self.room.start()
+
+    def _call(self, function: Callable[[], T], what: str) -> T:
+        def check() -> None:
+            self._watch.check()
+            self._check_waiting()
+
+        return self._calls.call(function, what, check)
+
+    def check(self) -> None:
+        """Raise `ClusterError` if Ray is lost, or has not answered for too long; log a long wait."""
+        self._watch.check()
+
+    def link(self, name: str) -> RayLink:
+        """Return access to Ray for one part of the run."""
+        return RayLink(self._new_calls(name), self.node_id, self.clock, self._watch)
+
+    def _new_calls(self, name: str) -> RayCalls:
+        calls = RayCalls(name, self.clock.awake)
+        self._all_calls.append(calls)
+        self._watch.add_calls(calls)
+        return calls
+
     def close(self) -> None:
-        """Disconnect; stop Ray if it was started here."""
+        """Disconnect; stop Ray if it was started here. If Ray does not answer, leave it: see `leave_at_exit`."""
         self._watch.close()
         if self.room is not None:
             self.room.close()
         if self._ours:
-            import ray
-
-            ray.shutdown()
+            self._calls.post(_shut_down, "disconnecting")
+        deadline = time.monotonic() + CLOSE_S
+        ended = [calls.close(max(0.0, deadline - time.monotonic())) for calls in reversed(self._all_calls)]
+        if not all(ended):
+            leave_at_exit("Ray")
+        self.clock.close()
+        if self._ours:
             environment.forget_private_token()
+
+
+@calls_ray
+def _node_id(ray: Any) -> str:
+    return str(ray.get_runtime_context().get_node_id())
+
+
+@calls_ray
+def _room(ray: Any, demand: Demand, notify: Callable[[str], None]) -> Room:
+    free, grows = capacity.free_room(demand), capacity.has_autoscaler(ray)
+    return Room(demand, usable_nodes, notify, free=free, grows=grows)
+
+
+@calls_ray
+def _shut_down() -> None:
+    import ray
+
+    ray.shutdown()
 
 
 def demand_of(actors: Actors, learners: Learners, evaluators: int = 0) -> Demand:
@@ -107,6 +202,7 @@ def store_bytes_for(batch_size: int, num_parameters: int) -> int:
     return min(high, max(low, batch_size * STORE_PER_STEP) + COPIES * 4 * num_parameters)
 
 
+@calls_ray
 def _endpoints(ray: Any, *, started_here: bool) -> list[Endpoint]:
     """Return the processes that Ray depends on: the GCS of the head, and the raylet of this node."""
     context = ray.get_runtime_context()
@@ -115,72 +211,6 @@ def _endpoints(ray: Any, *, started_here: bool) -> list[Endpoint]:
         if node["NodeID"] == context.get_node_id():
             found.append(Endpoint("the raylet", f"{node['NodeManagerAddress']}:{node['NodeManagerPort']}", 0.0))
     return found
-
-
-def wanted_cluster(address: str | None) -> tuple[str, str | None]:
-    """Return the setting that names the cluster, and its address, None to start Ray here; refuse other services."""
-    source = "address" if address else "RAY_ADDRESS"
-    address = address or os.environ.get("RAY_ADDRESS") or "local"
-    check_address(address, source)
-    return source, None if address == "local" else address
-
-
-def check_connected(ray: Any, address: str | None, dashboard: bool) -> None:
-    """Raise `ConfigError` if `address` is not the connected cluster, or for a dashboard: they would have no effect."""
-    connected = ray.get_runtime_context().gcs_address
-    if address not in (None, "auto", connected) and not _same_place(str(address), connected):
-        raise ConfigError(
-            f"address={address}: this process is connected to the Ray cluster at {connected} already. Omit address "
-            f"to use that one, or call ray.shutdown() first."
-        )
-    if dashboard:
-        raise ConfigError(
-            f"dashboard=True has no effect: this process is connected to the Ray cluster at {connected} already. Start "
-            f"that one with a dashboard, or omit the setting."
-        )
-
-
-def _same_place(address: str, connected: str) -> bool:
-    """Return whether two host:port name the same place; host names are resolved."""
-    (host, _, port), (other, _, other_port) = address.rpartition(":"), connected.rpartition(":")
-    if port != other_port:
-        return False
-    names = host, other, socket.gethostname()
-    try:
-        found, known, here = ({str(info[4][0]) for info in socket.getaddrinfo(name, None)} for name in names)
-    except OSError:  # an unknown name
-        return False
-    loopback = all(ip.startswith("127.") or ip == "::1" for ip in found)
-    return bool(found & known) or (loopback and bool(known & here))
-
-
-def _connect(ray: Any, source: str, address: str, dashboard: bool) -> None:
-    if dashboard:
-        raise ConfigError(
-            f"dashboard=True has no effect: {source}={address} is a running cluster with its own settings. Omit it."
-        )
-    host, _, port = address.rpartition(":")
-    if host and port.isdigit():  # not "auto", which Ray resolves
-        try:
-            connect(address, CONNECT_S)  # Ray takes minutes to notice that nothing listens there
-        except OSError as error:
-            remedy = "omit address" if source == "address" else "unset RAY_ADDRESS"
-            raise ClusterError(
-                f"{source}={address}: no Ray cluster answers there ({error.strerror or error}). Check it with `ray "
-                f"status --address {address}`, or {remedy} to start Ray here."
-            ) from None
-    try:
-        with environment.signal_handlers_kept(), environment.long_reconnect():
-            ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
-    except (ConnectionError, TimeoutError, ValueError, RuntimeError, ray.exceptions.RayError) as error:
-        versions = versions_remedy(str(error))
-        if versions:
-            raise ClusterError(f"{source}={address}: Ray could not connect. {versions}") from None
-        raise ClusterError(
-            f"{source}={address}: Ray could not connect ({in_a_line(error)[:300]}). Check it with `ray status "
-            f"--address {address}`. If the cluster uses tokens, set RAY_AUTH_MODE=token and RAY_AUTH_TOKEN_PATH (or "
-            f"RAY_AUTH_TOKEN) here as on its head. Without address, Ray starts here."
-        ) from None
 
 
 def _start(ray: Any, demand: Demand, store_bytes: int, dashboard: bool, notify: Callable[[str], None]) -> Demand:
@@ -214,11 +244,12 @@ def _start(ray: Any, demand: Demand, store_bytes: int, dashboard: bool, notify: 
     return demand
 
 
+@calls_ray
 def _start_processes(ray: Any, notify: Callable[[str], None], **options: Any) -> None:
     """Start Ray here, with one more try: on a busy machine, its processes may be too late."""
     for retry in (True, False):
         try:
-            with environment.signal_handlers_kept(), environment.long_reconnect(), environment.one_hash_seed():
+            with environment.long_reconnect(), environment.one_hash_seed(), environment.quiet_init():
                 # "local": never join a cluster of others
                 ray.init(address="local", log_to_driver=False, logging_level=logging.ERROR, **options)
             return

@@ -1,28 +1,43 @@
-"""Watch the Ray behind a run: whether it is alive, and how many actors there is room for while nodes come and go."""
+"""Watch the Ray behind a run: whether its processes answer, and how long calls into it have been waiting."""
 
 import errno
 import socket
 import threading
 import time
-from collections.abc import Callable, Mapping
-from contextlib import suppress
+from collections.abc import Callable
 from dataclasses import dataclass
-from itertools import count, islice
 
-from dppo.cluster.ray.capacity import Demand, in_words, room_for
-from dppo.errors import ClusterError, counted
+from dppo.cluster.clock import RunClock
+from dppo.cluster.ray.calls import RayCalls
+from dppo.cluster.ray.connections import end_those_to, probe_all
+from dppo.errors import ClusterError
 
-PERIOD_S, NODES_S = 0.5, 2.0  # between two checks, and between two looks at the nodes
-CONNECT_S = 2.0  # longest wait for one connection
-SILENT_S = 15.0  # a machine that is unreachable for longer is lost
+PERIOD_S = 0.5  # between two looks
+CONNECT_S = 2.0  # longest wait for one connection, and for one answer
+SILENT_S = 4.0  # without an answer, after which actors are not late any more
+PROBE_S = 5.0  # between two looks for new connections
+SAY_S = 10.0  # without an answer, before a line says so
+LOST_S = 75.0  # without an answer, after which Ray counts as lost: a cluster itself gives up a node after a minute
+CALL_LOST_S = 90.0  # the same for a call, while the processes of Ray answer
 NOBODY_LISTENS = (errno.ECONNREFUSED, errno.ECONNRESET)
 UNREACHABLE = (errno.EHOSTUNREACH, errno.ENETUNREACH, errno.EHOSTDOWN)
+# What a client of gRPC sends first, and to which any server of gRPC answers: the preface of HTTP/2, and no settings.
+HELLO = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes(3) + b"\x04" + bytes(5)
 
 
-def connect(address: str, timeout_s: float) -> None:
-    """Connect to `host:port` once; raise `OSError` if that fails."""
+def ping(address: str, timeout_s: float) -> None:
+    """Connect to the server of gRPC at `host:port`, and wait for its first word; raise `OSError` if there is none.
+
+    The kernel accepts connections for a process that is stopped; only an answer shows that it runs. One that speaks TLS
+    ends the connection, which is an answer, too.
+    """
     host, _, port = address.rpartition(":")
-    socket.create_connection((host.strip("[]"), int(port)), timeout=timeout_s).close()
+    with socket.create_connection((host.strip("[]"), int(port)), timeout=timeout_s) as connection:
+        try:
+            connection.sendall(HELLO)
+            connection.recv(1)
+        except ConnectionError:  # ended by the other side
+            return
 
 
 @dataclass(slots=True)
@@ -35,135 +50,133 @@ class Endpoint:
     failing_since: float | None = None
 
     def look(self, now: Callable[[], float] = time.monotonic) -> str | None:
-        """Connect once; return the reason if the process counts as lost, else None."""
+        """Ask once; return the reason if the process counts as lost, else None."""
+        began = now()
         try:
-            connect(self.address, CONNECT_S)
+            ping(self.address, CONNECT_S)
             self.failing_since = None
             return None
         except OSError as error:
             silent = isinstance(error, TimeoutError)
             if not silent and error.errno not in NOBODY_LISTENS + UNREACHABLE:
                 return None  # a problem of this process, such as no free file descriptor
-            self.failing_since = now() if self.failing_since is None else self.failing_since
-            patience = self.patience_s if error.errno in NOBODY_LISTENS else max(SILENT_S, self.patience_s)
-            reason = "it does not answer" if silent else error.strerror or str(error)
-            return reason if now() - self.failing_since >= patience else None
+            self.failing_since = began if self.failing_since is None else self.failing_since
+            patience_s = self.patience_s if error.errno in NOBODY_LISTENS else LOST_S
+            failing_s = now() - self.failing_since
+            reason = f"it has not answered for {failing_s:.0f} s" if silent else error.strerror or str(error)
+            return reason if failing_s >= patience_s else None
+
+    def __str__(self) -> str:
+        return f"{self.name} at {self.address}"
 
 
 class ClusterWatch:
-    """Checks twice a second, in its own thread, that Ray's processes accept connections.
+    """Asks Ray's processes twice a second, in its own thread, whether they are there; knows how long calls have waited.
 
-    Ray itself raises nothing: it ends this process a minute after the GCS died. After the local raylet died it waits
-    without limit, or ends this process at the next access to the object store. A process that is stopped (SIGSTOP) but
-    not dead is not detected: the kernel still accepts connections for it.
+    Ray itself raises nothing: it ends this process a few minutes after the GCS has died or become unreachable. After
+    the local raylet has died it waits without limit, or ends this process at the next access to the object store.
     """
 
-    def __init__(self, endpoints: list[Endpoint]) -> None:
-        self._endpoints = endpoints
+    def __init__(self, notify: Callable[[str], None], clock: RunClock) -> None:
+        """Watch nothing yet: see `add_endpoints` and `add_calls`."""
+        self._notify = notify
+        self._clock = clock
+        self._endpoints: list[Endpoint] = []
+        self._calls: list[RayCalls] = []
         self._lost: str | None = None
+        self._said: float | None = None  # since when Ray has not answered, if a line has said so
+        self._silent = False  # True while Ray's processes do not answer
         self._stop = threading.Event()
+
+    def add_endpoints(self, endpoints: list[Endpoint]) -> None:
+        """Ask these processes from now on."""
+        self._endpoints = endpoints
         threading.Thread(target=self._look, name="dppo-cluster-watch", daemon=True).start()
 
+    def add_calls(self, calls: RayCalls) -> None:
+        """Read how long these calls have waited, from now on."""
+        self._calls.append(calls)
+
+    @property
+    def lost(self) -> bool:
+        """True if Ray is lost."""
+        return self._lost is not None
+
     def check(self) -> None:
-        """Raise `ClusterError` if a process of Ray is lost. Cheap enough for each tick of a wait."""
+        """Raise `ClusterError` if Ray is lost. Say so when it has not answered for a while, and when it does again.
+
+        Cheap enough for each tick of a wait; for the thread of the loop only.
+        """
+        for calls in self._calls:
+            calls.check()
+        if self._lost is None:
+            self._report()
+        self.raise_if_lost()
+
+    def raise_if_lost(self) -> None:
+        """Raise `ClusterError` if Ray is lost: then large arguments of calls, and results, would end this process."""
         if self._lost is not None:
             raise ClusterError(self._lost)
 
     def close(self) -> None:
-        """Stop checking."""
+        """Stop watching."""
         self._stop.set()
+
+    def _report(self) -> None:
+        now = self._clock.awake()
+        since, who = self._longest_silence(now)
+        silent_s = now - since
+        if silent_s > SAY_S and self._said is None:
+            self._said = since
+            self._notify(
+                f"{who} has not answered for {silent_s:.0f} s; the run waits, and will go on with the same result. "
+                f"Look at the network between this host and that of Ray's head{self._head()}"
+            )
+        elif silent_s <= SAY_S and self._said is not None:
+            self._notify(f"Ray answers again, after {now - self._said:.0f} s; the run goes on")
+            self._said = None
+
+    def _longest_silence(self, now: float) -> tuple[float, str]:
+        """Return since when somebody has not answered, and who; `now` if nobody is waited for."""
+        since, who = now, ""
+        for endpoint in self._endpoints:
+            failing_since = endpoint.failing_since
+            if failing_since is not None and failing_since < since:
+                since, who = failing_since, str(endpoint)
+        for calls in self._calls:
+            waited_s, what = calls.waiting()
+            if waited_s > CALL_LOST_S:
+                self._lose(f"Ray{self._head()} has not answered for {waited_s:.0f} s ({what})")
+            if now - waited_s < since - CONNECT_S:  # else the silent process is the reason
+                since, who = now - waited_s, f"Ray ({what})"
+        return since, who
+
+    def _head(self) -> str:
+        return f" ({self._endpoints[0].address})" if self._endpoints else ""
 
     def _look(self) -> None:
+        probed_at, connections = 0.0, set[str]()
         while not self._stop.wait(PERIOD_S):
             for endpoint in self._endpoints:
-                if (reason := endpoint.look()) is not None and not self._stop.is_set():
-                    self._lost = (
-                        f"{endpoint.name} at {endpoint.address} is lost ({reason}), and the run cannot continue "
-                        f"without it. Resume from the last checkpoint (--resume)."
-                    )
+                reason = endpoint.look(self._clock.awake)
+                if reason is not None and not self._stop.is_set():
+                    self._lose(f"{endpoint} is lost ({reason})")
                     return
+            self._note_silence()
+            if self._clock.awake() - probed_at > PROBE_S:
+                probed_at, connections = self._clock.awake(), probe_all(connections)
 
+    def _note_silence(self) -> None:
+        """Stop the clock by which actors are late while nobody answers; afterwards, renew the connections to the GCS.
 
-Nodes = Mapping[str, Mapping[str, float]]
-"""The resources of each node, by its id."""
-
-
-def usable_nodes() -> Nodes:
-    """Return the nodes that are alive, and not announced to leave: by a drain, a preemption notice or SIGTERM."""
-    from ray._private.state import state  # ray.nodes() would start a Ray if this one has been shut down
-
-    leaving = state.get_draining_nodes()
-    nodes = [node for node in state.node_table() if node["Alive"]]
-    return {node["NodeID"]: node["Resources"] for node in nodes if node["NodeID"] not in leaving}
-
-
-class Room:
-    """Decides which actors join and leave: as many as the nodes have room for, between two bounds."""
-
-    def __init__(
-        self, demand: Demand, find: Callable[[], Nodes], notify: Callable[[str], None], *, free: int, grows: bool
-    ) -> None:
-        """Begin with as many actors as fit the nodes that `find` returns; at once there is room for `free` of them.
-
-        If the cluster `grows`, pending actors are requests for nodes, and there are as many as the run can use.
+        Answers that were lost meanwhile do not come any more. Ray repeats its requests to the GCS on a new connection.
         """
-        self._demand, self._find, self._notify, self._grows = demand, find, notify, grows
-        self._latest = self._nodes = find()
-        self._holds = room_for(self._nodes.values(), demand)
-        self.at_first = max(demand.num_actors, min(self._number, free))  # actors at the start; the others join
-        self._wanted = list(range(self.at_first))
-        self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._watch, name="dppo-node-watch", daemon=True)
-        notify(self._in_words(free))
+        failing = [one.failing_since for one in self._endpoints if one.failing_since is not None]
+        silent = bool(failing) and self._clock.awake() - min(failing) > SILENT_S
+        if self._silent and not failing:
+            end_those_to(self._endpoints[0].address)
+        self._silent = silent or (self._silent and bool(failing))
+        self._clock.silence(self._silent)
 
-    def start(self) -> None:
-        """Look every two seconds from now on, in a thread: a call to Ray's GCS may take long."""
-        self._thread.start()
-
-    def look(self) -> None:
-        """Look at the nodes once."""
-        self._latest = self._find()
-
-    def _watch(self) -> None:
-        while not self._stop.wait(NODES_S):
-            with suppress(Exception):  # the GCS does not answer; if it is gone, the run ends elsewhere
-                self.look()
-
-    def close(self) -> None:
-        """Stop looking."""
-        self._stop.set()
-        self._thread.join(1)
-
-    def changes(self, homes: Callable[[], Mapping[int, str]]) -> tuple[list[int], list[int]]:
-        """Return the ids of the actors that join, and of those that leave, since the last call.
-
-        An actor whose node leaves is returned again until its process has ended. `homes` returns the node of each actor
-        with a process, by the id of the actor.
-        """
-        if self._latest is self._nodes and len(self._wanted) == self._number:
-            return [], []
-        before, self._nodes, at = self._holds, self._latest, homes()
-        self._holds = room_for(self._nodes.values(), self._demand)
-        if self._holds != before:
-            self._notify(f"the cluster has room for {counted(self._holds, 'actor')} now, {before} before")
-        stay = [actor for actor in self._wanted if actor not in at or at[actor] in self._nodes]
-        stay.sort(key=lambda actor: actor not in at)  # pending ones leave first
-        stay, spare = stay[: self._number], stay[self._number :]
-        unused = (actor for actor in count() if actor not in at and actor not in stay)
-        joined = list(islice(unused, self._number - len(stay)))
-        self._wanted = stay + joined
-        return joined, [*spare, *(actor for actor, node in at.items() if node not in self._nodes)]
-
-    @property
-    def _number(self) -> int:
-        most = self._demand.most_actors
-        return most if self._grows else min(most, max(self._demand.num_actors, self._holds))
-
-    def _in_words(self, free: int) -> str:
-        nodes, room = counted(len(self._nodes), "node"), counted(self._holds, "actor")
-        line = f"the cluster has room for {room} of {in_words(*self._demand.groups)} on {nodes}"
-        if free < min(self._holds, self._demand.most_actors):
-            line += f", for {free} of them now"
-        if self._holds < self._demand.num_actors:
-            line += f"; training waits for the {self._demand.num_actors} that num_actors asks for"
-        return line + ("; its autoscaler is asked for more nodes" if self._grows else "")
+    def _lose(self, what: str) -> None:
+        self._lost = f"{what}, and the run cannot continue without it. Resume from the last checkpoint (--resume)."
