@@ -88,26 +88,24 @@ class RaySession:
         import ray
 
         self._ray: Any = ray
-        demand = demand_of(actors, learners, evaluators)
         self.clock.start()
         self._calls = self._new_calls("session")
+        demand = demand_of(actors, learners, evaluators)
         try:
-            if self._ours and cluster is None:
-                with environment.signal_handlers_kept():
-                    start = partial(_start, ray, demand, store_bytes, actors.dashboard, notify)
-                    demand = self._call(start, "starting Ray")
+            if self.started_here:
+                demand = self._start(partial(_start, ray, demand, store_bytes, actors.dashboard, notify))
             else:
                 self._connect(source, cluster, actors.dashboard)
-            endpoints = partial(_endpoints, ray, started_here=self.started_here)
-            self._watch.add_endpoints(self._call(endpoints, "looking at the nodes"))
-            self.node_id: str = self._call(partial(_node_id, ray), "looking at this node")
-            if not self.started_here:
-                self._look_for_room(demand, notify)
+            self._look_at_nodes(demand, notify)
         except BaseException:
             self.close()
             raise
         self.demand = demand if self.room is None else replace(demand, num_actors=self.room.at_first)
         """The processes at the start."""
+
+    def _start(self, start: Callable[[], Demand]) -> Demand:
+        with environment.signal_handlers_kept():
+            return self._call(start, "starting Ray")
 
     def _connect(self, source: str, cluster: str | None, dashboard: bool) -> None:
         """Connect to a cluster; if this process is connected already, check that it is this one."""
@@ -119,8 +117,14 @@ class RaySession:
         with environment.signal_handlers_kept():
             self._call(partial(connect, self._ray, source, cluster), "connecting to the cluster")
 
-    def _look_for_room(self, demand: Demand, notify: Callable[[str], None]) -> None:
+    def _look_at_nodes(self, demand: Demand, notify: Callable[[str], None]) -> None:
+        """Watch Ray's processes from now on; check that there is room, or follow how much there is."""
         what = "looking at the nodes"
+        endpoints = partial(_endpoints, self._ray, started_here=self.started_here)
+        self._watch.add_endpoints(self._call(endpoints, what))
+        self.node_id: str = self._call(partial(_node_id, self._ray), what)
+        if self.started_here:
+            return
         if not demand.most_actors:
             self._call(partial(capacity.check_cluster, self._ray, demand, notify), what)
             return
