@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import statistics
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -70,9 +71,8 @@ def once(num_actors: int, lag: int, hidden: list[int], by_reference: bool, pendi
     session = RaySession(config.actors, config.learners, store_bytes=store, notify=lambda text: None)
     ray_s = time.monotonic() - began
     stop, ledger = StopSignals(), ReplayLedger(num_actors, replay=True, policy_lag=lag)
-    collector = collector_on_ray(
-        sampler_plan(config), config.actors, ledger, lambda progress: None, session, by_reference=by_reference
-    )
+    how = {"by_reference": by_reference, "logs": tempfile.gettempdir()}
+    collector = collector_on_ray(sampler_plan(config), config.actors, ledger, lambda progress: None, session, **how)
     began = time.monotonic()
     spaces = collector.describe(stop)
     first_s = time.monotonic() - began
