@@ -5,10 +5,10 @@
 Four samplers of two environments (CartPole; each step sleeps 4 ms), `--num-actors 1..2` and `--policy-lag 1`, on a
 cluster of Ray's `Cluster` utility with two nodes on this machine. The environments raise, return NaN and no reward, as
 the seed of the episode wants it. Whatever the seed does not decide must not change a bit: they hang, exit, crash, leak,
-print and leave detached processes behind. Meanwhile this program kills and freezes actors, takes a node away and gives
-it back, ends the driver with SIGTERM and, later, with SIGKILL, and resumes it. The last two thirds pass without a
-restart of the driver, so that what it accumulates shows. At the end, the weights are compared with those of a run in
-one process without any of that.
+print and leave detached processes behind. Meanwhile this program kills and freezes actors, freezes Ray's GCS for 12 s,
+as a network does that loses packets, takes a node away and gives it back, ends the driver with SIGTERM and, later, with
+SIGKILL, and resumes it. The last two thirds pass without a restart of the driver, so that what it accumulates shows. At
+the end, the weights are compared with those of a run in one process without any of that.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections import Counter
 from collections.abc import Callable
@@ -66,6 +67,7 @@ LEAKED = 6_000  # bytes in each step
 QUICK_CHECKS = {"RAY_health_check_period_ms": "1000", "RAY_health_check_timeout_ms": "3000"}
 NODE: dict[str, Any] = {"num_cpus": 1, "object_store_memory": 80 * 2**20, "include_dashboard": False}
 SAMPLE_S = 5.0
+FROZEN_S = 12.0  # for which the GCS is frozen: long enough for the line about it
 # Seconds that a detached process sleeps, by which it is known; children of this process inherit the number.
 ORPHAN = os.environ.setdefault("SOAK_ORPHAN", str(100_000 + os.getpid()))
 
@@ -198,6 +200,13 @@ class Soak:
             with suppress(psutil.Error):
                 random.choice(actors).send_signal(number)
 
+    def freeze_gcs(self) -> None:
+        """Stop Ray's GCS for a while, as a network that loses packets does."""
+        for gcs in self._processes("gcs_server"):
+            self.events.append((self.now, "GCS frozen"))
+            gcs.suspend()
+            threading.Timer(FROZEN_S, gcs.resume).start()
+
     def change_node(self) -> None:
         """Take the second node away, or give it back."""
         if self._node is None:
@@ -248,9 +257,11 @@ def soak(minutes: float, folder: Path) -> dict[str, Any]:
         (40.0, lambda: run.signal_actor(signal.SIGKILL)),
         (130.0, lambda: run.signal_actor(signal.SIGSTOP)),
         (100.0, run.change_node),
+        (170.0, run.freeze_gcs),
     ]
     once = [(whole_s / 6, signal.SIGTERM), (whole_s / 3, signal.SIGKILL)]
     due = [min(seconds, whole_s / 3) for seconds, _ in every]
+    due[-1] = min(every[-1][0], 0.6 * whole_s)  # not while a driver starts
     try:
         while run.now < whole_s:
             run.check()

@@ -22,4 +22,5 @@ def test_a_minute_of_faults_of_every_kind_changes_no_weight(tmp_path: Path) -> N
     assert found["equal_weights"]
     assert found["iterations"] > 0
     assert found["events"]["driver SIGKILL"] == 1
+    assert found["events"]["GCS frozen"] == 1
     assert found["samples"][-1]["orphans"] == 0

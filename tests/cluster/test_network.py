@@ -1,0 +1,224 @@
+"""The network between hosts is cut or stalls: runs wait, go on with the same result, or save and end in time.
+
+Hosts are network namespaces of this machine (`hosts.py`), so these tests need root. All are slow.
+"""
+
+from __future__ import annotations
+
+import re
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from commandline import Command
+from hosts import Host, Hosts, possible
+from test_lost_ray import Listener
+
+import dppo
+
+pytestmark = pytest.mark.slow
+on_hosts = pytest.mark.skipif(not possible(), reason="needs root, iproute2 and util-linux")
+
+SIZES = (
+    *("dppo/SlowCartPole-v0", "--preset", "none", "--num-samplers", "2", "--num-steps", "64", "--update-epochs", "2"),
+    *("--total-timesteps", "5120", "--progress", "plain", "--run-dir", "run"),
+)
+ITERATIONS = 5120 // (2 * 64)
+WHOLE_S = 120.0  # within which a run that is cut off must have ended
+SAID = "has not answered for 1"  # 10 s and a moment
+
+
+class Driver:
+    """A run of two actors on a host of a cluster."""
+
+    def __init__(self, host: Host, head: Host, *more: str) -> None:
+        words = ["-m", "dppo", "train", *SIZES, "--num-actors", "2", "--address", f"{head.address}:6379", *more]
+        self._host = host
+        self._process = host.start(words, "out")
+
+    @property
+    def out(self) -> str:
+        return (self._host.folder / "out").read_text(errors="replace")
+
+    @property
+    def iterations(self) -> int:
+        metrics = self._host.folder / "run" / "metrics.jsonl"
+        return metrics.read_bytes().count(b"\n") if metrics.exists() else 0
+
+    @property
+    def weights(self) -> bytes:
+        return dppo.load_policy(self._host.folder / "run").weights.tobytes()
+
+    @property
+    def last_checkpoint(self) -> str:
+        return max(path.name for path in (self._host.folder / "run" / "checkpoints").glob("iter_*.safetensors"))
+
+    def wait_until(self, happened: Callable[[], object], timeout_s: float = 120.0) -> None:
+        deadline = time.monotonic() + timeout_s
+        while not happened():
+            assert self._process.poll() is None, self.out
+            assert time.monotonic() < deadline, self.out
+            time.sleep(0.1)
+
+    def wait(self, timeout_s: float) -> int:
+        try:
+            return self._process.wait(timeout_s)
+        except subprocess.TimeoutExpired:
+            pytest.fail(f"the run has not ended within {timeout_s:g} s:\n{self.out}")
+
+    def send(self, number: int) -> None:
+        self._host.send(number, "--progress")
+
+    def goes_on_with_the_same_result(self, undisturbed: bytes) -> None:
+        assert self.wait(180) == 0, self.out
+        assert self.iterations == ITERATIONS
+        assert self.weights == undisturbed
+
+    def saves_and_ends(self, since: float, reason: str) -> None:
+        """Assert that the run has ended in time, with a checkpoint of its last iteration, and says how to go on."""
+        assert self.wait(WHOLE_S - (time.monotonic() - since)) == 1, self.out
+        assert re.search(reason, self.out), self.out
+        assert "Resume with: dppo train --resume" in self.out
+        assert "Traceback" not in self.out
+        assert self.last_checkpoint == f"iter_{self.iterations:06d}.safetensors"
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> bytes:
+    """Return the weights of the same run in one process."""
+    folder = tmp_path_factory.mktemp("undisturbed")
+    with Command(["train", *SIZES], folder) as command:
+        assert command.wait(120) == 0, command.err
+    return dppo.load_policy(folder / "run").weights.tobytes()
+
+
+@contextmanager
+def cluster(folder: Path, *cpus: int) -> Iterator[list[Host]]:
+    """Yield hosts with a node of Ray each, with so many CPUs; the first is the head."""
+    with Hosts(len(cpus), folder) as hosts:
+        for host, count in zip(hosts, cpus, strict=True):
+            host.join(hosts[0], count)
+        yield hosts
+
+
+@on_hosts
+@pytest.mark.parametrize("cut_s", [5, 25])
+def test_a_driver_that_is_cut_off_for_a_while_goes_on(cut_s: int, undisturbed: bytes, tmp_path: Path) -> None:
+    with cluster(tmp_path, 2, 2) as (head, host):
+        driver = Driver(host, head)
+        driver.wait_until(lambda: driver.iterations >= 3)
+        host.cut()
+        time.sleep(cut_s)
+        host.heal()
+        driver.goes_on_with_the_same_result(undisturbed)
+        assert driver.out.count(SAID) == (cut_s > 10)
+        assert driver.out.count("Ray answers again, after 2") == (cut_s > 10)
+
+
+@on_hosts
+def test_a_driver_that_is_cut_off_for_good_saves_and_ends(tmp_path: Path) -> None:
+    with cluster(tmp_path, 2, 2) as (head, host):
+        driver = Driver(host, head)
+        driver.wait_until(lambda: driver.iterations >= 3)
+        host.cut()
+        driver.saves_and_ends(time.monotonic(), rf"Ray's GCS at {head.address}:6379 is lost \(it has not answered for")
+        assert driver.out.count(SAID) == 1
+
+
+@on_hosts
+def test_ctrl_c_ends_a_run_that_is_cut_off(tmp_path: Path) -> None:
+    with cluster(tmp_path, 2, 2) as (head, host):
+        driver = Driver(host, head)
+        driver.wait_until(lambda: driver.iterations >= 3)
+        host.cut()
+        driver.wait_until(lambda: SAID in driver.out, 30)
+        driver.send(signal.SIGINT)
+        assert driver.wait(40) == 130, driver.out
+        assert driver.last_checkpoint == f"iter_{driver.iterations:06d}.safetensors"
+
+
+@on_hosts
+def test_an_actor_whose_host_is_cut_off_for_a_while_is_replaced(undisturbed: bytes, tmp_path: Path) -> None:
+    """The head hosts one actor and the driver, the other host the other actor."""
+    with cluster(tmp_path, 1, 1) as (head, host):
+        driver = Driver(head, head)
+        driver.wait_until(lambda: driver.iterations >= 3)
+        host.cut()
+        time.sleep(45)
+        host.heal()
+        driver.goes_on_with_the_same_result(undisturbed)
+        assert "(--backup-requests) would let an idle actor" in driver.out
+
+
+@on_hosts
+@pytest.mark.parametrize("number", [3, 7])
+def test_a_driver_that_is_cut_off_while_it_starts_is_refused(number: int, tmp_path: Path) -> None:
+    """So many seconds after it was started: while it connects, while its actors start."""
+    with cluster(tmp_path, 2, 2) as (head, host):
+        driver = Driver(host, head)
+        time.sleep(number)
+        host.cut()
+        assert driver.wait(WHOLE_S) == 1, driver.out
+        assert re.search(r"has not answered for|no Ray cluster answers|could not connect", driver.out), driver.out
+        assert "Traceback" not in driver.out
+
+
+@on_hosts
+@pytest.mark.parametrize("stop_s", [25, None])
+def test_a_gcs_that_is_stopped_is_waited_for_as_a_network_is(
+    stop_s: int | None, undisturbed: bytes, tmp_path: Path
+) -> None:
+    with cluster(tmp_path, 2, 2) as (head, host):
+        driver = Driver(host, head)
+        driver.wait_until(lambda: driver.iterations >= 3)
+        began = time.monotonic()
+        head.send(signal.SIGSTOP, "gcs_server")
+        if stop_s is None:
+            driver.wait_until(lambda: driver.iterations > ITERATIONS // 2 or SAID in driver.out, 60)
+            driver.saves_and_ends(began, rf"Ray's GCS at {head.address}:6379 is lost \(it has not answered for")
+            return
+        time.sleep(stop_s)
+        head.send(signal.SIGCONT, "gcs_server")
+        driver.goes_on_with_the_same_result(undisturbed)
+
+
+@on_hosts
+def test_a_raylet_that_is_stopped_ends_the_run_in_time(tmp_path: Path) -> None:
+    with cluster(tmp_path, 2, 2) as (head, host):
+        driver = Driver(host, head)
+        driver.wait_until(lambda: driver.iterations >= 3)
+        began = time.monotonic()
+        host.send(signal.SIGSTOP, "raylet/raylet")
+        driver.saves_and_ends(began, "the raylet at .* is lost")
+
+
+@on_hosts
+def test_a_driver_that_was_stopped_for_two_minutes_goes_on_at_once(undisturbed: bytes, tmp_path: Path) -> None:
+    """A laptop whose lid was closed, a virtual machine that was paused."""
+    with cluster(tmp_path, 4) as (head,):
+        driver = Driver(head, head, "--num-learners", "2")
+        driver.wait_until(lambda: driver.iterations >= 3)
+        driver.send(signal.SIGSTOP)
+        time.sleep(120)
+        iterations = driver.iterations
+        driver.send(signal.SIGCONT)
+        driver.wait_until(lambda: driver.iterations > iterations + 1, 20)
+        assert driver.wait(180) == 0, driver.out
+        assert "is lost" not in driver.out
+        assert "restarted" not in driver.out
+
+
+def test_a_gcs_that_accepts_connections_and_never_answers_is_refused(tmp_path: Path) -> None:
+    """It greets as a server of gRPC does, and then is silent: Ray itself would wait without an end."""
+    with Listener() as server:
+        words = ["train", *SIZES, "--num-actors", "2", "--address", server.address]
+        with Command(words, tmp_path) as command:
+            began = time.monotonic()
+            assert command.wait(WHOLE_S) == 1, command.err
+            assert time.monotonic() - began < WHOLE_S
+            assert re.search(r"has not answered for|could not connect", command.err), command.err
+            assert "Traceback" not in command.err
