@@ -129,8 +129,9 @@ class ClusterWatch:
         if silent_s > SAY_S and self._said is None:
             self._said = since
             self._notify(
-                f"{who} has not answered for {silent_s:.0f} s. The run waits where it has to, {LOST_S:.0f} s at most, and "
-                f"goes on with the same result. Look at the network between this host and that of Ray's head{self._head()}"
+                f"{who} has not answered for {silent_s:.0f} s. The run waits where it has to, {LOST_S:.0f} s at most, "
+                f"and goes on with the same result. Look at the network between this host and that of Ray's "
+                f"head{self._head()}"
             )
         elif silent_s <= SAY_S and self._said is not None:
             self._notify(f"Ray answers again, after {now - self._said:.0f} s; the run goes on")
