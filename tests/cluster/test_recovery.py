@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from builders import assert_same_bytes, make_config
+from ray.exceptions import ActorUnavailableError
 
 from dppo.cluster import wire
 from dppo.cluster.collecting.actor import PPOActor
@@ -131,6 +132,10 @@ def test_the_paragraph_about_an_unexpected_exit_becomes_a_short_reason() -> None
 def test_other_reasons_are_those_of_ray() -> None:
     error = RuntimeError("The actor died.\nThe node is dead: 10.0.0.1\nsee the logs")
     assert cause_of_death(error) == "died: The node is dead: 10.0.0.1"
+    unavailable = ActorUnavailableError(
+        "RpcError: RPC error: recvmsg:Connection reset by peer rpc_code: 14.", b"1" * 16
+    )
+    assert cause_of_death(unavailable) == "cannot be reached: its connection to this process was lost"
 
 
 def test_a_process_that_ray_killed_for_lack_of_memory_is_named_as_such() -> None:

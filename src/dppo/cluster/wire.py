@@ -26,6 +26,7 @@ SMALL = 128 * 1024  # bytes of weights or observations up to which a message is 
 FIRST_DELAY_S = 1.0
 LONGEST_DELAY_S = 30.0
 FETCH_TIMEOUT_S = 120.0  # to transfer a finished result over the network
+UNREACHABLE = "cannot be reached: its connection to this process was lost"
 UNKNOWN = "died: its process crashed, exited or was killed (out of memory?)"
 
 Model = str | Callable[..., Any] | None
@@ -243,6 +244,8 @@ def cause(error: Exception) -> str:
 def cause_of_death(error: Exception) -> str:
     """Return in one line why a process died: the last line of `error` about a worker, a node or an exit."""
     lines = _lines(error)
+    if type(error).__name__ == "ActorUnavailableError":
+        return UNREACHABLE
     if any("low on memory" in line or "OutOfMemory" in line for line in lines):
         return "died: killed because its node ran out of memory. Use fewer actors there, or set recycle_after"
     if any("Worker unexpectedly exits with a connection error" in line for line in lines):

@@ -16,7 +16,7 @@ from dppo.cluster.collecting.keeper import end_of_log
 from dppo.cluster.collecting.messages import Process, Progressed, Started
 from dppo.cluster.ray.calls import calls_ray
 from dppo.cluster.ray.session import RayLink
-from dppo.cluster.wire import UNKNOWN, cause_of_death
+from dppo.cluster.wire import UNKNOWN, UNREACHABLE, cause_of_death
 from dppo.envs.activity import Activity, Phase
 from dppo.errors import ClusterError
 from dppo.streams import Stream
@@ -80,7 +80,9 @@ class Watching:
         if here and log:
             how, lines = end_of_log(file.log, file.pid)
         cause = cause_of_death(error)
-        return "\n    ".join([f"{f'died {how}' if how and cause == UNKNOWN else cause}{place}{log}", *lines])
+        return "\n    ".join(
+            [f"{f'died {how}' if how and cause in (UNKNOWN, UNREACHABLE) else cause}{place}{log}", *lines]
+        )
 
     def homes(self) -> dict[int, str]:
         """Return the id of the node of each actor with a process, by the id of the actor."""
