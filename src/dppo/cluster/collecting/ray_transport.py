@@ -44,6 +44,8 @@ LOOK_S = 2.0  # between two looks at all actors, and at all pending calls
 INLINE = 90_000  # bytes of a policy up to which each question holds it; Ray stores arguments of more than 100 KiB anew
 CLOSING_S = 5.0  # for actors to close their environments
 INTERRUPTED_S = 2.0  # the same for actors that are in the middle of a segment
+START_AGAIN_S = 15.0  # for an actor to start after the network was silent
+NOT_STARTED = f"has not started within {START_AGAIN_S:g} s after the network was back"
 JOIN_S = 20.0  # for an actor that joins to start, before others host its samplers
 KILLING_S, LOST_S = 2.0, 1.0  # for Ray to accept a kill; for a Ray that is lost to close actors all the same
 
@@ -93,6 +95,8 @@ class RayTransport:
         self._alive = set[Process]()  # those that are to be started or run; answers of others do not count
         self._worn = set[Process]()  # those that are to be recycled
         self._looked_at = time.monotonic()
+        self._silences = 0  # of the network, so far
+        self._doubtful = dict[Process, float]()  # those that were starting then, and until when they may
         self._seconds, self._spent_before_s = 0.0, 0.0
         # Of both:
         self._ended = SimpleQueue[_Ended]()  # calls that have ended, in this order
@@ -187,6 +191,7 @@ class RayTransport:
         if self._room is not None:
             joined, left = self._room.changes(self._watching.homes)
             events += [*map(messages.Joined, joined), *map(messages.Left, left)]
+        events += self._not_started()
         ended, began = self._ended_calls(0 if events else TICK_S), time.monotonic()
         self._look_if_due(began)
         for ref, result in ended:
@@ -195,6 +200,21 @@ class RayTransport:
                 events.append(self._event(*call, result))
         self._seconds += time.monotonic() - began
         return events
+
+    def _not_started(self) -> list[Event]:
+        """Return the ends of processes that were requested before the network was silent, and did not start afterwards.
+
+        Messages between other processes of Ray were lost as well, and Ray notices that after minutes.
+        """
+        silences, now = self._link.watch.silences, self._link.clock.patience()
+        starting = {command.process for command, _ in list(self._calls.values()) if isinstance(command, Start)}
+        if silences != self._silences:
+            self._silences = silences
+            self._doubtful = dict.fromkeys(starting, now + START_AGAIN_S)
+        late = [process for process, until in self._doubtful.items() if now > until]
+        for process in late:
+            del self._doubtful[process]
+        return [messages.Died(process, NOT_STARTED) for process in late if process in starting]
 
     def _ended_calls(self, timeout_s: float) -> list[_Ended]:
         """Return all calls that have ended; wait up to `timeout_s` for the first."""

@@ -66,7 +66,7 @@ def set_environment(*, start_here: bool, dashboard: bool = False, env_threads: b
         # Ray prints a paragraph for each dead actor, a page for a dead raylet, even without log_to_driver, and a
         # traceback for each abandoned call; dppo logs one line instead.
         "RAY_IGNORE_UNHANDLED_ERRORS": "1",
-        "RAY_DEDUP_LOGS_SKIP_REGEX": "A worker died or was killed|Raylet is terminated",
+        "RAY_DEDUP_LOGS_SKIP_REGEX": "A worker died or was killed|Raylet is terminated|has been marked dead",
         # Attempts to connect to a running cluster; a head that is started here may need more.
         **({} if start_here else {"RAY_NUM_REDIS_GET_RETRIES": "3"}),
         # Ray records each call for the dashboard, in a thread of every process; if the GCS is gone, it tries for 5 s at

@@ -86,6 +86,7 @@ class ClusterWatch:
         self._lost: str | None = None
         self._said: float | None = None  # since when Ray has not answered, if a line has said so
         self._silent = False  # True while Ray's processes do not answer
+        self.silences = 0  # those that are over
         self._stop = threading.Event()
 
     def add_endpoints(self, endpoints: list[Endpoint]) -> None:
@@ -176,6 +177,7 @@ class ClusterWatch:
         silent = bool(failing) and self._clock.awake() - min(failing) > SILENT_S
         if self._silent and not failing:
             end_those_to(self._endpoints[0].address)
+            self.silences += 1
         self._silent = silent or (self._silent and bool(failing))
         self._clock.silence(self._silent)
 
