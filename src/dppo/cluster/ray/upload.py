@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from dppo.cluster.ray.claim import is_connected
-from dppo.cluster.ray.session import wanted_cluster
+from dppo.cluster.ray.connecting import wanted_cluster
 from dppo.cluster.wire import UPLOADED, within
 from dppo.errors import ClusterError, ConfigError, counted
 from dppo.user_code import in_a_line
