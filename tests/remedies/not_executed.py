@@ -110,22 +110,22 @@ NOT_EXECUTED: tuple[tuple[str, str, str], ...] = (
         "it takes a cluster, or a fault of one: see docs/FAULTS.md and tests/cluster",
     ),
     (
-        "cluster/ray/session.py",
+        "cluster/ray/connecting.py",
         "Check it with `ray status --address {}`, or {} to start Ray here.",
         "it takes a cluster, or a fault of one: see docs/FAULTS.md and tests/cluster",
     ),
     (
-        "cluster/ray/session.py",
+        "cluster/ray/connecting.py",
         "Check it with `ray status --address {}`. If the cluster uses tokens, s",
         "it takes a cluster, or a fault of one: see docs/FAULTS.md and tests/cluster",
     ),
     (
-        "cluster/ray/session.py",
+        "cluster/ray/connecting.py",
         "dashboard=True has no effect: this process is connected to the Ray clu",
         "it takes a cluster, or a fault of one: see docs/FAULTS.md and tests/cluster",
     ),
     (
-        "cluster/ray/session.py",
+        "cluster/ray/connecting.py",
         "dashboard=True has no effect: {}={} is a running cluster with its own ",
         "it takes a cluster, or a fault of one: see docs/FAULTS.md and tests/cluster",
     ),
@@ -135,12 +135,12 @@ NOT_EXECUTED: tuple[tuple[str, str, str], ...] = (
         "it takes a cluster, or a fault of one: see docs/FAULTS.md and tests/cluster",
     ),
     (
-        "cluster/ray/session.py",
+        "cluster/ray/connecting.py",
         "unset RAY_ADDRESS",
         "it takes a cluster, or a fault of one: see docs/FAULTS.md and tests/cluster",
     ),
     (
-        "cluster/ray/session.py",
+        "cluster/ray/connecting.py",
         "use that one, or call ray.shutdown() first.",
         "it takes a cluster, or a fault of one: see docs/FAULTS.md and tests/cluster",
     ),
@@ -156,8 +156,18 @@ NOT_EXECUTED: tuple[tuple[str, str, str], ...] = (
     ),
     ("cluster/ray/versions.py", "install the cluster's Ray here", "it takes a second version of Ray"),
     (
+        "cluster/ray/calls.py",
+        "Ray has failed: {}. Resume from the last checkpoint (--resume).",
+        "it takes a cluster, or a fault of one: see docs/FAULTS.md and tests/cluster",
+    ),
+    (
         "cluster/ray/watch.py",
-        "{} at {} is lost ({}), and the run cannot continue without it. Resume ",
+        "{} has not answered for {} s. The run waits where it has to, {} s at m",
+        "it takes a cluster, or a fault of one: see docs/FAULTS.md and tests/cluster",
+    ),
+    (
+        "cluster/ray/watch.py",
+        "{}, and the run cannot continue without it. Resume ",
         "it takes a cluster, or a fault of one: see docs/FAULTS.md and tests/cluster",
     ),
     (
