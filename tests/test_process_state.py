@@ -127,3 +127,14 @@ def test_notes_are_shown_and_results_printed_whatever_a_simulator_does(
     assert len(dppo.evaluate(result, episodes=1).returns) == 1
     print("to our stream")
     assert "to our stream" in capsys.readouterr().out
+
+
+def test_weights_are_cast_to_bfloat16_anew_in_each_minibatch() -> None:
+    weight, rows = torch.nn.Parameter(torch.ones(2, 2)), torch.ones(1, 2)
+    with arithmetic.torch_as_usual():
+        results = []
+        for _ in range(2):
+            with torch.autocast("cpu", torch.bfloat16):
+                results.append(torch.nn.functional.linear(rows, weight).float())
+            weight.data.mul_(2)
+    assert torch.equal(results[1], 2 * results[0])

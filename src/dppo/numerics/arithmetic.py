@@ -108,13 +108,17 @@ def torch_as_usual() -> Iterator[None]:
 
     one_dnn, exact = torch._C._get_mkldnn_enabled(), torch.are_deterministic_algorithms_enabled()
     warn_only, dtype = torch.is_deterministic_algorithms_warn_only_enabled(), torch.get_default_dtype()
-    with torch.inference_mode(mode=False), torch.enable_grad(), torch.autocast("cpu", enabled=False):
+    # A context of autocast around that of bfloat16 would keep the weights that the first minibatch has cast.
+    lowered = torch.is_autocast_enabled("cpu")
+    with torch.inference_mode(mode=False), torch.enable_grad():
+        torch.set_autocast_enabled("cpu", False)
         torch._C._set_mkldnn_enabled(True)
         torch.use_deterministic_algorithms(False)
         torch.set_default_dtype(torch.float32)
         try:
             yield
         finally:
+            torch.set_autocast_enabled("cpu", lowered)
             torch._C._set_mkldnn_enabled(one_dnn)
             torch.use_deterministic_algorithms(exact, warn_only=warn_only)
             torch.set_default_dtype(dtype)
