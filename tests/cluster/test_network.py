@@ -20,7 +20,7 @@ from test_lost_ray import Listener
 
 import dppo
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 on_hosts = pytest.mark.skipif(not possible(), reason="needs root, iproute2 and util-linux")
 
 SIZES = (
