@@ -99,6 +99,19 @@ def test_an_incident_is_replayed_with_its_options(tmp_path: Path) -> None:
     assert "equal to the last bit" in replay(tmp_path / "run", "20", trust=True)
 
 
+def test_a_note_says_once_that_these_are_options_of_reset(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO", logger="dppo")
+    run = dppo.RunInfo(settings(tmp_path), tmp_path, "", (), 1, None)
+    run.set_env(level=1)
+    run.set_env(level=2)
+    assert run.env_options == {"level": 2}
+    [note] = caplog.messages
+    assert note == (
+        'set_env: new episodes start with reset(options={"level": 1}). The environment\'s `reset` has to read them; '
+        "arguments of its constructor stay as they are."
+    )
+
+
 def test_options_that_are_not_json_are_refused(tmp_path: Path) -> None:
     run = dppo.RunInfo(settings(tmp_path), tmp_path, "", (), 1, None)
     with pytest.raises(ConfigError, match=r"set_env: .* is not JSON"):

@@ -165,11 +165,13 @@ def test_python_of_the_readme_prints_as_shown(steps: int, folder: Path, capsys: 
     22, the best one of 500; after 40,000 steps, each of six seeds has 500.
     """
     text = README.read_text(encoding="utf8")
-    [(snippet, printed)] = re.findall(r"^```python\n(import dppo\n.*?)^```$\n+```text\n(.*?)^```$", text, re.M | re.S)
+    [(snippet, printed)] = re.findall(r"^```python\n(import dppo\n.*?)^```$[^`]+```text\n(.*?)^```$", text, re.M | re.S)
     monkeypatch.chdir(folder)
     assert "60_000" in snippet
     exec(compile(snippet.replace("60_000", str(steps)), "README.md", "exec"), {})
-    out = capsys.readouterr().out
+    shown = capsys.readouterr().out.splitlines(keepends=True)
+    assert "Checkpoint: " in "".join(shown), "the display of the run comes first"
+    out = "".join(shown[-len(printed.splitlines()) :])
     decimals = r"\d+\.\d+"
     learned = decimals if steps == 60_000 else rf"{decimals}|left|right|[\d,]+ steps"
     assert re.sub(learned, "#", out) == re.sub(learned, "#", printed)

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import inspect
 import re
 from pathlib import Path
 
 import pytest
 from builders import make_config
 
-from dppo.doctor import watching
+from dppo.doctor import examination, watching
 from dppo.doctor.diagnosis import findings
+from dppo.doctor.playing import WITH_SECOND
 from dppo.doctor.watching import Watch
 from dppo.envs.checks.faults import PACKAGE
 
@@ -84,6 +86,36 @@ def test_episodes_are_played_again_in_a_fresh_process_as_far_as_it_comes(
     monkeypatch.setattr(watching, "EXAMINATION", ("-S", "-c", code))
     found = findings({"steps": 2} | watching.examine({}, 5.0), CONFIG)
     assert [(kind, text.partition(". ")[0]) for kind, text in found if "fresh process" in text] == [REPORTED[reported]]
+
+
+def test_stages_say_what_is_done_and_which_process_plays_the_same_episodes_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stages = "".join(f'say(\'{{"stage": "{stage}"}}\'); ' for stage in ("making", "playing", "closing", "over"))
+    facts = {"trace": [[1, 0]], "sizes": [1], "compared": 1, "same": {"in a new instance": ""}, "unlike": []}
+    code = f"{WATCHED}import json; say(json.dumps({facts})); {stages}"
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(watching, "EXAMINATION", ("-S", "-c", code))
+    shown = list[str]()
+    watching.examine({}, 5.0, shown.append)
+    assert shown == [
+        "making the environment",
+        "playing episodes",
+        "closing the environment",
+        "in a second process: making the environment",
+        "in a second process: playing the same episodes again",
+        "in a second process: closing the environment",
+    ]
+
+
+def test_every_stage_of_an_examination_has_words_for_the_user() -> None:
+    source = inspect.getsource(examination)
+    assert set(re.findall(r'report\(stage="(.+?)"\)', source)) - watching.STAGES.keys() == {
+        "over",
+        "making a second instance in another process",
+        "asking Gymnasium's checker",
+    }
+    assert WITH_SECOND in watching.STAGES
 
 
 def test_an_update_or_a_network_that_takes_long_is_not_a_hung_environment(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,6 +7,7 @@ import logging
 import math
 import os
 import pty
+import re
 import select
 import signal
 import subprocess
@@ -433,6 +434,14 @@ def test_the_panel_fits_any_terminal_and_splits_no_figure(colours: bool) -> None
         for figure in FIGURES if width >= 40 else narrow:
             assert any(figure in line for line in lines), f"{figure} is missing or split at {width}"
         assert any("▁" in line and "█" in line for line in lines), "the history of the return"
+
+
+@pytest.mark.parametrize("width", [44, 60, 68, 72, 80, 100])
+def test_the_history_of_the_return_stands_beside_the_return_and_is_wide_enough_to_show_its_shape(width: int) -> None:
+    [line] = [line for line in shown_at(width, view_of(row())) if "▁" in line]
+    bars = re.search("34.2  ([▁▂▃▄▅▆▇█]+) ", line)
+    assert bars is not None
+    assert len(bars[1]) >= 16
 
 
 def test_the_panel_before_the_first_step_with_an_almost_empty_row_and_after_a_long_silence() -> None:

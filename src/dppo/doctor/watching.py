@@ -24,6 +24,15 @@ PATIENCE_S = 10.0  # after the time is up, for a call of which none has taken lo
 SLOW_S = 60.0  # after the time is up, for an update, and to close
 CALLS = {"m": ", in a constructor (call {:,})", "r": ", in reset (call {:,})", "s": ", in step (call {:,})"}
 MADE = "d\n"
+STAGES = {
+    "making": "making the environment",
+    "playing": "playing episodes",
+    "comparing with other episodes": "playing the same episodes again",
+    WITH_SECOND: "playing the same episodes in a second instance",
+    "updating": "measuring how long updates take",
+    "closing": "closing the environment",
+}
+AGAIN = {**STAGES, "playing": "playing the same episodes again"}
 EXAMINATION = ("-m", "dppo.doctor.examination")
 
 
@@ -141,15 +150,25 @@ def examine(
 ) -> dict[str, Any]:
     """Return the facts about the environment of these settings, measured in a process and repeated in another one."""
     until, wanted = time.monotonic() + seconds, {"settings": settings, "seconds": seconds}
-    facts = Watch(EXAMINATION, wanted | {"sizes": []}, show).wait(seconds)
+
+    def show_first(stage: str) -> None:
+        if stage != "over":
+            show(STAGES.get(stage, stage))
+
+    def show_again(stage: str) -> None:
+        if stage != "over":
+            show(f"in a second process: {AGAIN.get(stage, stage)}")
+
+    facts = Watch(EXAMINATION, wanted | {"sizes": []}, show_first).wait(seconds)
     facts |= {"cpus": usable_cores(), "available_mb": psutil.virtual_memory().available / 2**20}
     trace, same = facts.pop("trace", ()), facts.get("same", {})
     disturbed = [where for where in same if same[where]]  # only where there are two instances in the process
     stopped = [facts[end] for end in ("hung", "died") if end in facts and facts["stage"] == WITH_SECOND]
+    once_more = wanted | {"sizes": facts.get("sizes", [])[:6]}
     if stopped or (disturbed and not same.get("after other episodes", True)):
-        return _one_alone(facts, trace, stopped, Watch(EXAMINATION, wanted | {"sizes": facts["sizes"][:6]}, show))
+        return _one_alone(facts, trace, stopped, Watch(EXAMINATION, once_more, show_again))
     if same and not any(same.values()):
-        again = Watch(EXAMINATION, wanted | {"sizes": facts["sizes"][:6]}, show).wait(max(5, until - time.monotonic()))
+        again = Watch(EXAMINATION, once_more, show_again).wait(max(5, until - time.monotonic()))
         if not (made := again.get("trace", ())):
             why = (again.get(one) for one in ("error", "died", "hung"))
             return facts | {"alone": next(filter(None, why), "for lack of time")}

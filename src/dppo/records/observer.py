@@ -10,6 +10,7 @@ from typing import Any
 from dppo.config import Config
 from dppo.config.trust import NAMING
 from dppo.errors import CheckpointError, ConfigError, counted
+from dppo.log import logger
 from dppo.ppo.exchange.records import CollectionProgress, Episode, EpisodeInfo, Incident
 from dppo.records.metrics.reading import read_metrics
 
@@ -49,7 +50,10 @@ class RunInfo:
         return deepcopy(self.options.now or {})
 
     def set_env(self, **options: Any) -> None:
-        """Change options of the environments: from then on, each new episode starts with reset(seed, options=...).
+        """Change the options of `reset`: from then on, each new episode starts with reset(seed=..., options=options).
+
+        Arguments of the constructor (`env_kwargs`) stay as they are. The `reset` of the environment has to read its
+        options: one that ignores them trains as before, and nothing can tell.
 
         Called after iteration k, it takes effect with the policy after iteration k + 1, so in iteration k + 2, or
         k + 2 + K with a policy lag of K: it depends on the iteration alone. Called in `on_start`, it sets the options
@@ -63,8 +67,15 @@ class RunInfo:
             options = json.loads(json.dumps(options, allow_nan=False))  # as a checkpoint holds them
         except (TypeError, ValueError) as error:
             raise ConfigError(f"set_env: {options!r} is not JSON ({error}). Use numbers, text, lists, dicts.") from None
-        if not self.options.fixed:
-            self.options.now = {**(self.options.now or {}), **options}
+        if self.options.fixed:
+            return
+        if not self.options.now:
+            logger.info(
+                "set_env: new episodes start with reset(options=%s). The environment's `reset` has to read them; "
+                "arguments of its constructor stay as they are.",
+                json.dumps(options),
+            )
+        self.options.now = {**(self.options.now or {}), **options}
 
 
 @dataclass(frozen=True, slots=True)

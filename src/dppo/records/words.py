@@ -23,21 +23,18 @@ OTHER_CPU = "The result depends on which process ran on which type of CPU: see d
 
 
 def sizes_line(config: Config) -> str:
-    """Return the numbers of iterations, steps, epochs and minibatches in one sentence."""
-    per_epoch, reuse = config.sizes.minibatches_per_epoch, config.reuse
-    older = "" if reuse == 1 else f" with the {reuse - 1} before it"
-    batches = reuse * config.iterations - reuse * (reuse - 1) // 2  # the first iterations have fewer before them
-    batch = f"{config.batch_size:,} steps ({batch_in_words(config)})"
-    epochs, more = config.epochs(), config.epochs_for()
-    steps = batches * epochs * per_epoch
-    longer = f", {more} with discrete actions," if more > epochs else ""
-    and_more = f" or {steps // epochs * more:,}" if longer else ""
-    all_of_them = "at most" if config.largest_kl_for(True) else "in all"
-    return (
-        f"{counted(config.iterations, 'iteration')} of {batch}, each trained{older} "
-        f"for {counted(epochs, 'epoch')}{longer} of {counted(reuse * per_epoch, 'minibatch', 'minibatches')} "
-        f"of up to {config.sizes.minibatch_rows:,} rows: {steps:,}{and_more} SGD step{'s' * (steps > 1)} {all_of_them}."
-    )
+    """Return how many env steps there will be, and what an iteration does with its share."""
+    total = counted(config.iterations * config.batch_size, "env step")
+    iterations = counted(config.iterations, "iteration")
+    epochs = config.epochs()
+    discrete_epochs = config.epochs_for()
+    trains = f"trains on them for {counted(epochs, 'epoch')}"
+    if config.reuse > 1:
+        before = counted(config.reuse - 1, "iteration")
+        trains = f"trains on them and those of {before} before, for {counted(epochs, 'epoch')}"
+    if discrete_epochs > epochs:
+        trains += f", or {discrete_epochs} if actions are discrete"
+    return f"{total} in {iterations}: each collects {config.batch_size:,} ({batch_in_words(config)}), then {trains}."
 
 
 def hosting_line(config: Config) -> str:

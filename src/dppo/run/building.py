@@ -261,14 +261,14 @@ def tuned_to(config: Config, spaces: Spaces) -> Config:
     numbers = sum(box.low.size for box in boxes(spaces.actions))
     kl = config.largest_kl_for(numbers > 0)
     if config.target_kl is None and kl:
-        why = "real actions get precise" if numbers else "reuse moves a policy with memory too far"
         never = as_setting_and_flag("target_kl", 0.0)
-        logger.info("Epochs: an update ends early once its KL exceeds %g, as %s; %s: never.", kl, why, never)
+        logger.info("Updates: one that moves the policy too far (KL above %g) ends early; %s: none does.", kl, never)
     norm_adv = config.ppo.standardizes(real=numbers > 0)
     if config.norm_adv is None and not norm_adv:
         always = as_setting_and_flag("norm_adv", True)
         logger.info(
-            "Advantages: in the unit of norm_reward, so that a batch of noise changes little; %s: standardized.", always
+            "Advantages: not standardized, so that a batch of noise changes little; %s does so, as most tools do.",
+            always,
         )
     own_deviation = config.log_std_init is not None or config.state_dependent_std or config.init_from is not None
     if not own_deviation and (config.network.first_log_std(numbers) or 0) < 0:

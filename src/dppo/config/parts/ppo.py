@@ -15,7 +15,7 @@ class PPO:
     learning_rate: float = setting(3e-4, gt=0)
     """Step size of Adam at the start."""
     anneal_lr: bool = False
-    """Lower the learning rate linearly to zero over the run."""
+    """Learning rate schedule: lower the learning rate linearly to zero over the run."""
     desired_kl: float | None = setting(None, gt=0)
     """Adapt the learning rate before each SGD step: lower it if the approximate KL exceeds twice this, raise it if it
     is below half of this; none: never."""

@@ -7,8 +7,7 @@ from contextlib import ExitStack
 from itertools import accumulate, pairwise
 from typing import TextIO, cast
 
-from rich.columns import Columns
-from rich.console import Console, Group, RenderableType
+from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
 from rich.control import Control
 from rich.live import Live
 from rich.padding import Padding
@@ -29,6 +28,8 @@ COLOURS = dict(zip(PHASES, ("blue", "cyan", "yellow", "magenta", "green", "brigh
 LOSSES = {"policy": "policy_loss", "value": "value_loss", "entropy": "entropy"}  # names and keys
 LOSSES |= {"kl": "approx_kl", "clipfrac": "clipfrac", "expl_var": "explained_variance"}
 GAP = 2  # columns between items
+LEAST_BARS = 16  # of the curve of returns, beside other items; narrower ones show little
+MOST_BARS = 40
 LATE = 5.0  # silence is shown after this many times the usual iteration (and 5 s at least)
 
 
@@ -107,18 +108,18 @@ def _lines(view: View, room: int, now: float, colours: bool) -> Iterator[tuple[s
     else:
         ready = [_item("actors", f"{view.ready} of {view.actors} ready")] * bool(view.ready)
         elapsed = _item("elapsed", duration(now - view.began))
-        yield "steps", _flow([Text("waiting for the first env steps"), elapsed, *ready])
+        yield "steps", _Flow([Text("waiting for the first env steps"), elapsed, *ready])
     if row:
         yield "return", _returns(view, room)
         if view.evaluation:
             yield "eval", _evaluation(view.evaluation)
-        yield "speed", _flow(_speed(view, now))
-        yield "losses", _flow([_item(name, number(row.get(f"losses/{key}")), 5) for name, key in LOSSES.items()])
+        yield "speed", _Flow(_speed(view, now))
+        yield "losses", _Flow([_item(name, number(row.get(f"losses/{key}")), 5) for name, key in LOSSES.items()])
         yield "time", _stacked_bar(row, room, colours)
     elif view.progress is not None:
-        yield "speed", _flow(_pace(view))
+        yield "speed", _Flow(_pace(view))
     if incidents := [Text(f"{row[key]:.0f} x {key[10:]}", "yellow") for key in row if key.startswith("incidents/")]:
-        yield "incidents", _flow(incidents)
+        yield "incidents", _Flow(incidents)
 
 
 def _steps(view: View, room: int, now: float) -> RenderableType:
@@ -130,7 +131,7 @@ def _steps(view: View, room: int, now: float) -> RenderableType:
     width = inline if inline >= 12 else room
     cells = round(done * width)
     bar = Text.assemble(("━" * cells, "green"), ("━" * (width - cells), "bright_black"))
-    return _flow([figures, bar, *times]) if inline >= 12 else Group(_flow([figures, *times]), bar)
+    return _Flow([figures, bar, *times]) if inline >= 12 else Group(_Flow([figures, *times]), bar)
 
 
 def _pace(view: View) -> list[Text]:
@@ -150,15 +151,16 @@ def _returns(view: View, room: int) -> RenderableType:
     episodes = int(row.get("charts/episodes", 0))
     if not episodes:
         return Text("no episode has finished yet", style="dim")
-    items = [
-        Text(number(row.get("charts/episodic_return")), style="bold"),
-        Text(sparkline(view.returns, min(40, max(8, room - 62))), style="green"),
-        _item("length", number(row.get("charts/episodic_length"))),
-    ]
+    mean = Text(number(row.get("charts/episodic_return")), style="bold")
+    items = [_item("length", number(row.get("charts/episodic_length")))]
     if "charts/success_rate" in row:
         items.append(_item("success", f"{row['charts/success_rate']:.0%}"))
     items.append(Text(f"last {min(100, episodes)} of {episodes:,} episodes", style="dim"))
-    return _flow(items)
+    inline = room - sum(item.cell_len + GAP for item in (mean, *items))
+    if inline < LEAST_BARS:  # the line below has room for the other items
+        inline = room - mean.cell_len - GAP
+    bars = Text(sparkline(view.returns, min(MOST_BARS, inline)), style="green")
+    return _Flow([mean, bars, *items])
 
 
 def _evaluation(row: dict[str, float]) -> RenderableType:
@@ -169,7 +171,7 @@ def _evaluation(row: dict[str, float]) -> RenderableType:
         _item("length", number(row.get("eval/episodic_length"))),
         Text(f"{row['eval/episodes']:.0f} episodes", style="dim"),
     ]
-    return _flow(items)
+    return _Flow(items)
 
 
 def _speed(view: View, now: float) -> list[Text]:
@@ -196,7 +198,7 @@ def _stacked_bar(row: dict[str, float], room: int, colours: bool) -> RenderableT
         glyph = "█" if colours else phase[0]
         bar.append(glyph * cells, style=COLOURS[phase])
         legend.append(Text.assemble((glyph, COLOURS[phase]), (f" {phase} ", "dim"), f"{part:3.0%}"))
-    return Group(bar, _flow(legend))
+    return Group(bar, _Flow(legend))
 
 
 def cells_of(shares: Sequence[float], width: int) -> list[int]:
@@ -211,6 +213,20 @@ def _item(name: str, value: str, width: int = 0) -> Text:
     return Text.assemble((f"{name} ", "dim"), value.ljust(width))
 
 
-def _flow(items: Sequence[Text]) -> RenderableType:
-    """Return items side by side, in as many lines as necessary; an item is never split."""
-    return Columns([item for item in items if item.cell_len], padding=(0, GAP))
+class _Flow:
+    """Items side by side, in as many lines as necessary; an item is never split."""
+
+    def __init__(self, items: Sequence[Text]) -> None:
+        self._items = [item for item in items if item.cell_len]
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        """Yield the lines, each filled from the left."""
+        line = Text()
+        for item in self._items:
+            if line.cell_len and line.cell_len + GAP + item.cell_len > options.max_width:
+                yield line
+                line = Text()
+            if line.cell_len:
+                line.append(" " * GAP)
+            line.append_text(item)
+        yield line
