@@ -354,3 +354,17 @@ def test_a_rank_without_memory_ends_the_run_at_once() -> None:
 
     with pytest.raises(OutOfMemory, match=r"^micro_batch_size=none: 64 rows at once do not fit$"):
         trainers._with_group(update)
+
+
+def test_a_wait_for_learners_to_start_is_reported_once_after_ten_seconds(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [0.0]
+    said: list[str] = []
+    trainers = object.__new__(RayTrainers)
+    trainers._clock = lambda: now[0]
+    trainers._notify = said.append
+    trainers.ranks = [object(), object()]
+    monkeypatch.setattr(RayTrainers, "_check", lambda self: None)
+    check = trainers._check_and_say()
+    for now[0] in (0.0, 9.0, 11.0, 60.0):
+        check()
+    assert [line.partition(":")[0] for line in said] == ["waiting for 2 learners to start"]

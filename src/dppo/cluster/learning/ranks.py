@@ -36,7 +36,7 @@ from dppo.cluster.wire import (
     sendable,
     within,
 )
-from dppo.errors import ClusterError, OutOfMemory, SegmentsLost
+from dppo.errors import ClusterError, OutOfMemory, SegmentsLost, counted
 from dppo.numerics.fingerprint import Expected
 from dppo.ppo.exchange.records import Incident, IncidentKind, PolicySnapshot, Update
 from dppo.ppo.networks.choice import choose_network
@@ -44,6 +44,7 @@ from dppo.spaces.spaces import Spaces
 
 T = TypeVar("T")
 
+SAY_S = 10.0  # after which a line says what is waited for
 START_TIMEOUT_S = 120.0  # for a process that imports torch, on a machine that starts many at once
 LOST_S = 1.0  # for a Ray that is lost to end the ranks all the same
 STATE_S = 5.0  # for it to return a state
@@ -277,7 +278,8 @@ class RayTrainers:
             ).remote(self._plan, self._spaces, rank, self._model)
             for rank in range(self._plan.learners.num_learners)
         ]
-        places = self._wait_for([handle.whereabouts.remote() for handle in self.ranks], timeout_s=START_TIMEOUT_S)
+        started = [handle.whereabouts.remote() for handle in self.ranks]
+        places = wait_for(started, self._check_and_say(), START_TIMEOUT_S, self._clock)
         nodes, addresses = zip(*places, strict=True)
         self._reporters = sorted({nodes.index(node) for node in nodes})[:2]
         # On one node the store need not be reachable from others.
@@ -290,6 +292,23 @@ class RayTrainers:
             self._notify(problem)
             self._incidents.append(Incident(IncidentKind.OTHER_CPU, problem))
         self._load()
+
+    def _check_and_say(self) -> Callable[[], None]:
+        """Return a check for a wait until the ranks have started, which logs a line once that takes long."""
+        say_at = self._clock() + SAY_S
+        said = False
+
+        def check() -> None:
+            nonlocal said
+            self._check()
+            if not said and self._clock() >= say_at:
+                said = True
+                self._notify(
+                    f"waiting for {counted(len(self.ranks), 'learner')} to start: there may be no room, or a node "
+                    f"does not answer; after {START_TIMEOUT_S:.0f} s, they are given up"
+                )
+
+        return check
 
     @calls_ray
     def _load(self) -> None:
