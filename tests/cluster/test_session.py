@@ -27,7 +27,7 @@ from commandline import fresh_environment, run
 from processes import in_ray_thread
 
 from dppo.cluster.collecting.actor import make_progress_file
-from dppo.cluster.ray import capacity, connecting, session
+from dppo.cluster.ray import capacity, connecting, core_use, session
 from dppo.cluster.ray import environment as surroundings
 from dppo.cluster.ray.session import MIB, SMALLEST_STORE, RaySession, demand_of
 from dppo.config import Actors, Learners
@@ -405,6 +405,28 @@ def test_a_ray_started_here_has_no_autoscaler(ray_session: None) -> None:
     import ray
 
     assert not in_ray_thread(partial(capacity.has_autoscaler, ray))
+
+
+@pytest.mark.parametrize(
+    ("actors", "idle_s", "notes"),
+    [
+        (8, 1.0, ["8 actors on 2 cores, busy for 95% of the time: more actors would gain nothing on this machine."]),
+        (8, 5.0, []),  # simulators that wait
+        (2, 0.0, []),
+    ],
+)
+def test_a_run_with_more_actors_than_cores_says_at_its_end_whether_the_cores_were_busy(
+    actors: int, idle_s: float, notes: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of four cores, this process may use two; each has the same 10 s in the run."""
+    times = namedtuple("times", "user system idle iowait guest")
+    now = [times(50.0, 5.0, 100.0, 1.0, 2.0)] * 4
+    then = [times(150.0, 5.0, 100.0, 1.0, 2.0), *[times(60.0 - idle_s / 2, 5.0, 100.0 + idle_s / 2, 1.0, 2.0)] * 3]
+    monkeypatch.setattr(os, "sched_getaffinity", lambda process: {1, 3}, raising=False)
+    monkeypatch.setattr("psutil.cpu_times", lambda percpu: now)
+    use = core_use.CoreUse(actors)
+    monkeypatch.setattr("psutil.cpu_times", lambda percpu: then)
+    assert use.notes() == notes
 
 
 @pytest.mark.parametrize("failures", [1, 2])

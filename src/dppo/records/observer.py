@@ -118,7 +118,7 @@ class Result:
     env_faults: dict[str, int] = field(default_factory=dict)
     """Faults that the run survived, by environment and kind: "sampler 3, env 0: ValueError in step"; "steps lost"."""
     notes: tuple[str, ...] = ()
-    """Lines about slow actors."""
+    """Lines about slow actors, cores that were all busy, evaluations and trackers."""
     config: Config | None = field(default=None, compare=False)
     """The settings, with the objects that were given: environment, wrappers, model."""
 

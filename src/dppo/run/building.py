@@ -40,6 +40,7 @@ from dppo.spaces.spaces import Spaces
 if TYPE_CHECKING:
     from dppo.cluster.evaluating import RayPlayers
     from dppo.cluster.learning.trainers import Trainers
+    from dppo.cluster.ray.core_use import CoreUse
     from dppo.cluster.ray.session import RaySession
 
 NOT_REPLAYED = "lost or resumed samplers start new episodes; those of EnvPool, with a fixed seed, their first ones"
@@ -62,6 +63,8 @@ class Parts:
     """Returns the line of trace.jsonl for a row of metrics; None if there is no such file."""
     players: InProcessPlayers | RayPlayers | None = None
     """Plays the episodes of evaluations; None without evaluations."""
+    core_use: CoreUse | None = None
+    """Measures whether the cores are busy; None without a Ray that was started here."""
 
 
 def build(config: Config, folder: RunFolder, stop: StopSignals, stack: ExitStack, on_progress: OnProgress) -> Parts:
@@ -101,7 +104,7 @@ def build(config: Config, folder: RunFolder, stop: StopSignals, stack: ExitStack
     learner = PPOLearner(collector, trainers, ledger, statistics, **more)
     learner.env_faults = EnvFaults(ledger, config.env_faults, config.env.fault_budget)
     more = {"trace": getattr(trainers, "line", None), "players": site.players(spaces, trainers.spec)}
-    parts = Parts(collector, learner, ledger, model, expected, tuned.epochs(), **more)
+    parts = Parts(collector, learner, ledger, model, expected, tuned.epochs(), core_use=site.core_use(), **more)
     if start is not None:
         _load(start, config, parts, ledger, trainers.spec, branch=folder.start is None)
     return parts
@@ -184,6 +187,14 @@ class _Site:
         more = {"by_reference": config.num_learners > 0 and not here, "logs": self.logs}
         on_ray = collector_on_ray(plan, config.actors, ledger, on_progress, self.session, **more)
         return self.stack.enter_context(closing(on_ray))
+
+    def core_use(self) -> CoreUse | None:
+        """Return what measures, from now on, how busy the cores of this machine are, if all actors run here."""
+        if self.session is None or not self.session.started_here:
+            return None
+        from dppo.cluster.ray.core_use import CoreUse
+
+        return CoreUse(self.session.demand.num_actors)
 
     def trainers(self, config: Config, spaces: Spaces, expected: Expected) -> Trainers:
         """Return what trains on the segments, with the settings `config`, which suit the spaces."""

@@ -267,10 +267,12 @@ class Run:
         except Exception as problem:
             logger.warning("iteration %d was not saved: %s", self.learner.iteration, problem)
 
-    def _notes(self) -> Iterator[str]:
+    def _notes(self, *, advise: bool) -> Iterator[str]:
         if self.evaluations is not None:
             yield from self.evaluations.notes()
         yield from self.parts.collector.notes()
+        if advise and self.parts.core_use is not None:
+            yield from self.parts.core_use.notes()
         yield from tracking_notes(self.watching)
 
     def _result(self, stopped_by: str | None) -> Result:
@@ -296,6 +298,6 @@ class Run:
             wrapper_names=self.config.wrapper_names,
             times=words.times_line(self.time_split, self.config, self.parts.epochs, advise=advise),
             bottleneck=words.bottleneck_line(self.time_split, self.config) if advise else "",
-            notes=tuple(self._notes()),
+            notes=tuple(self._notes(advise=advise)),
             config=self.config,
         )

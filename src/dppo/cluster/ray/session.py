@@ -22,7 +22,7 @@ from dppo.cluster.ray.folder import ray_folder, usable_folder
 from dppo.cluster.ray.room import Room, usable_nodes
 from dppo.cluster.ray.watch import ClusterWatch, Endpoint
 from dppo.config.parts import Actors, Learners
-from dppo.errors import ClusterError, counted
+from dppo.errors import ClusterError
 from dppo.log import logger
 from dppo.signals import leave_at_exit
 from dppo.user_code import in_a_line
@@ -218,19 +218,13 @@ def _endpoints(ray: Any, *, started_here: bool) -> list[Endpoint]:
 
 
 def _start(ray: Any, demand: Demand, store_bytes: int, dashboard: bool, notify: Callable[[str], None]) -> Demand:
-    cores, gpus = capacity.usable_cores(), capacity.gpus_here() if demand.total().get("GPU") else 0
+    gpus = capacity.gpus_here() if demand.total().get("GPU") else 0
     if demand.most_actors:
         demand = capacity.fitted_here(demand, gpus, notify)
     capacity.check_here(demand, gpus)
     wanted = demand.total()
     wanted.pop("GPU", None)
     cpus = max(1, math.ceil(wanted.pop("CPU")))
-    if cpus > cores:
-        learners = f" and {counted(demand.num_learners, 'learner')}" if demand.num_learners else ""
-        notify(
-            f"{counted(demand.num_actors, 'actor')}{learners} on {counted(cores, 'core')}: "
-            f"simulators that wait gain from this, simulators that compute share the cores."
-        )
     with usable_folder(notify):
         _start_processes(
             ray,

@@ -1,0 +1,44 @@
+"""How busy the cores of this machine were during a run: whether more actors than cores gained anything."""
+
+import os
+
+import psutil
+
+from dppo.cluster.ray.capacity import usable_cores
+from dppo.errors import counted
+
+BUSY = 0.9  # share of the time from which on there is no core left for another actor
+
+
+class CoreUse:
+    """Measures from its creation on how busy the cores are that this process may use."""
+
+    def __init__(self, actors: int) -> None:
+        self._actors = actors
+        self._began = _core_seconds()
+
+    def notes(self) -> list[str]:
+        """Return a line for the end of the run if there are more actors than cores, and these were busy."""
+        cores = usable_cores()
+        if self._actors <= cores:
+            return []
+        busy_s, all_s = _core_seconds()
+        busy_before_s, all_before_s = self._began
+        share = (busy_s - busy_before_s) / max(all_s - all_before_s, 1e-9)
+        if share < BUSY:
+            return []
+        fact = f"{counted(self._actors, 'actor')} on {counted(cores, 'core')}, busy for {share:.0%} of the time"
+        return [f"{fact}: more actors would gain nothing on this machine."]
+
+
+def _core_seconds() -> tuple[float, float]:
+    """Return the seconds for which the cores that this process may use were busy, and all of their seconds."""
+    times = psutil.cpu_times(percpu=True)
+    if hasattr(os, "sched_getaffinity"):
+        cores = os.sched_getaffinity(0)
+        times = [core_times for core, core_times in enumerate(times) if core in cores]
+    idle_s = sum(core.idle + getattr(core, "iowait", 0.0) for core in times)
+    # Linux counts the time of guests as time of users, too
+    guests_s = sum(getattr(core, "guest", 0.0) + getattr(core, "guest_nice", 0.0) for core in times)
+    all_s = sum(sum(core) for core in times) - guests_s
+    return all_s - idle_s, all_s
