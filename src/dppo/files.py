@@ -13,6 +13,8 @@ from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 
+from dppo.errors import ConfigError
+
 DEEPEST = 100  # levels of nesting of settings and of what a checkpoint describes
 SCRATCH = "dppo-scratch-"
 MOST_BYTES, MOST_SETTINGS = 2**31, 2**21  # of a file that is read as a whole; of one of settings
@@ -33,6 +35,13 @@ class Irregular(OSError):
     def __init__(self, path: Path, found: str, expected: str) -> None:
         super().__init__(errno.EINVAL, f"is {found}, not {expected}", str(path))
         self.found = found
+
+
+class TooLarge(OSError):
+    """A file with more bytes than are read of such a file."""
+
+    def __init__(self, path: Path, size: int, most: int) -> None:
+        super().__init__(errno.EFBIG, f"has {size:,} bytes, more than {most:,}", str(path))
 
 
 def open_file(path: Path, flags: int = os.O_RDONLY) -> int:
@@ -58,8 +67,29 @@ def read_file(path: Path, most: int = MOST_BYTES) -> bytes:
     with os.fdopen(open_file(path), "rb") as file:
         size = os.fstat(file.fileno()).st_size
         if size > most:
-            raise OSError(errno.EFBIG, f"has {size:,} bytes, more than {most:,}", str(path))
+            raise TooLarge(path, size, most)
         return file.read()
+
+
+def home_expanded(path: str) -> str:
+    """Return a path with its `~` or `~user` replaced by that home folder, as a shell does it; keep a / at its end.
+
+    A shell leaves it in `--run-dir=~/x`, and nothing replaces it in a file of settings. `./~x` is a folder of that
+    name. Raises ConfigError if there is no such user.
+    """
+    if not str(Path(path)).startswith("~"):
+        return path
+    if not path.startswith("~"):
+        return os.path.join(os.getcwd(), path)  # else a Path of it would drop the dot, and look like a home folder
+    expanded = os.path.expanduser(path)
+    if expanded.startswith("~"):
+        raise ConfigError(f"{path}: no home folder is known for {path.partition('/')[0]}. Write the whole path.")
+    return expanded
+
+
+def user_path(path: str | os.PathLike[str]) -> Path:
+    """Return a path that a user has named, as `home_expanded`."""
+    return Path(home_expanded(os.fspath(path)))
 
 
 def check_kind(path: Path, kind: int) -> None:

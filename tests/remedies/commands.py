@@ -222,7 +222,7 @@ COMMANDS: tuple[tuple[str, str, str, str], ...] = (
         "",
     ),
     (
-        "records/files/run_folder.py: cannot be written ({}). Use another folder",
+        "records/files/run_folder.py: Use another folder.",
         f"{TRAIN} --run-dir /proc/none/run",
         f"{TRAIN} --run-dir TMP/run",
         "",

@@ -10,6 +10,7 @@ from typing import Any, Literal, NoReturn, get_args, get_origin
 from dppo.config.aliases import answer_to, meant_by
 from dppo.config.parts import PARTS, default_of, help_by_name, may_be_none, names_of, settings_by_name, types_by_name
 from dppo.errors import ConfigError, DppoError, printable, unknown_name
+from dppo.files import home_expanded
 from dppo.invocation import as_called
 
 WIDTH = 80
@@ -35,13 +36,35 @@ EXTRA = ("config", "preset", "resume", "branch", "trust")
 """The names of these flags."""
 Flags = Mapping[str, str]
 """The help of flags: {"--seed INT": "...", "--actors N ...": "...", "--equal {batch,segment}": "", "--json": "..."}."""
-TYPES: dict[str, Any] = {"INT": int, "N": int, "S": float, "RETURN": float, "FILE": Path, "DIR": Path}  # else text
 
 
 class UsageError(DppoError):
     """An invalid command line."""
 
     exit_code = 2
+
+
+def _named_path(text: str) -> str:
+    try:
+        return home_expanded(text)
+    except ConfigError as error:
+        raise argparse.ArgumentTypeError(str(error).rstrip(".")) from None
+
+
+def _path(text: str) -> Path:
+    return Path(_named_path(text))
+
+
+TYPES: dict[str, Any] = {  # else text
+    "INT": int,
+    "N": int,
+    "S": float,
+    "RETURN": float,
+    "FILE": _path,
+    "DIR": _path,
+    "RUN": _named_path,  # "auto" is one, too
+    "NEW_DIR": _named_path,
+}
 
 
 class Parser(argparse.ArgumentParser):
@@ -94,7 +117,7 @@ class Parser(argparse.ArgumentParser):
         for word in rest:
             if re.match("--?[a-zA-Z]", word):
                 raise UsageError(f"{self._unknown(word.partition('=')[0])} `{self.prog} --help` lists the flags.")
-        return vars(found), rest
+        return vars(found), [home_expanded(word) for word in rest]  # the folder of a run; no other word begins with ~
 
     def split_one(self, argv: Sequence[str], word: str = "RUN", one: str = "runs/...") -> tuple[dict[str, Any], str]:
         """Do `split`, and return the one word beside the flags; raise a UsageError if there is none, or more."""

@@ -4,6 +4,8 @@ import dataclasses
 from collections.abc import Mapping
 from contextlib import suppress
 from functools import cache
+from os import PathLike
+from pathlib import Path
 from typing import Annotated, Any, get_args, get_origin
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, create_model
@@ -11,6 +13,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationEr
 from dppo.config.aliases import answer_to, meant_by
 from dppo.config.parts import about, default_of, settings_by_name, types_by_name
 from dppo.errors import ConfigError, unknown_name
+from dppo.files import user_path
 
 
 def validated(settings: Mapping[str, Any]) -> dict[str, Any]:
@@ -39,7 +42,7 @@ def _checked_type(hint: Any, limits: dict[str, Any]) -> Any:
     """Return the type that pydantic checks: limits, integers in several notations, finite floats."""
     kinds = {hint, *get_args(hint)}
     if get_origin(hint) is tuple:
-        item: Any = Annotated[get_args(hint)[0], Field(**limits)]
+        item = _checked_item(get_args(hint)[0], limits)
         if get_args(hint)[0] is not int:
             return tuple.__class_getitem__((item, ...))
         several = tuple.__class_getitem__((Annotated[item, BeforeValidator(_whole_number)], ...))
@@ -50,6 +53,13 @@ def _checked_type(hint: Any, limits: dict[str, Any]) -> Any:
         return Annotated[hint, Field(**limits), BeforeValidator(_whole_number)]
     if float in kinds and get_origin(hint) is not dict:
         return Annotated[hint, Field(allow_inf_nan=False, **limits)]
+    return _checked_item(hint, limits)
+
+
+def _checked_item(hint: Any, limits: dict[str, Any]) -> Any:
+    """Return the type that pydantic checks where it is not a tuple, a number or a switch."""
+    if Path in (hint, *get_args(hint)):
+        return Annotated[hint, BeforeValidator(_user_path)]
     return Annotated[hint, Field(**limits)] if limits else hint
 
 
@@ -59,6 +69,11 @@ def _parts(value: Any) -> Any:
         case [str(text)] if "," in text:
             return text.split(",")
     return value
+
+
+def _user_path(value: Any) -> Any:
+    """Replace `~` at the start of a path; return other values unchanged."""
+    return user_path(value) if isinstance(value, str | PathLike) else value
 
 
 def _whole_number(value: Any) -> Any:
@@ -108,6 +123,8 @@ def _in_words(error: Any) -> str:
         )
     if callable(error["input"]) and path in SCHEDULED:
         return f"{path}={error['input']!r}: a function of time is not supported. {SCHEDULED[path]}"
+    if error["type"] == "value_error":  # of a validator of ours
+        return f"{path}={error['ctx']['error']}"
     if error["type"] == "missing":
         return f"{path} is missing. Pass {path}=..."
     remedy = next((text for start, text in REMEDIES.items() if error["type"].startswith(start)), "")

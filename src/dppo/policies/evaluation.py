@@ -15,6 +15,7 @@ from dppo.envs.make import EnvId, close_in_time
 from dppo.envs.silence import SilenceWatch, of_one
 from dppo.envs.statistics import kept_in_words, running_statistics
 from dppo.errors import counted
+from dppo.files import user_path
 from dppo.log import logger
 from dppo.numerics.portable import limit_blas
 from dppo.policies.bounds import NAMED, most_at_bound
@@ -69,7 +70,7 @@ def evaluate(  # noqa: PLR0913  the one function for all ways to play
         CheckpointError: there is no checkpoint, or the environment's spaces are not those of the policy.
         EnvironmentFault: the environment raised; carries its traceback.
     """
-    film = None if video is None else Path(video)
+    film = None if video is None else user_path(video)
     wanted = Wanted(episodes, seed, deterministic, render=render, video=film, num_actors=num_actors)
     wanted.check()
     player = find_player(policy, env, env_kwargs, model, trust=trust)

@@ -18,7 +18,7 @@ from dppo.config import flattened
 from dppo.config.parts.processes import EVAL_EPISODES
 from dppo.config.trust import require_trust
 from dppo.errors import ConfigError, counted, printable
-from dppo.files import read_file
+from dppo.files import read_file, user_path
 from dppo.policies.described import model_state, network_summary
 from dppo.policies.evaluation import evaluate
 from dppo.policies.policy import Policy, model_name, policy_from, read, spaces_summary
@@ -83,7 +83,7 @@ def export_onnx(policy: Policy | str | Path, path: str | Path, *, trust: bool = 
     data = _as_onnx(policy, module)
     checked = _check(policy, module, data)
     with writing(path):
-        write_file(Path(path), data)
+        write_file(user_path(path), data)
     shapes = {name: ", ".join(map(str, ("n", *of.shape))) for name, of in module.inputs.items()}
     inputs = ", ".join(f"{name} {of.base}[{shapes[name]}]" for name, of in module.inputs.items())
     return f"{path}: {inputs} -> {', '.join(module.output_names)}. {checked}"
@@ -221,13 +221,13 @@ def export_folder(
     Raises:
         ConfigError: as `export_onnx` and `evaluate`; or the folder is that of the run, or cannot be written.
     """
-    run_dir, target, found = run_dir_of(Path(run)), Path(folder), read(run)
+    run_dir, target, found = run_dir_of(user_path(run)), user_path(folder), read(run)
     if target.resolve() == run_dir.resolve():
         raise ConfigError(f"{folder}: is the folder of the run. Use another one.")
     if has_any(target):
         raise ConfigError(f"{folder}: contains a run, or an earlier export. Use another folder.")
     policy = load_trusted(run, model, trust=trust)
-    played = evaluate(Path(run), episodes=episodes, model=model, trust=trust) if episodes else None
+    played = evaluate(user_path(run), episodes=episodes, model=model, trust=trust) if episodes else None
     kept = [name for name in (CONFIG, FILE, CURVE) if (run_dir / name).is_file()]
     iteration, every = found.checkpoint.state["iteration"], read_metrics(run_dir) if FILE in kept else []
     rows = [row for row in every if row["iteration"] == iteration][-1:]

@@ -13,6 +13,7 @@ from dppo.envs.checks.faults import making
 from dppo.envs.frames import make_prepared
 from dppo.envs.make import check_env_id
 from dppo.errors import CheckpointError, ConfigError, printable
+from dppo.files import user_path
 from dppo.invocation import command
 from dppo.log import logger
 from dppo.policies.policy import Policy, model_name, policy_from, read
@@ -86,7 +87,7 @@ def find_player(
     held: dict[str, Any] = policy.objects if isinstance(policy, Result) else {}
     if isinstance(policy, Result):
         policy, trust = policy.checkpoint, True  # this process has just run its code
-    run = Path(policy)
+    run = user_path(policy)
     found = read(run)
     own = model_name(found, model)
     named = held | {name: value for name, value in (("env_id", env), ("model", model)) if value is not None}

@@ -12,6 +12,7 @@ from dppo.envs.checks.masks import check_allows, checked_masks
 from dppo.envs.checks.observations import check_inside
 from dppo.envs.checks.returned import BadResult, leaf_packer, packer
 from dppo.errors import CheckpointError, ConfigError, counted
+from dppo.files import user_path
 from dppo.policies.described import model_from, network_summary
 from dppo.ppo.acting.agent import PPOAgent
 from dppo.ppo.exchange.normalizer import no_statistics
@@ -206,7 +207,7 @@ def _is_imported(model: str) -> bool:
 
 def read(path: str | Path) -> Found:
     """Return a run's newest good checkpoint, or the one at `path`, importing nothing; raise CheckpointError if none."""
-    found = find(Path(path))
+    found = find(user_path(path))
     for problem in found.damaged:
         warnings.warn(f"skipped a damaged newer checkpoint: {problem}", stacklevel=3)
     return found

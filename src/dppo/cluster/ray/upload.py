@@ -29,17 +29,18 @@ LEFT_OUT = frozenset(
 EARLIEST = (1980, 1, 1, 0, 0, 0)  # the date of all files in the archive, so that equal files make an equal archive
 
 
-def check_there_is_a_cluster(folders: Sequence[str], address: str | None) -> None:
+def check_there_is_a_cluster(folders: Sequence[str | Path], address: str | None) -> None:
     """Raise ConfigError if there are folders to send, and Ray would start on this machine."""
     if folders and not is_connected() and wanted_cluster(address)[1] is None:
+        names = " ".join(map(str, folders))
         raise ConfigError(
-            f"upload={' '.join(folders)} has no effect: Ray starts on this machine, which has the files. Leave it out, "
+            f"upload={names} has no effect: Ray starts on this machine, which has the files. Leave it out, "
             f"or set `address`."
         )
 
 
 def environment_of(
-    variables: dict[str, str], folders: Sequence[str], notify: Callable[[str], object]
+    variables: dict[str, str], folders: Sequence[str | Path], notify: Callable[[str], object]
 ) -> dict[str, Any]:
     """Return Ray's options of the processes of a run: variables, and the files in these folders, which are sent."""
     runtime_env: dict[str, Any] = {}
@@ -51,14 +52,14 @@ def environment_of(
     return {"runtime_env": runtime_env} if runtime_env else {}
 
 
-def files_to_send(folders: Sequence[str]) -> dict[str, Path]:
+def files_to_send(folders: Sequence[str | Path]) -> dict[str, Path]:
     """Return the files in these folders by their names within them, without what git ignores and without run folders.
 
     Raises ConfigError if a folder does not exist or has no files, or if two have a file of the same name.
     """
     found: dict[str, Path] = {}
     for name in folders:
-        folder = Path(name).expanduser()
+        folder = Path(name)
         if not folder.is_dir():
             raise ConfigError(f"upload={name}: is not a folder. Name the folder of your module, such as `upload=.`.")
         inside = list(_files_in(folder))
@@ -139,7 +140,7 @@ def archive(files: dict[str, Path]) -> bytes:
     return data.getvalue()
 
 
-def uploaded(folders: Sequence[str], notify: Callable[[str], object]) -> str:
+def uploaded(folders: Sequence[str | Path], notify: Callable[[str], object]) -> str:
     """Send the files in these folders to the connected cluster; return the `working_dir` of Ray's runtime environment.
 
     Raises ConfigError as `files_to_send` and `described`, and ClusterError if the cluster does not take them.

@@ -23,7 +23,7 @@ class Actors:
     while nodes come and go; 4..64 or 4..: the same between bounds. Changes the time, never the result."""
     address: str | None = free(None)
     """Address of a running Ray cluster, auto or host:port. Default: $RAY_ADDRESS if it is set; else start Ray."""
-    upload: tuple[str, ...] = free(())
+    upload: tuple[Path, ...] = free(())
     """Folders whose files are sent to the nodes of a cluster that do not share them: the current one as `.`; 100 MB at
     most, without what git ignores, .git, .venv and the folders of runs."""
     cpus_per_actor: float = free(1.0, gt=0)

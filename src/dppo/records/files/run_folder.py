@@ -1,5 +1,6 @@
 """Open the folder of a run: of a new one, of one to resume, or of a new one that branches from another."""
 
+import errno
 import json
 import os
 import platform
@@ -23,9 +24,9 @@ from dppo.config.files import objects_in
 from dppo.config.resume import changes_on_resume, check_branch, leave_out_ineffective, without_derived
 from dppo.config.trust import resume_command
 from dppo.errors import CheckpointError, CheckpointNotWritten, ConfigError
-from dppo.files import MOST_SETTINGS, Irregular, open_file
+from dppo.files import MOST_SETTINGS, Irregular, open_file, user_path
 from dppo.records.files.checkpoint import FOLDER, Found, find, has_any
-from dppo.records.files.disk import check_parts, refusal, write_file, writing
+from dppo.records.files.disk import check_parts, refusal, remedy, write_file, writing
 from dppo.records.metrics.reading import FILE
 
 CONFIG, LOCK = "config.yaml", "run.lock"
@@ -77,6 +78,8 @@ def open_run(config: Config, resume: str | Path | None, *, branch: bool = False)
         CheckpointError: there is no good checkpoint to resume, or a part of the folder is a link or a pipe.
     """
     origin = None
+    if resume not in (None, "auto"):
+        resume = user_path(resume)
     if branch:
         if resume in (None, "auto"):
             raise ConfigError(
@@ -123,9 +126,9 @@ def _created(config: Config, stack: ExitStack) -> Path:
         stack.callback(_remove_empty, (path / FOLDER, *made) if made else ())
         stack.enter_context(locked(path))
     except OSError as error:
-        raise ConfigError(
-            f"run_dir={run_dir}: cannot be written ({error.strerror or error}). Use another folder."
-        ) from None
+        # A limit of this process is the same for every folder.
+        advice = remedy(error) if error.errno in (errno.EFBIG, errno.EMFILE) else "Use another folder."
+        raise ConfigError(f"run_dir={run_dir}: cannot be written ({error.strerror or error}). {advice}") from None
     if (path / FILE).exists() or has_any(path):
         command = resume_command(config.env_name, Path(run_dir), config.model_name, config.wrapper_names)
         raise ConfigError(
