@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import os
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -15,6 +16,7 @@ from commandline import QUICK_CHECKS, Command
 from processes import in_ray_thread
 from test_slow_or_hung import Driver, asked
 
+from dppo import machine
 from dppo.cluster.collecting.messages import Died, Joined, Kill, Left, Limits, Process, Start, Started
 from dppo.cluster.ray import capacity
 from dppo.cluster.ray.capacity import PER_NODE, Demand, room_for
@@ -280,7 +282,8 @@ def test_a_ray_started_here_gets_as_many_actors_as_there_are_cores(
 ) -> None:
     demand = demand_of(Actors(num_actors=num_actors, **more), Learners())  # type: ignore[arg-type]
     notes: list[str] = []
-    monkeypatch.setattr(capacity, "usable_cores", lambda: cores)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(cores)), raising=False)
+    monkeypatch.setattr(machine, "cpu_quota", lambda: None)
     assert capacity.fitted_here(demand, 0, notes.append).num_actors == used
     assert notes == [f"using {used} actors: this machine has {cores} cores"]
 

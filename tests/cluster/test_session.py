@@ -26,6 +26,7 @@ import pytest
 from commandline import fresh_environment, run
 from processes import in_ray_thread
 
+from dppo import machine
 from dppo.cluster.collecting.actor import make_progress_file
 from dppo.cluster.ray import capacity, connecting, core_use, session
 from dppo.cluster.ray import environment as surroundings
@@ -33,6 +34,7 @@ from dppo.cluster.ray.session import MIB, SMALLEST_STORE, RaySession, demand_of
 from dppo.config import Actors, Learners
 from dppo.errors import ClusterError, ConfigError
 from dppo.files import remove_abandoned
+from dppo.machine import usable_cores
 
 Usage = namedtuple("Usage", "total used free")
 HALF_FULL = Usage(1000, 500, 500)
@@ -59,14 +61,15 @@ def test_number_of_actors_that_fit_a_node(node: dict[str, float], needs: dict[st
 
 
 def test_usable_cores_follow_the_affinity_mask(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert 1 <= capacity.usable_cores() <= (os.cpu_count() or 1)
+    assert 1 <= usable_cores() <= (os.cpu_count() or 1)
+    monkeypatch.setattr(machine, "cpu_quota", lambda: None)
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: {3, 5, 6}, raising=False)
-    assert capacity.usable_cores() == 3
+    assert usable_cores() == 3
     monkeypatch.delattr(os, "sched_getaffinity")
     monkeypatch.setattr(os, "cpu_count", lambda: 12)
-    assert capacity.usable_cores() == 12
+    assert usable_cores() == 12
     monkeypatch.setattr(os, "cpu_count", lambda: None)
-    assert capacity.usable_cores() == 1
+    assert usable_cores() == 1
 
 
 Store = Callable[..., tuple[int, list[str]]]

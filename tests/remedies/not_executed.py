@@ -486,6 +486,21 @@ NOT_EXECUTED: tuple[tuple[str, str, str], ...] = (
     ),
     ("records/files/disk.py", "Check the disk.", "it is a disk of the user that fails"),
     ("records/files/disk.py", "Free some disk space.", "it is a disk of the user that fails"),
+    (
+        "records/files/disk.py",
+        "Delete files of yours on this disk, or use a folder on another one.",
+        "it is a quota of a disk, which only an administrator sets",
+    ),
+    (
+        "records/files/disk.py",
+        "Its file system takes no file of this size. Use a folder on another disk.",
+        "it is a file system such as FAT32, which only an administrator mounts",
+    ),
+    (
+        "records/files/disk.py",
+        "Its file system is mounted read-only. Use a folder on another disk.",
+        "only an administrator mounts a file system read-only",
+    ),
     ("records/files/disk.py", "Restore it from a backup.", "it is a disk of the user that fails"),
     (
         "records/files/episodes.py",
@@ -500,7 +515,6 @@ NOT_EXECUTED: tuple[tuple[str, str, str], ...] = (
     ("records/plots.py", "lower left", "a place in a picture, no instruction"),
     ("records/plots.py", "lower right", "a place in a picture, no instruction"),
     ("records/together.py", "metric={}: is not in {}. Did you mean {}?", "carried out by tests/commands/test_plot.py"),
-    ("records/video.py", "{}: cannot be written ({}). Check the disk.", "it is a disk of the user that fails"),
     ("records/words.py", "If a node may have few, use actors_per_node", "it takes several nodes"),
     (
         "records/words.py",

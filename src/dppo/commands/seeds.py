@@ -19,13 +19,13 @@ from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 
-from dppo.cluster.ray.capacity import usable_cores
 from dppo.commands.plot import plot
 from dppo.config import Config
 from dppo.config.files import plain, refuse_objects
 from dppo.config.resume import changes_on_resume
 from dppo.errors import ConfigError, DppoError, counted, printable
 from dppo.invocation import VARIABLE, program
+from dppo.machine import cores_in_words, usable_cores
 from dppo.records.files.checkpoint import find, has_any
 from dppo.records.files.disk import make_folder, write_file, writing
 from dppo.records.files.run_folder import CONFIG, as_file_name, settings_to_resume
@@ -163,7 +163,7 @@ def _number_at_once(config: Config, asked: int | None) -> tuple[int, str]:
         return 1, "each uses Ray, or a GPU"
     memory_mb = psutil.virtual_memory().available / 2**20
     fitting = max(1, min(usable_cores() // max(1, config.learner_threads), int(memory_mb / RUN_MB)))
-    return fitting, f"{counted(usable_cores(), 'core')}, {memory_mb / 1024:.0f} GB of free memory"
+    return fitting, f"{cores_in_words()}, {memory_mb / 1024:.0f} GB of free memory"
 
 
 def _run(runs: Sequence[Seed], at_once: int, console: Console) -> signal.Signals | None:

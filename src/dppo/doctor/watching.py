@@ -16,9 +16,9 @@ from typing import Any
 
 import psutil
 
-from dppo.cluster.ray.capacity import usable_cores
 from dppo.doctor.playing import WITH_SECOND, agreement
 from dppo.envs.checks.faults import PACKAGE
+from dppo.machine import usable_cores
 
 PATIENCE_S = 10.0  # after the time is up, for a call of which none has taken longer; three times the longest if one has
 SLOW_S = 60.0  # after the time is up, for an update, and to close

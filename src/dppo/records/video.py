@@ -12,6 +12,7 @@ import numpy as np
 
 from dppo.errors import ConfigError, DppoError, counted
 from dppo.log import logger
+from dppo.records.files.disk import cause, remedy
 from dppo.user_code import in_a_line, require_package
 
 MOST_TILES = 9  # episodes side by side
@@ -76,7 +77,7 @@ class Video:
             facts = self._encode(temporary)
             os.replace(temporary, self._path)
         except OSError as error:  # those of PyAV among them
-            raise DppoError(f"{self._path}: cannot be written ({error.strerror or error}). Check the disk.") from None
+            raise DppoError(f"{self._path}: cannot be written: {cause(error)} {remedy(error)}") from None
         finally:
             temporary.unlink(missing_ok=True)
         logger.info("%s: %s, %s", self._path, counted(sum(map(bool, self._images)), "episode"), facts)

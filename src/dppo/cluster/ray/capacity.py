@@ -10,6 +10,7 @@ from typing import Any
 
 from dppo.cluster.ray.calls import calls_ray
 from dppo.errors import ConfigError, counted
+from dppo.machine import cores_in_words, usable_cores
 
 # Without an autoscaler, Ray reports each node as its own type: "node_" and the id of the node.
 NOT_AUTOSCALED = re.compile(r"node_[0-9a-f]{56}")
@@ -42,11 +43,6 @@ class Demand:
             for name in self.actor | self.learner
         }
         return {name: amount for name, amount in total.items() if amount > 0 and name != PER_NODE}
-
-
-def usable_cores() -> int:
-    """Return the number of cores this process may use; Ray's own count ignores CPU affinity and newer cpusets."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def actors_that_fit(node: Mapping[str, float], needs: Mapping[str, float]) -> int:
@@ -95,7 +91,7 @@ def fitted_here(demand: Demand, gpus: int, notify: Callable[[str], None]) -> Dem
     number = max(demand.num_actors, min(room_for([here], demand), demand.most_actors))
     while number > demand.num_actors and _gpus_for(replace(demand, num_actors=number)) > gpus:
         number -= 1  # a learner's part of a GPU may leave too little for an actor on each
-    notify(f"using {counted(number, 'actor')}: this machine has {counted(cores, 'core')}")
+    notify(f"using {counted(number, 'actor')}: this machine has {cores_in_words()}")
     return replace(demand, num_actors=number)
 
 

@@ -1,11 +1,9 @@
 """How busy the cores of this machine were during a run: whether more actors than cores gained anything."""
 
-import os
-
 import psutil
 
-from dppo.cluster.ray.capacity import usable_cores
 from dppo.errors import counted
+from dppo.machine import cores_in_words, cores_of_affinity, usable_cores
 
 BUSY = 0.9  # share of the time from which on there is no core left for another actor
 
@@ -27,15 +25,15 @@ class CoreUse:
         share = (busy_s - busy_before_s) / max(all_s - all_before_s, 1e-9)
         if share < BUSY:
             return []
-        fact = f"{counted(self._actors, 'actor')} on {counted(cores, 'core')}, busy for {share:.0%} of the time"
+        fact = f"{counted(self._actors, 'actor')} on {cores_in_words()}, busy for {share:.0%} of the time"
         return [f"{fact}: more actors would gain nothing on this machine."]
 
 
 def _core_seconds() -> tuple[float, float]:
     """Return the seconds for which the cores that this process may use were busy, and all of their seconds."""
     times = psutil.cpu_times(percpu=True)
-    if hasattr(os, "sched_getaffinity"):
-        cores = os.sched_getaffinity(0)
+    cores = cores_of_affinity()
+    if cores is not None:
         times = [core_times for core, core_times in enumerate(times) if core in cores]
     idle_s = sum(core.idle + getattr(core, "iowait", 0.0) for core in times)
     # Linux counts the time of guests as time of users, too

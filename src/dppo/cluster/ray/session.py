@@ -22,8 +22,9 @@ from dppo.cluster.ray.folder import ray_folder, usable_folder
 from dppo.cluster.ray.room import Room, usable_nodes
 from dppo.cluster.ray.watch import ClusterWatch, Endpoint
 from dppo.config.parts import Actors, Learners
-from dppo.errors import ClusterError
+from dppo.errors import ClusterError, ConfigError
 from dppo.log import logger
+from dppo.machine import file_size_limits, file_size_remedy
 from dppo.signals import leave_at_exit
 from dppo.user_code import in_a_line
 
@@ -225,6 +226,8 @@ def _start(ray: Any, demand: Demand, store_bytes: int, dashboard: bool, notify: 
     wanted = demand.total()
     wanted.pop("GPU", None)
     cpus = max(1, math.ceil(wanted.pop("CPU")))
+    store_bytes = store_size(store_bytes, notify)
+    _check_file_size(store_bytes)
     with usable_folder(notify):
         _start_processes(
             ray,
@@ -232,7 +235,7 @@ def _start(ray: Any, demand: Demand, store_bytes: int, dashboard: bool, notify: 
             num_cpus=cpus,
             num_gpus=gpus,
             resources={name: math.ceil(amount) for name, amount in wanted.items()} or None,  # it takes whole numbers
-            object_store_memory=store_size(store_bytes, notify),
+            object_store_memory=store_bytes,
             include_dashboard=dashboard,
         )
     if not dashboard:
@@ -240,6 +243,16 @@ def _start(ray: Any, demand: Demand, store_bytes: int, dashboard: bool, notify: 
             ray._private.worker._global_node.kill_monitor(check_alive=False)
             ray._private.worker._global_node.kill_log_monitor(check_alive=False)
     return demand
+
+
+def _check_file_size(store_bytes: int) -> None:
+    """Raise ConfigError if Ray may not write the file of its object store: the system would end it in silence."""
+    limits = file_size_limits()
+    if limits is not None and limits[0] < store_bytes + MIB:
+        raise ConfigError(
+            f"num_actors: Ray cannot start, as its object store is a file of {store_bytes:,} bytes. "
+            f"{file_size_remedy()} `num_actors=0` trains without Ray."
+        )
 
 
 @calls_ray

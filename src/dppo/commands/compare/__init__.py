@@ -1,7 +1,6 @@
 """`dppo compare`: repeat one training with several numbers of actors and several seeds, and compare the runs."""
 
 import json
-import os
 import platform
 import signal
 import sys
@@ -21,7 +20,9 @@ from dppo.commands.train import Command, arguments_of
 from dppo.config import Config, draft, resolved
 from dppo.config.resume import leave_out_ineffective
 from dppo.errors import ConfigError, counted
+from dppo.files import home_expanded
 from dppo.invocation import as_called, command
+from dppo.machine import usable_cores
 from dppo.records.files.run_folder import CONFIG, as_file_name, versions
 from dppo.records.plots import compare_figure
 from dppo.records.terminal.view import duration
@@ -144,7 +145,7 @@ def _write_json(options: Options, plan: Sequence[Config], runs: Sequence[Run], p
         "groups": groups_of(runs, options.target),
         "runs": [run.as_json(options.target) for run in runs],
         "settings": {key: value for key, value in resolved(plan[0]).items() if key not in differs_between_runs},
-        "machine": {"system": platform.platform(), "cpus": os.cpu_count()},
+        "machine": {"system": platform.platform(), "cpus": usable_cores()},
         "versions": versions(),
     }
     path.write_text(json.dumps(everything, indent=1) + "\n", encoding="utf8")
@@ -166,7 +167,7 @@ def parse(argv: list[str]) -> tuple[Options, dict[str, Any]]:
 
 def _refuse_runs(argv: list[str]) -> None:
     """Raise a UsageError for folders of runs, which are there already and only have to be drawn."""
-    runs = [word for word in argv if (Path(word) / CONFIG).is_file()]
+    runs = [word for word in argv if (Path(home_expanded(word)) / CONFIG).is_file()]
     if runs:
         raise UsageError(
             f"{runs[0]} is the folder of a run, and {as_called(COMMAND.prog)} trains new ones. "

@@ -9,12 +9,25 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from dppo.errors import CheckpointError, ConfigError, DppoError
-from dppo.files import Irregular, check_kind
+from dppo.files import Irregular, TooLarge, check_kind
+from dppo.machine import file_size_remedy
 
 ROWS = ("metrics.jsonl", "trace.jsonl", "episodes.jsonl")
 FILES = ("run.lock", "config.yaml", "trackers.json", *ROWS, "learning_curve.png", "checkpoints/best.json")
 PIECE = 2**24  # bytes
 REMEDY = "Move it away, or put the real one in its place. (The run folder as a whole may be a link.)"
+
+PERMISSION = "Give yourself read and write permission for the folder."
+REMEDIES = {  # by the system's number of an error
+    errno.ENOSPC: "Free some disk space.",
+    errno.EDQUOT: "Delete files of yours on this disk, or use a folder on another one.",
+    errno.EFBIG: "Its file system takes no file of this size. Use a folder on another disk.",
+    errno.EROFS: "Its file system is mounted read-only. Use a folder on another disk.",
+    errno.EACCES: PERMISSION,
+    errno.EPERM: PERMISSION,
+    errno.ENAMETOOLONG: "Use a shorter name.",
+    errno.EMFILE: "Run `ulimit -n 4096` first, which allows more open files.",
+}
 
 
 def check_parts(run_dir: Path) -> None:
@@ -112,10 +125,8 @@ def remedy(error: OSError) -> str:
     """Return the remedy as a sentence."""
     if isinstance(error, Irregular):
         return REMEDY
-    if error.errno in (errno.ENOSPC, errno.EDQUOT):
-        return "Free some disk space."
-    if error.errno == errno.EFBIG:
+    if isinstance(error, TooLarge):
         return "Restore it from a backup."
-    if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
-        return "Give yourself read and write permission for the folder."
-    return "Check the disk."
+    if error.errno == errno.EFBIG:
+        return file_size_remedy() or REMEDIES[errno.EFBIG]
+    return REMEDIES.get(error.errno or 0, "Check the disk.")

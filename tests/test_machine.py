@@ -1,0 +1,170 @@
+"""The cores that a process may use, by the quota of its cgroup, too, and the largest file that it may write."""
+
+from __future__ import annotations
+
+import errno
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from remedies import executes
+
+import dppo
+from dppo import machine
+from dppo.cluster.ray import capacity, session
+from dppo.cluster.ray.capacity import Demand
+from dppo.errors import ConfigError
+from dppo.files import TooLarge, read_file
+from dppo.records.files.disk import remedy
+
+SOURCE = Path(dppo.__file__).parent
+LIMIT = 2**20
+
+
+@pytest.fixture
+def cgroups(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Return a folder in place of /sys/fs/cgroup, on a machine with four cores."""
+    monkeypatch.setattr(machine, "CGROUPS", tmp_path / "cgroup")
+    monkeypatch.setattr(machine, "CGROUPS_OF_THIS_PROCESS", tmp_path / "of_this_process")
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1, 2, 3}, raising=False)
+    return tmp_path / "cgroup"
+
+
+def put(path: Path, text: str) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(f"{text}\n")
+
+
+@pytest.mark.parametrize(
+    ("quota", "cores", "words"),
+    [
+        ("50000 100000", 1, "4 cores, of which a quota (cgroup) allows 0.5"),
+        ("150000 100000", 2, "4 cores, of which a quota (cgroup) allows 1.5"),
+        ("800000 100000", 4, "4 cores"),
+        ("max 100000", 4, "4 cores"),
+        ("nonsense", 4, "4 cores"),
+    ],
+)
+def test_a_quota_of_a_container_limits_the_cores(cgroups: Path, quota: str, cores: int, words: str) -> None:
+    put(cgroups / "cpu.max", quota)
+    assert machine.usable_cores() == cores
+    assert machine.cores_in_words() == words
+
+
+def test_the_smallest_quota_of_the_groups_above_counts(cgroups: Path) -> None:
+    put(machine.CGROUPS_OF_THIS_PROCESS, "0::/user.slice/job.scope")
+    put(cgroups / "user.slice/job.scope/cpu.max", "max 100000")
+    assert machine.usable_cores() == 4
+    put(cgroups / "user.slice/cpu.max", "200000 100000")
+    assert machine.usable_cores() == 2
+
+
+@pytest.mark.parametrize("folder", ["cpu", "cpu,cpuacct", "cpu/docker/a", "cpu,cpuacct/docker"])
+def test_a_quota_of_the_first_version_limits_the_cores(cgroups: Path, folder: str) -> None:
+    put(machine.CGROUPS_OF_THIS_PROCESS, "11:memory:/docker/a\n4:cpu,cpuacct:/docker/a\n1:name=systemd:/")
+    put(cgroups / folder / "cpu.cfs_period_us", "100000")
+    put(cgroups / folder / "cpu.cfs_quota_us", "-1")
+    assert machine.usable_cores() == 4
+    put(cgroups / folder / "cpu.cfs_quota_us", "120000")
+    assert machine.usable_cores() == 2
+
+
+def test_actors_that_join_and_leave_follow_a_quota(cgroups: Path) -> None:
+    put(cgroups / "cpu.max", "50000 100000")
+    notes: list[str] = []
+    demand = Demand(num_actors=1, actor={"CPU": 1.0}, num_learners=0, learner={}, most_actors=8)
+    assert capacity.fitted_here(demand, 0, notes.append).num_actors == 1
+    assert notes == ["using 1 actor: this machine has 4 cores, of which a quota (cgroup) allows 0.5"]
+
+
+def test_cores_are_counted_in_one_place() -> None:
+    for path in SOURCE.rglob("*.py"):
+        counts = re.search(r"cpu_count|sched_getaffinity", path.read_text())
+        assert path.name == "machine.py" or not counts, path
+
+
+@executes("machine.py: {} Run `ulimit -f unlimited` first.")
+def test_a_limit_of_the_size_of_files_is_named_and_removed_as_told(tmp_path: Path) -> None:
+    program = (
+        "import pathlib, sys\n"
+        "from dppo.records.files.disk import write_file, writing\n"
+        "path = pathlib.Path('file')\n"
+        "with writing(path): write_file(path, bytes(5000))\n"
+        "print(path.stat().st_size)"
+    )
+    limited = f'ulimit -S -f 1; {sys.executable} -B -c "$0" 2>&1'
+    ran = subprocess.run(
+        ["bash", "-c", limited, program], cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False
+    )
+    fact = "file: cannot be written: File too large. This process may not write files larger than 1,024 bytes"
+    assert f"{fact} (RLIMIT_FSIZE). Run `ulimit -f unlimited` first." in ran.stdout
+    command = re.search("Run `(ulimit .*)` first", ran.stdout)
+    assert command is not None
+    told = f'ulimit -S -f 1; {command[1]}; {sys.executable} -B -c "$0"'
+    ran = subprocess.run(
+        ["bash", "-c", told, program], cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False
+    )
+    assert ran.stdout == "5000\n", ran.stderr
+
+
+def test_a_limit_that_the_user_cannot_remove_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    import resource
+
+    monkeypatch.setattr(os, "geteuid", lambda: 1000)
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (1000, 2000))
+    assert "larger than 1,000 bytes (RLIMIT_FSIZE). Its hard limit is 2,000: start it in" in machine.file_size_remedy()
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+    assert machine.file_size_remedy() == ""
+    told = remedy(OSError(errno.EFBIG, "File too large"))
+    assert told == "Its file system takes no file of this size. Use a folder on another disk."
+
+
+def test_ray_is_not_started_where_it_may_not_write_its_store(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else the system ends it, and it says after a minute that it timed out."""
+    monkeypatch.setattr(session, "file_size_limits", lambda: (LIMIT, 0))
+    with pytest.raises(ConfigError, match=r"is a file of 83,886,080 bytes\..* `num_actors=0` trains without Ray"):
+        session._check_file_size(session.SMALLEST_STORE)
+    monkeypatch.setattr(session, "file_size_limits", lambda: None)  # after `ulimit -f unlimited`
+    session._check_file_size(session.SMALLEST_STORE)
+
+
+@pytest.mark.parametrize(
+    ("number", "words"),
+    [
+        (errno.ENOSPC, "Free some disk space."),
+        (errno.EDQUOT, "Delete files of yours on this disk"),
+        (errno.EROFS, "mounted read-only"),
+        (errno.EACCES, "Give yourself read and write permission"),
+        (errno.EPERM, "Give yourself read and write permission"),
+        (errno.EMFILE, "Run `ulimit -n 4096` first"),
+        (errno.EIO, "Check the disk."),
+    ],
+)
+def test_each_error_of_a_disk_has_its_remedy(number: int, words: str) -> None:
+    assert words in remedy(OSError(number, os.strerror(number)))
+
+
+def test_a_file_that_is_too_large_to_read_is_no_limit_of_writing(tmp_path: Path) -> None:
+    (tmp_path / "file").write_bytes(bytes(100))
+    with pytest.raises(TooLarge, match="has 100 bytes, more than 10") as raised:
+        read_file(tmp_path / "file", 10)
+    assert remedy(raised.value) == "Restore it from a backup."
+
+
+@executes(
+    "records/files/disk.py: Use a shorter name.",
+    "records/files/disk.py: Run `ulimit -n 4096` first, which allows more open files.",
+)
+def test_names_and_numbers_of_open_files_are_changed_as_told(tmp_path: Path) -> None:
+    with pytest.raises(OSError, match="name") as raised:
+        (tmp_path / ("a" * 300)).write_text("")
+    assert remedy(raised.value) == "Use a shorter name."
+    (tmp_path / ("a" * 20)).write_text("")
+    program = "files = [open('/dev/null') for _ in range(50)]; print(len(files))"
+    for command, ends in (("ulimit -S -n 20", 1), ("ulimit -S -n 20; ulimit -S -n 4096", 0)):
+        typed = f'{command}; {sys.executable} -S -c "$0"'
+        ran = subprocess.run(["bash", "-c", typed, program], capture_output=True, text=True, timeout=60, check=False)
+        assert ran.returncode == ends, ran.stderr
