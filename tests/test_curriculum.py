@@ -12,7 +12,8 @@ import pytest
 from builders import make_config
 from processes import actors_of_this_process
 from recorder import Recorder
-from worlds.graded import RESETS
+from remedies import executes
+from worlds.graded import RESETS, Graded
 
 import dppo
 from dppo.errors import ConfigError, EnvironmentFault
@@ -110,6 +111,20 @@ def test_a_note_says_once_that_these_are_options_of_reset(tmp_path: Path, caplog
         'set_env: new episodes start with reset(options={"level": 1}). The environment\'s `reset` has to read them; '
         "arguments of its constructor stay as they are."
     )
+
+
+class WithoutOptions(Graded):
+    def reset(self, *, seed: int | None = None) -> Any:  # type: ignore[override]
+        return super().reset(seed=seed)
+
+
+@executes("envs/repairs.py: Give `reset` the parameter `options`, or leave `set_env` out")
+def test_a_reset_that_takes_no_options_is_named_and_one_that_takes_them_or_no_set_env_trains(tmp_path: Path) -> None:
+    with pytest.raises(EnvironmentFault, match=r"`set_env` sets options of `reset`\. Give `reset`") as told:
+        trained(tmp_path / "refused", env_id=WithoutOptions)
+    assert "on_env_fault" not in str(told.value)
+    trained(tmp_path / "given", total_timesteps=96)
+    dppo.train(settings(tmp_path / "left out", env_id=WithoutOptions, total_timesteps=96))
 
 
 def test_options_that_are_not_json_are_refused(tmp_path: Path) -> None:

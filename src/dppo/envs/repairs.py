@@ -18,6 +18,7 @@ from dppo.errors import EnvFault, EnvironmentFault
 from dppo.ppo.exchange.records import EnvLog, Incident, IncidentKind
 
 WRONG_FORM = " instead of ", "is not a boolean", "was among `agents`"  # in messages about results of a wrong form
+UNKNOWN_OPTIONS = "unexpected keyword argument 'options'"  # of a reset
 FIRST_STEPS = 100  # env steps of a run in which on_env_fault=auto raises, so that bugs are seen
 WAITS_S = (1, 2, 4, 8, 16, 30)  # between attempts to make an environment again: a licence may not be free at once
 MOST_BYTES = 1 << 24  # of the actions that a fault carries
@@ -89,4 +90,6 @@ def _remedy(message: str, place: EnvFault) -> str:
         return ""
     if place.error == "invalid" and any(words in message for words in WRONG_FORM):
         return ". Correct the environment."
+    if place.error == "TypeError" and UNKNOWN_OPTIONS in message:
+        return ". `set_env` sets options of `reset`. Give `reset` the parameter `options`, or leave `set_env` out."
     return f". {REMEDY}"
