@@ -8,6 +8,8 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
 
 import pytest
 from remedies import executes
@@ -16,9 +18,13 @@ import dppo
 from dppo import machine
 from dppo.cluster.ray import capacity, session
 from dppo.cluster.ray.capacity import Demand
+from dppo.commands import compare
+from dppo.config import Config
 from dppo.errors import ConfigError
 from dppo.files import TooLarge, read_file
+from dppo.records import plots
 from dppo.records.files.disk import remedy
+from dppo.records.observer import Result
 
 SOURCE = Path(dppo.__file__).parent
 LIMIT = 2**20
@@ -168,3 +174,21 @@ def test_names_and_numbers_of_open_files_are_changed_as_told(tmp_path: Path) -> 
         typed = f'{command}; {sys.executable} -S -c "$0"'
         ran = subprocess.run(["bash", "-c", typed, program], capture_output=True, text=True, timeout=60, check=False)
         assert ran.returncode == ends, ran.stderr
+
+
+def test_a_picture_and_a_comparison_that_cannot_be_written_say_the_remedy(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def too_large(*of: object) -> None:
+        raise OSError(errno.EFBIG, "File too large")
+
+    result = SimpleNamespace(run_dir=tmp_path, picture=tmp_path / "learning_curve.png")
+    monkeypatch.setattr(plots, "read_metrics", lambda _: [])
+    monkeypatch.setattr(plots, "learning_curve", too_large)
+    plots.LearningCurve("title").on_end(cast(Result, result), None)
+    assert "learning_curve.png: cannot be written: File too large. " in caplog.messages[0]
+    assert "Errno" not in caplog.messages[0]
+    (tmp_path / "file").write_text("")
+    options, plan = compare.Options(), [Config(env_id="CartPole-v1")]
+    with pytest.raises(ConfigError, match=r"compare\.json: cannot be written: "):
+        compare._write_json(options, plan, [], tmp_path / "file" / "compare.json")

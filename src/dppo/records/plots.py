@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from dppo.log import logger
-from dppo.records.files.disk import write_file
+from dppo.records.files.disk import cause, remedy, write_file
 from dppo.records.metrics.reading import read_metrics
 from dppo.records.observer import Result
 from dppo.records.outside import FileWriter
@@ -40,6 +40,8 @@ class LearningCurve(FileWriter):
             return
         try:
             learning_curve(read_metrics(result.run_dir), result.picture, self._title)
+        except OSError as problem:
+            logger.warning("%s: cannot be written: %s %s", result.picture, cause(problem), remedy(problem))
         except Exception as problem:  # perhaps of a line that somebody else has written
             logger.warning("%s: cannot be written (%s)", result.picture, problem)
 

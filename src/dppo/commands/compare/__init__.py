@@ -23,6 +23,7 @@ from dppo.errors import ConfigError, counted
 from dppo.files import home_expanded
 from dppo.invocation import as_called, command
 from dppo.machine import usable_cores
+from dppo.records.files.disk import make_folder, write_file, writing
 from dppo.records.files.run_folder import CONFIG, as_file_name, versions
 from dppo.records.plots import compare_figure
 from dppo.records.terminal.view import duration
@@ -92,7 +93,8 @@ def main(argv: list[str]) -> int:
         Group(group["label"], [run.curve() for run in same], noise=group["speed_up_is_noise"])
         for group, same in zip(groups, by_actors(runs), strict=True)
     ]
-    compare_figure(curves, folder / "compare.png", caption(options, plan), options.target)
+    with writing(folder / "compare.png"):
+        compare_figure(curves, folder / "compare.png", caption(options, plan), options.target)
     console.print(make_table(groups, options.target), soft_wrap=False)
     console.print(explain_bound(groups[-1]))
     console.print(f"Written: {folder / 'compare.png'} and {folder / 'compare.json'}")
@@ -148,7 +150,10 @@ def _write_json(options: Options, plan: Sequence[Config], runs: Sequence[Run], p
         "machine": {"system": platform.platform(), "cpus": usable_cores()},
         "versions": versions(),
     }
-    path.write_text(json.dumps(everything, indent=1) + "\n", encoding="utf8")
+    data = json.dumps(everything, indent=1) + "\n"
+    with writing(path):
+        make_folder(path.parent)
+        write_file(path, data.encode())
 
 
 def parse(argv: list[str]) -> tuple[Options, dict[str, Any]]:
