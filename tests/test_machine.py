@@ -16,7 +16,7 @@ from remedies import executes
 
 import dppo
 from dppo import machine
-from dppo.cluster.ray import capacity, session
+from dppo.cluster.ray import capacity, core_use, session
 from dppo.cluster.ray.capacity import Demand
 from dppo.commands import compare
 from dppo.config import Config
@@ -84,6 +84,29 @@ def test_actors_that_join_and_leave_follow_a_quota(cgroups: Path) -> None:
     demand = Demand(num_actors=1, actor={"CPU": 1.0}, num_learners=0, learner={}, most_actors=8)
     assert capacity.fitted_here(demand, 0, notes.append).num_actors == 1
     assert notes == ["using 1 actor: this machine has 4 cores, of which a quota (cgroup) allows 0.5"]
+
+
+@pytest.mark.parametrize(
+    ("version", "unit", "stat"), [("cpu.max", 10**6, "cpu.stat"), ("cpu.cfs_quota_us", 10**9, "cpuacct.usage")]
+)
+@pytest.mark.parametrize(("used_s", "notes"), [(9.5, 1), (5.0, 0)])
+def test_what_a_run_used_is_compared_with_its_quota(
+    version: str, unit: int, stat: str, used_s: float, notes: int, cgroups: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a quota of two cores, in 5 s; the machine's other cores may be idle."""
+    folder = cgroups if version == "cpu.max" else cgroups / "cpu"
+    put(folder / version, "200000 100000" if version == "cpu.max" else "200000")
+    put(folder / "cpu.cfs_period_us", "100000")
+    name = "usage_usec " if stat == "cpu.stat" else ""
+    put(folder / stat, f"{name}{7 * unit}")
+    monkeypatch.setattr("time.monotonic", lambda: 100.0)
+    use = core_use.CoreUse(8)
+    put(folder / stat, f"{name}{int((7 + used_s) * unit)}")
+    monkeypatch.setattr("time.monotonic", lambda: 105.0)
+    said = use.notes()
+    assert len(said) == notes
+    fact = "8 actors on 4 cores, of which a quota (cgroup) allows 2, busy for 95% of the time"
+    assert all(fact in line for line in said)
 
 
 def test_cores_are_counted_in_one_place() -> None:

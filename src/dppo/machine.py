@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import time
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path, PurePosixPath
@@ -37,17 +38,21 @@ def cores_in_words() -> str:
 
 def cpu_quota() -> float | None:
     """Return the cores' worth of time that the cgroups of this process allow; None if they do not limit it."""
-    quotas = []
-    for folder in _folders_of_version_2():
-        with suppress(OSError, ValueError):
-            quota, period = (folder / "cpu.max").read_text().split()
-            quotas.append(int(quota) / int(period))  # "max" is no number
-    for folder in _folders_of_version_1():
-        with suppress(OSError, ValueError):
-            quota = (folder / "cpu.cfs_quota_us").read_text()
-            period = (folder / "cpu.cfs_period_us").read_text()
-            quotas.append(int(quota) / int(period))  # -1: no limit
-    return min((quota for quota in quotas if quota > 0), default=None)
+    quota = _smallest_quota()
+    return None if quota is None else quota[0]
+
+
+def seconds_of_quota() -> tuple[float, float] | None:
+    """Return the seconds of cores that were used under the quota, and those that it allowed, both since some time.
+
+    None if there is no quota, it allows all cores, or the system does not count what is used.
+    """
+    quota = _smallest_quota()
+    if quota is None or quota[0] >= _cores_by_affinity():
+        return None
+    cores, folder = quota
+    used_s = _seconds_used(folder)
+    return None if used_s is None else (used_s, cores * time.monotonic())
 
 
 def file_size_limits() -> tuple[int, int] | None:
@@ -82,6 +87,32 @@ def cores_of_affinity() -> set[int] | None:
     """Return the numbers of the cores on which this process may run; None if the system has no such limit."""
     if hasattr(os, "sched_getaffinity"):
         return os.sched_getaffinity(0)
+    return None
+
+
+def _smallest_quota() -> tuple[float, Path] | None:
+    """Return the smallest quota in cores, and the folder of its cgroup."""
+    quotas = []
+    for folder in _folders_of_version_2():
+        with suppress(OSError, ValueError):
+            quota, period = (folder / "cpu.max").read_text().split()
+            quotas.append((int(quota) / int(period), folder))  # "max" is no number
+    for folder in _folders_of_version_1():
+        with suppress(OSError, ValueError):
+            quota = (folder / "cpu.cfs_quota_us").read_text()
+            period = (folder / "cpu.cfs_period_us").read_text()
+            quotas.append((int(quota) / int(period), folder))  # -1: no limit
+    return min((quota for quota in quotas if quota[0] > 0), default=None)
+
+
+def _seconds_used(folder: Path) -> float | None:
+    with suppress(OSError, ValueError):
+        for line in (folder / "cpu.stat").read_text().splitlines():
+            name, _, count = line.partition(" ")
+            if name == "usage_usec":
+                return int(count) / 1e6
+    with suppress(OSError, ValueError):
+        return int((folder / "cpuacct.usage").read_text()) / 1e9  # of version 1, in nanoseconds
     return None
 
 

@@ -425,6 +425,7 @@ def test_a_run_with_more_actors_than_cores_says_at_its_end_whether_the_cores_wer
     times = namedtuple("times", "user system idle iowait guest")
     now = [times(50.0, 5.0, 100.0, 1.0, 2.0)] * 4
     then = [times(150.0, 5.0, 100.0, 1.0, 2.0), *[times(60.0 - idle_s / 2, 5.0, 100.0 + idle_s / 2, 1.0, 2.0)] * 3]
+    monkeypatch.setattr(machine, "_smallest_quota", lambda: None)
     monkeypatch.setattr(os, "sched_getaffinity", lambda process: {1, 3}, raising=False)
     monkeypatch.setattr("psutil.cpu_times", lambda percpu: now)
     use = core_use.CoreUse(actors)

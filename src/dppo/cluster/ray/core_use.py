@@ -3,7 +3,7 @@
 import psutil
 
 from dppo.errors import counted
-from dppo.machine import cores_in_words, cores_of_affinity, usable_cores
+from dppo.machine import cores_in_words, cores_of_affinity, seconds_of_quota, usable_cores
 
 BUSY = 0.9  # share of the time from which on there is no core left for another actor
 
@@ -22,7 +22,7 @@ class CoreUse:
             return []
         busy_s, all_s = _core_seconds()
         busy_before_s, all_before_s = self._began
-        share = (busy_s - busy_before_s) / max(all_s - all_before_s, 1e-9)
+        share = min(1.0, (busy_s - busy_before_s) / max(all_s - all_before_s, 1e-9))
         if share < BUSY:
             return []
         fact = f"{counted(self._actors, 'actor')} on {cores_in_words()}, busy for {share:.0%} of the time"
@@ -31,6 +31,9 @@ class CoreUse:
 
 def _core_seconds() -> tuple[float, float]:
     """Return the seconds for which the cores that this process may use were busy, and all of their seconds."""
+    of_quota = seconds_of_quota()
+    if of_quota is not None:
+        return of_quota
     times = psutil.cpu_times(percpu=True)
     cores = cores_of_affinity()
     if cores is not None:
