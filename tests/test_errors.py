@@ -171,7 +171,8 @@ def test_a_mistake_is_refused_in_one_or_two_lines_with_a_remedy(line: str, refus
     assert answer["code"] == 2
     assert said.startswith("dppo")
     assert said.count("dppo train:") <= 1
-    assert 1 <= len(said.splitlines()) <= 2
+    of_a_module = "importing" in said  # file, line and text, as Python shows them
+    assert 1 <= len(said.splitlines()) <= (6 if of_a_module else 2)
     assert len(said) < 4000
     assert "Traceback" not in said
     assert not answer["ray"], "Ray was imported for this"

@@ -32,6 +32,7 @@ from dppo.cluster.learning import ranks
 from dppo.cluster.learning.rank import TrainerRank, interface_of
 from dppo.cluster.learning.ranks import RayTrainers
 from dppo.cluster.learning.worth import worth_in_words
+from dppo.cluster.ray.calls import RayCalls
 from dppo.cluster.wire import trainer_plan
 from dppo.config.parts import annealed
 from dppo.errors import ClusterError, OutOfMemory, TrainingDiverged
@@ -352,8 +353,10 @@ def test_a_rank_without_memory_ends_the_run_at_once() -> None:
     def update() -> None:
         raise RayTaskError("update", "the traceback of the rank", cause).as_instanceof_cause()
 
+    calls = RayCalls("test")
     with pytest.raises(OutOfMemory, match=r"^micro_batch_size=none: 64 rows at once do not fit$"):
-        trainers._with_group(update)
+        calls.call(lambda: trainers._with_group(update), "updating")
+    assert calls.close(10.0)
 
 
 def test_a_wait_for_learners_to_start_is_reported_once_after_ten_seconds(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -39,7 +39,8 @@ def play_on_actors(player: Player, wanted: Wanted, played: list[Episode], check_
     actors = min(wanted.num_actors, wanted.episodes)
     snapshot = PolicySnapshot(player.policy.state["iteration"], player.policy.weights, player.policy.obs_scale)
     settings = player.settings
-    with in_force(settings.get("numerics", "portable")) as variables, _session(actors, snapshot) as session:
+    numerics = in_force(settings.get("numerics", "portable"))
+    with numerics as variables, _session(actors, snapshot, check_signals) as session:
         from dppo.cluster.evaluating import RayPlayers
 
         if variables and not session.started_here:
@@ -48,16 +49,18 @@ def play_on_actors(player: Player, wanted: Wanted, played: list[Episode], check_
         wanted.log_beginning(player)
         how: dict[str, Any] = {"timeout_s": settings.get("eval_timeout_s", EPISODE_S), "hung_s": HUNG_S}
         how |= {"episodes": wanted.episodes, "actors": actors, "licensed": settings.get("licences") is not None}
+        link = session.link("evaluations")
         with tempfile.TemporaryDirectory(prefix="dppo-eval-") as logs:
-            players = RayPlayers(_sent(player, wanted), session.demand.actor, logs=logs, **how, **session.options)
+            players = RayPlayers(_sent(player, wanted), session.demand.actor, link, logs=logs, **how, **session.options)
             with closing(players):
                 players.begin(0, snapshot)
                 _collect(players, wanted.episodes, played, (check_signals, session.check))
 
 
-def _session(actors: int, snapshot: PolicySnapshot) -> closing[RaySession]:
+def _session(actors: int, snapshot: PolicySnapshot, check_signals: Callable[[], None]) -> closing[RaySession]:
+    wanted = Actors(num_actors=actors)
     store_bytes = store_bytes_for(0, snapshot.weights.size)
-    return closing(RaySession(Actors(num_actors=actors), Learners(), store_bytes=store_bytes, notify=logger.warning))
+    return closing(RaySession(wanted, Learners(), store_bytes=store_bytes, notify=logger.warning, check=check_signals))
 
 
 def _sent(player: Player, wanted: Wanted) -> EpisodePlayer:

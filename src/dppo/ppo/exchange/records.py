@@ -5,7 +5,7 @@ T steps, E environments of one sampler, B rows of a batch, *O and *A the shapes 
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from enum import Enum
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -252,8 +252,14 @@ class Timings:
     """Id of the actor that they are of."""
 
     def __add__(self, other: Timings) -> Timings:
-        added = Timings(*(getattr(self, name) + getattr(other, name) for name in self.__slots__))
-        return replace(added, memory=max(self.memory, other.memory), actor=self.actor)
+        return Timings(
+            total_s=self.total_s + other.total_s,
+            env_s=self.env_s + other.env_s,
+            replayed_steps=self.replayed_steps + other.replayed_steps,
+            replay_s=self.replay_s + other.replay_s,
+            memory=max(self.memory, other.memory),
+            actor=self.actor,
+        )
 
 
 @dataclass(frozen=True, slots=True)
