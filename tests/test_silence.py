@@ -17,7 +17,7 @@ from gymnasium.envs.classic_control.cartpole import CartPoleEnv
 import dppo
 from dppo.envs import silence
 from dppo.envs.activity import Activity, ActivityRecord, Phase, place_of
-from dppo.envs.silence import Stillness, of_one, of_samplers
+from dppo.envs.silence import Stillness, longer_patience, of_one, of_samplers
 from dppo.log import logger
 from dppo.records.terminal.view import ShowLog
 from dppo.run.replay import replay
@@ -27,6 +27,16 @@ AT_MOST_S = 30.0  # for a line
 
 def seen(moves: int, phase: Phase, episode: int = 4, length: int = 6) -> Activity:
     return Activity(moves, 0, phase, 2, 1, 0, 0, 0, episode, length)
+
+
+def test_native_code_that_keeps_the_interpreter_in_each_step_has_its_stacks_written_once() -> None:
+    frozen_s = 10.0
+    written = 0
+    for gap_s in [1.0, 31.0, 1.0, *[30.0] * 20]:
+        written += gap_s > frozen_s
+        frozen_s = longer_patience(frozen_s, gap_s)
+    assert written == 1
+    assert frozen_s == 93.0
 
 
 @pytest.mark.parametrize(

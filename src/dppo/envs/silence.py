@@ -16,7 +16,7 @@ from dppo.log import logger
 FIRST_S = 10.0  # for which a call has not returned, until that is said
 USUAL = 3.0  # times the longest call of its kind so far: a slow simulator is not silent
 LOOK_S = 1.0
-FROZEN_S = 10.0  # in which this process runs no Python, until faulthandler writes where it is
+FROZEN_S = 10.0  # in which this process runs no Python, until faulthandler writes where it is, for the first time
 
 CALLS = {
     Phase.MAKE: "the constructor",
@@ -96,19 +96,31 @@ class SilenceWatch:
 
     def _watch(self) -> None:
         armed = False
+        frozen_s = FROZEN_S
+        looked_at = time.monotonic()
         try:
             while not self._over.wait(LOOK_S):
+                frozen_s = longer_patience(frozen_s, time.monotonic() - looked_at)
+                looked_at = time.monotonic()
                 seen = self._record.look()
                 if line := self._stillness.look(seen, time.monotonic()):
                     logger.warning("%s%s", line, self._hint, extra={"at_once": True})
                     self._hint = ""
                 busy = seen.phase is not Phase.IDLE
                 if busy or armed:
-                    _expect_python(FROZEN_S if busy else 0.0)
+                    _expect_python(frozen_s if busy else 0.0)
                 armed = busy
         finally:
             if armed:
                 _expect_python(0.0)
+
+
+def longer_patience(frozen_s: float, gap_s: float) -> float:
+    """Return the seconds without Python after which the stacks are written next, after a gap between two looks.
+
+    A solver that keeps the interpreter for 30 s in each step has them written once, not in each step.
+    """
+    return max(frozen_s, USUAL * gap_s) if gap_s >= frozen_s else frozen_s
 
 
 def _expect_python(within_s: float) -> None:
