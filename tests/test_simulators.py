@@ -40,6 +40,11 @@ CASES: dict[str, tuple[str, dict[str, Any], bool]] = {
 }
 
 
+def troubles(result: dppo.Result) -> dict[str, int]:
+    """Return the incidents of a run, without notes on numbers such as the joints of FetchReach, which hardly move."""
+    return {kind: count for kind, count in result.incidents.items() if kind != "small_observations"}
+
+
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("name", CASES)
 def test_a_simulator_trains_and_a_resumed_run_goes_on_exactly(
@@ -63,10 +68,10 @@ def test_a_simulator_trains_and_a_resumed_run_goes_on_exactly(
         return make_config(common | {"run_dir": tmp_path / folder})
 
     whole = dppo.train(config("whole"))
-    assert (whole.iterations, whole.incidents) == (3, {})
+    assert (whole.iterations, troubles(whole)) == (3, {})
     dppo.train(config("run"), observers=[Recorder(interrupt_at=2)])
     resumed = dppo.train(config("run"), resume=tmp_path / "run")
     if replays:
-        assert (resumed.weights_sha256, resumed.incidents) == (whole.weights_sha256, {})
+        assert (resumed.weights_sha256, troubles(resumed)) == (whole.weights_sha256, {})
     else:
-        assert set(resumed.incidents) == {"episode_abandoned"}
+        assert set(troubles(resumed)) == {"episode_abandoned"}
