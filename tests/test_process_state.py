@@ -13,7 +13,9 @@ import tempfile
 import warnings
 from collections.abc import Iterator
 from functools import cache
+from importlib.machinery import ModuleSpec
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -23,6 +25,8 @@ from worlds.disturbing import DISTURB
 import dppo
 from dppo.numerics import arithmetic
 from dppo.process_state import borders
+from dppo.process_state.borders import forget_notes, note_changes, take_changes
+from dppo.process_state.states import STATES
 
 ENV = "worlds.disturbing:Disturbing"
 WHEN = ("import", "make", "reset", "step")
@@ -138,3 +142,20 @@ def test_weights_are_cast_to_bfloat16_anew_in_each_minibatch() -> None:
                 results.append(torch.nn.functional.linear(rows, weight).float())
             weight.data.mul_(2)
     assert torch.equal(results[1], 2 * results[0])
+
+
+def test_torch_is_not_asked_while_another_thread_loads_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its functions are there before they work."""
+    half_loaded = ModuleType("torch")
+    half_loaded.__spec__ = ModuleSpec("torch", None)
+    half_loaded.__spec__._initializing = True  # type: ignore[attr-defined]  # as importlib sets it
+    monkeypatch.setitem(sys.modules, "torch", half_loaded)
+    assert [state.get() for state in STATES if state.name.startswith("torch")] == [None] * 5
+
+
+def test_what_an_earlier_run_of_the_process_has_noted_is_noted_again() -> None:
+    for _ in range(2):
+        forget_notes()
+        note_changes("a simulator", ["the umask"])
+        note_changes("a simulator", ["the umask"])
+        assert [change.names for change in take_changes()] == [("the umask",)]

@@ -55,7 +55,7 @@ from dppo.ppo.acting.sampler import PPOSampler
 from dppo.ppo.exchange.normalizer import no_statistics
 from dppo.ppo.exchange.records import PolicySnapshot
 from dppo.ppo.networks.choice import choose_network
-from dppo.process_state.borders import dppo_computes, take_changes
+from dppo.process_state.borders import dppo_computes, forget_notes, take_changes
 from dppo.signals import StopSignals
 from dppo.spaces.actions import boxes, clipped_off_centre, rescaled_in_words
 from dppo.spaces.spaces import leaves
@@ -82,6 +82,7 @@ class Examination:
         self._seconds: dict[str, list[float]] = {"make": [], "reset": [], "step": []}
         self._kept: dict[str, list[Any]] = {"reset": [], "step": []}
         self._me, self._threads, self._state = psutil.Process(), threading.active_count(), global_state()
+        forget_notes()
         self._before = set(self._me.children(recursive=True))
 
     def run(self, sizes: Sequence[int] = ()) -> None:

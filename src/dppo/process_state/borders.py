@@ -153,6 +153,12 @@ def note_changes(by: str, names: list[str]) -> None:
         _users.changes.append(Change(by, new))
 
 
+def forget_notes() -> None:
+    """Begin a run, or an examination, whose notes do not depend on what was noted in this process before."""
+    _users.noted.clear()
+    _users.changes.clear()
+
+
 def take_changes() -> list[Change]:
     """Return the changes since the last call."""
     changes = _users.changes.copy()

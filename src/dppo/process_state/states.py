@@ -91,13 +91,11 @@ def _set_handlers(handlers: list[Any]) -> None:
 
 
 def _of_torch(get: Callable[[Any], Any], usual: Any) -> Any:
-    """Return a mode of torch; None if it is as usual, or torch is not loaded."""
-    if (torch := sys.modules.get("torch")) is None:
+    """Return a mode of torch; None if it is as usual, or torch is not loaded, or is being loaded by another thread."""
+    torch = sys.modules.get("torch")
+    if torch is None or getattr(torch.__spec__, "_initializing", False):
         return None
-    try:
-        found = get(torch)
-    except AttributeError:  # another thread is loading it
-        return None
+    found = get(torch)
     return None if found == usual else found
 
 

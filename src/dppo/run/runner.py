@@ -15,7 +15,7 @@ from dppo.config.arguments import with_answers
 from dppo.errors import CheckpointError, CheckpointNotWritten, EnvironmentFault
 from dppo.log import logger
 from dppo.ppo.exchange.records import Incident, IncidentKind, SegmentReport
-from dppo.process_state.borders import dppo_computes
+from dppo.process_state.borders import dppo_computes, forget_notes
 from dppo.records import words
 from dppo.records.files import checkpoint as checkpoints
 from dppo.records.files import run_folder
@@ -75,6 +75,7 @@ def train(
     """
     began = time.monotonic()
     outputs.check_is_config(config)
+    forget_notes()
     outputs.check_code(config)
     display = make_display(config.progress)
     notify = outputs.shown_at_once(display)
