@@ -149,8 +149,10 @@ def test_torch_is_not_asked_while_another_thread_loads_it(monkeypatch: pytest.Mo
     half_loaded = ModuleType("torch")
     half_loaded.__spec__ = ModuleSpec("torch", None)
     half_loaded.__spec__._initializing = True  # type: ignore[attr-defined]  # as importlib sets it
-    monkeypatch.setitem(sys.modules, "torch", half_loaded)
-    assert [state.get() for state in STATES if state.name.startswith("torch")] == [None] * 5
+    with monkeypatch.context() as patch:
+        patch.setitem(sys.modules, "torch", half_loaded)
+        found = [state.get() for state in STATES if state.name.startswith("torch")]
+    assert found == [None] * 5
 
 
 def test_what_an_earlier_run_of_the_process_has_noted_is_noted_again() -> None:
