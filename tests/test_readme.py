@@ -183,7 +183,7 @@ def test_the_picture_is_described_by_the_caption_of_its_command() -> None:
     command = next(command for command in commands(STEPS) if "compare" in command)
     options, settings = compare.parse(shlex.split(command)[2:])
     plan = compare.make_plan(options, settings, Path("unused"))
-    assert f"![{compare.caption(options, plan)}](docs/compare.png)" in README.read_text(encoding="utf8")
+    assert f"![{compare.caption(options, plan)}](compare.png)" in STEPS.read_text(encoding="utf8")
 
 
 def words_for_dppo(command: str) -> list[str]:
