@@ -12,7 +12,7 @@ usage: dppo test [--quick | --slow] [PYTEST ARGUMENT ...]
 Run the tests of a source checkout.
 
   --quick   for users: does it work on this machine? The promise, and one run of each kind; about a minute
-  (nothing) for developers: the fast tests, in two processes; 4 minutes on an idle machine with two cores
+  (nothing) for developers: the fast tests, in two processes; 5 minutes on an idle machine with two cores
   --slow    for developers: all tests; hours
 
 Other arguments are passed on to pytest, and paths are relative to the root of the checkout. For example, in one
@@ -22,7 +22,7 @@ TWO_PROCESSES = ["-n", "2", "--dist", "loadfile"]  # by file, because tests of a
 QUICK = ["-n", "0", "tests/test_promise_of_every_kind.py"]  # in process, resumed, and with actors
 ABOUT = {
     "quick": "The promise, and one run of each kind: about a minute.",
-    "fast": "The fast tests, for developers: 4 minutes on an idle machine with two cores, much longer on a busy one. "
+    "fast": "The fast tests, for developers: 5 minutes on an idle machine with two cores, much longer on a busy one. "
     "--quick takes a minute.",
     "slow": "All tests, for developers: hours.",
 }
