@@ -200,6 +200,7 @@ def test_policies_with_masks_act_on_one_observation_and_on_many(tmp_path: Path) 
         policy.act(np.zeros(4), action_mask=np.ones(2))
 
 
+@pytest.mark.proves("allows no action in its mask")
 @each_source
 def test_a_mask_that_allows_nothing_is_named_with_its_place(source: str, tmp_path: Path) -> None:
     place = r"sampler 0 \(worlds\.acting:Masked\), env \d: step of episode 1 \(seed \d+, step 4\) "

@@ -46,6 +46,7 @@ class Scaling(World):
         return self.at.astype(np.float32)
 
 
+@pytest.mark.proves("changes its action in place, also with `--action-repeat`")
 @pytest.mark.parametrize("kind", SPACES)
 def test_an_environment_may_change_its_action_in_each_repeated_step(kind: str) -> None:
     given = SPACES[kind].sample()

@@ -520,6 +520,7 @@ SINGLE: dict[str, tuple[list[str], str]] = {
 }
 
 
+@pytest.mark.proves("replaces the first instance of its process in silence")
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", SINGLE)
 def test_a_simulator_of_which_a_process_may_have_one_gets_a_command_that_works(kind: str, tmp_path: Path) -> None:

@@ -43,6 +43,7 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, ...]:
     return faults_of(result)
 
 
+@pytest.mark.proves("raises in `step`", "raises in `reset`")
 def test_each_fault_is_counted_with_its_environment_and_its_steps(tmp_path: Path) -> None:
     recorder = Recorder()
     result = dppo.train(settings(tmp_path / "run"), observers=[recorder])
@@ -107,6 +108,7 @@ def test_faults_are_the_same_in_a_run_that_was_stopped_and_resumed(alone: tuple[
     assert faults_of(dppo.train(settings(tmp_path / "run"), resume=tmp_path / "run")) == alone
 
 
+@pytest.mark.proves("raises while actors are killed and the run is resumed")
 @pytest.mark.slow
 def test_faults_are_the_same_with_actors_killed_and_resumed(
     ray_session: None, alone: tuple[Any, ...], tmp_path: Path
@@ -119,6 +121,7 @@ def test_faults_are_the_same_with_actors_killed_and_resumed(
     assert faults_of(result) == alone
 
 
+@pytest.mark.proves("raises with a probability of 0.001 or 0.5 in each step")
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "more",
@@ -143,6 +146,7 @@ def test_faults_of_any_probability_give_the_weights_of_one_process(
     assert sum(here.env_faults.values()) > (100 if share == 0.5 else 0)
 
 
+@pytest.mark.proves("raises with a probability of 0.0001 in each step")
 @pytest.mark.slow
 def test_a_fault_in_ten_thousand_steps_gives_the_weights_of_one_process(ray_session: None, tmp_path: Path) -> None:
     many = {"num_steps": 128, "total_timesteps": 80 * 1024, "update_epochs": 1}
@@ -153,6 +157,7 @@ def test_a_fault_in_ten_thousand_steps_gives_the_weights_of_one_process(ray_sess
     assert sum(there.incidents.values()) >= 1  # of 8 to be expected
 
 
+@pytest.mark.proves("raises more often than `--env-faults`")
 def test_too_many_faults_end_the_run_with_a_checkpoint_that_can_be_resumed(
     alone: tuple[Any, ...], tmp_path: Path
 ) -> None:
@@ -170,6 +175,7 @@ def test_too_many_faults_end_the_run_with_a_checkpoint_that_can_be_resumed(
     assert faults_of(resumed) == alone
 
 
+@pytest.mark.proves("raises in its first steps")
 def test_a_fault_in_the_first_steps_ends_the_run_and_a_later_one_does_not(tmp_path: Path) -> None:
     """Of 8 environments, each counts as early in its first 13 steps."""
     late = {"num_samplers": 8, "envs_per_sampler": 1, "num_steps": 8, "total_timesteps": 8 * 8 * 8}
@@ -203,6 +209,7 @@ def fails_at(at_step: int) -> gym.Env[Any, Any]:
     return Failing()
 
 
+@pytest.mark.proves("raises at one state, always")
 def test_an_environment_that_raises_at_a_state_does_not_keep_a_run_from_its_end(tmp_path: Path) -> None:
     result = dppo.train(settings(tmp_path / "run", {"at": 0.15, "kinds": ["raise"]}, on_env_fault="auto"))
     assert result.iterations == ITERATIONS

@@ -278,6 +278,7 @@ def test_training_works_without_standard_output(tmp_path: Path) -> None:
     assert len((tmp_path / "run" / "metrics.jsonl").read_text().splitlines()) == 4
 
 
+@pytest.mark.proves("raises an exception that fails to unpickle")
 @pytest.mark.parametrize(
     ("num_actors", "where"),
     [

@@ -35,6 +35,7 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> dppo.Result:
     return trained("never", "return", tmp_path_factory.mktemp("quiet"))
 
 
+@pytest.mark.proves("forks, and the child comes back from its code, exits or raises")
 @pytest.mark.parametrize(
     ("at", "way"),
     [

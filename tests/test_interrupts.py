@@ -18,6 +18,10 @@ from dppo.__main__ import COMMANDS, main
 from dppo.errors import EnvironmentFault
 from dppo.signals import RaisingSignals, StopSignals
 
+pytestmark = pytest.mark.proves(
+    "is interrupted by your Ctrl-C, or by SIGTERM, in `eval`, `dppo.evaluate`, `replay` or any other command"
+)
+
 EPISODE = 20
 SIGNALS = [signal.SIGINT, signal.SIGTERM]
 

@@ -423,6 +423,7 @@ def test_an_evaluation_plays_all_agents_or_a_row(kind: str, tmp_path: Path) -> N
         assert all(0 < 3 * one <= 2 * 16 and abs(3 * one - round(3 * one)) < 1e-9 for one in played.returns)
 
 
+@pytest.mark.proves("is a vector that resets its rows by itself, such as EnvPool")
 def test_a_vector_that_cannot_replay_says_so_at_the_start(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     settings = {"env_id": "worlds.joint:Native", "env_kwargs": {"mode": "SameStep"}, "total_timesteps": 120}
     dppo.train(small(tmp_path / "run", **THREE | settings))

@@ -132,6 +132,7 @@ def test_evaluations_have_a_licence_of_their_own(kind: str, tmp_path: Path, requ
     assert [row["eval/episodes"] for row in read_metrics(tmp_path / "run") if "eval/episodes" in row] == [2] * 6
 
 
+@pytest.mark.proves("gives its licence back some seconds after its death")
 @pytest.mark.slow
 def test_a_licence_that_a_dead_actor_gives_back_late_is_waited_for(ray_session: None, tmp_path: Path) -> None:
     """Without `licences`, the constructor of the next process raises."""
@@ -143,6 +144,7 @@ def test_a_licence_that_a_dead_actor_gives_back_late_is_waited_for(ray_session: 
     assert there.weights_sha256 == here.weights_sha256
 
 
+@pytest.mark.proves("cannot start many times at once")
 @pytest.mark.slow
 def test_a_rate_holds_over_all_actors(ray_session: None, tmp_path: Path) -> None:
     config = settings(tmp_path / "run", start_rate="2/s", num_actors=4)

@@ -204,6 +204,7 @@ REFUSED: list[tuple[Any, str]] = [
 ]
 
 
+@pytest.mark.proves("has a mask for actions that have no choices, or one that does not fit them")
 @executes(
     "envs/checks/masks.py: use `action_mask=off` in a new run",
     "envs/checks/masks.py: Make it one array of shape ({},){}, or use `action_mask=off` in a new run",

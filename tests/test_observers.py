@@ -343,6 +343,7 @@ def test_a_failed_run_prints_cause_and_resume_command(tmp_path: Path, capsys: Ca
 ODD = [(SystemExit(4), "4"), (BaseException("bare"), "bare"), (KeyboardInterrupt(), "KeyboardInterrupt")]
 
 
+@pytest.mark.proves("raises `KeyboardInterrupt` or `BaseException`")
 @pytest.mark.parametrize(("error", "named"), ODD)
 def test_base_exceptions_leave_a_checkpoint(error: BaseException, named: str, tmp_path: Path, undisturbed: str) -> None:
     place = r"env 0: step of episode \d+ \(seed \d+, step \d+\) raised"

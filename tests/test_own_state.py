@@ -53,6 +53,7 @@ def test_hidden_state_survives_a_stop(env: str, more: dict[str, Any], tmp_path: 
     assert resumed.metrics[-1]["replay/steps"] == 0
 
 
+@pytest.mark.proves("has state that survives resets, and no `get_state`")
 @pytest.mark.slow
 def test_without_its_state_what_a_replay_cannot_repeat_is_said(tmp_path: Path) -> None:
     dppo.train(settings(tmp_path / "run", env_state="off"), observers=[Recorder(interrupt_at=3)])
@@ -68,6 +69,7 @@ def test_a_state_in_a_checkpoint_can_be_left_out(tmp_path: Path) -> None:
     assert resumed.incidents == {"replay_mismatch": 4}
 
 
+@pytest.mark.proves("has state that survives resets, and `get_state`")
 @pytest.mark.slow
 @pytest.mark.parametrize("more", [{}, {"policy_lag": 2}, {"env_threads": True, "num_samplers": 4}], ids=str)
 def test_hidden_state_moves_with_its_sampler(more: dict[str, Any], ray_session: None, tmp_path: Path) -> None:
@@ -79,6 +81,7 @@ def test_hidden_state_moves_with_its_sampler(more: dict[str, Any], ray_session: 
     assert "replay_mismatch" not in there.incidents
 
 
+@pytest.mark.proves("returns from `get_state` what is no plain data, or too much")
 @executes("envs/own_state.py: or use env_state=off, which replays instead")
 @pytest.mark.parametrize(
     ("fault", "words"),
@@ -114,6 +117,7 @@ def test_a_wrong_state_is_an_error_in_the_first_segment_if_it_is_demanded_and_a_
     assert "If its actor is lost, the episode is replayed" in recorder.incidents[0].message
 
 
+@pytest.mark.proves("takes another state than `set_state` was given, with `--env-state own`")
 def test_a_state_that_is_not_what_was_set_ends_the_episode(tmp_path: Path) -> None:
     forgets: dict[str, Any] = {"kwargs": {"fault": "forgets"}, "env_state": "own"}
     dppo.train(settings(tmp_path / "run", **forgets), observers=[Recorder(interrupt_at=2)])
@@ -126,6 +130,7 @@ def resumed_from(run_dir: Path) -> Path:
     return next((run_dir / "checkpoints").glob("*000003*"))
 
 
+@pytest.mark.proves("has `get_state` and `set_state` that mean something else, or leave something out")
 @executes("envs/own_state.py: Return all that later steps depend on, or use env_state=off.")
 @pytest.mark.parametrize("world", [pytest.param("arm", marks=pytest.mark.slow), "clockless", "misleading"])
 def test_a_state_that_leaves_something_out_changes_nothing(world: str, tmp_path: Path) -> None:
@@ -142,6 +147,7 @@ def test_a_state_that_leaves_something_out_changes_nothing(world: str, tmp_path:
         assert (off.weights_sha256, off.incidents) == (whole.weights_sha256, {})
 
 
+@pytest.mark.proves("has them, and cannot be replayed")
 def test_without_a_replay_a_state_that_leaves_something_out_is_not_used(tmp_path: Path) -> None:
     dppo.train(settings(tmp_path / "run", "arm", replay=False), observers=[Recorder(interrupt_at=3)])
     recorder = Recorder()
@@ -238,6 +244,7 @@ def test_states_that_do_not_fit_are_refused_before_training(tmp_path: Path) -> N
             dppo.train(settings(tmp_path / "run"), resume=tmp_path / "run")
 
 
+@pytest.mark.proves("never ends an episode")
 def test_a_limit_of_replays_truncates_each_episode(tmp_path: Path) -> None:
     limit: dict[str, Any] = {"env": "foreign", "replay_limit": 20}
     recorder = Recorder()

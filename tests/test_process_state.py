@@ -89,6 +89,10 @@ def quiet(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("quiet")
 
 
+@pytest.mark.proves(
+    "lets NumPy raise or the CPU round up, turns off gradients or logging, replaces `sys.stdout`, sets a umask, goes "
+    "to another folder"
+)
 @pytest.mark.parametrize("when", WHEN)
 def test_all_states_together_change_no_weight(when: str, quiet: Path, tmp_path: Path) -> None:
     names = ",".join(name for name in DISTURB if name not in ALONE)
@@ -108,6 +112,7 @@ def test_no_state_changes_a_weight(name: str, when: str, image: bool, quiet: Pat
     assert result.weights_sha256 == undisturbed(quiet / f"{image}", image=image)
 
 
+@pytest.mark.proves("has numbers of tiny or huge units")
 def test_rewards_in_tiny_units_are_learned_as_ordinary_ones(tmp_path: Path) -> None:
     def run(power: int) -> dppo.Result:
         kwargs = {"names": "", "when": "make", "unit": 2.0**power}

@@ -104,6 +104,7 @@ def test_an_actor_killed_in_a_segment_changes_nothing(case: str, overlap: bool, 
     assert any("actor_lost" in line for line in recorder.ending)
 
 
+@pytest.mark.proves("kills its process in constructor, reset or step")
 def test_actors_killed_in_constructor_reset_and_step_change_nothing(train: Train, tmp_path: Path) -> None:
     """The simulator kills its process. Open episodes, which may have begun iterations ago, and states are replayed."""
     memory = {"memory": "gru", "memory_size": 8}
@@ -132,6 +133,7 @@ def test_a_stopped_and_resumed_run_gives_the_same_weights(
     assert resumed.weights_sha256 == whole(case, overlap)
 
 
+@pytest.mark.proves("has episodes that do not follow from the seed")
 def test_an_episode_that_cannot_be_replayed_is_abandoned_and_reported(train: Train) -> None:
     drifting = {"env_id": "worlds.faulty:drifting_cartpole"}
     train("cartpole", Recorder(interrupt_at=2), **drifting)

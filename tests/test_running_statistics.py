@@ -74,6 +74,7 @@ def test_wrappers_with_running_statistics_are_found(case: str) -> None:
         env.close()
 
 
+@pytest.mark.proves("is in a wrapper that normalizes by running statistics of its own, such as `NormalizeObservation`")
 @executes("envs/statistics.py: Leave it out: norm_obs=True and norm_reward=True do this")
 @pytest.mark.parametrize("where", ["wrappers", "factory", "vector"])
 def test_they_are_refused_before_training_and_each_remedy_goes_on(where: str) -> None:

@@ -121,6 +121,7 @@ def run_of(where: str, run_dir: Path, **more: Any) -> None:
     dppo.train(make_config(sizes | more))
 
 
+@pytest.mark.proves("hangs in process, in `dppo eval` or in `dppo replay`")
 @pytest.mark.parametrize(("where", "threads"), [("constructor", False), ("step 3", False), ("step 3", True)])
 def test_a_run_in_process_says_where_it_stands(
     where: str, threads: bool, lines: Callable[[], list[str]], tmp_path: Path
@@ -166,6 +167,7 @@ def test_a_line_that_cannot_wait_is_shown_before_the_run_has_started() -> None:
     log.close()
 
 
+@pytest.mark.proves("hangs in native code that keeps Python's lock, in process")
 @pytest.mark.slow
 def test_native_code_that_keeps_the_interpreter_leads_to_stacks(tmp_path: Path) -> None:
     program = (

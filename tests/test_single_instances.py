@@ -69,6 +69,7 @@ CROWDED: dict[str, tuple[dict[str, Any], str]] = {
 }
 
 
+@pytest.mark.proves("raises in its constructor beside another instance, at the start")
 @pytest.mark.parametrize(("changes", "words"), CROWDED.values(), ids=CROWDED)
 def test_a_second_instance_in_this_process_ends_the_run_with_the_settings_that_work(
     changes: dict[str, Any], words: str, tmp_path: Path

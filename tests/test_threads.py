@@ -68,6 +68,7 @@ def test_a_resume_without_them_goes_on_with_the_same_result(run_of: RunOf, tmp_p
     assert (resumed.iterations, resumed.weights_sha256) == (ITERATIONS, run_of(kind).weights_sha256)
 
 
+@pytest.mark.proves("hangs in a thread")
 @slow
 @pytest.mark.parametrize("how", ["kill", "hang"])
 @pytest.mark.parametrize("where", ["step", "reset"])
@@ -127,6 +128,7 @@ def test_resets_in_the_background_go_on_while_others_step(monkeypatch: pytest.Mo
     assert dppo.train(small(tmp_path / "run", **THREADED, **STANDBY, **one)).episodes > 10
 
 
+@pytest.mark.proves("raises in a thread (`--env-threads`, `--standby-envs`)")
 @pytest.mark.parametrize("changes", [THREADS, STANDBY, BOTH], ids=["threads", "standby", "both"])
 @pytest.mark.parametrize("where", ["constructor", "reset", "step"])
 def test_a_fault_in_a_thread_is_the_same_error(where: str, changes: dict[str, Any], tmp_path: Path) -> None:
@@ -143,6 +145,7 @@ def test_a_fault_in_a_thread_is_the_same_error(where: str, changes: dict[str, An
         assert places[0] == places[1], "but the first of two samplers that fail at once may be either"
 
 
+@pytest.mark.proves("hangs in a reset in the background")
 def test_a_run_ends_although_a_reset_in_the_background_hangs(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, tmp_path: Path
 ) -> None:

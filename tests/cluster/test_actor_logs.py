@@ -66,6 +66,7 @@ def alive(pid: int) -> bool:
         return False
 
 
+@pytest.mark.proves("starts processes that outlive it, also detached ones")
 @pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
 def test_what_a_simulator_has_started_ends_with_its_actor(
@@ -102,6 +103,7 @@ def test_environments_of_a_recycled_actor_are_closed(overlap: bool, tmp_path: Pa
     assert log.count("closed by the simulator") == log.count("printed by the simulator") > 2
 
 
+@pytest.mark.proves("ends its process with an exit code or a signal")
 @pytest.mark.slow
 def test_a_death_names_its_cause_its_place_and_its_log(tmp_path: Path, ray_session: None) -> None:
     config = settings(tmp_path / "run", Dying, max_actor_restarts=0)
@@ -160,6 +162,7 @@ os.kill(os.getpid(), 9)
 """
 
 
+@pytest.mark.proves("prints megabytes")
 def test_a_keeper_ends_all_children_and_keeps_a_short_log(tmp_path: Path) -> None:
     """As an actor does, without Ray."""
     log, pids = tmp_path / "log", tmp_path / "pids"
@@ -178,6 +181,7 @@ def test_a_keeper_ends_all_children_and_keeps_a_short_log(tmp_path: Path) -> Non
     wait_until(lambda: not any(map(alive, children)), 5.0)
 
 
+@pytest.mark.proves("is killed by the kernel for lack of memory")
 def test_a_kill_for_lack_of_memory_is_named_as_such(monkeypatch: Patch) -> None:
     for code, more, how in (
         (-9, True, keeper.LACK),
@@ -192,6 +196,7 @@ def test_a_kill_for_lack_of_memory_is_named_as_such(monkeypatch: Patch) -> None:
     assert len(keeper._last_line(2**22, keeper.LACK)) < keeper.CHARACTERS
 
 
+@pytest.mark.proves("dies again and again on a node without the run's folder")
 def test_only_some_logs_of_processes_that_have_ended_stay_where_there_is_no_run_folder(
     tmp_path: Path, monkeypatch: Patch
 ) -> None:
@@ -238,6 +243,7 @@ class Clinging(gym.Wrapper[Any, Any, Any, Any]):
         time.sleep(3600)
 
 
+@pytest.mark.proves("hangs when it is closed, in process")
 def test_environments_that_do_not_close_are_left_alone_in_process(
     tmp_path: Path, monkeypatch: Patch, capfd: pytest.CaptureFixture[str]
 ) -> None:

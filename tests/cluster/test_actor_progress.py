@@ -84,6 +84,7 @@ def stuck(tmp_path: Path) -> Iterator[ProgressFile]:
             process.kill()
 
 
+@pytest.mark.proves("is stuck in native code, or stopped")
 def test_stacks_are_those_of_faulthandler_and_of_py_spy_where_it_answers_in_time(
     stuck: ProgressFile, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

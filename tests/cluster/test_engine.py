@@ -231,6 +231,7 @@ def test_actors_that_always_fail_end_the_run(laboratory: Laboratory) -> None:
             laboratory.run(Fake(laboratory.plan, rng, faults), (0, 1, 3)[seed % 3], num_actors=rng.randint(1, SAMPLERS))
 
 
+@pytest.mark.proves("leaks memory")
 def test_recycled_actors_do_not_change_the_state_of_the_learner(laboratory: Laboratory) -> None:
     """Each process makes two segments of its samplers, and is replaced before the next."""
     for seed in range(6):

@@ -108,6 +108,10 @@ def cluster(folder: Path, *cpus: int) -> Iterator[list[Host]]:
         yield hosts
 
 
+@pytest.mark.proves(
+    "the driver, on another node than the head: collecting, 5 s",
+    "the driver, on another node than the head: collecting, 25 s",
+)
 @on_hosts
 @pytest.mark.parametrize("cut_s", [5, 25])
 def test_a_driver_that_is_cut_off_for_a_while_goes_on(cut_s: int, undisturbed: bytes, tmp_path: Path) -> None:
@@ -122,6 +126,9 @@ def test_a_driver_that_is_cut_off_for_a_while_goes_on(cut_s: int, undisturbed: b
         assert driver.out.count("Ray answers again, after 2") == (cut_s > 10)
 
 
+@pytest.mark.proves(
+    "the driver, on another node than the head: collecting, updates and evaluations on other nodes, for good"
+)
 @on_hosts
 def test_a_driver_that_is_cut_off_for_good_saves_and_ends(tmp_path: Path) -> None:
     with cluster(tmp_path, 2, 2) as (head, host):
@@ -144,6 +151,7 @@ def test_ctrl_c_ends_a_run_that_is_cut_off(tmp_path: Path) -> None:
         assert driver.last_checkpoint == f"iter_{driver.iterations:06d}.safetensors"
 
 
+@pytest.mark.proves("the host of an actor: collecting, 45 s")
 @on_hosts
 def test_an_actor_whose_host_is_cut_off_for_a_while_is_replaced(undisturbed: bytes, tmp_path: Path) -> None:
     """The head hosts one actor and the driver, the other host the other actor."""
@@ -157,6 +165,10 @@ def test_an_actor_whose_host_is_cut_off_for_a_while_is_replaced(undisturbed: byt
         assert "(--backup-requests) would let an idle actor" in driver.out
 
 
+@pytest.mark.proves(
+    "the driver, on another node than the head: it connects, 25 s, for good",
+    "the driver, on another node than the head: its actors start, for good",
+)
 @on_hosts
 @pytest.mark.parametrize("number", [3, 7])
 def test_a_driver_that_is_cut_off_while_it_starts_is_refused(number: int, tmp_path: Path) -> None:
@@ -170,6 +182,7 @@ def test_a_driver_that_is_cut_off_while_it_starts_is_refused(number: int, tmp_pa
         assert "Traceback" not in driver.out
 
 
+@pytest.mark.proves("Ray's GCS (SIGSTOP): collecting, 25 s", "Ray's GCS (SIGSTOP): collecting, for good")
 @on_hosts
 @pytest.mark.parametrize("stop_s", [25, None])
 def test_a_gcs_that_is_stopped_is_waited_for_as_a_network_is(
@@ -188,6 +201,7 @@ def test_a_gcs_that_is_stopped_is_waited_for_as_a_network_is(
         driver.goes_on_with_the_same_result(undisturbed)
 
 
+@pytest.mark.proves("the raylet of the driver's host (SIGSTOP): collecting, for good")
 @on_hosts
 def test_a_raylet_that_is_stopped_ends_the_run_in_time(tmp_path: Path) -> None:
     with cluster(tmp_path, 2, 2) as (head, host):
@@ -198,6 +212,7 @@ def test_a_raylet_that_is_stopped_ends_the_run_in_time(tmp_path: Path) -> None:
         driver.saves_and_ends(began, "the raylet at .* is lost")
 
 
+@pytest.mark.proves("the driver (SIGSTOP), without and with two learners: any time, 2 minutes")
 @on_hosts
 def test_a_driver_that_was_stopped_for_two_minutes_goes_on_at_once(undisturbed: bytes, tmp_path: Path) -> None:
     """A laptop whose lid was closed, a virtual machine that was paused."""
@@ -214,6 +229,7 @@ def test_a_driver_that_was_stopped_for_two_minutes_goes_on_at_once(undisturbed: 
         assert "restarted" not in driver.out
 
 
+@pytest.mark.proves("a GCS that accepts connections, and never answers: at the start, for good")
 def test_a_gcs_that_accepts_connections_and_never_answers_is_refused(tmp_path: Path) -> None:
     """It greets as a server of gRPC does, and then is silent: Ray itself would wait without an end."""
     with Listener() as server:

@@ -53,6 +53,7 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> str:
     return dppo.train(settings(tmp_path_factory.mktemp("undisturbed") / "run")).weights_sha256
 
 
+@pytest.mark.proves("hangs in a step or a constructor")
 @pytest.mark.slow
 @pytest.mark.parametrize("where", ["step", "constructor"])
 def test_a_simulator_that_hangs_is_killed_and_replaced(where: str, undisturbed: str, tmp_path: Path) -> None:
@@ -115,6 +116,7 @@ def test_reports_of_ray_that_are_lost_change_nothing(
     assert not lasting(result)
 
 
+@pytest.mark.proves("is frozen, and thaws later")
 @pytest.mark.slow
 def test_frozen_actors_are_killed_and_ignored_when_they_thaw(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """SIGSTOP, as on a machine that is suspended or swaps.
@@ -187,6 +189,7 @@ def endless(folder: Path, num_actors: int) -> dppo.Config:
     return settings(folder / "run", "worlds.slow:Endless", env_kwargs={"slow": str(folder / "slow")}, **changes)
 
 
+@pytest.mark.proves("takes longer to replay than the limit")
 @pytest.mark.slow
 @pytest.mark.parametrize("resumed", [False, True])
 def test_a_replay_may_take_several_deadlines(resumed: bool, tmp_path: Path) -> None:
@@ -208,6 +211,7 @@ def test_a_replay_may_take_several_deadlines(resumed: bool, tmp_path: Path) -> N
     assert sum(row["replay/s"] for row in rows) > 3 * DEADLINE_S
 
 
+@pytest.mark.proves("kills its process every time")
 @pytest.mark.parametrize(
     ("how", "where"), [("kill", "step"), pytest.param("exit", "constructor", marks=pytest.mark.slow)]
 )

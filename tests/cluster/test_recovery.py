@@ -138,6 +138,7 @@ def test_other_reasons_are_those_of_ray() -> None:
     assert cause_of_death(unavailable) == "cannot be reached: its connection to this process was lost"
 
 
+@pytest.mark.proves("is killed by Ray for lack of memory")
 def test_a_process_that_ray_killed_for_lack_of_memory_is_named_as_such() -> None:
     text = "The actor died.\nTask was killed due to the node running low on memory.\nMemory on the node was 0.97"
     assert cause_of_death(RuntimeError(text)).startswith("died: killed because its node ran out of memory")

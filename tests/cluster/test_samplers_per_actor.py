@@ -42,6 +42,7 @@ def test_without_a_limit_a_sampler_moves_from_a_slow_actor_and_with_one_it_stays
     assert moves >= 2, "to actors with room they move"
 
 
+@pytest.mark.proves("raises in its constructor beside another instance, after a move")
 def test_a_sampler_that_cannot_be_made_beside_another_one_goes_back_and_stays() -> None:
     cluster, index = with_two_asked_of_one()
     [ask] = cluster.asks
@@ -68,6 +69,7 @@ def limited(shares: list[list[int]], samplers_per_actor: int = 1, **limits: Any)
     return Driver(shares, replace(LIMITS, samplers_per_actor=samplers_per_actor, **limits))
 
 
+@pytest.mark.proves("may have one instance in a process, and its actor is lost")
 def test_the_sampler_of_a_lost_actor_waits_for_the_next_process() -> None:
     driver = limited([[0], [1]])
     driver.request(0)

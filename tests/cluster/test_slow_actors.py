@@ -23,6 +23,7 @@ def settings(run_dir: Path, **changes: Any) -> dppo.Config:
 THREADS = {"env_threads": True}
 
 
+@pytest.mark.proves("is slower on one node")
 @pytest.mark.parametrize(
     "changes",
     [{}, {"overlap": True}, {"backup_requests": True}, {"policy_lag": 3}, THREADS, THREADS | {"backup_requests": True}],

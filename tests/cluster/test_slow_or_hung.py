@@ -166,6 +166,7 @@ def test_a_replay_that_shows_no_progress_counts_as_hung_after_one_deadline(seen:
     assert driver.killed_at() == pytest.approx(10, abs=LIMITS.look_s / 2 + 2 * STEP_S)
 
 
+@pytest.mark.proves("is slow, but progresses")
 @pytest.mark.parametrize("segment", [0, 1, 2])
 def test_an_actor_that_makes_steps_is_slow_and_one_that_stops_is_hung_in_every_segment(segment: int) -> None:
     driver = Driver([[0]])
@@ -221,6 +222,7 @@ def test_what_a_lost_process_held_may_be_busy_also_in_the_first_iteration() -> N
     assert driver.engine.requests.index == 1
 
 
+@pytest.mark.proves("raises in its constructor when its actor was replaced")
 def test_a_constructor_that_raises_in_a_later_iteration_costs_the_process() -> None:
     """As after a resume: the run that was killed may hold the licence still."""
     driver = Driver([[0]])
@@ -275,6 +277,7 @@ def test_a_segment_ends_a_row_of_losses() -> None:
         lose(1)
 
 
+@pytest.mark.proves("is frozen between two questions")
 @pytest.mark.parametrize(
     ("overhead_s", "moves", "after_s"),
     [(0.1, 1000, 60), (5.0, 1000, 100), (0.1, 0, 600)],
@@ -320,6 +323,7 @@ def test_a_hung_actor_is_killed_also_with_deadlines_as_short_as_the_ticks(timeou
     assert driver.killed_at() == pytest.approx(timeout_s, abs=3 * STEP_S)
 
 
+@pytest.mark.proves("hangs in a reset or a step, with limits of their own")
 @pytest.mark.parametrize(
     ("phase", "given", "after_s", "words"),
     [
@@ -350,6 +354,7 @@ def test_a_phase_has_a_limit_of_its_own_that_is_set_or_follows_from_what_was_mea
     assert f"takes longer, raise {words.partition('=')[0]}" in driver.reported()[0].text
 
 
+@pytest.mark.proves("is slow once in a long while")
 def test_after_a_replacement_something_rare_and_slow_gets_the_whole_limit() -> None:
     limits = replace(LIMITS, segment_timeout_s=600.0)
     driver = Driver([[0]], limits)

@@ -56,6 +56,7 @@ INVALID: dict[str, tuple[dict[str, Any], str]] = {
 }
 
 
+@pytest.mark.proves("returns another shape or dtype")
 @pytest.mark.parametrize("what", INVALID)
 def test_an_invalid_step_is_dropped_with_the_rest_of_its_episode(what: str) -> None:
     settings, words = INVALID[what]
@@ -90,6 +91,7 @@ def test_an_invalid_first_observation_is_dropped_too() -> None:
     assert report.carry.episodes.tolist() == [4]
 
 
+@pytest.mark.proves("raises in every reset")
 def test_an_environment_of_which_no_reset_succeeds_ends_the_run() -> None:
     with pytest.raises(EnvironmentFault, match=f"The {FIRST_STEPS} resets before it failed as well."):
         collect(Faulty(obs=np.zeros(3), at_step=0, episodes=range(1000)), drop=True)
@@ -122,6 +124,7 @@ def test_a_sampler_is_rebuilt_to_the_last_bit_after_an_episode_was_dropped(at_se
     assert sum(len(report.incidents) for report, _ in made) == 2
 
 
+@pytest.mark.proves("raises in a replay")
 def test_a_replay_that_is_invalid_is_given_up_for_a_fresh_episode() -> None:
     sampler, spec = sampler_of([Faulty(episodes=())], num_steps=4, rebuild=True)
     ledger = ReplayLedger(1, replay=True)
@@ -137,6 +140,10 @@ def bounded(space: gym.Space[Any], value: Any, **more: Any) -> Faulty:
     return Faulty(obs=value, space=space, observe=lambda steps: first, **more)
 
 
+@pytest.mark.proves(
+    "returns a choice that does not exist",
+    "returns floats beyond a limit in the first segment, by more than a tenth of its range",
+)
 @pytest.mark.parametrize(
     ("space", "value", "words"),
     [
@@ -164,6 +171,7 @@ TOO_LARGE: dict[str, tuple[gym.Space[Any], Any, str]] = {
 }
 
 
+@pytest.mark.proves("returns an integer that its dtype cannot hold")
 @pytest.mark.parametrize("drop", [False, True])
 @pytest.mark.parametrize("kind", list(TOO_LARGE))
 def test_an_integer_that_its_dtype_cannot_hold_is_an_invalid_step(kind: str, drop: bool) -> None:
@@ -222,6 +230,7 @@ def test_numbers_that_only_rounding_takes_to_a_limit_are_inside() -> None:
         collect(bounded(space, np.array([0.3, -0.7])), drop=drop)
 
 
+@pytest.mark.proves("returns NaN at a time limit")
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
 @pytest.mark.parametrize("at_step", [0, 2, 5, 6])
 def test_a_number_that_is_not_finite_is_an_error_in_any_segment_and_at_a_time_limit(value: float, at_step: int) -> None:
@@ -245,6 +254,7 @@ def test_an_environment_that_raises_after_an_invalid_observation_is_said_to_have
     assert caught.value.message == f"{place('step', 4)}{words}. {REMEDY}"
 
 
+@pytest.mark.proves("returns NaN or infinity")
 @pytest.mark.parametrize("value", [np.nan, np.inf])
 @pytest.mark.parametrize("at_step", [0, 3, 8])
 def test_no_action_follows_from_a_number_that_is_not_finite(value: float, at_step: int) -> None:
@@ -278,6 +288,7 @@ def test_a_number_that_becomes_infinite_as_float16_is_an_invalid_step(large: Any
         collect(Scripted(obs=np.array([0, large]), space=space))
 
 
+@pytest.mark.proves("overshoots a limit by less, or later")
 def test_a_float_that_passes_a_limit_later_on_is_counted_once_and_used() -> None:
     late = Faulty(obs=np.array([101.0, 0.0], np.float32), at_step=2, episodes=(3, 4))
     made = collect(late, segments=4)
@@ -298,6 +309,7 @@ def test_environments_of_a_group_need_equal_spaces() -> None:
         group_of([Scripted(), Scripted(actions=gym.spaces.Discrete(4))])
 
 
+@pytest.mark.proves("changes its spaces between episodes")
 def test_spaces_must_not_change_between_episodes() -> None:
     class Changing(Scripted):
         def reset(self, **keywords: Any) -> Any:
@@ -327,6 +339,7 @@ class Differing(CartPoleEnv):
             self.action_space = gym.spaces.Discrete(3)  # type: ignore[assignment]
 
 
+@pytest.mark.proves("has other spaces in another instance")
 def test_samplers_need_equal_spaces(tmp_path: Path) -> None:
     Differing.made = 0
     config = make_config(
@@ -347,6 +360,7 @@ def picture_env(brightness: Callable[[int], int]) -> gym.Env[Any, Any]:
     return Faulty(episodes=(), space=space, observe=lambda steps: np.full((8, 8, 3), brightness(steps), np.uint8))
 
 
+@pytest.mark.proves("draws an image that never changes")
 def test_an_image_that_never_changes_is_reported_in_the_first_segment() -> None:
     (first, _), (second, _) = collect(picture_env(lambda step: 7), segments=2, num_steps=20)
     [incident] = first.incidents
@@ -358,6 +372,7 @@ def test_an_image_that_never_changes_is_reported_in_the_first_segment() -> None:
     assert (changes.incidents, short.incidents) == ((), ())
 
 
+@pytest.mark.proves("loses its numbers in float32")
 def test_numbers_that_float32_cannot_tell_apart_are_reported_in_the_first_segment() -> None:
     (first, _), (second, _) = collect(offset_env(1e9), segments=2)
     [incident] = first.incidents

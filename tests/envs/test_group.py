@@ -92,6 +92,7 @@ def test_time_in_environments_is_added_to_the_log() -> None:
     assert again.log.seconds >= 0.04
 
 
+@pytest.mark.proves("returns its own array again and again")
 def test_an_environment_may_reuse_its_array() -> None:
     class Reusing(Scripted):
         shared = np.zeros(2, np.float32)
@@ -182,6 +183,7 @@ class SharesItsBuffer(gym.ObservationWrapper[Any, Any, Any]):
         return self.buffer
 
 
+@pytest.mark.proves("shares a buffer with other instances")
 def test_environments_that_share_a_buffer_are_replayed() -> None:
     """The checksum is of each observation when it was returned, not of later contents of the array."""
     before, actions = played(SharesItsBuffer(), SharesItsBuffer(), steps=9)
@@ -202,6 +204,7 @@ def test_the_checksum_is_of_the_bytes_that_the_environment_returned(dtype: Any) 
     assert stepper.group.open_episodes(EnvLog())["checksums"].tolist() == [expected]
 
 
+@pytest.mark.proves("raises when it is closed")
 @pytest.mark.parametrize("error", [RuntimeError("stuck"), SystemExit(4)], ids=lambda error: type(error).__name__)
 def test_if_one_environment_fails_to_close_the_others_are_closed(error: BaseException, capsys: Any) -> None:
     closed = []
@@ -216,6 +219,7 @@ def test_if_one_environment_fails_to_close_the_others_are_closed(error: BaseExce
     assert f"{type(error).__name__}: {error}" in capsys.readouterr().err
 
 
+@pytest.mark.proves("exits when it is closed")
 def test_an_environment_that_exits_when_it_is_closed_does_not_end_the_process(tmp_path: Path) -> None:
     closed = []
 

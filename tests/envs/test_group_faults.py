@@ -48,6 +48,7 @@ def test_an_error_names_the_place_and_carries_the_users_traceback(phase: str, st
     assert str(fault) == f"{fault.message}\n{fault.remote_traceback}".rstrip()
 
 
+@pytest.mark.proves("calls `sys.exit` in a step")
 def test_sys_exit_in_a_step_is_a_fault_and_not_an_exit() -> None:
     class Leaving(Scripted):
         def step(self, action: Any) -> Any:
@@ -87,6 +88,7 @@ INVALID: list[tuple[dict[str, Any], str]] = [
 ]
 
 
+@pytest.mark.proves("returns a reward that is None, text, NaN or 1e300")
 @pytest.mark.parametrize(("returned", "words"), INVALID, ids=[words for _, words in INVALID])
 def test_an_invalid_observation_or_reward_of_a_step_is_reported(returned: dict[str, Any], words: str) -> None:
     message = fault_of(Scripted(**returned)).message
@@ -106,6 +108,7 @@ def test_an_observation_of_another_dtype_is_converted(accepted: Any) -> None:
 FIVE = "instead of (observation, reward, terminated, truncated, info)"
 
 
+@pytest.mark.proves("returns a flag that is not a boolean, or four values")
 @pytest.mark.parametrize(
     ("answer", "words"),
     [

@@ -170,6 +170,7 @@ def test_a_package_that_an_environment_lacks_is_named_without_a_traceback() -> N
         gym.registry.pop("worlds/Lacking-v0")
 
 
+@pytest.mark.proves("raises in its constructor at the start")
 @pytest.mark.usefixtures("worlds")
 @pytest.mark.parametrize(
     ("factory", "kwargs", "words"),
@@ -220,6 +221,7 @@ class Changing(Counting):
         self.levels, self.same = settings["levels"], again is settings["levels"]
 
 
+@pytest.mark.proves("changes its arguments")
 def test_an_environment_that_changes_its_arguments_does_not_change_those_of_others() -> None:
     made: list[Changing] = []
 

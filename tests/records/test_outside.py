@@ -74,6 +74,7 @@ def blocking(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) ->
     blocking.unblock()
 
 
+@pytest.mark.proves("rows, episodes, incidents")
 def test_rows_wait_in_memory_while_the_disk_blocks_and_none_is_lost(blocking: BlockingDisk, tmp_path: Path) -> None:
     run = tmp_path / "run"
     undisturbed = dppo.train(settings(tmp_path / "undisturbed"))
@@ -95,6 +96,7 @@ def test_rows_wait_in_memory_while_the_disk_blocks_and_none_is_lost(blocking: Bl
     assert [text for text in notes.texts if text.startswith(f"the disk of {run} answers again, after ")]
 
 
+@pytest.mark.proves("a checkpoint")
 @pytest.mark.parametrize("blocking", ["iter_"], indirect=True)
 def test_a_checkpoint_that_the_disk_does_not_take_is_counted_and_the_next_one_written(
     blocking: BlockingDisk, tmp_path: Path
@@ -145,6 +147,7 @@ def test_a_signal_ends_a_run_whose_disk_blocks_for_good_and_says_what_was_not_sa
     wait_until((tmp_path / "run" / "checkpoints" / "iter_000002.safetensors").exists)
 
 
+@pytest.mark.proves("the run folder, at the start")
 @pytest.mark.parametrize("blocking", ["nothing"], indirect=True)
 def test_a_run_folder_that_cannot_be_opened_is_refused(
     blocking: BlockingDisk, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
@@ -192,6 +195,7 @@ sys.exit(main())
 """
 
 
+@pytest.mark.proves("the last checkpoint, after Ctrl-C or SIGTERM")
 @pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_command_whose_disk_blocks_ends_soon_after_a_signal(number: signal.Signals, tmp_path: Path) -> None:

@@ -291,6 +291,7 @@ class Waiting(Fake):
         self.blocked.wait()
 
 
+@pytest.mark.proves("rows that a tracker does not take")
 def test_training_does_not_wait_for_a_tracker_that_does_not_answer(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

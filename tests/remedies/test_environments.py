@@ -26,6 +26,7 @@ def in_package(name: str, /, **kwargs: Any) -> dict[str, Any]:
     return {"env_id": f"remedies.worlds:{name}", "env_kwargs": kwargs}
 
 
+@pytest.mark.proves("has the API of Gym before 0.26")
 @executes("envs/checks/returned.py: Use `wrappers=dppo.envs.wrappers:old_api`")
 @pytest.mark.parametrize("name", ["OldReset", "OldStep"])
 def test_an_environment_of_the_old_api_trains_in_the_wrapper_that_the_message_names(name: str, tmp_path: Path) -> None:
@@ -88,6 +89,7 @@ def test_the_usual_argument_for_the_checker_of_gymnasium_is_accepted(tmp_path: P
     assert problem(tmp_path, env_id="CartPole-v1", env_kwargs={"disable_env_checker": True}, starts=True) == ""
 
 
+@pytest.mark.proves("leaves an agent out in its last step")
 @pytest.mark.parametrize(("part", "name"), list(enumerate(("observation", "reward", "terminated", "truncated"))))
 def test_an_agent_that_is_left_out_in_its_last_step_is_named_with_the_part(
     part: int, name: str, tmp_path: Path
