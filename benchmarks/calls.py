@@ -47,8 +47,8 @@ def main() -> None:
     num_actors = parser.parse_args().actors
     os.environ.update(ours_environment())  # for Ray's processes
     sys.path.insert(0, str(REPO / "src"))
-    from dppo.cluster.ray.session import RaySession
     from dppo.config import Actors, Learners
+    from dppo.transports.ray.session import RaySession
 
     session = RaySession(Actors(num_actors=num_actors), Learners(), store_bytes=256 * 2**20, notify=print)
     import ray
@@ -90,9 +90,9 @@ def a_request() -> tuple[Any, Any, Any]:
     """Return a request, a policy of the default model, and the answer: 64 steps of CartPole."""
     import numpy as np
 
-    from dppo.cluster.builders import build_sampler
-    from dppo.cluster.wire import sampler_plan
     from dppo.config import Config
+    from dppo.hosts.builders import build_sampler
+    from dppo.hosts.wire import sampler_plan
     from dppo.ppo.exchange.records import PolicySnapshot, SegmentRequest
     from dppo.ppo.networks.choice import choose_network
 

@@ -17,12 +17,12 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 
-from dppo.cluster.builders import build_sampler
-from dppo.cluster.wire import sampler_plan
 from dppo.config import Config
 from dppo.envs.checks.observations import SpaceChecks
 from dppo.envs.checks.returned import LARGEST_REWARD, reward_of
 from dppo.envs.spaces import describe_spaces
+from dppo.hosts.builders import build_sampler
+from dppo.hosts.wire import sampler_plan
 from dppo.numerics.portable import limit_blas
 from dppo.ppo.acting.sampler import collect_together
 from dppo.ppo.exchange.records import PolicySnapshot, SegmentRequest

@@ -34,8 +34,8 @@ ACTORS = (0, 2, 4)
 
 def main() -> None:
     import dppo
-    from dppo.doctor.diagnosis import iteration_s
-    from dppo.doctor.watching import examine
+    from dppo.tools.doctor.diagnosis import iteration_s
+    from dppo.tools.doctor.watching import examine
 
     sys.path.insert(0, str(HERE))
     worst = 0.0

@@ -115,9 +115,9 @@ class Learning:
 
     def __init__(self, config: Any, segments: list[Any] | None = None) -> None:
         """Collect a segment in this process, unless `segments` are given."""
-        from dppo.cluster.builders import build_sampler
-        from dppo.cluster.learning.trainers import LocalTrainer, ReusingTrainers
-        from dppo.cluster.wire import sampler_plan, trainer_plan
+        from dppo.hosts.builders import build_sampler
+        from dppo.hosts.wire import sampler_plan, trainer_plan
+        from dppo.learners.trainers import LocalTrainer, ReusingTrainers
         from dppo.ppo.exchange.records import PolicySnapshot, SegmentRequest
         from dppo.run.building import tuned_to
 
@@ -276,7 +276,7 @@ def of_which(learning: Learning) -> dict[str, str]:
 
 def choices_of_arithmetic(segments: list[Any]) -> Iterator[Row]:
     """Time what equal bits in each run and full float32 cost, with 16,384 rows."""
-    module: Any = importlib.import_module("dppo.cluster.learning.trainers")
+    module: Any = importlib.import_module("dppo.learners.trainers")
 
     usual = module.repeatable_on
     try:

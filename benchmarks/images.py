@@ -54,9 +54,9 @@ def main() -> int:
     options = parser.parse_args()
     import torch
 
-    from dppo.cluster.builders import build_sampler, build_trainer
-    from dppo.cluster.wire import sampler_plan, trainer_plan
     from dppo.config import Config
+    from dppo.hosts.builders import build_sampler, build_trainer
+    from dppo.hosts.wire import sampler_plan, trainer_plan
     from dppo.ppo.exchange.records import PolicySnapshot, SegmentRequest
     from dppo.ppo.learning.batch import make_batch
 

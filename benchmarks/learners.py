@@ -66,8 +66,8 @@ def main() -> int:
     options = parse()
     os.environ.update(ours_environment())  # for Ray's processes
     sys.path.insert(0, str(REPO / "src"))
-    from dppo.cluster.ray.session import RaySession
     from dppo.config import Actors, Learners
+    from dppo.transports.ray.session import RaySession
 
     report: dict[str, Any] = {"machine": machine(), "settings": settings_of(options), "models": {}, "bars": []}
     busy = report["machine"]["load_before"]
@@ -118,8 +118,8 @@ def settings_of(options: argparse.Namespace) -> dict[str, Any]:
 
 def measure(work: Work, options: argparse.Namespace) -> dict[str, Any]:
     """Measure one model: updates on one learner and on all, in turns, and the time of each part of a minibatch."""
-    from dppo.cluster.learning.worth import worth_in_words
-    from dppo.cluster.wire import trainer_plan
+    from dppo.hosts.wire import trainer_plan
+    from dppo.learners.worth import worth_in_words
 
     sides = {learners: build(work, learners, options) for learners in (1, options.learners)}
     alone, shared = sides.values()
@@ -221,8 +221,8 @@ def config_of(work: Work, learners: int, options: argparse.Namespace) -> Any:
 def build(work: Work, learners: int, options: argparse.Namespace) -> Side:
     import ray
 
-    from dppo.cluster.learning.ranks import RayTrainers
-    from dppo.cluster.wire import trainer_plan
+    from dppo.hosts.wire import trainer_plan
+    from dppo.learners.ranks import RayTrainers
     from dppo.spaces.actions import BoxActions
     from dppo.spaces.spaces import Spaces
 

@@ -19,7 +19,7 @@ def main() -> None:
     work = json.loads(sys.argv[1])
 
     import dppo
-    from dppo.commands.compare.measured import measure_cycle
+    from dppo.tools.compare.measured import measure_cycle
 
     env_id, env_kwargs = work["env"]["env_id"], {}
     if work["env"].get("step_s"):

@@ -152,7 +152,7 @@ def train_dppo(name: str, seed: int, settings: dict[str, Any], until: str | None
         seconds of all updates.
     """
     import dppo
-    from dppo.cluster.learning.trainers import LocalTrainer
+    from dppo.learners.trainers import LocalTrainer
 
     task = TASKS[name]
 

@@ -29,10 +29,10 @@ import numpy as np
 import scale_costs
 from scale_model import SPACES, Costs, Simulated, Work, answer_to, driver_s, modelled_s
 
-from dppo.cluster.collecting.engine import Collecting
-from dppo.cluster.collecting.hosting import shares
-from dppo.cluster.collecting.ledger import ReplayLedger
-from dppo.cluster.collecting.messages import Answered, Ask, Command, Describe, Limits, Process, Started
+from dppo.engine.engine import Collecting
+from dppo.engine.hosting import shares
+from dppo.engine.ledger import ReplayLedger
+from dppo.engine.messages import Answered, Ask, Command, Describe, Limits, Process, Started
 from dppo.ppo.exchange.records import PolicySnapshot
 
 REPEATS = 5

@@ -48,14 +48,14 @@ def real(
 
 def once(num_actors: int, lag: int, hidden: list[int], by_reference: bool, pending: int = 0) -> dict[str, float]:
     """Start Ray and the actors, collect for a while, and return figures of the driver."""
-    from dppo.cluster.collecting.ledger import ReplayLedger
-    from dppo.cluster.collecting.ray_transport import collector_on_ray
-    from dppo.cluster.ray.session import RaySession, store_bytes_for
-    from dppo.cluster.wire import sampler_plan
     from dppo.config import Config
+    from dppo.engine.ledger import ReplayLedger
+    from dppo.hosts.wire import sampler_plan
     from dppo.ppo.exchange.records import PolicySnapshot
     from dppo.ppo.networks.choice import choose_network
     from dppo.signals import StopSignals
+    from dppo.transports.ray.session import RaySession, store_bytes_for
+    from dppo.transports.ray.transport import collector_on_ray
 
     config = Config(
         env_id="bench_envs:uneven_cartpole",
@@ -110,7 +110,7 @@ def add_pending(collector: Any, number: int) -> None:
     """Let the transport expect the ends of calls that are queued behind one that does not end."""
     import ray
 
-    from dppo.cluster.collecting.messages import Process, Start
+    from dppo.engine.messages import Process, Start
 
     if number == 0:
         return
@@ -133,8 +133,8 @@ class Sleeper:
 
 def print_arguments() -> None:
     """Print the cost of arguments of some sizes, in each call or stored once, to the thread that calls."""
-    from dppo.cluster.ray.session import RaySession
     from dppo.config import Actors, Learners
+    from dppo.transports.ray.session import RaySession
 
     session = RaySession(Actors(num_actors=1), Learners(), store_bytes=512 * 2**20, notify=lambda text: None)
     import ray
@@ -181,9 +181,9 @@ def learner(num_samplers: int, num_steps: int, width: int) -> dict[str, float]:
     """
     import torch
 
-    from dppo.cluster.learning.trainers import LocalTrainer
-    from dppo.cluster.wire import trainer_plan
     from dppo.config import Config
+    from dppo.hosts.wire import trainer_plan
+    from dppo.learners.trainers import LocalTrainer
     from dppo.ppo.exchange.normalizer import no_statistics
     from dppo.ppo.learning.batch import make_batch
     from dppo.run.learner import PPOLearner
@@ -221,7 +221,7 @@ class Given:
     """A collector whose segments have been made beforehand."""
 
     def __init__(self, num_samplers: int, num_steps: int, width: int) -> None:
-        from dppo.cluster.collecting.ledger import ReplayLedger
+        from dppo.engine.ledger import ReplayLedger
         from dppo.ppo.exchange.normalizer import Moments, Statistics
         from dppo.ppo.exchange.records import SamplerCarry, Segment, SegmentReport
 
@@ -256,7 +256,7 @@ class Given:
         self._requests.append((policy, index))
 
     def receive(self, stop: Any) -> Any:
-        from dppo.cluster.collecting.collector import Collected
+        from dppo.engine.collector import Collected
 
         policy, index = self._requests.pop(0)
         return Collected(index, policy, self._reports, self.segments, [], 1.0)

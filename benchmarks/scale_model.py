@@ -14,11 +14,11 @@ from typing import Any
 
 import numpy as np
 
-from dppo.cluster.collecting.engine import Collecting
-from dppo.cluster.collecting.hosting import shares
-from dppo.cluster.collecting.ledger import ReplayLedger
-from dppo.cluster.collecting.messages import Answered, Ask, Command, Describe, Limits, Process, Started
-from dppo.cluster.wire import Answer
+from dppo.engine.engine import Collecting
+from dppo.engine.hosting import shares
+from dppo.engine.ledger import ReplayLedger
+from dppo.engine.messages import Answered, Ask, Command, Describe, Limits, Process, Started
+from dppo.hosts.wire import Answer
 from dppo.ppo.exchange.records import PolicySnapshot, SamplerCarry, SegmentReport, Timings
 from dppo.spaces.actions import DiscreteActions
 from dppo.spaces.spaces import Spaces

@@ -37,8 +37,8 @@ def main() -> int:
     options = parser.parse_args()
     os.environ.update(ours_environment())  # for Ray's processes
     sys.path.insert(0, str(REPO / "src"))
-    from dppo.cluster.ray.session import RaySession
     from dppo.config import Actors, Learners
+    from dppo.transports.ray.session import RaySession
 
     report: dict[str, Any] = {"machine": machine(), "rows": {}}
     session = RaySession(  # one for all runs

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import dppo
-from dppo.doctor.diagnosis import iteration_s
+from dppo.tools.doctor.diagnosis import iteration_s
 
 HERE = Path(__file__).parent
 RESULTS = HERE / "simulators.jsonl"
@@ -107,8 +107,8 @@ def measure(what: str, names: list[str]) -> None:
     race, _, wanted = what.partition(":")
     numbers = tuple(map(int, wanted.split(","))) if wanted else ACTORS if race == "race" else (0,)
     if race == "race":  # one Ray for all runs, whose starts would take longer than they do
-        from dppo.cluster.ray.session import RaySession
         from dppo.config import Actors, Learners
+        from dppo.transports.ray.session import RaySession
 
         session = RaySession(Actors(num_actors=8), Learners(), store_bytes=2**28, notify=print)
         atexit.register(session.close)

@@ -43,7 +43,7 @@ def learner(rank: int, size: int, port: int) -> None:
     from torch import distributed
     from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
-    from dppo.cluster.learning.sums import Group
+    from dppo.learners.sums import Group
 
     torch.set_num_threads(1)
     store = TCPStore("127.0.0.1", port, is_master=False)

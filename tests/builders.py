@@ -12,13 +12,13 @@ import gymnasium as gym
 import numpy as np
 
 from dppo import streams
-from dppo.cluster.builders import BuiltSampler, build_sampler, build_trainer
-from dppo.cluster.wire import sampler_plan, trainer_plan
 from dppo.config import PPO, Config
 from dppo.envs.activity import ActivityRecord
 from dppo.envs.group import EnvGroup
 from dppo.envs.repairs import Repairs
 from dppo.envs.spaces import describe_spaces
+from dppo.hosts.builders import BuiltSampler, build_sampler, build_trainer
+from dppo.hosts.wire import sampler_plan, trainer_plan
 from dppo.ppo.acting.agent import PPOAgent
 from dppo.ppo.acting.sampler import PPOSampler
 from dppo.ppo.exchange.normalizer import ObsScale

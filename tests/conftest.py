@@ -115,8 +115,8 @@ def pictures(quick_files: Callable[..., None], monkeypatch: pytest.MonkeyPatch) 
 @pytest.fixture(scope="session")
 def ray_session() -> Iterator[None]:
     """Start one Ray for all tests that need actors, because starting it takes seconds. Runs leave it unchanged."""
-    from dppo.cluster.ray.session import RaySession
     from dppo.config import Actors, Learners
+    from dppo.transports.ray.session import RaySession
 
     session = RaySession(Actors(num_actors=8), Learners(), store_bytes=256 * 2**20, notify=lambda text: None)
     yield

@@ -11,7 +11,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TypeVar
 
-from dppo.cluster.ray.calls import RayCalls
+from dppo.transports.ray.calls import RayCalls
 
 T = TypeVar("T")
 

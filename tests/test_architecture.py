@@ -47,26 +47,30 @@ MAY_IMPORT: dict[str, set[str]] = {
     "ppo": {"config.parts"},
     "envs": {"ppo.exchange.records", "signals"},
     "records": {"config", "ppo.exchange.records"},
-    "cluster": {"config", "ppo", "envs.activity", "envs.silence", "envs.threads", "signals"},
-    "cluster.builders": {"config.parts", "ppo", "envs", "signals"},
+    "hosts": {"config", "ppo", "envs", "signals", "transports.ray.calls"},
+    "engine": {"hosts", "ppo", "envs", "signals"},
+    "transports": {"config", "ppo", "envs", "hosts", "engine", "signals"},
+    "learners": {"config", "ppo", "hosts", "transports.ray"},
     "policies": {"ppo", "records", "envs.checks"},
     "policies.policy": {"config.trust", "ppo", "records", "envs.checks"},
     "policies.player": {"config", "envs", "ppo.networks.network", "records"},
     "policies.wanted": {"ppo.exchange.records", "records.video"},
-    "policies.on_actors": {"cluster.ray", "cluster.evaluating", "config.parts", "envs", "ppo.exchange.records"},
+    "policies.on_actors": {"transports.ray", "config.parts", "envs", "ppo.exchange.records"},
     "policies.evaluation": {"config", "envs", "ppo.exchange.records", "ppo.networks.network", "records", "signals"},
     "policies.playing": {"config.parts", "envs", "ppo", "signals"},
-    "policies.export": {"config", "ppo", "records"},
-    "run": {"config", "ppo", "cluster", "policies", "records", "signals"},
-    "run.evaluations": {"config", "envs.activity", "envs.silence", "ppo", "cluster", "policies", "records", "signals"},
+    "run": {"config", "ppo", "engine", "hosts", "learners", "transports", "policies", "records", "signals"},
+    "run.evaluations": {"config", "envs", "ppo", "transports", "policies", "records", "signals"},
     "run.iteration_row": {"ppo.exchange.records"},
-    "run.learner": {"config", "ppo", "cluster", "signals"},
-    "run.outputs": {"config", "ppo", "envs", "cluster", "policies", "records"},
-    "run.replay": {"config", "ppo", "envs", "cluster", "records", "signals"},
-    "run.runner": {"config", "ppo", "envs", "cluster", "policies", "records", "signals"},
-    "doctor": {"cluster", "config", "envs", "policies", "ppo", "signals"},
-    "commands": {"config", "doctor", "envs", "cluster.ray", "policies", "records", "run", "signals"},
-    "__init__": {"config", "policies", "ppo.networks.recurrence", "records", "run"},
+    "run.learner": {"config", "ppo", "engine", "learners", "signals"},
+    "run.outputs": {"config", "ppo", "envs", "policies", "records"},
+    "run.runner": {"config", "ppo", "envs", "engine", "hosts", "transports", "policies", "records", "signals"},
+    "commands": {"config", "envs", "transports.ray", "policies", "records", "run", "signals"},
+    "commands.train": {"config", "envs", "transports.ray", "policies", "records", "run", "signals", "tools.seeds"},
+    "tools": {
+        *("commands", "config", "engine", "envs", "hosts", "learners", "policies", "ppo", "records", "run", "signals"),
+        "transports",
+    },
+    "__init__": {"config", "tools.export", "policies", "ppo.networks.recurrence", "records", "run"},
     "__main__": {"__init__", "commands", "signals"},
 }
 
@@ -136,12 +140,12 @@ def test_imports_run_one_way() -> None:
 
 def test_each_library_stays_in_its_rooms() -> None:
     homes = {
-        "ray": {"cluster"},
-        "torch": {"ppo", "numerics", "cluster.builders", "cluster.learning", "policies.export", "run.building"},
+        "ray": {"transports.ray", "learners", "hosts.wire"},
+        "torch": {"ppo", "numerics", "hosts.builders", "learners", "tools.export", "run.building"},
         "gymnasium": {"envs"},
         "pydantic": {"config"},
-        "argparse": {"commands"},
-        "rich": {"records", "commands"},
+        "argparse": {"commands", "tools"},
+        "rich": {"records", "commands", "tools"},
         "matplotlib": {"records"},
         "tensorboardX": {"records"},
         "wandb": {"records"},
@@ -228,7 +232,7 @@ def unmarked_calls_of_ray(tree: ast.AST, *, marked: bool = False) -> Iterator[st
 
 
 def test_no_call_into_ray_is_made_by_the_thread_of_the_loop() -> None:
-    """Such a call may wait for minutes. `calls_ray` marks functions that run in threads of `cluster/ray/calls.py`."""
+    """Such a call may wait for minutes. `calls_ray` marks functions that run in the threads of `RayCalls`."""
     unmarked = {name: list(unmarked_calls_of_ray(tree)) for name, tree in modules().items()}
     assert {name: calls for name, calls in unmarked.items() if calls} == {}
 
@@ -248,7 +252,7 @@ def test_a_function_fits_a_screen_and_a_module_has_one_job() -> None:
 
 def test_a_checkpoint_is_never_unpickled() -> None:
     users = {name for name, tree in modules().items() if theirs(tree) & {"pickle", "cloudpickle", "dill", "shelve"}}
-    assert users <= {"cluster.wire"}  # it unpickles only messages from processes of the same run
+    assert users <= {"hosts.wire"}  # it unpickles only messages from processes of the same run
 
 
 def test_modules_and_public_names_have_docstrings() -> None:
@@ -271,12 +275,10 @@ def test_public_names_of_the_package_exist_and_are_documented() -> None:
 # Statements, and the libraries that they must not load. One process forks a child for each, so that Python starts once.
 NOT_LOADED = {
     "import dppo, dppo.__main__": {"torch", "ray", "pydantic", "numpy", "gymnasium", "yaml", "matplotlib", "rich"},
-    "import dppo.cluster.collecting.actor": {"torch", "ray", "pydantic", "yaml", "matplotlib", "rich", "jaxtyping"},
+    "import dppo.transports.ray.actor": {"torch", "ray", "pydantic", "yaml", "matplotlib", "rich", "jaxtyping"},
     "import dppo; dppo.Config(env_id='CartPole-v1')": {"torch", "ray", "gymnasium"},
     "import dppo; dppo.load_policy": {"torch", "ray"},
-    "import dppo.run.runner, dppo.run.learner, dppo.cluster.learning.trainers, dppo.cluster.collecting.collector": {
-        "ray"
-    },
+    "import dppo.run.runner, dppo.run.learner, dppo.learners.trainers, dppo.engine.collector": {"ray"},
 }
 LOADED_BY = """
 import json, os, sys
@@ -297,4 +299,4 @@ def test_libraries_are_loaded_where_they_are_needed_only() -> None:
     loaded = dict(zip(NOT_LOADED, map(set, map(json.loads, done.stdout.splitlines())), strict=True))
     for statement, heavy in NOT_LOADED.items():
         assert not loaded[statement] & heavy, statement
-    assert {"numpy", "gymnasium"} <= loaded["import dppo.cluster.collecting.actor"]
+    assert {"numpy", "gymnasium"} <= loaded["import dppo.transports.ray.actor"]

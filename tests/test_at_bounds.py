@@ -15,12 +15,12 @@ from recorder import Notes
 from worlds.acting import SPACES
 
 import dppo
-from dppo.commands.doctor import of_run
 from dppo.config.files import grouped, resolved
 from dppo.policies.bounds import BoundCounter, most_at_bound
 from dppo.ppo.exchange.records import Episode
 from dppo.records.metrics.reading import read_metrics
 from dppo.spaces.actions import Actions, BoxActions, DiscreteActions, NestedActions
+from dppo.tools.doctor.command import of_run
 
 VALVE: dict[str, Any] = {"env_id": "worlds.acting:Actuated", "env_kwargs": {"kind": "valve"}, "action_bounds": "clip"}
 
@@ -132,8 +132,8 @@ def test_the_doctor_of_a_run_advises_no_actors_that_it_has(
 ) -> None:
     config = make_config({"env_id": "CartPole-v1", "policy_lag": 1, **settings})
     (tmp_path / "config.yaml").write_text(yaml.safe_dump(grouped(resolved(config))))
-    from dppo.commands.doctor import PHASES
     from dppo.records.words import TimeSplit
+    from dppo.tools.doctor.command import PHASES
 
     row = {f"perf/{name}_frac": float(name == "env") for name in PHASES} | {"iteration": 2, "global_step": 512}
     row |= {f"perf/{name}": 1.0 for name in TimeSplit._fields[1:]}

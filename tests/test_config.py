@@ -19,10 +19,10 @@ from hypothesis import strategies as st
 from worlds.simple import Counting
 
 import dppo
-from dppo.cluster.collecting.hosting import shares
 from dppo.config import PPO, Actors, Config, Env, Sampling, files, fitted_to, grouped, read_settings, resolved
 from dppo.config.parts import PARTS, about, annealed, default_of, help_by_name, settings_by_name
 from dppo.config.resume import changes_on_resume, leave_out_ineffective
+from dppo.engine.hosting import shares
 from dppo.errors import ConfigError
 
 

@@ -16,7 +16,7 @@ from worlds.observed import World
 import dppo
 from dppo.envs.frames import make_prepared
 from dppo.ppo.exchange.records import Episode
-from dppo.run.replay import replay
+from dppo.tools.replay.episode import replay
 
 BOX = gym.spaces.Box(-1, 1, (2,), np.float32)
 SPACES: dict[str, gym.spaces.Space[Any]] = {

@@ -17,7 +17,7 @@ from worlds.graded import RESETS, Graded
 
 import dppo
 from dppo.errors import ConfigError, EnvironmentFault
-from dppo.run.replay import replay
+from dppo.tools.replay.episode import replay
 
 ITERATIONS = 8
 

@@ -25,12 +25,12 @@ from worlds.sick import Sick
 
 import dppo
 from dppo.__main__ import main
-from dppo.commands.doctor import PHASES, of_run
 from dppo.config import Config, grouped, resolved
-from dppo.doctor import examination
-from dppo.doctor.diagnosis import Facts, advice, findings, iteration_s, plans, recommended
-from dppo.doctor.examination import Examination
 from dppo.records.words import TimeSplit
+from dppo.tools.doctor import examination
+from dppo.tools.doctor.command import PHASES, of_run
+from dppo.tools.doctor.diagnosis import Facts, advice, findings, iteration_s, plans, recommended
+from dppo.tools.doctor.examination import Examination
 
 Capture = pytest.CaptureFixture[str]
 SICK = "worlds.sick:Sick"
@@ -226,7 +226,7 @@ def test_facts_lead_to_a_finding(facts: Facts, settings: dict[str, Any], text: s
     assert "".join(found).startswith(text)
 
 
-@executes("doctor/diagnosis.py: Use --env-state own, which sets its own state instead")
+@executes("tools/doctor/diagnosis.py: Use --env-state own, which sets its own state instead")
 def test_endless_episodes_of_an_environment_with_a_state_need_no_replays() -> None:
     found = [text for _, text in findings(PLAYED | {"lengths": [], "state": ""}, config_of("none"))]
     assert found[1].endswith("so that replays take ever longer. Use --env-state own, which sets its own state instead")
@@ -383,7 +383,7 @@ def test_the_command_that_is_printed_is_accepted_and_is_what_is_recommended(
     monkeypatch.chdir(tmp_path)
     Path("own.yaml").write_text("num_actors: 4\nenv_threads: true\n")
     facts = {**WAITS, "stage": "over", "output": 0, **facts}
-    monkeypatch.setattr("dppo.doctor.watching.examine", lambda *_: facts)
+    monkeypatch.setattr("dppo.tools.doctor.watching.examine", lambda *_: facts)
     assert main(["doctor", "CartPole-v1", *flags.split(), "--json"]) == 0
     report = json.loads(capsys.readouterr().out)
     words = shlex.split(report["command"])[2:]

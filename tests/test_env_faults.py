@@ -16,8 +16,8 @@ from recorder import Recorder
 from worlds.faulty import Unreliable
 
 import dppo
-from dppo.cluster.learning.trainers import LocalTrainer
 from dppo.errors import ConfigError, EnvironmentFault, SegmentsLost
+from dppo.learners.trainers import LocalTrainer
 
 SIZES: dict[str, Any] = {"num_samplers": 4, "envs_per_sampler": 2, "num_steps": 32, "update_epochs": 2}
 ROWS, ITERATIONS = 4 * 2 * 32, 4

@@ -19,7 +19,7 @@ from recorder import Notes, Recorder
 
 import dppo
 from dppo.__main__ import main
-from dppo.cluster.collecting import ledger
+from dppo.engine import ledger
 from dppo.errors import ConfigError
 from dppo.records.files import episodes as recorded
 from dppo.records.files.episodes import RecordedEpisode, read_episodes

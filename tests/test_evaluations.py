@@ -25,16 +25,12 @@ from rich.console import Console
 from threadpoolctl import threadpool_info, threadpool_limits
 
 import dppo
-from dppo.cluster import evaluating
-from dppo.cluster.collecting import collector
-from dppo.cluster.evaluating import EvaluationActor
-from dppo.cluster.ray.capacity import room_for
-from dppo.cluster.ray.session import demand_of
-from dppo.cluster.wire import packed_model
 from dppo.config import Actors, Env, Learners
+from dppo.engine import collector
 from dppo.envs import make
 from dppo.envs.spaces import describe_spaces
 from dppo.errors import ConfigError
+from dppo.hosts.wire import packed_model
 from dppo.policies.playing import EpisodePlayer
 from dppo.ppo.exchange.records import Episode, PolicySnapshot
 from dppo.records.files import checkpoint as checkpoints
@@ -47,8 +43,12 @@ from dppo.records.terminal.plain import plain_line
 from dppo.records.terminal.view import View
 from dppo.run.building import _Site
 from dppo.run.evaluations import Evaluations, _Evaluation
-from dppo.run.replay import replay
 from dppo.signals import StopSignals
+from dppo.tools.replay.episode import replay
+from dppo.transports.ray import evaluating
+from dppo.transports.ray.capacity import room_for
+from dppo.transports.ray.evaluating import EvaluationActor
+from dppo.transports.ray.session import demand_of
 
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "EVALUATION.md"
 ROWS, ITERATIONS = 64, 6
@@ -489,13 +489,13 @@ def test_actors_that_always_fail_neither_stop_training_nor_its_end(
     how: str, ray_session: None, whole: dppo.Result, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Whatever was too late is tried twice, other things three times; a hung step takes the longest timeout."""
-    monkeypatch.setattr("dppo.cluster.evaluating.LATER_S", 0.1)
-    monkeypatch.setattr("dppo.cluster.evaluating.LOOK_S", 0.1)
+    monkeypatch.setattr("dppo.transports.ray.evaluating.LATER_S", 0.1)
+    monkeypatch.setattr("dppo.transports.ray.evaluating.LOOK_S", 0.1)
     monkeypatch.setattr("dppo.run.evaluations.SAY_S", 0.1)
     crashing: dict[str, Any] = CRASHING | {"eval_env_kwargs": {"how": how, "at_step": 9}, "segment_timeout_s": 5.0}
     if how == "garble":  # an answer that cannot be read, as of another version
         crashing = CRASHING | {"segment_timeout_s": 5.0}
-        monkeypatch.setattr("dppo.cluster.evaluating.wire", SimpleNamespace(unpack=lambda _: int("answer")))
+        monkeypatch.setattr("dppo.transports.ray.evaluating.wire", SimpleNamespace(unpack=lambda _: int("answer")))
     with Notes() as notes:
         result = dppo.train(settings(tmp_path / "run", num_actors=2, eval_every=10**9, **crashing))
     assert result.weights_sha256 == whole.weights_sha256

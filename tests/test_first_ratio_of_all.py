@@ -15,9 +15,9 @@ from worlds.memory_models import Running
 from worlds.models import Plain
 
 import dppo
-from dppo.cluster.learning.trainers import LocalTrainer
-from dppo.cluster.wire import trainer_plan
 from dppo.config import PPO
+from dppo.hosts.wire import trainer_plan
+from dppo.learners.trainers import LocalTrainer
 from dppo.ppo.exchange.normalizer import no_statistics
 from dppo.ppo.exchange.records import PolicySnapshot
 from dppo.ppo.learning.batch import make_batch

@@ -20,10 +20,10 @@ from torch import Tensor, nn
 
 import dppo
 from dppo import streams
-from dppo.cluster.builders import build_sampler, build_trainer
-from dppo.cluster.learning.trainers import LocalTrainer
-from dppo.cluster.wire import sampler_plan, trainer_plan
 from dppo.errors import ConfigError, GPUFailed, OutOfMemory
+from dppo.hosts.builders import build_sampler, build_trainer
+from dppo.hosts.wire import sampler_plan, trainer_plan
+from dppo.learners.trainers import LocalTrainer
 from dppo.ppo.exchange.records import PolicySnapshot, SegmentRequest
 from dppo.ppo.learning.gpu import gpu_failure, is_out_of_memory, repeatable_on, starting_on
 from dppo.ppo.learning.model import PPOModel

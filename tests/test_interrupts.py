@@ -14,7 +14,8 @@ import pytest
 from commandline import Command, run
 
 import dppo
-from dppo.__main__ import COMMANDS, main
+from dppo.__main__ import main
+from dppo.commands.discovery import command_modules
 from dppo.errors import EnvironmentFault
 from dppo.signals import RaisingSignals, StopSignals
 
@@ -121,7 +122,7 @@ def test_replay_accuses_nobody(
     assert shown.out == ""
 
 
-@pytest.mark.parametrize("command", sorted(COMMANDS.keys() - {"test"}))  # which becomes pytest
+@pytest.mark.parametrize("command", sorted(command_modules().keys() - {"test"}))  # which becomes pytest
 @pytest.mark.parametrize("number", SIGNALS)
 def test_a_signal_at_any_moment_ends_any_command_with_a_line(
     command: str, number: signal.Signals, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

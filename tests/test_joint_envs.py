@@ -19,10 +19,10 @@ from worlds.observed import TEXTS
 
 import dppo
 from dppo import streams
-from dppo.cluster.builders import build_sampler
-from dppo.cluster.wire import sampler_plan
 from dppo.envs.make import make_env
 from dppo.errors import ConfigError, EnvironmentFault
+from dppo.hosts.builders import build_sampler
+from dppo.hosts.wire import sampler_plan
 from dppo.ppo.exchange.records import EnvLog
 from dppo.streams import Stream
 

@@ -12,11 +12,11 @@ from builders import make_config
 from processes import Disturbance, send
 
 import dppo
-from dppo.cluster.collecting.hosting import ENDING_S, Slots
-from dppo.cluster.collecting.messages import Limits
-from dppo.cluster.collecting.roster import Actor
-from dppo.cluster.wire import Question
+from dppo.engine.hosting import ENDING_S, Slots
+from dppo.engine.messages import Limits
+from dppo.engine.roster import Actor
 from dppo.errors import ConfigError, EnvironmentFault
+from dppo.hosts.wire import Question
 from dppo.records.metrics.reading import read_metrics
 
 

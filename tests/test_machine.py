@@ -16,15 +16,15 @@ from remedies import executes
 
 import dppo
 from dppo import machine
-from dppo.cluster.ray import capacity, core_use, session
-from dppo.cluster.ray.capacity import Demand
-from dppo.commands import compare
 from dppo.config import Config
 from dppo.errors import ConfigError
 from dppo.files import TooLarge, read_file
 from dppo.records import plots
 from dppo.records.files.disk import remedy
 from dppo.records.observer import Result
+from dppo.tools import compare
+from dppo.transports.ray import capacity, core_use, session
+from dppo.transports.ray.capacity import Demand
 
 SOURCE = Path(dppo.__file__).parent
 LIMIT = 2**20

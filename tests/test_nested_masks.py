@@ -26,8 +26,8 @@ from dppo.errors import ConfigError
 from dppo.ppo.distributions.simple import distribution_of
 from dppo.ppo.exchange.records import PolicySnapshot
 from dppo.ppo.learning.batch import make_batch
-from dppo.ppo.networks.exported import ExportedPolicy
 from dppo.spaces.spaces import leaves
+from dppo.tools.export.modules import ExportedPolicy
 
 FORMS = [("leaf", "flat"), ("leaf", "nested"), ("method", "flat"), ("info", "nested")]
 

@@ -23,10 +23,10 @@ from worlds import models, observed
 
 import dppo
 from dppo.__main__ import main
-from dppo.cluster.builders import build_trainer
-from dppo.cluster.wire import trainer_plan
 from dppo.envs.spaces import choices_of
 from dppo.errors import CheckpointError, ConfigError
+from dppo.hosts.builders import build_trainer
+from dppo.hosts.wire import trainer_plan
 from dppo.ppo.learning.trainer import PPOTrainer
 from dppo.ppo.networks.choice import learning_network
 from dppo.ppo.networks.user_module import ModuleSpec

@@ -14,8 +14,8 @@ from processes import Disturbance, send
 from recorder import Recorder, lasting
 
 import dppo
-from dppo.cluster.learning.trainers import LocalTrainer
 from dppo.errors import SegmentsLost
+from dppo.learners.trainers import LocalTrainer
 from dppo.ppo.exchange.records import Update
 
 ITERATIONS, LAG = 6, 3

@@ -14,9 +14,9 @@ from processes import Disturbance, send
 from recorder import Notes, Recorder, lasting
 
 import dppo
-from dppo.cluster.collecting.collector import Collected, InProcessCollector
-from dppo.cluster.learning.trainers import LocalTrainer
+from dppo.engine.collector import Collected, InProcessCollector
 from dppo.errors import SegmentsLost
+from dppo.learners.trainers import LocalTrainer
 from dppo.ppo.exchange.records import IncidentKind, Update
 
 Patch = pytest.MonkeyPatch

@@ -19,11 +19,12 @@ from commandline import parse as parse_training
 from commandline import run
 
 import dppo
-from dppo.__main__ import COMMANDS, main
-from dppo.commands import compare, tune
+from dppo.__main__ import main
+from dppo.commands.discovery import command_modules
 from dppo.commands.flags import Parser
 from dppo.commands.train import arguments_of
 from dppo.ppo.exchange.records import IncidentKind
+from dppo.tools import compare, tune
 
 Capture = pytest.CaptureFixture[str]
 Patch = pytest.MonkeyPatch
@@ -263,7 +264,7 @@ FLAGS_OF_OTHERS = {"--shm-size", "--exclusive", "--requeue"}
 def flags() -> set[str]:
     """Return every flag that the help of a command shows."""
     printed = io.StringIO()
-    for command in COMMANDS:
+    for command in command_modules():
         with redirect_stdout(printed), suppress(SystemExit):
             main([command, "--help"])
     return {"--help", *re.findall(r"(?<![\w-])--[a-z][a-z-]*", printed.getvalue())}

@@ -15,8 +15,8 @@ from processes import in_the_middle_of_an_update, send
 from recorder import Recorder, lasting
 
 import dppo
-from dppo.cluster.learning.trainers import ReusingTrainers
 from dppo.errors import TrainingDiverged
+from dppo.learners.trainers import ReusingTrainers
 from dppo.ppo.exchange.records import PolicySnapshot, Segment, Update
 from dppo.ppo.learning.off_policy import joined
 from dppo.ppo.networks.network import NetworkSpec
@@ -201,7 +201,7 @@ def test_the_segments_of_a_run_go_on_from_each_other(tmp_path: Path, monkeypatch
         made.append(joined(segments))
         return made[-1]
 
-    monkeypatch.setattr("dppo.cluster.learning.trainers.joined", noted)
+    monkeypatch.setattr("dppo.learners.trainers.joined", noted)
     train(tmp_path / "run", num_actors=0)
     assert [len(one.rewards) for one in made[::2]] == [40, 80, 120, 120, 120]
     assert not any(one.truncated.any() for one in made)  # CartPole cuts episodes off after 500 steps

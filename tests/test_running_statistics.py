@@ -20,13 +20,13 @@ from test_doctor import found_in
 from worlds.joint import cartpole
 
 import dppo
-from dppo.cluster.builders import build_sampler
-from dppo.cluster.wire import sampler_plan
-from dppo.doctor import examination
 from dppo.envs.statistics import running_statistics
 from dppo.errors import ConfigError
+from dppo.hosts.builders import build_sampler
+from dppo.hosts.wire import sampler_plan
 from dppo.policies.playing import EpisodePlayer
 from dppo.ppo.exchange.records import PolicySnapshot
+from dppo.tools.doctor import examination
 
 
 def normalized(frozen: bool = False) -> gym.Env[Any, Any]:

@@ -20,12 +20,12 @@ from worlds import threaded
 from worlds.threaded import Threaded
 
 import dppo
-from dppo.cluster.collecting.host import SamplerHost, ThreadedHost
-from dppo.cluster.collecting.ledger import ReplayLedger
-from dppo.cluster.wire import sampler_plan
+from dppo.engine.ledger import ReplayLedger
 from dppo.envs import threads
 from dppo.envs.activity import ActivityRecord
 from dppo.errors import ConfigError, EnvironmentFault
+from dppo.hosts.host import SamplerHost, ThreadedHost
+from dppo.hosts.wire import sampler_plan
 from dppo.ppo.exchange.records import PolicySnapshot, SegmentRequest
 from dppo.ppo.networks.choice import choose_network
 

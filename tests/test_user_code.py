@@ -14,9 +14,9 @@ from remedies import executes
 
 import dppo
 from dppo.__main__ import main
-from dppo.cluster.collecting.actor import PPOActor
-from dppo.cluster.wire import packed_model, unpacked_model
 from dppo.errors import ConfigError, EnvironmentFault
+from dppo.hosts.wire import packed_model, unpacked_model
+from dppo.transports.ray.actor import PPOActor
 from dppo.user_code import hidden_by, hiding_files
 
 Capture = pytest.CaptureFixture[str]

@@ -12,7 +12,8 @@ import pytest
 from remedies import executes
 
 import dppo
-from dppo.__main__ import COMMANDS, main
+from dppo.__main__ import main
+from dppo.commands.discovery import command_modules
 from dppo.commands.flags import EXTRA, SOURCES, TYPES, Parser
 from dppo.config import Config
 from dppo.config.parts import types_by_name
@@ -97,8 +98,8 @@ def test_each_flag_and_word_of_all_commands_that_is_a_path_may_begin_with_the_ho
         parsers.append(self)
 
     monkeypatch.setattr(Parser, "__init__", remember)
-    for command in COMMANDS:
-        module = import_module(f"dppo.commands.{command}")
+    for command in command_modules():
+        module = import_module(command_modules()[command])
         if isinstance(getattr(module, "PARSER", None), Parser):
             parsers.append(module.PARSER)
         with suppress(SystemExit):

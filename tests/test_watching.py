@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 from builders import make_config
 
-from dppo.doctor import examination, watching
-from dppo.doctor.diagnosis import findings
-from dppo.doctor.playing import WITH_SECOND
-from dppo.doctor.watching import Watch
 from dppo.envs.checks.faults import PACKAGE
+from dppo.tools.doctor import examination, watching
+from dppo.tools.doctor.diagnosis import findings
+from dppo.tools.doctor.playing import WITH_SECOND
+from dppo.tools.doctor.watching import Watch
 
 CONFIG = make_config({"env_id": "CartPole-v1"})
 WATCHED = "import os, sys, time; to = int(sys.argv[1]); say = lambda text: os.write(to, text.encode() + b'\\n')\n"
@@ -50,7 +50,7 @@ def test_what_is_wanted_may_be_longer_than_an_argument_of_a_command() -> None:
 
 
 def test_the_place_of_a_hang_is_in_the_code_of_the_user_also_in_a_folder_called_dppo() -> None:
-    places = [f"{PACKAGE}/envs/episode.py", "/home/me/dppo/sim.py", f"{PACKAGE}/cluster/builders.py"]
+    places = [f"{PACKAGE}/envs/episode.py", "/home/me/dppo/sim.py", f"{PACKAGE}/hosts/builders.py"]
     stack = "".join(f'  File "{place}", line 7 in step\n' for place in ["/usr/lib/python3.11/socket.py", *places])
     printed = f"Current thread 0x1 (most recent call first):\n{stack}".rstrip()
     code = f"{WATCHED}say({printed!r}); os.kill(os.getpid(), 9)"
@@ -59,7 +59,7 @@ def test_the_place_of_a_hang_is_in_the_code_of_the_user_also_in_a_folder_called_
 
 def test_a_thread_that_goes_on_after_close_has_a_finding_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
     """It does not take all of the time: the process, which would end by itself, is ended before."""
-    monkeypatch.setattr("dppo.doctor.watching.PATIENCE_S", 0.1)
+    monkeypatch.setattr("dppo.tools.doctor.watching.PATIENCE_S", 0.1)
     code = WATCHED + 'say(\'{"stage": "over"}\'); time.sleep(20)'
     facts = Watch(("-S", "-c", code), {}, print).wait(1000.0)
     ((kind, text),) = findings(facts, CONFIG)
@@ -119,7 +119,7 @@ def test_every_stage_of_an_examination_has_words_for_the_user() -> None:
 
 
 def test_an_update_or_a_network_that_takes_long_is_not_a_hung_environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("dppo.doctor.watching.SLOW_S", 0.5)
+    monkeypatch.setattr("dppo.tools.doctor.watching.SLOW_S", 0.5)
     updates = Watch(("-S", "-c", WATCHED + 'say(\'{"stage": "updating"}\'); time.sleep(99)'), {}, print).wait(1.0)
     assert re.fullmatch(r"\d+ s", updates["late"])
     assert not updates.keys() & {"hung", "died"}

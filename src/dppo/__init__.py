@@ -16,7 +16,6 @@ if TYPE_CHECKING:
     from dppo.config import Config as Config
     from dppo.numerics.portable import portable_numerics as portable_numerics
     from dppo.policies.evaluation import evaluate as evaluate
-    from dppo.policies.export import export_onnx as export_onnx
     from dppo.policies.policy import Policy as Policy
     from dppo.policies.policy import load_policy as load_policy
     from dppo.ppo.networks.recurrence import over_time as over_time
@@ -26,6 +25,7 @@ if TYPE_CHECKING:
     from dppo.records.observer import RunInfo as RunInfo
     from dppo.run.runner import train as train
     from dppo.spaces.spaces import Spaces as Spaces
+    from dppo.tools.export.policies import export_onnx as export_onnx
 
 _HOMES = {
     "Config": "config",
@@ -36,7 +36,7 @@ _HOMES = {
     "RunInfo": "records.observer",
     "Spaces": "spaces.spaces",
     "evaluate": "policies.evaluation",
-    "export_onnx": "policies.export",
+    "export_onnx": "tools.export.policies",
     "load_policy": "policies.policy",
     "over_time": "ppo.networks.recurrence",
     "portable_numerics": "numerics.portable",

@@ -6,6 +6,7 @@ import threading
 from importlib import import_module
 
 from dppo import __version__
+from dppo.commands.discovery import CORE, command_modules, summary
 from dppo.commands.versions import other_versions
 from dppo.errors import DppoError, EnvironmentFault, printable, unknown_name
 from dppo.invocation import as_called, program, take_called_as
@@ -13,20 +14,6 @@ from dppo.numerics.portable import portable_numerics
 from dppo.signals import RaisingSignals, StopRequested, leave_if_noted
 from dppo.user_code import check_current_folder, hidden_by, in_a_line
 
-COMMANDS = {
-    "train": "Train a policy, or continue a run.",
-    "compare": "Train with several numbers of actors or several seeds, and compare them.",
-    "tune": "Search for good settings with Optuna.",
-    "eval": "Play episodes with a trained policy.",
-    "export": "Write a trained policy as ONNX, or as a folder for Hugging Face.",
-    "doctor": "Find out what is wrong with an environment or a run, and how fast it can be.",
-    "diff": "Name the first quantity in which two runs differ.",
-    "report": "Write a run as one HTML page.",
-    "plot": "Draw runs together: mean and spread over seeds.",
-    "replay": "Play a training episode again, or one in which an environment failed.",
-    "presets": "List settings that are tuned for environments, or print some to edit.",
-    "test": "Run the tests of a source checkout.",
-}
 STUCK_S = 1.0  # for a thread with nothing left to do to end
 MEANT = {
     "resume": "train --resume RUN",
@@ -35,13 +22,12 @@ MEANT = {
     "evaluate": "eval RUN",
     "run": "train ENV_ID",
 }
-LIST = "\n".join(f"  {name:8} {text}" for name, text in COMMANDS.items())
-USAGE = f"""\
+USAGE = """\
 dppo: distributed PPO on Ray. The number of actors changes the time, never the result.
 
 usage: dppo COMMAND ...
 
-{LIST}
+{commands}
 
 Examples:
   dppo train CartPole-v1
@@ -89,14 +75,16 @@ def _run(argv: list[str] | None) -> int:
     args = sys.argv[1:] if argv is None else argv
     take_called_as()
     if not args or args[0] in ("-h", "--help", "help"):
-        print(as_called(USAGE))
+        print(as_called(USAGE.format(commands=_listed_commands())))
         return 0 if args else 2
     if args[0] in ("-V", "--version", "version"):
         print(f"dppo {__version__}")
         return 0
-    if args[0] not in COMMANDS:
+    if args[0] not in CORE and args[0] not in command_modules():
         meant = MEANT.get(args[0])
-        problem = f"{args[0]} is `{program()} {meant}`." if meant else unknown_name("command", args[0], COMMANDS)
+        problem = (
+            f"{args[0]} is `{program()} {meant}`." if meant else unknown_name("command", args[0], command_modules())
+        )
         print(f"dppo: {problem} `{program()} --help` lists them.", file=sys.stderr)
         return 2
     command = args[0]
@@ -108,6 +96,10 @@ def _run(argv: list[str] | None) -> int:
     return _called(command, args[1:], find_modules=not is_help)
 
 
+def _listed_commands() -> str:
+    return "\n".join(f"  {name:8} {summary(name)}" for name in command_modules())
+
+
 def _called(command: str, words: list[str], *, find_modules: bool) -> int:
     """Run a command; with `find_modules`, `module:Name` finds the user's own files, as with `python -m`."""
     try:
@@ -115,7 +107,7 @@ def _called(command: str, words: list[str], *, find_modules: bool) -> int:
             check_current_folder()
             portable_numerics([command, *words])
             sys.path.insert(0, os.getcwd())
-        code: int = import_module(f"dppo.commands.{command}").main(words)
+        code: int = import_module(command_modules()[command]).main(words)
         return code
     except DppoError as error:
         print(f"dppo {command}: {_in_words(error)}", file=sys.stderr)

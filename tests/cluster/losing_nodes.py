@@ -19,9 +19,9 @@ from made_up import POLICY, SPACES, settings, some_segments
 from ray.cluster_utils import Cluster
 
 import dppo
-from dppo.cluster.learning.ranks import RayTrainers
-from dppo.cluster.wire import trainer_plan
 from dppo.errors import SegmentsLost
+from dppo.hosts.wire import trainer_plan
+from dppo.learners.ranks import RayTrainers
 
 NODE: dict[str, Any] = {"num_cpus": 2, "object_store_memory": 80 * 2**20, "include_dashboard": False}
 

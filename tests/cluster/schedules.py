@@ -16,13 +16,13 @@ import numpy as np
 from test_engine import KINDS, LIMITS, Losing, Mixing, config, contents
 from virtual import Fake, Faults
 
-from dppo.cluster.collecting.actor_collector import ActorCollector
-from dppo.cluster.collecting.collector import Collected
-from dppo.cluster.collecting.engine import Collecting
-from dppo.cluster.collecting.hosting import shares
-from dppo.cluster.collecting.ledger import ReplayLedger
-from dppo.cluster.wire import Answer, Question, sampler_plan
+from dppo.engine.actor_collector import ActorCollector
+from dppo.engine.collector import Collected
+from dppo.engine.engine import Collecting
+from dppo.engine.hosting import shares
+from dppo.engine.ledger import ReplayLedger
 from dppo.errors import EnvFault, EnvironmentFault
+from dppo.hosts.wire import Answer, Question, sampler_plan
 from dppo.ppo.exchange.normalizer import Statistics
 from dppo.ppo.exchange.records import (
     PolicySnapshot,

@@ -20,8 +20,9 @@ from processes import actors_of_this_process, wait_until
 from recorder import Notes, Recorder
 
 import dppo
-from dppo.cluster.collecting import collector, keeper
+from dppo.engine import collector
 from dppo.errors import CheckpointError, ClusterError
+from dppo.hosts import keeper
 from dppo.records.files.disk import check_parts
 
 Patch = pytest.MonkeyPatch
@@ -120,7 +121,8 @@ def test_a_death_names_its_cause_its_place_and_its_log(tmp_path: Path, ray_sessi
 
 CRASH = """
 import ctypes, faulthandler, sys
-from dppo.cluster.collecting import actor, keeper
+from dppo.transports.ray import actor
+from dppo.hosts import keeper
 marker, record = actor.make_progress_file()
 keeper.begin_log(sys.argv[1], marker)
 faulthandler.enable()
@@ -145,7 +147,8 @@ def test_the_end_of_a_log_begins_with_the_innermost_line_of_a_crash(tmp_path: Pa
 
 PROGRAM = """
 import os, sys, time
-from dppo.cluster.collecting import actor, keeper
+from dppo.transports.ray import actor
+from dppo.hosts import keeper
 from children import with_children
 marker, record = actor.make_progress_file()
 keeper.begin_log(sys.argv[1], marker)

@@ -17,16 +17,16 @@ import pytest
 from builders import make_config
 from processes import wait_until
 
-from dppo.cluster.collecting import actor
-from dppo.cluster.collecting.actor import ProgressFile
-from dppo.cluster.collecting.collector import ReplayLog
-from dppo.cluster.collecting.host import SamplerHost
-from dppo.cluster.collecting.ledger import ReplayLedger
-from dppo.cluster.collecting.messages import Process, Progressed
-from dppo.cluster.wire import Answer, sampler_plan
+from dppo.engine.collector import ReplayLog
+from dppo.engine.ledger import ReplayLedger
+from dppo.engine.messages import Process, Progressed
 from dppo.envs.activity import BYTES, ActivityRecord, Phase, place_of
+from dppo.hosts.host import SamplerHost
+from dppo.hosts.wire import Answer, sampler_plan
 from dppo.ppo.exchange.records import PolicySnapshot, SegmentRequest
 from dppo.ppo.networks.choice import choose_network
+from dppo.transports.ray import actor
+from dppo.transports.ray.actor import ProgressFile
 
 STEPS = 30
 
@@ -63,7 +63,7 @@ def test_progress_names_the_phase_and_the_sampler(phase: Phase, words: str) -> N
 
 STUCK = """
 import os, sys, time
-from dppo.cluster.collecting.actor import write_stacks_on_signal
+from dppo.transports.ray.actor import write_stacks_on_signal
 def in_the_simulator():
     open(sys.argv[1], "w").write("")
     time.sleep(60)
@@ -175,8 +175,8 @@ def test_a_long_replay_in_process_is_logged_every_half_minute(caplog: pytest.Log
 def test_progress_of_actors_on_other_nodes_is_read_by_a_witness(ray_session: None) -> None:
     import ray
 
-    from dppo.cluster.collecting.watching import Watching
-    from dppo.cluster.ray.session import link_of_its_own
+    from dppo.transports.ray.session import link_of_its_own
+    from dppo.transports.ray.watching import Watching
 
     link = link_of_its_own("test")
     node_id = ray.get_runtime_context().get_node_id()

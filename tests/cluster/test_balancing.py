@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 from test_slow_or_hung import Driver, report
 
-from dppo.cluster.collecting.hosting import shares
-from dppo.cluster.collecting.messages import Answered, Ask, Joined, Limits, Process, Start, Started
-from dppo.cluster.wire import Answer
+from dppo.engine.hosting import shares
+from dppo.engine.messages import Answered, Ask, Joined, Limits, Process, Start, Started
+from dppo.hosts.wire import Answer
 from dppo.ppo.exchange.records import Timings
 
 LIMITS = Limits(segment_timeout_s=1000, max_actor_restarts=3, move_after_s=1000)

@@ -17,13 +17,13 @@ from processes import in_ray_thread
 from test_slow_or_hung import Driver, asked
 
 from dppo import machine
-from dppo.cluster.collecting.messages import Died, Joined, Kill, Left, Limits, Process, Start, Started
-from dppo.cluster.ray import capacity
-from dppo.cluster.ray.capacity import PER_NODE, Demand, room_for
-from dppo.cluster.ray.room import Room
-from dppo.cluster.ray.session import demand_of
 from dppo.config import Actors, Learners
+from dppo.engine.messages import Died, Joined, Kill, Left, Limits, Process, Start, Started
 from dppo.errors import ConfigError
+from dppo.transports.ray import capacity
+from dppo.transports.ray.capacity import PER_NODE, Demand, room_for
+from dppo.transports.ray.room import Room
+from dppo.transports.ray.session import demand_of
 
 TWO_NODES = [{"CPU": 32.0, "node:big": 1.0}, {"CPU": 32.0, "node:small": 1.0}]
 

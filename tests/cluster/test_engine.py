@@ -15,15 +15,15 @@ from builders import make_config
 from virtual import Cloud, Drawn, Fake, Faults
 
 import dppo
-from dppo.cluster.collecting.actor_collector import ActorCollector
-from dppo.cluster.collecting.collector import Collector, InProcessCollector
-from dppo.cluster.collecting.engine import Collecting
-from dppo.cluster.collecting.hosting import shares
-from dppo.cluster.collecting.ledger import ReplayLedger
-from dppo.cluster.collecting.messages import Limits
-from dppo.cluster.learning.trainers import LocalTrainer, Trainers
-from dppo.cluster.wire import sampler_plan, trainer_plan
+from dppo.engine.actor_collector import ActorCollector
+from dppo.engine.collector import Collector, InProcessCollector
+from dppo.engine.engine import Collecting
+from dppo.engine.hosting import shares
+from dppo.engine.ledger import ReplayLedger
+from dppo.engine.messages import Limits
 from dppo.errors import ClusterError, SegmentsLost
+from dppo.hosts.wire import sampler_plan, trainer_plan
+from dppo.learners.trainers import LocalTrainer, Trainers
 from dppo.ppo.exchange.normalizer import Moments, Statistics
 from dppo.ppo.exchange.records import PolicySnapshot, Update
 from dppo.ppo.networks.network import NetworkSpec

@@ -17,11 +17,11 @@ from commandline import Command
 from processes import in_ray_thread, wait_until
 
 import dppo
-from dppo.cluster.clock import MOST_S, RunClock
-from dppo.cluster.ray import watch as watching
-from dppo.cluster.ray.calls import RayCalls, calls_ray
-from dppo.cluster.ray.watch import CALL_LOST_S, LOST_S, ClusterWatch, Endpoint
 from dppo.errors import ClusterError
+from dppo.transports.ray import watch as watching
+from dppo.transports.ray.calls import RayCalls, calls_ray
+from dppo.transports.ray.clock import MOST_S, RunClock
+from dppo.transports.ray.watch import CALL_LOST_S, LOST_S, ClusterWatch, Endpoint
 
 CALL_LOST_S_WHOLE = int(CALL_LOST_S)
 HELPERS_OF_RAY = ("ray::DashboardAgent", "ray::RuntimeEnvAgent")  # try for a minute to report to the GCS

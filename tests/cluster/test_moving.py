@@ -17,11 +17,11 @@ from processes import actors_of_this_process, wait_until
 from recorder import Notes
 
 import dppo
-from dppo.cluster.collecting import ray_transport
-from dppo.cluster.collecting.actor_collector import ActorCollector
-from dppo.cluster.collecting.collector import Collected
-from dppo.cluster.collecting.messages import Limits
+from dppo.engine.actor_collector import ActorCollector
+from dppo.engine.collector import Collected
+from dppo.engine.messages import Limits
 from dppo.signals import StopSignals
+from dppo.transports.ray import transport as ray_transport
 
 pytestmark = pytest.mark.usefixtures("ray_session")
 

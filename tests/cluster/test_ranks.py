@@ -26,18 +26,18 @@ from ray.exceptions import RayTaskError
 
 import dppo
 from dppo import streams
-from dppo.cluster.builders import build_trainer
-from dppo.cluster.learning import rank as waiting
-from dppo.cluster.learning import ranks
-from dppo.cluster.learning.rank import TrainerRank, interface_of
-from dppo.cluster.learning.ranks import RayTrainers
-from dppo.cluster.learning.worth import worth_in_words
-from dppo.cluster.ray.calls import RayCalls
-from dppo.cluster.wire import trainer_plan
 from dppo.config.parts import annealed
 from dppo.errors import ClusterError, OutOfMemory, TrainingDiverged
+from dppo.hosts.builders import build_trainer
+from dppo.hosts.wire import trainer_plan
+from dppo.learners import rank as waiting
+from dppo.learners import ranks
+from dppo.learners.rank import TrainerRank, interface_of
+from dppo.learners.ranks import RayTrainers
+from dppo.learners.worth import worth_in_words
 from dppo.ppo.learning.batch import Batch, make_batch
 from dppo.streams import Stream
+from dppo.transports.ray.calls import RayCalls
 
 pytestmark = pytest.mark.usefixtures("ray_session")
 LONG = 100  # epochs of an update that lasts long enough to be disturbed

@@ -22,8 +22,8 @@ from recorder import Notes, Recorder, lasting
 from worlds.slow import reporting_cartpole
 
 import dppo
-from dppo.cluster.collecting import ray_transport
 from dppo.errors import ClusterError, EnvironmentFault
+from dppo.transports.ray import transport as ray_transport
 
 pytestmark = pytest.mark.usefixtures("ray_session")
 SIZES = {"num_samplers": 4, "num_steps": 40, "total_timesteps": 4 * 40 * 4, "update_epochs": 1, "progress": "off"}

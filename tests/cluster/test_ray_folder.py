@@ -11,11 +11,11 @@ import pytest
 from commandline import Command
 from remedies import executes
 
-from dppo.cluster.ray import folder
-from dppo.cluster.ray.claim import claimed
-from dppo.cluster.ray.folder import LONGEST, usable_folder
-from dppo.cluster.ray.versions import versions_remedy
 from dppo.errors import ConfigError
+from dppo.transports.ray import folder
+from dppo.transports.ray.claim import claimed
+from dppo.transports.ray.folder import LONGEST, usable_folder
+from dppo.transports.ray.versions import versions_remedy
 
 LONG = f"/tmp/{'slurm_job_of_somebody_with_a_long_name' * 2}"
 
@@ -54,7 +54,7 @@ def test_a_folder_that_ray_can_use_is_left_as_it_is(monkeypatch: pytest.MonkeyPa
         assert "RAY_TMPDIR" not in os.environ
 
 
-@executes("cluster/ray/folder.py: Set RAY_TMPDIR to a folder with a plain name")
+@executes("transports/ray/folder.py: Set RAY_TMPDIR to a folder with a plain name")
 def test_a_folder_that_the_user_has_named_and_one_without_a_substitute_are_refused(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -80,9 +80,9 @@ def test_ray_starts_where_tmpdir_is_too_long_for_its_sockets(tmp_path: Path) -> 
         assert f"note: TMPDIR={long}: has {len(str(long))} bytes, and the paths of Ray's sockets" in command.out
 
 
-@executes("cluster/ray/claim.py: Train one after the other")
+@executes("transports/ray/claim.py: Train one after the other")
 def test_a_training_beside_one_that_has_opened_ray_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("dppo.cluster.ray.claim.is_connected", lambda: False)
+    monkeypatch.setattr("dppo.transports.ray.claim.is_connected", lambda: False)
     refusals = list[str]()
 
     def other() -> None:
@@ -104,7 +104,7 @@ def test_a_training_beside_one_that_has_opened_ray_is_refused(monkeypatch: pytes
         assert run_other()[0].startswith("num_actors: another training in this process has started Ray")
         refusals.clear()
     assert run_other() == []
-    monkeypatch.setattr("dppo.cluster.ray.claim.is_connected", lambda: True)  # the user has called ray.init()
+    monkeypatch.setattr("dppo.transports.ray.claim.is_connected", lambda: True)  # the user has called ray.init()
     with claimed():
         assert run_other() == []
 

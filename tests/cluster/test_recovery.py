@@ -7,12 +7,12 @@ import pytest
 from builders import assert_same_bytes, make_config
 from ray.exceptions import ActorUnavailableError
 
-from dppo.cluster import wire
-from dppo.cluster.collecting.actor import PPOActor
-from dppo.cluster.collecting.ledger import ReplayLedger
-from dppo.cluster.wire import Question, cause_of_death, delay_before, sampler_plan
+from dppo.engine.ledger import ReplayLedger
 from dppo.errors import EnvironmentFault
+from dppo.hosts import wire
+from dppo.hosts.wire import Question, cause_of_death, delay_before, sampler_plan
 from dppo.ppo.exchange.records import PolicySnapshot, Rebuild, SamplerCarry, SegmentReport
+from dppo.transports.ray.actor import PPOActor
 
 
 def report(sampler: int, index: int, episodes: list[int], actions: list[list[int]]) -> SegmentReport:

@@ -10,7 +10,7 @@ from schedules import one_too_many
 from test_balancing import Cluster, one_slow
 from test_slow_or_hung import LIMITS, Driver, answer_to
 
-from dppo.cluster.collecting.messages import Answered, Ask, Died, Joined, Kill, Left, Process, Started
+from dppo.engine.messages import Answered, Ask, Died, Joined, Kill, Left, Process, Started
 from dppo.errors import ClusterError, EnvironmentFault
 
 

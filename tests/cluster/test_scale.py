@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 from test_slow_or_hung import answer_to
 
-from dppo.cluster.collecting.engine import Collecting
-from dppo.cluster.collecting.hosting import shares
-from dppo.cluster.collecting.ledger import ReplayLedger
-from dppo.cluster.collecting.messages import (
+from dppo.engine.engine import Collecting
+from dppo.engine.hosting import shares
+from dppo.engine.ledger import ReplayLedger
+from dppo.engine.messages import (
     Answered,
     Ask,
     Command,

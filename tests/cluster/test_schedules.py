@@ -10,8 +10,8 @@ import pytest
 from schedules import Draws, Schedules
 from test_engine import KINDS
 
-from dppo.cluster.collecting.messages import Kill
-from dppo.cluster.collecting.roster import Actor
+from dppo.engine.messages import Kill
+from dppo.engine.roster import Actor
 
 SCHEDULES, PARTS, FIRST = 10_000, 10, 60
 

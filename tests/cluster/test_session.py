@@ -27,14 +27,14 @@ from commandline import fresh_environment, run
 from processes import in_ray_thread
 
 from dppo import machine
-from dppo.cluster.collecting.actor import make_progress_file
-from dppo.cluster.ray import capacity, connecting, core_use, session
-from dppo.cluster.ray import environment as surroundings
-from dppo.cluster.ray.session import MIB, SMALLEST_STORE, RaySession, demand_of
 from dppo.config import Actors, Learners
 from dppo.errors import ClusterError, ConfigError
 from dppo.files import remove_abandoned
 from dppo.machine import usable_cores
+from dppo.transports.ray import capacity, connecting, core_use, session
+from dppo.transports.ray import environment as surroundings
+from dppo.transports.ray.actor import make_progress_file
+from dppo.transports.ray.session import MIB, SMALLEST_STORE, RaySession, demand_of
 
 Usage = namedtuple("Usage", "total used free")
 HALF_FULL = Usage(1000, 500, 500)

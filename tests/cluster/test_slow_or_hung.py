@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from dppo.cluster.collecting.actor_collector import ActorCollector
-from dppo.cluster.collecting.engine import Collecting
-from dppo.cluster.collecting.ledger import ReplayLedger
-from dppo.cluster.collecting.messages import (
+from dppo.engine.actor_collector import ActorCollector
+from dppo.engine.engine import Collecting
+from dppo.engine.ledger import ReplayLedger
+from dppo.engine.messages import (
     Answered,
     Ask,
     Command,
@@ -26,10 +26,10 @@ from dppo.cluster.collecting.messages import (
     Start,
     Started,
 )
-from dppo.cluster.collecting.roster import MEASURED
-from dppo.cluster.wire import Answer, Recycled
+from dppo.engine.roster import MEASURED
 from dppo.envs.activity import Activity, Phase
 from dppo.errors import ClusterError, EnvFault, EnvironmentFault
+from dppo.hosts.wire import Answer, Recycled
 from dppo.ppo.exchange.records import Incident, IncidentKind, PolicySnapshot, SamplerCarry, SegmentReport, Timings
 
 LIMITS = Limits(segment_timeout_s=10, max_actor_restarts=3, start_timeout_s=100, move_after_s=50, quiet_s=30)

@@ -13,9 +13,9 @@ from builders import make_config
 from remedies import executes
 
 import dppo
-from dppo.cluster.ray import upload
-from dppo.cluster.ray.upload import archive, check_there_is_a_cluster, described, files_to_send
 from dppo.errors import ConfigError
+from dppo.transports.ray import upload
+from dppo.transports.ray.upload import archive, check_there_is_a_cluster, described, files_to_send
 
 SENT = ["data/mesh.bin", "mysim.py", "tool.sh"]
 
@@ -59,7 +59,7 @@ def test_files_are_sent_without_runs_environments_and_what_git_ignores(in_git: b
     )
 
 
-@executes("cluster/ray/upload.py: upload: {}. At most {} are sent.")
+@executes("transports/ray/upload.py: upload: {}. At most {} are sent.")
 def test_too_many_bytes_are_refused_with_the_largest_files(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (folder / "data" / "mesh.bin").write_bytes(bytes(2_000_000))
     monkeypatch.setattr(upload, "MOST_BYTES", 1_000_000)
@@ -72,9 +72,9 @@ def test_too_many_bytes_are_refused_with_the_largest_files(folder: Path, monkeyp
 
 
 @executes(
-    "cluster/ray/upload.py: upload={}: is not a folder.",
-    "cluster/ray/upload.py: upload={}: has no files",
-    "cluster/ray/upload.py: Rename one of them.",
+    "transports/ray/upload.py: upload={}: is not a folder.",
+    "transports/ray/upload.py: upload={}: has no files",
+    "transports/ray/upload.py: Rename one of them.",
 )
 def test_folders_that_cannot_be_sent_are_refused(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ConfigError, match=r"upload=/no/where: is not a folder\. Name the folder of your module"):
@@ -92,7 +92,7 @@ def test_folders_that_cannot_be_sent_are_refused(folder: Path, monkeypatch: pyte
     assert list(files_to_send(["data", "empty"])) == ["mesh.bin", "other.sh"]
 
 
-@executes("cluster/ray/upload.py: upload={} has no effect: Ray starts on this machine")
+@executes("transports/ray/upload.py: upload={} has no effect: Ray starts on this machine")
 def test_there_must_be_a_cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(upload, "is_connected", lambda: False)
     monkeypatch.delenv("RAY_ADDRESS", raising=False)

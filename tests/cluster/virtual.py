@@ -15,9 +15,7 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 
-from dppo.cluster import wire
-from dppo.cluster.collecting.actor import PPOActor
-from dppo.cluster.collecting.messages import (
+from dppo.engine.messages import (
     Answered,
     Ask,
     Describe,
@@ -33,13 +31,15 @@ from dppo.cluster.collecting.messages import (
     Start,
     Started,
 )
-from dppo.cluster.ray.capacity import Demand
-from dppo.cluster.ray.room import Room
-from dppo.cluster.wire import Answer, Recycled, SamplerPlan
 from dppo.envs.activity import Activity, Phase
 from dppo.errors import EnvironmentFault
+from dppo.hosts import wire
+from dppo.hosts.wire import Answer, Recycled, SamplerPlan
 from dppo.ppo.exchange.records import Timings
 from dppo.signals import StopSignals
+from dppo.transports.ray.actor import PPOActor
+from dppo.transports.ray.capacity import Demand
+from dppo.transports.ray.room import Room
 
 TICK_S = 2.0
 LONGEST_S = 20_000.0  # of virtual time; a run that lasts longer hangs

@@ -12,7 +12,6 @@ import yaml
 from builders import make_config
 from commandline import parse as parse_training
 
-from dppo.commands.compare import parse as parse_comparison
 from dppo.commands.eval import PARSER
 from dppo.commands.flags import EXTRA, FIRST, as_words, flag, in_flags
 from dppo.commands.train import Arguments
@@ -20,6 +19,7 @@ from dppo.config import files, grouped, resolved
 from dppo.config.aliases import DIFFERENT, NAMES
 from dppo.config.parts import settings_by_name
 from dppo.errors import ConfigError, DppoError
+from dppo.tools.compare import parse as parse_comparison
 
 
 @pytest.fixture(autouse=True)

@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 
 from dppo.__main__ import main
-from dppo.commands import compare
-from dppo.commands.compare import caption, make_plan, parse
 from dppo.config import Config
 from dppo.errors import ConfigError
+from dppo.tools import compare
+from dppo.tools.compare import caption, make_plan, parse
 
 TINY = ["--num-samplers", "2", "--num-steps", "16", "--total-timesteps", "64", "--seeds", "2"]
 

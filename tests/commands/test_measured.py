@@ -5,9 +5,9 @@ from typing import Any
 import pytest
 from builders import finished
 
-from dppo.commands.compare import make_table
-from dppo.commands.compare.measured import Run, differing_seeds, group_of, groups_of, measure_cycle
 from dppo.config import Config
+from dppo.tools.compare import make_table
+from dppo.tools.compare.measured import Run, differing_seeds, group_of, groups_of, measure_cycle
 
 
 def row(iteration: int, **figures: Any) -> dict[str, Any]:

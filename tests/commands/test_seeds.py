@@ -21,11 +21,11 @@ from rich.console import Console
 
 import dppo
 from dppo.__main__ import main
-from dppo.commands import seeds
-from dppo.commands.seeds import Seed, seeds_of
 from dppo.config import Config
 from dppo.errors import ConfigError
 from dppo.records.files.checkpoint import find
+from dppo.tools import seeds
+from dppo.tools.seeds import Seed, seeds_of
 
 TINY = ["--num-samplers", "2", "--num-steps", "64", "--total-timesteps", "512", "--update-epochs", "1"]
 

@@ -15,9 +15,9 @@ from builders import make_config
 from commandline import Command, parse
 
 from dppo.__main__ import main
-from dppo.commands import tune
 from dppo.config.parts import default_of, settings_by_name
 from dppo.errors import ConfigError
+from dppo.tools import tune
 
 Capture = pytest.CaptureFixture[str]
 Patch = pytest.MonkeyPatch

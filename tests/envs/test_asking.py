@@ -23,13 +23,13 @@ from worlds.asking import Doubled, Numbered, PlusOne
 from worlds.simple import Counting
 
 import dppo
-from dppo.cluster.builders import build_sampler
-from dppo.cluster.wire import sampler_plan
 from dppo.config import Config, read_settings
 from dppo.envs.frames import make_prepared
 from dppo.envs.make import make_env
 from dppo.errors import ConfigError
 from dppo.files import SCRATCH, remove_abandoned
+from dppo.hosts.builders import build_sampler
+from dppo.hosts.wire import sampler_plan
 
 Patch = pytest.MonkeyPatch
 

@@ -17,7 +17,7 @@ from worlds.models import Plain
 
 import dppo
 from dppo import streams
-from dppo.cluster.collecting.ledger import ReplayLedger
+from dppo.engine.ledger import ReplayLedger
 from dppo.envs.checks.faults import REMEDY
 from dppo.envs.checks.observations import SpaceChecks, large_numbers
 from dppo.envs.checks.returned import BadResult

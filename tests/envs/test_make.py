@@ -12,12 +12,12 @@ import pytest
 from gymnasium import spaces
 from worlds.simple import Counting
 
-from dppo.cluster.builders import build_sampler
-from dppo.cluster.wire import sampler_plan
 from dppo.config import Config
 from dppo.envs.make import check_env_id, make_env
 from dppo.envs.spaces import describe_spaces
 from dppo.errors import ConfigError, EnvironmentFault
+from dppo.hosts.builders import build_sampler
+from dppo.hosts.wire import sampler_plan
 from dppo.spaces.actions import DiscreteActions
 from dppo.user_code import import_path
 

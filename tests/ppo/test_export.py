@@ -26,13 +26,13 @@ from dppo.__main__ import main
 from dppo.config import resolved
 from dppo.envs.frames import make_prepared
 from dppo.errors import ConfigError
-from dppo.policies import export
 from dppo.policies.policy import Policy, _rows_of
 from dppo.ppo.acting.agent import PPOAgent
 from dppo.ppo.exchange.normalizer import no_statistics
 from dppo.ppo.exchange.records import PolicySnapshot
-from dppo.ppo.networks.exported import ExportedPolicy
 from dppo.spaces.spaces import leaves
+from dppo.tools.export import policies as export
+from dppo.tools.export.modules import ExportedPolicy
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 PENDULUM = {"env_id": "Pendulum-v1", "norm_obs": True}

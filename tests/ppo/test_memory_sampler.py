@@ -12,8 +12,8 @@ import torch
 from builders import assert_same_bytes, make_config, random_weights
 from worlds.memory import Recalls
 
-from dppo.cluster.collecting.ledger import ReplayLedger
 from dppo.config import PPO
+from dppo.engine.ledger import ReplayLedger
 from dppo.envs.spaces import describe_spaces
 from dppo.ppo.acting.agent import PPOAgent
 from dppo.ppo.acting.sampler import PPOSampler, collect_together

@@ -17,10 +17,10 @@ from hypothesis import strategies as st
 from meetings import Meeting, OwnOrders, Processes
 from updates import make_trainer
 
-from dppo.cluster.learning import sums
-from dppo.cluster.learning.sums import FEW, Group
 from dppo.config import PPO
 from dppo.errors import TrainingDiverged
+from dppo.learners import sums
+from dppo.learners.sums import FEW, Group
 from dppo.ppo.learning.batch import Batch
 from dppo.ppo.learning.model import ADAPTED
 from dppo.ppo.learning.parallel import Parallel, merged_moments, moments_of_all, row_moments

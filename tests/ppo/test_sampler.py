@@ -17,7 +17,7 @@ from worlds.faulty import DriftingSimulator
 from worlds.simple import Counting, PointMass
 
 from dppo import streams
-from dppo.cluster.collecting.ledger import ReplayLedger
+from dppo.engine.ledger import ReplayLedger
 from dppo.ppo.acting.sampler import PPOSampler, collect_together
 from dppo.ppo.exchange.normalizer import Moments, ObsScale
 from dppo.ppo.exchange.records import Episode, PolicySnapshot, Segment, SegmentReport, SegmentRequest

@@ -20,14 +20,14 @@ from browser import CHROMIUM, Browser
 from commandline import parse
 
 from dppo.__main__ import main
-from dppo.commands.report import facts_of
 from dppo.config import Config, grouped, resolved
 from dppo.records.files.run_folder import locked
 from dppo.records.metrics import reading
 from dppo.records.metrics.reading import last_row, sampled_metrics
-from dppo.records.report import page as charts
-from dppo.records.report.page import page
 from dppo.records.terminal.view import PHASES
+from dppo.tools.report import page as charts
+from dppo.tools.report.command import facts_of
+from dppo.tools.report.page import page
 
 VOID = {"meta", "path", "line", "rect"}  # elements that are closed by themselves here
 ACTIVE = {"script", "iframe", "object", "embed", "link", "img", "image", "use", "base", "form", "a", "foreignobject"}

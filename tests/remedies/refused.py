@@ -133,33 +133,33 @@ MEMORY = "worlds.memory_models:Running"
 
 STARTS: tuple[tuple[str, Settings, Remedy], ...] = (
     (
-        "cluster/builders.py: obs_dtype=float64 has no effect",
+        "hosts/builders.py: obs_dtype=float64 has no effect",
         {"env_id": Fine, "obs_dtype": "float64", "norm_obs": True},
         without("obs_dtype"),
     ),
     (
-        "cluster/builders.py: Add {}, or use `obs_dtype=float32`",
+        "hosts/builders.py: Add {}, or use `obs_dtype=float32`",
         {"env_id": shaped(FLOATS), "obs_dtype": "float64", "norm_obs": True, "norm_obs_keys": ("a",)},
         as_named,
     ),
     (
-        "cluster/builders.py: Add {}, or use `obs_dtype=float32`",
+        "hosts/builders.py: Add {}, or use `obs_dtype=float32`",
         {"env_id": shaped(FLOATS), "obs_dtype": "float64", "norm_obs": True, "norm_obs_keys": ("a",)},
         instead(norm_obs_keys=("a", "b")),
     ),
     (
-        "cluster/builders.py: Use `device=cpu`, or `num_learners=1` with",
+        "hosts/builders.py: Use `device=cpu`, or `num_learners=1` with",
         {"env_id": Fine, "device": "cuda"},
         instead(device="cpu"),
     ),
     (
-        "cluster/builders.py: info_keys: are not read from environments of several rows",
+        "hosts/builders.py: info_keys: are not read from environments of several rows",
         {"env_id": Herd, "envs_per_sampler": 2, "info_keys": ("x",)},
         without("info_keys"),
     ),
-    ("cluster/builders.py: Subtract the start in the environment", {"env_id": shaped(LARGE)}, as_named),
+    ("hosts/builders.py: Subtract the start in the environment", {"env_id": shaped(LARGE)}, as_named),
     (
-        "cluster/builders.py: Subtract the start in the environment",
+        "hosts/builders.py: Subtract the start in the environment",
         {"env_id": shaped(LARGE)},
         instead(env_id=shaped(spaces.Discrete(3))),
     ),

@@ -30,7 +30,7 @@ def main(argv: list[str]) -> int:
     wanted = arguments_of(given, env_id, COMMAND.prog)
     try:
         if several:
-            from dppo.commands.seeds import train_seeds
+            from dppo.tools.seeds import train_seeds
 
             return train_seeds(wanted.settings, wanted.notes, **several)
         config = Config(**wanted.settings)

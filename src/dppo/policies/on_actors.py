@@ -8,7 +8,6 @@ from collections.abc import Callable, Sequence
 from contextlib import closing
 from typing import Any
 
-from dppo.cluster.ray.session import RaySession, store_bytes_for
 from dppo.config.parts import Actors, Env, Learners
 from dppo.envs.frames import SETTINGS
 from dppo.envs.make import check_env_id
@@ -19,6 +18,7 @@ from dppo.policies.player import Player, is_made
 from dppo.policies.playing import EpisodePlayer
 from dppo.policies.wanted import REPORT_EVERY_S, Wanted, summary
 from dppo.ppo.exchange.records import Episode, PolicySnapshot
+from dppo.transports.ray.session import RaySession, store_bytes_for
 
 WAIT_S = 0.5  # longest single wait
 EPISODE_S = 1800.0  # for an episode, where the run has no eval_timeout_s
@@ -41,7 +41,7 @@ def play_on_actors(player: Player, wanted: Wanted, played: list[Episode], check_
     settings = player.settings
     numerics = in_force(settings.get("numerics", "portable"))
     with numerics as variables, _session(actors, snapshot, check_signals) as session:
-        from dppo.cluster.evaluating import RayPlayers
+        from dppo.transports.ray.evaluating import RayPlayers
 
         if variables and not session.started_here:
             session.options = {"runtime_env": {"env_vars": variables}}

@@ -11,13 +11,13 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
-from dppo.cluster.collecting.collector import Collector, InProcessCollector, OnProgress
-from dppo.cluster.collecting.ledger import ReplayLedger
-from dppo.cluster.wire import sampler_plan, trainer_plan
 from dppo.config import Config
 from dppo.config.files import atari_in_words
 from dppo.config.memory import batch_memory_in_words
+from dppo.engine.collector import Collector, InProcessCollector, OnProgress
+from dppo.engine.ledger import ReplayLedger
 from dppo.errors import CheckpointError, ConfigError, DppoError, EnvironmentFault, printable
+from dppo.hosts.wire import sampler_plan, trainer_plan
 from dppo.log import logger
 from dppo.numerics.fingerprint import Expected, Fingerprint, Probe, fingerprint
 from dppo.numerics.portable import VARIABLES, in_force
@@ -38,10 +38,10 @@ from dppo.spaces.actions import boxes, rescaled_in_words
 from dppo.spaces.spaces import Spaces
 
 if TYPE_CHECKING:
-    from dppo.cluster.evaluating import RayPlayers
-    from dppo.cluster.learning.trainers import Trainers
-    from dppo.cluster.ray.core_use import CoreUse
-    from dppo.cluster.ray.session import RaySession
+    from dppo.learners.trainers import Trainers
+    from dppo.transports.ray.core_use import CoreUse
+    from dppo.transports.ray.evaluating import RayPlayers
+    from dppo.transports.ray.session import RaySession
 
 NOT_REPLAYED = "lost or resumed samplers start new episodes; those of EnvPool, with a fixed seed, their first ones"
 PARAMETERS_OF_A_MODEL = 4_000_000  # enough for an encoder of images, if not for any network of a user
@@ -142,9 +142,9 @@ def _numerics(config: Config, spaces: Spaces) -> Expected:
 
 def _open_session(config: Config, variables: dict[str, str], stop: StopSignals, stack: ExitStack) -> RaySession:
     """Connect to Ray, whose processes get `variables`."""
-    from dppo.cluster.ray.claim import claimed
-    from dppo.cluster.ray.session import RaySession, store_bytes_for
-    from dppo.cluster.ray.upload import check_there_is_a_cluster, environment_of
+    from dppo.transports.ray.claim import claimed
+    from dppo.transports.ray.session import RaySession, store_bytes_for
+    from dppo.transports.ray.upload import check_there_is_a_cluster, environment_of
 
     stop.check()
     check_there_is_a_cluster(config.upload, config.address)
@@ -181,7 +181,7 @@ class _Site:
             return self.stack.enter_context(
                 closing(InProcessCollector(plan, ledger, on_progress, together_line(config)))
             )
-        from dppo.cluster.collecting.ray_transport import collector_on_ray
+        from dppo.transports.ray.transport import collector_on_ray
 
         here = config.reuse > 1 or config.trace_hashes  # this process needs the arrays, too
         more = {"by_reference": config.num_learners > 0 and not here, "logs": self.logs}
@@ -192,13 +192,13 @@ class _Site:
         """Return what measures, from now on, how busy the cores of this machine are, if all actors run here."""
         if self.session is None or not self.session.started_here:
             return None
-        from dppo.cluster.ray.core_use import CoreUse
+        from dppo.transports.ray.core_use import CoreUse
 
         return CoreUse(self.session.demand.num_actors)
 
     def trainers(self, config: Config, spaces: Spaces, expected: Expected) -> Trainers:
         """Return what trains on the segments, with the settings `config`, which suit the spaces."""
-        from dppo.cluster.learning.trainers import LocalTrainer, ReusingTrainers, TracingTrainers
+        from dppo.learners.trainers import LocalTrainer, ReusingTrainers, TracingTrainers
 
         plan = trainer_plan(config)
         trainers: Trainers
@@ -207,8 +207,8 @@ class _Site:
             local.interruptible = self.stop.interruptible
             local.check_gpu(config.batch_size * config.reuse)
         else:
-            from dppo.cluster.learning.ranks import RayTrainers
-            from dppo.cluster.learning.worth import worth_in_words
+            from dppo.learners.ranks import RayTrainers
+            from dppo.learners.worth import worth_in_words
 
             more = {"expected": expected, **self.session.options}
             link = self.session.link("learners")
@@ -231,8 +231,8 @@ class _Site:
         if self.session is None:
             self.stack.callback(player.close)
             return InProcessPlayers(player, config.eval_episodes, config.eval_timeout_s, self.stop.interruptible)
-        from dppo.cluster.collecting.roster import SETTINGS
-        from dppo.cluster.evaluating import RayPlayers
+        from dppo.engine.roster import SETTINGS
+        from dppo.transports.ray.evaluating import RayPlayers
 
         of: dict[str, Any] = {"episodes": config.eval_episodes, "actors": config.eval_actors, "logs": self.logs}
         longest_s = max(config.segment_timeout_s, *(getattr(config, name) or 0.0 for name in SETTINGS.values()))

@@ -8,8 +8,8 @@ from dataclasses import replace
 
 import numpy as np
 
-from dppo.cluster.collecting.collector import Collected
-from dppo.cluster.collecting.ledger import ReplayLedger
+from dppo.engine.collector import Collected
+from dppo.engine.ledger import ReplayLedger
 from dppo.errors import EnvFault, EnvironmentFault, counted
 from dppo.log import logger
 from dppo.ppo.exchange.records import Incident

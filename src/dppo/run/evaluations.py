@@ -29,7 +29,7 @@ from dppo.signals import StopRequested, StopSignals
 from dppo.spaces.actions import actions_from_json, boxes
 
 if TYPE_CHECKING:  # it imports Ray
-    from dppo.cluster.evaluating import Outcome, RayPlayers
+    from dppo.transports.ray.evaluating import Outcome, RayPlayers
 
 WAIT_S, SAY_S = 0.5, 10.0  # longest single wait for actors at the end of a run; of all, until it is said, and again
 WAITING = "waiting for the evaluation after %s; an episode may take eval_timeout_s=%g."

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from dppo.cluster.collecting.collector import Collected, Collector
-from dppo.cluster.collecting.ledger import ReplayLedger
+from dppo.engine.collector import Collected, Collector
+from dppo.engine.ledger import ReplayLedger
 from dppo.errors import SegmentsLost, printable
 from dppo.log import logger
 from dppo.ppo.exchange.normalizer import Statistics, ValueScale
@@ -23,7 +23,7 @@ from dppo.run.env_faults import EnvFaults
 from dppo.signals import StopSignals
 
 if TYPE_CHECKING:  # torch is imported while Ray starts
-    from dppo.cluster.learning.trainers import Trainers
+    from dppo.learners.trainers import Trainers
 
 EPISODE_WINDOW = 100  # number of recent episodes for the mean return and length
 OF_SEVERAL = {IncidentKind.OTHER_CPU, IncidentKind.GLOBAL_STATE}  # actors of a node, or of a run, send the same

@@ -16,7 +16,7 @@ from dppo.ppo.exchange.normalizer import Statistics, ValueScale
 from dppo.records.files.checkpoint import Found
 
 if TYPE_CHECKING:  # torch is imported while Ray starts
-    from dppo.cluster.learning.trainers import Trainers
+    from dppo.learners.trainers import Trainers
 
 Weights = dict[str, np.ndarray]
 

@@ -1,1 +1,0 @@
-"""The processes of a run. Only this package imports Ray, and only when a run uses Ray."""

@@ -1,0 +1,262 @@
+"""Build samplers and trainers from their plans, in any process."""
+
+from __future__ import annotations
+
+import math
+import os
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from dppo import streams
+from dppo.envs.activity import ActivityRecord, Phase, place_of
+from dppo.envs.checks.faults import making
+from dppo.envs.checks.observations import FirstSegment
+from dppo.envs.episode import InfoMeter
+from dppo.envs.frames import SETTINGS, make_prepared
+from dppo.envs.group import EnvGroup
+from dppo.envs.joint import JointEnv, JointGroup
+from dppo.envs.make import close_all, joint_kind
+from dppo.envs.repairs import FIRST_STEPS, Repairs
+from dppo.envs.rows import joined
+from dppo.envs.spaces import describe_spaces
+from dppo.envs.statistics import check_statistics
+from dppo.envs.threads import EnvThread
+from dppo.errors import ConfigError, EnvironmentFault
+from dppo.hosts.wire import SamplerPlan, TrainerPlan
+from dppo.ppo.acting.agent import PPOAgent
+from dppo.ppo.acting.sampler import PPOSampler
+from dppo.ppo.networks.choice import choose_network
+from dppo.spaces.spaces import MOST_WHOLE, Spaces, holds_float64, is_image
+from dppo.streams import Stream
+
+if TYPE_CHECKING:
+    from dppo.ppo.learning.off_policy import OffPolicyTrainer
+    from dppo.ppo.learning.parallel import Parallel
+    from dppo.ppo.learning.trainer import PPOTrainer
+    from dppo.ppo.networks.network import NetworkSpec
+
+
+FEW_ROWS = 64  # of zeros, with which a GPU shows before the first segment that it works
+LOOK_S = 0.25
+# Buffers of cuBLAS with which a product has the same bits in each run; it reads the variable at its first product.
+CUBLAS, FIXED_WORKSPACE = "CUBLAS_WORKSPACE_CONFIG", ":4096:8"
+_starting, _last_start = threading.Lock(), [-math.inf]  # of the environments of this process
+
+
+@dataclass(slots=True)
+class BuiltSampler:
+    """A sampler with its environments and their spaces."""
+
+    sampler: PPOSampler
+    envs: EnvGroup
+    spaces: Spaces
+    instances: int = 1  # that were made; one that steps several rows counts once
+    next: int = 0  # index of its next segment, unless it is rebuilt
+
+
+def build_sampler(plan: SamplerPlan, sampler_id: int, progress: ActivityRecord | None = None) -> BuiltSampler:
+    """Build a sampler and its environments, whose activity `progress` records.
+
+    Raise EnvironmentFault if a constructor raised, and ConfigError if spaces or the user's network are refused.
+    """
+    owner, progress = f"sampler {sampler_id} ({plan.env.env_name})", progress or ActivityRecord()
+    standby, envs = plan.sampling.standby_envs, list[Any]()
+    meter = InfoMeter(plan.env.info_keys) if plan.env.info_keys else None
+    make: Callable[[int], Any] = partial(_made, plan, sampler_id, progress, meter)
+    group_of: Callable[..., EnvGroup] = EnvGroup
+    instances = 0
+    try:
+        for env in [*range(plan.sampling.envs_per_sampler)] * (1 + standby):
+            envs.append(make(env))
+            instances += 1
+            if isinstance(joint := envs[0], JointEnv):
+                make, group_of, envs = joint.again, partial(JointGroup, joint), joint.rows
+                break
+        spaces = spaces_of(plan, envs[0])
+        group = group_of(
+            envs,
+            spaces,
+            episode_seed=partial(streams.integer, plan.seed, Stream.EPISODES, sampler_id),
+            owner=owner,
+            sampler_id=sampler_id,
+            progress=progress,
+            repairs=_repairs(plan, sampler_id, make, progress),
+            limits=plan.env.on_env_fault == "rebuild",
+            first_segment=_first_segment(plan, sampler_id, spaces, owner),
+            standby=standby,
+        )
+        if plan.env.env_state != "off" and group_of is EnvGroup:
+            group.keep_own_states(demanded=plan.env.env_state == "own")
+        group.meter = meter
+    except EnvironmentFault as error:
+        close_all(envs)
+        raise error.beside(instances) from None
+    except BaseException:
+        close_all(envs)
+        raise
+    return BuiltSampler(_make_sampler(plan, sampler_id, spaces, group), group, spaces, instances)
+
+
+def _first_segment(plan: SamplerPlan, sampler_id: int, spaces: Spaces, owner: str) -> FirstSegment:
+    return FirstSegment(
+        spaces,
+        owner,
+        sampler_id=sampler_id,
+        integers=plan.network.dtype == "float32",
+        masks=plan.env.action_mask == "auto",
+        scales=not plan.ppo.norm_obs and plan.network.model is None,
+        normalizes=plan.ppo.norm_obs,
+    )
+
+
+def _repairs(plan: SamplerPlan, sampler_id: int, make: Callable[[int], Any], progress: ActivityRecord) -> Repairs:
+    of, num_envs = plan.env, plan.sampling.envs_per_sampler * plan.sampling.num_samplers
+    raises = {"raise": math.inf, "auto": math.ceil(FIRST_STEPS / num_envs), "rebuild": 0}
+    most = min(FIRST_STEPS, of.fault_budget[0])
+    return Repairs(make, progress, sampler_id, raise_before=raises[of.on_env_fault], most_in_a_row=most)
+
+
+def _make_sampler(plan: SamplerPlan, sampler_id: int, spaces: Spaces, group: EnvGroup) -> PPOSampler:
+    return PPOSampler(
+        sampler_id,
+        PPOAgent(choose_network(plan.network, spaces).spec, spaces.mask),
+        group,
+        ppo=plan.ppo,
+        num_steps=plan.sampling.num_steps,
+        noise=partial(streams.generator, plan.seed, Stream.ACTIONS, sampler_id),
+        sequence_length=plan.sizes.sequence_length,
+        stack=plan.env.frame_stack if is_image(spaces.of_network().obs) else 1,
+    )
+
+
+def _made(plan: SamplerPlan, sampler_id: int, progress: ActivityRecord, meter: InfoMeter | None, env: int) -> Any:
+    _wait_for_start(plan.sampling.start_interval_s, lambda: progress.enter(place_of(Phase.MAKE, sampler_id, env)))
+    name = f"sampler {sampler_id} ({plan.env.env_name}), env {env}"
+    make = partial(_make_env, plan, name, sampler_id, env)
+    made = EnvThread(make, name) if plan.sampling.standby_envs else make()
+    return made if meter is None else meter.watch(made)
+
+
+def _wait_for_start(interval_s: float, enter: Callable[[], None]) -> None:
+    """Wait for the turn of an environment of this process; `enter` shows that it is not hung."""
+    enter()
+    if interval_s:
+        with _starting:
+            begins = max(time.monotonic(), _last_start[0] + interval_s)
+            _last_start[0] = begins
+        while (left_s := begins - time.monotonic()) > 0:
+            time.sleep(min(left_s, LOOK_S))
+            enter()
+
+
+def _make_env(plan: SamplerPlan, owner: str, sampler_id: int, env: int) -> Any:
+    with making(owner, sampler_id, env, env_name=plan.env.env_name):
+        of, rows = plan.env, plan.sampling.envs_per_sampler
+        seed = streams.integer(plan.seed, Stream.EPISODES, sampler_id, 0, 0)
+        how: dict[str, Any] = {"place": (sampler_id, env), "most_steps": of.most_steps, "rows": rows, "seed": seed}
+        made = make_prepared(of.env_id, of.env_kwargs, {name: getattr(of, name) for name in SETTINGS}, **how)
+        check_statistics(made, of.running_statistics)
+        if of.info_keys and joint_kind(made):
+            close_all([made])
+            raise ConfigError("info_keys: are not read from environments of several rows. Leave it out.")
+        again = partial(_make_env, plan, owner, sampler_id, env)
+        return joined(made, again, rows, plan.sampling.standby_envs) if joint_kind(made) else made
+
+
+def spaces_of(plan: SamplerPlan, env: Any) -> Spaces:
+    """Return the spaces of `env`; raise `ConfigError` if they cannot be learned on, or a setting does not fit them."""
+    of = plan.env
+    spaces = describe_spaces(
+        env,
+        drop_obs=of.drop_obs,
+        norm_obs_keys=plan.ppo.norm_obs_keys,
+        action_bounds=of.action_bounds,
+        action_mask=of.action_mask,
+        obs_dtype=of.obs_dtype,
+    )
+    if of.obs_dtype == "float64" and not holds_float64(spaces.obs):
+        raise ConfigError(
+            "obs_dtype=float64 has no effect: the observation space contains neither float64 numbers nor a Box of "
+            "integers beyond 2**24. Declare float64 in the environment if its numbers need it, or leave it out."
+        )
+    if plan.network.dtype == "float32":
+        _check_float32(plan.ppo.norm_obs_keys, spaces.of_network())
+    return spaces
+
+
+def _check_float32(norm_obs_keys: tuple[str, ...], read: Spaces) -> None:
+    """Refuse leaves of float64 that are not normalized first, and categories that float32 cannot tell apart."""
+    kept = read.leaves() if read.normalized is None else read.normalized
+    rounded = [name for name, leaf in read.leaves().items() if leaf.base == "f8" and name not in kept]
+    if rounded:
+        raise ConfigError(
+            f"norm_obs_keys={' '.join(norm_obs_keys)}: leaves out {rounded[0]}, whose float64 numbers the network "
+            f"would read as float32. Add {rounded[0]}, or use `obs_dtype=float32`."
+        )
+    for name, found in read.categories.items():
+        for count, start in zip(found.counts, found.starts, strict=True):
+            if max(-start, start + count - 1) > MOST_WHOLE:
+                raise ConfigError(
+                    f"observation_space{f', leaf {name!r}' if name else ''}: has categories from {start} to "
+                    f"{start + count - 1}, and the network reads them as float32, which cannot tell integers beyond "
+                    f"2**24 apart. Subtract the start in the environment (gymnasium.wrappers.TransformObservation), or "
+                    f"use `dtype=float64`."
+                )
+
+
+def build_trainer(plan: TrainerPlan, spaces: Spaces, parallel: Parallel | None = None) -> PPOTrainer | OffPolicyTrainer:
+    """Build the trainer of a run, or one of several ranks; imports torch."""
+    from dppo.ppo.learning.gpu import repeatable_on, starting_on
+    from dppo.ppo.learning.off_policy import OffPolicyTrainer
+
+    device = _device(plan.learners.device)
+    spec = choose_network(plan.network, spaces).spec
+    with starting_on(device, spec.as_json().get("model", "the built-in network")):
+        trainer = _trainer_on(device, plan, spec, parallel)
+        if device != "cpu":
+            with repeatable_on(trainer.device):
+                trainer.rehearse(FEW_ROWS)
+    return trainer if plan.ppo.reuse == 1 else OffPolicyTrainer(trainer, parallel)
+
+
+def _trainer_on(device: str, plan: TrainerPlan, spec: NetworkSpec, parallel: Parallel | None) -> PPOTrainer:
+    from dppo.ppo.learning.model import PPOModel
+    from dppo.ppo.learning.trainer import PPOTrainer
+    from dppo.ppo.networks.modules import learn_in_bfloat16
+
+    model = PPOModel(
+        spec,
+        streams.integer(plan.seed, Stream.WEIGHTS),
+        device=device,
+        zeros_like=None if parallel is None else parallel.zeros_like,
+        log_std=plan.network.first_log_std(spec.distribution.free_size),
+    )
+    if plan.learners.precision == "bfloat16":
+        learn_in_bfloat16(model.network, device)
+    return PPOTrainer(
+        model,
+        plan.ppo,
+        minibatches=plan.sizes.minibatches_per_epoch,
+        micro_batch_size=plan.learners.micro_batch_size,
+        parallel=parallel,
+        sequence_length=plan.sizes.sequence_length,
+    )
+
+
+def _device(wanted: str) -> str:
+    """Return the device to train on; called only in the process that trains."""
+    import torch
+
+    if wanted == "cpu" or (wanted == "auto" and not torch.cuda.is_available()):
+        return "cpu"
+    if not torch.cuda.is_available():
+        raise ConfigError(
+            f"device={wanted}: torch {torch.__version__} sees no GPU in this process. Use `device=cpu`, or "
+            f"`num_learners=1` with `learner_gpus=1`."
+        )
+    os.environ.setdefault(CUBLAS, FIXED_WORKSPACE)
+    return "cuda"

@@ -1,0 +1,244 @@
+"""Hosts of samplers, in any process: SamplerHost lets them act together, ThreadedHost each in a thread of its own."""
+
+import time
+from collections.abc import Callable, Collection, Sequence
+from concurrent.futures import FIRST_EXCEPTION, Future, wait
+from dataclasses import replace
+from functools import partial
+from threading import Condition
+from typing import Any
+
+from dppo.envs.activity import ActivityRecord, Phase, place_of
+from dppo.envs.threads import Worker, wait_for_ends
+from dppo.errors import ClusterError, EnvironmentFault
+from dppo.hosts.builders import BuiltSampler, build_sampler
+from dppo.hosts.wire import Answer, SamplerPlan
+from dppo.numerics.arithmetic import as_usual
+from dppo.ppo.acting.sampler import PPOSampler, collect_together
+from dppo.ppo.exchange.records import Incident, IncidentKind, PolicySnapshot, SegmentReport, SegmentRequest, Timings
+from dppo.process_state.borders import guarded_steps, take_changes
+from dppo.spaces.spaces import Spaces
+
+LOOK_S = 0.1  # interval between two looks at the progress of threads
+ORDER_S = 60.0  # for an earlier question, which arrived at the same time, to be begun
+
+
+class SamplerHost:
+    """Hosts samplers of a run and collects their segments.
+
+    It keeps no weights and no random state: each call brings the policy, and everything else that a segment depends on
+    is in the samplers' environments, which can be rebuilt elsewhere.
+    """
+
+    def __init__(self, plan: SamplerPlan, progress: ActivityRecord) -> None:
+        self._plan = plan
+        self._progress = progress
+        self._samplers: dict[int, BuiltSampler] = {}
+
+    def spaces(self, sampler_id: int) -> Spaces:
+        """Create the environments of a sampler and return their spaces."""
+        self._progress.begin()
+        with as_usual():
+            return self._sampler(sampler_id).spaces
+
+    def collect(self, requests: Sequence[SegmentRequest], policy: PolicySnapshot, spaces: Spaces | None) -> Answer:
+        """Collect segments, with all samplers acting together; raise EnvironmentFault if an environment fails."""
+        began = time.perf_counter()
+        rebuilds = [request.rebuild for request in requests if request.rebuild is not None]
+        self._progress.begin(sum(len(actions) for rebuild in rebuilds for actions in rebuild.actions))
+        with as_usual():
+            samplers = [self._ready(request) for request in requests]
+            if spaces is not None:
+                self._check_spaces(requests, spaces)
+            with guarded_steps(f"a step or reset of {self._plan.env.env_name}"):
+                made = collect_together(samplers, requests, policy)
+        made[0] = with_notes(*made[0])
+        for number, request in enumerate(requests):
+            if (meter := self._sampler(request.sampler_id).envs.meter) is not None:
+                report, segment = made[number]
+                made[number] = replace(report, info=meter.take()), segment
+        env_s = sum(report.env_s for report, _ in made)
+        replayed, replay_s = self._progress.look().replayed, self._progress.replay_s
+        self._progress.enter(place_of(Phase.IDLE))
+        return Answer(tuple(made), Timings(time.perf_counter() - began, env_s, replayed, replay_s))
+
+    def close(self) -> None:
+        """Close all environments; wait for threads for a few seconds at most."""
+        self.close_all_but()
+        wait_for_ends()
+
+    def close_all_but(self, hosted: Collection[int] = ()) -> None:
+        """Close the environments of all samplers except `hosted`; does not wait for threads."""
+        for sampler_id in self._samplers.keys() - set(hosted):
+            self._progress.enter(place_of(Phase.CLOSE, sampler_id))  # which may take long
+            self._samplers.pop(sampler_id).envs.close()
+
+    def _ready(self, request: SegmentRequest) -> PPOSampler:
+        """Return the requested sampler, which must be at the requested segment unless the request rebuilds it."""
+        built = self._sampler(request.sampler_id)
+        at = built.next
+        assert request.rebuild is not None or at == request.index, f"{request}, but the sampler is at segment {at}"
+        built.next = request.index + 1
+        return built.sampler
+
+    def _sampler(self, sampler_id: int) -> BuiltSampler:
+        if sampler_id not in self._samplers:
+            try:
+                self._samplers[sampler_id] = build_sampler(self._plan, sampler_id, self._progress)
+            except EnvironmentFault as error:
+                raise error.beside(self.instances, len(self._samplers)) from None
+        return self._samplers[sampler_id]
+
+    @property
+    def instances(self) -> int:
+        """Return the number of environments that it has."""
+        return sum(built.instances for built in self._samplers.values())
+
+    def _check_spaces(self, requests: Sequence[SegmentRequest], expected: Spaces) -> None:
+        """Raise if a requested sampler has other spaces than the run: its policy would be another."""
+        for sampler_id in (request.sampler_id for request in requests):
+            found = self._sampler(sampler_id).spaces
+            for name, what in (("obs", "observation_space"), ("actions", "action_space")):
+                own, first = repr(getattr(found, name)), repr(getattr(expected, name))
+                if own != first:
+                    raise EnvironmentFault(
+                        f"sampler {sampler_id} ({self._plan.env.env_name}): its {what} gives {own}, that of the "
+                        f"sampler described first {first}. All environments of a run must have equal spaces."
+                    )
+
+
+class _Lane:
+    """The thread of a sampler, and its host there."""
+
+    def __init__(self, plan: SamplerPlan, sampler_id: int, check: Callable[..., None]) -> None:
+        self.worker = Worker(f"sampler {sampler_id} ({plan.env.env_name})")
+        self.progress = ActivityRecord(on_replay=check, on_step=check)
+        self.host = SamplerHost(plan, self.progress)
+        self.next = 0  # index of the segment after all that it has been asked for
+
+
+class ThreadedHost:
+    """Hosts samplers, each in a thread that makes and steps its environments, at its own pace.
+
+    Another thread may ask a question while earlier ones are being worked on. Then no sampler waits for the others
+    between its segments, and questions are answered in their order.
+    """
+
+    def __init__(self, plan: SamplerPlan, progress: ActivityRecord) -> None:
+        self._plan, self._progress = plan, progress
+        self._lanes: dict[int, _Lane] = {}
+        self._turns = Condition()
+        self._begun = self._over = 0  # questions
+        self._leaving: set[int] = set()  # samplers that are no longer hosted
+        self._failure: BaseException | None = None  # ends all threads, each after its current step
+
+    def spaces(self, sampler_id: int) -> Spaces:
+        """Create the environments of a sampler and return their spaces."""
+        self._progress.begin()
+        lane = self._lane(sampler_id)
+        spaces: list[Spaces] = self._results({lane.worker.begin(partial(lane.host.spaces, sampler_id)): lane})
+        return spaces[0]
+
+    def collect(self, requests: Sequence[SegmentRequest], policy: PolicySnapshot, spaces: Spaces | None) -> Answer:
+        """Collect all requested segments side by side; as `SamplerHost.collect`, with the times of the slowest one."""
+        working = {}
+        began, cpu_began = time.perf_counter(), time.process_time()
+        with self._turns:
+            self._turns.wait_for(lambda: self._failure or all(map(self._is_next, requests)), ORDER_S)
+            if self._failure is not None:
+                raise self._failure
+            closing = self._end(self._leaving - {request.sampler_id for request in requests})
+            if self._plan.sampling.licences is not None:  # others are made in their place
+                wait(closing)
+            for request in requests:
+                lane = self._lane(request.sampler_id)
+                lane.next = request.index + 1
+                working[lane.worker.begin(partial(lane.host.collect, [request], policy, spaces))] = lane
+            number, self._begun = self._begun, self._begun + 1
+            self._turns.notify_all()
+            self._turns.wait_for(lambda: self._over == number)
+        rebuilds = [request.rebuild for request in requests if request.rebuild is not None]
+        self._progress.begin(sum(len(actions) for rebuild in rebuilds for actions in rebuild.actions))
+        try:
+            answers: list[Answer] = self._results(working)
+        finally:
+            with self._turns:
+                self._over += 1
+                self._turns.notify_all()
+        used = (time.process_time() - cpu_began) / (time.perf_counter() - began)
+        slowest = max((answer.timings for answer in answers), key=lambda timings: timings.total_s)
+        timings = replace(slowest, replayed_steps=sum(answer.timings.replayed_steps for answer in answers))
+        return Answer(tuple(answer.made[0] for answer in answers), timings, min(1.0, used))
+
+    def close_all_but(self, hosted: Collection[int]) -> None:
+        """Let the next question close the environments of all samplers except `hosted`, unless it needs them."""
+        self._leaving = self._lanes.keys() - set(hosted)
+
+    def close(self) -> None:
+        """Close all environments, each after its current step; wait for a few seconds at most."""
+        self._failure = self._failure or ClusterError("the samplers of this process are closed")
+        self._end(set(self._lanes))
+        wait_for_ends()
+
+    def _lane(self, sampler_id: int) -> _Lane:
+        if sampler_id not in self._lanes:
+            self._lanes[sampler_id] = _Lane(self._plan, sampler_id, self._check)
+        return self._lanes[sampler_id]
+
+    def _is_next(self, request: SegmentRequest) -> bool:
+        lane = self._lanes.get(request.sampler_id)
+        return request.rebuild is not None or request.index == (0 if lane is None else lane.next)
+
+    def _end(self, samplers: set[int]) -> list[Future[Any]]:
+        lanes = map(self._lanes.pop, samplers & self._lanes.keys())
+        return [lane.worker.end(lane.host.close_all_but) for lane in lanes]
+
+    def _check(self, *_: int) -> None:
+        if self._failure is not None:
+            raise ClusterError("the samplers of this process are closed")
+
+    def _results(self, working: dict[Future[Any], _Lane]) -> list[Any]:
+        """Return the results of all calls; the first exception ends all threads, each after its current step."""
+        try:
+            over: Collection[Future[Any]] = ()
+            while len(over) < len(working):
+                over = wait(working, LOOK_S, FIRST_EXCEPTION).done
+                for error in (call.exception() for call in working if call in over):
+                    if isinstance(error, EnvironmentFault):
+                        raise error.beside(*self._others(error))
+                    if error is not None:
+                        raise error
+                self._look([lane for call, lane in working.items() if call not in over], [one.result() for one in over])
+        except BaseException as error:
+            self._failure = self._failure or error
+            raise self._failure from None
+        return [call.result() for call in working]
+
+    def _others(self, error: EnvironmentFault) -> tuple[int, int]:
+        """Return instances and samplers of the threads other than that of a fault; one at least is being made there."""
+        failed = error.place.sampler_id if error.place is not None else -1
+        others = [lane.host for sampler_id, lane in list(self._lanes.items()) if sampler_id != failed]
+        made = [host.instances for host in others if host.instances]
+        return (sum(made), len(made)) if made else (min(1, len(others)), min(1, len(others)))
+
+    def _look(self, working: list[_Lane], results: list[Any]) -> None:
+        """Record the progress of all threads: sums, and the place of the first that is still working."""
+        looks = [lane.progress.look() for lane in working]
+        answers = [result for result in results if isinstance(result, Answer)]
+        self._progress.show(
+            sum(lane.progress.look().moves for lane in list(self._lanes.values())),
+            looks[0] if looks else None,
+            sum(look.replayed for look in looks) + sum(answer.timings.replayed_steps for answer in answers),
+            sum(look.steps for look in looks) + sum(answer.made[0][0].steps for answer in answers),
+        )
+
+
+def with_notes(report: SegmentReport, segment: Any) -> tuple[SegmentReport, Any]:
+    """Return them with incidents for state of this process that code of users has changed since the last ones."""
+    notes = tuple(Incident(IncidentKind.GLOBAL_STATE, f"{change}.") for change in take_changes())
+    return (replace(report, incidents=(*report.incidents, *notes)) if notes else report), segment
+
+
+def host_of(plan: SamplerPlan, progress: ActivityRecord) -> SamplerHost | ThreadedHost:
+    """Return a host for the samplers of a plan, whose activity `progress` records."""
+    return ThreadedHost(plan, progress) if plan.sampling.env_threads else SamplerHost(plan, progress)

@@ -1,0 +1,331 @@
+"""RayTrainers: updates shared by several ranks on Ray, which are started and replaced as one group."""
+
+import math
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from functools import partial
+from typing import Any, TypeVar
+
+import numpy as np
+import ray
+from ray import ObjectRef
+from ray.exceptions import ObjectLostError, RayActorError, RayError, RayTaskError
+
+from dppo.errors import ClusterError, OutOfMemory, SegmentsLost, counted
+from dppo.hosts.wire import (
+    FETCH_TIMEOUT_S,
+    TrainerPlan,
+    cause,
+    delay_before,
+    last_line,
+    packed_model,
+    sendable,
+    within,
+)
+from dppo.learners.placement import CLOSE_S, Placement
+from dppo.learners.rank import (
+    COLLECTIVE_TIMEOUT,
+    LOOPBACK,
+    TrainerRank,
+    pause,
+    raise_faults,
+    wait_for,
+    wait_while_alive,
+)
+from dppo.numerics.fingerprint import Expected
+from dppo.ppo.exchange.records import Incident, IncidentKind, PolicySnapshot, Update
+from dppo.ppo.networks.choice import choose_network
+from dppo.spaces.spaces import Spaces
+from dppo.transports.ray.calls import calls_ray
+from dppo.transports.ray.capacity import in_words
+from dppo.transports.ray.session import RayLink, link_of_its_own
+
+T = TypeVar("T")
+
+SAY_S = 10.0  # after which a line says what is waited for
+START_TIMEOUT_S = 120.0  # for a process that imports torch, on a machine that starts many at once
+LOST_S = 1.0  # for a Ray that is lost to end the ranks all the same
+STATE_S = 5.0  # for it to return a state
+MAX_REBUILDS = 3  # in a row, without an update in between
+
+
+class RayTrainers:
+    """L ranks of one trainer. They receive segments by reference, and return figures and weights.
+
+    A rank that dies or stops answering takes the whole group with it, because the others wait for it in a sum. All
+    ranks are then restarted with the state before the update, and repeat it on the same segments with the same result.
+    """
+
+    def __init__(
+        self,
+        plan: TrainerPlan,
+        spaces: Spaces,
+        notify: Callable[[str], None],
+        check: Callable[[], None] = lambda: None,
+        link: RayLink | None = None,
+        *,
+        expected: Expected | None = None,
+        **options: Any,
+    ) -> None:
+        """Reserve resources for the ranks, start them with `options` of Ray, form the group, check its numerics.
+
+        `check` is called during every wait, now and later, and may raise to end it. All calls into Ray are made by the
+        thread of `link`, while the calling thread waits.
+
+        Raise ClusterError if there is no room, or the ranks cannot start or reach each other.
+        """
+        self._notify, self._check_waiting, self._expected, self._options = notify, check, expected, options
+        self._link = link if link is not None else link_of_its_own("learners")
+        self._clock = self._link.clock.patience
+        self._wait_for = partial(wait_for, check=self._check, clock=self._clock)
+        self.spec, self._spaces = choose_network(plan.network, spaces).spec, spaces
+        self._plan = replace(plan, network=replace(plan.network, model=plan.network.model_name))
+        self._model = packed_model(plan.network.model)
+        self.ranks: list[Any] = []  # Ray's handles of the ranks; a rebuild replaces them
+        self._losses, self._lost_at = 0, math.inf  # of the group: in a row, and since when
+        self._weights: np.ndarray
+        self._state: dict[str, np.ndarray]
+        self._states: list[ObjectRef[Any]] = []  # equal copies of a newer state, on different nodes, not fetched yet
+        self._reporters = [0]  # ranks that return the state: on two nodes if possible, since one node may be lost
+        self._incidents: list[Incident] = []
+        wanted = {"CPU": plan.learners.learner_cpus, "GPU": plan.learners.learner_gpus}
+        bundle = {name: amount for name, amount in wanted.items() if amount > 0}
+        self._placement = Placement(bundle, plan.learners.num_learners)
+        try:
+            self._call(self._start, "starting the learners")
+        except BaseException:
+            self.close()
+            raise
+
+    def update(
+        self, segments: Sequence[Any], policy: PolicySnapshot, reward_scale: float | None, iteration: int
+    ) -> Update:
+        """Do one PPO update on the segments of `iteration`; each rank trains on those of its samplers.
+
+        Waits for: all ranks, while each answers that it is running. Fails when: it diverges, or rebuilds are in vain.
+        Raises SegmentsLost if they must be collected again; nothing has changed then.
+        """
+        attempt = partial(self._attempt, segments, policy, reward_scale, iteration)
+        update = self._call(partial(self._with_group, attempt), "updating on the learners")
+        incidents, self._incidents = tuple(self._incidents), []
+        return replace(update, incidents=incidents)
+
+    def weights(self) -> np.ndarray:
+        """Return all weights [P], read-only."""
+        return self._weights
+
+    def state(self) -> dict[str, np.ndarray]:
+        """Return the optimizer's state. If Ray is lost, a state that is here already is returned all the same."""
+        ends_at = time.monotonic() + STATE_S
+
+        def check() -> None:
+            if time.monotonic() > ends_at:
+                self._link.watch.check()
+
+        return self._link.calls.call(self._fetched_state, "fetching the optimizer's state", check)
+
+    @calls_ray
+    def _fetched_state(self) -> dict[str, np.ndarray]:
+        for number, ref in enumerate(self._states, start=1):
+            try:
+                # The reference is kept, because releasing it ends this process if the raylet has died.
+                self._state = ray.get(ref, timeout=FETCH_TIMEOUT_S)
+                break
+            except RayError as error:
+                if number == len(self._states):
+                    raise ClusterError(
+                        f"the optimizer's state was lost with the learners' nodes ({last_line(error)}). Use --resume."
+                    ) from None
+        return self._state
+
+    def load(self, weights: np.ndarray, state: dict[str, np.ndarray]) -> None:
+        """Continue with these weights and this optimizer state, on every rank."""
+        self._weights, self._state, self._states = weights, state, []
+        self._call(partial(self._with_group, self._load), "sending the weights to the learners")
+
+    def close(self) -> None:
+        """Kill all ranks, and release their resources."""
+        with suppress(ClusterError):  # Ray does not answer
+            timeout_s = LOST_S if self._link.watch.lost else 3 * CLOSE_S
+            self._link.calls.call(self._release, "ending the learners", timeout_s=timeout_s)
+
+    @calls_ray
+    def _release(self) -> None:
+        self._kill()
+        self._placement.release()
+
+    def worth(self, rows: int) -> tuple[float, float, float]:
+        """Measure one minibatch of `rows` rows on the learners themselves.
+
+        Returns: milliseconds on one learner alone; on all learners, including the sum of gradients; of that sum.
+        """
+
+        @calls_ray
+        def measured() -> tuple[float, float, float]:
+            alone = self._ask(self.ranks[:1], "median_s", "rehearse", rows)[0]
+            shared = max(self._ask(self.ranks, "median_s", "rehearse", rows // len(self.ranks)))
+            summing = max(self._ask(self.ranks, "median_s", "sum_gradients"))
+            return 1e3 * alone, 1e3 * (shared + summing), 1e3 * summing
+
+        return self._call(partial(self._with_group, measured), "measuring the learners")
+
+    def _call(self, function: Callable[[], T], what: str) -> T:
+        """Let the thread of the calls into Ray do `function`; wait for it."""
+        return self._link.calls.call(function, what, self._check_waiting)
+
+    def _check(self) -> None:
+        """Note that Ray has answered; raise if nobody waits any more, or Ray is lost."""
+        self._link.calls.heard()
+        self._link.watch.raise_if_lost()
+
+    @calls_ray
+    def _with_group(self, call: Callable[[], T]) -> T:
+        """Return the result of `call`; if a rank is lost, restart all with the state before it, and call again."""
+        while True:
+            try:
+                if not self.ranks:
+                    self._build()
+                    self._notify(f"learners are back after {time.monotonic() - self._lost_at:.0f} s")
+                    self._lost_at = math.inf
+                return call()
+            except (RayError, TimeoutError) as error:
+                raised = getattr(error, "cause", None)  # in the rank
+                if isinstance(raised, OutOfMemory):  # new ranks would have no more memory
+                    raise sendable(raised) from None
+                self._lose(error)
+
+    @calls_ray
+    def _attempt(
+        self, segments: Sequence[Any], policy: PolicySnapshot, reward_scale: float | None, iteration: int
+    ) -> Update:
+        share, policy = len(segments) // len(self.ranks), replace(policy, weights=policy.weights[:0])  # ranks have them
+        self._check()  # if the raylet has died, large arguments and results end this process
+        calls = [
+            handle.update.options(num_returns=3).remote(
+                policy, reward_scale, iteration, rank in self._reporters, *segments[rank * share : (rank + 1) * share]
+            )
+            for rank, handle in enumerate(self.ranks)
+        ]
+        try:
+            answers = wait_while_alive(self.ranks, [update for update, _, _ in calls], self._check, self._clock)
+        except ObjectLostError as error:
+            self._lose(error)  # because some ranks wait for those whose segments are lost
+            raise SegmentsLost(
+                f"the segments of iteration {iteration + 1} were lost with the node that held them ({last_line(error)})"
+            ) from None
+        raise_faults(answers)
+        self._check()  # the same for the earlier weights, which are released here
+        self._weights = ray.get(calls[0][1], timeout=FETCH_TIMEOUT_S)
+        self._states = [calls[rank][2] for rank in self._reporters]  # fetched when they are needed
+        self._losses = 0
+        return answers[0]
+
+    @calls_ray
+    def _lose(self, error: Exception) -> None:
+        """End the group, which is to be restarted, and wait for a while; raise if that has been in vain too often."""
+        self._check()  # a new group would be useless if the run is being stopped or Ray is gone
+        reason, learners = f"a learner {cause(error)}", self._plan.learners.num_learners
+        self._lost_at = min(self._lost_at, time.monotonic())
+        self._kill()
+        if self._losses == MAX_REBUILDS:
+            raise ClusterError(
+                f"{reason}\nThe group of {learners} learners was rebuilt {MAX_REBUILDS} times in a row without "
+                f"finishing an update. Resume from the last checkpoint, if there is one (--resume), perhaps with "
+                f"`num_learners=0`." + (f"\n{error}" if isinstance(error, RayTaskError) else "")
+            )
+        repeats = " and repeat the update" if hasattr(self, "_weights") else ""
+        self._notify(f"{reason}; all {learners} are restarted{repeats}")
+        self._incidents.append(Incident(IncidentKind.LEARNERS_REBUILT, reason))
+        self._losses += 1
+        pause(delay_before(self._losses), self._check)
+
+    @calls_ray
+    def _start(self) -> None:
+        learners = (
+            f"num_learners={self._plan.learners.num_learners}: learners of {in_words(self._placement.bundle)} each"
+        )
+        if not self._placement.reserve(self._check, self._clock, START_TIMEOUT_S):
+            raise ClusterError(
+                f"{learners} found no room in the cluster within {START_TIMEOUT_S:.0f} s (see `ray status`). Lower "
+                f"`num_learners`, `learner_cpus` or `learner_gpus`."
+            )
+        try:
+            self._build()
+        except RayActorError as error:
+            self._lose(error)
+            self._with_group(lambda: None)
+        except (RayError, TimeoutError) as error:
+            raise ClusterError(
+                f"{learners} could not start: one {cause(error)}\nIf they run on several nodes, these must reach each "
+                f"other on any port. `num_learners=0` trains in this process."
+            ) from None
+
+    @calls_ray
+    def _build(self) -> None:
+        """Start all ranks, form their group, and load the state before the update."""
+        # The extra concurrency group lets a rank answer during an update.
+        remote_class: Any = ray.remote(concurrency_groups={"life": 1})(TrainerRank)  # type: ignore[call-overload]
+        self.ranks = [
+            remote_class.options(
+                num_cpus=self._plan.learners.learner_cpus,
+                num_gpus=self._plan.learners.learner_gpus,
+                max_restarts=0,
+                max_task_retries=0,
+                scheduling_strategy=self._placement.strategy(rank),
+                **self._options,
+            ).remote(self._plan, self._spaces, rank, self._model)
+            for rank in range(self._plan.learners.num_learners)
+        ]
+        started = [handle.whereabouts.remote() for handle in self.ranks]
+        places = wait_for(started, self._check_and_say(), START_TIMEOUT_S, self._clock)
+        nodes, addresses = zip(*places, strict=True)
+        self._reporters = sorted({nodes.index(node) for node in nodes})[:2]
+        # On one node the store need not be reachable from others.
+        host = LOOPBACK if len(set(addresses)) == 1 else addresses[0]
+        port = self._wait_for([self.ranks[0].open_store.remote(host)], timeout_s=START_TIMEOUT_S)[0]
+        joined = [handle.join.remote(host, port, self._expected) for handle in self.ranks]
+        problems = self._wait_for(joined, timeout_s=START_TIMEOUT_S + COLLECTIVE_TIMEOUT.total_seconds())
+        raise_faults(problems)
+        for problem in sorted({*problems} - {""}):
+            self._notify(problem)
+            self._incidents.append(Incident(IncidentKind.OTHER_CPU, problem))
+        self._load()
+
+    def _check_and_say(self) -> Callable[[], None]:
+        """Return a check for a wait until the ranks have started, which logs a line once that takes long."""
+        say_at = self._clock() + SAY_S
+        said = False
+
+        def check() -> None:
+            nonlocal said
+            self._check()
+            if not said and self._clock() >= say_at:
+                said = True
+                self._notify(
+                    f"waiting for {counted(len(self.ranks), 'learner')} to start: there may be no room, or a node "
+                    f"does not answer; after {START_TIMEOUT_S:.0f} s, they are given up"
+                )
+
+        return check
+
+    @calls_ray
+    def _load(self) -> None:
+        """Load the state before the update into all ranks; at the start, take it from the first."""
+        if not hasattr(self, "_weights"):
+            weights, state = self._ask(self.ranks[:1], "snapshot")[0]
+            # Copies, because releasing a view of Ray's store ends this process if the raylet has died.
+            self._weights, self._state = weights.copy(), {name: array.copy() for name, array in state.items()}
+            return
+        self._ask(self.ranks, "load", ray.put(self._weights), ray.put(self._fetched_state()))
+
+    @calls_ray
+    def _kill(self) -> None:
+        ranks, self.ranks = self.ranks, []
+        within(CLOSE_S, lambda: [ray.kill(handle) for handle in ranks])
+
+    @calls_ray
+    def _ask(self, ranks: list[Any], method: str, *args: Any) -> list[Any]:
+        calls = [getattr(handle, method).remote(*args) for handle in ranks]
+        return wait_while_alive(ranks, calls, self._check, self._clock)

@@ -1,0 +1,303 @@
+"""`dppo compare`: repeat one training with several numbers of actors and several seeds, and compare the runs."""
+
+import json
+import platform
+import signal
+import sys
+import time
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
+from dppo.commands.flags import UsageError
+from dppo.commands.train import Command, arguments_of
+from dppo.config import Config, draft, resolved
+from dppo.config.resume import leave_out_ineffective
+from dppo.errors import ConfigError, counted
+from dppo.files import home_expanded
+from dppo.invocation import as_called, command
+from dppo.machine import usable_cores
+from dppo.records.files.disk import make_folder, write_file, writing
+from dppo.records.files.run_folder import CONFIG, as_file_name, versions
+from dppo.records.plots import compare_figure
+from dppo.records.terminal.view import duration
+from dppo.records.together import Group
+from dppo.tools.compare.measured import Run, by_actors, differing_seeds, group_of, groups_of
+
+EXPLAIN_NOISE = (
+    "Noise: an efficiency above 100 %, or a speed-up above that of perfect parallelism. The load of the machine "
+    "differed meanwhile. Repeat it on a quiet machine, with more iterations, more seeds, or slower environments."
+)
+
+COMMAND = Command(
+    prog="dppo compare",
+    usage="ENV_ID [--actors N N ...] [--seeds N] [--flag value ...]",
+    description="Train with several numbers of actors, and compare the mean episode return over wall time and over env "
+    "steps, the time to a target, the speed-up, and the efficiency relative to the bound of a synchronous cycle; or "
+    "train several seeds. Runs take turns, so that a drift of the machine affects all alike. It writes compare.png and "
+    "compare.json.",
+    title="comparison",
+    own={
+        "--actors N ...": "Numbers of actors to compare; 0 trains in process, without Ray. (default: 1 8)",
+        "--seeds N": "Seeds for each number of actors: --seed, --seed + 1, ... (default: 3)",
+        "--target RETURN": "Report the time until the mean episode return reaches this value, e.g. 475.",
+        "--equal {batch,segment}": "batch: all numbers of actors host the same --num-samplers samplers, so the "
+        "learning problem and the final weights are the same. segment: each actor has one sampler, so the batch grows "
+        "with the number of actors, as in the PPO paper. (default: batch)",
+        "--out DIR": "Folder of the comparison. Default: runs/compare__ENV__TIME.",
+    },
+    refused={
+        "num_actors": "use --actors, e.g. --actors 1 8",
+        "run_dir": "use --out, which is the folder of all runs",
+        "resume": "a comparison always starts new runs",
+        "branch": "a comparison always starts new runs",
+        "trust": "the environment that you name is trusted",
+    },
+    defaults={"progress": "off"},
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """The flags of the comparison itself; all others are settings of the training."""
+
+    actors: Sequence[int] = (1, 8)
+    seeds: int = 3
+    target: float | None = None
+    equal: str = "batch"
+    out: Path | None = None
+
+
+def main(argv: list[str]) -> int:
+    """Train with each number of actors, and write compare.json and compare.png; return the exit code.
+
+    It is 0; 1 if runs with equal batches ended with different weights; 128 + n if signal n stopped a run.
+    """
+    options, settings = parse(argv)
+    name = f"compare__{as_file_name(str(settings['env_id']))}__{time.strftime('%Y%m%d-%H%M%S')}"
+    folder = (options.out or Path("runs") / name).absolute()
+    plan = make_plan(options, settings, folder)
+    console = Console(highlight=False, soft_wrap=True)
+    console.print(caption(options, plan))
+    runs, stopped_by = _train_all(options, plan, folder, console)
+    if stopped_by is not None:
+        print(f"Stopped by {stopped_by} after {len(runs)} of {len(plan)} runs; see {folder}.", file=sys.stderr)
+        return 128 + signal.Signals[stopped_by]
+    groups = groups_of(runs, options.target)
+    curves = [
+        Group(group["label"], [run.curve() for run in same], noise=group["speed_up_is_noise"])
+        for group, same in zip(groups, by_actors(runs), strict=True)
+    ]
+    with writing(folder / "compare.png"):
+        compare_figure(curves, folder / "compare.png", caption(options, plan), options.target)
+    console.print(make_table(groups, options.target), soft_wrap=False)
+    console.print(explain_bound(groups[-1]))
+    console.print(f"Written: {folder / 'compare.png'} and {folder / 'compare.json'}")
+    if any(group["cycle"]["efficiency_is_noise"] or group["speed_up_is_noise"] for group in groups):
+        console.print(EXPLAIN_NOISE)
+    return _report_equality(runs, console) if options.equal == "batch" and len(options.actors) > 1 else 0
+
+
+def _train_all(
+    options: Options, plan: Sequence[Config], folder: Path, console: Console
+) -> tuple[list[Run], str | None]:
+    """Return the finished runs, and the name of the signal that stopped the next one; None if all finished."""
+    from dppo.run.runner import train  # imports torch, so only after the options have been checked
+
+    runs: list[Run] = []
+    for config in plan:
+        result = train(config)
+        if result.stopped_by is not None:
+            return runs, result.stopped_by
+        run = Run(config, result, result.metrics)
+        runs.append(run)
+        _write_json(options, plan, runs, folder / "compare.json")
+        console.print(
+            f"{len(runs)} of {len(plan)}: {group_of([run])['label']}, seed {config.seed}: return "
+            f"{result.episodic_return:.1f} after {result.global_step:,} steps in {result.training_s:.1f} s "
+            f"(start-up {run.startup_s:.1f} s), weights {result.weights_sha256[:12]}{_time_left(plan, runs)}"
+        )
+    return runs, None
+
+
+def _time_left(plan: Sequence[Config], runs: Sequence[Run]) -> str:
+    left, walls = plan[len(runs) :], {run.config.num_actors: run.result.wall_s for run in runs}
+    known = all(config.num_actors in walls for config in left)
+    about = f", about {duration(sum(walls[config.num_actors] for config in left))}" if known else ""
+    return f"; {len(left)} to go{about}" if left else ""
+
+
+def _write_json(options: Options, plan: Sequence[Config], runs: Sequence[Run], path: Path) -> None:
+    """Write all measurements so far; done after each run, so that an interrupted comparison is not lost."""
+    differs_between_runs = ("num_actors", "num_samplers", "seed")
+    everything = {
+        "caption": caption(options, plan),
+        "env_id": plan[0].env_name,
+        "equal": options.equal,
+        "actors": options.actors,
+        "seeds": list(dict.fromkeys(config.seed for config in plan)),
+        "target": options.target,
+        "runs_planned": len(plan),
+        "same_weights": not differing_seeds(runs) if options.equal == "batch" and len(options.actors) > 1 else None,
+        "groups": groups_of(runs, options.target),
+        "runs": [run.as_json(options.target) for run in runs],
+        "settings": {key: value for key, value in resolved(plan[0]).items() if key not in differs_between_runs},
+        "machine": {"system": platform.platform(), "cpus": usable_cores()},
+        "versions": versions(),
+    }
+    data = json.dumps(everything, indent=1) + "\n"
+    with writing(path):
+        make_folder(path.parent)
+        write_file(path, data.encode())
+
+
+def parse(argv: list[str]) -> tuple[Options, dict[str, Any]]:
+    """Return the options of the comparison, and unchecked settings; raise as `Command.split` and `arguments_of`."""
+    _refuse_runs(argv)
+    own, given, env_id = COMMAND.split(argv)
+    options = Options(**own)
+    _check(options, given)
+    if options.equal == "segment":  # a preset must fit the smallest batch, and be the same for all
+        given["num_samplers"] = str(max(1, min(options.actors)))
+    training = arguments_of(given, env_id, COMMAND.prog)
+    for note in training.notes:
+        print(note, file=sys.stderr)
+    return options, training.settings
+
+
+def _refuse_runs(argv: list[str]) -> None:
+    """Raise a UsageError for folders of runs, which are there already and only have to be drawn."""
+    runs = [word for word in argv if (Path(home_expanded(word)) / CONFIG).is_file()]
+    if runs:
+        raise UsageError(
+            f"{runs[0]} is the folder of a run, and {as_called(COMMAND.prog)} trains new ones. "
+            f"To compare runs that exist, use `{command('plot', *runs)}`."
+        )
+
+
+def _check(options: Options, others: Collection[str]) -> None:
+    numbers = " ".join(map(str, options.actors))
+    if len(set(options.actors)) < len(options.actors):
+        raise ConfigError(f"actors={numbers}: contains a number twice. Use different numbers.")
+    if min(options.actors) < 0:
+        raise ConfigError(f"actors={numbers}: must not be negative. Use 0 to train in process, without Ray.")
+    if options.seeds < 1:
+        raise ConfigError(f"seeds={options.seeds}: must be at least 1. Use 3 or more to show a spread.")
+    if len(options.actors) == options.seeds == 1:
+        raise ConfigError(
+            f"actors={numbers}: a single run leaves nothing to compare. Add numbers of actors, or more seeds."
+        )
+    out = options.out
+    if out is not None and out.exists() and not (out.is_dir() and not any(out.iterdir())):
+        raise ConfigError(f"out={out}: is not an empty folder. Use a new folder.")
+    if options.equal == "segment" and "num_samplers" in others:
+        raise ConfigError(
+            "--num-samplers has no effect with --equal segment: each actor has one sampler. Leave it out."
+        )
+
+
+def make_plan(options: Options, settings: dict[str, Any], folder: Path) -> list[Config]:
+    """Return the runs in order: for each seed all numbers of actors, forwards for one seed and backwards for the next.
+
+    A drift of the machine then affects all numbers of actors alike. Settings of actors apply to the runs with actors.
+    Raises a ConfigError if a setting is invalid with one of the numbers of actors.
+    """
+    settings = {"progress": "off"} | settings
+    most, samplers = max(options.actors), draft(settings).num_samplers
+    if options.equal == "batch" and most > samplers:
+        raise ConfigError(
+            f"actors={' '.join(map(str, options.actors))}: {most} is more than num_samplers={samplers}, and each actor "
+            f"hosts one at least. Use numbers up to {samplers}, or `num_samplers={most}`, which makes the batch larger "
+            f"and so changes the learning problem."
+        )
+
+    def one(actors: int, **more: Any) -> Config:
+        chosen = {"num_actors": actors, **more}
+        if options.equal == "segment":
+            chosen["num_samplers"] = max(1, actors)
+        if any(options.actors):
+            return Config(**leave_out_ineffective(settings, chosen))
+        return Config(**(settings | chosen))
+
+    first = one(max(options.actors)).seed
+    return [
+        one(actors, seed=first + turn, run_dir=folder / "runs" / f"actors{actors}__s{first + turn}")
+        for turn in range(options.seeds)
+        for actors in options.actors[:: 1 if turn % 2 == 0 else -1]
+    ]
+
+
+def caption(options: Options, plan: Sequence[Config]) -> str:
+    """Return one line that describes the comparison and what its runs have in common."""
+    first, numbers = plan[0], _alternatives(options.actors)
+    seeds = counted(options.seeds, "seed")
+    envs = f" of {first.envs_per_sampler} envs" if first.envs_per_sampler > 1 else ""
+    segment = f"{first.num_steps} steps{envs}"
+    if options.equal == "batch":
+        samplers = "sampler" if first.num_samplers == 1 else f"{first.num_samplers} samplers"
+        held = f"Equal batch: the same {samplers} of {segment}, hosted by {numbers} actors."
+    else:
+        batches = _alternatives([config.batch_size for config in plan[: len(options.actors)]])
+        held = f"Equal segments: {segment} for each of {numbers} actors, so the batch is {batches} steps."
+    return f"{first.env_name}, {seeds}. {held}"
+
+
+def _alternatives(numbers: Sequence[int]) -> str:
+    """Return `1, 4 or 8`."""
+    *most, last = (f"{number:,}" for number in numbers)
+    return f"{', '.join(most)} or {last}" if most else last
+
+
+def make_table(groups: Sequence[dict[str, Any]], target: float | None) -> Table:
+    """Return a table with one row per number of actors: mean times over the seeds, speed-up relative to the first."""
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
+    table.add_column("")
+    to_target = [] if target is None else [f"to {target:g}"]
+    for heading in ("start-up", "training", *to_target, "steps/s", "speed-up", "bound", "efficiency"):
+        table.add_column(heading, justify="right")
+    for group in groups:
+        table.add_row(
+            group["label"],
+            f"{group['startup_s']:.1f} s",
+            f"{group['training_s']:.1f} s",
+            *([] if target is None else [_time_to_target(group)]),
+            f"{group['steps_per_s']:,.0f}",
+            "noise" if group["speed_up_is_noise"] else f"{group['speed_up']:.2f} x",
+            f"{group['cycle']['bound_steps_per_s']:,.0f}",
+            "noise" if group["cycle"]["efficiency_is_noise"] else f"{100 * group['cycle']['efficiency']:.1f} %",
+        )
+    return table
+
+
+def _time_to_target(group: dict[str, Any]) -> str:
+    """Return the mean over the seeds that reached the target, and their number if some did not."""
+    seconds, number, seeds = group["time_to_target_s"], group["seeds_that_reached_target"], len(group["seeds"])
+    return "never" if seconds is None else f"{seconds:.1f} s" + (f" ({number}/{seeds})" if number < seeds else "")
+
+
+def explain_bound(group: dict[str, Any]) -> str:
+    """Return one line that explains the bound, with its measured parts."""
+    return (
+        "Bound: an iteration of {steps:,} env steps takes at least C = w + M + x + u. Measured with {label}: "
+        "w + x = {exchange_ms:.1f} ms to send weights and receive segments, M = {collect_s:.3f} s for the slowest "
+        "actor, u = {update_s:.3f} s to update, so C = {bound_s:.3f} s. It took {iteration_s:.3f} s (without the first "
+        "iteration)."
+    ).format(label=group["label"], exchange_ms=1000 * group["cycle"]["exchange_s"], **group["cycle"])
+
+
+def _report_equality(runs: Sequence[Run], console: Console) -> int:
+    differing = differing_seeds(runs)
+    if not differing:
+        console.print("The same weights, bit for bit, for every seed.")
+        return 0
+    lines = ["THE WEIGHTS DIFFER: the number of actors changed the result."]
+    for seed, hashes in differing.items():
+        lines.append(f"  seed {seed}: " + ", ".join(f"{actors} actors {sha[:16]}" for actors, sha in hashes.items()))
+    lines.append("If the environment is deterministic for a given seed, this is a bug in dppo: please report it.")
+    print("\n".join(lines), file=sys.stderr)
+    return 1

@@ -1,0 +1,1 @@
+"""Write trained policies for other programs: `dppo export`."""

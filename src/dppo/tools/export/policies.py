@@ -1,0 +1,277 @@
+"""Export a trained policy as ONNX, checked against the policy; or as a folder for Hugging Face, with a model card."""
+
+from __future__ import annotations
+
+import json
+import logging
+import math
+import warnings
+from importlib.util import find_spec
+from pathlib import Path
+from shlex import quote
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import yaml
+
+from dppo.config import flattened
+from dppo.config.parts.processes import EVAL_EPISODES
+from dppo.config.trust import require_trust
+from dppo.errors import ConfigError, counted, printable
+from dppo.files import read_file, user_path
+from dppo.policies.described import model_state, network_summary
+from dppo.policies.evaluation import evaluate
+from dppo.policies.policy import Policy, model_name, policy_from, read, spaces_summary
+from dppo.ppo.exchange.normalizer import leaf_scales
+from dppo.ppo.networks.built_in import BuiltInSpec
+from dppo.ppo.networks.network import ModelClass
+from dppo.records.files.checkpoint import has_any
+from dppo.records.files.disk import make_folder, write_file, writing
+from dppo.records.files.run_folder import CONFIG, as_file_name, run_dir_of, versions
+from dppo.records.metrics.reading import FILE, read_metrics
+from dppo.records.observer import Evaluation
+from dppo.spaces.spaces import MASK, leaves
+from dppo.user_code import in_a_line, require_package
+
+if TYPE_CHECKING:
+    from dppo.tools.export.modules import ExportedPolicy
+
+OPSET = 18  # the oldest that torch's exporter writes; ONNX Runtime 1.14 and later read it
+ROWS, CHUNK = 1000, 100  # made-up observations of the check; those at a time
+TOLERANCE = 1e-3  # of logits, means and states, per unit of the largest; float32 leaves about 1e-6
+PREPARED = ("grayscale", "resize", "frame_stack", "action_repeat", "atari")  # settings of what makes observations
+
+CURVE, CARD = "learning_curve.png", "README.md"
+TEMPLATE = Path(__file__).with_name("model_card.md")
+FIGURES = {
+    "charts/episodic_return": "mean return of the last 100 training episodes",
+    "charts/SPS": "env steps per second",
+    "time/training_s": "seconds of training",
+}
+
+
+def load_trusted(run: str | Path, model: ModelClass | None = None, *, trust: bool = False) -> Policy:
+    """Return the policy of a run; raise ConfigError if its own network is neither trusted nor named by `model`."""
+    found = read(run)
+    require_trust({"model": model_name(found, model)}, () if model is None else ("model",), run, trust=trust)
+    return policy_from(found, model)
+
+
+def export_onnx(policy: Policy | str | Path, path: str | Path, *, trust: bool = False) -> str:
+    """Write a policy to an ONNX file: observations in, the most likely actions out; return the facts in words.
+
+    The file does all that `Policy.act` does: normalizer, network, mask, memory and bounds of the actions. Its inputs
+    and outputs have an axis of n observations in front; docs/EXPORT.md lists them. If ONNX Runtime is installed, it is
+    compared with the policy on 1,000 made-up observations before the file is written.
+
+    Args:
+        policy: a policy, or the folder of a run, or one of its checkpoints.
+        trust: import the network of your own that a run's folder names.
+
+    Raises:
+        ConfigError: a package is missing, torch cannot export a network of your own, the results differ, or the file
+            cannot be written.
+        CheckpointError: there is no checkpoint, or it is damaged.
+    """
+    for package in ("onnx", "onnxscript"):
+        require_package("export", package, "onnx onnxscript onnxruntime")
+    if not isinstance(policy, Policy):
+        policy = load_trusted(policy, trust=trust)
+    from dppo.tools.export.modules import ExportedPolicy
+
+    module = ExportedPolicy(policy.spaces, policy.spec, policy.weights, policy.obs_scale)
+    data = _as_onnx(policy, module)
+    checked = _check(policy, module, data)
+    with writing(path):
+        write_file(user_path(path), data)
+    shapes = {name: ", ".join(map(str, ("n", *of.shape))) for name, of in module.inputs.items()}
+    inputs = ", ".join(f"{name} {of.base}[{shapes[name]}]" for name, of in module.inputs.items())
+    return f"{path}: {inputs} -> {', '.join(module.output_names)}. {checked}"
+
+
+def _as_onnx(policy: Policy, module: ExportedPolicy) -> bytes:
+    import torch
+
+    rows = tuple({0: torch.export.Dim("n", min=1)} for _ in module.example)
+    names: Any = {"input_names": list(module.inputs), "output_names": module.output_names}
+    log = logging.getLogger("torch.onnx")
+    level = log.level
+    log.setLevel(logging.ERROR)  # it warns that torchvision is not installed
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            how: Any = {"dynamo": True, "opset_version": OPSET, "dynamic_shapes": (rows,), "verbose": False}
+            program: Any = torch.onnx.export(module, module.example, **names, **how)
+        model = program.model_proto
+        if any(one.type.tensor_type.shape.dim[0].HasField("dim_value") for one in model.graph.input):
+            raise ValueError("it computes with a fixed number of rows. Write obs.shape[0] in place of len(obs)")
+    except Exception as error:  # torch raises anything
+        if isinstance(policy.spec, BuiltInSpec):
+            raise
+        model, fact = policy.spec.as_json()["model"], in_a_line(error)[:500]
+        raise ConfigError(f"model={model}: torch.onnx.export cannot export it: {fact}.") from error
+    finally:
+        log.setLevel(level)
+    for node in model.graph.node:  # traces of the stack, with paths of this machine
+        del node.metadata_props[:]
+    settings = config if isinstance(config := policy.state.get("config"), dict) else {}
+    described = {
+        "dppo_version": versions()["dppo"],
+        "env_id": str(settings.get("env_id", "")),
+        "model": json.dumps(model_state(policy.spaces, policy.spec)),
+        "inputs": json.dumps({name: [str(of.base), list(of.shape)] for name, of in module.inputs.items()}),
+        "prepared": json.dumps({name: settings[name] for name in PREPARED if name in settings}),
+    }
+    for name, text in described.items():
+        model.metadata_props.add(key=name, value=text)
+    return bytes(model.SerializeToString(deterministic=True))
+
+
+def _check(policy: Policy, module: ExportedPolicy, data: bytes) -> str:
+    """Compare ONNX Runtime with the policy; return the result in words, or raise ConfigError if they differ."""
+    if find_spec("onnxruntime") is None:
+        return "Not checked: onnxruntime is not installed."
+    import onnxruntime
+
+    runtime, rng, difference, other = f"ONNX Runtime {onnxruntime.__version__}", np.random.default_rng(0), 0.0, 0
+    try:
+        session = onnxruntime.InferenceSession(data, providers=["CPUExecutionProvider"])
+        for _ in range(ROWS // CHUNK):
+            stored, inputs = _made_up(policy, rng)
+            outputs = dict(zip(module.output_names, session.run(module.output_names, inputs), strict=True))
+            largest, differing = _compared(_expected(policy, stored, inputs.get("state")), outputs)
+            difference, other = max(difference, largest), other + differing
+    except Exception as error:  # it has no kernels for some types, such as convolutions of float64
+        raise ConfigError(f"export: {runtime} cannot run it: {in_a_line(error)[:500]}. Nothing was written.") from error
+    facts = f"on {ROWS:,} observations; the largest difference is {difference:.1g}, and {other or 'no'} choices differ"
+    if not difference <= TOLERANCE or other > ROWS // 10:  # so few are ties but for rounding
+        raise ConfigError(f"export: {runtime} was compared with the policy {facts}. Nothing was written.")
+    return f"Checked in {runtime} {facts}."
+
+
+def _made_up(policy: Policy, rng: np.random.Generator) -> tuple[np.ndarray, dict[str, np.ndarray]]:
+    """Return random observations as they are stored, and with masks and states as the inputs of the ONNX model."""
+    from dppo.tools.export.modules import named
+
+    spaces, stored = policy.spaces, np.zeros(CHUNK, policy.spaces.obs)
+    scales = {} if policy.obs_scale is None else leaf_scales(policy.obs_scale, spaces.of_network().obs)
+    for key, leaf in leaves(spaces.as_returned(stored)).items():
+        if (of := spaces.categories.get(key)) is not None:
+            leaf[...] = (rng.integers(0, of.counts, (CHUNK, len(of.counts))) + of.starts).reshape(leaf.shape)
+        elif leaf.dtype.kind == "f":
+            drawn = rng.standard_normal(leaf.shape)
+            leaf[...] = scales[key].mean + 2 * scales[key].std * drawn if key in scales else drawn
+        else:
+            leaf[...] = rng.integers(0, 256 if leaf.dtype == np.uint8 else 2, leaf.shape)
+    if spaces.mask is not None:
+        choices = spaces.actions.choices or ()
+        allowed = rng.random((CHUNK, sum(choices))) < 0.6
+        allowed[:, np.cumsum(choices) - 1] = True  # something is allowed
+        parts = list(leaves(stored[MASK]).values())
+        ends = np.cumsum([part.shape[1] for part in parts])
+        for part, own in zip(parts, np.split(allowed, ends[:-1], axis=1), strict=True):
+            part[...] = own
+    inputs = {named("obs", key): leaf for key, leaf in leaves(spaces.as_returned(stored)).items()}
+    if spaces.mask in ("method", "info"):
+        inputs[MASK] = stored[MASK]
+    if policy.state_size:
+        inputs["state"] = rng.uniform(-1, 1, (CHUNK, policy.state_size)).astype(policy.spec.dtype)
+    return stored, {name: np.ascontiguousarray(array) for name, array in inputs.items()}
+
+
+def _expected(policy: Policy, stored: np.ndarray, state: np.ndarray | None) -> dict[str, np.ndarray]:
+    """Return by name the outputs that follow from what the policy computes in NumPy."""
+    import torch
+
+    from dppo.tools.export.modules import decided, named
+
+    actions, outputs = policy.decide(stored, state)
+    follows = decided(policy.spaces.actions, policy.spec.distribution, torch.from_numpy(outputs.head))
+    expected = {name: one.numpy() for name, one in follows}
+    expected |= {named("action", key): one for key, one in leaves(policy.spaces.actions.to_env(actions)).items()}
+    return expected if outputs.state is None else expected | {"next_state": outputs.state}
+
+
+def _compared(expected: dict[str, np.ndarray], found: dict[str, np.ndarray]) -> tuple[float, int]:
+    """Return the largest difference of real numbers, per unit of the largest one, and the rows with another choice."""
+    largest, other = 0.0, np.zeros(CHUNK, bool)
+    for name, array in expected.items():
+        if array.dtype.kind != "f":
+            other |= (array != found[name]).reshape(CHUNK, -1).any(axis=1)
+            continue
+        size = np.abs(np.where(array < -1e8, 0, array)).max(initial=1.0)  # impossible choices are -1e9
+        largest = max(largest, float(np.abs(array - found[name]).max(initial=0.0) / size))
+    return largest, int(other.sum())
+
+
+def export_folder(
+    run: str | Path,
+    folder: str | Path,
+    *,
+    episodes: int = EVAL_EPISODES,
+    model: ModelClass | None = None,
+    trust: bool = False,
+) -> str:
+    """Write a folder for Hugging Face; return the command that uploads it, and what to look at before.
+
+    Args:
+        episodes: to play, greedily, for the model card; 0: none, and the code of the environment does not run.
+        model, trust: as in `evaluate`.
+
+    Raises:
+        ConfigError: as `export_onnx` and `evaluate`; or the folder is that of the run, or cannot be written.
+    """
+    run_dir, target, found = run_dir_of(user_path(run)), user_path(folder), read(run)
+    if target.resolve() == run_dir.resolve():
+        raise ConfigError(f"{folder}: is the folder of the run. Use another one.")
+    if has_any(target):
+        raise ConfigError(f"{folder}: contains a run, or an earlier export. Use another folder.")
+    policy = load_trusted(run, model, trust=trust)
+    played = evaluate(user_path(run), episodes=episodes, model=model, trust=trust) if episodes else None
+    kept = [name for name in (CONFIG, FILE, CURVE) if (run_dir / name).is_file()]
+    iteration, every = found.checkpoint.state["iteration"], read_metrics(run_dir) if FILE in kept else []
+    rows = [row for row in every if row["iteration"] == iteration][-1:]
+    with writing(folder):
+        make_folder(target / "checkpoints")
+        checked = export_onnx(policy, target / "policy.onnx")
+        write_file(target / "checkpoints" / found.path.name, read_file(found.path))
+        for name in kept:
+            write_file(target / name, read_file(run_dir / name))
+        picture = f"![Learning curve]({CURVE})\n\n" if CURVE in kept else ""
+        card = _card(policy, played, rows, checked=checked.removeprefix(f"{target}/"), curve=picture)
+        write_file(target / CARD, card.encode())
+    command = f"hf upload YOUR_NAME/ppo-{as_file_name(_env_name(policy))} {quote(str(target))}"
+    look = f"{target / CARD}: the model card. Look at it, and at {CONFIG} for what is private, then upload the folder:"
+    return f"{checked}\n{look}\n{command}"
+
+
+def _env_name(policy: Policy) -> str:
+    return " ".join(printable(str(flattened(policy.state["config"]).get("env_id", "policy"))).split())
+
+
+def _card(policy: Policy, played: Evaluation | None, rows: list[dict[str, float]], **more: str) -> str:
+    """Return the card with the figures of an evaluation and of the last row of metrics."""
+    env, figures = _env_name(policy), {}
+    tags = ["reinforcement-learning", "ppo", "dppo", "onnx", env]
+    front: dict[str, Any] = {"library_name": "dppo", "pipeline_tag": tags[0], "tags": tags}
+    if played is not None:
+        score = f"{played.mean_return:.2f} +/- {played.std_return:.2f}"
+        figures = {f"mean return of {counted(len(played.returns), 'greedy episode')}": score}
+        figures["mean length of these"] = f"{played.mean_length:.1f}"
+        result = {"task": {"type": tags[0], "name": tags[0]}, "dataset": {"type": env, "name": env}}
+        metric = {"type": "mean_reward", "name": "mean_reward", "value": score, "verified": False}
+        front["model-index"] = [{"name": f"PPO on {env}", "results": [result | {"metrics": [metric]}]}]
+    for row in rows:
+        known = {words: row[name] for name, words in FIGURES.items() if math.isfinite(row.get(name, math.nan))}
+        figures |= {words: f"{value:,.1f}" for words, value in known.items()}
+    return TEMPLATE.read_text(encoding="utf8").format(
+        front=yaml.safe_dump(front, sort_keys=False),
+        env=env,
+        version=versions()["dppo"],
+        steps=counted(policy.state["global_step"], "env step"),
+        network=network_summary(policy.spec),
+        parameters=counted(policy.weights.size, "parameter"),
+        spaces=printable(spaces_summary(policy.spaces)),
+        table="\n".join(f"| {name} | {value} |" for name, value in figures.items()),
+        **more,
+    )

@@ -1,0 +1,1 @@
+"""Play recorded episodes again: `dppo replay`."""

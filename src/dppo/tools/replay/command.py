@@ -1,0 +1,77 @@
+"""`dppo replay`: play an episode of a run again: a recorded one, or one in which an environment failed."""
+
+import pdb
+import sys
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+from dppo.commands.flags import RENDER, TRUST, Parser, UsageError, in_flags
+from dppo.errors import EnvironmentFault
+from dppo.invocation import command
+from dppo.records.files.disk import check_parts
+from dppo.records.files.episodes import SEVERAL_ROWS, nothing_recorded, read_episodes
+from dppo.records.terminal.view import PatientStream, ShowLog
+
+PROG = "dppo replay"
+USAGE = "RUN --episode NUMBER [--flag ...]\nRUN --episodes\nINCIDENT [--flag ...]"
+DESCRIPTION = (
+    "Play an episode again in this process: the run's environment, the same seed, the same actions. Of a RUN, a "
+    "training episode that it has recorded; of an INCIDENT, such as runs/NAME/incidents/001, the one that failed. The "
+    "exit code is 0 if the episode is the same to the last bit, or its fault happens again; else 1."
+)
+FLAGS = {
+    "--episode NUMBER": "The episode of a RUN, by a number of --episodes: 1234.",
+    "--episodes": "List the recorded episodes of a RUN, and play none.",
+    "--debug": "Open pdb where the environment fails; in an episode of a RUN also before its first step.",
+    "--render": RENDER,
+    "--video FILE": "Write a video, such as out.mp4, if it is the same.",
+    "--trust": TRUST,
+}
+
+
+def main(argv: list[str]) -> int:
+    """Play the episode, or list those that are recorded; return the exit code."""
+    parser = Parser(PROG, USAGE, DESCRIPTION, options=FLAGS)
+    flags, path = parser.split_one(argv, "RUN or INCIDENT", "runs/NAME --episodes")
+    if flags.pop("episodes", False):
+        if flags:
+            raise UsageError(f"--{next(iter(flags))} has no effect with --episodes, which plays none. Leave it out.")
+        return _list(Path(path))
+    with closing(ShowLog(PatientStream(sys.stdout).line)) as show_log:
+        show_log.start()
+        return _play(Path(path), flags.pop("debug", False), flags)
+
+
+def _play(path: Path, debug: bool, flags: dict[str, Any]) -> int:
+    from dppo.tools.replay.episode import NotTheSame, replay
+
+    if debug and "episode" in flags:
+        flags["pause"] = pdb.set_trace
+    try:
+        print(replay(path, **flags))
+    except NotTheSame as difference:
+        print(difference)
+        return 1
+    except EnvironmentFault as fault:
+        print(f"The fault happens again: {fault}")
+        cause: BaseException = fault
+        while debug and cause.__context__ is not None:
+            cause = cause.__context__
+        if debug:
+            pdb.post_mortem(cause.__traceback__)
+    return 0
+
+
+def _list(run: Path) -> int:
+    check_parts(run)
+    episodes = read_episodes(run)
+    print(f"{'number':>9}  {'sampler/env/episode':<20}{'return':>12}{'length':>9}{'env step':>14}")
+    for one in episodes:
+        number, result = ("fault", "") if one.number is None else (f"{one.number:,}", f"{one.episode_return:.6g}")
+        print(f"{number:>9}  {one.name:<20}{result:>12}{one.length:>9,}{one.global_step:>14,}")
+    playing = f"{command('replay', run)} --episode NUMBER plays one, 3/0/17 instead of NUMBER any."
+    if any(not one.alone for one in episodes):
+        playing = f"They are of {SEVERAL_ROWS}: none can be played again."
+    print(f"{len(episodes):,} recorded. {playing}" if episodes else in_flags(nothing_recorded(run)))
+    return 0

@@ -1,0 +1,1 @@
+"""Where actors run, and how questions reach them."""

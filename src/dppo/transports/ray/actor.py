@@ -1,0 +1,236 @@
+"""PPOActor, which hosts samplers in a process on Ray; and the file that shows its progress, even while it is stuck."""
+
+import faulthandler
+import math
+import mmap
+import os
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+from shutil import which
+from typing import Any
+
+import psutil
+
+from dppo.envs.activity import BYTES, Activity, ActivityRecord
+from dppo.errors import ConfigError, DppoError, EnvironmentFault
+from dppo.files import lock
+from dppo.hosts import wire
+from dppo.hosts.host import SamplerHost, ThreadedHost, host_of
+from dppo.hosts.keeper import begin_log
+from dppo.hosts.wire import NO_MODEL, Answer, PackedModel, Question, Recycled, SamplerPlan, sendable, unpacked_model
+from dppo.numerics.fingerprint import Expected
+from dppo.numerics.portable import limit_blas
+from dppo.ppo.exchange.records import Incident, IncidentKind, PolicySnapshot
+from dppo.spaces.spaces import Spaces
+from dppo.transports.ray.environment import PROGRESS
+from dppo.user_code import in_a_line
+
+MEASURE_S = 2.0  # between two measurements of memory
+TERMINATED_S = 3.0  # for environments to close; Ray kills a process 5 s after SIGTERM
+STACKS_S, PY_SPY_S = 0.3, 5.0  # for a process to write its stacks, and for py-spy to read them
+MOST_TEXT = 100_000  # characters of stacks
+
+
+@dataclass(frozen=True, slots=True)
+class ProgressFile:
+    """Location of the file in which a process records its progress."""
+
+    node_id: str
+    path: str  # "" if there is no such file
+    node: str = ""  # its name, for messages
+    log: str = ""  # path of the log there; "" if there is none
+    pid: int = 0
+
+    def read(self) -> Activity | None:
+        """Return the progress of a process on this node; None if the file is missing or invalid."""
+        try:
+            with open(self.path, "rb") as file:
+                return ActivityRecord(memoryview(file.read(BYTES)).cast("q")).look()
+        except (OSError, ValueError, TypeError):
+            return None
+
+    def stacks(self) -> str:
+        """Return the stacks of all threads of a process on this node, if py-spy is installed also those of native code.
+
+        "" if they cannot be read. Those of a process that is stopped (SIGSTOP) are read by py-spy alone.
+        """
+        stacks = ""
+        with suppress(OSError):
+            os.kill(self.pid, signal.SIGUSR2)
+            time.sleep(STACKS_S)  # no end is marked
+            stacks = Path(f"{self.path}.stacks").read_text(errors="replace")
+        program = which("py-spy", path=f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}")
+        for how in ("--native", "--nonblocking") if program else ():  # only the second reads a process that is stopped
+            with suppress(OSError, subprocess.TimeoutExpired):
+                dump = [program or "", "dump", how, "--pid", str(self.pid)]
+                found = subprocess.run(dump, capture_output=True, timeout=PY_SPY_S, check=False)
+                stacks += f"\npy-spy dump {how}:\n{(found.stdout + found.stderr).decode(errors='replace')}"
+                if found.returncode == 0:
+                    break
+        return stacks[:MOST_TEXT]
+
+    def remove(self) -> None:
+        """Remove the file, and that of the stacks, if they exist."""
+        for path in (self.path, f"{self.path}.stacks"):
+            with suppress(OSError):
+                os.unlink(path)
+
+
+def make_progress_file() -> tuple[str, ActivityRecord]:
+    """Return the path of a new file and the record that writes to it; the path is "" if the disk is full."""
+    path = ""
+    try:
+        file, path = tempfile.mkstemp(prefix=PROGRESS)
+        with os.fdopen(file, "r+b"):
+            os.write(file, bytes(BYTES))  # allocates the blocks: a full disk raises here, not when the map is written
+            lock(Path(path))  # held until this process ends: see `remove_abandoned`
+            return path, ActivityRecord(memoryview(mmap.mmap(file, BYTES)).cast("q"))
+    except OSError:
+        ProgressFile("", path).remove()
+        return "", ActivityRecord()
+
+
+def write_stacks_on_signal(path: str) -> None:
+    """Let SIGUSR2 write the stacks of all threads beside the progress file `path`, wherever this process is stuck."""
+    if not path:  # the disk is full
+        return
+    with suppress(OSError):
+        faulthandler.register(signal.SIGUSR2, open(f"{path}.stacks", "w"))  # noqa: SIM115  open as long as the process
+
+
+class PPOActor:
+    """Collects segments of its samplers on request, and sends faults as plain data."""
+
+    def __init__(self, plan: bytes, model: PackedModel = NO_MODEL) -> None:
+        """Store a pickled plan, and the user's network, which it does not contain: first use unpickles both.
+
+        Nothing here can fail, because Ray reports a failing constructor badly.
+        """
+        self._plan, self._model = plan, model
+        self._progress, self._progress_file, self._pid = ActivityRecord(), "", os.getpid()
+        self._host: SamplerHost | ThreadedHost | None = None
+        self._kept: list[Any] = []  # what else has environments to close
+        self._making_host = threading.Lock()
+        self._elsewhere = ""  # the name of the node, if it is another one than that of the driver
+        self._fault: DppoError | None = None
+        self._recycling, self._memory, self._measured_at, self._questions = (math.inf, math.inf), 0, -math.inf, 0
+
+    def alone_in_process(self, keep_gpus: bool, log: str, node_id: str, driver: int) -> ProgressFile:
+        """Limit this process to one core and, without `keep_gpus`, no GPU; record progress in a file.
+
+        Its output goes to `log` if it is on the node `node_id` of the process `driver`, else beside its progress file.
+        """
+        if not keep_gpus:
+            os.environ["CUDA_VISIBLE_DEVICES"] = ""
+        # Ray's handler raises SystemExit, which in the middle of a step would look like a fault of the environment.
+        if threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGTERM, self._terminated)
+        os.environ["OMP_NUM_THREADS"] = "1"  # for a torch that an environment may import
+        limit_blas(1)
+        self._progress_file, self._progress = make_progress_file()
+        write_stacks_on_signal(self._progress_file)
+        import ray  # loaded already: Ray has started this process
+
+        own = ray.get_runtime_context().get_node_id()
+        self._elsewhere = "" if own == node_id else socket.gethostname()
+        path = begin_log(*((log, self._progress_file, driver) if own == node_id else ("", self._progress_file)))
+        return ProgressFile(own, self._progress_file, socket.gethostname(), path, self._pid)
+
+    def _terminated(self, *_: object) -> None:
+        """Close the environments, in a few seconds, and end: the node is drained, or the driver has been killed."""
+        if os.getpid() == self._pid:  # not in a simulator's fork of this process
+            threading.Timer(TERMINATED_S, os._exit, (128 + signal.SIGTERM,)).start()
+            self.close()
+        os._exit(128 + signal.SIGTERM)
+
+    def describe(self, sampler_id: int) -> Spaces | DppoError:
+        """Create the environments of a sampler and return their spaces."""
+        try:
+            return self._hosted().spaces(sampler_id)
+        except DppoError as error:
+            return self._sendable(error)
+
+    def make_segments(self, question: Question, policy: PolicySnapshot) -> Answer | DppoError:
+        """Collect all requested segments; return a fault if an environment fails, also for all later questions."""
+        if self._fault is not None:
+            return self._fault
+        try:
+            host = self._hosted()
+            self._check_wear()
+            host.close_all_but(question.hosted)
+            answer = host.collect(question.requests, policy, question.spaces)
+            answer = replace(answer, timings=replace(answer.timings, memory=self._memory))
+            return answer if question.expected is None else _compared(answer, question.expected)
+        except DppoError as error:
+            self._fault = self._sendable(error)
+            return self._fault
+
+    def _sendable(self, error: DppoError) -> DppoError:
+        """Return an error that can be sent; it names this node if that may be the reason: a module that is missing."""
+        if self._elsewhere and isinstance(error, ConfigError):
+            error = ConfigError(f"{error}\nThis was on node {self._elsewhere}.")
+        elif self._elsewhere and isinstance(error, EnvironmentFault) and error.in_constructor:
+            error.args = (f"{error.message} (on node {self._elsewhere})", *error.args[1:])
+        return sendable(error)
+
+    def _check_wear(self) -> None:
+        """Measure the memory of this process and its children every few seconds; raise `Recycled` if it is worn out."""
+        if time.monotonic() - self._measured_at > MEASURE_S:
+            with suppress(psutil.Error):
+                this = psutil.Process()
+                self._memory = sum(one.memory_info().rss for one in (this, *this.children(recursive=True)))
+            self._measured_at = time.monotonic()
+        self._questions += 1
+        if self._questions > 1 and (self._memory > self._recycling[0] or self._questions > self._recycling[1]):
+            raise Recycled(f"uses {self._memory / 1e9:.2f} GB after {self._questions - 1} segments of its samplers")
+
+    def make_segments_packed(self, question: bytes, policy: bytes | PolicySnapshot, apart: bool) -> bytes | list[Any]:
+        """Do `make_segments` over Ray; `apart` with several return values: the packed reports, then each segment."""
+        asked: Question = wire.unpack(question)
+        sent = wire.encode_answer(self.make_segments(asked, wire.unpack(policy)), apart=apart)
+        return [sent, *asked.samplers] if apart and isinstance(sent, bytes) else sent  # a fault, and as many values
+
+    def close(self) -> None:
+        """Close all environments."""
+        for one in (self._host, *self._kept):
+            if one is not None:
+                one.close()
+        ProgressFile("", self._progress_file).remove()
+
+    def keep(self, player: Any) -> None:
+        """Close `player` with the process, whatever ends it."""
+        self._kept.append(player)
+
+    def _hosted(self) -> SamplerHost | ThreadedHost:
+        with self._making_host:
+            if self._host is not None:
+                return self._host
+            model = unpacked_model(self._model)
+            try:
+                plan: SamplerPlan = wire.unpack(self._plan)
+            except (Exception, SystemExit) as error:  # importing a user's module may raise anything
+                raise ConfigError(
+                    f"env_id: the environment cannot be loaded in an actor: {in_a_line(error)}. It must be importable "
+                    f"on every node (see `upload`); pass module:factory rather than a function of a script."
+                ) from None
+            self._recycling = plan.recycling
+            self._host = host_of(replace(plan, network=replace(plan.network, model=model)), self._progress)
+            return self._host
+
+
+def _compared(answer: Answer, expected: Expected) -> Answer:
+    """Add an incident if this process computes other bits than `expected`, or raise `ClusterError` if that is asked."""
+    problem = expected.problem(torch="torch" in sys.modules)  # loaded by now if the network acts with it
+    if not problem:
+        return answer
+    (first, segment), *others = answer.made
+    first = replace(first, incidents=(*first.incidents, Incident(IncidentKind.OTHER_CPU, problem)))
+    return replace(answer, made=((first, segment), *others))

@@ -1,0 +1,230 @@
+"""Check that a cluster or this machine has room for the processes of a run."""
+
+import json
+import math
+import os
+import re
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from dppo.errors import ConfigError, counted
+from dppo.machine import cores_in_words, usable_cores
+from dppo.transports.ray.calls import calls_ray
+
+# Without an autoscaler, Ray reports each node as its own type: "node_" and the id of the node.
+NOT_AUTOSCALED = re.compile(r"node_[0-9a-f]{56}")
+# Each node has 1 of a resource with this prefix, also in the plans of autoscalers. Ray Serve limits replicas so, too.
+PER_NODE = "node:__internal_implicit_resource_dppo"
+
+
+@dataclass(frozen=True, slots=True)
+class Demand:
+    """Number of processes of a run, and the resources of each."""
+
+    num_actors: int
+    actor: dict[str, float]
+    num_learners: int
+    learner: dict[str, float]
+    most_actors: int = 0  # 0 if the number of actors is fixed; else they join and leave, and `num_actors` is the fewest
+    others: tuple[dict[str, float], ...] = ()  # alternatives to the resources of `actor`
+    evaluators: int = 0  # further actors, which take the resources of `actor`
+
+    @property
+    def groups(self) -> tuple[dict[str, float], ...]:
+        """The resources of an actor, and the alternatives to these."""
+        return self.actor, *self.others
+
+    def total(self) -> dict[str, float]:
+        """Return the sum of the resources of all processes."""
+        total = {
+            name: (self.num_actors + self.evaluators) * self.actor.get(name, 0.0)
+            + self.num_learners * self.learner.get(name, 0.0)
+            for name in self.actor | self.learner
+        }
+        return {name: amount for name, amount in total.items() if amount > 0 and name != PER_NODE}
+
+
+def actors_that_fit(node: Mapping[str, float], needs: Mapping[str, float]) -> int:
+    """Return the number of actors with these `needs` that fit the resources of one node."""
+    return min(_that_fit(name, node.get(name, 0.0), amount) for name, amount in needs.items() if amount > 0)
+
+
+def _that_fit(name: str, has: float, each: float) -> int:
+    if name == "GPU" and each < 1:  # each process stays on one GPU
+        whole, rest = divmod(has + 1e-6, 1)
+        return int(whole) * int(1 / each + 1e-6) + int(rest / each)
+    return int(has / each + 1e-6)
+
+
+def rooms_for(nodes: Iterable[Mapping[str, float]], demand: Demand) -> list[int]:
+    """Return the number of actors of each group that fit the nodes; learners take the largest nodes."""
+    rooms, learners = [0] * (1 + len(demand.groups)), demand.num_learners
+    for node in sorted(nodes, key=lambda node: -node.get("CPU", 0.0)):
+        here = min(learners, actors_that_fit(node, demand.learner)) if learners else 0
+        learners -= here
+        left = {PER_NODE: 1.0, **node}
+        for number, needs in enumerate([demand.learner, *demand.groups]):
+            here = actors_that_fit(left, needs) if number else here
+            left = {name: amount - here * needs.get(name, 0.0) for name, amount in left.items()}
+            rooms[number] += here
+    return rooms[1:]
+
+
+def room_for(nodes: Iterable[Mapping[str, float]], demand: Demand) -> int:
+    """Return the number of actors that fit the nodes beside the learners and those of evaluations."""
+    return max(0, sum(rooms_for(nodes, demand)) - demand.evaluators)
+
+
+def in_words(*groups: dict[str, float]) -> str:
+    """Format the resources of an actor for a message: `1 CPU + 2 licence`."""
+    shown = [" + ".join(f"{amount:g} {name}" for name, amount in group.items() if name != PER_NODE) for group in groups]
+    limit = f" (at most {int(1 / groups[0][PER_NODE] + 1e-6)} on a node)" if PER_NODE in groups[0] else ""
+    return " or ".join(shown) + limit
+
+
+def fitted_here(demand: Demand, gpus: int, notify: Callable[[str], None]) -> Demand:
+    """Return the demand with as many actors as this machine has room for."""
+    cores = usable_cores()
+    here = {name: (demand.most_actors + demand.evaluators) * amount for name, amount in demand.actor.items()}
+    here |= {"CPU": cores, "GPU": gpus, PER_NODE: 1.0}
+    number = max(demand.num_actors, min(room_for([here], demand), demand.most_actors))
+    while number > demand.num_actors and _gpus_for(replace(demand, num_actors=number)) > gpus:
+        number -= 1  # a learner's part of a GPU may leave too little for an actor on each
+    notify(f"using {counted(number, 'actor')}: this machine has {cores_in_words()}")
+    return replace(demand, num_actors=number)
+
+
+def gpus_here() -> int:
+    """Count the GPUs that Ray would find on this machine; CUDA_VISIBLE_DEVICES may hide some."""
+    from ray._private import accelerators  # ray.init counts in the same way, and refuses to exceed it
+
+    manager = accelerators.get_accelerator_manager_for_resource("GPU")
+    if manager is None:
+        return 0
+    visible = manager.get_current_process_visible_accelerator_ids()
+    count = int(manager.get_current_node_num_accelerators())
+    return count if visible is None else min(count, len(visible))
+
+
+def check_here(demand: Demand, gpus: int) -> None:
+    """Raise `ConfigError` if the actors cannot be placed on this machine, the only node of a Ray that starts here."""
+    if demand.others:
+        raise ConfigError(
+            f"actor_resources: the {len(demand.groups)} alternatives are for the nodes of a running cluster. Set "
+            f"`address`, or name the resources of one."
+        )
+    room = room_for([demand.total() | {"GPU": 1e6}], demand)  # `check_gpus` counts these
+    if room < demand.num_actors:
+        limit = round(1 / demand.actor[PER_NODE])
+        use = f"Use at most `num_actors={room}`, raise" if room > 0 else "Raise"
+        raise ConfigError(
+            f"actors_per_node={limit}: this machine is the only node, and {demand.num_actors} actors"
+            f"{_evaluators_of(demand)} are wanted. {use} `actors_per_node`, or use a cluster (address)."
+        )
+    check_gpus(demand, gpus)
+
+
+def check_gpus(demand: Demand, gpus: int) -> None:
+    """Raise `ConfigError` if a run needs more than this machine's `gpus`: Ray would wait for them silently."""
+    groups = _with_gpus(demand)
+    if (needed := _gpus_for(demand)) <= gpus:
+        return
+    hidden = os.environ.get("CUDA_VISIBLE_DEVICES")
+    seen = "" if hidden is None else f" (CUDA_VISIBLE_DEVICES={hidden})"
+    more = {"actor": f" ({demand.evaluators} for evaluations)" * (demand.evaluators > 0)}
+    asked = " and ".join(f"{counted(n, noun)}{more.get(noun, '')} of {each:g} GPU each" for noun, n, each in groups)
+    noun, _, each = groups[0]
+    raise ConfigError(
+        f"{noun}_gpus={each:g}: {asked} need {counted(needed, 'GPU')}, this machine has {gpus}{seen}. Use fewer "
+        f"processes, a fraction such as `actor_gpus=0.25` to share a GPU, or a larger cluster (address)."
+    )
+
+
+def _with_gpus(demand: Demand) -> list[tuple[str, int, float]]:
+    """Return the kind, the number and the GPUs of each, of the processes that have any."""
+    num_actors = demand.num_actors + demand.evaluators
+    kinds = ("actor", num_actors, demand.actor), ("learner", demand.num_learners, demand.learner)
+    return [(noun, count, needs["GPU"]) for noun, count, needs in kinds if count and needs.get("GPU")]
+
+
+def _gpus_for(demand: Demand) -> int:
+    return math.ceil(sum(_gpu_slots(count, each) for _, count, each in _with_gpus(demand)) - 1e-6)
+
+
+def _evaluators_of(demand: Demand) -> str:
+    return f" beside {demand.evaluators} of evaluations" if demand.evaluators else ""
+
+
+def _gpu_slots(count: int, each: float) -> float:
+    """Return the GPUs that `count` processes occupy: a process with a fraction of a GPU stays on one GPU."""
+    if each >= 1:
+        return count * each
+    whole, rest = divmod(count, int(1 / each + 1e-6))
+    return whole + rest * each
+
+
+@calls_ray
+def check_cluster(ray: Any, demand: Demand, notify: Callable[[str], None]) -> None:
+    """Raise `ConfigError` if the cluster is too small: Ray would wait silently. Warn if it can grow or is busy."""
+    nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
+
+    def have(names: Iterable[str]) -> dict[str, float]:
+        return {name: sum(node.get(name, 0.0) for node in nodes) for name in names}
+
+    wanted, holds, actors = demand.total(), room_for(nodes, replace(demand, num_learners=0)), demand.num_actors
+    if demand.others:  # what all alternatives take alike; `holds` counts the rest
+        alike = [name for name in demand.learner if len({group.get(name) for group in demand.groups}) == 1]
+        wanted = {name: wanted[name] for name in alike if name in wanted}
+    if demand.num_learners and any(held < wanted[name] - 1e-6 for name, held in have(wanted).items()):
+        fact = (
+            f"num_learners={demand.num_learners}: {actors} actors{_evaluators_of(demand)} and {demand.num_learners} "
+            f"learners need {in_words(wanted)}, the cluster's {len(nodes)} nodes have {in_words(have(wanted))}"
+        )
+        remedy = "Use fewer, or lower `learner_cpus` or `cpus_per_actor`."
+    elif holds < actors:
+        names = dict.fromkeys(name for group in demand.groups for name in group if name != PER_NODE)
+        fact = (
+            f"num_actors={actors} actors of {in_words(*demand.groups)} each{_evaluators_of(demand)} do not fit the "
+            f"cluster: its {len(nodes)} nodes have {in_words(have(names))} and hold {holds}"
+        )
+        per_node = PER_NODE in demand.actor
+        lower = "raise `actors_per_node`" if per_node else "lower `cpus_per_actor` (0.5 lets two share a CPU)"
+        use = f"Use at most {holds}, {lower}" if holds else f"{lower[0].upper()}{lower[1:]}"
+        remedy = f"{use}, or add nodes."
+    else:
+        if (free := free_room(demand)) < actors:
+            room = f"the cluster has room for {free} of {actors} actors now ({in_words(*demand.groups)} each)"
+            notify(f"{room}; the others start when other jobs end.")
+        return
+    if not has_autoscaler(ray):
+        raise ConfigError(f"{fact}. {remedy}")
+    notify(f"{fact}. The cluster has an autoscaler: the others start when it has added nodes.")
+
+
+@calls_ray
+def free_room(demand: Demand) -> int:
+    """Return the number of actors that the connected cluster could start now."""
+    from ray._private.state import available_resources_per_node
+
+    return room_for(available_resources_per_node().values(), replace(demand, num_learners=0))
+
+
+@calls_ray
+def has_autoscaler(ray: Any) -> bool:
+    """Return whether an autoscaler manages the cluster: then the types of its nodes have configured names."""
+    from ray.experimental.internal_kv import _internal_kv_get
+
+    try:
+        report = json.loads(_internal_kv_get("__autoscaling_status") or b"{}").get("autoscaler_report") or {}
+        types = [*report.get("active_nodes", {}), *report.get("pending_launches", {})]
+        types += (report.get("node_type_mapping") or {}).values()
+        if not types:  # the second autoscaler reports elsewhere
+            from ray.autoscaler.v2.sdk import get_cluster_status
+
+            status = get_cluster_status(ray.get_runtime_context().gcs_address)
+            if status.stats.autoscaler_version not in (None, "", "0"):
+                types = [node.ray_node_type_name for node in (*status.active_nodes, *status.idle_nodes)]
+    except Exception:  # the form of Ray's report is not documented; without one, expect no autoscaler
+        return False
+    return any(name and not NOT_AUTOSCALED.fullmatch(name) for name in types)

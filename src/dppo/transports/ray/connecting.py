@@ -1,0 +1,90 @@
+"""Connect to a Ray cluster that is running."""
+
+import logging
+import os
+import socket
+from typing import Any
+
+from dppo.config.checks import check_address
+from dppo.errors import ClusterError, ConfigError
+from dppo.transports.ray import environment
+from dppo.transports.ray.calls import calls_ray
+from dppo.transports.ray.versions import versions_remedy
+from dppo.transports.ray.watch import ping
+from dppo.user_code import in_a_line
+
+CONNECT_S = 10.0  # longest wait for the first answer of a cluster
+
+
+def wanted_cluster(address: str | None) -> tuple[str, str | None]:
+    """Return the setting that names the cluster, and its address, None to start Ray here; refuse other services."""
+    source = "address" if address else "RAY_ADDRESS"
+    address = address or os.environ.get("RAY_ADDRESS") or "local"
+    check_address(address, source)
+    return source, None if address == "local" else address
+
+
+def check_connected(ray: Any, address: str | None, dashboard: bool) -> None:
+    """Raise `ConfigError` if `address` is not the connected cluster, or for a dashboard: they would have no effect."""
+    connected = ray.get_runtime_context().gcs_address
+    if address not in (None, "auto", connected) and not _same_place(str(address), connected):
+        raise ConfigError(
+            f"address={address}: this process is connected to the Ray cluster at {connected} already. Omit address "
+            f"to use that one, or call ray.shutdown() first."
+        )
+    if dashboard:
+        raise ConfigError(
+            f"dashboard=True has no effect: this process is connected to the Ray cluster at {connected} already. Start "
+            f"that one with a dashboard, or omit the setting."
+        )
+
+
+def _same_place(address: str, connected: str) -> bool:
+    """Return whether two host:port name the same place; host names are resolved."""
+    (host, _, port), (other, _, other_port) = address.rpartition(":"), connected.rpartition(":")
+    if port != other_port:
+        return False
+    names = host, other, socket.gethostname()
+    try:
+        found, known, here = ({str(info[4][0]) for info in socket.getaddrinfo(name, None)} for name in names)
+    except OSError:  # an unknown name
+        return False
+    loopback = all(ip.startswith("127.") or ip == "::1" for ip in found)
+    return bool(found & known) or (loopback and bool(known & here))
+
+
+def check_answers(source: str, address: str, dashboard: bool) -> None:
+    """Raise `ConfigError` or `ClusterError` if no cluster answers there: Ray takes minutes to notice that."""
+    if dashboard:
+        raise ConfigError(
+            f"dashboard=True has no effect: {source}={address} is a running cluster with its own settings. Omit it."
+        )
+    host, _, port = address.rpartition(":")
+    if not (host and port.isdigit()):  # "auto", which Ray resolves
+        return
+    try:
+        ping(address, CONNECT_S)
+    except OSError as error:
+        remedy = "omit address" if source == "address" else "unset RAY_ADDRESS"
+        reason = error.strerror or str(error)
+        raise ClusterError(
+            f"{source}={address}: no Ray cluster answers there ({reason}). Check it with `ray status --address "
+            f"{address}`, or {remedy} to start Ray here."
+        ) from None
+
+
+@calls_ray
+def connect(ray: Any, source: str, address: str) -> None:
+    """Connect to the cluster at `address`, which `source` names; raise ClusterError if that fails."""
+    try:
+        with environment.long_reconnect(), environment.quiet_init():
+            ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
+    except (ConnectionError, TimeoutError, ValueError, RuntimeError, ray.exceptions.RayError) as error:
+        versions = versions_remedy(str(error))
+        if versions:
+            raise ClusterError(f"{source}={address}: Ray could not connect. {versions}") from None
+        raise ClusterError(
+            f"{source}={address}: Ray could not connect ({in_a_line(error)[:300]}). Check it with `ray status "
+            f"--address {address}`. If the cluster uses tokens, set RAY_AUTH_MODE=token and RAY_AUTH_TOKEN_PATH (or "
+            f"RAY_AUTH_TOKEN) here as on its head. Without address, Ray starts here."
+        ) from None

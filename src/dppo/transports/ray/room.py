@@ -1,0 +1,97 @@
+"""Room: how many actors there is room for while nodes come and go."""
+
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from itertools import count, islice
+from threading import Event
+
+from dppo.errors import counted
+from dppo.transports.ray.calls import RayThread, calls_ray
+from dppo.transports.ray.capacity import Demand, in_words, room_for
+
+NODES_S = 2.0  # between two looks at the nodes
+
+Nodes = Mapping[str, Mapping[str, float]]
+"""The resources of each node, by its id."""
+
+
+@calls_ray
+def usable_nodes() -> Nodes:
+    """Return the nodes that are alive, and not announced to leave: by a drain, a preemption notice or SIGTERM."""
+    from ray._private.state import state  # ray.nodes() would start a Ray if this one has been shut down
+
+    leaving = state.get_draining_nodes()
+    nodes = [node for node in state.node_table() if node["Alive"]]
+    return {node["NodeID"]: node["Resources"] for node in nodes if node["NodeID"] not in leaving}
+
+
+class Room:
+    """Decides which actors join and leave: as many as the nodes have room for, between two bounds."""
+
+    def __init__(
+        self, demand: Demand, find: Callable[[], Nodes], notify: Callable[[str], None], *, free: int, grows: bool
+    ) -> None:
+        """Begin with as many actors as fit the nodes that `find` returns; at once there is room for `free` of them.
+
+        If the cluster `grows`, pending actors are requests for nodes, and there are as many as the run can use.
+        """
+        self._demand, self._find, self._notify, self._grows = demand, find, notify, grows
+        self._latest = self._nodes = find()
+        self._holds = room_for(self._nodes.values(), demand)
+        self.at_first = max(demand.num_actors, min(self._number, free))  # actors at the start; the others join
+        self._wanted = list(range(self.at_first))
+        self._stop = Event()
+        self._thread = RayThread(self._watch, "dppo-node-watch")
+        notify(self._in_words(free))
+
+    def start(self) -> None:
+        """Look every two seconds from now on, in a thread: a call to Ray's GCS may take long."""
+        self._thread.start()
+
+    def look(self) -> None:
+        """Look at the nodes once."""
+        self._latest = self._find()
+
+    def _watch(self) -> None:
+        while not self._stop.wait(NODES_S):
+            with suppress(Exception):  # the GCS does not answer; if it is gone, the run ends elsewhere
+                self.look()
+
+    def close(self) -> None:
+        """Stop looking."""
+        self._stop.set()
+        self._thread.join(1)
+
+    def changes(self, homes: Callable[[], Mapping[int, str]]) -> tuple[list[int], list[int]]:
+        """Return the ids of the actors that join, and of those that leave, since the last call.
+
+        An actor whose node leaves is returned again until its process has ended. `homes` returns the node of each actor
+        with a process, by the id of the actor.
+        """
+        if self._latest is self._nodes and len(self._wanted) == self._number:
+            return [], []
+        before, self._nodes, at = self._holds, self._latest, homes()
+        self._holds = room_for(self._nodes.values(), self._demand)
+        if self._holds != before:
+            self._notify(f"the cluster has room for {counted(self._holds, 'actor')} now, {before} before")
+        stay = [actor for actor in self._wanted if actor not in at or at[actor] in self._nodes]
+        stay.sort(key=lambda actor: actor not in at)  # pending ones leave first
+        stay, spare = stay[: self._number], stay[self._number :]
+        unused = (actor for actor in count() if actor not in at and actor not in stay)
+        joined = list(islice(unused, self._number - len(stay)))
+        self._wanted = stay + joined
+        return joined, [*spare, *(actor for actor, node in at.items() if node not in self._nodes)]
+
+    @property
+    def _number(self) -> int:
+        most = self._demand.most_actors
+        return most if self._grows else min(most, max(self._demand.num_actors, self._holds))
+
+    def _in_words(self, free: int) -> str:
+        nodes, room = counted(len(self._nodes), "node"), counted(self._holds, "actor")
+        line = f"the cluster has room for {room} of {in_words(*self._demand.groups)} on {nodes}"
+        if free < min(self._holds, self._demand.most_actors):
+            line += f", for {free} of them now"
+        if self._holds < self._demand.num_actors:
+            line += f"; training waits for the {self._demand.num_actors} that num_actors asks for"
+        return line + ("; its autoscaler is asked for more nodes" if self._grows else "")

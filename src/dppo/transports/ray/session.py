@@ -1,0 +1,299 @@
+"""Connect to a Ray cluster, or start Ray here: the only module with settings of Ray."""
+
+import logging
+import math
+import os
+import shutil
+import sys
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any, TypeVar
+
+from dppo.config.parts import Actors, Learners
+from dppo.errors import ClusterError, ConfigError
+from dppo.log import logger
+from dppo.machine import file_size_limits, file_size_remedy
+from dppo.signals import leave_at_exit
+from dppo.transports.ray import capacity, environment
+from dppo.transports.ray.calls import RayCalls, calls_ray
+from dppo.transports.ray.capacity import PER_NODE, Demand
+from dppo.transports.ray.clock import RunClock
+from dppo.transports.ray.connecting import check_answers, check_connected, connect, wanted_cluster
+from dppo.transports.ray.folder import ray_folder, usable_folder
+from dppo.transports.ray.room import Room, usable_nodes
+from dppo.transports.ray.watch import ClusterWatch, Endpoint
+from dppo.user_code import in_a_line
+
+T = TypeVar("T")
+
+MIB = 2**20
+SMALLEST_STORE = 80 * MIB  # Ray refuses less than 75 MiB
+STORE_PER_STEP = 64 * 1024  # bytes of the object store per env step of a batch: enough for two batches of images
+COPIES = 8  # of the weights in the object store at a time: sent to actors, and twice with the optimizer's state
+STORE_LIMITS = 256 * MIB, 4096 * MIB  # for the batch
+FULL_DISK = 0.95  # Ray creates no objects if the disk to which it spills is fuller
+CLOSE_S = 10.0  # for Ray to disconnect or stop
+GCS_RESTART_S = 15.0  # a cluster may be configured to restart its GCS; a Ray started here is not
+
+
+@dataclass(frozen=True, slots=True)
+class RayLink:
+    """The access of one part of a run to Ray."""
+
+    calls: RayCalls
+    """Makes its calls, in a thread of its own."""
+    node_id: str
+    """Of the node of this process."""
+    clock: RunClock
+    """The time by which actors and learners are late."""
+    watch: ClusterWatch
+
+
+def link_of_its_own(name: str) -> RayLink:
+    """Return access to the connected Ray without a session, and without a watch over Ray's processes."""
+    clock = RunClock()
+    return RayLink(RayCalls(name), "", clock, ClusterWatch(logger.warning, clock))
+
+
+class RaySession:
+    """A connection to Ray. `close` ends only a connection, or a Ray, that this session has opened.
+
+    All of its calls into Ray are made in a thread of their own, so that none can keep this process from ending.
+    """
+
+    def __init__(
+        self, actors: Actors, learners: Learners, evaluators: int = 0, *, store_bytes: int,
+        notify: Callable[[str], None], check: Callable[[], None] = lambda: None, **more: bool,
+    ) -> None:  # fmt: skip
+        """Connect to Ray, or start it with an object store of `store_bytes` and `more` variables; check the room.
+
+        `check` is called twice a second meanwhile, and may raise.
+
+        Raise ClusterError if Ray cannot be reached or started, and ConfigError if the cluster or this machine has no
+        room for the processes, or another Ray is in use already.
+        """
+        self._ours = not ("ray" in sys.modules and sys.modules["ray"].is_initialized())
+        source, cluster = wanted_cluster(actors.address) if self._ours else ("address", actors.address)
+        self.started_here = self._ours and cluster is None
+        self.clock = RunClock()
+        self._watch, self._check_waiting = ClusterWatch(notify, self.clock), check
+        self._all_calls: list[RayCalls] = []
+        self.room: Room | None = None  # for actors that join and leave
+        self.options: dict[str, Any] = {}  # Ray's options of its processes
+        if self._ours:
+            environment.set_environment(start_here=self.started_here, dashboard=actors.dashboard, **more)
+        import ray
+
+        self._ray: Any = ray
+        self.clock.start()
+        self._calls = self._new_calls("session")
+        demand = demand_of(actors, learners, evaluators)
+        try:
+            if self.started_here:
+                demand = self._start(partial(_start, ray, demand, store_bytes, actors.dashboard, notify))
+            else:
+                self._connect(source, cluster, actors.dashboard)
+            self._look_at_nodes(demand, notify)
+        except BaseException:
+            self.close()
+            raise
+        self.demand = demand if self.room is None else replace(demand, num_actors=self.room.at_first)
+        """The processes at the start."""
+
+    def _start(self, start: Callable[[], Demand]) -> Demand:
+        with environment.signal_handlers_kept():
+            return self._call(start, "starting Ray")
+
+    def _connect(self, source: str, cluster: str | None, dashboard: bool) -> None:
+        """Connect to a cluster; if this process is connected already, check that it is this one."""
+        if not self._ours:
+            check_connected(self._ray, cluster, dashboard)
+            return
+        assert cluster is not None
+        check_answers(source, cluster, dashboard)
+        with environment.signal_handlers_kept():
+            self._call(partial(connect, self._ray, source, cluster), "connecting to the cluster")
+
+    def _look_at_nodes(self, demand: Demand, notify: Callable[[str], None]) -> None:
+        """Watch Ray's processes from now on; check that there is room, or follow how much there is."""
+        what = "looking at the nodes"
+        endpoints = partial(_endpoints, self._ray, started_here=self.started_here)
+        self._watch.add_endpoints(self._call(endpoints, what))
+        self.node_id: str = self._call(partial(_node_id, self._ray), what)
+        if self.started_here:
+            return
+        if not demand.most_actors:
+            self._call(partial(capacity.check_cluster, self._ray, demand, notify), what)
+            return
+        self.room = self._call(partial(_room, self._ray, demand, notify), what)
+        self.room.start()
+
+    def _call(self, function: Callable[[], T], what: str) -> T:
+        def check() -> None:
+            self._watch.check()
+            self._check_waiting()
+
+        return self._calls.call(function, what, check)
+
+    def check(self) -> None:
+        """Raise `ClusterError` if Ray is lost, or has not answered for too long; log a long wait."""
+        self._watch.check()
+
+    def link(self, name: str) -> RayLink:
+        """Return access to Ray for one part of the run."""
+        return RayLink(self._new_calls(name), self.node_id, self.clock, self._watch)
+
+    def _new_calls(self, name: str) -> RayCalls:
+        calls = RayCalls(name, self.clock.awake)
+        self._all_calls.append(calls)
+        self._watch.add_calls(calls)
+        return calls
+
+    def close(self) -> None:
+        """Disconnect; stop Ray if it was started here. If Ray does not answer, leave it: see `leave_at_exit`."""
+        self._watch.close()
+        if self.room is not None:
+            self.room.close()
+        if self._ours:
+            self._calls.post(_shut_down, "disconnecting")
+        deadline = time.monotonic() + CLOSE_S
+        ended = [calls.close(max(0.0, deadline - time.monotonic())) for calls in reversed(self._all_calls)]
+        if not all(ended):
+            leave_at_exit("Ray")
+        self.clock.close()
+        if self._ours:
+            environment.forget_private_token()
+
+
+@calls_ray
+def _node_id(ray: Any) -> str:
+    return str(ray.get_runtime_context().get_node_id())
+
+
+@calls_ray
+def _room(ray: Any, demand: Demand, notify: Callable[[str], None]) -> Room:
+    free, grows = capacity.free_room(demand), capacity.has_autoscaler(ray)
+    return Room(demand, usable_nodes, notify, free=free, grows=grows)
+
+
+@calls_ray
+def _shut_down() -> None:
+    import ray
+
+    ray.shutdown()
+
+
+def demand_of(actors: Actors, learners: Learners, evaluators: int = 0) -> Demand:
+    """Return the processes of these settings, and the resources that each takes from Ray."""
+    fewest, most = actors.actor_bounds
+    of_actor = {"CPU": actors.cpus_per_actor}
+    if actors.actor_gpus:
+        of_actor["GPU"] = actors.actor_gpus
+    if actors.actors_per_node:  # Ray counts in units of 0.0001
+        of_actor[PER_NODE] = 10_000 // actors.actors_per_node / 10_000
+    first, *others = [of_actor | group for group in actors.resource_groups]
+    of_learner = {"CPU": learners.learner_cpus, "GPU": learners.learner_gpus}
+    elastic = most if actors.elastic else 0
+    return Demand(fewest, first, learners.num_learners, of_learner, elastic, tuple(others), evaluators)
+
+
+def store_bytes_for(batch_size: int, num_parameters: int) -> int:
+    """Return the bytes that weights and segments in flight take in the object store."""
+    low, high = STORE_LIMITS
+    return min(high, max(low, batch_size * STORE_PER_STEP) + COPIES * 4 * num_parameters)
+
+
+@calls_ray
+def _endpoints(ray: Any, *, started_here: bool) -> list[Endpoint]:
+    """Return the processes that Ray depends on: the GCS of the head, and the raylet of this node."""
+    context = ray.get_runtime_context()
+    found = [Endpoint("Ray's GCS", context.gcs_address, 0.0 if started_here else GCS_RESTART_S)]
+    for node in ray.nodes():
+        if node["NodeID"] == context.get_node_id():
+            found.append(Endpoint("the raylet", f"{node['NodeManagerAddress']}:{node['NodeManagerPort']}", 0.0))
+    return found
+
+
+def _start(ray: Any, demand: Demand, store_bytes: int, dashboard: bool, notify: Callable[[str], None]) -> Demand:
+    gpus = capacity.gpus_here() if demand.total().get("GPU") else 0
+    if demand.most_actors:
+        demand = capacity.fitted_here(demand, gpus, notify)
+    capacity.check_here(demand, gpus)
+    wanted = demand.total()
+    wanted.pop("GPU", None)
+    cpus = max(1, math.ceil(wanted.pop("CPU")))
+    store_bytes = store_size(store_bytes, notify)
+    _check_file_size(store_bytes)
+    with usable_folder(notify):
+        _start_processes(
+            ray,
+            notify,
+            num_cpus=cpus,
+            num_gpus=gpus,
+            resources={name: math.ceil(amount) for name, amount in wanted.items()} or None,  # it takes whole numbers
+            object_store_memory=store_bytes,
+            include_dashboard=dashboard,
+        )
+    if not dashboard:
+        with suppress(AttributeError):  # autoscaler and forwarder of logs: 45 MB each, and nothing to do here
+            ray._private.worker._global_node.kill_monitor(check_alive=False)
+            ray._private.worker._global_node.kill_log_monitor(check_alive=False)
+    return demand
+
+
+def _check_file_size(store_bytes: int) -> None:
+    """Raise ConfigError if Ray may not write the file of its object store: the system would end it in silence."""
+    limits = file_size_limits()
+    if limits is not None and limits[0] < store_bytes + MIB:
+        raise ConfigError(
+            f"num_actors: Ray cannot start, as its object store is a file of {store_bytes:,} bytes. "
+            f"{file_size_remedy()} `num_actors=0` trains without Ray."
+        )
+
+
+@calls_ray
+def _start_processes(ray: Any, notify: Callable[[str], None], **options: Any) -> None:
+    """Start Ray here, with one more try: on a busy machine, its processes may be too late."""
+    for retry in (True, False):
+        try:
+            with environment.long_reconnect(), environment.one_hash_seed(), environment.quiet_init():
+                # "local": never join a cluster of others
+                ray.init(address="local", log_to_driver=False, logging_level=logging.ERROR, **options)
+            return
+        except Exception as error:  # Ray raises a bare one, too
+            reason = in_a_line(error)[:300]
+            ray.shutdown()
+            if not retry:
+                logs = f"{ray_folder()}/ray/session_latest/logs. `num_actors=0` trains without Ray."
+                raise ClusterError(f"Ray could not be started here: {reason}. Its logs are under {logs}") from None
+            notify(f"Ray did not start ({reason}); trying once more")
+
+
+def store_size(wanted: int, notify: Callable[[str], None]) -> int:
+    """Return the size of Ray's object store in bytes: `wanted`, limited by the free shared memory."""
+    folder = Path(ray_folder()).absolute()  # which Ray makes
+    disk = shutil.disk_usage(next(one for one in (folder, *folder.parents) if one.exists()))
+    full = disk.used / (disk.used + disk.free)
+    if full > FULL_DISK:
+        notify(
+            f"the disk of {ray_folder()} is {full:.0%} full: Ray stops creating objects at {FULL_DISK:.0%}. Free disk "
+            f"space, or set RAY_TMPDIR."
+        )
+    wanted = max(wanted, SMALLEST_STORE)
+    free = shutil.disk_usage("/dev/shm").free if os.path.isdir("/dev/shm") else math.inf
+    if wanted <= 0.9 * free:
+        return wanted
+    room, has = int(0.9 * free), f"/dev/shm has {free / MIB:.0f}"
+    if room < SMALLEST_STORE:
+        notify(
+            f"{has} MiB free, too little for Ray's object store ({SMALLEST_STORE / MIB:.0f} MiB): it moves to disk "
+            f"and is slower. In Docker, use --shm-size=1g."
+        )
+        return SMALLEST_STORE
+    given = f"Ray's object store gets {room / MIB:.0f} MiB instead of {wanted / MIB:.0f}"
+    notify(f"{has} MiB free; {given}. In Docker, use a larger --shm-size.")
+    return room

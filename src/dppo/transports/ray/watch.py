@@ -1,0 +1,185 @@
+"""Watch the Ray behind a run: whether its processes answer, and how long calls into it have been waiting."""
+
+import errno
+import socket
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from dppo.errors import ClusterError
+from dppo.transports.ray.calls import RayCalls
+from dppo.transports.ray.clock import RunClock
+from dppo.transports.ray.connections import end_those_to, probe_all
+
+PERIOD_S = 0.5  # between two looks
+CONNECT_S = 2.0  # longest wait for one connection, and for one answer
+SILENT_S = 4.0  # without an answer, after which actors are not late any more
+PROBE_S = 5.0  # between two looks for new connections
+SAY_S = 10.0  # without an answer, before a line says so
+LOST_S = 75.0  # without an answer, after which Ray counts as lost: a cluster itself gives up a node after a minute
+CALL_LOST_S = 90.0  # the same for a call, while the processes of Ray answer
+NOBODY_LISTENS = (errno.ECONNREFUSED, errno.ECONNRESET)
+UNREACHABLE = (errno.EHOSTUNREACH, errno.ENETUNREACH, errno.EHOSTDOWN)
+# What a client of gRPC sends first, and to which any server of gRPC answers: the preface of HTTP/2, and no settings.
+HELLO = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes(3) + b"\x04" + bytes(5)
+
+
+def ping(address: str, timeout_s: float) -> None:
+    """Connect to the server of gRPC at `host:port`, and wait for its first word; raise `OSError` if there is none.
+
+    The kernel accepts connections for a process that is stopped; only an answer shows that it runs. One that speaks TLS
+    ends the connection, which is an answer, too.
+    """
+    host, _, port = address.rpartition(":")
+    with socket.create_connection((host.strip("[]"), int(port)), timeout=timeout_s) as connection:
+        try:
+            connection.sendall(HELLO)
+            connection.recv(1)
+        except ConnectionError:  # ended by the other side
+            return
+
+
+@dataclass(slots=True)
+class Endpoint:
+    """A process of Ray that a run depends on."""
+
+    name: str
+    address: str  # host:port
+    patience_s: float  # seconds for which its port may refuse connections before the process counts as dead
+    failing_since: float | None = None
+
+    def look(self, now: Callable[[], float] = time.monotonic) -> str | None:
+        """Ask once; return the reason if the process counts as lost, else None."""
+        began = now()
+        try:
+            ping(self.address, CONNECT_S)
+            self.failing_since = None
+            return None
+        except OSError as error:
+            silent = isinstance(error, TimeoutError)
+            if not silent and error.errno not in NOBODY_LISTENS + UNREACHABLE:
+                return None  # a problem of this process, such as no free file descriptor
+            self.failing_since = began if self.failing_since is None else self.failing_since
+            patience_s = self.patience_s if error.errno in NOBODY_LISTENS else LOST_S
+            failing_s = now() - self.failing_since
+            reason = f"it has not answered for {failing_s:.0f} s" if silent else error.strerror or str(error)
+            return reason if failing_s >= patience_s else None
+
+    def __str__(self) -> str:
+        return f"{self.name} at {self.address}"
+
+
+class ClusterWatch:
+    """Asks Ray's processes twice a second, in its own thread, whether they are there; knows how long calls have waited.
+
+    Ray itself raises nothing: it ends this process a few minutes after the GCS has died or become unreachable. After
+    the local raylet has died it waits without limit, or ends this process at the next access to the object store.
+    """
+
+    def __init__(self, notify: Callable[[str], None], clock: RunClock) -> None:
+        """Watch nothing yet: see `add_endpoints` and `add_calls`."""
+        self._notify = notify
+        self._clock = clock
+        self._endpoints: list[Endpoint] = []
+        self._calls: list[RayCalls] = []
+        self._lost: str | None = None
+        self._said: float | None = None  # since when Ray has not answered, if a line has said so
+        self._silent = False  # True while Ray's processes do not answer
+        self.silences = 0  # those that are over
+        self._stop = threading.Event()
+
+    def add_endpoints(self, endpoints: list[Endpoint]) -> None:
+        """Ask these processes from now on."""
+        self._endpoints = endpoints
+        threading.Thread(target=self._look, name="dppo-cluster-watch", daemon=True).start()
+
+    def add_calls(self, calls: RayCalls) -> None:
+        """Read how long these calls have waited, from now on."""
+        self._calls.append(calls)
+
+    @property
+    def lost(self) -> bool:
+        """True if Ray is lost."""
+        return self._lost is not None
+
+    def check(self) -> None:
+        """Raise `ClusterError` if Ray is lost. Say so when it has not answered for a while, and when it does again.
+
+        Cheap enough for each tick of a wait; for the thread of the loop only.
+        """
+        for calls in self._calls:
+            calls.check()
+        if self._lost is None:
+            self._report()
+        self.raise_if_lost()
+
+    def raise_if_lost(self) -> None:
+        """Raise `ClusterError` if Ray is lost: then large arguments of calls, and results, would end this process."""
+        if self._lost is not None:
+            raise ClusterError(self._lost)
+
+    def close(self) -> None:
+        """Stop watching."""
+        self._stop.set()
+
+    def _report(self) -> None:
+        now = self._clock.awake()
+        since, who = self._longest_silence(now)
+        silent_s = now - since
+        if silent_s > SAY_S and self._said is None:
+            self._said = since
+            self._notify(
+                f"{who} has not answered for {silent_s:.0f} s. The run waits where it has to, {LOST_S:.0f} s at most, "
+                f"and goes on with the same result. Look at the network between this host and that of Ray's "
+                f"head{self._head()}"
+            )
+        elif silent_s <= SAY_S and self._said is not None:
+            self._notify(f"Ray answers again, after {now - self._said:.0f} s; the run goes on")
+            self._said = None
+
+    def _longest_silence(self, now: float) -> tuple[float, str]:
+        """Return since when somebody has not answered, and who; `now` if nobody is waited for."""
+        since, who = now, ""
+        for endpoint in self._endpoints:
+            failing_since = endpoint.failing_since
+            if failing_since is not None and failing_since < since:
+                since, who = failing_since, str(endpoint)
+        for calls in self._calls:
+            waited_s, what = calls.waiting()
+            if waited_s > CALL_LOST_S:
+                self._lose(f"Ray{self._head()} has not answered for {waited_s:.0f} s ({what})")
+            if now - waited_s < since - CONNECT_S:  # else the silent process is the reason
+                since, who = now - waited_s, f"Ray ({what})"
+        return since, who
+
+    def _head(self) -> str:
+        return f" ({self._endpoints[0].address})" if self._endpoints else ""
+
+    def _look(self) -> None:
+        probed_at, connections = 0.0, set[str]()
+        while not self._stop.wait(PERIOD_S):
+            for endpoint in self._endpoints:
+                reason = endpoint.look(self._clock.awake)
+                if reason is not None and not self._stop.is_set():
+                    self._lose(f"{endpoint} is lost ({reason})")
+                    return
+            self._note_silence()
+            if self._clock.awake() - probed_at > PROBE_S:
+                probed_at, connections = self._clock.awake(), probe_all(connections)
+
+    def _note_silence(self) -> None:
+        """Stop the clock by which actors are late while nobody answers; afterwards, renew the connections to the GCS.
+
+        Answers that were lost meanwhile do not come any more. Ray repeats its requests to the GCS on a new connection.
+        """
+        failing = [one.failing_since for one in self._endpoints if one.failing_since is not None]
+        silent = bool(failing) and self._clock.awake() - min(failing) > SILENT_S
+        if self._silent and not failing:
+            end_those_to(self._endpoints[0].address)
+            self.silences += 1
+        self._silent = silent or (self._silent and bool(failing))
+        self._clock.silence(self._silent)
+
+    def _lose(self, what: str) -> None:
+        self._lost = f"{what}, and the run cannot continue without it. Resume from the last checkpoint (--resume)."

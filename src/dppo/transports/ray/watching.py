@@ -1,0 +1,171 @@
+"""Watching: reads the progress of actors that are too busy to answer, on any node."""
+
+from collections.abc import Callable
+from contextlib import suppress
+from functools import partial
+from queue import Empty, SimpleQueue
+from typing import Any
+
+import ray
+from ray.exceptions import RayError
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+from dppo import streams
+from dppo.engine.messages import Process, Progressed, Started
+from dppo.envs.activity import Activity, Phase
+from dppo.errors import ClusterError
+from dppo.hosts.keeper import end_of_log
+from dppo.hosts.wire import UNKNOWN, UNREACHABLE, cause_of_death
+from dppo.streams import Stream
+from dppo.transports.ray.actor import ProgressFile
+from dppo.transports.ray.calls import calls_ray
+from dppo.transports.ray.session import RayLink
+
+STACKS_S = 15.0  # for a witness on another node
+BUSY_S = 2.0  # a call into Ray that has waited for longer: the network is silent, and nobody could answer
+
+
+class Witness:
+    """Reads the progress files of its node, in a process of its own."""
+
+    def read(self, file: ProgressFile) -> Activity | None:
+        """Return the progress of a process."""
+        return file.read()
+
+    def stacks(self, file: ProgressFile) -> str:
+        """Return the stacks of a process."""
+        return file.stacks()
+
+
+class Watching:
+    """Reads the progress files of actors: directly on this node, through a witness process on other nodes.
+
+    A witness starts with the first look at an actor of its node, and reserves no CPU of the cluster. It is asked in the
+    thread of the calls into Ray: a look never waits, even if the network does.
+    """
+
+    def __init__(self, link: RayLink, here: str, seed: int = 0) -> None:
+        self._link = link
+        self.here, self._seed = here, seed  # the id of this node; the seed of the run
+        self._files, self._latest = dict[Process, ProgressFile](), dict[Process, Activity]()
+        self._witnesses: dict[str, Any] = {}  # by the id of the node; belongs to the thread of the calls
+        self._looks = set[Process]()  # processes whose looks are pending
+        self._looked = SimpleQueue[tuple[Process, str, Callable[[], Activity | None]]]()
+        """Looks that have ended: the process, the id of its node, and a function that returns or raises the result."""
+        self._seen: list[Progressed] = []
+
+    def started(self, process: Process, file: ProgressFile) -> Started:
+        """Record the progress file of a new process; return the event."""
+        self._files[process] = file
+        return Started(process, file.node)
+
+    def ended(self, process: Process) -> None:
+        """Forget a process."""
+        self._latest.pop(process, None)
+        self._looks.discard(process)
+        file = self._files.pop(process, None)
+        if file is not None and file.node_id == self.here:
+            file.remove()
+
+    def cause_of_death(self, process: Process, error: Exception) -> str:
+        """Return how a process died, what it was doing, where its log is and, if that is here, the end of it."""
+        file, (how, lines) = self._files.get(process, ProgressFile("", "")), ("", list[str]())
+        here = file.node_id == self.here
+        activity = file.read() if here else self._latest.get(process)
+        place = "" if activity is None or activity.phase is Phase.IDLE else f", {activity}"
+        if activity is not None and activity.phase in (Phase.RESET, Phase.STEP):
+            which = activity.sampler_id, activity.env, activity.episode
+            place += f" (seed {streams.integer(self._seed, Stream.EPISODES, *which)})"
+        log = f"; its log: {file.log}{'' if here else f' on {file.node}'}" if file.log else ""
+        if here and log:
+            how, lines = end_of_log(file.log, file.pid)
+        cause = cause_of_death(error)
+        return "\n    ".join(
+            [f"{f'died {how}' if how and cause in (UNKNOWN, UNREACHABLE) else cause}{place}{log}", *lines]
+        )
+
+    def homes(self) -> dict[int, str]:
+        """Return the id of the node of each actor with a process, by the id of the actor."""
+        return {process.actor_id: file.node_id for process, file in self._files.items()}
+
+    def look(self, process: Process) -> None:
+        """Look at a process; does not wait."""
+        file = self._files.get(process)
+        if file is not None and file.node_id == self.here:
+            self._take(process, file.read())
+        elif file is not None and file.path and process not in self._looks:
+            self._looks.add(process)
+            self._link.calls.post(partial(self._ask_witness, process, file), "looking at an actor of another node")
+
+    @calls_ray
+    def _ask_witness(self, process: Process, file: ProgressFile) -> None:
+        try:
+            asked = self._witness(file).read.remote(file)
+        except RayError as error:
+            self._looked.put((process, file.node_id, partial(_raise, error)))
+            return
+        asked.future().add_done_callback(lambda done: self._looked.put((process, file.node_id, done.result)))
+
+    def stacks(self, process: Process) -> str:
+        """Return the stacks of the threads of a process, "" if they cannot be read; waits a moment."""
+        file, stacks = self._files.get(process), ""
+        if file is not None and file.path:
+            with suppress(RayError, ClusterError):
+                here = file.node_id == self.here
+                stacks = file.stacks() if here else self._stacks_elsewhere(file)
+        return stacks
+
+    def _stacks_elsewhere(self, file: ProgressFile) -> str:
+        """Return the stacks of a process on another node; raise ClusterError if Ray does not answer."""
+        if self._link.calls.waiting()[0] > BUSY_S:
+            return ""
+        ask = partial(self._ask_for_stacks, file)
+        return self._link.calls.call(ask, "reading the stacks of an actor", timeout_s=STACKS_S)
+
+    @calls_ray
+    def _ask_for_stacks(self, file: ProgressFile) -> str:
+        return str(ray.get(self._witness(file).stacks.remote(file), timeout=STACKS_S))
+
+    @calls_ray
+    def _witness(self, file: ProgressFile) -> Any:
+        if file.node_id not in self._witnesses:
+            strategy = NodeAffinitySchedulingStrategy(file.node_id, soft=False)
+            witness: Any = ray.remote(Witness)
+            self._witnesses[file.node_id] = witness.options(num_cpus=0, scheduling_strategy=strategy).remote()
+        return self._witnesses[file.node_id]
+
+    def steps_of(self, process: Process) -> int:
+        """Return the env steps made for the current question of a process; on another node, as last seen."""
+        if process not in self._looks:
+            self.look(process)
+        progress = self._latest.get(process)
+        return 0 if progress is None or progress.phase is Phase.IDLE else progress.steps
+
+    def seen(self) -> list[Progressed]:
+        """Return the results of looks since the last call; does not wait."""
+        with suppress(Empty):
+            while True:
+                process, node_id, result = self._looked.get_nowait()
+                self._looks.discard(process)
+                try:
+                    self._take(process, result())
+                except RayError:  # the witness is lost, perhaps with its node; the next look starts another
+                    forget = partial(self._witnesses.pop, node_id, None)
+                    self._link.calls.post(forget, "looking at an actor of another node")
+        seen, self._seen = self._seen, []
+        return seen
+
+    def take_witnesses(self) -> list[Any]:
+        """Return all witnesses to be killed, and forget them."""
+        witnesses = list(self._witnesses.values())
+        self._witnesses.clear()
+        return witnesses
+
+    def _take(self, process: Process, progress: Activity | None) -> None:
+        if progress is not None:
+            self._latest[process] = progress
+            self._seen.append(Progressed(process, progress))
+
+
+def _raise(error: Exception) -> None:
+    raise error
