@@ -4,25 +4,31 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from builders import make_config
 from worlds.observed import TEXTS
 
-import dppo
+if TYPE_CHECKING:
+    import dppo
+
+    RunOf = Callable[[str], dppo.Result]  # the fixture `run_of`
+
+Settings = dict[str, Any]
 
 ITERATIONS = 3
-SMALL: dict[str, Any] = {
-    "num_samplers": 2, "envs_per_sampler": 2, "num_steps": 20, "total_timesteps": 2 * 2 * 20 * ITERATIONS,
-    "update_epochs": 2, "progress": "off",
-}  # fmt: skip
-RunOf = Callable[[str], dppo.Result]  # the fixture `run_of`
-ON_RAY = {"dict action", "mask and lstm"}  # the kinds that the fast tests train with actors
+SMALL: Settings = {
+    "num_samplers": 2,
+    "envs_per_sampler": 2,
+    "num_steps": 20,
+    "total_timesteps": 2 * 2 * 20 * ITERATIONS,
+    "update_epochs": 2,
+    "progress": "off",
+}
 EVERYTHING = {"env_id": "worlds.observed:Everything", "drop_obs": TEXTS, "norm_obs": True}
 MASKED = {"env_id": "worlds.acting:Masked", "env_kwargs": {"source": "method", "several": True}}
 OWN_MEMORY = {"env_id": "worlds.memory:Recalls", "model": "worlds.memory_models:Running", "sequence_length": 10}
 LEARNT = {"memory": "gru", "memory_size": 8, "recompute_advantages": True, "overlap": True, "image_features": 32}
-KINDS: dict[str, dict[str, Any]] = {
+KINDS: dict[str, Settings] = {
     "image": {"env_id": "worlds.observed:Picture", "image_encoder": "impala", "image_features": 32},
     "dict observation": EVERYTHING | {"norm_obs_keys": ("robot.arm.0",), "obs_dtype": "float64", "image_features": 32},
     "dict action": {"env_id": "worlds.acting:Hybrid", "env_kwargs": {"form": "nested"}},  # with masks
@@ -39,6 +45,8 @@ KINDS: dict[str, dict[str, Any]] = {
 
 def small(run_dir: Path, **changes: Any) -> dppo.Config:
     """Return a small run of 3 iterations of 80 steps, by two samplers of two environments."""
+    from builders import make_config
+
     return make_config(SMALL | {"run_dir": run_dir} | changes)
 
 

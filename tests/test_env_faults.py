@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import signal
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +10,6 @@ import gymnasium as gym
 import numpy as np
 import pytest
 from builders import make_config
-from processes import Disturbance, send
 from recorder import Recorder
 from worlds.faulty import Unreliable
 
@@ -101,49 +99,6 @@ def test_the_actions_of_a_fault_play_its_episode_again(tmp_path: Path) -> None:
             env.step(last)
         assert type(caught.value).__name__ == fault.error
         assert fault.error in fault.traceback
-
-
-def test_faults_are_the_same_in_a_run_that_was_stopped_and_resumed(alone: tuple[Any, ...], tmp_path: Path) -> None:
-    dppo.train(settings(tmp_path / "run"), observers=[Recorder(interrupt_at=2)])
-    assert faults_of(dppo.train(settings(tmp_path / "run"), resume=tmp_path / "run")) == alone
-
-
-@pytest.mark.proves("raises while actors are killed and the run is resumed")
-@pytest.mark.slow
-def test_faults_are_the_same_with_actors_killed_and_resumed(
-    ray_session: None, alone: tuple[Any, ...], tmp_path: Path
-) -> None:
-    slow: dict[str, Any] = {"env_id": "worlds.faulty:slow_unreliable"}
-    with Disturbance("PPOActor.make_segment", send(signal.SIGKILL)):
-        dppo.train(settings(tmp_path / "run", **slow, num_actors=2), observers=[Recorder(interrupt_at=3)])
-    result = dppo.train(settings(tmp_path / "run", **slow), resume=tmp_path / "run")
-    assert result.incidents["actor_lost"] >= 1
-    assert faults_of(result) == alone
-
-
-@pytest.mark.proves("raises with a probability of 0.001 or 0.5 in each step")
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "more",
-    [
-        {"num_actors": 3, "env_threads": True, "num_samplers": 4},
-        {"num_actors": 2, "standby_envs": 1},
-        {"num_actors": 2, "policy_lag": 2},
-        {"num_actors": 4, "memory": "gru", "memory_size": 8, "norm_obs": True, "norm_reward": True},
-        {"num_actors": 2, "recompute_advantages": True, "reuse": 2},
-    ],
-    ids=str,
-)
-@pytest.mark.parametrize("share", [1e-3, 0.5])
-def test_faults_of_any_probability_give_the_weights_of_one_process(
-    share: float, more: dict[str, Any], tmp_path: Path
-) -> None:
-    learning = {name: value for name, value in more.items() if name not in ("num_actors", "env_threads")}
-    kwargs = {"steps": share, "resets": share / 2}
-    here = dppo.train(settings(tmp_path / "here", kwargs, **{**learning, "standby_envs": 0}))
-    there = dppo.train(settings(tmp_path / "there", kwargs, **more))
-    assert faults_of(there) == faults_of(here)
-    assert sum(here.env_faults.values()) > (100 if share == 0.5 else 0)
 
 
 @pytest.mark.proves("raises with a probability of 0.0001 in each step")

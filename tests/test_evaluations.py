@@ -18,7 +18,6 @@ from typing import Any, ClassVar
 import gymnasium as gym
 import pytest
 from builders import make_config
-from kinds import settings as settings_of
 from processes import wait_until
 from recorder import Notes, Recorder
 from rich.console import Console
@@ -506,15 +505,3 @@ def test_actors_that_always_fail_neither_stop_training_nor_its_end(
     assert sum(f"actor 0 of evaluations {reason}" in text for text in notes.texts) == times
     waiting = [text for text in notes.texts if text.startswith("waiting for the evaluation after 384 steps (0 of 4 ep")]
     assert "eval_timeout_s=1800. Ctrl-C ends the run" in waiting[0]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("kind", ["mask and lstm", "own memory", "dict observation"])
-def test_every_kind_of_policy_is_evaluated_equally_on_actors(kind: str, ray_session: None, tmp_path: Path) -> None:
-    more: dict[str, Any] = {"eval_every": 80, "eval_episodes": 3, "eval_stochastic": True}
-    found = [
-        evaluations(dppo.train(settings_of(kind, tmp_path / str(actors), num_actors=actors, **more, **own)))
-        for actors, own in ((0, {}), (2, {"eval_actors": 2}))
-    ]
-    assert found[0] == found[1]
-    assert list(found[0]) == [1, 2, 3]

@@ -1,16 +1,19 @@
-"""The promise: the number of actors changes the time, never the result. Bit for bit."""
+"""The promise: the number of actors changes the time, never the result. Bit for bit, for each cell of a table."""
 
 from __future__ import annotations
 
-import functools
 import signal
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from typing import Any
 
+import matrix
 import pytest
 from builders import make_config
-from processes import Disturbance, send
+from kinds import Settings
+from matrix import Cell
+from processes import Disturbance, in_the_middle_of_an_update, send
 from recorder import Notes, Recorder, lasting
 
 import dppo
@@ -18,140 +21,314 @@ from dppo.engine.collector import Collected, InProcessCollector
 from dppo.errors import SegmentsLost
 from dppo.learners.trainers import LocalTrainer
 from dppo.ppo.exchange.records import IncidentKind, Update
+from dppo.records.files import checkpoint as checkpoints
+from dppo.records.metrics.reading import read_metrics
 
 Patch = pytest.MonkeyPatch
-ITERATIONS = 3
-CASES: dict[str, dict[str, Any]] = {
-    "cartpole": {"env_id": "CartPole-v1", "num_steps": 64},
-    "continuous": {"env_id": "Pendulum-v1", "num_steps": 120, "norm_obs": True, "norm_reward": True, "gamma": 0.9},
-}
-# A segment takes a quarter of a second at least, long enough to kill its actor, and segments arrive in any order.
-DELAYED = {"cartpole": "worlds.slow:delayed_cartpole", "continuous": "worlds.slow:delayed_pendulum"}
-Train = Callable[..., dppo.Result]
-Whole = Callable[[str, bool], str]
-both = pytest.mark.parametrize("case", list(CASES))
-with_and_without_overlap = pytest.mark.parametrize("overlap", [False, True])
+LEARNING = ("iteration", "global_step", "losses/", "charts/", "faults/")
+TIMED = ("charts/SPS", "charts/SPS_iteration", "eval/s")
 
 
-def each(names: str, fast: list[Any], slow: list[Any]) -> pytest.MarkDecorator:
-    """Run a test for the `fast` ones in the fast set, and for the `slow` ones in the slow set."""
-    return pytest.mark.parametrize(names, [*fast, *(pytest.param(*one, marks=pytest.mark.slow) for one in slow)])
+def outcome(result: dppo.Result) -> dict[str, Any]:
+    """Return what must not depend on processes and interruptions."""
+    rows = read_metrics(result.run_dir)
+    arrays = checkpoints.load(result.checkpoint).arrays
+    episodes = result.run_dir / "episodes.jsonl"
+    return {
+        "weights": result.weights_sha256,
+        "steps": (result.iterations, result.global_step, result.episodes),
+        "learning": [chosen(row, LEARNING) for row in rows if "iteration" in row],
+        "evaluations": sorted(
+            (chosen(row, ("eval/",)) for row in rows if "eval/iteration" in row), key=lambda row: row["eval/iteration"]
+        ),
+        "statistics": {name: array.tobytes() for name, array in arrays["normalizer"].items()},
+        "optimizer": {name: array.tobytes() for name, array in arrays["optimizer"].items()},
+        "faults": result.env_faults,
+        "episodes": episodes.read_bytes() if episodes.exists() else b"",
+    }
 
 
-def settings(case: str, run_dir: Path, **changes: Any) -> dppo.Config:
-    base = CASES[case] | {"num_samplers": 8, "update_epochs": 2, "progress": "off", "run_dir": run_dir} | changes
-    return make_config(base | {"total_timesteps": 8 * base["num_steps"] * ITERATIONS})
+def chosen(row: dict[str, float], prefixes: tuple[str, ...]) -> dict[str, float]:
+    return {name: value for name, value in row.items() if name.startswith(prefixes) and name not in TIMED}
 
 
-@pytest.fixture(scope="module")
-def whole(tmp_path_factory: pytest.TempPathFactory) -> Whole:
-    """Return a function of case and `overlap`: the weights of an undisturbed run in this process, trained once."""
-    folder = tmp_path_factory.mktemp("whole")
+class Trial:
+    """A run of a kind in a folder, which may be disturbed."""
 
-    @functools.cache
-    def weights(case: str, overlap: bool) -> str:
-        result = dppo.train(settings(case, folder / f"{case} {overlap}", overlap=overlap))
-        assert result.episodes >= 8  # or no test here would see a reset
-        return result.weights_sha256
+    def __init__(self, kind: str, folder: Path) -> None:
+        self.kind = kind
+        self.folder = folder
+        self.settings = matrix.RUNS[kind]
+        self.losses: dict[str, int] = {}
+        """Incidents that the disturbance is expected to add."""
 
-    return weights
+    def train(self, *observers: dppo.Observer, resume: Path | None = None, **changes: Any) -> dppo.Result:
+        config = make_config(self.settings | {"run_dir": self.folder} | changes)
+        return dppo.train(config, resume=resume, observers=observers)
 
+    def resume(self, **changes: Any) -> dppo.Result:
+        return self.train(resume=self.folder, **changes)
 
-@pytest.fixture
-def train(tmp_path: Path, request: pytest.FixtureRequest) -> Train:
-    """Return a function that trains a case in a folder of this test, or resumes its run there."""
+    def stop(self, at: int, **changes: Any) -> None:
+        """Train until iteration `at`."""
+        stopped = self.train(Recorder(interrupt_at=at), **changes)
+        assert (stopped.stopped_by, stopped.iterations) == ("SIGINT", at)
 
-    def train(case: str, *observers: dppo.Observer, resume: bool = False, run: str = "run", **changes: Any) -> Any:
-        if changes.get("num_actors"):
-            request.getfixturevalue("ray_session")
-        config = settings(case, tmp_path / run, **changes)
-        return dppo.train(config, resume=tmp_path / run if resume else None, observers=observers)
-
-    return train
-
-
-@both
-@with_and_without_overlap
-def test_the_seed_and_overlap_decide_the_weights(case: str, overlap: bool, whole: Whole, train: Train) -> None:
-    again = train(case, overlap=overlap).weights_sha256
-    other = train(case, run="other", overlap=overlap, seed=2).weights_sha256
-    assert again == whole(case, overlap) != other
-    assert whole(case, True) != whole(case, False)
+    def wrapped(self, factory: str, **arguments: Any) -> Settings:
+        """Return settings that wrap the environment by a function of `worlds`."""
+        inner = {"world": self.settings["env_id"], "world_kwargs": self.settings.get("env_kwargs", {})}
+        return {"env_id": f"worlds.{factory}", "env_kwargs": inner | arguments}
 
 
-MANY_ACTORS = ((1, False), (8, False), (1, True), (3, True))
+# ------------------------------------------------------------------ disturbances
 
 
-@each(
-    "case, num_actors, overlap",
-    [("continuous", 3, False)],
-    [("cartpole", 3, False), *((case, *more) for case in CASES for more in MANY_ACTORS)],
-)
-def test_actors_never_change_the_weights(case: str, num_actors: int, overlap: bool, whole: Whole, train: Train) -> None:
-    delayed = {"env_id": DELAYED[case], "env_kwargs": {"longest_s": 0.001}}
-    result = train(case, num_actors=num_actors, overlap=overlap, **delayed)
-    assert (result.weights_sha256, lasting(result)) == (whole(case, overlap), {})
+def actors(trial: Trial, **changes: Any) -> dppo.Result:
+    return trial.train(**changes)
 
 
-@each("case, overlap", [("cartpole", True)], [("continuous", True), ("cartpole", False), ("continuous", False)])
-def test_an_actor_killed_in_a_segment_changes_nothing(case: str, overlap: bool, whole: Whole, train: Train) -> None:
+def resumed(trial: Trial, at: int, before: int = 0, after: int = 0) -> dppo.Result:
+    """Segments in flight are collected again, with the policy of the first time."""
+    trial.stop(at, num_actors=before)
+    result = trial.resume(num_actors=after)
+    assert result.resumed_at == at
+    return result
+
+
+def interrupted(trial: Trial, segment: int) -> dppo.Result:
+    """Ctrl-C arrives in a step, in the middle of a segment."""
+    step = trial.settings["num_steps"] * (segment - 1) + 7
+    marker = trial.folder.parent / "marker"
+    changes = trial.wrapped("faulty:crashing", how="sigint", at_episode=None, at_step=step, marker=str(marker))
+    stopped = trial.train(**changes)
+    assert stopped.stopped_by == "SIGINT"
+    assert stopped.iterations < segment
+    return trial.resume(**changes)
+
+
+def older_checkpoint(trial: Trial, at: int, checkpoint: int) -> dppo.Result:
+    """Files are ahead of the checkpoint and end in the middle of a line, as after a kill."""
+    files = {"checkpoint_interval_s": 0, "keep_checkpoints": 20}
+    trial.stop(at, **files)
+    for name in ("episodes.jsonl", "metrics.jsonl"):
+        with (trial.folder / name).open("ab") as file:
+            file.write(b'{"iteration": 8, "glo')
+    path = trial.folder / "checkpoints" / f"iter_{checkpoint:06d}.safetensors"
+    return trial.train(resume=path, **files)
+
+
+def segments_lost(trial: Trial, num_actors: int) -> dppo.Result:
+    """Some updates cannot fetch their segments the first time; losing_nodes.py loses real nodes."""
+    update = LocalTrainer.update
+    due = [0, 1, 2]
+
+    def update_or_lose(trainer: LocalTrainer, *arguments: Any) -> Update:
+        iteration = arguments[-1]
+        if iteration in due:
+            due.remove(iteration)
+            raise SegmentsLost("lost on their way")
+        return update(trainer, *arguments)
+
+    trial.losses = {"segments_lost": 3}
     recorder = Recorder()
-    with Disturbance("PPOActor.make_segment", send(signal.SIGKILL)), Notes() as notes:
-        result = train(case, recorder, num_actors=2, overlap=overlap, env_id=DELAYED[case])
-    assert (result.weights_sha256, lasting(result)) == (whole(case, overlap), {"actor_lost": 1})
+    with Patch.context() as patch, Notes() as notes:
+        patch.setattr(LocalTrainer, "update", update_or_lose)
+        result = trial.train(recorder, num_actors=num_actors)
+    assert [incident.kind for incident in recorder.incidents].count(IncidentKind.SEGMENTS_LOST) == 3
+    assert "lost on their way; they are collected again" in notes.texts
+    return result
+
+
+def killed(trial: Trial, moments: list[str], num_actors: int = 2, **changes: Any) -> dppo.Result:
+    """The simulator kills its process. Open episodes, which may have begun iterations ago, are replayed."""
+    recorder = Recorder()
+    with Notes() as notes:
+        result = kill(trial, moments, recorder, num_actors=num_actors, **changes)
     assert any("replaced" in note for note in notes.texts)
     assert "actor_lost" in [incident.kind for incident in recorder.incidents]
     assert any("actor_lost" in line for line in recorder.ending)
+    return result
+
+
+def kill(trial: Trial, moments: list[str], recorder: Recorder, **changes: Any) -> dppo.Result:
+    if not moments:
+        trial.losses = {"actor_lost": 1}
+        slow = trial.wrapped("slow:delayed", longest_s=0.006)
+        with Disturbance("PPOActor.make_segment", send(signal.SIGKILL)):
+            return trial.train(recorder, **slow, **changes)
+    folder = trial.folder.parent
+    step = trial.settings["num_steps"] + 7  # in the second segment
+    deadly = trial.wrapped("faulty:deadly", folder=str(folder), moments=moments, at_step=step)
+    result = trial.train(recorder, **deadly, **changes)
+    assert all((folder / moment).exists() for moment in moments)
+    assert sum(row.get("replay/steps", 0) for row in read_metrics(trial.folder)) > 0
+    trial.losses = {"actor_lost": len(moments)}
+    return result
+
+
+def killed_and_resumed(trial: Trial, at: int) -> dppo.Result:
+    kill(trial, ["step"], Recorder(interrupt_at=at), num_actors=2)
+    return trial.resume()
+
+
+def two_learners(trial: Trial, num_actors: int) -> dppo.Result:
+    return trial.train(num_actors=num_actors, num_learners=2, cpus_per_actor=0.5)
+
+
+def lost_learner_and_resumed(trial: Trial, at: int) -> dppo.Result:
+    """The batch of the update holds segments of earlier iterations."""
+    learners = {"num_actors": 1, "num_learners": 2, "cpus_per_actor": 0.5, "update_epochs": 100}
+    trial.stop(at, **learners)
+    with in_the_middle_of_an_update(send(signal.SIGKILL)):
+        result = trial.resume(**learners)
+    trial.losses = {"learners_rebuilt": 1}
+    return result
+
+
+DISTURB: dict[str, Callable[..., dppo.Result]] = {
+    "actors": actors,
+    "resumed": resumed,
+    "interrupted": interrupted,
+    "older checkpoint": older_checkpoint,
+    "segments lost": segments_lost,
+    "killed": killed,
+    "killed and resumed": killed_and_resumed,
+    "two learners": two_learners,
+    "lost learner and resumed": lost_learner_and_resumed,
+}
+TWO_LEARNERS = {"num_actors": 1, "num_learners": 2, "cpus_per_actor": 0.5}
+WHOLE: dict[str, Settings] = {  # the run with which a disturbed one is compared; others are in process
+    "two learners": TWO_LEARNERS,
+    "lost learner and resumed": TWO_LEARNERS | {"update_epochs": 100},
+}
+
+
+def needs_ray(cell: Cell) -> bool:
+    arguments = matrix.DISTURBANCES[cell.disturbance][cell.moment]
+    counts = [arguments.get(name, 0) for name in ("num_actors", "before", "after")]
+    return any(counts) or cell.disturbance.startswith(("killed", "two learners", "lost learner"))
+
+
+# ------------------------------------------------------------------ the table
+
+Whole = Callable[[str, str], dppo.Result]
+
+
+@pytest.fixture(scope="session")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Whole:
+    """Return a function of kind and disturbance: an undisturbed run, trained once."""
+    folder = tmp_path_factory.mktemp("whole")
+
+    @cache
+    def train(kind: str, baseline: str) -> dppo.Result:
+        result = Trial(kind, folder / f"{kind} {baseline}").train(**WHOLE.get(baseline, {}))
+        assert result.episodes >= 8 or result.env_faults  # otherwise no reset would be compared
+        return result
+
+    return lambda kind, disturbance: train(kind, disturbance if disturbance in WHOLE else "")
+
+
+def check(cell: Cell, whole: Whole, folder: Path) -> None:
+    expected = whole(cell.kind, cell.disturbance)
+    trial = Trial(cell.kind, folder / "run")
+    arguments = matrix.DISTURBANCES[cell.disturbance][cell.moment]
+    result = DISTURB[cell.disturbance](trial, **arguments)
+    assert outcome(result) == outcome(expected)
+    assert lasting(result) == expected.incidents | trial.losses
+
+
+IN_PROCESS = [cell for cell in matrix.ALWAYS if not needs_ray(cell)]
+ON_RAY = [
+    *(pytest.param(cell, id=str(cell)) for cell in matrix.ALWAYS if needs_ray(cell)),
+    *(pytest.param(cell, id=str(cell), marks=pytest.mark.slow) for cell in matrix.SLOW),
+]
+
+
+@pytest.mark.parametrize("cell", IN_PROCESS, ids=str)
+def test_a_disturbed_run_equals_the_whole_one(cell: Cell, whole: Whole, tmp_path: Path) -> None:
+    check(cell, whole, tmp_path)
 
 
 @pytest.mark.proves("kills its process in constructor, reset or step")
-def test_actors_killed_in_constructor_reset_and_step_change_nothing(train: Train, tmp_path: Path) -> None:
-    """The simulator kills its process. Open episodes, which may have begun iterations ago, and states are replayed."""
-    memory = {"memory": "gru", "memory_size": 8}
-    deadly = {"env_id": "worlds.faulty:deadly_cartpole", "env_kwargs": {"folder": str(tmp_path)}}
-    result = train("cartpole", num_actors=2, **memory, **deadly)
-    assert all((tmp_path / where).exists() for where in ("constructor", "reset", "step"))
-    assert sum(row["replay/steps"] for row in result.metrics) > 0
-    assert lasting(result) == {"actor_lost": 3}
-    assert result.weights_sha256 == train("cartpole", run="undisturbed", **memory).weights_sha256
-
-
-@each(
-    "case, overlap, before, after",
-    [*((case, overlap, 0, 0) for case in CASES for overlap in (False, True)), ("cartpole", False, 0, 2)],
-    [(case, *way) for case in CASES for way in ((False, 3, 3), (True, 0, 2), (True, 3, 3), (True, 2, 0))],
-)
-def test_a_stopped_and_resumed_run_gives_the_same_weights(
-    case: str, overlap: bool, before: int, after: int, whole: Whole, train: Train
+@pytest.mark.proves("raises with a probability of 0.001 or 0.5 in each step")
+@pytest.mark.parametrize("cell", ON_RAY)
+def test_a_disturbed_run_on_ray_equals_the_whole_one(
+    cell: Cell, whole: Whole, tmp_path: Path, ray_session: None
 ) -> None:
-    """With any number of actors; segments in flight are collected again, with the policy of the first time."""
-    stopped = train(case, Recorder(interrupt_at=2), num_actors=before, overlap=overlap)
-    assert (stopped.stopped_by, stopped.iterations) == ("SIGINT", 2)
-    assert stopped.weights_sha256 != whole(case, overlap)
-    resumed = train(case, resume=True, num_actors=after, overlap=overlap)
-    assert (resumed.iterations, lasting(resumed)) == (ITERATIONS, {})
-    assert resumed.weights_sha256 == whole(case, overlap)
+    check(cell, whole, tmp_path)
+
+
+def test_each_cell_is_in_the_table_once() -> None:
+    every_cell = [*matrix.ALWAYS, *matrix.SLOW]
+    assert len(set(every_cell)) == len(every_cell)
+    proved = {(cell.disturbance, cell.moment) for cell in every_cell}
+    assert proved == {(name, moment) for name, moments in matrix.DISTURBANCES.items() for moment in moments}
+
+
+# ------------------------------------------------------------------ what else the promise says
+
+
+def test_the_seed_and_overlap_decide_the_weights(whole: Whole, tmp_path: Path) -> None:
+    for kind in ("discrete", "continuous"):
+        weights = whole(kind, "").weights_sha256
+        assert Trial(kind, tmp_path / kind / "again").train().weights_sha256 == weights
+        assert Trial(kind, tmp_path / kind / "other").train(seed=2).weights_sha256 != weights
+        assert whole(f"{kind}, overlap", "").weights_sha256 != weights
+
+
+def test_overlap_is_a_lag_of_one(whole: Whole, tmp_path: Path) -> None:
+    lag = Trial("lag", tmp_path / "lag").train(policy_lag=1).weights_sha256
+    overlap = Trial("lag", tmp_path / "overlap").train(policy_lag=0, overlap=True).weights_sha256
+    assert overlap == lag != whole("lag", "").weights_sha256
+
+
+@pytest.mark.parametrize(
+    ("kind", "expected"),
+    [("discrete", [0, 0, 0]), ("discrete, overlap", [0, 1, 1]), ("lag", [0, 1, 2, 3, 3, 3])],
+)
+def test_the_policy_lag_is_constant_after_the_first_iterations(
+    kind: str, expected: list[int], tmp_path: Path, monkeypatch: Patch
+) -> None:
+    lags = []
+    receive = InProcessCollector.receive
+    update = LocalTrainer.update
+
+    def received(collector: InProcessCollector, stop: Any) -> Collected:
+        collected = receive(collector, stop)
+        assert {report.policy_version for report in collected.reports} == {collected.policy.version}
+        return collected
+
+    def updated(trainer: LocalTrainer, segments: Any, policy: Any, reward_scale: Any, iteration: int) -> Update:
+        lags.append(iteration - policy.version)
+        return update(trainer, segments, policy, reward_scale, iteration)
+
+    monkeypatch.setattr(InProcessCollector, "receive", received)
+    monkeypatch.setattr(LocalTrainer, "update", updated)
+    Trial(kind, tmp_path / "run").train()
+    assert lags == expected
 
 
 @pytest.mark.proves("has episodes that do not follow from the seed")
-def test_an_episode_that_cannot_be_replayed_is_abandoned_and_reported(train: Train) -> None:
+def test_an_episode_that_cannot_be_replayed_is_abandoned_and_reported(tmp_path: Path) -> None:
+    trial = Trial("discrete", tmp_path / "run")
     drifting = {"env_id": "worlds.faulty:drifting_cartpole"}
-    train("cartpole", Recorder(interrupt_at=2), **drifting)
+    trial.stop(2, **drifting)
     recorder = Recorder()
     with Notes() as notes:
-        resumed = train("cartpole", recorder, resume=True, **drifting)
+        resumed = trial.train(recorder, resume=trial.folder, **drifting)
     assert 1 <= resumed.incidents["replay_mismatch"] <= 8
     assert resumed.metrics[-1]["incidents/replay_mismatch"] == resumed.incidents["replay_mismatch"]
     assert any("not deterministic given its seed" in note or "replay ended" in note for note in notes.texts)
     assert any("replay_mismatch" in line for line in recorder.ending)
 
 
-def test_without_replay_open_episodes_are_abandoned_and_reported(train: Train) -> None:
-    train("cartpole", Recorder(interrupt_at=2), replay=False)
-    assert train("cartpole", resume=True, replay=False).incidents == {"episode_abandoned": 8}
+def test_without_replay_open_episodes_are_abandoned_and_reported(tmp_path: Path) -> None:
+    trial = Trial("discrete", tmp_path / "run")
+    trial.stop(2, replay=False)
+    assert trial.resume(replay=False).incidents == {"episode_abandoned": 8}
 
 
-def test_nothing_global_is_seeded_or_drawn_from(train: Train) -> None:
+def test_nothing_global_is_seeded_or_drawn_from(tmp_path: Path) -> None:
     import random
 
     import numpy as np
@@ -161,49 +338,5 @@ def test_nothing_global_is_seeded_or_drawn_from(train: Train) -> None:
         return random.getstate(), str(np.random.get_state()), torch.get_rng_state().tolist()
 
     before = state()
-    train("continuous")
+    Trial("continuous", tmp_path / "run").train()
     assert state() == before
-
-
-@with_and_without_overlap
-@each("case, num_actors", [("cartpole", 0), ("continuous", 0)], [("cartpole", 1), ("cartpole", 3), ("continuous", 3)])
-def test_segments_lost_before_the_update_are_collected_again(
-    case: str, num_actors: int, overlap: bool, whole: Whole, train: Train, monkeypatch: Patch
-) -> None:
-    """Each segment once; in the first iteration without an entry in the ledger. losing_nodes.py loses real nodes."""
-    update, to_come = LocalTrainer.update, [0, 1, 2]
-
-    def update_or_lose(self: LocalTrainer, *update_of: Any) -> Update:
-        iteration = update_of[-1]
-        if iteration in to_come:
-            to_come.remove(iteration)
-            raise SegmentsLost("lost on their way")
-        return update(self, *update_of)
-
-    monkeypatch.setattr(LocalTrainer, "update", update_or_lose)
-    recorder = Recorder()
-    with Notes() as notes:
-        result = train(case, recorder, num_actors=num_actors, overlap=overlap)
-    assert (result.weights_sha256, lasting(result)) == (whole(case, overlap), {"segments_lost": 3})
-    assert [incident.kind for incident in recorder.incidents].count(IncidentKind.SEGMENTS_LOST) == 3
-    assert "lost on their way; they are collected again" in notes.texts
-
-
-def test_with_overlap_policy_lag_is_one_from_the_second_iteration_on(train: Train, monkeypatch: Patch) -> None:
-    lags = []
-    receive, update = InProcessCollector.receive, LocalTrainer.update
-
-    def received(self: InProcessCollector, stop: Any) -> Collected:
-        collected = receive(self, stop)
-        assert {report.policy_version for report in collected.reports} == {collected.policy.version}
-        return collected
-
-    def updated(self: LocalTrainer, segments: Any, policy: Any, reward_scale: Any, iteration: int) -> Update:
-        lags.append(iteration - policy.version)
-        return update(self, segments, policy, reward_scale, iteration)
-
-    monkeypatch.setattr(InProcessCollector, "receive", received)
-    monkeypatch.setattr(LocalTrainer, "update", updated)
-    for overlap in (True, False):
-        train("cartpole", run=str(overlap), overlap=overlap)
-    assert lags == [0, 1, 1, 0, 0, 0]

@@ -81,19 +81,11 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "run"
 
 
-@pytest.mark.parametrize(
-    ("moment", "finished", "number"),
-    [
-        (2 * STEPS + 7, 2, signal.SIGTERM),
-        pytest.param(STEPS // 2, 0, signal.SIGINT, marks=pytest.mark.slow),
-        pytest.param(ITERATIONS * STEPS - 1, ITERATIONS - 1, signal.SIGINT, marks=pytest.mark.slow),
-    ],
-)
-def test_a_run_interrupted_at_any_moment_is_resumed_exactly_by_the_command_that_it_prints(
-    moment: int, finished: int, number: int, whole: Path, tmp_path: Path, capsys: Capture
+def test_an_interrupted_run_is_resumed_exactly_by_the_command_that_it_prints(
+    whole: Path, tmp_path: Path, capsys: Capture
 ) -> None:
-    run = tmp_path / "run"
-    printed = interrupt(words(tmp_path, slow_after=moment), tmp_path, number)
+    run, finished = tmp_path / "run", 2
+    printed = interrupt(words(tmp_path, slow_after=2 * STEPS + 7), tmp_path)
     assert len(rows(run)) == finished
     assert weights(run) != weights(whole)
     assert main(printed) == 0

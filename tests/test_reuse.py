@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import signal
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -11,8 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 from builders import assert_same_bytes, make_config, spec_of
-from processes import in_the_middle_of_an_update, send
-from recorder import Recorder, lasting
+from recorder import Recorder
 
 import dppo
 from dppo.errors import TrainingDiverged
@@ -208,19 +206,12 @@ def test_the_segments_of_a_run_go_on_from_each_other(tmp_path: Path, monkeypatch
     assert any(not one.terminated[39].all() for one in made)
 
 
-@pytest.mark.parametrize("overlap", [False, True])
-def test_a_run_resumes_exactly_at_any_moment(overlap: bool, tmp_path: Path) -> None:
-    whole = train(tmp_path / "whole", overlap=overlap)
-    assert [row["losses/minibatches"] for row in whole.metrics] == [4, 8, 12, 12, 12]
-    rates = [row["charts/learning_rate"] for row in whole.metrics]
-    for moment in (1, 2, 4) if overlap else (2,):
-        run = tmp_path / str(moment)
-        half = train(run, stop_after=moment, overlap=overlap)
-        kept = {name.split(".")[1] for name in checkpoints.load(half.checkpoint).arrays["optimizer"] if "kept" in name}
-        assert len(kept) == min(moment, 2)
-        resumed = train(run, resume=run, overlap=overlap)
-        assert resumed.weights_sha256 == whole.weights_sha256 != half.weights_sha256
-        assert [row["charts/learning_rate"] for row in resumed.metrics] == rates[moment:]
+@pytest.mark.parametrize("stop_after", [1, 3])
+def test_a_checkpoint_holds_the_segments_that_are_used_again(stop_after: int, tmp_path: Path) -> None:
+    result = train(tmp_path / "run", stop_after=stop_after)
+    assert [row["losses/minibatches"] for row in result.metrics] == [4, 8, 12][:stop_after]
+    names = checkpoints.load(result.checkpoint).arrays["optimizer"]
+    assert len({name.split(".")[1] for name in names if "kept" in name}) == min(stop_after, 2)
 
 
 def test_a_branch_starts_without_kept_segments_and_with_its_own_learning_rate(tmp_path: Path) -> None:
@@ -229,15 +220,3 @@ def test_a_branch_starts_without_kept_segments_and_with_its_own_learning_rate(tm
     branch = dppo.train(make_config(settings), resume=origin.run_dir, branch=True)
     assert [row["losses/minibatches"] for row in branch.metrics] == [4, 8, 12, 12, 12]
     assert branch.metrics[0]["charts/learning_rate"] == 1e-3
-
-
-@pytest.mark.slow
-def test_learners_train_on_kept_segments_also_after_a_loss_and_a_resume(tmp_path: Path, ray_session: None) -> None:
-    one = train(tmp_path / "one", num_actors=1, num_learners=1)
-    assert one.weights_sha256 == train(tmp_path / "none").weights_sha256
-    two: dict[str, Any] = {"num_actors": 1, "num_learners": 2, "cpus_per_actor": 0.5, "update_epochs": 100}
-    whole, half = train(tmp_path / "whole", **two), train(tmp_path / "half", stop_after=2, **two)
-    with in_the_middle_of_an_update(send(signal.SIGKILL)):  # whose batch holds two kept iterations
-        resumed = train(half.run_dir, resume=half.run_dir, **two)
-    assert lasting(resumed) == {"learners_rebuilt": 1}
-    assert resumed.weights_sha256 == whole.weights_sha256

@@ -1,322 +1,209 @@
-"""Schedules of runs in virtual time, drawn from a list of numbers, so that a failing one can be made shorter."""
+"""Runs of the real learner in virtual time, drawn from a list of numbers, so that a failing one can be made shorter."""
 
 from __future__ import annotations
 
 import functools
+import hashlib
 import math
 import random
 import sys
-import zlib
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import numpy as np
-from test_engine import KINDS, LIMITS, Losing, Mixing, config, contents
-from virtual import Fake, Faults
+from builders import make_config
+from virtual import KINDS, TOY_SPACES, Faults, Hashed, Loop, ToyActor, VirtualTransport, real_actors
 
+import dppo
 from dppo.engine.actor_collector import ActorCollector
-from dppo.engine.collector import Collected
 from dppo.engine.engine import Collecting
 from dppo.engine.hosting import shares
 from dppo.engine.ledger import ReplayLedger
-from dppo.errors import EnvFault, EnvironmentFault
-from dppo.hosts.wire import Answer, Question, sampler_plan
-from dppo.ppo.exchange.normalizer import Statistics
-from dppo.ppo.exchange.records import (
-    PolicySnapshot,
-    Rebuild,
-    SamplerCarry,
-    Segment,
-    SegmentReport,
-    SegmentRequest,
-    Timings,
-)
+from dppo.engine.messages import Limits
+from dppo.errors import SegmentsLost
+from dppo.hosts.wire import sampler_plan, trainer_plan
+from dppo.learners.trainers import LocalTrainer, Trainers
+from dppo.ppo.exchange.normalizer import Moments, Statistics
+from dppo.ppo.exchange.records import PolicySnapshot, Update
 from dppo.ppo.networks.choice import choose_network
+from dppo.ppo.networks.network import NetworkSpec
 from dppo.run.learner import PPOLearner
 from dppo.signals import StopSignals
-from dppo.spaces.actions import DiscreteActions
 from dppo.spaces.spaces import Spaces
 
-SAMPLERS, STEPS, ENVS = 5, 2, 2
-SHORT, LONG = 8, 40  # iterations
-TICK_S = 5.0
-SPACES = Spaces(np.dtype(("float32", (1,))), DiscreteActions(2))
-MODULUS = 2**31 - 1
+LIMITS = Limits(segment_timeout_s=10, max_actor_restarts=6, start_timeout_s=100, move_after_s=20, quiet_s=25)
+LAGS = (0, 1, 3)
 
 
-class Draws(random.Random):
-    """Random numbers that are recorded, or given; 0 is drawn after the last one, where nothing special happens."""
-
-    def __init__(self, seed: int, given: Sequence[float] | None = None) -> None:
-        super().__init__(seed)
-        self.drawn: list[float] = []
-        self._given = given
-
-    def _next(self) -> float:
-        at = len(self.drawn)
-        drawn = super().random() if self._given is None else self._given[at] if at < len(self._given) else 0.0
-        self.drawn.append(drawn)
-        return drawn
-
-    def random(self) -> float:
-        return 1 - self._next()  # faults strike below a limit
-
-    def uniform(self, a: float, b: float) -> float:
-        return a + (b - a) * self._next()
-
-    def choice(self, seq: Any) -> Any:
-        return seq[int(self._next() * len(seq))]
+def config(**changes: Any) -> dppo.Config:
+    settings = {
+        "env_id": Hashed,
+        "num_samplers": 3,
+        "num_steps": 2,
+        "update_epochs": 1,
+        "hidden_sizes": (2,),
+        "norm_obs": True,
+        "norm_reward": True,
+        "norm_adv": False,
+        "minibatch_size": 6,
+        "learning_rate": 0.01,
+        "total_timesteps": 18,
+        "progress": "off",
+    }
+    return make_config(settings | changes)
 
 
-# ------------------------------------------------------------------ a process that takes microseconds
+class Mixing:
+    """Trainers that take no time; each bit of their input changes all weights."""
 
+    def __init__(self, spec: NetworkSpec) -> None:
+        self.spec = spec
+        self._weights = self._hashed(b"new")
 
-class Toy:
-    """Makes segments as a `PPOActor` does: what they hold depends on all actions and policies of the sampler so far."""
+    def update(self, segments: Any, policy: PolicySnapshot, reward_scale: float | None, iteration: int) -> Update:
+        scale = None if policy.obs_scale is None else (policy.obs_scale.mean.tolist(), policy.obs_scale.std.tolist())
+        columns = [getattr(segment, field.name) for segment in segments for field in fields(segment)]
+        arrays = [column for column in columns if column is not None] + [self._weights]
+        numbers = repr((policy.version, scale, reward_scale, iteration)).encode()
+        self._weights = self._hashed(b"".join([*(array.tobytes() for array in arrays), numbers]))
+        return Update({}, 0.0, None)
 
-    def __init__(self, limit: int = sys.maxsize, *, known: bool = False) -> None:
-        """Create a process that can have `limit` samplers; if that is `known`, it must not be asked for more."""
-        self._known = known
-        self._samplers: dict[int, _Sampler] = {}
-        self.hosted = self._samplers.keys()
-        self._limit, self._fault = limit, False
+    def _hashed(self, content: bytes) -> np.ndarray:
+        digest = hashlib.shake_128(content).digest(self.spec.num_parameters)
+        return np.frombuffer(digest, np.int8).astype("f4") / 128
 
-    def describe(self, sampler_id: int) -> Spaces:
-        return SPACES
+    def weights(self) -> np.ndarray:
+        return self._weights.copy()
 
-    def make_segments(self, question: Question, policy: PolicySnapshot) -> Answer | EnvironmentFault:
-        for gone in self._samplers.keys() - set(question.hosted):
-            del self._samplers[gone]
-        made = []
-        for request in question.requests:
-            self._fault |= len({*self._samplers, request.sampler_id}) > self._limit
-            assert not (self._fault and self._known), f"{question} is for more than {self._limit} samplers"
-            if self._fault:  # also for all later questions, as in an actor
-                return one_too_many(request.sampler_id, len(self._samplers))
-            own = self._samplers.setdefault(request.sampler_id, _Sampler(request.sampler_id))
-            if request.rebuild is not None:
-                own.restore(request.rebuild, request.index)
-            made.append(own.make(request, policy))
-        return Answer(tuple(made), Timings())
+    def state(self) -> dict[str, np.ndarray]:
+        return {}
+
+    def load(self, weights: np.ndarray, state: dict[str, np.ndarray]) -> None:
+        self._weights = weights.copy()
 
     def close(self) -> None: ...
 
 
-def one_too_many(sampler_id: int, beside: int) -> EnvironmentFault:
-    """Return the fault of a constructor in a process that has other samplers."""
-    message = f"sampler {sampler_id}: the environment's constructor raised PermissionError: only one in a process"
-    place = EnvFault("constructor", "PermissionError", "", 0, sampler_id=sampler_id)
-    return EnvironmentFault(message, "", place).beside(beside, beside)
+class Losing:
+    """Trainers that take virtual time, and lose the segments of some iterations before the update."""
+
+    def __init__(self, trainers: Trainers, lost: Sequence[int], transport: VirtualTransport | None) -> None:
+        self.spec = trainers.spec
+        self._trainers = trainers
+        self._lost = list(lost)
+        self._transport = transport
+        self.weights = trainers.weights
+        self.state = trainers.state
+        self.load = trainers.load
+        self.close = trainers.close
+
+    def update(self, segments: Any, policy: PolicySnapshot, reward_scale: float | None, iteration: int) -> Update:
+        if self._transport is not None:
+            self._transport.pass_time(random.Random(iteration).uniform(0, 40))
+        if iteration in self._lost:
+            self._lost.remove(iteration)
+            raise SegmentsLost("lost on their way")
+        return self._trainers.update(segments, policy, reward_scale, iteration)
 
 
-Env = tuple[int, int, int]
-"""The number of the episode, its length so far, and the state, which sets how long it will be."""
+@dataclass(frozen=True)
+class Piece:
+    """A part of a run: from `state`, or the start, to the end or to iteration `stop_after`."""
+
+    lag: int
+    iterations: int
+    stop_after: int = 0
+    state: Any = None
+    lost: Sequence[int] = ()
+    """Iterations before whose update the segments are lost once."""
+    num_actors: int = 1
+    limits: Limits = LIMITS
 
 
-class _Sampler:
-    def __init__(self, sampler_id: int) -> None:
-        self._id, self._index, self._sums = sampler_id, 0, (0,) * ENVS
-        self._envs = tuple(_reset(sampler_id, env, 0) for env in range(ENVS))
-
-    def restore(self, rebuild: Rebuild, index: int) -> None:
-        carry, self._index = rebuild.carry, index
-        self._sums = tuple(carry.discounted_returns.astype(int).tolist())
-        self._envs = tuple(self._replayed(rebuild, env) for env in range(ENVS))
-
-    def _replayed(self, rebuild: Rebuild, number: int) -> Env:
-        carry, ended = rebuild.carry, False
-        env = _reset(self._id, number, int(carry.episodes[number]))
-        for action in rebuild.actions[number].tolist():
-            env, over = _step(env, action)
-            ended |= over
-        assert (ended, *env[1:]) == (False, carry.episode_lengths[number], carry.checksums[number]), (
-            "the replay ends elsewhere"
-        )
-        return env
-
-    def make(self, request: SegmentRequest, policy: PolicySnapshot) -> tuple[SegmentReport, Segment]:
-        assert request.index == self._index, f"{request}, but the sampler is at segment {self._index}"
-        chosen = zlib.crc32(policy.weights.tobytes()) + policy.version
-        made, self._sums, self._envs = _made(self._id, self._index, policy.version, chosen, self._sums, self._envs)
-        self._index += 1
-        return made
+def contents(state: Any) -> dict[str, Any]:
+    """Return the state of a learner without its incidents, ready to compare."""
+    arrays, values = state
+    flat = {f"{part}/{name}": array.tobytes() for part, named in arrays.items() for name, array in named.items()}
+    return flat | {name: value for name, value in values.items() if name != "incidents"}
 
 
-def _reset(sampler: int, number: int, episode: int) -> Env:
-    return episode, 0, ((sampler * 7919 + number * 104_729 + episode * 31_337 + 1) * 48_271) % MODULUS
+class Laboratory:
+    """Trains with actors in virtual time, and knows the results of undisturbed runs.
 
+    One trainer is shared by all runs, because creating it takes longer than a run.
+    """
 
-def _step(env: Env, action: int) -> tuple[Env, bool]:
-    """Return the environment after a step, and whether the episode is over."""
-    episode, length, state = env
-    state = (state * 48_271 + action + 1) % MODULUS
-    return (episode, length + 1, state), state % 3 == 0 or length + 1 == 6
-
-
-@functools.cache  # schedules that come to the same make the same segments; their arrays are read-only
-def _made(
-    sampler: int, index: int, version: int, chosen: int, sums_before: tuple[int, ...], envs_before: tuple[Env, ...]
-) -> tuple[tuple[SegmentReport, Segment], tuple[int, ...], tuple[Env, ...]]:
-    """Return a segment that follows from all arguments, and the sampler's sums and environments after it."""
-    sums, envs = list(sums_before), list(envs_before)
-    states, rewards, done = [], [], []
-    actions: list[list[int]] = [[] for _ in range(ENVS)]
-    since: list[list[int]] = [[] for _ in range(ENVS)]
-    for t in range(STEPS):
-        for number in range(ENVS):
-            action = (envs[number][2] + chosen) // (t + 2) % 2
-            states.append(envs[number][2] % 4096)
-            envs[number], over = _step(envs[number], action)
-            actions[number].append(action)
-            since[number].append(action)
-            sums[number] = (3 * sums[number] + envs[number][2]) % 1009
-            rewards.append(sums[number])
-            done.append(over)
-            if over:
-                since[number].clear()
-                envs[number] = _reset(sampler, number, envs[number][0] + 1)
-    episodes, lengths, checksums = (np.array(one) for one in zip(*envs, strict=True))
-    carry = SamplerCarry(episodes, np.array(sums, float), lengths, np.array(sums, float), checksums.astype(np.uint32))
-    opened = tuple(np.array(one, np.int64) for one in since)
-    report = SegmentReport(sampler, index, version, STEPS * ENVS, carry, opened)
-    return (report, _segment(states, actions, rewards, done)), tuple(sums), tuple(envs)
-
-
-def _segment(states: list[int], actions: list[list[int]], rewards: list[int], done: list[bool]) -> Segment:
-    shape = (STEPS, ENVS)
-    zeros, over = np.zeros(shape, np.float32), np.array(done).reshape(shape)
-    return Segment(
-        obs=np.array(states, np.float32).reshape(*shape, 1),
-        actions=np.array(actions).T,
-        logprobs=zeros,
-        values=zeros,
-        next_values=zeros,
-        rewards=np.array(rewards, float).reshape(shape),
-        terminated=over,
-        truncated=over,
-        valid=np.ones(shape, bool),
-    )
-
-
-class Loop:
-    """Collects in a loop, without the engine: what a schedule must come to."""
-
-    def __init__(self, ledger: ReplayLedger) -> None:
-        self.expected = None
-        self._ledger, self._toy, self._requests = ledger, Toy(), deque[tuple[PolicySnapshot, int]]()
-
-    def describe(self, stop: StopSignals) -> Spaces:
-        return SPACES
-
-    def request(self, policy: PolicySnapshot, index: int) -> None:
-        self._requests.append((policy, index))
-
-    def receive(self, stop: StopSignals) -> Collected:
-        policy, index = self._requests.popleft()
-        question = Question(index, tuple(range(SAMPLERS)), tuple(range(SAMPLERS)))
-        answer = self._toy.make_segments(question, policy)
-        assert isinstance(answer, Answer)
-        reports, segments = (list(one) for one in zip(*answer.made, strict=True))
-        for report in reports:
-            self._ledger.record(report)
-        return Collected(index, policy, reports, segments, [answer.timings], 0.0)
-
-    def renew(self) -> None: ...
-
-    def alive(self) -> int:
-        return 0
-
-    def notes(self) -> list[str]:
-        return []
-
-    def close(self) -> None: ...
-
-
-# ------------------------------------------------------------------ schedules
-
-
-class Schedules:
-    """Runs schedules, and compares each with a plain loop."""
-
-    def __init__(self) -> None:
-        settings = config(num_samplers=SAMPLERS)
-        self.seen: Counter[str] = Counter()
-        """What has happened in all of them."""
-        self._plan, self._spec = sampler_plan(settings), choose_network(settings.network, SPACES).spec
-        self._fresh = Mixing(self._spec).weights()
-        self._expected = {
-            (lag, iterations): contents(self._train(None, lag, iterations))
-            for lag in (0, 1, 3)
-            for iterations in (SHORT, LONG)
-        }
-
-    def _train(
+    def __init__(
         self,
-        world: Fake | None,
-        lag: int,
-        iterations: int,
-        *,
-        stop_after: int = 0,
-        lost: Sequence[int] = (),
-        state: Any = None,
-        **options: Any,
-    ) -> Any:
-        ledger = ReplayLedger(SAMPLERS, replay=True, policy_lag=lag)
-        collector: Any = Loop(ledger)
-        if world is not None:
-            limits = replace(LIMITS, segment_timeout_s=20.0, backup_requests=options["backups"])
-            limits = replace(limits, most_hosted=world.most_hosted, start_s=options["start_s"])
-            limits = replace(limits, samplers_per_actor=options["samplers_per_actor"])
-            engine = Collecting(shares(SAMPLERS, options["num_actors"]), ledger, limits)
-            collector = ActorCollector(engine, world, clock=world.clock)
-        trainers = Mixing(self._spec)
-        trainers.load(self._fresh, {})
-        learner = PPOLearner(collector, Losing(trainers, lost, world), ledger, Statistics(), policy_lag=lag)
-        if state is not None:
-            learner.load(*state)
-        collector.describe(StopSignals())
-        for iteration in learner.run(iterations, StopSignals()):
-            if iteration.number == stop_after:
-                break
-        if world is not None and engine.backups is not None:
+        num_samplers: int,
+        make_actor: Callable[..., Any],
+        trainers: Trainers,
+        statistics: Callable[[], Statistics],
+        iterations: Sequence[int],
+    ) -> None:
+        self.num_samplers = num_samplers
+        self.make_actor = make_actor
+        self.iterations = iterations
+        self.seen: Counter[str] = Counter()
+        """What has happened in all runs."""
+        self.trainers = trainers
+        self._statistics = statistics
+        self._fresh = (trainers.weights(), trainers.state())
+
+    @functools.cache  # noqa: B019  lives as long as the tests of a module
+    def expected(self, lag: int, iterations: int) -> dict[str, Any]:
+        return contents(self.train(None, Piece(lag, iterations)))
+
+    def train(self, transport: VirtualTransport | None, piece: Piece) -> Any:
+        """Return the state of the learner; without a transport, of a run in a loop, without the engine."""
+        ledger = ReplayLedger(self.num_samplers, replay=True, policy_lag=piece.lag)
+        engine = Collecting(shares(self.num_samplers, piece.num_actors), ledger, piece.limits)
+        collector: Any = Loop(self.make_actor(), self.num_samplers, ledger)
+        if transport is not None:
+            collector = ActorCollector(engine, transport, clock=transport.clock)
+        trainers = Losing(self.trainers, piece.lost, transport)
+        trainers.load(*self._fresh)
+        learner = PPOLearner(collector, trainers, ledger, self._statistics(), policy_lag=piece.lag)
+        if piece.state is not None:
+            learner.load(*piece.state)
+        try:
+            collector.describe(StopSignals())
+            for iteration in learner.run(piece.iterations, StopSignals()):
+                if iteration.number == piece.stop_after:
+                    break
+        finally:
+            collector.close()
+        if engine.backups is not None:
             backups = engine.backups
             self.seen += Counter(asked=backups.asked, won=backups.won, wasted=backups.wasted_steps)
-        if world is not None and options["samplers_per_actor"] is None:
+        if piece.limits.samplers_per_actor is None:
             self.seen["limits found"] += engine.hosting.limit < sys.maxsize
         return learner.state()
 
+    # ------------------------------------------------------------------ schedules
+
     def run(self, draws: Draws, story: list[str]) -> None:
         """Run a schedule, and add what happens to `story`; raise if the result is not that of a plain loop."""
-        lag, num_actors, backups = draws.choice((0, 1, 3)), draws.choice((2, 1, 3, 4)), draws.choice((False, True))
-        iterations = LONG if draws.random() < 0.03 else SHORT
-        faults = Faults(at_most=draws.choice([0, 1, 2, 5]), repeats=draws.choice([0.0, 0.3]))
-        for kind in KINDS:
-            setattr(faults, kind, draws.choice([0.0, 0.0, 0.1, 0.4]))
-        slowness = {actor: draws.choice((1.0, 1.0, 1.0, 4.0, 10.0)) for actor in range(num_actors)}
-        stops = [*draws.choice([[], [], [3], [6]]), iterations]
-        lost = [index for index in range(iterations) if draws.random() < 0.02]
-        story.append(f"lag {lag}, {num_actors} actors, slowness {slowness}, backup requests {backups}, lost {lost}")
-        slots = 0 if backups else int(6000 * draws.drawn[0]) % 6  # no draw of its own
-        most_hosted, start_s = [sys.maxsize, SAMPLERS, SAMPLERS + 1][slots // 2], 3.0 * (slots % 2)
-        story[-1] += f", environments of at most {most_hosted} samplers, {start_s:g} s apart"
-        room = int(36_000 * draws.drawn[1]) % 3  # of a process, for as many samplers as it must have: not, known, found
-        most_each = sys.maxsize if not room else math.ceil(SAMPLERS / num_actors)
-        known = most_each if room == 1 else None
-        story[-1] += f", of {most_each} in a process{', as is known' if known else ''}"
+        schedule = Schedule(draws, self.num_samplers, self.iterations)
+        story.append(schedule.summary)
         state: Any = None
-        for begun, until in zip([0, *stops], stops, strict=False):
-            world = Fake(self._plan, draws, faults, functools.partial(Toy, most_each, known=bool(known)))
-            world.slowness, world.story, world.tick_s = slowness, story, TICK_S
-            story.append(f"iterations {begun} to {until}:")
-            world.most_hosted = most_hosted
-            options = {"num_actors": num_actors, "backups": backups, "start_s": start_s, "samplers_per_actor": known}
-            due = [index for index in lost if begun <= index < until]
-            state = self._train(world, lag, iterations, stop_after=until, lost=due, state=state, **options)
-            self.seen += world.moved + Counter(state[1]["incidents"])
-        self.seen += Counter(faults.happened)
-        assert contents(state) == self._expected[lag, iterations], "the state of the learner differs"
+        for begin, end in zip([0, *schedule.stops], schedule.stops, strict=False):
+            transport = VirtualTransport(schedule.actors_of(self.make_actor), draws, schedule.faults)
+            transport.slowness = schedule.slowness
+            if self.make_actor is ToyActor:  # which shows its samplers
+                transport.most_hosted = schedule.limits.most_hosted
+            transport.story = story
+            transport.tick_s = 5.0
+            story.append(f"iterations {begin} to {end}:")
+            lost = [index for index in schedule.lost if begin <= index < end]
+            piece = Piece(schedule.lag, schedule.iterations, end, state, lost, schedule.num_actors, schedule.limits)
+            state = self.train(transport, piece)
+            self.seen += transport.moved + Counter(state[1]["incidents"])
+        self.seen += Counter(schedule.faults.happened)
+        same = contents(state) == self.expected(schedule.lag, schedule.iterations)
+        assert same, "the state of the learner differs"
 
     def problem(self, draws: Draws, story: list[str] | None = None) -> str:
         """Return the problem of a schedule, "" if there is none."""
@@ -328,10 +215,102 @@ class Schedules:
 
     def shortest(self, drawn: list[float], tries: int = 2000) -> str:
         """Return the story of the shortest failing schedule that is found from one that fails."""
-        drawn = shrunk(drawn, lambda given: bool(self.problem(Draws(0, given))), tries)
+        drawn = shrunk(drawn, lambda numbers: bool(self.problem(Draws(0, numbers))), tries)
         story: list[str] = []
         problem = self.problem(Draws(0, drawn), story)
         return "\n".join([*story, problem])
+
+
+def with_toys() -> Laboratory:
+    """Return a laboratory whose five samplers take microseconds."""
+    spec = choose_network(config().network, TOY_SPACES).spec
+    return Laboratory(5, ToyActor, Mixing(spec), Statistics, (8, 40))
+
+
+def with_real_samplers(*, trained: bool = False) -> Laboratory:
+    """Return a laboratory with three real samplers; with `trained`, PPO learns in place of `Mixing`."""
+    settings = config()
+    plan = sampler_plan(settings)
+    make_actor = real_actors(plan)
+    actor = make_actor()
+    spaces = actor.describe(0)
+    actor.close()
+    assert isinstance(spaces, Spaces)
+    local = LocalTrainer(trainer_plan(settings), spaces)
+    trainers: Trainers = local if trained else Mixing(local.spec)
+    return Laboratory(3, make_actor, trainers, lambda: Statistics(Moments.empty((2,)), Moments.empty(())), (5,))
+
+
+class Draws(random.Random):
+    """Random numbers that are recorded, or given; 0 is drawn after the last one, where nothing special happens."""
+
+    def __init__(self, seed: int, given: Sequence[float] | None = None) -> None:
+        super().__init__(seed)
+        self.drawn: list[float] = []
+        self._given = given
+
+    def _next(self) -> float:
+        number = super().random()
+        if self._given is not None:
+            position = len(self.drawn)
+            number = self._given[position] if position < len(self._given) else 0.0
+        self.drawn.append(number)
+        return number
+
+    def random(self) -> float:
+        return 1 - self._next()  # faults strike below a limit
+
+    def uniform(self, a: float, b: float) -> float:
+        return a + (b - a) * self._next()
+
+    def choice(self, seq: Any) -> Any:
+        return seq[int(self._next() * len(seq))]
+
+
+class Schedule:
+    """A run that is drawn: its settings, the speed of its actors, and the probabilities of faults."""
+
+    def __init__(self, draws: Draws, num_samplers: int, iterations: Sequence[int]) -> None:
+        self.lag = draws.choice(LAGS)
+        self.num_actors = draws.choice((2, 1, 3, 4))
+        backups = draws.choice((False, True))
+        self.iterations = iterations[-1] if draws.random() < 0.03 else iterations[0]
+        self.faults = Faults(at_most=draws.choice([0, 1, 2, 5]), repeats=draws.choice([0.0, 0.3]))
+        for kind in KINDS:
+            setattr(self.faults, kind, draws.choice([0.0, 0.0, 0.1, 0.4]))
+        self.slowness = {actor: draws.choice((1.0, 1.0, 1.0, 4.0, 10.0)) for actor in range(self.num_actors)}
+        self.stops = [*draws.choice([[], [], [3], [6]]), self.iterations]
+        self.stops = sorted({min(stop, self.iterations) for stop in self.stops})
+        self.lost = [index for index in range(self.iterations) if draws.random() < 0.02]
+        slots = 0 if backups else int(6000 * draws.drawn[0]) % 6  # no draw of its own
+        most_hosted = [sys.maxsize, num_samplers, num_samplers + 1][slots // 2]
+        room = int(36_000 * draws.drawn[1]) % 3  # of a process, for as many samplers as it must have: no limit, a
+        self.most_each = sys.maxsize if room == 0 else math.ceil(num_samplers / self.num_actors)  # known one, or one
+        self.is_known = room == 1  # that is found
+        self.limits = replace(
+            LIMITS,
+            segment_timeout_s=20.0,
+            backup_requests=backups,
+            most_hosted=most_hosted,
+            start_s=3.0 * (slots % 2),
+            samplers_per_actor=self.most_each if self.is_known else None,
+        )
+
+    def actors_of(self, make_actor: Callable[..., Any]) -> Callable[[], Any]:
+        """Return a function that makes an actor; toys have the limit of samplers in a process."""
+        if make_actor is ToyActor:
+            return functools.partial(ToyActor, self.most_each, known=self.is_known)
+        return make_actor
+
+    @property
+    def summary(self) -> str:
+        limits = self.limits
+        known = ", as is known" if self.is_known else ""
+        return (
+            f"lag {self.lag}, {self.num_actors} actors, slowness {self.slowness}, backup requests "
+            f"{limits.backup_requests}, lost {self.lost}, environments of at most {limits.most_hosted} samplers, "
+            f"{limits.start_s:g} s apart, of {self.most_each} in a process{known}"
+        )
 
 
 def shrunk(drawn: list[float], fails: Callable[[list[float]], bool], tries: int) -> list[float]:
@@ -341,16 +320,15 @@ def shrunk(drawn: list[float], fails: Callable[[list[float]], bool], tries: int)
         at = 0
         while at < len(drawn):
             block = drawn[at : at + size]
-            for instead in ([], [0.0] * len(block)):
-                shorter = [*drawn[:at], *instead, *drawn[at + size :]]
+            for replacement in ([], [0.0] * len(block)):
+                shorter = [*drawn[:at], *replacement, *drawn[at + size :]]
                 if any(block) and tries > 0:
                     tries -= 1
                     if fails(shorter):
                         drawn = shorter
+                        at += len(replacement)
                         break
             else:
                 at += size
-                continue
-            at += len(instead)
         size //= 2
     return drawn

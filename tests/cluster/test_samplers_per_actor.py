@@ -6,9 +6,9 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from schedules import one_too_many
 from test_balancing import Cluster, one_slow
 from test_slow_or_hung import LIMITS, Driver, answer_to
+from virtual import one_too_many
 
 from dppo.engine.messages import Answered, Ask, Died, Joined, Kill, Left, Process, Started
 from dppo.errors import ClusterError, EnvironmentFault

@@ -1,12 +1,17 @@
-"""Actors in virtual time: real samplers behind a transport that delays, loses, repeats and corrupts answers."""
+"""Actors in virtual time, behind a transport that delays, loses, repeats and corrupts answers; the real learner on top.
+
+`Laboratory` runs the learner with them. Its samplers are real ones, or toys that take microseconds.
+"""
 
 from __future__ import annotations
 
+import functools
 import heapq
 import itertools
 import random
 import sys
-from collections import Counter
+import zlib
+from collections import Counter, deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -15,6 +20,8 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 
+from dppo.engine.collector import Collected
+from dppo.engine.ledger import ReplayLedger
 from dppo.engine.messages import (
     Answered,
     Ask,
@@ -32,45 +39,34 @@ from dppo.engine.messages import (
     Started,
 )
 from dppo.envs.activity import Activity, Phase
-from dppo.errors import EnvironmentFault
+from dppo.errors import EnvFault, EnvironmentFault
 from dppo.hosts import wire
-from dppo.hosts.wire import Answer, Recycled, SamplerPlan
-from dppo.ppo.exchange.records import Timings
+from dppo.hosts.wire import Answer, Question, Recycled, SamplerPlan
+from dppo.ppo.exchange.records import (
+    PolicySnapshot,
+    Rebuild,
+    SamplerCarry,
+    Segment,
+    SegmentReport,
+    SegmentRequest,
+    Timings,
+)
 from dppo.signals import StopSignals
+from dppo.spaces.actions import DiscreteActions
+from dppo.spaces.spaces import Spaces
 from dppo.transports.ray.actor import PPOActor
 from dppo.transports.ray.capacity import Demand
 from dppo.transports.ray.room import Room
 
-TICK_S = 2.0
 LONGEST_S = 20_000.0  # of virtual time; a run that lasts longer hangs
-
-
-class Drawn(gym.Env[Any, Any]):
-    """Episodes of 2 to 5 steps whose observations depend on the seed and on all actions."""
-
-    observation_space = gym.spaces.Box(-4, 4, (2,), np.float32)
-    action_space = gym.spaces.Discrete(2)
-
-    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
-        self._state, self._steps = (seed or 0) % 2**31, 0
-        self._length = 2 + self._state % 4
-        return self._obs(), {}
-
-    def step(self, action: Any) -> Any:
-        self._steps += 1
-        self._state = (self._state * 1_103_515_245 + 12_345 + int(action)) % 2**31
-        over = self._steps == self._length
-        return self._obs(), float(self._state % 7), over and self._state % 2 == 0, over and self._state % 2 == 1, {}
-
-    def _obs(self) -> np.ndarray:
-        return np.array([self._state % 1009 / 504.5 - 1, self._state % 997 / 498.5 - 1], np.float32)
+KINDS = ("dies", "hangs", "forges", "never_starts_soon", "leaves", "replays_long")  # of faults
 
 
 @dataclass
 class Faults:
     """Probabilities of faults, and their largest number."""
 
-    at_most: int
+    at_most: int = 0
     dies: float = 0.0
     hangs: float = 0.0
     forges: float = 0.0
@@ -90,14 +86,14 @@ class Faults:
         return True
 
 
-class Fake:
+class VirtualTransport:
     """A transport without processes; its clock advances only during waits."""
 
     def __init__(
-        self, plan: SamplerPlan, rng: random.Random, faults: Faults, make_actor: Callable[[], Any] | None = None
+        self, make_actor: Callable[[], Any], rng: random.Random, faults: Faults, *, threads: bool = False
     ) -> None:
-        packed, self._threads = wire.pack(plan), plan.sampling.env_threads
-        self.now, self.tick_s = 0.0, TICK_S
+        self.now = 0.0
+        self.tick_s = 2.0
         self.story: list[str] = []
         """The questions, and what became of them."""
         self.slowness: dict[int, float] = {}
@@ -106,18 +102,20 @@ class Fake:
         """Samplers whose environments may exist at once."""
         self.moved: Counter[str] = Counter()
         """Samplers that went to another actor although theirs was running."""
-        self._make_actor = make_actor or (lambda: PPOActor(packed))
-        self._rng, self._faults = rng, faults
-        self._took: dict[int, float] = {}  # seconds for an answer
+        self._make_actor = make_actor
+        self._rng = rng
+        self._faults = faults
+        self._threads = threads
+        self._durations: dict[int, float] = {}  # seconds for an answer
         self._makers: dict[int, Process] = {}  # of the last segment of each sampler
         self._order = itertools.count()
         self._due: list[tuple[float, int, Callable[[], Event | None]]] = []
-        self._actors: dict[Process, PPOActor] = {}
+        self._actors: dict[Process, Any] = {}
         self._killed: set[Process] = set()
         self._ended: set[Process] = set()
         self._answers: dict[int, Event] = {}
         self._busy: dict[Process, float] = {}  # time at which a process has answered all questions
-        self._moves: dict[Process, list[tuple[float, float]]] = {}  # a process progresses between these times
+        self._work: dict[Process, list[tuple[float, float]]] = {}  # a process progresses between these times
 
     def clock(self) -> float:
         return self.now
@@ -126,141 +124,157 @@ class Fake:
         return ""
 
     def do(self, command: ForTransport) -> None:
-        who = command.process
+        process = command.process
         if isinstance(command, Kill):
-            self._killed.add(who)
+            self._killed.add(process)
             return
-        assert who not in self._killed, f"{command} to a process that was killed"
+        assert process not in self._killed, f"{command} to a process that was killed"
         if isinstance(command, Look):
-            found = self._progress(who)
-            self._later(self._rng.uniform(0, 1), lambda: Progressed(who, found))
-            return
-        if isinstance(command, Start):
-            assert who not in self._actors
-            assert all(one in self._killed for one in self._actors if one.actor_id == who.actor_id), (
-                "two processes of one actor"
-            )
-            self._actors[who] = self._make_actor()
-            slow = self._faults.strikes(self._rng, "never_starts_soon")
-            self._later(self._rng.uniform(22, 28) if slow else self._rng.uniform(0, 4), lambda: Started(who))
+            progress = self._progress(process)
+            self._later(self._rng.uniform(0, 1), lambda: Progressed(process, progress))
+        elif isinstance(command, Start):
+            self._start(process)
         else:
-            self._ask(command, who)
+            self._ask(command)
 
-    def _ask(self, command: Ask | Describe, who: Process) -> None:
-        rng, faults = self._rng, self._faults
-        begins = max(self.now, self._busy.get(who, 0.0))
-        replays = isinstance(command, Ask) and any(request.rebuild is not None for request in command.question.requests)
-        slow = replays and faults.strikes(rng, "replays_long")
-        takes_s = self.slowness.get(who.actor_id, 1.0) * (rng.uniform(30, 90) if slow else rng.uniform(0, 8))
-        delay = begins + takes_s - self.now
-        self._took[command.ask_id] = takes_s
-        fate = f"answers after {takes_s:.1f} s"
-        self._busy[who] = self.now + delay
-        self._moves.setdefault(who, []).append((begins, self.now + delay))
+    def _start(self, process: Process) -> None:
+        assert process not in self._actors
+        alive = [other for other in self._actors if other.actor_id == process.actor_id and other not in self._killed]
+        assert not alive, "two processes of one actor"
+        self._actors[process] = self._make_actor()
+        slow = self._faults.strikes(self._rng, "never_starts_soon")
+        self._later(self._rng.uniform(22, 28) if slow else self._rng.uniform(0, 4), lambda: Started(process))
+
+    def _ask(self, command: Ask | Describe) -> None:
+        rng = self._rng
+        faults = self._faults
+        process = command.process
+        begins = max(self.now, self._busy.get(process, 0.0))
+        duration = self._duration(command)
+        delay = begins + duration - self.now
+        self._durations[command.ask_id] = duration
+        self._busy[process] = begins + duration
+        self._work.setdefault(process, []).append((begins, begins + duration))
+        fate = f"answers after {duration:.1f} s"
         if faults.strikes(rng, "dies"):
             fate = "dies"
-            self._later(delay, lambda: self._stopped(who, Died(who, "died: of a fault in virtual time")))
+            self._later(delay, lambda: self._stopped(process, Died(process, "died: of a fault in virtual time")))
         elif faults.strikes(rng, "hangs"):
             fate = "hangs"
-            self._later(delay, lambda: self._stopped(who))
+            self._later(delay, lambda: self._stopped(process))
         else:
             forged = faults.strikes(rng, "forges")
-            fate = "sends the wrong segment" if forged else fate
-            self._later(delay, lambda: self._answer(command, who, forged))
+            if forged:
+                fate = "sends the wrong segment"
+            self._later(delay, lambda: self._answer(command, forged))
             if rng.random() < faults.repeats:
                 self._later(delay + rng.uniform(0, 30), lambda: self._answers.get(command.ask_id))
         self._tell(command, fate)
         if faults.strikes(rng, "leaves"):
-            self.story.append(f"  actor {who.actor_id} leaves, and comes back")
-            self._later(rng.uniform(0, 10), lambda: Left(who.actor_id))
-            back = rng.choice([who.actor_id, who.actor_id + 10])
+            actor_id = process.actor_id
+            self.story.append(f"  actor {actor_id} leaves, and comes back")
+            self._later(rng.uniform(0, 10), lambda: Left(actor_id))
+            back = rng.choice([actor_id, actor_id + 10])
             self._later(rng.uniform(10, 60), lambda: Joined(back))
 
+    def _duration(self, command: Ask | Describe) -> float:
+        replays = isinstance(command, Ask) and any(request.rebuild is not None for request in command.question.requests)
+        slow = replays and self._faults.strikes(self._rng, "replays_long")
+        seconds = self._rng.uniform(30, 90) if slow else self._rng.uniform(0, 8)
+        return self.slowness.get(command.process.actor_id, 1.0) * seconds
+
     def _tell(self, command: Ask | Describe, fate: str) -> None:
-        asked = "the spaces"
+        process = command.process
+        topic = "the spaces"
         if isinstance(command, Ask):
-            asked = ", ".join(
-                f"segment {one.index} of sampler {one.sampler_id}{'' if one.rebuild is None else ' (rebuilt)'}"
-                for one in command.question.requests
-            )
-            for one in command.question.requests:
-                before = self._makers.get(one.sampler_id, command.process)
-                self._makers[one.sampler_id] = command.process
-                if before != command.process and before not in self._killed and one.rebuild is not None:
-                    self.moved[
-                        "within episodes" if one.rebuild.carry.episode_lengths.any() else "between episodes"
-                    ] += 1
-        self.story.append(f"{self.now:7.1f} s: actor {command.process.actor_id} is asked for {asked}, and {fate}")
+            requests = command.question.requests
+            topic = ", ".join(map(_described, requests))
+            for request in requests:
+                before = self._makers.get(request.sampler_id, process)
+                self._makers[request.sampler_id] = process
+                if before != process and before not in self._killed and request.rebuild is not None:
+                    within = request.rebuild.carry.episode_lengths.any()
+                    self.moved["within episodes" if within else "between episodes"] += 1
+        self.story.append(f"{self.now:7.1f} s: actor {process.actor_id} is asked for {topic}, and {fate}")
 
-    def _progress(self, who: Process) -> Activity:
+    def _progress(self, process: Process) -> Activity:
         """Return the progress of a process, which takes ten steps per second while it works."""
-        moves = began = done = to_do = 0
-        for begins, ends in self._moves.get(who, ()):  # one question after the other
+        moves = began = done = total = 0
+        for begins, ends in self._work.get(process, ()):  # one question after the other
             if begins <= self.now:
-                began, done, to_do = moves, int(10 * (min(self.now, ends) - begins)), int(10 * (ends - begins))
+                began = moves
+                done = int(10 * (min(self.now, ends) - begins))
+                total = int(10 * (ends - begins))
                 moves += done
-        return Activity(moves, began, Phase.REPLAY, 0, 0, done, to_do)
+        return Activity(moves, began, Phase.REPLAY, 0, 0, done, total)
 
-    def _answer(self, command: Ask | Describe, who: Process, forged: bool) -> Event | None:
-        if who in self._killed and self._rng.random() < 0.5:
-            self._stopped(who)  # the others still answer
-        if who in self._ended:
+    def _answer(self, command: Ask | Describe, forged: bool) -> Event | None:
+        process = command.process
+        if process in self._killed and self._rng.random() < 0.5:
+            self._stopped(process)  # the other half still answers
+        if process in self._ended:
             return None
-        actor = self._actors[who]
+        actor = self._actors[process]
         if isinstance(command, Describe):
-            return self._sent(command.ask_id, Answered(who, command.ask_id, actor.describe(command.sampler_id)))
+            return self._sent(command, actor.describe(command.sampler_id))
         answer = actor.make_segments(command.question, command.policy)
-        if self.most_hosted < sys.maxsize:
-            actors: list[Any] = [one for process, one in self._actors.items() if process not in self._killed]
-            hosted = [len(one.hosted) for one in actors]
-            assert sum(hosted) <= self.most_hosted, f"environments of {hosted} samplers exist"
+        self._check_number_hosted()
         if isinstance(answer, Recycled | EnvironmentFault):
-            return self._sent(command.ask_id, Answered(who, command.ask_id, answer))
+            return self._sent(command, answer)
         assert isinstance(answer, Answer)
-        took, replayed = self._took[command.ask_id], 0
-        for one in command.question.requests:
-            replayed += 0 if one.rebuild is None else int(one.rebuild.carry.episode_lengths.sum())
-        timings = Timings(took, 0.0, replayed, took / 2 if replayed else 0.0)
-        answer = replace(answer, timings=timings, used=0.2 if self._threads else None)
-        if forged:
-            (report, segment), *rest = answer.made
-            answer = replace(answer, made=((replace(report, index=report.index + 1), segment), *rest))
-        event = self._sent(command.ask_id, Answered(who, command.ask_id, answer))
+        event = self._sent(command, self._timed(answer, command, forged))
         if self._rng.random() >= self._faults.repeats:
             return event
         self._later(self._rng.uniform(0, 2), lambda: event)  # perhaps after the answer behind it
         return None
 
-    def _stopped(self, who: Process, event: Event | None = None) -> Event | None:
+    def _timed(self, answer: Answer, command: Ask, forged: bool) -> Answer:
+        rebuilds = [request.rebuild for request in command.question.requests if request.rebuild is not None]
+        replayed = sum(int(rebuild.carry.episode_lengths.sum()) for rebuild in rebuilds)
+        duration = self._durations[command.ask_id]
+        timings = Timings(duration, 0.0, replayed, duration / 2 if replayed else 0.0)
+        answer = replace(answer, timings=timings, used=0.2 if self._threads else None)
+        if not forged:
+            return answer
+        (report, segment), *others = answer.made
+        return replace(answer, made=((replace(report, index=report.index + 1), segment), *others))
+
+    def _check_number_hosted(self) -> None:
+        if self.most_hosted < sys.maxsize:
+            hosted = [len(actor.hosted) for process, actor in self._actors.items() if process not in self._killed]
+            assert sum(hosted) <= self.most_hosted, f"environments of {hosted} samplers exist"
+
+    def _stopped(self, process: Process, event: Event | None = None) -> Event | None:
         """Let a process not begin the questions that are left in its queue."""
-        self._ended.add(who)
+        self._ended.add(process)
         return event
 
-    def _sent(self, ask_id: int, event: Event) -> Event:
-        self._answers[ask_id] = event
+    def _sent(self, command: Ask | Describe, answer: Any) -> Event:
+        event = Answered(command.process, command.ask_id, answer)
+        self._answers[command.ask_id] = event
         return event
 
-    def _later(self, delay: float, what: Callable[[], Event | None]) -> None:
-        heapq.heappush(self._due, (self.now + delay, next(self._order), what))
+    def _later(self, delay: float, call: Callable[[], Event | None]) -> None:
+        heapq.heappush(self._due, (self.now + delay, next(self._order), call))
 
     def events(self, stop: StopSignals) -> list[Event]:
         assert self.now < LONGEST_S, "the run hangs"
         stop.check()
-        when = self._due[0][0] if self._due else self.now + self.tick_s
-        self.now = max(self.now, min(when, self.now + self.tick_s))
-        found = []
+        next_due = self._due[0][0] if self._due else self.now + self.tick_s
+        self.now = max(self.now, min(next_due, self.now + self.tick_s))
+        events = []
         while self._due and self._due[0][0] <= self.now:
             event = heapq.heappop(self._due)[2]()
             if event is not None:
-                found.append(event)
-        return found
+                events.append(event)
+        return events
 
     def pass_time(self, seconds: float) -> None:
         """Advance the clock while the learner is busy."""
         self.now += seconds
 
     def steps_of(self, processes: Iterable[Process]) -> int:
-        return 0 * len(list(processes))
+        return 0
 
     def take_seconds(self) -> float:
         return 0.0
@@ -270,11 +284,25 @@ class Fake:
             actor.close()
 
 
-class Cloud(Fake):
+def _described(request: SegmentRequest) -> str:
+    rebuilt = "" if request.rebuild is None else " (rebuilt)"
+    return f"segment {request.index} of sampler {request.sampler_id}{rebuilt}"
+
+
+class Cloud(VirtualTransport):
     """Processes run on nodes that are added, announced to leave, and lost; actors join and leave with them."""
 
-    def __init__(self, plan: SamplerPlan, rng: random.Random, faults: Faults, *, fewest: int, most: int) -> None:
-        super().__init__(plan, rng, faults)
+    def __init__(
+        self,
+        make_actor: Callable[[], Any],
+        rng: random.Random,
+        faults: Faults,
+        *,
+        fewest: int,
+        most: int,
+        threads: bool = False,
+    ) -> None:
+        super().__init__(make_actor, rng, faults, threads=threads)
         self.happened: list[str] = []
         self._slots = {"node 0": rng.randint(1, 3)}
         self._leaving: set[str] = set()
@@ -287,7 +315,7 @@ class Cloud(Fake):
         self.room = Room(demand, self._usable, self.happened.append, free=free, grows=rng.random() < 0.3)
         for _ in range(rng.randint(1, 8)):
             self._later(rng.uniform(0, 80), rng.choice([self._add, self._announce, self._lose]))
-        self._later(200, self._add_enough)
+        self._later(200, lambda: self._add(3))
 
     def _usable(self) -> dict[str, dict[str, float]]:
         return {node: {"CPU": float(size)} for node, size in self._slots.items() if node not in self._leaving}
@@ -297,13 +325,12 @@ class Cloud(Fake):
         self._slots[f"node {next(self._order)}"] = size or self._rng.randint(1, 2)
         self._place()
 
-    def _add_enough(self) -> None:
-        self._add(3)
-
     def _announce(self) -> None:
-        if nodes := sorted(self._slots.keys() - self._leaving):
+        nodes = sorted(self._slots.keys() - self._leaving)
+        if nodes:
             self.happened.append("announced")
-            self._leaving.add(node := self._rng.choice(nodes))
+            node = self._rng.choice(nodes)
+            self._leaving.add(node)
             self._later(self._rng.uniform(0, 60), lambda: self._lose(node))
 
     def _lose(self, node: str = "") -> None:
@@ -312,13 +339,14 @@ class Cloud(Fake):
             return
         self.happened.append("lost")
         del self._slots[node]
-        for who in [who for who, home in self._homes.items() if home == node]:  # which is known until it is killed
-            self._ended.add(who)
-            self._later(self._rng.uniform(0, 3), partial(Died, who, "died: its node is lost"))
+        for process, home in self._homes.items():
+            if home == node:  # which is known until the process is killed
+                self._ended.add(process)
+                self._later(self._rng.uniform(0, 3), partial(Died, process, "died: its node is lost"))
 
     def _place(self) -> None:
         """Start pending processes where there is room."""
-        homes = [*self._homes.values()]
+        homes = list(self._homes.values())
         free = [node for node in self._usable() for _ in range(self._slots[node] - homes.count(node))]
         for node in free[: len(self._pending)]:
             start = self._pending.pop(0)
@@ -337,13 +365,225 @@ class Cloud(Fake):
         self._place()
 
     def events(self, stop: StopSignals) -> list[Event]:
-        found = super().events(stop)
-        self._running.update(event.process for event in found if isinstance(event, Started))
+        events = super().events(stop)
+        self._running.update(event.process for event in events if isinstance(event, Started))
         if self.now >= self._look_at:
             self._look_at = self.now + 2
             self.room.look()
-        joined, left = self.room.changes(
-            lambda: {who.actor_id: home for who, home in self._homes.items() if who in self._running}
-        )
+        homes = {process.actor_id: home for process, home in self._homes.items() if process in self._running}
+        joined, left = self.room.changes(lambda: homes)
         self.happened += ["joins"] * len(joined) + ["leaves"] * len(left)
-        return [*found, *map(Joined, joined), *map(Left, left)]
+        return [*events, *map(Joined, joined), *map(Left, left)]
+
+
+# ------------------------------------------------------------------ real samplers
+
+
+class Hashed(gym.Env[Any, Any]):
+    """Episodes of 2 to 5 steps whose observations depend on the seed and on all actions."""
+
+    observation_space = gym.spaces.Box(-4, 4, (2,), np.float32)
+    action_space = gym.spaces.Discrete(2)
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        self._state = (seed or 0) % 2**31
+        self._steps = 0
+        self._length = 2 + self._state % 4
+        return self._obs(), {}
+
+    def step(self, action: Any) -> Any:
+        self._steps += 1
+        self._state = (self._state * 1_103_515_245 + 12_345 + int(action)) % 2**31
+        over = self._steps == self._length
+        terminated = over and self._state % 2 == 0
+        return self._obs(), float(self._state % 7), terminated, over and not terminated, {}
+
+    def _obs(self) -> np.ndarray:
+        return np.array([self._state % 1009 / 504.5 - 1, self._state % 997 / 498.5 - 1], np.float32)
+
+
+def real_actors(plan: SamplerPlan) -> Callable[[], PPOActor]:
+    packed = wire.pack(plan)
+    return lambda: PPOActor(packed)
+
+
+# ------------------------------------------------------------------ toy samplers
+
+TOY_STEPS = 2
+TOY_ENVS = 2
+TOY_SPACES = Spaces(np.dtype(("float32", (1,))), DiscreteActions(2))
+MODULUS = 2**31 - 1
+Env = tuple[int, int, int]
+"""The number of the episode, its length so far, and the state, which sets how long it will be."""
+
+
+class ToyActor:
+    """Makes segments as a `PPOActor` does: what they hold depends on all actions and policies of the sampler so far."""
+
+    def __init__(self, limit: int = sys.maxsize, *, known: bool = False) -> None:
+        """Create a process that can have `limit` samplers; if that is `known`, it must not be asked for more."""
+        self._limit = limit
+        self._known = known
+        self._failed = False
+        self._samplers: dict[int, _ToySampler] = {}
+        self.hosted = self._samplers.keys()
+
+    def describe(self, sampler_id: int) -> Spaces:
+        return TOY_SPACES
+
+    def make_segments(self, question: Question, policy: PolicySnapshot) -> Answer | EnvironmentFault:
+        for sampler_id in self._samplers.keys() - set(question.hosted):
+            del self._samplers[sampler_id]
+        made = []
+        for request in question.requests:
+            if len({*self._samplers, request.sampler_id}) > self._limit:
+                self._failed = True
+            assert not (self._failed and self._known), f"{question} is for more than {self._limit} samplers"
+            if self._failed:  # also for all later questions, as in an actor
+                return one_too_many(request.sampler_id, len(self._samplers))
+            sampler = self._samplers.setdefault(request.sampler_id, _ToySampler(request.sampler_id))
+            if request.rebuild is not None:
+                sampler.restore(request.rebuild, request.index)
+            made.append(sampler.make(request, policy))
+        return Answer(tuple(made), Timings())
+
+    def close(self) -> None: ...
+
+
+def one_too_many(sampler_id: int, beside: int) -> EnvironmentFault:
+    """Return the fault of a constructor in a process that has other samplers."""
+    message = f"sampler {sampler_id}: the environment's constructor raised PermissionError: only one in a process"
+    place = EnvFault("constructor", "PermissionError", "", 0, sampler_id=sampler_id)
+    return EnvironmentFault(message, "", place).beside(beside, beside)
+
+
+class _ToySampler:
+    def __init__(self, sampler_id: int) -> None:
+        self._id = sampler_id
+        self._index = 0
+        self._sums = (0,) * TOY_ENVS
+        self._envs = tuple(_reset(sampler_id, env, 0) for env in range(TOY_ENVS))
+
+    def restore(self, rebuild: Rebuild, index: int) -> None:
+        self._index = index
+        self._sums = tuple(rebuild.carry.discounted_returns.astype(int).tolist())
+        self._envs = tuple(self._replayed(rebuild, env) for env in range(TOY_ENVS))
+
+    def _replayed(self, rebuild: Rebuild, number: int) -> Env:
+        carry = rebuild.carry
+        env = _reset(self._id, number, int(carry.episodes[number]))
+        for action in rebuild.actions[number].tolist():
+            env, over = _step(env, action)
+            assert not over, "the replay ends too soon"
+        assert env[1:] == (carry.episode_lengths[number], carry.checksums[number]), "the replay ends elsewhere"
+        return env
+
+    def make(self, request: SegmentRequest, policy: PolicySnapshot) -> tuple[SegmentReport, Segment]:
+        assert request.index == self._index, f"{request}, but the sampler is at segment {self._index}"
+        policy_hash = zlib.crc32(policy.weights.tobytes()) + policy.version
+        made, self._sums, self._envs = _made(
+            (self._id, self._index, policy.version), policy_hash, self._sums, self._envs
+        )
+        self._index += 1
+        return made
+
+
+def _reset(sampler: int, number: int, episode: int) -> Env:
+    return episode, 0, ((sampler * 7919 + number * 104_729 + episode * 31_337 + 1) * 48_271) % MODULUS
+
+
+def _step(env: Env, action: int) -> tuple[Env, bool]:
+    """Return the environment after a step, and whether the episode is over."""
+    episode, length, state = env
+    state = (state * 48_271 + action + 1) % MODULUS
+    return (episode, length + 1, state), state % 3 == 0 or length + 1 == 6
+
+
+@functools.cache  # equal schedules make equal segments, whose arrays are read-only
+def _made(
+    place: tuple[int, int, int], policy_hash: int, sums_before: tuple[int, ...], envs_before: tuple[Env, ...]
+) -> tuple[tuple[SegmentReport, Segment], tuple[int, ...], tuple[Env, ...]]:
+    """Return a segment that follows from all arguments, and the sampler's sums and environments after it."""
+    sampler, index, version = place
+    sums = list(sums_before)
+    envs = list(envs_before)
+    states: list[int] = []
+    rewards: list[int] = []
+    done: list[bool] = []
+    actions: list[list[int]] = [[] for _ in range(TOY_ENVS)]
+    open_actions: list[list[int]] = [[] for _ in range(TOY_ENVS)]
+    for t in range(TOY_STEPS):
+        for number in range(TOY_ENVS):
+            state = envs[number][2]
+            action = (state + policy_hash) // (t + 2) % 2
+            states.append(state % 4096)
+            envs[number], over = _step(envs[number], action)
+            actions[number].append(action)
+            open_actions[number].append(action)
+            sums[number] = (3 * sums[number] + envs[number][2]) % 1009
+            rewards.append(sums[number])
+            done.append(over)
+            if over:
+                open_actions[number].clear()
+                envs[number] = _reset(sampler, number, envs[number][0] + 1)
+    episodes, lengths, checksums = (np.array(column) for column in zip(*envs, strict=True))
+    totals = np.array(sums, float)
+    carry = SamplerCarry(episodes, totals, lengths, totals, checksums.astype(np.uint32))
+    opened = tuple(np.array(column, np.int64) for column in open_actions)
+    report = SegmentReport(sampler, index, version, TOY_STEPS * TOY_ENVS, carry, opened)
+    return (report, _segment(states, actions, rewards, done)), tuple(sums), tuple(envs)
+
+
+def _segment(states: list[int], actions: list[list[int]], rewards: list[int], done: list[bool]) -> Segment:
+    shape = (TOY_STEPS, TOY_ENVS)
+    zeros = np.zeros(shape, np.float32)
+    over = np.array(done).reshape(shape)
+    return Segment(
+        obs=np.array(states, np.float32).reshape(*shape, 1),
+        actions=np.array(actions).T,
+        logprobs=zeros,
+        values=zeros,
+        next_values=zeros,
+        rewards=np.array(rewards, float).reshape(shape),
+        terminated=over,
+        truncated=over,
+        valid=np.ones(shape, bool),
+    )
+
+
+class Loop:
+    """Collects in a loop, without the engine: the result that each schedule must have."""
+
+    def __init__(self, actor: Any, num_samplers: int, ledger: ReplayLedger) -> None:
+        self.expected = None
+        self._actor = actor
+        self._samplers = tuple(range(num_samplers))
+        self._ledger = ledger
+        self._requests = deque[tuple[PolicySnapshot, int]]()
+
+    def describe(self, stop: StopSignals) -> Spaces:
+        spaces: Spaces = self._actor.describe(0)
+        return spaces
+
+    def request(self, policy: PolicySnapshot, index: int) -> None:
+        self._requests.append((policy, index))
+
+    def receive(self, stop: StopSignals) -> Collected:
+        policy, index = self._requests.popleft()
+        answer = self._actor.make_segments(Question(index, self._samplers, self._samplers), policy)
+        assert isinstance(answer, Answer)
+        reports, segments = (list(column) for column in zip(*answer.made, strict=True))
+        for report in reports:
+            self._ledger.record(report)
+        return Collected(index, policy, reports, segments, [answer.timings], 0.0)
+
+    def renew(self) -> None: ...
+
+    def alive(self) -> int:
+        return 0
+
+    def notes(self) -> list[str]:
+        return []
+
+    def close(self) -> None:
+        self._actor.close()

@@ -20,9 +20,14 @@ from dppo.envs.make import make_env
 class CrashingSimulator(gym.Wrapper[Any, Any, Any, Any]):
     """Fails at one place: in a step, in a reset or in its constructor.
 
-    `how` is "raise", "interrupt" (KeyboardInterrupt), "bare" (BaseException), "exit" (code 13), "kill" (SIGKILL to
-    its own process) or "hang". `where` is "step": step `at_step` (1, 2, ...) of episode `at_episode` (0, 1, ...) or,
-    if `at_episode` is None, of all episodes together; "reset": the reset that begins that episode; or "constructor".
+    `how` is "raise", "interrupt" (KeyboardInterrupt), "bare" (BaseException), "exit" (code 13), "kill" (SIGKILL to its
+    own process), "sigint" (Ctrl-C in its own process, after which it continues) or "hang". `where` is one of:
+
+    - "step": step `at_step` (1, 2, ...) of episode `at_episode` (0, 1, ...), or of all episodes together if
+      `at_episode` is None;
+    - "reset": the reset that begins that episode;
+    - "constructor".
+
     Each instance counts its own episodes and steps. With `marker`, the path of a file that does not exist yet, only one
     of all processes that see the path fails: the one that creates the file.
     """
@@ -61,6 +66,9 @@ class CrashingSimulator(gym.Wrapper[Any, Any, Any, Any]):
             os._exit(13)
         if self._how == "kill":
             os.kill(os.getpid(), signal.SIGKILL)
+        if self._how == "sigint":
+            signal.raise_signal(signal.SIGINT)
+            return
         while self._how == "hang":
             time.sleep(3600.0)
         if self._how == "interrupt":
@@ -107,15 +115,21 @@ def drifting_cartpole() -> gym.Env[Any, Any]:
     return TimeLimit(DriftingSimulator(CartPoleEnv()), 500)
 
 
-def deadly_cartpole(folder: str) -> gym.Env[Any, Any]:
-    """CartPole-v1 that kills its process three times in all: in a constructor, in a reset and in a step.
+def deadly(
+    world: str, world_kwargs: dict[str, Any], folder: str, moments: Sequence[str], at_step: int
+) -> gym.Env[Any, Any]:
+    """Return the environment `world` that kills its process once at each of these moments.
 
-    The files `constructor`, `reset` and `step` in `folder` show that it has happened.
+    Moments are "constructor", "reset" and "step", that of number `at_step` of an instance. Files of these names in
+    `folder` show that it has happened.
     """
-    env: Any = CartPoleEnv()
-    for where, when in (("constructor", {}), ("reset", {"at_episode": 1}), ("step", {"at_episode": 5, "at_step": 5})):
-        env = CrashingSimulator(env, how="kill", where=where, marker=str(Path(folder) / where), **when)
-    return TimeLimit(env, 500)
+    place: dict[str, Any] = {"constructor": {}, "reset": {"at_episode": 1}}
+    place["step"] = {"at_episode": None, "at_step": at_step}
+    env = make_env(world, world_kwargs)
+    for moment in moments:
+        marker = str(Path(folder) / moment)
+        env = CrashingSimulator(env, how="kill", where=moment, marker=marker, **place[moment])
+    return env
 
 
 class LicenceError(Exception):

@@ -15,6 +15,7 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 
+from dppo.envs.make import make_env
 from dppo.envs.simulated import SlowCartPole
 
 
@@ -29,6 +30,11 @@ class Delayed(gym.Wrapper[Any, Any, Any, Any]):
     def step(self, action: Any) -> Any:
         time.sleep(self._delays.uniform(0, self._longest_s))
         return self.env.step(action)
+
+
+def delayed(world: str, world_kwargs: dict[str, Any], longest_s: float = 0.004) -> gym.Env[Any, Any]:
+    """Return the environment `world`, delayed."""
+    return Delayed(make_env(world, world_kwargs), longest_s)
 
 
 def delayed_cartpole(longest_s: float = 0.004) -> gym.Env[Any, Any]:

@@ -1,0 +1,242 @@
+"""The promise as a table: kinds of runs, and what disturbs them at which moment. test_promise.py runs each cell."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from kinds import ITERATIONS, KINDS, SMALL, Settings
+
+
+def sized(settings: Settings, iterations: int = ITERATIONS) -> Settings:
+    """Return the settings of a small run of so many iterations."""
+    merged = SMALL | settings
+    rows = merged["num_samplers"] * merged["envs_per_sampler"] * merged["num_steps"]
+    return merged | {"total_timesteps": iterations * rows}
+
+
+def single(num_samplers: int, num_steps: int) -> Settings:
+    return {"num_samplers": num_samplers, "envs_per_sampler": 1, "num_steps": num_steps}
+
+
+CARTPOLE = {"env_id": "CartPole-v1"}
+OVERLAP = {"overlap": True}
+DISCRETE = CARTPOLE | single(8, 64)
+CONTINUOUS = {"env_id": "Pendulum-v1", "gamma": 0.9, "norm_obs": True, "norm_reward": True} | single(8, 120)
+LAG = CARTPOLE | single(6, 32) | {"policy_lag": 3, "norm_obs": True, "norm_value": True}
+
+EVERY_OPTION: Settings = (
+    CARTPOLE
+    | single(4, 40)
+    | {
+        "update_epochs": 3,
+        "learning_rate": 1e-3,
+        "anneal_lr": False,
+        "desired_kl": 0.001,
+        "anneal_clip": True,
+        "anneal_ent": True,
+        "ent_coef": 0.01,
+        "recompute_advantages": True,
+        "norm_obs": True,
+        "norm_reward": True,
+        "norm_value": True,
+        "freeze_norm_after": 2 * 4 * 40,
+        "clip_reward": 0.7,
+    }
+)
+# With overlap, the policy in flight has the unit of an earlier update.
+UNIT_OF_VALUES = EVERY_OPTION | {
+    "overlap": True,
+    "norm_reward": False,
+    "freeze_norm_after": None,
+    "scale_reward": 100.0,
+    "clip_reward": None,
+}
+
+REUSE: Settings = (
+    CARTPOLE
+    | single(2, 40)
+    | {
+        "reuse": 3,
+        "minibatch_size": 40,
+        "learning_rate": 1e-3,
+        "norm_obs": True,
+        "norm_reward": True,
+        "norm_value": True,
+        "recompute_advantages": True,
+    }
+)
+
+REBUILD: Settings = {"on_env_fault": "rebuild", "env_faults": "unlimited"}
+UNRELIABLE = REBUILD | {"env_id": "worlds.faulty:Unreliable", "num_samplers": 4, "num_steps": 32}
+INVALID = REBUILD | {
+    **{"env_id": "worlds.faulty:Faulty", "recompute_advantages": True},
+    "env_kwargs": {"reward": None, "episodes": [1, 2, 5], "length": 30, "at_step": 17},
+}
+DRAWN = {"env_id": "worlds.drawn:Drawn"} | single(4, 16)
+EVALUATED_KINDS = ("mask and lstm", "own memory", "dict observation")
+EVALUATED = {"eval_every": 80, "eval_episodes": 3, "eval_stochastic": True}
+SHARES = {"some": {"steps": 0.03, "resets": 0.1}, "few": {"steps": 1e-3}, "many": {"steps": 0.5, "resets": 0.25}}
+WITH_FAULTS: dict[str, Settings] = {
+    "": {},
+    ", lag": {"policy_lag": 2},
+    ", memory": {"memory": "gru", "memory_size": 8, "norm_obs": True, "norm_reward": True},
+    ", reuse": {"recompute_advantages": True, "reuse": 2},
+}
+
+RUNS: dict[str, Settings] = {
+    "discrete": sized(DISCRETE),
+    "discrete, overlap": sized(DISCRETE | OVERLAP),
+    "continuous": sized(CONTINUOUS),
+    "continuous, overlap": sized(CONTINUOUS | OVERLAP),
+    "discrete, memory": sized(DISCRETE | {"memory": "gru", "memory_size": 8}),
+    **{kind: sized(settings) for kind, settings in KINDS.items()},
+    "lag": sized(LAG, 6),
+    "every option": sized(EVERY_OPTION, 4),
+    "unit of values": sized(UNIT_OF_VALUES, 4),
+    "reuse of 3": sized(REUSE, 5),
+    "reuse of 3, overlap": sized(REUSE | OVERLAP, 5),
+    "evaluations": sized(CARTPOLE | single(2, 32) | {"norm_obs": True, "eval_every": 128, "eval_episodes": 4}, 6),
+    **{f"{kind}, evaluated": sized(KINDS[kind] | EVALUATED) for kind in EVALUATED_KINDS},
+    "recorded episodes": sized(DRAWN, 10),
+    "best episodes": sized(DRAWN | {"record_episodes": "best"}, 10),
+    "invalid steps": sized(INVALID | single(4, 40), 6),
+    **{
+        f"{share} faults{suffix}": sized(UNRELIABLE | {"env_kwargs": kwargs} | settings, 4)
+        for share, kwargs in SHARES.items()
+        for suffix, settings in WITH_FAULTS.items()
+    },
+}
+
+# The arguments of each disturbance, by the moment at which it happens. The functions are in tests/test_promise.py.
+DISTURBANCES: dict[str, dict[str, Settings]] = {
+    "actors": {
+        "1": {"num_actors": 1},
+        "2": {"num_actors": 2},
+        "3": {"num_actors": 3},
+        "8": {"num_actors": 8},
+        "3, threads": {"num_actors": 3, "env_threads": True},
+        "2, standby copies": {"num_actors": 2, "standby_envs": 1},
+        "2, and 2 for evaluations": {"num_actors": 2, "eval_actors": 2},
+        "1, and a learner": {"num_actors": 1, "num_learners": 1, "cpus_per_actor": 0.5},
+    },
+    "resumed": {
+        "after 1": {"at": 1},
+        "after 2": {"at": 2},
+        "after 3": {"at": 3},
+        "after 4": {"at": 4},
+        "after 2, from 0 to 2 actors": {"at": 2, "after": 2},
+        "after 2, from 2 to 0 actors": {"at": 2, "before": 2},
+        "after 2, from 3 to 3 actors": {"at": 2, "before": 3, "after": 3},
+        "after 1, from 3 to 3 actors": {"at": 1, "before": 3, "after": 3},
+        "after 4, from 0 to 3 actors": {"at": 4, "after": 3},
+        "after 4, from 3 to 0 actors": {"at": 4, "before": 3},
+    },
+    "interrupted": {  # in which segment of an environment
+        "in segment 1": {"segment": 1},
+        "in segment 2": {"segment": 2},
+        "in segment 3": {"segment": 3},
+    },
+    "older checkpoint": {"of 2, after 3": {"at": 3, "checkpoint": 2}},
+    "segments lost": {
+        "0 actors": {"num_actors": 0},
+        "1 actor": {"num_actors": 1},
+        "3 actors": {"num_actors": 3},
+    },
+    "killed": {
+        "in a step": {"moments": ["step"]},
+        "in constructor, reset and step": {"moments": ["constructor", "reset", "step"]},
+        "in a step, lag and threads": {"moments": ["step"], "policy_lag": 1, "env_threads": True},
+        "of 3, in a step": {"moments": ["step"], "num_actors": 3},
+        "of 6, in a step": {"moments": ["step"], "num_actors": 6},
+        "from outside": {"moments": []},
+    },
+    "killed and resumed": {"after 3, without actors": {"at": 3}},
+    "two learners": {"2 actors": {"num_actors": 2}, "3 actors": {"num_actors": 3}},
+    "lost learner and resumed": {"after 2": {"at": 2}},
+}
+
+
+@dataclass(frozen=True)
+class Cell:
+    kind: str
+    disturbance: str
+    moment: str
+
+    def __str__(self) -> str:
+        return f"{self.kind} - {self.disturbance} - {self.moment}"
+
+
+def cells(table: dict[tuple[str, str], list[str]]) -> list[Cell]:
+    """Return the cells of a table: for a disturbance and a moment, the kinds of runs."""
+    return [Cell(kind, disturbance, moment) for (disturbance, moment), kinds in table.items() for kind in kinds]
+
+
+PLAIN = ["discrete", "discrete, overlap", "continuous", "continuous, overlap"]
+POLICIES = list(KINDS)
+FAULTS = ["few faults", "many faults"]
+FAULTS_OF_LEARNING = [f"{share}{suffix}" for share in FAULTS for suffix in (", lag", ", memory", ", reuse")]
+
+ALWAYS = cells(
+    {
+        ("resumed", "after 1"): [*POLICIES, "lag", "every option", "reuse of 3, overlap"],
+        ("resumed", "after 2"): [
+            *PLAIN,
+            "unit of values",
+            "reuse of 3",
+            "reuse of 3, overlap",
+            "some faults",
+            "evaluations",
+        ],
+        ("resumed", "after 3"): ["every option"],
+        ("resumed", "after 4"): ["lag", "reuse of 3, overlap"],
+        ("resumed", "after 2, from 0 to 2 actors"): ["discrete"],
+        ("interrupted", "in segment 1"): ["continuous", "evaluations"],
+        ("interrupted", "in segment 2"): ["lag"],
+        ("interrupted", "in segment 3"): ["discrete, overlap"],
+        ("older checkpoint", "of 2, after 3"): ["recorded episodes"],
+        ("segments lost", "0 actors"): [*PLAIN, "lag", "some faults"],
+        ("actors", "3"): ["continuous"],
+        ("actors", "2"): ["dict action", "mask and lstm", "every option"],
+        ("killed", "in a step"): ["discrete, overlap"],
+        ("killed", "in constructor, reset and step"): ["discrete, memory"],
+    }
+)
+SLOW = cells(
+    {
+        ("actors", "1"): PLAIN,
+        ("actors", "2"): [
+            *(kind for kind in POLICIES if kind not in ("dict action", "mask and lstm")),
+            *("invalid steps", "evaluations", "unit of values"),
+            *FAULTS_OF_LEARNING,
+        ],
+        ("actors", "3"): ["discrete", "discrete, overlap", "continuous, overlap", "lag"],
+        ("actors", "8"): ["discrete", "continuous"],
+        ("actors", "3, threads"): FAULTS,
+        ("actors", "2, standby copies"): FAULTS,
+        ("actors", "2, and 2 for evaluations"): [f"{kind}, evaluated" for kind in EVALUATED_KINDS],
+        ("actors", "1, and a learner"): ["reuse of 3"],
+        ("resumed", "after 2"): ["best episodes"],
+        ("resumed", "after 2, from 0 to 2 actors"): ["discrete, overlap", "continuous, overlap"],
+        ("resumed", "after 2, from 2 to 0 actors"): ["discrete, overlap", "continuous, overlap"],
+        ("resumed", "after 2, from 3 to 3 actors"): PLAIN,
+        ("resumed", "after 1, from 3 to 3 actors"): ["lag"],
+        ("resumed", "after 4, from 0 to 3 actors"): ["lag"],
+        ("resumed", "after 4, from 3 to 0 actors"): ["lag"],
+        ("older checkpoint", "of 2, after 3"): ["best episodes", "lag", "every option"],
+        ("segments lost", "1 actor"): ["discrete", "discrete, overlap"],
+        ("segments lost", "3 actors"): [*PLAIN, "lag"],
+        ("killed", "in a step"): [
+            *(kind for kind in PLAIN if kind != "discrete, overlap"),
+            *POLICIES,
+            *("every option", "reuse of 3", "recorded episodes", "some faults", "evaluations"),
+        ],
+        ("killed", "in a step, lag and threads"): ["recorded episodes"],
+        ("killed", "of 3, in a step"): ["lag"],
+        ("killed", "of 6, in a step"): ["lag"],
+        ("killed", "from outside"): ["discrete, overlap", "lag"],
+        ("killed and resumed", "after 3, without actors"): ["some faults", "evaluations"],
+        ("two learners", "2 actors"): POLICIES,
+        ("two learners", "3 actors"): ["lag"],
+        ("lost learner and resumed", "after 2"): ["reuse of 3"],
+    }
+)
