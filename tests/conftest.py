@@ -78,7 +78,7 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 
     def scope(nodeid: str) -> str:
         file = nodeid.partition("::")[0]
-        return "ray" if is_on_ray(nodeid, config) else nodeid if file.endswith("test_schedules.py") else file
+        return "ray" if is_on_ray(nodeid, config) else nodeid if file.endswith("test_engine.py") else file
 
     config.option.loadscopereorder = False
     scheduler = LoadScopeScheduling(config, log)
