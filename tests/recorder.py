@@ -11,7 +11,7 @@ from types import TracebackType
 
 import dppo
 from dppo.ppo.exchange.records import Episode, Incident
-from dppo.records.words import closing_lines
+from dppo.records.closing_lines import closing_lines
 
 
 def lasting(result: dppo.Result) -> dict[str, int]:

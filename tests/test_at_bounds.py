@@ -132,7 +132,7 @@ def test_the_doctor_of_a_run_advises_no_actors_that_it_has(
 ) -> None:
     config = make_config({"env_id": "CartPole-v1", "policy_lag": 1, **settings})
     (tmp_path / "config.yaml").write_text(yaml.safe_dump(grouped(resolved(config))))
-    from dppo.records.words import TimeSplit
+    from dppo.records.bottleneck import TimeSplit
     from dppo.tools.doctor.command import PHASES
 
     row = {f"perf/{name}_frac": float(name == "env") for name in PHASES} | {"iteration": 2, "global_step": 512}

@@ -26,7 +26,7 @@ from worlds.sick import Sick
 import dppo
 from dppo.__main__ import main
 from dppo.config import Config, grouped, resolved
-from dppo.records.words import TimeSplit
+from dppo.records.bottleneck import TimeSplit
 from dppo.tools.doctor import examination
 from dppo.tools.doctor.command import PHASES, of_run
 from dppo.tools.doctor.diagnosis import Facts, advice, findings, iteration_s, plans, recommended

@@ -17,7 +17,7 @@ import dppo
 from dppo.errors import ConfigError
 from dppo.ppo.exchange.normalizer import no_statistics
 from dppo.records.files import checkpoint as checkpoints
-from dppo.records.words import sizes_line
+from dppo.records.run_lines import sizes_line
 from dppo.run import building
 
 OWN_MEMORY = {"model": "worlds.memory_models:Running", "sequence_length": 8}

@@ -52,6 +52,12 @@ def command(*words: object) -> str:
     return " ".join([program(), *(shlex.quote(str(word)) for word in words)])
 
 
+def as_setting_and_flag(name: str, value: object) -> str:
+    """Return a setting as it is written in Python and on the command line: `num_actors=8 (--num-actors 8)`."""
+    flag = f"--{name.replace('_', '-')}"
+    return f"{name}={value} ({flag if value is True else f'{flag} {value}'})"
+
+
 def as_called(text: str) -> str:
     """Return one of our own texts with its commands, such as `dppo presets`, as the user would type them."""
     return TYPED.sub(lambda _: f"{program()} ", text)

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from builders import make_config
 
-from dppo.records.words import TimeSplit, bottleneck_line, times_line
+from dppo.records.bottleneck import TimeSplit, bottleneck_line, times_line
 
 
 def split_of(times: Sequence[float], rows: int = 5) -> TimeSplit:

@@ -12,7 +12,7 @@ import pytest
 
 from dppo.__main__ import main
 from dppo.config import Config, files
-from dppo.records.words import TimeSplit, bottleneck_line
+from dppo.records.bottleneck import TimeSplit, bottleneck_line
 
 SMALL = shlex.split("CartPole-v1 --preset none --num-samplers 2 --num-steps 16 --total-timesteps 96 --progress plain")
 

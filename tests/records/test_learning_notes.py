@@ -13,7 +13,7 @@ from builders import BOX, DISCRETE, make_config
 from recorder import Notes
 
 import dppo
-from dppo.records.words import ITERATIONS, NOTES, LearningNotes
+from dppo.records.notes import NOTES, PATIENCE, LearningNotes
 from dppo.spaces.actions import Actions, DiscreteActions, NestedActions
 
 ROWS = 100
@@ -146,7 +146,7 @@ class Same(gym.Env[Any, Any]):
 
 class StopAfter(dppo.Observer):
     def on_iteration(self, row: dict[str, float]) -> bool:
-        return row["iteration"] == ITERATIONS + 20
+        return row["iteration"] == PATIENCE + 20
 
 
 def test_real_runs_are_noted_once_also_after_a_resume(tmp_path: Path) -> None:
@@ -177,4 +177,4 @@ def test_rows_of_evaluations_do_not_count_as_iterations() -> None:
         for _ in "12"
         for note in notes.notes(row)
     ]
-    assert [iteration for iteration, _ in found] == [ITERATIONS]
+    assert [iteration for iteration, _ in found] == [PATIENCE]

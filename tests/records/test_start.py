@@ -16,8 +16,8 @@ from dppo.errors import ClusterError, ConfigError, DppoError
 from dppo.records import observers
 from dppo.records.observer import RunInfo
 from dppo.records.observers import Observers
+from dppo.records.run_lines import hosting_line, sizes_line
 from dppo.records.terminal.plain import PlainLines
-from dppo.records.words import hosting_line, sizes_line
 from dppo.run import runner
 
 logger = logging.getLogger("dppo")

@@ -126,7 +126,7 @@ def test_a_result_of_a_wrong_form_is_corrected_and_a_new_environment_not_offered
 
 @executes(
     "envs/checks/faults.py: or use `on_env_fault=rebuild` to go on",
-    "records/going_on.py: Nothing to resume: no iteration has finished. Start again, in another folder",
+    "records/closing_lines.py: Nothing to resume: no iteration has finished. Start again, in another folder",
 )
 def test_a_fault_now_and_then_is_survived_with_the_setting_that_the_message_names(
     tmp_path: Path, capsys: Capture

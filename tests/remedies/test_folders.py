@@ -137,7 +137,7 @@ def test_a_line_that_is_no_row_is_deleted(run: Path) -> None:
     assert len(read_metrics(run)) == 2
 
 
-@executes("records/words.py: {}. To go on, raise {}")
+@executes("records/closing_lines.py: {}. To go on, raise {}")
 def test_a_run_that_is_done_goes_on_with_more_steps(run: Path, capsys: Capture) -> None:
     assert main(["train", "--resume", str(run), "--trust", "--progress", "plain"]) == 0
     flag = told(capsys.readouterr().out, r"To go on, raise .*\((--total-timesteps \d+)\)")
@@ -145,7 +145,7 @@ def test_a_run_that_is_done_goes_on_with_more_steps(run: Path, capsys: Capture) 
     assert "Done after 64 steps" in capsys.readouterr().out
 
 
-@executes("records/going_on.py: Resume with: {}")
+@executes("records/closing_lines.py: Resume with: {}")
 def test_a_stopped_run_is_resumed_with_the_command_that_it_prints(tmp_path: Path, capsys: Capture) -> None:
     class Stops(dppo.Observer):
         def on_iteration(self, row: dict[str, float]) -> bool:

@@ -18,6 +18,7 @@ from dppo.engine.collector import Collector, InProcessCollector, OnProgress
 from dppo.engine.ledger import ReplayLedger
 from dppo.errors import CheckpointError, ConfigError, DppoError, EnvironmentFault, printable
 from dppo.hosts.wire import sampler_plan, trainer_plan
+from dppo.invocation import as_setting_and_flag
 from dppo.log import logger
 from dppo.numerics.fingerprint import Expected, Fingerprint, Probe, fingerprint
 from dppo.numerics.portable import VARIABLES, in_force
@@ -28,7 +29,7 @@ from dppo.ppo.networks.choice import choose_network
 from dppo.ppo.networks.network import NetworkSpec
 from dppo.records.files.checkpoint import Found, find
 from dppo.records.files.run_folder import RunFolder
-from dppo.records.words import as_setting_and_flag, instances_line, together_line
+from dppo.records.instance_lines import instances_line, together_line
 from dppo.run.env_faults import EnvFaults
 from dppo.run.evaluations import InProcessPlayers
 from dppo.run.learner import PPOLearner

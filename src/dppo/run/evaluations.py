@@ -16,6 +16,7 @@ from dppo.config import Config
 from dppo.envs.activity import ActivityRecord
 from dppo.envs.silence import SilenceWatch
 from dppo.errors import CheckpointError, ClusterError, ConfigError, DppoError, EnvironmentFault, counted
+from dppo.invocation import as_setting_and_flag
 from dppo.log import logger
 from dppo.policies.bounds import NAMED, AtBound, most_at_bound
 from dppo.policies.playing import EpisodePlayer
@@ -23,7 +24,6 @@ from dppo.ppo.exchange.records import Episode, Incident, IncidentKind, PolicySna
 from dppo.records.files import checkpoint as checkpoints
 from dppo.records.metrics.reading import read_metrics
 from dppo.records.observer import Observer
-from dppo.records.words import as_setting_and_flag
 from dppo.run.learner import PPOLearner
 from dppo.signals import StopRequested, StopSignals
 from dppo.spaces.actions import actions_from_json, boxes

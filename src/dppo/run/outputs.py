@@ -16,7 +16,7 @@ from dppo.errors import CheckpointNotWritten, ConfigError, counted
 from dppo.log import logger
 from dppo.ppo.exchange.records import SegmentReport
 from dppo.ppo.networks.network import model_class
-from dppo.records import words
+from dppo.records import run_lines
 from dppo.records.files.episodes import EpisodeWriter
 from dppo.records.files.run_folder import RunFolder
 from dppo.records.metrics.reading import EPISODES, FILE, TRACE, read_metrics
@@ -50,12 +50,12 @@ def check_code(config: Config) -> None:
 
 def described(config: Config, folder: RunFolder) -> RunInfo:
     """Return what observers are told about a run that is about to start."""
-    lines = [words.sizes_line(config), words.hosting_line(config), f"Run folder: {folder.path}"]
+    lines = [run_lines.sizes_line(config), run_lines.hosting_line(config), f"Run folder: {folder.path}"]
     start = folder.start
     if start is not None:
         lines.append(f"Resuming from {start.path.stem} at step {start.checkpoint.state['global_step']:,}.")
     if folder.origin is not None:
-        lines.append(words.branch_line(folder.origin))
+        lines.append(run_lines.branch_line(folder.origin))
     return RunInfo(
         config=config,
         run_dir=folder.path,

@@ -16,19 +16,21 @@ from dppo.errors import CheckpointError, CheckpointNotWritten, EnvironmentFault
 from dppo.log import logger
 from dppo.ppo.exchange.records import Incident, IncidentKind, SegmentReport
 from dppo.process_state.borders import dppo_computes, forget_notes
-from dppo.records import words
+from dppo.records import run_lines
+from dppo.records.bottleneck import MIN_ADVICE_S, TimeSplit, bottleneck_line, times_line
 from dppo.records.files import checkpoint as checkpoints
 from dppo.records.files import run_folder
 from dppo.records.files.episodes import EpisodeWriter, IncidentWriter
 from dppo.records.files.run_folder import RunFolder
+from dppo.records.instance_lines import instances_line
 from dppo.records.metrics.tracking import trackers, tracking_notes
 from dppo.records.metrics.writer import MetricsWriter
+from dppo.records.notes import LearningNotes
 from dppo.records.observer import Observer, Result
 from dppo.records.observers import Observers
 from dppo.records.outside import OnDisk, OutsideThread
 from dppo.records.plots import LearningCurve
 from dppo.records.terminal.plain import make_display
-from dppo.records.words import LearningNotes
 from dppo.run import outputs
 from dppo.run.building import Parts, build
 from dppo.run.evaluations import Evaluations, chosen_of
@@ -124,7 +126,7 @@ class Run:
         self.save_failed = False
         self.saved_iteration = self.resumed_at if folder.start and folder.start.newest else -1
         self.training_began = self.ended = self.saved = time.monotonic()
-        self.time_split = words.TimeSplit()
+        self.time_split = TimeSplit()
         self.row_of = MeasuredRow(config.info_keys) if config.info_keys else iteration_row
         self.evaluations: Evaluations | None = None
 
@@ -144,7 +146,7 @@ class Run:
         except BaseException as error:
             if isinstance(error, EnvironmentFault):
                 error.place = self.learner.env_faults.completed(error.place)
-                error.message += words.instances_line(self.config, error.place)
+                error.message += instances_line(self.config, error.place)
             self._save_after(error)
             self.watching.end(self._result(type(error).__name__), error)
             raise
@@ -193,7 +195,7 @@ class Run:
             self.time_split = self.time_split.plus(row)
         self.reports = iteration.collected.reports
         if iteration.number == self.resumed_at + 1 and any(report.carry.states is not None for report in self.reports):
-            logger.info("%s", words.own_state_line(self.config))
+            logger.info("%s", run_lines.own_state_line(self.config))
         episodes = [episode for report in self.reports for episode in report.episodes]
         for observer in self.watching:
             for incident in iteration.incidents:  # already logged
@@ -278,7 +280,7 @@ class Run:
 
     def _result(self, stopped_by: str | None) -> Result:
         learner, training_s = self.learner, self.ended - self.training_began
-        advise = training_s >= words.ADVICE_S
+        advise = training_s >= MIN_ADVICE_S
         return Result(
             env_name=self.config.env_name,
             run_dir=self.folder.path,
@@ -297,8 +299,8 @@ class Run:
             stopped_by=stopped_by,
             model_name=self.config.model_name,
             wrapper_names=self.config.wrapper_names,
-            times=words.times_line(self.time_split, self.config, self.parts.epochs, advise=advise),
-            bottleneck=words.bottleneck_line(self.time_split, self.config) if advise else "",
+            times=times_line(self.time_split, self.config, self.parts.epochs, advise=advise),
+            bottleneck=bottleneck_line(self.time_split, self.config) if advise else "",
             notes=tuple(self._notes(advise=advise)),
             config=self.config,
         )

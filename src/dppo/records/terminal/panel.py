@@ -17,9 +17,9 @@ from rich.table import Table
 from rich.text import Text
 
 from dppo.ppo.exchange.records import CollectionProgress
+from dppo.records.closing_lines import closing_lines
 from dppo.records.observer import Display, Result, RunInfo
 from dppo.records.terminal.view import PHASES, PatientStream, ShowLog, View, duration, number, share, sparkline, speed
-from dppo.records.words import closing_lines
 
 REFRESH_HZ = 4.0
 MAX_WIDTH = 110

@@ -8,9 +8,9 @@ import time
 from typing import Literal, TextIO
 
 from dppo.ppo.exchange.records import CollectionProgress
+from dppo.records.closing_lines import closing_lines
 from dppo.records.observer import Display, Result, RunInfo
 from dppo.records.terminal.view import PHASES, PatientStream, ShowLog, View, duration, number, share, speed
-from dppo.records.words import closing_lines
 
 PLAIN_S = 2.0  # shortest interval between two plain lines
 FIRST_S, LAST_S = 1.0, 60.0  # the interval between lines within an iteration doubles from the first to the last

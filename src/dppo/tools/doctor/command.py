@@ -19,9 +19,10 @@ from dppo.config.resume import leave_out_ineffective
 from dppo.errors import CheckpointError, ConfigError, printable
 from dppo.invocation import command
 from dppo.policies.policy import read
+from dppo.records.bottleneck import TimeSplit, bottleneck_line, times_line
 from dppo.records.files.run_folder import settings_to_resume
 from dppo.records.metrics.reading import read_metrics
-from dppo.records.words import FEW, RISE, LearningNotes, TimeSplit, bottleneck_line, times_line
+from dppo.records.notes import MIN_EPISODES, RISE, LearningNotes
 from dppo.spaces.actions import actions_from_json, boxes
 
 DESCRIPTION = (
@@ -153,7 +154,11 @@ def _way_to_step_faster(config: Config) -> str:
 
 def _flat(rows: Sequence[dict[str, float]], config: Config) -> str | None:
     """Return what to try if the mean return has not risen in the last third of the run or longer; else None."""
-    known = [row for row in rows if row.get("charts/episodes", 0) >= FEW and math.isfinite(row.get(RETURN, math.nan))]
+    known = [
+        row
+        for row in rows
+        if row.get("charts/episodes", 0) >= MIN_EPISODES and math.isfinite(row.get(RETURN, math.nan))
+    ]
     if not known or known[-1]["global_step"] - known[0]["global_step"] < known[-1]["global_step"] / 3:
         return None
     first, last = known[0][RETURN], known[-1][RETURN]

@@ -1,0 +1,112 @@
+"""The last lines of a run: its result, and the command with which to go on."""
+
+from collections.abc import Iterator
+
+from dppo.config.trust import object_name, resume_command, trust_flags
+from dppo.errors import EnvironmentFault, TrainingDiverged, counted
+from dppo.invocation import as_setting_and_flag, command
+from dppo.records.files.checkpoint import saved_iteration
+from dppo.records.observer import Result
+
+MAX_FAULT_LINES = 5  # lines about environments that failed
+EPISODE_WINDOW = 100  # recent episodes of the mean return
+OTHER_CPU = "The result depends on which process ran on which type of CPU: see docs/REPRODUCIBILITY.md."
+
+
+def closing_lines(result: Result, error: BaseException | None = None) -> list[str]:
+    """Return the last lines of a run's output; `error` is the exception that ended the run, if one did."""
+    return [line for line in _all_lines(result, error) if line]
+
+
+def _all_lines(result: Result, error: BaseException | None) -> Iterator[str]:
+    """Yield the lines, where one that does not apply to this run is empty."""
+    yield _ending(result, error)
+    if isinstance(error, Exception):
+        yield _cause(error)
+    if result.episodes:
+        recent = counted(min(result.episodes, EPISODE_WINDOW), "episode")
+        yield f"Mean return of the last {recent}: {result.episodic_return:.1f}"
+    else:
+        yield "No episode has finished yet."
+    yield f"Checkpoint: {result.checkpoint}"
+    if result.picture.exists():
+        yield f"Picture: {result.picture}"
+    yield f"Weights: sha256 {result.weights_sha256[:16]}"
+    if result.incidents:
+        yield "Incidents: " + ", ".join(f"{count} x {kind}" for kind, count in sorted(result.incidents.items()))
+    yield from _fault_lines(result.env_faults)
+    if "other_cpu" in result.incidents:
+        yield OTHER_CPU
+    yield result.times
+    yield result.bottleneck
+    yield from result.notes
+    yield _how_to_go_on(result, error)
+
+
+def _ending(result: Result, error: BaseException | None) -> str:
+    nothing_done = result.iterations == result.resumed_at
+    if nothing_done and result.stopped_by is None:
+        fact = f"Nothing to do: the run has already completed its {result.global_step:,} steps"
+        return f"{fact}. To go on, raise {as_setting_and_flag('total_timesteps', 2 * result.global_step)}."
+    if result.stopped_by is None:
+        ending = "Done"
+    elif isinstance(error, Exception):
+        ending = f"Failed with {result.stopped_by}"
+    else:
+        ending = f"Stopped by {result.stopped_by}"
+    speed = ""
+    if not nothing_done:
+        steps_per_s = f"{result.steps_per_s:,.0f}" if result.steps_per_s >= 10 else f"{result.steps_per_s:.2g}"
+        speed = f" ({steps_per_s} steps/s while training)"
+    progress = f"{counted(result.global_step, 'step')} and {counted(result.episodes, 'episode')}"
+    return f"{ending} after {progress} in {result.wall_s:.1f} s{speed}."
+
+
+def _cause(error: Exception) -> str:
+    """Return the first line of an error, which is reported as a whole where it is caught."""
+    cause = str(error).strip().partition("\n")[0]
+    if isinstance(error, EnvironmentFault):
+        cause = cause.partition(". ")[0]  # the advice follows with the traceback
+    return f"Cause: {cause}" if cause else ""
+
+
+def _fault_lines(env_faults: dict[str, int]) -> Iterator[str]:
+    """Yield the faults of environments, the most frequent first."""
+    counts = dict(env_faults)
+    lost_steps = counts.pop("steps lost", 0)
+    if lost_steps:
+        yield f"Faults of environments, which cost {counted(lost_steps, 'env step')}:"
+    by_frequency = sorted(counts.items(), key=lambda item: (-item[1], item[0]))
+    for name, count in by_frequency[:MAX_FAULT_LINES]:
+        yield f"  {count} x {name}"
+    omitted = by_frequency[MAX_FAULT_LINES:]
+    if omitted:
+        yield f"  {sum(count for _, count in omitted)} more of {counted(len(omitted), 'other kind')}"
+
+
+def _how_to_go_on(result: Result, error: BaseException | None) -> str:
+    if result.stopped_by is None:
+        return _next_commands(result)
+    if isinstance(error, EnvironmentFault) and result.iterations == 0:
+        return (
+            "Nothing to resume: no iteration has finished. Start again, in another folder, once the cause is corrected."
+        )
+    resume = resume_command(result.env_name, result.run_dir, result.model_name, result.wrapper_names)
+    if isinstance(error, TrainingDiverged):  # it would diverge again
+        return f"Go on with other settings: {resume} --branch NEW_DIR"
+    saved = saved_iteration(result.checkpoint)
+    if saved is None or saved >= result.iterations:
+        return f"Resume with: {resume}"
+    return (
+        f"Resume with: {resume}\nIt goes on after iteration {saved} of {result.iterations}: later ones are not saved."
+    )
+
+
+def _next_commands(result: Result) -> str:
+    """Return the commands that show a run that is done; no command can play in an environment of a Python program."""
+    report = command("report", result.run_dir)
+    names = (result.env_name, result.model_name or "", *result.wrapper_names)
+    if any(object_name(name) for name in names):
+        return f"Next: {report}"
+    flags = trust_flags(result.env_name, result.model_name, result.wrapper_names)
+    return f"Next: {command('eval', result.run_dir, *flags)}, or {report}"

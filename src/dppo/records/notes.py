@@ -1,0 +1,191 @@
+"""LearningNotes: an observer that logs why a run does not learn."""
+
+import math
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from typing import NamedTuple
+
+from dppo.config import Config
+from dppo.log import logger
+from dppo.records.observer import Observer
+from dppo.spaces.actions import Actions, BoxActions, boxes
+
+PATIENCE = 30  # iterations in a row that must show a sign: a slow start and chance are shorter
+MIN_EPISODES = 50  # for a first mean return
+RISE = 0.2  # of the mean return, relative to its size: more than the noise of so many episodes
+MIN_KL = 1e-6  # nats; usual are 1e-3 to 2e-2, and a hundredth of these at a tenth of the learning rate
+ANNEALED = 0.1  # below this share of the first learning rate, small changes are intended
+CERTAIN = 0.01  # share of the first entropy: the less likely of two choices then has a probability of 0.0006
+NARROW_STD = 0.01  # of continuous actions, which starts at 1; useful ones are rarely below 0.05
+FALLEN = 0.5  # share of the rise of the mean return that is lost again
+UNEXPLAINED = 0.05  # explained variance; values that help reach 0.3 and more
+# A value head moves by about 0.02 in an SGD step, so values of hundreds take thousands: Acrobot's -100 are learned,
+# LunarLander's 200 and Pendulum's 600 are learned better normalized. Small ones drown in the noise of untrained values.
+MAX_RETURN = 150.0
+MIN_RETURN = 1e-3
+
+NOTES = {
+    "still": "the policy hardly changes: approx_kl is {kl:.1g}. Raise learning_rate ({row[charts/learning_rate]:.2g} "
+    "now) or update_epochs, and check that actions affect rewards",
+    "certain": "the policy has become deterministic, and returns have not risen: its entropy fell from {first:.3g} to "
+    "{row[losses/entropy]:.3g}. Raise ent_coef ({bonus:g} now), or lower learning_rate",
+    "unexplained": "the values explain nothing of the returns: explained_variance is "
+    "{row[losses/explained_variance]:.2g}. Use norm_obs and norm_reward if they are off, else more update_epochs, or "
+    "memory",
+    "constant": "no return other than {row[charts/episodic_return]:g} in {row[global_step]:,} env steps "
+    "({row[charts/episodes]:,} episodes): there is nothing to learn from. Reward progress on the way, or explore more "
+    "(ent_coef)",
+    "scale": "discounted returns are about {size:.3g}, and values learn best from numbers of about 1. Use "
+    "norm_reward=True (--norm-reward)",
+    "fallen": "the mean return has fallen from {best:.4g}, after {at:,} env steps, to "
+    "{row[charts/episodic_return]:.4g}. If it does not recover, updates may follow noise: begin again, or with "
+    "init_from at an earlier checkpoint, with more num_steps ({config.num_steps} now) or a lower learning_rate "
+    "({row[charts/learning_rate]:.2g} now)",
+}
+
+
+class _Figures(NamedTuple):
+    """The metrics of a row by which learning is judged; NaN where the row does not have one."""
+
+    mean_return: float
+    return_std: float
+    length: float
+    episodes: float
+    learning_rate: float
+    approx_kl: float
+    entropy: float
+    explained_variance: float
+
+    @staticmethod
+    def of_row(row: Mapping[str, float]) -> "_Figures":
+        return _Figures(
+            mean_return=row.get("charts/episodic_return", math.nan),
+            return_std=row.get("charts/episodic_return_std", math.nan),
+            length=row.get("charts/episodic_length", math.nan),
+            episodes=row.get("charts/episodes", math.nan),
+            learning_rate=row.get("charts/learning_rate", math.nan),
+            approx_kl=row.get("losses/approx_kl", math.nan),
+            entropy=row.get("losses/entropy", math.nan),
+            explained_variance=row.get("losses/explained_variance", math.nan),
+        )
+
+
+class LearningNotes(Observer):
+    """Logs each sign that a run does not learn, or has lost half of the rise of its mean return.
+
+    In a run that has got better, small changes, a certain policy and poor values may be those of a solved task.
+    """
+
+    def __init__(self, config: Config, actions: Actions, rows: Iterable[Mapping[str, float]] = ()) -> None:
+        """Begin after the earlier `rows` of a run that is resumed, whose notes are not repeated."""
+        self._config = config
+        self._certainty = _Certainty(actions)
+        self._scales_rewards = (
+            config.norm_reward
+            or config.norm_value
+            or config.sign_reward
+            or config.clip_reward
+            or config.scale_reward != 1
+        )
+        self._entropy_weight = config.entropy_weight_for(not any(boxes(actions)))
+        self._first_entropy = math.nan
+        self._first_return = math.nan  # mean of the first few episodes
+        self._lowest_return = math.inf
+        self._highest_return = -math.inf
+        self._best_return = -math.inf  # mean of at least a few episodes
+        self._best_step = 0  # env steps by then
+        self._iteration = math.nan
+        self._times_in_a_row = Counter[str]()
+        self._reported = set[str]()
+        for row in rows:
+            self.notes(row)
+
+    def on_iteration(self, row: dict[str, float]) -> None:
+        """Log the notes that are due after this row."""
+        for note in self.notes(row):
+            logger.warning("%s", note)
+
+    def notes(self, row: Mapping[str, float]) -> list[str]:
+        """Return the notes that are due after `row`, the next one of the run."""
+        if row["iteration"] == self._iteration:  # the row of an evaluation: it repeats the figures of training
+            return []
+        self._iteration = row["iteration"]
+        figures = _Figures.of_row(row)
+        self._track(figures, row)
+        self._times_in_a_row = Counter({sign: self._times_in_a_row[sign] + 1 for sign in self._signs(figures)})
+        due = [sign for sign, times in self._times_in_a_row.items() if times >= PATIENCE and sign not in self._reported]
+        self._reported.update(due)
+        facts = {
+            "row": row,
+            "config": self._config,
+            "kl": abs(figures.approx_kl),
+            "first": self._first_entropy,
+            "bonus": self._entropy_weight,
+            "size": self._discounted_return(figures),
+            "best": self._best_return,
+            "at": self._best_step,
+        }
+        return [NOTES[sign].format(**facts) for sign in due]
+
+    def _track(self, figures: _Figures, row: Mapping[str, float]) -> None:
+        """Take the first, the lowest, the highest and the best figures so far."""
+        mean_return = figures.mean_return
+        if math.isnan(self._first_entropy):
+            self._first_entropy = figures.entropy
+        self._lowest_return = min(self._lowest_return, mean_return)
+        self._highest_return = max(self._highest_return, mean_return)
+        if figures.episodes >= MIN_EPISODES:
+            if math.isnan(self._first_return):
+                self._first_return = mean_return
+            if mean_return > self._best_return:
+                self._best_return = mean_return
+                self._best_step = int(row["global_step"])
+
+    def _signs(self, figures: _Figures) -> Iterator[str]:
+        """Yield the names of the notes for which these figures speak. A figure that is NaN speaks for none."""
+        mean_return = figures.mean_return
+        has_risen = mean_return - self._first_return > RISE * max(abs(mean_return), abs(self._first_return))
+        if not has_risen:
+            min_rate = ANNEALED * self._config.learning_rate
+            if abs(figures.approx_kl) < MIN_KL and figures.learning_rate >= min_rate:
+                yield "still"
+            if self._certainty.reached(figures.entropy, self._first_entropy):
+                yield "certain"
+            if figures.explained_variance < UNEXPLAINED and self._config.vf_coef > 0:
+                yield "unexplained"
+            spread = max(self._highest_return - self._lowest_return, figures.return_std)
+            if figures.episodes >= MIN_EPISODES and spread <= 1e-9 * max(1.0, abs(mean_return)):
+                yield "constant"
+            size = self._discounted_return(figures)
+            if not self._scales_rewards and (size > MAX_RETURN or 0 < size < MIN_RETURN):
+                yield "scale"
+        rise = self._best_return - self._first_return
+        rose = rise > RISE * max(abs(self._best_return), abs(self._first_return))
+        if rose and self._best_return - mean_return > FALLEN * rise:
+            yield "fallen"
+
+    def _discounted_return(self, figures: _Figures) -> float:
+        """Estimate the size of discounted returns, as if all rewards of an episode were equal."""
+        horizon_share = 1 / max(1e-9, (1 - self._config.gamma) * figures.length)
+        return abs(figures.mean_return) * min(1.0, horizon_share)
+
+
+class _Certainty:
+    """The entropy below which a policy is as good as deterministic."""
+
+    def __init__(self, actions: Actions) -> None:
+        self._share_of_first = CERTAIN
+        self._offset = 0.0
+        self._min_fall = 0.0
+        if isinstance(actions, BoxActions):
+            # The entropy of a Gaussian of NARROW_STD. A policy may begin narrow, or wide behind a squash: so it must
+            # also have fallen.
+            self._share_of_first = 0.0
+            self._offset = actions.width * 0.5 * math.log(2 * math.pi * math.e * NARROW_STD**2)
+            self._min_fall = 2.0 * actions.width
+        elif any(boxes(actions)):  # discrete and continuous actions side by side: no threshold is known
+            self._share_of_first = math.nan
+
+    def reached(self, entropy: float, first_entropy: float) -> bool:
+        threshold = self._offset + self._share_of_first * first_entropy
+        return entropy < min(threshold, first_entropy - self._min_fall)

@@ -1,0 +1,69 @@
+"""Lines about a run that is about to start: its size, its processes, and the run that it branches from."""
+
+from dppo.config import Config
+from dppo.config.checks import batch_in_words
+from dppo.errors import counted
+from dppo.invocation import as_setting_and_flag
+from dppo.records.files.checkpoint import Found
+
+
+def sizes_line(config: Config) -> str:
+    """Describe the number of env steps, and what an iteration does with its batch."""
+    total = counted(config.iterations * config.batch_size, "env step")
+    iterations = counted(config.iterations, "iteration")
+    epochs = config.epochs()
+    discrete_epochs = config.epochs_for()
+    batches = "them"
+    if config.reuse > 1:
+        batches = f"them and those of {counted(config.reuse - 1, 'iteration')} before,"
+    trains = f"trains on {batches} for {counted(epochs, 'epoch')}"
+    if discrete_epochs > epochs:
+        trains += f", or {discrete_epochs} if actions are discrete"
+    return f"{total} in {iterations}: each collects {config.batch_size:,} ({batch_in_words(config)}), then {trains}."
+
+
+def hosting_line(config: Config) -> str:
+    """Describe where the samplers run."""
+    samplers = counted(config.num_samplers, "sampler")
+    actors = config.most_actors
+    if config.num_actors == 0:
+        if config.num_samplers == 1:
+            return "Collecting in this process."
+        spread = as_setting_and_flag("num_actors", config.num_samplers)
+        return f"Collecting in this process; {spread} would spread it over Ray actors, with the same result."
+    if config.elastic:
+        between = f"Between {config.actor_bounds[0]} and {counted(actors, 'Ray actor')}"
+        return f"{between}, as there is room for them, host {samplers}."
+    if actors == 1:
+        return f"1 Ray actor hosts {samplers}."
+    samplers_per_actor, remainder = divmod(config.num_samplers, actors)
+    if remainder == 0:
+        return f"{actors} Ray actors host {counted(samplers_per_actor, 'sampler')} each."
+    uneven = f"{remainder} host {samplers_per_actor + 1}, the others {samplers_per_actor} and have to wait"
+    return f"{actors} Ray actors host {samplers} unevenly: {uneven}."
+
+
+def own_state_line(config: Config) -> str:
+    """Describe how `get_state` and `set_state` of the environments are used."""
+    if config.env_state == "own":
+        return "get_state and set_state: an environment that is lost is set to its state, without a replay."
+    return (
+        "get_state and set_state: an environment that is lost is replayed, and set to its state where that leads to "
+        "another one, if it is proven. env_state=own sets it at once; off only replays."
+    )
+
+
+def branch_line(origin: Found) -> str:
+    """Describe what a new run takes over from a checkpoint of another run, and what it drops."""
+    state = origin.checkpoint.state
+    samplers = origin.checkpoint.arrays["samplers"]
+    lengths = [array for name, array in samplers.items() if name.endswith(".episode_lengths")]
+    open_episodes = sum(int((array > 0).sum()) for array in lengths)
+    steps = sum(int(array.sum()) for array in lengths)
+    step = f"{state['global_step']:,}"
+    verb = "is" if open_episodes == 1 else "are"
+    dropped = f"{counted(open_episodes, 'open episode')} of {counted(steps, 'step')} {verb} dropped"
+    return (
+        f"Branching off {origin.path} at step {step}: weights, optimizer and normalizers are kept, counters start at "
+        f"zero. New episodes start; {dropped}."
+    )
