@@ -19,10 +19,9 @@ from dppo import machine
 from dppo.config import Config
 from dppo.errors import ConfigError
 from dppo.files import TooLarge, read_file
-from dppo.records import plots
 from dppo.records.files.disk import remedy
 from dppo.records.observer import Result
-from dppo.tools import compare
+from dppo.tools import compare, plots
 from dppo.transports.ray import capacity, core_use, session
 from dppo.transports.ray.capacity import Demand
 

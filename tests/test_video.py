@@ -16,7 +16,7 @@ import dppo
 from dppo.__main__ import main
 from dppo.errors import ConfigError
 from dppo.records.files.episodes import read_episodes
-from dppo.records.video import USUAL_FPS, Video
+from dppo.tools.video import USUAL_FPS, Video
 
 Capture = pytest.CaptureFixture[str]
 
@@ -132,9 +132,9 @@ def test_a_video_is_in_the_folder_in_which_it_was_asked_for(tmp_path: Path, monk
     ],
 )
 def test_images_per_second_are_those_of_the_environment_also_as_numbers_of_numpy(metadata: Any, fps: float) -> None:
-    found = Video(None, SimpleNamespace(metadata=metadata))._fps
+    found = Video(Path("out.mp4"), SimpleNamespace(metadata=metadata))._fps
     assert (type(found), found) == (float, fps)
-    assert Video(None, SimpleNamespace(metadata=metadata), repeat=4)._fps == fps / 4
+    assert Video(Path("out.mp4"), SimpleNamespace(metadata=metadata), repeat=4)._fps == fps / 4
 
 
 @pytest.mark.parametrize(

@@ -12,9 +12,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from dppo.records import plots
-from dppo.records.plots import COLOURS, compare_figure, learning_curve, smoothed
-from dppo.records.together import MANY, Band, Curve, Group, over_seeds, resumed, thinned, training_times
+from dppo.tools import plots
+from dppo.tools.plots import COLOURS, compare_figure, learning_curve, smoothed
+from dppo.tools.together import MANY, Band, Curve, Group, over_seeds, resumed, thinned, training_times
 
 
 def rows(count: int, first_episode: int = 3) -> list[dict[str, float]]:
@@ -93,7 +93,7 @@ def test_drawing_needs_no_display_and_imports_matplotlib_only_when_needed(tmp_pa
     code = f"""
         import sys
         from pathlib import Path
-        from dppo.records.plots import learning_curve
+        from dppo.tools.plots import learning_curve
         assert "matplotlib" not in sys.modules, "the import takes a second"
         learning_curve([], Path({str(tmp_path / "a.png")!r}), "title")
         assert "matplotlib.pyplot" not in sys.modules

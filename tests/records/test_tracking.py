@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 from builders import make_config
@@ -24,7 +24,8 @@ from remedies import executes
 
 import dppo
 from dppo.errors import ConfigError
-from dppo.records.metrics import tracking
+from dppo.tools.trackers import tracker as tracking
+from dppo.tools.trackers.mlflow import Backend as MLflow
 
 ITERATIONS = 4
 trackers = pytest.mark.parametrize("name", ["wandb", "mlflow"])
@@ -155,7 +156,7 @@ def test_a_command_that_gets_sigterm_ends_its_run_as_killed(name: str, places: N
     assert tracked(name, tmp_path / "run")[2] == ["KILLED"]
 
 
-@executes("records/metrics/tracking.py: Set MLFLOW_TRACKING_URI to a server, or to a file")
+@executes("tools/trackers/mlflow.py: Set MLFLOW_TRACKING_URI to a server, or to a file")
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")  # of MLflow's database
 @pytest.mark.parametrize("uri", ["nonsense://nowhere", "file:///tmp/mlruns", "http://127.0.0.1:9"])
@@ -173,7 +174,7 @@ def test_mlflow_that_refuses_is_refused_before_anything_starts(
         dppo.train(settings(tmp_path / "run", "mlflow"))
 
 
-@executes("records/metrics/tracking.py: set WANDB_MODE=offline")
+@executes("tools/trackers/wandb.py: set WANDB_MODE=offline")
 @pytest.mark.slow
 def test_wandb_without_a_key_is_refused_before_anything_starts(tmp_path: Path) -> None:
     pytest.importorskip("wandb")
@@ -186,6 +187,13 @@ def test_wandb_without_a_key_is_refused_before_anything_starts(tmp_path: Path) -
     assert not (tmp_path / "run").exists()
     with Command(words, tmp_path, WANDB_MODE="offline", **places) as command:
         assert command.wait(120) == 0
+
+
+@executes("tools/trackers/__init__.py: track={}: {} Use {}.")
+def test_an_unknown_tracker_is_refused_before_anything_starts(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"track=wandbb: wandbb is not a known tracker\. .* Use mlflow or wandb"):
+        dppo.train(settings(tmp_path / "run", "wandbb"))
+    assert os.listdir(tmp_path) == []
 
 
 @trackers
@@ -202,7 +210,10 @@ def test_a_tracker_that_is_not_installed_is_refused_at_once(
 class Fake:
     """A tracker that keeps the id that it is given."""
 
-    place, remedy, seen = "nowhere", "", list[tuple[str, str | None]]()
+    package = "mlflow-skinny"
+    place = "nowhere"
+    remedy = ""
+    seen: ClassVar[list[tuple[str, str | None]]] = []
     check = staticmethod(int)
 
     @staticmethod
@@ -219,8 +230,7 @@ class Fake:
 
 def test_a_resumed_run_continues_those_of_all_trackers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     kinds = [type(name, (Fake,), {}) for name in ("One", "Other")]
-    for name, kind in zip(("_Wandb", "_MLflow"), kinds, strict=True):
-        monkeypatch.setattr(tracking, name, kind)
+    monkeypatch.setattr(tracking, "backend", dict(zip(("wandb", "mlflow"), kinds, strict=True)).get)
     monkeypatch.setattr(tracking, "require_package", lambda *_: None)
     both = settings(tmp_path / "run", "wandb", track=("wandb", "mlflow"))
     dppo.train(both, observers=[Recorder(interrupt_at=2)])
@@ -242,7 +252,7 @@ def refuse() -> None:
 def test_a_tracker_that_refuses_or_does_not_answer_is_refused_before_anything_starts(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(tracking, "_MLflow", Refusing)
+    monkeypatch.setattr(tracking, "backend", lambda name: Refusing)
     monkeypatch.setattr(Refusing, "check", refuse)
     monkeypatch.setattr(tracking, "require_package", lambda *_: None)
     server = "track=mlflow: MLFLOW_TRACKING_URI=file:///tmp"
@@ -271,7 +281,7 @@ class Failing(Fake):
 
 
 def test_a_tracker_that_fails_is_repeated_in_the_last_lines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tracking, "_MLflow", Failing)
+    monkeypatch.setattr(tracking, "backend", lambda name: Failing)
     monkeypatch.setattr(tracking, "require_package", lambda *_: None)
     recorder = Recorder()
     with Notes() as notes:
@@ -295,7 +305,7 @@ class Waiting(Fake):
 def test_training_does_not_wait_for_a_tracker_that_does_not_answer(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(tracking, "_MLflow", Waiting)
+    monkeypatch.setattr(tracking, "backend", lambda name: Waiting)
     monkeypatch.setattr(tracking, "require_package", lambda *_: None)
     monkeypatch.setattr(tracking, "CLOSE_S", 0.2)
     with Notes() as notes:
@@ -330,14 +340,14 @@ class Client:
 
 
 @pytest.fixture
-def mlflow(monkeypatch: pytest.MonkeyPatch) -> tracking._MLflow:
+def mlflow(monkeypatch: pytest.MonkeyPatch) -> MLflow:
     entities = SimpleNamespace(Metric=lambda *values: values, Param=None)
     monkeypatch.setitem(sys.modules, "mlflow", SimpleNamespace(MlflowClient=Client, entities=entities))
     monkeypatch.setitem(sys.modules, "mlflow.entities", entities)
-    return tracking._MLflow(SimpleNamespace(run_dir=Path("run")), "known")  # type: ignore[arg-type]
+    return MLflow(SimpleNamespace(run_dir=Path("run")), "known")  # type: ignore[arg-type]
 
 
-def test_mlflow_gets_names_that_it_allows_in_batches_that_it_accepts(mlflow: tracking._MLflow) -> None:
+def test_mlflow_gets_names_that_it_allows_in_batches_that_it_accepts(mlflow: MLflow) -> None:
     faults = {f"faults/sampler {i // 16}, env {i % 16}: ValueError in step": 1.0 + i for i in range(1300)}
     mlflow.send({"iteration": 2, "global_step": 64, "eval/global_step": 32, "eval/episodic_return": 5.0, **faults})
     batches = mlflow._client.batches
@@ -351,7 +361,7 @@ def test_mlflow_gets_names_that_it_allows_in_batches_that_it_accepts(mlflow: tra
 
 
 def test_the_run_of_mlflow_is_ended_even_if_its_last_rows_cannot_be_sent(
-    mlflow: tracking._MLflow, monkeypatch: pytest.MonkeyPatch
+    mlflow: MLflow, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(Client, "fails", True)
     mlflow.send({"iteration": 1, "global_step": 32, "charts/SPS": 9.0})

@@ -228,19 +228,19 @@ COMMANDS: tuple[tuple[str, str, str, str], ...] = (
         "",
     ),
     (
-        "records/video.py: an environment is shown in a window or in a video. Leave one of them out",
+        "tools/video.py: an environment is shown in a window or in a video. Leave one of them out",
         "eval RUN --trust --episodes 1 --render --video TMP/out.mp4",
         "eval RUN --trust --episodes 1 --video TMP/out.mp4",
         "",
     ),
     (
-        "records/video.py: is not the name of a video. Use one such as out.mp4",
+        "tools/video.py: is not the name of a video. Use one such as out.mp4",
         "eval RUN --trust --episodes 1 --video TMP/out.gif",
         "eval RUN --trust --episodes 1 --video TMP/out.mp4",
         "",
     ),
     (
-        "records/video.py: is not a folder that can be written to. Use another one",
+        "tools/video.py: is not a folder that can be written to. Use another one",
         "eval RUN --trust --episodes 1 --video TMP/none/out.mp4",
         "eval RUN --trust --episodes 1 --video TMP/out.mp4",
         "",

@@ -6,6 +6,7 @@ A text goes here only if carrying it out takes a cluster, a package, a device or
 from __future__ import annotations
 
 NOT_EXECUTED: tuple[tuple[str, str, str], ...] = (
+    ("plugins.py", "Install dppo again: python -m pip install dppo", "it takes a damaged installation"),
     (
         "transports/ray/actor.py",
         "env_id: the environment cannot be loaded in an actor: {}. It must be i",
@@ -524,9 +525,9 @@ NOT_EXECUTED: tuple[tuple[str, str, str], ...] = (
         "{}: contains a run already. Resume it, or choose another folder.",
         "the folder of a run is refused before",
     ),
-    ("records/plots.py", "lower left", "a place in a picture, no instruction"),
-    ("records/plots.py", "lower right", "a place in a picture, no instruction"),
-    ("records/together.py", "metric={}: is not in {}. Did you mean {}?", "carried out by tests/commands/test_plot.py"),
+    ("tools/plots.py", "lower left", "a place in a picture, no instruction"),
+    ("tools/plots.py", "lower right", "a place in a picture, no instruction"),
+    ("tools/together.py", "metric={}: is not in {}. Did you mean {}?", "carried out by tests/commands/test_plot.py"),
     ("records/instance_lines.py", "If a node may have few, use actors_per_node", "it takes several nodes"),
     (
         "records/instance_lines.py",

@@ -171,7 +171,7 @@ def test_videos_are_made_whatever_render_mode_the_run_was_given(
 
 def test_a_render_that_returns_a_tuple_is_described() -> None:
     from dppo.errors import ConfigError
-    from dppo.records.video import image_of
+    from dppo.tools.video import image_of
 
     env = Fine("rgb_array")
     env.render = lambda: (Fine().render(), {})  # type: ignore[method-assign]

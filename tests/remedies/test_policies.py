@@ -191,7 +191,7 @@ def test_objects_of_a_program_are_passed_again(runs: dict[str, Path], tmp_path: 
     assert main(["eval", str(tmp_path / "run0"), "--episodes", "1", "--trust"]) == 2
 
 
-@executes("records/video.py: Return one if its render_mode is rgb_array")
+@executes("tools/video.py: Return one if its render_mode is rgb_array")
 def test_a_video_is_made_of_images(runs: dict[str, Path], tmp_path: Path) -> None:
     pytest.importorskip("av")
     policy = loaded(runs["plain"])
@@ -214,7 +214,7 @@ def test_a_factory_that_accepts_render_mode_is_filmed(runs: dict[str, Path], tmp
 
 @executes(
     "envs/frames.py: , or leave `render` out, and let `env_kwargs` open the window",
-    "records/video.py: Or use `video=out.mp4`, which needs no display",
+    "policies/wanted.py: Or use `video=out.mp4`, which needs no display",
 )
 def test_without_a_window_another_way_is_named(
     runs: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -15,6 +15,7 @@ from dppo.config.trust import code_named_by, require_trust
 from dppo.errors import ConfigError, DppoError, printable
 from dppo.invocation import as_called, command
 from dppo.log import logger
+from dppo.plugins import plugin
 from dppo.records.files.run_folder import settings_to_resume
 from dppo.records.observer import Observer, RunInfo
 
@@ -30,9 +31,8 @@ def main(argv: list[str]) -> int:
     wanted = arguments_of(given, env_id, COMMAND.prog)
     try:
         if several:
-            from dppo.tools.seeds import train_seeds
-
-            return train_seeds(wanted.settings, wanted.notes, **several)
+            code: int = plugin("seeds")(wanted.settings, wanted.notes, **several)
+            return code
         config = Config(**wanted.settings)
     except ConfigError as error:
         if "is not a known setting" in str(error) or not any(setting in str(error) for setting in wanted.tuned):

@@ -18,6 +18,7 @@ from dppo.errors import counted
 from dppo.files import user_path
 from dppo.log import logger
 from dppo.numerics.portable import limit_blas
+from dppo.plugins import plugin
 from dppo.policies.bounds import NAMED, most_at_bound
 from dppo.policies.player import Player, find_player, is_made
 from dppo.policies.playing import Playing
@@ -27,7 +28,6 @@ from dppo.ppo.exchange.records import Episode, EpisodeInfo
 from dppo.ppo.networks.network import ModelClass
 from dppo.process_state.borders import dppo_computes, guarded_steps, take_changes
 from dppo.records.observer import Evaluation, Result
-from dppo.records.video import Video
 from dppo.signals import ending_on_signals
 
 
@@ -119,14 +119,19 @@ def _play_here(player: Player, wanted: Wanted, played: list[Episode], check_sign
                 problem = kept_in_words(wrappers)
                 logger.warning("%s: %s: what the policy sees or gets is not as in training", player.env_name, problem)
             wanted.log_beginning(player)
-            film = Video(wanted.video, made, wanted.episodes, player.settings.get("action_repeat", 1))
+            film = None
+            if wanted.video is not None:
+                repeat = player.settings.get("action_repeat", 1)
+                film = plugin("video")(wanted.video, made, wanted.episodes, repeat)
             with guarded_steps(f"a step or reset of {player.env_name}"):
                 for so_far in _episodes(playing, wanted.episodes, played):
                     check_signals()
-                    film.add(so_far.index)
+                    if film is not None:
+                        film.add(so_far.index)
             for change in take_changes():
                 logger.warning("%s.", change)
-            film.write()
+            if film is not None:
+                film.write()
         finally:
             progress.enter(place_of(Phase.CLOSE))
             if not is_made(player.env):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,9 +11,9 @@ from statistics import fmean
 
 from dppo.errors import ConfigError, counted
 from dppo.log import logger
+from dppo.plugins import plugin
 from dppo.policies.player import Player
 from dppo.ppo.exchange.records import Episode
-from dppo.records.video import check_display, check_video
 
 REPORT_EVERY_S = 5.0
 
@@ -41,7 +43,7 @@ class Wanted:
                 "num_actors: actors have no window and write no video. Leave it out, or `render` and `video`."
             )
         if self.video is not None:
-            check_video(self.video, render=self.render)
+            plugin("video").check(self.video, render=self.render)
         if self.render:
             check_display()
 
@@ -57,6 +59,15 @@ class Wanted:
         steps = counted(player.policy.state["global_step"], "step")
         how = "taking the most likely action" if self.deterministic else "sampling actions"
         logger.info("%s, policy after %s, %s, %s", player.env_name, steps, how, counted(self.episodes, "episode"))
+
+
+def check_display() -> None:
+    """Raise ConfigError where there is no display: some libraries abort the process instead of raising."""
+    if sys.platform.startswith("linux") and not (os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY")):
+        raise ConfigError(
+            "render=True: this machine has no display (neither DISPLAY nor WAYLAND_DISPLAY is set). Run it on a "
+            "desktop, through `ssh -X`, or under `xvfb-run`. Or use `video=out.mp4`, which needs no display."
+        )
 
 
 def summary(played: Sequence[Episode], episodes: int, seconds: float | None = None) -> str:

@@ -1,6 +1,7 @@
 """The hooks of a run, for displays, files, trackers, early stopping and pruning; and the results of runs."""
 
 import json
+from collections.abc import Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -209,6 +210,10 @@ class Observer:
 
     def on_checkpoint(self, path: Path) -> None:
         """Called when a checkpoint has been written."""
+
+    def closing_notes(self) -> Sequence[str]:
+        """Return lines to show with the summary at the end of the run."""
+        return ()
 
     def on_end(self, result: Result | None, error: BaseException | None) -> None:
         """Called once at the end of the run, however it ends, also if `on_start` raised.

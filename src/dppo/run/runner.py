@@ -14,6 +14,7 @@ from dppo.config import Config, resolved
 from dppo.config.arguments import with_answers
 from dppo.errors import CheckpointError, CheckpointNotWritten, EnvironmentFault
 from dppo.log import logger
+from dppo.plugins import plugin
 from dppo.ppo.exchange.records import Incident, IncidentKind, SegmentReport
 from dppo.process_state.borders import dppo_computes, forget_notes
 from dppo.records import run_lines
@@ -23,13 +24,11 @@ from dppo.records.files import run_folder
 from dppo.records.files.episodes import EpisodeWriter, IncidentWriter
 from dppo.records.files.run_folder import RunFolder
 from dppo.records.instance_lines import instances_line
-from dppo.records.metrics.tracking import trackers, tracking_notes
 from dppo.records.metrics.writer import MetricsWriter
 from dppo.records.notes import LearningNotes
 from dppo.records.observer import Observer, Result
 from dppo.records.observers import Observers
 from dppo.records.outside import OnDisk, OutsideThread
-from dppo.records.plots import LearningCurve
 from dppo.records.terminal.plain import make_display
 from dppo.run import outputs
 from dppo.run.building import Parts, build
@@ -82,7 +81,7 @@ def train(
     display = make_display(config.progress)
     notify = outputs.shown_at_once(display)
     stop = StopSignals(lambda text: watching.note(text))  # noqa: PLW0108  it is made below
-    watching = Observers(display, [*observers, *trackers(config, notify, stop.seconds_since)])
+    watching = Observers(display, [*observers, *plugin("trackers")(config, notify, stop.seconds_since)])
     disk = OutsideThread("the disk of the run folder", notify=notify, since_signal=stop.seconds_since)
     with ExitStack() as stack:
         folder = stack.enter_context(outputs.opened(run_folder.open_run(config, resume, branch=branch), disk))
@@ -168,7 +167,7 @@ class Run:
         for observer in outputs.file_observers(files, self.folder.path, self.disk, stop.seconds_since):
             self.watching.add_file(observer)
         self.watching.add_file(LearningNotes(self.config, actions_from_json(parts.model["actions"]), files.rows))
-        curve = LearningCurve(f"{self.config.env_name}, seed {self.config.seed}")
+        curve = plugin("learning_curve")(f"{self.config.env_name}, seed {self.config.seed}")
         self.watching.add_file(OnDisk(curve, self.disk, "learning_curve.png"))
 
     def _iterate(self, stop: StopSignals) -> str | None:
@@ -276,7 +275,8 @@ class Run:
         yield from self.parts.collector.notes()
         if advise and self.parts.core_use is not None:
             yield from self.parts.core_use.notes()
-        yield from tracking_notes(self.watching)
+        for observer in self.watching:
+            yield from observer.closing_notes()
 
     def _result(self, stopped_by: str | None) -> Result:
         learner, training_s = self.learner, self.ended - self.training_began

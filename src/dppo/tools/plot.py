@@ -9,8 +9,8 @@ from dppo.commands.flags import Parser, UsageError
 from dppo.errors import ConfigError, DppoError, counted, printable
 from dppo.invocation import as_called
 from dppo.records.files.disk import writing
-from dppo.records.plots import MEAN_RETURN, draw_together
-from dppo.records.together import RETURN, Group, grouped_by_settings, interval, read_curve, run_folders
+from dppo.tools.plots import MEAN_RETURN, draw_together
+from dppo.tools.together import RETURN, Group, grouped_by_settings, interval, read_curve, run_folders
 
 PROG = "dppo plot"
 DESCRIPTION = (

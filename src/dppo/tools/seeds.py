@@ -30,9 +30,9 @@ from dppo.records.files.disk import make_folder, write_file, writing
 from dppo.records.files.run_folder import CONFIG, as_file_name, settings_to_resume
 from dppo.records.metrics.reading import last_row
 from dppo.records.terminal.view import duration, number
-from dppo.records.together import RETURN
 from dppo.signals import StopSignals
 from dppo.tools.plot import plot
+from dppo.tools.together import RETURN
 
 RUN_MB = 600  # of memory, for a run in its own process
 LOOK_S, PRINT_S = 0.25, 60.0  # between two looks; between two lines about a seed, where there is no terminal

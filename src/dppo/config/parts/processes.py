@@ -172,7 +172,7 @@ class Run:
     numerics: Literal["portable", "strict", "native"] = setting("portable", resume="close")
     """portable: equal results on x86-64 machines with AVX2, but for convolutions, which differ with AVX-512; strict:
     equal convolutions, too, at two thirds of the speed; native: what NumPy and torch choose by the CPU."""
-    track: tuple[Literal["wandb", "mlflow"], ...] = free(())
+    track: tuple[str, ...] = free(())
     """Experiment trackers to send settings and metrics to: wandb, Weights & Biases; mlflow. They are configured by
     their own environment variables, such as WANDB_PROJECT and MLFLOW_TRACKING_URI."""
     progress: Literal["auto", "live", "plain", "off"] = free("auto")

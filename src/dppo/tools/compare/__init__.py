@@ -24,10 +24,10 @@ from dppo.invocation import as_called, command
 from dppo.machine import usable_cores
 from dppo.records.files.disk import make_folder, write_file, writing
 from dppo.records.files.run_folder import CONFIG, as_file_name, versions
-from dppo.records.plots import compare_figure
 from dppo.records.terminal.view import duration
-from dppo.records.together import Group
 from dppo.tools.compare.measured import Run, by_actors, differing_seeds, group_of, groups_of
+from dppo.tools.plots import compare_figure
+from dppo.tools.together import Group
 
 EXPLAIN_NOISE = (
     "Noise: an efficiency above 100 %, or a speed-up above that of perfect parallelism. The load of the machine "

@@ -26,6 +26,7 @@ from dppo.hosts.builders import spaces_of
 from dppo.hosts.wire import sampler_plan
 from dppo.log import logger
 from dppo.numerics.portable import limit_blas
+from dppo.policies.wanted import check_display
 from dppo.ppo.distributions.simple import distribution_of
 from dppo.process_state.borders import dppo_computes, guarded_steps
 from dppo.records.files.disk import check_parts
@@ -39,10 +40,10 @@ from dppo.records.files.episodes import (
     read_episodes,
 )
 from dppo.records.files.run_folder import settings_to_resume
-from dppo.records.video import Video, check_display, check_video
 from dppo.signals import ending_on_signals
 from dppo.spaces.actions import Actions
 from dppo.streams import Stream
+from dppo.tools.video import Video
 
 MOST_BYTES = 2**24  # of the file of an incident
 
@@ -79,7 +80,7 @@ def replay(
         NotTheSame: as its name says.
     """
     if video is not None:
-        check_video(video, render=render)
+        Video.check(video, render=render)
     run = path.absolute() if episode else next(iter(path.absolute().parents[1:2]), path.absolute())
     check_parts(run)
     of = _recorded(run, episode) if episode else _read(path)
@@ -106,7 +107,8 @@ def replay(
     ):
         pause()
         with guarded_steps(f"a step or reset of {config.env_name}"):
-            again.play(Video(video, again.env, repeat=config.action_repeat), seen)
+            film = None if video is None else Video(video, again.env, repeat=config.action_repeat)
+            again.play(film, seen)
     return f"Episode {episode}: {counted(of.length, 'step')}, return {of.episode_return:g}, equal to the last bit."
 
 
@@ -157,7 +159,7 @@ class _Again:
             if terminated or truncated:
                 return
 
-    def play(self, film: Video, seen: list[_Step]) -> None:
+    def play(self, film: Video | None, seen: list[_Step]) -> None:
         """Play, adding each step to `seen`; write the film if the episode is the same.
 
         Raises EnvironmentFault or NotTheSame.
@@ -166,10 +168,12 @@ class _Again:
         try:
             for step in self.steps():
                 seen.append(step)
-                film.add()
+                if film is not None:
+                    film.add()
         except EnvironmentFault as fault:
             if of.error:
-                film.write()
+                if film is not None:
+                    film.write()
                 raise
             difference = f"it fails: {fault.message.rstrip('.')}"
         if of.error:
@@ -186,7 +190,8 @@ class _Again:
         if difference:
             then = f"It had return {of.episode_return!r} after {counted(of.length, 'step')}; now {difference}."
             raise NotTheSame(f"Episode {of.name} is not the same again. {then} {self._cause(seen)}")
-        film.write()
+        if film is not None:
+            film.write()
 
     def _cause(self, seen: list[_Step]) -> str:
         """Play once more, and say where two replays differ."""

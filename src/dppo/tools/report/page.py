@@ -20,9 +20,9 @@ from dppo.config import Config
 from dppo.config.files import plain
 from dppo.config.parts import default_of, settings_by_name
 from dppo.errors import counted, printable
-from dppo.records.plots import STEPS, short, time_axis
 from dppo.records.terminal.view import PHASES, duration, number
-from dppo.records.together import RETURN, resumed, training_times
+from dppo.tools.plots import STEPS, short, time_axis
+from dppo.tools.together import RETURN, resumed, training_times
 
 Row = Mapping[str, float]
 Mark = tuple[float, str, str]

@@ -2,7 +2,6 @@
 
 import math
 import os
-import sys
 import zlib
 from fractions import Fraction
 from pathlib import Path
@@ -22,47 +21,38 @@ USUAL_FPS = 30.0
 MOST_CHARACTERS = 100  # of the text of what was rendered, in a message
 
 
-def check_video(path: Path, *, render: bool = False) -> None:
-    """Raise ConfigError if no video can be written to `path`, or a window is asked for, too."""
-    folder = path.absolute().parent
-    for wrong, problem in (
-        (render, "an environment is shown in a window or in a video. Leave one of them out."),
-        (path.suffix != ".mp4" or path.is_dir(), "is not the name of a video. Use one such as out.mp4."),
-        (not os.access(folder, os.W_OK), f"{folder} is not a folder that can be written to. Use another one."),
-    ):
-        if wrong:
-            raise ConfigError(f"video={path}: {problem}")
-    require_package(f"video={path}", "av")
-
-
-def check_display() -> None:
-    """Raise ConfigError where there is no display: some libraries abort the process instead of raising."""
-    if sys.platform.startswith("linux") and not (os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY")):
-        raise ConfigError(
-            "render=True: this machine has no display (neither DISPLAY nor WAYLAND_DISPLAY is set). Run it on a "
-            "desktop, through `ssh -X`, or under `xvfb-run`. Or use `video=out.mp4`, which needs no display."
-        )
-
-
 class Video:
     """Keeps the images of some episodes, compressed, then writes them side by side."""
 
-    def __init__(self, path: Path | None, env: Any, episodes: int = 1, repeat: int = 1) -> None:
-        """Prepare a video of so many episodes of `env`, of which an image is shown for `repeat` of its frames.
+    @staticmethod
+    def check(path: Path, *, render: bool = False) -> None:
+        """Raise ConfigError if no video can be written to `path`, or a window is asked for, too."""
+        folder = path.absolute().parent
+        problem = ""
+        if render:
+            problem = "an environment is shown in a window or in a video. Leave one of them out."
+        elif path.suffix != ".mp4" or path.is_dir():
+            problem = "is not the name of a video. Use one such as out.mp4."
+        elif not os.access(folder, os.W_OK):
+            problem = f"{folder} is not a folder that can be written to. Use another one."
+        if problem:
+            raise ConfigError(f"video={path}: {problem}")
+        require_package(f"video={path}", "av")
 
-        If `path` is None, all calls do nothing.
-        """
+    def __init__(self, path: Path, env: Any, episodes: int = 1, repeat: int = 1) -> None:
+        """Prepare a video of so many episodes of `env`, of which an image is shown for `repeat` of its frames."""
         fps: Any = (getattr(env, "metadata", None) or {}).get("render_fps")
         known = isinstance(fps, int | float | np.integer | np.floating) and 0 < fps <= 1000
         self._fps = float(fps if known else USUAL_FPS) / repeat
-        self._path, self._env = path and path.absolute(), env  # the environment may change the current folder
+        self._path = path.absolute()  # the environment may change the current folder
+        self._env = env
         self._images: list[list[bytes]] = [[] for _ in range(min(episodes, MOST_TILES))]
         self._columns = math.ceil(math.sqrt(len(self._images)))
         self._size: tuple[int, int] | None = None  # of a tile
 
     def add(self, episode: int = 0) -> None:
         """Add the image that the environment shows now; raise ConfigError if it is none."""
-        if self._path is None or episode >= len(self._images):
+        if episode >= len(self._images):
             return
         image = image_of(self._env)
         self._size = self._size or _size_of(image, WIDEST // self._columns, MARGIN * (len(self._images) > 1))
@@ -70,7 +60,7 @@ class Video:
 
     def write(self) -> None:
         """Write the file, which appears when it is complete, and log it. Raises DppoError."""
-        if self._path is None or not any(self._images):
+        if not any(self._images):
             return
         temporary = self._path.with_name(f".{self._path.stem}-{os.getpid()}.mp4")
         try:

@@ -14,7 +14,7 @@ from dppo.records.files.disk import cause, remedy, write_file
 from dppo.records.metrics.reading import read_metrics
 from dppo.records.observer import Result
 from dppo.records.outside import FileWriter
-from dppo.records.together import RETURN, Band, Group, curve_of, over_seeds, thinned
+from dppo.tools.together import RETURN, Band, Group, curve_of, over_seeds, thinned
 
 DPI = 200  # 9 inches are 1800 pixels, sharp on a page that shows them 900 wide
 INK, GREY, PALE = "#24292f", "#6e7781", "#d8dee4"

@@ -1,0 +1,152 @@
+"""Send the rows of a run to experiment trackers, in a thread for each."""
+
+from __future__ import annotations
+
+import json
+import re
+import threading
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+from dppo.config import Config
+from dppo.errors import ConfigError
+from dppo.files import read_file
+from dppo.log import logger
+from dppo.records.files.disk import write_file
+from dppo.records.metrics.reading import plain
+from dppo.records.observer import Observer, Result, RunInfo
+from dppo.records.outside import NoAnswer, OutsideThread, never
+from dppo.tools.trackers import FAILED, FINISHED, KILLED, Backend, backend
+from dppo.user_code import in_a_line, require_package
+
+CLOSE_S = 30.0  # longest wait for the last rows at the end of a run
+CHECK_S = 20.0  # longest wait for a tracker before the run starts
+IDS_FILE = "trackers.json"  # of a run folder: the run's id in each tracker
+MAX_IDS_BYTES = 1 << 16
+VALID_ID = re.compile(r"[\w-]{1,64}")
+
+
+def trackers(
+    config: Config, notify: Callable[[str], object] = logger.warning, since_signal: Callable[[], float] = never
+) -> list[Observer]:
+    """Return the trackers that `config` asks for; raise ConfigError if one is not installed, or refuses to work.
+
+    `notify` and `since_signal` as for `OutsideThread`.
+    """
+    names = list(dict.fromkeys(config.track))
+    backends = {name: backend(name) for name in names}
+    for name in names:
+        require_package(f"track={name}", name, backends[name].package)
+    ids = TrackerIds()
+    observers = list[Observer]()
+    for name in names:
+        place = f"the server of {name}"
+        checking = OutsideThread(place, notify=notify, since_signal=since_signal)
+        _check(name, backends[name], checking)
+        checking.close()
+        sending = OutsideThread(place, notify=notify, since_signal=since_signal)
+        observers.append(Tracker(name, backends[name], sending, ids))
+    return observers
+
+
+def _check(name: str, kind: type[Backend], thread: OutsideThread) -> None:
+    """Raise ConfigError if a tracker refuses to work, before anything of the run has started."""
+    try:
+        thread.call("connecting", kind.check, CHECK_S)
+    except NoAnswer:
+        problem = f"{kind.server()} does not answer within {CHECK_S:.0f} s"
+    except (Exception, SystemExit) as error:  # of any class of a package of others
+        problem = f"{kind.server()} refuses: {in_a_line(error)[:500]}"
+    else:
+        return
+    raise ConfigError(f"track={name}: {problem}. {kind.remedy}")
+
+
+class TrackerIds:
+    """The ids of a run by tracker, in a file of the run folder that all trackers of the run share."""
+
+    def __init__(self) -> None:
+        self._by_name = dict[str, str]()
+        self._lock = threading.Lock()
+
+    @staticmethod
+    def read(run: RunInfo) -> dict[str, str]:
+        """Return the ids of a run that is resumed; none if the file is damaged, perhaps by somebody else."""
+        if run.resumed_at is None:
+            return {}
+        try:
+            ids = json.loads(read_file(run.run_dir / IDS_FILE, MAX_IDS_BYTES))
+            return {str(name): str(run_id) for name, run_id in ids.items() if VALID_ID.fullmatch(str(run_id))}
+        except (AttributeError, OSError, RecursionError, ValueError):
+            return {}
+
+    def write(self, path: Path, earlier: dict[str, str], name: str, run_id: str) -> None:
+        """Write the ids that are known, with that of the tracker `name`."""
+        with self._lock:
+            self._by_name = earlier | self._by_name | {name: run_id}
+            write_file(path, json.dumps(self._by_name).encode())
+
+
+class Tracker(Observer):
+    """Sends rows to a tracker, in a thread. No error of it ends the run: it is logged, and nothing more is sent."""
+
+    def __init__(self, name: str, kind: type[Backend], thread: OutsideThread, ids: TrackerIds) -> None:
+        self._name = name
+        self._kind = kind
+        self._thread = thread
+        self._ids = ids
+        self._run: Backend | None = None
+        self._problem = ""
+
+    def closing_notes(self) -> list[str]:
+        """Return a line for the end of the run if something was not sent."""
+        return [f"Tracking: {self._problem}"] if self._problem else []
+
+    def _try(self, call: Callable[[], object]) -> None:
+        """Make a call in the thread; log its error, and call no more."""
+        if self._problem:
+            return
+        try:
+            call()
+        except (Exception, SystemExit) as error:
+            self._run = None
+            self._problem = f"nothing more is sent to {self._name} ({error!r}); metrics.jsonl is complete"
+            logger.warning("%s", self._problem)
+
+    def on_start(self, run: RunInfo) -> None:
+        """Begin a run of the tracker, or continue that of the run that is resumed."""
+        self._thread.post("beginning a run", partial(self._try, partial(self._begin, run)))
+
+    def _begin(self, run: RunInfo) -> None:
+        ids = TrackerIds.read(run)
+        self._run = self._kind(run, ids.get(self._name))
+        self._ids.write(run.run_dir / IDS_FILE, ids, self._name, self._run.id)
+        logger.info("%s: %s", self._name, self._run.place)
+
+    def on_iteration(self, row: dict[str, float]) -> None:
+        """Send the row; do not wait for that."""
+        if not self._problem:
+            self._thread.post("sending rows", partial(self._try, partial(self._send, plain(row))), 0)
+
+    def _send(self, row: dict[str, float | None]) -> None:
+        if self._run is not None:
+            self._run.send(row)
+
+    def on_end(self, result: Result | None, error: BaseException | None) -> None:
+        """End the tracker's run, as finished, failed, or killed by a signal."""
+        state = _state_of(result, error)
+        if not self._thread.post("ending the run", partial(self._try, partial(self._end, state)), CLOSE_S):
+            logger.warning("%s does not answer: the last rows were not sent; metrics.jsonl is complete", self._name)
+        self._thread.close()
+
+    def _end(self, state: str) -> None:
+        if self._run is not None:
+            self._run.end(state)
+
+
+def _state_of(result: Result | None, error: BaseException | None) -> str:
+    stopped_by = (result.stopped_by if result else None) or ""
+    if isinstance(error, KeyboardInterrupt | SystemExit) or stopped_by.startswith("SIG"):
+        return KILLED
+    return FINISHED if error is None else FAILED
