@@ -115,14 +115,14 @@ class Learning:
 
     def __init__(self, config: Any, segments: list[Any] | None = None) -> None:
         """Collect a segment in this process, unless `segments` are given."""
+        from dppo.config.resolve import facts_of, resolve
         from dppo.hosts.builders import build_sampler
         from dppo.hosts.wire import sampler_plan, trainer_plan
         from dppo.learners.trainers import LocalTrainer, ReusingTrainers
         from dppo.ppo.exchange.records import PolicySnapshot, SegmentRequest
-        from dppo.run.building import tuned_to
 
         built = build_sampler(sampler_plan(config), 0)
-        config = tuned_to(config, built.spaces)
+        config, _ = resolve(config, facts_of(built.spaces.actions))
         self.local = LocalTrainer(trainer_plan(config), built.spaces)
         self.trainers: Any = self.local
         if config.reuse > 1:

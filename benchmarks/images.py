@@ -55,6 +55,7 @@ def main() -> int:
     import torch
 
     from dppo.config import Config
+    from dppo.config.resolve import facts_of, resolve
     from dppo.hosts.builders import build_sampler, build_trainer
     from dppo.hosts.wire import sampler_plan, trainer_plan
     from dppo.ppo.exchange.records import PolicySnapshot, SegmentRequest
@@ -66,14 +67,16 @@ def main() -> int:
     )  # fmt: skip
     torch.set_num_threads(options.threads)
     built = build_sampler(sampler_plan(config), 0)
-    trainer = build_trainer(trainer_plan(config), built.spaces)
+    resolved, _ = resolve(config, facts_of(built.spaces.actions))
+    plan = trainer_plan(resolved)
+    trainer = build_trainer(plan, built.spaces)
     spent: dict[str, list[float]] = {"collect": [], "update": []}
     for index in range(options.rounds):
         began = time.perf_counter()
         _, segment = built.sampler.collect(SegmentRequest(0, index), PolicySnapshot(index, trainer.weights()))
         collected = time.perf_counter()
         batch = make_batch([segment], None, None, config.ppo)
-        trainer.update(batch, config.ppo, np.random.default_rng(index))
+        trainer.update(batch, plan.ppo, np.random.default_rng(index))
         spent["collect"].append(collected - began)
         spent["update"].append(time.perf_counter() - collected)
     fastest = {name: min(seconds) for name, seconds in spent.items()}

@@ -201,9 +201,10 @@ def split_of(side: Side, learning_ms: float, steps: int) -> dict[str, float]:
 
 def config_of(work: Work, learners: int, options: argparse.Namespace) -> Any:
     import dppo
+    from dppo.config.resolve import TaskFacts, resolve
 
     rows = 4 * work.minibatch
-    return dppo.Config(
+    config = dppo.Config(
         env_id="made-up",
         num_actors=1,
         num_samplers=options.learners,
@@ -216,6 +217,8 @@ def config_of(work: Work, learners: int, options: argparse.Namespace) -> Any:
         num_learners=learners,
         progress="off",
     )
+    resolved, _ = resolve(config, TaskFacts(action_dims=ACTIONS))
+    return resolved
 
 
 def build(work: Work, learners: int, options: argparse.Namespace) -> Side:

@@ -182,6 +182,7 @@ def learner(num_samplers: int, num_steps: int, width: int) -> dict[str, float]:
     import torch
 
     from dppo.config import Config
+    from dppo.config.resolve import facts_of, resolve
     from dppo.hosts.wire import trainer_plan
     from dppo.learners.trainers import LocalTrainer
     from dppo.ppo.exchange.normalizer import no_statistics
@@ -199,7 +200,8 @@ def learner(num_samplers: int, num_steps: int, width: int) -> dict[str, float]:
         total_timesteps=num_samplers * num_steps * (UPDATES + 1),
     )
     spaces = Spaces(np.dtype(("float32", (width,))), DiscreteActions(2))
-    trainers, moments = LocalTrainer(trainer_plan(config), spaces), no_statistics(spaces, obs=True, returns=True)
+    resolved, _ = resolve(config, facts_of(spaces.actions))
+    trainers, moments = LocalTrainer(trainer_plan(resolved), spaces), no_statistics(spaces, obs=True, returns=True)
     given: Any = Given(num_samplers, num_steps, width)
     loop = PPOLearner(given, trainers, given.ledger, moments)
     updating, whole = Spent(), Spent()

@@ -13,12 +13,14 @@ import numpy as np
 
 from dppo import streams
 from dppo.config import PPO, Config
+from dppo.config.parts import ResolvedPPO
+from dppo.config.resolve import facts_of, resolve
 from dppo.envs.activity import ActivityRecord
 from dppo.envs.group import EnvGroup
 from dppo.envs.repairs import Repairs
 from dppo.envs.spaces import describe_spaces
 from dppo.hosts.builders import BuiltSampler, build_sampler, build_trainer
-from dppo.hosts.wire import sampler_plan, trainer_plan
+from dppo.hosts.wire import TrainerPlan, sampler_plan, trainer_plan
 from dppo.ppo.acting.agent import PPOAgent
 from dppo.ppo.acting.sampler import PPOSampler
 from dppo.ppo.exchange.normalizer import ObsScale
@@ -34,7 +36,8 @@ from dppo.streams import Stream
 
 DISCRETE = DiscreteActions(3)
 BOX = BoxActions(np.full(2, -1.0, np.float32), np.full(2, 1.0, np.float32))
-PLAIN = PPO(update_epochs=3)  # an update; tests change a setting or two
+PLAIN = ResolvedPPO(update_epochs=3, norm_adv=True, ent_coef=0.0, target_kl=0.0)
+"""An update; tests change a setting or two."""
 
 
 def make_config(settings: Mapping[str, Any]) -> Config:
@@ -69,15 +72,22 @@ def agent_of(spec: NetworkSpec, obs_scale: ObsScale | None = None, *, spread: fl
     return agent
 
 
-def at_rate(trainer: PPOTrainer, learning_rate: float) -> PPO:
+def at_rate(trainer: PPOTrainer, learning_rate: float) -> ResolvedPPO:
     """The settings for an update with this learning rate."""
     return dataclasses.replace(trainer.ppo, learning_rate=learning_rate)
+
+
+def plan_of(config: Config, actions: Actions) -> TrainerPlan:
+    """The settings of the trainer of a run."""
+    resolved, _ = resolve(config, facts_of(actions))
+    return trainer_plan(resolved)
 
 
 def parts_of(config: Config, num_samplers: int = 2) -> tuple[list[BuiltSampler], PPOTrainer]:
     """The samplers and the trainer of a run, in this process."""
     samplers = [build_sampler(sampler_plan(config), sampler_id) for sampler_id in range(num_samplers)]
-    trainer = build_trainer(trainer_plan(config), samplers[0].spaces)
+    spaces = samplers[0].spaces
+    trainer = build_trainer(plan_of(config, spaces.actions), spaces)
     assert isinstance(trainer, PPOTrainer)  # of a run without reuse
     return samplers, trainer
 

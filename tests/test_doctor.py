@@ -26,6 +26,9 @@ from worlds.sick import Sick
 import dppo
 from dppo.__main__ import main
 from dppo.config import Config, grouped, resolved
+from dppo.hosts.wire import TrainerPlan
+from dppo.learners import trainers
+from dppo.learners.trainers import LocalTrainer
 from dppo.records.bottleneck import TimeSplit
 from dppo.tools.doctor import examination
 from dppo.tools.doctor.command import PHASES, of_run
@@ -195,6 +198,25 @@ def test_a_state_that_is_not_whole_is_found(partial: bool, said: str, monkeypatc
     kwargs = {"disease": "hidden state", "partial": partial}
     found = found_in(dataclasses.replace(config_of("none"), env_id="worlds.sick:Saved", env_kwargs=kwargs))
     assert any(one.startswith(said) for one in found), found
+
+
+def test_the_update_that_is_timed_is_that_of_the_run(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    plans: list[TrainerPlan] = []
+
+    class Recorded(LocalTrainer):
+        def __init__(self, plan: TrainerPlan, *args: Any) -> None:
+            plans.append(plan)
+            super().__init__(plan, *args)
+
+    monkeypatch.setattr(examination, "MOST", 50)
+    monkeypatch.setattr(trainers, "LocalTrainer", Recorded)
+    sizes = {"num_samplers": 1, "num_steps": 16, "total_timesteps": 16, "progress": "off", "run_dir": tmp_path / "run"}
+    config = make_config({"env_id": "Pendulum-v1", **sizes})
+    found_in(config)
+    dppo.train(config)
+    examined, trained = (plan.ppo for plan in plans)
+    assert examined == trained
+    assert (trained.norm_adv, trained.target_kl) == (False, 0.04)
 
 
 PLAYED: Facts = {"steps": 1000, "rewards": [0.0, 1.0], "returns": [1.0], "lengths": [9], "available_mb": 4000}

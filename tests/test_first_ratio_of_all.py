@@ -9,14 +9,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-from builders import at_rate, collect, make_config, parts_of, random_weights
+from builders import at_rate, collect, make_config, parts_of, plan_of, random_weights
 from torch import Tensor
 from worlds.memory_models import Running
 from worlds.models import Plain
 
 import dppo
 from dppo.config import PPO
-from dppo.hosts.wire import trainer_plan
 from dppo.learners.trainers import LocalTrainer
 from dppo.ppo.exchange.normalizer import no_statistics
 from dppo.ppo.exchange.records import PolicySnapshot
@@ -61,7 +60,7 @@ def test_first_ratio_is_one(act: str, memory: str, network: str, normalized: boo
     """From the second iteration on statistics are not empty, and episodes and states go on; the third is lagged."""
     config = make_config(settings(act, memory, network, normalized))
     samplers, _ = parts_of(config)
-    trainer = LocalTrainer(trainer_plan(config), samplers[0].spaces)
+    trainer = LocalTrainer(plan_of(config, samplers[0].spaces.actions), samplers[0].spaces)
     trainer.load(random_weights(trainer.spec, scale=0.2), trainer.state())
     statistics = no_statistics(samplers[0].spaces, obs=config.norm_obs, returns=normalized)
     for iteration in range(3):

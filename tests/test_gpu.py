@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from builders import make_config
+from builders import make_config, plan_of
 from remedies import executes
 from torch import Tensor, nn
 
@@ -22,7 +22,7 @@ import dppo
 from dppo import streams
 from dppo.errors import ConfigError, GPUFailed, OutOfMemory
 from dppo.hosts.builders import build_sampler, build_trainer
-from dppo.hosts.wire import sampler_plan, trainer_plan
+from dppo.hosts.wire import sampler_plan
 from dppo.learners.trainers import LocalTrainer
 from dppo.ppo.exchange.records import PolicySnapshot, SegmentRequest
 from dppo.ppo.learning.gpu import gpu_failure, is_out_of_memory, repeatable_on, starting_on
@@ -48,7 +48,7 @@ def learning_of(**changes: Any) -> tuple[LocalTrainer, Any]:
     settings = {"env_id": "CartPole-v1", "num_samplers": 1, "num_steps": 16, "minibatch_size": 16, "update_epochs": 1}
     config = make_config(settings | {"norm_reward": False} | changes)
     built = build_sampler(sampler_plan(config), 0)
-    local = LocalTrainer(trainer_plan(config), built.spaces)
+    local = LocalTrainer(plan_of(config, built.spaces.actions), built.spaces)
     snapshot = PolicySnapshot(0, local.weights())
     return local, built.sampler.collect(SegmentRequest(0, 0), snapshot)[1]
 
@@ -227,7 +227,7 @@ def test_no_network_leaves_a_tensor_on_the_cpu(parts: Any) -> None:
         changes = {key: value for key, value in parts.KINDS[name].items() if key not in ("precision", "reuse")}
         config = parts.config_of("cpu", **changes, **({} if "micro_batch_size" in changes else {"seed": 2}))
         spaces = build_sampler(sampler_plan(config), 0).spaces
-        spec = build_trainer(trainer_plan(config), spaces).model.spec
+        spec = build_trainer(plan_of(config, spaces.actions), spaces).model.spec
         if str(spec) in tried:
             continue
         tried.add(str(spec))

@@ -8,7 +8,7 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 import pytest
-from builders import make_config, random_weights
+from builders import make_config, plan_of, random_weights
 from worlds.faulty import Faulty
 
 import dppo
@@ -16,7 +16,7 @@ from dppo.config import PPO, Config
 from dppo.envs.spaces import dtype_of
 from dppo.errors import ConfigError
 from dppo.hosts.builders import build_sampler, build_trainer
-from dppo.hosts.wire import sampler_plan, trainer_plan
+from dppo.hosts.wire import sampler_plan
 from dppo.ppo.exchange.normalizer import Moments, ObsScale, normalized_part
 from dppo.ppo.exchange.records import PolicySnapshot, SegmentRequest
 from dppo.ppo.learning.batch import make_batch
@@ -84,7 +84,7 @@ def test_a_sign_beside_1e9_is_learned(nest: bool, tmp_path: Path) -> None:
 def test_acting_and_learning_normalize_in_float64_before_rounding(nest: bool, dtype: str) -> None:
     config = config_of(env_kwargs={"nest": nest}, dtype=dtype)
     built = build_sampler(sampler_plan(config), 0)
-    trainer = build_trainer(trainer_plan(config), built.spaces)
+    trainer = build_trainer(plan_of(config, built.spaces.actions), built.spaces)
     report, _ = built.sampler.collect(SegmentRequest(0, 0), snapshot(trainer.weights(), None, built.spaces.obs))
     scale = ObsScale(*report.statistics.obs.mean_and_std())  # type: ignore[union-attr]
     _, segment = built.sampler.collect(SegmentRequest(0, 1), snapshot(trainer.weights(), scale, built.spaces.obs))

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import math
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -14,10 +16,11 @@ from matrix import EVERY_OPTION, sized
 from recorder import Notes, Recorder
 
 import dppo
+from dppo.config import Config, read_settings
+from dppo.config.resolve import TaskFacts, resolve
 from dppo.errors import ConfigError
 from dppo.ppo.exchange.normalizer import no_statistics
 from dppo.records.files import checkpoint as checkpoints
-from dppo.records.run_lines import sizes_line
 from dppo.run import building
 
 OWN_MEMORY = {"model": "worlds.memory_models:Running", "sequence_length": 8}
@@ -139,108 +142,32 @@ def test_parts_that_cannot_be_normalized_are_refused(changes: dict[str, Any], wo
 # ------------------------------------------------------------------ defaults that follow from the task
 
 
-@pytest.mark.parametrize(
-    ("changes", "epochs"),
-    [
-        (DISCRETE, 20),
-        (DISCRETE | {"update_epochs": 3}, 3),
-        (DISCRETE | {"reuse": 2}, 10),
-        (DISCRETE | {"memory": "gru"}, 10),
-        (DISCRETE | OWN_MEMORY, 10),
-        (DISCRETE | {"overlap": True}, 10),
-        (CONTINUOUS, 10),
-    ],
-)
-def test_the_number_of_epochs_follows_from_the_actions(
-    changes: dict[str, Any], epochs: int, tmp_path: Path, caplog: pytest.LogCaptureFixture
+@pytest.mark.parametrize("task", [DISCRETE, CONTINUOUS], ids=str)
+def test_defaults_of_the_task_are_used_and_recorded(
+    task: dict[str, Any], tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
+    config = make_config(SMALL | task | {"run_dir": tmp_path / "open"})
+    resolved, choices = resolve(config, TaskFacts(action_dims=int(task == CONTINUOUS)))
     caplog.set_level("INFO", logger="dppo")
-    config = make_config(SMALL | changes | {"run_dir": tmp_path / "run"})
-    result = dppo.train(config)
-    assert [row["losses/minibatches"] for row in result.metrics] == [epochs, epochs * config.reuse]
-    line = "Epochs: 20, because actions are discrete; update_epochs=10 (--update-epochs 10)"
-    assert (line in caplog.text) == (epochs == 20)
-    assert ("Entropy: a bonus of 0.01" in caplog.text) == (config.reuse > 1)  # with discrete actions
-    assert f"for {epochs} epochs" in sizes_line(config) or ", or 20 if actions are discrete" in sizes_line(config)
+    run = dppo.train(config)
+    lines = [choice.line for choice in choices if choice.line]
+    assert lines == [line for line in caplog.messages if line.startswith(("Epochs:", "Updates:", "Advantages:"))]
+    explicit = dppo.train(replace(resolved, run_dir=tmp_path / "explicit"))
+    assert explicit.weights_sha256 == run.weights_sha256
+    path = tmp_path / "open" / "config.yaml"
+    written = path.read_text(encoding="utf8")
+    assert all(f"#   {choice.setting}: {json.dumps(choice.value)}" in written for choice in choices)
+    assert Config(**read_settings(path)).update_epochs is None, "the setting is still open in a copy of the file"
 
 
-def test_the_limit_of_the_kl_grows_with_the_square_of_the_clipping_range() -> None:
-    configs = [make_config(TINY | DISCRETE | {"reuse": reuse}) for reuse in (1, 3, 4)]
-    assert [config.largest_kl_for(real=True) for config in configs] == [0.04, 0.01, 0.0064]
-    assert configs[-1].largest_kl_for(real=False) == 0
-
-
-@pytest.mark.parametrize(
-    ("changes", "limit"),
-    [
-        ({}, 0),
-        ({"memory": "gru"}, 0),
-        ({"reuse": 4}, 0),
-        ({"reuse": 4, "memory": "gru"}, 0.0064),
-        ({"reuse": 4, **OWN_MEMORY}, 0.0064),
-    ],
-)
-def test_reuse_with_memory_has_a_limit_of_the_kl_whatever_the_actions(
-    changes: dict[str, Any], limit: float, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    caplog.set_level("INFO", logger="dppo")
-    config = make_config(TINY | DISCRETE | changes | {"run_dir": tmp_path / "run"})
-    dppo.train(config)
-    assert config.largest_kl_for(real=False) == limit
-    assert ("too far (KL above 0.0064) ends early; target_kl=0.0" in caplog.text) == (limit > 0)
-
-
-def test_discrete_actions_have_a_bonus_of_entropy_with_reuse_unless_there_is_memory_or_another_is_set() -> None:
-    changes: list[dict[str, Any]] = [{}, {"memory": "gru"}, OWN_MEMORY, {"ent_coef": 0.0}, {"ent_coef": 0.3}]
-    configs = [make_config(DISCRETE | {"reuse": 2} | change) for change in changes]
-    assert [config.entropy_weight_for(discrete=True) for config in configs] == [0.01, 0, 0, 0, 0.3]
-    assert [config.entropy_weight_for(discrete=False) for config in configs] == [0, 0, 0, 0, 0.3]
-    assert make_config(DISCRETE).entropy_weight_for(discrete=True) == 0
-
-
-@pytest.mark.parametrize(
-    ("changes", "ends"),
-    [
-        (CONTINUOUS, True),
-        (CONTINUOUS | {"target_kl": 0.0}, False),
-        (CONTINUOUS | {"desired_kl": 0.5}, False),
-        (CONTINUOUS | {"update_epochs": 1}, True),  # one epoch is planned: there is nothing to log
-        (CONTINUOUS | {"reuse": 2}, True),
-        (DISCRETE | {"update_epochs": 10}, False),
-        (DISCRETE | {"update_epochs": 10, "target_kl": 0.04}, True),
-    ],
-)
+@pytest.mark.parametrize(("changes", "ends"), [({}, True), ({"target_kl": 0.0}, False)])
 def test_an_update_of_continuous_actions_ends_at_a_large_kl(
-    changes: dict[str, Any], ends: bool, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    changes: dict[str, Any], ends: bool, tmp_path: Path
 ) -> None:
     """Steps of this size change any policy by more than 0.04 within an epoch."""
-    sizes = SMALL | {"num_steps": 64, "total_timesteps": 256, "learning_rate": 0.05}
-    caplog.set_level("INFO", logger="dppo")
-    result = dppo.train(make_config(sizes | {"run_dir": tmp_path / "run"} | changes))
+    settings = SMALL | CONTINUOUS | {"num_steps": 64, "learning_rate": 0.05, "run_dir": tmp_path / "run"}
+    result = dppo.train(make_config(settings | changes))
     assert (result.metrics[0]["losses/minibatches"] < 20) == ends
-    assert ("too far (KL above 0.04) ends early" in caplog.text) == (changes == CONTINUOUS)
-
-
-@pytest.mark.parametrize(
-    ("changes", "standardized"),
-    [
-        (CONTINUOUS, False),
-        (CONTINUOUS | {"norm_adv": True}, True),
-        (CONTINUOUS | {"norm_reward": False}, True),  # advantages have no unit
-        (CONTINUOUS | {"norm_value": True}, True),
-        (CONTINUOUS | {"reuse": 2}, False),
-        (DISCRETE, True),
-    ],
-)
-def test_advantages_of_continuous_actions_keep_their_unit(
-    changes: dict[str, Any], standardized: bool, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    caplog.set_level("INFO", logger="dppo")
-    default = dppo.train(make_config(SMALL | {"run_dir": tmp_path / "default"} | changes))
-    explicit = changes | {"norm_adv": standardized}
-    chosen = dppo.train(make_config(SMALL | {"run_dir": tmp_path / "chosen"} | explicit))
-    assert default.weights_sha256 == chosen.weights_sha256
-    assert ("Advantages: not standardized" in caplog.text) is not standardized
 
 
 def test_statistics_that_an_environment_does_not_have_cannot_be_frozen(

@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 import torch
 import yaml
-from builders import DISCRETE, make_config
+from builders import DISCRETE, make_config, plan_of
 from recorder import Recorder, lasting
 from torch import Tensor, nn
 from worlds import models, observed
@@ -26,7 +26,6 @@ from dppo.__main__ import main
 from dppo.envs.spaces import choices_of
 from dppo.errors import CheckpointError, ConfigError
 from dppo.hosts.builders import build_trainer
-from dppo.hosts.wire import trainer_plan
 from dppo.ppo.learning.trainer import PPOTrainer
 from dppo.ppo.networks.choice import learning_network
 from dppo.ppo.networks.user_module import ModuleSpec
@@ -93,7 +92,7 @@ def test_made_up_batches_hold_categories_that_exist() -> None:
     """With several learners, an update is timed before the first one."""
     floors = gym.spaces.Discrete(4, start=5)
     spaces = Spaces(np.dtype(np.int64), DISCRETE, categories={"": choices_of(floors)})
-    build_trainer(trainer_plan(settings(Path("run"), model=Floors, model_kwargs={})), spaces).rehearse(8)
+    build_trainer(plan_of(settings(Path("run"), model=Floors, model_kwargs={}), DISCRETE), spaces).rehearse(8)
 
 
 @pytest.mark.slow

@@ -14,13 +14,12 @@ from typing import Any
 
 import numpy as np
 import ray
-from builders import make_config
+from builders import make_config, plan_of
 from made_up import POLICY, SPACES, settings, some_segments
 from ray.cluster_utils import Cluster
 
 import dppo
 from dppo.errors import SegmentsLost
-from dppo.hosts.wire import trainer_plan
 from dppo.learners.ranks import RayTrainers
 
 NODE: dict[str, Any] = {"num_cpus": 2, "object_store_memory": 80 * 2**20, "include_dashboard": False}
@@ -63,7 +62,7 @@ def main() -> None:
     segments = some_segments()
     config = settings(learner_cpus=2, hidden_sizes=(256, 256))  # too large for Ray to send the state to the driver
 
-    trainers = RayTrainers(trainer_plan(config), SPACES, notes.append)
+    trainers = RayTrainers(plan_of(config, SPACES.actions), SPACES, notes.append)
     before = trainers.weights(), trainers.state()
     lost = large.remote()
     ray.wait([lost], fetch_local=False)

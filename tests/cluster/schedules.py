@@ -13,7 +13,7 @@ from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import numpy as np
-from builders import make_config
+from builders import make_config, plan_of
 from virtual import KINDS, TOY_SPACES, Faults, Hashed, Loop, ToyActor, VirtualTransport, real_actors
 
 import dppo
@@ -23,7 +23,7 @@ from dppo.engine.hosting import shares
 from dppo.engine.ledger import ReplayLedger
 from dppo.engine.messages import Limits
 from dppo.errors import SegmentsLost
-from dppo.hosts.wire import sampler_plan, trainer_plan
+from dppo.hosts.wire import sampler_plan
 from dppo.learners.trainers import LocalTrainer, Trainers
 from dppo.ppo.exchange.normalizer import Moments, Statistics
 from dppo.ppo.exchange.records import PolicySnapshot, Update
@@ -236,7 +236,7 @@ def with_real_samplers(*, trained: bool = False) -> Laboratory:
     spaces = actor.describe(0)
     actor.close()
     assert isinstance(spaces, Spaces)
-    local = LocalTrainer(trainer_plan(settings), spaces)
+    local = LocalTrainer(plan_of(settings, spaces.actions), spaces)
     trainers: Trainers = local if trained else Mixing(local.spec)
     return Laboratory(3, make_actor, trainers, lambda: Statistics(Moments.empty((2,)), Moments.empty(())), (5,))
 

@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 import ray
 import torch
-from builders import mlp_of
+from builders import mlp_of, plan_of
 from commandline import QUICK_CHECKS, Command
 from made_up import POLICY, SPACES, STEPS, settings, some_segments
 from meetings import OwnOrders
@@ -29,7 +29,6 @@ from dppo import streams
 from dppo.config.parts import annealed
 from dppo.errors import ClusterError, OutOfMemory, TrainingDiverged
 from dppo.hosts.builders import build_trainer
-from dppo.hosts.wire import trainer_plan
 from dppo.learners import rank as waiting
 from dppo.learners import ranks
 from dppo.learners.rank import TrainerRank, interface_of
@@ -45,7 +44,7 @@ LONG = 100  # epochs of an update that lasts long enough to be disturbed
 
 @contextmanager
 def ray_trainers_of(config: dppo.Config, notes: list[str] | None = None) -> Iterator[RayTrainers]:
-    trainers = RayTrainers(trainer_plan(config), SPACES, (notes if notes is not None else []).append)
+    trainers = RayTrainers(plan_of(config, SPACES.actions), SPACES, (notes if notes is not None else []).append)
     try:
         yield trainers
     finally:
@@ -244,7 +243,7 @@ def test_timing_the_learners_does_not_change_their_updates(group: Undisturbed) -
 )
 def test_the_measured_worth_in_words(shared_ms: float, words: str) -> None:
     spec = mlp_of(SPACES, (64, 64), "tanh", "float32")
-    said = worth_in_words(trainer_plan(settings()), spec, alone_ms=1.0, shared_ms=shared_ms, summing_ms=0.5)
+    said = worth_in_words(plan_of(settings(), SPACES.actions), spec, alone_ms=1.0, shared_ms=shared_ms, summing_ms=0.5)
     assert said.startswith("2 learners, model of 9,476 parameters: the gradient of a minibatch of 64 rows takes ")
     assert f"takes {shared_ms:.1f} ms, 0.5 ms of it for the sum; one learner takes 1.0 ms. {words}" in said
 
@@ -274,7 +273,7 @@ def test_learners_without_room_raise_and_release_their_resources(monkeypatch: py
     def check() -> None:
         raise Abandoned
 
-    plan = trainer_plan(settings(learner_cpus=6))
+    plan = plan_of(settings(learner_cpus=6), SPACES.actions)
     with pytest.raises(Abandoned):
         RayTrainers(plan, SPACES, print, check)
     monkeypatch.setattr(ranks, "START_TIMEOUT_S", 0.5)
@@ -284,7 +283,7 @@ def test_learners_without_room_raise_and_release_their_resources(monkeypatch: py
 
 
 def test_the_store_of_ranks_on_one_node_is_bound_to_loopback() -> None:
-    rank = TrainerRank(trainer_plan(settings()), SPACES, 0)
+    rank = TrainerRank(plan_of(settings(), SPACES.actions), SPACES, 0)
     port = rank.open_store("127.0.0.1")
     socket.create_connection(("127.0.0.1", port), timeout=60).close()
     with pytest.raises(ConnectionRefusedError):
@@ -294,7 +293,7 @@ def test_the_store_of_ranks_on_one_node_is_bound_to_loopback() -> None:
 @pytest.mark.slow
 def test_ranks_that_meet_at_the_address_of_their_node_use_it() -> None:
     """As they do on several nodes."""
-    plan = trainer_plan(settings())
+    plan = plan_of(settings(), SPACES.actions)
     ranks: list[Any] = [ray.remote(TrainerRank).remote(plan, SPACES, rank) for rank in range(2)]
     _, address = ray.get(ranks[0].whereabouts.remote(), timeout=60)
     port = ray.get(ranks[0].open_store.remote(address), timeout=60)
@@ -324,7 +323,7 @@ def test_two_ranks_on_ray_are_one_trainer_with_the_minibatches_of_both(changes: 
     """In float64, to rounding; the single trainer does not split its minibatches."""
     config = settings(dtype="float64", minibatch_size=64, **changes)
     segments = some_segments("float64")
-    alone = build_trainer(trainer_plan(dataclasses.replace(config, micro_batch_size=None)), SPACES)
+    alone = build_trainer(plan_of(dataclasses.replace(config, micro_batch_size=None), SPACES.actions), SPACES)
     with ray_trainers_of(config) as trainers:
         trainers.load(alone.weights(), alone.state())
         update = trainers.update(segments, POLICY, 1.0, 2)
@@ -335,9 +334,8 @@ def test_two_ranks_on_ray_are_one_trainer_with_the_minibatches_of_both(changes: 
     together = Batch(**joined)
     orders = [streams.generator(config.seed, Stream.MINIBATCHES, 2, rank) for rank in range(2)]
     order: Any = OwnOrders(orders, config.sizes.minibatches_per_epoch)
-    expected = alone.update(
-        together, annealed(config.ppo, 2 / config.iterations), order, lagged=True
-    )  # by POLICY, of version 0
+    ppo = annealed(plan_of(config, SPACES.actions).ppo, 2 / config.iterations)
+    expected = alone.update(together, ppo, order, lagged=True)  # by POLICY, of version 0
     assert update.figures == pytest.approx(expected.figures, rel=1e-10)
     assert update.learning_rate == expected.learning_rate
     for name, array in {"weights": alone.weights(), **alone.state()}.items():

@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 import gymnasium as gym
-import numpy as np
 import pytest
 import yaml
 from builders import BOX, DISCRETE, make_config
@@ -16,9 +15,8 @@ import dppo
 from dppo.__main__ import main
 from dppo.config import Config, fitted_to
 from dppo.config.files import Preset, described_presets
+from dppo.config.resolve import facts_of, resolve
 from dppo.envs.simulated import register
-from dppo.run.building import tuned_to
-from dppo.spaces.spaces import Spaces
 
 Capture = pytest.CaptureFixture[str]
 PRESETS = list(described_presets())
@@ -59,7 +57,7 @@ def test_a_preset_agrees_with_what_follows_from_the_actions(preset: Preset) -> N
     """`adv_floor` without `norm_adv` was refused when the actions of BipedalWalker turned out to be real-valued."""
     config = make_config({"env_id": environment_of(preset)} | preset.settings)
     actions = BOX if preset.name.partition("-")[0] in WITH_REAL_ACTIONS else DISCRETE
-    tuned_to(config, Spaces(np.dtype((np.float32, (4,))), actions))
+    resolve(config, facts_of(actions))
 
 
 APPLIES: list[tuple[str, str | None, dict[str, Any], str]] = [

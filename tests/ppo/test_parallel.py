@@ -193,7 +193,7 @@ OPTIONS: dict[str, list[Any]] = {
     "ent_coef": [0.0, 0.03],
     "vf_coef": [0.0, 0.5],
     "max_grad_norm": [0.05, 0.5, 1e3],
-    "target_kl": [None, 0.08, 0.1, 0.2],
+    "target_kl": [0.0, 0.08, 0.1, 0.2],
 }
 
 

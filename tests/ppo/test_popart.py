@@ -11,12 +11,11 @@ import gymnasium as gym
 import numpy as np
 import pytest
 import torch
-from builders import DISCRETE, at_rate, random_weights, sampler_of
+from builders import DISCRETE, PLAIN, at_rate, random_weights, sampler_of
 from torch import nn
 from updates import DISCRETE_SPEC as SPEC
 from updates import make_trainer, random_batch
 
-from dppo.config import PPO
 from dppo.errors import ConfigError
 from dppo.ppo.exchange.normalizer import Moments, ValueScale
 from dppo.ppo.exchange.records import PolicySnapshot, SegmentRequest
@@ -143,8 +142,8 @@ def test_a_network_that_changes_the_values_of_its_last_layer_is_refused(scale: f
     spec = ModuleSpec(Spaces(np.dtype((np.float32, (4,))), DISCRETE), Scaled, {"scale": scale}, "float32")
     refused = pytest.raises(ConfigError, match="the network changes what its layer `value` returns")
     with nullcontext() if scale == 1 else refused:
-        trainer = PPOTrainer(PPOModel(spec, 1), PPO(norm_value=True), minibatches=1)
-        drawn = PPOTrainer(PPOModel(spec, 1), PPO(), minibatches=1)
+        trainer = PPOTrainer(PPOModel(spec, 1), dataclasses.replace(PLAIN, norm_value=True), minibatches=1)
+        drawn = PPOTrainer(PPOModel(spec, 1), PLAIN, minibatches=1)
         np.testing.assert_array_equal(trainer.weights(), drawn.weights())
 
 

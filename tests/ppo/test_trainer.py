@@ -14,7 +14,6 @@ from builders import BOX, PLAIN, at_rate, spec_of
 from torch import Tensor
 from updates import ACTIONS, COLUMNS, assert_equals_twin, make_trainer, random_batch
 
-from dppo.config import PPO
 from dppo.errors import TrainingDiverged
 from dppo.ppo.learning.batch import Batch
 from dppo.ppo.learning.model import ADAPTED, PPOModel
@@ -199,7 +198,7 @@ def test_explained_variance(values: str, explained: float) -> None:
     returns = torch.ones_like(batch.returns) if values == "of constant returns" else batch.returns
     old = {"equal": returns, "shifted": returns + 7, "constant": torch.zeros_like(returns), "opposite": -returns}
     batch = dataclasses.replace(batch, values=old.get(values, batch.values), returns=returns)
-    found = make_trainer().update(batch, PPO(), np.random.default_rng(0)).figures["explained_variance"]
+    found = make_trainer().update(batch, PLAIN, np.random.default_rng(0)).figures["explained_variance"]
     assert found == pytest.approx(explained, abs=1e-9, nan_ok=True)
 
 

@@ -14,7 +14,7 @@ from mlp_twin import MLP
 from torch import nn
 from torch.distributions import Categorical, Independent, Normal
 
-from dppo.config import PPO
+from dppo.config.parts import ResolvedPPO
 from dppo.ppo.learning.batch import Batch
 from dppo.ppo.learning.model import PPOModel
 from dppo.ppo.learning.parallel import Parallel
@@ -54,7 +54,9 @@ def random_batch(spec: BuiltInSpec = DISCRETE_SPEC, rows: int = 50, seed: int = 
     return Batch(*columns, terminates=False, rewards=(0.0, 0.0))
 
 
-def slow_update(model: MLP, batch: Batch, rate: float, order: Any, options: PPO, minibatches: int) -> list[float]:
+def slow_update(
+    model: MLP, batch: Batch, rate: float, order: Any, options: ResolvedPPO, minibatches: int
+) -> list[float]:
     """Do one PPO update as in the paper and CleanRL: autograd, and torch's clipping, distributions and Adam.
 
     Rows that weigh nothing are left out. With `desired_kl`, the learning rate is adapted as rsl_rl does, with the KL
@@ -63,11 +65,11 @@ def slow_update(model: MLP, batch: Batch, rate: float, order: Any, options: PPO,
     optimizer = torch.optim.Adam(model.parameters(), eps=1e-5)
     rates: list[float] = []
     floor = options.adv_floor if options.norm_reward and not batch.informed else 0.0
-    ent_coef = options.entropy_weight()
-    if floor and not any(batch.rewards) and options.standardizes(real=False) and model.log_std is None:
+    ent_coef = options.ent_coef
+    if floor and not any(batch.rewards) and options.norm_adv and model.log_std is None:
         deviation = batch.advantages[slice(None) if batch.weights is None else batch.weights > 0].std().item()
         ent_coef += 0.01 * max(0.0, 1 - 2 * deviation / floor)
-    for _ in range(options.epochs()):
+    for _ in range(options.update_epochs):
         for drawn in np.array_split(order.permutation(len(batch)), minibatches):
             rows = drawn if batch.weights is None else drawn[batch.weights[drawn].numpy() > 0]
             if not len(rows):
@@ -80,7 +82,7 @@ def slow_update(model: MLP, batch: Batch, rate: float, order: Any, options: PPO,
             logratio = policy.log_prob(mb["actions"]) - mb["logprobs"]
             ratio, adv, c = logratio.exp(), mb["advantages"], options.clip_coef
             kl = ((ratio - 1) - logratio).mean().item()
-            if options.standardizes(real=False):
+            if options.norm_adv:
                 deviation = float(adv.std()) if len(adv) > 1 else 0.0
                 adv = (adv - adv.mean()) / (max(deviation, floor) + 1e-8)
             pg_loss = torch.max(-adv * ratio, -adv * torch.clamp(ratio, 1 - c, 1 + c)).mean()
@@ -97,7 +99,7 @@ def slow_update(model: MLP, batch: Batch, rate: float, order: Any, options: PPO,
             optimizer.param_groups[0]["lr"] = rate
             rates.append(rate)
             optimizer.step()
-        if options.target_kl is not None and kl > options.target_kl:
+        if options.target_kl and kl > options.target_kl:
             break
     return rates
 

@@ -233,7 +233,7 @@ def _trainer_on(device: str, plan: TrainerPlan, spec: NetworkSpec, parallel: Par
         streams.integer(plan.seed, Stream.WEIGHTS),
         device=device,
         zeros_like=None if parallel is None else parallel.zeros_like,
-        log_std=plan.network.first_log_std(spec.distribution.free_size),
+        log_std=plan.network.log_std_init,
     )
     if plan.learners.precision == "bfloat16":
         learn_in_bfloat16(model.network, device)

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from dppo.config import Config
-from dppo.config.parts import PPO, Env, Learners, Network, Sampling, Sizes
+from dppo.config.parts import PPO, Env, Learners, Network, ResolvedPPO, Sampling, Sizes
 from dppo.errors import ClusterError, ConfigError, DppoError, EnvironmentFault, OutOfMemory, TrainingDiverged
 from dppo.numerics.fingerprint import Expected
 from dppo.ppo.exchange.records import Rebuild, SegmentReport, SegmentRequest, Timings
@@ -56,7 +56,7 @@ class SamplerPlan:
 class TrainerPlan:
     """Settings from which a trainer or rank is built; without the environment, whose module it need not import."""
 
-    ppo: PPO
+    ppo: ResolvedPPO
     network: Network
     learners: Learners
     sizes: Sizes
@@ -73,8 +73,9 @@ def sampler_plan(config: Config) -> SamplerPlan:
 
 
 def trainer_plan(config: Config) -> TrainerPlan:
-    """Return the parts of `config` that trainers are built from."""
-    return TrainerPlan(config.ppo, config.network, config.learners, config.sizes, config.seed)
+    """Return the parts of `config`, which must be resolved, that trainers are built from."""
+    ppo = ResolvedPPO(**vars(config.ppo))
+    return TrainerPlan(ppo, config.network, config.learners, config.sizes, config.seed)
 
 
 # ------------------------------------------------------------------ messages

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import NamedTuple
 
 from dppo.config import Config
+from dppo.config.resolve import facts_of, value_of
 from dppo.log import logger
 from dppo.records.observer import Observer
 from dppo.spaces.actions import Actions, BoxActions, boxes
@@ -87,7 +88,7 @@ class LearningNotes(Observer):
             or config.clip_reward
             or config.scale_reward != 1
         )
-        self._entropy_weight = config.entropy_weight_for(not any(boxes(actions)))
+        self._entropy_weight = value_of("ent_coef", config, facts_of(actions))
         self._first_entropy = math.nan
         self._first_return = math.nan  # mean of the first few episodes
         self._lowest_return = math.inf

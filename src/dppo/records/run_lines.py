@@ -2,6 +2,7 @@
 
 from dppo.config import Config
 from dppo.config.checks import batch_in_words
+from dppo.config.resolve import TaskFacts, value_of
 from dppo.errors import counted
 from dppo.invocation import as_setting_and_flag
 from dppo.records.files.checkpoint import Found
@@ -11,8 +12,8 @@ def sizes_line(config: Config) -> str:
     """Describe the number of env steps, and what an iteration does with its batch."""
     total = counted(config.iterations * config.batch_size, "env step")
     iterations = counted(config.iterations, "iteration")
-    epochs = config.epochs()
-    discrete_epochs = config.epochs_for()
+    epochs = value_of("update_epochs", config, TaskFacts(action_dims=1))
+    discrete_epochs = value_of("update_epochs", config, TaskFacts(action_dims=0))
     batches = "them"
     if config.reuse > 1:
         batches = f"them and those of {counted(config.reuse - 1, 'iteration')} before,"

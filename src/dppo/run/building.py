@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING, Any
 from dppo.config import Config
 from dppo.config.files import atari_in_words
 from dppo.config.memory import batch_memory_in_words
+from dppo.config.resolve import Choice, facts_of, resolve
 from dppo.engine.collector import Collector, InProcessCollector, OnProgress
 from dppo.engine.ledger import ReplayLedger
 from dppo.errors import CheckpointError, ConfigError, DppoError, EnvironmentFault, printable
 from dppo.hosts.wire import sampler_plan, trainer_plan
-from dppo.invocation import as_setting_and_flag
 from dppo.log import logger
 from dppo.numerics.fingerprint import Expected, Fingerprint, Probe, fingerprint
 from dppo.numerics.portable import VARIABLES, in_force
@@ -35,7 +35,7 @@ from dppo.run.evaluations import InProcessPlayers
 from dppo.run.learner import PPOLearner
 from dppo.run.warm_start import warm_start
 from dppo.signals import StopSignals
-from dppo.spaces.actions import boxes, rescaled_in_words
+from dppo.spaces.actions import rescaled_in_words
 from dppo.spaces.spaces import Spaces
 
 if TYPE_CHECKING:
@@ -60,6 +60,8 @@ class Parts:
     numerics: Expected
     epochs: int
     """K of the updates."""
+    choices: tuple[Choice, ...]
+    """The defaults that depend on the task."""
     trace: Callable[..., dict[str, Any]] | None
     """Returns the line of trace.jsonl for a row of metrics; None if there is no such file."""
     players: InProcessPlayers | RayPlayers | None = None
@@ -95,8 +97,12 @@ def build(config: Config, folder: RunFolder, stop: StopSignals, stack: ExitStack
         logger.warning("%s is nondeterministic, or resets rows by itself: %s", config.env_name, NOT_REPLAYED)
     torch_import.join()
     collector.expected = expected = _numerics(config, spaces)
-    tuned = tuned_to(config, spaces)
-    trainers = site.trainers(tuned, spaces, expected)
+    resolved, choices = resolve(config, facts_of(spaces.actions))
+    for choice in choices:
+        if choice.line:
+            logger.info("%s", choice.line)
+    _log_network(resolved, spaces)
+    trainers = site.trainers(resolved, spaces, expected)
     statistics = _no_statistics(config, spaces, resumed=folder.start is not None)
     model = model_state(spaces, trainers.spec)
     if warm is not None:
@@ -105,7 +111,9 @@ def build(config: Config, folder: RunFolder, stop: StopSignals, stack: ExitStack
     learner = PPOLearner(collector, trainers, ledger, statistics, **more)
     learner.env_faults = EnvFaults(ledger, config.env_faults, config.env.fault_budget)
     more = {"trace": getattr(trainers, "line", None), "players": site.players(spaces, trainers.spec)}
-    parts = Parts(collector, learner, ledger, model, expected, tuned.epochs(), core_use=site.core_use(), **more)
+    epochs = resolved.update_epochs
+    assert epochs is not None
+    parts = Parts(collector, learner, ledger, model, expected, epochs, tuple(choices), core_use=site.core_use(), **more)
     if start is not None:
         _load(start, config, parts, ledger, trainers.spec, branch=folder.start is None)
     return parts
@@ -258,45 +266,18 @@ def _no_statistics(config: Config, spaces: Spaces, *, resumed: bool) -> Statisti
     return statistics
 
 
-def tuned_to(config: Config, spaces: Spaces) -> Config:
-    """Return the settings with what suits the actions; log this and other facts that follow from spaces."""
-    discrete = not any(boxes(spaces.actions))
-    epochs, ent_coef = config.epochs_for(discrete), config.entropy_weight_for(discrete)
-    if epochs > config.epochs():
-        fewer = as_setting_and_flag("update_epochs", config.epochs())
-        logger.info("Epochs: %d, because actions are discrete; %s takes less time and more env steps.", epochs, fewer)
-    if config.ent_coef is None and ent_coef:
-        without = as_setting_and_flag("ent_coef", 0.0)
-        logger.info(
-            "Entropy: a bonus of %g, as reuse makes discrete actions certain sooner; %s: none.", ent_coef, without
-        )
-    numbers = sum(box.low.size for box in boxes(spaces.actions))
-    kl = config.largest_kl_for(numbers > 0)
-    if config.target_kl is None and kl:
-        never = as_setting_and_flag("target_kl", 0.0)
-        logger.info("Updates: one that moves the policy too far (KL above %g) ends early; %s: none does.", kl, never)
-    norm_adv = config.ppo.standardizes(real=numbers > 0)
-    if config.norm_adv is None and not norm_adv:
-        always = as_setting_and_flag("norm_adv", True)
-        logger.info(
-            "Advantages: not standardized, so that a batch of noise changes little; %s does so, as most tools do.",
-            always,
-        )
-    own_deviation = config.log_std_init is not None or config.state_dependent_std or config.init_from is not None
-    if not own_deviation and (config.network.first_log_std(numbers) or 0) < 0:
-        wider = as_setting_and_flag("log_std_init", 0.0)
-        logger.info("Deviation: 0.61 at the start, because the noise of %d numbers adds up; %s is 1.", numbers, wider)
+def _log_network(config: Config, spaces: Spaces) -> None:
+    """Log the network, the preparation of frames, the mapping of actions, and the memory of a batch."""
     rescaled = rescaled_in_words(spaces.actions) if config.action_bounds == "auto" else None
     network, memory = choose_network(config.network, spaces), batch_memory_in_words(config, spaces)
     for line in (network, atari_in_words(config), rescaled, memory):
         if line is not None:
             logger.info("%s", line)
-    if config.norm_value and not norm_adv:
+    if config.norm_value and not config.norm_adv:
         logger.warning(
             "norm_value=True without norm_adv=True: values are learned in units of their deviation, advantages are "
             "not, so that large rewards still change what is learned. Use both."
         )
-    return replace(config, update_epochs=epochs, target_kl=kl, norm_adv=norm_adv, ent_coef=ent_coef)
 
 
 def _load(start: Found, config: Config, parts: Parts, ledger: ReplayLedger, spec: NetworkSpec, *, branch: bool) -> None:

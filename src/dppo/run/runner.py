@@ -133,7 +133,8 @@ class Run:
         """Train until all steps are done or a stop is requested; write a checkpoint in any case."""
         self._save()  # before the first segment and before rows are cut off, so that a kill at any time can be resumed
         numerics = self.parts.numerics.own.summary()
-        outputs.saved(self.disk, "writing config.yaml", partial(self.folder.write_settings, self.config, numerics))
+        writing = partial(self.folder.write_settings, self.config, numerics, self.parts.choices)
+        outputs.saved(self.disk, "writing config.yaml", writing)
         try:
             self._open_files(stop)
             stopped_by = self._iterate(stop)

@@ -15,10 +15,22 @@ from typing import Any, get_args, get_type_hints
 
 from dppo.config.field import About
 from dppo.config.parts.env import Env, Sampling
-from dppo.config.parts.ppo import PPO, Network, annealed, annealed_settings
+from dppo.config.parts.ppo import PPO, Network, ResolvedPPO, annealed, annealed_settings, reuse_clip_factor
 from dppo.config.parts.processes import Actors, Learners, Run
 
-__all__ = ["PPO", "Actors", "Env", "Learners", "Network", "Run", "Sampling", "annealed", "annealed_settings"]
+__all__ = [
+    "PPO",
+    "Actors",
+    "Env",
+    "Learners",
+    "Network",
+    "ResolvedPPO",
+    "Run",
+    "Sampling",
+    "annealed",
+    "annealed_settings",
+    "reuse_clip_factor",
+]
 
 PARTS: dict[str, type] = {part.__name__.lower(): part for part in (Env, Sampling, PPO, Network, Actors, Learners, Run)}
 
@@ -124,22 +136,6 @@ class FlatSettings(Env, Sampling, PPO, Network, Actors, Learners, Run):
     def has_memory(self) -> bool:
         """Return whether the network has memory; one of your own does if `sequence_length` is set."""
         return self.memory != "none" or self.sequence_length is not None
-
-    def epochs_for(self, discrete: bool = True) -> int:
-        """Return K of a run, depending on whether all actions are `discrete`."""
-        return self.epochs(discrete=discrete and not self.has_memory and self.lag == 0)
-
-    def entropy_weight_for(self, discrete: bool) -> float:
-        """Return the weight of the entropy bonus of a run, depending on whether all actions are `discrete`."""
-        return self.entropy_weight(discrete=discrete and not self.has_memory)
-
-    def largest_kl_for(self, real: bool) -> float:
-        """Return the KL that ends an update of a run, 0 for none; `real` if some actions are real-valued."""
-        if self.target_kl is not None:
-            return self.target_kl
-        limited = real or (self.has_memory and self.reuse > 1)
-        useful = limited and self.desired_kl is None and self.epochs() > 1
-        return round(0.04 * self.clip_share**2, 6) if useful else 0.0
 
     def __repr__(self) -> str:
         """Show the settings that differ from their defaults."""

@@ -1,8 +1,8 @@
 """The settings of the algorithm and of its networks."""
 
 from collections.abc import Callable
-from dataclasses import dataclass, fields
-from typing import Any, Literal
+from dataclasses import dataclass, replace
+from typing import Any, Literal, TypeVar
 
 from dppo.config.field import constant, setting
 from dppo.user_code import import_path
@@ -78,30 +78,19 @@ class PPO:
     scale_reward: float = setting(1.0, gt=0)
     """Multiply each reward by this, after clipping."""
 
-    @property
-    def clip_share(self) -> float:
-        """Return the share of `clip_coef` by which an update may change a ratio: one without reuse (GePPO, eq. 9)."""
-        return 2 / (self.reuse + 1)
 
-    def epochs(self, *, discrete: bool = False) -> int:
-        """Return K; `discrete` if all actions are, and there is neither memory nor a policy lag."""
-        return self.update_epochs or (20 if discrete and self.reuse == 1 else 10)
+@dataclass(frozen=True, kw_only=True)
+class ResolvedPPO(PPO):
+    """The algorithm of a run whose task is known: `resolve` has replaced the defaults that depend on it."""
 
-    def entropy_weight(self, *, discrete: bool = False) -> float:
-        """Return the weight of the entropy bonus; `discrete` if all actions are, and there is no memory."""
-        return (0.01 if discrete and self.reuse > 1 else 0.0) if self.ent_coef is None else self.ent_coef
+    update_epochs: int
+    norm_adv: bool
+    ent_coef: float
+    target_kl: float
 
-    def standardizes(self, *, real: bool) -> bool:
-        """Return whether advantages are standardized; `real` if some actions are real-valued."""
-        if self.norm_adv is not None:
-            return self.norm_adv
-        return not (real and self.norm_reward) or self.norm_value
-
-    def smallest_deviation(self, informed: bool) -> float | None:
-        """Return the smallest deviation that the advantages of a batch are divided by; None: not at all."""
-        if not self.standardizes(real=False):
-            return None
-        return self.adv_floor if self.norm_reward and not informed else 0.0
+    def __post_init__(self) -> None:
+        for name in ("update_epochs", "norm_adv", "ent_coef", "target_kl"):
+            assert getattr(self, name) is not None, f"{name} is open: resolve the settings first"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -142,18 +131,13 @@ class Network:
     dtype: Literal["float32", "float64"] = constant("float32")
     """Precision of the networks; float64 is for comparing implementations."""
 
-    def first_log_std(self, size: int) -> float | None:
-        """Return the log of the deviation of `size` numbers at the start; None if the network has its own."""
-        if not size or self.model is not None:
-            return None
-        return (-0.5 if size > 1 else 0.0) if self.log_std_init is None else self.log_std_init
-
     @property
     def model_name(self) -> str | None:
         """Return the import path of the user's network; None for the default network."""
         return None if self.model is None else import_path(self.model)
 
 
+SomePPO = TypeVar("SomePPO", bound=PPO)
 ANNEALED = {"learning_rate": "anneal_lr", "clip_coef": "anneal_clip", "ent_coef": "anneal_ent"}
 
 
@@ -162,7 +146,11 @@ def annealed_settings(ppo: PPO) -> list[str]:
     return [name for name, switch in ANNEALED.items() if getattr(ppo, switch)]
 
 
-def annealed(ppo: PPO, share: float) -> PPO:
+def annealed(ppo: SomePPO, share: float) -> SomePPO:
     """Return the settings as they are after this share of the run, 0 <= share < 1 (detail 4)."""
-    now = {field.name: getattr(ppo, field.name) for field in fields(PPO)}  # never a `Config`, which is a PPO as well
-    return PPO(**now | {name: now[name] * (1 - share) for name in annealed_settings(ppo)})
+    return replace(ppo, **{name: getattr(ppo, name) * (1 - share) for name in annealed_settings(ppo)})
+
+
+def reuse_clip_factor(reuse: int) -> float:
+    """Return the factor of `clip_coef` for an update of `reuse` batches: 1 without reuse (GePPO, eq. 9)."""
+    return 2 / (reuse + 1)

@@ -7,7 +7,7 @@ from itertools import pairwise
 import numpy as np
 import torch
 
-from dppo.config.parts import PPO
+from dppo.config.parts import ResolvedPPO, reuse_clip_factor
 from dppo.ppo.exchange.normalizer import ValueScale
 from dppo.ppo.exchange.records import Segment, Update
 from dppo.ppo.learning.batch import Batch
@@ -45,9 +45,9 @@ class OffPolicyTrainer:
         """Wrap `trainer`, which may be one of several ranks of `parallel`."""
         self._trainer, self._parallel, self.model = trainer, parallel or Parallel(), trainer.model
         self.weights, self.rehearse, self.sum_gradients = trainer.weights, trainer.rehearse, trainer.sum_gradients
-        self._width, self._factor = trainer.ppo.clip_share, 1.0
+        self._width, self._factor = reuse_clip_factor(trainer.ppo.reuse), 1.0
 
-    def update(self, batch: Batch, ppo: PPO, order: np.random.Generator, *, lagged: bool = False) -> Update:
+    def update(self, batch: Batch, ppo: ResolvedPPO, order: np.random.Generator, *, lagged: bool = False) -> Update:
         """Do `PPOTrainer.update`, `lagged` or not; `clipfrac` is that of the policy after the update."""
         trainer = self._trainer
         batch, rows = batch.to(trainer.device), trainer.rows_at_once(batch)

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from dppo.config.parts import PPO
+from dppo.config.parts import ResolvedPPO
 from dppo.errors import TrainingDiverged
 from dppo.ppo.exchange.normalizer import ValueScale
 from dppo.ppo.exchange.records import Update
@@ -53,7 +53,7 @@ class PPOTrainer:
     """
 
     model: PPOModel
-    ppo: PPO
+    ppo: ResolvedPPO
     _: KW_ONLY
     minibatches: int
     """In an epoch, for each iteration of a batch."""
@@ -68,7 +68,7 @@ class PPOTrainer:
         self._parallel = parallel or Parallel()
         self._parameters = self.model.parameters
         self.device = self._parameters.weights.device
-        reuse, raw = self.ppo.reuse, not self.ppo.standardizes(real=False)  # the reasons are in `OffPolicyTrainer`
+        reuse, raw = self.ppo.reuse, not self.ppo.norm_adv  # the reasons are in `OffPolicyTrainer`
         memory, deviations = MEMORY * (reuse if raw else 1), free_deviations(self.model.spec)
         several = deviations.stop - deviations.start > 1
         self._optimizer = FlatAdam(self._parameters, memory, deviations if several else NONE, 1 / reuse)
@@ -76,7 +76,7 @@ class PPOTrainer:
         self._popart = PopArt(self.model) if self.ppo.norm_value else None
 
     @np.errstate(invalid="ignore", over="ignore")  # a gradient that is not finite is reported by number
-    def update(self, batch: Batch, ppo: PPO, order: np.random.Generator, *, lagged: bool = False) -> Update:
+    def update(self, batch: Batch, ppo: ResolvedPPO, order: np.random.Generator, *, lagged: bool = False) -> Update:
         """Train K epochs on `batch`, in minibatches drawn by `order`; those without any transition are skipped.
 
         Args:
@@ -104,14 +104,14 @@ class PPOTrainer:
             figures |= {"value_mean": scale.mean, "value_std": scale.std}
         return Update(figures, ppo.learning_rate if self._adapted is None else self._adapted, scale)
 
-    def _epochs(self, ppo: PPO, batch: Batch, order: np.random.Generator) -> list[_Step]:
+    def _epochs(self, ppo: ResolvedPPO, batch: Batch, order: np.random.Generator) -> list[_Step]:
         """Train K epochs, or until the KL is too large."""
         ppo = self._undecided(ppo, batch)
         steps: list[_Step] = []
-        for number in range(ppo.epochs()):
+        for number in range(ppo.update_epochs):
             if number and batch.gae_inputs is not None:
                 batch = with_new_advantages(batch, self.model, self.rows_at_once(batch), self.value_scale())
-            count, floor = self.minibatches * batch.iterations, ppo.smallest_deviation(batch.informed)
+            count, floor = self.minibatches * batch.iterations, _advantage_std_floor(ppo, batch)
             epoch = draw_minibatches(batch, order, count, floor=floor, parallel=self._parallel)
             for minibatch, rows in epoch:
                 steps.append(self._step(ppo, minibatch, rows, len(steps)))
@@ -119,19 +119,19 @@ class PPOTrainer:
                 break
         return steps
 
-    def _undecided(self, ppo: PPO, batch: Batch) -> PPO:
+    def _undecided(self, ppo: ResolvedPPO, batch: Batch) -> ResolvedPPO:
         """Return the settings with a bonus that keeps discrete actions open where no reward came.
 
         It grows as the deviation of all advantages falls below half of the floor. However small gradients of noise are,
         Adam divides by their size: without the bonus, a policy drifts and becomes certain before its first reward.
         """
-        floor = ppo.smallest_deviation(batch.informed)
+        floor = _advantage_std_floor(ppo, batch)
         if not floor or any(batch.rewards) or not self.model.spec.distribution.integer:
             return ppo
         own = row_moments(batch.advantages[None], None if batch.weights is None else batch.weights[None])
         count, _, squares = moments_of_all(own, self._parallel)[0].tolist()
         share = max(0.0, 1 - 2 * math.sqrt(squares / max(1.0, count - 1)) / floor)
-        return replace(ppo, ent_coef=ppo.entropy_weight() + UNDECIDED * share)
+        return replace(ppo, ent_coef=ppo.ent_coef + UNDECIDED * share)
 
     def value_scale(self) -> ValueScale | None:
         """Return the unit of the model's values; None: that of rewards."""
@@ -143,7 +143,7 @@ class PPOTrainer:
 
     # ------------------------------------------------------------------ one step
 
-    def _step(self, ppo: PPO, minibatch: Batch, rows: float, number: int) -> _Step:
+    def _step(self, ppo: ResolvedPPO, minibatch: Batch, rows: float, number: int) -> _Step:
         """Take one step of SGD on a minibatch of `rows` transitions per rank, with one sum over all ranks."""
         losses = self._gradient(ppo, minibatch)
         with torch.no_grad():
@@ -177,7 +177,7 @@ class PPOTrainer:
         batch = zero_batch(self.model.spec, max(1, rows // self.sequence_length), self.sequence_length)
         self._gradient(self.ppo, batch.to(self.device))
 
-    def _backward(self, ppo: PPO, rows: Batch, share: float = 1.0) -> _Losses:
+    def _backward(self, ppo: ResolvedPPO, rows: Batch, share: float = 1.0) -> _Losses:
         """Compute `share` times the gradient of the mean loss over `rows`."""
         weights = rows.weights
         scored = self.model.forward(rows.obs, rows.actions, rows.masks, rows.recurrent)
@@ -197,19 +197,19 @@ class PPOTrainer:
             # loss = policy - ent_coef * entropy + vf_coef * value (detail 10)
             if share != 1.0:
                 by_logprobs *= share
-            by_each = -ppo.entropy_weight() * share / len(rows)
+            by_each = -ppo.ent_coef * share / len(rows)
             by_entropies = by_each if weights is None else weights * by_each
             by_values *= ppo.vf_coef * share
         self.model.backward(scored, by_logprobs, by_entropies, by_values)
         return _Losses(pi_loss, v_loss, entropy, log_ratio)
 
-    def _gradient(self, ppo: PPO, minibatch: Batch) -> _Losses:
+    def _gradient(self, ppo: ResolvedPPO, minibatch: Batch) -> _Losses:
         """Compute the gradient of a minibatch's loss, at once or in pieces of at most `micro_batch_size` rows."""
         if self.micro_batch_size is None or len(minibatch) <= self.micro_batch_size:
             return self._backward(ppo, minibatch)
         return self._sum_of_pieces(ppo, minibatch, list(minibatch.pieces(self.micro_batch_size)))
 
-    def _sum_of_pieces(self, ppo: PPO, minibatch: Batch, pieces: list[Batch]) -> _Losses:
+    def _sum_of_pieces(self, ppo: ResolvedPPO, minibatch: Batch, pieces: list[Batch]) -> _Losses:
         shares = [len(piece) / len(minibatch) for piece in pieces]
         losses, total = [], torch.empty(0)
         for number, (piece, share) in enumerate(zip(pieces, shares, strict=True)):
@@ -284,6 +284,13 @@ class PPOTrainer:
             self._adapted = float(state.get(ADAPTED, self.ppo.learning_rate))
         if self._popart is not None:
             self._popart.load(state)
+
+
+def _advantage_std_floor(ppo: ResolvedPPO, batch: Batch) -> float | None:
+    """Return the smallest deviation that the advantages of a batch are divided by; None if they are not divided."""
+    if not ppo.norm_adv:
+        return None
+    return ppo.adv_floor if ppo.norm_reward and not batch.informed else 0.0
 
 
 def _diverged(minibatch: Batch, number: int, losses: _Losses, norm: float) -> TrainingDiverged:

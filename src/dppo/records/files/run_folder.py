@@ -21,6 +21,7 @@ from filelock import FileLock, Timeout
 
 from dppo.config import Config, flattened, grouped, read_settings, resolved
 from dppo.config.files import objects_in
+from dppo.config.resolve import Choice
 from dppo.config.resume import changes_on_resume, check_branch, leave_out_ineffective, without_derived
 from dppo.config.trust import resume_command
 from dppo.errors import CheckpointError, CheckpointNotWritten, ConfigError
@@ -53,16 +54,25 @@ class RunFolder:
             return {"checkpoint": str(self.origin.path), "global_step": self.origin.checkpoint.state["global_step"]}
         return None if self.start is None else self.start.checkpoint.state.get("branched_from")
 
-    def write_settings(self, config: Config, numerics: dict[str, str]) -> None:
+    def write_settings(self, config: Config, numerics: dict[str, str], choices: Sequence[Choice] = ()) -> None:
         """Write config.yaml, with all versions and `numerics`, on which the result depends.
+
+        The `choices` follow as comments: in a copy of the file for another run, these settings are open again.
 
         Raises CheckpointNotWritten, for example if the disk is full, and keeps an earlier file.
         """
         text = yaml.safe_dump(grouped(resolved(config)) | {"versions": versions() | numerics}, sort_keys=False)
+        if choices:
+            text += "# Defaults of this task:\n" + "".join(map(_comment, choices))
         if self.branched_from is not None:
             text = f"# branched from {json.dumps(self.branched_from)}\n{text}"
         with writing(self.path / CONFIG, CheckpointNotWritten):
             write_file(self.path / CONFIG, text.encode())
+
+
+def _comment(choice: Choice) -> str:
+    reason = f", because {choice.because}" if choice.because else ""
+    return f"#   {choice.setting}: {json.dumps(choice.value)}{reason}\n"
 
 
 @contextmanager

@@ -15,6 +15,7 @@ from dppo.commands.train import Command, arguments_of
 from dppo.config import Config
 from dppo.config.files import plain, refuse_objects
 from dppo.config.parts import default_of
+from dppo.config.resolve import TaskFacts, facts_of, value_of
 from dppo.config.resume import leave_out_ineffective
 from dppo.errors import CheckpointError, ConfigError, printable
 from dppo.invocation import command
@@ -23,7 +24,7 @@ from dppo.records.bottleneck import TimeSplit, bottleneck_line, times_line
 from dppo.records.files.run_folder import settings_to_resume
 from dppo.records.metrics.reading import read_metrics
 from dppo.records.notes import MIN_EPISODES, RISE, LearningNotes
-from dppo.spaces.actions import actions_from_json, boxes
+from dppo.spaces.actions import actions_from_json
 
 DESCRIPTION = (
     "Examine an environment in a process of its own, without Ray: what is wrong with it, how long its steps take, how "
@@ -112,10 +113,10 @@ def of_run(run: Path, rows: Sequence[dict[str, float]] | None = None) -> Iterato
     """Yield findings about a run, or a sample of its `rows`: its limits, incidents, and why it may not have learned."""
     config, split = Config(**settings_to_resume(run, read_only=True)), TimeSplit()
     rows = read_metrics(run) if rows is None else rows
-    epochs = config.epochs()
+    epochs = value_of("update_epochs", config, TaskFacts(action_dims=1))  # until the actions are known
     with suppress(CheckpointError, KeyError, TypeError, ValueError):
         actions = actions_from_json(read(run).checkpoint.state["model"]["actions"])
-        epochs = config.epochs_for(not any(boxes(actions)))
+        epochs = value_of("update_epochs", config, facts_of(actions))
         notes = LearningNotes(config, actions)
         yield from (("warning", note) for row in rows for note in notes.notes(row))
     if (flat := _flat(rows, config)) is not None:

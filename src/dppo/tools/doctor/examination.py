@@ -30,6 +30,7 @@ import psutil
 from dppo.config import Config, resolved
 from dppo.config.files import plain
 from dppo.config.memory import batch_memory_in_words
+from dppo.config.resolve import facts_of, resolve
 from dppo.engine.collector import InProcessCollector
 from dppo.engine.ledger import ReplayLedger
 from dppo.envs.checks.faults import gymnasium_says
@@ -46,7 +47,7 @@ from dppo.ppo.exchange.records import PolicySnapshot
 from dppo.ppo.networks.choice import choose_network
 from dppo.process_state.borders import dppo_computes, forget_notes, take_changes
 from dppo.signals import StopSignals
-from dppo.spaces.actions import boxes, clipped_off_centre, rescaled_in_words
+from dppo.spaces.actions import clipped_off_centre, rescaled_in_words
 from dppo.spaces.spaces import leaves
 from dppo.tools.doctor.playing import (
     WITH_SECOND,
@@ -293,9 +294,10 @@ class Examination:
         resets, steps, before = cycle(self._kept["reset"]), cycle(self._kept["step"]), (env.reset, env.step)
         env.reset, env.step = lambda **_: next(resets), lambda _: next(steps)
         sizes = config.num_samplers, config.envs_per_sampler, config.sizes.sequence_length
-        tuned = replace(config, update_epochs=config.epochs_for(not any(boxes(self._spaces.actions))))
+        run_config, _ = resolve(config, facts_of(self._spaces.actions))
         collector = InProcessCollector(plan_of(config, lambda **_: env, *sizes), ReplayLedger(sizes[0], replay=False))
-        trainer, scale = LocalTrainer(wire.trainer_plan(tuned), self._spaces), 1.0 if config.norm_reward else None
+        trainer = LocalTrainer(wire.trainer_plan(run_config), self._spaces)
+        scale = 1.0 if config.norm_reward else None
         obs_scale = no_statistics(self._spaces, obs=config.norm_obs, returns=False).obs_scale()
         while len(times) < 2 or (len(times) < 6 and time.monotonic() + sum(times[-1]) < until):
             policy = PolicySnapshot(len(times), trainer.weights(), obs_scale)

@@ -1,0 +1,183 @@
+"""Defaults that depend on the task: chosen once, as soon as the spaces are known, each with its reason."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+from dppo.config import Config
+from dppo.config.parts import reuse_clip_factor
+from dppo.invocation import as_setting_and_flag
+from dppo.spaces.actions import Actions, boxes
+
+LARGE_KL = 0.04  # nats; an update that moves the policy further rather follows noise
+
+
+@dataclass(frozen=True, slots=True)
+class TaskFacts:
+    """Properties of a task that defaults depend on."""
+
+    action_dims: int
+    """Number of continuous action components; 0 if all actions are discrete."""
+
+    @property
+    def discrete(self) -> bool:
+        """True if all actions are discrete."""
+        return self.action_dims == 0
+
+
+@dataclass(frozen=True, slots=True)
+class Default:
+    """A value of a setting that is left open, under a condition."""
+
+    setting: str
+    value: Any
+    """The value, or a function of the settings that returns it."""
+    because: str
+    """The condition in words; "" for the value of all other runs."""
+    applies: Callable[[Config, TaskFacts], bool]
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """The value of a setting that the user left open."""
+
+    setting: str
+    value: Any
+    because: str
+    """The condition under which the setting has this default; "" for the value of all other runs."""
+    line: str
+    """A line for the log, with an alternative; "" if the value needs no explanation."""
+
+
+def facts_of(actions: Actions) -> TaskFacts:
+    """Return the facts about a task with these actions."""
+    return TaskFacts(sum(box.low.size for box in boxes(actions)))
+
+
+# ------------------------------------------------------------------ the table
+
+
+def _always(config: Config, task: TaskFacts) -> bool:
+    return True
+
+
+def _needs_many_epochs(config: Config, task: TaskFacts) -> bool:
+    return task.discrete and not config.has_memory and config.reuse == 1 and config.lag == 0
+
+
+def _needs_exploration(config: Config, task: TaskFacts) -> bool:
+    return task.discrete and config.reuse > 1 and not config.has_memory
+
+
+def _may_move_too_far(config: Config, task: TaskFacts) -> bool:
+    sensitive = not task.discrete or (config.has_memory and config.reuse > 1)
+    return sensitive and config.desired_kl is None and config.update_epochs != 1
+
+
+def _largest_kl(config: Config) -> float:
+    """Return the limit of the KL, which grows with the square of the clipping range."""
+    return round(LARGE_KL * reuse_clip_factor(config.reuse) ** 2, 6)
+
+
+def _advantages_have_unit(config: Config, task: TaskFacts) -> bool:
+    return not task.discrete and config.norm_reward and not config.norm_value
+
+
+def _initializes_std(config: Config, task: TaskFacts) -> bool:
+    return not task.discrete and config.model is None and not config.state_dependent_std
+
+
+def _noise_adds_up(config: Config, task: TaskFacts) -> bool:
+    return _initializes_std(config, task) and task.action_dims > 1
+
+
+DEFAULTS = (
+    Default("update_epochs", 20, "all actions are discrete, without memory, reuse and policy lag", _needs_many_epochs),
+    Default("update_epochs", 10, "", _always),
+    Default("ent_coef", 0.01, "all actions are discrete, with reuse and without memory", _needs_exploration),
+    Default("ent_coef", 0.0, "", _always),
+    Default(
+        "target_kl",
+        _largest_kl,
+        "some actions are continuous, or memory is used with reuse; with several epochs and without desired_kl",
+        _may_move_too_far,
+    ),
+    Default("target_kl", 0.0, "", _always),
+    Default(
+        "norm_adv",
+        False,
+        "some actions are continuous, and norm_reward without norm_value gives advantages a unit",
+        _advantages_have_unit,
+    ),
+    Default("norm_adv", True, "", _always),
+    Default("log_std_init", -0.5, "actions have several continuous components, whose noise adds up", _noise_adds_up),
+    Default("log_std_init", 0.0, "actions have one continuous component", _initializes_std),
+)
+"""The first default that applies counts. If none does, the setting stays None: the network has its own deviations."""
+
+LINES: dict[str, tuple[str, Any]] = {
+    "update_epochs": (
+        "Epochs: {value}, because actions are discrete; {other} takes less time and more env steps.",
+        10,
+    ),
+    "ent_coef": (
+        "Entropy: a bonus of {value}, as reuse makes discrete actions certain sooner; {other}: none.",
+        0.0,
+    ),
+    "target_kl": (
+        "Updates: one that moves the policy too far (KL above {value}) ends early; {other}: none does.",
+        0.0,
+    ),
+    "norm_adv": (
+        "Advantages: not standardized, so that a batch of noise changes little; {other} does so, as most tools do.",
+        True,
+    ),
+    "log_std_init": (
+        "Deviation: 0.61 at the start, because the noise of {action_dims} numbers adds up; {other} is 1.",
+        0.0,
+    ),
+}
+"""A line for the log about a default that depends on the task, and the value that it names as an alternative."""
+
+
+# ------------------------------------------------------------------ its use
+
+
+def resolve(config: Config, task: TaskFacts) -> tuple[Config, list[Choice]]:
+    """Replace every open setting whose default depends on the task; return the settings and the choices.
+
+    Raises:
+        ConfigError: a setting of the user's has no effect beside these defaults.
+    """
+    choices = list(_choices(config, task))
+    values = {choice.setting: choice.value for choice in choices}
+    return replace(config, **values), choices
+
+
+def value_of(name: str, config: Config, task: TaskFacts) -> Any:
+    """Return the value of a setting for this task: the user's, or its default."""
+    for choice in _choices(config, task):
+        if choice.setting == name:
+            return choice.value
+    return getattr(config, name)
+
+
+def _choices(config: Config, task: TaskFacts) -> Iterator[Choice]:
+    chosen = set[str]()
+    for default in DEFAULTS:
+        name = default.setting
+        is_open = getattr(config, name) is None and name not in chosen
+        if is_open and default.applies(config, task):
+            chosen.add(name)
+            value = default.value(config) if callable(default.value) else default.value
+            yield Choice(name, value, default.because, _line(config, task, name, value))
+
+
+def _line(config: Config, task: TaskFacts, name: str, value: Any) -> str:
+    text, alternative = LINES[name]
+    if value == alternative:
+        return ""
+    if name == "log_std_init" and config.init_from is not None:  # the policy starts with the deviations of another run
+        return ""
+    other = as_setting_and_flag(name, alternative)
+    return text.format(value=value, other=other, action_dims=task.action_dims)

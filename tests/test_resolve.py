@@ -1,0 +1,97 @@
+"""Defaults that depend on the task."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from builders import make_config
+
+from dppo.config.resolve import DEFAULTS, LINES, TaskFacts, resolve
+from dppo.errors import ConfigError
+from dppo.hosts.wire import trainer_plan
+from dppo.records.run_lines import sizes_line
+
+DISCRETE, ONE, TWO = (TaskFacts(action_dims) for action_dims in range(3))
+OWN_MEMORY = {"model": "worlds.memory_models:Running", "sequence_length": 8}
+CASES: list[tuple[str, TaskFacts, dict[str, Any], Any]] = [
+    ("update_epochs", DISCRETE, {}, 20),
+    ("update_epochs", DISCRETE, {"update_epochs": 3}, 3),
+    ("update_epochs", DISCRETE, {"reuse": 2}, 10),
+    ("update_epochs", DISCRETE, {"memory": "gru"}, 10),
+    ("update_epochs", DISCRETE, OWN_MEMORY, 10),
+    ("update_epochs", DISCRETE, {"overlap": True}, 10),
+    ("update_epochs", ONE, {}, 10),
+    ("ent_coef", DISCRETE, {}, 0.0),
+    ("ent_coef", DISCRETE, {"reuse": 2}, 0.01),
+    ("ent_coef", DISCRETE, {"reuse": 2, "memory": "gru"}, 0.0),
+    ("ent_coef", DISCRETE, {"reuse": 2, **OWN_MEMORY}, 0.0),
+    ("ent_coef", DISCRETE, {"reuse": 2, "ent_coef": 0.3}, 0.3),
+    ("ent_coef", ONE, {"reuse": 2}, 0.0),
+    ("target_kl", ONE, {}, 0.04),
+    ("target_kl", ONE, {"reuse": 3}, 0.01),
+    ("target_kl", ONE, {"reuse": 4}, 0.0064),
+    ("target_kl", ONE, {"target_kl": 0.0}, 0.0),
+    ("target_kl", ONE, {"desired_kl": 0.5}, 0.0),
+    ("target_kl", ONE, {"update_epochs": 1}, 0.0),
+    ("target_kl", DISCRETE, {"memory": "gru"}, 0.0),
+    ("target_kl", DISCRETE, {"reuse": 4}, 0.0),
+    ("target_kl", DISCRETE, {"reuse": 4, "memory": "gru"}, 0.0064),
+    ("target_kl", DISCRETE, {"reuse": 4, **OWN_MEMORY}, 0.0064),
+    ("norm_adv", DISCRETE, {}, True),
+    ("norm_adv", ONE, {}, False),
+    ("norm_adv", ONE, {"norm_adv": True}, True),
+    ("norm_adv", ONE, {"norm_reward": False}, True),
+    ("norm_adv", ONE, {"norm_value": True}, True),
+    ("log_std_init", DISCRETE, {}, None),
+    ("log_std_init", ONE, {}, 0.0),
+    ("log_std_init", TWO, {}, -0.5),
+    ("log_std_init", TWO, {"log_std_init": 0.3}, 0.3),
+    ("log_std_init", TWO, {"state_dependent_std": True}, None),
+    ("log_std_init", TWO, OWN_MEMORY, None),
+]
+
+
+@pytest.mark.parametrize(("name", "task", "changes", "value"), CASES, ids=str)
+def test_a_setting_that_is_left_open_follows_from_the_task(
+    name: str, task: TaskFacts, changes: dict[str, Any], value: Any
+) -> None:
+    resolved, choices = resolve(make_config({"env_id": "E-v0"} | changes), task)
+    assert getattr(resolved, name) == value
+    assert resolve(resolved, task) == (resolved, []), "nothing is left open"
+    chosen = {choice.setting: choice for choice in choices}
+    assert (name in chosen) == (name not in changes and value is not None)
+    if name in chosen:
+        is_usual = value == LINES[name][1]
+        assert bool(chosen[name].line) is not is_usual
+        assert chosen[name].because or is_usual
+
+
+def test_every_default_applies_in_some_case() -> None:
+    reached = set()
+    for _, task, changes, _ in CASES:
+        _, choices = resolve(make_config({"env_id": "E-v0"} | changes), task)
+        reached |= {(choice.setting, choice.because) for choice in choices}
+    assert reached == {(default.setting, default.because) for default in DEFAULTS}
+
+
+def test_deviations_of_another_run_are_not_announced_as_a_default() -> None:
+    _, choices = resolve(make_config({"env_id": "E-v0", "init_from": "runs/x"}), TWO)
+    assert not any(choice.line.startswith("Deviation") for choice in choices)
+
+
+def test_a_setting_without_effect_beside_a_default_of_the_task_is_refused() -> None:
+    config = make_config({"env_id": "E-v0", "adv_floor": 0.3})
+    resolve(config, DISCRETE)
+    with pytest.raises(ConfigError, match="adv_floor"):
+        resolve(config, ONE)
+
+
+def test_a_trainer_is_not_built_from_open_settings() -> None:
+    with pytest.raises(AssertionError, match="resolve the settings first"):
+        trainer_plan(make_config({"env_id": "E-v0"}))
+
+
+def test_the_first_line_of_a_run_names_both_numbers_of_epochs() -> None:
+    assert "for 10 epochs, or 20 if actions are discrete" in sizes_line(make_config({"env_id": "E-v0"}))
+    assert sizes_line(make_config({"env_id": "E-v0", "update_epochs": 1})).endswith("for 1 epoch.")
