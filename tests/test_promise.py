@@ -251,6 +251,7 @@ def test_a_disturbed_run_equals_the_whole_one(cell: Cell, whole: Whole, tmp_path
 
 @pytest.mark.proves("kills its process in constructor, reset or step")
 @pytest.mark.proves("raises with a probability of 0.001 or 0.5 in each step")
+@pytest.mark.proves("raises while actors are killed and the run is resumed")
 @pytest.mark.parametrize("cell", ON_RAY)
 def test_a_disturbed_run_on_ray_equals_the_whole_one(
     cell: Cell, whole: Whole, tmp_path: Path, ray_session: None

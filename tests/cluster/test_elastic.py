@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 from commandline import QUICK_CHECKS, Command
+from driver import Driver
 from processes import in_ray_thread
-from test_slow_or_hung import Driver, asked
 
 from dppo import machine
 from dppo.config import Actors, Learners
@@ -101,10 +101,10 @@ def test_the_last_actor_of_a_lost_node_does_not_come_back() -> None:
         driver.on(Died(Process(actor, 1), "died: its node is lost"))
     driver.wait(200)
     assert started(driver) == []
-    asked(driver)
+    driver.asked()
     for actor in (2, 3):
         driver.on(Started(Process(actor, 1)))
-    assert sorted(sampler for sampler, *_ in asked(driver)) == [0, 1, 2, 3]
+    assert sorted(sampler for sampler, *_ in driver.asked()) == [0, 1, 2, 3]
 
 
 def test_the_last_actor_comes_back_if_there_is_room_for_it_again() -> None:

@@ -6,8 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from test_balancing import Cluster, one_slow
-from test_slow_or_hung import LIMITS, Driver, answer_to
+from driver import LIMITS, PACED, Cluster, Driver, answer_to, one_slow
 from virtual import one_too_many
 
 from dppo.engine.messages import Answered, Ask, Died, Joined, Kill, Left, Process, Started
@@ -21,7 +20,7 @@ def fault_of(ask: Ask, sampler: int, beside: int = 1) -> Answered:
 
 def with_two_asked_of_one(samplers_per_actor: int | None = None) -> tuple[Cluster, int]:
     """Return a slow and a fast actor, and the index of the first segment that the fast one is to make of both."""
-    cluster = Cluster(2, 2, one_slow, samplers_per_actor=samplers_per_actor)
+    cluster = Cluster(2, 2, one_slow, replace(PACED, samplers_per_actor=samplers_per_actor))
     for index in range(60):
         cluster.asks.clear()
         cluster.request(index)
@@ -34,7 +33,7 @@ def with_two_asked_of_one(samplers_per_actor: int | None = None) -> tuple[Cluste
 def test_without_a_limit_a_sampler_moves_from_a_slow_actor_and_with_one_it_stays() -> None:
     assert with_two_asked_of_one()[1] > 0
     assert with_two_asked_of_one(1)[1] == 0
-    with_room = Cluster(4, 3, one_slow, samplers_per_actor=2)  # [0, 3], [1], [2]
+    with_room = Cluster(4, 3, one_slow, replace(PACED, samplers_per_actor=2))  # [0, 3], [1], [2]
     moves = 0
     for index in range(40):
         moves += len(with_room.iterate(index))
@@ -49,7 +48,7 @@ def test_a_sampler_that_cannot_be_made_beside_another_one_goes_back_and_stays() 
     assert ask.question.samplers == (0, 1)
     cluster.forget()
     cluster.on(fault_of(ask, 0))
-    [log] = cluster.reported()
+    [log] = cluster.incidents()
     assert log.text == (
         "actor 1 (samplers 0, 1): sampler 0: the environment's constructor raised PermissionError: only one in a "
         "process, in a process that had 1 other instance; replaced, and sampler 0 goes back. From now on a process "
@@ -95,7 +94,7 @@ def test_what_fits_elsewhere_moves_and_the_rest_waits() -> None:
     driver.wait(80)
     hosts = {sampler: place.host.actor_id for sampler, place in driver.engine.hosting.places.items()}
     assert hosts == {0: 2, 1: 1, 2: 2, 3: 0, 4: 1}
-    [line] = [command.text for command in driver.reported() if "until it is back" in command.text]
+    [line] = [command.text for command in driver.incidents() if "until it is back" in command.text]
     assert line.endswith("its samplers 0 are on actor 2")
 
 
@@ -134,7 +133,7 @@ def test_a_process_that_has_had_more_was_refused_a_licence() -> None:
     driver.on(Died(driver.asks[-1].process, "died"))
     driver.on(Started(Process(0, 2)))
     driver.on(fault_of(driver.asks[-1], 1))
-    assert "was refused: sampler 1: the environment's constructor" in driver.reported()[-1].text
+    assert "was refused: sampler 1: the environment's constructor" in driver.incidents()[-1].text
     assert driver.engine.hosting.places[1].host.actor_id == 0
 
 

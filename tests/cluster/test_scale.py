@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-from test_slow_or_hung import answer_to
+from driver import answer_to
 
 from dppo.engine.engine import Collecting
 from dppo.engine.hosting import shares

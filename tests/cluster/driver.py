@@ -1,0 +1,262 @@
+"""The engine with a clock, driven event by event: by hand, or by actors that answer as fast as they are."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from dppo.engine.engine import Collecting
+from dppo.engine.hosting import shares
+from dppo.engine.ledger import ReplayLedger
+from dppo.engine.messages import (
+    Answered,
+    Ask,
+    Command,
+    Describe,
+    Died,
+    Kill,
+    Limits,
+    Log,
+    Look,
+    Process,
+    Progressed,
+    Started,
+)
+from dppo.engine.roster import MEASURED
+from dppo.envs.activity import Activity, Phase
+from dppo.hosts.wire import Answer
+from dppo.ppo.exchange.records import PolicySnapshot, SamplerCarry, SegmentReport, Timings
+
+LIMITS = Limits(segment_timeout_s=10, max_actor_restarts=3, start_timeout_s=100, move_after_s=50, quiet_s=30)
+TICK_S = 0.5
+Progress = Callable[[float], Activity]
+"""The progress that an actor shows, as a function of time."""
+
+
+def report(sampler: int, index: int, version: int) -> SegmentReport:
+    zeros = np.zeros(1)
+    ints = np.zeros(1, np.int64)
+    carry = SamplerCarry(ints, zeros, ints, zeros, zeros.astype(np.uint32))
+    return SegmentReport(sampler, index, version, 1, carry, (ints,))
+
+
+def answer_to(ask: Ask) -> Answered:
+    requests = ask.question.requests
+    made = tuple((report(request.sampler_id, request.index, ask.policy.version), "segment") for request in requests)
+    return Answered(ask.process, ask.ask_id, Answer(made, Timings()))
+
+
+def moving(phase: Phase, per_s: float, total: int = 0, until: float = float("inf")) -> Progress:
+    """Return the progress of an actor that makes or replays `per_s` steps per second until it stops."""
+
+    def look(now: float) -> Activity:
+        done = int(per_s * min(now, until))
+        return Activity(1000 + done, 1000, phase, 0, 0, done, total)
+
+    return look
+
+
+class Driver:
+    """Passes events to the engine, and records its commands."""
+
+    def __init__(self, hosting: list[list[int]], limits: Limits = LIMITS, *, described: bool = True) -> None:
+        """Start the actors; with `described`, also answer the question for the spaces."""
+        self.now = 0.0
+        self.engine = Collecting(hosting, ReplayLedger(sum(map(len, hosting)), replay=True, policy_lag=3), limits)
+        self.commands: list[tuple[float, Command]] = []
+        self.asks: list[Ask] = []
+        """Questions that have not been answered."""
+        self.progress: dict[int, Progress] = {}
+        """By actor; actors that are missing here show none."""
+        self._take(self.engine.describe(0.0))
+        if described:
+            for actor_id in range(len(hosting)):
+                self.start(actor_id)
+            self.describe()
+
+    def start(self, actor_id: int, number: int = 1, node: str = "") -> None:
+        self.on(Started(Process(actor_id, number), node))
+
+    def die(self, actor_id: int, number: int = 1) -> None:
+        self.on(Died(Process(actor_id, number), "died"))
+
+    def describe(self) -> None:
+        """Answer the question for the spaces."""
+        describe = self.all(Describe)[0]
+        self.on(Answered(describe.process, describe.ask_id, "spaces"))  # type: ignore[arg-type]
+
+    def _take(self, commands: list[Command]) -> None:
+        for command in commands:
+            self.commands.append((self.now, command))
+            if isinstance(command, Ask):
+                self.asks.append(command)
+            if isinstance(command, Look) and command.process.actor_id in self.progress:
+                activity = self.progress[command.process.actor_id](self.now)
+                self._take(self.engine.on(Progressed(command.process, activity), self.now))
+
+    def on(self, event: Any) -> None:
+        self._take(self.engine.on(event, self.now))
+        self._take(self.engine.tick(self.now))
+
+    def wait(self, seconds: float) -> None:
+        end = self.now + seconds
+        while self.now < end:
+            self.now += TICK_S
+            self._take(self.engine.tick(self.now))
+
+    def request(self, index: int, lag: int = 0) -> None:
+        policy = PolicySnapshot(max(0, index - lag), np.zeros(1, np.float32))
+        self._take(self.engine.request(policy, index, self.now))
+
+    def request_all(self, count: int, lag: int) -> None:
+        for index in range(count):
+            self.request(index, lag)
+
+    def answer(self) -> None:
+        """Let each asked actor answer, and take the segments."""
+        asks = self.asks
+        self.asks = []
+        for ask in asks:
+            self.on(answer_to(ask))
+        if self.finished:
+            self.take()
+
+    def make(self, segments: int) -> None:
+        """Request, answer and take so many segments of all samplers."""
+        for index in range(segments):
+            self.request(index)
+            self.answer()
+
+    def measure(self) -> int:
+        """Let all make so many segments that the times of steps are known; return the index of the next one."""
+        self.make(MEASURED)
+        return MEASURED
+
+    @property
+    def finished(self) -> bool:
+        return self.engine.requests.finished
+
+    def take(self) -> Any:
+        """Take the segments that were requested first."""
+        return self.engine.requests.take(self.now, 0.0, [])
+
+    def all(self, kind: type[Any]) -> list[Any]:
+        return [command for _, command in self.commands if isinstance(command, kind)]
+
+    def killed_at(self) -> float:
+        return next(when for when, command in self.commands if isinstance(command, Kill))
+
+    def logged(self) -> list[str]:
+        return [command.text for command in self.all(Log) if command.incident is None]
+
+    def incidents(self) -> list[Log]:
+        """Return the lines that report an incident."""
+        return [command for command in self.all(Log) if command.incident is not None]
+
+    def forget(self) -> None:
+        self.commands.clear()
+
+    def asked(self) -> list[tuple[int, int, bool]]:
+        """Return sampler, segment and whether it is rebuilt, of all questions since the last call."""
+        asks = self.asks
+        self.asks = []
+        requests = [request for ask in asks for request in ask.question.requests]
+        return [(request.sampler_id, request.index, request.rebuild is not None) for request in requests]
+
+
+# ------------------------------------------------------------------ actors of different speed
+
+PACED = Limits(segment_timeout_s=1000, max_actor_restarts=3, move_after_s=1000)
+STEPS = 100  # of a segment
+Seconds = Callable[[int], float]
+"""Seconds that an actor needs for a segment."""
+
+
+def one_slow(actor_id: int) -> float:
+    return 5.0 if actor_id == 0 else 1.0
+
+
+class Cluster(Driver):
+    """Actors that answer as fast as they are.
+
+    Args:
+        open_steps: of the episode that is open at the end of each segment.
+        cpu: None lets the samplers of an actor take turns; otherwise they work side by side, each using this share of a
+            core.
+    """
+
+    def __init__(
+        self,
+        samplers: int,
+        actors: int,
+        seconds: Seconds,
+        limits: Limits = PACED,
+        *,
+        open_steps: int = 0,
+        cpu: float | None = None,
+    ) -> None:
+        super().__init__(shares(samplers, actors), limits, described=False)
+        self.seconds = seconds
+        self.cpu = cpu
+        self.heavy: set[int] = set()
+        """Samplers whose simulator has four times as much to compute."""
+        self.open_steps = dict.fromkeys(range(samplers), open_steps)
+        for actor_id in range(actors):
+            self.start(actor_id, node=f"n{actor_id}")
+        self.describe()
+
+    def notes(self) -> list[str]:
+        notes: list[str] = self.engine.balancing.notes()
+        if self.engine.backups is not None:
+            notes += self.engine.backups.notes()
+        return notes
+
+    def paced_answer(self, ask: Ask) -> Answered:
+        """Return the answer to a question, with the times that the actor takes."""
+        requests = ask.question.requests
+        load = 1.0 if self.cpu is None else self.cpu * len(requests)
+        pace = self.seconds(ask.process.actor_id) * max(1.0, load)
+        made = []
+        timings = []
+        for request in requests:
+            segment_report = report(request.sampler_id, request.index, ask.policy.version)
+            carry = replace(segment_report.carry, episode_lengths=np.array([self.open_steps[request.sampler_id]]))
+            seconds = 4 * pace if request.sampler_id in self.heavy else pace
+            made.append((replace(segment_report, steps=STEPS, carry=carry, env_s=seconds), "segment"))
+            replayed = 0 if request.rebuild is None else int(request.rebuild.carry.episode_lengths.sum())
+            replay_s = pace * replayed / STEPS
+            timings.append(Timings(seconds + replay_s, seconds, replayed, replay_s))
+        if self.cpu is None:
+            return Answered(ask.process, ask.ask_id, Answer(tuple(made), sum(timings, Timings())))
+        longest = max(timings, key=lambda timing: timing.total_s)
+        total = replace(longest, replayed_steps=sum(timing.replayed_steps for timing in timings))
+        return Answered(ask.process, ask.ask_id, Answer(tuple(made), total, min(1.0, load)))
+
+    def request_only(self, index: int) -> None:
+        """Request segments, so that `asks` holds their questions alone."""
+        self.asks.clear()
+        self.request(index)
+
+    def iterate(self, index: int) -> list[int]:
+        """Collect segments `index` without a lag; return the samplers that were rebuilt for it."""
+        self.request_only(index)
+        return self.collect()
+
+    def run(self, iterations: int) -> dict[int, list[int]]:
+        """Iterate from the start; return the samplers that were rebuilt, by iteration."""
+        return {index: self.iterate(index) for index in range(iterations)}
+
+    def collect(self) -> list[int]:
+        """Answer all questions; return the samplers that were rebuilt for them."""
+        began = self.now
+        requests = [request for ask in self.asks for request in ask.question.requests]
+        answers = [(self.paced_answer(ask), ask) for ask in self.asks]
+        durations = [(answer.answer.timings.total_s, answer) for answer, _ in answers]  # type: ignore[union-attr]
+        for seconds, answer in sorted(durations, key=lambda pair: pair[0]):
+            self.now = began + seconds
+            self.on(answer)
+        self.take()
+        return sorted(request.sampler_id for request in requests if request.rebuild is not None)
