@@ -4,7 +4,7 @@
     python benchmarks/learners.py --out DIR --only 2x64 1M --repeats 1
 
 Real learners on Ray train on random segments; no environment is needed. Writes learners.json and learners.png into
-DIR, and prints a table and the result against each bar. docs/LEARNERS.md explains the figures.
+DIR, and prints a table and the result against each bar. results/learners.md explains the figures.
 """
 
 from __future__ import annotations

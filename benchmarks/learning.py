@@ -7,7 +7,7 @@
 A run is stored in learning.jsonl as it ends, so that the command can be interrupted and repeated; a row whose settings
 have changed since is run again. minigrid-doorkey needs `pip install minigrid`, highway-pixels `pip install
 highway-env`, the rows of MuJoCo's tasks `pip install mujoco`. Without them they are skipped.
-docs/RESULTS.md shows the results. They depend only on the seeds: on the same type of CPU they are equal to the bit.
+results/learning.md shows the results. They depend only on the seeds: on the same type of CPU they are equal to the bit.
 """
 
 from __future__ import annotations

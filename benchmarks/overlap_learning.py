@@ -4,7 +4,8 @@
     python benchmarks/overlap_learning.py --only cartpole --seeds 3 --lags 0 1
 
 LunarLander needs `gymnasium[box2d]`, HalfCheetah `dppo[mujoco]`. The figures depend on the seeds, not on the number
-of actors, so this trains in process. Runs that the JSON file holds are not repeated. docs/RESULTS.md shows the results.
+of actors, so this trains in process. Runs that the JSON file holds are not repeated.
+results/policy_lag.md shows the results.
 """
 
 from __future__ import annotations

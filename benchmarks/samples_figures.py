@@ -86,7 +86,7 @@ def print_table(runs: Runs, sides: list[str], tasks: list[str]) -> None:
     peer = "sb3" if "sb3" in sides else sides[-1]
     print("| task (modest, good) | " + " | ".join(sides) + " |\n|---" * 1 + "|---" * len(sides) + "|")
     for name in tasks:
-        cells = [_cell(runs, side, name) for side in sides]
+        cells = [describe_runs(runs, side, name) for side in sides]
         if any(cells):
             held = ", held out" if TASKS[name].held_out else ""
             print(f"| {name}{held} ({TASKS[name].modest:g}, {TASKS[name].good:g}) | " + " | ".join(cells) + " |")
@@ -95,7 +95,7 @@ def print_table(runs: Runs, sides: list[str], tasks: list[str]) -> None:
             print(f"\n{side}: {_against(runs, side, peer, tasks)}")
 
 
-def _cell(runs: Runs, side: str, name: str) -> str:
+def describe_runs(runs: Runs, side: str, name: str) -> str:
     """Return medians of env steps, the mean end with the number of its seeds, and the number of seeds."""
     seeds, final = runs.get((side, name), {}), ends(runs, side, name)
     if not seeds:
@@ -134,6 +134,12 @@ def _against(runs: Runs, side: str, peer: str, tasks: list[str]) -> str:
     areas = [_normalized(runs, side, name) - _normalized(runs, peer, name) for name in whole]
     area = f" Area under the curve: {fmean(areas):+.2f} of the good return on average." if areas else ""
     return " ".join(parts) + f" Ends lower on {', '.join(lower) or 'none'}, of {len(whole)}.{area}"
+
+
+def median_ratio(runs: Runs, side: str, peer: str, tasks: list[str], threshold: str) -> float:
+    """Return the median over tasks of the ratio of env steps; tasks that neither side learns are left out."""
+    ratios = [_ratio(runs, side, peer, name, threshold) for name in tasks]
+    return median([ratio for ratio in ratios if not math.isnan(ratio)] or [math.nan])
 
 
 def _ratio(runs: Runs, side: str, peer: str, name: str, threshold: str) -> float:

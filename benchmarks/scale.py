@@ -12,7 +12,7 @@
 The engine is measured in virtual time. Each actor hosts one sampler. Answers arrive one at a time, in a random order,
 each in a batch of its own, which is the worst case. The CPU time that counts is that of the engine alone: requests,
 events, ticks, questions, ledger. The last lines have, for each number of actors, this number and the microseconds per
-answer, the median of some repeats. docs/SCALE.md has the other figures, and what follows from them.
+answer, the median of some repeats. results/scale.md has the other figures, and what follows from them.
 """
 
 from __future__ import annotations

@@ -29,7 +29,7 @@ SPACES = Spaces(np.dtype(("float32", (4,))), DiscreteActions(2))
 
 @dataclass(frozen=True)
 class Costs:
-    """Seconds of the driver, as docs/SCALE.md has them."""
+    """Seconds of the driver, as results/scale.md has them."""
 
     question_s: float = 150e-6
     answer_s: float = 400e-6

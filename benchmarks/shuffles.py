@@ -3,7 +3,7 @@
     python benchmarks/shuffles.py                       all rows: about half an hour on two cores
     python benchmarks/shuffles.py --only cartpole --seeds 3
 
-docs/LEARNERS.md shows the results, which depend only on the seeds and the number of learners.
+results/learners.md shows the results, which depend only on the seeds and the number of learners.
 """
 
 from __future__ import annotations

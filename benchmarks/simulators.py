@@ -1,7 +1,7 @@
 """Measure real simulators: PYTHONPATH=examples/simulators python benchmarks/simulators.py WHAT [NAME ...].
 
 WHAT is `examine` (by `dppo doctor`), `race` (env steps per second in process and with 1, 2 and 8 actors; `race:0,8`
-with those numbers), `learn` (a short run, for a learning curve), `table` (prints that of docs/SIMULATORS.md) or
+with those numbers), `learn` (a short run, for a learning curve), `table` (prints that of results/simulators.md) or
 `picture` (draws docs/simulators.png). Each result is a line of simulators.jsonl; of several for a simulator, the last
 one counts. Needs the extras `sims` and `atari`; `robotics` and EnvPool in a venv of their own (see .ci/run); and
 Tank.fmu, by `pythonfmu build`.
@@ -139,7 +139,7 @@ def results() -> list[dict[str, Any]]:
 
 
 def table() -> None:
-    """Print the rows of docs/SIMULATORS.md."""
+    """Print the rows of results/simulators.md."""
     for one in results():
         raced, times = one.get("raced", {}), "- | -"
         if "step_ms" in one:

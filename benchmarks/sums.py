@@ -2,7 +2,7 @@
 
     python benchmarks/sums.py --learners 2
 
-The processes do nothing else and use one thread each. docs/LEARNERS.md explains the effect on a run.
+The processes do nothing else and use one thread each. results/learners.md explains the effect on a run.
 """
 
 from __future__ import annotations

@@ -1,11 +1,9 @@
-"""Hooks of mkdocs.yml: pages from outside docs/ (README, examples, ...), their links, and the table of settings."""
+"""Hooks of mkdocs.yml: pages from outside docs/ (README, examples, results, ...), and their links."""
 
 from __future__ import annotations
 
-import os
 import posixpath
 import re
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -21,13 +19,16 @@ PAGES = {  # of the repository -> of the site
     "benchmarks/README.md": "benchmarks.md",
     "examples/README.md": "examples/index.md",
     **{
+        f"benchmarks/results/{file.name}": f"results/{file.name}"
+        for file in sorted((ROOT / "benchmarks" / "results").glob("*.md"))
+    },
+    **{
         f"examples/{file.name}": f"examples/{file.stem}.md"
         for kind in ("py", "sh", "yaml")
         for file in sorted((ROOT / "examples").glob(f"*.{kind}"))
     },
 }
 ORIGINS = {page: origin for origin, page in PAGES.items()}
-SETTINGS = "<!-- settings -->"
 
 
 def on_files(files: Files, config: Any) -> Files:
@@ -35,13 +36,13 @@ def on_files(files: Files, config: Any) -> Files:
     for origin, page in PAGES.items():
         files.append(File.generated(config, page, content=_as_markdown(ROOT / origin)))
     for file in files:
-        if file.src_uri.startswith("examples/") and file.src_uri != "examples/index.md":
+        if file.src_uri.startswith(("examples/", "results/")) and file.src_uri != "examples/index.md":
             file.inclusion = file.inclusion.NOT_IN_NAV
     return files
 
 
 def on_page_markdown(markdown: str, page: Any, config: Any, files: Files) -> str:
-    """Let links lead to the pages of the site, and fill in the settings."""
+    """Let links lead to the pages of the site."""
     origin = posixpath.dirname(ORIGINS.get(page.file.src_uri, f"docs/{page.file.src_uri}"))
     here = posixpath.dirname(page.file.src_uri)
 
@@ -53,7 +54,7 @@ def on_page_markdown(markdown: str, page: Any, config: Any, files: Files) -> str
         uri = PAGES.get(path, path.removeprefix("docs/"))
         return f"]({posixpath.relpath(uri, here or '.')}{anchor})"
 
-    return re.sub(r"\]\(([^)#\s]+)(#[^)\s]*)?\)", on_the_site, markdown).replace(SETTINGS, _settings())
+    return re.sub(r"\]\(([^)#\s]+)(#[^)\s]*)?\)", on_the_site, markdown)
 
 
 def _as_markdown(file: Path) -> str:
@@ -62,21 +63,3 @@ def _as_markdown(file: Path) -> str:
         return text
     language = file.suffix.removeprefix(".")  # py, sh, yaml
     return f"# {file.name}\n\n```{language}\n{text}```\n"
-
-
-def _settings() -> str:
-    """Return every setting with its default and help, a table for each part."""
-    sys.path.insert(0, os.fspath(ROOT / "src"))
-    from dppo.config.parts import PARTS, default_of, help_by_name, settings_by_name
-
-    tables = []
-    texts = {name: text.replace("|", "&#124;") for name, text in help_by_name().items()}
-    for name, part in PARTS.items():
-        own = [setting for setting in settings_by_name() if setting in part.__dataclass_fields__]  # type: ignore[attr-defined]
-        rows = [f"| `{one}` | {_default(default_of(one))} | {texts[one]} |" for one in own]
-        tables.append("\n".join([f"#### {name}", "", "| setting | default | |", "|---|---|---|", *rows]))
-    return "\n\n".join(tables)
-
-
-def _default(value: Any) -> str:
-    return "required" if repr(value).startswith("<dataclasses") else f"`{value!r}`"

@@ -2,7 +2,7 @@
 
 Each trial is a run with actors of its own; the study is a file that the trials share, and a second call continues it. A
 trial that is worse than the median of the others stops early. `dppo tune` does this for one trial at a time, with a
-search space for PPO; write your own when the space or the objective is your own. docs/TUNING.md compares the ways.
+search space for PPO; write your own when the space or the objective is your own. docs/RUNS.md compares the ways.
 """
 
 import math

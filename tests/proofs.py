@@ -1,4 +1,4 @@
-"""Which test proves which row of docs/FAULTS.md, read from `pytest.mark.proves` without importing a test."""
+"""Which test proves which row of docs/FAULT_TABLE.md, read from `pytest.mark.proves` without importing a test."""
 
 from __future__ import annotations
 

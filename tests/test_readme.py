@@ -18,12 +18,10 @@ from builders import make_config
 from commandline import parse as parse_training
 from commandline import run
 
-import dppo
 from dppo.__main__ import main
 from dppo.commands.discovery import command_modules
 from dppo.commands.flags import Parser
 from dppo.commands.train import arguments_of
-from dppo.ppo.exchange.records import IncidentKind
 from dppo.tools import compare, tune
 
 Capture = pytest.CaptureFixture[str]
@@ -33,7 +31,8 @@ README = ROOT / "README.md"
 STEPS = ROOT / "docs" / "FIRST_STEPS.md"
 OTHERS = [ROOT / name for name in ("CONTRIBUTING.md", "SECURITY.md", "examples/README.md", "benchmarks/README.md")]
 DOCUMENTS = [README, *sorted((ROOT / "docs").glob("*.md"))]
-PAGES = [*DOCUMENTS, *OTHERS]
+RESULTS = sorted((ROOT / "benchmarks" / "results").glob("*.md"))
+PAGES = [*DOCUMENTS, *OTHERS, *RESULTS]
 pages = pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 
 
@@ -280,8 +279,13 @@ def test_flags_that_are_mentioned_exist(page: Path, flags: set[str]) -> None:
 
 
 def test_quoted_messages_are_those_of_the_code() -> None:
-    """In the last table of CLUSTER.md, `...` stands for parts that differ from case to case."""
-    section = (ROOT / "docs" / "CLUSTER.md").read_text(encoding="utf8").partition("## When it does not work")[2]
+    """In the table of messages of CLUSTER.md, `...` stands for parts that differ from case to case."""
+    section = (
+        (ROOT / "docs" / "CLUSTER.md")
+        .read_text(encoding="utf8")
+        .partition("## When it does not work")[2]
+        .partition("\n## ")[0]
+    )
     cells = re.findall(r"^\| (`.+?) \|", section, re.MULTILINE)
     quoted = [quote for cell in cells for quote in re.findall(r"`([^`]+)`", cell.partition(", with Ray's")[0])]
     assert len(quoted) > 15
@@ -291,19 +295,3 @@ def test_quoted_messages_are_those_of_the_code() -> None:
     for quote in quoted:
         for part in filter(None, map(str.strip, quote.split("..."))):
             assert any(part in text for text in texts), f"{part!r} of {quote!r} is not a message of dppo"
-
-
-def table_keys(page: Path, heading: str) -> set[str]:
-    """Return the first column of the tables under the headings that begin with `heading`."""
-    sections = re.split(r"^## ", page.read_text(encoding="utf8"), flags=re.MULTILINE)[1:]
-    chosen = "".join(section for section in sections if section.startswith(heading))
-    return set(re.findall(r"^\| `([^`]+)` \|", chosen, re.MULTILINE))
-
-
-def test_the_documented_metrics_and_incidents_are_those_of_the_code(tmp_path: Path) -> None:
-    page = ROOT / "docs" / "METRICS.md"
-    incidents = table_keys(page, "Incidents")
-    assert {kind.value for kind in IncidentKind} == incidents
-    sizes = {"num_samplers": 1, "num_steps": 60, "total_timesteps": 120, "progress": "off", "run_dir": tmp_path / "run"}
-    result = dppo.train(make_config({"env_id": "worlds.simple:point_mass", **sizes}))
-    assert table_keys(page, "") - incidents == set(result.metrics[-1])

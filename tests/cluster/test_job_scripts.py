@@ -1,4 +1,4 @@
-"""The recipes of docs/RECIPES.md: Slurm with real daemons, a manifest for KubeRay, `ray job submit`, and pip."""
+"""The job scripts of docs/CLUSTER.md: Slurm with real daemons, a manifest for KubeRay, `ray job submit`, and pip."""
 
 from __future__ import annotations
 

@@ -61,7 +61,7 @@ def export_onnx(policy: Policy | str | Path, path: str | Path, *, trust: bool = 
     """Write a policy to an ONNX file: observations in, the most likely actions out; return the facts in words.
 
     The file does all that `Policy.act` does: normalizer, network, mask, memory and bounds of the actions. Its inputs
-    and outputs have an axis of n observations in front; docs/EXPORT.md lists them. If ONNX Runtime is installed, it is
+    and outputs have an axis of n observations in front; docs/DEPLOY.md lists them. If ONNX Runtime is installed, it is
     compared with the policy on 1,000 made-up observations before the file is written.
 
     Args:

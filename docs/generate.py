@@ -1,0 +1,274 @@
+"""Write the parts of the documents that follow from the source, from tests and from stored measurements.
+
+    python docs/generate.py            write them
+    python docs/generate.py --check    exit with 1 if one is not current
+
+A page marks such a part with two comments, `<!-- generated: NAME -->` and `<!-- end -->`. The column of tests in
+docs/FAULT_TABLE.md is filled from the marker `proves` of the tests.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import json
+import re
+import sys
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path[:0] = [str(ROOT / "src"), str(ROOT / "benchmarks"), str(ROOT / "tests")]
+FAULT_TABLE = "docs/FAULT_TABLE.md"
+HASHES = ROOT / "benchmarks" / "results" / "numerics.json"
+SAMPLES = ROOT / "benchmarks" / "samples.jsonl"
+SIDES = {"dppo": "`dppo`", "reuse": "`--reuse 4 --num-steps 32`", "sb3": "SB3, defaults"}
+
+
+def main() -> int:
+    """Write the generated parts, or check them; return the exit code."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--check", action="store_true", help="change nothing, and exit with 1 if a page is not current")
+    check_only = parser.parse_args().check
+    outdated = [name for name, text in pages() if (ROOT / name).read_text(encoding="utf8") != text]
+    for name, text in pages():
+        if name in outdated and not check_only:
+            (ROOT / name).write_text(text, encoding="utf8")
+    for name in outdated:
+        print(f"{name}: {'not current: run python docs/generate.py' if check_only else 'written'}")
+    return 1 if outdated and check_only else 0
+
+
+def pages() -> Iterator[tuple[str, str]]:
+    """Yield the path and the current text of each page with generated parts."""
+    for name, parts in PARTS_OF_PAGES.items():
+        text = (ROOT / name).read_text(encoding="utf8")
+        for part in parts:
+            text = _replaced(text, part, PARTS[part]())
+        yield name, text
+    yield FAULT_TABLE, fault_table()
+
+
+def settings() -> str:
+    """Return a table of settings for each group: default, permission to change on resume, help."""
+    from dppo.config.parts import PARTS as GROUPS
+    from dppo.config.parts import about, default_of, help_by_name, names_of
+
+    texts = help_by_name()
+    tables = []
+    for group in GROUPS:
+        rows = []
+        for name in names_of(group):
+            resume = about(name).resume
+            cells = (f"`{name}`", _default(default_of(name)), "-" if resume == "fixed" else resume, texts[name])
+            rows.append(cells)
+        tables.append(f"## {group}\n\n{_table(('setting', 'default', 'resume', ''), rows)}")
+    return "\n\n".join(tables)
+
+
+def _default(value: Any) -> str:
+    if repr(value).startswith("<dataclasses"):
+        return "required"
+    return f"`{'none' if value is None else value!r}`"
+
+
+def metrics() -> str:
+    """Return a table of metrics under each heading, and one of the kinds of incidents."""
+    from dppo.records.metrics.registry import INCIDENTS, METRICS
+
+    tables = []
+    for heading, group in METRICS.items():
+        rows = []
+        for metric in group:
+            condition = f" ({metric.condition})" if metric.condition else ""
+            rows.append((f"`{metric.key}`", metric.unit, metric.meaning + condition))
+        tables.append(f"## {heading}\n\n{_table(('key', 'unit', 'meaning'), rows)}")
+    kinds = [(f"`{kind}`", meaning) for kind, meaning in INCIDENTS.items()]
+    tables.append(f"### Kinds of incidents\n\n{_table(('kind', 'meaning'), kinds)}")
+    return "\n\n".join(tables)
+
+
+class Formula(NamedTuple):
+    """A function or class whose docstring names the source of its formula."""
+
+    name: str
+    file: str
+    title: str
+    source: str
+    deviation: str
+
+
+def formulas() -> str:
+    """Return a table of the functions whose docstrings have `Source:` or `Deviation:`."""
+    from proofs import proofs
+
+    tests = proofs()
+    rows = []
+    for formula in found_formulas():
+        code = f"`{formula.file}::{formula.name}`"
+        title = f"{formula.title}<br>{code}"
+        deviation = f"<br>*Deviation:* {formula.deviation}" if formula.deviation else ""
+        proof = "<br>".join(f"`{test}`" for test in tests.get(formula.name, ()))
+        rows.append((title, formula.source + deviation, proof))
+    return _table(("formula and code", "source", "tests"), rows)
+
+
+def found_formulas() -> Iterator[Formula]:
+    """Yield the documented formulas of the source, in the order of files."""
+    for file in sorted((ROOT / "src" / "dppo").rglob("*.py")):
+        source = file.read_text(encoding="utf8")
+        if "Source:" not in source and "Deviation:" not in source:
+            continue
+        for name, node in _definitions(ast.parse(source)):
+            text = ast.get_docstring(node) or ""
+            if "Source:" in text or "Deviation:" in text:
+                title = text.splitlines()[0].rstrip(".")
+                path = file.relative_to(ROOT).as_posix()
+                yield Formula(name, path, title, _labelled(text, "Source"), _labelled(text, "Deviation"))
+
+
+def _definitions(tree: ast.AST, prefix: str = "") -> Iterator[tuple[str, ast.FunctionDef | ast.ClassDef]]:
+    for node in ast.iter_child_nodes(tree):
+        if isinstance(node, (ast.FunctionDef, ast.ClassDef)):
+            yield prefix + node.name, node
+            yield from _definitions(node, f"{prefix}{node.name}.")
+
+
+def _labelled(text: str, label: str) -> str:
+    """Return what follows `label:` in a docstring, up to the next label or the end of the paragraph."""
+    pattern = rf"{label}: (.*?)(?=\s(?:Source|Deviation|Returns|Args|Raises): |\n\s*\n|\Z)"
+    return " ".join(" ".join(part.split()) for part in re.findall(pattern, text, re.DOTALL))
+
+
+def fault_table() -> str:
+    """Return the page of faults, its last column filled with the tests that prove each row."""
+    from proofs import proofs
+
+    tests = proofs()
+    lines = []
+    for line in (ROOT / FAULT_TABLE).read_text(encoding="utf8").splitlines():
+        cells = _cells(line)
+        if cells is None:
+            lines.append(line)
+            continue
+        proof = "<br>".join(f"`{test}`" for test in tests.get(fault_of(cells), ()))
+        lines.append(_row([*cells[:-1], proof]))
+    return "\n".join(lines) + "\n"
+
+
+def faults() -> list[str]:
+    """Return the key of each row of the page of faults, by which the marker `proves` names it."""
+    lines = (ROOT / FAULT_TABLE).read_text(encoding="utf8").splitlines()
+    rows = [cells for cells in map(_cells, lines) if cells is not None]
+    return [fault_of(cells) for cells in rows]
+
+
+def fault_of(cells: list[str]) -> str:
+    """Return the key of a row: its first cell; for rows of the network with the moment and the duration."""
+    return f"{cells[0]}: {cells[1]}, {cells[2]}" if len(cells) == 6 else cells[0]
+
+
+def _cells(line: str) -> list[str] | None:
+    """Return the cells of a row of a table; None for other lines and for the head of a table."""
+    if not line.startswith("| ") or re.match(r"\|.*\| test \|$", line):
+        return None
+    return [cell.strip() for cell in line.strip().strip("|").split("|")]
+
+
+def names() -> str:
+    """Return the names of other libraries and ours."""
+    from dppo.config.aliases import tables
+
+    return "\n".join(tables())
+
+
+def hashes() -> str:
+    """Return the hashes of weights that benchmarks/numerics.py has stored."""
+    stored = json.loads(HASHES.read_text(encoding="utf8"))
+    kinds = list(next(iter(stored["weights"].values())))
+    rows = [(f"`{command}`", *(found[kind] for kind in kinds)) for command, found in stored["weights"].items()]
+    table = _table((f"command, with `{stored['settings']}`", *kinds), rows)
+    versions = ", ".join(f"{name} {version}" for name, version in stored["versions"].items())
+    return f"{table}\n\nMeasured on {stored['cpu']} with {versions}."
+
+
+def samples() -> str:
+    """Return env steps to the modest and the good return, and the end of the runs, for each task and side."""
+    from samples_figures import describe_runs, stored
+    from samples_tasks import TASKS
+
+    runs = stored(SAMPLES)
+    rows = []
+    for name, task in TASKS.items():
+        held_out = ", held out" if task.held_out else ""
+        cells = [describe_runs(runs, side, name) for side in SIDES]
+        rows.append((f"{name}{held_out} ({task.modest:g}, {task.good:g})", *cells))
+    return _table(("task (modest, good)", *SIDES.values()), rows)
+
+
+def shares() -> str:
+    """Return the median share of Stable-Baselines3's env steps to the good return, with its interval."""
+    from samples_figures import interval, median_ratio, reached, stored
+    from samples_tasks import TASKS
+
+    runs = stored(SAMPLES)
+    tasks = list(TASKS)
+    rows = []
+    for side in ("dppo", "reuse"):
+        low, high = interval(runs, side, "sb3", tasks, "good")
+        steps = [step for name in tasks for step in reached(runs, side, name, "good")]
+        good = sum(step < float("inf") for step in steps)
+        share = f"{median_ratio(runs, side, 'sb3', tasks, 'good'):.2f}"
+        settings_of_side = "`dppo`, defaults" if side == "dppo" else "`dppo --reuse 4 --num-steps 32`"
+        rows.append((settings_of_side, share, f"{low:.2f} to {high:.2f}", f"{good} of {len(steps)}"))
+    head = ("", "share of Stable-Baselines3's env steps (median of 17 tasks)", "95 % interval", "seeds that get there")
+    return _table(head, rows)
+
+
+def _table(head: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
+    head = list(head)
+    lines = [_row(head), "|---" * len(head) + "|"]
+    for row in rows:
+        lines.append(_row(cell.replace("|", "&#124;") for cell in row))
+    return "\n".join(lines)
+
+
+def _row(cells: Iterable[str]) -> str:
+    return f"| {' | '.join(cells)} |".replace("|  |", "| |").replace("|  |", "| |")
+
+
+def _replaced(text: str, part: str, generated: str) -> str:
+    pattern = rf"(<!-- generated: {part} -->\n).*?(<!-- end -->)"
+    if not re.search(pattern, text, re.DOTALL):
+        raise ValueError(f"no page has the comment <!-- generated: {part} -->")
+    return re.sub(pattern, lambda match: f"{match[1]}\n{generated}\n\n{match[2]}", text, flags=re.DOTALL)
+
+
+def defaults() -> str:
+    """Return a table of the defaults that depend on the task."""
+    return ""
+
+
+PARTS: dict[str, Callable[[], str]] = {
+    "settings": settings,
+    "defaults": defaults,
+    "metrics": metrics,
+    "formulas": formulas,
+    "names": names,
+    "hashes": hashes,
+    "samples": samples,
+    "shares": shares,
+}
+PARTS_OF_PAGES = {
+    "docs/SETTINGS.md": ("defaults", "settings"),
+    "docs/METRICS.md": ("metrics",),
+    "docs/FORMULAS.md": ("formulas",),
+    "docs/COMING_FROM.md": ("names",),
+    "docs/REPRODUCIBILITY.md": ("hashes",),
+    "docs/RESULTS.md": ("shares",),
+    "benchmarks/results/samples.md": ("samples",),
+}
+
+if __name__ == "__main__":
+    sys.exit(main())
