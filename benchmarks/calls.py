@@ -92,7 +92,7 @@ def a_request() -> tuple[Any, Any, Any]:
 
     from dppo.config import Config
     from dppo.hosts.builders import build_sampler
-    from dppo.hosts.wire import sampler_plan
+    from dppo.hosts.plans import sampler_plan
     from dppo.ppo.exchange.records import PolicySnapshot, SegmentRequest
     from dppo.ppo.networks.choice import choose_network
 

@@ -22,7 +22,7 @@ from dppo.envs.checks.observations import SpaceChecks
 from dppo.envs.checks.returned import LARGEST_REWARD, reward_of
 from dppo.envs.spaces import describe_spaces
 from dppo.hosts.builders import build_sampler
-from dppo.hosts.wire import sampler_plan
+from dppo.hosts.plans import sampler_plan
 from dppo.numerics.portable import limit_blas
 from dppo.ppo.acting.sampler import collect_together
 from dppo.ppo.exchange.records import PolicySnapshot, SegmentRequest

@@ -117,7 +117,7 @@ class Learning:
         """Collect a segment in this process, unless `segments` are given."""
         from dppo.config.resolve import facts_of, resolve
         from dppo.hosts.builders import build_sampler
-        from dppo.hosts.wire import sampler_plan, trainer_plan
+        from dppo.hosts.plans import sampler_plan, trainer_plan
         from dppo.learners.trainers import LocalTrainer, ReusingTrainers
         from dppo.ppo.exchange.records import PolicySnapshot, SegmentRequest
 

@@ -57,7 +57,7 @@ def main() -> int:
     from dppo.config import Config
     from dppo.config.resolve import facts_of, resolve
     from dppo.hosts.builders import build_sampler, build_trainer
-    from dppo.hosts.wire import sampler_plan, trainer_plan
+    from dppo.hosts.plans import sampler_plan, trainer_plan
     from dppo.ppo.exchange.records import PolicySnapshot, SegmentRequest
     from dppo.ppo.learning.batch import make_batch
 

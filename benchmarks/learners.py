@@ -118,7 +118,7 @@ def settings_of(options: argparse.Namespace) -> dict[str, Any]:
 
 def measure(work: Work, options: argparse.Namespace) -> dict[str, Any]:
     """Measure one model: updates on one learner and on all, in turns, and the time of each part of a minibatch."""
-    from dppo.hosts.wire import trainer_plan
+    from dppo.hosts.plans import trainer_plan
     from dppo.learners.worth import worth_in_words
 
     sides = {learners: build(work, learners, options) for learners in (1, options.learners)}
@@ -224,7 +224,7 @@ def config_of(work: Work, learners: int, options: argparse.Namespace) -> Any:
 def build(work: Work, learners: int, options: argparse.Namespace) -> Side:
     import ray
 
-    from dppo.hosts.wire import trainer_plan
+    from dppo.hosts.plans import trainer_plan
     from dppo.learners.ranks import RayTrainers
     from dppo.spaces.actions import BoxActions
     from dppo.spaces.spaces import Spaces

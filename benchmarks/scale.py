@@ -29,7 +29,7 @@ import numpy as np
 import scale_costs
 from scale_model import SPACES, Costs, Simulated, Work, answer_to, driver_s, modelled_s
 
-from dppo.engine.engine import Collecting
+from dppo.engine.engine import CollectionEngine
 from dppo.engine.hosting import shares
 from dppo.engine.ledger import ReplayLedger
 from dppo.engine.messages import Answered, Ask, Command, Describe, Limits, Process, Started
@@ -64,7 +64,7 @@ class Run:
         self._now = 0.0
         self._index = 0
         self._rng = random.Random(num_actors)
-        self._engine = Collecting(shares(num_actors, num_actors), ReplayLedger(num_actors, replay=True), LIMITS)
+        self._engine = CollectionEngine(shares(num_actors, num_actors), ReplayLedger(num_actors, replay=True), LIMITS)
         self._timed(self._engine.describe, self._now)
         for actor_id in range(num_actors):
             self._on(Started(Process(actor_id, 1)))

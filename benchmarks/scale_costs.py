@@ -50,7 +50,7 @@ def once(num_actors: int, lag: int, hidden: list[int], by_reference: bool, pendi
     """Start Ray and the actors, collect for a while, and return figures of the driver."""
     from dppo.config import Config
     from dppo.engine.ledger import ReplayLedger
-    from dppo.hosts.wire import sampler_plan
+    from dppo.hosts.plans import sampler_plan
     from dppo.ppo.exchange.records import PolicySnapshot
     from dppo.ppo.networks.choice import choose_network
     from dppo.signals import StopSignals
@@ -183,7 +183,7 @@ def learner(num_samplers: int, num_steps: int, width: int) -> dict[str, float]:
 
     from dppo.config import Config
     from dppo.config.resolve import facts_of, resolve
-    from dppo.hosts.wire import trainer_plan
+    from dppo.hosts.plans import trainer_plan
     from dppo.learners.trainers import LocalTrainer
     from dppo.ppo.exchange.normalizer import no_statistics
     from dppo.ppo.learning.batch import make_batch

@@ -14,11 +14,11 @@ from typing import Any
 
 import numpy as np
 
-from dppo.engine.engine import Collecting
+from dppo.engine.engine import CollectionEngine
 from dppo.engine.hosting import shares
 from dppo.engine.ledger import ReplayLedger
 from dppo.engine.messages import Answered, Ask, Command, Describe, Limits, Process, Started
-from dppo.hosts.wire import Answer
+from dppo.ppo.exchange.questions import Answer
 from dppo.ppo.exchange.records import PolicySnapshot, SamplerCarry, SegmentReport, Timings
 from dppo.spaces.actions import DiscreteActions
 from dppo.spaces.spaces import Spaces
@@ -92,7 +92,7 @@ class Simulated:
     def __init__(self, work: Work, costs: Costs, seed: int = 0) -> None:
         self._work, self._costs, self._rng = work, costs, random.Random(seed)
         self._ledger = ReplayLedger(work.samplers, replay=True, policy_lag=work.lag)
-        self._engine = Collecting(shares(work.samplers, work.actors), self._ledger, LIMITS)
+        self._engine = CollectionEngine(shares(work.samplers, work.actors), self._ledger, LIMITS)
         self._now = 0.0
         self._free = [0.0] * work.actors
         self._arriving: list[tuple[float, int, Ask]] = []

@@ -20,7 +20,7 @@ from dppo.envs.group import EnvGroup
 from dppo.envs.repairs import Repairs
 from dppo.envs.spaces import describe_spaces
 from dppo.hosts.builders import BuiltSampler, build_sampler, build_trainer
-from dppo.hosts.wire import TrainerPlan, sampler_plan, trainer_plan
+from dppo.hosts.plans import TrainerPlan, sampler_plan, trainer_plan
 from dppo.ppo.acting.agent import PPOAgent
 from dppo.ppo.acting.sampler import PPOSampler
 from dppo.ppo.exchange.normalizer import ObsScale

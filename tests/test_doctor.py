@@ -26,7 +26,7 @@ from worlds.sick import Sick
 import dppo
 from dppo.__main__ import main
 from dppo.config import Config, grouped, resolved
-from dppo.hosts.wire import TrainerPlan
+from dppo.hosts.plans import TrainerPlan
 from dppo.learners import trainers
 from dppo.learners.trainers import LocalTrainer
 from dppo.records.bottleneck import TimeSplit

@@ -28,7 +28,6 @@ from dppo.engine import collector
 from dppo.envs import make
 from dppo.envs.spaces import describe_spaces
 from dppo.errors import ConfigError
-from dppo.hosts.wire import packed_model
 from dppo.policies.playing import EpisodePlayer
 from dppo.ppo.exchange.records import Episode, PolicySnapshot
 from dppo.records.files import checkpoint as checkpoints
@@ -46,6 +45,7 @@ from dppo.tools.replay.episode import replay
 from dppo.transports.ray import evaluating
 from dppo.transports.ray.capacity import room_for
 from dppo.transports.ray.evaluating import EvaluationActor
+from dppo.transports.ray.pickling import packed_model
 from dppo.transports.ray.session import demand_of
 
 ROWS, ITERATIONS = 64, 6
@@ -489,7 +489,7 @@ def test_actors_that_always_fail_neither_stop_training_nor_its_end(
     crashing: dict[str, Any] = CRASHING | {"eval_env_kwargs": {"how": how, "at_step": 9}, "segment_timeout_s": 5.0}
     if how == "garble":  # an answer that cannot be read, as of another version
         crashing = CRASHING | {"segment_timeout_s": 5.0}
-        monkeypatch.setattr("dppo.transports.ray.evaluating.wire", SimpleNamespace(unpack=lambda _: int("answer")))
+        monkeypatch.setattr("dppo.transports.ray.evaluating.unpack", lambda _: int("answer"))
     with Notes() as notes:
         result = dppo.train(settings(tmp_path / "run", num_actors=2, eval_every=10**9, **crashing))
     assert result.weights_sha256 == whole.weights_sha256

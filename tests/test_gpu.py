@@ -22,7 +22,7 @@ import dppo
 from dppo import streams
 from dppo.errors import ConfigError, GPUFailed, OutOfMemory
 from dppo.hosts.builders import build_sampler, build_trainer
-from dppo.hosts.wire import sampler_plan
+from dppo.hosts.plans import sampler_plan
 from dppo.learners.trainers import LocalTrainer
 from dppo.ppo.exchange.records import PolicySnapshot, SegmentRequest
 from dppo.ppo.learning.gpu import gpu_failure, is_out_of_memory, repeatable_on, starting_on

@@ -22,7 +22,7 @@ from dppo import streams
 from dppo.envs.make import make_env
 from dppo.errors import ConfigError, EnvironmentFault
 from dppo.hosts.builders import build_sampler
-from dppo.hosts.wire import sampler_plan
+from dppo.hosts.plans import sampler_plan
 from dppo.ppo.exchange.records import EnvLog
 from dppo.streams import Stream
 

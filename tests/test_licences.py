@@ -12,11 +12,11 @@ from builders import make_config
 from processes import Disturbance, send
 
 import dppo
-from dppo.engine.hosting import ENDING_S, Slots
+from dppo.engine.actors import Actor
 from dppo.engine.messages import Limits
-from dppo.engine.roster import Actor
+from dppo.engine.slots import ENDING_S, Slots
 from dppo.errors import ConfigError, EnvironmentFault
-from dppo.hosts.wire import Question
+from dppo.ppo.exchange.questions import Question
 from dppo.records.metrics.reading import read_metrics
 
 
@@ -54,14 +54,14 @@ def test_the_environments_of_a_lost_process_count_until_its_keeper_has_ended_the
 def test_what_an_actor_hosts_no_more_counts_until_it_is_idle_and_then_ends_it_if_need_be() -> None:
     slots, (giver, taker) = Slots(replace(Limits(), most_hosted=2)), actors((0, 1), ())
     slots.grant(giver, (0, 1), 0.0)
-    giver.will_make((0, 1), 0, (0, 1))
+    giver.assign((0, 1), 0, (0, 1))
     giver.samplers, taker.samplers = (0,), (1,)
     giver.asked[1] = Question(0, (0, 1), (0, 1))
     assert slots.grant(taker, (1,), 1.0) == ()
     assert slots.idle_holders([giver, taker]) == []
     giver.asked.clear()
     assert slots.idle_holders([giver, taker]) == [giver]
-    giver.will_make((0,), 1, (0,))
+    giver.assign((0,), 1, (0,))
     assert slots.grant(taker, (1,), 2.0) == (1,)
 
 

@@ -16,7 +16,7 @@ from dppo.config import PPO, Config
 from dppo.envs.spaces import dtype_of
 from dppo.errors import ConfigError
 from dppo.hosts.builders import build_sampler, build_trainer
-from dppo.hosts.wire import sampler_plan
+from dppo.hosts.plans import sampler_plan
 from dppo.ppo.exchange.normalizer import Moments, ObsScale, normalized_part
 from dppo.ppo.exchange.records import PolicySnapshot, SegmentRequest
 from dppo.ppo.learning.batch import make_batch

@@ -17,12 +17,13 @@ from processes import Disturbance, in_the_middle_of_an_update, send
 from recorder import Notes, Recorder, lasting
 
 import dppo
-from dppo.engine.collector import Collected, InProcessCollector
+from dppo.engine.collector import Collected
 from dppo.errors import SegmentsLost
 from dppo.learners.trainers import LocalTrainer
 from dppo.ppo.exchange.records import IncidentKind, Update
 from dppo.records.files import checkpoint as checkpoints
 from dppo.records.metrics.reading import read_metrics
+from dppo.transports.in_process import InProcessCollector
 
 Patch = pytest.MonkeyPatch
 LEARNING = ("iteration", "global_step", "losses/", "charts/", "faults/")

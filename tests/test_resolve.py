@@ -9,7 +9,7 @@ from builders import make_config
 
 from dppo.config.resolve import DEFAULTS, LINES, TaskFacts, resolve
 from dppo.errors import ConfigError
-from dppo.hosts.wire import trainer_plan
+from dppo.hosts.plans import trainer_plan
 from dppo.records.run_lines import sizes_line
 
 DISCRETE, ONE, TWO = (TaskFacts(action_dims) for action_dims in range(3))

@@ -23,7 +23,7 @@ import dppo
 from dppo.envs.statistics import running_statistics
 from dppo.errors import ConfigError
 from dppo.hosts.builders import build_sampler
-from dppo.hosts.wire import sampler_plan
+from dppo.hosts.plans import sampler_plan
 from dppo.policies.playing import EpisodePlayer
 from dppo.ppo.exchange.records import PolicySnapshot
 from dppo.tools.doctor import examination

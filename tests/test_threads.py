@@ -25,7 +25,7 @@ from dppo.envs import threads
 from dppo.envs.activity import ActivityRecord
 from dppo.errors import ConfigError, EnvironmentFault
 from dppo.hosts.host import SamplerHost, ThreadedHost
-from dppo.hosts.wire import sampler_plan
+from dppo.hosts.plans import sampler_plan
 from dppo.ppo.exchange.records import PolicySnapshot, SegmentRequest
 from dppo.ppo.networks.choice import choose_network
 

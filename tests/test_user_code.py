@@ -15,8 +15,8 @@ from remedies import executes
 import dppo
 from dppo.__main__ import main
 from dppo.errors import ConfigError, EnvironmentFault
-from dppo.hosts.wire import packed_model, unpacked_model
 from dppo.transports.ray.actor import PPOActor
+from dppo.transports.ray.pickling import packed_model, unpacked_model
 from dppo.user_code import hidden_by, hiding_files
 
 Capture = pytest.CaptureFixture[str]

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from dppo.engine.engine import Collecting
+from dppo.engine.engine import CollectionEngine
 from dppo.engine.hosting import shares
 from dppo.engine.ledger import ReplayLedger
 from dppo.engine.messages import (
@@ -25,9 +25,9 @@ from dppo.engine.messages import (
     Progressed,
     Started,
 )
-from dppo.engine.roster import MEASURED
+from dppo.engine.patience import MEASURED
 from dppo.envs.activity import Activity, Phase
-from dppo.hosts.wire import Answer
+from dppo.ppo.exchange.questions import Answer
 from dppo.ppo.exchange.records import PolicySnapshot, SamplerCarry, SegmentReport, Timings
 
 LIMITS = Limits(segment_timeout_s=10, max_actor_restarts=3, start_timeout_s=100, move_after_s=50, quiet_s=30)
@@ -65,7 +65,7 @@ class Driver:
     def __init__(self, hosting: list[list[int]], limits: Limits = LIMITS, *, described: bool = True) -> None:
         """Start the actors; with `described`, also answer the question for the spaces."""
         self.now = 0.0
-        self.engine = Collecting(hosting, ReplayLedger(sum(map(len, hosting)), replay=True, policy_lag=3), limits)
+        self.engine = CollectionEngine(hosting, ReplayLedger(sum(map(len, hosting)), replay=True, policy_lag=3), limits)
         self.commands: list[tuple[float, Command]] = []
         self.asks: list[Ask] = []
         """Questions that have not been answered."""

@@ -18,12 +18,12 @@ from virtual import KINDS, TOY_SPACES, Faults, Hashed, Loop, ToyActor, VirtualTr
 
 import dppo
 from dppo.engine.actor_collector import ActorCollector
-from dppo.engine.engine import Collecting
+from dppo.engine.engine import CollectionEngine
 from dppo.engine.hosting import shares
 from dppo.engine.ledger import ReplayLedger
 from dppo.engine.messages import Limits
 from dppo.errors import SegmentsLost
-from dppo.hosts.wire import sampler_plan
+from dppo.hosts.plans import sampler_plan
 from dppo.learners.trainers import LocalTrainer, Trainers
 from dppo.ppo.exchange.normalizer import Moments, Statistics
 from dppo.ppo.exchange.records import PolicySnapshot, Update
@@ -159,7 +159,7 @@ class Laboratory:
     def train(self, transport: VirtualTransport | None, piece: Piece) -> Any:
         """Return the state of the learner; without a transport, of a run in a loop, without the engine."""
         ledger = ReplayLedger(self.num_samplers, replay=True, policy_lag=piece.lag)
-        engine = Collecting(shares(self.num_samplers, piece.num_actors), ledger, piece.limits)
+        engine = CollectionEngine(shares(self.num_samplers, piece.num_actors), ledger, piece.limits)
         collector: Any = Loop(self.make_actor(), self.num_samplers, ledger)
         if transport is not None:
             collector = ActorCollector(engine, transport, clock=transport.clock)

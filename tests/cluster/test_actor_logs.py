@@ -121,9 +121,9 @@ def test_a_death_names_its_cause_its_place_and_its_log(tmp_path: Path, ray_sessi
 
 CRASH = """
 import ctypes, faulthandler, sys
-from dppo.transports.ray import actor
+from dppo.transports.ray import progress_file
 from dppo.hosts import keeper
-marker, record = actor.make_progress_file()
+marker, record = progress_file.make_progress_file()
 keeper.begin_log(sys.argv[1], marker)
 faulthandler.enable()
 def crash_here(depth):
@@ -147,10 +147,10 @@ def test_the_end_of_a_log_begins_with_the_innermost_line_of_a_crash(tmp_path: Pa
 
 PROGRAM = """
 import os, sys, time
-from dppo.transports.ray import actor
+from dppo.transports.ray import progress_file
 from dppo.hosts import keeper
 from children import with_children
-marker, record = actor.make_progress_file()
+marker, record = progress_file.make_progress_file()
 keeper.begin_log(sys.argv[1], marker)
 print("first words", flush=True)
 with_children(sys.argv[2])

@@ -17,31 +17,32 @@ import pytest
 from builders import make_config
 from processes import wait_until
 
-from dppo.engine.collector import ReplayLog
 from dppo.engine.ledger import ReplayLedger
 from dppo.engine.messages import Process, Progressed
 from dppo.envs.activity import BYTES, ActivityRecord, Phase, place_of
 from dppo.hosts.host import SamplerHost
-from dppo.hosts.wire import Answer, sampler_plan
+from dppo.hosts.plans import sampler_plan
+from dppo.ppo.exchange.questions import Answer
 from dppo.ppo.exchange.records import PolicySnapshot, SegmentRequest
 from dppo.ppo.networks.choice import choose_network
-from dppo.transports.ray import actor
-from dppo.transports.ray.actor import ProgressFile
+from dppo.transports.in_process import ReplayLog
+from dppo.transports.ray import progress_file
+from dppo.transports.ray.progress_file import ProgressFile
 
 STEPS = 30
 
 
 def test_recorded_progress_is_read_from_its_file() -> None:
-    path, record = actor.make_progress_file()
+    path, record = progress_file.make_progress_file()
     record.begin(to_replay=3700)
     for _ in range(2100):
         record.replay()
-    seen = actor.ProgressFile("", path).read()
+    seen = progress_file.ProgressFile("", path).read()
     assert seen is not None
     assert (seen.moves, seen.replayed, str(seen)) == (2100, 2100, "replaying 2,100 of 3,700 steps")
-    actor.ProgressFile("", path).remove()
-    actor.ProgressFile("", path).remove()
-    assert actor.ProgressFile("", path).read() is None
+    progress_file.ProgressFile("", path).remove()
+    progress_file.ProgressFile("", path).remove()
+    assert progress_file.ProgressFile("", path).read() is None
     record.replay()  # still works without the file
 
 
@@ -63,7 +64,7 @@ def test_progress_names_the_phase_and_the_sampler(phase: Phase, words: str) -> N
 
 STUCK = """
 import os, sys, time
-from dppo.transports.ray.actor import write_stacks_on_signal
+from dppo.transports.ray.progress_file import write_stacks_on_signal
 def in_the_simulator():
     open(sys.argv[1], "w").write("")
     time.sleep(60)
@@ -89,14 +90,14 @@ def test_stacks_are_those_of_faulthandler_and_of_py_spy_where_it_answers_in_time
     stuck: ProgressFile, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     program = tmp_path / "py-spy"
-    monkeypatch.setattr(actor, "which", lambda *_, **__: str(program))
+    monkeypatch.setattr(progress_file, "which", lambda *_, **__: str(program))
     assert "in in_the_simulator" in stuck.stacks(), "py-spy cannot be started"
     for script, words in (('echo "found $*"', "found dump --native --pid"), ("echo denied >&2; exit 1", "denied\n")):
         program.write_text(f"#!/bin/sh\n{script}\n")
         program.chmod(0o700)
         assert words in stuck.stacks()
     program.write_text("#!/bin/sh\nexec sleep 60\n")
-    monkeypatch.setattr(actor, "PY_SPY_S", 0.2)
+    monkeypatch.setattr(progress_file, "PY_SPY_S", 0.2)
     stacks = stuck.stacks()
     assert "in in_the_simulator" in stacks
 
@@ -111,7 +112,7 @@ def test_an_incomplete_or_foreign_file_is_ignored(tmp_path: Path) -> None:
     path = tmp_path / "progress"
     for content in (b"", b"123", b"\xff" * BYTES):
         path.write_bytes(content)
-        assert actor.ProgressFile("", str(path)).read() is None
+        assert progress_file.ProgressFile("", str(path)).read() is None
 
 
 def test_an_actor_works_without_a_progress_file_on_a_full_disk(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -120,7 +121,7 @@ def test_an_actor_works_without_a_progress_file_on_a_full_disk(monkeypatch: pyte
 
     before = set(Path(tempfile.gettempdir()).glob("dppo-progress-*"))
     monkeypatch.setattr(os, "write", full)
-    path, record = actor.make_progress_file()
+    path, record = progress_file.make_progress_file()
     record.enter(place_of(Phase.STEP))
     assert path == ""
     assert set(Path(tempfile.gettempdir()).glob("dppo-progress-*")) == before
@@ -180,15 +181,15 @@ def test_progress_of_actors_on_other_nodes_is_read_by_a_witness(ray_session: Non
 
     link = link_of_its_own("test")
     node_id = ray.get_runtime_context().get_node_id()
-    path, record = actor.make_progress_file()
+    path, record = progress_file.make_progress_file()
     record.begin(to_replay=7)
     record.replay()
     record.enter(place_of(Phase.STEP))
     record.stepped()
     watching = Watching(link, here="another node")
-    watching.started(Process(0, 5), actor.ProgressFile(node_id, path))
-    watching.started(Process(1, 5), actor.ProgressFile(node_id, "/no/such/file"))
-    watching.started(Process(2, 5), actor.ProgressFile("ab" * 28, path))  # on a node that is gone
+    watching.started(Process(0, 5), progress_file.ProgressFile(node_id, path))
+    watching.started(Process(1, 5), progress_file.ProgressFile(node_id, "/no/such/file"))
+    watching.started(Process(2, 5), progress_file.ProgressFile("ab" * 28, path))  # on a node that is gone
     for actor_id in (0, 1, 2, 3):
         watching.look(Process(actor_id, 5))
     found: list[Progressed] = []
@@ -198,7 +199,7 @@ def test_progress_of_actors_on_other_nodes_is_read_by_a_witness(ray_session: Non
     (witness,) = watching.take_witnesses()  # that of the lost node is forgotten
     ray.kill(witness)
     here = Watching(link, node_id)
-    here.started(Process(0, 5), actor.ProgressFile(node_id, path))
+    here.started(Process(0, 5), progress_file.ProgressFile(node_id, path))
     here.look(Process(0, 5))
     assert [one.progress.to_replay for one in here.seen()] == [7]
     record.stepped()

@@ -22,7 +22,7 @@ from dppo.engine.messages import Died, Joined, Kill, Left, Limits, Process, Star
 from dppo.errors import ConfigError
 from dppo.transports.ray import capacity
 from dppo.transports.ray.capacity import PER_NODE, Demand, room_for
-from dppo.transports.ray.room import Room
+from dppo.transports.ray.elastic_pool import ElasticPool
 from dppo.transports.ray.session import demand_of
 
 TWO_NODES = [{"CPU": 32.0, "node:big": 1.0}, {"CPU": 32.0, "node:small": 1.0}]
@@ -35,7 +35,7 @@ class Nodes:
         self.found = {str(number): {"CPU": float(size)} for number, size in enumerate(sizes)}
         self.notes: list[str] = []
         demand = Demand(fewest, {"CPU": 1.0}, 0, {}, most)
-        self.room = Room(demand, lambda: dict(self.found), self.notes.append, free=sum(sizes), grows=grows)
+        self.room = ElasticPool(demand, lambda: dict(self.found), self.notes.append, free=sum(sizes), grows=grows)
 
     def changes(self, **homes: str) -> tuple[list[int], list[int]]:
         """Return what follows from a look; `homes` are the nodes of actors 0, 1, ... by the names a0, a1, ..."""

@@ -14,10 +14,10 @@ import pytest
 from schedules import LAGS, LIMITS, Draws, Laboratory, Piece, config, contents, with_real_samplers, with_toys
 from virtual import KINDS, Cloud, Faults, VirtualTransport, real_actors
 
+from dppo.engine.actors import Actor
 from dppo.engine.messages import Kill
-from dppo.engine.roster import Actor
 from dppo.errors import ClusterError
-from dppo.hosts.wire import sampler_plan
+from dppo.hosts.plans import sampler_plan
 
 ITERATIONS = {0: 3, 1: 3, 3: 5}  # by policy lag
 MOVES = {"between episodes", "within episodes", "samplers_moved"}

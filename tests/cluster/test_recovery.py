@@ -8,11 +8,14 @@ from builders import assert_same_bytes, make_config
 from ray.exceptions import ActorUnavailableError
 
 from dppo.engine.ledger import ReplayLedger
+from dppo.engine.restarts import delay_before
 from dppo.errors import EnvironmentFault
-from dppo.hosts import wire
-from dppo.hosts.wire import Question, cause_of_death, delay_before, sampler_plan
+from dppo.hosts.plans import sampler_plan
+from dppo.ppo.exchange.questions import Question
 from dppo.ppo.exchange.records import PolicySnapshot, Rebuild, SamplerCarry, SegmentReport
 from dppo.transports.ray.actor import PPOActor
+from dppo.transports.ray.failures import cause_of_death
+from dppo.transports.ray.pickling import pack
 
 
 def report(sampler: int, index: int, episodes: list[int], actions: list[list[int]]) -> SegmentReport:
@@ -148,7 +151,7 @@ def test_a_process_that_ray_killed_for_lack_of_memory_is_named_as_such() -> None
 def test_a_constructor_that_fails_is_a_fault_with_its_place(index: int) -> None:
     """The engine decides whether it costs the process or the run."""
     config = make_config({"env_id": "worlds.faulty:Brittle", "env_kwargs": {"where": "constructor"}, "num_actors": 1})
-    actor = PPOActor(wire.pack(sampler_plan(config)))
+    actor = PPOActor(pack(sampler_plan(config)))
     zeros = np.zeros(1, np.int64)
     carry = SamplerCarry(zeros, zeros * 1.0, zeros, zeros * 1.0, zeros.astype(np.uint32))
     rebuilds = {0: Rebuild(carry, (np.zeros(0, np.int64),))} if index else {}

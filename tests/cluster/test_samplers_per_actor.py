@@ -24,7 +24,7 @@ def with_two_asked_of_one(samplers_per_actor: int | None = None) -> tuple[Cluste
     for index in range(60):
         cluster.asks.clear()
         cluster.request(index)
-        if cluster.engine.hosting.places[0].host.actor_id == 1:
+        if cluster.engine.hosting.positions[0].host.actor_id == 1:
             return cluster, index
         cluster.collect()
     return cluster, 0
@@ -55,7 +55,7 @@ def test_a_sampler_that_cannot_be_made_beside_another_one_goes_back_and_stays() 
         "gets at most 1 sampler; samplers_per_actor=1 (--samplers-per-actor 1) says so from the start"
     )
     assert cluster.all(Kill) == [Kill(Process(1, 1))]
-    assert {sampler: place.host.actor_id for sampler, place in cluster.engine.hosting.places.items()} == {0: 0, 1: 1}
+    assert {sampler: place.host.actor_id for sampler, place in cluster.engine.hosting.positions.items()} == {0: 0, 1: 1}
     cluster.on(Started(Process(1, 2)))
     del cluster.asks[0]
     assert [ask.process for ask in cluster.asks] == [Process(0, 1), Process(1, 2)]
@@ -92,7 +92,7 @@ def test_what_fits_elsewhere_moves_and_the_rest_waits() -> None:
     for ask in driver.asks[1:]:
         driver.on(answer_to(ask))
     driver.wait(80)
-    hosts = {sampler: place.host.actor_id for sampler, place in driver.engine.hosting.places.items()}
+    hosts = {sampler: place.host.actor_id for sampler, place in driver.engine.hosting.positions.items()}
     assert hosts == {0: 2, 1: 1, 2: 2, 3: 0, 4: 1}
     [line] = [command.text for command in driver.incidents() if "until it is back" in command.text]
     assert line.endswith("its samplers 0 are on actor 2")
@@ -134,7 +134,7 @@ def test_a_process_that_has_had_more_was_refused_a_licence() -> None:
     driver.on(Started(Process(0, 2)))
     driver.on(fault_of(driver.asks[-1], 1))
     assert "was refused: sampler 1: the environment's constructor" in driver.incidents()[-1].text
-    assert driver.engine.hosting.places[1].host.actor_id == 0
+    assert driver.engine.hosting.positions[1].host.actor_id == 0
 
 
 def test_too_few_actors_for_one_sampler_each_end_the_run_at_once() -> None:

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from driver import answer_to
 
-from dppo.engine.engine import Collecting
+from dppo.engine.engine import CollectionEngine
 from dppo.engine.hosting import shares
 from dppo.engine.ledger import ReplayLedger
 from dppo.engine.messages import (
@@ -59,7 +59,7 @@ class Counted:
         self.most: dict[str, int] = {}
         self._every, self._now, self._seen = max(1, num_actors // COUNTED), 0.0, Counter[str]()
         ledger = ReplayLedger(num_actors, replay=True)
-        self.engine = Collecting(shares(num_actors, num_actors), ledger, LIMITS)
+        self.engine = CollectionEngine(shares(num_actors, num_actors), ledger, LIMITS)
         starts = self.engine.describe(0.0)
         assert len(starts) == num_actors
         for start in starts:
@@ -124,7 +124,7 @@ def test_an_event_is_as_much_work_with_2000_actors_as_with_20() -> None:
 
 def test_actors_are_started_at_once_and_each_is_asked_when_it_runs() -> None:
     """The first segments do not wait for the last actor."""
-    engine = Collecting(shares(3, 3), ReplayLedger(3, replay=True), LIMITS)
+    engine = CollectionEngine(shares(3, 3), ReplayLedger(3, replay=True), LIMITS)
     assert engine.describe(0.0) == [Start(Process(actor, 1)) for actor in range(3)]
     engine.on(Started(Process(0, 1)), 1.0)
     (describe,) = engine.tick(1.0)

@@ -33,7 +33,7 @@ from dppo.files import remove_abandoned
 from dppo.machine import usable_cores
 from dppo.transports.ray import capacity, connecting, core_use, session
 from dppo.transports.ray import environment as surroundings
-from dppo.transports.ray.actor import make_progress_file
+from dppo.transports.ray.progress_file import make_progress_file
 from dppo.transports.ray.session import MIB, SMALLEST_STORE, RaySession, demand_of
 
 Usage = namedtuple("Usage", "total used free")

@@ -8,11 +8,11 @@ import pytest
 from driver import LIMITS, TICK_S, Driver, Progress, answer_to, moving, report
 
 from dppo.engine.actor_collector import ActorCollector
-from dppo.engine.messages import Answered, Ask, Command, Kill, Limits, Log, Look, Process, Progressed, Start
-from dppo.engine.roster import MEASURED
+from dppo.engine.messages import Answered, Ask, Command, Kill, Limits, Log, Look, Process, Progressed, Recycled, Start
+from dppo.engine.patience import MEASURED
 from dppo.envs.activity import Activity, Phase
 from dppo.errors import ClusterError, EnvFault, EnvironmentFault
-from dppo.hosts.wire import Answer, Recycled
+from dppo.ppo.exchange.questions import Answer
 from dppo.ppo.exchange.records import Incident, IncidentKind, Timings
 
 PATIENT = replace(LIMITS, segment_timeout_s=600.0)

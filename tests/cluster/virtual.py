@@ -35,13 +35,14 @@ from dppo.engine.messages import (
     Look,
     Process,
     Progressed,
+    Recycled,
     Start,
     Started,
 )
 from dppo.envs.activity import Activity, Phase
 from dppo.errors import EnvFault, EnvironmentFault
-from dppo.hosts import wire
-from dppo.hosts.wire import Answer, Question, Recycled, SamplerPlan
+from dppo.hosts.plans import SamplerPlan
+from dppo.ppo.exchange.questions import Answer, Question
 from dppo.ppo.exchange.records import (
     PolicySnapshot,
     Rebuild,
@@ -56,7 +57,8 @@ from dppo.spaces.actions import DiscreteActions
 from dppo.spaces.spaces import Spaces
 from dppo.transports.ray.actor import PPOActor
 from dppo.transports.ray.capacity import Demand
-from dppo.transports.ray.room import Room
+from dppo.transports.ray.elastic_pool import ElasticPool
+from dppo.transports.ray.pickling import pack
 
 LONGEST_S = 20_000.0  # of virtual time; a run that lasts longer hangs
 KINDS = ("dies", "hangs", "forges", "never_starts_soon", "leaves", "replays_long")  # of faults
@@ -312,7 +314,7 @@ class Cloud(VirtualTransport):
         self._look_at = 0.0
         demand = Demand(fewest, {"CPU": 1.0}, 0, {}, most)
         free = rng.randint(0, self._slots["node 0"])
-        self.room = Room(demand, self._usable, self.happened.append, free=free, grows=rng.random() < 0.3)
+        self.room = ElasticPool(demand, self._usable, self.happened.append, free=free, grows=rng.random() < 0.3)
         for _ in range(rng.randint(1, 8)):
             self._later(rng.uniform(0, 80), rng.choice([self._add, self._announce, self._lose]))
         self._later(200, lambda: self._add(3))
@@ -403,7 +405,7 @@ class Hashed(gym.Env[Any, Any]):
 
 
 def real_actors(plan: SamplerPlan) -> Callable[[], PPOActor]:
-    packed = wire.pack(plan)
+    packed = pack(plan)
     return lambda: PPOActor(packed)
 
 

@@ -29,7 +29,7 @@ from dppo.envs.make import make_env
 from dppo.errors import ConfigError
 from dppo.files import SCRATCH, remove_abandoned
 from dppo.hosts.builders import build_sampler
-from dppo.hosts.wire import sampler_plan
+from dppo.hosts.plans import sampler_plan
 
 Patch = pytest.MonkeyPatch
 

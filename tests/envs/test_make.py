@@ -17,7 +17,7 @@ from dppo.envs.make import check_env_id, make_env
 from dppo.envs.spaces import describe_spaces
 from dppo.errors import ConfigError, EnvironmentFault
 from dppo.hosts.builders import build_sampler
-from dppo.hosts.wire import sampler_plan
+from dppo.hosts.plans import sampler_plan
 from dppo.spaces.actions import DiscreteActions
 from dppo.user_code import import_path
 

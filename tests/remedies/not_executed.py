@@ -41,12 +41,12 @@ NOT_EXECUTED: tuple[tuple[str, str, str], ...] = (
         "it takes a cluster, or a fault of one: see docs/FAULTS.md and tests/cluster",
     ),
     (
-        "engine/roster.py",
+        "engine/actors.py",
         "made no environment within {}; if its constructor takes longer, raise ",
         "it takes a cluster, or a fault of one: see docs/FAULTS.md and tests/cluster",
     ),
     (
-        "engine/roster.py",
+        "engine/actors.py",
         "{} for {}{} and counts as hung; if a single step or reset takes longer",
         "it takes a cluster, or a fault of one: see docs/FAULTS.md and tests/cluster",
     ),
@@ -172,27 +172,27 @@ NOT_EXECUTED: tuple[tuple[str, str, str], ...] = (
         "it takes a cluster, or a fault of one: see docs/FAULTS.md and tests/cluster",
     ),
     (
-        "hosts/wire.py",
+        "transports/ray/failures.py",
         "An actor failed in dppo itself; please report this. {}",
         "it takes a cluster, or a fault of one: see docs/FAULTS.md and tests/cluster",
     ),
     (
-        "hosts/wire.py",
+        "transports/ray/failures.py",
         "Install the same dppo on every node.",
         "it takes a cluster, or a fault of one: see docs/FAULTS.md and tests/cluster",
     ),
     (
-        "hosts/wire.py",
+        "transports/ray/pickling.py",
         "Pass it as module:Class",
         "it takes a cluster, or a fault of one: see docs/FAULTS.md and tests/cluster",
     ),
     (
-        "hosts/wire.py",
+        "transports/ray/failures.py",
         "Use fewer actors there, or set recycle_after",
         "it takes a cluster, or a fault of one: see docs/FAULTS.md and tests/cluster",
     ),
     (
-        "hosts/wire.py",
+        "transports/ray/pickling.py",
         "Use plain data",
         "it takes a cluster, or a fault of one: see docs/FAULTS.md and tests/cluster",
     ),

@@ -5,9 +5,10 @@ from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import Protocol
 
-from dppo.engine.collector import Collected, OnProgress, ProgressReports
-from dppo.engine.engine import Collecting
+from dppo.engine.collector import Collected, OnProgress
+from dppo.engine.engine import CollectionEngine
 from dppo.engine.messages import Command, Event, ForTransport, Kill, Log, Process
+from dppo.engine.progress import ProgressReports
 from dppo.log import logger
 from dppo.numerics.fingerprint import Expected
 from dppo.ppo.exchange.records import Incident, PolicySnapshot
@@ -45,7 +46,7 @@ class ActorCollector:
 
     def __init__(
         self,
-        engine: Collecting,
+        engine: CollectionEngine,
         transport: Transport,
         on_progress: OnProgress = lambda progress: None,
         *,

@@ -1,24 +1,20 @@
 """Balancing: moves samplers from late actors to early ones; and backup requests to idle ones. Pure: no clock."""
 
 import math
-import sys
 from collections import deque
 from collections.abc import Iterator, Sequence
 from heapq import heapify, heappop, heapreplace
-from typing import Any
 
+from dppo.engine.actors import Actor, State
 from dppo.engine.hosting import Hosting
 from dppo.engine.ledger import ReplayLedger
 from dppo.engine.messages import Log
-from dppo.engine.roster import Actor, State
-from dppo.hosts.wire import Answer, Question
-from dppo.ppo.exchange.records import SegmentReport
+from dppo.ppo.exchange.questions import Answer, Question
 
 MARGIN = 0.1  # of a time: a smaller gain is within the noise, and a smaller cost of a slow actor not worth a line
 SLOW = 1.5  # times the typical pace
 NOISE_S = 0.02  # seconds of a segment; a smaller difference is due to processes that share cores, not to an actor
 ITERATIONS = 5  # in which a slow actor must cost something before a line is logged
-PAUSE = 0.05  # between two looks for late segments, in units of the time for a segment
 
 
 class Balancing:
@@ -31,7 +27,7 @@ class Balancing:
 
     def __init__(self, actors: dict[int, Actor], hosting: Hosting, ledger: ReplayLedger) -> None:
         self.typical_s = 0.0  # seconds for a segment on a typical actor; 0 while no pace is known
-        self._actors, self._hosting, self._places, self._ledger = actors, hosting, hosting.places, ledger
+        self._actors, self._hosting, self._places, self._ledger = actors, hosting, hosting.positions, ledger
         self._segment_steps = 1
         self._added = 1.0  # by a further sampler of an actor, in units of the time of one alone; less with threads
         self._overheads = deque([0.0], maxlen=5)  # seconds to rebuild a sampler, without its replay
@@ -115,9 +111,9 @@ class Balancing:
         if least_s < (1 + MARGIN) * most_s:  # else nobody gains
             self._move(running, end, now)
         for actor in [one for one in running if not one.samplers and (one.pace.segment_s or self._added < 1)]:
-            self._try(actor)
+            self._retry_slow_actor(actor)
         is_slow = bool(paces) and paces[-1] > max(SLOW * self.typical_s, self.typical_s + NOISE_S)
-        return self._blame(running, period_s) if is_slow and period_s else []
+        return self._report_slow_actors(running, period_s) if is_slow and period_s else []
 
     def _move(self, running: list[Actor], end: int, now: float) -> None:
         ends = {one.actor_id: self._finish_s(one, end, now) for one in self._actors.values() if one.samplers}
@@ -130,7 +126,7 @@ class Balancing:
         for actor_id in sorted(ends, key=lambda one: (-ends[one], self._actors[one].state is State.RUNNING, one)):
             if not self._takers or self._takers[0][0] - now >= (1 - MARGIN) * ends[actor_id]:
                 break
-            self._settle(self._actors[actor_id], end, now)
+            self._rebalance(self._actors[actor_id], end, now)
 
     def questions(self, end: int, now: float) -> Iterator[tuple[Actor, int, tuple[int, ...]]]:
         """Yield actor, index and samplers of each question for segments before `end` that can be asked now."""
@@ -138,12 +134,12 @@ class Balancing:
         while ready := self._hosting.take_ready():
             for actor in ready:
                 if actor.waits and not actor.asked:
-                    self._settle(actor, end, now)
+                    self._rebalance(actor, end, now)
                 for index, samplers in () if actor.waits else self._hosting.next_of(actor, end):
                     if able := self._hosting.slots.grant(actor, samplers, now):
                         yield actor, index, able
 
-    def _settle(self, giver: Actor, end: int, now: float) -> None:
+    def _rebalance(self, giver: Actor, end: int, now: float) -> None:
         """Move samplers of an actor if others are sooner; if that depends on its next answers, let it wait for them."""
         late, giver.waits = self._finish_s(giver, end, now), False
         for sampler in sorted(giver.samplers, key=lambda one: (self._open_steps(one), -one)):
@@ -172,7 +168,7 @@ class Balancing:
     def _takes(self, actor: Actor) -> bool:
         return actor.state is State.RUNNING and self._hosting.has_room(actor)
 
-    def _try(self, actor: Actor) -> None:
+    def _retry_slow_actor(self, actor: Actor) -> None:
         """Move a sampler to an actor that was slow, or in threads new; the longer it rests, the more it may replay."""
         pace, own_s = actor.pace, self.takes_s(actor)
         pace.rested += 1
@@ -186,7 +182,7 @@ class Balancing:
             self._hosting.rehost(sampler, actor)
             pace.rested, pace.patience, pace.enough, pace.recent = 0, 2 * pace.patience, 1, ()
 
-    def _blame(self, running: list[Actor], period_s: float) -> list[Log]:
+    def _report_slow_actors(self, running: list[Actor], period_s: float) -> list[Log]:
         """Add to the cost of the slowest actor; return a line about it, once."""
         slowest = max(running, key=lambda actor: actor.pace.segment_s)
         longest_s = max(self.takes_s(actor, len(actor.samplers)) for actor in running)
@@ -212,65 +208,3 @@ def slow(actor: Actor, typical_s: float, share: float) -> str:
         f"{typical_s:.3g} s, which costs {share:.0%} of the time. Its samplers move where that saves time. "
         f"Look for other programs on that node, or run fewer actors there."
     )
-
-
-class Backups:
-    """Finds late segments and idle actors that would make them sooner, replay included; drops the later answers.
-
-    The actor of the first answer goes on with the sampler. What the other one makes of it from then on does not count.
-    """
-
-    def __init__(self, hosting: Hosting, balancing: Balancing) -> None:
-        self._places, self._hosting, self._balancing = hosting.places, hosting, balancing
-        self._helpers: dict[int, Actor] = {}  # those that have been asked as well, by sampler
-        self._void: dict[tuple[int, int], int] = {}  # by actor and sampler, the last question whose answer is too late
-        self._look_at = 0.0
-        self.asked = self.won = self.wasted_steps = 0
-
-    def due(self, index: int, now: float) -> Iterator[tuple[Actor, tuple[int, ...]]]:
-        """Yield idle actors, and for each the samplers whose segment `index` it can make sooner than their own."""
-        balancing = self._balancing
-        if now < self._look_at or not balancing.typical_s or self._hosting.limit < sys.maxsize:
-            return
-        running = list(self._hosting.running.values())
-        self._look_at = now + PAUSE * balancing.typical_s
-        idle = sorted((actor for actor in running if not actor.asked), key=balancing.takes_s)
-        busy = [actor for actor in running if actor.asked and actor.first.index == index] if idle else []
-        for early_s, _, owner in sorted((-balancing.left_s(one, now), one.actor_id, one) for one in busy):
-            places = ((sampler, self._places[sampler]) for sampler in owner.first.samplers)
-            making = [sampler for sampler, place in places if place.maker is owner and place.arrived == index]
-            late = [sampler for sampler in making if sampler not in self._helpers]
-            helpers = idle[: len(late)]
-            shares = [(helper, tuple(late[number :: len(helpers)])) for number, helper in enumerate(helpers)]
-            if shares and max(balancing.needs_s(*share, rebuilt=True) for share in shares) < -early_s:
-                del idle[: len(helpers)]
-                self.asked += len(late)
-                self._helpers |= {sampler: helper for helper, share in shares for sampler in share}
-                yield from shares
-
-    def counted(self, actor: Actor, ask_id: int, answer: Answer) -> list[tuple[SegmentReport, Any]]:
-        """Return the part of an answer that counts, and let its actor go on with these samplers."""
-        made = [one for one in answer.made if ask_id > self._void.get((actor.actor_id, one[0].sampler_id), 0)]
-        self.wasted_steps += sum(report.steps for report, _ in answer.made) - sum(report.steps for report, _ in made)
-        for report, _ in made:
-            sampler = report.sampler_id
-            helper = self._helpers.pop(sampler, None)
-            later = self._places[sampler].maker if helper is actor else helper
-            if later is not None:
-                self._void[later.actor_id, sampler] = max(later.asked, default=0)
-                later.holds.pop(sampler, None)
-            if helper is actor:
-                self.won += 1
-                if self._hosting.has_room(actor):  # else its own actor rebuilds it
-                    self._hosting.rehost(sampler, actor)
-                self._hosting.asked((sampler,), report.index, actor)
-        return made
-
-    def ended(self, actor: Actor) -> None:
-        """Forget the requests to a process that is abandoned."""
-        self._helpers = {sampler: helper for sampler, helper in self._helpers.items() if helper is not actor}
-
-    def notes(self) -> list[str]:
-        """Return a line for the end of the run."""
-        won, wasted = f"{self.won:,} of them sooner", f"{self.wasted_steps:,} env steps wasted"
-        return [f"Backup requests: {self.asked:,} segments asked for again, {won}, {wasted}."]

@@ -1,4 +1,4 @@
-"""Collecting: decides which actor collects which segment, and what happens when an actor fails.
+"""CollectionEngine: decides which actor collects which segment, and what happens when an actor fails.
 
 Pure: no Ray, no clock, no waiting. An `ActorCollector` passes in events with the time at which they arrived, and lets a
 transport execute the commands that come back.
@@ -8,23 +8,27 @@ import math
 from collections.abc import Iterable, Sequence
 
 from dppo.engine import messages
-from dppo.engine.balancing import Backups, Balancing
-from dppo.engine.collector import Requests
+from dppo.engine.actors import Actor, State
+from dppo.engine.alarms import Alarms
+from dppo.engine.backups import Backups
+from dppo.engine.balancing import Balancing
 from dppo.engine.hosting import Hosting, listed, samplers_named
 from dppo.engine.ledger import ReplayLedger
-from dppo.engine.messages import LONGEST_QUIET_S, Ask, Command, Event, Limits, Log
-from dppo.engine.roster import Actor, Alarms, Patience, State
+from dppo.engine.messages import LONGEST_QUIET_S, Ask, Command, Event, Limits, Log, Recycled
+from dppo.engine.patience import Patience
+from dppo.engine.requests import Requests
+from dppo.engine.restarts import delay_before
 from dppo.envs.activity import Phase
 from dppo.errors import ClusterError, DppoError, EnvironmentFault, counted
-from dppo.hosts.wire import Answer, Question, Recycled, delay_before
 from dppo.numerics.fingerprint import Expected
+from dppo.ppo.exchange.questions import Answer, Question
 from dppo.ppo.exchange.records import Incident, IncidentKind, PolicySnapshot
 from dppo.spaces.spaces import Spaces
 
 TICKS_S = 1.0  # from one tick to the next at most, while somebody waits for segments
 
 
-class Collecting:
+class CollectionEngine:
     """Collects segments 0, 1, 2 ... of all samplers from the actors that are available.
 
     A sampler is asked for a segment as soon as that has been requested, also while it makes the one before it: an actor
@@ -44,7 +48,7 @@ class Collecting:
         self.expected: Expected | None = None  # the numerics that every actor must have
         self._actors = {actor_id: Actor(actor_id, tuple(samplers)) for actor_id, samplers in enumerate(shares)}
         self.hosting = Hosting(self._actors, limits)
-        self.requests = Requests(len(self.hosting.places))  # the segments that have been requested and not been taken
+        self.requests = Requests(len(self.hosting.positions))  # segments requested and not yet taken
         self.patience, self._alarms = Patience(limits), Alarms(self._actors, limits)
         self.balancing = Balancing(self._actors, self.hosting, ledger)
         self.backups = Backups(self.hosting, self.balancing) if limits.backup_requests else None
@@ -153,7 +157,7 @@ class Collecting:
         if self.limits.elastic and not self.hosting.most_held and self._may_be_busy(actor, ask_id, fault):
             return False
         most_actors = self.limits.most_actors if self.limits.elastic else len(self._actors)
-        return limit * most_actors >= len(self.hosting.places)
+        return limit * most_actors >= len(self.hosting.positions)
 
     def _make_room(self, actor: Actor, fault: EnvironmentFault, now: float) -> None:
         """Replace a process that could not make a further sampler; from now on, none gets more than it had.
@@ -262,7 +266,7 @@ class Collecting:
                 for actor, index, samplers in self.balancing.questions(self.requests.end, now):
                     self._ask(actor, index, samplers, now)
             return
-        actor, asked = self.hosting.places[0].host, self.hosting.places[0].maker
+        actor, asked = self.hosting.positions[0].host, self.hosting.positions[0].maker
         free = actor.state is State.RUNNING and not (asked and asked.asked)
         if free and self.hosting.slots.grant(actor, (0,), now):
             self.hosting.asked((0,), -1, actor)
@@ -272,7 +276,7 @@ class Collecting:
     def _ask(self, actor: Actor, index: int, samplers: tuple[int, ...], now: float, *, backup: bool = False) -> None:
         """Ask an actor for segments; with `backup`, for some that another one is making."""
         hosted = tuple(sorted({*actor.samplers, *samplers})) if backup else actor.samplers
-        rebuilt = actor.will_make(samplers, index, hosted)
+        rebuilt = actor.assign(samplers, index, hosted)
         if not backup:
             self.hosting.asked(samplers, index, actor)
         rebuilds = {one: rebuild for one in rebuilt if (rebuild := self._ledger.rebuild(one, index)) is not None}
@@ -336,7 +340,7 @@ class Collecting:
                 "Look for the reason in the simulator's own log; `num_actors=0` runs it in this process, where a "
                 "debugger can follow."
             )
-        had, needed = counted(beside, "sampler"), math.ceil(len(self.hosting.places) / beside)
+        had, needed = counted(beside, "sampler"), math.ceil(len(self.hosting.positions) / beside)
         return (
             f"The process of that constructor had the environments of {had}. If it may have no more, use "
             f"`num_actors={needed}` and `samplers_per_actor={beside}`; if licences are in use, free them."

@@ -6,18 +6,18 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from heapq import heapify, heapreplace
 
-from dppo.engine.messages import Command, Limits, Log, Process
-from dppo.engine.roster import Actor, State
+from dppo.engine.actors import Actor, State
+from dppo.engine.messages import Command, Limits, Log
+from dppo.engine.slots import Slots
 from dppo.errors import ClusterError, counted
-from dppo.hosts.wire import Question
+from dppo.ppo.exchange.questions import Question
 
 PATIENCE_S = 5.0  # without enough actors, before that is logged
-ENDING_S = 6.0  # for which the environments of a lost process count: its keeper ends its children within 5 s
 BACKUPS = "backup_requests=True (--backup-requests) would let an idle actor make a late segment, too"
 
 
 @dataclass(slots=True)
-class Place:
+class SamplerPosition:
     """A sampler's place in the run."""
 
     host: Actor  # the actor that makes its next segments; earlier ones may still be on their way from another
@@ -38,7 +38,7 @@ class Hosting:
     """
 
     def __init__(self, actors: dict[int, Actor], limits: Limits) -> None:
-        self.places = {sampler: Place(actor) for actor in actors.values() for sampler in actor.samplers}
+        self.positions = {sampler: SamplerPosition(actor) for actor in actors.values() for sampler in actor.samplers}
         self.running: dict[int, Actor] = {}  # the actors that accept questions, by id
         self.said_to_wait = False  # True while the log says that the run waits for actors
         self.slots = Slots(limits)
@@ -57,7 +57,7 @@ class Hosting:
 
     def begin(self, index: int) -> None:
         """Let all samplers start with segment `index`; nothing has been asked for."""
-        for place in self.places.values():
+        for place in self.positions.values():
             place.arrived = place.asked = index
 
     def started(self, actor: Actor) -> None:
@@ -85,7 +85,7 @@ class Hosting:
         """
         self.limit = limit
         if self._limits.elastic:  # with fewer, some samplers have no place
-            self._fewest = max(self._limits.fewest_actors, math.ceil(len(self.places) / limit))
+            self._fewest = max(self._limits.fewest_actors, math.ceil(len(self.positions) / limit))
         surplus = list[int]()
         for actor in self._actors.values():
             kept_first = sorted(actor.samplers, key=lambda sampler: (sampler not in actor.made, sampler))
@@ -98,7 +98,7 @@ class Hosting:
     def ended(self, actor: Actor) -> None:
         """Record that the process of an actor, and its queue, are abandoned."""
         for asked in actor.asked.values():
-            for place in map(self.places.__getitem__, asked.samplers):
+            for place in map(self.positions.__getitem__, asked.samplers):
                 if place.maker is actor:  # else another one makes these segments, too
                     place.asked = place.arrived
                     self._ready.add(place.host.actor_id)
@@ -119,11 +119,11 @@ class Hosting:
 
         A sampler goes on from where this process leaves it, or is rebuilt once all of its segments have arrived.
         """
-        places = [(sampler, self.places[sampler]) for sampler in actor.samplers]
-        for index in range(min([place.asked for _, place in places], default=end), end):
+        positions = [(sampler, self.positions[sampler]) for sampler in actor.samplers]
+        for index in range(min([place.asked for _, place in positions], default=end), end):
             able = [
                 sampler
-                for sampler, place in places
+                for sampler, place in positions
                 if place.asked == index
                 and (place.arrived == index or (place.maker is actor and actor.holds.get(sampler) == index))
             ]
@@ -132,12 +132,12 @@ class Hosting:
 
     def asked(self, samplers: Iterable[int], index: int, maker: Actor) -> None:
         """Record that an actor has been asked for segment `index` of some samplers."""
-        for place in map(self.places.__getitem__, samplers):
+        for place in map(self.positions.__getitem__, samplers):
             place.asked, place.maker = index + 1, maker
 
     def arrived(self, sampler: int, index: int, end: int) -> None:
         """Record that segment `index` of a sampler has arrived, of those before `end`."""
-        place = self.places[sampler]
+        place = self.positions[sampler]
         place.arrived = index + 1
         if place.asked < end:  # it is moving to its host, which may be asked now
             self._ready.add(place.host.actor_id)
@@ -177,7 +177,7 @@ class Hosting:
 
     def rehost(self, sampler: int, host: Actor) -> None:
         """Let `host` make the next segments of a sampler."""
-        place = self.places[sampler]
+        place = self.positions[sampler]
         place.host.samplers = tuple(one for one in place.host.samplers if one != sampler)
         host.samplers = tuple(sorted((*host.samplers, sampler)))
         place.host = host
@@ -204,7 +204,10 @@ class Hosting:
         starts = [f"actor {one.actor_id} is being {'restarted' if one.ever_started else 'started'}" for one in missing]
         if index < 0:
             return "; ".join([f"waiting for the first environment for {waited_s:.0f} s", *_shortened(starts)])
-        owed, total = sorted(one for one, place in self.places.items() if place.arrived <= index), len(self.places)
+        owed, total = (
+            sorted(one for one, place in self.positions.items() if place.arrived <= index),
+            len(self.positions),
+        )
         samplers = f"{samplers_named(owed[:8])}{' ...' if len(owed) > 8 else ''}"
         segments = f"waiting for {len(owed)} of {total} segments for {waited_s:.0f} s ({samplers})"
         places = [f"actor {one.actor_id}: {one.progress}" for one in actors if one.progress and one.first.rebuilds]
@@ -257,67 +260,6 @@ class Hosting:
                     f"for {samplers_named(actor.samplers)}: a process has at most {counted(self.limit, 'sampler')} "
                     f"(samplers_per_actor={self.limit}). Make room in the cluster (see `ray status`), and resume."
                 )
-
-
-class Slots:
-    """Knows of which samplers each process has the environments, and grants new ones while there is room."""
-
-    def __init__(self, limits: Limits) -> None:
-        self._most, self._start_s = limits.most_hosted, limits.start_s
-        self.limited = self._start_s > 0 or self._most < sys.maxsize
-        """False if any number of environments may exist, and start at once."""
-        self._held: dict[Process, tuple[Actor, set[int]]] = {}
-        self._ending: dict[Process, float] = {}  # lost ones, and the time until which they count
-        self._waiting: dict[int, Actor] = {}  # by id
-        self._next_start = -math.inf
-
-    def grant(self, actor: Actor, samplers: tuple[int, ...], now: float) -> tuple[int, ...]:
-        """Return those of `samplers` whose environments the process of an actor has, or may make now."""
-        if not self.limited:
-            return samplers
-        for process, until in list(self._ending.items()):
-            self._ending[process] = min(until, now + ENDING_S)
-            if until <= now:
-                del self._ending[process], self._held[process]
-        own = self._held.setdefault(actor.process, (actor, set()))[1]
-        new = [sampler for sampler in samplers if sampler not in own]
-        if self._used() + len(new) > self._most:
-            for process, (one, held) in self._held.items():
-                if process == one.process and not one.asked:  # it has closed what it did not host any more
-                    held.intersection_update({*one.holds, *one.samplers})
-        may = new[: max(0, self._most - self._used())] if now >= self._next_start else []
-        if may:
-            own.update(may)
-            self._next_start = now + len(may) * self._start_s
-        if len(may) < len(new):
-            self._waiting[actor.actor_id] = actor
-        return tuple(sampler for sampler in samplers if sampler in own)
-
-    def take_waiting(self) -> list[Actor]:
-        """Return the actors that were not granted all since the last call."""
-        waiting, self._waiting = self._waiting, {}
-        return list(waiting.values())
-
-    def ended(self, actor: Actor) -> None:
-        """Note that the process of an actor was lost or killed."""
-        if actor.process in self._held:
-            self._ending[actor.process] = math.inf
-
-    def idle_holders(self, running: Iterable[Actor]) -> list[Actor]:
-        """Return idle actors with environments of samplers that moved away, if others wait for a slot.
-
-        They would close them with their next question, which may wait for these others.
-        """
-        short = self._waiting and self._used() >= self._most
-        return [one for one in running if not one.asked and one.holds.keys() - set(one.samplers)] if short else []
-
-    def _used(self) -> int:
-        return sum(len(held) for _, held in self._held.values())
-
-    def __str__(self) -> str:
-        ending = sum(len(self._held[process][1]) for process in self._ending)
-        lost = f", those of {ending} in processes that have just ended" if ending else ""
-        return f"environments of {self._used()} of at most {self._most} samplers exist (licences){lost}"
 
 
 def samplers_named(samplers: Sequence[int]) -> str:

@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from dppo.envs.activity import Activity
-from dppo.errors import DppoError
-from dppo.hosts.wire import Answer, Question
+from dppo.errors import ClusterError, DppoError
+from dppo.ppo.exchange.questions import Answer, Question
 from dppo.ppo.exchange.records import Incident, PolicySnapshot
 from dppo.spaces.spaces import Spaces
 
@@ -39,6 +39,10 @@ class Limits:
     def look_s(self) -> float:
         """Interval between two looks at the progress of an actor that has a question."""
         return min([self.segment_timeout_s / 4, LONGEST_QUIET_S, *(one / 4 for one in self.of_phases.values() if one)])
+
+
+class Recycled(ClusterError):
+    """An actor is to be replaced before it makes the next segment: see the setting recycle_after."""
 
 
 class Process(NamedTuple):

@@ -26,7 +26,7 @@ from dppo.envs.spaces import describe_spaces
 from dppo.envs.statistics import check_statistics
 from dppo.envs.threads import EnvThread
 from dppo.errors import ConfigError, EnvironmentFault
-from dppo.hosts.wire import SamplerPlan, TrainerPlan
+from dppo.hosts.plans import SamplerPlan, TrainerPlan
 from dppo.ppo.acting.agent import PPOAgent
 from dppo.ppo.acting.sampler import PPOSampler
 from dppo.ppo.networks.choice import choose_network

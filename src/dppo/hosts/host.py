@@ -12,9 +12,10 @@ from dppo.envs.activity import ActivityRecord, Phase, place_of
 from dppo.envs.threads import Worker, wait_for_ends
 from dppo.errors import ClusterError, EnvironmentFault
 from dppo.hosts.builders import BuiltSampler, build_sampler
-from dppo.hosts.wire import Answer, SamplerPlan
+from dppo.hosts.plans import SamplerPlan
 from dppo.numerics.arithmetic import as_usual
 from dppo.ppo.acting.sampler import PPOSampler, collect_together
+from dppo.ppo.exchange.questions import Answer
 from dppo.ppo.exchange.records import Incident, IncidentKind, PolicySnapshot, SegmentReport, SegmentRequest, Timings
 from dppo.process_state.borders import guarded_steps, take_changes
 from dppo.spaces.spaces import Spaces
@@ -107,7 +108,7 @@ class SamplerHost:
                     )
 
 
-class _Lane:
+class SamplerThread:
     """The thread of a sampler, and its host there."""
 
     def __init__(self, plan: SamplerPlan, sampler_id: int, check: Callable[..., None]) -> None:
@@ -126,7 +127,7 @@ class ThreadedHost:
 
     def __init__(self, plan: SamplerPlan, progress: ActivityRecord) -> None:
         self._plan, self._progress = plan, progress
-        self._lanes: dict[int, _Lane] = {}
+        self._threads: dict[int, SamplerThread] = {}
         self._turns = Condition()
         self._begun = self._over = 0  # questions
         self._leaving: set[int] = set()  # samplers that are no longer hosted
@@ -135,8 +136,8 @@ class ThreadedHost:
     def spaces(self, sampler_id: int) -> Spaces:
         """Create the environments of a sampler and return their spaces."""
         self._progress.begin()
-        lane = self._lane(sampler_id)
-        spaces: list[Spaces] = self._results({lane.worker.begin(partial(lane.host.spaces, sampler_id)): lane})
+        thread = self._thread(sampler_id)
+        spaces: list[Spaces] = self._results({thread.worker.begin(partial(thread.host.spaces, sampler_id)): thread})
         return spaces[0]
 
     def collect(self, requests: Sequence[SegmentRequest], policy: PolicySnapshot, spaces: Spaces | None) -> Answer:
@@ -151,9 +152,9 @@ class ThreadedHost:
             if self._plan.sampling.licences is not None:  # others are made in their place
                 wait(closing)
             for request in requests:
-                lane = self._lane(request.sampler_id)
-                lane.next = request.index + 1
-                working[lane.worker.begin(partial(lane.host.collect, [request], policy, spaces))] = lane
+                thread = self._thread(request.sampler_id)
+                thread.next = request.index + 1
+                working[thread.worker.begin(partial(thread.host.collect, [request], policy, spaces))] = thread
             number, self._begun = self._begun, self._begun + 1
             self._turns.notify_all()
             self._turns.wait_for(lambda: self._over == number)
@@ -172,32 +173,32 @@ class ThreadedHost:
 
     def close_all_but(self, hosted: Collection[int]) -> None:
         """Let the next question close the environments of all samplers except `hosted`, unless it needs them."""
-        self._leaving = self._lanes.keys() - set(hosted)
+        self._leaving = self._threads.keys() - set(hosted)
 
     def close(self) -> None:
         """Close all environments, each after its current step; wait for a few seconds at most."""
         self._failure = self._failure or ClusterError("the samplers of this process are closed")
-        self._end(set(self._lanes))
+        self._end(set(self._threads))
         wait_for_ends()
 
-    def _lane(self, sampler_id: int) -> _Lane:
-        if sampler_id not in self._lanes:
-            self._lanes[sampler_id] = _Lane(self._plan, sampler_id, self._check)
-        return self._lanes[sampler_id]
+    def _thread(self, sampler_id: int) -> SamplerThread:
+        if sampler_id not in self._threads:
+            self._threads[sampler_id] = SamplerThread(self._plan, sampler_id, self._check)
+        return self._threads[sampler_id]
 
     def _is_next(self, request: SegmentRequest) -> bool:
-        lane = self._lanes.get(request.sampler_id)
-        return request.rebuild is not None or request.index == (0 if lane is None else lane.next)
+        thread = self._threads.get(request.sampler_id)
+        return request.rebuild is not None or request.index == (0 if thread is None else thread.next)
 
     def _end(self, samplers: set[int]) -> list[Future[Any]]:
-        lanes = map(self._lanes.pop, samplers & self._lanes.keys())
-        return [lane.worker.end(lane.host.close_all_but) for lane in lanes]
+        threads = map(self._threads.pop, samplers & self._threads.keys())
+        return [thread.worker.end(thread.host.close_all_but) for thread in threads]
 
     def _check(self, *_: int) -> None:
         if self._failure is not None:
             raise ClusterError("the samplers of this process are closed")
 
-    def _results(self, working: dict[Future[Any], _Lane]) -> list[Any]:
+    def _results(self, working: dict[Future[Any], SamplerThread]) -> list[Any]:
         """Return the results of all calls; the first exception ends all threads, each after its current step."""
         try:
             over: Collection[Future[Any]] = ()
@@ -208,7 +209,9 @@ class ThreadedHost:
                         raise error.beside(*self._others(error))
                     if error is not None:
                         raise error
-                self._look([lane for call, lane in working.items() if call not in over], [one.result() for one in over])
+                self._look(
+                    [thread for call, thread in working.items() if call not in over], [one.result() for one in over]
+                )
         except BaseException as error:
             self._failure = self._failure or error
             raise self._failure from None
@@ -217,16 +220,16 @@ class ThreadedHost:
     def _others(self, error: EnvironmentFault) -> tuple[int, int]:
         """Return instances and samplers of the threads other than that of a fault; one at least is being made there."""
         failed = error.place.sampler_id if error.place is not None else -1
-        others = [lane.host for sampler_id, lane in list(self._lanes.items()) if sampler_id != failed]
+        others = [thread.host for sampler_id, thread in list(self._threads.items()) if sampler_id != failed]
         made = [host.instances for host in others if host.instances]
         return (sum(made), len(made)) if made else (min(1, len(others)), min(1, len(others)))
 
-    def _look(self, working: list[_Lane], results: list[Any]) -> None:
+    def _look(self, working: list[SamplerThread], results: list[Any]) -> None:
         """Record the progress of all threads: sums, and the place of the first that is still working."""
-        looks = [lane.progress.look() for lane in working]
+        looks = [thread.progress.look() for thread in working]
         answers = [result for result in results if isinstance(result, Answer)]
         self._progress.show(
-            sum(lane.progress.look().moves for lane in list(self._lanes.values())),
+            sum(thread.progress.look().moves for thread in list(self._threads.values())),
             looks[0] if looks else None,
             sum(look.replayed for look in looks) + sum(answer.timings.replayed_steps for answer in answers),
             sum(look.steps for look in looks) + sum(answer.made[0][0].steps for answer in answers),

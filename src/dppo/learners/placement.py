@@ -7,9 +7,9 @@ from typing import Any
 from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-from dppo.hosts.wire import within
 from dppo.learners.rank import TICK_S
 from dppo.transports.ray.calls import calls_ray
+from dppo.transports.ray.failures import call_with_timeout
 
 CLOSE_S = 2.0  # for Ray to release the resources
 
@@ -44,4 +44,4 @@ class Placement:
         """Release the resources, if any are reserved."""
         group = self._group
         if group is not None:
-            within(CLOSE_S, partial(remove_placement_group, group))
+            call_with_timeout(CLOSE_S, partial(remove_placement_group, group))

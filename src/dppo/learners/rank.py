@@ -20,7 +20,7 @@ from torch import distributed
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
 from dppo.errors import DppoError, GPUFailed, OutOfMemory, TrainingDiverged
-from dppo.hosts.wire import FETCH_TIMEOUT_S, NO_MODEL, PackedModel, TrainerPlan, sendable, unpacked_model
+from dppo.hosts.plans import TrainerPlan
 from dppo.learners.sums import Group
 from dppo.learners.trainers import LocalTrainer
 from dppo.numerics.fingerprint import Expected
@@ -28,6 +28,8 @@ from dppo.numerics.portable import limit_blas
 from dppo.ppo.exchange.records import PolicySnapshot, Segment, Update
 from dppo.spaces.spaces import Spaces
 from dppo.transports.ray.calls import calls_ray
+from dppo.transports.ray.failures import FETCH_TIMEOUT_S
+from dppo.transports.ray.pickling import NO_MODEL, PackedModel, sendable, unpacked_model
 
 COLLECTIVE_TIMEOUT = timedelta(seconds=60)  # for one sum over all ranks; the default of torch is 30 minutes
 LOOPBACK = "127.0.0.1"

@@ -13,17 +13,9 @@ import ray
 from ray import ObjectRef
 from ray.exceptions import ObjectLostError, RayActorError, RayError, RayTaskError
 
+from dppo.engine.restarts import delay_before
 from dppo.errors import ClusterError, OutOfMemory, SegmentsLost, counted
-from dppo.hosts.wire import (
-    FETCH_TIMEOUT_S,
-    TrainerPlan,
-    cause,
-    delay_before,
-    last_line,
-    packed_model,
-    sendable,
-    within,
-)
+from dppo.hosts.plans import TrainerPlan
 from dppo.learners.placement import CLOSE_S, Placement
 from dppo.learners.rank import (
     COLLECTIVE_TIMEOUT,
@@ -40,6 +32,8 @@ from dppo.ppo.networks.choice import choose_network
 from dppo.spaces.spaces import Spaces
 from dppo.transports.ray.calls import calls_ray
 from dppo.transports.ray.capacity import in_words
+from dppo.transports.ray.failures import FETCH_TIMEOUT_S, call_with_timeout, cause, last_line
+from dppo.transports.ray.pickling import packed_model, sendable
 from dppo.transports.ray.session import RayLink, link_of_its_own
 
 T = TypeVar("T")
@@ -323,7 +317,7 @@ class RayTrainers:
     @calls_ray
     def _kill(self) -> None:
         ranks, self.ranks = self.ranks, []
-        within(CLOSE_S, lambda: [ray.kill(handle) for handle in ranks])
+        call_with_timeout(CLOSE_S, lambda: [ray.kill(handle) for handle in ranks])
 
     @calls_ray
     def _ask(self, ranks: list[Any], method: str, *args: Any) -> list[Any]:

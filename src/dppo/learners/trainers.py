@@ -15,7 +15,7 @@ from dppo import streams
 from dppo.config.parts import annealed
 from dppo.errors import ConfigError
 from dppo.hosts.builders import build_trainer
-from dppo.hosts.wire import TrainerPlan
+from dppo.hosts.plans import TrainerPlan
 from dppo.log import logger
 from dppo.numerics.arithmetic import as_usual, torch_as_usual
 from dppo.numerics.portable import limit_blas

@@ -1,6 +1,6 @@
 """Whether several learners are faster than one, in words."""
 
-from dppo.hosts.wire import TrainerPlan
+from dppo.hosts.plans import TrainerPlan
 from dppo.ppo.networks.network import NetworkSpec
 
 

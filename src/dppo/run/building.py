@@ -15,10 +15,10 @@ from dppo.config import Config
 from dppo.config.files import atari_in_words
 from dppo.config.memory import batch_memory_in_words
 from dppo.config.resolve import Choice, facts_of, resolve
-from dppo.engine.collector import Collector, InProcessCollector, OnProgress
+from dppo.engine.collector import Collector, OnProgress
 from dppo.engine.ledger import ReplayLedger
 from dppo.errors import CheckpointError, ConfigError, DppoError, EnvironmentFault, printable
-from dppo.hosts.wire import sampler_plan, trainer_plan
+from dppo.hosts.plans import sampler_plan, trainer_plan
 from dppo.log import logger
 from dppo.numerics.fingerprint import Expected, Fingerprint, Probe, fingerprint
 from dppo.numerics.portable import VARIABLES, in_force
@@ -37,6 +37,7 @@ from dppo.run.warm_start import warm_start
 from dppo.signals import StopSignals
 from dppo.spaces.actions import rescaled_in_words
 from dppo.spaces.spaces import Spaces
+from dppo.transports.in_process import InProcessCollector
 
 if TYPE_CHECKING:
     from dppo.learners.trainers import Trainers
@@ -240,7 +241,7 @@ class _Site:
         if self.session is None:
             self.stack.callback(player.close)
             return InProcessPlayers(player, config.eval_episodes, config.eval_timeout_s, self.stop.interruptible)
-        from dppo.engine.roster import SETTINGS
+        from dppo.engine.patience import SETTINGS
         from dppo.transports.ray.evaluating import RayPlayers
 
         of: dict[str, Any] = {"episodes": config.eval_episodes, "actors": config.eval_actors, "logs": self.logs}

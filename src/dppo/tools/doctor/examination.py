@@ -31,14 +31,13 @@ from dppo.config import Config, resolved
 from dppo.config.files import plain
 from dppo.config.memory import batch_memory_in_words
 from dppo.config.resolve import facts_of, resolve
-from dppo.engine.collector import InProcessCollector
 from dppo.engine.ledger import ReplayLedger
 from dppo.envs.checks.faults import gymnasium_says
 from dppo.envs.make import close_all, joint_kind, make_env
 from dppo.envs.statistics import running_statistics
 from dppo.errors import ConfigError, DppoError, EnvironmentFault
-from dppo.hosts import wire
 from dppo.hosts.builders import build_sampler
+from dppo.hosts.plans import trainer_plan
 from dppo.numerics.portable import limit_blas
 from dppo.policies.policy import spaces_summary
 from dppo.ppo.acting.sampler import PPOSampler
@@ -61,6 +60,8 @@ from dppo.tools.doctor.playing import (
     spread,
     steps_of,
 )
+from dppo.transports.in_process import InProcessCollector
+from dppo.transports.ray.pickling import pack
 from dppo.user_code import in_a_line
 
 FIRST, LATER, MOST = 16, 64, 10_000  # steps of the first segment, of later ones, of all
@@ -277,7 +278,7 @@ class Examination:
             self._report(gymnasium=gymnasium_says(second))
         del second.reset, second.step
         try:
-            wire.pack(second)
+            pack(second)
         except Exception as error:  # pickling may raise anything
             self._report(pickle=in_a_line(error))
 
@@ -296,7 +297,7 @@ class Examination:
         sizes = config.num_samplers, config.envs_per_sampler, config.sizes.sequence_length
         run_config, _ = resolve(config, facts_of(self._spaces.actions))
         collector = InProcessCollector(plan_of(config, lambda **_: env, *sizes), ReplayLedger(sizes[0], replay=False))
-        trainer = LocalTrainer(wire.trainer_plan(run_config), self._spaces)
+        trainer = LocalTrainer(trainer_plan(run_config), self._spaces)
         scale = 1.0 if config.norm_reward else None
         obs_scale = no_statistics(self._spaces, obs=config.norm_obs, returns=False).obs_scale()
         while len(times) < 2 or (len(times) < 6 and time.monotonic() + sum(times[-1]) < until):

@@ -12,7 +12,7 @@ import numpy as np
 
 from dppo.config import Config
 from dppo.envs.group import EnvGroup
-from dppo.hosts.wire import SamplerPlan, sampler_plan
+from dppo.hosts.plans import SamplerPlan, sampler_plan
 from dppo.ppo.acting.sampler import PPOSampler, collect_together
 from dppo.ppo.exchange.records import PolicySnapshot, Rebuild, Segment, SegmentReport, SegmentRequest
 from dppo.process_state.borders import guarded_steps

@@ -23,7 +23,7 @@ from dppo.envs.silence import SilenceWatch, of_one
 from dppo.errors import CheckpointError, DppoError, EnvironmentFault, counted
 from dppo.files import check_kind, read_file
 from dppo.hosts.builders import spaces_of
-from dppo.hosts.wire import sampler_plan
+from dppo.hosts.plans import sampler_plan
 from dppo.log import logger
 from dppo.numerics.portable import limit_blas
 from dppo.policies.wanted import check_display

@@ -1,109 +1,35 @@
 """PPOActor, which hosts samplers in a process on Ray; and the file that shows its progress, even while it is stuck."""
 
-import faulthandler
 import math
-import mmap
 import os
 import signal
 import socket
-import subprocess
 import sys
-import tempfile
 import threading
 import time
 from contextlib import suppress
-from dataclasses import dataclass, replace
-from pathlib import Path
-from shutil import which
+from dataclasses import replace
 from typing import Any
 
 import psutil
 
-from dppo.envs.activity import BYTES, Activity, ActivityRecord
+from dppo.engine.messages import Recycled
+from dppo.envs.activity import ActivityRecord
 from dppo.errors import ConfigError, DppoError, EnvironmentFault
-from dppo.files import lock
-from dppo.hosts import wire
 from dppo.hosts.host import SamplerHost, ThreadedHost, host_of
 from dppo.hosts.keeper import begin_log
-from dppo.hosts.wire import NO_MODEL, Answer, PackedModel, Question, Recycled, SamplerPlan, sendable, unpacked_model
+from dppo.hosts.plans import SamplerPlan
 from dppo.numerics.fingerprint import Expected
 from dppo.numerics.portable import limit_blas
+from dppo.ppo.exchange.questions import Answer, Question
 from dppo.ppo.exchange.records import Incident, IncidentKind, PolicySnapshot
 from dppo.spaces.spaces import Spaces
-from dppo.transports.ray.environment import PROGRESS
+from dppo.transports.ray.pickling import NO_MODEL, PackedModel, encode_answer, sendable, unpack, unpacked_model
+from dppo.transports.ray.progress_file import ProgressFile, make_progress_file, write_stacks_on_signal
 from dppo.user_code import in_a_line
 
 MEASURE_S = 2.0  # between two measurements of memory
 TERMINATED_S = 3.0  # for environments to close; Ray kills a process 5 s after SIGTERM
-STACKS_S, PY_SPY_S = 0.3, 5.0  # for a process to write its stacks, and for py-spy to read them
-MOST_TEXT = 100_000  # characters of stacks
-
-
-@dataclass(frozen=True, slots=True)
-class ProgressFile:
-    """Location of the file in which a process records its progress."""
-
-    node_id: str
-    path: str  # "" if there is no such file
-    node: str = ""  # its name, for messages
-    log: str = ""  # path of the log there; "" if there is none
-    pid: int = 0
-
-    def read(self) -> Activity | None:
-        """Return the progress of a process on this node; None if the file is missing or invalid."""
-        try:
-            with open(self.path, "rb") as file:
-                return ActivityRecord(memoryview(file.read(BYTES)).cast("q")).look()
-        except (OSError, ValueError, TypeError):
-            return None
-
-    def stacks(self) -> str:
-        """Return the stacks of all threads of a process on this node, if py-spy is installed also those of native code.
-
-        "" if they cannot be read. Those of a process that is stopped (SIGSTOP) are read by py-spy alone.
-        """
-        stacks = ""
-        with suppress(OSError):
-            os.kill(self.pid, signal.SIGUSR2)
-            time.sleep(STACKS_S)  # no end is marked
-            stacks = Path(f"{self.path}.stacks").read_text(errors="replace")
-        program = which("py-spy", path=f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}")
-        for how in ("--native", "--nonblocking") if program else ():  # only the second reads a process that is stopped
-            with suppress(OSError, subprocess.TimeoutExpired):
-                dump = [program or "", "dump", how, "--pid", str(self.pid)]
-                found = subprocess.run(dump, capture_output=True, timeout=PY_SPY_S, check=False)
-                stacks += f"\npy-spy dump {how}:\n{(found.stdout + found.stderr).decode(errors='replace')}"
-                if found.returncode == 0:
-                    break
-        return stacks[:MOST_TEXT]
-
-    def remove(self) -> None:
-        """Remove the file, and that of the stacks, if they exist."""
-        for path in (self.path, f"{self.path}.stacks"):
-            with suppress(OSError):
-                os.unlink(path)
-
-
-def make_progress_file() -> tuple[str, ActivityRecord]:
-    """Return the path of a new file and the record that writes to it; the path is "" if the disk is full."""
-    path = ""
-    try:
-        file, path = tempfile.mkstemp(prefix=PROGRESS)
-        with os.fdopen(file, "r+b"):
-            os.write(file, bytes(BYTES))  # allocates the blocks: a full disk raises here, not when the map is written
-            lock(Path(path))  # held until this process ends: see `remove_abandoned`
-            return path, ActivityRecord(memoryview(mmap.mmap(file, BYTES)).cast("q"))
-    except OSError:
-        ProgressFile("", path).remove()
-        return "", ActivityRecord()
-
-
-def write_stacks_on_signal(path: str) -> None:
-    """Let SIGUSR2 write the stacks of all threads beside the progress file `path`, wherever this process is stuck."""
-    if not path:  # the disk is full
-        return
-    with suppress(OSError):
-        faulthandler.register(signal.SIGUSR2, open(f"{path}.stacks", "w"))  # noqa: SIM115  open as long as the process
 
 
 class PPOActor:
@@ -123,7 +49,7 @@ class PPOActor:
         self._fault: DppoError | None = None
         self._recycling, self._memory, self._measured_at, self._questions = (math.inf, math.inf), 0, -math.inf, 0
 
-    def alone_in_process(self, keep_gpus: bool, log: str, node_id: str, driver: int) -> ProgressFile:
+    def configure_process(self, keep_gpus: bool, log: str, node_id: str, driver: int) -> ProgressFile:
         """Limit this process to one core and, without `keep_gpus`, no GPU; record progress in a file.
 
         Its output goes to `log` if it is on the node `node_id` of the process `driver`, else beside its progress file.
@@ -194,8 +120,8 @@ class PPOActor:
 
     def make_segments_packed(self, question: bytes, policy: bytes | PolicySnapshot, apart: bool) -> bytes | list[Any]:
         """Do `make_segments` over Ray; `apart` with several return values: the packed reports, then each segment."""
-        asked: Question = wire.unpack(question)
-        sent = wire.encode_answer(self.make_segments(asked, wire.unpack(policy)), apart=apart)
+        asked: Question = unpack(question)
+        sent = encode_answer(self.make_segments(asked, unpack(policy)), apart=apart)
         return [sent, *asked.samplers] if apart and isinstance(sent, bytes) else sent  # a fault, and as many values
 
     def close(self) -> None:
@@ -215,7 +141,7 @@ class PPOActor:
                 return self._host
             model = unpacked_model(self._model)
             try:
-                plan: SamplerPlan = wire.unpack(self._plan)
+                plan: SamplerPlan = unpack(self._plan)
             except (Exception, SystemExit) as error:  # importing a user's module may raise anything
                 raise ConfigError(
                     f"env_id: the environment cannot be loaded in an actor: {in_a_line(error)}. It must be importable "

@@ -12,25 +12,17 @@ from typing import Any
 import ray
 from ray.exceptions import RayError
 
-from dppo.engine.hosting import ENDING_S
+from dppo.engine.slots import ENDING_S
 from dppo.envs.activity import Phase, place_of
 from dppo.errors import ClusterError, DppoError
-from dppo.hosts import wire
-from dppo.hosts.wire import (
-    FETCH_TIMEOUT_S,
-    PackedModel,
-    cause_of_death,
-    last_line,
-    packed_model,
-    sendable,
-    unpacked_model,
-    within,
-)
 from dppo.log import logger
 from dppo.ppo.exchange.records import Episode, PolicySnapshot
-from dppo.transports.ray.actor import PPOActor, ProgressFile
+from dppo.transports.ray.actor import PPOActor
 from dppo.transports.ray.actor_class import actor_class
 from dppo.transports.ray.calls import RayThread, calls_ray
+from dppo.transports.ray.failures import FETCH_TIMEOUT_S, call_with_timeout, cause_of_death, last_line
+from dppo.transports.ray.pickling import PackedModel, pack, packed_model, sendable, unpack, unpacked_model
+from dppo.transports.ray.progress_file import ProgressFile
 from dppo.transports.ray.session import RayLink
 from dppo.user_code import in_a_line
 
@@ -51,9 +43,9 @@ class EvaluationActor:
         self._player: Any = None
         self._number = number
 
-    def alone_in_process(self, *args: Any) -> Any:
-        """Do `PPOActor.alone_in_process`, and import what playing needs, before it is needed."""
-        file = self._process.alone_in_process(*args)
+    def configure_process(self, *args: Any) -> Any:
+        """Do `PPOActor.configure_process`, and import what playing needs, before it is needed."""
+        file = self._process.configure_process(*args)
         with suppress(DppoError):  # which `play` reports
             self._loaded()
         return file
@@ -62,9 +54,9 @@ class EvaluationActor:
         """Return the packed episode, or the fault that ended it."""
         try:
             stepped = partial(self._process._progress.enter, place_of(Phase.STEP), episode)
-            return wire.pack(self._loaded().play(policy, episode, timeout_s, stepped))
+            return pack(self._loaded().play(policy, episode, timeout_s, stepped))
         except DppoError as error:
-            return wire.pack(sendable(error))
+            return pack(sendable(error))
 
     def close(self) -> None:
         """Close the environment."""
@@ -143,7 +135,7 @@ class RayPlayers:
         actors = [actor for actor in self._actors if actor is not None]
         if actors:
             ray.wait([actor.close.remote() for actor in actors], num_returns=len(actors), timeout=CLOSING_S)
-        within(CLOSING_S, lambda: [ray.kill(actor) for actor in actors])
+        call_with_timeout(CLOSING_S, lambda: [ray.kill(actor) for actor in actors])
 
     @calls_ray
     def _work(self, number: int) -> None:
@@ -170,12 +162,12 @@ class RayPlayers:
             try:
                 if self._actors[number] is None:
                     self._start(number)
-                return wire.unpack(self._answer(number, policy, episode))
+                return unpack(self._answer(number, policy, episode))
             except Exception as error:  # if this thread ended, the end of the run would wait for the episode forever
                 lost = cause_of_death(error) if isinstance(error, RayError) else f"failed: {in_a_line(error)}"
                 lost = f"actor {number} of evaluations {lost}"
                 if self._actors[number] is not None:
-                    within(CLOSING_S, partial(ray.kill, self._actors[number]))
+                    call_with_timeout(CLOSING_S, partial(ray.kill, self._actors[number]))
                 self._actors[number] = None
                 if later and isinstance(error, TimeoutError):
                     break
@@ -202,5 +194,5 @@ class RayPlayers:
         actor = self._kind.remote(self._packed, number)
         self._actors[number] = actor
         log = f"{self._logs}/evaluation-{number}.log"
-        started = actor.alone_in_process.remote(self._gpus, log, self._link.node_id, os.getpid())
+        started = actor.configure_process.remote(self._gpus, log, self._link.node_id, os.getpid())
         self._files[number] = ray.get(started, timeout=START_S)

@@ -23,8 +23,8 @@ from dppo.transports.ray.calls import RayCalls, calls_ray
 from dppo.transports.ray.capacity import PER_NODE, Demand
 from dppo.transports.ray.clock import RunClock
 from dppo.transports.ray.connecting import check_answers, check_connected, connect, wanted_cluster
+from dppo.transports.ray.elastic_pool import ElasticPool, usable_nodes
 from dppo.transports.ray.folder import ray_folder, usable_folder
-from dppo.transports.ray.room import Room, usable_nodes
 from dppo.transports.ray.watch import ClusterWatch, Endpoint
 from dppo.user_code import in_a_line
 
@@ -82,7 +82,7 @@ class RaySession:
         self.clock = RunClock()
         self._watch, self._check_waiting = ClusterWatch(notify, self.clock), check
         self._all_calls: list[RayCalls] = []
-        self.room: Room | None = None  # for actors that join and leave
+        self.room: ElasticPool | None = None  # for actors that join and leave
         self.options: dict[str, Any] = {}  # Ray's options of its processes
         if self._ours:
             environment.set_environment(start_here=self.started_here, dashboard=actors.dashboard, **more)
@@ -175,9 +175,9 @@ def _node_id(ray: Any) -> str:
 
 
 @calls_ray
-def _room(ray: Any, demand: Demand, notify: Callable[[str], None]) -> Room:
+def _room(ray: Any, demand: Demand, notify: Callable[[str], None]) -> ElasticPool:
     free, grows = capacity.free_room(demand), capacity.has_autoscaler(ray)
-    return Room(demand, usable_nodes, notify, free=free, grows=grows)
+    return ElasticPool(demand, usable_nodes, notify, free=free, grows=grows)
 
 
 @calls_ray

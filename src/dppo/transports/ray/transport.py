@@ -20,21 +20,22 @@ from dppo.config.parts import Actors
 from dppo.engine import messages
 from dppo.engine.actor_collector import ActorCollector
 from dppo.engine.collector import OnProgress
-from dppo.engine.engine import Collecting
+from dppo.engine.engine import CollectionEngine
 from dppo.engine.hosting import shares
 from dppo.engine.ledger import ReplayLedger
 from dppo.engine.messages import Ask, Describe, Event, ForTransport, Limits, Process, Start
-from dppo.engine.roster import SETTINGS
+from dppo.engine.patience import SETTINGS
 from dppo.errors import ClusterError, ConfigError
-from dppo.hosts import wire
-from dppo.hosts.wire import FETCH_TIMEOUT_S, SamplerPlan, incurable, last_line, packed_model, within
+from dppo.hosts.plans import SamplerPlan
 from dppo.ppo.exchange.records import PolicySnapshot
 from dppo.signals import StopSignals
 from dppo.transports.ray.actor import PPOActor
 from dppo.transports.ray.actor_class import actor_class
 from dppo.transports.ray.calls import calls_ray
 from dppo.transports.ray.capacity import Demand, rooms_for
-from dppo.transports.ray.room import Room, usable_nodes
+from dppo.transports.ray.elastic_pool import ElasticPool, usable_nodes
+from dppo.transports.ray.failures import FETCH_TIMEOUT_S, call_with_timeout, fatal_error, last_line
+from dppo.transports.ray.pickling import decode_answer, pack, pack_code, packed_model
 from dppo.transports.ray.session import RayLink, RaySession
 from dppo.transports.ray.watching import Watching
 
@@ -61,8 +62,8 @@ class RayTransport:
     """
 
     def __init__(
-        self, plan: SamplerPlan, demand: Demand, link: RayLink, *, by_reference: bool, room: Room | None, logs: str,
-        **options: Any,
+        self, plan: SamplerPlan, demand: Demand, link: RayLink, *, by_reference: bool, room: ElasticPool | None,
+        logs: str, **options: Any,
     ) -> None:  # fmt: skip
         """Pickle the plan for the actors; raise ConfigError if the environment or the user's network cannot be pickled.
 
@@ -73,7 +74,7 @@ class RayTransport:
         """
         self._model = packed_model(plan.network.model)
         try:
-            self._plan = wire.pack_code(replace(plan, network=replace(plan.network, model=None)))
+            self._plan = pack_code(replace(plan, network=replace(plan.network, model=None)))
         except Exception as error:  # pickling a user's object may raise anything
             raise ConfigError(
                 f"env_id={plan.env.env_name}: cannot be sent to actors: {error}. Pass module:factory, or a function "
@@ -140,14 +141,14 @@ class RayTransport:
         handle: Any = self._actor_classes[group].remote(self._plan, self._model)
         self._handles[start.process], self._groups[start.process] = handle, group
         log = f"{self._logs}/actor-{start.process.actor_id}.log", self._watching.here, os.getpid()
-        self._expect(handle.alone_in_process.remote(self._keep_gpus, *log), start)
+        self._expect(handle.configure_process.remote(self._keep_gpus, *log), start)
 
     @calls_ray
     def _ask(self, ask: Ask) -> None:
         apart, policy = self._by_reference, self._sent(ask.policy)
         method = self._handles[ask.process].make_segments_packed
         method = method.options(num_returns=1 + len(ask.question.samplers)) if apart else method
-        sent = method.remote(wire.pack(ask.question), policy, apart)
+        sent = method.remote(pack(ask.question), policy, apart)
         head, *segments = sent if apart else [sent]
         self._expect(head, ask, segments)
 
@@ -164,7 +165,7 @@ class RayTransport:
             oldest = min((ask.policy.version for ask in asks if ask.process in self._handles), default=policy.version)
             self._policies = {version: sent for version, sent in self._policies.items() if version >= oldest}
             try:
-                sent = wire.pack(policy) if policy.weights.nbytes <= INLINE else ray.put(policy)
+                sent = pack(policy) if policy.weights.nbytes <= INLINE else ray.put(policy)
                 self._policies[policy.version] = sent
             except RayError as error:
                 raise ClusterError(
@@ -180,7 +181,7 @@ class RayTransport:
             idle = all(command.process != process for command, _ in list(self._calls.values()))
             if idle or process in self._worn:  # it leaves, or is recycled, and refuses what is left in its queue
                 ray.wait([handle.close.remote()], timeout=INTERRUPTED_S)
-            within(KILLING_S, partial(ray.kill, handle))
+            call_with_timeout(KILLING_S, partial(ray.kill, handle))
 
     # ------------------------------------------------------------------ events
 
@@ -255,11 +256,11 @@ class RayTransport:
             message = result()
         except RayError as error:  # the process, its node or the segment in transit is lost
             reason = self._watching.cause_of_death(command.process, error)
-            return messages.Died(command.process, reason, incurable(error))
+            return messages.Died(command.process, reason, fatal_error(error))
         if isinstance(command, Start):
             return self._watching.started(command.process, message)
-        answer = wire.decode_answer([message, *segments] if segments else message)
-        if isinstance(answer, wire.Recycled):
+        answer = decode_answer([message, *segments] if segments else message)
+        if isinstance(answer, messages.Recycled):
             self._worn.add(command.process)
         return messages.Answered(command.process, command.ask_id, answer)
 
@@ -290,7 +291,7 @@ class RayTransport:
         if closing:
             ray.wait(closing, num_returns=len(closing), timeout=INTERRUPTED_S if asked else CLOSING_S)
         handles, self._handles = [*self._handles.values(), *self._watching.take_witnesses()], {}
-        within(KILLING_S, lambda: [ray.kill(handle) for handle in handles])
+        call_with_timeout(KILLING_S, lambda: [ray.kill(handle) for handle in handles])
 
 
 @calls_ray
@@ -316,7 +317,7 @@ def collector_on_ray(
         fewest = max(actors.actor_bounds[0], actors.fewest_for(plan.sampling.num_samplers))
         most = min(actors.actor_bounds[1], plan.sampling.num_samplers)
         limits = replace(limits, start_timeout_s=JOIN_S, fewest_actors=fewest, most_actors=most, elastic=True)
-    engine = Collecting(shares(plan.sampling.num_samplers, session.demand.num_actors), ledger, limits)
+    engine = CollectionEngine(shares(plan.sampling.num_samplers, session.demand.num_actors), ledger, limits)
     link = session.link("actors")
     transport = RayTransport(plan, session.demand, link, room=session.room, **session.options, **more)
     sizes = {"batch_size": plan.sampling.batch_size}

@@ -10,9 +10,10 @@ from pathlib import Path
 from typing import Any
 
 from dppo.errors import ClusterError, ConfigError, counted
-from dppo.hosts.wire import UPLOADED, within
 from dppo.transports.ray.claim import is_connected
 from dppo.transports.ray.connecting import wanted_cluster
+from dppo.transports.ray.failures import call_with_timeout
+from dppo.transports.ray.pickling import UPLOADED
 from dppo.user_code import in_a_line
 
 MOST_BYTES = 100 * 10**6  # of all files; Ray's GCS keeps them in memory
@@ -162,7 +163,7 @@ def uploaded(folders: Sequence[str | Path], notify: Callable[[str], object]) -> 
         except Exception as error:  # of any class of Ray
             problems.append(in_a_line(error)[:300])
 
-    within(SEND_S, send)
+    call_with_timeout(SEND_S, send)
     problem = problems[0] if problems else f"no answer within {SEND_S:.0f} s"
     if problem:
         raise ClusterError(

@@ -15,10 +15,10 @@ from dppo.engine.messages import Process, Progressed, Started
 from dppo.envs.activity import Activity, Phase
 from dppo.errors import ClusterError
 from dppo.hosts.keeper import end_of_log
-from dppo.hosts.wire import UNKNOWN, UNREACHABLE, cause_of_death
 from dppo.streams import Stream
-from dppo.transports.ray.actor import ProgressFile
 from dppo.transports.ray.calls import calls_ray
+from dppo.transports.ray.failures import UNKNOWN, UNREACHABLE, cause_of_death
+from dppo.transports.ray.progress_file import ProgressFile
 from dppo.transports.ray.session import RayLink
 
 STACKS_S = 15.0  # for a witness on another node

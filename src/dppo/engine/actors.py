@@ -1,20 +1,15 @@
-"""The engine's record of each actor (samplers, process, questions, deadline, pace), and its patience. Pure."""
+"""Actor: the engine's record of one actor, with its samplers, process, questions, deadline and pace."""
 
 import math
 from dataclasses import dataclass, field
 from enum import Enum
-from heapq import heappop, heappush
 
 from dppo.engine.messages import Kill, Limits, Process
+from dppo.engine.pace import Pace
 from dppo.envs.activity import Activity, Phase
 from dppo.errors import DppoError
-from dppo.hosts.wire import Answer, Question
+from dppo.ppo.exchange.questions import Answer, Question
 from dppo.spaces.spaces import Spaces
-
-TIMES = 20  # the longest seen
-MEASURED = 8  # answers before that counts
-LEAST_S = {Phase.MAKE: 300.0, Phase.RESET: 300.0, Phase.STEP: 60.0, Phase.IDLE: 60.0}
-SETTINGS = {Phase.MAKE: "start_timeout_s", Phase.RESET: "reset_timeout_s", Phase.STEP: "step_timeout_s"}
 
 
 class State(Enum):
@@ -25,34 +20,6 @@ class State(Enum):
     RUNNING = "the process accepts questions"
     LEAVING = "the process finishes its questions, accepts no more, and is not replaced"
     LEFT = "no process, and no room for one"
-
-
-@dataclass(slots=True)
-class Pace:
-    """Pace of a process: that of the fastest quarter of its last segments.
-
-    A slow actor makes all of them slowly. An outlier, or a part of an episode in which a simulator has more to compute,
-    says nothing about the actor, and several samplers say more than one.
-    """
-
-    segment_s: float = 0.0  # for a segment of a sampler; 0 while that is not certain
-    samplers: int = 1  # of the answer before, from which that was measured
-    waited_s: float = 0.0  # by the run since a sampler moved, because a replay elsewhere would take longer
-    cost_s: float = 0.0  # by which it has made the run longer as the slowest actor
-    iterations: int = 0  # in which that was worth a line
-    rested: int = 0  # iterations without a sampler
-    patience: int = 8  # how many of them there are before it is tried again; twice as many each time
-    evidence: int = 0
-    enough: int = 20  # evidence
-    recent: tuple[float, ...] = ()  # of the last 16 answers
-
-    def add(self, samplers: int, fastest_s: float) -> None:
-        """Add an answer with segments of some samplers, of which the fastest took `fastest_s`."""
-        self.recent = (*self.recent[-15:], fastest_s)
-        self.samplers = samplers
-        self.evidence += samplers**2
-        if self.evidence >= self.enough:
-            self.segment_s = sorted(self.recent)[len(self.recent) // 4]
 
 
 @dataclass(slots=True)
@@ -133,7 +100,7 @@ class Actor:
         if len(self.asked) == 1:
             self._begin(now, limits)
 
-    def will_make(self, samplers: tuple[int, ...], index: int, hosted: tuple[int, ...]) -> list[int]:
+    def assign(self, samplers: tuple[int, ...], index: int, hosted: tuple[int, ...]) -> list[int]:
         """Record that it makes segments `index`, and closes all but `hosted`; return the samplers to rebuild first."""
         rebuilt = [sampler for sampler in samplers if self.holds.get(sampler, 0) != index]
         for sampler in self.holds.keys() - hosted:  # its process closes the others
@@ -191,84 +158,3 @@ class Actor:
         seen = "sent no segment" if self.progress is None else "made no progress"
         last = "" if self.progress is None else f", was last seen {self.progress}"
         return f"{seen} for {limit}{last} and counts as hung; if a single step or reset takes longer, raise {name}"
-
-
-class Patience:
-    """Limits that are set, and for all others the twentyfold of what was measured, `segment_timeout_s` at most.
-
-    An actor that has just been replaced gets the whole of that, so that something slow that is rare costs a replay and
-    not the run.
-    """
-
-    def __init__(self, limits: Limits) -> None:
-        self._limits, self._answers, self._said = limits, 0, False
-        self._longest_s = dict.fromkeys(LEAST_S, 0.0)
-
-    def limit(self, phase: Phase, *, replaced: bool) -> tuple[str, float]:
-        """Return the name of the setting that limits the time of a phase, and that time in seconds."""
-        phase = Phase.STEP if phase is Phase.REPLAY else phase
-        whole_s = self._limits.segment_timeout_s
-        given = self._limits.of_phases.get(SETTINGS.get(phase, ""))
-        if given is not None:
-            return SETTINGS[phase], given
-        measured_s = max(LEAST_S.get(phase, math.inf), TIMES * self._longest_s.get(phase, math.inf))
-        if replaced or self._answers < MEASURED or measured_s >= whole_s:
-            return "segment_timeout_s", whole_s
-        return SETTINGS.get(phase, ""), measured_s
-
-    def looked(self, actor: Actor, progress: Activity, now: float) -> None:
-        """Note what an actor was seen to do; if it has progressed, its deadline counts from now."""
-        unsure = actor.losses > 0 or self._limits.max_actor_restarts == 0 or progress.moves == 0  # it may still import
-        stood_s = actor.progressed(progress, now, self.limit(progress.phase, replaced=unsure))
-        if not stood_s:
-            self.went_on(actor)
-        actor.stood = progress.phase, stood_s * (progress.phase is not Phase.IDLE)
-
-    def went_on(self, actor: Actor) -> None:
-        """Count the time for which an actor stood in a place, now that it has gone on: it did not hang there."""
-        self._saw(*actor.stood)
-
-    def answered(self, answer: Answer, after_s: float = 0.0) -> None:
-        """Note the time of a mean step, and what messages took of the time since the question."""
-        self._saw(Phase.IDLE, after_s - answer.timings.total_s)
-        self._saw(Phase.STEP, max(report.env_s / max(1, report.steps) for report, _ in answer.made))
-        self._answers += 1
-
-    def _saw(self, phase: Phase, seconds: float) -> None:
-        if phase in self._longest_s:
-            self._longest_s[phase] = max(self._longest_s[phase], seconds)
-
-    def news(self) -> list[str]:
-        """Return a line about the limits, once, when they are those of what was measured."""
-        if self._said or self._answers < MEASURED:
-            return []
-        self._said, limits = True, [self.limit(phase, replaced=False) for phase in SETTINGS]
-        said = ", ".join(f"{name}={seconds:.3g}" for name, seconds in limits if name != "segment_timeout_s")
-        return [f"Hung actors are replaced after {said}."] if said else []
-
-
-class Alarms:
-    """A heap with the next alarm of each actor, so that a tick attends to those that are due and to no others."""
-
-    def __init__(self, actors: dict[int, Actor], limits: Limits) -> None:
-        self._actors, self._limits = actors, limits
-        self._heap: list[tuple[float, int]] = []  # times, and ids of actors; some are out of date
-
-    def set(self, actor: Actor) -> None:
-        """Set the alarm of an actor whose times have changed; if the next one is later than before, it may wait."""
-        start_at = actor.start_at if actor.state is State.ABSENT else math.inf
-        when = min(actor.due, actor.look_at, start_at, actor.move_at(self._limits))
-        if when < actor.alarm_at:
-            actor.alarm_at = when
-            heappush(self._heap, (when, actor.actor_id))
-
-    def due(self, now: float) -> list[Actor]:
-        """Return the actors whose alarms are due, and forget these alarms."""
-        due = []
-        while self._heap and self._heap[0][0] <= now:
-            when, actor_id = heappop(self._heap)
-            actor = self._actors[actor_id]
-            if when == actor.alarm_at:  # else an earlier one has been set since
-                actor.alarm_at = math.inf
-                due.append(actor)
-        return due

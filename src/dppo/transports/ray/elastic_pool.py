@@ -1,4 +1,4 @@
-"""Room: how many actors there is room for while nodes come and go."""
+"""ElasticPool: how many actors there is room for while nodes come and go."""
 
 from collections.abc import Callable, Mapping
 from contextlib import suppress
@@ -25,7 +25,7 @@ def usable_nodes() -> Nodes:
     return {node["NodeID"]: node["Resources"] for node in nodes if node["NodeID"] not in leaving}
 
 
-class Room:
+class ElasticPool:
     """Decides which actors join and leave: as many as the nodes have room for, between two bounds."""
 
     def __init__(

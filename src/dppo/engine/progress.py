@@ -1,0 +1,41 @@
+"""Reports of the progress of a collection, about once a second."""
+
+import math
+import time
+from collections.abc import Callable
+
+from dppo.engine.collector import OnProgress
+from dppo.ppo.exchange.records import CollectionProgress
+
+PROGRESS_S = 1.0  # shortest interval between two reports of progress
+SPARE = 20.0  # the same, in units of the time that a report takes
+
+
+class ProgressReports:
+    """Calls `on_progress` about once a second while the segments of an iteration are being collected."""
+
+    def __init__(self, on_progress: OnProgress, batch_size: int, clock: Callable[[], float] = time.monotonic) -> None:
+        self._on_progress = on_progress
+        self._batch_size = batch_size  # env steps of an iteration
+        self._clock = clock
+        self._index, self._began, self._due_at = 0, 0.0, math.inf
+
+    def begin(self, index: int, began: float) -> None:
+        """Note that the segments of iteration `index` have been waited for since `began`."""
+        self._index, self._began = index, began
+        self._due_at = began + PROGRESS_S
+
+    @property
+    def due(self) -> bool:
+        """True when it is time for a report."""
+        return self._clock() >= self._due_at
+
+    def send(self, steps: int, processes: int, took_s: float = 0.0) -> None:
+        """Report that `processes` have made `steps` env steps for the request; it took `took_s` to find out.
+
+        Those of a segment that two of them make count twice until one has sent it, but never beyond the batch.
+        """
+        steps = min(steps, self._batch_size or steps)
+        now, global_step = self._clock(), self._index * self._batch_size + steps
+        self._due_at = now + max(PROGRESS_S, SPARE * took_s)
+        self._on_progress(CollectionProgress(self._index + 1, steps, global_step, processes, now - self._began))

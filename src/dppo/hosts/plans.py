@@ -1,0 +1,46 @@
+"""Plans: the settings from which samplers and trainers are built, in any process."""
+
+import math
+from dataclasses import dataclass, replace
+
+from dppo.config import Config
+from dppo.config.parts import PPO, Env, Learners, Network, ResolvedPPO, Sampling, Sizes
+
+
+@dataclass(frozen=True, slots=True)
+class SamplerPlan:
+    """Settings from which a sampler is built: plain parts, so that an actor imports neither pydantic nor torch."""
+
+    env: Env
+    sampling: Sampling
+    ppo: PPO
+    network: Network
+    sizes: Sizes
+    seed: int
+    recycling: tuple[float, float] = (math.inf, math.inf)  # bytes and segments after which an actor is replaced
+
+
+@dataclass(frozen=True, slots=True)
+class TrainerPlan:
+    """Settings from which a trainer or rank is built; without the environment, whose module it need not import."""
+
+    ppo: ResolvedPPO
+    network: Network
+    learners: Learners
+    sizes: Sizes
+    seed: int
+
+
+def sampler_plan(config: Config) -> SamplerPlan:
+    """Return the parts of `config` that samplers are built from."""
+    sampling = config.sampling
+    if sampling.licences is not None:  # those of evaluations are set aside
+        sampling = replace(sampling, licences=sampling.licences - config.evaluators)
+    parts = config.env, sampling, config.ppo, config.network, config.sizes, config.seed
+    return SamplerPlan(*parts, config.actors.recycling)
+
+
+def trainer_plan(config: Config) -> TrainerPlan:
+    """Return the parts of `config`, which must be resolved, that trainers are built from."""
+    ppo = ResolvedPPO(**vars(config.ppo))
+    return TrainerPlan(ppo, config.network, config.learners, config.sizes, config.seed)

@@ -1,0 +1,46 @@
+"""Questions to the processes of samplers, and their answers."""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from dppo.numerics.fingerprint import Expected
+from dppo.ppo.exchange.records import Rebuild, SegmentReport, SegmentRequest, Timings
+from dppo.spaces.spaces import Spaces
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """All segments requested from an actor at once."""
+
+    index: int  # of the segments; -1 in a question for spaces
+    samplers: tuple[int, ...]
+    hosted: tuple[int, ...]  # all samplers that the actor hosts now
+    version: int = 0  # of the policy that comes with it
+    rebuilds: dict[int, Rebuild] = field(default_factory=dict)  # for samplers that are rebuilt first
+    spaces: Spaces | None = None  # those that every sampler must have; None if none is built for this question
+    expected: Expected | None = None  # the numerics of the run; None as for `spaces`
+
+    @property
+    def requests(self) -> tuple[SegmentRequest, ...]:
+        """The request for each segment."""
+        return tuple(SegmentRequest(one, self.index, self.rebuilds.get(one)) for one in self.samplers)
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """All segments that an actor collected for one question."""
+
+    made: tuple[tuple[SegmentReport, Any], ...]
+    """A report and a `Segment` for each request, in the order of the question; a reference in place of the segment if
+    the arrays stay with Ray."""
+    timings: Timings
+    used: float | None = None
+    """With threads: the share of a CPU that the process used while all samplers worked side by side."""
+
+    def mismatch(self, question: Question) -> str:
+        """Return how this differs from what was asked for, "" if it does not."""
+        asked = [(sampler, question.index, question.version) for sampler in question.samplers]
+        got = [(report.sampler_id, report.index, report.policy_version) for report, _ in self.made]
+        if got == asked:
+            return ""
+        return f"sent the wrong segments: {got} instead of {asked} (sampler, segment, policy version)"

@@ -1,0 +1,65 @@
+"""Errors of Ray: why a call or a process failed, in a line; and calls that Ray gives no timeout."""
+
+from collections.abc import Callable
+
+from dppo.errors import ClusterError
+from dppo.transports.ray.calls import RayThread
+
+FETCH_TIMEOUT_S = 120.0  # to transfer a finished result over the network
+UNREACHABLE = "cannot be reached: its connection to this process was lost"
+UNKNOWN = "died: its process crashed, exited or was killed (out of memory?)"
+
+
+def call_with_timeout(timeout_s: float, call: Callable[[], object]) -> None:
+    """Run a call of Ray's that has no timeout of its own, in a thread; return when it ends or time is up.
+
+    Killing an actor that was never registered and removing a placement group wait without limit if the GCS is gone.
+    """
+    thread = RayThread(call, "dppo-call")
+    thread.start()
+    thread.join(timeout_s)
+
+
+def cause(error: Exception) -> str:
+    """Return in one line why a call to another process failed, to follow its name: "died: ..."."""
+    from ray.exceptions import GetTimeoutError, RayActorError, RayTaskError
+
+    if isinstance(error, GetTimeoutError):
+        return "did not start or answer in time"
+    if isinstance(error, TimeoutError):
+        return str(error)
+    verb = "failed" if isinstance(error, RayTaskError) else "died" if isinstance(error, RayActorError) else "is lost"
+    return f"{verb}: {last_line(error)}"
+
+
+def cause_of_death(error: Exception) -> str:
+    """Return in one line why a process died: the last line of `error` about a worker, a node or an exit."""
+    lines = _lines(error)
+    if type(error).__name__ == "ActorUnavailableError":
+        return UNREACHABLE
+    if any("low on memory" in line or "OutOfMemory" in line for line in lines):
+        return "died: killed because its node ran out of memory. Use fewer actors there, or set recycle_after"
+    if any("Worker unexpectedly exits with a connection error" in line for line in lines):
+        return UNKNOWN  # as Ray guesses, in a paragraph
+    clues = [line for line in lines if any(word in line.lower() for word in ("worker", "node", "exit"))]
+    return f"died: {(clues or lines)[-1][:300]}"
+
+
+def last_line(error: Exception) -> str:
+    """Return the last line of an error of Ray, which names the original exception."""
+    return _lines(error)[-1][:300]
+
+
+def fatal_error(error: Exception) -> ClusterError | None:
+    """Return the error that ends the run if a new process would fail in the same way; else None."""
+    from ray.exceptions import RayTaskError
+
+    if isinstance(error, RayTaskError):
+        return ClusterError(f"An actor failed in dppo itself; please report this.\n{error}")
+    if getattr(error, "actor_init_failed", False) or "failed to import" in str(error):
+        return ClusterError(f"An actor could not be created: {_lines(error)[-1]}. Install the same dppo on every node.")
+    return None
+
+
+def _lines(error: Exception) -> list[str]:
+    return [line.strip() for line in str(error).splitlines() if line.strip()] or [type(error).__name__]

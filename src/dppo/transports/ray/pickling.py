@@ -1,0 +1,109 @@
+"""Pickle what processes of a run send to each other: plans, networks, questions, answers and errors.
+
+Small arrays are pickled in one piece, which is faster than Ray's handling of each array. Messages are exchanged only
+between processes of one run; nothing read from a file is unpickled.
+"""
+
+import os
+import pickle
+import socket
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+from dppo.engine.messages import Recycled
+from dppo.errors import ClusterError, ConfigError, DppoError, EnvironmentFault, OutOfMemory, TrainingDiverged
+from dppo.ppo.exchange.questions import Answer
+from dppo.user_code import in_a_line
+
+SMALL = 128 * 1024  # bytes of weights or observations up to which a message is faster than a reference
+
+Model = str | Callable[..., Any] | None
+PackedModel = tuple[tuple[str, ...], bytes | None, tuple[str, ...]]
+"""The folders from which the sending process imports, the pickled network, and the words of its command line."""
+UPLOADED = "DPPO_UPLOADED"  # a variable of processes whose current folder has the files that were sent
+NO_MODEL: PackedModel = ((), None, ())
+
+
+def pack(value: Any) -> bytes:
+    """Pickle `value`."""
+    return pickle.dumps(value, pickle.HIGHEST_PROTOCOL)
+
+
+def pack_code(value: Any) -> bytes:
+    """Pickle `value`; classes and functions of the main program are pickled by value, not by name."""
+    from ray import cloudpickle  # here, because processes without Ray import this module too
+
+    return bytes(cloudpickle.dumps(value))
+
+
+def unpack(data: Any) -> Any:
+    """Reverse `pack` or `pack_code`; return what is not packed unchanged."""
+    return pickle.loads(data) if isinstance(data, bytes) else data
+
+
+def packed_model(model: Any, named: str = "") -> PackedModel:
+    """Return a user's network, or something `named` so, ready to send; `ConfigError` if it cannot be pickled.
+
+    It is sent beside the plan, so that an error can name it.
+    """
+    try:
+        return tuple(path for path in sys.path if path), pack_code(model), tuple(sys.argv)
+    except Exception as error:  # pickling a user's class may raise anything
+        what, use = (named, "Use plain data") if named else (f"model={model!r}", "Pass it as module:Class")
+        raise ConfigError(f"{what}: cannot be sent to other processes: {error}. {use}.") from None
+
+
+def unpacked_model(packed: PackedModel) -> Model:
+    """Reverse `packed_model`, importing from the sender's folders, too; `ConfigError` if a module is missing.
+
+    A module that reads the command line as it is imported gets that of the sender, not Ray's.
+    """
+    paths, pickled, words = packed
+    sys.path += [path for path in paths if path not in sys.path]
+    if os.environ.get(UPLOADED) and sys.path[0] != os.getcwd():  # before a folder of the sender that a node has, too
+        sys.path.insert(0, os.getcwd())
+    if words:
+        sys.argv = [*words]
+    try:
+        model: Model = unpack(pickled)
+    except (Exception, SystemExit) as error:  # importing a user's module may raise anything
+        raise ConfigError(
+            f"model: cannot be loaded on node {socket.gethostname()}: {in_a_line(error)}. It must be importable on "
+            f"every node."
+        ) from None
+    return model
+
+
+def encode_answer(answer: Answer | DppoError, *, apart: bool = False) -> bytes | list[Any]:
+    """Return an answer ready to send; large segments, or with `apart` all, follow the reports.
+
+    Ray shares them between the processes of a node without copying. Reports are always pickled, so that a kept report
+    does not pin a segment.
+    """
+    if isinstance(answer, DppoError) or not (apart or any(segment.obs.nbytes > SMALL for _, segment in answer.made)):
+        return pack(answer)
+    reports = tuple((report, None) for report, _ in answer.made)
+    return [pack(replace(answer, made=reports)), *(segment for _, segment in answer.made)]
+
+
+def decode_answer(message: bytes | list[Any]) -> Answer | DppoError:
+    """Reverse `encode_answer`; segments may be references."""
+    head, *segments = message if isinstance(message, list) else [message]
+    answer: Answer | DppoError = unpack(head)
+    if isinstance(answer, DppoError) or not segments:
+        return answer
+    made = tuple((report, segment) for (report, _), segment in zip(answer.made, segments, strict=True))
+    return replace(answer, made=made)
+
+
+def sendable(error: DppoError) -> DppoError:
+    """Return one of our own exceptions for `error`, so that no user-defined class has to be unpickled."""
+    if isinstance(error, EnvironmentFault):
+        return EnvironmentFault(*error.args)
+    own = next(
+        (kind for kind in (TrainingDiverged, OutOfMemory, Recycled, ClusterError) if isinstance(error, kind)),
+        ConfigError,
+    )
+    return own(str(error))
