@@ -22,14 +22,19 @@ class Browser:
 
     def __init__(self, profile: Path) -> None:
         assert CHROMIUM is not None
-        self._ids, self._unread, self._session = 0, b"", {}
+        self._ids = 0
+        self._unread = b""
+        self._session = {}
         self.events: list[dict[str, Any]] = []
-        (read_here, write_there), (read_there, write_here) = os.pipe(), os.pipe()
-        self._read, self._write = read_here, write_here
+        (read_here, write_there) = os.pipe()
+        (read_there, write_here) = os.pipe()
+        self._read = read_here
+        self._write = write_here
         ours = (self._read, self._write)
 
         def as_3_and_4() -> None:
-            low, high = os.dup(read_there), os.dup(write_there)  # before one of them is overwritten
+            low = os.dup(read_there)
+            high = os.dup(write_there)  # before one of them is overwritten
             os.dup2(low, 3)
             os.dup2(high, 4)
 

@@ -11,8 +11,7 @@ from worlds.observed import TEXTS
 if TYPE_CHECKING:
     import dppo
 
-    RunOf = Callable[[str], dppo.Result]  # the fixture `run_of`
-
+RunOf = Callable[[str], "dppo.Result"]  # the fixture `run_of`
 Settings = dict[str, Any]
 
 ITERATIONS = 3

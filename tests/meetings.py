@@ -26,7 +26,8 @@ class OwnOrders:
     """
 
     def __init__(self, orders: list[np.random.Generator], minibatches: int) -> None:
-        self._orders, self._minibatches = orders, minibatches
+        self._orders = orders
+        self._minibatches = minibatches
 
     def permutation(self, rows: int) -> np.ndarray:
         share = rows // len(self._orders)
@@ -72,7 +73,9 @@ class Meeting:
 
 class _ThreadRank(Parallel):
     def __init__(self, meeting: Meeting, rank: int, size: int) -> None:
-        self.rank, self.size, self._meeting = rank, size, meeting
+        self.rank = rank
+        self.size = size
+        self._meeting = meeting
 
     def zeros_like(self, tensor: Tensor) -> Tensor:
         return torch.zeros_like(tensor)

@@ -26,7 +26,8 @@ def descendants(pid: int) -> set[int]:
     for folder in Path("/proc").glob("[0-9]*"):
         with suppress(OSError):
             parents[int(folder.name)] = int((folder / "stat").read_text().rpartition(")")[2].split()[1])
-    found, newest = set[int](), {pid}
+    found = set[int]()
+    newest = {pid}
     while newest := {child for child, parent in parents.items() if parent in newest} - found:
         found |= newest
     return found
@@ -67,7 +68,9 @@ class Disturbance:
 
     def __init__(self, title: str, disturb: Callable[[int], None], times: int = 1) -> None:
         self.pids: list[int] = []
-        self._title, self._disturb, self._times = title, disturb, times
+        self._title = title
+        self._disturb = disturb
+        self._times = times
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._run)
 

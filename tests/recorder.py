@@ -66,7 +66,8 @@ class Recorder(dppo.Observer):
 
     def on_end(self, result: dppo.Result | None, error: BaseException | None) -> None:
         self.calls.append("end")
-        self.result, self.error = result, error
+        self.result = result
+        self.error = error
 
 
 class Notes(logging.Handler):

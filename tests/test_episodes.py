@@ -82,7 +82,8 @@ def test_episodes_of_every_kind_are_played_again(kind: str, tmp_path: Path, caps
 
 
 def test_recording_does_not_change_the_weights_and_chooses_episodes(run: Path, tmp_path: Path) -> None:
-    everything, found = read_episodes(run), dict[str, list[int | None]]()
+    everything = read_episodes(run)
+    found = dict[str, list[int | None]]()
     weights = set()
     for which in ("every=3", "best", "none"):
         result = dppo.train(settings(tmp_path / which, envs_per_sampler=2, record_episodes=which))

@@ -55,7 +55,8 @@ def cartpole(**kwargs: Any) -> Env:
 
 def played_by_hand(policy: dppo.Policy, env: Env, seed: int) -> float:
     obs, _ = env.reset(seed=seed)
-    total, done = 0.0, False
+    total = 0.0
+    done = False
     while not done:
         obs, reward, terminated, truncated, _ = env.step(policy.act(obs))
         total += float(reward)
@@ -85,7 +86,8 @@ def test_returns_and_lengths_are_those_of_a_loop_by_hand(trained: dppo.Result) -
     env = Recording()
     found = dppo.evaluate(trained, env, episodes=4)
     assert not env.closed
-    seeds, policy = tuple(env.seeds), dppo.load_policy(trained.run_dir)
+    seeds = tuple(env.seeds)
+    policy = dppo.load_policy(trained.run_dir)
     assert len(set(seeds)) == 4
     assert list(found.returns) == [played_by_hand(policy, env, seed) for seed in seeds]
     assert found.lengths == tuple(found.returns)  # CartPole's reward is one for each step
@@ -199,7 +201,8 @@ def test_invalid_arguments_are_config_errors(
 
 def test_a_loaded_policy_has_a_repr_and_needs_an_environment(trained: dppo.Result) -> None:
     policy = dppo.load_policy(trained.run_dir)
-    spaces, network = "obs float32[4], actions Discrete(2)", "MLP 64x64 tanh, 9,155 parameters"
+    spaces = "obs float32[4], actions Discrete(2)"
+    network = "MLP 64x64 tanh, 9,155 parameters"
     assert repr(policy) == f"Policy(CartPole-v1: {spaces}; {network}; iteration 1)"
     with pytest.raises(ConfigError, match=r"^env: is missing"):
         dppo.evaluate(policy)
@@ -331,7 +334,8 @@ class Plant(gym.Env[Any, Any]):
     action_space = gym.spaces.Discrete(2)
 
     def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
-        self._length, self._left = 0, 3 + (seed or 0) % 5
+        self._length = 0
+        self._left = 3 + (seed or 0) % 5
         return np.zeros(2, np.float32), {"energy": 100.0}
 
     def step(self, action: Any) -> Any:

@@ -48,7 +48,8 @@ from dppo.transports.ray.evaluating import EvaluationActor
 from dppo.transports.ray.pickling import packed_model
 from dppo.transports.ray.session import demand_of
 
-ROWS, ITERATIONS = 64, 6
+ROWS = 64
+ITERATIONS = 6
 DUE = [2, 4, 6]
 Rows = dict[int, dict[str, float]]
 RETURNS = {"eval/episodic_return": 12.5, "eval/return_std": 2.5, "eval/episodic_length": 20.0}
@@ -119,7 +120,8 @@ class Full(Disk):
 def test_the_best_evaluation_is_one_whose_checkpoint_could_be_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    play, returns = EpisodePlayer.play, {2: 5.0, 4: 9.0, 6: 1.0}
+    play = EpisodePlayer.play
+    returns = {2: 5.0, 4: 9.0, 6: 1.0}
 
     def scored(player: EpisodePlayer, policy: PolicySnapshot, *args: Any) -> Episode:
         return dataclasses.replace(play(player, policy, *args), episode_return=returns[policy.version])
@@ -151,7 +153,8 @@ def test_a_run_that_is_resumed_without_evaluations_keeps_the_best_one(whole: dpp
 def test_an_evaluation_is_repeated_in_a_copy_without_metrics(
     whole: dppo.Result, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    run, play = tmp_path / "run", EpisodePlayer.play
+    run = tmp_path / "run"
+    play = EpisodePlayer.play
 
     def interrupted(*args: Any) -> Any:
         os.kill(os.getpid(), signal.SIGTERM)
@@ -189,7 +192,8 @@ def test_the_time_of_evaluations_is_not_that_of_training(tmp_path: Path, monkeyp
 def test_an_evaluation_that_a_signal_ends_is_repeated_when_the_run_is_resumed(
     last: bool, whole: dppo.Result, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    play, played = EpisodePlayer.play, []
+    play = EpisodePlayer.play
+    played = []
 
     def interrupted(*args: Any) -> Any:
         played.append(args)
@@ -252,7 +256,8 @@ def test_an_observer_stops_a_run_at_an_evaluation_that_ends_beside_another(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """After a resume, an evaluation that is repeated has a row of its own."""
-    play, played = EpisodePlayer.play, []
+    play = EpisodePlayer.play
+    played = []
 
     def interrupted(*args: Any) -> Any:
         played.append(args)
@@ -322,7 +327,8 @@ def test_an_actor_of_evaluations_hangs_after_the_longest_of_the_timeouts(
     given: dict[str, Any] = {}
     monkeypatch.setattr(evaluating, "RayPlayers", lambda *_, **of: given.update(of) or io.BytesIO())
     session: Any = SimpleNamespace(options={}, demand=SimpleNamespace(actor={"CPU": 1.0}), link=lambda name: None)
-    spaces, spec = describe_spaces(gym.make("CartPole-v1")), None
+    spaces = describe_spaces(gym.make("CartPole-v1"))
+    spec = None
     with ExitStack() as stack:
         site = _Site(settings(tmp_path / "run", num_actors=2, **changes), StopSignals(), stack, session, "")
         site.players(spaces, spec)  # type: ignore[arg-type]

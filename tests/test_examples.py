@@ -125,7 +125,8 @@ def episode(env: Any, seed: int) -> list[tuple[list[float], float]]:
 )
 def test_an_episode_follows_from_its_seed(module: str, maker: str, example: Example) -> None:
     make = getattr(example(module), maker)
-    env, other = make(), make()
+    env = make()
+    other = make()
     first = episode(env, 3)
     other.reset(seed=5)
     other.step(HEAT)  # in the middle of an episode
@@ -208,7 +209,8 @@ def test_a_callback_simulator_that_fails_or_hangs_is_reported_by_step(example: E
         released.wait()
 
     make = example("callback_simulator").Building
-    failed, hung = make(run=broken), make(run=hanging)
+    failed = make(run=broken)
+    hung = make(run=hanging)
     failed.reset(seed=1)
     with pytest.raises(ArithmeticError, match="the solver diverged"):
         failed.step(HEAT)
@@ -232,7 +234,8 @@ stream.write('{"obs": [1.0, 0.3]}\\n')
 stream.flush()
 stream.readline()
 """
-HANGS, DIES = SERVER + "stream.readline()", SERVER + "sys.exit(3)"
+HANGS = SERVER + "stream.readline()"
+DIES = SERVER + "sys.exit(3)"
 
 
 def test_closing_ends_the_process_of_a_socket_simulator(example: Example, no_process_is_left: set[int]) -> None:

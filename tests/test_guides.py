@@ -122,7 +122,8 @@ def found(page: Path) -> dict[str, str]:
 
 
 def test_every_command_is_run_or_is_listed_with_a_reason() -> None:
-    used, unknown = set(), []
+    used = set()
+    unknown = []
     for page in PAGES:
         known = found(page) if page.name in GUIDES else {}
         for command in commands(page):
@@ -212,7 +213,8 @@ def test_python_of_the_guide_to_deployment_works(
     exec(compile(snippet, "DEPLOY.md", "exec"), {})
     assert re.search(r"return \d+\n", capsys.readouterr().out)
     for at in (shutil.copytree("runs/deployed", "robot"), max(Path("robot/checkpoints").glob("*.safetensors"))):
-        policy, obs = dppo.load_policy(at), np.zeros(4, np.float32)  # what the page says of `act`
+        policy = dppo.load_policy(at)
+        obs = np.zeros(4, np.float32)  # what the page says of `act`
         assert policy.act(np.stack([obs] * 3)).shape == (3,)
         assert policy.act(obs, generator=np.random.default_rng(1)) in (0, 1)
         for wrong in (np.full(4, np.nan, np.float32), np.zeros(5, np.float32)):

@@ -146,7 +146,8 @@ SLEEPY = {"env_id": "dppo/SlowCartPole-v0", "env_kwargs": {"step_s": 0.25}}
 def test_progress_is_reported_while_a_slow_simulator_collects(
     num_actors: int, steps: int, iterations: int, tmp_path: Path, capsys: Capture, ray_session: None
 ) -> None:
-    watcher, batch = Watcher(), 2 * steps
+    watcher = Watcher()
+    batch = 2 * steps
     total = batch * iterations
     sizes = {"num_steps": steps, "total_timesteps": total, "num_actors": num_actors, "progress": "plain"}
     dppo.train(settings(tmp_path / "run", **SLEEPY, **sizes), observers=[watcher])
@@ -188,7 +189,8 @@ class StopAt(dppo.Observer):
 
 
 def test_an_observer_may_stop_a_run_which_can_be_resumed(tmp_path: Path, undisturbed: str) -> None:
-    last, after = Recorder(), Recorder()
+    last = Recorder()
+    after = Recorder()
     result = dppo.train(settings(tmp_path / "run"), observers=[Recorder(), StopAt(2), StopAt(2), last])
     assert (result.stopped_by, result.iterations) == ("StopAt", 2)
     assert result.checkpoint.stem == "iter_000002"
@@ -261,7 +263,8 @@ class Pruned(Exception):
     ],
 )
 def test_an_error_of_an_observer_is_raised_after_a_checkpoint(observer: Any, tmp_path: Path, undisturbed: str) -> None:
-    recorder, handlers = Recorder(), list(logging.getLogger("dppo").handlers)
+    recorder = Recorder()
+    handlers = list(logging.getLogger("dppo").handlers)
     config = settings(tmp_path / "run", progress="plain")
     with pytest.raises((Pruned, KeyboardInterrupt, SystemExit)) as raised:
         dppo.train(config, observers=[observer, recorder])
@@ -279,7 +282,8 @@ def test_an_error_of_an_observer_is_raised_after_a_checkpoint(observer: Any, tmp
 
 @pytest.mark.parametrize("where", ["start", "checkpoint"])
 def test_an_observer_that_raises_before_training_ends_the_observers_before_it(where: str, tmp_path: Path) -> None:
-    first, last = Recorder(), Recorder()
+    first = Recorder()
+    last = Recorder()
     with pytest.raises(Pruned):
         dppo.train(settings(tmp_path / "run"), observers=[first, raising(where, Pruned()), last])
     assert first.calls[-1] == "end"
@@ -289,7 +293,8 @@ def test_an_observer_that_raises_before_training_ends_the_observers_before_it(wh
 
 
 def test_all_observers_are_ended_even_if_one_raises_at_the_end(tmp_path: Path) -> None:
-    last, at_end = Recorder(), Pruned("at the end")
+    last = Recorder()
+    at_end = Pruned("at the end")
     with pytest.raises(Pruned):
         dppo.train(settings(tmp_path / "run"), observers=[raising("end", at_end), last])
     assert last.calls[-1] == "end"
@@ -305,7 +310,8 @@ def test_all_observers_are_ended_even_if_one_raises_at_the_end(tmp_path: Path) -
 class Breaking(gym.Wrapper[Any, Any, Any, Any]):
     """Raises `error` in the third iteration, at one step of the class."""
 
-    error, steps = BaseException(), 0
+    error = BaseException()
+    steps = 0
 
     def __init__(self) -> None:
         super().__init__(gym.make("CartPole-v1"))
@@ -318,7 +324,8 @@ class Breaking(gym.Wrapper[Any, Any, Any, Any]):
 
 
 def break_with(error: BaseException, run_dir: Path, **changes: Any) -> dppo.Result:
-    Breaking.error, Breaking.steps = error, 0
+    Breaking.error = error
+    Breaking.steps = 0
     return dppo.train(settings(run_dir, env_id=Breaking, **changes))
 
 

@@ -74,7 +74,8 @@ AS_A_NEWCOMER = {  # with a Ray of its own
         "--total-timesteps 512", r"Done after 512 steps", fast="--num-actors 0 --total-timesteps 512"
     ),
 }
-TRAINED, RESUMED = "./dppo train CartPole-v1 --run-dir runs/first", "./dppo train --resume runs/first --num-actors 4"
+TRAINED = "./dppo train CartPole-v1 --run-dir runs/first"
+RESUMED = "./dppo train --resume runs/first --num-actors 4"
 SMALL = AS_A_NEWCOMER | {
     TRAINED: Small("--total-timesteps 1024 --checkpoint-interval-s 0", r"Done after 1,024 steps"),
     RESUMED: Small("--num-actors 2", r"(?s)iter_000003 at step 768.*Done after 1,024 steps"),

@@ -24,7 +24,9 @@ from dppo.errors import CheckpointError, ConfigError
 from dppo.records.files import checkpoint as checkpoints
 from dppo.records.files.run_folder import open_run, settings_to_resume
 
-STEPS, ITERATIONS, SAMPLERS = 50, 6, 2
+STEPS = 50
+ITERATIONS = 6
+SAMPLERS = 2
 BATCH = STEPS * SAMPLERS
 TOTAL = BATCH * ITERATIONS
 
@@ -84,7 +86,8 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_an_interrupted_run_is_resumed_exactly_by_the_command_that_it_prints(
     whole: Path, tmp_path: Path, capsys: Capture
 ) -> None:
-    run, finished = tmp_path / "run", 2
+    run = tmp_path / "run"
+    finished = 2
     printed = interrupt(words(tmp_path, slow_after=2 * STEPS + 7), tmp_path)
     assert len(rows(run)) == finished
     assert weights(run) != weights(whole)
@@ -129,7 +132,8 @@ def test_without_annealing_a_run_can_be_extended(tmp_path: Path, whole: Path) ->
 
 
 def test_overlap_is_another_name_of_a_lag_of_one(tmp_path: Path, capsys: Capture) -> None:
-    lag, run = ("--no-anneal-lr", "--overlap", "--total-timesteps"), tmp_path / "run"
+    lag = ("--no-anneal-lr", "--overlap", "--total-timesteps")
+    run = tmp_path / "run"
     assert main(words(tmp_path, *lag, str(3 * BATCH))) == 0
     assert train("--resume", run, "--policy-lag", "2", "--total-timesteps", str(TOTAL)) == 2
     assert "policy_lag=2: " in capsys.readouterr().err
@@ -158,7 +162,8 @@ class Kinds(gym.Env[Any, Any]):
 class ReadsKinds(nn.Module):
     def __init__(self, spaces: dppo.Spaces, head_size: int) -> None:
         super().__init__()
-        self.policy, self.value = nn.Linear(3, head_size), nn.Linear(3, 1)
+        self.policy = nn.Linear(3, head_size)
+        self.value = nn.Linear(3, 1)
 
     def forward(self, obs: dict[str, torch.Tensor]) -> Any:
         both = torch.cat([obs["kind"].reshape(-1, 1).to(obs["x"].dtype), obs["x"]], 1)
@@ -210,7 +215,8 @@ def first_weights(run: Path) -> bytes:
 
 def test_a_branch_starts_with_the_weights_and_its_own_rate(whole: Path, tmp_path: Path, capsys: Capture) -> None:
     """Weights, optimizer and normalizers come from the source; counters and episodes start from zero."""
-    source, new = whole / "checkpoints" / "iter_000003", tmp_path / "new"
+    source = whole / "checkpoints" / "iter_000003"
+    new = tmp_path / "new"
     flags = ["--learning-rate", "1e-3", "--total-timesteps", str(2 * BATCH), "--seed", "7"]
     assert train("--resume", source, "--branch", new, *flags) == 0
     said = capsys.readouterr().out
@@ -221,7 +227,8 @@ def test_a_branch_starts_with_the_weights_and_its_own_rate(whole: Path, tmp_path
     )
     assert first_weights(new) == weights(source) != weights(new)
     for part in ("optimizer", "normalizer"):
-        found, expected = begun.arrays[part], before.arrays[part]
+        found = begun.arrays[part]
+        expected = before.arrays[part]
         assert {name: array.tobytes() for name, array in found.items()} == {
             name: array.tobytes() for name, array in expected.items()
         }

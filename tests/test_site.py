@@ -21,7 +21,8 @@ SIGNATURES = "[...document.querySelectorAll('.doc-signature')].map(e => e.innerT
 @pytest.mark.slow
 @pytest.mark.skipif(CHROMIUM is None or find_spec("mkdocstrings") is None, reason="needs Chromium and the extra `docs`")
 def test_every_page_is_whole_and_the_search_works_without_a_server(tmp_path: Path) -> None:
-    site, quiet = tmp_path / "site", {**os.environ, "NO_MKDOCS_2_WARNING": "1"}
+    site = tmp_path / "site"
+    quiet = {**os.environ, "NO_MKDOCS_2_WARNING": "1"}
     words = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(site)]
     subprocess.run(words, cwd=ROOT, env=quiet, check=True, timeout=120)
     with Browser(tmp_path / "profile") as browser:
@@ -42,7 +43,8 @@ def test_every_page_is_whole_and_the_search_works_without_a_server(tmp_path: Pat
         assert not [text for text in signatures if "field(" in text]
         browser.evaluate("document.querySelector('[data-md-component=search-query]').focus()")
         browser.call("Input.insertText", text="standby_envs")
-        deadline, found = time.monotonic() + 30, ""
+        deadline = time.monotonic() + 30
+        found = ""
         while "matching document" not in found and time.monotonic() < deadline:
             time.sleep(0.1)
             found = browser.evaluate("document.querySelector('.md-search-result').innerText")

@@ -79,10 +79,12 @@ def test_episodes_of_an_evaluation_are_side_by_side(run: Path, tmp_path: Path) -
     assert found.lengths == dppo.evaluate(run, Drawn(), 12, seed=3).lengths
     stream, images = decoded(path)
     assert len(images) == max(found.lengths[:9]) + 1
-    height, width = images[0].shape[0] // 3, images[0].shape[1] // 3
+    height = images[0].shape[0] // 3
+    width = images[0].shape[1] // 3
     assert (stream.height, stream.width) == (3 * height, 3 * width)
     shortest = int(np.argmin(found.lengths[:9]))
-    row, column = shortest // 3 * height, shortest % 3 * width
+    row = shortest // 3 * height
+    column = shortest % 3 * width
     tiles = [image[row : row + height, column : column + width] for image in images]
     last = found.lengths[shortest]
     middle = [tile[height // 2 - 9 : height // 2 + 9, width // 2 - 9 : width // 2 + 9] for tile in tiles]

@@ -113,7 +113,8 @@ def test_values_begin_in_units_of_rewards(norm_value: bool, tmp_path: Path) -> N
     raw = CARTPOLE | {"norm_reward": False}
     source = dppo.train(config_of(tmp_path / "source", raw, norm_value=True)).checkpoint
     dppo.train(config_of(tmp_path / "run", raw, init_from=source, norm_value=norm_value))
-    there, here = checkpoints.load(source).arrays, first(tmp_path / "run")["model"]
+    there = checkpoints.load(source).arrays
+    here = first(tmp_path / "run")["model"]
     count, mean, m2 = there["optimizer"]["value_targets"]
     std = np.sqrt(m2 / count)
     assert mean > 1

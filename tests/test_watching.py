@@ -66,7 +66,8 @@ def test_a_thread_that_goes_on_after_close_has_a_finding_of_its_own(monkeypatch:
     assert (kind, text.partition(", so")[0]) == ("error", "after close(), a thread goes on")
 
 
-NOT_PLAYED, SAME = "episodes were not played again in a fresh process: ", "the same seed and actions give "
+NOT_PLAYED = "episodes were not played again in a fresh process: "
+SAME = "the same seed and actions give "
 REPORTED: dict[str, tuple[str, str]] = {  # what a second process reports, and what is found
     "{'error': 'no licence left'}": ("warning", f"{NOT_PLAYED}no licence left"),
     "{'trace': []}": ("warning", f"{NOT_PLAYED}for lack of time"),

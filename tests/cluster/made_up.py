@@ -12,7 +12,9 @@ from dppo.ppo.exchange.records import PolicySnapshot, Segment
 from dppo.spaces.actions import DiscreteActions
 from dppo.spaces.spaces import Spaces
 
-SAMPLERS, STEPS, OBS = 4, 64, 6
+SAMPLERS = 4
+STEPS = 64
+OBS = 6
 SPACES = Spaces(np.dtype(("float32", (OBS,))), DiscreteActions(3))
 POLICY = PolicySnapshot(0, np.zeros(0, np.float32))  # learners use only its obs_scale
 

@@ -143,7 +143,9 @@ PLAN = sampler_plan(
 def test_an_answer_reports_the_cost_of_its_replay_and_counts_its_own_steps() -> None:
     seen: list[int] = []
     record = ActivityRecord(on_step=seen.append)
-    ledger, first, second = ReplayLedger(1, replay=True), SamplerHost(PLAN, ActivityRecord()), SamplerHost(PLAN, record)
+    ledger = ReplayLedger(1, replay=True)
+    first = SamplerHost(PLAN, ActivityRecord())
+    second = SamplerHost(PLAN, record)
     for index in range(2):
         answer = answered(first, SegmentRequest(0, index))
         assert (answer.timings.replayed_steps, answer.timings.replay_s) == (0, 0.0)

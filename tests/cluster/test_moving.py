@@ -71,7 +71,8 @@ def test_samplers_move_from_a_lost_actor_and_return_when_there_is_room(
     hogs: list[Hogs], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(ray_transport, "Limits", partial(Limits, move_after_s=1.0))
-    hosts, receive = list[int](), ActorCollector.receive
+    hosts = list[int]()
+    receive = ActorCollector.receive
 
     def received(collector: ActorCollector, stop: StopSignals) -> Collected:
         collected = receive(collector, stop)

@@ -74,7 +74,8 @@ def test_a_segment_that_is_collected_again_replaces_the_first() -> None:
 
 @pytest.mark.parametrize("replay", [True, False])
 def test_samplers_are_recorded_separately_with_their_last_carry(replay: bool) -> None:
-    ledger, last = ReplayLedger(3, replay=replay), report(2, 1, [4, 2], [[1], [1]])
+    ledger = ReplayLedger(3, replay=replay)
+    last = report(2, 1, [4, 2], [[1], [1]])
     assert ledger.arrays(0) == {}
     ledger.load({}, 0)
     for one in (report(2, 0, [3, 2], [[1], [1]]), report(0, 0, [0], [[0]]), last):
@@ -90,7 +91,8 @@ def test_samplers_are_recorded_separately_with_their_last_carry(replay: bool) ->
 @pytest.mark.parametrize("replay", [True, False])
 @pytest.mark.parametrize("back", [0, 1], ids=["the next segment", "the one before it"])
 def test_a_loaded_ledger_continues_like_the_saved_one(replay: bool, back: int) -> None:
-    ledger, loaded = ReplayLedger(2, replay=replay), ReplayLedger(2, replay=replay)
+    ledger = ReplayLedger(2, replay=replay)
+    loaded = ReplayLedger(2, replay=replay)
     made = [
         (report(0, 0, [0, 0], [[1, 2], [3]]), report(1, 0, [1, 5], [[], [9]])),
         (report(0, 1, [0, 1], [[4], []]), report(1, 1, [1, 5], [[7], [8]])),

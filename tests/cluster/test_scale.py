@@ -57,7 +57,9 @@ class Counted:
 
     def __init__(self, num_actors: int) -> None:
         self.most: dict[str, int] = {}
-        self._every, self._now, self._seen = max(1, num_actors // COUNTED), 0.0, Counter[str]()
+        self._every = max(1, num_actors // COUNTED)
+        self._now = 0.0
+        self._seen = Counter[str]()
         ledger = ReplayLedger(num_actors, replay=True)
         self.engine = CollectionEngine(shares(num_actors, num_actors), ledger, LIMITS)
         starts = self.engine.describe(0.0)
@@ -96,7 +98,8 @@ def worked(num_actors: int) -> dict[str, int]:
     """Return the most work for one event of each kind, during two iterations in which a tenth of the actors die."""
     run = Counted(num_actors)
     for index in range(2):
-        asks, answered = run.request(index), 0
+        asks = run.request(index)
+        answered = 0
         assert len(asks) == num_actors
         while asks:
             ask = asks.pop()
@@ -117,7 +120,8 @@ def worked(num_actors: int) -> dict[str, int]:
 
 
 def test_an_event_is_as_much_work_with_2000_actors_as_with_20() -> None:
-    few, many = worked(20), worked(2000)
+    few = worked(20)
+    many = worked(2000)
     assert many.keys() == {"Started", "Answered", "Progressed", "Died"} >= few.keys()
     assert max(many.values()) < 2 * max(few.values()), (few, many)
 

@@ -32,7 +32,8 @@ THREADS = {"env_threads": True}
 def test_a_slow_actor_does_not_change_the_result_and_is_named(changes: dict[str, Any], tmp_path: Path) -> None:
     lag = {name: value for name, value in changes.items() if name in ("overlap", "policy_lag")}
     expected = dppo.train(settings(tmp_path / "expected", env_kwargs={"step_s": 0.0}, **lag))
-    recorder, slow = Recorder(), {"step_s": 0.01, "slow": 10.0, "mark": str(tmp_path / "mark")}
+    recorder = Recorder()
+    slow = {"step_s": 0.01, "slow": 10.0, "mark": str(tmp_path / "mark")}
     with Notes() as notes:
         found = dppo.train(settings(tmp_path / "found", env_kwargs=slow, num_actors=3, **changes), observers=[recorder])
     assert found.weights_sha256 == expected.weights_sha256

@@ -207,7 +207,8 @@ class Offers(Shaped):
 class Times(Fine):
     """Observes its own clock, from `start` in steps of `by`."""
 
-    start, by = 0.0, 1.0
+    start = 0.0
+    by = 1.0
 
     def __init__(self) -> None:
         super().__init__()
@@ -223,11 +224,13 @@ class Times(Fine):
 
 
 class Precise(Times):
-    start, by = 1e9, 0.1
+    start = 1e9
+    by = 0.1
 
 
 class Large(Times):
-    start, by = 500.0, 100.0
+    start = 500.0
+    by = 100.0
 
 
 @pytest.mark.slow

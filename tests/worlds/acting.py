@@ -59,7 +59,10 @@ class Masked(World):
 
     def __init__(self, source: str, several: bool = False, nothing_at: int = -1) -> None:
         self.action_space = spaces.MultiDiscrete([4, 2]) if several else spaces.Discrete(4)
-        self._source, self._several, self._nothing_at, self._episode = source, several, nothing_at, -1
+        self._source = source
+        self._several = several
+        self._nothing_at = nothing_at
+        self._episode = -1
         seen: spaces.Space[Any] = spaces.Box(-9, 9, (2,), np.float32)
         size = 6 if several else 4
         self.observation_space = (
@@ -123,7 +126,8 @@ class Hybrid(World):
     action_space = HYBRID
 
     def __init__(self, source: str = "method", form: str = "flat") -> None:
-        self._source, self._form = source, form
+        self._source = source
+        self._form = form
         seen = spaces.Box(-9, 9, (2,), np.float32)
         masks = spaces.MultiBinary(13) if form == "flat" else HYBRID_MASKS
         self.observation_space = spaces.Dict(action_mask=masks, at=seen) if source == "leaf" else seen
@@ -155,7 +159,8 @@ class Hybrid(World):
         if not self.action_space.contains(action):
             raise ValueError(f"{action!r} is not in {self.action_space}")
         allowed = self.allowed()
-        dials, lamps = action["inner"][1], action["lamps"]
+        dials = action["inner"][1]
+        lamps = action["lamps"]
         chosen = [allowed["gear"][action["gear"] - 2], allowed["dials"][dials[0]], allowed["dials"][2 + dials[1]]]
         chosen += [allowed["lamps"][2 * index + lamp] for index, lamp in enumerate(lamps)]
         if not all(chosen):
@@ -189,7 +194,8 @@ class Combined(World):
 
     def __init__(self, obs: str, act: str, masked: bool) -> None:
         self.action_space = self.ACTIONS[act]
-        self._obs, self._sizes = obs, {"discrete": (4,), "multidiscrete": (4, 2)}.get(act, ())
+        self._obs = obs
+        self._sizes = {"discrete": (4,), "multidiscrete": (4, 2)}.get(act, ())
         observations: dict[str, spaces.Space[Any]] = {
             "numbers": self.NUMBERS,
             "picture": spaces.Box(0, 255, (8, 8, 3), np.uint8),

@@ -36,8 +36,10 @@ class Numbered(gym.Wrapper[Any, Any, Any, Any]):
         render_mode: Any,
     ) -> None:
         super().__init__(TimeLimit(CartPoleEnv(render_mode=render_mode), 15))
-        self._meddles, self._killing = meddles and sampler_id == env_index == 0, killing
-        self.place, self.log = sampler_id + env_index / 10, Path(scratch_dir, "log")
+        self._meddles = meddles and sampler_id == env_index == 0
+        self._killing = killing
+        self.place = sampler_id + env_index / 10
+        self.log = Path(scratch_dir, "log")
         self.log.write_text("made\n")
 
     def reset(self, **arguments: Any) -> Any:

@@ -101,7 +101,10 @@ class Disturbing(gym.Env[Any, Any]):
 
     def __init__(self, names: str = "", when: str = "make", *, image: bool = False, unit: float = 1.0) -> None:
         self.observation_space = Box(0, 255, (36, 36, 1), np.uint8) if image else Box(-8, 8, (3,), np.float32)
-        self._names, self._when, self._image, self._unit = names, when, image, unit
+        self._names = names
+        self._when = when
+        self._image = image
+        self._unit = unit
         self._disturb_in("make")
 
     def _disturb_in(self, place: str) -> None:
@@ -114,7 +117,8 @@ class Disturbing(gym.Env[Any, Any]):
         return np.array([(self._state >> shift) % 64 / 8 - 4 for shift in (0, 6, 12)], np.float32)
 
     def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[np.ndarray, dict[str, Any]]:
-        self._state, self._steps = (seed or 0) % 65521, 0
+        self._state = (seed or 0) % 65521
+        self._steps = 0
         self._disturb_in("reset")
         return self._seen(), {}
 

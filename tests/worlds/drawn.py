@@ -24,17 +24,24 @@ class Drawn(gym.Env[Any, Any]):
     def __init__(self, *, differs: str = "", shown: Any = "image", render_mode: str | None = None) -> None:
         self.observation_space = gym.spaces.Box(-np.inf, np.inf, (2,), np.float32)
         self.action_space = gym.spaces.Discrete(3)
-        self.render_mode, self._differs, self._shown = render_mode, differs, shown
-        self._before, self._step, self._action = -1, 0, 0
+        self.render_mode = render_mode
+        self._differs = differs
+        self._shown = shown
+        self._before = -1
+        self._step = 0
+        self._action = 0
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
         super().reset(seed=seed)
-        self._step, self._length, self._before = 0, int(self.np_random.integers(3, 8)), self._before + 1
+        self._step = 0
+        self._length = int(self.np_random.integers(3, 8))
+        self._before = self._before + 1
         self._state = self.np_random.normal(size=2)
         return self._state.astype(np.float32), {}
 
     def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
-        self._step, self._action = self._step + 1, int(action)
+        self._step = self._step + 1
+        self._action = int(action)
         self._state = 0.5 * self._state + (1 + self._action) * self.np_random.normal(size=2)
         reward = float(self._state[0])
         if self._step == 2:

@@ -43,18 +43,25 @@ class CrashingSimulator(gym.Wrapper[Any, Any, Any, Any]):
         marker: str | None = None,
     ) -> None:
         super().__init__(env)
-        self._how, self._where, self._at_step, self._at_episode = how, where, at_step, at_episode
+        self._how = how
+        self._where = where
+        self._at_step = at_step
+        self._at_episode = at_episode
         self._marker = None if marker is None else Path(marker)
-        self._episode, self._steps, self._steps_of_all = -1, 0, 0
+        self._episode = -1
+        self._steps = 0
+        self._steps_of_all = 0
         self._fail_if("constructor", here=True)
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
-        self._episode, self._steps = self._episode + 1, 0
+        self._episode = self._episode + 1
+        self._steps = 0
         self._fail_if("reset", here=self._episode == self._at_episode)
         return self.env.reset(seed=seed, options=options)
 
     def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
-        self._steps, self._steps_of_all = self._steps + 1, self._steps_of_all + 1
+        self._steps = self._steps + 1
+        self._steps_of_all = self._steps_of_all + 1
         place = (None, self._steps_of_all) if self._at_episode is None else (self._episode, self._steps)
         self._fail_if("step", here=place == (self._at_episode, self._at_step))
         return self.env.step(action)
@@ -146,7 +153,9 @@ class Brittle(gym.Wrapper[Any, Any, Any, Any]):
         if where == "constructor":
             raise LicenceError("licence server", 503)  # in constructor
         super().__init__(gym.make("CartPole-v1"))
-        self._where, self._resets, self._steps = where, 0, 0
+        self._where = where
+        self._resets = 0
+        self._steps = 0
 
     def reset(self, **keywords: Any) -> Any:
         self._resets += 1
@@ -188,13 +197,17 @@ class Faulty(gym.Env[Any, Any]):
         self.observation_space = space or gym.spaces.Box(-100, 100, (2,), np.float32)
         self.action_space = gym.spaces.Discrete(2)
         self._bad = (obs, reward, terminated)
-        self._at_step, self._episodes, self._length = at_step, episodes, length
+        self._at_step = at_step
+        self._episodes = episodes
+        self._length = length
         self._valid = observe or (lambda steps: np.full(2, steps, self.observation_space.dtype))
-        self.episode, self.steps = -1, 0
+        self.episode = -1
+        self.steps = 0
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
         super().reset(seed=seed)
-        self.episode, self.steps = self.episode + 1, 0
+        self.episode = self.episode + 1
+        self.steps = 0
         return self._observe(), {}
 
     def step(self, action: Any) -> tuple[Any, Any, Any, bool, dict[str, Any]]:
@@ -224,11 +237,16 @@ class Unreliable(gym.Wrapper[Any, Any, Any, Any]):
         self, steps: float = 0.0, resets: float = 0.0, kinds: Sequence[str] = FAILURES, at: float = np.inf
     ) -> None:
         super().__init__(TimeLimit(CartPoleEnv(), 500))
-        self._steps, self._resets, self._kinds, self._at = steps, resets, kinds, at
-        self._random, self._made = np.random.default_rng(), 0
+        self._steps = steps
+        self._resets = resets
+        self._kinds = kinds
+        self._at = at
+        self._random = np.random.default_rng()
+        self._made = 0
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
-        self._random, self._made = np.random.default_rng(seed), 0
+        self._random = np.random.default_rng(seed)
+        self._made = 0
         if self._random.random() < self._resets:
             raise LicenceError("licence server", 503)
         return self.env.reset(seed=seed, options=options)

@@ -21,10 +21,14 @@ FORKED: set[Path] = set()  # with the name of their logs: once in a process, and
 class Forking(gym.Env[Any, Any]):
     """Forks `at` make, reset, step or close, once in a process; the child ends as `way` says."""
 
-    observation_space, action_space = Box(-1, 1, (2,), np.float32), Discrete(2)
+    observation_space = Box(-1, 1, (2,), np.float32)
+    action_space = Discrete(2)
 
     def __init__(self, at: str, way: str, log: str) -> None:
-        self._at, self._way, self._log, self._steps = at, way, Path(log), 0
+        self._at = at
+        self._way = way
+        self._log = Path(log)
+        self._steps = 0
         self._fork_at("make")
 
     def _fork_at(self, place: str) -> None:

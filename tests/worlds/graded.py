@@ -14,11 +14,14 @@ class Graded(CartPoleEnv):
 
     def __init__(self, fails_at: int = -1) -> None:
         super().__init__()
-        self._fails_at, self._steps, self._level = fails_at, 0, 0
+        self._fails_at = fails_at
+        self._steps = 0
+        self._level = 0
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
         RESETS.append(None if options is None else dict(options))
-        self._level, self._steps = (options or {}).pop("level", 0), 0  # its own copy
+        self._level = (options or {}).pop("level", 0)  # the environment has its own copy
+        self._steps = 0
         self.gravity = 9.8 + self._level
         return super().reset(seed=seed)
 

@@ -59,7 +59,10 @@ class Native(VectorEnv):
     single_action_space = gym.spaces.Discrete(4)
 
     def __init__(self, num_envs: int, mode: str, *, obeys: bool = False, fails_at: int = -1) -> None:
-        self.num_envs, self._mode, self._obeys, self._fails_at = num_envs, AutoresetMode(mode), obeys, fails_at
+        self.num_envs = num_envs
+        self._mode = AutoresetMode(mode)
+        self._obeys = obeys
+        self._fails_at = fails_at
         self.metadata = {"autoreset_mode": self._mode}
         self.seeds: list[Any] = []
         self._steps = self._episodes = np.zeros(num_envs, int)
@@ -69,7 +72,8 @@ class Native(VectorEnv):
     def reset(self, *, seed: Any = None, options: Any = None) -> Any:
         self.seeds.append(seed)
         mask = options["reset_mask"] if options and self._obeys else np.ones(self.num_envs, bool)
-        self._steps, self._over = np.where(mask, 0, self._steps), self._over & ~mask
+        self._steps = np.where(mask, 0, self._steps)
+        self._over = self._over & ~mask
         self._episodes = self._episodes + mask
         return self._seen(), {}
 
@@ -81,10 +85,12 @@ class Native(VectorEnv):
         self._steps = np.where(rests, 0, self._steps + 1)
         self._episodes = self._episodes + rests
         over = ~rests & (self._steps == 2 + np.arange(self.num_envs))
-        rewards, info = np.where(rests, 0.0, np.asarray(actions) + 0.5), {}
+        rewards = np.where(rests, 0.0, np.asarray(actions) + 0.5)
+        info = {}
         if self._mode is AutoresetMode.SAME_STEP and over.any():
             info = {"final_obs": self._seen(), "final_info": {"is_success": over.copy(), "_is_success": over}}
-            self._steps, self._episodes = np.where(over, 0, self._steps), self._episodes + over
+            self._steps = np.where(over, 0, self._steps)
+            self._episodes = self._episodes + over
         self._over = over
         even = np.arange(self.num_envs) % 2 == 0
         return self._seen(), rewards, over & even, over & ~even, info
@@ -106,7 +112,10 @@ class Agents:
         self._infos: dict[str, dict[str, Any]] = {agent: {} for agent in self.possible_agents}
         self.agents: list[str] = []
         self.seeds: list[Any] = []
-        self._fails_at, self._late, self._odd, self._taken = fails_at, late, odd, 0
+        self._fails_at = fails_at
+        self._late = late
+        self._odd = odd
+        self._taken = 0
 
     def observation_space(self, agent: str) -> gym.Space[Any]:
         return gym.spaces.Box(-10, 10, (6 if self._odd and agent == "bob" else 5,), np.float32)
@@ -116,16 +125,19 @@ class Agents:
 
     def reset(self, seed: Any = None, options: Any = None) -> Any:
         self.seeds.append(seed)
-        self.agents, self._steps = self.possible_agents[: 2 if self._late else 3], 0
+        self.agents = self.possible_agents[: 2 if self._late else 3]
+        self._steps = 0
         self._number = np.random.default_rng(seed).normal()
         return self._seen(self.agents), self._told(self.agents)
 
     def step(self, actions: dict[str, Any]) -> Any:
         assert sorted(actions) == sorted(self.agents)
-        self._steps, self._taken = self._steps + 1, self._taken + 1
+        self._steps = self._steps + 1
+        self._taken = self._taken + 1
         if self._taken == self._fails_at:
             raise OSError("the simulator is gone")
-        acted, ends = self.agents, {"ann": 3, "bob": 5, "cid": 8}
+        acted = self.agents
+        ends = {"ann": 3, "bob": 5, "cid": 8}
         left = [agent for agent in acted if ends[agent] > self._steps]
         self.agents = left + (["cid"] if self._late and self._steps == 2 else [])
         self._number += 0.1 * sum(actions.values())
@@ -166,7 +178,8 @@ def agents(**settings: Any) -> Agents:
 
 def dying(of: str, marker: str, at_step: int, **settings: Any) -> Any:
     """Return an environment of this module. The first one to take `at_step` steps kills its process."""
-    env, taken = globals()[of](**settings), [0]
+    env = globals()[of](**settings)
+    taken = [0]
     step = env.step
 
     def counted(actions: Any) -> Any:

@@ -21,13 +21,15 @@ class Recalls(gym.Env[Any, Any]):
 
     def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
         super().reset(seed=seed)
-        self.bit, self.length = int(self.np_random.integers(2)), int(self.np_random.integers(3, 8))
+        self.bit = int(self.np_random.integers(2))
+        self.length = int(self.np_random.integers(3, 8))
         self.steps = 0
         return np.array([2 * self.bit - 1, 0.0], np.float32), {}
 
     def step(self, action: Any) -> Any:
         self.steps += 1
-        over, cut = self.steps >= self.length, self.length % 3 == 0
+        over = self.steps >= self.length
+        cut = self.length % 3 == 0
         obs = np.array([0.0, self.steps / 8], np.float32)
         return obs, float(action == self.bit), over and not cut, over and cut, {}
 

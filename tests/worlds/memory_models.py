@@ -25,7 +25,8 @@ class Running(nn.Module):
     def forward(self, obs: Any, state: Tensor, starts: Tensor) -> Any:
         leaves = obs.values() if isinstance(obs, dict) else [obs]
         seen = self.inputs(torch.cat([leaf.reshape(*starts.shape, -1) for leaf in leaves], dim=2)).tanh()
-        keep, states = self.keep.sigmoid(), []
+        keep = self.keep.sigmoid()
+        states = []
         for now, start in zip(seen, starts, strict=True):
             state = keep * self.before(state, start) + (1 - keep) * now
             states.append(state)

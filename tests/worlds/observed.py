@@ -30,7 +30,8 @@ class World(gym.Env[Any, Any]):
 
     def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
         super().reset(seed=seed)
-        self.steps, self.at = 0, self.np_random.normal(size=2) * 0.5
+        self.steps = 0
+        self.at = self.np_random.normal(size=2) * 0.5
         return self.observation(), {}
 
     def step(self, action: Any) -> Any:

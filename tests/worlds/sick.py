@@ -25,19 +25,18 @@ class Sick(gym.Env[Any, Any]):
     instances = 0
 
     def __init__(self, disease: str = "none", step_s: float = 0.0) -> None:
-        self.disease, self._step_s = disease, step_s
+        self.disease = disease
+        self._step_s = step_s
         self.observation_space: gym.spaces.Space[Any] = gym.spaces.Box(-np.inf, np.inf, (2,), np.float32)
         if disease == "several":
             self.observation_space = gym.spaces.Box(0, 2**40, (1,), np.int64)
         if disease == "huge":
             self.observation_space = gym.spaces.Box(-1, 1, (300, 300), np.float32)
         self.action_space = gym.spaces.Discrete(2)
-        self.total, self._t, self._kept, self._lock = (
-            0,
-            0,
-            list[Any](),
-            None if disease != "several" else threading.Lock(),
-        )
+        self.total = 0
+        self._t = 0
+        self._kept = list[Any]()
+        self._lock = None if disease != "several" else threading.Lock()
         Sick.instances += 1
         if disease == "no licence":
             raise RuntimeError("no licence left")
@@ -61,7 +60,8 @@ class Sick(gym.Env[Any, Any]):
 
     def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
         time.sleep(self._step_s)
-        self._t, self.total = self._t + 1, self.total + 1
+        self._t = self._t + 1
+        self.total = self.total + 1
         if self.disease == "flaky" and random.random() < 0.1:
             raise ConnectionError("lost")
         if self.total == AT:
@@ -116,5 +116,6 @@ class Saved(Sick):
         return hidden | {"t": self._t, "random": self.np_random.bit_generator.state}
 
     def set_state(self, state: Any) -> None:
-        self._t, self.total = state["t"], state.get("total", self.total)
+        self._t = state["t"]
+        self.total = state.get("total", self.total)
         self.np_random.bit_generator.state = state["random"]

@@ -59,7 +59,8 @@ class Counting(gym.Env[Any, Any]):
     ) -> None:
         self.observation_space = gym.spaces.Box(0, np.inf, (1,), np.float32)
         self.action_space = gym.spaces.Discrete(num_actions)
-        self._terminate_after, self._truncate_after = terminate_after, truncate_after
+        self._terminate_after = terminate_after
+        self._truncate_after = truncate_after
         self._steps = 0
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
@@ -69,7 +70,8 @@ class Counting(gym.Env[Any, Any]):
 
     def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
         self._steps += 1
-        terminated, truncated = self._steps == self._terminate_after, self._steps == self._truncate_after
+        terminated = self._steps == self._terminate_after
+        truncated = self._steps == self._truncate_after
         return np.array([self._steps], np.float32), float(action), terminated, truncated, {}
 
 

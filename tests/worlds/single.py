@@ -34,7 +34,8 @@ class Engine(gym.Env[Any, Any]):
 
     def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
         super().reset(seed=seed)
-        self.x, self.steps = self.np_random.normal(size=4).clip(-5, 5), 0
+        self.x = self.np_random.normal(size=4).clip(-5, 5)
+        self.steps = 0
         return self.x.astype(np.float32), {}
 
     def step(self, action: int) -> Any:
@@ -55,7 +56,8 @@ class Replaced(Engine):
 
     def __init__(self, hangs_s: float = 0.0) -> None:
         """Wait for so long in a step of an instance that has been replaced."""
-        self.step_s, self.hangs_s = 0.0, hangs_s
+        self.step_s = 0.0
+        self.hangs_s = hangs_s
         Replaced.newest = self
 
     def step(self, action: int) -> Any:

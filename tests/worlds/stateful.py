@@ -21,8 +21,14 @@ class Hidden(gym.Env[Any, Any]):
     action_space = gym.spaces.Discrete(2)
 
     def __init__(self, fault: str | None = None, after: int = 0, sleep_s: float = 0.0, kill_at: int = 0) -> None:
-        self.steps, self.place, self.random = 0, np.zeros(3), np.random.default_rng(5)
-        self._fault, self._after, self._sleep_s, self._kill_at, self.asked = fault, after, sleep_s, kill_at, 0
+        self.steps = 0
+        self.place = np.zeros(3)
+        self.random = np.random.default_rng(5)
+        self._fault = fault
+        self._after = after
+        self._sleep_s = sleep_s
+        self._kill_at = kill_at
+        self.asked = 0
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
         self.place = np.zeros(3)
@@ -47,7 +53,8 @@ class Hidden(gym.Env[Any, Any]):
         return {"steps": self.steps, "place": self.place, "random": self.random.bit_generator.state}
 
     def set_state(self, state: Any) -> None:
-        self.steps, self.place = state["steps"], state["place"].copy()
+        self.steps = state["steps"]
+        self.place = state["place"].copy()
         self.random.bit_generator.state = state["random"]
 
 
@@ -81,7 +88,10 @@ class Arm(gym.Env[Any, Any]):
     length = 30
 
     def __init__(self, sleep_s: float = 0.0) -> None:
-        self.joints, self.steps, self.goal, self._sleep_s = np.zeros(2), 0, 0.0, sleep_s
+        self.joints = np.zeros(2)
+        self.steps = 0
+        self.goal = 0.0
+        self._sleep_s = sleep_s
 
     def get_state(self) -> Any:
         return self.joints.copy()
@@ -91,7 +101,8 @@ class Arm(gym.Env[Any, Any]):
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
         super().reset(seed=seed)
-        self.joints, self.steps = self.np_random.uniform(-1, 1, 2), 0
+        self.joints = self.np_random.uniform(-1, 1, 2)
+        self.steps = 0
         self.goal = float(self.np_random.uniform(-2, 2))
         return self._seen(), {}
 

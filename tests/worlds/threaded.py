@@ -10,7 +10,8 @@ import gymnasium as gym
 import numpy as np
 
 meeting = threading.Barrier(1)  # in the step of one environment of each sampler; tests set how many
-resetting, stepped = threading.Event(), threading.Event()
+resetting = threading.Event()
+stepped = threading.Event()
 
 
 class Threaded(gym.Env[Any, Any]):
@@ -27,7 +28,9 @@ class Threaded(gym.Env[Any, Any]):
     """Of all environments since a test set it to zero."""
 
     def __init__(self, wait: str = "", hang: bool = False) -> None:
-        self._wait, self._hang, self._thread = wait, hang, threading.get_ident()
+        self._wait = wait
+        self._hang = hang
+        self._thread = threading.get_ident()
         self._ready = False
 
     def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
@@ -38,7 +41,9 @@ class Threaded(gym.Env[Any, Any]):
             resetting.set()
             assert stepped.wait(20), "no other environment makes steps meanwhile"
             stepped.clear()
-        self._state, self._steps, self._ready = seed or 0, 0, True
+        self._state = seed or 0
+        self._steps = 0
+        self._ready = True
         return self._obs(), {}
 
     def step(self, action: Any) -> Any:
