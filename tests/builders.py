@@ -23,8 +23,8 @@ from dppo.hosts.builders import BuiltSampler, build_sampler, build_trainer
 from dppo.hosts.plans import TrainerPlan, sampler_plan, trainer_plan
 from dppo.ppo.acting.agent import PPOAgent
 from dppo.ppo.acting.sampler import PPOSampler
-from dppo.ppo.exchange.normalizer import ObsScale
 from dppo.ppo.exchange.records import PolicySnapshot, Segment, SegmentReport, SegmentRequest
+from dppo.ppo.exchange.scales import ObsScale
 from dppo.ppo.learning.trainer import PPOTrainer
 from dppo.ppo.networks.built_in import BuiltInSpec
 from dppo.ppo.networks.layers import Layers

@@ -14,16 +14,18 @@ from beartype import beartype
 from jaxtyping import AbstractArray, install_import_hook
 
 CHECKED = (
-    *(
-        "exchange.normalizer",
-        "exchange.records",
-        "exchange.stacks",
-        "learning.advantages",
-        "distributions",
-        "distributions.base",
-    ),
-    *("networks.network", "learning.losses", "learning.batch", "learning.recompute"),
-    "networks.recurrence",
+    "distributions",
+    "distributions.base",
+    "exchange.moments",
+    "exchange.records",
+    "exchange.scales",
+    "exchange.stacks",
+    "kernels.recurrence",
+    "learning.advantages",
+    "learning.batch",
+    "learning.losses",
+    "learning.recompute",
+    "networks.network",
 )
 MODULES = [f"dppo.ppo.{name}" for name in CHECKED]
 F = TypeVar("F", bound=Callable[..., Any])

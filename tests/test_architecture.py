@@ -71,7 +71,7 @@ MAY_IMPORT: dict[str, set[str]] = {
         *("commands", "config", "engine", "envs", "hosts", "learners", "policies", "ppo", "records", "run", "signals"),
         "transports",
     },
-    "__init__": {"config", "tools.export", "policies", "ppo.networks.recurrence", "records", "run"},
+    "__init__": {"config", "tools.export", "policies", "ppo.kernels.recurrence", "records", "run"},
     "__main__": {"__init__", "commands", "signals"},
 }
 

@@ -82,7 +82,7 @@ def test_lower_precision_reads_the_weights_of_now_within_another_autocast() -> N
 
     module = Heads()
     network = Autograd(module, module.parameters())
-    network.lower = torch.bfloat16
+    network.lower_precision = torch.bfloat16
     with torch.autocast("cpu", enabled=True, dtype=torch.bfloat16):
         first = network.forward(torch.ones(2, 3))[0].clone()
         network.parameters.weights.data.add_(1.0)

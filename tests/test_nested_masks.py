@@ -118,8 +118,8 @@ def test_impossible_choices_have_no_gradient_and_the_others_are_unchanged() -> N
     np.testing.assert_array_equal(impossible[:, columns], ~masks)
     assert impossible.sum() == (~masks).sum()
     noise = distribution.noise(drawn, 1, 9, "float64")[0]
-    scored = distribution.evaluate(in_torch, torch.from_numpy(distribution.sample(limited, noise)))
-    gradient = scored.gradients(torch.ones(9, dtype=torch.float64), torch.ones(9, dtype=torch.float64))
+    scored = distribution.scores_with_gradient(in_torch, torch.from_numpy(distribution.sample(limited, noise)))
+    gradient = scored.gradient(torch.ones(9, dtype=torch.float64), torch.ones(9, dtype=torch.float64))
     assert torch.isfinite(gradient).all()
     assert (gradient[torch.from_numpy(impossible)] == 0).all()
 

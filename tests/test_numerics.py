@@ -23,7 +23,8 @@ import dppo
 from dppo.errors import ClusterError
 from dppo.numerics import portable
 from dppo.numerics.fingerprint import Expected, Fingerprint, Probe, fingerprint
-from dppo.ppo.networks.products import linear, multiply, use_in
+from dppo.ppo.kernels.linear_layers import linear, use_in
+from dppo.ppo.kernels.products import multiply
 
 # MKL asks these functions for the vendor: with them, it takes the code of an Intel CPU anywhere.
 INTEL = """

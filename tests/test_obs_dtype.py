@@ -17,8 +17,10 @@ from dppo.envs.spaces import dtype_of
 from dppo.errors import ConfigError
 from dppo.hosts.builders import build_sampler, build_trainer
 from dppo.hosts.plans import sampler_plan
-from dppo.ppo.exchange.normalizer import Moments, ObsScale, normalized_part
+from dppo.ppo.exchange.inputs import normalized_part
+from dppo.ppo.exchange.moments import Moments
 from dppo.ppo.exchange.records import PolicySnapshot, SegmentRequest
+from dppo.ppo.exchange.scales import ObsScale
 from dppo.ppo.learning.batch import make_batch
 from dppo.spaces.spaces import leaves
 

@@ -133,8 +133,8 @@ def test_a_network_that_follows_the_message_is_accepted(words: str, broken: Any,
 
 
 @executes(
-    "ppo/networks/recurrence.py: Pass an nn.GRUCell or an nn.LSTMCell with biases",
-    "ppo/networks/recurrence.py: Call it step by step",
+    "ppo/kernels/recurrence.py: Pass an nn.GRUCell or an nn.LSTMCell with biases",
+    "ppo/kernels/recurrence.py: Call it step by step",
 )
 def test_cells_that_are_refused_are_replaced_or_called_step_by_step() -> None:
     rows = torch.zeros(2, 1, 3), torch.zeros(1, 4), torch.zeros(2, 1, dtype=torch.bool)

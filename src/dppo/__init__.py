@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from dppo.policies.evaluation import evaluate as evaluate
     from dppo.policies.policy import Policy as Policy
     from dppo.policies.policy import load_policy as load_policy
-    from dppo.ppo.networks.recurrence import over_time as over_time
+    from dppo.ppo.kernels.recurrence import over_time as over_time
     from dppo.records.observer import Evaluation as Evaluation
     from dppo.records.observer import Observer as Observer
     from dppo.records.observer import Result as Result
@@ -38,7 +38,7 @@ _HOMES = {
     "evaluate": "policies.evaluation",
     "export_onnx": "tools.export.policies",
     "load_policy": "policies.policy",
-    "over_time": "ppo.networks.recurrence",
+    "over_time": "ppo.kernels.recurrence",
     "portable_numerics": "numerics.portable",
     "train": "run.runner",
 }

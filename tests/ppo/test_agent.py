@@ -7,8 +7,8 @@ from builders import BOX, DISCRETE, agent_of, mlp_of, random_weights, spec_of
 from updates import ACTIONS
 
 from dppo.ppo.acting.agent import PPOAgent
-from dppo.ppo.exchange.normalizer import ObsScale
 from dppo.ppo.exchange.records import PolicySnapshot
+from dppo.ppo.exchange.scales import ObsScale
 from dppo.spaces.actions import Actions, DiscreteActions
 from dppo.spaces.spaces import Spaces
 

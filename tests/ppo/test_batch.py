@@ -11,8 +11,8 @@ import torch
 from meetings import Meeting
 
 from dppo.config import PPO
-from dppo.ppo.exchange.normalizer import ObsScale
 from dppo.ppo.exchange.records import Segment
+from dppo.ppo.exchange.scales import ObsScale
 from dppo.ppo.learning.advantages import generalized_advantages
 from dppo.ppo.learning.batch import Batch, make_batch
 from dppo.ppo.learning.parallel import Parallel, weighted_on_all

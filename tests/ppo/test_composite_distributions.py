@@ -10,7 +10,6 @@ import torch
 from builders import spec_of
 from test_distributions import drawn, heads
 
-from dppo.ppo.distributions.base import allowed
 from dppo.ppo.distributions.simple import Categorical, MultiCategorical, SquashedGaussian
 from dppo.ppo.learning.model import PPOModel
 
@@ -22,7 +21,7 @@ def test_a_squashed_normal_variable_is_scored_as_torch_does() -> None:
     slopes = torch.distributions.TanhTransform().log_abs_det_jacobian(u, u.tanh())
     expected = (normal.log_prob(u) - slopes).sum(dim=1)
     np.testing.assert_allclose(squashed.log_prob(head, u.numpy()), expected, rtol=1e-8)
-    np.testing.assert_allclose(squashed.evaluate(torch.from_numpy(head), u).logprobs, expected, rtol=1e-8)
+    np.testing.assert_allclose(squashed.scores_with_gradient(torch.from_numpy(head), u).logprobs, expected, rtol=1e-8)
 
 
 @pytest.mark.parametrize("mean", [0.0, 0.7, -3.0])
@@ -34,7 +33,9 @@ def test_density_and_entropy_of_a_squashed_variable_are_those_of_an_integral(mea
     mass = np.exp(log_density) * (1 - np.square(np.tanh(u)))  # da/du of a = tanh(u): the integrals are over u
     sums = np.array([mass, -mass * log_density]).sum(axis=1) * (u[1] - u[0])
     assert sums[0] == pytest.approx(1.0, abs=1e-6)
-    found = squashed.evaluate(torch.from_numpy(head), torch.zeros(1, 1, dtype=torch.float64)).entropies.item()
+    found = squashed.scores_with_gradient(
+        torch.from_numpy(head), torch.zeros(1, 1, dtype=torch.float64)
+    ).entropies.item()
     assert found == pytest.approx(sums[1], abs=5e-3)
 
 
@@ -42,21 +43,21 @@ def test_the_gradient_of_a_squashed_entropy_is_that_of_differences() -> None:
     squashed, step = SquashedGaussian(2), 1e-5
     head, u = torch.from_numpy(heads(1, 4) / 3), torch.zeros(1, 2, dtype=torch.float64)
     zeros, ones = torch.zeros(1, dtype=torch.float64), torch.ones(1, dtype=torch.float64)
-    found = squashed.evaluate(head, u).gradients(zeros, ones)
+    found = squashed.scores_with_gradient(head, u).gradient(zeros, ones)
     for at in range(4):
         moved = torch.zeros_like(head)
         moved[0, at] = step
-        higher, lower = (squashed.evaluate(head + sign * moved, u).entropies.item() for sign in (1, -1))
+        higher, lower = (squashed.scores_with_gradient(head + sign * moved, u).entropies.item() for sign in (1, -1))
         assert found[0, at].item() == pytest.approx((higher - lower) / (2 * step), rel=1e-5)
 
 
 def test_a_squashed_variable_far_outside_scores_finitely() -> None:
     squashed, far = SquashedGaussian(1), np.array([[400.0], [-400.0]])
     head = np.array([[300.0, 5.0], [-300.0, 5.0]])
-    found = squashed.evaluate(torch.from_numpy(head), torch.from_numpy(far))
+    found = squashed.scores_with_gradient(torch.from_numpy(head), torch.from_numpy(far))
     assert np.isfinite(squashed.log_prob(head, far)).all()
     assert torch.isfinite(found.logprobs).all()
-    assert torch.isfinite(found.gradients(found.logprobs, found.entropies)).all()
+    assert torch.isfinite(found.gradient(found.logprobs, found.entropies)).all()
 
 
 @pytest.mark.parametrize("counts", [(6,), (2, 4)], ids=["one", "several"])
@@ -67,10 +68,10 @@ def test_a_mask_renormalizes_over_the_allowed_choices(counts: tuple[int, ...]) -
     masks = torch.from_numpy(np.random.default_rng(2).random((40, 6)) < 0.5)
     masks[:, [0, 2]] = True  # each element keeps a choice
     shown = torch.where(masks, head, -1e9)
-    np.testing.assert_array_equal(allowed(head.numpy(), masks.numpy()), shown)
+    np.testing.assert_array_equal(distribution.limited(head.numpy(), masks.numpy()), shown)
     actions = torch.from_numpy(drawn(distribution, shown.numpy()))
-    found = distribution.evaluate(shown, actions)
-    assert (found.gradients(torch.ones(40), torch.ones(40))[~masks] == 0).all()
+    found = distribution.scores_with_gradient(shown, actions)
+    assert (found.gradient(torch.ones(40), torch.ones(40))[~masks] == 0).all()
     logits = head.masked_fill(~masks, -math.inf).split(counts, dim=1)
     parts = [torch.distributions.Categorical(logits=own) for own in logits]
     columns = actions.reshape(40, -1).unbind(1)

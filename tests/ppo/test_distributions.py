@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 import torch
 
-from dppo.ppo.distributions.base import Distribution, Joint
+from dppo.ppo.distributions.base import Distribution
+from dppo.ppo.distributions.joint import Joint
 from dppo.ppo.distributions.simple import Categorical, DiagonalGaussian, MultiCategorical
 
 
@@ -23,9 +24,9 @@ def test_categorical_scores_extreme_logits() -> None:
     actions = np.array([0, 2])
     expected = [0.0, -math.log1p(math.exp(-1))]
     np.testing.assert_allclose(Categorical(3).log_prob(head, actions), expected, atol=1e-12)
-    found = Categorical(3).evaluate(torch.from_numpy(head), torch.from_numpy(actions))
+    found = Categorical(3).scores_with_gradient(torch.from_numpy(head), torch.from_numpy(actions))
     np.testing.assert_allclose(found.logprobs, expected, atol=1e-12)
-    by_head = found.gradients(torch.ones(2, dtype=torch.float64), 0.1)
+    by_head = found.gradient(torch.ones(2, dtype=torch.float64), 0.1)
     assert torch.isfinite(found.entropies).all()
     assert torch.isfinite(by_head).all()
 
@@ -185,15 +186,15 @@ def test_scores_and_gradients_are_those_of_torchs_own(kind: str, counted: str, d
     by_entropies: Any = by_row if counted == "entropies by row" else 0.7 * (counted != "logprobs")
     logprobs, entropies = torchs_own(distribution, head, actions)
     ((by_logprobs * logprobs).sum() + (by_entropies * entropies).sum()).backward()
-    found = distribution.evaluate(head.detach(), actions)
+    found = distribution.scores_with_gradient(head.detach(), actions)
     close = partial(np.testing.assert_allclose, rtol=tolerance, atol=tolerance)
     close(distribution.log_prob(head.detach().numpy(), actions.numpy()), logprobs.detach())
     close(found.logprobs, logprobs.detach())
     close(found.entropies, entropies.detach())
-    by_head = found.gradients(by_logprobs, by_entropies)
+    by_head = found.gradient(by_logprobs, by_entropies)
     assert head.grad is not None
     close(by_head, head.grad)
-    again = found.gradients(by_logprobs, by_entropies)
+    again = found.gradient(by_logprobs, by_entropies)
     np.testing.assert_array_equal(again, by_head)  # the first call has changed nothing
 
 
@@ -224,7 +225,7 @@ def test_a_new_distribution_needs_only_its_formulas() -> None:
     distribution = Exponential()
     head = heads(9, 1)
     actions = drawn(distribution, head)
-    found = distribution.evaluate(torch.from_numpy(head), torch.from_numpy(actions))
+    found = distribution.scores_with_gradient(torch.from_numpy(head), torch.from_numpy(actions))
     np.testing.assert_allclose(found.logprobs, distribution.log_prob(head, actions), rtol=1e-12)
-    by_head = found.gradients(torch.full((9,), 2.0, dtype=torch.float64), 0.5)
+    by_head = found.gradient(torch.full((9,), 2.0, dtype=torch.float64), 0.5)
     np.testing.assert_allclose(by_head, 2 * (1 - np.exp(head) * actions[:, None]) - 0.5, rtol=1e-12)

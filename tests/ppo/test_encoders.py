@@ -17,8 +17,10 @@ from worlds import observed
 from dppo.config import PPO, Network
 from dppo.envs.spaces import describe_spaces
 from dppo.errors import ConfigError
-from dppo.ppo.exchange import normalizer
+from dppo.ppo.exchange.inputs import network_inputs, normalized_part
+from dppo.ppo.exchange.moments import Moments
 from dppo.ppo.exchange.records import PolicySnapshot
+from dppo.ppo.exchange.statistics import Statistics, no_statistics
 from dppo.ppo.learning.batch import make_batch
 from dppo.ppo.networks.built_in import BuiltInSpec
 from dppo.ppo.networks.choice import acting_network, choose_network, learning_network
@@ -38,7 +40,7 @@ def test_acting_equals_learning_and_the_first_ratio_is_one(kind: str, dtype: str
     config = config_of(kind, dtype=dtype, norm_adv=False)
     samplers, trainer = parts_of(config)
     trainer.load(random_weights(trainer.model.spec, scale=0.1), trainer.state())
-    statistics = normalizer.no_statistics(samplers[0].spaces, obs=config.norm_obs, returns=False)
+    statistics = no_statistics(samplers[0].spaces, obs=config.norm_obs, returns=False)
     for iteration in range(2):  # in the second one there are statistics
         scale = statistics.obs_scale()
         snapshot = PolicySnapshot(iteration, trainer.weights(), scale)
@@ -59,7 +61,7 @@ def test_acting_equals_learning_and_the_first_ratio_is_one(kind: str, dtype: str
 def test_samplers_act_together_as_each_alone(kind: str, rows: int) -> None:
     config = config_of(kind, num_samplers=3, envs_per_sampler=rows, num_steps=4, minibatch_size=None)
     samplers, trainer = parts_of(config, 3)
-    scale = normalizer.no_statistics(samplers[0].spaces, obs=config.norm_obs, returns=False).obs_scale()
+    scale = no_statistics(samplers[0].spaces, obs=config.norm_obs, returns=False).obs_scale()
     agent = agent_of(trainer.model.spec, scale, spread=0.1)
     _, segments = collect(samplers, PolicySnapshot(0, trainer.weights(), scale))
     checks.acting_together(agent, np.stack([segment.obs[2] for segment in segments]))
@@ -71,7 +73,7 @@ def test_gradients_are_finite_differences(kind: str) -> None:
     config = config_of(kind, dtype="float64", activation=KINDS[kind].get("activation", "tanh"))
     samplers, trainer = parts_of(config, 1)
     learning = trainer.model.network
-    scale = normalizer.no_statistics(samplers[0].spaces, obs=config.norm_obs, returns=False).obs_scale()
+    scale = no_statistics(samplers[0].spaces, obs=config.norm_obs, returns=False).obs_scale()
     _, segments = collect(samplers, PolicySnapshot(0, trainer.weights(), scale))
     obs = make_batch(segments, scale, None, PPO(gamma=0.9, gae_lambda=0.9)).obs
     gradient = checks.gradient_of(learning, obs)
@@ -175,12 +177,12 @@ def test_images_stay_bytes_in_segment_and_batch() -> None:
 def test_only_floats_of_several_leaves_are_normalized() -> None:
     spaces = described(observed.WHOLE, drop_obs=observed.TEXTS)
     for count in (3, 0):  # of a segment in which every step has failed, too
-        assert normalizer.normalized_part(np.zeros(count, spaces.obs)).shape == (count, 2 + 1 + 2)
+        assert normalized_part(np.zeros(count, spaces.obs)).shape == (count, 2 + 1 + 2)
     rows = np.zeros(3, spaces.obs)
     rows["robot"]["arm"]["0"] = [[1, 2], [3, 4], [5, 6]]
     rows["robot"]["arm"]["1"] = [7, 8, 9]
     rows["gear"] = 100
-    np.testing.assert_array_equal(normalizer.normalized_part(rows), [[1, 2, 7, 0, 0], [3, 4, 8, 0, 0], [5, 6, 9, 0, 0]])
+    np.testing.assert_array_equal(normalized_part(rows), [[1, 2, 7, 0, 0], [3, 4, 8, 0, 0], [5, 6, 9, 0, 0]])
 
 
 def test_norm_obs_keys_leaves_the_other_floats_as_they_are() -> None:
@@ -188,11 +190,11 @@ def test_norm_obs_keys_leaves_the_other_floats_as_they_are() -> None:
     assert spaces.normalized == ("robot.arm.1",)
     rows = np.zeros(2, spaces.obs)
     rows["robot"]["arm"]["0"], rows["robot"]["arm"]["1"] = [[1, 2], [50, 60]], [70, 80]
-    np.testing.assert_array_equal(normalizer.normalized_part(rows, spaces.normalized), [[70], [80]])
-    statistics = normalizer.no_statistics(spaces, obs=True, returns=False)
-    seen = normalizer.Statistics(normalizer.Moments.of(normalizer.normalized_part(rows, spaces.normalized)))
+    np.testing.assert_array_equal(normalized_part(rows, spaces.normalized), [[70], [80]])
+    statistics = no_statistics(spaces, obs=True, returns=False)
+    seen = Statistics(Moments.of(normalized_part(rows, spaces.normalized)))
     scale = statistics.merged([seen]).obs_scale()
-    inputs = normalizer.network_inputs(rows, rows.dtype, "float32", scale)
+    inputs = network_inputs(rows, rows.dtype, "float32", scale)
     assert isinstance(inputs, dict)
     np.testing.assert_array_equal(inputs["robot.arm.0"], [[1, 2], [50, 60]])  # not even clipped
     np.testing.assert_allclose(inputs["robot.arm.1"], [-1, 1], rtol=1e-6)

@@ -28,8 +28,8 @@ from dppo.envs.frames import make_prepared
 from dppo.errors import ConfigError
 from dppo.policies.policy import Policy, _rows_of
 from dppo.ppo.acting.agent import PPOAgent
-from dppo.ppo.exchange.normalizer import no_statistics
 from dppo.ppo.exchange.records import PolicySnapshot
+from dppo.ppo.exchange.statistics import no_statistics
 from dppo.spaces.spaces import leaves
 from dppo.tools.export import policies as export
 from dppo.tools.export.modules import ExportedPolicy

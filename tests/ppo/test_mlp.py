@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 import torch
 from builders import random_weights, spec_of
-from mlp_twin import MLP, initial_mlp
 from torch import nn
 from updates import ACTIONS
 
+from dppo.ppo.networks.mlp import MLP
 from dppo.spaces.actions import Actions, BoxActions
 
 
@@ -37,7 +37,7 @@ def test_weights_of_another_network_are_refused() -> None:
 @ACTIONS
 @pytest.mark.parametrize("hidden_sizes", [(32,), (8, 64, 16)], ids=str)
 def test_initial_weights_are_orthogonal_with_the_gains_of_the_paper_code(actions: Actions, hidden_sizes: Any) -> None:
-    found = arrays(initial_mlp(spec_of(actions, hidden_sizes=hidden_sizes), seed=5))
+    found = arrays(spec_of(actions, hidden_sizes=hidden_sizes).mlp(5))
     last = 2 * len(hidden_sizes)
     gains = {f"policy.{last}.weight": 0.01, f"value.{last}.weight": 1.0}
     for name, array in found.items():
@@ -53,7 +53,7 @@ def test_initial_weights_are_orthogonal_with_the_gains_of_the_paper_code(actions
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 def test_initial_weights_are_drawn_from_the_seed_in_a_fixed_order(dtype: str) -> None:
     """One generator; the policy trunk from the first layer to the head, then the value trunk; in float32."""
-    found = arrays(initial_mlp(spec_of(hidden_sizes=(16, 8), dtype=dtype), seed=42))
+    found = arrays(spec_of(hidden_sizes=(16, 8), dtype=dtype).mlp(42))
     generator = torch.Generator().manual_seed(42)
     for trunk, outputs, head_gain in (("policy", 3, 0.01), ("value", 1, 1.0)):
         sizes = (4, 16, 8, outputs)

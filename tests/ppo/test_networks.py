@@ -12,15 +12,15 @@ import numpy as np
 import pytest
 import torch
 from builders import BOX, DISCRETE, agent_of, mlp_of, spec_of
-from mlp_twin import initial_mlp
 from torch import nn
 from worlds.models import Plain, Residual
 
-from dppo.ppo.exchange.normalizer import ObsScale
+from dppo.ppo.exchange.scales import ObsScale
+from dppo.ppo.kernels.calls import without_call_overhead
+from dppo.ppo.kernels.mlp import HandwrittenMLP
 from dppo.ppo.learning.model import PPOModel
 from dppo.ppo.networks.choice import learning_network
-from dppo.ppo.networks.mlp_torch import HandwrittenMLP
-from dppo.ppo.networks.modules import Autograd, TorchActing, quick
+from dppo.ppo.networks.modules import Autograd, TorchActing
 from dppo.ppo.networks.network import NetworkSpec
 from dppo.ppo.networks.user_module import ModuleSpec
 from dppo.spaces.actions import Actions, DiscreteActions, NestedActions
@@ -104,8 +104,9 @@ def test_gradients_by_hand_equal_autograd(distribution: str, hidden_sizes: Sizes
     """Compare with autograd through the same module, in float64."""
     spec = mlp_of(spaces_of(ACTIONS[distribution]), hidden_sizes, activation, "float64")
     obs = torch.from_numpy(observations(9).astype(np.float64))
-    plain = initial_mlp(spec, seed=1)
-    by_hand, twin = HandwrittenMLP(spec, seed=1), Autograd(plain, plain.ordered_parameters())
+    plain = spec.mlp(1)
+    by_hand = HandwrittenMLP(spec.mlp(1))
+    twin = Autograd(plain, [plain.get_parameter(name) for name in spec.shapes])
     for network in (by_hand, twin):
         checks.load_random(network, spec)
     for found, expected in zip(by_hand.forward(obs)[:2], twin.forward(obs)[:2], strict=True):
@@ -214,7 +215,7 @@ def test_a_quick_module_computes_the_same_and_keeps_hooks_and_parameters() -> No
     obs, parameters = torch.randn(3, 4), list(model.parameters())
     expected = model(obs)
     names = [name for name, _ in model.named_parameters()]
-    assert quick(model) is model
+    assert without_call_overhead(model) is model
     torch.testing.assert_close(model(obs), expected)  # by another BLAS
     assert calls == ["hook", "hook"]
     assert all(one is other for one, other in zip(model.parameters(), parameters, strict=True))

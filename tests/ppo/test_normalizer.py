@@ -8,7 +8,9 @@ from builders import assert_same_bytes
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dppo.ppo.exchange.normalizer import Moments, ObsScale, Statistics, ValueScale
+from dppo.ppo.exchange.moments import Moments
+from dppo.ppo.exchange.scales import ObsScale, ValueScale
+from dppo.ppo.exchange.statistics import Statistics
 
 
 def chunks(seed: int, sizes: list[int], shape: tuple[int, ...] = (3,)) -> list[np.ndarray]:

@@ -24,8 +24,8 @@ from updates import ACTIONS, assert_equals_twin, make_trainer, random_batch
 
 from dppo.config import PPO
 from dppo.config.parts import annealed
-from dppo.ppo.exchange.normalizer import ObsScale
 from dppo.ppo.exchange.records import PolicySnapshot, Segment, SegmentRequest
+from dppo.ppo.exchange.scales import ObsScale
 from dppo.ppo.learning.advantages import shaped_rewards
 from dppo.ppo.learning.batch import make_batch
 from dppo.ppo.learning.model import ADAPTED, adapted_rate, free_deviations

@@ -17,8 +17,9 @@ from updates import DISCRETE_SPEC as SPEC
 from updates import make_trainer, random_batch
 
 from dppo.errors import ConfigError
-from dppo.ppo.exchange.normalizer import Moments, ValueScale
+from dppo.ppo.exchange.moments import Moments
 from dppo.ppo.exchange.records import PolicySnapshot, SegmentRequest
+from dppo.ppo.exchange.scales import ValueScale
 from dppo.ppo.learning.model import PPOModel, last_layer
 from dppo.ppo.learning.trainer import PPOTrainer
 from dppo.ppo.networks.user_module import ModuleSpec

@@ -16,11 +16,12 @@ import dppo
 from dppo.config import PPO, Config
 from dppo.errors import ConfigError
 from dppo.ppo.exchange.records import PolicySnapshot
+from dppo.ppo.kernels import convolutions
+from dppo.ppo.kernels.convolutions import Dense, PixelConv, convolve_blocks
 from dppo.ppo.learning.batch import Batch, make_batch
 from dppo.ppo.learning.trainer import PPOTrainer
-from dppo.ppo.networks import images, modules
+from dppo.ppo.networks import modules
 from dppo.ppo.networks.encoders import Output
-from dppo.ppo.networks.images import Dense, PixelConv, convolve_blocks
 
 pytestmark = pytest.mark.usefixtures("on_any_cpu")
 kinds = pytest.mark.parametrize("kind", ["nature", "impala", "grid", "flatten", "everything", "own module"])
@@ -141,7 +142,7 @@ def test_other_convolutions_stay_over_pixels(
     changes: dict[str, Any], over_blocks: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     called: list[Any] = []
-    monkeypatch.setattr(images, "convolve_blocks", lambda *given: called.append(given))
+    monkeypatch.setattr(convolutions, "convolve_blocks", lambda *given: called.append(given))
     shape: dict[str, Any] = {"width": 20, "kernel": (8, 8), "stride": (4, 4), "padding": (0, 0)} | changes
     pixels = torch.zeros(1, 1, 20, shape.pop("width"), dtype=torch.uint8)
     PixelConv(1, 2, *shape.values())(pixels)

@@ -14,8 +14,8 @@ from builders import BOX, spec_of
 from jaxtyping import TypeCheckError
 
 from dppo.ppo.distributions.simple import Categorical
-from dppo.ppo.exchange.normalizer import ObsScale
 from dppo.ppo.exchange.records import PolicySnapshot, Rebuild, SamplerCarry, Segment
+from dppo.ppo.exchange.scales import ObsScale
 from dppo.ppo.learning.advantages import generalized_advantages
 from dppo.ppo.learning.batch import Batch
 from dppo.ppo.learning.losses import policy_loss

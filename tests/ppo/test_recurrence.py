@@ -10,10 +10,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from dppo.ppo.networks.built_in import NumpyCells
+from dppo.ppo.kernels.acting import NumpyCells
+from dppo.ppo.kernels.recurrence import over_time
 from dppo.ppo.networks.encoders import CELLS
-from dppo.ppo.networks.layers import STATES
-from dppo.ppo.networks.recurrence import over_time
+from dppo.ppo.networks.layers import NUM_STATE_VECTORS
 
 INPUTS, UNITS = 5, 6
 kinds = pytest.mark.parametrize("kind", ["gru", "lstm"])
@@ -49,7 +49,12 @@ def test_outputs_and_gradients_are_those_of_torchs_cell_step_by_step(kind: str, 
     """Compare every input's gradient, with episodes that start inside the sequences."""
     generator = torch.Generator().manual_seed(1)
     starts = torch.rand((length, 4), generator=generator) < {"none": 0.0, "some": 0.3, "all": 1.0}[ends]
-    shapes = ((length, 4, INPUTS), (4, STATES[kind] * UNITS), (length, 4, UNITS), (4, STATES[kind] * UNITS))
+    shapes = (
+        (length, 4, INPUTS),
+        (4, NUM_STATE_VECTORS[kind] * UNITS),
+        (length, 4, UNITS),
+        (4, NUM_STATE_VECTORS[kind] * UNITS),
+    )
     drawn = [torch.randn(shape, generator=generator, dtype=torch.float64) for shape in shapes]
     found = []
     for run in (over_time, slowly):
@@ -105,7 +110,7 @@ def test_cells_in_numpy_are_those_of_torch(kind: str, dtype: str) -> None:
     )
     rng = np.random.default_rng(0)
     inputs = (rng.normal(size=(2, 4, INPUTS)) * np.array([1, 3, 30, 100])[:, None]).astype(dtype)
-    state = rng.normal(size=(2, 4, STATES[kind] * UNITS)).astype(dtype)
+    state = rng.normal(size=(2, 4, NUM_STATE_VECTORS[kind] * UNITS)).astype(dtype)
     outputs, after = side_by_side.step(inputs, state)
     tolerance = {"float32": 1e-6, "float64": 1e-14}[dtype]
     for k, cell in enumerate(cells):
@@ -129,7 +134,7 @@ def test_stacked_cells_have_the_bits_of_single_ones(kind: str, dtype: str) -> No
         )
         for rows in (1, 2, 5, 16):
             inputs = rng.normal(size=(8, k, rows, inputs_size)).astype(dtype)
-            state = rng.normal(size=(8, k, rows, STATES[kind] * units)).astype(dtype)
+            state = rng.normal(size=(8, k, rows, NUM_STATE_VECTORS[kind] * units)).astype(dtype)
             outputs, after = cells.step(inputs, state)
             before = state.copy()
             for s in range(8):

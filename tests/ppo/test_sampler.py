@@ -19,8 +19,9 @@ from worlds.simple import Counting, PointMass
 from dppo import streams
 from dppo.engine.ledger import ReplayLedger
 from dppo.ppo.acting.sampler import PPOSampler, collect_together
-from dppo.ppo.exchange.normalizer import Moments, ObsScale
+from dppo.ppo.exchange.moments import Moments
 from dppo.ppo.exchange.records import Episode, PolicySnapshot, Segment, SegmentReport, SegmentRequest
+from dppo.ppo.exchange.scales import ObsScale
 from dppo.streams import Stream
 
 Ends = Sequence[dict[str, int]]

@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 import torch
 from builders import BOX, DISCRETE, PLAIN, at_rate, random_weights, spec_of
-from mlp_twin import MLP
 from torch import nn
 from torch.distributions import Categorical, Independent, Normal
 
@@ -20,6 +19,7 @@ from dppo.ppo.learning.model import PPOModel
 from dppo.ppo.learning.parallel import Parallel
 from dppo.ppo.learning.trainer import PPOTrainer
 from dppo.ppo.networks.built_in import BuiltInSpec
+from dppo.ppo.networks.mlp import MLP
 from dppo.ppo.networks.network import NetworkSpec
 
 ACTIONS = pytest.mark.parametrize("actions", [DISCRETE, BOX], ids=["discrete", "box"])
@@ -114,7 +114,7 @@ def assert_equals_twin(trainer: PPOTrainer, batch: Batch) -> tuple[np.ndarray, l
     """Update both alike; return how far each weight moved, and the learning rate of each step."""
     spec, adapts = trainer.model.spec, trainer.ppo.desired_kl is not None
     assert isinstance(spec, BuiltInSpec)
-    twin, before = MLP(spec).double(), trainer.weights()
+    twin, before = spec.mlp(0).double(), trainer.weights()
     twin.load_state_dict({name: torch.from_numpy(a) for name, a in spec.unflatten(before.copy()).items()})
     rate = trainer.ppo.learning_rate if adapts else 3e-3
     rates = slow_update(twin, batch, rate, np.random.default_rng(5), trainer.ppo, trainer.minibatches)

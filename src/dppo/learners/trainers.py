@@ -25,7 +25,7 @@ from dppo.ppo.learning.gpu import Rows, explained, gpu_bytes_of, gpu_memory_line
 from dppo.ppo.learning.off_policy import joined
 from dppo.ppo.learning.parallel import Parallel
 from dppo.ppo.networks.network import NetworkSpec
-from dppo.ppo.networks.parameters import exact_on
+from dppo.ppo.networks.torch_settings import exact_on
 from dppo.spaces.spaces import Spaces, leaves, walk
 from dppo.streams import Stream
 

@@ -13,7 +13,7 @@ from typing import Any
 from dppo.files import MOST_SETTINGS, read_file
 
 VARIABLES = {
-    "OPENBLAS_CORETYPE": "Haswell",  # matrix products: NumPy's, and through it torch's (`ppo.networks.products`)
+    "OPENBLAS_CORETYPE": "Haswell",  # matrix products: NumPy's, and through it torch's (`ppo.kernels.products`)
     # exp, log, sin and others have versions for AVX-512. Names of NumPy 2.4, and of those before; others are ignored.
     "NPY_DISABLE_CPU_FEATURES": "X86_V4 AVX512_ICL AVX512_SPR AVX512F AVX512CD AVX512_SKX AVX512_CLX AVX512_CNL",
     # Every other branch of MKL depends on the vendor of the CPU, whatever the variable says on an AMD.

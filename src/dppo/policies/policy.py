@@ -15,8 +15,8 @@ from dppo.errors import CheckpointError, ConfigError, counted
 from dppo.files import user_path
 from dppo.policies.described import model_from, network_summary
 from dppo.ppo.acting.agent import PPOAgent
-from dppo.ppo.exchange.normalizer import no_statistics
 from dppo.ppo.exchange.records import PolicySnapshot
+from dppo.ppo.exchange.statistics import no_statistics
 from dppo.ppo.networks.network import ModelClass, Outputs
 from dppo.records.files.checkpoint import Found, find
 from dppo.records.observer import Result

@@ -24,7 +24,7 @@ from dppo.numerics.fingerprint import Expected, Fingerprint, Probe, fingerprint
 from dppo.numerics.portable import VARIABLES, in_force
 from dppo.policies.described import model_state
 from dppo.policies.playing import EpisodePlayer
-from dppo.ppo.exchange.normalizer import Statistics, no_statistics
+from dppo.ppo.exchange.statistics import Statistics, no_statistics
 from dppo.ppo.networks.choice import choose_network
 from dppo.ppo.networks.network import NetworkSpec
 from dppo.records.files.checkpoint import Found, find

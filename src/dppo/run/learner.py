@@ -16,8 +16,9 @@ from dppo.engine.collector import Collected, Collector
 from dppo.engine.ledger import ReplayLedger
 from dppo.errors import SegmentsLost, printable
 from dppo.log import logger
-from dppo.ppo.exchange.normalizer import Statistics, ValueScale
 from dppo.ppo.exchange.records import Episode, Incident, IncidentKind, PolicySnapshot, Update
+from dppo.ppo.exchange.scales import ValueScale
+from dppo.ppo.exchange.statistics import Statistics
 from dppo.process_state.borders import take_changes
 from dppo.run.env_faults import EnvFaults
 from dppo.signals import StopSignals

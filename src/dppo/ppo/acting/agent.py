@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from dppo.ppo.exchange.normalizer import ObsScale, ValueScale, network_inputs, scale_for
+from dppo.ppo.exchange.inputs import network_inputs, scale_for
 from dppo.ppo.exchange.records import PolicySnapshot
+from dppo.ppo.exchange.scales import ObsScale, ValueScale
 from dppo.ppo.networks.choice import acting_network
 from dppo.ppo.networks.network import NetworkSpec, Outputs
 from dppo.spaces.spaces import MaskSource, masks_of

@@ -11,7 +11,8 @@ import numpy as np
 
 from dppo.config.parts import PPO
 from dppo.ppo.acting.agent import PPOAgent
-from dppo.ppo.exchange.normalizer import Moments, ObsScale, Statistics, normalized_part
+from dppo.ppo.exchange.inputs import normalized_part
+from dppo.ppo.exchange.moments import Moments
 from dppo.ppo.exchange.records import (
     EnvLog,
     Incident,
@@ -22,7 +23,9 @@ from dppo.ppo.exchange.records import (
     SegmentReport,
     SegmentRequest,
 )
+from dppo.ppo.exchange.scales import ObsScale
 from dppo.ppo.exchange.stacks import frames_of
+from dppo.ppo.exchange.statistics import Statistics
 from dppo.ppo.learning.advantages import shaped_rewards
 
 

@@ -1,4 +1,4 @@
-"""Distributions of each kind of action: choices, and real numbers as drawn or squashed into bounds."""
+"""Distributions of each kind of action: choices, and continuous variables as drawn or squashed into bounds."""
 
 from __future__ import annotations
 
@@ -9,28 +9,30 @@ from typing import TYPE_CHECKING
 import numpy as np
 from typing_extensions import override
 
-from dppo.ppo.distributions.base import IMPOSSIBLE, Distribution, Evaluation, Joint, as_column
+from dppo.ppo.distributions.base import HALF_LOG_TWO_PI, IMPOSSIBLE, Distribution, ScoresWithGradient
+from dppo.ppo.distributions.joint import Joint
 from dppo.spaces.actions import Actions, BoxActions, DiscreteActions, MultiDiscreteActions, NestedActions
 
 if TYPE_CHECKING:  # actors never import torch; shapes are checked in tests only
     from jaxtyping import Float, Int64
     from torch import Tensor
 
-    from dppo.ppo.distributions.base import Drawn, Head, Noise, Numbers, Scores, TorchHead
+    from dppo.ppo.distributions.base import DrawnNoise, Head, LogProbs, Noise, Scores, TorchHead
 
-HALF_LOG_TWO_PI = 0.5 * math.log(2 * math.pi)
-NODES = 32  # of the quadrature: its error is below 0.005 up to a standard deviation of 3
+NUM_NODES = 32
+"""Nodes of the quadrature: its error is below 0.005 up to a standard deviation of 3."""
 
 
 def distribution_of(actions: Actions, *, state_dependent_std: bool = False) -> Distribution:
-    """Return the distribution over `actions`; the std of real-valued ones may depend on the state."""
+    """Return the distribution over `actions`; the std of continuous actions may depend on the state."""
     if isinstance(actions, DiscreteActions):
         return Categorical(actions.n)
     if isinstance(actions, MultiDiscreteActions):
         return MultiCategorical(actions.counts)
     if isinstance(actions, BoxActions):
-        kind = SquashedGaussian if actions.bounds == "squash" else DiagonalGaussian
-        return kind(actions.width, state_dependent_std)
+        if actions.bounds == "squash":
+            return SquashedGaussian(actions.width, state_dependent_std)
+        return DiagonalGaussian(actions.width, state_dependent_std)
     assert isinstance(actions, NestedActions)
     return Joint(tuple(distribution_of(part, state_dependent_std=state_dependent_std) for part in actions.parts))
 
@@ -44,7 +46,7 @@ class _Choices(Distribution):
         return tuple(range(self.head_size))
 
     @override
-    def noise(self, generator: np.random.Generator, steps: int, rows: int, dtype: str) -> Drawn:
+    def noise(self, generator: np.random.Generator, steps: int, rows: int, dtype: str) -> DrawnNoise:
         return generator.gumbel(size=(steps, rows, self.noise_size)).astype(dtype)
 
     @override
@@ -67,7 +69,7 @@ class Categorical(_Choices):
         return head.argmax(axis=-1)
 
     @override
-    def log_prob(self, head: Head, actions: Int64[np.ndarray, "*rows"]) -> Numbers:
+    def log_prob(self, head: Head, actions: Int64[np.ndarray, "*rows"]) -> LogProbs:
         return _log_softmax(head, actions)
 
     @override
@@ -76,63 +78,52 @@ class Categorical(_Choices):
         return log_probs.gather(1, actions.unsqueeze(1)).squeeze(1), -(log_probs.exp() * log_probs).sum(dim=1)
 
     @override
-    def evaluate(self, head: TorchHead, actions: Int64[Tensor, " rows"]) -> Evaluation:
-        """Score `actions`, with the gradient written by hand.
+    def scores_with_gradient(self, head: TorchHead, actions: Int64[Tensor, " rows"]) -> ScoresWithGradient:
+        from dppo.ppo.kernels.scores import categorical_scores
 
-        d log pi(a) / d logits = onehot(a) - p        dH / d logits = -p (log p + H)
-        """
-        log_probs = head.log_softmax(dim=1)
-        probs = log_probs.exp()
-        column = actions.unsqueeze(1)
-        entropies = -(probs * log_probs).sum(dim=1)
-
-        def gradients(by_logprobs: Float[Tensor, " rows"], by_entropies: Float[Tensor, " rows"] | float) -> TorchHead:
-            weighted = (log_probs + entropies.unsqueeze(1)).mul_(as_column(by_entropies))
-            by_head = weighted.add_(by_logprobs.unsqueeze(1)).mul_(probs).neg_()
-            return by_head.scatter_add_(1, column, by_logprobs.unsqueeze(1))
-
-        return Evaluation(log_probs.gather(1, column).squeeze(1), entropies, gradients)
+        return categorical_scores(head, actions)
 
 
 class MultiCategorical(_Choices):
     """k independent choices; the head holds the logits of the first, of the second, and so on.
 
-    All choices are computed at once, as rows of a table [k, most], in which missing choices have impossible logits.
+    All choices are computed at once, as rows of a table [k, widest], in which missing choices have impossible logits.
     """
 
     def __init__(self, counts: tuple[int, ...]) -> None:
         size = sum(counts)
         super().__init__(head_size=size, noise_size=size, action_shape=(len(counts),), integer=True)
         self.counts = counts
-        self._exists = np.arange(max(counts)) < np.array(counts)[:, None]  # [k, most], the cells that are choices
+        self._widest = max(counts)
+        self._is_choice = np.arange(self._widest) < np.array(counts)[:, None]  # [k, widest]
 
     @override
     def mode(self, head: Head) -> Int64[np.ndarray, "*rows K"]:
         return self._table(head).argmax(axis=-1)
 
     @override
-    def log_prob(self, head: Head, actions: Int64[np.ndarray, "*rows K"]) -> Numbers:
+    def log_prob(self, head: Head, actions: Int64[np.ndarray, "*rows K"]) -> LogProbs:
         return _log_softmax(self._table(head), actions).sum(axis=-1)
 
     @override
     def scores(self, head: TorchHead, actions: Int64[Tensor, "rows K"]) -> Scores:
         import torch
 
-        table = head.new_full((len(head), len(self.counts), max(self.counts)), IMPOSSIBLE)
-        log_probs = table.masked_scatter(torch.from_numpy(self._exists).to(head.device), head).log_softmax(dim=2)
+        is_choice = torch.from_numpy(self._is_choice).to(head.device)
+        impossible = head.new_full((len(head), len(self.counts), self._widest), IMPOSSIBLE)
+        log_probs = impossible.masked_scatter(is_choice, head).log_softmax(dim=2)
         chosen = log_probs.gather(2, actions.unsqueeze(2)).squeeze(2)
         return chosen.sum(dim=1), -(log_probs.exp() * log_probs).sum(dim=(1, 2))
 
-    def _table(self, head: Head) -> Float[np.ndarray, "*rows K most"]:
-        most = max(self.counts)
+    def _table(self, head: Head) -> Float[np.ndarray, "*rows K widest"]:
         if len(set(self.counts)) == 1:
-            return head.reshape(*head.shape[:-1], -1, most)
-        table = np.full((*head.shape[:-1], len(self.counts), most), IMPOSSIBLE, head.dtype)
-        table[..., self._exists] = head
+            return head.reshape(*head.shape[:-1], -1, self._widest)
+        table = np.full((*head.shape[:-1], len(self.counts), self._widest), IMPOSSIBLE, head.dtype)
+        table[..., self._is_choice] = head
         return table
 
 
-def _log_softmax(logits: Float[np.ndarray, "*rows n"], actions: Int64[np.ndarray, "*rows"]) -> Numbers:
+def _log_softmax(logits: Float[np.ndarray, "*rows n"], actions: Int64[np.ndarray, "*rows"]) -> LogProbs:
     shifted = logits - logits.max(axis=-1, keepdims=True)
     chosen = np.take_along_axis(shifted, actions[..., None], axis=-1)[..., 0]
     return chosen - np.log(np.exp(shifted).sum(axis=-1))
@@ -145,12 +136,12 @@ class _Gaussian(Distribution):
     """
 
     def __init__(self, size: int, state_dependent: bool = False) -> None:
-        free = 0 if state_dependent else size
-        super().__init__(head_size=2 * size, noise_size=size, action_shape=(size,), integer=False, free_size=free)
+        free_size = 0 if state_dependent else size
+        super().__init__(head_size=2 * size, noise_size=size, action_shape=(size,), integer=False, free_size=free_size)
         self.size = size
 
     @override
-    def noise(self, generator: np.random.Generator, steps: int, rows: int, dtype: str) -> Drawn:
+    def noise(self, generator: np.random.Generator, steps: int, rows: int, dtype: str) -> DrawnNoise:
         return generator.standard_normal((steps, rows, self.size)).astype(dtype)
 
     @override
@@ -162,15 +153,16 @@ class _Gaussian(Distribution):
         return head[..., : self.size]
 
     @override
-    def log_prob(self, head: Head, actions: Float[np.ndarray, "*rows A"]) -> Numbers:
+    def log_prob(self, head: Head, actions: Float[np.ndarray, "*rows A"]) -> LogProbs:
         """Return log N(u) = sum(-((u - mean) / std)^2 / 2 - log std - log(2 pi) / 2)."""
-        mean, log_std = head[..., : self.size], head[..., self.size :]
+        mean = head[..., : self.size]
+        log_std = head[..., self.size :]
         standardized = (actions - mean) / np.exp(log_std)
         return (-0.5 * np.square(standardized) - (log_std + HALF_LOG_TWO_PI)).sum(axis=-1)
 
     @override
     def scores(self, head: TorchHead, actions: Float[Tensor, "rows A"]) -> Scores:
-        mean, log_std = head[:, : self.size], head[:, self.size :]
+        mean, log_std = head.split(self.size, dim=1)
         z = (actions - mean) / log_std.exp()
         logprobs = (-0.5 * z.square() - (log_std + HALF_LOG_TWO_PI)).sum(dim=1)
         return logprobs, (log_std + (0.5 + HALF_LOG_TWO_PI)).sum(dim=1)
@@ -180,33 +172,14 @@ class DiagonalGaussian(_Gaussian):
     """Independent normal variables (detail 25)."""
 
     @override
-    def evaluate(self, head: TorchHead, actions: Float[Tensor, "rows A"]) -> Evaluation:
-        """Score `actions`, with the gradient written by hand.
+    def scores_with_gradient(self, head: TorchHead, actions: Float[Tensor, "rows A"]) -> ScoresWithGradient:
+        from dppo.ppo.kernels.scores import gaussian_scores
 
-        z = (a - mean) / std        d log pi / d mean = z / std        d log pi / d log std = z^2 - 1
-        H = sum(log std) + const    dH / d log std = 1
-        """
-        import torch
-
-        mean, log_std = head[:, : self.size], head[:, self.size :]
-        std = log_std.exp()
-        z = (actions - mean).div_(std)
-        squared = z.square()
-        logprobs = squared.mul(-0.5).sub_(log_std + HALF_LOG_TWO_PI).sum(dim=1)
-        entropies = (log_std + (0.5 + HALF_LOG_TWO_PI)).sum(dim=1)
-
-        def gradients(by_logprobs: Float[Tensor, " rows"], by_entropies: Float[Tensor, " rows"] | float) -> TorchHead:
-            weight = by_logprobs.unsqueeze(1)
-            by_head = head.new_empty(head.shape)
-            torch.mul(weight, z, out=by_head[:, : self.size]).div_(std)
-            torch.sub(squared, 1, out=by_head[:, self.size :]).mul_(weight).add_(as_column(by_entropies))
-            return by_head
-
-        return Evaluation(logprobs, entropies, gradients)
+        return gaussian_scores(head, actions)
 
 
 class SquashedGaussian(_Gaussian):
-    """tanh(u) for independent normal variables u: real numbers within (-1, 1).
+    """tanh(u) for independent normal variables u: continuous actions within (-1, 1).
 
     Log-probabilities and entropies are those of tanh(u). The mode is the median, tanh(mean).
 
@@ -214,7 +187,7 @@ class SquashedGaussian(_Gaussian):
     """
 
     @override
-    def log_prob(self, head: Head, actions: Float[np.ndarray, "*rows A"]) -> Numbers:
+    def log_prob(self, head: Head, actions: Float[np.ndarray, "*rows A"]) -> LogProbs:
         """Return log N(u) - sum(log(1 - tanh(u)^2))."""
         slope = 2 * (math.log(2) - actions - np.logaddexp(0, -2 * actions))  # as in `_log_slope`
         return super().log_prob(head, actions) - slope.sum(axis=-1)
@@ -226,10 +199,10 @@ class SquashedGaussian(_Gaussian):
         The expectation has no closed form. It is computed by Gauss-Hermite quadrature, so it needs no samples.
         """
         logprobs, entropies = super().scores(head, actions)
-        mean, std = head[:, : self.size], head[:, self.size :].exp()
+        mean, log_std = head.split(self.size, dim=1)
         nodes, weights = (head.new_tensor(values) for values in _quadrature())
-        drawn = mean.unsqueeze(2) + std.unsqueeze(2) * nodes
-        return logprobs - _log_slope(actions).sum(dim=1), entropies + (_log_slope(drawn) @ weights).sum(dim=1)
+        u = mean.unsqueeze(2) + log_std.exp().unsqueeze(2) * nodes
+        return logprobs - _log_slope(actions).sum(dim=1), entropies + (_log_slope(u) @ weights).sum(dim=1)
 
 
 def _log_slope(u: Tensor) -> Tensor:
@@ -242,5 +215,5 @@ def _log_slope(u: Tensor) -> Tensor:
 @cache
 def _quadrature() -> tuple[list[float], list[float]]:
     """Return nodes and weights with which sum(weights * f(nodes)) is the mean of f over a standard normal variable."""
-    nodes, weights = np.polynomial.hermite_e.hermegauss(NODES)
+    nodes, weights = np.polynomial.hermite_e.hermegauss(NUM_NODES)
     return nodes.tolist(), (weights / weights.sum()).tolist()

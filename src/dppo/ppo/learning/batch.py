@@ -15,8 +15,9 @@ import torch
 from torch import Tensor
 
 from dppo.config.parts import PPO
-from dppo.ppo.exchange.normalizer import CLIP, ObsScale, each_leaf, network_inputs, scale_for
+from dppo.ppo.exchange.inputs import each_leaf, network_inputs, scale_for
 from dppo.ppo.exchange.records import Segment
+from dppo.ppo.exchange.scales import CLIP, ObsScale
 from dppo.ppo.exchange.stacks import stack_numbers
 from dppo.ppo.learning.advantages import generalized_advantages, shaped_rewards
 from dppo.ppo.networks.network import NetworkSpec, RecurrentInputs

@@ -11,8 +11,9 @@ from torch import Tensor, nn
 from torch.optim.adam import adam
 
 from dppo.errors import ConfigError
-from dppo.ppo.distributions.base import Evaluation
-from dppo.ppo.exchange.normalizer import VALUE_TARGETS, Moments, ValueScale, moments_of_targets
+from dppo.ppo.distributions.base import ScoresWithGradient
+from dppo.ppo.exchange.moments import Moments
+from dppo.ppo.exchange.scales import VALUE_TARGETS, ValueScale, moments_of_targets
 from dppo.ppo.learning.batch import Batch, zero_batch
 from dppo.ppo.learning.parallel import Parallel, moments_of_all, row_moments
 from dppo.ppo.networks.choice import learning_network
@@ -31,7 +32,7 @@ LAST_LAYER = re.compile(r"value(?:\.(\d+))?\.(weight|bias)")
 class Scored(NamedTuple):
     """Results of one forward pass; valid until the next."""
 
-    policy: Evaluation
+    policy: ScoresWithGradient
     values: Tensor
     """[rows]"""
     residuals: Any
@@ -71,7 +72,7 @@ class PPOModel:
         head, values, residuals = self.network.forward(obs, recurrent)
         if masks is not None:
             head = self.spec.distribution.limited_in_torch(head, masks)
-        return Scored(self.spec.distribution.evaluate(head, actions), values, residuals)
+        return Scored(self.spec.distribution.scores_with_gradient(head, actions), values, residuals)
 
     def values(self, obs: Any, recurrent: RecurrentInputs | None = None) -> Tensor:
         """Return the values [rows] of observations; the next forward pass does not overwrite them."""
@@ -86,7 +87,7 @@ class PPOModel:
 
     def backward(self, scored: Scored, by_logprobs: Tensor, by_entropies: Tensor | float, by_values: Tensor) -> None:
         """Store the gradient of every parameter, given the gradients of the scores of the last `forward`."""
-        self.network.backward(scored.residuals, scored.policy.gradients(by_logprobs, by_entropies), by_values)
+        self.network.backward(scored.residuals, scored.policy.gradient(by_logprobs, by_entropies), by_values)
 
 
 class FlatAdam:

@@ -8,8 +8,8 @@ import numpy as np
 import torch
 
 from dppo.config.parts import ResolvedPPO, reuse_clip_factor
-from dppo.ppo.exchange.normalizer import ValueScale
 from dppo.ppo.exchange.records import Segment, Update
+from dppo.ppo.exchange.scales import ValueScale
 from dppo.ppo.learning.batch import Batch
 from dppo.ppo.learning.model import PPOModel
 from dppo.ppo.learning.parallel import Parallel

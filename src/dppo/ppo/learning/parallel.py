@@ -57,7 +57,7 @@ def merged_moments(parts: Tensor) -> Tensor:
 
     mean = sum(n_i mean_i) / n        M2 = sum(M2_i + n_i (mean_i - mean)^2)
 
-    Source: Chan, Golub, LeVeque (1979), like `dppo.ppo.exchange.normalizer.Moments.merge`, for any number of parts.
+    Source: Chan, Golub, LeVeque (1979), like `dppo.ppo.exchange.moments.Moments.merge`, for any number of parts.
     """
     counts, means, squares = parts.unbind(dim=2)  # [parts, k]
     count = counts.sum(dim=0)

@@ -9,7 +9,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from dppo.ppo.exchange.normalizer import ValueScale, each_leaf
+from dppo.ppo.exchange.inputs import each_leaf
+from dppo.ppo.exchange.scales import ValueScale
 from dppo.ppo.learning.batch import Batch, in_sequences
 from dppo.ppo.learning.model import PPOModel
 from dppo.ppo.networks.network import RecurrentInputs

@@ -10,8 +10,8 @@ from torch import Tensor
 
 from dppo.config.parts import ResolvedPPO
 from dppo.errors import TrainingDiverged
-from dppo.ppo.exchange.normalizer import ValueScale
 from dppo.ppo.exchange.records import Update
+from dppo.ppo.exchange.scales import ValueScale
 from dppo.ppo.learning.batch import Batch, zero_batch
 from dppo.ppo.learning.losses import approximate_kl, clipped_value_loss, policy_loss, value_loss, weighted_mean
 from dppo.ppo.learning.model import ADAPTED, MEMORY, NONE, FlatAdam, PopArt, PPOModel, adapted_rate, free_deviations

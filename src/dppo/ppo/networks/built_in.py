@@ -1,28 +1,27 @@
-"""The built-in networks as plain data; and those that act in NumPy: two MLPs, or hidden layers with memory."""
+"""The built-in networks as plain data."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 from typing_extensions import override
 
 from dppo.ppo.distributions.base import Distribution
 from dppo.ppo.distributions.simple import distribution_of
-from dppo.ppo.networks.layers import Layers
-from dppo.ppo.networks.network import ActingNetwork, NetworkSpec, Outputs
+from dppo.ppo.networks.layers import CELL_PARAMETERS, NUM_GATES, Layers, ParameterNames
+from dppo.ppo.networks.network import NetworkSpec
 from dppo.spaces.spaces import Spaces
 
 if TYPE_CHECKING:
     from torch import nn
 
-GATES = {"gru": 3, "lstm": 4}
-PARAMETERS = ("weight_ih", "weight_hh", "bias_ih", "bias_hh")  # of a cell
+    from dppo.ppo.networks.mlp import MLP
+
+Shapes = dict[str, tuple[int, ...]]
 
 
 @dataclass(frozen=True)
@@ -49,184 +48,110 @@ class BuiltInSpec(NetworkSpec):
 
     @cached_property
     def acts_in_numpy(self) -> bool:
-        """Return whether an actor needs no torch: for two MLPs, or a memory behind plain layers that read numbers."""
-        of = self.layers
-        return self.spaces.is_vector and not of.layer_norm and (of.memory != "none" or not of.shared)
+        """Whether an actor needs no torch: for two MLPs, or a memory behind plain layers that read numbers."""
+        has_two_trunks = not self.layers.shared
+        has_memory = self.layers.memory != "none"
+        return self.spaces.is_vector and not self.layers.layer_norm and (has_memory or has_two_trunks)
 
     @property
     def is_mlp(self) -> bool:
-        """Return whether it is two MLPs, whose gradient is written by hand."""
+        """Whether it is an `MLP`, whose gradient is written by hand."""
         return self.acts_in_numpy and self.layers.memory == "none"
+
+    @property
+    def parameter_names(self) -> ParameterNames:
+        """Names of the modules with parameters, of a network that acts in NumPy."""
+        if self.is_mlp:
+            return ParameterNames.of_mlp(len(self.layers.hidden_sizes))
+        return ParameterNames.of_encoder_network(self.layers.trunks)
 
     @override
     def module(self, seed: int) -> nn.Module:
-        from dppo.ppo.networks.parameters import drawn
+        from dppo.ppo.networks.parameters import initialized
 
-        return drawn(self._made, seed, self.dtype)
+        if self.is_mlp:
+            return self.mlp(seed)
+        return initialized(self._encoder_network, seed, self.dtype)
 
-    def _made(self) -> nn.Module:
+    def mlp(self, seed: int) -> MLP:
+        """Build the default network on the CPU with weights drawn from `seed` alone, in float32 for every dtype."""
+        import torch
+
+        from dppo.ppo.networks.mlp import MLP
+
+        generator = torch.Generator().manual_seed(seed)
+        sizes = (self._num_inputs, *self.layers.hidden_sizes)
+        distribution = self.distribution
+        mlp = MLP(sizes, self.layers.activation, distribution.head_size, distribution.free_size, generator)
+        return mlp.to(getattr(torch, self.dtype))
+
+    def _encoder_network(self) -> nn.Module:
         from dppo.ppo.networks.encoders import EncoderNetwork
 
         return EncoderNetwork(self.spaces, self.distribution.head_size, **asdict(self.layers))
 
+    @property
+    def _num_inputs(self) -> int:
+        return math.prod(self.spaces.obs.shape)
+
     @cached_property
     @override
-    def shapes(self) -> dict[str, tuple[int, ...]]:
+    def shapes(self) -> Shapes:
         if not self.acts_in_numpy:
             import torch
 
             from dppo.ppo.networks.parameters import shapes_of
 
             with torch.device("meta"):  # allocates nothing: the layers may be too large
-                return shapes_of(self._made())
-        layers, free = self.layers, self.distribution.free_size
-        sizes = (math.prod(self.spaces.obs.shape), *layers.hidden_sizes)
-        last = {"policy": self.distribution.head_size - free, "value": 1}
-        log_std: dict[str, tuple[int, ...]] = {"log_std": (free,)} if free else {}
-        if self.is_mlp:
-            of_policy, of_value = (_linear(name, (*sizes, outputs)) for name, outputs in last.items())
-            return of_policy | of_value | log_std
-        units, gates, shapes = layers.memory_size, GATES[layers.memory] * layers.memory_size, log_std
-        for trunk in layers.trunks:
-            shapes |= _linear(f"{trunk}body.hidden", sizes)
-        for trunk in layers.trunks:
-            shapes |= {f"{trunk}memory.weight_ih": (gates, sizes[-1]), f"{trunk}memory.weight_hh": (gates, units)}
-            shapes |= {f"{trunk}memory.{name}": (gates,) for name in ("bias_ih", "bias_hh")}
-        for name, outputs in last.items():
-            shapes |= {f"{name}.weight": (outputs, units), f"{name}.bias": (outputs,)}
+                return shapes_of(self._encoder_network())
+        return self._mlp_shapes() if self.is_mlp else self._memory_shapes()
+
+    def _mlp_shapes(self) -> Shapes:
+        shapes: Shapes = {}
+        for trunk, num_outputs in (("policy", self._num_bound), ("value", 1)):
+            shapes |= _linear_shapes(trunk, (self._num_inputs, *self.layers.hidden_sizes, num_outputs))
+        return shapes | self._log_std_shapes()
+
+    def _memory_shapes(self) -> Shapes:
+        names = self.parameter_names
+        units = self.layers.memory_size
+        gates = NUM_GATES[self.layers.memory] * units
+        sizes = (self._num_inputs, *self.layers.hidden_sizes)
+        shapes = self._log_std_shapes()
+        for trunk in names.hidden:
+            shapes |= _linear_shapes(trunk, sizes)
+        for cell in names.cells:
+            cell_shapes = ((gates, sizes[-1]), (gates, units), (gates,), (gates,))
+            shapes |= {f"{cell}.{name}": shape for name, shape in zip(CELL_PARAMETERS, cell_shapes, strict=True)}
+        for layer, num_outputs in ((names.policy, self._num_bound), (names.value, 1)):
+            shapes |= {f"{layer}.weight": (num_outputs, units), f"{layer}.bias": (num_outputs,)}
         return shapes
+
+    @property
+    def _num_bound(self) -> int:
+        """Parameters of the distribution that depend on the observation."""
+        return self.distribution.head_size - self.distribution.free_size
+
+    def _log_std_shapes(self) -> Shapes:
+        free_size = self.distribution.free_size
+        return {"log_std": (free_size,)} if free_size else {}
 
     @override
     def as_json(self) -> dict[str, Any]:
-        of = self.layers
+        layers = self.layers
         if not self.is_mlp:
-            return {"layers": asdict(of), "dtype": self.dtype}
-        described = {"hidden_sizes": list(of.hidden_sizes), "activation": of.activation, "dtype": self.dtype}
-        return described | {"state_dependent_std": True} if of.state_dependent_std else described
+            return {"layers": asdict(layers), "dtype": self.dtype}
+        described: dict[str, Any] = {"hidden_sizes": list(layers.hidden_sizes), "activation": layers.activation}
+        described["dtype"] = self.dtype
+        if layers.state_dependent_std:
+            described["state_dependent_std"] = True
+        return described
 
 
-def _linear(name: str, sizes: Sequence[int]) -> dict[str, tuple[int, ...]]:
+def _linear_shapes(sequence: str, sizes: tuple[int, ...]) -> Shapes:
     """Return names and shapes of linear layers, numbered as torch does: the activations between them count, too."""
-    shapes: dict[str, tuple[int, ...]] = {}
-    for layer, (inputs, outputs) in enumerate(pairwise(sizes)):
-        shapes |= {f"{name}.{2 * layer}.weight": (outputs, inputs), f"{name}.{2 * layer}.bias": (outputs,)}
+    shapes: Shapes = {}
+    for number, (inputs, outputs) in enumerate(pairwise(sizes)):
+        shapes[f"{sequence}.{2 * number}.weight"] = (outputs, inputs)
+        shapes[f"{sequence}.{2 * number}.bias"] = (outputs,)
     return shapes
-
-
-class NumpyMLP(ActingNetwork):
-    """Two MLPs, or `EncoderNetwork` with memory for a single array of numbers, in NumPy.
-
-    For few rows this takes a quarter of torch's time. An actor without torch starts in a fifth of the time and needs a
-    third of the memory. Separate trunks are stacked, so that one product computes two layers, and one step two cells.
-    """
-
-    def __init__(self, spec: BuiltInSpec) -> None:
-        self._spec, self._dims = spec, len(spec.spaces.obs.shape)
-        self._relu = spec.layers.activation == "relu"
-
-    @override
-    def load(self, weights: np.ndarray) -> None:
-        named, layers, mlp = self._spec.unflatten(weights), self._spec.layers, self._spec.is_mlp
-        hidden = ["policy", "value"] if mlp else [f"{trunk}body.hidden" for trunk in layers.trunks]
-        end = 2 * len(layers.hidden_sizes)
-        policy, value = (f"policy.{end}", f"value.{end}") if mlp else ("policy", "value")
-
-        def stacked(name: str) -> np.ndarray:
-            return np.stack([np.atleast_2d(named[f"{trunk}.{name}"].T) for trunk in hidden])
-
-        numbers = range(0, end, 2)  # weights [K, inputs, units], biases [K, 1, units]
-        self._layers = [(stacked(f"{number}.weight"), stacked(f"{number}.bias")) for number in numbers]
-        self._policy = named[f"{policy}.weight"].T.copy(), named[f"{policy}.bias"].copy()
-        self._value = named[f"{value}.weight"][0].copy(), named[f"{value}.bias"].copy()
-        self._log_std = named["log_std"].copy() if "log_std" in named else None
-        if layers.memory != "none":
-            cells = [{name: named[f"{trunk}memory.{name}"] for name in PARAMETERS} for trunk in layers.trunks]
-            self._cells = NumpyCells(layers.memory, cells)
-
-    @override
-    def step(self, obs: np.ndarray, state: np.ndarray | None = None) -> Outputs:
-        """Return head, values and state [..., E, S] of `obs` [..., E, *O].
-
-        Each group of E rows has a matrix product of its own: larger ones would change the last bits.
-        """
-        rows, after = obs.shape[: obs.ndim - self._dims], None
-        h = obs.reshape(*rows[:-1], 1, rows[-1], -1)  # [..., 1, E, inputs], broadcast over the K trunks
-        for weight, bias in self._layers:
-            h = h @ weight
-            h += bias
-            h = np.maximum(h, 0, out=h) if self._relu else np.tanh(h, out=h)
-        if state is not None:
-            before = state.reshape(*rows, len(self._spec.layers.trunks), -1).swapaxes(-2, -3)
-            h, after = self._cells.step(h, before)
-            after = after.swapaxes(-2, -3).reshape(state.shape)
-        of_policy, of_value = (h[0], h[-1]) if h.ndim == 3 else (h[..., 0, :, :], h[..., -1, :, :])
-        head = of_policy @ self._policy[0]
-        head += self._policy[1]
-        values = of_value @ self._value[0]
-        values += self._value[1]
-        if self._log_std is None:
-            return Outputs(head, values, after)
-        whole = np.empty((*values.shape, head.shape[-1] + len(self._log_std)), head.dtype)
-        whole[..., : head.shape[-1]] = head
-        whole[..., head.shape[-1] :] = self._log_std
-        return Outputs(whole, values, after)
-
-
-class NumpyCells:
-    """K cells side by side, each with its own inputs and weights.
-
-    Each group of rows has a matrix product of its own, so that leading axes do not change a single bit. As sigmoid(x) =
-    tanh(x / 2) / 2 + 1 / 2, one tanh serves all gates: those of a sigmoid come first and have halved weights.
-    """
-
-    def __init__(self, kind: str, parameters: Sequence[Mapping[str, np.ndarray]]) -> None:
-        """Copy the parameters of each cell, a gru or an lstm, which are given by torch's names."""
-        gates = [0, 1, 3, 2] if kind == "lstm" else [0, 1, 2]  # by their numbers in torch: i, f, o, g; or r, z, n
-
-        def ordered(found: np.ndarray) -> np.ndarray:
-            found = found.reshape(len(gates), -1, *found.shape[1:])[gates]
-            found[:-1] /= 2  # all but the last go through a sigmoid
-            return found.reshape(-1, *found.shape[2:])
-
-        self._by_x, self._by_h, self._bias, self._h_bias = (  # [K, inputs, gates], for biases [K, 1, gates]
-            np.stack([np.atleast_2d(ordered(one[name]).T) for one in parameters]) for name in PARAMETERS
-        )
-        self._size = self._by_h.shape[1]
-        if kind == "lstm":
-            self._bias += self._h_bias
-        self.step = self._lstm if kind == "lstm" else self._gru
-        """Return outputs [..., K, rows, H] and new states [..., K, rows, S] of inputs [..., K, rows, I] and states."""
-
-    def _lstm(self, inputs: np.ndarray, state: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Step as `torch.nn.LSTMCell`; the state is h and c side by side."""
-        size = self._size
-        gates = inputs @ self._by_x
-        gates += state[..., :size] @ self._by_h
-        gates += self._bias
-        np.tanh(gates, out=gates)
-        sigmoids = gates[..., : 3 * size]
-        sigmoids *= 0.5
-        sigmoids += 0.5
-        after = np.empty((*gates.shape[:-1], 2 * size), gates.dtype)
-        h, c = after[..., :size], after[..., size:]
-        np.multiply(gates[..., size : 2 * size], state[..., size:], out=c)
-        c += gates[..., :size] * gates[..., 3 * size :]
-        np.multiply(gates[..., 2 * size : 3 * size], np.tanh(c), out=h)
-        return h, after
-
-    def _gru(self, inputs: np.ndarray, state: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Step as `torch.nn.GRUCell`; the state is h."""
-        size = self._size
-        gates = inputs @ self._by_x
-        gates += self._bias
-        hidden = state @ self._by_h
-        hidden += self._h_bias
-        sigmoids, n = gates[..., : 2 * size], gates[..., 2 * size :]
-        sigmoids += hidden[..., : 2 * size]
-        np.tanh(sigmoids, out=sigmoids)
-        sigmoids *= 0.5
-        sigmoids += 0.5
-        n += gates[..., :size] * hidden[..., 2 * size :]
-        h = np.tanh(n)
-        h += gates[..., size : 2 * size] * (state - h)
-        return h, h

@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from dppo.config.parts import Network, default_of
 from dppo.errors import ConfigError, counted
-from dppo.ppo.networks.built_in import BuiltInSpec, NumpyMLP
+from dppo.ppo.kernels.acting import NumpyMLP
+from dppo.ppo.networks.built_in import BuiltInSpec
 from dppo.ppo.networks.layers import Layers
 from dppo.ppo.networks.network import ActingNetwork, LearningNetwork, ModelClass, NetworkSpec
 from dppo.spaces.actions import boxes
@@ -163,17 +164,18 @@ def learning_network(
 ) -> LearningNetwork:
     """Build the network for a trainer, with initial weights drawn from `seed` alone; imports torch.
 
-    `zeros_like` allocates the vector of gradients, which several learners keep in shared memory. Raise ConfigError if a
-    module of the user's does not keep the contract.
+    `zeros_like` allocates the vector of gradients, which several learners share in memory. Raise ConfigError if a
+    user's module does not keep the contract.
     """
     if isinstance(spec, BuiltInSpec) and spec.is_mlp:
-        from dppo.ppo.networks.mlp_torch import HandwrittenMLP
+        from dppo.ppo.kernels.mlp import HandwrittenMLP
 
-        return HandwrittenMLP(spec, seed, device=device, zeros_like=zeros_like)
-    from dppo.ppo.networks.modules import Autograd, quick
-    from dppo.ppo.networks.parameters import settled, shapes_of
+        return HandwrittenMLP(spec.mlp(seed).to(device), zeros_like)
+    from dppo.ppo.kernels.calls import without_call_overhead
+    from dppo.ppo.networks.modules import Autograd
+    from dppo.ppo.networks.parameters import rebuilt_deterministically, shapes_of
 
     name = spec.as_json().get("model", "the built-in network")
-    module = quick(settled(lambda: spec.module(seed), name).to(device))
+    module = rebuilt_deterministically(lambda: spec.module(seed), name).to(device)
     assert list(shapes_of(module).items()) == list(spec.shapes.items()), "module and spec differ"
-    return Autograd(module, module.parameters(), zeros_like)
+    return Autograd(without_call_overhead(module), module.parameters(), zeros_like)

@@ -11,16 +11,17 @@ import torch
 from torch import Tensor, nn
 
 from dppo.ppo.distributions.simple import distribution_of
-from dppo.ppo.exchange.normalizer import each_leaf
-from dppo.ppo.networks.images import CNN, CNNS, SQRT2, orthogonal, precision_on
+from dppo.ppo.exchange.inputs import each_leaf
+from dppo.ppo.kernels.linear_layers import layer_forward
+from dppo.ppo.kernels.recurrence import over_time
+from dppo.ppo.networks.images import CNN, CNNS, SQRT2, orthogonal
 from dppo.ppo.networks.layers import Layers
-from dppo.ppo.networks.products import layer_forward
-from dppo.ppo.networks.recurrence import over_time
+from dppo.ppo.networks.mlp import ACTIVATIONS
+from dppo.ppo.networks.torch_settings import autocast_dtype_on
 from dppo.spaces.spaces import Categories, Spaces, is_image
 
-MOST_COLUMNS = 1024  # of a one-hot code; more categories are embedded
-EMBEDDED = 64  # numbers that each embedded category becomes
-ACTIVATIONS: dict[str, type[nn.Module]] = {"tanh": nn.Tanh, "relu": nn.ReLU}
+MAX_ONE_HOT = 1024  # columns of a one-hot code; more categories are embedded
+EMBEDDING_SIZE = 64
 CELLS: dict[str, type[nn.GRUCell] | type[nn.LSTMCell]] = {"gru": nn.GRUCell, "lstm": nn.LSTMCell}
 Cell = nn.GRUCell | nn.LSTMCell
 
@@ -39,17 +40,17 @@ class EncoderNetwork(nn.Module):
     def __init__(self, spaces: Spaces, head_size: int, **layers: Any) -> None:
         """Draw the initial weights from torch's global generator; `layers` are the fields of `Layers`."""
         super().__init__()
-        of = Layers(**layers)
-        free = distribution_of(spaces.actions, state_dependent_std=of.state_dependent_std).free_size
-        self.body = Body(spaces, of)
-        self.value_body = None if of.shared else Body(spaces, of)
-        self.memory = _cell(of, self.body.features)
-        self.value_memory = None if of.shared else _cell(of, self.body.features)
-        features = self.body.features if self.memory is None else of.memory_size
-        self.policy = orthogonal(Output(features, head_size - free), 0.01)
+        chosen = Layers(**layers)
+        free_size = distribution_of(spaces.actions, state_dependent_std=chosen.state_dependent_std).free_size
+        self.body = Body(spaces, chosen)
+        self.value_body = None if chosen.shared else Body(spaces, chosen)
+        self.memory = _cell(chosen, self.body.features)
+        self.value_memory = None if chosen.shared else _cell(chosen, self.body.features)
+        features = self.body.features if self.memory is None else chosen.memory_size
+        self.policy = orthogonal(Output(features, head_size - free_size), 0.01)
         self.value = orthogonal(Output(features, 1), 1.0)
-        self.log_std = nn.Parameter(torch.zeros(free)) if free else None
-        self.state_size = of.state_size
+        self.log_std = nn.Parameter(torch.zeros(free_size)) if free_size else None
+        self.state_size = chosen.state_size
 
     def forward(self, obs: Any, state: Tensor | None = None, starts: Tensor | None = None) -> tuple[Tensor, ...]:
         """Return head [rows, H] and values [rows]; with memory, head [L, rows, H], values [L, rows], state [rows, S].
@@ -62,15 +63,19 @@ class EncoderNetwork(nn.Module):
         bodies = [self.body] if self.value_body is None else [self.body, self.value_body]
         if state is None or starts is None:
             return self._outputs([body(obs) for body in bodies])
-        rows = each_leaf(obs, lambda leaf: leaf.transpose(0, 1).flatten(0, 1))  # [rows * L, ...], as a batch holds them
-        codes = [body(rows).view(*starts.t().shape, -1).transpose(0, 1) for body in bodies]
+        obs_rows = each_leaf(obs, lambda leaf: leaf.transpose(0, 1).flatten(0, 1))  # [rows * L, ...], as in a batch
         cells = [cell for cell in (self.memory, self.value_memory) if cell is not None]
-        parts = zip(cells, codes, state.chunk(len(bodies), dim=1), strict=True)
-        hidden, states = zip(*(over_time(*part, starts) for part in parts), strict=True)
-        return *self._outputs(hidden), torch.cat(states, dim=1)
+        hidden = []
+        new_states = []
+        for body, cell, cell_state in zip(bodies, cells, state.chunk(len(bodies), dim=1), strict=True):
+            codes = body(obs_rows).view(*starts.t().shape, -1).transpose(0, 1)
+            outputs, new_state = over_time(cell, codes, cell_state, starts)
+            hidden.append(outputs)
+            new_states.append(new_state)
+        return *self._outputs(hidden), torch.cat(new_states, dim=1)
 
     def _outputs(self, hidden: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
-        """Return head and values of the outputs of the policy's and the value's layers, or of those that they share."""
+        """Return head and values; `hidden` are the features of the policy and of the value, or one for both."""
         head = self.policy(hidden[0])
         if self.log_std is not None:
             head = torch.cat([head, self.log_std.expand(*head.shape[:-1], -1)], dim=-1)
@@ -86,7 +91,8 @@ class Body(nn.Module):
         encoders = [encoder_of(spaces, name, layers) for name in self._names]
         self.encoders = nn.ModuleList(encoders)
         width = sum(encoder.features for encoder in encoders)
-        hidden_sizes = () if len(encoders) == 1 and isinstance(encoders[0], CNN) else layers.hidden_sizes
+        is_image_alone = len(encoders) == 1 and isinstance(encoders[0], CNN)
+        hidden_sizes = () if is_image_alone else layers.hidden_sizes
         hidden: list[nn.Module] = []
         for inputs, units in pairwise((width, *hidden_sizes)):
             hidden.append(orthogonal(nn.Linear(inputs, units), SQRT2))
@@ -101,8 +107,8 @@ class Body(nn.Module):
         if isinstance(obs, Tensor):
             codes: Tensor = self.encoders[0](obs)
         else:
-            named = zip(self._names, self.encoders, strict=True)
-            codes = torch.cat([encoder(obs[name]) for name, encoder in named], dim=1)
+            encoders = zip(self._names, self.encoders, strict=True)
+            codes = torch.cat([encoder(obs[name]) for name, encoder in encoders], dim=1)
         return self.hidden(codes)
 
 
@@ -112,7 +118,10 @@ def _cell(layers: Layers, features: int) -> Cell | None:
         return None
     cell = CELLS[layers.memory](features, layers.memory_size)
     for name, parameter in cell.named_parameters():
-        (nn.init.orthogonal_ if name.startswith("weight") else nn.init.zeros_)(parameter)
+        if name.startswith("weight"):
+            nn.init.orthogonal_(parameter)
+        else:
+            nn.init.zeros_(parameter)
     return cell
 
 
@@ -124,7 +133,7 @@ class Output(nn.Linear):
 
     def forward(self, hidden: Tensor) -> Tensor:
         """Return the outputs [rows, n] of `hidden` [rows, features]."""
-        if precision_on(hidden.device) is None:
+        if autocast_dtype_on(hidden.device) is None:
             return layer_forward(self, hidden)
         with torch.autocast(hidden.device.type, enabled=False):
             return layer_forward(self, hidden.to(self.weight.dtype))
@@ -145,20 +154,23 @@ class Flatten(nn.Module):
 
 
 class OneHot(nn.Module):
-    """A column for each category of each element: 1 where the element has it, else 0."""
+    """A column for each category of each element: 1 where the element has it, 0 elsewhere."""
 
     def __init__(self, categories: Categories) -> None:
         super().__init__()
-        numbered = zip(categories.starts, categories.counts, strict=True)
-        columns = [(k, start + c) for k, (start, count) in enumerate(numbered) for c in range(count)]
-        self.element = nn.Buffer(torch.tensor([k for k, _ in columns]))
-        self.category = nn.Buffer(torch.tensor([float(category) for _, category in columns]))
-        self.features = len(columns)
+        elements: list[int] = []
+        numbers: list[float] = []
+        for element, (start, count) in enumerate(zip(categories.starts, categories.counts, strict=True)):
+            elements += [element] * count
+            numbers += [float(start + c) for c in range(count)]
+        self.element = nn.Buffer(torch.tensor(elements))
+        self.category = nn.Buffer(torch.tensor(numbers))
+        self.features = len(elements)
 
     def forward(self, leaf: Tensor) -> Tensor:
         """Return the code [rows, features] of a leaf [rows, *shape]."""
-        of_columns = leaf.reshape(leaf.shape[0], -1).index_select(1, self.element)
-        return (of_columns == self.category).to(leaf.dtype)
+        numbers = leaf.reshape(leaf.shape[0], -1).index_select(1, self.element)
+        return (numbers == self.category).to(leaf.dtype)
 
 
 class Embedding(nn.Module):
@@ -166,12 +178,13 @@ class Embedding(nn.Module):
 
     def __init__(self, categories: Categories) -> None:
         super().__init__()
-        starts, counts = torch.tensor(categories.starts), torch.tensor(categories.counts)
+        starts = torch.tensor(categories.starts)
+        counts = torch.tensor(categories.counts)
         self.first = nn.Buffer(starts)
         self.last = nn.Buffer(starts + counts - 1)
         self.shift = nn.Buffer(counts.cumsum(0) - counts - starts)
-        self.table = nn.Embedding(sum(categories.counts), EMBEDDED)
-        self.features = EMBEDDED * len(categories.counts)
+        self.table = nn.Embedding(sum(categories.counts), EMBEDDING_SIZE)
+        self.features = EMBEDDING_SIZE * len(categories.counts)
 
     def forward(self, leaf: Tensor) -> Tensor:
         """Return the code [rows, features] of a leaf [rows, *shape]."""
@@ -187,7 +200,11 @@ def encoder_of(spaces: Spaces, name: str, layers: Layers) -> Encoder:
     leaf = spaces.leaves()[name]
     if name in spaces.categories:
         categories = spaces.categories[name]
-        return OneHot(categories) if sum(categories.counts) <= MOST_COLUMNS else Embedding(categories)
-    if is_image(leaf) and layers.image_encoder in CNNS:
+        if sum(categories.counts) <= MAX_ONE_HOT:
+            return OneHot(categories)
+        return Embedding(categories)
+    if not is_image(leaf):
+        return Flatten(leaf.shape)
+    if layers.image_encoder in CNNS:
         return CNNS[layers.image_encoder](leaf.shape, layers.image_features)
-    return Flatten(leaf.shape, 255.0 if is_image(leaf) else None)
+    return Flatten(leaf.shape, 255.0)

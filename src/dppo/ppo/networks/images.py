@@ -1,22 +1,18 @@
-"""Encoders of images, and their layers that differ from torch's, for bytes and for lower precision."""
+"""Encoders of images."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterable
 from itertools import pairwise
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import torch
 from torch import Tensor, nn
-from torch.autograd import Function
-from torch.autograd.function import once_differentiable
-from torch.nn.functional import conv2d
 
-from dppo.ppo.networks.products import layer_forward
+from dppo.ppo.kernels.convolutions import Dense, PixelConv
 
-BLOCK = 4  # pixels of a side: four bytes are moved as one number of 32 bits
-SMALLEST_GRID = 7  # cells of a side that the convolutions of `grid_cnn` need
+MIN_GRID = 7  # cells of a side that the convolutions of `grid_cnn` need
 SQRT2 = math.sqrt(2)
 
 Layer = TypeVar("Layer", nn.Linear, nn.Conv2d)
@@ -60,12 +56,15 @@ def impala_cnn(shape: tuple[int, ...], features: int) -> CNN:
     initial weights, as in CleanRL's ppo_procgen.py.
     """
     image = Image(shape)
-    height, width, blocks = image.height, image.width, []
-    for number, (inputs, outputs) in enumerate(pairwise((image.channels, 16, 32, 32))):
-        convolution = nn.Conv2d if number else PixelConv
+    height = image.height
+    width = image.width
+    blocks: list[nn.Module] = []
+    for inputs, outputs in pairwise((image.channels, 16, 32, 32)):
+        convolution = nn.Conv2d if blocks else PixelConv
         blocks += [convolution(inputs, outputs, 3, padding=1), nn.MaxPool2d(3, stride=2, padding=1)]
         blocks += [Residual(outputs), Residual(outputs)]
-        height, width = (height + 1) // 2, (width + 1) // 2
+        height = (height + 1) // 2
+        width = (width + 1) // 2
     return CNN(image, [*blocks, nn.ReLU()], 32 * height * width, features)
 
 
@@ -81,7 +80,8 @@ def grid_cnn(shape: tuple[int, ...], features: int) -> CNN:
     Source: Willems, rl-starter-files (github.com/lcswillems/rl-starter-files), model.py, for the convolutions.
     """
     image = Image(shape)
-    height, width = (max(SMALLEST_GRID, side) for side in (image.height, image.width))
+    height = max(MIN_GRID, image.height)
+    width = max(MIN_GRID, image.width)
     layers = [
         nn.ZeroPad2d((0, width - image.width, 0, height - image.height)),
         *_active(nn.Conv2d(8 * image.channels, 16, 2)),
@@ -115,10 +115,13 @@ class Image(nn.Module):
     def __init__(self, shape: tuple[int, ...]) -> None:
         super().__init__()
         image = shape[-3:]
-        channels_first = image[0] < image[2]
-        channels, self.height, self.width = image if channels_first else (image[2], *image[:2])
+        is_channels_first = image[0] < image[2]
+        if is_channels_first:
+            channels, self.height, self.width = image
+        else:
+            self.height, self.width, channels = image
         self.channels = channels * math.prod(shape[:-3])
-        self._axes = None if channels_first else (*range(len(shape) - 2), -1, -3, -2)
+        self._axes = None if is_channels_first else (*range(len(shape) - 2), -1, -3, -2)
 
     def forward(self, pixels: Tensor) -> Tensor:
         """Return a view of `pixels` where that is possible."""
@@ -140,96 +143,6 @@ class Bits(nn.Module):
         cells = self.image(leaf).to(torch.uint8).unsqueeze(2)  # [rows, channels, 1, height, width]
         bits: Tensor = ((cells >> self.shift) & 1).flatten(1, 2)
         return bits.to(torch.get_default_dtype(), memory_format=torch.channels_last)  # faster, as in `PixelConv`
-
-
-class Dense(nn.Linear):
-    """The layer behind convolutions: on a CPU by oneDNN, as these.
-
-    Its bits then depend on AVX-512, as theirs do, and a minibatch takes half the time that AVX2 allows.
-    """
-
-    def forward(self, code: Tensor) -> Tensor:
-        """Return the outputs [rows, n] of `code` [rows, features]."""
-        simple = code.device.type == "cpu" and code.dtype == self.weight.dtype == torch.float32
-        if not simple or precision_on(code.device) is not None or not torch.backends.mkldnn.is_available():
-            return layer_forward(self, code)
-        if not torch.is_grad_enabled():
-            return _by_onednn(code, self.weight, self.bias)
-        return _Dense.apply(code, self.weight, self.bias)  # type: ignore[no-untyped-call]
-
-
-class _Dense(Function):
-    """y = x W^T + b, as in `products`."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-        ctx.save_for_backward(x, weight)
-        return _by_onednn(x, weight, bias)
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, by_y: Tensor) -> Any:
-        x, weight = ctx.saved_tensors
-        return _by_onednn(by_y, weight.t()), _by_onednn(by_y.t(), x.t()), by_y.sum(dim=0)
-
-
-def _by_onednn(a: Tensor, b: Tensor, plus: Tensor | None = None) -> Tensor:
-    """Return `a` [n, k] times `b` [m, k] transposed, plus a row [m], as torch.compile does."""
-    return torch.ops.mkldnn._linear_pointwise(a, b, plus, "none", [], "")
-
-
-class PixelConv(nn.Conv2d):
-    """A convolution over pixels divided by 255: its few weights are divided rather than the many pixels.
-
-    In training it gets bytes. On a CPU it puts the channels of a pixel side by side in memory, and the layers behind it
-    keep that order, with which backpropagation takes two thirds of the time.
-    """
-
-    def forward(self, pixels: Tensor) -> Tensor:
-        """Return the convolution of `pixels` [rows, channels, height, width] / 255."""
-        weight = self.weight / 255
-        if pixels.dtype == torch.uint8:
-            dtype, on_cpu = precision_on(pixels.device) or weight.dtype, pixels.device.type == "cpu"
-            whole = all(side % BLOCK == 0 for side in (*self.kernel_size, *pixels.shape[2:]))
-            if on_cpu and whole and self.stride == (BLOCK, BLOCK) and self.padding == (0, 0):
-                return convolve_blocks(pixels, weight, self.bias, dtype)
-            pixels = pixels.to(dtype, memory_format=torch.channels_last if on_cpu else torch.preserve_format)
-        return self._conv_forward(pixels, weight, self.bias)
-
-
-def convolve_blocks(pixels: Tensor, weight: Tensor, bias: Tensor | None, dtype: torch.dtype) -> Tensor:
-    """Return the convolution with stride 4 of bytes, as a smaller one over blocks of pixels, computed in `dtype`.
-
-        sum over c, y, x of w[o, c, y, x] p[c, 4 i + y, 4 j + x]
-            = sum over a, b of (sum over c, y', x' of w[o, c, 4 a + y', 4 b + x'] p[c, 4 (i + a) + y', 4 (j + b) + x'])
-
-    The inner sum is over one block of 4 x 4 pixels and all channels. With blocks as channels, the kernel has stride 1
-    and a sixteenth of the positions. On CPUs the gradient in bfloat16, and converting bytes, take half the time.
-
-    Args:
-        pixels: [rows, channels, height, width].
-        weight: [outputs, channels, height, width] of the kernel, both sides divisible by 4.
-    """
-    outputs, channels, high, wide = weight.shape
-    rows, _, height, width = pixels.shape
-    across = (outputs, channels, high // BLOCK, BLOCK, wide // BLOCK, BLOCK)
-    if pixels.stride(1) == 1 and channels > 1:  # channels last
-        lines = pixels.permute(0, 2, 3, 1).contiguous().view(rows, height, width * channels).view(torch.int32)
-        fours = lines.view(rows, height // BLOCK, BLOCK, width // BLOCK, channels).permute(0, 1, 3, 2, 4)
-        order = (0, 3, 5, 1, 2, 4)  # of a block: rows, columns, channels
-    else:
-        numbers = pixels.contiguous().flatten().view(torch.int32)
-        fours = numbers.view(rows, channels, height // BLOCK, BLOCK, width // BLOCK).permute(0, 2, 4, 1, 3)
-        order = (0, 1, 3, 5, 2, 4)  # of a block: channels, rows, columns
-    kernel = weight.reshape(across).permute(order).reshape(outputs, -1, high // BLOCK, wide // BLOCK)
-    blocks = fours.contiguous().flatten(3).view(torch.uint8)  # [rows, height / 4, width / 4, channels * 16]
-    return conv2d(blocks.to(dtype).permute(0, 3, 1, 2), kernel.to(dtype), None if bias is None else bias.to(dtype))
-
-
-def precision_on(device: torch.device) -> torch.dtype | None:
-    """Return the precision in which layers run on `device` where it is not that of their weights, else None."""
-    kind = device.type
-    return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else None
 
 
 def orthogonal(layer: Layer, gain: float) -> Layer:

@@ -1,14 +1,16 @@
-"""Layers: the settings of the built-in network of encoders."""
+"""Layers: the settings of the built-in networks, and the names of their parameters."""
 
 from dataclasses import dataclass
 
-STATES = {"none": 0, "gru": 1, "lstm": 2}
-"""Vectors of `memory_size` numbers in the state of a cell: h, or h and c."""
+NUM_STATE_VECTORS = {"none": 0, "gru": 1, "lstm": 2}
+"""Vectors of `memory_size` elements in the state of a cell: h, or h and c."""
+NUM_GATES = {"gru": 3, "lstm": 4}
+CELL_PARAMETERS = ("weight_ih", "weight_hh", "bias_ih", "bias_hh")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Layers:
-    """The layers of `EncoderNetwork`."""
+    """The layers of `EncoderNetwork`, or of the `MLP`."""
 
     image_encoder: str | None = "nature"
     """nature, impala, grid or flatten; None where there are no images."""
@@ -26,10 +28,35 @@ class Layers:
 
     @property
     def state_size(self) -> int:
-        """Return S, the size of the memory's state for one environment; 0 without memory."""
-        return len(self.trunks) * STATES[self.memory] * self.memory_size
+        """S, the size of the memory's state for one environment; 0 without memory."""
+        return len(self.trunks) * NUM_STATE_VECTORS[self.memory] * self.memory_size
 
     @property
     def trunks(self) -> tuple[str, ...]:
-        """Return the prefixes of the names of the policy's and of the value's own layers."""
+        """The prefixes of the names of the policy's and of the value's own layers in `EncoderNetwork`."""
         return ("",) if self.shared else ("", "value_")
+
+
+@dataclass(frozen=True, slots=True)
+class ParameterNames:
+    """Names of the modules that hold the parameters of a network of linear layers."""
+
+    hidden: tuple[str, ...]
+    """The sequence of hidden layers of each trunk."""
+    cells: tuple[str, ...]
+    """The cell of each trunk, if the network has memory."""
+    policy: str
+    """The last layer of the policy."""
+    value: str
+
+    @staticmethod
+    def of_mlp(num_hidden: int) -> "ParameterNames":
+        """Return the names in `MLP`, whose last layers belong to the same sequence as the hidden ones."""
+        last = 2 * num_hidden
+        return ParameterNames(("policy", "value"), (), f"policy.{last}", f"value.{last}")
+
+    @staticmethod
+    def of_encoder_network(trunks: tuple[str, ...]) -> "ParameterNames":
+        """Return the names in `EncoderNetwork` with memory; `trunks` are the prefixes."""
+        hidden = tuple(f"{trunk}body.hidden" for trunk in trunks)
+        return ParameterNames(hidden, tuple(f"{trunk}memory" for trunk in trunks), "policy", "value")

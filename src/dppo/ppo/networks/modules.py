@@ -4,18 +4,19 @@ import platform
 from collections.abc import Iterable
 from contextlib import AbstractContextManager, nullcontext
 from operator import itemgetter
-from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor, jit, nn
+from torch import Tensor, nn
 from typing_extensions import override
 
 from dppo.errors import ConfigError
-from dppo.ppo.exchange.normalizer import each_leaf
+from dppo.ppo.exchange.inputs import each_leaf
+from dppo.ppo.kernels.calls import without_call_overhead
+from dppo.ppo.kernels.linear_layers import use_in
 from dppo.ppo.networks.network import ActingNetwork, LearningNetwork, Outputs, RecurrentInputs
-from dppo.ppo.networks.parameters import FlatParameters, ZerosLike, default_dtype, exact_on
-from dppo.ppo.networks.products import HOOKS, forwards_of, use_in
+from dppo.ppo.networks.parameters import FlatParameters, ZerosLike
+from dppo.ppo.networks.torch_settings import default_dtype, exact_on
 from dppo.spaces.spaces import Spaces
 
 Inputs = Tensor | dict[str, Tensor]
@@ -29,12 +30,12 @@ class TorchActing(ActingNetwork):
     """
 
     def __init__(self, module: nn.Module, spaces: Spaces) -> None:
-        self._module = quick(module.requires_grad_(False))
+        self._module = without_call_overhead(module.requires_grad_(False))
         self._parameters = list(self._module.parameters())
         for parameter in self._parameters:
             parameter.data = parameter.data.contiguous()  # as in learners, whose products have the same bits then
         self._dtype = self._parameters[0].dtype
-        self._dims = {name: len(leaf.shape) for name, leaf in spaces.leaves().items()}
+        self._num_axes = {name: len(leaf.shape) for name, leaf in spaces.leaves().items()}
 
     @override
     def load(self, weights: np.ndarray) -> None:
@@ -47,21 +48,26 @@ class TorchActing(ActingNetwork):
     def step(self, obs: np.ndarray | dict[str, np.ndarray], state: np.ndarray | None = None) -> Outputs:
         """Return head and values of `obs` [..., E, *O]: E rows at a time: larger batches would change the last bits."""
         name, leaf = next(iter(obs.items())) if isinstance(obs, dict) else ("", obs)
-        if leaf.ndim > self._dims[name] + 1:
-            states = [None] * len(leaf) if state is None else state
-            parts = (each_leaf(obs, itemgetter(s)) for s in range(len(leaf)))
-            each: Any = zip(*map(self.step, parts, states), strict=True)
-            whole: list[Any] = [None if one[0] is None else np.stack(one) for one in each]
-            return Outputs(*whole)
+        if leaf.ndim > self._num_axes[name] + 1:
+            return self._step_each(obs, state, len(leaf))
         with default_dtype(self._dtype), exact_on(1):
             inputs = each_leaf(obs, self._tensor)
-            before = None if state is None else self._tensor(state)
-            if before is None:
+            if state is None:
                 head, values = self._module(inputs)  # which may have a graph, if the module takes a gradient itself
                 return Outputs(head.numpy(force=True), values.numpy(force=True))
-            starts = torch.zeros((1, len(before)), dtype=torch.bool)
-            head, values, after = self._module(each_leaf(inputs, itemgetter(None)), before, starts)
-            return Outputs(*(one.numpy(force=True) for one in (head[0], values[0], after)))
+            starts = torch.zeros((1, len(state)), dtype=torch.bool)
+            one_step = each_leaf(inputs, itemgetter(None))
+            head, values, new_state = self._module(one_step, self._tensor(state), starts)
+            return Outputs(head[0].numpy(force=True), values[0].numpy(force=True), new_state.numpy(force=True))
+
+    def _step_each(self, obs: np.ndarray | dict[str, np.ndarray], state: np.ndarray | None, length: int) -> Outputs:
+        """Step each element of the first axis on its own."""
+        steps = [self.step(each_leaf(obs, itemgetter(s)), None if state is None else state[s]) for s in range(length)]
+        head = np.stack([outputs.head for outputs in steps])
+        values = np.stack([outputs.values for outputs in steps])
+        if state is None:
+            return Outputs(head, values)
+        return Outputs(head, values, np.stack([outputs.state for outputs in steps if outputs.state is not None]))
 
     def _tensor(self, array: np.ndarray) -> Tensor:
         """Copy `array` into memory that is aligned alike in every process."""
@@ -79,9 +85,11 @@ class Autograd(LearningNetwork):
         self.parameters = FlatParameters(parameters, zeros_like)
         use_in(module)
         self._module = module
-        self._dtype, self._device = self.parameters.weights.dtype, self.parameters.weights.device.type
+        self._dtype = self.parameters.weights.dtype
+        self._device = self.parameters.weights.device.type
         self._reads_bytes = getattr(module, "reads_bytes", False)
-        self.lower: torch.dtype | None = None  # precision of the layers, where weights and outputs have a higher one
+        self.lower_precision: torch.dtype | None = None
+        """Precision of the layers, where weights and outputs have a higher one."""
 
     @override
     def forward(
@@ -89,23 +97,26 @@ class Autograd(LearningNetwork):
     ) -> tuple[Tensor, Tensor, tuple[Tensor, Tensor]]:
         """Return head [rows, H] and values [rows], detached, and both with their graph."""
         lowered: AbstractContextManager[object] = nullcontext()
-        if self.lower is not None:
+        if self.lower_precision is not None:
             torch.clear_autocast_cache()  # within another autocast, torch keeps copies of weights that have changed
-            lowered = torch.autocast(self._device, self.lower)
+            lowered = torch.autocast(self._device, self.lower_precision)
         with torch.enable_grad(), default_dtype(self._dtype), lowered:
-            head, values = (output.to(self._dtype) for output in self._outputs(obs, recurrent))
+            head, values = self._outputs(obs, recurrent)
+            head = head.to(self._dtype)
+            values = values.to(self._dtype)
         return head.detach(), values.detach(), (head, values)
 
     def _outputs(self, obs: Inputs, recurrent: RecurrentInputs | None) -> tuple[Tensor, Tensor]:
         inputs = each_leaf(obs, self._input)
         if recurrent is None:
-            return self._module(inputs)
+            head, values = self._module(inputs)
+            return head, values
         states, starts = recurrent
 
-        def over_time(leaf: Tensor) -> Tensor:
+        def time_first(leaf: Tensor) -> Tensor:
             return leaf.view(*starts.shape, *leaf.shape[1:]).transpose(0, 1)
 
-        head, values, _ = self._module(each_leaf(inputs, over_time), states, starts.t())
+        head, values, _ = self._module(each_leaf(inputs, time_first), states, starts.t())
         return head.transpose(0, 1).flatten(0, 1), values.t().flatten()
 
     def _input(self, leaf: Tensor) -> Tensor:
@@ -118,36 +129,6 @@ class Autograd(LearningNetwork):
         self.parameters.gradient.zero_()
         with default_dtype(self._dtype):
             torch.autograd.backward(residuals, (by_head, by_values))
-
-
-def quick(module: nn.Module) -> nn.Module:
-    """Modify `module` so that its forward pass takes half the time for few rows, and return it.
-
-    Submodules also become plain attributes, so that `self.layer` skips torch's `__getattr__`. Layers of torch that have
-    no hooks call `forward` directly. The tensors stay the same objects. The structure of the module must not change
-    afterwards.
-    """
-    for part, forward in forwards_of(module):
-        if isinstance(part, jit.ScriptModule):
-            continue
-        part.__dict__.update(part._modules)  # not parameters: torch.func.functional_call replaces them for a call
-        kind = type(part)
-        if (
-            kind.__module__.startswith("torch.nn.modules.")
-            and kind.__call__ is nn.Module.__call__
-            and "forward" not in part.__dict__
-            and not any(getattr(part, hooks) for hooks in HOOKS)
-        ):
-            call = kind.forward if forward is None else _forward
-            part.__class__ = type(kind.__name__, (kind,), {"__call__": call, "__module__": kind.__module__})
-        if forward is not None:  # of this module alone: a slice or a copy of it has the class, and another `forward`
-            part.__dict__["forward"] = forward
-    return module
-
-
-def _forward(module: nn.Module, *inputs: Any, **named: Any) -> Any:
-    """Call what `quick` has set on this module, without torch's `__call__`."""
-    return module.forward(*inputs, **named)
 
 
 def learn_in_bfloat16(network: LearningNetwork, device: str) -> None:
@@ -175,7 +156,7 @@ def learn_in_bfloat16(network: LearningNetwork, device: str) -> None:
             f"precision=bfloat16: {torch.cuda.get_device_name()} has no instructions for bfloat16, which came with "
             f"NVIDIA's Ampere. Use `precision=float32`."
         )
-    network.lower = torch.bfloat16
+    network.lower_precision = torch.bfloat16
 
 
 def cpu_has_bfloat16() -> bool:

@@ -12,9 +12,10 @@ from torch import Tensor, nn
 from typing_extensions import override
 
 from dppo.errors import ConfigError
-from dppo.ppo.exchange.normalizer import each_leaf
+from dppo.ppo.exchange.inputs import each_leaf
 from dppo.ppo.networks.network import ModelClass, NetworkSpec, model_class
-from dppo.ppo.networks.parameters import default_dtype, drawn, shapes_of
+from dppo.ppo.networks.parameters import initialized, shapes_of
+from dppo.ppo.networks.torch_settings import default_dtype
 from dppo.spaces.spaces import Spaces, is_image
 from dppo.user_code import import_path, in_a_line, place_of
 
@@ -79,7 +80,7 @@ class ModuleSpec(NetworkSpec):
     @override
     def module(self, seed: int) -> nn.Module:
         self._facts()
-        return drawn(self._made, seed, self.dtype)
+        return initialized(self._made, seed, self.dtype)
 
     @override
     def as_json(self) -> dict[str, Any]:
@@ -109,7 +110,7 @@ class ModuleSpec(NetworkSpec):
         return module
 
     def _try(self) -> Facts:
-        module = drawn(self._made, 0, self.dtype)
+        module = initialized(self._made, 0, self.dtype)
         state_size = getattr(module, "state_size", 0)
         if type(state_size) is not int or state_size < 0:
             raise self._broken(
@@ -185,7 +186,7 @@ class ModuleSpec(NetworkSpec):
 
     def _check_seeds(self, module: nn.Module, state_size: int) -> None:
         """Check that nothing but the parameters depends on the seed, which actors do not know."""
-        other, remedy = drawn(self._made, 1, self.dtype), "Make it a parameter with requires_grad=False"
+        other, remedy = initialized(self._made, 1, self.dtype), "Make it a parameter with requires_grad=False"
         differs, buffers = "so actors and learners would get different values", dict(other.named_buffers())
         for name, buffer in module.named_buffers():
             if name not in buffers or not torch.equal(buffer, buffers[name]):
@@ -283,8 +284,8 @@ def _made_up_inputs(spaces: Spaces, rows: int, dtype: torch.dtype) -> Inputs:
             numbers: np.ndarray = generator.integers(0, 256, shape)
         elif name in spaces.categories:
             found = spaces.categories[name]
-            drawn = generator.integers(0, found.counts, (rows, len(found.counts)))
-            numbers = (drawn + np.array(found.starts)).reshape(shape)
+            initialized = generator.integers(0, found.counts, (rows, len(found.counts)))
+            numbers = (initialized + np.array(found.starts)).reshape(shape)
         elif name and leaf.base.kind != "f":  # beside other leaves, which are not normalized
             numbers = generator.integers(0, 2, shape)
         else:

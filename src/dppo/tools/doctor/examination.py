@@ -41,8 +41,8 @@ from dppo.hosts.plans import trainer_plan
 from dppo.numerics.portable import limit_blas
 from dppo.policies.policy import spaces_summary
 from dppo.ppo.acting.sampler import PPOSampler
-from dppo.ppo.exchange.normalizer import no_statistics
 from dppo.ppo.exchange.records import PolicySnapshot
+from dppo.ppo.exchange.statistics import no_statistics
 from dppo.ppo.networks.choice import choose_network
 from dppo.process_state.borders import dppo_computes, forget_notes, take_changes
 from dppo.signals import StopSignals

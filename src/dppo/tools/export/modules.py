@@ -10,12 +10,14 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from dppo.ppo.exchange.normalizer import CLIP, ObsScale, each_leaf, leaf_scales, scale_for
-from dppo.ppo.networks.built_in import BuiltInSpec
-from dppo.ppo.networks.encoders import ACTIVATIONS, Output
-from dppo.ppo.networks.images import Bits, Dense
+from dppo.ppo.exchange.inputs import each_leaf, leaf_scales, scale_for
+from dppo.ppo.exchange.scales import CLIP, ObsScale
+from dppo.ppo.kernels.convolutions import Dense
+from dppo.ppo.networks.encoders import Output
+from dppo.ppo.networks.images import Bits
+from dppo.ppo.networks.mlp import MLP
 from dppo.ppo.networks.network import NetworkSpec
-from dppo.ppo.networks.parameters import default_dtype
+from dppo.ppo.networks.torch_settings import default_dtype
 from dppo.spaces.actions import Actions, BoxActions, DiscreteActions, MultiDiscreteActions, NestedActions
 from dppo.spaces.spaces import MASK, Spaces, joined, leaves
 
@@ -92,9 +94,12 @@ def named(kind: str, key: str) -> str:
 
 def _network(spec: NetworkSpec, weights: np.ndarray) -> nn.Module:
     """Return the network with layers that exporters can follow."""
-    module = _PolicyMLP(spec) if isinstance(spec, BuiltInSpec) and spec.is_mlp else spec.module(0)
+    module = spec.module(0)
     parameters = {name: torch.from_numpy(array.copy()) for name, array in spec.unflatten(weights).items()}
-    module.load_state_dict(parameters, strict=False)  # it may have buffers; and an MLP has no value here
+    module.load_state_dict(parameters, strict=False)  # it may have buffers
+    if isinstance(module, MLP):
+        del module.value
+        module.forward = partial(_policy_alone, module)  # type: ignore[method-assign, assignment]
     for part in module.modules():
         if isinstance(part, Dense | Output):
             part.forward = partial(nn.Linear.forward, part)  # type: ignore[method-assign]
@@ -103,22 +108,9 @@ def _network(spec: NetworkSpec, weights: np.ndarray) -> nn.Module:
     return module.eval().requires_grad_(False)
 
 
-class _PolicyMLP(nn.Module):
-    """The policy of the default network, without the value."""
-
-    def __init__(self, spec: BuiltInSpec) -> None:
-        super().__init__()
-        layers: list[nn.Module] = []
-        for name, shape in spec.shapes.items():
-            if name.startswith("policy.") and name.endswith("weight"):
-                layers += [nn.Linear(shape[1], shape[0]), ACTIVATIONS[spec.layers.activation]()]
-        self.policy = nn.Sequential(*layers[:-1])
-        self.log_std = nn.Parameter(torch.zeros(spec.distribution.free_size))
-        self.to(getattr(torch, spec.dtype))
-
-    def forward(self, obs: Tensor) -> tuple[Tensor, None]:
-        head = self.policy(obs.reshape(obs.shape[0], -1))
-        return torch.cat([head, self.log_std.expand(head.shape[0], -1)], dim=1), None
+def _policy_alone(mlp: MLP, obs: Tensor) -> tuple[Tensor, None]:
+    """Do as `MLP.forward`, without the value."""
+    return mlp.head(obs.reshape(obs.shape[0], -1)), None
 
 
 def _bits(part: Bits, leaf: Tensor) -> Tensor:

@@ -22,7 +22,7 @@ from dppo.files import read_file, user_path
 from dppo.policies.described import model_state, network_summary
 from dppo.policies.evaluation import evaluate
 from dppo.policies.policy import Policy, model_name, policy_from, read, spaces_summary
-from dppo.ppo.exchange.normalizer import leaf_scales
+from dppo.ppo.exchange.inputs import leaf_scales
 from dppo.ppo.networks.built_in import BuiltInSpec
 from dppo.ppo.networks.network import ModelClass
 from dppo.records.files.checkpoint import has_any

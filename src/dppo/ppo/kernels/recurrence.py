@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.autograd import Function
 
-from dppo.ppo.networks.products import HOOKS, linear, multiply
+from dppo.ppo.kernels.linear_layers import has_hooks, linear
+from dppo.ppo.kernels.products import multiply
 
 if TYPE_CHECKING:  # shapes are checked in tests only
     from jaxtyping import Bool, Float
@@ -35,37 +36,55 @@ def over_time(
     """
     if not isinstance(cell, nn.GRUCell | nn.LSTMCell) or not cell.bias:
         raise TypeError(f"over_time() was given {cell!r}. Pass an nn.GRUCell or an nn.LSTMCell with biases.")
-    own = "forward" in cell.__dict__ or type(cell).forward not in (nn.GRUCell.forward, nn.LSTMCell.forward)
-    if own or any(getattr(cell, hooks) for hooks in HOOKS):
+    has_own_forward = "forward" in cell.__dict__ or type(cell).forward not in (nn.GRUCell.forward, nn.LSTMCell.forward)
+    if has_own_forward or has_hooks(cell):
         raise TypeError(
             f"over_time() does not call {cell!r}, which has hooks or its own forward(). Call it step by step."
         )
     if torch.compiler.is_compiling():  # an exporter follows operations of torch, not gradients by hand
-        return _by_torch(cell, inputs, state, starts)
+        return over_time_in_torch(cell, inputs, state, starts)
     if torch.is_autocast_enabled(inputs.device.type):  # rounding errors of a recurrence would add up
+        dtype = cell.weight_hh.dtype
         with torch.autocast(inputs.device.type, enabled=False):
-            return over_time(cell, inputs.to(cell.weight_hh.dtype), state.to(cell.weight_hh.dtype), starts)
+            return over_time(cell, inputs.to(dtype), state.to(dtype), starts)
     if isinstance(cell, nn.GRUCell):
         gates = linear(inputs, cell.weight_ih, cell.bias_ih)
         outputs: Tensor = _GRU.apply(gates, cell.weight_hh, cell.bias_hh, state, starts)  # type: ignore[no-untyped-call]
         return outputs, outputs[-1]
     gates = linear(inputs, cell.weight_ih, cell.bias_ih + cell.bias_hh)
     h, c = state.chunk(2, dim=1)
-    outputs, last = _LSTM.apply(gates, cell.weight_hh, h, c, starts)  # type: ignore[no-untyped-call]
-    return outputs, torch.cat([outputs[-1], last], dim=1)
+    outputs, last_c = _LSTM.apply(gates, cell.weight_hh, h, c, starts)  # type: ignore[no-untyped-call]
+    return outputs, torch.cat([outputs[-1], last_c], dim=1)
 
 
-def _by_torch(cell: Any, inputs: Tensor, state: Tensor, starts: Tensor) -> tuple[Tensor, Tensor]:
+def over_time_in_torch(
+    cell: nn.GRUCell | nn.LSTMCell, inputs: Tensor, state: Tensor, starts: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Do as `over_time`, by calling the cell step by step: the plain twin, and what exporters see."""
     outputs = []
     for x, start in zip(inputs, starts, strict=True):
-        before = torch.where(start.unsqueeze(1), 0.0, state)
+        state = torch.where(start.unsqueeze(1), 0.0, state)
         if isinstance(cell, nn.GRUCell):
-            state = cell(x, before)
+            state = cell(x, state)
             outputs.append(state)
         else:
-            outputs.append((after := cell(x, before.chunk(2, dim=1)))[0])
-            state = torch.cat(after, dim=1)
+            h, c = cell(x, state.chunk(2, dim=1))
+            state = torch.cat([h, c], dim=1)
+            outputs.append(h)
     return torch.stack(outputs), state
+
+
+class _Resets(NamedTuple):
+    """Steps at which states become zero."""
+
+    at_step: list[bool]
+    """True where an episode of any row starts; the other steps need no product."""
+    factors: Tensor
+    """[L, rows, 1]: zero where an episode starts, one elsewhere."""
+
+    @staticmethod
+    def of(starts: Tensor, dtype: torch.dtype) -> _Resets:
+        return _Resets(starts.any(dim=1).tolist(), (~starts).to(dtype).unsqueeze(2))
 
 
 class _LSTM(Function):
@@ -77,23 +96,27 @@ class _LSTM(Function):
     @staticmethod
     def forward(ctx: Any, gates: Tensor, weight: Tensor, h: Tensor, c: Tensor, starts: Tensor) -> tuple[Tensor, Tensor]:
         """Return h of each step [L, rows, H] and the last c [rows, H]; `gates` [L, rows, 4H] hold x W_i + b."""
-        gates, size = gates.clone(memory_format=torch.contiguous_format), h.shape[1]
-        starting, keep = _kept(starts, gates.dtype)
+        size = h.shape[1]
+        gates = gates.clone(memory_format=torch.contiguous_format)
+        resets = _Resets.of(starts, gates.dtype)
         h_before, c_before, tanh_c, outputs = gates.new_empty(4, *gates.shape[:2], size).unbind()
-        by_h, of_h = weight.t(), torch.empty_like(gates[0])
-        for t, some in enumerate(starting):
-            if some:
-                h, c = h * keep[t], c * keep[t]
-            h_before[t], c_before[t] = h, c
-            now = gates[t].add_(multiply(h, by_h, of_h))
-            now[:, : 2 * size].sigmoid_()
-            now[:, 2 * size : 3 * size].tanh_()
-            now[:, 3 * size :].sigmoid_()
-            i, f, g, o = now.chunk(4, dim=1)
+        by_h = weight.t()
+        h_part = torch.empty_like(gates[0])
+        for t, is_reset in enumerate(resets.at_step):
+            if is_reset:
+                h = h * resets.factors[t]
+                c = c * resets.factors[t]
+            h_before[t] = h
+            c_before[t] = c
+            step_gates = gates[t].add_(multiply(h, by_h, h_part))
+            step_gates[:, : 2 * size].sigmoid_()
+            step_gates[:, 2 * size : 3 * size].tanh_()
+            step_gates[:, 3 * size :].sigmoid_()
+            i, f, g, o = step_gates.chunk(4, dim=1)
             c = torch.addcmul(f * c, i, g)
             h = torch.mul(o, torch.tanh(c, out=tanh_c[t]), out=outputs[t])
-        ctx.save_for_backward(gates, h_before, c_before, tanh_c, weight, keep)
-        ctx.starting = starting
+        ctx.save_for_backward(gates, h_before, c_before, tanh_c, weight, resets.factors)
+        ctx.is_reset = resets.at_step
         return outputs, c
 
     @staticmethod
@@ -103,22 +126,25 @@ class _LSTM(Function):
         dL/dgate = dL/dc (or, for o, dL/dh) times a factor that does not depend on the recurrence.
         """
         by_outputs, by_c = gradients
-        gates, h_before, c_before, tanh_c, weight, keep = ctx.saved_tensors
+        gates, h_before, c_before, tanh_c, weight, reset_factors = ctx.saved_tensors
         i, f, g, o = gates.chunk(4, dim=2)
         factors = torch.cat([g * i * (1 - i), c_before * f * (1 - f), i * (1 - g * g), tanh_c * o * (1 - o)], dim=2)
         c_by_h = o * (1 - tanh_c * tanh_c)
-        by_gates = torch.empty_like(gates)
         length, rows, size = h_before.shape
+        by_gates = torch.empty_like(gates)
         by_h = torch.zeros_like(by_c)
         for t in reversed(range(length)):
             by_h = by_h + by_outputs[t]
             by_c = torch.addcmul(by_c, by_h, c_by_h[t])
-            now, factor = by_gates[t].view(rows, 4, size), factors[t].view(rows, 4, size)
-            torch.mul(by_c.unsqueeze(1), factor[:, :3], out=now[:, :3])
-            torch.mul(by_h, factor[:, 3], out=now[:, 3])
-            by_h, by_c = multiply(by_gates[t], weight, torch.empty_like(by_h)), by_c * f[t]
-            if ctx.starting[t]:
-                by_h, by_c = by_h * keep[t], by_c * keep[t]
+            by_step_gates = by_gates[t].view(rows, 4, size)
+            step_factors = factors[t].view(rows, 4, size)
+            torch.mul(by_c.unsqueeze(1), step_factors[:, :3], out=by_step_gates[:, :3])
+            torch.mul(by_h, step_factors[:, 3], out=by_step_gates[:, 3])
+            by_h = multiply(by_gates[t], weight, torch.empty_like(by_h))
+            by_c = by_c * f[t]
+            if ctx.is_reset[t]:
+                by_h = by_h * reset_factors[t]
+                by_c = by_c * reset_factors[t]
         by_weight = multiply(by_gates.flatten(0, 1).t(), h_before.flatten(0, 1), torch.empty_like(weight))
         return by_gates, by_weight, by_h, by_c, None
 
@@ -132,48 +158,45 @@ class _GRU(Function):
     @staticmethod
     def forward(ctx: Any, gates: Tensor, weight: Tensor, bias: Tensor, h: Tensor, starts: Tensor) -> Tensor:
         """Return h of each step [L, rows, H]; `gates` [L, rows, 3H] hold x W_i + b_i."""
-        gates, size = gates.clone(memory_format=torch.contiguous_format), h.shape[1]
-        starting, keep = _kept(starts, gates.dtype)
+        size = h.shape[1]
+        gates = gates.clone(memory_format=torch.contiguous_format)
+        resets = _Resets.of(starts, gates.dtype)
         h_before, hidden_n, outputs = gates.new_empty(3, *gates.shape[:2], size).unbind()
         by_h = weight.t()
-        for t, some in enumerate(starting):
-            if some:
-                h = h * keep[t]
+        for t, is_reset in enumerate(resets.at_step):
+            if is_reset:
+                h = h * resets.factors[t]
             h_before[t] = h
             hidden = multiply(h, by_h, torch.empty_like(gates[t])).add_(bias)
             hidden_n[t] = hidden[:, 2 * size :]
-            rz, n = gates[t, :, : 2 * size], gates[t, :, 2 * size :]
+            rz = gates[t, :, : 2 * size]
             rz.add_(hidden[:, : 2 * size]).sigmoid_()
+            n = gates[t, :, 2 * size :]
             n.addcmul_(rz[:, :size], hidden_n[t]).tanh_()
             h = torch.addcmul(n, rz[:, size:], h - n, out=outputs[t])
-        ctx.save_for_backward(gates, h_before, hidden_n, weight, keep)
-        ctx.starting = starting
+        ctx.save_for_backward(gates, h_before, hidden_n, weight, resets.factors)
+        ctx.is_reset = resets.at_step
         return outputs
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> Any:
         """Return the gradients of gates, weight, bias and h; each gate's is dL/dh times a factor."""
         (by_outputs,) = gradients
-        gates, h_before, hidden_n, weight, keep = ctx.saved_tensors
+        gates, h_before, hidden_n, weight, reset_factors = ctx.saved_tensors
         r, z, n = gates.chunk(3, dim=2)
         by_n = (1 - z) * (1 - n * n)
         factors = torch.cat([by_n * hidden_n * r * (1 - r), (h_before - n) * z * (1 - z), by_n * r], dim=2)
-        by_hidden = torch.empty_like(gates)
         length, rows, size = h_before.shape
+        by_hidden = torch.empty_like(gates)
         by_h = torch.zeros_like(by_outputs[0])
         by_each_h = torch.empty_like(h_before)
         for t in reversed(range(length)):
             by_h = torch.add(by_h, by_outputs[t], out=by_each_h[t])
             torch.mul(by_h.unsqueeze(1), factors[t].view(rows, 3, size), out=by_hidden[t].view(rows, 3, size))
             by_h = (by_h * z[t]).add_(multiply(by_hidden[t], weight, torch.empty_like(h_before[t])))
-            if ctx.starting[t]:
-                by_h = by_h * keep[t]
-        flat = by_hidden.flatten(0, 1)
+            if ctx.is_reset[t]:
+                by_h = by_h * reset_factors[t]
+        by_hidden_rows = by_hidden.flatten(0, 1)
         by_gates = torch.cat([by_hidden[..., : 2 * size], by_each_h * by_n], dim=2)
-        by_weight = multiply(flat.t(), h_before.flatten(0, 1), torch.empty_like(weight))
-        return by_gates, by_weight, flat.sum(dim=0), by_h, None
-
-
-def _kept(starts: Tensor, dtype: torch.dtype) -> tuple[list[bool], Tensor]:
-    """Return at which steps some episode starts, and factors [L, rows, 1] that make the states of these rows zero."""
-    return starts.any(dim=1).tolist(), (~starts).to(dtype).unsqueeze(2)
+        by_weight = multiply(by_hidden_rows.t(), h_before.flatten(0, 1), torch.empty_like(weight))
+        return by_gates, by_weight, by_hidden_rows.sum(dim=0), by_h, None

@@ -1,0 +1,116 @@
+"""Independent distributions side by side, for actions of several parts."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from itertools import accumulate, pairwise
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from typing_extensions import override
+
+from dppo.ppo.distributions.base import Distribution
+
+if TYPE_CHECKING:  # actors never import torch; shapes are checked in tests only
+    from jaxtyping import Shaped
+    from torch import Tensor
+
+    from dppo.ppo.distributions.base import DrawnNoise, Head, LogProbs, Noise, Scores, TorchHead
+
+
+class Joint(Distribution):
+    """Independent parts: heads, noise and actions are concatenated, log-probabilities and entropies added.
+
+    The head is [all but the free parameters of each part..., free parameters of each part...]. An action is a vector;
+    integer actions are stored as floats if another part is continuous.
+    """
+
+    def __init__(self, parts: tuple[Distribution, ...]) -> None:
+        self.parts = parts
+        self._bound_sizes = [part.head_size - part.free_size for part in parts]
+        self._action_widths = [math.prod(part.action_shape) for part in parts]
+        super().__init__(
+            head_size=sum(part.head_size for part in parts),
+            noise_size=sum(part.noise_size for part in parts),
+            action_shape=(sum(self._action_widths),),
+            integer=all(part.integer for part in parts),
+            free_size=sum(part.free_size for part in parts),
+        )
+
+    @property
+    @override
+    def choice_columns(self) -> tuple[int, ...]:
+        columns: list[int] = []
+        start = 0
+        for part, bound_size in zip(self.parts, self._bound_sizes, strict=True):
+            columns += [start + column for column in part.choice_columns]
+            start += bound_size
+        return tuple(columns)
+
+    @override
+    def noise(self, generator: np.random.Generator, steps: int, rows: int, dtype: str) -> DrawnNoise:
+        return np.concatenate([part.noise(generator, steps, rows, dtype) for part in self.parts], axis=-1)
+
+    @override
+    def sample(self, head: Head, noise: Noise) -> Shaped[np.ndarray, "*rows A"]:
+        heads = self.heads(head, np.concatenate)
+        noises = _columns(noise, [part.noise_size for part in self.parts])
+        actions = [
+            part.sample(part_head, part_noise)
+            for part, part_head, part_noise in zip(self.parts, heads, noises, strict=True)
+        ]
+        return self._side_by_side(actions, str(head.dtype))
+
+    @override
+    def mode(self, head: Head) -> Shaped[np.ndarray, "*rows A"]:
+        heads = self.heads(head, np.concatenate)
+        actions = [part.mode(part_head) for part, part_head in zip(self.parts, heads, strict=True)]
+        return self._side_by_side(actions, str(head.dtype))
+
+    @override
+    def log_prob(self, head: Head, actions: Shaped[np.ndarray, "*rows A"]) -> LogProbs:
+        total = np.zeros(head.shape[:-1], head.dtype)
+        heads = self.heads(head, np.concatenate)
+        columns = _columns(actions, self._action_widths)
+        for part, part_head, part_columns in zip(self.parts, heads, columns, strict=True):
+            part_actions = part_columns.reshape(*part_columns.shape[:-1], *part.action_shape)
+            part_actions = part_actions.astype(part.action_dtype(str(head.dtype)), copy=False)
+            total += part.log_prob(part_head, part_actions)
+        return total
+
+    @override
+    def scores(self, head: TorchHead, actions: Shaped[Tensor, "rows A"]) -> Scores:
+        import torch
+
+        logprobs = []
+        entropies = []
+        head_dtype = str(head.dtype).removeprefix("torch.")
+        heads = self.heads(head, torch.cat)
+        columns = _columns(actions, self._action_widths)
+        for part, part_head, part_columns in zip(self.parts, heads, columns, strict=True):
+            part_actions = part_columns.reshape(len(part_columns), *part.action_shape)
+            part_actions = part_actions.to(getattr(torch, part.action_dtype(head_dtype)))
+            logprob, entropy = part.scores(part_head, part_actions)
+            logprobs.append(logprob)
+            entropies.append(entropy)
+        return torch.stack(logprobs).sum(dim=0), torch.stack(entropies).sum(dim=0)
+
+    def heads(self, head: Any, concatenate: Callable[[tuple[Any, ...], int], Any]) -> list[Any]:
+        """Split heads [..., H] into those of the parts; `concatenate` joins arrays or tensors along an axis."""
+        bound = _columns(head, self._bound_sizes)
+        free = _columns(head[..., self.head_size - self.free_size :], [part.free_size for part in self.parts])
+        heads = []
+        for part, bound_columns, free_columns in zip(self.parts, bound, free, strict=True):
+            heads.append(concatenate((bound_columns, free_columns), -1) if part.free_size else bound_columns)
+        return heads
+
+    def _side_by_side(self, actions: list[np.ndarray], dtype: str) -> Shaped[np.ndarray, "*rows A"]:
+        columns = []
+        for part, part_actions in zip(self.parts, actions, strict=True):
+            columns.append(part_actions if part.action_shape else part_actions[..., None])
+        return np.concatenate(columns, axis=-1, dtype=self.action_dtype(dtype), casting="unsafe")
+
+
+def _columns(array: Any, widths: list[int]) -> list[Any]:
+    return [array[..., start:end] for start, end in pairwise(accumulate(widths, initial=0))]

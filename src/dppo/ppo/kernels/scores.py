@@ -1,0 +1,60 @@
+"""Scores of actions with gradients written by hand: autograd's bookkeeping takes longer than the arithmetic."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from dppo.ppo.distributions.base import HALF_LOG_TWO_PI, ScoresWithGradient
+
+if TYPE_CHECKING:  # shapes are checked in tests only
+    from jaxtyping import Float, Int64
+
+
+def categorical_scores(head: Float[Tensor, "rows n"], actions: Int64[Tensor, " rows"]) -> ScoresWithGradient:
+    """Score choices, given logits.
+
+    d log pi(a) / d logits = onehot(a) - p        dH / d logits = -p (log p + H)
+    """
+    log_probs = head.log_softmax(dim=1)
+    probs = log_probs.exp()
+    column = actions.unsqueeze(1)
+    entropies = -(probs * log_probs).sum(dim=1)
+
+    def gradient(by_logprobs: Tensor, by_entropies: Tensor | float) -> Tensor:
+        by_head = (log_probs + entropies.unsqueeze(1)).mul_(_as_column(by_entropies))
+        by_head.add_(by_logprobs.unsqueeze(1)).mul_(probs).neg_()
+        return by_head.scatter_add_(1, column, by_logprobs.unsqueeze(1))
+
+    return ScoresWithGradient(log_probs.gather(1, column).squeeze(1), entropies, gradient)
+
+
+def gaussian_scores(head: Float[Tensor, "rows 2*A"], actions: Float[Tensor, "rows A"]) -> ScoresWithGradient:
+    """Score independent normal variables, given [mean, log std].
+
+    z = (a - mean) / std        d log pi / d mean = z / std        d log pi / d log std = z^2 - 1
+    H = sum(log std) + const    dH / d log std = 1
+    """
+    size = actions.shape[1]
+    mean, log_std = head.split(size, dim=1)
+    std = log_std.exp()
+    z = (actions - mean).div_(std)
+    squared = z.square()
+    logprobs = squared.mul(-0.5).sub_(log_std + HALF_LOG_TWO_PI).sum(dim=1)
+    entropies = (log_std + (0.5 + HALF_LOG_TWO_PI)).sum(dim=1)
+
+    def gradient(by_logprobs: Tensor, by_entropies: Tensor | float) -> Tensor:
+        weight = by_logprobs.unsqueeze(1)
+        by_head = head.new_empty(head.shape)
+        torch.mul(weight, z, out=by_head[:, :size]).div_(std)
+        torch.sub(squared, 1, out=by_head[:, size:]).mul_(weight).add_(_as_column(by_entropies))
+        return by_head
+
+    return ScoresWithGradient(logprobs, entropies, gradient)
+
+
+def _as_column(by_entropies: Tensor | float) -> Tensor | float:
+    """Return a number unchanged, and a vector [rows] as a column."""
+    return by_entropies.unsqueeze(1) if isinstance(by_entropies, Tensor) else by_entropies
