@@ -54,7 +54,7 @@ DUE = [2, 4, 6]
 Rows = dict[int, dict[str, float]]
 RETURNS = {"eval/episodic_return": 12.5, "eval/return_std": 2.5, "eval/episodic_length": 20.0}
 CRASHING: dict[str, Any] = {
-    "env_id": "worlds.faulty:crashing_cartpole",
+    "env_id": "worlds.faulty:crashing",
     "env_kwargs": {"how": "hang", "at_step": 10**9},  # never
 }
 

@@ -25,7 +25,7 @@ Capture = pytest.CaptureFixture[str]
 
 
 def settings(run_dir: Path, **changes: Any) -> dppo.Config:
-    world = {"env_id": "worlds.faulty:crashing_cartpole", "env_kwargs": {"at_episode": 1, "at_step": 3}}
+    world = {"env_id": "worlds.faulty:crashing", "env_kwargs": {"at_episode": 1, "at_step": 3}}
     return make_config({"run_dir": run_dir, **SIZES, **world, **changes})
 
 

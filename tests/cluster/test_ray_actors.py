@@ -38,7 +38,7 @@ def crashing(run_dir: Path, how: str, where: str = "step", marker: Path | None =
     """CartPole that fails in its third episode or in its constructor: once with a marker, else always."""
     failure = {"how": how, "where": where} | ({"at_step": 3, "at_episode": 2} if where == "step" else {})
     failure |= {} if marker is None else {"marker": str(marker)}
-    return settings(run_dir, "worlds.faulty:crashing_cartpole", env_kwargs=failure, **changes)
+    return settings(run_dir, "worlds.faulty:crashing", env_kwargs=failure, **changes)
 
 
 @pytest.fixture(autouse=True)
@@ -88,7 +88,7 @@ def test_all_actors_lost_at_once(number: signal.Signals, undisturbed: str, tmp_p
                 os.kill(pid, number)
 
     slow = {"longest_s": 0.02}
-    config = settings(tmp_path / "run", "worlds.slow:delayed_cartpole", env_kwargs=slow, num_actors=3)
+    config = settings(tmp_path / "run", "worlds.slow:delayed", env_kwargs=slow, num_actors=3)
     result = dppo.train(config, observers=[Recorder(after_iteration=end_all)])
     assert result.weights_sha256 == undisturbed
     assert lasting(result) == {"actor_lost": 3}

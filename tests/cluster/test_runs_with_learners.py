@@ -18,6 +18,7 @@ from dppo.records.files import checkpoint as checkpoints
 
 pytestmark = pytest.mark.usefixtures("ray_session")
 ITERATIONS = 3
+DELAYED = {"env_id": "worlds.slow:delayed", "env_kwargs": {"world": "Pendulum-v1", "longest_s": 0.005}}
 Weights = tuple[str, list[str]]  # their SHA-256, and the lines that the run logged
 
 
@@ -64,20 +65,19 @@ def test_two_learners_give_other_weights_and_log_how_fast_they_are(in_process: s
 
 @pytest.mark.slow
 @pytest.mark.parametrize("num_actors", [3, 8])
-@pytest.mark.parametrize("env_id", ["Pendulum-v1", "worlds.slow:delayed_pendulum"])
+@pytest.mark.parametrize("world", [{}, DELAYED], ids=["at once", "delayed"])
 def test_neither_actors_nor_the_order_of_arrival_change_the_weights(
-    num_actors: int, env_id: str, with_two: Weights, tmp_path: Path
+    num_actors: int, world: dict[str, Any], with_two: Weights, tmp_path: Path
 ) -> None:
-    result = dppo.train(run_settings(tmp_path / "run", num_actors=num_actors, num_learners=2, env_id=env_id))
+    result = dppo.train(run_settings(tmp_path / "run", num_actors=num_actors, num_learners=2, **world))
     assert lasting(result) == {}
     assert result.weights_sha256 == with_two[0]
 
 
 @pytest.mark.slow
 def test_a_killed_actor_does_not_change_the_weights_of_two_learners(with_two: Weights, tmp_path: Path) -> None:
-    delayed = {"env_id": "worlds.slow:delayed_pendulum", "env_kwargs": {"longest_s": 0.005}}
     with Disturbance("PPOActor.make_segment", send(signal.SIGKILL)):
-        result = dppo.train(run_settings(tmp_path / "run", num_actors=3, num_learners=2, **delayed))
+        result = dppo.train(run_settings(tmp_path / "run", num_actors=3, num_learners=2, **DELAYED))
     assert lasting(result) == {"actor_lost": 1}
     assert result.weights_sha256 == with_two[0]
 

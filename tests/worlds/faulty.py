@@ -16,6 +16,8 @@ from gymnasium.wrappers import TimeLimit
 
 from dppo.envs.make import make_env
 
+Env = gym.Env[Any, Any]
+
 
 class CrashingSimulator(gym.Wrapper[Any, Any, Any, Any]):
     """Fails at one place: in a step, in a reset or in its constructor.
@@ -95,14 +97,9 @@ class CrashingSimulator(gym.Wrapper[Any, Any, Any, Any]):
         return True
 
 
-def crashing_cartpole(**failure: Any) -> gym.Env[Any, Any]:
-    """Return CartPole-v1 that fails; `failure` are the arguments of CrashingSimulator."""
-    return TimeLimit(CrashingSimulator(CartPoleEnv(), **failure), 500)
-
-
-def crashing(world: str, world_kwargs: dict[str, Any], **failure: Any) -> gym.Env[Any, Any]:
+def crashing(world: str = "CartPole-v1", world_kwargs: dict[str, Any] | None = None, **failure: Any) -> Env:
     """Return the environment `world`, named as in `env_id`, that fails; `failure` are those of CrashingSimulator."""
-    return CrashingSimulator(make_env(world, world_kwargs), **failure)
+    return CrashingSimulator(make_env(world, world_kwargs or {}), **failure)
 
 
 class DriftingSimulator(gym.Wrapper[Any, Any, Any, Any]):
@@ -117,14 +114,12 @@ class DriftingSimulator(gym.Wrapper[Any, Any, Any, Any]):
         return self.env.reset(seed=seed, options=options)
 
 
-def drifting_cartpole() -> gym.Env[Any, Any]:
+def drifting_cartpole() -> Env:
     """Return CartPole-v1 that no seed reproduces."""
     return TimeLimit(DriftingSimulator(CartPoleEnv()), 500)
 
 
-def deadly(
-    world: str, world_kwargs: dict[str, Any], folder: str, moments: Sequence[str], at_step: int
-) -> gym.Env[Any, Any]:
+def deadly(world: str, world_kwargs: dict[str, Any], folder: str, moments: Sequence[str], at_step: int) -> Env:
     """Return the environment `world` that kills its process once at each of these moments.
 
     Moments are "constructor", "reset" and "step", that of number `at_step` of an instance. Files of these names in
@@ -262,16 +257,3 @@ class Unreliable(gym.Wrapper[Any, Any, Any, Any]):
                 return obs, None, False, False, info
             raise {"raise": LicenceError("licence server", 503), "exit": SystemExit(3)}.get(kind, KeyboardInterrupt())
         return obs, reward, terminated, truncated, info
-
-
-def slow_unreliable(longest_s: float = 0.003, **failures: Any) -> gym.Env[Any, Any]:
-    """Return `Unreliable` whose steps take a moment, so that an actor can be killed in a segment."""
-    env = Unreliable(**failures)
-    step = env.step
-
-    def slow(action: Any) -> Any:
-        time.sleep(longest_s)
-        return step(action)
-
-    env.step = slow  # type: ignore[method-assign]
-    return env

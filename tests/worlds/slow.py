@@ -32,17 +32,11 @@ class Delayed(gym.Wrapper[Any, Any, Any, Any]):
         return self.env.step(action)
 
 
-def delayed(world: str, world_kwargs: dict[str, Any], longest_s: float = 0.004) -> gym.Env[Any, Any]:
-    """Return the environment `world`, delayed."""
-    return Delayed(make_env(world, world_kwargs), longest_s)
-
-
-def delayed_cartpole(longest_s: float = 0.004) -> gym.Env[Any, Any]:
-    return Delayed(gym.make("CartPole-v1"), longest_s)
-
-
-def delayed_pendulum(longest_s: float = 0.004) -> gym.Env[Any, Any]:
-    return Delayed(gym.make("Pendulum-v1"), longest_s)
+def delayed(
+    world: str = "CartPole-v1", world_kwargs: dict[str, Any] | None = None, longest_s: float = 0.004
+) -> gym.Env[Any, Any]:
+    """Return the environment `world`, named as in `env_id`, delayed."""
+    return Delayed(make_env(world, world_kwargs or {}), longest_s)
 
 
 class Endless(gym.Env[Any, Any]):
