@@ -26,7 +26,7 @@ from typing import Any
 import numpy as np
 
 import dppo
-from dppo.tools.plots import COLOURS, DPI, GREY, INK, PALE
+from dppo.tools.pictures.style import COLOURS, DPI, GREY, INK, PALE
 
 SAMPLERS, STEPS, STEP_S = 8, 16, 0.05
 LONGEST = 50  # steps of an episode, and so the most that a lost sampler has to replay

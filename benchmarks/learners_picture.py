@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from dppo.tools.plots import COLOURS, DPI, GREY, INK, PALE
+from dppo.tools.pictures.style import COLOURS, DPI, GREY, INK, PALE
 
 PARTS = {"learning": COLOURS[1], "summing": COLOURS[0], "rest": "#b7bec6"}
 WORDS = {"learning": "forward and backward", "summing": "sum of gradients (all-reduce)", "rest": "the rest"}

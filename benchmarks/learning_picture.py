@@ -16,7 +16,7 @@ import numpy as np
 from learning import stored
 
 from dppo.errors import counted
-from dppo.tools.plots import COLOURS, DPI, GREY, INK, style
+from dppo.tools.pictures.style import COLOURS, DPI, GREY, INK, style
 
 TITLES = {
     "minigrid-doorkey": "MiniGrid-DoorKey-5x5-v0, image and direction",

@@ -72,7 +72,7 @@ def draw(runs: Runs, sides: list[str], path: Path, step_ms: float | None, actors
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    from dppo.tools.plots import DPI, INK
+    from dppo.tools.pictures.style import DPI, INK
 
     tasks = [name for name in TASKS if all(runs.get((side, name)) for side in sides)]
     clock = Clock() if step_ms is None else Clock(step_ms / 1000, actors)
@@ -99,7 +99,7 @@ def steps_of(runs: Runs, task: str, threshold: str) -> list[float]:
 
 def _panel(axis: Any, runs: Runs, sides: list[str], tasks: list[str], threshold: str, clock: Clock) -> None:
     """Draw one threshold; lines end with the longest run."""
-    from dppo.tools.plots import COLOURS, style
+    from dppo.tools.pictures.style import COLOURS, style
 
     style(axis, labelsize=8)
     for side, colour in zip(sides, COLOURS, strict=False):

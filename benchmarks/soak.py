@@ -312,7 +312,7 @@ def draw(found: dict[str, Any], path: Path) -> None:
     mpl.use("Agg")
     import matplotlib.pyplot as plt
 
-    from dppo.tools.plots import COLOURS, DPI, GREY
+    from dppo.tools.pictures.style import COLOURS, DPI, GREY
 
     samples = [one for one in found["samples"] if one["s"] < 60 * found["minutes"]]
     minutes = np.array([one["s"] for one in samples]) / 60

@@ -97,7 +97,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 @pytest.fixture(autouse=True, scope="session")
 def quick_files() -> Iterator[Callable[..., None]]:
     """Draw no learning curve at the end of a run, and do not wait for the disk: both take longer than small runs."""
-    from dppo.tools import plots
+    from dppo.tools.pictures import learning_curve as plots
 
     draw = plots.learning_curve
     with pytest.MonkeyPatch.context() as patch:
@@ -109,7 +109,7 @@ def quick_files() -> Iterator[Callable[..., None]]:
 @pytest.fixture
 def pictures(quick_files: Callable[..., None], monkeypatch: pytest.MonkeyPatch) -> None:
     """Draw the learning curve of runs after all."""
-    monkeypatch.setattr("dppo.tools.plots.learning_curve", quick_files)
+    monkeypatch.setattr("dppo.tools.pictures.learning_curve.learning_curve", quick_files)
 
 
 @pytest.fixture(scope="session")

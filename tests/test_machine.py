@@ -21,7 +21,8 @@ from dppo.errors import ConfigError
 from dppo.files import TooLarge, read_file
 from dppo.records.files.disk import remedy
 from dppo.records.observer import Result
-from dppo.tools import compare, plots
+from dppo.tools import compare
+from dppo.tools.pictures import learning_curve as pictures
 from dppo.transports.ray import capacity, core_use, session
 from dppo.transports.ray.capacity import Demand
 
@@ -205,9 +206,9 @@ def test_a_picture_and_a_comparison_that_cannot_be_written_say_the_remedy(
         raise OSError(errno.EFBIG, "File too large")
 
     result = SimpleNamespace(run_dir=tmp_path, picture=tmp_path / "learning_curve.png")
-    monkeypatch.setattr(plots, "read_metrics", lambda _: [])
-    monkeypatch.setattr(plots, "learning_curve", too_large)
-    plots.LearningCurve("title").on_end(cast(Result, result), None)
+    monkeypatch.setattr(pictures, "read_metrics", lambda _: [])
+    monkeypatch.setattr(pictures, "learning_curve", too_large)
+    pictures.LearningCurve("title").on_end(cast(Result, result), None)
     assert "learning_curve.png: cannot be written: File too large. " in caplog.messages[0]
     assert "Errno" not in caplog.messages[0]
     (tmp_path / "file").write_text("")

@@ -14,9 +14,9 @@ import yaml
 
 from dppo.__main__ import main
 from dppo.config import Config, grouped, resolved
-from dppo.tools import plots
-from dppo.tools.plots import draw_together
-from dppo.tools.together import Curve, Group, curve_of, grouped_by_settings, interval, over_seeds
+from dppo.tools.curves import Curve, Group, curve_of, grouped_by_settings, interval, over_seeds
+from dppo.tools.pictures import comparison as plots
+from dppo.tools.pictures.comparison import draw_together
 
 
 def a_run(folder: Path, last: float, count: int = 4, **settings: Any) -> Path:

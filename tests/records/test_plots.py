@@ -12,9 +12,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from dppo.tools import plots
-from dppo.tools.plots import COLOURS, compare_figure, learning_curve, smoothed
-from dppo.tools.together import MANY, Band, Curve, Group, over_seeds, resumed, thinned, training_times
+from dppo.tools.curves import MAX_POINTS, Band, Curve, Group, over_seeds, resumed, thinned, training_times
+from dppo.tools.pictures import comparison
+from dppo.tools.pictures.comparison import compare_figure
+from dppo.tools.pictures.learning_curve import learning_curve, smoothed
+from dppo.tools.pictures.style import COLOURS, GREY
 
 
 def rows(count: int, first_episode: int = 3) -> list[dict[str, float]]:
@@ -66,7 +68,7 @@ def test_the_picture_without_a_finished_episode_has_a_sentence(tmp_path: Path, e
     picture = pixels(tmp_path / "a.png")
     assert count(picture, COLOURS[1]) == 0
     middle = picture[350:450, 250:700]
-    assert count(middle, plots.GREY) > 100, "the sentence in the middle"
+    assert count(middle, GREY) > 100, "the sentence in the middle"
 
 
 def test_a_comparison_shows_every_group_in_both_panels_where_they_are_equal(tmp_path: Path) -> None:
@@ -84,7 +86,7 @@ def test_a_comparison_shows_every_group_in_both_panels_where_they_are_equal(tmp_
 def test_the_caption_is_below_and_may_be_long(tmp_path: Path) -> None:
     for name, caption in {"none": "", "short": "Equal batch.", "long": "Equal batch of many words. " * 9}.items():
         compare_figure(groups(100, 200), tmp_path / f"{name}.png", caption, None)
-    beneath = {name: count(pixels(tmp_path / f"{name}.png")[705:], plots.GREY) for name in ("none", "short", "long")}
+    beneath = {name: count(pixels(tmp_path / f"{name}.png")[705:], GREY) for name in ("none", "short", "long")}
     assert beneath["none"] == 0
     assert 0 < beneath["short"] * 5 < beneath["long"]
 
@@ -93,7 +95,7 @@ def test_drawing_needs_no_display_and_imports_matplotlib_only_when_needed(tmp_pa
     code = f"""
         import sys
         from pathlib import Path
-        from dppo.tools.plots import learning_curve
+        from dppo.tools.pictures.learning_curve import learning_curve
         assert "matplotlib" not in sys.modules, "the import takes a second"
         learning_curve([], Path({str(tmp_path / "a.png")!r}), "title")
         assert "matplotlib.pyplot" not in sys.modules
@@ -147,14 +149,14 @@ def test_the_time_to_a_target_is_the_mean_over_seeds_and_none_if_one_fails() -> 
     for group in (slow, fast):
         band = over_seeds(group.runs)
         expected = np.mean([c.seconds[np.argmax(c.values >= 90)] for c in group.runs])
-        times.append(plots.mean_time_to(group, band, 90.0))
+        times.append(comparison.mean_time_to(group, band, 90.0))
         assert times[-1] == pytest.approx(expected)
-        assert plots.mean_time_to(group, band, 101.0) is None
-        assert plots.mean_time_to(group, band, None) == pytest.approx(np.mean([c.seconds[-1] for c in group.runs]))
+        assert comparison.mean_time_to(group, band, 101.0) is None
+        assert comparison.mean_time_to(group, band, None) == pytest.approx(np.mean([c.seconds[-1] for c in group.runs]))
     assert times[1] is not None
     assert times[0] == pytest.approx(2 * times[1])
     one_fails = Group("", (*slow.runs, Curve(np.ones(1), np.full(1, 256), np.zeros(1))))
-    assert plots.mean_time_to(one_fails, over_seeds(one_fails.runs), 90.0) is None
+    assert comparison.mean_time_to(one_fails, over_seeds(one_fails.runs), 90.0) is None
 
 
 @pytest.mark.parametrize(
@@ -173,18 +175,18 @@ def test_the_time_to_a_target_is_the_mean_over_seeds_and_none_if_one_fails() -> 
 def test_times_are_written_in_minutes_and_seconds(
     seconds: float | None, first: float | None, target: float | None, noise: bool, words: str
 ) -> None:
-    assert plots.legend_time(seconds, first, target, noise=noise) == words
+    assert comparison.legend_time(seconds, first, target, noise=noise) == words
 
 
 def test_groups_are_equal_only_if_all_returns_are() -> None:
     one, other = (over_seeds(group.runs) for group in groups(100, 200))
-    assert plots.all_equal([one, other])
+    assert comparison.all_equal([one, other])
     moved = Band(other.seconds, other.steps, other.mean + 1e-12, other.low, other.high)
-    assert not plots.all_equal([one, moved])
+    assert not comparison.all_equal([one, moved])
 
 
 def test_thinning_keeps_both_ends() -> None:
     for length in (1, 2, 3999, 4000, 4001, 100_000):
         kept = thinned(length)
         assert (kept[0], kept[-1]) == (0, length - 1)
-        assert len(np.unique(kept)) == min(length, MANY)
+        assert len(np.unique(kept)) == min(length, MAX_POINTS)

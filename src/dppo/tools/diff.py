@@ -17,34 +17,49 @@ DESCRIPTION = (
     "Name the first iteration, sampler, step and quantity in which two runs with --trace-hashes differ, and the "
     "settings in which they do. The exit code is 0 if they are equal, 1 if they differ."
 )
-WHOLE = 8  # digits of a checksum; those with more have four for each step as well
+CHECKSUM_DIGITS = 8  # a checksum of steps has four digits for each step before these
+DIGITS_PER_STEP = 4
+MAX_TRACE_BYTES = 1 << 30
+Checksums = Mapping[str, str]
+"""Checksums of an iteration by quantity and sampler, such as "rewards/3", in the order of their causes."""
 
 
 def main(argv: list[str]) -> int:
     """Compare the traces of two runs; return the exit code."""
-    runs = [Path(word) for word in Parser(PROG, "RUN RUN", DESCRIPTION).split(argv)[1]]
-    if len(runs) != 2:
-        raise UsageError(f"needs two runs, not {len(runs)}. For example: {as_called(PROG)} runs/a runs/b")
-    one, other = map(_checksums, runs)
-    common = sorted(one.keys() & other.keys())
+    _, words = Parser(PROG, "RUN RUN", DESCRIPTION).split(argv)
+    if len(words) != 2:
+        raise UsageError(f"needs two runs, not {len(words)}. For example: {as_called(PROG)} runs/a runs/b")
+    run_a, run_b = map(Path, words)
+    trace_a = _read_trace(run_a)
+    trace_b = _read_trace(run_b)
+    common = sorted(trace_a.keys() & trace_b.keys())
     if not common:
-        raise DppoError(f"{runs[0]}, {runs[1]}: no iteration is in both traces. Train both with `trace_hashes=True`.")
-    found = next((number for number in common if one[number] != other[number]), None)
-    equal = f"equal in {counted(len(common), 'iteration')}, {common[0]} to {common[-1]}"
-    print(equal if found is None else f"iteration {found}{_place(one[found], other[found])}")
-    settings = [settings_to_resume(run, read_only=True) for run in runs]
+        raise DppoError(f"{run_a}, {run_b}: no iteration is in both traces. Train both with `trace_hashes=True`.")
+    differing = [iteration for iteration in common if trace_a[iteration] != trace_b[iteration]]
+    if differing:
+        first = differing[0]
+        print(f"iteration {first}{_first_difference(trace_a[first], trace_b[first])}")
+    else:
+        print(f"equal in {counted(len(common), 'iteration')}, {common[0]} to {common[-1]}")
+    _print_different_settings(run_a, run_b)
+    return 1 if differing else 0
+
+
+def _print_different_settings(run_a: Path, run_b: Path) -> None:
+    settings_a = settings_to_resume(run_a, read_only=True)
+    settings_b = settings_to_resume(run_b, read_only=True)
     for name in settings_by_name():
-        values = [ascii(of_run.get(name)) for of_run in settings]
-        if values[0] != values[1]:
-            print(f"{name}: {' and '.join(values)}")
-    return int(found is not None)
+        value_a = ascii(settings_a.get(name))
+        value_b = ascii(settings_b.get(name))
+        if value_a != value_b:
+            print(f"{name}: {value_a} and {value_b}")
 
 
-def _checksums(run: Path) -> dict[int, dict[str, str]]:
+def _read_trace(run: Path) -> dict[int, Checksums]:
     """Return the checksums of each iteration of a run; none if it has no trace."""
     check_parts(run)
     try:
-        data = read_file(run / TRACE, 1 << 30)
+        data = read_file(run / TRACE, MAX_TRACE_BYTES)
     except FileNotFoundError:
         data = b""
     except OSError as error:
@@ -53,13 +68,25 @@ def _checksums(run: Path) -> dict[int, dict[str, str]]:
     return {int(row["iteration"]): {name: str(value) for name, value in row.items()} for row in rows}
 
 
-def _place(one: Mapping[str, str], other: Mapping[str, str]) -> str:
+def _first_difference(checksums_a: Checksums, checksums_b: Checksums) -> str:
     """Return where two lines of traces differ first: `, sampler 3, step 17: rewards`."""
-    differing = [name for name in {**one, **other} if one.get(name) != other.get(name)]  # in the order of their causes
-    stepwise = [name for name in differing if len(one.get(name, "")) > WHOLE]
-    equal = {name: [a == b for a, b in zip(one[name], other.get(name, ""), strict=False)] for name in stepwise}
-    steps = {name: [*same, False].index(False) // 4 for name, same in equal.items()}
-    first = min(steps, key=steps.__getitem__) if differing[0] in steps else differing[0]
-    quantity, _, sampler = ascii(first)[1:-1].partition("/")
-    step = f", step {steps[first]}" if first in steps else ""
-    return f"{f', sampler {sampler}' if sampler else ''}{step}: {quantity}"
+    names = [name for name in {**checksums_a, **checksums_b} if checksums_a.get(name) != checksums_b.get(name)]
+    steps = {}  # the first different step of each quantity that has a checksum for each step
+    for name in names:
+        if len(checksums_a.get(name, "")) > CHECKSUM_DIGITS:
+            steps[name] = _first_different_digit(checksums_a[name], checksums_b.get(name, "")) // DIGITS_PER_STEP
+    first = names[0]
+    step = ""
+    if first in steps:
+        first = min(steps, key=steps.__getitem__)
+        step = f", step {steps[first]}"
+    quantity, _, sampler_id = ascii(first)[1:-1].partition("/")
+    sampler = f", sampler {sampler_id}" if sampler_id else ""
+    return f"{sampler}{step}: {quantity}"
+
+
+def _first_different_digit(digits_a: str, digits_b: str) -> int:
+    for position, (digit_a, digit_b) in enumerate(zip(digits_a, digits_b, strict=False)):
+        if digit_a != digit_b:
+            return position
+    return min(len(digits_a), len(digits_b))

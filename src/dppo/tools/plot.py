@@ -9,8 +9,9 @@ from dppo.commands.flags import Parser, UsageError
 from dppo.errors import ConfigError, DppoError, counted, printable
 from dppo.invocation import as_called
 from dppo.records.files.disk import writing
-from dppo.tools.plots import MEAN_RETURN, draw_together
-from dppo.tools.together import RETURN, Group, grouped_by_settings, interval, read_curve, run_folders
+from dppo.tools.curves import RETURN, Group, grouped_by_settings, interval, read_curve, run_folders
+from dppo.tools.pictures.comparison import draw_together
+from dppo.tools.pictures.style import MEAN_RETURN
 
 PROG = "dppo plot"
 DESCRIPTION = (
@@ -18,6 +19,7 @@ DESCRIPTION = (
     "the highest. RUN: the folder of a run, or one that holds the folders of several."
 )
 KINDS = (".png", ".svg")
+MAX_TITLE_LENGTH = 80
 FLAGS = {
     "--over {steps,time}": "Horizontal axis. (default: steps)",
     "--metric KEY": f"A key of metrics.jsonl. (default: {RETURN})",
@@ -43,21 +45,24 @@ def plot(
     """Draw a picture, and yield lines about it; raise a DppoError if there is nothing to draw."""
     if out.suffix not in KINDS:
         raise ConfigError(f"out={out}: must end in {' or '.join(KINDS)}.")
-    read = {run: read_curve(run, metric) for run in run_folders(runs)}
-    yield from (f"{run}: has no {metric} yet, and is left out" for run, one in read.items() if not len(one.values))
-    groups = grouped_by_settings([one for one in read.values() if len(one.values)])
+    curves = {run: read_curve(run, metric) for run in run_folders(runs)}
+    for run, curve in curves.items():
+        if not len(curve.values):
+            yield f"{run}: has no {metric} yet, and is left out"
+    groups = grouped_by_settings([curve for curve in curves.values() if len(curve.values)])
     if not groups:
-        raise DppoError(f"metric={metric}: there is nothing to draw yet in {counted(len(read), 'run')}.")
+        raise DppoError(f"metric={metric}: there is nothing to draw yet in {counted(len(curves), 'run')}.")
     if label:
         groups = _named(groups, label)
     environments = ", ".join(dict.fromkeys(str(run.settings.get("env_id")) for group in groups for run in group.runs))
-    drawn = MEAN_RETURN if metric == RETURN else metric
+    title = printable(environments)[:MAX_TITLE_LENGTH]
+    axis_label = printable(MEAN_RETURN if metric == RETURN else metric)
     with writing(f"out={out}"):
-        draw_together(groups, out, printable(environments)[:80], printable(drawn), over_time=over == "time")
+        draw_together(groups, out, title, axis_label, over_time=over == "time")
     for group in groups:
         mean, low, high = interval([np.array([run.values[-1] for run in group.runs])])
-        several = f", 95 % interval {low:.4g} to {high:.4g}" if len(group.runs) > 1 else ""
-        yield f"{group}: {mean:.4g}{several}"
+        spread = f", 95 % interval {low:.4g} to {high:.4g}" if len(group.runs) > 1 else ""
+        yield f"{group}: {mean:.4g}{spread}"
     yield f"Picture: {out}"
 
 

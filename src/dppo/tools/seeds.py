@@ -31,8 +31,8 @@ from dppo.records.files.run_folder import CONFIG, as_file_name, settings_to_resu
 from dppo.records.metrics.reading import last_row
 from dppo.records.terminal.view import duration, number
 from dppo.signals import StopSignals
+from dppo.tools.curves import RETURN
 from dppo.tools.plot import plot
-from dppo.tools.together import RETURN
 
 RUN_MB = 600  # of memory, for a run in its own process
 LOOK_S, PRINT_S = 0.25, 60.0  # between two looks; between two lines about a seed, where there is no terminal

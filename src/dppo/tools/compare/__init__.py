@@ -26,8 +26,8 @@ from dppo.records.files.disk import make_folder, write_file, writing
 from dppo.records.files.run_folder import CONFIG, as_file_name, versions
 from dppo.records.terminal.view import duration
 from dppo.tools.compare.measured import Run, by_actors, differing_seeds, group_of, groups_of
-from dppo.tools.plots import compare_figure
-from dppo.tools.together import Group
+from dppo.tools.curves import Group
+from dppo.tools.pictures.comparison import compare_figure
 
 EXPLAIN_NOISE = (
     "Noise: an efficiency above 100 %, or a speed-up above that of perfect parallelism. The load of the machine "

@@ -7,7 +7,7 @@ from typing import Any
 
 from dppo.config import Config
 from dppo.records.observer import Result
-from dppo.tools.together import RETURN, Curve, curve_of
+from dppo.tools.curves import RETURN, Curve, curve_of
 
 OF_RESULT = ("wall_s", "training_s", "global_step", "weights_sha256", "incidents")
 OF_CURVE = ("wall_s", "global_step", "episodic_return")

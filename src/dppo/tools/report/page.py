@@ -21,8 +21,8 @@ from dppo.config.files import plain
 from dppo.config.parts import default_of, settings_by_name
 from dppo.errors import counted, printable
 from dppo.records.terminal.view import PHASES, duration, number
-from dppo.tools.plots import STEPS, short, time_axis
-from dppo.tools.together import RETURN, resumed, training_times
+from dppo.tools.curves import RETURN, resumed, training_times
+from dppo.tools.pictures.style import STEPS, short, time_axis
 
 Row = Mapping[str, float]
 Mark = tuple[float, str, str]

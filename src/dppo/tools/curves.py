@@ -1,4 +1,4 @@
-"""Several runs together: their curves, the mean and spread over runs that differ in their seeds only, and intervals."""
+"""Curves of runs: of one, of runs that differ in their seeds only, and intervals of their results."""
 
 import difflib
 import json
@@ -16,23 +16,27 @@ from dppo.records.files.run_folder import CONFIG, settings_to_resume
 from dppo.records.metrics.reading import sampled_metrics
 
 RETURN = "charts/episodic_return"
-NOT_COMPARED = ("seed", "run_dir", "progress")  # a run that differs in these only is the same experiment
-MANY, RESAMPLES = 4000, 2000  # points of a line, of which more are thinned out
+NOT_COMPARED = ("seed", "run_dir", "progress")  # runs that differ in nothing else are repetitions of one experiment
+MAX_POINTS = 4000  # of a line; lines with more are thinned out
+RESAMPLES = 2000  # of the bootstrap
 
 
 class Curve(NamedTuple):
     """A metric of a run in the iterations in which it is finite: arrays of the same length."""
 
     seconds: np.ndarray
-    """Of training."""
+    """Seconds of training."""
     steps: np.ndarray
+    """Env steps."""
     values: np.ndarray
     settings: Mapping[str, Any] = {}
 
     def time_to(self, target: float | None) -> float | None:
         """Return the seconds of training until the value reached `target`; None if it never did."""
-        reached = [] if target is None else self.seconds[self.values >= target].tolist()
-        return reached[0] if reached else None
+        if target is None:
+            return None
+        reached = self.seconds[self.values >= target]
+        return float(reached[0]) if len(reached) else None
 
 
 class Group(NamedTuple):
@@ -46,7 +50,8 @@ class Group(NamedTuple):
 
     def __str__(self) -> str:
         seeds = {run.settings.get("seed") for run in self.runs}
-        return f"{self.label} ({counted(len(self.runs), 'seed' if len(seeds) == len(self.runs) else 'run')})"
+        noun = "seed" if len(seeds) == len(self.runs) else "run"
+        return f"{self.label} ({counted(len(self.runs), noun)})"
 
 
 class Band(NamedTuple):
@@ -60,54 +65,71 @@ class Band(NamedTuple):
 
 
 def run_folders(paths: Sequence[Path]) -> Iterator[Path]:
-    """Yield the run folders among `paths`, and those in folders of several runs."""
+    """Yield the run folders among `paths`, and those inside of folders of several runs."""
     for path in paths:
-        inner = sorted(one.parent for depth in ("*", "runs/*") for one in path.glob(f"{depth}/{CONFIG}"))
-        yield from [path] if (path / CONFIG).exists() or not inner else inner
+        inner = sorted(config.parent for pattern in ("*", "runs/*") for config in path.glob(f"{pattern}/{CONFIG}"))
+        if (path / CONFIG).exists() or not inner:
+            yield path
+        else:
+            yield from inner
 
 
 def curve_of(rows: Sequence[Mapping[str, float]], metric: str, settings: Mapping[str, Any] | None = None) -> Curve:
     """Return a metric in rows of metrics.jsonl; the times of a resumed run are joined."""
     seconds = training_times(rows)
-    of = "eval/global_step" if metric.startswith("eval/") else "global_step"  # an evaluation is of an earlier policy
-    made, steps, values = (np.array([row.get(key, math.nan) for row in rows]) for key in ("global_step", of, metric))
-    if rows and of != "global_step":
-        seconds = np.interp(steps, made, seconds)
+    steps = _column(rows, "global_step")
+    if rows and metric.startswith("eval/"):  # an evaluation is of an earlier policy
+        steps_of_rows = steps
+        steps = _column(rows, "eval/global_step")
+        seconds = np.interp(steps, steps_of_rows, seconds)
+    values = _column(rows, metric)
     known = np.isfinite(values) & np.isfinite(seconds)
     return Curve(seconds[known], steps[known], values[known], settings or {})
 
 
+def _column(rows: Sequence[Mapping[str, float]], name: str) -> np.ndarray:
+    return np.array([row.get(name, math.nan) for row in rows])
+
+
 def read_curve(run: Path, metric: str) -> Curve:
     """Return a metric of a run, perhaps without a value; raise a DppoError if `run` is not a run, or lacks that key."""
-    settings, rows = settings_to_resume(run, read_only=True), sampled_metrics(run)
-    if rows and "episod" not in metric and not any(metric in row for row in rows):
-        alike = [key for key in sorted(rows[-1]) if metric.lower() in key.lower()]
-        alike = alike or difflib.get_close_matches(metric, rows[-1], n=1)
-        if alike:
-            raise DppoError(f"metric={metric}: is not in {run}. Did you mean {' or '.join(alike[:3])}?")
-        raise DppoError(f"metric={metric}: is not in {run}. It has {', '.join(sorted(rows[-1]))}.")
-    return curve_of(rows, metric, settings)
+    settings = settings_to_resume(run, read_only=True)
+    rows = sampled_metrics(run)
+    has_metric = not rows or "episod" in metric or any(metric in row for row in rows)
+    if has_metric:
+        return curve_of(rows, metric, settings)
+    alike = [key for key in sorted(rows[-1]) if metric.lower() in key.lower()]
+    alike = alike or difflib.get_close_matches(metric, rows[-1], n=1)
+    if alike:
+        raise DppoError(f"metric={metric}: is not in {run}. Did you mean {' or '.join(alike[:3])}?")
+    raise DppoError(f"metric={metric}: is not in {run}. It has {', '.join(sorted(rows[-1]))}.")
 
 
 def training_times(rows: Sequence[Mapping[str, float]]) -> np.ndarray:
     """Return the seconds of training at each row of a run, which start at zero again at each resume, joined."""
-    times = np.nan_to_num(np.array([row.get("time/training_s", 0.0) for row in rows], dtype=float))
-    return np.asarray(times + np.cumsum(np.where(resumed(rows), np.concatenate([[0.0], times])[:-1], 0.0)))
+    times = np.nan_to_num(_times(rows))
+    before_resume = np.where(resumed(rows), np.concatenate([[0.0], times])[:-1], 0.0)
+    return np.asarray(times + np.cumsum(before_resume))
 
 
 def resumed(rows: Sequence[Mapping[str, float]]) -> np.ndarray:
     """Return which rows are the first ones after a resume: less time has passed, or the call began at later steps."""
-    times = np.array([row.get("time/training_s", 0.0) for row in rows], dtype=float)
-    before = [
-        row.get("global_step", 0) - row.get("charts/SPS", math.nan) * row.get("time/training_s", 0) for row in rows
-    ]
-    later = np.diff(np.array(before, dtype=float), prepend=before[:1]) > 0.5  # SPS is that of the call
-    return np.asarray((np.diff(times, prepend=0.0) < 0) | later)
+    times = _times(rows)
+    first_steps = []  # the step at which the call of each row began; SPS counts from there
+    for row in rows:
+        steps_of_call = row.get("charts/SPS", math.nan) * row.get("time/training_s", 0)
+        first_steps.append(row.get("global_step", 0) - steps_of_call)
+    began_later = np.diff(np.array(first_steps, dtype=float), prepend=first_steps[:1]) > 0.5
+    return np.asarray((np.diff(times, prepend=0.0) < 0) | began_later)
+
+
+def _times(rows: Sequence[Mapping[str, float]]) -> np.ndarray:
+    return np.array([row.get("time/training_s", 0.0) for row in rows], dtype=float)
 
 
 def thinned(count: int) -> np.ndarray:
-    """Return at most MANY of `count` indices, evenly spaced, with the first and the last."""
-    return np.linspace(0, count - 1, min(count, MANY)).round().astype(np.int64)
+    """Return at most MAX_POINTS of `count` indices, evenly spaced, with the first and the last."""
+    return np.linspace(0, count - 1, min(count, MAX_POINTS)).round().astype(np.int64)
 
 
 def grouped_by_settings(runs: Sequence[Curve]) -> list[Group]:
@@ -122,14 +144,15 @@ def grouped_by_settings(runs: Sequence[Curve]) -> list[Group]:
     telling = [name for name in differing if _may_change_results(name)]
     groups: dict[tuple[str, str], list[Curve]] = {}
     for run, settings in zip(runs, values, strict=True):
-        labels = _label(telling, settings), _label(differing, settings)
+        labels = (_label(telling, settings), _label(differing, settings))
         groups.setdefault(labels, []).append(run)
     short_labels = [short for short, _ in groups]
     are_unique = len(set(short_labels)) == len(short_labels)
-    return [
-        Group(printable((short if are_unique else whole) or str(same[0].settings.get("env_id"))), same)
-        for (short, whole), same in groups.items()
-    ]
+    named = []
+    for (short, whole), members in groups.items():
+        label = (short if are_unique else whole) or str(members[0].settings.get("env_id"))
+        named.append(Group(printable(label), members))
+    return named
 
 
 def _may_change_results(setting: str) -> bool:
@@ -138,8 +161,11 @@ def _may_change_results(setting: str) -> bool:
 
 def _label(names: Sequence[str], settings: Mapping[str, Any]) -> str:
     """Return the values of these settings: `gamma=0.9, env_kwargs={"g": 1}`."""
-    shown = {name: settings[name] if isinstance(settings[name], str) else json.dumps(settings[name]) for name in names}
-    return ", ".join(f"{name}={value}" for name, value in shown.items())
+    texts = []
+    for name in names:
+        value = settings[name]
+        texts.append(f"{name}={value if isinstance(value, str) else json.dumps(value)}")
+    return ", ".join(texts)
 
 
 def over_seeds(runs: Sequence[Curve]) -> Band:
@@ -147,7 +173,8 @@ def over_seeds(runs: Sequence[Curve]) -> Band:
     if not all(len(run.steps) for run in runs):
         return Band(*np.empty((5, 0)))
     steps = np.unique(np.concatenate([run.steps for run in runs]))
-    first, last = max(run.steps[0] for run in runs), min(run.steps[-1] for run in runs)
+    first = max(run.steps[0] for run in runs)
+    last = min(run.steps[-1] for run in runs)
     steps = steps[(steps >= first) & (steps <= last)]
     steps = steps[thinned(len(steps))]
     values = np.array([np.interp(steps, run.steps, run.values) for run in runs])
@@ -162,8 +189,10 @@ def interval(tasks: Sequence[np.ndarray]) -> tuple[float, float, float]:
     Learning at the Edge of the Statistical Precipice", section 4 (rliable).
     """
     draw = np.random.default_rng(0)
-    drawn = np.concatenate([draw.choice(task, (RESAMPLES, len(task))) for task in tasks], axis=1)
-    count, cut = drawn.shape[1], 0 if len(tasks) == 1 else drawn.shape[1] // 4
-    found, *means = np.sort([np.concatenate(tasks), *drawn], axis=1)[:, cut : count - cut].mean(axis=1).tolist()
-    low, high = np.percentile(means, [2.5, 97.5]).tolist()
-    return found, low, high
+    resamples = np.concatenate([draw.choice(task, (RESAMPLES, len(task))) for task in tasks], axis=1)
+    count = resamples.shape[1]
+    cut = 0 if len(tasks) == 1 else count // 4
+    ordered = np.sort([np.concatenate(tasks), *resamples], axis=1)
+    mean, *means_of_resamples = ordered[:, cut : count - cut].mean(axis=1).tolist()
+    low, high = np.percentile(means_of_resamples, [2.5, 97.5]).tolist()
+    return mean, low, high

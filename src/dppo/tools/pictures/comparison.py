@@ -1,0 +1,131 @@
+"""Groups of runs in one picture: each group's mean over its seeds, in a band from the lowest to the highest."""
+
+import textwrap
+from collections.abc import Sequence
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+import numpy as np
+
+from dppo.tools.curves import Band, Group, over_seeds
+from dppo.tools.pictures.style import COLOURS, DPI, GREY, INK, LEFT, LEGEND, STEPS, save, style, time_axis, two_panels
+
+DASHES = ("-", (0, (4, 2)), (0, (1, 1.5)))
+CAPTION_WIDTH = 125  # characters in a line
+LABEL_WIDTH = 96
+
+
+def compare_figure(groups: Sequence[Group], path: Path, caption: str, target: float | None) -> None:
+    """Draw a comparison into the PNG `path`: mean episode return over wall time, and over env steps.
+
+    Over wall time, a step is drawn at the mean of the seeds' times, so that a curve ends where its runs ended. The
+    legend shows the time to the return `target`; None: to the end of the runs.
+    """
+    bands = [over_seeds(group.runs) for group in groups]
+    times = [mean_time_to(group, band, target) for group, band in zip(groups, bands, strict=True)]
+    scale, time_label = time_axis(np.concatenate([band.seconds for band in bands]))
+    figure, (over_time, over_steps) = two_panels(time_label, STEPS, top=0.77, bottom=0.22)
+    for index, (group, band, time) in enumerate(zip(groups, bands, times, strict=True)):
+        colour = COLOURS[index % len(COLOURS)]
+        label = group.label + legend_time(time, times[0], target, noise=group.noise)
+        line = {"color": colour, "linewidth": 2, "label": label}
+        _draw_band(over_time, band.seconds / scale, band, shade=0.15, line=line)
+        over_time.plot(band.seconds[-1:] / scale, band.mean[-1:], "o", color=colour, markersize=5)
+        line = {"color": colour, **_interleaved(index, len(groups))}
+        _draw_band(over_steps, band.steps, band, shade=0.25 / len(groups), line=line)
+        if target is not None and time is not None:
+            over_time.axvline(time / scale, ymax=0.04, color=colour, linewidth=2)
+    for axis, title in ((over_time, "Over wall time"), (over_steps, "Over env steps")):
+        axis.set_xlim(left=0)
+        axis.text(0, 1.24, title, transform=axis.transAxes, fontsize=12, fontweight="bold", color=INK)
+        if target is not None:
+            axis.axhline(target, color=GREY, linewidth=1, linestyle=(0, (2, 2)), zorder=1)
+    over_time.legend(ncols=1 if len(groups) <= 2 else 2, **LEGEND)
+    if len(bands) > 1 and all_equal(bands):
+        note = "identical curves,\ndashed on a wide line"
+        over_steps.text(0.98, 0.06, note, transform=over_steps.transAxes, color=GREY, fontsize=9, ha="right")
+    figure.text(LEFT, 0.03, "\n".join(textwrap.wrap(caption, CAPTION_WIDTH)), color=GREY, fontsize=9)
+    save(figure, path)
+
+
+def draw_together(groups: Sequence[Group], path: Path, title: str, label: str, *, over_time: bool) -> None:
+    """Draw groups into the PNG or SVG `path`: means over env steps or time; `label` names the values."""
+    import matplotlib as mpl
+    from matplotlib.figure import Figure
+
+    bands = [over_seeds(group.runs) for group in groups]
+    scale, time_label = time_axis(np.concatenate([band.seconds for band in bands]))
+    names = ["\n".join(textwrap.wrap(str(group), LABEL_WIDTH)) for group in groups]
+    legend_lines = sum(name.count("\n") + 1.3 for name in names)
+    with mpl.rc_context({"text.parse_math": False, "svg.hashsalt": "dppo"}):
+        figure = Figure(figsize=(8, 4 + 0.18 * legend_lines), dpi=DPI, facecolor="white", layout="constrained")
+        axis = figure.add_subplot()
+        style(axis, labelsize=9)
+        for index, (band, name) in enumerate(zip(bands, names, strict=True)):
+            x = band.seconds / scale if over_time else band.steps
+            line = {
+                "color": COLOURS[index % len(COLOURS)],
+                "linestyle": DASHES[index // len(COLOURS) % len(DASHES)],
+                "marker": "o" if len(x) == 1 else None,
+                "label": name,
+            }
+            _draw_band(axis, x, band, shade=0.15, line=line)
+        axis.set_title(title, loc="left", fontsize=11, fontweight="bold", color=INK)
+        axis.set_xlabel(time_label if over_time else STEPS, color=INK, fontsize=9)
+        axis.set_ylabel(label, color=INK, fontsize=9)
+        figure.legend(loc="outside lower left", frameon=False, fontsize=8.5, labelcolor=INK)
+        save(figure, path)
+
+
+def mean_time_to(group: Group, band: Band, target: float | None) -> float | None:
+    """Return the mean time over seeds to `target`, or to the end; None if a seed has not reached it."""
+    if target is None:
+        return float(band.seconds[-1]) if len(band.seconds) else None
+    times = []
+    for curve in group.runs:
+        time = curve.time_to(target)
+        if time is None:
+            return None
+        times.append(time)
+    return fmean(times) if times else None
+
+
+def legend_time(seconds: float | None, first: float | None, target: float | None, *, noise: bool = False) -> str:
+    """Return the end of a legend's line: the time, and how many times as fast as the first group that is."""
+    if seconds is None:
+        return "" if target is None else f": {target:g} not reached"
+    if seconds >= 60:
+        minutes, rest_s = divmod(round(seconds), 60)
+        time = f"{minutes} min {rest_s:02} s"
+    elif seconds >= 10:
+        time = f"{seconds:.0f} s"
+    else:
+        time = f"{seconds:.1f} s"
+    factor = ""
+    if first is not None and first != seconds:
+        factor = " (noise)" if noise else f" ({first / seconds:.1f}×)"
+    if target is None:
+        return f": {time}{factor}"
+    return f": {target:g} after {time}{factor}"
+
+
+def all_equal(bands: Sequence[Band]) -> bool:
+    """Return whether all groups have the same returns at the same steps."""
+    first, *others = (band[1:] for band in bands)
+    return len(first[0]) > 0 and all(all(map(np.array_equal, first, other)) for other in others)
+
+
+def _draw_band(axis: Any, x: np.ndarray, band: Band, shade: float, line: dict[str, Any]) -> None:
+    axis.fill_between(x, band.low, band.high, color=line["color"], alpha=shade, linewidth=0)
+    axis.plot(x, band.mean, **line)
+
+
+def _interleaved(index: int, count: int) -> dict[str, Any]:
+    """Return line styles that stay visible on top of each other: the first wide and pale, all later ones dashed."""
+    if count == 1:
+        return {"linewidth": 2}
+    if index == 0:
+        return {"linewidth": 6, "alpha": 0.45}
+    dashes = (-3.0 * index, (3.0, 3.0 * max(1, count - 2)))
+    return {"linewidth": 1.8, "linestyle": dashes, "zorder": 2.5 + index}

@@ -1,0 +1,83 @@
+"""learning_curve.png: the mean return of one run, over env steps and over training time."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from dppo.log import logger
+from dppo.records.files.disk import cause, remedy
+from dppo.records.metrics.reading import read_metrics
+from dppo.records.observer import Result
+from dppo.records.outside import FileWriter
+from dppo.tools.curves import RETURN, curve_of, thinned
+from dppo.tools.pictures.style import COLOURS, GREY, INK, LEFT, LEGEND, STEPS, save, time_axis, two_panels
+
+FEW_VALUES = 20  # fewer values are drawn as points, too
+SMOOTHING = 0.05  # window of the smoothed line, as a share of the run
+
+
+class LearningCurve(FileWriter):
+    """Draws learning_curve.png when a run has finished or was stopped."""
+
+    def __init__(self, title: str) -> None:
+        self._title = title
+
+    def on_end(self, result: Result | None, error: BaseException | None) -> None:
+        """Draw the picture; log an error of the disk."""
+        if result is None or error is not None:
+            return
+        try:
+            learning_curve(read_metrics(result.run_dir), result.picture, self._title)
+        except OSError as problem:
+            logger.warning("%s: cannot be written: %s %s", result.picture, cause(problem), remedy(problem))
+        except Exception as problem:  # perhaps of a line that somebody else has written
+            logger.warning("%s: cannot be written (%s)", result.picture, problem)
+
+
+def learning_curve(rows: Sequence[Mapping[str, float]], path: Path, title: str) -> None:
+    """Draw a run, the `rows` of metrics.jsonl, into the PNG `path`: mean return over env steps and training time."""
+    training = curve_of(rows, RETURN)
+    evaluations = curve_of(rows, "eval/episodic_return")
+    scale, time_label = time_axis(training.seconds)
+    figure, (over_steps, over_time) = two_panels(STEPS, time_label, top=0.86, bottom=0.15)
+    figure.text(LEFT, 0.92, title, fontsize=12, fontweight="bold", color=INK)
+    _draw_evaluations(over_steps, evaluations.steps, evaluations.values)
+    _draw_evaluations(over_time, evaluations.seconds / scale, evaluations.values)
+    _draw_training(over_steps, training.steps, training.values)
+    _draw_training(over_time, training.seconds / scale, training.values)
+    for axis in (over_steps, over_time):
+        axis.set_xlim(left=0)
+    if len(training.values) or len(evaluations.values):
+        over_time.legend(**LEGEND | {"loc": "lower right", "bbox_to_anchor": (1.02, 0.98), "ncols": 3})
+    save(figure, path)
+
+
+def _draw_evaluations(axis: Any, x: np.ndarray, returns: np.ndarray) -> None:
+    if len(returns):
+        axis.plot(x, returns, color=COLOURS[0], marker="o", markersize=4, linewidth=1.5, label="evaluations")
+
+
+def _draw_training(axis: Any, x: np.ndarray, returns: np.ndarray) -> None:
+    if not len(returns):
+        axis.text(0.5, 0.5, "No episode has finished yet.", transform=axis.transAxes, ha="center", color=GREY)
+        axis.set(xticks=[], yticks=[])
+        return
+    at = thinned(len(returns))
+    blue = COLOURS[1]
+    marker = "o" if len(returns) < FEW_VALUES else None
+    axis.plot(
+        x[at], returns[at], color=blue, alpha=0.3, linewidth=1, marker=marker, markersize=4, label="each iteration"
+    )
+    axis.plot(x[at], smoothed(returns)[at], color=blue, linewidth=2, label="moving mean")
+
+
+def smoothed(values: np.ndarray) -> np.ndarray:
+    """Return the moving mean over a twentieth of the series; the window is shorter at the ends."""
+    half = max(1, round(len(values) * SMOOTHING / 2))
+    sums = np.concatenate([[0.0], np.cumsum(values)])
+    at = np.arange(len(values))
+    first = np.maximum(0, at - half)
+    end = np.minimum(len(values), at + half + 1)
+    return np.asarray((sums[end] - sums[first]) / (end - first))
