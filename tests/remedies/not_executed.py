@@ -526,7 +526,7 @@ NOT_EXECUTED: tuple[tuple[str, str, str], ...] = (
         "the folder of a run is refused before",
     ),
     ("tools/pictures/style.py", "lower left", "a place in a picture, no instruction"),
-    ("tools/pictures/style.py", "lower right", "a place in a picture, no instruction"),
+    ("tools/pictures/learning_curve.py", "lower right", "a place in a picture, no instruction"),
     ("tools/curves.py", "metric={}: is not in {}. Did you mean {}?", "carried out by tests/commands/test_plot.py"),
     ("records/instance_lines.py", "If a node may have few, use actors_per_node", "it takes several nodes"),
     (
