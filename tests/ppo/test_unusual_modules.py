@@ -205,7 +205,7 @@ def test_a_policy_is_loaded_and_acts_whatever_a_program_has_set(
     obs = np.ones((2, 3), np.float32)
     policy = dppo.load_policy(trained)
     wanted = policy.act(obs)
-    monkeypatch.setattr(user_module, "_tried", WeakKeyDictionary())
+    monkeypatch.setattr(user_module, "_facts_of_class", WeakKeyDictionary())
     with state():
         assert np.array_equal(policy.act(obs), wanted)
         assert np.array_equal(dppo.load_policy(trained).act(obs), wanted)

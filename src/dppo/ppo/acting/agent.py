@@ -20,12 +20,19 @@ class PPOAgent:
 
     def __init__(self, spec: NetworkSpec, mask: MaskSource | None = None) -> None:
         """Build the acting network; `mask` is the source of the masks that observations are stored with."""
-        self.spec, self.distribution, self.state_size = spec, spec.distribution, spec.state_size
-        self._read = None if mask is None else list(spec.spaces.obs.names or ()) if mask == "leaf" else "obs"
+        self.spec = spec
+        self.distribution = spec.distribution
+        self.state_size = spec.state_size
         self._network = acting_network(spec)
         self._dtype = np.dtype(spec.dtype)
         self._obs_scale: ObsScale | None = None
         self._value_scale: ValueScale | None = None
+        self._obs_fields: str | list[str] | None = None
+        """Fields of stored observations that hold no mask; None: all."""
+        if mask == "leaf":
+            self._obs_fields = list(spec.spaces.obs.names or ())
+        elif mask is not None:
+            self._obs_fields = "obs"
 
     def load(self, snapshot: PolicySnapshot) -> None:
         """Use `snapshot` from now on. Its arrays are not modified."""
@@ -56,7 +63,9 @@ class PPOAgent:
 
     def split(self, stored: np.ndarray) -> tuple[np.ndarray, np.ndarray | None]:
         """Return stored observations [...] without their masks, as a view, and their masks [..., M] or None."""
-        return (stored, None) if self._read is None else (stored[self._read], masks_of(stored))
+        if self._obs_fields is None:
+            return stored, None
+        return stored[self._obs_fields], masks_of(stored)
 
     def _outputs(self, stored: np.ndarray, state: np.ndarray | None) -> Outputs:
         obs, masks = self.split(stored)

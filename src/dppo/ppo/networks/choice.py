@@ -17,9 +17,16 @@ from dppo.user_code import import_path
 if TYPE_CHECKING:
     from dppo.ppo.networks.parameters import ZerosLike
 
-SMALLEST_FOR_NATURE = 36  # pixels of a side; fewer leave nothing behind its convolutions
+MIN_NATURE_SIDE = 36  # pixels; fewer leave nothing behind its convolutions
+MAX_LISTED_LEAVES = 6
+MAX_LISTED_COUNTS = 4
 FEATURES = {"nature": 512, "impala": 256, "grid": 128, "flatten": 0}
-WORDS = {"nature": "a Nature CNN", "impala": "an IMPALA CNN", "grid": "a grid CNN", "flatten": "an MLP over all pixels"}
+ENCODERS = {
+    "nature": "a Nature CNN",
+    "impala": "an IMPALA CNN",
+    "grid": "a grid CNN",
+    "flatten": "an MLP over all pixels",
+}
 
 
 class Choice(NamedTuple):
@@ -27,7 +34,7 @@ class Choice(NamedTuple):
 
     spec: NetworkSpec
     layers: str
-    """Its layers in words, for the log."""
+    """Description of its layers, for the log."""
     because: str
     """", because" and the reason; "" where the user named it."""
 
@@ -42,22 +49,30 @@ def choose_network(network: Network, spaces: Spaces) -> Choice:
     """
     spaces = spaces.of_network()
     if network.model is not None:
-        return _own(network, network.model, spaces)
+        return _user_network(network, network.model, spaces)
     encoder = _image_encoder(network, spaces)
     _check_effects(network, spaces, encoder)
-    shared = encoder is not None if network.trunk == "auto" else network.trunk == "shared"
-    chosen = {name: getattr(network, name) for name in Layers.__slots__ if hasattr(network, name)}
-    features = network.image_features or FEATURES[encoder or "flatten"]
-    layers = Layers(**chosen | {"image_encoder": encoder, "image_features": features, "shared": shared})
+    layers = Layers(
+        image_encoder=encoder,
+        image_features=network.image_features or FEATURES[encoder or "flatten"],
+        hidden_sizes=network.hidden_sizes,
+        activation=network.activation,
+        layer_norm=network.layer_norm,
+        memory=network.memory,
+        memory_size=network.memory_size,
+        shared=encoder is not None if network.trunk == "auto" else network.trunk == "shared",
+        state_dependent_std=network.state_dependent_std,
+    )
     spec = BuiltInSpec(spaces, layers, network.dtype)
-    return Choice(spec, _layers_in_words(spec), f", because {_observed(spaces)}")
+    return Choice(spec, _describe_layers(spec), f", because {_describe_observation(spaces)}")
 
 
-def _own(network: Network, model: ModelClass, spaces: Spaces) -> Choice:
-    """Return the user's own; refuse a module with memory and no length of sequences, or the other way round."""
+def _user_network(network: Network, model: ModelClass, spaces: Spaces) -> Choice:
+    """Return the user's network; refuse memory without a length of sequences, and a length without memory."""
     from dppo.ppo.networks.user_module import ModuleSpec
 
-    spec, name = ModuleSpec(spaces, model, network.model_kwargs, network.dtype), import_path(model)
+    spec = ModuleSpec(spaces, model, network.model_kwargs, network.dtype)
+    name = import_path(model)
     if spec.state_size and network.sequence_length is None:
         raise ConfigError(
             f"model={name}: it has memory (state_size={spec.state_size}), so it learns from sequences. Set "
@@ -76,74 +91,99 @@ def _image_encoder(network: Network, spaces: Spaces) -> str | None:
     images = {name: leaf.shape[-3:] for name, leaf in spaces.leaves().items() if is_image(leaf)}
     if not images:
         return None
-    sides = {name: min(image[1:] if image[0] < image[2] else image[:2]) for name, image in images.items()}
-    small = [name for name, side in sides.items() if side < SMALLEST_FOR_NATURE]
+    small = [name for name, shape in images.items() if _shorter_side(shape) < MIN_NATURE_SIDE]
     if network.image_encoder == "auto":
         return "grid" if small else "nature"
     if network.image_encoder == "nature" and small:
         raise ConfigError(
-            f"image_encoder=nature: its convolutions need images of {SMALLEST_FOR_NATURE} x {SMALLEST_FOR_NATURE} "
-            f"pixels, and the observation has {_named(spaces, small[0])}. Use `image_encoder=grid` or impala."
+            f"image_encoder=nature: its convolutions need images of {MIN_NATURE_SIDE} x {MIN_NATURE_SIDE} "
+            f"pixels, and the observation has {_describe_leaf(spaces, small[0])}. Use `image_encoder=grid` or impala."
         )
     return network.image_encoder
 
 
+def _shorter_side(image: tuple[int, ...]) -> int:
+    """Return the smaller of height and width; the channels are first or last, as in `images.Image`."""
+    is_channels_first = image[0] < image[2]
+    return min(image[1:] if is_channels_first else image[:2])
+
+
 def _is_cnn_alone(spaces: Spaces, encoder: str | None) -> bool:
-    return [is_image(leaf) for leaf in spaces.leaves().values()] == [True] and encoder not in (None, "flatten")
+    leaves = list(spaces.leaves().values())
+    return len(leaves) == 1 and is_image(leaves[0]) and encoder != "flatten"
 
 
 def _check_effects(network: Network, spaces: Spaces, encoder: str | None) -> None:
     """Refuse settings other than the default that have no effect on the network for these spaces."""
-    alone = "a single image goes from its encoder straight to the outputs; image_features sets its last layer"
-    real = "actions are not real numbers"
-    without = (
-        (encoder is None, "image_encoder image_features", "the observation has no image"),
-        (not list(boxes(spaces.actions)), "state_dependent_std log_std_init", f"{spaces.actions} {real}"),
-        (_is_cnn_alone(spaces, encoder), "hidden_sizes activation layer_norm", alone),
-        (encoder == "flatten", "image_features", "image_encoder=flatten has no layers of its own"),
-    )
-    for applies, names, reason in without:
-        for name in names.split():
-            if applies and getattr(network, name) != default_of(name):
-                raise ConfigError(f"{name}={getattr(network, name)} has no effect: {reason}. Leave `{name}` out.")
+    without_effect: dict[str, str] = {}
+    if encoder is None:
+        for name in ("image_encoder", "image_features"):
+            without_effect[name] = "the observation has no image"
+    if not list(boxes(spaces.actions)):
+        for name in ("state_dependent_std", "log_std_init"):
+            without_effect[name] = f"{spaces.actions} actions are not real numbers"
+    if _is_cnn_alone(spaces, encoder):
+        for name in ("hidden_sizes", "activation", "layer_norm"):
+            without_effect[name] = (
+                "a single image goes from its encoder straight to the outputs; image_features sets its last layer"
+            )
+    if encoder == "flatten":
+        without_effect["image_features"] = "image_encoder=flatten has no layers of its own"
+    for name, reason in without_effect.items():
+        value = getattr(network, name)
+        if value != default_of(name):
+            raise ConfigError(f"{name}={value} has no effect: {reason}. Leave `{name}` out.")
 
 
-def _layers_in_words(spec: BuiltInSpec) -> str:
-    of, spaces, named = spec.layers, spec.spaces, spec.spaces.leaves()
-    sizes = " x ".join(map(str, of.hidden_sizes))
-    hidden = f" with {sizes} {of.activation} units" if sizes else " without hidden layers"
+def _describe_layers(spec: BuiltInSpec) -> str:
+    layers = spec.layers
+    sizes = " x ".join(map(str, layers.hidden_sizes))
+    hidden = f" with {sizes} {layers.activation} units" if sizes else " without hidden layers"
     if spec.is_mlp:
         return f"an MLP for the policy and another for the value{hidden}"
-    used = [WORDS[of.image_encoder]] if of.image_encoder else []
-    if spaces.categories:
-        used.append("one-hot codes")
-    if any(not is_image(leaf) and name not in spaces.categories for name, leaf in named.items()):
-        used.append("the numbers as they are")
-    if not of.image_encoder or len(named) > 1:
-        used.append(f"{'joined ' if len(named) > 1 else ''}into an MLP")
-    memory = {"none": "", "gru": f", a GRU of {of.memory_size} units", "lstm": f", an LSTM of {of.memory_size} units"}
-    trunks = "shared by policy and value" if of.shared else "one each for policy and value"
-    alone = _is_cnn_alone(spaces, of.image_encoder)
-    return f"{', '.join(used)}{'' if alone else hidden}{memory[of.memory]}, {trunks}"
+    leaves = spec.spaces.leaves()
+    categories = spec.spaces.categories
+    inputs = [ENCODERS[layers.image_encoder]] if layers.image_encoder else []
+    if categories:
+        inputs.append("one-hot codes")
+    if any(not is_image(leaf) and name not in categories for name, leaf in leaves.items()):
+        inputs.append("the numbers as they are")
+    if len(leaves) > 1:
+        inputs.append("joined into an MLP")
+    elif not layers.image_encoder:
+        inputs.append("into an MLP")
+    if _is_cnn_alone(spec.spaces, layers.image_encoder):
+        hidden = ""
+    memory = {
+        "none": "",
+        "gru": f", a GRU of {layers.memory_size} units",
+        "lstm": f", an LSTM of {layers.memory_size} units",
+    }[layers.memory]
+    trunks = "shared by policy and value" if layers.shared else "one each for policy and value"
+    return f"{', '.join(inputs)}{hidden}{memory}, {trunks}"
 
 
-def _observed(spaces: Spaces) -> str:
-    named = spaces.leaves()
+def _describe_observation(spaces: Spaces) -> str:
     if spaces.obs.names is None:
-        return f"the observation is {_named(spaces, '')}"
-    parts = ", ".join(f"{name} ({_named(spaces, name)})" for name in list(named)[:6])
-    more = f" and {len(named) - 6} more" if len(named) > 6 else ""
-    return f"the observation has {counted(len(named), 'leaf', 'leaves')}: {parts}{more}"
+        return f"the observation is {_describe_leaf(spaces, '')}"
+    names = list(spaces.leaves())
+    listed = ", ".join(f"{name} ({_describe_leaf(spaces, name)})" for name in names[:MAX_LISTED_LEAVES])
+    num_unlisted = len(names) - MAX_LISTED_LEAVES
+    if num_unlisted > 0:
+        listed += f" and {num_unlisted} more"
+    return f"the observation has {counted(len(names), 'leaf', 'leaves')}: {listed}"
 
 
-def _named(spaces: Spaces, name: str) -> str:
+def _describe_leaf(spaces: Spaces, name: str) -> str:
     leaf = spaces.leaves()[name]
     shape = " x ".join(map(str, leaf.shape)) or "1"
     if is_image(leaf):
         return f"an image of {shape} bytes"
     if name in spaces.categories:
         counts = spaces.categories[name].counts
-        return f"{' x '.join(map(str, counts))} categories" if len(counts) < 5 else f"{len(counts)} choices"
+        if len(counts) > MAX_LISTED_COUNTS:
+            return f"{len(counts)} choices"
+        return f"{' x '.join(map(str, counts))} categories"
     return f"{shape} numbers" if shape != "1" else "1 number"
 
 

@@ -52,7 +52,7 @@ class ActingNetwork(Protocol):
         Images stay bytes. Of a Dict or Tuple space, `obs` is a dict of arrays by the leaf's name. With leading axes
         [..., E, *O], each group of E rows gets the same bits as it would alone.
 
-        `state`: of the memory before the step, [..., E, S]; None without memory.
+        `state`: the memory's state before the step, [..., E, S]; None without memory.
         """
 
 
@@ -60,7 +60,7 @@ class RecurrentInputs(NamedTuple):
     """The states from which S sequences of L steps start, and where episodes start inside them."""
 
     states: Float[Tensor, "S n"]
-    """As they were when the segments were collected; zero where an episode starts."""
+    """The states when the segments were collected; zero where an episode starts."""
     starts: Bool[Tensor, "S L"]
     """True at the first step of an episode."""
 
@@ -79,7 +79,7 @@ class LearningNetwork(Protocol):
         """
 
     def backward(self, residuals: Any, by_head: Float[Tensor, "rows H"], by_values: Float[Tensor, " rows"]) -> None:
-        """Store the gradient of the loss, given those with respect to head and values; `residuals` are used up."""
+        """Store the gradient of the loss, given its gradients with respect to head and values; uses `residuals` up."""
 
 
 class NetworkSpec(ABC):
@@ -89,24 +89,24 @@ class NetworkSpec(ABC):
     """
 
     spaces: Spaces
-    """Those that it reads and acts in, without masks."""
+    """The spaces that the network reads and acts in, without masks."""
     dtype: str
     """Dtype of parameters and outputs: "float32" or "float64"."""
 
     @cached_property
     def distribution(self) -> Distribution:
-        """Return the distribution of actions; the head holds its parameters."""
+        """The distribution of actions; the head holds its parameters."""
         return distribution_of(self.spaces.actions)
 
     @property
     @abstractmethod
     def state_size(self) -> int:
-        """Return S, the size of the memory's state for one environment; 0 without memory."""
+        """S, the size of the memory's state for one environment; 0 without memory."""
 
     @property
     @abstractmethod
     def shapes(self) -> Mapping[str, tuple[int, ...]]:
-        """Return names and shapes of all parameters, in the order of the flat vector."""
+        """Names and shapes of all parameters, in the order of the flat vector."""
 
     @abstractmethod
     def module(self, seed: int) -> nn.Module:
@@ -118,7 +118,7 @@ class NetworkSpec(ABC):
 
     @cached_property
     def num_parameters(self) -> int:
-        """Return P, the length of the flat vector."""
+        """P, the length of the flat vector."""
         return sum(map(math.prod, self.shapes.values()))
 
     @final
@@ -126,17 +126,24 @@ class NetworkSpec(ABC):
         """Split the flat vector `weights` into views by name; ValueError if its length is wrong."""
         if weights.shape != (self.num_parameters,):
             raise ValueError(f"got {weights.size:,} weights, this network has {self.num_parameters:,}.")
-        pieces = np.split(weights, np.cumsum([math.prod(shape) for shape in self.shapes.values()])[:-1])
-        return {name: one.reshape(shape) for (name, shape), one in zip(self.shapes.items(), pieces, strict=True)}
+        named: dict[str, np.ndarray] = {}
+        start = 0
+        for name, shape in self.shapes.items():
+            end = start + math.prod(shape)
+            named[name] = weights[start:end].reshape(shape)
+            start = end
+        return named
 
     @final
     def flatten(self, named: dict[str, np.ndarray]) -> Float[np.ndarray, " P"]:
         """Join parameters given by name into the flat vector; raise ValueError if names or shapes differ."""
         expected = dict(self.shapes)
-        found = {name: array.shape for name, array in named.items()}
-        if found != expected:
-            name = next(name for name in {**expected, **found} if expected.get(name) != found.get(name))
-            raise ValueError(f"parameter {name} has shape {found.get(name)}, this network has {expected.get(name)}")
+        shapes = {name: array.shape for name, array in named.items()}
+        for name in {**expected, **shapes}:
+            if shapes.get(name) != expected.get(name):
+                raise ValueError(
+                    f"parameter {name} has shape {shapes.get(name)}, this network has {expected.get(name)}"
+                )
         return np.concatenate([named[name].reshape(-1) for name in expected]).astype(self.dtype, copy=False)
 
 
@@ -145,9 +152,9 @@ def model_class(model: ModelClass) -> type[nn.Module]:
     from torch import nn
 
     try:
-        found: Any = imported(model, "Class") if isinstance(model, str) else model
+        kind: Any = imported(model, "Class") if isinstance(model, str) else model
     except ImportError as error:
         raise ConfigError(f"model={import_path(model)}: {error}.") from None
-    if not (isinstance(found, type) and issubclass(found, nn.Module)):
-        raise ConfigError(f"model={import_path(model)}: {found!r} is not a subclass of torch.nn.Module. Pass one.")
-    return found
+    if not (isinstance(kind, type) and issubclass(kind, nn.Module)):
+        raise ConfigError(f"model={import_path(model)}: {kind!r} is not a subclass of torch.nn.Module. Pass one.")
+    return kind

@@ -20,13 +20,12 @@ from dppo.spaces.spaces import Spaces, is_image
 from dppo.user_code import import_path, in_a_line, place_of
 
 Inputs = Tensor | dict[str, Tensor]
-STEPS, ROWS = 4, 3  # of the trial passes
+NUM_STEPS = 4  # of the trial sequences
+NUM_ROWS = 3
 OUTPUTS = ("head", "values", "state")
 SQUEEZE = "values.squeeze(-1) removes a last axis"
-HINTS = (  # at the shapes of outputs: without memory, and with
-    ("[rows, head_size]", f"[rows]; {SQUEEZE}"),
-    ("[L, rows, head_size]", f"[L, rows]; {SQUEEZE}", "[rows, state_size], after the last step"),
-)
+SHAPES = ("[rows, head_size]", f"[rows]; {SQUEEZE}")
+SHAPES_WITH_MEMORY = ("[L, rows, head_size]", f"[L, rows]; {SQUEEZE}", "[rows, state_size], after the last step")
 NOT_RESET = (
     "where starts is True differ from those of a state of zeros. Set the state of these rows to zero before the step"
 )
@@ -34,17 +33,19 @@ NOT_STEPWISE = (
     "of a sequence differ from those of its steps one after the other, as actors call it. Return the state after the "
     "last step, and let no step see a later one"
 )
+DIFFERENT_VALUES = "so actors and learners would get different values"
+MAKE_A_PARAMETER = "Make it a parameter with requires_grad=False"
 
 
-class Facts(NamedTuple):
+class ModuleFacts(NamedTuple):
     """Facts that only building a module shows."""
 
     shapes: dict[str, tuple[int, ...]]
     state_size: int
 
 
-_tried: WeakKeyDictionary[type, dict[str, Facts]] = WeakKeyDictionary()
-"""Of each class that kept the contract in this process, by its arguments."""
+_facts_of_class: WeakKeyDictionary[type, dict[str, ModuleFacts]] = WeakKeyDictionary()
+"""Facts about each class that kept the contract in this process, by its arguments."""
 
 
 @dataclass(frozen=True)
@@ -80,24 +81,24 @@ class ModuleSpec(NetworkSpec):
     @override
     def module(self, seed: int) -> nn.Module:
         self._facts()
-        return initialized(self._made, seed, self.dtype)
+        return initialized(self._build, seed, self.dtype)
 
     @override
     def as_json(self) -> dict[str, Any]:
         return {"model": import_path(self.model), "model_kwargs": self.kwargs, "dtype": self.dtype}
 
-    def _facts(self) -> Facts:
+    def _facts(self) -> ModuleFacts:
         """Return the facts about the module, after trying it on made-up observations once in this process.
 
         Raise ConfigError if it breaks the contract.
         """
-        tried = _tried.setdefault(model_class(self.model), {})
+        facts_by_arguments = _facts_of_class.setdefault(model_class(self.model), {})
         arguments = repr((self.kwargs, self.spaces, self.spaces.actions.as_json(), self.dtype))
-        if arguments not in tried:
-            tried[arguments] = self._try()
-        return tried[arguments]
+        if arguments not in facts_by_arguments:
+            facts_by_arguments[arguments] = self._try()
+        return facts_by_arguments[arguments]
 
-    def _made(self) -> nn.Module:
+    def _build(self) -> nn.Module:
         head_size = self.distribution.head_size
         try:
             module = model_class(self.model)(self.spaces, head_size, **deepcopy(self.kwargs))
@@ -109,21 +110,26 @@ class ModuleSpec(NetworkSpec):
         self._check_parameters(module)
         return module
 
-    def _try(self) -> Facts:
-        module = initialized(self._made, 0, self.dtype)
+    def _try(self) -> ModuleFacts:
+        module = initialized(self._build, 0, self.dtype)
         state_size = getattr(module, "state_size", 0)
         if type(state_size) is not int or state_size < 0:
             raise self._broken(
                 f"its state_size is {state_size!r}. It must be the number of elements of the memory's state, or be "
                 f"left out"
             )
-        with torch.random.fork_rng(devices=[]), default_dtype(getattr(torch, self.dtype)):
+        with torch.random.fork_rng(devices=[]), default_dtype(self._torch_dtype):
             if state_size:
                 self._check_sequences(module, state_size)
             else:
                 self._check_rows(module)
             self._check_seeds(module, state_size)
-        return Facts(shapes_of(module), state_size)
+        return ModuleFacts(shapes_of(module), state_size)
+
+    @property
+    def _torch_dtype(self) -> torch.dtype:
+        dtype: torch.dtype = getattr(torch, self.dtype)
+        return dtype
 
     def _check_parameters(self, module: nn.Module) -> None:
         parameters = list(module.named_parameters())
@@ -144,86 +150,107 @@ class ModuleSpec(NetworkSpec):
             )
 
     def _check_rows(self, module: nn.Module) -> None:
-        obs = _made_up_inputs(self.spaces, ROWS, getattr(torch, self.dtype))
+        obs = _made_up_inputs(self.spaces, NUM_ROWS, self._torch_dtype)
 
-        def run(rows: int = ROWS) -> tuple[Tensor, ...]:
-            return self._outputs(module, (rows,), each_leaf(obs, lambda leaf: leaf[:rows]))
+        def run(num_rows: int = NUM_ROWS) -> tuple[Tensor, ...]:
+            return self._outputs(module, (num_rows,), each_leaf(obs, lambda leaf: leaf[:num_rows]))
 
-        self._passes(module, [run, run, lambda: run(1)], slice(1))
+        self._results(module, [run, run, lambda: run(1)], slice(1))
 
     def _check_sequences(self, module: nn.Module, state_size: int) -> None:
         """Check sequences of 3 rows, in two of which an episode starts."""
-        dtype = getattr(torch, self.dtype)
-        rows_of_obs = _made_up_inputs(self.spaces, STEPS * ROWS, dtype)
-        obs = each_leaf(rows_of_obs, lambda leaf: leaf.view(STEPS, ROWS, *leaf.shape[1:]))
+        obs_rows = _made_up_inputs(self.spaces, NUM_STEPS * NUM_ROWS, self._torch_dtype)
+        obs = each_leaf(obs_rows, lambda leaf: leaf.view(NUM_STEPS, NUM_ROWS, *leaf.shape[1:]))
         generator = torch.Generator().manual_seed(0)
-        state = torch.randn((ROWS, state_size), generator=generator, dtype=torch.float32).to(dtype)
-        starts = torch.zeros((STEPS, ROWS), dtype=torch.bool)
-        starts[0, 1] = starts[2, 2] = True
+        state = torch.randn((NUM_ROWS, state_size), generator=generator, dtype=torch.float32).to(self._torch_dtype)
+        starts = torch.zeros((NUM_STEPS, NUM_ROWS), dtype=torch.bool)
+        starts[0, 1] = True
+        starts[2, 2] = True
 
         def run(
             steps: slice = slice(None), rows: slice = slice(None), *, before: Tensor = state, flags: Tensor = starts
         ) -> tuple[Tensor, ...]:
-            flags, part = flags[steps, rows], each_leaf(obs, lambda leaf: leaf[steps, rows])
-            return self._outputs(module, tuple(flags.shape), part, before[rows], flags)
+            chosen_flags = flags[steps, rows]
+            chosen_obs = each_leaf(obs, lambda leaf: leaf[steps, rows])
+            return self._outputs(module, tuple(chosen_flags.shape), chosen_obs, before[rows], chosen_flags)
 
-        def in_turn() -> tuple[Tensor, ...]:
-            results, after = [], state
-            for t in range(STEPS):
-                results.append(run(slice(t, t + 1), before=after))
-                after = results[-1][2]
-            return torch.cat([one[0] for one in results]), torch.cat([one[1] for one in results]), after
+        def run_step_by_step() -> tuple[Tensor, ...]:
+            heads = []
+            values = []
+            step_state = state
+            for t in range(NUM_STEPS):
+                step_head, step_values, step_state = run(slice(t, t + 1), before=step_state)
+                heads.append(step_head)
+                values.append(step_values)
+            return torch.cat(heads), torch.cat(values), step_state
 
-        first, none, second = slice(1), torch.zeros_like, slice(1, 2)
-        calls = [run, run, lambda: run(rows=second), in_turn]
-        calls.append(lambda: run(first, flags=torch.ones_like(starts)))
-        calls.append(lambda: run(first, before=none(state), flags=none(starts)))
-        one, _, _, stepped, started, from_zero = self._passes(module, calls, (slice(None), second))
-        for found, expected, otherwise in ((stepped, one, NOT_STEPWISE), (started, from_zero, NOT_RESET)):
-            for name, output, other in zip(OUTPUTS, found, expected, strict=True):
-                if not _close(output, other):
-                    raise self._broken(f"its {name} {otherwise}")
+        first_step = slice(1)
+        second_row = slice(1, 2)
+        results = self._results(
+            module,
+            [
+                run,
+                run,
+                lambda: run(rows=second_row),
+                run_step_by_step,
+                lambda: run(first_step, flags=torch.ones_like(starts)),
+                lambda: run(first_step, before=torch.zeros_like(state), flags=torch.zeros_like(starts)),
+            ],
+            (slice(None), second_row),
+        )
+        whole, _, _, stepwise, reset, from_zeros = results
+        self._check_close(stepwise, whole, NOT_STEPWISE)
+        self._check_close(reset, from_zeros, NOT_RESET)
+
+    def _check_close(self, outputs: tuple[Tensor, ...], expected: tuple[Tensor, ...], fact: str) -> None:
+        for name, output, expected_output in zip(OUTPUTS, outputs, expected, strict=False):
+            if not _is_close(output, expected_output):
+                raise self._broken(f"its {name} {fact}")
 
     def _check_seeds(self, module: nn.Module, state_size: int) -> None:
         """Check that nothing but the parameters depends on the seed, which actors do not know."""
-        other, remedy = initialized(self._made, 1, self.dtype), "Make it a parameter with requires_grad=False"
-        differs, buffers = "so actors and learners would get different values", dict(other.named_buffers())
+        other_module = initialized(self._build, 1, self.dtype)
+        buffers = dict(other_module.named_buffers())
         for name, buffer in module.named_buffers():
             if name not in buffers or not torch.equal(buffer, buffers[name]):
-                raise self._broken(f"its buffer {name} is random, {differs}. {remedy}")
-        if shapes_of(other) != shapes_of(module):
+                raise self._broken(f"its buffer {name} is random, {DIFFERENT_VALUES}. {MAKE_A_PARAMETER}")
+        if shapes_of(other_module) != shapes_of(module):
             raise self._broken("the names or shapes of its parameters are random. Let them follow from the arguments")
-        nn.utils.vector_to_parameters(nn.utils.parameters_to_vector(module.parameters()).detach(), other.parameters())
-        dtype, rows = getattr(torch, self.dtype), (1, ROWS) if state_size else (ROWS,)
-        obs = each_leaf(_made_up_inputs(self.spaces, ROWS, dtype), lambda leaf: leaf.view(*rows, *leaf.shape[1:]))
-        memory = (torch.zeros(ROWS, state_size, dtype=dtype), torch.zeros(rows, dtype=torch.bool)) if state_size else ()
-        both = (self._outputs(one, rows, obs, *memory) for one in (module, other))
-        for name, output, again in zip(OUTPUTS, *both, strict=False):
-            if not _close(output, again):
-                raise self._broken(f"its {name} depend on something random besides its parameters, {differs}. {remedy}")
+        weights = nn.utils.parameters_to_vector(module.parameters()).detach()
+        nn.utils.vector_to_parameters(weights, other_module.parameters())
+        obs = _made_up_inputs(self.spaces, NUM_ROWS, self._torch_dtype)
+        inputs: list[Any] = [obs]
+        shape: tuple[int, ...] = (NUM_ROWS,)
+        if state_size:
+            shape = (1, NUM_ROWS)
+            state = torch.zeros(NUM_ROWS, state_size, dtype=self._torch_dtype)
+            inputs = [each_leaf(obs, lambda leaf: leaf[None]), state, torch.zeros(shape, dtype=torch.bool)]
+        outputs = self._outputs(module, shape, *inputs)
+        fact = f"depend on something random besides its parameters, {DIFFERENT_VALUES}. {MAKE_A_PARAMETER}"
+        self._check_close(outputs, self._outputs(other_module, shape, *inputs), fact)
 
-    def _passes(
+    def _results(
         self, module: nn.Module, calls: list[Callable[[], tuple[Tensor, ...]]], row: Any
     ) -> list[tuple[Tensor, ...]]:
         """Return the results of forward passes that leave the buffers unchanged.
 
         Head and values of the first must equal those of the second, and at the index `row` those of the third.
         """
-        before = {name: buffer.clone() for name, buffer in module.named_buffers()}
+        buffers = {name: buffer.clone() for name, buffer in module.named_buffers()}
         with torch.enable_grad():
             results = [call() for call in calls]
         for name, buffer in module.named_buffers():
-            if name not in before:
+            if name not in buffers:
                 raise self._broken(f"its buffer {name} is made in a forward pass. Make it in the constructor")
-            if not torch.equal(buffer, before[name]):
+            if not torch.equal(buffer, buffers[name]):
                 raise self._broken(
                     f"its buffer {name} changes in a forward pass, as those of BatchNorm do, so actors and learners "
                     f"would hold different values. Use LayerNorm or GroupNorm"
                 )
-        for name, output, again, alone in zip(OUTPUTS[:2], *results[:3], strict=False):
-            if not torch.equal(output, again):
+        for name, output, repeated, alone in zip(OUTPUTS[:2], *results[:3], strict=False):
+            if not torch.equal(output, repeated):
                 fact = "differ between two passes over the same observations. Remove dropout and noise"
-            elif not _close(alone, output[row]):
+            elif not _is_close(alone, output[row]):
                 fact = "of one observation depend on the other rows of the batch. Process each row on its own"
             elif not output.requires_grad:
                 fact = "do not depend on any parameter with requires_grad=True. Compute them from parameters"
@@ -234,58 +261,69 @@ class ModuleSpec(NetworkSpec):
 
     def _outputs(self, module: nn.Module, rows: tuple[int, ...], *inputs: Any) -> tuple[Tensor, ...]:
         """Return the outputs for observations [*rows, *O]; with memory also a state and starts [*rows]."""
-        dtype, called = getattr(torch, self.dtype), _call_in_words(*inputs)
-        before = [each_leaf(argument, torch.clone) for argument in inputs]
+        call = _describe_call(*inputs)
+        copies = [each_leaf(argument, torch.clone) for argument in inputs]
         try:
-            with default_dtype(dtype):
+            with default_dtype(self._torch_dtype):
                 outputs: Any = module(*inputs)
         except Exception as error:
-            raise self._broken(f"{called} raised {in_a_line(error)}{place_of(error)}") from error
-        for argument, copied in zip(inputs, before, strict=True):
-            if not _equal(argument, copied):
-                raise self._broken(f"{called} changes its arguments in place. Change a copy of them (obs.clone())")
-        shapes = [(*rows, self.distribution.head_size), rows, *(tuple(state.shape) for state in inputs[1:2])]
-        names = OUTPUTS[: len(shapes)]
-        if not (isinstance(outputs, tuple) and [isinstance(one, Tensor) for one in outputs] == [True] * len(names)):
-            wanted = f"{'two' if len(names) == 2 else 'three'} tensors, {', '.join(names[:-1])} and {names[-1]}"
-            kinds = [type(one).__name__ for one in outputs] if isinstance(outputs, tuple) else []
-            kind = f"tuple of {', '.join(kinds) or 'nothing'}" if isinstance(outputs, tuple) else type(outputs).__name__
-            raise self._broken(f"{called} returned a {kind}. Return {wanted}")
-        for name, output, shape, hint in zip(names, outputs, shapes, HINTS[len(inputs) > 1], strict=True):
+            raise self._broken(f"{call} raised {in_a_line(error)}{place_of(error)}") from error
+        for argument, copy in zip(inputs, copies, strict=True):
+            if not _is_equal(argument, copy):
+                raise self._broken(f"{call} changes its arguments in place. Change a copy of them (obs.clone())")
+        self._check_outputs(outputs, call, rows, *inputs[1:])
+        checked: tuple[Tensor, ...] = outputs
+        return checked
+
+    def _check_outputs(self, outputs: Any, call: str, rows: tuple[int, ...], *memory: Tensor) -> None:
+        """Check the outputs for observations [*rows, *O]; `memory` are state and starts, if the module has one."""
+        expected_shapes = [(*rows, self.distribution.head_size), rows]
+        described_shapes: tuple[str, ...] = SHAPES
+        wanted = "two tensors, head and values"
+        if memory:
+            expected_shapes.append(tuple(memory[0].shape))
+            described_shapes = SHAPES_WITH_MEMORY
+            wanted = "three tensors, head, values and state"
+        is_tuple = isinstance(outputs, tuple)
+        if not is_tuple or len(outputs) != len(expected_shapes) or not all(isinstance(o, Tensor) for o in outputs):
+            kind = type(outputs).__name__
+            if is_tuple:
+                kind = f"tuple of {', '.join(type(output).__name__ for output in outputs) or 'nothing'}"
+            raise self._broken(f"{call} returned a {kind}. Return {wanted}")
+        for name, output, shape, described in zip(OUTPUTS, outputs, expected_shapes, described_shapes, strict=False):
             if output.shape != shape:
-                raise self._broken(f"{called} returned {name} of shape {tuple(output.shape)}, not {shape}: {hint}")
-            if output.dtype != dtype:
-                raise self._broken(f"{called} returned {name} of {output.dtype}. Return the dtype of obs")
+                raise self._broken(f"{call} returned {name} of shape {tuple(output.shape)}, not {shape}: {described}")
+            if output.dtype != self._torch_dtype:
+                raise self._broken(f"{call} returned {name} of {output.dtype}. Return the dtype of obs")
             if not torch.isfinite(output).all():
-                raise self._broken(f"{called} returned non-finite {name}. Look for a division by zero")
-        return outputs
+                raise self._broken(f"{call} returned non-finite {name}. Look for a division by zero")
 
     def _broken(self, fact: str) -> ConfigError:
         return ConfigError(f"model={import_path(self.model)}: {fact}.")
 
 
-def _equal(one: Inputs, other: Inputs) -> bool:
-    if isinstance(one, dict) and isinstance(other, dict):
-        return one.keys() == other.keys() and all(_equal(leaf, other[name]) for name, leaf in one.items())
-    return isinstance(one, Tensor) and isinstance(other, Tensor) and torch.equal(one, other)
+def _is_equal(a: Inputs, b: Inputs) -> bool:
+    if isinstance(a, dict) and isinstance(b, dict):
+        return a.keys() == b.keys() and all(_is_equal(leaf, b[name]) for name, leaf in a.items())
+    return isinstance(a, Tensor) and isinstance(b, Tensor) and torch.equal(a, b)
 
 
-def _close(one: Tensor, other: Tensor) -> bool:
-    return torch.allclose(one, other, rtol=1e-3, atol=1e-4)
+def _is_close(a: Tensor, b: Tensor) -> bool:
+    return torch.allclose(a, b, rtol=1e-3, atol=1e-4)
 
 
-def _made_up_inputs(spaces: Spaces, rows: int, dtype: torch.dtype) -> Inputs:
+def _made_up_inputs(spaces: Spaces, num_rows: int, dtype: torch.dtype) -> Inputs:
     """Return a module's input for some random observations of `spaces`."""
     generator = np.random.default_rng(0)
     inputs = {}
     for name, leaf in spaces.leaves().items():
-        shape = rows, *leaf.shape
+        shape = num_rows, *leaf.shape
         if is_image(leaf):
             numbers: np.ndarray = generator.integers(0, 256, shape)
         elif name in spaces.categories:
-            found = spaces.categories[name]
-            initialized = generator.integers(0, found.counts, (rows, len(found.counts)))
-            numbers = (initialized + np.array(found.starts)).reshape(shape)
+            categories = spaces.categories[name]
+            offsets = generator.integers(0, categories.counts, (num_rows, len(categories.counts)))
+            numbers = (offsets + np.array(categories.starts)).reshape(shape)
         elif name and leaf.base.kind != "f":  # beside other leaves, which are not normalized
             numbers = generator.integers(0, 2, shape)
         else:
@@ -294,12 +332,15 @@ def _made_up_inputs(spaces: Spaces, rows: int, dtype: torch.dtype) -> Inputs:
     return inputs if spaces.obs.names is not None else inputs[""]
 
 
-def _call_in_words(obs: Inputs, state: Tensor | None = None, starts: Tensor | None = None) -> str:
+def _describe_call(obs: Inputs, state: Tensor | None = None, starts: Tensor | None = None) -> str:
     if isinstance(obs, dict):
-        words = f"a dict of the shapes {{{', '.join(f'{name!r}: {tuple(leaf.shape)}' for name, leaf in obs.items())}}}"
+        shapes = ", ".join(f"{name!r}: {tuple(leaf.shape)}" for name, leaf in obs.items())
+        described_obs = f"a dict of the shapes {{{shapes}}}"
     else:
-        words = f"of shape {tuple(obs.shape)} and {obs.dtype}"
+        described_obs = f"of shape {tuple(obs.shape)} and {obs.dtype}"
     if state is None or starts is None:
-        return f"forward(obs), with obs {words},"
-    shapes = tuple(state.shape), tuple(starts.shape)
-    return f"forward(obs, state, starts), with obs {words}, state of shape {shapes[0]} and starts of shape {shapes[1]},"
+        return f"forward(obs), with obs {described_obs},"
+    return (
+        f"forward(obs, state, starts), with obs {described_obs}, state of shape {tuple(state.shape)} "
+        f"and starts of shape {tuple(starts.shape)},"
+    )

@@ -1,0 +1,67 @@
+"""The seam between a sampler and its environments."""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+import numpy as np
+
+from dppo.ppo.exchange.records import EnvLog, Incident, SamplerCarry
+
+
+class Environments(Protocol):
+    """The E environments of a sampler; implemented by `dppo.envs.group.EnvGroup`."""
+
+    num_envs: int
+    obs: np.dtype[Any]
+    """One observation as it is stored: `dppo.spaces.spaces.Spaces.obs`."""
+
+    def start(self, obs: np.ndarray, log: EnvLog) -> None:
+        """Start the first episode of each environment; write the observations to `obs` [E, *O]."""
+
+    def step(
+        self,
+        actions: np.ndarray,
+        obs: np.ndarray,
+        rewards: np.ndarray,
+        terminated: np.ndarray,
+        truncated: np.ndarray,
+        log: EnvLog,
+    ) -> dict[int, np.ndarray]:
+        """Step each environment, and reset those whose episode ends.
+
+        Args:
+            actions: [E, *A] as sampled from the policy.
+            obs, rewards, terminated, truncated: rows [E, ...] to write; `obs` is what the next action follows from.
+            log: receives the episodes that end, the environments that failed in this step, the incidents, the time.
+
+        Returns: the final observation of each environment that was truncated and not terminated, by its index.
+        Raises EnvironmentFault if an environment raised or returned an invalid result, and that ends the run.
+        """
+
+    def restore(
+        self, carry: SamplerCarry, actions: tuple[np.ndarray, ...], obs: np.ndarray, log: EnvLog
+    ) -> list[Incident]:
+        """Restore the open episodes that `carry` describes, from its `states` or by replaying `actions`.
+
+        An episode whose replay ends with another observation or return is abandoned, and a new one starts.
+
+        Args:
+            actions: for each environment [n, *A], the actions since its reset; empty to abandon all episodes.
+            obs: [E, *O] to write.
+            log: receives the time, but no episodes.
+
+        Returns: one incident for each abandoned episode.
+        """
+
+    def check(self, obs: np.ndarray, log: EnvLog, *, first: bool) -> None:
+        """Check the stored observations [T + 1, E, *O] of a segment, perhaps the `first` of the run.
+
+        Raises EnvironmentFault if one is outside its space.
+        """
+
+    def open_episodes(self, log: EnvLog) -> dict[str, np.ndarray]:
+        """Return index, return, length and checksum of the open episodes [E], under their names in `SamplerCarry`.
+
+        Also the environments' own states, if they have any; `log` receives the time.
+        """
