@@ -118,7 +118,9 @@ class Learning:
         from dppo.config.resolve import facts_of, resolve
         from dppo.hosts.builders import build_sampler
         from dppo.hosts.plans import sampler_plan, trainer_plan
-        from dppo.learners.trainers import LocalTrainer, ReusingTrainers
+        from dppo.learners.staged import StagedTrainers
+        from dppo.learners.stored_segments import StoredSegments
+        from dppo.learners.trainers import LocalTrainer
         from dppo.ppo.exchange.records import PolicySnapshot, SegmentRequest
 
         built = build_sampler(sampler_plan(config), 0)
@@ -126,7 +128,8 @@ class Learning:
         self.local = LocalTrainer(trainer_plan(config), built.spaces)
         self.trainers: Any = self.local
         if config.reuse > 1:
-            self.trainers = ReusingTrainers(self.local, config.reuse, built.spaces.of_network().obs)
+            stored = StoredSegments(config.reuse, built.spaces.of_network().obs)
+            self.trainers = StagedTrainers(self.local, [stored])
         self.first = self.trainers.weights()
         self.config = config
         self._snapshot = PolicySnapshot(0, self.first)
@@ -136,19 +139,22 @@ class Learning:
 
     def update(self, number: int) -> dict[str, float]:
         """Do update `number`, and return its figures."""
+        from dppo.ppo.exchange.records import Experience
+
         policy = replace(self._snapshot, version=number)
-        figures: dict[str, float] = self.trainers.update(self.segments, policy, None, number).figures
+        figures: dict[str, float] = self.trainers.update(Experience(self.segments, policy, None, number)).figures
         return figures
 
     def gradient(self) -> Any:
         """Return the gradient of the whole batch, before any update."""
         from dppo.ppo.learning.batch import make_batch
+        from dppo.ppo.learning.clipped import ClippedLoss
         from dppo.ppo.learning.gpu import repeatable_on
 
-        trainer: Any = getattr(self.local.trainer, "_trainer", self.local.trainer)  # without reuse around it
+        trainer = self.local.trainer
         batch = make_batch(self.segments, None, None, self.config.ppo, self.config.sizes.sequence_length)
         with repeatable_on(self.local.device):
-            trainer._gradient(self.config.ppo, batch.to(self.local.device))
+            trainer._gradient(batch.to(self.local.device), ClippedLoss(self.config.ppo))
         return trainer.model.parameters.gradient.numpy(force=True).copy()
 
     def times(self, first: int, repeats: int = REPEATS) -> float:

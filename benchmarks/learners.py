@@ -163,13 +163,13 @@ def update(side: Side) -> None:
     """Time one update, and the sums of the rank that waited least in them."""
     import ray
 
-    from dppo.ppo.exchange.records import PolicySnapshot
+    from dppo.ppo.exchange.records import Experience, PolicySnapshot
 
     def summed() -> list[float]:
         return ray.get([rank.__ray_call__.remote(summing_s) for rank in side.trainers.ranks])
 
     before, began = summed(), time.perf_counter()
-    side.trainers.update(side.segments, PolicySnapshot(0, side.trainers.weights()), 1.0, 0)
+    side.trainers.update(Experience(side.segments, PolicySnapshot(0, side.trainers.weights()), 1.0, 0))
     side.updates_s.append(time.perf_counter() - began)
     side.summing_s.append(min(after - earlier for after, earlier in zip(summed(), before, strict=True)))
 

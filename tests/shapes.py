@@ -24,7 +24,7 @@ CHECKED = (
     "learning.advantages",
     "learning.batch",
     "learning.losses",
-    "learning.recompute",
+    "learning.stages",
     "networks.network",
 )
 MODULES = [f"dppo.ppo.{name}" for name in CHECKED]

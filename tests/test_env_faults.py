@@ -15,6 +15,7 @@ from worlds.faulty import Unreliable
 import dppo
 from dppo.errors import ConfigError, EnvironmentFault, SegmentsLost
 from dppo.learners.trainers import LocalTrainer
+from dppo.ppo.exchange.records import Experience
 
 SIZES: dict[str, Any] = {"num_samplers": 4, "envs_per_sampler": 2, "num_steps": 32, "update_epochs": 2}
 ROWS, ITERATIONS = 4 * 2 * 32, 4
@@ -65,11 +66,11 @@ def test_faults_of_segments_that_are_collected_again_count_once(
     number = sum(count for name, count in whole.env_faults.items() if name != "steps lost")
     update, to_come = LocalTrainer.update, [ITERATIONS - 1]
 
-    def update_or_lose(self: LocalTrainer, *update_of: Any) -> Any:
-        if update_of[-1] in to_come:
-            to_come.remove(update_of[-1])
+    def update_or_lose(self: LocalTrainer, experience: Experience) -> Any:
+        if experience.iteration in to_come:
+            to_come.remove(experience.iteration)
             raise SegmentsLost("lost on their way")
-        return update(self, *update_of)
+        return update(self, experience)
 
     monkeypatch.setattr(LocalTrainer, "update", update_or_lose)
     result = dppo.train(settings(tmp_path / "run", env_faults=f"{number}/h"))

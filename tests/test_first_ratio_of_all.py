@@ -17,7 +17,7 @@ from worlds.models import Plain
 import dppo
 from dppo.config import PPO
 from dppo.learners.trainers import LocalTrainer
-from dppo.ppo.exchange.records import PolicySnapshot
+from dppo.ppo.exchange.records import Experience, PolicySnapshot
 from dppo.ppo.exchange.statistics import no_statistics
 from dppo.ppo.learning.batch import make_batch
 
@@ -60,7 +60,8 @@ def test_first_ratio_is_one(act: str, memory: str, network: str, normalized: boo
     """From the second iteration on statistics are not empty, and episodes and states go on; the third is lagged."""
     config = make_config(settings(act, memory, network, normalized))
     samplers, _ = parts_of(config)
-    trainer = LocalTrainer(plan_of(config, samplers[0].spaces.actions), samplers[0].spaces)
+    plan = replace(plan_of(config, samplers[0].spaces.actions), policy_lag=1)
+    trainer = LocalTrainer(plan, samplers[0].spaces)
     trainer.load(random_weights(trainer.spec, scale=0.2), trainer.state())
     statistics = no_statistics(samplers[0].spaces, obs=config.norm_obs, returns=normalized)
     for iteration in range(3):
@@ -69,7 +70,7 @@ def test_first_ratio_is_one(act: str, memory: str, network: str, normalized: boo
         reports, segments = collect(samplers, policy)
         assert (segments[0].masks is not None) == ("masked" in act)
         policy = replace(policy, version=min(1, iteration))
-        losses = trainer.train(segments, policy, statistics.reward_scale(), iteration).figures
+        losses = trainer.update(Experience(segments, policy, statistics.reward_scale(), iteration)).figures
         assert losses["minibatches"] == 1
         assert abs(losses["approx_kl"]) < 2e-6
         assert abs(losses["old_approx_kl"]) < 5e-5

@@ -24,7 +24,7 @@ from dppo.errors import ConfigError, GPUFailed, OutOfMemory
 from dppo.hosts.builders import build_sampler, build_trainer
 from dppo.hosts.plans import sampler_plan
 from dppo.learners.trainers import LocalTrainer
-from dppo.ppo.exchange.records import PolicySnapshot, SegmentRequest
+from dppo.ppo.exchange.records import Experience, PolicySnapshot, SegmentRequest
 from dppo.ppo.learning.gpu import gpu_failure, is_out_of_memory, repeatable_on, starting_on
 from dppo.ppo.learning.model import PPOModel
 from dppo.ppo.networks.modules import Autograd
@@ -54,7 +54,7 @@ def learning_of(**changes: Any) -> tuple[LocalTrainer, Any]:
 
 
 def update(local: LocalTrainer, segment: Any) -> None:
-    local.update([segment], PolicySnapshot(0, local.weights()), None, 0)
+    local.update(Experience([segment], PolicySnapshot(0, local.weights()), None, 0))
 
 
 def test_settings_of_torch_are_back_after_an_update_on_a_gpu() -> None:
@@ -190,8 +190,9 @@ def test_weights_are_kept_where_a_gpu_takes_nothing_any_more(monkeypatch: pytest
         raise RuntimeError("CUDA error: an illegal memory access was encountered\nCUDA kernel errors might ...")
 
     monkeypatch.setattr(PPOModel, "forward", lost)
-    local.load, local.device = lost, CUDA
-    local._train = lost  # type: ignore[method-assign]
+    local.device = CUDA
+    monkeypatch.setattr(local, "load", lost)
+    monkeypatch.setattr(local.trainer, "update", lost)
     with pytest.raises(
         GPUFailed, match=r"failed in an update \(CUDA error: an illegal memory access was encountered\)"
     ):
@@ -214,7 +215,7 @@ def on_device(device: str, spec: Any) -> None:
 
     model = PPOModel(spec, streams.integer(1, streams.Stream.WEIGHTS), device=device)
     batch = zero_batch(spec, 8, 1)
-    rows = batch._of_each(lambda column: column.to(device))
+    rows = batch._changed(lambda column: column.to(device))
     scored = model.forward(rows.obs, rows.actions)
     model.backward(scored, rows.logprobs, rows.values, rows.values)
 

@@ -91,7 +91,8 @@ def test_acting_and_learning_normalize_in_float64_before_rounding(nest: bool, dt
     scale = ObsScale(*report.statistics.obs.mean_and_std())  # type: ignore[union-attr]
     _, segment = built.sampler.collect(SegmentRequest(0, 1), snapshot(trainer.weights(), scale, built.spaces.obs))
     batch = make_batch([segment], scale, None, PPO())
-    seen = batch.obs["far"] if isinstance(batch.obs, dict) else batch.obs
+    obs: Any = batch.obs
+    seen = obs["far"] if nest else obs
     raw = segment.obs["far"] if nest else segment.obs
     assert raw.dtype == np.float64
     expected = np.array([(row[1] - scale.mean[1]) / scale.std[1] for row in raw.reshape(-1, 2)])  # the slow twin

@@ -20,7 +20,7 @@ import dppo
 from dppo.engine.collector import Collected
 from dppo.errors import SegmentsLost
 from dppo.learners.trainers import LocalTrainer
-from dppo.ppo.exchange.records import IncidentKind, Update
+from dppo.ppo.exchange.records import Experience, IncidentKind, Update
 from dppo.records.files import checkpoint as checkpoints
 from dppo.records.metrics.reading import read_metrics
 from dppo.transports.in_process import InProcessCollector
@@ -123,12 +123,11 @@ def segments_lost(trial: Trial, num_actors: int) -> dppo.Result:
     update = LocalTrainer.update
     due = [0, 1, 2]
 
-    def update_or_lose(trainer: LocalTrainer, *arguments: Any) -> Update:
-        iteration = arguments[-1]
-        if iteration in due:
-            due.remove(iteration)
+    def update_or_lose(trainer: LocalTrainer, experience: Experience) -> Update:
+        if experience.iteration in due:
+            due.remove(experience.iteration)
             raise SegmentsLost("lost on their way")
-        return update(trainer, *arguments)
+        return update(trainer, experience)
 
     trial.losses = {"segments_lost": 3}
     recorder = Recorder()
@@ -300,9 +299,9 @@ def test_the_policy_lag_is_constant_after_the_first_iterations(
         assert {report.policy_version for report in collected.reports} == {collected.policy.version}
         return collected
 
-    def updated(trainer: LocalTrainer, segments: Any, policy: Any, reward_scale: Any, iteration: int) -> Update:
-        lags.append(iteration - policy.version)
-        return update(trainer, segments, policy, reward_scale, iteration)
+    def updated(trainer: LocalTrainer, experience: Experience) -> Update:
+        lags.append(experience.iteration - experience.policy.version)
+        return update(trainer, experience)
 
     monkeypatch.setattr(InProcessCollector, "receive", received)
     monkeypatch.setattr(LocalTrainer, "update", updated)

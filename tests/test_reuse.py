@@ -14,9 +14,10 @@ from recorder import Recorder
 
 import dppo
 from dppo.errors import TrainingDiverged
-from dppo.learners.trainers import ReusingTrainers
-from dppo.ppo.exchange.records import PolicySnapshot, Segment, Update
-from dppo.ppo.learning.off_policy import joined
+from dppo.learners.staged import StagedTrainers
+from dppo.learners.stored_segments import StoredSegments
+from dppo.ppo.exchange.records import Experience, PolicySnapshot, Segment, Update
+from dppo.ppo.learning.reuse import joined
 from dppo.ppo.networks.network import NetworkSpec
 from dppo.records.files import checkpoint as checkpoints
 
@@ -33,20 +34,27 @@ class Trained:
         self.seen: list[list[Segment]] = []
         self.fails = False
         self.loaded: dict[str, np.ndarray] = {}
-        self.weights: Any = dict
-        self.close: Any = list
 
-    def update(self, segments: Sequence[Segment], *_: Any) -> Update:
+    def update(self, experience: Experience) -> Update:
         if self.fails:
             raise TrainingDiverged("a loss is nan")
-        self.seen.append(list(segments))
+        self.seen.append(list(experience.segments))
         return Update({}, 0.0, None)
 
     def state(self) -> dict[str, np.ndarray]:
         return {"step": np.array(len(self.seen))}
 
+    def weights(self) -> np.ndarray:
+        return np.zeros(1)
+
+    def close(self) -> None: ...
+
     def load(self, weights: np.ndarray, state: dict[str, np.ndarray]) -> None:
         self.loaded = state
+
+
+def reusing(trainers: Trained, reuse: int) -> StagedTrainers:
+    return StagedTrainers(trainers, [StoredSegments(reuse, OBS)])
 
 
 def segment(number: int) -> Segment:
@@ -91,29 +99,29 @@ def of_samplers(*iterations: int) -> list[Segment]:
 
 def test_each_update_trains_on_the_last_segments_of_every_sampler() -> None:
     inner = Trained()
-    trainers = ReusingTrainers(inner, 3, OBS)
+    trainers = reusing(inner, 3)
     for iteration in range(5):
-        trainers.update(batch(iteration), POLICY, None, iteration)
+        trainers.update(Experience(batch(iteration), POLICY, None, iteration))
     for seen, iterations in zip(inner.seen, [(0,), (0, 1), (0, 1, 2), (1, 2, 3), (2, 3, 4)], strict=True):
         assert_same(seen, of_samplers(*iterations))
 
 
 def test_a_failed_update_keeps_nothing_and_a_restored_one_goes_on() -> None:
     inner, other = Trained(), Trained()
-    trainers, restored = (ReusingTrainers(one, 3, OBS) for one in (inner, other))
+    trainers, restored = (reusing(one, 3) for one in (inner, other))
     for iteration in range(2):
-        trainers.update(batch(iteration), POLICY, None, iteration)
+        trainers.update(Experience(batch(iteration), POLICY, None, iteration))
     inner.fails = True
     with pytest.raises(TrainingDiverged):
-        trainers.update(batch(7), POLICY, None, 2)
+        trainers.update(Experience(batch(7), POLICY, None, 2))
     state = trainers.state()
     assert all(array.dtype.name in checkpoints.DTYPES for array in state.values())
     restored.load(np.zeros(1), state)
     assert set(other.loaded) == {"step"}
-    restored.update(batch(2), POLICY, None, 2)
+    restored.update(Experience(batch(2), POLICY, None, 2))
     assert_same(other.seen[0], of_samplers(0, 1, 2))
     restored.load(np.zeros(1), {"step": np.array(0)})  # the state of another run, or of the start
-    restored.update(batch(5), POLICY, None, 0)
+    restored.update(Experience(batch(5), POLICY, None, 0))
     assert_same(other.seen[1], of_samplers(5))
 
 
@@ -123,7 +131,7 @@ def test_observations_beside_a_mask_go_on_as_any_others() -> None:
     parts.append(going_on(parts[0], segment(1)))
     expected = joined(parts)
     padded = np.dtype([*((name, OBS[name]) for name in OBS.names or ()), ("action_mask", np.bool_, (2,))])
-    trainers = ReusingTrainers(inner, 2, OBS)
+    trainers = reusing(inner, 2)
     for one in parts:
         viewed = {}
         for name in ("obs", "successors"):
@@ -132,16 +140,16 @@ def test_observations_beside_a_mask_go_on_as_any_others() -> None:
             for field in OBS.names or ():
                 whole[field] = column[field]
             viewed[name] = whole[list(OBS.names or ())]
-        trainers.update([replace(one, **viewed)], POLICY, None, 0)
+        trainers.update(Experience([replace(one, **viewed)], POLICY, None, 0))
     assert_same_bytes(inner.seen[1][0], expected)
 
 
 def test_kept_segments_are_copies() -> None:
     """Views of Ray's store would fill it."""
     inner, mine = Trained(), batch(0)
-    trainers = ReusingTrainers(inner, 2, OBS)
-    trainers.update(mine, POLICY, None, 0)
-    trainers.update([replace(one) for one in mine], POLICY, None, 1)
+    trainers = reusing(inner, 2)
+    trainers.update(Experience(mine, POLICY, None, 0))
+    trainers.update(Experience([replace(one) for one in mine], POLICY, None, 1))
     kept = inner.seen[1][0]
     for name in Segment.__slots__:
         assert not np.shares_memory(getattr(kept, name), getattr(mine[0], name)), name
@@ -199,7 +207,7 @@ def test_the_segments_of_a_run_go_on_from_each_other(tmp_path: Path, monkeypatch
         made.append(joined(segments))
         return made[-1]
 
-    monkeypatch.setattr("dppo.learners.trainers.joined", noted)
+    monkeypatch.setattr("dppo.learners.stored_segments.joined", noted)
     train(tmp_path / "run", num_actors=0)
     assert [len(one.rewards) for one in made[::2]] == [40, 80, 120, 120, 120]
     assert not any(one.truncated.any() for one in made)  # CartPole cuts episodes off after 500 steps

@@ -21,6 +21,7 @@ from ray.cluster_utils import Cluster
 import dppo
 from dppo.errors import SegmentsLost
 from dppo.learners.ranks import RayTrainers
+from dppo.ppo.exchange.records import Experience
 
 NODE: dict[str, Any] = {"num_cpus": 2, "object_store_memory": 80 * 2**20, "include_dashboard": False}
 
@@ -39,15 +40,15 @@ def a_run_that_loses_its_actors_node(cluster: Any, folder: Path) -> dict[str, An
     base |= {"num_actors": 2, "actor_resources": {"simulators": 1}, "address": cluster.address}
     update, to_come = RayTrainers.update, [0, 2]
 
-    def update_after_a_loss(self: RayTrainers, segments: Any, policy: Any, scale: Any, iteration: int) -> Any:
-        if iteration in to_come:
-            to_come.remove(iteration)
+    def update_after_a_loss(self: RayTrainers, experience: Experience) -> Any:
+        if experience.iteration in to_come:
+            to_come.remove(experience.iteration)
             nodes.append(cluster.add_node(**NODE | actors_node))
             cluster.remove_node(nodes.pop(0), allow_graceful=False)
-        return update(self, segments, policy, scale, iteration)
+        return update(self, experience)
 
     undisturbed = dppo.train(make_config(base | {"run_dir": folder / "undisturbed"}))
-    RayTrainers.update = update_after_a_loss  # type: ignore[assignment, method-assign]
+    RayTrainers.update = update_after_a_loss  # type: ignore[method-assign]
     disturbed = dppo.train(make_config(base | {"run_dir": folder / "disturbed"}))
     return {"same": disturbed.weights_sha256 == undisturbed.weights_sha256, "incidents": disturbed.incidents}
 
@@ -68,21 +69,21 @@ def main() -> None:
     ray.wait([lost], fetch_local=False)
     cluster.remove_node(store, allow_graceful=False)
     try:
-        trainers.update([*segments[:3], lost], POLICY, 1.0, 3)
+        trainers.update(Experience([*segments[:3], lost], POLICY, 1.0, 3))
     except SegmentsLost as error:
         report["lost segments"] = str(error)
     report["nothing has changed"] = trainers.weights().tobytes() == before[0].tobytes()
 
     for iteration in (3, 4):
-        trainers.update(segments, POLICY, 1.0, iteration)
+        trainers.update(Experience(segments, POLICY, 1.0, iteration))
     expected = trainers.weights().tobytes()
     trainers.load(*before)
-    trainers.update(segments, POLICY, 1.0, 3)
+    trainers.update(Experience(segments, POLICY, 1.0, 3))
     first, _ = ray.get(trainers.ranks[0].whereabouts.remote())
     cluster.add_node(**NODE)
     cluster.remove_node(next(node for node in learners_nodes if node.node_id == first), allow_graceful=False)
     time.sleep(5)  # processes of a node that is killed live a little longer
-    update = trainers.update(segments, POLICY, 1.0, 4)
+    update = trainers.update(Experience(segments, POLICY, 1.0, 4))
     report["same weights"] = trainers.weights().tobytes() == expected
     report["incidents"] = [incident.kind for incident in update.incidents]
     trainers.close()

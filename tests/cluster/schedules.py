@@ -26,7 +26,7 @@ from dppo.errors import SegmentsLost
 from dppo.hosts.plans import sampler_plan
 from dppo.learners.trainers import LocalTrainer, Trainers
 from dppo.ppo.exchange.moments import Moments
-from dppo.ppo.exchange.records import PolicySnapshot, Update
+from dppo.ppo.exchange.records import Experience, Update
 from dppo.ppo.exchange.statistics import Statistics
 from dppo.ppo.networks.choice import choose_network
 from dppo.ppo.networks.network import NetworkSpec
@@ -63,11 +63,12 @@ class Mixing:
         self.spec = spec
         self._weights = self._hashed(b"new")
 
-    def update(self, segments: Any, policy: PolicySnapshot, reward_scale: float | None, iteration: int) -> Update:
+    def update(self, experience: Experience) -> Update:
+        policy = experience.policy
         scale = None if policy.obs_scale is None else (policy.obs_scale.mean.tolist(), policy.obs_scale.std.tolist())
-        columns = [getattr(segment, field.name) for segment in segments for field in fields(segment)]
+        columns = [getattr(segment, field.name) for segment in experience.segments for field in fields(segment)]
         arrays = [column for column in columns if column is not None] + [self._weights]
-        numbers = repr((policy.version, scale, reward_scale, iteration)).encode()
+        numbers = repr((policy.version, scale, experience.reward_scale, experience.iteration)).encode()
         self._weights = self._hashed(b"".join([*(array.tobytes() for array in arrays), numbers]))
         return Update({}, 0.0, None)
 
@@ -100,13 +101,14 @@ class Losing:
         self.load = trainers.load
         self.close = trainers.close
 
-    def update(self, segments: Any, policy: PolicySnapshot, reward_scale: float | None, iteration: int) -> Update:
+    def update(self, experience: Experience) -> Update:
+        iteration = experience.iteration
         if self._transport is not None:
             self._transport.pass_time(random.Random(iteration).uniform(0, 40))
         if iteration in self._lost:
             self._lost.remove(iteration)
             raise SegmentsLost("lost on their way")
-        return self._trainers.update(segments, policy, reward_scale, iteration)
+        return self._trainers.update(experience)
 
 
 @dataclass(frozen=True)

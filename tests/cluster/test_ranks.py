@@ -34,6 +34,7 @@ from dppo.learners import ranks
 from dppo.learners.rank import TrainerRank, interface_of
 from dppo.learners.ranks import RayTrainers
 from dppo.learners.worth import worth_in_words
+from dppo.ppo.exchange.records import Experience
 from dppo.ppo.learning.batch import Batch, make_batch
 from dppo.streams import Stream
 from dppo.transports.ray.calls import RayCalls
@@ -62,7 +63,7 @@ class Undisturbed:
         self.expected = self.update()
 
     def update(self) -> dict[str, Any]:
-        update = self.trainers.update(self.segments, POLICY, 1.0, 3)
+        update = self.trainers.update(Experience(self.segments, POLICY, 1.0, 3))
         self.incidents = update.incidents
         return {"figures": update.figures, "weights": self.trainers.weights(), **self.trainers.state()}
 
@@ -184,7 +185,7 @@ def test_a_rank_that_dies_while_the_group_starts_is_replaced(busy_with: str, row
         ray_trainers_of(settings(), notes) as trainers,
     ):
         assert min(trainers.worth(rows)) > 0
-        update = trainers.update([ray.put(segment) for segment in some_segments()], POLICY, 1.0, 0)
+        update = trainers.update(Experience([ray.put(segment) for segment in some_segments()], POLICY, 1.0, 0))
     assert len(disturbance.pids) == 1
     assert [incident.kind for incident in update.incidents] == ["learners_rebuilt"]
     assert re.match("a learner died: .*; all 2 are restarted", notes[0])
@@ -200,7 +201,7 @@ def test_ranks_that_die_repeatedly_end_the_run() -> None:
             in_the_middle_of_an_update(send(signal.SIGKILL), times=rebuilds + 1),
             pytest.raises(ClusterError, match=error),
         ):
-            trainers.update(segments, POLICY, 1.0, 3)
+            trainers.update(Experience(segments, POLICY, 1.0, 3))
     assert sum("learners are back" in note for note in notes) == rebuilds
 
 
@@ -212,7 +213,7 @@ def test_ranks_that_fail_in_each_update_end_the_run_with_their_traceback() -> No
         ray_trainers_of(settings()) as trainers,
         pytest.raises(ClusterError, match=r"(?s)a learner failed: .*rebuilt 3 times in a row .*File .*batch\.py"),
     ):
-        trainers.update(broken, POLICY, 1.0, 0)
+        trainers.update(Experience(broken, POLICY, 1.0, 0))
 
 
 def test_an_update_that_diverges_on_one_rank_ends_the_run_with_a_line_for_each_rank(group: Undisturbed) -> None:
@@ -222,7 +223,7 @@ def test_an_update_that_diverges_on_one_rank_ends_the_run_with_a_line_for_each_r
     rewards[5] = np.nan
     segments[3] = dataclasses.replace(segments[3], rewards=rewards)
     with pytest.raises(TrainingDiverged) as raised:
-        group.trainers.update(segments, POLICY, 1.0, 3)
+        group.trainers.update(Experience(segments, POLICY, 1.0, 3))
     lines = str(raised.value).splitlines()
     assert re.match(r"Learner 0: SGD step 0 .* returns from -?\d", lines[0])
     assert re.match(r"Learner 1: SGD step 0 .* returns from nan to nan", lines[1])
@@ -321,12 +322,12 @@ def test_the_interface_of_an_address() -> None:
 @pytest.mark.parametrize("changes", [{"micro_batch_size": 5, "clip_vloss": True}, {"norm_adv": False}], ids=str)
 def test_two_ranks_on_ray_are_one_trainer_with_the_minibatches_of_both(changes: dict[str, Any]) -> None:
     """In float64, to rounding; the single trainer does not split its minibatches."""
-    config = settings(dtype="float64", minibatch_size=64, **changes)
+    config = settings(dtype="float64", minibatch_size=64, overlap=True, **changes)
     segments = some_segments("float64")
     alone = build_trainer(plan_of(dataclasses.replace(config, micro_batch_size=None), SPACES.actions), SPACES)
     with ray_trainers_of(config) as trainers:
         trainers.load(alone.weights(), alone.state())
-        update = trainers.update(segments, POLICY, 1.0, 2)
+        update = trainers.update(Experience(segments, POLICY, 1.0, 2))
         found = {"weights": trainers.weights(), **trainers.state()}
     shares = [make_batch(share, None, 1.0, config.ppo) for share in (segments[:2], segments[2:])]
     columns = [name for name in Batch.__slots__ if isinstance(getattr(shares[0], name), torch.Tensor)]
@@ -335,7 +336,8 @@ def test_two_ranks_on_ray_are_one_trainer_with_the_minibatches_of_both(changes: 
     orders = [streams.generator(config.seed, Stream.MINIBATCHES, 2, rank) for rank in range(2)]
     order: Any = OwnOrders(orders, config.sizes.minibatches_per_epoch)
     ppo = annealed(plan_of(config, SPACES.actions).ppo, 2 / config.iterations)
-    expected = alone.update(together, ppo, order, lagged=True)  # by POLICY, of version 0
+    experience = Experience(segments, POLICY, 1.0, 2)  # two policies ago
+    expected = alone.update(together, ppo, order, experience)
     assert update.figures == pytest.approx(expected.figures, rel=1e-10)
     assert update.learning_rate == expected.learning_rate
     for name, array in {"weights": alone.weights(), **alone.state()}.items():

@@ -7,7 +7,8 @@ import pytest
 import torch
 from builders import BOX, spec_of
 
-from dppo.ppo.learning.model import FlatAdam, free_deviations
+from dppo.ppo.learning.adam import FlatAdam
+from dppo.ppo.learning.model import free_deviations
 from dppo.ppo.networks.parameters import FlatParameters
 
 

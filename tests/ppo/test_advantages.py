@@ -9,9 +9,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dppo.ppo.learning.advantages import generalized_advantages
+from dppo.ppo.learning.advantages import Transitions, generalized_advantages
 
 T, F = True, False
+
+
+def gae(*rollout: np.ndarray, valid: np.ndarray | None = None, **options: Any) -> np.ndarray:
+    """Return the advantages of the arrays of `random_rollout`."""
+    rewards, values, next_values, terminated, truncated = rollout
+    return generalized_advantages(Transitions(rewards, terminated, truncated, valid), values, next_values, **options)
 
 
 def column(*numbers: float | bool) -> np.ndarray:
@@ -57,7 +63,7 @@ def random_rollout(seed: int, steps: int, envs: int) -> list[np.ndarray]:
 def test_equals_the_definition(seed: int, steps: int, envs: int, gamma: float, gae_lambda: float) -> None:
     rollout = random_rollout(seed, steps, envs)
     expected = by_definition(*rollout, gamma=gamma, gae_lambda=gae_lambda)
-    found = generalized_advantages(*rollout, gamma=gamma, gae_lambda=gae_lambda)
+    found = gae(*rollout, gamma=gamma, gae_lambda=gae_lambda)
     np.testing.assert_allclose(found, expected, rtol=1e-9, atol=1e-9)
 
 
@@ -85,15 +91,15 @@ def test_rows_of_older_policies_count_by_their_traces(
     rates: dict[str, Any] = {"gamma": gamma, "gae_lambda": gae_lambda}
     traces = np.random.default_rng(seed).random((steps, envs))
     expected = v_trace(*rollout, **rates, traces=traces)
-    found = generalized_advantages(*rollout, **rates, traces=traces)
+    found = gae(*rollout, **rates, traces=traces)
     np.testing.assert_allclose(found, expected, rtol=1e-9, atol=1e-9)
-    on_policy = generalized_advantages(*rollout, **rates, traces=np.ones((steps, envs)))
-    np.testing.assert_array_equal(on_policy, generalized_advantages(*rollout, **rates))
+    on_policy = gae(*rollout, **rates, traces=np.ones((steps, envs)))
+    np.testing.assert_array_equal(on_policy, gae(*rollout, **rates))
 
 
 def test_hand_worked_numbers() -> None:
     # deltas: 1 + 1/2 - 1/2 = 1;  2 + 3/4 - 1 = 7/4;  3 + 1 - 3/2 = 5/2;  gamma * lambda = 1/4
-    found = generalized_advantages(
+    found = gae(
         column(1, 2, 3), column(0.5, 1, 1.5), column(1, 1.5, 2), column(F, F, F), column(F, F, F),
         gamma=0.5, gae_lambda=0.5,
     )  # fmt: skip
@@ -102,7 +108,7 @@ def test_hand_worked_numbers() -> None:
 
 def test_hand_worked_ends() -> None:
     # step 0 is terminal: 1 - 5 = -4.  step 1 is cut: 1 + 20 / 2 - 6 = 5.  step 2 continues: 1 + 8 / 2 - 7 = -2
-    found = generalized_advantages(
+    found = gae(
         column(1, 1, 1), column(5, 6, 7), column(1e9, 20, 8), column(T, F, F), column(F, T, F),
         gamma=0.5, gae_lambda=0.9,
     )  # fmt: skip
@@ -111,9 +117,7 @@ def test_hand_worked_ends() -> None:
 
 def test_lambda_one_is_monte_carlo_with_a_bootstrap() -> None:
     rewards, values = column(1, 2, 4, 8), column(3, 1, 4, 1)
-    found = generalized_advantages(
-        rewards, values, column(1, 4, 1, 10), column(F, F, F, F), column(F, F, F, F), gamma=0.5, gae_lambda=1
-    )
+    found = gae(rewards, values, column(1, 4, 1, 10), column(F, F, F, F), column(F, F, F, F), gamma=0.5, gae_lambda=1)
     returns = [1 + 1 + 1 + 1 + 10 / 16, 2 + 2 + 2 + 10 / 8, 4 + 4 + 10 / 4, 8 + 10 / 2]
     np.testing.assert_array_equal(found + values, column(*returns))
 
@@ -124,9 +128,9 @@ def test_a_time_limit_is_not_a_death(cut: int) -> None:
     gamma, steps = 0.9, 6
     ones, worth = np.ones((steps, 1)), np.full((steps, 1), 1 / (1 - 0.9))
     never, at = np.zeros((steps, 1), bool), (np.arange(steps) == cut)[:, None]
-    limited = generalized_advantages(ones, worth, worth, never, at, gamma=gamma, gae_lambda=0.95)
+    limited = gae(ones, worth, worth, never, at, gamma=gamma, gae_lambda=0.95)
     np.testing.assert_allclose(limited, 0, atol=1e-12)
-    died = generalized_advantages(ones, worth, worth, at, never, gamma=gamma, gae_lambda=0.95)
+    died = gae(ones, worth, worth, at, never, gamma=gamma, gae_lambda=0.95)
     assert died[cut] == pytest.approx(-gamma / (1 - gamma))
     assert np.all(died[: cut + 1] < -1)
     np.testing.assert_allclose(died[cut + 1 :], 0, atol=1e-12)
@@ -136,7 +140,7 @@ def test_the_dtype_is_that_of_the_values_and_inputs_are_not_modified() -> None:
     rewards, values, next_values, terminated, truncated = random_rollout(4, 20, 2)
     arrays = [rewards, values.astype(np.float32), next_values.astype(np.float32), terminated, truncated]
     copies = [array.copy() for array in arrays]
-    found = generalized_advantages(*arrays, gamma=0.99, gae_lambda=0.95)
+    found = gae(*arrays, gamma=0.99, gae_lambda=0.95)
     assert found.dtype == np.float32
     exact = by_definition(*(copy.astype(np.float64) for copy in copies[:3]), *copies[3:], gamma=0.99, gae_lambda=0.95)
     np.testing.assert_allclose(found, exact, rtol=1e-5, atol=1e-4)

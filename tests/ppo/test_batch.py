@@ -13,9 +13,10 @@ from meetings import Meeting
 from dppo.config import PPO
 from dppo.ppo.exchange.records import Segment
 from dppo.ppo.exchange.scales import ObsScale
-from dppo.ppo.learning.advantages import generalized_advantages
+from dppo.ppo.learning.advantages import Transitions, generalized_advantages
 from dppo.ppo.learning.batch import Batch, make_batch
-from dppo.ppo.learning.parallel import Parallel, weighted_on_all
+from dppo.ppo.learning.minibatches import aligned_with_ranks
+from dppo.ppo.learning.parallel import Parallel
 
 STEPS, ENVS = 3, 2
 
@@ -61,9 +62,13 @@ def test_advantages_are_those_of_each_segment_alone() -> None:
     batch = batch_of(segments)
     alone = [
         generalized_advantages(
-            one.rewards, one.values, one.next_values, one.terminated, one.truncated, gamma=0.9, gae_lambda=0.8
+            Transitions(segment.rewards, segment.terminated, segment.truncated),
+            segment.values,
+            segment.next_values,
+            gamma=0.9,
+            gae_lambda=0.8,
         )
-        for one in segments
+        for segment in segments
     ]
     np.testing.assert_array_equal(batch.advantages, np.concatenate(alone, axis=1).reshape(-1))
     np.testing.assert_array_equal(batch.returns, batch.advantages + batch.values)
@@ -98,7 +103,7 @@ def test_ranks_are_informed_by_the_rewards_of_all() -> None:
         segment = dataclasses.replace(numbered(0), rewards=np.full((STEPS, ENVS), reward), terminated=never)
         own = make_batch([segment], None, None, PPO())
         assert (own.informed, own.rewards) == (False, (reward, reward))
-        whole = weighted_on_all(own, parallel)
+        whole = aligned_with_ranks(own, parallel)
         return whole.informed, whole.rewards
 
     assert Meeting(2).all_do(of_rank) == [(True, (0.0, 1.0))] * 2
@@ -146,12 +151,14 @@ def test_rows_that_are_not_transitions_stay_with_weight_zero() -> None:
     np.testing.assert_array_equal(batch.obs, plain.obs)
     for name in ("actions", "logprobs", "values", "advantages", "returns"):
         assert not getattr(batch, name)[~kept].any(), name
-    one = generalized_advantages(
-        *(getattr(segment, name)[:1] for name in ("rewards", "values", "next_values", "terminated", "truncated")),
+    first_row = generalized_advantages(
+        Transitions(segment.rewards[:1], segment.terminated[:1], segment.truncated[:1]),
+        segment.values[:1],
+        segment.next_values[:1],
         gamma=0.9,
         gae_lambda=0.8,
     )
-    assert batch.advantages[0] == one[0, 0]  # the recursion ends here, because the successor is not a transition
+    assert batch.advantages[0] == first_row[0, 0]  # the recursion ends here, because the successor is not a transition
     np.testing.assert_array_equal(batch.returns, batch.advantages + batch.values)
 
 

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 from builders import assert_same_bytes, make_config, random_weights
+from updates import experience_of
 from worlds.memory import Recalls
 
 from dppo.config import PPO
@@ -20,7 +21,7 @@ from dppo.ppo.acting.sampler import PPOSampler, collect_together
 from dppo.ppo.exchange.records import PolicySnapshot, Rebuild, Segment, SegmentReport, SegmentRequest
 from dppo.ppo.learning.batch import make_batch
 from dppo.ppo.learning.model import PPOModel
-from dppo.ppo.learning.recompute import with_new_advantages
+from dppo.ppo.learning.stages import CurrentNetwork, estimate_again
 from dppo.ppo.networks.choice import choose_network
 from dppo.ppo.networks.network import NetworkSpec
 
@@ -152,10 +153,10 @@ def test_advantages_are_the_same_when_recomputed_with_the_same_weights(memory: s
     model = PPOModel(spec, 1)
     with torch.no_grad():
         model.parameters.weights.copy_(torch.from_numpy(random_weights(spec)))
-    batch = make_batch([segment], None, None, PPO(gamma=0.9, gae_lambda=0.8), LENGTH)
-    assert batch.gae_inputs is not None
+    ppo = PPO(gamma=0.9, gae_lambda=0.8)
+    batch = make_batch([segment], None, None, ppo, LENGTH)
     for rows in (LENGTH, 10, 1000):
-        again = with_new_advantages(batch, model, rows)
+        again = estimate_again(batch, CurrentNetwork(model, rows, None), experience_of([segment]), ppo)
         np.testing.assert_allclose(again.advantages, batch.advantages, rtol=1e-10, atol=1e-12)
         np.testing.assert_allclose(again.returns, batch.returns, rtol=1e-10, atol=1e-12)
 

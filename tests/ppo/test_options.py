@@ -16,21 +16,24 @@ import gymnasium as gym
 import numpy as np
 import pytest
 import torch
-from builders import BOX, at_rate, random_weights, sampler_of, spec_of
+from builders import BOX, PLAIN, at_rate, random_weights, sampler_of, spec_of
 from gymnasium.envs.classic_control.cartpole import CartPoleEnv
 from gymnasium.wrappers import TimeLimit, TransformReward
 from meetings import Meeting, OwnOrders
-from updates import ACTIONS, assert_equals_twin, make_trainer, random_batch
+from updates import ACTIONS, assert_equals_twin, experience_of, make_trainer, random_batch
 
 from dppo.config import PPO
 from dppo.config.parts import annealed
 from dppo.ppo.exchange.records import PolicySnapshot, Segment, SegmentRequest
 from dppo.ppo.exchange.scales import ObsScale
+from dppo.ppo.learning.adam import ADAPTED, adapted_rate
 from dppo.ppo.learning.advantages import shaped_rewards
 from dppo.ppo.learning.batch import make_batch
-from dppo.ppo.learning.model import ADAPTED, adapted_rate, free_deviations
-from dppo.ppo.learning.off_policy import CHANGE, FACTOR, OffPolicyTrainer, adapted_factor, of_several_policies
+from dppo.ppo.learning.model import free_deviations
 from dppo.ppo.learning.parallel import Parallel
+from dppo.ppo.learning.reuse import CHANGE, FACTOR, OlderPolicies, adapted_factor
+from dppo.ppo.learning.stages import CurrentNetwork
+from dppo.ppo.learning.trainer import PPOTrainer
 from dppo.ppo.networks.network import NetworkSpec
 from dppo.spaces.actions import Actions, BoxActions
 
@@ -87,7 +90,8 @@ class Telling(gym.Wrapper[Any, Any, Any, Any]):
 
 
 STEPS, GAMMA, LAMBDA = 48, 0.9, 0.8
-DISCOUNTS = PPO(gamma=GAMMA, gae_lambda=LAMBDA)
+RATES: dict[str, Any] = {"gamma": GAMMA, "gae_lambda": LAMBDA}
+DISCOUNTS = PPO(**RATES)
 SCALE = ObsScale(np.array([0.1, -0.2, 0.05, 0.3]), np.array([0.5, 2.0, 0.1, 1.5]))
 
 
@@ -152,14 +156,13 @@ def test_a_second_epoch_has_advantages_of_its_first_weights(
     assert any((one.truncated & ~one.terminated)[:-1].any() for one in segments)
     assert any(one.terminated.any() for one in segments)
     batch = make_batch(segments, obs_scale, None, DISCOUNTS, length)
-    both = make_trainer(spec, update_epochs=2, clip_vloss=True)
+    both = make_trainer(spec, update_epochs=2, clip_vloss=True, recompute_advantages=True, **RATES)
     order = np.random.default_rng(0)
-    both.update(batch, at_rate(both, 1e-2), order)
+    both.update(batch, at_rate(both, 1e-2), order, experience_of(segments, obs_scale))
 
     first, second = (make_trainer(spec, update_epochs=1, clip_vloss=True) for _ in range(2))
     order = np.random.default_rng(0)
-    plain = dataclasses.replace(batch, gae_inputs=None)
-    first.update(plain, at_rate(first, 1e-2), order)
+    first.update(batch, at_rate(first, 1e-2), order)
     second.load(first.weights(), first.state())
 
     def values(obs: np.ndarray) -> np.ndarray:
@@ -173,7 +176,7 @@ def test_a_second_epoch_has_advantages_of_its_first_weights(
     swapped = make_batch(both_anew, obs_scale, None, DISCOUNTS, length)  # rows in the order of the batch
     assert float((swapped.logprobs - batch.advantages).abs().max()) > 1e-2
     second.update(
-        dataclasses.replace(plain, advantages=swapped.logprobs, returns=swapped.values), at_rate(second, 1e-2), order
+        dataclasses.replace(batch, advantages=swapped.logprobs, returns=swapped.values), at_rate(second, 1e-2), order
     )
     np.testing.assert_allclose(both.weights(), second.weights(), rtol=1e-9, atol=1e-11)
 
@@ -184,22 +187,21 @@ def test_ranks_estimate_advantages_anew_as_one_trainer_does(reuse: int) -> None:
     segments, led_to, specs = zip(*(collect(n, None, 0.1 * n * (reuse > 1)) for n in range(2)), strict=True)
     segments = (segments[0], spoil(segments[1], led_to[1]))
     options: dict[str, Any] = {"update_epochs": 3, "reuse": reuse, "recompute_advantages": True, "minibatches": 2}
-    alone = make_trainer(specs[0], **options)
+    alone = make_trainer(specs[0], **options, **RATES)
     batches = [make_batch(one, None, None, DISCOUNTS) for one in (segments[:1], segments[1:], segments)]
     *shares, together = [dataclasses.replace(one, iterations=reuse) for one in batches]
     # The rows of rank 0 first, as OwnOrders counts them; a batch lays segments side by side.
     rows = np.arange(len(together)).reshape(STEPS, 2, -1).swapaxes(0, 1).reshape(-1)
     own: Any = OwnOrders([np.random.default_rng(rank) for rank in range(2)], reuse * alone.minibatches)
     order: Any = SimpleNamespace(permutation=lambda count: rows[own.permutation(count)])
-    expected = (alone if reuse == 1 else OffPolicyTrainer(alone)).update(together, at_rate(alone, 1e-2), order).figures
+    expected = alone.update(together, at_rate(alone, 1e-2), order, experience_of(segments)).figures
 
     def train(parallel: Parallel) -> tuple[np.ndarray, dict[str, float]]:
-        trainer = make_trainer(specs[0], parallel, **options)
-        reusing = trainer if reuse == 1 else OffPolicyTrainer(trainer, parallel)
-        figures = reusing.update(
-            shares[parallel.rank], at_rate(trainer, 1e-2), np.random.default_rng(parallel.rank)
-        ).figures
-        return trainer.weights(), figures
+        trainer = make_trainer(specs[0], parallel, **options, **RATES)
+        rank = parallel.rank
+        experience = experience_of(segments[rank : rank + 1])
+        update = trainer.update(shares[rank], at_rate(trainer, 1e-2), np.random.default_rng(rank), experience)
+        return trainer.weights(), update.figures
 
     for weights, figures in Meeting(2).all_do(train):
         np.testing.assert_allclose(weights, alone.weights(), rtol=1e-9, atol=1e-12)
@@ -214,7 +216,8 @@ def test_rows_of_older_policies_get_v_trace_advantages_and_clips_of_their_own(le
     segments = (segments[0], spoil(segments[1], led_to[1]))
     model = make_trainer(specs[0]).model
     batch = make_batch(segments, SCALE, None, DISCOUNTS, length)
-    found = of_several_policies(batch, model, 8, None, 0.4)
+    stage = OlderPolicies(PPO(reuse=4, **RATES))
+    found = stage.prepare(batch, CurrentNetwork(model, 8, None), experience_of(segments, SCALE))
 
     def anew(segment: Segment, after: np.ndarray) -> tuple[Segment, Segment]:
         """Return the segment with advantages and returns, then with ratios and values, in place of other columns."""
@@ -241,9 +244,7 @@ def test_rows_of_older_policies_get_v_trace_advantages_and_clips_of_their_own(le
     assert ratios.min() < 0.7
     assert ratios.max() > 1.4
     assert found.importance is not None
-    assert found.clip is not None
     np.testing.assert_allclose(found.importance[counted], ratios.clamp(max=2), rtol=1e-9)
-    np.testing.assert_allclose(found.clip[counted], 0.4 / ratios.clamp(max=2), rtol=1e-9)
     np.testing.assert_allclose(found.advantages, expected.logprobs, rtol=1e-9, atol=1e-12)
     np.testing.assert_allclose(found.returns, expected.values, rtol=1e-9, atol=1e-12)
     np.testing.assert_allclose(found.values[counted], other.values[counted], rtol=1e-9)
@@ -252,12 +253,15 @@ def test_rows_of_older_policies_get_v_trace_advantages_and_clips_of_their_own(le
 def test_an_update_on_older_policies_clips_each_row_around_its_ratio_and_measures_how_far_it_went() -> None:
     segments, _, specs = zip(*(collect(n, None, drift) for n, drift in ((0, 0.2), (1, 0.0))), strict=True)
     batch = make_batch(segments, None, None, DISCOUNTS)
-    options: dict[str, Any] = {"minibatches": 1, "norm_adv": False, "reuse": 3}
-    trainers = [make_trainer(specs[0], update_epochs=epochs, **options) for epochs in (1, 2)]
-    one, two = map(OffPolicyTrainer, trainers)
-    prepared = of_several_policies(batch, two.model, len(batch), None, 0.5)
-    pairs = zip((one, two), trainers, strict=True)
-    figures = [each.update(batch, at_rate(own, 1e-2), np.random.default_rng(0)).figures for each, own in pairs]
+    options: dict[str, Any] = {"minibatches": 1, "norm_adv": False, "reuse": 3, **RATES}
+    one, two = (make_trainer(specs[0], update_epochs=epochs, **options) for epochs in (1, 2))
+    experience = experience_of(segments)
+    prepared = two.stages[0].prepare(batch, CurrentNetwork(two.model, len(batch), None), experience)
+
+    def figures_of(trainer: PPOTrainer) -> dict[str, float]:
+        return trainer.update(batch, at_rate(trainer, 1e-2), np.random.default_rng(0), experience).figures
+
+    figures = [figures_of(trainer) for trainer in (one, two)]
 
     ratio = (one.model.log_probs([batch]) - batch.logprobs).exp()
     center = (prepared.logprobs - batch.logprobs).exp()
@@ -281,8 +285,8 @@ def test_a_policy_that_has_moved_beyond_measure_has_moved_and_is_slowed() -> Non
     """A row that the collecting policy had no more chance to draw would count as 0 times infinity."""
     batch = random_batch()
     batch = dataclasses.replace(batch, logprobs=batch.logprobs - 1000, importance=torch.zeros(len(batch)).double())
-    trainer = make_trainer(update_epochs=1, minibatches=1, norm_adv=False, reuse=2)
-    assert OffPolicyTrainer(trainer)._moved(batch, len(batch), 0.2) == (0.0, 0.0)
+    stage = OlderPolicies(PPO(reuse=2))
+    assert stage._moved(batch, CurrentNetwork(make_trainer().model, len(batch), None), 0.2) == (0.0, 0.0)
 
 
 @pytest.mark.parametrize(("norm_adv", "times"), [(False, 3), (True, 1)], ids=["raw", "standardized"])
@@ -290,7 +294,8 @@ def test_with_reuse_memory_and_deviations_follow_env_steps(norm_adv: bool, times
     """In its first step Adam moves each weight by the learning rate, and keeps 1 / memory of the squared gradient."""
     spec, starts, ends, squares = spec_of(BOX), [], [], []
     for reuse in (1, 3):
-        trainer = make_trainer(spec, norm_adv=norm_adv, reuse=reuse, minibatches=1, update_epochs=1)
+        ppo = dataclasses.replace(PLAIN, norm_adv=norm_adv, reuse=reuse, update_epochs=1)
+        trainer = PPOTrainer(make_trainer(spec).model, ppo, minibatches=1)
         starts.append(trainer.weights())
         trainer.update(random_batch(spec), at_rate(trainer, 1e-2), np.random.default_rng(0))
         ends.append(trainer.weights())
@@ -305,7 +310,7 @@ def test_with_reuse_memory_and_deviations_follow_env_steps(norm_adv: bool, times
 
 def test_the_deviation_of_one_number_is_as_fast_as_the_other_weights() -> None:
     spec = spec_of(BoxActions(np.full(1, -1.0, np.float32), np.full(1, 1.0, np.float32)))
-    trainer = make_trainer(spec, reuse=3, minibatches=1, update_epochs=1)
+    trainer = PPOTrainer(make_trainer(spec).model, dataclasses.replace(PLAIN, reuse=3, update_epochs=1), minibatches=1)
     before = trainer.weights()
     trainer.update(random_batch(spec), at_rate(trainer, 1e-2), np.random.default_rng(0))
     assert np.abs(trainer.weights() - before)[free_deviations(spec)] == pytest.approx([0.01], rel=0.01)

@@ -21,8 +21,8 @@ from dppo.config import PPO
 from dppo.errors import TrainingDiverged
 from dppo.learners import sums
 from dppo.learners.sums import FEW, Group
+from dppo.ppo.learning.adam import ADAPTED
 from dppo.ppo.learning.batch import Batch
-from dppo.ppo.learning.model import ADAPTED
 from dppo.ppo.learning.parallel import Parallel, merged_moments, moments_of_all, row_moments
 from dppo.ppo.learning.trainer import PPOTrainer
 
@@ -32,7 +32,7 @@ NOT_OF_A_TRAINER = {  # settings used outside an update
     *("learning_rate", "anneal_lr", "gamma", "gae_lambda", "minibatch_size", "norm_reward"),
     *("norm_obs", "norm_obs_keys"),
     *("anneal_clip", "anneal_ent", "recompute_advantages", "freeze_norm_after"),  # see test_options.py
-    *("sign_reward", "clip_reward", "scale_reward", "reuse"),
+    *("sign_reward", "clip_reward", "scale_reward", "reuse", "loss"),
 }
 
 

@@ -20,7 +20,8 @@ from dppo.errors import ConfigError
 from dppo.ppo.exchange.moments import Moments
 from dppo.ppo.exchange.records import PolicySnapshot, SegmentRequest
 from dppo.ppo.exchange.scales import ValueScale
-from dppo.ppo.learning.model import PPOModel, last_layer
+from dppo.ppo.learning.model import PPOModel
+from dppo.ppo.learning.popart import last_layer
 from dppo.ppo.learning.trainer import PPOTrainer
 from dppo.ppo.networks.user_module import ModuleSpec
 from dppo.spaces.spaces import Spaces
@@ -52,7 +53,7 @@ def test_a_change_of_the_unit_changes_no_value() -> None:
     for shift in (0.0, 5e3, -70.0):
         before = trainer._popart.scale.restore(trainer.model.values(obs))
         batch = random_batch(SPEC, seed=2)
-        trainer._popart.learn(dataclasses.replace(batch, returns=batch.returns * 100 + shift), trainer._parallel)
+        trainer._popart.learn(dataclasses.replace(batch, returns=batch.returns * 100 + shift), trainer.parallel)
         after = trainer._popart.scale.restore(trainer.model.values(obs))
         torch.testing.assert_close(after, before, rtol=1e-9, atol=1e-9)
 

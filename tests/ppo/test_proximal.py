@@ -9,10 +9,12 @@ import numpy as np
 import pytest
 import torch
 from builders import at_rate, spec_of
-from updates import ACTIONS, make_trainer, random_batch
+from updates import ACTIONS, experience_of, make_trainer, random_batch
 
 import dppo
 from dppo.spaces.actions import Actions
+
+LAGGED = experience_of(lag=1)
 
 
 @ACTIONS
@@ -20,7 +22,7 @@ from dppo.spaces.actions import Actions
 def test_ratios_are_measured_from_the_policy_before_the_update(actions: Actions, norm_adv: bool) -> None:
     """As if that policy had collected, with advantages weighted once by min(pi_now / pi_old, 2)."""
     spec, minibatches = spec_of(actions), 1 if norm_adv else 4
-    lagged = make_trainer(spec, norm_adv=norm_adv, minibatches=minibatches)
+    lagged = make_trainer(spec, norm_adv=norm_adv, minibatches=minibatches, lagged=True)
     plain = make_trainer(spec, norm_adv=False, minibatches=minibatches)
     batch = random_batch(spec, drift=1.0)
     now, advantages = plain.model.log_probs([batch]), batch.advantages
@@ -29,7 +31,7 @@ def test_ratios_are_measured_from_the_policy_before_the_update(actions: Actions,
     if norm_adv:
         advantages = (advantages - advantages.mean()) / (advantages.std() + 1e-8)
     weighted = replace(batch, logprobs=now, advantages=advantages * importance)
-    losses = lagged.update(batch, at_rate(lagged, 1e-2), np.random.default_rng(0), lagged=True).figures
+    losses = lagged.update(batch, at_rate(lagged, 1e-2), np.random.default_rng(0), LAGGED).figures
     expected = plain.update(weighted, at_rate(plain, 1e-2), np.random.default_rng(0)).figures
     np.testing.assert_allclose(lagged.weights(), plain.weights(), rtol=1e-9, atol=1e-12)
     assert losses["clipfrac"] == expected["clipfrac"]
@@ -40,11 +42,10 @@ def test_rows_that_are_not_transitions_have_no_effect() -> None:
     weights = torch.ones(len(batch), dtype=torch.float64)
     weights[::5] = 0.0
     logprobs = torch.where(weights > 0, batch.logprobs, -1e4)  # exp(now - old) would overflow
-    first, second = make_trainer(), make_trainer()
-    first.update(
-        replace(batch, weights=weights, logprobs=logprobs), at_rate(first, 1e-2), np.random.default_rng(0), lagged=True
-    )
-    second.update(replace(batch, weights=weights), at_rate(second, 1e-2), np.random.default_rng(0), lagged=True)
+    first, second = make_trainer(lagged=True), make_trainer(lagged=True)
+    extreme = replace(batch, weights=weights, logprobs=logprobs)
+    first.update(extreme, at_rate(first, 1e-2), np.random.default_rng(0), LAGGED)
+    second.update(replace(batch, weights=weights), at_rate(second, 1e-2), np.random.default_rng(0), LAGGED)
     assert np.isfinite(first.weights()).all()
     np.testing.assert_array_equal(first.weights(), second.weights())
 

@@ -16,7 +16,7 @@ from jaxtyping import TypeCheckError
 from dppo.ppo.distributions.simple import Categorical
 from dppo.ppo.exchange.records import PolicySnapshot, Rebuild, SamplerCarry, Segment
 from dppo.ppo.exchange.scales import ObsScale
-from dppo.ppo.learning.advantages import generalized_advantages
+from dppo.ppo.learning.advantages import Transitions, generalized_advantages
 from dppo.ppo.learning.batch import Batch
 from dppo.ppo.learning.losses import policy_loss
 
@@ -44,8 +44,10 @@ def carry(**changes: Any) -> SamplerCarry:
 
 def advantages(**changes: Any) -> np.ndarray:
     columns: dict[str, Any] = {name: np.zeros((T, E)) for name in ("rewards", "values", "next_values")}
-    columns |= {name: np.zeros((T, E), bool) for name in ("terminated", "truncated")}
-    return generalized_advantages(**columns | changes, gamma=0.9, gae_lambda=0.8)
+    columns |= changes
+    never = np.zeros((T, E), bool)
+    transitions = Transitions(columns["rewards"], never, never)
+    return generalized_advantages(transitions, columns["values"], columns["next_values"], gamma=0.9, gae_lambda=0.8)
 
 
 def scale(**changes: Any) -> ObsScale:

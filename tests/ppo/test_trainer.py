@@ -15,9 +15,11 @@ from torch import Tensor
 from updates import ACTIONS, COLUMNS, assert_equals_twin, make_trainer, random_batch
 
 from dppo.errors import TrainingDiverged
+from dppo.ppo.learning.adam import ADAPTED
 from dppo.ppo.learning.batch import Batch
-from dppo.ppo.learning.model import ADAPTED, PPOModel
-from dppo.ppo.learning.parallel import Parallel, draw_minibatches, weighted_on_all
+from dppo.ppo.learning.minibatches import aligned_with_ranks, draw_minibatches
+from dppo.ppo.learning.model import PPOModel
+from dppo.ppo.learning.parallel import Parallel
 from dppo.ppo.learning.trainer import PPOTrainer, _diverged, _Losses
 from dppo.spaces.actions import Actions
 
@@ -69,10 +71,12 @@ def test_a_batch_is_informed_if_an_episode_of_any_rank_terminates(other: bool) -
     class Two(Parallel):
         """This rank, and one without weights."""
 
+        size = 2
+
         def gather(self, tensor: Tensor) -> Tensor:
             return torch.stack([tensor, torch.tensor([False, other, 0.0, 0.0]).to(tensor.dtype)])
 
-    batch = weighted_on_all(random_batch(), Two())
+    batch = aligned_with_ranks(random_batch(), Two())
     assert (batch.informed, batch.rewards) == (other, (0.0, 0.0))
     assert batch.weights is None
 
@@ -236,7 +240,7 @@ def test_a_number_that_is_not_finite_stops_the_run_and_keeps_the_weights(column:
 def test_a_divergence_shows_leaves_of_every_dtype(dtype: torch.dtype) -> None:
     batch = random_batch()
     leaves: dict[str, Tensor] = {"speed": torch.ones(len(batch), 4), "flags": torch.ones(len(batch), 2).to(dtype)}
-    losses = _Losses(*torch.tensor([math.nan] * len(_Losses._fields)))
+    losses = _Losses({"policy_loss": torch.tensor(math.nan)}, torch.zeros(len(batch)))
     error = _diverged(dataclasses.replace(batch, obs=leaves), 3, losses, math.inf)
     assert "obs flags from 1 to 1, advantages from " in str(error)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -14,9 +15,13 @@ from torch import nn
 from torch.distributions import Categorical, Independent, Normal
 
 from dppo.config.parts import ResolvedPPO
+from dppo.ppo.exchange.records import Experience, PolicySnapshot, Segment
+from dppo.ppo.exchange.scales import ObsScale
 from dppo.ppo.learning.batch import Batch
 from dppo.ppo.learning.model import PPOModel
 from dppo.ppo.learning.parallel import Parallel
+from dppo.ppo.learning.reuse import OlderPolicies
+from dppo.ppo.learning.stages import LagCorrection, RecomputedAdvantages, Stage
 from dppo.ppo.learning.trainer import PPOTrainer
 from dppo.ppo.networks.built_in import BuiltInSpec
 from dppo.ppo.networks.mlp import MLP
@@ -33,13 +38,34 @@ def make_trainer(
     *,
     minibatches: int = 4,
     micro_batch_size: int | None = None,
+    lagged: bool = False,
     **options: Any,
 ) -> PPOTrainer:
-    model = PPOModel(spec, 1, zeros_like=None if parallel is None else parallel.zeros_like)
-    split: dict[str, Any] = {"minibatches": minibatches, "micro_batch_size": micro_batch_size}
-    trainer = PPOTrainer(model, dataclasses.replace(PLAIN, **options), parallel=parallel, **split)
+    """Return a trainer with the stages of these options, and random weights."""
+    parallel = parallel or Parallel()
+    ppo = dataclasses.replace(PLAIN, **options)
+    stages: list[Stage] = []
+    if ppo.reuse > 1:
+        stages.append(OlderPolicies(ppo, parallel))
+    elif lagged:
+        stages.append(LagCorrection())
+    if ppo.recompute_advantages:
+        stages.append(RecomputedAdvantages(ppo))
+    trainer = PPOTrainer(
+        PPOModel(spec, 1, zeros_like=parallel.zeros_like),
+        ppo,
+        minibatches=minibatches,
+        micro_batch_size=micro_batch_size,
+        parallel=parallel,
+        stages=stages,
+    )
     trainer.load(random_weights(spec), trainer.state())
     return trainer
+
+
+def experience_of(segments: Sequence[Segment] = (), obs_scale: ObsScale | None = None, lag: int = 0) -> Experience:
+    """Return the origin of a batch of these segments, whose rewards are not scaled."""
+    return Experience(segments, PolicySnapshot(0, np.zeros(0), obs_scale), None, iteration=lag)
 
 
 def random_batch(spec: BuiltInSpec = DISCRETE_SPEC, rows: int = 50, seed: int = 0, drift: float = 0.3) -> Batch:

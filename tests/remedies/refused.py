@@ -344,22 +344,22 @@ STARTS: tuple[tuple[str, Settings, Remedy], ...] = (
         instead(hidden_sizes=(8,)),
     ),
     (
-        "ppo/learning/model.py: Let values come from one, or use `norm_value=False`",
+        "ppo/learning/popart.py: Let values come from one, or use `norm_value=False`",
         {"env_id": Fine, "model": "worlds.models:Residual", "norm_value": True},
         as_named,
     ),
     (
-        "ppo/learning/model.py: Let values come from one, or use `norm_value=False`",
+        "ppo/learning/popart.py: Let values come from one, or use `norm_value=False`",
         {"env_id": Fine, "model": "worlds.models:Residual", "norm_value": True},
         instead(model=CLASS),
     ),
     (
-        "ppo/learning/model.py: Return the numbers of that layer as they are",
+        "ppo/learning/popart.py: Return the numbers of that layer as they are",
         {"env_id": Fine, "model": "remedies.networks:ScaledValues", "norm_value": True},
         as_named,
     ),
     (
-        "ppo/learning/model.py: Return the numbers of that layer as they are",
+        "ppo/learning/popart.py: Return the numbers of that layer as they are",
         {"env_id": Fine, "model": "remedies.networks:ScaledValues", "norm_value": True},
         instead(model=CLASS),
     ),

@@ -34,8 +34,8 @@ from dppo.spaces.spaces import MOST_WHOLE, Spaces, holds_float64, is_image
 from dppo.streams import Stream
 
 if TYPE_CHECKING:
-    from dppo.ppo.learning.off_policy import OffPolicyTrainer
     from dppo.ppo.learning.parallel import Parallel
+    from dppo.ppo.learning.stages import Stage
     from dppo.ppo.learning.trainer import PPOTrainer
     from dppo.ppo.networks.network import NetworkSpec
 
@@ -208,22 +208,22 @@ def _check_float32(norm_obs_keys: tuple[str, ...], read: Spaces) -> None:
                 )
 
 
-def build_trainer(plan: TrainerPlan, spaces: Spaces, parallel: Parallel | None = None) -> PPOTrainer | OffPolicyTrainer:
+def build_trainer(plan: TrainerPlan, spaces: Spaces, parallel: Parallel | None = None) -> PPOTrainer:
     """Build the trainer of a run, or one of several ranks; imports torch."""
     from dppo.ppo.learning.gpu import repeatable_on, starting_on
-    from dppo.ppo.learning.off_policy import OffPolicyTrainer
+    from dppo.ppo.learning.parallel import Parallel
 
     device = _device(plan.learners.device)
     spec = choose_network(plan.network, spaces).spec
     with starting_on(device, spec.as_json().get("model", "the built-in network")):
-        trainer = _trainer_on(device, plan, spec, parallel)
+        trainer = _trainer_on(device, plan, spec, parallel or Parallel())
         if device != "cpu":
             with repeatable_on(trainer.device):
                 trainer.rehearse(FEW_ROWS)
-    return trainer if plan.ppo.reuse == 1 else OffPolicyTrainer(trainer, parallel)
+    return trainer
 
 
-def _trainer_on(device: str, plan: TrainerPlan, spec: NetworkSpec, parallel: Parallel | None) -> PPOTrainer:
+def _trainer_on(device: str, plan: TrainerPlan, spec: NetworkSpec, parallel: Parallel) -> PPOTrainer:
     from dppo.ppo.learning.model import PPOModel
     from dppo.ppo.learning.trainer import PPOTrainer
     from dppo.ppo.networks.modules import learn_in_bfloat16
@@ -232,7 +232,7 @@ def _trainer_on(device: str, plan: TrainerPlan, spec: NetworkSpec, parallel: Par
         spec,
         streams.integer(plan.seed, Stream.WEIGHTS),
         device=device,
-        zeros_like=None if parallel is None else parallel.zeros_like,
+        zeros_like=parallel.zeros_like,
         log_std=plan.network.log_std_init,
     )
     if plan.learners.precision == "bfloat16":
@@ -244,7 +244,23 @@ def _trainer_on(device: str, plan: TrainerPlan, spec: NetworkSpec, parallel: Par
         micro_batch_size=plan.learners.micro_batch_size,
         parallel=parallel,
         sequence_length=plan.sizes.sequence_length,
+        stages=stages_of(plan, parallel),
     )
+
+
+def stages_of(plan: TrainerPlan, parallel: Parallel) -> list[Stage]:
+    """Return the stages of the updates of a run: none by default."""
+    from dppo.ppo.learning.reuse import OlderPolicies
+    from dppo.ppo.learning.stages import LagCorrection, RecomputedAdvantages
+
+    stages: list[Stage] = []
+    if plan.ppo.reuse > 1:
+        stages.append(OlderPolicies(plan.ppo, parallel))
+    elif plan.policy_lag > 0:
+        stages.append(LagCorrection())
+    if plan.ppo.recompute_advantages:
+        stages.append(RecomputedAdvantages(plan.ppo))
+    return stages
 
 
 def _device(wanted: str) -> str:

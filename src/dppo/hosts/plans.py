@@ -29,6 +29,7 @@ class TrainerPlan:
     learners: Learners
     sizes: Sizes
     seed: int
+    policy_lag: int = 0
 
 
 def sampler_plan(config: Config) -> SamplerPlan:
@@ -43,4 +44,4 @@ def sampler_plan(config: Config) -> SamplerPlan:
 def trainer_plan(config: Config) -> TrainerPlan:
     """Return the parts of `config`, which must be resolved, that trainers are built from."""
     ppo = ResolvedPPO(**vars(config.ppo))
-    return TrainerPlan(ppo, config.network, config.learners, config.sizes, config.seed)
+    return TrainerPlan(ppo, config.network, config.learners, config.sizes, config.seed, config.lag)

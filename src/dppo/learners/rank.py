@@ -25,7 +25,7 @@ from dppo.learners.sums import Group
 from dppo.learners.trainers import LocalTrainer
 from dppo.numerics.fingerprint import Expected
 from dppo.numerics.portable import limit_blas
-from dppo.ppo.exchange.records import PolicySnapshot, Segment, Update
+from dppo.ppo.exchange.records import Experience, Segment, Update
 from dppo.spaces.spaces import Spaces
 from dppo.transports.ray.calls import calls_ray
 from dppo.transports.ray.failures import FETCH_TIMEOUT_S
@@ -94,7 +94,7 @@ class TrainerRank:
             )
             self._group = Group()
             network = replace(self.plan.network, model=unpacked_model(self.model))
-            self._local = LocalTrainer(replace(self.plan, network=network), self.spaces, self._group)
+            self._local = LocalTrainer(replace(self.plan, network=network), self.spaces, self._group, restores=False)
             return "" if expected is None else expected.problem(torch=True)
         except DppoError as error:
             return sendable(error)
@@ -111,14 +111,14 @@ class TrainerRank:
         return self._local.weights(copy=False), self._local.state(copy=False)
 
     def update(
-        self, policy: PolicySnapshot, reward_scale: float | None, iteration: int, with_state: bool, *segments: Segment
+        self, experience: Experience, with_state: bool, *segments: Segment
     ) -> tuple[Update | DppoError, np.ndarray | None, dict[str, np.ndarray] | None]:
-        """Train on this rank's segments, together with the other ranks; `policy`, without its weights, collected them.
+        """Train on this rank's segments, together with the other ranks; `experience` comes without any segments.
 
         Returns: the update of all ranks; with `with_state`, also their new weights [P] and optimizer state.
         """
         try:
-            update = self._local.train(segments, policy, reward_scale, iteration)
+            update = self._local.update(replace(experience, segments=segments))
         except (OutOfMemory, GPUFailed):
             raise  # at once: the others wait for this rank in a sum
         except DppoError as error:

@@ -2,7 +2,7 @@
 
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
@@ -27,7 +27,7 @@ from dppo.learners.rank import (
     wait_while_alive,
 )
 from dppo.numerics.fingerprint import Expected
-from dppo.ppo.exchange.records import Incident, IncidentKind, PolicySnapshot, Update
+from dppo.ppo.exchange.records import Experience, Incident, IncidentKind, Update
 from dppo.ppo.networks.choice import choose_network
 from dppo.spaces.spaces import Spaces
 from dppo.transports.ray.calls import calls_ray
@@ -93,15 +93,13 @@ class RayTrainers:
             self.close()
             raise
 
-    def update(
-        self, segments: Sequence[Any], policy: PolicySnapshot, reward_scale: float | None, iteration: int
-    ) -> Update:
-        """Do one PPO update on the segments of `iteration`; each rank trains on those of its samplers.
+    def update(self, experience: Experience) -> Update:
+        """Do one update on the segments of an iteration; each rank trains on those of its samplers.
 
         Waits for: all ranks, while each answers that it is running. Fails when: it diverges, or rebuilds are in vain.
         Raises SegmentsLost if they must be collected again; nothing has changed then.
         """
-        attempt = partial(self._attempt, segments, policy, reward_scale, iteration)
+        attempt = partial(self._attempt, experience)
         update = self._call(partial(self._with_group, attempt), "updating on the learners")
         incidents, self._incidents = tuple(self._incidents), []
         return replace(update, incidents=incidents)
@@ -191,23 +189,23 @@ class RayTrainers:
                 self._lose(error)
 
     @calls_ray
-    def _attempt(
-        self, segments: Sequence[Any], policy: PolicySnapshot, reward_scale: float | None, iteration: int
-    ) -> Update:
-        share, policy = len(segments) // len(self.ranks), replace(policy, weights=policy.weights[:0])  # ranks have them
+    def _attempt(self, experience: Experience) -> Update:
+        policy = replace(experience.policy, weights=experience.policy.weights[:0])  # ranks have the weights
+        without_segments = replace(experience, segments=(), policy=policy)
+        share = len(experience.segments) // len(self.ranks)
         self._check()  # if the raylet has died, large arguments and results end this process
-        calls = [
-            handle.update.options(num_returns=3).remote(
-                policy, reward_scale, iteration, rank in self._reporters, *segments[rank * share : (rank + 1) * share]
-            )
-            for rank, handle in enumerate(self.ranks)
-        ]
+        calls = []
+        for rank, handle in enumerate(self.ranks):
+            segments = experience.segments[rank * share : (rank + 1) * share]
+            update = handle.update.options(num_returns=3)
+            calls.append(update.remote(without_segments, rank in self._reporters, *segments))
         try:
             answers = wait_while_alive(self.ranks, [update for update, _, _ in calls], self._check, self._clock)
         except ObjectLostError as error:
             self._lose(error)  # because some ranks wait for those whose segments are lost
+            number = experience.iteration + 1
             raise SegmentsLost(
-                f"the segments of iteration {iteration + 1} were lost with the node that held them ({last_line(error)})"
+                f"the segments of iteration {number} were lost with the node that held them ({last_line(error)})"
             ) from None
         raise_faults(answers)
         self._check()  # the same for the earlier weights, which are released here

@@ -40,6 +40,7 @@ from dppo.spaces.spaces import Spaces
 from dppo.transports.in_process import InProcessCollector
 
 if TYPE_CHECKING:
+    from dppo.learners.tracing import Trace
     from dppo.learners.trainers import Trainers
     from dppo.transports.ray.core_use import CoreUse
     from dppo.transports.ray.evaluating import RayPlayers
@@ -103,7 +104,8 @@ def build(config: Config, folder: RunFolder, stop: StopSignals, stack: ExitStack
         if choice.line:
             logger.info("%s", choice.line)
     _log_network(resolved, spaces)
-    trainers = site.trainers(resolved, spaces, expected)
+    trace = _trace(resolved)
+    trainers = site.trainers(resolved, spaces, expected, trace)
     statistics = _no_statistics(config, spaces, resumed=folder.start is not None)
     model = model_state(spaces, trainers.spec)
     if warm is not None:
@@ -111,13 +113,22 @@ def build(config: Config, folder: RunFolder, stop: StopSignals, stack: ExitStack
     more: dict[str, Any] = {"policy_lag": config.lag, "freeze_norm_after": config.freeze_norm_after}
     learner = PPOLearner(collector, trainers, ledger, statistics, **more)
     learner.env_faults = EnvFaults(ledger, config.env_faults, config.env.fault_budget)
-    more = {"trace": getattr(trainers, "line", None), "players": site.players(spaces, trainers.spec)}
+    more = {"trace": None if trace is None else trace.line, "players": site.players(spaces, trainers.spec)}
     epochs = resolved.update_epochs
     assert epochs is not None
     parts = Parts(collector, learner, ledger, model, expected, epochs, tuple(choices), core_use=site.core_use(), **more)
     if start is not None:
         _load(start, config, parts, ledger, trainers.spec, branch=folder.start is None)
     return parts
+
+
+def _trace(config: Config) -> Trace | None:
+    """Return what takes checksums of each update, with `trace_hashes`."""
+    if not config.trace_hashes:
+        return None
+    from dppo.learners.tracing import Trace  # imports torch
+
+    return Trace(trainer_plan(config))
 
 
 def _spaces(collector: Collector, config: Config, stop: StopSignals) -> Spaces:
@@ -206,9 +217,11 @@ class _Site:
 
         return CoreUse(self.session.demand.num_actors)
 
-    def trainers(self, config: Config, spaces: Spaces, expected: Expected) -> Trainers:
+    def trainers(self, config: Config, spaces: Spaces, expected: Expected, trace: Trace | None) -> Trainers:
         """Return what trains on the segments, with the settings `config`, which suit the spaces."""
-        from dppo.learners.trainers import LocalTrainer, ReusingTrainers, TracingTrainers
+        from dppo.learners.staged import RunStage, StagedTrainers
+        from dppo.learners.stored_segments import StoredSegments
+        from dppo.learners.trainers import LocalTrainer
 
         plan = trainer_plan(config)
         trainers: Trainers
@@ -226,9 +239,10 @@ class _Site:
             self.stack.callback(ranks.close)
             if config.num_learners > 1:
                 logger.warning("%s", worth_in_words(plan, ranks.spec, *ranks.worth(config.sizes.minibatch_rows)))
+        stages: list[RunStage] = [] if trace is None else [trace]  # first, as it is about the newest segments alone
         if config.reuse > 1:
-            trainers = ReusingTrainers(trainers, config.reuse, spaces.of_network().obs)
-        return TracingTrainers(trainers, plan) if config.trace_hashes else trainers
+            stages.append(StoredSegments(config.reuse, spaces.of_network().obs))
+        return StagedTrainers(trainers, stages) if stages else trainers
 
     def players(self, spaces: Spaces, spec: NetworkSpec) -> InProcessPlayers | RayPlayers | None:
         """Return what plays the episodes of evaluations, on actors if the run has any; None without evaluations."""

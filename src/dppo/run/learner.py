@@ -16,7 +16,7 @@ from dppo.engine.collector import Collected, Collector
 from dppo.engine.ledger import ReplayLedger
 from dppo.errors import SegmentsLost, printable
 from dppo.log import logger
-from dppo.ppo.exchange.records import Episode, Incident, IncidentKind, PolicySnapshot, Update
+from dppo.ppo.exchange.records import Episode, Experience, Incident, IncidentKind, PolicySnapshot, Update
 from dppo.ppo.exchange.scales import ValueScale
 from dppo.ppo.exchange.statistics import Statistics
 from dppo.process_state.borders import take_changes
@@ -127,7 +127,7 @@ class PPOLearner:
                 merged = merged.merged([report.statistics for report in collected.reports])
             scale = merged.reward_scale()  # of all returns seen so far
             try:
-                update = self._trainers.update(collected.segments, collected.policy, scale, self.iteration)
+                update = self._trainers.update(Experience(collected.segments, collected.policy, scale, self.iteration))
                 break
             except SegmentsLost as error:
                 collected = self._collect_again(collected, error, stop)

@@ -60,7 +60,7 @@ def warm_start(trainers: Trainers, own: Statistics, origin: Found, obs: Any, con
 
 def _in_units_of_rewards(arrays: Mapping[str, Weights]) -> Weights:
     """Return the weights of a checkpoint; those of a run with `norm_value` estimate values in units of rewards."""
-    from dppo.ppo.learning.model import value_layer  # imports torch
+    from dppo.ppo.learning.popart import value_layer  # imports torch
 
     weights = dict(arrays.get("model", {}))
     if scale := ValueScale.of_state(arrays.get("optimizer", {})):

@@ -7,6 +7,12 @@ from typing import Any, Literal, TypeVar
 from dppo.config.field import constant, setting
 from dppo.user_code import import_path
 
+LOSSES = {
+    "ppo": "dppo.ppo.learning.clipped:ClippedLoss",
+    "spo": "dppo.ppo.learning.spo:SPOLoss",
+}
+"""The class of each value of `loss`; torch is imported with it."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class PPO:
@@ -41,6 +47,9 @@ class PPO:
     needs."""
     recompute_advantages: bool = False
     """Recompute advantages and returns before each further epoch, with the values of the current network."""
+    loss: Literal["ppo", "spo"] = "ppo"
+    """Loss of the policy: the clipped surrogate of PPO, or Simple Policy Optimization, which subtracts a quadratic
+    penalty of the ratio instead."""
     clip_coef: float = setting(0.2, gt=0, lt=1)
     """Clipping range of the probability ratio."""
     anneal_clip: bool = False

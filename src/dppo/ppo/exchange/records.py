@@ -5,6 +5,7 @@ T steps, E environments of one sampler, B rows of a batch, *O and *A the shapes 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -33,6 +34,25 @@ class PolicySnapshot(ReadOnly):
     value_scale: ValueScale | None = None
     """Unit of the network's values; None where it is that of the rewards."""
     env_options: dict[str, Any] | None = None  # for the resets of environments meanwhile: see `RunInfo.set_env`
+
+
+@dataclass(frozen=True, slots=True)
+class Experience:
+    """All that one update learns from."""
+
+    segments: Sequence[Any]
+    """In sampler order; references to them if ranks fetch them from the actors."""
+    policy: PolicySnapshot
+    """The policy that collected them."""
+    reward_scale: float | None
+    """Divisor of rewards; None if they are not normalized."""
+    iteration: int
+    """0, 1, ..."""
+
+    @property
+    def lagged(self) -> bool:
+        """Whether the policy that collected is older than the policy to update."""
+        return self.policy.version < self.iteration
 
 
 @dataclass(frozen=True, slots=True)

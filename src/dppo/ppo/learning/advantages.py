@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -12,16 +13,25 @@ if TYPE_CHECKING:  # shapes are checked in tests only
     from jaxtyping import Bool, Float
 
 
+@dataclass(frozen=True, slots=True)
+class Transitions:
+    """The consequences of the actions of T steps, from which advantages are estimated."""
+
+    rewards: Float[np.ndarray, " T *E"]
+    """As they are learned from: shaped and scaled."""
+    terminated: Bool[np.ndarray, " T *E"]
+    truncated: Bool[np.ndarray, " T *E"]
+    valid: Bool[np.ndarray, " T *E"] | None = None
+    """False for a row that is not a transition; None if all rows are."""
+
+
 def generalized_advantages(
-    rewards: Float[np.ndarray, " T *E"],
+    transitions: Transitions,
     values: Float[np.ndarray, " T *E"],
     next_values: Float[np.ndarray, " T *E"],
-    terminated: Bool[np.ndarray, " T *E"],
-    truncated: Bool[np.ndarray, " T *E"],
     *,
     gamma: float,
     gae_lambda: float,
-    valid: Bool[np.ndarray, " T *E"] | None = None,
     traces: Float[np.ndarray, " T *E"] | None = None,
 ) -> Float[np.ndarray, " T *E"]:
     """Estimate the advantage of each action by GAE.
@@ -37,16 +47,19 @@ def generalized_advantages(
 
     Source: Schulman et al., arXiv:1506.02438, eq. 16; PPO, arXiv:1707.06347, eq. 11 and 12. Time limits: Pardo et
     al., arXiv:1712.00378. Traces (c of V-trace; None: all one): Espeholt et al., arXiv:1802.01561, eq. 1.
-    Args: `valid`: None if all rows are valid. Returns: advantages in the dtype of `values`.
+    Returns: advantages in the dtype of `values`.
     """
     dtype = values.dtype
-    deltas = rewards.astype(dtype) + dtype.type(gamma) * next_values * ~terminated - values
-    discounts = dtype.type(gamma * gae_lambda) * ~(terminated | truncated)
-    if valid is not None:
-        deltas, discounts = np.where(valid, deltas, dtype.type(0)), discounts * valid
+    terminated = transitions.terminated
+    deltas = transitions.rewards.astype(dtype) + dtype.type(gamma) * next_values * ~terminated - values
+    discounts = dtype.type(gamma * gae_lambda) * ~(terminated | transitions.truncated)
+    if transitions.valid is not None:
+        deltas = np.where(transitions.valid, deltas, dtype.type(0))
+        discounts = discounts * transitions.valid
     if traces is not None:
         discounts[:-1] *= traces[1:]
-    advantages, following = np.empty_like(values), np.zeros_like(values[0])
+    advantages = np.empty_like(values)
+    following = np.zeros_like(values[0])
     for t in range(len(values) - 1, -1, -1):
         following = deltas[t] + discounts[t] * following
         advantages[t] = following

@@ -19,7 +19,7 @@ from dppo.ppo.exchange.inputs import each_leaf, network_inputs, scale_for
 from dppo.ppo.exchange.records import Segment
 from dppo.ppo.exchange.scales import CLIP, ObsScale
 from dppo.ppo.exchange.stacks import stack_numbers
-from dppo.ppo.learning.advantages import generalized_advantages, shaped_rewards
+from dppo.ppo.learning.advantages import Transitions, generalized_advantages, shaped_rewards
 from dppo.ppo.networks.network import NetworkSpec, RecurrentInputs
 from dppo.spaces.spaces import leaves
 
@@ -28,20 +28,20 @@ if TYPE_CHECKING:  # shapes are checked in tests only
 
 
 @dataclass(frozen=True, slots=True)
-class GAEInputs:
-    """Everything that advantages are estimated from, kept to repeat the estimate when values change."""
+class IndexedObs:
+    """Observations by their places in a table, so that each minibatch copies only its own."""
 
-    estimate: Callable[..., Float[np.ndarray, "T envs"]]
-    """`generalized_advantages`, given the keywords `values` and `next_values` [T, envs]."""
-    valid: Bool[np.ndarray, "T envs"]
-    successors: Shaped[Tensor, " n *O"] | dict[str, Shaped[Tensor, "n ..."]]
-    """Normalized observations that followed a row, but are in no row themselves."""
-    followed: tuple[Int64[np.ndarray, " n"], Int64[np.ndarray, " n"]]
-    """Step and environment of the row that each of them followed."""
-    recurrent: RecurrentInputs | None
-    """Of `successors`, each a sequence of one step, for a network with memory."""
-    traces: Float[np.ndarray, " B"] | None = None
-    """Truncated importance weights of the rows, in their order in the batch; None where all are one."""
+    table: Shaped[Tensor, " n *frame"] | dict[str, Shaped[Tensor, "n ..."]]
+    """Observations, or single frames of stacks."""
+    index: Int64[Tensor, " B"] | Int64[Tensor, "B K"]
+    """The observation of each row; of stacks, the K frames."""
+
+    def copied(self) -> Any:
+        """Return the observations of the rows, as a network reads them."""
+        return each_leaf(self.table, self._rows_of)
+
+    def _rows_of(self, leaf: Tensor) -> Tensor:
+        return leaf.index_select(0, self.index.flatten()).unflatten(0, self.index.shape)
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,49 +51,44 @@ class Batch:
     The first axis of all tensors has length B = S * L. Sequences may be in any order; L is 1 without memory.
     """
 
-    obs: Shaped[Tensor, " B *O"] | dict[str, Shaped[Tensor, "B ..."]]
-    """Normalized; images stay bytes. For a Dict or Tuple space: a dict of the leaves by name. Beside `stored`, numbers
-    of its rows: [B], or [B, K] for stacks of K."""
+    obs: Shaped[Tensor, " B *O"] | dict[str, Shaped[Tensor, "B ..."]] | IndexedObs
+    """Normalized; images stay bytes. For a Dict or Tuple space: a dict of the leaves by name."""
     actions: Shaped[Tensor, " B *A"]
     logprobs: Float[Tensor, " B"]
-    """Log-probabilities under the policy that ratios are measured from: the one that collected the segments or, with
-    policy lag, the one to update."""
+    """Log-probabilities under the policy that ratios are measured from: the policy that collected the segments or, with
+    policy lag or reuse, the policy to update."""
     values: Float[Tensor, " B"]
-    """Values under the policy that collected the segments."""
+    """Values under the policy that collected the segments or, with reuse, the policy to update."""
     advantages: Float[Tensor, " B"]
     returns: Float[Tensor, " B"]
     """Targets of the value function, TD(lambda): advantage + old value (detail 5)."""
     weights: Float[Tensor, " B"] | None = None
-    """One for each transition and zero for rows that are not; None if all rows are. In a minibatch they are scaled so
-    that the mean over the rows of all ranks is the mean over their transitions."""
+    """One for each transition and zero for other rows; None if all rows are transitions. In a minibatch they are scaled
+    so that the mean over the rows of all ranks is the mean over their transitions."""
     importance: Float[Tensor, " B"] | None = None
     """Probability of the action under the policy to update over that under the policy that collected; None where these
     are the same policy."""
-    clip: Float[Tensor, " B"] | None = None
-    """Clipping range of each row's ratio, relative to `clip_coef`; None where it is that of all rows."""
     masks: Bool[Tensor, "B M"] | None = None
     """The choices that were allowed; None if all always are."""
     iterations: int = 1
-    """Number of iterations whose segments it holds."""
+    """Number of iterations whose segments the batch holds."""
     terminates: bool = True
-    """Whether an episode does."""
+    """Whether any episode in the batch terminates."""
     rewards: tuple[float, float] = (math.inf, -math.inf)
     """The least and the largest reward, as they are learned from; infinite without any."""
+    share: float = 1.0
+    """The part of a minibatch that these rows are, by which a loss multiplies its gradients."""
     sequence_length: int = 1
     """L"""
     recurrent: RecurrentInputs | None = None
-    """Of the sequences, for a network with memory."""
-    gae_inputs: GAEInputs | None = None
-    """Of a batch whose advantages are recomputed before each further epoch."""
-    stored: Shaped[Tensor, " n *frame"] | dict[str, Shaped[Tensor, "n ..."]] | None = None
-    """Observations or frames that are copied only for the rows that need them, by `formed`."""
+    """Recurrent inputs of the sequences, for a network with memory."""
 
     def __len__(self) -> int:
         return len(self.logprobs)
 
     @property
     def sequences(self) -> int:
-        """Return S, the number of sequences."""
+        """S, the number of sequences."""
         return len(self) // self.sequence_length
 
     @property
@@ -103,44 +98,50 @@ class Batch:
 
     def to(self, device: torch.device) -> Batch:
         """Return the batch on `device`; the batch itself if it is there."""
-        return self if device.type == self.logprobs.device.type else self._moved(device)
+        if device.type == self.logprobs.device.type:
+            return self
 
-    def _moved(self, device: torch.device) -> Batch:
         def moved(tensor: Tensor) -> Tensor:
             return tensor.pin_memory().to(device, non_blocking=True)
 
-        there = self._of_each(moved)
-        return there if self.stored is None else replace(there, stored=each_leaf(self.stored, moved))
+        batch = self._changed(moved)
+        if isinstance(batch.obs, IndexedObs):
+            batch = replace(batch, obs=replace(batch.obs, table=each_leaf(batch.obs.table, moved)))
+        return batch
 
-    def formed(self) -> Batch:
-        """Return the batch with the observations that `obs` numbers; if it holds them, itself."""
-        return self if self.stored is None else replace(self, obs=each_leaf(self.stored, self._numbered), stored=None)
-
-    def _numbered(self, leaf: Tensor) -> Any:
-        numbers: Any = self.obs
-        return leaf.index_select(0, numbers.flatten()).unflatten(0, numbers.shape)
+    def with_observations(self) -> Batch:
+        """Return the batch with the observations that it has by their index only; the batch itself if it has them."""
+        return replace(self, obs=self.obs.copied()) if isinstance(self.obs, IndexedObs) else self
 
     def take(self, index: Int64[Tensor, " n"]) -> Batch:
         """Return a copy of the sequences at `index`."""
-        return self._of_each(methodcaller("index_select", 0, index))
+        return self._changed(methodcaller("index_select", 0, index))
 
     def split(self, sizes: list[int]) -> list[Batch]:
         """Return consecutive pieces with `sizes` sequences each, as views."""
-        places = zip(accumulate(sizes, initial=0), sizes)  # noqa: B905
-        return [self._of_each(methodcaller("narrow", 0, start, size)) for start, size in places]
+        starts = accumulate(sizes[:-1], initial=0)
+        pieces = zip(starts, sizes, strict=True)
+        return [self._changed(methodcaller("narrow", 0, start, size)) for start, size in pieces]
 
     def pieces(self, rows: int) -> Iterator[Batch]:
         """Yield consecutive pieces of at most `rows` rows, but at least a sequence each, with their observations."""
-        most = max(1, rows // self.sequence_length)
-        sizes = [min(most, self.sequences - start) for start in range(0, self.sequences, most)]
-        return (piece.formed() for piece in self.split(sizes))
+        largest = max(1, rows // self.sequence_length)
+        sizes = [min(largest, self.sequences - start) for start in range(0, self.sequences, largest)]
+        for piece in self.split(sizes):
+            yield replace(piece.with_observations(), share=len(piece) / len(self))
 
-    def _of_each(self, change: Callable[[Tensor], Tensor]) -> Batch:
+    def _changed(self, change: Callable[[Tensor], Tensor]) -> Batch:
         """Return the batch with each column changed by a function of its sequences [S, ...]."""
-        of_rows = change if self.sequence_length == 1 else partial(self._in_sequences, change)
-        changed: dict[str, Any] = {
-            name: each_leaf(column, of_rows) for name in COLUMNS if (column := getattr(self, name)) is not None
-        }
+        change_rows = change if self.sequence_length == 1 else partial(self._in_sequences, change)
+        changed: dict[str, Any] = {}
+        for name in COLUMNS:
+            column = getattr(self, name)
+            if column is not None:
+                changed[name] = change_rows(column)
+        if isinstance(self.obs, IndexedObs):
+            changed["obs"] = replace(self.obs, index=change_rows(self.obs.index))
+        else:
+            changed["obs"] = each_leaf(self.obs, change_rows)
         if self.recurrent is not None:
             changed["recurrent"] = RecurrentInputs(*map(change, self.recurrent))
         return replace(self, **changed)
@@ -149,8 +150,7 @@ class Batch:
         return change(column.unflatten(0, (self.sequences, self.sequence_length))).flatten(0, 1)
 
 
-NOT_COLUMNS = ("iterations", "terminates", "rewards", "sequence_length", "gae_inputs", "recurrent", "stored")
-COLUMNS = tuple(name for name in Batch.__slots__ if name not in NOT_COLUMNS)
+COLUMNS = ("actions", "logprobs", "values", "advantages", "returns", "weights", "importance", "masks")
 
 
 def zero_batch(spec: NetworkSpec, sequences: int, sequence_length: int) -> Batch:
@@ -159,28 +159,39 @@ def zero_batch(spec: NetworkSpec, sequences: int, sequence_length: int) -> Batch
     def zeros(*shape: int, dtype: str = spec.dtype) -> Tensor:
         return torch.zeros(shape, dtype=getattr(torch, dtype))
 
-    rows, of = sequences * sequence_length, spec.distribution
-    actions, zero = zeros(rows, *of.action_shape, dtype=of.action_dtype(spec.dtype)), zeros(rows)
-    states = RecurrentInputs(zeros(sequences, spec.state_size), zeros(sequences, sequence_length, dtype="bool"))
-    recurrent = states if spec.state_size else None
-    seen = np.zeros((1, rows), spec.spaces.obs)
-    for name, leaf in leaves(seen).items():
-        if name in spec.spaces.categories:  # of which zero need not be one
+    rows = sequences * sequence_length
+    obs = np.zeros((1, rows), spec.spaces.obs)
+    for name, leaf in leaves(obs).items():
+        if name in spec.spaces.categories:  # zero need not be a category
             leaf[...] = np.reshape(spec.spaces.categories[name].starts, leaf.shape[2:])
-    obs = _inputs(seen, np.dtype(spec.dtype), None, _flat_tensor)
-    return Batch(obs, actions, zero, zero, zero, zero, sequence_length=sequence_length, recurrent=recurrent)
+    recurrent = None
+    if spec.state_size:
+        starts = zeros(sequences, sequence_length, dtype="bool")
+        recurrent = RecurrentInputs(zeros(sequences, spec.state_size), starts)
+    distribution = spec.distribution
+    column = zeros(rows)
+    return Batch(
+        obs=_inputs(obs, np.dtype(spec.dtype), None, as_rows),
+        actions=zeros(rows, *distribution.action_shape, dtype=distribution.action_dtype(spec.dtype)),
+        logprobs=column,
+        values=column,
+        advantages=column,
+        returns=column,
+        sequence_length=sequence_length,
+        recurrent=recurrent,
+    )
 
 
 def row_bytes(spec: NetworkSpec, sequence_length: int) -> int:
     """Return the bytes of a row in a batch."""
-    columns: list[Tensor] = []
+    sizes: list[int] = []
 
-    def counted(column: Tensor) -> Tensor:
-        columns.append(column)
+    def measured(column: Tensor) -> Tensor:
+        sizes.append(column.nbytes)
         return column
 
-    zero_batch(spec, 1, sequence_length)._of_each(counted)
-    return sum(column.nbytes for column in columns) // sequence_length
+    zero_batch(spec, 1, sequence_length)._changed(measured)
+    return sum(sizes) // sequence_length
 
 
 def make_batch(
@@ -196,75 +207,93 @@ def make_batch(
         reward_scale: divisor of rewards, which are then clipped to +-10; None if they are not normalized.
         length: L, the steps of a sequence; must divide T.
     """
-    merged = partial(_merged, segments)
-    values, valid, rewards = merged("values"), merged("valid"), shaped_rewards(merged("rewards"), ppo)
-    terminated, some = merged("terminated"), rewards[valid]
-    dtype, all_valid = values.dtype, bool(valid.all())
-    if reward_scale is not None:
-        rewards = np.clip(rewards / reward_scale, -CLIP, CLIP)
-    estimate = partial(
-        generalized_advantages,
-        rewards=rewards,
-        terminated=terminated,
-        truncated=merged("truncated"),
-        gamma=ppo.gamma,
-        gae_lambda=ppo.gae_lambda,
-        valid=None if all_valid else valid,
-    )
-    advantages = estimate(values=values, next_values=merged("next_values"))
+    first = segments[0]
+    values = merged(segments, "values")
+    valid = merged(segments, "valid")
+    transitions = transitions_of(segments, reward_scale, ppo)
+    advantages = estimated_advantages(segments, transitions, ppo)
+    all_valid = transitions.valid is None
+    learned_rewards = shaped_rewards(merged(segments, "rewards"), ppo)[valid]
 
-    def rows(array: np.ndarray, *, every: bool = all_valid) -> Tensor:  # else with zeros where there is no transition
-        if not every:
-            array = np.where(valid.reshape(*valid.shape, *[1] * (array.ndim - 2)), array, array.dtype.type(0))
+    def all_rows(array: np.ndarray) -> Tensor:
         return torch.from_numpy(in_sequences(array, length))
 
-    observed = partial(rows, every=True)
-    first, seen = segments[0], merged("obs")
-    numbers = None if first.stack == 1 else stack_numbers(merged("terminated") | merged("truncated"), first.stack)
+    def rows(array: np.ndarray) -> Tensor:
+        """Return the rows of a column, with zeros where there is no transition."""
+        if not all_valid:
+            array = np.where(valid.reshape(*valid.shape, *[1] * (array.ndim - 2)), array, array.dtype.type(0))
+        return all_rows(array)
+
+    obs: Any
+    if first.stack == 1:
+        obs = _inputs(merged(segments, "obs"), values.dtype, obs_scale, all_rows)
+    else:
+        done = transitions.terminated | transitions.truncated
+        obs = IndexedObs(as_rows(merged(segments, "obs")), all_rows(stack_numbers(done, first.stack)))
     return Batch(
-        obs=_inputs(seen, dtype, obs_scale, observed) if numbers is None else observed(numbers),
-        actions=rows(merged("actions")),
-        logprobs=rows(merged("logprobs")),
+        obs=obs,
+        actions=rows(merged(segments, "actions")),
+        logprobs=rows(merged(segments, "logprobs")),
         values=rows(values),
         advantages=rows(advantages),
         returns=rows(advantages + values),
-        weights=None if all_valid else rows(valid.astype(dtype)),
-        masks=None if first.masks is None else rows(merged("masks")),
-        terminates=bool(terminated.any()),
-        rewards=(float(some.min(initial=math.inf)), float(some.max(initial=-math.inf))),
+        weights=None if all_valid else rows(valid.astype(values.dtype)),
+        masks=None if first.masks is None else rows(merged(segments, "masks")),
+        terminates=bool(transitions.terminated.any()),
+        rewards=(float(learned_rewards.min(initial=math.inf)), float(learned_rewards.max(initial=-math.inf))),
         sequence_length=length,
         recurrent=None if first.states is None else _recurrent_inputs(segments, length),
-        gae_inputs=None if first.successors is None else _gae_inputs(segments, estimate, valid, obs_scale),
-        stored=None if numbers is None else _flat_tensor(seen),
     )
 
 
-def _merged(segments: Sequence[Segment], name: str, axis: int = 1) -> np.ndarray:
+def estimated_advantages(
+    segments: Sequence[Segment], transitions: Transitions, ppo: PPO
+) -> Float[np.ndarray, "T envs"]:
+    """Return the advantages of segments side by side, by the values that actors estimated."""
+    return generalized_advantages(
+        transitions,
+        merged(segments, "values"),
+        merged(segments, "next_values"),
+        gamma=ppo.gamma,
+        gae_lambda=ppo.gae_lambda,
+    )
+
+
+def transitions_of(segments: Sequence[Segment], reward_scale: float | None, ppo: PPO) -> Transitions:
+    """Return what followed the actions of segments side by side, with rewards as they are learned from."""
+    rewards = shaped_rewards(merged(segments, "rewards"), ppo)
+    if reward_scale is not None:
+        rewards = np.clip(rewards / reward_scale, -CLIP, CLIP)
+    valid = merged(segments, "valid")
+    return Transitions(
+        rewards, merged(segments, "terminated"), merged(segments, "truncated"), None if valid.all() else valid
+    )
+
+
+def merged(segments: Sequence[Segment], name: str, axis: int = 1) -> np.ndarray:
     """Return the column [T, N * E, ...] of all segments side by side; along axis 0, one after the other."""
     return np.concatenate([getattr(segment, name) for segment in segments], axis=axis)
 
 
-def _gae_inputs(
-    segments: Sequence[Segment], estimate: Callable[..., np.ndarray], valid: np.ndarray, obs_scale: ObsScale | None
-) -> GAEInputs:
-    """Return what advantages are estimated from again; successors are in the order of the segments."""
-    samplers, steps, envs = np.nonzero(np.stack([segment.followed for segment in segments]))
-    followed = steps, samplers * segments[0].valid.shape[1] + envs
-    merged = _merged(segments, "successors", axis=0)[None]
-    successors = _inputs(merged, segments[0].values.dtype, obs_scale, _flat_tensor)
+def successor_inputs(
+    segments: Sequence[Segment], obs_scale: ObsScale | None
+) -> tuple[int, Any, RecurrentInputs | None]:
+    """Return the number of successors of all segments, and these as inputs of a network: sequences of one step."""
+    successors = merged(segments, "successors", axis=0)
+    inputs = _inputs(successors[None], segments[0].values.dtype, obs_scale, as_rows)
     recurrent = None
     if segments[0].successor_states is not None:
-        states = torch.from_numpy(_merged(segments, "successor_states", axis=0))
+        states = torch.from_numpy(merged(segments, "successor_states", axis=0))
         recurrent = RecurrentInputs(states, torch.zeros((len(states), 1), dtype=torch.bool))
-    return GAEInputs(estimate, valid, successors, followed, recurrent)
+    return len(successors), inputs, recurrent
 
 
 def _recurrent_inputs(segments: Sequence[Segment], sequence_length: int) -> RecurrentInputs:
-    done = _merged(segments, "terminated") | _merged(segments, "truncated")
+    done = merged(segments, "terminated") | merged(segments, "truncated")
     starts = np.zeros_like(done)  # in the first row, the stored state is that of the episode, or zero
     starts[1:] = done[:-1]
     starts = in_sequences(starts, sequence_length).reshape(-1, sequence_length)
-    return RecurrentInputs(_flat_tensor(_merged(segments, "states")), torch.from_numpy(starts))
+    return RecurrentInputs(as_rows(merged(segments, "states")), torch.from_numpy(starts))
 
 
 def _inputs(
@@ -274,11 +303,12 @@ def _inputs(
     rows: Callable[[np.ndarray], Tensor],
 ) -> Tensor | dict[str, Tensor]:
     """Return the network's input: one tensor, or a copy of each leaf by name."""
-    of = np.dtype((obs.dtype, obs.shape[2:]))
-    return each_leaf(network_inputs(obs, of, dtype, scale_for(scale, of, dtype)), rows)
+    obs_dtype = np.dtype((obs.dtype, obs.shape[2:]))
+    return each_leaf(network_inputs(obs, obs_dtype, dtype, scale_for(scale, obs_dtype, dtype)), rows)
 
 
-def _flat_tensor(array: np.ndarray) -> Tensor:
+def as_rows(array: np.ndarray) -> Tensor:
+    """Return an array [T, envs, ...] as a tensor of its rows [T * envs, ...]."""
     return torch.from_numpy(in_sequences(array, 1))
 
 

@@ -1,8 +1,9 @@
 """PPOTrainer: K epochs of minibatch SGD on each batch."""
 
 import math
-from dataclasses import KW_ONLY, InitVar, dataclass, replace
-from typing import NamedTuple
+from collections.abc import Sequence
+from dataclasses import KW_ONLY, dataclass, field, replace
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -10,38 +11,43 @@ from torch import Tensor
 
 from dppo.config.parts import ResolvedPPO
 from dppo.errors import TrainingDiverged
-from dppo.ppo.exchange.records import Update
+from dppo.ppo.exchange.records import Experience, PolicySnapshot, Update
 from dppo.ppo.exchange.scales import ValueScale
+from dppo.ppo.learning.adam import ADAPTED, adapted_rate, optimizer_for
 from dppo.ppo.learning.batch import Batch, zero_batch
-from dppo.ppo.learning.losses import approximate_kl, clipped_value_loss, policy_loss, value_loss, weighted_mean
-from dppo.ppo.learning.model import ADAPTED, MEMORY, NONE, FlatAdam, PopArt, PPOModel, adapted_rate, free_deviations
-from dppo.ppo.learning.parallel import Parallel, draw_minibatches, moments_of_all, row_moments, weighted_on_all
-from dppo.ppo.learning.recompute import from_current_policy, with_new_advantages
+from dppo.ppo.learning.losses import approximate_kl, weighted_mean
+from dppo.ppo.learning.minibatches import aligned_with_ranks, draw_minibatches
+from dppo.ppo.learning.model import PPOModel
+from dppo.ppo.learning.objective import MAX_LOG_RATIO, Objective, Outputs, objective_class
+from dppo.ppo.learning.parallel import Parallel, moments_of_all, row_moments
+from dppo.ppo.learning.popart import PopArt
+from dppo.ppo.learning.stages import CurrentNetwork, Stage
 
-MOST_LOG_RATIO = 20.0  # a ratio of 5e8 is clipped as any other, and products and squares of it stay finite
-UNDECIDED = 0.01  # weight of the entropy bonus that is added where advantages are nothing but noise
+NOISE_ENTROPY_WEIGHT = 0.01  # of the entropy bonus that is added where advantages are nothing but noise
+FIGURES_OF_RATIOS = ("approx_kl", "old_approx_kl", "clipfrac")
+NO_EXPERIENCE = Experience((), PolicySnapshot(0, np.zeros(0)), None, 0)
 
 
 class _Losses(NamedTuple):
-    """Losses of a minibatch, as means over its transitions on this rank."""
+    """Losses of a minibatch on this rank."""
 
-    policy_loss: Tensor
-    value_loss: Tensor
-    entropy: Tensor
+    figures: dict[str, Tensor]
+    """Means over its transitions, by name."""
     log_ratio: Tensor
-    """[rows] new minus old log-probability; zero for rows that are not transitions."""
+    """[rows] as in `Outputs`."""
 
 
 class _Step(NamedTuple):
     """Results of one step of SGD, for the metrics of the update."""
 
-    losses: _Losses
-    grad_norm: Tensor
-    """Norm of the gradient of all ranks, before clipping."""
-    rows: float
-    """Transitions in the minibatch, per rank."""
+    figures: dict[str, Tensor]
+    """Losses as in `_Losses`; the norm of the gradient of all ranks, before clipping."""
+    log_ratio: Tensor
+    """[rows] as in `Outputs`."""
     importance: Tensor | None
-    """[rows] of the minibatch, as in `Batch`."""
+    """[rows] as in `Batch`."""
+    transitions: float
+    """In the minibatch, per rank."""
 
 
 @dataclass(eq=False)
@@ -59,115 +65,120 @@ class PPOTrainer:
     """In an epoch, for each iteration of a batch."""
     micro_batch_size: int | None = None
     """Most rows that go through the network at once; None for whole minibatches."""
-    parallel: InitVar[Parallel | None] = None
-    """The group of ranks; None to train alone."""
+    parallel: Parallel = field(default_factory=Parallel)
+    """The group of ranks."""
     sequence_length: int = 1
     """L, the steps of each sequence of a batch."""
+    stages: Sequence[Stage] = ()
+    """Parts of an update that this run has and others have not."""
 
-    def __post_init__(self, parallel: Parallel | None) -> None:
-        self._parallel = parallel or Parallel()
+    def __post_init__(self) -> None:
         self._parameters = self.model.parameters
         self.device = self._parameters.weights.device
-        reuse, raw = self.ppo.reuse, not self.ppo.norm_adv  # the reasons are in `OffPolicyTrainer`
-        memory, deviations = MEMORY * (reuse if raw else 1), free_deviations(self.model.spec)
-        several = deviations.stop - deviations.start > 1
-        self._optimizer = FlatAdam(self._parameters, memory, deviations if several else NONE, 1 / reuse)
-        self._adapted = self.ppo.learning_rate if self.ppo.desired_kl is not None else None
+        self._optimizer = optimizer_for(self.model, self.ppo)
+        self._objective = objective_class(self.ppo.loss)
+        self._adapted_rate = self.ppo.learning_rate if self.ppo.desired_kl is not None else None
         self._popart = PopArt(self.model) if self.ppo.norm_value else None
 
     @np.errstate(invalid="ignore", over="ignore")  # a gradient that is not finite is reported by number
-    def update(self, batch: Batch, ppo: ResolvedPPO, order: np.random.Generator, *, lagged: bool = False) -> Update:
+    def update(
+        self, batch: Batch, ppo: ResolvedPPO, order: np.random.Generator, experience: Experience = NO_EXPERIENCE
+    ) -> Update:
         """Train K epochs on `batch`, in minibatches drawn by `order`; those without any transition are skipped.
 
         Args:
             ppo: the settings as they are now, annealed; with `desired_kl`, the trainer adapts its own learning rate.
-            lagged: the policy that collected is older than this one.
+            experience: the origin of the batch, for stages.
 
         Waits for: all ranks, in each minibatch.
         Returns: figures that are means over the transitions of all ranks (detail 12).
 
         Raise TrainingDiverged if a gradient is not finite; the weights are those from before that minibatch.
         """
-        batch = batch.to(self.device)
-        if self._parallel.size > 1:
-            batch = weighted_on_all(batch, self._parallel)
+        batch = aligned_with_ranks(batch.to(self.device), self.parallel)
+        for stage in self.stages:
+            ppo = stage.settings(ppo)
+            batch = stage.prepare(batch, self._network(batch), experience)
         explained_variance = self._explained_variance(batch)
-        if lagged:
-            batch = from_current_policy(batch, self.model, self.rows_at_once(batch))
         if self._popart is not None:
-            batch = self._popart.learn(batch, self._parallel)
-        steps = self._epochs(ppo, batch, order)
+            batch = self._popart.learn(batch, self.parallel)
+        floor = _advantage_std_floor(ppo, batch)
+        ppo = self._with_noise_entropy(ppo, batch, floor)
+        objective = self._objective(ppo)
+        count = self.minibatches * batch.iterations
+        steps: list[_Step] = []
+        for epoch in range(ppo.update_epochs):
+            if epoch > 0:
+                for stage in self.stages:
+                    batch = stage.renew(batch, self._network(batch), experience)
+            for minibatch, transitions in draw_minibatches(batch, order, count, floor=floor, parallel=self.parallel):
+                steps.append(self._step(minibatch, transitions, objective, ppo, len(steps)))
+            if ppo.target_kl and steps and self._kl(steps[-1]) > ppo.target_kl:
+                break
         figures = self._figures(steps, ppo.clip_coef)
         figures |= {"explained_variance": explained_variance, "minibatches": float(len(steps))}
         scale = self.value_scale()
         if scale is not None:
             figures |= {"value_mean": scale.mean, "value_std": scale.std}
-        return Update(figures, ppo.learning_rate if self._adapted is None else self._adapted, scale)
+        for stage in self.stages:
+            figures |= stage.figures(batch, self._network(batch), ppo)
+        rate = ppo.learning_rate if self._adapted_rate is None else self._adapted_rate
+        return Update(figures, rate, scale)
 
-    def _epochs(self, ppo: ResolvedPPO, batch: Batch, order: np.random.Generator) -> list[_Step]:
-        """Train K epochs, or until the KL is too large."""
-        ppo = self._undecided(ppo, batch)
-        steps: list[_Step] = []
-        for number in range(ppo.update_epochs):
-            if number and batch.gae_inputs is not None:
-                batch = with_new_advantages(batch, self.model, self.rows_at_once(batch), self.value_scale())
-            count, floor = self.minibatches * batch.iterations, _advantage_std_floor(ppo, batch)
-            epoch = draw_minibatches(batch, order, count, floor=floor, parallel=self._parallel)
-            for minibatch, rows in epoch:
-                steps.append(self._step(ppo, minibatch, rows, len(steps)))
-            if ppo.target_kl and steps and self._kl(steps[-1]) > ppo.target_kl:
-                break
-        return steps
-
-    def _undecided(self, ppo: ResolvedPPO, batch: Batch) -> ResolvedPPO:
-        """Return the settings with a bonus that keeps discrete actions open where no reward came.
-
-        It grows as the deviation of all advantages falls below half of the floor. However small gradients of noise are,
-        Adam divides by their size: without the bonus, a policy drifts and becomes certain before its first reward.
-        """
-        floor = _advantage_std_floor(ppo, batch)
-        if not floor or any(batch.rewards) or not self.model.spec.distribution.integer:
-            return ppo
-        own = row_moments(batch.advantages[None], None if batch.weights is None else batch.weights[None])
-        count, _, squares = moments_of_all(own, self._parallel)[0].tolist()
-        share = max(0.0, 1 - 2 * math.sqrt(squares / max(1.0, count - 1)) / floor)
-        return replace(ppo, ent_coef=ppo.ent_coef + UNDECIDED * share)
+    def _network(self, batch: Batch) -> CurrentNetwork:
+        """Return the network as it is now, to measure `batch` with."""
+        rows = self.micro_batch_size or math.ceil(len(batch) / (self.minibatches * batch.iterations))
+        return CurrentNetwork(self.model, rows, self.value_scale())
 
     def value_scale(self) -> ValueScale | None:
         """Return the unit of the model's values; None: that of rewards."""
         return None if self._popart is None else self._popart.scale
 
-    def rows_at_once(self, batch: Batch) -> int:
-        """Return the most rows that go through the network at once."""
-        return self.micro_batch_size or math.ceil(len(batch) / (self.minibatches * batch.iterations))
+    def _with_noise_entropy(self, ppo: ResolvedPPO, batch: Batch, floor: float | None) -> ResolvedPPO:
+        """Return the settings with a bonus that keeps discrete actions open where no reward came.
+
+        It grows as the deviation of all advantages falls below half of the floor. However small gradients of noise are,
+        Adam divides by their size: without the bonus, a policy drifts and becomes certain before its first reward.
+        """
+        if not floor or any(batch.rewards) or not self.model.spec.distribution.integer:
+            return ppo
+        weights = None if batch.weights is None else batch.weights[None]
+        moments = row_moments(batch.advantages[None], weights)
+        count, _, squares = moments_of_all(moments, self.parallel)[0].tolist()
+        deviation = math.sqrt(squares / max(1.0, count - 1))
+        share = max(0.0, 1 - 2 * deviation / floor)
+        return replace(ppo, ent_coef=ppo.ent_coef + NOISE_ENTROPY_WEIGHT * share)
 
     # ------------------------------------------------------------------ one step
 
-    def _step(self, ppo: ResolvedPPO, minibatch: Batch, rows: float, number: int) -> _Step:
-        """Take one step of SGD on a minibatch of `rows` transitions per rank, with one sum over all ranks."""
-        losses = self._gradient(ppo, minibatch)
+    def _step(self, minibatch: Batch, transitions: float, objective: Objective, ppo: ResolvedPPO, number: int) -> _Step:
+        """Take step `number` of the update on a minibatch, with one sum of gradients over all ranks."""
+        losses = self._gradient(minibatch, objective)
         with torch.no_grad():
             self.sum_gradients()
-            gradient, ranks = self._parameters.gradient, self._parallel.size
-            norm = torch.linalg.vector_norm(gradient) / ranks
-            length = norm.item()
-            if not math.isfinite(length):
-                raise _diverged(minibatch, number, losses, length)
+            gradient = self._parameters.gradient
+            ranks = self.parallel.size
+            grad_norm = torch.linalg.vector_norm(gradient) / ranks
+            norm = grad_norm.item()
+            if not math.isfinite(norm):
+                raise _diverged(minibatch, number, losses, norm)
             # Clip (detail 11) and average over the ranks in at most one pass over memory.
-            factor = min(1.0, ppo.max_grad_norm / (length + 1e-6)) / ranks
+            factor = min(1.0, ppo.max_grad_norm / (norm + 1e-6)) / ranks
             if factor != 1.0:
                 gradient.mul_(factor)
-            step, learning_rate = _Step(losses, norm, rows, minibatch.importance), ppo.learning_rate
-            if self._adapted is not None and ppo.desired_kl is not None:
+            figures = losses.figures | {"grad_norm": grad_norm}
+            step = _Step(figures, losses.log_ratio, minibatch.importance, transitions)
+            learning_rate = ppo.learning_rate
+            if self._adapted_rate is not None and ppo.desired_kl is not None:
                 if number > 0:  # before the first step the KL is zero: ratios are measured from the policy to update
-                    self._adapted = adapted_rate(self._adapted, self._kl(step), ppo.desired_kl)
-                learning_rate = self._adapted
+                    self._adapted_rate = adapted_rate(self._adapted_rate, self._kl(step), ppo.desired_kl)
+                learning_rate = self._adapted_rate
             self._optimizer.step(learning_rate)
         return step
 
     def sum_gradients(self) -> None:
         """Replace the gradient by its sum over all ranks."""
-        self._parallel.sum_(self._parameters.gradient)
+        self.parallel.sum_(self._parameters.gradient)
 
     def rehearse(self, rows: int) -> None:
         """Run forward and backward on `rows` rows of zeros, to measure the time; the weights do not change.
@@ -175,88 +186,70 @@ class PPOTrainer:
         With memory, the rows are whole sequences: fewer, or one.
         """
         batch = zero_batch(self.model.spec, max(1, rows // self.sequence_length), self.sequence_length)
-        self._gradient(self.ppo, batch.to(self.device))
+        self._gradient(batch.to(self.device), self._objective(self.ppo))
 
-    def _backward(self, ppo: ResolvedPPO, rows: Batch, share: float = 1.0) -> _Losses:
-        """Compute `share` times the gradient of the mean loss over `rows`."""
-        weights = rows.weights
-        scored = self.model.forward(rows.obs, rows.actions, rows.masks, rows.recurrent)
-        with torch.no_grad():
-            log_ratio = scored.policy.logprobs - rows.logprobs
-            log_ratio -= (log_ratio - MOST_LOG_RATIO).clamp_(min=0)  # an infinite one becomes nan, which is reported
-            if weights is not None:
-                log_ratio = torch.where(weights > 0, log_ratio, 0.0)
-            advantages = rows.advantages if rows.importance is None else rows.advantages * rows.importance
-            clip = ppo.clip_coef if rows.clip is None else ppo.clip_coef * rows.clip
-            pi_loss, by_logprobs = policy_loss(log_ratio.exp(), advantages, clip, weights)
-            if ppo.clip_vloss:
-                v_loss, by_values = clipped_value_loss(scored.values, rows.values, rows.returns, ppo.clip_coef, weights)
-            else:
-                v_loss, by_values = value_loss(scored.values, rows.returns, weights)
-            entropy = weighted_mean(scored.policy.entropies, weights)
-            # loss = policy - ent_coef * entropy + vf_coef * value (detail 10)
-            if share != 1.0:
-                by_logprobs *= share
-            by_each = -ppo.ent_coef * share / len(rows)
-            by_entropies = by_each if weights is None else weights * by_each
-            by_values *= ppo.vf_coef * share
-        self.model.backward(scored, by_logprobs, by_entropies, by_values)
-        return _Losses(pi_loss, v_loss, entropy, log_ratio)
-
-    def _gradient(self, ppo: ResolvedPPO, minibatch: Batch) -> _Losses:
-        """Compute the gradient of a minibatch's loss, at once or in pieces of at most `micro_batch_size` rows."""
-        if self.micro_batch_size is None or len(minibatch) <= self.micro_batch_size:
-            return self._backward(ppo, minibatch)
-        return self._sum_of_pieces(ppo, minibatch, list(minibatch.pieces(self.micro_batch_size)))
-
-    def _sum_of_pieces(self, ppo: ResolvedPPO, minibatch: Batch, pieces: list[Batch]) -> _Losses:
-        shares = [len(piece) / len(minibatch) for piece in pieces]
-        losses, total = [], torch.empty(0)
-        for number, (piece, share) in enumerate(zip(pieces, shares, strict=True)):
-            losses.append(self._backward(ppo, piece, share))
-            gradient = self._parameters.gradient
-            total = total.add_(gradient) if number else gradient.clone()
-        self._parameters.gradient.copy_(total)
-        *columns, log_ratios = zip(*losses, strict=True)
-        means = [torch.stack([loss * share for loss, share in zip(one, shares, strict=True)]).sum() for one in columns]
-        return _Losses._make([*means, torch.cat(log_ratios)])
+    def _gradient(self, minibatch: Batch, objective: Objective) -> _Losses:
+        """Store the gradient of a minibatch's loss, which is summed over pieces of at most `micro_batch_size` rows."""
+        pieces = [minibatch]
+        if self.micro_batch_size is not None and len(minibatch) > self.micro_batch_size:
+            pieces = list(minibatch.pieces(self.micro_batch_size))
+        gradient = self._parameters.gradient
+        total: Tensor | None = None
+        losses = []
+        for piece in pieces:
+            scored = self.model.forward(piece.obs, piece.actions, piece.masks, piece.recurrent)
+            with torch.no_grad():
+                log_ratio = _log_ratio(scored.policy.logprobs, piece)
+                outputs = Outputs(log_ratio, scored.policy.entropies, scored.values)
+                gradients, figures = objective.loss(outputs, piece)
+            self.model.backward(scored, *gradients)
+            losses.append(_Losses(figures, log_ratio))
+            if len(pieces) > 1:
+                total = gradient.clone() if total is None else total.add_(gradient)
+        if total is None:
+            return losses[0]
+        gradient.copy_(total)
+        return _merged_losses(losses, pieces)
 
     # ------------------------------------------------------------------ metrics of all ranks
 
     def _kl(self, step: _Step) -> float:
         """Return the approximate KL of a minibatch over all ranks, so that all ranks stop together."""
-        log_ratio = step.losses.log_ratio
-        kl = approximate_kl(log_ratio, log_ratio.exp(), step.importance) * (len(log_ratio) / step.rows)
-        return float(self._parallel.gather(kl).mean())
+        kl = approximate_kl(step.log_ratio, step.log_ratio.exp(), step.importance)
+        kl *= len(step.log_ratio) / step.transitions
+        return float(self.parallel.gather(kl).mean())
 
     def _figures(self, steps: list[_Step], clip_coef: float) -> dict[str, float]:
         """Return means over the transitions of all steps and ranks; nan if there are none.
 
         Called once per update, because computing them in each minibatch costs as much as a layer.
         """
-        names = ("policy_loss", "value_loss", "entropy", "grad_norm", "approx_kl", "old_approx_kl", "clipfrac")
         if not steps:
-            return dict.fromkeys(names, math.nan)
-        columns = zip(*((*step.losses[:3], step.grad_norm) for step in steps), strict=True)
-        per_step = torch.stack([torch.stack(column) for column in columns])
-        rows = torch.tensor([step.rows for step in steps], dtype=torch.float32, device=self.device)
-        log_ratio = torch.cat([step.losses.log_ratio for step in steps])
-        ratio, importance = log_ratio.exp(), None
+            return dict.fromkeys(("policy_loss", "value_loss", "entropy", "grad_norm", *FIGURES_OF_RATIOS), math.nan)
+        names = list(steps[0].figures)
+        per_step = torch.stack([torch.stack([step.figures[name] for step in steps]) for name in names])
+        transitions = torch.tensor([step.transitions for step in steps], dtype=torch.float32, device=self.device)
+        log_ratio = torch.cat([step.log_ratio for step in steps])
+        ratio = log_ratio.exp()
+        importance = None
         if steps[0].importance is not None:
             importance = torch.cat([step.importance for step in steps if step.importance is not None])
-        clipped = ((ratio - 1).abs() > clip_coef).to(ratio.dtype).mean()
+        kl = approximate_kl(log_ratio, ratio, importance)
+        old_kl = -weighted_mean(log_ratio, importance)
+        clipfrac = ((ratio - 1).abs() > clip_coef).to(ratio.dtype).mean()
         # Rows that are not transitions have ratio one: they add nothing to the sums, and are not counted.
-        share = len(log_ratio) / sum(step.rows for step in steps)
-        kls = approximate_kl(log_ratio, ratio, importance), -weighted_mean(log_ratio, importance)
-        of_ratios = torch.stack([*kls, clipped]) * share
-        means = torch.cat([per_step @ rows.to(per_step.dtype) / rows.sum(), of_ratios])
-        return dict(zip(names, self._parallel.gather(means).mean(dim=0).tolist(), strict=True))
+        share = len(log_ratio) / sum(step.transitions for step in steps)
+        means = per_step @ transitions.to(per_step.dtype) / transitions.sum()
+        means = torch.cat([means, torch.stack([kl, old_kl, clipfrac]) * share])
+        means = self.parallel.gather(means).mean(dim=0)
+        return dict(zip([*names, *FIGURES_OF_RATIOS], means.tolist(), strict=True))
 
     def _explained_variance(self, batch: Batch) -> float:
         """Return 1 - Var(returns - values) / Var(returns): 1 is perfect, 0 is no better than a constant."""
-        both = torch.stack([batch.returns - batch.values, batch.returns])
-        own = row_moments(both, None if batch.weights is None else batch.weights.expand_as(both))
-        residual, total = moments_of_all(own, self._parallel)[:, 2].tolist()
+        samples = torch.stack([batch.returns - batch.values, batch.returns])
+        weights = None if batch.weights is None else batch.weights.expand_as(samples)
+        moments = moments_of_all(row_moments(samples, weights), self.parallel)
+        residual, total = moments[:, 2].tolist()
         return 1 - residual / total if total > 0 else math.nan
 
     # ------------------------------------------------------------------ weights and state
@@ -267,23 +260,45 @@ class PPOTrainer:
         return weights.copy() if copy else weights
 
     def state(self, *, copy: bool = True) -> dict[str, np.ndarray]:
-        """Return both moments [P], the number of steps and an adapted learning rate; `copy` as in `weights`."""
+        """Return the state of optimizer, value scale and stages; `copy` as in `weights`."""
         state = self._optimizer.state()
-        if self._adapted is not None:
-            state[ADAPTED] = np.array(self._adapted)
+        if self._adapted_rate is not None:
+            state[ADAPTED] = np.array(self._adapted_rate)
         if self._popart is not None:
             state |= self._popart.state()
+        for stage in self.stages:
+            state |= stage.state()
         return {name: array.copy() for name, array in state.items()} if copy else state
 
     def load(self, weights: np.ndarray, state: dict[str, np.ndarray]) -> None:
-        """Restore `weights` [P] and the optimizer's state."""
+        """Restore `weights` [P] and the result of `state`."""
         with torch.no_grad():
             self._parameters.weights.copy_(torch.tensor(weights))
         self._optimizer.load(state)
-        if self._adapted is not None:
-            self._adapted = float(state.get(ADAPTED, self.ppo.learning_rate))
+        if self._adapted_rate is not None:
+            self._adapted_rate = float(state.get(ADAPTED, self.ppo.learning_rate))
         if self._popart is not None:
             self._popart.load(state)
+        for stage in self.stages:
+            stage.load(state)
+
+
+def _log_ratio(logprobs: Tensor, batch: Batch) -> Tensor:
+    """Return new minus old log-probabilities [rows]: at most 20, and zero for rows that are not transitions."""
+    log_ratio = logprobs - batch.logprobs
+    log_ratio -= (log_ratio - MAX_LOG_RATIO).clamp_(min=0)  # an infinite one becomes nan, which is reported
+    if batch.weights is not None:
+        log_ratio = torch.where(batch.weights > 0, log_ratio, 0.0)
+    return log_ratio
+
+
+def _merged_losses(losses: list[_Losses], pieces: list[Batch]) -> _Losses:
+    """Return the losses of a minibatch, given those of its pieces."""
+    figures = {}
+    for name in losses[0].figures:
+        parts = [loss.figures[name] * piece.share for loss, piece in zip(losses, pieces, strict=True)]
+        figures[name] = torch.stack(parts).sum()
+    return _Losses(figures, torch.cat([loss.log_ratio for loss in losses]))
 
 
 def _advantage_std_floor(ppo: ResolvedPPO, batch: Batch) -> float | None:
@@ -295,13 +310,14 @@ def _advantage_std_floor(ppo: ResolvedPPO, batch: Batch) -> float | None:
 
 def _diverged(minibatch: Batch, number: int, losses: _Losses, norm: float) -> TrainingDiverged:
     """Return an error that describes the minibatch of SGD step `number` of its update, and its gradient's norm."""
-    leaves = minibatch.obs if isinstance(minibatch.obs, dict) else {"": minibatch.obs}
+    obs: Any = minibatch.obs
+    leaves = obs if isinstance(obs, dict) else {"": obs}
     columns = {f"obs {name}".rstrip(): leaf.double() for name, leaf in leaves.items()}  # uint16 has no min() in torch
     columns |= {"advantages": minibatch.advantages, "returns": minibatch.returns}
-    ranges = [f"{name} from {float(one.min()):.3g} to {float(one.max()):.3g}" for name, one in columns.items()]
+    ranges = [f"{name} from {float(column.min()):.3g} to {float(column.max()):.3g}" for name, column in columns.items()]
+    parts = [f"{name.replace('_', ' ')} {figure.item():.3g}" for name, figure in losses.figures.items()]
     return TrainingDiverged(
-        f"SGD step {number} of this update has policy loss {losses.policy_loss.item():.3g}, value loss "
-        f"{losses.value_loss.item():.3g} and gradient norm {norm:.3g}; the weights from before it are kept. The "
-        f"minibatch of {len(minibatch)} rows has {', '.join(ranges)}. Lower `learning_rate`, or turn on "
-        f"`norm_obs` and `norm_reward` if these numbers are large."
+        f"SGD step {number} of this update has {', '.join(parts)} and gradient norm {norm:.3g}; the weights from "
+        f"before it are kept. The minibatch of {len(minibatch)} rows has {', '.join(ranges)}. Lower `learning_rate`, "
+        f"or turn on `norm_obs` and `norm_reward` if these numbers are large."
     )

@@ -41,7 +41,7 @@ from dppo.hosts.plans import trainer_plan
 from dppo.numerics.portable import limit_blas
 from dppo.policies.policy import spaces_summary
 from dppo.ppo.acting.sampler import PPOSampler
-from dppo.ppo.exchange.records import PolicySnapshot
+from dppo.ppo.exchange.records import Experience, PolicySnapshot
 from dppo.ppo.exchange.statistics import no_statistics
 from dppo.ppo.networks.choice import choose_network
 from dppo.process_state.borders import dppo_computes, forget_notes, take_changes
@@ -304,7 +304,7 @@ class Examination:
             policy = PolicySnapshot(len(times), trainer.weights(), obs_scale)
             collector.request(policy, len(times))
             collected, began = collector.receive(StopSignals()), time.monotonic()
-            trainer.train(collected.segments, policy, scale, len(times))
+            trainer.update(Experience(collected.segments, policy, scale, len(times)))
             times.append((collected.collect_s, time.monotonic() - began))
         env.reset, env.step = before
         collect_s, update_s = (median(column) for column in zip(*times[1:], strict=True))

@@ -1,0 +1,90 @@
+"""StoredSegments: the segments of earlier iterations, for runs with reuse."""
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from dppo.learners.staged import RunStage
+from dppo.learners.trainers import Trainers
+from dppo.ppo.exchange.records import Experience, Segment
+from dppo.ppo.learning.reuse import joined
+from dppo.spaces.spaces import leaves, walk
+
+PREFIX = "kept."  # of the names of stored arrays in the state
+OBSERVATIONS = {"obs": 2, "successors": 1}  # columns, and the axes before those of an observation
+
+
+class StoredSegments(RunStage):
+    """Lets each update train on the segments of the last R iterations.
+
+    This process stores the R - 1 older ones, and in each checkpoint, because only the policies that made them could
+    make them again. So neither the loss of an actor, a rank or a node nor a resume changes what is trained on.
+    """
+
+    def __init__(self, reuse: int, obs: np.dtype[Any]) -> None:
+        """Begin without segments; `reuse` is R, `obs` the dtype of an observation in segments."""
+        self._reuse = reuse
+        self._obs = obs
+        self._stored: list[list[Segment]] = []  # of each iteration, the oldest first, in sampler order
+
+    @contextmanager
+    def around(self, experience: Experience, trainers: Trainers) -> Iterator[Experience]:
+        """Yield the experience with the stored and the new segments of each sampler as one long segment."""
+        # Views of Ray's store would fill it; and copies are equal to the byte, whatever padding the segments have.
+        newest = [_segment(_arrays(segment), self._obs) for segment in experience.segments]
+        iterations = [*self._stored, newest]
+        yield replace(experience, segments=[joined(segments) for segments in zip(*iterations, strict=True)])
+        self._stored = iterations[1 - self._reuse :]
+
+    def state(self) -> dict[str, np.ndarray]:
+        """Return all stored segments."""
+        return {
+            f"{PREFIX}{number}.{sampler}.{name}": array
+            for number, segments in enumerate(self._stored)
+            for sampler, segment in enumerate(segments)
+            for name, array in _arrays(segment).items()
+        }
+
+    def load(self, state: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+        """Restore the stored segments; another run's state has none. Return all other arrays."""
+        arrays: dict[tuple[int, int], dict[str, np.ndarray]] = {}  # by number of the iteration and sampler
+        others = {}
+        for name, array in state.items():
+            if name.startswith(PREFIX):
+                number, sampler, column = name.removeprefix(PREFIX).split(".", 2)
+                arrays.setdefault((int(number), int(sampler)), {})[column] = array
+            else:
+                others[name] = array
+        stored: dict[int, list[Segment]] = {}
+        for number_and_sampler in sorted(arrays):
+            segment = _segment(arrays[number_and_sampler], self._obs)
+            stored.setdefault(number_and_sampler[0], []).append(segment)
+        self._stored = list(stored.values())
+        return others
+
+
+def _arrays(segment: Segment) -> dict[str, np.ndarray]:
+    """Return the arrays of a segment by name; observations leaf by leaf."""
+    arrays = {}
+    for column in Segment.__slots__:
+        value = getattr(segment, column)
+        if value is None:
+            continue
+        for name, leaf, is_leaf in walk(value, name=column):
+            if is_leaf:
+                arrays[name] = np.ascontiguousarray(leaf)
+    return arrays
+
+
+def _segment(arrays: Mapping[str, np.ndarray], obs: np.dtype[Any]) -> Segment:
+    """Return the segment of copies of these arrays, whose observations have dtype `obs`."""
+    columns = {name: array.copy() for name, array in arrays.items() if name in Segment.__slots__}
+    for column, axes in OBSERVATIONS.items():
+        names = [name for name, _, is_leaf in walk(obs, name=column) if is_leaf]
+        columns[column] = np.empty(arrays[names[0]].shape[:axes], obs)
+        for name, leaf in zip(names, leaves(columns[column]).values(), strict=True):
+            leaf[...] = arrays[name]
+    return Segment(**columns)

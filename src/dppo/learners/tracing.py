@@ -1,0 +1,76 @@
+"""Trace: checksums of each update, which `dppo diff` compares."""
+
+import zlib
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+
+from dppo.hosts.plans import TrainerPlan
+from dppo.learners.staged import RunStage
+from dppo.learners.trainers import Trainers
+from dppo.ppo.exchange.records import Experience, PolicySnapshot, Segment
+from dppo.ppo.learning.batch import estimated_advantages, in_sequences, transitions_of
+
+# In the order in which a step makes them. Noise follows from the seed: it shows in the actions.
+COLUMNS = ("obs", "masks", "values", "logprobs", "actions", "rewards", "terminated", "truncated", "valid")
+
+
+class Trace(RunStage):
+    """Takes checksums of each update, in the order of their causes."""
+
+    def __init__(self, plan: TrainerPlan) -> None:
+        self._plan = plan
+        self._checksums: dict[str, str] = {}  # of the last update; empty for a row that comes before any update
+
+    @contextmanager
+    def around(self, experience: Experience, trainers: Trainers) -> Iterator[Experience]:
+        """Take the checksums of an update once it is done."""
+        yield experience
+        checksums = {"policy": _of_policy(experience.policy)}
+        for column in COLUMNS:
+            for number, segment in enumerate(experience.segments):
+                checksums[f"{column}/{number}"] = _of_steps(segment, column)
+        for number, segment in enumerate(experience.segments):
+            checksums[f"advantages/{number}"] = self._of_advantages(segment, experience.reward_scale)
+        checksums["gradients"] = _checksum(trainers.state()["exp_avg"])  # Adam's running mean of all gradients
+        checksums["weights"] = _checksum(trainers.weights())
+        self._checksums = checksums
+
+    def _of_advantages(self, segment: Segment, reward_scale: float | None) -> str:
+        transitions = transitions_of([segment], reward_scale, self._plan.ppo)
+        advantages = estimated_advantages([segment], transitions, self._plan.ppo)
+        return _checksum(in_sequences(advantages, self._plan.sizes.sequence_length))
+
+    def line(self, row: Mapping[str, float]) -> dict[str, Any]:
+        """Return the checksums of the iteration of a row of metrics, by quantity and sampler: `rewards/3`."""
+        if not self._checksums:
+            return {}
+        return {"iteration": row["iteration"], **self._checksums, "global_step": row["global_step"]}
+
+
+def _of_policy(policy: PolicySnapshot) -> str:
+    values: list[Any] = [policy.weights]
+    for scale in (policy.obs_scale, policy.value_scale):
+        if scale is not None:
+            values += [getattr(scale, name) for name in scale.__slots__]
+    return _checksum(*values)
+
+
+def _of_steps(segment: Segment, name: str) -> str:
+    """Return 16 bits of the checksum of a column up to each step, then all of it: [4 T + 8] digits."""
+    column = getattr(segment, name)
+    if column is None:
+        return ""
+    first = 1 + len(column) - len(segment.values)  # of stacks of K frames, K belong to the first step
+    crc = 0
+    digits = ""
+    for step in (column[:first], *column[first:]):
+        crc = zlib.crc32(step.tobytes(), crc)
+        digits += f"{crc & 0xFFFF:04x}"
+    return f"{digits}{crc:08x}"
+
+
+def _checksum(*values: Any) -> str:
+    return f"{zlib.crc32(b''.join(np.asarray(value).tobytes() for value in values)):08x}"

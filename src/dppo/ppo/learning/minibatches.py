@@ -1,0 +1,102 @@
+"""Minibatches of a batch, whose rows may be divided among ranks."""
+
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from dppo.ppo.learning.batch import Batch, IndexedObs
+from dppo.ppo.learning.parallel import Parallel, moments_of_all, row_moments
+
+LARGE = 16 * 2**20  # bytes of observations; copying fewer at once saves more time than memory
+
+
+def aligned_with_ranks(batch: Batch, parallel: Parallel) -> Batch:
+    """Return the batch with weights if that of any rank has them, so that all ranks compute the same means.
+
+    Whether an episode terminates, and the range of rewards, become those of all ranks.
+    """
+    if parallel.size == 1:
+        return batch
+    smallest, largest = batch.rewards
+    facts = torch.tensor(
+        [batch.weights is not None, batch.terminates, -smallest, largest],
+        dtype=torch.float64,
+        device=batch.logprobs.device,
+    )
+    weighted, terminates, minus_smallest, largest = parallel.gather(facts).amax(dim=0).tolist()
+    batch = replace(batch, terminates=bool(terminates), rewards=(-minus_smallest, largest))
+    if weighted and batch.weights is None:
+        batch = replace(batch, weights=torch.ones_like(batch.logprobs))
+    return batch
+
+
+def draw_minibatches(
+    batch: Batch, order: np.random.Generator, count: int, *, floor: float | None, parallel: Parallel
+) -> Iterator[tuple[Batch, float]]:
+    """Yield every sequence once, in a new order (detail 6), with the transitions per rank of each minibatch.
+
+    Sizes differ by at most one sequence, so that none is left over. Minibatches without any transition on any rank are
+    left out. Large observations are copied one minibatch at a time, so that memory holds no second batch of them.
+
+    Args:
+        count: number of minibatches; at most one for each sequence.
+        floor: give the advantages of each minibatch mean zero and deviation one (detail 7), or less if their deviation
+            is below this; None: leave them as they are.
+    """
+    permutation = torch.from_numpy(order.permutation(batch.sequences)).to(batch.logprobs.device)
+    if not isinstance(batch.obs, IndexedObs) and _bytes(batch.obs) > LARGE:
+        index = torch.arange(len(batch), device=permutation.device)
+        batch = replace(batch, obs=IndexedObs(batch.obs, index))
+    shuffled = batch.take(permutation)
+    count = min(count, batch.sequences)
+    size, remainder = divmod(batch.sequences, count)
+    sizes = [size + 1] * remainder + [size] * (count - remainder)
+    if floor is not None:
+        shuffled = replace(shuffled, advantages=_standardized(shuffled, sizes, floor, parallel))
+    pieces = shuffled.split(sizes)
+    minibatches: Iterable[tuple[Batch, float]]
+    if batch.weights is None:
+        minibatches = ((piece, float(len(piece))) for piece in pieces)
+    else:
+        minibatches = _weighted(pieces, parallel)
+    for minibatch, transitions in minibatches:
+        yield minibatch.with_observations(), transitions
+
+
+def _bytes(obs: Tensor | dict[str, Tensor]) -> int:
+    leaves = obs.values() if isinstance(obs, dict) else [obs]
+    return sum(leaf.nbytes for leaf in leaves)
+
+
+def _weighted(pieces: list[Batch], parallel: Parallel) -> Iterator[tuple[Batch, float]]:
+    """Yield minibatches with their transitions per rank, by which their weights are scaled; leave out empty ones."""
+    counts = torch.stack([piece.weights.sum() for piece in pieces if piece.weights is not None])
+    totals = parallel.gather(counts).sum(dim=0).tolist()
+    for piece, transitions in zip(pieces, totals, strict=True):
+        if transitions:
+            assert piece.weights is not None
+            scale = len(piece) * parallel.size / transitions
+            yield replace(piece, weights=piece.weights * scale), transitions / parallel.size
+
+
+def _standardized(shuffled: Batch, sizes: list[int], floor: float, parallel: Parallel) -> Tensor:
+    """Standardize advantages [rows] within each minibatch of all ranks; that of a single transition becomes zero."""
+    # Minibatches of one size form a table [minibatches, rows], whose moments are computed at once.
+    shapes = [(count, size * shuffled.sequence_length) for size, count in Counter(sizes).items()]
+
+    def tables(column: Tensor) -> list[Tensor]:
+        parts = column.split([count * rows for count, rows in shapes])
+        return [part.view(shape) for part, shape in zip(parts, shapes, strict=True)]
+
+    advantages = tables(shuffled.advantages)
+    weights = [None] * len(shapes) if shuffled.weights is None else tables(shuffled.weights)
+    moments = torch.cat([row_moments(table, weight) for table, weight in zip(advantages, weights, strict=True)])
+    counts, means, squares = moments_of_all(moments, parallel).split(1, dim=1)
+    scales = (squares / (counts - 1).clamp(min=1)).sqrt().clamp(min=floor) + 1e-8
+    minibatches = [count for count, _ in shapes]
+    parts = zip(advantages, means.split(minibatches), scales.split(minibatches), strict=True)
+    return torch.cat([((table - mean) / scale).flatten() for table, mean, scale in parts])

@@ -1,0 +1,191 @@
+"""Stages: parts of an update that only some runs have, such as the correction of a policy lag."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from dppo.config.parts import PPO, ResolvedPPO
+from dppo.ppo.exchange.inputs import each_leaf
+from dppo.ppo.exchange.records import Experience, Segment
+from dppo.ppo.exchange.scales import ValueScale
+from dppo.ppo.learning.advantages import generalized_advantages
+from dppo.ppo.learning.batch import Batch, in_sequences, successor_inputs, transitions_of
+from dppo.ppo.learning.model import PPOModel
+from dppo.ppo.networks.network import RecurrentInputs
+
+if TYPE_CHECKING:  # shapes are checked in tests only
+    from jaxtyping import Float
+
+MAX_IMPORTANCE = 2.0
+
+
+@dataclass(frozen=True, slots=True)
+class CurrentNetwork:
+    """The network as it is now, to measure whole batches with."""
+
+    model: PPOModel
+    rows: int
+    """Most rows to pass to the network at once."""
+    scale: ValueScale | None
+    """Unit of its values; None: that of rewards."""
+
+    def log_probs(self, batch: Batch) -> Float[Tensor, " B"]:
+        """Return the log-probabilities of the actions of a batch."""
+        return self.model.log_probs(batch.pieces(self.rows))
+
+    def values(self, batch: Batch) -> Float[Tensor, " B"]:
+        """Return the values of the rows of a batch, in units of rewards."""
+        pieces = [self.model.values(piece.obs, piece.recurrent) for piece in batch.pieces(self.rows)]
+        return self._in_units_of_rewards(torch.cat(pieces))
+
+    def successor_values(self, experience: Experience, device: torch.device) -> Float[Tensor, " n"]:
+        """Return the values of observations that followed a row, but are in no row, in units of rewards."""
+        count, inputs, recurrent = successor_inputs(experience.segments, experience.policy.obs_scale)
+        pieces = []
+        for start in range(0, count, self.rows):
+
+            def part(leaf: Tensor, start: int = start) -> Tensor:
+                return leaf[start : start + self.rows].to(device)
+
+            states = None if recurrent is None else RecurrentInputs(*map(part, recurrent))
+            pieces.append(self.model.values(each_leaf(inputs, part), states))
+        return self._in_units_of_rewards(torch.cat(pieces))
+
+    def _in_units_of_rewards(self, values: Tensor) -> Tensor:
+        return values if self.scale is None else self.scale.restore(values)
+
+
+class Stage:
+    """A part of an update that a run has or has not. Each method of this class changes nothing.
+
+    A trainer calls `settings` and `prepare` before the first epoch, `renew` before each further one, and `figures` at
+    the end. `state` is a part of the trainer's state.
+    """
+
+    def settings(self, ppo: ResolvedPPO) -> ResolvedPPO:
+        """Return the settings of this update."""
+        return ppo
+
+    def prepare(self, batch: Batch, network: CurrentNetwork, experience: Experience) -> Batch:
+        """Return the batch to train on, which was made from `experience`."""
+        return batch
+
+    def renew(self, batch: Batch, network: CurrentNetwork, experience: Experience) -> Batch:
+        """Return the batch to train on in the next epoch."""
+        return batch
+
+    def figures(self, batch: Batch, network: CurrentNetwork, ppo: ResolvedPPO) -> dict[str, float]:
+        """Return figures for the metrics, once the network has been trained on `batch`."""
+        return {}
+
+    def state(self) -> dict[str, np.ndarray]:
+        """Return what the next update depends on, as named arrays."""
+        return {}
+
+    def load(self, state: dict[str, np.ndarray]) -> None:
+        """Restore what `state` returned; `state` holds the arrays of the whole trainer, or of another run."""
+
+
+class LagCorrection(Stage):
+    """Measures ratios from the policy to update, where an older policy has collected."""
+
+    def prepare(self, batch: Batch, network: CurrentNetwork, experience: Experience) -> Batch:
+        """Return the batch with the ratios of `from_current_policy`."""
+        return from_current_policy(batch, network) if experience.lagged else batch
+
+
+@dataclass(eq=False)
+class RecomputedAdvantages(Stage):
+    """Estimates advantages and returns again before each further epoch, by the values of the network as it is then.
+
+    With memory, sequences and successors start from the states that were stored with them, as in training.
+
+    Source: Andrychowicz et al., arXiv:2006.05990, section 3.5.
+    """
+
+    ppo: PPO
+
+    def renew(self, batch: Batch, network: CurrentNetwork, experience: Experience) -> Batch:
+        """Return the batch with new advantages and returns; the old values stay."""
+        estimates = estimate_again(batch, network, experience, self.ppo)
+        returns = estimates.returns
+        if network.scale is not None:
+            returns = network.scale.standardize(returns)
+        return replace(batch, advantages=estimates.advantages, returns=returns)
+
+
+@dataclass(frozen=True, slots=True)
+class Estimates:
+    """Values by the current network, and advantages and returns by these values, in units of rewards."""
+
+    values: Float[Tensor, " B"]
+    advantages: Float[Tensor, " B"]
+    returns: Float[Tensor, " B"]
+
+
+def estimate_again(batch: Batch, network: CurrentNetwork, experience: Experience, ppo: PPO) -> Estimates:
+    """Return the estimates of the current network for a batch that was made from `experience`.
+
+    With `reuse`, advantages are those of V-trace: the traces are the importance of rows, at most one.
+    """
+    segments = experience.segments
+    transitions = transitions_of(segments, experience.reward_scale, ppo)
+    length = batch.sequence_length
+    device = batch.logprobs.device
+    shape = transitions.rewards.shape
+
+    def in_steps(column: Tensor) -> np.ndarray:
+        """Return a column of the batch as [T, envs], which undoes `in_sequences`."""
+        array = column.numpy(force=True)
+        if length > 1:
+            array = array.reshape(-1, shape[1], length).swapaxes(1, 2)
+        return array.reshape(shape)
+
+    def in_rows(array: np.ndarray) -> Tensor:
+        return torch.from_numpy(in_sequences(array, length)).to(device)
+
+    values = network.values(batch)
+    step_values = in_steps(values)
+    next_values = np.empty_like(step_values)
+    next_values[:-1] = step_values[1:]
+    next_values[_followed(segments)] = network.successor_values(experience, device).numpy(force=True)
+    traces = None
+    if ppo.reuse > 1:
+        assert batch.importance is not None
+        traces = in_steps(batch.importance.clamp(max=1))
+    advantages = generalized_advantages(
+        transitions, step_values, next_values, gamma=ppo.gamma, gae_lambda=ppo.gae_lambda, traces=traces
+    )
+    returns = (advantages if traces is None else traces * advantages) + step_values
+    if transitions.valid is not None:
+        returns = np.where(transitions.valid, returns, step_values.dtype.type(0))
+    return Estimates(values, in_rows(advantages), in_rows(returns))
+
+
+def _followed(segments: Sequence[Segment]) -> tuple[np.ndarray, np.ndarray]:
+    """Return step and environment of the row that each successor followed, in the order of successors."""
+    samplers, steps, envs = np.nonzero(np.stack([segment.followed for segment in segments]))
+    return steps, samplers * segments[0].valid.shape[1] + envs
+
+
+def from_current_policy(batch: Batch, network: CurrentNetwork) -> Batch:
+    """Return the batch with ratios measured from the current policy, and weights that correct for the older one.
+
+        L = mean(max(-w A r, -w A clip(r, 1 - c, 1 + c)))        r = pi / pi_now        w = min(pi_now / pi_old, 2)
+
+    With ratios to `pi_old`, an update away from `pi_now`, most of the clipping range would be spent from the start.
+
+    Source: Hilton, Cobbe, Schulman, arXiv:2110.00641 (the decoupled objective).
+    Deviation: w is limited to 2, because where an update moves the policy far, a few rows would outweigh the others.
+    """
+    logprobs = network.log_probs(batch)
+    if batch.weights is not None:  # rows that are not transitions hold zeros, which no policy has chosen
+        logprobs = torch.where(batch.weights > 0, logprobs, batch.logprobs)
+    importance = (logprobs - batch.logprobs).exp().clamp(max=MAX_IMPORTANCE)
+    return replace(batch, logprobs=logprobs, importance=importance)
