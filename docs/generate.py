@@ -68,9 +68,28 @@ def settings() -> str:
 
 
 def _default(value: Any) -> str:
+    """Return a value as YAML has it."""
     if repr(value).startswith("<dataclasses"):
         return "required"
-    return f"`{'none' if value is None else value!r}`"
+    text = value if isinstance(value, str) else json.dumps(value).replace("null", "none")
+    return f"`{text}`"
+
+
+def defaults() -> str:
+    """Return a table of the defaults that depend on the task, in the order in which they are tried."""
+    from dppo.config import Config
+    from dppo.config.resolve import DEFAULTS
+
+    usual = Config(env_id="CartPole-v1")
+    reusing = Config(env_id="CartPole-v1", reuse=4, num_steps=32)
+    rows = []
+    for default in DEFAULTS:
+        if callable(default.value):
+            value = f"`{default.value(usual)}`; `{default.value(reusing)}` with `reuse` 4"
+        else:
+            value = _default(default.value)
+        rows.append((f"`{default.setting}`", value, default.because or "otherwise"))
+    return _table(("setting", "default", "where"), rows)
 
 
 def metrics() -> str:
@@ -147,9 +166,8 @@ def fault_table() -> str:
 
     tests = proofs()
     lines = []
-    for line in (ROOT / FAULT_TABLE).read_text(encoding="utf8").splitlines():
-        cells = _cells(line)
-        if cells is None:
+    for line, cells in _lines_of_faults():
+        if not cells:
             lines.append(line)
             continue
         proof = "<br>".join(f"`{test}`" for test in tests.get(fault_of(cells), ()))
@@ -159,9 +177,7 @@ def fault_table() -> str:
 
 def faults() -> list[str]:
     """Return the key of each row of the page of faults, by which the marker `proves` names it."""
-    lines = (ROOT / FAULT_TABLE).read_text(encoding="utf8").splitlines()
-    rows = [cells for cells in map(_cells, lines) if cells is not None]
-    return [fault_of(cells) for cells in rows]
+    return [fault_of(cells) for _, cells in _lines_of_faults() if cells]
 
 
 def fault_of(cells: list[str]) -> str:
@@ -169,11 +185,14 @@ def fault_of(cells: list[str]) -> str:
     return f"{cells[0]}: {cells[1]}, {cells[2]}" if len(cells) == 6 else cells[0]
 
 
-def _cells(line: str) -> list[str] | None:
-    """Return the cells of a row of a table; None for other lines and for the head of a table."""
-    if not line.startswith("| ") or re.match(r"\|.*\| test \|$", line):
-        return None
-    return [cell.strip() for cell in line.strip().strip("|").split("|")]
+def _lines_of_faults() -> Iterator[tuple[str, list[str]]]:
+    """Yield each line of the page of faults, with its cells if it is a row of a table with a column of tests."""
+    has_tests = False
+    for line in (ROOT / FAULT_TABLE).read_text(encoding="utf8").splitlines():
+        is_head = line.endswith("| test |")
+        is_row = has_tests and line.startswith("| ")
+        yield line, [cell.strip() for cell in line.strip().strip("|").split("|")] if is_row else []
+        has_tests = is_head or (has_tests and line.startswith("|"))
 
 
 def names() -> str:
@@ -243,11 +262,6 @@ def _replaced(text: str, part: str, generated: str) -> str:
     if not re.search(pattern, text, re.DOTALL):
         raise ValueError(f"no page has the comment <!-- generated: {part} -->")
     return re.sub(pattern, lambda match: f"{match[1]}\n{generated}\n\n{match[2]}", text, flags=re.DOTALL)
-
-
-def defaults() -> str:
-    """Return a table of the defaults that depend on the task."""
-    return ""
 
 
 PARTS: dict[str, Callable[[], str]] = {
