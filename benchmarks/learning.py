@@ -31,7 +31,8 @@ import trivial
 from bench_envs import POSITIONS
 from measure import HERE, MeasurementError, machine, ours_environment, run_all, run_json
 
-from dppo.config import Config, presets
+from dppo.config import Config
+from dppo.config.presets import presets
 from dppo.errors import counted
 from dppo.policies.evaluation import evaluate
 from dppo.records.observer import Observer

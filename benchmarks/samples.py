@@ -37,7 +37,7 @@ from samples_figures import figures, print_table, stored
 from samples_picture import draw
 from samples_tasks import TASKS, ZOO, counted, learned, most_steps
 
-from dppo.config import presets
+from dppo.config.presets import presets
 
 STORE = HERE / "samples.jsonl"
 SIDES = ("dppo", "reuse", "fast", "sb3", "zoo")

@@ -70,7 +70,7 @@ def one(name: str, seed: int, learners: int) -> dict[str, Any]:
     """Train and evaluate one seed."""
     from learning import learned
 
-    from dppo.config import presets
+    from dppo.config.presets import presets
 
     settings = presets()[ROWS[name]["env_id"]] | ROWS[name]
     done = learned(settings | {"num_learners": learners, "num_actors": 1 if learners else 0}, seed)

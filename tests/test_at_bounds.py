@@ -15,7 +15,8 @@ from recorder import Notes
 from worlds.acting import SPACES
 
 import dppo
-from dppo.config.files import grouped, resolved
+from dppo.config.groups import grouped
+from dppo.config.plain import plain_settings
 from dppo.policies.bounds import BoundCounter, most_at_bound
 from dppo.ppo.exchange.records import Episode
 from dppo.records.metrics.reading import read_metrics
@@ -94,7 +95,7 @@ def test_the_remedy_takes_the_policy_off_the_bound(tmp_path: Path) -> None:
 def run_of(folder: Path, returns: list[float], **settings: Any) -> list[str]:
     """Return the warnings of `dppo doctor` about a run with these mean returns."""
     config = make_config({"env_id": "CartPole-v1", **settings})
-    (folder / "config.yaml").write_text(yaml.safe_dump(grouped(resolved(config))))
+    (folder / "config.yaml").write_text(yaml.safe_dump(grouped(plain_settings(config))))
     rows = [
         {
             "iteration": 1 + number,
@@ -131,7 +132,7 @@ def test_the_doctor_of_a_run_advises_no_actors_that_it_has(
     settings: dict[str, Any], remedy: str, tmp_path: Path
 ) -> None:
     config = make_config({"env_id": "CartPole-v1", "policy_lag": 1, **settings})
-    (tmp_path / "config.yaml").write_text(yaml.safe_dump(grouped(resolved(config))))
+    (tmp_path / "config.yaml").write_text(yaml.safe_dump(grouped(plain_settings(config))))
     from dppo.records.bottleneck import TimeSplit
     from dppo.tools.doctor.command import PHASES
 

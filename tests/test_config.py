@@ -19,8 +19,9 @@ from hypothesis import strategies as st
 from worlds.simple import Counting
 
 import dppo
-from dppo.config import PPO, Actors, Config, Env, Sampling, files, fitted_to, grouped, read_settings, resolved
+from dppo.config import PPO, Actors, Config, Env, Sampling, grouped, plain_settings, read_settings
 from dppo.config.parts import PARTS, about, annealed, default_of, help_by_name, settings_by_name
+from dppo.config.presets import merge_preset, presets
 from dppo.config.resume import changes_on_resume, leave_out_ineffective
 from dppo.engine.hosting import shares
 from dppo.errors import ConfigError
@@ -82,7 +83,6 @@ def test_learning_rate_falls_to_just_above_zero_or_stays() -> None:
     c = config(total_timesteps=10240, learning_rate=1.0, anneal_lr=True)
     assert [annealed(c.ppo, i / 10).learning_rate for i in range(10)] == pytest.approx([1 - i / 10 for i in range(10)])
     assert annealed(config(learning_rate=0.5).ppo, 0.3).learning_rate == 0.5
-    assert annealed(c, 0.5) == annealed(c.ppo, 0.5)  # of a `Config`, too, it is only the algorithm
 
 
 @given(st.integers(1, 12), st.integers(0, 30))
@@ -296,7 +296,7 @@ def test_train_refuses_anything_but_a_config() -> None:
 
 
 def test_help_is_a_sentence_and_no_text_of_the_configuration_mentions_flags() -> None:
-    for name in ("checks", "values", "files", "resume"):
+    for name in ("checks", "values", "reading", "resume"):
         source = Path(dppo.config.__file__).with_name(f"{name}.py").read_text(encoding="utf8")
         assert not re.findall(r"--[a-z]", source), name
     for name in settings_by_name():
@@ -332,12 +332,12 @@ def test_settings_may_be_given_and_read_flat_or_in_parts() -> None:
     assert (flat.ppo.gamma, flat.gamma, flat.actors.num_actors) == (0.9, 0.9, 2)
     counting = config(env_id=Counting)
     assert (flat.env.env_name, counting.env_name) == ("CartPole-v1", "worlds.simple:Counting")
-    assert resolved(counting)["env_id"] == "worlds.simple:Counting"
+    assert plain_settings(counting)["env_id"] == "worlds.simple:Counting"
 
 
 def test_every_setting_belongs_to_one_part_and_every_part_holds_its_values() -> None:
     names = [field.name for part in PARTS.values() for field in dataclasses.fields(part)]
-    assert len(names) == len(set(names)) == len(dataclasses.fields(Config))
+    assert len(names) == len(set(names))
     c = config(num_steps=64, learner_threads=2, hidden_sizes=(3,), name="x")
     for name, part in PARTS.items():
         for field in dataclasses.fields(part):
@@ -388,7 +388,7 @@ TUNED = {"num_steps": 32, "minibatch_size": 256, "clip_vloss": True, "total_time
 )  # fmt: skip
 def test_tuned_values_give_way_to_those_of_the_user(own: dict[str, Any], given_way: dict[str, Any], notes: Any) -> None:
     own = {"env_id": "E-v0"} | own
-    fitted, found = fitted_to(own, TUNED)
+    fitted, found = merge_preset(own, TUNED)
     settings = make_config({"env_id": "E-v0"})
     assert {name: fitted.get(name, getattr(settings, name)) for name in TUNED | own} == TUNED | own | given_way
     assert list(found) == notes
@@ -399,14 +399,14 @@ def test_a_tuned_value_gives_way_to_a_setting_that_is_refused_beside_it() -> Non
         {"env_id": "E-v0", "desired_kl": 0.01},
         "preset: desired_kl=0.01 has no effect: anneal_lr sets the learning",
     )
-    fitted, notes = fitted_to(own, {"gamma": 0.9, "anneal_lr": True})
+    fitted, notes = merge_preset(own, {"gamma": 0.9, "anneal_lr": True})
     assert (fitted, notes) == (own | {"gamma": 0.9}, (f"{note} rate; using anneal_lr=False",))
     refused = {"env_id": "E-v0", "minibatch_size": 0}
-    assert fitted_to({"env_id": "E-v0"}, refused)[0] == {"env_id": "E-v0"}
+    assert merge_preset({"env_id": "E-v0"}, refused)[0] == {"env_id": "E-v0"}
 
 
 def test_a_preset_that_is_changed_warns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(files, "PRESETS", tmp_path)
+    monkeypatch.setattr(presets, "PRESETS", tmp_path)
     (tmp_path / "one.yaml").write_text("CartPole-v1: {num_steps: 32, minibatch_size: 256}\n", encoding="utf8")
     with pytest.warns(UserWarning, match=r"^preset: minibatch_size=256 is larger .* using minibatch_size=128$"):
         assert Config.preset("CartPole-v1", sampling={"num_samplers": 4}).minibatch_size == 128
@@ -420,7 +420,7 @@ BEFORE |= {"anneal_lr": True}
 
 def changes(**settings: Any) -> tuple[str, ...]:
     """Return the notes on resuming a run with other settings after half of its iterations."""
-    before = resolved(config(**BEFORE))
+    before = plain_settings(config(**BEFORE))
     both = leave_out_ineffective(before, settings)
     flat, in_groups = (changes_on_resume(one, config(**both), Path("c"), 5) for one in (before, grouped(before)))
     assert flat == in_groups
@@ -447,7 +447,7 @@ def test_a_run_may_be_extended_with_a_note_on_the_learning_rate() -> None:
     def note(after: int, **annealing: Any) -> tuple[str, ...]:
         falling = {"learning_rate": 2.5e-4, "anneal_lr": True, "ent_coef": 0.01, "num_steps": 128} | annealing
         before, longer = (config(total_timesteps=steps, **falling) for steps in (10240, after))
-        return changes_on_resume(resolved(before), longer, Path("c"), 5)
+        return changes_on_resume(plain_settings(before), longer, Path("c"), 5)
 
     ends = ", and reaches zero at 20,480 steps instead of 10,240"
     begins = "total_timesteps=20480 instead of 10240: the "
@@ -459,7 +459,7 @@ def test_a_run_may_be_extended_with_a_note_on_the_learning_rate() -> None:
 
 
 def test_settings_of_actors_are_dropped_when_a_run_continues_without_actors() -> None:
-    before = resolved(config(**BEFORE))
+    before = plain_settings(config(**BEFORE))
     assert leave_out_ineffective(before, {"num_actors": "0"}).get("cpus_per_actor") is None
     assert leave_out_ineffective(before, {"num_actors": 1})["cpus_per_actor"] == 0.5
     with pytest.raises(ConfigError, match=r"cpus_per_actor=2.0 has no effect"):
@@ -504,7 +504,7 @@ def test_files_without_settings_are_refused(tmp_path: Path, text: str | None, wo
 def test_all_settings_survive_being_written_and_read(tmp_path: Path) -> None:
     c = config(num_actors=2, actor_resources={"licence": 1}, env_kwargs={"a": [1, {"b": None}]}, target_kl=0.5)
     path = tmp_path / "config.yaml"
-    path.write_text(yaml.safe_dump(grouped(resolved(c))), encoding="utf8")
+    path.write_text(yaml.safe_dump(grouped(plain_settings(c))), encoding="utf8")
     read = make_config(read_settings(path))
     assert read == dataclasses.replace(c, minibatch_size=64)  # what was derived is written down
     assert yaml.safe_load(path.read_text(encoding="utf8"))["sampling"]["num_samplers"] == 8

@@ -25,7 +25,7 @@ from worlds.sick import Sick
 
 import dppo
 from dppo.__main__ import main
-from dppo.config import Config, grouped, resolved
+from dppo.config import Config, grouped, plain_settings
 from dppo.hosts.plans import TrainerPlan
 from dppo.learners import trainers
 from dppo.learners.trainers import LocalTrainer
@@ -469,7 +469,7 @@ def test_a_lag_is_advised_where_it_would_collect_while_learning(
     settings: dict[str, Any], said: int, tmp_path: Path
 ) -> None:
     config = make_config({"env_id": "CartPole-v1", **settings})
-    (tmp_path / "config.yaml").write_text(yaml.safe_dump(grouped(resolved(config))))
+    (tmp_path / "config.yaml").write_text(yaml.safe_dump(grouped(plain_settings(config))))
     row = {f"perf/{name}_frac": float(name == "update") for name in PHASES} | {"iteration": 2, "global_step": 512}
     row |= {f"perf/{name}": 1.0 for name in TimeSplit._fields[1:]}
     texts = [text for kind, text in of_run(tmp_path, [row]) if kind == "note"]

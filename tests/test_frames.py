@@ -20,7 +20,7 @@ from worlds.observed import Film, Guarded, Picture
 from worlds.simple import Counting
 
 import dppo
-from dppo.config.files import atari_in_words
+from dppo.config.atari import describe_atari
 from dppo.config.memory import batch_memory_in_words
 from dppo.envs.frames import LifeStack, Lives, make_prepared
 from dppo.errors import ConfigError
@@ -186,7 +186,7 @@ def test_games_have_defaults_of_their_own_and_what_is_given_wins(case: str) -> N
     config = make_config({"env_id": "ALE/Pong-v5"} | given)
     assert {name: getattr(config, name) for name in GAME} == expected
     assert config.update_epochs == (None if config.atari == "raw" else 4)
-    said = atari_in_words(config)
+    said = describe_atari(config)
     assert (said is None) == (config.atari == "raw")
     assert said is None or "atari=raw" in said
 

@@ -14,7 +14,7 @@ import pytest
 from builders import make_config
 
 import dppo
-from dppo.config import presets
+from dppo.config.presets import presets
 
 SEEDS = (1, 2, 3)
 

@@ -38,11 +38,17 @@ TESTS = Path(__file__).parent
 
 def rows() -> list[Row]:
     """Return what is executed: the rows of tables, and what tests are marked with `executes`."""
-    settings = [("config/checks.py", words) for words, _ in CHECKS]
+    settings = [(file_of_check(words), words) for words, _ in CHECKS]
     starts = [row_of(remedy) for remedy, _, _ in STARTS]
     starts += [row_of(remedy) for remedy, _, _, _ in COMMANDS]
     contract = [("ppo/networks/user_module.py", words) for words, _, _ in CONTRACT]
     return [*settings, *contract, *((file, words) for file, words, _, _ in BY_HAND), *starts, *marked()]
+
+
+def file_of_check(words: str) -> str:
+    """Return the file of a check of settings."""
+    in_effects = any(text.file == "config/effects.py" and words in text.text for text in remedies())
+    return "config/effects.py" if in_effects else "config/checks.py"
 
 
 def row_of(remedy: str) -> Row:

@@ -30,6 +30,11 @@ class ConfigError(DppoError, ValueError):
 
     exit_code = 2
 
+    def __init__(self, message: str = "", *, setting: str | None = None) -> None:
+        super().__init__(message)
+        self.setting = setting
+        """The name of the setting; None if the error is not about a single one."""
+
 
 class CheckpointError(DppoError):
     """A checkpoint that is missing or damaged, or that belongs to a different run."""

@@ -15,9 +15,10 @@ from commandline import parse as parse_training
 from dppo.commands.eval import PARSER
 from dppo.commands.flags import EXTRA, FIRST, as_words, flag, in_flags
 from dppo.commands.train import Arguments
-from dppo.config import files, grouped, resolved
+from dppo.config import grouped, plain_settings
 from dppo.config.aliases import DIFFERENT, NAMES
 from dppo.config.parts import settings_by_name
+from dppo.config.presets import presets
 from dppo.errors import ConfigError, DppoError
 from dppo.tools.compare import parse as parse_comparison
 
@@ -30,7 +31,7 @@ def tuned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (folder / "one.yaml").write_text("CartPole-v1: {gamma: 0.5, num_steps: 64, ent_coef: 0.0}\n", encoding="utf8")
     (folder / "two.yaml").write_text("Pendulum-v1: {gamma: 0.25}\n", encoding="utf8")
     (folder / "none.yaml").write_text("", encoding="utf8")
-    monkeypatch.setattr(files, "PRESETS", folder)
+    monkeypatch.setattr(presets, "PRESETS", folder)
 
 
 def parse(line: str) -> Arguments:
@@ -299,7 +300,7 @@ def run_dir(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
     (folder / "checkpoints" / "step").mkdir(parents=True)
     on_actors = {"num_actors": 2, "num_samplers": 2, "cpus_per_actor": 0.5}
     config = make_config({"env_id": "CartPole-v1", "gamma": 0.75, **on_actors})
-    settings = resolved(config) if request.param == "flat" else grouped(resolved(config))
+    settings = plain_settings(config) if request.param == "flat" else grouped(plain_settings(config))
     (folder / "config.yaml").write_text(yaml.safe_dump(settings), encoding="utf8")
     return folder
 

@@ -13,7 +13,7 @@ import pytest
 import yaml
 
 from dppo.__main__ import main
-from dppo.config import Config, grouped, resolved
+from dppo.config import Config, grouped, plain_settings
 from dppo.tools.curves import Curve, Group, curve_of, grouped_by_settings, interval, over_seeds
 from dppo.tools.pictures import comparison as plots
 from dppo.tools.pictures.comparison import draw_together
@@ -21,7 +21,9 @@ from dppo.tools.pictures.comparison import draw_together
 
 def a_run(folder: Path, last: float, count: int = 4, **settings: Any) -> Path:
     folder.mkdir(parents=True)
-    (folder / "config.yaml").write_text(yaml.safe_dump(grouped(resolved(Config(**{"env_id": "E-v0", **settings})))))
+    (folder / "config.yaml").write_text(
+        yaml.safe_dump(grouped(plain_settings(Config(**{"env_id": "E-v0", **settings}))))
+    )
     rows = [{"iteration": i, "global_step": 512 * i, "time/training_s": 2.0 * i} for i in range(1, count + 1)]
     rows = [row | {"charts/episodic_return": last * row["iteration"] / count} for row in rows]
     (folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))

@@ -13,8 +13,8 @@ from commandline import parse
 
 import dppo
 from dppo.__main__ import main
-from dppo.config import Config, fitted_to
-from dppo.config.files import Preset, described_presets
+from dppo.config import Config
+from dppo.config.presets import Preset, described_presets, merge_preset
 from dppo.config.resolve import facts_of, resolve
 from dppo.envs.simulated import register
 
@@ -43,7 +43,7 @@ def test_a_preset_fits_its_environment_and_names_its_source_and_its_score(preset
     env_id = environment_of(preset)
     assert env_id in gym.registry or env_id.partition(":")[0] in OF_OTHER_PACKAGES.values()
     config = make_config({"env_id": env_id} | preset.settings)
-    assert fitted_to({"env_id": env_id}, preset.settings) == (preset.settings | {"env_id": env_id}, ())
+    assert merge_preset({"env_id": env_id}, preset.settings) == (preset.settings | {"env_id": env_id}, ())
     assert config.num_samplers * config.num_steps <= config.total_timesteps / 4, "a run of a few iterations"
     assert {"source", "published", "here"} <= preset.about.keys() <= {"source", "published", "here", "note", "applies"}
     assert preset.about.get("applies") in ({"by itself", "on request", "by name"} if preset.settings else {None})
@@ -151,5 +151,5 @@ def test_a_preset_starts(preset: Preset, tmp_path: Path) -> None:
         pytest.skip("no settings, for several environments")
     sizes = {"num_samplers": 2, "num_steps": 16, "total_timesteps": 32}
     own = sizes | {"env_id": environment_of(preset), "run_dir": tmp_path / "run", "progress": "off"}
-    settings, _ = fitted_to(own, preset.settings)
+    settings, _ = merge_preset(own, preset.settings)
     assert dppo.train(make_config(settings)).global_step == 32

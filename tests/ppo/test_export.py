@@ -23,7 +23,7 @@ from worlds.models import Plain
 
 import dppo
 from dppo.__main__ import main
-from dppo.config import resolved
+from dppo.config import plain_settings
 from dppo.envs.frames import make_prepared
 from dppo.errors import ConfigError
 from dppo.policies.policy import Policy, _rows_of
@@ -57,8 +57,8 @@ def policy_of(kind: str) -> tuple[Policy, Any]:
             {"obs.count": np.array(5.0), "obs.mean": rng.normal(size=shape), "obs.m2": rng.uniform(1, 9, shape)}
         )
     snapshot = PolicySnapshot(0, random_weights(spec), statistics.obs_scale())
-    state = {"iteration": 0, "global_step": 0, "config": resolved(config)}
-    env = make_prepared(config.env_id, config.env_kwargs, resolved(config))
+    state = {"iteration": 0, "global_step": 0, "config": plain_settings(config)}
+    env = make_prepared(config.env_id, config.env_kwargs, plain_settings(config))
     return Policy(spaces, PPOAgent(spec, spaces.mask), snapshot, state), env
 
 

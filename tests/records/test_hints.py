@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 
 from dppo.__main__ import main
-from dppo.config import Config, files
+from dppo.config import Config
+from dppo.config.presets import presets
 from dppo.records.bottleneck import TimeSplit, bottleneck_line
 
 SMALL = shlex.split("CartPole-v1 --preset none --num-samplers 2 --num-steps 16 --total-timesteps 96 --progress plain")
@@ -78,7 +79,7 @@ def test_a_used_folder_is_refused_with_a_command_to_continue(train: Train, capsy
 
 
 def test_a_changed_value_of_a_preset_is_printed(train: Train, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(files, "PRESETS", tmp_path)
+    monkeypatch.setattr(presets, "PRESETS", tmp_path)
     (tmp_path / "one.yaml").write_text("CartPole-v1: {num_steps: 16, minibatch_size: 64}\n", encoding="utf8")
     printed = train("CartPole-v1", "--num-samplers", "2", "--total-timesteps", "32", "--progress", "plain")
     assert "note: preset: minibatch_size=64 is larger than the batch of 32 steps" in printed

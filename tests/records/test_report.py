@@ -20,7 +20,7 @@ from browser import CHROMIUM, Browser
 from commandline import parse
 
 from dppo.__main__ import main
-from dppo.config import Config, grouped, resolved
+from dppo.config import Config, grouped, plain_settings
 from dppo.records.files.run_folder import locked
 from dppo.records.metrics import reading
 from dppo.records.metrics.reading import last_row, sampled_metrics
@@ -98,7 +98,7 @@ def rows(count: int) -> list[dict[str, float]]:
 
 def a_run(folder: Path, lines: list[dict[str, float]], **settings: Any) -> Path:
     config = Config(**{"env_id": "CartPole-v1", "total_timesteps": 51_200, "num_steps": 32, **settings})
-    content = grouped(resolved(config)) | {"versions": {"python": "3.11.7", "cpu": "<b>Z80</b>"}}
+    content = grouped(plain_settings(config)) | {"versions": {"python": "3.11.7", "cpu": "<b>Z80</b>"}}
     folder.mkdir()
     (folder / "config.yaml").write_text(yaml.safe_dump(content, sort_keys=False))
     (folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in lines))
@@ -274,7 +274,7 @@ def test_everything_is_text_that_comes_from_a_folder(tmp_path: Path) -> None:
 def test_the_command_of_a_game_gives_the_same_settings(settings: dict[str, Any], tmp_path: Path) -> None:
     facts = facts_of(a_run(tmp_path / "run", [], env_id="ALE/Pong-v5", **settings))
     words = shlex.split(facts.command)
-    assert resolved(Config(**parse(words[2:]).settings)) == resolved(facts.config)
+    assert plain_settings(Config(**parse(words[2:]).settings)) == plain_settings(facts.config)
 
 
 def test_a_run_with_objects_can_be_looked_at(
@@ -293,7 +293,7 @@ def test_the_command_gives_the_same_settings(tmp_path: Path) -> None:
     facts = facts_of(a_run(tmp_path / "run", [], **settings))
     words = shlex.split(facts.command)
     assert words[:5] == ["dppo", "train", "CartPole-v1", "--preset", "none"]
-    assert resolved(Config(**parse(words[2:]).settings)) == resolved(facts.config)
+    assert plain_settings(Config(**parse(words[2:]).settings)) == plain_settings(facts.config)
 
 
 def test_a_run_that_goes_on_has_finished_or_has_ended_early_is_told_apart(tmp_path: Path) -> None:

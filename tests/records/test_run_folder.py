@@ -24,7 +24,7 @@ from recorder import Recorder
 
 import dppo
 from dppo.__main__ import main
-from dppo.config import files, resolved
+from dppo.config import plain_settings, reading
 from dppo.errors import CheckpointError, ConfigError, EnvironmentFault, TrainingDiverged
 from dppo.records.files import checkpoint as checkpoints
 from dppo.records.files import run_folder
@@ -313,7 +313,7 @@ def test_a_run_with_a_long_argument_can_be_resumed_evaluated_and_reported(
     task: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Text of digits is no number that takes long to read; what makes config.yaml too large is in checkpoints."""
-    for module in (files, run_folder):
+    for module in (reading, run_folder):
         monkeypatch.setattr(module, "MOST_SETTINGS", 20_000)
     run = tmp_path / "run"
     dppo.train(settings(run, env_id=Tasked, env_kwargs={"task": task}), observers=[Recorder(interrupt_at=1)])
@@ -336,7 +336,7 @@ def test_a_run_with_a_long_argument_can_be_resumed_evaluated_and_reported(
     ],
 )
 def test_values_are_recorded_as_readable_json(value: Any, recorded: Any) -> None:
-    assert resolved(settings(None, env_kwargs={"x": value}))["env_kwargs"] == {"x": recorded}
+    assert plain_settings(settings(None, env_kwargs={"x": value}))["env_kwargs"] == {"x": recorded}
 
 
 @pytest.mark.parametrize("keys", [{1: 5}, {None: 5}, [{True: 5}]])

@@ -264,7 +264,7 @@ COMMANDS: tuple[tuple[str, str, str, str], ...] = (
         "",
     ),
     (
-        "config/files.py: contains {}, not settings. Write `name: value` lines",
+        "config/reading.py: contains {}, not settings. Write `name: value` lines",
         f"{TRAIN} --config FULL/file --gamma 2",
         f"{TRAIN} --config FULL/settings.yaml --gamma 2",
         "gamma=",

@@ -272,12 +272,12 @@ NOT_EXECUTED: tuple[tuple[str, str, str], ...] = (
         "it installs packages; tests/test_versions.py has the command",
     ),
     (
-        "config/__init__.py",
+        "config/config.py",
         "a Config does not change. Make a copy",
         "carried out by tests/commands/test_coming_from.py",
     ),
     (
-        "config/__init__.py",
+        "config/config.py",
         "settings are passed by their names. Use dppo.Config(env_id={}{}).",
         "carried out by tests/commands/test_coming_from.py",
     ),
@@ -317,7 +317,7 @@ NOT_EXECUTED: tuple[tuple[str, str, str], ...] = (
         ", or unset {} to start Ray here",
         "with a variable of the cluster: tests/cluster/test_session.py",
     ),
-    ("config/files.py", "as in files of rl-baselines3-zoo", "carried out by tests/commands/test_coming_from.py"),
+    ("config/reading.py", "as in files of rl-baselines3-zoo", "carried out by tests/commands/test_coming_from.py"),
     ("config/resume.py", "use another `run_dir`", "several processes train then: tests/commands/test_seeds.py"),
     ("config/values.py", "Use a number.", "carried out by tests/commands/test_coming_from.py"),
     (

@@ -24,15 +24,15 @@ CHECKS: tuple[tuple[str, dict[str, Any]], ...] = (
     ("lower `standby_envs`", {"licences": 4, "num_samplers": 2, "standby_envs": 3}),
     ("lower `eval_actors`", {"licences": 4, "num_samplers": 2, "eval_every": 1, "eval_actors": 3} | ACTORS),
     ("leave `eval_every` out", {"licences": 2, "num_samplers": 2, "eval_every": 1}),
-    ("backup_requests=True: makes environments", {"backup_requests": True, "licences": 64} | ACTORS),
+    ("a second time, whatever `licences` and `start_rate` allow", {"backup_requests": True, "licences": 64} | ACTORS),
     ("num_actors=0 hosts all {} samplers in this process", {"samplers_per_actor": 1, "num_samplers": 4}),
     ("num_actors={} hosts {} of {} samplers at most", {"samplers_per_actor": 1, "num_samplers": 4, "num_actors": 2}),
     (
         "where evaluations have processes of their own, or leave `eval_every` out",
         {"samplers_per_actor": 1, "num_samplers": 1, "eval_every": 1000},
     ),
-    ("standby_envs={}: makes {} of each", {"samplers_per_actor": 4, "standby_envs": 1} | ACTORS),
-    ("env_threads=True: runs several", {"samplers_per_actor": 4, "env_threads": True} | ACTORS),
+    (": makes {} of each environment in the same process", {"samplers_per_actor": 4, "standby_envs": 1} | ACTORS),
+    (": runs several samplers side by side", {"samplers_per_actor": 4, "env_threads": True} | ACTORS),
     ("whatever samplers_per_actor={} allows", {"samplers_per_actor": 4, "backup_requests": True} | ACTORS),
     ("Use `learner_gpus=1`, or `device=cpu`", {"num_learners": 2, "device": "cuda"} | ACTORS),
     (
@@ -87,7 +87,7 @@ CHECKS: tuple[tuple[str, dict[str, Any]], ...] = (
     ("Ray counts in units of {}. Use `{}={}` or more", {"cpus_per_actor": 1e-6} | ACTORS),
     ("On a node of the cluster use `address=auto`", {"address": "ray://head:10001"} | ACTORS),
 )
-"""Words of src/dppo/config/checks.py, and settings that it refuses with them."""
+"""Words of src/dppo/config/checks.py or effects.py, and settings that it refuses with them."""
 
 VALUES: dict[str, Any] = {"model": "worlds.models:Plain", "learner_gpus": 1}
 """Of settings that a remedy names without a value."""

@@ -216,11 +216,11 @@ FILES: tuple[tuple[str, str, str], ...] = (
 
 
 @executes(
-    "config/files.py: is a group of settings. Use {}",
-    "config/files.py: {} belongs to {}. Move it there",
-    "config/files.py: is given twice, alone and in its group. Leave one out",
-    "config/files.py: the same setting. Leave one out",
-    "config/files.py: Use text, numbers, lists, dicts with text as keys",
+    "config/groups.py: is a group of settings. Use {}",
+    "config/groups.py: {} belongs to {}. Move it there",
+    "config/groups.py: is given twice, alone and in its group. Leave one out",
+    "config/groups.py: the same setting. Leave one out",
+    "config/plain.py: Use text, numbers, lists, dicts with text as keys",
 )
 @pytest.mark.parametrize(("text", "words", "instead"), FILES)
 def test_a_file_of_settings_is_read_once_it_is_corrected(

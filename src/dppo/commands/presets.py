@@ -4,8 +4,8 @@ from itertools import groupby
 from textwrap import fill
 
 from dppo.commands.flags import WIDTH, Parser, one_word, shown
-from dppo.config.files import Preset, described_presets, preset
 from dppo.config.parts import default_of
+from dppo.config.presets import Preset, described_presets, preset_named
 from dppo.invocation import as_called
 
 PROG = "dppo presets"
@@ -19,7 +19,7 @@ def main(argv: list[str]) -> int:
     """Print all presets, or one; return the exit code."""
     _, words = Parser(PROG, "[NAME]", DESCRIPTION).split(argv)
     if name := one_word(words, "NAME", PROG):
-        print(_as_yaml(preset(name)))
+        print(_as_yaml(preset_named(name)))
     else:
         for family, presets in groupby(described_presets(), lambda one: one.family):
             print("", family.replace("_", " "), *map(_as_row, presets), sep="\n")

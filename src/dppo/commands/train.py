@@ -8,9 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from dppo.commands.flags import EXTRA, Flags, Parser, UsageError, add_settings, as_settings, flag, is_help, one_word
-from dppo.config import Config, fitted_to, read_settings
-from dppo.config.files import check_names, preset, preset_of
+from dppo.config import Config, read_settings
 from dppo.config.parts import help_by_name, settings_by_name
+from dppo.config.presets import merge_preset, preset_named, preset_of
+from dppo.config.reading import check_names
 from dppo.config.trust import code_named_by, require_trust
 from dppo.errors import ConfigError, DppoError, printable
 from dppo.invocation import as_called, command
@@ -162,13 +163,13 @@ def arguments_of(given: dict[str, Any], env_id: str | None, prog: str) -> Argume
     if env_id is None:
         raise UsageError(f"the environment is missing. For example: {as_called(prog)} CartPole-v1")
     wanted = preset_name or "auto"
-    found = None if wanted == "none" else preset_of(str(env_id)) if wanted == "auto" else preset(wanted)
+    found = None if wanted == "none" else preset_of(str(env_id)) if wanted == "auto" else preset_named(wanted)
     used = found if found and (wanted != "auto" or found.about.get("applies") == "by itself") else None
     said = [f"using the preset {used.name}; --preset none disables it"] if used else []
     if found and not used and found.about.get("applies") == "on request":
         said = [f"`{command('presets', found.name)}` shows settings and scores for this environment"]
     tuned, own = used.settings if used else {}, settings | flags
-    fitted, notes = fitted_to(own, tuned)
+    fitted, notes = merge_preset(own, tuned)
     return Arguments(fitted, used.name if used else None, frozenset(tuned) - own.keys(), resume, notes=(*said, *notes))
 
 

@@ -8,8 +8,8 @@ from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from dppo.config.checks import batch_in_words
-from dppo.config.parts import FlatSettings
+from dppo.config.checks import describe_batch
+from dppo.config.settings import Settings
 from dppo.errors import ConfigError, counted
 
 if TYPE_CHECKING:
@@ -21,7 +21,7 @@ WEIGHT_COPIES = 4  # of each parameter: itself, its gradient, and two moments
 CGROUP_LIMIT = Path("/sys/fs/cgroup/memory.max")
 
 
-def batch_memory_in_words(config: FlatSettings, spaces: Spaces, memory: int | None = None) -> str | None:
+def batch_memory_in_words(config: Settings, spaces: Spaces, memory: int | None = None) -> str | None:
     """Return the memory that observations take while a batch is trained on, in one sentence; None if that is little.
 
     Raise ConfigError if it is more than this machine's `memory` in bytes (None: look), and this machine trains.
@@ -43,7 +43,7 @@ def batch_memory_in_words(config: FlatSettings, spaces: Spaces, memory: int | No
     facts = f"{rows:,} observations of {_bytes_in_words(each)} take {_bytes_in_words(total)}"
     if config.num_learners == 0 and memory is not None and total > memory:
         raise ConfigError(
-            f"num_steps={config.num_steps} makes a batch ({batch_in_words(config)}) that does not fit into memory: its "
+            f"num_steps={config.num_steps} makes a batch ({describe_batch(config)}) that does not fit into memory: its "
             f"{facts}, {where}, and this machine has {_bytes_in_words(memory)}. Lower "
             f"`num_steps` or `num_samplers`."
         )
@@ -53,7 +53,7 @@ def batch_memory_in_words(config: FlatSettings, spaces: Spaces, memory: int | No
     return f"Memory: {facts}, {where}{shared}.{stored}"
 
 
-def check_layers(config: FlatSettings, memory: int | None = None) -> None:
+def check_layers(config: Settings, memory: int | None = None) -> None:
     """Raise ConfigError if the network's layers alone take more than this machine's `memory` in bytes (None: look)."""
     least = sum(inputs * units for inputs, units in pairwise((1, *config.hidden_sizes, config.image_features or 1)))
     least += config.memory_size**2 if config.memory != "none" else 0

@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
-from dppo.config import Config
+from dppo.config.config import Config
 from dppo.config.parts import reuse_clip_factor
 from dppo.invocation import as_setting_and_flag
 from dppo.spaces.actions import Actions, boxes

@@ -5,10 +5,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from dppo.config import Config, draft, resolved
-from dppo.config.checks import without_effect
-from dppo.config.files import flattened, plain
+from dppo.config.config import Config
+from dppo.config.effects import without_effect
+from dppo.config.groups import flattened
 from dppo.config.parts import about, annealed, annealed_settings, default_of
+from dppo.config.plain import plain, plain_settings
+from dppo.config.settings import Settings
 from dppo.errors import ConfigError
 
 
@@ -23,14 +25,14 @@ def leave_out_ineffective(
         of: how a resume may change what is left out; with "close", also what changes last bits.
     """
     both = dict(settings) | dict(keep)
-    idle = {name for name, _ in without_effect(draft(both)) if about(name).resume in of} - keep.keys()
+    idle = {name for name, _ in without_effect(Settings(**both)) if about(name).resume in of} - keep.keys()
     return {name: value for name, value in both.items() if name not in idle}
 
 
 def without_derived(settings: Mapping[str, Any]) -> dict[str, Any]:
     """Return the settings of a run folder, without a `minibatch_size` that follows from the others."""
     rest = {name: value for name, value in settings.items() if name != "minibatch_size"}
-    derived = draft(rest).sizes.minibatch_rows == settings.get("minibatch_size")
+    derived = Settings(**rest).sizes.minibatch_rows == settings.get("minibatch_size")
     return rest if derived else dict(settings)
 
 
@@ -66,7 +68,7 @@ def _changed(before: Mapping[str, Any], config: Config) -> Iterator[tuple[str, A
     old = flattened(before)
     lag_of_one = config.lag == 1 and (old.get("policy_lag") == 1 or old.get("overlap") is True)
     same = ("policy_lag", "overlap") if lag_of_one else ()  # two names
-    for name, value in resolved(config).items():
+    for name, value in plain_settings(config).items():
         was = old.get(name, plain(default_of(name)))
         if was != value and name not in same:
             yield name, was, value

@@ -21,10 +21,11 @@ def validated(settings: Mapping[str, Any]) -> dict[str, Any]:
     try:
         model = _model()(**settings)
     except ValidationError as error:
-        lines: dict[Any, str] = {}
-        for one in error.errors(include_url=False):
-            lines.setdefault(one["loc"][:1], _in_words(one))  # a union gives several: the first is enough
-        raise ConfigError("\n".join(lines.values())) from None
+        lines: dict[str, str] = {}
+        for problem in error.errors(include_url=False):
+            name = str(problem["loc"][0])
+            lines.setdefault(name, _describe(problem))  # a union gives several: the first is enough
+        raise ConfigError("\n".join(lines.values()), setting=next(iter(lines))) from None
     return {name: getattr(model, name) for name in settings_by_name()}
 
 
@@ -112,7 +113,7 @@ def unknown_setting(name: str) -> str:
     return unknown_name("setting", name, settings_by_name(), meant)
 
 
-def _in_words(error: Any) -> str:
+def _describe(error: Any) -> str:
     """Return one of pydantic's errors in the form `setting=value: fact. Remedy`."""
     path = ".".join(str(part) for part in error["loc"][:1] + tuple(i for i in error["loc"][1:] if isinstance(i, int)))
     if error["type"] == "extra_forbidden":

@@ -4,7 +4,8 @@ import math
 from dataclasses import dataclass, replace
 
 from dppo.config import Config
-from dppo.config.parts import PPO, Env, Learners, Network, ResolvedPPO, Sampling, Sizes
+from dppo.config.parts import PPO, Env, Learners, Network, ResolvedPPO, Sampling
+from dppo.config.sizes import Sizes
 
 
 @dataclass(frozen=True, slots=True)

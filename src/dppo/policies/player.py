@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from dppo.config import flattened
-from dppo.config.files import objects_in
+from dppo.config.plain import objects_in
 from dppo.config.trust import code_named_by, require_trust
 from dppo.envs.checks.faults import making
 from dppo.envs.frames import make_prepared

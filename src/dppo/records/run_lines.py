@@ -1,7 +1,7 @@
 """Lines about a run that is about to start: its size, its processes, and the run that it branches from."""
 
 from dppo.config import Config
-from dppo.config.checks import batch_in_words
+from dppo.config.checks import describe_batch
 from dppo.config.resolve import TaskFacts, value_of
 from dppo.errors import counted
 from dppo.invocation import as_setting_and_flag
@@ -20,7 +20,7 @@ def sizes_line(config: Config) -> str:
     trains = f"trains on {batches} for {counted(epochs, 'epoch')}"
     if discrete_epochs > epochs:
         trains += f", or {discrete_epochs} if actions are discrete"
-    return f"{total} in {iterations}: each collects {config.batch_size:,} ({batch_in_words(config)}), then {trains}."
+    return f"{total} in {iterations}: each collects {config.batch_size:,} ({describe_batch(config)}), then {trains}."
 
 
 def hosting_line(config: Config) -> str:

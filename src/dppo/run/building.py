@@ -12,7 +12,7 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 from dppo.config import Config
-from dppo.config.files import atari_in_words
+from dppo.config.atari import describe_atari
 from dppo.config.memory import batch_memory_in_words
 from dppo.config.resolve import Choice, facts_of, resolve
 from dppo.engine.collector import Collector, OnProgress
@@ -285,7 +285,7 @@ def _log_network(config: Config, spaces: Spaces) -> None:
     """Log the network, the preparation of frames, the mapping of actions, and the memory of a batch."""
     rescaled = rescaled_in_words(spaces.actions) if config.action_bounds == "auto" else None
     network, memory = choose_network(config.network, spaces), batch_memory_in_words(config, spaces)
-    for line in (network, atari_in_words(config), rescaled, memory):
+    for line in (network, describe_atari(config.env), rescaled, memory):
         if line is not None:
             logger.info("%s", line)
     if config.norm_value and not config.norm_adv:

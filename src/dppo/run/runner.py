@@ -10,7 +10,7 @@ from functools import partial
 from pathlib import Path
 from signal import SIGINT
 
-from dppo.config import Config, resolved
+from dppo.config import Config, plain_settings
 from dppo.config.arguments import with_answers
 from dppo.errors import CheckpointError, CheckpointNotWritten, EnvironmentFault
 from dppo.log import logger
@@ -216,7 +216,7 @@ class Run:
             return
         arrays, state = self.learner.state()
         state |= {
-            "config": resolved(self.config),
+            "config": plain_settings(self.config),
             **run_folder.of_this_process(),
             "numerics": asdict(self.parts.numerics),
             "branched_from": self.folder.branched_from,

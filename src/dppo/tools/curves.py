@@ -9,8 +9,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from dppo.config.files import plain
 from dppo.config.parts import about, default_of, settings_by_name
+from dppo.config.plain import plain
 from dppo.errors import DppoError, counted, printable
 from dppo.records.files.run_folder import CONFIG, settings_to_resume
 from dppo.records.metrics.reading import sampled_metrics

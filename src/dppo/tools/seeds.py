@@ -20,7 +20,7 @@ from rich.live import Live
 from rich.text import Text
 
 from dppo.config import Config
-from dppo.config.files import plain, refuse_objects
+from dppo.config.plain import plain, refuse_objects
 from dppo.config.resume import changes_on_resume
 from dppo.errors import ConfigError, DppoError, counted, printable
 from dppo.invocation import VARIABLE, program

@@ -12,8 +12,9 @@ from typing import Any
 
 from dppo.commands.flags import as_words
 from dppo.commands.train import Command, arguments_of
-from dppo.config import Config, fitted_to, read_settings, resolved
+from dppo.config import Config, plain_settings, read_settings
 from dppo.config.parts import about, settings_by_name
+from dppo.config.presets import merge_preset
 from dppo.errors import ConfigError, TrainingDiverged, unknown_name
 from dppo.invocation import command
 from dppo.records.files.disk import writing
@@ -90,7 +91,9 @@ def _study(out: Path, base: Collection[str], config: Config) -> Any:
     pruner = optuna.pruners.MedianPruner(n_startup_trials=FIRST_TRIALS, n_warmup_steps=REPORTS // 4)
     how: dict[str, Any] = {"direction": "maximize", "load_if_exists": True, "pruner": pruner}
     study = optuna.create_study(storage=storage, study_name="dppo", **how)
-    same = {name: value for name, value in resolved(config).items() if name in base and about(name).resume != "free"}
+    same = {
+        name: value for name, value in plain_settings(config).items() if name in base and about(name).resume != "free"
+    }
     if study.user_attrs.get("settings", same) != same:
         raise ConfigError(f"out={out}: has a study with other settings. Use another folder.")
     study.set_user_attr("settings", same)
@@ -103,7 +106,7 @@ def _train(trial: Any, base: dict[str, Any], space: dict[str, Any], out: Path) -
 
     from dppo.run.runner import train
 
-    settings, notes = fitted_to(base, {name: _suggested(trial, name, of) for name, of in space.items()})
+    settings, notes = merge_preset(base, {name: _suggested(trial, name, of) for name, of in space.items()})
     for note in notes:  # such as minibatches larger than the batch
         print(f"trial {trial.number}: {note.removeprefix('preset: ')}")
     try:
@@ -111,7 +114,7 @@ def _train(trial: Any, base: dict[str, Any], space: dict[str, Any], out: Path) -
     except ConfigError as error:  # such as a batch larger than the run
         print(f"trial {trial.number}: {error}")
         raise optuna.TrialPruned from None
-    trial.set_user_attr("settings", resolved(config))
+    trial.set_user_attr("settings", plain_settings(config))
     try:
         result = train(config, observers=[_Pruner(trial, config.iterations * config.batch_size)])
     except TrainingDiverged as error:  # counts as one of the trials

@@ -19,8 +19,8 @@ from typing import Any
 import yaml
 from filelock import FileLock, Timeout
 
-from dppo.config import Config, flattened, grouped, read_settings, resolved
-from dppo.config.files import objects_in
+from dppo.config import Config, flattened, grouped, plain_settings, read_settings
+from dppo.config.plain import objects_in
 from dppo.config.resolve import Choice
 from dppo.config.resume import changes_on_resume, check_branch, leave_out_ineffective, without_derived
 from dppo.config.trust import resume_command
@@ -61,7 +61,7 @@ class RunFolder:
 
         Raises CheckpointNotWritten, for example if the disk is full, and keeps an earlier file.
         """
-        text = yaml.safe_dump(grouped(resolved(config)) | {"versions": versions() | numerics}, sort_keys=False)
+        text = yaml.safe_dump(grouped(plain_settings(config)) | {"versions": versions() | numerics}, sort_keys=False)
         if choices:
             text += "# Defaults of this task:\n" + "".join(map(_comment, choices))
         if self.branched_from is not None:

@@ -16,8 +16,9 @@ from rich.table import Table
 
 from dppo.commands.flags import UsageError
 from dppo.commands.train import Command, arguments_of
-from dppo.config import Config, draft, resolved
+from dppo.config import Config, plain_settings
 from dppo.config.resume import leave_out_ineffective
+from dppo.config.settings import Settings
 from dppo.errors import ConfigError, counted
 from dppo.files import home_expanded
 from dppo.invocation import as_called, command
@@ -146,7 +147,7 @@ def _write_json(options: Options, plan: Sequence[Config], runs: Sequence[Run], p
         "same_weights": not differing_seeds(runs) if options.equal == "batch" and len(options.actors) > 1 else None,
         "groups": groups_of(runs, options.target),
         "runs": [run.as_json(options.target) for run in runs],
-        "settings": {key: value for key, value in resolved(plan[0]).items() if key not in differs_between_runs},
+        "settings": {key: value for key, value in plain_settings(plan[0]).items() if key not in differs_between_runs},
         "machine": {"system": platform.platform(), "cpus": usable_cores()},
         "versions": versions(),
     }
@@ -208,7 +209,7 @@ def make_plan(options: Options, settings: dict[str, Any], folder: Path) -> list[
     Raises a ConfigError if a setting is invalid with one of the numbers of actors.
     """
     settings = {"progress": "off"} | settings
-    most, samplers = max(options.actors), draft(settings).num_samplers
+    most, samplers = max(options.actors), Settings(**settings).num_samplers
     if options.equal == "batch" and most > samplers:
         raise ConfigError(
             f"actors={' '.join(map(str, options.actors))}: {most} is more than num_samplers={samplers}, and each actor "

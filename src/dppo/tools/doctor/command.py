@@ -13,8 +13,8 @@ from typing import Any
 from dppo.commands.flags import EXTRA, as_words, flag, in_flags
 from dppo.commands.train import Command, arguments_of
 from dppo.config import Config
-from dppo.config.files import plain, refuse_objects
 from dppo.config.parts import default_of
+from dppo.config.plain import plain, refuse_objects
 from dppo.config.resolve import TaskFacts, facts_of, value_of
 from dppo.config.resume import leave_out_ineffective
 from dppo.errors import CheckpointError, ConfigError, printable

@@ -27,9 +27,9 @@ from typing import Any
 import numpy as np
 import psutil
 
-from dppo.config import Config, resolved
-from dppo.config.files import plain
+from dppo.config import Config, plain_settings
 from dppo.config.memory import batch_memory_in_words
+from dppo.config.plain import plain
 from dppo.config.resolve import facts_of, resolve
 from dppo.engine.ledger import ReplayLedger
 from dppo.envs.checks.faults import gymnasium_says
@@ -267,7 +267,7 @@ class Examination:
         from dppo.tools.doctor.watching import EXAMINATION, Watch
 
         self._report(stage="making a second instance in another process")
-        wanted = {"settings": plain(resolved(self._config)), "seconds": ELSEWHERE_S, "sizes": [2]}
+        wanted = {"settings": plain(plain_settings(self._config)), "seconds": ELSEWHERE_S, "sizes": [2]}
         facts = Watch(EXAMINATION, wanted, lambda stage: None).wait(ELSEWHERE_S)
         return "trace" in facts
 

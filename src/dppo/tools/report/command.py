@@ -11,9 +11,11 @@ from pathlib import Path
 from typing import Any
 
 from dppo.commands.flags import Parser, as_words
-from dppo.config import Config, resolved
-from dppo.config.files import plain, versions_in, with_atari
+from dppo.config import Config, plain_settings
+from dppo.config.atari import with_atari
 from dppo.config.parts import default_of
+from dppo.config.plain import plain
+from dppo.config.reading import versions_in
 from dppo.errors import ConfigError, DppoError, printable
 from dppo.files import check_kind, lock, read_file
 from dppo.invocation import command
@@ -60,7 +62,7 @@ def facts_of(run: Path) -> Facts:
     versions = {}
     with suppress(ConfigError):  # there is none, or it is too large
         versions = versions_in(run / CONFIG)
-    every = resolved(config)
+    every = plain_settings(config)
     given = {name: every[name] for name in ("env_id", "env_kwargs", "clip_reward")}  # on which defaults of games depend
     usual = dict[str, Any](), with_atari(given), with_atari(given | {"atari": every["atari"]})
     own = {

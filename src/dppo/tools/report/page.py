@@ -17,8 +17,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from dppo.config import Config
-from dppo.config.files import plain
 from dppo.config.parts import default_of, settings_by_name
+from dppo.config.plain import plain
 from dppo.errors import counted, printable
 from dppo.records.terminal.view import PHASES, duration, number
 from dppo.tools.curves import RETURN, resumed, training_times

@@ -5,7 +5,7 @@ import re
 import time
 from typing import Any
 
-from dppo.config import resolved
+from dppo.config import plain_settings
 from dppo.records.metrics.tensorboard import by_step
 from dppo.records.observer import RunInfo
 
@@ -57,7 +57,7 @@ class Backend:
         else:
             experiment_id = experiment.experiment_id
         run_id: str = self._client.create_run(experiment_id, run_name=run.run_dir.name).info.run_id
-        settings = resolved(run.config).items()
+        settings = plain_settings(run.config).items()
         parameters = [Param(setting, str(value)[:MAX_VALUE_LENGTH]) for setting, value in settings]
         for first in range(0, len(parameters), MAX_PARAMETERS):
             self._client.log_batch(run_id, params=parameters[first : first + MAX_PARAMETERS])

@@ -3,7 +3,7 @@
 import os
 from typing import Any
 
-from dppo.config import grouped, resolved
+from dppo.config import grouped, plain_settings
 from dppo.records.observer import RunInfo
 from dppo.tools.trackers import FAILED, FINISHED, KILLED
 
@@ -40,7 +40,7 @@ class Backend:
             dir=str(run.run_dir),
             id=known_id,
             resume="allow",
-            config=grouped(resolved(run.config)),
+            config=grouped(plain_settings(run.config)),
             settings=wandb.Settings(console="off", silent=True),
         )
         self.id = str(self._run.id)

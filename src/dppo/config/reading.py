@@ -1,0 +1,93 @@
+"""Read settings from YAML and TOML files, which may be a stranger's."""
+
+import re
+import sys
+from pathlib import Path
+from typing import Any
+
+from dppo.config.groups import check_twice, flattened
+from dppo.config.parts import PARTS, may_be_none, settings_by_name
+from dppo.config.plain import OBJECT, refuse_objects
+from dppo.errors import ConfigError
+from dppo.files import MOST_SETTINGS, read_file
+
+OTHER_NAMES = {*PARTS, "versions", "on_bad_step"}
+"""Names in files that are not settings."""
+
+
+def read_settings(path: Path, *, own: bool = True) -> dict[str, Any]:
+    """Return the flat, unchecked settings of a YAML or TOML file.
+
+    Args:
+        path: a file.
+        own: False for a file that may not be the user's own: it must be small, a regular file, and without aliases.
+
+    Raises:
+        ConfigError: the file cannot be read as settings.
+    """
+    data = _read(path, own)
+    check_twice(f"config={path}", data)
+    settings = flattened({key.replace("-", "_"): value for key, value in data.items() if key != "versions"})
+    for name, value in settings.items():
+        if value == "none" and may_be_none(name):
+            settings[name] = None  # as in flags
+    if own and repr(OBJECT) in repr(settings):  # a config.yaml of a run; dates of YAML are objects and no texts yet
+        refuse_objects(settings, f"the text of a Python object in {path}")
+    return settings
+
+
+def check_names(path: Path) -> None:
+    """Raise ConfigError, with file and line, if a user's YAML or TOML file has a name that is no setting."""
+    for name, value in _read(path, own=True).items():
+        in_group = name in PARTS and isinstance(value, dict) and bool(value)
+        for key in map(str, value if in_group else [name]):
+            if key.replace("-", "_") not in settings_by_name().keys() | OTHER_NAMES:
+                is_group = isinstance(value, dict) and not in_group
+                raise _unknown_name(key, path, is_group=is_group)
+
+
+def _unknown_name(key: str, path: Path, *, is_group: bool) -> ConfigError:
+    from dppo.config.values import unknown_setting  # imports pydantic, which an actor must not load
+
+    where = f"config={path}, line {_line_of(key, path)}"
+    if is_group:
+        return ConfigError(
+            f"{where}: {key} is not a setting, but has some, as in files of rl-baselines3-zoo. Move these to the top "
+            f"of the file, without {key}, and name the environment as env_id or on the command line."
+        )
+    return ConfigError(f"{where}: {unknown_setting(key)}")
+
+
+def _line_of(key: str, path: Path) -> int:
+    """Return the number of the first line that begins with a key, also behind a quote or a brace."""
+    starts = re.compile(rf"[\s{{\"'-]*{re.escape(key)}\b")
+    for number, line in enumerate(path.read_text(encoding="utf8", errors="replace").splitlines(), 1):
+        if starts.match(line):
+            return number
+    return 1
+
+
+def versions_in(path: Path) -> dict[str, Any]:
+    """Return the versions in the config.yaml of a run, perhaps a stranger's; raise as `read_settings`."""
+    versions = _read(path, own=False).get("versions")
+    return versions if isinstance(versions, dict) else {}
+
+
+def _read(path: Path, own: bool) -> dict[str, Any]:
+    import yaml
+
+    from dppo.config.safe_yaml import load
+
+    if sys.version_info >= (3, 11):
+        import tomllib
+    else:
+        import tomli as tomllib
+    try:
+        content = path.read_bytes() if own else read_file(path, MOST_SETTINGS)
+        text = content.decode("utf8")
+        data = tomllib.loads(text) if path.suffix == ".toml" else load(text, aliases=own)
+    except (OSError, ArithmeticError, RecursionError, ValueError, yaml.YAMLError) as error:
+        raise ConfigError(f"config={path}: cannot be read as settings: {' '.join(str(error).split())}") from None
+    if not isinstance(data, dict) or not all(isinstance(key, str) for key in data):
+        raise ConfigError(f"config={path}: contains {type(data).__name__}, not settings. Write `name: value` lines.")
+    return data

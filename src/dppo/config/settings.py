@@ -1,0 +1,101 @@
+"""Settings of a run in seven parts, not checked against each other yet.
+
+Importing this loads neither pydantic nor yaml: parts travel to actors.
+"""
+
+from __future__ import annotations
+
+from dataclasses import FrozenInstanceError, dataclass
+from functools import cached_property
+from operator import attrgetter
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from dppo.config.atari import with_atari
+from dppo.config.groups import flattened, grouped
+from dppo.config.parts import PARTS, PPO, Actors, Env, Learners, Network, Run, Sampling, default_of, settings_by_name
+from dppo.config.sizes import Sizes, sizes_of
+
+if TYPE_CHECKING:
+
+    @dataclass(frozen=True, kw_only=True)
+    class _FlatNames(Env, Sampling, PPO, Network, Actors, Learners, Run):
+        """Config's keywords and attributes, for type checkers."""
+
+        env: Env = ...  # type: ignore[assignment]
+        sampling: Sampling = ...  # type: ignore[assignment]
+        ppo: PPO = ...  # type: ignore[assignment]
+        network: Network = ...  # type: ignore[assignment]
+        actors: Actors = ...  # type: ignore[assignment]
+        learners: Learners = ...  # type: ignore[assignment]
+        run: Run = ...  # type: ignore[assignment]
+
+else:
+
+    class _FlatNames:
+        """Every attribute of a part, under its own name: `config.num_steps` is `config.sampling.num_steps`."""
+
+    for part_name, part in PARTS.items():
+        for name in [*part.__dataclass_fields__, *vars(part)]:
+            if not name.startswith("_"):
+                setattr(_FlatNames, name, property(attrgetter(f"{part_name}.{name}")))
+
+
+@dataclass(frozen=True, init=False, repr=False)
+class Settings(_FlatNames):
+    """Settings that are valid each by itself; `Config` adds the checks across them."""
+
+    env: Env
+    sampling: Sampling
+    ppo: PPO
+    network: Network
+    actors: Actors
+    learners: Learners
+    run: Run
+
+    if not TYPE_CHECKING:  # type checkers see the keywords of _FlatNames
+
+        def __init__(self, /, **settings: Any) -> None:
+            from dppo.config.values import validated  # imports pydantic, which an actor must not load
+
+            values = validated(with_atari(flattened(settings)))
+            for name, values_of_part in grouped(values).items():
+                object.__setattr__(self, name, PARTS[name](**values_of_part))
+
+    @cached_property
+    def sizes(self) -> Sizes:
+        """Return the sizes that follow from these settings."""
+        return sizes_of(self.sampling, self.ppo, self.network, self.learners, self.run)
+
+    @property
+    def iterations(self) -> int:
+        """Return the number of iterations of the run."""
+        return self.sizes.iterations
+
+    @property
+    def most_actors(self) -> int:
+        """Return the largest number of actors of the run, each of which hosts a sampler; 0 in process."""
+        return min(self.actors.actor_bounds[1], self.sampling.num_samplers)
+
+    @property
+    def evaluators(self) -> int:
+        """Return the environments of evaluations that exist at once, each on an actor of its own if the run has any."""
+        return 0 if self.run.eval_every is None else self.run.eval_actors
+
+    @property
+    def has_memory(self) -> bool:
+        """Return whether the network has memory; a network of the user's has if `sequence_length` is set."""
+        return self.network.memory != "none" or self.network.sequence_length is not None
+
+    def __repr__(self) -> str:
+        """Show the settings that differ from their defaults."""
+        changed = [name for name in settings_by_name() if getattr(self, name) != default_of(name)]
+        return f"{type(self).__name__}({', '.join(f'{name}={getattr(self, name)!r}' for name in changed)})"
+
+
+def _refuse_assignment(settings: Settings, name: str, value: Any) -> NoReturn:
+    raise FrozenInstanceError(
+        f"{name}={value!r}: a Config does not change. Make a copy: dataclasses.replace(config, {name}={value!r})."
+    )
+
+
+Settings.__setattr__ = _refuse_assignment  # type: ignore[assignment]  # a frozen dataclass must not define it

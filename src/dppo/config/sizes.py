@@ -1,0 +1,51 @@
+"""Sizes of a run that follow from its settings."""
+
+import math
+from dataclasses import dataclass
+
+from dppo.config.parts import PPO, Learners, Network, Run, Sampling
+
+DEFAULT_SEQUENCE = 16  # steps of a sequence, where num_steps is a multiple of it
+DEFAULT_MINIBATCH = 64  # rows
+MAX_MINIBATCHES = 32  # of an epoch: with more, a policy moves too far for one batch
+
+
+@dataclass(frozen=True, slots=True)
+class Sizes:
+    """Sizes of a run that follow from its settings."""
+
+    iterations: int
+    """The last iteration may exceed `total_timesteps` by less than one batch."""
+    sequence_length: int
+    """L, the steps of the sequences that minibatches consist of; 1 without memory."""
+    minibatches_per_epoch: int
+    """Minibatches that leave no row out, and differ by at most one sequence."""
+    minibatch_rows: int
+    """Rows of the largest minibatch."""
+
+
+def sizes_of(sampling: Sampling, ppo: PPO, network: Network, learners: Learners, run: Run) -> Sizes:
+    """Return the sizes of a run."""
+    length = _sequence_length(network, sampling.num_steps)
+    sequences = max(1, sampling.batch_size // length)
+    rows = ppo.minibatch_size or max(DEFAULT_MINIBATCH, sampling.batch_size // MAX_MINIBATCHES)
+    minibatches = math.ceil(sequences / max(1, rows // length))
+    if ppo.minibatch_size is None and learners.num_learners > 1:  # they share each minibatch evenly
+        share = max(1, sequences // learners.num_learners)
+        minibatches = max(count for count in range(1, minibatches + 1) if share % count == 0)
+    return Sizes(
+        iterations=math.ceil(run.total_timesteps / sampling.batch_size),
+        sequence_length=length,
+        minibatches_per_epoch=minibatches,
+        minibatch_rows=math.ceil(sequences / minibatches) * length,
+    )
+
+
+def _sequence_length(network: Network, num_steps: int) -> int:
+    if network.model is not None:
+        return network.sequence_length or 1
+    if network.memory == "none":
+        return 1
+    if network.sequence_length is not None:
+        return network.sequence_length
+    return max(steps for steps in range(1, DEFAULT_SEQUENCE + 1) if num_steps % steps == 0)
