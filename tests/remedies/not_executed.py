@@ -272,7 +272,7 @@ NOT_EXECUTED: tuple[tuple[str, str, str], ...] = (
         "it installs packages; tests/test_versions.py has the command",
     ),
     (
-        "config/config.py",
+        "config/settings.py",
         "a Config does not change. Make a copy",
         "carried out by tests/commands/test_coming_from.py",
     ),

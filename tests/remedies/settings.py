@@ -118,7 +118,7 @@ BY_HAND: tuple[tuple[str, str, dict[str, Any], tuple[dict[str, Any], ...]], ...]
         ({"cpus_per_actor": 2} | ACTORS, {"actor_gpus": 1} | ACTORS, {"actor_resources": {"licence": 1}} | ACTORS),
     ),
     (
-        "config/checks.py",
+        "config/effects.py",
         "Use as many or fewer",
         {"eval_actors": 9, "eval_every": 1, "eval_episodes": 4} | ACTORS,
         ({"eval_actors": 4, "eval_every": 1, "eval_episodes": 4} | ACTORS,),

@@ -114,7 +114,8 @@ def _check_actors(config: Settings) -> None:
             f"`num_actors={config.num_samplers}` or fewer, or `num_samplers={fewest}`, which makes the batch larger "
             f"and so changes the learning problem.",
         )
-    if config.backup_requests and (config.licences is not None or config.start_interval_s > 0):
+    starts_apart = config.start_interval_s > 0  # raises if start_rate is not a rate
+    if config.backup_requests and (starts_apart or config.licences is not None):
         raise _error(
             config,
             "backup_requests",

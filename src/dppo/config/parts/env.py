@@ -11,16 +11,19 @@ from dppo.config.field import constant, free, setting
 from dppo.errors import ConfigError
 from dppo.user_code import import_path
 
+SECONDS = {"s": 1.0, "min": 60.0, "h": 3600.0, "d": 86400.0}
+
 
 def rate_of(name: str, text: str, example: str) -> tuple[int, float]:
-    """Return number and seconds of a rate such as 10/h; raise ConfigError, with an example, if it is none."""
-    found = re.fullmatch(r"([1-9]\d{0,8})/(s|min|h|d)", text)
-    if found is None:
+    """Return number and seconds of a rate such as 10/h; raise ConfigError, with an example, for another text."""
+    match = re.fullmatch(r"([1-9]\d{0,8})/(s|min|h|d)", text)
+    if match is None:
         raise ConfigError(
             f"{name}={text}: must be a number of at least 1 in a time (s, min, h or d), or unlimited. Use one such as "
-            f"{example}."
+            f"{example}.",
+            setting=name,
         )
-    return int(found[1]), {"s": 1.0, "min": 60.0, "h": 3600.0, "d": 86400.0}[found[2]]
+    return int(match[1]), SECONDS[match[2]]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -157,7 +160,9 @@ class Sampling:
     @property
     def start_interval_s(self) -> float:
         """Return the seconds between the starts of two environments; raise ConfigError if `start_rate` is no rate."""
-        number, seconds = (1, 0.0) if self.start_rate == "unlimited" else rate_of("start_rate", self.start_rate, "2/s")
+        if self.start_rate == "unlimited":
+            return 0.0
+        number, seconds = rate_of("start_rate", self.start_rate, "2/s")
         return seconds / number
 
     @property

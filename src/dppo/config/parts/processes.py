@@ -70,19 +70,27 @@ class Actors:
     @property
     def resource_groups(self) -> list[dict[str, float]]:
         """Return the alternatives of `actor_resources`: each actor takes the resources of one of them."""
-        return [self.actor_resources] if isinstance(self.actor_resources, dict) else self.actor_resources or [{}]
+        if isinstance(self.actor_resources, dict):
+            return [self.actor_resources]
+        return self.actor_resources or [{}]
 
     @property
     def recycling(self) -> tuple[float, float]:
         """Return the bytes and the segments after which an actor is replaced; raise ConfigError if it is neither."""
-        found = re.fullmatch(r"(never)?(?:(\d+(?:\.\d+)?)GB)?,?(?:(\d+)segments)?", self.recycle_after)
-        if found is None or not any(found.groups()):
-            raise ConfigError(f"recycle_after={self.recycle_after}: must be like 2GB, 500segments or 2GB,500segments.")
-        return float(found[2] or math.inf) * 1e9, float(found[3] or math.inf)
+        match = re.fullmatch(r"(never)?(?:(\d+(?:\.\d+)?)GB)?,?(?:(\d+)segments)?", self.recycle_after)
+        if match is None or not any(match.groups()):
+            raise ConfigError(
+                f"recycle_after={self.recycle_after}: must be like 2GB, 500segments or 2GB,500segments.",
+                setting="recycle_after",
+            )
+        _, gigabytes, segments = match.groups()
+        return float(gigabytes or math.inf) * 1e9, float(segments or math.inf)
 
     def fewest_for(self, num_samplers: int) -> int:
         """Return the fewest actors that can host so many samplers; 1 without a limit."""
-        return 1 if self.samplers_per_actor is None else math.ceil(num_samplers / self.samplers_per_actor)
+        if self.samplers_per_actor is None:
+            return 1
+        return math.ceil(num_samplers / self.samplers_per_actor)
 
     @property
     def elastic(self) -> bool:
@@ -94,13 +102,16 @@ class Actors:
         """Return fewest and most actors, equal if fixed, 0, 0 in process; raise ConfigError for another form."""
         if isinstance(self.num_actors, int) and self.num_actors >= 0:
             return self.num_actors, self.num_actors
-        found = re.fullmatch(r"(\d+)\.\.(\d*)", "1.." if self.num_actors == "auto" else str(self.num_actors))
-        if found is None:
+        if self.num_actors == "auto":
+            return 1, sys.maxsize
+        match = re.fullmatch(r"(\d+)\.\.(\d*)", str(self.num_actors))
+        if match is None:
             raise ConfigError(
                 f"num_actors={self.num_actors}: must be a number of at least 0, auto, or bounds. Use one such as 8, "
-                f"auto, 4.. or 4..64."
+                f"auto, 4.. or 4..64.",
+                setting="num_actors",
             )
-        return int(found[1]), int(found[2] or sys.maxsize)
+        return int(match[1]), int(match[2] or sys.maxsize)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -181,5 +192,9 @@ class Run:
     @property
     def recorded_every(self) -> int | None:
         """Return n if each n-th episode is recorded; 0 if none is, or the best are; None if the setting is invalid."""
-        found = re.fullmatch(r"(all)|best|none|every=([1-9]\d{0,17})", self.record_episodes)
-        return None if found is None else 1 if found[1] else int(found[2] or 0)
+        if self.record_episodes == "all":
+            return 1
+        if self.record_episodes in ("best", "none"):
+            return 0
+        match = re.fullmatch(r"every=([1-9]\d{0,17})", self.record_episodes)
+        return None if match is None else int(match[1])
