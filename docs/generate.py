@@ -125,12 +125,15 @@ def formulas() -> str:
     tests = proofs()
     rows = []
     for formula in found_formulas():
+        title = formula.title.removeprefix("Return ").removeprefix("the ")
+        evidence = [formula.source]
+        if formula.deviation:
+            evidence.append(f"*Deviation:* {formula.deviation}")
+        if formula.name in tests:
+            evidence.append("*Tests:* " + ", ".join(f"`{test}`" for test in tests[formula.name]))
         code = f"`{formula.file}::{formula.name}`"
-        title = f"{formula.title}<br>{code}"
-        deviation = f"<br>*Deviation:* {formula.deviation}" if formula.deviation else ""
-        proof = "<br>".join(f"`{test}`" for test in tests.get(formula.name, ()))
-        rows.append((title, formula.source + deviation, proof))
-    return _table(("formula and code", "source", "tests"), rows)
+        rows.append((f"{title[0].upper()}{title[1:]}<br>{code}", "<br>".join(evidence)))
+    return _table(("formula and code", "source"), rows)
 
 
 def found_formulas() -> Iterator[Formula]:
