@@ -19,7 +19,7 @@ import numpy as np
 
 from dppo.config import Config
 from dppo.envs.checks.observations import SpaceChecks
-from dppo.envs.checks.returned import LARGEST_REWARD, reward_of
+from dppo.envs.checks.returned import MAX_REWARD, reward_of
 from dppo.envs.spaces import describe_spaces
 from dppo.hosts.builders import build_sampler
 from dppo.hosts.plans import sampler_plan
@@ -79,7 +79,7 @@ def times_of_checks() -> dict[str, float]:
 
 
 def _reward(reward: Any) -> Any:
-    if type(reward) is not float or not abs(reward) <= LARGEST_REWARD:
+    if type(reward) is not float or not abs(reward) <= MAX_REWARD:
         reward = reward_of(reward)
     return reward
 

@@ -15,9 +15,10 @@ from dppo import streams
 from dppo.config import PPO, Config
 from dppo.config.parts import ResolvedPPO
 from dppo.config.resolve import facts_of, resolve
-from dppo.envs.activity import ActivityRecord
-from dppo.envs.group import EnvGroup
-from dppo.envs.repairs import Repairs
+from dppo.envs.episode import GroupSettings
+from dppo.envs.group import ENDS_RUN, EnvGroup
+from dppo.envs.repairs import FaultPolicy
+from dppo.envs.rows.serial import SerialRows
 from dppo.envs.spaces import describe_spaces
 from dppo.hosts.builders import BuiltSampler, build_sampler, build_trainer
 from dppo.hosts.plans import TrainerPlan, sampler_plan, trainer_plan
@@ -107,17 +108,15 @@ def group_of(
     rebuild: bool = False,
     drop_obs: Sequence[str] = (),
 ) -> EnvGroup:
-    return EnvGroup(
-        list(envs),
+    settings = GroupSettings(
+        f"sampler {sampler_id} (Test-v0)",
         describe_spaces(envs[0], drop_obs=drop_obs),
-        episode_seed=partial(streams.integer, seed, Stream.EPISODES, sampler_id),
-        owner=f"sampler {sampler_id} (Test-v0)",
-        sampler_id=sampler_id,
-        repairs=Repairs(list(envs).__getitem__, ActivityRecord(), sampler_id)
-        if rebuild
-        else None,  # the same one again
+        partial(streams.integer, seed, Stream.EPISODES, sampler_id),
+        sampler_id,
         limits=rebuild,
     )
+    rows = SerialRows(envs, settings, make=envs.__getitem__)  # the same one again
+    return EnvGroup(rows, FaultPolicy() if rebuild else ENDS_RUN)
 
 
 def sampler_of(

@@ -14,7 +14,7 @@ from worlds.models import Plain
 from worlds.observed import World
 
 import dppo
-from dppo.envs.frames import make_prepared
+from dppo.envs.preparation import Preparation, make_prepared
 from dppo.ppo.exchange.records import Episode
 from dppo.tools.replay.episode import replay
 
@@ -52,7 +52,7 @@ def test_an_environment_may_change_its_action_in_each_repeated_step(kind: str) -
     given = SPACES[kind].sample()
 
     def rewards(in_place: bool) -> list[float]:
-        env = make_prepared(Scaling, {"kind": kind, "in_place": in_place}, {"action_repeat": 3})
+        env = make_prepared(Scaling, {"kind": kind, "in_place": in_place}, Preparation(action_repeat=3))
         env.reset(seed=1)
         return [env.step(given)[1] for _ in range(2)]
 

@@ -28,7 +28,7 @@ from dppo.engine import collector
 from dppo.envs import make
 from dppo.envs.spaces import describe_spaces
 from dppo.errors import ConfigError
-from dppo.policies.playing import EpisodePlayer
+from dppo.policies.playing import EpisodePlayer, PlaySettings
 from dppo.ppo.exchange.records import Episode, PolicySnapshot
 from dppo.records.files import checkpoint as checkpoints
 from dppo.records.files import disk
@@ -293,16 +293,16 @@ def test_an_evaluation_has_a_place_of_its_own(tmp_path: Path) -> None:
     result = dppo.train(settings(tmp_path / "run", env_id=OnPort))
     assert result.incidents == {}
     assert [row["eval/episodes"] for row in evaluations(result).values()] == [4] * len(DUE)
-    of = Env(env_id=OnPort), describe_spaces(gym.make("CartPole-v1")), None, 1, 8
-    player = EpisodePlayer(*of, deterministic=True)  # type: ignore[arg-type]
+    of = Env(env_id=OnPort), describe_spaces(gym.make("CartPole-v1")), None, PlaySettings(1), 8
+    player = EpisodePlayer(*of)  # type: ignore[arg-type]
     numbers = [EvaluationActor(packed_model(player), number)._loaded().number for number in range(2)]
     assert numbers == [0, 1]
 
 
 def test_an_actor_of_evaluations_closes_the_environment_with_its_process() -> None:
     """Its process is what SIGTERM closes."""
-    of = Env(env_id=OnPort), describe_spaces(gym.make("CartPole-v1")), None, 1, 8
-    actor = EvaluationActor(packed_model(EpisodePlayer(*of, deterministic=True)), 0)  # type: ignore[arg-type]
+    of = Env(env_id=OnPort), describe_spaces(gym.make("CartPole-v1")), None, PlaySettings(1), 8
+    actor = EvaluationActor(packed_model(EpisodePlayer(*of)), 0)  # type: ignore[arg-type]
     actor._loaded()._env = OnPort(8, 0)
     assert list(PORTS) == [80]
     actor._process.close()

@@ -22,7 +22,8 @@ from worlds.simple import Counting
 import dppo
 from dppo.config.atari import describe_atari
 from dppo.config.memory import batch_memory_in_words
-from dppo.envs.frames import LifeStack, Lives, make_prepared
+from dppo.envs.frames import LifeStack, Lives
+from dppo.envs.preparation import Preparation, make_prepared
 from dppo.errors import ConfigError
 from dppo.ppo.exchange.records import PolicySnapshot
 from dppo.ppo.exchange.stacks import frames_of, stack_numbers
@@ -86,7 +87,7 @@ class Rewarding(Counting):
 
 
 def test_an_action_is_repeated_until_the_episode_ends() -> None:
-    env = make_prepared(lambda: Rewarding(terminate_after=5), {}, {"action_repeat": 3})
+    env = make_prepared(lambda: Rewarding(terminate_after=5), {}, Preparation(action_repeat=3))
     env.reset(seed=1)
     steps = [env.step(0) for _ in range(2)]
     assert [(obs[0], reward, ended) for obs, reward, ended, *_ in steps] == [(3, 6.0, False), (5, 9.0, True)]
@@ -103,7 +104,7 @@ SHAPES: list[tuple[Any, dict[str, Any], tuple[int, ...]]] = [
 
 @pytest.mark.parametrize(("make", "settings", "shape"), SHAPES)
 def test_settings_change_the_shape_of_observations(make: Any, settings: dict[str, Any], shape: tuple[int, ...]) -> None:
-    assert make_prepared(make, {}, settings).observation_space.shape == shape
+    assert make_prepared(make, {}, Preparation.by_names(settings)).observation_space.shape == shape
 
 
 class First(Picture):
@@ -128,9 +129,9 @@ def test_settings_that_do_not_fit_are_refused(
 ) -> None:
     closed: list[gym.Env[Any, Any]] = []
     monkeypatch.setitem(sys.modules, "cv2", type("Stub", (), {"setNumThreads": print}))
-    monkeypatch.setattr("dppo.envs.frames.close_all", closed.extend)
+    monkeypatch.setattr("dppo.envs.preparation.close_all", closed.extend)
     with pytest.raises(ConfigError, match=words):
-        make_prepared(make, {}, settings)
+        make_prepared(make, {}, Preparation.by_names(settings))
     assert len(closed) == 1
 
 
@@ -146,9 +147,9 @@ def test_a_factory_by_name_gets_a_frameskip_for_games_if_it_takes_one(
         return Picture()
 
     monkeypatch.setattr("worlds.observed.skipping", skipping, raising=False)
-    monkeypatch.setattr("dppo.envs.frames._wrapped", lambda env, *_: env)
+    monkeypatch.setattr("dppo.envs.preparation._apply", lambda env, *_: env)
     for name in ("skipping", "Picture"):
-        made = make_prepared(f"worlds.observed:{name}", {}, settings)
+        made = make_prepared(f"worlds.observed:{name}", {}, Preparation.by_names(settings))
         assert isinstance(made, Picture)
     assert got == [1 if settings else 4]
 
@@ -156,7 +157,7 @@ def test_a_factory_by_name_gets_a_frameskip_for_games_if_it_takes_one(
 def test_a_missing_opencv_is_named_with_the_command_that_installs_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "cv2", None)
     with pytest.raises(ConfigError, match=r"resize=4 4: needs OpenCV.* -m pip install opencv-python-headless"):
-        make_prepared(Picture, {}, {"resize": (4, 4)})
+        make_prepared(Picture, {}, Preparation(resize=(4, 4)))
 
 
 def test_the_size_has_two_numbers() -> None:

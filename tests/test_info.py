@@ -16,7 +16,10 @@ from processes import actors_of_this_process
 from recorder import Notes, Recorder
 
 import dppo
-from dppo.envs.episode import InfoMeter
+from dppo.envs.episode import GroupSettings
+from dppo.envs.info import InfoMeter
+from dppo.envs.rows.serial import SerialRows
+from dppo.envs.spaces import describe_spaces
 
 ITERATIONS = 3
 SEEN: dict[str, list[float]] = defaultdict(list)
@@ -89,20 +92,23 @@ class Warming(Informed):
 
 
 def test_steps_that_an_environment_makes_in_its_reset_do_not_count() -> None:
-    meter, totals = InfoMeter(["energy", "flow"]), dict[str, list[float]]()
-    env = meter.watch(Warming())
-    for seed in (0, 1):
-        env.reset(seed=seed)
+    meter = InfoMeter(["energy", "flow"])
+    env = Warming()
+    settings = GroupSettings("Warming", describe_spaces(env), lambda env, episode: episode, meter=meter)
+    [checked] = SerialRows([env], settings).envs
+    totals: dict[str, list[float]] = {"energy": [], "flow": []}
+    for episode in (0, 1):
+        checked.reset(episode)
         for _ in range(4):
-            for key, value in env.step(1)[4].items():
-                totals.setdefault(key, []).append(value)
-    seen: dict[str, Any] = {
-        key: (len(of), pytest.approx(sum(of)), min(of), max(of))
-        for key, of in totals.items()
-        if key in ("energy", "flow")
-    }
-    assert meter.take() == seen
-    env.reset(seed=2)
+            *_, info = checked.step(1)
+            for key in totals.keys() & info.keys():
+                totals[key].append(info[key])
+    for key, (count, total, least, largest) in meter.take().items():
+        values = totals.pop(key)
+        assert (count, least, largest) == (len(values), min(values), max(values))
+        assert total == pytest.approx(sum(values))
+    assert not totals
+    checked.reset(2)
     assert meter.take() == {}
 
 

@@ -19,11 +19,12 @@ from worlds.observed import TEXTS
 
 import dppo
 from dppo import streams
+from dppo.envs.instance import Instance
 from dppo.envs.make import make_env
 from dppo.errors import ConfigError, EnvironmentFault
 from dppo.hosts.builders import build_sampler
 from dppo.hosts.plans import sampler_plan
-from dppo.ppo.exchange.records import EnvLog
+from dppo.ppo.exchange.records import EnvLog, StepRows
 from dppo.streams import Stream
 
 VECTOR: dict[str, Any] = {"env_id": "worlds.joint:vector", "envs_per_sampler": 3}
@@ -127,21 +128,26 @@ class Stepper:
     def __init__(self, **settings: Any) -> None:
         config = make_config({"num_steps": 8, "on_env_fault": "rebuild", "num_samplers": 1} | settings)
         self.sampler = build_sampler(sampler_plan(config), 0)
-        self.group, rows = self.sampler.envs, self.sampler.envs.num_envs
-        self.obs, self.rewards = np.full(rows, 77, self.group.obs), np.full(rows, 777.0)
-        self.terminated, self.truncated = np.ones(rows, bool), np.ones(rows, bool)
-        self.log = EnvLog(index=1, actions=np.zeros((8, rows), np.int64))
-        self.group.start(self.obs, self.log)
+        self.group = self.sampler.envs
+        num_envs = self.group.num_envs
+        self.rows = StepRows(
+            np.full(num_envs, 77, self.group.obs),
+            np.full(num_envs, 777.0),
+            np.ones(num_envs, bool),
+            np.ones(num_envs, bool),
+        )
+        self.log = EnvLog(index=1, actions=np.zeros((8, num_envs), np.int64))
+        self.group.start(self.rows.obs, self.log)
 
     def step(self, *actions: int) -> list[str]:
         """Return for each row: its reward, how it ended, whether it was dropped, its final and its next observation."""
-        arrays = self.obs, self.rewards, self.terminated, self.truncated
-        final, lines = self.group.step(np.array(actions), *arrays, self.log), []
-        for env, seen in enumerate(self.obs):
-            ends = "t" * bool(self.terminated[env]) + "c" * bool(self.truncated[env])
-            dropped = "dropped" if env in self.log.dropped else f"{self.rewards[env]:g}"
-            last = f"({final[env][0]:g})" if env in final else ""
-            lines.append(f"{dropped} {ends}{last} {seen[0]:g}")
+        final_obs = self.group.step(np.array(actions), self.rows, self.log)
+        lines = []
+        for env, (obs, reward, terminated, truncated) in enumerate(zip(*self.rows, strict=True)):
+            words = ["dropped" if env in self.log.dropped else f"{reward:g}"]
+            ends = ("t" if terminated else "") + ("c" if truncated else "")
+            words.append(ends + (f"({final_obs[env][0]:g})" if env in final_obs else ""))
+            lines.append(f"{' '.join(words)} {obs[0]:g}")
         self.log.dropped.clear()
         return lines
 
@@ -392,7 +398,7 @@ def test_a_factory_gets_the_number_of_rows_and_a_seed_if_it_cannot_do_without() 
         got[:] = [(num_envs, seed, 0)]
         return joint.cartpole()
 
-    make_env(kept, {}, rows=4)
+    make_env(kept, {}, Instance(num_rows=4))
     assert got == [(2, 9, 0)]
 
 

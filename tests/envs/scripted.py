@@ -9,7 +9,7 @@ import numpy as np
 from builders import group_of
 
 from dppo.envs.group import EnvGroup
-from dppo.ppo.exchange.records import EnvLog, Incident, SamplerCarry
+from dppo.ppo.exchange.records import EnvLog, Incident, SamplerCarry, StepRows
 
 
 class Scripted(gym.Env[Any, Any]):
@@ -54,12 +54,12 @@ class Stepper:
     """A group, with the arrays and the log that a sampler would own."""
 
     def __init__(self, group: EnvGroup) -> None:
-        rows = group.num_envs
+        num_envs = group.num_envs
         self.group = group
-        self.obs = np.full(rows, 77, group.obs)
-        self.rewards = np.full(rows, 777.0)
-        self.terminated, self.truncated = np.ones(rows, bool), np.ones(rows, bool)
-
+        self.obs = np.full(num_envs, 77, group.obs)
+        self.rewards = np.full(num_envs, 777.0)
+        self.terminated = np.ones(num_envs, bool)
+        self.truncated = np.ones(num_envs, bool)
         self.log = EnvLog()
 
     def start(self) -> None:
@@ -69,7 +69,8 @@ class Stepper:
         return self.group.restore(carry, actions, self.obs, self.log)
 
     def step(self, actions: Any) -> dict[int, np.ndarray]:
-        return self.group.step(np.asarray(actions), self.obs, self.rewards, self.terminated, self.truncated, self.log)
+        rows = StepRows(self.obs, self.rewards, self.terminated, self.truncated)
+        return self.group.step(np.asarray(actions), rows, self.log)
 
 
 def started(*envs: gym.Env[Any, Any]) -> Stepper:

@@ -16,7 +16,7 @@ from remedies import executes
 
 from dppo.envs.spaces import describe_spaces
 from dppo.errors import ConfigError
-from dppo.ppo.exchange.records import EnvLog
+from dppo.ppo.exchange.records import EnvLog, StepRows
 from dppo.spaces.actions import DiscreteActions
 
 FOUR = spaces.Box(-1, 1, (4,))
@@ -75,13 +75,13 @@ def play(env: gym.Env[Any, Any], steps: int = 20, drop_obs: Sequence[str] = ()) 
     obs = np.empty(1, found.obs)
     group.start(obs, log)
     rng = np.random.default_rng(0)
-    rewards, terminated, truncated = np.empty(1), np.empty(1, bool), np.empty(1, bool)
+    rows = StepRows(obs, np.empty(1), np.empty(1, bool), np.empty(1, bool))
     for _ in range(steps):
         if isinstance(found.actions, DiscreteActions):
             actions: Any = rng.integers(found.actions.n, size=1)
         else:
             actions = rng.normal(size=(1, found.actions.width)) * 5
-        group.step(actions, obs, rewards, terminated, truncated, log)
+        group.step(actions, rows, log)
 
 
 ODD = {

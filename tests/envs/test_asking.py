@@ -24,8 +24,9 @@ from worlds.simple import Counting
 
 import dppo
 from dppo.config import Config, read_settings
-from dppo.envs.frames import make_prepared
+from dppo.envs.instance import Instance
 from dppo.envs.make import make_env
+from dppo.envs.preparation import Preparation, make_prepared
 from dppo.errors import ConfigError
 from dppo.files import SCRATCH, remove_abandoned
 from dppo.hosts.builders import build_sampler
@@ -63,7 +64,7 @@ def asked(**given: Any) -> dict[str, Any]:
         got.update(sampler_id=sampler_id, env_index=env_index, scratch_dir=scratch_dir, render_mode=render_mode, **more)
         return Counting()
 
-    made = make_env(factory, given, (3, 1))
+    made = make_env(factory, given, Instance(3, 1))
     got["there"] = bool(got["scratch_dir"]) and Path(got["scratch_dir"]).is_dir()
     made.close()
     got["left"] = bool(got["scratch_dir"]) and Path(got["scratch_dir"]).is_dir()
@@ -98,7 +99,7 @@ def test_an_environment_may_close_itself_in_its_reset(base: Any, temporary: Path
             running.clear()
             super().close()
 
-    env = make_env(lambda scratch_dir: Restarting(), {}, rows=3)
+    env = make_env(lambda scratch_dir: Restarting(), {}, Instance(num_rows=3))
     for seed in (1, 2):
         env.reset(seed=seed)
         assert (len(running), len(scratch(temporary))) == (1, 1)
@@ -135,11 +136,11 @@ def test_a_factory_that_does_not_ask_gets_nothing(temporary: Path) -> None:
 def test_each_environment_of_a_sampler_has_its_number_and_a_folder_until_it_is_closed(temporary: Path) -> None:
     config = make_config({"env_id": Numbered, "envs_per_sampler": 2})
     built = build_sampler(sampler_plan(config), 4)
-    envs: list[Any] = [one.env for one in built.envs._envs]
+    envs: list[Any] = [one.env for one in built.envs.rows.envs]
     assert [env.get_wrapper_attr("place") for env in envs] == [4.0, 4.1]
     first = envs[0].get_wrapper_attr("log").parent
     assert first.is_dir()
-    rebuilt: Any = built.envs._repairs.make(0)  # while the one that failed is still open
+    rebuilt: Any = built.envs.rows.make(0)  # while the one that failed is still open
     assert (rebuilt.get_wrapper_attr("place"), len(scratch(temporary))) == (4.0, 3)
     envs[0].close()
     assert (first.exists(), rebuilt.get_wrapper_attr("log").exists()) == (False, True)
@@ -186,8 +187,8 @@ def test_folders_of_a_killed_process_are_removed_and_those_of_a_living_one_stay(
 @pytest.mark.parametrize(("wrappers", "reward"), [((), 1), ((Doubled, PlusOne), 3), ((PlusOne, Doubled), 4)])
 def test_wrappers_are_applied_in_order_before_frames_are_prepared(wrappers: Any, reward: float) -> None:
     paths = [f"worlds.asking:{one.__name__}" for one in wrappers]
-    for named in (wrappers, paths):
-        env = make_prepared(Counting, {}, {"wrappers": named, "action_repeat": 10})
+    for named in (wrappers, tuple(paths)):
+        env = make_prepared(Counting, {}, Preparation(named, action_repeat=10))
         env.reset(seed=0)
         assert env.step(1)[1] == 10 * reward
 
@@ -219,9 +220,9 @@ def test_a_wrapper_that_returns_nothing_or_raises_closes_the_environment() -> No
             closed.append(self)
 
     with pytest.raises(ConfigError, match=r"wrappers=worlds\.asking:nothing: made None"):
-        make_prepared(Closing, {}, {"wrappers": ["worlds.asking:PlusOne", asking.nothing]})
+        make_prepared(Closing, {}, Preparation(("worlds.asking:PlusOne", asking.nothing)))
     with pytest.raises(TypeError):
-        make_prepared(Closing, {}, {"wrappers": [lambda: None]})
+        make_prepared(Closing, {}, Preparation((lambda: None,)))
     assert len(closed) == 2
 
 

@@ -13,7 +13,9 @@ from gymnasium import spaces
 from worlds.simple import Counting
 
 from dppo.config import Config
-from dppo.envs.make import check_env_id, make_env
+from dppo.envs.instance import Instance
+from dppo.envs.make import make_env
+from dppo.envs.names import check_env_id
 from dppo.envs.spaces import describe_spaces
 from dppo.errors import ConfigError, EnvironmentFault
 from dppo.hosts.builders import build_sampler
@@ -363,7 +365,7 @@ class Ducklike:
 def test_episodes_are_truncated_only_of_a_gymnasium_environment() -> None:
     assert make_env(Ducklike, {}).action_space == Crowd.action_space
     with pytest.raises(ConfigError, match=r"^replay_limit: truncates only a gymnasium\.Env\. Derive the environment"):
-        make_env(Ducklike, {}, most_steps=5)
+        make_env(Ducklike, {}, Instance(max_steps=5))
 
 
 class Maker:

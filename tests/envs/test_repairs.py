@@ -8,10 +8,11 @@ from typing import Any, ClassVar
 import pytest
 from scripted import Scripted, Stepper
 
-from dppo.envs.activity import ActivityRecord
 from dppo.envs.checks.faults import making
+from dppo.envs.episode import GroupSettings
 from dppo.envs.group import EnvGroup
-from dppo.envs.repairs import WAITS_S, Repairs
+from dppo.envs.repairs import WAITS_S, FaultPolicy
+from dppo.envs.rows.serial import SerialRows
 from dppo.envs.spaces import describe_spaces
 from dppo.errors import EnvironmentFault
 from dppo.ppo.exchange.records import EnvLog
@@ -36,15 +37,8 @@ class Choking(Scripted):
 
 
 def group_of(make: Any, envs: list[Any]) -> Stepper:
-    return Stepper(
-        EnvGroup(
-            envs,
-            describe_spaces(envs[0]),
-            episode_seed=lambda env, episode: 10 * env + episode,
-            owner="sampler 0 (Test-v0)",
-            repairs=Repairs(make, ActivityRecord(), 0),
-        )
-    )
+    settings = GroupSettings("sampler 0 (Test-v0)", describe_spaces(envs[0]), lambda env, episode: 10 * env + episode)
+    return Stepper(EnvGroup(SerialRows(envs, settings, make), FaultPolicy()))
 
 
 def test_only_the_environment_that_failed_is_closed_and_made_anew_with_its_next_episode() -> None:

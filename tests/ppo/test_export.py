@@ -24,7 +24,7 @@ from worlds.models import Plain
 import dppo
 from dppo.__main__ import main
 from dppo.config import plain_settings
-from dppo.envs.frames import make_prepared
+from dppo.envs.preparation import Preparation, make_prepared
 from dppo.errors import ConfigError
 from dppo.policies.policy import Policy, _rows_of
 from dppo.ppo.acting.agent import PPOAgent
@@ -58,7 +58,7 @@ def policy_of(kind: str) -> tuple[Policy, Any]:
         )
     snapshot = PolicySnapshot(0, random_weights(spec), statistics.obs_scale())
     state = {"iteration": 0, "global_step": 0, "config": plain_settings(config)}
-    env = make_prepared(config.env_id, config.env_kwargs, plain_settings(config))
+    env = make_prepared(config.env_id, config.env_kwargs, Preparation.by_attributes(config))
     return Policy(spaces, PPOAgent(spec, spaces.mask), snapshot, state), env
 
 

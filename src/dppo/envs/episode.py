@@ -1,71 +1,115 @@
 """CheckedEnv: one environment with its open episode; every result is checked, and errors name the place."""
 
-import math
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from copy import deepcopy
-from dataclasses import KW_ONLY, dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
 import numpy as np
 
+from dppo.envs.activity import ActivityRecord
 from dppo.envs.checks.faults import user_traceback
 from dppo.envs.checks.masks import MaskReader
 from dppo.envs.checks.observations import SpaceChecks
-from dppo.envs.checks.returned import LARGEST_REWARD, OLD_API, BadResult, describe_bad, flag_of, reward_of
+from dppo.envs.checks.returned import MAX_REWARD, OLD_API, BadResult, describe_bad, flag_of, reward_of
+from dppo.envs.info import InfoMeter, numbers_in
 from dppo.errors import EnvFault, EnvironmentFault
 from dppo.numerics.arithmetic import changed
 from dppo.ppo.exchange.records import Episode
 from dppo.process_state.borders import Guard
-from dppo.process_state.forks import Forks
+from dppo.process_state.forks import FORKS
 from dppo.signals import INTERRUPTIONS
 from dppo.spaces.spaces import MASK, Spaces
 from dppo.user_code import in_a_line
 
-NUMBERS = (bool, int, float, np.bool_, np.integer, np.floating)
 FOUR_VALUES = "(expected 5, got 4)"  # in the ValueError of a wrapper around a step of the old API
-MOST_BITS = 1000  # of an integer, for a float to hold it
-Measured = tuple[int, float, float, float]
-"""Number of values, their sum, the least and the largest."""
+StepResult = tuple[np.ndarray, float, bool, bool, dict[str, Any]]
+"""Observation, reward, terminated, truncated and info."""
 
 
-@dataclass(eq=False)
+@dataclass(frozen=True, slots=True)
+class GroupSettings:
+    """What the environments of one sampler have in common."""
+
+    owner: str
+    """Prefix of error messages: "sampler 3 (CartPole-v1)"."""
+    spaces: Spaces
+    episode_seed: Callable[[int, int], int]
+    """Returns the seed of an episode, given the index of the environment and of the episode."""
+    sampler_id: int = 0
+    progress: ActivityRecord = field(default_factory=ActivityRecord)
+    meter: InfoMeter | None = None
+    """Measures the info of env steps; None: nothing is measured."""
+    limits: bool = False
+    """An observation beyond a limit of its space is a fault, in each step."""
+
+
+class SkippedStep(Exception):
+    """A row of an environment of several rows took no step: its agent is gone, or all that happened was a reset."""
+
+    def __init__(self, *, over: bool, arrival: tuple[Any, Any] | None = None) -> None:
+        """Describe what the row shows now.
+
+        Args:
+            over: the next episode of the row begins after this step.
+            arrival: observation and info of an agent that comes back; None: the row shows its first observation again.
+        """
+        super().__init__(over)
+        self.over = over
+        self.arrival = arrival
+
+
 class CheckedEnv:
     """Step and reset one environment of a group, check what it returns, and keep count of its open episode."""
 
-    env: Any
-    index: int
-    _: KW_ONLY
-    owner: str
-    """Prefix of messages."""
-    spaces: Spaces
-    checks: SpaceChecks
-    episode_seed: Callable[[int, int], int]
-    """Of the index of the environment and of the episode."""
-    alone: bool = True
-    """False for a row of an environment that steps several: its episode depends on the actions of all."""
+    def __init__(
+        self, env: Any, index: int, settings: GroupSettings, checks: SpaceChecks, *, alone: bool = True
+    ) -> None:
+        """Take over `env`, number `index` of its group.
 
-    def __post_init__(self) -> None:
-        self.episode, self.episode_return, self.length = 0, 0.0, 0
-        self.options: dict[str, Any] | None = None  # of the reset of the open episode
-        self.offers_mask = False  # the info of a reset held an action mask
-        self.last_obs = np.empty(0)  # as the environment returned it; nothing writes to it again
-        self.take(self.env)
+        `alone`: False for a row of an environment that steps several: its episode depends on the actions of all.
+        """
+        self.index = index
+        self.settings = settings
+        self.checks = checks
+        self.alone = alone
+        self.episode = 0
+        self.episode_return = 0.0
+        self.length = 0
+        self.options: dict[str, Any] | None = None
+        """Options of the reset of the open episode."""
+        self.offers_mask = False
+        """The info of the last reset held an action mask."""
+        self.last_obs = np.empty(0)
+        """The latest observation, as the environment returned it; nothing writes to it again."""
+        self.first_obs = self.last_obs
+        """The observation of the last reset."""
+        self._meter = settings.meter
+        self.take(env)
 
     def take(self, env: Any) -> None:
         """Step this environment from now on."""
-        self.env, self._masks = env, None if self.spaces.mask is None else MaskReader(env, self.spaces)
-        self.guard = Guard(self.owner.partition("(")[2].rstrip(")") or self.owner)  # alike for all samplers
+        self.env = env
+        self._masks = None if self.settings.spaces.mask is None else MaskReader(env, self.settings.spaces)
+        env_name = self.settings.owner.partition("(")[2].rstrip(")")  # so that notes of all samplers are alike
+        self.guard = Guard(env_name or self.settings.owner)
 
-    def step(self, action: Any) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]:
-        """Step the environment; raise EnvironmentFault, with a `place`, if it raises or returns something invalid."""
+    def step(self, action: Any) -> StepResult:
+        """Step the environment; raise EnvironmentFault, with a `place`, if it raises or returns something invalid.
+
+        Raise SkippedStep if this row took no step.
+        """
         guard = self.guard
         try:
-            if guard.arithmetic is not None:
+            if guard.arithmetic is None:
+                answer: Any = self.env.step(action)
+                if changed() or guard.process != FORKS.number:  # quicker than a call of `leave` each time
+                    guard.leave()
+            else:
                 guard.enter()
-            answer: Any = self.env.step(action)
-            if changed() or guard.arithmetic is not None or guard.process != Forks.number:  # quicker than a call
+                answer = self.env.step(action)
                 guard.leave()
             try:
                 returned, reward, terminated, truncated, info = answer
@@ -74,28 +118,48 @@ class CheckedEnv:
                     terminated, truncated = flag_of(terminated), flag_of(truncated)
             except Exception:
                 raise BadResult(describe_bad(answer, step=True)) from None
-            seen = (self.checks.pack_last if terminated else self.checks.pack)(returned)
-            if type(reward) is not float or not abs(reward) <= LARGEST_REWARD:
+            if self._meter is not None:
+                self._meter.add(info)
+            obs = (self.checks.pack_last if terminated else self.checks.pack)(returned)
+            if type(reward) is not float or not abs(reward) <= MAX_REWARD:
                 reward = reward_of(reward)
             if self._masks is not None:
-                seen = self._masks.beside(seen, info, ended=terminated or truncated)
-        except BadResult as error:
-            raise self._fault("step", f"returned {error}.") from None
+                obs = self._masks.attach_mask(obs, info, ended=terminated or truncated)
+        except (BadResult, SkippedStep) as error:
+            raise self._no_transition(error) from None
         except BaseException as error:
             guard.leave(error)
             raise self._raised("step", error) from None
         self.episode_return += reward
         self.length += 1
-        self.last_obs = seen
-        return seen, reward, terminated, truncated, info
+        self.last_obs = obs
+        return obs, reward, terminated, truncated, info
+
+    def _no_transition(self, error: BadResult | SkippedStep) -> EnvironmentFault | SkippedStep:
+        """Return what `step` raises if the environment returned something invalid, or this row took no step."""
+        if isinstance(error, SkippedStep):
+            self.guard.leave()
+            try:
+                self.last_obs = self.first_obs if error.arrival is None else self._packed(*error.arrival)
+            except BadResult as problem:
+                return self._fault("step", f"returned {problem}.")
+            self.length += 1
+            return error
+        return self._fault("step", f"returned {error}.")
+
+    def _packed(self, returned: Any, info: Any) -> np.ndarray:
+        """Return an observation of an open episode as it is stored, with its mask; raise BadResult if it is invalid."""
+        obs = self.checks.pack(returned)
+        return obs if self._masks is None else self._masks.attach_mask(obs, info, ended=False)
 
     def reset(self, episode: int, options: dict[str, Any] | None = None) -> np.ndarray:
         """Start the episode with this index, and return its first observation; raise as `step` does."""
-        self.episode, self.episode_return, self.length, self.options = episode, 0.0, 0, options
-        more = {} if options is None else {"options": deepcopy(options)}
-        seed = self.episode_seed(self.index, episode)
+        self.episode = episode
+        self.episode_return = 0.0
+        self.length = 0
+        self.options = options
         try:
-            answer = self.guard.call(partial(self.env.reset, seed=seed, **more))
+            answer = self.guard.call(partial(self.env.reset, **self.reset_arguments(episode, options)))
         except BadResult as error:  # of several rows
             raise self._fault("reset", f"returned {error}.") from None
         except BaseException as error:
@@ -104,25 +168,40 @@ class CheckedEnv:
             raise self._fault("reset", problem)
         if not isinstance(answer, tuple | list) or len(answer) != 2:
             raise self._fault("reset", f"returned {describe_bad(answer, step=False)}.")
+        returned, info = answer
         try:
-            seen = self.checks.pack(answer[0])
-            if self._masks is not None:
-                seen = self._masks.beside(seen, answer[1], ended=False)
+            obs = self._packed(returned, info)
         except BadResult as error:
-            old = "" if isinstance(answer[1], dict) else OLD_API
-            raise self._fault("reset", f"returned {error}{old}.") from None
+            old_api = "" if isinstance(info, dict) else OLD_API
+            raise self._fault("reset", f"returned {error}{old_api}.") from None
         except BaseException as error:
             raise self._raised("reset", error) from None
-        self.offers_mask, self.last_obs = isinstance(answer[1], dict) and MASK in answer[1], seen
-        return seen
+        self.offers_mask = isinstance(info, dict) and MASK in info
+        self.last_obs = obs
+        self.first_obs = obs
+        return obs
+
+    def reset_arguments(self, episode: int, options: dict[str, Any] | None) -> dict[str, Any]:
+        """Return the arguments of the reset that starts an episode."""
+        arguments: dict[str, Any] = {"seed": self.settings.episode_seed(self.index, episode)}
+        if options is not None:
+            arguments["options"] = deepcopy(options)
+        return arguments
 
     def finished(self, info: Any, end: int) -> Episode:
         """Describe the open episode, which has ended with `info` after `end` steps of the segment."""
-        success = info.get("is_success") if isinstance(info, dict) else None
-        unknown = success is None or np.any(np.not_equal(success, success))  # NaN
-        solved = None if unknown else bool(np.all(success))
-        of = self.checksum(), numbers_in(info), deepcopy(self.options)  # observers may change theirs
-        return Episode(self.index, self.episode, self.episode_return, self.length, solved, end, *of, alone=self.alone)
+        return Episode(
+            self.index,
+            self.episode,
+            self.episode_return,
+            self.length,
+            _success_in(info),
+            end,
+            self.checksum(),
+            numbers_in(info),
+            deepcopy(self.options),  # observers may change theirs
+            alone=self.alone,
+        )
 
     def checksum(self) -> int:
         """Return a checksum of the latest observation, as the environment returned it, and of the return so far."""
@@ -130,72 +209,49 @@ class CheckedEnv:
 
     def place(self, episode: int, step: int) -> str:
         """Name a step of an episode of this environment in a message; step 0 is the reset."""
-        seed = self.episode_seed(self.index, episode)
+        seed = self.settings.episode_seed(self.index, episode)
         phase = "step" if step else "reset"
-        return f"{self.owner}, env {self.index}: {phase} of episode {episode} (seed {seed}, step {step})"
+        return f"{self.settings.owner}, env {self.index}: {phase} of episode {episode} (seed {seed}, step {step})"
 
-    def _fault(self, phase: str, what: str, error: str = "invalid", traceback: str = "") -> EnvironmentFault:
-        """Return a fault of the step or reset that was made last, in words that follow its place."""
-        step, seed = self.length + (phase == "step"), self.episode_seed(self.index, self.episode)
-        last_obs = np.array2string(self.last_obs, threshold=100) if step else ""
-        more: dict[str, Any] = {"last_obs": last_obs, "options": deepcopy(self.options), "alone": self.alone}
-        place = EnvFault(phase, error, traceback, self.index, self.episode, seed, step, **more)
-        return EnvironmentFault(f"{self.place(self.episode, step)} {what}", traceback, place)
+    def _fault(self, phase: str, problem: str, error: str = "invalid", traceback: str = "") -> EnvironmentFault:
+        """Return a fault of the step or reset that was made last; `problem` follows its place in the message."""
+        step = self.length
+        if phase == "step":
+            step += 1
+        place = EnvFault(
+            phase,
+            error,
+            traceback,
+            self.index,
+            self.episode,
+            self.settings.episode_seed(self.index, self.episode),
+            step,
+            last_obs=np.array2string(self.last_obs, threshold=100) if step else "",
+            options=deepcopy(self.options),
+            alone=self.alone,
+        )
+        return EnvironmentFault(f"{self.place(self.episode, step)} {problem}", traceback, place)
 
     def _raised(self, phase: str, error: BaseException) -> BaseException:
         """Return the fault of an environment that raised `error`; return a signal that ends the run as it is."""
         if isinstance(error, INTERRUPTIONS):
             return error
         summary = in_a_line(error)
-        no_seed = phase == "reset" and isinstance(error, TypeError) and "'seed'" in str(error)
-        four_values = phase == "step" and isinstance(error, ValueError) and FOUR_VALUES in str(error)
-        if no_seed or four_values:
-            return self._fault(phase, f"raised {summary}{OLD_API}", type(error).__name__, user_traceback(error))
-        if phase == "step":
+        takes_no_seed = phase == "reset" and isinstance(error, TypeError) and "'seed'" in str(error)
+        has_four_values = phase == "step" and isinstance(error, ValueError) and FOUR_VALUES in str(error)
+        if takes_no_seed or has_four_values:
+            summary += OLD_API
+        elif phase == "step":
             try:
-                self.checks.check_limits(self.spaces.as_returned(self.last_obs))
+                self.checks.check_limits(self.settings.spaces.as_returned(self.last_obs))
             except BadResult as before:
                 summary += f" (the environment had returned {before})"
         return self._fault(phase, f"raised {summary}", type(error).__name__, user_traceback(error))
 
 
-def numbers_in(info: Any) -> dict[str, float]:
-    """Return the finite numbers of an info by name."""
-    items = info.items() if isinstance(info, dict) else ()
-    found = ((key, value) for key, value in items if isinstance(value, NUMBERS))
-    small = ((key, value) for key, value in found if not isinstance(value, int) or value.bit_length() <= MOST_BITS)
-    return {str(key): float(value) for key, value in small if math.isfinite(value)}
-
-
-class InfoMeter:
-    """Sums up some numbers in the info of a sampler's env steps, in the order of these."""
-
-    def __init__(self, keys: Sequence[str]) -> None:
-        self._keys, self._seen = keys, dict[str, Measured]()
-
-    def watch(self, env: Any) -> Any:
-        """Return `env`, whose steps are measured from now on."""
-        step, reset = env.step, env.reset
-
-        def unmeasured(*args: Any, **arguments: Any) -> Any:
-            seen = self._seen.copy()
-            try:
-                return reset(*args, **arguments)
-            finally:
-                self._seen = seen  # steps that an environment makes in its reset are not env steps
-
-        def measured(action: Any) -> Any:
-            answer = step(action)
-            if isinstance(answer, tuple | list) and len(answer) == 5 and isinstance(answer[4], dict):
-                for key, value in numbers_in({key: answer[4][key] for key in self._keys if key in answer[4]}).items():
-                    count, total, low, high = self._seen.get(key, (0, 0.0, value, value))
-                    self._seen[key] = count + 1, total + value, min(low, value), max(high, value)
-            return answer
-
-        env.step, env.reset = measured, unmeasured
-        return env
-
-    def take(self) -> dict[str, Measured]:
-        """Return what was measured since the last call."""
-        seen, self._seen = self._seen, {}
-        return seen
+def _success_in(info: Any) -> bool | None:
+    """Return whether an episode solved its task by `info["is_success"]`; None if that is absent or NaN."""
+    success = info.get("is_success") if isinstance(info, dict) else None
+    if success is None or np.any(np.not_equal(success, success)):
+        return None
+    return bool(np.all(success))

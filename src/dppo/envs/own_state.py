@@ -126,7 +126,7 @@ class OwnStates:
     """Report a state that cannot be taken in the first segment; one sampler is enough, others are alike."""
     _starts: list[Start] = field(default_factory=list)
     _unusable: bool = False
-    _said: bool = False
+    _reported: bool = False
     _taken: int = 0
     _seconds: float = 0.0
     _of_seconds: float = 0.0
@@ -198,9 +198,9 @@ class OwnStates:
         if first:  # its methods mean something else
             self._unusable = True
             if self.notes_first:
-                self._say(f"{what}. It is not used: episodes are replayed. {PLAIN_STATE}", log)
+                self._report_once(f"{what}. It is not used: episodes are replayed. {PLAIN_STATE}", log)
             return
-        self._say(f"{what}. If its actor is lost, the episode is replayed.", log)
+        self._report_once(f"{what}. If its actor is lost, the episode is replayed.", log)
 
     def _measure(self, seconds: float, size: int, log: EnvLog) -> None:
         self._seconds, self._taken = self._seconds + seconds, self._taken + 1
@@ -209,26 +209,26 @@ class OwnStates:
         share = self._seconds / self._of_seconds
         if share > NOTICEABLE and self._taken >= SEGMENTS:
             each = f"{1e3 * self._seconds / self._taken:.1f} ms a segment for {size:,} bytes"
-            self._say(f"{self.owner}: get_state takes {each}, {share:.0%} of its time. Raise `num_steps`.", log)
+            self._report_once(f"{self.owner}: get_state takes {each}, {share:.0%} of its time. Raise `num_steps`.", log)
 
-    def say_unproven(self, problem: str, log: EnvLog) -> None:
+    def report_unproven(self, problem: str, log: EnvLog) -> None:
         """Report that the state of an environment does not bring it back."""
-        self._say(
+        self._report_once(
             f"{self.owner}: get_state and set_state do not bring the environment back ({problem}). They are not used: "
             f"episodes are replayed. Return all that later steps depend on, or use env_state=off.",
             log,
         )
 
-    def _say(self, message: str, log: EnvLog) -> None:  # once
-        if not self._said:
+    def _report_once(self, message: str, log: EnvLog) -> None:  # once
+        if not self._reported:
             log.incidents.append(Incident(IncidentKind.OWN_STATE, message))
-        self._said = True
+        self._reported = True
 
-    def of(self, carry: SamplerCarry) -> list[bytes]:
+    def states_in(self, carry: SamplerCarry) -> list[bytes]:
         """Return the state of each environment; none if `carry` has none."""
         return [] if carry.states is None else list(unpacked(carry.states.tobytes()))
 
-    def proofs_of(self, carry: SamplerCarry) -> list[Proof | None]:
+    def proofs_in(self, carry: SamplerCarry) -> list[Proof | None]:
         """Return what proves the state of each environment."""
         if carry.proofs is None:
             return [None] * len(carry.episodes)
@@ -243,11 +243,12 @@ class OwnStates:
         except BaseException:
             return False
 
-    def put(self, env: CheckedEnv, state: bytes, carry: SamplerCarry, at: int) -> str:
-        """Bring environment `at` to its state between two segments; return what is wrong then, "" if nothing is."""
-        problem = self._set(env, state)
-        env.episode = int(carry.episodes[at])
-        env.episode_return, env.length = float(carry.episode_returns[at]), int(carry.episode_lengths[at])
+    def put(self, checked: CheckedEnv, state: bytes, carry: SamplerCarry) -> str:
+        """Bring an environment to its state between two segments; return what is wrong then, "" if nothing is."""
+        problem = self._set(checked, state)
+        checked.episode = int(carry.episodes[checked.index])
+        checked.episode_return = float(carry.episode_returns[checked.index])
+        checked.length = int(carry.episode_lengths[checked.index])
         return problem
 
     def put_before(self, env: CheckedEnv, proof: Proof) -> str:

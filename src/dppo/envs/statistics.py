@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 from gymnasium.vector import AsyncVectorEnv
 
-from dppo.envs.make import close_all
+from dppo.envs.closing import close_all
 from dppo.errors import ConfigError
 
 STATISTICS = (

@@ -6,7 +6,6 @@ import time
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
-from copy import deepcopy
 from functools import partial
 from queue import SimpleQueue
 from threading import Thread
@@ -14,10 +13,10 @@ from typing import Any
 
 import numpy as np
 
+from dppo.envs.closing import close_all
 from dppo.envs.episode import CheckedEnv
-from dppo.envs.make import close_all
 from dppo.log import logger
-from dppo.process_state.forks import Forks, leave
+from dppo.process_state.forks import FORKS, leave
 
 CLOSING_S = 4.0  # for calls in progress to end; less than a run waits for its actors
 
@@ -46,17 +45,17 @@ class Worker:
         return last
 
     def _work(self) -> None:
-        process = Forks.number
+        process = FORKS.number
         while (work := self._calls.get()) is not None:
             call, future = work
             try:
                 result = call()
             except BaseException as error:
-                if process != Forks.number:
+                if process != FORKS.number:
                     leave(error)
                 future.set_exception(error)
             else:
-                if process != Forks.number:
+                if process != FORKS.number:
                     leave(None)
                 future.set_result(result)
 
@@ -128,18 +127,18 @@ class EnvThread:
 class Standby:
     """Let the environments of each slot take turns: one plays an episode while others reset for the next ones."""
 
-    def __init__(self, envs: list[CheckedEnv], slots: int) -> None:
-        """Leave one environment for each slot in `envs`, and take the others, all of which are in threads."""
-        self._playing = envs
-        self._spares = [deque(envs[slots + slot :: slots]) for slot in range(slots)]
-        del envs[slots:]
+    def __init__(self, playing: list[CheckedEnv], spares: list[CheckedEnv]) -> None:
+        """Exchange the environments in `playing`, one for each slot, with `spares`. All of them are in threads."""
+        self._playing = playing
+        slots = len(playing)
+        self._spares = [deque(spares[slot::slots]) for slot in range(slots)]
 
     def reset(self, slot: int, episode: int, options: dict[str, Any] | None) -> np.ndarray:
         """Let the next environment of a slot play `episode`, as `CheckedEnv.reset`; begin the resets of later ones."""
         spares = self._spares[slot]
         spares.append(self._playing[slot])
-        playing = self._playing[slot] = spares.popleft()
-        for later, spare in enumerate(spares, episode + 1):
-            more = {} if options is None else {"options": deepcopy(options)}
-            spare.env.begin_reset(seed=spare.episode_seed(slot, later), **more)
+        playing = spares.popleft()
+        self._playing[slot] = playing
+        for later_episode, spare in enumerate(spares, episode + 1):
+            spare.env.begin_reset(**spare.reset_arguments(later_episode, options))
         return playing.reset(episode, options)

@@ -15,13 +15,15 @@ from dppo import streams
 from dppo.envs.activity import ActivityRecord, Phase, place_of
 from dppo.envs.checks.faults import making
 from dppo.envs.checks.observations import FirstSegment
-from dppo.envs.episode import InfoMeter
-from dppo.envs.frames import SETTINGS, make_prepared
+from dppo.envs.closing import close_all
+from dppo.envs.episode import GroupSettings
 from dppo.envs.group import EnvGroup
-from dppo.envs.joint import JointEnv, JointGroup
-from dppo.envs.make import close_all, joint_kind
-from dppo.envs.repairs import FIRST_STEPS, Repairs
-from dppo.envs.rows import joined
+from dppo.envs.info import InfoMeter
+from dppo.envs.instance import Instance
+from dppo.envs.kinds import refuse_rows
+from dppo.envs.preparation import Preparation, make_prepared
+from dppo.envs.repairs import FIRST_STEPS, FaultPolicy
+from dppo.envs.rows.choice import adapted, check_size, make_all, rows_of
 from dppo.envs.spaces import describe_spaces
 from dppo.envs.statistics import check_statistics
 from dppo.envs.threads import EnvThread
@@ -63,42 +65,33 @@ def build_sampler(plan: SamplerPlan, sampler_id: int, progress: ActivityRecord |
 
     Raise EnvironmentFault if a constructor raised, and ConfigError if spaces or the user's network are refused.
     """
-    owner, progress = f"sampler {sampler_id} ({plan.env.env_name})", progress or ActivityRecord()
-    standby, envs = plan.sampling.standby_envs, list[Any]()
-    meter = InfoMeter(plan.env.info_keys) if plan.env.info_keys else None
-    make: Callable[[int], Any] = partial(_made, plan, sampler_id, progress, meter)
-    group_of: Callable[..., EnvGroup] = EnvGroup
-    instances = 0
+    owner = f"sampler {sampler_id} ({plan.env.env_name})"
+    if progress is None:
+        progress = ActivityRecord()
+    made: list[Any] = []
     try:
-        for env in [*range(plan.sampling.envs_per_sampler)] * (1 + standby):
-            envs.append(make(env))
-            instances += 1
-            if isinstance(joint := envs[0], JointEnv):
-                make, group_of, envs = joint.again, partial(JointGroup, joint), joint.rows
-                break
-        spaces = spaces_of(plan, envs[0])
-        group = group_of(
-            envs,
+        make = partial(_make_in_turn, plan, sampler_id, progress)
+        make_all(make, plan.sampling.envs_per_sampler, plan.sampling.standby_envs, made)
+        spaces = spaces_of(plan, made[0])
+        settings = GroupSettings(
+            owner,
             spaces,
             episode_seed=partial(streams.integer, plan.seed, Stream.EPISODES, sampler_id),
-            owner=owner,
             sampler_id=sampler_id,
             progress=progress,
-            repairs=_repairs(plan, sampler_id, make, progress),
+            meter=InfoMeter(plan.env.info_keys) if plan.env.info_keys else None,
             limits=plan.env.on_env_fault == "rebuild",
-            first_segment=_first_segment(plan, sampler_id, spaces, owner),
-            standby=standby,
         )
-        if plan.env.env_state != "off" and group_of is EnvGroup:
-            group.keep_own_states(demanded=plan.env.env_state == "own")
-        group.meter = meter
+        rows = rows_of(made, settings, make, plan.sampling.standby_envs)
+        rows.keep_states(plan.env.env_state)
+        group = EnvGroup(rows, _fault_policy(plan), _first_segment(plan, sampler_id, spaces, owner))
     except EnvironmentFault as error:
-        close_all(envs)
-        raise error.beside(instances) from None
+        close_all(made)
+        raise error.beside(len(made)) from None
     except BaseException:
-        close_all(envs)
+        close_all(made)
         raise
-    return BuiltSampler(_make_sampler(plan, sampler_id, spaces, group), group, spaces, instances)
+    return BuiltSampler(_make_sampler(plan, sampler_id, spaces, group), group, spaces, len(made))
 
 
 def _first_segment(plan: SamplerPlan, sampler_id: int, spaces: Spaces, owner: str) -> FirstSegment:
@@ -113,11 +106,11 @@ def _first_segment(plan: SamplerPlan, sampler_id: int, spaces: Spaces, owner: st
     )
 
 
-def _repairs(plan: SamplerPlan, sampler_id: int, make: Callable[[int], Any], progress: ActivityRecord) -> Repairs:
-    of, num_envs = plan.env, plan.sampling.envs_per_sampler * plan.sampling.num_samplers
-    raises = {"raise": math.inf, "auto": math.ceil(FIRST_STEPS / num_envs), "rebuild": 0}
-    most = min(FIRST_STEPS, of.fault_budget[0])
-    return Repairs(make, progress, sampler_id, raise_before=raises[of.on_env_fault], most_in_a_row=most)
+def _fault_policy(plan: SamplerPlan) -> FaultPolicy:
+    num_envs = plan.sampling.envs_per_sampler * plan.sampling.num_samplers
+    raise_before = {"raise": math.inf, "auto": math.ceil(FIRST_STEPS / num_envs), "rebuild": 0}
+    max_faults, _ = plan.env.fault_budget
+    return FaultPolicy(raise_before[plan.env.on_env_fault], max_in_a_row=min(FIRST_STEPS, max_faults))
 
 
 def _make_sampler(plan: SamplerPlan, sampler_id: int, spaces: Spaces, group: EnvGroup) -> PPOSampler:
@@ -133,12 +126,12 @@ def _make_sampler(plan: SamplerPlan, sampler_id: int, spaces: Spaces, group: Env
     )
 
 
-def _made(plan: SamplerPlan, sampler_id: int, progress: ActivityRecord, meter: InfoMeter | None, env: int) -> Any:
+def _make_in_turn(plan: SamplerPlan, sampler_id: int, progress: ActivityRecord, env: int) -> Any:
+    """Make an environment, in a thread of its own if it takes turns, not too soon after the one before."""
     _wait_for_start(plan.sampling.start_interval_s, lambda: progress.enter(place_of(Phase.MAKE, sampler_id, env)))
     name = f"sampler {sampler_id} ({plan.env.env_name}), env {env}"
     make = partial(_make_env, plan, name, sampler_id, env)
-    made = EnvThread(make, name) if plan.sampling.standby_envs else make()
-    return made if meter is None else meter.watch(made)
+    return EnvThread(make, name) if plan.sampling.standby_envs else make()
 
 
 def _wait_for_start(interval_s: float, enter: Callable[[], None]) -> None:
@@ -153,18 +146,28 @@ def _wait_for_start(interval_s: float, enter: Callable[[], None]) -> None:
             enter()
 
 
-def _make_env(plan: SamplerPlan, owner: str, sampler_id: int, env: int) -> Any:
-    with making(owner, sampler_id, env, env_name=plan.env.env_name):
-        of, rows = plan.env, plan.sampling.envs_per_sampler
-        seed = streams.integer(plan.seed, Stream.EPISODES, sampler_id, 0, 0)
-        how: dict[str, Any] = {"place": (sampler_id, env), "most_steps": of.most_steps, "rows": rows, "seed": seed}
-        made = make_prepared(of.env_id, of.env_kwargs, {name: getattr(of, name) for name in SETTINGS}, **how)
-        check_statistics(made, of.running_statistics)
-        if of.info_keys and joint_kind(made):
+def _make_env(plan: SamplerPlan, owner: str, sampler_id: int, env_index: int) -> Any:
+    """Make an environment of a sampler; raise EnvironmentFault if its constructor raises."""
+    env = plan.env
+    instance = Instance(
+        sampler_id,
+        env_index,
+        seed=streams.integer(plan.seed, Stream.EPISODES, sampler_id, 0, 0),
+        num_rows=plan.sampling.envs_per_sampler,
+        max_steps=env.most_steps,
+    )
+    with making(owner, sampler_id, env_index, env_name=env.env_name):
+        made = make_prepared(env.env_id, env.env_kwargs, Preparation.by_attributes(env), instance)
+        check_statistics(made, env.running_statistics)
+        if env.info_keys:
+            refuse_rows(made, "info_keys", "are not read from environments of several rows. Leave it out.")
+        try:
+            adapted_env = adapted(made, partial(_make_env, plan, owner, sampler_id, env_index))
+            check_size(adapted_env, plan.sampling.envs_per_sampler, plan.sampling.standby_envs)
+        except BaseException:
             close_all([made])
-            raise ConfigError("info_keys: are not read from environments of several rows. Leave it out.")
-        again = partial(_make_env, plan, owner, sampler_id, env)
-        return joined(made, again, rows, plan.sampling.standby_envs) if joint_kind(made) else made
+            raise
+        return adapted_env
 
 
 def spaces_of(plan: SamplerPlan, env: Any) -> Spaces:

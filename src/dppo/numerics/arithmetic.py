@@ -36,10 +36,14 @@ with np.errstate(**USUAL_ERRORS):
 
 
 def changed() -> bool:
-    """Return whether this thread computes otherwise than within `as_usual`: False in a tenth of a microsecond."""
-    found = errors()
-    usual = found is USUAL or found == USUAL  # equal dicts with NumPy before 2.0
-    return not (usual and ONE + TINY == ONE == ONE - TINY and SMALLEST * HALF > 0.0)
+    """Return whether this thread computes otherwise than within `as_usual`.
+
+    Each env step asks, so each comparison stands alone: Python compares floats quickly only where a branch follows.
+    """
+    if ONE + TINY == ONE and ONE - TINY == ONE and SMALLEST * HALF > 0.0:
+        numpy_errors = errors()
+        return numpy_errors is not USUAL and numpy_errors != USUAL  # equal dicts with NumPy before 2.0
+    return True
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,8 @@ from typing import Any
 from dppo.config.arguments import with_answers
 from dppo.config.parts.processes import EVAL_EPISODES
 from dppo.envs.activity import ActivityRecord, Phase, place_of
-from dppo.envs.make import EnvId, close_in_time
+from dppo.envs.closing import close_in_time
+from dppo.envs.names import EnvId
 from dppo.envs.silence import SilenceWatch, of_one
 from dppo.envs.statistics import kept_in_words, running_statistics
 from dppo.errors import counted
@@ -110,11 +111,7 @@ def _play_here(player: Player, wanted: Wanted, played: list[Episode], check_sign
         made = player.make(wanted.render_mode, wanted.seed)
         progress.enter(place_of(Phase.IDLE))
         try:
-            playing = Playing(
-                player.policy, made, player.env_name, wanted.seed,
-                deterministic=wanted.deterministic, info_keys=wanted.info_keys,
-            )  # fmt: skip
-            playing.progress = progress
+            playing = Playing(player.policy, made, player.env_name, wanted.play_settings, progress)
             if wrappers := running_statistics(made):
                 problem = kept_in_words(wrappers)
                 logger.warning("%s: %s: what the policy sees or gets is not as in training", player.env_name, problem)

@@ -6,11 +6,12 @@ import tempfile
 import time
 from collections.abc import Callable, Sequence
 from contextlib import closing
+from dataclasses import asdict
 from typing import Any
 
 from dppo.config.parts import Actors, Env, Learners
-from dppo.envs.frames import SETTINGS
-from dppo.envs.make import check_env_id
+from dppo.envs.names import check_env_id
+from dppo.envs.preparation import Preparation
 from dppo.errors import ConfigError, DppoError, counted
 from dppo.log import logger
 from dppo.numerics.portable import in_force
@@ -66,11 +67,10 @@ def _session(actors: int, snapshot: PolicySnapshot, check_signals: Callable[[], 
 def _sent(player: Player, wanted: Wanted) -> EpisodePlayer:
     """Return the player that is sent to the actors."""
     settings = player.settings | player.objects
-    prepared = {name: settings.get(name, default) for name, default in SETTINGS.items()}
-    env = Env(env_id=player.env, env_kwargs=player.env_kwargs, **prepared)
+    env = Env(env_id=player.env, env_kwargs=player.env_kwargs, **asdict(Preparation.by_names(settings)))
     policy = player.policy
-    how: dict[str, Any] = {"deterministic": wanted.deterministic, "info_keys": wanted.info_keys}
-    sent = EpisodePlayer(env, policy.spaces, policy.spec, wanted.seed, settings.get("num_samplers", 0), **how)
+    num_samplers = settings.get("num_samplers", 0)
+    sent = EpisodePlayer(env, policy.spaces, policy.spec, wanted.play_settings, num_samplers)
     sent.setting = "env"
     return sent
 

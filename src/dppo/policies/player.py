@@ -10,8 +10,9 @@ from dppo.config import flattened
 from dppo.config.plain import objects_in
 from dppo.config.trust import code_named_by, require_trust
 from dppo.envs.checks.faults import making
-from dppo.envs.frames import make_prepared
-from dppo.envs.make import check_env_id
+from dppo.envs.instance import Instance
+from dppo.envs.names import check_env_id
+from dppo.envs.preparation import Preparation, make_prepared
 from dppo.errors import CheckpointError, ConfigError, printable
 from dppo.files import user_path
 from dppo.invocation import command
@@ -54,9 +55,10 @@ class Player:
                 )
             return self.env
         check_env_id(self.env)
+        settings = self.settings | self.objects
+        instance = Instance(settings.get("num_samplers", 0), seed=seed, num_rows=1, render_mode=mode)
         with making(self.env_name):
-            how: dict[str, Any] = {"place": (self.settings.get("num_samplers", 0), 0), "rows": 1, "seed": seed}
-            return make_prepared(self.env, self.env_kwargs, self.settings | self.objects, mode, **how)
+            return make_prepared(self.env, self.env_kwargs, Preparation.by_names(settings), instance)
 
 
 def is_made(env: Any) -> bool:

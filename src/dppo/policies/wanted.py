@@ -13,6 +13,7 @@ from dppo.errors import ConfigError, counted
 from dppo.log import logger
 from dppo.plugins import plugin
 from dppo.policies.player import Player
+from dppo.policies.playing import PlaySettings
 from dppo.ppo.exchange.records import Episode
 
 REPORT_EVERY_S = 5.0
@@ -53,6 +54,11 @@ class Wanted:
         if self.render:
             return "human"
         return None if self.video is None else "rgb_array"
+
+    @property
+    def play_settings(self) -> PlaySettings:
+        """Return how the episodes are played."""
+        return PlaySettings(self.seed, self.deterministic, self.info_keys)
 
     def log_beginning(self, player: Player) -> None:
         """Log what is played."""

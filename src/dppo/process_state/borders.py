@@ -14,7 +14,7 @@ from typing import Any
 
 from dppo.numerics import arithmetic
 from dppo.numerics.arithmetic import Arithmetic
-from dppo.process_state.forks import Forks, leave
+from dppo.process_state.forks import FORKS, leave
 from dppo.process_state.states import STATES, State, is_closed
 
 
@@ -171,7 +171,7 @@ class Guard:
 
     def __init__(self, by: str) -> None:
         """Begin with what imports and constructors have left; `by` names the environment in notes."""
-        self._by, self.process = by, Forks.number
+        self._by, self.process = by, FORKS.number
         self.arithmetic = _users.arithmetic
 
     def call(self, function: Callable[[], Any]) -> Any:
@@ -193,13 +193,13 @@ class Guard:
     @property
     def needed(self) -> bool:
         """Return whether to call `leave` after a step that has not raised."""
-        return self.arithmetic is not None or arithmetic.changed() or self.process != Forks.number
+        return self.arithmetic is not None or arithmetic.changed() or self.process != FORKS.number
 
     def leave(self, error: BaseException | None = None) -> None:
         """Compute as usual again after a step, which may have raised `error`; end a fork of this process."""
         if not self.needed:
             return
-        if self.process != Forks.number:
+        if self.process != FORKS.number:
             leave(error)
         left = arithmetic.current()
         arithmetic.use(None)

@@ -10,17 +10,18 @@ from typing import NoReturn
 PATIENCE_S = 5.0
 
 
-class Forks:
-    """How many times the forebears of this process have forked: another number in a fork, without asking the system."""
+class _Forks:
+    """Counts the forks among the ancestors of this process, so that a fork knows itself without a system call."""
 
-    number = 0
+    def __init__(self) -> None:
+        self.number = 0
+        os.register_at_fork(after_in_child=self._count)
+
+    def _count(self) -> None:
+        self.number += 1
 
 
-def _forked() -> None:
-    Forks.number += 1
-
-
-os.register_at_fork(after_in_child=_forked)
+FORKS = _Forks()
 
 
 def leave(error: BaseException | None) -> NoReturn:

@@ -23,7 +23,7 @@ from dppo.log import logger
 from dppo.numerics.fingerprint import Expected, Fingerprint, Probe, fingerprint
 from dppo.numerics.portable import VARIABLES, in_force
 from dppo.policies.described import model_state
-from dppo.policies.playing import EpisodePlayer
+from dppo.policies.playing import EpisodePlayer, PlaySettings
 from dppo.ppo.exchange.statistics import Statistics, no_statistics
 from dppo.ppo.networks.choice import choose_network
 from dppo.ppo.networks.network import NetworkSpec
@@ -250,8 +250,8 @@ class _Site:
         if config.eval_every is None:
             return None
         env = replace(config.env, env_kwargs={**config.env_kwargs, **config.eval_env_kwargs})
-        how: dict[str, Any] = {"deterministic": not config.eval_stochastic, "info_keys": config.info_keys}
-        player = EpisodePlayer(env, spaces, spec, config.seed, config.num_samplers, **how)
+        settings = PlaySettings(config.seed, not config.eval_stochastic, config.info_keys)
+        player = EpisodePlayer(env, spaces, spec, settings, config.num_samplers)
         if self.session is None:
             self.stack.callback(player.close)
             return InProcessPlayers(player, config.eval_episodes, config.eval_timeout_s, self.stop.interruptible)

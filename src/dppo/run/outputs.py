@@ -11,7 +11,8 @@ from typing import TypeVar
 
 from dppo.config import Config
 from dppo.config.memory import check_layers
-from dppo.envs.make import check_env_id, wrapper_of
+from dppo.envs.make import wrapper_of
+from dppo.envs.names import check_env_id
 from dppo.errors import CheckpointNotWritten, ConfigError, counted
 from dppo.log import logger
 from dppo.ppo.exchange.records import SegmentReport

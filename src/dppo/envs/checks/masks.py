@@ -112,7 +112,7 @@ class MaskReader:
         self._actions, self._obs, self._in_obs = spaces.actions, spaces.obs, spaces.mask == "leaf"
         self._method: Callable[[], Any] | None = _method(env) if spaces.mask == "method" else None
 
-    def beside(self, seen: np.ndarray, info: Any, *, ended: bool) -> np.ndarray:
+    def attach_mask(self, seen: np.ndarray, info: Any, *, ended: bool) -> np.ndarray:
         """Return one observation with the mask of its state, as both are stored; raise as `read` does.
 
         If the episode has ended, no action follows, so that the mask is not read.

@@ -45,7 +45,7 @@ Limits = dict[str, tuple[np.ndarray, np.ndarray]]
 class SpaceChecks:
     """Compare the environments of a group, and what they return, with their spaces."""
 
-    def __init__(self, envs: Sequence[gym.Env[Any, Any]], spaces: Spaces, owner: str, *, limits: bool = False) -> None:
+    def __init__(self, envs: Sequence[Any], spaces: Spaces, owner: str, *, limits: bool = False) -> None:
         """Read the spaces of `envs`; raise EnvironmentFault, which `owner` begins, if they differ.
 
         `pack` converts an observation to the form in which it is stored, or raises BadResult: with `limits`, for any

@@ -10,7 +10,7 @@ from dppo.spaces.spaces import joined, parts_of
 
 Pack = Callable[[Any], np.ndarray]
 LARGEST = np.finfo(np.float32).max  # observations are stored as float32
-LARGEST_REWARD = 1e17  # the value loss squares returns, and the square of a hundred of these fits into float32
+MAX_REWARD = 1e17  # the value loss squares returns, and the square of a hundred of these fits into float32
 OLD_API = (
     ". This is the API of Gym before 0.26. Use `wrappers=dppo.envs.wrappers:old_api`, or let reset take a seed and "
     "return (observation, info), and step return (observation, reward, terminated, truncated, info)"
@@ -136,8 +136,8 @@ def reward_of(returned: Any) -> float:
         raise BadResult(f"{returned!r} as the reward, which is not a number{several}") from None
     except OverflowError:
         raise BadResult("a reward too large for a float") from None
-    if not abs(reward) <= LARGEST_REWARD:
-        limit = f", and values cannot be learned from rewards above {LARGEST_REWARD:g}" if reward - reward == 0 else ""
+    if not abs(reward) <= MAX_REWARD:
+        limit = f", and values cannot be learned from rewards above {MAX_REWARD:g}" if reward - reward == 0 else ""
         raise BadResult(f"{reward} as the reward{limit}")
     return reward
 

@@ -6,7 +6,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from dppo.ppo.exchange.records import EnvLog, Incident, SamplerCarry
+from dppo.ppo.exchange.records import EnvLog, Incident, SamplerCarry, StepRows
 
 
 class Environments(Protocol):
@@ -19,20 +19,12 @@ class Environments(Protocol):
     def start(self, obs: np.ndarray, log: EnvLog) -> None:
         """Start the first episode of each environment; write the observations to `obs` [E, *O]."""
 
-    def step(
-        self,
-        actions: np.ndarray,
-        obs: np.ndarray,
-        rewards: np.ndarray,
-        terminated: np.ndarray,
-        truncated: np.ndarray,
-        log: EnvLog,
-    ) -> dict[int, np.ndarray]:
+    def step(self, actions: np.ndarray, rows: StepRows, log: EnvLog) -> dict[int, np.ndarray]:
         """Step each environment, and reset those whose episode ends.
 
         Args:
             actions: [E, *A] as sampled from the policy.
-            obs, rewards, terminated, truncated: rows [E, ...] to write; `obs` is what the next action follows from.
+            rows: to write.
             log: receives the episodes that end, the environments that failed in this step, the incidents, the time.
 
         Returns: the final observation of each environment that was truncated and not terminated, by its index.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from copy import copy
 from dataclasses import KW_ONLY, dataclass, replace
 from typing import NamedTuple
@@ -23,6 +23,7 @@ from dppo.ppo.exchange.records import (
     Segment,
     SegmentReport,
     SegmentRequest,
+    StepRows,
 )
 from dppo.ppo.exchange.scales import ObsScale
 from dppo.ppo.exchange.stacks import frames_of
@@ -203,14 +204,15 @@ class _Rollout:
         terminated = by_step(columns["terminated"])
         truncated = by_step(columns["truncated"])
         states = None if self.states is None else by_step(self.states)
-        names = ("actions", "rewards", "terminated", "truncated")
-        envs = [sampler.envs for sampler in self._samplers]
-        of_samplers = list(zip(envs, self.obs, *(columns[name] for name in names), self.logs, strict=True))
+        of_samplers = [
+            (sampler.envs, iter(columns["actions"][s]), self._rows(s), self.logs[s])
+            for s, sampler in enumerate(self._samplers)
+        ]
         for t in range(len(values)):
             state = None if states is None else states[t]
             actions[t], (heads[t], values[t], new_state) = self._agent.act(obs[t], noise[t], state)
-            for s, (group, next_obs, chosen, rewards, ended, cut, log) in enumerate(of_samplers):
-                final_obs = group.step(chosen[t], next_obs[t + 1], rewards[t], ended[t], cut[t], log)
+            for s, (group, chosen, rows, log) in enumerate(of_samplers):
+                final_obs = group.step(next(chosen), next(rows), log)
                 for env, final in final_obs.items():
                     row = env if is_alone else (s, env)
                     final_state = None if new_state is None else new_state[row]
@@ -221,6 +223,11 @@ class _Rollout:
                 states[t + 1] = new_state
                 states[t + 1, terminated[t] | truncated[t]] = 0.0
         self._estimate_next_values()
+
+    def _rows(self, s: int) -> Iterator[StepRows]:
+        """Yield what the environments of sampler number `s` write in each step."""
+        columns = [self._columns[name][s] for name in ("rewards", "terminated", "truncated")]
+        return map(StepRows, self.obs[s, 1:], *columns)
 
     def _estimate_next_values(self) -> None:
         """Estimate the values of the true successors of all steps."""

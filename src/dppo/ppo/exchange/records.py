@@ -308,6 +308,16 @@ class SegmentReport(ReadOnly):
     ended_actions: tuple[Shaped[np.ndarray, " _ *A"], ...] = ()  # of each of `episodes`, in this segment
 
 
+class StepRows(NamedTuple):
+    """Rows [E, ...] of one step, which the environments of a sampler write."""
+
+    obs: np.ndarray
+    """Observations from which the next actions follow."""
+    rewards: np.ndarray
+    terminated: np.ndarray
+    truncated: np.ndarray
+
+
 @dataclass(slots=True)
 class EnvLog:
     """Episodes finished and time spent in the environments during one segment. Unlike the others, it is mutable."""

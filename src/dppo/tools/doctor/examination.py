@@ -33,7 +33,10 @@ from dppo.config.plain import plain
 from dppo.config.resolve import facts_of, resolve
 from dppo.engine.ledger import ReplayLedger
 from dppo.envs.checks.faults import gymnasium_says
-from dppo.envs.make import close_all, joint_kind, make_env
+from dppo.envs.closing import close_all
+from dppo.envs.instance import Instance
+from dppo.envs.kinds import joint_kind
+from dppo.envs.make import make_env
 from dppo.envs.statistics import running_statistics
 from dppo.errors import ConfigError, DppoError, EnvironmentFault
 from dppo.hosts.builders import build_sampler
@@ -110,15 +113,17 @@ class Examination:
     def _new(self, number: int, **env_kwargs: Any) -> Any:
         """Make an instance in the place of an earlier one with this number, which has failed, if there is one."""
         self._envs.pop(number, None)
-        settings = {"rows": self._config.envs_per_sampler, "seed": self._config.seed}
+        instance = Instance(seed=self._config.seed, num_rows=self._config.envs_per_sampler)
         before = self._usage()[0]
-        make = partial(self._call, "make", make_env, self._config.env_id, env_kwargs, **settings)
+        make = partial(self._call, "make", make_env, self._config.env_id, env_kwargs)
         try:
-            env = self._envs[number] = make()
+            env = self._envs[number] = make(instance)
         except Exception:
             if number == 0:
                 raise
-            env = self._envs[number] = make(place=(number, 0))  # the first one may hold the port of that place
+            env = self._envs[number] = make(
+                replace(instance, sampler_id=number)
+            )  # the first one may hold the port of that place
         self._on_call["done"]()  # from here on, it is not the constructor that takes long
         self._env_mb = max(0.0, self._usage()[0] - before)  # without that of the network, which is built later
         self._joint = joint_kind(env) is not None
@@ -168,7 +173,7 @@ class Examination:
             make_s=self._make_s, env_mb=self._env_mb / rows, changed_by_making=self._changes(),
             threads=threading.active_count() - self._threads, children=children,
             spaces=spaces_summary(self._spaces) + f", in each of {rows} rows" * self._joint,
-            statistics=running_statistics(self._group.checked(0).env),
+            statistics=running_statistics(self._group.rows.envs[0].env),
             network=str(choose_network(self._config.network, self._spaces)), deterministic=self._spaces.deterministic,
             batch=batch_memory_in_words(self._config, self._spaces), **({"rows": rows} if self._joint else {}),
             rescaled=rescaled_in_words(self._spaces.actions), off_centre=clipped_off_centre(self._spaces.actions),
@@ -290,8 +295,9 @@ class Examination:
         config, until, times = self._config, self._left(0.4), list[tuple[float, float]]()
         env = self._envs[0]
         if self._joint:  # a row of it answers as a single environment does
-            env = self._group.checked(0).env
-            self._kept = {"reset": [env.kept], "step": [(env.kept[0], 0.0, False, False, env.kept[1])]}
+            env = self._group.rows.envs[0].env
+            obs, info = env.last_reset
+            self._kept = {"reset": [env.last_reset], "step": [(obs, 0.0, False, False, info)]}
         resets, steps, before = cycle(self._kept["reset"]), cycle(self._kept["step"]), (env.reset, env.step)
         env.reset, env.step = lambda **_: next(resets), lambda _: next(steps)
         sizes = config.num_samplers, config.envs_per_sampler, config.sizes.sequence_length

@@ -12,6 +12,7 @@ import numpy as np
 
 from dppo.config import Config
 from dppo.envs.group import EnvGroup
+from dppo.envs.rows.serial import SerialRows
 from dppo.hosts.plans import SamplerPlan, sampler_plan
 from dppo.ppo.acting.sampler import PPOSampler, collect_together
 from dppo.ppo.exchange.records import PolicySnapshot, Rebuild, Segment, SegmentReport, SegmentRequest
@@ -61,7 +62,8 @@ def restored(of: PPOSampler, to: PPOSampler) -> str | None:
     if carry.states is None:
         return None
     assert isinstance(to.envs, EnvGroup)
-    to.envs.set_states_at_once()
+    assert isinstance(to.envs.rows, SerialRows)  # others have no states
+    to.envs.rows.set_states_at_once()
     both = ((of, None), (to, Rebuild(carry, ())))
     one, other = (steps_of(*sampler.collect(SegmentRequest(0, 2, rebuild), policy)) for sampler, rebuild in both)
     return next((f"it differs at step {n}" for n, (a, b) in enumerate(zip(one, other, strict=True)) if a != b), "")

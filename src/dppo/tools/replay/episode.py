@@ -16,9 +16,12 @@ from dppo.config import Config
 from dppo.config.trust import require_trust
 from dppo.envs.activity import ActivityRecord, Phase, place_of
 from dppo.envs.checks.faults import making
-from dppo.envs.frames import SETTINGS, make_prepared
-from dppo.envs.group import EnvGroup
-from dppo.envs.make import close_in_time, joint_kind
+from dppo.envs.closing import close_in_time
+from dppo.envs.episode import GroupSettings
+from dppo.envs.instance import Instance
+from dppo.envs.kinds import joint_kind
+from dppo.envs.preparation import Preparation, make_prepared
+from dppo.envs.rows.serial import SerialRows
 from dppo.envs.silence import SilenceWatch, of_one
 from dppo.errors import CheckpointError, DppoError, EnvironmentFault, counted
 from dppo.files import check_kind, read_file
@@ -127,20 +130,25 @@ class _Again:
         self._check_signals = check_signals
         self._activity = activity or ActivityRecord()
         self._activity.enter(place_of(Phase.MAKE))
-        prepared = {name: getattr(config, name) for name in SETTINGS}
+        instance = Instance(
+            of.sampler_id,
+            of.env,
+            seed=streams.integer(config.seed, Stream.EPISODES, of.sampler_id, 0, 0),  # as in the run
+            num_rows=config.envs_per_sampler,  # so that several rows are refused below, in better words
+            max_steps=config.most_steps,
+            render_mode=mode,
+        )
         with making(config.env_name):
-            how: dict[str, Any] = {"place": (of.sampler_id, of.env), "most_steps": config.most_steps}
-            how["seed"] = streams.integer(config.seed, Stream.EPISODES, of.sampler_id, 0, 0)  # as in the run
-            how["rows"] = config.envs_per_sampler  # so that several rows are refused below, in better words
-            self.env = make_prepared(config.env_id, config.env_kwargs, prepared, mode, **how)
+            self.env = make_prepared(config.env_id, config.env_kwargs, Preparation.by_attributes(config), instance)
         self._config, self._of = config, of
         try:
             if joint_kind(self.env):
                 raise CheckpointError(f"{config.env_name} is {SEVERAL_ROWS}: none can be played again.")
             spaces = spaces_of(sampler_plan(config), self.env)
-            seed, limits = of.seed, bool(of.error)  # observations of an episode that went on were not refused
-            group = EnvGroup([self.env], spaces, episode_seed=lambda *_: seed, owner=config.env_name, limits=limits)
-            self._one, self._actions = group.checked(0), spaces.actions.each(_actions_of(of, spaces.actions))
+            limits = bool(of.error)  # observations of an episode that went on were not refused
+            group = GroupSettings(config.env_name, spaces, lambda env, episode: of.seed, limits=limits)
+            self._one = SerialRows([self.env], group).envs[0]
+            self._actions = spaces.actions.each(_actions_of(of, spaces.actions))
         except BaseException:
             self.close()
             raise

@@ -1,0 +1,36 @@
+"""Instance: which of the environments of a run is made, and what for."""
+
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True)
+class Instance:
+    """One environment of a run. A user's factory gets what it asks for by the names of its parameters."""
+
+    sampler_id: int = 0
+    env_index: int = 0
+    """Index among the environments of the sampler."""
+    seed: int = 0
+    """Seed with which the rows of an environment of several begin."""
+    num_rows: int = 0
+    """Rows that an environment of several has; 0: only a single environment is accepted."""
+    max_steps: int | None = None
+    """Steps after which episodes are truncated."""
+    render_mode: str | None = None
+    """Mode in which the environment is shown; None: not at all."""
+
+    def optional_arguments(self) -> dict[str, Any]:
+        """Return what a factory gets for parameters of these names, whether they have default values or not."""
+        return {"sampler_id": self.sampler_id, "env_index": self.env_index}
+
+    def required_arguments(self) -> dict[str, Any]:
+        """Return what a factory gets for parameters of these names that have no default values.
+
+        An environment that is shown has its render_mode among its own arguments.
+        """
+        return {"render_mode": None, "num_envs": max(1, self.num_rows), "seed": self.seed}
+
+
+ANY_INSTANCE = Instance()
+"""A single environment of which only the kind matters."""

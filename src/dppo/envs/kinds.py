@@ -1,0 +1,78 @@
+"""What kind of environment an object is, and advice for objects that are not one."""
+
+import inspect
+from typing import Any
+
+import gymnasium as gym
+
+from dppo.envs.closing import close_all
+from dppo.errors import ConfigError
+
+ONE_AGENT = (
+    "Train one agent: write a gymnasium.Env whose step takes the action of that agent and computes those of the others."
+)
+
+
+def joint_kind(env: Any) -> str | None:
+    """Return how `env` steps several rows at once: as "vector", as "agents", or None if it does not."""
+    if inspect.isclass(env) or not hasattr(env, "step"):
+        return None
+    if hasattr(env, "possible_agents") and not hasattr(env, "agent_iter") and not isinstance(env, gym.Env):
+        return "agents"
+    is_vector = all(hasattr(env, name) for name in ("num_envs", "single_observation_space", "single_action_space"))
+    return "vector" if is_vector else None
+
+
+def checked_kind(env: Any, named: str, *, joint: bool = False) -> Any:
+    """Return `env`; close it and raise ConfigError if it is not a single environment, nor with `joint` one of several.
+
+    `named`: the setting that made it, for the message.
+    """
+    problem = None if joint and joint_kind(env) else _describe_other(env)
+    if problem:
+        if hasattr(env, "close"):
+            close_all([env])
+        raise ConfigError(f"{named}: made {problem}")
+    return env
+
+
+def refuse_rows(env: Any, setting: str, remedy: str) -> None:
+    """Close `env`, and raise ConfigError, if it has several rows and `setting` is for single environments."""
+    if joint_kind(env):
+        close_all([env])
+        raise ConfigError(f"{setting}: {remedy}")
+
+
+def _describe_other(env: Any) -> str | None:
+    """Describe something that is not a single Gymnasium environment, with advice; return None if it is one."""
+    kind = f"{type(env).__module__}.{type(env).__qualname__}"
+    is_env = isinstance(env, gym.Env)
+    space = getattr(env, "observation_space", None)
+    has_agents = hasattr(env, "possible_agents") or hasattr(env, "agents")
+    missing = [name for name in ("observation_space", "action_space") if getattr(env, name, None) is None]
+    problem = None
+    if inspect.isclass(env) or inspect.isroutine(env):
+        problem = f"{env!r}, which is not an environment. Return the result of calling it."
+    elif joint_kind(env) == "agents":
+        problem = f"a PettingZoo environment ({kind}), which has several agents, and is not taken here."
+    elif not is_env and inspect.isroutine(space) and not hasattr(env, "agent_iter"):
+        problem = f"a {kind}, with spaces of several agents. If it is a parallel environment, set its possible_agents."
+    elif not is_env and (has_agents or inspect.isroutine(space)):
+        problem = (
+            f"a PettingZoo environment ({kind}) that is not a parallel one. Return "
+            f"pettingzoo.utils.aec_to_parallel(env), if its agents may act at the same time. Or: {ONE_AGENT}"
+        )
+    elif any(base.__name__ == "MultiAgentEnv" for base in type(env).__mro__):
+        problem = f"a multi-agent environment of RLlib ({kind}). {ONE_AGENT}"
+    elif space is None and hasattr(env, "observation_spec") and hasattr(env, "action_spec"):
+        problem = f"a dm_env environment ({kind}). Wrap it with shimmy.DmControlCompatibilityV0."
+    elif hasattr(env, "num_envs") and (hasattr(env, "single_observation_space") or not is_env):
+        problem = (
+            f"a vector environment ({kind}) of {env.num_envs}. Return a single environment here; training also takes "
+            f"vectors with the API of gymnasium.vector, with `envs_per_sampler={env.num_envs}`."
+        )
+    elif is_env and missing:
+        problem = f"a {kind} without {missing[0]}. Set self.{missing[0]} in its constructor."
+    elif missing or not hasattr(env, "reset") or not hasattr(env, "step"):
+        problem = f"{env!r}, which is not a Gymnasium environment. Return a gymnasium.Env."
+    return problem

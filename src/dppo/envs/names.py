@@ -1,0 +1,109 @@
+"""Find what makes an environment by its name, and advise on names that cannot be found."""
+
+import difflib
+import importlib.util
+import inspect
+import os
+import re
+import sys
+from collections.abc import Callable
+from functools import partial
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import gymnasium as gym
+
+from dppo.errors import ConfigError, unknown_name
+from dppo.user_code import imported_module
+
+EnvId = str | Callable[..., Any]
+
+
+def check_env_id(env_id: EnvId) -> None:
+    """Raise ConfigError, with the closest known name or the last line of a failed import, if `env_id` names nothing."""
+    if isinstance(env_id, str):
+        factory_of(env_id)
+    elif not callable(env_id):
+        raise ConfigError(f"env_id={env_id!r}: is neither a string nor callable. Pass an id or a function.")
+
+
+def takes(env_id: str, name: str) -> bool:
+    """Return whether what makes `env_id` has a parameter of this name, or takes any."""
+    parameters = inspect.signature(factory_of(env_id)).parameters
+    return name in parameters or any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values())
+
+
+def factory_of(env_id: str) -> Callable[..., Any]:
+    """Return what makes the environments of this id; raise ConfigError if it names nothing."""
+    module_name, _, name = env_id.rpartition(":")
+    if module_name.endswith(".py") or "/" in module_name or (not module_name and name.endswith(".py")):
+        file = Path(module_name or name)
+        folder = f", with PYTHONPATH={file.parent}" if file.parent != Path() else ", in the folder of the file"
+        factory_name = name if module_name else "make"
+        raise ConfigError(
+            f"env_id={env_id}: is a file. Write {file.stem}:{factory_name}, its module and what makes the "
+            f"environment{folder}."
+        )
+    advice = (
+        f"Check the name, and that the module is installed here and on every node. Python looks in {os.getcwd()}, in "
+        f"PYTHONPATH, and among the packages of {sys.executable}."
+    )
+    try:
+        module = imported_module(module_name, advice) if module_name else None
+    except ImportError as error:
+        raise ConfigError(f"env_id={env_id}: {error}") from None
+    if name.startswith("dppo/"):
+        from dppo.envs.simulated import register
+
+        register()
+    if name.startswith("ALE/") and importlib.util.find_spec("ale_py"):
+        imported_module("ale_py", advice)  # which registers its games
+    if module is not None and name not in gym.registry and hasattr(module, name):
+        factory: Callable[..., Any] = getattr(module, name)
+        if not callable(factory):
+            raise ConfigError(f"env_id={env_id}: is {factory!r}. Name a function or class that returns an environment.")
+        return factory
+    try:
+        gym.spec(name)
+    except gym.error.Error as error:
+        raise ConfigError(_unknown_env(env_id, name, error)) from None
+    return partial(_make_registered, name)
+
+
+def _make_registered(name: str, **kwargs: Any) -> Any:
+    try:
+        return gym.make(name, **{"disable_env_checker": True, **kwargs})
+    except gym.error.DependencyNotInstalled as error:
+        raise ConfigError(f"env_id={name}: {error}. Use the pip of {sys.executable}.") from None
+
+
+def _unknown_env(env_id: str, name: str, error: Exception) -> str:
+    if "<" in name:
+        return (
+            f"env_id={env_id}: was a function defined in a program, which cannot be found by name. Continue in Python: "
+            f"dppo.train(config, resume=...)."
+        )
+    if ":" in env_id:
+        return f"env_id={env_id}: {_unknown_in_module(env_id.rpartition(':')[0], name)}"
+    known = unknown_name("environment id", env_id, gym.registry)
+    if "Did you mean" in known:
+        return f"env_id={known}"
+    hint = " ".join(str(error).split())
+    fact = f"env_id={env_id}: is not registered with Gymnasium ({hint.rstrip('.')})."
+    if name.startswith("ALE/"):
+        return f"{fact} Install ale-py, and write ale_py:{name}."
+    if name.isidentifier() and importlib.util.find_spec(name) is not None:
+        return f"{fact} It is a module: write {name}:make, if make is its function that returns the environment."
+    start = re.split("[-/]", name)[0].lower()
+    packages = (package for package in metadata.packages_distributions() if package.lower().startswith(start))
+    return f"{fact} If a package registers it, write {next(packages, 'package')}:{name}."
+
+
+def _unknown_in_module(module: str, name: str) -> str:
+    if not (name and module):
+        return f"names no environment. Write {module or 'module'}:make, if make is the function that returns it."
+    functions = [known for known, value in vars(sys.modules[module]).items() if callable(value) and known[:1] != "_"]
+    close = difflib.get_close_matches(name, [*functions, *gym.registry], n=1)
+    remedy = f"Did you mean {module}:{close[0]}?" if close else "Check the spelling."
+    return f"the module has no {name} and registers no such environment. {remedy}"

@@ -1,0 +1,153 @@
+"""Prepare an environment by settings: wrappers, repeated actions, gray, resized and stacked images, games of Atari."""
+
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, fields, replace
+from typing import Any, Literal
+
+import gymnasium as gym
+from gymnasium.wrappers import AtariPreprocessing, GrayscaleObservation, ResizeObservation
+
+from dppo.envs.closing import close_all
+from dppo.envs.frames import ActionRepeat, LifeStack, Lives
+from dppo.envs.instance import ANY_INSTANCE, Instance
+from dppo.envs.kinds import refuse_rows
+from dppo.envs.make import in_wrappers, make_env
+from dppo.envs.names import EnvId, takes
+from dppo.errors import ConfigError
+from dppo.user_code import import_path, in_a_line
+
+
+@dataclass(frozen=True, slots=True)
+class Preparation:
+    """The settings by which an environment is prepared. Their defaults change nothing."""
+
+    wrappers: tuple[Any, ...] = ()
+    atari: Literal["raw", "game", "life"] = "raw"
+    action_repeat: int = 1
+    grayscale: bool = False
+    resize: tuple[int, ...] = ()
+    """Height and width."""
+    frame_stack: int = 1
+
+    @classmethod
+    def by_attributes(cls, settings: Any) -> "Preparation":
+        """Return the settings that are attributes of an object."""
+        return cls(**{field.name: getattr(settings, field.name) for field in fields(cls)})
+
+    @classmethod
+    def by_names(cls, settings: Mapping[str, Any]) -> "Preparation":
+        """Return the settings in a mapping, which may lack some, and hold lists for tuples."""
+        values: dict[str, Any] = {field.name: settings[field.name] for field in fields(cls) if field.name in settings}
+        for name, value in values.items():
+            if isinstance(value, list):
+                values[name] = tuple(value)
+        return cls(**values)
+
+    def changes(self) -> dict[str, Any]:
+        """Return the settings that change something, in the order in which they are applied."""
+        values = {field.name: getattr(self, field.name) for field in fields(self)}
+        return {field.name: values[field.name] for field in fields(self) if values[field.name] != field.default}
+
+
+def make_prepared(
+    env_id: EnvId, env_kwargs: dict[str, Any], preparation: Preparation, instance: Instance = ANY_INSTANCE
+) -> Any:
+    """Return an environment of `make_env`, prepared; with a render_mode of `instance`, it is to be shown.
+
+    Raise ConfigError if a setting does not fit its observations, OpenCV is missing, or it cannot be shown.
+    """
+    changes = preparation.changes()
+    if "atari" in changes and isinstance(env_id, str) and takes(env_id, "frameskip"):
+        env_kwargs = {"frameskip": 1} | env_kwargs
+    if instance.render_mode is None:
+        env = make_env(env_id, env_kwargs, instance)
+    else:
+        env = _make_shown(env_id, env_kwargs, instance, instance.render_mode)
+    if changes:
+        refuse_rows(
+            env,
+            next(iter(changes)),
+            "prepares single environments, and this one has several rows. Leave it out, and use wrappers of "
+            "gymnasium.wrappers.vector or supersuit where the environment is made.",
+        )
+    env = in_wrappers(env, changes.pop("wrappers", ()))
+    for name, value in changes.items():
+        try:
+            env = _apply(env, name, preparation)
+        except (AssertionError, AttributeError, ImportError, TypeError, ValueError) as error:
+            close_all([env])
+            problem = f"does not fit the environment ({in_a_line(error)}). Leave `{name}` out"
+            if isinstance(error, ImportError):
+                problem = f"needs OpenCV. Install it: {sys.executable} -m pip install opencv-python-headless"
+            shown = " ".join(map(str, value)) if isinstance(value, tuple | list) else value
+            raise ConfigError(f"{name}={shown}: {problem}.") from None
+    return env
+
+
+def _make_shown(env_id: EnvId, env_kwargs: dict[str, Any], instance: Instance, render_mode: str) -> Any:
+    """Make one environment in this render_mode, whatever `env_kwargs` contain. Its own errors pass.
+
+    Raise ConfigError if it does not take a render_mode.
+    """
+    try:
+        env = make_env(env_id, env_kwargs | {"render_mode": render_mode}, replace(instance, render_mode=None))
+    except Exception as error:
+        if "render_mode" not in str(error):
+            raise
+        fact = f"does not take it ({in_a_line(error)})"
+    else:
+        if getattr(env, "render_mode", None) is not None:
+            return env
+        close_all([env])
+        fact = "returned an environment without it"
+    setting = "video"
+    alternative = ""
+    if render_mode == "human":
+        setting = "render=True"
+        alternative = ", or leave `render` out, and let `env_kwargs` open the window"
+    raise ConfigError(
+        f"{setting}: passes render_mode={render_mode!r}, but {import_path(env_id)} {fact}. Accept render_mode as an "
+        f"argument and pass it on to the environment{alternative}."
+    )
+
+
+def _apply(env: Any, name: str, preparation: Preparation) -> Any:
+    """Return `env` in the wrapper that the setting `name` asks for."""
+    if name in ("atari", "resize"):
+        import cv2
+
+        cv2.setNumThreads(1)  # it would start a thread for each CPU in each actor
+    if name == "atari":
+        return _game(env, preparation)
+    if name == "frame_stack":
+        space = env.observation_space
+        if not isinstance(space, gym.spaces.Box) or len(space.shape) > 3:
+            raise TypeError(f"only a Box of at most three axes is stacked, and this is {space}")
+        return LifeStack(env, preparation.frame_stack)
+    if preparation.atari != "raw":  # which has prepared the images
+        return env
+    if name == "action_repeat":
+        return ActionRepeat(env, preparation.action_repeat)
+    if name == "grayscale":
+        return GrayscaleObservation(env, keep_dim=preparation.frame_stack == 1)  # an image has an axis of channels
+    return _resized(env, preparation.resize)
+
+
+def _game(env: Any, preparation: Preparation) -> Any:
+    screen: Any = preparation.resize[::-1] or (160, 210)
+    game = AtariPreprocessing(
+        env,
+        screen_size=screen,
+        grayscale_newaxis=preparation.frame_stack == 1,
+        frame_skip=preparation.action_repeat,
+        grayscale_obs=preparation.grayscale,
+    )
+    return Lives(game) if preparation.atari == "life" else game
+
+
+def _resized(env: Any, size: tuple[int, ...]) -> Any:
+    axes = env.observation_space.shape if isinstance(env.observation_space, gym.spaces.Box) else None
+    if axes is not None and len(axes) == 3 and axes[2] > 4:
+        raise ValueError(f"its images {axes} do not have their channels last")
+    return ResizeObservation(env, size)  # type: ignore[arg-type]

@@ -1,0 +1,103 @@
+"""JointAgents: a parallel environment of PettingZoo, whose agents are rows."""
+
+from collections.abc import Callable, Mapping, Sequence
+from copy import copy, deepcopy
+from typing import Any
+
+from dppo.envs.checks.masks import METHOD
+from dppo.envs.checks.returned import BadResult
+from dppo.envs.episode import SkippedStep
+from dppo.envs.rows.joint import JointEnv, Row
+from dppo.envs.rows.parts import PARTS, check_parts
+from dppo.envs.spaces import short
+from dppo.errors import ConfigError
+
+
+class JointAgents(JointEnv):
+    """A parallel environment. An agent that is gone, or not there yet, is skipped until the next episode of all."""
+
+    shared = True
+
+    def __init__(self, made: Any, make: Callable[[], Any]) -> None:
+        """Take over `made`; raise ConfigError if its agents have different spaces."""
+        self._names: list[str] = list(made.possible_agents)
+        self._ended = set[str]()  # agents whose episode has ended, until the next reset
+        super().__init__(made, make, len(self._names))
+        self.unread_masks = callable(getattr(made, METHOD, None))
+        self.observation_space = _common_space(made, self._names, "observation_space")
+        self.action_space = _common_space(made, self._names, "action_space")
+
+    def step(self, actions: Sequence[Any]) -> None:
+        """Step the agents that are there; if none is left, begin the next episode."""
+        there = set(self.env.agents) - self._ended
+        actions_by_name = zip(self._names, actions, strict=True)
+        answer = self.env.step({name: action for name, action in actions_by_name if name in there})
+        check_parts(answer, step=True)
+        for part, by_agent in zip(PARTS, answer, strict=True):
+            self._check_agents(part, by_agent, there if part != "info" else set())
+        obs, rewards, terminated, truncated, infos = answer
+        self._ended |= {name for name in there if terminated[name] or truncated[name]}  # listed or not
+        left = set(self.env.agents) - self._ended
+        over = not left
+        self._ended &= set(self.env.agents)  # an agent that comes back acts again
+        self._check_agents("observation", obs, left)
+        if over:  # the reset below may write to the same objects
+            obs = deepcopy(obs)
+            infos = {name: copy(info) for name, info in infos.items()}
+        for name, row in zip(self._names, self.rows, strict=True):
+            if name in there:
+                is_cut_off = truncated[name] or (over and not terminated[name])
+                row.answer = obs[name], rewards[name], terminated[name], is_cut_off, infos.get(name, {})
+                row.waiting = bool(terminated[name] or is_cut_off)
+            elif name in left:  # it acts from now on
+                row.answer = SkippedStep(over=False, arrival=(obs[name], infos.get(name, {})))
+                row.waiting = False
+            else:
+                row.answer = SkippedStep(over=over)
+        if over and not self.once:
+            self._begin_all(self.next_seed(0))
+
+    def begin(self, row: Row, seed: int) -> None:
+        """Begin the next episode of all agents."""
+        self._begin_all(seed)
+        self.restarts += 1
+
+    def _begin_all(self, seed: int) -> None:
+        answer = self.env.reset(seed=seed)
+        check_parts(answer, step=False)
+        obs, infos = answer
+        self._check_agents("observation", obs, set())
+        self._check_agents("info", infos, set())
+        first_there = next((name for name in self._names if name in obs), None)
+        if first_there is None:
+            raise BadResult("no observation of any of the possible_agents")
+        self._ended = set()
+        for name, row in zip(self._names, self.rows, strict=True):
+            shown = name if name in obs else first_there
+            row.first = obs[shown], infos.get(shown, {})
+
+    def _check_agents(self, part: str, by_agent: Any, needed: set[str]) -> None:
+        """Raise BadResult unless a part of a result is a dict by agent that has all the `needed` ones."""
+        if not isinstance(by_agent, Mapping):
+            raise BadResult(f"{type(by_agent).__name__} as the {part} instead of a dict with an item for each agent")
+        if needed <= by_agent.keys():
+            return
+        missing = next(name for name in self._names if name in needed and name not in by_agent)
+        raise BadResult(
+            f"no `{part}` for agent {missing!r}, which was among `agents`. Return its last observation, reward and "
+            f"flags in the step in which it ends"
+        )
+
+
+def _common_space(made: Any, names: Sequence[str], kind: str) -> Any:
+    space_of = getattr(made, kind)
+    common = space_of(names[0])
+    for name in names[1:]:
+        space = space_of(name)
+        if space != common:
+            raise ConfigError(
+                f"env_id: agents share one policy, so that their spaces must be equal, but the {kind} of {names[0]} is "
+                f"{short(common)}, and that of {name} is {short(space)}. Pad them, with "
+                f"supersuit.pad_observations_v0 or pad_action_space_v0 for instance."
+            )
+    return common

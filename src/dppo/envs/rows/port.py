@@ -1,0 +1,85 @@
+"""The port between a group of environments and what steps them."""
+
+from collections.abc import Iterable, Sequence
+from typing import Any, Literal, NamedTuple, Protocol
+
+import numpy as np
+
+from dppo.envs.episode import CheckedEnv, GroupSettings
+from dppo.envs.repairs import Repairs
+from dppo.ppo.exchange.records import EnvLog, SamplerCarry, StepRows
+
+EnvState = Literal["auto", "own", "off"]
+
+
+class Interruption(NamedTuple):
+    """A row whose episode another row has ended, because all rows of its environment were reset."""
+
+    env: int
+    episode: int
+    """The episode that follows."""
+    lost_steps: int
+    """Steps of the episode that was cut off; 0 if it had ended before."""
+
+
+class RestoredGroup(Protocol):
+    """A group of environments, for those who bring its episodes back."""
+
+    repairs: Repairs
+
+    def begin_episode(self, env: int, episode: int, log: EnvLog) -> np.ndarray:
+        """Start an episode, or a later one if that fails; return the first observation."""
+
+    def step(self, actions: np.ndarray, rows: StepRows, log: EnvLog) -> dict[int, np.ndarray]:
+        """Step each environment: see `Environments`."""
+
+
+class Rows(Protocol):
+    """The E environments of a sampler. The rows of one environment that steps them together count as environments."""
+
+    settings: GroupSettings
+    envs: list[CheckedEnv]
+
+    def reset(self, env: int, episode: int, options: dict[str, Any] | None) -> np.ndarray:
+        """Start an episode of a row, and return its first observation; raise EnvironmentFault if that fails."""
+
+    def inputs(self, actions: np.ndarray) -> Sequence[Any]:
+        """Return what `CheckedEnv.step` of each row takes, for the actions [E, *A] as sampled."""
+
+    def interrupted(self) -> Iterable[Interruption]:
+        """Yield the rows whose episodes were cut off in this step; each must begin its next one before the next."""
+
+    def make(self, env: int) -> Any:
+        """Return another environment in place of one that failed; raise EnvironmentFault if its constructor does."""
+
+    def keep_states(self, env_state: EnvState) -> None:
+        """Keep the environments' own states after each segment, as the setting `env_state` asks; raise ConfigError.
+
+        Rows of one environment have none.
+        """
+
+    def begin_segment(self) -> None:
+        """Note the states of the environments before a segment."""
+
+    def states(self, log: EnvLog) -> dict[str, np.ndarray]:
+        """Return the environments' own states after a segment, under their names in `SamplerCarry`, if they have any.
+
+        `log` receives the time and incidents.
+        """
+
+    def restore(
+        self, group: RestoredGroup, carry: SamplerCarry, actions: tuple[np.ndarray, ...], log: EnvLog
+    ) -> list[str]:
+        """Bring back the open episodes of `group`; return for each row why that is impossible, "" if it is done.
+
+        `actions`: for each row [n, *A], the actions since its reset; empty without a replay.
+        """
+
+    def shown(self, env: int) -> np.ndarray:
+        """Return the observation from which the next action of a row follows."""
+
+    def played_alone(self) -> list[CheckedEnv]:
+        """Return the rows that play an episode after which none follows: all agents, or the first row."""
+
+    def close(self) -> None:
+        """Close every environment, also if some fail to close."""

@@ -1,0 +1,112 @@
+"""SerialRows: environments that step one by one."""
+
+import json
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import numpy as np
+
+from dppo.envs.checks.observations import SpaceChecks
+from dppo.envs.closing import close_all
+from dppo.envs.episode import CheckedEnv, GroupSettings
+from dppo.envs.own_state import OwnStates, offers_state
+from dppo.envs.restoring import Restorer
+from dppo.envs.rows.port import EnvState, Interruption, RestoredGroup
+from dppo.envs.threads import Standby
+from dppo.errors import ConfigError
+from dppo.ppo.exchange.records import EnvLog, SamplerCarry
+
+
+class SerialRows:
+    """E environments of their own, which step one by one; or `EnvThread`s, of which some reset in the background."""
+
+    def __init__(
+        self,
+        envs: Sequence[Any],
+        settings: GroupSettings,
+        make: Callable[[int], Any] | None = None,
+        standby: int = 0,
+    ) -> None:
+        """Take over `envs`; raise EnvironmentFault if their spaces differ.
+
+        Args:
+            make: creates the environment with an index again; None: none ever fails without ending the run.
+            standby: `envs` are `EnvThread`s, and this many times E more, which reset for later episodes.
+        """
+        self.settings = settings
+        self._make = make
+        num_envs = len(envs) // (1 + standby)
+        self.checks = SpaceChecks(envs, settings.spaces, settings.owner, limits=settings.limits)
+        self._all = [CheckedEnv(env, index % num_envs, settings, self.checks) for index, env in enumerate(envs)]
+        self.envs = self._all[:num_envs]
+        self._standby = Standby(self.envs, self._all[num_envs:]) if standby else None
+        self._states: OwnStates | None = None
+        self.inputs: Callable[[np.ndarray], Sequence[Any]] = settings.spaces.actions.each
+        """Returns one action for each environment."""
+
+    def keep_states(self, env_state: EnvState) -> None:
+        """Take the environments' own states after each segment, if all have `get_state` and `set_state`.
+
+        Raise ConfigError if they have not, and `env_state` is "own".
+        """
+        if env_state == "off":
+            return
+        if all(offers_state(checked.env) for checked in self._all):
+            settings = self.settings
+            self._states = OwnStates(
+                settings.owner, settings.spaces.obs, env_state == "own", notes_first=settings.sampler_id == 0
+            )
+        elif env_state == "own":
+            raise ConfigError(
+                "env_state=own: the environment has no get_state() and set_state(state). Add both, or use "
+                "`env_state=auto`."
+            )
+
+    def set_states_at_once(self) -> None:
+        """Rebuild environments from their own states without a proof, from now on."""
+        if self._states is not None:
+            self._states.demanded = True
+
+    def reset(self, env: int, episode: int, options: dict[str, Any] | None) -> np.ndarray:
+        """Start an episode: see `Rows`."""
+        if self._standby is not None:
+            return self._standby.reset(env, episode, options)
+        return self.envs[env].reset(episode, options)
+
+    def interrupted(self) -> Iterable[Interruption]:
+        """Return nothing: no environment ends the episode of another one."""
+        return ()
+
+    def make(self, env: int) -> Any:
+        """Create the environment with this index again."""
+        assert self._make is not None, "a fault of an environment that cannot be made again ends the run"
+        return self._make(env)
+
+    def begin_segment(self) -> None:
+        """Note the environments' own states: see `Rows`."""
+        if self._states is not None:
+            self._states.begin(self.envs)
+
+    def states(self, log: EnvLog) -> dict[str, np.ndarray]:
+        """Return the environments' own states: see `Rows`."""
+        return {} if self._states is None else self._states.take(self.envs, log)
+
+    def restore(
+        self, group: RestoredGroup, carry: SamplerCarry, actions: tuple[np.ndarray, ...], log: EnvLog
+    ) -> list[str]:
+        """Bring back one episode after the other: see `Rows`."""
+        options = [None] * len(self.envs) if carry.options is None else json.loads(carry.options.tobytes())
+        restorer = Restorer(self, group.repairs, self._states, carry, log)
+        return [restorer.restore(env, actions[env] if actions else None, options[env]) for env in range(len(self.envs))]
+
+    def shown(self, env: int) -> np.ndarray:
+        """Return the latest observation."""
+        return self.envs[env].last_obs
+
+    def played_alone(self) -> list[CheckedEnv]:
+        """Return the first environment."""
+        return self.envs[:1]
+
+    def close(self) -> None:
+        """Close every environment, those on standby included."""
+        close_all([checked.env for checked in self._all if checked.env is not None])
