@@ -164,7 +164,7 @@ def test_a_proven_state_needs_no_replay(tmp_path: Path) -> None:
     assert (resumed.weights_sha256, resumed.incidents) == (whole.weights_sha256, {})
 
 
-@executes("envs/group.py: Add both, or use `env_state=auto`.")
+@executes("envs/rows/serial.py: Add both, or use `env_state=auto`.")
 def test_a_state_that_is_demanded_is_set_at_once(tmp_path: Path) -> None:
     whole = dppo.train(settings(tmp_path / "whole", env_state="own"))
     dppo.train(settings(tmp_path / "run", env_state="own"), observers=[Recorder(interrupt_at=3)])

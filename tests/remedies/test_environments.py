@@ -99,7 +99,7 @@ def test_an_agent_that_is_left_out_in_its_last_step_is_named_with_the_part(
     assert "on_env_fault" not in message
 
 
-@executes("envs/rows.py: Return its last observation, reward and flags")
+@executes("envs/rows/agents.py: Return its last observation, reward and flags")
 def test_agents_that_are_there_in_their_last_step_train(tmp_path: Path) -> None:
     assert problem(tmp_path, env_id=Herd, envs_per_sampler=2) == ""
 

@@ -140,7 +140,7 @@ def test_what_actors_cannot_play_is_played_here(runs: dict[str, Path], tmp_path:
     "policies/player.py: model: has no effect on a policy that is already loaded. Leave it out",
     "policies/player.py: Make it with render_mode='human'",
     "policies/player.py: in training, which is not stored. Pass `env_kwargs`",
-    "envs/make.py: is neither a string nor callable. Pass an id or a function",
+    "envs/names.py: is neither a string nor callable. Pass an id or a function",
 )
 def test_an_evaluation_is_given_what_the_messages_ask_for(
     runs: dict[str, Path], monkeypatch: pytest.MonkeyPatch
@@ -202,7 +202,7 @@ def test_a_video_is_made_of_images(runs: dict[str, Path], tmp_path: Path) -> Non
     assert dppo.evaluate(policy, Fine("rgb_array"), episodes=1, video=tmp_path / "a.mp4").returns
 
 
-@executes("envs/frames.py: Accept render_mode as an argument and pass it on to the environment")
+@executes("envs/preparation.py: Accept render_mode as an argument and pass it on to the environment")
 def test_a_factory_that_accepts_render_mode_is_filmed(runs: dict[str, Path], tmp_path: Path) -> None:
     pytest.importorskip("av")
     policy = loaded(runs["plain"])
@@ -213,7 +213,7 @@ def test_a_factory_that_accepts_render_mode_is_filmed(runs: dict[str, Path], tmp
 
 
 @executes(
-    "envs/frames.py: , or leave `render` out, and let `env_kwargs` open the window",
+    "envs/preparation.py: , or leave `render` out, and let `env_kwargs` open the window",
     "policies/wanted.py: Or use `video=out.mp4`, which needs no display",
 )
 def test_without_a_window_another_way_is_named(
