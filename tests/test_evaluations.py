@@ -228,7 +228,7 @@ def test_rows_of_evaluations_are_written_also_after_an_observer_has_asked_to_sto
             seen.append(row["eval/iteration"])
             return "Stops"
 
-    one = SimpleNamespace(_row={}, stopped_by=None, _run=SimpleNamespace(watching=Stops()))
+    one = SimpleNamespace(_row={}, stopped_by=None, _observers=Stops())
     Evaluations._report(one, [{"eval/iteration": number} for number in (1, 2, 3)])  # type: ignore[arg-type]
     assert (seen, one.stopped_by) == ([1, 2, 3], "Stops")
 
@@ -236,8 +236,7 @@ def test_rows_of_evaluations_are_written_also_after_an_observer_has_asked_to_sto
 def test_a_row_of_an_evaluation_has_nothing_of_the_one_before() -> None:
     seen = list[dict[str, float]]()
     row = {"global_step": 9.0, "eval/iteration": 1, "eval/episodic_return": 7.0, "eval/success_rate": 1.0}
-    run = SimpleNamespace(watching=SimpleNamespace(iteration=seen.append))
-    one = SimpleNamespace(_row=row, stopped_by=None, _run=run)
+    one = SimpleNamespace(_row=row, stopped_by=None, _observers=SimpleNamespace(iteration=seen.append))
     failed: dict[str, float] = {"eval/iteration": 2, "eval/episodes": 0}
     Evaluations._report(one, [failed])  # type: ignore[arg-type]
     assert seen == [{"global_step": 9.0, **failed}]

@@ -31,6 +31,7 @@ from dppo.ppo.exchange.statistics import Statistics
 from dppo.ppo.networks.choice import choose_network
 from dppo.ppo.networks.network import NetworkSpec
 from dppo.run.learner import PPOLearner
+from dppo.run.state import RunState
 from dppo.signals import StopSignals
 from dppo.spaces.spaces import Spaces
 
@@ -127,9 +128,8 @@ class Piece:
 
 def contents(state: Any) -> dict[str, Any]:
     """Return the state of a learner without its incidents, ready to compare."""
-    arrays, values = state
-    flat = {f"{part}/{name}": array.tobytes() for part, named in arrays.items() for name, array in named.items()}
-    return flat | {name: value for name, value in values.items() if name != "incidents"}
+    flat = {f"{part}/{name}": array.tobytes() for part, named in state.arrays.items() for name, array in named.items()}
+    return flat | {name: value for name, value in state.values.items() if name != "incidents"}
 
 
 class Laboratory:
@@ -170,7 +170,7 @@ class Laboratory:
         trainers.load(*self._fresh)
         learner = PPOLearner(collector, trainers, ledger, self._statistics(), policy_lag=piece.lag)
         if piece.state is not None:
-            learner.load(*piece.state)
+            piece.state.restore(learner)
         try:
             collector.describe(StopSignals())
             for iteration in learner.run(piece.iterations, StopSignals()):
@@ -183,7 +183,7 @@ class Laboratory:
             self.seen += Counter(asked=backups.asked, won=backups.won, wasted=backups.wasted_steps)
         if piece.limits.samplers_per_actor is None:
             self.seen["limits found"] += engine.hosting.limit < sys.maxsize
-        return learner.state()
+        return RunState.capture(learner)
 
     # ------------------------------------------------------------------ schedules
 
@@ -203,7 +203,7 @@ class Laboratory:
             lost = [index for index in schedule.lost if begin <= index < end]
             piece = Piece(schedule.lag, schedule.iterations, end, state, lost, schedule.num_actors, schedule.limits)
             state = self.train(transport, piece)
-            self.seen += transport.moved + Counter(state[1]["incidents"])
+            self.seen += transport.moved + Counter(state.values["incidents"])
         self.seen += Counter(schedule.faults.happened)
         same = contents(state) == self.expected(schedule.lag, schedule.iterations)
         assert same, "the state of the learner differs"

@@ -24,9 +24,10 @@ from recorder import Notes
 from dppo.errors import DppoError
 from dppo.records.files import disk as disk_files
 from dppo.records.files.disk import Disk
-from dppo.records.metrics.reading import read_metrics
+from dppo.records.metrics.reading import FILE, read_metrics
 from dppo.records.metrics.tensorboard import TensorBoard
-from dppo.records.metrics.writer import MetricsWriter
+from dppo.records.metrics.writer import MetricsWriter, cut_rows
+from dppo.run.file_observers import cut_row_files
 
 DEEP, HUGE = '{"iteration": 1, "x": ' + "[" * 100_000, '{"iteration": 1, "global_step": 1' + "0" * 400 + "}"
 
@@ -38,13 +39,13 @@ def row(iteration: int, **more: float) -> dict[str, float]:
 def write(folder: Path, rows: list[dict[str, float]], resume: int | None = None) -> list[str]:
     """Write rows to both files, as a run does; return the log."""
     with Notes() as notes:
-        writer = MetricsWriter(folder, resume)
-        board = TensorBoard(folder, writer.last_step + 1)
-        for one in rows:
-            writer.on_iteration(one)
-            board.on_iteration(one)
-        writer.on_end(None, None)
-        board.on_end(None, None)
+        earlier = cut_row_files(folder, resume)
+        writer = MetricsWriter(folder / FILE)
+        board = TensorBoard(folder, 1 + max((int(row["global_step"]) for row in earlier), default=0))
+        for observer in (writer, board):
+            for row in rows:
+                observer.on_iteration(row)
+            observer.on_end(None, None)
     return notes.texts
 
 
@@ -104,7 +105,7 @@ def test_the_file_is_strict_json_and_nan_comes_back(tmp_path: Path) -> None:
 
 
 def test_a_row_costs_one_write_at_once_and_waits_for_no_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    writer = MetricsWriter(tmp_path, None)
+    writer = MetricsWriter(tmp_path / FILE)
     calls: list[str] = []
     real_write = os.write
 
@@ -137,9 +138,9 @@ def test_rows_of_different_runs_are_never_mixed_and_missing_ones_are_an_error(tm
         read_metrics(tmp_path)
     write(tmp_path, [row(1)])
     with pytest.raises(DppoError, match="contains a run already"):
-        MetricsWriter(tmp_path, None)
+        cut_rows(tmp_path / FILE, None)
     with pytest.raises(DppoError, match="No such file or directory"):
-        MetricsWriter(tmp_path / "nowhere", None)
+        MetricsWriter(tmp_path / "nowhere" / FILE)
 
 
 def test_rows_past_the_checkpoint_are_cut_off(tmp_path: Path) -> None:
@@ -190,7 +191,7 @@ def test_a_full_disk_while_rows_are_cut_off_loses_nothing(tmp_path: Path) -> Non
             raise OSError(errno.ENOSPC, "No space left on device")
 
     with pytest.raises(DppoError, match="Free some disk space"), patch.object(disk_files, "DISK", Full()):
-        MetricsWriter(tmp_path, 3)
+        cut_rows(tmp_path / FILE, 3)
     assert len(read_metrics(tmp_path)) == 5
     assert [path.name for path in tmp_path.iterdir() if path.name.startswith(".")] == []
 
@@ -199,7 +200,7 @@ def test_a_full_disk_while_rows_are_cut_off_loses_nothing(tmp_path: Path) -> Non
 def test_a_full_disk_is_logged_once_and_no_row_is_lost_if_there_is_room_again(
     for_ever: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    writer = MetricsWriter(tmp_path, None)
+    writer = MetricsWriter(tmp_path / FILE)
     writer.on_iteration(row(1))
     real, room = os.write, 7
 
@@ -278,7 +279,7 @@ def test_rows_are_written_anew_if_the_folder_is_deleted_or_the_file_replaced(
     run = tmp_path / "run"
     run.mkdir()
     (tmp_path / "file").write_text("precious")
-    writer = MetricsWriter(run, None)
+    writer = MetricsWriter(run / FILE)
     writer.on_iteration(row(1))
     shutil.rmtree(run)
     if instead != "nothing":
@@ -290,5 +291,5 @@ def test_rows_are_written_anew_if_the_folder_is_deleted_or_the_file_replaced(
     writer.on_end(None, None)
     assert read_metrics(run) == [row(1), row(2), row(3)]
     assert (tmp_path / "file").read_text() == "precious"
-    assert [text for text in caplog.messages if "written anew" in text] == caplog.messages[:1]
+    assert [text for text in caplog.messages if "written again" in text] == caplog.messages[:1]
     assert not list(run.glob(".*"))

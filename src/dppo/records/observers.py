@@ -9,13 +9,9 @@ import numpy as np
 from dppo.log import logger
 from dppo.ppo.exchange.records import CollectionProgress
 from dppo.records.observer import Display, Observer, Result, RunInfo
+from dppo.records.outside import OnDisk
 
 PATIENCE_S = 10.0  # a run that takes longer to get ready is shown before it is
-
-
-def _is_true(answer: Any) -> bool:
-    """Return whether this is True, or that of NumPy, which a comparison of its numbers returns."""
-    return isinstance(answer, bool | np.bool_) and bool(answer)
 
 
 class Observers:
@@ -26,14 +22,17 @@ class Observers:
         for user in users:
             if not isinstance(user, Observer):
                 raise TypeError(f"observers: {user!r} is not a dppo.Observer. Make its class a subclass of it.")
-        self._files, self._display, self._users = list[Observer](), display, list(users)
+        self._files: list[Observer] = []
+        self._display = display
+        self._users = list(users)
         self._started: list[Observer] = []
         self._run: RunInfo | None = None  # until it has started
-        self._due = 0.0
+        self._start_at = 0.0  # even if the run is not ready
 
     def prepare(self, run: RunInfo, text: str) -> None:
         """Show on the display what the run is waiting for before it starts."""
-        self._run, self._due = run, time.monotonic() + PATIENCE_S
+        self._run = run
+        self._start_at = time.monotonic() + PATIENCE_S
         self._started.append(self._display)
         self._display.prepare(text)
 
@@ -44,7 +43,8 @@ class Observers:
 
     def start(self) -> None:
         """Start all, the display first, because it shows what the others log; a second call does nothing."""
-        run, self._run = self._run, None
+        run = self._run
+        self._run = None
         if run is None:
             return
         for observer in (self._display, *self._users):
@@ -53,7 +53,7 @@ class Observers:
 
     def start_if_due(self) -> None:
         """Start all if the run has been preparing for 10 s, so that a slow start is not silent."""
-        if self._run is not None and time.monotonic() >= self._due:
+        if self._run is not None and time.monotonic() >= self._start_at:
             self.start()
 
     def add_file(self, observer: Observer) -> None:
@@ -61,13 +61,15 @@ class Observers:
         self._files.append(observer)
         self._started.append(observer)
 
+    def flush_files(self) -> None:
+        """Wait until all rows so far would survive a power cut. In the thread of the disk."""
+        for observer in self._files:
+            if isinstance(observer, OnDisk):
+                observer.flush()
+
     def __iter__(self) -> Iterator[Observer]:
         """Iterate over all, in the order in which they are called."""
-        return iter((*self._ours, *self._users))
-
-    @property
-    def _ours(self) -> tuple[Observer, ...]:
-        return *self._files, self._display
+        return iter((*self._files, self._display, *self._users))
 
     def progress(self, progress: CollectionProgress) -> None:
         """Report progress within an iteration."""
@@ -79,24 +81,35 @@ class Observers:
 
         Each of the user's observers gets a row of its own, because it may change it.
         """
-        asked = [type(observer).__name__ for observer in self._ours if _is_true(observer.on_iteration(row))]
-        asked += [type(user).__name__ for user in self._users if _is_true(user.on_iteration(row.copy()))]
-        return asked[0] if asked else None
+        answers = [(observer, observer.on_iteration(row)) for observer in (*self._files, self._display)]
+        answers += [(user, user.on_iteration(row.copy())) for user in self._users]
+        for observer, answer in answers:
+            if _is_true(answer):
+                return type(observer).__name__
+        return None
 
     def end(self, result: Result | None, error: BaseException | None) -> None:
         """End all that were started, the display last; a second call does nothing.
 
         Raises the first exception from an observer, unless the run has already ended with an `error`.
         """
-        started, self._started = self._started, []
-        raised: list[BaseException] = []
+        started = self._started
+        self._started = []
+        first_error = error
         for observer in (*self._files, *self._users, self._display):
-            if any(observer is one for one in started):
-                try:
-                    observer.on_end(result, error)
-                except BaseException as another:
-                    if raised or error is not None:
-                        logger.warning("%s.on_end raised %r", type(observer).__qualname__, another)
-                    raised.append(another)
-        if raised and error is None:
-            raise raised[0]
+            if not any(observer is other for other in started):
+                continue
+            try:
+                observer.on_end(result, error)
+            except BaseException as problem:
+                if first_error is None:
+                    first_error = problem
+                else:
+                    logger.warning("%s.on_end raised %r", type(observer).__qualname__, problem)
+        if error is None and first_error is not None:
+            raise first_error
+
+
+def _is_true(answer: Any) -> bool:
+    """Accept `True` and `numpy.True_`, and no other truthy value."""
+    return isinstance(answer, bool | np.bool_) and bool(answer)

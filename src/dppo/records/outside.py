@@ -218,42 +218,49 @@ def _nothing() -> None:
 
 
 class FileWriter(Observer):
-    """An observer that writes a file. `OnDisk` lets a thread do that; `taken` runs where the observers are called."""
+    """An observer that writes a file, in two parts: `snapshot` runs in the loop, `write` in a thread, see `OnDisk`."""
 
     takes_incidents = False
 
-    def taken(self, row: dict[str, float]) -> Any:
-        """Return what `write` needs of an iteration, which the loop may change later; None if nothing is to be done."""
+    def snapshot(self, row: dict[str, float]) -> Any:
+        """Return what `write` needs of an iteration, which the loop may change later; None if there is nothing."""
         return None
 
-    def write(self, taken: Any) -> None:
-        """Write what `taken` has returned."""
+    def write(self, snapshot: Any) -> None:
+        """Write what `snapshot` has returned."""
+
+    def flush(self) -> None:
+        """Wait until all lines so far would survive a power cut."""
 
     def on_iteration(self, row: dict[str, float]) -> None:
-        """Take, and write at once."""
-        taken = self.taken(row)
-        if taken is not None:
-            self.write(taken)
+        """Write the row at once."""
+        snapshot = self.snapshot(row)
+        if snapshot is not None:
+            self.write(snapshot)
 
 
 class OnDisk(Observer):
     """Makes the calls of a `FileWriter` in the thread of the disk."""
 
     def __init__(self, writer: FileWriter, disk: OutsideThread, name: str) -> None:
-        self._writer, self._disk, self._what = writer, disk, f"writing {name}"
+        self._writer = writer
+        self._disk = disk
+        self._action = f"writing {name}"
+        self.flush = writer.flush
+        """For the thread of the disk."""
 
     def on_iteration(self, row: dict[str, float]) -> None:
         """Write the row."""
-        taken = self._writer.taken(row)
-        if taken is not None:
-            self._disk.post(self._what, partial(self._writer.write, taken))
+        snapshot = self._writer.snapshot(row)
+        if snapshot is not None:
+            self._disk.post(self._action, partial(self._writer.write, snapshot))
 
     def on_incident(self, incident: Incident) -> None:
         """Write the incident."""
         if self._writer.takes_incidents:
-            self._disk.post(self._what, partial(self._writer.on_incident, incident))
+            self._disk.post(self._action, partial(self._writer.on_incident, incident))
 
     def on_end(self, result: Result | None, error: BaseException | None) -> None:
         """Write what is left; warn if that does not end."""
-        if not self._disk.post(self._what, partial(self._writer.on_end, result, error), self._disk.limit_s):
-            logger.warning("%s does not answer: %s was not finished", self._disk.place, self._what)
+        if not self._disk.post(self._action, partial(self._writer.on_end, result, error), self._disk.limit_s):
+            logger.warning("%s does not answer: %s was not finished", self._disk.place, self._action)

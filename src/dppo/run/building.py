@@ -33,6 +33,7 @@ from dppo.records.instance_lines import instances_line, together_line
 from dppo.run.env_faults import EnvFaults
 from dppo.run.evaluations import InProcessPlayers
 from dppo.run.learner import PPOLearner
+from dppo.run.state import RunState
 from dppo.run.warm_start import warm_start
 from dppo.signals import StopSignals
 from dppo.spaces.actions import rescaled_in_words
@@ -306,13 +307,13 @@ def _load(start: Found, config: Config, parts: Parts, ledger: ReplayLedger, spec
             )
     try:
         if branch:
-            parts.learner.adopt(arrays)
+            RunState(arrays, state).branch_off(parts.learner)
         else:
             if config.env_state == "off":
                 left_out = ".states", ".proofs"
                 samplers = arrays["samplers"].items()
                 arrays["samplers"] = {name: array for name, array in samplers if not name.endswith(left_out)}
-            parts.learner.load(arrays, state)
+            RunState(arrays, state).restore(parts.learner)
             ledger.check(parts.learner.iteration, config.envs_per_sampler, spec)
         if (before := state.get("numerics")) is not None:
             then, now = Fingerprint(**before["own"]), parts.numerics.own

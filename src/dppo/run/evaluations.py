@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import time
 from collections import deque
 from collections.abc import Callable
@@ -22,11 +21,11 @@ from dppo.policies.bounds import NAMED, AtBound, most_at_bound
 from dppo.policies.playing import EpisodePlayer
 from dppo.ppo.exchange.records import Episode, Incident, IncidentKind, PolicySnapshot
 from dppo.records.files import checkpoint as checkpoints
-from dppo.records.metrics.reading import read_metrics
 from dppo.records.observer import Observer
+from dppo.run.context import RunContext
 from dppo.run.learner import PPOLearner
-from dppo.signals import StopRequested, StopSignals
-from dppo.spaces.actions import actions_from_json, boxes
+from dppo.signals import StopRequested
+from dppo.spaces.actions import boxes
 
 if TYPE_CHECKING:  # it imports Ray
     from dppo.transports.ray.evaluating import Outcome, RayPlayers
@@ -82,26 +81,30 @@ class Evaluations(Observer):
     the rest of the present one. The policy of an evaluation that is not over is in the checkpoint of its iteration.
     """
 
-    def __init__(self, run: Any, players: InProcessPlayers | RayPlayers, stop: StopSignals) -> None:
-        """Begin the evaluations of a `Run` again that were not over in the checkpoint from which it is resumed."""
-        self._run, self._players, self._stop = run, players, stop
+    def __init__(self, run: RunContext, players: InProcessPlayers | RayPlayers) -> None:
+        """Begin the evaluations again that were not over in the checkpoint from which the run is resumed."""
+        self._observers = run.observers
+        self._players = players
+        self._stop = run.stop
         self._of: Config = run.config
         self._learner: PPOLearner = run.learner
-        self._path: Path = run.folder.path
-        self._row, self._steps = dict[str, float](), run.learner.global_step
-        self._row |= {"iteration": run.learner.iteration, "global_step": self._steps}  # if there is none in the file
-        self._row |= next(iter(read_metrics(self._path)[-1:]), {})
+        self._path: Path = run.path
+        self._steps = self._learner.global_step
+        self._row: dict[str, float] = {"iteration": self._learner.iteration, "global_step": self._steps}
+        if run.rows:
+            self._row |= run.rows[-1]
+        self._waited_s = 0.0
+        self._begun = False  # since the last checkpoint
         self._faults, self._open = 0, dict[int, _Evaluation]()
         self.stopped_by: str | None = None  # the first observer that asked to stop at a row of its own
         self._best: tuple[float, int, int] | None = None  # mean return, iteration and env steps
         self._before: tuple[float, int, int] | None = None  # the best before it
-        self._actions = actions_from_json(run.parts.model["actions"])
+        self._actions = run.actions
         self._at_bound: AtBound | None = None  # in the last evaluation that is over, if often enough to be named
         self._unsaved = set[int]()  # iterations whose checkpoint could not be written
-        state = run.folder.start.checkpoint.state.get("evaluations") if run.folder.start else None
+        state = run.resumed_from.get("evaluations")
         if state is not None:
             self._load(state)
-        run.watching.add_file(self)
 
     def state(self) -> dict[str, Any]:
         """Return what a checkpoint holds of evaluations: those that are not over, and the best."""
@@ -112,6 +115,18 @@ class Evaluations(Observer):
         self._unsaved.add(number)
         if self._best is not None and self._best[1] == number:
             self._best = self._before
+
+    def take_waited_s(self) -> float:
+        """Return the seconds of waiting for evaluations since the last call, which are no time of training."""
+        waited_s = self._waited_s
+        self._waited_s = 0.0
+        return waited_s
+
+    def take_begun(self) -> bool:
+        """Return whether an evaluation has begun since the last call: its policy must be in a checkpoint."""
+        begun = self._begun
+        self._begun = False
+        return begun
 
     def notes(self) -> list[str]:
         """Return lines for the end of the run."""
@@ -132,7 +147,7 @@ class Evaluations(Observer):
         last = number >= self._of.iterations
         if last or steps // every > self._steps // every:
             self._begin(number, steps, self._learner.snapshot())
-            self._run.saved = -math.inf  # save after this iteration
+            self._begun = True
         self._steps, self._row = steps, row
         *others, newest = self._over(wait=last or self._of.num_actors == 0) or [{}]
         self._report(others)
@@ -168,7 +183,7 @@ class Evaluations(Observer):
     def _report(self, results: list[dict[str, float]]) -> None:
         for result in results:
             self._row = {key: value for key, value in self._row.items() if not key.startswith("eval/")} | result
-            asked = self._run.watching.iteration(self._row)  # also after a stop: this writes the row
+            asked = self._observers.iteration(self._row)  # also after a stop: this writes the row
             self.stopped_by = self.stopped_by or asked
 
     def _over(self, *, wait: bool) -> list[dict[str, float]]:
@@ -196,8 +211,7 @@ class Evaluations(Observer):
             logger.warning("evaluation after %s is left out: %s", self._where(), error)
             self._open.clear()
         if wait:
-            spent, run = time.monotonic() - began, self._run  # which is no time of training
-            run.training_began, run.ended, run.saved = run.training_began + spent, run.ended + spent, run.saved + spent
+            self._waited_s += time.monotonic() - began
         return found
 
     def _where(self) -> str:
@@ -221,7 +235,7 @@ class Evaluations(Observer):
             if self._faults <= SAID:
                 logger.warning("%s", text.partition("\n")[0])
             self._learner.count(fault := Incident(IncidentKind.EVALUATION_FAULT, text))
-            for observer in self._run.watching:
+            for observer in self._observers:
                 observer.on_incident(fault)
         return given_up or not rest
 

@@ -3,7 +3,6 @@
 import base64
 import json
 import math
-import sys
 import time
 import zlib
 from collections import deque
@@ -105,26 +104,26 @@ class EpisodeWriter(FileWriter):
     def __init__(
         self,
         run_dir: Path,
-        resumed_at: int | None,
         config: Config,
         actions_before: Callable[[int, int, int, int], np.ndarray | None],
         reports: Callable[[], Sequence[SegmentReport]],
         episodes: int,
     ) -> None:
-        """Cut off the lines after iteration `resumed_at`, as those episodes are played anew, and append.
+        """Open the file, to append to it.
 
         Args:
-            actions_before: `ReplayLedger.actions_before`; `reports` returns those of the last iteration.
-            episodes: finished ones, from the start of the run to `resumed_at`.
+            actions_before: `ReplayLedger.actions_before`.
+            reports: returns the reports of the last iteration.
+            episodes: number of episodes that have finished since the start of the run.
         """
-        self._file = MetricsWriter(run_dir, resumed_at, EPISODES, dict)
+        self._file = MetricsWriter(run_dir / EPISODES, dict)
         self._every, self._seed = config.recorded_every, config.seed
         self._actions_before, self._reports, self._number = actions_before, reports, episodes
         self._iteration, self._said = -1.0, False
         self._best = max((one.episode_return for one in read_episodes(run_dir) if one.number), default=-math.inf)
         self._pending = deque[tuple[dict[str, float], SegmentReport, list[np.ndarray | None]]]()
 
-    def taken(self, row: dict[str, float]) -> bool | None:
+    def snapshot(self, row: dict[str, float]) -> bool | None:
         """Keep the reports of an iteration, and the actions of earlier segments; return True once there are a few."""
         if row["iteration"] == self._iteration:  # it has further rows, of evaluations
             return None
@@ -134,7 +133,7 @@ class EpisodeWriter(FileWriter):
             self._pending.append((row, of, earlier))
         return True if len(self._pending) >= AT_ONCE else None
 
-    def write(self, taken: bool = True) -> None:
+    def write(self, snapshot: bool = True) -> None:
         """Write the episodes that were kept, and those that failed."""
         for _ in range(len(self._pending)):
             row, report, before = self._pending.popleft()
@@ -173,7 +172,7 @@ class EpisodeWriter(FileWriter):
         self._file.on_end(None, None)
         try:
             write_file(path, read_file(path)[-MOST_BYTES // 2 :].partition(b"\n")[2])
-            self._file = MetricsWriter(path.parent, sys.maxsize, EPISODES, dict)
+            self._file = MetricsWriter(path, dict)
             logger.info("%s: at %d MB, its older half is dropped. Record fewer to keep more.", path, MOST_BYTES >> 20)
         except (OSError, DppoError) as error:
             self._reports = tuple  # none, from here on

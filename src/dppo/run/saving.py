@@ -1,0 +1,133 @@
+"""RunCheckpoints: writes the checkpoints of a run when they are due, and one at the end in any case."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import asdict
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from dppo.config import Config, plain_settings
+from dppo.errors import CheckpointError, CheckpointNotWritten
+from dppo.log import logger
+from dppo.ppo.exchange.records import Incident, IncidentKind
+from dppo.records.files import checkpoint as checkpoints
+from dppo.records.files import run_folder
+from dppo.records.files.run_folder import RunFolder
+from dppo.records.observers import Observers
+from dppo.records.outside import OutsideThread
+from dppo.run.building import Parts
+from dppo.run.evaluations import Evaluations, chosen_of
+from dppo.run.iteration_row import mean_return
+from dppo.run.outputs import call_disk
+from dppo.run.state import RunState
+
+MIN_EPISODES = 20  # for a score: that of fewer may be luck, and the best checkpoint is kept for ever
+
+
+class RunCheckpoints:
+    """Writes the state of a run to its folder."""
+
+    def __init__(
+        self, config: Config, folder: RunFolder, parts: Parts, observers: Observers, disk: OutsideThread
+    ) -> None:
+        self._config = config
+        self._folder = folder
+        self._parts = parts
+        self._learner = parts.learner
+        self._observers = observers
+        self._disk = disk
+        self.evaluations: Evaluations | None = None  # once they have been read
+        self.last_path = folder.path
+        self._saved_iteration = -1
+        if folder.start is not None:
+            self.last_path = folder.start.path.absolute()
+            if folder.start.newest:
+                self._saved_iteration = self._learner.iteration
+        self._has_failed = False
+        self._saved_at = time.monotonic()
+
+    def save(self, *, last: bool = False, again: bool = False) -> None:
+        """Write a checkpoint of the last finished iteration, unless it exists.
+
+        Args:
+            last: older checkpoints may be deleted to make room for it.
+            again: also if it exists: evaluations have ended since.
+        """
+        if self._learner.iteration == self._saved_iteration and not again:
+            return
+        state = RunState.capture(self._learner)
+        evaluations = self._evaluations_state()
+        values = state.values | self._description()
+        if evaluations is not None:
+            values["evaluations"] = evaluations
+        score = None
+        if len(self._learner.recent) >= MIN_EPISODES:
+            score = mean_return(self._learner.recent)
+        write = partial(
+            checkpoints.save,
+            self._folder.path / checkpoints.FOLDER,
+            self._learner.iteration,
+            checkpoints.Checkpoint(state.arrays, values),
+            keep=self._config.keep_checkpoints,
+            score=score,
+            chosen=chosen_of(evaluations),
+            make_room=last,
+        )
+        self.last_path = call_disk(self._disk, "writing a checkpoint", partial(self._after_rows, write))
+        self._has_failed = False
+        self._saved_iteration = self._learner.iteration
+        for observer in self._observers:
+            observer.on_checkpoint(self.last_path)
+
+    def save_if_due(self, *, now: bool = False) -> None:
+        """Save if the last checkpoint is old enough, or `now`; if that fails, log it: the next interval tries again."""
+        if not now and time.monotonic() - self._saved_at < self._config.checkpoint_interval_s:
+            return
+        self._saved_at = time.monotonic()
+        try:
+            self.save()
+        except CheckpointError as error:
+            incident = Incident(IncidentKind.CHECKPOINT_FAILED, str(error))
+            self._learner.count(incident)
+            if self.evaluations is not None:
+                self.evaluations.not_saved(self._learner.iteration)
+            if not self._has_failed:
+                logger.warning("%s Further failures are counted, not reported.", error)
+            self._has_failed = True
+            for observer in self._observers:
+                observer.on_incident(incident)
+
+    def save_after(self, error: BaseException) -> None:
+        """Save the last finished iteration after `error`; a failure to do so must not hide it."""
+        if isinstance(error, CheckpointNotWritten):
+            return
+        try:
+            self.save(last=True)
+        except Exception as problem:
+            logger.warning("iteration %d was not saved: %s", self._learner.iteration, problem)
+
+    def _after_rows(self, write: Callable[[], Path]) -> Path:
+        """Write a checkpoint, which must not be ahead of its rows; in the thread of the disk."""
+        self._observers.flush_files()
+        return write()
+
+    def _evaluations_state(self) -> Any:
+        """Return the state of the evaluations; before they have been read, or without any, the one stored before."""
+        if self.evaluations is not None:
+            return self.evaluations.state()
+        if self._folder.start is not None:
+            return self._folder.start.checkpoint.state.get("evaluations")
+        return None
+
+    def _description(self) -> dict[str, Any]:
+        """Return what describes the run: needed to open the checkpoint, not to compute the next iteration."""
+        return {
+            "config": plain_settings(self._config),
+            **run_folder.of_this_process(),
+            "numerics": asdict(self._parts.numerics),
+            "branched_from": self._folder.branched_from,
+            "model": self._parts.model,
+        }
