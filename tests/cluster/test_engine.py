@@ -123,7 +123,7 @@ def test_nodes_that_come_and_go_do_not_change_the_learner(seeds: range, real: La
         state = real.train(cloud, Piece(lag, ITERATIONS[lag], num_actors=cloud.room.at_first, limits=limits))
         expected = real.expected(lag, ITERATIONS[lag])
         assert contents(state) == expected, f"schedule {seed}: {cloud.happened} {faults.happened}"
-        seen.update(cloud.happened, state[1]["incidents"])
+        seen.update(cloud.happened, state.values["incidents"])
     assert seen >= {"added", "announced", "lost", "joins", "leaves", "samplers_moved"}
 
 
@@ -145,11 +145,11 @@ def test_recycled_actors_do_not_change_the_learner(lag: int, num_actors: int, re
     transport = VirtualTransport(real_actors(plan), random.Random(lag), Faults())
     state = real.train(transport, Piece(lag, ITERATIONS[lag], num_actors=num_actors))
     assert contents(state) == real.expected(lag, ITERATIONS[lag])
-    assert state[1]["incidents"].keys() == {"actor_recycled"}
+    assert state.values["incidents"].keys() == {"actor_recycled"}
 
 
 def test_an_actor_that_is_always_too_large_makes_a_segment_before_it_is_replaced(real: Laboratory) -> None:
     plan = replace(sampler_plan(config()), recycling=(1.0, math.inf))
     state = real.train(VirtualTransport(real_actors(plan), random.Random(0), Faults()), Piece(0, 3))
     assert contents(state) == real.expected(0, 3)
-    assert state[1]["incidents"] == {"actor_recycled": 2}
+    assert state.values["incidents"] == {"actor_recycled": 2}
