@@ -34,7 +34,7 @@ ACTORS = (0, 2, 4)
 
 def main() -> None:
     import dppo
-    from dppo.tools.doctor.diagnosis import iteration_s
+    from dppo.tools.doctor.speed import Collecting, iteration_s
     from dppo.tools.doctor.watching import examine
 
     sys.path.insert(0, str(HERE))
@@ -54,7 +54,7 @@ def main() -> None:
                 )
                 rows = dppo.train(config).metrics[WARM_UP:]
             measured = median(row["charts/SPS_iteration"] for row in rows)
-            predicted = config.batch_size / iteration_s(facts, config, actors, threads=config.env_threads)
+            predicted = config.batch_size / iteration_s(facts, config, Collecting(actors, threads=config.env_threads))
             worst = max(worst, abs(predicted / measured - 1))
             print(f"{name}, {actors}, {predicted:.1f}, {measured:.1f}, {predicted / measured - 1:+.1%}", flush=True)
     print(f"worst difference: {worst:.1%}")

@@ -21,7 +21,7 @@ from dppo.policies.bounds import BoundCounter, most_at_bound
 from dppo.ppo.exchange.records import Episode
 from dppo.records.metrics.reading import read_metrics
 from dppo.spaces.actions import Actions, BoxActions, DiscreteActions, NestedActions
-from dppo.tools.doctor.command import of_run
+from dppo.tools.doctor.run_findings import of_run
 
 VALVE: dict[str, Any] = {"env_id": "worlds.acting:Actuated", "env_kwargs": {"kind": "valve"}, "action_bounds": "clip"}
 
@@ -134,7 +134,7 @@ def test_the_doctor_of_a_run_advises_no_actors_that_it_has(
     config = make_config({"env_id": "CartPole-v1", "policy_lag": 1, **settings})
     (tmp_path / "config.yaml").write_text(yaml.safe_dump(grouped(plain_settings(config))))
     from dppo.records.bottleneck import TimeSplit
-    from dppo.tools.doctor.command import PHASES
+    from dppo.tools.doctor.run_findings import PHASES
 
     row = {f"perf/{name}_frac": float(name == "env") for name in PHASES} | {"iteration": 2, "global_step": 512}
     row |= {f"perf/{name}": 1.0 for name in TimeSplit._fields[1:]}

@@ -31,9 +31,10 @@ from dppo.learners import trainers
 from dppo.learners.trainers import LocalTrainer
 from dppo.records.bottleneck import TimeSplit
 from dppo.tools.doctor import examination
-from dppo.tools.doctor.command import PHASES, of_run
-from dppo.tools.doctor.diagnosis import Facts, advice, findings, iteration_s, plans, recommended
 from dppo.tools.doctor.examination import Examination
+from dppo.tools.doctor.findings import findings
+from dppo.tools.doctor.run_findings import PHASES, of_run
+from dppo.tools.doctor.speed import Collecting, Facts, advice, iteration_s, plans, recommended
 
 Capture = pytest.CaptureFixture[str]
 SICK = "worlds.sick:Sick"
@@ -248,7 +249,7 @@ def test_facts_lead_to_a_finding(facts: Facts, settings: dict[str, Any], text: s
     assert "".join(found).startswith(text)
 
 
-@executes("tools/doctor/diagnosis.py: Use --env-state own, which sets its own state instead")
+@executes("tools/doctor/findings.py: Use --env-state own, which sets its own state instead")
 def test_endless_episodes_of_an_environment_with_a_state_need_no_replays() -> None:
     found = [text for _, text in findings(PLAYED | {"lengths": [], "state": ""}, config_of("none"))]
     assert found[1].endswith("so that replays take ever longer. Use --env-state own, which sets its own state instead")
@@ -454,7 +455,7 @@ def test_the_model_predicts(
 def test_the_model_knows_what_a_lag_and_resets_in_the_background_gain() -> None:
     facts = WAITS | {"busy": 0.6, "own_busy": 0.6, "cpus": 64, "update_s": 0.6, "reset": {"mean": 0.5}, "lengths": [25]}
     config = make_config({"env_id": "x:y", "num_samplers": 8, "num_steps": 64})
-    in_turns, lagging = (iteration_s(facts, config, 8, lag=lag) for lag in (False, True))
+    in_turns, lagging = (iteration_s(facts, config, Collecting(8, lag=lag)) for lag in (False, True))
     assert in_turns - lagging == pytest.approx(0.66, abs=0.03), "the update takes no time beside collecting"
     lag, standby = advice(facts, config)
     assert "--policy-lag 1" in lag

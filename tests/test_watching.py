@@ -11,7 +11,7 @@ from builders import make_config
 
 from dppo.envs.checks.faults import PACKAGE
 from dppo.tools.doctor import examination, watching
-from dppo.tools.doctor.diagnosis import findings
+from dppo.tools.doctor.findings import findings
 from dppo.tools.doctor.playing import WITH_SECOND
 from dppo.tools.doctor.watching import Watch
 

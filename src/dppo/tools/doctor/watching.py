@@ -10,7 +10,6 @@ import tempfile
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from functools import partial
 from threading import Thread
 from typing import Any
 
@@ -20,8 +19,10 @@ from dppo.envs.checks.faults import PACKAGE
 from dppo.machine import usable_cores
 from dppo.tools.doctor.playing import WITH_SECOND, agreement
 
-PATIENCE_S = 10.0  # after the time is up, for a call of which none has taken longer; three times the longest if one has
-SLOW_S = 60.0  # after the time is up, for an update, and to close
+PATIENCE_S = 10.0  # for a call after the time is up; three times the longest call so far if that is more
+SLOW_S = 60.0  # for an update or to close, after the time is up
+MIN_SECOND_EXAMINATION_S = 5.0
+MAX_REPEATED_SEGMENTS = 6
 CALLS = {"m": ", in a constructor (call {:,})", "r": ", in reset (call {:,})", "s": ", in step (call {:,})"}
 MADE = "d\n"
 STAGES = {
@@ -32,7 +33,7 @@ STAGES = {
     "updating": "measuring how long updates take",
     "closing": "closing the environment",
 }
-AGAIN = {**STAGES, "playing": "playing the same episodes again"}
+STAGES_OF_SECOND = {**STAGES, "playing": "playing the same episodes again"}
 EXAMINATION = ("-m", "dppo.tools.doctor.examination")
 
 
@@ -42,57 +43,78 @@ class Watch:
     def __init__(self, program: Sequence[str], wanted: dict[str, Any], show: Callable[[str], None]) -> None:
         """Start `python PROGRAM DESCRIPTOR`, with `wanted` as JSON in its stdin; `show` is called with each stage."""
         self.facts: dict[str, Any] = {"output": 0, "last_line": "", "stage": "starting"}
-        self._show, self._call, self._calls, self._stack = show, "", 0, ""
-        self._since, self._longest = time.monotonic(), 0.0
-        reading, writing = os.pipe()
-        with tempfile.TemporaryFile() as given:  # not an argument, which has 128 kB at most
-            given.write(json.dumps(wanted).encode())
-            given.seek(0)
+        self._show = show
+        self._call = ""  # the call into the environment that is running, in words
+        self._calls = 0
+        self._stack = ""
+        self._last_report = time.monotonic()
+        self._longest_call_s = 0.0
+        report_end, write_end = os.pipe()
+        with tempfile.TemporaryFile() as stdin:  # arguments of a command have 128 kB at most
+            stdin.write(json.dumps(wanted).encode())
+            stdin.seek(0)
             self._process = subprocess.Popen(
-                [sys.executable, *program, str(writing)], pass_fds=[writing], start_new_session=True,
-                stdin=given, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+                [sys.executable, *program, str(write_end)],
+                pass_fds=[write_end],
+                start_new_session=True,
+                stdin=stdin,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
                 env=os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
-            )  # fmt: skip
-        os.close(writing)
-        readers = self._read_output, partial(self._read_reports, reading)
-        self._threads = [Thread(target=one, daemon=True) for one in readers]
-        for thread in self._threads:
-            thread.start()
+            )
+        os.close(write_end)
+        self._readers = [
+            Thread(target=self._read_output, daemon=True),
+            Thread(target=self._read_reports, args=(report_end,), daemon=True),
+        ]
+        for reader in self._readers:
+            reader.start()
 
     def wait(self, seconds: float) -> dict[str, Any]:
         """Return the facts when the process has ended, or has been ended because it hangs."""
-        until, patience, facts = time.monotonic() + seconds, min(PATIENCE_S, seconds), self.facts
+        until = time.monotonic() + seconds
+        patience_s = min(PATIENCE_S, seconds)
         try:
-            while self._process.poll() is None and not facts.keys() & {"hung", "late"}:
-                slow = facts["stage"] in ("updating", "closing") or (facts["stage"] == "making" and not self._call)
-                silent_s, allowed_s = (
-                    time.monotonic() - self._since,
-                    SLOW_S if slow else max(patience, 3 * self._longest),
-                )
-                if silent_s > allowed_s and (facts["stage"] == "over" or time.monotonic() > until):
-                    if facts["stage"] == "updating":  # which is no affair of the environment
-                        facts["late"] = f"{silent_s:.0f} s"
-                    else:
-                        facts["hung"] = (
-                            f"{self._doing()} has not returned for {silent_s:.0f} s. {self._where()}".rstrip(". ")
-                        )
+            while self._process.poll() is None and not self._is_stuck():
+                silent_s = time.monotonic() - self._last_report
+                is_late = self.facts["stage"] == "over" or time.monotonic() > until
+                if is_late and silent_s > self._allowed_silence_s(patience_s):
+                    self._note_stuck(silent_s)
                 time.sleep(0.02)
         finally:
             self._end()
-        for thread in self._threads:
-            thread.join(1.0)  # a process that has escaped may hold the pipes
-        code = self._process.returncode
-        if not facts.keys() & {"hung", "late"} and facts["stage"] != "over":
-            how = f"was ended by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
-            facts["died"] = f"its process {how} while {self._doing()}. {self._place() or facts['last_line']}".rstrip(
-                ". "
-            )
-        return facts
+        for reader in self._readers:
+            reader.join(1.0)  # a process that has escaped may hold the pipes
+        if not self._is_stuck() and self.facts["stage"] != "over":
+            self._note_death(self._process.returncode)
+        return self.facts
+
+    def _is_stuck(self) -> bool:
+        return "hung" in self.facts or "late" in self.facts
+
+    def _allowed_silence_s(self, patience_s: float) -> float:
+        """Return how long the process may report nothing in its stage, once the time is up."""
+        stage = self.facts["stage"]
+        if stage in ("updating", "closing") or (stage == "making" and not self._call):
+            return SLOW_S
+        return max(patience_s, 3 * self._longest_call_s)
+
+    def _note_stuck(self, silent_s: float) -> None:
+        if self.facts["stage"] == "updating":  # the environment has nothing to do with it
+            self.facts["late"] = f"{silent_s:.0f} s"
+        else:
+            text = f"{self._doing()} has not returned for {silent_s:.0f} s. {self._place_on_signal()}"
+            self.facts["hung"] = text.rstrip(". ")
+
+    def _note_death(self, code: int) -> None:
+        end = f"was ended by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
+        text = f"its process {end} while {self._doing()}. {self._place() or self.facts['last_line']}"
+        self.facts["died"] = text.rstrip(". ")
 
     def _doing(self) -> str:
         return self.facts["stage"] + self._call.format(self._calls)
 
-    def _where(self) -> str:
+    def _place_on_signal(self) -> str:
         """Return the place of the main thread, which it prints on a signal."""
         with suppress(ProcessLookupError):
             self._process.send_signal(signal.SIGUSR1)
@@ -101,19 +123,23 @@ class Watch:
 
     def _place(self) -> str:
         """Return the place of the main thread in the user's code, or at all, if stacks were printed."""
-        frames = re.findall(r'File "(.+)", line (\d+) in (\S+)', self._stack.rpartition("most recent call first")[2])
-        others = re.compile(f"{re.escape(PACKAGE)}|.*(/lib/python|<frozen)")
-        users = [one for one in frames if not others.match(one[0])]
-        return "It was in {}, line {}, in {}.".format(*(users or frames)[0]) if frames else ""
+        main_thread = self._stack.rpartition("most recent call first")[2]
+        frames = re.findall(r'File "(.+)", line (\d+) in (\S+)', main_thread)
+        if not frames:
+            return ""
+        code_of_others = re.compile(f"{re.escape(PACKAGE)}|.*(/lib/python|<frozen)")
+        user_frames = [frame for frame in frames if not code_of_others.match(frame[0])]
+        path, line, function = (user_frames or frames)[0]
+        return f"It was in {path}, line {line}, in {function}."
 
     def _end(self) -> None:
         """End the process and all that it has started, also in sessions of their own."""
-        ours = list[Any]()
+        children = list[Any]()
         with suppress(psutil.Error):
-            ours = psutil.Process(self._process.pid).children(recursive=True)
+            children = psutil.Process(self._process.pid).children(recursive=True)
         with suppress(ProcessLookupError):
             os.killpg(self._process.pid, signal.SIGKILL)
-        for child in ours:
+        for child in children:
             with suppress(psutil.Error):
                 child.kill()
         self._process.wait()
@@ -122,71 +148,98 @@ class Watch:
         with self._process.stdout as output:  # type: ignore[union-attr]
             while data := os.read(output.fileno(), 1 << 16):
                 self.facts["output"] += len(data)
-                last = data.decode(errors="replace").strip().rpartition("\n")[2][-100:]
-                self.facts["last_line"] = last or self.facts["last_line"]
+                last_line = data.decode(errors="replace").strip().rpartition("\n")[2][-100:]
+                if last_line:
+                    self.facts["last_line"] = last_line
 
-    def _read_reports(self, reading: int) -> None:
-        with os.fdopen(reading, errors="replace") as reports:
+    def _read_reports(self, report_end: int) -> None:
+        with os.fdopen(report_end, errors="replace") as reports:
             for line in reports:
-                before, self._since = self._since, time.monotonic()
+                now = time.monotonic()
                 if self._call:
-                    self._longest = max(self._longest, self._since - before)
-                if line == MADE:
-                    self._call = ""
-                elif line[:-1] in CALLS:
-                    self._call, self._calls = CALLS[line[0]], self._calls + 1
-                elif line[0] != "{":
-                    self._stack += line
-                else:
-                    new = json.loads(line)
-                    self.facts |= new
-                    if "stage" in new:
-                        self._call = ""
-                        self._show(new["stage"])
+                    self._longest_call_s = max(self._longest_call_s, now - self._last_report)
+                self._last_report = now
+                self._take(line)
+
+    def _take(self, line: str) -> None:
+        """Take a line of the process: the beginning or the end of a call, facts as JSON, or a part of a stack."""
+        if line == MADE:
+            self._call = ""
+        elif line[:-1] in CALLS:
+            self._call = CALLS[line[0]]
+            self._calls += 1
+        elif line[0] != "{":
+            self._stack += line
+        else:
+            facts = json.loads(line)
+            self.facts |= facts
+            if "stage" in facts:
+                self._call = ""
+                self._show(facts["stage"])
 
 
 def examine(
     settings: dict[str, Any], seconds: float, show: Callable[[str], None] = lambda stage: None
 ) -> dict[str, Any]:
     """Return the facts about the environment of these settings, measured in a process and repeated in another one."""
-    until, wanted = time.monotonic() + seconds, {"settings": settings, "seconds": seconds}
+    until = time.monotonic() + seconds
+    wanted = {"settings": settings, "seconds": seconds}
 
     def show_first(stage: str) -> None:
         if stage != "over":
             show(STAGES.get(stage, stage))
 
-    def show_again(stage: str) -> None:
+    def show_second(stage: str) -> None:
         if stage != "over":
-            show(f"in a second process: {AGAIN.get(stage, stage)}")
+            show(f"in a second process: {STAGES_OF_SECOND.get(stage, stage)}")
 
     facts = Watch(EXAMINATION, wanted | {"sizes": []}, show_first).wait(seconds)
     facts |= {"cpus": usable_cores(), "available_mb": psutil.virtual_memory().available / 2**20}
-    trace, same = facts.pop("trace", ()), facts.get("same", {})
-    disturbed = [where for where in same if same[where]]  # only where there are two instances in the process
-    stopped = [facts[end] for end in ("hung", "died") if end in facts and facts["stage"] == WITH_SECOND]
-    once_more = wanted | {"sizes": facts.get("sizes", [])[:6]}
-    if stopped or (disturbed and not same.get("after other episodes", True)):
-        return _one_alone(facts, trace, stopped, Watch(EXAMINATION, once_more, show_again))
-    if same and not any(same.values()):
-        again = Watch(EXAMINATION, once_more, show_again).wait(max(5, until - time.monotonic()))
-        if not (made := again.get("trace", ())):
-            why = (again.get(one) for one in ("error", "died", "hung"))
-            return facts | {"alone": next(filter(None, why), "for lack of time")}
-        few = f" (the first {len(made):,})" if len(made) < facts["compared"] else ""
-        facts = agreement(facts, f"in a fresh process{few}", trace, made)
-    return facts
+    trace = facts.pop("trace", ())
+    repeat = wanted | {"sizes": facts.get("sizes", [])[:MAX_REPEATED_SEGMENTS]}
+    if _trouble_with_two(facts):
+        return _examined_alone(facts, trace, Watch(EXAMINATION, repeat, show_second))
+    same = facts.get("same", {})
+    if not same or any(same.values()):
+        return facts
+    time_left = max(MIN_SECOND_EXAMINATION_S, until - time.monotonic())
+    repeated = Watch(EXAMINATION, repeat, show_second).wait(time_left)
+    if not repeated.get("trace"):
+        reasons = [repeated[end] for end in ("error", "died", "hung") if repeated.get(end)]
+        return facts | {"alone": reasons[0] if reasons else "for lack of time"}
+    place = "in a fresh process"
+    if len(repeated["trace"]) < facts["compared"]:
+        place += f" (the first {len(repeated['trace']):,})"
+    return agreement(facts, place, trace, repeated["trace"])
 
 
-def _one_alone(facts: dict[str, Any], trace: Sequence[Any], stopped: list[str], watch: Watch) -> dict[str, Any]:
-    """Return the facts about an environment with which something is wrong while a process has two of them.
+def _trouble_with_two(facts: dict[str, Any]) -> bool:
+    """Return whether something went wrong only while the process had two instances."""
+    if _end_with_two(facts):
+        return True
+    same = facts.get("same", {})
+    return any(same.values()) and not same.get("after other episodes", True)
+
+
+def _end_with_two(facts: dict[str, Any]) -> str:
+    """Return how the process ended or hung with a second instance; "" if it did not."""
+    if facts["stage"] != WITH_SECOND:
+        return ""
+    return facts.get("hung", "") or facts.get("died", "")
+
+
+def _examined_alone(facts: dict[str, Any], trace: Sequence[Any], watch: Watch) -> dict[str, Any]:
+    """Return the facts about an environment with which something is wrong while a process has two instances of it.
 
     If one alone plays the same steps in another process, a second one is what disturbs it.
     """
-    again = watch.wait(max(5, PATIENCE_S)).get("trace", ())
-    alone = agreement(facts, "in a fresh process", trace, again)
-    if not again or alone["same"]["in a fresh process"]:
+    place = "in a fresh process"
+    repeated = watch.wait(max(MIN_SECOND_EXAMINATION_S, PATIENCE_S)).get("trace", ())
+    alone = agreement(facts, place, trace, repeated)
+    if not repeated or alone["same"][place]:
         return facts
-    if not stopped:
+    end = _end_with_two(facts)
+    if not end:
         return facts | {"disturbed": True, "elsewhere": True}
-    kept = {name: fact for name, fact in alone.items() if name not in ("hung", "died")}
-    return kept | {"stage": "over", "single": stopped[0], "silent": True, "elsewhere": True}
+    survived = {name: fact for name, fact in alone.items() if name not in ("hung", "died")}
+    return survived | {"stage": "over", "single": end, "silent": True, "elsewhere": True}

@@ -22,7 +22,7 @@ from dppo.invocation import command
 from dppo.records.files.disk import write_file, writing
 from dppo.records.files.run_folder import CONFIG, run_dir_of, settings_to_resume
 from dppo.records.metrics.reading import sampled_metrics
-from dppo.tools.doctor.command import of_run
+from dppo.tools.doctor.run_findings import of_run
 from dppo.tools.report.page import Facts, page
 
 PROG = "dppo report"

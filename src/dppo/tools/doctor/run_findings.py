@@ -1,0 +1,125 @@
+"""Findings about a run, from its folder: what limited its speed, its incidents, and why it may not have learned."""
+
+import math
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from pathlib import Path
+from statistics import fmean
+
+from dppo.config import Config
+from dppo.config.resolve import TaskFacts, facts_of, value_of
+from dppo.errors import CheckpointError
+from dppo.policies.policy import read
+from dppo.records.bottleneck import TimeSplit, bottleneck_line, times_line
+from dppo.records.files.run_folder import settings_to_resume
+from dppo.records.metrics.reading import read_metrics
+from dppo.records.notes import MIN_EPISODES, RISE, LearningNotes
+from dppo.spaces.actions import actions_from_json
+
+Row = dict[str, float]
+RETURN = "charts/episodic_return"
+LONGER = "longer segments (--num-steps)"
+PHASES = {  # what takes the time, and what to use
+    "env": ("the environments", ""),  # see `_way_to_step_faster`
+    "act": ("the policy", "several --envs-per-sampler, or a smaller network"),
+    "wait": ("waiting for the slowest actor and for Ray", LONGER),
+    "transfer": ("sending policies and segments", LONGER),
+    "update": ("SGD", "fewer --update-epochs"),
+    "other": ("files and displays", LONGER),
+}
+MAX_NAMED_PHASES = 2
+
+
+def of_run(run: Path, rows: Sequence[Row] | None = None) -> Iterator[tuple[str, str]]:
+    """Yield severity and text of findings about a run, or about a sample of its `rows`."""
+    config = Config(**settings_to_resume(run, read_only=True))
+    if rows is None:
+        rows = read_metrics(run)
+    epochs = value_of("update_epochs", config, TaskFacts(action_dims=1))  # until the actions are known
+    with suppress(CheckpointError, KeyError, TypeError, ValueError):
+        actions = actions_from_json(read(run).checkpoint.state["model"]["actions"])
+        epochs = value_of("update_epochs", config, facts_of(actions))
+        notes = LearningNotes(config, actions)
+        for row in rows:
+            for note in notes.notes(row):
+                yield "warning", note
+    flat = _flat_return(rows, config)
+    if flat is not None:
+        yield "warning", flat
+    with suppress(KeyError):  # rows of another version, or of another author
+        yield from _time_findings(rows, config, epochs)
+    if rows:
+        yield from _incident_findings(run, rows[-1])
+
+
+def _time_findings(rows: Sequence[Row], config: Config, epochs: int) -> Iterator[tuple[str, str]]:
+    """Yield what took most of the time, and what would shorten it."""
+    settled = [row for row in rows if row["iteration"] > 1]
+    split = TimeSplit()
+    for row in settled:
+        split = split.plus(row)
+    if settled:
+        shares = {phase: fmean(row[f"perf/{phase}_frac"] for row in settled) for phase in PHASES}
+        for phase in sorted(shares, key=lambda phase: -shares[phase])[:MAX_NAMED_PHASES]:
+            text = f"{shares[phase]:.0%} of the time went to {PHASES[phase][0]}"
+            ways = _ways_to_shorten(phase, config, epochs)
+            yield "note", f"{text}. Use {', or '.join(ways)}" if ways else text
+    for line in (times_line(split, config, epochs), bottleneck_line(split, config)):
+        if line:
+            yield "note", line
+
+
+def _ways_to_shorten(phase: str, config: Config, epochs: int) -> list[str]:
+    ways = [PHASES[phase][1]]
+    if phase == "env":
+        ways = [_way_to_step_faster(config)]
+    elif phase == "update" and epochs == 1:
+        ways = []
+    if phase in ("wait", "update") and config.num_actors != 0 and config.lag == 0:
+        ways.append("--policy-lag 1")
+    return [way for way in ways if way]
+
+
+def _way_to_step_faster(config: Config) -> str:
+    """Return what lets more environments step at the same time, and has not been done; "" if nothing is left."""
+    if config.most_actors < config.num_samplers:
+        return f"more actors, up to --num-actors {config.num_samplers}, if there are CPUs for them"
+    if config.envs_per_sampler > 1:
+        samplers = config.num_samplers * config.envs_per_sampler
+        return (
+            f"--num-samplers {samplers} --envs-per-sampler 1 and as many actors: environments of one sampler step one "
+            f"after the other"
+        )
+    return ""
+
+
+def _flat_return(rows: Sequence[Row], config: Config) -> str | None:
+    """Return what to try if the mean return has not risen in the last third of the run or longer; else None."""
+    scored = []
+    for row in rows:
+        if row.get("charts/episodes", 0) >= MIN_EPISODES and math.isfinite(row.get(RETURN, math.nan)):
+            scored.append(row)
+    if not scored:
+        return None
+    first = scored[0]
+    last = scored[-1]
+    steps = last["global_step"] - first["global_step"]
+    if steps < last["global_step"] / 3:
+        return None
+    best = max(row[RETURN] for row in scored)
+    if best - first[RETURN] > RISE * max(abs(best), abs(first[RETURN])):
+        return None
+    fact = (
+        f"the mean return has not risen in the last {steps:,.0f} env steps: {first[RETURN]:.4g} at first, "
+        f"{last[RETURN]:.4g} now"
+    )
+    if config.reuse > 1:
+        return f"{fact}. If more is possible, see docs/YOUR_SIMULATOR.md, When it does not learn"
+    return f"{fact}. If more is possible, try --reuse 4 --num-steps 32 in a new run: it trains on each step more often"
+
+
+def _incident_findings(run: Path, last_row: Row) -> Iterator[tuple[str, str]]:
+    for key, number in last_row.items():
+        if key.startswith("incidents/"):
+            folder = f"{run / 'incidents'} and " if (run / "incidents").is_dir() else ""
+            yield "warning", f"{number:g} x {key.removeprefix('incidents/')}: see {folder}docs/METRICS.md"

@@ -1,0 +1,177 @@
+"""A model of an iteration: the speed to expect with any number of actors, and what would make a run faster.
+
+`facts` are what `examination.py` has measured: see `Facts`.
+"""
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from statistics import fmean
+from typing import Any, NamedTuple
+
+from dppo.config import Config
+
+Facts = dict[str, Any]
+"""What is known about an environment, by name; a fact that was not measured is absent."""
+
+SHARED_ACTING = 0.3  # share of the time of acting that does not depend on the number of samplers in a process
+COLD_ACTING = 2.0  # acting takes so many times as long after steps of more than a millisecond: the caches are cold
+COLD_UPDATE = 1.1  # an update in a run takes so many times as long as updates one after the other
+SLOW_STEP_S = 1e-3
+TURN_S = 8e-3  # of an iteration with actors, however many there are
+TALK_S = 1.5e-3  # of an iteration, for each actor
+OTHER_S = 1e-3  # of an iteration: files and displays
+ACTOR_MB = 65  # of the process of an actor, besides its environments
+WORTHWHILE = 1.1  # a smaller gain is within the error of the model
+NEARLY_BEST = 0.9  # of the best speed: fewer actors suffice
+SIMPLER = 0.8  # of the best speed: Ray is not worth it
+LEAK_MB = 2.0  # in 1,000 steps; the examination itself needs some
+ACTOR_NUMBERS = {0, 1, 2, 4, 8, 16, 32, 64}
+BUSY = 0.5  # share of the time; with less, a simulator mainly waits, and threads help
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A way to collect, and the env steps per second to expect of it."""
+
+    speed: float
+    samplers: int
+    actors: int
+    threads: bool = False
+
+
+class Collecting(NamedTuple):
+    """How segments are collected, for the model."""
+
+    actors: int
+    threads: bool = False
+    lag: bool = False
+
+
+def iteration_s(facts: Facts, config: Config, collecting: Collecting) -> float:
+    """Return the seconds of an iteration that the model predicts: collecting, exchange, update.
+
+    With more actors than samplers, there are as many samplers as actors.
+    """
+    actors = collecting.actors
+    samplers = max(config.num_samplers, actors)
+    segment_s = config.num_steps * config.envs_per_sampler * env_step_s(facts)  # of the environments of one sampler
+    more_rows = samplers / config.num_samplers
+    update_s = COLD_UPDATE * facts["update_s"] * more_rows / max(1, config.num_learners)
+    cold = COLD_ACTING if env_step_s(facts) > SLOW_STEP_S else 1.0
+
+    def acting_s(side_by_side: float) -> float:
+        alone = SHARED_ACTING + (1 - SHARED_ACTING) * side_by_side / config.num_samplers
+        return float(cold * facts["collect_s"] * alone)
+
+    hosted = samplers if actors == 0 else math.ceil(samplers / actors)
+    if collecting.threads:
+        interpreter_s = hosted * (facts["own_busy"] * segment_s + acting_s(1))
+        collect_s = max(segment_s + acting_s(1), interpreter_s)
+    else:
+        collect_s = hosted * segment_s + acting_s(hosted)
+    if actors == 0:
+        return collect_s + update_s + OTHER_S
+    cpu_s = samplers * segment_s * facts["busy"] + actors * acting_s(hosted)
+    collect_s = max(collect_s, cpu_s / facts["cpus"])
+    exchange_s = TURN_S + TALK_S * actors
+    if collecting.lag:
+        return max(collect_s, update_s + exchange_s, (cpu_s + update_s) / facts["cpus"]) + OTHER_S
+    return collect_s + update_s + exchange_s + OTHER_S
+
+
+def env_step_s(facts: Facts) -> float:
+    """Return the mean seconds of a step in the environment, with its share of a reset."""
+    step_s = facts["step"]["mean"]
+    reset_s = facts["reset"]["mean"]
+    if "rows" in facts:
+        resets_per_step = (facts["reset"]["count"] - 1) / facts["step"]["count"]
+        return float((step_s + reset_s * resets_per_step) / facts["rows"])
+    if not facts["lengths"]:
+        return float(step_s)
+    return float(step_s + reset_s / fmean(facts["lengths"]))
+
+
+def plans(facts: Facts, config: Config) -> Iterator[Plan]:
+    """Yield a plan in process and with 1, 2, 4, ... 64 actors, and the same with threads where simulators wait."""
+    numbers = ACTOR_NUMBERS | {config.num_samplers}
+    if config.num_learners:
+        numbers = numbers - {0}
+    limit = max_in_process(facts, config)
+    for actors in sorted(numbers):
+        samplers = max(config.num_samplers, actors)
+        if limit and math.ceil(samplers / max(1, actors)) > limit:
+            continue
+        yield _plan(facts, config, samplers, Collecting(actors, lag=config.lag > 0))
+        if not limit and config.num_samplers > max(1, actors) and facts["busy"] < BUSY:
+            yield _plan(facts, config, samplers, Collecting(actors, threads=True, lag=config.lag > 0))
+
+
+def _plan(facts: Facts, config: Config, samplers: int, collecting: Collecting) -> Plan:
+    steps = samplers * config.batch_size / config.num_samplers
+    speed = steps / iteration_s(facts, config, collecting)
+    return Plan(speed, samplers, collecting.actors, collecting.threads)
+
+
+def max_in_process(facts: Facts, config: Config) -> int:
+    """Return the most samplers that a process may have, 0 if there is no limit."""
+    if facts.get("single") or facts.get("disturbed"):
+        return 1
+    return config.samplers_per_actor or 0
+
+
+def recommended(facts: Facts, config: Config) -> Plan:
+    """Return the simplest plan that is nearly the fastest for this learning problem, and fits into memory."""
+    envs_mb = config.num_samplers * config.envs_per_sampler * facts["env_mb"]
+    max_actors = min(config.num_samplers, max(0, (facts["available_mb"] - envs_mb) // ACTOR_MB))
+    candidates = list(plans(facts, config))
+    fitting = [plan for plan in candidates if plan.actors <= max_actors] or candidates[:1]
+    if needs_actors(facts):
+        fitting = [plan for plan in fitting if plan.actors] or fitting
+    best_speed = max(plan.speed for plan in fitting)
+    for plan in fitting:
+        is_simplest = not plan.actors and not plan.threads
+        if plan.speed >= (SIMPLER if is_simplest else NEARLY_BEST) * best_speed:
+            return plan
+    raise AssertionError("the fastest plan is nearly the fastest")
+
+
+def needs_actors(facts: Facts) -> bool:
+    """Return whether a run without actors would end with the environment, stop with it for ever, or grow with it."""
+    hung = facts.get("hung") and facts["stage"] != "closing"
+    return bool(facts.get("died") or hung or facts.get("leak_mb", 0.0) > LEAK_MB)
+
+
+def advice(facts: Facts, config: Config) -> Iterator[str]:
+    """Yield what Ray, a lag, copies for resets and other sizes would gain."""
+    plan = recommended(facts, config)
+    collecting = Collecting(plan.actors, plan.threads)
+    now_s = iteration_s(facts, config, collecting)
+    step_s = env_step_s(facts)
+    if not plan.actors:
+        best = max(other.speed for other in plans(facts, config) if other.actors <= config.num_samplers)
+        yield f"You do not need Ray: with actors, it would be {best / plan.speed:.1f} x as fast at most."
+    elif config.iterations > 1 and not config.lag:
+        gain = now_s / iteration_s(facts, config, collecting._replace(lag=True))
+        if gain > WORTHWHILE:
+            yield f"--policy-lag 1 collects while learning: {gain:.1f} x as fast. It changes what is learned."
+    yield from _advice_on_resets(facts, config, collecting)
+    if "rows" not in facts and config.envs_per_sampler > 1 and step_s > SLOW_STEP_S:
+        yield (
+            f"--num-samplers {config.num_samplers * config.envs_per_sampler} with --envs-per-sampler 1 lets more "
+            f"actors share the same batch: environments of a sampler step one after the other."
+        )
+    exchange = (TURN_S + TALK_S * plan.actors) / now_s
+    if plan.actors and exchange > WORTHWHILE - 1 and not config.lag:
+        yield f"A larger --num-steps: {exchange:.0%} of an iteration is exchange with actors. It changes the batch."
+
+
+def _advice_on_resets(facts: Facts, config: Config, collecting: Collecting) -> Iterator[str]:
+    """Yield what copies that are reset in the background would gain, where a run may have them."""
+    if "rows" in facts or config.standby_envs or max_in_process(facts, config) or any(facts.get("same", {}).values()):
+        return
+    without_resets = facts | {"reset": facts["reset"] | {"mean": 0.0}}
+    gain = iteration_s(facts, config, collecting) / iteration_s(without_resets, config, collecting)
+    if gain > WORTHWHILE and env_step_s(facts) > SLOW_STEP_S:
+        copies = math.ceil(facts["reset"]["mean"] / (fmean(facts["lengths"]) * facts["step"]["mean"]))
+        yield f"--standby-envs {copies} resets in the background: up to {gain:.1f} x as fast."
