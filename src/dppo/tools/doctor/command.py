@@ -56,7 +56,8 @@ def main(argv: list[str]) -> int:
 
 def _of_environment(flags: dict[str, Any], env_id: str | None, seconds: float) -> dict[str, Any]:
     """Examine an environment; return facts, findings, and if updates were timed, speeds, advice and a command."""
-    from dppo.tools.doctor.findings import findings, in_processes_of_their_own
+    from dppo.tools.doctor.findings import findings
+    from dppo.tools.doctor.needed import in_processes_of_their_own
     from dppo.tools.doctor.speed import advice, plans
     from dppo.tools.doctor.watching import examine
 
@@ -94,7 +95,7 @@ def _recommended_settings(
     Args:
         config: the settings that the plan is for; `settings` are those of the command line.
     """
-    from dppo.tools.doctor.findings import faults, in_processes_of_their_own
+    from dppo.tools.doctor.needed import faults, in_processes_of_their_own
     from dppo.tools.doctor.speed import LEAK_MB, recommended
 
     plan = recommended(facts, config)
