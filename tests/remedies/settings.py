@@ -52,6 +52,8 @@ CHECKS: tuple[tuple[str, dict[str, Any]], ...] = (
     ),
     ("advantages of the only epoch are fresh", {"recompute_advantages": True, "update_epochs": 1}),
     ("Use `norm_adv=True` and `norm_reward=True`, or leave", {"adv_floor": 0.5, "norm_adv": False}),
+    ("clips nothing. Leave one of them out", {"clip_vloss": True, "loss": "spo"}),
+    ("is not defined for older policies. Leave one of them out", {"reuse": 2, "loss": "spo"}),
     ("vf_coef=0 disables the value loss", {"clip_vloss": True, "vf_coef": 0.0}),
     ("ent_coef=0 leaves the entropy out", {"anneal_ent": True, "ent_coef": 0.0}),
     ("norm_obs=False normalizes nothing", {"norm_obs_keys": ("a",), "norm_obs": False}),

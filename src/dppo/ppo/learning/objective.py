@@ -61,4 +61,4 @@ def differentiable(outputs: Outputs) -> Outputs:
 
 def gradients_by_autograd(loss: Float[Tensor, ""], outputs: Outputs, batch: Batch) -> Gradients:
     """Return the gradients of `loss`, which was computed from `differentiable` outputs."""
-    return Gradients(*torch.autograd.grad(loss * batch.share, outputs))
+    return Gradients(*torch.autograd.grad(loss, outputs, torch.full_like(loss, batch.share)))
