@@ -48,4 +48,4 @@ def test_every_page_is_whole_and_the_search_works_without_a_server(tmp_path: Pat
         while "matching document" not in found and time.monotonic() < deadline:
             time.sleep(0.1)
             found = browser.evaluate("document.querySelector('.md-search-result').innerText")
-    assert "Most environments that exist at once" in found
+    assert "Maximum number of environments that exist at once" in found

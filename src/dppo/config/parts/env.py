@@ -40,42 +40,41 @@ class Env:
     """Wrappers of the environment, the first one innermost, before frames are prepared: module:Wrapper, a class or
     function that takes an environment and returns one; in Python also the class or function itself."""
     on_env_fault: Literal["auto", "raise", "rebuild"] = free("auto")
-    """Reaction to an environment that raises, or returns an invalid observation, reward, flag or mask: raise ends the
-    run; rebuild closes this environment, makes it anew and starts its next episode, while the others go on; auto: raise
-    in the first 100 env steps of the run, then rebuild. With rebuild, floats beyond the limits of their space are
+    """Reaction to an environment that raises, or returns an invalid observation, reward, flag or mask. raise ends the
+    run; rebuild closes this environment, makes it again and starts its next episode, while the others go on; auto:
+    raise in the first 100 env steps of the run, then rebuild. With rebuild, floats beyond the limits of their space are
     invalid, too."""
     env_faults: str = free("10/h")
     """Faults of environments that the run survives in a time: 10/h, 3/min, 100/d; or unlimited. More end the run."""
     env_state: Literal["auto", "own", "off"] = free("auto")
-    """Rebuild of an environment that has get_state() and set_state(state): own: set its state after the last segment,
-    without a replay and without a proof that the state is complete; auto: replay the actions of its episode, and if
-    that leads to another state, set the state before the last segment and repeat that segment, which proves it; off:
+    """Rebuild of an environment that has get_state() and set_state(state). own: set its state after the last segment,
+    without a replay, and without a proof that the state is complete; auto: replay the actions of its episode; if that
+    leads to another state, set the state before the last segment and repeat that segment, which proves the state; off:
     replay only."""
     running_statistics: Literal["refuse", "allow"] = free("refuse")
-    """Wrappers that normalize by running statistics of their own, such as Gymnasium's NormalizeObservation: refuse
-    them, unless they are frozen; allow: each sampler, evaluation and resumed run has other statistics, and its policy
-    another environment."""
+    """Wrappers that normalize by running statistics of their own, such as Gymnasium's NormalizeObservation. refuse
+    them, unless they are frozen; allow: each sampler, evaluation and resumed run then has other statistics."""
     replay_limit: int | None = setting(None, gt=0)
-    """Truncate each training episode after so many env steps, as a time limit does. A lost sampler then never has to
-    replay more. For episodes that last long or never end; env_state=own needs no replay."""
+    """Truncate each training episode after this many env steps, as a time limit does, so that a lost sampler never has
+    to replay more. For episodes that last long or never end; env_state=own needs no replay."""
     drop_obs: tuple[str, ...] = constant(())
     """Parts of a Dict or Tuple observation to leave out, by name: mission; robot.mission for a part of a part."""
     obs_dtype: Literal["float32", "float64"] = constant("float32")
     """Dtype in which float64 observations are stored, sent and normalized, and with float64 also integers of a Box
     beyond 2**24. float64 is for numbers such as 1e9 + 0.1 and 1e9 + 0.2, which float32 cannot tell apart."""
     action_bounds: Literal["auto", "clip", "squash", "rescale"] = constant("auto")
-    """Map of real-valued actions into the bounds of their Box: clip; rescale: clip to [-1, 1], then map linearly;
-    squash: tanh, then map linearly; auto: clip if the bounds are infinite, or symmetric and about [-1, 1]; else
+    """Map of continuous actions into the bounds of their Box. clip; rescale: clip to [-1, 1], then map linearly;
+    squash: tanh, then map linearly; auto: clip if the bounds are infinite, or symmetric and about [-1, 1], otherwise
     rescale."""
     action_mask: Literal["auto", "info", "off"] = constant("auto")
-    """Source of masks of the allowed actions: info, the item action_mask of reset's and step's info; auto: a part
+    """Source of masks of the allowed actions. info: the item action_mask of the info of reset and step; auto: a part
     action_mask of a Dict observation, or the method action_masks() of the environment, if there is one."""
     info_keys: tuple[str, ...] = free(())
-    """Numbers in the info of env steps to report: the mean, least and largest value of each in an iteration."""
+    """Numbers in the info of env steps to report: the mean, lowest and highest value of each in an iteration."""
     action_repeat: int = setting(1, gt=0)
-    """Times that each action is repeated in one env step, which returns the sum of the rewards and the last
-    observation; of a game with `atari`, the maximum of the last two frames. An action mask counts for the first of
-    these times. Games ALE/*: 4."""
+    """Number of times that each action is repeated in one env step, which returns the sum of the rewards and the last
+    observation; of a game with `atari`, the maximum of the last two frames. An action mask counts for the first
+    repetition. Games ALE/*: 4."""
     grayscale: bool = constant(False)
     """Turn images [height, width, 3] of bytes gray. Games ALE/*: on."""
     resize: tuple[int, ...] = constant((), gt=0)
@@ -126,21 +125,22 @@ class Sampling:
     policy_lag: int = setting(0, ge=0)
     """Updates K by which the policy that collects may be behind: segment k is collected with policy max(0, k - K). 0:
     collect and learn in turns. With 1 or more, actors collect while the learner updates, and none waits for the
-    slowest: each may be up to K segments ahead. The loss corrects for the lag, but the lag changes what is learned.
-    Results stay reproducible and independent of the number of actors."""
+    slowest. The loss corrects for the lag, but the lag changes what is learned. Results stay reproducible and
+    independent of the number of actors."""
     env_threads: bool = free(False)
     """Step the samplers of a process side by side, each in a thread of its own: for simulators that wait, for a
     process, a socket or a device. A few actors then do the work of many. Changes the time, never the result."""
     standby_envs: int = free(0, ge=0)
     """Further copies of each environment, which reset for the next episodes in the background while one plays: for slow
-    resets. 1 is enough if a reset is no longer than an episode. Takes the memory and licences of so many more
-    simulators. Changes the time, never the result, if each episode follows from the seed of its reset."""
+    resets. 1 is enough if a reset is no longer than an episode. Each copy takes the memory and the licence of a
+    simulator. Changes the time, never the result, if each episode follows from the seed of its reset."""
     licences: int | None = free(None, gt=0)
-    """Most environments that exist at once, over all actors, those of lost processes included until these have ended;
-    none: no limit. N x E x (1 + standby_envs) are needed, and eval_actors more with eval_every."""
+    """Maximum number of environments that exist at once, over all actors. Environments of a lost process count until
+    the process is gone. A run needs N x E x (1 + standby_envs), and eval_actors more with eval_every. none: no
+    limit."""
     start_rate: str = free("unlimited")
-    """Environments that are made in a time, over all actors: 2/s, 10/min. For simulators whose start loads a server or
-    a disk."""
+    """Maximum rate at which environments are made, over all actors: 2/s, 10/min. For simulators whose start loads a
+    server or a disk."""
 
     @property
     def envs_of_sampler(self) -> int:

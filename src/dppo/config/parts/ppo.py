@@ -30,20 +30,20 @@ class PPO:
     gae_lambda: float = setting(0.95, ge=0, le=1)
     """Lambda of generalized advantage estimation."""
     update_epochs: int | None = setting(None, gt=0, le=10**6)
-    """Epochs K: passes over each batch; none: 20 for discrete actions without reuse, memory and lag, else 10."""
+    """Epochs K: passes over each batch; none: 20 for discrete actions without reuse, memory and lag, otherwise 10."""
     minibatch_size: int | None = setting(None, gt=0)
     """Largest number of rows of a minibatch; none: 64, or a 32nd of a batch of more than 2,048."""
     reuse: int = setting(1, gt=0)
-    """Train on the batches of the last so many iterations, with importance weights (GePPO); 1: the newest alone.
-    Not with frame_stack."""
+    """Train on the batches of the last R iterations, with importance weights (GePPO); 1: the newest alone. Not with
+    frame_stack."""
     norm_adv: bool | None = None
-    """Standardize advantages within each minibatch; none: unless norm_reward, without norm_value, gives them a unit
-    and actions are real-valued. A batch that teaches little changes little then: standardized, its noise would count
-    as much."""
+    """Standardize advantages within each minibatch; none: on, except for continuous actions with norm_reward and
+    without norm_value. There the scale of rewards is already fixed, and standardizing would amplify the noise of
+    uninformative batches."""
     adv_floor: float = setting(0.1, ge=0)
-    """Smallest deviation by which norm_adv divides in batches without information: all rewards are equal, and nothing
-    terminates, as before the first reward. Advantages are noise there. If they are smaller than half of it and all
-    rewards are 0, discrete actions get an entropy bonus of up to 0.01. Its unit is that of norm_reward, which it
+    """Smallest deviation by which norm_adv divides in batches without information, in which all rewards are equal and
+    nothing terminates, as before the first reward. If the advantages of such a batch are smaller than half of it and
+    all rewards are 0, discrete actions get an entropy bonus of up to 0.01. Its unit is that of norm_reward, which it
     needs."""
     recompute_advantages: bool = False
     """Recompute advantages and returns before each further epoch, with the values of the current network."""
@@ -57,7 +57,7 @@ class PPO:
     clip_vloss: bool = False
     """Clip the value loss around the old value, as OpenAI Baselines does."""
     ent_coef: float | None = setting(None, ge=0, le=1e6)
-    """Weight of the entropy bonus; none: 0.01 for discrete actions with reuse and without memory, else 0."""
+    """Weight of the entropy bonus; none: 0.01 for discrete actions with reuse and without memory, otherwise 0."""
     anneal_ent: bool = False
     """Lower the weight of the entropy bonus linearly to zero over the run."""
     vf_coef: float = setting(0.5, ge=0, le=1e6)
@@ -65,9 +65,8 @@ class PPO:
     max_grad_norm: float = setting(0.5, gt=0)
     """Largest global norm of the gradient."""
     target_kl: float | None = setting(None, ge=0)
-    """Skip the remaining epochs of an update once the approximate KL exceeds this; 0: never; none: 0.04 with
-    real-valued actions and without desired_kl, less with reuse (0.0064 with 4; with memory for all actions), else
-    never."""
+    """Skip the remaining epochs of an update once the approximate KL exceeds this; 0: never; none: 0.04 with continuous
+    actions and without desired_kl, less with reuse (0.0064 with 4; with memory for all actions), otherwise never."""
     norm_obs: bool = constant(True)
     """Normalize floating-point observations by their running mean and standard deviation."""
     norm_obs_keys: tuple[str, ...] = constant(())
@@ -78,8 +77,8 @@ class PPO:
     norm_value: bool = constant(False)
     """Learn values in units of the running deviation of their targets (PopArt), for rewards of any size."""
     freeze_norm_after: int | None = setting(None, ge=0)
-    """Stop updating the statistics of norm_obs and norm_reward after this many env steps; 0 on a branch keeps those of
-    the run it starts from; none: never."""
+    """Stop updating the statistics of norm_obs and norm_reward after this many env steps; 0 on a branch keeps the
+    statistics of the run it starts from; none: never."""
     sign_reward: bool = False
     """Learn from the sign of each reward: -1, 0 or 1."""
     clip_reward: float | None = setting(None, gt=0)
@@ -117,8 +116,8 @@ class Network:
     activation: Literal["tanh", "relu"] = constant("tanh")
     """Activation between hidden layers."""
     image_encoder: Literal["auto", "nature", "impala", "grid", "flatten"] = constant("auto")
-    """Layers that read images: the CNN of the Nature paper, that of IMPALA, a small one over the bits of each byte
-    (grid), or none (flatten); auto: nature, and grid below 36 x 36 pixels."""
+    """Layers that read images: the CNN of the Nature paper (nature), the CNN of IMPALA, a small one over the bits of
+    each byte (grid), or none (flatten); auto: nature, and grid below 36 x 36 pixels."""
     image_features: int | None = constant(None, gt=0)
     """Units of the last layer of an image's encoder; none: 512 for nature, 256 for impala, 128 for grid."""
     trunk: Literal["auto", "shared", "separate"] = constant("auto")
@@ -126,10 +125,10 @@ class Network:
     layer_norm: bool = constant(False)
     """Normalize the inputs of each activation between hidden layers over the layer's units."""
     state_dependent_std: bool = constant(False)
-    """Let the standard deviation of real-valued actions depend on the observation; else it is a parameter."""
+    """Let the standard deviation of continuous actions depend on the observation; otherwise it is a parameter."""
     log_std_init: float | None = constant(None, ge=-20, le=2)
-    """Log of the standard deviation of real-valued actions at the start; none: -0.5 for two numbers or more, whose
-    noise adds up, else 0."""
+    """Log of the standard deviation of continuous actions at the start; none: -0.5 for two components or more, whose
+    noise adds up, otherwise 0."""
     memory: Literal["none", "gru", "lstm"] = constant("none")
     """Memory of past observations behind the hidden layers: a GRU or an LSTM, from zero in each episode."""
     memory_size: int = constant(64, gt=0)

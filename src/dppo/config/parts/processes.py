@@ -22,7 +22,8 @@ class Actors:
     """Ray actors that host the samplers, one each at most; 0: without Ray; auto: as many as there is room for, also
     while nodes come and go; 4..64 or 4..: the same between bounds. Changes the time, never the result."""
     address: str | None = free(None)
-    """Address of a running Ray cluster, auto or host:port. Default: $RAY_ADDRESS if it is set; else start Ray."""
+    """Address of a running Ray cluster, auto or host:port. Default: $RAY_ADDRESS if it is set; otherwise Ray is started
+    here."""
     upload: tuple[Path, ...] = free(())
     """Folders whose files are sent to the nodes of a cluster that do not share them: the current one as `.`; 100 MB at
     most, without what git ignores, .git, .venv and the folders of runs."""
@@ -34,27 +35,27 @@ class Actors:
     """Other resources that Ray reserves for each actor, as JSON: '{"licence": 1}'; on a cluster also a list of
     alternatives, such as '[{"node:10.0.0.1": 0.25}, {"node:10.0.0.2": 0.1}]': 4 on one node, 10 on another."""
     actors_per_node: int | None = free(None, gt=0, le=100)
-    """Most actors on one node; none: as many as it has room for."""
+    """Maximum number of actors on one node; none: as many as it has room for."""
     samplers_per_actor: int | None = free(None, gt=0)
-    """Most samplers in one process, for simulators of which a process may have few: with 1 and envs_per_sampler=1, one
-    instance. Samplers then move only to actors with room, and evaluations play on actors of their own. none: no limit,
-    until a second instance cannot be made where the first one could."""
+    """Maximum number of samplers in one process, for simulators that allow few instances in a process: with 1 and
+    envs_per_sampler=1, one instance. Samplers then move only to actors with room, and evaluations play on actors of
+    their own. none: no limit, until a second instance cannot be made where the first one could."""
     segment_timeout_s: float = free(600.0, gt=0)
-    """Longest time in seconds for one step, reset or constructor of an environment; a slower actor is killed and
+    """Timeout in seconds for one step, reset or constructor of an environment; a slower actor is killed and
     replaced."""
     start_timeout_s: float | None = free(None, gt=0)
-    """As segment_timeout_s, of a constructor. Default: segment_timeout_s, and after the first segments 20 times what
-    was measured and at least 300 s, if that is less."""
+    """Timeout in seconds for constructing an environment. Default: segment_timeout_s; once constructors have been
+    timed, 20 times the measured duration, between 300 s and segment_timeout_s."""
     reset_timeout_s: float | None = free(None, gt=0)
-    """As segment_timeout_s, of a reset. Default: segment_timeout_s, and after the first segments 20 times what was
-    measured and at least 300 s, if that is less."""
+    """Timeout in seconds for a reset. Default: segment_timeout_s; once resets have been timed, 20 times the measured
+    duration, between 300 s and segment_timeout_s."""
     step_timeout_s: float | None = free(None, gt=0)
-    """As segment_timeout_s, of a step. Default: segment_timeout_s, and after the first segments 20 times what was
-    measured and at least 60 s, if that is less."""
+    """Timeout in seconds for a step. Default: segment_timeout_s; once steps have been timed, 20 times the measured
+    duration, between 60 s and segment_timeout_s."""
     max_actor_restarts: int = free(5, ge=0)
     """Replacements of an actor in a row that deliver no segment, after which the run stops."""
     recycle_after: str = free("never")
-    """Replace an actor between two segments once it and its children use so much memory, or it has made so many
+    """Replace an actor between two segments once it and its children use this much memory, or it has made this many
     segments: 2GB; 500segments; 2GB,500segments. The result is the same."""
     replay: bool = True
     """Rebuild a lost sampler by replaying its actions; without it, its open episodes are abandoned."""
@@ -150,17 +151,17 @@ class Run:
     run_dir: Path | None = free(None)
     """Folder of the run. Default: runs/ENV__NAME__sSEED__TIME."""
     init_from: Path | None = constant(None)
-    """Start a new run with the weights of this one, a folder or a checkpoint, as far as names and shapes of parameters
-    agree: also of another task or network. The log lists what is taken. Statistics of observations are taken if the
-    observations are alike; optimizer and counters start anew. A branch of a resumed run takes over the optimizer and
-    all statistics, too, and needs the same shapes."""
+    """Start a new run with the weights of this run or checkpoint, also of another task or network, where names and
+    shapes of parameters agree. The log lists them. Statistics of observations are taken over if the observations are
+    alike; optimizer and counters start again. A branch of a resumed run takes over the optimizer and all statistics,
+    too, and needs the same shapes."""
     checkpoint_interval_s: float = free(60.0, ge=0)
     """Seconds between checkpoints; 0: one in each iteration. One is always written at the end."""
     keep_checkpoints: int = free(3, gt=0)
     """Number of newest checkpoints to keep, besides the best one."""
     eval_every: int | None = free(None, gt=0)
-    """Evaluate the policy each time so many env steps have been made, and at the end, in episodes of its own. The
-    checkpoint of the best evaluation is kept as the best one. none: never."""
+    """Env steps between evaluations of the policy, in episodes of its own; one more follows at the end. The checkpoint
+    of the best evaluation is kept as the best one. none: never."""
     eval_episodes: int = free(EVAL_EPISODES, gt=0)
     """Episodes of an evaluation; their seeds are the same each time."""
     eval_stochastic: bool = free(False)
@@ -171,23 +172,23 @@ class Run:
     """Ray actors for evaluations, beside those that collect; training goes on meanwhile. Without Ray, evaluations take
     turns with training."""
     eval_timeout_s: float = free(1800.0, gt=0)
-    """Longest time in seconds of an episode of an evaluation; after a longer one, the rest of that evaluation is left
-    out. An actor that is late, or in one step for the longest of segment_timeout_s, start_timeout_s, reset_timeout_s
-    and step_timeout_s, is replaced, and plays it once more."""
+    """Timeout in seconds for an episode of an evaluation; after a longer one, the rest of that evaluation is left out.
+    An actor that is late, or in one step for the longest of segment_timeout_s, start_timeout_s, reset_timeout_s and
+    step_timeout_s, is replaced, and plays the episode once more."""
     record_episodes: str = free("all")
     """Training episodes to record, as seed and actions, so that `dppo replay` plays them again: all; every=100, each
-    100th; best, each that is better than all before it; none. Beyond 64 MB, the oldest go."""
+    100th; best, each with a higher return than all before it; none. Beyond 64 MB, the oldest go."""
     trace_hashes: bool = free(False)
     """Write checksums of each iteration (observations, actions, rewards, advantages, gradients, weights) to
     trace.jsonl. `dppo diff RUN RUN` names the first iteration, sampler, step and quantity in which two runs differ."""
     numerics: Literal["portable", "strict", "native"] = setting("portable", resume="close")
-    """portable: equal results on x86-64 machines with AVX2, but for convolutions, which differ with AVX-512; strict:
-    equal convolutions, too, at two thirds of the speed; native: what NumPy and torch choose by the CPU."""
+    """portable: equal results on x86-64 machines with AVX2, except for convolutions, which differ with AVX-512; strict:
+    equal convolutions, too, at two thirds of the speed; native: the code that NumPy and torch choose by the CPU."""
     track: tuple[str, ...] = free(())
     """Experiment trackers to send settings and metrics to: wandb, Weights & Biases; mlflow. They are configured by
     their own environment variables, such as WANDB_PROJECT and MLFLOW_TRACKING_URI."""
     progress: Literal["auto", "live", "plain", "off"] = free("auto")
-    """A live panel, plain lines or nothing; auto: the panel on a terminal, else lines."""
+    """A live panel, plain lines or nothing; auto: the panel on a terminal, otherwise lines."""
 
     @property
     def recorded_every(self) -> int | None:
