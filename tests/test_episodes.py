@@ -123,7 +123,7 @@ def test_the_oldest_episodes_go_at_the_limit(tmp_path: Path, monkeypatch: pytest
 def test_an_episode_with_too_many_actions_is_left_out_and_said_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(ledger, "MOST_BYTES", 0)  # those of one segment at most
+    monkeypatch.setattr(ledger, "MAX_ACTION_BYTES", 0)  # those of one segment at most
     recorder = Recorder()
     with Notes() as notes:
         dppo.train(settings(tmp_path / "run", num_steps=4), observers=[recorder])

@@ -56,10 +56,10 @@ def test_what_an_actor_hosts_no_more_counts_until_it_is_idle_and_then_ends_it_if
     slots.grant(giver, (0, 1), 0.0)
     giver.assign((0, 1), 0, (0, 1))
     giver.samplers, taker.samplers = (0,), (1,)
-    giver.asked[1] = Question(0, (0, 1), (0, 1))
+    giver.queue[1] = Question(0, (0, 1), (0, 1))
     assert slots.grant(taker, (1,), 1.0) == ()
     assert slots.idle_holders([giver, taker]) == []
-    giver.asked.clear()
+    giver.queue.clear()
     assert slots.idle_holders([giver, taker]) == [giver]
     giver.assign((0,), 1, (0,))
     assert slots.grant(taker, (1,), 2.0) == (1,)

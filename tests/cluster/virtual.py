@@ -12,7 +12,7 @@ import random
 import sys
 import zlib
 from collections import Counter, deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
@@ -96,6 +96,7 @@ class VirtualTransport:
     ) -> None:
         self.now = 0.0
         self.tick_s = 2.0
+        self.spent_s = 0.0
         self.story: list[str] = []
         """The questions, and what became of them."""
         self.slowness: dict[int, float] = {}
@@ -274,12 +275,6 @@ class VirtualTransport:
     def pass_time(self, seconds: float) -> None:
         """Advance the clock while the learner is busy."""
         self.now += seconds
-
-    def steps_of(self, processes: Iterable[Process]) -> int:
-        return 0
-
-    def take_seconds(self) -> float:
-        return 0.0
 
     def close(self) -> None:
         for actor in self._actors.values():

@@ -5,13 +5,15 @@ from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import Protocol
 
+from dppo.engine.actors import Actor
 from dppo.engine.collector import Collected, OnProgress
 from dppo.engine.engine import CollectionEngine
-from dppo.engine.messages import Command, Event, ForTransport, Kill, Log, Process
+from dppo.engine.messages import Command, Event, ForTransport, Kill, Log, Look, Process
 from dppo.engine.progress import ProgressReports
+from dppo.envs.activity import Phase
 from dppo.log import logger
 from dppo.numerics.fingerprint import Expected
-from dppo.ppo.exchange.records import Incident, PolicySnapshot
+from dppo.ppo.exchange.records import Incident, IncidentKind, PolicySnapshot
 from dppo.signals import StopSignals
 from dppo.spaces.spaces import Spaces
 
@@ -19,11 +21,12 @@ from dppo.spaces.spaces import Spaces
 class Transport(Protocol):
     """Starts and stops the processes of actors, and exchanges messages with them."""
 
-    def do(self, command: ForTransport) -> None:
-        """Execute a command; does not wait."""
+    @property
+    def spent_s(self) -> float:
+        """Seconds spent on sending questions and receiving answers so far."""
 
-    def stacks(self, process: Process) -> str:
-        """Return the stacks of all threads of a process, "" if they cannot be read; waits for a moment."""
+    def do(self, command: ForTransport) -> None:
+        """Execute a command: start, ask, look at or kill a process; does not wait."""
 
     def events(self, stop: StopSignals) -> list[Event]:
         """Return new events, if any.
@@ -31,11 +34,8 @@ class Transport(Protocol):
         Waits for: the first event, half a second at most. Fails when: `stop` was requested.
         """
 
-    def steps_of(self, processes: Iterable[Process]) -> int:
-        """Return the env steps that these processes have made for the questions that they work on; does not wait."""
-
-    def take_seconds(self) -> float:
-        """Return the seconds spent on sending questions and receiving answers since the last call."""
+    def stacks(self, process: Process) -> str:
+        """Return the stacks of all threads of a process, "" if they cannot be read; waits for a moment."""
 
     def close(self) -> None:
         """Stop all processes; close all environments."""
@@ -48,17 +48,20 @@ class ActorCollector:
         self,
         engine: CollectionEngine,
         transport: Transport,
-        on_progress: OnProgress = lambda progress: None,
+        on_progress: OnProgress | None = None,
         *,
         batch_size: int = 0,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        """Keep the arguments; without `on_progress`, nobody looks at the progress between two iterations."""
         self.expected: Expected | None = None
         self._engine = engine
         self._transport = transport
         self._clock = clock
-        self._reports = ProgressReports(on_progress, batch_size, clock)
-        self._steps_seen = 0
+        self._reports = None if on_progress is None else ProgressReports(on_progress, batch_size, clock)
+        self._looked_at: float | None = None  # time of the looks for a report that is due
+        self._reported_steps = 0
+        self._spent_before_s = 0.0
         self._incidents: list[Incident] = []
 
     def describe(self, stop: StopSignals) -> Spaces:
@@ -66,7 +69,7 @@ class ActorCollector:
         self._do(self._engine.describe(self._clock()))
         self._wait(stop, lambda: self._engine.spaces is not None)
         assert self._engine.spaces is not None
-        self._transport.take_seconds()  # not those of collecting
+        self._take_spent_s()  # this was no collecting
         return self._engine.spaces
 
     def request(self, policy: PolicySnapshot, index: int) -> None:
@@ -76,12 +79,16 @@ class ActorCollector:
 
     def receive(self, stop: StopSignals) -> Collected:
         """Receive the segments that were requested first, in sampler order."""
-        self._reports.begin(self._engine.requests.index, self._engine.requests.began)
-        self._wait(stop, lambda: self._engine.requests.finished)
+        requests = self._engine.requests
+        self._looked_at = None
+        if self._reports is not None:
+            self._reports.begin(requests.index, requests.began)
+        self._wait(stop, lambda: requests.finished)
         for line in self._engine.patience.news():
             logger.info("%s", line)
-        incidents, self._incidents = self._incidents, []
-        collected = self._engine.requests.take(self._clock(), self._transport.take_seconds(), incidents)
+        incidents = self._incidents
+        self._incidents = []
+        collected = requests.take(self._clock(), self._take_spent_s(), incidents)
         return replace(collected, actors=len(self._engine.hosting.running))
 
     def renew(self) -> None:
@@ -90,49 +97,81 @@ class ActorCollector:
 
     def notes(self) -> list[str]:
         """Return lines for the end of the run."""
-        backups = self._engine.backups
-        return self._engine.balancing.notes() + (backups.notes() if backups is not None else [])
+        notes = self._engine.balancing.notes()
+        if self._engine.backups is not None:
+            notes += self._engine.backups.notes()
+        return notes
 
     def close(self) -> None:
         """Stop all actors; close all environments."""
         self._transport.close()
 
-    def _wait(self, stop: StopSignals, over: Callable[[], bool]) -> None:
-        while not over():
+    def _wait(self, stop: StopSignals, is_over: Callable[[], bool]) -> None:
+        while not is_over():
             for event in self._transport.events(stop):
                 self._do(self._engine.on(event, self._clock()))
             self._do(self._engine.tick(self._clock()))
-            if self._reports.due:
-                self._report()
+            if self._reports is not None and self._reports.due:
+                self._report(self._reports)
 
-    def _report(self) -> None:
-        began, requests = self._clock(), self._engine.requests
-        busy = [actor for actor in self._engine.hosting.running.values() if actor.asked]
-        on_these = (actor.process for actor in busy if actor.first.index == requests.index)  # not on later segments
-        received = requests.pending[requests.index].made.values()
-        steps = sum(report.steps for report, _ in received) + self._transport.steps_of(on_these)
-        if steps > self._steps_seen:
-            self._engine.news_at = began
-        self._steps_seen = steps
-        self._reports.send(steps, len(busy), self._clock() - began)
+    def _take_spent_s(self) -> float:
+        spent_s = self._transport.spent_s - self._spent_before_s
+        self._spent_before_s = self._transport.spent_s
+        return spent_s
+
+    def _report(self, reports: ProgressReports) -> None:
+        """Look at the busy actors; once their progress has arrived with the next events, report it."""
+        now = self._clock()
+        busy = [actor for actor in self._engine.hosting.running.values() if actor.queue]
+        if self._looked_at is None:
+            self._looked_at = now
+            for actor in busy:
+                self._transport.do(Look(actor.process))
+            return
+        requests = self._engine.requests
+        steps = sum(report.steps for report, _ in requests.pending[requests.index].made.values())
+        steps += sum(_steps_of(actor) for actor in busy if actor.current_question.index == requests.index)
+        if steps > self._reported_steps:
+            self._engine.news_at = now
+        self._reported_steps = steps
+        reports.send(steps, len(busy), self._clock() - self._looked_at)
+        self._looked_at = None
 
     def _do(self, commands: Iterable[Command]) -> None:
-        stacks, commands = "", list(commands)
-        hung = any(isinstance(one, Log) and one.incident and one.incident.kind == "actor_hung" for one in commands)
+        """Execute commands; a line about a hung actor gets the stacks of its process, which is killed just before."""
+        commands = list(commands)
+        hung = any(isinstance(command, Log) and _is_about_a_hang(command) for command in commands)
+        stacks = ""
         for command in commands:
-            if not isinstance(command, Log):
-                if hung and isinstance(command, Kill):
-                    stacks = self._transport.stacks(command.process)
-                self._transport.do(command)
+            if isinstance(command, Log):
+                self._log(command, stacks)
+                stacks = ""  # the next line is about another actor
                 continue
-            if command.text:
-                logger.warning("%s%s", command.text, _innermost(stacks))
-            if command.incident:
-                self._incidents.append(replace(command.incident, details=stacks))
-            stacks = ""  # of another actor than the next line
+            if hung and isinstance(command, Kill):
+                stacks = self._transport.stacks(command.process)
+            self._transport.do(command)
+
+    def _log(self, log: Log, stacks: str) -> None:
+        if log.text:
+            logger.warning("%s%s", log.text, _innermost(stacks))
+        if log.incident is not None:
+            self._incidents.append(replace(log.incident, details=stacks))
+
+
+def _steps_of(actor: Actor) -> int:
+    """Return the env steps that an actor has made for its current question, at the last look."""
+    progress = actor.deadline.progress
+    return 0 if progress is None or progress.phase is Phase.IDLE else progress.steps
+
+
+def _is_about_a_hang(log: Log) -> bool:
+    return log.incident is not None and log.incident.kind == IncidentKind.ACTOR_HUNG
 
 
 def _innermost(stacks: str) -> str:
     """Return the innermost frame of the main thread, which comes last: `; it was in File "sim.py", line 12 in step`."""
-    main = stacks.rpartition("most recent call first")[2].splitlines()
-    return next((f"; it was in {line.strip()}" for line in main if line.strip().startswith("File")), "")
+    main_thread = stacks.rpartition("most recent call first")[2]
+    for line in main_thread.splitlines():
+        if line.strip().startswith("File"):
+            return f"; it was in {line.strip()}"
+    return ""

@@ -4,9 +4,10 @@ import math
 from dataclasses import dataclass, field
 from enum import Enum
 
+from dppo.engine.deadline import Deadline
 from dppo.engine.messages import Kill, Limits, Process
 from dppo.engine.pace import Pace
-from dppo.envs.activity import Activity, Phase
+from dppo.envs.activity import Phase
 from dppo.errors import DppoError
 from dppo.ppo.exchange.questions import Answer, Question
 from dppo.spaces.spaces import Spaces
@@ -27,35 +28,40 @@ class Actor:
     """One actor. Its process may be replaced; its id stays."""
 
     actor_id: int
-    samplers: tuple[int, ...] = ()  # those that it hosts, running or not, in order; every sampler has one host
-    process: Process = field(init=False)  # its process, or the next one; events from any other are ignored
+    samplers: tuple[int, ...] = ()
+    """The samplers that it hosts, running or not, in order. Every sampler has one host."""
+    process: Process = field(init=False)
+    """Its process, or the next one; events from any other process are ignored."""
     state: State = State.ABSENT
-    node: str = ""  # name of that of its process
+    node: str = ""
+    """Name of the node of its process."""
     pace: Pace = field(default_factory=Pace)
+    deadline: Deadline = field(default_factory=Deadline)
+    """The deadline of the first question in its queue; the others have none yet."""
+    alarm_at: float = math.inf
+    """Time of its next alarm with the engine."""
     start_at: float = 0.0
-    missing_since: float = 0.0  # when it was lost, or first requested
+    missing_since: float = 0.0
+    """Time at which its last process was lost, or the first one was requested."""
     ever_started: bool = False
-    losses: int = 0  # in a row, without a segment in between
-    unwanted: bool = False  # there is no room for another process
-    samplers_moved: bool = False  # while other actors host them
-    stranded: bool = False  # while some of its samplers wait for it, or for room elsewhere
-    made: set[int] = field(default_factory=set)
+    losses: int = 0
+    """Losses in a row without a segment in between."""
+    unwanted: bool = False
+    """True while there is no room for another process."""
+    samplers_moved: bool = False
+    """True while other actors host its samplers."""
+    stranded: bool = False
+    """True while some of its samplers wait for it, or for room elsewhere."""
+    instantiated: set[int] = field(default_factory=set)
     """The samplers of which its process has environments, as its answers show."""
-    asked: dict[int, Question] = field(default_factory=dict)  # unanswered questions by id, in the order of work
-    early: dict[int, Answer | Spaces | DppoError] = field(default_factory=dict)
-    """Answers that came before that to the first question, by id."""
+    queue: dict[int, Question] = field(default_factory=dict)
+    """Unanswered questions by id, in the order of work."""
+    early_answers: dict[int, Answer | Spaces | DppoError] = field(default_factory=dict)
+    """Answers by id that came before the answer to the first question."""
     holds: dict[int, int] = field(default_factory=dict)
     """Index of the segment that each of its samplers can collect after all questions without being rebuilt."""
-    waits: bool = False  # True if it is asked for nothing until its queue is empty, because samplers may move then
-    began: float = 0.0  # time at which its process began its first question
-    progress: Activity | None = None  # at the last look since then
-    moved_at: float = 0.0  # time of the first look at the place where it is
-    stood: tuple[Phase, float] = (Phase.IDLE, 0.0)  # that place, and for how long it has been seen there
-    due: float = math.inf  # deadline of its first answer; questions in the queue behind have none yet
-    limit: tuple[str, float] = ("segment_timeout_s", math.inf)  # name and value of the setting that set that deadline
-    extended: bool = False  # while that deadline waits for a look that was overdue
-    look_at: float = math.inf  # time of the next look at its progress
-    alarm_at: float = math.inf  # time of its next alarm with the engine
+    waits: bool = False
+    """True if it is asked for nothing until its queue is empty, because samplers may move then."""
 
     def __post_init__(self) -> None:
         self.process = Process(self.actor_id, 1)
@@ -66,9 +72,9 @@ class Actor:
         return self.state in (State.STARTING, State.RUNNING, State.LEAVING)
 
     @property
-    def first(self) -> Question:
+    def current_question(self) -> Question:
         """The question that its process is working on."""
-        return next(iter(self.asked.values()))
+        return next(iter(self.queue.values()))
 
     def move_at(self, limits: Limits) -> float:
         """Return the time after which other actors host its samplers."""
@@ -76,85 +82,81 @@ class Actor:
             return math.inf
         if self.state in (State.LEAVING, State.LEFT):
             return -math.inf
-        return self.missing_since + (limits.move_after_s if self.ever_started else limits.start_timeout_s)
+        patience_s = limits.move_after_s if self.ever_started else limits.start_timeout_s
+        return self.missing_since + patience_s
 
     def wanted(self, now: float) -> None:
         """Let a process be started now."""
-        self.state, self.start_at, self.missing_since, self.unwanted = State.ABSENT, now, now, False
+        self.state = State.ABSENT
+        self.start_at = now
+        self.missing_since = now
+        self.unwanted = False
         self.stranded = False
+
+    def started(self, node: str) -> None:
+        """Record that its process accepts questions."""
+        self.state = State.RUNNING
+        self.node = node
+        self.ever_started = True
+        self.samplers_moved = False
 
     def end(self, now: float) -> Kill:
         """Abandon its process; a new one is due now, unless there is no room for one."""
-        unwanted, kill = self.unwanted, Kill(self.process)
+        kill = Kill(self.process)
+        unwanted = self.unwanted
         self.wanted(now)
-        self.state = State.LEFT if unwanted else State.ABSENT
+        if unwanted:
+            self.state = State.LEFT
         self.process = Process(self.actor_id, self.process.number + 1)
-        self.asked, self.early, self.holds, self.made = {}, {}, {}, set()
-        self.pace, self.waits = Pace(), False
-        self._rest()
+        self.queue = {}
+        self.early_answers = {}
+        self.holds = {}
+        self.instantiated = set()
+        self.pace = Pace()
+        self.waits = False
+        self.deadline.end()
         return kill
 
     def ask(self, ask_id: int, question: Question, now: float, limits: Limits) -> None:
         """Record a question, which the process begins after all earlier ones."""
-        self.asked[ask_id] = question
-        if len(self.asked) == 1:
-            self._begin(now, limits)
+        self.queue[ask_id] = question
+        if len(self.queue) == 1:
+            self._begin(question, now, limits)
 
     def assign(self, samplers: tuple[int, ...], index: int, hosted: tuple[int, ...]) -> list[int]:
-        """Record that it makes segments `index`, and closes all but `hosted`; return the samplers to rebuild first."""
-        rebuilt = [sampler for sampler in samplers if self.holds.get(sampler, 0) != index]
-        for sampler in self.holds.keys() - hosted:  # its process closes the others
-            del self.holds[sampler]
-        self.holds.update(dict.fromkeys(samplers, index + 1))
-        return rebuilt
+        """Record that it makes segments `index`, and closes all samplers but `hosted`; return which to rebuild."""
+        holds = self.holds
+        to_rebuild = [sampler for sampler in samplers if holds.get(sampler, 0) != index]
+        for sampler in holds.keys() - hosted:
+            del holds[sampler]
+        for sampler in samplers:
+            holds[sampler] = index + 1
+        return to_rebuild
 
     def answered(self, ask_id: int, now: float, limits: Limits) -> None:
         """Record the answer to the first question."""
-        del self.asked[ask_id]
-        if self.asked:
-            self._begin(now, limits)
+        del self.queue[ask_id]
+        if self.queue:
+            self._begin(self.current_question, now, limits)
         else:
-            self._rest()
+            self.deadline.end()
 
-    def _begin(self, now: float, limits: Limits) -> None:
-        self.progress, self.began, self.look_at, self.extended = None, now, now + limits.look_s, False
-        self.stood = Phase.IDLE, 0.0
-        self.limit, self.moved_at = ("segment_timeout_s", limits.segment_timeout_s), now
-        self.due = now + len(self.first.samplers) * limits.segment_timeout_s
+    def _begin(self, question: Question, now: float, limits: Limits) -> None:
+        timeout_s = limits.segment_timeout_s
+        due = now + len(question.samplers) * timeout_s
+        self.deadline.begin(now, due, ("segment_timeout_s", timeout_s), now + limits.look_s)
 
-    def _rest(self) -> None:
-        self.progress, self.due, self.look_at = None, math.inf, math.inf
-
-    def progressed(self, progress: Activity, now: float, limit: tuple[str, float]) -> float:
-        """Record a look; if the actor has progressed since the last one, its deadline counts from now, with this limit.
-
-        This ends: a question asks for a finite number of steps and resets. Return the seconds without progress.
-        """
-        if not self.asked:
-            return 0.0
-        before, steps = (progress.began, 0) if self.progress is None else (self.progress.moves, self.progress.steps)
-        if (progress.moves, progress.steps) != (before, steps):
-            self.limit, self.due, self.extended, self.moved_at = limit, now + limit[1], False, now
-        self.progress = progress
-        return now - self.moved_at
-
-    def is_late(self, now: float, limits: Limits) -> bool:
-        """Return whether the deadline has passed; if a look is overdue as well, extend it once until after that look.
-
-        Looks are overdue when the learner was busy with an update while the actor was collecting.
-        """
-        if self.due < now and self.look_at <= now and not self.extended:
-            self.due, self.extended = now + limits.look_s / 2, True
-        return self.due < now
-
-    def hung(self) -> str:
+    def describe_hang(self) -> str:
         """Return why it counts as hung."""
-        name, seconds = self.limit
+        name, seconds = self.deadline.limit
+        progress = self.deadline.progress
         limit = f"{name}={seconds:g}"
-        if self.first.index < 0:
+        if self.current_question.index < 0:
             return f"made no environment within {limit}; if its constructor takes longer, raise {name}"
-        if self.progress is not None and self.progress.phase is Phase.IDLE:
+        if progress is None:
+            fact = f"sent no segment for {limit}"
+        elif progress.phase is Phase.IDLE:
             return f"has not begun its question within {seconds:g} s and counts as hung"
-        seen = "sent no segment" if self.progress is None else "made no progress"
-        last = "" if self.progress is None else f", was last seen {self.progress}"
-        return f"{seen} for {limit}{last} and counts as hung; if a single step or reset takes longer, raise {name}"
+        else:
+            fact = f"made no progress for {limit}, was last seen {progress}"
+        return f"{fact} and counts as hung; if a single step or reset takes longer, raise {name}"

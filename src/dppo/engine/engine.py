@@ -6,15 +6,32 @@ transport execute the commands that come back.
 
 import math
 from collections.abc import Iterable, Sequence
+from typing import Any
 
-from dppo.engine import messages
 from dppo.engine.actors import Actor, State
 from dppo.engine.alarms import Alarms
 from dppo.engine.backups import Backups
 from dppo.engine.balancing import Balancing
 from dppo.engine.hosting import Hosting, listed, samplers_named
 from dppo.engine.ledger import ReplayLedger
-from dppo.engine.messages import LONGEST_QUIET_S, Ask, Command, Event, Limits, Log, Recycled
+from dppo.engine.messages import (
+    LONGEST_QUIET_S,
+    Answered,
+    Ask,
+    Command,
+    Describe,
+    Died,
+    Event,
+    Joined,
+    Left,
+    Limits,
+    Log,
+    Look,
+    Progressed,
+    Recycled,
+    Start,
+    Started,
+)
 from dppo.engine.patience import Patience
 from dppo.engine.requests import Requests
 from dppo.engine.restarts import delay_before
@@ -22,10 +39,11 @@ from dppo.envs.activity import Phase
 from dppo.errors import ClusterError, DppoError, EnvironmentFault, counted
 from dppo.numerics.fingerprint import Expected
 from dppo.ppo.exchange.questions import Answer, Question
-from dppo.ppo.exchange.records import Incident, IncidentKind, PolicySnapshot
+from dppo.ppo.exchange.records import Incident, IncidentKind, PolicySnapshot, SegmentReport
 from dppo.spaces.spaces import Spaces
 
 TICKS_S = 1.0  # from one tick to the next at most, while somebody waits for segments
+NAMED_MOVES = 3  # actors that left at once, before the message is shortened
 
 
 class CollectionEngine:
@@ -43,20 +61,27 @@ class CollectionEngine:
 
     def __init__(self, shares: Sequence[Iterable[int]], ledger: ReplayLedger, limits: Limits) -> None:
         """Create the engine, with the samplers of each actor at the start; `describe` starts the actors."""
-        self.limits, self._ledger = limits, ledger
-        self.spaces: Spaces | None = None  # the answer to `describe`
-        self.expected: Expected | None = None  # the numerics that every actor must have
+        self.limits = limits
+        self.spaces: Spaces | None = None
+        """The answer to `describe`."""
+        self.expected: Expected | None = None
+        """The numerics that every actor must have."""
+        self._ledger = ledger
         self._actors = {actor_id: Actor(actor_id, tuple(samplers)) for actor_id, samplers in enumerate(shares)}
         self.hosting = Hosting(self._actors, limits)
-        self.requests = Requests(len(self.hosting.positions))  # segments requested and not yet taken
-        self.patience, self._alarms = Patience(limits), Alarms(self._actors, limits)
+        self.requests = Requests(len(self.hosting.positions))
+        """Segments that have been requested and not been taken."""
+        self.patience = Patience(limits)
         self.balancing = Balancing(self._actors, self.hosting, ledger)
         self.backups = Backups(self.hosting, self.balancing) if limits.backup_requests else None
+        self._alarms = Alarms(self._actors, limits)
         self._commands: list[Command] = []  # not yet returned
         self._questions = 0
-        self.news_at = 0.0  # time of the last sign of progress
-        self._quiet_index, self._quiet_s = -2, limits.quiet_s  # seconds without one until a line; for these segments
-        self._ticked_at = 0.0  # time of the last tick
+        self.news_at = 0.0
+        """Time of the last sign of progress."""
+        self._quiet_index = -2  # of the segments that the next field is about
+        self._quiet_s = limits.quiet_s  # seconds without a sign of progress until a line is logged
+        self._ticked_at = 0.0
 
     # ------------------------------------------------------------------ requests of the learner
 
@@ -65,7 +90,8 @@ class CollectionEngine:
 
         Only one is asked, so that a failing constructor runs once and is reported once.
         """
-        self.requests.began = self.news_at = now
+        self.requests.began = now
+        self.news_at = now
         for actor in self._actors.values():
             actor.wanted(now)
             self._alarms.set(actor)
@@ -79,85 +105,151 @@ class CollectionEngine:
         self._commands += self.balancing.plan(self.requests.end, now)
         self.hosting.ready(*self.hosting.running.values())
         self._ask_all_ready(now)
-        return self._due()
+        return self._take_commands()
 
     def renew(self, now: float) -> list[Command]:
         """Replace every process and drop all requests: segments were lost, and processes may be too."""
         for actor in self._actors.values():
             if actor.has_process:
-                self._abandon(actor, now)
-        self.requests.pending.clear()
-        return self._due()
+                self._replace(actor, now)
+        self.requests.clear()
+        return self._take_commands()
 
-    def _due(self) -> list[Command]:
+    def _take_commands(self) -> list[Command]:
         """Return the commands since the last call."""
-        due, self._commands = self._commands, []
-        return due
+        commands = self._commands
+        self._commands = []
+        return commands
 
     # ------------------------------------------------------------------ events
 
     def on(self, event: Event, now: float) -> list[Command]:
         """Process one event and return the commands that follow from it. Call `tick` after a batch of events."""
-        if isinstance(event, messages.Joined | messages.Left):
-            self._join_or_leave(event, now)
-        elif event.process == (actor := self._actors[event.process.actor_id]).process:  # else it has been abandoned
-            match event:
-                case messages.Answered(ask_id=ask_id, answer=answer) if ask_id in actor.asked:  # else a duplicate
-                    self.news_at, actor.early[ask_id] = now, answer  # large ones may arrive after those behind them
-                    while (first := next(iter(actor.asked), 0)) in actor.early:
-                        self._take_in(actor, first, actor.early.pop(first), now)
-                case messages.Started(node=node):
-                    if actor.samplers_moved or actor.stranded:
-                        self._commands.append(Log(f"actor {actor.actor_id} is back"))
-                    actor.state, actor.ever_started, actor.samplers_moved, actor.node = State.RUNNING, True, False, node
-                    self.hosting.started(actor)
-                    self._move(self.hosting.take_stranded(), now)
-                case messages.Died(error=DppoError() as error):
-                    raise error
-                case messages.Died(reason=reason):
-                    self._lose(actor, reason, now)
-                case messages.Progressed(progress=progress):
-                    self.patience.looked(actor, progress, now)
-        return self._due()
-
-    def _take_in(self, actor: Actor, ask_id: int, answer: Answer | Spaces | DppoError, now: float) -> None:
-        if isinstance(answer, Recycled):
-            self._lose(actor, f"{answer} (recycle_after)", now, IncidentKind.ACTOR_RECYCLED)
-        elif isinstance(answer, ClusterError):
-            self._lose(actor, f"was refused: {answer}", now)
-        elif isinstance(answer, EnvironmentFault) and self._is_crowded(actor, ask_id, answer):
-            self._make_room(actor, answer, now)
-        elif self._may_be_busy(actor, ask_id, answer):
-            assert isinstance(answer, EnvironmentFault)
-            self._lose(actor, f"was refused: {answer.message.splitlines()[0]}", now, fault=answer)
-        elif isinstance(answer, DppoError):
-            raise answer
-        elif isinstance(answer, Answer) and (wrong := answer.mismatch(actor.asked[ask_id])):
-            self._lose(actor, wrong, now)
+        if isinstance(event, Joined):
+            self._join(event.actor_id, now)
+        elif isinstance(event, Left):
+            self._leave(event.actor_id, now)
         else:
-            if isinstance(answer, Answer):
-                self._record(actor, ask_id, answer)
-            else:
-                self.spaces = answer
-            actor.answered(ask_id, now, self.limits)
-            if actor.state is State.LEAVING and not actor.asked:
-                self._abandon(actor, now)
-            elif actor.waits:
-                self.hosting.ready(actor)
+            actor = self._actors[event.process.actor_id]
+            if event.process == actor.process:  # otherwise it has been abandoned
+                self._on_process(actor, event, now)
+        return self._take_commands()
 
-    def _is_crowded(self, actor: Actor, ask_id: int, fault: EnvironmentFault) -> bool:
+    def _on_process(self, actor: Actor, event: Answered | Started | Died | Progressed, now: float) -> None:
+        """Process an event of the current process of an actor."""
+        if isinstance(event, Answered):
+            if event.ask_id in actor.queue:  # otherwise it is a duplicate
+                self._on_answer(actor, event, now)
+        elif isinstance(event, Progressed):
+            self.patience.looked(actor, event.progress, now)
+        elif isinstance(event, Started):
+            if actor.samplers_moved or actor.stranded:
+                self._commands.append(Log(f"actor {actor.actor_id} is back"))
+            actor.started(event.node)
+            self.hosting.started(actor)
+            self._move_samplers(self.hosting.take_stranded(), now)
+        elif event.error is not None:
+            raise event.error
+        else:
+            self._lose(actor, event.reason, now)
+
+    def _join(self, actor_id: int, now: float) -> None:
+        actor = self._actors.setdefault(actor_id, Actor(actor_id, state=State.LEFT))
+        actor.unwanted = False
+        if actor.state is State.LEFT:
+            actor.losses = 0  # the nodes that it was lost with are gone
+            actor.wanted(now)
+        self._alarms.set(actor)
+
+    def _leave(self, actor_id: int, now: float) -> None:
+        actor = self._actors.setdefault(actor_id, Actor(actor_id, state=State.LEFT))
+        if self.hosting.leave(actor) and actor.has_process and not actor.queue:
+            self._replace(actor, now)
+        self._alarms.set(actor)
+
+    # ------------------------------------------------------------------ answers
+
+    def _on_answer(self, actor: Actor, event: Answered, now: float) -> None:
+        """Process the answers to the first questions of an actor; large answers may arrive after those behind them."""
+        self.news_at = now
+        actor.early_answers[event.ask_id] = event.answer
+        while actor.queue:
+            first = next(iter(actor.queue))
+            if first not in actor.early_answers:
+                return
+            self._process_answer(actor, first, actor.early_answers.pop(first), now)
+
+    def _process_answer(self, actor: Actor, ask_id: int, answer: Answer | Spaces | DppoError, now: float) -> None:
+        question = actor.queue[ask_id]
+        if isinstance(answer, Answer):
+            mismatch = answer.mismatch(question)
+            if mismatch:
+                self._lose(actor, mismatch, now)
+                return
+            self._record(actor, ask_id, question, answer)
+        elif isinstance(answer, DppoError):
+            self._on_error(actor, question, answer, now)
+            return
+        else:
+            self.spaces = answer
+        actor.answered(ask_id, now, self.limits)
+        if actor.state is State.LEAVING and not actor.queue:
+            self._replace(actor, now)
+        elif actor.waits:
+            self.hosting.ready(actor)
+
+    def _record(self, actor: Actor, ask_id: int, question: Question, answer: Answer) -> None:
+        """Store the segments of an answer that count, and what the answer shows about its actor."""
+        self.balancing.measure(actor, question, answer)
+        self.hosting.answered(actor, question)
+        self.patience.went_on(actor)
+        read_at = min(self.news_at, self._ticked_at + TICKS_S)  # later, the answer waited while the learner computed
+        self.patience.answered(answer, read_at - actor.deadline.began)
+        made: Sequence[tuple[SegmentReport, Any]] = answer.made
+        if self.backups is not None:
+            made = self.backups.counted(actor, ask_id, answer)
+        end = self.requests.end
+        for report, _ in made:
+            self._ledger.record(report)
+            self.hosting.arrived(report.sampler_id, question.index, end)
+        self.requests.arrived(question.index, actor.actor_id, made, answer.timings)
+        actor.losses = 0
+
+    def _on_error(self, actor: Actor, question: Question, error: DppoError, now: float) -> None:
+        """Replace an actor whose answer is an error, if another process may do better; otherwise raise the error."""
+        if isinstance(error, Recycled):
+            self._lose(actor, f"{error} (recycle_after)", now, IncidentKind.ACTOR_RECYCLED)
+        elif isinstance(error, ClusterError):
+            self._lose(actor, f"was refused: {error}", now)
+        elif isinstance(error, EnvironmentFault) and self._is_crowded(question, error):
+            self._make_room(actor, error, now)
+        elif isinstance(error, EnvironmentFault) and self._may_be_busy(question, error):
+            self._lose(actor, f"was refused: {error.message.splitlines()[0]}", now, fault=error)
+        else:
+            raise error
+
+    def _is_crowded(self, question: Question, fault: EnvironmentFault) -> bool:
         """Return whether a constructor raised because its process had too many samplers, and fewer in each would do.
 
         It is no such fault if any process has had more, or if there can never be enough actors for so few in each.
         Where actors join and leave, a limit makes a run wait for others: a licence that may be busy is tried again.
         """
-        limit = fault.place.samplers_beside if fault.place is not None and fault.in_constructor else 0
-        if limit < max(1, self.hosting.most_held):
+        if fault.place is None or not fault.in_constructor:
             return False
-        if self.limits.elastic and not self.hosting.most_held and self._may_be_busy(actor, ask_id, fault):
+        limit = fault.place.samplers_beside
+        most_instantiated = self.hosting.most_instantiated
+        if limit < max(1, most_instantiated):
+            return False
+        if self.limits.elastic and not most_instantiated and self._may_be_busy(question, fault):
             return False
         most_actors = self.limits.most_actors if self.limits.elastic else len(self._actors)
         return limit * most_actors >= len(self.hosting.positions)
+
+    def _may_be_busy(self, question: Question, fault: EnvironmentFault) -> bool:
+        """Return whether an environment could not be made, perhaps as a lost process still holds its licence."""
+        if not fault.in_constructor or self.spaces is None:
+            return False
+        return question.index > 0 or any(actor.process.number > 1 for actor in self._actors.values())
 
     def _make_room(self, actor: Actor, fault: EnvironmentFault, now: float) -> None:
         """Replace a process that could not make a further sampler; from now on, none gets more than it had.
@@ -168,139 +260,140 @@ class CollectionEngine:
         place = fault.place
         assert place is not None
         limit = min(place.samplers_beside, self.hosting.limit)
-        learned = limit < self.hosting.limit
+        is_new = limit < self.hosting.limit
         named = f"actor {actor.actor_id} ({samplers_named(actor.samplers)})"
-        had = counted(place.others, "other instance")
         moved = self.hosting.limit_to(limit)  # while it is known which samplers the process has
-        self._abandon(actor, now)
+        self._replace(actor, now)
         self.hosting.ready(*self.hosting.running.values())
         self.news_at = now
-        message = f"{named}: {fault.message.splitlines()[0]}, in a process that had {had}"
+        others = counted(place.others, "other instance")
+        message = f"{named}: {fault.message.splitlines()[0]}, in a process that had {others}"
         text = f"{message}; replaced"
         if moved:
-            text += f", and {samplers_named(moved)} go{'es' * (len(moved) == 1)} back"
-        if learned:
+            verb = "goes" if len(moved) == 1 else "go"
+            text += f", and {samplers_named(moved)} {verb} back"
+        if is_new:
             text += (
                 f". From now on a process gets at most {counted(limit, 'sampler')}; samplers_per_actor={limit} "
                 f"(--samplers-per-actor {limit}) says so from the start"
             )
         self._commands.append(Log(text, Incident(IncidentKind.ACTOR_LOST, message)))
 
-    def _may_be_busy(self, actor: Actor, ask_id: int, answer: object) -> bool:
-        """Return whether an environment could not be made, perhaps as a lost process still holds its licence."""
-        if not (isinstance(answer, EnvironmentFault) and answer.in_constructor) or self.spaces is None:
-            return False
-        return actor.asked[ask_id].index > 0 or any(one.process.number > 1 for one in self._actors.values())
-
-    def _record(self, actor: Actor, ask_id: int, answer: Answer) -> None:
-        """Keep the segments of an answer that count."""
-        question = actor.asked[ask_id]
-        self.balancing.measure(actor, question, answer)
-        self.hosting.held(actor, question)
-        self.patience.went_on(actor)
-        read_at = min(self.news_at, self._ticked_at + TICKS_S)  # later, it waited while the learner computed
-        self.patience.answered(answer, read_at - actor.began)
-        made = self.backups.counted(actor, ask_id, answer) if self.backups else answer.made
-        for report, _ in made:
-            self._ledger.record(report)
-            self.hosting.arrived(report.sampler_id, question.index, self.requests.end)
-        self.requests.arrived(question.index, actor.actor_id, made, answer.timings)
-        actor.losses = 0
-
-    def _join_or_leave(self, event: messages.Joined | messages.Left, now: float) -> None:
-        actor = self._actors.setdefault(event.actor_id, Actor(event.actor_id, state=State.LEFT))
-        if isinstance(event, messages.Joined):
-            actor.unwanted = False
-            if actor.state is State.LEFT:
-                actor.losses = 0  # the nodes that it was lost with are gone
-                actor.wanted(now)
-        elif isinstance(event, messages.Left) and self.hosting.leave(actor) and actor.has_process and not actor.asked:
-            self._abandon(actor, now)
-        self._alarms.set(actor)
-
     # ------------------------------------------------------------------ time
 
     def tick(self, now: float) -> list[Command]:
         """Return the commands that are due: kills, starts, looks, moves, questions."""
-        self._ticked_at, alarmed = now, self._alarms.due(now)
+        self._ticked_at = now
+        alarmed = self._alarms.due(now)
+        if alarmed:
+            self._on_alarms(alarmed, now)
+        if self.spaces is None or self.requests.owed:
+            self._collect(now)
+        return self._take_commands()
+
+    def _on_alarms(self, alarmed: list[Actor], now: float) -> None:
         for actor in alarmed:
-            if actor.is_late(now, self.limits):
-                self._lose(actor, actor.hung(), now, IncidentKind.ACTOR_HUNG)
-            if now >= actor.look_at:
-                actor.look_at = now + self.limits.look_s
-                self._commands.append(messages.Look(actor.process))
+            deadline = actor.deadline
+            if deadline.has_passed(now, grace_s=self.limits.look_s / 2):
+                self._lose(actor, actor.describe_hang(), now, IncidentKind.ACTOR_HUNG)
+            if now >= deadline.look_at:
+                deadline.look_at = now + self.limits.look_s
+                self._commands.append(Look(actor.process))
             if actor.state is State.ABSENT and now >= actor.start_at:
                 actor.state = State.STARTING
-                self._commands.append(messages.Start(actor.process))
-        self._move([actor for actor in alarmed if now > actor.move_at(self.limits)], now)
+                self._commands.append(Start(actor.process))
+        self._move_samplers([actor for actor in alarmed if now > actor.move_at(self.limits)], now)
         for actor in alarmed:
             self._alarms.set(actor)
-        if self.spaces is None or self.requests.owed:
-            self._commands += self.hosting.check_enough(now)
-            self._ask_all_ready(now)
-            for actor in self.hosting.slots.idle_holders(self.hosting.running.values()):
-                self._abandon(actor, now)
-            for actor, samplers in list(self.backups.due(self.requests.index, now)) if self.backups else ():
-                self._ask(actor, self.requests.index, samplers, now, backup=True)
-            if not self.hosting.said_to_wait:
-                self._say_what_is_waited_for(now)
-        return self._due()
 
-    def _say_what_is_waited_for(self, now: float) -> None:
-        """Log it once nothing has happened for a while, and again after twice that; in each iteration anew."""
-        index = self.requests.index if self.spaces else -1
+    def _collect(self, now: float) -> None:
+        """Ask for what is owed; check that there are enough actors; log what the run waits for."""
+        hosting = self.hosting
+        self._commands += hosting.check_enough(now)
+        self._ask_all_ready(now)
+        if hosting.slots.limited:
+            for actor in hosting.slots.idle_holders(hosting.running.values()):
+                self._replace(actor, now)
+        if self.backups is not None:
+            for actor, samplers in list(self.backups.due(self.requests.index, now)):
+                self._ask(actor, self.requests.index, samplers, now, backup=True)
+        if not hosting.logged_wait:
+            self._log_what_is_waited_for(now)
+
+    def _log_what_is_waited_for(self, now: float) -> None:
+        """Log it once nothing has happened for a while, and later less often; in each iteration from the start."""
+        index = self.requests.index if self.spaces is not None else -1
         if index != self._quiet_index:
-            self._quiet_index, self._quiet_s = index, self.limits.quiet_s
-        if now - self.news_at > self._quiet_s:
-            self.news_at = now
-            self._quiet_s = max(self.limits.quiet_s, min(2 * self._quiet_s, LONGEST_QUIET_S))
-            _, limit_s = self.patience.limit(Phase.STEP, replaced=False)
-            self._commands.append(Log(self.hosting.waiting(now - self.requests.began, index, limit_s)))
+            self._quiet_index = index
+            self._quiet_s = self.limits.quiet_s
+        if now - self.news_at <= self._quiet_s:
+            return
+        self.news_at = now
+        self._quiet_s = max(self.limits.quiet_s, min(2 * self._quiet_s, LONGEST_QUIET_S))
+        _, limit_s = self.patience.limit(Phase.STEP, replaced=False)
+        self._commands.append(Log(self.hosting.describe_wait(now - self.requests.began, index, limit_s)))
 
     # ------------------------------------------------------------------ asking
 
     def _ask_all_ready(self, now: float) -> None:
         """Ask the actors that may have something new to do; or, at first, one of them for the spaces."""
-        if self.spaces is not None:
-            if self.hosting.enough:
-                for actor, index, samplers in self.balancing.questions(self.requests.end, now):
-                    self._ask(actor, index, samplers, now)
+        if self.spaces is None:
+            self._ask_for_spaces(now)
+        elif self.hosting.enough:
+            for actor, index, samplers in self.balancing.questions(self.requests.end, now):
+                self._ask(actor, index, samplers, now)
+
+    def _ask_for_spaces(self, now: float) -> None:
+        position = self.hosting.positions[0]
+        actor = position.host
+        is_asked = position.maker is not None and bool(position.maker.queue)
+        if is_asked or actor.state is not State.RUNNING:
             return
-        actor, asked = self.hosting.positions[0].host, self.hosting.positions[0].maker
-        free = actor.state is State.RUNNING and not (asked and asked.asked)
-        if free and self.hosting.slots.grant(actor, (0,), now):
+        if self.hosting.slots.grant(actor, (0,), now):
             self.hosting.asked((0,), -1, actor)
-            ask_id = self._queue(actor, Question(-1, (0,), (0,)), now)
-            self._commands.append(messages.Describe(actor.process, ask_id, 0))
+            ask_id = self._enqueue(actor, Question(-1, (0,), (0,)), now)
+            self._commands.append(Describe(actor.process, ask_id, 0))
 
     def _ask(self, actor: Actor, index: int, samplers: tuple[int, ...], now: float, *, backup: bool = False) -> None:
         """Ask an actor for segments; with `backup`, for some that another one is making."""
         hosted = tuple(sorted({*actor.samplers, *samplers})) if backup else actor.samplers
-        rebuilt = actor.assign(samplers, index, hosted)
+        to_rebuild = actor.assign(samplers, index, hosted)
         if not backup:
             self.hosting.asked(samplers, index, actor)
-        rebuilds = {one: rebuild for one in rebuilt if (rebuild := self._ledger.rebuild(one, index)) is not None}
-        checks = (self.spaces, self.expected) if rebuilt or index == 0 else (None, None)
+        rebuilds = {}
+        for sampler in to_rebuild:
+            rebuild = self._ledger.rebuild(sampler, index)
+            if rebuild is not None:
+                rebuilds[sampler] = rebuild
         policy = self.requests.pending[index].policy
-        question = Question(index, samplers, hosted, policy.version, rebuilds, *checks)
-        self._commands.append(Ask(actor.process, self._queue(actor, question, now), question, policy))
+        is_checked = bool(to_rebuild) or index == 0
+        question = Question(
+            index=index,
+            samplers=samplers,
+            hosted=hosted,
+            version=policy.version,
+            rebuilds=rebuilds,
+            spaces=self.spaces if is_checked else None,
+            expected=self.expected if is_checked else None,
+        )
+        self._commands.append(Ask(actor.process, self._enqueue(actor, question, now), question, policy))
 
-    def _queue(self, actor: Actor, question: Question, now: float) -> int:
+    def _enqueue(self, actor: Actor, question: Question, now: float) -> int:
         """Put a question into an actor's queue; return its id."""
         self._questions += 1
         actor.ask(self._questions, question, now, self.limits)
         self._alarms.set(actor)
         return self._questions
 
-    # ------------------------------------------------------------------ losing and moving
+    # ------------------------------------------------------------------ replacing actors, and moving their samplers
 
-    def _abandon(self, actor: Actor, now: float) -> None:
-        """Abandon an actor's process and its queue; a new one is due now, unless there is no room for one."""
-        if self.backups:
+    def _replace(self, actor: Actor, now: float) -> None:
+        """Abandon the process of an actor with its queue; a new one is due now, unless there is no room for one."""
+        if self.backups is not None:
             self.backups.ended(actor)
-        self.hosting.ended(actor)
-        self._commands.append(actor.end(now))
-        self._alarms.set(actor)
+        self.hosting.ended(actor)  # its segments are asked for again, and its slots count until its keeper has ended
+        self._commands.append(actor.end(now))  # the kill; later events of the process are ignored
+        self._alarms.set(actor)  # for the start of the next process
 
     def _lose(
         self,
@@ -310,60 +403,78 @@ class CollectionEngine:
         kind: IncidentKind = IncidentKind.ACTOR_LOST,
         fault: EnvironmentFault | None = None,
     ) -> None:
-        """Abandon an actor's process; plan a new one, or raise if there have been too many in a row.
+        """Replace an actor's process after a delay, or raise if there have been too many losses in a row.
 
-        `fault`: of the constructor that raised in it.
+        `fault` is that of the constructor that raised in it.
         """
-        unwanted = actor.unwanted
-        self._abandon(actor, now)
-        if unwanted:
+        if actor.unwanted:
+            self._replace(actor, now)
             return
+        self._replace(actor, now)
         message = f"actor {actor.actor_id} ({samplers_named(actor.samplers)}) {reason}"
-        most = self.limits.max_actor_restarts
-        if actor.losses == most and kind is not IncidentKind.ACTOR_RECYCLED:
-            raise ClusterError(
-                f"{message}\nIt was replaced {counted(most, 'time')} in a row without making a segment "
-                f"(max_actor_restarts={most}). {self._remedy(fault)}"
-            )
-        actor.losses += kind is not IncidentKind.ACTOR_RECYCLED  # which has delivered
-        self.news_at, delay = now, delay_before(max(1, actor.losses))
-        actor.start_at = now + delay
-        replaced = "; replaced" + (f" in {delay:.0f} s\n" if delay else "\n")
-        text = f"{message}\n".replace("\n", replaced, 1).rstrip()
+        if kind is not IncidentKind.ACTOR_RECYCLED:  # a recycled actor has delivered
+            limit = self.limits.max_actor_restarts
+            if actor.losses == limit:
+                raise ClusterError(
+                    f"{message}\nIt was replaced {counted(limit, 'time')} in a row without making a segment "
+                    f"(max_actor_restarts={limit}). {self._remedy(fault)}"
+                )
+            actor.losses += 1
+        self.news_at = now
+        delay_s = delay_before(max(1, actor.losses))
+        actor.start_at = now + delay_s
+        first_line, newline, details = message.partition("\n")
+        replaced = f"replaced in {delay_s:.0f} s" if delay_s else "replaced"
+        text = f"{first_line}; {replaced}{newline}{details}".rstrip()
         self._commands.append(Log(text, Incident(kind, message)))
 
     def _remedy(self, fault: EnvironmentFault | None) -> str:
         """Return what to do about an actor that was lost too often, at last with the `fault` of a constructor."""
-        beside = 0 if fault is None or fault.place is None else fault.place.samplers_beside
+        beside = 0
+        if fault is not None and fault.place is not None:
+            beside = fault.place.samplers_beside
         if not beside:
             return (
                 "Look for the reason in the simulator's own log; `num_actors=0` runs it in this process, where a "
                 "debugger can follow."
             )
-        had, needed = counted(beside, "sampler"), math.ceil(len(self.hosting.positions) / beside)
+        needed = math.ceil(len(self.hosting.positions) / beside)
         return (
-            f"The process of that constructor had the environments of {had}. If it may have no more, use "
-            f"`num_actors={needed}` and `samplers_per_actor={beside}`; if licences are in use, free them."
+            f"The process of that constructor had the environments of {counted(beside, 'sampler')}. If it may have no "
+            f"more, use `num_actors={needed}` and `samplers_per_actor={beside}`; if licences are in use, free them."
         )
 
-    def _move(self, gone: Iterable[Actor], now: float) -> None:
+    def _move_samplers(self, actors: Iterable[Actor], now: float) -> None:
         """Move the samplers of actors that cannot be replaced to running actors until they are back."""
-        for number, actor in enumerate(gone if self.hosting.running else ()):
+        if not self.hosting.running:
+            return
+        for number, actor in enumerate(actors):
             samplers = actor.samplers
             hosts = self.hosting.move(samplers)
             moved = [sampler for sampler in samplers if sampler not in actor.samplers]
-            known = {State.LEFT: "has left", State.LEAVING: "is leaving"}
-            reason = known.get(actor.state, f"has not started for {now - actor.missing_since:.0f} s")
+            reason = self._describe_absence(actor, now)
             if actor.samplers:
                 if not actor.stranded:
                     rule = f"no other actor has room (samplers_per_actor={self.hosting.limit})"
-                    who = samplers_named(actor.samplers)
-                    self._commands.append(Log(f"actor {actor.actor_id} {reason}; {who} must wait for it: {rule}"))
+                    waiting = f"{samplers_named(actor.samplers)} must wait for it"
+                    self._commands.append(Log(f"actor {actor.actor_id} {reason}; {waiting}: {rule}"))
                 self.hosting.strand(actor)
             if not moved:
                 continue
             actor.samplers_moved = True
             places = f"its samplers {listed(moved)} are on actor {listed(hosts)}"
             message = f"actor {actor.actor_id} {reason}; until it is back, {places}"
-            text = (message, "and so do those of other actors", "")[min(2, max(0, number - 3))]
+            if number <= NAMED_MOVES:
+                text = message
+            elif number == NAMED_MOVES + 1:
+                text = "and so do those of other actors"
+            else:
+                text = ""
             self._commands.append(Log(text, Incident(IncidentKind.SAMPLERS_MOVED, message)))
+
+    def _describe_absence(self, actor: Actor, now: float) -> str:
+        if actor.state is State.LEFT:
+            return "has left"
+        if actor.state is State.LEAVING:
+            return "is leaving"
+        return f"has not started for {now - actor.missing_since:.0f} s"

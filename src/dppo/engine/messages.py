@@ -12,33 +12,46 @@ from dppo.ppo.exchange.questions import Answer, Question
 from dppo.ppo.exchange.records import Incident, PolicySnapshot
 from dppo.spaces.spaces import Spaces
 
-LONGEST_QUIET_S = 30.0  # between two lines about the same wait, and two looks at an actor
+LONGEST_QUIET_S = 30.0  # between two lines about the same wait, and between two looks at an actor
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
     """Deadlines in seconds, and the restart budget."""
 
-    segment_timeout_s: float = math.inf  # for each segment that an actor owes; later, from its last observed progress
-    max_actor_restarts: int = 0  # replacements of an actor in a row without a segment before the run stops
+    segment_timeout_s: float = math.inf
+    """For each segment that an actor owes; later, from its last observed progress."""
+    max_actor_restarts: int = 0
+    """Replacements of an actor in a row without a segment before the run stops."""
     start_timeout_s: float = 120.0
     """For a process to start. While no actor runs at all, the larger of this and `segment_timeout_s` counts."""
-    move_after_s: float = 20.0  # an actor that has been without a process for longer loses its samplers to the others
-    quiet_s: float = 10.0  # log what the run is waiting for after so long without an event, later less often
-    backup_requests: bool = False  # ask idle actors for late segments as well
-    fewest_actors: int = 1  # with fewer running, nothing is asked for
+    move_after_s: float = 20.0
+    """An actor that has been without a process for longer loses its samplers to the others."""
+    quiet_s: float = 10.0
+    """After so long without an event, a line says what the run waits for; later less often."""
+    backup_requests: bool = False
+    """Ask idle actors for late segments as well."""
+    fewest_actors: int = 1
+    """With fewer running, nothing is asked for."""
     of_phases: Mapping[str, float | None] = field(default_factory=dict)
-    """Those set for a step, a reset and a constructor, by the name of the setting: see `Patience`."""
-    most_actors: int = sys.maxsize  # that there may ever be
-    samplers_per_actor: int | None = None  # most in a process; None: no limit, until an answer shows one
-    elastic: bool = False  # True if actors join and leave: then enough of them are waited for without a deadline
-    most_hosted: int = sys.maxsize  # samplers whose environments exist at once: see `Slots`
-    start_s: float = 0.0  # seconds that the start of the environments of a sampler takes, at the rate that is allowed
+    """Configured timeouts of a step, a reset and a constructor, by the name of the setting: see `Patience`."""
+    most_actors: int = sys.maxsize
+    """Maximum number of actors that there may ever be."""
+    samplers_per_actor: int | None = None
+    """Maximum number of samplers of a process; None: no limit, until an answer shows one."""
+    elastic: bool = False
+    """True if actors join and leave: then enough of them are waited for without a deadline."""
+    most_hosted: int = sys.maxsize
+    """Maximum number of samplers whose environments exist at once: see `Slots`."""
+    start_s: float = 0.0
+    """Seconds that the start of the environments of a sampler takes, at the rate that is allowed."""
+    look_s: float = field(init=False)
+    """Interval between two looks at the progress of an actor that has a question."""
 
-    @property
-    def look_s(self) -> float:
-        """Interval between two looks at the progress of an actor that has a question."""
-        return min([self.segment_timeout_s / 4, LONGEST_QUIET_S, *(one / 4 for one in self.of_phases.values() if one)])
+    def __post_init__(self) -> None:
+        timeouts_s = [self.segment_timeout_s, *self.of_phases.values()]
+        look_s = min([LONGEST_QUIET_S, *(timeout_s / 4 for timeout_s in timeouts_s if timeout_s)])
+        object.__setattr__(self, "look_s", look_s)
 
 
 class Recycled(ClusterError):
@@ -162,10 +175,10 @@ class Joined:
 
 @dataclass(frozen=True, slots=True)
 class Left:
-    """There is no room for this actor any more, or will soon be none: it is not replaced until it joins again.
+    """The actor's resources are gone or about to go: it is not replaced until it joins again.
 
-    It finishes the questions in its queue, if it lives long enough. As long as no other actor is running, the event has
-    no effect, and should be repeated.
+    It finishes the questions in its queue, if it lives long enough. The event is ignored while no other actor is
+    running; the sender repeats it.
     """
 
     actor_id: int

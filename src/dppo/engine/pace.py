@@ -2,30 +2,41 @@
 
 from dataclasses import dataclass
 
+RECENT = 16  # answers from which the pace is measured
+QUARTILE = 4
+
 
 @dataclass(slots=True)
 class Pace:
-    """Pace of a process: that of the fastest quarter of its last segments.
+    """Pace of a process: the fastest quartile of its recent answers, each with the time of its fastest sampler.
 
-    A slow actor makes all of them slowly. An outlier, or a part of an episode in which a simulator has more to compute,
-    says nothing about the actor, and several samplers say more than one.
+    A slow actor makes all segments slowly. An outlier, or a part of an episode in which a simulator has more to
+    compute, says nothing about the actor. Several samplers are more evidence than one.
     """
 
-    segment_s: float = 0.0  # for a segment of a sampler; 0 while that is not certain
-    samplers: int = 1  # of the answer before, from which that was measured
-    waited_s: float = 0.0  # by the run since a sampler moved, because a replay elsewhere would take longer
-    cost_s: float = 0.0  # by which it has made the run longer as the slowest actor
-    iterations: int = 0  # in which that was worth a line
-    rested: int = 0  # iterations without a sampler
-    patience: int = 8  # how many of them there are before it is tried again; twice as many each time
+    segment_s: float = 0.0
+    """Seconds for a segment of one sampler; 0 while that is not certain."""
+    samplers: int = 1
+    """Number of samplers in the last answer."""
+    waited_s: float = 0.0
+    """Seconds that the run has lost since a sampler moved, because a replay elsewhere would take longer."""
+    cost_s: float = 0.0
+    """Seconds by which the actor has made the run longer as the slowest one."""
+    costly_iterations: int = 0
+    """Iterations in which that was worth a line in the log."""
+    rested: int = 0
+    """Iterations without a sampler."""
+    rest_before_retry: int = 8
+    """Iterations without a sampler before the actor is tried again; doubled with each try."""
     evidence: int = 0
-    enough: int = 20  # evidence
-    recent: tuple[float, ...] = ()  # of the last 16 answers
+    enough_evidence: int = 20
+    recent: tuple[float, ...] = ()
+    """Seconds for a segment in the recent answers."""
 
     def add(self, samplers: int, fastest_s: float) -> None:
         """Add an answer with segments of some samplers, of which the fastest took `fastest_s`."""
-        self.recent = (*self.recent[-15:], fastest_s)
+        self.recent = (*self.recent[1 - RECENT :], fastest_s)
         self.samplers = samplers
         self.evidence += samplers**2
-        if self.evidence >= self.enough:
-            self.segment_s = sorted(self.recent)[len(self.recent) // 4]
+        if self.evidence >= self.enough_evidence:
+            self.segment_s = sorted(self.recent)[len(self.recent) // QUARTILE]

@@ -1,67 +1,83 @@
-"""Patience: the limits after which an actor counts as hung."""
+"""Patience: the timeouts of actors, for each phase of a question."""
 
 import math
 
 from dppo.engine.actors import Actor
+from dppo.engine.deadline import Limit
 from dppo.engine.messages import Limits
 from dppo.envs.activity import Activity, Phase
 from dppo.ppo.exchange.questions import Answer
 
-TIMES = 20  # the longest seen
-MEASURED = 8  # answers before that counts
-LEAST_S = {Phase.MAKE: 300.0, Phase.RESET: 300.0, Phase.STEP: 60.0, Phase.IDLE: 60.0}
+FACTOR = 20  # of the longest duration that was measured
+MEASURED = 8  # answers before measured durations count
+MIN_S = {Phase.MAKE: 300.0, Phase.RESET: 300.0, Phase.STEP: 60.0, Phase.IDLE: 60.0}
 SETTINGS = {Phase.MAKE: "start_timeout_s", Phase.RESET: "reset_timeout_s", Phase.STEP: "step_timeout_s"}
 
 
 class Patience:
-    """Limits that are set, and for all others the twentyfold of what was measured, `segment_timeout_s` at most.
+    """Timeouts per phase: the configured value, or else 20 times the measured duration, at most `segment_timeout_s`.
 
-    An actor that has just been replaced gets the whole of that, so that something slow that is rare costs a replay and
-    not the run.
+    An actor that has just been replaced gets the full `segment_timeout_s`, so that a rare slow event costs a replay
+    rather than the run.
     """
 
     def __init__(self, limits: Limits) -> None:
-        self._limits, self._answers, self._said = limits, 0, False
-        self._longest_s = dict.fromkeys(LEAST_S, 0.0)
+        self._limits = limits
+        self._answers = 0
+        self._reported = False
+        self._longest_s = dict.fromkeys(MIN_S, 0.0)
 
-    def limit(self, phase: Phase, *, replaced: bool) -> tuple[str, float]:
-        """Return the name of the setting that limits the time of a phase, and that time in seconds."""
-        phase = Phase.STEP if phase is Phase.REPLAY else phase
-        whole_s = self._limits.segment_timeout_s
-        given = self._limits.of_phases.get(SETTINGS.get(phase, ""))
-        if given is not None:
-            return SETTINGS[phase], given
-        measured_s = max(LEAST_S.get(phase, math.inf), TIMES * self._longest_s.get(phase, math.inf))
-        if replaced or self._answers < MEASURED or measured_s >= whole_s:
-            return "segment_timeout_s", whole_s
-        return SETTINGS.get(phase, ""), measured_s
+    def limit(self, phase: Phase, *, replaced: bool) -> Limit:
+        """Return the setting that limits the time of a phase, and that time in seconds."""
+        if phase is Phase.REPLAY:
+            phase = Phase.STEP
+        setting = SETTINGS.get(phase, "")
+        configured_s = self._limits.of_phases.get(setting)
+        if configured_s is not None:
+            return setting, configured_s
+        segment_s = self._limits.segment_timeout_s
+        measured_s = math.inf
+        if phase in MIN_S:
+            measured_s = max(MIN_S[phase], FACTOR * self._longest_s[phase])
+        if replaced or self._answers < MEASURED or measured_s >= segment_s:
+            return "segment_timeout_s", segment_s
+        return setting, measured_s
 
     def looked(self, actor: Actor, progress: Activity, now: float) -> None:
-        """Note what an actor was seen to do; if it has progressed, its deadline counts from now."""
-        unsure = actor.losses > 0 or self._limits.max_actor_restarts == 0 or progress.moves == 0  # it may still import
-        stood_s = actor.progressed(progress, now, self.limit(progress.phase, replaced=unsure))
+        """Record the activity of an actor; if it has progressed, its deadline counts from now."""
+        deadline = actor.deadline
+        no_restarts = self._limits.max_actor_restarts == 0
+        still_imports = progress.moves == 0
+        limit = self.limit(progress.phase, replaced=actor.losses > 0 or no_restarts or still_imports)
+        stood_s = deadline.looked(progress, now, limit) if actor.queue else 0.0
         if not stood_s:
             self.went_on(actor)
-        actor.stood = progress.phase, stood_s * (progress.phase is not Phase.IDLE)
+        deadline.stood = (progress.phase, 0.0 if progress.phase is Phase.IDLE else stood_s)
 
     def went_on(self, actor: Actor) -> None:
         """Count the time for which an actor stood in a place, now that it has gone on: it did not hang there."""
-        self._saw(*actor.stood)
+        phase, stood_s = actor.deadline.stood
+        if stood_s:
+            self._measure(phase, stood_s)
 
     def answered(self, answer: Answer, after_s: float = 0.0) -> None:
-        """Note the time of a mean step, and what messages took of the time since the question."""
-        self._saw(Phase.IDLE, after_s - answer.timings.total_s)
-        self._saw(Phase.STEP, max(report.env_s / max(1, report.steps) for report, _ in answer.made))
+        """Measure the mean step of the slowest sampler, and the share of messages in the time since the question."""
+        slowest_s = 0.0
+        for report, _ in answer.made:
+            slowest_s = max(slowest_s, report.env_s / max(1, report.steps))
+        self._measure(Phase.STEP, slowest_s)
+        self._measure(Phase.IDLE, after_s - answer.timings.total_s)
         self._answers += 1
 
-    def _saw(self, phase: Phase, seconds: float) -> None:
-        if phase in self._longest_s:
-            self._longest_s[phase] = max(self._longest_s[phase], seconds)
+    def _measure(self, phase: Phase, seconds: float) -> None:
+        if seconds > self._longest_s.get(phase, math.inf):
+            self._longest_s[phase] = seconds
 
     def news(self) -> list[str]:
-        """Return a line about the limits, once, when they are those of what was measured."""
-        if self._said or self._answers < MEASURED:
+        """Return a line about the timeouts, once, when they follow from measured durations."""
+        if self._reported or self._answers < MEASURED:
             return []
-        self._said, limits = True, [self.limit(phase, replaced=False) for phase in SETTINGS]
-        said = ", ".join(f"{name}={seconds:.3g}" for name, seconds in limits if name != "segment_timeout_s")
-        return [f"Hung actors are replaced after {said}."] if said else []
+        self._reported = True
+        limits = [self.limit(phase, replaced=False) for phase in SETTINGS]
+        parts = [f"{name}={seconds:.3g}" for name, seconds in limits if name != "segment_timeout_s"]
+        return [f"Hung actors are replaced after {', '.join(parts)}."] if parts else []

@@ -18,11 +18,14 @@ class ProgressReports:
         self._on_progress = on_progress
         self._batch_size = batch_size  # env steps of an iteration
         self._clock = clock
-        self._index, self._began, self._due_at = 0, 0.0, math.inf
+        self._index = 0
+        self._began = 0.0
+        self._due_at = math.inf
 
     def begin(self, index: int, began: float) -> None:
         """Note that the segments of iteration `index` have been waited for since `began`."""
-        self._index, self._began = index, began
+        self._index = index
+        self._began = began
         self._due_at = began + PROGRESS_S
 
     @property
@@ -33,9 +36,13 @@ class ProgressReports:
     def send(self, steps: int, processes: int, took_s: float = 0.0) -> None:
         """Report that `processes` have made `steps` env steps for the request; it took `took_s` to find out.
 
-        Those of a segment that two of them make count twice until one has sent it, but never beyond the batch.
+        Steps of a segment that two processes make count twice until one has sent it, but never beyond the batch.
         """
-        steps = min(steps, self._batch_size or steps)
-        now, global_step = self._clock(), self._index * self._batch_size + steps
+        if self._batch_size:
+            steps = min(steps, self._batch_size)
+        now = self._clock()
         self._due_at = now + max(PROGRESS_S, SPARE * took_s)
-        self._on_progress(CollectionProgress(self._index + 1, steps, global_step, processes, now - self._began))
+        progress = CollectionProgress(
+            self._index + 1, steps, self._index * self._batch_size + steps, processes, now - self._began
+        )
+        self._on_progress(progress)

@@ -10,47 +10,68 @@ from dppo.ppo.exchange.records import Incident, PolicySnapshot, SegmentReport, T
 
 @dataclass(slots=True)
 class Request:
-    """One segment of each sampler: the policy that collects them, and what has arrived."""
+    """The request for one segment of each sampler: the policy that collects them, and what has arrived."""
 
     policy: PolicySnapshot
-    made: dict[int, tuple[SegmentReport, Any]] = field(default_factory=dict)  # by sampler
-    timings: dict[int, Timings] = field(default_factory=dict)  # by the id of the actor
+    made: dict[int, tuple[SegmentReport, Any]] = field(default_factory=dict)
+    """Reports and segments by sampler."""
+    timings: dict[int, Timings] = field(default_factory=dict)
+    """Sums by the id of the actor."""
 
 
 class Requests:
     """The requests for segments `index`, `index` + 1, ... that have not been taken."""
 
     def __init__(self, num_samplers: int) -> None:
-        self.index = 0  # of the segments to be taken next
-        self.began = 0.0  # time since which they are waited for: that of the last request, or of the last `take`
-        self.pending: dict[int, Request] = {}  # by the index of the segment
+        self.index = 0
+        """Index of the segments to be taken next."""
+        self.began = 0.0
+        """Time since which these are waited for: of the last request, or of the last `take`."""
+        self.pending: dict[int, Request] = {}
+        """Requests by the index of the segments."""
         self._num_samplers = num_samplers
+        self._missing = 0  # segments that have been requested and have not arrived
 
     @property
     def end(self) -> int:
-        """The index after that of the last request."""
+        """The index after the last request."""
         return self.index + len(self.pending)
 
     @property
     def owed(self) -> bool:
         """True if a segment that has been requested has not arrived."""
-        return any(len(request.made) < self._num_samplers for request in self.pending.values())
+        return self._missing > 0
 
     def add(self, policy: PolicySnapshot, index: int, now: float) -> bool:
         """Add segments `index`; return whether they are the only ones."""
-        first = not self.pending
-        if first:
-            self.index, self.began = index, now
+        is_only = not self.pending
+        if is_only:
+            self.index = index
+            self.began = now
         assert index == self.end, "segments are requested in order"
         self.pending[index] = Request(policy)
-        return first
+        self._missing += self._num_samplers
+        return is_only
 
     def arrived(self, index: int, actor_id: int, made: Sequence[tuple[SegmentReport, Any]], timings: Timings) -> None:
-        """Keep the segments `index` of an answer, if any of them count, and its timings."""
-        if made:  # else they may have been taken
-            request = self.pending[index]
-            request.made |= {one[0].sampler_id: one for one in made}
-            request.timings[actor_id] = request.timings.get(actor_id, Timings(actor=actor_id)) + timings
+        """Store the part of an answer that counts, and its timings."""
+        if not made:  # the segments may have been taken
+            return
+        request = self.pending[index]
+        self._missing -= len(made)
+        for report_and_segment in made:
+            sampler = report_and_segment[0].sampler_id
+            assert sampler not in request.made, "a segment counts once"
+            request.made[sampler] = report_and_segment
+        earlier = request.timings.get(actor_id)
+        if earlier is None:
+            earlier = Timings(actor=actor_id)
+        request.timings[actor_id] = earlier + timings
+
+    def clear(self) -> None:
+        """Drop all requests."""
+        self.pending.clear()
+        self._missing = 0
 
     @property
     def finished(self) -> bool:
@@ -58,11 +79,21 @@ class Requests:
         return self.index not in self.pending or len(self.pending[self.index].made) == self._num_samplers
 
     def take(self, now: float, transfer_s: float, incidents: list[Incident]) -> Collected:
-        """Return the segments that were requested first, with these figures; keep none."""
+        """Remove the first request; return its segments with these figures."""
         assert self.index in self.pending, "receive() without request()"
         assert self.finished, "some segments have not arrived"
-        request, index, began = self.pending.pop(self.index), self.index, self.began
-        self.index, self.began = index + 1, now
-        reports, segments = zip(*(request.made[sampler] for sampler in sorted(request.made)), strict=True)
-        figures = list(request.timings.values()), now - began, transfer_s, incidents
-        return Collected(index, request.policy, list(reports), list(segments), *figures)
+        request = self.pending.pop(self.index)
+        made = [request.made[sampler] for sampler in sorted(request.made)]
+        collected = Collected(
+            index=self.index,
+            policy=request.policy,
+            reports=[report for report, _ in made],
+            segments=[segment for _, segment in made],
+            timings=list(request.timings.values()),
+            collect_s=now - self.began,
+            transfer_s=transfer_s,
+            incidents=incidents,
+        )
+        self.index += 1
+        self.began = now
+        return collected

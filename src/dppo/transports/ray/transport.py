@@ -3,7 +3,7 @@
 import os
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import replace
@@ -91,14 +91,14 @@ class RayTransport:
         self._handles, self._groups = dict[Process, Any](), dict[Process, int]()
         self._policies: dict[int, Any] = {}  # as sent, by version
         self._calls = dict[ObjectRef[Any], _Call]()  # from which the loop takes those that have ended
-        self._spent_s = 0.0
+        self._sending_s = 0.0
         # Of the loop:
         self._alive = set[Process]()  # those that are to be started or run; answers of others do not count
         self._worn = set[Process]()  # those that are to be recycled
         self._looked_at = time.monotonic()
         self._silences = 0  # of the network, so far
         self._doubtful = dict[Process, float]()  # those that were starting then, and until when they may
-        self._seconds, self._spent_before_s = 0.0, 0.0
+        self._receiving_s = 0.0
         # Of both:
         self._ended = SimpleQueue[_Ended]()  # calls that have ended, in this order
         self._unreported = deque[_Ended]()  # the same, found by a look
@@ -129,7 +129,7 @@ class RayTransport:
             self._expect(self._handles[command.process].describe.remote(command.sampler_id), command)
         elif isinstance(command, Ask) and not self._link.watch.lost:  # else large arguments would end this process
             self._ask(command)
-        self._spent_s += time.monotonic() - began
+        self._sending_s += time.monotonic() - began
 
     @calls_ray
     def _start(self, start: Start) -> None:
@@ -199,7 +199,7 @@ class RayTransport:
             call = self._calls.pop(ref, None)
             if call is not None and call[0].process in self._alive:  # else it has been killed
                 events.append(self._event(*call, result))
-        self._seconds += time.monotonic() - began
+        self._receiving_s += time.monotonic() - began
         return events
 
     def _not_started(self) -> list[Event]:
@@ -264,16 +264,10 @@ class RayTransport:
             self._worn.add(command.process)
         return messages.Answered(command.process, command.ask_id, answer)
 
-    def steps_of(self, processes: Iterable[Process]) -> int:
-        """Return the env steps that these processes have made for the questions that they work on."""
-        return sum(map(self._watching.steps_of, processes))
-
-    def take_seconds(self) -> float:
-        """Return the seconds spent on sending questions and receiving answers since the last call."""
-        spent_s = self._spent_s
-        seconds = self._seconds + spent_s - self._spent_before_s
-        self._seconds, self._spent_before_s = 0.0, spent_s
-        return seconds
+    @property
+    def spent_s(self) -> float:
+        """Seconds spent on sending questions and receiving answers so far."""
+        return self._sending_s + self._receiving_s
 
     def close(self) -> None:
         """Give actors a few seconds to close their environments, then kill them."""

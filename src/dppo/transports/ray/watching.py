@@ -134,13 +134,6 @@ class Watching:
             self._witnesses[file.node_id] = witness.options(num_cpus=0, scheduling_strategy=strategy).remote()
         return self._witnesses[file.node_id]
 
-    def steps_of(self, process: Process) -> int:
-        """Return the env steps made for the current question of a process; on another node, as last seen."""
-        if process not in self._looks:
-            self.look(process)
-        progress = self._latest.get(process)
-        return 0 if progress is None or progress.phase is Phase.IDLE else progress.steps
-
     def seen(self) -> list[Progressed]:
         """Return the results of looks since the last call; does not wait."""
         with suppress(Empty):

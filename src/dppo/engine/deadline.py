@@ -1,0 +1,75 @@
+"""Deadline: when an actor that works on a question counts as hung."""
+
+import math
+from dataclasses import dataclass
+
+from dppo.envs.activity import Activity, Phase
+
+Limit = tuple[str, float]
+"""The name of a setting, and the seconds that it allows or that follow from it."""
+
+
+@dataclass(slots=True)
+class Deadline:
+    """The deadline of the question that an actor works on. Each observed progress postpones it."""
+
+    due: float = math.inf
+    limit: Limit = ("segment_timeout_s", math.inf)
+    """The setting that `due` follows from."""
+    look_at: float = math.inf
+    """Time of the next look at the actor's progress."""
+    began: float = 0.0
+    """Time at which the actor began the question."""
+    progress: Activity | None = None
+    """Activity of the actor at the last look since then."""
+    moved_at: float = 0.0
+    """Time of the first look that found the actor where it is now."""
+    stood: tuple[Phase, float] = (Phase.IDLE, 0.0)
+    """Phase in which the actor is, and the seconds for which looks have found it in the same place."""
+    extended: bool = False
+    """True while `due` waits for a look that was overdue."""
+
+    def begin(self, now: float, due: float, limit: Limit, look_at: float) -> None:
+        """Start with a new question."""
+        self.due = due
+        self.limit = limit
+        self.look_at = look_at
+        self.began = now
+        self.progress = None
+        self.moved_at = now
+        self.stood = (Phase.IDLE, 0.0)
+        self.extended = False
+
+    def end(self) -> None:
+        """Wait for nothing."""
+        self.due = math.inf
+        self.look_at = math.inf
+        self.progress = None
+
+    def looked(self, progress: Activity, now: float, limit: Limit) -> float:
+        """Record a look; if the actor has progressed since the last one, its deadline counts from now, with `limit`.
+
+        This ends: a question asks for a finite number of steps and resets. Return the seconds without progress.
+        """
+        moves_before = progress.began
+        steps_before = 0
+        if self.progress is not None:
+            moves_before = self.progress.moves
+            steps_before = self.progress.steps
+        if progress.moves != moves_before or progress.steps != steps_before:
+            self.limit = limit
+            self.due = now + limit[1]
+            self.extended = False
+            self.moved_at = now
+        self.progress = progress
+        return now - self.moved_at
+
+    def has_passed(self, now: float, grace_s: float) -> bool:
+        """Return whether the deadline has passed; if a look is overdue as well, extend it once, by `grace_s`.
+
+        Looks are overdue when the learner was busy with an update while the actor was collecting.
+        """
+        if self.due < now and self.look_at <= now and not self.extended:
+            self.due = now + grace_s
+            self.extended = True
+        return self.due < now
