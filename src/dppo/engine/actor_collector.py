@@ -132,7 +132,7 @@ class ActorCollector:
         steps = sum(report.steps for report, _ in requests.pending[requests.index].made.values())
         steps += sum(_steps_of(actor) for actor in busy if actor.current_question.index == requests.index)
         if steps > self._reported_steps:
-            self._engine.news_at = now
+            self._engine.wait_log.news_at = now
         self._reported_steps = steps
         reports.send(steps, len(busy), self._clock() - self._looked_at)
         self._looked_at = None

@@ -12,10 +12,9 @@ from dppo.engine.actors import Actor, State
 from dppo.engine.alarms import Alarms
 from dppo.engine.backups import Backups
 from dppo.engine.balancing import Balancing
-from dppo.engine.hosting import Hosting, listed, samplers_named
+from dppo.engine.hosting import Hosting, samplers_named
 from dppo.engine.ledger import ReplayLedger
 from dppo.engine.messages import (
-    LONGEST_QUIET_S,
     Answered,
     Ask,
     Command,
@@ -35,7 +34,7 @@ from dppo.engine.messages import (
 from dppo.engine.patience import Patience
 from dppo.engine.requests import Requests
 from dppo.engine.restarts import delay_before
-from dppo.envs.activity import Phase
+from dppo.engine.wait_log import WaitLog
 from dppo.errors import ClusterError, DppoError, EnvironmentFault, counted
 from dppo.numerics.fingerprint import Expected
 from dppo.ppo.exchange.questions import Answer, Question
@@ -43,7 +42,6 @@ from dppo.ppo.exchange.records import Incident, IncidentKind, PolicySnapshot, Se
 from dppo.spaces.spaces import Spaces
 
 TICKS_S = 1.0  # from one tick to the next at most, while somebody waits for segments
-NAMED_MOVES = 3  # actors that left at once, before the message is shortened
 
 
 class CollectionEngine:
@@ -74,13 +72,10 @@ class CollectionEngine:
         self.patience = Patience(limits)
         self.balancing = Balancing(self._actors, self.hosting, ledger)
         self.backups = Backups(self.hosting, self.balancing) if limits.backup_requests else None
+        self.wait_log = WaitLog(self.hosting, self.requests, self.patience, limits)
         self._alarms = Alarms(self._actors, limits)
         self._commands: list[Command] = []  # not yet returned
         self._questions = 0
-        self.news_at = 0.0
-        """Time of the last sign of progress."""
-        self._quiet_index = -2  # of the segments that the next field is about
-        self._quiet_s = limits.quiet_s  # seconds without a sign of progress until a line is logged
         self._ticked_at = 0.0
 
     # ------------------------------------------------------------------ requests of the learner
@@ -91,7 +86,7 @@ class CollectionEngine:
         Only one is asked, so that a failing constructor runs once and is reported once.
         """
         self.requests.began = now
-        self.news_at = now
+        self.wait_log.news_at = now
         for actor in self._actors.values():
             actor.wanted(now)
             self._alarms.set(actor)
@@ -99,7 +94,7 @@ class CollectionEngine:
 
     def request(self, policy: PolicySnapshot, index: int, now: float) -> list[Command]:
         """Ask for segment `index` of every sampler, collected with `policy`; earlier ones may be on their way."""
-        self.news_at = now
+        self.wait_log.news_at = now
         if self.requests.add(policy, index, now):
             self.hosting.begin(index)
         self._commands += self.balancing.plan(self.requests.end, now)
@@ -147,7 +142,7 @@ class CollectionEngine:
                 self._commands.append(Log(f"actor {actor.actor_id} is back"))
             actor.started(event.node)
             self.hosting.started(actor)
-            self._move_samplers(self.hosting.take_stranded(), now)
+            self._commands += self.hosting.vacate(self.hosting.take_stranded(), now)
         elif event.error is not None:
             raise event.error
         else:
@@ -171,7 +166,7 @@ class CollectionEngine:
 
     def _on_answer(self, actor: Actor, event: Answered, now: float) -> None:
         """Process the answers to the first questions of an actor; large answers may arrive after those behind them."""
-        self.news_at = now
+        self.wait_log.news_at = now
         actor.early_answers[event.ask_id] = event.answer
         while actor.queue:
             first = next(iter(actor.queue))
@@ -203,7 +198,9 @@ class CollectionEngine:
         self.balancing.measure(actor, question, answer)
         self.hosting.answered(actor, question)
         self.patience.went_on(actor)
-        read_at = min(self.news_at, self._ticked_at + TICKS_S)  # later, the answer waited while the learner computed
+        read_at = min(
+            self.wait_log.news_at, self._ticked_at + TICKS_S
+        )  # later, the answer waited while the learner computed
         self.patience.answered(answer, read_at - actor.deadline.began)
         made: Sequence[tuple[SegmentReport, Any]] = answer.made
         if self.backups is not None:
@@ -265,7 +262,7 @@ class CollectionEngine:
         moved = self.hosting.limit_to(limit)  # while it is known which samplers the process has
         self._replace(actor, now)
         self.hosting.ready(*self.hosting.running.values())
-        self.news_at = now
+        self.wait_log.news_at = now
         others = counted(place.others, "other instance")
         message = f"{named}: {fault.message.splitlines()[0]}, in a process that had {others}"
         text = f"{message}; replaced"
@@ -302,7 +299,8 @@ class CollectionEngine:
             if actor.state is State.ABSENT and now >= actor.start_at:
                 actor.state = State.STARTING
                 self._commands.append(Start(actor.process))
-        self._move_samplers([actor for actor in alarmed if now > actor.move_at(self.limits)], now)
+        missing = [actor for actor in alarmed if now > actor.move_at(self.limits)]
+        self._commands += self.hosting.vacate(missing, now)
         for actor in alarmed:
             self._alarms.set(actor)
 
@@ -318,20 +316,7 @@ class CollectionEngine:
             for actor, samplers in list(self.backups.due(self.requests.index, now)):
                 self._ask(actor, self.requests.index, samplers, now, backup=True)
         if not hosting.logged_wait:
-            self._log_what_is_waited_for(now)
-
-    def _log_what_is_waited_for(self, now: float) -> None:
-        """Log it once nothing has happened for a while, and later less often; in each iteration from the start."""
-        index = self.requests.index if self.spaces is not None else -1
-        if index != self._quiet_index:
-            self._quiet_index = index
-            self._quiet_s = self.limits.quiet_s
-        if now - self.news_at <= self._quiet_s:
-            return
-        self.news_at = now
-        self._quiet_s = max(self.limits.quiet_s, min(2 * self._quiet_s, LONGEST_QUIET_S))
-        _, limit_s = self.patience.limit(Phase.STEP, replaced=False)
-        self._commands.append(Log(self.hosting.describe_wait(now - self.requests.began, index, limit_s)))
+            self._commands += self.wait_log.check(now, described=self.spaces is not None)
 
     # ------------------------------------------------------------------ asking
 
@@ -385,7 +370,7 @@ class CollectionEngine:
         self._alarms.set(actor)
         return self._questions
 
-    # ------------------------------------------------------------------ replacing actors, and moving their samplers
+    # ------------------------------------------------------------------ replacing actors
 
     def _replace(self, actor: Actor, now: float) -> None:
         """Abandon the process of an actor with its queue; a new one is due now, unless there is no room for one."""
@@ -420,7 +405,7 @@ class CollectionEngine:
                     f"(max_actor_restarts={limit}). {self._remedy(fault)}"
                 )
             actor.losses += 1
-        self.news_at = now
+        self.wait_log.news_at = now
         delay_s = delay_before(max(1, actor.losses))
         actor.start_at = now + delay_s
         first_line, newline, details = message.partition("\n")
@@ -443,38 +428,3 @@ class CollectionEngine:
             f"The process of that constructor had the environments of {counted(beside, 'sampler')}. If it may have no "
             f"more, use `num_actors={needed}` and `samplers_per_actor={beside}`; if licences are in use, free them."
         )
-
-    def _move_samplers(self, actors: Iterable[Actor], now: float) -> None:
-        """Move the samplers of actors that cannot be replaced to running actors until they are back."""
-        if not self.hosting.running:
-            return
-        for number, actor in enumerate(actors):
-            samplers = actor.samplers
-            hosts = self.hosting.move(samplers)
-            moved = [sampler for sampler in samplers if sampler not in actor.samplers]
-            reason = self._describe_absence(actor, now)
-            if actor.samplers:
-                if not actor.stranded:
-                    rule = f"no other actor has room (samplers_per_actor={self.hosting.limit})"
-                    waiting = f"{samplers_named(actor.samplers)} must wait for it"
-                    self._commands.append(Log(f"actor {actor.actor_id} {reason}; {waiting}: {rule}"))
-                self.hosting.strand(actor)
-            if not moved:
-                continue
-            actor.samplers_moved = True
-            places = f"its samplers {listed(moved)} are on actor {listed(hosts)}"
-            message = f"actor {actor.actor_id} {reason}; until it is back, {places}"
-            if number <= NAMED_MOVES:
-                text = message
-            elif number == NAMED_MOVES + 1:
-                text = "and so do those of other actors"
-            else:
-                text = ""
-            self._commands.append(Log(text, Incident(IncidentKind.SAMPLERS_MOVED, message)))
-
-    def _describe_absence(self, actor: Actor, now: float) -> str:
-        if actor.state is State.LEFT:
-            return "has left"
-        if actor.state is State.LEAVING:
-            return "is leaving"
-        return f"has not started for {now - actor.missing_since:.0f} s"

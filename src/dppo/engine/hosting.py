@@ -11,9 +11,10 @@ from dppo.engine.messages import Command, Limits, Log
 from dppo.engine.slots import Slots
 from dppo.errors import ClusterError, counted
 from dppo.ppo.exchange.questions import Question
+from dppo.ppo.exchange.records import Incident, IncidentKind
 
+NAMED_MOVES = 3  # actors that left at once, before the message is shortened
 PATIENCE_S = 5.0  # without enough actors, before that is logged
-BACKUPS = "backup_requests=True (--backup-requests) would let an idle actor make a late segment, too"
 
 
 @dataclass(slots=True)
@@ -53,7 +54,8 @@ class Hosting:
         self.most_instantiated = 0
         """Maximum number of samplers of which a process has had environments, as answers show."""
         self._min_actors = limits.fewest_actors
-        self._actors = actors
+        self.actors = actors
+        """All actors by id."""
         self._limits = limits
         self._few_since: float | None = None
         self._ready: set[int] = set()  # ids of the actors that may be asked for something new
@@ -173,10 +175,10 @@ class Hosting:
         if self._limits.elastic:  # with fewer actors, some samplers have no host
             self._min_actors = max(self._limits.fewest_actors, math.ceil(len(self.positions) / limit))
         surplus: list[int] = []
-        for actor in self._actors.values():
+        for actor in self.actors.values():
             samplers = sorted(actor.samplers, key=lambda sampler: (sampler not in actor.instantiated, sampler))
             surplus += samplers[limit:]
-        staying = [actor for actor in self._actors.values() if actor.state not in (State.LEAVING, State.LEFT)]
+        staying = [actor for actor in self.actors.values() if actor.state not in (State.LEAVING, State.LEFT)]
         moved = self._move_to(staying, surplus)
         self._above_limit = len(moved) < len(surplus)
         return list(moved)
@@ -187,6 +189,34 @@ class Hosting:
         Samplers for which no running actor has room stay.
         """
         return sorted(set(self._move_to(self.running.values(), samplers).values()))
+
+    def vacate(self, actors: Iterable[Actor], now: float) -> list[Command]:
+        """Move the samplers of actors that cannot be replaced to running actors until they are back."""
+        commands: list[Command] = []
+        if not self.running:
+            return commands
+        for number, actor in enumerate(actors):
+            samplers = actor.samplers
+            hosts = self.move(samplers)
+            moved = [sampler for sampler in samplers if sampler not in actor.samplers]
+            absence = _describe_absence(actor, now)
+            if actor.samplers:
+                if not actor.stranded:
+                    rule = f"no other actor has room (samplers_per_actor={self.limit})"
+                    waiting = f"{samplers_named(actor.samplers)} must wait for it"
+                    commands.append(Log(f"{absence}; {waiting}: {rule}"))
+                self.strand(actor)
+            if not moved:
+                continue
+            actor.samplers_moved = True
+            message = f"{absence}; until it is back, its samplers {listed(moved)} are on actor {listed(hosts)}"
+            text = ""
+            if number <= NAMED_MOVES:
+                text = message
+            elif number == NAMED_MOVES + 1:
+                text = "and so do those of other actors"
+            commands.append(Log(text, Incident(IncidentKind.SAMPLERS_MOVED, message)))
+        return commands
 
     def _move_to(self, actors: Iterable[Actor], samplers: Iterable[int]) -> dict[int, int]:
         """Move each of `samplers` to the one of `actors` with the fewest, while one has room; return ids by sampler."""
@@ -243,7 +273,7 @@ class Hosting:
             self._few_since = now
         if self._limits.elastic:
             return self._log_wait(now - self._few_since)
-        missing = sorted(self._actors.values(), key=lambda actor: actor.missing_since)
+        missing = sorted(self.actors.values(), key=lambda actor: actor.missing_since)
         limit_s = self._start_limit_s()
         if min(now - self._few_since, now - missing[-1].missing_since) > limit_s:
             raise ClusterError(
@@ -280,48 +310,14 @@ class Hosting:
                     f"(samplers_per_actor={self.limit}). Make room in the cluster (see `ray status`), and resume."
                 )
 
-    def describe_wait(self, waited_s: float, index: int, limit_s: float) -> str:
-        """Return the message about missing segments `index`, or if that is negative about the first environment."""
-        starts = _shortened([_describe_start(actor) for actor in self._actors.values() if _is_missing(actor)])
-        if index < 0:
-            return "; ".join([f"waiting for the first environment for {waited_s:.0f} s", *starts])
-        owed = sorted(sampler for sampler, position in self.positions.items() if position.arrived <= index)
-        named = samplers_named(owed[:8])
-        if len(owed) > 8:
-            named += " ..."
-        segments = f"waiting for {len(owed)} of {len(self.positions)} segments for {waited_s:.0f} s ({named})"
-        parts = [segments, *starts, *_shortened(self._describe_places())]
-        if self.slots.limited:
-            parts.append(str(self.slots))
-        parts.append(f"an actor that makes no progress for {limit_s:g} s is replaced")
-        some_idle = any(not actor.queue for actor in self.running.values())
-        if some_idle and not starts and not self.slots.limited and not self._limits.backup_requests:
-            parts.append(BACKUPS)
-        return "; ".join(parts)
 
-    def _describe_places(self) -> list[str]:
-        """Return where actors are that replay, and then actors that were seen twice in the same place."""
-        replaying = []
-        standing = []
-        for actor in self._actors.values():
-            progress = actor.deadline.progress
-            if progress is None or not actor.queue:
-                continue
-            stood_s = actor.deadline.stood[1]
-            if actor.current_question.rebuilds:
-                replaying.append(f"actor {actor.actor_id}: {progress}")
-            elif stood_s > 0:
-                standing.append(f"actor {actor.actor_id}: {progress} for {stood_s:.0f} s")
-        return replaying + standing
-
-
-def _is_missing(actor: Actor) -> bool:
-    return actor.state in (State.ABSENT, State.STARTING) and bool(actor.samplers)
-
-
-def _describe_start(actor: Actor) -> str:
-    verb = "restarted" if actor.ever_started else "started"
-    return f"actor {actor.actor_id} is being {verb}"
+def _describe_absence(actor: Actor, now: float) -> str:
+    reason = f"has not started for {now - actor.missing_since:.0f} s"
+    if actor.state is State.LEFT:
+        reason = "has left"
+    elif actor.state is State.LEAVING:
+        reason = "is leaving"
+    return f"actor {actor.actor_id} {reason}"
 
 
 def samplers_named(samplers: Sequence[int]) -> str:
@@ -333,9 +329,3 @@ def samplers_named(samplers: Sequence[int]) -> str:
 def listed(numbers: Sequence[int]) -> str:
     """Return `0, 3, 5`."""
     return ", ".join(map(str, numbers))
-
-
-def _shortened(parts: list[str], limit: int = 4) -> list[str]:
-    if len(parts) <= limit:
-        return parts
-    return [*parts[:limit], f"and so are {len(parts) - limit} more"]

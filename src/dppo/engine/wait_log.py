@@ -1,0 +1,88 @@
+"""WaitLog: says what a run waits for, once nothing has happened for a while."""
+
+from dppo.engine.actors import Actor, State
+from dppo.engine.hosting import Hosting, samplers_named
+from dppo.engine.messages import LONGEST_QUIET_S, Limits, Log
+from dppo.engine.patience import Patience
+from dppo.engine.requests import Requests
+from dppo.envs.activity import Phase
+
+BACKUPS = "backup_requests=True (--backup-requests) would let an idle actor make a late segment, too"
+NAMED = 8  # samplers in a message
+
+
+class WaitLog:
+    """Writes a line once nothing has happened for a while, and later less often; in each iteration from the start."""
+
+    def __init__(self, hosting: Hosting, requests: Requests, patience: Patience, limits: Limits) -> None:
+        self.news_at = 0.0
+        """Time of the last sign of progress."""
+        self._hosting = hosting
+        self._requests = requests
+        self._patience = patience
+        self._limits = limits
+        self._index = -2  # of the segments that the next field is about
+        self._quiet_s = limits.quiet_s  # seconds without a sign of progress until a line
+
+    def check(self, now: float, *, described: bool) -> list[Log]:
+        """Return a line if one is due: about the first environment, or once that is `described`, about segments."""
+        index = self._requests.index if described else -1
+        if index != self._index:
+            self._index = index
+            self._quiet_s = self._limits.quiet_s
+        if now - self.news_at <= self._quiet_s:
+            return []
+        self.news_at = now
+        self._quiet_s = max(self._limits.quiet_s, min(2 * self._quiet_s, LONGEST_QUIET_S))
+        return [Log(self._describe(now - self._requests.began))]
+
+    def _describe(self, waited_s: float) -> str:
+        hosting = self._hosting
+        starts = _shortened([_describe_start(actor) for actor in hosting.actors.values() if _is_missing(actor)])
+        if self._index < 0:
+            return "; ".join([f"waiting for the first environment for {waited_s:.0f} s", *starts])
+        positions = hosting.positions
+        owed = sorted(sampler for sampler, position in positions.items() if position.arrived <= self._index)
+        named = samplers_named(owed[:NAMED])
+        if len(owed) > NAMED:
+            named += " ..."
+        segments = f"waiting for {len(owed)} of {len(positions)} segments for {waited_s:.0f} s ({named})"
+        parts = [segments, *starts, *_shortened(self._describe_places())]
+        if hosting.slots.limited:
+            parts.append(str(hosting.slots))
+        _, limit_s = self._patience.limit(Phase.STEP, replaced=False)
+        parts.append(f"an actor that makes no progress for {limit_s:g} s is replaced")
+        some_idle = any(not actor.queue for actor in hosting.running.values())
+        if some_idle and not starts and not hosting.slots.limited and not self._limits.backup_requests:
+            parts.append(BACKUPS)
+        return "; ".join(parts)
+
+    def _describe_places(self) -> list[str]:
+        """Return where actors are that replay, and then actors that were seen twice in the same place."""
+        replaying = []
+        standing = []
+        for actor in self._hosting.actors.values():
+            progress = actor.deadline.progress
+            if progress is None or not actor.queue:
+                continue
+            stood_s = actor.deadline.stood[1]
+            if actor.current_question.rebuilds:
+                replaying.append(f"actor {actor.actor_id}: {progress}")
+            elif stood_s > 0:
+                standing.append(f"actor {actor.actor_id}: {progress} for {stood_s:.0f} s")
+        return replaying + standing
+
+
+def _is_missing(actor: Actor) -> bool:
+    return actor.state in (State.ABSENT, State.STARTING) and bool(actor.samplers)
+
+
+def _describe_start(actor: Actor) -> str:
+    verb = "restarted" if actor.ever_started else "started"
+    return f"actor {actor.actor_id} is being {verb}"
+
+
+def _shortened(parts: list[str], limit: int = 4) -> list[str]:
+    if len(parts) <= limit:
+        return parts
+    return [*parts[:limit], f"and so are {len(parts) - limit} more"]
