@@ -47,7 +47,7 @@ NOT_EXECUTED: tuple[tuple[str, str, str], ...] = (
     ),
     (
         "engine/actors.py",
-        "{} for {}{} and counts as hung; if a single step or reset takes longer",
+        "{} and counts as hung; if a single step or reset takes longer, raise {}",
         "it takes a cluster, or a fault of one: see docs/FAULTS.md and tests/cluster",
     ),
     (
