@@ -38,8 +38,8 @@ from dppo.records.metrics.tensorboard import by_step
 from dppo.records.terminal.panel import draw
 from dppo.records.terminal.plain import plain_line
 from dppo.records.terminal.view import View
-from dppo.run.building import _Site
 from dppo.run.evaluations import Evaluations, _Evaluation
+from dppo.run.factory import PartsFactory
 from dppo.signals import StopSignals
 from dppo.tools.replay.episode import replay
 from dppo.transports.ray import evaluating
@@ -329,8 +329,9 @@ def test_an_actor_of_evaluations_hangs_after_the_longest_of_the_timeouts(
     spaces = describe_spaces(gym.make("CartPole-v1"))
     spec = None
     with ExitStack() as stack:
-        site = _Site(settings(tmp_path / "run", num_actors=2, **changes), StopSignals(), stack, session, "")
-        site.players(spaces, spec)  # type: ignore[arg-type]
+        config = settings(tmp_path / "run", num_actors=2, **changes)
+        factory = PartsFactory(config, StopSignals(), stack, session, "")
+        factory.players(spaces, spec)  # type: ignore[arg-type]
     assert given["hung_s"] == hung_s
 
 

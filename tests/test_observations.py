@@ -24,7 +24,7 @@ from dppo.errors import CheckpointError, ConfigError
 from dppo.ppo.acting.agent import PPOAgent
 from dppo.ppo.exchange.records import PolicySnapshot
 from dppo.ppo.networks.choice import choose_network
-from dppo.run.building import most_parameters
+from dppo.run.factory import max_parameters
 
 IMAGE = spaces.Box(0, 255, (8, 8, 3), np.uint8)
 NEST = spaces.Dict(a=spaces.Discrete(3), b=spaces.Box(-9, 9, ()))
@@ -211,4 +211,4 @@ def test_the_object_store_has_room_for_networks_of_all_kinds(space: gym.Space[An
     world = gym.Env[Any, Any]()
     world.observation_space, world.action_space = space, gym.spaces.Discrete(3)
     config = make_config({"env_id": "CartPole-v1", **changes})
-    assert most_parameters(config) >= choose_network(config.network, describe_spaces(world)).spec.num_parameters
+    assert max_parameters(config) >= choose_network(config.network, describe_spaces(world)).spec.num_parameters

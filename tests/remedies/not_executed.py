@@ -575,7 +575,7 @@ NOT_EXECUTED: tuple[tuple[str, str, str], ...] = (
         "Set DPPO_NUMERICS=native before Python starts.",
         "a variable of a new process: tests/test_numerics.py",
     ),
-    ("run/building.py", "Use the version that wrote it.", "it takes another version of dppo"),
+    ("run/loading.py", "Use the version that wrote it.", "it takes another version of dppo"),
     (
         "run/building.py",
         "norm_value=True without norm_adv=True: values are learned in units of ",

@@ -18,10 +18,10 @@ from dppo.records.files import run_folder
 from dppo.records.files.run_folder import RunFolder
 from dppo.records.observers import Observers
 from dppo.records.outside import OutsideThread
-from dppo.run.building import Parts
 from dppo.run.evaluations import Evaluations, chosen_of
 from dppo.run.iteration_row import mean_return
 from dppo.run.outputs import call_disk
+from dppo.run.parts import Parts
 from dppo.run.state import RunState
 
 MIN_EPISODES = 20  # for a score: that of fewer may be luck, and the best checkpoint is kept for ever

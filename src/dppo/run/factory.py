@@ -1,0 +1,188 @@
+"""Make the parts of a run that have processes, files or threads: in this process, or on Ray."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack, closing
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from typing import TYPE_CHECKING
+
+from dppo.config import Config
+from dppo.engine.collector import Collector, OnProgress
+from dppo.engine.ledger import ReplayLedger
+from dppo.hosts.plans import TrainerPlan, sampler_plan, trainer_plan
+from dppo.log import logger
+from dppo.numerics.fingerprint import Expected
+from dppo.policies.playing import EpisodePlayer, PlaySettings
+from dppo.ppo.networks.network import NetworkSpec
+from dppo.records.instance_lines import together_line
+from dppo.run.evaluations import InProcessPlayers
+from dppo.signals import StopSignals
+from dppo.spaces.spaces import Spaces
+from dppo.transports.in_process import InProcessCollector
+
+if TYPE_CHECKING:
+    from dppo.learners.ranks import RayTrainers
+    from dppo.learners.tracing import Trace
+    from dppo.learners.trainers import LocalTrainer, Trainers
+    from dppo.transports.ray.core_use import CoreUse
+    from dppo.transports.ray.evaluating import RayPlayers
+    from dppo.transports.ray.session import RaySession
+
+PARAMETERS_OF_A_MODEL = 4_000_000  # enough for an encoder of images, if not for any network of a user
+
+
+def open_session(config: Config, variables: dict[str, str], stop: StopSignals, stack: ExitStack) -> RaySession:
+    """Connect to Ray, whose processes get `variables`, until `stack` is closed."""
+    from dppo.transports.ray.claim import claimed
+    from dppo.transports.ray.session import RaySession, store_bytes_for
+    from dppo.transports.ray.upload import check_there_is_a_cluster, environment_of
+
+    stop.check()
+    check_there_is_a_cluster(config.upload, config.address)
+    stack.enter_context(claimed())
+    segments = (config.lag + config.reuse) * config.batch_size
+    actors = config.actors
+    if actors.elastic:
+        fewest = max(actors.actor_bounds[0], actors.fewest_for(config.num_samplers))
+        actors = replace(actors, num_actors=f"{fewest}..{config.most_actors}")
+    session = RaySession(
+        actors,
+        config.learners,
+        config.evaluators,
+        store_bytes=store_bytes_for(segments, (1 + config.lag) * max_parameters(config)),
+        notify=logger.warning,
+        check=stop.check,
+        env_threads=config.env_threads,
+    )
+    stack.callback(session.close)
+    stop.add_check(session.check)
+    stop.check()  # Ray has started meanwhile
+    if not session.started_here:  # a Ray that was started here has inherited the variables
+        session.options = environment_of(variables, config.upload, logger.info)
+    return session
+
+
+def max_parameters(config: Config) -> int:
+    """Return a bound of the network's parameters, to size the object store before the spaces are known."""
+    return PARAMETERS_OF_A_MODEL + 2 * sum(inputs * units for inputs, units in pairwise(config.hidden_sizes))
+
+
+@dataclass(frozen=True, slots=True)
+class PartsFactory:
+    """Makes the parts of a run, on Ray if there is a session; closing `stack` closes them."""
+
+    config: Config
+    stop: StopSignals
+    stack: ExitStack
+    session: RaySession | None
+    logs: str
+    """The folder for the logs of actors."""
+
+    def collector(self, ledger: ReplayLedger, on_progress: OnProgress) -> Collector:
+        """Return the collector, which makes the environments."""
+        config = self.config
+        plan = sampler_plan(config)
+        if self.session is None:
+            in_process = InProcessCollector(plan, ledger, on_progress, together_line(config))
+            return self.stack.enter_context(closing(in_process))
+        from dppo.transports.ray.transport import collector_on_ray
+
+        needs_arrays = config.num_learners == 0 or config.reuse > 1 or config.trace_hashes
+        on_ray = collector_on_ray(
+            plan,
+            config.actors,
+            ledger,
+            on_progress,
+            self.session,
+            by_reference=not needs_arrays,
+            logs=self.logs,
+        )
+        return self.stack.enter_context(closing(on_ray))
+
+    def trainers(self, config: Config, spaces: Spaces, expected: Expected, trace: Trace | None) -> Trainers:
+        """Return the trainers of a run with the resolved settings `config`."""
+        from dppo.learners.staged import RunStage, StagedTrainers
+        from dppo.learners.stored_segments import StoredSegments
+
+        plan = trainer_plan(config)
+        trainers: Trainers
+        if self.session is None or config.num_learners == 0:
+            trainers = self._local_trainer(plan, spaces)
+        else:
+            trainers = self._ray_trainers(plan, spaces, expected, self.session)
+        stages: list[RunStage] = []
+        if trace is not None:  # first, as it is about the newest segments alone
+            stages.append(trace)
+        if config.reuse > 1:
+            stages.append(StoredSegments(config.reuse, spaces.of_network().obs))
+        return StagedTrainers(trainers, stages) if stages else trainers
+
+    def _local_trainer(self, plan: TrainerPlan, spaces: Spaces) -> LocalTrainer:
+        from dppo.learners.trainers import LocalTrainer  # imports torch
+
+        trainer = LocalTrainer(plan, spaces)
+        self.stack.callback(trainer.close)
+        trainer.interruptible = self.stop.interruptible
+        trainer.check_gpu(self.config.batch_size * self.config.reuse)
+        return trainer
+
+    def _ray_trainers(self, plan: TrainerPlan, spaces: Spaces, expected: Expected, session: RaySession) -> RayTrainers:
+        from dppo.learners.ranks import RayTrainers
+        from dppo.learners.worth import worth_in_words
+
+        link = session.link("learners")
+        trainers = RayTrainers(
+            plan, spaces, logger.warning, self.stop.check, link, expected=expected, **session.options
+        )
+        self.stack.callback(trainers.close)
+        if plan.learners.num_learners > 1:
+            times = trainers.worth(plan.sizes.minibatch_rows)
+            logger.warning("%s", worth_in_words(plan, trainers.spec, *times))
+        return trainers
+
+    def players(self, spaces: Spaces, spec: NetworkSpec) -> InProcessPlayers | RayPlayers | None:
+        """Return the players of the episodes of evaluations; None without evaluations."""
+        config = self.config
+        run = config.run
+        if run.eval_every is None:
+            return None
+        player = EpisodePlayer(
+            replace(config.env, env_kwargs=config.env_kwargs | run.eval_env_kwargs),
+            spaces,
+            spec,
+            PlaySettings(run.seed, not run.eval_stochastic, config.info_keys),
+            config.num_samplers,
+        )
+        if self.session is None:
+            self.stack.callback(player.close)
+            return InProcessPlayers(player, run.eval_episodes, run.eval_timeout_s, self.stop.interruptible)
+        return self._ray_players(player, self.session)
+
+    def _ray_players(self, player: EpisodePlayer, session: RaySession) -> RayPlayers:
+        from dppo.engine.patience import SETTINGS
+        from dppo.transports.ray.evaluating import RayPlayers
+
+        config = self.config
+        limits = [getattr(config.actors, name) or 0.0 for name in SETTINGS.values()]
+        players = RayPlayers(
+            player,
+            session.demand.actor,
+            session.link("evaluations"),
+            episodes=config.eval_episodes,
+            actors=config.eval_actors,
+            timeout_s=config.eval_timeout_s,
+            hung_s=max(config.segment_timeout_s, *limits),
+            logs=self.logs,
+            licensed=config.licences is not None,
+            **session.options,
+        )
+        return self.stack.enter_context(closing(players))
+
+    def core_use(self) -> CoreUse | None:
+        """Return what measures, from now on, how busy the cores are; None if actors run on other machines."""
+        if self.session is None or not self.session.started_here:
+            return None
+        from dppo.transports.ray.core_use import CoreUse
+
+        return CoreUse(self.session.demand.num_actors)

@@ -1,0 +1,69 @@
+"""Load the checkpoint that a run continues from, or branches off."""
+
+from typing import Any
+
+from dppo.config import Config
+from dppo.errors import CheckpointError, DppoError, printable
+from dppo.log import logger
+from dppo.numerics.fingerprint import Expected, Fingerprint, Probe
+from dppo.records.files.checkpoint import Checkpoint, Found
+from dppo.run.parts import Parts
+from dppo.run.state import RunState
+
+STATES_OF_ENVS = (".states", ".proofs")
+"""Ends of the names of arrays with the states that environments gave themselves."""
+
+
+def load_start(start: Found, parts: Parts, config: Config, *, branch: bool) -> None:
+    """Load a checkpoint into the learner; with `branch`, only the weights, the optimizer and the normalizers."""
+    _check_model(start, parts.model, config.env_name, branch=branch)
+    checkpoint = start.checkpoint
+    try:
+        if branch:
+            RunState(checkpoint.arrays, checkpoint.state).branch_off(parts.learner)
+        else:
+            _resume(checkpoint, parts, config)
+        _warn_of_other_numerics(checkpoint.state, parts.numerics)
+    except DppoError:
+        raise
+    except Exception as error:  # whatever the content of a checkpoint leads to: it may be anybody's
+        raise CheckpointError(
+            f"{start.path}: cannot be resumed by this version of dppo ({error!r}). Use the version that wrote it."
+        ) from error
+
+
+def _check_model(start: Found, model: dict[str, Any], env_name: str, *, branch: bool) -> None:
+    """Raise CheckpointError if spaces or network of a checkpoint are not those of this run, described by `model`."""
+    stored_model = start.checkpoint.state["model"]
+    for name in {**model, **stored_model}:
+        ignored = branch and name == "deterministic"
+        if stored_model.get(name) != model.get(name) and not ignored:
+            verb = "Branch" if branch else "Resume"
+            raise CheckpointError(
+                f"{start.path}: its {name} is {stored_model.get(name)}, but that of {env_name} is {model.get(name)}. "
+                f"{verb} with the environment of the original run."
+            )
+
+
+def _resume(checkpoint: Checkpoint, parts: Parts, config: Config) -> None:
+    arrays = checkpoint.arrays
+    if config.env_state == "off":
+        samplers = arrays["samplers"].items()
+        arrays["samplers"] = {name: array for name, array in samplers if not name.endswith(STATES_OF_ENVS)}
+    learner = parts.learner
+    RunState(arrays, checkpoint.state).restore(learner)
+    parts.ledger.check(learner.iteration, config.envs_per_sampler, learner.trainers.spec)
+
+
+def _warn_of_other_numerics(state: dict[str, Any], numerics: Expected) -> None:
+    """Log a warning if the process that wrote a checkpoint computed other last bits."""
+    stored = state.get("numerics")
+    if stored is None:
+        return
+    before = Fingerprint(**stored["own"])
+    now = numerics.own
+    probe = Probe(**stored["probe"] | {"widths": tuple(stored["probe"]["widths"])})
+    difference = before.differences(now)
+    if difference and probe == numerics.probe:  # other sizes: of a branch
+        facts = f"was written on {before.cpu}, and this machine, {now.cpu}, computes {difference}"
+        logger.warning("the checkpoint %s: from here on, results differ by rounding", printable(facts))

@@ -1,0 +1,41 @@
+"""The parts of a run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from dppo.config.resolve import Choice
+from dppo.engine.collector import Collector
+from dppo.engine.ledger import ReplayLedger
+from dppo.numerics.fingerprint import Expected
+from dppo.run.evaluations import InProcessPlayers
+from dppo.run.learner import PPOLearner
+
+if TYPE_CHECKING:
+    from dppo.transports.ray.core_use import CoreUse
+    from dppo.transports.ray.evaluating import RayPlayers
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """The parts of a run that the runner works with."""
+
+    collector: Collector
+    learner: PPOLearner
+    ledger: ReplayLedger
+    model: dict[str, Any]
+    """Spaces and network as JSON values, as checkpoints store them."""
+    numerics: Expected
+    """The last bits that every process must compute."""
+    epochs: int
+    """K of the updates."""
+    choices: tuple[Choice, ...]
+    """The defaults that depend on the task."""
+    trace: Callable[..., dict[str, Any]] | None
+    """Returns the line of trace.jsonl for a row of metrics; None if there is no such file."""
+    players: InProcessPlayers | RayPlayers | None
+    """Plays the episodes of evaluations; None without evaluations."""
+    core_use: CoreUse | None
+    """Measures whether the cores are busy; None without a Ray that was started here."""
