@@ -50,7 +50,7 @@ class Browser:
             os.close(number)
         assert ours == (self._read, self._write)
         targets = self.call("Target.getTargets")["targetInfos"]
-        target = next(one["targetId"] for one in targets if one["type"] == "page")
+        target = next(target["targetId"] for target in targets if target["type"] == "page")
         session = self.call("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]
         self._session = {"sessionId": session}
         for domain in ("Page", "Runtime", "Log", "Network"):

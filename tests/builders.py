@@ -96,7 +96,7 @@ def parts_of(config: Config, num_samplers: int = 2) -> tuple[list[BuiltSampler],
 def collect(samplers: Sequence[BuiltSampler], snapshot: PolicySnapshot) -> tuple[list[SegmentReport], list[Segment]]:
     """A segment of each sampler, of the iteration that is the version of the policy, and its report."""
     requests = [SegmentRequest(sampler_id, snapshot.version) for sampler_id in range(len(samplers))]
-    made = [one.sampler.collect(request, snapshot) for one, request in zip(samplers, requests, strict=True)]
+    made = [built.sampler.collect(request, snapshot) for built, request in zip(samplers, requests, strict=True)]
     return [report for report, _ in made], [segment for _, segment in made]
 
 
@@ -131,11 +131,11 @@ def sampler_of(
     track: bool = True,
     rebuild: bool = False,
     agent: PPOAgent | None = None,
-    **more: Any,
+    **changes: Any,
 ) -> tuple[PPOSampler, NetworkSpec]:
     """A sampler of these environments, and what its model is made of."""
     agent = agent or PPOAgent(mlp_of(describe_spaces(envs[0]), hidden_sizes, "tanh", dtype))
-    ppo = {field.name: more.pop(field.name) for field in dataclasses.fields(PPO) if field.name in more}
+    ppo = {field.name: changes.pop(field.name) for field in dataclasses.fields(PPO) if field.name in changes}
     sampler = PPOSampler(
         sampler_id,
         agent,
@@ -143,7 +143,7 @@ def sampler_of(
         num_steps=num_steps,
         ppo=PPO(gamma=gamma, norm_reward=track, **ppo),
         noise=partial(streams.generator, seed, Stream.ACTIONS, sampler_id),
-        **more,
+        **changes,
     )
     return sampler, agent.spec
 

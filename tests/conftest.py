@@ -41,12 +41,12 @@ check_shapes()  # imports torch, which reads the number of threads once
 @pytest.fixture(autouse=True)
 def signals_are_not_ignored() -> Iterator[None]:
     """Let commands under test receive SIGINT and SIGHUP; after `&` and nohup, processes ignore them."""
-    ignored = [one for one in (signal.SIGINT, signal.SIGHUP) if signal.getsignal(one) is signal.SIG_IGN]
-    for one in ignored:
-        signal.signal(one, signal.default_int_handler if one is signal.SIGINT else signal.SIG_DFL)
+    ignored = [number for number in (signal.SIGINT, signal.SIGHUP) if signal.getsignal(number) is signal.SIG_IGN]
+    for number in ignored:
+        signal.signal(number, signal.default_int_handler if number is signal.SIGINT else signal.SIG_DFL)
     yield
-    for one in ignored:
-        signal.signal(one, signal.SIG_IGN)
+    for number in ignored:
+        signal.signal(number, signal.SIG_IGN)
 
 
 @functools.cache
@@ -56,10 +56,10 @@ def names_on_ray(file: Path) -> set[str]:
     for node in ast.parse(file.read_text(encoding="utf8")).body:
         name = ast.unparse(node.targets[0]) if isinstance(node, ast.Assign) else getattr(node, "name", "")
         used[name] = set(re.findall(r"\w+", ast.unparse(node)))
-    found = {"ray_session"}
-    while new := {name for name, words in used.items() if words & found} - found:
-        found |= new
-    return found
+    names = {"ray_session"}
+    while new := {name for name, words in used.items() if words & names} - names:
+        names |= new
+    return names
 
 
 def is_on_ray(nodeid: str, config: pytest.Config) -> bool:

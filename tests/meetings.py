@@ -31,8 +31,8 @@ class OwnOrders:
 
     def permutation(self, rows: int) -> np.ndarray:
         share = rows // len(self._orders)
-        own = [order.permutation(share) + rank * share for rank, order in enumerate(self._orders)]
-        parts = [np.array_split(one, min(self._minibatches, share)) for one in own]
+        orders = [order.permutation(share) + rank * share for rank, order in enumerate(self._orders)]
+        parts = [np.array_split(order, min(self._minibatches, share)) for order in orders]
         return np.concatenate([part for minibatch in zip(*parts, strict=True) for part in minibatch])
 
 

@@ -26,21 +26,21 @@ def descendants(pid: int) -> set[int]:
     for folder in Path("/proc").glob("[0-9]*"):
         with suppress(OSError):
             parents[int(folder.name)] = int((folder / "stat").read_text().rpartition(")")[2].split()[1])
-    found = set[int]()
+    known = set[int]()
     newest = {pid}
-    while newest := {child for child, parent in parents.items() if parent in newest} - found:
-        found |= newest
-    return found
+    while newest := {child for child, parent in parents.items() if parent in newest} - known:
+        known |= newest
+    return known
 
 
 def ours(title: str) -> list[int]:
     """Return the descendants of this process whose command line contains `title`."""
-    found = []
+    pids = []
     for pid in descendants(os.getpid()):
         with suppress(OSError):
             if title in command_line(pid):
-                found.append(pid)
-    return sorted(found)
+                pids.append(pid)
+    return sorted(pids)
 
 
 def in_ray_thread(function: Callable[[], T]) -> T:

@@ -82,12 +82,12 @@ def kill_an_actor(iteration: int) -> None:
 def test_runs_on_actors_are_equal_also_if_one_is_killed_and_they_are_resumed(
     changes: dict[str, Any], ray_session: None, tmp_path: Path
 ) -> None:
-    own = {"policy_lag": changes.get("policy_lag", 0)}
-    whole = trained(tmp_path / "whole", **own)
+    learning = {"policy_lag": changes.get("policy_lag", 0)}
+    whole = trained(tmp_path / "whole", **learning)
     killed = trained(tmp_path / "killed", Levels(after_iteration=kill_an_actor), num_actors=2, **changes)
     assert killed.incidents["actor_lost"] == 1
     trained(tmp_path / "run", Levels(interrupt_at=4), num_actors=2, **changes)
-    resumed = trained(tmp_path / "run", resume=True, **own)
+    resumed = trained(tmp_path / "run", resume=True, **learning)
     assert killed.weights_sha256 == resumed.weights_sha256 == whole.weights_sha256
     assert "replay_mismatch" not in killed.incidents
 

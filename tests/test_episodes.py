@@ -70,30 +70,37 @@ def test_episodes_of_every_kind_are_played_again(kind: str, tmp_path: Path, caps
     recorder = Recorder()
     dppo.train(settings(tmp_path / "run", **KINDS[kind]), observers=[recorder])
     episodes = read_episodes(tmp_path / "run")
-    assert [one.number for one in episodes] == list(range(1, len(recorder.episodes) + 1))
+    assert [episode.number for episode in episodes] == list(range(1, len(recorder.episodes) + 1))
     assert episodes
-    for one, then in zip(episodes, recorder.episodes, strict=True):
-        assert (one.env, one.episode, one.episode_return, one.length) == (
-            *(then.env, then.index, then.episode_return, then.length),
+    for recorded_episode, then in zip(episodes, recorder.episodes, strict=True):
+        assert (
+            recorded_episode.env,
+            recorded_episode.episode,
+            recorded_episode.episode_return,
+            recorded_episode.length,
+        ) == (*(then.env, then.index, then.episode_return, then.length),)
+    for recorded_episode in episodes[:: max(1, len(episodes) // 4)]:  # those that begin in earlier segments among them
+        assert replayed(tmp_path / "run", "--episode", str(recorded_episode.number)) == 0
+        assert capsys.readouterr().out.startswith(
+            f"Episode {recorded_episode.number}: {recorded_episode.length} steps, return "
         )
-    for one in episodes[:: max(1, len(episodes) // 4)]:  # those that begin in earlier segments among them
-        assert replayed(tmp_path / "run", "--episode", str(one.number)) == 0
-        assert capsys.readouterr().out.startswith(f"Episode {one.number}: {one.length} steps, return ")
 
 
 def test_recording_does_not_change_the_weights_and_chooses_episodes(run: Path, tmp_path: Path) -> None:
     everything = read_episodes(run)
-    found = dict[str, list[int | None]]()
+    numbers = dict[str, list[int | None]]()
     weights = set()
     for which in ("every=3", "best", "none"):
         result = dppo.train(settings(tmp_path / which, envs_per_sampler=2, record_episodes=which))
-        found[which] = [one.number for one in read_episodes(tmp_path / which)]
+        numbers[which] = [episode.number for episode in read_episodes(tmp_path / which)]
         weights.add(result.weights_sha256)
-    returns = [one.episode_return for one in everything]
+    returns = [episode.episode_return for episode in everything]
     assert len(weights) == 1
-    assert found["every=3"] == [one.number for one in everything if one.number and one.number % 3 == 0]
-    assert found["best"] == [n for n, best in enumerate(returns, 1) if best > max(returns[: n - 1], default=-np.inf)]
-    assert found["none"] == []
+    assert numbers["every=3"] == [
+        episode.number for episode in everything if episode.number and episode.number % 3 == 0
+    ]
+    assert numbers["best"] == [n for n, best in enumerate(returns, 1) if best > max(returns[: n - 1], default=-np.inf)]
+    assert numbers["none"] == []
     assert not (tmp_path / "none" / "episodes.jsonl").exists()
     with pytest.raises(ConfigError, match=r"record_episodes=every=0: must be all, best, none"):
         settings(tmp_path, record_episodes="every=0")
@@ -111,7 +118,7 @@ def test_the_oldest_episodes_go_at_the_limit(tmp_path: Path, monkeypatch: pytest
     with Notes() as notes:
         result = dppo.train(config, observers=[Recorder(interrupt_at=6)])
         result = dppo.train(config, resume=tmp_path / "run")
-    numbers = [one.number for one in read_episodes(tmp_path / "run")]
+    numbers = [episode.number for episode in read_episodes(tmp_path / "run")]
     assert numbers == list(range(result.episodes - len(numbers) + 1, result.episodes + 1))
     assert 2_000 < len(lines(tmp_path / "run")) < 8_000
     assert any("its older half is dropped" in text for text in notes.texts)
@@ -127,13 +134,13 @@ def test_an_episode_with_too_many_actions_is_left_out_and_said_once(
     recorder = Recorder()
     with Notes() as notes:
         dppo.train(settings(tmp_path / "run", num_steps=4), observers=[recorder])
-    numbers = [one.number for one in read_episodes(tmp_path / "run")]
+    numbers = [episode.number for episode in read_episodes(tmp_path / "run")]
     missing = [number for number in range(1, len(recorder.episodes) + 1) if number not in numbers]
     assert numbers
     assert missing
-    said = [text for text in notes.texts if "is not recorded" in text]
-    assert len(said) == 1
-    assert said[0].startswith(f"episode {missing[0]} is not recorded: the actions of its")
+    lines_printed = [text for text in notes.texts if "is not recorded" in text]
+    assert len(lines_printed) == 1
+    assert lines_printed[0].startswith(f"episode {missing[0]} is not recorded: the actions of its")
 
 
 def test_episodes_are_listed_and_found_by_number_and_by_name(run: Path, capsys: Capture) -> None:
@@ -141,7 +148,7 @@ def test_episodes_are_listed_and_found_by_number_and_by_name(run: Path, capsys: 
     head, *rows, last = capsys.readouterr().out.splitlines()
     episodes = read_episodes(run)
     assert head.split() == ["number", "sampler/env/episode", "return", "length", "env", "step"]
-    assert [row.split()[0] for row in rows] == [str(one.number) for one in episodes]
+    assert [row.split()[0] for row in rows] == [str(episode.number) for episode in episodes]
     assert last.startswith(f"{len(episodes)} recorded.")
     assert replayed(run, "--episode", episodes[-1].name) == 0
     assert f"Episode {episodes[-1].name}: {episodes[-1].length} steps" in capsys.readouterr().out
@@ -168,9 +175,9 @@ def test_mistakes_are_refused(
     monkeypatch.delenv("DISPLAY", raising=False)
     monkeypatch.delenv("WAYLAND_DISPLAY", raising=False)
     assert main(["replay", str(run), *words, *(["--trust"] if "--episodes" not in words else [])]) == 2
-    said = capsys.readouterr().err
-    assert re.search(says, said), said
-    assert said.count("\n") == 1
+    printed = capsys.readouterr().err
+    assert re.search(says, printed), printed
+    assert printed.count("\n") == 1
 
 
 def test_a_path_without_a_run_and_episodes_of_several_rows_are_refused(tmp_path: Path, capsys: Capture) -> None:
@@ -239,22 +246,22 @@ def test_an_episode_that_is_not_the_same_is_refused_with_its_place(
 ) -> None:
     dppo.train(settings(tmp_path / "run", env_kwargs={"differs": differs}, total_timesteps=64))
     assert replayed(tmp_path / "run", "--episode", "4") == 1
-    said = capsys.readouterr().out
-    assert "is not the same again. It had return " in said
-    assert re.search(says, said), said
+    printed = capsys.readouterr().out
+    assert "is not the same again. It had return " in printed
+    assert re.search(says, printed), printed
 
 
 def test_an_episode_that_failed_is_played_up_to_its_fault(tmp_path: Path, capsys: Capture) -> None:
     bad = {"obs": [float("nan")] * 2, "episodes": [0, 2]}
     survive = {"on_env_fault": "rebuild", "env_faults": "unlimited"}
     result = dppo.train(settings(tmp_path / "run", env_id="worlds.faulty:Faulty", env_kwargs=bad, **survive))
-    failed = [one for one in read_episodes(tmp_path / "run") if one.number is None]
+    failed = [episode for episode in read_episodes(tmp_path / "run") if episode.number is None]
     assert len(failed) == result.incidents["bad_step"] > 0
     assert main(["replay", str(tmp_path / "run"), "--episodes"]) == 0
     assert capsys.readouterr().out.count("fault  ") == len(failed)
     assert replayed(tmp_path / "run", "--episode", failed[0].name) == 0
-    said = capsys.readouterr().out
-    assert f"The fault happens again: worlds.faulty:Faulty, env 0: step of episode {failed[0].episode} " in said
+    printed = capsys.readouterr().out
+    assert f"The fault happens again: worlds.faulty:Faulty, env 0: step of episode {failed[0].episode} " in printed
 
 
 # ------------------------------------------------------------------ a stranger's file
@@ -266,12 +273,12 @@ def forged(run: Path, **changes: Any) -> None:
     (run / "episodes.jsonl").write_text(json.dumps(line | changes) + "\n")
 
 
-def refuse(run: Path, how: str) -> None:
+def refuse(run: Path, fault: str) -> None:
     path = run / "episodes.jsonl"
     path.unlink()
-    if how == "link":
+    if fault == "link":
         path.symlink_to("/etc/passwd")
-    elif how == "pipe":
+    elif fault == "pipe":
         os.mkfifo(path)
     else:
         path.touch()
@@ -294,18 +301,18 @@ FORGED: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("how", ["link", "pipe", "large", *FORGED])
-def test_forged_episodes_are_refused_or_skipped(how: str, run: Path, tmp_path: Path, capsys: Capture) -> None:
+def test_forged_episodes_are_refused_or_skipped(fault: str, run: Path, tmp_path: Path, capsys: Capture) -> None:
     copy = Path(shutil.copytree(run, tmp_path / "run"))
-    if how in FORGED:
-        forged(copy, **FORGED[how])
+    if fault in FORGED:
+        forged(copy, **FORGED[fault])
     else:
-        refuse(copy, how)
+        refuse(copy, fault)
     codes = [main(["replay", str(copy), "--episodes"]), replayed(copy, "--episode", "1")]
-    said = capsys.readouterr()
-    assert codes[1] == (1 if how == "nan" else 2)
-    assert codes[0] == (0 if how in FORGED else 2)
-    assert "\x1b" not in said.out + said.err
-    assert len(said.err.splitlines()) <= 2
+    printed = capsys.readouterr()
+    assert codes[1] == (1 if fault == "nan" else 2)
+    assert codes[0] == (0 if fault in FORGED else 2)
+    assert "\x1b" not in printed.out + printed.err
+    assert len(printed.err.splitlines()) <= 2
 
 
 def test_actions_are_packed_without_a_loss() -> None:

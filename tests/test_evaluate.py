@@ -84,26 +84,26 @@ class Recording(gym.Wrapper[Any, Any, Any, Any]):
 
 def test_returns_and_lengths_are_those_of_a_loop_by_hand(trained: dppo.Result) -> None:
     env = Recording()
-    found = dppo.evaluate(trained, env, episodes=4)
+    evaluation = dppo.evaluate(trained, env, episodes=4)
     assert not env.closed
     seeds = tuple(env.seeds)
     policy = dppo.load_policy(trained.run_dir)
     assert len(set(seeds)) == 4
-    assert list(found.returns) == [played_by_hand(policy, env, seed) for seed in seeds]
-    assert found.lengths == tuple(found.returns)  # CartPole's reward is one for each step
-    assert found.mean_return == pytest.approx(np.mean(found.returns))
-    assert found.std_return == pytest.approx(np.std(found.returns))
-    assert found.mean_length == pytest.approx(np.mean(found.lengths))
-    shown = repr(dataclasses.replace(found, returns=(1.0, 3.0), lengths=(10, 11), env_name="E-v0"))
+    assert list(evaluation.returns) == [played_by_hand(policy, env, seed) for seed in seeds]
+    assert evaluation.lengths == tuple(evaluation.returns)  # CartPole's reward is one for each step
+    assert evaluation.mean_return == pytest.approx(np.mean(evaluation.returns))
+    assert evaluation.std_return == pytest.approx(np.std(evaluation.returns))
+    assert evaluation.mean_length == pytest.approx(np.mean(evaluation.lengths))
+    shown = repr(dataclasses.replace(evaluation, returns=(1.0, 3.0), lengths=(10, 11), env_name="E-v0"))
     assert shown == "Evaluation(E-v0: return 2.0 +- 1.0, mean length 10.5, 2 episodes)"
 
 
 def test_a_seed_determines_the_episodes_and_the_sampled_actions(trained: dppo.Result) -> None:
-    found = []
+    evaluations = []
     for changes in ({}, {"seed": 1}, {"deterministic": False}):
-        found.append(dppo.evaluate(trained, episodes=3, **changes))
-        assert dppo.evaluate(trained, episodes=3, **changes) == found[-1]
-    assert found[1] != found[0] != found[2]
+        evaluations.append(dppo.evaluate(trained, episodes=3, **changes))
+        assert dppo.evaluate(trained, episodes=3, **changes) == evaluations[-1]
+    assert evaluations[1] != evaluations[0] != evaluations[2]
 
 
 def test_a_constructor_that_needs_a_seed_gets_that_of_the_evaluation(trained: dppo.Result) -> None:
@@ -319,12 +319,12 @@ def test_another_environment_is_refused_by_all_its_choices_also_where_too_many_t
             self.action_space = gym.spaces.Dict(move=actions)
 
     trained: Any = Shaped(gym.spaces.MultiDiscrete([2, 3] * 5))
-    given: Any = Shaped(other)
+    env: Any = Shaped(other)
     check_spaces(describe_spaces(trained), trained, "E")
     with pytest.raises(
         CheckpointError, match=r"elements with 2 to 3 choices\) that differ, as in numbers of choices\. Use"
     ):
-        check_spaces(describe_spaces(trained), given, "E")
+        check_spaces(describe_spaces(trained), env, "E")
 
 
 class Plant(gym.Env[Any, Any]):
@@ -350,16 +350,16 @@ def test_numbers_in_the_info_are_summed_up_per_episode(tmp_path: Path, capsys: p
     of_run: dict[str, Any] = {"info_keys": ("energy",), "eval_every": 32, "eval_episodes": 4}
     config = dppo.Config(env_id=f"{__name__}:Plant", run_dir=tmp_path / "run", **SIZES, **of_run)
     result = dppo.train(config)
-    found = dppo.evaluate(result, episodes=4, seed=config.seed)
-    assert found.info.keys() == {"energy"}
-    for length, energy in zip(found.lengths, found.info["energy"], strict=True):
+    evaluation = dppo.evaluate(result, episodes=4, seed=config.seed)
+    assert evaluation.info.keys() == {"energy"}
+    for length, energy in zip(evaluation.lengths, evaluation.info["energy"], strict=True):
         assert energy == (length * (length + 1) / 2, (length + 1) / 2, length)
     row = result.metrics[-1]
-    assert row["eval/info/energy_sum"] == np.mean([energy.total for energy in found.info["energy"]])
-    assert row["eval/info/energy"] == np.mean([energy.mean for energy in found.info["energy"]])
-    assert row["eval/info/energy_last"] == np.mean(found.lengths)
-    both = dppo.evaluate(result, episodes=4, info_keys=["violations", "text"])
-    assert both.info == {"violations": ((1.0, 1.0, 1.0),) * 4}
+    assert row["eval/info/energy_sum"] == np.mean([energy.total for energy in evaluation.info["energy"]])
+    assert row["eval/info/energy"] == np.mean([energy.mean for energy in evaluation.info["energy"]])
+    assert row["eval/info/energy_last"] == np.mean(evaluation.lengths)
+    evaluation_of_both = dppo.evaluate(result, episodes=4, info_keys=["violations", "text"])
+    assert evaluation_of_both.info == {"violations": ((1.0, 1.0, 1.0),) * 4}
     assert main(["eval", str(tmp_path / "run"), "--trust", "--episodes", "4", "--info-keys", "violations", "text"]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert lines[-1] == "violations: in an episode 1 +- 0, in a step 1, in the last step 1"
@@ -376,8 +376,8 @@ def test_another_environment_does_not_get_the_arguments_of_the_run(mysim: str, t
     with Notes() as notes:
         assert dppo.evaluate(result.run_dir, without_arguments, 1).returns
     assert "env_kwargs of the run (length) are not passed to another environment; pass those it needs" in notes.texts
-    own = dppo.evaluate(result, episodes=1, env_kwargs={"length": 0.5})
-    assert own.returns == dppo.evaluate(result.run_dir, cartpole, 1).returns  # whose pole has that length
+    evaluation = dppo.evaluate(result, episodes=1, env_kwargs={"length": 0.5})
+    assert evaluation.returns == dppo.evaluate(result.run_dir, cartpole, 1).returns  # whose pole has that length
 
 
 def test_actors_play_the_same_episodes(trained: dppo.Result, ray_session: None) -> None:

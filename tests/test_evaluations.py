@@ -69,11 +69,11 @@ def settings(run_dir: Path, **changes: Any) -> dppo.Config:
 def evaluations(result: dppo.Result) -> Rows:
     """Return the metrics of all evaluations without measured times, by the iteration of the policy."""
     rows = [row for row in read_metrics(result.run_dir) if "eval/iteration" in row]
-    found = {int(row["eval/iteration"]): row for row in rows}
-    assert len(found) == len(rows)
+    by_iteration = {int(row["eval/iteration"]): row for row in rows}
+    assert len(by_iteration) == len(rows)
     return {
         number: {key: value for key, value in row.items() if key.startswith("eval/") and key != "eval/s"}
-        for number, row in sorted(found.items())
+        for number, row in sorted(by_iteration.items())
     }
 
 
@@ -85,9 +85,9 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> dppo.Result:
 def test_an_evaluation_changes_no_weights_and_equals_that_of_its_checkpoint(whole: dppo.Result, tmp_path: Path) -> None:
     without = dppo.train(settings(tmp_path / "run", eval_every=None, eval_episodes=None))
     assert without.weights_sha256 == whole.weights_sha256
-    found = evaluations(whole)
-    assert list(found) == DUE
-    for number, row in found.items():
+    rows = evaluations(whole)
+    assert list(rows) == DUE
+    for number, row in rows.items():
         path = whole.run_dir / "checkpoints" / f"iter_{number:06d}.safetensors"
         played = dppo.evaluate(path, episodes=4, seed=1)
         assert (row["eval/episodic_return"], row["eval/episodic_length"]) == (played.mean_return, played.mean_length)
@@ -101,8 +101,8 @@ def test_the_best_evaluation_is_the_best_checkpoint_and_is_kept(tmp_path: Path) 
     result = dppo.train(settings(tmp_path / "run", keep_checkpoints=1, eval_stochastic=True), observers=[recorder])
     returns = {number: row["eval/episodic_return"] for number, row in evaluations(result).items()}
     best = max(returns, key=lambda number: returns[number])  # the first of equal ones
-    found = json.loads((tmp_path / "run/checkpoints/best.json").read_text())
-    assert (found["iteration"], found["score"]) == (best, returns[best])
+    stored = json.loads((tmp_path / "run/checkpoints/best.json").read_text())
+    assert (stored["iteration"], stored["score"]) == (best, returns[best])
     kept = {path.stem for path in (tmp_path / "run/checkpoints").glob("*.safetensors")}
     assert kept == {f"iter_{best:06d}", f"iter_{ITERATIONS:06d}"}
     assert any(f"after {best * ROWS:,} steps (iter_{best:06d})" in line for line in recorder.ending)
@@ -131,8 +131,8 @@ def test_the_best_evaluation_is_one_whose_checkpoint_could_be_written(
     recorder = Recorder()
     result = dppo.train(settings(tmp_path / "run", keep_checkpoints=1), observers=[recorder])
     assert result.incidents == {"checkpoint_failed": 1}
-    found = json.loads((tmp_path / "run/checkpoints/best.json").read_text())
-    assert (found["iteration"], found["score"]) == (2, 5.0)
+    stored = json.loads((tmp_path / "run/checkpoints/best.json").read_text())
+    assert (stored["iteration"], stored["score"]) == (2, 5.0)
     assert {path.stem for path in (tmp_path / "run/checkpoints").glob("*.safetensors")} == {
         "iter_000002",
         "iter_000006",
@@ -221,34 +221,38 @@ class StopAt(dppo.Observer):
 
 
 def test_rows_of_evaluations_are_written_also_after_an_observer_has_asked_to_stop() -> None:
-    seen = list[float]()
+    iterations = list[float]()
 
     class Stops:
         def iteration(self, row: dict[str, float]) -> str:
-            seen.append(row["eval/iteration"])
+            iterations.append(row["eval/iteration"])
             return "Stops"
 
-    one = SimpleNamespace(_row={}, stopped_by=None, _observers=Stops())
-    Evaluations._report(one, [{"eval/iteration": number} for number in (1, 2, 3)])  # type: ignore[arg-type]
-    assert (seen, one.stopped_by) == ([1, 2, 3], "Stops")
+    evaluating_run = SimpleNamespace(_row={}, stopped_by=None, _observers=Stops())
+    Evaluations._report(evaluating_run, [{"eval/iteration": number} for number in (1, 2, 3)])  # type: ignore[arg-type]
+    assert (iterations, evaluating_run.stopped_by) == ([1, 2, 3], "Stops")
 
 
 def test_a_row_of_an_evaluation_has_nothing_of_the_one_before() -> None:
-    seen = list[dict[str, float]]()
+    rows = list[dict[str, float]]()
     row = {"global_step": 9.0, "eval/iteration": 1, "eval/episodic_return": 7.0, "eval/success_rate": 1.0}
-    one = SimpleNamespace(_row=row, stopped_by=None, _observers=SimpleNamespace(iteration=seen.append))
+    evaluating_run = SimpleNamespace(_row=row, stopped_by=None, _observers=SimpleNamespace(iteration=rows.append))
     failed: dict[str, float] = {"eval/iteration": 2, "eval/episodes": 0}
-    Evaluations._report(one, [failed])  # type: ignore[arg-type]
-    assert seen == [{"global_step": 9.0, **failed}]
+    Evaluations._report(evaluating_run, [failed])  # type: ignore[arg-type]
+    assert rows == [{"global_step": 9.0, **failed}]
 
 
 @pytest.mark.parametrize("order", [(10, 20, 30), (30, 20, 10), (20, 10, 30)])
 def test_of_equal_evaluations_the_earliest_is_the_best_whichever_ends_first(order: tuple[int, ...]) -> None:
     nothing: Any = SimpleNamespace(info_keys=())
-    one: Any = SimpleNamespace(_best=None, _before=None, _unsaved=set(), _of=nothing, _share_at_bound=lambda *_: {})
+    evaluating_run: Any = SimpleNamespace(
+        _best=None, _before=None, _unsaved=set(), _of=nothing, _share_at_bound=lambda *_: {}
+    )
     for number in order:
-        Evaluations._result(one, number, _Evaluation(100 * number, played={0: Episode(0, 0, 500.0, 500, None)}))
-    assert one._best == (500.0, 10, 1000)
+        Evaluations._result(
+            evaluating_run, number, _Evaluation(100 * number, played={0: Episode(0, 0, 500.0, 500, None)})
+        )
+    assert evaluating_run._best == (500.0, 10, 1000)
 
 
 def test_an_observer_stops_a_run_at_an_evaluation_that_ends_beside_another(
@@ -292,16 +296,16 @@ def test_an_evaluation_has_a_place_of_its_own(tmp_path: Path) -> None:
     result = dppo.train(settings(tmp_path / "run", env_id=OnPort))
     assert result.incidents == {}
     assert [row["eval/episodes"] for row in evaluations(result).values()] == [4] * len(DUE)
-    of = Env(env_id=OnPort), describe_spaces(gym.make("CartPole-v1")), None, PlaySettings(1), 8
-    player = EpisodePlayer(*of)  # type: ignore[arg-type]
+    arguments = Env(env_id=OnPort), describe_spaces(gym.make("CartPole-v1")), None, PlaySettings(1), 8
+    player = EpisodePlayer(*arguments)  # type: ignore[arg-type]
     numbers = [EvaluationActor(packed_model(player), number)._loaded().number for number in range(2)]
     assert numbers == [0, 1]
 
 
 def test_an_actor_of_evaluations_closes_the_environment_with_its_process() -> None:
     """Its process is what SIGTERM closes."""
-    of = Env(env_id=OnPort), describe_spaces(gym.make("CartPole-v1")), None, PlaySettings(1), 8
-    actor = EvaluationActor(packed_model(EpisodePlayer(*of)), 0)  # type: ignore[arg-type]
+    arguments = Env(env_id=OnPort), describe_spaces(gym.make("CartPole-v1")), None, PlaySettings(1), 8
+    actor = EvaluationActor(packed_model(EpisodePlayer(*arguments)), 0)  # type: ignore[arg-type]
     actor._loaded()._env = OnPort(8, 0)
     assert list(PORTS) == [80]
     actor._process.close()
@@ -323,8 +327,8 @@ def test_an_actor_of_evaluations_hangs_after_the_longest_of_the_timeouts(
     changes: dict[str, Any], hung_s: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Nothing measures how long its constructor, its resets and its steps take."""
-    given: dict[str, Any] = {}
-    monkeypatch.setattr(evaluating, "RayPlayers", lambda *_, **of: given.update(of) or io.BytesIO())
+    options: dict[str, Any] = {}
+    monkeypatch.setattr(evaluating, "RayPlayers", lambda *_, **of: options.update(of) or io.BytesIO())
     session: Any = SimpleNamespace(options={}, demand=SimpleNamespace(actor={"CPU": 1.0}), link=lambda name: None)
     spaces = describe_spaces(gym.make("CartPole-v1"))
     spec = None
@@ -332,7 +336,7 @@ def test_an_actor_of_evaluations_hangs_after_the_longest_of_the_timeouts(
         config = settings(tmp_path / "run", num_actors=2, **changes)
         factory = PartsFactory(config, StopSignals(), stack, session, "")
         factory.players(spaces, spec)  # type: ignore[arg-type]
-    assert given["hung_s"] == hung_s
+    assert options["hung_s"] == hung_s
 
 
 class Cores(gym.Wrapper[Any, Any, Any, Any]):
@@ -349,7 +353,7 @@ class Cores(gym.Wrapper[Any, Any, Any, Any]):
         return self.env.step(action)
 
     def note(self) -> None:
-        self.seen.update(one["num_threads"] for one in threadpool_info() if one["internal_api"] == "openblas")
+        self.seen.update(pool["num_threads"] for pool in threadpool_info() if pool["internal_api"] == "openblas")
 
 
 class NeverCloses(gym.Wrapper[Any, Any, Any, Any]):
@@ -394,9 +398,9 @@ def test_episodes_that_fail_are_left_out_counted_and_said(tmp_path: Path) -> Non
     with Notes() as notes:
         failing = {"eval_env_kwargs": {"steps": 0.02}}
         result = dppo.train(settings(tmp_path / "run", **unreliable, **failing), observers=[recorder])
-    found = evaluations(result)
-    assert list(found) == DUE
-    missing = sum(12 - row["eval/episodes"] for row in found.values())
+    rows = evaluations(result)
+    assert list(rows) == DUE
+    missing = sum(12 - row["eval/episodes"] for row in rows.values())
     assert result.incidents == {"evaluation_fault": missing}
     assert missing == len(recorder.incidents) > 3 == len([text for text in notes.texts if "is left out" in text])
     assert result.weights_sha256 == dppo.train(settings(tmp_path / "whole", **unreliable)).weights_sha256

@@ -92,8 +92,8 @@ def test_the_cluster_example_resumes(tmp_path: Path, capsys: Capture, monkeypatc
 def test_an_example_of_tuning_runs(name: str, package: str, tmp_path: Path) -> None:
     """In a process with a Ray of its own; trials of Optuna share it and the study."""
     pytest.importorskip(package)
-    own = {"PYTHONPATH": os.pathsep.join(sys.path), "RAY_ADDRESS": "local"}  # not one that others left
-    out = output_of([str(EXAMPLES / name), "2", "1024"], tmp_path, **own)
+    variables = {"PYTHONPATH": os.pathsep.join(sys.path), "RAY_ADDRESS": "local"}  # not one that others left
+    out = output_of([str(EXAMPLES / name), "2", "1024"], tmp_path, **variables)
     assert re.search(r"\d trials, best mean return \d+\.\d with \{.*'learning_rate': 0\.", out)
     assert len(list((tmp_path / "runs").rglob("config.yaml"))) >= 2
 
@@ -157,7 +157,7 @@ def test_a_remote_simulator_goes_on_when_its_server_is_killed_and_starts_again(
         class Killer(dppo.Observer):
             def on_iteration(self, row: dict[str, float]) -> None:
                 if row["iteration"] == 2:
-                    victim = next(one for one in psutil.Process().children() if one.cmdline()[1:2] == [script])
+                    victim = next(child for child in psutil.Process().children() if child.cmdline()[1:2] == [script])
                     port = victim.net_connections()[0].laddr.port
                     victim.kill()
                     stack.enter_context(serving(port))

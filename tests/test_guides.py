@@ -196,7 +196,7 @@ def test_the_commands_of_a_guide_work(name: str, tmp_path: Path) -> None:
         if file := re.match(r"# (\w+\.py)\b", snippet):
             (tmp_path / file[1]).write_text(snippet, encoding="utf8")
     guide = GUIDES[name]
-    for command, words in [*((one, "") for one in guide.before), *found(ROOT / "docs" / name).items()]:
+    for command, words in [*((command, "") for command in guide.before), *found(ROOT / "docs" / name).items()]:
         called = [*words_for_dppo(command), *shlex.split(words)]
         code, out, err = run(called, tmp_path, 250.0)
         assert code in ((0, 1) if called[0] == "doctor" else (0,)), f"{command} {words}\n{out}{err}"  # 1: a finding

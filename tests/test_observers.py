@@ -151,13 +151,13 @@ def test_progress_is_reported_while_a_slow_simulator_collects(
     total = batch * iterations
     sizes = {"num_steps": steps, "total_timesteps": total, "num_actors": num_actors, "progress": "plain"}
     dppo.train(settings(tmp_path / "run", **SLEEPY, **sizes), observers=[watcher])
-    assert {one.iteration for one in watcher.seen} == set(range(1, iterations + 1))
+    assert {progress.iteration for progress in watcher.seen} == set(range(1, iterations + 1))
     for one in watcher.seen:
         assert 0 <= one.steps <= batch
         assert one.global_step == batch * (one.iteration - 1) + one.steps
         assert one.elapsed_s >= 1
         assert one.processes == max(1, num_actors) or one.steps > 0
-    assert any(0 < one.steps < batch for one in watcher.seen if one.iteration == 1)
+    assert any(0 < progress.steps < batch for progress in watcher.seen if progress.iteration == 1)
     line = rf"^ +\d+ / {total} +\d+%   iteration 1: \d+ of {batch} steps(   \S+ ms per env step   left about \d.*)?$"
     assert re.search(line, capsys.readouterr().out, re.MULTILINE)
 
@@ -301,9 +301,9 @@ def test_all_observers_are_ended_even_if_one_raises_at_the_end(tmp_path: Path) -
     assert last.result is not None
     assert last.result.stopped_by is None
     assert resumed(tmp_path / "run").iterations == ITERATIONS
-    both = [raising("iteration", KeyError("first")), raising("end", at_end)]
+    observers = [raising("iteration", KeyError("first")), raising("end", at_end)]
     with Notes() as notes, pytest.raises(KeyError):  # the first error is raised, and the other logged
-        dppo.train(settings(tmp_path / "other"), observers=both)
+        dppo.train(settings(tmp_path / "other"), observers=observers)
     assert any("Pruned('at the end')" in text for text in notes.texts)
 
 
@@ -336,13 +336,13 @@ def test_the_command_to_resume_quotes_a_folder_with_spaces() -> None:
 def test_a_failed_run_prints_cause_and_resume_command(tmp_path: Path, capsys: Capture, undisturbed: str) -> None:
     with pytest.raises(EnvironmentFault):
         break_with(ValueError("licence"), tmp_path / "run", progress="plain", on_env_fault="raise")
-    said = capsys.readouterr().out
-    assert "Failed with EnvironmentFault after 128 steps" in said
+    printed = capsys.readouterr().out
+    assert "Failed with EnvironmentFault after 128 steps" in printed
     place = r"sampler 1 \(test_observers:Breaking\), env 0: step of episode \d+ \(.*\)"
-    assert re.search(rf"^Cause: {place} raised ValueError: licence$", said, re.MULTILINE)
-    assert f"Checkpoint: {tmp_path / 'run' / 'checkpoints' / 'iter_000002.safetensors'}" in said
-    assert f"Resume with: dppo train --resume {tmp_path / 'run'} --trust\n" in said
-    [*_, command] = re.findall(r"^Resume with: dppo (.*)$", said, re.MULTILINE)
+    assert re.search(rf"^Cause: {place} raised ValueError: licence$", printed, re.MULTILINE)
+    assert f"Checkpoint: {tmp_path / 'run' / 'checkpoints' / 'iter_000002.safetensors'}" in printed
+    assert f"Resume with: dppo train --resume {tmp_path / 'run'} --trust\n" in printed
+    [*_, command] = re.findall(r"^Resume with: dppo (.*)$", printed, re.MULTILINE)
     assert main(shlex.split(command)) == 0
     assert f"Weights: sha256 {undisturbed[:16]}" in capsys.readouterr().out
 

@@ -99,8 +99,8 @@ def test_what_a_refusal_of_settings_says_makes_them_valid(words: str, settings: 
     alternatives = list(changed_as_told(message, settings, VALUES))
     assert alternatives
     for tried in alternatives:
-        answers = [refusal(one) for one in tried]
-        assert any(fact_of(one) != fact_of(message) for one in answers), (message, tried[0], answers[-1])
+        answers = [refusal(changed) for changed in tried]
+        assert any(fact_of(answer) != fact_of(message) for answer in answers), (message, tried[0], answers[-1])
 
 
 @pytest.mark.parametrize(("file", "words", "settings", "instead"), BY_HAND, ids=[words for _, words, _, _ in BY_HAND])
@@ -108,16 +108,16 @@ def test_what_a_refusal_of_a_value_names_is_valid(
     file: str, words: str, settings: dict[str, Any], instead: tuple[dict[str, Any], ...]
 ) -> None:
     assert re.search(pattern_of(words), refusal(settings)), file
-    for one in instead:
-        assert refusal(one) == ""
+    for settings_that_work in instead:
+        assert refusal(settings_that_work) == ""
 
 
 def starts() -> Iterator[ParameterSet]:
     """Yield the rows; further ways to carry out a remedy are slow tests."""
-    seen = set[str]()
+    known = set[str]()
     for remedy, settings, change in STARTS:
-        marks = [pytest.mark.slow] if remedy in seen else []
-        seen.add(remedy)
+        marks = [pytest.mark.slow] if remedy in known else []
+        known.add(remedy)
         yield pytest.param(remedy, settings, change, id=remedy, marks=marks)
 
 
@@ -158,7 +158,9 @@ def test_cells_that_are_refused_are_replaced_or_called_step_by_step() -> None:
 def test_each_remedy_in_the_source_is_carried_out_by_a_test_or_has_a_reason() -> None:
     known = [*rows(), *unexecuted()]
     missing = [text for text in remedies() if not any(is_of(row, text) for row in known)]
-    assert not missing, "write a row in tests/remedies for:\n" + "\n".join(f"{one.file}: {one.text}" for one in missing)
+    assert not missing, "write a row in tests/remedies for:\n" + "\n".join(
+        f"{text.file}: {text.text}" for text in missing
+    )
 
 
 def test_flags_and_settings_that_texts_name_exist() -> None:
@@ -166,11 +168,11 @@ def test_flags_and_settings_that_texts_name_exist() -> None:
     known = set(settings_by_name()) | {"resume", "branch", "trust", "video", "render", "episode"}
     known |= {"episodes", "seeds", "seeds_at_once", "out", "equal", "seconds", "label", "actors"}  # of commands
     foreign = {"shm-size", "address", "ref-model", "user", "force-reinstall"}  # of docker, ray and pip
-    for one in remedies():
-        flags = set(re.findall(r"(?<![\w-])--([a-z][a-z-]+)", one.text)) - foreign
+    for remedy in remedies():
+        flags = set(re.findall(r"(?<![\w-])--([a-z][a-z-]+)", remedy.text)) - foreign
         names = {flag.removeprefix("no-").replace("-", "_") for flag in flags}
-        names |= {found[1] for found in re.finditer(r"`([a-z_]+)=[^`]*`", one.text)}
-        assert not {name for name in names if name and name not in known}, one
+        names |= {match[1] for match in re.finditer(r"`([a-z_]+)=[^`]*`", remedy.text)}
+        assert not {name for name in names if name and name not in known}, remedy
 
 
 def test_each_row_is_about_a_text_of_the_source() -> None:

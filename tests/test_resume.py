@@ -31,13 +31,13 @@ BATCH = STEPS * SAMPLERS
 TOTAL = BATCH * ITERATIONS
 
 
-def words(folder: Path, *more: str, run: str = "run", slow_after: int = 0) -> list[str]:
+def words(folder: Path, *flags: str, run: str = "run", slow_after: int = 0) -> list[str]:
     """Return a training in which episodes span iterations, and everything is normalized."""
     return [
         *("train", "worlds.slow:hesitant_cartpole", "--run-dir", str(folder / run), "--progress", "plain"),
         *("--env-kwargs", json.dumps({"folder": str(folder), "slow_after": slow_after})),
         *("--num-samplers", str(SAMPLERS), "--num-steps", str(STEPS), "--total-timesteps", str(TOTAL)),
-        *("--anneal-lr", "--update-epochs", "2", *more),
+        *("--anneal-lr", "--update-epochs", "2", *flags),
     ]
 
 
@@ -113,12 +113,12 @@ def test_resuming_a_finished_run_changes_nothing(whole: Path, tmp_path: Path, ca
     run = tmp_path / "run"
     shutil.copytree(whole, run)
     assert train("--resume", run) == 0
-    said = capsys.readouterr()
-    assert "nan" not in said.out
-    assert said.err == ""
+    printed = capsys.readouterr()
+    assert "nan" not in printed.out
+    assert printed.err == ""
     assert weights(run) == weights(whole)
     assert rows(run) == rows(whole)
-    kept, before = ({path.name for path in (one / "checkpoints").iterdir()} for one in (run, whole))
+    kept, before = ({path.name for path in (folder / "checkpoints").iterdir()} for folder in (run, whole))
     assert kept == before
 
 
@@ -166,8 +166,8 @@ class ReadsKinds(nn.Module):
         self.value = nn.Linear(3, 1)
 
     def forward(self, obs: dict[str, torch.Tensor]) -> Any:
-        both = torch.cat([obs["kind"].reshape(-1, 1).to(obs["x"].dtype), obs["x"]], 1)
-        return self.policy(both), self.value(both).squeeze(-1)
+        inputs = torch.cat([obs["kind"].reshape(-1, 1).to(obs["x"].dtype), obs["x"]], 1)
+        return self.policy(inputs), self.value(inputs).squeeze(-1)
 
 
 SPACES: list[gym.Space[Any]] = [gym.spaces.Discrete(4), gym.spaces.Box(0, 3, (), np.int64)]
@@ -219,17 +219,17 @@ def test_a_branch_starts_with_the_weights_and_its_own_rate(whole: Path, tmp_path
     new = tmp_path / "new"
     flags = ["--learning-rate", "1e-3", "--total-timesteps", str(2 * BATCH), "--seed", "7"]
     assert train("--resume", source, "--branch", new, *flags) == 0
-    said = capsys.readouterr().out
-    assert f"Branching off {source}.safetensors at step {3 * BATCH}: " in said
-    assert "open episode" in said
+    printed = capsys.readouterr().out
+    assert f"Branching off {source}.safetensors at step {3 * BATCH}: " in printed
+    assert "open episode" in printed
     begun, before = (
         checkpoints.load(checkpoints.find(path).path) for path in (new / "checkpoints/iter_000000", source)
     )
     assert first_weights(new) == weights(source) != weights(new)
     for part in ("optimizer", "normalizer"):
-        found = begun.arrays[part]
+        arrays = begun.arrays[part]
         expected = before.arrays[part]
-        assert {name: array.tobytes() for name, array in found.items()} == {
+        assert {name: array.tobytes() for name, array in arrays.items()} == {
             name: array.tobytes() for name, array in expected.items()
         }
     assert begun.arrays["samplers"] == {}
@@ -242,8 +242,8 @@ def test_a_branch_starts_with_the_weights_and_its_own_rate(whole: Path, tmp_path
 def test_a_branch_has_minibatches_for_its_own_batch(tmp_path: Path) -> None:
     """A minibatch size that the user has set stays; one that follows from the batch follows from the new batch."""
     config = make_config({"env_id": "CartPole-v1", "num_steps": 512, "run_dir": tmp_path / "run", "num_actors": 1})
-    own = dataclasses.replace(config, run_dir=tmp_path / "own", minibatch_size=64, micro_batch_size=32)
-    for each in (config, own):
+    explicit = dataclasses.replace(config, run_dir=tmp_path / "own", minibatch_size=64, micro_batch_size=32)
+    for each in (config, explicit):
         with open_run(each, None) as folder:
             folder.write_settings(each, {})
     changes = {"run_dir": tmp_path / "new", "num_steps": 4096}

@@ -44,8 +44,8 @@ def test_every_page_is_whole_and_the_search_works_without_a_server(tmp_path: Pat
         browser.evaluate("document.querySelector('[data-md-component=search-query]').focus()")
         browser.call("Input.insertText", text="standby_envs")
         deadline = time.monotonic() + 30
-        found = ""
-        while "matching document" not in found and time.monotonic() < deadline:
+        results = ""
+        while "matching document" not in results and time.monotonic() < deadline:
             time.sleep(0.1)
-            found = browser.evaluate("document.querySelector('.md-search-result').innerText")
-    assert "Maximum number of environments that exist at once" in found
+            results = browser.evaluate("document.querySelector('.md-search-result').innerText")
+    assert "Maximum number of environments that exist at once" in results

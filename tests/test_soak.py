@@ -18,9 +18,9 @@ def test_a_minute_of_faults_of_every_kind_changes_no_weight(tmp_path: Path) -> N
     command = [sys.executable, str(SOAK), "--minutes", "1", "--json", str(tmp_path / "found.json")]
     done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 0, done.stderr
-    found = json.loads((tmp_path / "found.json").read_text())
-    assert found["equal_weights"]
-    assert found["iterations"] > 0
-    assert found["events"]["driver SIGKILL"] == 1
-    assert found["events"]["GCS frozen"] == 1
-    assert found["samples"][-1]["orphans"] == 0
+    report = json.loads((tmp_path / "found.json").read_text())
+    assert report["equal_weights"]
+    assert report["iterations"] > 0
+    assert report["events"]["driver SIGKILL"] == 1
+    assert report["events"]["GCS frozen"] == 1
+    assert report["samples"][-1]["orphans"] == 0

@@ -43,11 +43,11 @@ def is_color(pixels: np.ndarray, color: np.ndarray) -> bool:
 
 def test_a_replay_is_written_as_a_video_for_browsers(run: Path, tmp_path: Path, capsys: Capture) -> None:
     pytest.importorskip("av", reason="PyAV is not installed")
-    episode = max(read_episodes(run), key=lambda one: one.length)
+    episode = max(read_episodes(run), key=lambda episode: episode.length)
     path = tmp_path / "out.mp4"
     assert main(["replay", str(run), "--episode", str(episode.number), "--video", str(path), "--trust"]) == 0
-    said = capsys.readouterr().out
-    assert f"{path}: 1 episode, {episode.length + 1} images of 252 x 180, 12 per second\n" in said
+    printed = capsys.readouterr().out
+    assert f"{path}: 1 episode, {episode.length + 1} images of 252 x 180, 12 per second\n" in printed
     stream, images = decoded(path)
     assert (stream.codec_context.name, stream.codec_context.pix_fmt, float(stream.average_rate)) == (
         *("h264", "yuv420p", 12.0),
@@ -55,7 +55,7 @@ def test_a_replay_is_written_as_a_video_for_browsers(run: Path, tmp_path: Path, 
     assert [image.shape for image in images] == [(180, 252, 3)] * (episode.length + 1)
     for image, action in zip(images[1:], episode.actions(), strict=True):
         assert is_color(image[20:-20, 20:-20], COLORS[action])
-    assert [one.name for one in tmp_path.iterdir()] == ["out.mp4"]
+    assert [file.name for file in tmp_path.iterdir()] == ["out.mp4"]
 
 
 @pytest.mark.slow
@@ -65,9 +65,9 @@ def test_cartpole_is_filmed_with_what_the_extra_brings(tmp_path: Path) -> None:
         pytest.importorskip(package, reason="needs the extra `video`")
     sizes = {"num_samplers": 1, "num_steps": 32, "total_timesteps": 32, "hidden_sizes": (4,), "progress": "off"}
     result = dppo.train(make_config({"env_id": "CartPole-v1", "run_dir": tmp_path / "run", **sizes}))
-    found = dppo.evaluate(result, episodes=2, video=tmp_path / "out.mp4")
+    evaluation = dppo.evaluate(result, episodes=2, video=tmp_path / "out.mp4")
     _, images = decoded(tmp_path / "out.mp4")
-    assert len(images) == max(found.lengths) + 1
+    assert len(images) == max(evaluation.lengths) + 1
     assert max(float(image.std()) for image in images) > 5  # a cart and a pole, no empty picture
 
 
@@ -75,18 +75,18 @@ def test_episodes_of_an_evaluation_are_side_by_side(run: Path, tmp_path: Path) -
     pytest.importorskip("av", reason="PyAV is not installed")
     path = tmp_path / "out.mp4"
     env = Drawn(shown="grows", render_mode="rgb_array")
-    found = dppo.evaluate(run, env, 12, seed=3, video=path)
-    assert found.lengths == dppo.evaluate(run, Drawn(), 12, seed=3).lengths
+    evaluation = dppo.evaluate(run, env, 12, seed=3, video=path)
+    assert evaluation.lengths == dppo.evaluate(run, Drawn(), 12, seed=3).lengths
     stream, images = decoded(path)
-    assert len(images) == max(found.lengths[:9]) + 1
+    assert len(images) == max(evaluation.lengths[:9]) + 1
     height = images[0].shape[0] // 3
     width = images[0].shape[1] // 3
     assert (stream.height, stream.width) == (3 * height, 3 * width)
-    shortest = int(np.argmin(found.lengths[:9]))
+    shortest = int(np.argmin(evaluation.lengths[:9]))
     row = shortest // 3 * height
     column = shortest % 3 * width
     tiles = [image[row : row + height, column : column + width] for image in images]
-    last = found.lengths[shortest]
+    last = evaluation.lengths[shortest]
     middle = [tile[height // 2 - 9 : height // 2 + 9, width // 2 - 9 : width // 2 + 9] for tile in tiles]
     assert any(is_color(middle[last], color) for color in COLORS)
     assert any(is_color(middle[last + 1], color // 2) for color in COLORS)  # it is over
@@ -134,8 +134,8 @@ def test_a_video_is_in_the_folder_in_which_it_was_asked_for(tmp_path: Path, monk
     ],
 )
 def test_images_per_second_are_those_of_the_environment_also_as_numbers_of_numpy(metadata: Any, fps: float) -> None:
-    found = Video(Path("out.mp4"), SimpleNamespace(metadata=metadata))._fps
-    assert (type(found), found) == (float, fps)
+    fps_of_video = Video(Path("out.mp4"), SimpleNamespace(metadata=metadata))._fps
+    assert (type(fps_of_video), fps_of_video) == (float, fps)
     assert Video(Path("out.mp4"), SimpleNamespace(metadata=metadata), repeat=4)._fps == fps / 4
 
 

@@ -56,12 +56,12 @@ def test_deviations_are_those_of_the_other_run_unless_they_are_set(
 ) -> None:
     continuous = {"env_id": "worlds.simple:point_mass", "total_timesteps": 64}
     dppo.train(config_of(tmp_path / "origin", continuous, log_std_init=-2.0))
-    more = {} if log_std_init is None else {"log_std_init": log_std_init}
+    changes = {} if log_std_init is None else {"log_std_init": log_std_init}
     with caplog.at_level(logging.INFO, "dppo"):
-        dppo.train(config_of(tmp_path / "new", continuous, init_from=tmp_path / "origin", **more))
-    found = first(tmp_path / "new")["model"]["log_std"]
+        dppo.train(config_of(tmp_path / "new", continuous, init_from=tmp_path / "origin", **changes))
+    deviations = first(tmp_path / "new")["model"]["log_std"]
     there = checkpoints.find(tmp_path / "origin").checkpoint.arrays["model"]["log_std"]
-    np.testing.assert_array_equal(found, there if log_std_init is None else np.full(2, log_std_init, np.float32))
+    np.testing.assert_array_equal(deviations, there if log_std_init is None else np.full(2, log_std_init, np.float32))
     assert "Deviation: " not in caplog.text
 
 
@@ -76,7 +76,9 @@ def test_what_fits_is_taken_and_listed(source: Path, tmp_path: Path, caplog: pyt
     assert any((warm["model"][name] != cold["model"][name]).any() for name in TAKEN)
     assert warm["normalizer"]["obs.count"] == 0  # of 4 numbers there, and of 6 here
     messages = [record.getMessage() for record in caplog.records]
-    listed = {one[2]: one[1] for line in messages if (one := re.fullmatch(r"  (taken|not taken): ([\w.]+), .*", line))}
+    listed = {
+        match[2]: match[1] for line in messages if (match := re.fullmatch(r"  (taken|not taken): ([\w.]+), .*", line))
+    }
     assert {name for name, what in listed.items() if what == "taken"} == TAKEN
     assert "  not taken: policy.0.weight, 8x6 here and 8x4 there" in messages
     assert "  not taken: statistics of observations" in messages
@@ -130,7 +132,8 @@ def test_actors_and_learners_start_with_the_same_weights(
 ) -> None:
     on_ray = {"num_actors": 2, "num_learners": num_learners, "cpus_per_actor": 0.5}
     runs = [
-        dppo.train(config_of(tmp_path / str(len(more)), ACROBOT, init_from=source, **more)) for more in ({}, on_ray)
+        dppo.train(config_of(tmp_path / str(len(changes)), ACROBOT, init_from=source, **changes))
+        for changes in ({}, on_ray)
     ]
     assert len({result.weights_sha256 for result in runs}) == 1
 
@@ -148,8 +151,8 @@ def test_a_start_with_nothing_is_refused(source: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("more", [[], ["--branch", "new"]])
-def test_it_is_refused_beside_a_resume(more: list[str], source: Path, capsys: Capture) -> None:
-    assert main(["train", "--resume", str(source), "--init-from", str(source), *more]) == 2
+def test_it_is_refused_beside_a_resume(flags: list[str], source: Path, capsys: Capture) -> None:
+    assert main(["train", "--resume", str(source), "--init-from", str(source), *flags]) == 2
     assert re.search(r"^dppo train: --init-from \S+ has no effect with --resume, which ", capsys.readouterr().err)
 
 

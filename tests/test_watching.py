@@ -85,8 +85,10 @@ def test_episodes_are_played_again_in_a_fresh_process_as_far_as_it_comes(
     code = f"{WATCHED}import json; {chosen}; say(json.dumps(made | {{'stage': 'over'}}))"
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(watching, "EXAMINATION", ("-S", "-c", code))
-    found = findings({"steps": 2} | watching.examine({}, 5.0), CONFIG)
-    assert [(kind, text.partition(". ")[0]) for kind, text in found if "fresh process" in text] == [REPORTED[reported]]
+    diagnosis = findings({"steps": 2} | watching.examine({}, 5.0), CONFIG)
+    assert [(kind, text.partition(". ")[0]) for kind, text in diagnosis if "fresh process" in text] == [
+        REPORTED[reported]
+    ]
 
 
 def test_stages_say_what_is_done_and_which_process_plays_the_same_episodes_again(

@@ -12,11 +12,11 @@ def with_children(pids: str) -> None:
     """Start a detached child, one that another has started, and one without a program of its own."""
     started = subprocess.Popen("setsid sleep 1000 & echo $!", shell=True, stdout=subprocess.PIPE, text=True)
     assert started.stdout is not None
-    found = [int(started.stdout.readline())]
-    found.append(subprocess.Popen(["sleep", "1000"], start_new_session=True).pid)
+    children = [int(started.stdout.readline())]
+    children.append(subprocess.Popen(["sleep", "1000"], start_new_session=True).pid)
     if (forked := os.fork()) == 0:
         os.setsid()
         signal.pause()
     subprocess.run(["echo", "printed by a child"], check=True)
     with Path(pids).open("a") as file:
-        file.write("".join(f"{pid}\n" for pid in (*found, forked)))
+        file.write("".join(f"{pid}\n" for pid in (*children, forked)))

@@ -247,10 +247,10 @@ def with_real_samplers(*, trained: bool = False) -> Laboratory:
 class Draws(random.Random):
     """Random numbers that are recorded, or given; 0 is drawn after the last one, where nothing special happens."""
 
-    def __init__(self, seed: int, given: Sequence[float] | None = None) -> None:
+    def __init__(self, seed: int, numbers: Sequence[float] | None = None) -> None:
         super().__init__(seed)
         self.drawn: list[float] = []
-        self._given = given
+        self._given = numbers
 
     def _next(self) -> float:
         number = super().random()

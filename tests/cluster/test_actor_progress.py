@@ -37,9 +37,9 @@ def test_recorded_progress_is_read_from_its_file() -> None:
     record.begin(to_replay=3700)
     for _ in range(2100):
         record.replay()
-    seen = progress_file.ProgressFile("", path).read()
-    assert seen is not None
-    assert (seen.moves, seen.replayed, str(seen)) == (2100, 2100, "replaying 2,100 of 3,700 steps")
+    activity = progress_file.ProgressFile("", path).read()
+    assert activity is not None
+    assert (activity.moves, activity.replayed, str(activity)) == (2100, 2100, "replaying 2,100 of 3,700 steps")
     progress_file.ProgressFile("", path).remove()
     progress_file.ProgressFile("", path).remove()
     assert progress_file.ProgressFile("", path).read() is None
@@ -141,8 +141,8 @@ PLAN = sampler_plan(
 
 
 def test_an_answer_reports_the_cost_of_its_replay_and_counts_its_own_steps() -> None:
-    seen: list[int] = []
-    record = ActivityRecord(on_step=seen.append)
+    steps: list[int] = []
+    record = ActivityRecord(on_step=steps.append)
     ledger = ReplayLedger(1, replay=True)
     first = SamplerHost(PLAN, ActivityRecord())
     second = SamplerHost(PLAN, record)
@@ -158,7 +158,7 @@ def test_an_answer_reports_the_cost_of_its_replay_and_counts_its_own_steps() -> 
     again = answered(second, SegmentRequest(0, 3)).timings
     assert (again.replayed_steps, again.replay_s) == (0, 0.0)
     assert record.look().steps == 2 * STEPS
-    assert seen == [*range(1, 2 * STEPS + 1)] * 2, "steps are counted for each question, without replays"
+    assert steps == [*range(1, 2 * STEPS + 1)] * 2, "steps are counted for each question, without replays"
     first.close()
     second.close()
 
@@ -194,16 +194,16 @@ def test_progress_of_actors_on_other_nodes_is_read_by_a_witness(ray_session: Non
     watching.started(Process(2, 5), progress_file.ProgressFile("ab" * 28, path))  # on a node that is gone
     for actor_id in (0, 1, 2, 3):
         watching.look(Process(actor_id, 5))
-    found: list[Progressed] = []
-    wait_until(lambda: found.extend(watching.seen()) or not watching._looks)  # type: ignore[func-returns-value]
-    assert [(one.process, one.progress.replayed) for one in found] == [(Process(0, 5), 1)]
-    assert found[0].progress.steps == 1
+    events: list[Progressed] = []
+    wait_until(lambda: events.extend(watching.seen()) or not watching._looks)  # type: ignore[func-returns-value]
+    assert [(event.process, event.progress.replayed) for event in events] == [(Process(0, 5), 1)]
+    assert events[0].progress.steps == 1
     (witness,) = watching.take_witnesses()  # that of the lost node is forgotten
     ray.kill(witness)
     here = Watching(link, node_id)
     here.started(Process(0, 5), progress_file.ProgressFile(node_id, path))
     here.look(Process(0, 5))
-    assert [one.progress.to_replay for one in here.seen()] == [7]
+    assert [event.progress.to_replay for event in here.seen()] == [7]
     record.stepped()
     here.look(Process(0, 5))
     assert [one.progress.steps for one in here.seen()] == [2]

@@ -195,9 +195,9 @@ def with_a_late_segment(samplers: int, actors: int, cpu: float | None = None) ->
     cluster = Cluster(samplers, actors, lambda actor_id: 10.0, WITH_BACKUPS, open_steps=50, cpu=cpu)
     cluster.run(21)
     cluster.request_only(21)
-    late, *others = sorted(cluster.asks, key=lambda ask: ask.process.actor_id)
+    late, *punctual = sorted(cluster.asks, key=lambda ask: ask.process.actor_id)
     cluster.now += 10.0
-    for ask in others:
+    for ask in punctual:
         cluster.on(cluster.paced_answer(ask))
     cluster.asks.clear()
     cluster.wait(14.0)

@@ -52,8 +52,8 @@ class Hogs:
 def hogs() -> Iterator[list[Hogs]]:
     made: list[Hogs] = []
     yield made
-    for one in made:
-        one.leave()
+    for hog in made:
+        hog.leave()
 
 
 def settings(run_dir: Path, num_actors: int, iterations: int) -> dppo.Config:
@@ -62,8 +62,8 @@ def settings(run_dir: Path, num_actors: int, iterations: int) -> dppo.Config:
     return make_config(base | sizes | {"num_actors": num_actors})
 
 
-def wait_for_cpus(taken: int) -> None:
-    wait_until(lambda: ray.available_resources().get("CPU") == ray.cluster_resources()["CPU"] - taken)
+def wait_for_cpus(used: int) -> None:
+    wait_until(lambda: ray.available_resources().get("CPU") == ray.cluster_resources()["CPU"] - used)
 
 
 @pytest.mark.slow

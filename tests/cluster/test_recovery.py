@@ -78,8 +78,8 @@ def test_samplers_are_recorded_separately_with_their_last_carry(replay: bool) ->
     last = report(2, 1, [4, 2], [[1], [1]])
     assert ledger.arrays(0) == {}
     ledger.load({}, 0)
-    for one in (report(2, 0, [3, 2], [[1], [1]]), report(0, 0, [0], [[0]]), last):
-        ledger.record(one)
+    for segment_report in (report(2, 0, [3, 2], [[1], [1]]), report(0, 0, [0], [[0]]), last):
+        ledger.record(segment_report)
     assert ledger.rebuild(0, 0) is ledger.rebuild(1, 0) is None, "they start from scratch"
     rebuild = ledger.rebuild(2, 2)
     assert rebuild is not None
@@ -100,8 +100,8 @@ def test_a_loaded_ledger_continues_like_the_saved_one(replay: bool, back: int) -
         (report(0, 3, [0, 2], [[5], [8]]), report(1, 3, [2, 5], [[2], [2]])),
     ]
     for pair in made[:3]:
-        for one in pair:
-            ledger.record(one)
+        for segment_report in pair:
+            ledger.record(segment_report)
     index = 3 - back
     arrays = ledger.arrays(index)
     for array in arrays.values():
@@ -110,9 +110,9 @@ def test_a_loaded_ledger_continues_like_the_saved_one(replay: bool, back: int) -
     for sampler in range(2):
         assert_same_bytes(loaded.rebuild(sampler, index), ledger.rebuild(sampler, index))
     for pair in made[index:]:
-        for both in (ledger, loaded):
-            for one in pair:
-                both.record(one)
+        for some_ledger in (ledger, loaded):
+            for segment_report in pair:
+                some_ledger.record(segment_report)
     for sampler in range(2):
         assert_same_bytes(loaded.rebuild(sampler, 4), ledger.rebuild(sampler, 4))
     assert sorted(loaded.arrays(4)) == sorted(ledger.arrays(4))

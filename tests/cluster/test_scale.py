@@ -138,4 +138,8 @@ def test_actors_are_started_at_once_and_each_is_asked_when_it_runs() -> None:
     for actor in (2, 1):
         engine.on(Started(Process(actor, 1)), 10.0 + actor)
         asked.append(engine.tick(10.0 + actor))
-    assert [[one.process.actor_id for one in commands if isinstance(one, Ask)] for commands in asked] == [[0], [2], [1]]
+    assert [[command.process.actor_id for command in commands if isinstance(command, Ask)] for commands in asked] == [
+        [0],
+        [2],
+        [1],
+    ]

@@ -239,8 +239,8 @@ class VirtualTransport:
         answer = replace(answer, timings=timings, used=0.2 if self._threads else None)
         if not forged:
             return answer
-        (report, segment), *others = answer.made
-        return replace(answer, made=((replace(report, index=report.index + 1), segment), *others))
+        (report, segment), *later = answer.made
+        return replace(answer, made=((replace(report, index=report.index + 1), segment), *later))
 
     def _check_number_hosted(self) -> None:
         if self.most_hosted < sys.maxsize:

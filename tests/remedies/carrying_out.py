@@ -16,9 +16,9 @@ STEPS = 24
 
 def remedy_of(message: str) -> str:
     """Return the part of a message that says what to do: from the first instruction on."""
-    found = re.search(r"(?:^|[.:;)] )((?:Use|Raise|Lower|Leave|Set|To change that|On a node)\b.*)", message, re.DOTALL)
-    assert found, f"no instruction in: {message}"
-    return found[1]
+    match = re.search(r"(?:^|[.:;)] )((?:Use|Raise|Lower|Leave|Set|To change that|On a node)\b.*)", message, re.DOTALL)
+    assert match, f"no instruction in: {message}"
+    return match[1]
 
 
 def changed_as_told(message: str, settings: Mapping[str, Any], values: Mapping[str, Any]) -> Iterator[list[Settings]]:
@@ -31,15 +31,15 @@ def changed_as_told(message: str, settings: Mapping[str, Any], values: Mapping[s
     name = subject[1]
     text = remedy_of(message)
     for several in re.findall(r"`[a-z_]+=[^`]*`(?: (?:and|with) `[a-z_]+=[^`]*`)*", text):
-        yield [{**settings, **dict(parsed(one) for one in re.findall("`([^`]*)`", several))}]
+        yield [{**settings, **dict(parsed(assignment) for assignment in re.findall("`([^`]*)`", several))}]
     for number in re.findall(r"`[a-z_]+=[^`]*` or (\d+)", text):
         yield [{**settings, name: int(number)}]
     if re.search(r"\b[Ll]eave it out", text):
         yield [_without(settings, name)]
     if re.search(r"\b[Ll]eave one of them out", text):
-        others = [one for one in settings if one != name and re.search(rf"\b{one}\b", message)]
-        assert others, f"which others? {message}"
-        for one in (name, *others):
+        alternatives = [setting for setting in settings if setting != name and re.search(rf"\b{setting}\b", message)]
+        assert alternatives, f"which others? {message}"
+        for one in (name, *alternatives):
             yield [_without(settings, one)]
     for one in re.findall(r"\b[Ll]eave `(\w+)` out", text):
         yield [_without(settings, one)]
@@ -61,7 +61,7 @@ def parsed(assignment: str) -> tuple[str, Any]:
 
 
 def _without(settings: Mapping[str, Any], name: str) -> Settings:
-    return {one: value for one, value in settings.items() if one != name}
+    return {key: value for key, value in settings.items() if key != name}
 
 
 def _directions(text: str) -> Iterator[tuple[str, str]]:
@@ -87,5 +87,5 @@ def _raised_or_lowered(settings: Mapping[str, Any], name: str, verb: str) -> lis
 def _usual(name: str) -> Any:
     """Return a value for a setting that is off: the last of its choices, or a number."""
     assert name in settings_by_name()
-    choices = [one for one in get_args(types_by_name()[name]) if isinstance(one, str)]
+    choices = [arg for arg in get_args(types_by_name()[name]) if isinstance(arg, str)]
     return choices[-1] if choices else 2

@@ -49,18 +49,18 @@ def problem(tmp_path: Path, *, starts: bool = False, **settings: Any) -> str:
 
 def settings_in(message: str) -> dict[str, Any]:
     """Return the settings with values between backticks in a message."""
-    found = dict(parsed(one) for one in re.findall(r"`([a-z_]+=[^`]*)`", message))
-    for name, value in found.items():
+    settings = dict(parsed(one) for one in re.findall(r"`([a-z_]+=[^`]*)`", message))
+    for name, value in settings.items():
         if name in types_by_name() and get_origin(types_by_name()[name]) is tuple:
-            found[name] = tuple(str(value).split())
-    return found
+            settings[name] = tuple(str(value).split())
+    return settings
 
 
 def told(message: str, pattern: str) -> str:
     """Return the part of a message that a pattern captures, such as a command."""
-    found = re.search(pattern, message)
-    assert found, f"{pattern!r} is not in: {message}"
-    return found[1]
+    match = re.search(pattern, message)
+    assert match, f"{pattern!r} is not in: {message}"
+    return match[1]
 
 
 def pattern_of(words: str, *, as_typed: bool = False) -> str:

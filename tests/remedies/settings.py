@@ -164,7 +164,7 @@ BY_HAND: tuple[tuple[str, str, dict[str, Any], tuple[dict[str, Any], ...]], ...]
         "config/parts/processes.py",
         "Use one such as 8, auto, 4.. or 4..64",
         {"num_actors": "some"},
-        tuple({"num_actors": one, "num_samplers": 64} for one in (8, "auto", "4..", "4..64")),
+        tuple({"num_actors": count, "num_samplers": 64} for count in (8, "auto", "4..", "4..64")),
     ),
 )
 """File, words, settings that are refused with them, and what the text names instead of them."""

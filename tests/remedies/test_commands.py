@@ -39,10 +39,10 @@ def typed(words: str, folders: dict[str, Path], tmp_path: Path) -> list[str]:
 
 def cases() -> Iterator[ParameterSet]:
     """Yield the rows; further ways to carry out a remedy, and what takes long, are slow tests."""
-    seen = set[str]()
+    known = set[str]()
     for remedy, words, told, otherwise in COMMANDS:
-        slow = remedy in seen or told.startswith(("export RUN TMP", "plot", "report"))
-        seen.add(remedy)
+        slow = remedy in known or told.startswith(("export RUN TMP", "plot", "report"))
+        known.add(remedy)
         marks = [pytest.mark.slow] if slow else []
         yield pytest.param(remedy, words, told, otherwise, id=f"{remedy} {told[:8]}", marks=marks)
 

@@ -113,8 +113,8 @@ def test_no_command_is_printed_for_rows_that_cannot_be_played_again(tmp_path: Pa
     assert "an episode of one depends on the actions of all" in capsys.readouterr().err
     message = problem(tmp_path, **in_package("Herd", leaves_out=[1]), envs_per_sampler=2, progress="plain")
     assert message
-    said = capsys.readouterr()
-    assert f"see {tmp_path / 'run1' / 'incidents' / '001'}\n" in said.out + said.err
+    printed = capsys.readouterr()
+    assert f"see {tmp_path / 'run1' / 'incidents' / '001'}\n" in printed.out + printed.err
 
 
 @executes("envs/repairs.py: . Correct the environment.")
@@ -150,8 +150,8 @@ def test_a_run_that_recorded_nothing_records_what_the_message_says(tmp_path: Pat
     settings = {**in_package("Fine"), "record_episodes": "none"}
     assert problem(tmp_path, **settings) == ""
     assert main(["replay", str(tmp_path / "run0"), "--episodes"]) == 0
-    said = capsys.readouterr().out
-    recorded = told(said, r"Train with --record-episodes (\w+)")
+    printed = capsys.readouterr().out
+    recorded = told(printed, r"Train with --record-episodes (\w+)")
     assert problem(tmp_path, **{**settings, "record_episodes": recorded}) == ""
     assert main(["replay", str(tmp_path / "run1"), "--episode", "1", "--trust"]) == 0
 
@@ -181,16 +181,16 @@ def test_a_render_that_returns_a_tuple_is_described() -> None:
 
 def incidents(tmp_path: Path, **settings: Any) -> dict[str, str]:
     """Return the incidents of a run that succeeds, by kind."""
-    found: dict[str, str] = {}
+    messages: dict[str, str] = {}
 
     class Watching(dppo.Observer):
         def on_incident(self, incident: Any) -> None:
-            found[incident.kind.value] = incident.message
+            messages[incident.kind.value] = incident.message
 
     run_dir = tmp_path / f"run{len(list(tmp_path.glob('run*')))}"
     sizes = {**TINY, "num_steps": 32, "total_timesteps": 32, "minibatch_size": 32}
     dppo.train(dppo.Config(**{**sizes, "run_dir": run_dir, **settings}), observers=[Watching()])
-    return found
+    return messages
 
 
 class Offers(Shaped):
@@ -200,8 +200,8 @@ class Offers(Shaped):
         return super().reset()[0], {"action_mask": np.ones(2, bool)}
 
     def step(self, action: Any) -> Any:
-        *others, _ = super().step(action)
-        return *others, {"action_mask": np.ones(2, bool)}
+        *results, _ = super().step(action)
+        return *results, {"action_mask": np.ones(2, bool)}
 
 
 class Times(Fine):
@@ -219,8 +219,8 @@ class Times(Fine):
         return np.array([self.start]), {}
 
     def step(self, action: Any) -> Any:
-        _, *others = super().step(action)
-        return np.array([self.start + self.by * self.taken]), *others
+        _, *results = super().step(action)
+        return np.array([self.start + self.by * self.taken]), *results
 
 
 class Precise(Times):

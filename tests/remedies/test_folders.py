@@ -160,8 +160,8 @@ def test_a_stopped_run_is_resumed_with_the_command_that_it_prints(tmp_path: Path
 
 def test_an_incident_is_played_with_the_command_that_is_printed(tmp_path: Path, capsys: Capture) -> None:
     assert problem(tmp_path, env_id="remedies.worlds:SeveralRewards", progress="plain")
-    said = capsys.readouterr()
-    command = told(said.out + said.err, r"see .*: dppo (replay .*)")
+    printed = capsys.readouterr()
+    command = told(printed.out + printed.err, r"see .*: dppo (replay .*)")
     assert main(shlex.split(command)) == 0
     assert "The fault happens again" in capsys.readouterr().out
 

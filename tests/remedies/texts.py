@@ -44,12 +44,12 @@ class Text:
 @cache
 def remedies() -> tuple[Text, ...]:
     """Return all remedies of the source."""
-    found: dict[Text, None] = {}
+    texts: dict[Text, None] = {}
     for path in sorted(SOURCE.rglob("*.py")):
         for text in _texts(ast.parse(path.read_text(encoding="utf8"))):
             if is_remedy(text):
-                found[Text(path.relative_to(SOURCE).as_posix(), text)] = None
-    return tuple(found)
+                texts[Text(path.relative_to(SOURCE).as_posix(), text)] = None
+    return tuple(texts)
 
 
 def is_remedy(text: str) -> bool:

@@ -63,11 +63,9 @@ class Masked(World):
         self._several = several
         self._nothing_at = nothing_at
         self._episode = -1
-        seen: spaces.Space[Any] = spaces.Box(-9, 9, (2,), np.float32)
+        box: spaces.Space[Any] = spaces.Box(-9, 9, (2,), np.float32)
         size = 6 if several else 4
-        self.observation_space = (
-            spaces.Dict(action_mask=spaces.MultiBinary(size), at=seen) if source == "leaf" else seen
-        )
+        self.observation_space = spaces.Dict(action_mask=spaces.MultiBinary(size), at=box) if source == "leaf" else box
         if source == "method":
             self.action_masks = self.mask  # as sb3-contrib's environments name it
 
@@ -86,7 +84,7 @@ class Masked(World):
 
     def step(self, action: Any) -> Any:
         wanted = [action] if not self._several else [action[0], 4 + action[1]]
-        if not all(self.allowed[one] for one in wanted):
+        if not all(self.allowed[choice] for choice in wanted):
             raise ValueError(f"{action} is not allowed by {self.allowed}")
         obs, reward, terminated, truncated, _ = super().step(float(np.mean(action)))
         self.allowed = self.mask()
@@ -128,9 +126,9 @@ class Hybrid(World):
     def __init__(self, source: str = "method", form: str = "flat") -> None:
         self._source = source
         self._form = form
-        seen = spaces.Box(-9, 9, (2,), np.float32)
+        box = spaces.Box(-9, 9, (2,), np.float32)
         masks = spaces.MultiBinary(13) if form == "flat" else HYBRID_MASKS
-        self.observation_space = spaces.Dict(action_mask=masks, at=seen) if source == "leaf" else seen
+        self.observation_space = spaces.Dict(action_mask=masks, at=box) if source == "leaf" else box
         if source == "method":
             self.action_masks = self.given
 

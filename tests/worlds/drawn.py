@@ -53,8 +53,8 @@ class Drawn(gym.Env[Any, Any]):
     def render(self) -> Any:
         if not isinstance(self._shown, str):
             return self._shown
-        more = self._step if self._shown == "grows" else 0
-        return np.full((15 + more, 21 + more, 3), COLORS[self._action])
+        growth = self._step if self._shown == "grows" else 0
+        return np.full((15 + growth, 21 + growth, 3), COLORS[self._action])
 
 
 def seeded(seed: int) -> gym.Env[Any, Any]:

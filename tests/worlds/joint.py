@@ -39,8 +39,8 @@ def vector(
 ) -> VectorEnv:
     """Return a vector of Gymnasium's, of environments of this module; a name with a colon is an action space."""
     made = {"sync": SyncVectorEnv, "async": AsyncVectorEnv}[kind]
-    one = partial(Actuated, of.removeprefix("actions:")) if ":" in of else globals()[of]
-    vectors: VectorEnv = made([one] * num_envs, autoreset_mode=AutoresetMode(mode), **options)
+    make = partial(Actuated, of.removeprefix("actions:")) if ":" in of else globals()[of]
+    vectors: VectorEnv = made([make] * num_envs, autoreset_mode=AutoresetMode(mode), **options)
     return vectors
 
 
@@ -141,23 +141,23 @@ class Agents:
         left = [agent for agent in acted if ends[agent] > self._steps]
         self.agents = left + (["cid"] if self._late and self._steps == 2 else [])
         self._number += 0.1 * sum(actions.values())
-        seen = self._seen([*acted, *self.agents])
-        over = {agent: agent not in left for agent in seen}
-        rewards = {agent: float(actions.get(agent, 0)) for agent in seen}
-        ended = {agent: over[agent] and agent != "cid" for agent in seen}
-        cut = {agent: over[agent] and agent == "cid" and agent in acted for agent in seen}
-        infos = self._told(list(seen))
-        for agent in seen:
+        observations = self._seen([*acted, *self.agents])
+        over = {agent: agent not in left for agent in observations}
+        rewards = {agent: float(actions.get(agent, 0)) for agent in observations}
+        ended = {agent: over[agent] and agent != "cid" for agent in observations}
+        cut = {agent: over[agent] and agent == "cid" and agent in acted for agent in observations}
+        infos = self._told(list(observations))
+        for agent in observations:
             if over[agent]:
                 infos[agent]["is_success"] = True
-        return seen, rewards, {a: ended[a] for a in seen}, cut, infos
+        return observations, rewards, {a: ended[a] for a in observations}, cut, infos
 
     def _seen(self, agents: list[str]) -> dict[str, np.ndarray]:
         there = [float(agent in self.agents) for agent in self.possible_agents]
-        seen = np.array([self._steps, np.tanh(self._number), *there], np.float32)
+        observation = np.array([self._steps, np.tanh(self._number), *there], np.float32)
         for array in self._arrays.values():
-            array[:] = seen
-        return {agent: self._arrays.get(agent, seen.copy()) for agent in agents}
+            array[:] = observation
+        return {agent: self._arrays.get(agent, observation.copy()) for agent in agents}
 
     def _told(self, agents: list[str]) -> dict[str, dict[str, Any]]:
         """Return infos, each with something that cannot be copied."""
@@ -179,12 +179,12 @@ def agents(**settings: Any) -> Agents:
 def dying(of: str, marker: str, at_step: int, **settings: Any) -> Any:
     """Return an environment of this module. The first one to take `at_step` steps kills its process."""
     env = globals()[of](**settings)
-    taken = [0]
+    steps = [0]
     step = env.step
 
     def counted(actions: Any) -> Any:
-        taken[0] += 1
-        if taken[0] == at_step and not Path(marker).exists():
+        steps[0] += 1
+        if steps[0] == at_step and not Path(marker).exists():
             Path(marker).touch()
             os.kill(os.getpid(), signal.SIGKILL)
         return step(actions)

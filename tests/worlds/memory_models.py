@@ -24,13 +24,13 @@ class Running(nn.Module):
 
     def forward(self, obs: Any, state: Tensor, starts: Tensor) -> Any:
         leaves = obs.values() if isinstance(obs, dict) else [obs]
-        seen = self.inputs(torch.cat([leaf.reshape(*starts.shape, -1) for leaf in leaves], dim=2)).tanh()
+        features = self.inputs(torch.cat([leaf.reshape(*starts.shape, -1) for leaf in leaves], dim=2)).tanh()
         keep = self.keep.sigmoid()
         states = []
-        for now, start in zip(seen, starts, strict=True):
+        for now, start in zip(features, starts, strict=True):
             state = keep * self.before(state, start) + (1 - keep) * now
             states.append(state)
-        outputs = self.outputs(torch.cat([seen, torch.stack(states)], dim=2))
+        outputs = self.outputs(torch.cat([features, torch.stack(states)], dim=2))
         return outputs[..., :-1], outputs[..., -1], state
 
     def before(self, state: Tensor, start: Tensor) -> Tensor:

@@ -95,10 +95,10 @@ def hesitant_cartpole(folder: str, slow_after: int = 0) -> gym.Env[Any, Any]:
 class Reporting(gym.Wrapper[Any, Any, Any, Any]):
     """Writes a report about its process when it is created, and at each reset."""
 
-    def __init__(self, env: gym.Env[Any, Any], folder: str, **rest: Any) -> None:
+    def __init__(self, env: gym.Env[Any, Any], folder: str, **kwargs: Any) -> None:
         super().__init__(env)
         self._folder = Path(folder)
-        self._rest = rest
+        self._rest = kwargs
         self._report()
 
     def reset(self, **keywords: Any) -> Any:
@@ -121,8 +121,8 @@ class Reporting(gym.Wrapper[Any, Any, Any, Any]):
         path.rename(path.with_suffix(".json"))
 
 
-def reporting_cartpole(folder: str, **rest: Any) -> gym.Env[Any, Any]:
-    return Reporting(gym.make("CartPole-v1"), folder, **rest)
+def reporting_cartpole(folder: str, **kwargs: Any) -> gym.Env[Any, Any]:
+    return Reporting(gym.make("CartPole-v1"), folder, **kwargs)
 
 
 class Outside(gym.Wrapper[Any, Any, Any, Any]):
