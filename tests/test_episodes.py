@@ -300,7 +300,7 @@ FORGED: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("how", ["link", "pipe", "large", *FORGED])
+@pytest.mark.parametrize("fault", ["link", "pipe", "large", *FORGED])
 def test_forged_episodes_are_refused_or_skipped(fault: str, run: Path, tmp_path: Path, capsys: Capture) -> None:
     copy = Path(shutil.copytree(run, tmp_path / "run"))
     if fault in FORGED:

@@ -24,7 +24,6 @@ from threadpoolctl import threadpool_info, threadpool_limits
 
 import dppo
 from dppo.config import Actors, Env, Learners
-from dppo.engine import collector
 from dppo.envs import make
 from dppo.envs.spaces import describe_spaces
 from dppo.errors import ConfigError
@@ -42,6 +41,7 @@ from dppo.run.evaluations import Evaluations, _Evaluation
 from dppo.run.factory import PartsFactory
 from dppo.signals import StopSignals
 from dppo.tools.replay.episode import replay
+from dppo.transports import in_process
 from dppo.transports.ray import evaluating
 from dppo.transports.ray.capacity import room_for
 from dppo.transports.ray.evaluating import EvaluationActor
@@ -372,7 +372,7 @@ class NeverCloses(gym.Wrapper[Any, Any, Any, Any]):
 def test_a_close_that_hangs_does_not_keep_results_back(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    for module in (collector, make):
+    for module in (in_process, make):
         monkeypatch.setattr(module, "CLOSING_S", 0.2)
     result = dppo.train(settings(tmp_path / "run", env_id=NeverCloses, record_episodes="all"))
     assert len(dppo.evaluate(result, episodes=2).returns) == 2

@@ -150,7 +150,7 @@ def test_a_start_with_nothing_is_refused(source: Path, tmp_path: Path) -> None:
     assert not (tmp_path / "run").exists()
 
 
-@pytest.mark.parametrize("more", [[], ["--branch", "new"]])
+@pytest.mark.parametrize("flags", [[], ["--branch", "new"]])
 def test_it_is_refused_beside_a_resume(flags: list[str], source: Path, capsys: Capture) -> None:
     assert main(["train", "--resume", str(source), "--init-from", str(source), *flags]) == 2
     assert re.search(r"^dppo train: --init-from \S+ has no effect with --resume, which ", capsys.readouterr().err)
