@@ -24,7 +24,7 @@ from threadpoolctl import threadpool_info, threadpool_limits
 
 import dppo
 from dppo.config import Actors, Env, Learners
-from dppo.envs import make
+from dppo.envs import closing
 from dppo.envs.spaces import describe_spaces
 from dppo.errors import ConfigError
 from dppo.policies.playing import EpisodePlayer, PlaySettings
@@ -372,7 +372,7 @@ class NeverCloses(gym.Wrapper[Any, Any, Any, Any]):
 def test_a_close_that_hangs_does_not_keep_results_back(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    for module in (in_process, make):
+    for module in (in_process, closing):
         monkeypatch.setattr(module, "CLOSING_S", 0.2)
     result = dppo.train(settings(tmp_path / "run", env_id=NeverCloses, record_episodes="all"))
     assert len(dppo.evaluate(result, episodes=2).returns) == 2
