@@ -21,6 +21,7 @@ import dppo
 from dppo.__main__ import main
 from dppo.engine import ledger
 from dppo.errors import ConfigError
+from dppo.records.files import episode_writer
 from dppo.records.files import episodes as recorded
 from dppo.records.files.episodes import RecordedEpisode, read_episodes
 
@@ -113,7 +114,7 @@ def test_a_run_resumed_without_recording_keeps_its_file(run: Path, tmp_path: Pat
 
 
 def test_the_oldest_episodes_go_at_the_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(recorded, "MOST_BYTES", 8_000)
+    monkeypatch.setattr(episode_writer, "MAX_FILE_BYTES", 8_000)
     config = settings(tmp_path / "run")
     with Notes() as notes:
         result = dppo.train(config, observers=[Recorder(interrupt_at=6)])

@@ -18,7 +18,7 @@ from recorder import Notes
 import dppo
 from dppo.__main__ import main
 from dppo.errors import EnvironmentFault
-from dppo.records.files import episodes
+from dppo.records.files import incidents
 
 SIZES = {"num_samplers": 2, "num_steps": 16, "total_timesteps": 128, "update_epochs": 1, "progress": "off"}
 Capture = pytest.CaptureFixture[str]
@@ -117,7 +117,7 @@ def test_a_fault_that_does_not_follow_from_seed_and_actions_is_said_to(
 def test_incidents_of_a_run_that_goes_on_are_bounded_and_can_be_replayed(
     tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(episodes, "MOST", 2)
+    monkeypatch.setattr(incidents, "MAX_INCIDENTS", 2)
     bad = {"obs": [float("nan")] * 2, "episodes": list(range(9))}
     survive = {"on_env_fault": "rebuild", "env_faults": "unlimited"}
     config = settings(tmp_path / "run", env_id="worlds.faulty:Faulty", env_kwargs=bad, **survive)

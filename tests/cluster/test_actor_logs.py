@@ -23,7 +23,7 @@ import dppo
 from dppo.engine import collector
 from dppo.errors import CheckpointError, ClusterError
 from dppo.hosts import keeper
-from dppo.records.files.disk import check_parts
+from dppo.records.files.run_files import check_run_files
 
 Patch = pytest.MonkeyPatch
 SIZES = {"num_samplers": 1, "num_steps": 40, "total_timesteps": 160, "update_epochs": 1, "progress": "off"}
@@ -233,7 +233,7 @@ def test_a_log_that_leads_elsewhere_is_not_written_to(link: Any, tmp_path: Path,
     assert (tmp_path / "precious").read_text() == "precious"
     if link is os.symlink:
         with pytest.raises(CheckpointError, match=r"actor-0.log: is a symbolic link"):
-            check_parts(tmp_path)
+            check_run_files(tmp_path)
 
 
 class Clinging(gym.Wrapper[Any, Any, Any, Any]):

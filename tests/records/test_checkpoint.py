@@ -15,6 +15,7 @@ import stat
 import struct
 import zipfile
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -26,7 +27,7 @@ from dppo.errors import CheckpointError, CheckpointNotWritten
 from dppo.records.files import checkpoint as checkpoints
 from dppo.records.files import disk as disk_files
 from dppo.records.files import sealed
-from dppo.records.files.checkpoint import Checkpoint, find, load, save
+from dppo.records.files.checkpoint import Checkpoint, find, load, making_room, save
 from dppo.records.files.disk import Disk
 
 OLD, NEW = "old", "new"
@@ -521,14 +522,15 @@ def test_the_last_one_may_take_the_room_of_older_ones_but_not_of_the_newest_and_
             self.removed += path.name.startswith("iter_")
             super().remove(path)
 
+    write = partial(save, tmp_path, 5, small(NEW), keep=9, score=None)
     with patch.object(disk_files, "DISK", Small()):
         if left is None:
             with pytest.raises(CheckpointNotWritten):
-                save(tmp_path, 5, small(NEW), keep=9, score=None, make_room=True)
+                making_room(write, tmp_path)
             return
         with pytest.raises(CheckpointNotWritten):
-            save(tmp_path, 5, small(NEW), keep=9, score=None)
-        save(tmp_path, 5, small(NEW), keep=9, score=None, make_room=True)
+            write()
+        making_room(write, tmp_path)
     kept = sorted({*left, 3})
     assert names(tmp_path) == ["best.json", *(f"iter_00000{iteration}.safetensors" for iteration in kept)]
     assert "iter_000002.safetensors: deleted to make room" in caplog.text

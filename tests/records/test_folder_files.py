@@ -19,9 +19,11 @@ from dppo.__main__ import main
 from dppo.errors import CheckpointError, CheckpointNotWritten, ConfigError
 from dppo.files import open_file
 from dppo.records.files import checkpoint as checkpoints
-from dppo.records.files.disk import FILES, check_parts
-from dppo.records.files.run_folder import locked, open_run
+from dppo.records.files.lock import locked
+from dppo.records.files.run_files import FILE, PARTS, check_run_files
+from dppo.records.files.run_folder import open_run
 
+FILES = [name for name, part in PARTS.items() if part.kind == FILE and "*" not in name]
 EVENTS = "events.out.tfevents.0000000001.host"
 
 pytestmark = pytest.mark.timeout(120)  # a command that waits for a pipe would wait for ever
@@ -179,7 +181,7 @@ def test_a_run_folder_may_be_reached_through_a_link(tmp_path: Path, pictures: No
     assert dppo.train(settings(run), resume=run).iterations == 3
     dppo.evaluate(run, episodes=1)
     assert (tmp_path / "disk" / "a" / "learning_curve.png").is_file()
-    check_parts(tmp_path / "disk" / "a")
+    check_run_files(tmp_path / "disk" / "a")
 
 
 def test_rows_are_not_appended_to_the_other_name_of_a_hard_link(run: Path, tmp_path: Path) -> None:

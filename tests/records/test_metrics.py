@@ -24,7 +24,8 @@ from recorder import Notes
 from dppo.errors import DppoError
 from dppo.records.files import disk as disk_files
 from dppo.records.files.disk import Disk
-from dppo.records.metrics.reading import FILE, read_metrics
+from dppo.records.files.run_files import METRICS
+from dppo.records.metrics.reading import read_metrics
 from dppo.records.metrics.tensorboard import TensorBoard
 from dppo.records.metrics.writer import MetricsWriter, cut_rows
 from dppo.run.file_observers import cut_row_files
@@ -40,7 +41,7 @@ def write(folder: Path, rows: list[dict[str, float]], resume: int | None = None)
     """Write rows to both files, as a run does; return the log."""
     with Notes() as notes:
         earlier = cut_row_files(folder, resume)
-        writer = MetricsWriter(folder / FILE)
+        writer = MetricsWriter(folder / METRICS)
         board = TensorBoard(folder, 1 + max((int(row["global_step"]) for row in earlier), default=0))
         for observer in (writer, board):
             for row in rows:
@@ -105,7 +106,7 @@ def test_the_file_is_strict_json_and_nan_comes_back(tmp_path: Path) -> None:
 
 
 def test_a_row_costs_one_write_at_once_and_waits_for_no_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    writer = MetricsWriter(tmp_path / FILE)
+    writer = MetricsWriter(tmp_path / METRICS)
     calls: list[str] = []
     real_write = os.write
 
@@ -138,9 +139,9 @@ def test_rows_of_different_runs_are_never_mixed_and_missing_ones_are_an_error(tm
         read_metrics(tmp_path)
     write(tmp_path, [row(1)])
     with pytest.raises(DppoError, match="contains a run already"):
-        cut_rows(tmp_path / FILE, None)
+        cut_rows(tmp_path / METRICS, None)
     with pytest.raises(DppoError, match="No such file or directory"):
-        MetricsWriter(tmp_path / "nowhere" / FILE)
+        MetricsWriter(tmp_path / "nowhere" / METRICS)
 
 
 def test_rows_past_the_checkpoint_are_cut_off(tmp_path: Path) -> None:
@@ -191,7 +192,7 @@ def test_a_full_disk_while_rows_are_cut_off_loses_nothing(tmp_path: Path) -> Non
             raise OSError(errno.ENOSPC, "No space left on device")
 
     with pytest.raises(DppoError, match="Free some disk space"), patch.object(disk_files, "DISK", Full()):
-        cut_rows(tmp_path / FILE, 3)
+        cut_rows(tmp_path / METRICS, 3)
     assert len(read_metrics(tmp_path)) == 5
     assert [path.name for path in tmp_path.iterdir() if path.name.startswith(".")] == []
 
@@ -200,7 +201,7 @@ def test_a_full_disk_while_rows_are_cut_off_loses_nothing(tmp_path: Path) -> Non
 def test_a_full_disk_is_logged_once_and_no_row_is_lost_if_there_is_room_again(
     for_ever: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    writer = MetricsWriter(tmp_path / FILE)
+    writer = MetricsWriter(tmp_path / METRICS)
     writer.on_iteration(row(1))
     real, room = os.write, 7
 
@@ -279,7 +280,7 @@ def test_rows_are_written_anew_if_the_folder_is_deleted_or_the_file_replaced(
     run = tmp_path / "run"
     run.mkdir()
     (tmp_path / "file").write_text("precious")
-    writer = MetricsWriter(run / FILE)
+    writer = MetricsWriter(run / METRICS)
     writer.on_iteration(row(1))
     shutil.rmtree(run)
     if instead != "nothing":

@@ -153,7 +153,7 @@ def test_a_run_folder_that_cannot_be_opened_is_refused(
     blocking: BlockingDisk, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     released = threading.Event()
-    monkeypatch.setattr("dppo.records.files.run_folder.check_parts", lambda path: released.wait())
+    monkeypatch.setattr("dppo.records.files.run_folder.check_run_files", lambda path: released.wait())
     with pytest.raises(ConfigError, match="run_dir: the disk of the run folder has not answered for 0 s"):
         dppo.train(settings(tmp_path / "run", progress="plain"))
     released.set()

@@ -21,7 +21,7 @@ from commandline import parse
 
 from dppo.__main__ import main
 from dppo.config import Config, grouped, plain_settings
-from dppo.records.files.run_folder import locked
+from dppo.records.files.lock import locked
 from dppo.records.metrics import reading
 from dppo.records.metrics.reading import last_row, sampled_metrics
 from dppo.records.terminal.view import PHASES

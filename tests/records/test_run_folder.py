@@ -27,9 +27,10 @@ from dppo.__main__ import main
 from dppo.config import plain_settings, reading
 from dppo.errors import CheckpointError, ConfigError, EnvironmentFault, TrainingDiverged
 from dppo.records.files import checkpoint as checkpoints
-from dppo.records.files import run_folder
 from dppo.records.files.disk import Disk
-from dppo.records.files.run_folder import locked, open_run, settings_to_resume
+from dppo.records.files.lock import locked
+from dppo.records.files.run_files import CONFIG, FILE, PARTS, Part
+from dppo.records.files.run_folder import open_run, settings_to_resume
 
 BATCH, ITERATIONS = 32, 3
 
@@ -77,7 +78,7 @@ def taken(folder: Path) -> ExitStack:
 def test_a_child_of_a_killed_run_does_not_keep_the_lock(tmp_path: Path) -> None:
     """A forked child, such as a process of the environment, holds the lock of its parent."""
     code = (
-        "import os, sys, time; from pathlib import Path; from dppo.records.files.run_folder import locked\n"
+        "import os, sys, time; from pathlib import Path; from dppo.records.files.lock import locked\n"
         "lock = locked(Path('.'))\nlock.__enter__()\n"
         "child = os.fork()\nif child: print(child, flush=True)\ntime.sleep(1000)"
     )
@@ -313,8 +314,8 @@ def test_a_run_with_a_long_argument_can_be_resumed_evaluated_and_reported(
     task: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Text of digits is no number that takes long to read; what makes config.yaml too large is in checkpoints."""
-    for module in (reading, run_folder):
-        monkeypatch.setattr(module, "MOST_SETTINGS", 20_000)
+    monkeypatch.setattr(reading, "MOST_SETTINGS", 20_000)
+    monkeypatch.setitem(PARTS, CONFIG, Part(FILE, 20_000))
     run = tmp_path / "run"
     dppo.train(settings(run, env_id=Tasked, env_kwargs={"task": task}), observers=[Recorder(interrupt_at=1)])
     assert settings_to_resume(run)["env_kwargs"] == {"task": task}

@@ -516,7 +516,7 @@ NOT_EXECUTED: tuple[tuple[str, str, str], ...] = (
     ),
     ("records/files/disk.py", "Restore it from a backup.", "it is a disk of the user that fails"),
     (
-        "records/files/episodes.py",
+        "records/files/episode_writer.py",
         "%s: at %d MB, its older half is dropped. Record fewer to keep more.",
         "after 64 MB of episodes",
     ),

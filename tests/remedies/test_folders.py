@@ -16,7 +16,7 @@ from worlds.models import Plain
 import dppo
 from dppo.__main__ import main
 from dppo.errors import CheckpointError, ConfigError, DppoError
-from dppo.records.files.run_folder import locked
+from dppo.records.files.lock import locked
 from dppo.records.metrics.reading import read_metrics
 from remedies import executes
 from remedies.refused import Shaped
@@ -53,7 +53,7 @@ def checkpoints(run: Path) -> list[Path]:
 
 
 @executes(
-    "records/files/run_folder.py: is in use by {}. Stop it or wait until it has ended, or use another folder",
+    "records/files/lock.py: is in use by {}. Stop it or wait until it has ended, or use another folder",
     "records/files/run_folder.py: contains a {}, which the run would overwrite. Move it",
 )
 def test_a_folder_in_use_is_free_when_its_run_has_ended(run: Path, tmp_path: Path) -> None:

@@ -21,6 +21,7 @@ from dppo.policies.bounds import NAMED, AtBound, most_at_bound
 from dppo.policies.playing import EpisodePlayer
 from dppo.ppo.exchange.records import Episode, Incident, IncidentKind, PolicySnapshot
 from dppo.records.files import checkpoint as checkpoints
+from dppo.records.files.run_files import CHECKPOINTS
 from dppo.records.observer import Observer
 from dppo.run.context import RunContext
 from dppo.run.learner import PPOLearner
@@ -168,7 +169,7 @@ class Evaluations(Observer):
         except (KeyError, TypeError, ValueError) as error:
             raise CheckpointError(f"{self._path}: its evaluations cannot be read ({error!r}).") from None
         for number, steps in waiting:
-            path = self._path / checkpoints.FOLDER / checkpoints.file_name(number)
+            path = self._path / CHECKPOINTS / checkpoints.file_name(number)
             try:
                 self._begin(number, steps, self._learner.policy_in(checkpoints.load(path).arrays, number))
             except (CheckpointError, KeyError, ValueError) as error:

@@ -7,8 +7,9 @@ from functools import partial
 from pathlib import Path
 
 from dppo.plugins import plugin
-from dppo.records.files.episodes import EpisodeWriter
-from dppo.records.metrics.reading import EPISODES, FILE, TRACE, read_metrics
+from dppo.records.files.episode_writer import EpisodeWriter
+from dppo.records.files.run_files import EPISODES, METRICS, TRACE
+from dppo.records.metrics.reading import read_metrics
 from dppo.records.metrics.tensorboard import TensorBoard
 from dppo.records.metrics.writer import MetricsWriter, cut_rows
 from dppo.records.notes import LearningNotes
@@ -38,13 +39,13 @@ def cut_row_files(path: Path, last_iteration: int | None) -> list[dict[str, floa
 
     Raises a DppoError if a file cannot be written, or holds the rows of another run.
     """
-    for name in (FILE, TRACE, EPISODES):
+    for name in (METRICS, TRACE, EPISODES):
         cut_rows(path / name, last_iteration)
-    return read_metrics(path) if (path / FILE).exists() else []
+    return read_metrics(path) if (path / METRICS).exists() else []
 
 
 def _metrics(context: RunContext) -> FileWriter:
-    return MetricsWriter(context.path / FILE)
+    return MetricsWriter(context.path / METRICS)
 
 
 def _tensorboard(context: RunContext) -> Observer:
@@ -81,7 +82,7 @@ def _learning_curve(context: RunContext) -> FileWriter:
 
 
 FACTORIES: list[tuple[str, Factory]] = [
-    (FILE, _metrics),
+    (METRICS, _metrics),
     ("the events of TensorBoard", _tensorboard),
     (TRACE, _trace),
     (EPISODES, _episodes),

@@ -17,7 +17,7 @@ from dppo.plugins import plugin
 from dppo.process_state.borders import dppo_computes, forget_notes
 from dppo.records.bottleneck import MIN_ADVICE_S, TimeSplit, bottleneck_line, times_line
 from dppo.records.files import run_folder
-from dppo.records.files.episodes import IncidentWriter
+from dppo.records.files.incidents import IncidentWriter
 from dppo.records.files.run_folder import RunFolder
 from dppo.records.instance_lines import instances_line
 from dppo.records.observer import Observer, Result

@@ -14,8 +14,8 @@ from dppo.errors import CheckpointError, CheckpointNotWritten
 from dppo.log import logger
 from dppo.ppo.exchange.records import Incident, IncidentKind
 from dppo.records.files import checkpoint as checkpoints
-from dppo.records.files import run_folder
-from dppo.records.files.run_folder import RunFolder
+from dppo.records.files.run_files import CHECKPOINTS
+from dppo.records.files.run_folder import RunFolder, describe_process
 from dppo.records.observers import Observers
 from dppo.records.outside import OutsideThread
 from dppo.run.evaluations import Evaluations, chosen_of
@@ -66,16 +66,19 @@ class RunCheckpoints:
         score = None
         if len(self._learner.recent) >= MIN_EPISODES:
             score = mean_return(self._learner.recent)
+        folder = self._folder.path / CHECKPOINTS
+        chosen = chosen_of(evaluations)
         write = partial(
             checkpoints.save,
-            self._folder.path / checkpoints.FOLDER,
+            folder,
             self._learner.iteration,
             checkpoints.Checkpoint(state.arrays, values),
             keep=self._config.keep_checkpoints,
             score=score,
-            chosen=chosen_of(evaluations),
-            make_room=last,
+            chosen=chosen,
         )
+        if last:
+            write = partial(checkpoints.making_room, write, folder, chosen)
         self.last_path = call_disk(self._disk, "writing a checkpoint", partial(self._after_rows, write))
         self._has_failed = False
         self._saved_iteration = self._learner.iteration
@@ -126,7 +129,7 @@ class RunCheckpoints:
         """Return what describes the run: needed to open the checkpoint, not to compute the next iteration."""
         return {
             "config": plain_settings(self._config),
-            **run_folder.of_this_process(),
+            **describe_process(),
             "numerics": asdict(self._parts.numerics),
             "branched_from": self._folder.branched_from,
             "model": self._parts.model,

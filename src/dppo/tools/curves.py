@@ -12,7 +12,8 @@ import numpy as np
 from dppo.config.parts import about, default_of, settings_by_name
 from dppo.config.plain import plain
 from dppo.errors import DppoError, counted, printable
-from dppo.records.files.run_folder import CONFIG, settings_to_resume
+from dppo.records.files.run_files import CONFIG
+from dppo.records.files.run_folder import settings_to_resume
 from dppo.records.metrics.reading import sampled_metrics
 
 RETURN = "charts/episodic_return"

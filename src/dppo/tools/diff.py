@@ -6,11 +6,10 @@ from pathlib import Path
 from dppo.commands.flags import Parser, UsageError
 from dppo.config.parts import settings_by_name
 from dppo.errors import CheckpointError, DppoError, counted
-from dppo.files import read_file
 from dppo.invocation import as_called
-from dppo.records.files.disk import check_parts
+from dppo.records.files.run_files import TRACE, check_run_files, read_run_file
 from dppo.records.files.run_folder import settings_to_resume
-from dppo.records.metrics.reading import TRACE, parsed
+from dppo.records.metrics.reading import parsed
 
 PROG = "dppo diff"
 DESCRIPTION = (
@@ -19,7 +18,6 @@ DESCRIPTION = (
 )
 CHECKSUM_DIGITS = 8  # a checksum of steps has four digits for each step before these
 DIGITS_PER_STEP = 4
-MAX_TRACE_BYTES = 1 << 30
 Checksums = Mapping[str, str]
 """Checksums of an iteration by quantity and sampler, such as "rewards/3", in the order of their causes."""
 
@@ -57,9 +55,9 @@ def _print_different_settings(run_a: Path, run_b: Path) -> None:
 
 def _read_trace(run: Path) -> dict[int, Checksums]:
     """Return the checksums of each iteration of a run; none if it has no trace."""
-    check_parts(run)
+    check_run_files(run)
     try:
-        data = read_file(run / TRACE, MAX_TRACE_BYTES)
+        data = read_run_file(run / TRACE)
     except FileNotFoundError:
         data = b""
     except OSError as error:

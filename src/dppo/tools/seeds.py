@@ -27,7 +27,8 @@ from dppo.invocation import VARIABLE, program
 from dppo.machine import cores_in_words, usable_cores
 from dppo.records.files.checkpoint import find, has_any
 from dppo.records.files.disk import make_folder, write_file, writing
-from dppo.records.files.run_folder import CONFIG, as_file_name, settings_to_resume
+from dppo.records.files.run_files import CONFIG
+from dppo.records.files.run_folder import as_file_name, settings_to_resume
 from dppo.records.metrics.reading import last_row
 from dppo.records.terminal.view import duration, number
 from dppo.signals import StopSignals

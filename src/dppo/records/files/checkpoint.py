@@ -10,7 +10,7 @@ import math
 import os
 import re
 import stat
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,13 +22,13 @@ from dppo.errors import CheckpointError, CheckpointNotWritten
 from dppo.files import check_kind, read_file
 from dppo.log import logger
 from dppo.records.files import disk, sealed
+from dppo.records.files.run_files import CHECKPOINTS, check_run_files
 
-FOLDER = "checkpoints"  # within a run's folder
 FORMAT = 2  # 1 was a folder of files
 NAME = re.compile(r"iter_(\d+)\.safetensors")
 INTEGERS = ("int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64")
 DTYPES = ("bool", *INTEGERS, "float16", "float32", "float64")
-RUN = {"iteration": int, "global_step": int, "episodes": int, "config": dict, "model": dict}
+REQUIRED = {"iteration": int, "global_step": int, "episodes": int, "config": dict, "model": dict}
 
 
 @dataclass(frozen=True)
@@ -76,8 +76,8 @@ def file_name(iteration: int) -> str:
 
 def saved_iteration(path: Path) -> int | None:
     """Return the iteration of a checkpoint by its name; None if it has another name."""
-    found = NAME.fullmatch(path.name)
-    return int(found[1]) if found else None
+    match = NAME.fullmatch(path.name)
+    return int(match[1]) if match else None
 
 
 def save(
@@ -88,17 +88,16 @@ def save(
     keep: int,
     score: float | None,
     chosen: Chosen | None = None,
-    make_room: bool = False,
 ) -> Path:
     """Write a checkpoint, then delete all but the newest `keep` and the one with the best `score`, or those `chosen`.
 
-    If the disk is full, `make_room` deletes older ones for it, but not the newest and the best. Waits for the disk: the
-    file is flushed before it gets its name. Replaces a checkpoint of the same iteration, which exists if the run was
-    resumed from an older one. Logs old files that cannot be deleted, and leaves them. Raises CheckpointNotWritten, for
-    example because the disk is full; earlier checkpoints are untouched then.
+    Waits for the disk: the file is flushed before it gets its name. Replaces a checkpoint of the same iteration, which
+    exists if the run was resumed from an older one. Logs old files that cannot be deleted, and leaves them. Raises
+    CheckpointNotWritten, for example because the disk is full; earlier checkpoints are untouched then.
     """
     path = folder / file_name(iteration)
-    score = float(score) if score is not None and math.isfinite(score) else None
+    if score is not None:
+        score = float(score) if math.isfinite(score) else None
     try:
         check_kind(folder, stat.S_IFDIR)
         disk.make_folder(folder)
@@ -106,12 +105,6 @@ def save(
         serial = 1 + max((entry.serial for entry in _scan(folder)), default=-1)
         disk.write_file(path, *_encode(checkpoint, iteration, serial, score))
     except OSError as error:
-        if make_room and error.errno in (errno.ENOSPC, errno.EDQUOT):
-            current, kept, _ = _current(folder, chosen)
-            if old := [entry.path for entry in current[1:] if entry not in kept][-1:]:
-                logger.warning("%s: deleted to make room for the last checkpoint on a full disk", *old)
-                disk.DISK.remove(*old)
-                return save(folder, iteration, checkpoint, keep=keep, score=score, chosen=chosen, make_room=True)
         raise CheckpointNotWritten(
             f"{path}: the checkpoint could not be written: {disk.cause(error)}\n"
             f"Earlier checkpoints are untouched. {disk.remedy(error)}"
@@ -120,19 +113,52 @@ def save(
     return path
 
 
+def making_room(write: Callable[[], Path], folder: Path, chosen: Chosen | None = None) -> Path:
+    """Return the result of `write`; while the disk is full, delete the oldest checkpoint, but not the newest and best.
+
+    Args:
+        write: calls `save`, for this folder.
+    """
+    while True:
+        try:
+            return write()
+        except CheckpointNotWritten as error:
+            cause = error.__cause__
+            is_full = isinstance(cause, OSError) and cause.errno in (errno.ENOSPC, errno.EDQUOT)
+            if not is_full or not _delete_oldest(folder, chosen):
+                raise
+
+
+def _delete_oldest(folder: Path, chosen: Chosen | None) -> bool:
+    """Delete the oldest checkpoint that is neither the newest nor to be kept; return whether there was one."""
+    stored = _stored(folder, chosen)
+    old = [entry.path for entry in stored.newest_first[1:] if entry not in stored.kept]
+    if not old:
+        return False
+    logger.warning("%s: deleted to make room for the last checkpoint on a full disk", old[-1])
+    disk.DISK.remove(old[-1])
+    return True
+
+
 def load(path: Path) -> Checkpoint:
     """Return the checkpoint in the file `path`, after checking every byte; raise a CheckpointError if one is wrong."""
-    named, metadata = sealed.read_all(path)
+    arrays, metadata = sealed.read_all(path)
     with _checking(path, metadata):
-        arrays: dict[str, dict[str, np.ndarray]] = {part: {} for part in json.loads(metadata["parts"])}
-        for name, array in named.items():
-            part, _, rest = name.partition("/")
-            arrays[part][rest] = array
+        parts: dict[str, dict[str, np.ndarray]] = {part: {} for part in json.loads(metadata["parts"])}
+        for full_name, array in arrays.items():
+            part, _, name = full_name.partition("/")
+            parts[part][name] = array
         state = sealed.parse_json(path, metadata["state"])
-        odd = [name for name, kind in RUN.items() if type(state[name]) is not kind or (kind is int and state[name] < 0)]
-    if odd:
-        raise sealed.damaged(path, f"the {odd[0]} of a run", repr(state[odd[0]]))
-    return Checkpoint(arrays, state)
+        invalid = [name for name, kind in REQUIRED.items() if not _is_valid(state[name], kind)]
+    if invalid:
+        raise sealed.damaged(path, f"the {invalid[0]} of a run", repr(state[invalid[0]]))
+    return Checkpoint(parts, state)
+
+
+def _is_valid(value: Any, kind: type) -> bool:
+    if type(value) is not kind:
+        return False
+    return not isinstance(value, int) or value >= 0
 
 
 def find(path: Path) -> Found:
@@ -140,30 +166,35 @@ def find(path: Path) -> Found:
 
     Raises a CheckpointError if there is none, or no good one, or if `path` is a damaged one, or has links in it.
     """
-    if not path.exists() and not path.suffix and path.with_name(path.name + sealed.SUFFIX).is_file():
-        path = path.with_name(path.name + sealed.SUFFIX)
+    if not path.exists() and not path.suffix:
+        with_suffix = path.with_name(path.name + sealed.SUFFIX)
+        if with_suffix.is_file():
+            path = with_suffix
     if path.suffix == sealed.SUFFIX and not path.is_dir():
-        loaded = load(path)
-        return Found(path, loaded, newest=[entry.path.name for entry in _scan(path.parent)[:1]] == [path.name])
+        checkpoint = load(path)
+        newest = [entry.path.name for entry in _scan(path.parent)[:1]]
+        return Found(path, checkpoint, newest=newest == [path.name])
     if not path.is_dir():
-        what = "is not a checkpoint" if path.exists() else "does not exist"
-        raise CheckpointError(f"{path}: {what}. Pass the folder of a run, or one of its checkpoints.")
-    disk.check_parts(path)
-    folder = path / FOLDER if (path / FOLDER).is_dir() else path
+        problem = "is not a checkpoint" if path.exists() else "does not exist"
+        raise CheckpointError(f"{path}: {problem}. Pass the folder of a run, or one of its checkpoints.")
+    check_run_files(path)
+    folder = path / CHECKPOINTS
+    if not folder.is_dir():
+        folder = path
     entries = _scan(folder)
     if not entries:
-        runs = sorted(one.parent.name for one in path.glob(f"*/{FOLDER}"))
-        one = f"a run: {', '.join(runs[-3:])}" if runs else "a run that has one"
-        raise CheckpointError(f"{path}: contains no checkpoint. Pass the folder of {one}.")
+        runs = sorted(checkpoints.parent.name for checkpoints in path.glob(f"*/{CHECKPOINTS}"))
+        example = f"a run: {', '.join(runs[-3:])}" if runs else "a run that has one"
+        raise CheckpointError(f"{path}: contains no checkpoint. Pass the folder of {example}.")
     problems = []
     for entry in entries:
         try:
-            loaded = load(entry.path)
+            checkpoint = load(entry.path)
         except CheckpointError as error:
             problems.append(str(error).splitlines()[0])
         else:
-            later = [other.problem for other in entries if other.iteration > entry.iteration]
-            return Found(entry.path, loaded, (*problems, *filter(None, later)))
+            later = [other.problem for other in entries if other.iteration > entry.iteration and other.problem]
+            return Found(entry.path, checkpoint, (*problems, *later))
     raise CheckpointError(
         f"{path}: contains only damaged checkpoints ({len(entries)}). The newest: {problems[0]}\n"
         f"Restore the folder from a backup, or start the run again."
@@ -172,12 +203,16 @@ def find(path: Path) -> Found:
 
 def has_any(run_dir: Path) -> bool:
     """Return whether a run folder contains a checkpoint, good or damaged."""
-    return (run_dir / FOLDER).is_dir() and bool(_scan(run_dir / FOLDER))
+    return (run_dir / CHECKPOINTS).is_dir() and bool(_scan(run_dir / CHECKPOINTS))
 
 
 def _scan(folder: Path) -> list[_Entry]:
     """Return the checkpoints in `folder`, newest first; those whose header cannot be read last."""
-    entries = [_entry(path, int(match[1])) for path in folder.iterdir() if (match := NAME.fullmatch(path.name))]
+    entries = []
+    for path in folder.iterdir():
+        iteration = saved_iteration(path)
+        if iteration is not None:
+            entries.append(_entry(path, iteration))
     return sorted(entries, key=lambda entry: (entry.serial, entry.iteration), reverse=True)
 
 
@@ -186,8 +221,12 @@ def _entry(path: Path, iteration: int) -> _Entry:
         metadata = sealed.read_metadata(path)
         with _checking(path, metadata):
             score = json.loads(metadata["score"])
-            score = None if score is None else float(score)
-            return _Entry(path, int(metadata["iteration"]), int(metadata["serial"]), score)
+            return _Entry(
+                path,
+                int(metadata["iteration"]),
+                int(metadata["serial"]),
+                None if score is None else float(score),
+            )
     except CheckpointError as error:
         return _Entry(path, iteration, problem=str(error).splitlines()[0])
 
@@ -209,9 +248,11 @@ def _checking(path: Path, metadata: dict[str, str]) -> Iterator[None]:
 
 
 def _encode(checkpoint: Checkpoint, iteration: int, serial: int, score: float | None) -> tuple[bytes, memoryview]:
-    arrays = {f"{part}/{name}": array for part, named in checkpoint.arrays.items() for name, array in named.items()}
-    for name, array in arrays.items():
-        assert array.dtype.name in DTYPES, f"{name} has dtype {array.dtype}, which cannot be stored"
+    arrays = {}
+    for part, named in checkpoint.arrays.items():
+        for name, array in named.items():
+            assert array.dtype.name in DTYPES, f"{part}/{name} has dtype {array.dtype}, which cannot be stored"
+            arrays[f"{part}/{name}"] = array
     metadata = {
         "format": str(FORMAT),
         "iteration": str(iteration),
@@ -223,27 +264,43 @@ def _encode(checkpoint: Checkpoint, iteration: int, serial: int, score: float | 
     return sealed.seal(arrays, metadata)
 
 
-def _current(folder: Path, chosen: Chosen | None) -> tuple[list[_Entry], list[_Entry], _Entry | None]:
-    """Return the checkpoints in `folder` whose headers can be read, newest first; those to keep; the best of them."""
-    current = [entry for entry in _scan(folder) if entry.serial >= 0]
+class _Stored(NamedTuple):
+    """The checkpoints in a folder whose headers can be read."""
+
+    newest_first: list[_Entry]
+    kept: list[_Entry]
+    """Those not to delete, however old they are: the best, and those that evaluations need."""
+    best: _Entry | None
+
+
+def _stored(folder: Path, chosen: Chosen | None) -> _Stored:
+    entries = [entry for entry in _scan(folder) if entry.serial >= 0]
+    needed: Chosen = {} if chosen is None else chosen
     if chosen is not None:
-        current = [entry._replace(score=chosen.get(entry.iteration)) for entry in current]
-    scored = [entry for entry in current if entry.score is not None]
+        entries = [entry._replace(score=needed.get(entry.iteration)) for entry in entries]
+    scored = [entry for entry in entries if entry.score is not None]
     best = max(scored, key=lambda entry: (entry.score, entry.serial), default=None)
-    return current, [entry for entry in current if entry is best or entry.iteration in (chosen or ())], best
+    kept = [entry for entry in entries if entry is best or entry.iteration in needed]
+    return _Stored(entries, kept, best)
 
 
 def _rotate(folder: Path, keep: int, chosen: Chosen | None) -> None:
     """Delete all but the newest and those to keep; leave what cannot be read or deleted."""
     with _warning_once(folder):
-        current, kept, best = _current(folder, chosen)
-        _remove(entry.path for entry in current[keep:] if entry not in kept)
-        if best is not None:  # for the user; the scores themselves are in the checkpoints
-            content = {"checkpoint": best.path.name, "iteration": best.iteration, "score": best.score}
-            data, path = json.dumps(content).encode() + b"\n", folder / "best.json"
-            with _warning_once(path):
-                if not os.path.lexists(path) or read_file(path) != data:
-                    disk.write_file(path, data)
+        stored = _stored(folder, chosen)
+        _remove(entry.path for entry in stored.newest_first[keep:] if entry not in stored.kept)
+        if stored.best is not None:
+            _write_best(folder, stored.best)
+
+
+def _write_best(folder: Path, best: _Entry) -> None:
+    """Write which checkpoint is the best, for the user; the scores themselves are in the checkpoints."""
+    path = folder / "best.json"
+    content = {"checkpoint": best.path.name, "iteration": best.iteration, "score": best.score}
+    data = json.dumps(content).encode() + b"\n"
+    with _warning_once(path):
+        if not os.path.lexists(path) or read_file(path) != data:
+            disk.write_file(path, data)
 
 
 def _remove(paths: Iterable[Path]) -> None:

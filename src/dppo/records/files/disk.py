@@ -3,18 +3,15 @@
 import errno
 import os
 import socket
-import stat
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from dppo.errors import CheckpointError, ConfigError, DppoError
-from dppo.files import Irregular, TooLarge, check_kind
+from dppo.errors import ConfigError, DppoError
+from dppo.files import Irregular, TooLarge
 from dppo.machine import file_size_remedy
 
-ROWS = ("metrics.jsonl", "trace.jsonl", "episodes.jsonl")
-FILES = ("run.lock", "config.yaml", "trackers.json", *ROWS, "learning_curve.png", "checkpoints/best.json")
-PIECE = 2**24  # bytes
+PIECE_BYTES = 2**24
 REMEDY = "Move it away, or put the real one in its place. (The run folder as a whole may be a link.)"
 
 PERMISSION = "Give yourself read and write permission for the folder."
@@ -30,23 +27,6 @@ REMEDIES = {  # by the system's number of an error
 }
 
 
-def check_parts(run_dir: Path) -> None:
-    """Raise a CheckpointError if a part that a run reads or writes is a link, a pipe or the like."""
-    try:
-        for name in ("checkpoints", "logs", "incidents"):
-            check_kind(run_dir / name, stat.S_IFDIR)
-        found = (*run_dir.glob("events.out.tfevents.*"), *run_dir.glob("logs/*"))
-        for path in (*(run_dir / name for name in FILES), *found):
-            check_kind(path, stat.S_IFREG)
-    except Irregular as error:
-        raise refusal(error) from None
-
-
-def refusal(error: Irregular) -> CheckpointError:
-    """Return the error for a run folder with such a part."""
-    return CheckpointError(f"{error.filename}: {error.strerror}. {REMEDY}")
-
-
 class Disk:
     """The operations that change a disk. Tests put one in place of DISK whose n-th operation fails."""
 
@@ -55,9 +35,9 @@ class Disk:
         with open(path, "xb") as file:
             for part in parts:
                 data = memoryview(part)
-                for start in range(0, len(data), PIECE):
-                    file.write(data[start : start + PIECE])
-                    if len(data) > PIECE:
+                for start in range(0, len(data), PIECE_BYTES):
+                    file.write(data[start : start + PIECE_BYTES])
+                    if len(data) > PIECE_BYTES:
                         file.flush()
                         os.fsync(file.fileno())
 

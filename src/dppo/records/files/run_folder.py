@@ -5,7 +5,6 @@ import json
 import os
 import platform
 import re
-import socket
 import sys
 import time
 from collections.abc import Iterator, Sequence
@@ -17,7 +16,6 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from filelock import FileLock, Timeout
 
 from dppo.config import Config, flattened, grouped, plain_settings, read_settings
 from dppo.config.plain import objects_in
@@ -25,13 +23,11 @@ from dppo.config.resolve import Choice
 from dppo.config.resume import changes_on_resume, check_branch, leave_out_ineffective, without_derived
 from dppo.config.trust import resume_command
 from dppo.errors import CheckpointError, CheckpointNotWritten, ConfigError
-from dppo.files import MOST_SETTINGS, Irregular, open_file, user_path
-from dppo.records.files.checkpoint import FOLDER, Found, find, has_any
-from dppo.records.files.disk import check_parts, refusal, remedy, write_file, writing
-from dppo.records.metrics.reading import FILE
-
-CONFIG, LOCK = "config.yaml", "run.lock"
-PATIENCE_S = 0.1  # for an owner that is just about to release the lock
+from dppo.files import user_path
+from dppo.records.files.checkpoint import Found, find, has_any
+from dppo.records.files.disk import remedy, write_file, writing
+from dppo.records.files.lock import locked
+from dppo.records.files.run_files import CHECKPOINTS, CONFIG, METRICS, PARTS, check_run_files
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,65 +83,81 @@ def open_run(config: Config, resume: str | Path | None, *, branch: bool = False)
         ConfigError: the folder cannot be used, or a changed setting would change the result.
         CheckpointError: there is no good checkpoint to resume, or a part of the folder is a link or a pipe.
     """
-    origin = None
     if resume not in (None, "auto"):
         resume = user_path(resume)
-    if branch:
-        if resume in (None, "auto"):
-            raise ConfigError(
-                f"branch=True: needs a run to branch from, not resume={resume}. Pass its folder as `resume`."
-            )
-        found, resume = find(Path(str(resume))), None
-        check_branch(_settings_of(found), config, found.path)
-        origin = replace(found, path=Path(os.path.abspath(found.path)))
-    if resume == "auto":
-        if config.run_dir is None:
-            raise ConfigError("resume=auto: needs a fixed folder. Set `run_dir`.")
-        resume = config.run_dir if has_any(config.run_dir) else None
     with ExitStack() as stack:
-        if resume is None:
+        if branch:
+            origin = _origin(config, resume)
             yield RunFolder(_created(config, stack), origin=origin)
             return
-        run_dir = Path(os.path.abspath(run_dir_of(Path(resume))))
-        if config.run_dir is not None and os.path.realpath(config.run_dir) != os.path.realpath(run_dir):
-            raise ConfigError(
-                f"run_dir={config.run_dir}: has no effect with resume={resume}, which continues a run in its own "
-                f"folder. Leave it out, or start a new run there: `branch=True`."
-            )
-        with writing(run_dir, CheckpointNotWritten):
-            stack.enter_context(locked(run_dir))
-        found = find(Path(resume))
-        changes = changes_on_resume(_settings_of(found), config, found.path, found.checkpoint.state["iteration"])
-        yield RunFolder(run_dir, start=found, close_changes=changes)
+        if resume == "auto":
+            if config.run_dir is None:
+                raise ConfigError("resume=auto: needs a fixed folder. Set `run_dir`.")
+            resume = config.run_dir if has_any(config.run_dir) else None
+        if resume is None:
+            yield RunFolder(_created(config, stack))
+        else:
+            yield _resumed(config, Path(resume), stack)
+
+
+def _origin(config: Config, resume: str | Path | None) -> Found:
+    """Return the checkpoint to branch from, if the settings allow it."""
+    if resume in (None, "auto"):
+        raise ConfigError(f"branch=True: needs a run to branch from, not resume={resume}. Pass its folder as `resume`.")
+    found = find(Path(str(resume)))
+    check_branch(_settings_of(found), config, found.path)
+    return replace(found, path=Path(os.path.abspath(found.path)))
+
+
+def _resumed(config: Config, resume: Path, stack: ExitStack) -> RunFolder:
+    """Lock the folder of a run, until `stack` is closed, and return it with the checkpoint to continue from."""
+    run_dir = Path(os.path.abspath(run_dir_of(resume)))
+    if config.run_dir is not None and os.path.realpath(config.run_dir) != os.path.realpath(run_dir):
+        raise ConfigError(
+            f"run_dir={config.run_dir}: has no effect with resume={resume}, which continues a run in its own "
+            f"folder. Leave it out, or start a new run there: `branch=True`."
+        )
+    with writing(run_dir, CheckpointNotWritten):
+        stack.enter_context(locked(run_dir))
+    found = find(resume)
+    changes = changes_on_resume(_settings_of(found), config, found.path, found.checkpoint.state["iteration"])
+    return RunFolder(run_dir, start=found, close_changes=changes)
 
 
 def _created(config: Config, stack: ExitStack) -> Path:
     """Create the folder of a new run, and lock it; `stack` unlocks it, and removes what was created and not used."""
-    run_dir = config.run_dir
-    if run_dir is None:
-        names = f"{as_file_name(config.env_name)}__{as_file_name(config.name)}"
-        name = f"{names}__s{config.seed}__{time.strftime('%Y%m%d-%H%M%S')}"
-        run_dir, number = Path("runs") / name, 2
-        while run_dir.exists():  # two runs may start in the same second
-            run_dir, number = Path("runs") / f"{name}-{number}", number + 1
+    run_dir = Path(config.run_dir) if config.run_dir is not None else _new_name(config)
     path = Path(os.path.abspath(run_dir))
     try:
-        check_parts(path)
-        made = [folder for folder in (path, *path.parents) if not folder.exists()]
+        check_run_files(path)
+        missing = [folder for folder in (path, *path.parents) if not folder.exists()]
         path.mkdir(parents=True, exist_ok=True)
-        stack.callback(_remove_empty, (path / FOLDER, *made) if made else ())
+        if missing:
+            stack.callback(_remove_empty, (path / CHECKPOINTS, *missing))
         stack.enter_context(locked(path))
     except OSError as error:
         # A limit of this process is the same for every folder.
         advice = remedy(error) if error.errno in (errno.EFBIG, errno.EMFILE) else "Use another folder."
         raise ConfigError(f"run_dir={run_dir}: cannot be written ({error.strerror or error}). {advice}") from None
-    if (path / FILE).exists() or has_any(path):
-        command = resume_command(config.env_name, Path(run_dir), config.model_name, config.wrapper_names)
+    if (path / METRICS).exists() or has_any(path):
+        command = resume_command(config.env_name, run_dir, config.model_name, config.wrapper_names)
         raise ConfigError(
             f"run_dir={run_dir}: contains a run already. Continue it with `{command}`, or use another folder."
         )
     if (path / CONFIG).exists():
         raise ConfigError(f"run_dir={run_dir}: contains a {CONFIG}, which the run would overwrite. Move it.")
+    return path
+
+
+def _new_name(config: Config) -> Path:
+    """Return the path of a folder of `runs` that does not exist: two runs may start in the same second."""
+    names = f"{as_file_name(config.env_name)}__{as_file_name(config.name)}"
+    name = f"{names}__s{config.seed}__{time.strftime('%Y%m%d-%H%M%S')}"
+    path = Path("runs") / name
+    number = 2
+    while path.exists():
+        path = Path("runs") / f"{name}-{number}"
+        number += 1
     return path
 
 
@@ -161,7 +173,7 @@ def as_file_name(name: str) -> str:
 
 
 @cache  # they take longer to find than a small checkpoint to write
-def of_this_process() -> dict[str, Any]:
+def describe_process() -> dict[str, Any]:
     """Return the versions, and the file of the program, which `__main__:name` is in; None in a notebook."""
     file = getattr(sys.modules["__main__"], "__file__", None)
     return {"versions": versions(), "program": None if file is None else os.path.abspath(file)}
@@ -169,12 +181,13 @@ def of_this_process() -> dict[str, Any]:
 
 def versions() -> dict[str, str]:
     """Return the versions of Python and of the packages that a result depends on."""
-    packages = ("dppo", "ray", "torch", "gymnasium", "numpy")
-    found = {"python": platform.python_version(), **dict.fromkeys(packages, "not installed")}
-    for package in packages:
-        with suppress(PackageNotFoundError):
-            found[package] = version(package)
-    return found
+    installed = {"python": platform.python_version()}
+    for package in ("dppo", "ray", "torch", "gymnasium", "numpy"):
+        try:
+            installed[package] = version(package)
+        except PackageNotFoundError:
+            installed[package] = "not installed"
+    return installed
 
 
 def _settings_of(found: Found) -> dict[str, Any]:
@@ -184,83 +197,41 @@ def _settings_of(found: Found) -> dict[str, Any]:
 def settings_to_resume(path: Path, changes: dict[str, Any] | None = None, *, read_only: bool = False) -> dict[str, Any]:
     """Return the settings of the run at `path` with `changes`, without those that the changes make ineffective.
 
-    With a `run_dir`, for a branch, sizes that follow from the others are left out, too. Without `changes` they are not
-    even checked, which is enough to play with the policy. Raises a CheckpointError if `path` is neither the folder of a
-    run nor in one, a ConfigError if its environment was made with Python objects, unless they are `read_only`.
+    With a `run_dir`, for a branch, sizes that follow from other settings are left out, too. Without `changes`, the
+    settings are not even checked, which is enough to play with the policy. Raises a CheckpointError if `path` is
+    neither the folder of a run nor in one, a ConfigError if its environment was made with Python objects, unless they
+    are `read_only`.
     """
     run_dir = run_dir_of(path)
-    config = run_dir / CONFIG  # else the run was killed before it wrote the file, or long arguments make it too large
-    written = config.is_file() and config.stat().st_size <= MOST_SETTINGS
-    settings = read_settings(config, own=False) if written else _settings_of(find(run_dir))
+    file = run_dir / CONFIG
+    if file.is_file() and file.stat().st_size <= PARTS[CONFIG].max_bytes:
+        settings = read_settings(file, own=False)
+    else:  # the run was killed before it wrote the file, or long arguments make it too large
+        settings = _settings_of(find(run_dir))
     settings = {"atari": "raw"} | settings  # a run from before there was this setting
     if changes is not None:
-        settings = without_derived(settings) if "run_dir" in changes else settings
+        if "run_dir" in changes:
+            settings = without_derived(settings)
         settings = leave_out_ineffective(settings, changes, of=("free", "close"))
-    for of, name, text in () if read_only else objects_in(settings):
-        raise ConfigError(
-            f"{of}: {name} was {text}, and a run folder cannot hold Python objects, nor keys that are not text. Pass "
-            f"`{of}` again: in Python with Config({of}=...) and train(config, resume=...), or with "
-            f"--{of.replace('_', '-')}."
-        )
+    if not read_only:
+        _refuse_objects(settings)
     return settings
+
+
+def _refuse_objects(settings: dict[str, Any]) -> None:
+    for setting, name, text in objects_in(settings):
+        raise ConfigError(
+            f"{setting}: {name} was {text}, and a run folder cannot hold Python objects, nor keys that are not text. "
+            f"Pass `{setting}` again: in Python with Config({setting}=...) and train(config, resume=...), or with "
+            f"--{setting.replace('_', '-')}."
+        )
 
 
 def run_dir_of(path: Path) -> Path:
     """Return the folder of the run that `path` is, or is in; raise CheckpointError without one, or with links in it."""
     for folder in (path, *path.absolute().parents[:2]):
         if (folder / CONFIG).is_file() or has_any(folder):
-            check_parts(folder)
+            check_run_files(folder)
             return folder
     problem = f"is not a run folder (it contains no {CONFIG})" if path.exists() else "does not exist"
     raise CheckpointError(f"{path}: {problem}. Pass the folder of a run, runs/NAME.")
-
-
-@contextmanager
-def locked(folder: Path) -> Iterator[None]:
-    """Lock a file of a run folder, which contains the owner's host and process id, and remove it in the end.
-
-    The system releases the lock of a killed process. Where a file system has no locks, the owner in the file decides.
-    Raises a ConfigError that names process, host and start time if another run holds the lock, a CheckpointError if the
-    file is a link or a pipe, and an OSError if it cannot be written.
-    """
-    path = folder / LOCK
-    try:
-        os.close(open_file(path, os.O_WRONLY | os.O_CREAT))
-    except Irregular as error:  # to filelock, a pipe or a hard link is as good as any file
-        raise refusal(error) from None
-    lock, owner = FileLock(path, timeout=PATIENCE_S, thread_local=False, fallback_to_soft=False), _owner(path)
-    try:
-        lock.acquire()
-    except Timeout:
-        raise _in_use(folder, _owner(path)) from None
-    except OSError:  # the file system has no locks
-        import psutil
-
-        if owner and (owner.get("host") != socket.gethostname() or owner.get("pid") in psutil.pids()):
-            raise _in_use(folder, owner) from None
-    try:
-        myself = {"pid": os.getpid(), "host": socket.gethostname(), "since": time.strftime("%Y-%m-%d %H:%M:%S")}
-        handle = open_file(path, os.O_WRONLY | os.O_CREAT)
-        with os.fdopen(handle, "wb", buffering=0) as file, suppress(OSError):
-            file.truncate()  # if the disk is full, the lock holds all the same
-            file.write(json.dumps(myself).encode() + b"\n")
-        yield
-    finally:
-        with suppress(OSError):
-            path.unlink()  # nobody else can have locked this file meanwhile
-        lock.release()
-
-
-def _owner(path: Path) -> dict[str, Any]:
-    with suppress(OSError, ValueError, RecursionError), os.fdopen(open_file(path), "rb") as file:
-        owner = json.loads(file.read(4096))
-        if isinstance(owner, dict):
-            return owner
-    return {}
-
-
-def _in_use(folder: Path, owner: dict[str, Any]) -> ConfigError:
-    who = f"process {owner.get('pid', '?')} on {owner.get('host', '?')} since {owner.get('since', '?')}"
-    return ConfigError(
-        f"run_dir={folder}: is in use by {who}. Stop it or wait until it has ended, or use another folder."
-    )

@@ -27,8 +27,9 @@ from dppo.ppo.networks.built_in import BuiltInSpec
 from dppo.ppo.networks.network import ModelClass
 from dppo.records.files.checkpoint import has_any
 from dppo.records.files.disk import make_folder, write_file, writing
-from dppo.records.files.run_folder import CONFIG, as_file_name, run_dir_of, versions
-from dppo.records.metrics.reading import FILE, read_metrics
+from dppo.records.files.run_files import CONFIG, METRICS
+from dppo.records.files.run_folder import as_file_name, run_dir_of, versions
+from dppo.records.metrics.reading import read_metrics
 from dppo.records.observer import Evaluation
 from dppo.spaces.spaces import MASK, leaves
 from dppo.user_code import in_a_line, require_package
@@ -228,8 +229,8 @@ def export_folder(
         raise ConfigError(f"{folder}: contains a run, or an earlier export. Use another folder.")
     policy = load_trusted(run, model, trust=trust)
     played = evaluate(user_path(run), episodes=episodes, model=model, trust=trust) if episodes else None
-    kept = [name for name in (CONFIG, FILE, CURVE) if (run_dir / name).is_file()]
-    iteration, every = found.checkpoint.state["iteration"], read_metrics(run_dir) if FILE in kept else []
+    kept = [name for name in (CONFIG, METRICS, CURVE) if (run_dir / name).is_file()]
+    iteration, every = found.checkpoint.state["iteration"], read_metrics(run_dir) if METRICS in kept else []
     rows = [row for row in every if row["iteration"] == iteration][-1:]
     with writing(folder):
         make_folder(target / "checkpoints")

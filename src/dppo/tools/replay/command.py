@@ -9,8 +9,8 @@ from typing import Any
 from dppo.commands.flags import RENDER, TRUST, Parser, UsageError, in_flags
 from dppo.errors import EnvironmentFault
 from dppo.invocation import command
-from dppo.records.files.disk import check_parts
 from dppo.records.files.episodes import SEVERAL_ROWS, nothing_recorded, read_episodes
+from dppo.records.files.run_files import check_run_files
 from dppo.records.terminal.view import PatientStream, ShowLog
 
 PROG = "dppo replay"
@@ -64,7 +64,7 @@ def _play(path: Path, debug: bool, flags: dict[str, Any]) -> int:
 
 
 def _list(run: Path) -> int:
-    check_parts(run)
+    check_run_files(run)
     episodes = read_episodes(run)
     print(f"{'number':>9}  {'sampler/env/episode':<20}{'return':>12}{'length':>9}{'env step':>14}")
     for one in episodes:

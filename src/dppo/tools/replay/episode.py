@@ -24,7 +24,7 @@ from dppo.envs.preparation import Preparation, make_prepared
 from dppo.envs.rows.serial import SerialRows
 from dppo.envs.silence import SilenceWatch, of_one
 from dppo.errors import CheckpointError, DppoError, EnvironmentFault, counted
-from dppo.files import check_kind, read_file
+from dppo.files import check_kind
 from dppo.hosts.builders import spaces_of
 from dppo.hosts.plans import sampler_plan
 from dppo.log import logger
@@ -32,9 +32,7 @@ from dppo.numerics.portable import limit_blas
 from dppo.policies.wanted import check_display
 from dppo.ppo.distributions.simple import distribution_of
 from dppo.process_state.borders import dppo_computes, guarded_steps
-from dppo.records.files.disk import check_parts
 from dppo.records.files.episodes import (
-    INCIDENT,
     INTEGERS,
     SEVERAL_ROWS,
     RecordedEpisode,
@@ -42,14 +40,12 @@ from dppo.records.files.episodes import (
     packed,
     read_episodes,
 )
+from dppo.records.files.run_files import INCIDENT, check_run_files, read_run_file
 from dppo.records.files.run_folder import settings_to_resume
 from dppo.signals import ending_on_signals
 from dppo.spaces.actions import Actions
 from dppo.streams import Stream
 from dppo.tools.video import Video
-
-MOST_BYTES = 2**24  # of the file of an incident
-
 
 _Step = tuple[int, float, bool]
 """A checksum of an observation, the reward before it, and whether the episode is over."""
@@ -85,7 +81,7 @@ def replay(
     if video is not None:
         Video.check(video, render=render)
     run = path.absolute() if episode else next(iter(path.absolute().parents[1:2]), path.absolute())
-    check_parts(run)
+    check_run_files(run)
     of = _recorded(run, episode) if episode else _read(path)
     if not of.alone:
         raise CheckpointError(f"{run}: is of {SEVERAL_ROWS}: none can be played again.")
@@ -252,7 +248,7 @@ def _read(folder: Path) -> RecordedEpisode:
     """Return the episode of an incident; raise CheckpointError if it is not there."""
     try:
         check_kind(folder, stat.S_IFDIR)
-        values = json.loads(read_file(folder / INCIDENT, MOST_BYTES))
+        values = json.loads(read_run_file(folder / INCIDENT))
         dtype = {"int64": np.int64, "float32": np.float32, "float64": np.float64}[values["dtype"]]
         place: dict[str, Any] = {name: int(values[name]) for name in INTEGERS[:4]}
         actions = np.array(values["actions"], dtype)

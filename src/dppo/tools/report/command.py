@@ -17,10 +17,11 @@ from dppo.config.parts import default_of
 from dppo.config.plain import plain
 from dppo.config.reading import versions_in
 from dppo.errors import ConfigError, DppoError, printable
-from dppo.files import check_kind, lock, read_file
+from dppo.files import check_kind, lock
 from dppo.invocation import command
 from dppo.records.files.disk import write_file, writing
-from dppo.records.files.run_folder import CONFIG, run_dir_of, settings_to_resume
+from dppo.records.files.run_files import CONFIG, INCIDENT, read_run_file
+from dppo.records.files.run_folder import run_dir_of, settings_to_resume
 from dppo.records.metrics.reading import sampled_metrics
 from dppo.tools.doctor.run_findings import of_run
 from dppo.tools.report.page import Facts, page
@@ -30,7 +31,7 @@ DESCRIPTION = (
     "Write one HTML page about a RUN that goes on, has finished or has failed: curves, evaluation, losses, where the "
     "time goes, actors, incidents, settings, and the command to repeat it. It has no scripts and needs no network."
 )
-MOST, MOST_BYTES = 100, 2**22  # incidents and logs that are read; of one of them
+MOST = 100  # incidents and logs that are read
 PROCESS = re.compile(r"(?m)^(?:(\S+ \S+) )?dppo: (process \d+ (?:began|ended).*)$")
 
 
@@ -80,7 +81,7 @@ def _incidents(run: Path) -> Iterator[dict[str, Any]]:
     for folder in sorted(run.glob("incidents/*"))[:MOST]:
         with suppress(OSError, RecursionError, ValueError):
             check_kind(folder, stat.S_IFDIR)
-            found = json.loads(read_file(folder / "incident.json", MOST_BYTES))
+            found = json.loads(read_run_file(folder / INCIDENT))
             yield {**found, "number": folder.name} if isinstance(found, dict) else {}
 
 
@@ -91,7 +92,7 @@ def _lifetimes(run: Path) -> dict[str, list[tuple[float, float, str]]]:
     for path in sorted(run.glob("logs/actor-*.log"), key=lambda path: (len(path.name), path.name))[:MOST]:
         bars = found.setdefault(path.stem, [])
         with suppress(OSError, OverflowError, ValueError):
-            for when, said in PROCESS.findall(read_file(path, MOST_BYTES).decode("utf8", "replace")):
+            for when, said in PROCESS.findall(read_run_file(path).decode("utf8", "replace")):
                 at = time.mktime(time.strptime(when, "%Y-%m-%d %H:%M:%S")) if when else until
                 if "began" in said:
                     bars.append((at, max(at, until), f"{said} {when}"))

@@ -1,0 +1,175 @@
+"""EpisodeWriter: an observer that records training episodes in episodes.jsonl."""
+
+import math
+from collections import deque
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from dppo import streams
+from dppo.config import Config
+from dppo.errors import DppoError
+from dppo.log import logger
+from dppo.ppo.exchange.records import Episode, SegmentReport
+from dppo.records.files.disk import write_file
+from dppo.records.files.episodes import packed, read_episodes
+from dppo.records.files.run_files import EPISODES, read_run_file
+from dppo.records.metrics.writer import MetricsWriter
+from dppo.records.observer import Result
+from dppo.records.outside import FileWriter
+from dppo.streams import Stream
+
+MAX_FILE_BYTES = 2**26
+MAX_ACTIONS_MB = 16  # of an open episode, as the ledger keeps them
+REPORTS_AT_ONCE = 64  # whose episodes are written together, which saves CPU time in short iterations
+
+ActionsBefore = Callable[[int, int, int, int], np.ndarray | None]
+"""`ReplayLedger.actions_before`"""
+
+
+class _PendingReport(NamedTuple):
+    """A report whose episodes have not been written."""
+
+    row: dict[str, float]
+    report: SegmentReport
+    earlier_actions: list[np.ndarray | None]
+    """Of each finished episode, the actions of earlier segments; None if there are none."""
+
+
+class EpisodeWriter(FileWriter):
+    """Writes the episodes to be recorded before each checkpoint and every few iterations, through `MetricsWriter`."""
+
+    def __init__(
+        self,
+        run_dir: Path,
+        config: Config,
+        actions_before: ActionsBefore,
+        reports: Callable[[], Sequence[SegmentReport]],
+        episodes: int,
+    ) -> None:
+        """Open the file, to append to it.
+
+        Args:
+            reports: returns the reports of the last iteration.
+            episodes: number of episodes that have finished since the start of the run.
+        """
+        self._file = MetricsWriter(run_dir / EPISODES, dict)
+        self._every = config.recorded_every
+        self._seed = config.seed
+        self._actions_before = actions_before
+        self._reports = reports
+        self._number = episodes
+        self._iteration = -1.0
+        self._warned = False
+        finished = (episode.episode_return for episode in read_episodes(run_dir) if episode.number)
+        self._best = max(finished, default=-math.inf)
+        self._pending: deque[_PendingReport] = deque()
+
+    def snapshot(self, row: dict[str, float]) -> bool | None:
+        """Store the reports of an iteration, and the actions of earlier segments; return True once there are many."""
+        if row["iteration"] == self._iteration:  # a further row, of an evaluation
+            return None
+        self._iteration = row["iteration"]
+        for report in self._reports():
+            earlier = [
+                self._actions_before(report.sampler_id, report.index, episode.env, episode.index)
+                for episode in report.episodes
+            ]
+            self._pending.append(_PendingReport(row, report, earlier))
+        return True if len(self._pending) >= REPORTS_AT_ONCE else None
+
+    def write(self, snapshot: bool = True) -> None:
+        """Write the stored episodes, and those that failed."""
+        for _ in range(len(self._pending)):
+            row, report, earlier_actions = self._pending.popleft()
+            for episode, earlier, last in zip(report.episodes, earlier_actions, report.ended_actions, strict=True):
+                self._number += 1
+                if self._is_recorded(episode):
+                    actions = last if earlier is None else np.concatenate([earlier, last])
+                    self._add_episode(row, report.sampler_id, episode, actions)
+                self._best = max(self._best, episode.episode_return)
+            self._add_faults(row, report)
+        with suppress(OSError):
+            if self._file.path.stat().st_size > MAX_FILE_BYTES:
+                self._drop_older_half()
+
+    def flush(self) -> None:
+        """Wait until all episodes so far would survive a power cut."""
+        self.write()
+        self._file.flush()
+
+    def on_end(self, result: Result | None, error: BaseException | None) -> None:
+        """Write what is left, and close the file."""
+        self.write()
+        self._file.on_end(result, error)
+
+    def _is_recorded(self, episode: Episode) -> bool:
+        if self._every:
+            return self._number % self._every == 0
+        return episode.episode_return > self._best
+
+    def _add_episode(self, row: dict[str, float], sampler_id: int, episode: Episode, actions: np.ndarray) -> None:
+        """Append a finished episode, unless it was so long that the ledger has not kept all of its actions."""
+        if len(actions) == episode.length:
+            facts = {
+                "number": self._number,
+                "checksum": episode.checksum,
+                "episode_return": episode.episode_return,
+            }
+            if not episode.alone:
+                facts["alone"] = False
+            self._add(row, (sampler_id, episode.env, episode.index), actions, facts, episode.options)
+        elif not self._warned:
+            self._warned = True
+            reason = f"the actions of its {episode.length:,} steps have more than {MAX_ACTIONS_MB} MB"
+            logger.warning("episode %d is not recorded: %s; later ones like it neither", self._number, reason)
+
+    def _add_faults(self, row: dict[str, float], report: SegmentReport) -> None:
+        """Append the episodes that ended with a fault, if all of their actions are known."""
+        for incident in report.incidents:
+            fault = incident.fault
+            if fault is not None and fault.complete:
+                facts = {"error": f"{fault.error} in {fault.phase}"}
+                place = (report.sampler_id, fault.env, fault.episode)
+                self._add(row, place, fault.actions, facts, fault.options)
+
+    def _add(
+        self,
+        row: dict[str, float],
+        place: tuple[int, int, int],
+        actions: np.ndarray,
+        facts: dict[str, Any],
+        options: dict[str, Any] | None,
+    ) -> None:
+        """Append an episode; its `place` is its sampler, environment and index."""
+        sampler_id, env, episode = place
+        line: dict[str, Any] = {
+            "iteration": row["iteration"],
+            "global_step": row["global_step"],
+            "sampler_id": sampler_id,
+            "env": env,
+            "episode": episode,
+            "seed": streams.integer(self._seed, Stream.EPISODES, *place),
+            "length": len(actions),
+            **facts,
+        }
+        if options:
+            line["options"] = options
+        line["packed"] = packed(actions)
+        self._file.on_iteration(line)
+
+    def _drop_older_half(self) -> None:
+        path = self._file.path
+        self._file.on_end(None, None)
+        try:
+            newer = read_run_file(path)[-MAX_FILE_BYTES // 2 :]
+            write_file(path, newer.partition(b"\n")[2])
+            self._file = MetricsWriter(path, dict)
+            megabytes = MAX_FILE_BYTES >> 20
+            logger.info("%s: at %d MB, its older half is dropped. Record fewer to keep more.", path, megabytes)
+        except (OSError, DppoError) as error:
+            self._reports = tuple  # none, from here on
+            logger.warning("%s: no further episodes are recorded: %s", path, error)

@@ -1,0 +1,80 @@
+"""IncidentWriter: a folder for each environment that fails, and for each actor that dies or hangs."""
+
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+from dppo.config import Config
+from dppo.config.trust import code_named_by
+from dppo.errors import ClusterError, EnvFault, EnvironmentFault
+from dppo.invocation import command
+from dppo.log import logger
+from dppo.ppo.exchange.records import Incident, IncidentKind
+from dppo.records.files.disk import cause, make_folder, write_file
+from dppo.records.files.run_files import INCIDENT
+from dppo.records.files.run_folder import versions
+from dppo.records.observer import Result
+from dppo.records.outside import FileWriter
+
+MAX_INCIDENTS = 50  # of a run
+MAX_LOGGED = 3  # incidents whose folders are named as they are written, besides that of the end
+MAX_NUMBERS = 2**18  # in the actions of one incident
+LOST = (IncidentKind.ACTOR_LOST, IncidentKind.ACTOR_HUNG)
+
+
+class IncidentWriter(FileWriter):
+    """Writes incidents/001, 002, ..."""
+
+    takes_incidents = True
+
+    def __init__(self, run_dir: Path, config: Config) -> None:
+        self._folder = run_dir / "incidents"
+        needs_trust = code_named_by({"env_id": config.env_name, "wrappers": config.wrapper_names})
+        self._flags = ["--trust"] if needs_trust else []
+        self._max_logged = MAX_LOGGED
+
+    def on_incident(self, incident: Incident) -> None:
+        """Write an incident that the run has recovered from, if there is room; log where."""
+        if incident.fault is None and incident.kind not in LOST:
+            return
+        try:
+            make_folder(self._folder)
+            number = 1 + max((int(path.name) for path in self._folder.iterdir() if path.name.isdecimal()), default=0)
+            if number <= MAX_INCIDENTS:
+                self._write(number, incident)
+        except OSError as error:
+            logger.warning("%s: %s The incident is not written.", self._folder, cause(error))
+
+    def on_end(self, result: Result | None, error: BaseException | None) -> None:
+        """Write the incident that has ended the run."""
+        self._max_logged = MAX_INCIDENTS
+        if isinstance(error, EnvironmentFault):
+            self.on_incident(Incident(IncidentKind.ENV_RAISED, str(error), fault=error.place))
+        elif isinstance(error, ClusterError) and result is not None:
+            self.on_incident(Incident(IncidentKind.ACTOR_LOST, str(error)))
+
+    def _write(self, number: int, incident: Incident) -> None:
+        folder = self._folder / f"{number:03d}"
+        folder.mkdir()
+        facts = {} if incident.fault is None else _facts(incident.fault)
+        facts |= {"kind": incident.kind, "message": incident.message, "versions": versions()}
+        facts.setdefault("actions", None)
+        facts["time"] = time.strftime("%F %T %z")
+        write_file(folder / INCIDENT, json.dumps(facts).encode())
+        report = f"{incident.message}\n\n{facts.get('traceback', incident.details)}"
+        write_file(folder / "report.txt", report.encode())
+        if number <= self._max_logged:
+            replay = "" if facts["actions"] is None else f": {command('replay', folder, *self._flags)}"
+            logger.warning("see %s%s", folder, replay)
+
+
+def _facts(fault: EnvFault) -> dict[str, Any]:
+    """Return a fault as JSON values; its actions only if its episode can be played again."""
+    facts = {name: getattr(fault, name) for name in fault.__slots__}
+    facts["actions"] = None
+    if fault.complete:
+        facts["dtype"] = str(fault.actions.dtype)
+        if fault.actions.size <= MAX_NUMBERS:
+            facts["actions"] = fault.actions.tolist()
+    return facts

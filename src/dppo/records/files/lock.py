@@ -1,0 +1,80 @@
+"""The lock of a run folder, so that only one process writes to it."""
+
+import json
+import os
+import socket
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+from filelock import FileLock, Timeout
+
+from dppo.errors import ConfigError
+from dppo.files import Irregular, open_file
+from dppo.records.files.run_files import LOCK, PARTS, refusal
+
+PATIENCE_S = 0.1  # for an owner that is just about to release the lock
+
+
+@contextmanager
+def locked(folder: Path) -> Iterator[None]:
+    """Lock a file of a run folder, which contains the owner's host and process id, and remove it in the end.
+
+    The system releases the lock of a killed process. Where a file system has no locks, the owner in the file decides.
+    Raises a ConfigError that names process, host and start time if another run holds the lock, a CheckpointError if the
+    file is a link or a pipe, and an OSError if it cannot be written.
+    """
+    path = folder / LOCK
+    try:
+        os.close(open_file(path, os.O_WRONLY | os.O_CREAT))
+    except Irregular as error:  # to filelock, a pipe or a hard link is as good as any file
+        raise refusal(error) from None
+    lock = FileLock(path, timeout=PATIENCE_S, thread_local=False, fallback_to_soft=False)
+    owner = _owner(path)
+    try:
+        lock.acquire()
+    except Timeout:
+        raise _in_use(folder, _owner(path)) from None
+    except OSError:  # the file system has no locks
+        if owner and _is_alive(owner):
+            raise _in_use(folder, owner) from None
+    try:
+        _write_owner(path)
+        yield
+    finally:
+        with suppress(OSError):
+            path.unlink()  # nobody else can have locked this file meanwhile
+        lock.release()
+
+
+def _write_owner(path: Path) -> None:
+    owner = {"pid": os.getpid(), "host": socket.gethostname(), "since": time.strftime("%Y-%m-%d %H:%M:%S")}
+    handle = open_file(path, os.O_WRONLY | os.O_CREAT)
+    with os.fdopen(handle, "wb", buffering=0) as file, suppress(OSError):
+        file.truncate()  # if the disk is full, the lock holds all the same
+        file.write(json.dumps(owner).encode() + b"\n")
+
+
+def _owner(path: Path) -> dict[str, Any]:
+    """Return the owner in the file; {} if the file, which may be a stranger's, names none."""
+    with suppress(OSError, ValueError, RecursionError), os.fdopen(open_file(path), "rb") as file:
+        owner = json.loads(file.read(PARTS[LOCK].max_bytes))
+        if isinstance(owner, dict):
+            return owner
+    return {}
+
+
+def _is_alive(owner: dict[str, Any]) -> bool:
+    """Return whether the owner may still run: it is alive on this host, or it is on another one."""
+    import psutil
+
+    return owner.get("host") != socket.gethostname() or owner.get("pid") in psutil.pids()
+
+
+def _in_use(folder: Path, owner: dict[str, Any]) -> ConfigError:
+    process = f"process {owner.get('pid', '?')} on {owner.get('host', '?')} since {owner.get('since', '?')}"
+    return ConfigError(
+        f"run_dir={folder}: is in use by {process}. Stop it or wait until it has ended, or use another folder."
+    )

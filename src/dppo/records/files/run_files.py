@@ -1,0 +1,74 @@
+"""The files of a run folder, which may be a stranger's: what each part must be, and how many bytes of it are read."""
+
+import stat
+from pathlib import Path
+from typing import NamedTuple
+
+from dppo.errors import CheckpointError
+from dppo.files import MOST_SETTINGS, Irregular, check_kind, read_file
+from dppo.records.files.disk import REMEDY
+
+CONFIG = "config.yaml"
+LOCK = "run.lock"
+METRICS = "metrics.jsonl"
+TRACE = "trace.jsonl"
+EPISODES = "episodes.jsonl"
+CHECKPOINTS = "checkpoints"
+INCIDENT = "incident.json"
+ROWS = (METRICS, TRACE, EPISODES)
+"""Files with a line for each iteration or episode."""
+
+FILE = stat.S_IFREG
+FOLDER = stat.S_IFDIR
+
+
+class Part(NamedTuple):
+    """What a part of a run folder must be."""
+
+    kind: int
+    max_bytes: int = 0
+    """Of a file that is read as a whole. Checkpoints are limited by the memory of the machine, see `sealed`."""
+
+
+PARTS = {
+    LOCK: Part(FILE, 2**12),
+    CONFIG: Part(FILE, MOST_SETTINGS),
+    METRICS: Part(FILE, 2**31),
+    TRACE: Part(FILE, 2**30),
+    EPISODES: Part(FILE, 2**28),
+    "trackers.json": Part(FILE, 2**16),
+    "learning_curve.png": Part(FILE),
+    "events.out.tfevents.*": Part(FILE),
+    CHECKPOINTS: Part(FOLDER),
+    f"{CHECKPOINTS}/best.json": Part(FILE, 2**16),
+    "logs": Part(FOLDER),
+    "logs/*": Part(FILE, 2**22),
+    "incidents": Part(FOLDER),
+}
+"""By path, which may be a pattern. All are checked before a run folder is used."""
+INCIDENT_PART = Part(FILE, 2**24)
+"""`incident.json` in a folder of `incidents`, which is checked when it is read."""
+
+
+def check_run_files(run_dir: Path) -> None:
+    """Raise a CheckpointError if a part that a run reads or writes is a link, a pipe or the like."""
+    try:
+        for name, part in PARTS.items():
+            paths = run_dir.glob(name) if "*" in name else [run_dir / name]
+            for path in paths:
+                check_kind(path, part.kind)
+    except Irregular as error:
+        raise refusal(error) from None
+
+
+def refusal(error: Irregular) -> CheckpointError:
+    """Return the error for a run folder with such a part."""
+    return CheckpointError(f"{error.filename}: {error.strerror}. {REMEDY}")
+
+
+def read_run_file(path: Path) -> bytes:
+    """Return the content of a file of the table; raise an OSError if it is too large or not a regular file."""
+    part = INCIDENT_PART
+    if path.name != INCIDENT:
+        part = next(part for name, part in PARTS.items() if path.match(name))
+    return read_file(path, part.max_bytes)
