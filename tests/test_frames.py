@@ -201,6 +201,7 @@ def test_the_memory_of_stacks_counts_each_frame_once() -> None:
     assert batch_memory_in_words(make_config(large | {"num_actors": 8}), pixels, 10**10) is None
 
 
+@pytest.mark.proves("Lives")
 @pytest.mark.slow
 def test_a_lost_life_ends_an_episode_for_learning_only(tmp_path: Path) -> None:
     """A resumed run replays the games that were open, over all of their lives."""
@@ -246,6 +247,7 @@ def lively() -> gym.Env[Any, Any]:
     return LifeStack(alive(), 2)
 
 
+@pytest.mark.proves("Lives")
 def test_a_life_starts_with_fire_and_copies_of_its_first_frame() -> None:
     env, fired, lost, same = lively(), [], [], []
     env.reset(seed=3)

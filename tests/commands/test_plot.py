@@ -77,6 +77,7 @@ def test_an_evaluation_belongs_to_the_steps_of_its_policy() -> None:
     assert [len(column) for column in curve_of([], "eval/episodic_return")[:3]] == [0, 0, 0]
 
 
+@pytest.mark.proves("interval")
 def test_an_interval_is_that_of_a_bootstrap_and_several_tasks_give_the_interquartile_mean() -> None:
     scores = np.random.default_rng(1).normal(10.0, 2.0, 40)
     mean, low, high = interval([scores])

@@ -12,6 +12,7 @@ from dppo.ppo.learning.model import free_deviations
 from dppo.ppo.networks.parameters import FlatParameters
 
 
+@pytest.mark.proves("FlatAdam")
 @pytest.mark.parametrize(("dtype", "tolerance"), [("float64", 1e-13), ("float32", 1e-6)])
 def test_steps_are_those_of_torch(dtype: str, tolerance: float) -> None:
     model, twin = (spec_of(BOX, dtype=dtype).mlp(1) for _ in range(2))

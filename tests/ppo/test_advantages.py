@@ -59,6 +59,7 @@ def random_rollout(seed: int, steps: int, envs: int) -> list[np.ndarray]:
     return [rewards, values, next_values, terminated, truncated]
 
 
+@pytest.mark.proves("generalized_advantages")
 @given(st.integers(0, 2**32 - 1), st.integers(1, 9), st.integers(1, 3), st.floats(0, 1), st.floats(0, 1))
 def test_equals_the_definition(seed: int, steps: int, envs: int, gamma: float, gae_lambda: float) -> None:
     rollout = random_rollout(seed, steps, envs)
@@ -83,6 +84,7 @@ def v_trace(*rollout: np.ndarray, gamma: float, gae_lambda: float, traces: np.nd
     return advantages
 
 
+@pytest.mark.proves("generalized_advantages")
 @given(st.integers(0, 2**32 - 1), st.integers(1, 9), st.integers(1, 3), st.floats(0, 1), st.floats(0, 1))
 def test_rows_of_older_policies_count_by_their_traces(
     seed: int, steps: int, envs: int, gamma: float, gae_lambda: float
@@ -122,6 +124,7 @@ def test_lambda_one_is_monte_carlo_with_a_bootstrap() -> None:
     np.testing.assert_array_equal(found + values, column(*returns))
 
 
+@pytest.mark.proves("generalized_advantages")
 @pytest.mark.parametrize("cut", range(6))
 def test_a_time_limit_is_not_a_death(cut: int) -> None:
     """Endless reward of one is worth 1 / (1 - gamma) everywhere: a limit changes no advantage, wherever it falls."""

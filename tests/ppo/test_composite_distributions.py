@@ -14,6 +14,7 @@ from dppo.ppo.distributions.simple import Categorical, MultiCategorical, Squashe
 from dppo.ppo.learning.model import PPOModel
 
 
+@pytest.mark.proves("SquashedGaussian")
 def test_a_squashed_normal_variable_is_scored_as_torch_does() -> None:
     head, squashed = heads(20, 4) / 3, SquashedGaussian(2)
     u = torch.from_numpy(drawn(squashed, head))
@@ -24,6 +25,7 @@ def test_a_squashed_normal_variable_is_scored_as_torch_does() -> None:
     np.testing.assert_allclose(squashed.scores_with_gradient(torch.from_numpy(head), u).logprobs, expected, rtol=1e-8)
 
 
+@pytest.mark.proves("SquashedGaussian")
 @pytest.mark.parametrize("mean", [0.0, 0.7, -3.0])
 @pytest.mark.parametrize("std", [0.05, 0.5, 1.0, 3.0])
 def test_density_and_entropy_of_a_squashed_variable_are_those_of_an_integral(mean: float, std: float) -> None:

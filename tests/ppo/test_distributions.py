@@ -31,6 +31,7 @@ def test_categorical_scores_extreme_logits() -> None:
     assert torch.isfinite(by_head).all()
 
 
+@pytest.mark.proves("_Choices.sample")
 def test_categorical_samples_follow_their_probabilities() -> None:
     logits, draws = np.array([0.0, 1.0, -1.0, 2.0, 0.5]), 40_000
     categorical = Categorical(5)
@@ -134,6 +135,7 @@ def test_leading_axes_do_not_change_the_bits(kind: str) -> None:
     np.testing.assert_array_equal(logprobs.reshape(12), distribution.log_prob(head, actions))
 
 
+@pytest.mark.proves("_Choices.sample")
 @pytest.mark.parametrize("choices", [UNEVEN, EVEN], ids=["uneven", "even"])
 def test_several_choices_are_drawn_and_chosen_one_by_one(choices: MultiCategorical) -> None:
     head, noise = heads(24, choices.head_size), choices.noise(np.random.default_rng(5), 1, 24, "float64")[0]

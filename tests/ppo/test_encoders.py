@@ -129,6 +129,7 @@ def test_axes_of_images_are_recognized(shape: tuple[int, ...], expected: tuple[i
         assert torch.equal(seen[1, 3 * 2 + 1], pixels[1, 2, :, :, 1])
 
 
+@pytest.mark.proves("nature_cnn")
 @pytest.mark.parametrize("shape", [(84, 84, 4), (36, 36, 1), (37, 50, 3), (43, 40, 2), (4, 64, 61)], ids=str)
 def test_the_nature_cnn_is_that_of_the_paper(shape: tuple[int, ...]) -> None:
     """Compared with the same layers over pixels divided by 255; sizes that leave a rest at each stride."""
@@ -150,6 +151,7 @@ def test_other_cnns_take_images_of_any_size(make: Any, convolutions: int, shape:
     assert len([part for part in cnn.modules() if isinstance(part, nn.Conv2d)]) == convolutions
 
 
+@pytest.mark.proves("grid_cnn")
 def test_the_grid_cnn_reads_the_bits_of_each_byte() -> None:
     """The convolutions see eight inputs, each 0 or 1, from which every byte follows."""
     cnn, seen = grid_cnn((7, 8, 3), 16), []

@@ -50,6 +50,7 @@ def test_policy_gradient_points_the_right_way_up_to_the_clip(ratio: float, advan
     assert found.item() == pytest.approx(gradient * ratio)
 
 
+@pytest.mark.proves("policy_loss")
 @pytest.mark.parametrize("clip_coef", [0.01, 0.2, 0.9])
 def test_policy_gradient_is_that_of_autograd(clip_coef: float) -> None:
     log_ratio, advantages = normal(500, 1, 0.3).requires_grad_(), normal(500, 2)
@@ -65,6 +66,7 @@ def test_policy_gradient_is_that_of_autograd(clip_coef: float) -> None:
     assert 0 < share_clipped < 1
 
 
+@pytest.mark.proves("policy_loss")
 def test_a_loss_of_rows_of_older_policies_is_clipped_around_the_ratio_of_the_newest() -> None:
     """GePPO's objective (arXiv:2111.00072, eq. 9) is PPO's with advantages and clips of their own for the rows."""
     new, now, old = (normal(500, seed, 0.3) for seed in range(3))
@@ -102,6 +104,7 @@ def test_clipped_value_loss_by_cases(value: float, old: float, target: float, lo
     assert by_value.item() == pytest.approx(gradient)
 
 
+@pytest.mark.proves("value_loss")
 @pytest.mark.parametrize("moved", [0.01, 0.3, 3.0])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_clipped_value_gradient_is_that_of_autograd(moved: float, dtype: torch.dtype) -> None:
@@ -127,6 +130,7 @@ def test_approximate_kl_is_never_negative(log_ratios: list[float]) -> None:
     assert found == pytest.approx(np.mean([math.exp(x) - 1 - x for x in log_ratios]), rel=1e-9, abs=1e-12)
 
 
+@pytest.mark.proves("approximate_kl")
 def test_approximate_kl_estimates_the_kl_of_two_normals() -> None:
     """KL(N(0, 1) | N(m, 1)) = m^2 / 2, from samples of the first, which is the old policy."""
     m, samples = 0.3, normal(200_000, 9)

@@ -18,6 +18,7 @@ def chunks(seed: int, sizes: list[int], shape: tuple[int, ...] = (3,)) -> list[n
     return [rng.normal(rng.normal() * 10, 1 + rng.random() * 5, (size, *shape)) for size in sizes]
 
 
+@pytest.mark.proves("Moments.merge")
 @given(st.integers(0, 2**32 - 1), st.lists(st.integers(1, 30), min_size=1, max_size=6))
 def test_merging_equals_one_stream(seed: int, sizes: list[int]) -> None:
     parts = chunks(seed, sizes)

@@ -30,6 +30,7 @@ def gradient_of_ratio(loss: SPOLoss, ratio: float, advantage: float) -> float:
     return gradients.log_ratio.item() / ratio
 
 
+@pytest.mark.proves("SPOLoss")
 @pytest.mark.parametrize(
     ("ratio", "advantage", "gradient"),
     [(1.0, 2.0, -2.0), (1.2, 2.0, 0.0), (1.3, 2.0, 1.0), (1.0, -2.0, 2.0), (0.8, -2.0, 0.0), (0.7, -2.0, -1.0)],

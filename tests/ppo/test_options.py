@@ -48,6 +48,7 @@ def test_a_large_kl_lowers_the_learning_rate_and_a_small_one_raises_it() -> None
     assert adapted_rate(1e-3, math.inf, 0.01) == 1e-3 / 1.5
 
 
+@pytest.mark.proves("adapted_rate")
 @ACTIONS
 def test_an_update_with_an_adapted_learning_rate_equals_its_slow_twin(actions: Actions) -> None:
     spec = spec_of(actions)
@@ -143,6 +144,7 @@ def spoil(segment: Segment, led_to: np.ndarray) -> Segment:
     return dataclasses.replace(spoilt, successors=led_to[spoilt.followed])
 
 
+@pytest.mark.proves("RecomputedAdvantages")
 @pytest.mark.parametrize("obs_scale", [None, SCALE], ids=["raw", "normalized"])
 @pytest.mark.parametrize("spoilt", [False, True], ids=["", "with invalid rows"])
 @pytest.mark.parametrize("length", [1, 4])
@@ -210,6 +212,7 @@ def test_ranks_estimate_advantages_anew_as_one_trainer_does(reuse: int) -> None:
     assert reuse == 1 or expected["total_variation"] > 0.01
 
 
+@pytest.mark.proves("OlderPolicies")
 @pytest.mark.parametrize("length", [1, 4])
 def test_rows_of_older_policies_get_v_trace_advantages_and_clips_of_their_own(length: int) -> None:
     segments, led_to, specs = zip(*(collect(n, SCALE, drift) for n, drift in ((0, 0.5), (1, 0.0))), strict=True)
@@ -250,6 +253,7 @@ def test_rows_of_older_policies_get_v_trace_advantages_and_clips_of_their_own(le
     np.testing.assert_allclose(found.values[counted], other.values[counted], rtol=1e-9)
 
 
+@pytest.mark.proves("OlderPolicies")
 def test_an_update_on_older_policies_clips_each_row_around_its_ratio_and_measures_how_far_it_went() -> None:
     segments, _, specs = zip(*(collect(n, None, drift) for n, drift in ((0, 0.2), (1, 0.0))), strict=True)
     batch = make_batch(segments, None, None, DISCOUNTS)
@@ -323,6 +327,7 @@ def test_the_learning_rate_follows_the_total_variation_of_an_update() -> None:
     assert (adapted_factor(0.01, 1.0, 0.1), adapted_factor(1.0, 0.0, 0.1)) == (0.01, 1.0)
 
 
+@pytest.mark.proves("shaped_rewards")
 def test_rewards_are_limited_or_signed_and_then_scaled() -> None:
     raw = np.array([[-3.0, -0.5], [0.0, 2.5]])
     assert shaped_rewards(raw, PPO(clip_reward=1.0, scale_reward=2.0)).tolist() == [[-2, -1], [0, 2]]

@@ -305,6 +305,7 @@ def test_a_gradient_that_is_not_finite_stops_all_ranks_with_their_weights() -> N
         np.testing.assert_array_equal(weights, trainer_of({}).weights())
 
 
+@pytest.mark.proves("merged_moments")
 @pytest.mark.parametrize("sizes", [(12,), (6, 6), (1, 5, 2), (3, 1, 1, 1)], ids=str)
 @pytest.mark.parametrize("shift", [0.0, 1e6])
 def test_moments_of_parts_are_those_of_all_samples(sizes: tuple[int, ...], shift: float) -> None:

@@ -47,6 +47,7 @@ def test_the_unit_is_mean_and_deviation_of_all_targets_so_far() -> None:
         np.testing.assert_allclose([figures["value_mean"], figures["value_std"]], mean_and_deviation(seen))
 
 
+@pytest.mark.proves("PopArt")
 def test_a_change_of_the_unit_changes_no_value() -> None:
     trainer, obs = make_trainer(SPEC, norm_value=True), random_batch(SPEC).obs
     assert trainer._popart is not None
@@ -58,6 +59,7 @@ def test_a_change_of_the_unit_changes_no_value() -> None:
         torch.testing.assert_close(after, before, rtol=1e-9, atol=1e-9)
 
 
+@pytest.mark.proves("PopArt")
 @pytest.mark.parametrize("options", [{}, {"clip_vloss": True}, {"ent_coef": 0.0, "update_epochs": 1}])
 def test_an_update_is_one_on_standardized_targets_with_a_corrected_last_layer(options: dict[str, Any]) -> None:
     """The twin: no option, but its returns, old values and last layer are put into the unit by hand."""

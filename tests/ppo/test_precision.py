@@ -53,6 +53,7 @@ def gradient_and_outputs(kind: str, arithmetic: str) -> tuple[Tensor, Tensor, Te
     return network.parameters.gradient.clone(), head, values
 
 
+@pytest.mark.proves("learn_in_bfloat16")
 @kinds
 def test_gradients_and_outputs_are_those_of_float32_to_two_digits(kind: str) -> None:
     exact, exact_head, exact_values = gradient_and_outputs(kind, "float32")

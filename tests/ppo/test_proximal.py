@@ -17,6 +17,7 @@ from dppo.spaces.actions import Actions
 LAGGED = experience_of(lag=1)
 
 
+@pytest.mark.proves("from_current_policy")
 @ACTIONS
 @pytest.mark.parametrize("norm_adv", [True, False], ids=["standardized", "raw"])
 def test_ratios_are_measured_from_the_policy_before_the_update(actions: Actions, norm_adv: bool) -> None:

@@ -42,6 +42,7 @@ def slowly(cell: nn.GRUCell | nn.LSTMCell, inputs: Tensor, state: Tensor, starts
     return outputs, torch.stack(last)
 
 
+@pytest.mark.proves("_LSTM", "_GRU")
 @kinds
 @pytest.mark.parametrize("length", [1, 7])
 @pytest.mark.parametrize("ends", ["none", "some", "all"])

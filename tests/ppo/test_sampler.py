@@ -118,6 +118,7 @@ def test_episodes_that_span_segments_are_reported_once_with_all_their_rewards() 
     assert collected[0][0].carry.episode_returns.tolist() == [sum(rewards[:4])]
 
 
+@pytest.mark.proves("PPOSampler._statistics")
 @pytest.mark.parametrize("end", [{"truncate_after": 6}, {"terminate_after": 3}, {}], ids=str)
 def test_discounted_returns_run_through_segments_and_start_again_with_each_episode(end: dict[str, int]) -> None:
     running, steps = 0.0, 0
