@@ -120,7 +120,7 @@ class Pretended(Seed):
 def test_no_more_run_than_fit_and_each_end_is_noted(
     tmp_path: Path, capsys: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(seeds, "LOOK_S", 0.01)
+    monkeypatch.setattr(seeds, "LOOK_EVERY_S", 0.01)
     runs = [Pretended(Config(env_id="CartPole-v1", seed=seed), tmp_path / str(seed)) for seed in range(1, 6)]
     runs[0].state = "done"
     assert seeds._run(runs, 2, Console(markup=False, soft_wrap=True)) is None
@@ -248,7 +248,7 @@ def test_a_signal_that_arrives_while_seeds_start_reaches_all(tmp_path: Path, mon
         def look(self, stopped: signal.Signals | None) -> None:
             self.state = "stopped" if self.config.seed in got else self.state
 
-    monkeypatch.setattr(seeds, "LOOK_S", 0.01)
+    monkeypatch.setattr(seeds, "LOOK_EVERY_S", 0.01)
     runs = [Stopped(Config(env_id="CartPole-v1", seed=seed), tmp_path / str(seed)) for seed in (1, 2, 3)]
     assert seeds._run(runs, 3, Console(file=io.StringIO())) == signal.SIGTERM
     assert (started, got) == ([1, 2, 3], [1, 2, 3])

@@ -24,9 +24,9 @@ from dppo.user_code import require_package
 
 SPACE = Path(__file__).with_name("search_space.yaml")
 TRIALS = 50
-REPORTS = 20  # of a trial, after equal shares of its env steps, at which trials are compared
-FIRST_TRIALS = 5  # that are never stopped early
-ALIVE_S = 60  # between the signs of life of a trial; one of a killed process does not count
+REPORTS = 20  # reports of a trial, after equal shares of its env steps; trials are compared at these
+FIRST_TRIALS = 5  # these are never stopped early
+SIGN_OF_LIFE_S = 60  # a trial whose process gives none for longer was killed, and does not count
 COMMAND = Command(
     prog="dppo tune",
     usage="ENV_ID [--trials N] [--flag value ...]",
@@ -46,36 +46,45 @@ COMMAND = Command(
 
 def main(argv: list[str]) -> int:
     """Run trials until the study has enough of them; print the best as a command; return the exit code."""
-    options, given, env_id = COMMAND.split(argv)
-    if options.get("trials", 1) < 1:
-        raise ConfigError(f"trials={options['trials']}: must be at least 1.")
-    training = arguments_of(given, env_id, COMMAND.prog)
+    options, flags, env_id = COMMAND.split(argv)
+    wanted = options.get("trials", TRIALS)
+    if wanted < 1:
+        raise ConfigError(f"trials={wanted}: must be at least 1.")
+    training = arguments_of(flags, env_id, COMMAND.prog)
     require_package("tune", "optuna")
-    config = Config(**training.settings)  # refused, if at all, before the first trial
-    out = Path(options.get("out", f"runs/tune__{as_file_name(config.env_name)}")).absolute()
-    found = read_settings(Path(options.get("space", SPACE)))
-    own = {**(read_settings(Path(given["config"])) if given.get("config") else {}), **given}
-    space = {name: of for name, of in found.items() if name not in own}
-    for name in found.keys() - settings_by_name().keys():
-        raise ConfigError(f"space: {unknown_name('setting', name, settings_by_name())}")
-    if not space:
-        raise ConfigError("tune: all settings of the search space are given, so none is left to tune. Leave some out.")
-    base = {"progress": "off"} | {name: one for name, one in training.settings.items() if name not in space}
-    study, wanted = _study(out, base, config), options.get("trials", TRIALS)
     import optuna
 
-    states = optuna.trial.TrialState.COMPLETE, optuna.trial.TrialState.PRUNED
-    if len(study.get_trials(states=states)) < wanted:
-        enough = optuna.study.MaxTrialsCallback(wanted, states=states)
-        trial = partial(_train, base=base, space=space, out=out)
-        study.optimize(trial, callbacks=[enough, _print_trial])
-    if not study.get_trials(states=states[:1]):
+    config = Config(**training.settings)  # refused, if at all, before the first trial
+    out = Path(options.get("out", f"runs/tune__{as_file_name(config.env_name)}")).absolute()
+    fixed = set(flags)
+    if flags.get("config"):
+        fixed |= read_settings(Path(flags["config"])).keys()
+    space = _search_space(Path(options.get("space", SPACE)), fixed)
+    base = {"progress": "off"} | {name: value for name, value in training.settings.items() if name not in space}
+    study = _study(out, base, config)
+    finished_states = (optuna.trial.TrialState.COMPLETE, optuna.trial.TrialState.PRUNED)
+    if len(study.get_trials(states=finished_states)) < wanted:
+        enough = optuna.study.MaxTrialsCallback(wanted, states=finished_states)
+        study.optimize(partial(_train, base=base, space=space, out=out), callbacks=[enough, _print_trial])
+    if not study.get_trials(states=(optuna.trial.TrialState.COMPLETE,)):
         raise ConfigError(f"{out}: no trial has finished with an episode. Raise `total_timesteps`.")
-    settings = study.best_trial.user_attrs["settings"]
-    words = as_words({name: settings.get(name, given.get(name)) for name in (*given, *space)})
-    print(f"Best of {len(study.trials)} trials in {out}: {study.best_value:.1f}, in trial {study.best_trial.number}:")
+    best = study.best_trial
+    settings = best.user_attrs["settings"]
+    words = as_words({name: settings.get(name, flags.get(name)) for name in (*flags, *space)})
+    print(f"Best of {len(study.trials)} trials in {out}: {study.best_value:.1f}, in trial {best.number}:")
     print(command("train", config.env_name, *words))
     return 0
+
+
+def _search_space(path: Path, fixed: Collection[str]) -> dict[str, Any]:
+    """Return the range or the choices of each setting to tune: those in the file, except for `fixed` ones."""
+    space = read_settings(path)
+    for name in space.keys() - settings_by_name().keys():
+        raise ConfigError(f"space: {unknown_name('setting', name, settings_by_name())}")
+    tuned = {name: values for name, values in space.items() if name not in fixed}
+    if not tuned:
+        raise ConfigError("tune: all settings of the search space are given, so none is left to tune. Leave some out.")
+    return tuned
 
 
 def _study(out: Path, base: Collection[str], config: Config) -> Any:
@@ -87,16 +96,19 @@ def _study(out: Path, base: Collection[str], config: Config) -> Any:
         out.mkdir(parents=True, exist_ok=True)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # the sign of life is experimental
-        storage = optuna.storages.RDBStorage(f"sqlite:///{out}/study.db", heartbeat_interval=ALIVE_S)
-    pruner = optuna.pruners.MedianPruner(n_startup_trials=FIRST_TRIALS, n_warmup_steps=REPORTS // 4)
-    how: dict[str, Any] = {"direction": "maximize", "load_if_exists": True, "pruner": pruner}
-    study = optuna.create_study(storage=storage, study_name="dppo", **how)
-    same = {
-        name: value for name, value in plain_settings(config).items() if name in base and about(name).resume != "free"
-    }
-    if study.user_attrs.get("settings", same) != same:
+        storage = optuna.storages.RDBStorage(f"sqlite:///{out}/study.db", heartbeat_interval=SIGN_OF_LIFE_S)
+    study = optuna.create_study(
+        storage=storage,
+        study_name="dppo",
+        direction="maximize",
+        load_if_exists=True,
+        pruner=optuna.pruners.MedianPruner(n_startup_trials=FIRST_TRIALS, n_warmup_steps=REPORTS // 4),
+    )
+    settings = plain_settings(config)
+    shared = {name: value for name, value in settings.items() if name in base and about(name).resume != "free"}
+    if study.user_attrs.get("settings", shared) != shared:
         raise ConfigError(f"out={out}: has a study with other settings. Use another folder.")
-    study.set_user_attr("settings", same)
+    study.set_user_attr("settings", shared)
     return study
 
 
@@ -106,7 +118,7 @@ def _train(trial: Any, base: dict[str, Any], space: dict[str, Any], out: Path) -
 
     from dppo.run.runner import train
 
-    settings, notes = merge_preset(base, {name: _suggested(trial, name, of) for name, of in space.items()})
+    settings, notes = merge_preset(base, {name: _suggested(trial, name, values) for name, values in space.items()})
     for note in notes:  # such as minibatches larger than the batch
         print(f"trial {trial.number}: {note.removeprefix('preset: ')}")
     try:
@@ -120,24 +132,32 @@ def _train(trial: Any, base: dict[str, Any], space: dict[str, Any], out: Path) -
     except TrainingDiverged as error:  # counts as one of the trials
         print(f"trial {trial.number}: {error}")
         raise optuna.TrialPruned from None
-    if (stopped_by := signal.Signals.__members__.get(result.stopped_by or "")) is not None:
-        raise KeyboardInterrupt if stopped_by is signal.SIGINT else SystemExit(128 + stopped_by)
+    stopped_by = signal.Signals.__members__.get(result.stopped_by or "")
+    if stopped_by is signal.SIGINT:
+        raise KeyboardInterrupt
+    if stopped_by is not None:
+        raise SystemExit(128 + stopped_by)
     if result.stopped_by is not None or math.isnan(result.episodic_return):
         raise optuna.TrialPruned
     return result.episodic_return
 
 
-def _suggested(trial: Any, name: str, of: Any) -> Any:
+def _suggested(trial: Any, name: str, values: Any) -> Any:
     """Return a value that Optuna proposes; lists, which it does not know, are choices as JSON."""
     try:
-        if isinstance(of, list):
-            return json.loads(trial.suggest_categorical(name, [json.dumps(one) for one in of]))
-        limits = {"one_minus": False} | of
-        one_minus, whole = limits.pop("one_minus"), isinstance(of["low"], int) and isinstance(of["high"], int)
-        value = (trial.suggest_int if whole else trial.suggest_float)(name, **limits)
+        if isinstance(values, list):
+            return json.loads(trial.suggest_categorical(name, [json.dumps(choice) for choice in values]))
+        limits = {"one_minus": False} | values
+        one_minus = limits.pop("one_minus")
+        if isinstance(values["low"], int) and isinstance(values["high"], int):
+            value = trial.suggest_int(name, **limits)
+        else:
+            value = trial.suggest_float(name, **limits)
         return 1 - value if one_minus else value
     except (AttributeError, KeyError, TypeError, ValueError) as error:
-        raise ConfigError(f"space: {name}={of}: {error}. Write a list of choices, or {{low: 1, high: 2}}.") from None
+        raise ConfigError(
+            f"space: {name}={values}: {error}. Write a list of choices, or {{low: 1, high: 2}}."
+        ) from None
 
 
 @dataclass
@@ -150,15 +170,18 @@ class _Pruner(Observer):
 
     def on_iteration(self, row: dict[str, float]) -> bool:
         """Return whether to stop."""
-        share, value = int(REPORTS * row["global_step"] / self.total_steps), row.get("charts/episodic_return", math.nan)
-        if share == self.reported or math.isnan(value):
+        share = int(REPORTS * row["global_step"] / self.total_steps)
+        mean_return = row.get("charts/episodic_return", math.nan)
+        if share == self.reported or math.isnan(mean_return):
             return False
         self.reported = share
-        self.trial.report(value, share)
+        self.trial.report(mean_return, share)
         return bool(self.trial.should_prune())
 
 
 def _print_trial(study: Any, trial: Any) -> None:
-    last = trial.intermediate_values[max(trial.intermediate_values)] if trial.intermediate_values else math.nan
-    value, state = last if trial.value is None else trial.value, trial.state.name.lower()
-    print(f"trial {trial.number}: {state}, mean return {value:.1f}", flush=True)
+    value = trial.value
+    if value is None:
+        reports = trial.intermediate_values
+        value = reports[max(reports)] if reports else math.nan
+    print(f"trial {trial.number}: {trial.state.name.lower()}, mean return {value:.1f}", flush=True)
