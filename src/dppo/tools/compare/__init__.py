@@ -128,10 +128,13 @@ def _train_all(
 
 
 def _time_left(plan: Sequence[Config], runs: Sequence[Run]) -> str:
-    left, walls = plan[len(runs) :], {run.config.num_actors: run.result.wall_s for run in runs}
-    known = all(config.num_actors in walls for config in left)
-    about = f", about {duration(sum(walls[config.num_actors] for config in left))}" if known else ""
-    return f"; {len(left)} to go{about}" if left else ""
+    left = plan[len(runs) :]
+    if not left:
+        return ""
+    wall_s = {run.config.num_actors: run.result.wall_s for run in runs}
+    if not all(config.num_actors in wall_s for config in left):
+        return f"; {len(left)} to go"
+    return f"; {len(left)} to go, about {duration(sum(wall_s[config.num_actors] for config in left))}"
 
 
 def _write_json(options: Options, plan: Sequence[Config], runs: Sequence[Run], path: Path) -> None:
@@ -161,12 +164,12 @@ def _write_json(options: Options, plan: Sequence[Config], runs: Sequence[Run], p
 def parse(argv: list[str]) -> tuple[Options, dict[str, Any]]:
     """Return the options of the comparison, and unchecked settings; raise as `Command.split` and `arguments_of`."""
     _refuse_runs(argv)
-    own, given, env_id = COMMAND.split(argv)
-    options = Options(**own)
-    _check(options, given)
+    flags_of_comparison, flags, env_id = COMMAND.split(argv)
+    options = Options(**flags_of_comparison)
+    _check(options, flags)
     if options.equal == "segment":  # a preset must fit the smallest batch, and be the same for all
-        given["num_samplers"] = str(max(1, min(options.actors)))
-    training = arguments_of(given, env_id, COMMAND.prog)
+        flags["num_samplers"] = str(max(1, min(options.actors)))
+    training = arguments_of(flags, env_id, COMMAND.prog)
     for note in training.notes:
         print(note, file=sys.stderr)
     return options, training.settings
@@ -182,7 +185,7 @@ def _refuse_runs(argv: list[str]) -> None:
         )
 
 
-def _check(options: Options, others: Collection[str]) -> None:
+def _check(options: Options, settings: Collection[str]) -> None:
     numbers = " ".join(map(str, options.actors))
     if len(set(options.actors)) < len(options.actors):
         raise ConfigError(f"actors={numbers}: contains a number twice. Use different numbers.")
@@ -195,9 +198,11 @@ def _check(options: Options, others: Collection[str]) -> None:
             f"actors={numbers}: a single run leaves nothing to compare. Add numbers of actors, or more seeds."
         )
     out = options.out
-    if out is not None and out.exists() and not (out.is_dir() and not any(out.iterdir())):
-        raise ConfigError(f"out={out}: is not an empty folder. Use a new folder.")
-    if options.equal == "segment" and "num_samplers" in others:
+    if out is not None and out.exists():
+        is_empty_folder = out.is_dir() and not any(out.iterdir())
+        if not is_empty_folder:
+            raise ConfigError(f"out={out}: is not an empty folder. Use a new folder.")
+    if options.equal == "segment" and "num_samplers" in settings:
         raise ConfigError(
             "--num-samplers has no effect with --equal segment: each actor has one sampler. Leave it out."
         )
@@ -210,7 +215,8 @@ def make_plan(options: Options, settings: dict[str, Any], folder: Path) -> list[
     Raises a ConfigError if a setting is invalid with one of the numbers of actors.
     """
     settings = {"progress": "off"} | settings
-    most, samplers = max(options.actors), Settings(**settings).num_samplers
+    most = max(options.actors)
+    samplers = Settings(**settings).num_samplers
     if options.equal == "batch" and most > samplers:
         raise ConfigError(
             f"actors={' '.join(map(str, options.actors))}: {most} is more than num_samplers={samplers}, and each actor "
@@ -218,41 +224,45 @@ def make_plan(options: Options, settings: dict[str, Any], folder: Path) -> list[
             f"and so changes the learning problem."
         )
 
-    def one(actors: int, **more: Any) -> Config:
-        chosen = {"num_actors": actors, **more}
+    def config_with(actors: int, **changes: Any) -> Config:
+        changes["num_actors"] = actors
         if options.equal == "segment":
-            chosen["num_samplers"] = max(1, actors)
+            changes["num_samplers"] = max(1, actors)
         if any(options.actors):
-            return Config(**leave_out_ineffective(settings, chosen))
-        return Config(**(settings | chosen))
+            return Config(**leave_out_ineffective(settings, changes))
+        return Config(**(settings | changes))
 
-    first = one(max(options.actors)).seed
-    return [
-        one(actors, seed=first + turn, run_dir=folder / "runs" / f"actors{actors}__s{first + turn}")
-        for turn in range(options.seeds)
-        for actors in options.actors[:: 1 if turn % 2 == 0 else -1]
-    ]
+    first_seed = config_with(most).seed
+    plan = []
+    for turn in range(options.seeds):
+        seed = first_seed + turn
+        forwards = turn % 2 == 0
+        for actors in options.actors if forwards else options.actors[::-1]:
+            run_dir = folder / "runs" / f"actors{actors}__s{seed}"
+            plan.append(config_with(actors, seed=seed, run_dir=run_dir))
+    return plan
 
 
 def caption(options: Options, plan: Sequence[Config]) -> str:
     """Return one line that describes the comparison and what its runs have in common."""
-    first, numbers = plan[0], _alternatives(options.actors)
-    seeds = counted(options.seeds, "seed")
-    envs = f" of {first.envs_per_sampler} envs" if first.envs_per_sampler > 1 else ""
-    segment = f"{first.num_steps} steps{envs}"
+    first = plan[0]
+    numbers = _alternatives(options.actors)
+    segment = f"{first.num_steps} steps"
+    if first.envs_per_sampler > 1:
+        segment += f" of {first.envs_per_sampler} envs"
     if options.equal == "batch":
         samplers = "sampler" if first.num_samplers == 1 else f"{first.num_samplers} samplers"
-        held = f"Equal batch: the same {samplers} of {segment}, hosted by {numbers} actors."
+        constant = f"Equal batch: the same {samplers} of {segment}, hosted by {numbers} actors."
     else:
         batches = _alternatives([config.batch_size for config in plan[: len(options.actors)]])
-        held = f"Equal segments: {segment} for each of {numbers} actors, so the batch is {batches} steps."
-    return f"{first.env_name}, {seeds}. {held}"
+        constant = f"Equal segments: {segment} for each of {numbers} actors, so the batch is {batches} steps."
+    return f"{first.env_name}, {counted(options.seeds, 'seed')}. {constant}"
 
 
 def _alternatives(numbers: Sequence[int]) -> str:
     """Return `1, 4 or 8`."""
-    *most, last = (f"{number:,}" for number in numbers)
-    return f"{', '.join(most)} or {last}" if most else last
+    *first, last = (f"{number:,}" for number in numbers)
+    return f"{', '.join(first)} or {last}" if first else last
 
 
 def make_table(groups: Sequence[dict[str, Any]], target: float | None) -> Table:
@@ -278,8 +288,12 @@ def make_table(groups: Sequence[dict[str, Any]], target: float | None) -> Table:
 
 def _time_to_target(group: dict[str, Any]) -> str:
     """Return the mean over the seeds that reached the target, and their number if some did not."""
-    seconds, number, seeds = group["time_to_target_s"], group["seeds_that_reached_target"], len(group["seeds"])
-    return "never" if seconds is None else f"{seconds:.1f} s" + (f" ({number}/{seeds})" if number < seeds else "")
+    seconds = group["time_to_target_s"]
+    if seconds is None:
+        return "never"
+    reached = group["seeds_that_reached_target"]
+    seeds = len(group["seeds"])
+    return f"{seconds:.1f} s" if reached == seeds else f"{seconds:.1f} s ({reached}/{seeds})"
 
 
 def explain_bound(group: dict[str, Any]) -> str:

@@ -6,6 +6,7 @@ from statistics import fmean
 from typing import Any
 
 from dppo.config import Config
+from dppo.errors import counted
 from dppo.records.observer import Result
 from dppo.tools.curves import RETURN, Curve, curve_of
 
@@ -58,20 +59,20 @@ def measure_cycle(rows: Sequence[dict[str, Any]], steps: int, hosts: int = 1) ->
     """
     settled = [row for row in rows if row["iteration"] > 1] or list(rows)
 
-    def mean(*names: str) -> float:
-        return fmean(sum(row[f"perf/{name}"] for name in names) for row in settled)
+    def mean(name: str) -> float:
+        return fmean(row[f"perf/{name}"] for row in settled)
 
-    exchange_s = fmean(
-        min(row["perf/transfer_s"], max(0.0, row["perf/collect_s"] - row["perf/slowest_actor_s"])) for row in settled
-    )
-    collect_s, update_s, iteration_s = mean("slowest_actor_s"), mean("update_s"), mean("iteration_s")
+    exchange_s = fmean(_exchange_s(row) for row in settled)
+    collect_s = mean("slowest_actor_s")
+    update_s = mean("update_s")
+    iteration_s = mean("iteration_s")
     bound_s = exchange_s + collect_s + update_s
     return {
         "steps": steps,
         "env_step_ms": mean("env_step_ms"),
         "exchange_s": exchange_s,
         "collect_s": collect_s,
-        "work_s": hosts * mean("env_s", "act_s"),
+        "work_s": hosts * fmean(row["perf/env_s"] + row["perf/act_s"] for row in settled),
         "update_s": update_s,
         "iteration_s": iteration_s,
         "bound_s": bound_s,
@@ -82,24 +83,36 @@ def measure_cycle(rows: Sequence[dict[str, Any]], steps: int, hosts: int = 1) ->
     }
 
 
+def _exchange_s(row: dict[str, Any]) -> float:
+    """Return the time of sending and receiving in which the slowest actor did not work."""
+    not_collecting_s = max(0.0, row["perf/collect_s"] - row["perf/slowest_actor_s"])
+    return float(min(row["perf/transfer_s"], not_collecting_s))
+
+
 def group_of(runs: Sequence[Run], first: dict[str, Any] | None = None, target: float | None = None) -> dict[str, Any]:
     """Return the means over runs that differ in their seeds; speed-ups refer to the group `first`, or to itself.
 
     The largest possible speed-up is the work of the first group divided by the actors, without overhead: if it is
     exceeded, the load of the machine differed between the runs. `time_to_target_s` is that of seeds that reached it.
     """
-    config, results = runs[0].config, [run.result for run in runs]
-    actors, hosts = config.most_actors, config.num_samplers if config.env_threads else max(1, config.most_actors)
+    config = runs[0].config
+    results = [run.result for run in runs]
+    actors = config.most_actors
+    hosts = config.num_samplers if config.env_threads else max(1, actors)
     steps_per_s = sum(result.global_step for result in results) / sum(result.training_s for result in results)
     cycle = measure_cycle([row for run in runs for row in run.rows], config.batch_size, hosts)
-    origin, unit = (cycle, steps_per_s) if first is None else (first["cycle"], first["steps_per_s"])
-    of_first, own = origin["work_s"], cycle["work_s"]
-    work_s = min(of_first, own) if config.env_threads else of_first  # threads wait for each other
-    shortest_s = (work_s / hosts + origin["update_s"]) / origin["steps"]  # for an env step
-    speed_up, limit = steps_per_s / unit, 1 / shortest_s / unit
-    times = [when for run in runs if (when := run.curve().time_to(target)) is not None]
+    first_cycle = cycle if first is None else first["cycle"]
+    first_steps_per_s = steps_per_s if first is None else first["steps_per_s"]
+    work_s = first_cycle["work_s"]
+    if config.env_threads:  # threads wait for each other
+        work_s = min(work_s, cycle["work_s"])
+    shortest_step_s = (work_s / hosts + first_cycle["update_s"]) / first_cycle["steps"]
+    speed_up = steps_per_s / first_steps_per_s
+    limit = 1 / shortest_step_s / first_steps_per_s
+    times = [run.curve().time_to(target) for run in runs]
+    times_to_target = [time for time in times if time is not None]
     return {
-        "label": "in process" if actors == 0 else "1 actor" if actors == 1 else f"{actors} actors",
+        "label": counted(actors, "actor") if actors else "in process",
         **{name: getattr(config, name) for name in ("num_actors", "num_samplers", "batch_size", "iterations")},
         "seeds": [run.config.seed for run in runs],
         "startup_s": fmean(run.startup_s for run in runs),
@@ -108,8 +121,8 @@ def group_of(runs: Sequence[Run], first: dict[str, Any] | None = None, target: f
         "speed_up": speed_up,
         "speed_up_limit": limit,
         "speed_up_is_noise": speed_up != 1 and speed_up > limit,
-        "time_to_target_s": fmean(times) if times else None,
-        "seeds_that_reached_target": len(times),
+        "time_to_target_s": fmean(times_to_target) if times_to_target else None,
+        "seeds_that_reached_target": len(times_to_target),
         "cycle": cycle,
     }
 
@@ -133,4 +146,4 @@ def differing_seeds(runs: Sequence[Run]) -> dict[int, dict[int, str]]:
     hashes: dict[int, dict[int, str]] = {}
     for run in runs:
         hashes.setdefault(run.config.seed, {})[run.config.most_actors] = run.result.weights_sha256
-    return {seed: by_actors for seed, by_actors in hashes.items() if len(set(by_actors.values())) > 1}
+    return {seed: of_seed for seed, of_seed in hashes.items() if len(set(of_seed.values())) > 1}
