@@ -25,7 +25,7 @@ from dppo.records.files.lock import locked
 from dppo.records.metrics import reading
 from dppo.records.metrics.reading import last_row, sampled_metrics
 from dppo.records.terminal.view import PHASES
-from dppo.tools.report import page as charts
+from dppo.tools.report import charts
 from dppo.tools.report.command import facts_of
 from dppo.tools.report.page import page
 
@@ -153,13 +153,13 @@ def test_a_page_marks_what_happened_and_shows_what_was_measured(tmp_path: Path) 
 
 def test_spread_is_that_of_the_keys_beside_a_mean(tmp_path: Path) -> None:
     y = np.array([[1.0, 2.0, 3.0], [0.0, 1.0, 2.0], [2.0, 3.0, 4.0]])
-    html = charts.chart("title", np.array([0.0, 1.0, 2.0]), y, "env steps")
+    html = charts.chart("title", charts.Line(np.array([0.0, 1.0, 2.0]), *y), "env steps")
     band = re.findall(r'class="band f0" d="M([^Z]*)Z"', html)[0]
     heights = [float(point.split()[1]) for point in band.split("L")]
     assert heights[:3] == pytest.approx([100 - 100 * low / 4.2 for low in y[1]], abs=0.01)
     assert heights[:2:-1] == pytest.approx([100 - 100 * high / 4.2 for high in y[2]], abs=0.01)
     assert html.count("h0") == 3, "few points are drawn as dots"
-    assert charts.chart("title", np.zeros(2), np.full((3, 2), np.nan), "env steps") == ""
+    assert charts.chart("title", charts.Line(np.zeros(2), *np.full((3, 2), np.nan)), "env steps") == ""
 
 
 def test_the_memory_of_all_actors_is_one_chart_and_reported_numbers_have_no_band(tmp_path: Path) -> None:

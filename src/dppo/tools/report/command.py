@@ -5,7 +5,7 @@ import os
 import re
 import stat
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -24,6 +24,7 @@ from dppo.records.files.run_files import CONFIG, INCIDENT, read_run_file
 from dppo.records.files.run_folder import run_dir_of, settings_to_resume
 from dppo.records.metrics.reading import sampled_metrics
 from dppo.tools.doctor.run_findings import of_run
+from dppo.tools.report.charts import Bar
 from dppo.tools.report.page import Facts, page
 
 PROG = "dppo report"
@@ -31,8 +32,9 @@ DESCRIPTION = (
     "Write one HTML page about a RUN that goes on, has finished or has failed: curves, evaluation, losses, where the "
     "time goes, actors, incidents, settings, and the command to repeat it. It has no scripts and needs no network."
 )
-MOST = 100  # incidents and logs that are read
+MAX_FILES = 100  # incidents that are read, and logs
 PROCESS = re.compile(r"(?m)^(?:(\S+ \S+) )?dppo: (process \d+ (?:began|ended).*)$")
+TIME_FORMAT = "%Y-%m-%d %H:%M:%S"
 
 
 def main(argv: list[str]) -> int:
@@ -50,54 +52,74 @@ def main(argv: list[str]) -> int:
 
 def facts_of(run: Path) -> Facts:
     """Read a run folder, perhaps a stranger's; raise a DppoError if it is not one, or damaged."""
-    config, rows = Config(**settings_to_resume(run, read_only=True)), sampled_metrics(run)
+    config = Config(**settings_to_resume(run, read_only=True))
+    rows = sampled_metrics(run)
     findings = [("note", "not examined")]
     with suppress(DppoError):
         findings = list(of_run(run, rows))
-    state = "finished" if rows and rows[-1]["iteration"] >= config.iterations else "stopped early"
-    if (run / "run.lock").exists():
-        if (handle := lock(run / "run.lock")) is None:
-            state = "running"
-        else:
-            os.close(handle)
     versions = {}
     with suppress(ConfigError):  # there is none, or it is too large
         versions = versions_in(run / CONFIG)
-    every = plain_settings(config)
-    given = {name: every[name] for name in ("env_id", "env_kwargs", "clip_reward")}  # on which defaults of games depend
-    usual = dict[str, Any](), with_atari(given), with_atari(given | {"atari": every["atari"]})
-    own = {
-        name: value
-        for name, value in every.items()
-        if any(value != plain(of.get(name, default_of(name))) for of in usual)
-    }
-    words = [own.pop("env_id"), "--preset", "none", *as_words(own)]
     return Facts(
-        config, rows, state, findings, list(_incidents(run)), _lifetimes(run), versions, command("train", *words)
+        config=config,
+        rows=rows,
+        state=_state_of(run, rows, config),
+        findings=findings,
+        incidents=list(_incidents(run)),
+        actors=_lifetimes(run),
+        versions=versions,
+        command=_command_of(config),
     )
 
 
+def _state_of(run: Path, rows: Sequence[dict[str, float]], config: Config) -> str:
+    lock_file = run / "run.lock"
+    if lock_file.exists():
+        handle = lock(lock_file)
+        if handle is None:
+            return "running"
+        os.close(handle)
+    return "finished" if rows and rows[-1]["iteration"] >= config.iterations else "stopped early"
+
+
+def _command_of(config: Config) -> str:
+    """Return the command that trains with these settings, without flags for defaults."""
+    settings = plain_settings(config)
+    game = {name: settings[name] for name in ("env_id", "env_kwargs", "clip_reward")}  # defaults of games depend on it
+    defaults: list[dict[str, Any]] = [{}, with_atari(game), with_atari(game | {"atari": settings["atari"]})]
+    flags = {}
+    for name, value in settings.items():
+        if name != "env_id" and any(value != plain(usual.get(name, default_of(name))) for usual in defaults):
+            flags[name] = value
+    return command("train", settings["env_id"], "--preset", "none", *as_words(flags))
+
+
 def _incidents(run: Path) -> Iterator[dict[str, Any]]:
-    for folder in sorted(run.glob("incidents/*"))[:MOST]:
+    for folder in sorted(run.glob("incidents/*"))[:MAX_FILES]:
         with suppress(OSError, RecursionError, ValueError):
             check_kind(folder, stat.S_IFDIR)
-            found = json.loads(read_run_file(folder / INCIDENT))
-            yield {**found, "number": folder.name} if isinstance(found, dict) else {}
+            incident = json.loads(read_run_file(folder / INCIDENT))
+            yield {**incident, "number": folder.name} if isinstance(incident, dict) else {}
 
 
-def _lifetimes(run: Path) -> dict[str, list[tuple[float, float, str]]]:
+def _lifetimes(run: Path) -> dict[str, list[Bar]]:
     """Return begin and end of each process of each actor, and how it ended, from the logs of the actors."""
-    found: dict[str, list[tuple[float, float, str]]] = {}
-    until = max((path.stat().st_mtime for path in run.glob("metrics.jsonl")), default=0.0)
-    for path in sorted(run.glob("logs/actor-*.log"), key=lambda path: (len(path.name), path.name))[:MOST]:
-        bars = found.setdefault(path.stem, [])
+    still_running_until = max((path.stat().st_mtime for path in run.glob("metrics.jsonl")), default=0.0)
+    logs = sorted(run.glob("logs/actor-*.log"), key=lambda path: (len(path.name), path.name))
+    lifetimes = dict[str, list[Bar]]()
+    for path in logs[:MAX_FILES]:
+        bars = lifetimes[path.stem] = list[Bar]()
         with suppress(OSError, OverflowError, ValueError):
-            for when, said in PROCESS.findall(read_run_file(path).decode("utf8", "replace")):
-                at = time.mktime(time.strptime(when, "%Y-%m-%d %H:%M:%S")) if when else until
-                if "began" in said:
-                    bars.append((at, max(at, until), f"{said} {when}"))
+            for when, event in PROCESS.findall(read_run_file(path).decode("utf8", "replace")):
+                at = time.mktime(time.strptime(when, TIME_FORMAT)) if when else still_running_until
+                if "began" in event:
+                    bars.append(Bar(at, max(at, still_running_until), f"{event} {when}"))
                 elif bars:
-                    begin, _, before = bars.pop()
-                    bars.append((begin, max(begin, at), f"{before}, {said} {when}"))
-    first = min((bar[0] for bars in found.values() for bar in bars), default=0.0)
-    return {name: [(a - first, b - first, said) for a, b, said in bars[-MOST:]] for name, bars in found.items() if bars}
+                    began = bars.pop()
+                    bars.append(Bar(began.begin, max(began.begin, at), f"{began.text}, {event} {when}"))
+    first = min((bar.begin for bars in lifetimes.values() for bar in bars), default=0.0)
+    return {
+        name: [Bar(bar.begin - first, bar.end - first, bar.text) for bar in bars[-MAX_FILES:]]
+        for name, bars in lifetimes.items()
+        if bars
+    }

@@ -1,0 +1,225 @@
+"""Charts as inline SVG: no script, no style attribute, and text that keeps its size on a narrow screen.
+
+Places are shares of a chart, in percent, so that it is as wide as the page; only its lines are stretched.
+"""
+
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from html import escape
+from typing import NamedTuple
+
+import numpy as np
+
+from dppo.errors import printable
+from dppo.tools.pictures.style import short
+
+MAX_LINE_POINTS = 240  # each is the mean of neighboring rows
+MAX_AREA_POINTS = 80
+FEW_POINTS = 20  # fewer are drawn as dots, too
+MAX_MARKS = 60
+MAX_VALUE = 1e30  # larger ones are drawn there
+TICK_STEPS = (0.1, 0.2, 0.25, 0.5, 1)
+MAX_TICKS = 6
+LANE_HEIGHT = 22  # pixels
+
+
+class Mark(NamedTuple):
+    """A vertical line in a chart."""
+
+    x: float
+    kind: str
+    """Name of its class in the style sheet."""
+    text: str
+
+
+class Bar(NamedTuple):
+    """A bar in a lane."""
+
+    begin: float
+    end: float
+    text: str
+
+
+class Tick(NamedTuple):
+    """A label beside an axis, at a place in percent."""
+
+    place: float
+    label: str
+
+
+class Axis(NamedTuple):
+    """The range of an axis."""
+
+    low: float
+    high: float
+    label: str = ""
+
+    def percent(self, values: float | np.ndarray) -> np.ndarray:
+        """Return places along the axis."""
+        return np.asarray(100 * (values - self.low) / (self.high - self.low))
+
+    def ticks(self) -> Iterator[Tick]:
+        """Yield place and label of some round numbers."""
+        span = self.high - self.low
+        decade = 10.0 ** math.ceil(math.log10(span / 2))
+        step = next(decade * part for part in TICK_STEPS if span / (part * decade) < MAX_TICKS)
+        first = math.ceil(self.low / step - 1e-9)
+        last = math.floor(self.high / step + 1e-9)
+        for number in range(first, last + 1):
+            value = number * step
+            yield Tick(float(self.percent(value)), short(float(f"{value:.6g}"), 0))
+
+
+@dataclass(frozen=True)
+class Figure:
+    """The parts of a figure around its drawing."""
+
+    title: str
+    across: Axis
+    ticks: Sequence[Tick]
+    """Along the vertical axis."""
+    legend: Mapping[str, str]
+    """Value of each name."""
+    lanes: int = 0
+    """Number of lanes of a figure that has lanes."""
+
+    def around(self, drawing: str) -> str:
+        """Return the figure as HTML, with `drawing` inside of its axes."""
+        kind = " class=lanes" if self.lanes else ""
+        height = f' height="{LANE_HEIGHT * self.lanes}"' if self.lanes else ""
+        return (
+            f'<figure{kind}><figcaption>{text(self.title)}</figcaption><p class="legend">{self._legend()}</p>'
+            f'<svg class="plot"{height} role="img" aria-label="{text(self.title)}"><g>{self._grid()}</g>'
+            f'<svg viewBox="0 0 100 100" preserveAspectRatio="none">{drawing}</svg></svg>'
+            f'<p class="unit">{text(self.across.label)}</p></figure>'
+        )
+
+    def _legend(self) -> str:
+        entries = ""
+        for number, (name, value) in enumerate(self.legend.items()):
+            entries += f'<span class="k{number}">{text(name)} <b>{value}</b></span>'
+        return entries
+
+    def _grid(self) -> str:
+        grid = ""
+        for place, label in self.across.ticks():
+            grid += f'<line x1="{place:.2f}%" x2="{place:.2f}%" y2="100%"/>'
+            grid += f'<text x="{place:.2f}%" y="100%" dy="1.3em">{text(label)}</text>'
+        for place, label in self.ticks:
+            y = 100 - place
+            if not self.lanes:
+                grid += f'<line x2="100%" y1="{y:.2f}%" y2="{y:.2f}%"/>'
+            grid += f'<text class="end" x="-0.5em" y="{y:.2f}%" dy="0.35em">{text(label)}</text>'
+        return grid
+
+
+def text(value: object) -> str:
+    """Return text for a page: markup and control characters escaped, long parts left out."""
+    return escape(printable(str(value)))
+
+
+class Line(NamedTuple):
+    """What a chart shows: values over x, with the ends of the spread around them, each [n]."""
+
+    x: np.ndarray
+    mean: np.ndarray
+    low: np.ndarray
+    high: np.ndarray
+
+
+def chart(title: str, line: Line, label: str, *, name: str = "last", marks: Sequence[Mark] = ()) -> str:
+    """Return a figure of a line with its spread and its last value; "" if none is finite."""
+    x, mean, low, high = _binned(np.array(line), MAX_LINE_POINTS)
+    if not len(x):
+        return ""
+    across = _axis(x, 0.0, label)
+    up = _axis(np.concatenate([low, high]), 0.05)
+    places = across.percent(x)
+    middle, bottom, top = 100 - up.percent(np.array([mean, low, high]))
+    drawing = ""
+    for mark in marks[:MAX_MARKS]:
+        path = f"M{across.percent(mark.x):.2f} 0V100"
+        drawing += f'<path class="mark {mark.kind}" d="{path}"><title>{text(mark.text)}</title></path>'
+    drawing += f'<path class="band f0" d="{_area_path(places, bottom, top)}"/>'
+    if len(x) < FEW_POINTS:
+        drawing += f'<path class="line few" d="{_line_path(places, middle)}{_dots(places, middle)}"/>'
+    else:
+        drawing += f'<path class="line" d="{_line_path(places, middle)}"/>'
+    return Figure(title, across, list(up.ticks()), {name: f"{mean[-1]:.4g}"}).around(drawing)
+
+
+def stacked(title: str, x: np.ndarray, parts: Mapping[str, np.ndarray], label: str) -> str:
+    """Return a figure of parts that add up to 1, on top of each other; "" without any."""
+    columns = np.nan_to_num(np.array([x, *parts.values()]))
+    x, *heights = _binned(columns, MAX_AREA_POINTS, spread=False)
+    if not len(x) or not heights:
+        return ""
+    across = _axis(x, 0.0, label)
+    places = across.percent(x)
+    edges = 100 * (1 - np.clip(np.cumsum([0 * x, *heights], axis=0), 0, 1))
+    drawing = ""
+    for number in range(len(heights)):
+        drawing += f'<path class="f{number}" d="{_area_path(places, edges[number], edges[number + 1])}"/>'
+    shares = {name: f"{np.nan_to_num(part).mean():.0%}" for name, part in parts.items()}
+    return Figure(title, across, list(Axis(0, 1).ticks()), shares).around(drawing)
+
+
+def lanes(title: str, rows: Mapping[str, Sequence[Bar]], label: str) -> str:
+    """Return a figure with a lane of bars for each of `rows`."""
+    ends = [bar.end for bars in rows.values() for bar in bars]
+    across = _axis(np.array([0.0, *ends]), 0.0, label)
+    height = 100 / len(rows)
+    drawing = ""
+    for lane, bars in enumerate(rows.values()):
+        for turn, bar in enumerate(bars):
+            begin = across.percent(bar.begin)
+            width = max(0.4, across.percent(bar.end) - begin - 0.1)
+            drawing += (
+                f'<rect class="f{turn % 2}" x="{begin:.2f}" y="{(lane + 0.2) * height:.3f}" width="{width:.2f}" '
+                f'height="{0.6 * height:.3f}"><title>{text(bar.text)}</title></rect>'
+            )
+    names = [Tick(100 - (lane + 0.5) * height, name) for lane, name in enumerate(rows)]
+    return Figure(title, across, names, {}, lanes=len(rows)).around(drawing)
+
+
+def _binned(rows: np.ndarray, most: int, *, spread: bool = True) -> np.ndarray:
+    """Return [k, n <= most] of [k, m]: means of neighboring finite columns; of a spread, the lowest and highest."""
+    rows = np.clip(rows[:, np.isfinite(rows).all(axis=0)], -MAX_VALUE, MAX_VALUE)
+    count = rows.shape[1]
+    if not count:
+        return rows
+    starts = np.unique(np.linspace(0, count, min(most, count), endpoint=False).astype(np.int64))
+    means = np.add.reduceat(rows, starts, axis=1) / np.diff(starts, append=count)
+    if spread:
+        means[2] = np.minimum.reduceat(rows[2], starts)
+        means[3] = np.maximum.reduceat(rows[3], starts)
+    return np.asarray(means)
+
+
+def _axis(values: np.ndarray, margin: float, label: str = "") -> Axis:
+    """Return a range that contains `values`; and zero, if they are not far from it, or all equal."""
+    low = float(values.min())
+    high = float(values.max())
+    if 0 <= low < high / 2 or high - low <= 1e-9 * abs(high):
+        low = min(0.0, low)
+        high = max(0.0, high)
+    margin = max(margin * (high - low), 1e-12)
+    return Axis(low if low == 0 else low - margin, high + margin, label)
+
+
+def _line_path(x: np.ndarray, y: np.ndarray) -> str:
+    return "M" + "L".join(_points(x, y))
+
+
+def _dots(x: np.ndarray, y: np.ndarray) -> str:
+    """Return points as lines without a length, which have round ends."""
+    return "".join(f"M{point}h0" for point in _points(x, y))
+
+
+def _points(x: np.ndarray, y: np.ndarray) -> Iterable[str]:
+    return [f"{across:.2f} {up:.2f}" for across, up in zip(x, y, strict=True)]
+
+
+def _area_path(x: np.ndarray, bottom: np.ndarray, top: np.ndarray) -> str:
+    return f"{_line_path(x, bottom)}L{_line_path(x[::-1], top[::-1])[1:]}Z"
