@@ -22,7 +22,7 @@ from dppo.envs.spaces import actions_of, describe_spaces
 from dppo.errors import ConfigError, EnvironmentFault
 from dppo.ppo.exchange.records import PolicySnapshot
 from dppo.ppo.learning.batch import make_batch
-from dppo.spaces.actions import actions_from_json, boxes, rescaled_in_words
+from dppo.spaces.actions import actions_from_json, boxes, describe_rescaling
 
 HIDDEN = 2 * 64 + 64 + 64 * 64 + 64  # parameters of the hidden layers of one trunk
 SOURCES = {"leaf": "auto", "method": "auto", "info": "info"}
@@ -112,7 +112,7 @@ def test_auto_rescales_finite_bounds_that_a_fresh_policy_does_not_cover(
 ) -> None:
     actions = actions_of(space, "auto")
     assert [box.bounds for box in boxes(actions_from_json(actions.as_json()))] == expected
-    assert (rescaled_in_words(actions) is not None) == ("rescale" in expected)
+    assert (describe_rescaling(actions) is not None) == ("rescale" in expected)
 
 
 @pytest.mark.parametrize(("kind", "outputs"), [("wide", 4), ("dict", 2 * 2 + 4 + 8)])

@@ -21,7 +21,7 @@ from dppo.spaces.actions import (
     is_covered_at_first,
     is_unbounded,
 )
-from dppo.spaces.spaces import MASK, MOST_WHOLE, Categories, Spaces, joined, leaves, parts_of, walk
+from dppo.spaces.spaces import MASK, MAX_WHOLE, Categories, Spaces, joined, leaves, parts_of, walk
 
 NUMBERS = (gym.spaces.Box, gym.spaces.Discrete, gym.spaces.MultiDiscrete, gym.spaces.MultiBinary)
 MOST_CHOICES = 1000  # of one number; with more, rounding real numbers learns faster
@@ -107,7 +107,7 @@ def dtype_of(
     dtype = np.dtype(space.dtype)
     rounded = dtype.kind == "f" and dtype.itemsize > 4
     if floats == "float64" and dtype.kind in "iu" and isinstance(space, gym.spaces.Box):
-        rounded = max(-int(space.low.min()), int(space.high.max())) > MOST_WHOLE
+        rounded = max(-int(space.low.min()), int(space.high.max())) > MAX_WHOLE
     stored = np.dtype(floats) if rounded else dtype.newbyteorder("=")
     return np.dtype((stored, space.shape))  # with shape () this is the scalar dtype itself
 
@@ -278,7 +278,7 @@ def _converted(space: gym.Space[Any], bounds: Bounds | Literal["auto"], name: st
 
 def _chosen(space: gym.Space[Any]) -> str:
     """Return how to turn actions of `space` into those of a Discrete or of a floating-point Box."""
-    if isinstance(space, gym.spaces.Box) and np.abs(np.array([space.low, space.high], np.float64)).max() <= MOST_WHOLE:
+    if isinstance(space, gym.spaces.Box) and np.abs(np.array([space.low, space.high], np.float64)).max() <= MAX_WHOLE:
         box = "gymnasium.spaces.Box(env.action_space.low, env.action_space.high, dtype=np.float32)"
         rounded = f"TransformAction(env, lambda a: np.array(np.rint(a), '{space.dtype}'), {box})"
         return f"Return gymnasium.wrappers.{rounded} {PASSED}"

@@ -32,7 +32,7 @@ from dppo.hosts.plans import SamplerPlan, TrainerPlan
 from dppo.ppo.acting.agent import PPOAgent
 from dppo.ppo.acting.sampler import PPOSampler
 from dppo.ppo.networks.choice import choose_network
-from dppo.spaces.spaces import MOST_WHOLE, Spaces, holds_float64, is_image
+from dppo.spaces.spaces import MAX_WHOLE, Spaces, holds_float64, is_image
 from dppo.streams import Stream
 
 if TYPE_CHECKING:
@@ -202,7 +202,7 @@ def _check_float32(norm_obs_keys: tuple[str, ...], read: Spaces) -> None:
         )
     for name, found in read.categories.items():
         for count, start in zip(found.counts, found.starts, strict=True):
-            if max(-start, start + count - 1) > MOST_WHOLE:
+            if max(-start, start + count - 1) > MAX_WHOLE:
                 raise ConfigError(
                     f"observation_space{f', leaf {name!r}' if name else ''}: has categories from {start} to "
                     f"{start + count - 1}, and the network reads them as float32, which cannot tell integers beyond "

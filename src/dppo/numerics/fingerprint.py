@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import math
 import platform
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from importlib.metadata import version
 from itertools import pairwise
@@ -25,9 +25,12 @@ if TYPE_CHECKING:
 class Probe:
     """The sizes of the computations: those of a run's network."""
 
-    rows: int  # environments that act together
-    widths: tuple[int, ...]  # units of the hidden layers
-    images: bool = False  # include convolutions
+    rows: int
+    """Environments that act together."""
+    widths: tuple[int, ...]
+    """Units of the hidden layers."""
+    images: bool = False
+    """Include convolutions."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,11 +48,16 @@ class Fingerprint:
         return {"cpu": self.cpu, "numerics": hashlib.sha256(str(self.results).encode()).hexdigest()[:16]}
 
     def differences(self, other: Fingerprint) -> str:
-        """Return what differs, in words: "" if all results that both have are equal."""
-        names = [name for name, one in self.results.items() if other.results.get(name, one) != one]
-        both = [(name, was, other.versions.get(name, was)) for name, was in self.versions.items()]
-        versions = [f", {name} {now} instead of {was}" for name, was, now in both if now != was]
-        return f"other last bits in {' and '.join(names)}{''.join(versions)}" if names else ""
+        """Return a description of what differs in `other`; "" if all results that both have are equal."""
+        names = [name for name, result in self.results.items() if other.results.get(name, result) != result]
+        if not names:
+            return ""
+        described = f"other last bits in {' and '.join(names)}"
+        for name, version_here in self.versions.items():
+            other_version = other.versions.get(name, version_here)
+            if other_version != version_here:
+                described += f", {name} {other_version} instead of {version_here}"
+        return described
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,14 +66,17 @@ class Expected:
 
     probe: Probe
     own: Fingerprint
+    """The fingerprint of the driver; checkpoints store it under this name."""
     refuse: bool
+    """Refuse processes that compute otherwise."""
 
     def problem(self, *, torch: bool) -> str:
-        """Return how this process computes otherwise: "" if it does not; raise ClusterError if that is refused."""
-        found = fingerprint(self.probe, torch=torch)
-        if not (difference := self.own.differences(found)):
+        """Describe how this process computes otherwise: "" if it does not; raise ClusterError if that is refused."""
+        here = fingerprint(self.probe, torch=torch)
+        differences = self.own.differences(here)
+        if not differences:
             return ""
-        fact = f"node {found.node} ({found.cpu}) computes {difference}, compared with {self.own.node} ({self.own.cpu})"
+        fact = f"node {here.node} ({here.cpu}) computes {differences}, compared with {self.own.node} ({self.own.cpu})"
         if self.refuse:
             raise ClusterError(f"{fact}. Use one type of CPU, `numerics=portable` or `on_other_cpu=warn`")
         return f"{fact}: the result depends on which process runs where (docs/REPRODUCIBILITY.md)"
@@ -75,12 +86,12 @@ def fingerprint(probe: Probe, *, torch: bool) -> Fingerprint:
     """Compute a fingerprint in a few milliseconds; with `torch`, include its operations, which loads it."""
     versions = {"numpy": np.__version__, "libc": " ".join(platform.libc_ver())}
     with as_usual(), limit_blas(1):
-        found = {name: _hash(compute(probe)) for name, compute in NUMPY.items()}
+        hashes = {name: _hash(compute(probe)) for name, compute in NUMPY.items()}
     if torch:
         versions["torch"] = version("torch")
         with as_usual(), torch_as_usual():
-            found |= {name: _hash(results) for name, results in _torch_results(probe).items()}
-    return Fingerprint(platform.node(), cpu_name(), versions, found)
+            hashes |= {name: _hash(results) for name, results in _torch_results(probe).items()}
+    return Fingerprint(platform.node(), cpu_name(), versions, hashes)
 
 
 def cpu_name() -> str:
@@ -98,32 +109,52 @@ def _numbers(*shape: int) -> np.ndarray:
 
 
 def _hash(results: list[Any]) -> str:
-    return hashlib.sha256(b"".join(np.ascontiguousarray(one).tobytes() for one in results)).hexdigest()[:12]
+    data = b"".join(np.ascontiguousarray(result).tobytes() for result in results)
+    return hashlib.sha256(data).hexdigest()[:12]
 
 
-def _products(probe: Probe) -> Iterator[np.ndarray]:
-    for before, after in pairwise((4, *probe.widths, 2)):
-        weight = _numbers(after, before).astype("f4")
-        yield from (_numbers(rows, before).astype("f4") @ weight.T for rows in (probe.rows, 256))
-    yield _numbers(8, 33) @ _numbers(33, 5)
+def _products(probe: Probe) -> list[Any]:
+    products = []
+    for inputs, outputs in pairwise((4, *probe.widths, 2)):
+        weight = _numbers(outputs, inputs).astype("f4")
+        for num_rows in (probe.rows, 256):
+            products.append(_numbers(num_rows, inputs).astype("f4") @ weight.T)
+    products.append(_numbers(8, 33) @ _numbers(33, 5))
+    return products
 
 
-def _functions(dtype: str) -> Iterator[np.ndarray]:
-    x = _numbers(259).astype(dtype)
-    yield from (function(x) for function in (np.tanh, np.exp, np.sin, np.cos, np.expm1, np.cbrt))
-    yield from (function(np.abs(x)) for function in (np.log, np.log1p, np.sqrt))
-    yield np.arctan2(x, x[::-1])
+def _functions(probe: Probe) -> list[Any]:
+    results = []
+    for dtype in ("f4", "f8"):
+        x = _numbers(259).astype(dtype)
+        results += [function(x) for function in (np.tanh, np.exp, np.sin, np.cos, np.expm1, np.cbrt)]
+        results += [function(np.abs(x)) for function in (np.log, np.log1p, np.sqrt)]
+        results.append(np.arctan2(x, x[::-1]))
+    return results
+
+
+def _sums(probe: Probe) -> list[Any]:
+    return [_numbers(1027).sum(), _numbers(1027).astype("f4").var(), _numbers(64, 9).mean(0)]
+
+
+def _random_numbers(probe: Probe) -> list[Any]:
+    return [np.random.default_rng(0).normal(size=999)]
+
+
+def _c_functions(probe: Probe) -> list[Any]:
+    functions = (math.sin, math.cos, math.exp, math.tanh, math.atan)
+    return [
+        [function(50 * x) for function in functions for x in _numbers(999)],
+        [math.pow(abs(x), 1.7) + math.log(abs(x)) for x in _numbers(99)],
+    ]
 
 
 NUMPY: dict[str, Callable[[Probe], list[Any]]] = {
-    "NumPy's matrix products": lambda probe: [*_products(probe)],
-    "NumPy's exp, log, sin": lambda probe: [*_functions("f4"), *_functions("f8")],
-    "NumPy's sums": lambda probe: [_numbers(1027).sum(), _numbers(1027).astype("f4").var(), _numbers(64, 9).mean(0)],
-    "NumPy's random numbers": lambda probe: [np.random.default_rng(0).normal(size=999)],
-    "the C library's sin, exp, pow": lambda probe: [
-        [f(50 * x) for f in (math.sin, math.cos, math.exp, math.tanh, math.atan) for x in _numbers(999)],
-        [math.pow(abs(x), 1.7) + math.log(abs(x)) for x in _numbers(99)],
-    ],
+    "NumPy's matrix products": _products,
+    "NumPy's exp, log, sin": _functions,
+    "NumPy's sums": _sums,
+    "NumPy's random numbers": _random_numbers,
+    "the C library's sin, exp, pow": _c_functions,
 }
 """Operations of actors and of environments; the last also decides what most simulators in Python compute."""
 
@@ -132,39 +163,63 @@ def _torch_results(probe: Probe) -> dict[str, list[Tensor]]:
     """Return the results of torch's operations on float32 numbers, by name."""
     import torch
 
-    def some(*shape: int) -> Tensor:
-        return torch.from_numpy(_numbers(*shape)).float()
-
-    threads = torch.get_num_threads()
+    num_threads = torch.get_num_threads()
     torch.set_num_threads(1)  # products by several threads have other last bits
-    x, rows = some(259), some(64, 6)
-    found = {
+    x = _tensor(259)
+    rows = _tensor(64, 6)
+    results = {
         "torch's exp, log, tanh": [x.exp(), x.abs().log(), x.tanh(), x.sigmoid(), x.erf(), x.abs().sqrt()],
         "torch's sums and softmax": [x.sum(), rows.mean(0), rows.std(), rows.log_softmax(1), rows.logsumexp(1)],
-        "torch's matrix products": [some(64, width) @ some(width, 33) for width in (4, *probe.widths)],
+        "torch's matrix products": [_tensor(64, width) @ _tensor(width, 33) for width in (4, *probe.widths)],
         "torch's layer norm": [torch.nn.functional.layer_norm(rows, (6,))],
-        "torch's Adam": [_adam(some(300), some(300))],
-        "torch's QR decomposition": [torch.linalg.qr(some(16, 16))[0]],
+        "torch's Adam": [_adam(_tensor(300), _tensor(300))],
+        "torch's QR decomposition": [torch.linalg.qr(_tensor(16, 16))[0]],
     }
     if probe.images:
-        pixels, kernel = some(4, 3, 36, 36).requires_grad_(), some(16, 3, 8, 8).requires_grad_()
-        output = torch.nn.functional.conv2d(pixels, kernel, stride=4)
-        by_inputs = torch.autograd.grad(output, (pixels, kernel), some(4, 16, 8, 8))
-        found["torch's convolutions"] = [output.detach(), *by_inputs]
-        if torch.backends.mkldnn.is_available():  # the layer behind them
-            dense = torch.ops.mkldnn._linear_pointwise
-            found["oneDNN's matrix products"] = [dense(some(64, 256), some(33, 256), None, "none", [], "")]
-    torch.set_num_threads(threads)
-    return found
+        results |= _convolutions()
+    torch.set_num_threads(num_threads)
+    return results
+
+
+def _convolutions() -> dict[str, list[Tensor]]:
+    """Return the results of a convolution, and of the product of the layer behind it."""
+    import torch
+
+    pixels = _tensor(4, 3, 36, 36).requires_grad_()
+    kernel = _tensor(16, 3, 8, 8).requires_grad_()
+    output = torch.nn.functional.conv2d(pixels, kernel, stride=4)
+    gradients = torch.autograd.grad(output, (pixels, kernel), _tensor(4, 16, 8, 8))
+    results = {"torch's convolutions": [output.detach(), *gradients]}
+    if torch.backends.mkldnn.is_available():
+        dense = torch.ops.mkldnn._linear_pointwise
+        results["oneDNN's matrix products"] = [dense(_tensor(64, 256), _tensor(33, 256), None, "none", [], "")]
+    return results
+
+
+def _tensor(*shape: int) -> Tensor:
+    import torch
+
+    return torch.from_numpy(_numbers(*shape)).float()
 
 
 def _adam(weights: Tensor, gradient: Tensor) -> Tensor:
     """Do one step as `FlatAdam` does, without loading `torch.optim.Adam`, which takes two seconds."""
     from torch.optim.adam import adam
 
-    first, second, steps = weights.new_zeros(300), weights.new_ones(300), weights.new_ones(())
     adam(
-        [weights], [gradient], [first], [second], [], [steps], fused=True, amsgrad=False, beta1=0.9, beta2=0.999,
-        lr=1e-3, weight_decay=0.0, eps=1e-5, maximize=False,
-    )  # fmt: skip
+        [weights],
+        [gradient],
+        exp_avgs=[weights.new_zeros(300)],
+        exp_avg_sqs=[weights.new_ones(300)],
+        max_exp_avg_sqs=[],
+        state_steps=[weights.new_ones(())],
+        fused=True,
+        amsgrad=False,
+        beta1=0.9,
+        beta2=0.999,
+        lr=1e-3,
+        weight_decay=0.0,
+        eps=1e-5,
+        maximize=False,
+    )
     return weights

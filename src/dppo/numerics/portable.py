@@ -36,19 +36,30 @@ def portable_numerics(argv: Sequence[str] = ()) -> None:
 
 
 def _native(argv: Sequence[str]) -> bool:
-    """Return whether settings ask for `numerics=native`, without loading what parses them."""
+    """Return whether settings ask for `numerics=native`, without loading the parsers of settings."""
     words = [part for word in argv for part in word.split("=", 1)]
     if "--numerics" in words:
-        last = len(words) - words[::-1].index("--numerics")  # which wins
-        return words[last : last + 1] == ["native"]
-    for path in (Path(word).absolute() for word in words if word):
-        inside = path.suffix == ".safetensors" or {"checkpoints", "incidents"} & {path.name, path.parent.name}
-        files = [folder / "config.yaml" for folder in (path.parents[:2] if inside else [path])]
-        for file in [path] if path.suffix in (".yaml", ".yml", ".toml") else files:
-            with suppress(OSError, RuntimeError, ValueError):  # not a file, or a link to itself
-                if file.is_file() and NATIVE.search(read_file(file.resolve(), MOST_SETTINGS)):
-                    return True
+        last_flag = len(words) - 1 - words[::-1].index("--numerics")  # the last one wins
+        return words[last_flag + 1 : last_flag + 2] == ["native"]
+    for word in words:
+        if word and any(_says_native(file) for file in _settings_files(Path(word).absolute())):
+            return True
     return os.environ.get("DPPO_NUMERICS") == "native"
+
+
+def _settings_files(path: Path) -> list[Path]:
+    """Return the files with settings that `path` may stand for: a file, a run's folder, or something inside of one."""
+    if path.suffix in (".yaml", ".yml", ".toml"):
+        return [path]
+    is_inside_run = path.suffix == ".safetensors" or {"checkpoints", "incidents"} & {path.name, path.parent.name}
+    folders = path.parents[:2] if is_inside_run else [path]
+    return [folder / "config.yaml" for folder in folders]
+
+
+def _says_native(file: Path) -> bool:
+    with suppress(OSError, RuntimeError, ValueError):  # not a file, or a link to itself
+        return file.is_file() and NATIVE.search(read_file(file.resolve(), MOST_SETTINGS)) is not None
+    return False
 
 
 @contextmanager
@@ -85,7 +96,7 @@ def has_avx2() -> bool:
 
 
 def cpu_facts() -> str:
-    """Return what Linux knows about the CPUs, "" elsewhere."""
+    """Return the content of Linux's /proc/cpuinfo; "" elsewhere."""
     with suppress(OSError):
         return Path("/proc/cpuinfo").read_text("utf8")
     return ""

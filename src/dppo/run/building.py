@@ -32,7 +32,6 @@ from dppo.run.loading import load_start
 from dppo.run.parts import Parts
 from dppo.run.warm_start import warm_start
 from dppo.signals import StopSignals
-from dppo.spaces.actions import rescaled_in_words
 from dppo.spaces.spaces import Spaces
 
 if TYPE_CHECKING:

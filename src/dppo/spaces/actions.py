@@ -1,7 +1,7 @@
 """Action spaces as plain data, and the conversion of a policy's actions to those of the environment.
 
-A policy's action is one number, or one vector for all parts of a composite space: choices are counted from 0, and real
-numbers are not limited yet. `to_env` turns n of them into n actions of the environment's own space.
+A policy's action is one number, or one vector for all parts of a composite space: choices are counted from 0, and
+continuous actions are not limited yet. `to_env` turns n of them into n actions of the environment's own space.
 """
 
 import math
@@ -14,9 +14,11 @@ import numpy as np
 from typing_extensions import override
 
 Bounds = Literal["clip", "squash", "rescale"]
-NEARLY = 0.98  # of a bound: tanh never reaches 1
-NARROWEST, WIDEST = 0.25, 2.0  # symmetric bounds that a fresh policy, of mean 0 and deviation 1, covers by itself
-OFF_CENTRE = 0.1  # largest distance of a Box's centre from 0 that counts as symmetric, in units of half its width
+SATURATION = 0.98  # share of a bound that counts as the bound: tanh never reaches 1
+MIN_COVERED = 0.25  # symmetric bounds that a new policy, of mean 0 and standard deviation 1, covers by itself
+MAX_COVERED = 2.0
+MAX_OFF_CENTRE = 0.1  # distance of a Box's centre from 0 that counts as symmetric, in units of half its width
+MAX_LISTED_COUNTS = 8
 NO_BOUND = 1e9  # a finite bound beyond this, such as the largest float32, stands for none
 
 
@@ -26,11 +28,11 @@ class Actions(ABC):
     @property
     @abstractmethod
     def width(self) -> int:
-        """Return the number of elements of a policy's action."""
+        """The number of elements of a policy's action."""
 
     @property
     def choices(self) -> tuple[int, ...] | None:
-        """Return the number of choices of each element, which an action mask lists; None where masks do not apply."""
+        """The number of choices of each element, which an action mask lists; None where masks do not apply."""
         return None
 
     @abstractmethod
@@ -40,7 +42,9 @@ class Actions(ABC):
     def each(self, actions: np.ndarray) -> Any:
         """Convert `actions` [n, *A] to a sequence of n actions, each for one `env.step`."""
         converted = self.to_env(actions)
-        return converted if converted.ndim > 1 else [np.array(one) for one in converted]  # arrays, also of shape ()
+        if converted.ndim > 1:
+            return converted
+        return [np.array(action) for action in converted]  # arrays of shape (), not NumPy's scalars
 
     @abstractmethod
     def __str__(self) -> str:
@@ -71,10 +75,14 @@ class DiscreteActions(Actions):
 
     @override
     def each(self, actions: np.ndarray) -> Any:
-        return (actions + self.start if self.start else actions).tolist()  # integers of Python
+        if self.start:
+            actions = actions + self.start
+        return actions.tolist()  # integers of Python
 
     def __str__(self) -> str:
-        return f"Discrete({self.n}{f', start={self.start}' if self.start else ''})"
+        if self.start:
+            return f"Discrete({self.n}, start={self.start})"
+        return f"Discrete({self.n})"
 
     @override
     def as_json(self) -> dict[str, Any]:
@@ -83,7 +91,7 @@ class DiscreteActions(Actions):
 
 @dataclass(frozen=True, slots=True)
 class BoxActions(Actions):
-    """An array of real numbers within bounds."""
+    """An array of continuous actions within bounds."""
 
     low: np.ndarray
     """[*A] of the space's dtype."""
@@ -95,7 +103,7 @@ class BoxActions(Actions):
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Return the shape of an environment's action."""
+        """The shape of an environment's action."""
         return self.low.shape
 
     @property
@@ -109,15 +117,16 @@ class BoxActions(Actions):
         shaped = actions.reshape(len(actions), *self.shape)
         if self.bounds != "clip":
             unit = np.tanh(shaped) if self.bounds == "squash" else np.clip(shaped, -1, 1)
-            low, high = self.low.astype(np.float64), self.high.astype(np.float64)
+            low = self.low.astype(np.float64)
+            high = self.high.astype(np.float64)
             shaped = low + (unit + 1) * (0.5 * (high - low))
         return np.clip(shaped, self.low, self.high).astype(self.low.dtype)
 
     def saturated_at(self) -> tuple[np.ndarray, np.ndarray]:
-        """Return the policy's actions [width] up to which the environment gets a lower, from which an upper bound."""
+        """Return two arrays [width]: a policy's actions up to the first, and from the second, become a bound."""
         if self.bounds == "clip":
             return self.low.reshape(-1).astype(np.float64), self.high.reshape(-1).astype(np.float64)
-        limit = 1.0 if self.bounds == "rescale" else math.atanh(NEARLY)
+        limit = 1.0 if self.bounds == "rescale" else math.atanh(SATURATION)
         return np.full(self.width, -limit), np.full(self.width, limit)
 
     def __str__(self) -> str:
@@ -127,7 +136,9 @@ class BoxActions(Actions):
     @override
     def as_json(self) -> dict[str, Any]:
         described = {"low": self.low.tolist(), "high": self.high.tolist(), "dtype": str(self.low.dtype)}
-        return {"box": described if self.bounds == "clip" else described | {"bounds": self.bounds}}
+        if self.bounds != "clip":
+            described["bounds"] = self.bounds
+        return {"box": described}
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,7 +166,7 @@ class MultiDiscreteActions(Actions):
 
     @property
     def is_binary(self) -> bool:
-        """Return whether the space is a MultiBinary."""
+        """Whether the space is a MultiBinary."""
         return set(self.counts) == {2} and not any(self.starts) and self.dtype == "int8"
 
     @override
@@ -167,10 +178,12 @@ class MultiDiscreteActions(Actions):
         if self.is_binary:
             return f"MultiBinary{list(self.shape)}"
         starts = f", start={list(self.starts)}" if any(self.starts) else ""
-        if self.width <= 8:
+        if self.width <= MAX_LISTED_COUNTS:
             return f"MultiDiscrete{list(self.counts)}{starts}"
-        least, most = min(self.counts), max(self.counts)
-        return f"MultiDiscrete of {self.width} elements with {least}{f' to {most}' if most > least else ''} choices"
+        choices = str(min(self.counts))
+        if max(self.counts) > min(self.counts):
+            choices += f" to {max(self.counts)}"
+        return f"MultiDiscrete of {self.width} elements with {choices} choices"
 
     @override
     def as_json(self) -> dict[str, Any]:
@@ -179,7 +192,7 @@ class MultiDiscreteActions(Actions):
 
 @dataclass(frozen=True, slots=True)
 class NestedActions(Actions):
-    """A Dict or a Tuple of action spaces. A policy's action holds those of the parts side by side."""
+    """A Dict or a Tuple of action spaces. A policy's action holds the actions of the parts side by side."""
 
     parts: tuple[Actions, ...]
     keys: tuple[str, ...] | None
@@ -193,47 +206,53 @@ class NestedActions(Actions):
     @property
     @override
     def choices(self) -> tuple[int, ...] | None:
-        """Return those of all parts, one after the other; None if no part has any."""
+        """The choices of all parts, one after the other; None if no part has any."""
         counts = tuple(count for part in self.parts for count in part.choices or ())
         return counts or None
 
     @override
     def to_env(self, actions: np.ndarray) -> Any:
-        return self._nested([part.to_env(own) for part, own in self._split(actions)])
+        return self._nested([part.to_env(part_actions) for part, part_actions in self._split(actions)])
 
     @override
     def each(self, actions: np.ndarray) -> list[Any]:
-        columns = [part.each(own) for part, own in self._split(actions)]
+        columns = [part.each(part_actions) for part, part_actions in self._split(actions)]
         return [self._nested([column[row] for column in columns]) for row in range(len(actions))]
 
     def __str__(self) -> str:
         """Return `Dict(arm: Box[3], gear: Discrete(4))`, or a Tuple without keys."""
-        parts = [str(part) for part in self.parts]
         if self.keys is None:
-            return f"Tuple({', '.join(parts)})"
-        return f"Dict({', '.join(f'{key}: {part}' for key, part in zip(self.keys, parts, strict=True))})"
+            return f"Tuple({', '.join(map(str, self.parts))})"
+        parts = ", ".join(f"{key}: {part}" for key, part in zip(self.keys, self.parts, strict=True))
+        return f"Dict({parts})"
 
     @override
     def as_json(self) -> dict[str, Any]:
         described: dict[str, Any] = {"parts": [part.as_json() for part in self.parts]}
-        return {"nested": described if self.keys is None else described | {"keys": list(self.keys)}}
+        if self.keys is not None:
+            described["keys"] = list(self.keys)
+        return {"nested": described}
 
     def _nested(self, parts: list[Any]) -> Any:
-        return tuple(parts) if self.keys is None else dict(zip(self.keys, parts, strict=True))
+        if self.keys is None:
+            return tuple(parts)
+        return dict(zip(self.keys, parts, strict=True))
 
     def _split(self, actions: np.ndarray) -> Iterator[tuple[Actions, np.ndarray]]:
-        """Yield each part with its own policy's actions."""
+        """Yield each part with its columns of the policy's actions."""
         start = 0
         for part in self.parts:
-            own = actions[:, start : start + part.width]
+            part_actions = actions[:, start : start + part.width]
             start += part.width
             if isinstance(part, DiscreteActions | MultiDiscreteActions):
-                own = own.astype(np.int64)  # stored as real numbers beside real-valued parts
-            yield part, own[:, 0] if isinstance(part, DiscreteActions) else own
+                part_actions = part_actions.astype(np.int64)  # stored as floats beside continuous parts
+            if isinstance(part, DiscreteActions):
+                part_actions = part_actions[:, 0]
+            yield part, part_actions
 
 
 def boxes(actions: Actions) -> Iterator[BoxActions]:
-    """Yield the parts of `actions` that are real-valued."""
+    """Yield the parts of `actions` that are continuous."""
     if isinstance(actions, BoxActions):
         yield actions
     elif isinstance(actions, NestedActions):
@@ -247,19 +266,19 @@ def is_unbounded(low: np.ndarray, high: np.ndarray) -> bool:
 
 
 def is_covered_at_first(low: np.ndarray, high: np.ndarray) -> bool:
-    """Return whether all bounds are symmetric and about [-1, 1], so that clipped actions of a fresh policy cover them.
+    """Return whether all bounds are symmetric and about [-1, 1], so that clipped actions of a new policy cover them.
 
     With bounds of [0, 1], half of its actions would be 0, because its mean is the lower bound.
     """
     half_width = (high.astype(np.float64) - low) / 2
     centre = (high.astype(np.float64) + low) / 2
-    is_near_one = (half_width >= NARROWEST) & (half_width <= WIDEST)
-    is_symmetric = np.abs(centre) <= OFF_CENTRE * half_width
+    is_near_one = (half_width >= MIN_COVERED) & (half_width <= MAX_COVERED)
+    is_symmetric = np.abs(centre) <= MAX_OFF_CENTRE * half_width
     return bool(np.all(is_near_one & is_symmetric))
 
 
 def clipped_off_centre(actions: Actions) -> str | None:
-    """Return the bounds of actions that are clipped although a fresh policy does not cover them; None without any."""
+    """Describe the bounds of actions that are clipped although a new policy does not cover them; None without any."""
     for box in boxes(actions):
         is_clipped = box.bounds == "clip" and not is_unbounded(box.low, box.high)
         if is_clipped and not is_covered_at_first(box.low, box.high):
@@ -267,8 +286,8 @@ def clipped_off_centre(actions: Actions) -> str | None:
     return None
 
 
-def rescaled_in_words(actions: Actions) -> str | None:
-    """Return the bounds that actions are rescaled to, and how to prevent it; None if no action is rescaled."""
+def describe_rescaling(actions: Actions) -> str | None:
+    """Describe the bounds that actions are rescaled to, and how to prevent it; None if no action is rescaled."""
     rescaled = [box for box in boxes(actions) if box.bounds == "rescale"]
     if not rescaled:
         return None
@@ -286,10 +305,13 @@ def actions_from_json(described: dict[str, Any]) -> Actions:
     if kind == "discrete":
         return DiscreteActions(**values)
     if kind == "box":
-        low, high = (np.array(values[name], values["dtype"]) for name in ("low", "high"))
+        low = np.array(values["low"], values["dtype"])
+        high = np.array(values["high"], values["dtype"])
         return BoxActions(low, high, values.get("bounds", "clip"))
     if kind == "multi_discrete":
-        counts, starts, shape = (tuple(values[name]) for name in ("counts", "starts", "shape"))
+        counts = tuple(values["counts"])
+        starts = tuple(values["starts"])
+        shape = tuple(values["shape"])
         if not len(counts) == len(starts) == math.prod(shape):
             raise ValueError(f"actions of shape {shape} with {len(counts)} counts")
         return MultiDiscreteActions(counts, starts, shape, values["dtype"])

@@ -16,7 +16,7 @@ import numpy as np
 from dppo.spaces.actions import Actions
 
 MASK = "action_mask"
-MOST_WHOLE = 2**24  # float32 can tell apart all integers up to here
+MAX_WHOLE = 2**24  # float32 can tell apart all integers up to here
 MaskSource = Literal["leaf", "method", "info"]
 Tree = TypeVar("Tree")
 PartsOf = Callable[[Any], list[tuple[str, Any]] | None]
@@ -24,7 +24,7 @@ PartsOf = Callable[[Any], list[tuple[str, Any]] | None]
 
 @dataclass(frozen=True, slots=True)
 class Categories:
-    """A leaf whose numbers are categories: that of a Discrete or a MultiDiscrete space."""
+    """The categories that the numbers of a leaf stand for, in a Discrete or a MultiDiscrete space."""
 
     counts: tuple[int, ...]
     """Number of categories of each element of the leaf, flat."""
@@ -56,27 +56,35 @@ class Spaces:
     """Names of the leaves that `norm_obs` normalizes; None: all that hold floats."""
     mask: MaskSource | None = None
     """Source of action masks, which are stored in `obs` in the field `action_mask`: a leaf of the observation, or the
-    environment's `action_masks()` or `info["action_mask"]`. These two stand beside the field `obs`. None: no masks."""
+    environment's `action_masks()` or `info["action_mask"]`; these two are stored beside the field `obs`. None: no
+    masks."""
 
     def of_network(self) -> Spaces:
         """Return the spaces that a network is built for: without the mask."""
         if self.mask is None:
             return self
+        if self._mask_is_apart:
+            return replace(self, obs=self.obs["obs"], mask=None)
         fields = [(name, self.obs[name]) for name in self.obs.names or () if name != MASK]
-        return replace(self, obs=np.dtype(fields) if self.mask == "leaf" else self.obs["obs"], mask=None)
+        return replace(self, obs=np.dtype(fields), mask=None)
 
     @property
     def returned(self) -> np.dtype[Any]:
-        """Return the dtype of one observation as the environment returns it."""
-        return self.obs["obs"] if self.mask in ("method", "info") else self.obs
+        """The dtype of one observation as the environment returns it."""
+        return self.obs["obs"] if self._mask_is_apart else self.obs
 
     def as_returned(self, obs: np.ndarray) -> np.ndarray:
         """Return a view of stored observations [...] as the environment returned them."""
-        return obs["obs"] if self.mask in ("method", "info") else obs
+        return obs["obs"] if self._mask_is_apart else obs
+
+    @property
+    def _mask_is_apart(self) -> bool:
+        """Whether the mask is no part of the observation, and is stored beside the field `obs`."""
+        return self.mask in ("method", "info")
 
     @property
     def is_vector(self) -> bool:
-        """Return whether an observation is a single array of numbers, neither an image nor categories."""
+        """Whether an observation is a single array of numbers, neither an image nor categories."""
         return self.obs.names is None and not is_image(self.obs) and not self.categories
 
     def leaves(self) -> dict[str, np.dtype[Any]]:
@@ -90,15 +98,19 @@ def parts_of(tree: Any) -> list[tuple[str, Any]] | None:
         names = tree.names if isinstance(tree, np.dtype) else tree.dtype.names
         return None if names is None else [(name, tree[name]) for name in names]
     if isinstance(tree, Mapping):
-        return [(str(key), inner) for key, inner in tree.items()]
-    return [(str(index), inner) for index, inner in enumerate(tree)] if isinstance(tree, tuple) else None
+        return [(str(key), part) for key, part in tree.items()]
+    if isinstance(tree, tuple):
+        return [(str(index), part) for index, part in enumerate(tree)]
+    return None
 
 
 def row_of(obs: Any, index: int, dropped: Collection[str] = (), name: str = "") -> Any:
     """Return one row of many observations, which hold an axis more in front of each leaf; leaves `dropped` are None."""
-    if name in dropped or not isinstance(obs, Mapping | tuple):
-        return None if name in dropped else obs[index]
-    rows = {part: row_of(one, index, dropped, joined(name, part)) for part, one in parts_of(obs) or ()}
+    if name in dropped:
+        return None
+    if not isinstance(obs, Mapping | tuple):
+        return obs[index]
+    rows = {key: row_of(part, index, dropped, joined(name, key)) for key, part in parts_of(obs) or ()}
     return rows if isinstance(obs, Mapping) else tuple(rows.values())
 
 
@@ -109,10 +121,10 @@ def joined(name: str, part: str) -> str:
 
 def walk(tree: Any, parts: PartsOf = parts_of, name: str = "") -> Iterator[tuple[str, Any, bool]]:
     """Yield dotted name, value and "is a leaf" of `tree` and of all in it, outer parts first; `parts` finds them."""
-    inner = parts(tree)
-    yield name, tree, inner is None
-    for part, one in inner or ():
-        yield from walk(one, parts, joined(name, part))
+    inner_parts = parts(tree)
+    yield name, tree, inner_parts is None
+    for key, part in inner_parts or ():
+        yield from walk(part, parts, joined(name, key))
 
 
 def leaves(tree: Tree, parts: PartsOf = parts_of) -> dict[str, Tree]:
@@ -145,7 +157,8 @@ def dtype_summary(dtype: np.dtype[Any]) -> str:
     """Return an observation dtype in short: `float32[4]`, or `{camera: uint8[84, 84, 3], speed: float32[]}`."""
     if dtype.names is None:
         return f"{dtype.base}{list(dtype.shape)}"
-    return f"{{{', '.join(f'{name}: {dtype_summary(dtype[name])}' for name in dtype.names)}}}"
+    fields = ", ".join(f"{name}: {dtype_summary(dtype[name])}" for name in dtype.names)
+    return f"{{{fields}}}"
 
 
 def dtype_as_json(dtype: np.dtype[Any]) -> dict[str, Any]:

@@ -49,7 +49,7 @@ from dppo.ppo.exchange.statistics import no_statistics
 from dppo.ppo.networks.choice import choose_network
 from dppo.process_state.borders import dppo_computes, forget_notes, take_changes
 from dppo.signals import StopSignals
-from dppo.spaces.actions import clipped_off_centre, rescaled_in_words
+from dppo.spaces.actions import clipped_off_centre, describe_rescaling
 from dppo.spaces.spaces import leaves
 from dppo.tools.doctor.playing import (
     WITH_SECOND,
@@ -176,7 +176,7 @@ class Examination:
             statistics=running_statistics(self._group.rows.envs[0].env),
             network=str(choose_network(self._config.network, self._spaces)), deterministic=self._spaces.deterministic,
             batch=batch_memory_in_words(self._config, self._spaces), **({"rows": rows} if self._joint else {}),
-            rescaled=rescaled_in_words(self._spaces.actions), off_centre=clipped_off_centre(self._spaces.actions),
+            rescaled=describe_rescaling(self._spaces.actions), off_centre=clipped_off_centre(self._spaces.actions),
         )  # fmt: skip
         return sampler
 
