@@ -195,7 +195,8 @@ def plain_acting() -> Any:
     def in_torch(spec: Any) -> Any:
         from dppo.ppo.networks.modules import TorchActing
 
-        return TorchActing(spec.module(0), spec.spaces)
+        module = spec.module(0)
+        return TorchActing(module, spec.ordered_parameters(module), spec.spaces)
 
     return replaced("dppo.ppo.networks.choice.NumpyMLP", in_torch)
 

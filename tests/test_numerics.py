@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import json
 import os
 import shutil
@@ -17,14 +16,11 @@ import numpy as np
 import pytest
 import torch
 from commandline import fresh_environment, run
-from torch import nn
 
 import dppo
 from dppo.errors import ClusterError
 from dppo.numerics import portable
 from dppo.numerics.fingerprint import Expected, Fingerprint, Probe, fingerprint
-from dppo.ppo.kernels.linear_layers import linear, use_in
-from dppo.ppo.kernels.products import multiply
 
 # MKL asks these functions for the vendor: with them, it takes the code of an Intel CPU anywhere.
 INTEL = """
@@ -227,120 +223,6 @@ def test_a_run_on_another_machine_is_noted_once(tmp_path: Path, caplog: pytest.L
     notes = [one.getMessage() for one in caplog.records if "differ by rounding" in one.getMessage()]
     assert len(notes) == 1
     assert "another, computes other last bits in NumPy's sums" in notes[0]
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_products_and_their_gradients_are_those_of_torch(dtype: torch.dtype) -> None:
-    generator = torch.Generator().manual_seed(0)
-    layer = nn.Linear(5, 3).to(dtype)
-    inputs = torch.randn(4, 7, 5, dtype=dtype, generator=generator).requires_grad_()
-    by_output = torch.randn(4, 7, 3, dtype=dtype, generator=generator)
-    found = [linear(inputs, layer.weight, layer.bias)]
-    expected = [nn.functional.linear(inputs, layer.weight, layer.bias)]
-    leaves = (inputs, layer.weight, layer.bias)
-    found += torch.autograd.grad(found[0], leaves, by_output, create_graph=True)
-    expected += torch.autograd.grad(expected[0], leaves, by_output, create_graph=True)
-    for one, other in zip(found, expected, strict=True):
-        torch.testing.assert_close(one, other)
-    second = [torch.autograd.grad(grads[1].square().sum(), layer.weight)[0] for grads in (found, expected)]
-    torch.testing.assert_close(*second)
-
-
-@pytest.mark.parametrize("activation", [nn.Tanh, nn.ReLU])
-@pytest.mark.parametrize("ends_with_it", [False, True])
-def test_a_chain_of_layers_and_its_gradients_are_those_of_torch(
-    activation: type[nn.Module], ends_with_it: bool
-) -> None:
-    torch.manual_seed(0)
-    layers = [
-        nn.Linear(5, 4),
-        activation(),
-        nn.Linear(4, 4),
-        nn.Linear(4, 3),
-        *([activation()] if ends_with_it else []),
-    ]
-    plain = nn.Sequential(*layers).double()
-    chain = copy.deepcopy(plain)
-    use_in(chain)
-    chain = copy.deepcopy(chain)  # as user code may do
-    inputs = torch.randn(7, 5, dtype=torch.float64).requires_grad_()
-    by_output = torch.randn(7, 3, dtype=torch.float64)
-
-    def all_of(module: nn.Module) -> list[torch.Tensor]:
-        parameters = list(module.parameters())
-        outputs = module(inputs)
-        first = torch.autograd.grad(outputs, (inputs, *parameters), by_output, retain_graph=True)
-        again = torch.autograd.grad(outputs, (inputs, *parameters), by_output, create_graph=True)
-        return [outputs, *first, *again, torch.autograd.grad(again[0].square().sum(), parameters[0])[0]]
-
-    for one, other in zip(all_of(chain), all_of(plain), strict=True):
-        torch.testing.assert_close(one, other)
-    with torch.no_grad():
-        for weight in (next(chain.parameters()), next(plain.parameters())):
-            weight.mul_(2)
-        torch.testing.assert_close(chain(inputs), plain(inputs))
-        torch.testing.assert_close(chain(inputs[None]), plain(inputs[None]))
-
-
-def test_a_chain_notices_that_an_array_that_it_needs_has_changed() -> None:
-    chain = nn.Sequential(nn.Linear(2, 2), nn.Tanh())
-    use_in(chain)
-    outputs = chain(torch.ones(1, 2))
-    outputs.add_(1)
-    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
-        outputs.sum().backward()
-
-
-def test_the_bias_of_a_layer_with_frozen_weights_is_learned() -> None:
-    layer = nn.Linear(3, 2)
-    layer.weight.requires_grad_(False)
-    use_in(layer)
-    layer(torch.ones(4, 3)).sum().backward()
-    assert layer.bias.grad is not None
-    assert layer.bias.grad.tolist() == [4.0, 4.0]
-
-
-@pytest.mark.parametrize("rows", [8, 400])
-def test_products_shared_by_threads_are_those_of_one(rows: int) -> None:
-    generator = torch.Generator().manual_seed(0)
-    a, b = (torch.randn(*shape, dtype=torch.float64, generator=generator) for shape in ((rows, 200), (200, 300)))
-    before = torch.get_num_threads()
-    try:
-        torch.set_num_threads(2)
-        shared = multiply(a, b, torch.empty(rows, 300, dtype=torch.float64))
-        layer = linear(a, b.t(), None)
-    finally:
-        torch.set_num_threads(before)
-    expected = a.numpy() @ b.numpy()
-    np.testing.assert_allclose(shared.numpy(), expected, rtol=1e-12, atol=1e-12)
-    np.testing.assert_allclose(layer.numpy(), expected, rtol=1e-12, atol=1e-12)
-
-
-def test_products_write_into_parts_of_a_tensor_and_ignore_other_dtypes() -> None:
-    whole = torch.zeros(4, 5)
-    a, b = torch.ones(4, 2), torch.ones(2, 3)
-    multiply(a, b, whole[:, 1:4])
-    assert whole.tolist() == [[0.0, 2.0, 2.0, 2.0, 0.0]] * 4
-    half = nn.Linear(2, 3).half()
-    assert linear(a.half(), half.weight, half.bias).dtype == torch.float16
-    assert linear(a, nn.Linear(2, 3, bias=False).weight, None).shape == (4, 3)
-
-
-def test_only_linear_layers_with_torchs_forward_are_replaced() -> None:
-    class Own(nn.Linear):
-        def forward(self, inputs: torch.Tensor) -> torch.Tensor:
-            return inputs
-
-    model = nn.Sequential(nn.Linear(2, 2), Own(2, 2), nn.Linear(2, 2))
-    use_in(model)
-    assert ["forward" in layer.__dict__ for layer in (model, *model)] == [False, True, False, True]
-    seen: list[nn.Module] = []
-    hooked = nn.Sequential(nn.Linear(2, 2), nn.Tanh())
-    hooked[1].register_forward_hook(lambda module, *_: seen.append(module))
-    use_in(hooked)
-    hooked(torch.ones(1, 2))
-    assert seen == [hooked[1]]
-    assert list(model.state_dict()) == ["0.weight", "0.bias", "1.weight", "1.bias", "2.weight", "2.bias"]
 
 
 @pytest.mark.slow

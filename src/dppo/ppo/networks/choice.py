@@ -196,7 +196,8 @@ def acting_network(spec: NetworkSpec) -> ActingNetwork:
         return NumpyMLP(spec)
     from dppo.ppo.networks.modules import TorchActing
 
-    return TorchActing(spec.module(0), spec.spaces)
+    module = spec.module(0)
+    return TorchActing(module, spec.ordered_parameters(module), spec.spaces)
 
 
 def learning_network(
@@ -217,5 +218,5 @@ def learning_network(
 
     name = spec.as_json().get("model", "the built-in network")
     module = rebuilt_deterministically(lambda: spec.module(seed), name).to(device)
-    assert list(shapes_of(module).items()) == list(spec.shapes.items()), "module and spec differ"
-    return Autograd(without_call_overhead(module), module.parameters(), zeros_like)
+    assert shapes_of(module) == dict(spec.shapes), "module and spec differ"
+    return Autograd(without_call_overhead(module), spec.ordered_parameters(module), zeros_like)

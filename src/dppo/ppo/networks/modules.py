@@ -29,9 +29,10 @@ class TorchActing(ActingNetwork):
     process has changed the global setting in question, and parameters without gradients make `no_grad` unnecessary.
     """
 
-    def __init__(self, module: nn.Module, spaces: Spaces) -> None:
+    def __init__(self, module: nn.Module, parameters: Iterable[nn.Parameter], spaces: Spaces) -> None:
+        """Act with `module`; `parameters` are in the order of the flat vector."""
+        self._parameters = list(parameters)
         self._module = without_call_overhead(module.requires_grad_(False))
-        self._parameters = list(self._module.parameters())
         for parameter in self._parameters:
             parameter.data = parameter.data.contiguous()  # as in learners, whose products have the same bits then
         self._dtype = self._parameters[0].dtype

@@ -122,6 +122,12 @@ class NetworkSpec(ABC):
         return sum(map(math.prod, self.shapes.values()))
 
     @final
+    def ordered_parameters(self, module: nn.Module) -> list[nn.Parameter]:
+        """Return the parameters of `module` in the order of the flat vector."""
+        parameters = dict(module.named_parameters())
+        return [parameters[name] for name in self.shapes]
+
+    @final
     def unflatten(self, weights: Shaped[np.ndarray, " P"]) -> dict[str, np.ndarray]:
         """Split the flat vector `weights` into views by name; ValueError if its length is wrong."""
         if weights.shape != (self.num_parameters,):

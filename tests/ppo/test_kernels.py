@@ -1,0 +1,365 @@
+"""Hand-written kernels against their plain twins: one table of outputs and gradients, and what only kernels do."""
+
+from __future__ import annotations
+
+import copy
+import itertools
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import network_checks as checks
+import numpy as np
+import pytest
+import torch
+from builders import BOX, DISCRETE, agent_of, mlp_of, random_weights, spec_of
+from torch import Tensor, nn
+
+from dppo.ppo.distributions.base import Distribution
+from dppo.ppo.distributions.simple import Categorical, DiagonalGaussian
+from dppo.ppo.kernels.acting import NumpyCells, NumpyMLP
+from dppo.ppo.kernels.calls import without_call_overhead
+from dppo.ppo.kernels.convolutions import Dense, PixelConv
+from dppo.ppo.kernels.linear_layers import linear, use_in
+from dppo.ppo.kernels.mlp import HandwrittenMLP
+from dppo.ppo.kernels.products import multiply, tanh_
+from dppo.ppo.kernels.recurrence import over_time, over_time_in_torch
+from dppo.ppo.networks.choice import choose_network
+from dppo.ppo.networks.encoders import CELLS
+from dppo.ppo.networks.layers import NUM_STATE_VECTORS
+from dppo.ppo.networks.modules import Autograd, TorchActing
+from dppo.spaces.actions import Actions
+from dppo.spaces.spaces import Spaces
+
+Results = list[Any]
+Pair = Callable[[], tuple[Results, Results]]
+"""Compute outputs and gradients with a kernel, and with its twin."""
+
+
+def tensors(*shapes: tuple[int, ...], seed: int = 0) -> list[Tensor]:
+    """Return tensors of float64 that take gradients."""
+    generator = torch.Generator().manual_seed(seed)
+    return [torch.randn(shape, generator=generator, dtype=torch.float64).requires_grad_() for shape in shapes]
+
+
+def with_gradients(function: Callable[..., Any], inputs: list[Tensor], parameters: list[nn.Parameter]) -> Results:
+    """Return the outputs of `function`, and the gradients of all inputs and parameters for a random loss."""
+    outputs = function(*inputs)
+    outputs = outputs if isinstance(outputs, tuple) else (outputs,)
+    by_outputs = [output.detach() for output in tensors(*(output.shape for output in outputs), seed=1)]
+    leaves = [*inputs, *parameters]
+    return [*outputs, *torch.autograd.grad(outputs, leaves, [by.to(outputs[0].dtype) for by in by_outputs])]
+
+
+def modules(kernel: nn.Module, twin: nn.Module, *shapes: tuple[int, ...]) -> tuple[Results, Results]:
+    """Compare two modules of equal structure."""
+    twin.load_state_dict(kernel.state_dict())
+    inputs = tensors(*shapes)
+    return tuple(with_gradients(module, inputs, list(module.parameters())) for module in (kernel, twin))  # type: ignore[return-value]
+
+
+def products(rows: int, num_threads: int) -> tuple[Results, Results]:
+    a, b = (tensor.detach() for tensor in tensors((rows, 200), (200, 300)))
+    before = torch.get_num_threads()
+    torch.set_num_threads(num_threads)
+    whole = torch.zeros(rows, 301, dtype=torch.float64)
+    results = [multiply(a, b, torch.empty(rows, 300, dtype=torch.float64)), multiply(a, b, whole[:, 1:])]
+    results += [linear(a, b.t(), None), tanh_(a.clone())]
+    torch.set_num_threads(before)
+    return results, [a @ b, a @ b, a @ b, a.tanh()]
+
+
+def linear_layer(bias: bool) -> tuple[Results, Results]:
+    weights = tensors((4, 7, 5), (3, 5), *([(3,)] if bias else []))
+
+    def run(function: Callable[..., Tensor]) -> Results:
+        return with_gradients(lambda inputs, weight, bias=None: function(inputs, weight, bias), weights, [])
+
+    return run(linear), run(nn.functional.linear)
+
+
+def chain(activation: type[nn.Module], ends_with_it: bool) -> tuple[Results, Results]:
+    layers = [nn.Linear(5, 4), activation(), nn.Linear(4, 4), nn.Linear(4, 3)]
+    plain = nn.Sequential(*layers, *([activation()] if ends_with_it else [])).double()
+    kernel = copy.deepcopy(plain)
+    use_in(kernel)
+    return modules(copy.deepcopy(kernel), plain, (7, 5))  # a copy computes alike, as user code may make one
+
+
+def handwritten_mlp(actions: Actions, hidden_sizes: tuple[int, ...], activation: str) -> tuple[Results, Results]:
+    spec = mlp_of(Spaces(np.dtype((np.float32, (2, 2))), actions), hidden_sizes, activation, "float64")
+    plain = spec.mlp(1)
+    kernel = HandwrittenMLP(spec.mlp(1))
+    twin = Autograd(plain, spec.ordered_parameters(plain))
+    obs = torch.randn(9, 2, 2, generator=torch.Generator().manual_seed(4), dtype=torch.float64)
+    results = []
+    for network in (kernel, twin):
+        checks.load_random(network, spec)
+        pieces = [checks.gradient_of(network, *obs.split(size)) for size in (9, 3, 5)]  # 5: two sizes take turns
+        results.append([output.clone() for output in network.forward(obs)[:2]] + pieces)
+    return results[0], results[1]
+
+
+def recurrent_cell(kind: str, length: int, share_of_starts: float) -> tuple[Results, Results]:
+    torch.manual_seed(0)
+    cell = CELLS[kind](5, 6).double()
+    starts = torch.rand((length, 4), generator=torch.Generator().manual_seed(1)) < share_of_starts
+    inputs = tensors((length, 4, 5), (4, NUM_STATE_VECTORS[kind] * 6))
+
+    def run(function: Callable[..., Any]) -> Results:
+        return with_gradients(lambda *given: function(cell, *given, starts), inputs, list(cell.parameters()))
+
+    return run(over_time), run(over_time_in_torch)
+
+
+def pixel_convolution(size: int, stride: int, padding: int) -> tuple[Results, Results]:
+    kernel = PixelConv(3, 5, size, stride=stride, padding=padding)
+    twin = nn.Conv2d(3, 5, size, stride=stride, padding=padding)
+    twin.load_state_dict(kernel.state_dict())
+    pixels = torch.randint(0, 256, (2, 3, 20, 24), generator=torch.Generator().manual_seed(0), dtype=torch.uint8)
+    kernel_results = with_gradients(lambda: kernel(pixels), [], list(kernel.parameters()))
+    return kernel_results, with_gradients(lambda: twin(pixels / 255), [], list(twin.parameters()))
+
+
+def dense() -> tuple[Results, Results]:
+    kernel = Dense(64, 7)
+    twin = nn.Linear(64, 7)
+    twin.load_state_dict(kernel.state_dict())
+    code = tensors((9, 64))[0].detach().float().requires_grad_()
+    return tuple(with_gradients(module, [code], list(module.parameters())) for module in (kernel, twin))  # type: ignore[return-value]
+
+
+def quick_module() -> tuple[Results, Results]:
+    plain = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.LayerNorm(8), nn.Linear(8, 2)).double()
+    return modules(without_call_overhead(copy.deepcopy(plain)), plain, (3, 4))
+
+
+def acting(**settings: Any) -> tuple[Results, Results]:
+    from dppo.config import Config
+
+    network = Config(env_id="Test-v0", dtype="float64", hidden_sizes=(7, 5), **settings).network
+    spec: Any = choose_network(network, Spaces(np.dtype((np.float32, (2, 2))), BOX)).spec
+    obs = np.random.default_rng(0).normal(size=(3, 4, 2, 2))
+    state = np.random.default_rng(1).normal(size=(3, 4, spec.state_size)) if spec.state_size else None
+    results: list[Results] = []
+    module = spec.module(0)
+    for acting_network in (NumpyMLP(spec), TorchActing(module, spec.ordered_parameters(module), spec.spaces)):
+        acting_network.load(random_weights(spec))
+        results.append([array for array in acting_network.step(obs, state) if array is not None])
+    return results[0], results[1]
+
+
+def numpy_cells(kind: str) -> tuple[Results, Results]:
+    """Compare two cells side by side, with gates far into saturation."""
+    torch.manual_seed(0)
+    cells = [CELLS[kind](5, 6).double() for _ in range(2)]
+    parameters = [{name: tensor.detach().numpy() for name, tensor in cell.named_parameters()} for cell in cells]
+    inputs = np.random.default_rng(0).normal(size=(2, 4, 5)) * np.array([1, 3, 30, 100])[:, None]
+    state = np.random.default_rng(1).normal(size=(2, 4, NUM_STATE_VECTORS[kind] * 6))
+    starts = torch.zeros((1, 4), dtype=torch.bool)
+    results: Results = []
+    for cell, x, before in zip(cells, torch.from_numpy(inputs), torch.from_numpy(state), strict=True):
+        results.append([tensor.detach() for tensor in over_time_in_torch(cell, x[None], before, starts)])
+    outputs, states = zip(*results, strict=True)
+    return [*NumpyCells(kind, parameters).step(inputs, state)], [torch.cat(outputs), torch.stack(states)]
+
+
+def scores(distribution: Distribution, by_rows: bool) -> tuple[Results, Results]:
+    head, by_scores = (tensor.detach() for tensor in tensors((20, distribution.head_size), (2, 20)))
+    noise = distribution.noise(np.random.default_rng(6), 1, 20, "float64")[0]
+    actions = torch.from_numpy(distribution.sample(head.numpy(), noise))
+    by_logprobs, by_entropies = by_scores
+    results = []
+    for score in (distribution.scores_with_gradient, partial(Distribution.scores_with_gradient, distribution)):
+        scored = score(head, actions)
+        by_heads = [scored.gradient(by_logprobs, by_entropies if by_rows else 0.7) for _ in range(2)]
+        results.append([scored.logprobs, scored.entropies, *by_heads])  # twice: the first call has changed nothing
+    return results[0], results[1]
+
+
+EXACT = 1e-11
+SINGLE = 2e-5
+KERNELS: dict[str, tuple[Pair, float]] = {
+    "products of one thread": (partial(products, 8, 2), EXACT),
+    "products of two threads": (partial(products, 400, 2), EXACT),
+    "linear": (partial(linear_layer, bias=True), EXACT),
+    "linear without bias": (partial(linear_layer, bias=False), EXACT),
+    "module without call overhead": (quick_module, EXACT),
+    "dense layer": (dense, SINGLE),
+    "pixels in blocks": (partial(pixel_convolution, 8, 4, 0), SINGLE),
+    "pixels": (partial(pixel_convolution, 3, 1, 1), SINGLE),
+    "mlp in numpy": (acting, EXACT),
+    "gru in numpy": (partial(acting, memory="gru", memory_size=6), EXACT),
+    "shared lstm in numpy": (partial(acting, memory="lstm", trunk="shared", activation="relu"), EXACT),
+    "gru cells in numpy": (partial(numpy_cells, "gru"), EXACT),
+    "lstm cells in numpy": (partial(numpy_cells, "lstm"), EXACT),
+}
+for _activation, _ends in itertools.product((nn.Tanh, nn.ReLU), (False, True)):
+    KERNELS[f"chain of {_activation.__name__} {_ends}"] = (partial(chain, _activation, _ends), EXACT)
+for _name, _actions in {"discrete": DISCRETE, "box": BOX}.items():
+    for _sizes, _kind in itertools.product(((), (32,), (64, 64, 16)), ("tanh", "relu")):
+        KERNELS[f"{_kind} mlp {_sizes} {_name}"] = (partial(handwritten_mlp, _actions, _sizes, _kind), EXACT)
+for _kind, _length, _share in itertools.product(("gru", "lstm"), (1, 7), (0.0, 0.3, 1.0)):
+    KERNELS[f"{_kind} over {_length} steps, {_share} starts"] = (
+        partial(recurrent_cell, _kind, _length, _share),
+        EXACT,
+    )
+for _distribution, _by_rows in itertools.product((Categorical(4), DiagonalGaussian(3)), (False, True)):
+    KERNELS[f"scores of {type(_distribution).__name__} {_by_rows}"] = (partial(scores, _distribution, _by_rows), EXACT)
+
+
+@pytest.mark.proves("_LSTM", "_GRU")
+@pytest.mark.parametrize("kernel", KERNELS)
+def test_a_kernel_equals_its_plain_twin(kernel: str) -> None:
+    compute, tolerance = KERNELS[kernel]
+    results, expected = compute()
+    assert len(results) == len(expected)
+    for result, twin in zip(results, expected, strict=True):
+        array, twin_array = (value.detach() if isinstance(value, Tensor) else value for value in (result, twin))
+        np.testing.assert_allclose(array, twin_array, rtol=tolerance, atol=tolerance)
+
+
+def test_a_gradient_of_a_gradient_goes_through_a_chain() -> None:
+    plain = nn.Sequential(nn.Linear(5, 4), nn.Tanh(), nn.Linear(4, 3)).double()
+    kernel = copy.deepcopy(plain)
+    use_in(kernel)
+    inputs = torch.randn(7, 5, dtype=torch.float64)
+    second = []
+    for module in (kernel, plain):
+        weight = next(module.parameters())
+        gradient = torch.autograd.grad(module(inputs).square().sum(), weight, create_graph=True)[0]
+        second.append(torch.autograd.grad(gradient.square().sum(), weight)[0])
+    torch.testing.assert_close(*second)
+
+
+def test_a_chain_follows_weights_that_change_and_accepts_other_shapes() -> None:
+    plain = nn.Sequential(nn.Linear(5, 4), nn.Tanh()).double()
+    kernel = copy.deepcopy(plain)
+    use_in(kernel)
+    inputs = torch.randn(7, 5, dtype=torch.float64)
+    with torch.no_grad():
+        for module in (kernel, plain):
+            next(module.parameters()).mul_(2)
+        torch.testing.assert_close(kernel(inputs), plain(inputs))
+        torch.testing.assert_close(kernel(inputs[None]), plain(inputs[None]))
+
+
+def test_a_chain_notices_that_an_array_that_it_needs_has_changed() -> None:
+    kernel = nn.Sequential(nn.Linear(2, 2), nn.Tanh())
+    use_in(kernel)
+    outputs = kernel(torch.ones(1, 2))
+    outputs.add_(1)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        outputs.sum().backward()
+
+
+def test_the_bias_of_a_layer_with_frozen_weights_is_learned() -> None:
+    layer = nn.Linear(3, 2)
+    layer.weight.requires_grad_(False)
+    use_in(layer)
+    layer(torch.ones(4, 3)).sum().backward()
+    assert layer.bias.grad is not None
+    assert layer.bias.grad.tolist() == [4.0, 4.0]
+
+
+def test_other_dtypes_are_left_to_torch() -> None:
+    layer = nn.Linear(2, 3).half()
+    assert linear(torch.ones(4, 2).half(), layer.weight, layer.bias).dtype == torch.float16
+
+
+def test_only_linear_layers_with_torchs_forward_are_replaced() -> None:
+    class Identity(nn.Linear):
+        def forward(self, inputs: Tensor) -> Tensor:
+            return inputs
+
+    model = nn.Sequential(nn.Linear(2, 2), Identity(2, 2), nn.Linear(2, 2))
+    use_in(model)
+    assert ["forward" in layer.__dict__ for layer in (model, *model)] == [False, True, False, True]
+    assert list(model.state_dict()) == ["0.weight", "0.bias", "1.weight", "1.bias", "2.weight", "2.bias"]
+
+
+@pytest.mark.parametrize("change", [use_in, without_call_overhead])
+def test_hooks_are_called_and_parameters_stay_the_same_objects(change: Callable[[nn.Module], Any]) -> None:
+    calls: list[nn.Module] = []
+    model = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.LayerNorm(8), nn.Linear(8, 2))
+    model[1].register_forward_hook(lambda module, *_: calls.append(module))
+    parameters = dict(model.named_parameters())
+    obs = torch.randn(3, 4)
+    expected = model(obs)
+    change(model)
+    torch.testing.assert_close(model(obs), expected)  # by another BLAS
+    assert len(calls) == 2
+    changed = dict(model.named_parameters())
+    assert list(changed) == list(parameters)
+    assert all(changed[name] is parameter for name, parameter in parameters.items())
+    with torch.no_grad():
+        parameters["3.bias"].add_(1)
+    torch.testing.assert_close(model(obs), expected + 1)
+
+
+@pytest.mark.parametrize("obs_size", [1, 17, 111])
+@pytest.mark.parametrize("hidden_sizes", [(7,), (64, 64), (512,)], ids=str)
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_stacked_products_have_the_bits_of_single_ones(
+    obs_size: int, hidden_sizes: tuple[int, ...], dtype: str
+) -> None:
+    """A row of a larger product would differ in the last bits."""
+    for actions in (DISCRETE, BOX):
+        agent = agent_of(spec_of(actions, obs_size=obs_size, hidden_sizes=hidden_sizes, dtype=dtype), spread=0.1)
+        for num_rows in (1, 3, 8, 33):
+            obs = np.random.default_rng(1).normal(size=(8, num_rows, obs_size)).astype(dtype)
+            checks.acting_together(agent, obs)
+
+
+@pytest.mark.parametrize("kind", ["gru", "lstm"])
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_stacked_cells_have_the_bits_of_single_ones(kind: str, dtype: str) -> None:
+    rng = np.random.default_rng(0)
+    for num_inputs, units, num_cells in itertools.product((5, 64), (7, 64), (1, 2)):
+        cells = [CELLS[kind](num_inputs, units) for _ in range(num_cells)]
+        named = [{name: value.detach().numpy().astype(dtype) for name, value in c.named_parameters()} for c in cells]
+        step = NumpyCells(kind, named).step
+        for num_rows in (1, 5, 16):
+            inputs = rng.normal(size=(8, num_cells, num_rows, num_inputs)).astype(dtype)
+            state = rng.normal(size=(8, num_cells, num_rows, NUM_STATE_VECTORS[kind] * units)).astype(dtype)
+            before = state.copy()
+            outputs, new_state = step(inputs, state)
+            for s in range(8):
+                single_outputs, single_state = step(inputs[s], state[s])
+                np.testing.assert_array_equal(outputs[s], single_outputs)
+                np.testing.assert_array_equal(new_state[s], single_state)
+            np.testing.assert_array_equal(state, before)
+
+
+def call_over_time(cell: Any) -> None:
+    over_time(cell, torch.zeros(1, 1, 2), torch.zeros(1, 4), torch.zeros((1, 1), dtype=torch.bool))
+
+
+@pytest.mark.parametrize("cell", [nn.Linear(2, 2), nn.RNNCell(2, 2), nn.GRUCell(2, 2, bias=False)])
+def test_a_cell_without_a_kernel_is_refused(cell: nn.Module) -> None:
+    with pytest.raises(TypeError, match=r"Pass an nn\.GRUCell or an nn\.LSTMCell with biases"):
+        call_over_time(cell)
+
+
+def test_a_cell_that_does_more_when_it_is_called_is_refused() -> None:
+    class Doubled(nn.GRUCell):
+        def forward(self, *inputs: Any) -> Any:
+            return 2 * super().forward(*inputs)
+
+    hooked = nn.LSTMCell(2, 2)
+    hooked.register_forward_hook(lambda _, __, output: output)
+    for cell in (Doubled(2, 2), hooked):
+        with pytest.raises(TypeError, match=r"which has hooks or its own forward\(\)\. Call it step by step\."):
+            call_over_time(cell)
+
+
+def test_the_recurrence_is_not_computed_in_lower_precision() -> None:
+    cell = nn.GRUCell(5, 6)
+    state = torch.zeros(2, 6)
+    starts = torch.zeros((3, 2), dtype=torch.bool)
+    inputs = torch.randn(3, 2, 5).bfloat16()
+    with torch.autocast("cpu", torch.bfloat16):
+        outputs, last = over_time(cell, inputs, state, starts)
+    assert (outputs.dtype, last.dtype) == (torch.float32, torch.float32)
+    expected, _ = over_time(cell, inputs.float(), state, starts)
+    assert torch.equal(outputs, expected)
