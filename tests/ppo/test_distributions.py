@@ -220,6 +220,7 @@ def test_a_new_distribution_needs_only_its_formulas() -> None:
     np.testing.assert_allclose(scored.gradient(2 * ones(9), 0.5), expected, rtol=1e-12)
 
 
+@pytest.mark.proves("SquashedGaussian")
 def test_a_squashed_normal_variable_is_scored_as_torch_does() -> None:
     head = heads(20, 4) / 3
     squashed = SquashedGaussian(2)
@@ -231,6 +232,7 @@ def test_a_squashed_normal_variable_is_scored_as_torch_does() -> None:
     np.testing.assert_allclose(squashed.scores_with_gradient(torch.from_numpy(head), u).logprobs, expected, rtol=1e-8)
 
 
+@pytest.mark.proves("SquashedGaussian")
 @pytest.mark.parametrize("mean", [0.0, 0.7, -3.0])
 @pytest.mark.parametrize("std", [0.05, 0.5, 3.0])
 def test_density_and_entropy_of_a_squashed_variable_are_integrals(mean: float, std: float) -> None:

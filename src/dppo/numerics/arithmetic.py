@@ -43,10 +43,15 @@ def changed() -> bool:
 
     Each env step asks, so each comparison stands alone: Python compares floats quickly only where a branch follows.
     """
-    if ONE + TINY == ONE and ONE - TINY == ONE and SMALLEST * HALF > 0.0:
+    if ONE + TINY == ONE and ONE - TINY == ONE and MIN_NORMAL * HALF > 0.0:
         numpy_errors = errors()
         return numpy_errors is not USUAL and numpy_errors != USUAL  # equal dicts with NumPy before 2.0
     return True
+
+
+def _cpu_is_usual() -> bool:
+    """Return whether the CPU rounds to nearest and does not flush denormals; `changed` asks the same, inline."""
+    return ONE + TINY == ONE == ONE - TINY and MIN_NORMAL * HALF > 0.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -32,6 +32,7 @@ from dppo.run.loading import load_start
 from dppo.run.parts import Parts
 from dppo.run.warm_start import warm_start
 from dppo.signals import StopSignals
+from dppo.spaces.actions import describe_rescaling
 from dppo.spaces.spaces import Spaces
 
 if TYPE_CHECKING:
@@ -178,7 +179,7 @@ def _log_choices(config: Config, choices: list[Choice], spaces: Spaces) -> None:
     for choice in choices:
         if choice.line:
             logger.info("%s", choice.line)
-    rescaled = rescaled_in_words(spaces.actions) if config.action_bounds == "auto" else None
+    rescaled = describe_rescaling(spaces.actions) if config.action_bounds == "auto" else None
     network = choose_network(config.network, spaces)
     memory = batch_memory_in_words(config, spaces)
     for line in (network, describe_atari(config.env), rescaled, memory):
