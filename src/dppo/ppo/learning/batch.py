@@ -98,9 +98,9 @@ class Batch:
 
     def to(self, device: torch.device) -> Batch:
         """Return the batch on `device`; the batch itself if it is there."""
-        if device.type == self.logprobs.device.type:
-            return self
+        return self if device.type == self.logprobs.device.type else self._moved(device)
 
+    def _moved(self, device: torch.device) -> Batch:
         def moved(tensor: Tensor) -> Tensor:
             return tensor.pin_memory().to(device, non_blocking=True)
 

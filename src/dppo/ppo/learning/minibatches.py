@@ -1,7 +1,7 @@
 """Minibatches of a batch, whose rows may be divided among ranks."""
 
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 
 import numpy as np
@@ -19,8 +19,6 @@ def aligned_with_ranks(batch: Batch, parallel: Parallel) -> Batch:
 
     Whether an episode terminates, and the range of rewards, become those of all ranks.
     """
-    if parallel.size == 1:
-        return batch
     smallest, largest = batch.rewards
     facts = torch.tensor(
         [batch.weights is not None, batch.terminates, -smallest, largest],
@@ -32,6 +30,14 @@ def aligned_with_ranks(batch: Batch, parallel: Parallel) -> Batch:
     if weighted and batch.weights is None:
         batch = replace(batch, weights=torch.ones_like(batch.logprobs))
     return batch
+
+
+def moments_of_rows(samples: Tensor, batch: Batch, parallel: Parallel) -> Tensor:
+    """Return the moments [k, 3] of `samples` [k, B] over the transitions of all ranks."""
+    weights = batch.weights
+    if weights is not None:
+        weights = weights.to(samples.dtype).expand_as(samples)
+    return moments_of_all(row_moments(samples, weights), parallel)
 
 
 def draw_minibatches(
@@ -48,39 +54,41 @@ def draw_minibatches(
             is below this; None: leave them as they are.
     """
     permutation = torch.from_numpy(order.permutation(batch.sequences)).to(batch.logprobs.device)
-    if not isinstance(batch.obs, IndexedObs) and _bytes(batch.obs) > LARGE:
-        index = torch.arange(len(batch), device=permutation.device)
-        batch = replace(batch, obs=IndexedObs(batch.obs, index))
-    shuffled = batch.take(permutation)
+    shuffled = indexed(batch).take(permutation)
     count = min(count, batch.sequences)
     size, remainder = divmod(batch.sequences, count)
     sizes = [size + 1] * remainder + [size] * (count - remainder)
     if floor is not None:
         shuffled = replace(shuffled, advantages=_standardized(shuffled, sizes, floor, parallel))
-    pieces = shuffled.split(sizes)
-    minibatches: Iterable[tuple[Batch, float]]
-    if batch.weights is None:
-        minibatches = ((piece, float(len(piece))) for piece in pieces)
-    else:
-        minibatches = _weighted(pieces, parallel)
-    for minibatch, transitions in minibatches:
-        yield minibatch.with_observations(), transitions
+    minibatches = shuffled.split(sizes)
+    if batch.weights is not None:
+        yield from _weighted(minibatches, parallel)
+        return
+    for minibatch in minibatches:
+        yield minibatch.with_observations(), float(len(minibatch))
 
 
-def _bytes(obs: Tensor | dict[str, Tensor]) -> int:
-    leaves = obs.values() if isinstance(obs, dict) else [obs]
-    return sum(leaf.nbytes for leaf in leaves)
+def indexed(batch: Batch) -> Batch:
+    """Return the batch with the places of its observations instead of these, if they are large."""
+    if isinstance(batch.obs, IndexedObs):
+        return batch
+    leaves = batch.obs.values() if isinstance(batch.obs, dict) else [batch.obs]
+    if sum(leaf.nbytes for leaf in leaves) <= LARGE:
+        return batch
+    index = torch.arange(len(batch), device=batch.logprobs.device)
+    return replace(batch, obs=IndexedObs(batch.obs, index))
 
 
-def _weighted(pieces: list[Batch], parallel: Parallel) -> Iterator[tuple[Batch, float]]:
-    """Yield minibatches with their transitions per rank, by which their weights are scaled; leave out empty ones."""
-    counts = torch.stack([piece.weights.sum() for piece in pieces if piece.weights is not None])
+def _weighted(minibatches: list[Batch], parallel: Parallel) -> Iterator[tuple[Batch, float]]:
+    """Scale the weights of each minibatch by its transitions on all ranks; leave out minibatches without any."""
+    weights = [minibatch.weights for minibatch in minibatches if minibatch.weights is not None]
+    counts = torch.stack([column.sum() for column in weights])
     totals = parallel.gather(counts).sum(dim=0).tolist()
-    for piece, transitions in zip(pieces, totals, strict=True):
+    for minibatch, column, transitions in zip(minibatches, weights, totals, strict=True):
         if transitions:
-            assert piece.weights is not None
-            scale = len(piece) * parallel.size / transitions
-            yield replace(piece, weights=piece.weights * scale), transitions / parallel.size
+            scale = len(minibatch) * parallel.size / transitions
+            scaled = replace(minibatch, weights=column * scale)
+            yield scaled.with_observations(), transitions / parallel.size
 
 
 def _standardized(shuffled: Batch, sizes: list[int], floor: float, parallel: Parallel) -> Tensor:

@@ -13,8 +13,9 @@ from dppo.errors import ConfigError
 from dppo.ppo.exchange.moments import Moments
 from dppo.ppo.exchange.scales import VALUE_TARGETS, ValueScale, moments_of_targets
 from dppo.ppo.learning.batch import Batch, zero_batch
+from dppo.ppo.learning.minibatches import moments_of_rows
 from dppo.ppo.learning.model import PPOModel
-from dppo.ppo.learning.parallel import Parallel, moments_of_all, row_moments
+from dppo.ppo.learning.parallel import Parallel
 from dppo.ppo.networks.network import NetworkSpec
 
 LAST_LAYER = re.compile(r"value(?:\.(\d+))?\.(weight|bias)")
@@ -59,9 +60,7 @@ class PopArt:
 
     def learn(self, batch: Batch, parallel: Parallel) -> Batch:
         """Count the targets of `batch` on all ranks, change the unit, and return the batch with values in it."""
-        weights = None if batch.weights is None else batch.weights.double().unsqueeze(0)
-        moments = row_moments(batch.returns.double().unsqueeze(0), weights)
-        count, mean, m2 = moments_of_all(moments, parallel)[0].tolist()
+        count, mean, m2 = moments_of_rows(batch.returns.double()[None], batch, parallel)[0].tolist()
         before = self.scale
         self._moments = self._moments.merge(Moments(count, np.array(mean), np.array(m2)))
         after = self.scale
@@ -80,6 +79,11 @@ class PopArt:
     def load(self, state: Mapping[str, np.ndarray]) -> None:
         """Restore the result of `state`; the weights belong to it already."""
         self._moments = moments_of_targets(state)
+
+
+def value_figures(scale: ValueScale | None) -> dict[str, float]:
+    """Return the unit of values for the metrics; none if it is that of rewards."""
+    return {} if scale is None else {"value_mean": scale.mean, "value_std": scale.std}
 
 
 def last_layer(spec: NetworkSpec) -> tuple[slice, slice]:

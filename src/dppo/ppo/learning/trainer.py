@@ -16,11 +16,11 @@ from dppo.ppo.exchange.scales import ValueScale
 from dppo.ppo.learning.adam import ADAPTED, adapted_rate, optimizer_for
 from dppo.ppo.learning.batch import Batch, zero_batch
 from dppo.ppo.learning.losses import approximate_kl, weighted_mean
-from dppo.ppo.learning.minibatches import aligned_with_ranks, draw_minibatches
+from dppo.ppo.learning.minibatches import aligned_with_ranks, draw_minibatches, moments_of_rows
 from dppo.ppo.learning.model import PPOModel
 from dppo.ppo.learning.objective import MAX_LOG_RATIO, Objective, Outputs, objective_class
-from dppo.ppo.learning.parallel import Parallel, moments_of_all, row_moments
-from dppo.ppo.learning.popart import PopArt
+from dppo.ppo.learning.parallel import Parallel
+from dppo.ppo.learning.popart import PopArt, value_figures
 from dppo.ppo.learning.stages import CurrentNetwork, Stage
 
 NOISE_ENTROPY_WEIGHT = 0.01  # of the entropy bonus that is added where advantages are nothing but noise
@@ -29,10 +29,10 @@ NO_EXPERIENCE = Experience((), PolicySnapshot(0, np.zeros(0)), None, 0)
 
 
 class _Losses(NamedTuple):
-    """Losses of a minibatch on this rank."""
+    """Results of the forward pass of a minibatch on this rank."""
 
     figures: dict[str, Tensor]
-    """Means over its transitions, by name."""
+    """The parts of the loss, as means over transitions."""
     log_ratio: Tensor
     """[rows] as in `Outputs`."""
 
@@ -41,7 +41,7 @@ class _Step(NamedTuple):
     """Results of one step of SGD, for the metrics of the update."""
 
     figures: dict[str, Tensor]
-    """Losses as in `_Losses`; the norm of the gradient of all ranks, before clipping."""
+    """Means over the transitions of this rank, and the norm of the gradient of all ranks, before clipping."""
     log_ratio: Tensor
     """[rows] as in `Outputs`."""
     importance: Tensor | None
@@ -77,7 +77,7 @@ class PPOTrainer:
         self.device = self._parameters.weights.device
         self._optimizer = optimizer_for(self.model, self.ppo)
         self._objective = objective_class(self.ppo.loss)
-        self._adapted_rate = self.ppo.learning_rate if self.ppo.desired_kl is not None else None
+        self._adapted_rate = self.ppo.learning_rate  # changes with `desired_kl` only
         self._popart = PopArt(self.model) if self.ppo.norm_value else None
 
     @np.errstate(invalid="ignore", over="ignore")  # a gradient that is not finite is reported by number
@@ -95,7 +95,9 @@ class PPOTrainer:
 
         Raise TrainingDiverged if a gradient is not finite; the weights are those from before that minibatch.
         """
-        batch = aligned_with_ranks(batch.to(self.device), self.parallel)
+        batch = batch.to(self.device)
+        if self.parallel.size > 1:
+            batch = aligned_with_ranks(batch, self.parallel)
         for stage in self.stages:
             ppo = stage.settings(ppo)
             batch = stage.prepare(batch, self._network(batch), experience)
@@ -113,17 +115,15 @@ class PPOTrainer:
                     batch = stage.renew(batch, self._network(batch), experience)
             for minibatch, transitions in draw_minibatches(batch, order, count, floor=floor, parallel=self.parallel):
                 steps.append(self._step(minibatch, transitions, objective, ppo, len(steps)))
-            if ppo.target_kl and steps and self._kl(steps[-1]) > ppo.target_kl:
+            if self._moved_too_far(steps, ppo):
                 break
         figures = self._figures(steps, ppo.clip_coef)
         figures |= {"explained_variance": explained_variance, "minibatches": float(len(steps))}
         scale = self.value_scale()
-        if scale is not None:
-            figures |= {"value_mean": scale.mean, "value_std": scale.std}
+        figures |= value_figures(scale)
         for stage in self.stages:
             figures |= stage.figures(batch, self._network(batch), ppo)
-        rate = ppo.learning_rate if self._adapted_rate is None else self._adapted_rate
-        return Update(figures, rate, scale)
+        return Update(figures, self._learning_rate(ppo), scale)
 
     def _network(self, batch: Batch) -> CurrentNetwork:
         """Return the network as it is now, to measure `batch` with."""
@@ -142,9 +142,7 @@ class PPOTrainer:
         """
         if not floor or any(batch.rewards) or not self.model.spec.distribution.integer:
             return ppo
-        weights = None if batch.weights is None else batch.weights[None]
-        moments = row_moments(batch.advantages[None], weights)
-        count, _, squares = moments_of_all(moments, self.parallel)[0].tolist()
+        count, _, squares = moments_of_rows(batch.advantages[None], batch, self.parallel)[0].tolist()
         deviation = math.sqrt(squares / max(1.0, count - 1))
         share = max(0.0, 1 - 2 * deviation / floor)
         return replace(ppo, ent_coef=ppo.ent_coef + NOISE_ENTROPY_WEIGHT * share)
@@ -168,13 +166,13 @@ class PPOTrainer:
                 gradient.mul_(factor)
             figures = losses.figures | {"grad_norm": grad_norm}
             step = _Step(figures, losses.log_ratio, minibatch.importance, transitions)
-            learning_rate = ppo.learning_rate
-            if self._adapted_rate is not None and ppo.desired_kl is not None:
-                if number > 0:  # before the first step the KL is zero: ratios are measured from the policy to update
-                    self._adapted_rate = adapted_rate(self._adapted_rate, self._kl(step), ppo.desired_kl)
-                learning_rate = self._adapted_rate
-            self._optimizer.step(learning_rate)
+            if ppo.desired_kl is not None and number > 0:  # before the first step, all ratios are one
+                self._adapted_rate = adapted_rate(self._adapted_rate, self._kl(step), ppo.desired_kl)
+            self._optimizer.step(self._learning_rate(ppo))
         return step
+
+    def _learning_rate(self, ppo: ResolvedPPO) -> float:
+        return ppo.learning_rate if ppo.desired_kl is None else self._adapted_rate
 
     def sum_gradients(self) -> None:
         """Replace the gradient by its sum over all ranks."""
@@ -213,6 +211,9 @@ class PPOTrainer:
 
     # ------------------------------------------------------------------ metrics of all ranks
 
+    def _moved_too_far(self, steps: list[_Step], ppo: ResolvedPPO) -> bool:
+        return bool(ppo.target_kl and steps) and self._kl(steps[-1]) > ppo.target_kl
+
     def _kl(self, step: _Step) -> float:
         """Return the approximate KL of a minibatch over all ranks, so that all ranks stop together."""
         kl = approximate_kl(step.log_ratio, step.log_ratio.exp(), step.importance)
@@ -247,9 +248,7 @@ class PPOTrainer:
     def _explained_variance(self, batch: Batch) -> float:
         """Return 1 - Var(returns - values) / Var(returns): 1 is perfect, 0 is no better than a constant."""
         samples = torch.stack([batch.returns - batch.values, batch.returns])
-        weights = None if batch.weights is None else batch.weights.expand_as(samples)
-        moments = moments_of_all(row_moments(samples, weights), self.parallel)
-        residual, total = moments[:, 2].tolist()
+        residual, total = moments_of_rows(samples, batch, self.parallel)[:, 2].tolist()
         return 1 - residual / total if total > 0 else math.nan
 
     # ------------------------------------------------------------------ weights and state
@@ -262,7 +261,7 @@ class PPOTrainer:
     def state(self, *, copy: bool = True) -> dict[str, np.ndarray]:
         """Return the state of optimizer, value scale and stages; `copy` as in `weights`."""
         state = self._optimizer.state()
-        if self._adapted_rate is not None:
+        if self.ppo.desired_kl is not None:
             state[ADAPTED] = np.array(self._adapted_rate)
         if self._popart is not None:
             state |= self._popart.state()
@@ -275,7 +274,7 @@ class PPOTrainer:
         with torch.no_grad():
             self._parameters.weights.copy_(torch.tensor(weights))
         self._optimizer.load(state)
-        if self._adapted_rate is not None:
+        if self.ppo.desired_kl is not None:
             self._adapted_rate = float(state.get(ADAPTED, self.ppo.learning_rate))
         if self._popart is not None:
             self._popart.load(state)
