@@ -119,14 +119,14 @@ def settings_of(options: argparse.Namespace) -> dict[str, Any]:
 def measure(work: Work, options: argparse.Namespace) -> dict[str, Any]:
     """Measure one model: updates on one learner and on all, in turns, and the time of each part of a minibatch."""
     from dppo.hosts.plans import trainer_plan
-    from dppo.learners.worth import worth_in_words
+    from dppo.learners.speedup import describe_speedup
 
     sides = {learners: build(work, learners, options) for learners in (1, options.learners)}
     alone, shared = sides.values()
-    alone_ms, shared_ms, summing_ms = shared.trainers.worth(work.minibatch)  # as a run measures when it starts
+    speedup = shared.trainers.measure_speedup(work.minibatch)  # as a run measures when it starts
     spec = shared.trainers.spec
     plan = trainer_plan(config_of(work, options.learners, options))
-    message = worth_in_words(plan, spec, alone_ms, shared_ms, summing_ms)
+    message = describe_speedup(plan, spec, speedup)
     for turn in range(-1, options.repeats):
         for learners, side in sides.items():
             update(side)
@@ -142,7 +142,7 @@ def measure(work: Work, options: argparse.Namespace) -> dict[str, Any]:
         side.trainers.close()
     one, more = (
         split_of(side, learning, options.steps)
-        for side, learning in ((alone, alone_ms), (shared, shared_ms - summing_ms))
+        for side, learning in ((alone, speedup.alone_ms), (shared, speedup.shared_ms - speedup.summing_ms))
     )
     return {
         "hidden_sizes": work.hidden_sizes,
@@ -152,9 +152,9 @@ def measure(work: Work, options: argparse.Namespace) -> dict[str, Any]:
         "one_ms": one,
         "shared_ms": more,
         "speed_up": one["minibatch"] / more["minibatch"],
-        "predicted": alone_ms / shared_ms,
+        "predicted": speedup.alone_ms / speedup.shared_ms,
         "summing_share": more["summing"] / more["minibatch"],
-        "gflops_one": flops(spec, work.minibatch) / alone_ms / 1e6,
+        "gflops_one": flops(spec, work.minibatch) / speedup.alone_ms / 1e6,
         "message": message,
     }
 

@@ -29,11 +29,10 @@ from dppo import streams
 from dppo.config.parts import annealed
 from dppo.errors import ClusterError, OutOfMemory, TrainingDiverged
 from dppo.hosts.builders import build_trainer
-from dppo.learners import rank as waiting
-from dppo.learners import ranks
+from dppo.learners import ranks, waiting
 from dppo.learners.rank import TrainerRank, interface_of
 from dppo.learners.ranks import RayTrainers
-from dppo.learners.worth import worth_in_words
+from dppo.learners.speedup import Speedup, describe_speedup
 from dppo.ppo.exchange.records import Experience
 from dppo.ppo.learning.batch import Batch, make_batch
 from dppo.streams import Stream
@@ -177,14 +176,14 @@ def test_a_rank_that_dies_during_a_rebuild_is_rebuilt_as_well(group: Undisturbed
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("busy_with", "rows"), [("ray::TrainerRank", 64), ("TrainerRank.median_s", 500_000)])
+@pytest.mark.parametrize(("busy_with", "rows"), [("ray::TrainerRank", 64), ("TrainerRank.rehearse_s", 500_000)])
 def test_a_rank_that_dies_while_the_group_starts_is_replaced(busy_with: str, rows: int) -> None:
     notes: list[str] = []
     with (
         Disturbance(busy_with, send(signal.SIGKILL)) as disturbance,
         ray_trainers_of(settings(), notes) as trainers,
     ):
-        assert min(trainers.worth(rows)) > 0
+        assert min(trainers.measure_speedup(rows)) > 0
         update = trainers.update(Experience([ray.put(segment) for segment in some_segments()], POLICY, 1.0, 0))
     assert len(disturbance.pids) == 1
     assert [incident.kind for incident in update.incidents] == ["learners_rebuilt"]
@@ -232,7 +231,7 @@ def test_an_update_that_diverges_on_one_rank_ends_the_run_with_a_line_for_each_r
 
 def test_timing_the_learners_does_not_change_their_updates(group: Undisturbed) -> None:
     group.go_back()
-    alone, shared, summing = group.trainers.worth(2 * STEPS)
+    alone, shared, summing = group.trainers.measure_speedup(2 * STEPS)
     assert 0 < summing < shared
     assert alone > 0
     group.assert_repeated()
@@ -244,7 +243,8 @@ def test_timing_the_learners_does_not_change_their_updates(group: Undisturbed) -
 )
 def test_the_measured_worth_in_words(shared_ms: float, words: str) -> None:
     spec = mlp_of(SPACES, (64, 64), "tanh", "float32")
-    said = worth_in_words(plan_of(settings(), SPACES.actions), spec, alone_ms=1.0, shared_ms=shared_ms, summing_ms=0.5)
+    plan = plan_of(settings(), SPACES.actions)
+    said = describe_speedup(plan, spec, Speedup(alone_ms=1.0, shared_ms=shared_ms, summing_ms=0.5))
     assert said.startswith("2 learners, model of 9,476 parameters: the gradient of a minibatch of 64 rows takes ")
     assert f"takes {shared_ms:.1f} ms, 0.5 ms of it for the sum; one learner takes 1.0 ms. {words}" in said
 
@@ -299,7 +299,7 @@ def test_ranks_that_meet_at_the_address_of_their_node_use_it() -> None:
     _, address = ray.get(ranks[0].whereabouts.remote(), timeout=60)
     port = ray.get(ranks[0].open_store.remote(address), timeout=60)
     assert ray.get([rank.join.remote(address, port) for rank in ranks], timeout=90) == ["", ""]
-    assert min(ray.get([rank.median_s.remote("sum_gradients") for rank in ranks], timeout=120)) > 0
+    assert min(ray.get([rank.sum_s.remote() for rank in ranks], timeout=120)) > 0
     connections, _ = within_a_rank()
     ends = [ray.get(rank.__ray_call__.remote(connections), timeout=120).values() for rank in ranks]
     between = {own for own, _ in ends[0]} & {other for _, other in ends[1]}
@@ -367,7 +367,7 @@ def test_a_wait_for_learners_to_start_is_reported_once_after_ten_seconds(monkeyp
     trainers._notify = said.append
     trainers.ranks = [object(), object()]
     monkeypatch.setattr(RayTrainers, "_check", lambda self: None)
-    check = trainers._check_and_say()
+    check = trainers._start_check()
     for now[0] in (0.0, 9.0, 11.0, 60.0):
         check()
     assert [line.partition(":")[0] for line in said] == ["waiting for 2 learners to start"]

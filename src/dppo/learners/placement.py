@@ -7,7 +7,7 @@ from typing import Any
 from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-from dppo.learners.rank import TICK_S
+from dppo.learners.waiting import TICK_S
 from dppo.transports.ray.calls import calls_ray
 from dppo.transports.ray.failures import call_with_timeout
 

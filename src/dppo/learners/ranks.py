@@ -17,15 +17,9 @@ from dppo.engine.restarts import delay_before
 from dppo.errors import ClusterError, OutOfMemory, SegmentsLost, counted
 from dppo.hosts.plans import TrainerPlan
 from dppo.learners.placement import CLOSE_S, Placement
-from dppo.learners.rank import (
-    COLLECTIVE_TIMEOUT,
-    LOOPBACK,
-    TrainerRank,
-    pause,
-    raise_faults,
-    wait_for,
-    wait_while_alive,
-)
+from dppo.learners.rank import COLLECTIVE_TIMEOUT, LOOPBACK, TrainerRank
+from dppo.learners.speedup import Speedup
+from dppo.learners.waiting import pause, raise_faults, wait_for, wait_while_alive
 from dppo.numerics.fingerprint import Expected
 from dppo.ppo.exchange.records import Experience, Incident, IncidentKind, Update
 from dppo.ppo.networks.choice import choose_network
@@ -70,17 +64,21 @@ class RayTrainers:
 
         Raise ClusterError if there is no room, or the ranks cannot start or reach each other.
         """
-        self._notify, self._check_waiting, self._expected, self._options = notify, check, expected, options
+        self._notify = notify
+        self._check_waiting = check
+        self._expected = expected
+        self._options = options
         self._link = link if link is not None else link_of_its_own("learners")
         self._clock = self._link.clock.patience
-        self._wait_for = partial(wait_for, check=self._check, clock=self._clock)
-        self.spec, self._spaces = choose_network(plan.network, spaces).spec, spaces
+        self.spec = choose_network(plan.network, spaces).spec
+        self._spaces = spaces
         self._plan = replace(plan, network=replace(plan.network, model=plan.network.model_name))
         self._model = packed_model(plan.network.model)
         self.ranks: list[Any] = []  # Ray's handles of the ranks; a rebuild replaces them
-        self._losses, self._lost_at = 0, math.inf  # of the group: in a row, and since when
-        self._weights: np.ndarray
-        self._state: dict[str, np.ndarray]
+        self._losses = 0  # of the group, in a row
+        self._lost_at = math.inf
+        self._weights = np.zeros(0)
+        self._state: dict[str, np.ndarray] = {}  # as fetched last; empty until the first group has started
         self._states: list[ObjectRef[Any]] = []  # equal copies of a newer state, on different nodes, not fetched yet
         self._reporters = [0]  # ranks that return the state: on two nodes if possible, since one node may be lost
         self._incidents: list[Incident] = []
@@ -88,7 +86,7 @@ class RayTrainers:
         bundle = {name: amount for name, amount in wanted.items() if amount > 0}
         self._placement = Placement(bundle, plan.learners.num_learners)
         try:
-            self._call(self._start, "starting the learners")
+            self._link.calls.call(self._start, "starting the learners", check)
         except BaseException:
             self.close()
             raise
@@ -99,9 +97,9 @@ class RayTrainers:
         Waits for: all ranks, while each answers that it is running. Fails when: it diverges, or rebuilds are in vain.
         Raises SegmentsLost if they must be collected again; nothing has changed then.
         """
-        attempt = partial(self._attempt, experience)
-        update = self._call(partial(self._with_group, attempt), "updating on the learners")
-        incidents, self._incidents = tuple(self._incidents), []
+        update = self._call(partial(self._attempt, experience), "updating on the learners")
+        incidents = tuple(self._incidents)
+        self._incidents.clear()
         return replace(update, incidents=incidents)
 
     def weights(self) -> np.ndarray:
@@ -134,8 +132,10 @@ class RayTrainers:
 
     def load(self, weights: np.ndarray, state: dict[str, np.ndarray]) -> None:
         """Continue with these weights and this optimizer state, on every rank."""
-        self._weights, self._state, self._states = weights, state, []
-        self._call(partial(self._with_group, self._load), "sending the weights to the learners")
+        self._weights = weights
+        self._state = state
+        self._states = []
+        self._call(self._load, "sending the weights to the learners")
 
     def close(self) -> None:
         """Kill all ranks, and release their resources."""
@@ -148,24 +148,20 @@ class RayTrainers:
         self._kill()
         self._placement.release()
 
-    def worth(self, rows: int) -> tuple[float, float, float]:
-        """Measure one minibatch of `rows` rows on the learners themselves.
+    def measure_speedup(self, rows: int) -> Speedup:
+        """Measure one minibatch of `rows` rows on the learners themselves."""
+        return self._call(partial(self._measure, rows), "measuring the learners")
 
-        Returns: milliseconds on one learner alone; on all learners, including the sum of gradients; of that sum.
-        """
-
-        @calls_ray
-        def measured() -> tuple[float, float, float]:
-            alone = self._ask(self.ranks[:1], "median_s", "rehearse", rows)[0]
-            shared = max(self._ask(self.ranks, "median_s", "rehearse", rows // len(self.ranks)))
-            summing = max(self._ask(self.ranks, "median_s", "sum_gradients"))
-            return 1e3 * alone, 1e3 * (shared + summing), 1e3 * summing
-
-        return self._call(partial(self._with_group, measured), "measuring the learners")
+    @calls_ray
+    def _measure(self, rows: int) -> Speedup:
+        alone_s = self._ask(self.ranks[:1], "rehearse_s", rows)[0]
+        learning_s = max(self._ask(self.ranks, "rehearse_s", rows // len(self.ranks)))
+        summing_s = max(self._ask(self.ranks, "sum_s"))
+        return Speedup(1e3 * alone_s, 1e3 * (learning_s + summing_s), 1e3 * summing_s)
 
     def _call(self, function: Callable[[], T], what: str) -> T:
-        """Let the thread of the calls into Ray do `function`; wait for it."""
-        return self._link.calls.call(function, what, self._check_waiting)
+        """Let the thread of the calls into Ray do `function` with a group of living ranks; wait for it."""
+        return self._link.calls.call(partial(self._with_group, function), what, self._check_waiting)
 
     def _check(self) -> None:
         """Note that Ray has answered; raise if nobody waits any more, or Ray is lost."""
@@ -218,16 +214,18 @@ class RayTrainers:
     def _lose(self, error: Exception) -> None:
         """End the group, which is to be restarted, and wait for a while; raise if that has been in vain too often."""
         self._check()  # a new group would be useless if the run is being stopped or Ray is gone
-        reason, learners = f"a learner {cause(error)}", self._plan.learners.num_learners
+        reason = f"a learner {cause(error)}"
+        learners = self._plan.learners.num_learners
         self._lost_at = min(self._lost_at, time.monotonic())
         self._kill()
         if self._losses == MAX_REBUILDS:
+            traceback = f"\n{error}" if isinstance(error, RayTaskError) else ""
             raise ClusterError(
                 f"{reason}\nThe group of {learners} learners was rebuilt {MAX_REBUILDS} times in a row without "
                 f"finishing an update. Resume from the last checkpoint, if there is one (--resume), perhaps with "
-                f"`num_learners=0`." + (f"\n{error}" if isinstance(error, RayTaskError) else "")
+                f"`num_learners=0`.{traceback}"
             )
-        repeats = " and repeat the update" if hasattr(self, "_weights") else ""
+        repeats = " and repeat the update" if self._state else ""
         self._notify(f"{reason}; all {learners} are restarted{repeats}")
         self._incidents.append(Incident(IncidentKind.LEARNERS_REBUILT, reason))
         self._losses += 1
@@ -235,9 +233,8 @@ class RayTrainers:
 
     @calls_ray
     def _start(self) -> None:
-        learners = (
-            f"num_learners={self._plan.learners.num_learners}: learners of {in_words(self._placement.bundle)} each"
-        )
+        number = self._plan.learners.num_learners
+        learners = f"num_learners={number}: learners of {in_words(self._placement.bundle)} each"
         if not self._placement.reserve(self._check, self._clock, START_TIMEOUT_S):
             raise ClusterError(
                 f"{learners} found no room in the cluster within {START_TIMEOUT_S:.0f} s (see `ray status`). Lower "
@@ -257,64 +254,73 @@ class RayTrainers:
     @calls_ray
     def _build(self) -> None:
         """Start all ranks, form their group, and load the state before the update."""
+        self.ranks = [self._started(rank) for rank in range(self._plan.learners.num_learners)]
+        calls = [handle.whereabouts.remote() for handle in self.ranks]
+        places = wait_for(calls, self._start_check(), START_TIMEOUT_S, self._clock)
+        nodes = [node for node, _ in places]
+        self._reporters = sorted({nodes.index(node) for node in nodes})[:2]
+        self._form_group([address for _, address in places])
+        if self._state:
+            self._load()
+            return
+        weights, state = self._ask(self.ranks[:1], "snapshot")[0]
+        # Copies, because releasing a view of Ray's store ends this process if the raylet has died.
+        self._weights = weights.copy()
+        self._state = {name: array.copy() for name, array in state.items()}
+
+    @calls_ray
+    def _started(self, rank: int) -> Any:
         # The extra concurrency group lets a rank answer during an update.
         remote_class: Any = ray.remote(concurrency_groups={"life": 1})(TrainerRank)  # type: ignore[call-overload]
-        self.ranks = [
-            remote_class.options(
-                num_cpus=self._plan.learners.learner_cpus,
-                num_gpus=self._plan.learners.learner_gpus,
-                max_restarts=0,
-                max_task_retries=0,
-                scheduling_strategy=self._placement.strategy(rank),
-                **self._options,
-            ).remote(self._plan, self._spaces, rank, self._model)
-            for rank in range(self._plan.learners.num_learners)
-        ]
-        started = [handle.whereabouts.remote() for handle in self.ranks]
-        places = wait_for(started, self._check_and_say(), START_TIMEOUT_S, self._clock)
-        nodes, addresses = zip(*places, strict=True)
-        self._reporters = sorted({nodes.index(node) for node in nodes})[:2]
-        # On one node the store need not be reachable from others.
-        host = LOOPBACK if len(set(addresses)) == 1 else addresses[0]
-        port = self._wait_for([self.ranks[0].open_store.remote(host)], timeout_s=START_TIMEOUT_S)[0]
-        joined = [handle.join.remote(host, port, self._expected) for handle in self.ranks]
-        problems = self._wait_for(joined, timeout_s=START_TIMEOUT_S + COLLECTIVE_TIMEOUT.total_seconds())
-        raise_faults(problems)
-        for problem in sorted({*problems} - {""}):
-            self._notify(problem)
-            self._incidents.append(Incident(IncidentKind.OTHER_CPU, problem))
-        self._load()
+        options = remote_class.options(
+            num_cpus=self._plan.learners.learner_cpus,
+            num_gpus=self._plan.learners.learner_gpus,
+            max_restarts=0,
+            max_task_retries=0,
+            scheduling_strategy=self._placement.strategy(rank),
+            **self._options,
+        )
+        return options.remote(self._plan, self._spaces, rank, self._model)
 
-    def _check_and_say(self) -> Callable[[], None]:
+    def _start_check(self) -> Callable[[], None]:
         """Return a check for a wait until the ranks have started, which logs a line once that takes long."""
-        say_at = self._clock() + SAY_S
-        said = False
+        notify_at = self._clock() + SAY_S
+        lines = [
+            f"waiting for {counted(len(self.ranks), 'learner')} to start: there may be no room, or a node does not "
+            f"answer; after {START_TIMEOUT_S:.0f} s, they are given up"
+        ]
 
         def check() -> None:
-            nonlocal said
             self._check()
-            if not said and self._clock() >= say_at:
-                said = True
-                self._notify(
-                    f"waiting for {counted(len(self.ranks), 'learner')} to start: there may be no room, or a node "
-                    f"does not answer; after {START_TIMEOUT_S:.0f} s, they are given up"
-                )
+            if lines and self._clock() >= notify_at:
+                self._notify(lines.pop())
 
         return check
 
     @calls_ray
+    def _form_group(self, addresses: list[str]) -> None:
+        """Let all ranks meet at the store of the first one, and report those that compute differently."""
+        # On one node the store need not be reachable from others.
+        host = LOOPBACK if len(set(addresses)) == 1 else addresses[0]
+        opened = [self.ranks[0].open_store.remote(host)]
+        (port,) = wait_for(opened, self._check, START_TIMEOUT_S, self._clock)
+        joined = [handle.join.remote(host, port, self._expected) for handle in self.ranks]
+        timeout_s = START_TIMEOUT_S + COLLECTIVE_TIMEOUT.total_seconds()
+        problems = wait_for(joined, self._check, timeout_s, self._clock)
+        raise_faults(problems)
+        for problem in sorted(set(problems) - {""}):
+            self._notify(problem)
+            self._incidents.append(Incident(IncidentKind.OTHER_CPU, problem))
+
+    @calls_ray
     def _load(self) -> None:
-        """Load the state before the update into all ranks; at the start, take it from the first."""
-        if not hasattr(self, "_weights"):
-            weights, state = self._ask(self.ranks[:1], "snapshot")[0]
-            # Copies, because releasing a view of Ray's store ends this process if the raylet has died.
-            self._weights, self._state = weights.copy(), {name: array.copy() for name, array in state.items()}
-            return
+        """Load the state before the update into all ranks."""
         self._ask(self.ranks, "load", ray.put(self._weights), ray.put(self._fetched_state()))
 
     @calls_ray
     def _kill(self) -> None:
-        ranks, self.ranks = self.ranks, []
+        ranks = self.ranks
+        self.ranks = []
         call_with_timeout(CLOSE_S, lambda: [ray.kill(handle) for handle in ranks])
 
     @calls_ray

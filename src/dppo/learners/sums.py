@@ -11,7 +11,7 @@ from torch import Tensor, distributed
 
 from dppo.ppo.learning.parallel import Parallel
 
-FEW = 1 << 18  # numbers up to which two ranks exchange messages faster than they pass two barriers
+FEW = 1 << 18  # elements up to which two ranks exchange messages faster than they pass two barriers
 TOKEN_BYTES = 8
 CACHED = 1 << 16  # elements that stay in the cache of a core between adding and copying
 
@@ -58,12 +58,12 @@ class Group(Parallel):
         Nothing passes through sockets; `python benchmarks/sums.py` compares it with gloo.
         """
         distributed.barrier()  # all vectors are written
-        slices = (vector.tensor_split(self.size)[self.rank] for vector in vectors)
-        for total, *others in zip(*(torch.split(part, CACHED) for part in slices), strict=True):
-            for other in others:
-                total.add_(other)
-            for other in others:
-                other.copy_(total)
+        slices = [vector.tensor_split(self.size)[self.rank] for vector in vectors]
+        for total, *addends in zip(*(torch.split(part, CACHED) for part in slices), strict=True):
+            for addend in addends:
+                total.add_(addend)
+            for addend in addends:
+                addend.copy_(total)
         distributed.barrier()  # all slices are summed
 
     def _sum_by_messages(self, tensor: Tensor) -> None:
@@ -87,15 +87,17 @@ class Group(Parallel):
         size = max(like.numel() * like.element_size(), TOKEN_BYTES)
         with offered_memory(size) as place:
             places = self.gather(torch.tensor(place)).tolist()
-            seen = [open_memory(pid, file, token, size) for pid, file, token in places]
+            memories = [open_memory(pid, file, token, size) for pid, file, token in places]
+            opened = [memory for memory in memories if memory is not None]
+            all_opened = bool(self.gather(torch.tensor([len(opened)])).eq(self.size).all())
             # Clear the token before anybody computes with the vector; close no file before all have opened it.
-            everybody = bool(self.gather(torch.tensor([int(None not in seen)])).all())
-            if (mine := seen[self.rank]) is not None:
-                mine[:TOKEN_BYTES] = bytes(TOKEN_BYTES)
+            own_memory = memories[self.rank]
+            if own_memory is not None:
+                own_memory[:TOKEN_BYTES] = bytes(TOKEN_BYTES)
             distributed.barrier()
-        if not everybody:
+        if not all_opened:
             return None
-        return [torch.frombuffer(memory, dtype=like.dtype, count=like.numel()) for memory in seen if memory is not None]
+        return [torch.frombuffer(memory, dtype=like.dtype, count=like.numel()) for memory in opened]
 
 
 @contextmanager
@@ -105,7 +107,8 @@ def offered_memory(size: int) -> Iterator[list[int]]:
     The descriptor is -1 if this is not Linux, or the system refuses: then no rank shares, as on several machines. The
     memory stays as long as it is mapped.
     """
-    file, token = -1, secrets.randbits(8 * TOKEN_BYTES - 1)
+    file = -1
+    token = secrets.randbits(8 * TOKEN_BYTES - 1)
     with suppress(AttributeError, OSError):
         file = os.memfd_create("dppo gradient")
         os.truncate(file, size)

@@ -129,7 +129,7 @@ class PartsFactory:
 
     def _ray_trainers(self, plan: TrainerPlan, spaces: Spaces, expected: Expected, session: RaySession) -> RayTrainers:
         from dppo.learners.ranks import RayTrainers
-        from dppo.learners.worth import worth_in_words
+        from dppo.learners.speedup import describe_speedup
 
         link = session.link("learners")
         trainers = RayTrainers(
@@ -137,8 +137,8 @@ class PartsFactory:
         )
         self.stack.callback(trainers.close)
         if plan.learners.num_learners > 1:
-            times = trainers.worth(plan.sizes.minibatch_rows)
-            logger.warning("%s", worth_in_words(plan, trainers.spec, *times))
+            speedup = trainers.measure_speedup(plan.sizes.minibatch_rows)
+            logger.warning("%s", describe_speedup(plan, trainers.spec, speedup))
         return trainers
 
     def players(self, spaces: Spaces, spec: NetworkSpec) -> InProcessPlayers | RayPlayers | None:
