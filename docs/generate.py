@@ -31,12 +31,17 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--check", action="store_true", help="change nothing, and exit with 1 if a page is not current")
     check_only = parser.parse_args().check
-    outdated = [name for name, text in pages() if (ROOT / name).read_text(encoding="utf8") != text]
+    outdated = False
     for name, text in pages():
-        if name in outdated and not check_only:
-            (ROOT / name).write_text(text, encoding="utf8")
-    for name in outdated:
-        print(f"{name}: {'not current: run python docs/generate.py' if check_only else 'written'}")
+        page = ROOT / name
+        if page.read_text(encoding="utf8") == text:
+            continue
+        outdated = True
+        if check_only:
+            print(f"{name} is not current: run python docs/generate.py")
+        else:
+            page.write_text(text, encoding="utf8")
+            print(f"{name} has been written")
     return 1 if outdated and check_only else 0
 
 
@@ -144,10 +149,11 @@ def found_formulas() -> Iterator[Formula]:
             continue
         for name, node in _definitions(ast.parse(source)):
             text = ast.get_docstring(node) or ""
-            if "Source:" in text or "Deviation:" in text:
+            cited = _labelled(text, "Source")
+            deviation = _labelled(text, "Deviation")
+            if cited or deviation:
                 title = text.splitlines()[0].rstrip(".")
-                path = file.relative_to(ROOT).as_posix()
-                yield Formula(name, path, title, _labelled(text, "Source"), _labelled(text, "Deviation"))
+                yield Formula(name, file.relative_to(ROOT).as_posix(), title, cited, deviation)
 
 
 def _definitions(tree: ast.AST, prefix: str = "") -> Iterator[tuple[str, ast.FunctionDef | ast.ClassDef]]:

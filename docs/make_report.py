@@ -1,4 +1,4 @@
-"""Make docs/report.png and docs/seeds.png, the pictures of REPORT.md and SEEDS.md (about four minutes; needs Chromium).
+"""Make docs/report.png and docs/seeds.png, the pictures of RUNS.md (about four minutes; needs Chromium).
 
 A run with four actors loses one, is stopped and resumed; then two settings are trained with five seeds each.
 """
@@ -22,13 +22,16 @@ class Trouble(dppo.Observer):
     """Kill the process of an actor once, and stop the run later."""
 
     def __init__(self, run: Path, kill_at: int, stop_at: int) -> None:
-        self.run, self.kill_at, self.stop_at = run, kill_at, stop_at
+        self.run = run
+        self.kill_at = kill_at
+        self.stop_at = stop_at
 
     def on_iteration(self, row: dict[str, float]) -> bool:
         """Act at the two iterations."""
         if row["iteration"] == self.kill_at:
             log = (self.run / "logs" / "actor-1.log").read_text()
-            os.kill(int(re.findall(r"process (\d+) began", log)[-1]), signal.SIGKILL)
+            processes = re.findall(r"process (\d+) began", log)
+            os.kill(int(processes[-1]), signal.SIGKILL)
         return row["iteration"] == self.stop_at
 
 
@@ -49,10 +52,12 @@ def report(folder: Path) -> None:
 
 def seeds(folder: Path) -> None:
     """Train two settings with five seeds each, and draw them together."""
-    words = ["train", "CartPole-v1", "--seeds", "1..5", "--total-timesteps", "30000", "--preset", "none"]
+    command = ["train", "CartPole-v1", "--seeds", "1..5", "--total-timesteps", "30000", "--preset", "none"]
+    folders = []
     for rate in ("3e-4", "1e-3"):
-        assert main([*words, "--learning-rate", rate, "--run-dir", str(folder / rate)]) == 0
-    assert main(["plot", str(folder / "3e-4"), str(folder / "1e-3"), "--out", str(DOCS / "seeds.png")]) == 0
+        folders.append(str(folder / rate))
+        assert main([*command, "--learning-rate", rate, "--run-dir", folders[-1]]) == 0
+    assert main(["plot", *folders, "--out", str(DOCS / "seeds.png")]) == 0
 
 
 if __name__ == "__main__":

@@ -47,7 +47,8 @@ def on_page_markdown(markdown: str, page: Any, config: Any, files: Files) -> str
     here = posixpath.dirname(page.file.src_uri)
 
     def on_the_site(link: re.Match[str]) -> str:
-        target, anchor = link[1], link[2] or ""
+        target = link[1]
+        anchor = link[2] or ""
         if "://" in target:
             return link[0]
         path = posixpath.normpath(posixpath.join(origin, target))
