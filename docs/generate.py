@@ -137,7 +137,9 @@ def formulas() -> str:
         if formula.name in tests:
             evidence.append("*Tests:* " + ", ".join(f"`{test}`" for test in tests[formula.name]))
         code = f"`{formula.file}::{formula.name}`"
-        rows.append((f"{title[0].upper()}{title[1:]}<br>{code}", "<br>".join(evidence)))
+        if title[1].isalpha():  # a formula begins with a variable
+            title = title[0].upper() + title[1:]
+        rows.append((f"{title}<br>{code}", "<br>".join(evidence)))
     return _table(("formula and code", "source"), rows)
 
 
