@@ -67,7 +67,7 @@ REUSE: Settings = (
 )
 
 REBUILD: Settings = {"on_env_fault": "rebuild", "env_faults": "unlimited"}
-UNRELIABLE = REBUILD | {"env_id": "worlds.faulty:Unreliable", "num_samplers": 4, "num_steps": 32}
+UNRELIABLE = REBUILD | {"env_id": "worlds.faulty:Unreliable", "num_samplers": 3, "num_steps": 32}
 INVALID = REBUILD | {
     **{"env_id": "worlds.faulty:Faulty", "recompute_advantages": True},
     "env_kwargs": {"reward": None, "episodes": [1, 2, 5], "length": 30, "at_step": 17},
@@ -88,7 +88,7 @@ RUNS: dict[str, Settings] = {
     "discrete, overlap": sized(DISCRETE | OVERLAP),
     "continuous": sized(CONTINUOUS),
     "continuous, overlap": sized(CONTINUOUS | OVERLAP),
-    "discrete, memory": sized(DISCRETE | {"memory": "gru", "memory_size": 8}),
+    "memory, overlap": sized(DISCRETE | OVERLAP | {"memory": "gru", "memory_size": 8}),
     **{kind: sized(settings) for kind, settings in KINDS.items()},
     "lag": sized(LAG, 6),
     "every option": sized(EVERY_OPTION, 4),
@@ -179,26 +179,17 @@ FAULTS_OF_LEARNING = [f"{share}{suffix}" for share in FAULTS for suffix in (", l
 ALWAYS = cells(
     {
         ("resumed", "after 1"): [*POLICIES, "lag", "every option", "reuse of 3, overlap"],
-        ("resumed", "after 2"): [
-            *PLAIN,
-            "unit of values",
-            "reuse of 3",
-            "reuse of 3, overlap",
-            "some faults",
-            "evaluations",
-        ],
-        ("resumed", "after 3"): ["every option"],
+        ("resumed", "after 2"): ["discrete", "continuous, overlap", "unit of values", "some faults", "evaluations"],
         ("resumed", "after 4"): ["lag", "reuse of 3, overlap"],
         ("resumed", "after 2, from 0 to 2 actors"): ["discrete"],
-        ("interrupted", "in segment 1"): ["continuous", "evaluations"],
+        ("interrupted", "in segment 1"): ["evaluations"],
         ("interrupted", "in segment 2"): ["lag"],
         ("interrupted", "in segment 3"): ["discrete, overlap"],
         ("older checkpoint", "of 2, after 3"): ["recorded episodes"],
-        ("segments lost", "0 actors"): [*PLAIN, "lag", "some faults"],
+        ("segments lost", "0 actors"): ["continuous", "discrete, overlap", "lag", "some faults"],
         ("actors", "3"): ["continuous"],
         ("actors", "2"): ["dict action", "mask and lstm", "every option"],
-        ("killed", "in a step"): ["discrete, overlap"],
-        ("killed", "in constructor, reset and step"): ["discrete, memory"],
+        ("killed", "in constructor, reset and step"): ["memory, overlap"],
     }
 )
 SLOW = cells(
@@ -215,7 +206,16 @@ SLOW = cells(
         ("actors", "2, standby copies"): FAULTS,
         ("actors", "2, and 2 for evaluations"): [f"{kind}, evaluated" for kind in EVALUATED_KINDS],
         ("actors", "1, and a learner"): ["reuse of 3"],
-        ("resumed", "after 2"): ["best episodes"],
+        ("resumed", "after 2"): [
+            "best episodes",
+            "discrete, overlap",
+            "continuous",
+            "reuse of 3",
+            "reuse of 3, overlap",
+        ],
+        ("resumed", "after 3"): ["every option"],
+        ("interrupted", "in segment 1"): ["continuous", "every option"],
+        ("segments lost", "0 actors"): ["discrete", "continuous, overlap"],
         ("resumed", "after 2, from 0 to 2 actors"): ["discrete, overlap", "continuous, overlap"],
         ("resumed", "after 2, from 2 to 0 actors"): ["discrete, overlap", "continuous, overlap"],
         ("resumed", "after 2, from 3 to 3 actors"): PLAIN,
@@ -226,7 +226,7 @@ SLOW = cells(
         ("segments lost", "1 actor"): ["discrete", "discrete, overlap"],
         ("segments lost", "3 actors"): [*PLAIN, "lag"],
         ("killed", "in a step"): [
-            *(kind for kind in PLAIN if kind != "discrete, overlap"),
+            *PLAIN,
             *POLICIES,
             *("every option", "reuse of 3", "recorded episodes", "some faults", "evaluations"),
         ],

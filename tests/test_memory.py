@@ -47,7 +47,8 @@ def solved(tmp_path_factory: pytest.TempPathFactory) -> RunOf:
     return cache(lambda memory: dppo.train(make_config(base | {"memory": memory, "run_dir": folder / memory})))
 
 
-@pytest.mark.parametrize("memory", ["gru", pytest.param("lstm", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("memory", ["gru", "lstm"])
 def test_the_first_observation_is_remembered(memory: str, solved: RunOf) -> None:
     """An episode takes 5 steps on average. Without memory, only the first action is better than a guess.
 

@@ -71,7 +71,9 @@ def weights_on(cpu: str, names: list[str], folder: Path) -> list[str]:
 @pytest.mark.parametrize(
     ("names", "cpus"),
     [
-        (["mask and lstm"], ["intel"]),
+        pytest.param(
+            ["mask and lstm"], ["intel"], marks=pytest.mark.slow
+        ),  # .ci/run compares the promise on two others
         pytest.param(list(kinds.KINDS), list(CPUS), marks=pytest.mark.slow),
     ],
     ids=["one kind", "all kinds"],

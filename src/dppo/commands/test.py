@@ -44,6 +44,7 @@ def main(argv: list[str]) -> int:
     if not passed_on:
         print(f"{PROG}: {ABOUT[kind]} It is {time.strftime('%H:%M')} now.", flush=True)
     os.chdir(checkout)
+    os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # each process would compile all tests again
     os.execv(sys.executable, [sys.executable, "-m", "pytest", *chosen, *everything, *passed_on])
 
 
