@@ -19,9 +19,9 @@ from hypothesis import strategies as st
 from worlds.simple import Counting
 
 import dppo
-from dppo.config import PPO, Actors, Config, Env, Sampling, grouped, plain_settings, read_settings
+from dppo.config import PPO, Actors, Config, Env, Sampling, grouped, plain_settings, presets, read_settings
 from dppo.config.parts import PARTS, about, annealed, default_of, help_by_name, settings_by_name
-from dppo.config.presets import merge_preset, presets
+from dppo.config.presets import merge_preset
 from dppo.config.resume import changes_on_resume, leave_out_ineffective
 from dppo.engine.hosting import shares
 from dppo.errors import ConfigError

@@ -81,26 +81,26 @@ def _run(argv: list[str] | None) -> int:
         print(f"dppo {__version__}")
         return 0
     if args[0] not in CORE and args[0] not in command_modules():
-        meant = MEANT.get(args[0])
-        problem = (
-            f"{args[0]} is `{program()} {meant}`." if meant else unknown_name("command", args[0], command_modules())
-        )
+        problem = unknown_name("command", args[0], command_modules())
+        if args[0] in MEANT:
+            problem = f"{args[0]} is `{program()} {MEANT[args[0]]}`."
         print(f"dppo: {problem} `{program()} --help` lists them.", file=sys.stderr)
         return 2
-    command = args[0]
-    if (others := other_versions()) is not None:
-        print(f"dppo: {others[0]}", file=sys.stderr)
-        if others[1]:
+    differences = other_versions()
+    if differences is not None:
+        fact, cannot_work = differences
+        print(f"dppo: {fact}", file=sys.stderr)
+        if cannot_work:
             return 2
     is_help = any(word in ("-h", "--help") for word in args)
-    return _called(command, args[1:], find_modules=not is_help)
+    return _call(args[0], args[1:], find_modules=not is_help)
 
 
 def _listed_commands() -> str:
     return "\n".join(f"  {name:8} {summary(name)}" for name in command_modules())
 
 
-def _called(command: str, words: list[str], *, find_modules: bool) -> int:
+def _call(command: str, words: list[str], *, find_modules: bool) -> int:
     """Run a command; with `find_modules`, `module:Name` finds the user's own files, as with `python -m`."""
     try:
         if find_modules:
@@ -110,7 +110,7 @@ def _called(command: str, words: list[str], *, find_modules: bool) -> int:
         code: int = import_module(command_modules()[command]).main(words)
         return code
     except DppoError as error:
-        print(f"dppo {command}: {_in_words(error)}", file=sys.stderr)
+        print(f"dppo {command}: {_describe(error)}", file=sys.stderr)
         return error.exit_code
     except Exception as error:
         hint = hidden_by(os.getcwd()) if find_modules else ""
@@ -126,7 +126,7 @@ def _called(command: str, words: list[str], *, find_modules: bool) -> int:
         return 128 + request.signal
 
 
-def _in_words(error: DppoError) -> str:
+def _describe(error: DppoError) -> str:
     """Return an error with remedies as they are typed; a user's traceback stays unchanged."""
     from dppo.commands.flags import in_flags
 

@@ -15,10 +15,9 @@ from commandline import parse as parse_training
 from dppo.commands.eval import PARSER
 from dppo.commands.flags import EXTRA, FIRST, as_words, flag, in_flags
 from dppo.commands.train import Arguments
-from dppo.config import grouped, plain_settings
+from dppo.config import grouped, plain_settings, presets
 from dppo.config.aliases import DIFFERENT, NAMES
 from dppo.config.parts import settings_by_name
-from dppo.config.presets import presets
 from dppo.errors import ConfigError, DppoError
 from dppo.tools.compare import parse as parse_comparison
 

@@ -11,8 +11,7 @@ from pathlib import Path
 import pytest
 
 from dppo.__main__ import main
-from dppo.config import Config
-from dppo.config.presets import presets
+from dppo.config import Config, presets
 from dppo.records.bottleneck import TimeSplit, bottleneck_line
 
 SMALL = shlex.split("CartPole-v1 --preset none --num-samplers 2 --num-steps 16 --total-timesteps 96 --progress plain")

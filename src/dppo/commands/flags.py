@@ -15,10 +15,19 @@ from dppo.invocation import as_called
 
 WIDTH = 80
 
-FIRST = (  # the settings that people use first
-    "total_timesteps", "num_actors", "num_samplers", "envs_per_sampler", "num_steps",
-    "learning_rate", "gamma", "seed", "env_kwargs", "run_dir",
-)  # fmt: skip
+FIRST = (
+    "total_timesteps",
+    "num_actors",
+    "num_samplers",
+    "envs_per_sampler",
+    "num_steps",
+    "learning_rate",
+    "gamma",
+    "seed",
+    "env_kwargs",
+    "run_dir",
+)
+"""The settings that people use first."""
 RENDER = "Show the environment in a window (render_mode=human)."
 TRUST = "Import and call the code that the settings of RUN name, beyond plain Gymnasium ids and what you name yourself."
 SOURCES = {
@@ -55,7 +64,7 @@ def _path(text: str) -> Path:
     return Path(_named_path(text))
 
 
-TYPES: dict[str, Any] = {  # else text
+TYPES: dict[str, Any] = {  # of values by their name in the help; others are text
     "INT": int,
     "N": int,
     "S": float,
@@ -73,9 +82,10 @@ class Parser(argparse.ArgumentParser):
     def __init__(self, prog: str, usage: str, description: str, **groups: Flags) -> None:
         """Build a parser with groups of flags; each line of `usage` shows one way to use the command."""
         prog = as_called(prog)
+        indent = " " * len("usage: ")
         super().__init__(
             prog=prog,
-            usage=f"\n{' ' * len('usage: ')}".join(f"{prog} {line}" for line in usage.splitlines()),
+            usage=f"\n{indent}".join(f"{prog} {line}" for line in usage.splitlines()),
             description=as_called(description).replace("%", "%%"),
             argument_default=argparse.SUPPRESS,
             allow_abbrev=False,
@@ -89,16 +99,18 @@ class Parser(argparse.ArgumentParser):
     def add_flags(self, title: str, flags: Flags) -> None:
         """Add a group of flags."""
         group = self.add_argument_group(title)
-        for usage, described in flags.items():
+        for usage, description in flags.items():
             name, *values = usage.split()
-            text = as_called(described)
+            text = as_called(description)
             if not values:
                 group.add_argument(name, action="store_true", help=text)
-            elif values[0].startswith("{"):
-                group.add_argument(name, choices=values[0].strip("{}").split(","), help=text)
+                continue
+            value = values[0]
+            if value.startswith("{"):
+                group.add_argument(name, choices=value.strip("{}").split(","), help=text)
             else:
-                of: dict[str, Any] = {"metavar": values[0], "type": TYPES.get(values[0])}
-                group.add_argument(name, help=text, nargs="+" if values[1:] else None, **of)
+                nargs = "+" if values[1:] else None
+                group.add_argument(name, help=text, nargs=nargs, metavar=value, type=TYPES.get(value, str))
 
     def error(self, message: str) -> NoReturn:
         """Raise the message that argparse would print as a `UsageError`."""
@@ -113,20 +125,24 @@ class Parser(argparse.ArgumentParser):
             self.print_help()
             raise SystemExit(0)
         dashed = [re.sub("^--[^=]+", lambda flag: flag[0].replace("_", "-"), word) for word in argv]  # --num_actors=8
-        found, rest = self.parse_known_args(dashed)
-        for word in rest:
+        flags, words = self.parse_known_args(dashed)
+        for word in words:
             if re.match("--?[a-zA-Z]", word):
-                raise UsageError(f"{self._unknown(word.partition('=')[0])} `{self.prog} --help` lists the flags.")
-        return vars(found), [home_expanded(word) for word in rest]  # the folder of a run; no other word begins with ~
+                problem = self._describe_unknown(word.partition("=")[0])
+                raise UsageError(f"{problem} `{self.prog} --help` lists the flags.")
+        return vars(flags), [home_expanded(word) for word in words]  # only the folder of a run may begin with ~
 
-    def split_one(self, argv: Sequence[str], word: str = "RUN", one: str = "runs/...") -> tuple[dict[str, Any], str]:
+    def split_one(
+        self, argv: Sequence[str], name: str = "RUN", example: str = "runs/..."
+    ) -> tuple[dict[str, Any], str]:
         """Do `split`, and return the one word beside the flags; raise a UsageError if there is none, or more."""
         flags, words = self.split(argv)
-        if (found := one_word(words, word, self.prog)) is None:
-            raise UsageError(f"{word} is missing. For example: {self.prog} {one}")
-        return flags, found
+        word = one_word(words, name, self.prog)
+        if word is None:
+            raise UsageError(f"{name} is missing. For example: {self.prog} {example}")
+        return flags, word
 
-    def _unknown(self, flag: str) -> str:
+    def _describe_unknown(self, flag: str) -> str:
         known = [name for name in self._option_string_actions if name.startswith("--")]
         ours = meant_by(flag.removeprefix("--"))
         if "--env-id" in (flag, *ours) and "--env-id" not in known:
@@ -160,29 +176,33 @@ def add_settings(parser: Parser, defaults: Mapping[str, Any], *, leave_out: Coll
 
     For --help, `defaults` apply in place of the settings' own, and the flags named in `leave_out` are not listed.
     """
-    first = parser.add_argument_group("most used")
+    most_used = parser.add_argument_group("most used")
     for name in FIRST:
-        _add(first, name, defaults, name in leave_out)
+        _add(most_used, name, defaults, hidden=name in leave_out)
     hidden = {usage: argparse.SUPPRESS for usage, name in zip(SOURCES, EXTRA, strict=True) if name in leave_out}
     parser.add_flags("files, presets and earlier runs", SOURCES | hidden)
     for part, record in PARTS.items():
         group = parser.add_argument_group(f"{part}: {(record.__doc__ or '').rstrip('.')}")
         for name in names_of(part):
             if name not in (*FIRST, "env_id"):
-                _add(group, name, defaults, name in leave_out)
+                _add(group, name, defaults, hidden=name in leave_out)
 
 
-def _add(group: Any, name: str, defaults: Mapping[str, Any], hidden: bool) -> None:
-    hint, text = types_by_name()[name], help_by_name()[name]
-    default = defaults.get(name, default_of(name))
-    if default is not None or "Default: " not in text:
-        text = f"{text} (default: {printable(shown(default))})"
-    text = argparse.SUPPRESS if hidden else as_called(text).replace("%", "%%")
+def _add(group: Any, name: str, defaults: Mapping[str, Any], *, hidden: bool) -> None:
+    text = argparse.SUPPRESS if hidden else _help_text(name, defaults.get(name, default_of(name)))
+    hint = types_by_name()[name]
     if _is_switch(hint):
         group.add_argument(flag(name), action=argparse.BooleanOptionalAction, help=text)
     else:
-        several: dict[str, Any] = {"nargs": "*"} if get_origin(hint) is tuple else {}
-        group.add_argument(flag(name), metavar=_metavar(hint), help=text, **several)
+        nargs = "*" if get_origin(hint) is tuple else None
+        group.add_argument(flag(name), metavar=_metavar(hint), nargs=nargs, help=text)
+
+
+def _help_text(name: str, default: Any) -> str:
+    text = help_by_name()[name]
+    if default is not None or "Default: " not in text:
+        text = f"{text} (default: {printable(shown(default))})"
+    return as_called(text).replace("%", "%%")
 
 
 def shown(value: Any) -> str:
@@ -191,7 +211,9 @@ def shown(value: Any) -> str:
         return "on" if value else "off"
     if isinstance(value, tuple | list):
         return " ".join(map(str, value)) or "none"
-    return "none" if value is None else json.dumps(value) if isinstance(value, dict) else str(value)
+    if isinstance(value, dict):
+        return json.dumps(value)
+    return "none" if value is None else str(value)
 
 
 def _is_switch(hint: Any) -> bool:
@@ -215,10 +237,10 @@ def in_flags(text: str) -> str:
     return re.sub("`([a-z_]+)(?:=([^`]*))?`", _as_flag, text)
 
 
-def _as_flag(found: re.Match[str]) -> str:
-    name, value = found.groups()
+def _as_flag(match: re.Match[str]) -> str:
+    name, value = match.groups()
     if name not in (*settings_by_name(), *EXTRA, "render", "video", "episode"):
-        return found[0]
+        return match[0]
     if name == "branch":
         return "--branch NEW_DIR"
     if name == "env_id":  # the environment has no flag
@@ -228,13 +250,16 @@ def _as_flag(found: re.Match[str]) -> str:
     return f"{flag(name)} {value}" if value else flag(name)
 
 
-def as_settings(given: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the flags that were given as settings, not yet checked; raise as `parsed_json`."""
+def as_settings(flags: Mapping[str, Any]) -> dict[str, Any]:
+    """Return flags of settings as settings, not yet checked; raise as `parsed_json`."""
     settings: dict[str, Any] = {}
-    for name, text in given.items():
-        missing = text == "none" and may_be_none(name)
-        is_json = _metavar(types_by_name()[name]) == "JSON"
-        settings[name] = None if missing else parsed_json(name, text) if is_json else text
+    for name, text in flags.items():
+        if text == "none" and may_be_none(name):
+            settings[name] = None
+        elif _metavar(types_by_name()[name]) == "JSON":
+            settings[name] = parsed_json(name, text)
+        else:
+            settings[name] = text
     return settings
 
 
@@ -242,11 +267,15 @@ def as_words(settings: Mapping[str, Any]) -> list[str]:
     """Return the flags that set these values; objects of a Python program are shown, but no flag can pass them."""
     words = []
     for name, value in settings.items():
-        on = [] if isinstance(value, bool) else [shown(value)]
+        if value is False:
+            words.append(flag(f"no_{name}"))
+            continue
+        words.append(flag(name))
         if isinstance(value, list | tuple):
             is_json = _metavar(types_by_name().get(name, str)) == "JSON"
-            on = [json.dumps(value)] if is_json else [*map(str, value)]
-        words += [flag(f"no_{name}" if value is False else name), *on]
+            words += [json.dumps(value)] if is_json else map(str, value)
+        elif value is not True:
+            words.append(shown(value))
     return words
 
 

@@ -18,30 +18,36 @@ DESCRIPTION = (
 def main(argv: list[str]) -> int:
     """Print all presets, or one; return the exit code."""
     _, words = Parser(PROG, "[NAME]", DESCRIPTION).split(argv)
-    if name := one_word(words, "NAME", PROG):
+    name = one_word(words, "NAME", PROG)
+    if name is not None:
         print(_as_yaml(preset_named(name)))
-    else:
-        for family, presets in groupby(described_presets(), lambda one: one.family):
-            print("", family.replace("_", " "), *map(_as_row, presets), sep="\n")
+        return 0
+    for family, presets in groupby(described_presets(), lambda preset: preset.family):
+        print("", family.replace("_", " "), *map(_as_rows, presets), sep="\n")
     return 0
 
 
-def _as_row(one: Preset) -> str:
-    """Return the name of a preset, what differs from the defaults, the source and the score, one below the other."""
-    differs = [f"{name} {shown(value)}" for name, value in one.settings.items() if value != default_of(name)]
-    facts = {"settings": ", ".join(differs) or "defaults", "source": one.about["source"], "score": one.about["here"]}
+def _as_rows(preset: Preset) -> str:
+    """Return the name of a preset, settings other than the defaults, the source and the score, one below the other."""
+    settings = [f"{name} {shown(value)}" for name, value in preset.settings.items() if value != default_of(name)]
+    facts = {
+        "settings": ", ".join(settings) or "defaults",
+        "source": preset.about["source"],
+        "score": preset.about["here"],
+    }
     rows = [fill(f"    {fact:8}  {text}", WIDTH, subsequent_indent=" " * 14) for fact, text in facts.items()]
-    return "\n".join([f"  {one.name}{' *' * (one.about.get('applies') == 'by itself')}", *rows])
+    star = " *" if preset.about.get("applies") == "by itself" else ""
+    return "\n".join([f"  {preset.name}{star}", *rows])
 
 
-def _as_yaml(one: Preset) -> str:
-    """Return the settings of a preset, below what is known of it as comments."""
+def _as_yaml(preset: Preset) -> str:
+    """Return the settings of a preset, below comments with its source and its score."""
     import yaml
 
     facts = {
-        "preset": one.name,
-        **one.about,
+        "preset": preset.name,
+        **preset.about,
         "use": as_called("dppo train ENV_ID --preset none --config FILE, with these lines"),
     }
     comments = [fill(f"# {name}: {text}", 100, subsequent_indent="#   ") for name, text in facts.items()]
-    return "\n".join([*comments, yaml.safe_dump(one.settings, sort_keys=False).rstrip()])
+    return "\n".join([*comments, yaml.safe_dump(preset.settings, sort_keys=False).rstrip()])

@@ -10,7 +10,7 @@ from typing import Any
 from dppo.commands.flags import EXTRA, Flags, Parser, UsageError, add_settings, as_settings, flag, is_help, one_word
 from dppo.config import Config, read_settings
 from dppo.config.parts import help_by_name, settings_by_name
-from dppo.config.presets import merge_preset, preset_named, preset_of
+from dppo.config.presets import Preset, merge_preset, preset_named, preset_of
 from dppo.config.reading import check_names
 from dppo.config.trust import code_named_by, require_trust
 from dppo.errors import ConfigError, DppoError, printable
@@ -23,29 +23,32 @@ from dppo.records.observer import Observer, RunInfo
 
 def main(argv: list[str]) -> int:
     """Train with the settings of the command line; return the exit code: 0, or 128 + n if signal n stopped the run."""
-    several, given, env_id = COMMAND.split(argv)
-    for name in ("seed", "resume", "branch") if several else ():
-        if name in given:
-            raise ConfigError(
-                f"{flag(name)} has no effect with --seeds, which names, and continues, all. Leave it out."
-            )
-    wanted = arguments_of(given, env_id, COMMAND.prog)
+    seeds_flags, flags, env_id = COMMAND.split(argv)
+    if seeds_flags:
+        for name in ("seed", "resume", "branch"):
+            if name in flags:
+                raise ConfigError(
+                    f"{flag(name)} has no effect with --seeds, which names, and continues, all. Leave it out."
+                )
+    arguments = arguments_of(flags, env_id, COMMAND.prog)
     try:
-        if several:
-            code: int = plugin("seeds")(wanted.settings, wanted.notes, **several)
+        if seeds_flags:
+            code: int = plugin("seeds")(arguments.settings, arguments.notes, **seeds_flags)
             return code
-        config = Config(**wanted.settings)
+        config = Config(**arguments.settings)
     except ConfigError as error:
-        if "is not a known setting" in str(error) or not any(setting in str(error) for setting in wanted.tuned):
+        is_about_preset = any(setting in str(error) for setting in arguments.tuned)
+        if "is not a known setting" in str(error) or not is_about_preset:
             raise
-        raise ConfigError(f"{error}\nThe preset {wanted.preset} applies; --preset none disables it.") from None
-    if isinstance(wanted.resume, Path):
-        for action in code_named_by(wanted.settings).values():
-            print(printable(f"{wanted.resume} {action}."), flush=True)
+        raise ConfigError(f"{error}\nThe preset {arguments.preset} applies; --preset none disables it.") from None
+    if isinstance(arguments.resume, Path):
+        for action in code_named_by(arguments.settings).values():
+            print(printable(f"{arguments.resume} {action}."), flush=True)
 
     from dppo.run.runner import train
 
-    result = train(config, resume=wanted.resume, branch=wanted.branch, observers=[_LogNotes(wanted.notes)])
+    observers = [_LogNotes(arguments.notes)]
+    result = train(config, resume=arguments.resume, branch=arguments.branch, observers=observers)
     return 0 if result.stopped_by is None else 128 + signal.Signals[result.stopped_by]
 
 
@@ -87,40 +90,42 @@ class Command:
     usage: str
     description: str
     title: str
-    """Of the group of its own flags."""
-    own: Flags
+    """The title of the group of the command's own flags."""
+    flags: Flags
+    """The command's own flags."""
     refused: Mapping[str, str] = field(default_factory=dict)
     """Flags of a single run that have no effect here, which its help does not show, and why."""
     defaults: Mapping[str, Any] = field(default_factory=dict)
-    """Of settings, where they differ from those of `dppo train`."""
+    """Defaults of settings, where they differ from those of `dppo train`."""
 
     def split(self, argv: list[str], word: str = "ENV_ID") -> tuple[dict[str, Any], dict[str, Any], str | None]:
-        """Return its own flags, those of settings, and the word beside them.
+        """Return the command's own flags, those of settings, and the word beside them.
 
         If help is asked for, print it with the defaults that apply to the other words, and exit. Raises a UsageError if
         a flag is unknown or there is a stray word, a ConfigError if one is refused.
         """
-        parsed = Arguments({})
-        with suppress(DppoError):
-            if is_help(argv):
-                _, given, env_id = self.split([one for one in argv if not is_help([one])])
-                parsed = arguments_of(given, env_id, self.prog)
-        given, words = self._parser(parsed).split(argv)
-        own = {name: given.pop(name) for name in given.keys() - {*settings_by_name(), *EXTRA}}
-        for name in (name for name in self.refused if name in given):
-            raise ConfigError(f"{flag(name)} has no effect here: {self.refused[name]}. Leave it out.")
-        return own, given, one_word(words, word, self.prog)
+        arguments = Arguments({})
+        if is_help(argv):
+            with suppress(DppoError):
+                _, flags, env_id = self.split([argument for argument in argv if not is_help([argument])])
+                arguments = arguments_of(flags, env_id, self.prog)
+        flags, words = self._parser(arguments).split(argv)
+        command_flags = {name: flags.pop(name) for name in flags.keys() - {*settings_by_name(), *EXTRA}}
+        for name, reason in self.refused.items():
+            if name in flags:
+                raise ConfigError(f"{flag(name)} has no effect here: {reason}. Leave it out.")
+        return command_flags, flags, one_word(words, word, self.prog)
 
-    def _parser(self, parsed: Arguments) -> Parser:
+    def _parser(self, arguments: Arguments) -> Parser:
         source = ""
-        if isinstance(parsed.resume, Path):
-            source = f" Defaults are the settings of {parsed.resume}."
-        elif parsed.preset is not None:
-            source = f" Defaults are those tuned for {parsed.preset}; --preset none disables them."
+        if isinstance(arguments.resume, Path):
+            source = f" Defaults are the settings of {arguments.resume}."
+        elif arguments.preset is not None:
+            source = f" Defaults are those tuned for {arguments.preset}; --preset none disables them."
         parser = Parser(self.prog, self.usage, f"{self.description}{source}")
         parser.add_argument_group("ENV_ID", help_by_name()["env_id"])
-        parser.add_flags(self.title, self.own)
-        add_settings(parser, {**self.defaults, **parsed.settings}, leave_out=self.refused)
+        parser.add_flags(self.title, self.flags)
+        add_settings(parser, {**self.defaults, **arguments.settings}, leave_out=self.refused)
         return parser
 
 
@@ -130,7 +135,7 @@ COMMAND = Command(
     description="Train a policy with PPO, and write checkpoints, metrics and a learning curve to the folder of the "
     "run.",
     title="several seeds",
-    own={
+    flags={
         "--seeds A..B|A,B,...": "Train a run for each of these seeds, in processes of their own and in folders below "
         "--run-dir, and report the mean with an interval. The same command continues those that have not finished.",
         "--seeds-at-once N": "Runs at the same time. (default: one with actors, else as many as there are cores and "
@@ -139,50 +144,64 @@ COMMAND = Command(
 )
 
 
-def arguments_of(given: dict[str, Any], env_id: str | None, prog: str) -> Arguments:
-    """Return the settings and options that flags ask for, given as the parser returned them.
+def arguments_of(flags: dict[str, Any], env_id: str | None, prog: str) -> Arguments:
+    """Return the settings and options that flags, as the parser returned them, and the environment ask for.
 
     Raises a ConfigError if a file or a preset contains no settings, and a UsageError if the environment is missing.
     """
-    config, preset_name, resume, branch, trust = (given.get(name) for name in EXTRA)
-    flags = as_settings({name: text for name, text in given.items() if name not in EXTRA})
+    settings = as_settings({name: text for name, text in flags.items() if name not in EXTRA})
     if env_id is not None:
-        flags["env_id"] = env_id
-    if resume == "auto" and "run_dir" not in flags:
+        settings["env_id"] = env_id
+    resume = flags.get("resume")
+    resumes = resume not in (None, "auto")
+    if resume == "auto" and "run_dir" not in settings:
         raise ConfigError("resume=auto: needs a folder that is the same each time. Add --run-dir.")
-    if branch is not None and resume in (None, "auto"):
-        raise ConfigError(f"branch={branch}: needs a run to branch from. Name it with --resume RUN.")
-    if resume not in (None, "auto"):
-        return _of_resumed(given, flags)
-    if trust:
+    if "branch" in flags and not resumes:
+        raise ConfigError(f"branch={flags['branch']}: needs a run to branch from. Name it with --resume RUN.")
+    if resumes:
+        return _of_resumed(flags, settings)
+    if "trust" in flags:
         raise ConfigError("--trust has no effect: it applies to the code of a run to resume. Leave it out.")
-    if config:
-        check_names(Path(config))
-    settings = read_settings(Path(config)) if config else {}
-    env_id = flags.get("env_id", settings.get("env_id"))
-    if env_id is None:
+    if "config" in flags:
+        check_names(flags["config"])
+        settings = read_settings(flags["config"]) | settings
+    if settings.get("env_id") is None:
         raise UsageError(f"the environment is missing. For example: {as_called(prog)} CartPole-v1")
-    wanted = preset_name or "auto"
-    found = None if wanted == "none" else preset_of(str(env_id)) if wanted == "auto" else preset_named(wanted)
-    used = found if found and (wanted != "auto" or found.about.get("applies") == "by itself") else None
-    said = [f"using the preset {used.name}; --preset none disables it"] if used else []
-    if found and not used and found.about.get("applies") == "on request":
-        said = [f"`{command('presets', found.name)}` shows settings and scores for this environment"]
-    tuned, own = used.settings if used else {}, settings | flags
-    fitted, notes = merge_preset(own, tuned)
-    return Arguments(fitted, used.name if used else None, frozenset(tuned) - own.keys(), resume, notes=(*said, *notes))
+    preset, note = _preset(flags.get("preset", "auto"), str(settings["env_id"]))
+    if preset is None:
+        return Arguments(settings, resume=resume, notes=note)
+    merged, notes = merge_preset(settings, preset.settings)
+    tuned = frozenset(preset.settings) - settings.keys()
+    return Arguments(merged, preset.name, tuned, resume, notes=(*note, *notes))
 
 
-def _of_resumed(given: dict[str, Any], flags: dict[str, Any]) -> Arguments:
-    """Return the settings of the run of --resume, with those of `flags`."""
-    run, branch = Path(given["resume"]), given.get("branch")
+def _preset(wanted: str, env_id: str) -> tuple[Preset | None, tuple[str, ...]]:
+    """Return the preset to use, if any, and a note on the one that is used or that could be."""
+    if wanted == "none":
+        return None, ()
+    preset = preset_of(env_id) if wanted == "auto" else preset_named(wanted)
+    if preset is None:
+        return None, ()
+    applies = preset.about.get("applies")
+    if wanted != "auto" or applies == "by itself":
+        return preset, (f"using the preset {preset.name}; --preset none disables it",)
+    if applies == "on request":
+        return None, (f"`{command('presets', preset.name)}` shows settings and scores for this environment",)
+    return None, ()
+
+
+def _of_resumed(flags: dict[str, Any], changes: dict[str, Any]) -> Arguments:
+    """Return the settings of the run of --resume, with `changes`."""
+    branch = flags.get("branch")
     fact = "continues a run in its own folder" if branch is None else "starts a run in the folder of --branch"
     for name in ("config", "preset", "run_dir", "init_from"):
-        if (value := (given | flags).get(name)) is not None:
+        value = (flags | changes).get(name)
+        if value is not None:
             raise ConfigError(
                 f"{flag(name)} {value} has no effect with --resume, which {fact}, with its own settings. Leave it out."
             )
-    settings = settings_to_resume(run, flags if branch is None else flags | {"run_dir": branch})
-    if "trust" not in given:
-        require_trust(settings, flags, given["resume"])
+    run = Path(flags["resume"])
+    settings = settings_to_resume(run, changes if branch is None else changes | {"run_dir": branch})
+    if "trust" not in flags:
+        require_trust(settings, changes, flags["resume"])
     return Arguments(settings, resume=run, branch=branch is not None)

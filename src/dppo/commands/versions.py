@@ -19,27 +19,37 @@ def other_versions() -> tuple[str, bool] | None:
     pins: dict[str, list[str]] = {}  # several of a package, if they depend on the version of Python
     for name, pin in re.findall(r"^([\w.-]+)==([^\s;]+)", (venv.parent / "constraints.txt").read_text(), re.MULTILINE):
         pins.setdefault(name, []).append(pin)
-    found, broken = list[str](), list[str]()
+    differences = []
+    unsupported = []
     for package in CORE:
-        try:
-            has = version(package)
-        except PackageNotFoundError:
-            has = "none"
-        if package in pins and has.partition("+")[0] not in pins[package]:
-            found.append(f"{package} {has} instead of {' or '.join(pins[package])}")
-            broken += [package] * (not _is_supported(package, has))
-    if not found:
+        installed = _installed(package)
+        if package in pins and installed.partition("+")[0] not in pins[package]:
+            differences.append(f"{package} {installed} instead of {' or '.join(pins[package])}")
+            if not _is_supported(package, installed):
+                unsupported.append(package)
+    if not differences:
         return None
-    not_working = f"dppo does not work with {', '.join(broken)} of that version"
-    effect = not_working if broken else "it is tested with the latter"
+    effect = "it is tested with the latter"
+    if unsupported:
+        effect = f"dppo does not work with {', '.join(unsupported)} of that version"
     repair = f"cd {venv.parent} && {venv.name}/bin/python -m pip install -c constraints.txt -e '.[test]'"
-    fact = f"{venv} has {', '.join(found)}; {effect}. Something else was installed there. Repair it: {repair}"
-    return fact, bool(broken)
+    fact = f"{venv} has {', '.join(differences)}; {effect}. Something else was installed there. Repair it: {repair}"
+    return fact, bool(unsupported)
 
 
-def _is_supported(package: str, has: str) -> bool:
+def _installed(package: str) -> str:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return "none"
+
+
+def _is_supported(package: str, installed: str) -> bool:
     """Return whether a version is in the range that dppo asks for."""
     from packaging.requirements import Requirement
 
-    asked = [Requirement(text) for text in requires("dppo") or ()]
-    return has != "none" and all(one.specifier.contains(has, prereleases=True) for one in asked if one.name == package)
+    if installed == "none":
+        return False
+    requirements = [Requirement(text) for text in requires("dppo") or ()]
+    ranges = [requirement.specifier for requirement in requirements if requirement.name == package]
+    return all(versions.contains(installed, prereleases=True) for versions in ranges)

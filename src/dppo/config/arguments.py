@@ -31,12 +31,14 @@ def _answer(function: str, name: str, known: list[str]) -> str:
     fact = f"dppo.{function}() has no argument {name}."
     dashed = name.replace("_", "-").lower()
     ours = [flag[2:].replace("-", "_") for flag in meant_by(dashed)]
-    here = [one for one in ours if one in known] or difflib.get_close_matches(name, known, n=1, cutoff=0.8)
-    if here:
-        return f"{fact} Did you mean {here[0]}?"
-    if (answer := answer_to(dashed, known)) is not None:
+    alike = [argument for argument in ours if argument in known]
+    alike += difflib.get_close_matches(name, known, n=1, cutoff=0.8)
+    if alike:
+        return f"{fact} Did you mean {alike[0]}?"
+    answer = answer_to(dashed, known)
+    if answer is not None:
         return f"{fact} {answer}"
-    setting = next((one for one in (name, *ours) if one in settings_by_name()), None)
-    if setting is not None:
-        return f"{fact} It is a setting: dppo.Config({setting}=...)."
+    for setting in (name, *ours):
+        if setting in settings_by_name():
+            return f"{fact} It is a setting: dppo.Config({setting}=...)."
     return f"{fact} It has {', '.join(known)}."

@@ -24,16 +24,18 @@ def leave_out_ineffective(
     Args:
         of: how a resume may change what is left out; with "close", also what changes last bits.
     """
-    both = dict(settings) | dict(keep)
-    idle = {name for name, _ in without_effect(Settings(**both)) if about(name).resume in of} - keep.keys()
-    return {name: value for name, value in both.items() if name not in idle}
+    merged = dict(settings) | dict(keep)
+    for name in {name for name, _ in without_effect(Settings(**merged))} - keep.keys():
+        if about(name).resume in of:
+            merged.pop(name, None)
+    return merged
 
 
 def without_derived(settings: Mapping[str, Any]) -> dict[str, Any]:
     """Return the settings of a run folder, without a `minibatch_size` that follows from the others."""
-    rest = {name: value for name, value in settings.items() if name != "minibatch_size"}
-    derived = Settings(**rest).sizes.minibatch_rows == settings.get("minibatch_size")
-    return rest if derived else dict(settings)
+    others = {name: value for name, value in settings.items() if name != "minibatch_size"}
+    is_derived = Settings(**others).sizes.minibatch_rows == settings.get("minibatch_size")
+    return others if is_derived else dict(settings)
 
 
 def changes_on_resume(
@@ -56,21 +58,23 @@ def changes_on_resume(
         elif policy == "raised" and isinstance(was, int) and value > was:
             notes.append(_longer(config, was, iteration))
         else:
-            branch = " from that checkpoint: `branch=True`" if about(name).branch else ""
-            new = "use another `run_dir`" if several else f"start a new run{branch}"
             fact = f"{checkpoint} was made with {was}, and a run cannot be resumed with another value"
-            raise ConfigError(f"{name}={value}: {fact}. Leave it out, or {new}.")
+            remedy = "use another `run_dir`" if several else "start a new run"
+            if about(name).branch and not several:
+                remedy += " from that checkpoint: `branch=True`"
+            raise ConfigError(f"{name}={value}: {fact}. Leave it out, or {remedy}.")
     return tuple(notes)
 
 
 def _changed(before: Mapping[str, Any], config: Config) -> Iterator[tuple[str, Any, Any]]:
     """Yield the name of each setting that differs, its value before, and its value now."""
     old = flattened(before)
-    lag_of_one = config.lag == 1 and (old.get("policy_lag") == 1 or old.get("overlap") is True)
-    same = ("policy_lag", "overlap") if lag_of_one else ()  # two names
+    both_lag_by_one = config.lag == 1 and (old.get("policy_lag") == 1 or old.get("overlap") is True)
     for name, value in plain_settings(config).items():
+        if both_lag_by_one and name in ("policy_lag", "overlap"):  # two names of one setting
+            continue
         was = old.get(name, plain(default_of(name)))
-        if was != value and name not in same:
+        if was != value:
             yield name, was, value
 
 

@@ -10,7 +10,8 @@ from dppo.invocation import command
 
 OURS = {f"dppo.envs.wrappers:{name}" for name in ("old_api", "no_limits", "SummedReward")}
 """Wrappers of this package, which messages name."""
-NAMING = {"env_id": "environment", "model": "model", "wrappers": "wrappers"}  # settings with import paths: of a ...
+NAMING = {"env_id": "environment", "model": "model", "wrappers": "wrappers"}
+"""Settings with import paths, and what these name."""
 
 
 def code_named_by(settings: Mapping[str, Any]) -> dict[str, str]:
@@ -18,17 +19,27 @@ def code_named_by(settings: Mapping[str, Any]) -> dict[str, str]:
 
     A plain Gymnasium id, without `module:`, is not among them: an installed package has registered its environment.
     """
-    found: dict[str, list[str]] = {}
+    code = {}
     for setting in NAMING:
         value = settings.get(setting, "")
+        paths = value if isinstance(value, list | tuple) else [value]
+        if setting == "wrappers":
+            paths = [path for path in paths if path not in OURS]
         kwargs = settings.get(f"{setting.removesuffix('_id')}_kwargs")
-        given = ", ".join(f"{key}={value!r}" for key, value in kwargs.items()) if isinstance(kwargs, Mapping) else ""
-        for path in value if isinstance(value, list | tuple) else (value,):
-            module, colon, name = str(path).partition(":")
-            if colon and not (setting == "wrappers" and path in OURS):
-                action = f"makes {name}" if re.search(r"-v\d+$", name) else f"calls {name}({given})"
-                found.setdefault(setting, []).append(f"imports {module} and {action}")
-    return {setting: ", ".join(actions) for setting, actions in found.items()}
+        actions = [_describe_import(str(path), kwargs) for path in paths if ":" in str(path)]
+        if actions:
+            code[setting] = ", ".join(actions)
+    return code
+
+
+def _describe_import(path: str, kwargs: Any) -> str:
+    module, _, name = path.partition(":")
+    if re.search(r"-v\d+$", name):
+        return f"imports {module} and makes {name}"
+    arguments = ""
+    if isinstance(kwargs, Mapping):
+        arguments = ", ".join(f"{key}={value!r}" for key, value in kwargs.items())
+    return f"imports {module} and calls {name}({arguments})"
 
 
 def require_trust(stored: Mapping[str, Any], named: Collection[str], origin: object, *, trust: bool = False) -> None:
@@ -44,9 +55,11 @@ def require_trust(stored: Mapping[str, Any], named: Collection[str], origin: obj
         if name in named:
             continue
         if "<" in str(stored[name]):  # <locals>, <lambda>
-            ways = f"dppo.train(config, resume=...) or dppo.evaluate(run, {'model' if name == 'model' else 'env'}=...)"
-            fact = f"is an object of a Python program, which {origin} cannot name"
-            raise ConfigError(f"{name}={stored[name]}: {fact}. Pass the object itself in Python: {ways}.")
+            argument = "model" if name == "model" else "env"
+            raise ConfigError(
+                f"{name}={stored[name]}: is an object of a Python program, which {origin} cannot name. Pass the object "
+                f"itself in Python: dppo.train(config, resume=...) or dppo.evaluate(run, {argument}=...)."
+            )
         if not trust:
             raise ConfigError(
                 f"{name}={stored[name]}: taken from the settings of {origin}, it {action}. Add `trust=True` if you "
@@ -60,9 +73,9 @@ def object_name(name: str) -> bool:
 
 
 def trust_flags(env_name: str, model_name: str | None = None, wrapper_names: Any = ()) -> list[str]:
-    """Return `--trust` in a list if a command needs it for a run of this environment; else an empty one."""
-    named = code_named_by({"env_id": env_name, "model": model_name, "wrappers": wrapper_names})
-    return ["--trust"] if named else []
+    """Return `--trust` in a list if a command needs it for a run of this environment, otherwise an empty list."""
+    code = code_named_by({"env_id": env_name, "model": model_name, "wrappers": wrapper_names})
+    return ["--trust"] if code else []
 
 
 def resume_command(env_name: str, run_dir: Path, model_name: str | None = None, wrapper_names: Any = ()) -> str:

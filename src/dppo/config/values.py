@@ -33,7 +33,8 @@ def validated(settings: Mapping[str, Any]) -> dict[str, Any]:
 def _model() -> type[BaseModel]:
     fields: dict[str, Any] = {}
     for name in settings_by_name():
-        kind, default = _checked_type(types_by_name()[name], about(name).limits), default_of(name)
+        kind = _checked_type(types_by_name()[name], about(name).limits)
+        default = default_of(name)
         fields[name] = (kind, ... if default is dataclasses.MISSING else default)
     config = ConfigDict(frozen=True, extra="forbid", arbitrary_types_allowed=True, protected_namespaces=())
     return create_model("Settings", __config__=config, **fields)
@@ -43,11 +44,12 @@ def _checked_type(hint: Any, limits: dict[str, Any]) -> Any:
     """Return the type that pydantic checks: limits, integers in several notations, finite floats."""
     kinds = {hint, *get_args(hint)}
     if get_origin(hint) is tuple:
-        item = _checked_item(get_args(hint)[0], limits)
-        if get_args(hint)[0] is not int:
+        item_hint = get_args(hint)[0]
+        item = _checked_item(item_hint, limits)
+        if item_hint is not int:
             return tuple.__class_getitem__((item, ...))
-        several = tuple.__class_getitem__((Annotated[item, BeforeValidator(_whole_number)], ...))
-        return Annotated[several, BeforeValidator(_parts)]
+        integers = tuple.__class_getitem__((Annotated[item, BeforeValidator(_whole_number)], ...))
+        return Annotated[integers, BeforeValidator(_split)]
     if "off" in kinds:
         return Annotated[hint, BeforeValidator(lambda value: "off" if value is False else value)]  # YAML's own word
     if int in kinds:
@@ -64,7 +66,7 @@ def _checked_item(hint: Any, limits: dict[str, Any]) -> Any:
     return Annotated[hint, Field(**limits)] if limits else hint
 
 
-def _parts(value: Any) -> Any:
+def _split(value: Any) -> Any:
     """Split `("64,64",)`, as a flag gives it; return other values unchanged."""
     match value:
         case [str(text)] if "," in text:
@@ -79,10 +81,11 @@ def _user_path(value: Any) -> Any:
 
 def _whole_number(value: Any) -> Any:
     """Convert `1e6`, `1_000_000` and the like to an integer; return other values unchanged."""
-    for number in (int, float) if isinstance(value, str) else ():
+    if isinstance(value, str):
         with suppress(ValueError):
-            value = number(value)
-            break
+            return int(value)
+        with suppress(ValueError):
+            value = float(value)
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
@@ -107,7 +110,8 @@ REMEDIES = {  # by the beginning of pydantic's error type
 def unknown_setting(name: str) -> str:
     """Return that a setting is not known, and what to use instead, if anything is known about its name."""
     dashed = name.replace("_", "-").lower()
-    if (answer := answer_to(dashed, ())) is not None:
+    answer = answer_to(dashed, ())
+    if answer is not None:
         return f"{name} is not a known setting. {answer}"
     meant = (flag[2:].replace("-", "_") for flag in meant_by(dashed))
     return unknown_name("setting", name, settings_by_name(), meant)
@@ -115,7 +119,8 @@ def unknown_setting(name: str) -> str:
 
 def _describe(error: Any) -> str:
     """Return one of pydantic's errors in the form `setting=value: fact. Remedy`."""
-    path = ".".join(str(part) for part in error["loc"][:1] + tuple(i for i in error["loc"][1:] if isinstance(i, int)))
+    name, *inner = error["loc"]
+    path = ".".join([str(name), *(str(index) for index in inner if isinstance(index, int))])
     if error["type"] == "extra_forbidden":
         return unknown_setting(path)
     if path == "env_id" and hasattr(error["input"], "step"):

@@ -34,7 +34,7 @@ COMMAND = Command(
     "the median of the others stop early. Settings that you give are not tuned. The study is a file in the folder of "
     "--out: the same command continues it, and several at once, also on one Ray cluster, share the trials.",
     title="tuning",
-    own={
+    flags={
         "--trials N": f"Trials of the study in all. (default: {TRIALS})",
         "--out DIR": "Folder of the study. (default: runs/tune__ENV)",
         "--space FILE": f"YAML file of the search space. (default: {SPACE.name} of dppo)",

@@ -44,7 +44,7 @@ COMMAND = Command(
     "train several seeds. Runs take turns, so that a drift of the machine affects all alike. It writes compare.png and "
     "compare.json.",
     title="comparison",
-    own={
+    flags={
         "--actors N ...": "Numbers of actors to compare; 0 trains in process, without Ray. (default: 1 8)",
         "--seeds N": "Seeds for each number of actors: --seed, --seed + 1, ... (default: 3)",
         "--target RETURN": "Report the time until the mean episode return reaches this value, e.g. 475.",

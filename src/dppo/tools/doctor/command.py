@@ -32,7 +32,7 @@ COMMAND = Command(
     usage="ENV_ID [--seconds S] [--json] [--flag value ...]\nRUN [--json]",
     description=DESCRIPTION,
     title="doctor",
-    own={
+    flags={
         "--seconds S": "Time for all of it. (default: 60)",
         "--json": "Print all that is known as JSON.",
     },
