@@ -180,7 +180,7 @@ COMMANDS: tuple[tuple[str, str, str, str], ...] = (
         "",
     ),
     (
-        "config/resume.py: start a new run{}",
+        "config/resume.py: start a new run",
         "train --resume RUN --trust --gamma 0.5 --progress off",
         "train --resume RUN --trust --gamma 0.5 --branch TMP/branch --progress off",
         "",

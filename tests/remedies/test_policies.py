@@ -171,7 +171,7 @@ def test_an_evaluation_is_given_what_the_messages_ask_for(
 
 @executes(
     "records/files/run_folder.py: Pass `{}` again: in Python with Config({}=...) and train(config, resume=...)",
-    "config/trust.py: {}={}: {}. Pass the object itself in Python: {}",
+    "config/trust.py: Pass the object itself in Python: dppo.train",
 )
 def test_objects_of_a_program_are_passed_again(runs: dict[str, Path], tmp_path: Path) -> None:
     from dppo.__main__ import main
