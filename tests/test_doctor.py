@@ -99,7 +99,7 @@ DISEASES: dict[str, tuple[str, ...]] = {  # what is found, besides Gymnasium's o
 @pytest.mark.parametrize("disease", DISEASES)
 def test_a_disease_is_found(disease: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.chdir(tmp_path)  # and back, wherever an environment goes
-    monkeypatch.setattr(examination, "MOST", 50)
+    monkeypatch.setattr(examination, "MAX_STEPS", 50)
     monkeypatch.setattr(Examination, "_elsewhere", lambda examination: True)  # of a process of its own
     own = [one for one in found_in(config_of(disease)) if "Gymnasium's checker" not in one]
     assert len(own) == len(DISEASES[disease]), own
@@ -121,7 +121,7 @@ def test_a_disease_is_found(disease: str, monkeypatch: pytest.MonkeyPatch, tmp_p
     ],
 )
 def test_the_bounds_of_actions_are_reported(bounds: str, expected: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(examination, "MOST", 20)
+    monkeypatch.setattr(examination, "MAX_STEPS", 20)
     valve: dict[str, Any] = {"env_id": "worlds.acting:Actuated", "env_kwargs": {"kind": "valve"}}
     found = found_in(make_config({**valve, "action_bounds": bounds, "num_samplers": 1, "num_steps": 16}))
     told = [text for text in found if "ctions lie between" in text]
@@ -136,7 +136,7 @@ FAULTY = make_config({"env_id": "worlds.faulty:Unreliable", "num_samplers": 1, "
 def test_faults_are_counted_and_lead_to_settings_with_which_a_run_goes_on(
     steps: float, resets: float, kinds: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(examination, "MOST", 300)
+    monkeypatch.setattr(examination, "MAX_STEPS", 300)
     config = dataclasses.replace(FAULTY, env_kwargs={"steps": steps, "resets": resets, "kinds": kinds})
     found, same, *_ = found_in(config)
     assert found.startswith("error: sampler 0 (worlds.faulty:Unreliable), env 0: ")
@@ -158,7 +158,7 @@ def test_faults_are_counted_and_lead_to_settings_with_which_a_run_goes_on(
 def test_faults_that_follow_from_no_seed_end_a_comparison_and_not_the_examination(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(examination, "MOST", 50)
+    monkeypatch.setattr(examination, "MAX_STEPS", 50)
     random.seed(1)
     faults, unlike, *others = found_in(config_of("flaky"))
     assert "ConnectionError in step), about" in faults
@@ -178,7 +178,7 @@ ROWS: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("name", ROWS)
 def test_environments_of_several_rows_are_examined(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(examination, "MOST", 50)
+    monkeypatch.setattr(examination, "MAX_STEPS", 50)
     found = found_in(dataclasses.replace(FAULTY, envs_per_sampler=3, **ROWS[name]))
     assert any(one.startswith("note: 3 rows step at once") for one in found), found
     repeated = [one for one in found if "the same seed and actions give the same" in one]
@@ -195,7 +195,7 @@ def test_environments_of_several_rows_are_examined(name: str, monkeypatch: pytes
     ],
 )
 def test_a_state_that_is_not_whole_is_found(partial: bool, said: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(examination, "MOST", 50)
+    monkeypatch.setattr(examination, "MAX_STEPS", 50)
     kwargs = {"disease": "hidden state", "partial": partial}
     found = found_in(dataclasses.replace(config_of("none"), env_id="worlds.sick:Saved", env_kwargs=kwargs))
     assert any(one.startswith(said) for one in found), found
@@ -209,7 +209,7 @@ def test_the_update_that_is_timed_is_that_of_the_run(monkeypatch: pytest.MonkeyP
             plans.append(plan)
             super().__init__(plan, *args)
 
-    monkeypatch.setattr(examination, "MOST", 50)
+    monkeypatch.setattr(examination, "MAX_STEPS", 50)
     monkeypatch.setattr(trainers, "LocalTrainer", Recorded)
     sizes = {"num_samplers": 1, "num_steps": 16, "total_timesteps": 16, "progress": "off", "run_dir": tmp_path / "run"}
     config = make_config({"env_id": "Pendulum-v1", **sizes})
@@ -289,7 +289,7 @@ class Camera(Overshoots):
 
 
 def test_steps_that_are_played_back_are_checked_as_in_a_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(examination, "MOST", 100)
+    monkeypatch.setattr(examination, "MAX_STEPS", 100)
     found = found_in(dataclasses.replace(config_of("none", num_samplers=4), env_id=Overshoots, env_kwargs={}))
     assert any("1.00999" in one for one in found)
     assert not any(one.startswith("error") for one in found), found
@@ -298,7 +298,7 @@ def test_steps_that_are_played_back_are_checked_as_in_a_run(monkeypatch: pytest.
 def test_the_memory_of_the_network_and_of_the_examination_is_not_that_of_the_environment(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(examination, "MOST", 150)
+    monkeypatch.setattr(examination, "MAX_STEPS", 150)
     config, facts = dataclasses.replace(config_of("none", image_features=64), env_id=Camera, env_kwargs={}), Facts()
     calls = dict.fromkeys(("make", "done", "reset", "step"), int)
     Examination(config, 30, lambda **new: facts.update(new), calls).run()
@@ -339,7 +339,7 @@ class SharesMemory(Overshoots):
 
 
 def test_pythons_own_process_is_not_left_by_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(examination, "MOST", 50)
+    monkeypatch.setattr(examination, "MAX_STEPS", 50)
     tracker = resource_tracker.ResourceTracker()
     monkeypatch.setattr(resource_tracker, "_resource_tracker", tracker)
     try:
@@ -371,7 +371,7 @@ class OnPort(Overshoots):
 
 
 def test_a_second_instance_may_need_another_place(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(examination, "MOST", 50)
+    monkeypatch.setattr(examination, "MAX_STEPS", 50)
     found = found_in(dataclasses.replace(config_of("none"), env_id=OnPort, env_kwargs={}))
     assert any(one.startswith("ok: the same seed and actions give the same ") for one in found)
     assert not any(one.startswith("error") for one in found), found

@@ -121,7 +121,7 @@ def test_an_evaluation_with_others_says_so_and_one_in_training_refuses_them(tmp_
 
 @pytest.mark.parametrize("setting", ["refuse", "allow"])
 def test_the_doctor_names_them_with_a_remedy_that_fits(setting: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(examination, "MOST", 50)
+    monkeypatch.setattr(examination, "MAX_STEPS", 50)
     sizes: dict[str, Any] = {"num_samplers": 1, "num_steps": 16, "update_epochs": 1}
     own = {"env_id": "test_running_statistics:normalized", "running_statistics": setting}
     found = found_in(make_config(own | sizes))

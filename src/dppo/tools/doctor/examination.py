@@ -7,25 +7,19 @@ threads.
 
 import faulthandler
 import json
-import math
 import os
 import signal
 import sys
-import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import suppress
-from copy import deepcopy
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import cycle
-from multiprocessing import resource_tracker
 from statistics import median
 from typing import Any
 
 import numpy as np
-import psutil
 
 from dppo.config import Config, plain_settings
 from dppo.config.memory import batch_memory_in_words
@@ -33,28 +27,25 @@ from dppo.config.plain import plain
 from dppo.config.resolve import facts_of, resolve
 from dppo.engine.ledger import ReplayLedger
 from dppo.envs.checks.faults import gymnasium_says
-from dppo.envs.closing import close_all
-from dppo.envs.instance import Instance
-from dppo.envs.kinds import joint_kind
-from dppo.envs.make import make_env
 from dppo.envs.statistics import running_statistics
 from dppo.errors import ConfigError, DppoError, EnvironmentFault
-from dppo.hosts.builders import build_sampler
+from dppo.hosts.builders import BuiltSampler
 from dppo.hosts.plans import trainer_plan
 from dppo.numerics.portable import limit_blas
 from dppo.policies.policy import spaces_summary
 from dppo.ppo.acting.sampler import PPOSampler
-from dppo.ppo.exchange.records import Experience, PolicySnapshot
+from dppo.ppo.exchange.records import Episode, Experience, Incident, PolicySnapshot, Segment, SegmentReport
 from dppo.ppo.exchange.statistics import no_statistics
 from dppo.ppo.networks.choice import choose_network
-from dppo.process_state.borders import dppo_computes, forget_notes, take_changes
+from dppo.process_state.borders import dppo_computes
 from dppo.signals import StopSignals
 from dppo.spaces.actions import clipped_off_centre, describe_rescaling
-from dppo.spaces.spaces import leaves
+from dppo.spaces.spaces import Spaces, leaves
+from dppo.tools.doctor.instances import MAX_STORED_ANSWERS, Instances
 from dppo.tools.doctor.playing import (
     WITH_SECOND,
+    Step,
     agreement,
-    global_state,
     guarded,
     in_order,
     plan_of,
@@ -63,16 +54,65 @@ from dppo.tools.doctor.playing import (
     spread,
     steps_of,
 )
+from dppo.tools.doctor.process import ProcessWatch
 from dppo.transports.in_process import InProcessCollector
 from dppo.transports.ray.pickling import pack
 from dppo.user_code import in_a_line
 
-FIRST, LATER, MOST = 16, 64, 10_000  # steps of the first segment, of later ones, of all
-KEPT = FIRST + 2  # answers to be played back: of steps that were checked as the first of a run are
-CHECKED = 12  # resets, and as many steps, of Gymnasium's checker
+FIRST_STEPS = 2  # of the segment that shows how many steps there is time for
+SECOND_STEPS = 16
+LATER_STEPS = 64
+MAX_STEPS = 10_000
+CALLS_OF_CHECKER = 12  # resets, and as many steps, of Gymnasium's checker
 ELSEWHERE_S = 30.0  # for another process to make an instance
-MOST_MB = 1024  # growth that ends playing
-NO_FIRST: Any = math.inf  # samplers of a run, of which no step is among the first ones, where a fault ends it
+MAX_GROWTH_MB = 1024  # more memory ends playing
+MIN_GROWTH_MB = 2.0  # less is not said to be a leak
+MEMORY_EACH_SEGMENT = 3  # memory is measured after each of the first segments, because it takes some milliseconds,
+MEMORY_EVERY = 8  # and later after each eighth
+MAX_ITERATIONS = 6
+
+
+@dataclass
+class Played:
+    """What happened while a policy that knows nothing played."""
+
+    trace: list[Step] = field(default_factory=list)
+    sizes: list[int] = field(default_factory=list)
+    """Steps of each segment."""
+    episodes: list[Episode] = field(default_factory=list)
+    incidents: list[Incident] = field(default_factory=list)
+    observed: dict[str, tuple[str, float, float]] = field(default_factory=dict)
+    """Kind, lowest and highest value of each part of the observation."""
+    memory: list[tuple[int, float]] = field(default_factory=list)
+    """Steps so far, and MB that were used then."""
+
+    def add(self, report: SegmentReport, segment: Segment, spaces: Spaces) -> None:
+        """Add a segment."""
+        self.sizes.append(len(segment.rewards))
+        self.trace += steps_of(report, segment)
+        self.episodes += report.episodes
+        self.incidents += report.incidents
+        for name, leaf in leaves(segment.obs).items():
+            kind = "category" if name in spaces.categories else leaf.dtype.kind
+            _, low, high = self.observed.get(name, (kind, np.inf, -np.inf))
+            self.observed[name] = (kind, min(low, float(leaf.min())), max(high, float(leaf.max())))
+
+    def growth_mb(self) -> float:
+        """Return the growth of memory since the first segment."""
+        return self.memory[-1][1] - self.memory[0][1]
+
+    def leak_mb(self, examination_mb: float) -> float:
+        """Return the growth of memory in 1,000 steps of the second half, without that of a start.
+
+        Args:
+            examination_mb: memory of answers and segments that the examination itself holds.
+        """
+        middle_step, middle_mb = self.memory[(len(self.memory) + 1) // 2]
+        last_step, last_mb = self.memory[-1]
+        growth_mb = last_mb - middle_mb
+        if growth_mb <= MIN_GROWTH_MB + examination_mb:
+            return 0.0
+        return 1000 * growth_mb / (last_step - middle_step)
 
 
 class Examination:
@@ -83,173 +123,151 @@ class Examination:
     ) -> None:
         """Prepare; `report` takes new facts as keywords, `on_call["step"]` is called before a step."""
         self._config = replace(config, on_env_fault="auto") if config.on_env_fault == "raise" else config
-        self._report, self._on_call, self._envs = report, on_call, dict[int, Any]()
-        self._until, self._cpu_s, self._joint, self._newest = time.monotonic() + seconds, 0.0, False, ""
-        self._seconds: dict[str, list[float]] = {"make": [], "reset": [], "step": []}
-        self._kept: dict[str, list[Any]] = {"reset": [], "step": []}
-        self._me, self._threads, self._state = psutil.Process(), threading.active_count(), global_state()
-        forget_notes()
-        self._before = set(self._me.children(recursive=True))
+        self._report = report
+        self._until = time.monotonic() + seconds
+        self._process = ProcessWatch()
+        self._instances = Instances(self._config, on_call, self._process)
 
     def run(self, sizes: Sequence[int] = ()) -> None:
         """Examine all; with the `sizes` of the segments of an earlier examination, only repeat these segments."""
         try:
-            sampler = self._make()
-            trace, used = self._play(sampler, sizes)
-            if not sizes:
-                if all(self._kept.values()) or self._joint:
-                    self._iterate()
-                self._compare(trace, used)
+            self._examine(sizes)
         except (Exception, SystemExit) as error:  # of the environment, or of a setting
             self._report(error=str(error) if isinstance(error, DppoError) else in_a_line(error))
         self._report(stage="closing")
         began = time.monotonic()
-        close_all([*self._envs.values()])
-        self._report(close_s=time.monotonic() - began, left=self._usage()[2])
+        self._instances.close()
+        self._report(close_s=time.monotonic() - began, left=self._process.usage().children)
 
-    def _left(self, share: float) -> float:  # the end of a stage that may take this share of the time left
+    def _examine(self, sizes: Sequence[int]) -> None:
+        built = self._make()
+        began = time.monotonic()
+        played = self._play(built, sizes)
+        step_s = (time.monotonic() - began) / len(played.trace)
+        if sizes:
+            return
+        if all(self._instances.answers.values()) or self._instances.has_rows:
+            self._iterate(built)
+        self._compare(built.spaces, played, step_s)
+
+    def _end_of_stage(self, share: float) -> float:
+        """Return the time at which a stage ends that may take this share of the time left."""
         return share * self._until + (1 - share) * time.monotonic()
 
-    def _new(self, number: int, **env_kwargs: Any) -> Any:
-        """Make an instance in the place of an earlier one with this number, which has failed, if there is one."""
-        self._envs.pop(number, None)
-        instance = Instance(seed=self._config.seed, num_rows=self._config.envs_per_sampler)
-        before = self._usage()[0]
-        make = partial(self._call, "make", make_env, self._config.env_id, env_kwargs)
-        try:
-            env = self._envs[number] = make(instance)
-        except Exception:
-            if number == 0:
-                raise
-            env = self._envs[number] = make(
-                replace(instance, sampler_id=number)
-            )  # the first one may hold the port of that place
-        self._on_call["done"]()  # from here on, it is not the constructor that takes long
-        self._env_mb = max(0.0, self._usage()[0] - before)  # without that of the network, which is built later
-        self._joint = joint_kind(env) is not None
-        for name in self._kept:
-            setattr(env, name, partial(self._call, name, getattr(env, name)))
-        return env
-
-    def _call(self, name: str, method: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        if name == "make" and self._newest:  # a fault: what was returned last was invalid
-            self._kept[self._newest].pop()
-        self._newest = ""
-        self._on_call[name]()
-        cpu, began = time.process_time(), time.perf_counter()
-        try:
-            answer = method(*args, **kwargs)
-        finally:
-            self._seconds[name].append(time.perf_counter() - began)
-            self._cpu_s += (time.process_time() - cpu) * (name in self._kept)
-        if isinstance(answer, tuple) and not self._joint and len(self._kept[name]) < KEPT:
-            self._kept[name].append((deepcopy(answer[0]), *answer[1:]))
-            self._newest = name
-        return answer
-
-    def _sampler(self, number: int, sampler_id: int = 0) -> PPOSampler:
-        """Return a sampler of the instance with this number, which is made if it is not there, and after a fault."""
-        held = [self._envs[number]] if number in self._envs else []
-
-        def make(**env_kwargs: Any) -> Any:
-            return held.pop() if held else self._new(number, **env_kwargs)
-
-        rows = self._config.envs_per_sampler if self._joint else 1
-        built = build_sampler(plan_of(self._config, make, NO_FIRST, rows), sampler_id)
-        self._spaces, self._group = built.spaces, built.envs
-        return built.sampler
-
-    def _make(self) -> PPOSampler:
+    def _make(self) -> BuiltSampler:
         self._report(stage="making")
         try:
-            sampler = self._sampler(0)
+            built = self._instances.sampler(0)
         except ConfigError:
-            if not self._joint:
+            if not self._instances.has_rows:
                 raise
-            self._envs.clear()  # closed, as it has several rows
-            sampler = self._sampler(0)
-        rows, self._make_s, children = sampler.envs.num_envs, self._seconds["make"][0], self._usage()[2]
+            self._instances.forget()  # it was closed, as it has several rows
+            built = self._instances.sampler(0)
+        spaces = built.spaces
+        rows = built.sampler.envs.num_envs
+        summary = spaces_summary(spaces)
+        if self._instances.has_rows:
+            summary += f", in each of {rows} rows"
+            self._report(rows=rows)
         self._report(
-            make_s=self._make_s, env_mb=self._env_mb / rows, changed_by_making=self._changes(),
-            threads=threading.active_count() - self._threads, children=children,
-            spaces=spaces_summary(self._spaces) + f", in each of {rows} rows" * self._joint,
-            statistics=running_statistics(self._group.rows.envs[0].env),
-            network=str(choose_network(self._config.network, self._spaces)), deterministic=self._spaces.deterministic,
-            batch=batch_memory_in_words(self._config, self._spaces), **({"rows": rows} if self._joint else {}),
-            rescaled=describe_rescaling(self._spaces.actions), off_centre=clipped_off_centre(self._spaces.actions),
-        )  # fmt: skip
-        return sampler
+            make_s=self._instances.seconds["make"][0],
+            env_mb=self._instances.env_mb / rows,
+            changed_by_making=self._process.changes(),
+            threads=self._process.new_threads(),
+            children=self._process.usage().children,
+            spaces=summary,
+            statistics=running_statistics(built.envs.rows.envs[0].env),
+            network=str(choose_network(self._config.network, spaces)),
+            deterministic=spaces.deterministic,
+            batch=batch_memory_in_words(self._config, spaces),
+            rescaled=describe_rescaling(spaces.actions),
+            off_centre=clipped_off_centre(spaces.actions),
+        )
+        return built
 
-    def _play(self, sampler: PPOSampler, sizes: Sequence[int]) -> tuple[list[Any], list[int]]:
+    def _play(self, built: BuiltSampler, sizes: Sequence[int]) -> Played:
         """Let a policy that knows nothing play, through the sampler of a run with all of its checks."""
         self._report(stage="playing")
-        began = time.monotonic()
-        trace, incidents, observed = list[Any](), list[Any](), dict[str, tuple[str, float, float]]()
-        memory, cpu, episodes, used = [(0, self._usage()[0])], self._usage()[1], list[Any](), list[int]()
-        for report, segment in guarded(segments([sampler], sizes or self._sizes(self._left(0.35)))):
-            used.append(len(segment.rewards))
-            trace += steps_of(report, segment)
-            episodes += report.episodes
-            incidents += report.incidents
-            if len(used) < 4 or len(used) % 8 == 0:  # it takes some milliseconds
-                memory.append((len(trace), self._usage()[0]))
-            for name, leaf in leaves(segment.obs).items():
-                kind = "category" if name in self._spaces.categories else leaf.dtype.kind
-                _, low, high = observed.get(name, (kind, np.inf, -np.inf))
-                observed[name] = kind, min(low, float(leaf.min())), max(high, float(leaf.max()))
-            if memory[-1][1] - memory[0][1] > MOST_MB:
+        before = self._process.usage()
+        played = Played(memory=[(0, before.mb)])
+        for report, segment in guarded(segments([built.sampler], sizes or self._sizes(self._end_of_stage(0.35)))):
+            played.add(report, segment, built.spaces)
+            number = len(played.sizes)
+            if number <= MEMORY_EACH_SEGMENT or number % MEMORY_EVERY == 0:
+                played.memory.append((len(played.trace), self._process.usage().mb))
+            if played.growth_mb() > MAX_GROWTH_MB:
                 break
-        self._step_s = (time.monotonic() - began) / len(trace)
-        wall, faults = sum(sum(self._seconds[name]) for name in self._kept), [one for one in incidents if one.fault]
-        rewards = [reward for _, rewards, *_ in trace for reward in rewards]
-        (at, mb), (last, end) = memory[(len(memory) + 1) // 2], memory[-1]  # growth that lasts, not that of a start
-        own_mb = (KEPT + 3 * LATER) * self._spaces.obs.itemsize / 2**20  # answers and segments that this process holds
+        self._report_played(played, before.children_cpu_s, built.spaces)
+        return played
+
+    def _report_played(self, played: Played, children_cpu_before_s: float, spaces: Spaces) -> None:
+        instances = self._instances
+        faults = [incident for incident in played.incidents if incident.fault]
+        rewards = [reward for step in played.trace for reward in step.rewards]
+        wall_s = sum(sum(instances.seconds[name]) for name in instances.answers)
+        children_cpu_s = self._process.usage().children_cpu_s - children_cpu_before_s
+        stored_rows = MAX_STORED_ANSWERS + 3 * LATER_STEPS
         self._report(
-            **{call: spread(times) for call, times in self._seconds.items()}, steps=len(trace), sizes=used, trace=trace,
-            busy=min(1.0, (self._cpu_s + self._usage()[1] - cpu) / wall), own_busy=min(1.0, self._cpu_s / wall),
-            lengths=[one.length for one in episodes], returns=[one.episode_return for one in episodes],
-            rewards=[min(rewards), max(rewards)], incidents=[one.message for one in incidents if not one.fault],
-            observed=observed, faults=Counter(f"{one.fault.error} in {one.fault.phase}" for one in faults),
-            first_fault=[f"{one.message}\n{one.fault.traceback}".rstrip() for one in faults[:1]],
-            lost=sum(one.lost_steps for one in faults),
-            leak_mb=1000 * (end - mb) / (last - at) if end - mb > 2 + own_mb else 0.0,
-            changed_by_playing=self._changes(),
-        )  # fmt: skip
-        return trace, used
+            **{call: spread(times) for call, times in instances.seconds.items()},
+            steps=len(played.trace),
+            sizes=played.sizes,
+            trace=played.trace,
+            busy=min(1.0, (instances.cpu_s + children_cpu_s) / wall_s),
+            own_busy=min(1.0, instances.cpu_s / wall_s),
+            lengths=[episode.length for episode in played.episodes],
+            returns=[episode.episode_return for episode in played.episodes],
+            rewards=[min(rewards), max(rewards)],
+            incidents=[incident.message for incident in played.incidents if not incident.fault],
+            observed=played.observed,
+            faults=Counter(f"{fault.fault.error} in {fault.fault.phase}" for fault in faults if fault.fault),
+            first_fault=[f"{first.message}\n{first.fault.traceback}".rstrip() for first in faults[:1] if first.fault],
+            lost=sum(fault.lost_steps for fault in faults),
+            leak_mb=played.leak_mb(stored_rows * spaces.obs.itemsize / 2**20),
+            changed_by_playing=self._process.changes(),
+        )
 
     def _sizes(self, until: float) -> Iterator[int]:
         """Yield sizes of segments until the time is up; the first shows how many steps there is time for."""
         began = time.monotonic()
-        yield 2
-        while 0 < (made := len(self._seconds["step"])) < MOST:
-            most = int((until - time.monotonic()) * made / (time.monotonic() - began))
-            if most < 1 and made > 2:
+        yield FIRST_STEPS
+        while True:
+            steps = len(self._instances.seconds["step"])
+            if not 0 < steps < MAX_STEPS:
                 return
-            yield max(1, min(FIRST if made == 2 else LATER, most))
+            affordable = int((until - time.monotonic()) * steps / (time.monotonic() - began))
+            if affordable < 1 and steps > FIRST_STEPS:
+                return
+            wanted = SECOND_STEPS if steps == FIRST_STEPS else LATER_STEPS
+            yield max(1, min(wanted, affordable))
 
-    def _compare(self, trace: list[Any], used: list[int]) -> None:
+    def _compare(self, spaces: Spaces, played: Played, step_s: float) -> None:
         """Play the same segments in other places, then ask Gymnasium's checker."""
-        until = self._left(0.8)
+        until = self._end_of_stage(0.8)
         self._report(stage="comparing with other episodes")
-        if not self._spaces.deterministic or until < time.monotonic() + self._make_s:
+        if not spaces.deterministic or until < time.monotonic() + self._instances.seconds["make"][0]:
             return
-        most = int((until - time.monotonic()) / 4 / self._step_s)
-        sizes = [size for number, size in enumerate(used) if number == 0 or sum(used[: number + 1]) <= most]
-        found = {"compared": sum(sizes), "same": {}, "unlike": []}
+        affordable = int((until - time.monotonic()) / 4 / step_s)
+        sizes = []
+        for number, size in enumerate(played.sizes):
+            if number == 0 or sum(played.sizes[: number + 1]) <= affordable:
+                sizes.append(size)
+        facts = {"compared": sum(sizes), "same": {}, "unlike": []}
         self._report(sizes=sizes)
 
-        def compare(where: str, *samplers: PPOSampler) -> None:
+        def compare(place: str, *samplers: PPOSampler) -> None:
             again = (step for made in segments(samplers, sizes) for step in steps_of(*made))
-            found.update(in_order(agreement(found, where, trace, again)))
-            self._report(**found)
+            facts.update(in_order(agreement(facts, place, played.trace, again)))
+            self._report(**facts)
 
-        compare("after other episodes", self._sampler(0))
-        fresh = self._second()
-        if fresh is not None:
-            compare("in a new instance", fresh)
-            compare("beside another instance", self._sampler(0), self._sampler(1, 1))
-            self._report(state=restored(self._sampler(1), self._sampler(0)))
-        self._ask_checker(self._envs[max(self._envs)])
+        compare("after other episodes", self._instances.sampler(0).sampler)
+        second = self._second()
+        if second is not None:
+            compare("in a new instance", second)
+            compare(
+                "beside another instance", self._instances.sampler(0).sampler, self._instances.sampler(1, 1).sampler
+            )
+            self._report(state=restored(self._instances.sampler(1).sampler, self._instances.sampler(0).sampler))
+        self._ask_checker(self._instances.last())
 
     def _second(self) -> PPOSampler | None:
         """Return a sampler of a second instance; None if its process may not have one."""
@@ -258,97 +276,92 @@ class Examination:
         self._report(stage=WITH_SECOND)
         began = time.monotonic()
         try:
-            fresh = self._sampler(1)
+            second = self._instances.sampler(1).sampler
         except EnvironmentFault as fault:
             if not fault.in_constructor:
                 raise
-            self._report(single=fault.message.partition("raised ")[2].splitlines()[0], elsewhere=self._elsewhere())
+            reason = fault.message.partition("raised ")[2].splitlines()[0]
+            self._report(single=reason, elsewhere=self._elsewhere())
             return None
         self._report(next_make_s=time.monotonic() - began)
-        return fresh
+        return second
 
     def _elsewhere(self) -> bool:
         """Return whether another process can make an instance while this one has its own."""
         from dppo.tools.doctor.watching import EXAMINATION, Watch
 
         self._report(stage="making a second instance in another process")
-        wanted = {"settings": plain(plain_settings(self._config)), "seconds": ELSEWHERE_S, "sizes": [2]}
+        wanted = {"settings": plain(plain_settings(self._config)), "seconds": ELSEWHERE_S, "sizes": [FIRST_STEPS]}
         facts = Watch(EXAMINATION, wanted, lambda stage: None).wait(ELSEWHERE_S)
         return "trace" in facts
 
-    def _ask_checker(self, second: Any) -> None:
+    def _ask_checker(self, env: Any) -> None:
         """Ask Gymnasium's checker about an instance, and try to pickle it."""
-        if not self._joint and CHECKED * sum(map(np.mean, self._seconds.values())) < self._until - time.monotonic():
+        call_s = sum(float(np.mean(times)) for times in self._instances.seconds.values())
+        if not self._instances.has_rows and CALLS_OF_CHECKER * call_s < self._until - time.monotonic():
             self._report(stage="asking Gymnasium's checker")
-            self._report(gymnasium=gymnasium_says(second))
-        del second.reset, second.step
+            self._report(gymnasium=gymnasium_says(env))
+        del env.reset, env.step
         try:
-            pack(second)
+            pack(env)
         except Exception as error:  # pickling may raise anything
             self._report(pickle=in_a_line(error))
 
-    def _iterate(self) -> None:
+    def _iterate(self, built: BuiltSampler) -> None:
         """Time collecting and updating with the settings of the run, and an environment that answers at once."""
         self._report(stage="updating")
         from dppo.learners.trainers import LocalTrainer
 
-        config, until, times = self._config, self._left(0.4), list[tuple[float, float]]()
-        env = self._envs[0]
-        if self._joint:  # a row of it answers as a single environment does
-            env = self._group.rows.envs[0].env
+        until = self._end_of_stage(0.4)
+        config = self._config
+        env = self._instances.first()
+        answers = self._instances.answers
+        if self._instances.has_rows:  # a row of it answers as a single environment does
+            env = built.envs.rows.envs[0].env
             obs, info = env.last_reset
-            self._kept = {"reset": [env.last_reset], "step": [(obs, 0.0, False, False, info)]}
-        resets, steps, before = cycle(self._kept["reset"]), cycle(self._kept["step"]), (env.reset, env.step)
-        env.reset, env.step = lambda **_: next(resets), lambda _: next(steps)
-        sizes = config.num_samplers, config.envs_per_sampler, config.sizes.sequence_length
-        run_config, _ = resolve(config, facts_of(self._spaces.actions))
-        collector = InProcessCollector(plan_of(config, lambda **_: env, *sizes), ReplayLedger(sizes[0], replay=False))
-        trainer = LocalTrainer(trainer_plan(run_config), self._spaces)
-        scale = 1.0 if config.norm_reward else None
-        obs_scale = no_statistics(self._spaces, obs=config.norm_obs, returns=False).obs_scale()
-        while len(times) < 2 or (len(times) < 6 and time.monotonic() + sum(times[-1]) < until):
-            policy = PolicySnapshot(len(times), trainer.weights(), obs_scale)
-            collector.request(policy, len(times))
-            collected, began = collector.receive(StopSignals()), time.monotonic()
-            trainer.update(Experience(collected.segments, policy, scale, len(times)))
+            answers = {"reset": [env.last_reset], "step": [(obs, 0.0, False, False, info)]}
+        methods = (env.reset, env.step)
+        resets = cycle(answers["reset"])
+        steps = cycle(answers["step"])
+        env.reset = lambda **_: next(resets)
+        env.step = lambda _: next(steps)
+        sizes = (config.num_samplers, config.envs_per_sampler, config.sizes.sequence_length)
+        ledger = ReplayLedger(config.num_samplers, replay=False)
+        collector = InProcessCollector(plan_of(config, lambda **_: env, *sizes), ledger)
+        run_config, _ = resolve(config, facts_of(built.spaces.actions))
+        trainer = LocalTrainer(trainer_plan(run_config), built.spaces)
+        reward_scale = 1.0 if config.norm_reward else None
+        obs_scale = no_statistics(built.spaces, obs=config.norm_obs, returns=False).obs_scale()
+        times = list[tuple[float, float]]()
+        while len(times) < 2 or (len(times) < MAX_ITERATIONS and time.monotonic() + sum(times[-1]) < until):
+            iteration = len(times)
+            policy = PolicySnapshot(iteration, trainer.weights(), obs_scale)
+            collector.request(policy, iteration)
+            collected = collector.receive(StopSignals())
+            began = time.monotonic()
+            trainer.update(Experience(collected.segments, policy, reward_scale, iteration))
             times.append((collected.collect_s, time.monotonic() - began))
-        env.reset, env.step = before
+        env.reset, env.step = methods
         collect_s, update_s = (median(column) for column in zip(*times[1:], strict=True))
         self._report(collect_s=collect_s, update_s=config.reuse * update_s)
 
-    def _usage(self) -> tuple[float, float, list[str]]:
-        """Return the resident MB of this process and its children, the CPU seconds of these, and their names."""
-        mb, cpu, names = self._me.memory_info().rss / 2**20, 0.0, list[str]()
-        pythons = getattr(resource_tracker._resource_tracker, "_pid", None)  # of shared memory, until the process ends
-        for child in set(self._me.children(recursive=True)) - self._before:
-            if child.pid == pythons:
-                continue
-            with suppress(psutil.Error):
-                mb, cpu = mb + child.memory_info().rss / 2**20, cpu + sum(child.cpu_times()[:2])
-                names.append(child.name())
-        return mb, cpu, names
-
-    def _changes(self) -> list[str]:
-        """Return the names of process-wide state that has changed since the last call."""
-        before, self._state = self._state, global_state()
-        names = [name for name, value in self._state.items() if before.get(name, value) != value]
-        return [*names, *(name for change in take_changes() for name in change.names)]
-
 
 @dppo_computes()
-def main(to: int, wanted: dict[str, Any]) -> None:
-    """Examine an environment, and report to the descriptor `to`."""
-    os.set_inheritable(to, False)  # processes of a simulator must not keep it open
-    faulthandler.enable(to)
-    faulthandler.register(signal.SIGUSR1, to)
+def main(descriptor: int, wanted: dict[str, Any]) -> None:
+    """Examine an environment, and report to the descriptor."""
+    os.set_inheritable(descriptor, False)  # processes of a simulator must not keep it open
+    faulthandler.enable(descriptor)
+    faulthandler.register(signal.SIGUSR1, descriptor)
 
     def report(**facts: Any) -> None:
         line = json.dumps(facts, default=float).encode() + b"\n"
         while line:
-            line = line[os.write(to, line) :]
+            written = os.write(descriptor, line)
+            line = line[written:]
 
     limit_blas(1)
-    on_call = {name: partial(os.write, to, f"{name[0]}\n".encode()) for name in ("make", "done", "reset", "step")}
+    calls = ("make", "done", "reset", "step")
+    on_call = {name: partial(os.write, descriptor, f"{name[0]}\n".encode()) for name in calls}
     Examination(Config(**wanted["settings"]), wanted["seconds"], report, on_call).run(wanted["sizes"])
     report(stage="over")
 

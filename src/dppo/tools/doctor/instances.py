@@ -1,0 +1,105 @@
+"""The instances of an environment that is examined: their calls are timed, and their first answers are stored."""
+
+import math
+import time
+from collections.abc import Callable, Mapping
+from copy import deepcopy
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+from dppo.config import Config
+from dppo.envs.closing import close_all
+from dppo.envs.instance import Instance
+from dppo.envs.kinds import joint_kind
+from dppo.envs.make import make_env
+from dppo.hosts.builders import BuiltSampler, build_sampler
+from dppo.tools.doctor.playing import plan_of
+from dppo.tools.doctor.process import ProcessWatch
+
+MAX_STORED_ANSWERS = 18  # a first segment, and the steps that were checked as the first ones of a run are
+NO_FIRST_STEPS: Any = math.inf  # samplers of the run: no step counts as one of the first, where a fault ends a run
+
+
+class Instances:
+    """The instances of one process, by number."""
+
+    def __init__(self, config: Config, on_call: Mapping[str, Callable[[], Any]], process: ProcessWatch) -> None:
+        """Prepare; `on_call["step"]` is called before a step, `on_call["done"]` after a constructor."""
+        self._config = config
+        self._on_call = on_call
+        self._process = process
+        self._envs = dict[int, Any]()
+        self._newest_answer = ""  # name of the call whose answer was stored last
+        self.seconds: dict[str, list[float]] = {"make": [], "reset": [], "step": []}
+        self.answers: dict[str, list[Any]] = {"reset": [], "step": []}
+        self.cpu_s = 0.0
+        """CPU seconds of this process in resets and steps."""
+        self.env_mb = 0.0
+        """Memory that the newest instance took, without that of the network, which is built later."""
+        self.has_rows = False
+        """Whether an instance steps several rows at once."""
+
+    def sampler(self, number: int, sampler_id: int = 0) -> BuiltSampler:
+        """Return a sampler of the instance with this number, which is made if it is not there, and after a fault."""
+        existing = [self._envs[number]] if number in self._envs else []
+
+        def make(**env_kwargs: Any) -> Any:
+            return existing.pop() if existing else self._make(number, env_kwargs)
+
+        rows = self._config.envs_per_sampler if self.has_rows else 1
+        return build_sampler(plan_of(self._config, make, NO_FIRST_STEPS, rows), sampler_id)
+
+    def first(self) -> Any:
+        """Return the instance number 0."""
+        return self._envs[0]
+
+    def last(self) -> Any:
+        """Return the instance with the largest number."""
+        return self._envs[max(self._envs)]
+
+    def forget(self) -> None:
+        """Forget the instances, which have been closed."""
+        self._envs.clear()
+
+    def close(self) -> None:
+        """Close all instances."""
+        close_all(list(self._envs.values()))
+
+    def _make(self, number: int, env_kwargs: dict[str, Any]) -> Any:
+        """Make an instance in the place of an earlier one with this number, which has failed, if there is one."""
+        self._envs.pop(number, None)
+        mb_before = self._process.usage().mb
+        instance = Instance(seed=self._config.seed, num_rows=self._config.envs_per_sampler)
+        make = partial(self._call, "make", make_env, self._config.env_id, env_kwargs)
+        try:
+            env = make(instance)
+        except Exception:
+            if number == 0:
+                raise
+            env = make(replace(instance, sampler_id=number))  # instance 0 may hold the port of sampler 0
+        self._envs[number] = env
+        self._on_call["done"]()  # from here on, it is not the constructor that takes long
+        self.env_mb = max(0.0, self._process.usage().mb - mb_before)
+        self.has_rows = joint_kind(env) is not None
+        for name in self.answers:
+            setattr(env, name, partial(self._call, name, getattr(env, name)))
+        return env
+
+    def _call(self, name: str, method: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        if name == "make" and self._newest_answer:  # a fault: what was returned last was invalid
+            self.answers[self._newest_answer].pop()
+        self._newest_answer = ""
+        self._on_call[name]()
+        cpu_began = time.process_time()
+        began = time.perf_counter()
+        try:
+            answer = method(*args, **kwargs)
+        finally:
+            self.seconds[name].append(time.perf_counter() - began)
+            if name in self.answers:
+                self.cpu_s += time.process_time() - cpu_began
+        if isinstance(answer, tuple) and not self.has_rows and len(self.answers[name]) < MAX_STORED_ANSWERS:
+            self.answers[name].append((deepcopy(answer[0]), *answer[1:]))
+            self._newest_answer = name
+        return answer

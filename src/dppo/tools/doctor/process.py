@@ -1,0 +1,81 @@
+"""What an environment does to its process: memory, CPU, threads, processes, and state of the whole process."""
+
+import random
+import signal
+import sys
+import threading
+from contextlib import suppress
+from multiprocessing import resource_tracker
+from typing import Any, NamedTuple
+
+import numpy as np
+import psutil
+
+from dppo.process_state.borders import forget_notes, take_changes
+
+
+class Usage(NamedTuple):
+    """What this process and the processes that it has started use now."""
+
+    mb: float
+    """Resident memory of all of them."""
+    children_cpu_s: float
+    children: list[str]
+    """Names of the processes that were started."""
+
+
+class ProcessWatch:
+    """Compares this process with what it was when the watch began."""
+
+    def __init__(self) -> None:
+        self._process = psutil.Process()
+        self._children_before = set(self._process.children(recursive=True))
+        self._threads_before = threading.active_count()
+        self._state = global_state()
+        forget_notes()
+
+    def usage(self) -> Usage:
+        """Measure memory and CPU."""
+        mb = self._process.memory_info().rss / 2**20
+        cpu_s = 0.0
+        names = list[str]()
+        pythons = getattr(resource_tracker._resource_tracker, "_pid", None)  # of shared memory, until the process ends
+        for child in set(self._process.children(recursive=True)) - self._children_before:
+            if child.pid == pythons:
+                continue
+            with suppress(psutil.Error):
+                child_mb = child.memory_info().rss / 2**20
+                times = child.cpu_times()
+                name = child.name()
+                mb += child_mb
+                cpu_s += times.user + times.system
+                names.append(name)
+        return Usage(mb, cpu_s, names)
+
+    def new_threads(self) -> int:
+        """Return how many threads have been started and have not ended."""
+        return threading.active_count() - self._threads_before
+
+    def changes(self) -> list[str]:
+        """Return the names of process-wide state that has changed since the last call."""
+        before = self._state
+        self._state = global_state()
+        names = [name for name, value in self._state.items() if before.get(name, value) != value]
+        for change in take_changes():
+            names += change.names
+        return names
+
+
+def global_state() -> dict[str, Any]:
+    """Return state of the whole process that an environment might change, by name, besides that of `process_state`."""
+    _, numbers, position, *_ = np.random.get_state()
+    state = {
+        "NumPy's global generator": (np.asarray(numbers).tobytes(), position),
+        "the global generator of random": random.getstate(),
+        "a timer of the process": signal.getitimer(signal.ITIMER_REAL)[0] > 0,
+    }
+    torch = sys.modules.get("torch")
+    if torch is not None:
+        state["torch's threads"] = torch.get_num_threads()
+        state["torch's global generator"] = torch.get_rng_state().numpy().tobytes()
+    return state
