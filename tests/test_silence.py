@@ -19,7 +19,7 @@ from dppo.envs import silence
 from dppo.envs.activity import Activity, ActivityRecord, Phase, place_of
 from dppo.envs.silence import Stillness, longer_patience, of_one, of_samplers
 from dppo.log import logger
-from dppo.records.terminal.view import ShowLog
+from dppo.records.terminal.streams import ShowLog
 from dppo.tools.replay.episode import replay
 
 AT_MOST_S = 30.0  # for a line

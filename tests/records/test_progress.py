@@ -32,9 +32,10 @@ from dppo.ppo.exchange.records import CollectionProgress
 from dppo.records.observer import Display, RunInfo
 from dppo.records.terminal import plain as plain_lines
 from dppo.records.terminal import view as views
+from dppo.records.terminal.figures import duration, number, sparkline
 from dppo.records.terminal.panel import LivePanel, cells_of, draw
 from dppo.records.terminal.plain import PlainLines, make_display, plain_line
-from dppo.records.terminal.view import View, duration, number, sparkline
+from dppo.records.terminal.view import View
 
 logger = logging.getLogger("dppo")
 HIDE, SHOW = "\x1b[?25l", "\x1b[?25h"

@@ -10,7 +10,7 @@ from dppo.commands.flags import RENDER, TRUST, Parser, parsed_json
 from dppo.config.parts.processes import EVAL_EPISODES
 from dppo.errors import printable
 from dppo.policies.evaluation import evaluate
-from dppo.records.terminal.view import PatientStream, ShowLog
+from dppo.records.terminal.streams import PatientStream, ShowLog
 
 PROG = "dppo eval"
 DESCRIPTION = "Play episodes with a trained policy, and print their mean return. RUN: a run's folder, or a checkpoint."

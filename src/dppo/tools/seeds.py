@@ -30,7 +30,7 @@ from dppo.records.files.disk import make_folder, write_file, writing
 from dppo.records.files.run_files import CONFIG
 from dppo.records.files.run_folder import as_file_name, settings_to_resume
 from dppo.records.metrics.reading import last_row
-from dppo.records.terminal.view import duration, number
+from dppo.records.terminal.figures import duration, number
 from dppo.signals import StopSignals
 from dppo.tools.curves import RETURN
 from dppo.tools.plot import plot

@@ -17,20 +17,37 @@ from rich.table import Table
 from rich.text import Text
 
 from dppo.ppo.exchange.records import CollectionProgress
-from dppo.records.closing_lines import closing_lines
+from dppo.records.closing_lines import EPISODE_WINDOW, closing_lines
 from dppo.records.observer import Display, Result, RunInfo
-from dppo.records.terminal.view import PHASES, PatientStream, ShowLog, View, duration, number, share, sparkline, speed
+from dppo.records.terminal.figures import duration, number, share, sparkline, speed
+from dppo.records.terminal.streams import PatientStream, ShowLog
+from dppo.records.terminal.view import PHASES, View
 
 REFRESH_HZ = 4.0
 MAX_WIDTH = 110
 LABEL_WIDTH = 10
-COLOURS = dict(zip(PHASES, ("blue", "cyan", "yellow", "magenta", "green", "bright_black"), strict=True))
-LOSSES = {"policy": "policy_loss", "value": "value_loss", "entropy": "entropy"}  # names and keys
-LOSSES |= {"kl": "approx_kl", "clipfrac": "clipfrac", "expl_var": "explained_variance"}
+COLOURS = {
+    "env": "blue",
+    "act": "cyan",
+    "wait": "yellow",
+    "transfer": "magenta",
+    "update": "green",
+    "other": "bright_black",
+}
+LOSSES = {  # names and keys
+    "policy": "policy_loss",
+    "value": "value_loss",
+    "entropy": "entropy",
+    "kl": "approx_kl",
+    "clipfrac": "clipfrac",
+    "expl_var": "explained_variance",
+}
 GAP = 2  # columns between items
-LEAST_BARS = 16  # of the curve of returns, beside other items; narrower ones show little
-MOST_BARS = 40
-LATE = 5.0  # silence is shown after this many times the usual iteration (and 5 s at least)
+MIN_STEPS_BAR = 12  # of the bar of steps beside its figures; a narrower one gets a line of its own
+MIN_RETURN_BARS = 16  # of the curve of returns beside other items; narrower ones show little
+MAX_RETURN_BARS = 40
+MIN_SILENCE_S = 5.0
+LATE = 5.0  # silence is shown after this many times the usual iteration
 
 
 class LivePanel(Display):
@@ -39,7 +56,8 @@ class LivePanel(Display):
     def __init__(self, stream: TextIO) -> None:
         self._console = Console(file=cast(TextIO, PatientStream(stream)), highlight=False)
         self.view = View(began=time.monotonic())
-        self._preparing, self._width = ExitStack(), 0
+        self._preparing = ExitStack()
+        self._width = 0  # of the terminal when the panel was drawn last
         self._live = Live(console=self._console, get_renderable=self._draw, refresh_per_second=REFRESH_HZ)
         self._log = ShowLog(self.note)
 
@@ -81,9 +99,9 @@ class LivePanel(Display):
 
     def _draw(self) -> RenderableType:
         colours = self._console.color_system is not None and not self._console.no_color
-        if self._console.width < self._width:  # its lines are wrapped now, and nobody knows into how many
+        if self._console.width < self._width:  # the terminal has wrapped the lines of the panel, into any number
             self._console.control(Control.clear(), Control.home())
-            self._live._live_render._shape = None  # it has nothing to erase
+            self._live._live_render._shape = None  # nothing to erase
         self._width = self._console.width
         width = min(MAX_WIDTH, self._width - 2)  # room for the ^C that the terminal echoes
         return draw(self.view, width, time.monotonic(), colours=colours)
@@ -106,9 +124,7 @@ def _lines(view: View, room: int, now: float, colours: bool) -> Iterator[tuple[s
     if row or view.progress is not None:
         yield "steps", _steps(view, room, now)
     else:
-        ready = [_item("actors", f"{view.ready} of {view.actors} ready")] * bool(view.ready)
-        elapsed = _item("elapsed", duration(now - view.began))
-        yield "steps", _Flow([Text("waiting for the first env steps"), elapsed, *ready])
+        yield "steps", _waiting(view, now)
     if row:
         yield "return", _returns(view, room)
         if view.evaluation:
@@ -118,20 +134,38 @@ def _lines(view: View, room: int, now: float, colours: bool) -> Iterator[tuple[s
         yield "time", _stacked_bar(row, room, colours)
     elif view.progress is not None:
         yield "speed", _Flow(_pace(view))
-    if incidents := [Text(f"{row[key]:.0f} x {key[10:]}", "yellow") for key in row if key.startswith("incidents/")]:
+    incidents = [
+        Text(f"{count:.0f} x {key.removeprefix('incidents/')}", "yellow")
+        for key, count in row.items()
+        if key.startswith("incidents/")
+    ]
+    if incidents:
         yield "incidents", _Flow(incidents)
+
+
+def _waiting(view: View, now: float) -> RenderableType:
+    items = [Text("waiting for the first env steps"), _item("elapsed", duration(now - view.began))]
+    if view.ready:
+        items.append(_item("actors", f"{view.ready} of {view.actors} ready"))
+    return _Flow(items)
 
 
 def _steps(view: View, room: int, now: float) -> RenderableType:
     done = share(view.steps, view.total_steps)
     figures = Text.assemble((f"{view.steps:,}", "bold"), f" / {view.total_steps:,}  {math.floor(100 * done):>3}%")
-    times = [] if view.finished else [_item("left", duration(view.left_s(now)))]
+    times = []
+    if not view.finished:
+        times.append(_item("left", duration(view.left_s(now))))
     times.append(_item("elapsed", duration(now - view.began)))
-    inline = room - sum(item.cell_len + GAP for item in (figures, *times))
-    width = inline if inline >= 12 else room
+    width = _room_beside([figures, *times], room)
+    if width >= MIN_STEPS_BAR:
+        return _Flow([figures, _bar(done, width), *times])
+    return Group(_Flow([figures, *times]), _bar(done, room))
+
+
+def _bar(done: float, width: int) -> Text:
     cells = round(done * width)
-    bar = Text.assemble(("━" * cells, "green"), ("━" * (width - cells), "bright_black"))
-    return _Flow([figures, bar, *times]) if inline >= 12 else Group(_Flow([figures, *times]), bar)
+    return Text.assemble(("━" * cells, "green"), ("━" * (width - cells), "bright_black"))
 
 
 def _pace(view: View) -> list[Text]:
@@ -139,10 +173,11 @@ def _pace(view: View) -> list[Text]:
     progress = view.under_way
     if progress is None:
         return []
-    items = [_item("iteration", f"{progress.iteration}: {progress.steps:,} of {view.batch_size:,} steps")]
+    items = []
     if not view.row:
-        pace = Text.assemble((speed(view.steps_per_s), "bold"), " steps/s")
-        items = [pace, _item("env step", f"{number(view.step_ms)} ms"), *items]
+        items.append(Text.assemble((speed(view.steps_per_s), "bold"), " steps/s"))
+        items.append(_item("env step", f"{number(view.step_ms)} ms"))
+    items.append(_item("iteration", f"{progress.iteration}: {progress.steps:,} of {view.batch_size:,} steps"))
     return items
 
 
@@ -155,11 +190,11 @@ def _returns(view: View, room: int) -> RenderableType:
     items = [_item("length", number(row.get("charts/episodic_length")))]
     if "charts/success_rate" in row:
         items.append(_item("success", f"{row['charts/success_rate']:.0%}"))
-    items.append(Text(f"last {min(100, episodes)} of {episodes:,} episodes", style="dim"))
-    inline = room - sum(item.cell_len + GAP for item in (mean, *items))
-    if inline < LEAST_BARS:  # the line below has room for the other items
-        inline = room - mean.cell_len - GAP
-    bars = Text(sparkline(view.returns, min(MOST_BARS, inline)), style="green")
+    items.append(Text(f"last {min(EPISODE_WINDOW, episodes)} of {episodes:,} episodes", style="dim"))
+    width = _room_beside([mean, *items], room)
+    if width < MIN_RETURN_BARS:  # the line below has room for the other items
+        width = _room_beside([mean], room)
+    bars = Text(sparkline(view.returns, min(MAX_RETURN_BARS, width)), style="green")
     return _Flow([mean, bars, *items])
 
 
@@ -179,21 +214,23 @@ def _speed(view: View, now: float) -> list[Text]:
     items = [
         Text.assemble((speed(row.get("charts/SPS")), "bold"), " steps/s"),
         _item("now", speed(row.get("charts/SPS_iteration"))),
-        *(_pace(view) or [_item("iteration", number(row.get("iteration"), digits=0))]),
     ]
-    items += [_item(name, f"{number(row.get(f'perf/{name}_s'))} s", 6) for name in ("collect", "update")]
+    items += _pace(view) or [_item("iteration", number(row.get("iteration"), digits=0))]
+    for phase in ("collect", "update"):
+        items.append(_item(phase, f"{number(row.get(f'perf/{phase}_s'))} s", 6))
     if row.get("actors/alive"):
         items.append(_item("actors", number(row["actors/alive"], digits=0)))
-    silent = now - max(view.row_at, view.moved_at)
-    if silent > max(5.0, LATE * row.get("perf/iteration_s", 0.0)) and not view.finished:
-        items.append(Text(f"nothing new for {duration(silent)}", style="yellow"))
+    silent_s = now - max(view.row_at, view.moved_at)
+    if silent_s > max(MIN_SILENCE_S, LATE * row.get("perf/iteration_s", 0.0)) and not view.finished:
+        items.append(Text(f"nothing new for {duration(silent_s)}", style="yellow"))
     return items
 
 
 def _stacked_bar(row: dict[str, float], room: int, colours: bool) -> RenderableType:
     """Return the shares of an iteration's time as a bar, in the phases' first letters without colours."""
     shares = [max(0.0, row.get(f"perf/{phase}_frac", 0.0)) for phase in PHASES]
-    bar, legend = Text(), []
+    bar = Text()
+    legend = []
     for phase, cells, part in zip(PHASES, cells_of(shares, room), shares, strict=True):
         glyph = "█" if colours else phase[0]
         bar.append(glyph * cells, style=COLOURS[phase])
@@ -204,7 +241,9 @@ def _stacked_bar(row: dict[str, float], room: int, colours: bool) -> RenderableT
 def cells_of(shares: Sequence[float], width: int) -> list[int]:
     """Return `width` cells divided by share; their edges are rounded, so that the bar is always full."""
     total = sum(shares)
-    edges = [0, *(round(width * part / total) if total > 0 else 0 for part in accumulate(shares))]
+    if total <= 0:
+        return [0] * len(shares)
+    edges = [0, *(round(width * part / total) for part in accumulate(shares))]
     return [end - start for start, end in pairwise(edges)]
 
 
@@ -213,8 +252,13 @@ def _item(name: str, value: str, width: int = 0) -> Text:
     return Text.assemble((f"{name} ", "dim"), value.ljust(width))
 
 
+def _room_beside(items: Sequence[Text], room: int) -> int:
+    """Return the columns that are left for another item in a line with these items."""
+    return room - sum(item.cell_len + GAP for item in items)
+
+
 class _Flow:
-    """Items side by side, in as many lines as necessary; an item is never split."""
+    """Items side by side, in as many lines as necessary; an item is never split, unlike by `rich.columns`."""
 
     def __init__(self, items: Sequence[Text]) -> None:
         self._items = [item for item in items if item.cell_len]

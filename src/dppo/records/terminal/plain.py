@@ -8,12 +8,16 @@ import time
 from typing import Literal, TextIO
 
 from dppo.ppo.exchange.records import CollectionProgress
-from dppo.records.closing_lines import closing_lines
+from dppo.records.closing_lines import EPISODE_WINDOW, closing_lines
 from dppo.records.observer import Display, Result, RunInfo
-from dppo.records.terminal.view import PHASES, PatientStream, ShowLog, View, duration, number, share, speed
+from dppo.records.terminal.figures import duration, number, share, speed
+from dppo.records.terminal.streams import PatientStream, ShowLog
+from dppo.records.terminal.view import PHASES, View
 
 PLAIN_S = 2.0  # shortest interval between two plain lines
-FIRST_S, LAST_S = 1.0, 60.0  # the interval between lines within an iteration doubles from the first to the last
+FIRST_S = 1.0  # the interval between lines within an iteration doubles from this one ...
+LAST_S = 60.0  # ... to this one
+GAP = "   "
 
 
 class PlainLines(Display):
@@ -46,15 +50,11 @@ class PlainLines(Display):
     def on_progress(self, progress: CollectionProgress) -> None:
         """Print the progress of a long iteration, if env steps have been made and the last line is old enough."""
         view = self._view
-        moved, starting = view.add_progress(progress), not (view.row or view.progress)
+        moved = view.add_progress(progress)
+        starting = not view.row and view.progress is None
         if (moved or starting) and time.monotonic() - self._printed_at >= self._progress_s:
-            left, step = duration(view.left_s(view.moved_at)), number(view.step_ms)
-            more = f"{progress.steps:,} of {view.batch_size:,} steps"
-            if starting:
-                more = f"{view.ready} of {view.actors} actors ready, {progress.elapsed_s:.0f} s, no env step yet"
-            more += "" if step == "-" else f"   {step} ms per env step"
-            more += "" if left == "-" else f"   left about {left}"
-            self._print(f"  {_steps(progress.global_step, view)}   iteration {progress.iteration}: {more}")
+            line = _starting_line(view, progress) if starting else _progress_line(view, progress)
+            self._print(f"  {_steps(progress.global_step, view)}{GAP}iteration {progress.iteration}: {line}")
             self._printed_at = time.monotonic()
             self._progress_s = min(2 * self._progress_s, LAST_S)
 
@@ -93,18 +93,43 @@ class PlainLines(Display):
 def plain_line(view: View) -> str:
     """Return the last finished iteration as one line of plain characters."""
     row = view.row
-    episodes = min(100, int(row.get("charts/episodes", 0)))
-    times = {phase: row.get(f"perf/{phase}_frac", 0.0) for phase in PHASES}
+    episodes = min(EPISODE_WINDOW, int(row.get("charts/episodes", 0)))
     parts = [
         _steps(row.get("global_step", 0), view),
         f"return {number(row.get('charts/episodic_return')):>7} ({episodes} episodes)",
-        *([f"eval {number(view.evaluation.get('eval/episodic_return'))}"] if view.evaluation else []),
+    ]
+    if view.evaluation:
+        parts.append(f"eval {number(view.evaluation.get('eval/episodic_return'))}")
+    parts += [
         f"SPS {speed(row.get('charts/SPS'))}",
         f"kl {number(row.get('losses/approx_kl'))}",
-        " ".join(f"{phase} {part:.0%}" for phase, part in times.items() if phase != "other" or part >= 0.05),
+        _time_split(row),
         f"left {duration(view.left_s(view.row_at))}",
     ]
-    return "   ".join(parts)
+    return GAP.join(parts)
+
+
+def _time_split(row: dict[str, float]) -> str:
+    shares = []
+    for phase in PHASES:
+        part = row.get(f"perf/{phase}_frac", 0.0)
+        if phase != "other" or part >= 0.05:
+            shares.append(f"{phase} {part:.0%}")
+    return " ".join(shares)
+
+
+def _starting_line(view: View, progress: CollectionProgress) -> str:
+    return f"{view.ready} of {view.actors} actors ready, {progress.elapsed_s:.0f} s, no env step yet"
+
+
+def _progress_line(view: View, progress: CollectionProgress) -> str:
+    parts = [f"{progress.steps:,} of {view.batch_size:,} steps"]
+    if not math.isnan(view.step_ms):
+        parts.append(f"{number(view.step_ms)} ms per env step")
+    left_s = view.left_s(view.moved_at)
+    if math.isfinite(left_s):
+        parts.append(f"left about {duration(left_s)}")
+    return GAP.join(parts)
 
 
 def _steps(steps: float, view: View) -> str:
@@ -117,9 +142,8 @@ def make_display(mode: Literal["auto", "live", "plain", "off"], stream: TextIO |
     stream = stream or sys.stdout
     if mode == "off" or stream is None:  # a daemon may have no standard output
         return Display()
-    unicode = (getattr(stream, "encoding", None) or "").lower().replace("-", "") == "utf8"
-    capable = getattr(stream, "isatty", bool)() and os.environ.get("TERM", "") not in ("dumb", "unknown") and unicode
-    if capable and (mode == "live" or (mode == "auto" and not os.environ.get("CI"))):
+    wants_panel = mode == "live" or (mode == "auto" and not os.environ.get("CI"))
+    if wants_panel and _can_draw(stream):
         from dppo.records.terminal.panel import LivePanel
 
         return LivePanel(stream)
@@ -127,3 +151,10 @@ def make_display(mode: Literal["auto", "live", "plain", "off"], stream: TextIO |
     if mode == "live":
         lines.note("progress=live needs a terminal that shows Unicode; printing plain lines instead.")
     return lines
+
+
+def _can_draw(stream: TextIO) -> bool:
+    """Return whether the stream is a terminal that shows Unicode and moves its cursor."""
+    is_terminal = getattr(stream, "isatty", bool)()
+    encoding = (getattr(stream, "encoding", None) or "").lower().replace("-", "")
+    return is_terminal and encoding == "utf8" and os.environ.get("TERM", "") not in ("dumb", "unknown")

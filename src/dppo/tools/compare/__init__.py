@@ -26,7 +26,7 @@ from dppo.machine import usable_cores
 from dppo.records.files.disk import make_folder, write_file, writing
 from dppo.records.files.run_files import CONFIG
 from dppo.records.files.run_folder import as_file_name, versions
-from dppo.records.terminal.view import duration
+from dppo.records.terminal.figures import duration
 from dppo.tools.compare.measured import Run, by_actors, differing_seeds, group_of, groups_of
 from dppo.tools.curves import Group
 from dppo.tools.pictures.comparison import compare_figure

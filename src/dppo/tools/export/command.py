@@ -7,7 +7,7 @@ from pathlib import Path
 from dppo.commands.flags import TRUST, Parser, UsageError
 from dppo.config.parts.processes import EVAL_EPISODES
 from dppo.invocation import as_called
-from dppo.records.terminal.view import PatientStream, ShowLog
+from dppo.records.terminal.streams import PatientStream, ShowLog
 from dppo.tools.export.policies import export_folder, export_onnx, load_trusted
 
 PROG = "dppo export"

@@ -11,7 +11,7 @@ from dppo.errors import EnvironmentFault
 from dppo.invocation import command
 from dppo.records.files.episodes import SEVERAL_ROWS, nothing_recorded, read_episodes
 from dppo.records.files.run_files import check_run_files
-from dppo.records.terminal.view import PatientStream, ShowLog
+from dppo.records.terminal.streams import PatientStream, ShowLog
 
 PROG = "dppo replay"
 USAGE = "RUN --episode NUMBER [--flag ...]\nRUN --episodes\nINCIDENT [--flag ...]"

@@ -15,7 +15,8 @@ from dppo.config import Config
 from dppo.config.parts import default_of, settings_by_name
 from dppo.config.plain import plain
 from dppo.errors import counted
-from dppo.records.terminal.view import PHASES, duration, number
+from dppo.records.terminal.figures import duration, number
+from dppo.records.terminal.view import PHASES
 from dppo.tools.curves import RETURN, resumed, training_times
 from dppo.tools.pictures.style import STEPS, time_axis
 from dppo.tools.report.charts import Bar, Line, Mark, chart, lanes, stacked, text
