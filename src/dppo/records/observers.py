@@ -67,6 +67,12 @@ class Observers:
             if isinstance(observer, OnDisk):
                 observer.flush()
 
+    def _settle_files(self) -> None:
+        """Wait until the rows are in their files, where the user's observers may look for them."""
+        for observer in self._files:
+            if isinstance(observer, OnDisk):
+                observer.settle()
+
     def __iter__(self) -> Iterator[Observer]:
         """Iterate over all, in the order in which they are called."""
         return iter((*self._files, self._display, *self._users))
@@ -82,6 +88,8 @@ class Observers:
         Each of the user's observers gets a row of its own, because it may change it.
         """
         answers = [(observer, observer.on_iteration(row)) for observer in (*self._files, self._display)]
+        if self._users:
+            self._settle_files()
         answers += [(user, user.on_iteration(row.copy())) for user in self._users]
         for observer, answer in answers:
             if _is_true(answer):

@@ -23,8 +23,9 @@ from dppo.records.observer import Observer, Result
 T = TypeVar("T")
 
 ENDING_S = 6.0  # without progress, after which a call is given up once a signal has arrived: a run ends within 10 s
-TICK_S, CPU_S = 0.25, 0.005  # between two looks; of CPU time that counts as progress
-MOST_QUEUED = 10_000  # calls that nobody waits for
+TICK_S = 0.25  # between two looks at a call that is waited for
+PROGRESS_S = 0.005  # of CPU time of the thread, which counts as progress
+MAX_QUEUED = 10_000  # calls that nobody waits for
 
 
 class NoAnswer(OSError):
@@ -77,7 +78,7 @@ class OutsideThread:
         self._current: _Call | None = None
         self._closed = False
         self._progressed_at = time.monotonic()
-        self._cpu_before = 0  # as `_cpu` returned it last
+        self._cpu_ticks_before = 0
         self._silent_since: float | None = None  # since when the place has been silent, once a line has said so
 
     # ------------------------------------------------------------------ for the loop
@@ -100,22 +101,35 @@ class OutsideThread:
         return result
 
     def post(self, what: str, function: Callable[[], object], patience_s: float | None = None) -> bool:
-        """Make a call, and wait for its end as long as the place gets on; else it is made later, and the run goes on.
+        """Make a call, and wait for its end while the place makes progress; otherwise it is made later.
 
         Its error is raised here, or by the next call of any kind. Returns whether it has ended. Raises NoAnswer if too
         many calls are waiting.
+
+        Args:
+            patience_s: seconds without progress after which the wait ends (default: 10); 0: do not wait.
         """
         self._raise_earlier_error()
-        if len(self._queue) >= MOST_QUEUED:
+        if self.is_full:
             self.call(what, function)
             return True
         call = self._submit(what, function)
         self._unawaited.append(call)
-        patience_s = self.said_s if patience_s is None else patience_s
-        if patience_s > 0:
-            self._wait_for(call, patience_s)
+        if patience_s != 0:
+            self._wait_for(call, self.said_s if patience_s is None else patience_s)
             self._raise_earlier_error()
         return call.ended.is_set()
+
+    def settle(self) -> None:
+        """Wait for the calls that were posted, while the place makes progress; raise the first of their errors."""
+        if self._unawaited:
+            self._wait_for(self._unawaited[-1], self.said_s)
+            self._raise_earlier_error()
+
+    @property
+    def is_full(self) -> bool:
+        """Whether so many calls are waiting that `post` would wait, too."""
+        return len(self._queue) >= MAX_QUEUED
 
     def close(self) -> None:
         """End the thread after the calls that are left, without waiting for it."""
@@ -152,14 +166,14 @@ class OutsideThread:
 
     def _quiet_s(self) -> float:
         """Return the seconds in which the thread has made no progress: it has ended no call, and used no CPU."""
-        cpu = self._cpu()
-        if cpu != self._cpu_before:
-            self._cpu_before = cpu
+        cpu_ticks = self._cpu_ticks()
+        if cpu_ticks != self._cpu_ticks_before:
+            self._cpu_ticks_before = cpu_ticks
             self._progressed_at = time.monotonic()
         return time.monotonic() - self._progressed_at
 
-    def _cpu(self) -> int:
-        """Return the CPU time of the thread in units of 5 ms; 0 where the system does not say."""
+    def _cpu_ticks(self) -> int:
+        """Return the CPU time of the thread in units of PROGRESS_S; 0 where the system does not say."""
         thread = self._thread
         if (
             thread is None
@@ -168,7 +182,7 @@ class OutsideThread:
             or not hasattr(time, "pthread_getcpuclockid")
         ):
             return 0
-        return int(time.clock_gettime(time.pthread_getcpuclockid(thread.ident)) / CPU_S)
+        return int(time.clock_gettime(time.pthread_getcpuclockid(thread.ident)) / PROGRESS_S)
 
     def _say_if_due(self) -> None:
         quiet_s = self._quiet_s()
@@ -240,7 +254,10 @@ class FileWriter(Observer):
 
 
 class OnDisk(Observer):
-    """Makes the calls of a `FileWriter` in the thread of the disk."""
+    """Makes the calls of a `FileWriter` in the thread of the disk.
+
+    A row is written while the run goes on, unless somebody is to find it in its file: see `Observers.iteration`.
+    """
 
     def __init__(self, writer: FileWriter, disk: OutsideThread, name: str) -> None:
         self._writer = writer
@@ -250,10 +267,15 @@ class OnDisk(Observer):
         """For the thread of the disk."""
 
     def on_iteration(self, row: dict[str, float]) -> None:
-        """Write the row."""
+        """Begin to write the row, once the earlier ones are written or wait for a disk that blocks."""
         snapshot = self._writer.snapshot(row)
         if snapshot is not None:
-            self._disk.post(self._action, partial(self._writer.write, snapshot))
+            self._disk.settle()
+            self._disk.post(self._action, partial(self._writer.write, snapshot), patience_s=0)
+
+    def settle(self) -> None:
+        """Wait until all rows so far are written, while the disk makes progress."""
+        self._disk.settle()
 
     def on_incident(self, incident: Incident) -> None:
         """Write the incident."""

@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import os
-import queue
 import socket
-import threading
 import time
 from collections.abc import Callable
-from contextlib import closing, suppress
+from contextlib import suppress
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 from dppo.files import open_file
 from dppo.log import logger
 from dppo.records.metrics.reading import plain
 from dppo.records.observer import Observer, Result
-from dppo.records.outside import ENDING_S, MOST_QUEUED, TICK_S, never
+from dppo.records.outside import OutsideThread, never
 
 CLOSE_S = 30.0  # longest wait for the last events at the end of a run
 
@@ -27,75 +27,93 @@ class TensorBoard(Observer):
     """
 
     def __init__(self, run_dir: Path, purge_step: int, since_signal: Callable[[], float] = never) -> None:
-        """Start the thread. TensorBoard drops earlier events of the run from `purge_step` on."""
+        """Begin to open the file. TensorBoard drops earlier events of the run from `purge_step` on."""
         self._run_dir = run_dir
-        self._purge_step = purge_step
-        self._since_signal = since_signal
-        self._rows: queue.Queue[tuple[float, dict[str, float | None]] | None] = queue.Queue()
+        self._thread = OutsideThread(f"the disk of {run_dir}", notify=logger.info, since_signal=since_signal)
+        self._file: _EventFile | None = None
         self._left_out = 0
-        self._thread = threading.Thread(target=self._run, name="dppo-tensorboard", daemon=True)
-        self._thread.start()
+        self._post("opening the events for TensorBoard", partial(self._open, purge_step))
 
     def on_iteration(self, row: dict[str, float]) -> None:
         """Pass the row to the thread, unless too many are waiting for the disk."""
-        if not self._thread.is_alive():
-            return
-        if self._rows.qsize() < MOST_QUEUED:
-            self._rows.put((time.time(), plain(row)))
-        else:
+        if self._thread.is_full:
             self._left_out += 1
+        else:
+            self._post("writing events for TensorBoard", partial(self._write, time.time(), plain(row)))
 
     def on_end(self, result: Result | None, error: BaseException | None) -> None:
-        """Wait until all rows are in the file, for 30 s at most, for 6 s after a signal."""
-        self._rows.put(None)
-        began = time.monotonic()
-        while self._thread.is_alive():
-            waited_s = time.monotonic() - began
-            if waited_s >= CLOSE_S or min(waited_s, self._since_signal()) >= ENDING_S:
-                text = "%s: the last events for TensorBoard were not written within %.0f s"
-                logger.warning(text, self._run_dir, waited_s)
-                break
-            self._thread.join(min(TICK_S, CLOSE_S))
+        """Wait until all rows are in the file, for 30 s without progress at most, for 6 s after a signal."""
+        if not self._post("closing the events for TensorBoard", self._close, CLOSE_S):
+            logger.warning("%s: the last events for TensorBoard were not written", self._run_dir)
         if self._left_out:
             logger.warning("%s: %d rows are not in the events for TensorBoard", self._run_dir, self._left_out)
+        self._thread.close()
 
-    def _run(self) -> None:
+    def _post(self, what: str, function: Callable[[], None], patience_s: float = 0.0) -> bool:
+        return self._thread.post(what, partial(self._try, function), patience_s)
+
+    def _try(self, function: Callable[[], None]) -> None:
         try:
-            self._write_all()
+            function()
         except Exception as error:  # no error of TensorBoard is a reason to stop training
+            self._file = None
             logger.warning("No more events are written for TensorBoard (%s); metrics.jsonl is complete", error)
 
-    def _write_all(self) -> None:
+    def _open(self, purge_step: int) -> None:
+        self._file = _EventFile(_new_event_file(self._run_dir), purge_step)
+
+    def _write(self, wall_time: float, row: dict[str, float | None]) -> None:
+        if self._file is not None:
+            self._file.write(wall_time, row)
+
+    def _close(self) -> None:
+        if self._file is not None:
+            self._file.close()
+
+
+class _EventFile:
+    """An event file, written by the record writer of tensorboardX.
+
+    Its `EventFileWriter` is not used, which follows a link of the file's name, and loses errors in its own thread.
+    """
+
+    def __init__(self, path: Path, purge_step: int) -> None:
         from tensorboardX import RecordWriter
         from tensorboardX.proto.event_pb2 import Event, SessionLog
         from tensorboardX.proto.summary_pb2 import Summary
 
-        path = _new_event_file(self._run_dir)
+        self._event: Any = Event
+        self._summary: Any = Summary
         os.close(open_file(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL))
-        with closing(RecordWriter(str(path))) as file:
-            file.write(Event(wall_time=time.time(), file_version="brain.Event:2").SerializeToString())
-            # At each START except the first, TensorBoard drops earlier events from this step on.
-            start = SessionLog(status=SessionLog.START)
-            file.write(Event(wall_time=time.time(), step=self._purge_step, session_log=start).SerializeToString())
-            while (item := self._rows.get()) is not None:
-                wall_time, row = item
-                for step, scalars in by_step(row).items():
-                    values = [Summary.Value(tag=key, simple_value=value) for key, value in scalars.items()]
-                    # All scalars as one event: ten times cheaper than an event for each.
-                    event = Event(wall_time=wall_time, step=step, summary=Summary(value=values))
-                    file.write(event.SerializeToString())
-                if self._rows.empty():
-                    file.flush()
+        self._records: Any = RecordWriter(str(path))
+        self._add(Event(wall_time=time.time(), file_version="brain.Event:2"))
+        # At each START except the first, TensorBoard drops earlier events from this step on.
+        start = SessionLog(status=SessionLog.START)
+        self._add(Event(wall_time=time.time(), step=purge_step, session_log=start))
+
+    def write(self, wall_time: float, row: dict[str, float | None]) -> None:
+        """Write the scalars of a row as one event for each step: ten times cheaper than an event for each scalar."""
+        for step, scalars in by_step(row).items():
+            values = [self._summary.Value(tag=key, simple_value=value) for key, value in scalars.items()]
+            self._add(self._event(wall_time=wall_time, step=step, summary=self._summary(value=values)))
+        self._records.flush()
+
+    def close(self) -> None:
+        self._records.close()
+
+    def _add(self, event: Any) -> None:
+        self._records.write(event.SerializeToString())
 
 
 def by_step(row: dict[str, float | None]) -> dict[int, dict[str, float]]:
     """Return the scalars of a row by the env steps that they belong to: an evaluation is of an earlier policy."""
-    found: dict[int, dict[str, float]] = {}
+    scalars: dict[int, dict[str, float]] = {}
     for key, value in row.items():
         if "/" in key and value is not None:
-            of = "eval/global_step" if key.startswith("eval/") else "global_step"
-            found.setdefault(int(row[of] or 0), {})[key] = value
-    return found
+            counter = "eval/global_step" if key.startswith("eval/") else "global_step"
+            step = int(row[counter] or 0)
+            scalars.setdefault(step, {})[key] = value
+    return scalars
 
 
 def _new_event_file(run_dir: Path) -> Path:
