@@ -24,7 +24,7 @@ from dppo.envs.make import make_env
 from dppo.errors import ConfigError, EnvironmentFault
 from dppo.hosts.builders import build_sampler
 from dppo.hosts.plans import sampler_plan
-from dppo.ppo.exchange.records import EnvLog, StepRows
+from dppo.ppo.exchange.records import EnvLog
 from dppo.streams import Stream
 
 VECTOR: dict[str, Any] = {"env_id": "worlds.joint:vector", "envs_per_sampler": 3}
@@ -130,14 +130,11 @@ class Stepper:
         self.sampler = build_sampler(sampler_plan(config), 0)
         self.group = self.sampler.envs
         num_envs = self.group.num_envs
-        self.rows = StepRows(
-            np.full(num_envs, 77, self.group.obs),
-            np.full(num_envs, 777.0),
-            np.ones(num_envs, bool),
-            np.ones(num_envs, bool),
-        )
+        self.obs = np.full(num_envs, 77, self.group.obs)
+        ended = np.ones((2, num_envs), bool)
+        self.rows = self.obs, np.full(num_envs, 777.0), ended[0], ended[1]
         self.log = EnvLog(index=1, actions=np.zeros((8, num_envs), np.int64))
-        self.group.start(self.rows.obs, self.log)
+        self.group.start(self.obs, self.log)
 
     def step(self, *actions: int) -> list[str]:
         """Return for each row: its reward, how it ended, whether it was dropped, its final and its next observation."""

@@ -9,7 +9,7 @@ import numpy as np
 from builders import group_of
 
 from dppo.envs.group import EnvGroup
-from dppo.ppo.exchange.records import EnvLog, Incident, SamplerCarry, StepRows
+from dppo.ppo.exchange.records import EnvLog, Incident, SamplerCarry
 
 
 class Scripted(gym.Env[Any, Any]):
@@ -69,7 +69,7 @@ class Stepper:
         return self.group.restore(carry, actions, self.obs, self.log)
 
     def step(self, actions: Any) -> dict[int, np.ndarray]:
-        rows = StepRows(self.obs, self.rewards, self.terminated, self.truncated)
+        rows = self.obs, self.rewards, self.terminated, self.truncated
         return self.group.step(np.asarray(actions), rows, self.log)
 
 

@@ -16,7 +16,7 @@ from remedies import executes
 
 from dppo.envs.spaces import describe_spaces
 from dppo.errors import ConfigError
-from dppo.ppo.exchange.records import EnvLog, StepRows
+from dppo.ppo.exchange.records import EnvLog
 from dppo.spaces.actions import DiscreteActions
 
 FOUR = spaces.Box(-1, 1, (4,))
@@ -75,7 +75,7 @@ def play(env: gym.Env[Any, Any], steps: int = 20, drop_obs: Sequence[str] = ()) 
     obs = np.empty(1, found.obs)
     group.start(obs, log)
     rng = np.random.default_rng(0)
-    rows = StepRows(obs, np.empty(1), np.empty(1, bool), np.empty(1, bool))
+    rows = obs, np.empty(1), np.empty(1, bool), np.empty(1, bool)
     for _ in range(steps):
         if isinstance(found.actions, DiscreteActions):
             actions: Any = rng.integers(found.actions.n, size=1)

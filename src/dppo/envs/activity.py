@@ -86,8 +86,11 @@ class ActivityRecord:
 
     def enter(self, place: int, episode: int = 0, length: int = 0) -> None:
         """Record a change of activity to `place`, a value of `place_of`, in an episode with `length` steps so far."""
-        self._cells[_PLACE], self._cells[_EPISODE], self._cells[_LENGTH] = place, episode, length
-        self._cells[_MOVES] += 1
+        cells = self._cells
+        cells[_PLACE] = place
+        cells[_EPISODE] = episode
+        cells[_LENGTH] = length
+        cells[_MOVES] += 1
 
     def replay(self) -> None:
         """Count a replayed step."""
@@ -98,10 +101,9 @@ class ActivityRecord:
 
     def stepped(self) -> None:
         """Count an env step."""
-        cells = self._cells
-        cells[_STEPS] += 1
+        self._cells[_STEPS] += 1
         if self._on_step is not None:
-            self._on_step(cells[_STEPS])
+            self._on_step(self._cells[_STEPS])
 
     def show(self, moves: int, of: Activity | None, replayed: int, steps: int) -> None:
         """Record the sums over several threads, which have records of their own, and the place of one that works."""

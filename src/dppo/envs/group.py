@@ -47,7 +47,7 @@ class EnvGroup:
         self.meter = settings.meter
         self._settings = settings
         self._progress = settings.progress
-        self._stepping = place_of(Phase.STEP, settings.sampler_id)
+        self._places = [place_of(Phase.STEP, settings.sampler_id, env) for env in range(self.num_envs)]
         self._envs = rows.envs
         self._checks = rows.envs[0].checks
         self._pack = self._checks.pack
@@ -72,16 +72,19 @@ class EnvGroup:
         final_obs: dict[int, np.ndarray] = {}
         for env, action in enumerate(self.rows.inputs(actions)):
             checked = self._envs[env]
-            progress.enter(self._stepping | env << 3, checked.episode, checked.length)
+            progress.enter(self._places[env], checked.episode, checked.length)
             try:
                 next_obs, rewards[env], ended, cut, info = checked.step(action)
             except (EnvironmentFault, SkippedStep) as error:
-                rewards[env], terminated[env], truncated[env] = 0.0, False, True
+                rewards[env] = 0.0
+                terminated[env] = False
+                truncated[env] = True
                 obs[env] = self._after_no_step(env, error, log)
                 log.dropped.append(env)
                 continue
             progress.stepped()
-            terminated[env], truncated[env] = ended, cut
+            terminated[env] = ended
+            truncated[env] = cut
             if ended or cut:
                 if not ended:
                     final_obs[env] = next_obs.astype(self.obs.base)

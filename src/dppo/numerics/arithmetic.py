@@ -41,9 +41,10 @@ with np.errstate(**USUAL_ERRORS):
 def changed() -> bool:
     """Return whether this thread computes otherwise than within `as_usual`.
 
-    Each env step asks, so each comparison stands alone: Python compares floats quickly only where a branch follows.
+    Each env step asks, so one comparison finds all directions of rounding, and no comparisons are chained, which Python
+    does not specialize for floats.
     """
-    if ONE + TINY == ONE and ONE - TINY == ONE and MIN_NORMAL * HALF > 0.0:
+    if ONE + TINY - TINY == ONE and MIN_NORMAL * HALF > 0.0:
         numpy_errors = errors()
         return numpy_errors is not USUAL and numpy_errors != USUAL  # equal dicts with NumPy before 2.0
     return True

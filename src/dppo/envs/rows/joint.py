@@ -14,7 +14,7 @@ from dppo.envs.episode import CheckedEnv, GroupSettings, SkippedStep
 from dppo.envs.repairs import FIRST_STEPS
 from dppo.envs.restoring import NO_REPLAY
 from dppo.envs.rows.port import EnvState, Interruption, RestoredGroup
-from dppo.ppo.exchange.records import EnvLog, SamplerCarry, StepRows
+from dppo.ppo.exchange.records import EnvLog, SamplerCarry
 from dppo.signals import INTERRUPTIONS
 from dppo.spaces.spaces import MASK
 
@@ -226,12 +226,8 @@ class JointRows:
     def _replay(self, group: RestoredGroup, carry: SamplerCarry, actions: tuple[np.ndarray, ...], log: EnvLog) -> None:
         num_envs = len(self.envs)
         replay_log = EnvLog(index=log.index, step=FIRST_STEPS)  # late enough that faults do not end the run
-        rows = StepRows(
-            np.empty(num_envs, self.settings.spaces.obs),
-            np.empty(num_envs),
-            np.empty(num_envs, bool),
-            np.empty(num_envs, bool),
-        )
+        obs = np.empty(num_envs, self.settings.spaces.obs)
+        rows = obs, np.empty(num_envs), np.empty(num_envs, bool), np.empty(num_envs, bool)
         lengths = np.array([len(row_actions) for row_actions in actions])
         longest = int(lengths.max())
         for row in self._joint.rows:

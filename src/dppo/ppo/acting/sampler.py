@@ -226,8 +226,10 @@ class _Rollout:
 
     def _rows(self, s: int) -> Iterator[StepRows]:
         """Yield what the environments of sampler number `s` write in each step."""
-        columns = [self._columns[name][s] for name in ("rewards", "terminated", "truncated")]
-        return map(StepRows, self.obs[s, 1:], *columns)
+        columns = self._columns
+        return zip(
+            self.obs[s, 1:], columns["rewards"][s], columns["terminated"][s], columns["truncated"][s], strict=True
+        )
 
     def _estimate_next_values(self) -> None:
         """Estimate the values of the true successors of all steps."""

@@ -308,14 +308,9 @@ class SegmentReport(ReadOnly):
     ended_actions: tuple[Shaped[np.ndarray, " _ *A"], ...] = ()  # of each of `episodes`, in this segment
 
 
-class StepRows(NamedTuple):
-    """Rows [E, ...] of one step, which the environments of a sampler write."""
-
-    obs: np.ndarray
-    """Observations from which the next actions follow."""
-    rewards: np.ndarray
-    terminated: np.ndarray
-    truncated: np.ndarray
+StepRows = tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]
+"""Rows [E, ...] of one step, which the environments of a sampler write: the observations from which the next actions
+follow, rewards, terminated and truncated. A plain tuple, because one is made for each step."""
 
 
 @dataclass(slots=True)
