@@ -219,7 +219,7 @@ def test_a_mask_that_does_not_fit_is_refused_and_there_is_a_way_on(make: Any, wo
     assert describe_spaces(make(), action_mask="off").mask is None
 
 
-@executes("envs/checks/observations.py: Set action_mask=off to leave this message out")
+@executes("envs/checks/first_segment.py: Set action_mask=off to leave this message out")
 @pytest.mark.parametrize(
     ("kind", "words"),
     [

@@ -19,7 +19,8 @@ import dppo
 from dppo import streams
 from dppo.engine.ledger import ReplayLedger
 from dppo.envs.checks.faults import REMEDY
-from dppo.envs.checks.observations import SpaceChecks, large_numbers
+from dppo.envs.checks.first_segment import large_numbers
+from dppo.envs.checks.observations import SpaceChecks
 from dppo.envs.checks.returned import BadResult
 from dppo.envs.repairs import FIRST_STEPS
 from dppo.envs.spaces import describe_spaces, dtype_of

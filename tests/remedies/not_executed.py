@@ -425,7 +425,7 @@ NOT_EXECUTED: tuple[tuple[str, str, str], ...] = (
         "with a second instance in its process: {}",
         "test_doctor.py makes the command's settings",
     ),
-    ("envs/checks/observations.py", "leave SDL_VIDEODRIVER unset)", "a person looks at the picture"),
+    ("envs/checks/first_segment.py", "leave SDL_VIDEODRIVER unset)", "a person looks at the picture"),
     (
         "envs/preparation.py",
         "Install it: {} -m pip install opencv-python-headless",

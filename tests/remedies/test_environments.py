@@ -235,10 +235,10 @@ class Large(Times):
 
 @pytest.mark.slow
 @executes(
-    "envs/checks/observations.py: Set action_mask=info to take allowed actions only, or action_mask=off",
-    "envs/checks/observations.py: {} actions have no choices to allow. Set action_mask=off",
-    "envs/checks/observations.py: Use obs_dtype=float64 with norm_obs=True, or subtract an offset",
-    "envs/checks/observations.py: Use norm_obs=True (--norm-obs), or scale it in the environment",
+    "envs/checks/first_segment.py: Set action_mask=info to take allowed actions only, or action_mask=off",
+    "envs/checks/first_segment.py: {} actions have no choices to allow. Set action_mask=off",
+    "envs/checks/first_segment.py: Use obs_dtype=float64 with norm_obs=True, or subtract an offset",
+    "envs/checks/first_segment.py: Use norm_obs=True (--norm-obs), or scale it in the environment",
 )
 @pytest.mark.parametrize(
     ("env_id", "kind", "settings"),

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from dppo.envs.activity import Phase, place_of
-from dppo.envs.checks.observations import FirstSegment
+from dppo.envs.checks.first_segment import FirstSegment
 from dppo.envs.checks.returned import BadResult
 from dppo.envs.episode import SkippedStep
 from dppo.envs.frames import LifeStack, Lives

@@ -23,8 +23,8 @@ from dppo.spaces.actions import (
 )
 from dppo.spaces.spaces import MASK, MAX_WHOLE, Categories, Spaces, joined, leaves, parts_of, walk
 
-NUMBERS = (gym.spaces.Box, gym.spaces.Discrete, gym.spaces.MultiDiscrete, gym.spaces.MultiBinary)
-MOST_CHOICES = 1000  # of one number; with more, rounding real numbers learns faster
+ARRAYS = (gym.spaces.Box, gym.spaces.Discrete, gym.spaces.MultiDiscrete, gym.spaces.MultiBinary)
+MAX_CHOICES = 1000  # of one number; with more, rounding continuous actions learns faster
 PASSED = "from a function that you pass as `env_id` (module:function)."
 ENCODED = (
     "Write a function encode(obs) that returns n numbers in float32. Then return gymnasium.wrappers."
@@ -52,16 +52,21 @@ def describe_spaces(
     obs = dtype_of(space, drop=dropped, floats=obs_dtype)
     actions = actions_of(env.action_space, action_bounds)
     mask = mask_source(env, obs, actions, action_mask)
-    read = {name for name in leaves(obs) if mask != "leaf" or not _is_in(name, MASK)}
-    coded = gym.spaces.Discrete, gym.spaces.MultiDiscrete
-    named = {name: leaf for name, leaf in leaves(space, _space_parts).items() if name in read}
-    beside = np.dtype([("obs", obs), (MASK, np.bool_, (sum(actions.choices or ()),))])
+    stored = obs
+    if mask in ("method", "info"):
+        stored = np.dtype([("obs", obs), (MASK, np.bool_, (sum(actions.choices or ()),))])
     spec = getattr(env, "spec", None)  # an environment that does not inherit from gymnasium.Env may have none
     return Spaces(
-        beside if mask in ("method", "info") else obs,
+        stored,
         actions,
         not getattr(spec, "nondeterministic", False),
-        categories={name: choices_of(leaf) for name, leaf in named.items() if isinstance(leaf, coded)},
+        categories={
+            name: choices_of(leaf)
+            for name, leaf in leaves(space, _space_parts).items()
+            if isinstance(leaf, gym.spaces.Discrete | gym.spaces.MultiDiscrete)
+            and name in leaves(obs)
+            and not (mask == "leaf" and _is_in(name, MASK))
+        },
         one_of=tuple(name for name, part, _ in walk(space, _space_parts) if isinstance(part, gym.spaces.OneOf)),
         dropped=dropped,
         normalized=_names_to_normalize(obs, norm_obs_keys),
@@ -72,12 +77,12 @@ def describe_spaces(
 def _check_leaves(space: gym.Space[Any], dropped: Collection[str]) -> None:
     """Refuse leaves that are not arrays of numbers, if the others can do without them."""
     named = leaf_spaces(space, dropped=dropped)
-    odd = [name for name, leaf in named.items() if not isinstance(leaf, (*NUMBERS, gym.spaces.OneOf))]
+    odd = [name for name, leaf in named.items() if not isinstance(leaf, (*ARRAYS, gym.spaces.OneOf))]
     if odd and len(odd) < len(named):
-        out = "it" if len(odd) == 1 else "them"
+        pronoun = "it" if len(odd) == 1 else "them"
         raise ConfigError(
             f"observation_space, leaf {odd[0]!r}: is {short(named[odd[0]])}, which is not an array of numbers. Use "
-            f"`drop_obs={' '.join([*dropped, *odd])}` to leave {out} out."
+            f"`drop_obs={' '.join([*dropped, *odd])}` to leave {pronoun} out."
         )
 
 
@@ -94,27 +99,31 @@ def dtype_of(
     """
     parts = _space_parts(space)
     if parts is not None:
-        kept = ((part, one) for part, one in parts if joined(name, part) not in drop)
-        fields = [(part, dtype_of(one, joined(name, part), drop, floats)) for part, one in kept]
+        fields = [
+            (part, dtype_of(inner, joined(name, part), drop, floats))
+            for part, inner in parts
+            if joined(name, part) not in drop
+        ]
         if not fields:
             raise ConfigError(f"{_label(name)}: has no parts. Give it at least one{_or_drop(name, drop)}.")
         return _structured(fields, name)
-    if not isinstance(space, NUMBERS) or space.shape is None or space.dtype is None:
+    if not isinstance(space, ARRAYS) or space.shape is None or space.dtype is None:
         raise ConfigError(f"{_label(name)}: is {short(space)}, which is not an array of numbers. {ENCODED}")
     if 0 in space.shape:
         fact = f"is {short(space)}, which has no elements"
         raise ConfigError(f"{_label(name)}: {fact}. Give it at least one{_or_drop(name, drop)}.")
     dtype = np.dtype(space.dtype)
-    rounded = dtype.kind == "f" and dtype.itemsize > 4
+    becomes_float = dtype.kind == "f" and dtype.itemsize > 4
     if floats == "float64" and dtype.kind in "iu" and isinstance(space, gym.spaces.Box):
-        rounded = max(-int(space.low.min()), int(space.high.max())) > MAX_WHOLE
-    stored = np.dtype(floats) if rounded else dtype.newbyteorder("=")
+        becomes_float = max(-int(space.low.min()), int(space.high.max())) > MAX_WHOLE
+    stored = np.dtype(floats) if becomes_float else dtype.newbyteorder("=")
     return np.dtype((stored, space.shape))  # with shape () this is the scalar dtype itself
 
 
 def _or_drop(name: str, dropped: Collection[str]) -> str:
-    """Return how to leave out an empty part of this name, besides those that are left out already."""
-    return f", or use `drop_obs={' '.join([*dropped, name])}` to leave it out" if name else ""
+    if not name:
+        return ""
+    return f", or use `drop_obs={' '.join([*dropped, name])}` to leave it out"
 
 
 def _structured(fields: list[tuple[str, np.dtype[Any]]], name: str) -> np.dtype[Any]:
@@ -122,10 +131,12 @@ def _structured(fields: list[tuple[str, np.dtype[Any]]], name: str) -> np.dtype[
     if "" in names or len(set(names)) < len(names):
         raise ConfigError(f"{_label(name)}: has the keys {names}. Keys must be different and not empty.")
     dtype = np.dtype(fields)
-    flat = [leaf for leaf, _, is_leaf in walk(dtype) if is_leaf]
-    if len(set(flat)) < len(flat):
-        twice = next(leaf for leaf in flat if flat.count(leaf) > 1)
-        raise ConfigError(f"{_label(name)}: two leaves are named {twice!r} when nested keys are joined. Rename a key.")
+    dotted = [leaf for leaf, _, is_leaf in walk(dtype) if is_leaf]
+    for leaf in dotted:
+        if dotted.count(leaf) > 1:
+            raise ConfigError(
+                f"{_label(name)}: two leaves are named {leaf!r} when nested keys are joined. Rename a key."
+            )
     return dtype
 
 
@@ -137,7 +148,9 @@ def _space_parts(space: gym.Space[Any]) -> list[tuple[str, gym.Space[Any]]] | No
     """Return name and space of each part of a nested space, of a OneOf first the number of its branch; else None."""
     if isinstance(space, gym.spaces.OneOf):
         return [("branch", gym.spaces.Discrete(len(space.spaces))), *(parts_of(space.spaces) or ())]
-    return parts_of(space.spaces) if isinstance(space, gym.spaces.Dict | gym.spaces.Tuple) else None
+    if isinstance(space, gym.spaces.Dict | gym.spaces.Tuple):
+        return parts_of(space.spaces)
+    return None
 
 
 def _droppable_parts(space: gym.Space[Any]) -> list[tuple[str, gym.Space[Any]]] | None:
@@ -153,17 +166,20 @@ def leaf_spaces(space: gym.Space[Any], dropped: Collection[str] = ()) -> dict[st
 
 def choices_of(space: gym.Space[Any]) -> Categories:
     """Return the choices of each element of a space, flat; none if these are not counted, or too many."""
-    found: tuple[Any, Any] = (), ()
+    counts: Any = ()
+    starts: Any = ()
     if isinstance(space, gym.spaces.Discrete):
-        found = space.n, space.start
+        counts, starts = space.n, space.start
     elif isinstance(space, gym.spaces.MultiDiscrete):
-        found = space.nvec, space.start
+        counts, starts = space.nvec, space.start
     elif isinstance(space, gym.spaces.MultiBinary):
-        found = np.full(space.shape, 2), np.zeros(space.shape, int)
+        counts = np.full(space.shape, 2)
+        starts = np.zeros(space.shape, int)
     elif isinstance(space, gym.spaces.Box):
-        counts = space.high.astype(float) - space.low.astype(float) + 1
-        found = (counts, space.low) if counts.max() <= MOST_CHOICES else found
-    return Categories(*(tuple(int(number) for number in np.ravel(numbers)) for numbers in found))
+        box_counts = space.high.astype(float) - space.low.astype(float) + 1
+        if box_counts.max() <= MAX_CHOICES:
+            counts, starts = box_counts, space.low
+    return Categories(tuple(map(int, np.ravel(counts))), tuple(map(int, np.ravel(starts))))
 
 
 def _names_to_drop(space: gym.Space[Any], drop_obs: Collection[str]) -> tuple[str, ...]:
@@ -173,13 +189,14 @@ def _names_to_drop(space: gym.Space[Any], drop_obs: Collection[str]) -> tuple[st
     """
     if not drop_obs:
         return ()
-    known, all_leaves = [name for name, _, _ in walk(space, _droppable_parts)], list(leaf_spaces(space))
-    found = [_known(name, known, all_leaves, "drop_obs") for name in drop_obs]
-    kept = leaf_spaces(space, found)
-    if not kept:
-        raise ConfigError(f"drop_obs={' '.join(found)}: leaves nothing of the observation. Keep at least one leaf.")
-    empty = [part for part in sorted(set(known) - {"", *found}) if not any(_is_in(leaf, part) for leaf in kept)]
-    return (*found, *(part for part in empty if part not in all_leaves))
+    all_parts = [name for name, _, _ in walk(space, _droppable_parts)]
+    all_leaves = list(leaf_spaces(space))
+    dropped = [_known(name, all_parts, all_leaves, "drop_obs") for name in drop_obs]
+    remaining = leaf_spaces(space, dropped)
+    if not remaining:
+        raise ConfigError(f"drop_obs={' '.join(dropped)}: leaves nothing of the observation. Keep at least one leaf.")
+    nested = set(all_parts) - {"", *dropped, *all_leaves}
+    return (*dropped, *(part for part in sorted(nested) if not any(_is_in(leaf, part) for leaf in remaining)))
 
 
 def _names_to_normalize(obs: np.dtype[Any], norm_obs_keys: Collection[str]) -> tuple[str, ...] | None:
@@ -189,18 +206,20 @@ def _names_to_normalize(obs: np.dtype[Any], norm_obs_keys: Collection[str]) -> t
     """
     if not norm_obs_keys:
         return None
-    known, found = leaves(obs), set()
+    dtypes = leaves(obs)
+    all_parts = [name for name, _, _ in walk(obs)]
+    normalized: set[str] = set()
     for name in norm_obs_keys:
-        part = _known(name, [one for one, _, _ in walk(obs)], list(known), "norm_obs_keys")
-        inside = [leaf for leaf in known if _is_in(leaf, part)]
-        floats = [leaf for leaf in inside if known[leaf].base.kind == "f"]
+        part = _known(name, all_parts, list(dtypes), "norm_obs_keys")
+        inside = [leaf for leaf in dtypes if _is_in(leaf, part)]
+        floats = [leaf for leaf in inside if dtypes[leaf].base.kind == "f"]
         if not floats:
             raise ConfigError(
-                f"norm_obs_keys={name}: has no floating-point numbers ({known[inside[0]].base}), and only those are "
+                f"norm_obs_keys={name}: has no floating-point numbers ({dtypes[inside[0]].base}), and only those are "
                 f"normalized. Leave it out."
             )
-        found.update(floats)
-    return tuple(leaf for leaf in known if leaf in found)
+        normalized.update(floats)
+    return tuple(leaf for leaf in dtypes if leaf in normalized)
 
 
 def _is_in(leaf: str, part: str) -> bool:
@@ -209,25 +228,28 @@ def _is_in(leaf: str, part: str) -> bool:
 
 def _known(name: str, parts: Collection[str], all_leaves: list[str], setting: str) -> str:
     """Return the dotted form of a name in a setting; raise ConfigError if it is none of the `parts`."""
-    for one in (name, name.replace("/", ".")):
-        if one and one in parts:
-            return one
-    single = f"It is a single array, which has no names: leave `{setting}` out."
-    choices = single if all_leaves == [""] else f"Its leaves are {', '.join(all_leaves)}."
-    raise ConfigError(f"{setting}={name}: is not a leaf of the observation. {choices}")
+    for dotted in (name, name.replace("/", ".")):
+        if dotted and dotted in parts:
+            return dotted
+    remedy = f"Its leaves are {', '.join(all_leaves)}."
+    if all_leaves == [""]:
+        remedy = f"It is a single array, which has no names: leave `{setting}` out."
+    raise ConfigError(f"{setting}={name}: is not a leaf of the observation. {remedy}")
 
 
 def short(space: Any) -> str:
     """Return the text of a space, in one line of at most 80 characters."""
     text = " ".join(str(space).split())
-    return text if len(text) <= 80 else text[:77] + "..."
+    if len(text) > 80:
+        text = text[:77] + "..."
+    return text
 
 
-def _check_package(space: Any, what: str) -> None:
+def _check_package(space: Any, label: str) -> None:
     """Raise ConfigError for a space of the package gym."""
     if type(space).__module__.partition(".")[0] == "gym":
         raise ConfigError(
-            f"{what}: is a space of the package gym, which Gymnasium has replaced. Import gymnasium in the "
+            f"{label}: is a space of the package gym, which Gymnasium has replaced. Import gymnasium in the "
             f"environment, or wrap it with shimmy.GymV26CompatibilityV0 (gym 0.26) or shimmy.GymV21CompatibilityV0 "
             f"(older)."
         )
@@ -236,47 +258,50 @@ def _check_package(space: Any, what: str) -> None:
 def actions_of(space: gym.Space[Any], bounds: Bounds | Literal["auto"] = "clip") -> Actions:
     """Return an action space as plain data; raise ConfigError, with a remedy, if it or its `bounds` do not fit."""
     actions = _converted(space, bounds, "action_space")
-    real = list(boxes(actions))
-    if bounds not in ("auto", "clip") and not real:
+    continuous = list(boxes(actions))
+    if bounds not in ("auto", "clip") and not continuous:
         raise ConfigError(
             f"action_bounds={bounds}: has no effect on {actions} actions, which are not real numbers. Leave "
             f"`action_bounds` out."
         )
-    for box in real:
+    for box in continuous:
         infinite = np.flatnonzero(~(np.isfinite(box.low) & np.isfinite(box.high)))
         if box.bounds != "clip" and len(infinite):
-            at = int(infinite[0])
+            element = int(infinite[0])
             raise ConfigError(
-                f"action_bounds={bounds}: needs finite bounds, and element {at} of an action lies between "
-                f"{box.low.flat[at]} and {box.high.flat[at]}. Use `action_bounds=clip`, or give the Box finite bounds."
+                f"action_bounds={bounds}: needs finite bounds, and element {element} of an action lies between "
+                f"{box.low.flat[element]} and {box.high.flat[element]}. Use `action_bounds=clip`, or give the Box finite "
+                f"bounds."
             )
     return actions
 
 
 def _converted(space: gym.Space[Any], bounds: Bounds | Literal["auto"], name: str) -> Actions:
-    what = f"{name}={short(space)}"
-    _check_package(space, what)
+    label = f"{name}={short(space)}"
+    _check_package(space, label)
     if 0 in (space.shape or ()):
-        raise ConfigError(f"{what}: has no elements. Give it at least one.")
+        raise ConfigError(f"{label}: has no elements. Give it at least one.")
     if isinstance(space, gym.spaces.Discrete):
         return DiscreteActions(int(space.n), int(space.start))
     if isinstance(space, gym.spaces.Box) and np.issubdtype(space.dtype, np.floating):
         if bounds == "auto":
-            is_left = is_unbounded(space.low, space.high) or is_covered_at_first(space.low, space.high)
-            bounds = "clip" if is_left else "rescale"
+            fits = is_unbounded(space.low, space.high) or is_covered_at_first(space.low, space.high)
+            bounds = "clip" if fits else "rescale"
         return BoxActions(np.asarray(space.low), np.asarray(space.high), bounds)
-    if (choices := choices_of(space)).counts:
+    choices = choices_of(space)
+    if choices.counts:
         return MultiDiscreteActions(choices.counts, choices.starts, space.shape or (), str(space.dtype))
-    inner = dict(_space_parts(space) or ())
-    keyed = isinstance(space, gym.spaces.Dict) and all(isinstance(key, str) for key in space.spaces)
-    if inner and (keyed or isinstance(space, gym.spaces.Tuple)):
-        parts = [_converted(part, bounds, f"{name}[{repr(key) if keyed else key}]") for key, part in inner.items()]
-        return NestedActions(tuple(parts), tuple(inner) if keyed else None)
+    parts = dict(_space_parts(space) or ())
+    if parts and isinstance(space, gym.spaces.Tuple):
+        return NestedActions(tuple(_converted(part, bounds, f"{name}[{key}]") for key, part in parts.items()), None)
+    if parts and isinstance(space, gym.spaces.Dict) and all(isinstance(key, str) for key in space.spaces):
+        converted = [_converted(part, bounds, f"{name}[{key!r}]") for key, part in parts.items()]
+        return NestedActions(tuple(converted), tuple(parts))
     kind = f" of {space.dtype} with shape {space.shape}" if isinstance(space, gym.spaces.Box) else ""
-    raise ConfigError(f"{what}: it is a {type(space).__name__}{kind}, which is not supported. {_chosen(space)}")
+    raise ConfigError(f"{label}: it is a {type(space).__name__}{kind}, which is not supported. {_wrapper_for(space)}")
 
 
-def _chosen(space: gym.Space[Any]) -> str:
+def _wrapper_for(space: gym.Space[Any]) -> str:
     """Return how to turn actions of `space` into those of a Discrete or of a floating-point Box."""
     if isinstance(space, gym.spaces.Box) and np.abs(np.array([space.low, space.high], np.float64)).max() <= MAX_WHOLE:
         box = "gymnasium.spaces.Box(env.action_space.low, env.action_space.high, dtype=np.float32)"

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from dppo import streams
 from dppo.envs.activity import ActivityRecord, Phase, place_of
 from dppo.envs.checks.faults import making
-from dppo.envs.checks.observations import FirstSegment
+from dppo.envs.checks.first_segment import FirstSegment
 from dppo.envs.closing import close_all
 from dppo.envs.episode import GroupSettings
 from dppo.envs.group import EnvGroup

@@ -38,21 +38,22 @@ def making(owner: str, sampler_id: int = 0, env: int = 0, *, env_name: str = "")
     except (DppoError, *INTERRUPTIONS):
         raise
     except BaseException as error:
-        text, trace = f"{owner}: the environment's constructor raised {in_a_line(error)}", user_traceback(error)
+        message = f"{owner}: the environment's constructor raised {in_a_line(error)}"
+        trace = user_traceback(error)
         place = EnvFault("constructor", type(error).__name__, trace, env, sampler_id=sampler_id)
-        raise EnvironmentFault(text, trace, place) from None
+        raise EnvironmentFault(message, trace, place) from None
 
 
 def gymnasium_says(env: Any) -> list[str]:
     """Return the warnings of Gymnasium's own checker, and the assertion that failed, if one did."""
     from gymnasium.utils.env_checker import check_env
 
-    failed = []
-    with warnings.catch_warnings(record=True) as found:
+    failures = []
+    with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         try:
             check_env(getattr(env, "unwrapped", env), skip_render_check=True, skip_close_check=True)
         except Exception as error:  # an environment may raise anything
-            failed = [in_a_line(error)]
-    texts = [re.sub(r"\x1b\[\d+m|WARN: ", "", str(one.message)) for one in found]
-    return [" ".join(one.split()) for one in dict.fromkeys(texts + failed) if not NO_MATTER.search(one)]
+            failures.append(in_a_line(error))
+    texts = [re.sub(r"\x1b\[\d+m|WARN: ", "", str(warning.message)) for warning in caught]
+    return [" ".join(text.split()) for text in dict.fromkeys(texts + failures) if not NO_MATTER.search(text)]

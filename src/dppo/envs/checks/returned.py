@@ -19,17 +19,16 @@ ONE_REWARD = (
     "the reward must be one number. Use `wrappers=dppo.envs.wrappers:SummedReward`, or a gymnasium.RewardWrapper of "
     "your own, which weighs the parts"
 )
-
-
-LASTING = OLD_API, ONE_REWARD  # each episode of a new environment fails in the same way
+LASTING = (OLD_API, ONE_REWARD)  # each episode of a new environment fails in the same way
 
 
 class BadResult(ValueError):
     """An invalid result of an environment. The message continues "... returned"."""
 
-    def __init__(self, what: str, row: tuple[int, ...] = ()) -> None:
-        super().__init__(what)
-        self.row = row  # of several observations, the one that is invalid
+    def __init__(self, problem: str, row: tuple[int, ...] = ()) -> None:
+        """`row`: index of the invalid one among several observations."""
+        super().__init__(problem)
+        self.row = row
 
 
 def leaf_named(name: str, whole: str = "an observation") -> str:
@@ -45,12 +44,16 @@ def packer(obs: np.dtype[Any], *, one_of: Collection[str] = (), dropped: Collect
     the space, a number is not finite or does not fit into the dtype, or a leaf is missing. `one_of` and `dropped` are
     those of `Spaces`.
     """
-    what, inside = leaf_named(name), joined(name, "")
+    label = leaf_named(name)
     if obs.names is None:
-        return leaf_packer(obs.base, obs.shape, what)
+        return leaf_packer(obs.base, obs.shape, label)
     packers = {part: packer(obs[part], one_of=one_of, dropped=dropped, name=joined(name, part)) for part in obs.names}
-    unread = {one.removeprefix(inside) for one in dropped if one.startswith(inside)}
-    parts = partial(_branch, what, packers) if name in one_of else partial(_parts, what, packers.keys(), unread)
+    if name in one_of:
+        parts = partial(_branch, label, packers)
+    else:
+        inside = joined(name, "")
+        unread = {leaf.removeprefix(inside) for leaf in dropped if leaf.startswith(inside)}
+        parts = partial(_parts, label, packers.keys(), unread)
 
     def pack(returned: Any) -> np.ndarray:
         row = np.zeros((), obs)  # a OneOf has one of its branches
@@ -61,68 +64,86 @@ def packer(obs: np.dtype[Any], *, one_of: Collection[str] = (), dropped: Collect
     return pack
 
 
-def _parts(what: str, expected: Collection[str], unread: Collection[str], returned: Any) -> list[tuple[str, Any]]:
+def _parts(label: str, expected: Collection[str], unread: Collection[str], returned: Any) -> list[tuple[str, Any]]:
     """Return names and values of the parts of a Dict or Tuple that was returned."""
-    if not isinstance(returned, Mapping | tuple | list):
+    if isinstance(returned, list):
+        returned = tuple(returned)
+    if not isinstance(returned, Mapping | tuple):
         kind = type(returned).__name__
-        raise BadResult(f"{what} of type {kind} instead of one with the parts {', '.join(expected)}")
-    found = dict(parts_of(tuple(returned) if isinstance(returned, list) else returned) or ())
-    for key in sorted(found.keys() ^ expected):
+        raise BadResult(f"{label} of type {kind} instead of one with the parts {', '.join(expected)}")
+    parts = dict(parts_of(returned) or ())
+    for key in sorted(parts.keys() ^ expected):
         if key not in unread:
-            raise BadResult(f"{what} {'without' if key in expected else 'with the unexpected'} part {key!r}")
-    return [(part, found[part]) for part in expected]
+            raise BadResult(f"{label} {'without' if key in expected else 'with the unexpected'} part {key!r}")
+    return [(part, parts[part]) for part in expected]
 
 
-def _branch(what: str, packers: Mapping[str, Pack], returned: Any) -> list[tuple[str, Any]]:
+def _branch(label: str, packers: Mapping[str, Pack], returned: Any) -> list[tuple[str, Any]]:
     """Return the number of the branch of a OneOf that was returned, and its value, with their names."""
     if not (isinstance(returned, tuple | list) and len(returned) == 2):
-        raise BadResult(f"{what} of type {type(returned).__name__} instead of (branch, value)")
-    branch, branches = str(int(packers["branch"](returned[0]))), [part for part in packers if part != "branch"]
+        raise BadResult(f"{label} of type {type(returned).__name__} instead of (branch, value)")
+    number, value = returned
+    branch = str(int(packers["branch"](number)))
+    branches = [part for part in packers if part != "branch"]
     if branch not in branches:
-        raise BadResult(f"{what} of branch {branch} instead of one of {', '.join(branches)}")
-    return [("branch", returned[0]), (branch, returned[1])]
+        raise BadResult(f"{label} of branch {branch} instead of one of {', '.join(branches)}")
+    return [("branch", number), (branch, value)]
 
 
-def leaf_packer(dtype: np.dtype[Any], shape: tuple[int, ...], what: str = "an observation") -> Pack:
-    """Return a function that copies and checks one leaf, with a short cut for arrays; `what` names it in errors."""
+def leaf_packer(dtype: np.dtype[Any], shape: tuple[int, ...], label: str = "an observation") -> Pack:
+    """Return a function that copies and checks one leaf, with a short cut for arrays; `label` names it in errors."""
     shared = np.dtype(dtype.type)  # the object that arrays of this dtype share
-    array, zeros = np.ndarray, np.zeros(shape, shared) if dtype.kind == "f" else None
+    zeros = np.zeros(shape, shared) if dtype.kind == "f" else None
+    array_type = np.ndarray
+    vdot = np.vdot
 
     def pack(returned: Any) -> np.ndarray:
-        if type(returned) is array and returned.dtype is shared and returned.shape == shape:
+        if type(returned) is array_type and returned.dtype is shared and returned.shape == shape:
             copied = returned.copy()
-            if zeros is None or not np.vdot(copied, zeros):  # 0 for finite numbers, NaN for all others
+            if zeros is None or not vdot(copied, zeros):  # 0 for finite numbers, NaN for all others
                 return copied
-        return _checked(returned, dtype, shape, what)
+        return _checked(returned, dtype, shape, label)
 
     return pack
 
 
-def _checked(returned: Any, dtype: np.dtype[Any], shape: tuple[int, ...], what: str) -> np.ndarray:
+def _checked(returned: Any, dtype: np.dtype[Any], shape: tuple[int, ...], label: str) -> np.ndarray:
     try:
         array = np.array(returned)  # a copy, because the environment may reuse its own
     except Exception as error:  # ragged, or not convertible, as a tensor on a GPU
-        raise BadResult(f"{what} that is not an array ({error})") from None
+        raise BadResult(f"{label} that is not an array ({error})") from None
     if array.shape != shape:
-        raise BadResult(f"{what} of shape {array.shape} instead of {shape}")
+        raise BadResult(f"{label} of shape {array.shape} instead of {shape}")
     if not np.can_cast(array.dtype, dtype, "same_kind"):
-        raise BadResult(f"{what} of dtype {array.dtype} instead of {dtype}")
-    if dtype.kind in "iu" and array.dtype != dtype:  # one that is out of range would wrap around
-        limits = np.iinfo(dtype)
-        for extreme in int(array.min()), int(array.max()):
-            if not limits.min <= extreme <= limits.max:
-                index = int(np.flatnonzero(array == extreme)[0])
-                of = f"{dtype} from {limits.min} to {limits.max}"
-                raise BadResult(f"{what} that is {extreme} at index {index}, outside {of}")
+        raise BadResult(f"{label} of dtype {array.dtype} instead of {dtype}")
+    if dtype.kind in "iu" and array.dtype != dtype:
+        _check_range(array, dtype, label)
     if array.dtype.kind == "f" or dtype == np.float16:
-        flat = array.ravel() if array.dtype.kind == "f" else array.ravel().astype(float)
-        largest = min(LARGEST, np.finfo(dtype).max)
-        # Ten times as fast as isfinite for few numbers; only a large sum of squares needs a look at each.
-        if not flat.dot(flat) <= largest:
-            wrong = np.flatnonzero(~(np.abs(flat) <= largest))
-            if len(wrong):
-                raise BadResult(f"{what} that is {flat[wrong[0]]} at index {int(wrong[0])}")
+        _check_finite(array, dtype, label)
     return array
+
+
+def _check_range(array: np.ndarray, dtype: np.dtype[Any], label: str) -> None:
+    """Raise BadResult for an integer that would wrap around in `dtype`."""
+    limits = np.iinfo(dtype)
+    for extreme in (int(array.min()), int(array.max())):
+        if not limits.min <= extreme <= limits.max:
+            index = int(np.flatnonzero(array == extreme)[0])
+            allowed = f"{dtype} from {limits.min} to {limits.max}"
+            raise BadResult(f"{label} that is {extreme} at index {index}, outside {allowed}")
+
+
+def _check_finite(array: np.ndarray, dtype: np.dtype[Any], label: str) -> None:
+    """Raise BadResult for a number that is not finite in `dtype`, or too large for float32."""
+    flat = array.ravel()
+    if flat.dtype.kind != "f":
+        flat = flat.astype(float)
+    largest = min(LARGEST, np.finfo(dtype).max)
+    # Ten times as fast as isfinite for few numbers; only a large sum of squares needs a look at each.
+    if not flat.dot(flat) <= largest:
+        wrong = np.flatnonzero(~(np.abs(flat) <= largest))
+        if len(wrong):
+            raise BadResult(f"{label} that is {flat[wrong[0]]} at index {int(wrong[0])}")
 
 
 def reward_of(returned: Any) -> float:
@@ -132,14 +153,15 @@ def reward_of(returned: Any) -> float:
             raise TypeError
         reward = float(returned)
     except (TypeError, ValueError):
-        several = f"; {ONE_REWARD}" if isinstance(returned, list | tuple | np.ndarray) else ""
-        raise BadResult(f"{returned!r} as the reward, which is not a number{several}") from None
+        advice = f"; {ONE_REWARD}" if isinstance(returned, list | tuple | np.ndarray) else ""
+        raise BadResult(f"{returned!r} as the reward, which is not a number{advice}") from None
     except OverflowError:
         raise BadResult("a reward too large for a float") from None
-    if not abs(reward) <= MAX_REWARD:
-        limit = f", and values cannot be learned from rewards above {MAX_REWARD:g}" if reward - reward == 0 else ""
-        raise BadResult(f"{reward} as the reward{limit}")
-    return reward
+    if abs(reward) <= MAX_REWARD:
+        return reward
+    is_finite = reward - reward == 0
+    limit = f", and values cannot be learned from rewards above {MAX_REWARD:g}" if is_finite else ""
+    raise BadResult(f"{reward} as the reward{limit}")
 
 
 def flag_of(returned: Any) -> bool:
@@ -151,10 +173,13 @@ def flag_of(returned: Any) -> bool:
 
 def describe_bad(result: Any, *, step: bool) -> str:
     """Describe a result of a step, or of a reset, whose form is invalid."""
-    in_parts = isinstance(result, tuple | list)
-    if step and in_parts and len(result) == 5:
-        name, flag = ("truncated", result[3]) if isinstance(result[2], bool | np.bool_) else ("terminated", result[2])
-        return f"{name}={flag!r}, which is not a boolean"
-    form = f"a tuple of {len(result)}" if isinstance(result, tuple) else type(result).__name__
+    num_parts = len(result) if isinstance(result, tuple | list) else 0
+    if step and num_parts == 5:
+        _, _, terminated, truncated, _ = result
+        if isinstance(terminated, bool | np.bool_):
+            return f"truncated={truncated!r}, which is not a boolean"
+        return f"terminated={terminated!r}, which is not a boolean"
+    form = f"a tuple of {num_parts}" if isinstance(result, tuple) else type(result).__name__
     expected = "(observation, reward, terminated, truncated, info)" if step else "(observation, info)"
-    return f"{form} instead of {expected}{OLD_API if not step or (in_parts and len(result) == 4) else ''}"
+    advice = OLD_API if not step or num_parts == 4 else ""
+    return f"{form} instead of {expected}{advice}"
