@@ -270,8 +270,8 @@ def actions_of(space: gym.Space[Any], bounds: Bounds | Literal["auto"] = "clip")
             element = int(infinite[0])
             raise ConfigError(
                 f"action_bounds={bounds}: needs finite bounds, and element {element} of an action lies between "
-                f"{box.low.flat[element]} and {box.high.flat[element]}. Use `action_bounds=clip`, or give the Box finite "
-                f"bounds."
+                f"{box.low.flat[element]} and {box.high.flat[element]}. Use `action_bounds=clip`, or give the Box "
+                f"finite bounds."
             )
     return actions
 
