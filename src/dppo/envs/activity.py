@@ -48,9 +48,12 @@ class Activity:
         if self.phase is Phase.IDLE:
             return "idle"
         doing = {Phase.MAKE: "making", Phase.RESET: "resetting", Phase.STEP: "stepping", Phase.CLOSE: "closing"}
-        episode = f", episode {self.episode}" if self.phase in (Phase.RESET, Phase.STEP) else ""
-        step = f", step {self.length + 1}" if self.phase is Phase.STEP else ""
-        return f"{doing[self.phase]} env {self.env} of sampler {self.sampler_id}{episode}{step}"
+        text = f"{doing[self.phase]} env {self.env} of sampler {self.sampler_id}"
+        if self.phase in (Phase.RESET, Phase.STEP):
+            text += f", episode {self.episode}"
+        if self.phase is Phase.STEP:
+            text += f", step {self.length + 1}"
+        return text
 
 
 CELLS = 8  # int64 each
@@ -81,7 +84,10 @@ class ActivityRecord:
     def begin(self, to_replay: int = 0) -> None:
         """Begin a new question, with `to_replay` steps to replay."""
         cells = self._cells
-        cells[_BEGAN], cells[_REPLAYED], cells[_TO_REPLAY], cells[_STEPS] = cells[_MOVES], 0, to_replay, 0
+        cells[_BEGAN] = cells[_MOVES]
+        cells[_REPLAYED] = 0
+        cells[_TO_REPLAY] = to_replay
+        cells[_STEPS] = 0
         self.replay_s = 0.0
 
     def enter(self, place: int, episode: int = 0, length: int = 0) -> None:
@@ -105,13 +111,23 @@ class ActivityRecord:
         if self._on_step is not None:
             self._on_step(self._cells[_STEPS])
 
-    def show(self, moves: int, of: Activity | None, replayed: int, steps: int) -> None:
-        """Record the sums over several threads, which have records of their own, and the place of one that works."""
+    def show(self, moves: int, busy: Activity | None, replayed: int, steps: int) -> None:
+        """Record the sums over several threads, which have records of their own, and the activity of a busy one."""
         cells = self._cells
-        place = (place_of(of.phase, of.sampler_id, of.env), of.episode, of.length) if of else (Phase.IDLE, 0, 0)
-        cells[_PLACE], cells[_EPISODE], cells[_LENGTH] = place
-        cells[_MOVES], cells[_REPLAYED], cells[_STEPS] = moves, replayed, steps
-        if replayed < cells[_TO_REPLAY] and (not steps or (of is not None and of.phase is Phase.REPLAY)):
+        is_replaying = not steps
+        if busy is None:
+            cells[_PLACE] = Phase.IDLE
+            cells[_EPISODE] = 0
+            cells[_LENGTH] = 0
+        else:
+            cells[_PLACE] = place_of(busy.phase, busy.sampler_id, busy.env)
+            cells[_EPISODE] = busy.episode
+            cells[_LENGTH] = busy.length
+            is_replaying = is_replaying or busy.phase is Phase.REPLAY
+        cells[_MOVES] = moves
+        cells[_REPLAYED] = replayed
+        cells[_STEPS] = steps
+        if is_replaying and replayed < cells[_TO_REPLAY]:
             self._on_replay(replayed, cells[_TO_REPLAY])
         if self._on_step is not None:
             self._on_step(steps)

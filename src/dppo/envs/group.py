@@ -202,17 +202,21 @@ class EnvGroup:
 
     def open_episodes(self, log: EnvLog) -> dict[str, Any]:
         """Describe the open episodes [E]: see `Environments`."""
-        described = {
-            "episodes": np.array([checked.episode for checked in self._envs], np.int64),
-            "episode_returns": np.array([checked.episode_return for checked in self._envs], np.float64),
-            "episode_lengths": np.array([checked.length for checked in self._envs], np.int64),
-            "checksums": np.array([checked.checksum() for checked in self._envs], np.uint32),
+        columns = [
+            (checked.episode, checked.episode_return, checked.length, checked.checksum(), checked.options)
+            for checked in self._envs
+        ]
+        episodes, returns, lengths, checksums, options = zip(*columns, strict=True)
+        arrays = {
+            "episodes": np.array(episodes, np.int64),
+            "episode_returns": np.array(returns, np.float64),
+            "episode_lengths": np.array(lengths, np.int64),
+            "checksums": np.array(checksums, np.uint32),
             **self.rows.states(log),
         }
-        options = [checked.options for checked in self._envs]
         if any(options):
-            described["options"] = np.frombuffer(json.dumps(options).encode(), np.uint8)
-        return described
+            arrays["options"] = np.frombuffer(json.dumps(options).encode(), np.uint8)
+        return arrays
 
     def close(self) -> None:
         """Close every environment, also if some fail to close."""

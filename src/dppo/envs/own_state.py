@@ -28,11 +28,12 @@ from dppo.ppo.exchange.records import EnvLog, Incident, IncidentKind, SamplerCar
 from dppo.signals import INTERRUPTIONS
 from dppo.user_code import in_a_line
 
-MOST_BYTES = 1 << 24  # of the state of an environment
-NOTICEABLE, SEGMENTS = 0.1, 8  # share of the time in the environments, after so many segments, that is worth a line
+MAX_BYTES = 1 << 24  # of the state of an environment
+NOTICEABLE = 0.1  # share of the time in the environments that is worth a line
+SEGMENTS = 8  # after which the share is measured well enough
 NO_STATE = gym.Space, gym.Env, EnvSpec, ModuleType
 PLAIN_STATE = (
-    f"Return at most {MOST_BYTES >> 20} MiB of plain data ({PLAIN}), give a wrapper with other state both methods, or "
+    f"Return at most {MAX_BYTES >> 20} MiB of plain data ({PLAIN}), give a wrapper with other state both methods, or "
     f"use env_state=off, which replays instead."
 )
 
@@ -68,22 +69,34 @@ def _state(env: Any) -> dict[str, Any]:
     """
     *wrappers, owner = _layers(env)
     state = {"get_state()": owner.get_state()}
-    for at, wrapper in enumerate(wrappers):
-        own = {name: value for name, value in vars(wrapper).items() if not isinstance(value, NO_STATE)}
-        plain = {name: value for name, value in own.items() if name != "_saved_kwargs" and not callable(value)}
-        state[f"{type(wrapper).__name__}{' ' * at}"] = plain
+    for index, wrapper in enumerate(wrappers):
+        state[f"{type(wrapper).__name__}{' ' * index}"] = {
+            name: value
+            for name, value in vars(wrapper).items()
+            if name != "_saved_kwargs" and not isinstance(value, NO_STATE) and not callable(value)
+        }
     return state
 
 
 def _set_state(env: Any, state: Any, *attributes: dict[str, Any]) -> None:
     *wrappers, owner = _layers(env)
     owner.set_state(state)
-    for wrapper, own in zip(wrappers, attributes, strict=True):
-        vars(wrapper).update(own)
+    for wrapper, values in zip(wrappers, attributes, strict=True):
+        vars(wrapper).update(values)
 
 
 def _in_its_thread(env: Any, call: Callable[[Any], Any]) -> Any:
     return env.call(call) if isinstance(env, EnvThread) else call(env)
+
+
+@dataclass(frozen=True, slots=True)
+class EpisodeState:
+    """An environment's own state, and where its open episode is."""
+
+    state: bytes
+    episode: int
+    episode_return: float
+    length: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,24 +105,18 @@ class Start:
 
     env: Any
     """The instance: another one at the end of the segment proves nothing."""
-    state: bytes
-    episode: int
-    episode_return: float
-    length: int
+    before: EpisodeState
 
 
 @dataclass(frozen=True, slots=True)
 class Proof:
     """A state of an environment and the actions that led from it, in one segment, to the next state."""
 
-    state: bytes
-    episode: int
-    episode_return: float
-    length: int
+    before: EpisodeState
     actions: np.ndarray
     """[T, *A]"""
     options: Any
-    """Of the resets in the segment."""
+    """Options of the resets in the segment."""
 
 
 @dataclass(eq=False)
@@ -127,16 +134,18 @@ class OwnStates:
     _starts: list[Start] = field(default_factory=list)
     _unusable: bool = False
     _reported: bool = False
-    _taken: int = 0
+    _num_taken: int = 0
     _seconds: float = 0.0
-    _of_seconds: float = 0.0
+    """Time that taking states took, in all segments."""
+    _env_seconds: float = 0.0
+    """Time in the environments, in all segments."""
 
     def begin(self, envs: Sequence[CheckedEnv]) -> None:
         """Take the states at the start of the next segment, if they are to be proven."""
         if self.demanded or self._unusable:
             return
         try:
-            self._starts = [self._start(one, self._packed(one)) for one in envs]
+            self._starts = [_start(checked, self._packed(checked)) for checked in envs]
         except INTERRUPTIONS:
             raise
         except BaseException:  # `take` reports it
@@ -149,10 +158,11 @@ class OwnStates:
         """
         if self._unusable:
             return {}
-        began, states = time.perf_counter(), list[bytes]()
+        began = time.perf_counter()
+        states: list[bytes] = []
         try:
-            for one in envs:
-                states.append(self._packed(one))
+            for checked in envs:
+                states.append(self._packed(checked))
         except INTERRUPTIONS:
             raise
         except BaseException as error:
@@ -161,54 +171,56 @@ class OwnStates:
             return {}
         arrays = {"states": np.frombuffer(packed(states), np.uint8)}
         if not self.demanded:
-            proofs = [self._proof(one, log) for one in envs] if self._starts else [None] * len(envs)
+            proofs = [self._proof(checked, log) for checked in envs]
             arrays["proofs"] = np.frombuffer(packed(proofs), np.uint8)
-            self._starts = [self._start(one, state) for one, state in zip(envs, states, strict=True)]
+            self._starts = [_start(checked, state) for checked, state in zip(envs, states, strict=True)]
         self._measure(time.perf_counter() - began, sum(map(len, states)), log)
         return arrays
 
-    def _packed(self, one: CheckedEnv) -> bytes:
+    def _packed(self, checked: CheckedEnv) -> bytes:
         row = np.empty((), self.obs)
-        row[...] = one.last_obs
-        state = packed({"obs": row.tobytes(), **_in_its_thread(one.env, _state)})
-        if len(state) > MOST_BYTES:
+        row[...] = checked.last_obs
+        state = packed({"obs": row.tobytes(), **_in_its_thread(checked.env, _state)})
+        if len(state) > MAX_BYTES:
             raise NotPlain(f"has {len(state):,} bytes")
         return state
 
-    def _start(self, one: CheckedEnv, state: bytes) -> Start:
-        return Start(one.env, state, one.episode, one.episode_return, one.length)
-
-    def _proof(self, one: CheckedEnv, log: EnvLog) -> list[Any] | None:
+    def _proof(self, checked: CheckedEnv, log: EnvLog) -> list[Any] | None:
         """Return how this environment came from the state at the start of the segment to this one, as plain data.
 
-        None if its instance has changed: it was made anew, or a standby copy has taken its place.
+        None if the first state is missing, or the instance has changed: it was made again, or is on standby.
         """
-        start = self._starts[one.index]
-        if start.env is not one.env or log.actions is None:
+        if not self._starts or log.actions is None:
             return None
-        actions = np.ascontiguousarray(log.actions[:, one.index])
-        return [start.state, start.episode, start.episode_return, start.length, actions, log.options]
+        start = self._starts[checked.index]
+        if start.env is not checked.env:
+            return None
+        before = start.before
+        actions = np.ascontiguousarray(log.actions[:, checked.index])
+        return [before.state, before.episode, before.episode_return, before.length, actions, log.options]
 
     def _report_failure(self, error: BaseException, env: int, log: EnvLog) -> None:
-        plain = isinstance(error, NotPlain)
-        what = f"{self.owner}, env {env}: its state {error if plain else f'raised {in_a_line(error)}'}"
-        first = log.index == 0
-        if first and self.demanded:
-            raise EnvironmentFault(f"{what}. {PLAIN_STATE}", "" if plain else user_traceback(error)) from None
-        if first:  # its methods mean something else
-            self._unusable = True
-            if self.notes_first:
-                self._report_once(f"{what}. It is not used: episodes are replayed. {PLAIN_STATE}", log)
+        is_plain = isinstance(error, NotPlain)
+        problem = str(error) if is_plain else f"raised {in_a_line(error)}"
+        message = f"{self.owner}, env {env}: its state {problem}"
+        if log.index > 0:
+            self._report_once(f"{message}. If its actor is lost, the episode is replayed.", log)
             return
-        self._report_once(f"{what}. If its actor is lost, the episode is replayed.", log)
+        if self.demanded:
+            trace = "" if is_plain else user_traceback(error)
+            raise EnvironmentFault(f"{message}. {PLAIN_STATE}", trace) from None
+        self._unusable = True  # its methods mean something else
+        if self.notes_first:
+            self._report_once(f"{message}. It is not used: episodes are replayed. {PLAIN_STATE}", log)
 
     def _measure(self, seconds: float, size: int, log: EnvLog) -> None:
-        self._seconds, self._taken = self._seconds + seconds, self._taken + 1
+        self._seconds += seconds
+        self._num_taken += 1
         log.seconds += seconds
-        self._of_seconds += log.seconds
-        share = self._seconds / self._of_seconds
-        if share > NOTICEABLE and self._taken >= SEGMENTS:
-            each = f"{1e3 * self._seconds / self._taken:.1f} ms a segment for {size:,} bytes"
+        self._env_seconds += log.seconds
+        share = self._seconds / self._env_seconds
+        if share > NOTICEABLE and self._num_taken >= SEGMENTS:
+            each = f"{1e3 * self._seconds / self._num_taken:.1f} ms a segment for {size:,} bytes"
             self._report_once(f"{self.owner}: get_state takes {each}, {share:.0%} of its time. Raise `num_steps`.", log)
 
     def report_unproven(self, problem: str, log: EnvLog) -> None:
@@ -219,53 +231,63 @@ class OwnStates:
             log,
         )
 
-    def _report_once(self, message: str, log: EnvLog) -> None:  # once
+    def _report_once(self, message: str, log: EnvLog) -> None:
         if not self._reported:
             log.incidents.append(Incident(IncidentKind.OWN_STATE, message))
         self._reported = True
 
-    def states_in(self, carry: SamplerCarry) -> list[bytes]:
-        """Return the state of each environment; none if `carry` has none."""
-        return [] if carry.states is None else list(unpacked(carry.states.tobytes()))
-
-    def proofs_in(self, carry: SamplerCarry) -> list[Proof | None]:
-        """Return what proves the state of each environment."""
-        if carry.proofs is None:
-            return [None] * len(carry.episodes)
-        return [None if values is None else Proof(*values) for values in unpacked(carry.proofs.tobytes())]
-
-    def is_in(self, one: CheckedEnv, state: bytes) -> bool:
+    def is_in(self, checked: CheckedEnv, state: bytes) -> bool:
         """Return whether an environment is in a state, as far as `get_state` tells."""
         try:
-            return self._packed(one) == state
+            return self._packed(checked) == state
         except INTERRUPTIONS:
             raise
         except BaseException:
             return False
 
-    def put(self, checked: CheckedEnv, state: bytes, carry: SamplerCarry) -> str:
-        """Bring an environment to its state between two segments; return what is wrong then, "" if nothing is."""
-        problem = self._set(checked, state)
-        checked.episode = int(carry.episodes[checked.index])
-        checked.episode_return = float(carry.episode_returns[checked.index])
-        checked.length = int(carry.episode_lengths[checked.index])
+    def put(self, checked: CheckedEnv, wanted: EpisodeState) -> str:
+        """Bring an environment to a state between two segments; return what is wrong then, "" if nothing is."""
+        problem = self._set(checked, wanted.state)
+        checked.episode = wanted.episode
+        checked.episode_return = wanted.episode_return
+        checked.length = wanted.length
         return problem
 
-    def put_before(self, env: CheckedEnv, proof: Proof) -> str:
-        """Bring an environment to its state at the start of a segment; return what is wrong then."""
-        problem = self._set(env, proof.state)
-        env.episode, env.episode_return, env.length = proof.episode, proof.episode_return, proof.length
-        return problem
-
-    def _set(self, env: CheckedEnv, state: bytes) -> str:
+    def _set(self, checked: CheckedEnv, state: bytes) -> str:
         try:
-            obs, *wanted = unpacked(state).values()
-            _in_its_thread(env.env, lambda own: _set_state(own, *wanted))
+            obs, *parts = unpacked(state).values()
+            _in_its_thread(checked.env, lambda env: _set_state(env, *parts))
             row: np.ndarray = np.frombuffer(obs, self.obs.base).reshape(self.obs.shape)
-            found = packed({"obs": obs, **_in_its_thread(env.env, _state)})
+            state_after = packed({"obs": obs, **_in_its_thread(checked.env, _state)})
         except INTERRUPTIONS:
             raise
         except BaseException as error:
             return f"its state could not be set: {in_a_line(error)}"
-        env.last_obs = row
-        return "" if found == state else "get_state does not return what set_state has been given"
+        checked.last_obs = row
+        return "" if state_after == state else "get_state does not return what set_state has been given"
+
+
+def _start(checked: CheckedEnv, state: bytes) -> Start:
+    return Start(checked.env, EpisodeState(state, checked.episode, checked.episode_return, checked.length))
+
+
+def states_in(carry: SamplerCarry) -> list[EpisodeState]:
+    """Return the environments' own states; none if `carry` has none."""
+    if carry.states is None:
+        return []
+    columns = carry.episodes.tolist(), carry.episode_returns.tolist(), carry.episode_lengths.tolist()
+    return [EpisodeState(*values) for values in zip(unpacked(carry.states.tobytes()), *columns, strict=True)]
+
+
+def proofs_in(carry: SamplerCarry) -> list[Proof | None]:
+    """Return what proves the state of each environment; None for those that nothing proves."""
+    if carry.proofs is None:
+        return [None] * len(carry.episodes)
+    proofs: list[Proof | None] = []
+    for values in unpacked(carry.proofs.tobytes()):
+        if values is None:
+            proofs.append(None)
+        else:
+            *before, actions, options = values
+            proofs.append(Proof(EpisodeState(*before), actions, options))
+    return proofs

@@ -6,7 +6,7 @@ import numpy as np
 
 from dppo.envs.activity import Phase, place_of
 from dppo.envs.episode import CheckedEnv
-from dppo.envs.own_state import OwnStates, Proof
+from dppo.envs.own_state import OwnStates, Proof, proofs_in, states_in
 from dppo.envs.repairs import Repairs
 from dppo.envs.rows.port import Rows
 from dppo.errors import EnvironmentFault
@@ -69,10 +69,10 @@ class Restorer:
         """
         carry = self._carry
         checked = self._rows.envs[env]
-        state = states.states_in(carry)[env]
+        wanted = states_in(carry)[env]
         self._enter(Phase.RESET, env, int(carry.episodes[env]))
         if states.demanded:
-            problem = states.put(checked, state, carry)
+            problem = states.put(checked, wanted)
             checked.options = options
             return problem
         problem = NO_REPLAY
@@ -80,12 +80,12 @@ class Restorer:
         if actions is not None and len(actions) == carry.episode_lengths[env]:
             problem = self._replay(env, actions, options)
             replayed = not problem
-            if replayed and states.is_in(checked, state):
+            if replayed and states.is_in(checked, wanted.state):
                 return ""
-        proof = states.proofs_in(carry)[env]
+        proof = proofs_in(carry)[env]
         unproven = "no segment shows whether its own state is complete"
         if proof is not None:
-            unproven = self._prove(states, checked, proof, state)
+            unproven = self._prove(states, checked, proof, wanted.state)
             checked.options = options
         if not unproven:
             return ""
@@ -96,7 +96,7 @@ class Restorer:
 
     def _prove(self, states: OwnStates, checked: CheckedEnv, proof: Proof, state: bytes) -> str:
         """Set the state from before the last segment, and repeat that segment, which must end in `state`."""
-        if problem := states.put_before(checked, proof):
+        if problem := states.put(checked, proof.before):
             return problem
         env = checked.index
         settings = self._rows.settings

@@ -13,16 +13,16 @@ from types import TracebackType
 from dppo.envs.activity import Activity, ActivityRecord, Phase
 from dppo.log import logger
 
-FIRST_S = 10.0  # for which a call has not returned, until that is said
+FIRST_S = 10.0  # for which a call has not returned, until that is logged
 USUAL = 3.0  # times the longest call of its kind so far: a slow simulator is not silent
 LOOK_S = 1.0
 FROZEN_S = 10.0  # in which this process runs no Python, until faulthandler writes where it is, for the first time
 
 CALLS = {
     Phase.MAKE: "the constructor",
-    Phase.RESET: "reset of episode {seen.episode}",
-    Phase.STEP: "step {step} of episode {seen.episode}",
-    Phase.REPLAY: "a step of a replay ({seen.replayed:,} of {seen.to_replay:,} are done)",
+    Phase.RESET: "reset of episode {activity.episode}",
+    Phase.STEP: "step {step} of episode {activity.episode}",
+    Phase.REPLAY: "a step of a replay ({activity.replayed:,} of {activity.to_replay:,} are done)",
     Phase.CLOSE: "close",
 }
 
@@ -33,32 +33,36 @@ class Stillness:
     def __init__(self, owner: Callable[[Activity], str]) -> None:
         """Name the environment of an activity by `owner`: `sampler 0 (CartPole-v1), env 2`."""
         self._owner = owner
-        self._moves, self._phase, self._since = -1, Phase.IDLE, 0.0
+        self._moves = -1
+        self._phase = Phase.IDLE
+        self._since = 0.0
         self._longest_s = dict.fromkeys(Phase, 0.0)
         self._due_s = FIRST_S
 
-    def look(self, seen: Activity, now: float) -> str:
-        """Return a line if the call in progress is late, and again each time that it takes twice as long; else ""."""
-        if seen.moves != self._moves:
+    def look(self, activity: Activity, now: float) -> str:
+        """Return a line if the call in progress is late, and again each time that it takes twice as long; or ""."""
+        if activity.moves != self._moves:
             self._longest_s[self._phase] = max(self._longest_s[self._phase], now - self._since)
-            self._moves, self._phase, self._since = seen.moves, seen.phase, now
-            self._due_s = max(FIRST_S, USUAL * self._longest_s[seen.phase])
-        stood_s = now - self._since
-        if seen.phase is Phase.IDLE or stood_s < self._due_s:
+            self._moves = activity.moves
+            self._phase = activity.phase
+            self._since = now
+            self._due_s = max(FIRST_S, USUAL * self._longest_s[activity.phase])
+        silent_s = now - self._since
+        if activity.phase is Phase.IDLE or silent_s < self._due_s:
             return ""
-        self._due_s = 2 * stood_s
-        call = CALLS[seen.phase].format(seen=seen, step=seen.length + 1)
-        return f"{self._owner(seen)}: {call} has not returned for {stood_s:.0f} s"
+        self._due_s = 2 * silent_s
+        call = CALLS[activity.phase].format(activity=activity, step=activity.length + 1)
+        return f"{self._owner(activity)}: {call} has not returned for {silent_s:.0f} s"
 
 
 def of_samplers(env_name: str) -> Callable[[Activity], str]:
     """Return a function that names the active environment among those of samplers."""
-    return lambda seen: f"sampler {seen.sampler_id} ({env_name}), env {seen.env}"
+    return lambda activity: f"sampler {activity.sampler_id} ({env_name}), env {activity.env}"
 
 
 def of_one(env_name: str) -> Callable[[Activity], str]:
     """Return a function that names the only environment."""
-    return lambda seen: env_name
+    return lambda activity: env_name
 
 
 class SilenceWatch:
@@ -70,7 +74,8 @@ class SilenceWatch:
 
     def __init__(self, record: ActivityRecord, owner: Callable[[Activity], str], hint: str = "") -> None:
         """Watch `record`, with names by `owner`; the first line ends with `hint`."""
-        self._record, self._hint = record, hint
+        self._record = record
+        self._hint = hint
         self._stillness = Stillness(owner)
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="dppo silence", daemon=True)
@@ -102,11 +107,12 @@ class SilenceWatch:
             while not self._over.wait(LOOK_S):
                 frozen_s = longer_patience(frozen_s, time.monotonic() - looked_at)
                 looked_at = time.monotonic()
-                seen = self._record.look()
-                if line := self._stillness.look(seen, time.monotonic()):
+                activity = self._record.look()
+                line = self._stillness.look(activity, time.monotonic())
+                if line:
                     logger.warning("%s%s", line, self._hint, extra={"at_once": True})
                     self._hint = ""
-                busy = seen.phase is not Phase.IDLE
+                busy = activity.phase is not Phase.IDLE
                 if busy or armed:
                     _expect_python(frozen_s if busy else 0.0)
                 armed = busy

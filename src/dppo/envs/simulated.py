@@ -30,7 +30,9 @@ class SlowCartPole(CartPoleEnv):
         if not isinstance(burn, bool):
             raise ValueError(f"burn={burn!r}: must be true (use CPU) or false (sleep).")
         super().__init__(render_mode=render_mode)
-        self._step_s, self._reset_s, self._burn = step_s, reset_s, burn
+        self._step_s = step_s
+        self._reset_s = reset_s
+        self._burn = burn
         self._clock = time.thread_time if burn else time.perf_counter
 
     def reset(self, **arguments: Any) -> Any:

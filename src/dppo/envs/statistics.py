@@ -26,8 +26,8 @@ REMEDY = (
 
 def running_statistics(env: Any) -> list[str]:
     """Return the names of the wrappers of `env` that update statistics of their own, outermost first."""
-    found = [type(layer).__name__ for layer in _layers(env) if _has_statistics(layer) and not _is_frozen(layer)]
-    return [*found, *_in_processes(getattr(env, "unwrapped", None))]
+    names = [type(layer).__name__ for layer in _layers(env) if _has_statistics(layer) and not _is_frozen(layer)]
+    return names + _in_processes(getattr(env, "unwrapped", None))
 
 
 def check_statistics(env: Any, setting: Literal["refuse", "allow"]) -> None:
@@ -89,8 +89,8 @@ def _in_processes(base: Any) -> list[str]:
     """Return the names of such wrappers around environments in processes of their own."""
     if not isinstance(base, AsyncVectorEnv):
         return []
-    found = []
-    for attribute, name in IN_PROCESSES.items():
-        if any(base.call("has_wrapper_attr", attribute)) and any(base.call("get_wrapper_attr", FROZEN[0])):
-            found.append(name)
-    return found
+    return [
+        name
+        for attribute, name in IN_PROCESSES.items()
+        if any(base.call("has_wrapper_attr", attribute)) and any(base.call("get_wrapper_attr", FROZEN[0]))
+    ]

@@ -40,21 +40,22 @@ class _Adapted(gym.Env[Any, Any]):
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
         """Seed the environment, if it can be, and start an episode; options are not passed on."""
         super().reset(seed=seed)
-        if callable(own_seed := getattr(self.env, "seed", None)):
-            own_seed(seed)
+        seed_method = getattr(self.env, "seed", None)
+        if callable(seed_method):
+            seed_method(seed)
         answer = self.env.reset()
         if isinstance(answer, tuple) and len(answer) == 2 and isinstance(answer[1], dict):
             return answer
         return answer, {}
 
     def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
-        """Take a step; a time limit is told from an end by `info["TimeLimit.truncated"]`."""
+        """Take a step; `info["TimeLimit.truncated"]` distinguishes a time limit from an end."""
         answer = self.env.step(action)
         if len(answer) != 4:
             return tuple(answer)
         obs, reward, done, info = answer
-        cut = bool(info.get("TimeLimit.truncated", False))
-        return obs, reward, bool(done) and not cut, bool(done) and cut, info
+        is_time_limit = bool(info.get("TimeLimit.truncated", False))
+        return obs, reward, bool(done) and not is_time_limit, bool(done) and is_time_limit, info
 
     def render(self) -> Any:
         """Return the image that the environment shows, in the old way if it has no render_mode."""

@@ -172,16 +172,15 @@ def _make_env(plan: SamplerPlan, owner: str, sampler_id: int, env_index: int) ->
 
 def spaces_of(plan: SamplerPlan, env: Any) -> Spaces:
     """Return the spaces of `env`; raise `ConfigError` if they cannot be learned on, or a setting does not fit them."""
-    of = plan.env
     spaces = describe_spaces(
         env,
-        drop_obs=of.drop_obs,
+        drop_obs=plan.env.drop_obs,
         norm_obs_keys=plan.ppo.norm_obs_keys,
-        action_bounds=of.action_bounds,
-        action_mask=of.action_mask,
-        obs_dtype=of.obs_dtype,
+        action_bounds=plan.env.action_bounds,
+        action_mask=plan.env.action_mask,
+        obs_dtype=plan.env.obs_dtype,
     )
-    if of.obs_dtype == "float64" and not holds_float64(spaces.obs):
+    if plan.env.obs_dtype == "float64" and not holds_float64(spaces.obs):
         raise ConfigError(
             "obs_dtype=float64 has no effect: the observation space contains neither float64 numbers nor a Box of "
             "integers beyond 2**24. Declare float64 in the environment if its numbers need it, or leave it out."
@@ -191,23 +190,25 @@ def spaces_of(plan: SamplerPlan, env: Any) -> Spaces:
     return spaces
 
 
-def _check_float32(norm_obs_keys: tuple[str, ...], read: Spaces) -> None:
+def _check_float32(norm_obs_keys: tuple[str, ...], spaces: Spaces) -> None:
     """Refuse leaves of float64 that are not normalized first, and categories that float32 cannot tell apart."""
-    kept = read.leaves() if read.normalized is None else read.normalized
-    rounded = [name for name, leaf in read.leaves().items() if leaf.base == "f8" and name not in kept]
+    leaves = spaces.leaves()
+    normalized = leaves if spaces.normalized is None else spaces.normalized
+    rounded = [name for name, leaf in leaves.items() if leaf.base == "f8" and name not in normalized]
     if rounded:
         raise ConfigError(
             f"norm_obs_keys={' '.join(norm_obs_keys)}: leaves out {rounded[0]}, whose float64 numbers the network "
             f"would read as float32. Add {rounded[0]}, or use `obs_dtype=float32`."
         )
-    for name, found in read.categories.items():
-        for count, start in zip(found.counts, found.starts, strict=True):
-            if max(-start, start + count - 1) > MAX_WHOLE:
+    for name, categories in spaces.categories.items():
+        label = f"observation_space, leaf {name!r}" if name else "observation_space"
+        for count, start in zip(categories.counts, categories.starts, strict=True):
+            last = start + count - 1
+            if max(-start, last) > MAX_WHOLE:
                 raise ConfigError(
-                    f"observation_space{f', leaf {name!r}' if name else ''}: has categories from {start} to "
-                    f"{start + count - 1}, and the network reads them as float32, which cannot tell integers beyond "
-                    f"2**24 apart. Subtract the start in the environment (gymnasium.wrappers.TransformObservation), or "
-                    f"use `dtype=float64`."
+                    f"{label}: has categories from {start} to {last}, and the network reads them as float32, which "
+                    f"cannot tell integers beyond 2**24 apart. Subtract the start in the environment "
+                    f"(gymnasium.wrappers.TransformObservation), or use `dtype=float64`."
                 )
 
 

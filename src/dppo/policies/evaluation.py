@@ -93,11 +93,14 @@ def evaluate(  # noqa: PLR0913  the one function for all ways to play
 
 def _info_of(played: Sequence[Episode], keys: Sequence[str]) -> dict[str, tuple[EpisodeInfo, ...]]:
     """Return the numbers of each key, by episodes that have it."""
+    numbers: dict[str, tuple[EpisodeInfo, ...]] = {}
     for key in keys:
-        if not any(key in episode.measured for episode in played):
+        infos = tuple(episode.measured[key] for episode in played if key in episode.measured)
+        if infos:
+            numbers[key] = infos
+        else:
             logger.warning("info_keys=%s: is not a number in the info of any step", key)
-    found = {key: tuple(one.measured[key] for one in played if key in one.measured) for key in keys}
-    return {key: infos for key, infos in found.items() if infos}
+    return numbers
 
 
 def _play_here(player: Player, wanted: Wanted, played: list[Episode], check_signals: Callable[[], None]) -> None:
@@ -112,7 +115,8 @@ def _play_here(player: Player, wanted: Wanted, played: list[Episode], check_sign
         progress.enter(place_of(Phase.IDLE))
         try:
             playing = Playing(player.policy, made, player.env_name, wanted.play_settings, progress)
-            if wrappers := running_statistics(made):
+            wrappers = running_statistics(made)
+            if wrappers:
                 problem = kept_in_words(wrappers)
                 logger.warning("%s: %s: what the policy sees or gets is not as in training", player.env_name, problem)
             wanted.log_beginning(player)

@@ -32,7 +32,7 @@ class Player:
     env: Any
     env_kwargs: dict[str, Any]
     objects: dict[str, Any] = field(default_factory=dict)
-    """Of the run, if this process has made it."""
+    """Python objects passed to `train`; empty when the run was loaded from disk."""
 
     @property
     def env_name(self) -> str:
@@ -86,23 +86,29 @@ def find_player(
             raise ConfigError("model: has no effect on a policy that is already loaded. Leave it out.")
         require_trust(_wrappers_of(policy.state, env), (), "the policy", trust=trust)
         return Player(policy, env, _own_kwargs(policy, env, env_kwargs or {}))
-    held: dict[str, Any] = policy.objects if isinstance(policy, Result) else {}
+    objects: dict[str, Any] = {}
     if isinstance(policy, Result):
-        policy, trust = policy.checkpoint, True  # this process has just run its code
+        objects = policy.objects
+        policy = policy.checkpoint
+        trust = True  # this process has just run its code
     run = user_path(policy)
     found = read(run)
-    own = model_name(found, model)
-    named = held | {name: value for name, value in (("env_id", env), ("model", model)) if value is not None}
-    settings = _settings_with(run, env, env_kwargs)
-    stored = {"env_kwargs": {}} | settings | {"model": own} | _wrappers_of(found.checkpoint.state, env)
-    _check_program(stored, named, found.checkpoint.state, run)
+    state = found.checkpoint.state
+    named = dict(objects)
+    if env is not None:
+        named["env_id"] = env
+    if model is not None:
+        named["model"] = model
+    stored = {"env_kwargs": {}} | _settings_with(run, env, env_kwargs)
+    stored |= {"model": model_name(found, model)} | _wrappers_of(state, env)
+    _check_program(stored, named, state, run)
     require_trust(stored, named, run, trust=trust)
     settings = stored | named
     if "env_id" not in settings or not isinstance(settings["env_kwargs"], dict):
         raise CheckpointError(f"{run}: has settings that are not of dppo. Pass `env_id` and `env_kwargs`.")
     for name, action in code_named_by(settings).items():
         logger.info("%s %s.", f"{name}={named[name]}" if name in named else run, action)
-    return Player(policy_from(found, named.get("model")), settings["env_id"], dict(settings["env_kwargs"]), held)
+    return Player(policy_from(found, named.get("model")), settings["env_id"], dict(settings["env_kwargs"]), objects)
 
 
 def _settings_with(run: Path, env: Any, env_kwargs: Mapping[str, Any] | None) -> dict[str, Any]:
@@ -112,26 +118,28 @@ def _settings_with(run: Path, env: Any, env_kwargs: Mapping[str, Any] | None) ->
     """
     if env_kwargs is not None and not isinstance(env_kwargs, Mapping):
         raise ConfigError(f"env_kwargs={env_kwargs!r}: must be arguments by name. Use one such as {{'g': 9.8}}.")
-    given = dict(env_kwargs or {})
+    user_kwargs = dict(env_kwargs or {})
     stored = settings_to_resume(run, read_only=True)
-    of_run = stored.get("env_kwargs", {})
-    if not isinstance(of_run, dict):
+    run_kwargs = stored.get("env_kwargs", {})
+    if not isinstance(run_kwargs, dict):
         return stored
-    lost = {name for _, name, _ in objects_in({"env_kwargs": of_run})}
+    lost = {name for _, name, _ in objects_in({"env_kwargs": run_kwargs})}
     is_own = env is None or _is_of_run(env, stored.get("env_id"))
-    replaced = bool(lost) and (lost <= given.keys() or not is_own)
-    settings = settings_to_resume(run, {"env_kwargs": {}} if replaced else None)  # which refuses what is lost
-    return settings | {"env_kwargs": _arguments(of_run, given, is_own=is_own, env=env)}
+    is_replaced = bool(lost) and (lost <= user_kwargs.keys() or not is_own)
+    settings = settings_to_resume(run, {"env_kwargs": {}} if is_replaced else None)  # which refuses what is lost
+    return settings | {"env_kwargs": _arguments(run_kwargs, user_kwargs, is_own=is_own, env=env)}
 
 
-def _arguments(of_run: Mapping[str, Any], given: Mapping[str, Any], *, is_own: bool, env: Any) -> dict[str, Any]:
-    """Return the arguments of the run's own environment with those `given`; only these for another environment."""
+def _arguments(
+    run_kwargs: Mapping[str, Any], user_kwargs: Mapping[str, Any], *, is_own: bool, env: Any
+) -> dict[str, Any]:
+    """Return the arguments of the run's own environment with the user's; only the user's for another environment."""
     if is_own:
-        return {**of_run, **given}
-    left_out = ", ".join(map(str, of_run.keys() - given.keys()))
+        return {**run_kwargs, **user_kwargs}
+    left_out = ", ".join(map(str, run_kwargs.keys() - user_kwargs.keys()))
     if left_out and not is_made(env):
         logger.info("env_kwargs of the run (%s) are not passed to another environment; pass those it needs", left_out)
-    return dict(given)
+    return dict(user_kwargs)
 
 
 def _is_of_run(env: Any, env_id: Any) -> bool:
@@ -143,28 +151,32 @@ def _is_of_run(env: Any, env_id: Any) -> bool:
     return name == stored_name and stored_module in (module, "__main__")
 
 
-def _own_kwargs(policy: Policy, env: Any, given: Mapping[str, Any]) -> dict[str, Any]:
+def _own_kwargs(policy: Policy, env: Any, user_kwargs: Mapping[str, Any]) -> dict[str, Any]:
     """Return the arguments for `env`, as `_settings_with`; raise ConfigError if some are lost."""
     stored = flattened(policy.state.get("config") or {})
-    of_run = stored.get("env_kwargs")
-    if is_made(env) or not _is_of_run(env, stored.get("env_id")) or not isinstance(of_run, Mapping):
-        return dict(given)
-    for _, name, text in objects_in({"env_kwargs": of_run}):
-        if name not in given:
+    run_kwargs = stored.get("env_kwargs")
+    if is_made(env) or not _is_of_run(env, stored.get("env_id")) or not isinstance(run_kwargs, Mapping):
+        return dict(user_kwargs)
+    for _, name, text in objects_in({"env_kwargs": run_kwargs}):
+        if name not in user_kwargs:
             raise ConfigError(f"env_kwargs: {name} was {text} in training, which is not stored. Pass `env_kwargs`.")
-    return {**of_run, **given}
+    return {**run_kwargs, **user_kwargs}
 
 
 def _check_program(stored: Mapping[str, Any], named: Mapping[str, Any], state: Mapping[str, Any], run: Path) -> None:
     """Refuse what a program has defined that is not this one, and say where it is."""
-    program, path = sys.modules["__main__"], Path(printable(str(state.get("program") or "its program.py")))
-    names = {name: str(stored.get(name)) for name in ("env_id", "model") if name not in named}
-    names = {name: path[9:] for name, path in names.items() if path.startswith("__main__:") and "<" not in path}
-    if all(hasattr(program, name.partition(".")[0]) for name in names.values()):
+    program = sys.modules["__main__"]
+    path = Path(printable(str(state.get("program") or "its program.py")))
+    definitions: dict[str, str] = {}
+    for setting in ("env_id", "model"):
+        module, _, name = str(stored.get(setting)).partition(":")
+        if setting not in named and module == "__main__" and name and "<" not in name:
+            definitions[setting] = name
+    if all(hasattr(program, name.partition(".")[0]) for name in definitions.values()):
         return
-    flags = " ".join(f"--{name.replace('_', '-')} {path.stem}:{value}" for name, value in names.items())
+    flags = " ".join(f"--{setting.replace('_', '-')} {path.stem}:{name}" for setting, name in definitions.items())
     raise ConfigError(
-        f"{run}: {' and '.join(names.values())} was defined in {path}, which is another program. In the folder "
+        f"{run}: {' and '.join(definitions.values())} was defined in {path}, which is another program. In the folder "
         f"{path.parent}: {command('eval', run)} {flags}. That imports the file, so it must train only below "
         f"`if __name__ == '__main__':`."
     )
@@ -172,5 +184,7 @@ def _check_program(stored: Mapping[str, Any], named: Mapping[str, Any], state: M
 
 def _wrappers_of(state: Mapping[str, Any], env: Any) -> dict[str, Any]:
     """Return the setting of a policy that names code, if its environment is to be made."""
-    settings = {} if is_made(env) else state.get("config")
-    return {"wrappers": flattened(settings).get("wrappers", ()) if isinstance(settings, dict) else ()}
+    settings = state.get("config")
+    if is_made(env) or not isinstance(settings, dict):
+        return {"wrappers": ()}
+    return {"wrappers": flattened(settings).get("wrappers", ())}

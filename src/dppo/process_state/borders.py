@@ -29,10 +29,11 @@ class _Users:
         self.changes: list[Change] = []
         self.lock = Lock()
         self.running = 0  # threads in which code of users runs
-        self.own: list[Any] = []  # the states of dppo, from when the first of them began
+        self.states_before: list[Any] = []  # the states of dppo, from when the first of them began
 
 
-_users, _inside = _Users(), local()
+_users = _Users()
+_inside = local()
 
 
 @contextmanager
@@ -91,12 +92,12 @@ def _give_back() -> None:
     with _users.lock:
         _users.running += 1
         if _users.running == 1:
-            _users.own = [state.get() for state in STATES]
-            if _users.values:
-                for state, own in zip(STATES, _users.own, strict=True):
-                    before, value = _users.values.pop(state.name, (None, None))
-                    if state.put is not None and value is not None and before == own:  # else the program has set it
-                        state.put(value)
+            _users.states_before = [state.get() for state in STATES]
+            for state, current in zip(STATES, _users.states_before, strict=True):
+                if state.name in _users.values:
+                    before, value = _users.values.pop(state.name)
+                    if state.put is not None and value is not None and before == current:
+                        state.put(value)  # unless the program has set it meanwhile
 
 
 def _keep_arithmetic(by: str) -> None:
@@ -114,23 +115,23 @@ def _take_back(by: str) -> None:
     with _users.lock:
         _users.running -= 1
         if not _users.running:
-            found = [state.get() for state in STATES]
-            if found != _users.own or is_closed(sys.stdout) or is_closed(sys.stderr):
-                three = zip(STATES, _users.own, found, strict=True)
-                names = [state.name for state, own, left in three if _take_back_one(state, own, left)]
+            states_after = [state.get() for state in STATES]
+            if states_after != _users.states_before or is_closed(sys.stdout) or is_closed(sys.stderr):
+                states = zip(STATES, _users.states_before, states_after, strict=True)
+                names = [state.name for state, before, after in states if _take_back_one(state, before, after)]
     if names:
         note_changes(by, names)
 
 
-def _take_back_one(state: State, own: Any, found: Any) -> bool:
-    """Restore dppo's `own` value; return whether code of users has left another one, which has been `found`."""
-    gone = is_closed(found)
-    if found == own and not gone:
+def _take_back_one(state: State, before: Any, after: Any) -> bool:
+    """Restore dppo's value from `before` code of users ran; return whether that has left another one."""
+    is_gone = is_closed(after)
+    if after == before and not is_gone:
         return False
     if state.put is not None:
-        state.put(own)
-        if state.given_back and not gone:
-            _users.values[state.name] = own, found
+        state.put(before)
+        if state.given_back and not is_gone:
+            _users.values[state.name] = before, after
     return True
 
 
@@ -171,7 +172,8 @@ class Guard:
 
     def __init__(self, by: str) -> None:
         """Begin with what imports and constructors have left; `by` names the environment in notes."""
-        self._by, self.process = by, FORKS.number
+        self._by = by
+        self.process = FORKS.number
         self.arithmetic = _users.arithmetic
 
     def call(self, function: Callable[[], Any]) -> Any:

@@ -34,9 +34,9 @@ class State:
 
 
 def _umask() -> int:
-    found = os.umask(PRIVATE)
-    os.umask(found)
-    return found
+    umask = os.umask(PRIVATE)
+    os.umask(umask)
+    return umask
 
 
 def _errors_of_warnings() -> tuple[Any, ...]:
@@ -95,8 +95,8 @@ def _of_torch(get: Callable[[Any], Any], usual: Any) -> Any:
     torch = sys.modules.get("torch")
     if torch is None or getattr(torch.__spec__, "_initializing", False):
         return None
-    found = get(torch)
-    return None if found == usual else found
+    mode = get(torch)
+    return None if mode == usual else mode
 
 
 _NAMES = [name.encode() for name in (*VARIABLES, *CONVOLUTIONS)]

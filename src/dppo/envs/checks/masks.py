@@ -76,8 +76,12 @@ def _fits(leaf: np.dtype[Any], actions: Actions) -> bool:
     if not isinstance(actions, NestedActions):
         return False
     parts = {key: part for key, part in _named_parts(actions) if part.choices is not None}
-    names = tuple(parts) if actions.keys is not None else tuple(map(str, range(len(parts))))
-    return leaf.names == names and all(map(_fits, (leaf[name] for name in names), parts.values()))
+    names = list(parts)
+    if actions.keys is None:
+        names = [str(index) for index in range(len(parts))]
+    if list(leaf.names) != names:
+        return False
+    return all(_fits(leaf[name], part) for name, part in zip(names, parts.values(), strict=True))
 
 
 def _check_method(method: Any, actions: Actions) -> None:
@@ -109,20 +113,22 @@ class MaskReader:
     """Reads and checks the masks of one environment."""
 
     def __init__(self, env: Any, spaces: Spaces) -> None:
-        self._actions, self._obs, self._in_obs = spaces.actions, spaces.obs, spaces.mask == "leaf"
+        self._actions = spaces.actions
+        self._obs = spaces.obs
+        self._in_obs = spaces.mask == "leaf"
         self._method: Callable[[], Any] | None = _method(env) if spaces.mask == "method" else None
 
-    def attach_mask(self, seen: np.ndarray, info: Any, *, ended: bool) -> np.ndarray:
+    def attach_mask(self, obs: np.ndarray, info: Any, *, ended: bool) -> np.ndarray:
         """Return one observation with the mask of its state, as both are stored; raise as `read` does.
 
         If the episode has ended, no action follows, so that the mask is not read.
         """
         if self._in_obs:
             if not ended:
-                check_allows(masks_of(seen), self._actions)
-            return seen
+                check_allows(masks_of(obs), self._actions)
+            return obs
         stored = np.empty((), self._obs)
-        stored["obs"] = seen
+        stored["obs"] = obs
         stored[MASK] = True if ended else self.read(info)
         return stored
 
@@ -130,89 +136,87 @@ class MaskReader:
         """Return the mask [M] of the state that came with `info`; raise BadResult if there is none, or it is bad."""
         if self._method is not None:
             return checked_masks(self._method(), (), self._actions)
-        given = info.get(MASK) if isinstance(info, Mapping) else None
-        if given is None:
+        mask = info.get(MASK) if isinstance(info, Mapping) else None
+        if mask is None:
             raise BadResult(
                 f"an info without {MASK!r}, which action_mask=info reads. Add it to the info of reset and step, or use "
                 f"`action_mask=off`"
             )
-        return checked_masks(given, (), self._actions)
+        return checked_masks(mask, (), self._actions)
 
 
 # ------------------------------------------------------------------ their forms
 
 
-def checked_masks(given: Any, rows: tuple[int, ...], actions: Actions) -> np.ndarray:
+def checked_masks(masks: Any, rows: tuple[int, ...], actions: Actions) -> np.ndarray:
     """Return masks [*rows, M] as booleans; raise BadResult if they have no such form, or one allows no action.
 
-    `given` is one array for all choices in their order; or one array for each element of the actions; or, of a Dict or
+    `masks` is one array for all choices in their order; or one array for each element of the actions; or, of a Dict or
     Tuple, a dict or tuple of masks for its parts, as Gymnasium's `space.sample(mask)` takes it. None stands for a part
     of which everything is allowed, and for one without choices.
     """
-    allowed = _read(given, rows, actions)
+    allowed = _read(masks, rows, actions)
     check_allows(allowed, actions)
     return allowed
 
 
-def _read(given: Any, rows: tuple[int, ...], actions: Actions, name: str = "") -> np.ndarray:
+def _read(masks: Any, rows: tuple[int, ...], actions: Actions, name: str = "") -> np.ndarray:
     """Return masks [*rows, M] as booleans, of the part of the actions with this name."""
-    what = f"an action mask for {name!r}" if name else "an action mask"
-    size = sum(actions.choices or ())
-    if name and given is None:
-        return np.ones((*rows, size), bool)
+    label = f"an action mask for {name!r}" if name else "an action mask"
+    expected = (*rows, sum(actions.choices or ()))
+    if name and masks is None:
+        return np.ones(expected, bool)
     if name and actions.choices is None:
-        raise BadResult(f"{what}, which is {actions} and has no choices to allow. Pass None for it")
-    if isinstance(actions, NestedActions) and _is_nested(given, rows, actions):
-        parts = _parts_of(given, actions, what)
-        return np.concatenate([_read(part, rows, own, joined(name, key)) for key, own, part in parts], axis=-1)
+        raise BadResult(f"{label}, which is {actions} and has no choices to allow. Pass None for it")
+    if isinstance(actions, NestedActions) and _is_nested(masks, rows, actions):
+        parts = _parts_of(masks, actions, label)
+        return np.concatenate([_read(part, rows, inner, joined(name, key)) for key, inner, part in parts], axis=-1)
     try:
-        masks = _side_by_side(given, len(rows))
+        array = _side_by_side(masks, len(rows))
     except Exception as error:
-        raise BadResult(f"{what} that is not an array ({error})") from None
-    if masks.dtype.kind not in "biuf":
-        raise BadResult(f"{what} of dtype {masks.dtype} instead of bool")
-    if masks.dtype.kind == "f" and np.isnan(masks).any():
-        raise BadResult(f"{what} with NaN, which neither allows nor forbids")
-    if _is_of_gymnasium(masks, rows, actions):
-        both = np.stack([masks != GYMNASIUM_ONLY, masks != 0], axis=-1)
-        return both.reshape(*rows, size)
-    expected = (*rows, size)
-    if masks.shape != expected:
-        raise BadResult(f"{what} of shape {masks.shape} instead of {expected}, one element for each choice")
-    return masks.astype(bool)
+        raise BadResult(f"{label} that is not an array ({error})") from None
+    if array.dtype.kind not in "biuf":
+        raise BadResult(f"{label} of dtype {array.dtype} instead of bool")
+    if array.dtype.kind == "f" and np.isnan(array).any():
+        raise BadResult(f"{label} with NaN, which neither allows nor forbids")
+    if _is_of_gymnasium(array, rows, actions):
+        return np.stack([array != GYMNASIUM_ONLY, array != 0], axis=-1).reshape(expected)
+    if array.shape != expected:
+        raise BadResult(f"{label} of shape {array.shape} instead of {expected}, one element for each choice")
+    return array.astype(bool)
 
 
-def _is_nested(given: Any, rows: tuple[int, ...], actions: NestedActions) -> bool:
-    """Return whether `given` holds a mask for each part of a Dict or Tuple, rather than one array for all choices."""
-    if isinstance(given, Mapping):
+def _is_nested(masks: Any, rows: tuple[int, ...], actions: NestedActions) -> bool:
+    """Return whether `masks` holds a mask for each part of a Dict or Tuple, rather than one array for all choices."""
+    if isinstance(masks, Mapping):
         return True
-    if not isinstance(given, tuple | list) or len(given) != len(actions.parts):
+    if not isinstance(masks, tuple | list) or len(masks) != len(actions.parts):
         return False
-    return any(_axes(part) > len(rows) for part in given)
+    return any(_num_axes(part) > len(rows) for part in masks)
 
 
-def _axes(given: Any) -> float:
+def _num_axes(masks: Any) -> float:
     """Return the number of axes of an array or of lists in lists; infinite for no mask at all, and for a dict."""
-    if given is None or isinstance(given, Mapping):
+    if masks is None or isinstance(masks, Mapping):
         return math.inf
-    if isinstance(given, tuple | list):
-        return 1 + (_axes(given[0]) if given else 0)
-    return np.ndim(given)
+    if isinstance(masks, tuple | list):
+        return 1 + (_num_axes(masks[0]) if masks else 0)
+    return np.ndim(masks)
 
 
-def _parts_of(given: Any, actions: NestedActions, what: str) -> Iterator[tuple[str, Actions, Any]]:
+def _parts_of(masks: Any, actions: NestedActions, label: str) -> Iterator[tuple[str, Actions, Any]]:
     """Yield name, actions and mask of each part; parts without choices may be left out of a dict."""
     parts = dict(_named_parts(actions))
-    if not isinstance(given, Mapping):
-        given = {str(index): part for index, part in enumerate(given)}
+    if not isinstance(masks, Mapping):
+        masks = {str(index): part for index, part in enumerate(masks)}
     elif actions.keys is None:
-        raise BadResult(f"{what} that is a dict, and the actions are a {actions}. Pass a tuple")
-    for key in given.keys() - parts.keys():
-        raise BadResult(f"{what} with the unexpected part {key!r}")
+        raise BadResult(f"{label} that is a dict, and the actions are a {actions}. Pass a tuple")
+    for key in masks.keys() - parts.keys():
+        raise BadResult(f"{label} with the unexpected part {key!r}")
     for key, part in parts.items():
-        if key not in given and part.choices is not None:
-            raise BadResult(f"{what} without part {key!r}")
-        yield key, part, given.get(key)
+        if key not in masks and part.choices is not None:
+            raise BadResult(f"{label} without part {key!r}")
+        yield key, part, masks.get(key)
 
 
 def _named_parts(actions: NestedActions) -> list[tuple[str, Actions]]:
@@ -220,11 +224,11 @@ def _named_parts(actions: NestedActions) -> list[tuple[str, Actions]]:
     return list(zip(keys, actions.parts, strict=True))
 
 
-def _side_by_side(given: Any, axes_of_rows: int) -> np.ndarray:
-    """Return one array of masks; those for single elements are put side by side."""
-    if isinstance(given, tuple | list) and given and _axes(given[0]) > axes_of_rows:
-        return np.concatenate([_side_by_side(part, axes_of_rows) for part in given], axis=-1)
-    return np.asarray(given)
+def _side_by_side(masks: Any, axes_of_rows: int) -> np.ndarray:
+    """Return one array of masks; masks for single elements are put side by side."""
+    if isinstance(masks, tuple | list) and masks and _num_axes(masks[0]) > axes_of_rows:
+        return np.concatenate([_side_by_side(part, axes_of_rows) for part in masks], axis=-1)
+    return np.asarray(masks)
 
 
 def _is_of_gymnasium(masks: np.ndarray, rows: tuple[int, ...], actions: Actions) -> bool:
@@ -249,7 +253,8 @@ def _element_names(actions: Actions, name: str = "") -> list[str]:
     if isinstance(actions, NestedActions):
         parts = ((joined(name, key), part) for key, part in _named_parts(actions))
         return [element for key, part in parts for element in _element_names(part, key)]
-    number = len(actions.choices or ())
-    if not name:
-        return [f"element {index}" for index in range(number)]
-    return [repr(name)] if number == 1 else [f"element {index} of {name!r}" for index in range(number)]
+    num_elements = len(actions.choices or ())
+    if name and num_elements == 1:
+        return [repr(name)]
+    suffix = f" of {name!r}" if name else ""
+    return [f"element {index}{suffix}" for index in range(num_elements)]

@@ -31,6 +31,7 @@ class JointVector(JointEnv):
     def __init__(self, made: Any, make: Callable[[], Any]) -> None:
         """Take over `made`; raise ConfigError if it does not declare when it resets its rows."""
         super().__init__(made, make, int(made.num_envs))
+        self._num_rows = len(self.rows)
         self.observation_space = made.single_observation_space
         self.action_space = made.single_action_space
         base = made.unwrapped
@@ -64,8 +65,8 @@ class JointVector(JointEnv):
         seeds: dict[int, int] = {}  # of rows that are reset after this step
         for row, reward, is_terminated, is_truncated in zip(self.rows, *columns, strict=True):
             ended = is_terminated or is_truncated
-            obs = self._row(self.last, row)
-            row_info = self._info_of(info, row) if MASK in info or ended or row.waiting else {}
+            reads_info = MASK in info or ended or row.waiting
+            obs, row_info = self._row(self.last, info if reads_info else {}, row)
             if row.waiting:
                 row.first = obs, row_info
                 row.answer = SkippedStep(over=True)
@@ -74,8 +75,7 @@ class JointVector(JointEnv):
                 if "final_obs" not in info:
                     raise BadResult(f"no info['final_obs'] in the step that ended an episode, as {self._mode} needs it")
                 row.first = obs, row_info
-                obs = self._row(info["final_obs"], row)
-                row_info = self._info_of(info.get("final_info", {}), row)
+                obs, row_info = self._row(info["final_obs"], info.get("final_info", {}), row)
             elif ended and self._seeded:
                 seeds[row.index] = self.next_seed(row.index)
                 obs = deepcopy(obs)  # the reset below may write to the same array
@@ -121,17 +121,17 @@ class JointVector(JointEnv):
 
     def _note_resets(self, rows: Iterable[Row], info: Any) -> None:
         for row in rows:
-            row.first = self._row(self.last, row), self._info_of(info, row)
+            row.first = self._row(self.last, info, row)
 
     def _check_step(self, answer: Any) -> None:
         """Raise BadResult unless a step returned five parts, and a reward and two flags for each row."""
         check_parts(answer, step=True)
-        for part, column in zip(PARTS[1:4], answer[1:4], strict=True):
-            if np.shape(column) != (len(self.rows),):
-                raise BadResult(
-                    f"`{part}` of shape {np.shape(column)} instead of ({len(self.rows)},), one for each row"
-                )
-        self._check_rows(answer[0])
+        obs, *columns, _ = answer
+        for part, column in zip(PARTS[1:4], columns, strict=True):
+            shape = np.shape(column)
+            if shape != (self._num_rows,):
+                raise BadResult(f"`{part}` of shape {shape} instead of ({self._num_rows},), one for each row")
+        self._check_rows(obs)
 
     def _checked_reset(self, answer: Any) -> Any:
         check_parts(answer, step=False)
@@ -140,24 +140,29 @@ class JointVector(JointEnv):
 
     def _check_rows(self, obs: Any) -> None:
         """Raise BadResult if the observations are an array of another number of rows."""
-        if isinstance(obs, np.ndarray) and obs.shape[:1] != (len(self.rows),):
-            raise BadResult(f"observations of shape {obs.shape} instead of ({len(self.rows)}, ...), one for each row")
+        if isinstance(obs, np.ndarray) and obs.shape[:1] != (self._num_rows,):
+            raise BadResult(f"observations of shape {obs.shape} instead of ({self._num_rows}, ...), one for each row")
 
-    def _row(self, obs: Any, row: Row) -> Any:
-        return _row_of(obs, row.index, self.observation_space)
+    def _row(self, obs: Any, info: Mapping[str, Any], row: Row) -> tuple[Any, dict[str, Any]]:
+        """Return one row of an observation and an info."""
+        return _row_of(obs, row.index, self.observation_space), _info_of(info, row.index, self._num_rows)
 
-    def _info_of(self, info: Mapping[str, Any], row: Row) -> dict[str, Any]:
-        """Return the items of `info` that hold a value for each row, and that of this one, if it has one."""
-        items: dict[str, Any] = {}
-        for key, value in info.items():
-            if str(key)[:1] == "_" and str(key)[1:] in info:  # names the rows that have a value
-                continue
-            has_value = info.get(f"_{key}")
-            if isinstance(value, Mapping):
-                items[key] = self._info_of(value, row)
-            elif getattr(value, "shape", ())[:1] == (len(self.rows),) and (has_value is None or has_value[row.index]):
-                items[key] = value[row.index]
-        return items
+
+def _info_of(info: Mapping[str, Any], index: int, num_rows: int) -> dict[str, Any]:
+    """Return the items of `info` that hold a value for each row, and that of this one, if it has one."""
+    items: dict[str, Any] = {}
+    for key, value in info.items():
+        name = str(key)
+        if name.startswith("_") and name[1:] in info:  # names the rows that have a value
+            continue
+        if isinstance(value, Mapping):
+            items[key] = _info_of(value, index, num_rows)
+            continue
+        has_value = info.get(f"_{name}")
+        is_by_row = getattr(value, "shape", ())[:1] == (num_rows,)
+        if is_by_row and (has_value is None or has_value[index]):
+            items[key] = value[index]
+    return items
 
 
 def _row_of(obs: Any, index: int, space: gym.Space[Any] | None) -> Any:
