@@ -217,7 +217,9 @@ def hashes() -> str:
     """Return the hashes of weights that benchmarks/numerics.py has stored."""
     stored = json.loads(HASHES.read_text(encoding="utf8"))
     kinds = list(next(iter(stored["weights"].values())))
-    rows = [(f"`{command}`", *(found[kind] for kind in kinds)) for command, found in stored["weights"].items()]
+    rows = []
+    for command, weights in stored["weights"].items():
+        rows.append((f"`{command}`", *(weights[kind] for kind in kinds)))
     table = _table((f"command, with `{stored['settings']}`", *kinds), rows)
     versions = ", ".join(f"{name} {version}" for name, version in stored["versions"].items())
     return f"{table}\n\nMeasured on {stored['cpu']} with {versions}."
