@@ -9,15 +9,17 @@ import shutil
 import stat
 import tempfile
 import time
+from collections.abc import Iterable
 from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 
 from dppo.errors import ConfigError
 
-DEEPEST = 100  # levels of nesting of settings and of what a checkpoint describes
+MAX_DEPTH = 100  # levels of nesting of settings, and of the JSON values in a checkpoint
+MAX_BYTES = 2**31  # of a file that is read as a whole
+MAX_SETTINGS_BYTES = 2**21  # of a file of settings
 SCRATCH = "dppo-scratch-"
-MOST_BYTES, MOST_SETTINGS = 2**31, 2**21  # of a file that is read as a whole; of one of settings
 KINDS = {
     stat.S_IFREG: "a regular file",
     stat.S_IFDIR: "a folder",
@@ -40,8 +42,8 @@ class Irregular(OSError):
 class TooLarge(OSError):
     """A file with more bytes than are read of such a file."""
 
-    def __init__(self, path: Path, size: int, most: int) -> None:
-        super().__init__(errno.EFBIG, f"has {size:,} bytes, more than {most:,}", str(path))
+    def __init__(self, path: Path, size: int, max_bytes: int) -> None:
+        super().__init__(errno.EFBIG, f"has {size:,} bytes, more than {max_bytes:,}", str(path))
 
 
 def open_file(path: Path, flags: int = os.O_RDONLY) -> int:
@@ -62,12 +64,12 @@ def open_file(path: Path, flags: int = os.O_RDONLY) -> int:
     return handle
 
 
-def read_file(path: Path, most: int = MOST_BYTES) -> bytes:
-    """Return the content of a regular file of at most so many bytes; raise as `open_file`."""
+def read_file(path: Path, max_bytes: int = MAX_BYTES) -> bytes:
+    """Return the content of a regular file of at most `max_bytes`; raise `TooLarge`, or as `open_file`."""
     with os.fdopen(open_file(path), "rb") as file:
         size = os.fstat(file.fileno()).st_size
-        if size > most:
-            raise TooLarge(path, size, most)
+        if size > max_bytes:
+            raise TooLarge(path, size, max_bytes)
         return file.read()
 
 
@@ -113,32 +115,49 @@ def lock(path: Path) -> int | None:
 
 def remove_abandoned(*prefixes: str, older_than_s: float = 0.0) -> None:
     """Remove temporary files and folders of processes that were killed, whose locks are free."""
-    for path in (one for prefix in prefixes for one in Path(tempfile.gettempdir()).glob(f"{prefix}*")):
-        with suppress(OSError):
-            if time.time() - path.stat().st_mtime >= older_than_s and (handle := lock(path)) is not None:
-                shutil.rmtree(path, ignore_errors=True) if path.is_dir() else path.unlink()
-                os.close(handle)
+    for prefix in prefixes:
+        for path in Path(tempfile.gettempdir()).glob(f"{prefix}*"):
+            with suppress(OSError):
+                if time.time() - path.stat().st_mtime >= older_than_s:
+                    _remove_unlocked(path)
+
+
+def _remove_unlocked(path: Path) -> None:
+    handle = lock(path)
+    if handle is None:
+        return
+    if path.is_dir():
+        shutil.rmtree(path, ignore_errors=True)
+    else:
+        path.unlink()
+    os.close(handle)
 
 
 def make_scratch_dir(stack: ExitStack) -> str:
     """Return the path of a new folder, which `stack` removes; both also remove those of killed processes."""
     remove_abandoned(SCRATCH)
     stack.callback(remove_abandoned, SCRATCH)
-    made = Path(tempfile.mkdtemp(prefix=f".{SCRATCH}"))
-    if (handle := lock(made)) is not None:
+    hidden = Path(tempfile.mkdtemp(prefix=f".{SCRATCH}"))
+    handle = lock(hidden)
+    if handle is not None:
         stack.callback(os.close, handle)
-    folder = made.rename(made.with_name(made.name[1:]))  # only now: one of this name without a lock is abandoned
+    folder = hidden.rename(hidden.with_name(hidden.name[1:]))  # only now: a folder of this name without a lock may go
     stack.callback(shutil.rmtree, folder, ignore_errors=True)
     return str(folder)
 
 
 def is_deep(value: Any) -> bool:
-    """Return whether JSON values are nested in more than `DEEPEST` levels, at which functions that recurse may fail."""
+    """Return whether JSON values have more than `MAX_DEPTH` levels, at which functions that recurse may fail."""
     level = [value]
-    for _ in range(DEEPEST):
-        inner = [one.values() if isinstance(one, dict) else one for one in level if isinstance(one, dict | list)]
-        level = [one for values in inner for one in values]
-    return any(isinstance(one, dict | list) for one in level)
+    for _ in range(MAX_DEPTH):
+        level = [item for container in level for item in _items(container)]
+    return any(isinstance(item, dict | list) for item in level)
+
+
+def _items(value: Any) -> Iterable[Any]:
+    if isinstance(value, dict):
+        return value.values()
+    return value if isinstance(value, list) else ()
 
 
 def _compare(path: Path, mode: int, kind: int) -> None:

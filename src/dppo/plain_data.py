@@ -18,8 +18,8 @@ import numpy as np
 
 PLAIN = "None, bool, int, float, str, bytes, list, tuple, deque, dict, NumPy arrays and numbers"
 DTYPE = re.compile(r"[<>|][biufcSmM]\d{1,9}(\[\w{1,9}\])?")  # those whose bytes may be anything
-CONTAINERS: dict[type, str] = {list: "list", tuple: "tuple", deque: "deque", dict: "dict"}
-LENGTH = 8
+SEQUENCES: dict[type, str] = {list: "list", tuple: "tuple", deque: "deque"}
+LENGTH = 8  # bytes
 
 
 class NotPlain(TypeError):
@@ -45,8 +45,9 @@ def unpacked(data: bytes) -> Any:
         nonlocal blobs
         if not 0 <= count <= len(blobs):
             raise ValueError(f"{count} bytes of {len(blobs)}")
-        taken, blobs = blobs[:count], blobs[count:]
-        return taken
+        blob = blobs[:count]
+        blobs = blobs[count:]
+        return blob
 
     try:
         return _value(json.loads(data[LENGTH:end]), take)
@@ -58,24 +59,30 @@ def _tree(value: Any, place: str, blobs: list[bytes]) -> Any:
     kind = type(value)
     if value is None or kind in (bool, int, float, str):
         return value
-    if kind in CONTAINERS:
-        tree = [CONTAINERS[kind], *([value.maxlen] if kind is deque else [])]
-        for key, one in value.items() if kind is dict else enumerate(value):
-            tree += [_tree(key, place, blobs)] if kind is dict else []
-            tree.append(_tree(one, f"{place}[{key!r}]", blobs))
+    if kind is dict:
+        tree: list[Any] = ["dict"]
+        for key, item in value.items():
+            tree.append(_tree(key, place, blobs))
+            tree.append(_tree(item, f"{place}[{key!r}]", blobs))
         return tree
+    if kind in SEQUENCES:
+        tree = [SEQUENCES[kind]]
+        if kind is deque:
+            tree.append(value.maxlen)
+        return tree + [_tree(item, f"{place}[{index}]", blobs) for index, item in enumerate(value)]
     if kind is bytes:
         blobs.append(value)
         return ["bytes", len(value)]
+    where = f" at {place}" if place else ""
     if kind is np.ndarray or isinstance(value, np.generic):
         array = np.asarray(value)
-        if DTYPE.fullmatch(array.dtype.str):
-            order: Literal["C", "F"] = "F" if array.flags.fnc else "C"  # a sum over it may depend on that
-            blobs.append(array.tobytes(order))
-            return ["array" if kind is np.ndarray else "number", array.dtype.str, order, *array.shape]
-        raise NotPlain(f"holds an array of dtype {array.dtype}{place and f' at {place}'}")
+        if not DTYPE.fullmatch(array.dtype.str):
+            raise NotPlain(f"holds an array of dtype {array.dtype}{where}")
+        order: Literal["C", "F"] = "F" if array.flags.fnc else "C"  # a sum over it may depend on that
+        blobs.append(array.tobytes(order))
+        return ["array" if kind is np.ndarray else "number", array.dtype.str, order, *array.shape]
     hint = ": return its bit_generator.state" if kind is np.random.Generator else ""
-    raise NotPlain(f"holds a {kind.__module__}.{kind.__qualname__}{place and f' at {place}'}{hint}")
+    raise NotPlain(f"holds a {kind.__module__}.{kind.__qualname__}{where}{hint}")
 
 
 def _value(tree: Any, take: Callable[[int], memoryview]) -> Any:
@@ -92,7 +99,8 @@ def _value(tree: Any, take: Callable[[int], memoryview]) -> Any:
         array = np.ndarray(shape, dtype, bytes(take(math.prod(shape) * dtype.itemsize)), order=order).copy(order)
         return array if kind == "array" else array[()]
     if kind == "deque":
-        return deque((_value(item, take) for item in items[1:]), items[0])
+        max_length, *items = items
+        return deque((_value(item, take) for item in items), max_length)
     values = [_value(item, take) for item in items]
     if kind == "dict":
         return dict(zip(values[::2], values[1::2], strict=True))

@@ -314,7 +314,7 @@ def test_a_run_with_a_long_argument_can_be_resumed_evaluated_and_reported(
     task: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Text of digits is no number that takes long to read; what makes config.yaml too large is in checkpoints."""
-    monkeypatch.setattr(reading, "MOST_SETTINGS", 20_000)
+    monkeypatch.setattr(reading, "MAX_SETTINGS_BYTES", 20_000)
     monkeypatch.setitem(PARTS, CONFIG, Part(FILE, 20_000))
     run = tmp_path / "run"
     dppo.train(settings(run, env_id=Tasked, env_kwargs={"task": task}), observers=[Recorder(interrupt_at=1)])

@@ -9,7 +9,7 @@ from dppo.config.groups import check_twice, flattened
 from dppo.config.parts import PARTS, may_be_none, settings_by_name
 from dppo.config.plain import OBJECT, refuse_objects
 from dppo.errors import ConfigError
-from dppo.files import MOST_SETTINGS, read_file
+from dppo.files import MAX_SETTINGS_BYTES, read_file
 
 OTHER_NAMES = {*PARTS, "versions", "on_bad_step"}
 """Names in files that are not settings."""
@@ -83,7 +83,7 @@ def _read(path: Path, own: bool) -> dict[str, Any]:
     else:
         import tomli as tomllib
     try:
-        content = path.read_bytes() if own else read_file(path, MOST_SETTINGS)
+        content = path.read_bytes() if own else read_file(path, MAX_SETTINGS_BYTES)
         text = content.decode("utf8")
         data = tomllib.loads(text) if path.suffix == ".toml" else load(text, aliases=own)
     except (OSError, ArithmeticError, RecursionError, ValueError, yaml.YAMLError) as error:

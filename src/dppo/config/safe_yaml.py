@@ -6,7 +6,7 @@ from typing import Any
 
 import yaml
 
-from dppo.files import DEEPEST
+from dppo.files import MAX_DEPTH
 
 LONG_NUMBER = re.compile("[-+0-9:._]{1000,}")
 LOADER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
@@ -61,8 +61,8 @@ def _check(text: str, aliases: bool) -> None:
             opened.pop()
         elif isinstance(event, yaml.AliasEvent) and not aliases:
             problem = f"an alias, *{event.anchor}"
-        if len(opened) > DEEPEST or (_may_be_number(event) and LONG_NUMBER.fullmatch(value)):
-            problem = f"more than {DEEPEST} levels, or a very long number"
+        if len(opened) > MAX_DEPTH or (_may_be_number(event) and LONG_NUMBER.fullmatch(value)):
+            problem = f"more than {MAX_DEPTH} levels, or a very long number"
         if problem:
             line = event.start_mark.line + 1  # type: ignore[union-attr]
             raise ValueError(f"line {line} has {problem}")

@@ -10,7 +10,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from dppo.files import MOST_SETTINGS, read_file
+from dppo.files import MAX_SETTINGS_BYTES, read_file
 
 VARIABLES = {
     "OPENBLAS_CORETYPE": "Haswell",  # matrix products: NumPy's, and through it torch's (`ppo.kernels.products`)
@@ -58,7 +58,7 @@ def _settings_files(path: Path) -> list[Path]:
 
 def _says_native(file: Path) -> bool:
     with suppress(OSError, RuntimeError, ValueError):  # not a file, or a link to itself
-        return file.is_file() and NATIVE.search(read_file(file.resolve(), MOST_SETTINGS)) is not None
+        return file.is_file() and NATIVE.search(read_file(file.resolve(), MAX_SETTINGS_BYTES)) is not None
     return False
 
 

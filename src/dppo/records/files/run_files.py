@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from dppo.errors import CheckpointError
-from dppo.files import MOST_SETTINGS, Irregular, check_kind, read_file
+from dppo.files import MAX_SETTINGS_BYTES, Irregular, check_kind, read_file
 from dppo.records.files.disk import REMEDY
 
 CONFIG = "config.yaml"
@@ -32,7 +32,7 @@ class Part(NamedTuple):
 
 PARTS = {
     LOCK: Part(FILE, 2**12),
-    CONFIG: Part(FILE, MOST_SETTINGS),
+    CONFIG: Part(FILE, MAX_SETTINGS_BYTES),
     METRICS: Part(FILE, 2**31),
     TRACE: Part(FILE, 2**30),
     EPISODES: Part(FILE, 2**28),
