@@ -38,7 +38,8 @@ def outcome(result: dppo.Result) -> dict[str, Any]:
     return {
         "weights": result.weights_sha256,
         "steps": (result.iterations, result.global_step, result.episodes),
-        "learning": [chosen(row, LEARNING) for row in rows if "iteration" in row],
+        # An evaluation on actors adds rows, which repeat those of training.
+        "learning": {row["iteration"]: chosen(row, LEARNING) for row in rows if "iteration" in row},
         "evaluations": sorted(
             (chosen(row, ("eval/",)) for row in rows if "eval/iteration" in row), key=lambda row: row["eval/iteration"]
         ),
