@@ -90,7 +90,7 @@ def test_a_batch_is_informed_if_rewards_differ_or_an_episode_terminates(
     for name, value in changes.items():
         columns[name][1, 1] = value
     batch = batch_of([numbered(0, **columns), numbered(1, **columns)])
-    assert batch.informed == informed
+    assert batch.has_learning_signal == informed
     counted = columns["rewards"][columns["valid"]]
     assert batch.rewards == (counted.min(), counted.max())
 
@@ -102,9 +102,9 @@ def test_ranks_are_informed_by_the_rewards_of_all() -> None:
         never, reward = np.zeros((STEPS, ENVS), bool), float(parallel.rank)
         segment = dataclasses.replace(numbered(0), rewards=np.full((STEPS, ENVS), reward), terminated=never)
         own = make_batch([segment], None, None, PPO())
-        assert (own.informed, own.rewards) == (False, (reward, reward))
+        assert (own.has_learning_signal, own.rewards) == (False, (reward, reward))
         whole = aligned_with_ranks(own, parallel)
-        return whole.informed, whole.rewards
+        return whole.has_learning_signal, whole.rewards
 
     assert Meeting(2).all_do(of_rank) == [(True, (0.0, 1.0))] * 2
 
@@ -113,7 +113,7 @@ def test_a_batch_is_informed_by_the_rewards_that_are_learned_from() -> None:
     rewards = 0.5 + np.arange(STEPS * ENVS).reshape(STEPS, ENVS)
     nothing = np.zeros((STEPS, ENVS), bool)
     segments = [numbered(0, rewards=rewards, terminated=nothing)]
-    informed = [make_batch(segments, None, None, PPO(sign_reward=sign)).informed for sign in (False, True)]
+    informed = [make_batch(segments, None, None, PPO(sign_reward=sign)).has_learning_signal for sign in (False, True)]
     assert informed == [True, False]
 
 

@@ -80,6 +80,11 @@ def random_batch(spec: BuiltInSpec = DISCRETE_SPEC, rows: int = 50, seed: int = 
     return Batch(*columns, terminates=False, rewards=(0.0, 0.0))
 
 
+def train(trainer: PPOTrainer, batch: Batch, rate: float = 1e-3, seed: int = 0) -> dict[str, float]:
+    """Do an update with this learning rate, in minibatches drawn from `seed`; return its figures."""
+    return trainer.update(batch, at_rate(trainer, rate), np.random.default_rng(seed)).figures
+
+
 def slow_update(
     model: MLP, batch: Batch, rate: float, order: Any, options: ResolvedPPO, minibatches: int
 ) -> list[float]:
@@ -90,7 +95,7 @@ def slow_update(
     """
     optimizer = torch.optim.Adam(model.parameters(), eps=1e-5)
     rates: list[float] = []
-    floor = options.adv_floor if options.norm_reward and not batch.informed else 0.0
+    floor = options.adv_floor if options.norm_reward and not batch.has_learning_signal else 0.0
     ent_coef = options.ent_coef
     if floor and not any(batch.rewards) and options.norm_adv and model.log_std is None:
         deviation = batch.advantages[slice(None) if batch.weights is None else batch.weights > 0].std().item()

@@ -92,7 +92,7 @@ class Batch:
         return len(self) // self.sequence_length
 
     @property
-    def informed(self) -> bool:
+    def has_learning_signal(self) -> bool:
         """Return False if all rewards are equal and nothing terminates: no action has been better than another."""
         return self.terminates or self.rewards[0] < self.rewards[1]
 

@@ -304,7 +304,7 @@ def _advantage_std_floor(ppo: ResolvedPPO, batch: Batch) -> float | None:
     """Return the smallest deviation that the advantages of a batch are divided by; None if they are not divided."""
     if not ppo.norm_adv:
         return None
-    return ppo.adv_floor if ppo.norm_reward and not batch.informed else 0.0
+    return ppo.adv_floor if ppo.norm_reward and not batch.has_learning_signal else 0.0
 
 
 def _diverged(minibatch: Batch, number: int, losses: _Losses, norm: float) -> TrainingDiverged:
