@@ -51,19 +51,19 @@ class StoredSegments(RunStage):
     def load(self, state: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
         """Restore the stored segments; another run's state has none. Return all other arrays."""
         arrays: dict[tuple[int, int], dict[str, np.ndarray]] = {}  # by number of the iteration and sampler
-        others = {}
+        remainder = {}
         for name, array in state.items():
             if name.startswith(PREFIX):
                 number, sampler, column = name.removeprefix(PREFIX).split(".", 2)
                 arrays.setdefault((int(number), int(sampler)), {})[column] = array
             else:
-                others[name] = array
+                remainder[name] = array
         stored: dict[int, list[Segment]] = {}
         for number_and_sampler in sorted(arrays):
             segment = _segment(arrays[number_and_sampler], self._obs)
             stored.setdefault(number_and_sampler[0], []).append(segment)
         self._stored = list(stored.values())
-        return others
+        return remainder
 
 
 def _arrays(segment: Segment) -> dict[str, np.ndarray]:

@@ -87,7 +87,7 @@ def explained(error: BaseException, device: torch.device, rows: Rows) -> DppoErr
 
 
 def _out_of_memory(device: torch.device, rows: Rows) -> OutOfMemory:
-    where = _memory_in_words(device)
+    where = _describe_memory(device)
     if rows.at_once <= rows.sequence_length:
         return OutOfMemory(
             f"num_steps: a batch does not fit into {where}. Lower `num_steps`, `num_samplers` or the network's layers."
@@ -118,7 +118,7 @@ def starting_on(device: str, network: str) -> Iterator[None]:
             yield
     except RuntimeError as error:
         if is_out_of_memory(error):
-            where = _memory_in_words(torch.device(device))
+            where = _describe_memory(torch.device(device))
             raise ConfigError(
                 f"device={device}: the network does not fit into {where}. End what else uses it (`nvidia-smi`), or use "
                 f"`device=cpu`."
@@ -131,7 +131,7 @@ def starting_on(device: str, network: str) -> Iterator[None]:
         ) from error
 
 
-def _memory_in_words(device: torch.device) -> str:
+def _describe_memory(device: torch.device) -> str:
     if device.type != "cuda":
         return "the memory of this machine"
     try:
@@ -140,10 +140,10 @@ def _memory_in_words(device: torch.device) -> str:
     except RuntimeError:  # it has failed altogether
         return "the memory of the GPU"
     ours = torch.cuda.memory_reserved(device)
-    others = in_gigabytes(max(0, total - free - ours))
+    elsewhere = in_gigabytes(max(0, total - free - ours))
     return (
         f"the memory of the GPU ({name}, {in_gigabytes(total)}, of which tensors of this process hold "
-        f"{in_gigabytes(ours)}, and CUDA and other processes {others})"
+        f"{in_gigabytes(ours)}, and CUDA and other processes {elsewhere})"
     )
 
 

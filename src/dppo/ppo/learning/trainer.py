@@ -126,7 +126,6 @@ class PPOTrainer:
         return Update(figures, self._learning_rate(ppo), scale)
 
     def _network(self, batch: Batch) -> CurrentNetwork:
-        """Return the network as it is now, to measure `batch` with."""
         rows = self.micro_batch_size or math.ceil(len(batch) / (self.minibatches * batch.iterations))
         return CurrentNetwork(self.model, rows, self.value_scale())
 
@@ -292,7 +291,6 @@ def _log_ratio(logprobs: Tensor, batch: Batch) -> Tensor:
 
 
 def _merged_losses(losses: list[_Losses], pieces: list[Batch]) -> _Losses:
-    """Return the losses of a minibatch, given those of its pieces."""
     figures = {}
     for name in losses[0].figures:
         parts = [loss.figures[name] * piece.share for loss, piece in zip(losses, pieces, strict=True)]
