@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import dataclasses
 import itertools
 import os
+from dataclasses import fields, replace
 from typing import Any
 from unittest import mock
 
@@ -15,7 +15,7 @@ from builders import BOX, DISCRETE, PLAIN, at_rate, spec_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from meetings import Meeting, OwnOrders, Processes
-from updates import make_trainer
+from updates import COLUMNS, make_trainer, train
 
 from dppo.config import PPO
 from dppo.errors import TrainingDiverged
@@ -26,7 +26,8 @@ from dppo.ppo.learning.batch import Batch
 from dppo.ppo.learning.parallel import Parallel, merged_moments, moments_of_all, row_moments
 from dppo.ppo.learning.trainer import PPOTrainer
 
-ROWS, LEARNING_RATE = 48, 1e-2  # rows of all ranks: 4 ranks with 12 minibatches have one row in each
+ROWS = 48  # of all ranks: 4 ranks with 12 minibatches have one row in each
+LEARNING_RATE = 1e-2
 SPLIT = ("minibatches", "micro_batch_size")
 NOT_OF_A_TRAINER = {  # settings used outside an update
     *("learning_rate", "anneal_lr", "gamma", "gae_lambda", "minibatch_size", "norm_reward"),
@@ -99,33 +100,40 @@ def trainer_of(case: dict[str, Any], parallel: Parallel | None = None, dtype: st
 
 def batch_for(case: dict[str, Any], dtype: str = "float64", rows: int = ROWS) -> Batch:
     """Return rows with ratios on both sides of the clip, which differ more and more from the first ones."""
-    trainer, rng = trainer_of(case, dtype=dtype), np.random.default_rng(0)
-    spec = trainer.model.spec
-    obs = torch.from_numpy(rng.normal(size=(rows, *spec.spaces.obs.shape)).astype(dtype))
-    chosen = rng.normal(size=(rows, 2)).astype(dtype) if case.get("box") else rng.integers(0, 3, rows)
+    model = trainer_of(case, dtype=dtype).model
+    rng = np.random.default_rng(0)
+    obs = torch.from_numpy(rng.normal(size=(rows, *model.spec.spaces.obs.shape)).astype(dtype))
+    numbers = rng.normal(size=(rows, 2)).astype(dtype) if case.get("box") else rng.integers(0, 3, rows)
+    actions = torch.from_numpy(numbers)
     slope = np.linspace(0.5, 1.5, rows)
-    drawn = (rng.normal(size=(4, rows)) * slope).astype(dtype)
-    drift, noise, advantages, errors = map(torch.from_numpy, drawn)
-    scored = trainer.model.forward(obs, torch.from_numpy(chosen))
-    logprobs, values = scored.policy.logprobs, scored.values
-    advantages = advantages + 3 * torch.from_numpy(slope.astype(dtype))
-    columns: list[Any] = [obs, torch.from_numpy(chosen), logprobs + 0.3 * drift, values + 0.3 * noise, advantages]
-    columns.append(values + 2 * errors)
-    weights = case.get("weighed")
-    if weights is None:
-        return Batch(*columns)
-    valid = torch.from_numpy(weights(rows).astype(dtype))
-    columns = [column * valid.view(-1, *[1] * (column.dim() - 1)).to(column.dtype) for column in columns]
-    return dataclasses.replace(Batch(*columns), weights=valid)
+    drift, noise, advantages, errors = torch.from_numpy((rng.normal(size=(4, rows)) * slope).astype(dtype))
+    scored = model.forward(obs, actions)
+    values = scored.values
+    batch = Batch(
+        obs=obs,
+        actions=actions,
+        logprobs=scored.policy.logprobs + 0.3 * drift,
+        values=values + 0.3 * noise,
+        advantages=advantages + 3 * torch.from_numpy(slope.astype(dtype)),
+        returns=values + 2 * errors,
+    )
+    counted = case.get("weighed")
+    if counted is None:
+        return batch
+    weights = torch.from_numpy(counted(rows).astype(dtype))
+    zeroed = {name: getattr(batch, name).clone() for name in COLUMNS}
+    for column in zeroed.values():
+        column[weights == 0] = 0
+    return replace(batch, weights=weights, **zeroed)
 
 
 def train_a_share(case: dict[str, Any], parallel: Parallel, dtype: str = "float64") -> dict[str, Any]:
     """Train one rank, and return its weights, optimizer state and metrics."""
     share = batch_for(case, dtype).split([ROWS // parallel.size] * parallel.size)[parallel.rank]
     if share.weights is not None and share.weights.all():
-        share = dataclasses.replace(share, weights=None)  # as for segments without invalid rows
+        share = replace(share, weights=None)  # as for segments without invalid rows
     trainer = trainer_of(case, parallel, dtype)
-    figures = trainer.update(share, at_rate(trainer, LEARNING_RATE), np.random.default_rng(parallel.rank)).figures
+    figures = train(trainer, share, LEARNING_RATE, seed=parallel.rank)
     return {"weights": trainer.weights(), **trainer.state(), "figures": figures}
 
 
@@ -160,7 +168,7 @@ def test_ranks_that_share_the_rows_equal_one_trainer(case: str, size: int) -> No
 
 def test_every_option_is_varied() -> None:
     varied = {name for case in CASES.values() for name in case}
-    of_ppo = {field.name for field in dataclasses.fields(PPO)} - NOT_OF_A_TRAINER
+    of_ppo = {field.name for field in fields(PPO)} - NOT_OF_A_TRAINER
     assert {*of_ppo, *SPLIT, "activation", "box", "weighed"} <= varied
 
 
@@ -173,8 +181,8 @@ def test_the_cases_match_their_names() -> None:
         assert (train_alone(CASES[name], 2)["figures"]["grad_norm"] > CASES[name]["max_grad_norm"]) is clipped
     assert train_alone(CASES["learning rate by the KL"], 2)[ADAPTED] != PLAIN.learning_rate
     assert 0.1 < train_alone(CASES["plain"], 2)["figures"]["clipfrac"] < 0.9
-    before, after = trainer_of({}).weights(), train_alone({}, 2)["weights"]
-    assert np.abs(after - before).min() > 1e-6  # far more than the tolerance
+    moved = train_alone({}, 2)["weights"] - trainer_of({}).weights()
+    assert np.abs(moved).min() > 1e-6  # far more than the tolerance
 
 
 OPTIONS: dict[str, list[Any]] = {
@@ -198,7 +206,7 @@ OPTIONS: dict[str, list[Any]] = {
 
 
 @pytest.mark.parametrize("examples", [8, pytest.param(100, marks=pytest.mark.slow)])
-def test_ranks_equal_one_trainer_with_any_combination_of_options(examples: int) -> None:
+def test_ranks_equal_one_trainer_with_any_options(examples: int) -> None:
     cases = st.fixed_dictionaries({name: st.sampled_from(values) for name, values in OPTIONS.items()})
     combined = given(case=cases, size=st.sampled_from([1, 2, 4]))(assert_ranks_equal_one_trainer)
     settings(max_examples=examples, deadline=None)(combined)()
@@ -296,7 +304,7 @@ def test_a_gradient_that_is_not_finite_stops_all_ranks_with_their_weights() -> N
             share.returns[0] = float("nan")
         trainer = trainer_of({"minibatches": 1}, parallel)
         with pytest.raises(TrainingDiverged) as raised:
-            trainer.update(share, at_rate(trainer, LEARNING_RATE), np.random.default_rng(0))
+            train(trainer, share, LEARNING_RATE)
         return str(raised.value), trainer.weights()
 
     answers = Meeting(2).all_do(poisoned)
