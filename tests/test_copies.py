@@ -32,7 +32,8 @@ class Scaling(World):
     observation_space = gym.spaces.Box(-9, 9, (2,), np.float32)
 
     def __init__(self, kind: str = "box", in_place: bool = True) -> None:
-        self.action_space, self._in_place = SPACES[kind], in_place
+        self.action_space = SPACES[kind]
+        self._in_place = in_place
 
     def step(self, action: Any) -> Any:
         array = action["arm"] if isinstance(action, dict) else action

@@ -18,7 +18,8 @@ from dppo.learners.trainers import LocalTrainer
 from dppo.ppo.exchange.records import Experience
 
 SIZES: dict[str, Any] = {"num_samplers": 4, "envs_per_sampler": 2, "num_steps": 32, "update_epochs": 2}
-ROWS, ITERATIONS = 4 * 2 * 32, 4
+ROWS = 4 * 2 * 32
+ITERATIONS = 4
 MIXED = {"steps": 0.03, "resets": 0.1}
 
 
@@ -64,7 +65,8 @@ def test_faults_of_segments_that_are_collected_again_count_once(
     """A node that is lost costs nothing of the budget."""
     whole = dppo.train(settings(tmp_path / "whole"))
     number = sum(count for name, count in whole.env_faults.items() if name != "steps lost")
-    update, to_come = LocalTrainer.update, [ITERATIONS - 1]
+    update = LocalTrainer.update
+    to_come = [ITERATIONS - 1]
 
     def update_or_lose(self: LocalTrainer, experience: Experience) -> Any:
         if experience.iteration in to_come:

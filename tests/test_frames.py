@@ -40,7 +40,8 @@ def test_frames_stored_once_train_the_same_weights_as_whole_stacks(run_of: RunOf
 
 def test_a_policy_is_evaluated_on_frames_as_in_training(run_of: RunOf) -> None:
     result = run_of("frames")
-    own, by_name = dppo.evaluate(result, episodes=2), dppo.evaluate(result, Guarded, episodes=2)
+    own = dppo.evaluate(result, episodes=2)
+    by_name = dppo.evaluate(result, Guarded, episodes=2)
     made = dppo.evaluate(result, FrameStackObservation(GrayscaleObservation(Guarded()), 3), episodes=2)
     assert own.returns == by_name.returns == made.returns
 
@@ -48,7 +49,8 @@ def test_a_policy_is_evaluated_on_frames_as_in_training(run_of: RunOf) -> None:
 @given(st.integers(2, 4), st.lists(st.lists(st.booleans(), min_size=2, max_size=2), min_size=1, max_size=12))
 def test_stacks_are_found_in_frames_that_are_stored_once(stack: int, ends: list[list[bool]]) -> None:
     """The slow way: a list of the latest frames, filled with the first one of each episode."""
-    done, frame = np.array(ends), 100
+    done = np.array(ends)
+    frame = 100
     stacks = np.empty((*done.shape, stack, 1), np.int64)
     for env in range(2):
         latest = [10 * env + k for k in range(stack)]  # of an episode that began before the segment
@@ -208,7 +210,8 @@ def test_a_lost_life_ends_an_episode_for_learning_only(tmp_path: Path) -> None:
     pytest.importorskip("ale_py")
     pytest.importorskip("cv2")
     game = {"env_id": "ALE/Breakout-v5", "num_samplers": 2, "num_steps": 60, "total_timesteps": 720, "progress": "off"}
-    run, whole = tmp_path / "run", dppo.train(make_config(game | {"run_dir": tmp_path / "whole", "update_epochs": 1}))
+    run = tmp_path / "run"
+    whole = dppo.train(make_config(game | {"run_dir": tmp_path / "whole", "update_epochs": 1}))
     config = make_config(game | {"run_dir": run, "update_epochs": 1})
     dppo.train(config, observers=[Recorder(interrupt_at=3)])
     resumed = dppo.train(config, resume=run)
@@ -249,7 +252,10 @@ def lively() -> gym.Env[Any, Any]:
 
 @pytest.mark.proves("Lives")
 def test_a_life_starts_with_fire_and_copies_of_its_first_frame() -> None:
-    env, fired, lost, same = lively(), [], [], []
+    env = lively()
+    fired = []
+    lost = []
+    same = []
     env.reset(seed=3)
     for _ in range(6):
         stack, *_ = env.step(2)
@@ -262,7 +268,8 @@ def test_a_life_starts_with_fire_and_copies_of_its_first_frame() -> None:
 
 def test_a_lost_life_is_terminal_in_a_segment_and_the_game_goes_on(tmp_path: Path) -> None:
     settings = {"env_id": alive, "frame_stack": 2, "num_steps": 10, "minibatch_size": 20, "image_features": 8}
-    run, config = tmp_path / "run", small(tmp_path / "run", **settings)
+    run = tmp_path / "run"
+    config = small(tmp_path / "run", **settings)
     samplers, trainer = parts_of(config)
     reports, segments = collect(samplers, PolicySnapshot(0, trainer.weights()))
     for report, segment in zip(reports, segments, strict=True):

@@ -33,7 +33,8 @@ class Informed(gym.Env[Any, Any]):
 
     def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
         super().reset(seed=seed)
-        self._steps, self._scale = 0, float(self.np_random.uniform(0.1, 1.0))
+        self._steps = 0
+        self._scale = float(self.np_random.uniform(0.1, 1.0))
         return np.zeros(1, np.float32), {"energy": 1e9}
 
     def step(self, action: Any) -> Any:

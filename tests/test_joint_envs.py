@@ -103,7 +103,8 @@ def test_an_evaluation_gives_each_row_its_own_action(kind: str, tmp_path: Path) 
 @pytest.mark.parametrize("settings", [VECTOR, AGENTS, LATE], ids=["vector", "agents", "late"])
 def test_a_resumed_run_goes_on_exactly(settings: dict[str, Any], tmp_path: Path) -> None:
     """All rows are replayed side by side, although their episodes are of different lengths."""
-    whole, run = trained(tmp_path / "whole", **settings), tmp_path / "run"
+    whole = trained(tmp_path / "whole", **settings)
+    run = tmp_path / "run"
     dppo.train(small(run, **THREE | settings), observers=[Recorder(interrupt_at=1)])
     resumed = dppo.train(small(run, **THREE | settings), resume=run)
     assert (resumed.weights_sha256, resumed.global_step, resumed.incidents) == whole
@@ -113,7 +114,8 @@ def test_a_resumed_run_goes_on_exactly(settings: dict[str, Any], tmp_path: Path)
 @pytest.mark.parametrize("settings", [VECTOR, AGENTS], ids=["vector", "agents"])
 def test_a_killed_actor_changes_nothing(settings: dict[str, Any], tmp_path: Path, ray_session: None) -> None:
     """The environment kills its process in the second segment; the replacement replays the episodes of all rows."""
-    marker, of = tmp_path / "marker", settings["env_id"].partition(":")[2]
+    marker = tmp_path / "marker"
+    of = settings["env_id"].partition(":")[2]
     kwargs = {"of": of, "marker": str(marker), "at_step": 27} | ({"num_envs": 3} if of == "vector" else {})
     changes = {"env_id": "worlds.joint:dying", "env_kwargs": kwargs, "num_actors": 2}
     result = dppo.train(small(tmp_path / "run", **THREE | settings | changes))
@@ -222,7 +224,8 @@ class Returning(joint.Agents):
 
     def step(self, actions: dict[str, Any]) -> Any:
         assert sorted(actions) == sorted(self.agents)
-        self._steps, acted = self._steps + 1, self.agents
+        self._steps += 1
+        acted = self.agents
         self.agents = {1: ["bob", "cid"], 4: []}.get(self._steps, self.possible_agents)
         seen = self._seen(self.possible_agents)
         over = {agent: agent in acted and agent not in self.agents for agent in seen}

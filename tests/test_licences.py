@@ -38,7 +38,8 @@ def actors(*hosted: tuple[int, ...]) -> list[Actor]:
 
 
 def test_the_environments_of_a_lost_process_count_until_its_keeper_has_ended_them() -> None:
-    slots, (one, other) = Slots(replace(Limits(), most_hosted=3)), actors((0, 1), (2, 3))
+    slots = Slots(replace(Limits(), most_hosted=3))
+    one, other = actors((0, 1), (2, 3))
     assert slots.grant(one, (0, 1), 0.0) == (0, 1)
     assert slots.grant(other, (2, 3), 0.0) == (2,)  # and sampler 3 waits
     assert slots.take_waiting() == [other]
@@ -52,10 +53,12 @@ def test_the_environments_of_a_lost_process_count_until_its_keeper_has_ended_the
 
 
 def test_what_an_actor_hosts_no_more_counts_until_it_is_idle_and_then_ends_it_if_need_be() -> None:
-    slots, (giver, taker) = Slots(replace(Limits(), most_hosted=2)), actors((0, 1), ())
+    slots = Slots(replace(Limits(), most_hosted=2))
+    giver, taker = actors((0, 1), ())
     slots.grant(giver, (0, 1), 0.0)
     giver.assign((0, 1), 0, (0, 1))
-    giver.samplers, taker.samplers = (0,), (1,)
+    giver.samplers = (0,)
+    taker.samplers = (1,)
     giver.queue[1] = Question(0, (0, 1), (0, 1))
     assert slots.grant(taker, (1,), 1.0) == ()
     assert slots.idle_holders([giver, taker]) == []
@@ -66,7 +69,8 @@ def test_what_an_actor_hosts_no_more_counts_until_it_is_idle_and_then_ends_it_if
 
 
 def test_environments_start_no_faster_than_allowed_over_all_actors() -> None:
-    slots, (one, other) = Slots(replace(Limits(), start_s=2.0)), actors((0, 1), (2,))
+    slots = Slots(replace(Limits(), start_s=2.0))
+    one, other = actors((0, 1), (2,))
     assert slots.grant(one, (0, 1), 10.0) == (0, 1)
     assert [slots.grant(other, (2,), now) for now in (10.0, 13.9, 14.0)] == [(), (), (2,)]
 

@@ -55,14 +55,16 @@ def test_masks_of_nested_actions_are_obeyed(source: str, form: str, trained: Any
 
 def test_the_form_of_a_mask_does_not_change_the_weights(trained: Any) -> None:
     """A part of the observation is not compared: of a Dict observation another network is made."""
-    in_observation, beside = FORMS[:2], FORMS[2:]
+    in_observation = FORMS[:2]
+    beside = FORMS[2:]
     for forms in (in_observation, beside):
         assert len({trained[form].weights_sha256 for form in forms}) == 1
 
 
 def test_a_policy_takes_nested_masks_of_one_state_and_of_many(trained: Any) -> None:
     policy = dppo.load_policy(trained["info", "nested"].run_dir)
-    gears, lamps = np.eye(4, dtype=np.int8), np.array([[0, 1], [2, 1]], np.int8)
+    gears = np.eye(4, dtype=np.int8)
+    lamps = np.array([[0, 1], [2, 1]], np.int8)
     everything = {"arm": None, "inner": None}
     for only in range(4):
         action = policy.act(np.zeros(2, np.float32), action_mask={**everything, "gear": gears[only], "lamps": lamps[0]})
@@ -228,7 +230,8 @@ def test_a_mask_that_does_not_fit_is_refused_and_there_is_a_way_on(make: Any, wo
     ],
 )
 def test_a_mask_in_info_is_noted_for_all_kinds_of_actions(kind: str, words: str, tmp_path: Path) -> None:
-    recorder, short = Recorder(), {"total_timesteps": 80, "update_epochs": 1}
+    recorder = Recorder()
+    short = {"total_timesteps": 80, "update_epochs": 1}
     dppo.train(small(tmp_path / "run", env_id=lambda: BoxWith("info", kind), **short), observers=[recorder])
     assert [incident.kind.value for incident in recorder.incidents] == ["mask_not_used"]
     assert words in recorder.incidents[0].message

@@ -215,7 +215,9 @@ def test_plain_data_is_restored_as_it_was() -> None:
 
 
 def test_damaged_plain_data_is_nothing_but_a_value_error() -> None:
-    drawn, data, refused = random.Random(1), packed(PLAIN), 0
+    drawn = random.Random(1)
+    data = packed(PLAIN)
+    refused = 0
     for _ in range(3000):
         damaged = bytearray(data)
         for _ in range(drawn.randint(1, 4)):

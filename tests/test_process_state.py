@@ -37,10 +37,15 @@ ALONE = {"streams", "environ", "tempfile"}  # that no test can have beside other
 def process(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Give the process back as it was: to dppo some of the states are all the same."""
     monkeypatch.setattr(borders, "_users", borders._Users())
-    environment, argv, folder = dict(os.environ), sys.argv.copy(), os.getcwd()
+    environment = dict(os.environ)
+    argv = sys.argv.copy()
+    folder = os.getcwd()
     disabled = {name: one.disabled for name, one in logging.root.manager.loggerDict.items() if hasattr(one, "disabled")}
-    level, language, temporary = logging.root.level, locale.setlocale(locale.LC_ALL), tempfile.tempdir
-    threads, recursion = torch.get_num_threads(), sys.getrecursionlimit()
+    level = logging.root.level
+    language = locale.setlocale(locale.LC_ALL)
+    temporary = tempfile.tempdir
+    threads = torch.get_num_threads()
+    recursion = sys.getrecursionlimit()
     handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
     streams = sys.stdout, sys.stderr
     with warnings.catch_warnings(), arithmetic.as_usual(), arithmetic.torch_as_usual(), torch.random.fork_rng():
@@ -118,7 +123,9 @@ def test_rewards_in_tiny_units_are_learned_as_ordinary_ones(tmp_path: Path) -> N
         kwargs = {"names": "", "when": "make", "unit": 2.0**power}
         return trained("", "make", tmp_path / f"{power}", env_kwargs=kwargs)
 
-    tiny, tinier, ordinary = run(-30), run(-40), run(0)
+    tiny = run(-30)
+    tinier = run(-40)
+    ordinary = run(0)
     assert tiny.weights_sha256 == tinier.weights_sha256
     for name in ("losses/value_loss", "losses/policy_loss", "losses/approx_kl"):
         assert tiny.metrics[-1][name] == pytest.approx(ordinary.metrics[-1][name], rel=1e-2, abs=1e-6)
@@ -139,7 +146,8 @@ def test_notes_are_shown_and_results_printed_whatever_a_simulator_does(
 
 
 def test_weights_are_cast_to_bfloat16_anew_in_each_minibatch() -> None:
-    weight, rows = torch.nn.Parameter(torch.ones(2, 2)), torch.ones(1, 2)
+    weight = torch.nn.Parameter(torch.ones(2, 2))
+    rows = torch.ones(1, 2)
     with arithmetic.torch_as_usual():
         results = []
         for _ in range(2):

@@ -45,7 +45,8 @@ class OfParts(gym.Wrapper[Any, Any, Any, Any]):
 
     def __init__(self, env: Any, training: bool = True) -> None:
         super().__init__(env)
-        self.parts, self.training = {"at": RunningMeanStd()}, training
+        self.parts = {"at": RunningMeanStd()}
+        self.training = training
 
 
 FOUND: dict[str, tuple[Any, list[str]]] = {

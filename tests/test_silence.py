@@ -74,7 +74,8 @@ class SlowOnce(gym.Env[Any, Any]):
     action_space = gym.spaces.Discrete(2)
 
     def __init__(self, where: str = "none") -> None:
-        self.where, self.steps = where, 0
+        self.where = where
+        self.steps = 0
         self.reached("constructor")
 
     said: ClassVar[Callable[[str], bool]]

@@ -30,7 +30,8 @@ from dppo.ppo.exchange.records import PolicySnapshot, SegmentRequest
 from dppo.ppo.networks.choice import choose_network
 
 slow = pytest.mark.slow
-THREADS, STANDBY = {"env_threads": True}, {"standby_envs": 1}
+THREADS = {"env_threads": True}
+STANDBY = {"standby_envs": 1}
 BOTH = {"env_threads": True, "standby_envs": 2}
 FAST = {"mask and lstm"}
 THREADED = {"env_id": "worlds.threaded:Threaded"}
@@ -62,7 +63,8 @@ def test_actors_with_threads_and_standby_give_the_same_result(
 
 
 def test_a_resume_without_them_goes_on_with_the_same_result(run_of: RunOf, tmp_path: Path) -> None:
-    run, kind = tmp_path / "run", "mask and lstm"
+    run = tmp_path / "run"
+    kind = "mask and lstm"
     dppo.train(settings(kind, run, **BOTH), observers=[Recorder(interrupt_at=1)])
     resumed = dppo.train(settings(kind, run), resume=run)
     assert (resumed.iterations, resumed.weights_sha256) == (ITERATIONS, run_of(kind).weights_sha256)
@@ -138,7 +140,8 @@ def test_a_fault_in_a_thread_is_the_same_error(where: str, changes: dict[str, An
         return raised.value
 
     brittle = {"env_id": "worlds.faulty:Brittle", "env_kwargs": {"where": where}, "num_samplers": 2}
-    found, expected = fault_of(**changes), fault_of()
+    found = fault_of(**changes)
+    expected = fault_of()
     assert found.remote_traceback == expected.remote_traceback
     if "standby_envs" not in changes or where != "reset":  # copies count their own resets
         places = [re.sub(r"sampler \d|seed \d+", "", fault.message) for fault in (found, expected)]
@@ -162,7 +165,8 @@ def test_ctrl_c_ends_a_run_whose_threads_are_in_the_middle_of_steps(tmp_path: Pa
     def press(number: int) -> None:
         threading.Timer(0.05, os.kill, (os.getpid(), signal.SIGINT)).start()
 
-    run, steps = tmp_path / "run", {"env_id": "dppo/SlowCartPole-v0", "env_kwargs": {"step_s": 0.02}}
+    run = tmp_path / "run"
+    steps = {"env_id": "dppo/SlowCartPole-v0", "env_kwargs": {"step_s": 0.02}}
     stopped = dppo.train(small(run, **steps, **THREADS), observers=[Recorder(after_iteration=press)])
     assert (stopped.iterations, stopped.stopped_by) == (1, "SIGINT")
     assert not [one for one in threading.enumerate() if "SlowCartPole" in one.name]
@@ -172,7 +176,8 @@ def test_ctrl_c_ends_a_run_whose_threads_are_in_the_middle_of_steps(tmp_path: Pa
 
 
 def made(index: int, host: Any, ledger: ReplayLedger | None = None) -> Any:
-    spaces, samplers = host.spaces(0), range(2)
+    spaces = host.spaces(0)
+    samplers = range(2)
     weights = np.zeros(choose_network(PLAN.network, spaces).spec.num_parameters, np.float32)
     requests = [SegmentRequest(one, index, ledger.rebuild(one, index) if ledger else None) for one in samplers]
     return host.collect(requests, PolicySnapshot(0, weights), spaces)
@@ -183,7 +188,8 @@ PLAN = sampler_plan(small(Path("run"), **THREADED, **THREADS))
 
 def test_samplers_are_rebuilt_in_threads_and_their_progress_is_summed_up() -> None:
     shown = list[int]()
-    ledger, plain = ReplayLedger(2, replay=True), SamplerHost(PLAN, ActivityRecord())
+    ledger = ReplayLedger(2, replay=True)
+    plain = SamplerHost(PLAN, ActivityRecord())
     for index in range(2):
         for report, _ in made(index, plain).made:
             ledger.record(report)
@@ -207,7 +213,8 @@ def test_samplers_are_rebuilt_in_threads_and_their_progress_is_summed_up() -> No
 
 def test_questions_that_arrive_in_the_wrong_order_are_worked_on_in_theirs() -> None:
     """Ray may begin the later of two calls first."""
-    host, plain = ThreadedHost(PLAN, ActivityRecord()), SamplerHost(PLAN, ActivityRecord())
+    host = ThreadedHost(PLAN, ActivityRecord())
+    plain = SamplerHost(PLAN, ActivityRecord())
     with ThreadPoolExecutor() as pool:
         later = [pool.submit(made, index, host) for index in (2, 1)]
         time.sleep(0.05)

@@ -28,7 +28,11 @@ class Scripted(gym.Env[Any, Any]):
     ) -> None:
         self.observation_space = space or gym.spaces.Box(-np.inf, np.inf, (2,), np.float32)
         self.action_space = actions or gym.spaces.Discrete(3)
-        self._obs, self._reward, self._at_step, self._length, self._info = obs, reward, at_step, length, info
+        self._obs = obs
+        self._reward = reward
+        self._at_step = at_step
+        self._length = length
+        self._info = info
         self.seeds: list[int | None] = []
         self.actions: list[Any] = []
         self.steps = 0

@@ -71,7 +71,8 @@ def wrapped_as_advised(message: str, which: int = 0, **names: Any) -> gym.Env[An
 def play(env: gym.Env[Any, Any], steps: int = 20, drop_obs: Sequence[str] = ()) -> None:
     """Run it as a sampler does, with actions as a policy would draw them."""
     found = describe_spaces(env, drop_obs=drop_obs)
-    group, log = group_of([env], drop_obs=drop_obs), EnvLog()
+    group = group_of([env], drop_obs=drop_obs)
+    log = EnvLog()
     obs = np.empty(1, found.obs)
     group.start(obs, log)
     rng = np.random.default_rng(0)

@@ -40,8 +40,10 @@ def temporary(tmp_path: Path, monkeypatch: Patch) -> Iterator[Path]:
     """Return a folder for temporary files of this process; keep the state of the process that tests change."""
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     monkeypatch.chdir(tmp_path)
-    numbers, before = np.random.get_state(), random.getstate()
-    threads, torch_state = torch.get_num_threads(), torch.get_rng_state()
+    numbers = np.random.get_state()
+    before = random.getstate()
+    threads = torch.get_num_threads()
+    torch_state = torch.get_rng_state()
     yield tmp_path
     np.random.set_state(numbers)
     random.setstate(before)
@@ -74,7 +76,8 @@ def asked(**given: Any) -> dict[str, Any]:
 class Bare:
     """An environment that derives from nothing."""
 
-    observation_space, action_space = gym.spaces.Box(0, np.inf, (1,), np.float32), gym.spaces.Discrete(4)
+    observation_space = gym.spaces.Box(0, np.inf, (1,), np.float32)
+    action_space = gym.spaces.Discrete(4)
 
     def reset(self, seed: Any = None, options: Any = None) -> Any:
         return np.zeros(1, np.float32), {}
@@ -256,7 +259,8 @@ def test_numbers_and_meddling_give_the_same_result_wherever_and_a_killed_actor_l
 ) -> None:
     alone = dppo.train(small(temporary / "alone", memory=memory))
     monkeypatch.setattr(tempfile, "tempdir", None)
-    of_actors, before = Path(tempfile.gettempdir()), set(scratch(Path(tempfile.gettempdir())))
+    of_actors = Path(tempfile.gettempdir())
+    before = set(scratch(Path(tempfile.gettempdir())))
     killing = {"env_kwargs": {"meddles": True, "killing": str(temporary / "killed")}}
     hosted = dppo.train(small(temporary / "hosted", memory=memory, num_actors=2, **killing))
     assert hosted.incidents["actor_lost"] == 1

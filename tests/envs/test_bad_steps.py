@@ -107,7 +107,8 @@ def test_a_sampler_is_rebuilt_to_the_last_bit_after_an_episode_was_dropped(at_se
         return env
 
     sampler, spec = sampler_of([make()], num_steps=8, rebuild=True)
-    ledger, made = ReplayLedger(1, replay=True), []
+    ledger = ReplayLedger(1, replay=True)
+    made = []
     for k in range(4):
         made.append(sampler.collect(SegmentRequest(0, k), PolicySnapshot(k, random_weights(spec, k))))
         ledger.record(made[-1][0])

@@ -220,7 +220,8 @@ class Changing(Counting):
     def __init__(self, settings: dict[str, Any], again: Any = None) -> None:
         super().__init__(truncate_after=settings["limits"].pop("steps"))
         settings["levels"].append(len(settings["levels"]))
-        self.levels, self.same = settings["levels"], again is settings["levels"]
+        self.levels = settings["levels"]
+        self.same = again is settings["levels"]
 
 
 @pytest.mark.proves("changes its arguments")
@@ -271,7 +272,9 @@ class Parallel:
 class Unlisted:
     """Like PettingZoo's parallel environments that do not name their agents."""
 
-    observation_space, action_space, step = Parallel.observation_space, Parallel.action_space, Parallel.step
+    observation_space = Parallel.observation_space
+    action_space = Parallel.action_space
+    step = Parallel.step
 
 
 class Turns:
@@ -357,7 +360,10 @@ def test_a_gymnasium_environment_may_have_an_attribute_agents() -> None:
 class Ducklike:
     """An environment that derives from nothing."""
 
-    observation_space, action_space, reset, step = Crowd.observation_space, Crowd.action_space, Crowd.reset, Crowd.step
+    observation_space = Crowd.observation_space
+    action_space = Crowd.action_space
+    reset = Crowd.reset
+    step = Crowd.step
 
     def close(self) -> None: ...
 
@@ -387,7 +393,8 @@ def test_a_refused_environment_is_closed() -> None:
     closed = []
 
     class Vector(Crowd):
-        num_envs, single_observation_space = 2, Crowd.observation_space
+        num_envs = 2
+        single_observation_space = Crowd.observation_space
 
         def close(self) -> None:
             closed.append(self)

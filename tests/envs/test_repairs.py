@@ -43,7 +43,8 @@ def group_of(make: Any, envs: list[Any]) -> Stepper:
 
 def test_only_the_environment_that_failed_is_closed_and_made_anew_with_its_next_episode() -> None:
     Choking.opened = []
-    sound, other = Scripted(), Choking()
+    sound = Scripted()
+    other = Choking()
     stepper = group_of(lambda index: Choking(), [sound, other])
     stepper.start()
     for step in range(3):
@@ -81,7 +82,8 @@ def test_a_constructor_that_fails_is_tried_again_for_a_minute(monkeypatch: pytes
         stepper.step([0])
     assert (attempts[0], sum(slept)) == (4, sum(WAITS_S[:3]))
     assert [one.fault.phase for one in stepper.log.incidents if one.fault] == ["step", *["constructor"] * 3]
-    attempts[0], fails = 0, 99
+    attempts[0] = 0
+    fails = 99
     stepper = group_of(make, [Choking()])
     stepper.start()
     for _ in range(2):

@@ -78,7 +78,8 @@ def test_a_dtype_survives_json_and_pickle(obs: np.dtype[Any]) -> None:
     assert back.itemsize == obs.itemsize
 
 
-EMPTY, TWO = spaces.Box(-1, 1, (3, 0)), spaces.Discrete(2)
+EMPTY = spaces.Box(-1, 1, (3, 0))
+TWO = spaces.Discrete(2)
 
 
 class Shaped(gym.Env[Any, Any]):
@@ -93,7 +94,8 @@ def test_spaces_become_plain_data() -> None:
     found = describe_spaces(Shaped(spaces.Box(0, 255, (2, 3), np.uint8), spaces.Discrete(4, start=-1)))
     assert (found.obs, found.deterministic) == (np.dtype(("uint8", (2, 3))), True)
     assert found.actions == DiscreteActions(4, -1)
-    low, high = np.array([[-1.0], [-np.inf]], np.float64), np.array([[1.0], [np.inf]])
+    low = np.array([[-1.0], [-np.inf]], np.float64)
+    high = np.array([[1.0], [np.inf]])
     actions = describe_spaces(Shaped(act=spaces.Box(low, high, dtype=np.float64))).actions
     assert isinstance(actions, BoxActions)
     assert (actions.shape, actions.width, actions.low.dtype.type) == ((2, 1), 2, np.float64)
