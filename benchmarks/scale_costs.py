@@ -54,8 +54,8 @@ def once(num_actors: int, lag: int, hidden: list[int], by_reference: bool, pendi
     from dppo.ppo.exchange.records import PolicySnapshot
     from dppo.ppo.networks.choice import choose_network
     from dppo.signals import StopSignals
+    from dppo.transports.ray.collecting import ActorFiles, collector_on_ray
     from dppo.transports.ray.session import RaySession, store_bytes_for
-    from dppo.transports.ray.transport import collector_on_ray
 
     config = Config(
         env_id="bench_envs:uneven_cartpole",
@@ -71,8 +71,9 @@ def once(num_actors: int, lag: int, hidden: list[int], by_reference: bool, pendi
     session = RaySession(config.actors, config.learners, store_bytes=store, notify=lambda text: None)
     ray_s = time.monotonic() - began
     stop, ledger = StopSignals(), ReplayLedger(num_actors, replay=True, policy_lag=lag)
-    how = {"by_reference": by_reference, "logs": tempfile.gettempdir()}
-    collector = collector_on_ray(sampler_plan(config), config.actors, ledger, lambda progress: None, session, **how)
+    files = ActorFiles(tempfile.gettempdir(), by_reference=by_reference)
+    plan = sampler_plan(config)
+    collector = collector_on_ray(plan, config.actors, ledger, session, files, lambda progress: None)
     began = time.monotonic()
     spaces = collector.describe(stop)
     first_s = time.monotonic() - began

@@ -24,6 +24,7 @@ from threadpoolctl import threadpool_info, threadpool_limits
 
 import dppo
 from dppo.config import Actors, Env, Learners
+from dppo.engine.playing import PlayLimits
 from dppo.envs import closing
 from dppo.envs.spaces import describe_spaces
 from dppo.errors import ConfigError
@@ -327,8 +328,13 @@ def test_an_actor_of_evaluations_hangs_after_the_longest_of_the_timeouts(
     changes: dict[str, Any], hung_s: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Nothing measures how long its constructor, its resets and its steps take."""
-    options: dict[str, Any] = {}
-    monkeypatch.setattr(evaluating, "RayPlayers", lambda *_, **of: options.update(of) or io.BytesIO())
+    limits_used: list[PlayLimits] = []
+
+    def players_on_ray(player: Any, session: Any, limits: PlayLimits, logs: str) -> Any:
+        limits_used.append(limits)
+        return io.BytesIO()
+
+    monkeypatch.setattr(evaluating, "players_on_ray", players_on_ray)
     session: Any = SimpleNamespace(options={}, demand=SimpleNamespace(actor={"CPU": 1.0}), link=lambda name: None)
     spaces = describe_spaces(gym.make("CartPole-v1"))
     spec = None
@@ -336,7 +342,7 @@ def test_an_actor_of_evaluations_hangs_after_the_longest_of_the_timeouts(
         config = settings(tmp_path / "run", num_actors=2, **changes)
         factory = PartsFactory(config, StopSignals(), stack, session, "")
         factory.players(spaces, spec)  # type: ignore[arg-type]
-    assert options["hung_s"] == hung_s
+    assert [limits.hung_s for limits in limits_used] == [hung_s]
 
 
 class Cores(gym.Wrapper[Any, Any, Any, Any]):
@@ -493,19 +499,17 @@ def test_actors_that_always_fail_neither_stop_training_nor_its_end(
     how: str, ray_session: None, whole: dppo.Result, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Whatever was too late is tried twice, other things three times; a hung step takes the longest timeout."""
-    monkeypatch.setattr("dppo.transports.ray.evaluating.LATER_S", 0.1)
-    monkeypatch.setattr("dppo.transports.ray.evaluating.LOOK_S", 0.1)
     monkeypatch.setattr("dppo.run.evaluations.SAY_S", 0.1)
     crashing: dict[str, Any] = CRASHING | {"eval_env_kwargs": {"how": how, "at_step": 9}, "segment_timeout_s": 5.0}
     if how == "garble":  # an answer that cannot be read, as of another version
         crashing = CRASHING | {"segment_timeout_s": 5.0}
-        monkeypatch.setattr("dppo.transports.ray.evaluating.unpack", lambda _: int("answer"))
+        monkeypatch.setattr("dppo.transports.ray.transport.unpack", lambda _: int("answer"))
     with Notes() as notes:
         result = dppo.train(settings(tmp_path / "run", num_actors=2, eval_every=10**9, **crashing))
     assert result.weights_sha256 == whole.weights_sha256
     assert result.incidents["evaluation_fault"] == 1
     assert evaluations(result)[ITERATIONS]["eval/episodes"] == 0
-    hung = "failed: TimeoutError: was in one step, reset or constructor of episode 0 for 5 s, the longest"
+    hung = "was in one step, reset or constructor of episode 0 for 5 s, the longest"
     reason, times = {"kill": ("died", 3), "hang": (hung, 2), "garble": ("failed: ValueError", 3)}[how]
     assert sum(f"actor 0 of evaluations {reason}" in text for text in notes.texts) == times
     waiting = [text for text in notes.texts if text.startswith("waiting for the evaluation after 384 steps (0 of 4 ep")]

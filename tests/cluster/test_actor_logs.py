@@ -20,10 +20,10 @@ from processes import actors_of_this_process, wait_until
 from recorder import Notes, Recorder
 
 import dppo
-from dppo.engine import collector
 from dppo.errors import CheckpointError, ClusterError
 from dppo.hosts import keeper
 from dppo.records.files.run_files import check_run_files
+from dppo.transports import in_process
 
 Patch = pytest.MonkeyPatch
 SIZES = {"num_samplers": 1, "num_steps": 40, "total_timesteps": 160, "update_epochs": 1, "progress": "off"}
@@ -250,7 +250,7 @@ class Clinging(gym.Wrapper[Any, Any, Any, Any]):
 def test_environments_that_do_not_close_are_left_alone_in_process(
     tmp_path: Path, monkeypatch: Patch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(collector, "CLOSING_S", 0.1)
+    monkeypatch.setattr(in_process, "CLOSING_S", 0.1)
     alarm, timer = signal.getsignal(signal.SIGALRM), signal.getitimer(signal.ITIMER_REAL)  # of pytest-timeout
     result = dppo.train(settings(tmp_path / "run", Clinging, num_actors=0, num_samplers=2))
     assert result.iterations == 2

@@ -137,7 +137,7 @@ class VirtualTransport:
             self._later(self._rng.uniform(0, 1), lambda: Progressed(process, progress))
         elif isinstance(command, Start):
             self._start(process)
-        else:
+        elif isinstance(command, Ask | Describe):
             self._ask(command)
 
     def _start(self, process: Process) -> None:

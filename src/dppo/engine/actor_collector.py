@@ -138,24 +138,30 @@ class ActorCollector:
         self._looked_at = None
 
     def _do(self, commands: Iterable[Command]) -> None:
-        """Execute commands; a line about a hung actor gets the stacks of its process, which is killed just before."""
-        commands = list(commands)
-        hung = any(isinstance(command, Log) and _is_about_a_hang(command) for command in commands)
-        stacks = ""
-        for command in commands:
-            if isinstance(command, Log):
-                self._log(command, stacks)
-                stacks = ""  # the next line is about another actor
-                continue
-            if hung and isinstance(command, Kill):
-                stacks = self._transport.stacks(command.process)
-            self._transport.do(command)
+        self._incidents += execute(commands, self._transport)
 
-    def _log(self, log: Log, stacks: str) -> None:
-        if log.text:
-            logger.warning("%s%s", log.text, _innermost(stacks))
-        if log.incident is not None:
-            self._incidents.append(replace(log.incident, details=stacks))
+
+def execute(commands: Iterable[Command], transport: Transport) -> list[Incident]:
+    """Let a transport execute commands, and log lines; return the incidents that the lines are about.
+
+    A line about a hung actor gets the stacks of its process, which is killed just before.
+    """
+    commands = list(commands)
+    hung = any(isinstance(command, Log) and _is_about_a_hang(command) for command in commands)
+    incidents: list[Incident] = []
+    stacks = ""
+    for command in commands:
+        if not isinstance(command, Log):
+            if hung and isinstance(command, Kill):
+                stacks = transport.stacks(command.process)
+            transport.do(command)
+            continue
+        if command.text:
+            logger.warning("%s%s", command.text, _innermost(stacks))
+        if command.incident is not None:
+            incidents.append(replace(command.incident, details=stacks))
+        stacks = ""  # the next line is about another actor
+    return incidents
 
 
 def _steps_of(actor: Actor) -> int:

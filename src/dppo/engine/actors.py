@@ -5,12 +5,10 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 from dppo.engine.deadline import Deadline
-from dppo.engine.messages import Kill, Limits, Process
+from dppo.engine.messages import Kill, Limits, Process, Reply
 from dppo.engine.pace import Pace
 from dppo.envs.activity import Phase
-from dppo.errors import DppoError
-from dppo.ppo.exchange.questions import Answer, Question
-from dppo.spaces.spaces import Spaces
+from dppo.ppo.exchange.questions import Question
 
 
 class State(Enum):
@@ -56,7 +54,7 @@ class Actor:
     """The samplers of which its process has environments, as its answers show."""
     queue: dict[int, Question] = field(default_factory=dict)
     """Unanswered questions by id, in the order of work."""
-    early_answers: dict[int, Answer | Spaces | DppoError] = field(default_factory=dict)
+    early_answers: dict[int, Reply] = field(default_factory=dict)
     """Answers by id that came before the answer to the first question."""
     holds: dict[int, int] = field(default_factory=dict)
     """Index of the segment that each of its samplers can collect after all questions without being rebuilt."""

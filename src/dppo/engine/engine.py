@@ -28,6 +28,7 @@ from dppo.engine.messages import (
     Look,
     Progressed,
     Recycled,
+    Reply,
     Start,
     Started,
 )
@@ -38,7 +39,7 @@ from dppo.engine.wait_log import WaitLog
 from dppo.errors import ClusterError, DppoError, EnvironmentFault, counted
 from dppo.numerics.fingerprint import Expected
 from dppo.ppo.exchange.questions import Answer, Question
-from dppo.ppo.exchange.records import Incident, IncidentKind, PolicySnapshot, SegmentReport
+from dppo.ppo.exchange.records import Episode, Incident, IncidentKind, PolicySnapshot, SegmentReport
 from dppo.spaces.spaces import Spaces
 
 TICKS_S = 1.0  # from one tick to the next at most, while somebody waits for segments
@@ -174,7 +175,7 @@ class CollectionEngine:
                 return
             self._process_answer(actor, first, actor.early_answers.pop(first), now)
 
-    def _process_answer(self, actor: Actor, ask_id: int, answer: Answer | Spaces | DppoError, now: float) -> None:
+    def _process_answer(self, actor: Actor, ask_id: int, answer: Reply, now: float) -> None:
         question = actor.queue[ask_id]
         if isinstance(answer, Answer):
             mismatch = answer.mismatch(question)
@@ -186,6 +187,7 @@ class CollectionEngine:
             self._on_error(actor, question, answer, now)
             return
         else:
+            assert not isinstance(answer, Episode), "it was not asked to play"
             self.spaces = answer
         actor.answered(ask_id, now, self.limits)
         if actor.state is State.LEAVING and not actor.queue:

@@ -9,7 +9,7 @@ from typing import NamedTuple
 from dppo.envs.activity import Activity
 from dppo.errors import ClusterError, DppoError
 from dppo.ppo.exchange.questions import Answer, Question
-from dppo.ppo.exchange.records import Incident, PolicySnapshot
+from dppo.ppo.exchange.records import Episode, Incident, PolicySnapshot
 from dppo.spaces.spaces import Spaces
 
 LONGEST_QUIET_S = 30.0  # between two lines about the same wait, and between two looks at an actor
@@ -102,6 +102,18 @@ class Describe:
 
 
 @dataclass(frozen=True, slots=True)
+class Play:
+    """Ask a running process to play an episode of an evaluation; it sends one answer."""
+
+    process: Process
+    ask_id: int
+    episode: int
+    timeout_s: float
+    """Seconds after which the process ends the episode."""
+    policy: PolicySnapshot
+
+
+@dataclass(frozen=True, slots=True)
 class Look:
     """Look at the progress of a running process, which may be too busy to answer."""
 
@@ -121,10 +133,11 @@ IN_WORDS: dict[type, str] = {
     Kill: "ending an actor",
     Ask: "asking an actor",
     Describe: "asking an actor",
+    Play: "asking an actor of evaluations",
 }
 """The commands for which a transport calls Ray, for messages about calls that do not end."""
 
-ForTransport = Start | Kill | Ask | Describe | Look
+ForTransport = Start | Kill | Ask | Describe | Play | Look
 Command = ForTransport | Log
 
 
@@ -149,13 +162,16 @@ class Died:
     error: DppoError | None = None  # set if a new process would fail in the same way: the run ends with this error
 
 
+Reply = Answer | Spaces | Episode | DppoError
+
+
 @dataclass(frozen=True, slots=True)
 class Answered:
-    """The answer to an `Ask` or a `Describe`."""
+    """The answer to an `Ask`, a `Describe` or a `Play`."""
 
     process: Process
     ask_id: int
-    answer: Answer | Spaces | DppoError
+    answer: Reply
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,9 +7,11 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import closing
 from dataclasses import asdict
-from typing import Any
 
 from dppo.config.parts import Actors, Env, Learners
+from dppo.engine.actor_players import ActorPlayers
+from dppo.engine.playing import PlayLimits
+from dppo.engine.slots import ENDING_S
 from dppo.envs.names import check_env_id
 from dppo.envs.preparation import Preparation
 from dppo.errors import ConfigError, DppoError, counted
@@ -42,20 +44,25 @@ def play_on_actors(player: Player, wanted: Wanted, played: list[Episode], check_
     settings = player.settings
     numerics = in_force(settings.get("numerics", "portable"))
     with numerics as variables, _session(actors, snapshot, check_signals) as session:
-        from dppo.transports.ray.evaluating import RayPlayers
+        from dppo.transports.ray.evaluating import players_on_ray  # once the session has set Ray's variables
 
         if variables and not session.started_here:
             session.options = {"runtime_env": {"env_vars": variables}}
         logger.info("%s play", counted(actors, "Ray actor"))
         wanted.log_beginning(player)
-        how: dict[str, Any] = {"timeout_s": settings.get("eval_timeout_s", EPISODE_S), "hung_s": HUNG_S}
-        how |= {"episodes": wanted.episodes, "actors": actors, "licensed": settings.get("licences") is not None}
-        link = session.link("evaluations")
-        with tempfile.TemporaryDirectory(prefix="dppo-eval-") as logs:
-            players = RayPlayers(_sent(player, wanted), session.demand.actor, link, logs=logs, **how, **session.options)
-            with closing(players):
-                players.begin(0, snapshot)
-                _collect(players, wanted.episodes, played, (check_signals, session.check))
+        limits = PlayLimits(
+            episodes=wanted.episodes,
+            num_actors=actors,
+            timeout_s=settings.get("eval_timeout_s", EPISODE_S),
+            hung_s=HUNG_S,
+            licence_s=0.0 if settings.get("licences") is None else ENDING_S,
+        )
+        with (
+            tempfile.TemporaryDirectory(prefix="dppo-eval-") as logs,
+            closing(players_on_ray(_sent(player, wanted), session, limits, logs)) as players,
+        ):
+            players.begin(0, snapshot)
+            _collect(players, wanted.episodes, played, (check_signals, session.check))
 
 
 def _session(actors: int, snapshot: PolicySnapshot, check_signals: Callable[[], None]) -> closing[RaySession]:
@@ -75,9 +82,10 @@ def _sent(player: Player, wanted: Wanted) -> EpisodePlayer:
     return sent
 
 
-def _collect(players: Any, episodes: int, played: list[Episode], checks: Sequence[Callable[[], None]]) -> None:
+def _collect(players: ActorPlayers, episodes: int, played: list[Episode], checks: Sequence[Callable[[], None]]) -> None:
     """Wait for all episodes; report every few seconds."""
-    began = reported = time.monotonic()
+    began = time.monotonic()
+    reported = began
     while len(played) < episodes:
         for check in checks:
             check()
@@ -85,7 +93,8 @@ def _collect(players: Any, episodes: int, played: list[Episode], checks: Sequenc
             if isinstance(outcome, DppoError):
                 raise outcome
             played.append(outcome)
-        if time.monotonic() - reported >= REPORT_EVERY_S:
-            reported = time.monotonic()
-            logger.info("%s", summary(played, episodes, reported - began))
+        now = time.monotonic()
+        if now - reported >= REPORT_EVERY_S:
+            reported = now
+            logger.info("%s", summary(played, episodes, now - began))
     played.sort(key=lambda episode: episode.index)

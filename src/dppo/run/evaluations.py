@@ -9,9 +9,11 @@ from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import fmean, pstdev
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from dppo.config import Config
+from dppo.engine.actor_players import ActorPlayers
+from dppo.engine.playing import Outcome
 from dppo.envs.activity import ActivityRecord
 from dppo.envs.silence import SilenceWatch
 from dppo.errors import CheckpointError, ClusterError, ConfigError, DppoError, EnvironmentFault, counted
@@ -28,16 +30,13 @@ from dppo.run.learner import PPOLearner
 from dppo.signals import StopRequested
 from dppo.spaces.actions import boxes
 
-if TYPE_CHECKING:  # it imports Ray
-    from dppo.transports.ray.evaluating import Outcome, RayPlayers
-
 WAIT_S, SAY_S = 0.5, 10.0  # longest single wait for actors at the end of a run; of all, until it is said, and again
 WAITING = "waiting for the evaluation after %s; an episode may take eval_timeout_s=%g."
 SAID, MANY, MOST = 3, 10, 100  # faults that are logged one by one; evaluations at a time; those that are repeated
 
 
 class InProcessPlayers:
-    """Plays the episodes of evaluations here, as `RayPlayers` does on actors: one each time that it is asked."""
+    """Plays the episodes of evaluations here, as `ActorPlayers` does on actors: one each time that it is asked."""
 
     def __init__(
         self, player: EpisodePlayer, episodes: int, timeout_s: float, turn: Callable[[], AbstractContextManager[None]]
@@ -82,7 +81,7 @@ class Evaluations(Observer):
     the rest of the present one. The policy of an evaluation that is not over is in the checkpoint of its iteration.
     """
 
-    def __init__(self, run: RunContext, players: InProcessPlayers | RayPlayers) -> None:
+    def __init__(self, run: RunContext, players: InProcessPlayers | ActorPlayers) -> None:
         """Begin the evaluations again that were not over in the checkpoint from which the run is resumed."""
         self._observers = run.observers
         self._players = players

@@ -22,11 +22,11 @@ from dppo.spaces.spaces import Spaces
 from dppo.transports.in_process import InProcessCollector
 
 if TYPE_CHECKING:
+    from dppo.engine.actor_players import ActorPlayers
     from dppo.learners.ranks import RayTrainers
     from dppo.learners.tracing import Trace
     from dppo.learners.trainers import LocalTrainer, Trainers
     from dppo.transports.ray.core_use import CoreUse
-    from dppo.transports.ray.evaluating import RayPlayers
     from dppo.transports.ray.session import RaySession
 
 PARAMETERS_OF_A_MODEL = 4_000_000  # enough for an encoder of images, if not for any network of a user
@@ -86,18 +86,11 @@ class PartsFactory:
         if self.session is None:
             in_process = InProcessCollector(plan, ledger, on_progress, together_line(config))
             return self.stack.enter_context(closing(in_process))
-        from dppo.transports.ray.transport import collector_on_ray
+        from dppo.transports.ray.collecting import ActorFiles, collector_on_ray
 
         needs_arrays = config.num_learners == 0 or config.reuse > 1 or config.trace_hashes
-        on_ray = collector_on_ray(
-            plan,
-            config.actors,
-            ledger,
-            on_progress,
-            self.session,
-            by_reference=not needs_arrays,
-            logs=self.logs,
-        )
+        files = ActorFiles(self.logs, by_reference=not needs_arrays)
+        on_ray = collector_on_ray(plan, config.actors, ledger, self.session, files, on_progress)
         return self.stack.enter_context(closing(on_ray))
 
     def trainers(self, config: Config, spaces: Spaces, expected: Expected, trace: Trace | None) -> Trainers:
@@ -141,7 +134,7 @@ class PartsFactory:
             logger.warning("%s", describe_speedup(plan, trainers.spec, speedup))
         return trainers
 
-    def players(self, spaces: Spaces, spec: NetworkSpec) -> InProcessPlayers | RayPlayers | None:
+    def players(self, spaces: Spaces, spec: NetworkSpec) -> InProcessPlayers | ActorPlayers | None:
         """Return the players of the episodes of evaluations; None without evaluations."""
         config = self.config
         run = config.run
@@ -159,24 +152,22 @@ class PartsFactory:
             return InProcessPlayers(player, run.eval_episodes, run.eval_timeout_s, self.stop.interruptible)
         return self._ray_players(player, self.session)
 
-    def _ray_players(self, player: EpisodePlayer, session: RaySession) -> RayPlayers:
+    def _ray_players(self, player: EpisodePlayer, session: RaySession) -> ActorPlayers:
         from dppo.engine.patience import SETTINGS
-        from dppo.transports.ray.evaluating import RayPlayers
+        from dppo.engine.playing import PlayLimits
+        from dppo.engine.slots import ENDING_S
+        from dppo.transports.ray.evaluating import players_on_ray
 
         config = self.config
-        limits = [getattr(config.actors, name) or 0.0 for name in SETTINGS.values()]
-        players = RayPlayers(
-            player,
-            session.demand.actor,
-            session.link("evaluations"),
+        phases_s = [getattr(config.actors, name) or 0.0 for name in SETTINGS.values()]
+        limits = PlayLimits(
             episodes=config.eval_episodes,
-            actors=config.eval_actors,
+            num_actors=config.eval_actors,
             timeout_s=config.eval_timeout_s,
-            hung_s=max(config.segment_timeout_s, *limits),
-            logs=self.logs,
-            licensed=config.licences is not None,
-            **session.options,
+            hung_s=max(config.segment_timeout_s, *phases_s),
+            licence_s=0.0 if config.licences is None else ENDING_S,
         )
+        players = players_on_ray(player, session, limits, self.logs)
         return self.stack.enter_context(closing(players))
 
     def core_use(self) -> CoreUse | None:

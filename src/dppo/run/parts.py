@@ -14,8 +14,8 @@ from dppo.run.evaluations import InProcessPlayers
 from dppo.run.learner import PPOLearner
 
 if TYPE_CHECKING:
+    from dppo.engine.actor_players import ActorPlayers
     from dppo.transports.ray.core_use import CoreUse
-    from dppo.transports.ray.evaluating import RayPlayers
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +35,7 @@ class Parts:
     """The defaults that depend on the task."""
     trace: Callable[..., dict[str, Any]] | None
     """Returns the line of trace.jsonl for a row of metrics; None if there is no such file."""
-    players: InProcessPlayers | RayPlayers | None
+    players: InProcessPlayers | ActorPlayers | None
     """Plays the episodes of evaluations; None without evaluations."""
     core_use: CoreUse | None
     """Measures whether the cores are busy; None without a Ray that was started here."""

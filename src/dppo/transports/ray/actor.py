@@ -41,7 +41,7 @@ class PPOActor:
         Nothing here can fail, because Ray reports a failing constructor badly.
         """
         self._plan, self._model = plan, model
-        self._progress, self._progress_file, self._pid = ActivityRecord(), "", os.getpid()
+        self.progress, self._progress_file, self._pid = ActivityRecord(), "", os.getpid()
         self._host: SamplerHost | ThreadedHost | None = None
         self._kept: list[Any] = []  # what else has environments to close
         self._making_host = threading.Lock()
@@ -61,7 +61,7 @@ class PPOActor:
             signal.signal(signal.SIGTERM, self._terminated)
         os.environ["OMP_NUM_THREADS"] = "1"  # for a torch that an environment may import
         limit_blas(1)
-        self._progress_file, self._progress = make_progress_file()
+        self._progress_file, self.progress = make_progress_file()
         write_stacks_on_signal(self._progress_file)
         import ray  # loaded already: Ray has started this process
 
@@ -148,7 +148,7 @@ class PPOActor:
                     f"on every node (see `upload`); pass module:factory rather than a function of a script."
                 ) from None
             self._recycling = plan.recycling
-            self._host = host_of(replace(plan, network=replace(plan.network, model=model)), self._progress)
+            self._host = host_of(replace(plan, network=replace(plan.network, model=model)), self.progress)
             return self._host
 
 

@@ -35,6 +35,10 @@ class Demand:
         """The resources of an actor, and the alternatives to these."""
         return self.actor, *self.others
 
+    def without_groups(self) -> "Demand":
+        """Return the same demand without the alternatives to the resources of an actor."""
+        return replace(self, others=())
+
     def total(self) -> dict[str, float]:
         """Return the sum of the resources of all processes."""
         total = {

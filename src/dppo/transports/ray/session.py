@@ -82,7 +82,7 @@ class RaySession:
         self.clock = RunClock()
         self._watch, self._check_waiting = ClusterWatch(notify, self.clock), check
         self._all_calls: list[RayCalls] = []
-        self.room: ElasticPool | None = None  # for actors that join and leave
+        self.pool: ElasticPool | None = None  # for actors that join and leave
         self.options: dict[str, Any] = {}  # Ray's options of its processes
         if self._ours:
             environment.set_environment(start_here=self.started_here, dashboard=actors.dashboard, **more)
@@ -101,7 +101,7 @@ class RaySession:
         except BaseException:
             self.close()
             raise
-        self.demand = demand if self.room is None else replace(demand, num_actors=self.room.at_first)
+        self.demand = demand if self.pool is None else replace(demand, num_actors=self.pool.at_first)
         """The processes at the start."""
 
     def _start(self, start: Callable[[], Demand]) -> Demand:
@@ -129,8 +129,8 @@ class RaySession:
         if not demand.most_actors:
             self._call(partial(capacity.check_cluster, self._ray, demand, notify), what)
             return
-        self.room = self._call(partial(_room, self._ray, demand, notify), what)
-        self.room.start()
+        self.pool = self._call(partial(_pool, self._ray, demand, notify), what)
+        self.pool.start()
 
     def _call(self, function: Callable[[], T], what: str) -> T:
         def check() -> None:
@@ -156,8 +156,8 @@ class RaySession:
     def close(self) -> None:
         """Disconnect; stop Ray if it was started here. If Ray does not answer, leave it: see `leave_at_exit`."""
         self._watch.close()
-        if self.room is not None:
-            self.room.close()
+        if self.pool is not None:
+            self.pool.close()
         if self._ours:
             self._calls.post(_shut_down, "disconnecting")
         deadline = time.monotonic() + CLOSE_S
@@ -175,7 +175,7 @@ def _node_id(ray: Any) -> str:
 
 
 @calls_ray
-def _room(ray: Any, demand: Demand, notify: Callable[[str], None]) -> ElasticPool:
+def _pool(ray: Any, demand: Demand, notify: Callable[[str], None]) -> ElasticPool:
     free, grows = capacity.free_room(demand), capacity.has_autoscaler(ray)
     return ElasticPool(demand, usable_nodes, notify, free=free, grows=grows)
 

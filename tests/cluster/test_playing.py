@@ -1,0 +1,229 @@
+"""Evaluations on actors, without Ray: who plays which episode, and what happens to actors that fail."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import numpy as np
+import pytest
+
+from dppo.engine.actor_players import ActorPlayers
+from dppo.engine.messages import (
+    Answered,
+    Command,
+    Died,
+    Event,
+    Kill,
+    Log,
+    Look,
+    Play,
+    Process,
+    Progressed,
+    Start,
+    Started,
+)
+from dppo.engine.playing import START_S, Outcome, PlayEngine, PlayLimits
+from dppo.envs.activity import Activity, Phase
+from dppo.errors import ClusterError, ConfigError, DppoError
+from dppo.ppo.exchange.records import Episode, PolicySnapshot
+
+LIMITS = PlayLimits(episodes=2, num_actors=2, timeout_s=50.0, hung_s=8.0)
+EPISODE = Episode(0, 0, 1.0, 1, None)
+
+
+def policy(version: int = 0) -> PolicySnapshot:
+    return PolicySnapshot(version, np.zeros(1, np.float32))
+
+
+class Players:
+    """The engine with a clock, whose actors have started."""
+
+    def __init__(self, **changes: Any) -> None:
+        sizes = {"episodes": LIMITS.episodes, "num_actors": LIMITS.num_actors, "timeout_s": 50.0, "hung_s": 8.0}
+        self.engine = PlayEngine(PlayLimits(**(sizes | changes)))
+        self.now = 0.0
+        self.plays: list[Play] = []
+        self.kills: list[Process] = []
+        self.lines: list[str] = []
+        self.looks = 0
+        self.starts: list[tuple[float, Process]] = []
+        self._take(self.engine.start(0.0))
+        for _, process in list(self.starts):
+            self.on(Started(process))
+
+    def _take(self, commands: list[Command]) -> None:
+        for command in commands:
+            if isinstance(command, Play):
+                self.plays.append(command)
+            elif isinstance(command, Start):
+                self.starts.append((self.now, command.process))
+            elif isinstance(command, Kill):
+                self.kills.append(command.process)
+            elif isinstance(command, Log):
+                self.lines.append(command.text)
+            elif isinstance(command, Look):
+                self.looks += 1
+
+    def on(self, event: Event) -> None:
+        self._take(self.engine.on(event, self.now))
+        self.wait(0.0)
+
+    def wait(self, seconds: float) -> None:
+        end = self.now + seconds
+        while True:
+            self._take(self.engine.tick(self.now))
+            if self.now >= end:
+                return
+            self.now = min(end, self.now + 0.5)
+
+    def begin(self, number: int) -> None:
+        self.engine.begin(number, policy(number))
+        self.wait(0.0)
+
+    def answer(self, play: Play, result: Episode | DppoError = EPISODE) -> None:
+        self.on(Answered(play.process, play.ask_id, result))
+
+    def lose_and_restart(self) -> None:
+        """Let the last asked process die, and its successor start."""
+        self.on(Died(self.plays[-1].process, "died"))
+        self.wait(10.0)
+        if self.starts[-1][1] not in self.kills:
+            self.on(Started(self.starts[-1][1]))
+
+    def outcomes(self) -> list[Outcome]:
+        return self.engine.take_outcomes()
+
+
+def test_idle_actors_play_the_next_episodes_in_order() -> None:
+    players = Players(episodes=3)
+    players.begin(1)
+    players.begin(2)
+    assert [(play.process.actor_id, play.episode) for play in players.plays] == [(0, 0), (1, 1)]
+    players.answer(players.plays[1])
+    assert players.plays[-1].process.actor_id == 1
+    for number in (0, 2, 3, 4, 5):
+        players.answer(players.plays[number])
+    episodes = [(play.policy.version, play.episode) for play in players.plays]
+    assert episodes == [(1, 0), (1, 1), (1, 2), (2, 0), (2, 1), (2, 2)]
+    assert sorted((number, episode) for number, episode, _ in players.outcomes()) == episodes
+
+
+def test_an_episode_of_a_lost_actor_is_played_again_by_its_successor() -> None:
+    players = Players(episodes=1, num_actors=1)
+    players.begin(1)
+    players.lose_and_restart()
+    assert players.kills == [Process(0, 1)]
+    assert players.lines == ["actor 0 of evaluations died; it is replaced, and the episode is played again"]
+    assert [play.process for play in players.plays] == [Process(0, 1), Process(0, 2)]
+    players.on(Answered(Process(0, 1), players.plays[0].ask_id, EPISODE))  # late, of the killed process
+    assert players.outcomes() == []
+    players.answer(players.plays[1])
+    assert players.outcomes() == [(1, 0, EPISODE)]
+
+
+@pytest.mark.parametrize("hangs", [False, True])
+def test_the_rest_of_an_evaluation_is_left_out_after_some_losses(hangs: bool) -> None:
+    players = Players(episodes=3, num_actors=1)
+    players.begin(1)
+    players.begin(2)
+    while not (outcomes := players.outcomes()):
+        if hangs:
+            players.on(Progressed(players.plays[-1].process, Activity(1, 0, Phase.STEP, 0, 0, 0, 0)))
+            players.wait(12.0)
+            players.on(Started(players.starts[-1][1]))
+        else:
+            players.lose_and_restart()
+    reason = "was in one step, reset or constructor of episode 0 for 8 s" if hangs else "died"
+    [(number, episode, error)] = outcomes
+    assert (number, episode) == (1, 0)
+    assert isinstance(error, ClusterError)
+    assert str(error).startswith(f"actor 0 of evaluations {reason}")
+    assert len(players.plays) - (players.plays[-1].policy.version == 2) == (2 if hangs else 3)
+    players.wait(10.0)
+    players.on(Started(players.starts[-1][1]))
+    assert (players.plays[-1].policy.version, players.plays[-1].episode) == (2, 0)
+
+
+def test_an_actor_without_visible_progress_has_the_time_of_an_episode_and_of_a_step() -> None:
+    players = Players(num_actors=1)
+    players.begin(1)
+    players.wait(57.0)
+    assert not players.kills
+    players.wait(5.0)
+    assert players.kills
+    assert "did not end episode 0 within eval_timeout_s=50" in players.lines[0]
+    assert players.looks
+
+
+def test_an_actor_that_does_not_start_is_replaced_for_the_next_episode() -> None:
+    players = Players(num_actors=1)
+    players.on(Died(Process(0, 1), "died"))
+    assert not players.lines
+    assert len(players.starts) == 1
+    players.begin(1)
+    assert players.starts[-1][1] == Process(0, 2)
+    players.wait(START_S + 1)
+    assert "was not started by Ray within 600 s; it is replaced" in players.lines[0]
+
+
+def test_a_licence_is_waited_for_before_the_next_process_starts() -> None:
+    players = Players(num_actors=1, licence_s=6.0)
+    players.begin(1)
+    players.lose_and_restart()
+    assert players.starts[-1] == (6.0, Process(0, 2))
+
+
+@pytest.mark.parametrize(("error", "is_left_out"), [(ConfigError("odd"), False), (ClusterError("late"), True)])
+def test_an_error_of_an_episode_is_its_result(error: DppoError, is_left_out: bool) -> None:
+    players = Players(num_actors=1)
+    players.begin(1)
+    players.answer(players.plays[0], error)
+    assert players.outcomes() == [(1, 0, error)]
+    assert (len(players.plays) == 1) == is_left_out
+
+
+class Immediate:
+    """A transport whose actors answer at once, or whose calls fail."""
+
+    spent_s = 0.0
+
+    def __init__(self, fails: bool) -> None:
+        self._fails = fails
+        self._events: list[Event] = []
+        self.closed = False
+
+    def do(self, command: Any) -> None:
+        if isinstance(command, Start):
+            self._events.append(Started(command.process))
+        elif isinstance(command, Play):
+            self._events.append(Answered(command.process, command.ask_id, EPISODE))
+
+    def events(self, stop: Any) -> list[Event]:
+        time.sleep(0.01)
+        if self._fails:
+            raise ValueError("no answer")
+        events = self._events
+        self._events = []
+        return events
+
+    def stacks(self, process: Process) -> str:
+        return ""
+
+    def close(self) -> None:
+        self.closed = True
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_episodes_go_on_in_a_thread_and_end_also_if_the_transport_fails(fails: bool) -> None:
+    transport = Immediate(fails)
+    players = ActorPlayers(PlayEngine(LIMITS), transport)
+    players.begin(3, policy())
+    outcomes: list[Outcome] = []
+    while len(outcomes) < LIMITS.episodes:
+        outcomes += players.outcomes(0.1)
+    players.close()
+    assert transport.closed
+    assert [(number, episode) for number, episode, _ in outcomes] == [(3, 0), (3, 1)]
+    kind = ClusterError if fails else Episode
+    assert all(isinstance(result, kind) for _, _, result in outcomes)
