@@ -31,7 +31,7 @@ NOT_EXECUTED: tuple[tuple[str, str, str], ...] = (
         "it takes a cluster, or a fault of one: see docs/FAULTS.md and tests/cluster",
     ),
     (
-        "transports/ray/transport.py",
+        "transports/ray/collecting.py",
         "Pass module:factory, or a function that holds no open files, locks or ",
         "it takes a cluster, or a fault of one: see docs/FAULTS.md and tests/cluster",
     ),
