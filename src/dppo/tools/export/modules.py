@@ -21,7 +21,7 @@ from dppo.ppo.networks.torch_settings import default_dtype
 from dppo.spaces.actions import Actions, BoxActions, DiscreteActions, MultiDiscreteActions, NestedActions
 from dppo.spaces.spaces import MASK, Spaces, joined, leaves
 
-ROWS = 3  # of `example`
+EXAMPLE_ROWS = 3
 
 
 class ExportedPolicy(nn.Module):
@@ -36,7 +36,9 @@ class ExportedPolicy(nn.Module):
     def __init__(self, spaces: Spaces, spec: NetworkSpec, weights: np.ndarray, scale: ObsScale | None) -> None:
         """Build it with the flat vector `weights`; raise ConfigError if a network of the user's is refused."""
         super().__init__()
-        self._spaces, self._spec, self._read = spaces, spec, spaces.of_network()
+        self._spaces = spaces
+        self._spec = spec
+        self._read = spaces.of_network()
         self._network = _network(spec, weights)
         scale = scale_for(scale, self._read.obs, spec.dtype)
         self._scales = {} if scale is None else leaf_scales(scale, self._read.obs)
@@ -46,7 +48,9 @@ class ExportedPolicy(nn.Module):
             self.inputs[MASK] = spaces.obs[MASK]
         if spec.state_size:
             self.inputs["state"] = np.dtype((spec.dtype, (spec.state_size,)))
-        self.example = tuple(torch.from_numpy(np.zeros((ROWS, *of.shape), of.base)) for of in self.inputs.values())
+        self.example = tuple(
+            torch.from_numpy(np.zeros((EXAMPLE_ROWS, *dtype.shape), dtype.base)) for dtype in self.inputs.values()
+        )
         self.output_names = list(self.outputs(dict(zip(self.inputs, self.example, strict=True))))
 
     def forward(self, *inputs: Tensor) -> tuple[Tensor, ...]:
@@ -56,20 +60,22 @@ class ExportedPolicy(nn.Module):
     def outputs(self, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Return all outputs by name for n rows of all inputs."""
         leaf_inputs = {key: self._leaf_input(key, inputs[named("obs", key)]) for key in self._read.leaves()}
-        obs, after = leaf_inputs.get("", leaf_inputs), {}
+        obs = leaf_inputs.get("", leaf_inputs)
+        next_state = dict[str, Tensor]()
         with default_dtype(getattr(torch, self._spec.dtype)):
             if self._spec.state_size:
-                state, of_step = inputs["state"], each_leaf(obs, lambda leaf: leaf[None])
+                state = inputs["state"]
+                sequence = each_leaf(obs, lambda leaf: leaf[None])  # of one step
                 starts = torch.zeros_like(state[:, 0], dtype=torch.bool)[None]
-                heads, _, after["next_state"] = self._network(of_step, state, starts)
+                heads, _, next_state["next_state"] = self._network(sequence, state, starts)
                 head = heads[0]
             else:
                 head, _ = self._network(obs)
         if self._spaces.mask is not None:
             head = self._spec.distribution.limited_in_torch(head, self._masks(inputs))
         decisions = dict(decided(self._spaces.actions, self._spec.distribution, head))
-        actions = {name: one for name, one in decisions.items() if name.partition(".")[0] == "action"}
-        return actions | after | decisions
+        actions = {name: tensor for name, tensor in decisions.items() if name.partition(".")[0] == "action"}
+        return actions | next_state | decisions
 
     def _masks(self, inputs: Mapping[str, Tensor]) -> Tensor:
         """Return masks [n, M]; of a part of the observation that is nested, the arrays side by side."""
@@ -119,29 +125,33 @@ def _bits(part: Bits, leaf: Tensor) -> Tensor:
     return torch.remainder(torch.floor(cells / 2.0 ** part.shift.to(leaf.dtype)), 2).flatten(1, 2)
 
 
-def decided(actions: Actions, of: Any, head: Tensor, key: str = "") -> Iterator[tuple[str, Tensor]]:
+def decided(actions: Actions, distribution: Any, head: Tensor, key: str = "") -> Iterator[tuple[str, Tensor]]:
     """Yield name and tensor of the most likely actions, as `Actions.to_env` returns them, and of their distribution.
 
     Args:
-        of: the distribution with the parameters `head` [n, H].
+        distribution: the distribution with the parameters `head` [n, H].
         key: the part of an action that these are.
     """
     if isinstance(actions, NestedActions):
         keys = actions.keys or map(str, range(len(actions.parts)))
-        for own_key, part, own, own_head in zip(keys, actions.parts, of.parts, of.heads(head, torch.cat), strict=True):
-            yield from decided(part, own, own_head, joined(key, own_key))
+        heads = distribution.heads(head, torch.cat)
+        for part_key, part, part_distribution, part_head in zip(
+            keys, actions.parts, distribution.parts, heads, strict=True
+        ):
+            yield from decided(part, part_distribution, part_head, joined(key, part_key))
         return
     if isinstance(actions, BoxActions):
         mean, log_std = head.chunk(2, dim=1)
-        found = {"action": _bounded(actions, mean), "mean": mean, "log_std": log_std}
+        tensors = {"action": _bounded(actions, mean), "mean": mean, "log_std": log_std}
     elif isinstance(actions, DiscreteActions):
-        found = {"action": head.argmax(dim=1) + actions.start, "logits": head}
+        tensors = {"action": head.argmax(dim=1) + actions.start, "logits": head}
     else:
         assert isinstance(actions, MultiDiscreteActions)
         chosen = torch.stack([logits.argmax(dim=1) for logits in head.split(actions.counts, dim=1)], dim=1)
         shifted = (chosen + torch.tensor(actions.starts)).to(getattr(torch, actions.dtype))
-        found = {"action": shifted.reshape(-1, *actions.shape), "logits": head}
-    yield from ((named(kind, key), one) for kind, one in found.items())
+        tensors = {"action": shifted.reshape(-1, *actions.shape), "logits": head}
+    for kind, tensor in tensors.items():
+        yield named(kind, key), tensor
 
 
 def _bounded(actions: BoxActions, mean: Tensor) -> Tensor:

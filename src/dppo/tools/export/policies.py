@@ -38,11 +38,14 @@ if TYPE_CHECKING:
     from dppo.tools.export.modules import ExportedPolicy
 
 OPSET = 18  # the oldest that torch's exporter writes; ONNX Runtime 1.14 and later read it
-ROWS, CHUNK = 1000, 100  # made-up observations of the check; those at a time
+CHECK_ROWS = 1000  # made-up observations of the check
+CHUNK_ROWS = 100  # of them at a time
+MAX_OTHER_CHOICES = CHECK_ROWS // 10  # so few are ties but for rounding
 TOLERANCE = 1e-3  # of logits, means and states, per unit of the largest; float32 leaves about 1e-6
 PREPARED = ("grayscale", "resize", "frame_stack", "action_repeat", "atari")  # settings of what makes observations
 
-CURVE, CARD = "learning_curve.png", "README.md"
+CURVE = "learning_curve.png"
+CARD = "README.md"
 TEMPLATE = Path(__file__).with_name("model_card.md")
 FIGURES = {
     "charts/episodic_return": "mean return of the last 100 training episodes",
@@ -53,9 +56,10 @@ FIGURES = {
 
 def load_trusted(run: str | Path, model: ModelClass | None = None, *, trust: bool = False) -> Policy:
     """Return the policy of a run; raise ConfigError if its own network is neither trusted nor named by `model`."""
-    found = read(run)
-    require_trust({"model": model_name(found, model)}, () if model is None else ("model",), run, trust=trust)
-    return policy_from(found, model)
+    run_files = read(run)
+    named_by_caller = () if model is None else ("model",)
+    require_trust({"model": model_name(run_files, model)}, named_by_caller, run, trust=trust)
+    return policy_from(run_files, model)
 
 
 def export_onnx(policy: Policy | str | Path, path: str | Path, *, trust: bool = False) -> str:
@@ -85,47 +89,62 @@ def export_onnx(policy: Policy | str | Path, path: str | Path, *, trust: bool = 
     checked = _check(policy, module, data)
     with writing(path):
         write_file(user_path(path), data)
-    shapes = {name: ", ".join(map(str, ("n", *of.shape))) for name, of in module.inputs.items()}
-    inputs = ", ".join(f"{name} {of.base}[{shapes[name]}]" for name, of in module.inputs.items())
-    return f"{path}: {inputs} -> {', '.join(module.output_names)}. {checked}"
+    inputs = []
+    for name, dtype in module.inputs.items():
+        shape = ", ".join(map(str, ("n", *dtype.shape)))
+        inputs.append(f"{name} {dtype.base}[{shape}]")
+    return f"{path}: {', '.join(inputs)} -> {', '.join(module.output_names)}. {checked}"
 
 
 def _as_onnx(policy: Policy, module: ExportedPolicy) -> bytes:
     import torch
 
     rows = tuple({0: torch.export.Dim("n", min=1)} for _ in module.example)
-    names: Any = {"input_names": list(module.inputs), "output_names": module.output_names}
     log = logging.getLogger("torch.onnx")
     level = log.level
     log.setLevel(logging.ERROR)  # it warns that torchvision is not installed
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            how: Any = {"dynamo": True, "opset_version": OPSET, "dynamic_shapes": (rows,), "verbose": False}
-            program: Any = torch.onnx.export(module, module.example, **names, **how)
+            program: Any = torch.onnx.export(
+                module,
+                module.example,
+                input_names=list(module.inputs),
+                output_names=module.output_names,
+                dynamo=True,
+                opset_version=OPSET,
+                dynamic_shapes=(rows,),
+                verbose=False,
+            )
         model = program.model_proto
-        if any(one.type.tensor_type.shape.dim[0].HasField("dim_value") for one in model.graph.input):
+        if any(graph_input.type.tensor_type.shape.dim[0].HasField("dim_value") for graph_input in model.graph.input):
             raise ValueError("it computes with a fixed number of rows. Write obs.shape[0] in place of len(obs)")
     except Exception as error:  # torch raises anything
         if isinstance(policy.spec, BuiltInSpec):
             raise
-        model, fact = policy.spec.as_json()["model"], in_a_line(error)[:500]
-        raise ConfigError(f"model={model}: torch.onnx.export cannot export it: {fact}.") from error
+        name = policy.spec.as_json()["model"]
+        raise ConfigError(f"model={name}: torch.onnx.export cannot export it: {in_a_line(error)[:500]}.") from error
     finally:
         log.setLevel(level)
     for node in model.graph.node:  # traces of the stack, with paths of this machine
         del node.metadata_props[:]
-    settings = config if isinstance(config := policy.state.get("config"), dict) else {}
-    described = {
+    for name, text in _metadata(policy, module).items():
+        model.metadata_props.add(key=name, value=text)
+    return bytes(model.SerializeToString(deterministic=True))
+
+
+def _metadata(policy: Policy, module: ExportedPolicy) -> dict[str, str]:
+    """Return what the file says about itself: the run's environment, the network, and what makes observations."""
+    settings = policy.state.get("config")
+    if not isinstance(settings, dict):
+        settings = {}
+    return {
         "dppo_version": versions()["dppo"],
         "env_id": str(settings.get("env_id", "")),
         "model": json.dumps(model_state(policy.spaces, policy.spec)),
-        "inputs": json.dumps({name: [str(of.base), list(of.shape)] for name, of in module.inputs.items()}),
+        "inputs": json.dumps({name: [str(dtype.base), list(dtype.shape)] for name, dtype in module.inputs.items()}),
         "prepared": json.dumps({name: settings[name] for name in PREPARED if name in settings}),
     }
-    for name, text in described.items():
-        model.metadata_props.add(key=name, value=text)
-    return bytes(model.SerializeToString(deterministic=True))
 
 
 def _check(policy: Policy, module: ExportedPolicy, data: bytes) -> str:
@@ -134,18 +153,25 @@ def _check(policy: Policy, module: ExportedPolicy, data: bytes) -> str:
         return "Not checked: onnxruntime is not installed."
     import onnxruntime
 
-    runtime, rng, difference, other = f"ONNX Runtime {onnxruntime.__version__}", np.random.default_rng(0), 0.0, 0
+    runtime = f"ONNX Runtime {onnxruntime.__version__}"
+    rng = np.random.default_rng(0)
+    difference = 0.0
+    other_choices = 0
     try:
         session = onnxruntime.InferenceSession(data, providers=["CPUExecutionProvider"])
-        for _ in range(ROWS // CHUNK):
+        for _ in range(CHECK_ROWS // CHUNK_ROWS):
             stored, inputs = _made_up(policy, rng)
             outputs = dict(zip(module.output_names, session.run(module.output_names, inputs), strict=True))
             largest, differing = _compared(_expected(policy, stored, inputs.get("state")), outputs)
-            difference, other = max(difference, largest), other + differing
+            difference = max(difference, largest)
+            other_choices += differing
     except Exception as error:  # it has no kernels for some types, such as convolutions of float64
         raise ConfigError(f"export: {runtime} cannot run it: {in_a_line(error)[:500]}. Nothing was written.") from error
-    facts = f"on {ROWS:,} observations; the largest difference is {difference:.1g}, and {other or 'no'} choices differ"
-    if not difference <= TOLERANCE or other > ROWS // 10:  # so few are ties but for rounding
+    facts = (
+        f"on {CHECK_ROWS:,} observations; the largest difference is {difference:.1g}, and {other_choices or 'no'} "
+        f"choices differ"
+    )
+    if not difference <= TOLERANCE or other_choices > MAX_OTHER_CHOICES:
         raise ConfigError(f"export: {runtime} was compared with the policy {facts}. Nothing was written.")
     return f"Checked in {runtime} {facts}."
 
@@ -154,11 +180,14 @@ def _made_up(policy: Policy, rng: np.random.Generator) -> tuple[np.ndarray, dict
     """Return random observations as they are stored, and with masks and states as the inputs of the ONNX model."""
     from dppo.tools.export.modules import named
 
-    spaces, stored = policy.spaces, np.zeros(CHUNK, policy.spaces.obs)
+    spaces = policy.spaces
+    stored = np.zeros(CHUNK_ROWS, spaces.obs)
     scales = {} if policy.obs_scale is None else leaf_scales(policy.obs_scale, spaces.of_network().obs)
     for key, leaf in leaves(spaces.as_returned(stored)).items():
-        if (of := spaces.categories.get(key)) is not None:
-            leaf[...] = (rng.integers(0, of.counts, (CHUNK, len(of.counts))) + of.starts).reshape(leaf.shape)
+        category = spaces.categories.get(key)
+        if category is not None:
+            members = rng.integers(0, category.counts, (CHUNK_ROWS, len(category.counts)))
+            leaf[...] = (members + category.starts).reshape(leaf.shape)
         elif leaf.dtype.kind == "f":
             drawn = rng.standard_normal(leaf.shape)
             leaf[...] = scales[key].mean + 2 * scales[key].std * drawn if key in scales else drawn
@@ -166,17 +195,17 @@ def _made_up(policy: Policy, rng: np.random.Generator) -> tuple[np.ndarray, dict
             leaf[...] = rng.integers(0, 256 if leaf.dtype == np.uint8 else 2, leaf.shape)
     if spaces.mask is not None:
         choices = spaces.actions.choices or ()
-        allowed = rng.random((CHUNK, sum(choices))) < 0.6
+        allowed = rng.random((CHUNK_ROWS, sum(choices))) < 0.6
         allowed[:, np.cumsum(choices) - 1] = True  # something is allowed
         parts = list(leaves(stored[MASK]).values())
         ends = np.cumsum([part.shape[1] for part in parts])
-        for part, own in zip(parts, np.split(allowed, ends[:-1], axis=1), strict=True):
-            part[...] = own
+        for part, allowed_in_part in zip(parts, np.split(allowed, ends[:-1], axis=1), strict=True):
+            part[...] = allowed_in_part
     inputs = {named("obs", key): leaf for key, leaf in leaves(spaces.as_returned(stored)).items()}
     if spaces.mask in ("method", "info"):
         inputs[MASK] = stored[MASK]
     if policy.state_size:
-        inputs["state"] = rng.uniform(-1, 1, (CHUNK, policy.state_size)).astype(policy.spec.dtype)
+        inputs["state"] = rng.uniform(-1, 1, (CHUNK_ROWS, policy.state_size)).astype(policy.spec.dtype)
     return stored, {name: np.ascontiguousarray(array) for name, array in inputs.items()}
 
 
@@ -188,21 +217,27 @@ def _expected(policy: Policy, stored: np.ndarray, state: np.ndarray | None) -> d
 
     actions, outputs = policy.decide(stored, state)
     follows = decided(policy.spaces.actions, policy.spec.distribution, torch.from_numpy(outputs.head))
-    expected = {name: one.numpy() for name, one in follows}
-    expected |= {named("action", key): one for key, one in leaves(policy.spaces.actions.to_env(actions)).items()}
+    expected = {name: tensor.numpy() for name, tensor in follows}
+    for key, action in leaves(policy.spaces.actions.to_env(actions)).items():
+        expected[named("action", key)] = action
     return expected if outputs.state is None else expected | {"next_state": outputs.state}
 
 
-def _compared(expected: dict[str, np.ndarray], found: dict[str, np.ndarray]) -> tuple[float, int]:
-    """Return the largest difference of real numbers, per unit of the largest one, and the rows with another choice."""
-    largest, other = 0.0, np.zeros(CHUNK, bool)
+def _compared(expected: dict[str, np.ndarray], outputs: dict[str, np.ndarray]) -> tuple[float, int]:
+    """Return the largest difference of floats, per unit of the largest one, and the number of rows with other choices.
+
+    Args:
+        expected: what the policy computes; `outputs` are those of ONNX Runtime.
+    """
+    largest = 0.0
+    differs = np.zeros(CHUNK_ROWS, bool)
     for name, array in expected.items():
         if array.dtype.kind != "f":
-            other |= (array != found[name]).reshape(CHUNK, -1).any(axis=1)
+            differs |= (array != outputs[name]).reshape(CHUNK_ROWS, -1).any(axis=1)
             continue
         size = np.abs(np.where(array < -1e8, 0, array)).max(initial=1.0)  # impossible choices are -1e9
-        largest = max(largest, float(np.abs(array - found[name]).max(initial=0.0) / size))
-    return largest, int(other.sum())
+        largest = max(largest, float(np.abs(array - outputs[name]).max(initial=0.0) / size))
+    return largest, int(differs.sum())
 
 
 def export_folder(
@@ -222,23 +257,26 @@ def export_folder(
     Raises:
         ConfigError: as `export_onnx` and `evaluate`; or the folder is that of the run, or cannot be written.
     """
-    run_dir, target, found = run_dir_of(user_path(run)), user_path(folder), read(run)
+    run_dir = run_dir_of(user_path(run))
+    target = user_path(folder)
+    run_files = read(run)
     if target.resolve() == run_dir.resolve():
         raise ConfigError(f"{folder}: is the folder of the run. Use another one.")
     if has_any(target):
         raise ConfigError(f"{folder}: contains a run, or an earlier export. Use another folder.")
     policy = load_trusted(run, model, trust=trust)
     played = evaluate(user_path(run), episodes=episodes, model=model, trust=trust) if episodes else None
-    kept = [name for name in (CONFIG, METRICS, CURVE) if (run_dir / name).is_file()]
-    iteration, every = found.checkpoint.state["iteration"], read_metrics(run_dir) if METRICS in kept else []
-    rows = [row for row in every if row["iteration"] == iteration][-1:]
+    copied = [name for name in (CONFIG, METRICS, CURVE) if (run_dir / name).is_file()]
+    iteration = run_files.checkpoint.state["iteration"]
+    rows = read_metrics(run_dir) if METRICS in copied else []
+    rows = [row for row in rows if row["iteration"] == iteration][-1:]
     with writing(folder):
         make_folder(target / "checkpoints")
         checked = export_onnx(policy, target / "policy.onnx")
-        write_file(target / "checkpoints" / found.path.name, read_file(found.path))
-        for name in kept:
+        write_file(target / "checkpoints" / run_files.path.name, read_file(run_files.path))
+        for name in copied:
             write_file(target / name, read_file(run_dir / name))
-        picture = f"![Learning curve]({CURVE})\n\n" if CURVE in kept else ""
+        picture = f"![Learning curve]({CURVE})\n\n" if CURVE in copied else ""
         card = _card(policy, played, rows, checked=checked.removeprefix(f"{target}/"), curve=picture)
         write_file(target / CARD, card.encode())
     command = f"hf upload YOUR_NAME/ppo-{as_file_name(_env_name(policy))} {quote(str(target))}"
@@ -250,9 +288,14 @@ def _env_name(policy: Policy) -> str:
     return " ".join(printable(str(flattened(policy.state["config"]).get("env_id", "policy"))).split())
 
 
-def _card(policy: Policy, played: Evaluation | None, rows: list[dict[str, float]], **more: str) -> str:
-    """Return the card with the figures of an evaluation and of the last row of metrics."""
-    env, figures = _env_name(policy), {}
+def _card(policy: Policy, played: Evaluation | None, rows: list[dict[str, float]], *, checked: str, curve: str) -> str:
+    """Return the card with the figures of an evaluation and of the last row of metrics.
+
+    Args:
+        checked: the facts about the ONNX file; `curve` is the picture, or empty.
+    """
+    env = _env_name(policy)
+    figures = dict[str, str]()
     tags = ["reinforcement-learning", "ppo", "dppo", "onnx", env]
     front: dict[str, Any] = {"library_name": "dppo", "pipeline_tag": tags[0], "tags": tags}
     if played is not None:
@@ -274,5 +317,6 @@ def _card(policy: Policy, played: Evaluation | None, rows: list[dict[str, float]
         parameters=counted(policy.weights.size, "parameter"),
         spaces=printable(spaces_summary(policy.spaces)),
         table="\n".join(f"| {name} | {value} |" for name, value in figures.items()),
-        **more,
+        checked=checked,
+        curve=curve,
     )

@@ -44,13 +44,13 @@ def main(argv: list[str]) -> int:
 
 
 def _play(path: Path, debug: bool, flags: dict[str, Any]) -> int:
-    from dppo.tools.replay.episode import NotTheSame, replay
+    from dppo.tools.replay.episode import ReplayMismatch, replay
 
     if debug and "episode" in flags:
         flags["pause"] = pdb.set_trace
     try:
         print(replay(path, **flags))
-    except NotTheSame as difference:
+    except ReplayMismatch as difference:
         print(difference)
         return 1
     except EnvironmentFault as fault:
@@ -67,11 +67,19 @@ def _list(run: Path) -> int:
     check_run_files(run)
     episodes = read_episodes(run)
     print(f"{'number':>9}  {'sampler/env/episode':<20}{'return':>12}{'length':>9}{'env step':>14}")
-    for one in episodes:
-        number, result = ("fault", "") if one.number is None else (f"{one.number:,}", f"{one.episode_return:.6g}")
-        print(f"{number:>9}  {one.name:<20}{result:>12}{one.length:>9,}{one.global_step:>14,}")
-    playing = f"{command('replay', run)} --episode NUMBER plays one, 3/0/17 instead of NUMBER any."
-    if any(not one.alone for one in episodes):
-        playing = f"They are of {SEVERAL_ROWS}: none can be played again."
-    print(f"{len(episodes):,} recorded. {playing}" if episodes else in_flags(nothing_recorded(run)))
+    for episode in episodes:
+        number = "fault"
+        episode_return = ""
+        if episode.number is not None:
+            number = f"{episode.number:,}"
+            episode_return = f"{episode.episode_return:.6g}"
+        line = f"{number:>9}  {episode.name:<20}{episode_return:>12}{episode.length:>9,}{episode.global_step:>14,}"
+        print(line)
+    if not episodes:
+        print(in_flags(nothing_recorded(run)))
+    elif all(episode.alone for episode in episodes):
+        playing = f"{command('replay', run)} --episode NUMBER plays one, 3/0/17 instead of NUMBER any."
+        print(f"{len(episodes):,} recorded. {playing}")
+    else:
+        print(f"{len(episodes):,} recorded. They are of {SEVERAL_ROWS}: none can be played again.")
     return 0

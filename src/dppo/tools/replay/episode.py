@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import closing, suppress
 from itertools import zip_longest
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -47,11 +47,17 @@ from dppo.spaces.actions import Actions
 from dppo.streams import Stream
 from dppo.tools.video import Video
 
-_Step = tuple[int, float, bool]
-"""A checksum of an observation, the reward before it, and whether the episode is over."""
+
+class Step(NamedTuple):
+    """A step of a replay; the first one is the reset."""
+
+    obs_checksum: int
+    reward: float
+    """The reward before the observation."""
+    is_last: bool
 
 
-class NotTheSame(DppoError):
+class ReplayMismatch(DppoError):
     """An episode that differs from that of the run, or in which no fault happens again."""
 
 
@@ -69,148 +75,166 @@ def replay(
     Args:
         path: the folder of a run; or without `episode`, an incident of one.
         episode: its number, or sampler, environment and index as in 3/0/17.
-        render: show it in a window; `video` is the file for a video of it.
+        render: show it in a window.
+        video: the file for a video of it.
         pause: is called before the first step.
 
     Raises:
         ConfigError: the run's environment is not trusted, or cannot be shown.
         CheckpointError: there is no such episode.
         EnvironmentFault: the environment fails again; the cause is its context.
-        NotTheSame: as its name says.
+        ReplayMismatch: the episode is not the same again.
     """
     if video is not None:
         Video.check(video, render=render)
-    run = path.absolute() if episode else next(iter(path.absolute().parents[1:2]), path.absolute())
+    path = path.absolute()
+    if episode:
+        run = path
+    else:
+        run = path.parents[1] if len(path.parents) > 1 else path  # RUN/incidents/001
     check_run_files(run)
-    of = _recorded(run, episode) if episode else _read(path)
-    if not of.alone:
+    recorded = _recorded(run, episode) if episode else _of_incident(path)
+    if not recorded.alone:
         raise CheckpointError(f"{run}: is of {SEVERAL_ROWS}: none can be played again.")
     settings = settings_to_resume(run)
     require_trust({"env_kwargs": {}} | settings | {"model": None}, (), run, trust=trust)
     config = Config(**settings)
+    render_mode = None if video is None else "rgb_array"
     if render:
         check_display()
-    mode = "human" if render else "rgb_array" if video else None
-    seen = list[_Step]()
+        render_mode = "human"
+    steps = list[Step]()
     activity = ActivityRecord()
 
     def progress() -> str:
-        return f"{max(0, len(seen) - 1):,} of {counted(of.length, 'step')} played"
+        return f"{max(0, len(steps) - 1):,} of {counted(recorded.length, 'step')} played"
 
     with (
         dppo_computes(),
         limit_blas(1),  # one core, as in the run
         ending_on_signals(progress) as check_signals,
         SilenceWatch(activity, of_one(config.env_name)),
-        closing(_Again(config, of, check_signals, mode, activity)) as again,
+        closing(_Replay(config, recorded, check_signals, activity, render_mode)) as again,
     ):
         pause()
         with guarded_steps(f"a step or reset of {config.env_name}"):
             film = None if video is None else Video(video, again.env, repeat=config.action_repeat)
-            again.play(film, seen)
-    return f"Episode {episode}: {counted(of.length, 'step')}, return {of.episode_return:g}, equal to the last bit."
+            again.play(film, steps)
+    facts = f"{counted(recorded.length, 'step')}, return {recorded.episode_return:g}"
+    return f"Episode {episode}: {facts}, equal to the last bit."
 
 
-class _Again:
-    """An episode in an environment of its own."""
+class _Replay:
+    """A recorded episode in an environment of its own."""
 
     def __init__(
         self,
         config: Config,
-        of: RecordedEpisode,
+        recorded: RecordedEpisode,
         check_signals: Callable[[], None],
-        mode: str | None = None,
-        activity: ActivityRecord | None = None,
+        activity: ActivityRecord,
+        render_mode: str | None = None,
     ) -> None:
-        """Make the environment, with this render_mode; call `check_signals` in each step."""
+        """Make the environment; call `check_signals` in each step."""
+        self._config = config
+        self._recorded = recorded
         self._check_signals = check_signals
-        self._activity = activity or ActivityRecord()
+        self._activity = activity
         self._activity.enter(place_of(Phase.MAKE))
         instance = Instance(
-            of.sampler_id,
-            of.env,
-            seed=streams.integer(config.seed, Stream.EPISODES, of.sampler_id, 0, 0),  # as in the run
+            recorded.sampler_id,
+            recorded.env,
+            seed=streams.integer(config.seed, Stream.EPISODES, recorded.sampler_id, 0, 0),  # as in the run
             num_rows=config.envs_per_sampler,  # so that several rows are refused below, in better words
             max_steps=config.most_steps,
-            render_mode=mode,
+            render_mode=render_mode,
         )
         with making(config.env_name):
             self.env = make_prepared(config.env_id, config.env_kwargs, Preparation.by_attributes(config), instance)
-        self._config, self._of = config, of
         try:
             if joint_kind(self.env):
                 raise CheckpointError(f"{config.env_name} is {SEVERAL_ROWS}: none can be played again.")
             spaces = spaces_of(sampler_plan(config), self.env)
-            limits = bool(of.error)  # observations of an episode that went on were not refused
-            group = GroupSettings(config.env_name, spaces, lambda env, episode: of.seed, limits=limits)
-            self._one = SerialRows([self.env], group).envs[0]
-            self._actions = spaces.actions.each(_actions_of(of, spaces.actions))
+            limits = bool(recorded.error)  # observations of an episode that went on were not refused
+            group = GroupSettings(config.env_name, spaces, lambda env, episode: recorded.seed, limits=limits)
+            self._episode = SerialRows([self.env], group).envs[0]
+            self._actions = spaces.actions.each(_actions_of(recorded, spaces.actions))
         except BaseException:
             self.close()
             raise
         self._activity.enter(place_of(Phase.IDLE))
 
-    def steps(self) -> Iterator[_Step]:
-        """Play; yield a checksum of each observation, the reward before it, and whether the episode is over."""
-        self._activity.enter(place_of(Phase.RESET), self._of.episode)
-        self._one.reset(self._of.episode, self._of.options)
-        yield zlib.crc32(self._one.last_obs.tobytes()), 0.0, False
+    def steps(self) -> Iterator[Step]:
+        """Play, and yield the reset and each step."""
+        episode = self._episode
+        self._activity.enter(place_of(Phase.RESET), self._recorded.episode)
+        episode.reset(self._recorded.episode, self._recorded.options)
+        yield Step(zlib.crc32(episode.last_obs.tobytes()), 0.0, False)
         for action in self._actions:
-            self._activity.enter(place_of(Phase.STEP), self._of.episode, self._one.length)
-            _, reward, terminated, truncated, _ = self._one.step(action)
+            self._activity.enter(place_of(Phase.STEP), self._recorded.episode, episode.length)
+            _, reward, terminated, truncated, _ = episode.step(action)
             self._check_signals()
-            yield zlib.crc32(self._one.last_obs.tobytes()), reward, terminated or truncated
-            if terminated or truncated:
+            is_last = terminated or truncated
+            yield Step(zlib.crc32(episode.last_obs.tobytes()), reward, is_last)
+            if is_last:
                 return
 
-    def play(self, film: Video | None, seen: list[_Step]) -> None:
-        """Play, adding each step to `seen`; write the film if the episode is the same.
+    def play(self, film: Video | None, steps: list[Step]) -> None:
+        """Play, adding each step to `steps`; write the film if the episode is the same.
 
-        Raises EnvironmentFault or NotTheSame.
+        Raises EnvironmentFault or ReplayMismatch.
         """
-        of, one, difference = self._of, self._one, ""
+        recorded = self._recorded
+        failure = ""
         try:
             for step in self.steps():
-                seen.append(step)
+                steps.append(step)
                 if film is not None:
                     film.add()
         except EnvironmentFault as fault:
-            if of.error:
+            if recorded.error:
                 if film is not None:
                     film.write()
                 raise
-            difference = f"it fails: {fault.message.rstrip('.')}"
-        if of.error:
-            steps = counted(one.length, "step")
-            raise NotTheSame(
-                f"No fault in {steps}: it does not follow from the seed and the actions of the episode alone."
+            failure = f"it fails: {fault.message.rstrip('.')}"
+        if recorded.error:
+            played = counted(self._episode.length, "step")
+            raise ReplayMismatch(
+                f"No fault in {played}: it does not follow from the seed and the actions of the episode alone."
             )
-        same = of.length, of.episode_return, of.checksum, True
-        if not difference and (one.length, one.episode_return, one.checksum(), seen[-1][2]) != same:
-            difference = f"it has return {one.episode_return!r} after {counted(one.length, 'step')}"
-            difference += "" if seen[-1][2] else ", and goes on"
-            other = one.episode_return == of.episode_return and one.checksum() != of.checksum
-            difference += ", and another last observation" if other else ""
+        difference = failure or self._difference(steps[-1])
         if difference:
-            then = f"It had return {of.episode_return!r} after {counted(of.length, 'step')}; now {difference}."
-            raise NotTheSame(f"Episode {of.name} is not the same again. {then} {self._cause(seen)}")
+            before = f"It had return {recorded.episode_return!r} after {counted(recorded.length, 'step')}"
+            raise ReplayMismatch(
+                f"Episode {recorded.name} is not the same again. {before}; now {difference}. {self._cause(steps)}"
+            )
         if film is not None:
             film.write()
 
-    def _cause(self, seen: list[_Step]) -> str:
+    def _difference(self, last: Step) -> str:
+        """Return how the episode that was played differs from the recorded one; "" if it is the same."""
+        recorded = self._recorded
+        episode = self._episode
+        same_return = episode.episode_return == recorded.episode_return
+        same_end = episode.checksum() == recorded.checksum
+        if episode.length == recorded.length and same_return and same_end and last.is_last:
+            return ""
+        difference = f"it has return {episode.episode_return!r} after {counted(episode.length, 'step')}"
+        if not last.is_last:
+            difference += ", and goes on"
+        if same_return and not same_end:
+            difference += ", and another last observation"
+        return difference
+
+    def _cause(self, steps: list[Step]) -> str:
         """Play once more, and say where two replays differ."""
         logger.info("playing once more, to see where two replays differ")
-        with closing(_Again(self._config, self._of, self._check_signals, activity=self._activity)) as again:
-            pairs, found = enumerate(zip_longest(seen, again.steps())), None
+        with closing(_Replay(self._config, self._recorded, self._check_signals, self._activity)) as again:
             with suppress(EnvironmentFault):  # as before, or it is the difference
-                found = next(((step, *pair) for step, pair in pairs if pair[0] != pair[1]), None)
-        if found is None:
-            return "Two replays are equal: look for state that earlier episodes leave behind, and for other versions."
-        step, one, other = found
-        rewards = f"the reward: {one[1]!r} and {other[1]!r}" if one and other and one[1] != other[1] else ""
-        what = rewards or ("the observation" if one and other else "that one is over")
-        where = f"step {step:,}" if step else "the reset"
-        return f"Two replays differ first in {where}, in {what}: the environment does not follow from its seed."
+                for number, (step, repeated) in enumerate(zip_longest(steps, again.steps())):
+                    if step != repeated:
+                        return _first_difference(number, step, repeated)
+        return "Two replays are equal: look for state that earlier episodes leave behind, and for other versions."
 
     def close(self) -> None:
         """Close the environment."""
@@ -218,45 +242,62 @@ class _Again:
         close_in_time([self.env])
 
 
-def _actions_of(of: RecordedEpisode, space: Actions) -> np.ndarray:
+def _first_difference(number: int, step: Step | None, repeated: Step | None) -> str:
+    place = f"step {number:,}" if number else "the reset"
+    if step is None or repeated is None:
+        quantity = "that one is over"
+    elif step.reward != repeated.reward:
+        quantity = f"the reward: {step.reward!r} and {repeated.reward!r}"
+    else:
+        quantity = "the observation"
+    return f"Two replays differ first in {place}, in {quantity}: the environment does not follow from its seed."
+
+
+def _actions_of(recorded: RecordedEpisode, space: Actions) -> np.ndarray:
     """Return the actions of an episode; raise CheckpointError if they are damaged, or not of this space."""
     with suppress(KeyError, MemoryError, TypeError, ValueError, zlib.error):
-        actions = of.actions()
+        actions = recorded.actions()
         if actions.shape[1:] == distribution_of(space).action_shape:
             return actions
-    raise CheckpointError(f"episode {of.name}: its actions are damaged, or do not fit the environment.")
+    raise CheckpointError(f"episode {recorded.name}: its actions are damaged, or do not fit the environment.")
 
 
 def _recorded(run: Path, wanted: str) -> RecordedEpisode:
     """Return the episode of this number or name; raise CheckpointError, with the nearest ones, if it is missing."""
-    episodes, wanted = read_episodes(run), wanted.replace(",", "")
-    if found := [one for one in episodes if wanted in (one.name, str(one.number))]:
-        return found[-1]
+    episodes = read_episodes(run)
+    wanted = wanted.replace(",", "")
+    matches = [episode for episode in episodes if wanted in (episode.name, str(episode.number))]
+    if matches:
+        return matches[-1]
     if not episodes:
         raise CheckpointError(nothing_recorded(run))
-    numbers = [one.number for one in episodes if one.number]
+    numbers = [episode.number for episode in episodes if episode.number]
     if wanted.isdecimal() and numbers:
-        near = sorted(numbers, key=lambda one: abs(one - float(wanted)))[:2]
-        wanted += f": the nearest are {' and '.join(map(str, sorted(near)))}. It"
+        nearest = sorted(numbers, key=lambda number: abs(number - float(wanted)))[:2]
+        wanted += f": the nearest are {' and '.join(map(str, sorted(nearest)))}. It"
     raise CheckpointError(
         f"episode={wanted} is not among the {len(episodes):,} that are recorded. --episodes lists them, and "
         f"`record_episodes` chooses them."
     )
 
 
-def _read(folder: Path) -> RecordedEpisode:
+def _of_incident(folder: Path) -> RecordedEpisode:
     """Return the episode of an incident; raise CheckpointError if it is not there."""
+    reason = (
+        "holds no actions of an episode, as where an actor died or hung, or one row of several failed. See report.txt "
+        "beside it"
+    )
     try:
         check_kind(folder, stat.S_IFDIR)
         values = json.loads(read_run_file(folder / INCIDENT))
         dtype = {"int64": np.int64, "float32": np.float32, "float64": np.float64}[values["dtype"]]
-        place: dict[str, Any] = {name: int(values[name]) for name in INTEGERS[:4]}
         actions = np.array(values["actions"], dtype)
-        more = {"packed": packed(actions), "error": "a fault", "options": values.get("options")}
-        return RecordedEpisode(**place, length=len(actions), **more)
+        place: dict[str, Any] = {name: int(values[name]) for name in INTEGERS[:4]}
+        return RecordedEpisode(
+            **place, length=len(actions), packed=packed(actions), error="a fault", options=values.get("options")
+        )
     except (KeyError, OSError, OverflowError, RecursionError, TypeError, ValueError) as error:
-        reason = "holds no actions of an episode, as where an actor died or hung, or one row of several failed"
-        reason += ". See report.txt beside it"
-        reason = str(error.strerror) if isinstance(error, OSError) else reason
-        which = "Faults in steps can be played: RUN/incidents/001, or a run and `episode=NUMBER`."
-        raise CheckpointError(f"{folder / INCIDENT}: {reason}. {which}") from None
+        if isinstance(error, OSError):
+            reason = str(error.strerror)
+        instead = "Faults in steps can be played: RUN/incidents/001, or a run and `episode=NUMBER`."
+        raise CheckpointError(f"{folder / INCIDENT}: {reason}. {instead}") from None
