@@ -229,11 +229,11 @@ class _Replay:
     def _cause(self, steps: list[Step]) -> str:
         """Play once more, and say where two replays differ."""
         logger.info("playing once more, to see where two replays differ")
-        with closing(_Replay(self._config, self._recorded, self._check_signals, self._activity)) as again:
-            with suppress(EnvironmentFault):  # as before, or it is the difference
-                for number, (step, repeated) in enumerate(zip_longest(steps, again.steps())):
-                    if step != repeated:
-                        return _first_difference(number, step, repeated)
+        again = _Replay(self._config, self._recorded, self._check_signals, self._activity)
+        with closing(again), suppress(EnvironmentFault):  # as before, or it is the difference
+            for number, (step, repeated) in enumerate(zip_longest(steps, again.steps())):
+                if step != repeated:
+                    return _first_difference(number, step, repeated)
         return "Two replays are equal: look for state that earlier episodes leave behind, and for other versions."
 
     def close(self) -> None:
