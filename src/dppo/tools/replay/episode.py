@@ -88,10 +88,7 @@ def replay(
     if video is not None:
         Video.check(video, render=render)
     path = path.absolute()
-    if episode:
-        run = path
-    else:
-        run = path.parents[1] if len(path.parents) > 1 else path  # RUN/incidents/001
+    run = path if episode else _run_of_incident(path)
     check_run_files(run)
     recorded = _recorded(run, episode) if episode else _of_incident(path)
     if not recorded.alone:
@@ -122,6 +119,11 @@ def replay(
             again.play(film, steps)
     facts = f"{counted(recorded.length, 'step')}, return {recorded.episode_return:g}"
     return f"Episode {episode}: {facts}, equal to the last bit."
+
+
+def _run_of_incident(path: Path) -> Path:
+    """Return the folder of the run of RUN/incidents/001."""
+    return path.parents[1] if len(path.parents) > 1 else path
 
 
 class _Replay:
