@@ -6,14 +6,17 @@ from collections.abc import Collection, Iterable
 from dataclasses import dataclass, replace
 from typing import Any
 
-LONG, LONG_LINE = 50_000, re.compile("(?m)^(.{1000}).{1000,}(.{500})$")  # characters
+MAX_CHARACTERS = 50_000
+LONG_LINE = re.compile("(?m)^(.{1000}).{1000,}(.{500})$")
 
 
 def printable(text: str) -> str:
     """Return a text for a terminal: long parts left out, and control characters escaped, as it may come from a file."""
-    text = text if len(text) <= LONG else f"{text[: LONG // 2]} ... {text[-LONG // 2 :]}"
+    if len(text) > MAX_CHARACTERS:
+        half = MAX_CHARACTERS // 2
+        text = f"{text[:half]} ... {text[-half:]}"
     text = LONG_LINE.sub(r"\1 ... \2", text)
-    return "".join(one if one.isprintable() or one in "\n\t" else ascii(one)[1:-1] for one in text)
+    return "".join(char if char.isprintable() or char in "\n\t" else ascii(char)[1:-1] for char in text)
 
 
 class DppoError(Exception):
@@ -95,7 +98,9 @@ class EnvironmentFault(DppoError):
 
     def __init__(self, message: str, remote_traceback: str = "", place: EnvFault | None = None) -> None:
         super().__init__(message, remote_traceback, place)
-        self.message, self.remote_traceback, self.place = message, remote_traceback, place
+        self.message = message
+        self.remote_traceback = remote_traceback
+        self.place = place
 
     @property
     def in_constructor(self) -> bool:
@@ -148,6 +153,8 @@ def counted(number: int, noun: str, plural: str | None = None) -> str:
 
 
 def unknown_name(kind: str, name: str, known: Collection[str], meant: Iterable[str] = ()) -> str:
-    """Return `x is not a known setting. Did you mean y?`; y is the first known of `meant`, else one spelled alike."""
-    close = [one for one in meant if one in known] or difflib.get_close_matches(name, known, n=1)
-    return f"{name} is not a known {kind}.{f' Did you mean {close[0]}?' if close else ''}"
+    """Return `x is not a known setting. Did you mean y?`; y is the first known of `meant`, or one spelled alike."""
+    fact = f"{name} is not a known {kind}."
+    alike = [candidate for candidate in meant if candidate in known]
+    alike += difflib.get_close_matches(name, known, n=1)
+    return f"{fact} Did you mean {alike[0]}?" if alike else fact

@@ -30,19 +30,21 @@ def program() -> str:
     """
     if _called_as:
         return shlex.quote(_of_path(_called_as[0]))
-    own = Path(sys.executable).parent
-    found = shutil.which("dppo")
-    if found is not None and own in (Path(found).parent, Path(found).resolve().parent / ".venv" / "bin"):
+    bin_dir = Path(sys.executable).parent
+    on_path = shutil.which("dppo")
+    if on_path is not None and bin_dir in (Path(on_path).parent, Path(on_path).resolve().parent / ".venv" / "bin"):
         return "dppo"
     script = sys.argv[0] if sys.argv else ""
     if Path(script).name == "dppo":
         return shlex.quote(script)
     python = shutil.which("python")
-    return "python -m dppo" if python and Path(python).parent == own else f"{shlex.quote(sys.executable)} -m dppo"
+    if python is not None and Path(python).parent == bin_dir:
+        return "python -m dppo"
+    return f"{shlex.quote(sys.executable)} -m dppo"
 
 
 def _of_path(path: str) -> str:
-    """Return the name of a program if its path is that which the PATH leads to, else the path."""
+    """Return the name of a program if its path is that which the PATH leads to, otherwise the path."""
     name = Path(path).name
     return name if shutil.which(name) == path else path
 

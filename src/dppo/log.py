@@ -30,11 +30,11 @@ class NoteLogger(logging.Logger):
 
 
 def _note_logger() -> NoteLogger:
-    found = logging.getLogger("dppo")  # the program may know it already
-    found.__class__ = NoteLogger
-    assert isinstance(found, NoteLogger)
-    found.listeners = []
-    return found
+    note_logger = logging.getLogger("dppo")  # the program may know it already
+    note_logger.__class__ = NoteLogger
+    assert isinstance(note_logger, NoteLogger)
+    note_logger.listeners = []
+    return note_logger
 
 
 logger = _note_logger()

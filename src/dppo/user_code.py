@@ -76,8 +76,9 @@ def _failed_import(error: BaseException, name: str, advice: str) -> str:
 
 def _is_machinery(file: str) -> bool:
     """Return whether a frame of this file is part of importing, not of what is imported."""
-    own = file in (importlib.__file__, contextlib.__file__) or Path(file).is_relative_to(PACKAGE)
-    return own or file.startswith("<frozen")
+    if file in (importlib.__file__, contextlib.__file__) or file.startswith("<frozen"):
+        return True
+    return Path(file).is_relative_to(PACKAGE)
 
 
 def imported(path: str, kind: str) -> Any:
@@ -97,8 +98,8 @@ def imported(path: str, kind: str) -> Any:
 def require_package(setting: str, name: str, install: str = "") -> None:
     """Raise ConfigError if an optional package, which `pip install {install}` installs, is missing."""
     if find_spec(name) is None:
-        how = f"{sys.executable} -m pip install {install or name}"
-        raise ConfigError(f"{setting}: needs the package {name}. Install it: {how}")
+        remedy = f"{sys.executable} -m pip install {install or name}"
+        raise ConfigError(f"{setting}: needs the package {name}. Install it: {remedy}")
 
 
 def check_current_folder() -> None:

@@ -15,30 +15,30 @@ OTHER_NAMES = {*PARTS, "versions", "on_bad_step"}
 """Names in files that are not settings."""
 
 
-def read_settings(path: Path, *, own: bool = True) -> dict[str, Any]:
+def read_settings(path: Path, *, trusted: bool = True) -> dict[str, Any]:
     """Return the flat, unchecked settings of a YAML or TOML file.
 
     Args:
         path: a file.
-        own: False for a file that may not be the user's own: it must be small, a regular file, and without aliases.
+        trusted: False for a file that may be a stranger's: it must be small, a regular file, and without aliases.
 
     Raises:
         ConfigError: the file cannot be read as settings.
     """
-    data = _read(path, own)
+    data = _read(path, trusted)
     check_twice(f"config={path}", data)
     settings = flattened({key.replace("-", "_"): value for key, value in data.items() if key != "versions"})
     for name, value in settings.items():
         if value == "none" and may_be_none(name):
             settings[name] = None  # as in flags
-    if own and repr(OBJECT) in repr(settings):  # a config.yaml of a run; dates of YAML are objects and no texts yet
+    if trusted and repr(OBJECT) in repr(settings):  # a config.yaml of a run; dates of YAML are objects and no texts yet
         refuse_objects(settings, f"the text of a Python object in {path}")
     return settings
 
 
 def check_names(path: Path) -> None:
     """Raise ConfigError, with file and line, if a user's YAML or TOML file has a name that is no setting."""
-    for name, value in _read(path, own=True).items():
+    for name, value in _read(path, trusted=True).items():
         in_group = name in PARTS and isinstance(value, dict) and bool(value)
         for key in map(str, value if in_group else [name]):
             if key.replace("-", "_") not in settings_by_name().keys() | OTHER_NAMES:
@@ -69,11 +69,11 @@ def _line_of(key: str, path: Path) -> int:
 
 def versions_in(path: Path) -> dict[str, Any]:
     """Return the versions in the config.yaml of a run, perhaps a stranger's; raise as `read_settings`."""
-    versions = _read(path, own=False).get("versions")
+    versions = _read(path, trusted=False).get("versions")
     return versions if isinstance(versions, dict) else {}
 
 
-def _read(path: Path, own: bool) -> dict[str, Any]:
+def _read(path: Path, trusted: bool) -> dict[str, Any]:
     import yaml
 
     from dppo.config.safe_yaml import load
@@ -83,9 +83,9 @@ def _read(path: Path, own: bool) -> dict[str, Any]:
     else:
         import tomli as tomllib
     try:
-        content = path.read_bytes() if own else read_file(path, MAX_SETTINGS_BYTES)
+        content = path.read_bytes() if trusted else read_file(path, MAX_SETTINGS_BYTES)
         text = content.decode("utf8")
-        data = tomllib.loads(text) if path.suffix == ".toml" else load(text, aliases=own)
+        data = tomllib.loads(text) if path.suffix == ".toml" else load(text, aliases=trusted)
     except (OSError, ArithmeticError, RecursionError, ValueError, yaml.YAMLError) as error:
         raise ConfigError(f"config={path}: cannot be read as settings: {' '.join(str(error).split())}") from None
     if not isinstance(data, dict) or not all(isinstance(key, str) for key in data):

@@ -15,18 +15,18 @@ from dppo.errors import ConfigError
 
 
 def leave_out_ineffective(
-    settings: Mapping[str, Any], keep: Mapping[str, Any], *, of: Collection[str] = ("free",)
+    settings: Mapping[str, Any], keep: Mapping[str, Any], *, resume: Collection[str] = ("free",)
 ) -> dict[str, Any]:
     """Return settings | keep, without those of `settings` that have no effect beside `keep` and change no result.
 
     With `num_actors=0` in `keep`, for example, the `cpus_per_actor` of a run with actors is left out.
 
     Args:
-        of: how a resume may change what is left out; with "close", also what changes last bits.
+        resume: settings to leave out, by how a resume may change them; with "close", also what changes last bits.
     """
     merged = dict(settings) | dict(keep)
     for name in {name for name, _ in without_effect(Settings(**merged))} - keep.keys():
-        if about(name).resume in of:
+        if about(name).resume in resume:
             merged.pop(name, None)
     return merged
 

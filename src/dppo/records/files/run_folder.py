@@ -205,14 +205,14 @@ def settings_to_resume(path: Path, changes: dict[str, Any] | None = None, *, rea
     run_dir = run_dir_of(path)
     file = run_dir / CONFIG
     if file.is_file() and file.stat().st_size <= PARTS[CONFIG].max_bytes:
-        settings = read_settings(file, own=False)
+        settings = read_settings(file, trusted=False)
     else:  # the run was killed before it wrote the file, or long arguments make it too large
         settings = _settings_of(find(run_dir))
     settings = {"atari": "raw"} | settings  # a run from before there was this setting
     if changes is not None:
         if "run_dir" in changes:
             settings = without_derived(settings)
-        settings = leave_out_ineffective(settings, changes, of=("free", "close"))
+        settings = leave_out_ineffective(settings, changes, resume=("free", "close"))
     if not read_only:
         _refuse_objects(settings)
     return settings
