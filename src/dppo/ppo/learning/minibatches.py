@@ -101,10 +101,15 @@ def _standardized(shuffled: Batch, sizes: list[int], floor: float, parallel: Par
         return [part.view(shape) for part, shape in zip(parts, shapes, strict=True)]
 
     advantages = tables(shuffled.advantages)
-    weights = [None] * len(shapes) if shuffled.weights is None else tables(shuffled.weights)
+    weights: list[Tensor | None] = [None] * len(shapes)
+    if shuffled.weights is not None:
+        weights = [*tables(shuffled.weights)]
     moments = torch.cat([row_moments(table, weight) for table, weight in zip(advantages, weights, strict=True)])
     counts, means, squares = moments_of_all(moments, parallel).split(1, dim=1)
-    scales = (squares / (counts - 1).clamp(min=1)).sqrt().clamp(min=floor) + 1e-8
-    minibatches = [count for count, _ in shapes]
-    parts = zip(advantages, means.split(minibatches), scales.split(minibatches), strict=True)
+    deviations = (squares / (counts - 1).clamp(min=1)).sqrt()
+    scales = deviations.clamp(min=floor) + 1e-8
+    sizes_of_tables = [count for count, _ in shapes]
+    means_of_tables = means.split(sizes_of_tables)
+    scales_of_tables = scales.split(sizes_of_tables)
+    parts = zip(advantages, means_of_tables, scales_of_tables, strict=True)
     return torch.cat([((table - mean) / scale).flatten() for table, mean, scale in parts])

@@ -61,12 +61,17 @@ class OlderPolicies(Stage):
         """Return half the mean of |r - r_k| over all transitions, and the share where it exceeds `clip`."""
         assert batch.importance is not None
         log_ratio = network.log_probs(batch) - batch.logprobs
-        moved = batch.importance * (log_ratio.clamp(max=MAX_LOG_RATIO).exp() - 1).abs()  # 0 times infinity is nan
-        counted = torch.ones_like(moved) if batch.weights is None else batch.weights
-        moved = torch.where(counted > 0, moved, 0.0)
-        sums = torch.stack([moved.sum() / 2, (moved > clip).to(moved.dtype).sum(), counted.sum()])
-        distance, outside, count = self.parallel.gather(sums).sum(dim=0).tolist()
-        return distance / max(1.0, count), outside / max(1.0, count)
+        ratio = log_ratio.clamp(max=MAX_LOG_RATIO).exp()  # an importance of 0 times infinity would be nan
+        moved = batch.importance * (ratio - 1).abs()
+        weights = batch.weights
+        if weights is None:
+            weights = torch.ones_like(moved)
+        moved = torch.where(weights > 0, moved, 0.0)
+        outside = (moved > clip).to(moved.dtype)
+        sums = torch.stack([moved.sum() / 2, outside.sum(), weights.sum()])
+        distance, num_outside, count = self.parallel.gather(sums).sum(dim=0).tolist()
+        count = max(1.0, count)
+        return distance / count, num_outside / count
 
     def state(self) -> dict[str, np.ndarray]:
         """Return the factor of the learning rate."""
