@@ -67,7 +67,7 @@ REUSE: Settings = (
 )
 
 REBUILD: Settings = {"on_env_fault": "rebuild", "env_faults": "unlimited"}
-UNRELIABLE = REBUILD | {"env_id": "worlds.faulty:Unreliable", "num_samplers": 3, "num_steps": 32}
+UNRELIABLE = REBUILD | {"env_id": "worlds.faulty:Unreliable", "num_samplers": 4, "num_steps": 32}
 INVALID = REBUILD | {
     **{"env_id": "worlds.faulty:Faulty", "recompute_advantages": True},
     "env_kwargs": {"reward": None, "episodes": [1, 2, 5], "length": 30, "at_step": 17},
@@ -98,10 +98,11 @@ RUNS: dict[str, Settings] = {
     "evaluations": sized(CARTPOLE | single(2, 32) | {"norm_obs": True, "eval_every": 128, "eval_episodes": 4}, 6),
     **{f"{kind}, evaluated": sized(KINDS[kind] | EVALUATED) for kind in EVALUATED_KINDS},
     "recorded episodes": sized(DRAWN, 10),
+    "recorded episodes, lag": sized(DRAWN | {"policy_lag": 1}, 10),
     "best episodes": sized(DRAWN | {"record_episodes": "best"}, 10),
     "invalid steps": sized(INVALID | single(4, 40), 6),
     **{
-        f"{share} faults{suffix}": sized(UNRELIABLE | {"env_kwargs": kwargs} | settings, 4)
+        f"{share} faults{suffix}": sized(UNRELIABLE | {"env_kwargs": kwargs} | settings)
         for share, kwargs in SHARES.items()
         for suffix, settings in WITH_FAULTS.items()
     },
@@ -145,7 +146,7 @@ DISTURBANCES: dict[str, dict[str, Settings]] = {
     "killed": {
         "in a step": {"moments": ["step"]},
         "in constructor, reset and step": {"moments": ["constructor", "reset", "step"]},
-        "in a step, lag and threads": {"moments": ["step"], "policy_lag": 1, "env_threads": True},
+        "in a step, threads": {"moments": ["step"], "env_threads": True},
         "of 3, in a step": {"moments": ["step"], "num_actors": 3},
         "of 6, in a step": {"moments": ["step"], "num_actors": 6},
         "from outside": {"moments": []},
@@ -230,7 +231,7 @@ SLOW = cells(
             *POLICIES,
             *("every option", "reuse of 3", "recorded episodes", "some faults", "evaluations"),
         ],
-        ("killed", "in a step, lag and threads"): ["recorded episodes"],
+        ("killed", "in a step, threads"): ["recorded episodes, lag"],
         ("killed", "of 3, in a step"): ["lag"],
         ("killed", "of 6, in a step"): ["lag"],
         ("killed", "from outside"): ["discrete, overlap", "lag"],
