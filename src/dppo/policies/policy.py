@@ -32,7 +32,8 @@ class Policy:
         """[P] all parameters, flat."""
         self.state = state
         """The checkpoint's description of itself: iteration, global_step, config, versions."""
-        self.spec, self.obs_scale = agent.spec, snapshot.obs_scale
+        self.spec = agent.spec
+        self.obs_scale = snapshot.obs_scale
         self._agent = agent
         self._agent.load(snapshot)
 
@@ -160,19 +161,25 @@ def _array_rows(obs: Any, leaf: np.dtype[Any]) -> tuple[np.ndarray, bool]:
 
 
 def _packed_rows(obs: Any, spaces: Spaces) -> tuple[np.ndarray, bool]:
-    found, leaf = obs, spaces.returned
-    while leaf.names is not None:  # the first leaf, whose axes say whether there are many
-        found = dict(parts_of(tuple(found) if isinstance(found, list) else found) or ()).get(leaf.names[0])
-        leaf = leaf[leaf.names[0]]
-    single = bool(spaces.one_of) or np.ndim(found) != len(leaf.shape) + 1
+    first = obs
+    leaf = spaces.returned
+    while leaf.names is not None:  # down to the first leaf, whose axes say whether there are many
+        name = leaf.names[0]
+        parts = parts_of(tuple(first) if isinstance(first, list) else first)
+        first = dict(parts or ()).get(name)
+        leaf = leaf[name]
+    single = bool(spaces.one_of) or np.ndim(first) != len(leaf.shape) + 1
+    pack = packer(spaces.returned, one_of=spaces.one_of, dropped=spaces.dropped)
+    if single:
+        return np.array([pack(obs)], spaces.returned), True
     try:
-        many = [obs] if single else [row_of(obs, index, spaces.dropped) for index in range(len(found))]
-        if not single and len({len(one) for name, one in leaves(obs).items() if name in leaves(spaces.returned)}) > 1:
+        many = [row_of(obs, index, spaces.dropped) for index in range(len(first))]
+        names = leaves(spaces.returned)
+        if len({len(rows) for name, rows in leaves(obs).items() if name in names}) > 1:
             raise IndexError
     except (IndexError, TypeError):
-        raise BadResult(f"{len(found)} observations in one leaf, and another number in another") from None
-    pack = packer(spaces.returned, one_of=spaces.one_of, dropped=spaces.dropped)
-    return np.array([pack(one) for one in many], spaces.returned), single
+        raise BadResult(f"{len(first)} observations in one leaf, and another number in another") from None
+    return np.array([pack(row) for row in many], spaces.returned), False
 
 
 def load_policy(path: Result | str | Path, *, model: ModelClass | None = None, trust: bool = False) -> Policy:
@@ -190,7 +197,9 @@ def load_policy(path: Result | str | Path, *, model: ModelClass | None = None, t
     its own network is not trusted.
     """
     if isinstance(path, Result):
-        model, path, trust = model or path.objects.get("model"), path.checkpoint, True
+        model = model or path.objects.get("model")
+        path = path.checkpoint
+        trust = True
     found = read(path)
     name = model_name(found, model)
     given = () if model is None else ("model",)
@@ -201,7 +210,8 @@ def load_policy(path: Result | str | Path, *, model: ModelClass | None = None, t
 def _is_imported(model: str) -> bool:
     """Return whether this program has imported a network of this import path, so that nothing new runs."""
     module, _, name = model.partition(":")
-    network, torch = getattr(sys.modules.get(module), name, None), sys.modules.get("torch")
+    network = getattr(sys.modules.get(module), name, None)
+    torch = sys.modules.get("torch")
     return torch is not None and isinstance(network, type) and issubclass(network, torch.nn.Module)
 
 
@@ -230,7 +240,8 @@ def policy_from(found: Found, model: ModelClass | None = None) -> Policy:
 
     Raise CheckpointError if it is not a checkpoint of a policy, or its network cannot be built here.
     """
-    state, arrays = found.checkpoint.state, found.checkpoint.arrays
+    state = found.checkpoint.state
+    arrays = found.checkpoint.arrays
     try:
         hidden = state["model"].get("layers", state["model"]).get("hidden_sizes", ())
         if len(hidden) > len(arrays["model"]):
@@ -260,7 +271,7 @@ def policy_from(found: Found, model: ModelClass | None = None) -> Policy:
 
 def spaces_summary(spaces: Spaces) -> str:
     """Return `obs float32[4], actions Discrete(2)`."""
-    count = sum(sum(of.counts) for of in spaces.categories.values())
+    count = sum(sum(categories.counts) for categories in spaces.categories.values())
     coded = f" of {count:,} categories" if count else ""
     sources = {"leaf": "the observation", "method": "action_masks()", "info": "info"}
     masks = f" with masks from {sources[spaces.mask]}" if spaces.mask else ""

@@ -209,7 +209,8 @@ class OutsideThread:
                     call.result = call.function()
                 except BaseException as error:  # the loop raises it
                     call.error = error
-            self._current, self._progressed_at = None, time.monotonic()
+            self._current = None
+            self._progressed_at = time.monotonic()
             call.ended.set()
             self._say_that_it_answers()
 
@@ -218,11 +219,13 @@ class OutsideThread:
             while not self._queue:
                 self._ready.wait()
             call = self._queue.popleft()
-            self._current, self._progressed_at = call, time.monotonic()
+            self._current = call
+            self._progressed_at = time.monotonic()
         return call
 
     def _say_that_it_answers(self) -> None:
-        since, self._silent_since = self._silent_since, None
+        since = self._silent_since
+        self._silent_since = None
         if since is not None and not self._closed:
             self.notify(f"{self.place} answers again, after {time.monotonic() - since:.0f} s")
 

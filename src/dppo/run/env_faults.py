@@ -14,7 +14,7 @@ from dppo.errors import EnvFault, EnvironmentFault, counted
 from dppo.log import logger
 from dppo.ppo.exchange.records import Incident
 
-EACH = 3  # faults of a kind that are logged one by one; later only the 4th, 8th, 16th ...
+LOGGED_EACH = 3  # faults of a kind that are logged one by one; later only the 4th, 8th, 16th ...
 
 
 class EnvFaults:
@@ -28,7 +28,10 @@ class EnvFaults:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """Survive `budget`, a number of faults and the seconds in which they may happen; `allowed` is its setting."""
-        self._ledger, self._allowed, self._budget, self._clock = ledger, allowed, budget, clock
+        self._ledger = ledger
+        self._allowed = allowed
+        self._max_faults, self._window_s = budget
+        self._clock = clock
         self._times: deque[float] = deque()
         self._kinds: Counter[str] = Counter()
         self.counts: Counter[str] = Counter()
@@ -40,22 +43,25 @@ class EnvFaults:
 
         Faults of segments that are collected `again` happen again, and were counted.
         """
-        faulty = [one for report in collected.reports for one in report.incidents if one.fault]
-        return self._noted(collected, faulty, again) if faulty else collected
-
-    def _noted(self, collected: Collected, faulty: list[Incident], again: bool) -> Collected:
-        now, (most, seconds) = self._clock(), self._budget
-        for incident in () if again else faulty:
-            self._times.append(now)
-            while self._times[0] < now - seconds:
-                self._times.popleft()
-            if len(self._times) > most:
-                raise self._too_many(incident)
+        faulty = [incident for report in collected.reports for incident in report.incidents if incident.fault]
+        if not faulty:
+            return collected
+        if not again:
+            self._check_budget(faulty)
         reports = []
         for report in collected.reports:
-            new = [replace(one, fault=self.completed(one.fault)) for one in report.incidents]
-            reports.append(replace(report, incidents=tuple(new)))
+            incidents = [replace(incident, fault=self.completed(incident.fault)) for incident in report.incidents]
+            reports.append(replace(report, incidents=tuple(incidents)))
         return replace(collected, reports=reports)
+
+    def _check_budget(self, faulty: list[Incident]) -> None:
+        now = self._clock()
+        for incident in faulty:
+            self._times.append(now)
+            while self._times[0] < now - self._window_s:
+                self._times.popleft()
+            if len(self._times) > self._max_faults:
+                raise self._too_many(incident)
 
     def log(self, incident: Incident) -> None:
         """Log an incident, unless the same fault has often been logged; count it if it is a fault."""
@@ -66,9 +72,10 @@ class EnvFaults:
             self.counts[f"sampler {fault.sampler_id}, env {fault.env}: {kind}"] += 1
             self.counts["steps lost"] += incident.lost_steps
             times = self._kinds[kind]
-            if times > EACH and times & (times - 1):
-                return
-            text += f" ({kind}: {times:,} so far)" if times > EACH else ""
+            if times > LOGGED_EACH:
+                if times & (times - 1):  # no power of 2
+                    return
+                text += f" ({kind}: {times:,} so far)"
         logger.warning("%s", text)
 
     def completed(self, fault: EnvFault | None) -> EnvFault | None:
@@ -76,7 +83,9 @@ class EnvFaults:
         if fault is None or fault.actions is None or fault.complete:
             return fault
         before = self._ledger.actions_before(fault.sampler_id, fault.segment, fault.env, fault.episode)
-        return fault if before is None else replace(fault, actions=np.concatenate([before, fault.actions]))
+        if before is None:
+            return fault
+        return replace(fault, actions=np.concatenate([before, fault.actions]))
 
     def _too_many(self, last: Incident) -> EnvironmentFault:
         assert last.fault is not None

@@ -3,20 +3,20 @@
 import math
 from collections.abc import Collection, Mapping, Sequence
 from statistics import fmean, pstdev
-from typing import Any
 
 from dppo.log import logger
 from dppo.ppo.exchange.records import Episode, Timings
 from dppo.run.learner import Iteration, PPOLearner
 
-MOST_ACTORS = 64  # whose memory is in a row
+MAX_ACTORS = 64  # whose memory is in a row
 
 
 def iteration_row(
     iteration: Iteration, learner: PPOLearner, iteration_s: float, of_call: Mapping[str, float]
 ) -> dict[str, float]:
     """Return one flat row of metrics, which docs/METRICS.md describes; `of_call` count from the call of `train`."""
-    collected, recent = iteration.collected, learner.recent
+    collected = iteration.collected
+    recent = learner.recent
     steps = sum(report.steps for report in collected.reports)
     row: dict[str, float] = {
         "iteration": iteration.number,
@@ -32,38 +32,53 @@ def iteration_row(
         row["charts/episodic_return"] = mean_return(recent)
         row["charts/episodic_return_std"] = pstdev(episode.episode_return for episode in recent)
         row["charts/episodic_length"] = fmean(episode.length for episode in recent)
-        if successes := [episode.success for episode in recent if episode.success is not None]:
+        successes = [episode.success for episode in recent if episode.success is not None]
+        if successes:
             row["charts/success_rate"] = fmean(successes)
-    row |= {f"losses/{name}": value for name, value in iteration.update.figures.items()}
+    for name, value in iteration.update.figures.items():
+        row[f"losses/{name}"] = value
     row |= _shares(iteration, iteration_s)
     spent = sum(collected.timings, Timings())
     row["perf/env_step_ms"] = 1e3 * sum(report.env_s for report in collected.reports) / max(1, steps)
-    row |= {"replay/steps": spent.replayed_steps, "replay/s": spent.replay_s, "actors/memory_gb": spent.memory / 1e9}
-    row |= {f"actors/memory_gb/{of.actor}": of.memory / 1e9 for of in collected.timings[:MOST_ACTORS] if of.memory}
-    row |= {f"incidents/{kind}": count for kind, count in learner.incidents.items()}
-    return row | {f"faults/{name}": count for name, count in learner.env_faults.counts.items()}
+    row["replay/steps"] = spent.replayed_steps
+    row["replay/s"] = spent.replay_s
+    row["actors/memory_gb"] = spent.memory / 1e9
+    for timing in collected.timings[:MAX_ACTORS]:
+        if timing.memory:
+            row[f"actors/memory_gb/{timing.actor}"] = timing.memory / 1e9
+    for kind, count in learner.incidents.items():
+        row[f"incidents/{kind}"] = count
+    for name, count in learner.env_faults.counts.items():
+        row[f"faults/{name}"] = count
+    return row
 
 
 class MeasuredRow:
     """Adds the numbers that `info_keys` names to the rows, merged in the order of samplers."""
 
     def __init__(self, keys: Sequence[str]) -> None:
-        self._keys, self._missing = keys, set(keys)
+        self._keys = keys
+        self._missing = set(keys)
 
-    def __call__(self, iteration: Iteration, learner: PPOLearner, *more: Any) -> dict[str, float]:
-        """Do `iteration_row`; log once which keys have not been seen when the first episodes have ended."""
-        row = iteration_row(iteration, learner, *more)
+    def __call__(
+        self, iteration: Iteration, learner: PPOLearner, iteration_s: float, of_call: Mapping[str, float]
+    ) -> dict[str, float]:
+        """Do `iteration_row`; log once which keys are missing when the first episodes have ended."""
+        row = iteration_row(iteration, learner, iteration_s, of_call)
+        reports = iteration.collected.reports
         for key in self._keys:
-            found = [report.info[key] for report in iteration.collected.reports if key in report.info]
-            if found:
-                counts, sums, lows, highs = zip(*found, strict=True)
-                row |= {f"info/{key}": sum(sums) / sum(counts), f"info/{key}_min": min(lows)}
-                row[f"info/{key}_max"] = max(highs)
+            measured = [report.info[key] for report in reports if key in report.info]
+            if measured:
+                counts, sums, lowest, highest = zip(*measured, strict=True)
+                row[f"info/{key}"] = sum(sums) / sum(counts)
+                row[f"info/{key}_min"] = min(lowest)
+                row[f"info/{key}_max"] = max(highest)
                 self._missing.discard(key)
-        if self._missing and any(report.episodes for report in iteration.collected.reports):
-            names, self._missing = " ".join(sorted(self._missing)), set()
+        if self._missing and any(report.episodes for report in reports):
+            missing = " ".join(sorted(self._missing))
             known = ", ".join(sorted(learner.recent[-1].info)) or "none"
-            logger.warning("info_keys=%s: not a number in any info so far; the last one had %s", names, known)
+            logger.warning("info_keys=%s: not a number in any info so far; the last one had %s", missing, known)
+            self._missing = set()
         return row
 
 
@@ -79,7 +94,8 @@ def _shares(iteration: Iteration, iteration_s: float) -> dict[str, float]:
     mean, for actors that host more samplers, and for Ray. `other` is neither collection nor update. With overlap, the
     part of `env` and `act` that lies before this iteration is left out.
     """
-    collected, timings = iteration.collected, iteration.collected.timings
+    collected = iteration.collected
+    timings = collected.timings
     busy = [timing.total_s for timing in timings]
     shown_s = min(collected.collect_s, iteration_s - iteration.update_s)
     shown = max(0.0, 1 - (collected.collect_s - shown_s) / fmean(busy)) if sum(busy) else 1.0

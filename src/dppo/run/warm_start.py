@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -22,66 +21,91 @@ if TYPE_CHECKING:  # torch is imported while Ray starts
 Weights = dict[str, np.ndarray]
 
 
-def warm_start(trainers: Trainers, own: Statistics, origin: Found, obs: Any, config: Config) -> Statistics:
+def warm_start(trainers: Trainers, fresh: Statistics, origin: Found, obs: Any, config: Config) -> Statistics:
     """Load the weights of `origin` where they fit into `trainers`; return the statistics to start with.
 
-    Statistics of observations are taken if these are alike; those of returns, which depend on the rewards, are not.
-    Values of a run with `norm_value` are put into the unit of its rewards. Free deviations are left as they are if
-    `config` sets them.
+    Statistics of observations are taken if the observations are alike. Statistics of returns depend on the rewards, and
+    are not taken. Values of a run with `norm_value` are converted to the unit of its rewards. State-independent
+    deviations are left as they are if `config` sets them.
 
     Args:
-        own: the statistics of a new run.
+        fresh: the statistics of a new run.
         obs: the observations of this run, as a checkpoint describes them.
 
     Raises:
         ConfigError: no layer agrees, or there are no statistics to freeze, of observations or of returns.
         CheckpointError: `origin` has weights that are not finite.
     """
-    spec, arrays, statistics = trainers.spec, origin.checkpoint.arrays, own
-    there, frozen = _in_units_of_rewards(arrays), config.freeze_norm_after == 0
+    spec = trainers.spec
+    origin_weights = _in_units_of_rewards(origin.checkpoint.arrays)
     if config.log_std_init is not None:
-        there.pop("log_std", None)
-    weights, rows = _fitting(spec.unflatten(trainers.weights()), there, origin)
-    if own.obs is not None and origin.checkpoint.state["model"].get("obs") == obs:
-        with suppress(KeyError, ValueError):  # there are none, or those of other leaves
-            statistics = replace(replace(own, returns=None).loaded(arrays.get("normalizer", {})), returns=own.returns)
-    if frozen and statistics is own:
-        raise ConfigError(f"freeze_norm_after=0: {origin.path} has no statistics of these observations. Leave it out.")
-    if frozen and own.returns is not None:
-        fact = "norm_reward would have no statistics to keep, as those of another run's returns are not taken"
-        raise ConfigError(f"freeze_norm_after=0: {fact}. Use a larger number, or `norm_reward=False`.")
-    if own.obs is not None:
-        rows.append(f"  {'not ' * (statistics is own)}taken: statistics of observations")
-    for row in rows:
-        logger.info("%s", row)
+        origin_weights.pop("log_std", None)
+    weights, lines = _fitting(spec.unflatten(trainers.weights()), origin_weights, origin)
+    statistics = _statistics(fresh, origin, obs)
+    if config.freeze_norm_after == 0:
+        _check_frozen(statistics, fresh, origin)
+    if fresh.obs is not None:
+        lines.append(f"  {'not taken' if statistics is fresh else 'taken'}: statistics of observations")
+    for line in lines:
+        logger.info("%s", line)
     trainers.load(spec.flatten(weights), trainers.state())
     return statistics
 
 
+def _statistics(fresh: Statistics, origin: Found, obs: Any) -> Statistics:
+    """Return `fresh` with the statistics of observations from `origin`, if the observations are alike."""
+    if fresh.obs is None or origin.checkpoint.state["model"].get("obs") != obs:
+        return fresh
+    arrays = origin.checkpoint.arrays.get("normalizer", {})
+    try:
+        loaded = replace(fresh, returns=None).loaded(arrays)
+    except (KeyError, ValueError):  # there are none, or those of other leaves
+        return fresh
+    return replace(loaded, returns=fresh.returns)
+
+
+def _check_frozen(statistics: Statistics, fresh: Statistics, origin: Found) -> None:
+    """Raise ConfigError if the statistics to freeze are not there."""
+    if statistics is fresh:
+        raise ConfigError(f"freeze_norm_after=0: {origin.path} has no statistics of these observations. Leave it out.")
+    if fresh.returns is not None:
+        fact = "norm_reward would have no statistics to keep, as those of another run's returns are not taken"
+        raise ConfigError(f"freeze_norm_after=0: {fact}. Use a larger number, or `norm_reward=False`.")
+
+
 def _in_units_of_rewards(arrays: Mapping[str, Weights]) -> Weights:
-    """Return the weights of a checkpoint; those of a run with `norm_value` estimate values in units of rewards."""
+    """Return the weights of a checkpoint, with a value head that estimates values in units of rewards."""
     from dppo.ppo.learning.popart import value_layer  # imports torch
 
     weights = dict(arrays.get("model", {}))
-    if scale := ValueScale.of_state(arrays.get("optimizer", {})):
+    scale = ValueScale.of_state(arrays.get("optimizer", {}))
+    if scale is not None:
         for kind, name in value_layer(weights).items():
-            weights[name] = weights[name] * scale.std + (scale.mean if kind == "bias" else 0.0)
+            shift = scale.mean if kind == "bias" else 0.0
+            weights[name] = weights[name] * scale.std + shift
     return weights
 
 
 def _fitting(here: Weights, there: Weights, origin: Found) -> tuple[Weights, list[str]]:
-    """Return the weights of `there` where name and shape are those of `here`, else of `here`; and this in lines."""
-    taken = {name for name, array in here.items() if name in there and there[name].shape == array.shape}
+    """Replace weights `here` by those of `there` with the same name and shape; also return lines that say so."""
+    fitting = {name for name, array in here.items() if name in there and there[name].shape == array.shape}
     rows = []
     for name in {**here, **there}:
-        shapes = ["x".join(map(str, of[name].shape)) if name in of else "none" for of in (here, there)]
-        rows.append(f"  {'not ' * (name not in taken)}taken: {name}, {shapes[0]} here and {shapes[1]} there")
-    if not any(here[name].ndim > 1 for name in taken):
+        label = "taken" if name in fitting else "not taken"
+        rows.append(f"  {label}: {name}, {_shape(here, name)} here and {_shape(there, name)} there")
+    if not any(here[name].ndim > 1 for name in fitting):
         fact = f"nothing fits, none of its {counted(len(there), 'parameter')} has name and shape of a layer here"
         advice = "Use the network settings of that run, or leave `init_from` out"
         raise ConfigError("\n".join([f"init_from={origin.path}: {fact}.", *rows, f"{advice}."]))
-    if not all(np.isfinite(there[name]).all() for name in taken):
+    if not all(np.isfinite(there[name]).all() for name in fitting):
         raise CheckpointError(f"{origin.path}: has weights that are not finite. Use another checkpoint.")
-    numbers = f"{sum(here[name].size for name in taken):,} of {sum(array.size for array in here.values()):,} numbers"
-    first = f"Starting with {len(taken)} of {counted(len(here), 'parameter')} ({numbers}) of {origin.path}:"
-    return {name: there[name] if name in taken else array for name, array in here.items()}, [first, *rows]
+    num_taken = sum(here[name].size for name in fitting)
+    num_weights = sum(array.size for array in here.values())
+    numbers = f"{num_taken:,} of {num_weights:,} numbers"
+    title = f"Starting with {len(fitting)} of {counted(len(here), 'parameter')} ({numbers}) of {origin.path}:"
+    weights = {name: there[name] if name in fitting else array for name, array in here.items()}
+    return weights, [title, *rows]
+
+
+def _shape(weights: Weights, name: str) -> str:
+    return "x".join(map(str, weights[name].shape)) if name in weights else "none"

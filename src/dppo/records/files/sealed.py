@@ -27,7 +27,7 @@ from dppo.records.files.disk import cause, remedy
 
 SUFFIX = ".safetensors"
 LENGTH = 8  # bytes, little-endian
-LONGEST_HEADER = 100 * 2**20  # the limit of safetensors
+MAX_HEADER_BYTES = 100 * 2**20  # the limit of safetensors
 UNSEALED = "0" * 64
 # Quotes are escaped inside metadata values, so neither pattern can match there.
 SEAL_OF_HEADER = re.compile(rb'"header_sha256":"([0-9a-f]{64})"')
@@ -59,9 +59,10 @@ def read_all(path: Path) -> tuple[dict[str, np.ndarray], dict[str, str]]:
     with _reading(path) as file:
         header, metadata = _read_header(path, file)
         body = file.read()
-    expected, found = metadata.get("arrays_sha256", ""), hashlib.sha256(body).hexdigest()
-    if found != expected:
-        raise damaged(path, f"SHA-256 {expected[:12]}... of its arrays", f"{found[:12]}...")
+    expected = metadata.get("arrays_sha256", "")
+    actual = hashlib.sha256(body).hexdigest()
+    if actual != expected:
+        raise damaged(path, f"SHA-256 {expected[:12]}... of its arrays", f"{actual[:12]}...")
     try:
         return decode_safetensors(header + body), metadata
     except (SafetensorError, KeyError, ValueError, TypeError, OverflowError):
@@ -87,7 +88,8 @@ def _reading(path: Path) -> Iterator[BinaryIO]:
     """Open a file; turn errors of the disk into a CheckpointError."""
     try:
         with os.fdopen(open_file(path), "rb") as file:
-            size, memory = os.fstat(file.fileno()).st_size, memory_of_this_machine()
+            size = os.fstat(file.fileno()).st_size
+            memory = memory_of_this_machine()
             if memory is not None and size > memory:
                 raise damaged(path, f"at most the {memory:,} bytes of memory of this machine", f"{size:,}")
             yield file
@@ -103,15 +105,16 @@ def _read_header(path: Path, file: BinaryIO) -> tuple[bytes, dict[str, str]]:
     """Return the bytes of the length and the header, after checking them, and the metadata in them."""
     start = file.read(LENGTH)
     length = int.from_bytes(start, "little")
-    if len(start) < LENGTH or length > min(LONGEST_HEADER, os.fstat(file.fileno()).st_size - LENGTH):
+    if len(start) < LENGTH or length > min(MAX_HEADER_BYTES, os.fstat(file.fileno()).st_size - LENGTH):
         raise damaged(path, "a checkpoint", _looks_like(start))
     header = start + file.read(length)
     seals = SEAL_OF_HEADER.findall(header)
     if len(seals) != 1:
         raise damaged(path, "a checkpoint", _looks_like(header))
-    found = hashlib.sha256(_filled(SEAL_OF_HEADER, header, UNSEALED)).hexdigest()
-    if found != seals[0].decode():
-        raise damaged(path, f"SHA-256 {seals[0][:12].decode()}... of its header", f"{found[:12]}...")
+    expected = seals[0].decode()
+    actual = hashlib.sha256(_filled(SEAL_OF_HEADER, header, UNSEALED)).hexdigest()
+    if actual != expected:
+        raise damaged(path, f"SHA-256 {expected[:12]}... of its header", f"{actual[:12]}...")
     metadata: Any = parse_json(path, header[LENGTH:]).get("__metadata__")
     if not isinstance(metadata, dict) or not all(isinstance(value, str) for value in metadata.values()):
         raise damaged(path, "metadata", "something else")
