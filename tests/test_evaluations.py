@@ -38,7 +38,7 @@ from dppo.records.metrics.tensorboard import by_step
 from dppo.records.terminal.panel import draw
 from dppo.records.terminal.plain import plain_line
 from dppo.records.terminal.view import View
-from dppo.run.evaluations import Evaluations, _Evaluation
+from dppo.run.evaluations import BestEvaluation, Evaluations
 from dppo.run.factory import PartsFactory
 from dppo.signals import StopSignals
 from dppo.tools.replay.episode import replay
@@ -245,15 +245,10 @@ def test_a_row_of_an_evaluation_has_nothing_of_the_one_before() -> None:
 
 @pytest.mark.parametrize("order", [(10, 20, 30), (30, 20, 10), (20, 10, 30)])
 def test_of_equal_evaluations_the_earliest_is_the_best_whichever_ends_first(order: tuple[int, ...]) -> None:
-    nothing: Any = SimpleNamespace(info_keys=())
-    evaluating_run: Any = SimpleNamespace(
-        _best=None, _before=None, _unsaved=set(), _of=nothing, _share_at_bound=lambda *_: {}
-    )
+    best = BestEvaluation()
     for number in order:
-        Evaluations._result(
-            evaluating_run, number, _Evaluation(100 * number, played={0: Episode(0, 0, 500.0, 500, None)})
-        )
-    assert evaluating_run._best == (500.0, 10, 1000)
+        best.add((500.0, number, 100 * number))
+    assert best.result == (500.0, 10, 1000)
 
 
 def test_an_observer_stops_a_run_at_an_evaluation_that_ends_beside_another(

@@ -1,7 +1,7 @@
 """Hosts of samplers, in any process: SamplerHost lets them act together, ThreadedHost each in a thread of its own."""
 
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from concurrent.futures import FIRST_EXCEPTION, Future, wait
 from dataclasses import replace
 from functools import partial
@@ -45,8 +45,7 @@ class SamplerHost:
     def collect(self, requests: Sequence[SegmentRequest], policy: PolicySnapshot, spaces: Spaces | None) -> Answer:
         """Collect segments, with all samplers acting together; raise EnvironmentFault if an environment fails."""
         began = time.perf_counter()
-        rebuilds = [request.rebuild for request in requests if request.rebuild is not None]
-        self._progress.begin(sum(len(actions) for rebuild in rebuilds for actions in rebuild.actions))
+        self._progress.begin(_steps_to_replay(requests))
         with as_usual():
             samplers = [self._ready(request) for request in requests]
             if spaces is not None:
@@ -55,13 +54,18 @@ class SamplerHost:
                 made = collect_together(samplers, requests, policy)
         made[0] = with_notes(*made[0])
         for number, request in enumerate(requests):
-            if (meter := self._sampler(request.sampler_id).envs.meter) is not None:
+            meter = self._sampler(request.sampler_id).envs.meter
+            if meter is not None:
                 report, segment = made[number]
-                made[number] = replace(report, info=meter.take()), segment
-        env_s = sum(report.env_s for report, _ in made)
-        replayed, replay_s = self._progress.look().replayed, self._progress.replay_s
+                made[number] = (replace(report, info=meter.take()), segment)
+        timings = Timings(
+            total_s=time.perf_counter() - began,
+            env_s=sum(report.env_s for report, _ in made),
+            replayed_steps=self._progress.look().replayed,
+            replay_s=self._progress.replay_s,
+        )
         self._progress.enter(place_of(Phase.IDLE))
-        return Answer(tuple(made), Timings(time.perf_counter() - began, env_s, replayed, replay_s))
+        return Answer(tuple(made), timings)
 
     def close(self) -> None:
         """Close all environments; wait for threads for a few seconds at most."""
@@ -77,8 +81,8 @@ class SamplerHost:
     def _ready(self, request: SegmentRequest) -> PPOSampler:
         """Return the requested sampler, which must be at the requested segment unless the request rebuilds it."""
         built = self._sampler(request.sampler_id)
-        at = built.next
-        assert request.rebuild is not None or at == request.index, f"{request}, but the sampler is at segment {at}"
+        is_there = request.rebuild is not None or built.next == request.index
+        assert is_there, f"{request}, but the sampler is at segment {built.next}"
         built.next = request.index + 1
         return built.sampler
 
@@ -92,19 +96,21 @@ class SamplerHost:
 
     @property
     def instances(self) -> int:
-        """Return the number of environments that it has."""
+        """Number of environments that it has."""
         return sum(built.instances for built in self._samplers.values())
 
     def _check_spaces(self, requests: Sequence[SegmentRequest], expected: Spaces) -> None:
         """Raise if a requested sampler has other spaces than the run: its policy would be another."""
-        for sampler_id in (request.sampler_id for request in requests):
-            found = self._sampler(sampler_id).spaces
-            for name, what in (("obs", "observation_space"), ("actions", "action_space")):
-                own, first = repr(getattr(found, name)), repr(getattr(expected, name))
-                if own != first:
+        for request in requests:
+            spaces = self._sampler(request.sampler_id).spaces
+            for name, noun in (("obs", "observation_space"), ("actions", "action_space")):
+                space = repr(getattr(spaces, name))
+                expected_space = repr(getattr(expected, name))
+                if space != expected_space:
                     raise EnvironmentFault(
-                        f"sampler {sampler_id} ({self._plan.env.env_name}): its {what} gives {own}, that of the "
-                        f"sampler described first {first}. All environments of a run must have equal spaces."
+                        f"sampler {request.sampler_id} ({self._plan.env.env_name}): its {noun} gives {space}, that of "
+                        f"the sampler described first {expected_space}. All environments of a run must have equal "
+                        f"spaces."
                     )
 
 
@@ -115,7 +121,8 @@ class SamplerThread:
         self.worker = Worker(f"sampler {sampler_id} ({plan.env.env_name})")
         self.progress = ActivityRecord(on_replay=check, on_step=check)
         self.host = SamplerHost(plan, self.progress)
-        self.next = 0  # index of the segment after all that it has been asked for
+        self.next = 0
+        """Index of the segment after all that it has been asked for."""
 
 
 class ThreadedHost:
@@ -126,10 +133,12 @@ class ThreadedHost:
     """
 
     def __init__(self, plan: SamplerPlan, progress: ActivityRecord) -> None:
-        self._plan, self._progress = plan, progress
+        self._plan = plan
+        self._progress = progress
         self._threads: dict[int, SamplerThread] = {}
         self._turns = Condition()
-        self._begun = self._over = 0  # questions
+        self._begun = 0  # questions
+        self._over = 0  # questions
         self._leaving: set[int] = set()  # samplers that are no longer hosted
         self._failure: BaseException | None = None  # ends all threads, each after its current step
 
@@ -137,13 +146,32 @@ class ThreadedHost:
         """Create the environments of a sampler and return their spaces."""
         self._progress.begin()
         thread = self._thread(sampler_id)
-        spaces: list[Spaces] = self._results({thread.worker.begin(partial(thread.host.spaces, sampler_id)): thread})
+        call = thread.worker.begin(partial(thread.host.spaces, sampler_id))
+        spaces: list[Spaces] = self._results({call: thread})
         return spaces[0]
 
     def collect(self, requests: Sequence[SegmentRequest], policy: PolicySnapshot, spaces: Spaces | None) -> Answer:
         """Collect all requested segments side by side; as `SamplerHost.collect`, with the times of the slowest one."""
-        working = {}
-        began, cpu_began = time.perf_counter(), time.process_time()
+        began = time.perf_counter()
+        cpu_began = time.process_time()
+        calls = self._begin(requests, policy, spaces)
+        self._progress.begin(_steps_to_replay(requests))
+        try:
+            answers: list[Answer] = self._results(calls)
+        finally:
+            with self._turns:
+                self._over += 1
+                self._turns.notify_all()
+        used = (time.process_time() - cpu_began) / (time.perf_counter() - began)
+        slowest = max((answer.timings for answer in answers), key=lambda timings: timings.total_s)
+        timings = replace(slowest, replayed_steps=sum(answer.timings.replayed_steps for answer in answers))
+        return Answer(tuple(answer.made[0] for answer in answers), timings, min(1.0, used))
+
+    def _begin(
+        self, requests: Sequence[SegmentRequest], policy: PolicySnapshot, spaces: Spaces | None
+    ) -> dict[Future[Any], SamplerThread]:
+        """Let the threads of the requested samplers begin, after earlier questions; wait until these are answered."""
+        calls: dict[Future[Any], SamplerThread] = {}
         with self._turns:
             self._turns.wait_for(lambda: self._failure or all(map(self._is_next, requests)), ORDER_S)
             if self._failure is not None:
@@ -154,22 +182,13 @@ class ThreadedHost:
             for request in requests:
                 thread = self._thread(request.sampler_id)
                 thread.next = request.index + 1
-                working[thread.worker.begin(partial(thread.host.collect, [request], policy, spaces))] = thread
-            number, self._begun = self._begun, self._begun + 1
+                call = thread.worker.begin(partial(thread.host.collect, [request], policy, spaces))
+                calls[call] = thread
+            number = self._begun
+            self._begun += 1
             self._turns.notify_all()
             self._turns.wait_for(lambda: self._over == number)
-        rebuilds = [request.rebuild for request in requests if request.rebuild is not None]
-        self._progress.begin(sum(len(actions) for rebuild in rebuilds for actions in rebuild.actions))
-        try:
-            answers: list[Answer] = self._results(working)
-        finally:
-            with self._turns:
-                self._over += 1
-                self._turns.notify_all()
-        used = (time.process_time() - cpu_began) / (time.perf_counter() - began)
-        slowest = max((answer.timings for answer in answers), key=lambda timings: timings.total_s)
-        timings = replace(slowest, replayed_steps=sum(answer.timings.replayed_steps for answer in answers))
-        return Answer(tuple(answer.made[0] for answer in answers), timings, min(1.0, used))
+        return calls
 
     def close_all_but(self, hosted: Collection[int]) -> None:
         """Let the next question close the environments of all samplers except `hosted`, unless it needs them."""
@@ -187,46 +206,54 @@ class ThreadedHost:
         return self._threads[sampler_id]
 
     def _is_next(self, request: SegmentRequest) -> bool:
+        if request.rebuild is not None:
+            return True
         thread = self._threads.get(request.sampler_id)
-        return request.rebuild is not None or request.index == (0 if thread is None else thread.next)
+        return request.index == (0 if thread is None else thread.next)
 
     def _end(self, samplers: set[int]) -> list[Future[Any]]:
-        threads = map(self._threads.pop, samplers & self._threads.keys())
+        threads = [self._threads.pop(sampler_id) for sampler_id in samplers & self._threads.keys()]
         return [thread.worker.end(thread.host.close_all_but) for thread in threads]
 
     def _check(self, *_: int) -> None:
         if self._failure is not None:
             raise ClusterError("the samplers of this process are closed")
 
-    def _results(self, working: dict[Future[Any], SamplerThread]) -> list[Any]:
+    def _results(self, calls: dict[Future[Any], SamplerThread]) -> list[Any]:
         """Return the results of all calls; the first exception ends all threads, each after its current step."""
         try:
-            over: Collection[Future[Any]] = ()
-            while len(over) < len(working):
-                over = wait(working, LOOK_S, FIRST_EXCEPTION).done
-                for error in (call.exception() for call in working if call in over):
-                    if isinstance(error, EnvironmentFault):
-                        raise error.beside(*self._others(error))
-                    if error is not None:
-                        raise error
-                self._look(
-                    [thread for call, thread in working.items() if call not in over], [one.result() for one in over]
-                )
+            done: set[Future[Any]] = set()
+            while len(done) < len(calls):
+                done = wait(calls, LOOK_S, FIRST_EXCEPTION).done
+                self._raise_failures(call for call in calls if call in done)
+                busy = [thread for call, thread in calls.items() if call not in done]
+                self._look(busy, [call.result() for call in done])
         except BaseException as error:
             self._failure = self._failure or error
             raise self._failure from None
-        return [call.result() for call in working]
+        return [call.result() for call in calls]
+
+    def _raise_failures(self, calls: Iterable[Future[Any]]) -> None:
+        for call in calls:
+            error = call.exception()
+            if isinstance(error, EnvironmentFault):
+                raise error.beside(*self._others(error))
+            if error is not None:
+                raise error
 
     def _others(self, error: EnvironmentFault) -> tuple[int, int]:
-        """Return instances and samplers of the threads other than that of a fault; one at least is being made there."""
+        """Return instances and samplers of the threads other than that of a fault; at least one is being made there."""
         failed = error.place.sampler_id if error.place is not None else -1
         others = [thread.host for sampler_id, thread in list(self._threads.items()) if sampler_id != failed]
-        made = [host.instances for host in others if host.instances]
-        return (sum(made), len(made)) if made else (min(1, len(others)), min(1, len(others)))
+        instances = [host.instances for host in others if host.instances]
+        if instances:
+            return sum(instances), len(instances)
+        being_made = min(1, len(others))
+        return being_made, being_made
 
-    def _look(self, working: list[SamplerThread], results: list[Any]) -> None:
+    def _look(self, busy: list[SamplerThread], results: list[Any]) -> None:
         """Record the progress of all threads: sums, and the place of the first that is still working."""
-        looks = [thread.progress.look() for thread in working]
+        looks = [thread.progress.look() for thread in busy]
         answers = [result for result in results if isinstance(result, Answer)]
         self._progress.show(
             sum(thread.progress.look().moves for thread in list(self._threads.values())),
@@ -236,10 +263,17 @@ class ThreadedHost:
         )
 
 
+def _steps_to_replay(requests: Sequence[SegmentRequest]) -> int:
+    rebuilds = [request.rebuild for request in requests if request.rebuild is not None]
+    return sum(len(actions) for rebuild in rebuilds for actions in rebuild.actions)
+
+
 def with_notes(report: SegmentReport, segment: Any) -> tuple[SegmentReport, Any]:
     """Return them with incidents for state of this process that code of users has changed since the last ones."""
     notes = tuple(Incident(IncidentKind.GLOBAL_STATE, f"{change}.") for change in take_changes())
-    return (replace(report, incidents=(*report.incidents, *notes)) if notes else report), segment
+    if notes:
+        report = replace(report, incidents=(*report.incidents, *notes))
+    return report, segment
 
 
 def host_of(plan: SamplerPlan, progress: ActivityRecord) -> SamplerHost | ThreadedHost:

@@ -30,9 +30,18 @@ from dppo.run.learner import PPOLearner
 from dppo.signals import StopRequested
 from dppo.spaces.actions import boxes
 
-WAIT_S, SAY_S = 0.5, 10.0  # longest single wait for actors at the end of a run; of all, until it is said, and again
-WAITING = "waiting for the evaluation after %s; an episode may take eval_timeout_s=%g."
-SAID, MANY, MOST = 3, 10, 100  # faults that are logged one by one; evaluations at a time; those that are repeated
+WAIT_S = 0.5  # longest single wait for actors at the end of a run
+SAY_S = 10.0  # of waiting, until a line says so; then five times as long
+WAITING = (
+    "waiting for the evaluation after %s; an episode may take eval_timeout_s=%g. Ctrl-C ends the run now; --resume "
+    "plays it again"
+)
+MAX_LOGGED_FAULTS = 3
+MANY = 10  # open evaluations, of which a line warns
+MAX_REPEATED = 100  # evaluations that a resumed run repeats
+
+Best = tuple[float, int, int]
+"""Mean return, iteration and env steps of an evaluation."""
 
 
 class InProcessPlayers:
@@ -42,8 +51,12 @@ class InProcessPlayers:
         self, player: EpisodePlayer, episodes: int, timeout_s: float, turn: Callable[[], AbstractContextManager[None]]
     ) -> None:
         """Keep the arguments; `turn` returns a context in which a signal ends an episode."""
-        self._player, self._episodes, self._timeout_s, self._turn = player, episodes, timeout_s, turn
-        self._progress = player.progress = ActivityRecord()
+        self._player = player
+        self._episodes = episodes
+        self._timeout_s = timeout_s
+        self._turn = turn
+        self._progress = ActivityRecord()
+        player.progress = self._progress
         self._tasks = deque[tuple[int, int, PolicySnapshot]]()
 
     def begin(self, number: int, policy: PolicySnapshot) -> None:
@@ -71,7 +84,31 @@ class _Evaluation:
     global_step: int
     began: float = field(default_factory=time.monotonic)
     played: dict[int, Episode | None] = field(default_factory=dict)
-    """By index; None for an episode that failed."""
+    """Episodes by index; None for an episode that failed."""
+
+    def episodes(self) -> list[Episode]:
+        """Return the episodes that have not failed, in their order."""
+        return [episode for _, episode in sorted(self.played.items()) if episode is not None]
+
+
+class BestEvaluation:
+    """The best evaluation so far, and the best one before it."""
+
+    def __init__(self) -> None:
+        self.result: Best | None = None
+        self._before: Best | None = None
+
+    def add(self, result: Best) -> None:
+        """Compare a result. Of equal ones the earlier is the best, whichever has ended first."""
+        best = self.result
+        if best is None or (result[0], -result[1]) > (best[0], -best[1]):
+            self._before = best
+            self.result = result
+
+    def drop(self, number: int) -> None:
+        """Take the one before as the best again, if the best one is that of iteration `number`."""
+        if self.result is not None and self.result[1] == number:
+            self.result = self._before
 
 
 class Evaluations(Observer):
@@ -86,7 +123,7 @@ class Evaluations(Observer):
         self._observers = run.observers
         self._players = players
         self._stop = run.stop
-        self._of: Config = run.config
+        self._config: Config = run.config
         self._learner: PPOLearner = run.learner
         self._path: Path = run.path
         self._steps = self._learner.global_step
@@ -95,10 +132,11 @@ class Evaluations(Observer):
             self._row |= run.rows[-1]
         self._waited_s = 0.0
         self._begun = False  # since the last checkpoint
-        self._faults, self._open = 0, dict[int, _Evaluation]()
-        self.stopped_by: str | None = None  # the first observer that asked to stop at a row of its own
-        self._best: tuple[float, int, int] | None = None  # mean return, iteration and env steps
-        self._before: tuple[float, int, int] | None = None  # the best before it
+        self._faults = 0
+        self._open: dict[int, _Evaluation] = {}  # by the iteration of the policy
+        self.stopped_by: str | None = None
+        """The first observer that asked to stop at a row of its own."""
+        self._best = BestEvaluation()
         self._actions = run.actions
         self._at_bound: AtBound | None = None  # in the last evaluation that is over, if often enough to be named
         self._unsaved = set[int]()  # iterations whose checkpoint could not be written
@@ -108,13 +146,13 @@ class Evaluations(Observer):
 
     def state(self) -> dict[str, Any]:
         """Return what a checkpoint holds of evaluations: those that are not over, and the best."""
-        return {"open": [[number, one.global_step] for number, one in self._open.items()], "best": self._best}
+        waiting = [[number, evaluation.global_step] for number, evaluation in self._open.items()]
+        return {"open": waiting, "best": self._best.result}
 
     def not_saved(self, number: int) -> None:
         """Leave out an evaluation whose checkpoint could not be written: that of the best one must exist."""
         self._unsaved.add(number)
-        if self._best is not None and self._best[1] == number:
-            self._best = self._before
+        self._best.drop(number)
 
     def take_waited_s(self) -> float:
         """Return the seconds of waiting for evaluations since the last call, which are no time of training."""
@@ -131,9 +169,9 @@ class Evaluations(Observer):
     def notes(self) -> list[str]:
         """Return lines for the end of the run."""
         lines = []
-        if self._best is not None:
-            score, number, steps = self._best
-            count = counted(self._of.eval_episodes, "episode")
+        if self._best.result is not None:
+            score, number, steps = self._best.result
+            count = counted(self._config.eval_episodes, "episode")
             lines.append(f"Best evaluation: {score:.1f} in {count}, after {steps:,} steps (iter_{number:06d})")
         if self._at_bound is not None:
             lines.append(f"In the last evaluation, {self._at_bound}")
@@ -143,15 +181,19 @@ class Evaluations(Observer):
         """Begin an evaluation if one is due; report those that are over."""
         if row is self._row:  # a row of its own
             return
-        number, steps, every = int(row["iteration"]), int(row["global_step"]), self._of.eval_every or 1
-        last = number >= self._of.iterations
-        if last or steps // every > self._steps // every:
+        number = int(row["iteration"])
+        steps = int(row["global_step"])
+        every = self._config.eval_every or 1
+        is_last = number >= self._config.iterations
+        if is_last or steps // every > self._steps // every:
             self._begin(number, steps, self._learner.snapshot())
             self._begun = True
-        self._steps, self._row = steps, row
-        *others, newest = self._over(wait=last or self._of.num_actors == 0) or [{}]
-        self._report(others)
-        row |= newest
+        self._steps = steps
+        self._row = row
+        results = self._over(wait=is_last or self._config.num_actors == 0)
+        if results:
+            self._report(results[:-1])
+            row |= results[-1]
         self._row = row
 
     def finish(self) -> bool:
@@ -163,8 +205,9 @@ class Evaluations(Observer):
     def _load(self, state: Any) -> None:
         try:
             score, number, steps = state["best"] or (None, 0, 0)
-            self._best = None if score is None else (float(score), int(number), int(steps))
-            waiting = [(int(number), int(steps)) for number, steps in state["open"][-MOST:]]
+            if score is not None:
+                self._best.result = (float(score), int(number), int(steps))
+            waiting = [(int(number), int(steps)) for number, steps in state["open"][-MAX_REPEATED:]]
         except (KeyError, TypeError, ValueError) as error:
             raise CheckpointError(f"{self._path}: its evaluations cannot be read ({error!r}).") from None
         for number, steps in waiting:
@@ -181,92 +224,103 @@ class Evaluations(Observer):
             logger.warning("%d evaluations are waiting: use more eval_actors, or a larger eval_every", MANY)
 
     def _report(self, results: list[dict[str, float]]) -> None:
+        """Write a row of its own for each result: the rest of the present row, with these metrics."""
         for result in results:
-            self._row = {key: value for key, value in self._row.items() if not key.startswith("eval/")} | result
-            asked = self._observers.iteration(self._row)  # also after a stop: this writes the row
-            self.stopped_by = self.stopped_by or asked
+            training = {name: value for name, value in self._row.items() if not name.startswith("eval/")}
+            self._row = training | result
+            stopped_by = self._observers.iteration(self._row)  # also after a stop: this writes the row
+            self.stopped_by = self.stopped_by or stopped_by
 
     def _over(self, *, wait: bool) -> list[dict[str, float]]:
         """Return the results of the evaluations that are over, in their order; log a wait that is long."""
-        began, found, say_s = time.monotonic(), list[dict[str, float]](), SAY_S
+        began = time.monotonic()
+        results: list[dict[str, float]] = []
         try:
             with suppress(StopRequested):  # what is not over is repeated when the run is resumed
-                while self._open:
-                    if wait:
-                        self._stop.check()
-                    outcomes = self._players.outcomes(WAIT_S if wait else 0.0)
-                    if wait and time.monotonic() - began > say_s:
-                        say_s *= 5
-                        limit_s = self._of.eval_timeout_s
-                        logger.info(
-                            f"{WAITING} Ctrl-C ends the run now; --resume plays it again", self._where(), limit_s
-                        )
-                    for number, episode, outcome in outcomes:
-                        if number in self._open and self._is_last(number, episode, outcome):
-                            evaluation = self._open.pop(number)
-                            found.append(self._result(number, evaluation) | self._share_at_bound(evaluation))
-                    if not outcomes and not wait:
-                        break
+                if wait:
+                    self._wait_for_all(results, began)
+                else:
+                    while self._take_in(self._players.outcomes(0.0), results):
+                        pass
         except ClusterError as error:  # Ray is gone, and the run has ended
-            logger.warning("evaluation after %s is left out: %s", self._where(), error)
+            logger.warning("evaluation after %s is left out: %s", self._describe_open(), error)
             self._open.clear()
         if wait:
             self._waited_s += time.monotonic() - began
-        return found
+        return results
 
-    def _where(self) -> str:
-        played = ((one.global_step, len(one.played)) for one in self._open.values())
-        return ", ".join(f"{at:,} steps ({count} of {self._of.eval_episodes} episodes)" for at, count in played)
+    def _wait_for_all(self, results: list[dict[str, float]], began: float) -> None:
+        say_s = SAY_S
+        while self._open:
+            self._stop.check()
+            outcomes = self._players.outcomes(WAIT_S)
+            if time.monotonic() - began > say_s:
+                say_s *= 5
+                logger.info(WAITING, self._describe_open(), self._config.eval_timeout_s)
+            self._take_in(outcomes, results)
+
+    def _take_in(self, outcomes: list[Outcome], results: list[dict[str, float]]) -> bool:
+        """Add the results of evaluations that these episodes end; return whether there may be more outcomes."""
+        for number, episode, outcome in outcomes:
+            if number in self._open and self._is_last(number, episode, outcome):
+                evaluation = self._open.pop(number)
+                results.append(self._result(number, evaluation) | self._share_at_bound(evaluation))
+        return bool(outcomes) and bool(self._open)
+
+    def _describe_open(self) -> str:
+        episodes = self._config.eval_episodes
+        return ", ".join(
+            f"{evaluation.global_step:,} steps ({len(evaluation.played)} of {episodes} episodes)"
+            for evaluation in self._open.values()
+        )
 
     def _is_last(self, number: int, episode: int, outcome: Episode | DppoError) -> bool:
         """Take in the result of an episode; return whether there will be no others of this evaluation."""
         if isinstance(outcome, ConfigError):
             raise outcome
-        evaluation, whole = self._open[number], self._of.eval_episodes
+        evaluation = self._open[number]
         evaluation.played[episode] = outcome if isinstance(outcome, Episode) else None
-        rest, given_up = whole - len(evaluation.played), isinstance(outcome, ClusterError)
+        missing = self._config.eval_episodes - len(evaluation.played)
+        is_given_up = isinstance(outcome, ClusterError)
         if not isinstance(outcome, Episode):
-            if isinstance(outcome, EnvironmentFault) and outcome.in_constructor and self._of.num_actors == 0:
-                elsewhere = as_setting_and_flag("num_actors", 1)
-                outcome.message += f". The samplers have others in this process; {elsewhere} evaluates in another one"
-            where = f"evaluation after {evaluation.global_step:,} steps: episode {episode} is left out"
-            text = f"{where}{f', and so are {rest} others' if given_up and rest else ''}: {outcome}"
-            self._faults += 1
-            if self._faults <= SAID:
-                logger.warning("%s", text.partition("\n")[0])
-            self._learner.count(fault := Incident(IncidentKind.EVALUATION_FAULT, text))
-            for observer in self._observers:
-                observer.on_incident(fault)
-        return given_up or not rest
+            left_out = f"episode {episode} is left out"
+            if is_given_up and missing:
+                left_out += f", and so are {missing} others"
+            self._report_fault(evaluation, left_out, outcome)
+        return is_given_up or not missing
+
+    def _report_fault(self, evaluation: _Evaluation, left_out: str, error: DppoError) -> None:
+        if isinstance(error, EnvironmentFault) and error.in_constructor and self._config.num_actors == 0:
+            elsewhere = as_setting_and_flag("num_actors", 1)
+            error.message += f". The samplers have others in this process; {elsewhere} evaluates in another one"
+        text = f"evaluation after {evaluation.global_step:,} steps: {left_out}: {error}"
+        self._faults += 1
+        if self._faults <= MAX_LOGGED_FAULTS:
+            logger.warning("%s", text.partition("\n")[0])
+        fault = Incident(IncidentKind.EVALUATION_FAULT, text)
+        self._learner.count(fault)
+        for observer in self._observers:
+            observer.on_incident(fault)
 
     def _result(self, number: int, evaluation: _Evaluation) -> dict[str, float]:
         """Return the metrics of an evaluation that is over; note whether it is the best."""
-        played = [one for _, one in sorted(evaluation.played.items()) if one is not None]
-        row: dict[str, float] = {"eval/iteration": number, "eval/global_step": evaluation.global_step}
-        row |= {"eval/episodes": len(played), "eval/s": time.monotonic() - evaluation.began}
-        if not played:
+        episodes = evaluation.episodes()
+        row: dict[str, float] = {
+            "eval/iteration": number,
+            "eval/global_step": evaluation.global_step,
+            "eval/episodes": len(episodes),
+            "eval/s": time.monotonic() - evaluation.began,
+        }
+        if not episodes:
             return row
-        returns = [one.episode_return for one in played]
-        row |= {"eval/episodic_return": fmean(returns), "eval/return_std": pstdev(returns)}
-        row |= {"eval/return_min": min(returns), "eval/return_max": max(returns)}
-        row["eval/episodic_length"] = fmean(one.length for one in played)
-        for key in self._of.info_keys:
-            if infos := [one.measured[key] for one in played if key in one.measured]:
-                row[f"eval/info/{key}_sum"] = fmean(info.total for info in infos)
-                row[f"eval/info/{key}"] = fmean(info.mean for info in infos)
-                row[f"eval/info/{key}_last"] = fmean(info.last for info in infos)
-        if successes := [one.success for one in played if one.success is not None]:
-            row["eval/success_rate"] = fmean(successes)
-        found, best = (row["eval/episodic_return"], number, evaluation.global_step), self._best
-        # Of equal ones the earlier is the best, whichever has ended first.
-        if number not in self._unsaved and (best is None or (found[0], -number) > (best[0], -best[1])):
-            self._before, self._best = best, found
+        row |= _metrics(episodes, self._config.info_keys)
+        if number not in self._unsaved:
+            self._best.add((row["eval/episodic_return"], number, evaluation.global_step))
         return row
 
     def _share_at_bound(self, evaluation: _Evaluation) -> dict[str, float]:
-        """Return the metric of actions at a bound, if the policy was greedy and has real-valued ones; log the first."""
-        episodes = [episode for episode in evaluation.played.values() if episode is not None]
-        most = most_at_bound(self._actions, episodes)
+        """Return the metric of actions at a bound, if the policy was greedy with continuous actions; log the first."""
+        most = most_at_bound(self._actions, evaluation.episodes())
         if most is None or not any(boxes(self._actions)):
             return {}
         is_first = self._at_bound is None
@@ -274,6 +328,27 @@ class Evaluations(Observer):
         if is_first and self._at_bound is not None:
             logger.warning("evaluation after %s steps: %s", f"{evaluation.global_step:,}", most)
         return {"eval/at_bound_frac": most.share}
+
+
+def _metrics(episodes: list[Episode], info_keys: tuple[str, ...]) -> dict[str, float]:
+    returns = [episode.episode_return for episode in episodes]
+    row = {
+        "eval/episodic_return": fmean(returns),
+        "eval/return_std": pstdev(returns),
+        "eval/return_min": min(returns),
+        "eval/return_max": max(returns),
+        "eval/episodic_length": fmean(episode.length for episode in episodes),
+    }
+    for key in info_keys:
+        infos = [episode.measured[key] for episode in episodes if key in episode.measured]
+        if infos:
+            row[f"eval/info/{key}_sum"] = fmean(info.total for info in infos)
+            row[f"eval/info/{key}"] = fmean(info.mean for info in infos)
+            row[f"eval/info/{key}_last"] = fmean(info.last for info in infos)
+    successes = [episode.success for episode in episodes if episode.success is not None]
+    if successes:
+        row["eval/success_rate"] = fmean(successes)
+    return row
 
 
 def chosen_of(state: Any) -> checkpoints.Chosen | None:

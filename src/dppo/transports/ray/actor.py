@@ -40,14 +40,20 @@ class PPOActor:
 
         Nothing here can fail, because Ray reports a failing constructor badly.
         """
-        self._plan, self._model = plan, model
-        self.progress, self._progress_file, self._pid = ActivityRecord(), "", os.getpid()
+        self._plan = plan
+        self._model = model
+        self.progress = ActivityRecord()
+        self._progress_file = ""
+        self._pid = os.getpid()
         self._host: SamplerHost | ThreadedHost | None = None
-        self._kept: list[Any] = []  # what else has environments to close
+        self._players: list[Any] = []  # which have environments to close, too
         self._making_host = threading.Lock()
         self._elsewhere = ""  # the name of the node, if it is another one than that of the driver
         self._fault: DppoError | None = None
-        self._recycling, self._memory, self._measured_at, self._questions = (math.inf, math.inf), 0, -math.inf, 0
+        self._recycling = (math.inf, math.inf)  # bytes and questions after which it is worn out
+        self._memory = 0  # bytes of this process and its children
+        self._measured_at = -math.inf
+        self._questions = 0
 
     def configure_process(self, keep_gpus: bool, log: str, node_id: str, driver: int) -> ProgressFile:
         """Limit this process to one core and, without `keep_gpus`, no GPU; record progress in a file.
@@ -65,10 +71,14 @@ class PPOActor:
         write_stacks_on_signal(self._progress_file)
         import ray  # loaded already: Ray has started this process
 
-        own = ray.get_runtime_context().get_node_id()
-        self._elsewhere = "" if own == node_id else socket.gethostname()
-        path = begin_log(*((log, self._progress_file, driver) if own == node_id else ("", self._progress_file)))
-        return ProgressFile(own, self._progress_file, socket.gethostname(), path, self._pid)
+        this_node = ray.get_runtime_context().get_node_id()
+        host_name = socket.gethostname()
+        if this_node == node_id:
+            path = begin_log(log, self._progress_file, driver)
+        else:
+            self._elsewhere = host_name
+            path = begin_log("", self._progress_file)
+        return ProgressFile(this_node, self._progress_file, host_name, path, self._pid)
 
     def _terminated(self, *_: object) -> None:
         """Close the environments, in a few seconds, and end: the node is drained, or the driver has been killed."""
@@ -94,7 +104,9 @@ class PPOActor:
             host.close_all_but(question.hosted)
             answer = host.collect(question.requests, policy, question.spaces)
             answer = replace(answer, timings=replace(answer.timings, memory=self._memory))
-            return answer if question.expected is None else _compared(answer, question.expected)
+            if question.expected is not None:
+                answer = _compared(answer, question.expected)
+            return answer
         except DppoError as error:
             self._fault = self._sendable(error)
             return self._fault
@@ -111,29 +123,35 @@ class PPOActor:
         """Measure the memory of this process and its children every few seconds; raise `Recycled` if it is worn out."""
         if time.monotonic() - self._measured_at > MEASURE_S:
             with suppress(psutil.Error):
-                this = psutil.Process()
-                self._memory = sum(one.memory_info().rss for one in (this, *this.children(recursive=True)))
+                process = psutil.Process()
+                processes = [process, *process.children(recursive=True)]
+                self._memory = sum(process.memory_info().rss for process in processes)
             self._measured_at = time.monotonic()
         self._questions += 1
-        if self._questions > 1 and (self._memory > self._recycling[0] or self._questions > self._recycling[1]):
+        max_memory, max_questions = self._recycling
+        if self._questions > 1 and (self._memory > max_memory or self._questions > max_questions):
             raise Recycled(f"uses {self._memory / 1e9:.2f} GB after {self._questions - 1} segments of its samplers")
 
     def make_segments_packed(self, question: bytes, policy: bytes | PolicySnapshot, apart: bool) -> bytes | list[Any]:
         """Do `make_segments` over Ray; `apart` with several return values: the packed reports, then each segment."""
-        asked: Question = unpack(question)
-        sent = encode_answer(self.make_segments(asked, unpack(policy)), apart=apart)
-        return [sent, *asked.samplers] if apart and isinstance(sent, bytes) else sent  # a fault, and as many values
+        unpacked_question: Question = unpack(question)
+        answer = self.make_segments(unpacked_question, unpack(policy))
+        encoded = encode_answer(answer, apart=apart)
+        if apart and isinstance(encoded, bytes):  # a fault, and as many values
+            return [encoded, *unpacked_question.samplers]
+        return encoded
 
     def close(self) -> None:
         """Close all environments."""
-        for one in (self._host, *self._kept):
-            if one is not None:
-                one.close()
+        if self._host is not None:
+            self._host.close()
+        for player in self._players:
+            player.close()
         ProgressFile("", self._progress_file).remove()
 
     def keep(self, player: Any) -> None:
         """Close `player` with the process, whatever ends it."""
-        self._kept.append(player)
+        self._players.append(player)
 
     def _hosted(self) -> SamplerHost | ThreadedHost:
         with self._making_host:

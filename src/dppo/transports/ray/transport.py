@@ -59,8 +59,8 @@ class ActorKind:
     """Folder of their logs on this node."""
     by_reference: bool = False
     """True if the arrays of segments stay with Ray, for learners that fetch them from the actors."""
-    seed: int = 0
-    """Of the run, for messages."""
+    seed: int | None = None
+    """Of the run, for messages about samplers; None if the actors host none."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -44,10 +44,13 @@ class Watching:
     thread of the calls into Ray: a look never waits, even if the network does.
     """
 
-    def __init__(self, link: RayLink, here: str, seed: int = 0) -> None:
+    def __init__(self, link: RayLink, here: str, seed: int | None = None) -> None:
         self._link = link
-        self.here, self._seed = here, seed  # the id of this node; the seed of the run
-        self._files, self._latest = dict[Process, ProgressFile](), dict[Process, Activity]()
+        self.here = here
+        """Id of this node."""
+        self._seed = seed  # of the run; None for actors of evaluations, which host no samplers
+        self._files: dict[Process, ProgressFile] = {}
+        self._latest: dict[Process, Activity] = {}
         self._witnesses: dict[str, Any] = {}  # by the id of the node; belongs to the thread of the calls
         self._looks = set[Process]()  # processes whose looks are pending
         self._looked = SimpleQueue[tuple[Process, str, Callable[[], Activity | None]]]()
@@ -69,20 +72,28 @@ class Watching:
 
     def cause_of_death(self, process: Process, error: Exception) -> str:
         """Return how a process died, what it was doing, where its log is and, if that is here, the end of it."""
-        file, (how, lines) = self._files.get(process, ProgressFile("", "")), ("", list[str]())
-        here = file.node_id == self.here
-        activity = file.read() if here else self._latest.get(process)
-        place = "" if activity is None or activity.phase is Phase.IDLE else f", {activity}"
-        if activity is not None and activity.phase in (Phase.RESET, Phase.STEP):
-            which = activity.sampler_id, activity.env, activity.episode
-            place += f" (seed {streams.integer(self._seed, Stream.EPISODES, *which)})"
-        log = f"; its log: {file.log}{'' if here else f' on {file.node}'}" if file.log else ""
-        if here and log:
-            how, lines = end_of_log(file.log, file.pid)
+        file = self._files.get(process, ProgressFile("", ""))
+        is_here = file.node_id == self.here
         cause = cause_of_death(error)
-        return "\n    ".join(
-            [f"{f'died {how}' if how and cause in (UNKNOWN, UNREACHABLE) else cause}{place}{log}", *lines]
-        )
+        place = self._describe_place(file.read() if is_here else self._latest.get(process))
+        if not file.log:
+            return f"{cause}{place}"
+        if not is_here:
+            return f"{cause}{place}; its log: {file.log} on {file.node}"
+        status, lines = end_of_log(file.log, file.pid)
+        if status and cause in (UNKNOWN, UNREACHABLE):
+            cause = f"died {status}"
+        return "\n    ".join([f"{cause}{place}; its log: {file.log}", *lines])
+
+    def _describe_place(self, activity: Activity | None) -> str:
+        if activity is None or activity.phase is Phase.IDLE:
+            return ""
+        if self._seed is None:
+            return f", in episode {activity.episode}"
+        if activity.phase not in (Phase.RESET, Phase.STEP):
+            return f", {activity}"
+        position = activity.sampler_id, activity.env, activity.episode
+        return f", {activity} (seed {streams.integer(self._seed, Stream.EPISODES, *position)})"
 
     def homes(self) -> dict[int, str]:
         """Return the id of the node of each actor with a process, by the id of the actor."""
@@ -108,12 +119,14 @@ class Watching:
 
     def stacks(self, process: Process) -> str:
         """Return the stacks of the threads of a process, "" if they cannot be read; waits a moment."""
-        file, stacks = self._files.get(process), ""
-        if file is not None and file.path:
-            with suppress(RayError, ClusterError):
-                here = file.node_id == self.here
-                stacks = file.stacks() if here else self._stacks_elsewhere(file)
-        return stacks
+        file = self._files.get(process)
+        if file is None or not file.path:
+            return ""
+        if file.node_id == self.here:
+            return file.stacks()
+        with suppress(RayError, ClusterError):
+            return self._stacks_elsewhere(file)
+        return ""
 
     def _stacks_elsewhere(self, file: ProgressFile) -> str:
         """Return the stacks of a process on another node; raise ClusterError if Ray does not answer."""
@@ -145,7 +158,8 @@ class Watching:
                 except RayError:  # the witness is lost, perhaps with its node; the next look starts another
                     forget = partial(self._witnesses.pop, node_id, None)
                     self._link.calls.post(forget, "looking at an actor of another node")
-        seen, self._seen = self._seen, []
+        seen = self._seen
+        self._seen = []
         return seen
 
     def take_witnesses(self) -> list[Any]:
