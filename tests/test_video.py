@@ -16,7 +16,7 @@ import dppo
 from dppo.__main__ import main
 from dppo.errors import ConfigError
 from dppo.records.files.episodes import read_episodes
-from dppo.tools.video import USUAL_FPS, Video
+from dppo.tools.video import DEFAULT_FPS, Video
 
 Capture = pytest.CaptureFixture[str]
 
@@ -121,7 +121,7 @@ def test_a_video_is_in_the_folder_in_which_it_was_asked_for(tmp_path: Path, monk
     video.add()
     video.write()
     stream, images = decoded(tmp_path / "out.mp4")
-    assert (len(images), float(stream.average_rate)) == (1, USUAL_FPS)
+    assert (len(images), float(stream.average_rate)) == (1, DEFAULT_FPS)
     assert list(Path().iterdir()) == []
 
 

@@ -14,11 +14,14 @@ from dppo.log import logger
 from dppo.records.files.disk import cause, remedy
 from dppo.user_code import in_a_line, require_package
 
-MOST_TILES = 9  # episodes side by side
-WIDEST, SMALLEST = 1280, 256  # pixels of a video; of its longer side, up to which images are enlarged
-MARGIN, GRAY = 8, 64  # around each of several tiles
-USUAL_FPS = 30.0
-MOST_CHARACTERS = 100  # of the text of what was rendered, in a message
+MAX_TILES = 9  # episodes side by side
+MAX_WIDTH = 1280  # pixels of a video
+MIN_SIDE = 256  # pixels of the longer side, up to which images are enlarged
+MARGIN = 8  # pixels around each of several tiles
+GRAY = 64
+DEFAULT_FPS = 30.0
+MAX_FPS = 1000
+MAX_CHARACTERS = 100  # of the text of what was rendered, in a message
 
 
 class Video:
@@ -42,21 +45,24 @@ class Video:
     def __init__(self, path: Path, env: Any, episodes: int = 1, repeat: int = 1) -> None:
         """Prepare a video of so many episodes of `env`, of which an image is shown for `repeat` of its frames."""
         fps: Any = (getattr(env, "metadata", None) or {}).get("render_fps")
-        known = isinstance(fps, int | float | np.integer | np.floating) and 0 < fps <= 1000
-        self._fps = float(fps if known else USUAL_FPS) / repeat
+        is_number = isinstance(fps, int | float | np.integer | np.floating)
+        self._fps = (float(fps) if is_number and 0 < fps <= MAX_FPS else DEFAULT_FPS) / repeat
         self._path = path.absolute()  # the environment may change the current folder
         self._env = env
-        self._images: list[list[bytes]] = [[] for _ in range(min(episodes, MOST_TILES))]
+        self._images: list[list[bytes]] = [[] for _ in range(min(episodes, MAX_TILES))]
         self._columns = math.ceil(math.sqrt(len(self._images)))
-        self._size: tuple[int, int] | None = None  # of a tile
+        self._tile: tuple[int, int] | None = None  # height and width
 
     def add(self, episode: int = 0) -> None:
         """Add the image that the environment shows now; raise ConfigError if it is none."""
         if episode >= len(self._images):
             return
         image = image_of(self._env)
-        self._size = self._size or _size_of(image, WIDEST // self._columns, MARGIN * (len(self._images) > 1))
-        self._images[episode].append(zlib.compress(_fitted(image, *self._size).tobytes(), 1))
+        if self._tile is None:
+            margin = MARGIN if len(self._images) > 1 else 0
+            self._tile = _tile_size(image, MAX_WIDTH // self._columns, margin)
+        height, width = self._tile
+        self._images[episode].append(zlib.compress(_fitted(image, height, width).tobytes(), 1))
 
     def write(self) -> None:
         """Write the file, which appears when it is complete, and log it. Raises DppoError."""
@@ -85,16 +91,22 @@ class Video:
             container.mux(stream.encode())
         return f"{counted(frames, 'image')} of {stream.width} x {stream.height}, {self._fps:g} per second"
 
-    def _picture(self, at: int) -> np.ndarray:
-        """Return the images number `at` side by side; the last of an episode that is over, at half its brightness."""
-        assert self._size is not None
-        tiles = [np.full((*self._size, 3), GRAY, np.uint8)] * (-(-len(self._images) // self._columns) * self._columns)
+    def _picture(self, number: int) -> np.ndarray:
+        """Return the images of a time side by side; the last of an episode that is over, at half its brightness."""
+        assert self._tile is not None
+        height, width = self._tile
+        rows = math.ceil(len(self._images) / self._columns)
+        picture = np.full((rows * height, self._columns * width, 3), GRAY, np.uint8)
         for tile, images in enumerate(self._images):
             if images:
-                image = np.frombuffer(zlib.decompress(images[min(at, len(images) - 1)]), np.uint8)
-                tiles[tile] = (image if at < len(images) else image // 2).reshape(tiles[tile].shape)
-        rows = [np.concatenate(tiles[at : at + self._columns], 1) for at in range(0, len(tiles), self._columns)]
-        return np.concatenate(rows)
+                data = zlib.decompress(images[min(number, len(images) - 1)])
+                image = np.frombuffer(data, np.uint8).reshape(height, width, 3)
+                if number >= len(images):
+                    image = image // 2
+                top = tile // self._columns * height
+                left = tile % self._columns * width
+                picture[top : top + height, left : left + width] = image
+        return picture
 
 
 def image_of(env: Any) -> np.ndarray:
@@ -110,38 +122,46 @@ def image_of(env: Any) -> np.ndarray:
     if image.dtype != np.uint8 or image.ndim != 3 or image.shape[2] not in (3, 4) or not image.size:
         mode = f"whose render_mode is {getattr(env, 'render_mode', None)!r}"
         raise ConfigError(
-            f"video: render() of the environment, {mode}, returned {_in_words(rendered, image)}, not an image "
+            f"video: render() of the environment, {mode}, returned {_describe(rendered, image)}, not an image "
             f"uint8[height, width, 3]. Return one if its render_mode is rgb_array."
         )
     return image[..., :3]
 
 
-def _in_words(rendered: Any, image: np.ndarray) -> str:
+def _describe(rendered: Any, image: np.ndarray) -> str:
     """Describe what `render()` returned, and its array `image`."""
     if isinstance(rendered, tuple | list):
         return f"a {type(rendered).__name__} of {len(rendered)}"
     if image.ndim:
         return f"an array {image.dtype}{list(image.shape)}"
     text = repr(rendered)
-    return text if len(text) <= MOST_CHARACTERS else f"{text[:MOST_CHARACTERS]}..."
+    return text if len(text) <= MAX_CHARACTERS else f"{text[:MAX_CHARACTERS]}..."
 
 
-def _size_of(image: np.ndarray, most: int, margin: int) -> tuple[int, int]:
-    """Return height and width of a tile for images like `image`: even, as yuv420p needs, and about `most` at most."""
-    side = max(image.shape[:2])
-    larger, smaller = max(1, SMALLEST // side), math.ceil(side / most)
-    height, width = (max(1, size // smaller) * larger + margin for size in image.shape[:2])
+def _tile_size(image: np.ndarray, max_side: int, margin: int) -> tuple[int, int]:
+    """Return height and width of a tile for images like `image`: even, as yuv420p needs, and about `max_side`."""
+    longer = max(image.shape[:2])
+    enlarged_by = max(1, MIN_SIDE // longer)
+    reduced_by = math.ceil(longer / max_side)
+    height, width = (max(1, size // reduced_by) * enlarged_by + margin for size in image.shape[:2])
     return height + height % 2, width + width % 2
 
 
 def _fitted(image: np.ndarray, height: int, width: int) -> np.ndarray:
     """Return an image, enlarged or reduced by a whole number, in the middle of one of this size."""
-    by = min(max(-(-image.shape[0] // height), -(-image.shape[1] // width)), *image.shape[:2])
-    if by > 1:
-        rows, columns = image.shape[0] // by * by, image.shape[1] // by * by
-        parts = (image[row:rows:by, column:columns:by].astype(np.uint32) for row in range(by) for column in range(by))
-        image = (sum(parts) // by**2).astype(np.uint8)
-    by = max(1, min(height // image.shape[0], width // image.shape[1]))
-    image = image.repeat(by, 0).repeat(by, 1)[:height, :width]
-    spare = height - image.shape[0], width - image.shape[1], 0
-    return np.pad(image, [(one // 2, one - one // 2) for one in spare], constant_values=GRAY)
+    needed = max(math.ceil(image.shape[0] / height), math.ceil(image.shape[1] / width))
+    factor = min(needed, *image.shape[:2])
+    if factor > 1:
+        image = _reduced(image, factor)
+    factor = max(1, min(height // image.shape[0], width // image.shape[1]))
+    image = image.repeat(factor, 0).repeat(factor, 1)[:height, :width]
+    spare = (height - image.shape[0], width - image.shape[1], 0)
+    return np.pad(image, [(size // 2, size - size // 2) for size in spare], constant_values=GRAY)
+
+
+def _reduced(image: np.ndarray, factor: int) -> np.ndarray:
+    """Return the means of squares of pixels; rows and columns that fill no square are left out."""
+    height = image.shape[0] // factor
+    width = image.shape[1] // factor
+    squares = image[: height * factor, : width * factor].reshape(height, factor, width, factor, -1)
+    return (squares.astype(np.uint32).sum(axis=(1, 3)) // factor**2).astype(np.uint8)
