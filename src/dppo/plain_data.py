@@ -69,7 +69,9 @@ def _tree(value: Any, place: str, blobs: list[bytes]) -> Any:
         tree = [SEQUENCES[kind]]
         if kind is deque:
             tree.append(value.maxlen)
-        return tree + [_tree(item, f"{place}[{index}]", blobs) for index, item in enumerate(value)]
+        for index, item in enumerate(value):
+            tree.append(_tree(item, f"{place}[{index}]", blobs))
+        return tree
     if kind is bytes:
         blobs.append(value)
         return ["bytes", len(value)]
@@ -80,7 +82,8 @@ def _tree(value: Any, place: str, blobs: list[bytes]) -> Any:
             raise NotPlain(f"holds an array of dtype {array.dtype}{where}")
         order: Literal["C", "F"] = "F" if array.flags.fnc else "C"  # a sum over it may depend on that
         blobs.append(array.tobytes(order))
-        return ["array" if kind is np.ndarray else "number", array.dtype.str, order, *array.shape]
+        name = "array" if kind is np.ndarray else "number"
+        return [name, array.dtype.str, order, *array.shape]
     hint = ": return its bit_generator.state" if kind is np.random.Generator else ""
     raise NotPlain(f"holds a {kind.__module__}.{kind.__qualname__}{where}{hint}")
 
@@ -96,7 +99,8 @@ def _value(tree: Any, take: Callable[[int], memoryview]) -> Any:
         if not DTYPE.fullmatch(text) or min(shape, default=0) < 0:
             raise ValueError(f"an array of dtype {text} and shape {shape}")
         dtype = np.dtype(text)
-        array = np.ndarray(shape, dtype, bytes(take(math.prod(shape) * dtype.itemsize)), order=order).copy(order)
+        data = bytes(take(math.prod(shape) * dtype.itemsize))
+        array = np.ndarray(shape, dtype, data, order=order).copy(order)
         return array if kind == "array" else array[()]
     if kind == "deque":
         max_length, *items = items

@@ -42,6 +42,7 @@ def open_session(config: Config, variables: dict[str, str], stop: StopSignals, s
     check_there_is_a_cluster(config.upload, config.address)
     stack.enter_context(claimed())
     segments = (config.lag + config.reuse) * config.batch_size
+    parameters = (1 + config.lag) * max_parameters(config)
     actors = config.actors
     if actors.elastic:
         fewest = max(actors.actor_bounds[0], actors.fewest_for(config.num_samplers))
@@ -50,7 +51,7 @@ def open_session(config: Config, variables: dict[str, str], stop: StopSignals, s
         actors,
         config.learners,
         config.evaluators,
-        store_bytes=store_bytes_for(segments, (1 + config.lag) * max_parameters(config)),
+        store_bytes=store_bytes_for(segments, parameters),
         notify=logger.warning,
         check=stop.check,
         env_threads=config.env_threads,
