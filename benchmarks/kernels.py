@@ -4,7 +4,8 @@
     python benchmarks/kernels.py --only mlp recurrence --repeats 5
 
 Each row is a kernel and a task: milliseconds of acting and of the update of one iteration, the least over the
-iterations of several runs in this process, in which kernel and twin take turns: other processes only add time. A kernel that saves less than 5 % of either goes,
+iterations of several runs in this process, in which kernel and twin take turns: other processes only add time.
+A kernel that saves less than 5 % of either goes,
 unless equal results on all CPUs need it.
 """
 

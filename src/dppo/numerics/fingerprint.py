@@ -45,7 +45,10 @@ class Fingerprint:
 
     def summary(self) -> dict[str, str]:
         """Return the CPU, and one hash of all results: equal where runs are equal to the last bit."""
-        return {"cpu": self.cpu, "numerics": hashlib.sha256(str(self.results).encode()).hexdigest()[:16]}
+        return {
+            "cpu": self.cpu,
+            "numerics": hashlib.sha256(str(self.results).encode()).hexdigest()[:16],
+        }
 
     def differences(self, other: Fingerprint) -> str:
         """Return a description of what differs in `other`; "" if all results that both have are equal."""
@@ -134,7 +137,11 @@ def _functions(probe: Probe) -> list[Any]:
 
 
 def _sums(probe: Probe) -> list[Any]:
-    return [_numbers(1027).sum(), _numbers(1027).astype("f4").var(), _numbers(64, 9).mean(0)]
+    return [
+        _numbers(1027).sum(),
+        _numbers(1027).astype("f4").var(),
+        _numbers(64, 9).mean(0),
+    ]
 
 
 def _random_numbers(probe: Probe) -> list[Any]:
@@ -168,8 +175,21 @@ def _torch_results(probe: Probe) -> dict[str, list[Tensor]]:
     x = _tensor(259)
     rows = _tensor(64, 6)
     results = {
-        "torch's exp, log, tanh": [x.exp(), x.abs().log(), x.tanh(), x.sigmoid(), x.erf(), x.abs().sqrt()],
-        "torch's sums and softmax": [x.sum(), rows.mean(0), rows.std(), rows.log_softmax(1), rows.logsumexp(1)],
+        "torch's exp, log, tanh": [
+            x.exp(),
+            x.abs().log(),
+            x.tanh(),
+            x.sigmoid(),
+            x.erf(),
+            x.abs().sqrt(),
+        ],
+        "torch's sums and softmax": [
+            x.sum(),
+            rows.mean(0),
+            rows.std(),
+            rows.log_softmax(1),
+            rows.logsumexp(1),
+        ],
         "torch's matrix products": [_tensor(64, width) @ _tensor(width, 33) for width in (4, *probe.widths)],
         "torch's layer norm": [torch.nn.functional.layer_norm(rows, (6,))],
         "torch's Adam": [_adam(_tensor(300), _tensor(300))],

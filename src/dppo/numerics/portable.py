@@ -22,7 +22,10 @@ VARIABLES = {
 }
 CONVOLUTIONS = {"ONEDNN_MAX_CPU_ISA": "AVX2"}  # costs a third of the speed of CNNs where the CPU has AVX-512
 SAME_AS_HASWELL = {"Haswell", "Zen"}  # cores of OpenBLAS with the same kernels
-NATIVE = re.compile(rb"(?:^|[{,.])[ \t]*['\"]?numerics['\"]?[ \t]*[:=][ \t]*['\"]?native\b", re.MULTILINE)
+NATIVE = re.compile(
+    rb"(?:^|[{,.])[ \t]*['\"]?numerics['\"]?[ \t]*[:=][ \t]*['\"]?native\b",
+    re.MULTILINE,
+)
 
 
 def portable_numerics(argv: Sequence[str] = ()) -> None:
@@ -51,7 +54,10 @@ def _settings_files(path: Path) -> list[Path]:
     """Return the files with settings that `path` may stand for: a file, a run's folder, or something inside of one."""
     if path.suffix in (".yaml", ".yml", ".toml"):
         return [path]
-    is_inside_run = path.suffix == ".safetensors" or {"checkpoints", "incidents"} & {path.name, path.parent.name}
+    is_inside_run = path.suffix == ".safetensors" or {
+        "checkpoints",
+        "incidents",
+    } & {path.name, path.parent.name}
     folders = path.parents[:2] if is_inside_run else [path]
     return [folder / "config.yaml" for folder in folders]
 

@@ -135,7 +135,11 @@ class BoxActions(Actions):
 
     @override
     def as_json(self) -> dict[str, Any]:
-        described = {"low": self.low.tolist(), "high": self.high.tolist(), "dtype": str(self.low.dtype)}
+        described = {
+            "low": self.low.tolist(),
+            "high": self.high.tolist(),
+            "dtype": str(self.low.dtype),
+        }
         if self.bounds != "clip":
             described["bounds"] = self.bounds
         return {"box": described}

@@ -139,7 +139,10 @@ def masks_of(obs: np.ndarray) -> np.ndarray:
     """Return the masks [..., M] of observations [...] that are stored with them, as booleans."""
     masks = obs[MASK]
     if masks.dtype.names is not None:  # one for each part of a Dict or Tuple of actions
-        masks = np.concatenate([leaf.astype(bool, copy=False) for leaf in leaves(masks).values()], axis=-1)
+        masks = np.concatenate(
+            [leaf.astype(bool, copy=False) for leaf in leaves(masks).values()],
+            axis=-1,
+        )
     return masks.astype(bool, copy=False)
 
 

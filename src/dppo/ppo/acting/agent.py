@@ -44,7 +44,12 @@ class PPOAgent:
         """Return the state [*rows, S] with which episodes start: zeros."""
         return np.zeros((*rows, self.state_size), self._dtype)
 
-    def act(self, obs: np.ndarray, noise: np.ndarray, state: np.ndarray | None = None) -> tuple[np.ndarray, Outputs]:
+    def act(
+        self,
+        obs: np.ndarray,
+        noise: np.ndarray,
+        state: np.ndarray | None = None,
+    ) -> tuple[np.ndarray, Outputs]:
         """Sample an action for each row of `obs` [..., E, *O], with `noise` [..., E, n] from `distribution.noise`.
 
         `state`: [..., E, S] before the step, of a network with memory.
@@ -72,7 +77,9 @@ class PPOAgent:
         inputs = network_inputs(obs, self.spec.spaces.obs, self._dtype, self._obs_scale)
         outputs = self._network.step(inputs, state)
         if masks is not None:
-            outputs = outputs._replace(head=self.distribution.limited(outputs.head, masks))
+            head = self.distribution.limited(outputs.head, masks)
+            outputs = outputs._replace(head=head)
         if self._value_scale is not None:
-            outputs = outputs._replace(values=self._value_scale.restore(outputs.values))
+            values = self._value_scale.restore(outputs.values)
+            outputs = outputs._replace(values=values)
         return outputs

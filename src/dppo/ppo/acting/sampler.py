@@ -83,7 +83,8 @@ class PPOSampler:
         request = rollout.requests[number]
         log = rollout.logs[number]
         self.obs = rollout.obs[number, -1].copy()
-        self.memory = None if rollout.states is None else rollout.states[number, -1].copy()
+        if rollout.states is not None:
+            self.memory = rollout.states[number, -1].copy()
         statistics = self._statistics(segment, rollout.snapshot.obs_scale)
         self.envs.check(rollout.obs[number], log, first=request.index == 0)
         open_episodes = self.envs.open_episodes(log)
@@ -93,7 +94,9 @@ class PPOSampler:
             policy_version=rollout.snapshot.version,
             steps=int(segment.valid.sum()),
             carry=SamplerCarry(
-                discounted_returns=self._discounted_returns.copy(), memory=copy(self.memory), **open_episodes
+                discounted_returns=self._discounted_returns.copy(),
+                memory=copy(self.memory),
+                **open_episodes,
             ),
             open_actions=tuple(
                 segment.actions[max(0, self.num_steps - length) :, env].copy()
@@ -101,7 +104,10 @@ class PPOSampler:
             ),
             episodes=tuple(log.episodes),
             ended_actions=tuple(
-                segment.actions[max(0, episode.end - episode.length) : episode.end, episode.env].copy()
+                segment.actions[
+                    max(0, episode.end - episode.length) : episode.end,
+                    episode.env,
+                ].copy()
                 for episode in log.episodes
             ),
             statistics=statistics,
@@ -116,7 +122,9 @@ class PPOSampler:
         Rows that are not transitions are not counted, and reset R. Source: detail 30; OpenAI baselines' VecNormalize.
         """
         valid = segment.valid
-        obs = None if scale is None else Moments.of(normalized_part(segment.obs[valid], scale.names))
+        obs = None
+        if scale is not None:
+            obs = Moments.of(normalized_part(segment.obs[valid], scale.names))
         if not self.ppo.norm_reward:
             return Statistics(obs)
         rewards = np.where(valid, shaped_rewards(segment.rewards, self.ppo), 0.0)
@@ -126,6 +134,12 @@ class PPOSampler:
             returns[t] = self.ppo.gamma * self._discounted_returns + rewards[t]
             self._discounted_returns = returns[t] * continues[t]
         return Statistics(obs, Moments.of(returns[valid]))
+
+
+def _last_actions(segment: Segment, env: int, end: int, length: int) -> np.ndarray:
+    """Return the actions in this segment of an episode that has `length` steps up to `end`."""
+    start = max(0, end - length)
+    return segment.actions[start:end, env].copy()
 
 
 class _TimeLimit(NamedTuple):
@@ -144,7 +158,10 @@ class _Rollout:
     """Segments of S samplers while they are collected: arrays [S, T, E, ...], and the loop over T."""
 
     def __init__(
-        self, samplers: Sequence[PPOSampler], requests: Sequence[SegmentRequest], snapshot: PolicySnapshot
+        self,
+        samplers: Sequence[PPOSampler],
+        requests: Sequence[SegmentRequest],
+        snapshot: PolicySnapshot,
     ) -> None:
         first = samplers[0]
         distribution = first.agent.distribution
@@ -158,7 +175,10 @@ class _Rollout:
         self._agent = first.agent
         self._heads = np.empty((*shape, distribution.head_size), dtype)
         self._columns = {
-            "actions": np.empty((*shape, *distribution.action_shape), distribution.action_dtype(dtype)),
+            "actions": np.empty(
+                (*shape, *distribution.action_shape),
+                distribution.action_dtype(dtype),
+            ),
             "values": np.empty(shape, dtype),
             "next_values": np.empty(shape, dtype),
             "rewards": np.empty(shape),
@@ -174,13 +194,19 @@ class _Rollout:
             self.logs.append(log)
             self.incidents.append(sampler.begin(request.rebuild, log) if must_begin else [])
         self._agent.load(snapshot)
-        generators = [sampler.noise(request.index) for sampler, request in zip(samplers, requests, strict=True)]
-        self._noise = np.stack([distribution.noise(generator, num_steps, num_envs, dtype) for generator in generators])
+        noises = []
+        for sampler, request in zip(samplers, requests, strict=True):
+            generator = sampler.noise(request.index)
+            noises.append(distribution.noise(generator, num_steps, num_envs, dtype))
+        self._noise = np.stack(noises)
         self.obs = np.empty((len(samplers), num_steps + 1, num_envs), first.envs.obs)
         self.states: np.ndarray | None = None
         """States of the memory before each step, and after the last: [S, T + 1, E, n]; zero where an episode starts."""
         if first.memory is not None:
-            self.states = np.empty((len(samplers), num_steps + 1, *first.memory.shape), first.memory.dtype)
+            self.states = np.empty(
+                (len(samplers), num_steps + 1, *first.memory.shape),
+                first.memory.dtype,
+            )
         for number, sampler in enumerate(samplers):
             self.obs[number, 0] = sampler.obs
             if self.states is not None:
@@ -205,7 +231,12 @@ class _Rollout:
         truncated = by_step(columns["truncated"])
         states = None if self.states is None else by_step(self.states)
         of_samplers = [
-            (sampler.envs, iter(columns["actions"][s]), self._rows(s), self.logs[s])
+            (
+                sampler.envs,
+                iter(columns["actions"][s]),
+                self._rows(s),
+                self.logs[s],
+            )
             for s, sampler in enumerate(self._samplers)
         ]
         for t in range(len(values)):
@@ -241,39 +272,52 @@ class _Rollout:
             limits = [limit for limit in self._time_limits if limit.sampler == s]
             if not limits:
                 continue
+            final_obs = np.stack([limit.obs for limit in limits])
+            final_states = None
+            if self.states is not None:
+                final_states = np.stack([limit.state for limit in limits if limit.state is not None])
             steps = [limit.step for limit in limits]
             envs = [limit.env for limit in limits]
-            states = None if self.states is None else np.stack([limit.state for limit in limits])  # type: ignore[misc]
-            next_values[s, steps, envs] = self._agent.values(np.stack([limit.obs for limit in limits]), states)
+            next_values[s, steps, envs] = self._agent.values(final_obs, final_states)
 
     def segment(self, number: int, sampler: PPOSampler) -> Segment:
         """Return the segment of `sampler`, the `number`-th."""
         obs, masks = self._agent.split(self.obs[number, :-1])
+        if sampler.stack > 1:
+            obs = frames_of(obs)
+        states = None
+        if self.states is not None:
+            states = self.states[number, : -1 : sampler.sequence_length].copy()
         columns = {name: column[number] for name, column in self._columns.items()}
         segment = Segment(
-            obs=obs if sampler.stack == 1 else frames_of(obs),
+            obs=obs,
             logprobs=self._agent.distribution.log_prob(self._heads[number], columns["actions"]),
             masks=masks,
-            states=None if self.states is None else self.states[number, : -1 : sampler.sequence_length].copy(),
+            states=states,
             **columns,
         )
-        return self._with_successors(number, segment) if sampler.keep_successors else segment
+        if sampler.keep_successors:
+            return self._with_successors(number, segment)
+        return segment
 
     def _with_successors(self, number: int, segment: Segment) -> Segment:
         next_obs = self.obs[number, 1:].copy()
         next_states = None if self.states is None else self.states[number, 1:].copy()
         for limit in self._time_limits:
-            if limit.sampler == number:
-                next_obs[limit.step, limit.env] = limit.obs
-                if next_states is not None:
-                    next_states[limit.step, limit.env] = limit.state
+            if limit.sampler != number:
+                continue
+            next_obs[limit.step, limit.env] = limit.obs
+            if next_states is not None:
+                next_states[limit.step, limit.env] = limit.state
         successors, _ = self._agent.split(next_obs[segment.followed])
         successor_states = None if next_states is None else next_states[segment.followed]
         return replace(segment, successors=successors, successor_states=successor_states)
 
 
 def collect_together(
-    samplers: Sequence[PPOSampler], requests: Sequence[SegmentRequest], snapshot: PolicySnapshot
+    samplers: Sequence[PPOSampler],
+    requests: Sequence[SegmentRequest],
+    snapshot: PolicySnapshot,
 ) -> list[tuple[SegmentReport, Segment]]:
     """Collect one segment from each of several samplers of a run, which act together at a third of the cost.
 

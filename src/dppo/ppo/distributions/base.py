@@ -42,7 +42,13 @@ class Distribution(ABC):
     """
 
     def __init__(
-        self, *, head_size: int, noise_size: int, action_shape: tuple[int, ...], integer: bool, free_size: int = 0
+        self,
+        *,
+        head_size: int,
+        noise_size: int,
+        action_shape: tuple[int, ...],
+        integer: bool,
+        free_size: int = 0,
     ) -> None:
         """Set the sizes.
 

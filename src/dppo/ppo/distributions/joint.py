@@ -16,7 +16,14 @@ if TYPE_CHECKING:  # actors never import torch; shapes are checked in tests only
     from jaxtyping import Shaped
     from torch import Tensor
 
-    from dppo.ppo.distributions.base import DrawnNoise, Head, LogProbs, Noise, Scores, TorchHead
+    from dppo.ppo.distributions.base import (
+        DrawnNoise,
+        Head,
+        LogProbs,
+        Noise,
+        Scores,
+        TorchHead,
+    )
 
 
 class Joint(Distribution):
@@ -50,16 +57,18 @@ class Joint(Distribution):
 
     @override
     def noise(self, generator: np.random.Generator, steps: int, rows: int, dtype: str) -> DrawnNoise:
-        return np.concatenate([part.noise(generator, steps, rows, dtype) for part in self.parts], axis=-1)
+        return np.concatenate(
+            [part.noise(generator, steps, rows, dtype) for part in self.parts],
+            axis=-1,
+        )
 
     @override
     def sample(self, head: Head, noise: Noise) -> Shaped[np.ndarray, "*rows A"]:
         heads = self.heads(head, np.concatenate)
         noises = _columns(noise, [part.noise_size for part in self.parts])
-        actions = [
-            part.sample(part_head, part_noise)
-            for part, part_head, part_noise in zip(self.parts, heads, noises, strict=True)
-        ]
+        actions = []
+        for part, part_head, part_noise in zip(self.parts, heads, noises, strict=True):
+            actions.append(part.sample(part_head, part_noise))
         return self._side_by_side(actions, str(head.dtype))
 
     @override
@@ -74,8 +83,9 @@ class Joint(Distribution):
         heads = self.heads(head, np.concatenate)
         columns = _columns(actions, self._action_widths)
         for part, part_head, part_columns in zip(self.parts, heads, columns, strict=True):
-            part_actions = part_columns.reshape(*part_columns.shape[:-1], *part.action_shape)
-            part_actions = part_actions.astype(part.action_dtype(str(head.dtype)), copy=False)
+            shape = (*part_columns.shape[:-1], *part.action_shape)
+            dtype = part.action_dtype(str(head.dtype))
+            part_actions = part_columns.reshape(shape).astype(dtype, copy=False)
             total += part.log_prob(part_head, part_actions)
         return total
 
@@ -89,8 +99,9 @@ class Joint(Distribution):
         heads = self.heads(head, torch.cat)
         columns = _columns(actions, self._action_widths)
         for part, part_head, part_columns in zip(self.parts, heads, columns, strict=True):
-            part_actions = part_columns.reshape(len(part_columns), *part.action_shape)
-            part_actions = part_actions.to(getattr(torch, part.action_dtype(head_dtype)))
+            shape = (len(part_columns), *part.action_shape)
+            dtype = getattr(torch, part.action_dtype(head_dtype))
+            part_actions = part_columns.reshape(shape).to(dtype)
             logprob, entropy = part.scores(part_head, part_actions)
             logprobs.append(logprob)
             entropies.append(entropy)
@@ -99,18 +110,28 @@ class Joint(Distribution):
     def heads(self, head: Any, concatenate: Callable[[tuple[Any, ...], int], Any]) -> list[Any]:
         """Split heads [..., H] into those of the parts; `concatenate` joins arrays or tensors along an axis."""
         bound = _columns(head, self._bound_sizes)
-        free = _columns(head[..., self.head_size - self.free_size :], [part.free_size for part in self.parts])
+        free = _columns(
+            head[..., self.head_size - self.free_size :],
+            [part.free_size for part in self.parts],
+        )
         heads = []
         for part, bound_columns, free_columns in zip(self.parts, bound, free, strict=True):
-            heads.append(concatenate((bound_columns, free_columns), -1) if part.free_size else bound_columns)
+            if part.free_size:
+                heads.append(concatenate((bound_columns, free_columns), -1))
+            else:
+                heads.append(bound_columns)
         return heads
 
     def _side_by_side(self, actions: list[np.ndarray], dtype: str) -> Shaped[np.ndarray, "*rows A"]:
         columns = []
         for part, part_actions in zip(self.parts, actions, strict=True):
-            columns.append(part_actions if part.action_shape else part_actions[..., None])
-        return np.concatenate(columns, axis=-1, dtype=self.action_dtype(dtype), casting="unsafe")
+            if not part.action_shape:
+                part_actions = part_actions[..., None]
+            columns.append(part_actions)
+        action_dtype = self.action_dtype(dtype)
+        return np.concatenate(columns, axis=-1, dtype=action_dtype, casting="unsafe")
 
 
 def _columns(array: Any, widths: list[int]) -> list[Any]:
-    return [array[..., start:end] for start, end in pairwise(accumulate(widths, initial=0))]
+    edges = accumulate(widths, initial=0)
+    return [array[..., start:end] for start, end in pairwise(edges)]

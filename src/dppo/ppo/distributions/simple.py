@@ -9,15 +9,33 @@ from typing import TYPE_CHECKING
 import numpy as np
 from typing_extensions import override
 
-from dppo.ppo.distributions.base import HALF_LOG_TWO_PI, IMPOSSIBLE, Distribution, ScoresWithGradient
+from dppo.ppo.distributions.base import (
+    HALF_LOG_TWO_PI,
+    IMPOSSIBLE,
+    Distribution,
+    ScoresWithGradient,
+)
 from dppo.ppo.distributions.joint import Joint
-from dppo.spaces.actions import Actions, BoxActions, DiscreteActions, MultiDiscreteActions, NestedActions
+from dppo.spaces.actions import (
+    Actions,
+    BoxActions,
+    DiscreteActions,
+    MultiDiscreteActions,
+    NestedActions,
+)
 
 if TYPE_CHECKING:  # actors never import torch; shapes are checked in tests only
     from jaxtyping import Float, Int64
     from torch import Tensor
 
-    from dppo.ppo.distributions.base import DrawnNoise, Head, LogProbs, Noise, Scores, TorchHead
+    from dppo.ppo.distributions.base import (
+        DrawnNoise,
+        Head,
+        LogProbs,
+        Noise,
+        Scores,
+        TorchHead,
+    )
 
 NUM_NODES = 32
 """Nodes of the quadrature: its error is below 0.005 up to a standard deviation of 3."""
@@ -92,7 +110,12 @@ class MultiCategorical(_Choices):
 
     def __init__(self, counts: tuple[int, ...]) -> None:
         size = sum(counts)
-        super().__init__(head_size=size, noise_size=size, action_shape=(len(counts),), integer=True)
+        super().__init__(
+            head_size=size,
+            noise_size=size,
+            action_shape=(len(counts),),
+            integer=True,
+        )
         self.counts = counts
         self._widest = max(counts)
         self._is_choice = np.arange(self._widest) < np.array(counts)[:, None]  # [k, widest]
@@ -118,7 +141,11 @@ class MultiCategorical(_Choices):
     def _table(self, head: Head) -> Float[np.ndarray, "*rows K widest"]:
         if len(set(self.counts)) == 1:
             return head.reshape(*head.shape[:-1], -1, self._widest)
-        table = np.full((*head.shape[:-1], len(self.counts), self._widest), IMPOSSIBLE, head.dtype)
+        table = np.full(
+            (*head.shape[:-1], len(self.counts), self._widest),
+            IMPOSSIBLE,
+            head.dtype,
+        )
         table[..., self._is_choice] = head
         return table
 
@@ -137,7 +164,13 @@ class _Gaussian(Distribution):
 
     def __init__(self, size: int, state_dependent: bool = False) -> None:
         free_size = 0 if state_dependent else size
-        super().__init__(head_size=2 * size, noise_size=size, action_shape=(size,), integer=False, free_size=free_size)
+        super().__init__(
+            head_size=2 * size,
+            noise_size=size,
+            action_shape=(size,),
+            integer=False,
+            free_size=free_size,
+        )
         self.size = size
 
     @override

@@ -19,7 +19,10 @@ def each_leaf(obs: Any, change: Callable[[Any], Any]) -> Any:
 
 
 def network_inputs(
-    obs: np.ndarray, obs_dtype: np.dtype[Any], dtype: str | np.dtype[Any], scale: ObsScale | None
+    obs: np.ndarray,
+    obs_dtype: np.dtype[Any],
+    dtype: str | np.dtype[Any],
+    scale: ObsScale | None,
 ) -> np.ndarray | dict[str, np.ndarray]:
     """Return the inputs of a network in `dtype` for stored observations [..., *O]; of several leaves, each by its name.
 
@@ -53,7 +56,10 @@ def leaf_scales(scale: ObsScale, obs_dtype: np.dtype[Any]) -> dict[str, ObsScale
     scales: dict[str, ObsScale] = {}
     for name, columns in _columns(obs_dtype, scale.names):
         shape = leaf_dtypes[name].shape
-        scales[name] = ObsScale(scale.mean[columns].reshape(shape), scale.std[columns].reshape(shape))
+        scales[name] = ObsScale(
+            scale.mean[columns].reshape(shape),
+            scale.std[columns].reshape(shape),
+        )
     return scales
 
 

@@ -10,7 +10,9 @@ if TYPE_CHECKING:  # shapes are checked in tests only
     from jaxtyping import Bool, Int64, Shaped
 
 
-def frames_of(stacks: Shaped[np.ndarray, "T E K *frame"]) -> Shaped[np.ndarray, "frames E *frame"]:
+def frames_of(
+    stacks: Shaped[np.ndarray, "T E K *frame"],
+) -> Shaped[np.ndarray, "frames E *frame"]:
     """Return the T + K - 1 frames of each environment: those of the first stack, then the newest of each other."""
     return np.concatenate([stacks[0].swapaxes(0, 1), stacks[1:, :, -1]])
 
@@ -22,8 +24,12 @@ def stack_numbers(done: Bool[np.ndarray, "T E"], stack: int) -> Int64[np.ndarray
 
     because an episode starts with K copies of its first frame. What precedes the segment is in the first stack.
     """
-    steps, envs = np.arange(len(done))[:, None], done.shape[1]
+    steps = np.arange(len(done))[:, None]
+    num_envs = done.shape[1]
     first = np.zeros(done.shape, np.int64)
     first[1:] = np.where(done[:-1], steps[1:] + stack - 1, 0)
-    rows = np.maximum((steps + np.arange(stack))[:, None], np.maximum.accumulate(first)[..., None])
-    return rows * envs + np.arange(envs)[:, None]
+    rows = np.maximum(
+        (steps + np.arange(stack))[:, None],
+        np.maximum.accumulate(first)[..., None],
+    )
+    return rows * num_envs + np.arange(num_envs)[:, None]

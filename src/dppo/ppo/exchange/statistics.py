@@ -41,16 +41,20 @@ class Statistics:
         """Return the statistics as named arrays, for a checkpoint."""
         arrays: dict[str, np.ndarray] = {}
         for name, moments in self._moments().items():
-            for part in Moments.__slots__:
-                arrays[f"{name}.{part}"] = np.asarray(getattr(moments, part))
+            arrays[f"{name}.count"] = np.asarray(moments.count)
+            arrays[f"{name}.mean"] = np.asarray(moments.mean)
+            arrays[f"{name}.m2"] = np.asarray(moments.m2)
         return arrays
 
     def loaded(self, arrays: dict[str, np.ndarray]) -> Statistics:
         """Return the statistics stored in `arrays`, for the normalizers that are on here; ValueError if they misfit."""
         loaded: dict[str, Any] = {}
         for name, moments in self._moments().items():
-            count, mean, m2 = (np.asarray(arrays[f"{name}.{part}"], np.float64) for part in Moments.__slots__)
-            if {mean.shape, m2.shape} != {moments.mean.shape} or not count >= 0 or (m2 < 0).any():
+            count = np.asarray(arrays[f"{name}.count"], np.float64)
+            mean = np.asarray(arrays[f"{name}.mean"], np.float64)
+            m2 = np.asarray(arrays[f"{name}.m2"], np.float64)
+            fits = mean.shape == m2.shape == moments.mean.shape
+            if not fits or not count >= 0 or (m2 < 0).any():
                 raise ValueError(f"{name} has statistics of {count} samples of shape {mean.shape}")
             loaded[name] = Moments(float(count), mean, m2)
         return replace(self, **loaded)
@@ -61,11 +65,17 @@ class Statistics:
 
     def obs_scale(self) -> ObsScale | None:
         """Return the scale of observations; None if they are not normalized."""
-        return None if self.obs is None else ObsScale(*self.obs.mean_and_std(), self.obs_names)
+        if self.obs is None:
+            return None
+        mean, std = self.obs.mean_and_std()
+        return ObsScale(mean, std, self.obs_names)
 
     def reward_scale(self) -> float | None:
         """Return the divisor of rewards: the standard deviation of the discounted return (detail 30)."""
-        return None if self.returns is None else float(self.returns.mean_and_std()[1])
+        if self.returns is None:
+            return None
+        _, std = self.returns.mean_and_std()
+        return float(std)
 
 
 def no_statistics(spaces: Spaces, *, obs: bool, returns: bool) -> Statistics:

@@ -31,18 +31,24 @@ class NumpyMLP(ActingNetwork):
         names = self._spec.parameter_names
 
         def stacked(parameter: str) -> np.ndarray:
-            return np.stack([np.atleast_2d(parameters[f"{trunk}.{parameter}"].T) for trunk in names.hidden])
+            """Return a parameter of each trunk: weights [K, inputs, units], biases [K, 1, units]."""
+            arrays = [parameters[f"{trunk}.{parameter}"] for trunk in names.hidden]
+            return np.stack([np.atleast_2d(array.T) for array in arrays])
 
-        numbers = range(0, 2 * len(self._spec.layers.hidden_sizes), 2)
-        # weights [K, inputs, units], biases [K, 1, units]
-        self._layers = [(stacked(f"{number}.weight"), stacked(f"{number}.bias")) for number in numbers]
+        self._layers = []
+        for number in range(len(self._spec.layers.hidden_sizes)):
+            weight = stacked(f"{2 * number}.weight")
+            bias = stacked(f"{2 * number}.bias")
+            self._layers.append((weight, bias))
         self._policy_weight = parameters[f"{names.policy}.weight"].T.copy()
         self._policy_bias = parameters[f"{names.policy}.bias"].copy()
         self._value_weight = parameters[f"{names.value}.weight"][0].copy()
         self._value_bias = parameters[f"{names.value}.bias"].copy()
         self._log_std = parameters["log_std"].copy() if "log_std" in parameters else None
         if names.cells:
-            cells = [{name: parameters[f"{cell}.{name}"] for name in CELL_PARAMETERS} for cell in names.cells]
+            cells = []
+            for cell in names.cells:
+                cells.append({name: parameters[f"{cell}.{name}"] for name in CELL_PARAMETERS})
             self._cells = NumpyCells(self._spec.layers.memory, cells)
 
     @override
@@ -62,9 +68,9 @@ class NumpyMLP(ActingNetwork):
                 np.tanh(h, out=h)
         new_state = None
         if state is not None:
-            state_by_trunk = state.reshape(*rows, self._num_trunks, -1).swapaxes(-2, -3)
-            h, new_state = self._cells.step(h, state_by_trunk)
-            new_state = new_state.swapaxes(-2, -3).reshape(state.shape)
+            by_trunk = state.reshape(*rows, self._num_trunks, -1).swapaxes(-2, -3)
+            h, new_by_trunk = self._cells.step(h, by_trunk)
+            new_state = new_by_trunk.swapaxes(-2, -3).reshape(state.shape)
         head = h[..., 0, :, :] @ self._policy_weight
         head += self._policy_bias
         values = h[..., -1, :, :] @ self._value_weight
@@ -91,7 +97,8 @@ class NumpyCells:
         gate_order = [0, 1, 3, 2] if kind == "lstm" else [0, 1, 2]  # torch has i, f, g, o; or r, z, n
 
         def stacked(name: str) -> np.ndarray:
-            return np.stack([np.atleast_2d(_reordered(cell[name], gate_order).T) for cell in cells])
+            arrays = [_reordered(cell[name], gate_order) for cell in cells]
+            return np.stack([np.atleast_2d(array.T) for array in arrays])
 
         self._by_x = stacked("weight_ih")  # [K, inputs, gates]
         self._by_h = stacked("weight_hh")
@@ -113,12 +120,16 @@ class NumpyCells:
         sigmoids = gates[..., : 3 * size]
         sigmoids *= 0.5
         sigmoids += 0.5
+        i = gates[..., :size]
+        f = gates[..., size : 2 * size]
+        o = gates[..., 2 * size : 3 * size]
+        g = gates[..., 3 * size :]
         new_state = np.empty((*gates.shape[:-1], 2 * size), gates.dtype)
         h = new_state[..., :size]
         c = new_state[..., size:]
-        np.multiply(gates[..., size : 2 * size], state[..., size:], out=c)
-        c += gates[..., :size] * gates[..., 3 * size :]
-        np.multiply(gates[..., 2 * size : 3 * size], np.tanh(c), out=h)
+        np.multiply(f, state[..., size:], out=c)
+        c += i * g
+        np.multiply(o, np.tanh(c), out=h)
         return h, new_state
 
     def _gru(self, inputs: np.ndarray, state: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -133,10 +144,12 @@ class NumpyCells:
         np.tanh(sigmoids, out=sigmoids)
         sigmoids *= 0.5
         sigmoids += 0.5
+        r = gates[..., :size]
+        z = gates[..., size : 2 * size]
         n = gates[..., 2 * size :]
-        n += gates[..., :size] * hidden[..., 2 * size :]
+        n += r * hidden[..., 2 * size :]
         h = np.tanh(n)
-        h += gates[..., size : 2 * size] * (state - h)
+        h += z * (state - h)
         return h, h
 
 

@@ -22,7 +22,11 @@ def without_call_overhead(module: nn.Module) -> nn.Module:
         is_plain_layer = kind.__module__.startswith("torch.nn.modules.") and kind.__call__ is nn.Module.__call__
         if is_plain_layer and "forward" not in part.__dict__ and not has_hooks(part):
             call = kind.forward if forward is None else _call_forward
-            part.__class__ = type(kind.__name__, (kind,), {"__call__": call, "__module__": kind.__module__})
+            part.__class__ = type(
+                kind.__name__,
+                (kind,),
+                {"__call__": call, "__module__": kind.__module__},
+            )
         if forward is not None:  # of this module alone: a slice or a copy of it has the class, and another `forward`
             part.__dict__["forward"] = forward
     return module

@@ -34,7 +34,11 @@ class PixelConv(nn.Conv2d):
         is_whole_blocks = all(side % BLOCK == 0 for side in (*self.kernel_size, *pixels.shape[2:]))
         if is_whole_blocks and self.stride == (BLOCK, BLOCK) and self.padding == (0, 0):
             return convolve_blocks(pixels, weight, self.bias, dtype)
-        return self._conv_forward(pixels.to(dtype, memory_format=torch.channels_last), weight, self.bias)
+        return self._conv_forward(
+            pixels.to(dtype, memory_format=torch.channels_last),
+            weight,
+            self.bias,
+        )
 
 
 def convolve_blocks(pixels: Tensor, weight: Tensor, bias: Tensor | None, dtype: torch.dtype) -> Tensor:
@@ -55,11 +59,25 @@ def convolve_blocks(pixels: Tensor, weight: Tensor, bias: Tensor | None, dtype: 
     if pixels.stride(1) == 1 and channels > 1:  # channels last
         lines = pixels.permute(0, 2, 3, 1).contiguous().view(rows, height, width * channels).view(torch.int32)
         words = lines.view(rows, height // BLOCK, BLOCK, width // BLOCK, channels).permute(0, 1, 3, 2, 4)
-        block_order = (0, 3, 5, 1, 2, 4)  # within a block: rows, columns, channels
+        block_order = (
+            0,
+            3,
+            5,
+            1,
+            2,
+            4,
+        )  # within a block: rows, columns, channels
     else:
         words = pixels.contiguous().flatten().view(torch.int32)
         words = words.view(rows, channels, height // BLOCK, BLOCK, width // BLOCK).permute(0, 2, 4, 1, 3)
-        block_order = (0, 1, 3, 5, 2, 4)  # within a block: channels, rows, columns
+        block_order = (
+            0,
+            1,
+            3,
+            5,
+            2,
+            4,
+        )  # within a block: channels, rows, columns
     blocks = words.contiguous().flatten(3).view(torch.uint8)  # [rows, height / 4, width / 4, channels * 16]
     kernel_blocks = kernel_height // BLOCK, kernel_width // BLOCK
     kernel = weight.reshape(outputs, channels, kernel_blocks[0], BLOCK, kernel_blocks[1], BLOCK)
@@ -96,7 +114,11 @@ class _Dense(Function):
     @once_differentiable
     def backward(ctx: Any, by_y: Tensor) -> Any:
         x, weight = ctx.saved_tensors
-        return _by_onednn(by_y, weight.t()), _by_onednn(by_y.t(), x.t()), by_y.sum(dim=0)
+        return (
+            _by_onednn(by_y, weight.t()),
+            _by_onednn(by_y.t(), x.t()),
+            by_y.sum(dim=0),
+        )
 
 
 def _by_onednn(a: Tensor, b: Tensor, bias: Tensor | None = None) -> Tensor:

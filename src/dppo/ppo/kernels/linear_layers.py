@@ -17,7 +17,12 @@ from torch.nn import functional as F
 
 from dppo.ppo.kernels.products import product
 
-HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+HOOKS = (
+    "_forward_hooks",
+    "_forward_pre_hooks",
+    "_backward_hooks",
+    "_backward_pre_hooks",
+)
 VIEWS = "_views_of_weights"
 """Attribute of a layer: the addresses of its parameters, and the `LayerArrays` made from these."""
 
@@ -46,7 +51,10 @@ class Activation(NamedTuple):
 
 ACTIVATIONS: dict[Any, Activation] = {
     nn.Tanh: Activation(np.tanh, torch.ops.aten.tanh_backward),
-    nn.ReLU: Activation(partial(np.maximum, 0), partial(torch.ops.aten.threshold_backward, threshold=0)),
+    nn.ReLU: Activation(
+        partial(np.maximum, 0),
+        partial(torch.ops.aten.threshold_backward, threshold=0),
+    ),
 }
 
 
@@ -118,7 +126,10 @@ def linear(inputs: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     """Return inputs [..., k] times weight [m, k] transposed, plus bias [m]; differentiable, as `F.linear`."""
     if not numpy_can_multiply(inputs, weight):
         return F.linear(inputs, weight, bias)
-    arrays = LayerArrays(weight.numpy(force=True), None if bias is None else bias.numpy(force=True))
+    arrays = LayerArrays(
+        weight.numpy(force=True),
+        None if bias is None else bias.numpy(force=True),
+    )
     if inputs.dim() == 2:
         return _chain(inputs, (arrays,), (None,), (weight, bias))
     rows = inputs.reshape(-1, inputs.shape[-1])
@@ -128,12 +139,18 @@ def linear(inputs: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
 
 def numpy_can_multiply(inputs: Tensor, weight: Tensor) -> bool:
     """Return whether both are on the CPU, of one dtype that NumPy has, and outside of autocast and torch.func."""
-    is_plain = inputs.is_cpu and inputs.dtype == weight.dtype in (torch.float32, torch.float64)
+    is_plain = inputs.is_cpu and inputs.dtype == weight.dtype in (
+        torch.float32,
+        torch.float64,
+    )
     return is_plain and not torch.is_autocast_enabled("cpu") and torch._C._functorch.peek_interpreter_stack() is None
 
 
 def _chain_forward(
-    module: nn.Sequential, layers: list[nn.Linear], activations: ActivationTypes, input: Tensor
+    module: nn.Sequential,
+    layers: list[nn.Linear],
+    activations: ActivationTypes,
+    input: Tensor,
 ) -> Tensor:
     """Compute a sequence of linear layers and activations, in place of `nn.Sequential.forward`."""
     parameters: list[Tensor] = []
@@ -153,26 +170,43 @@ def _arrays_of(layer: nn.Linear) -> LayerArrays:
     attributes = layer.__dict__
     weight = attributes["_parameters"]["weight"]
     bias = attributes["_parameters"]["bias"]
-    address = weight.data_ptr(), weight.stride(), None if bias is None else bias.data_ptr()
+    address = (
+        weight.data_ptr(),
+        weight.stride(),
+        None if bias is None else bias.data_ptr(),
+    )
     stored_address, arrays = attributes.get(VIEWS, (None, None))
     if stored_address != address:
-        arrays = LayerArrays(weight.numpy(force=True), None if bias is None else bias.numpy(force=True))
+        arrays = LayerArrays(
+            weight.numpy(force=True),
+            None if bias is None else bias.numpy(force=True),
+        )
         attributes[VIEWS] = address, arrays
     return arrays
 
 
 def _chain(
-    x: Tensor, arrays: Sequence[LayerArrays], activations: ActivationTypes, parameters: Sequence[Tensor | None]
+    x: Tensor,
+    arrays: Sequence[LayerArrays],
+    activations: ActivationTypes,
+    parameters: Sequence[Tensor | None],
 ) -> Tensor:
     """Return the outputs of the last layer for `x` [n, k]; `parameters` are weight and bias of each layer."""
     if torch.is_grad_enabled():
-        for tensor in (x, *parameters):  # only the biases learn where a user has frozen the weights
+        for tensor in (
+            x,
+            *parameters,
+        ):  # only the biases learn where a user has frozen the weights
             if tensor is not None and tensor.requires_grad:
                 return _Chain.apply(x, arrays, activations, *parameters)  # type: ignore[no-untyped-call]
     return torch.from_numpy(_outputs(x.numpy(force=True), arrays, activations)[-1])
 
 
-def _outputs(rows: np.ndarray, arrays: Sequence[LayerArrays], activations: ActivationTypes) -> list[np.ndarray]:
+def _outputs(
+    rows: np.ndarray,
+    arrays: Sequence[LayerArrays],
+    activations: ActivationTypes,
+) -> list[np.ndarray]:
     """Return the inputs `rows`, and the outputs of every layer behind its activation."""
     outputs = [rows]
     for layer, activation in zip(arrays, activations, strict=True):
@@ -247,7 +281,12 @@ def _differentiable(x: Tensor, parameters: Sequence[Tensor | None], activations:
     return y
 
 
-def _gradients(y: Tensor, by_y: Tensor, inputs: Sequence[Tensor | None], needed: Sequence[bool]) -> list[Tensor | None]:
+def _gradients(
+    y: Tensor,
+    by_y: Tensor,
+    inputs: Sequence[Tensor | None],
+    needed: Sequence[bool],
+) -> list[Tensor | None]:
     """Return the gradient of each input that is needed, with a graph of its own, and None for the others."""
     chosen = [tensor for tensor, is_needed in zip(inputs, needed, strict=True) if is_needed]
     computed = iter(torch.autograd.grad(y, chosen, by_y, create_graph=True))  # type: ignore[arg-type]

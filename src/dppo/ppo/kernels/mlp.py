@@ -59,13 +59,27 @@ class HandwrittenMLP(LearningNetwork):
         workspace = self._workspace(len(residuals))
         policy, value = self._trunks
         policy_outputs, value_outputs = workspace.outputs
-        self._backpropagate(policy, [residuals, *policy_outputs[:-1]], workspace, by_head[:, : self._bound_size])
-        self._backpropagate(value, [residuals, *value_outputs[:-1]], workspace, by_values.unsqueeze(1))
+        self._backpropagate(
+            policy,
+            [residuals, *policy_outputs[:-1]],
+            workspace,
+            by_head[:, : self._bound_size],
+        )
+        self._backpropagate(
+            value,
+            [residuals, *value_outputs[:-1]],
+            workspace,
+            by_values.unsqueeze(1),
+        )
         if self._by_log_std is not None:
             torch.sum(by_head[:, self._bound_size :], dim=0, out=self._by_log_std)
 
     def _backpropagate(
-        self, layers: list[_Layer], inputs: list[Tensor], workspace: _Workspace, by_output: Tensor
+        self,
+        layers: list[_Layer],
+        inputs: list[Tensor],
+        workspace: _Workspace,
+        by_output: Tensor,
     ) -> None:
         """Store the gradients of a trunk, from the last linear layer y = W x + b to the first.
 
@@ -111,7 +125,13 @@ class _Layer(NamedTuple):
         assert layer.weight.grad is not None, "FlatParameters have made the gradients"
         assert layer.bias.grad is not None
         weight = layer.weight.detach()
-        return _Layer(weight, weight.t(), layer.bias.detach(), layer.weight.grad, layer.bias.grad)
+        return _Layer(
+            weight,
+            weight.t(),
+            layer.bias.detach(),
+            layer.weight.grad,
+            layer.bias.grad,
+        )
 
 
 class _Workspace(NamedTuple):

@@ -36,8 +36,8 @@ def over_time(
     """
     if not isinstance(cell, nn.GRUCell | nn.LSTMCell) or not cell.bias:
         raise TypeError(f"over_time() was given {cell!r}. Pass an nn.GRUCell or an nn.LSTMCell with biases.")
-    has_own_forward = "forward" in cell.__dict__ or type(cell).forward not in (nn.GRUCell.forward, nn.LSTMCell.forward)
-    if has_own_forward or has_hooks(cell):
+    is_plain = type(cell).forward in (nn.GRUCell.forward, nn.LSTMCell.forward)
+    if not is_plain or "forward" in cell.__dict__ or has_hooks(cell):
         raise TypeError(
             f"over_time() does not call {cell!r}, which has hooks or its own forward(). Call it step by step."
         )
@@ -58,7 +58,10 @@ def over_time(
 
 
 def over_time_in_torch(
-    cell: nn.GRUCell | nn.LSTMCell, inputs: Tensor, state: Tensor, starts: Tensor
+    cell: nn.GRUCell | nn.LSTMCell,
+    inputs: Tensor,
+    state: Tensor,
+    starts: Tensor,
 ) -> tuple[Tensor, Tensor]:
     """Do as `over_time`, by calling the cell step by step: the plain twin, and what exporters see."""
     outputs = []
@@ -94,12 +97,23 @@ class _LSTM(Function):
     """
 
     @staticmethod
-    def forward(ctx: Any, gates: Tensor, weight: Tensor, h: Tensor, c: Tensor, starts: Tensor) -> tuple[Tensor, Tensor]:
+    def forward(
+        ctx: Any,
+        gates: Tensor,
+        weight: Tensor,
+        h: Tensor,
+        c: Tensor,
+        starts: Tensor,
+    ) -> tuple[Tensor, Tensor]:
         """Return h of each step [L, rows, H] and the last c [rows, H]; `gates` [L, rows, 4H] hold x W_i + b."""
         size = h.shape[1]
         gates = gates.clone(memory_format=torch.contiguous_format)
         resets = _Resets.of(starts, gates.dtype)
-        h_before, c_before, tanh_c, outputs = gates.new_empty(4, *gates.shape[:2], size).unbind()
+        length, rows, _ = gates.shape
+        h_before = gates.new_empty(length, rows, size)
+        c_before = gates.new_empty(length, rows, size)
+        tanh_c = gates.new_empty(length, rows, size)
+        outputs = gates.new_empty(length, rows, size)
         by_h = weight.t()
         h_part = torch.empty_like(gates[0])
         for t, is_reset in enumerate(resets.at_step):
@@ -108,7 +122,8 @@ class _LSTM(Function):
                 c = c * resets.factors[t]
             h_before[t] = h
             c_before[t] = c
-            step_gates = gates[t].add_(multiply(h, by_h, h_part))
+            step_gates = gates[t]
+            step_gates.add_(multiply(h, by_h, h_part))
             step_gates[:, : 2 * size].sigmoid_()
             step_gates[:, 2 * size : 3 * size].tanh_()
             step_gates[:, 3 * size :].sigmoid_()
@@ -128,7 +143,15 @@ class _LSTM(Function):
         by_outputs, by_c = gradients
         gates, h_before, c_before, tanh_c, weight, reset_factors = ctx.saved_tensors
         i, f, g, o = gates.chunk(4, dim=2)
-        factors = torch.cat([g * i * (1 - i), c_before * f * (1 - f), i * (1 - g * g), tanh_c * o * (1 - o)], dim=2)
+        factors = torch.cat(
+            [
+                g * i * (1 - i),
+                c_before * f * (1 - f),
+                i * (1 - g * g),
+                tanh_c * o * (1 - o),
+            ],
+            dim=2,
+        )
         c_by_h = o * (1 - tanh_c * tanh_c)
         length, rows, size = h_before.shape
         by_gates = torch.empty_like(gates)
@@ -145,7 +168,11 @@ class _LSTM(Function):
             if ctx.is_reset[t]:
                 by_h = by_h * reset_factors[t]
                 by_c = by_c * reset_factors[t]
-        by_weight = multiply(by_gates.flatten(0, 1).t(), h_before.flatten(0, 1), torch.empty_like(weight))
+        by_weight = multiply(
+            by_gates.flatten(0, 1).t(),
+            h_before.flatten(0, 1),
+            torch.empty_like(weight),
+        )
         return by_gates, by_weight, by_h, by_c, None
 
 
@@ -156,18 +183,29 @@ class _GRU(Function):
     """
 
     @staticmethod
-    def forward(ctx: Any, gates: Tensor, weight: Tensor, bias: Tensor, h: Tensor, starts: Tensor) -> Tensor:
+    def forward(
+        ctx: Any,
+        gates: Tensor,
+        weight: Tensor,
+        bias: Tensor,
+        h: Tensor,
+        starts: Tensor,
+    ) -> Tensor:
         """Return h of each step [L, rows, H]; `gates` [L, rows, 3H] hold x W_i + b_i."""
         size = h.shape[1]
         gates = gates.clone(memory_format=torch.contiguous_format)
         resets = _Resets.of(starts, gates.dtype)
-        h_before, hidden_n, outputs = gates.new_empty(3, *gates.shape[:2], size).unbind()
+        length, rows, _ = gates.shape
+        h_before = gates.new_empty(length, rows, size)
+        hidden_n = gates.new_empty(length, rows, size)
+        outputs = gates.new_empty(length, rows, size)
         by_h = weight.t()
         for t, is_reset in enumerate(resets.at_step):
             if is_reset:
                 h = h * resets.factors[t]
             h_before[t] = h
-            hidden = multiply(h, by_h, torch.empty_like(gates[t])).add_(bias)
+            hidden = multiply(h, by_h, torch.empty_like(gates[t]))
+            hidden.add_(bias)
             hidden_n[t] = hidden[:, 2 * size :]
             rz = gates[t, :, : 2 * size]
             rz.add_(hidden[:, : 2 * size]).sigmoid_()
@@ -185,14 +223,25 @@ class _GRU(Function):
         gates, h_before, hidden_n, weight, reset_factors = ctx.saved_tensors
         r, z, n = gates.chunk(3, dim=2)
         by_n = (1 - z) * (1 - n * n)
-        factors = torch.cat([by_n * hidden_n * r * (1 - r), (h_before - n) * z * (1 - z), by_n * r], dim=2)
+        factors = torch.cat(
+            [
+                by_n * hidden_n * r * (1 - r),
+                (h_before - n) * z * (1 - z),
+                by_n * r,
+            ],
+            dim=2,
+        )
         length, rows, size = h_before.shape
         by_hidden = torch.empty_like(gates)
         by_h = torch.zeros_like(by_outputs[0])
         by_each_h = torch.empty_like(h_before)
         for t in reversed(range(length)):
             by_h = torch.add(by_h, by_outputs[t], out=by_each_h[t])
-            torch.mul(by_h.unsqueeze(1), factors[t].view(rows, 3, size), out=by_hidden[t].view(rows, 3, size))
+            torch.mul(
+                by_h.unsqueeze(1),
+                factors[t].view(rows, 3, size),
+                out=by_hidden[t].view(rows, 3, size),
+            )
             by_h = (by_h * z[t]).add_(multiply(by_hidden[t], weight, torch.empty_like(h_before[t])))
             if ctx.is_reset[t]:
                 by_h = by_h * reset_factors[t]

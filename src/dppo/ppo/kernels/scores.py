@@ -24,9 +24,11 @@ def categorical_scores(head: Float[Tensor, "rows n"], actions: Int64[Tensor, " r
     entropies = -(probs * log_probs).sum(dim=1)
 
     def gradient(by_logprobs: Tensor, by_entropies: Tensor | float) -> Tensor:
-        by_head = (log_probs + entropies.unsqueeze(1)).mul_(_as_column(by_entropies))
-        by_head.add_(by_logprobs.unsqueeze(1)).mul_(probs).neg_()
-        return by_head.scatter_add_(1, column, by_logprobs.unsqueeze(1))
+        weight = by_logprobs.unsqueeze(1)
+        by_head = log_probs + entropies.unsqueeze(1)
+        by_head.mul_(_as_column(by_entropies))
+        by_head.add_(weight).mul_(probs).neg_()
+        return by_head.scatter_add_(1, column, weight)
 
     return ScoresWithGradient(log_probs.gather(1, column).squeeze(1), entropies, gradient)
 

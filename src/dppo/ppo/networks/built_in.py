@@ -12,7 +12,12 @@ from typing_extensions import override
 
 from dppo.ppo.distributions.base import Distribution
 from dppo.ppo.distributions.simple import distribution_of
-from dppo.ppo.networks.layers import CELL_PARAMETERS, NUM_GATES, Layers, ParameterNames
+from dppo.ppo.networks.layers import (
+    CELL_PARAMETERS,
+    NUM_GATES,
+    Layers,
+    ParameterNames,
+)
 from dppo.ppo.networks.network import NetworkSpec
 from dppo.spaces.spaces import Spaces
 
@@ -44,7 +49,10 @@ class BuiltInSpec(NetworkSpec):
     @cached_property
     @override
     def distribution(self) -> Distribution:
-        return distribution_of(self.spaces.actions, state_dependent_std=self.layers.state_dependent_std)
+        return distribution_of(
+            self.spaces.actions,
+            state_dependent_std=self.layers.state_dependent_std,
+        )
 
     @cached_property
     def acts_in_numpy(self) -> bool:
@@ -82,7 +90,13 @@ class BuiltInSpec(NetworkSpec):
         generator = torch.Generator().manual_seed(seed)
         sizes = (self._num_inputs, *self.layers.hidden_sizes)
         distribution = self.distribution
-        mlp = MLP(sizes, self.layers.activation, distribution.head_size, distribution.free_size, generator)
+        mlp = MLP(
+            sizes,
+            self.layers.activation,
+            distribution.head_size,
+            distribution.free_size,
+            generator,
+        )
         return mlp.to(getattr(torch, self.dtype))
 
     def _encoder_network(self) -> nn.Module:
@@ -109,7 +123,10 @@ class BuiltInSpec(NetworkSpec):
     def _mlp_shapes(self) -> Shapes:
         shapes: Shapes = {}
         for trunk, num_outputs in (("policy", self._num_bound), ("value", 1)):
-            shapes |= _linear_shapes(trunk, (self._num_inputs, *self.layers.hidden_sizes, num_outputs))
+            shapes |= _linear_shapes(
+                trunk,
+                (self._num_inputs, *self.layers.hidden_sizes, num_outputs),
+            )
         return shapes | self._log_std_shapes()
 
     def _memory_shapes(self) -> Shapes:
@@ -121,10 +138,21 @@ class BuiltInSpec(NetworkSpec):
         for trunk in names.hidden:
             shapes |= _linear_shapes(trunk, sizes)
         for cell in names.cells:
-            cell_shapes = ((gates, sizes[-1]), (gates, units), (gates,), (gates,))
+            cell_shapes = (
+                (gates, sizes[-1]),
+                (gates, units),
+                (gates,),
+                (gates,),
+            )
             shapes |= {f"{cell}.{name}": shape for name, shape in zip(CELL_PARAMETERS, cell_shapes, strict=True)}
-        for layer, num_outputs in ((names.policy, self._num_bound), (names.value, 1)):
-            shapes |= {f"{layer}.weight": (num_outputs, units), f"{layer}.bias": (num_outputs,)}
+        for layer, num_outputs in (
+            (names.policy, self._num_bound),
+            (names.value, 1),
+        ):
+            shapes |= {
+                f"{layer}.weight": (num_outputs, units),
+                f"{layer}.bias": (num_outputs,),
+            }
         return shapes
 
     @property
@@ -141,7 +169,10 @@ class BuiltInSpec(NetworkSpec):
         layers = self.layers
         if not self.is_mlp:
             return {"layers": asdict(layers), "dtype": self.dtype}
-        described: dict[str, Any] = {"hidden_sizes": list(layers.hidden_sizes), "activation": layers.activation}
+        described: dict[str, Any] = {
+            "hidden_sizes": list(layers.hidden_sizes),
+            "activation": layers.activation,
+        }
         described["dtype"] = self.dtype
         if layers.state_dependent_std:
             described["state_dependent_std"] = True

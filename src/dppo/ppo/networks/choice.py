@@ -9,7 +9,12 @@ from dppo.errors import ConfigError, counted
 from dppo.ppo.kernels.acting import NumpyMLP
 from dppo.ppo.networks.built_in import BuiltInSpec
 from dppo.ppo.networks.layers import Layers
-from dppo.ppo.networks.network import ActingNetwork, LearningNetwork, ModelClass, NetworkSpec
+from dppo.ppo.networks.network import (
+    ActingNetwork,
+    LearningNetwork,
+    ModelClass,
+    NetworkSpec,
+)
 from dppo.spaces.actions import boxes
 from dppo.spaces.spaces import Spaces, is_image
 from dppo.user_code import import_path
@@ -64,7 +69,11 @@ def choose_network(network: Network, spaces: Spaces) -> Choice:
         state_dependent_std=network.state_dependent_std,
     )
     spec = BuiltInSpec(spaces, layers, network.dtype)
-    return Choice(spec, _describe_layers(spec), f", because {_describe_observation(spaces)}")
+    return Choice(
+        spec,
+        _describe_layers(spec),
+        f", because {_describe_observation(spaces)}",
+    )
 
 
 def _user_network(network: Network, model: ModelClass, spaces: Spaces) -> Choice:
@@ -201,7 +210,11 @@ def acting_network(spec: NetworkSpec) -> ActingNetwork:
 
 
 def learning_network(
-    spec: NetworkSpec, seed: int, *, device: str = "cpu", zeros_like: ZerosLike | None = None
+    spec: NetworkSpec,
+    seed: int,
+    *,
+    device: str = "cpu",
+    zeros_like: ZerosLike | None = None,
 ) -> LearningNetwork:
     """Build the network for a trainer, with initial weights drawn from `seed` alone; imports torch.
 
@@ -214,9 +227,16 @@ def learning_network(
         return HandwrittenMLP(spec.mlp(seed).to(device), zeros_like)
     from dppo.ppo.kernels.calls import without_call_overhead
     from dppo.ppo.networks.modules import Autograd
-    from dppo.ppo.networks.parameters import rebuilt_deterministically, shapes_of
+    from dppo.ppo.networks.parameters import (
+        rebuilt_deterministically,
+        shapes_of,
+    )
 
     name = spec.as_json().get("model", "the built-in network")
     module = rebuilt_deterministically(lambda: spec.module(seed), name).to(device)
     assert shapes_of(module) == dict(spec.shapes), "module and spec differ"
-    return Autograd(without_call_overhead(module), spec.ordered_parameters(module), zeros_like)
+    return Autograd(
+        without_call_overhead(module),
+        spec.ordered_parameters(module),
+        zeros_like,
+    )

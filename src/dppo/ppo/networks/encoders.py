@@ -22,7 +22,10 @@ from dppo.spaces.spaces import Categories, Spaces, is_image
 
 MAX_ONE_HOT = 1024  # columns of a one-hot code; more categories are embedded
 EMBEDDING_SIZE = 64
-CELLS: dict[str, type[nn.GRUCell] | type[nn.LSTMCell]] = {"gru": nn.GRUCell, "lstm": nn.LSTMCell}
+CELLS: dict[str, type[nn.GRUCell] | type[nn.LSTMCell]] = {
+    "gru": nn.GRUCell,
+    "lstm": nn.LSTMCell,
+}
 Cell = nn.GRUCell | nn.LSTMCell
 
 
@@ -43,16 +46,23 @@ class EncoderNetwork(nn.Module):
         chosen = Layers(**layers)
         free_size = distribution_of(spaces.actions, state_dependent_std=chosen.state_dependent_std).free_size
         self.body = Body(spaces, chosen)
+        features = self.body.features
         self.value_body = None if chosen.shared else Body(spaces, chosen)
-        self.memory = _cell(chosen, self.body.features)
-        self.value_memory = None if chosen.shared else _cell(chosen, self.body.features)
-        features = self.body.features if self.memory is None else chosen.memory_size
+        self.memory = _cell(chosen, features)
+        self.value_memory = None if chosen.shared else _cell(chosen, features)
+        if self.memory is not None:
+            features = chosen.memory_size
         self.policy = orthogonal(Output(features, head_size - free_size), 0.01)
         self.value = orthogonal(Output(features, 1), 1.0)
         self.log_std = nn.Parameter(torch.zeros(free_size)) if free_size else None
         self.state_size = chosen.state_size
 
-    def forward(self, obs: Any, state: Tensor | None = None, starts: Tensor | None = None) -> tuple[Tensor, ...]:
+    def forward(
+        self,
+        obs: Any,
+        state: Tensor | None = None,
+        starts: Tensor | None = None,
+    ) -> tuple[Tensor, ...]:
         """Return head [rows, H] and values [rows]; with memory, head [L, rows, H], values [L, rows], state [rows, S].
 
         Args:
@@ -78,7 +88,8 @@ class EncoderNetwork(nn.Module):
         """Return head and values; `hidden` are the features of the policy and of the value, or one for both."""
         head = self.policy(hidden[0])
         if self.log_std is not None:
-            head = torch.cat([head, self.log_std.expand(*head.shape[:-1], -1)], dim=-1)
+            log_std = self.log_std.expand(*head.shape[:-1], -1)
+            head = torch.cat([head, log_std], dim=-1)
         return head, self.value(hidden[-1]).squeeze(-1)
 
 

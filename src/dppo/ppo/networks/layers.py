@@ -59,4 +59,9 @@ class ParameterNames:
     def of_encoder_network(trunks: tuple[str, ...]) -> "ParameterNames":
         """Return the names in `EncoderNetwork` with memory; `trunks` are the prefixes."""
         hidden = tuple(f"{trunk}body.hidden" for trunk in trunks)
-        return ParameterNames(hidden, tuple(f"{trunk}memory" for trunk in trunks), "policy", "value")
+        return ParameterNames(
+            hidden,
+            tuple(f"{trunk}memory" for trunk in trunks),
+            "policy",
+            "value",
+        )

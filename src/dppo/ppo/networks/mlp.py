@@ -19,7 +19,12 @@ class MLP(nn.Module):
     """
 
     def __init__(
-        self, sizes: Sequence[int], activation: str, head_size: int, free_size: int, generator: torch.Generator
+        self,
+        sizes: Sequence[int],
+        activation: str,
+        head_size: int,
+        free_size: int,
+        generator: torch.Generator,
     ) -> None:
         """Draw the weights in float32 from `generator`, first those of the policy.
 
@@ -45,12 +50,21 @@ class MLP(nn.Module):
         return torch.cat([outputs, self.log_std.expand(len(outputs), -1)], dim=1)
 
 
-def _trunk(sizes: Sequence[int], activation: str, last_gain: float, generator: torch.Generator) -> nn.Sequential:
+def _trunk(
+    sizes: Sequence[int],
+    activation: str,
+    last_gain: float,
+    generator: torch.Generator,
+) -> nn.Sequential:
     layers: list[nn.Module] = []
     for inputs, outputs in pairwise(sizes):
         layer = nn.utils.skip_init(nn.Linear, inputs, outputs, dtype=torch.float32)
         is_last = len(layers) == 2 * (len(sizes) - 2)
-        nn.init.orthogonal_(layer.weight, last_gain if is_last else math.sqrt(2), generator=generator)
+        nn.init.orthogonal_(
+            layer.weight,
+            last_gain if is_last else math.sqrt(2),
+            generator=generator,
+        )
         nn.init.zeros_(layer.bias)
         layers += [layer, ACTIVATIONS[activation]()]
     return nn.Sequential(*layers[:-1])

@@ -14,7 +14,12 @@ from dppo.errors import ConfigError
 from dppo.ppo.exchange.inputs import each_leaf
 from dppo.ppo.kernels.calls import without_call_overhead
 from dppo.ppo.kernels.linear_layers import use_in
-from dppo.ppo.networks.network import ActingNetwork, LearningNetwork, Outputs, RecurrentInputs
+from dppo.ppo.networks.network import (
+    ActingNetwork,
+    LearningNetwork,
+    Outputs,
+    RecurrentInputs,
+)
 from dppo.ppo.networks.parameters import FlatParameters, ZerosLike
 from dppo.ppo.networks.torch_settings import default_dtype, exact_on
 from dppo.spaces.spaces import Spaces
@@ -29,7 +34,12 @@ class TorchActing(ActingNetwork):
     process has changed the global setting in question, and parameters without gradients make `no_grad` unnecessary.
     """
 
-    def __init__(self, module: nn.Module, parameters: Iterable[nn.Parameter], spaces: Spaces) -> None:
+    def __init__(
+        self,
+        module: nn.Module,
+        parameters: Iterable[nn.Parameter],
+        spaces: Spaces,
+    ) -> None:
         """Act with `module`; `parameters` are in the order of the flat vector."""
         self._parameters = list(parameters)
         self._module = without_call_overhead(module.requires_grad_(False))
@@ -46,7 +56,11 @@ class TorchActing(ActingNetwork):
             parameter.copy_(piece.view_as(parameter))
 
     @override
-    def step(self, obs: np.ndarray | dict[str, np.ndarray], state: np.ndarray | None = None) -> Outputs:
+    def step(
+        self,
+        obs: np.ndarray | dict[str, np.ndarray],
+        state: np.ndarray | None = None,
+    ) -> Outputs:
         """Return head and values of `obs` [..., E, *O]: E rows at a time: larger batches would change the last bits."""
         name, leaf = next(iter(obs.items())) if isinstance(obs, dict) else ("", obs)
         if leaf.ndim > self._num_axes[name] + 1:
@@ -59,16 +73,35 @@ class TorchActing(ActingNetwork):
             starts = torch.zeros((1, len(state)), dtype=torch.bool)
             one_step = each_leaf(inputs, itemgetter(None))
             head, values, new_state = self._module(one_step, self._tensor(state), starts)
-            return Outputs(head[0].numpy(force=True), values[0].numpy(force=True), new_state.numpy(force=True))
+            return Outputs(
+                head[0].numpy(force=True),
+                values[0].numpy(force=True),
+                new_state.numpy(force=True),
+            )
 
-    def _step_each(self, obs: np.ndarray | dict[str, np.ndarray], state: np.ndarray | None, length: int) -> Outputs:
+    def _step_each(
+        self,
+        obs: np.ndarray | dict[str, np.ndarray],
+        state: np.ndarray | None,
+        length: int,
+    ) -> Outputs:
         """Step each element of the first axis on its own."""
-        steps = [self.step(each_leaf(obs, itemgetter(s)), None if state is None else state[s]) for s in range(length)]
+        steps = [
+            self.step(
+                each_leaf(obs, itemgetter(s)),
+                None if state is None else state[s],
+            )
+            for s in range(length)
+        ]
         head = np.stack([outputs.head for outputs in steps])
         values = np.stack([outputs.values for outputs in steps])
         if state is None:
             return Outputs(head, values)
-        return Outputs(head, values, np.stack([outputs.state for outputs in steps if outputs.state is not None]))
+        return Outputs(
+            head,
+            values,
+            np.stack([outputs.state for outputs in steps if outputs.state is not None]),
+        )
 
     def _tensor(self, array: np.ndarray) -> Tensor:
         """Copy `array` into memory that is aligned alike in every process."""
@@ -81,7 +114,10 @@ class Autograd(LearningNetwork):
     """Train any module: the gradient of the parameters is one vector-Jacobian product by autograd."""
 
     def __init__(
-        self, module: nn.Module, parameters: Iterable[nn.Parameter], zeros_like: ZerosLike | None = None
+        self,
+        module: nn.Module,
+        parameters: Iterable[nn.Parameter],
+        zeros_like: ZerosLike | None = None,
     ) -> None:
         self.parameters = FlatParameters(parameters, zeros_like)
         use_in(module)
@@ -121,11 +157,19 @@ class Autograd(LearningNetwork):
         return head.transpose(0, 1).flatten(0, 1), values.t().flatten()
 
     def _input(self, leaf: Tensor) -> Tensor:
-        is_image = leaf.dtype == torch.uint8 and leaf.dim() in (4, 5)  # rows, and the axes of `spaces.is_image`
+        is_image = leaf.dtype == torch.uint8 and leaf.dim() in (
+            4,
+            5,
+        )  # rows, and the axes of `spaces.is_image`
         return leaf if is_image and self._reads_bytes else leaf.to(self._dtype)
 
     @override
-    def backward(self, residuals: tuple[Tensor, Tensor], by_head: Tensor, by_values: Tensor) -> None:
+    def backward(
+        self,
+        residuals: tuple[Tensor, Tensor],
+        by_head: Tensor,
+        by_values: Tensor,
+    ) -> None:
         """Compute the gradient with autograd, which adds to the views that the module's parameters hold."""
         self.parameters.gradient.zero_()
         with default_dtype(self._dtype):

@@ -78,7 +78,12 @@ class LearningNetwork(Protocol):
             recurrent: the `RecurrentInputs` of the sequences that the rows are; None without memory.
         """
 
-    def backward(self, residuals: Any, by_head: Float[Tensor, "rows H"], by_values: Float[Tensor, " rows"]) -> None:
+    def backward(
+        self,
+        residuals: Any,
+        by_head: Float[Tensor, "rows H"],
+        by_values: Float[Tensor, " rows"],
+    ) -> None:
         """Store the gradient of the loss, given its gradients with respect to head and values; uses `residuals` up."""
 
 

@@ -20,14 +20,23 @@ class FlatParameters:
     The gradient's norm, its clipping and its sum over learners, Adam, and a snapshot are then one operation each.
     """
 
-    def __init__(self, parameters: Iterable[nn.Parameter], zeros_like: ZerosLike | None = None) -> None:
+    def __init__(
+        self,
+        parameters: Iterable[nn.Parameter],
+        zeros_like: ZerosLike | None = None,
+    ) -> None:
         """Move `parameters`, all of a module, into one vector; `zeros_like` allocates the vector of gradients."""
         parameters = list(parameters)
         self.weights = nn.Parameter(torch.cat([parameter.detach().flatten() for parameter in parameters]))
         self.gradient = (zeros_like or torch.zeros_like)(self.weights.detach())
         self.weights.grad = self.gradient
         sizes = [parameter.numel() for parameter in parameters]
-        pieces = zip(parameters, self.weights.data.split(sizes), self.gradient.split(sizes), strict=True)
+        pieces = zip(
+            parameters,
+            self.weights.data.split(sizes),
+            self.gradient.split(sizes),
+            strict=True,
+        )
         for parameter, weights, gradient in pieces:
             parameter.data = weights.view_as(parameter)
             parameter.grad = gradient.view_as(parameter)

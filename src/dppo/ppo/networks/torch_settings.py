@@ -23,7 +23,10 @@ def default_dtype(dtype: torch.dtype) -> AbstractContextManager[None]:
     before = torch.get_default_dtype()
     dtype_setting = _Setting(torch.set_default_dtype, dtype, before)
     if not torch._C._get_mkldnn_enabled():
-        return _defaults_restored(dtype_setting, _Setting(torch._C._set_mkldnn_enabled, value=True, before=False))
+        return _defaults_restored(
+            dtype_setting,
+            _Setting(torch._C._set_mkldnn_enabled, value=True, before=False),
+        )
     # A default device is a mode on this stack; to ask for the device takes 3 us, in each step of an actor.
     has_default_device = torch._C._len_torch_function_stack() > 0
     if torch.is_autocast_enabled("cpu") or torch.is_inference_mode_enabled() or has_default_device:
@@ -44,7 +47,11 @@ def exact_on(num_threads: int) -> AbstractContextManager[None]:
         return nullcontext()
     return _settings_overridden(
         _Setting(torch.set_num_threads, num_threads, threads_before),
-        _Setting(torch.set_float32_matmul_precision, "highest", precision or "highest"),
+        _Setting(
+            torch.set_float32_matmul_precision,
+            "highest",
+            precision or "highest",
+        ),
     )
 
 

@@ -25,7 +25,11 @@ NUM_ROWS = 3
 OUTPUTS = ("head", "values", "state")
 SQUEEZE = "values.squeeze(-1) removes a last axis"
 SHAPES = ("[rows, head_size]", f"[rows]; {SQUEEZE}")
-SHAPES_WITH_MEMORY = ("[L, rows, head_size]", f"[L, rows]; {SQUEEZE}", "[rows, state_size], after the last step")
+SHAPES_WITH_MEMORY = (
+    "[L, rows, head_size]",
+    f"[L, rows]; {SQUEEZE}",
+    "[rows, state_size], after the last step",
+)
 NOT_RESET = (
     "where starts is True differ from those of a state of zeros. Set the state of these rows to zero before the step"
 )
@@ -85,7 +89,11 @@ class ModuleSpec(NetworkSpec):
 
     @override
     def as_json(self) -> dict[str, Any]:
-        return {"model": import_path(self.model), "model_kwargs": self.kwargs, "dtype": self.dtype}
+        return {
+            "model": import_path(self.model),
+            "model_kwargs": self.kwargs,
+            "dtype": self.dtype,
+        }
 
     def _facts(self) -> ModuleFacts:
         """Return the facts about the module, after trying it on made-up observations once in this process.
@@ -93,7 +101,14 @@ class ModuleSpec(NetworkSpec):
         Raise ConfigError if it breaks the contract.
         """
         facts_by_arguments = _facts_of_class.setdefault(model_class(self.model), {})
-        arguments = repr((self.kwargs, self.spaces, self.spaces.actions.as_json(), self.dtype))
+        arguments = repr(
+            (
+                self.kwargs,
+                self.spaces,
+                self.spaces.actions.as_json(),
+                self.dtype,
+            )
+        )
         if arguments not in facts_by_arguments:
             facts_by_arguments[arguments] = self._try()
         return facts_by_arguments[arguments]
@@ -118,7 +133,10 @@ class ModuleSpec(NetworkSpec):
                 f"its state_size is {state_size!r}. It must be the number of elements of the memory's state, or be "
                 f"left out"
             )
-        with torch.random.fork_rng(devices=[]), default_dtype(self._torch_dtype):
+        with (
+            torch.random.fork_rng(devices=[]),
+            default_dtype(self._torch_dtype),
+        ):
             if state_size:
                 self._check_sequences(module, state_size)
             else:
@@ -139,7 +157,10 @@ class ModuleSpec(NetworkSpec):
         for name, parameter in parameters:
             if nn.parameter.is_lazy(parameter):
                 raise self._broken(f"its parameter {name} has no shape yet. Give lazy layers their sizes")
-            if (parameter.device, parameter.dtype) != (first.device, first.dtype):
+            if (parameter.device, parameter.dtype) != (
+                first.device,
+                first.dtype,
+            ):
                 raise self._broken(
                     f"its parameters differ: {name} is {parameter.dtype} on {parameter.device}, {first_name} is "
                     f"{first.dtype} on {first.device}. Let dppo choose both (settings device and dtype)"
@@ -153,14 +174,21 @@ class ModuleSpec(NetworkSpec):
         obs = _made_up_inputs(self.spaces, NUM_ROWS, self._torch_dtype)
 
         def run(num_rows: int = NUM_ROWS) -> tuple[Tensor, ...]:
-            return self._outputs(module, (num_rows,), each_leaf(obs, lambda leaf: leaf[:num_rows]))
+            return self._outputs(
+                module,
+                (num_rows,),
+                each_leaf(obs, lambda leaf: leaf[:num_rows]),
+            )
 
         self._results(module, [run, run, lambda: run(1)], slice(1))
 
     def _check_sequences(self, module: nn.Module, state_size: int) -> None:
         """Check sequences of 3 rows, in two of which an episode starts."""
         obs_rows = _made_up_inputs(self.spaces, NUM_STEPS * NUM_ROWS, self._torch_dtype)
-        obs = each_leaf(obs_rows, lambda leaf: leaf.view(NUM_STEPS, NUM_ROWS, *leaf.shape[1:]))
+        obs = each_leaf(
+            obs_rows,
+            lambda leaf: leaf.view(NUM_STEPS, NUM_ROWS, *leaf.shape[1:]),
+        )
         generator = torch.Generator().manual_seed(0)
         state = torch.randn((NUM_ROWS, state_size), generator=generator, dtype=torch.float32).to(self._torch_dtype)
         starts = torch.zeros((NUM_STEPS, NUM_ROWS), dtype=torch.bool)
@@ -168,11 +196,21 @@ class ModuleSpec(NetworkSpec):
         starts[2, 2] = True
 
         def run(
-            steps: slice = slice(None), rows: slice = slice(None), *, before: Tensor = state, flags: Tensor = starts
+            steps: slice = slice(None),
+            rows: slice = slice(None),
+            *,
+            before: Tensor = state,
+            flags: Tensor = starts,
         ) -> tuple[Tensor, ...]:
             chosen_flags = flags[steps, rows]
             chosen_obs = each_leaf(obs, lambda leaf: leaf[steps, rows])
-            return self._outputs(module, tuple(chosen_flags.shape), chosen_obs, before[rows], chosen_flags)
+            return self._outputs(
+                module,
+                tuple(chosen_flags.shape),
+                chosen_obs,
+                before[rows],
+                chosen_flags,
+            )
 
         def run_step_by_step() -> tuple[Tensor, ...]:
             heads = []
@@ -194,7 +232,11 @@ class ModuleSpec(NetworkSpec):
                 lambda: run(rows=second_row),
                 run_step_by_step,
                 lambda: run(first_step, flags=torch.ones_like(starts)),
-                lambda: run(first_step, before=torch.zeros_like(state), flags=torch.zeros_like(starts)),
+                lambda: run(
+                    first_step,
+                    before=torch.zeros_like(state),
+                    flags=torch.zeros_like(starts),
+                ),
             ],
             (slice(None), second_row),
         )
@@ -202,7 +244,12 @@ class ModuleSpec(NetworkSpec):
         self._check_close(stepwise, whole, NOT_STEPWISE)
         self._check_close(reset, from_zeros, NOT_RESET)
 
-    def _check_close(self, outputs: tuple[Tensor, ...], expected: tuple[Tensor, ...], fact: str) -> None:
+    def _check_close(
+        self,
+        outputs: tuple[Tensor, ...],
+        expected: tuple[Tensor, ...],
+        fact: str,
+    ) -> None:
         for name, output, expected_output in zip(OUTPUTS, outputs, expected, strict=False):
             if not _is_close(output, expected_output):
                 raise self._broken(f"its {name} {fact}")
@@ -224,13 +271,20 @@ class ModuleSpec(NetworkSpec):
         if state_size:
             shape = (1, NUM_ROWS)
             state = torch.zeros(NUM_ROWS, state_size, dtype=self._torch_dtype)
-            inputs = [each_leaf(obs, lambda leaf: leaf[None]), state, torch.zeros(shape, dtype=torch.bool)]
+            inputs = [
+                each_leaf(obs, lambda leaf: leaf[None]),
+                state,
+                torch.zeros(shape, dtype=torch.bool),
+            ]
         outputs = self._outputs(module, shape, *inputs)
         fact = f"depend on something random besides its parameters, {DIFFERENT_VALUES}. {MAKE_A_PARAMETER}"
         self._check_close(outputs, self._outputs(other_module, shape, *inputs), fact)
 
     def _results(
-        self, module: nn.Module, calls: list[Callable[[], tuple[Tensor, ...]]], row: Any
+        self,
+        module: nn.Module,
+        calls: list[Callable[[], tuple[Tensor, ...]]],
+        row: Any,
     ) -> list[tuple[Tensor, ...]]:
         """Return the results of forward passes that leave the buffers unchanged.
 
