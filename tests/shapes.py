@@ -42,15 +42,18 @@ def check_shapes() -> None:
     import dppo.config
     import dppo.spaces.spaces  # noqa: F401
 
-    with mock.patch.object(typing, "TYPE_CHECKING", True), install_import_hook(MODULES, "shapes.checked"):
+    with (
+        mock.patch.object(typing, "TYPE_CHECKING", True),
+        install_import_hook(MODULES, "shapes.checked"),
+    ):
         for name in MODULES:
             _leave_alone(importlib.import_module(name))
 
 
 def _leave_alone(module: ModuleType) -> None:
     """Do not check functions and records that name no shapes: binding their arguments takes most of the time."""
-    own = [one for one in vars(module).values() if getattr(one, "__module__", "") == module.__name__]
-    for owner in (module, *filter(inspect.isclass, own)):
+    members = [member for member in vars(module).values() if getattr(member, "__module__", "") == module.__name__]
+    for owner in (module, *filter(inspect.isclass, members)):
         for function in vars(owner).values():
             if inspect.isfunction(function) and function.__module__ == module.__name__:
                 hints = typing.get_type_hints(function, vars(module))
@@ -76,7 +79,8 @@ def checked(function: F) -> F:
 
 
 def _has_any_length(hint: Any) -> bool:
-    origin, inner = typing.get_origin(hint), typing.get_args(hint)
+    origin = typing.get_origin(hint)
+    inner = typing.get_args(hint)
     endless = Ellipsis in inner if origin is tuple else isinstance(origin, type) and issubclass(origin, Sequence)
     return bool(endless) or any(map(_has_any_length, inner))
 

@@ -31,7 +31,11 @@ several = pytest.mark.parametrize("several", [False, True], ids=["discrete", "mu
 
 
 def masked(source: str, **world: Any) -> dict[str, Any]:
-    return {"env_id": "worlds.acting:Masked", "env_kwargs": {"source": source, **world}, "action_mask": SOURCES[source]}
+    return {
+        "env_id": "worlds.acting:Masked",
+        "env_kwargs": {"source": source, **world},
+        "action_mask": SOURCES[source],
+    }
 
 
 def actuated(kind: str) -> dict[str, Any]:
@@ -50,12 +54,12 @@ def test_every_kind_of_action_trains_and_plays(kind: str, tmp_path: Path) -> Non
     observations = np.stack([env.reset(seed=seed)[0] for seed in range(4)])
     together = policy.act(observations)
     parts = gym.vector.utils.iterate(gym.vector.utils.batch_space(space, 4), together)
-    for one, obs in zip(parts, observations, strict=True):
+    for part, obs in zip(parts, observations, strict=True):
         alone = policy.act(obs)
         assert space.contains(alone)
-        assert type(one) is type(alone) or np.isscalar(one)
-        found, expected = (gym.spaces.flatten(space, action) for action in (one, alone))
-        np.testing.assert_allclose(found, expected, rtol=1e-5)  # type: ignore[arg-type]  # several rows are summed in another order than one
+        assert type(part) is type(alone) or np.isscalar(part)
+        flat, expected = (gym.spaces.flatten(space, action) for action in (part, alone))
+        np.testing.assert_allclose(flat, expected, rtol=1e-5)  # type: ignore[arg-type]  # several rows are summed in another order than one
 
 
 @pytest.mark.parametrize("kind", SPACES)
@@ -78,9 +82,12 @@ def test_bounds_far_from_one_are_reached(bounds: str, tmp_path: Path) -> None:
         "(--action-bounds clip) passes its numbers on as they are."
     )
     assert (line in notes.texts) == (bounds == "auto")
-    policy, rng = dppo.load_policy(run), np.random.default_rng(0)
+    policy = dppo.load_policy(run)
+    rng = np.random.default_rng(0)
     drawn = np.array([policy.act(np.zeros(2, np.float32), generator=rng) for _ in range(300)])
-    low, high = SPACES["wide"].low, SPACES["wide"].high  # type: ignore[attr-defined]
+    wide: Any = SPACES["wide"]
+    low = wide.low
+    high = wide.high
     assert ((drawn >= low) & (drawn <= high)).all()
     spread = (drawn.max(axis=0) - drawn.min(axis=0)) / (high - low)
     assert (spread > 0.8).all()
@@ -98,11 +105,21 @@ FAR = gym.spaces.Box(np.array([-1, 0], np.float32), np.array([1, 512], np.float3
         ),
         *(
             (gym.spaces.Box(low, high, (2,)), ["rescale"])
-            for low, high in ((-2.5, 0), (0, 512), (10, 11), (0, 1), (-0.01, 0.01), (-1, 0.5))
+            for low, high in (
+                (-2.5, 0),
+                (0, 512),
+                (10, 11),
+                (0, 1),
+                (-0.01, 0.01),
+                (-1, 0.5),
+            )
         ),
         (FAR, ["rescale"]),
         (SPACES["free"], ["clip"]),
-        (gym.spaces.Tuple([gym.spaces.Box(-1, 1), FAR, gym.spaces.Discrete(2)]), ["clip", "rescale"]),
+        (
+            gym.spaces.Tuple([gym.spaces.Box(-1, 1), FAR, gym.spaces.Discrete(2)]),
+            ["clip", "rescale"],
+        ),
         (gym.spaces.Discrete(2), []),
     ],
     ids=str,
@@ -119,13 +136,20 @@ def test_auto_rescales_finite_bounds_that_a_fresh_policy_does_not_cover(
 @pytest.mark.parametrize(("trunk", "trunks"), [("auto", 2), ("shared", 1)])
 def test_the_deviation_may_depend_on_the_state(kind: str, outputs: int, trunk: str, trunks: int, tmp_path: Any) -> None:
     """Deviations are outputs, not parameters."""
-    result = dppo.train(small(tmp_path / "run", trunk=trunk, state_dependent_std=True, **actuated(kind)))
+    result = dppo.train(
+        small(
+            tmp_path / "run",
+            trunk=trunk,
+            state_dependent_std=True,
+            **actuated(kind),
+        )
+    )
     assert dppo.load_policy(result.run_dir).weights.size == trunks * HIDDEN + 65 * outputs + 65
 
 
 @pytest.mark.parametrize("trunk", ["auto", "shared"])
 @pytest.mark.parametrize(
-    ("given", "task", "numbers", "log_std"),
+    ("options", "task", "numbers", "log_std"),
     [
         ({"log_std_init": -1.5}, {"env_id": "Pendulum-v1"}, 1, -1.5),
         ({}, {"env_id": "Pendulum-v1"}, 1, 0.0),
@@ -135,10 +159,15 @@ def test_the_deviation_may_depend_on_the_state(kind: str, outputs: int, trunk: s
     ids=str,
 )
 def test_the_first_deviation(
-    given: dict[str, Any], task: dict[str, Any], numbers: int, log_std: float, trunk: str, tmp_path: Path
+    options: dict[str, Any],
+    task: dict[str, Any],
+    numbers: int,
+    log_std: float,
+    trunk: str,
+    tmp_path: Path,
 ) -> None:
     """It shows in the entropy of the first update: log std + (1 + log(2 pi)) / 2 for each number."""
-    result = dppo.train(small(tmp_path / "run", trunk=trunk, learning_rate=1e-12, **task, **given))
+    result = dppo.train(small(tmp_path / "run", trunk=trunk, learning_rate=1e-12, **task, **options))
     each = log_std + 0.5 + 0.5 * math.log(2 * math.pi)
     assert result.metrics[0]["losses/entropy"] == pytest.approx(numbers * each, abs=1e-4)
 
@@ -146,11 +175,26 @@ def test_the_first_deviation(
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"action_bounds": "squash"}, r"action_bounds=squash: has no effect on Discrete\(2\) actions"),
-        (actuated("free") | {"action_bounds": "rescale"}, "rescale: needs finite .*element 1.*between 0.0 and inf"),
-        ({"log_std_init": -1.0}, r"log_std_init=-1.0 has no effect.*Discrete\(2\)"),
-        ({"state_dependent_std": True}, r"state_dependent_std=True has no effect.*Discrete\(2\)"),
-        ({"env_id": "Pendulum-v1", "action_mask": "info"}, r"action_mask=info: has no effect on Box\[1\] actions"),
+        (
+            {"action_bounds": "squash"},
+            r"action_bounds=squash: has no effect on Discrete\(2\) actions",
+        ),
+        (
+            actuated("free") | {"action_bounds": "rescale"},
+            "rescale: needs finite .*element 1.*between 0.0 and inf",
+        ),
+        (
+            {"log_std_init": -1.0},
+            r"log_std_init=-1.0 has no effect.*Discrete\(2\)",
+        ),
+        (
+            {"state_dependent_std": True},
+            r"state_dependent_std=True has no effect.*Discrete\(2\)",
+        ),
+        (
+            {"env_id": "Pendulum-v1", "action_mask": "info"},
+            r"action_mask=info: has no effect on Box\[1\] actions",
+        ),
     ],
     ids=str,
 )
@@ -175,8 +219,11 @@ def test_the_source_of_masks_does_not_change_the_result(tmp_path: Path) -> None:
     assert method.weights_sha256 == info.weights_sha256
 
 
-def test_policies_with_masks_act_on_one_observation_and_on_many(tmp_path: Path) -> None:
-    obs, several_obs = np.zeros(2, np.float32), np.zeros((3, 2), np.float32)
+def test_policies_with_masks_act_on_one_observation_and_on_many(
+    tmp_path: Path,
+) -> None:
+    obs = np.zeros(2, np.float32)
+    several_obs = np.zeros((3, 2), np.float32)
     policy = dppo.load_policy(dppo.train(small(tmp_path / "method", **masked("method"))).run_dir)
     for only in range(4):
         mask = np.arange(4) == only
@@ -194,7 +241,10 @@ def test_policies_with_masks_act_on_one_observation_and_on_many(tmp_path: Path) 
     policy = dppo.load_policy(dppo.train(small(tmp_path / "leaf", **masked("leaf"))).run_dir)
     assert policy.act({"action_mask": np.array([0, 0, 1, 0]), "at": obs}) == 2
     with pytest.raises(ValueError, match="reads masks from the observation"):
-        policy.act({"action_mask": np.ones(4, np.int8), "at": obs}, action_mask=np.ones(4))
+        policy.act(
+            {"action_mask": np.ones(4, np.int8), "at": obs},
+            action_mask=np.ones(4),
+        )
     policy = dppo.load_policy(dppo.train(small(tmp_path / "none", env_id="CartPole-v1")).run_dir)
     with pytest.raises(ValueError, match="trained without masks"):
         policy.act(np.zeros(4), action_mask=np.ones(2))
@@ -204,13 +254,23 @@ def test_policies_with_masks_act_on_one_observation_and_on_many(tmp_path: Path) 
 @each_source
 def test_a_mask_that_allows_nothing_is_named_with_its_place(source: str, tmp_path: Path) -> None:
     place = r"sampler 0 \(worlds\.acting:Masked\), env \d: step of episode 1 \(seed \d+, step 4\) "
-    with pytest.raises(EnvironmentFault, match=f"^{place}returned an action mask that allows no action: all of it"):
+    with pytest.raises(
+        EnvironmentFault,
+        match=f"^{place}returned an action mask that allows no action: all of it",
+    ):
         dppo.train(small(tmp_path / "run", **masked(source, nothing_at=4)))
 
 
-def test_an_episode_without_allowed_actions_can_be_dropped(tmp_path: Path) -> None:
+def test_an_episode_without_allowed_actions_can_be_dropped(
+    tmp_path: Path,
+) -> None:
     result = dppo.train(
-        small(tmp_path / "run", on_env_fault="rebuild", env_faults="unlimited", **masked("info", nothing_at=4))
+        small(
+            tmp_path / "run",
+            on_env_fault="rebuild",
+            env_faults="unlimited",
+            **masked("info", nothing_at=4),
+        )
     )
     assert result.incidents["bad_step"] >= 4  # the second episode of each environment fails
 
@@ -230,40 +290,46 @@ BAD_MASKS = {
 }
 
 
-@pytest.mark.parametrize("how", BAD_MASKS)
-def test_bad_masks_are_errors_that_say_where(how: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("case", BAD_MASKS)
+def test_bad_masks_are_errors_that_say_where(case: str, tmp_path: Path) -> None:
     def bad() -> Any:
-        if how == "raises":
+        if case == "raises":
             raise RuntimeError("no rules for this state")
-        return np.ones(3) if how == "short" else np.array([1, 0, np.nan, 0])
+        return np.ones(3) if case == "short" else np.array([1, 0, np.nan, 0])
 
     def make(**kwargs: Any) -> gym.Env[Any, Any]:
-        if how == "missing":
+        if case == "missing":
             return InfoWithout("info")
         env = Masked("method")
         env.action_masks = bad
         return env
 
-    mask = {"action_mask": "info"} if how == "missing" else {}
-    with pytest.raises(EnvironmentFault, match=re.escape(BAD_MASKS[how])):
+    mask = {"action_mask": "info"} if case == "missing" else {}
+    with pytest.raises(EnvironmentFault, match=re.escape(BAD_MASKS[case])):
         dppo.train(small(tmp_path / "run", env_id=make, **mask))
 
 
-def test_a_part_called_action_mask_that_is_none_is_refused(tmp_path: Path) -> None:
+def test_a_part_called_action_mask_that_is_none_is_refused(
+    tmp_path: Path,
+) -> None:
     """It would be read as an observation, and the policy would take actions that it forbids."""
 
     class OfElements(Masked):
         def __init__(self) -> None:
             super().__init__("leaf")
             self.observation_space = gym.spaces.Dict(
-                action_mask=gym.spaces.MultiBinary((2, 2)), at=gym.spaces.Box(-9, 9, (2,), np.float32)
+                action_mask=gym.spaces.MultiBinary((2, 2)),
+                at=gym.spaces.Box(-9, 9, (2,), np.float32),
             )
 
         def mask(self) -> np.ndarray:
             return np.ones(4, bool)
 
         def observation(self) -> Any:
-            return {**super().observation(), "action_mask": np.ones((2, 2), np.int8)}
+            return {
+                **super().observation(),
+                "action_mask": np.ones((2, 2), np.int8),
+            }
 
     refusal = (
         r"the part 'action_mask' of the observation does not fit Discrete\(4\) .* shape \(4,\), or use `action_mask="
@@ -292,9 +358,18 @@ def test_the_network_does_not_read_the_mask(tmp_path: Path) -> None:
 def test_first_ratio_is_one(world: str, trunk: Any) -> None:
     made = masked(world) if world in SOURCES else actuated(world)
     made |= {"action_bounds": "squash"} if world == "wide" else {}
-    made |= {"num_samplers": 2, "envs_per_sampler": 2, "num_steps": 30, "update_epochs": 1, "minibatch_size": 120}
+    made |= {
+        "num_samplers": 2,
+        "envs_per_sampler": 2,
+        "num_steps": 30,
+        "update_epochs": 1,
+        "minibatch_size": 120,
+    }
     samplers, trainer = parts_of(dppo.Config(**made, norm_adv=False, trunk=trunk))
-    trainer.load(trainer.weights() + random_weights(trainer.model.spec, scale=0.3), trainer.state())
+    trainer.load(
+        trainer.weights() + random_weights(trainer.model.spec, scale=0.3),
+        trainer.state(),
+    )
     _, segments = collect(samplers, PolicySnapshot(0, trainer.weights()))
     assert (segments[0].masks is not None) == (world in SOURCES)
     batch = make_batch(segments, None, None, PPO())

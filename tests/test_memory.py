@@ -29,7 +29,14 @@ def test_pieces_of_minibatches_change_rounding_only(kind: str, run_of: RunOf, tm
 @pytest.mark.slow
 def test_the_first_ratio_is_one_through_ray(tmp_path: Path, ray_session: None) -> None:
     """One SGD step in an iteration: the divergence before it is that of rounding."""
-    config = settings("lstm", tmp_path / "run", num_actors=2, overlap=False, update_epochs=1, minibatch_size=80)
+    config = settings(
+        "lstm",
+        tmp_path / "run",
+        num_actors=2,
+        overlap=False,
+        update_epochs=1,
+        minibatch_size=80,
+    )
     rows = list(dppo.train(config).metrics)
     assert len(rows) == ITERATIONS
     assert max(abs(row["losses/old_approx_kl"]) for row in rows) < 2e-5
@@ -54,8 +61,8 @@ def test_the_first_observation_is_remembered(memory: str, solved: RunOf) -> None
 
     So less than 0.7 per step can be had without; seven seeds earn 1.0 with memory (0.997 or more when sampled).
     """
-    found = dppo.evaluate(solved(memory), episodes=60)
-    assert found.mean_return > 0.95 * found.mean_length
+    evaluation = dppo.evaluate(solved(memory), episodes=60)
+    assert evaluation.mean_return > 0.95 * evaluation.mean_length
     sampled = dppo.evaluate(solved(memory), episodes=60, deterministic=False)
     assert sampled.mean_return > 0.9 * sampled.mean_length
 
@@ -80,7 +87,10 @@ def test_a_policy_acts_on_many_as_on_each_and_returns_its_state(kind: str, run_o
     again, _ = policy.act(steps[0][0])
     first, _ = policy.act(steps[0][0], np.zeros(policy.state_size))
     assert again == first
-    with pytest.raises(ValueError, match=rf"state has shape \(2,\). Pass .* \({policy.state_size},"):
+    with pytest.raises(
+        ValueError,
+        match=rf"state has shape \(2,\). Pass .* \({policy.state_size},",
+    ):
         policy.act(steps[0][0], np.zeros(2))
 
 
@@ -94,8 +104,14 @@ def test_a_policy_without_memory_refuses_a_state(run_of: RunOf) -> None:
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"memory": "lstm", "memory_size": 64}, "tanh units, an LSTM of 64 units, one each for policy and value"),
-        ({"memory": "gru", "memory_size": 9, "trunk": "shared"}, "a GRU of 9 units, shared by policy and value"),
+        (
+            {"memory": "lstm", "memory_size": 64},
+            "tanh units, an LSTM of 64 units, one each for policy and value",
+        ),
+        (
+            {"memory": "gru", "memory_size": 9, "trunk": "shared"},
+            "a GRU of 9 units, shared by policy and value",
+        ),
     ],
 )
 def test_a_run_says_that_its_network_has_memory(changes: dict[str, Any], words: str, tmp_path: Path) -> None:
@@ -108,13 +124,39 @@ def test_a_run_says_that_its_network_has_memory(changes: dict[str, Any], words: 
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"memory": "gru", "sequence_length": 7}, "does not divide num_steps=64. Use `sequence_length=4` or 8."),
-        ({"memory": "gru", "minibatch_size": 8}, "minibatch_size=8 is less than a sequence of 16 steps"),
-        ({"memory": "gru", "micro_batch_size": 8}, "micro_batch_size=8 is less than a sequence of 16 steps"),
-        ({"memory_size": 32}, "memory_size=32 has no effect: memory=none has no state"),
-        ({"sequence_length": 8}, "sequence_length=8 has no effect: only a network with memory learns from sequences"),
-        ({"memory": "gru", "model": models.Plain}, "memory=gru has no effect: it applies to the default network"),
-        ({"memory": "gru", "num_learners": 2, "num_actors": 1, "minibatch_size": 112}, "sequences of 16 rows of each"),
+        (
+            {"memory": "gru", "sequence_length": 7},
+            "does not divide num_steps=64. Use `sequence_length=4` or 8.",
+        ),
+        (
+            {"memory": "gru", "minibatch_size": 8},
+            "minibatch_size=8 is less than a sequence of 16 steps",
+        ),
+        (
+            {"memory": "gru", "micro_batch_size": 8},
+            "micro_batch_size=8 is less than a sequence of 16 steps",
+        ),
+        (
+            {"memory_size": 32},
+            "memory_size=32 has no effect: memory=none has no state",
+        ),
+        (
+            {"sequence_length": 8},
+            "sequence_length=8 has no effect: only a network with memory learns from sequences",
+        ),
+        (
+            {"memory": "gru", "model": models.Plain},
+            "memory=gru has no effect: it applies to the default network",
+        ),
+        (
+            {
+                "memory": "gru",
+                "num_learners": 2,
+                "num_actors": 1,
+                "minibatch_size": 112,
+            },
+            "sequences of 16 rows of each",
+        ),
     ],
     ids=str,
 )
@@ -123,12 +165,23 @@ def test_settings_that_do_not_fit_are_refused(changes: dict[str, Any], words: st
         make_config({"env_id": "CartPole-v1"} | changes)
 
 
-def test_a_module_with_memory_and_no_length_is_refused_once(tmp_path: Path) -> None:
+def test_a_module_with_memory_and_no_length_is_refused_once(
+    tmp_path: Path,
+) -> None:
     with pytest.raises(ConfigError, match=r"it has memory \(state_size=8\)"):
-        dppo.train(small(tmp_path / "run", env_id="CartPole-v1", model=memory_models.Running))
+        dppo.train(
+            small(
+                tmp_path / "run",
+                env_id="CartPole-v1",
+                model=memory_models.Running,
+            )
+        )
 
 
-@pytest.mark.parametrize(("num_steps", "length"), [(128, 16), (20, 10), (7, 7), (17, 1), (12, 12), (36, 12)])
+@pytest.mark.parametrize(
+    ("num_steps", "length"),
+    [(128, 16), (20, 10), (7, 7), (17, 1), (12, 12), (36, 12)],
+)
 def test_the_usual_length_is_the_largest_divisor_up_to_16(num_steps: int, length: int) -> None:
     config = make_config({"env_id": "CartPole-v1", "memory": "gru", "num_steps": num_steps})
     assert config.sizes.sequence_length == length
@@ -137,7 +190,14 @@ def test_the_usual_length_is_the_largest_divisor_up_to_16(num_steps: int, length
 @pytest.mark.parametrize("size", [None, 64, 100, 130, 512])
 @pytest.mark.parametrize("length", [1, 16, 64])
 def test_minibatches_of_whole_sequences_are_not_larger_than_the_setting(size: int | None, length: int) -> None:
-    config = make_config({"env_id": "CartPole-v1", "memory": "gru", "sequence_length": length, "minibatch_size": size})
+    config = make_config(
+        {
+            "env_id": "CartPole-v1",
+            "memory": "gru",
+            "sequence_length": length,
+            "minibatch_size": size,
+        }
+    )
     assert config.sizes.minibatch_rows % length == 0
     assert config.sizes.minibatch_rows <= (size or 64)
     assert config.sizes.minibatch_rows * config.sizes.minibatches_per_epoch >= config.batch_size

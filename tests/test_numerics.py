@@ -29,8 +29,16 @@ int mkl_serv_intel_cpu(void) { return 1; }
 int mkl_serv_cpuiszen(void) { return 0; }
 """
 CPUS = {
-    "prescott": {"OPENBLAS_CORETYPE": "Prescott", "ATEN_CPU_CAPABILITY": "default", "MKL_CBWR": "SSE4_2"},
-    "skylake": {"OPENBLAS_CORETYPE": "SkylakeX", "ATEN_CPU_CAPABILITY": "avx512", "MKL_CBWR": "AVX2"},
+    "prescott": {
+        "OPENBLAS_CORETYPE": "Prescott",
+        "ATEN_CPU_CAPABILITY": "default",
+        "MKL_CBWR": "SSE4_2",
+    },
+    "skylake": {
+        "OPENBLAS_CORETYPE": "SkylakeX",
+        "ATEN_CPU_CAPABILITY": "avx512",
+        "MKL_CBWR": "AVX2",
+    },
     "intel": {"LD_PRELOAD": "intel.so"},
 }
 NAMED = {"a": "1", "b": "2"}
@@ -58,11 +66,33 @@ def weights_on(cpu: str, names: list[str], folder: Path) -> list[str]:
             pytest.skip("no C compiler")
         variables["LD_PRELOAD"] = str(folder / "intel.so")
         (folder / "intel.c").write_text(INTEL)
-        subprocess.run([compiler, "-shared", "-fPIC", "-o", variables["LD_PRELOAD"], folder / "intel.c"], check=True)
+        subprocess.run(
+            [
+                compiler,
+                "-shared",
+                "-fPIC",
+                "-o",
+                variables["LD_PRELOAD"],
+                folder / "intel.c",
+            ],
+            check=True,
+        )
     inherited = {name: value for name, value in fresh_environment().items() if name not in portable.VARIABLES}
     inherited.pop("DPPO_NUMERICS", None)
-    command = [sys.executable, "-c", WEIGHTS_OF_KINDS, str(folder / (cpu or "own")), *names]
-    done = subprocess.run(command, env=inherited | variables, capture_output=True, text=True, check=False)
+    command = [
+        sys.executable,
+        "-c",
+        WEIGHTS_OF_KINDS,
+        str(folder / (cpu or "own")),
+        *names,
+    ]
+    done = subprocess.run(
+        command,
+        env=inherited | variables,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     assert done.returncode == 0, done.stderr
     return done.stdout.splitlines()
 
@@ -99,32 +129,41 @@ def test_differences_name_operations_and_versions() -> None:
 
 
 def test_a_fingerprint_does_not_depend_on_the_threads_of_its_process() -> None:
-    probe, found = Probe(8, (512, 512), images=True), []
+    probe = Probe(8, (512, 512), images=True)
+    results = []
     before = torch.get_num_threads()
     for threads in (1, 2):
         torch.set_num_threads(threads)
         with portable.limit_blas(threads):
-            found.append(fingerprint(probe, torch=True))
+            results.append(fingerprint(probe, torch=True))
         assert torch.get_num_threads() == threads
     torch.set_num_threads(before)
-    assert found[0].differences(found[1]) == ""
+    assert results[0].differences(results[1]) == ""
 
 
 def test_native_numerics_without_effect_are_reported(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     for name, value in portable.VARIABLES.items():
         monkeypatch.setenv(name, value)
     dppo.train(kinds.small(tmp_path / "run", env_id="CartPole-v1", numerics="native"))
-    assert any("numerics=native: portable code was loaded already" in one.getMessage() for one in caplog.records)
+    assert any("numerics=native: portable code was loaded already" in record.getMessage() for record in caplog.records)
 
 
 def test_a_process_that_computes_otherwise_is_named_or_refused() -> None:
-    own = fingerprint(PROBE, torch=True)
-    assert Expected(PROBE, own, refuse=True).problem(torch=True) == ""
-    changed = replace(own, node="n1", cpu="other", results=own.results | {"torch's Adam": ""})
+    ours = fingerprint(PROBE, torch=True)
+    assert Expected(PROBE, ours, refuse=True).problem(torch=True) == ""
+    changed = replace(ours, node="n1", cpu="other", results=ours.results | {"torch's Adam": ""})
     problem = Expected(PROBE, changed, refuse=False).problem(torch=True)
-    for fact in ("other last bits in torch's Adam", "n1 (other)", own.node, own.cpu, "depends on which process"):
+    for fact in (
+        "other last bits in torch's Adam",
+        "n1 (other)",
+        ours.node,
+        ours.cpu,
+        "depends on which process",
+    ):
         assert fact in problem
     with pytest.raises(ClusterError, match=r"on_other_cpu=warn"):
         Expected(PROBE, changed, refuse=True).problem(torch=True)
@@ -137,15 +176,19 @@ def test_fingerprints_see_another_code() -> None:
         "print(json.dumps(asdict(fingerprint(Probe(2, (8,)), torch=False))))"
     )
     inherited = {name: value for name, value in fresh_environment().items() if name not in portable.VARIABLES}
-    found = []
+    results = []
     for variables in ({}, CPUS["prescott"]):
         environment = inherited | variables
         done = subprocess.run(
-            [sys.executable, "-c", script], env=environment, capture_output=True, text=True, check=True
+            [sys.executable, "-c", script],
+            env=environment,
+            capture_output=True,
+            text=True,
+            check=True,
         )
-        found.append(Fingerprint(**json.loads(done.stdout)))
+        results.append(Fingerprint(**json.loads(done.stdout)))
     if portable.has_avx2():
-        assert "NumPy's matrix products" in found[0].differences(found[1])
+        assert "NumPy's matrix products" in results[0].differences(results[1])
 
 
 @pytest.mark.parametrize(
@@ -168,17 +211,33 @@ def test_fingerprints_see_another_code() -> None:
         (["train", "--config", "flow.yaml"], True),
         (["train", "--numerics", "portable", "--numerics", "native"], True),
         (["train", "--numerics", "native", "--numerics=portable"], False),
-        (["train", "E-v0", "--env-kwargs", '{"x": "' + "y" * 5000 + '"}', "--numerics"], False),
+        (
+            [
+                "train",
+                "E-v0",
+                "--env-kwargs",
+                '{"x": "' + "y" * 5000 + '"}',
+                "--numerics",
+            ],
+            False,
+        ),
     ],
 )
 def test_a_command_knows_its_numerics_before_it_loads_anything(
-    argv: list[str], native: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    argv: list[str],
+    native: bool,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.delenv("DPPO_NUMERICS", raising=False)
     monkeypatch.chdir(tmp_path)
     (tmp_path / "run" / "checkpoints").mkdir(parents=True)
     (tmp_path / "other").mkdir()
-    for file in ("native.yaml", "run/config.yaml", "config.yaml"):  # nobody names the last one
+    for file in (
+        "native.yaml",
+        "run/config.yaml",
+        "config.yaml",
+    ):  # nobody names the last one
         (tmp_path / file).write_text("run:\n  numerics: native\n")
     for file in ("portable.yaml", "other/config.yaml"):
         (tmp_path / file).write_text("run:\n  numerics: portable\n")
@@ -215,22 +274,50 @@ def test_a_run_on_another_machine_is_noted_once(tmp_path: Path, caplog: pytest.L
     now = fingerprint
 
     def elsewhere(probe: Probe, *, torch: bool) -> Fingerprint:
-        found = now(probe, torch=torch)
-        return replace(found, cpu="another", results=found.results | {"NumPy's sums": "other"})
+        results = now(probe, torch=torch)
+        return replace(
+            results,
+            cpu="another",
+            results=results.results | {"NumPy's sums": "other"},
+        )
 
     longer = replace(config, total_timesteps=2 * config.total_timesteps, anneal_lr=False)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("dppo.run.building.fingerprint", elsewhere)
-        dppo.train(replace(longer, run_dir=tmp_path / "branch"), resume=tmp_path / "run", branch=True)
-    notes = [one.getMessage() for one in caplog.records if "differ by rounding" in one.getMessage()]
+        dppo.train(
+            replace(longer, run_dir=tmp_path / "branch"),
+            resume=tmp_path / "run",
+            branch=True,
+        )
+    notes = [record.getMessage() for record in caplog.records if "differ by rounding" in record.getMessage()]
     assert len(notes) == 1
     assert "another, computes other last bits in NumPy's sums" in notes[0]
 
 
 @pytest.mark.slow
 def test_native_numerics_leave_the_variables_alone(tmp_path: Path) -> None:
-    sizes = ["--total-timesteps", "256", "--num-steps", "32", "--preset", "none", "--progress", "plain"]
-    code, out, err = run(["train", "CartPole-v1", *sizes, "--run-dir", "run", "--numerics", "native"], tmp_path)
+    sizes = [
+        "--total-timesteps",
+        "256",
+        "--num-steps",
+        "32",
+        "--preset",
+        "none",
+        "--progress",
+        "plain",
+    ]
+    code, out, err = run(
+        [
+            "train",
+            "CartPole-v1",
+            *sizes,
+            "--run-dir",
+            "run",
+            "--numerics",
+            "native",
+        ],
+        tmp_path,
+    )
     assert code == 0, err
     assert "this type of CPU only" not in out
     state: dict[str, Any] = dppo.load_policy(tmp_path / "run").state

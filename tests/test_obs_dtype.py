@@ -39,7 +39,8 @@ class FarAway(gym.Env[Any, Any]):
         low, high = (0, 2**30) if "int" in dtype else (-np.inf, np.inf)
         space = gym.spaces.Box(low, high, (2,), np.dtype(dtype).type)
         self.observation_space = gym.spaces.Dict({"far": space, "dial": gym.spaces.Discrete(3)}) if nest else space
-        self._nest, self._dtype = nest, dtype
+        self._nest = nest
+        self._dtype = dtype
 
     def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
         super().reset(seed=seed)
@@ -61,7 +62,13 @@ class FarAway(gym.Env[Any, Any]):
 
 
 def config_of(**changes: Any) -> Config:
-    base = {"env_id": FarAway, "num_samplers": 2, "num_steps": 64, "total_timesteps": 128 * 24, "progress": "off"}
+    base = {
+        "env_id": FarAway,
+        "num_samplers": 2,
+        "num_steps": 64,
+        "total_timesteps": 128 * 24,
+        "progress": "off",
+    }
     return make_config(base | {"learning_rate": 3e-3, "norm_obs": True, "obs_dtype": "float64"} | changes)
 
 
@@ -74,7 +81,7 @@ def test_a_sign_beside_1e9_is_learned(nest: bool, tmp_path: Path) -> None:
     far = [np.array([0.5, OFFSET + number]) for number in (-1.0, 1.0)]
     assert far[0].astype(np.float32).tobytes() == far[1].astype(np.float32).tobytes()
     policy = dppo.load_policy(result.run_dir)
-    assert [policy.act({"far": one, "dial": 1} if nest else one) for one in far] == [0, 1]
+    assert [policy.act({"far": value, "dial": 1} if nest else value) for value in far] == [0, 1]
     assert dppo.evaluate(result, episodes=5).mean_return > 15
     short = {"total_timesteps": 128, "obs_dtype": "float32"}
     rounded = dppo.train(config_of(env_kwargs={"nest": nest}, run_dir=tmp_path / "rounded", **short))
@@ -87,16 +94,22 @@ def test_acting_and_learning_normalize_in_float64_before_rounding(nest: bool, dt
     config = config_of(env_kwargs={"nest": nest}, dtype=dtype)
     built = build_sampler(sampler_plan(config), 0)
     trainer = build_trainer(plan_of(config, built.spaces.actions), built.spaces)
-    report, _ = built.sampler.collect(SegmentRequest(0, 0), snapshot(trainer.weights(), None, built.spaces.obs))
+    report, _ = built.sampler.collect(
+        SegmentRequest(0, 0),
+        snapshot(trainer.weights(), None, built.spaces.obs),
+    )
     scale = ObsScale(*report.statistics.obs.mean_and_std())  # type: ignore[union-attr]
-    _, segment = built.sampler.collect(SegmentRequest(0, 1), snapshot(trainer.weights(), scale, built.spaces.obs))
+    _, segment = built.sampler.collect(
+        SegmentRequest(0, 1),
+        snapshot(trainer.weights(), scale, built.spaces.obs),
+    )
     batch = make_batch([segment], scale, None, PPO())
     obs: Any = batch.obs
-    seen = obs["far"] if nest else obs
+    leaf = obs["far"] if nest else obs
     raw = segment.obs["far"] if nest else segment.obs
     assert raw.dtype == np.float64
     expected = np.array([(row[1] - scale.mean[1]) / scale.std[1] for row in raw.reshape(-1, 2)])  # the slow twin
-    np.testing.assert_allclose(seen[:, 1], np.clip(expected, -10, 10), rtol=1e-6, atol=1e-6)
+    np.testing.assert_allclose(leaf[:, 1], np.clip(expected, -10, 10), rtol=1e-6, atol=1e-6)
     scored = trainer.model.forward(batch.obs, batch.actions)
     np.testing.assert_allclose(scored.policy.logprobs, batch.logprobs, atol=2e-5)
 
@@ -104,14 +117,22 @@ def test_acting_and_learning_normalize_in_float64_before_rounding(nest: bool, dt
 def snapshot(weights: np.ndarray, scale: ObsScale | None, obs: np.dtype[Any]) -> PolicySnapshot:
     """Return a policy; without a scale, one that normalizes with no samples."""
     return PolicySnapshot(
-        0, weights, scale or ObsScale(*Moments.empty(normalized_part(np.zeros(1, obs)).shape[1:]).mean_and_std())
+        0,
+        weights,
+        scale or ObsScale(*Moments.empty(normalized_part(np.zeros(1, obs)).shape[1:]).mean_and_std()),
     )
 
 
 def test_it_is_refused_where_it_has_no_effect(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"obs_dtype=float64 has no effect: the network reads float32\. Use `norm"):
+    with pytest.raises(
+        ConfigError,
+        match=r"obs_dtype=float64 has no effect: the network reads float32\. Use `norm",
+    ):
         config_of(norm_obs=False)
-    with pytest.raises(ConfigError, match=r"neither float64 numbers nor a Box of integers beyond 2\*\*24"):
+    with pytest.raises(
+        ConfigError,
+        match=r"neither float64 numbers nor a Box of integers beyond 2\*\*24",
+    ):
         dppo.train(config_of(env_kwargs={"dtype": "float32"}, run_dir=tmp_path / "run"))
 
 
@@ -132,7 +153,12 @@ def test_integers_beside_1e9_reach_the_network_apart(nest: bool, dtype: str) -> 
 @pytest.mark.parametrize("nest", [False, True])
 def test_integers_that_the_network_cannot_tell_apart_are_reported(nest: bool, dtype: str, lost: bool) -> None:
     """A network of float64 can."""
-    config = config_of(env_kwargs={"nest": nest, "dtype": "int64"}, dtype=dtype, obs_dtype="float32", norm_obs=False)
+    config = config_of(
+        env_kwargs={"nest": nest, "dtype": "int64"},
+        dtype=dtype,
+        obs_dtype="float32",
+        norm_obs=False,
+    )
     built = build_sampler(sampler_plan(config), 0)
     weights = random_weights(built.sampler.agent.spec)
     report, segment = built.sampler.collect(SegmentRequest(0, 0), PolicySnapshot(0, weights))
@@ -150,15 +176,25 @@ def test_small_integers_are_stored_as_they_are() -> None:
         category=gym.spaces.Discrete(2, start=2**40),
     )
     stored = dtype_of(space, floats="float64")
-    assert {name: str(stored[name].base) for name in space} == {"small": "int64", "low": "float64", "category": "int64"}
+    assert {name: str(stored[name].base) for name in space} == {
+        "small": "int64",
+        "low": "float64",
+        "category": "int64",
+    }
 
 
 def test_categories_that_the_network_cannot_tell_apart_are_refused() -> None:
     def build(start: int, **changes: Any) -> None:
-        counts = {"env_id": lambda: Faulty(space=gym.spaces.Discrete(4, start=start)), "norm_obs": False}
+        counts = {
+            "env_id": lambda: Faulty(space=gym.spaces.Discrete(4, start=start)),
+            "norm_obs": False,
+        }
         build_sampler(sampler_plan(config_of(**counts, obs_dtype="float32", **changes)), 0)
 
     build(2**24 - 3)
     build(2**24 - 2, dtype="float64")
-    with pytest.raises(ConfigError, match="categories from 16777214 to 16777217, and the network reads them as float"):
+    with pytest.raises(
+        ConfigError,
+        match="categories from 16777214 to 16777217, and the network reads them as float",
+    ):
         build(2**24 - 2)

@@ -32,7 +32,10 @@ NEST = spaces.Dict(a=spaces.Discrete(3), b=spaces.Box(-9, 9, ()))
 
 def tiny(run_dir: Path, **changes: Any) -> dppo.Config:
     """Return a run of 2 iterations of 20 steps, by two samplers of one environment."""
-    return small(run_dir, **{"envs_per_sampler": 1, "num_steps": 10, "total_timesteps": 40} | changes)
+    return small(
+        run_dir,
+        **{"envs_per_sampler": 1, "num_steps": 10, "total_timesteps": 40} | changes,
+    )
 
 
 @pytest.mark.parametrize(
@@ -40,15 +43,41 @@ def tiny(run_dir: Path, **changes: Any) -> dppo.Config:
     [
         *(
             {"env_id": "worlds.observed:Plain", "env_kwargs": {"kind": kind}}
-            for kind in ("discrete", "many", "multidiscrete", "multibinary", "number", "grid", "one of", "tuple")
+            for kind in (
+                "discrete",
+                "many",
+                "multidiscrete",
+                "multibinary",
+                "number",
+                "grid",
+                "one of",
+                "tuple",
+            )
         ),
         {"env_id": "worlds.observed:Film"},
-        {"env_id": "worlds.observed:Film", "trunk": "separate", "image_features": 16},
+        {
+            "env_id": "worlds.observed:Film",
+            "trunk": "separate",
+            "image_features": 16,
+        },
         {"env_id": "worlds.observed:Film", "image_encoder": "impala"},
         {"env_id": "worlds.observed:Codes", "memory": "gru"},
-        {"env_id": "worlds.observed:Picture", "env_kwargs": {"size": 36, "channels": 4}},
-        {"env_id": "worlds.observed:Picture", "image_encoder": "flatten", "hidden_sizes": (8,), "layer_norm": True},
-        {"env_id": "worlds.observed:Numbers", "norm_obs": True, "trunk": "shared", "layer_norm": True},
+        {
+            "env_id": "worlds.observed:Picture",
+            "env_kwargs": {"size": 36, "channels": 4},
+        },
+        {
+            "env_id": "worlds.observed:Picture",
+            "image_encoder": "flatten",
+            "hidden_sizes": (8,),
+            "layer_norm": True,
+        },
+        {
+            "env_id": "worlds.observed:Numbers",
+            "norm_obs": True,
+            "trunk": "shared",
+            "layer_norm": True,
+        },
         {"env_id": "CartPole-v1", "trunk": "shared"},
         {"env_id": "CartPole-v1", "layer_norm": True, "activation": "relu"},
     ],
@@ -81,7 +110,9 @@ def test_a_loaded_policy_acts_on_one_observation_and_on_many(kind: str, run_of: 
     assert len(dppo.evaluate(run_of(kind), episodes=2).returns) == 2
 
 
-def test_a_policy_acts_on_many_nested_observations_as_on_each(tmp_path: Path) -> None:
+def test_a_policy_acts_on_many_nested_observations_as_on_each(
+    tmp_path: Path,
+) -> None:
     result = dppo.train(tiny(tmp_path / "run", env_id="worlds.observed:Numbers", norm_obs=True))
     policy = dppo.load_policy(result.run_dir)
     space = observed.Numbers.observation_space
@@ -89,27 +120,79 @@ def test_a_policy_acts_on_many_nested_observations_as_on_each(tmp_path: Path) ->
     several = [space.sample() for _ in range(5)]
     empty: Any = create_empty_array(space, 5)
     together = concatenate(space, several, empty)
-    assert policy.act(together).tolist() == [policy.act(one) for one in several]
+    assert policy.act(together).tolist() == [policy.act(value) for value in several]
 
 
 BATCH = np.zeros((2, 2, 2), np.int64)
 REFUSED: dict[str, tuple[gym.Space[Any], Any, str]] = {
-    "float image": (IMAGE, np.zeros((8, 8, 3)), "dtype float64 instead of uint8"),
-    "int64 image": (IMAGE, np.zeros((8, 8, 3), np.int64), "dtype int64 instead of uint8"),
-    "pixel": (IMAGE, np.full((8, 8, 3), 300, np.uint16), "that is 300 at index 0, outside uint8 from 0 to 255"),
+    "float image": (
+        IMAGE,
+        np.zeros((8, 8, 3)),
+        "dtype float64 instead of uint8",
+    ),
+    "int64 image": (
+        IMAGE,
+        np.zeros((8, 8, 3), np.int64),
+        "dtype int64 instead of uint8",
+    ),
+    "pixel": (
+        IMAGE,
+        np.full((8, 8, 3), 300, np.uint16),
+        "that is 300 at index 0, outside uint8 from 0 to 255",
+    ),
     "images": (IMAGE, np.zeros((2, 8, 8, 3)), "dtype float64 instead of uint8"),
-    "nan": (spaces.Box(-9, 9, (2,)), np.array([0, np.nan]), "that is nan at index 1"),
-    "many nan": (spaces.Box(-9, 9, (2,)), np.array([[0, 0], [0, np.nan]]), "that is nan at index 3"),
-    "text": (spaces.Box(-9, 9, (2,)), ["a", "b"], "dtype <U1 instead of float32"),
+    "nan": (
+        spaces.Box(-9, 9, (2,)),
+        np.array([0, np.nan]),
+        "that is nan at index 1",
+    ),
+    "many nan": (
+        spaces.Box(-9, 9, (2,)),
+        np.array([[0, 0], [0, np.nan]]),
+        "that is nan at index 3",
+    ),
+    "text": (
+        spaces.Box(-9, 9, (2,)),
+        ["a", "b"],
+        "dtype <U1 instead of float32",
+    ),
     "nothing": (spaces.Discrete(4), None, "dtype object instead of int64"),
-    "category": (spaces.Discrete(4, start=2), 99, "that is 99, outside its space from 2 to 5"),
-    "low": (spaces.Discrete(4, start=2), [2, 5, 1], "that is 1, outside its space from 2 to 5"),
+    "category": (
+        spaces.Discrete(4, start=2),
+        99,
+        "that is 99, outside its space from 2 to 5",
+    ),
+    "low": (
+        spaces.Discrete(4, start=2),
+        [2, 5, 1],
+        "that is 1, outside its space from 2 to 5",
+    ),
     "half": (spaces.Discrete(4), 0.5, "dtype float64 instead of int64"),
-    "dial": (spaces.MultiDiscrete([4, 3]), [0, 3], "that is 3 at index 1, outside its space from 0 to 2"),
-    "grid": (spaces.Box(-9, 9, (2, 2), np.int32), BATCH + 2**40, "that is 1099511627776 at index 0, outside int32"),
-    "bits": (spaces.MultiBinary(2), [0, 256], "that is 256 at index 1, outside int8"),
-    "leaf": (spaces.Dict(a=spaces.Discrete(3)), {"a": 3}, "leaf 'a' that is 3, outside its space from 0 to 2"),
-    "leaves": (NEST, {"a": [0, 1], "b": 0.5}, "2 observations in one leaf, and another number in another"),
+    "dial": (
+        spaces.MultiDiscrete([4, 3]),
+        [0, 3],
+        "that is 3 at index 1, outside its space from 0 to 2",
+    ),
+    "grid": (
+        spaces.Box(-9, 9, (2, 2), np.int32),
+        BATCH + 2**40,
+        "that is 1099511627776 at index 0, outside int32",
+    ),
+    "bits": (
+        spaces.MultiBinary(2),
+        [0, 256],
+        "that is 256 at index 1, outside int8",
+    ),
+    "leaf": (
+        spaces.Dict(a=spaces.Discrete(3)),
+        {"a": 3},
+        "leaf 'a' that is 3, outside its space from 0 to 2",
+    ),
+    "leaves": (
+        NEST,
+        {"a": [0, 1], "b": 0.5},
+        "2 observations in one leaf, and another number in another",
+    ),
 }
 
 
@@ -118,7 +201,12 @@ def policy_of(space: gym.Space[Any]) -> dppo.Policy:
     env = Faulty(space=space)
     described = describe_spaces(env)
     spec = choose_network(make_config({"env_id": Faulty}).network, described).spec
-    return dppo.Policy(described, PPOAgent(spec), PolicySnapshot(0, random_weights(spec), None), {"iteration": 0})
+    return dppo.Policy(
+        described,
+        PPOAgent(spec),
+        PolicySnapshot(0, random_weights(spec), None),
+        {"iteration": 0},
+    )
 
 
 @pytest.mark.parametrize("what", list(REFUSED))
@@ -133,11 +221,17 @@ def test_a_policy_refuses_what_training_refuses(what: str) -> None:
     [
         (IMAGE, np.full((2, 8, 8, 3), 255, np.uint8)),
         (spaces.Box(-9, 9, (2,)), [1, 2]),
-        (spaces.Box(-9, 9, (2,), np.float64), np.array([0.5, 11.0], np.float32)),
+        (
+            spaces.Box(-9, 9, (2,), np.float64),
+            np.array([0.5, 11.0], np.float32),
+        ),
         (spaces.Box(-9, 9, (2, 2), np.int32), BATCH),
         (spaces.Discrete(4, start=2), np.int8(5)),
         (spaces.MultiBinary(2), np.array([True, False])),
-        (spaces.OneOf([spaces.Discrete(3, start=7), spaces.Box(-9, 9, (2,))]), (1, np.zeros(2))),
+        (
+            spaces.OneOf([spaces.Discrete(3, start=7), spaces.Box(-9, 9, (2,))]),
+            (1, np.zeros(2)),
+        ),
     ],
     ids=str,
 )
@@ -149,44 +243,97 @@ def test_a_policy_accepts_what_training_accepts(space: gym.Space[Any], obs: Any)
     ("kind", "network", "reason"),
     [
         ("image", "an IMPALA CNN, shared by policy and value", "an image of"),
-        ("dict observation", "a grid CNN, one-hot codes, the numbers as they are, joined into an MLP", "9 leaves: cam"),
+        (
+            "dict observation",
+            "a grid CNN, one-hot codes, the numbers as they are, joined into an MLP",
+            "9 leaves: cam",
+        ),
     ],
 )
 def test_a_run_says_which_network_it_trains_and_why(kind: str, network: str, reason: str, tmp_path: Path) -> None:
     with Notes() as notes:
         result = dppo.train(settings(kind, tmp_path / "run", total_timesteps=80))
     size = dppo.load_policy(result.run_dir).weights.size
-    [said] = [note for note in notes.texts if note.startswith("Network: ")]
-    assert re.match(rf"Network: {network}.*, {size:,} parameters, because the observation (is|has) {reason}", said)
+    [line] = [note for note in notes.texts if note.startswith("Network: ")]
+    assert re.match(
+        rf"Network: {network}.*, {size:,} parameters, because the observation (is|has) {reason}",
+        line,
+    )
 
 
 @pytest.mark.parametrize(
     ("env_id", "changes", "words"),
     [
-        ("worlds.observed:Everything", {}, r"leaf 'mission': is Text\(.*drop_obs=mission"),
-        ("worlds.observed:Everything", {"drop_obs": ("mission",)}, "leaf 'robot.note'.*`drop_obs=mission robot.note`"),
-        ("worlds.observed:Everything", {"drop_obs": ("mision",)}, "drop_obs=mision: is not.* camera, dials, gear"),
-        ("CartPole-v1", {"drop_obs": ("velocity",)}, "single array, which has no names"),
-        ("worlds.observed:Numbers", {"drop_obs": ("goal", "step", "lamps")}, "leaves nothing of the observation"),
-        ("worlds.observed:Picture", {"image_encoder": "nature"}, "encoder=nature: .* 36 x 36.*`image_encoder=grid`"),
-        ("worlds.observed:Picture", {"hidden_sizes": (32,)}, r"hidden_sizes=\(32,\) has no effect.*image_features"),
-        ("CartPole-v1", {"image_encoder": "impala"}, "image_encoder=impala has no effect.*no image"),
+        (
+            "worlds.observed:Everything",
+            {},
+            r"leaf 'mission': is Text\(.*drop_obs=mission",
+        ),
+        (
+            "worlds.observed:Everything",
+            {"drop_obs": ("mission",)},
+            "leaf 'robot.note'.*`drop_obs=mission robot.note`",
+        ),
+        (
+            "worlds.observed:Everything",
+            {"drop_obs": ("mision",)},
+            "drop_obs=mision: is not.* camera, dials, gear",
+        ),
+        (
+            "CartPole-v1",
+            {"drop_obs": ("velocity",)},
+            "single array, which has no names",
+        ),
+        (
+            "worlds.observed:Numbers",
+            {"drop_obs": ("goal", "step", "lamps")},
+            "leaves nothing of the observation",
+        ),
+        (
+            "worlds.observed:Picture",
+            {"image_encoder": "nature"},
+            "encoder=nature: .* 36 x 36.*`image_encoder=grid`",
+        ),
+        (
+            "worlds.observed:Picture",
+            {"hidden_sizes": (32,)},
+            r"hidden_sizes=\(32,\) has no effect.*image_features",
+        ),
+        (
+            "CartPole-v1",
+            {"image_encoder": "impala"},
+            "image_encoder=impala has no effect.*no image",
+        ),
     ],
     ids=lambda value: str(value)[:60],
 )
 def test_settings_must_fit_the_observations(env_id: str, changes: dict[str, Any], words: str, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=words) as caught:
-        dppo.train(make_config({"env_id": env_id, "progress": "off", "run_dir": tmp_path / "run"} | changes))
+        dppo.train(
+            make_config(
+                {
+                    "env_id": env_id,
+                    "progress": "off",
+                    "run_dir": tmp_path / "run",
+                }
+                | changes
+            )
+        )
     assert "\n" not in str(caught.value)
     assert not list(tmp_path.rglob("*.*"))
 
 
-def test_a_leaf_inside_another_may_be_named_with_a_slash(tmp_path: Path) -> None:
+def test_a_leaf_inside_another_may_be_named_with_a_slash(
+    tmp_path: Path,
+) -> None:
     changes = {"drop_obs": ("mission", "robot/note", "camera", "tool")}
     result = dppo.train(settings("dict observation", tmp_path / "run", image_features=None, **changes))
     assert "camera" not in dppo.load_policy(result.run_dir).spaces.leaves()
     with pytest.raises(ConfigError, match="drop_obs="):
-        dppo.train(settings("dict observation", tmp_path / "run", image_features=None), resume=tmp_path / "run")
+        dppo.train(
+            settings("dict observation", tmp_path / "run", image_features=None),
+            resume=tmp_path / "run",
+        )
 
 
 def test_a_run_is_not_resumed_with_other_categories(tmp_path: Path) -> None:
@@ -199,16 +346,29 @@ def test_a_run_is_not_resumed_with_other_categories(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("space", "changes"),
     [
-        (gym.spaces.Box(0, 255, (84, 84, 4), np.uint8), {"image_encoder": "nature"}),
-        (gym.spaces.Box(0, 255, (96, 96, 3), np.uint8), {"image_encoder": "impala", "trunk": "separate"}),
-        (gym.spaces.Box(0, 255, (35, 35, 3), np.uint8), {"image_encoder": "grid", "trunk": "separate"}),
-        (gym.spaces.Box(-1, 1, (376,), np.float64), {"hidden_sizes": (2048, 2048)}),
+        (
+            gym.spaces.Box(0, 255, (84, 84, 4), np.uint8),
+            {"image_encoder": "nature"},
+        ),
+        (
+            gym.spaces.Box(0, 255, (96, 96, 3), np.uint8),
+            {"image_encoder": "impala", "trunk": "separate"},
+        ),
+        (
+            gym.spaces.Box(0, 255, (35, 35, 3), np.uint8),
+            {"image_encoder": "grid", "trunk": "separate"},
+        ),
+        (
+            gym.spaces.Box(-1, 1, (376,), np.float64),
+            {"hidden_sizes": (2048, 2048)},
+        ),
     ],
     ids=["nature", "impala", "grid", "wide"],
 )
 def test_the_object_store_has_room_for_networks_of_all_kinds(space: gym.Space[Any], changes: dict[str, Any]) -> None:
     """Ray starts before the spaces are known, and so before the network is."""
     world = gym.Env[Any, Any]()
-    world.observation_space, world.action_space = space, gym.spaces.Discrete(3)
+    world.observation_space = space
+    world.action_space = gym.spaces.Discrete(3)
     config = make_config({"env_id": "CartPole-v1", **changes})
     assert max_parameters(config) >= choose_network(config.network, describe_spaces(world)).spec.num_parameters

@@ -51,22 +51,32 @@ class Odd(gym.Env[Any, Any]):
 
     def __init__(self, discrete: bool) -> None:
         self.observation_space = gym.spaces.Box(-60, 60, (2, 2), np.int32)
-        low, high = np.array([[-0.5], [0.0]], np.float32), np.array([[0.1], [2.0]], np.float32)
+        low = np.array([[-0.5], [0.0]], np.float32)
+        high = np.array([[0.1], [2.0]], np.float32)
         self.action_space = gym.spaces.Discrete(3, start=-1) if discrete else gym.spaces.Box(low, high)
-        self._state, self._steps = np.zeros((2, 2)), 0
+        self._state = np.zeros((2, 2))
+        self._steps = 0
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
         super().reset(seed=seed)
-        self._state, self._steps = self.np_random.normal(size=(2, 2)) * 15, 0
+        self._state = self.np_random.normal(size=(2, 2)) * 15
+        self._steps = 0
         return self._observation(), {}
 
     def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
         assert self.action_space.contains(action)
         self._steps += 1
         self._state = self._state * 0.9 + 4 * np.asarray(action) + self.np_random.normal(size=(2, 2))
-        luck, truncated = self.np_random.random(), self._steps >= 6
+        luck = self.np_random.random()
+        truncated = self._steps >= 6
         reward = 1000.0 if luck < 0.005 else self._state.sum() / 2
-        return self._observation(), float(reward), bool(luck < 0.2), truncated, {}
+        return (
+            self._observation(),
+            float(reward),
+            bool(luck < 0.2),
+            truncated,
+            {},
+        )
 
     def _observation(self) -> np.ndarray:
         return np.clip(np.rint(self._state), -60, 60).astype(np.int32)
@@ -74,22 +84,50 @@ class Odd(gym.Env[Any, Any]):
 
 @pytest.fixture(autouse=True, scope="module")
 def _environments() -> Iterator[None]:
-    names = ("OddChoices", "OddForces", "ShortPendulum", "ShortCartPole", "NoRewards")
+    names = (
+        "OddChoices",
+        "OddForces",
+        "ShortPendulum",
+        "ShortCartPole",
+        "NoRewards",
+    )
     ids = [f"oracle/{name}-v0" for name in names]
     gym.register(ids[0], lambda **_: Odd(discrete=True))
     gym.register(ids[1], lambda **_: Odd(discrete=False))
-    gym.register(ids[2], "gymnasium.envs.classic_control:PendulumEnv", max_episode_steps=17)
-    gym.register(ids[3], "gymnasium.envs.classic_control:CartPoleEnv", max_episode_steps=5)  # before a pole can fall
-    gym.register(ids[4], lambda **_: TransformReward(CartPoleEnv(), lambda _: 0.0), max_episode_steps=5)
+    gym.register(
+        ids[2],
+        "gymnasium.envs.classic_control:PendulumEnv",
+        max_episode_steps=17,
+    )
+    gym.register(
+        ids[3],
+        "gymnasium.envs.classic_control:CartPoleEnv",
+        max_episode_steps=5,
+    )  # before a pole can fall
+    gym.register(
+        ids[4],
+        lambda **_: TransformReward(CartPoleEnv(), lambda _: 0.0),
+        max_episode_steps=5,
+    )
     yield
     for env_id in ids:
         del gym.registry[env_id]
 
 
 # Three iterations of 3 samplers x 2 envs x 24 steps, in which episodes of every env end.
-SIZES: dict[str, Any] = {"num_samplers": 3, "envs_per_sampler": 2, "num_steps": 24, "total_timesteps": 3 * 144}
+SIZES: dict[str, Any] = {
+    "num_samplers": 3,
+    "envs_per_sampler": 2,
+    "num_steps": 24,
+    "total_timesteps": 3 * 144,
+}
 SIZES |= {"learning_rate": 1e-3, "dtype": "float64"}
-FAST = {"update_epochs": 2, "minibatch_size": 36, "anneal_lr": True, "ent_coef": 0.01}
+FAST = {
+    "update_epochs": 2,
+    "minibatch_size": 36,
+    "anneal_lr": True,
+    "ent_coef": 0.01,
+}
 SIZES |= FAST | {"norm_obs": False, "norm_reward": False}
 EVERYTHING_NORMALIZED = {"norm_obs": True, "norm_reward": True}
 ENVS = {
@@ -101,26 +139,62 @@ ENVS = {
 BOTH = ("discrete", "continuous")
 # The kinds of actions that an option is tested with; the first one is in the fast set. Some do not depend on the kind.
 OPTIONS: dict[str, tuple[tuple[str, ...], dict[str, Any]]] = {
-    "advantages": (BOTH, {"gamma": 0.8, "gae_lambda": 0.3, "norm_adv": False, "update_epochs": 4}),
+    "advantages": (
+        BOTH,
+        {
+            "gamma": 0.8,
+            "gae_lambda": 0.3,
+            "norm_adv": False,
+            "update_epochs": 4,
+        },
+    ),
     "clipping": (BOTH[::-1], {"clip_coef": 0.01, "clip_vloss": True}),
-    "coefficients": (BOTH, {"ent_coef": 0.3, "vf_coef": 0.01, "update_epochs": 4}),
+    "coefficients": (
+        BOTH,
+        {"ent_coef": 0.3, "vf_coef": 0.01, "update_epochs": 4},
+    ),
     "early stop": (BOTH[::-1], {"target_kl": 1e-5}),
     "normalized observations": (BOTH[::-1], {"norm_obs": True}),
     "normalized rewards": (BOTH, {"norm_reward": True, "gamma": 0.9}),
-    "floor of deviations": (("no rewards", "rewards are equal"), {"norm_reward": True, "adv_floor": 2.0}),
+    "floor of deviations": (
+        ("no rewards", "rewards are equal"),
+        {"norm_reward": True, "adv_floor": 2.0},
+    ),
     "layers": (BOTH[::-1], {"hidden_sizes": (16, 24, 8), "activation": "relu"}),
     "all at once": (
         BOTH,
         EVERYTHING_NORMALIZED
-        | {"clip_vloss": True, "target_kl": 0.001, "minibatch_size": 50, "activation": "relu"}
+        | {
+            "clip_vloss": True,
+            "target_kl": 0.001,
+            "minibatch_size": 50,
+            "activation": "relu",
+        }
         | {"hidden_sizes": (32,), "anneal_lr": False, "update_epochs": 4},
     ),
     "sizes": (
         ("continuous",),
-        {"seed": 12345, "num_samplers": 2, "envs_per_sampler": 3, "num_steps": 31, "total_timesteps": 300},
+        {
+            "seed": 12345,
+            "num_samplers": 2,
+            "envs_per_sampler": 3,
+            "num_steps": 31,
+            "total_timesteps": 300,
+        },
     ),
-    "one env": (("discrete",), {"num_samplers": 1, "envs_per_sampler": 1, "num_steps": 144, "gae_lambda": 1.0}),
-    "optimizer": (("continuous",), {"learning_rate": 3e-3, "anneal_lr": False, "max_grad_norm": 0.01}),
+    "one env": (
+        ("discrete",),
+        {
+            "num_samplers": 1,
+            "envs_per_sampler": 1,
+            "num_steps": 144,
+            "gae_lambda": 1.0,
+        },
+    ),
+    "optimizer": (
+        ("continuous",),
+        {"learning_rate": 3e-3, "anneal_lr": False, "max_grad_norm": 0.01},
+    ),
     "epochs": (("discrete",), {"update_epochs": 3, "minibatch_size": 31}),
     "one minibatch": (("continuous",), {"minibatch_size": 144}),
     "linear": (("discrete",), {"hidden_sizes": ()}),
@@ -162,13 +236,18 @@ def test_weights_equal_those_of_one_file(env: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("option", "env"),
     [
-        pytest.param(option, env, marks=[] if env == envs[0] or option == "all at once" else pytest.mark.slow)
+        pytest.param(
+            option,
+            env,
+            marks=[] if env == envs[0] or option == "all at once" else pytest.mark.slow,
+        )
         for option, (envs, _) in OPTIONS.items()
         for env in envs
     ],
 )
 def test_each_option_has_the_same_effect(option: str, env: str, tmp_path: Path) -> None:
-    plain, changes = oracle.Args(env_id=ENVS[env], **SIZES), OPTIONS[option][1]
+    plain = oracle.Args(env_id=ENVS[env], **SIZES)
+    changes = OPTIONS[option][1]
     args = dataclasses.replace(plain, **changes)
     for name in changes:  # each option must have an effect, or equality would prove nothing
         without = dataclasses.replace(args, **{name: getattr(plain, name)})
@@ -182,9 +261,19 @@ def test_odd_spaces_and_episodes_give_the_same_weights(env_id: str, normalized: 
     assert_same(oracle.Args(env_id=env_id, **SIZES | normalized), tmp_path / "run")
 
 
-def test_pendulums_own_time_limit_falls_within_a_segment(tmp_path: Path) -> None:
-    sizes = {**SIZES, "num_steps": 72, "total_timesteps": 3 * 3 * 2 * 72, "minibatch_size": 64}
-    assert_same(oracle.Args(env_id="Pendulum-v1", **sizes | EVERYTHING_NORMALIZED), tmp_path / "run")
+def test_pendulums_own_time_limit_falls_within_a_segment(
+    tmp_path: Path,
+) -> None:
+    sizes = {
+        **SIZES,
+        "num_steps": 72,
+        "total_timesteps": 3 * 3 * 2 * 72,
+        "minibatch_size": 64,
+    }
+    assert_same(
+        oracle.Args(env_id="Pendulum-v1", **sizes | EVERYTHING_NORMALIZED),
+        tmp_path / "run",
+    )
 
 
 def test_a_policy_lag_of_three_gives_the_same_weights(tmp_path: Path) -> None:
@@ -196,12 +285,15 @@ def test_a_policy_lag_of_three_gives_the_same_weights(tmp_path: Path) -> None:
 
 
 def test_every_option_is_varied_and_defaults_are_those_of_dppo() -> None:
-    varied = {name for _, changes in OPTIONS.values() for name in changes} | {"env_id", "dtype"}
+    varied = {name for _, changes in OPTIONS.values() for name in changes} | {
+        "env_id",
+        "dtype",
+    }
     args = oracle.Args()
     assert varied == set(vars(args))
     config = dppo.Config(env_id=args.env_id)
-    own = {name: getattr(config, name) for name in varied} | {"ent_coef": config.ent_coef or 0.0}  # without reuse
-    assert vars(args) == own
+    ours = {name: getattr(config, name) for name in varied} | {"ent_coef": config.ent_coef or 0.0}  # without reuse
+    assert vars(args) == ours
 
 
 def test_the_one_file_imports_nothing_of_dppo() -> None:
@@ -216,6 +308,6 @@ def test_the_one_file_runs_as_written(capsys: pytest.CaptureFixture[str], monkey
     monkeypatch.setattr(sys, "argv", [str(EXAMPLE), "--total-timesteps", "2048"])
     runpy.run_path(str(EXAMPLE), run_name="__main__")
     last = capsys.readouterr().out.splitlines()[-1]
-    found = re.fullmatch(r"global_step=2048 +episodic_return=(\S+) +approx_kl=\S+", last)
-    assert found is not None, last
-    assert float(found[1]) > 15  # a policy that chooses at random gets about 22
+    match = re.fullmatch(r"global_step=2048 +episodic_return=(\S+) +approx_kl=\S+", last)
+    assert match is not None, last
+    assert float(match[1]) > 15  # a policy that chooses at random gets about 22

@@ -39,9 +39,24 @@ Patch = pytest.MonkeyPatch
 
 
 def settings(run_dir: Path, **changes: Any) -> dppo.Config:
-    base = {"env_id": "Pendulum-v1", "num_samplers": 4, "num_steps": 50, "update_epochs": 2, "gamma": 0.9}
-    base |= {"norm_obs": True, "norm_reward": True, "total_timesteps": 4 * 50 * ITERATIONS}
-    base |= {"model": "worlds.models:Plain", "model_kwargs": KWARGS, "progress": "off", "run_dir": run_dir}
+    base = {
+        "env_id": "Pendulum-v1",
+        "num_samplers": 4,
+        "num_steps": 50,
+        "update_epochs": 2,
+        "gamma": 0.9,
+    }
+    base |= {
+        "norm_obs": True,
+        "norm_reward": True,
+        "total_timesteps": 4 * 50 * ITERATIONS,
+    }
+    base |= {
+        "model": "worlds.models:Plain",
+        "model_kwargs": KWARGS,
+        "progress": "off",
+        "run_dir": run_dir,
+    }
     return make_config(base | changes)
 
 
@@ -57,7 +72,8 @@ class Floors(nn.Module):
     def __init__(self, spaces: dppo.Spaces, head_size: int) -> None:
         super().__init__()
         self.codes = nn.Embedding(4, 8)
-        self.head, self.value = nn.Linear(8, head_size), nn.Linear(8, 1)
+        self.head = nn.Linear(8, head_size)
+        self.value = nn.Linear(8, 1)
 
     def forward(self, obs: Tensor) -> Any:
         code = self.codes(obs.long().flatten() - 5)
@@ -67,7 +83,8 @@ class Floors(nn.Module):
 class Tower(gym.Env[Any, Any]):
     """Fails in each ninth step."""
 
-    observation_space, action_space = gym.spaces.Discrete(4, start=5), gym.spaces.Discrete(2)
+    observation_space = gym.spaces.Discrete(4, start=5)
+    action_space = gym.spaces.Discrete(2)
     steps = 0
 
     def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
@@ -81,10 +98,17 @@ class Tower(gym.Env[Any, Any]):
         return 5 + self.steps % 4, float(action), False, self.steps % 7 == 0, {}
 
 
-def test_a_step_that_failed_is_an_observation_to_a_network_of_your_own(tmp_path: Path) -> None:
+def test_a_step_that_failed_is_an_observation_to_a_network_of_your_own(
+    tmp_path: Path,
+) -> None:
     """It has no weight in the loss, and must not break the network."""
-    own: dict[str, Any] = {"env_id": Tower, "model": Floors, "model_kwargs": {}, "on_env_fault": "rebuild"}
-    result = dppo.train(settings(tmp_path / "run", env_faults="unlimited", **own))
+    options: dict[str, Any] = {
+        "env_id": Tower,
+        "model": Floors,
+        "model_kwargs": {},
+        "on_env_fault": "rebuild",
+    }
+    result = dppo.train(settings(tmp_path / "run", env_faults="unlimited", **options))
     assert result.incidents["env_raised"] > 10
 
 
@@ -92,7 +116,10 @@ def test_made_up_batches_hold_categories_that_exist() -> None:
     """With several learners, an update is timed before the first one."""
     floors = gym.spaces.Discrete(4, start=5)
     spaces = Spaces(np.dtype(np.int64), DISCRETE, categories={"": choices_of(floors)})
-    build_trainer(plan_of(settings(Path("run"), model=Floors, model_kwargs={}), DISCRETE), spaces).rehearse(8)
+    build_trainer(
+        plan_of(settings(Path("run"), model=Floors, model_kwargs={}), DISCRETE),
+        spaces,
+    ).rehearse(8)
 
 
 @pytest.mark.slow
@@ -103,13 +130,25 @@ def test_ray_gives_the_same_weights(num_learners: int, trained: dppo.Result, tmp
     class Plain(models.Plain):
         pass
 
-    config = settings(tmp_path / "run", num_actors=2, num_learners=num_learners, cpus_per_actor=0.5, model=Plain)
+    config = settings(
+        tmp_path / "run",
+        num_actors=2,
+        num_learners=num_learners,
+        cpus_per_actor=0.5,
+        model=Plain,
+    )
     result = dppo.train(config)
-    assert (result.weights_sha256, lasting(result)) == (trained.weights_sha256, {})
+    assert (result.weights_sha256, lasting(result)) == (
+        trained.weights_sha256,
+        {},
+    )
 
 
 def test_the_network_and_its_arguments_decide_the_weights(trained: dppo.Result, tmp_path: Path) -> None:
-    for other in ({"model_kwargs": {"units": 13}}, {"model": models.Residual, "model_kwargs": {"blocks": 2}}):
+    for other in (
+        {"model_kwargs": {"units": 13}},
+        {"model": models.Residual, "model_kwargs": {"blocks": 2}},
+    ):
         result = dppo.train(settings(tmp_path / str(other), **other))
         assert result.weights_sha256 != trained.weights_sha256
 
@@ -117,7 +156,10 @@ def test_the_network_and_its_arguments_decide_the_weights(trained: dppo.Result, 
 def test_a_class_and_its_name_give_the_same_weights_also_resumed(trained: dppo.Result, tmp_path: Path) -> None:
     run = tmp_path / "run"
     stopped = dppo.train(settings(run, model=models.Plain), observers=[Recorder(interrupt_at=2)])
-    assert (stopped.iterations, stopped.model_name) == (2, "worlds.models:Plain")
+    assert (stopped.iterations, stopped.model_name) == (
+        2,
+        "worlds.models:Plain",
+    )
     assert yaml.safe_load((run / "config.yaml").read_text())["network"]["model"] == "worlds.models:Plain"
     assert dppo.train(settings(run), resume=run).weights_sha256 == trained.weights_sha256
 
@@ -130,9 +172,32 @@ def test_the_command_line_trains_and_resumes_it(trained: dppo.Result, tmp_path: 
     half["ppo"] |= {"anneal_lr": False}
     half["network"] |= {"model": None, "model_kwargs": {}}
     (tmp_path / "half.yaml").write_text(yaml.safe_dump(half))
-    given = ["--model", "worlds.models:Plain", "--model-kwargs", json.dumps(KWARGS)]
-    assert main(["train", "--config", str(tmp_path / "half.yaml"), "--run-dir", str(run), *given]) == 0
-    resume = ["train", "--resume", str(run), "--total-timesteps", str(4 * 50 * ITERATIONS)]
+    arguments = [
+        "--model",
+        "worlds.models:Plain",
+        "--model-kwargs",
+        json.dumps(KWARGS),
+    ]
+    assert (
+        main(
+            [
+                "train",
+                "--config",
+                str(tmp_path / "half.yaml"),
+                "--run-dir",
+                str(run),
+                *arguments,
+            ]
+        )
+        == 0
+    )
+    resume = [
+        "train",
+        "--resume",
+        str(run),
+        "--total-timesteps",
+        str(4 * 50 * ITERATIONS),
+    ]
     assert main(resume) == 2
     assert "it imports worlds.models and calls Plain(units=12). Add --trust" in capsys.readouterr().err
     assert main([*resume, "--trust"]) == 0
@@ -141,21 +206,26 @@ def test_the_command_line_trains_and_resumes_it(trained: dppo.Result, tmp_path: 
 
 
 def test_another_network_cannot_continue_the_run(trained: dppo.Result) -> None:
-    others: list[dict[str, Any]] = [{"model": models.Residual}, {"model_kwargs": {}}]
-    for changes in (*others, {"model": None, "model_kwargs": {}}):
+    other_settings: list[dict[str, Any]] = [
+        {"model": models.Residual},
+        {"model_kwargs": {}},
+    ]
+    for changes in (*other_settings, {"model": None, "model_kwargs": {}}):
         with pytest.raises(ConfigError, match=r"^model(_kwargs)?=.* was made with "):
             dppo.train(settings(trained.run_dir, **changes), resume=trained.run_dir)
 
 
-def test_a_loaded_policy_acts_as_the_network_that_was_trained(trained: dppo.Result) -> None:
+def test_a_loaded_policy_acts_as_the_network_that_was_trained(
+    trained: dppo.Result,
+) -> None:
     policy = dppo.load_policy(trained.run_dir)
     module = models.Plain(policy.spaces, head_size=2, **KWARGS)
     arrays = checkpoints.load(trained.checkpoint).arrays
     module.load_state_dict({name: torch.from_numpy(array) for name, array in arrays["model"].items()})
     obs = np.random.default_rng(1).normal(size=(5, 3)).astype(np.float32)
-    seen = arrays["normalizer"]
-    std = np.sqrt(seen["obs.m2"] / seen["obs.count"] + 1e-8)
-    x = np.clip((obs - seen["obs.mean"]) / std, -10, 10).astype(np.float32)
+    statistics = arrays["normalizer"]
+    std = np.sqrt(statistics["obs.m2"] / statistics["obs.count"] + 1e-8)
+    x = np.clip((obs - statistics["obs.mean"]) / std, -10, 10).astype(np.float32)
     with torch.no_grad():
         head, _ = module(torch.from_numpy(x))
     np.testing.assert_allclose(policy.act(obs), head[:, :1].clamp(-2, 2), rtol=1e-5, atol=1e-6)
@@ -164,7 +234,9 @@ def test_a_loaded_policy_acts_as_the_network_that_was_trained(trained: dppo.Resu
     np.testing.assert_array_equal(*drawn)
 
 
-def test_the_class_may_be_given_in_place_of_the_recorded_one(trained: dppo.Result) -> None:
+def test_the_class_may_be_given_in_place_of_the_recorded_one(
+    trained: dppo.Result,
+) -> None:
     class Moved(models.Plain):
         pass
 
@@ -174,15 +246,22 @@ def test_the_class_may_be_given_in_place_of_the_recorded_one(trained: dppo.Resul
 
     obs = np.ones(3)
     np.testing.assert_array_equal(
-        dppo.load_policy(trained.run_dir, model=Moved).act(obs), dppo.load_policy(trained.run_dir).act(obs)
+        dppo.load_policy(trained.run_dir, model=Moved).act(obs),
+        dppo.load_policy(trained.run_dir).act(obs),
     )
-    with pytest.raises(CheckpointError, match=r"worlds.models:Plain is not the network that was trained"):
+    with pytest.raises(
+        CheckpointError,
+        match=r"worlds.models:Plain is not the network that was trained",
+    ):
         dppo.load_policy(trained.run_dir, model=Changed)
 
 
 def test_a_network_that_cannot_be_imported_is_named(trained: dppo.Result, monkeypatch: Patch) -> None:
     monkeypatch.setitem(sys.modules, "worlds.models", None)
-    with pytest.raises(CheckpointError, match=r"cannot be built here: model=worlds.models:Plain: importing"):
+    with pytest.raises(
+        CheckpointError,
+        match=r"cannot be built here: model=worlds.models:Plain: importing",
+    ):
         dppo.load_policy(trained.run_dir, trust=True)
 
 
@@ -190,8 +269,8 @@ def test_evaluation_imports_it_only_if_trusted_or_named(trained: dppo.Result, ca
     command = ["eval", str(trained.run_dir), "--episodes", "1"]
     assert main(command) == 2
     assert "it imports worlds.models and calls Plain(units=12). Add --trust" in capsys.readouterr().err
-    for more in (["--trust"], ["--model", "worlds.models:Plain"]):
-        assert main([*command, *more]) == 0
+    for extra in (["--trust"], ["--model", "worlds.models:Plain"]):
+        assert main([*command, *extra]) == 0
         assert "imports worlds.models and calls Plain(units=12)" in capsys.readouterr().out
 
 
@@ -231,16 +310,28 @@ BROKEN = {  # class in worlds.models: part of the message
 
 
 def cartpole(run_dir: Path, **changes: Any) -> dppo.Config:
-    return settings(run_dir, **{"env_id": "CartPole-v1", "norm_obs": False, "model_kwargs": {}} | changes)
+    return settings(
+        run_dir,
+        **{"env_id": "CartPole-v1", "norm_obs": False, "model_kwargs": {}} | changes,
+    )
 
 
 @pytest.mark.parametrize(
     ("model", "words"),
     [
         *((f"worlds.models:{name}", words) for name, words in BROKEN.items()),
-        ("worlds.models:Missing", "the module worlds.models has no Missing. Check the spelling"),
-        ("Plain", "is not of the form module:Class. Add the name of the module that defines the class"),
-        ("no_such_module:Net", "importing no_such_module failed: ModuleNotFoundError: No module named"),
+        (
+            "worlds.models:Missing",
+            "the module worlds.models has no Missing. Check the spelling",
+        ),
+        (
+            "Plain",
+            "is not of the form module:Class. Add the name of the module that defines the class",
+        ),
+        (
+            "no_such_module:Net",
+            "importing no_such_module failed: ModuleNotFoundError: No module named",
+        ),
     ],
 )
 def test_a_broken_contract_is_reported_before_training_starts(model: str, words: str, tmp_path: Path) -> None:
@@ -251,13 +342,14 @@ def test_a_broken_contract_is_reported_before_training_starts(model: str, words:
 
 
 def test_every_broken_network_is_tested() -> None:
-    made = {name for name, one in vars(models).items() if getattr(one, "__module__", "") == "worlds.models"}
+    made = {name for name, member in vars(models).items() if getattr(member, "__module__", "") == "worlds.models"}
     assert made - {"Plain", "Residual"} == BROKEN.keys()
 
 
 def test_a_module_is_tried_once_in_a_process(tmp_path: Path) -> None:
     """It is built twice for the trial, for each of four samplers, and twice to draw its initial weights."""
-    built, tried = [], []
+    built = []
+    tried = []
 
     class Counted(models.Plain):
         def __init__(self, spaces: dppo.Spaces, head_size: int) -> None:
@@ -273,7 +365,9 @@ def test_a_module_is_tried_once_in_a_process(tmp_path: Path) -> None:
     assert (len(built), len(tried)) == (8, 3)
 
 
-def test_a_network_may_take_a_gradient_and_parametrize_a_bias(tmp_path: Path) -> None:
+def test_a_network_may_take_a_gradient_and_parametrize_a_bias(
+    tmp_path: Path,
+) -> None:
     class Energy(models.Plain):
         def __init__(self, spaces: dppo.Spaces, head_size: int) -> None:
             super().__init__(spaces, head_size)
@@ -282,9 +376,9 @@ def test_a_network_may_take_a_gradient_and_parametrize_a_bias(tmp_path: Path) ->
 
         def forward(self, obs: Tensor) -> tuple[Tensor, Tensor]:
             with torch.enable_grad():
-                given = obs.detach().requires_grad_()
-                energy = torch.tanh(self.energy(given)).sum()
-                (gradient,) = torch.autograd.grad(energy, given, create_graph=True)
+                arguments = obs.detach().requires_grad_()
+                energy = torch.tanh(self.energy(arguments)).sum()
+                (gradient,) = torch.autograd.grad(energy, arguments, create_graph=True)
             head, values = super().forward(obs)
             return head + gradient.sum(dim=1, keepdim=True), values
 
@@ -292,7 +386,10 @@ def test_a_network_may_take_a_gradient_and_parametrize_a_bias(tmp_path: Path) ->
 
 
 def test_unknown_arguments_of_the_class_are_named(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"constructor raised TypeError: .*'width'.*called with \(spaces, head_size"):
+    with pytest.raises(
+        ConfigError,
+        match=r"constructor raised TypeError: .*'width'.*called with \(spaces, head_size",
+    ):
         dppo.train(settings(tmp_path / "run", model_kwargs={"width": 3}))
 
 
@@ -302,20 +399,35 @@ def test_a_broken_contract_is_reported_once_by_an_actor(tmp_path: Path, ray_sess
         dppo.train(cartpole(tmp_path / "run", model=models.WideHead, num_actors=2))
 
 
-@pytest.mark.parametrize("given", [pytest.param("name", marks=pytest.mark.slow), "class"])
-def test_a_network_no_actor_imports_is_named(given: str, tmp_path: Path, ray_session: None, monkeypatch: Patch) -> None:
+@pytest.mark.parametrize("passed_as", [pytest.param("name", marks=pytest.mark.slow), "class"])
+def test_a_network_no_actor_imports_is_named(
+    passed_as: str, tmp_path: Path, ray_session: None, monkeypatch: Patch
+) -> None:
     """The module exists in this process only."""
     here = type(sys)("only_here")
-    exec(compile("from worlds.models import Plain\nclass Net(Plain): pass", "only_here.py", "exec"), vars(here))
+    exec(
+        compile(
+            "from worlds.models import Plain\nclass Net(Plain): pass",
+            "only_here.py",
+            "exec",
+        ),
+        vars(here),
+    )
     monkeypatch.setitem(sys.modules, "only_here", here)
-    model = "only_here:Net" if given == "name" else here.Net
+    model = "only_here:Net" if passed_as == "name" else here.Net
     with pytest.raises(ConfigError) as caught:
         dppo.train(cartpole(tmp_path / "run", model=model, num_actors=2))
     assert re.fullmatch("model.*No module named 'only_here'.*importable.*", str(caught.value)), "one line"
 
 
 def test_a_users_network_may_read_images(tmp_path: Path) -> None:
-    result = dppo.train(cartpole(tmp_path / "run", env_id="worlds.observed:Picture", model=models.Plain))
+    result = dppo.train(
+        cartpole(
+            tmp_path / "run",
+            env_id="worlds.observed:Picture",
+            model=models.Plain,
+        )
+    )
     assert dppo.load_policy(result.run_dir).act(np.zeros((8, 8, 3), np.uint8)) in (0, 1, 2)
 
 
@@ -324,7 +436,8 @@ class Meddles(gym.Wrapper[Any, Any, Any, Any]):
 
     def __init__(self, at: str) -> None:
         super().__init__(observed.Picture())
-        self.at, self._has_set = at, False
+        self.at = at
+        self._has_set = False
         self._set("constructor")
 
     def reset(self, **arguments: Any) -> Any:
@@ -345,28 +458,38 @@ class Meddles(gym.Wrapper[Any, Any, Any, Any]):
 
 
 @pytest.mark.parametrize(
-    "model", [None, pytest.param("worlds.models:Plain", marks=pytest.mark.slow), "worlds.models:Residual"]
+    "model",
+    [
+        None,
+        pytest.param("worlds.models:Plain", marks=pytest.mark.slow),
+        "worlds.models:Residual",
+    ],
 )
 def test_torch_set_up_by_an_environment_changes_no_weight(
     model: str | None, tmp_path: Path, monkeypatch: Patch
 ) -> None:
-    found, update = set(), PPOTrainer.update
+    settings_seen = set()
+    update = PPOTrainer.update
 
-    def noted(*arguments: Any, **more: Any) -> Any:
-        found.add((torch.get_num_threads(), torch.get_float32_matmul_precision()))
-        return update(*arguments, **more)
+    def noted(*arguments: Any, **extra: Any) -> Any:
+        settings_seen.add((torch.get_num_threads(), torch.get_float32_matmul_precision()))
+        return update(*arguments, **extra)
 
     monkeypatch.setattr(PPOTrainer, "update", noted)
     weights = set()
     for at in ("nowhere", "constructor", "reset", "step"):
-        world = {"env_id": Meddles, "env_kwargs": {"at": at}, "total_timesteps": 400}
+        world = {
+            "env_id": Meddles,
+            "env_kwargs": {"at": at},
+            "total_timesteps": 400,
+        }
         try:
             weights.add(dppo.train(cartpole(tmp_path / at, model=model, **world)).weights_sha256)
         finally:
             torch.set_default_dtype(torch.float32)
             torch.set_num_threads(1)
             torch.set_float32_matmul_precision("highest")
-    assert found == {(1, "highest")}
+    assert settings_seen == {(1, "highest")}
     assert len(weights) == 1
 
 
@@ -389,16 +512,26 @@ def disturbed(amounts: Iterator[int]) -> type[nn.Module]:
 
 
 def initial_weights(amounts: Iterator[int]) -> np.ndarray:
-    spec = ModuleSpec(dppo.Spaces(np.dtype((np.float32, 4)), DISCRETE), disturbed(amounts), {}, "float32")
+    spec = ModuleSpec(
+        dppo.Spaces(np.dtype((np.float32, 4)), DISCRETE),
+        disturbed(amounts),
+        {},
+        "float32",
+    )
     weights: np.ndarray = learning_network(spec, 0).parameters.weights.detach().numpy()
     return weights
 
 
 @pytest.mark.parametrize("amounts", [(1, 0, 0), (0, 1, 2, 0)], ids=str)
-def test_a_thread_that_draws_from_torchs_generator_does_not_change_the_initial_weights(amounts: Any) -> None:
+def test_a_thread_that_draws_from_torchs_generator_does_not_change_the_initial_weights(
+    amounts: Any,
+) -> None:
     np.testing.assert_array_equal(initial_weights(chain(amounts, repeat(0))), initial_weights(repeat(0)))
 
 
 def test_initial_weights_that_are_never_the_same_are_refused() -> None:
-    with pytest.raises(ConfigError, match="its initial weights differ each time, in 20 builds from one seed"):
+    with pytest.raises(
+        ConfigError,
+        match="its initial weights differ each time, in 20 builds from one seed",
+    ):
         initial_weights(count())

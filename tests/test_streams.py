@@ -26,10 +26,10 @@ def test_streams_differ_in_seed_kind_and_every_index() -> None:
 
 
 def test_integers_fit_a_signed_32_bit_seed() -> None:
-    found = [integer(3, Stream.EPISODES, 0, 0, episode) for episode in range(2000)]
-    assert min(found) >= 0
-    assert 2**30 < max(found) < 2**31
-    assert len(set(found)) == len(found)
+    seeds = [integer(3, Stream.EPISODES, 0, 0, episode) for episode in range(2000)]
+    assert min(seeds) >= 0
+    assert 2**30 < max(seeds) < 2**31
+    assert len(set(seeds)) == len(seeds)
 
 
 @pytest.mark.parametrize("seed", [0, 2**31, 2**64, 10**30])

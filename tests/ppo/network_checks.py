@@ -13,7 +13,11 @@ from builders import assert_same_bytes, random_weights
 
 from dppo.ppo.acting.agent import PPOAgent
 from dppo.ppo.networks.choice import learning_network
-from dppo.ppo.networks.network import LearningNetwork, NetworkSpec, RecurrentInputs
+from dppo.ppo.networks.network import (
+    LearningNetwork,
+    NetworkSpec,
+    RecurrentInputs,
+)
 
 
 def load_random(network: LearningNetwork, spec: NetworkSpec) -> None:
@@ -22,12 +26,19 @@ def load_random(network: LearningNetwork, spec: NetworkSpec) -> None:
         network.parameters.weights.copy_(torch.from_numpy(random_weights(spec)))
 
 
-def gradient_of(network: LearningNetwork, *pieces: Any, recurrent: RecurrentInputs | None = None) -> np.ndarray:
+def gradient_of(
+    network: LearningNetwork,
+    *pieces: Any,
+    recurrent: RecurrentInputs | None = None,
+) -> np.ndarray:
     """Return the gradient of `loss_of` the pieces of a batch together.
 
     The network's gradient starts as a loud number, so that one that is added to and not replaced shows.
     """
-    total = np.zeros(len(network.parameters.gradient), network.parameters.gradient.numpy().dtype)
+    total = np.zeros(
+        len(network.parameters.gradient),
+        network.parameters.gradient.numpy().dtype,
+    )
     for obs in pieces:
         network.parameters.gradient.fill_(1e6)
         head, values, residuals = network.forward(obs, recurrent)
@@ -55,7 +66,8 @@ def gradient_by_differences(
     """Compare elements of the gradient of a network in float64 with central differences of `loss_of`."""
     weights = network.parameters.weights.data
     for index in indices:
-        kept, losses = weights[index].item(), []
+        kept = weights[index].item()
+        losses = []
         for step in (1e-6, -1e-6):
             weights[index] = kept + step
             losses.append(loss_of(network, obs, recurrent))
@@ -68,13 +80,18 @@ def acting_together(agent: PPOAgent, obs: np.ndarray, state: np.ndarray | None =
     samplers, rows = obs.shape[:2]
     dtype = agent.spec.dtype
     noise = np.stack([agent.distribution.noise(np.random.default_rng(s), 1, rows, dtype)[0] for s in range(samplers)])
-    together, best, values = agent.act(obs, noise, state), agent.decide(obs, state), agent.values(obs, state)
+    together = agent.act(obs, noise, state)
+    best = agent.decide(obs, state)
+    values = agent.values(obs, state)
     assert values.shape == together[1].values.shape == (samplers, rows)
     for s in range(samplers):
-        own = None if state is None else state[s]
-        pairs: list[Any] = [(values, agent.values(obs[s], own))]
-        for both, one in ((together, agent.act(obs[s], noise[s], own)), (best, agent.decide(obs[s], own))):
-            pairs += [(both[0], one[0]), *zip(both[1], one[1], strict=True)]
+        sampler_state = None if state is None else state[s]
+        pairs: list[Any] = [(values, agent.values(obs[s], sampler_state))]
+        for together_result, alone_result in (
+            (together, agent.act(obs[s], noise[s], sampler_state)),
+            (best, agent.decide(obs[s], sampler_state)),
+        ):
+            pairs += [(together_result[0], alone_result[0]), *zip(together_result[1], alone_result[1], strict=True)]
         for stacked, alone in pairs:
             assert_same_bytes(None if stacked is None else stacked[s], alone)
 
@@ -93,10 +110,14 @@ def parameters_of(make: Callable[[str], NetworkSpec], dtype: str) -> None:
     Flat weights and named parameters are the same numbers. They follow from their seed, not from torch's global state
     or default dtype. Descriptions are compared by value.
     """
-    spec, state = make(dtype), torch.get_rng_state()
+    spec = make(dtype)
+    state = torch.get_rng_state()
     weights = learning_network(spec, 3).parameters.weights.detach().numpy()
     assert torch.equal(torch.get_rng_state(), state)
-    assert (weights.shape, str(weights.dtype)) == ((spec.num_parameters,), dtype)
+    assert (weights.shape, str(weights.dtype)) == (
+        (spec.num_parameters,),
+        dtype,
+    )
     named = spec.unflatten(weights)
     assert {name: array.shape for name, array in named.items()} == dict(spec.shapes)
     np.testing.assert_array_equal(spec.flatten(dict(reversed(named.items()))), weights)

@@ -12,7 +12,8 @@ from dppo.ppo.exchange.scales import ObsScale
 from dppo.spaces.actions import Actions, DiscreteActions
 from dppo.spaces.spaces import Spaces
 
-MEAN, STD = np.array([0.5, -1.0, 100.0, 0.0]), np.array([1.0, 2.0, 30.0, 1e-4])
+MEAN = np.array([0.5, -1.0, 100.0, 0.0])
+STD = np.array([1.0, 2.0, 30.0, 1e-4])
 SCALE = ObsScale(MEAN, STD)
 
 
@@ -44,21 +45,31 @@ def test_observations_of_any_shape_and_dtype_are_flattened() -> None:
     obs = np.random.default_rng(3).integers(0, 255, (5, 2, 2)).astype(np.uint8)
     expected = flat.values(obs.reshape(5, 4).astype(np.float64))
     np.testing.assert_array_equal(agent.values(obs), expected)
-    agent.load(PolicySnapshot(0, random_weights(spec), ObsScale(MEAN.reshape(2, 2), STD.reshape(2, 2))))
+    agent.load(
+        PolicySnapshot(
+            0,
+            random_weights(spec),
+            ObsScale(MEAN.reshape(2, 2), STD.reshape(2, 2)),
+        )
+    )
     flat.load(PolicySnapshot(0, random_weights(spec), SCALE))
     np.testing.assert_array_equal(agent.values(obs), flat.values(obs.reshape(5, 4).astype(np.float64)))
 
 
 def test_a_snapshot_is_copied_and_not_modified() -> None:
     spec = spec_of(BOX)
-    agent, weights, mean = PPOAgent(spec), random_weights(spec), MEAN.copy()
+    agent = PPOAgent(spec)
+    weights = random_weights(spec)
+    mean = MEAN.copy()
     agent.load(PolicySnapshot(0, weights, ObsScale(mean, STD)))
-    obs, noise = observations(5), np.ones((5, 2))
+    obs = observations(5)
+    noise = np.ones((5, 2))
     before, outputs = agent.act(obs, noise)
     np.testing.assert_array_equal(weights, random_weights(spec))
     np.testing.assert_array_equal(obs, observations(5))
     weights.flags.writeable = mean.flags.writeable = True
-    weights[:], mean[:] = 7, 7  # as an update in the same process would
+    weights[:] = 7  # as an update in the same process would
+    mean[:] = 7
     after, again = agent.act(obs, noise)
     for a, b in zip((before, *outputs), (after, *again), strict=True):
         np.testing.assert_array_equal(a, b)

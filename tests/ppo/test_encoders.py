@@ -23,7 +23,11 @@ from dppo.ppo.exchange.records import PolicySnapshot
 from dppo.ppo.exchange.statistics import Statistics, no_statistics
 from dppo.ppo.learning.batch import make_batch
 from dppo.ppo.networks.built_in import BuiltInSpec
-from dppo.ppo.networks.choice import acting_network, choose_network, learning_network
+from dppo.ppo.networks.choice import (
+    acting_network,
+    choose_network,
+    learning_network,
+)
 from dppo.ppo.networks.encoders import Embedding, Flatten, OneHot
 from dppo.ppo.networks.images import Image, grid_cnn, impala_cnn, nature_cnn
 from dppo.ppo.networks.network import NetworkSpec
@@ -49,7 +53,12 @@ def test_acting_equals_learning_and_the_first_ratio_is_one(kind: str, dtype: str
         scored = trainer.model.forward(batch.obs, batch.actions)
         tolerance = TOLERANCE[dtype]
         np.testing.assert_allclose(scored.policy.logprobs, batch.logprobs, atol=10 * tolerance)
-        np.testing.assert_allclose(scored.values, batch.values, rtol=10 * tolerance, atol=10 * tolerance)
+        np.testing.assert_allclose(
+            scored.values,
+            batch.values,
+            rtol=10 * tolerance,
+            atol=10 * tolerance,
+        )
         losses = trainer.update(batch, at_rate(trainer, 0.01), np.random.default_rng(iteration)).figures
         assert abs(losses["old_approx_kl"]) < tolerance
         assert losses["clipfrac"] == 0
@@ -59,7 +68,13 @@ def test_acting_equals_learning_and_the_first_ratio_is_one(kind: str, dtype: str
 @kinds
 @pytest.mark.parametrize("rows", [1, 3])
 def test_samplers_act_together_as_each_alone(kind: str, rows: int) -> None:
-    config = config_of(kind, num_samplers=3, envs_per_sampler=rows, num_steps=4, minibatch_size=None)
+    config = config_of(
+        kind,
+        num_samplers=3,
+        envs_per_sampler=rows,
+        num_steps=4,
+        minibatch_size=None,
+    )
     samplers, trainer = parts_of(config, 3)
     scale = no_statistics(samplers[0].spaces, obs=config.norm_obs, returns=False).obs_scale()
     agent = agent_of(trainer.model.spec, scale, spread=0.1)
@@ -82,14 +97,17 @@ def test_gradients_are_finite_differences(kind: str) -> None:
 
 
 @kinds
-def test_weights_follow_from_their_seed_and_have_the_gains_of_the_method(kind: str) -> None:
+def test_weights_follow_from_their_seed_and_have_the_gains_of_the_method(
+    kind: str,
+) -> None:
     def make(dtype: str) -> NetworkSpec:
         return parts_of(config_of(kind, dtype=dtype), 1)[1].model.spec
 
     spec = make("float32")
     checks.parameters_of(make, "float32")
     named = spec.unflatten(learning_network(spec, 3).parameters.weights.detach().numpy())
-    policy, value = named["policy.weight"], named["value.weight"]
+    policy = named["policy.weight"]
+    value = named["value.weight"]
     np.testing.assert_allclose(policy @ policy.T, 1e-4 * np.eye(len(policy)), atol=1e-6)
     np.testing.assert_allclose(np.linalg.norm(value), 1, rtol=1e-4)
     for name, array in named.items():
@@ -103,7 +121,11 @@ def test_weights_follow_from_their_seed_and_have_the_gains_of_the_method(kind: s
 def test_one_hot_codes_have_a_column_for_each_category() -> None:
     encoder = OneHot(Categories((3, 2), (-1, 5)))
     leaf = torch.tensor([[-1.0, 5.0], [1.0, 6.0], [0.0, 9.0]])
-    assert encoder(leaf).tolist() == [[1, 0, 0, 1, 0], [0, 0, 1, 0, 1], [0, 1, 0, 0, 0]]
+    assert encoder(leaf).tolist() == [
+        [1, 0, 0, 1, 0],
+        [0, 0, 1, 0, 1],
+        [0, 1, 0, 0, 0],
+    ]
     assert OneHot(Categories((2,), (0,)))(torch.tensor([1.0, 0.0])).tolist() == [[0, 1], [1, 0]]
 
 
@@ -115,22 +137,31 @@ def test_each_category_has_an_embedding_of_its_own() -> None:
         assert torch.equal(code, torch.cat([table[int(a) + 1], table[3 + int(b) - 5]]))
 
 
-AXES = {(84, 80, 4): (4, 84, 80), (3, 64, 60): (3, 64, 60), (4, 40, 44, 3): (12, 40, 44), (2, 3, 40, 44): (6, 40, 44)}
+AXES = {
+    (84, 80, 4): (4, 84, 80),
+    (3, 64, 60): (3, 64, 60),
+    (4, 40, 44, 3): (12, 40, 44),
+    (2, 3, 40, 44): (6, 40, 44),
+}
 
 
 @pytest.mark.parametrize(("shape", "expected"), AXES.items(), ids=str)
 def test_axes_of_images_are_recognized(shape: tuple[int, ...], expected: tuple[int, ...]) -> None:
     image = Image(shape)
     pixels = torch.arange(2 * int(np.prod(shape))).reshape(2, *shape)
-    seen = image(pixels)
-    assert seen.shape == (2, *expected) == (2, image.channels, image.height, image.width)
-    assert sorted(seen.flatten().tolist()) == pixels.flatten().tolist()
+    recorded = image(pixels)
+    assert recorded.shape == (2, *expected) == (2, image.channels, image.height, image.width)
+    assert sorted(recorded.flatten().tolist()) == pixels.flatten().tolist()
     if shape == (4, 40, 44, 3):
-        assert torch.equal(seen[1, 3 * 2 + 1], pixels[1, 2, :, :, 1])
+        assert torch.equal(recorded[1, 3 * 2 + 1], pixels[1, 2, :, :, 1])
 
 
 @pytest.mark.proves("nature_cnn")
-@pytest.mark.parametrize("shape", [(84, 84, 4), (36, 36, 1), (37, 50, 3), (43, 40, 2), (4, 64, 61)], ids=str)
+@pytest.mark.parametrize(
+    "shape",
+    [(84, 84, 4), (36, 36, 1), (37, 50, 3), (43, 40, 2), (4, 64, 61)],
+    ids=str,
+)
 def test_the_nature_cnn_is_that_of_the_paper(shape: tuple[int, ...]) -> None:
     """Compared with the same layers over pixels divided by 255; sizes that leave a rest at each stride."""
     cnn = nature_cnn(shape, 16)
@@ -143,9 +174,14 @@ def test_the_nature_cnn_is_that_of_the_paper(shape: tuple[int, ...]) -> None:
 
 
 @pytest.mark.parametrize(("make", "convolutions"), [(impala_cnn, 15), (grid_cnn, 3)])
-@pytest.mark.parametrize("shape", [(7, 7, 3), (19, 25, 3), (64, 64, 3), (1, 1, 1), (3, 5, 6), (2, 9, 8, 1)], ids=str)
+@pytest.mark.parametrize(
+    "shape",
+    [(7, 7, 3), (19, 25, 3), (64, 64, 3), (1, 1, 1), (3, 5, 6), (2, 9, 8, 1)],
+    ids=str,
+)
 def test_other_cnns_take_images_of_any_size(make: Any, convolutions: int, shape: tuple[int, ...]) -> None:
-    cnn, image = make(shape, 16), torch.randint(0, 256, (2, *shape))
+    cnn = make(shape, 16)
+    image = torch.randint(0, 256, (2, *shape))
     assert cnn(image.float()).shape == (2, 16)
     torch.testing.assert_close(cnn(image.float()), cnn(image.to(torch.uint8)))  # acting gets floats, learning bytes
     assert len([part for part in cnn.modules() if isinstance(part, nn.Conv2d)]) == convolutions
@@ -154,13 +190,17 @@ def test_other_cnns_take_images_of_any_size(make: Any, convolutions: int, shape:
 @pytest.mark.proves("grid_cnn")
 def test_the_grid_cnn_reads_the_bits_of_each_byte() -> None:
     """The convolutions see eight inputs, each 0 or 1, from which every byte follows."""
-    cnn, seen = grid_cnn((7, 8, 3), 16), []
-    cnn.layers.register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0]))
+    cnn = grid_cnn((7, 8, 3), 16)
+    recorded = []
+    cnn.layers.register_forward_pre_hook(lambda _, inputs: recorded.append(inputs[0]))
     image = torch.randint(0, 256, (5, 7, 8, 3))
     cnn(image.float())
-    bits = seen[0].view(5, 3, 8, 7, 8)
+    bits = recorded[0].view(5, 3, 8, 7, 8)
     assert set(bits.unique().tolist()) == {0, 1}
-    assert torch.equal((bits * 2.0 ** torch.arange(8)[:, None, None]).sum(2).long(), image.permute(0, 3, 1, 2))
+    assert torch.equal(
+        (bits * 2.0 ** torch.arange(8)[:, None, None]).sum(2).long(),
+        image.permute(0, 3, 1, 2),
+    )
 
 
 def test_a_flattened_image_is_divided_by_255() -> None:
@@ -179,23 +219,30 @@ def test_images_stay_bytes_in_segment_and_batch() -> None:
 def test_only_floats_of_several_leaves_are_normalized() -> None:
     spaces = described(observed.WHOLE, drop_obs=observed.TEXTS)
     for count in (3, 0):  # of a segment in which every step has failed, too
-        assert normalized_part(np.zeros(count, spaces.obs)).shape == (count, 2 + 1 + 2)
+        assert normalized_part(np.zeros(count, spaces.obs)).shape == (
+            count,
+            2 + 1 + 2,
+        )
     rows = np.zeros(3, spaces.obs)
     rows["robot"]["arm"]["0"] = [[1, 2], [3, 4], [5, 6]]
     rows["robot"]["arm"]["1"] = [7, 8, 9]
     rows["gear"] = 100
-    np.testing.assert_array_equal(normalized_part(rows), [[1, 2, 7, 0, 0], [3, 4, 8, 0, 0], [5, 6, 9, 0, 0]])
+    np.testing.assert_array_equal(
+        normalized_part(rows),
+        [[1, 2, 7, 0, 0], [3, 4, 8, 0, 0], [5, 6, 9, 0, 0]],
+    )
 
 
 def test_norm_obs_keys_leaves_the_other_floats_as_they_are() -> None:
     spaces = described(observed.WHOLE, drop_obs=observed.TEXTS, norm_obs_keys=("robot/arm/1",))
     assert spaces.normalized == ("robot.arm.1",)
     rows = np.zeros(2, spaces.obs)
-    rows["robot"]["arm"]["0"], rows["robot"]["arm"]["1"] = [[1, 2], [50, 60]], [70, 80]
+    rows["robot"]["arm"]["0"] = [[1, 2], [50, 60]]
+    rows["robot"]["arm"]["1"] = [70, 80]
     np.testing.assert_array_equal(normalized_part(rows, spaces.normalized), [[70], [80]])
     statistics = no_statistics(spaces, obs=True, returns=False)
-    seen = Statistics(Moments.of(normalized_part(rows, spaces.normalized)))
-    scale = statistics.merged([seen]).obs_scale()
+    recorded = Statistics(Moments.of(normalized_part(rows, spaces.normalized)))
+    scale = statistics.merged([recorded]).obs_scale()
     inputs = network_inputs(rows, rows.dtype, "float32", scale)
     assert isinstance(inputs, dict)
     np.testing.assert_array_equal(inputs["robot.arm.0"], [[1, 2], [50, 60]])  # not even clipped
@@ -203,19 +250,23 @@ def test_norm_obs_keys_leaves_the_other_floats_as_they_are() -> None:
 
 
 @pytest.mark.parametrize(
-    ("key", "words"), [("arm", "not a leaf .* Its leaves are "), ("camera", r"no floating-point numbers \(uint8\)")]
+    ("key", "words"),
+    [
+        ("arm", "not a leaf .* Its leaves are "),
+        ("camera", r"no floating-point numbers \(uint8\)"),
+    ],
 )
 def test_names_that_cannot_be_normalized_are_refused(key: str, words: str) -> None:
     with pytest.raises(ConfigError, match=f"norm_obs_keys={key}: .*{words}"):
         described(observed.WHOLE, drop_obs=observed.TEXTS, norm_obs_keys=(key,))
 
 
-def described(space: Any, **more: Any) -> Spaces:
+def described(space: Any, **arguments: Any) -> Spaces:
     class Shaped:
         observation_space = space
         action_space = gym_spaces.Box(-1, 1, (2,))
 
-    return describe_spaces(Shaped(), **more)  # type: ignore[arg-type]
+    return describe_spaces(Shaped(), **arguments)  # type: ignore[arg-type]
 
 
 def test_a_vector_keeps_the_handwritten_mlp() -> None:
@@ -246,7 +297,8 @@ def test_an_image_that_is_the_only_leaf_of_a_dict_has_no_hidden_layers_either() 
     spaces = described(gym_spaces.Dict(image=image))
     assert "units" not in choose_network(Network(), spaces).layers
     with pytest.raises(
-        ConfigError, match=r"^hidden_sizes=\(7, 9\) has no effect: a single image goes from its encoder"
+        ConfigError,
+        match=r"^hidden_sizes=\(7, 9\) has no effect: a single image goes from its encoder",
     ):
         choose_network(Network(hidden_sizes=(7, 9)), spaces)
 
@@ -261,7 +313,8 @@ def test_an_image_that_is_the_only_leaf_of_a_dict_has_no_hidden_layers_either() 
 )
 def test_bytes_that_are_no_image_are_learned_from_as_numbers(leaf: Any) -> None:
     spec = choose_network(Network(), described(gym_spaces.Dict(leaf=leaf))).spec
-    learning, rows = learning_network(spec, 1), np.stack([leaf.sample() for _ in range(3)])
+    learning = learning_network(spec, 1)
+    rows = np.stack([leaf.sample() for _ in range(3)])
     head, values, _ = learning.forward({"leaf": torch.from_numpy(rows)})
     acting = acting_network(spec)
     acting.load(learning.parameters.weights.numpy(force=True))
@@ -272,16 +325,21 @@ def test_bytes_that_are_no_image_are_learned_from_as_numbers(leaf: Any) -> None:
 
 def test_every_choice_can_be_overridden() -> None:
     spaces = described(
-        gym_spaces.Dict(camera=gym_spaces.Box(0, 255, (40, 40, 3), np.uint8), arm=gym_spaces.Box(-1, 1, (3,)))
+        gym_spaces.Dict(
+            camera=gym_spaces.Box(0, 255, (40, 40, 3), np.uint8),
+            arm=gym_spaces.Box(-1, 1, (3,)),
+        )
     )
 
     def size(**changes: Any) -> int:
         return choose_network(Network(**changes), spaces).spec.num_parameters
 
-    default, separate, layer_norm = size(), size(trunk="separate"), size(layer_norm=True)
-    others = [size(image_encoder=encoder) for encoder in ("impala", "grid", "flatten")]
-    others += [size(image_features=600), size(hidden_sizes=(64, 64, 64))]
-    assert len({default, separate, layer_norm, *others}) == 8
+    default = size()
+    separate = size(trunk="separate")
+    layer_norm = size(layer_norm=True)
+    sizes = [size(image_encoder=encoder) for encoder in ("impala", "grid", "flatten")]
+    sizes += [size(image_features=600), size(hidden_sizes=(64, 64, 64))]
+    assert len({default, separate, layer_norm, *sizes}) == 8
     assert layer_norm - default == 2 * 64 * 2
     assert separate > 1.9 * default
 
@@ -292,7 +350,10 @@ def test_the_built_in_class_is_one_that_anybody_can_name() -> None:
     spec = choose_network(Network(), spaces).spec
     assert isinstance(spec, BuiltInSpec)
     layers = {"image_encoder": "nature", "image_features": 512}
-    own = Network(model="dppo.ppo.networks.encoders:EncoderNetwork", model_kwargs=layers)
-    weights = [learning_network(one, 3).parameters.weights.detach() for one in (choose_network(own, spaces).spec, spec)]
+    network = Network(model="dppo.ppo.networks.encoders:EncoderNetwork", model_kwargs=layers)
+    weights = [
+        learning_network(candidate, 3).parameters.weights.detach()
+        for candidate in (choose_network(network, spaces).spec, spec)
+    ]
     assert torch.equal(*weights)
     assert is_image(spaces.obs)

@@ -36,11 +36,24 @@ from dppo.tools.export.modules import ExportedPolicy
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 PENDULUM = {"env_id": "Pendulum-v1", "norm_obs": True}
-SQUASHED = PENDULUM | {"action_bounds": "squash", "state_dependent_std": True, "hidden_sizes": ()}
+SQUASHED = PENDULUM | {
+    "action_bounds": "squash",
+    "state_dependent_std": True,
+    "hidden_sizes": (),
+}
 SINGLE = {"env_id": "worlds.observed:Level", "norm_obs": True}
 ACTING = {kind: {"env_id": "worlds.acting:Actuated", "env_kwargs": {"kind": kind}} for kind in SPACES}
 KINDS = POLICIES | ENCODERS | ACTING | {"pendulum": PENDULUM, "squashed": SQUASHED, "single": SINGLE}
-EXPORTED = [*POLICIES, "nature", "film", "vector", "embedded", "one of", "tuple", "squashed"]
+EXPORTED = [
+    *POLICIES,
+    "nature",
+    "film",
+    "vector",
+    "embedded",
+    "one of",
+    "tuple",
+    "squashed",
+]
 Capture = pytest.CaptureFixture[str]
 Patch = pytest.MonkeyPatch
 
@@ -49,12 +62,18 @@ def policy_of(kind: str) -> tuple[Policy, Any]:
     """Return a policy with random weights and statistics, and its environment."""
     config = make_config(SMALL | KINDS[kind] | {"run_dir": None, "reuse": 1})
     samplers, trainer = parts_of(config, 1)
-    spaces, spec, rng = samplers[0].spaces, trainer.model.spec, np.random.default_rng(1)
+    spaces = samplers[0].spaces
+    spec = trainer.model.spec
+    rng = np.random.default_rng(1)
     statistics = no_statistics(spaces, obs=config.norm_obs, returns=False)
     if statistics.obs is not None:
         shape = statistics.obs.mean.shape
         statistics = statistics.loaded(
-            {"obs.count": np.array(5.0), "obs.mean": rng.normal(size=shape), "obs.m2": rng.uniform(1, 9, shape)}
+            {
+                "obs.count": np.array(5.0),
+                "obs.mean": rng.normal(size=shape),
+                "obs.m2": rng.uniform(1, 9, shape),
+            }
         )
     snapshot = PolicySnapshot(0, random_weights(spec), statistics.obs_scale())
     state = {"iteration": 0, "global_step": 0, "config": plain_settings(config)}
@@ -64,30 +83,33 @@ def policy_of(kind: str) -> tuple[Policy, Any]:
 
 def check(policy: Policy, env: Any, run: Any, steps: int = 6) -> None:
     """Compare `run`, of arrays by name, with `Policy.act` on sampled observations, masks and the states that follow."""
-    rng, state = np.random.default_rng(2), None
+    rng = np.random.default_rng(2)
+    state = None
     env.observation_space.seed(3)
     for _ in range(steps):
-        obs, mask = env.observation_space.sample(), None
+        obs = env.observation_space.sample()
+        mask = None
         if policy.spaces.mask is not None:
             mask = rng.random(sum(policy.spaces.actions.choices or ())) < 0.5
             mask[np.cumsum(policy.spaces.actions.choices or ()) - 1] = True
             if policy.spaces.mask == "leaf":
-                obs, mask = obs | {"action_mask": mask.astype(obs["action_mask"].dtype)}, None
+                obs = obs | {"action_mask": mask.astype(obs["action_mask"].dtype)}
+                mask = None
         rows = {f"obs.{name}".rstrip("."): leaf for name, leaf in leaves(_rows_of(obs, policy.spaces)[0]).items()}
         rows |= {} if mask is None else {"action_mask": mask[None]}
         if policy.state_size:
             before = np.zeros(policy.state_size, policy.spec.dtype) if state is None else state
             rows["state"] = before[None]
-        found = run({name: leaf.copy() for name, leaf in rows.items()})
+        computed = run({name: leaf.copy() for name, leaf in rows.items()})
         action = policy.act(obs, state, action_mask=mask)
         if policy.state_size:
             action, state = action
-            np.testing.assert_allclose(found["next_state"][0], state, rtol=1e-4, atol=1e-5)
+            np.testing.assert_allclose(computed["next_state"][0], state, rtol=1e-4, atol=1e-5)
         for name, part in leaves(action).items():
-            own = found[f"action.{name}".rstrip(".")]
-            assert own.shape == (1, *np.shape(part))
-            assert own.dtype == np.asarray(part).dtype
-            np.testing.assert_allclose(own[0], part, rtol=1e-4, atol=1e-5)
+            expected_values = computed[f"action.{name}".rstrip(".")]
+            assert expected_values.shape == (1, *np.shape(part))
+            assert expected_values.dtype == np.asarray(part).dtype
+            np.testing.assert_allclose(expected_values[0], part, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -98,34 +120,47 @@ def test_the_exported_module_is_the_policy(kind: str) -> None:
 
     def run(rows: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
         outputs = module.outputs({name: torch.from_numpy(leaf) for name, leaf in rows.items()})
-        return {name: one.numpy() for name, one in outputs.items()}
+        return {name: value.numpy() for name, value in outputs.items()}
 
     check(policy, env, run)
 
 
 @pytest.mark.parametrize(
-    "kind", [pytest.param(one, marks=() if one == "pendulum" else pytest.mark.slow) for one in EXPORTED]
+    "kind",
+    [pytest.param(value, marks=() if value == "pendulum" else pytest.mark.slow) for value in EXPORTED],
 )
 def test_onnx_runtime_acts_as_the_policy(kind: str, tmp_path: Path) -> None:
     pytest.importorskip("onnxscript")
     onnxruntime = pytest.importorskip("onnxruntime")
     policy, env = policy_of(kind)
-    said = dppo.export_onnx(policy, tmp_path / "policy.onnx")
-    assert re.search(r"Checked in ONNX Runtime \S+ on 1,000 observations; the largest difference is \S+, and no", said)
+    message = dppo.export_onnx(policy, tmp_path / "policy.onnx")
+    assert re.search(
+        r"Checked in ONNX Runtime \S+ on 1,000 observations; the largest difference is \S+, and no",
+        message,
+    )
     session = onnxruntime.InferenceSession(str(tmp_path / "policy.onnx"), providers=["CPUExecutionProvider"])
     names = [output.name for output in session.get_outputs()]
-    check(policy, env, lambda rows: dict(zip(names, session.run(None, rows), strict=True)))
+    check(
+        policy,
+        env,
+        lambda rows: dict(zip(names, session.run(None, rows), strict=True)),
+    )
     metadata = session.get_modelmeta().custom_metadata_map
     assert metadata["env_id"] == policy.state["config"]["env_id"]
-    assert list(json.loads(metadata["inputs"])) == [one.name for one in session.get_inputs()]
+    assert list(json.loads(metadata["inputs"])) == [value.name for value in session.get_inputs()]
     assert str(Path(__file__).parents[2]) not in (tmp_path / "policy.onnx").read_bytes().decode("latin1")
 
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     run = tmp_path_factory.mktemp("trained") / "run"
-    own = {"model": "worlds.models:Plain", "num_samplers": 1, "num_steps": 50, "total_timesteps": 50}
-    dppo.train(make_config({"env_id": "CartPole-v1", "run_dir": run, "progress": "off", **own}))
+    expected_values = {
+        "model": "worlds.models:Plain",
+        "num_samplers": 1,
+        "num_steps": 50,
+        "total_timesteps": 50,
+    }
+    dppo.train(make_config({"env_id": "CartPole-v1", "run_dir": run, "progress": "off", **expected_values}))
     (run / "learning_curve.png").write_bytes(b"drawn")  # tests draw none
     return run
 
@@ -133,17 +168,34 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize(
     ("words", "refusal"),
     [
-        (["{run}", "policy.onnx"], "it imports worlds.models and calls Plain(). Add --trust"),
+        (
+            ["{run}", "policy.onnx"],
+            "it imports worlds.models and calls Plain(). Add --trust",
+        ),
         (["{run}"], "1 words instead of RUN and a target"),
-        (["{run}", "policy.onxx"], "policy.onxx: is neither NAME.onnx nor a folder"),
-        (["{run}", "policy.onnx", "--episodes", "3"], "--episodes has no effect on an ONNX file"),
-        (["{run}", "{run}/", "--trust"], "is the folder of the run. Use another one."),
+        (
+            ["{run}", "policy.onxx"],
+            "policy.onxx: is neither NAME.onnx nor a folder",
+        ),
+        (
+            ["{run}", "policy.onnx", "--episodes", "3"],
+            "--episodes has no effect on an ONNX file",
+        ),
+        (
+            ["{run}", "{run}/", "--trust"],
+            "is the folder of the run. Use another one.",
+        ),
         (["missing", "policy.onnx"], "missing: does not exist"),
         (["{run}", "card/"], "it imports worlds.models"),
     ],
 )
 def test_mistakes_are_refused_before_anything_is_written(
-    words: list[str], refusal: str, trained: Path, tmp_path: Path, capsys: Capture, monkeypatch: Patch
+    words: list[str],
+    refusal: str,
+    trained: Path,
+    tmp_path: Path,
+    capsys: Capture,
+    monkeypatch: Patch,
 ) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("dppo.user_code.find_spec", lambda name: name)
@@ -156,14 +208,20 @@ def test_a_folder_with_a_run_or_an_earlier_export_is_not_written_into(trained: P
     """The newest checkpoint in a folder counts, and files of the other run would be lost."""
     copy = shutil.copytree(trained, tmp_path / "other")
     before = {path: path.read_bytes() for path in copy.rglob("*") if path.is_file()}
-    with pytest.raises(ConfigError, match=r"other: contains a run, or an earlier export\. Use another folder"):
+    with pytest.raises(
+        ConfigError,
+        match=r"other: contains a run, or an earlier export\. Use another folder",
+    ):
         export.export_folder(trained, copy, episodes=0, trust=True)
     assert {path: path.read_bytes() for path in copy.rglob("*") if path.is_file()} == before
 
 
 def test_a_missing_package_is_named(trained: Path, tmp_path: Path, monkeypatch: Patch) -> None:
     monkeypatch.setattr("dppo.user_code.find_spec", lambda name: None)
-    with pytest.raises(ConfigError, match=r"needs the package onnx\. Install it: .* -m pip install onnx onnxscript"):
+    with pytest.raises(
+        ConfigError,
+        match=r"needs the package onnx\. Install it: .* -m pip install onnx onnxscript",
+    ):
         dppo.export_onnx(trained, tmp_path / "policy.onnx")
 
 
@@ -181,7 +239,11 @@ class Branching(Plain):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("model", "refusal"), [(Fixed, "Write obs.shape[0] in place of len"), (Branching, "cannot export it: ")]
+    ("model", "refusal"),
+    [
+        (Fixed, "Write obs.shape[0] in place of len"),
+        (Branching, "cannot export it: "),
+    ],
 )
 def test_a_network_that_torch_cannot_export_is_refused(model: Any, refusal: str, trained: Path, tmp_path: Path) -> None:
     pytest.importorskip("onnxscript")
@@ -195,8 +257,15 @@ def test_a_file_that_differs_from_the_policy_is_not_written(tmp_path: Path, monk
     pytest.importorskip("onnxscript")
     pytest.importorskip("onnxruntime")
     expected = export._expected
-    monkeypatch.setattr(export, "_expected", lambda *of: {name: one * 1.01 for name, one in expected(*of).items()})
-    with pytest.raises(ConfigError, match=r"compared with the policy on 1,000 observations; the largest .*Nothing was"):
+    monkeypatch.setattr(
+        export,
+        "_expected",
+        lambda *arguments: {name: value * 1.01 for name, value in expected(*arguments).items()},
+    )
+    with pytest.raises(
+        ConfigError,
+        match=r"compared with the policy on 1,000 observations; the largest .*Nothing was",
+    ):
         dppo.export_onnx(policy_of("pendulum")[0], tmp_path / "policy.onnx")
     assert list(tmp_path.iterdir()) == []
 
@@ -215,12 +284,22 @@ def test_the_example_plays_without_dppo_and_the_folder_with_it(
     runpy.run_path(str(EXAMPLES / "onnx_policy.py"), run_name="__main__")
     assert re.search(r"episode 2: return \d+\.0", capsys.readouterr().out)
     assert main(["export", str(trained), "card/", "--episodes", "3", "--trust"]) == 0
-    assert re.search(r"(?m)^hf upload YOUR_NAME/ppo-CartPole-v1 card$", capsys.readouterr().out)
+    assert re.search(
+        r"(?m)^hf upload YOUR_NAME/ppo-CartPole-v1 card$",
+        capsys.readouterr().out,
+    )
     front, body = (tmp_path / "card" / "README.md").read_text().split("---\n")[1:]
     [result] = yaml.safe_load(front)["model-index"][0]["results"]
     assert result["dataset"]["name"] == "CartPole-v1"
     assert re.fullmatch(r"\d+\.\d\d \+/- \d+\.\d\d", result["metrics"][0]["value"])
     assert f"| mean return of 3 greedy episodes | {result['metrics'][0]['value']} |" in body
-    found = {path.name for path in (tmp_path / "card").iterdir()}
-    assert found == {"README.md", "policy.onnx", "config.yaml", "metrics.jsonl", "learning_curve.png", "checkpoints"}
+    computed = {path.name for path in (tmp_path / "card").iterdir()}
+    assert computed == {
+        "README.md",
+        "policy.onnx",
+        "config.yaml",
+        "metrics.jsonl",
+        "learning_curve.png",
+        "checkpoints",
+    }
     assert dppo.load_policy("card").weights.tobytes() == dppo.load_policy(trained).weights.tobytes()

@@ -42,13 +42,20 @@ def tensors(*shapes: tuple[int, ...], seed: int = 0) -> list[Tensor]:
     return [torch.randn(shape, generator=generator, dtype=torch.float64).requires_grad_() for shape in shapes]
 
 
-def with_gradients(function: Callable[..., Any], inputs: list[Tensor], parameters: list[nn.Parameter]) -> Results:
+def with_gradients(
+    function: Callable[..., Any],
+    inputs: list[Tensor],
+    parameters: list[nn.Parameter],
+) -> Results:
     """Return the outputs of `function`, and the gradients of all inputs and parameters for a random loss."""
     outputs = function(*inputs)
     outputs = outputs if isinstance(outputs, tuple) else (outputs,)
     by_outputs = [output.detach() for output in tensors(*(output.shape for output in outputs), seed=1)]
     leaves = [*inputs, *parameters]
-    return [*outputs, *torch.autograd.grad(outputs, leaves, [by.to(outputs[0].dtype) for by in by_outputs])]
+    return [
+        *outputs,
+        *torch.autograd.grad(outputs, leaves, [by.to(outputs[0].dtype) for by in by_outputs]),
+    ]
 
 
 def modules(kernel: nn.Module, twin: nn.Module, *shapes: tuple[int, ...]) -> tuple[Results, Results]:
@@ -63,7 +70,10 @@ def products(rows: int, num_threads: int) -> tuple[Results, Results]:
     before = torch.get_num_threads()
     torch.set_num_threads(num_threads)
     whole = torch.zeros(rows, 301, dtype=torch.float64)
-    results = [multiply(a, b, torch.empty(rows, 300, dtype=torch.float64)), multiply(a, b, whole[:, 1:])]
+    results = [
+        multiply(a, b, torch.empty(rows, 300, dtype=torch.float64)),
+        multiply(a, b, whole[:, 1:]),
+    ]
     results += [linear(a, b.t(), None), tanh_(a.clone())]
     torch.set_num_threads(before)
     return results, [a @ b, a @ b, a @ b, a.tanh()]
@@ -73,7 +83,11 @@ def linear_layer(bias: bool) -> tuple[Results, Results]:
     weights = tensors((4, 7, 5), (3, 5), *([(3,)] if bias else []))
 
     def run(function: Callable[..., Tensor]) -> Results:
-        return with_gradients(lambda inputs, weight, bias=None: function(inputs, weight, bias), weights, [])
+        return with_gradients(
+            lambda inputs, weight, bias=None: function(inputs, weight, bias),
+            weights,
+            [],
+        )
 
     return run(linear), run(nn.functional.linear)
 
@@ -87,7 +101,12 @@ def chain(activation: type[nn.Module], ends_with_it: bool) -> tuple[Results, Res
 
 
 def handwritten_mlp(actions: Actions, hidden_sizes: tuple[int, ...], activation: str) -> tuple[Results, Results]:
-    spec = mlp_of(Spaces(np.dtype((np.float32, (2, 2))), actions), hidden_sizes, activation, "float64")
+    spec = mlp_of(
+        Spaces(np.dtype((np.float32, (2, 2))), actions),
+        hidden_sizes,
+        activation,
+        "float64",
+    )
     plain = spec.mlp(1)
     kernel = HandwrittenMLP(spec.mlp(1))
     twin = Autograd(plain, spec.ordered_parameters(plain))
@@ -107,7 +126,11 @@ def recurrent_cell(kind: str, length: int, share_of_starts: float) -> tuple[Resu
     inputs = tensors((length, 4, 5), (4, NUM_STATE_VECTORS[kind] * 6))
 
     def run(function: Callable[..., Any]) -> Results:
-        return with_gradients(lambda *given: function(cell, *given, starts), inputs, list(cell.parameters()))
+        return with_gradients(
+            lambda *arguments: function(cell, *arguments, starts),
+            inputs,
+            list(cell.parameters()),
+        )
 
     return run(over_time), run(over_time_in_torch)
 
@@ -116,7 +139,13 @@ def pixel_convolution(size: int, stride: int, padding: int) -> tuple[Results, Re
     kernel = PixelConv(3, 5, size, stride=stride, padding=padding)
     twin = nn.Conv2d(3, 5, size, stride=stride, padding=padding)
     twin.load_state_dict(kernel.state_dict())
-    pixels = torch.randint(0, 256, (2, 3, 20, 24), generator=torch.Generator().manual_seed(0), dtype=torch.uint8)
+    pixels = torch.randint(
+        0,
+        256,
+        (2, 3, 20, 24),
+        generator=torch.Generator().manual_seed(0),
+        dtype=torch.uint8,
+    )
     kernel_results = with_gradients(lambda: kernel(pixels), [], list(kernel.parameters()))
     return kernel_results, with_gradients(lambda: twin(pixels / 255), [], list(twin.parameters()))
 
@@ -143,7 +172,10 @@ def acting(**settings: Any) -> tuple[Results, Results]:
     state = np.random.default_rng(1).normal(size=(3, 4, spec.state_size)) if spec.state_size else None
     results: list[Results] = []
     module = spec.module(0)
-    for acting_network in (NumpyMLP(spec), TorchActing(module, spec.ordered_parameters(module), spec.spaces)):
+    for acting_network in (
+        NumpyMLP(spec),
+        TorchActing(module, spec.ordered_parameters(module), spec.spaces),
+    ):
         acting_network.load(random_weights(spec))
         results.append([array for array in acting_network.step(obs, state) if array is not None])
     return results[0], results[1]
@@ -161,7 +193,10 @@ def numpy_cells(kind: str) -> tuple[Results, Results]:
     for cell, x, before in zip(cells, torch.from_numpy(inputs), torch.from_numpy(state), strict=True):
         results.append([tensor.detach() for tensor in over_time_in_torch(cell, x[None], before, starts)])
     outputs, states = zip(*results, strict=True)
-    return [*NumpyCells(kind, parameters).step(inputs, state)], [torch.cat(outputs), torch.stack(states)]
+    return [*NumpyCells(kind, parameters).step(inputs, state)], [
+        torch.cat(outputs),
+        torch.stack(states),
+    ]
 
 
 def scores(distribution: Distribution, by_rows: bool) -> tuple[Results, Results]:
@@ -170,7 +205,10 @@ def scores(distribution: Distribution, by_rows: bool) -> tuple[Results, Results]
     actions = torch.from_numpy(distribution.sample(head.numpy(), noise))
     by_logprobs, by_entropies = by_scores
     results = []
-    for score in (distribution.scores_with_gradient, partial(Distribution.scores_with_gradient, distribution)):
+    for score in (
+        distribution.scores_with_gradient,
+        partial(Distribution.scores_with_gradient, distribution),
+    ):
         scored = score(head, actions)
         by_heads = [scored.gradient(by_logprobs, by_entropies if by_rows else 0.7) for _ in range(2)]
         results.append([scored.logprobs, scored.entropies, *by_heads])  # twice: the first call has changed nothing
@@ -190,22 +228,34 @@ KERNELS: dict[str, tuple[Pair, float]] = {
     "pixels": (partial(pixel_convolution, 3, 1, 1), SINGLE),
     "mlp in numpy": (acting, EXACT),
     "gru in numpy": (partial(acting, memory="gru", memory_size=6), EXACT),
-    "shared lstm in numpy": (partial(acting, memory="lstm", trunk="shared", activation="relu"), EXACT),
+    "shared lstm in numpy": (
+        partial(acting, memory="lstm", trunk="shared", activation="relu"),
+        EXACT,
+    ),
     "gru cells in numpy": (partial(numpy_cells, "gru"), EXACT),
     "lstm cells in numpy": (partial(numpy_cells, "lstm"), EXACT),
 }
 for _activation, _ends in itertools.product((nn.Tanh, nn.ReLU), (False, True)):
-    KERNELS[f"chain of {_activation.__name__} {_ends}"] = (partial(chain, _activation, _ends), EXACT)
+    KERNELS[f"chain of {_activation.__name__} {_ends}"] = (
+        partial(chain, _activation, _ends),
+        EXACT,
+    )
 for _name, _actions in {"discrete": DISCRETE, "box": BOX}.items():
     for _sizes, _kind in itertools.product(((), (32,), (64, 64, 16)), ("tanh", "relu")):
-        KERNELS[f"{_kind} mlp {_sizes} {_name}"] = (partial(handwritten_mlp, _actions, _sizes, _kind), EXACT)
+        KERNELS[f"{_kind} mlp {_sizes} {_name}"] = (
+            partial(handwritten_mlp, _actions, _sizes, _kind),
+            EXACT,
+        )
 for _kind, _length, _share in itertools.product(("gru", "lstm"), (1, 7), (0.0, 0.3, 1.0)):
     KERNELS[f"{_kind} over {_length} steps, {_share} starts"] = (
         partial(recurrent_cell, _kind, _length, _share),
         EXACT,
     )
 for _distribution, _by_rows in itertools.product((Categorical(4), DiagonalGaussian(3)), (False, True)):
-    KERNELS[f"scores of {type(_distribution).__name__} {_by_rows}"] = (partial(scores, _distribution, _by_rows), EXACT)
+    KERNELS[f"scores of {type(_distribution).__name__} {_by_rows}"] = (
+        partial(scores, _distribution, _by_rows),
+        EXACT,
+    )
 
 
 @pytest.mark.proves("_LSTM", "_GRU")
@@ -274,12 +324,26 @@ def test_only_linear_layers_with_torchs_forward_are_replaced() -> None:
 
     model = nn.Sequential(nn.Linear(2, 2), Identity(2, 2), nn.Linear(2, 2))
     use_in(model)
-    assert ["forward" in layer.__dict__ for layer in (model, *model)] == [False, True, False, True]
-    assert list(model.state_dict()) == ["0.weight", "0.bias", "1.weight", "1.bias", "2.weight", "2.bias"]
+    assert ["forward" in layer.__dict__ for layer in (model, *model)] == [
+        False,
+        True,
+        False,
+        True,
+    ]
+    assert list(model.state_dict()) == [
+        "0.weight",
+        "0.bias",
+        "1.weight",
+        "1.bias",
+        "2.weight",
+        "2.bias",
+    ]
 
 
 @pytest.mark.parametrize("change", [use_in, without_call_overhead])
-def test_hooks_are_called_and_parameters_stay_the_same_objects(change: Callable[[nn.Module], Any]) -> None:
+def test_hooks_are_called_and_parameters_stay_the_same_objects(
+    change: Callable[[nn.Module], Any],
+) -> None:
     calls: list[nn.Module] = []
     model = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.LayerNorm(8), nn.Linear(8, 2))
     model[1].register_forward_hook(lambda module, *_: calls.append(module))
@@ -305,7 +369,15 @@ def test_stacked_products_have_the_bits_of_single_ones(
 ) -> None:
     """A row of a larger product would differ in the last bits."""
     for actions in (DISCRETE, BOX):
-        agent = agent_of(spec_of(actions, obs_size=obs_size, hidden_sizes=hidden_sizes, dtype=dtype), spread=0.1)
+        agent = agent_of(
+            spec_of(
+                actions,
+                obs_size=obs_size,
+                hidden_sizes=hidden_sizes,
+                dtype=dtype,
+            ),
+            spread=0.1,
+        )
         for num_rows in (1, 3, 8, 33):
             obs = np.random.default_rng(1).normal(size=(8, num_rows, obs_size)).astype(dtype)
             checks.acting_together(agent, obs)
@@ -332,7 +404,12 @@ def test_stacked_cells_have_the_bits_of_single_ones(kind: str, dtype: str) -> No
 
 
 def call_over_time(cell: Any) -> None:
-    over_time(cell, torch.zeros(1, 1, 2), torch.zeros(1, 4), torch.zeros((1, 1), dtype=torch.bool))
+    over_time(
+        cell,
+        torch.zeros(1, 1, 2),
+        torch.zeros(1, 4),
+        torch.zeros((1, 1), dtype=torch.bool),
+    )
 
 
 @pytest.mark.parametrize("cell", [nn.Linear(2, 2), nn.RNNCell(2, 2), nn.GRUCell(2, 2, bias=False)])
@@ -349,7 +426,10 @@ def test_a_cell_that_does_more_when_it_is_called_is_refused() -> None:
     hooked = nn.LSTMCell(2, 2)
     hooked.register_forward_hook(lambda _, __, output: output)
     for cell in (Doubled(2, 2), hooked):
-        with pytest.raises(TypeError, match=r"which has hooks or its own forward\(\)\. Call it step by step\."):
+        with pytest.raises(
+            TypeError,
+            match=r"which has hooks or its own forward\(\)\. Call it step by step\.",
+        ):
             call_over_time(cell)
 
 

@@ -24,7 +24,8 @@ from dppo.ppo.networks.user_module import ModuleSpec
 from dppo.spaces.actions import Actions
 from dppo.spaces.spaces import Spaces
 
-STEPS, ENVS = 12, 3
+STEPS = 12
+ENVS = 3
 TOLERANCE = {"float32": 3e-5, "float64": 1e-11}
 VECTOR = np.dtype((np.float32, (2, 2)))
 IMAGE = np.dtype((np.uint8, (8, 8, 3)))
@@ -42,7 +43,13 @@ def chosen(obs: np.dtype[Any], **settings: Any) -> Callable[[Actions, str], Netw
 
 NETWORKS = {
     "gru": chosen(VECTOR, memory="gru", hidden_sizes=(7, 5), memory_size=6),
-    "lstm": chosen(VECTOR, memory="lstm", hidden_sizes=(16,), activation="relu", memory_size=8),
+    "lstm": chosen(
+        VECTOR,
+        memory="lstm",
+        hidden_sizes=(16,),
+        activation="relu",
+        memory_size=8,
+    ),
     "shared lstm": chosen(VECTOR, memory="lstm", trunk="shared", memory_size=6),
     "gru alone": chosen(VECTOR, memory="gru", hidden_sizes=(), memory_size=5),
     "gru with layer norm": chosen(VECTOR, memory="gru", layer_norm=True, memory_size=5),
@@ -84,12 +91,15 @@ def as_rows(obs: np.ndarray, dtype: str) -> Any:
 def test_acting_step_by_step_equals_learning_over_sequences(network: str, actions: str, dtype: str) -> None:
     """Episodes start inside the sequences; actors set the state to zero there, and learners are told where."""
     spec = NETWORKS[network](ACTIONS[actions], dtype)
-    agent, model = agent_of(spec), PPOModel(spec, seed=9)
+    agent = agent_of(spec)
+    model = PPOModel(spec, seed=9)
     checks.load_random(model.network, spec)
     obs = observations(obs_of(network), STEPS, ENVS)
     starts = np.random.default_rng(2).random((STEPS, ENVS)) < 0.2
     first = state = np.random.default_rng(3).normal(size=(ENVS, spec.state_size)).astype(dtype)
-    heads, values, drawn = [], [], []
+    heads = []
+    values = []
+    drawn = []
     for t in range(STEPS):
         state = np.where(starts[t, :, None], spec.state_size * 0, state).astype(dtype)
         noise = agent.distribution.noise(np.random.default_rng(t), 1, ENVS, dtype)[0]
@@ -109,8 +119,8 @@ def test_acting_step_by_step_equals_learning_over_sequences(network: str, action
     scored = model.forward(rows, chosen, recurrent=recurrent)
     head, learned, _ = model.network.forward(rows, recurrent)
     tolerance = TOLERANCE[dtype]
-    for found, expected in ((heads, head), (values, learned)):
-        joined = np.stack(found, axis=1).reshape(ENVS * STEPS, *found[0].shape[1:])
+    for acted, expected in ((heads, head), (values, learned)):
+        joined = np.stack(acted, axis=1).reshape(ENVS * STEPS, *acted[0].shape[1:])
         np.testing.assert_allclose(joined, expected, rtol=tolerance, atol=tolerance)
     logprobs = agent.distribution.log_prob(np.stack(heads, axis=1), np.stack(drawn, axis=1)).reshape(-1)
     np.testing.assert_allclose(logprobs, scored.policy.logprobs, rtol=tolerance, atol=20 * tolerance)
@@ -122,7 +132,11 @@ def test_gradients_are_finite_differences(network: str) -> None:
     learning = learning_network(spec, 3)
     checks.load_random(learning, spec)
     obs = as_rows(observations(obs_of(network), 5, 2), "float64")
-    states = torch.randn((2, spec.state_size), generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    states = torch.randn(
+        (2, spec.state_size),
+        generator=torch.Generator().manual_seed(0),
+        dtype=torch.float64,
+    )
     starts = torch.zeros((2, 5), dtype=torch.bool)
     starts[1, 3] = True
     recurrent = RecurrentInputs(states, starts)
@@ -151,7 +165,8 @@ def test_parameters_follow_from_description_and_seed(network: str, actions: str,
 
 def test_a_state_that_a_module_returns_is_not_a_view_of_its_own() -> None:
     spec = NETWORKS["own module"](DISCRETE, "float32")
-    agent, obs = agent_of(spec), observations(VECTOR, 2, 1)
+    agent = agent_of(spec)
+    obs = observations(VECTOR, 2, 1)
     first = agent.decide(obs[0], agent.start(1))[1].state
     assert first is not None
     kept = first.copy()
@@ -162,14 +177,35 @@ def test_a_state_that_a_module_returns_is_not_a_view_of_its_own() -> None:
 @pytest.mark.parametrize(
     ("model", "words"),
     [
-        (own.NeverStarts, "where starts is True differ from those of a state of zeros"),
-        (own.FirstState, "its head of a sequence differ from those of its steps"),
-        (own.Backward, "its head of a sequence differ from those of its steps one after the other"),
-        (own.NoState, "returned a tuple of Tensor, Tensor. Return three tensors, head, values and state"),
-        (own.WideState, "returned state of shape (3, 16), not (3, 8): [rows, state_size], after the last step"),
+        (
+            own.NeverStarts,
+            "where starts is True differ from those of a state of zeros",
+        ),
+        (
+            own.FirstState,
+            "its head of a sequence differ from those of its steps",
+        ),
+        (
+            own.Backward,
+            "its head of a sequence differ from those of its steps one after the other",
+        ),
+        (
+            own.NoState,
+            "returned a tuple of Tensor, Tensor. Return three tensors, head, values and state",
+        ),
+        (
+            own.WideState,
+            "returned state of shape (3, 16), not (3, 8): [rows, state_size], after the last step",
+        ),
         (own.MeanState, "depend on the other rows of the batch"),
-        (own.OddSize, "its state_size is (8,). It must be the number of elements"),
-        (own.OneStep, "forward(obs, state, starts), with obs of shape (4, 3, 2, 2) and torch.float32, state of"),
+        (
+            own.OddSize,
+            "its state_size is (8,). It must be the number of elements",
+        ),
+        (
+            own.OneStep,
+            "forward(obs, state, starts), with obs of shape (4, 3, 2, 2) and torch.float32, state of",
+        ),
     ],
 )
 def test_a_module_that_breaks_the_contract_is_refused(model: type[nn.Module], words: str) -> None:
@@ -181,7 +217,13 @@ def test_a_module_that_breaks_the_contract_is_refused(model: type[nn.Module], wo
 
 
 def test_a_module_with_memory_needs_the_length_of_sequences() -> None:
-    with pytest.raises(ConfigError, match=r"it has memory \(state_size=8\).* Set `sequence_length` to a divisor"):
+    with pytest.raises(
+        ConfigError,
+        match=r"it has memory \(state_size=8\).* Set `sequence_length` to a divisor",
+    ):
         chosen(VECTOR, model=own.Running)(DISCRETE, "float32")
-    with pytest.raises(ConfigError, match=r"sequence_length=4 has no effect: model=worlds.models:Plain has no memory"):
+    with pytest.raises(
+        ConfigError,
+        match=r"sequence_length=4 has no effect: model=worlds.models:Plain has no memory",
+    ):
         chosen(VECTOR, model=Plain, sequence_length=4)(DISCRETE, "float32")

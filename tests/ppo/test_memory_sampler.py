@@ -18,42 +18,71 @@ from dppo.engine.ledger import ReplayLedger
 from dppo.envs.spaces import describe_spaces
 from dppo.ppo.acting.agent import PPOAgent
 from dppo.ppo.acting.sampler import PPOSampler, collect_together
-from dppo.ppo.exchange.records import PolicySnapshot, Rebuild, Segment, SegmentReport, SegmentRequest
+from dppo.ppo.exchange.records import (
+    PolicySnapshot,
+    Rebuild,
+    Segment,
+    SegmentReport,
+    SegmentRequest,
+)
 from dppo.ppo.learning.batch import make_batch
 from dppo.ppo.learning.model import PPOModel
 from dppo.ppo.learning.stages import CurrentNetwork, estimate_again
 from dppo.ppo.networks.choice import choose_network
 from dppo.ppo.networks.network import NetworkSpec
 
-STEPS, LENGTH = 24, 4
+STEPS = 24
+LENGTH = 4
 kinds = pytest.mark.parametrize("memory", ["gru", "lstm"])
 
 
 def spec_of(memory: str) -> NetworkSpec:
-    small = {"memory": memory, "memory_size": 5, "hidden_sizes": (6,), "dtype": "float64"}
-    return choose_network(make_config({"env_id": "Test-v0", **small}).network, describe_spaces(Recalls())).spec
+    small = {
+        "memory": memory,
+        "memory_size": 5,
+        "hidden_sizes": (6,),
+        "dtype": "float64",
+    }
+    return choose_network(
+        make_config({"env_id": "Test-v0", **small}).network,
+        describe_spaces(Recalls()),
+    ).spec
 
 
-def sampler_of(memory: str, *, sampler_id: int = 0, **more: Any) -> PPOSampler:
+def sampler_of(memory: str, *, sampler_id: int = 0, **options: Any) -> PPOSampler:
     agent = PPOAgent(spec_of(memory))
-    sizes: dict[str, Any] = {"num_steps": STEPS, "sequence_length": LENGTH, "track": False}
-    return builders.sampler_of([Recalls(), Recalls()], sampler_id=sampler_id, agent=agent, **sizes, **more)[0]
+    sizes: dict[str, Any] = {
+        "num_steps": STEPS,
+        "sequence_length": LENGTH,
+        "track": False,
+    }
+    return builders.sampler_of(
+        [Recalls(), Recalls()],
+        sampler_id=sampler_id,
+        agent=agent,
+        **sizes,
+        **options,
+    )[0]
 
 
 def snapshot_of(spec: NetworkSpec, version: int = 0) -> PolicySnapshot:
     return PolicySnapshot(version, random_weights(spec, seed=version))
 
 
-def collected(memory: str, segments: int, **more: Any) -> list[tuple[SegmentReport, Segment]]:
-    sampler, spec = sampler_of(memory, **more), spec_of(memory)
+def collected(memory: str, segments: int, **options: Any) -> list[tuple[SegmentReport, Segment]]:
+    sampler = sampler_of(memory, **options)
+    spec = spec_of(memory)
     return [sampler.collect(SegmentRequest(0, k), snapshot_of(spec, k)) for k in range(segments)]
 
 
 @kinds
-def test_values_and_states_are_those_of_each_environment_step_by_step(memory: str) -> None:
+def test_values_and_states_are_those_of_each_environment_step_by_step(
+    memory: str,
+) -> None:
     """Compare two segments with a loop over steps and environments that knows nothing of segments."""
     spec = spec_of(memory)
-    agent, states = PPOAgent(spec), np.zeros((2, spec.state_size))
+    agent = PPOAgent(spec)
+    states = np.zeros((2, spec.state_size))
     ends = {"terminated": 0, "truncated": 0, "at the start of a sequence": 0}
     for k, (report, segment) in enumerate(collected(memory, 2)):
         agent.load(snapshot_of(spec, k))
@@ -62,7 +91,12 @@ def test_values_and_states_are_those_of_each_environment_step_by_step(memory: st
             state = states[env]
             for t in range(STEPS):
                 if t % LENGTH == 0:
-                    np.testing.assert_allclose(segment.states[t // LENGTH, env], state, rtol=1e-9, atol=1e-14)
+                    np.testing.assert_allclose(
+                        segment.states[t // LENGTH, env],
+                        state,
+                        rtol=1e-9,
+                        atol=1e-14,
+                    )
                     assert bool(segment.states[t // LENGTH, env].any()) == bool(state.any())
                     ends["at the start of a sequence"] += not state.any()
                 _, decided = agent.decide(segment.obs[t, env][None], state[None])
@@ -93,13 +127,16 @@ def final_obs(before: np.ndarray) -> np.ndarray:
 
 
 @kinds
-def test_the_last_rows_are_valued_with_the_state_of_their_moment(memory: str) -> None:
+def test_the_last_rows_are_valued_with_the_state_of_their_moment(
+    memory: str,
+) -> None:
     """The value after a segment is that of the first row of the next one, under the same weights."""
-    sampler, policy = sampler_of(memory), snapshot_of(spec_of(memory))
-    (_, one), (_, two) = (sampler.collect(SegmentRequest(0, k), policy) for k in range(2))
-    goes_on = ~(one.terminated | one.truncated)[-1]
+    sampler = sampler_of(memory)
+    policy = snapshot_of(spec_of(memory))
+    (_, earlier), (_, later) = (sampler.collect(SegmentRequest(0, k), policy) for k in range(2))
+    goes_on = ~(earlier.terminated | earlier.truncated)[-1]
     assert goes_on.any()
-    np.testing.assert_array_equal(one.next_values[-1][goes_on], two.values[0][goes_on])
+    np.testing.assert_array_equal(earlier.next_values[-1][goes_on], later.values[0][goes_on])
 
 
 @kinds
@@ -146,7 +183,9 @@ def test_an_abandoned_episode_starts_from_zero() -> None:
 
 
 @kinds
-def test_advantages_are_the_same_when_recomputed_with_the_same_weights(memory: str) -> None:
+def test_advantages_are_the_same_when_recomputed_with_the_same_weights(
+    memory: str,
+) -> None:
     """Successors are valued from the states that the segment holds for them."""
     spec = spec_of(memory)
     ((_, segment),) = collected(memory, 1, recompute_advantages=True)
@@ -156,7 +195,12 @@ def test_advantages_are_the_same_when_recomputed_with_the_same_weights(memory: s
     ppo = PPO(gamma=0.9, gae_lambda=0.8)
     batch = make_batch([segment], None, None, ppo, LENGTH)
     for rows in (LENGTH, 10, 1000):
-        again = estimate_again(batch, CurrentNetwork(model, rows, None), experience_of([segment]), ppo)
+        again = estimate_again(
+            batch,
+            CurrentNetwork(model, rows, None),
+            experience_of([segment]),
+            ppo,
+        )
         np.testing.assert_allclose(again.advantages, batch.advantages, rtol=1e-10, atol=1e-12)
         np.testing.assert_allclose(again.returns, batch.returns, rtol=1e-10, atol=1e-12)
 
@@ -169,7 +213,10 @@ def test_a_batch_holds_states_and_starts_of_its_sequences(memory: str) -> None:
     assert batch.recurrent is not None
     assert segment.states is not None
     done = segment.terminated | segment.truncated
-    assert (batch.sequences, batch.recurrent.starts.shape) == (STEPS // LENGTH * 4, (STEPS // LENGTH * 4, LENGTH))
+    assert (batch.sequences, batch.recurrent.starts.shape) == (
+        STEPS // LENGTH * 4,
+        (STEPS // LENGTH * 4, LENGTH),
+    )
     number = 0
     for k in range(STEPS // LENGTH):
         for env in (0, 1, 0, 1):
@@ -178,13 +225,19 @@ def test_a_batch_holds_states_and_starts_of_its_sequences(memory: str) -> None:
             assert batch.recurrent.starts[number].tolist() == began
             number += 1
     order = torch.tensor([5, 0, 23])
-    taken = batch.take(order)
-    assert taken.recurrent is not None
-    assert torch.equal(taken.recurrent.states, batch.recurrent.states[order])
-    assert torch.equal(taken.recurrent.starts, batch.recurrent.starts[order])
-    first, second = taken.split([1, 2])
+    subset = batch.take(order)
+    assert subset.recurrent is not None
+    assert torch.equal(subset.recurrent.states, batch.recurrent.states[order])
+    assert torch.equal(subset.recurrent.starts, batch.recurrent.starts[order])
+    first, second = subset.split([1, 2])
     assert first.recurrent is not None
     assert second.recurrent is not None
-    assert torch.equal(torch.cat([first.recurrent.states, second.recurrent.states]), taken.recurrent.states)
-    assert [len(piece) for piece in taken.pieces(2 * LENGTH + 1)] == [2 * LENGTH, LENGTH]
-    assert [len(piece) for piece in taken.pieces(1)] == [LENGTH] * 3
+    assert torch.equal(
+        torch.cat([first.recurrent.states, second.recurrent.states]),
+        subset.recurrent.states,
+    )
+    assert [len(piece) for piece in subset.pieces(2 * LENGTH + 1)] == [
+        2 * LENGTH,
+        LENGTH,
+    ]
+    assert [len(piece) for piece in subset.pieces(1)] == [LENGTH] * 3

@@ -72,7 +72,9 @@ def observations(rows: int, *leading: int) -> np.ndarray:
 def test_acting_equals_learning(network: str, distribution: str, dtype: str, norm_obs: bool) -> None:
     spec = NETWORKS[network](ACTIONS[distribution], dtype)
     scale = SCALE if norm_obs else None
-    agent, model, obs = agent_of(spec, scale), PPOModel(spec, seed=9), observations(9)
+    agent = agent_of(spec, scale)
+    model = PPOModel(spec, seed=9)
+    obs = observations(9)
     checks.load_random(model.network, spec)
     noise = agent.distribution.noise(np.random.default_rng(1), 1, 9, dtype)[0]
     drawn, (head, values, _) = agent.act(obs, noise)
@@ -87,11 +89,17 @@ def test_acting_equals_learning(network: str, distribution: str, dtype: str, nor
     np.testing.assert_allclose(values, model_values, rtol=tolerance, atol=tolerance)
     np.testing.assert_allclose(agent.values(obs), model_values, rtol=tolerance, atol=tolerance)
     np.testing.assert_allclose(
-        agent.distribution.log_prob(head, drawn), scored.policy.logprobs, rtol=tolerance, atol=20 * tolerance
+        agent.distribution.log_prob(head, drawn),
+        scored.policy.logprobs,
+        rtol=tolerance,
+        atol=20 * tolerance,
     )
     assert {str(array.dtype) for array in (head, values, agent.distribution.log_prob(head, drawn))} == {dtype}
     np.testing.assert_array_equal(agent.decide(obs)[0], agent.distribution.mode(head))
-    assert (head.shape, values.shape) == ((9, spec.distribution.head_size), (9,))
+    assert (head.shape, values.shape) == (
+        (9, spec.distribution.head_size),
+        (9,),
+    )
 
 
 @networks
@@ -101,10 +109,11 @@ def test_gradients_are_finite_differences(network: str, distribution: str) -> No
     learning = learning_network(spec, 3)
     obs = torch.from_numpy(observations(5).astype(np.float64))
     frozen = {name: np.full(shape, name == "frozen") for name, shape in spec.shapes.items()}
-    held, gradient = spec.flatten(frozen).astype(bool), checks.gradient_of(learning, obs)
-    assert not gradient[held].any()
+    is_frozen = spec.flatten(frozen).astype(bool)
+    gradient = checks.gradient_of(learning, obs)
+    assert not gradient[is_frozen].any()
     drawn = np.random.default_rng(0).integers(0, spec.num_parameters, 12)
-    checks.gradient_by_differences(gradient, learning, obs, drawn[~held[drawn]], rel=1e-4)
+    checks.gradient_by_differences(gradient, learning, obs, drawn[~is_frozen[drawn]], rel=1e-4)
 
 
 @networks
@@ -138,7 +147,7 @@ def _hooked(inputs: int, outputs: int) -> nn.Linear:
 
 def _with_a_forward_of_its_own(inputs: int, outputs: int) -> nn.Linear:
     layer = nn.Linear(inputs, outputs)
-    layer.forward = lambda given: 3 * nn.Linear.forward(layer, given)  # type: ignore[method-assign, assignment]
+    layer.forward = lambda inputs: 3 * nn.Linear.forward(layer, inputs)  # type: ignore[method-assign, assignment]
     return layer
 
 
@@ -148,7 +157,10 @@ def _transposed(inputs: int, outputs: int) -> nn.Linear:
     return layer
 
 
-@pytest.mark.parametrize("make", [nn.Linear, _Subclass, _hooked, _with_a_forward_of_its_own, _transposed])
+@pytest.mark.parametrize(
+    "make",
+    [nn.Linear, _Subclass, _hooked, _with_a_forward_of_its_own, _transposed],
+)
 @pytest.mark.parametrize("behind", [nn.Tanh, nn.SiLU])
 @pytest.mark.parametrize("rows", [1, 8])
 def test_actors_and_learners_compute_the_same_bits(make: Any, behind: type[nn.Module], rows: int) -> None:
@@ -163,13 +175,16 @@ def test_actors_and_learners_compute_the_same_bits(make: Any, behind: type[nn.Mo
             outputs = self.second(self.first(obs))
             return outputs[:, :3], outputs[:, 3]
 
-    acting, learning = Own(), Own()
+    acting = Own()
+    learning = Own()
     learning.load_state_dict(acting.state_dict())
     obs = torch.randn(rows, 33)
     expected = acting(obs)
-    outputs = TorchActing(acting, acting.parameters(), Spaces(np.dtype((np.float32, (33,))), DiscreteActions(3))).step(
-        obs.numpy()
-    )
+    outputs = TorchActing(
+        acting,
+        acting.parameters(),
+        Spaces(np.dtype((np.float32, (33,))), DiscreteActions(3)),
+    ).step(obs.numpy())
     head, values, _ = Autograd(learning, learning.parameters()).forward(obs)
     np.testing.assert_array_equal(outputs.head, head.numpy())
     np.testing.assert_array_equal(outputs.values, values.numpy())

@@ -19,7 +19,10 @@ def chunks(seed: int, sizes: list[int], shape: tuple[int, ...] = (3,)) -> list[n
 
 
 @pytest.mark.proves("Moments.merge")
-@given(st.integers(0, 2**32 - 1), st.lists(st.integers(1, 30), min_size=1, max_size=6))
+@given(
+    st.integers(0, 2**32 - 1),
+    st.lists(st.integers(1, 30), min_size=1, max_size=6),
+)
 def test_merging_equals_one_stream(seed: int, sizes: list[int]) -> None:
     parts = chunks(seed, sizes)
     merged = Moments.empty((3,))
@@ -45,9 +48,10 @@ def test_variance_is_accurate_with_a_large_mean() -> None:
 
 
 def test_merging_empty_moments_changes_nothing() -> None:
-    seen, empty = Moments.of(chunks(2, [5])[0]), Moments.empty((3,))
-    assert_same_bytes(seen.merge(empty), seen)
-    assert_same_bytes(empty.merge(seen), seen)
+    moments = Moments.of(chunks(2, [5])[0])
+    empty = Moments.empty((3,))
+    assert_same_bytes(moments.merge(empty), moments)
+    assert_same_bytes(empty.merge(moments), moments)
     assert_same_bytes(Moments.of(np.empty((0, 3))), empty)  # a segment may contain no transitions
     mean, std = empty.merge(empty).mean_and_std()
     np.testing.assert_array_equal(mean, np.zeros(3))
@@ -58,7 +62,10 @@ def test_one_sample_does_not_divide_by_zero() -> None:
     mean, std = Moments.of(np.array([[2.0, 3.0]])).mean_and_std()
     np.testing.assert_array_equal(mean, [2, 3])
     np.testing.assert_allclose(std, 1e-4)
-    np.testing.assert_array_equal(ObsScale(mean, std).normalize(np.array([[2.0, 4.0]]), "float64"), [[0, 10]])
+    np.testing.assert_array_equal(
+        ObsScale(mean, std).normalize(np.array([[2.0, 4.0]]), "float64"),
+        [[0, 10]],
+    )
 
 
 def test_samples_of_any_dtype_are_summed_in_float64_and_not_modified() -> None:
@@ -67,7 +74,10 @@ def test_samples_of_any_dtype_are_summed_in_float64_and_not_modified() -> None:
     assert moments.mean.dtype == np.float64
     np.testing.assert_allclose(moments.mean, np.float64(np.float32(0.1)), rtol=1e-14)
     np.testing.assert_array_equal(samples, np.float32(0.1))
-    assert Moments.of(np.full((4, 2), 200, np.uint8)).mean.tolist() == [200, 200]
+    assert Moments.of(np.full((4, 2), 200, np.uint8)).mean.tolist() == [
+        200,
+        200,
+    ]
 
 
 def test_statistics_are_merged_in_the_order_given() -> None:
@@ -76,17 +86,19 @@ def test_statistics_are_merged_in_the_order_given() -> None:
     start = one_by_one = Statistics(Moments.empty((3,)), Moments.empty(()))
     for part in parts:
         one_by_one = one_by_one.merged([part])
-    merged, backwards = start.merged(parts), start.merged(parts[::-1])
+    merged = start.merged(parts)
+    backwards = start.merged(parts[::-1])
     assert_same_bytes(merged, one_by_one)
-    found, other = merged.arrays()["obs.m2"], backwards.arrays()["obs.m2"]
-    np.testing.assert_allclose(other, found, rtol=1e-12)
-    assert other.tobytes() != found.tobytes()  # otherwise this test would prove nothing
+    result = merged.arrays()["obs.m2"]
+    other = backwards.arrays()["obs.m2"]
+    np.testing.assert_allclose(other, result, rtol=1e-12)
+    assert other.tobytes() != result.tobytes()  # otherwise this test would prove nothing
 
 
 def test_a_normalizer_that_is_off_stays_off() -> None:
-    seen = Statistics(Moments.of(chunks(4, [5])[0]), Moments.of(np.ones(5)))
-    assert Statistics().merged([seen]) == Statistics()
-    merged = Statistics(obs=Moments.empty((3,))).merged([seen, Statistics()])
+    segment_statistics = Statistics(Moments.of(chunks(4, [5])[0]), Moments.of(np.ones(5)))
+    assert Statistics().merged([segment_statistics]) == Statistics()
+    merged = Statistics(obs=Moments.empty((3,))).merged([segment_statistics, Statistics()])
     assert merged.returns is None
     assert merged.obs is not None
     assert merged.obs.count == 5
@@ -100,10 +112,13 @@ def test_rewards_are_divided_by_the_deviation_of_the_returns() -> None:
     assert Statistics(returns=Moments.empty(())).reward_scale() == 1
 
 
-@pytest.mark.parametrize("seen", [0, 9])
-def test_statistics_are_restored_from_their_arrays(seen: int) -> None:
+@pytest.mark.parametrize("num_samples", [0, 9])
+def test_statistics_are_restored_from_their_arrays(num_samples: int) -> None:
     start = Statistics(Moments.empty((3,)), Moments.empty(()))
-    parts = [Statistics(Moments.of(p), Moments.of(p[:, 0])) for p in chunks(6, [seen])] if seen else []
+    parts = []
+    if num_samples:
+        (samples,) = chunks(6, [num_samples])
+        parts = [Statistics(Moments.of(samples), Moments.of(samples[:, 0]))]
     statistics = start.merged(parts)
     arrays = statistics.arrays()
     assert sorted(arrays) == sorted(f"{a}.{b}" for a in ("obs", "returns") for b in ("count", "mean", "m2"))
@@ -117,15 +132,20 @@ def test_statistics_are_restored_from_their_arrays(seen: int) -> None:
 
 def test_normalize_standardizes_and_clips() -> None:
     obs = np.array([[1.0, 5.0], [3.0, -1e6]])
-    found = ObsScale(np.array([2.0, 5.0]), np.array([0.5, 1.0])).normalize(obs, obs.dtype)
-    np.testing.assert_array_equal(found, [[-2, 0], [2, -10]])
+    result = ObsScale(np.array([2.0, 5.0]), np.array([0.5, 1.0])).normalize(obs, obs.dtype)
+    np.testing.assert_array_equal(result, [[-2, 0], [2, -10]])
 
 
 @pytest.mark.parametrize("power", [-30, -100, 30, 100])
-def test_the_unit_of_all_numbers_changes_nothing_in_what_is_learned_from(power: int) -> None:
-    samples, unit = chunks(3, [200])[0], 2.0**power
-    ordinary, scaled = Moments.of(samples), Moments.of(samples * unit)
-    (mean, std), (scaled_mean, scaled_std) = ordinary.mean_and_std(), scaled.mean_and_std()
+def test_the_unit_of_all_numbers_changes_nothing_in_what_is_learned_from(
+    power: int,
+) -> None:
+    samples = chunks(3, [200])[0]
+    unit = 2.0**power
+    ordinary = Moments.of(samples)
+    scaled = Moments.of(samples * unit)
+    (mean, std) = ordinary.mean_and_std()
+    (scaled_mean, scaled_std) = scaled.mean_and_std()
     np.testing.assert_allclose(scaled_mean, mean * unit, rtol=1e-12)
     np.testing.assert_allclose(scaled_std, std * unit, rtol=1e-8)  # of which an ordinary unit has EPSILON more
     again = Moments.of(samples * unit / 16).mean_and_std()[1]
@@ -145,5 +165,6 @@ def test_a_tiny_number_beside_ordinary_ones_and_a_constant_are_no_signal() -> No
 
 def test_value_targets_in_tiny_units_are_standardized() -> None:
     targets = chunks(5, [50], ())[0]
-    scale, tiny = ValueScale.of(Moments.of(targets)), ValueScale.of(Moments.of(targets * 2.0**-40))
+    scale = ValueScale.of(Moments.of(targets))
+    tiny = ValueScale.of(Moments.of(targets * 2.0**-40))
     assert (tiny.mean, tiny.std) == pytest.approx((scale.mean * 2.0**-40, scale.std * 2.0**-40), rel=1e-12)

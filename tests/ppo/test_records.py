@@ -14,18 +14,28 @@ from builders import BOX, spec_of
 from jaxtyping import TypeCheckError
 
 from dppo.ppo.distributions.simple import Categorical
-from dppo.ppo.exchange.records import PolicySnapshot, Rebuild, SamplerCarry, Segment
+from dppo.ppo.exchange.records import (
+    PolicySnapshot,
+    Rebuild,
+    SamplerCarry,
+    Segment,
+)
 from dppo.ppo.exchange.scales import ObsScale
 from dppo.ppo.learning.advantages import Transitions, generalized_advantages
 from dppo.ppo.learning.batch import Batch
 from dppo.ppo.learning.losses import policy_loss
 
-T, E = 3, 2
+T = 3
+E = 2
 
 
 def segment(**changes: Any) -> Segment:
-    rows, flags = np.zeros((T, E)), np.zeros((T, E), bool)
-    columns: dict[str, Any] = {"obs": np.zeros((T, E, 4)), "actions": np.zeros((T, E), np.int64)}
+    rows = np.zeros((T, E))
+    flags = np.zeros((T, E), bool)
+    columns: dict[str, Any] = {
+        "obs": np.zeros((T, E, 4)),
+        "actions": np.zeros((T, E), np.int64),
+    }
     columns |= {name: rows.copy() for name in ("logprobs", "values", "next_values", "rewards")}
     columns |= {name: flags.copy() for name in ("terminated", "truncated", "valid")}
     return Segment(**columns | changes)
@@ -47,7 +57,13 @@ def advantages(**changes: Any) -> np.ndarray:
     columns |= changes
     never = np.zeros((T, E), bool)
     transitions = Transitions(columns["rewards"], never, never)
-    return generalized_advantages(transitions, columns["values"], columns["next_values"], gamma=0.9, gae_lambda=0.8)
+    return generalized_advantages(
+        transitions,
+        columns["values"],
+        columns["next_values"],
+        gamma=0.9,
+        gae_lambda=0.8,
+    )
 
 
 def scale(**changes: Any) -> ObsScale:
@@ -80,15 +96,21 @@ def test_a_wrong_shape_fails_in_tests(wrong: str) -> None:
 
 def made() -> list[Any]:
     rebuild = Rebuild(carry(), (np.zeros((2, 3)),))
-    return [segment(), carry(), scale(), rebuild, PolicySnapshot(0, np.zeros(5), scale())]
+    return [
+        segment(),
+        carry(),
+        scale(),
+        rebuild,
+        PolicySnapshot(0, np.zeros(5), scale()),
+    ]
 
 
 @pytest.mark.parametrize("pickled", [False, True])
 def test_the_arrays_of_a_record_are_read_only(pickled: bool) -> None:
     for record in pickle.loads(pickle.dumps(made())) if pickled else made():
         values = [getattr(record, field.name) for field in dataclasses.fields(record)]
-        arrays = [one for value in values for one in (value if isinstance(value, tuple) else (value,))]
-        arrays = [one for one in arrays if isinstance(one, np.ndarray)]
+        arrays = [array for value in values for array in (value if isinstance(value, tuple) else (value,))]
+        arrays = [array for array in arrays if isinstance(array, np.ndarray)]
         assert arrays
         for array in arrays:
             with pytest.raises(ValueError, match="read-only"):

@@ -10,7 +10,12 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 import pytest
-from builders import assert_same_bytes, random_weights, sampler_of, telling_snapshot
+from builders import (
+    assert_same_bytes,
+    random_weights,
+    sampler_of,
+    telling_snapshot,
+)
 from gymnasium.envs.classic_control.cartpole import CartPoleEnv
 from gymnasium.wrappers import TimeLimit
 from worlds.faulty import DriftingSimulator
@@ -20,7 +25,13 @@ from dppo import streams
 from dppo.engine.ledger import ReplayLedger
 from dppo.ppo.acting.sampler import PPOSampler, collect_together
 from dppo.ppo.exchange.moments import Moments
-from dppo.ppo.exchange.records import Episode, PolicySnapshot, Segment, SegmentReport, SegmentRequest
+from dppo.ppo.exchange.records import (
+    Episode,
+    PolicySnapshot,
+    Segment,
+    SegmentReport,
+    SegmentRequest,
+)
 from dppo.ppo.exchange.scales import ObsScale
 from dppo.streams import Stream
 
@@ -44,14 +55,25 @@ def test_rows_are_aligned_within_an_episode() -> None:
     report, segment = collect_counting(num_steps=5)[0]
     assert column(segment.obs[..., 0]) == [0, 1, 2, 3, 4]
     assert column(segment.values) == [100, 110, 120, 130, 140]
-    assert column(segment.next_values) == [110, 120, 130, 140, 150]  # the last one is of the state after the segment
+    assert column(segment.next_values) == [
+        110,
+        120,
+        130,
+        140,
+        150,
+    ]  # the last one is of the state after the segment
     assert column(segment.rewards) == column(segment.actions)
     assert not segment.terminated.any()
     assert not segment.truncated.any()
     assert segment.valid.all()
     assert segment.successors is None  # only segments whose advantages are recomputed hold them
     np.testing.assert_allclose(segment.logprobs, np.log(1 / 4))
-    assert (report.sampler_id, report.index, report.policy_version, report.steps) == (0, 0, 0, 5)
+    assert (
+        report.sampler_id,
+        report.index,
+        report.policy_version,
+        report.steps,
+    ) == (0, 0, 0, 5)
 
 
 def test_actions_are_drawn_from_the_stream_of_their_segment() -> None:
@@ -63,7 +85,11 @@ def test_actions_are_drawn_from_the_stream_of_their_segment() -> None:
 
 def test_the_next_segment_continues_where_the_last_one_ended() -> None:
     collected = collect_counting(num_steps=4, segments=3)
-    assert [column(segment.obs[..., 0]) for _, segment in collected] == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9, 10, 11]]
+    assert [column(segment.obs[..., 0]) for _, segment in collected] == [
+        [0, 1, 2, 3],
+        [4, 5, 6, 7],
+        [8, 9, 10, 11],
+    ]
     assert [report.policy_version for report, _ in collected] == [0, 1, 2]
     assert [report.index for report, _ in collected] == [0, 1, 2]
 
@@ -92,12 +118,28 @@ def test_an_episode_that_ends_on_the_last_row(end: str) -> None:
 
 
 def test_environments_of_one_sampler_keep_their_own_episodes() -> None:
-    ends = [{}, {"truncate_after": 2}, {"terminate_after": 3}, {"truncate_after": 5}]
+    ends = [
+        {},
+        {"truncate_after": 2},
+        {"terminate_after": 3},
+        {"truncate_after": 5},
+    ]
     report, segment = collect_counting(num_steps=5, ends=ends)[0]
-    counts = [[0, 1, 2, 3, 4], [0, 1, 0, 1, 0], [0, 1, 2, 0, 1], [0, 1, 2, 3, 4]]
+    counts = [
+        [0, 1, 2, 3, 4],
+        [0, 1, 0, 1, 0],
+        [0, 1, 2, 0, 1],
+        [0, 1, 2, 3, 4],
+    ]
     assert [column(segment.obs[..., 0], env) for env in range(4)] == counts
     assert column(segment.next_values, 1) == [110, 120, 110, 120, 110]
-    assert column(segment.next_values, 3) == [110, 120, 130, 140, 150]  # 150, not 100 as in the new episode
+    assert column(segment.next_values, 3) == [
+        110,
+        120,
+        130,
+        140,
+        150,
+    ]  # 150, not 100 as in the new episode
     assert np.argwhere(segment.truncated.T).tolist() == [[1, 1], [1, 3], [3, 4]]
     assert np.argwhere(segment.terminated.T).tolist() == [[2, 2]]
     assert np.isfinite(segment.next_values).all()  # unused where terminated, but never nan
@@ -106,46 +148,63 @@ def test_environments_of_one_sampler_keep_their_own_episodes() -> None:
     assert [len(actions) for actions in report.open_actions] == [5, 1, 2, 0]
     for env, actions in enumerate(report.open_actions):
         np.testing.assert_array_equal(actions, segment.actions[5 - len(actions) :, env])
-    assert [(episode.env, episode.index) for episode in report.episodes] == [(1, 0), (2, 0), (1, 1), (3, 0)]
+    assert [(episode.env, episode.index) for episode in report.episodes] == [
+        (1, 0),
+        (2, 0),
+        (1, 1),
+        (3, 0),
+    ]
 
 
 def test_episodes_that_span_segments_are_reported_once_with_all_their_rewards() -> None:
     collected = collect_counting(num_steps=4, segments=3, ends=[{"truncate_after": 6}])
     rewards = [reward for _, segment in collected for reward in column(segment.rewards)]
     reported = [episode for report, _ in collected for episode in report.episodes]
-    assert reported == [Episode(0, 0, sum(rewards[:6]), 6, None), Episode(0, 1, sum(rewards[6:]), 6, None)]
+    assert reported == [
+        Episode(0, 0, sum(rewards[:6]), 6, None),
+        Episode(0, 1, sum(rewards[6:]), 6, None),
+    ]
     assert [len(report.episodes) for report, _ in collected] == [0, 1, 1]
     assert collected[0][0].carry.episode_returns.tolist() == [sum(rewards[:4])]
 
 
 @pytest.mark.proves("PPOSampler._statistics")
 @pytest.mark.parametrize("end", [{"truncate_after": 6}, {"terminate_after": 3}, {}], ids=str)
-def test_discounted_returns_run_through_segments_and_start_again_with_each_episode(end: dict[str, int]) -> None:
-    running, steps = 0.0, 0
+def test_discounted_returns_run_through_segments_and_start_again_with_each_episode(
+    end: dict[str, int],
+) -> None:
+    running = 0.0
+    steps = 0
     for report, segment in collect_counting(num_steps=4, segments=3, ends=[end]):
         samples = []
         for reward in column(segment.rewards):
-            running, steps = 0.9 * running + reward, steps + 1
+            running = 0.9 * running + reward
+            steps = steps + 1
             samples.append(running)
             if steps in end.values():
-                running, steps = 0.0, 0
+                running = 0.0
+                steps = 0
         assert report.carry.discounted_returns.tolist() == pytest.approx([running])
-        found = report.statistics.returns
-        assert found is not None
-        assert found.count == 4
-        np.testing.assert_allclose(found.mean, np.mean(samples))
-        np.testing.assert_allclose(found.m2, 4 * np.var(samples))
+        result = report.statistics.returns
+        assert result is not None
+        assert result.count == 4
+        np.testing.assert_allclose(result.mean, np.mean(samples))
+        np.testing.assert_allclose(result.m2, 4 * np.var(samples))
 
 
 def test_discounted_returns_of_all_environments_are_samples() -> None:
     no_ends: list[list[dict[str, int]]] = [[{}], [{}, {}, {}]]
     alone = [collect_counting(num_steps=5, ends=ends)[0][0].statistics.returns for ends in no_ends]
-    assert [one.count for one in alone if one is not None] == [5, 15]
+    assert [element.count for element in alone if element is not None] == [5, 15]
 
 
 def test_observations_are_reported_as_moments_of_the_raw_rows() -> None:
     sampler, spec = sampler_of([Counting(truncate_after=4), Counting()], num_steps=6)
-    snapshot = PolicySnapshot(0, telling_snapshot(spec).weights, ObsScale(*Moments.empty((1,)).mean_and_std()))
+    snapshot = PolicySnapshot(
+        0,
+        telling_snapshot(spec).weights,
+        ObsScale(*Moments.empty((1,)).mean_and_std()),
+    )
     report, segment = sampler.collect(SegmentRequest(0, 0), snapshot)
     assert_same_bytes(report.statistics.obs, Moments.of(segment.obs.reshape(-1, 1)))
 
@@ -179,7 +238,10 @@ ENVS: dict[str, MakeEnvs] = {
     "discrete": limited(CartPoleEnv, 500),
     "box": limited(PointMass, 13),
     "ends on the last row": limited(PointMass, 20),
-    "counting": lambda: [Counting(truncate_after=9), Counting(terminate_after=4)],
+    "counting": lambda: [
+        Counting(truncate_after=9),
+        Counting(terminate_after=4),
+    ],
 }
 
 
@@ -187,7 +249,8 @@ ENVS: dict[str, MakeEnvs] = {
 @pytest.mark.parametrize("where", ["in a new sampler", "in the same sampler, which has gone further"])
 def test_a_rebuilt_sampler_answers_the_same_request_with_the_same_bytes(envs: str, where: str) -> None:
     sampler, spec = sampler_of(ENVS[envs](), num_steps=20)
-    ledger, policies = ReplayLedger(1, replay=True), snapshots(spec)
+    ledger = ReplayLedger(1, replay=True)
+    policies = snapshots(spec)
     for index in range(2):
         ledger.record(sampler.collect(SegmentRequest(0, index), policies[index])[0])
     expected = sampler.collect(SegmentRequest(0, 2), policies[2])
@@ -195,10 +258,14 @@ def test_a_rebuilt_sampler_answers_the_same_request_with_the_same_bytes(envs: st
     rebuilt: PPOSampler = sampler
     if where == "in a new sampler":
         rebuilt, _ = sampler_of(ENVS[envs](), num_steps=20)
-    found = rebuilt.collect(SegmentRequest(0, 2, ledger.rebuild(0, 2)), policies[2])
-    assert_same_bytes(found, expected, but=["env_s"])
-    assert_same_bytes(rebuilt.collect(SegmentRequest(0, 3), policies[3]), going_on, but=["env_s"])
-    assert found[0].incidents == ()
+    result = rebuilt.collect(SegmentRequest(0, 2, ledger.rebuild(0, 2)), policies[2])
+    assert_same_bytes(result, expected, but=["env_s"])
+    assert_same_bytes(
+        rebuilt.collect(SegmentRequest(0, 3), policies[3]),
+        going_on,
+        but=["env_s"],
+    )
+    assert result[0].incidents == ()
 
 
 def test_samplers_are_reproducible_and_differ_by_id() -> None:
@@ -213,12 +280,15 @@ def test_samplers_are_reproducible_and_differ_by_id() -> None:
 
 
 @pytest.mark.parametrize("replay", [True, False])
-def test_an_episode_that_cannot_be_replayed_is_abandoned_and_reported(replay: bool) -> None:
+def test_an_episode_that_cannot_be_replayed_is_abandoned_and_reported(
+    replay: bool,
+) -> None:
     def envs() -> list[gym.Env[Any, Any]]:
         return [DriftingSimulator(CartPoleEnv()), CartPoleEnv()]
 
     sampler, spec = sampler_of(envs(), num_steps=5)
-    ledger, policy = ReplayLedger(1, replay=replay), PolicySnapshot(0, np.zeros(spec.num_parameters))
+    ledger = ReplayLedger(1, replay=replay)
+    policy = PolicySnapshot(0, np.zeros(spec.num_parameters))
     report, _ = sampler.collect(SegmentRequest(0, 0), policy)
     assert report.carry.episodes.tolist() == [0, 0]
     ledger.record(report)
@@ -226,7 +296,9 @@ def test_an_episode_that_cannot_be_replayed_is_abandoned_and_reported(replay: bo
     after, segment = rebuilt.collect(SegmentRequest(0, 1, ledger.rebuild(0, 1)), policy)
     kind = "replay_mismatch" if replay else "episode_abandoned"
     lost = [0] if replay else [0, 1]
-    assert [(one.kind, one.env, one.lost_steps) for one in after.incidents] == [(kind, env, 5) for env in lost]
+    assert [(element.kind, element.env, element.lost_steps) for element in after.incidents] == [
+        (kind, env, 5) for env in lost
+    ]
     assert after.incidents[0].message.startswith("sampler 0 (Test-v0), env 0: abandoned episode 0 after 5 steps")
     first, _ = CartPoleEnv().reset(seed=streams.integer(1, Stream.EPISODES, 0, 0, 1))
     np.testing.assert_array_equal(segment.obs[0, 0], first)
@@ -254,23 +326,30 @@ def test_samplers_that_collect_together_make_the_same_bytes_as_alone(envs: str, 
     for snapshot in snapshots(spec):
         policy = dataclasses.replace(snapshot, obs_scale=scale if snapshot.version % 2 else None)
         requests = [SegmentRequest(s, policy.version) for s in range(samplers)]
-        found = collect_together(together, requests, policy)
-        for sampler, request, one in zip(alone, requests, found, strict=True):
-            assert_same_bytes(one, sampler.collect(request, policy), but=["env_s"])
-            assert one[1].obs.flags.c_contiguous
+        result = collect_together(together, requests, policy)
+        for sampler, request, element in zip(alone, requests, result, strict=True):
+            assert_same_bytes(element, sampler.collect(request, policy), but=["env_s"])
+            assert element[1].obs.flags.c_contiguous
 
 
 def test_some_samplers_may_be_rebuilt_while_others_continue() -> None:
     (first, second), spec = a_lot("box", 2)
     (lost, going_on), _ = a_lot("box", 2)
-    ledger, policies = ReplayLedger(2, replay=True), snapshots(spec)
+    ledger = ReplayLedger(2, replay=True)
+    policies = snapshots(spec)
     requests = [SegmentRequest(s, 0) for s in range(2)]
     for report, _ in collect_together([first, second], requests, policies[0]):
         ledger.record(report)
     collect_together([lost, going_on], requests, policies[0])
-    expected = [first.collect(SegmentRequest(0, 1), policies[1]), second.collect(SegmentRequest(1, 1), policies[1])]
+    expected = [
+        first.collect(SegmentRequest(0, 1), policies[1]),
+        second.collect(SegmentRequest(1, 1), policies[1]),
+    ]
     (again, _), _ = a_lot("box", 2)
-    requests = [SegmentRequest(0, 1, ledger.rebuild(0, 1)), SegmentRequest(1, 1)]
-    found = collect_together([again, going_on], requests, policies[1])
-    assert_same_bytes(found[0], expected[0], but=["env_s"])
-    assert_same_bytes(found[1], expected[1], but=["env_s"])
+    requests = [
+        SegmentRequest(0, 1, ledger.rebuild(0, 1)),
+        SegmentRequest(1, 1),
+    ]
+    result = collect_together([again, going_on], requests, policies[1])
+    assert_same_bytes(result[0], expected[0], but=["env_s"])
+    assert_same_bytes(result[1], expected[1], but=["env_s"])

@@ -29,8 +29,10 @@ SPACES = Spaces(np.dtype((np.float32, (3,))), DISCRETE)
 class Base(nn.Module):
     def __init__(self, spaces: dppo.Spaces, head_size: int) -> None:
         super().__init__()
-        self.body, self.shift = nn.Linear(3, 16), nn.Parameter(torch.ones(16))
-        self.head, self.value = nn.Linear(16, head_size), nn.Linear(16, 1)
+        self.body = nn.Linear(3, 16)
+        self.shift = nn.Parameter(torch.ones(16))
+        self.head = nn.Linear(16, head_size)
+        self.value = nn.Linear(16, 1)
 
     def forward(self, obs: Tensor) -> tuple[Tensor, Tensor]:
         hidden = self.hidden(obs)
@@ -97,7 +99,7 @@ class Rotated(Base):
 
 class Mapped(Base):
     def hidden(self, obs: Tensor) -> Tensor:
-        return vmap(lambda one: self.body(one).tanh())(obs)
+        return vmap(lambda tensor: self.body(tensor).tanh())(obs)
 
 
 class Potential(Base):
@@ -106,7 +108,7 @@ class Potential(Base):
         self.back = nn.Linear(3, 16)
 
     def hidden(self, obs: Tensor) -> Tensor:
-        return self.back(grad(lambda one: self.body(one).tanh().sum())(obs))
+        return self.back(grad(lambda tensor: self.body(tensor).tanh().sum())(obs))
 
 
 class Keyword(Base):
@@ -118,8 +120,10 @@ class Keyword(Base):
 def test_actors_and_learners_compute_what_torch_does(kind: type[Base]) -> None:
     """Also with the weights after the next update."""
     torch.manual_seed(0)
-    spec, plain = ModuleSpec(SPACES, kind, {}, "float64"), kind(SPACES, 3).double()
-    actor, learner = acting_network(spec), learning_network(spec, 0)
+    spec = ModuleSpec(SPACES, kind, {}, "float64")
+    plain = kind(SPACES, 3).double()
+    actor = acting_network(spec)
+    learner = learning_network(spec, 0)
     first = nn.utils.parameters_to_vector(plain.parameters()).detach().numpy()
     obs = np.random.default_rng(0).normal(size=(4, 3))
     for number in range(2):
@@ -134,14 +138,17 @@ def test_actors_and_learners_compute_what_torch_does(kind: type[Base]) -> None:
         ours, our_values, residuals = learner.forward(torch.from_numpy(obs))
         learner.backward(residuals, 2 * ours, torch.ones(4, dtype=torch.float64))
         ours_by_actor = actor.step(obs)
-        wanted = [torch.zeros_like(one) if one.grad is None else one.grad for one in plain.parameters()]
-        for found, of_torch in (
+        wanted = [torch.zeros_like(tensor) if tensor.grad is None else tensor.grad for tensor in plain.parameters()]
+        for computed, of_torch in (
             (ours, head),
             (our_values, values),
             (torch.from_numpy(ours_by_actor.head), head),
-            (learner.parameters.gradient, torch.cat([one.flatten() for one in wanted])),
+            (
+                learner.parameters.gradient,
+                torch.cat([tensor.flatten() for tensor in wanted]),
+            ),
         ):
-            torch.testing.assert_close(found, of_torch.detach(), rtol=1e-9, atol=1e-12)
+            torch.testing.assert_close(computed, of_torch.detach(), rtol=1e-9, atol=1e-12)
 
 
 class MakesBuffer(Base):
@@ -154,7 +161,10 @@ class MakesBuffer(Base):
 
 
 def test_a_buffer_that_is_made_in_a_forward_pass_is_refused() -> None:
-    with pytest.raises(ConfigError, match=r"its buffer scale is made in a forward pass. Make it in the constructor"):
+    with pytest.raises(
+        ConfigError,
+        match=r"its buffer scale is made in a forward pass. Make it in the constructor",
+    ):
         assert ModuleSpec(SPACES, MakesBuffer, {}, "float32").num_parameters
 
 
@@ -164,7 +174,8 @@ class Bits(nn.Module):
     def __init__(self, spaces: dppo.Spaces, head_size: int) -> None:
         super().__init__()
         self.codes = nn.Embedding(2, 8)
-        self.head, self.value = nn.Linear(9, head_size), nn.Linear(9, 1)
+        self.head = nn.Linear(9, head_size)
+        self.value = nn.Linear(9, 1)
 
     def forward(self, obs: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
         hidden = torch.cat([self.codes(obs["bits"].long()).mean(1), obs["level"]], 1)
@@ -192,10 +203,19 @@ def autocast() -> AbstractContextManager[Any]:
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> dppo.Result:
-    sizes: dict[str, Any] = {"num_samplers": 1, "num_steps": 16, "total_timesteps": 16, "minibatch_size": 16}
+    sizes: dict[str, Any] = {
+        "num_samplers": 1,
+        "num_steps": 16,
+        "total_timesteps": 16,
+        "minibatch_size": 16,
+    }
     run_dir: Path = tmp_path_factory.mktemp("unusual") / "run"
-    more: dict[str, Any] = {"num_actors": 0, "progress": "off", "run_dir": run_dir}
-    return dppo.train(dppo.Config(env_id="Pendulum-v1", model=Base, **sizes, **more))
+    options: dict[str, Any] = {
+        "num_actors": 0,
+        "progress": "off",
+        "run_dir": run_dir,
+    }
+    return dppo.train(dppo.Config(env_id="Pendulum-v1", model=Base, **sizes, **options))
 
 
 @pytest.mark.parametrize("state", [default_device, autocast, torch.inference_mode])

@@ -125,9 +125,7 @@ class Joint(Distribution):
     def _side_by_side(self, actions: list[np.ndarray], dtype: str) -> Shaped[np.ndarray, "*rows A"]:
         columns = []
         for part, part_actions in zip(self.parts, actions, strict=True):
-            if not part.action_shape:
-                part_actions = part_actions[..., None]
-            columns.append(part_actions)
+            columns.append(part_actions if part.action_shape else part_actions[..., None])
         action_dtype = self.action_dtype(dtype)
         return np.concatenate(columns, axis=-1, dtype=action_dtype, casting="unsafe")
 
