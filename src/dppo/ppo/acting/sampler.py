@@ -88,28 +88,24 @@ class PPOSampler:
         statistics = self._statistics(segment, rollout.snapshot.obs_scale)
         self.envs.check(rollout.obs[number], log, first=request.index == 0)
         open_episodes = self.envs.open_episodes(log)
+        carry = SamplerCarry(
+            discounted_returns=self._discounted_returns.copy(),
+            memory=copy(self.memory),
+            **open_episodes,
+        )
+        open_actions = [
+            _last_actions(segment, env, self.num_steps, length) for env, length in enumerate(carry.episode_lengths)
+        ]
+        ended_actions = [_last_actions(segment, episode.env, episode.end, episode.length) for episode in log.episodes]
         report = SegmentReport(
             sampler_id=self.sampler_id,
             index=request.index,
             policy_version=rollout.snapshot.version,
             steps=int(segment.valid.sum()),
-            carry=SamplerCarry(
-                discounted_returns=self._discounted_returns.copy(),
-                memory=copy(self.memory),
-                **open_episodes,
-            ),
-            open_actions=tuple(
-                segment.actions[max(0, self.num_steps - length) :, env].copy()
-                for env, length in enumerate(open_episodes["episode_lengths"])
-            ),
+            carry=carry,
+            open_actions=tuple(open_actions),
             episodes=tuple(log.episodes),
-            ended_actions=tuple(
-                segment.actions[
-                    max(0, episode.end - episode.length) : episode.end,
-                    episode.env,
-                ].copy()
-                for episode in log.episodes
-            ),
+            ended_actions=tuple(ended_actions),
             statistics=statistics,
             incidents=(*rollout.incidents[number], *log.incidents),
             env_s=log.seconds,
@@ -190,9 +186,11 @@ class _Rollout:
         self.incidents: list[list[Incident]] = []
         for sampler, request, actions in zip(samplers, requests, self._columns["actions"], strict=True):
             log = EnvLog(request.index, actions, snapshot.env_options)
-            must_begin = request.rebuild is not None or sampler.obs is None
+            incidents: list[Incident] = []
+            if request.rebuild is not None or sampler.obs is None:
+                incidents = sampler.begin(request.rebuild, log)
             self.logs.append(log)
-            self.incidents.append(sampler.begin(request.rebuild, log) if must_begin else [])
+            self.incidents.append(incidents)
         self._agent.load(snapshot)
         noises = []
         for sampler, request in zip(samplers, requests, strict=True):
@@ -230,20 +228,18 @@ class _Rollout:
         terminated = by_step(columns["terminated"])
         truncated = by_step(columns["truncated"])
         states = None if self.states is None else by_step(self.states)
-        of_samplers = [
-            (
-                sampler.envs,
-                iter(columns["actions"][s]),
-                self._rows(s),
-                self.logs[s],
-            )
-            for s, sampler in enumerate(self._samplers)
-        ]
+        sampler_columns = []
+        for s, sampler in enumerate(self._samplers):
+            chosen = iter(columns["actions"][s])
+            sampler_columns.append((sampler.envs, chosen, self._rows(s), self.logs[s]))
         for t in range(len(values)):
             state = None if states is None else states[t]
-            actions[t], (heads[t], values[t], new_state) = self._agent.act(obs[t], noise[t], state)
-            for s, (group, chosen, rows, log) in enumerate(of_samplers):
-                final_obs = group.step(next(chosen), next(rows), log)
+            actions[t], outputs = self._agent.act(obs[t], noise[t], state)
+            heads[t] = outputs.head
+            values[t] = outputs.values
+            new_state = outputs.state
+            for s, (envs, chosen, rows, log) in enumerate(sampler_columns):
+                final_obs = envs.step(next(chosen), next(rows), log)
                 for env, final in final_obs.items():
                     row = env if is_alone else (s, env)
                     final_state = None if new_state is None else new_state[row]
@@ -289,9 +285,10 @@ class _Rollout:
         if self.states is not None:
             states = self.states[number, : -1 : sampler.sequence_length].copy()
         columns = {name: column[number] for name, column in self._columns.items()}
+        heads = self._heads[number]
         segment = Segment(
             obs=obs,
-            logprobs=self._agent.distribution.log_prob(self._heads[number], columns["actions"]),
+            logprobs=self._agent.distribution.log_prob(heads, columns["actions"]),
             masks=masks,
             states=states,
             **columns,

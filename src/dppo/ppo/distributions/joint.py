@@ -16,14 +16,7 @@ if TYPE_CHECKING:  # actors never import torch; shapes are checked in tests only
     from jaxtyping import Shaped
     from torch import Tensor
 
-    from dppo.ppo.distributions.base import (
-        DrawnNoise,
-        Head,
-        LogProbs,
-        Noise,
-        Scores,
-        TorchHead,
-    )
+    from dppo.ppo.distributions.base import DrawnNoise, Head, LogProbs, Noise, Scores, TorchHead
 
 
 class Joint(Distribution):
@@ -35,6 +28,7 @@ class Joint(Distribution):
 
     def __init__(self, parts: tuple[Distribution, ...]) -> None:
         self.parts = parts
+        self._free_sizes = [part.free_size for part in parts]
         self._bound_sizes = [part.head_size - part.free_size for part in parts]
         self._action_widths = [math.prod(part.action_shape) for part in parts]
         super().__init__(
@@ -74,7 +68,9 @@ class Joint(Distribution):
     @override
     def mode(self, head: Head) -> Shaped[np.ndarray, "*rows A"]:
         heads = self.heads(head, np.concatenate)
-        actions = [part.mode(part_head) for part, part_head in zip(self.parts, heads, strict=True)]
+        actions = []
+        for part, part_head in zip(self.parts, heads, strict=True):
+            actions.append(part.mode(part_head))
         return self._side_by_side(actions, str(head.dtype))
 
     @override
@@ -105,7 +101,9 @@ class Joint(Distribution):
             logprob, entropy = part.scores(part_head, part_actions)
             logprobs.append(logprob)
             entropies.append(entropy)
-        return torch.stack(logprobs).sum(dim=0), torch.stack(entropies).sum(dim=0)
+        total_logprobs = torch.stack(logprobs).sum(dim=0)
+        total_entropies = torch.stack(entropies).sum(dim=0)
+        return total_logprobs, total_entropies
 
     def heads(self, head: Any, concatenate: Callable[[tuple[Any, ...], int], Any]) -> list[Any]:
         """Split heads [..., H] into those of the parts; `concatenate` joins arrays or tensors along an axis."""
@@ -125,7 +123,8 @@ class Joint(Distribution):
     def _side_by_side(self, actions: list[np.ndarray], dtype: str) -> Shaped[np.ndarray, "*rows A"]:
         columns = []
         for part, part_actions in zip(self.parts, actions, strict=True):
-            columns.append(part_actions if part.action_shape else part_actions[..., None])
+            is_scalar = not part.action_shape
+            columns.append(part_actions[..., None] if is_scalar else part_actions)
         action_dtype = self.action_dtype(dtype)
         return np.concatenate(columns, axis=-1, dtype=action_dtype, casting="unsafe")
 

@@ -9,12 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from typing_extensions import override
 
-from dppo.ppo.distributions.base import (
-    HALF_LOG_TWO_PI,
-    IMPOSSIBLE,
-    Distribution,
-    ScoresWithGradient,
-)
+from dppo.ppo.distributions.base import HALF_LOG_TWO_PI, IMPOSSIBLE, Distribution, ScoresWithGradient
 from dppo.ppo.distributions.joint import Joint
 from dppo.spaces.actions import (
     Actions,
@@ -28,14 +23,7 @@ if TYPE_CHECKING:  # actors never import torch; shapes are checked in tests only
     from jaxtyping import Float, Int64
     from torch import Tensor
 
-    from dppo.ppo.distributions.base import (
-        DrawnNoise,
-        Head,
-        LogProbs,
-        Noise,
-        Scores,
-        TorchHead,
-    )
+    from dppo.ppo.distributions.base import DrawnNoise, Head, LogProbs, Noise, Scores, TorchHead
 
 NUM_NODES = 32
 """Nodes of the quadrature: its error is below 0.005 up to a standard deviation of 3."""

@@ -58,7 +58,8 @@ class NumpyMLP(ActingNetwork):
         Each group of E rows has a matrix product of its own: larger ones would change the last bits.
         """
         rows = obs.shape[: obs.ndim - self._num_obs_axes]
-        h = obs.reshape(*rows[:-1], 1, rows[-1], -1)  # [..., 1, E, inputs], broadcast over the K trunks
+        # [..., 1, E, inputs], broadcast over the K trunks
+        h = obs.reshape(*rows[:-1], 1, rows[-1], -1)
         for weight, bias in self._layers:
             h = h @ weight
             h += bias
@@ -78,7 +79,8 @@ class NumpyMLP(ActingNetwork):
         if self._log_std is None:
             return Outputs(head, values, new_state)
         num_bound = head.shape[-1]
-        whole_head = np.empty((*values.shape, num_bound + len(self._log_std)), head.dtype)
+        head_size = num_bound + len(self._log_std)
+        whole_head = np.empty((*values.shape, head_size), head.dtype)
         whole_head[..., :num_bound] = head
         whole_head[..., num_bound:] = self._log_std
         return Outputs(whole_head, values, new_state)
@@ -94,7 +96,9 @@ class NumpyCells:
 
     def __init__(self, kind: str, cells: Sequence[Mapping[str, np.ndarray]]) -> None:
         """Copy the parameters of each cell, a gru or an lstm, by torch's names."""
-        gate_order = [0, 1, 3, 2] if kind == "lstm" else [0, 1, 2]  # torch has i, f, g, o; or r, z, n
+        gate_order = [0, 1, 2]  # r, z, n
+        if kind == "lstm":
+            gate_order = [0, 1, 3, 2]  # torch's order is i, f, g, o
 
         def stacked(name: str) -> np.ndarray:
             arrays = [_reordered(cell[name], gate_order) for cell in cells]
@@ -155,6 +159,8 @@ class NumpyCells:
 
 def _reordered(parameter: np.ndarray, gate_order: list[int]) -> np.ndarray:
     """Return a copy with its gates in this order; all but the last gate go through a sigmoid and are halved."""
-    gates = parameter.reshape(len(gate_order), -1, *parameter.shape[1:])[gate_order]
+    num_gates = len(gate_order)
+    by_gate = parameter.reshape(num_gates, -1, *parameter.shape[1:])
+    gates = by_gate[gate_order]
     gates[:-1] /= 2
     return gates.reshape(-1, *parameter.shape[1:])

@@ -87,7 +87,9 @@ class _Resets(NamedTuple):
 
     @staticmethod
     def of(starts: Tensor, dtype: torch.dtype) -> _Resets:
-        return _Resets(starts.any(dim=1).tolist(), (~starts).to(dtype).unsqueeze(2))
+        at_step = starts.any(dim=1).tolist()
+        factors = (~starts).to(dtype).unsqueeze(2)
+        return _Resets(at_step, factors)
 
 
 class _LSTM(Function):
@@ -242,10 +244,13 @@ class _GRU(Function):
                 factors[t].view(rows, 3, size),
                 out=by_hidden[t].view(rows, 3, size),
             )
-            by_h = (by_h * z[t]).add_(multiply(by_hidden[t], weight, torch.empty_like(h_before[t])))
+            by_h = by_h * z[t]
+            by_h.add_(multiply(by_hidden[t], weight, torch.empty_like(by_h)))
             if ctx.is_reset[t]:
                 by_h = by_h * reset_factors[t]
         by_hidden_rows = by_hidden.flatten(0, 1)
-        by_gates = torch.cat([by_hidden[..., : 2 * size], by_each_h * by_n], dim=2)
-        by_weight = multiply(by_hidden_rows.t(), h_before.flatten(0, 1), torch.empty_like(weight))
+        by_rz = by_hidden[..., : 2 * size]
+        by_gates = torch.cat([by_rz, by_each_h * by_n], dim=2)
+        h_rows = h_before.flatten(0, 1)
+        by_weight = multiply(by_hidden_rows.t(), h_rows, torch.empty_like(weight))
         return by_gates, by_weight, by_hidden_rows.sum(dim=0), by_h, None

@@ -12,12 +12,7 @@ from typing_extensions import override
 
 from dppo.ppo.distributions.base import Distribution
 from dppo.ppo.distributions.simple import distribution_of
-from dppo.ppo.networks.layers import (
-    CELL_PARAMETERS,
-    NUM_GATES,
-    Layers,
-    ParameterNames,
-)
+from dppo.ppo.networks.layers import CELL_PARAMETERS, NUM_GATES, Layers, ParameterNames
 from dppo.ppo.networks.network import NetworkSpec
 from dppo.spaces.spaces import Spaces
 

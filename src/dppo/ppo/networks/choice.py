@@ -227,10 +227,7 @@ def learning_network(
         return HandwrittenMLP(spec.mlp(seed).to(device), zeros_like)
     from dppo.ppo.kernels.calls import without_call_overhead
     from dppo.ppo.networks.modules import Autograd
-    from dppo.ppo.networks.parameters import (
-        rebuilt_deterministically,
-        shapes_of,
-    )
+    from dppo.ppo.networks.parameters import rebuilt_deterministically, shapes_of
 
     name = spec.as_json().get("model", "the built-in network")
     module = rebuilt_deterministically(lambda: spec.module(seed), name).to(device)

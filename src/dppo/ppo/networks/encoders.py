@@ -44,7 +44,9 @@ class EncoderNetwork(nn.Module):
         """Draw the initial weights from torch's global generator; `layers` are the fields of `Layers`."""
         super().__init__()
         chosen = Layers(**layers)
-        free_size = distribution_of(spaces.actions, state_dependent_std=chosen.state_dependent_std).free_size
+        state_dependent_std = chosen.state_dependent_std
+        distribution = distribution_of(spaces.actions, state_dependent_std=state_dependent_std)
+        free_size = distribution.free_size
         self.body = Body(spaces, chosen)
         features = self.body.features
         self.value_body = None if chosen.shared else Body(spaces, chosen)
@@ -73,12 +75,13 @@ class EncoderNetwork(nn.Module):
         bodies = [self.body] if self.value_body is None else [self.body, self.value_body]
         if state is None or starts is None:
             return self._outputs([body(obs) for body in bodies])
-        obs_rows = each_leaf(obs, lambda leaf: leaf.transpose(0, 1).flatten(0, 1))  # [rows * L, ...], as in a batch
+        length, num_rows = starts.shape
+        obs_rows = each_leaf(obs, _rows_first)
         cells = [cell for cell in (self.memory, self.value_memory) if cell is not None]
         hidden = []
         new_states = []
         for body, cell, cell_state in zip(bodies, cells, state.chunk(len(bodies), dim=1), strict=True):
-            codes = body(obs_rows).view(*starts.t().shape, -1).transpose(0, 1)
+            codes = body(obs_rows).view(num_rows, length, -1).transpose(0, 1)
             outputs, new_state = over_time(cell, codes, cell_state, starts)
             hidden.append(outputs)
             new_states.append(new_state)
@@ -121,6 +124,11 @@ class Body(nn.Module):
             encoders = zip(self._names, self.encoders, strict=True)
             codes = torch.cat([encoder(obs[name]) for name, encoder in encoders], dim=1)
         return self.hidden(codes)
+
+
+def _rows_first(leaf: Tensor) -> Tensor:
+    """Return a leaf [L, rows, ...] as [rows * L, ...], sequence by sequence, as in a batch."""
+    return leaf.transpose(0, 1).flatten(0, 1)
 
 
 def _cell(layers: Layers, features: int) -> Cell | None:
