@@ -189,8 +189,7 @@ class ModuleSpec(NetworkSpec):
             obs_rows,
             lambda leaf: leaf.view(NUM_STEPS, NUM_ROWS, *leaf.shape[1:]),
         )
-        generator = torch.Generator().manual_seed(0)
-        state = torch.randn((NUM_ROWS, state_size), generator=generator, dtype=torch.float32).to(self._torch_dtype)
+        state = self._random_state(state_size)
         starts = torch.zeros((NUM_STEPS, NUM_ROWS), dtype=torch.bool)
         starts[0, 1] = True
         starts[2, 2] = True
