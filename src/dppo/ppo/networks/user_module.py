@@ -243,6 +243,11 @@ class ModuleSpec(NetworkSpec):
         self._check_close(stepwise, whole, NOT_STEPWISE)
         self._check_close(reset, from_zeros, NOT_RESET)
 
+    def _random_state(self, state_size: int) -> Tensor:
+        generator = torch.Generator().manual_seed(0)
+        state = torch.randn((NUM_ROWS, state_size), generator=generator, dtype=torch.float32)
+        return state.to(self._torch_dtype)
+
     def _check_close(
         self,
         outputs: tuple[Tensor, ...],
