@@ -111,10 +111,10 @@ RUNS: dict[str, Settings] = {
 # The arguments of each disturbance, by the moment at which it happens. The functions are in tests/test_promise.py.
 DISTURBANCES: dict[str, dict[str, Settings]] = {
     "actors": {
-        "1": {"num_actors": 1},
+        "1": {"num_actors": 1, "longest_s": 0.001},
         "2": {"num_actors": 2},
-        "3": {"num_actors": 3},
-        "8": {"num_actors": 8},
+        "3": {"num_actors": 3, "longest_s": 0.001},
+        "8": {"num_actors": 8, "longest_s": 0.001},
         "3, threads": {"num_actors": 3, "env_threads": True},
         "2, standby copies": {"num_actors": 2, "standby_envs": 1},
         "2, and 2 for evaluations": {"num_actors": 2, "eval_actors": 2},
@@ -129,6 +129,9 @@ DISTURBANCES: dict[str, dict[str, Settings]] = {
         "after 2, from 2 to 0 actors": {"at": 2, "before": 2},
         "after 2, from 3 to 3 actors": {"at": 2, "before": 3, "after": 3},
         "after 1, from 3 to 3 actors": {"at": 1, "before": 3, "after": 3},
+        "after 1, from 0 to 3 actors": {"at": 1, "after": 3},
+        "after 1, from 3 to 0 actors": {"at": 1, "before": 3},
+        "after 4, from 3 to 3 actors": {"at": 4, "before": 3, "after": 3},
         "after 4, from 0 to 3 actors": {"at": 4, "after": 3},
         "after 4, from 3 to 0 actors": {"at": 4, "before": 3},
     },
@@ -221,6 +224,9 @@ SLOW = cells(
         ("resumed", "after 2, from 2 to 0 actors"): ["discrete, overlap", "continuous, overlap"],
         ("resumed", "after 2, from 3 to 3 actors"): PLAIN,
         ("resumed", "after 1, from 3 to 3 actors"): ["lag"],
+        ("resumed", "after 1, from 0 to 3 actors"): ["lag"],
+        ("resumed", "after 1, from 3 to 0 actors"): ["lag"],
+        ("resumed", "after 4, from 3 to 3 actors"): ["lag"],
         ("resumed", "after 4, from 0 to 3 actors"): ["lag"],
         ("resumed", "after 4, from 3 to 0 actors"): ["lag"],
         ("older checkpoint", "of 2, after 3"): ["best episodes", "lag", "every option"],
@@ -236,7 +242,7 @@ SLOW = cells(
         ("killed", "of 6, in a step"): ["lag"],
         ("killed", "from outside"): ["discrete, overlap", "lag"],
         ("killed and resumed", "after 3, without actors"): ["some faults", "evaluations"],
-        ("two learners", "2 actors"): POLICIES,
+        ("two learners", "2 actors"): [*POLICIES, "every option"],
         ("two learners", "3 actors"): ["lag"],
         ("lost learner and resumed", "after 2"): ["reuse of 3"],
     }

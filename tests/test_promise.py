@@ -85,7 +85,10 @@ class Trial:
 # ------------------------------------------------------------------ disturbances
 
 
-def actors(trial: Trial, **changes: Any) -> dppo.Result:
+def actors(trial: Trial, longest_s: float = 0.0, **changes: Any) -> dppo.Result:
+    """With `longest_s`, steps are delayed by chance, so that segments arrive in any order."""
+    if longest_s:
+        changes |= trial.wrapped("slow:delayed", longest_s=longest_s)
     return trial.train(**changes)
 
 
