@@ -256,12 +256,13 @@ def test_a_checkpoint_is_never_unpickled() -> None:
     assert users <= {"transports.ray.pickling"}  # it unpickles only messages from processes of the same run
 
 
-def test_modules_and_public_names_have_docstrings() -> None:
+def test_modules_and_classes_have_docstrings() -> None:
+    """A function needs one only where its name and its types do not say all."""
     missing = [module for module, tree in modules().items() if not ast.get_docstring(tree)]
     for module, tree in modules().items():
         for node in tree.body:
-            if isinstance(node, ast.ClassDef | ast.FunctionDef) and not node.name.startswith("_"):
-                missing += [f"{module}.{node.name}"] if not ast.get_docstring(node) else []
+            if isinstance(node, ast.ClassDef) and not node.name.startswith("_") and not ast.get_docstring(node):
+                missing.append(f"{module}.{node.name}")
     assert not missing
 
 

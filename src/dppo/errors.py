@@ -104,7 +104,6 @@ class EnvironmentFault(DppoError):
 
     @property
     def in_constructor(self) -> bool:
-        """Return whether the environment could not be made."""
         return self.place is not None and self.place.phase == "constructor"
 
     def beside(self, others: int, samplers: int = 0) -> "EnvironmentFault":

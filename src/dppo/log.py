@@ -14,7 +14,6 @@ class NoteLogger(logging.Logger):
     listeners: list[Callable[[logging.LogRecord], None]]
 
     def isEnabledFor(self, level: int) -> bool:  # noqa: N802  its name in `logging`
-        """Return whether records of a level are shown or logged."""
         return self._is_shown(level) or super().isEnabledFor(level)
 
     def handle(self, record: logging.LogRecord) -> None:

@@ -154,7 +154,6 @@ class Parser(argparse.ArgumentParser):
 
 
 def is_help(argv: Sequence[str]) -> bool:
-    """Return whether help is asked for."""
     return any(word in ("-h", "--help") for word in argv)
 
 
@@ -206,7 +205,6 @@ def _help_text(name: str, default: Any) -> str:
 
 
 def shown(value: Any) -> str:
-    """Return a default as a user would type it."""
     if isinstance(value, bool):
         return "on" if value else "off"
     if isinstance(value, tuple | list):

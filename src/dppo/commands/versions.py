@@ -45,7 +45,6 @@ def _installed(package: str) -> str:
 
 
 def _is_supported(package: str, installed: str) -> bool:
-    """Return whether a version is in the range that dppo asks for."""
     from packaging.requirements import Requirement
 
     if installed == "none":

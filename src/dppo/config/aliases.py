@@ -22,7 +22,6 @@ class Named(NamedTuple):
 
     @property
     def theirs(self) -> list[str]:
-        """Return all names that are not ours."""
         names = f"{self.sb3} {self.rllib} {self.cleanrl} {self.others}".split()
         return [name for name in names if name != "="]
 

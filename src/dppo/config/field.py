@@ -19,7 +19,6 @@ class About:
 
 
 def setting(default: Any, *, resume: Any = "fixed", branch: bool = True, **limits: Any) -> Any:
-    """Return a dataclass field with this default and this metadata."""
     about = {"about": About(limits, resume, branch)}
     if isinstance(default, dict):
         return field(default_factory=dict, metadata=about)

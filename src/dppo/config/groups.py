@@ -60,5 +60,4 @@ def check_twice(owner: str, settings: Mapping[str, Any]) -> None:
 
 
 def grouped(settings: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
-    """Return flat settings by group."""
     return {part: {name: settings[name] for name in names_of(part) if name in settings} for part in PARTS}

@@ -50,7 +50,6 @@ class Choice:
 
 
 def facts_of(actions: Actions) -> TaskFacts:
-    """Return the facts about a task with these actions."""
     return TaskFacts(sum(box.low.size for box in boxes(actions)))
 
 

@@ -63,12 +63,10 @@ class Settings(_FlatNames):
 
     @cached_property
     def sizes(self) -> Sizes:
-        """Return the sizes that follow from these settings."""
         return sizes_of(self.sampling, self.ppo, self.network, self.learners, self.run)
 
     @property
     def iterations(self) -> int:
-        """Return the number of iterations of the run."""
         return self.sizes.iterations
 
     @property

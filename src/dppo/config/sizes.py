@@ -25,7 +25,6 @@ class Sizes:
 
 
 def sizes_of(sampling: Sampling, ppo: PPO, network: Network, learners: Learners, run: Run) -> Sizes:
-    """Return the sizes of a run."""
     length = _sequence_length(network, sampling.num_steps)
     sequences = max(1, sampling.batch_size // length)
     rows = ppo.minibatch_size or max(DEFAULT_MINIBATCH, sampling.batch_size // MAX_MINIBATCHES)

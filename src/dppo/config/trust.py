@@ -79,5 +79,4 @@ def trust_flags(env_name: str, model_name: str | None = None, wrapper_names: Any
 
 
 def resume_command(env_name: str, run_dir: Path, model_name: str | None = None, wrapper_names: Any = ()) -> str:
-    """Return the command that continues a run."""
     return command("train", "--resume", run_dir, *trust_flags(env_name, model_name, wrapper_names))

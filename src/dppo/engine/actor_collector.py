@@ -96,7 +96,6 @@ class ActorCollector:
         self._do(self._engine.renew(self._clock()))
 
     def notes(self) -> list[str]:
-        """Return lines for the end of the run."""
         notes = self._engine.balancing.notes()
         if self._engine.backups is not None:
             notes += self._engine.backups.notes()

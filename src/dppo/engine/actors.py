@@ -75,7 +75,6 @@ class Actor:
         return next(iter(self.queue.values()))
 
     def move_at(self, limits: Limits) -> float:
-        """Return the time after which other actors host its samplers."""
         if self.state is State.RUNNING or not self.samplers or self.stranded:
             return math.inf
         if self.state in (State.LEAVING, State.LEFT):
@@ -145,7 +144,6 @@ class Actor:
         self.deadline.begin(now, due, ("segment_timeout_s", timeout_s), now + limits.look_s)
 
     def describe_hang(self) -> str:
-        """Return why it counts as hung."""
         name, seconds = self.deadline.limit
         progress = self.deadline.progress
         limit = f"{name}={seconds:g}"

@@ -99,6 +99,5 @@ class Backups:
         self._helpers = {sampler: helper for sampler, helper in self._helpers.items() if helper is not actor}
 
     def notes(self) -> list[str]:
-        """Return a line for the end of the run."""
         facts = f"{self.won:,} of them sooner, {self.wasted_steps:,} env steps wasted"
         return [f"Backup requests: {self.asked:,} segments asked for again, {facts}."]

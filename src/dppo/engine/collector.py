@@ -73,7 +73,6 @@ class Collector(Protocol):
         """Drop all requests and rebuild all samplers, because received segments must be collected again."""
 
     def notes(self) -> list[str]:
-        """Return lines about slow actors for the end of the run."""
         return []
 
     def close(self) -> None:

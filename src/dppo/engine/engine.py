@@ -112,7 +112,6 @@ class CollectionEngine:
         return self._take_commands()
 
     def _take_commands(self) -> list[Command]:
-        """Return the commands since the last call."""
         commands = self._commands
         self._commands = []
         return commands

@@ -32,7 +32,6 @@ class SamplerPosition:
 
 
 def shares(num_samplers: int, num_actors: int) -> list[list[int]]:
-    """Return the samplers of each actor at the start."""
     return [list(range(num_samplers))[actor_id::num_actors] for actor_id in range(num_actors)]
 
 
@@ -163,7 +162,6 @@ class Hosting:
     # ------------------------------------------------------------------ moving samplers
 
     def has_room(self, actor: Actor) -> bool:
-        """Return whether an actor may host one more sampler."""
         return len(actor.samplers) < self.limit
 
     def limit_to(self, limit: int) -> list[int]:

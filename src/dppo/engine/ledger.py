@@ -75,7 +75,6 @@ class ReplayLedger:
         return steps if self.replays or not steps else math.inf
 
     def _is_set(self, carry: SamplerCarry) -> bool:
-        """Return whether a rebuilt sampler sets the states of this carry."""
         return self._sets_states and carry.states is not None
 
     def arrays(self, index: int) -> dict[str, np.ndarray]:

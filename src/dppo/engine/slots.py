@@ -55,7 +55,6 @@ class Slots:
                 granted.intersection_update({*actor.holds, *actor.samplers})
 
     def take_waiting(self) -> list[Actor]:
-        """Return the actors that were not granted all since the last call."""
         waiting = list(self._waiting.values())
         self._waiting = {}
         return waiting

@@ -182,7 +182,6 @@ class CheckedEnv:
         return obs
 
     def reset_arguments(self, episode: int, options: dict[str, Any] | None) -> dict[str, Any]:
-        """Return the arguments of the reset that starts an episode."""
         arguments: dict[str, Any] = {"seed": self.settings.episode_seed(self.index, episode)}
         if options is not None:
             arguments["options"] = deepcopy(options)

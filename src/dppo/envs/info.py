@@ -41,7 +41,6 @@ class InfoMeter:
             self._measured[key] = count + 1, total + value, min(least, value), max(largest, value)
 
     def take(self) -> dict[str, Measured]:
-        """Return what was measured since the last call."""
         measured = self._measured
         self._measured = {}
         return measured

@@ -32,7 +32,6 @@ class Preparation:
 
     @classmethod
     def by_attributes(cls, settings: Any) -> "Preparation":
-        """Return the settings that are attributes of an object."""
         return cls(**{field.name: getattr(settings, field.name) for field in fields(cls)})
 
     @classmethod

@@ -93,7 +93,6 @@ class EnvThread:
             raise
 
     def step(self, action: Any) -> Any:
-        """Return the result of a step."""
         return result_of(self._worker.begin(partial(self.env.step, action)))
 
     def begin_reset(self, **arguments: Any) -> None:
@@ -102,7 +101,6 @@ class EnvThread:
             self._resets = {str(arguments): self._worker.begin(partial(self.env.reset, **arguments))}
 
     def reset(self, **arguments: Any) -> Any:
-        """Return the result of a reset."""
         self.begin_reset(**arguments)
         return result_of(self._resets.pop(str(arguments)))
 

@@ -88,5 +88,4 @@ class SummedReward(gym.RewardWrapper[Any, Any]):
     """Returns the sum of rewards that are arrays or lists: of several objectives, or of several agents."""
 
     def reward(self, reward: Any) -> float:
-        """Return the sum of the numbers in a reward."""
         return float(np.sum(reward))

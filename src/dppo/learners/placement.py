@@ -35,7 +35,6 @@ class Placement:
         return True
 
     def strategy(self, rank: int) -> Any:
-        """Return the option of Ray that places a rank."""
         assert self._group is not None, "strategy() without reserve()"
         return PlacementGroupSchedulingStrategy(self._group, placement_group_bundle_index=rank)
 

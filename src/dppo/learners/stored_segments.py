@@ -40,7 +40,6 @@ class StoredSegments(RunStage):
         self._stored = iterations[1 - self._reuse :]
 
     def state(self) -> dict[str, np.ndarray]:
-        """Return all stored segments."""
         return {
             f"{PREFIX}{number}.{sampler}.{name}": array
             for number, segments in enumerate(self._stored)

@@ -72,7 +72,6 @@ def _session(actors: int, snapshot: PolicySnapshot, check_signals: Callable[[], 
 
 
 def _sent(player: Player, wanted: Wanted) -> EpisodePlayer:
-    """Return the player that is sent to the actors."""
     settings = player.settings | player.objects
     env = Env(env_id=player.env, env_kwargs=player.env_kwargs, **asdict(Preparation.by_names(settings)))
     policy = player.policy

@@ -50,14 +50,12 @@ class Wanted:
 
     @property
     def render_mode(self) -> str | None:
-        """Return the render_mode that the environment needs."""
         if self.render:
             return "human"
         return None if self.video is None else "rgb_array"
 
     @property
     def play_settings(self) -> PlaySettings:
-        """Return how the episodes are played."""
         return PlaySettings(self.seed, self.deterministic, self.info_keys)
 
     def log_beginning(self, player: Player) -> None:

@@ -161,7 +161,6 @@ def forget_notes() -> None:
 
 
 def take_changes() -> list[Change]:
-    """Return the changes since the last call."""
     changes = _users.changes.copy()
     _users.changes.clear()
     return changes
@@ -194,7 +193,7 @@ class Guard:
 
     @property
     def needed(self) -> bool:
-        """Return whether to call `leave` after a step that has not raised."""
+        """Whether to call `leave` after a step that has not raised."""
         return self.arithmetic is not None or arithmetic.changed() or self.process != FORKS.number
 
     def leave(self, error: BaseException | None = None) -> None:

@@ -126,7 +126,6 @@ STATES = (
 
 
 def is_closed(stream: Any) -> bool:
-    """Return whether something is a stream that is closed."""
     return getattr(stream, "closed", False) is True
 
 

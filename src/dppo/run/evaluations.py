@@ -167,7 +167,6 @@ class Evaluations(Observer):
         return begun
 
     def notes(self) -> list[str]:
-        """Return lines for the end of the run."""
         lines = []
         if self._best.result is not None:
             score, number, steps = self._best.result

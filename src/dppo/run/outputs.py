@@ -65,7 +65,6 @@ def describe_run(config: Config, folder: RunFolder) -> RunInfo:
 
 
 def starting_line(config: Config) -> str:
-    """Return what a run waits for before it is ready."""
     if not config.num_actors:
         return f"Creating {config.env_name} ..."
     if config.elastic:

@@ -75,7 +75,6 @@ class Seed:
         return self.folder.with_suffix(".log")
 
     def line(self) -> str:
-        """Return its state and its progress."""
         line = f"seed {self.config.seed:<4} {self.state:8}"
         row = last_row(self.folder)
         if row:

@@ -169,7 +169,6 @@ class _Pruner(Observer):
     reported: int = 0
 
     def on_iteration(self, row: dict[str, float]) -> bool:
-        """Return whether to stop."""
         share = int(REPORTS * row["global_step"] / self.total_steps)
         mean_return = row.get("charts/episodic_return", math.nan)
         if share == self.reported or math.isnan(mean_return):

@@ -36,7 +36,6 @@ PARTS: dict[str, type] = {part.__name__.lower(): part for part in (Env, Sampling
 
 @cache
 def names_of(part: str) -> tuple[str, ...]:
-    """Return the names of the settings of a part."""
     return tuple(field.name for field in dataclasses.fields(PARTS[part]))
 
 
@@ -47,7 +46,6 @@ def settings_by_name() -> dict[str, dataclasses.Field[Any]]:
 
 
 def about(name: str) -> About:
-    """Return the metadata of a setting."""
     about: About = settings_by_name()[name].metadata.get("about", About())
     return about
 
@@ -72,7 +70,6 @@ def default_of(name: str) -> Any:
 
 @cache
 def types_by_name() -> dict[str, Any]:
-    """Return the type of every setting."""
     return {name: hint for part in PARTS.values() for name, hint in get_type_hints(part).items()}
 
 

@@ -101,12 +101,11 @@ class Env:
 
     @property
     def env_name(self) -> str:
-        """Return the environment's id, or the import path of a callable."""
+        """The environment's id, or the import path of a callable."""
         return import_path(self.env_id)
 
     @property
     def wrapper_names(self) -> tuple[str, ...]:
-        """Return the import paths of the wrappers."""
         return tuple(map(import_path, self.wrappers))
 
 
@@ -144,12 +143,10 @@ class Sampling:
 
     @property
     def envs_of_sampler(self) -> int:
-        """Return the environments of a sampler that exist at once."""
         return self.envs_per_sampler * (1 + self.standby_envs)
 
     @property
     def most_hosted(self) -> int:
-        """Return the samplers whose environments may exist at once."""
         return sys.maxsize if self.licences is None else self.licences // self.envs_of_sampler
 
     @property
@@ -167,10 +164,10 @@ class Sampling:
 
     @property
     def lag(self) -> int:
-        """Return K, which `overlap` and `policy_lag` set."""
+        """K, which `overlap` and `policy_lag` set."""
         return max(self.policy_lag, int(self.overlap))
 
     @property
     def batch_size(self) -> int:
-        """Return B = N * E * T, the env steps of one iteration."""
+        """B = N * E * T, the env steps of one iteration."""
         return self.num_samplers * self.envs_per_sampler * self.num_steps

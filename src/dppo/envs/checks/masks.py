@@ -249,7 +249,6 @@ def check_allows(masks: np.ndarray, actions: Actions) -> None:
 
 
 def _element_names(actions: Actions, name: str = "") -> list[str]:
-    """Return how messages call each element that has choices."""
     if isinstance(actions, NestedActions):
         parts = ((joined(name, key), part) for key, part in _named_parts(actions))
         return [element for key, part in parts for element in _element_names(part, key)]

@@ -100,11 +100,9 @@ class SerialRows:
         return [restorer.restore(env, actions[env] if actions else None, options[env]) for env in range(len(self.envs))]
 
     def shown(self, env: int) -> np.ndarray:
-        """Return the latest observation."""
         return self.envs[env].last_obs
 
     def played_alone(self) -> list[CheckedEnv]:
-        """Return the first environment."""
         return self.envs[:1]
 
     def close(self) -> None:

@@ -144,7 +144,6 @@ class JointVector(JointEnv):
             raise BadResult(f"observations of shape {obs.shape} instead of ({self._num_rows}, ...), one for each row")
 
     def _row(self, obs: Any, info: Mapping[str, Any], row: Row) -> tuple[Any, dict[str, Any]]:
-        """Return one row of an observation and an info."""
         return _row_of(obs, row.index, self.observation_space), _info_of(info, row.index, self._num_rows)
 
 

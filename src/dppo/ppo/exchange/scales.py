@@ -47,7 +47,6 @@ class ValueScale:
 
     @staticmethod
     def of(targets: Moments) -> ValueScale:
-        """Return the scale of targets with these moments of scalars."""
         if targets.count == 0:
             return ValueScale()
         mean = float(targets.mean)

@@ -55,7 +55,6 @@ def objective_class(name: str) -> Callable[[ResolvedPPO], Objective]:
 
 
 def differentiable(outputs: Outputs) -> Outputs:
-    """Return the outputs as leaves of a new graph of autograd."""
     return Outputs(*(output.detach().requires_grad_() for output in outputs))
 
 

@@ -41,7 +41,6 @@ class OlderPolicies(Stage):
     rate_factor: float = 1.0
 
     def settings(self, ppo: ResolvedPPO) -> ResolvedPPO:
-        """Return the settings with the adapted learning rate."""
         return replace(ppo, learning_rate=ppo.learning_rate * self.rate_factor)
 
     def prepare(self, batch: Batch, network: CurrentNetwork, experience: Experience) -> Batch:
@@ -74,7 +73,6 @@ class OlderPolicies(Stage):
         return distance / count, num_outside / count
 
     def state(self) -> dict[str, np.ndarray]:
-        """Return the factor of the learning rate."""
         return {FACTOR: np.array(self.rate_factor)}
 
     def load(self, state: dict[str, np.ndarray]) -> None:

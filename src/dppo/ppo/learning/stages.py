@@ -36,7 +36,6 @@ class CurrentNetwork:
     """Unit of its values; None: that of rewards."""
 
     def log_probs(self, batch: Batch) -> Float[Tensor, " B"]:
-        """Return the log-probabilities of the actions of a batch."""
         return self.model.log_probs(batch.pieces(self.rows))
 
     def values(self, batch: Batch) -> Float[Tensor, " B"]:
@@ -69,7 +68,6 @@ class Stage:
     """
 
     def settings(self, ppo: ResolvedPPO) -> ResolvedPPO:
-        """Return the settings of this update."""
         return ppo
 
     def prepare(self, batch: Batch, network: CurrentNetwork, experience: Experience) -> Batch:
@@ -77,7 +75,6 @@ class Stage:
         return batch
 
     def renew(self, batch: Batch, network: CurrentNetwork, experience: Experience) -> Batch:
-        """Return the batch to train on in the next epoch."""
         return batch
 
     def figures(self, batch: Batch, network: CurrentNetwork, ppo: ResolvedPPO) -> dict[str, float]:

@@ -70,7 +70,6 @@ Chosen = Mapping[int, float | None]
 
 
 def file_name(iteration: int) -> str:
-    """Return the name of the checkpoint after so many iterations."""
     return f"iter_{iteration:06d}{sealed.SUFFIX}"
 
 

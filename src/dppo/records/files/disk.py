@@ -97,12 +97,10 @@ def writing(name: object, kind: type[DppoError] = ConfigError) -> Iterator[None]
 
 
 def cause(error: OSError) -> str:
-    """Return the system's message as a sentence."""
     return f"{error.strerror or error}."
 
 
 def remedy(error: OSError) -> str:
-    """Return the remedy as a sentence."""
     if isinstance(error, Irregular):
         return REMEDY
     if isinstance(error, TooLarge):

@@ -62,7 +62,6 @@ def check_run_files(run_dir: Path) -> None:
 
 
 def refusal(error: Irregular) -> CheckpointError:
-    """Return the error for a run folder with such a part."""
     return CheckpointError(f"{error.filename}: {error.strerror}. {REMEDY}")
 
 

@@ -35,7 +35,6 @@ SEAL_OF_ARRAYS = re.compile(rb'"arrays_sha256":"([0-9a-f]{64})"')
 
 
 def seal(arrays: Mapping[str, np.ndarray], metadata: Mapping[str, str]) -> tuple[bytes, memoryview]:
-    """Return the header and the arrays of a sealed file."""
     # safetensors writes the bytes in memory order and ignores strides.
     ordered = {name: np.asarray(array, order="C") for name, array in arrays.items()}
     data = encode_safetensors(ordered, {**metadata, "header_sha256": UNSEALED, "arrays_sha256": UNSEALED})

@@ -91,7 +91,6 @@ class PlainLines(Display):
 
 
 def plain_line(view: View) -> str:
-    """Return the last finished iteration as one line of plain characters."""
     row = view.row
     episodes = min(EPISODE_WINDOW, int(row.get("charts/episodes", 0)))
     parts = [

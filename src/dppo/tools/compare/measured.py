@@ -33,7 +33,6 @@ class Run:
         return curve_of(self.rows, RETURN)
 
     def as_json(self, target: float | None) -> dict[str, Any]:
-        """Return the run as it is written to compare.json."""
         return {
             "num_actors": self.config.num_actors,
             "seed": self.config.seed,

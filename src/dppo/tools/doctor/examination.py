@@ -98,7 +98,6 @@ class Played:
             self.observed[name] = (kind, min(low, float(leaf.min())), max(high, float(leaf.max())))
 
     def growth_mb(self) -> float:
-        """Return the growth of memory since the first segment."""
         return self.memory[-1][1] - self.memory[0][1]
 
     def leak_mb(self, examination_mb: float) -> float:

@@ -55,7 +55,6 @@ class Instances:
         return self._envs[0]
 
     def last(self) -> Any:
-        """Return the instance with the largest number."""
         return self._envs[max(self._envs)]
 
     def forget(self) -> None:

@@ -63,7 +63,6 @@ def in_processes_of_their_own(facts: Facts, config: Config) -> dict[str, Any]:
 
 
 def one_process_each(facts: Facts, config: Config) -> str:
-    """Return the flags for as many processes as there are instances."""
     settings = in_processes_of_their_own(facts, config)
     names = ["samplers_per_actor", "num_actors"]
     if settings["num_samplers"] != config.num_samplers:

@@ -53,7 +53,6 @@ class ProcessWatch:
         return Usage(mb, cpu_s, names)
 
     def new_threads(self) -> int:
-        """Return how many threads have been started and have not ended."""
         return threading.active_count() - self._threads_before
 
     def changes(self) -> list[str]:

@@ -58,7 +58,6 @@ class ExportedPolicy(nn.Module):
         return tuple(self.outputs(dict(zip(self.inputs, inputs, strict=True))).values())
 
     def outputs(self, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Return all outputs by name for n rows of all inputs."""
         leaf_inputs = {key: self._leaf_input(key, inputs[named("obs", key)]) for key in self._read.leaves()}
         obs = leaf_inputs.get("", leaf_inputs)
         next_state = dict[str, Tensor]()
@@ -99,7 +98,6 @@ def named(kind: str, key: str) -> str:
 
 
 def _network(spec: NetworkSpec, weights: np.ndarray) -> nn.Module:
-    """Return the network with layers that exporters can follow."""
     module = spec.module(0)
     parameters = {name: torch.from_numpy(array.copy()) for name, array in spec.unflatten(weights).items()}
     module.load_state_dict(parameters, strict=False)  # it may have buffers

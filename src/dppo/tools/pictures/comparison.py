@@ -111,7 +111,6 @@ def legend_time(seconds: float | None, first: float | None, target: float | None
 
 
 def all_equal(bands: Sequence[Band]) -> bool:
-    """Return whether all groups have the same returns at the same steps."""
     first, *others = (band[1:] for band in bands)
     return len(first[0]) > 0 and all(all(map(np.array_equal, first, other)) for other in others)
 

@@ -56,7 +56,6 @@ class Axis(NamedTuple):
     label: str = ""
 
     def percent(self, values: float | np.ndarray) -> np.ndarray:
-        """Return places along the axis."""
         return np.asarray(100 * (values - self.low) / (self.high - self.low))
 
     def ticks(self) -> Iterator[Tick]:

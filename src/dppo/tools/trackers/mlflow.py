@@ -23,7 +23,6 @@ class Backend:
 
     @staticmethod
     def server() -> str:
-        """Return the variable that names the server."""
         return f"MLFLOW_TRACKING_URI={os.environ.get('MLFLOW_TRACKING_URI', '')}"
 
     @staticmethod
@@ -84,5 +83,4 @@ class Backend:
 
 
 def experiment_name() -> str:
-    """Return the name of the experiment that runs are filed under."""
     return os.environ.get("MLFLOW_EXPERIMENT_NAME", "dppo")

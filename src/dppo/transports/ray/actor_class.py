@@ -7,7 +7,6 @@ import ray
 
 
 def actor_class(kind: type, resources: Mapping[str, float], options: dict[str, Any]) -> Any:
-    """Return the class of actors of this kind that take these resources."""
     return ray.remote(kind).options(
         num_cpus=resources["CPU"],
         num_gpus=resources.get("GPU", 0),

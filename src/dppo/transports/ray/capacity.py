@@ -40,7 +40,6 @@ class Demand:
         return replace(self, others=())
 
     def total(self) -> dict[str, float]:
-        """Return the sum of the resources of all processes."""
         total = {
             name: (self.num_actors + self.evaluators) * self.actor.get(name, 0.0)
             + self.num_learners * self.learner.get(name, 0.0)
@@ -88,7 +87,6 @@ def in_words(*groups: dict[str, float]) -> str:
 
 
 def fitted_here(demand: Demand, gpus: int, notify: Callable[[str], None]) -> Demand:
-    """Return the demand with as many actors as this machine has room for."""
     cores = usable_cores()
     here = {name: (demand.most_actors + demand.evaluators) * amount for name, amount in demand.actor.items()}
     here |= {"CPU": cores, "GPU": gpus, PER_NODE: 1.0}

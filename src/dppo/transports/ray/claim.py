@@ -12,7 +12,6 @@ _owners: list[int] = []  # the thread of the training that has opened Ray
 
 
 def is_connected() -> bool:
-    """Return whether this process is connected to a Ray."""
     return "ray" in sys.modules and bool(sys.modules["ray"].is_initialized())
 
 

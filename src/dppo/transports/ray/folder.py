@@ -18,7 +18,6 @@ PLACES = ("/tmp", "/var/tmp")
 
 
 def ray_folder() -> str:
-    """Return the folder in which Ray makes its own one."""
     return os.environ.get(VARIABLE) or tempfile.gettempdir()
 
 

@@ -144,7 +144,6 @@ class RaySession:
         self._watch.check()
 
     def link(self, name: str) -> RayLink:
-        """Return access to Ray for one part of the run."""
         return RayLink(self._new_calls(name), self.node_id, self.clock, self._watch)
 
     def _new_calls(self, name: str) -> RayCalls:

@@ -180,7 +180,6 @@ class RayTransport:
         ref.future().add_done_callback(lambda future: self._ended.put((ref, future.result)))
 
     def _pending(self) -> list[Start | _Question]:
-        """Return the commands of all pending calls."""
         return [call.command for call in list(self._calls.values())]
 
     @calls_ray

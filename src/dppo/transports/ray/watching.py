@@ -29,11 +29,9 @@ class Witness:
     """Reads the progress files of its node, in a process of its own."""
 
     def read(self, file: ProgressFile) -> Activity | None:
-        """Return the progress of a process."""
         return file.read()
 
     def stacks(self, file: ProgressFile) -> str:
-        """Return the stacks of a process."""
         return file.stacks()
 
 
