@@ -47,7 +47,11 @@ class Uneven(gym.Wrapper):
 
 
 def uneven_cartpole(
-    mean_s: float = 0.01, sigma: float = 1.0, slow: float = 1.0, mark: str = "", spikes: bool = False
+    mean_s: float = 0.01,
+    sigma: float = 1.0,
+    slow: float = 1.0,
+    mark: str = "",
+    spikes: bool = False,
 ) -> gym.Env:
     """Make CartPole whose steps take log-normal times; with `spikes`, 1 % of them 200 ms and the others 8.
 
@@ -84,7 +88,9 @@ class SlowToStart(gym.Wrapper):
 
 def slow_to_start(step_s: float = 0.04, reset_s: float = 2.0, steps: int = 50) -> gym.Env:
     """Make Pendulum that is slow, with episodes of `steps` steps."""
-    return gym.wrappers.TimeLimit(SlowToStart(gym.make("Pendulum-v1").unwrapped, step_s, reset_s), steps)
+    return gym.wrappers.TimeLimit(
+        SlowToStart(gym.make("Pendulum-v1").unwrapped, step_s, reset_s), steps
+    )
 
 
 class PositionsOnly(gym.ObservationWrapper):
@@ -93,7 +99,9 @@ class PositionsOnly(gym.ObservationWrapper):
     def __init__(self, env: gym.Env) -> None:
         super().__init__(env)
         space: Any = env.observation_space
-        self.observation_space = gym.spaces.Box(space.low[[0, 2]], space.high[[0, 2]], dtype=np.float32)
+        self.observation_space = gym.spaces.Box(
+            space.low[[0, 2]], space.high[[0, 2]], dtype=np.float32
+        )
 
     def observation(self, observation: np.ndarray) -> np.ndarray:
         return observation[[0, 2]]
@@ -129,7 +137,9 @@ class Squares(gym.Env):
     def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
         super().reset(seed=seed)
         here, goal = self.np_random.choice(self.FIELDS**2, 2, replace=False)
-        self._here, self._goal = (np.array(divmod(int(field), self.FIELDS)) for field in (here, goal))
+        self._here, self._goal = (
+            np.array(divmod(int(field), self.FIELDS)) for field in (here, goal)
+        )
         self._steps = 0
         return self._image(), {}
 
@@ -150,7 +160,9 @@ class Squares(gym.Env):
 
 def make_large() -> gym.Env:
     """Make CartPole-v1 with a reward of 1000 a step."""
-    return gym.wrappers.TransformReward(gym.make("CartPole-v1"), lambda reward: 1000 * float(reward))
+    return gym.wrappers.TransformReward(
+        gym.make("CartPole-v1"), lambda reward: 1000 * float(reward)
+    )
 
 
 def make_atari(env_id: str) -> gym.Env:
@@ -174,15 +186,27 @@ def make_highway() -> gym.Env:
     at 30; the episode ends with a crash.
     """
     if os.environ.get("SDL_VIDEODRIVER") == "dummy":
-        del os.environ["SDL_VIDEODRIVER"]  # highway-env draws nothing with it; without, it needs no display either
+        del os.environ[
+            "SDL_VIDEODRIVER"
+        ]  # highway-env draws nothing with it; without, it needs no display either
     import highway_env
 
     gym.register_envs(highway_env)
     grey = [0.2989, 0.5870, 0.1140]
-    pixels = {"type": "GrayscaleObservation", "observation_shape": (84, 64), "stack_size": 4, "weights": grey}
+    pixels = {
+        "type": "GrayscaleObservation",
+        "observation_shape": (84, 64),
+        "stack_size": 4,
+        "weights": grey,
+    }
     rewards = {"high_speed_reward": 1, "right_lane_reward": 0, "collision_reward": 0}
     traffic = {"duration": 20, "vehicles_count": 10}
-    config = {"observation": pixels | {"scaling": 1.75}, "offscreen_rendering": True, **traffic, **rewards}
+    config = {
+        "observation": pixels | {"scaling": 1.75},
+        "offscreen_rendering": True,
+        **traffic,
+        **rewards,
+    }
     return gym.make("highway-fast-v0", config=config)
 
 
@@ -191,7 +215,9 @@ def cartpole_positions() -> gym.Env:
     return PositionsOnly(gym.make("CartPole-v1"))
 
 
-def make(env_id: str = "CartPole-v1", step_s: float = 0.0, stamp: str | None = None, atari: bool = False) -> gym.Env:
+def make(
+    env_id: str = "CartPole-v1", step_s: float = 0.0, stamp: str | None = None, atari: bool = False
+) -> gym.Env:
     """Make `env_id`, with `step_s` seconds per step, and with `stamp` if given; with `atari`, as `make_atari` does."""
     if env_id == POSITIONS:
         env = cartpole_positions()
@@ -235,7 +261,13 @@ class Doors(gym.Env):
         self._steps += 1
         right = bool(action == min(self._open))
         self._draw()
-        return np.full(1, self._steps / 5, np.float32), float(right), not right, self._steps == 5, {}
+        return (
+            np.full(1, self._steps / 5, np.float32),
+            float(right),
+            not right,
+            self._steps == 5,
+            {},
+        )
 
 
 class Reach(gym.Env):
@@ -259,14 +291,24 @@ class Reach(gym.Env):
 
     def _observation(self) -> dict[str, np.ndarray]:
         state = np.concatenate([self._at, self._speed])
-        return {"observation": state, "achieved_goal": self._at.copy(), "desired_goal": self._goal.copy()}
+        return {
+            "observation": state,
+            "achieved_goal": self._at.copy(),
+            "desired_goal": self._goal.copy(),
+        }
 
     def step(self, action: Any) -> Any:
         self._speed = 0.8 * self._speed + 0.05 * np.asarray(action, np.float64)
         self._at = self._at + self._speed
         self._steps += 1
         distance = float(np.linalg.norm(self._at - self._goal))
-        return self._observation(), -distance, False, self._steps == 50, {"is_success": distance < 0.05}
+        return (
+            self._observation(),
+            -distance,
+            False,
+            self._steps == 50,
+            {"is_success": distance < 0.05},
+        )
 
 
 class Shop(gym.Env):
@@ -309,7 +351,10 @@ class Shop(gym.Env):
         left = np.array([self._durations[job, done:].sum() for job, done in enumerate(self._next)])
         machine = self._order[rows, at]
         begin = np.maximum(self._jobs, self._machines[machine])
-        columns = [np.eye(self.MACHINES)[machine] * self.action_masks()[:, None], self._next[:, None] / self.MACHINES]
+        columns = [
+            np.eye(self.MACHINES)[machine] * self.action_masks()[:, None],
+            self._next[:, None] / self.MACHINES,
+        ]
         times = np.stack([self._durations[rows, at], left, begin - begin.min()], axis=1) / 10
         busy = (self._machines - self._machines.min()) / 10
         return np.concatenate([np.hstack([*columns, times]).ravel(), busy]).astype(np.float32)

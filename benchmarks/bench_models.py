@@ -39,11 +39,18 @@ def trunk(inputs: int, outputs: int, gain: float) -> nn.Sequential:
         nn.init.zeros_(layer.bias)
         return layer
 
-    layers: list[Any] = [linear(inputs, 64, math.sqrt(2)), nn.Tanh(), linear(64, 64, math.sqrt(2)), nn.Tanh()]
+    layers: list[Any] = [
+        linear(inputs, 64, math.sqrt(2)),
+        nn.Tanh(),
+        linear(64, 64, math.sqrt(2)),
+        nn.Tanh(),
+    ]
     return nn.Sequential(*layers, linear(64, outputs, gain))
 
 
-BINS = torch.linspace(-3.5, 3.5, 101).sinh()  # about -17 to 17, in units of normalized returns, finer near zero
+BINS = torch.linspace(
+    -3.5, 3.5, 101
+).sinh()  # about -17 to 17, in units of normalized returns, finer near zero
 VF_COEF = 0.5  # the default, by which the trainer multiplies the gradient of values
 
 
@@ -93,7 +100,9 @@ class TwoHot(nn.Module):
         flat = obs.flatten(1)
         head = self.policy(flat)
         values = _Expectation.apply(self.value(flat), self.bins)  # type: ignore[no-untyped-call]
-        return (torch.cat([head, self.log_std.expand(len(head), -1)], dim=1) if self.free else head), values
+        return (
+            torch.cat([head, self.log_std.expand(len(head), -1)], dim=1) if self.free else head
+        ), values
 
 
 class Awkward(nn.Module):

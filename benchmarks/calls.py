@@ -42,7 +42,9 @@ class Idle:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--actors", type=int, default=8)
     num_actors = parser.parse_args().actors
     os.environ.update(ours_environment())  # for Ray's processes
@@ -50,7 +52,9 @@ def main() -> None:
     from dppo.config import Actors, Learners
     from dppo.transports.ray.session import RaySession
 
-    session = RaySession(Actors(num_actors=num_actors), Learners(), store_bytes=256 * 2**20, notify=print)
+    session = RaySession(
+        Actors(num_actors=num_actors), Learners(), store_bytes=256 * 2**20, notify=print
+    )
     import ray
 
     request, snapshot, segment = a_request()
@@ -58,11 +62,16 @@ def main() -> None:
     actors = [remote_class.remote(segment) for _ in range(num_actors)]
 
     def packed(actor: Any) -> Any:
-        return actor.packed_segment.remote(pickle.dumps((request, snapshot), pickle.HIGHEST_PROTOCOL))
+        return actor.packed_segment.remote(
+            pickle.dumps((request, snapshot), pickle.HIGHEST_PROTOCOL)
+        )
 
     ways: dict[str, tuple[Callable[[Any], Any], Callable[[Any], Any]]] = {
         "no data": (lambda actor: actor.nothing.remote(), lambda answer: answer),
-        "policy and segment": (lambda actor: actor.segment.remote(request, snapshot), lambda answer: answer),
+        "policy and segment": (
+            lambda actor: actor.segment.remote(request, snapshot),
+            lambda answer: answer,
+        ),
         "both in one piece": (packed, pickle.loads),
     }
     times: dict[str, list[float]] = {way: [] for way in ways}
@@ -98,7 +107,9 @@ def a_request() -> tuple[Any, Any, Any]:
 
     plan = sampler_plan(Config(env_id="CartPole-v1", num_samplers=8, num_steps=64))
     built = build_sampler(plan, 0)
-    snapshot = PolicySnapshot(0, np.zeros(choose_network(plan.network, built.spaces).spec.num_parameters, np.float32))
+    snapshot = PolicySnapshot(
+        0, np.zeros(choose_network(plan.network, built.spaces).spec.num_parameters, np.float32)
+    )
     request = SegmentRequest(0, 0, None)
     return request, snapshot, built.sampler.collect(request, snapshot)
 

@@ -35,15 +35,23 @@ SAMPLERS, STEPS = 8, 128
 
 def main() -> int:
     """Print the time of each check per env step, and their share of a segment; return 0 if the bar is met."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--segments", type=int, default=60, help="segments of each sampler to measure")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--segments", type=int, default=60, help="segments of each sampler to measure"
+    )
     flags = parser.parse_args()
     step_us, parts = time_of_a_step(flags.segments), times_of_checks()
     for name, microseconds in parts.items():
         print(f"{name:<24} {microseconds:7.3f} us per env step")
     share = sum(parts.values()) / step_us
-    print(f"{'segment':<24} {step_us:7.3f} us per env step, {SAMPLERS} samplers x {STEPS} steps acting together")
-    print(f"checks: {share:.2%} of a segment: {'pass' if share <= BAR else 'FAIL'} (bar: {BAR:.0%})")
+    print(
+        f"{'segment':<24} {step_us:7.3f} us per env step, {SAMPLERS} samplers x {STEPS} steps acting together"
+    )
+    print(
+        f"checks: {share:.2%} of a segment: {'pass' if share <= BAR else 'FAIL'} (bar: {BAR:.0%})"
+    )
     return 0 if share <= BAR else 1
 
 
@@ -53,7 +61,9 @@ def time_of_a_step(segments: int) -> float:
     limit_blas(1)
     built = [build_sampler(sampler_plan(config), sampler) for sampler in range(SAMPLERS)]
     spec = choose_network(config.network, built[0].spaces).spec
-    weights = np.random.default_rng(0).normal(size=spec.num_parameters, scale=0.05).astype(spec.dtype)
+    weights = (
+        np.random.default_rng(0).normal(size=spec.num_parameters, scale=0.05).astype(spec.dtype)
+    )
     seconds = []
     for index in range(segments):
         requests = [SegmentRequest(sampler, index) for sampler in range(SAMPLERS)]
@@ -70,9 +80,11 @@ def times_of_checks() -> dict[str, float]:
     reward, checks = 1.0, SpaceChecks([env], describe_spaces(env), "benchmark")
     segment = np.zeros((STEPS + 1, 1, 4), np.float32)
     return {
-        "form of the observation": microseconds(lambda: checks.pack(obs)) - microseconds(lambda: np.array(obs)),
+        "form of the observation": microseconds(lambda: checks.pack(obs))
+        - microseconds(lambda: np.array(obs)),
         "reward": microseconds(lambda: _reward(reward)) - microseconds(lambda: _converted(reward)),
-        "flags": microseconds(lambda: _flags(False, False)) - microseconds(lambda: _nothing(False, False)),
+        "flags": microseconds(lambda: _flags(False, False))
+        - microseconds(lambda: _nothing(False, False)),
         "limits, once a segment": microseconds(lambda: checks.check_limits(segment)) / STEPS,
         "spaces, once an episode": microseconds(lambda: checks.change(0, env)) / EPISODE,
     }
@@ -101,7 +113,9 @@ def _nothing(terminated: Any, truncated: Any) -> bool:
 def microseconds(call: Callable[[], object]) -> float:
     """Return the CPU time of one call, the best of many."""
     number = 20_000
-    return 1e6 * min(timeit.repeat(call, timer=time.process_time, number=number, repeat=15)) / number
+    return (
+        1e6 * min(timeit.repeat(call, timer=time.process_time, number=number, repeat=15)) / number
+    )
 
 
 if __name__ == "__main__":

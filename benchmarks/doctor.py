@@ -21,13 +21,22 @@ WARM_UP = 2  # iterations
 SLOW = "dppo/SlowCartPole-v0"
 CASES: dict[str, tuple[dict[str, Any], int]] = {  # settings, and the iterations to measure
     "waits": ({"env_id": SLOW, "env_kwargs": {"step_s": 0.005}, "num_steps": 32}, 5),
-    "computes": ({"env_id": SLOW, "env_kwargs": {"step_s": 0.003, "burn": True}, "num_steps": 32}, 5),
+    "computes": (
+        {"env_id": SLOW, "env_kwargs": {"step_s": 0.003, "burn": True}, "num_steps": 32},
+        5,
+    ),
     "resets": (
-        {"env_id": "bench_envs:slow_to_start", "env_kwargs": {"step_s": 0.002, "reset_s": 0.05, "steps": 20}},
+        {
+            "env_id": "bench_envs:slow_to_start",
+            "env_kwargs": {"step_s": 0.002, "reset_s": 0.05, "steps": 20},
+        },
         4,
     ),
     "fast": ({"env_id": "CartPole-v1", "num_steps": 128}, 20),
-    "threads": ({"env_id": SLOW, "env_kwargs": {"step_s": 0.01}, "num_samplers": 32, "env_threads": True}, 5),
+    "threads": (
+        {"env_id": SLOW, "env_kwargs": {"step_s": 0.01}, "num_samplers": 32, "env_threads": True},
+        5,
+    ),
 }
 ACTORS = (0, 2, 4)
 
@@ -49,14 +58,20 @@ def main() -> None:
             with tempfile.TemporaryDirectory() as folder:
                 batch = sizes["num_samplers"] * sizes["num_steps"]
                 config = dppo.Config(
-                    **settings | {"num_actors": actors, "run_dir": Path(folder) / "run", "progress": "off"},
+                    **settings
+                    | {"num_actors": actors, "run_dir": Path(folder) / "run", "progress": "off"},
                     total_timesteps=batch * (WARM_UP + iterations),
                 )
                 rows = dppo.train(config).metrics[WARM_UP:]
             measured = median(row["charts/SPS_iteration"] for row in rows)
-            predicted = config.batch_size / iteration_s(facts, config, Collecting(actors, threads=config.env_threads))
+            predicted = config.batch_size / iteration_s(
+                facts, config, Collecting(actors, threads=config.env_threads)
+            )
             worst = max(worst, abs(predicted / measured - 1))
-            print(f"{name}, {actors}, {predicted:.1f}, {measured:.1f}, {predicted / measured - 1:+.1%}", flush=True)
+            print(
+                f"{name}, {actors}, {predicted:.1f}, {measured:.1f}, {predicted / measured - 1:+.1%}",
+                flush=True,
+            )
     print(f"worst difference: {worst:.1%}")
 
 

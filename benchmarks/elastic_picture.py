@@ -31,7 +31,11 @@ from dppo.tools.pictures.style import COLOURS, DPI, GREY, INK, PALE
 SAMPLERS, STEPS, STEP_S = 8, 16, 0.05
 LONGEST = 50  # steps of an episode, and so the most that a lost sampler has to replay
 WINDOW_S = 5.0  # over which the rate is averaged
-NODE: dict[str, Any] = {"num_cpus": 2, "object_store_memory": 80 * 2**20, "include_dashboard": False}
+NODE: dict[str, Any] = {
+    "num_cpus": 2,
+    "object_store_memory": 80 * 2**20,
+    "include_dashboard": False,
+}
 KILL_EVERY_S = 10.0
 # Ray starts actors on a lost node, in vain, until it notices the loss: by default after 15 s and more.
 QUICK_CHECKS = {"RAY_health_check_period_ms": "1000", "RAY_health_check_timeout_ms": "3000"}
@@ -48,7 +52,10 @@ class Weather:
         from ray._raylet import GcsClient  # type: ignore[attr-defined]
         from ray.cluster_utils import Cluster
 
-        os.environ |= QUICK_CHECKS | {"RAY_health_check_initial_delay_ms": "0", "RAY_worker_niceness": "0"}
+        os.environ |= QUICK_CHECKS | {
+            "RAY_health_check_initial_delay_ms": "0",
+            "RAY_worker_niceness": "0",
+        }
         self.cluster = Cluster(initialize_head=True, head_node_args=NODE | {"num_cpus": 0})
         self._client: Any = GcsClient(self.cluster.address)
         self._nodes = [self.cluster.add_node(**NODE)]
@@ -73,7 +80,9 @@ class Weather:
                 self._note("announce")
                 reason = DrainNodeReason.Value("DRAIN_NODE_REASON_PREEMPTION")
                 deadline = int(1000 * (time.time() + NOTICE_S))
-                self._client.drain_node(self._nodes[0].node_id, reason, "will be preempted", deadline)
+                self._client.drain_node(
+                    self._nodes[0].node_id, reason, "will be preempted", deadline
+                )
                 time.sleep(NOTICE_S)
             if step in ("announce", "lose"):
                 with suppress(Exception):  # a drained node has ended already
@@ -95,12 +104,18 @@ class Weather:
 
     def _actors(self) -> list[int]:
         """Return the processes of actors, which are children of the raylets of this cluster."""
-        raylets = {process.process.pid for node in [*self._nodes] for process in node.all_processes.get("raylet", ())}
+        raylets = {
+            process.process.pid
+            for node in [*self._nodes]
+            for process in node.all_processes.get("raylet", ())
+        }
         found = []
         for path in Path("/proc").glob("[0-9]*"):
             with suppress(OSError):
                 parent = int((path / "stat").read_text().rpartition(")")[2].split()[1])
-                if parent in raylets and (path / "cmdline").read_bytes().startswith(b"ray::PPOActor"):
+                if parent in raylets and (path / "cmdline").read_bytes().startswith(
+                    b"ray::PPOActor"
+                ):
                     found.append(int(path.name))
         return sorted(found)
 
@@ -150,10 +165,27 @@ def draw(path: Path, found: dict[str, Any], title: str) -> None:
     above.fill_between(moments, counts / STEP_S, step="post", color=PALE, alpha=0.55, linewidth=0)
     above.plot(at + WINDOW_S / 2, rates, color=COLOURS[1], linewidth=1.8)
     above.set(ylabel="env steps / s, mean of 5 s", ylim=(0, 1.35 * ideal), xlim=(0, end))
-    above.text(end, 4, "grey: what the living actors could do, without replays ", color=GREY, fontsize=8, ha="right")
+    above.text(
+        end,
+        4,
+        "grey: what the living actors could do, without replays ",
+        color=GREY,
+        fontsize=8,
+        ha="right",
+    )
     below.step(moments, counts, where="post", color=INK, linewidth=1.4)
-    below.set(ylabel="living actors", xlabel="seconds", ylim=(0, SAMPLERS + 1.9), yticks=range(0, SAMPLERS + 1, 2))
-    words = {"join": "+ node", "announce": "a node will\n leave", "left": "- node", "lose": "a node is lost"}
+    below.set(
+        ylabel="living actors",
+        xlabel="seconds",
+        ylim=(0, SAMPLERS + 1.9),
+        yticks=range(0, SAMPLERS + 1, 2),
+    )
+    words = {
+        "join": "+ node",
+        "announce": "a node will\n leave",
+        "left": "- node",
+        "lose": "a node is lost",
+    }
     for when, what in found["events"]:
         if what == "kill":
             below.plot([when], [SAMPLERS + 1], "x", color=COLOURS[3], markersize=5)
@@ -177,10 +209,17 @@ def train(address: str) -> None:
     watch = Watch()
     with tempfile.TemporaryDirectory() as folder:
         more = {"num_actors": "auto", "address": address, "max_actor_restarts": 100}
-        stormy = dppo.train(config(Path(folder) / "stormy", 100_000, STEP_S, **more), observers=[watch])
+        stormy = dppo.train(
+            config(Path(folder) / "stormy", 100_000, STEP_S, **more), observers=[watch]
+        )
         quiet = dppo.train(config(Path(folder) / "quiet", stormy.iterations, 0.0))
     weights = [stormy.weights_sha256, quiet.weights_sha256]
-    found = {"iterations": stormy.iterations, "incidents": stormy.incidents, "weights": weights, "times": watch.times}
+    found = {
+        "iterations": stormy.iterations,
+        "incidents": stormy.incidents,
+        "weights": weights,
+        "times": watch.times,
+    }
     print(json.dumps(found), flush=True)
 
 
@@ -203,10 +242,16 @@ def measure() -> dict[str, Any]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("out", type=Path, nargs="?", default=Path("elastic.png"), help="the PNG file")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "out", type=Path, nargs="?", default=Path("elastic.png"), help="the PNG file"
+    )
     parser.add_argument("--train", help=argparse.SUPPRESS)
-    parser.add_argument("--data", type=Path, help="JSON file of the measurement: read if it exists, else written")
+    parser.add_argument(
+        "--data", type=Path, help="JSON file of the measurement: read if it exists, else written"
+    )
     wanted = parser.parse_args()
     if wanted.train:
         train(wanted.train)
@@ -221,7 +266,11 @@ def main() -> None:
     print(f"weights {stormy}, of the quiet run {quiet}")
     equal = "equal, bit for bit" if stormy == quiet else "NOT EQUAL"
     title = f"--num-actors auto, while nodes come and go and {kills} actors are killed\n"
-    draw(wanted.out, found, f"{title}weights of this run, and of the same run in one process: {equal}")
+    draw(
+        wanted.out,
+        found,
+        f"{title}weights of this run, and of the same run in one process: {equal}",
+    )
 
 
 if __name__ == "__main__":

@@ -34,22 +34,37 @@ ENDED = "ended at its limit of {} s"
 
 def main() -> int:
     """Run the parts, and return the exit code."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--device", choices=["cuda", "cpu"], default="cuda")
-    parser.add_argument("--only", nargs="+", choices=list(PARTS), default=list(PARTS), metavar="PART")
+    parser.add_argument(
+        "--only", nargs="+", choices=list(PARTS), default=list(PARTS), metavar="PART"
+    )
     parser.add_argument("--json", type=Path, default=Path("gpu.json"), help="where to write")
-    parser.add_argument("--logs", type=Path, help="folder for the output of each part; default: it is dropped")
-    parser.add_argument("--rows-of", choices=list(PARTS), help=argparse.SUPPRESS)  # of a child: run this part here
+    parser.add_argument(
+        "--logs", type=Path, help="folder for the output of each part; default: it is dropped"
+    )
+    parser.add_argument(
+        "--rows-of", choices=list(PARTS), help=argparse.SUPPRESS
+    )  # of a child: run this part here
     options = parser.parse_args()
     if options.rows_of is not None:
         return child(options.rows_of, options.device, options.json)
-    report: dict[str, Any] = {"machine": machine(), "gpu": gpu_in_words(), "device": options.device, "parts": {}}
+    report: dict[str, Any] = {
+        "machine": machine(),
+        "gpu": gpu_in_words(),
+        "device": options.device,
+        "parts": {},
+    }
     for name in options.only:
         print(f"{name} ...", file=sys.stderr, flush=True)
         report["parts"][name] = part(name, options.device, options.logs)
         options.json.write_text(json.dumps(report, indent=1) + "\n", encoding="utf8")
     print(table(report))
-    return int(any(each["passed"] is False for one in report["parts"].values() for each in one["rows"]))
+    return int(
+        any(each["passed"] is False for one in report["parts"].values() for each in one["rows"])
+    )
 
 
 def part(name: str, device: str, logs: Path | None) -> dict[str, Any]:
@@ -57,12 +72,26 @@ def part(name: str, device: str, logs: Path | None) -> dict[str, Any]:
     limit_s = PARTS[name].limit_s * (1 if device == "cuda" else PATIENCE)
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder, "rows.jsonl")
-        command = [sys.executable, str(HERE / "gpu.py"), "--rows-of", name, "--device", device, "--json", str(file)]
+        command = [
+            sys.executable,
+            str(HERE / "gpu.py"),
+            "--rows-of",
+            name,
+            "--device",
+            device,
+            "--json",
+            str(file),
+        ]
         began = time.perf_counter()
         output = open(logs / f"{name}.log", "wb") if logs else open(os.devnull, "wb")  # noqa: SIM115
         with output:
             process = subprocess.Popen(
-                command, env=ours_environment(), cwd=folder, stdout=output, stderr=output, start_new_session=True
+                command,
+                env=ours_environment(),
+                cwd=folder,
+                stdout=output,
+                stderr=output,
+                start_new_session=True,
             )
             try:
                 code = process.wait(limit_s)
@@ -71,7 +100,11 @@ def part(name: str, device: str, logs: Path | None) -> dict[str, Any]:
                 failure = ENDED.format(f"{limit_s:.0f}")
             finally:
                 stop(process)
-        rows = [json.loads(line) for line in file.read_text("utf8").splitlines()] if file.exists() else []
+        rows = (
+            [json.loads(line) for line in file.read_text("utf8").splitlines()]
+            if file.exists()
+            else []
+        )
     if failure:
         rows.append(row("the part", False, error=failure))
     return {"rows": rows, "wall_s": round(time.perf_counter() - began, 1)}
@@ -100,7 +133,9 @@ def gpu_in_words() -> str:
         "print(f'{p.name}, {p.total_memory / 1e9:.0f} GB; torch {torch.__version__}, CUDA {torch.version.cuda}, '"
         "f'cuDNN {torch.backends.cudnn.version()}; {torch.cuda.device_count()} GPU')"
     )
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False, timeout=120)
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=False, timeout=120
+    )
     return done.stdout.strip() or "no GPU"
 
 
@@ -111,8 +146,12 @@ def table(report: dict[str, Any]) -> str:
     for name, one in report["parts"].items():
         lines += [f"{name} ({one['wall_s']:.0f} s)", "", "| | passed | |", "|---|---|---|"]
         for each in one["rows"]:
-            figures = "; ".join(f"{key.replace('_', ' ')} {value}" for key, value in each["figures"].items())
-            lines.append(f"| {each['what']} | {words[each['passed']]} | {figures} |".replace("\n", " "))
+            figures = "; ".join(
+                f"{key.replace('_', ' ')} {value}" for key, value in each["figures"].items()
+            )
+            lines.append(
+                f"| {each['what']} | {words[each['passed']]} | {figures} |".replace("\n", " ")
+            )
         lines.append("")
     return "\n".join(lines)
 

@@ -22,7 +22,10 @@ Row = dict[str, Any]  # what: in words; figures: text by name; passed: None wher
 
 UPDATES = 3  # after which weights are compared
 REPEATS = 5  # of a time, after a first call that is not counted
-CLOSE, CLOSE_IN_BFLOAT16 = 0.02, 0.5  # largest distance of weights, as a share of the way that they moved
+CLOSE, CLOSE_IN_BFLOAT16 = (
+    0.02,
+    0.5,
+)  # largest distance of weights, as a share of the way that they moved
 GRADIENT, GRADIENT_IN_BFLOAT16 = 1e-4, 0.1  # largest relative difference of the first gradient
 EACH = 1024  # rows of a segment of the part `pong`
 LONGEST_ON_CPU_S = 12.0  # of an update, beyond which no larger batch is timed there
@@ -142,7 +145,9 @@ class Learning:
         from dppo.ppo.exchange.records import Experience
 
         policy = replace(self._snapshot, version=number)
-        figures: dict[str, float] = self.trainers.update(Experience(self.segments, policy, None, number)).figures
+        figures: dict[str, float] = self.trainers.update(
+            Experience(self.segments, policy, None, number)
+        ).figures
         return figures
 
     def gradient(self) -> Any:
@@ -152,7 +157,9 @@ class Learning:
         from dppo.ppo.learning.gpu import repeatable_on
 
         trainer = self.local.trainer
-        batch = make_batch(self.segments, None, None, self.config.ppo, self.config.sizes.sequence_length)
+        batch = make_batch(
+            self.segments, None, None, self.config.ppo, self.config.sizes.sequence_length
+        )
         with repeatable_on(self.local.device):
             trainer._gradient(batch.to(self.local.device), ClippedLoss(self.config.ppo))
         return trainer.model.parameters.gradient.numpy(force=True).copy()
@@ -180,7 +187,9 @@ def learner(setting: Setting) -> Iterator[Row]:
 
 def compared(kind: str, setting: Setting, changes: dict[str, Any]) -> Row:
     """Return how close weights on the device and on the CPU are, and the times of both."""
-    on_cpu = Learning(config_of("cpu", learner_threads=max(1, setting.cores // 2), **in_float32(changes)))
+    on_cpu = Learning(
+        config_of("cpu", learner_threads=max(1, setting.cores // 2), **in_float32(changes))
+    )
     on_device = Learning(config_of(setting.device, **changes), on_cpu.segments)
     gradient = on_cpu.gradient()
     gradient_apart = relative(on_device.gradient() - gradient, gradient)
@@ -243,7 +252,9 @@ def pong(setting: Setting) -> Iterator[Row]:
             one.local.close()
             del one
         if longest_s < LONGEST_ON_CPU_S and not setting.small:
-            on_cpu = Learning(pong_config("cpu", rows, count, threads=setting.cores), segments * count)
+            on_cpu = Learning(
+                pong_config("cpu", rows, count, threads=setting.cores), segments * count
+            )
             spent = on_cpu.times(0, 1)
             on_cpu.local.close()
             longest_s = 4 * spent / 1e3  # of the next one
@@ -253,9 +264,15 @@ def pong(setting: Setting) -> Iterator[Row]:
         yield from choices_of_arithmetic(segments)
 
 
-def pong_config(device: str, rows: int, samplers: int, precision: str = "float32", threads: int = 1) -> Any:
+def pong_config(
+    device: str, rows: int, samplers: int, precision: str = "float32", threads: int = 1
+) -> Any:
     """Return settings with four minibatches in a batch of `rows` rows."""
-    changes = {"env_id": "gpu_tasks:Pictures", "num_samplers": samplers, "num_steps": min(EACH, rows) // 8}
+    changes = {
+        "env_id": "gpu_tasks:Pictures",
+        "num_samplers": samplers,
+        "num_steps": min(EACH, rows) // 8,
+    }
     changes |= {"minibatch_size": rows // 4, "precision": precision, "learner_threads": threads}
     return config_of(device, **changes)
 
@@ -288,11 +305,18 @@ def choices_of_arithmetic(segments: list[Any]) -> Iterator[Row]:
     try:
         for rows in (1024, 16384):
             figures = {}
-            for name, setting in (("repeatable", usual), ("torchs_defaults", lambda _: nullcontext())):
+            for name, setting in (
+                ("repeatable", usual),
+                ("torchs_defaults", lambda _: nullcontext()),
+            ):
                 module.repeatable_on = setting
-                learning = Learning(pong_config("cuda", rows, rows // EACH), segments * (rows // EACH))
+                learning = Learning(
+                    pong_config("cuda", rows, rows // EACH), segments * (rows // EACH)
+                )
                 figures[f"{name}_ms"] = f"{learning.times(0, 5):,.1f}"
-            yield row(f"{rows:,} rows: equal bits and no TF32, beside torch's defaults", None, **figures)
+            yield row(
+                f"{rows:,} rows: equal bits and no TF32, beside torch's defaults", None, **figures
+            )
     finally:
         module.repeatable_on = usual
 
@@ -347,12 +371,16 @@ def repeat(setting: Setting) -> Iterator[Row]:
     calm = hash_of(setting, "calm", **work)
     work["env_kwargs"] = {"size": 36, "step_s": 0.005}
     with_actors = hash_of(setting, "with actors", **work, num_actors=2)
-    yield row("Nature CNN: 0 and 2 actors", calm == with_actors, weights=in_words(calm, with_actors))
+    yield row(
+        "Nature CNN: 0 and 2 actors", calm == with_actors, weights=in_words(calm, with_actors)
+    )
     with ActorKilled() as killed:
         disturbed = run(setting, "killed", **work, num_actors=2)
     sha = disturbed.weights_sha256[:12]
     same = calm == sha and killed.pid is not None
-    yield row("an actor is killed", same, weights=in_words(calm, sha), incidents=str(disturbed.incidents))
+    yield row(
+        "an actor is killed", same, weights=in_words(calm, sha), incidents=str(disturbed.incidents)
+    )
     for name, changes in RUNS.items():
         if setting.small and name not in ("MLP", "LSTM"):
             continue
@@ -379,7 +407,11 @@ class ActorKilled:
         import os
 
         while not self._over.wait(0.2):
-            actors = [pid for pid, _, command in descendants(os.getpid()) if "ray::PPOActor.make" in command]
+            actors = [
+                pid
+                for pid, _, command in descendants(os.getpid())
+                if "ray::PPOActor.make" in command
+            ]
             if actors:
                 with suppress(ProcessLookupError):
                     os.kill(actors[0], signal.SIGKILL)
@@ -394,12 +426,24 @@ class ActorKilled:
 def overlap(setting: Setting) -> Iterator[Row]:
     """Collect on CPUs while the device learns."""
     actors = 2 if setting.small else max(2, min(4, setting.cores - 2))
-    work: dict[str, Any] = {"env_id": "gpu_tasks:Pictures", "num_samplers": actors, "num_actors": actors}
-    work |= {"envs_per_sampler": 4, "num_steps": 64, "update_epochs": 4, "minibatch_size": 64, "iterations": 6}
+    work: dict[str, Any] = {
+        "env_id": "gpu_tasks:Pictures",
+        "num_samplers": actors,
+        "num_actors": actors,
+    }
+    work |= {
+        "envs_per_sampler": 4,
+        "num_steps": 64,
+        "update_epochs": 4,
+        "minibatch_size": 64,
+        "iterations": 6,
+    }
     if setting.small:
         work |= {"env_kwargs": {"size": 36}, "num_steps": 8, "iterations": 3}
     in_turns = run(setting, "in turns", **work)
-    yield row(f"{actors} actors, in turns with the {setting.device} learner", True, **rates(in_turns))
+    yield row(
+        f"{actors} actors, in turns with the {setting.device} learner", True, **rates(in_turns)
+    )
     first = run(setting, "overlap", **work, overlap=True)
     yield row(f"{actors} actors, --overlap", True, **rates(first))
     again = run(setting, "again", **work | {"num_actors": actors - 1}, overlap=True)
@@ -429,14 +473,26 @@ def learners(setting: Setting) -> Iterator[Row]:
     import torch
 
     if torch.cuda.device_count() > 1:
-        again = [hash_of(setting, f"two {number}", num_learners=2, num_actors=1, **gpu) for number in range(2)]
+        again = [
+            hash_of(setting, f"two {number}", num_learners=2, num_actors=1, **gpu)
+            for number in range(2)
+        ]
         yield row("two learners on two GPUs, twice", again[0] == again[1], weights=in_words(*again))
     else:
-        yield refused("two learners of one GPU each", setting, num_learners=2, num_actors=1, learner_gpus=1)
-    yield refused("two learners that share a GPU", setting, num_learners=2, num_actors=1, learner_gpus=0.5)
+        yield refused(
+            "two learners of one GPU each", setting, num_learners=2, num_actors=1, learner_gpus=1
+        )
+    yield refused(
+        "two learners that share a GPU", setting, num_learners=2, num_actors=1, learner_gpus=0.5
+    )
     yield refused("a learner without a GPU", setting, num_learners=1, num_actors=1)
     yield refused(
-        "a learner's GPU and those of actors", setting, num_learners=1, num_actors=2, learner_gpus=1, actor_gpus=0.6
+        "a learner's GPU and those of actors",
+        setting,
+        num_learners=1,
+        num_actors=2,
+        learner_gpus=1,
+        actor_gpus=0.6,
     )
 
 
@@ -481,7 +537,12 @@ def out_of_memory(setting: Setting) -> Iterator[Row]:
     """Train until there is no memory, and go on as the message says: on a GPU, before the first segment."""
     from dppo.errors import ConfigError, OutOfMemory
 
-    work: dict[str, Any] = {"env_id": "gpu_tasks:Pictures", "envs_per_sampler": 8, "iterations": 2, "update_epochs": 1}
+    work: dict[str, Any] = {
+        "env_id": "gpu_tasks:Pictures",
+        "envs_per_sampler": 8,
+        "iterations": 2,
+        "update_epochs": 1,
+    }
     work |= {"num_steps": 64, "minibatch_size": 2048}
     if setting.small:
         work |= {"env_kwargs": {"size": 36}, "num_steps": 8, "minibatch_size": 256}
@@ -503,7 +564,12 @@ def out_of_memory(setting: Setting) -> Iterator[Row]:
             more["resume"] = setting.folder / "full"
         result = run(setting, "full" if saved else "again", **work, **more)
         done = result.iterations == 2
-        yield row("the remedy of the message, in the same process", done, micro_batch_size=rows, resumed=bool(saved))
+        yield row(
+            "the remedy of the message, in the same process",
+            done,
+            micro_batch_size=rows,
+            resumed=bool(saved),
+        )
 
 
 class Cramped:
@@ -536,7 +602,11 @@ class Cramped:
 
 def resume(setting: Setting) -> Iterator[Row]:
     """Stop after two of four iterations, and go on: on the same device, and on the other one."""
-    work: dict[str, Any] = {"env_id": "gpu_tasks:Pictures", "env_kwargs": {"size": 36}, "num_steps": 16}
+    work: dict[str, Any] = {
+        "env_id": "gpu_tasks:Pictures",
+        "env_kwargs": {"size": 36},
+        "num_steps": 16,
+    }
     whole = hash_of(setting, "whole", **work, iterations=4)
     changes = ((setting.device, setting.device), (setting.device, "cpu"), ("cpu", setting.device))
     for first, then in dict.fromkeys(changes):
@@ -546,7 +616,9 @@ def resume(setting: Setting) -> Iterator[Row]:
         sha = result.weights_sha256[:12]
         finished = result.iterations == 4
         if first == then:
-            yield row(f"{name}: as without a stop", finished and sha == whole, weights=f"{whole} {sha}")
+            yield row(
+                f"{name}: as without a stop", finished and sha == whole, weights=f"{whole} {sha}"
+            )
         else:
             yield row(name, finished, weights=sha)
 
@@ -564,7 +636,9 @@ def actors(setting: Setting) -> Iterator[Row]:
         seen = {path.read_text(encoding="utf8") for path in report.glob("*.txt")}
         expected = {"cuda 0"} if gpus else {"cpu "}
         what = f"--actor-gpus {gpus:g}: an environment sees"
-        yield row(what, seen == expected, seen=str(sorted(seen)), weights=result.weights_sha256[:12])
+        yield row(
+            what, seen == expected, seen=str(sorted(seen)), weights=result.weights_sha256[:12]
+        )
 
 
 PARTS: dict[str, Part] = {

@@ -29,7 +29,9 @@ class Noise(gym.Env[Any, Any]):
     action_space = gym.spaces.Discrete(6)
 
     def __init__(self) -> None:
-        self._images = np.random.default_rng(0).integers(0, 256, (16, SIZE, SIZE, CHANNELS)).astype(np.uint8)
+        self._images = (
+            np.random.default_rng(0).integers(0, 256, (16, SIZE, SIZE, CHANNELS)).astype(np.uint8)
+        )
         self._steps = 0
 
     def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
@@ -45,10 +47,14 @@ class Noise(gym.Env[Any, Any]):
 
 def main() -> int:
     """Print the figures; return the exit code."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--encoder", choices=["nature", "impala"], default="nature")
     parser.add_argument("--threads", type=int, default=1, help="of SGD; acting has one")
-    parser.add_argument("--precision", choices=["float32", "bfloat16"], default="float32", help="of SGD")
+    parser.add_argument(
+        "--precision", choices=["float32", "bfloat16"], default="float32", help="of SGD"
+    )
     parser.add_argument("--steps", type=int, default=128, help="T")
     parser.add_argument("--rounds", type=int, default=3, help="the fastest counts")
     options = parser.parse_args()
@@ -73,7 +79,9 @@ def main() -> int:
     spent: dict[str, list[float]] = {"collect": [], "update": []}
     for index in range(options.rounds):
         began = time.perf_counter()
-        _, segment = built.sampler.collect(SegmentRequest(0, index), PolicySnapshot(index, trainer.weights()))
+        _, segment = built.sampler.collect(
+            SegmentRequest(0, index), PolicySnapshot(index, trainer.weights())
+        )
         collected = time.perf_counter()
         batch = make_batch([segment], None, None, config.ppo)
         trainer.update(batch, plan.ppo, np.random.default_rng(index))
@@ -81,7 +89,9 @@ def main() -> int:
         spent["update"].append(time.perf_counter() - collected)
     fastest = {name: min(seconds) for name, seconds in spent.items()}
     for name, seconds in (fastest | {"both": sum(fastest.values())}).items():
-        print(f"{name}: {config.batch_size / seconds:,.0f} env steps/s ({seconds:.2f} s for {config.batch_size:,})")
+        print(
+            f"{name}: {config.batch_size / seconds:,.0f} env steps/s ({seconds:.2f} s for {config.batch_size:,})"
+        )
     print(f"{trainer.model.spec.num_parameters:,} parameters, {options.threads} threads of SGD")
     return 0
 

@@ -71,20 +71,35 @@ class Task(NamedTuple):
 
 TASKS = {
     "cartpole 64x64": Task(cartpole, {"num_steps": 128, "minibatch_size": 256, "update_epochs": 4}),
-    "halfcheetah 64x64": Task(halfcheetah, {"num_steps": 256, "minibatch_size": 64, "update_epochs": 10}),
+    "halfcheetah 64x64": Task(
+        halfcheetah, {"num_steps": 256, "minibatch_size": 64, "update_epochs": 10}
+    ),
     "halfcheetah 256x256": Task(
-        halfcheetah, {"num_steps": 256, "minibatch_size": 256, "update_epochs": 4, "hidden_sizes": (256, 256)}
+        halfcheetah,
+        {"num_steps": 256, "minibatch_size": 256, "update_epochs": 4, "hidden_sizes": (256, 256)},
     ),
     "shared trunk 64x64": Task(
         cartpole, {"num_steps": 128, "minibatch_size": 256, "update_epochs": 4, "trunk": "shared"}
     ),
     "lstm 64": Task(
         cartpole,
-        {"num_steps": 128, "minibatch_size": 256, "update_epochs": 4, "memory": "lstm", "sequence_length": 16},
+        {
+            "num_steps": 128,
+            "minibatch_size": 256,
+            "update_epochs": 4,
+            "memory": "lstm",
+            "sequence_length": 16,
+        },
     ),
     "gru 64": Task(
         cartpole,
-        {"num_steps": 128, "minibatch_size": 256, "update_epochs": 4, "memory": "gru", "sequence_length": 16},
+        {
+            "num_steps": 128,
+            "minibatch_size": 256,
+            "update_epochs": 4,
+            "memory": "gru",
+            "sequence_length": 16,
+        },
     ),
     "atari": Task(atari, {"num_steps": 16, "minibatch_size": 64, "update_epochs": 1}),
 }
@@ -285,12 +300,16 @@ def compared(kernel_s: list[float], twin_s: list[float]) -> str:
 
 def main() -> None:
     """Print the table."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--only", nargs="+", default=list(KERNELS), metavar="KERNEL")
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--iterations", type=int, default=5)
     wanted = parser.parse_args()
-    print(f"{'':22} {'':20} acting: {'kernel':>6} {'twin':>8} {'saves':>6}   update: {'kernel':>6} {'twin':>8} saves")
+    print(
+        f"{'':22} {'':20} acting: {'kernel':>6} {'twin':>8} {'saves':>6}   update: {'kernel':>6} {'twin':>8} saves"
+    )
     for name, kernel in KERNELS.items():
         if not any(name.startswith(prefix) for prefix in wanted.only):
             continue

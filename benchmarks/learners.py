@@ -69,10 +69,18 @@ def main() -> int:
     from dppo.config import Actors, Learners
     from dppo.transports.ray.session import RaySession
 
-    report: dict[str, Any] = {"machine": machine(), "settings": settings_of(options), "models": {}, "bars": []}
+    report: dict[str, Any] = {
+        "machine": machine(),
+        "settings": settings_of(options),
+        "models": {},
+        "bars": [],
+    }
     busy = report["machine"]["load_before"]
     if busy > BUSY:
-        print(f"This machine is busy (load {busy:.1f}): figures will be too low and ratios imprecise.", file=sys.stderr)
+        print(
+            f"This machine is busy (load {busy:.1f}): figures will be too low and ratios imprecise.",
+            file=sys.stderr,
+        )
     session = RaySession(
         Actors(),
         Learners(num_learners=1 + options.learners),
@@ -96,21 +104,38 @@ def main() -> int:
 
 
 def parse() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="where to write")
-    parser.add_argument("--only", nargs="+", choices=list(WORKS), default=list(WORKS), metavar="MODEL")
+    parser.add_argument(
+        "--only", nargs="+", choices=list(WORKS), default=list(WORKS), metavar="MODEL"
+    )
     parser.add_argument("--learners", type=int, default=2, help="compared with one")
     parser.add_argument("--steps", type=int, default=32, help="SGD steps of an update")
-    parser.add_argument("--repeats", type=int, default=3, help="updates of each side, in turns; the median counts")
+    parser.add_argument(
+        "--repeats", type=int, default=3, help="updates of each side, in turns; the median counts"
+    )
     options = parser.parse_args()
-    if not 2 <= options.learners <= 256 or 256 % options.learners or options.repeats < 1 or options.steps % 4:
-        parser.error("--learners must be 2, 4, 8 ..., --repeats at least 1, and --steps a multiple of 4")
+    if (
+        not 2 <= options.learners <= 256
+        or 256 % options.learners
+        or options.repeats < 1
+        or options.steps % 4
+    ):
+        parser.error(
+            "--learners must be 2, 4, 8 ..., --repeats at least 1, and --steps a multiple of 4"
+        )
     return options
 
 
 def settings_of(options: argparse.Namespace) -> dict[str, Any]:
     names = ("learners", "steps", "repeats")
-    return {name: getattr(options, name) for name in names} | {"threads_per_learner": 1, "obs": OBS, "actions": ACTIONS}
+    return {name: getattr(options, name) for name in names} | {
+        "threads_per_learner": 1,
+        "obs": OBS,
+        "actions": ACTIONS,
+    }
 
 
 # ---------------------------------------------------------------------------------------------- measuring
@@ -142,7 +167,10 @@ def measure(work: Work, options: argparse.Namespace) -> dict[str, Any]:
         side.trainers.close()
     one, more = (
         split_of(side, learning, options.steps)
-        for side, learning in ((alone, speedup.alone_ms), (shared, speedup.shared_ms - speedup.summing_ms))
+        for side, learning in (
+            (alone, speedup.alone_ms),
+            (shared, speedup.shared_ms - speedup.summing_ms),
+        )
     )
     return {
         "hidden_sizes": work.hidden_sizes,
@@ -169,9 +197,13 @@ def update(side: Side) -> None:
         return ray.get([rank.__ray_call__.remote(summing_s) for rank in side.trainers.ranks])
 
     before, began = summed(), time.perf_counter()
-    side.trainers.update(Experience(side.segments, PolicySnapshot(0, side.trainers.weights()), 1.0, 0))
+    side.trainers.update(
+        Experience(side.segments, PolicySnapshot(0, side.trainers.weights()), 1.0, 0)
+    )
     side.updates_s.append(time.perf_counter() - began)
-    side.summing_s.append(min(after - earlier for after, earlier in zip(summed(), before, strict=True)))
+    side.summing_s.append(
+        min(after - earlier for after, earlier in zip(summed(), before, strict=True))
+    )
 
 
 def summing_s(rank: Any) -> float:
@@ -179,7 +211,10 @@ def summing_s(rank: Any) -> float:
     group = rank._group
     if not hasattr(group, "seconds"):
         group.seconds = 0.0
-        group.sum_, group.gather = partial(timed, group, group.sum_), partial(timed, group, group.gather)
+        group.sum_, group.gather = (
+            partial(timed, group, group.sum_),
+            partial(timed, group, group.gather),
+        )
     seconds: float = group.seconds
     return seconds
 
@@ -196,7 +231,12 @@ def split_of(side: Side, learning_ms: float, steps: int) -> dict[str, float]:
     minibatch = 1e3 * median(side.updates_s) / steps
     summing = 1e3 * median(side.summing_s) / steps
     learning = min(learning_ms, minibatch - summing)
-    return {"minibatch": minibatch, "learning": learning, "summing": summing, "rest": minibatch - summing - learning}
+    return {
+        "minibatch": minibatch,
+        "learning": learning,
+        "summing": summing,
+        "rest": minibatch - summing - learning,
+    }
 
 
 def config_of(work: Work, learners: int, options: argparse.Namespace) -> Any:
@@ -232,8 +272,15 @@ def build(work: Work, learners: int, options: argparse.Namespace) -> Side:
     limit = np.ones(ACTIONS, np.float32)
     spaces = Spaces(np.dtype((np.float32, (OBS,))), BoxActions(-limit, limit))
     config = config_of(work, learners, options)
-    trainers = RayTrainers(trainer_plan(config), spaces, lambda text: print(f"  {text}", file=sys.stderr))
-    return Side(trainers, [ray.put(segment_of(config, sampler)) for sampler in range(config.num_samplers)], [], [])
+    trainers = RayTrainers(
+        trainer_plan(config), spaces, lambda text: print(f"  {text}", file=sys.stderr)
+    )
+    return Side(
+        trainers,
+        [ray.put(segment_of(config, sampler)) for sampler in range(config.num_samplers)],
+        [],
+        [],
+    )
 
 
 def segment_of(config: Any, sampler: int) -> Any:
@@ -284,7 +331,14 @@ def bars(models: dict[str, Any], learners: int) -> list[dict[str, Any]]:
                 "passed": small["speed_up"] < 1,
             }
         )
-        held.append({"what": "2x64, 256 rows: dppo warns", "measured": float(warned), "bar": 1.0, "passed": warned})
+        held.append(
+            {
+                "what": "2x64, 256 rows: dppo warns",
+                "measured": float(warned),
+                "bar": 1.0,
+                "passed": warned,
+            }
+        )
     return held
 
 
@@ -310,7 +364,9 @@ def show(report: dict[str, Any], options: argparse.Namespace) -> None:
         console.print(f"{name}: dppo reports: {row['message']}", highlight=False)
     for bar in report["bars"]:
         verdict = "pass" if bar["passed"] else "FAIL"
-        console.print(f"{verdict}: {bar['what']}: {bar['measured']:.2f}, bar {bar['bar']:g}", highlight=False)
+        console.print(
+            f"{verdict}: {bar['what']}: {bar['measured']:.2f}, bar {bar['bar']:g}", highlight=False
+        )
     console.print(f"Written: {options.out / 'learners.json'} and {options.out / 'learners.png'}")
 
 

@@ -8,7 +8,11 @@ from typing import Any
 from dppo.tools.pictures.style import COLOURS, DPI, GREY, INK, PALE
 
 PARTS = {"learning": COLOURS[1], "summing": COLOURS[0], "rest": "#b7bec6"}
-WORDS = {"learning": "forward and backward", "summing": "sum of gradients (all-reduce)", "rest": "the rest"}
+WORDS = {
+    "learning": "forward and backward",
+    "summing": "sum of gradients (all-reduce)",
+    "rest": "the rest",
+}
 
 
 def draw(report: dict[str, Any], path: Path) -> None:
@@ -16,7 +20,11 @@ def draw(report: dict[str, Any], path: Path) -> None:
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    models = dict(sorted(report["models"].items(), key=lambda item: (item[1]["parameters"], item[1]["minibatch"])))
+    models = dict(
+        sorted(
+            report["models"].items(), key=lambda item: (item[1]["parameters"], item[1]["minibatch"])
+        )
+    )
     figure = Figure(figsize=(9, 4), dpi=DPI, facecolor="white")
     FigureCanvasAgg(figure)
     left, right = figure.subplots(1, 2, width_ratios=(1, 1.25))
@@ -48,7 +56,14 @@ def _speed_ups(axis: Any, models: dict[str, Any], report: dict[str, Any]) -> Non
         if "3x2048" in bar["what"]:
             x = models["3x2048"]["parameters"]
             axis.plot([x / 1.8, x * 1.8], [bar["bar"]] * 2, color=COLOURS[3], linewidth=2.5)
-            axis.text(x, bar["bar"] + 0.09, f"bar {bar['bar']:g}", color=COLOURS[3], fontsize=8, ha="center")
+            axis.text(
+                x,
+                bar["bar"] + 0.09,
+                f"bar {bar['bar']:g}",
+                color=COLOURS[3],
+                fontsize=8,
+                ha="center",
+            )
     usual = {name: row for name, row in models.items() if row["minibatch"] == 2048}
     sizes, gains = ([row[key] for row in usual.values()] for key in ("parameters", "speed_up"))
     axis.plot(sizes, gains, "o-", color=COLOURS[1], linewidth=2, markersize=6)
@@ -56,7 +71,14 @@ def _speed_ups(axis: Any, models: dict[str, Any], report: dict[str, Any]) -> Non
         below = -34 if name == "3x2048" else -8  # because it lies between two neighbours
         gain, crosses = row["speed_up"], 1.0 < row["speed_up"] < 1.25
         if name not in usual:
-            axis.plot([row["parameters"]], [gain], "o", color=COLOURS[1], markersize=6, markerfacecolor="white")
+            axis.plot(
+                [row["parameters"]],
+                [gain],
+                "o",
+                color=COLOURS[1],
+                markersize=6,
+                markerfacecolor="white",
+            )
         axis.annotate(
             f"{name.replace(', ', chr(10))}\n{gain:.2f}",
             (row["parameters"], gain),
@@ -72,14 +94,19 @@ def _speed_ups(axis: Any, models: dict[str, Any], report: dict[str, Any]) -> Non
     axis.margins(x=0.14)
     axis.set_ylim(0, learners * 1.1)
     axis.set_xlabel("parameters", color=INK, fontsize=9)
-    axis.text(0, 1.13, f"Times as fast with {learners} learners", transform=axis.transAxes, **_title())
+    axis.text(
+        0, 1.13, f"Times as fast with {learners} learners", transform=axis.transAxes, **_title()
+    )
 
 
 def _times(axis: Any, models: dict[str, Any], learners: int) -> None:
     width = 0.36
     for place, row in enumerate(models.values()):
         whole = row["one_ms"]["minibatch"]
-        for x, side in ((place - width / 2 - 0.02, "one_ms"), (place + width / 2 + 0.02, "shared_ms")):
+        for x, side in (
+            (place - width / 2 - 0.02, "one_ms"),
+            (place + width / 2 + 0.02, "shared_ms"),
+        ):
             bottom = 0.0
             for part, colour in PARTS.items():
                 share = 100 * row[side][part] / whole
@@ -87,16 +114,35 @@ def _times(axis: Any, models: dict[str, Any], learners: int) -> None:
                 axis.bar(x, share, width, bottom=bottom, color=colour, label=label)
                 bottom += share
             outwards = -0.02 if side == "one_ms" else 0.02  # keeps the two labels apart
-            axis.text(x + outwards, bottom + 1.5, _short(row[side]["minibatch"]), ha="center", fontsize=6.5, color=INK)
+            axis.text(
+                x + outwards,
+                bottom + 1.5,
+                _short(row[side]["minibatch"]),
+                ha="center",
+                fontsize=6.5,
+                color=INK,
+            )
     axis.set_ylim(
         0,
         1.1
-        * max(100.0, *(100 * row["shared_ms"]["minibatch"] / row["one_ms"]["minibatch"] for row in models.values())),
+        * max(
+            100.0,
+            *(
+                100 * row["shared_ms"]["minibatch"] / row["one_ms"]["minibatch"]
+                for row in models.values()
+            ),
+        ),
     )
     axis.set_xticks(range(len(models)), [name.replace(", ", "\n") for name in models])
     axis.tick_params(axis="x", labelcolor=INK)
     axis.set_ylabel("% of one learner's time", color=INK, fontsize=9)
-    axis.text(0, 1.13, f"Time of a minibatch: 1 learner, {learners} learners", transform=axis.transAxes, **_title())
+    axis.text(
+        0,
+        1.13,
+        f"Time of a minibatch: 1 learner, {learners} learners",
+        transform=axis.transAxes,
+        **_title(),
+    )
     axis.legend(loc="lower left", bbox_to_anchor=(-0.02, 0.99), ncols=3, frameon=False, fontsize=8, labelcolor=INK,
                 handlelength=1.0, columnspacing=1.2)  # fmt: skip
 

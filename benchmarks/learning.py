@@ -167,12 +167,24 @@ PUBLISHED = {  # after 1,000,000 steps: CleanRL (3 seeds), or openai/baselines, 
 }
 # Contact forces, in observation and reward of version 5, were zero in version 3 (openai/gym #1541).
 NO_CONTACTS = {"env_kwargs": {"include_cfrc_ext_in_observation": False, "contact_cost_weight": 0.0}}
-LARGE = presets()["CartPole-v1"] | {"env_id": "bench_envs:make_large", "norm_adv": True}  # returns up to 500,000
+LARGE = presets()["CartPole-v1"] | {
+    "env_id": "bench_envs:make_large",
+    "norm_adv": True,
+}  # returns up to 500,000
 ROWS = {
-    "cartpole-cleanrl": Row(CLEANRL, 5, 475.0, "train", 0.0, "CleanRL: 490.04 +- 6.12 over 3 seeds"),
-    "cartpole-preset": Row({"env_id": "CartPole-v1"}, 10, 500.0, "eval", 0.51, "rl-baselines3-zoo: 500.0, one run"),
+    "cartpole-cleanrl": Row(
+        CLEANRL, 5, 475.0, "train", 0.0, "CleanRL: 490.04 +- 6.12 over 3 seeds"
+    ),
+    "cartpole-preset": Row(
+        {"env_id": "CartPole-v1"}, 10, 500.0, "eval", 0.51, "rl-baselines3-zoo: 500.0, one run"
+    ),
     "pendulum-preset": Row(
-        {"env_id": "Pendulum-v1"}, 5, -200.0, "eval", 0.0, "rl-baselines3-zoo: -172.2, one run, gSDE"
+        {"env_id": "Pendulum-v1"},
+        5,
+        -200.0,
+        "eval",
+        0.0,
+        "rl-baselines3-zoo: -172.2, one run, gSDE",
     ),
     "positions-lstm": Row(POSITIONS_ONLY, 5, 475.0, "eval", 0.51, "none"),
     "positions-gru": Row(POSITIONS_ONLY | {"memory": "gru"}, 5, 475.0, "eval", 0.51, "none"),
@@ -185,7 +197,9 @@ ROWS = {
     "large-rewards-raw-adv": Row(
         LARGE | {"norm_value": True, "norm_adv": False}, 5, 0.0, "eval", 0.0, "none, for comparison"
     ),
-    "large-rewards-plain-raw-adv": Row(LARGE | {"norm_adv": False}, 5, 0.0, "eval", 0.0, "none, for comparison"),
+    "large-rewards-plain-raw-adv": Row(
+        LARGE | {"norm_adv": False}, 5, 0.0, "eval", 0.0, "none, for comparison"
+    ),
     "squares-float32": Row(SQUARES, 5, 0.85, "train", 0.0, "none"),
     "squares-bfloat16": Row(SQUARES | {"precision": "bfloat16"}, 5, 0.85, "train", 0.0, "none"),
 }
@@ -205,18 +219,24 @@ for task, (same, zoo, tianshou) in PUBLISHED.items():
         f"{name}-annealed": Row(own | {"anneal_lr": True}, 5, bar, "eval", 0.0, others, **more),
         f"{name}-preset": Row(whole, 5, bar, "eval", 0.0, others, **more, ends_after=1_000_000),
     }
-    spread = replace(ROWS[f"{name}-preset"], settings=whole | {"envs_per_sampler": 8, "num_steps": 32})
+    spread = replace(
+        ROWS[f"{name}-preset"], settings=whole | {"envs_per_sampler": 8, "num_steps": 32}
+    )
     ROWS[f"{name}-64-envs"] = spread
     if task in ("Ant-v5", "Humanoid-v5"):
         ROWS[f"{name}-no-contacts"] = replace(spread, settings=spread.settings | NO_CONTACTS)
     if task == "Humanoid-v5":
         same_row = ROWS[f"{name}-cleanrl"]
-        ROWS[f"{name}-cleanrl-no-contacts"] = replace(same_row, settings=same_row.settings | NO_CONTACTS)
+        ROWS[f"{name}-cleanrl-no-contacts"] = replace(
+            same_row, settings=same_row.settings | NO_CONTACTS
+        )
 
 
 def main() -> int:
     """Train each row on its seeds where no run is stored, print a table. Return 0 if all bars are met."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--only", choices=list(ROWS), nargs="*", default=list(ROWS))
     parser.add_argument("--seeds", type=int, help="instead of each row's own number")
     parser.add_argument("--jobs", type=int, default=2, help="runs at a time")
@@ -227,7 +247,11 @@ def main() -> int:
     if flags.one:
         print(json.dumps(one(ROWS[flags.one[0]], int(flags.one[1]))))
         return 0
-    seeds = {name: flags.seeds or ROWS[name].seeds for name in flags.only if flags.show or is_possible(name)}
+    seeds = {
+        name: flags.seeds or ROWS[name].seeds
+        for name in flags.only
+        if flags.show or is_possible(name)
+    }
     failed = 0 if flags.show else run(seeds, flags.jobs, flags.store)
     runs = stored(flags.store)
     return int(failed + sum(not shown(name, runs.get(name, {})) for name in seeds) > 0)
@@ -238,7 +262,10 @@ def is_possible(name: str) -> bool:
     needs = ROWS[name].needs
     if needs is None or importlib.util.find_spec(needs):
         return True
-    print(f"{name}: skipped, because {needs} is not installed: pip install {needs.replace('_', '-')}", flush=True)
+    print(
+        f"{name}: skipped, because {needs} is not installed: pip install {needs.replace('_', '-')}",
+        flush=True,
+    )
     return False
 
 
@@ -256,19 +283,26 @@ def settings_of(name: str) -> dict[str, Any] | None:
     """Return what a row sets, as JSON has it; None for a row that ROWS no longer has."""
     if name not in ROWS:
         return None
-    known: dict[str, Any] = json.loads(json.dumps(ROWS[name].settings | {"ends_after": ROWS[name].ends_after}))
+    known: dict[str, Any] = json.loads(
+        json.dumps(ROWS[name].settings | {"ends_after": ROWS[name].ends_after})
+    )
     return known
 
 
 def run(seeds: dict[str, int], jobs: int, store: Path) -> int:
     """Run what is not stored yet, seed 1 of all rows first, `jobs` runs at a time; return how many failed."""
     known, most = stored(store), max(seeds.values(), default=0)
-    wanted = [(name, seed) for seed in range(1, most + 1) for name, rows in seeds.items() if seed <= rows]
+    wanted = [
+        (name, seed) for seed in range(1, most + 1) for name, rows in seeds.items() if seed <= rows
+    ]
     missing = [partial(apart, *each) for each in wanted if each[1] not in known.get(each[0], {})]
     failed = 0
     for line in run_all(missing, jobs, store):
         failed += "error" in line
-        print(f"{line['row']}, seed {line['seed']}: {line.get('error') or figures_in_words(line)}", flush=True)
+        print(
+            f"{line['row']}, seed {line['seed']}: {line.get('error') or figures_in_words(line)}",
+            flush=True,
+        )
     return failed
 
 
@@ -282,7 +316,13 @@ def figures_in_words(line: dict[str, Any]) -> str:
 
 def apart(name: str, seed: int) -> dict[str, Any]:
     """Train one seed in a process of its own, and return what is stored of it."""
-    line = {"row": name, "seed": seed, "settings": settings_of(name), "commit": commit(), "cpu": machine()["cpu"]}
+    line = {
+        "row": name,
+        "seed": seed,
+        "settings": settings_of(name),
+        "commit": commit(),
+        "cpu": machine()["cpu"],
+    }
     command = [sys.executable, str(HERE / "learning.py"), "--one", name, str(seed)]
     try:
         return line | run_json(command, ours_environment() | {"OMP_NUM_THREADS": "1"}, LONGEST_S)
@@ -306,9 +346,14 @@ def shown(name: str, runs: dict[int, dict[str, Any]]) -> bool:
         f"({', '.join(map(in_words, others))}); {reached:.0%} of {counted(len(runs), 'seed')} at {row.bar:g}: "
         f"{'pass' if passed else 'FAIL'}. Published: {row.published}."
     )
-    trivial_means: dict[str, float] = next((run["trivial"] for run in runs.values() if "trivial" in run), {})
+    trivial_means: dict[str, float] = next(
+        (run["trivial"] for run in runs.values() if "trivial" in run), {}
+    )
     if trivial_means:
-        print("  without learning: " + ", ".join(f"{what} {in_words(mean)}" for what, mean in trivial_means.items()))
+        print(
+            "  without learning: "
+            + ", ".join(f"{what} {in_words(mean)}" for what, mean in trivial_means.items())
+        )
     return passed
 
 
@@ -337,10 +382,14 @@ def learned(
     """Train with these settings, and otherwise those of a preset, on one seed, and evaluate the policy."""
     began, basis = time.monotonic(), {} if preset is None else presets()[preset]
     with tempfile.TemporaryDirectory() as folder:
-        config = Config(**basis | settings | {"seed": seed, "progress": "off", "run_dir": Path(folder) / "run"})
+        config = Config(
+            **basis | settings | {"seed": seed, "progress": "off", "run_dir": Path(folder) / "run"}
+        )
         result = train(config, observers=[Stop(ends_after or math.inf)])
         if result.stopped_by is not None and result.global_step < (ends_after or math.inf):
-            sys.exit(f"The run was stopped by {result.stopped_by} after {result.global_step:,} steps: not a result.")
+            sys.exit(
+                f"The run was stopped by {result.stopped_by} after {result.global_step:,} steps: not a result."
+            )
         played = evaluate(result, episodes=EPISODES)
         rows = result.metrics  # read before the folder is removed
     returns = [(row["global_step"], row.get("charts/episodic_return")) for row in rows]
@@ -349,7 +398,9 @@ def learned(
     return {
         "seed": seed,
         "train": result.episodic_return,
-        "quarters": [rows[len(rows) * quarter // 4 - 1]["charts/episodic_return"] for quarter in (1, 2, 3, 4)],
+        "quarters": [
+            rows[len(rows) * quarter // 4 - 1]["charts/episodic_return"] for quarter in (1, 2, 3, 4)
+        ],
         "eval": played.mean_return,
         "curve": [known[index] for index in drawn],
         "steps": result.global_step,
@@ -366,7 +417,11 @@ def in_words(mean_return: float) -> str:
 def commit() -> str:
     """Return the commit that is measured, with a + if the working tree differs from it."""
     answer = subprocess.run(
-        ["git", "describe", "--always", "--dirty=+"], cwd=HERE, capture_output=True, text=True, check=False
+        ["git", "describe", "--always", "--dirty=+"],
+        cwd=HERE,
+        capture_output=True,
+        text=True,
+        check=False,
     )
     return answer.stdout.strip() or "unknown"
 

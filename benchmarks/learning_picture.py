@@ -31,7 +31,9 @@ COLUMNS = 2
 
 def main() -> None:
     """Read the files, draw the rows that have curves and a title."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("store", type=Path, help="where learning.py stored the runs")
     parser.add_argument("picture", type=Path)
     flags = parser.parse_args()
@@ -65,7 +67,9 @@ def _curves(axis: Any, runs: list[dict[str, Any]]) -> None:
     first, last = max(curve[0, 0] for curve in curves), min(curve[-1, 0] for curve in curves)
     steps = np.linspace(first, last, max(len(curve) for curve in curves))
     mean = np.mean([np.interp(steps, *curve.T) for curve in curves], axis=0)
-    axis.plot(steps, mean, color=COLOURS[1], linewidth=2, label=f"mean of {counted(len(curves), 'seed')}")
+    axis.plot(
+        steps, mean, color=COLOURS[1], linewidth=2, label=f"mean of {counted(len(curves), 'seed')}"
+    )
     for (name, value), dash in zip(_without_learning(runs).items(), (2, 6), strict=False):
         axis.axhline(value, color=GREY, linewidth=1.2, linestyle=(0, (dash, 2)), label=name)
     axis.set_xlim(left=0)

@@ -33,15 +33,29 @@ from measure import descendants, ours_environment, stop
 
 WARM_UP = 4  # iterations before the window
 STEPS = 64  # of a segment
-PARTS = ("iteration", "collect", "slowest_actor", "env", "act", "wait", "transfer", "update", "other")
+PARTS = (
+    "iteration",
+    "collect",
+    "slowest_actor",
+    "env",
+    "act",
+    "wait",
+    "transfer",
+    "update",
+    "other",
+)
 BOUND = 5_940.0  # env steps/s of 64 samplers, T=64, M=512, if a step took 10 ms and Ray no time
 TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--actors", type=int, default=64)
-    parser.add_argument("--samplers", type=int, help="as many as actors by default; more are stepped by threads")
+    parser.add_argument(
+        "--samplers", type=int, help="as many as actors by default; more are stepped by threads"
+    )
     parser.add_argument("--iterations", type=int, default=20)
     parser.add_argument("--step-s", type=float, default=0.01)
     wanted = parser.parse_args()
@@ -50,21 +64,39 @@ def main() -> None:
         result = measured(wanted.actors, samplers, wanted.iterations, wanted.step_s, Path(folder))
     slept_s = STEPS * step_of_bare_threads(wanted.actors, samplers // wanted.actors, wanted.step_s)
     result["bare_step_ms"] = 1e3 * slept_s / STEPS
-    result["bound_of_bare_threads"] = STEPS * samplers / (slept_s + 1e-3 * result["parts_ms"]["update"])
+    result["bound_of_bare_threads"] = (
+        STEPS * samplers / (slept_s + 1e-3 * result["parts_ms"]["update"])
+    )
     if samplers == 64:
         result["percent_of_bound"] = 100 * result["steps_per_s"] / BOUND
     print(json.dumps(result, indent=2))
 
 
-def measured(actors: int, samplers: int, iterations: int, step_s: float, folder: Path) -> dict[str, Any]:
+def measured(
+    actors: int, samplers: int, iterations: int, step_s: float, folder: Path
+) -> dict[str, Any]:
     """Run the command in `folder`, and return its rates, memory and CPU time."""
     batch = STEPS * samplers
     words = [
-        *("train", "dppo/SlowCartPole-v0", "--preset", "fast", "--progress", "off", "--run-dir", "run"),
+        *(
+            "train",
+            "dppo/SlowCartPole-v0",
+            "--preset",
+            "fast",
+            "--progress",
+            "off",
+            "--run-dir",
+            "run",
+        ),
         *("--env-kwargs", json.dumps({"step_s": step_s})),
         *("--num-actors", str(actors), "--num-samplers", str(samplers), "--num-steps", str(STEPS)),
         *(("--env-threads",) if samplers > actors else ()),
-        *("--minibatch-size", str(min(512, batch)), "--total-timesteps", str(batch * (WARM_UP + iterations))),
+        *(
+            "--minibatch-size",
+            str(min(512, batch)),
+            "--total-timesteps",
+            str(batch * (WARM_UP + iterations)),
+        ),
     ]
     began = time.monotonic()
     log = (folder / "log").open("w+")
@@ -104,7 +136,9 @@ def measured(actors: int, samplers: int, iterations: int, step_s: float, folder:
         "steps_per_s": steps / window_s,
         "first_step_s": first_s,
         "window_s": window_s,
-        "parts_ms": {part: 1e3 * fmean(row[f"perf/{part}_s"] for row in window[1:]) for part in PARTS},
+        "parts_ms": {
+            part: 1e3 * fmean(row[f"perf/{part}_s"] for row in window[1:]) for part in PARTS
+        },
         "pss_mb": sum(memory["Pss"].values()),
         "rss_mb": sum(memory["Rss"].values()),
         "pss_mb_of": memory["Pss"],
@@ -145,7 +179,9 @@ def step_of_bare_threads(processes: int, threads: int, step_s: float) -> float:
     """Return the seconds of a step of the slowest of all threads, which do nothing but sleep: the median of 5 tries."""
     context = multiprocessing.get_context("fork")
     with context.Pool(processes) as pool:
-        tries = [max(pool.map(_slowest, [(threads, step_s)] * processes, chunksize=1)) for _ in range(5)]
+        tries = [
+            max(pool.map(_slowest, [(threads, step_s)] * processes, chunksize=1)) for _ in range(5)
+        ]
     return sorted(tries)[2]
 
 
@@ -172,7 +208,11 @@ def kind(pid: int, root: int) -> str:
     if pid == root:
         return "driver"
     line = Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
-    for word, name in (("ray::PPOActor", "actors"), ("gcs_server", "gcs"), ("raylet/raylet", "raylet")):
+    for word, name in (
+        ("ray::PPOActor", "actors"),
+        ("gcs_server", "gcs"),
+        ("raylet/raylet", "raylet"),
+    ):
         if word in line:
             return name
     return "ray's helpers"

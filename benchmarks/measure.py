@@ -24,7 +24,14 @@ HERE = Path(__file__).resolve().parent
 REPO = HERE.parent
 SB3_VENV = HERE / ".venvs" / "sb3"
 SB3_CONSTRAINTS = HERE / "constraints-sb3.txt"
-SB3_PACKAGES = ["stable-baselines3", "sb3-contrib", "torch", "gymnasium[mujoco]", "ale-py", "opencv-python-headless"]
+SB3_PACKAGES = [
+    "stable-baselines3",
+    "sb3-contrib",
+    "torch",
+    "gymnasium[mujoco]",
+    "ale-py",
+    "opencv-python-headless",
+]
 
 
 class MeasurementError(Exception):
@@ -33,7 +40,11 @@ class MeasurementError(Exception):
 
 def ours_environment(checkout: Path = REPO) -> dict[str, str]:
     """Return environment variables that make the dppo and the benchmarks of `checkout` importable in a child."""
-    paths = [str(checkout / "src"), str(checkout / "benchmarks"), *filter(None, [os.environ.get("PYTHONPATH")])]
+    paths = [
+        str(checkout / "src"),
+        str(checkout / "benchmarks"),
+        *filter(None, [os.environ.get("PYTHONPATH")]),
+    ]
     return os.environ | {"PYTHONPATH": os.pathsep.join(paths)}
 
 
@@ -43,7 +54,9 @@ def run_json(command: list[str], env: dict[str, str], timeout_s: float = 900.0) 
     Raises:
         MeasurementError: the child failed, printed nothing, or took longer than `timeout_s`.
     """
-    with tempfile.TemporaryDirectory() as folder:  # removes files that libraries leave, such as MuJoCo's log
+    with (
+        tempfile.TemporaryDirectory() as folder
+    ):  # removes files that libraries leave, such as MuJoCo's log
         began = time.perf_counter()
         child = subprocess.Popen(
             command,
@@ -70,7 +83,9 @@ def run_json(command: list[str], env: dict[str, str], timeout_s: float = 900.0) 
     return result | {"wall_s": wall_s}
 
 
-def run_all(calls: Iterable[Callable[[], dict[str, Any]]], jobs: int, store: Path) -> Iterator[dict[str, Any]]:
+def run_all(
+    calls: Iterable[Callable[[], dict[str, Any]]], jobs: int, store: Path
+) -> Iterator[dict[str, Any]]:
     """Make `calls`, `jobs` at a time, and yield their results as they come, first added to `store` unless an `error`.
 
     A result is a line of JSON there, so that what has run is not run again after an interruption.
@@ -110,7 +125,11 @@ def descendants(pid: int) -> Iterator[tuple[int, int, str]]:
         one, depth = todo.pop()
         todo += [(child, depth + 1) for child in children.get(one, [])]
         with contextlib.suppress(OSError):
-            yield one, depth, (Path("/proc") / str(one) / "cmdline").read_text().replace("\0", " ").strip()
+            yield (
+                one,
+                depth,
+                (Path("/proc") / str(one) / "cmdline").read_text().replace("\0", " ").strip(),
+            )
 
 
 def unique_mb(pid: int) -> float:
@@ -134,12 +153,25 @@ def sb3_python() -> str:
     wanted = hashlib.sha256(SB3_CONSTRAINTS.read_bytes()).hexdigest()
     if stamp.exists() and stamp.read_text() == wanted:
         return str(python)
-    print(f"Creating {SB3_VENV.relative_to(REPO)} for Stable-Baselines3 (once) ...", file=sys.stderr)
+    print(
+        f"Creating {SB3_VENV.relative_to(REPO)} for Stable-Baselines3 (once) ...", file=sys.stderr
+    )
     venv.create(SB3_VENV, with_pip=True, clear=True)
-    pip = [str(python), "-m", "pip", "install", "--quiet", "-c", str(SB3_CONSTRAINTS), *SB3_PACKAGES]
+    pip = [
+        str(python),
+        "-m",
+        "pip",
+        "install",
+        "--quiet",
+        "-c",
+        str(SB3_CONSTRAINTS),
+        *SB3_PACKAGES,
+    ]
     done = subprocess.run(pip, capture_output=True, text=True, check=False)
     if done.returncode != 0:
-        raise MeasurementError(f"its virtual environment could not be created: {done.stderr.strip().splitlines()[-1]}")
+        raise MeasurementError(
+            f"its virtual environment could not be created: {done.stderr.strip().splitlines()[-1]}"
+        )
     stamp.write_text(wanted)
     return str(python)
 
@@ -151,11 +183,15 @@ def machine() -> dict[str, Any]:
     """Describe the machine, the versions and the commit of this measurement."""
     return {
         "cpu": _cpu_model(),
-        "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
+        "cores": len(os.sched_getaffinity(0))
+        if hasattr(os, "sched_getaffinity")
+        else os.cpu_count(),
         "load_before": os.getloadavg()[0],
         "system": platform.platform(),
         "python": platform.python_version(),
-        "versions": {name: _version(name) for name in ("ray", "torch", "gymnasium", "numpy", "mujoco")},
+        "versions": {
+            name: _version(name) for name in ("ray", "torch", "gymnasium", "numpy", "mujoco")
+        },
         "commit": _git("rev-parse", "HEAD"),
         "changed_files": len(_git("status", "--porcelain").splitlines()),
         "date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
@@ -178,6 +214,8 @@ def _version(package: str) -> str | None:
 
 def _git(*arguments: str) -> str:
     with contextlib.suppress(OSError):
-        done = subprocess.run(["git", "-C", str(REPO), *arguments], capture_output=True, text=True, check=False)
+        done = subprocess.run(
+            ["git", "-C", str(REPO), *arguments], capture_output=True, text=True, check=False
+        )
         return done.stdout.strip() if done.returncode == 0 else ""
     return ""

@@ -42,7 +42,14 @@ COMMANDS = (
 def hash_of(command: str, kind: str) -> str:
     """Return the first 16 digits of the hash of the weights that `dppo train COMMAND` ends with."""
     with tempfile.TemporaryDirectory() as folder:
-        arguments = [*command.split(), *SETTINGS.split(), "--numerics", kind, "--run-dir", f"{folder}/run"]
+        arguments = [
+            *command.split(),
+            *SETTINGS.split(),
+            "--numerics",
+            kind,
+            "--run-dir",
+            f"{folder}/run",
+        ]
         paths = [str(HERE.parent / "src"), str(HERE)]
         done = subprocess.run(
             [sys.executable, "-m", "dppo", "train", *arguments],
@@ -74,19 +81,28 @@ def milliseconds_of_a_fingerprint() -> float:
 
 def main() -> None:
     """Print a table in Markdown, row by row, and the time of a fingerprint."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--kinds", nargs="+", choices=KINDS, default=list(KINDS))
     parser.add_argument("--write", action="store_true", help=f"store all kinds in {STORE.name}")
     options = parser.parse_args()
     kinds = KINDS if options.write else options.kinds
-    print(f"| {cpu_name()}: `dppo train ... {SETTINGS}` | {' | '.join(kinds)} |\n|---|{'---|' * len(kinds)}")
+    print(
+        f"| {cpu_name()}: `dppo train ... {SETTINGS}` | {' | '.join(kinds)} |\n|---|{'---|' * len(kinds)}"
+    )
     weights = {}
     for command in COMMANDS:
         weights[command] = {kind: hash_of(command, kind) for kind in kinds}
         print(f"| `{command}` | {' | '.join(weights[command].values())} |", flush=True)
     print(f"\nA fingerprint takes {milliseconds_of_a_fingerprint():.0f} ms.")
     if options.write:
-        stored = {"settings": SETTINGS, "cpu": cpu_name(), "versions": installed_versions(), "weights": weights}
+        stored = {
+            "settings": SETTINGS,
+            "cpu": cpu_name(),
+            "versions": installed_versions(),
+            "weights": weights,
+        }
         STORE.write_text(json.dumps(stored, indent=2) + "\n", encoding="utf8")
 
 

@@ -30,7 +30,9 @@ FIGURES = {"curve": "whole run", "train": "last 100", "eval": "greedy"}
 
 def main() -> int:
     """Train every row on its seeds, with every lag; print a table, write JSON."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--only", choices=list(ROWS), nargs="*", default=list(ROWS))
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--lags", type=int, nargs="+", default=[0, 1, 2, 4])
@@ -43,15 +45,23 @@ def main() -> int:
                 key = f"{name} {lag} {seed}"
                 if key not in runs:
                     runs[key] = learned({**ROWS[name], "policy_lag": lag}, seed, preset=None)
-                    flags.json.write_text(json.dumps({"commit": commit(), "rows": ROWS, "runs": runs}, indent=1) + "\n")
-                    print(
-                        f"  {key}: " + ", ".join(f"{one} {figure(runs[key], one):.1f}" for one in FIGURES), flush=True
+                    flags.json.write_text(
+                        json.dumps({"commit": commit(), "rows": ROWS, "runs": runs}, indent=1)
+                        + "\n"
                     )
-        print(f"{name}, {', '.join(f'{title}: mean +- standard error' for title in FIGURES.values())}")
+                    print(
+                        f"  {key}: "
+                        + ", ".join(f"{one} {figure(runs[key], one):.1f}" for one in FIGURES),
+                        flush=True,
+                    )
+        print(
+            f"{name}, {', '.join(f'{title}: mean +- standard error' for title in FIGURES.values())}"
+        )
         for lag in flags.lags:
             seeds = [runs[f"{name} {lag} {seed}"] for seed in range(1, flags.seeds + 1)]
             print(
-                f"| {lag} | {' | '.join(summary([figure(run, one) for run in seeds]) for one in FIGURES)} |", flush=True
+                f"| {lag} | {' | '.join(summary([figure(run, one) for run in seeds]) for one in FIGURES)} |",
+                flush=True,
             )
     return 0
 

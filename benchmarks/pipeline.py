@@ -36,15 +36,25 @@ WARM_UP = 8  # iterations that do not count: an actor that starts late lets the 
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--before", type=Path, help="a checkout of an earlier commit")
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--iterations", type=int, default=40)
-    parser.add_argument("--samplers", type=int, default=ACTORS, help="more than 8 work in threads; not with --slow")
-    parser.add_argument("--sigma", type=float, default=1.0, help="of the log-normal times; 0: constant")
-    parser.add_argument("--spikes", action="store_true", help="1 %% of steps take 200 ms, the others 8")
+    parser.add_argument(
+        "--samplers", type=int, default=ACTORS, help="more than 8 work in threads; not with --slow"
+    )
+    parser.add_argument(
+        "--sigma", type=float, default=1.0, help="of the log-normal times; 0: constant"
+    )
+    parser.add_argument(
+        "--spikes", action="store_true", help="1 %% of steps take 200 ms, the others 8"
+    )
     parser.add_argument("--lags", type=int, nargs="+", default=[0, 1, 3])
-    parser.add_argument("--slow", action="store_true", help="one slow actor; with --before, for both checkouts")
+    parser.add_argument(
+        "--slow", action="store_true", help="one slow actor; with --before, for both checkouts"
+    )
     parser.add_argument("--once", type=json.loads, help=argparse.SUPPRESS)
     wanted = parser.parse_args()
     if wanted.once:
@@ -57,23 +67,33 @@ def main() -> None:
     found: dict[str, list[dict[str, Any]]] = {name: [] for name, _, _ in sides}
     for _ in range(wanted.repeats):
         for name, checkout, lag in sides:
-            work = {"lag": lag, "iterations": wanted.iterations, "sigma": wanted.sigma, "slow": wanted.slow}
+            work = {
+                "lag": lag,
+                "iterations": wanted.iterations,
+                "sigma": wanted.sigma,
+                "slow": wanted.slow,
+            }
             work["spikes"] = wanted.spikes
             work["samplers"] = 2 * ACTORS if wanted.slow else wanted.samplers
             command = [sys.executable, __file__, "--once", json.dumps(work)]
             env = ours_environment(checkout)
-            env["PYTHONPATH"] = os.pathsep.join([str(HERE), env["PYTHONPATH"]])  # the environment of this file
+            env["PYTHONPATH"] = os.pathsep.join(
+                [str(HERE), env["PYTHONPATH"]]
+            )  # the environment of this file
             found[name].append(run_json(command, env))
             print(f"{name}: {found[name][-1]}", flush=True)
     print("side, env steps/s, bound, with a barrier, share of the bound, step in ms")
     for name, runs in found.items():
         rate, limit, barrier, step = (
-            statistics.median(run[key] for run in runs) for key in ("rate", "bound", "barrier", "step_ms")
+            statistics.median(run[key] for run in runs)
+            for key in ("rate", "bound", "barrier", "step_ms")
         )
         print(f"{name}, {rate:.0f}, {limit:.0f}, {barrier:.0f}, {rate / limit:.1%}, {step:.1f}")
 
 
-def once(lag: int, iterations: int, sigma: float, slow: bool, spikes: bool, samplers: int) -> dict[str, Any]:
+def once(
+    lag: int, iterations: int, sigma: float, slow: bool, spikes: bool, samplers: int
+) -> dict[str, Any]:
     """Train once in this process; return its rate, and the bounds for the step times that were measured."""
     import dppo
     from dppo.run.learner import PPOLearner
@@ -117,7 +137,9 @@ def once(lag: int, iterations: int, sigma: float, slow: bool, spikes: bool, samp
         bound, barrier = (ACTORS - 1) / step_s, 2 * ACTORS / 3 / step_s
     else:
         step_s = statistics.fmean(one for row in segments for one in row) / STEPS
-        bound, barrier = (made / modelled(segments, updates, lag, barrier=both) for both in (False, True))
+        bound, barrier = (
+            made / modelled(segments, updates, lag, barrier=both) for both in (False, True)
+        )
     return {
         "rate": made / window_s,
         "bound": bound,
@@ -137,14 +159,18 @@ def fast_s(segments: list[list[float]], rows: list[dict[str, float]]) -> float:
     return (sum(fast) - sum(row["replay/s"] for row in rows)) / len(fast)
 
 
-def modelled(segments: list[list[float]], updates: list[float], lag: int, *, barrier: bool = False) -> float:
+def modelled(
+    segments: list[list[float]], updates: list[float], lag: int, *, barrier: bool = False
+) -> float:
     """Return the seconds from the end of the warm-up to that of the last iteration, with these times and no others."""
     policies = [0.0]  # times at which they exist
     free = [0.0] * len(segments[0])
     for index, times in enumerate(segments):
         begins = max(free) if barrier else 0.0
         ready = policies[max(0, index - lag)]
-        free = [max(one, ready, begins) + segment_s for one, segment_s in zip(free, times, strict=True)]
+        free = [
+            max(one, ready, begins) + segment_s for one, segment_s in zip(free, times, strict=True)
+        ]
         policies.append(max(policies[-1], *free) + updates[index])
     return policies[-1] - policies[WARM_UP]
 

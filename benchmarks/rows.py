@@ -47,7 +47,11 @@ class Work:
 
 def ours(work: Work, checkout: Path = REPO) -> dict[str, Any]:
     """Train with the dppo of `checkout`: this working tree, or an earlier commit to compare with."""
-    command = [sys.executable, str(checkout / "benchmarks" / "ours_ppo.py"), json.dumps(asdict(work))]
+    command = [
+        sys.executable,
+        str(checkout / "benchmarks" / "ours_ppo.py"),
+        json.dumps(asdict(work)),
+    ]
     return _rates(run_json(command, ours_environment(checkout)))
 
 
@@ -68,7 +72,9 @@ def _rates(result: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def take_turns(sides: dict[str, Callable[[], dict[str, Any]]], repeats: int, keys: list[str]) -> dict[str, Any]:
+def take_turns(
+    sides: dict[str, Callable[[], dict[str, Any]]], repeats: int, keys: list[str]
+) -> dict[str, Any]:
     """Measure the sides in turns, so that drift of the machine affects all. A side that fails stops no other."""
     measured: dict[str, Any] = {name: {"runs": [], "errors": []} for name in sides}
     for turn in range(repeats):
@@ -90,7 +96,9 @@ def take_turns(sides: dict[str, Callable[[], dict[str, Any]]], repeats: int, key
     return measured
 
 
-def bar(what: str, measured: float | None, limit: float, unit: str = "", *, at_most: bool = False) -> dict[str, Any]:
+def bar(
+    what: str, measured: float | None, limit: float, unit: str = "", *, at_most: bool = False
+) -> dict[str, Any]:
     passed = None if measured is None else bool(measured <= limit if at_most else measured >= limit)
     return {
         "what": what,
@@ -103,10 +111,14 @@ def bar(what: str, measured: float | None, limit: float, unit: str = "", *, at_m
 
 
 def _best(sides: dict[str, Any], names: list[str], key: str) -> float | None:
-    return max((sides[name]["median"][key] for name in names if key in sides[name]["median"]), default=None)
+    return max(
+        (sides[name]["median"][key] for name in names if key in sides[name]["median"]), default=None
+    )
 
 
-def _ratio(sides: dict[str, Any], above: list[str], below: list[str], key: str = "steady_steps_per_s") -> float | None:
+def _ratio(
+    sides: dict[str, Any], above: list[str], below: list[str], key: str = "steady_steps_per_s"
+) -> float | None:
     """Return the best figure of the sides `above` over the best of those `below`."""
     numerator, denominator = _best(sides, above, key), _best(sides, below, key)
     return numerator / denominator if numerator is not None and denominator else None
@@ -119,20 +131,33 @@ SB3, SB3_1 = "SB3, torch's threads", "SB3, 1 thread"
 
 
 def _against_sb3(work: Work, least: float, repeats: int, before: Path | None) -> dict[str, Any]:
-    sides = {OWN: lambda: ours(work), SB3: lambda: sb3(work), SB3_1: lambda: sb3(replace(work, threads=1))}
+    sides = {
+        OWN: lambda: ours(work),
+        SB3: lambda: sb3(work),
+        SB3_1: lambda: sb3(replace(work, threads=1)),
+    }
     if before is not None:
         sides[BEFORE] = lambda: ours(work, before)
     measured = take_turns(sides, repeats, RATES)
     bars = []
-    for key, name in (("steady_steps_per_s", "steady state"), ("whole_steps_per_s", "process start to exit")):
+    for key, name in (
+        ("steady_steps_per_s", "steady state"),
+        ("whole_steps_per_s", "process start to exit"),
+    ):
         ratio = _ratio(measured, [OWN], [SB3, SB3_1], key)
         bars.append(bar(f"times the better SB3, {name}", ratio, least, "x"))
     if before is not None:
-        bars.append(bar("times the commit before, steady state", _ratio(measured, [OWN], [BEFORE]), 1.0, "x"))
+        bars.append(
+            bar(
+                "times the commit before, steady state", _ratio(measured, [OWN], [BEFORE]), 1.0, "x"
+            )
+        )
     return {"work": asdict(work), "sides": measured, "bars": bars}
 
 
-CARTPOLE = Work({"env_id": "CartPole-v1"}, 128, update_epochs=4, minibatch_size=256, total_timesteps=499_712)
+CARTPOLE = Work(
+    {"env_id": "CartPole-v1"}, 128, update_epochs=4, minibatch_size=256, total_timesteps=499_712
+)
 HALFCHEETAH = Work(
     {"env_id": "HalfCheetah-v5"}, 256, update_epochs=10, minibatch_size=256, total_timesteps=102_400,
     settings={"target_kl": 0.0, "log_std_init": 0.0},  # else an update may end early, with less work than the peer's
@@ -165,7 +190,9 @@ def overlap(repeats: int, before: Path | None = None) -> dict[str, Any]:
         measured = take_turns(sides, repeats, RATES)
         ratio = _ratio(measured, list(layouts), [peer])
         result["sides"] |= measured
-        result["bars"].append(bar(f"{name}: times SB3 with one thread, steady state", ratio, least, "x"))
+        result["bars"].append(
+            bar(f"{name}: times SB3 with one thread, steady state", ratio, least, "x")
+        )
     return result
 
 
@@ -177,7 +204,11 @@ def layouts(repeats: int, before: Path | None = None) -> dict[str, Any]:
         sides |= {f"{eight}, before": _training(replace(CARTPOLE, samplers=8), before)}
     measured = take_turns(sides, repeats, RATES)
     ratio = _ratio(measured, [eight], [one])
-    return {"work": asdict(CARTPOLE), "sides": measured, "bars": [bar("8 x 1 of 1 x 8, steady state", ratio, 0.9, "x")]}
+    return {
+        "work": asdict(CARTPOLE),
+        "sides": measured,
+        "bars": [bar("8 x 1 of 1 x 8, steady state", ratio, 0.9, "x")],
+    }
 
 
 def own_module(repeats: int, before: Path | None = None) -> dict[str, Any]:
@@ -188,7 +219,11 @@ def own_module(repeats: int, before: Path | None = None) -> dict[str, Any]:
     }
     measured = take_turns(sides, repeats, RATES)
     ratio = _ratio(measured, ["torch module"], [OWN])
-    return {"work": asdict(CARTPOLE), "sides": measured, "bars": [bar("of the default MLP's rate", ratio, 0.6, "x")]}
+    return {
+        "work": asdict(CARTPOLE),
+        "sides": measured,
+        "bars": [bar("of the default MLP's rate", ratio, 0.6, "x")],
+    }
 
 
 def _training(work: Work, checkout: Path = REPO) -> Callable[[], dict[str, Any]]:
@@ -226,14 +261,18 @@ def overhead(repeats: int, before: Path | None = None) -> dict[str, Any]:
 
     def work(segment_s: float) -> Work:
         env = {"env_id": "CartPole-v1", "step_s": segment_s / 20}
-        return Work(env, 20, update_epochs=4, minibatch_size=64, total_timesteps=160 * 60, workers=8)
+        return Work(
+            env, 20, update_epochs=4, minibatch_size=64, total_timesteps=160 * 60, workers=8
+        )
 
     def measure(segment_s: float) -> Callable[[], dict[str, Any]]:
         return lambda: _with_cycle(ours(work(segment_s)))
 
     segments = {f"dppo, {1000 * s:.0f} ms": s for s in (0.02, 0.05, 0.2)}
     keys = ["overhead_percent", "iteration_ms", "slowest_actor_ms", "update_ms"]
-    sides = take_turns({name: measure(segment_s) for name, segment_s in segments.items()}, repeats, keys)
+    sides = take_turns(
+        {name: measure(segment_s) for name, segment_s in segments.items()}, repeats, keys
+    )
     bars = [
         bar(
             f"Ray's share, {name.partition(', ')[2]}",
@@ -279,10 +318,20 @@ def pong(repeats: int, before: Path | None = None) -> dict[str, Any]:
     own = replace(work, workers=2, samplers=2, settings={"learner_threads": 2})
     lower = replace(own, settings=own.settings | {"precision": "bfloat16"})
     workers = "SB3, 8 workers"
-    peers = {SB3: _peer(work), SB3_1: _peer(replace(work, threads=1)), workers: _peer(replace(work, workers=8))}
-    sides = take_turns({OWN: _training(lower), f"{OWN}, float32": _training(own), **peers}, repeats, RATES)
+    peers = {
+        SB3: _peer(work),
+        SB3_1: _peer(replace(work, threads=1)),
+        workers: _peer(replace(work, workers=8)),
+    }
+    sides = take_turns(
+        {OWN: _training(lower), f"{OWN}, float32": _training(own), **peers}, repeats, RATES
+    )
     ratio = _ratio(sides, [OWN], list(peers))
-    return {"work": asdict(work), "sides": sides, "bars": [bar("times the better SB3, steady state", ratio, 2.5, "x")]}
+    return {
+        "work": asdict(work),
+        "sides": sides,
+        "bars": [bar("times the better SB3, steady state", ratio, 2.5, "x")],
+    }
 
 
 def lstm(repeats: int, before: Path | None = None) -> dict[str, Any]:
@@ -293,7 +342,11 @@ def lstm(repeats: int, before: Path | None = None) -> dict[str, Any]:
     )  # fmt: skip
     peers = {"sb3-contrib": _peer(work), "sb3-contrib, 1 thread": _peer(replace(work, threads=1))}
     whole = replace(work, settings=work.settings | {"sequence_length": 128})
-    sides = take_turns({OWN: _training(work), f"{OWN}, sequences of 128": _training(whole), **peers}, repeats, RATES)
+    sides = take_turns(
+        {OWN: _training(work), f"{OWN}, sequences of 128": _training(whole), **peers},
+        repeats,
+        RATES,
+    )
     ratio = _ratio(sides, [OWN], list(peers))
     what = "times the better sb3-contrib, steady state"
     return {"work": asdict(work), "sides": sides, "bars": [bar(what, ratio, 3.0, "x")]}

@@ -43,12 +43,17 @@ STORE = HERE / "samples.jsonl"
 SIDES = ("dppo", "reuse", "fast", "sb3", "zoo")
 SHOWN = ("dppo", "reuse", "sb3")  # unless others are named: these have run most of the tasks
 LONGEST_S = 7200.0
-OURS: dict[str, dict[str, Any]] = {"reuse": {"reuse": 4, "num_steps": 32}, "fast": presets()["fast"]}
+OURS: dict[str, dict[str, Any]] = {
+    "reuse": {"reuse": 4, "num_steps": 32},
+    "fast": presets()["fast"],
+}
 
 
 def main() -> int:
     """Run what is missing, or show what is stored."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("command", choices=["run", "table", "picture", "one"])
     parser.add_argument("path", nargs="?", help="the picture to write")
     parser.add_argument("--sides", nargs="+", default=None)
@@ -56,10 +61,18 @@ def main() -> int:
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--jobs", type=int, default=2)
     parser.add_argument("--name", help="of a side of your own")
-    parser.add_argument("--set", nargs="+", default=[], metavar="NAME=VALUE", help="settings of that side, as JSON")
-    parser.add_argument("--until", choices=["good"], help="end each run where it reaches this return")
-    parser.add_argument("--step-ms", type=float, help="picture: draw over simulated time, with such steps")
-    parser.add_argument("--actors", type=int, default=8, help="picture: that collect in simulated time")
+    parser.add_argument(
+        "--set", nargs="+", default=[], metavar="NAME=VALUE", help="settings of that side, as JSON"
+    )
+    parser.add_argument(
+        "--until", choices=["good"], help="end each run where it reaches this return"
+    )
+    parser.add_argument(
+        "--step-ms", type=float, help="picture: draw over simulated time, with such steps"
+    )
+    parser.add_argument(
+        "--actors", type=int, default=8, help="picture: that collect in simulated time"
+    )
     parser.add_argument("--store", type=Path, default=STORE)
     options = parser.parse_args()
     if options.command == "one":
@@ -89,7 +102,9 @@ def _value(text: str) -> Any:
 # ---------------------------------------------------------------------------------------------- runs
 
 
-def run(sides: list[str], tasks: list[str], seeds: int, jobs: int, store: Path, work: dict[str, Any]) -> int:
+def run(
+    sides: list[str], tasks: list[str], seeds: int, jobs: int, store: Path, work: dict[str, Any]
+) -> int:
     """Run what is not stored yet, `jobs` runs at a time; return 1 if one of them failed."""
     known = stored(store)
 
@@ -111,7 +126,12 @@ def run(sides: list[str], tasks: list[str], seeds: int, jobs: int, store: Path, 
     failed = 0
     for line in run_all([partial(one_run, *one, **work) for one in wanted], jobs, store):
         failed += "error" in line
-        shown = ("side", "task", "seed", *(["error"] if "error" in line else ["final", "modest", "good", "seconds"]))
+        shown = (
+            "side",
+            "task",
+            "seed",
+            *(["error"] if "error" in line else ["final", "modest", "good", "seconds"]),
+        )
         print(json.dumps({key: line[key] for key in shown}), flush=True)
     return int(failed > 0)
 
@@ -120,7 +140,9 @@ def _possible(name: str) -> bool:
     return all(importlib.util.find_spec(module) for module in TASKS[name].needs)
 
 
-def one_run(side: str, name: str, seed: int, settings: dict[str, Any], until: str | None) -> dict[str, Any]:
+def one_run(
+    side: str, name: str, seed: int, settings: dict[str, Any], until: str | None
+) -> dict[str, Any]:
     """Train in a process of its own, and return what is stored of it."""
     line: dict[str, Any] = {"side": side, "task": name, "seed": seed}
     if settings:
@@ -132,7 +154,14 @@ def one_run(side: str, name: str, seed: int, settings: dict[str, Any], until: st
             work = json.dumps({"task": name, "zoo": side == "zoo", "seed": seed, "until": until})
             command = [sb3_python(), str(HERE / "samples_sb3.py"), work]
         else:
-            work = json.dumps({"name": name, "seed": seed, "settings": OURS.get(side, {}) | settings, "until": until})
+            work = json.dumps(
+                {
+                    "name": name,
+                    "seed": seed,
+                    "settings": OURS.get(side, {}) | settings,
+                    "until": until,
+                }
+            )
             command = [sys.executable, str(HERE / "samples.py"), "one", work]
         environment = ours_environment() | {"OMP_NUM_THREADS": "1"}
         result = run_json(command, environment, LONGEST_S)

@@ -17,7 +17,9 @@ Runs = dict[tuple[str, str], dict[int, dict[str, Any]]]
 """By side and task, and by seed."""
 
 
-def figures(task: Task, episodes: list[tuple[int, float]], until: str | None = None) -> dict[str, Any]:
+def figures(
+    task: Task, episodes: list[tuple[int, float]], until: str | None = None
+) -> dict[str, Any]:
     """Return the curve, env steps to both thresholds (None: not reached), the area under the curve and the end.
 
     `final` is the mean return of the episodes that ended in the last tenth of the run. A run that may end early has
@@ -39,10 +41,18 @@ def figures(task: Task, episodes: list[tuple[int, float]], until: str | None = N
         grid = grid[grid <= good]
     at = np.searchsorted(steps, grid, side="right") - 1
     curve = [None if index < 0 else round(float(means[index]), 4) for index in at]
-    found: dict[str, Any] = {"curve": curve, "modest": steps_to(task.modest), "good": good, "area": None, "final": None}
+    found: dict[str, Any] = {
+        "curve": curve,
+        "modest": steps_to(task.modest),
+        "good": good,
+        "area": None,
+        "final": None,
+    }
     if not until:
         late = returns[steps > 0.9 * task.steps]
-        found["area"] = round(fmean(point for point in curve if point is not None), 4) if any(curve) else None
+        found["area"] = (
+            round(fmean(point for point in curve if point is not None), 4) if any(curve) else None
+        )
         found["final"] = round(float(late.mean() if len(late) else means[-1]), 4)
     return found
 
@@ -66,7 +76,9 @@ def _merged(one: dict[str, Any], other: dict[str, Any]) -> dict[str, Any]:
 
 def ends(runs: Runs, side: str, task: str) -> list[float]:
     """Return the means at the end of the runs that went to their end."""
-    return [line["final"] for line in runs.get((side, task), {}).values() if line["final"] is not None]
+    return [
+        line["final"] for line in runs.get((side, task), {}).values() if line["final"] is not None
+    ]
 
 
 def reached(runs: Runs, side: str, task: str, threshold: str) -> list[float]:
@@ -84,12 +96,18 @@ def peer_steps(runs: Runs, side: str, task: str, threshold: str) -> list[float]:
 def print_table(runs: Runs, sides: list[str], tasks: list[str]) -> None:
     """Print env steps to both thresholds and the end, in Markdown; and the ratio to `sb3`, or else the last side."""
     peer = "sb3" if "sb3" in sides else sides[-1]
-    print("| task (modest, good) | " + " | ".join(sides) + " |\n|---" * 1 + "|---" * len(sides) + "|")
+    print(
+        "| task (modest, good) | " + " | ".join(sides) + " |\n|---" * 1 + "|---" * len(sides) + "|"
+    )
     for name in tasks:
         cells = [describe_runs(runs, side, name) for side in sides]
         if any(cells):
             held = ", held out" if TASKS[name].held_out else ""
-            print(f"| {name}{held} ({TASKS[name].modest:g}, {TASKS[name].good:g}) | " + " | ".join(cells) + " |")
+            print(
+                f"| {name}{held} ({TASKS[name].modest:g}, {TASKS[name].good:g}) | "
+                + " | ".join(cells)
+                + " |"
+            )
     for side in sides:
         if side != peer:
             print(f"\n{side}: {_against(runs, side, peer, tasks)}")
@@ -100,8 +118,14 @@ def describe_runs(runs: Runs, side: str, name: str) -> str:
     seeds, final = runs.get((side, name), {}), ends(runs, side, name)
     if not seeds:
         return ""
-    modest, good = (_thousands(median(reached(runs, side, name, which))) for which in ("modest", "good"))
-    end = f"; {fmean(final):.4g}" + (f" of {len(final)}" if len(final) < len(seeds) else "") if final else ""
+    modest, good = (
+        _thousands(median(reached(runs, side, name, which))) for which in ("modest", "good")
+    )
+    end = (
+        f"; {fmean(final):.4g}" + (f" of {len(final)}" if len(final) < len(seeds) else "")
+        if final
+        else ""
+    )
     return f"{modest}, {good}{end} ({len(seeds)})"
 
 
@@ -132,7 +156,11 @@ def _against(runs: Runs, side: str, peer: str, tasks: list[str]) -> str:
             lower.append(f"{name} ({fmean(own):.4g} against {fmean(other):.4g})")
     whole = [name for name in both if ends(runs, side, name) and ends(runs, peer, name)]
     areas = [_normalized(runs, side, name) - _normalized(runs, peer, name) for name in whole]
-    area = f" Area under the curve: {fmean(areas):+.2f} of the good return on average." if areas else ""
+    area = (
+        f" Area under the curve: {fmean(areas):+.2f} of the good return on average."
+        if areas
+        else ""
+    )
     return " ".join(parts) + f" Ends lower on {', '.join(lower) or 'none'}, of {len(whole)}.{area}"
 
 
@@ -150,7 +178,9 @@ def _ratio(runs: Runs, side: str, peer: str, name: str, threshold: str) -> float
     return own / median(peer_steps(runs, peer, name, threshold))
 
 
-def interval(runs: Runs, side: str, peer: str, tasks: list[str], threshold: str) -> tuple[float, float]:
+def interval(
+    runs: Runs, side: str, peer: str, tasks: list[str], threshold: str
+) -> tuple[float, float]:
     """Return the 95 % interval of the median ratio over tasks: percentiles of a bootstrap over tasks and their seeds.
 
     Source: rliable's StratifiedBootstrap with task_bootstrap (Agarwal et al., arXiv:2108.13264): tasks are drawn with
@@ -166,9 +196,13 @@ def interval(runs: Runs, side: str, peer: str, tasks: list[str], threshold: str)
     ratios = []
     for name in tasks:
         (own,) = drawn(reached(runs, side, name, threshold))
-        other, most = drawn(reached(runs, peer, name, threshold), peer_steps(runs, peer, name, threshold))
+        other, most = drawn(
+            reached(runs, peer, name, threshold), peer_steps(runs, peer, name, threshold)
+        )
         ratios.append(np.where(np.isinf(own) & np.isinf(other), np.nan, own / most))
-    chosen = np.take_along_axis(np.array(ratios), rng.integers(len(tasks), size=size)[None], axis=0)[0]
+    chosen = np.take_along_axis(
+        np.array(ratios), rng.integers(len(tasks), size=size)[None], axis=0
+    )[0]
     chosen = chosen[~np.isnan(chosen).all(axis=1)]
     if not len(chosen):
         return math.nan, math.nan

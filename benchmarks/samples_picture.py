@@ -44,13 +44,17 @@ class Clock:
         return steps * (self.step_s / self.actors + update_s(runs, side, task))
 
 
-def learned_at(runs: Runs, side: str, tasks: list[str], threshold: str, clock: Clock) -> list[tuple[float, float]]:
+def learned_at(
+    runs: Runs, side: str, tasks: list[str], threshold: str, clock: Clock
+) -> list[tuple[float, float]]:
     """Return (place on the axis, weight) of all runs that reach the threshold; all tasks weigh the same."""
     points = []
     for task in tasks:
         steps = reached(runs, side, task, threshold)
         weight = 1 / len(steps) / len(tasks)
-        points += [(clock.of(runs, side, task, one), weight) for one in steps if not math.isinf(one)]
+        points += [
+            (clock.of(runs, side, task, one), weight) for one in steps if not math.isinf(one)
+        ]
     return sorted(points)
 
 
@@ -61,9 +65,16 @@ def update_s(runs: Runs, side: str, task: str) -> float:
         return [line["update_s"] / line["steps"] for line in lines if "update_s" in line]
 
     own = of(list(runs[side, task].values()))
-    others = [rate for (name, _), seeds in runs.items() if name == side for rate in of(list(seeds.values()))]
+    others = [
+        rate
+        for (name, _), seeds in runs.items()
+        if name == side
+        for rate in of(list(seeds.values()))
+    ]
     if not own and not others:
-        raise SystemExit(f"samples.jsonl has no run of {side} with the time of its updates. Run a seed of it again.")
+        raise SystemExit(
+            f"samples.jsonl has no run of {side} with the time of its updates. Run a seed of it again."
+        )
     return median(own or others)
 
 
@@ -81,10 +92,16 @@ def draw(runs: Runs, sides: list[str], path: Path, step_ms: float | None, actors
     axes = figure.subplots(1, 2, sharex=True, sharey=True)
     for axis, threshold in zip(axes, ("modest", "good"), strict=True):
         _panel(axis, runs, sides, tasks, threshold, clock)
-        axis.set_title(f"a {threshold} return", fontsize=10, fontweight="bold", color=INK, loc="left")
+        axis.set_title(
+            f"a {threshold} return", fontsize=10, fontweight="bold", color=INK, loc="left"
+        )
     axes[0].legend(loc="lower right", frameon=False, fontsize=8, labelcolor=INK)
     axes[0].set_ylabel(f"{len(tasks)} tasks that reach it, %", fontsize=9, color=INK)
-    unit = "env steps" if step_ms is None else f"seconds of a simulator with {step_ms:g} ms a step, {actors} at once"
+    unit = (
+        "env steps"
+        if step_ms is None
+        else f"seconds of a simulator with {step_ms:g} ms a step, {actors} at once"
+    )
     figure.supxlabel(unit, fontsize=9, color=INK)
     figure.savefig(path)
     print(f"Written: {path}, of {', '.join(tasks)}")
@@ -93,27 +110,42 @@ def draw(runs: Runs, sides: list[str], path: Path, step_ms: float | None, actors
 def steps_of(runs: Runs, task: str, threshold: str) -> list[float]:
     """Return the env steps of a task, and of all runs that reached the threshold."""
     sides = [side for side, name in runs if name == task]
-    found = [one for side in sides for one in reached(runs, side, task, threshold) if not math.isinf(one)]
+    found = [
+        one for side in sides for one in reached(runs, side, task, threshold) if not math.isinf(one)
+    ]
     return [TASKS[task].steps, *found]
 
 
-def _panel(axis: Any, runs: Runs, sides: list[str], tasks: list[str], threshold: str, clock: Clock) -> None:
+def _panel(
+    axis: Any, runs: Runs, sides: list[str], tasks: list[str], threshold: str, clock: Clock
+) -> None:
     """Draw one threshold; lines end with the longest run."""
     from dppo.tools.pictures.style import COLOURS, style
 
     style(axis, labelsize=8)
     for side, colour in zip(sides, COLOURS, strict=False):
         points = learned_at(runs, side, tasks, threshold, clock)
-        end = max(clock.of(runs, side, name, max(steps_of(runs, name, threshold))) for name in tasks)
+        end = max(
+            clock.of(runs, side, name, max(steps_of(runs, name, threshold))) for name in tasks
+        )
         places = [0.0, *(place for place, _ in points), max(end, *(place for place, _ in points))]
         shares = np.cumsum([0.0, *(weight for _, weight in points), 0.0])
-        axis.step(places, 100 * shares, where="post", color=colour, linewidth=2, label=_label(runs, side, tasks))
+        axis.step(
+            places,
+            100 * shares,
+            where="post",
+            color=colour,
+            linewidth=2,
+            label=_label(runs, side, tasks),
+        )
     steps = (2_000, 5_000, 10_000, 20_000, 50_000, 100_000, 200_000, 500_000)
     ticks = steps if clock.step_s is None else (2, 5, 10, 20, 50, 100, 200, 500, 1000)
     axis.set_xscale("log")
     axis.set_xticks(ticks, [f"{tick // 1000}k" if tick >= 1000 else f"{tick}" for tick in ticks])
     axis.minorticks_off()
-    first = min(place for side in sides for place, _ in learned_at(runs, side, tasks, "modest", clock))
+    first = min(
+        place for side in sides for place, _ in learned_at(runs, side, tasks, "modest", clock)
+    )
     axis.set_xlim(left=0.8 * first)
     axis.set_ylim(0, 100)
 
@@ -121,5 +153,9 @@ def _panel(axis: Any, runs: Runs, sides: list[str], tasks: list[str], threshold:
 def _label(runs: Runs, side: str, tasks: list[str]) -> str:
     """Return the name of a side, with the seeds of each task."""
     seeds = [len(runs[side, name]) for name in tasks]
-    count = counted(max(seeds), "seed") if min(seeds) == max(seeds) else f"{min(seeds)} to {max(seeds)} seeds"
+    count = (
+        counted(max(seeds), "seed")
+        if min(seeds) == max(seeds)
+        else f"{min(seeds)} to {max(seeds)} seeds"
+    )
     return f"{LABELS.get(side, side)} ({count})"

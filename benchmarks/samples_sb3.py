@@ -41,7 +41,11 @@ def main() -> None:
         def _on_step(self) -> bool:
             new = [info["episode"]["r"] for info in self.locals["infos"] if "episode" in info]
             self.ended += [(self.num_timesteps, float(one)) for one in new]
-            done = new and work["until"] is not None and learned([one for _, one in self.ended], task.good)
+            done = (
+                new
+                and work["until"] is not None
+                and learned([one for _, one in self.ended], task.good)
+            )
             return not done
 
     task = TASKS[work["task"]]
@@ -55,9 +59,16 @@ def main() -> None:
     episodes, seconds = Episodes(), [0.0]
     model.train = counted(model.train, seconds)
     schedules = any(str(value).startswith("lin_") for value in ZOO.get(work["task"], {}).values())
-    model.learn(task.steps if work["zoo"] and schedules else most_steps(task, work["until"]), callback=episodes)
+    model.learn(
+        task.steps if work["zoo"] and schedules else most_steps(task, work["until"]),
+        callback=episodes,
+    )
     envs.close()
-    print(json.dumps({"episodes": episodes.ended, "steps": model.num_timesteps, "update_s": sum(seconds)}))
+    print(
+        json.dumps(
+            {"episodes": episodes.ended, "steps": model.num_timesteps, "update_s": sum(seconds)}
+        )
+    )
 
 
 def make(env_id: str) -> Any:

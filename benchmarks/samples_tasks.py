@@ -45,13 +45,34 @@ TASKS = {
     "HalfCheetah": Task("HalfCheetah-v5", 200_000, 500, 1500, needs=MUJOCO),
     "Walker2d": Task("Walker2d-v5", 200_000, 400, 1500, needs=MUJOCO, held_out=True),
     "Pusher": Task("Pusher-v5", 100_000, -60, -45, needs=MUJOCO, held_out=True),
-    "DoorKey": Task("bench_envs:make_doorkey", 100_000, 0.3, 0.9, {"drop_obs": ("mission",)}, needs=("minigrid",)),
+    "DoorKey": Task(
+        "bench_envs:make_doorkey",
+        100_000,
+        0.3,
+        0.9,
+        {"drop_obs": ("mission",)},
+        needs=("minigrid",),
+    ),
     "Shop": Task("bench_envs:Shop", 50_000, -1.45, -1.25),
-    "CartPoleNoVelocity": Task("bench_envs:cartpole_positions", 100_000, 195, 475, {"memory": "lstm"}),
+    "CartPoleNoVelocity": Task(
+        "bench_envs:cartpole_positions", 100_000, 195, 475, {"memory": "lstm"}
+    ),
 }
 
-RELU_256 = {"log_std_init": -2, "ortho_init": False, "activation": "relu", "hidden_sizes": [256, 256]}
-LANDER = {"n_envs": 16, "n_steps": 1024, "batch_size": 64, "gae_lambda": 0.98, "gamma": 0.999, "n_epochs": 4}
+RELU_256 = {
+    "log_std_init": -2,
+    "ortho_init": False,
+    "activation": "relu",
+    "hidden_sizes": [256, 256],
+}
+LANDER = {
+    "n_envs": 16,
+    "n_steps": 1024,
+    "batch_size": 64,
+    "gae_lambda": 0.98,
+    "gamma": 0.999,
+    "n_epochs": 4,
+}
 ZOO: dict[str, dict[str, Any]] = {
     # Source: DLR-RM/rl-baselines3-zoo, hyperparams/ppo.yml; of the latest version of each task that it lists
     "CartPole": {

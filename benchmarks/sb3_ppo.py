@@ -63,7 +63,10 @@ def main() -> None:
     if work["lstm"]:
         from sb3_contrib import RecurrentPPO
 
-        algorithm, policy = RecurrentPPO, "MlpLstmPolicy"  # an LSTM for the policy and another for the value
+        algorithm, policy = (
+            RecurrentPPO,
+            "MlpLstmPolicy",
+        )  # an LSTM for the policy and another for the value
         more = {"policy_kwargs": {"lstm_hidden_size": work["lstm"]}}
     model = algorithm(
         # separate 64x64 tanh trunks for policy and value, or the Nature CNN shared by both; Adam with eps 1e-5
@@ -94,8 +97,13 @@ def main() -> None:
             {
                 "steps": done * work["num_steps"] * work["num_envs"],
                 "iteration_s": [after - before for before, after in pairwise(starts)],
-                "update_s": [after - end for end, after in zip(clock.ends, starts[1:], strict=True)],
-                "versions": {"stable-baselines3": stable_baselines3.__version__, "torch": torch.__version__},
+                "update_s": [
+                    after - end for end, after in zip(clock.ends, starts[1:], strict=True)
+                ],
+                "versions": {
+                    "stable-baselines3": stable_baselines3.__version__,
+                    "torch": torch.__version__,
+                },
                 "threads": torch.get_num_threads(),
             }
         )

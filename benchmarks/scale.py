@@ -64,7 +64,9 @@ class Run:
         self._now = 0.0
         self._index = 0
         self._rng = random.Random(num_actors)
-        self._engine = CollectionEngine(shares(num_actors, num_actors), ReplayLedger(num_actors, replay=True), LIMITS)
+        self._engine = CollectionEngine(
+            shares(num_actors, num_actors), ReplayLedger(num_actors, replay=True), LIMITS
+        )
         self._timed(self._engine.describe, self._now)
         for actor_id in range(num_actors):
             self._on(Started(Process(actor_id, 1)))
@@ -131,9 +133,13 @@ def print_driver(cases: list[dict[str, Any]]) -> None:
     print("microseconds of a question, of an answer, of other threads per answer; answers/s")
     for case in cases:
         one = scale_costs.real(**case)
-        about = ", ".join(str(case.get(name, 0)) for name in ("num_actors", "pending", "lag", "by_reference"))
+        about = ", ".join(
+            str(case.get(name, 0)) for name in ("num_actors", "pending", "lag", "by_reference")
+        )
         about += f", {one['policy_mb']:.2f}"
-        costs = ", ".join(f"{one[name]:.0f}" for name in ("question_us", "answer_us", "other_threads_us"))
+        costs = ", ".join(
+            f"{one[name]:.0f}" for name in ("question_us", "answer_us", "other_threads_us")
+        )
         print(f"{about}: {costs}; {one['answers_per_s']:.0f}", flush=True)
         print(
             f"    Ray started in {one['ray_s']:.1f} s, the first question went out {one['first_question_s']:.1f} s "
@@ -143,8 +149,16 @@ def print_driver(cases: list[dict[str, Any]]) -> None:
 
 def print_rows() -> None:
     """Print the learner's costs."""
-    print("samplers, steps, numbers of an observation: milliseconds to make a batch, of SGD, of the loop; make_batch")
-    for samplers, steps, width in ((64, 64, 4), (512, 64, 4), (4096, 64, 4), (64, 64, 376), (512, 64, 376)):
+    print(
+        "samplers, steps, numbers of an observation: milliseconds to make a batch, of SGD, of the loop; make_batch"
+    )
+    for samplers, steps, width in (
+        (64, 64, 4),
+        (512, 64, 4),
+        (4096, 64, 4),
+        (64, 64, 376),
+        (512, 64, 376),
+    ):
         one = scale_costs.learner(samplers, steps, width)
         made, sgd, own = (one[name] for name in ("make_batch_ms", "sgd_ms", "learner_ms"))
         share, rows = made / (made + sgd), samplers * steps
@@ -157,7 +171,9 @@ def print_rows() -> None:
 
 def print_model() -> None:
     """Print iterations as modelled and as simulated, as a table in Markdown."""
-    print("| actors x samplers | step | lag | learners | driver | modelled | simulated | actors busy |")
+    print(
+        "| actors x samplers | step | lag | learners | driver | modelled | simulated | actors busy |"
+    )
     print("|---|---|---|---|---|---|---|---|")
     for actors, samplers, step_s, lag, learners in CASES:
         costs = replace(COSTS, row_s=COSTS.row_s / learners) if learners else COSTS
@@ -170,12 +186,19 @@ def print_model() -> None:
         )
 
     for sigma in (0.16, 0.5):
-        found = [Simulated(Work(512, 6.4, 64, lag, sigma=sigma), COSTS).iteration_s() for lag in (0, 1, 3)]
-        print(f"512 actors, spread {sigma}, lag 0, 1, 3: {', '.join(f'{one:.1f} s' for one in found)}")
+        found = [
+            Simulated(Work(512, 6.4, 64, lag, sigma=sigma), COSTS).iteration_s()
+            for lag in (0, 1, 3)
+        ]
+        print(
+            f"512 actors, spread {sigma}, lag 0, 1, 3: {', '.join(f'{one:.1f} s' for one in found)}"
+        )
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--actors", type=int, nargs="+", default=[64, 1000, 10_000])
     parser.add_argument("--real", type=int, nargs="+", metavar="ACTORS")
     parser.add_argument("--pending", type=int, nargs="+", metavar="CALLS")
@@ -184,7 +207,9 @@ def main() -> None:
         parser.add_argument(f"--{name}", action="store_true")
     wanted = parser.parse_args()
     if wanted.real:
-        print_driver([{"num_actors": number, "lag": lag} for number in wanted.real for lag in wanted.lags])
+        print_driver(
+            [{"num_actors": number, "lag": lag} for number in wanted.real for lag in wanted.lags]
+        )
     elif wanted.pending:
         print_driver([{"num_actors": 8, "lag": 1, "pending": number} for number in wanted.pending])
     elif wanted.arguments:

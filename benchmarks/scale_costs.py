@@ -24,7 +24,12 @@ ANSWERS_PER_S = 250
 WARM_UP, REPEATS, UPDATES = 3, 3, 3
 ANSWERS = 600  # of a repeat, about
 CALLS, ARGUMENTS = 200, (1000, 40_000, 90_000, 105_000, 130_000, 1_000_000, 30_000_000)
-POLICIES = ((64, 64), (130, 130), (350, 350), (1930, 1930))  # hidden layers: 0.04, 0.14, 1 and 30 MB
+POLICIES = (
+    (64, 64),
+    (130, 130),
+    (350, 350),
+    (1930, 1930),
+)  # hidden layers: 0.04, 0.14, 1 and 30 MB
 
 
 def real(
@@ -41,12 +46,22 @@ def real(
         hidden: sizes of the policy's hidden layers.
         pending: further calls that are never answered, in the place of as many actors.
     """
-    work = {"num_actors": num_actors, "lag": lag, "hidden": list(hidden), "by_reference": by_reference}
+    work = {
+        "num_actors": num_actors,
+        "lag": lag,
+        "hidden": list(hidden),
+        "by_reference": by_reference,
+    }
     work |= {"pending": pending}
-    return run_json([sys.executable, __file__, json.dumps(work)], ours_environment() | {"RAY_worker_niceness": "0"})
+    return run_json(
+        [sys.executable, __file__, json.dumps(work)],
+        ours_environment() | {"RAY_worker_niceness": "0"},
+    )
 
 
-def once(num_actors: int, lag: int, hidden: list[int], by_reference: bool, pending: int = 0) -> dict[str, float]:
+def once(
+    num_actors: int, lag: int, hidden: list[int], by_reference: bool, pending: int = 0
+) -> dict[str, float]:
     """Start Ray and the actors, collect for a while, and return figures of the driver."""
     from dppo.config import Config
     from dppo.engine.ledger import ReplayLedger
@@ -68,7 +83,9 @@ def once(num_actors: int, lag: int, hidden: list[int], by_reference: bool, pendi
     )
     began = time.monotonic()
     store = store_bytes_for(num_actors * STEPS, 10**7)
-    session = RaySession(config.actors, config.learners, store_bytes=store, notify=lambda text: None)
+    session = RaySession(
+        config.actors, config.learners, store_bytes=store, notify=lambda text: None
+    )
     ray_s = time.monotonic() - began
     stop, ledger = StopSignals(), ReplayLedger(num_actors, replay=True, policy_lag=lag)
     files = ActorFiles(tempfile.gettempdir(), by_reference=by_reference)
@@ -96,7 +113,9 @@ def once(num_actors: int, lag: int, hidden: list[int], by_reference: bool, pendi
         answers, cpu_s = count * num_actors, time.process_time() - cpu_s
         others_s = cpu_s - asked.seconds - received.seconds
         rate = answers / (time.monotonic() - since)
-        rows.append((*(1e6 * one / answers for one in (asked.seconds, received.seconds, others_s)), rate))
+        rows.append(
+            (*(1e6 * one / answers for one in (asked.seconds, received.seconds, others_s)), rate)
+        )
     for _ in range(lag):
         collector.receive(stop)
     medians = [statistics.median(column) for column in zip(*rows[1:], strict=True)]
@@ -137,7 +156,9 @@ def print_arguments() -> None:
     from dppo.config import Actors, Learners
     from dppo.transports.ray.session import RaySession
 
-    session = RaySession(Actors(num_actors=1), Learners(), store_bytes=512 * 2**20, notify=lambda text: None)
+    session = RaySession(
+        Actors(num_actors=1), Learners(), store_bytes=512 * 2**20, notify=lambda text: None
+    )
     import ray
 
     remote: Any = ray.remote(Sleeper)
@@ -151,13 +172,18 @@ def print_arguments() -> None:
         ray.wait(refs, num_returns=CALLS, timeout=60)
         return 1e6 * spent.seconds / CALLS
 
-    print("bytes: microseconds of a call with them; of storing them once, also elapsed; of a call with a reference")
+    print(
+        "bytes: microseconds of a call with them; of storing them once, also elapsed; of a call with a reference"
+    )
     for size in ARGUMENTS:
         array, spent, began = np.zeros(size, np.uint8), Spent(), time.monotonic()
         ref = spent.run(ray.put, array)
         elapsed_s = time.monotonic() - began
         inline = calls(array.tobytes()) if size <= 10**6 else float("nan")
-        print(f"{size:,}: {inline:.0f}; {1e6 * spent.seconds:.0f}, {1e6 * elapsed_s:.0f}; {calls(ref):.0f}", flush=True)
+        print(
+            f"{size:,}: {inline:.0f}; {1e6 * spent.seconds:.0f}, {1e6 * elapsed_s:.0f}; {calls(ref):.0f}",
+            flush=True,
+        )
     session.close()
 
 
@@ -202,7 +228,10 @@ def learner(num_samplers: int, num_steps: int, width: int) -> dict[str, float]:
     )
     spaces = Spaces(np.dtype(("float32", (width,))), DiscreteActions(2))
     resolved, _ = resolve(config, facts_of(spaces.actions))
-    trainers, moments = LocalTrainer(trainer_plan(resolved), spaces), no_statistics(spaces, obs=True, returns=True)
+    trainers, moments = (
+        LocalTrainer(trainer_plan(resolved), spaces),
+        no_statistics(spaces, obs=True, returns=True),
+    )
     given: Any = Given(num_samplers, num_steps, width)
     loop = PPOLearner(given, trainers, given.ledger, moments)
     updating, whole = Spent(), Spent()
@@ -212,7 +241,9 @@ def learner(num_samplers: int, num_steps: int, width: int) -> dict[str, float]:
         updating.seconds = whole.seconds = 0.0
         whole.run(next, steps)
         batches = Spent()
-        batches.run(make_batch, given.segments, loop.snapshot().obs_scale, 1.0, gamma=0.99, gae_lambda=0.95)
+        batches.run(
+            make_batch, given.segments, loop.snapshot().obs_scale, 1.0, gamma=0.99, gae_lambda=0.95
+        )
         if repeat:
             own_s = whole.seconds - updating.seconds
             found.append((batches.seconds, updating.seconds - batches.seconds, own_s))
@@ -253,8 +284,12 @@ class Given:
                     valid=np.ones(rows, bool),
                 )
             )
-            seen = Statistics(Moments.of(self.segments[-1].obs.reshape(-1, width)), Moments.of(floats[2].ravel()))
-            self._reports.append(SegmentReport(sampler, 0, 0, num_steps, carry, (episode,), (), seen))
+            seen = Statistics(
+                Moments.of(self.segments[-1].obs.reshape(-1, width)), Moments.of(floats[2].ravel())
+            )
+            self._reports.append(
+                SegmentReport(sampler, 0, 0, num_steps, carry, (episode,), (), seen)
+            )
 
     def request(self, policy: Any, index: int) -> None:
         self._requests.append((policy, index))

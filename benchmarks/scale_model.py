@@ -101,7 +101,9 @@ class Simulated:
             self._do(self._engine.on(Started(Process(actor, 1)), 0.0))
             for command in self._engine.tick(0.0):
                 if isinstance(command, Describe):
-                    self._do(self._engine.on(Answered(command.process, command.ask_id, SPACES), 0.0))
+                    self._do(
+                        self._engine.on(Answered(command.process, command.ask_id, SPACES), 0.0)
+                    )
 
     def iteration_s(self, iterations: int = 9, warm_up: int = 3) -> float:
         """Return the mean seconds of an iteration after the warm-up."""
@@ -110,7 +112,11 @@ class Simulated:
             if index == warm_up:
                 began = self._now
             while asked <= index + self._work.lag:
-                self._do(self._engine.request(PolicySnapshot(index, np.zeros(1, np.float32)), asked, self._now))
+                self._do(
+                    self._engine.request(
+                        PolicySnapshot(index, np.zeros(1, np.float32)), asked, self._now
+                    )
+                )
                 asked += 1
             while not self._engine.requests.finished:
                 self._now = max(self._now, self._arriving[0][0])
@@ -130,7 +136,10 @@ class Simulated:
                 actor = command.process.actor_id
                 begins = max(self._free[actor], self._now + self._costs.latency_s)
                 self._free[actor] = begins + self._segment_s()
-                heapq.heappush(self._arriving, (self._free[actor] + self._costs.latency_s, command.ask_id, command))
+                heapq.heappush(
+                    self._arriving,
+                    (self._free[actor] + self._costs.latency_s, command.ask_id, command),
+                )
 
     def _segment_s(self) -> float:
         sigma = self._work.sigma
@@ -140,7 +149,9 @@ class Simulated:
 def answer_to(ask: Ask) -> Any:
     """Return the event of an answer without arrays."""
     version = ask.policy.version
-    made = tuple((report(one.sampler_id, one.index, version), "segment") for one in ask.question.requests)
+    made = tuple(
+        (report(one.sampler_id, one.index, version), "segment") for one in ask.question.requests
+    )
     return Answered(ask.process, ask.ask_id, Answer(made, Timings(1.0, 1.0)))
 
 

@@ -27,11 +27,17 @@ ROWS: dict[str, dict[str, Any]] = {
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--only", choices=list(ROWS), nargs="+", default=list(ROWS))
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument(
-        "--learners", type=int, nargs="+", default=[0, 2], help="0: train in the driver, with one global shuffle"
+        "--learners",
+        type=int,
+        nargs="+",
+        default=[0, 2],
+        help="0: train in the driver, with one global shuffle",
     )
     parser.add_argument("--json", type=Path, default=HERE / "shuffles.json", help="where to write")
     options = parser.parse_args()
@@ -61,7 +67,9 @@ def main() -> int:
     for name, by_learners in report["rows"].items():
         for learners, runs in by_learners.items():
             for figure in ("train", "eval"):
-                print(f"{name}, {learners} learners, {figure}: {in_words([run[figure] for run in runs])}")
+                print(
+                    f"{name}, {learners} learners, {figure}: {in_words([run[figure] for run in runs])}"
+                )
     print(f"Written: {options.json}")
     return 0
 
@@ -85,9 +93,7 @@ def one(name: str, seed: int, learners: int) -> dict[str, Any]:
 def in_words(figures: list[float]) -> str:
     """Return the mean, its standard error, and the range."""
     error = stdev(figures) / math.sqrt(len(figures)) if len(figures) > 1 else math.nan
-    return (
-        f"{fmean(figures):.1f} +- {error:.1f} over {len(figures)} seeds, from {min(figures):.1f} to {max(figures):.1f}"
-    )
+    return f"{fmean(figures):.1f} +- {error:.1f} over {len(figures)} seeds, from {min(figures):.1f} to {max(figures):.1f}"
 
 
 if __name__ == "__main__":

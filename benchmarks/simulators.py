@@ -29,7 +29,12 @@ ACTORS = (0, 1, 2, 8)
 # Settings of the run, its env steps, the steps of a segment where speeds are measured, and the iterations.
 TASKS: dict[str, tuple[dict[str, Any], int, int, int]] = {
     "SimPy factory": ({"env_id": "factory:make"}, 60_000, 128, 5),
-    "FMU (a tank)": ({"env_id": "fmu:make", "env_kwargs": {"path": "Tank.fmu"}, "norm_obs": True}, 60_000, 128, 5),
+    "FMU (a tank)": (
+        {"env_id": "fmu:make", "env_kwargs": {"path": "Tank.fmu"}, "norm_obs": True},
+        60_000,
+        128,
+        5,
+    ),
     "EnvPool CartPole": (
         {"env_id": "vectors:pool", "env_kwargs": {"task": "CartPole-v1"}, "envs_per_sampler": 8},
         100_000,
@@ -38,15 +43,35 @@ TASKS: dict[str, tuple[dict[str, Any], int, int, int]] = {
     ),
     "Box2D LunarLander": ({"env_id": "LunarLander-v3"}, 60_000, 128, 5),
     "PettingZoo simple_spread": ({"env_id": "agents:make", "envs_per_sampler": 3}, 100_000, 64, 4),
-    "MiniGrid DoorKey": ({"env_id": "minigrid:MiniGrid-DoorKey-5x5-v0", "drop_obs": ["mission"]}, 40_000, 64, 3),
+    "MiniGrid DoorKey": (
+        {"env_id": "minigrid:MiniGrid-DoorKey-5x5-v0", "drop_obs": ["mission"]},
+        40_000,
+        64,
+        3,
+    ),
     "MuJoCo Humanoid": ({"env_id": "Humanoid-v5"}, 60_000, 128, 4),
-    "gymnasium-robotics FetchReach": ({"env_id": "gymnasium_robotics:FetchReach-v4"}, 30_000, 64, 4),
-    "ale_py Pong": ({"env_id": "vectors:atari", "envs_per_sampler": 2, "update_epochs": 1}, 40_000, 16, 2),
+    "gymnasium-robotics FetchReach": (
+        {"env_id": "gymnasium_robotics:FetchReach-v4"},
+        30_000,
+        64,
+        4,
+    ),
+    "ale_py Pong": (
+        {"env_id": "vectors:atari", "envs_per_sampler": 2, "update_epochs": 1},
+        40_000,
+        16,
+        2,
+    ),
     "EnergyPlus office": ({"env_id": "energyplus:make", "norm_obs": True}, 10_000, 32, 2),
     "Grid2Op case 5": ({"env_id": "grid:make"}, 8_000, 16, 4),
     "highway-env": ({"env_id": "highway_env:highway-fast-v0"}, 4_000, 8, 3),
     "a step that waits 5 ms": ({"env_id": "dppo/SlowCartPole-v0"}, 0, 32, 4),
-    "a step that waits 50 ms": ({"env_id": "dppo/SlowCartPole-v0", "env_kwargs": {"step_s": 0.05}}, 0, 16, 2),
+    "a step that waits 50 ms": (
+        {"env_id": "dppo/SlowCartPole-v0", "env_kwargs": {"step_s": 0.05}},
+        0,
+        16,
+        2,
+    ),
 }
 SLOW_TO_IMPORT = ("Grid2Op case 5", "highway-env", "EnergyPlus office")
 
@@ -57,7 +82,11 @@ def flags(settings: dict[str, Any]) -> list[str]:
     for name, value in settings.items():
         if name != "env_id":
             shown = (
-                [json.dumps(value)] if isinstance(value, dict) else value if isinstance(value, list) else [str(value)]
+                [json.dumps(value)]
+                if isinstance(value, dict)
+                else value
+                if isinstance(value, list)
+                else [str(value)]
             )
             words += [f"--{name.replace('_', '-')}", *([] if value is True else shown)]
     return words
@@ -65,7 +94,16 @@ def flags(settings: dict[str, Any]) -> list[str]:
 
 def examined(settings: dict[str, Any], seconds: int) -> dict[str, Any]:
     """Return what the doctor finds, and the speed-up that it predicts where each actor has a CPU of its own."""
-    command = [sys.executable, "-m", "dppo", "doctor", *flags(settings), "--seconds", str(seconds), "--json"]
+    command = [
+        sys.executable,
+        "-m",
+        "dppo",
+        "doctor",
+        *flags(settings),
+        "--seconds",
+        str(seconds),
+        "--json",
+    ]
     report = json.loads(subprocess.run(command, capture_output=True, text=True, check=False).stdout)
     facts = report["facts"]
     if "update_s" not in facts:
@@ -77,7 +115,9 @@ def examined(settings: dict[str, Any], seconds: int) -> dict[str, Any]:
         "step_ms": 1e3 * facts["step"]["median"],
         "reset_ms": 1e3 * facts["reset"]["median"],
         "mb": facts["env_mb"],
-        "speed_up": {actors: alone / iteration_s(facts, config, Collecting(actors)) for actors in (1, 2, 8)},
+        "speed_up": {
+            actors: alone / iteration_s(facts, config, Collecting(actors)) for actors in (1, 2, 8)
+        },
         "findings": report["findings"],
     }
 
@@ -85,10 +125,20 @@ def examined(settings: dict[str, Any], seconds: int) -> dict[str, Any]:
 def learned(settings: dict[str, Any], steps: int) -> dict[str, Any]:
     """Return env steps and mean returns of a run in this process, and its env steps per second."""
     with tempfile.TemporaryDirectory() as folder:
-        config = dppo.Config(**settings, total_timesteps=steps, run_dir=Path(folder) / "run", progress="off")
+        config = dppo.Config(
+            **settings, total_timesteps=steps, run_dir=Path(folder) / "run", progress="off"
+        )
         result = dppo.train(config)
-        rows = [row for row in result.metrics if row.get("charts/episodic_return") == row.get("charts/episodic_return")]
-        curve = [(row["global_step"], row["charts/episodic_return"]) for row in rows if "charts/episodic_return" in row]
+        rows = [
+            row
+            for row in result.metrics
+            if row.get("charts/episodic_return") == row.get("charts/episodic_return")
+        ]
+        curve = [
+            (row["global_step"], row["charts/episodic_return"])
+            for row in rows
+            if "charts/episodic_return" in row
+        ]
         return {"curve": curve, "steps_per_s": result.steps_per_s}
 
 
@@ -96,7 +146,11 @@ def raced(settings: dict[str, Any], num_steps: int, iterations: int, actors: int
     """Return env steps per second with so many actors; the first iteration makes environments, and is left out."""
     with tempfile.TemporaryDirectory() as folder:
         batch = 8 * settings.get("envs_per_sampler", 1) * num_steps
-        sizes = {"num_steps": num_steps, "num_actors": actors, "total_timesteps": batch * (1 + iterations)}
+        sizes = {
+            "num_steps": num_steps,
+            "num_actors": actors,
+            "total_timesteps": batch * (1 + iterations),
+        }
         config = dppo.Config(**settings | sizes, run_dir=Path(folder) / "run", progress="off")
         rows = dppo.train(config).metrics[1:]
     return {"raced": {actors: batch * len(rows) / sum(row["perf/iteration_s"] for row in rows)}}
@@ -114,7 +168,10 @@ def measure(what: str, names: list[str]) -> None:
         atexit.register(session.close)
     for name, actors in itertools.product(names or TASKS, numbers):
         settings, steps, num_steps, iterations = TASKS[name]
-        found: dict[str, Any] = {"name": name, "command": " ".join(["dppo train", *flags(settings)])}
+        found: dict[str, Any] = {
+            "name": name,
+            "command": " ".join(["dppo train", *flags(settings)]),
+        }
         began = time.monotonic()
         if race == "race":
             found |= raced(settings, num_steps, iterations, actors)
@@ -144,10 +201,17 @@ def table() -> None:
         raced, times = one.get("raced", {}), "- | -"
         if "step_ms" in one:
             times = f"{one['step_ms']:.2g} | {one['reset_ms']:.2g}"
-        ups = [f"{raced[actors] / raced['0']:.2g}" if actors in raced else "-" for actors in ("1", "2", "8")]
+        ups = [
+            f"{raced[actors] / raced['0']:.2g}" if actors in raced else "-"
+            for actors in ("1", "2", "8")
+        ]
         expected = f"{one['speed_up']['8']:.2g}" if "speed_up" in one else "-"
         speed = f"{raced['0']:,.0f}" if raced else "-"
-        print("|", " | ".join([one["name"], one.get("spaces", "-"), times, speed, *ups, expected]), "|")
+        print(
+            "|",
+            " | ".join([one["name"], one.get("spaces", "-"), times, speed, *ups, expected]),
+            "|",
+        )
 
 
 def picture() -> None:
@@ -160,7 +224,9 @@ def picture() -> None:
     figure, axes = pyplot.subplots(3, 3, figsize=(9, 6.5), layout="constrained")
     shown = [one for one in results() if len(one["curve"]) > 4]
     for axis, one in zip(axes.flat, shown, strict=False):
-        axis.plot([step / 1000 for step, _ in one["curve"]], [mean for _, mean in one["curve"]], lw=1.2)
+        axis.plot(
+            [step / 1000 for step, _ in one["curve"]], [mean for _, mean in one["curve"]], lw=1.2
+        )
         axis.set_title(one["name"], fontsize=9)
         axis.tick_params(labelsize=7)
         axis.grid(alpha=0.3)
@@ -173,4 +239,6 @@ def picture() -> None:
 
 if __name__ == "__main__":
     what, *names = sys.argv[1:]
-    {"table": table, "picture": picture}[what]() if what in ("table", "picture") else measure(what, names)
+    {"table": table, "picture": picture}[what]() if what in ("table", "picture") else measure(
+        what, names
+    )

@@ -62,10 +62,20 @@ ON_ACTORS: dict[str, Any] = {
     "recycle_after": "0.15GB",
 }
 BY_SEED = 0.002  # faults in a step that follow from the seed: they are part of the result
-BY_CHANCE = {"hang": 15_000, "exit": 15_000, "crash": 15_000, "print": 4_000, "orphan": 4_000}  # one in so many steps
+BY_CHANCE = {
+    "hang": 15_000,
+    "exit": 15_000,
+    "crash": 15_000,
+    "print": 4_000,
+    "orphan": 4_000,
+}  # one in so many steps
 LEAKED = 6_000  # bytes in each step
 QUICK_CHECKS = {"RAY_health_check_period_ms": "1000", "RAY_health_check_timeout_ms": "3000"}
-NODE: dict[str, Any] = {"num_cpus": 1, "object_store_memory": 80 * 2**20, "include_dashboard": False}
+NODE: dict[str, Any] = {
+    "num_cpus": 1,
+    "object_store_memory": 80 * 2**20,
+    "include_dashboard": False,
+}
 SAMPLE_S = 5.0
 FROZEN_S = 12.0  # for which the GCS is frozen: long enough for the line about it
 # Seconds that a detached process sleeps, by which it is known; children of this process inherit the number.
@@ -81,7 +91,9 @@ class Sick(gym.Wrapper[Any, Any, Any, Any]):
         super().__init__(TimeLimit(CartPoleEnv(), LONGEST))
         self._sick, self._drawn, self._chance = sick, np.random.default_rng(), random.SystemRandom()
 
-    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[Any, dict[str, Any]]:
         self._drawn = np.random.default_rng(seed)
         if self._drawn.random() < BY_SEED:
             raise ConnectionError("no answer to a reset")
@@ -96,7 +108,13 @@ class Sick(gym.Wrapper[Any, Any, Any, Any]):
             raise ConnectionError("no answer to a step")
         if kind == 1:
             raise SystemExit(3)
-        return obs * np.nan if kind == 2 else obs, None if kind == 3 else reward, terminated, truncated, info
+        return (
+            obs * np.nan if kind == 2 else obs,
+            None if kind == 3 else reward,
+            terminated,
+            truncated,
+            info,
+        )
 
     def _fall_ill(self) -> None:
         time.sleep(STEP_S)
@@ -123,11 +141,22 @@ def drive(folder: Path, address: str) -> None:
     import dppo
 
     config = dppo.Config(
-        **SETTINGS, **ON_ACTORS, env_kwargs={"sick": True}, address=address, run_dir=folder / "run", progress="plain"
+        **SETTINGS,
+        **ON_ACTORS,
+        env_kwargs={"sick": True},
+        address=address,
+        run_dir=folder / "run",
+        progress="plain",
     )
     result = dppo.train(config, resume="auto")
-    facts = {"iterations": result.iterations, "weights": result.weights_sha256, "incidents": result.incidents}
-    (folder / "result.json").write_text(json.dumps(facts | {"steps_lost": result.env_faults.get("steps lost", 0)}))
+    facts = {
+        "iterations": result.iterations,
+        "weights": result.weights_sha256,
+        "incidents": result.incidents,
+    }
+    (folder / "result.json").write_text(
+        json.dumps(facts | {"steps_lost": result.env_faults.get("steps lost", 0)})
+    )
 
 
 def repeat(folder: Path, iterations: int) -> None:
@@ -138,7 +167,9 @@ def repeat(folder: Path, iterations: int) -> None:
         def on_iteration(self, row: dict[str, float]) -> bool | None:
             return row["iteration"] >= iterations
 
-    result = dppo.train(dppo.Config(**SETTINGS, run_dir=folder / "alone", progress="off"), observers=[Stop()])
+    result = dppo.train(
+        dppo.Config(**SETTINGS, run_dir=folder / "alone", progress="off"), observers=[Stop()]
+    )
     print(result.weights_sha256)
 
 
@@ -153,9 +184,19 @@ class Soak:
 
         (folder / "tmp").mkdir()
         paths = [str(Path(__file__).parent), *filter(None, [os.environ.get("PYTHONPATH")])]
-        os.environ |= QUICK_CHECKS | {"RAY_health_check_initial_delay_ms": "0", "RAY_worker_niceness": "0"}
-        os.environ |= VARIABLES | {"PYTHONPATH": os.pathsep.join(paths), "TMPDIR": str(folder / "tmp")}
-        self.folder, self.samples, self.events = folder, list[dict[str, float]](), list[tuple[float, str]]()
+        os.environ |= QUICK_CHECKS | {
+            "RAY_health_check_initial_delay_ms": "0",
+            "RAY_worker_niceness": "0",
+        }
+        os.environ |= VARIABLES | {
+            "PYTHONPATH": os.pathsep.join(paths),
+            "TMPDIR": str(folder / "tmp"),
+        }
+        self.folder, self.samples, self.events = (
+            folder,
+            list[dict[str, float]](),
+            list[tuple[float, str]](),
+        )
         self._began = time.monotonic()
         self._cluster = Cluster(initialize_head=True, head_node_args=NODE)
         self._node = self._cluster.add_node(**NODE)
@@ -168,7 +209,14 @@ class Soak:
         return time.monotonic() - self._began
 
     def _started(self) -> subprocess.Popen[bytes]:
-        command = [sys.executable, __file__, "--drive", str(self.folder), "--address", self._cluster.address]
+        command = [
+            sys.executable,
+            __file__,
+            "--drive",
+            str(self.folder),
+            "--address",
+            self._cluster.address,
+        ]
         return subprocess.Popen(command, stdout=self._log, stderr=self._log)
 
     def _processes(self, title: str) -> list[psutil.Process]:
@@ -180,16 +228,30 @@ class Soak:
 
     def sample(self) -> None:
         """Measure the driver, the actors, the folder, and what was left behind."""
-        actors = [one.memory_info().rss for one in self._processes("ray::PPOActor") if one.is_running()]
+        actors = [
+            one.memory_info().rss for one in self._processes("ray::PPOActor") if one.is_running()
+        ]
         rows = self.folder / "run" / "metrics.jsonl"
-        one: dict[str, float] = {"s": self.now, "actors": len(actors), "actor_mb": max(actors, default=0) / 1e6}
+        one: dict[str, float] = {
+            "s": self.now,
+            "actors": len(actors),
+            "actor_mb": max(actors, default=0) / 1e6,
+        }
         with suppress(psutil.Error), psutil.Process(self._driver.pid).oneshot() as _:
             driver = psutil.Process(self._driver.pid)
             one |= {"driver_mb": driver.memory_info().rss / 1e6, "driver_fds": driver.num_fds()}
             one |= {"driver_threads": driver.num_threads()}
-        sleepers = [p for p in psutil.process_iter(["cmdline"]) if p.info["cmdline"] == ["sleep", ORPHAN]]
-        one |= {"iterations": rows.read_bytes().count(b"\n") if rows.exists() else 0, "orphans": len(sleepers)}
-        one |= {"run_mb": _size(self.folder / "run") / 1e6, "tmp_mb": _size(self.folder / "tmp", "dppo-*") / 1e6}
+        sleepers = [
+            p for p in psutil.process_iter(["cmdline"]) if p.info["cmdline"] == ["sleep", ORPHAN]
+        ]
+        one |= {
+            "iterations": rows.read_bytes().count(b"\n") if rows.exists() else 0,
+            "orphans": len(sleepers),
+        }
+        one |= {
+            "run_mb": _size(self.folder / "run") / 1e6,
+            "tmp_mb": _size(self.folder / "tmp", "dppo-*") / 1e6,
+        }
         self.samples.append(one)
 
     def signal_actor(self, number: signal.Signals) -> None:
@@ -225,9 +287,14 @@ class Soak:
         """End the driver with a signal."""
         self.events.append((self.now, f"driver {number.name}"))
         self._driver.send_signal(number)
-        code, expected = self._driver.wait(60), -number if number is signal.SIGKILL else 128 + number
+        code, expected = (
+            self._driver.wait(60),
+            -number if number is signal.SIGKILL else 128 + number,
+        )
         if code not in (0, expected):
-            sys.exit(f"the driver ended with {code}:\n{(self.folder / 'driver.log').read_text()[-4000:]}")
+            sys.exit(
+                f"the driver ended with {code}:\n{(self.folder / 'driver.log').read_text()[-4000:]}"
+            )
 
     def check(self) -> None:
         """Exit if the driver has ended by itself."""
@@ -276,7 +343,14 @@ def soak(minutes: float, folder: Path) -> dict[str, Any]:
     finally:
         run.close()
     result = json.loads((folder / "result.json").read_text())
-    command = [sys.executable, __file__, "--repeat", str(folder), "--iterations", str(result["iterations"])]
+    command = [
+        sys.executable,
+        __file__,
+        "--repeat",
+        str(folder),
+        "--iterations",
+        str(result["iterations"]),
+    ]
     alone = subprocess.run(command, check=True, capture_output=True, text=True).stdout.split()[-1]
     time.sleep(6.0)  # until keepers have ended all that is left
     run.sample()
@@ -294,8 +368,18 @@ def soak(minutes: float, folder: Path) -> dict[str, Any]:
 def slopes(samples: list[dict[str, float]], since_s: float) -> dict[str, float]:
     """Return how much each figure grows in an hour, by least squares, from a minute after the last restart on."""
     found = {}
-    for name in ("driver_mb", "driver_fds", "driver_threads", "actor_mb", "run_mb", "tmp_mb", "orphans"):
-        points = [(one["s"], one[name]) for one in samples if one["s"] > since_s + 60 and name in one][:-1]
+    for name in (
+        "driver_mb",
+        "driver_fds",
+        "driver_threads",
+        "actor_mb",
+        "run_mb",
+        "tmp_mb",
+        "orphans",
+    ):
+        points = [
+            (one["s"], one[name]) for one in samples if one["s"] > since_s + 60 and name in one
+        ][:-1]
         if len(points) > 2:
             times, values = np.array(points).T
             found[name] = round(float(np.polyfit(times / 3600, values, 1)[0]), 3)
@@ -316,8 +400,13 @@ def draw(found: dict[str, Any], path: Path) -> None:
 
     samples = [one for one in found["samples"] if one["s"] < 60 * found["minutes"]]
     minutes = np.array([one["s"] for one in samples]) / 60
-    running = [{} if one.get("driver_threads", 0) < 10 else one for one in samples]  # else the driver is starting
-    running = [one if one.get("actors") else {name: one[name] for name in one.keys() - {"actor_mb"}} for one in running]
+    running = [
+        {} if one.get("driver_threads", 0) < 10 else one for one in samples
+    ]  # else the driver is starting
+    running = [
+        one if one.get("actors") else {name: one[name] for name in one.keys() - {"actor_mb"}}
+        for one in running
+    ]
     rates, width = _rates(samples), max(1, int(60 / SAMPLE_S))
     panels: tuple[tuple[str, dict[str, Any]], ...] = (
         ("memory, MB", {"driver": "driver_mb", "largest actor": "actor_mb"}),
@@ -326,10 +415,14 @@ def draw(found: dict[str, Any], path: Path) -> None:
         ("left processes", {"detached": "orphans"}),
         (f"iterations a minute\n(mean of {width * SAMPLE_S:.0f} s)", {"": rates}),
     )
-    figure, all_axes = plt.subplots(len(panels), 1, figsize=(9, 9), sharex=True, layout="constrained")
+    figure, all_axes = plt.subplots(
+        len(panels), 1, figsize=(9, 9), sharex=True, layout="constrained"
+    )
     for axes, (label, lines) in zip(all_axes, panels, strict=True):
         for colour, (name, what) in zip(COLOURS, lines.items(), strict=False):
-            values = what if not isinstance(what, str) else [one.get(what, np.nan) for one in running]
+            values = (
+                what if not isinstance(what, str) else [one.get(what, np.nan) for one in running]
+            )
             axes.plot(minutes, values, color=colour, label=name, linewidth=1.2)
         for when, event in found["at"]:
             if event.startswith(("driver", "node")):
@@ -341,7 +434,9 @@ def draw(found: dict[str, Any], path: Path) -> None:
         axes.spines[["top", "right"]].set_visible(False)
         if len(lines) > 1:
             axes.legend(loc="best", frameon=False, ncols=2)
-    all_axes[-1].set_xlabel("minutes; lines: the driver ended and resumed, dotted: a node lost or back")
+    all_axes[-1].set_xlabel(
+        "minutes; lines: the driver ended and resumed, dotted: a node lost or back"
+    )
     figure.savefig(path, dpi=DPI)
 
 
@@ -351,13 +446,17 @@ def _rates(samples: list[dict[str, float]]) -> np.ndarray:
     seconds = np.array([one["s"] for one in samples])
     back = np.maximum(0, np.arange(len(samples)) - width)
     return np.where(
-        seconds > seconds[back], (counts - counts[back]) / np.maximum(1e-9, seconds - seconds[back]) * 60, np.nan
+        seconds > seconds[back],
+        (counts - counts[back]) / np.maximum(1e-9, seconds - seconds[back]) * 60,
+        np.nan,
     )
 
 
 def main() -> None:
     """Run the command."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--minutes", type=float, default=30.0)
     parser.add_argument("--json", type=Path)
     parser.add_argument("--picture", type=Path)
@@ -376,7 +475,12 @@ def main() -> None:
         asked.json.write_text(json.dumps(found) + "\n")
     if asked.picture:
         draw(found, asked.picture)
-    print(json.dumps({name: value for name, value in found.items() if name not in ("samples", "at")}, indent=1))
+    print(
+        json.dumps(
+            {name: value for name, value in found.items() if name not in ("samples", "at")},
+            indent=1,
+        )
+    )
     sys.exit(0 if found["equal_weights"] else "the weights differ from those of one process")
 
 

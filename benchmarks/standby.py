@@ -21,7 +21,9 @@ SAMPLERS, STEPS, STEP_S, RESET_S = 4, 50, 0.04, 2.0
 def main() -> None:
     import dppo
 
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--iterations", type=int, default=6)
     wanted = parser.parse_args()
     sys.path.insert(0, str(HERE))
@@ -42,9 +44,14 @@ def main() -> None:
                 )
             )
             first, *_, last = result.metrics
-        rate = (last["global_step"] - first["global_step"]) / (last["time/wall_s"] - first["time/wall_s"])
+        rate = (last["global_step"] - first["global_step"]) / (
+            last["time/wall_s"] - first["time/wall_s"]
+        )
         bound = SAMPLERS * STEPS / (STEPS * STEP_S if standby else STEPS * STEP_S + RESET_S)
-        print(f"{standby}, {rate:.1f}, {bound:.1f}, {rate / bound:.1%}, {result.weights_sha256[:16]}", flush=True)
+        print(
+            f"{standby}, {rate:.1f}, {bound:.1f}, {rate / bound:.1%}, {result.weights_sha256[:16]}",
+            flush=True,
+        )
 
 
 if __name__ == "__main__":

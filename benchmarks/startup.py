@@ -13,7 +13,15 @@ from pathlib import Path
 from typing import Any
 
 from bench_envs import read_stamp
-from measure import HERE, MeasurementError, descendants, ours_environment, sb3_python, stop, unique_mb
+from measure import (
+    HERE,
+    MeasurementError,
+    descendants,
+    ours_environment,
+    sb3_python,
+    stop,
+    unique_mb,
+)
 
 DEADLINE_S = 120.0
 SETTLE_S = 6.0  # after the first step, before memory is read: a few iterations

@@ -23,7 +23,9 @@ REPEATS = 15
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--learners", type=int, default=2)
     size = parser.parse_args().learners
     from torch.distributed import TCPStore  # type: ignore[attr-defined]
@@ -51,7 +53,10 @@ def learner(rank: int, size: int, port: int) -> None:
     for parameters in PARAMETERS:
         group = Group()
         shared, own = group.zeros_like(torch.empty(parameters)), torch.zeros(parameters)
-        ours, by_gloo = seconds(partial(group.sum_, shared)), seconds(partial(distributed.all_reduce, own))
+        ours, by_gloo = (
+            seconds(partial(group.sum_, shared)),
+            seconds(partial(distributed.all_reduce, own)),
+        )
         if rank == 0:
             print(
                 f"{size} learners, {parameters:,} parameters: dppo {1e3 * ours:.2f} ms, gloo {1e3 * by_gloo:.2f} ms",

@@ -34,7 +34,9 @@ GOOD = TASKS["CartPole"].good
 
 def main() -> None:
     """Print the seconds and the env steps of each run, and the medians as a table in Markdown."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--sides", nargs="+", choices=list(SIDES), default=list(SIDES))
     parser.add_argument("--one", help=argparse.SUPPRESS)
@@ -50,7 +52,10 @@ def main() -> None:
             command = [python, str(HERE / "time_to_return.py"), "--one", json.dumps([side, seed])]
             result = run_json(command, ours_environment() | {"OMP_NUM_THREADS": "1"}, LONGEST_S)
             found[side].append((result["wall_s"], result["steps"]))
-            print(f"{side}, seed {seed}: {result['wall_s']:.0f} s, {result['steps']:,} env steps", flush=True)
+            print(
+                f"{side}, seed {seed}: {result['wall_s']:.0f} s, {result['steps']:,} env steps",
+                flush=True,
+            )
     print("\n| | seconds | env steps |\n|---|---|---|")
     for side, runs in found.items():
         seconds, steps = (median(one) for one in zip(*runs, strict=True))
@@ -76,10 +81,18 @@ def ours(seed: int, settings: dict[str, Any]) -> int:
 
     stop = Stop()
     with tempfile.TemporaryDirectory() as folder:
-        env: dict[str, Any] = {"env_id": "bench_envs:make", "env_kwargs": {"env_id": "CartPole-v1", "step_s": STEP_S}}
-        run: dict[str, Any] = {"run_dir": Path(folder) / "run", "progress": "off", "total_timesteps": MOST_STEPS}
+        env: dict[str, Any] = {
+            "env_id": "bench_envs:make",
+            "env_kwargs": {"env_id": "CartPole-v1", "step_s": STEP_S},
+        }
+        run: dict[str, Any] = {
+            "run_dir": Path(folder) / "run",
+            "progress": "off",
+            "total_timesteps": MOST_STEPS,
+        }
         dppo.train(
-            dppo.Config(num_actors=ENVS, cpus_per_actor=0.1, seed=seed, **env, **run, **settings), observers=[stop]
+            dppo.Config(num_actors=ENVS, cpus_per_actor=0.1, seed=seed, **env, **run, **settings),
+            observers=[stop],
         )
     return stop.steps
 

@@ -18,9 +18,15 @@ def mean_returns(env_id: str, episodes: int) -> dict[str, float]:
     env: Any = make_env(env_id, {})
     generator = np.random.default_rng(0)
     count = env.action_space.n
-    means = {"random": fmean(_play(env, episode, partial(generator.integers, count)) for episode in range(episodes))}
+    means = {
+        "random": fmean(
+            _play(env, episode, partial(generator.integers, count)) for episode in range(episodes)
+        )
+    }
     for action in range(count):
-        means[f"action {action}"] = fmean(_play(env, episode, partial(int, action)) for episode in range(episodes))
+        means[f"action {action}"] = fmean(
+            _play(env, episode, partial(int, action)) for episode in range(episodes)
+        )
     env.close()
     return means
 

@@ -33,35 +33,49 @@ from unchanged_runs import MARKER, SMALL, TABLE, Run, Settings
 if TYPE_CHECKING:
     import dppo
 
-TIMES = ("time/", "perf/", "charts/SPS")  # columns of metrics.jsonl that depend on the clock, besides replay/s
+TIMES = (
+    "time/",
+    "perf/",
+    "charts/SPS",
+)  # columns of metrics.jsonl that depend on the clock, besides replay/s
 # On a busy machine an actor may start so late that its samplers move, and are replayed.
 BUSY = ("actors/alive", "replay/steps", "incidents/samplers_moved")
 Record = dict[str, Any]
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     commands = parser.add_subparsers(dest="command", required=True)
     for name in ("record", "against"):
         command = commands.add_parser(name)
-        command.add_argument("--only", nargs="+", default=[], metavar="TEXT", help="runs whose name contains a TEXT")
+        command.add_argument(
+            "--only", nargs="+", default=[], metavar="TEXT", help="runs whose name contains a TEXT"
+        )
         command.add_argument("--fast", action="store_true", help="leave out the runs on Ray")
         if name == "record":
             command.add_argument("out", type=Path)
-            command.add_argument("--source", type=Path, default=REPO / "src", help="folder that contains dppo")
+            command.add_argument(
+                "--source", type=Path, default=REPO / "src", help="folder that contains dppo"
+            )
         else:
             command.add_argument("revision")
             command.add_argument("--ignore", nargs="+", default=[])
     command = commands.add_parser("compare")
     command.add_argument("before", type=Path)
     command.add_argument("after", type=Path)
-    command.add_argument("--ignore", nargs="+", default=[], metavar="ASPECT", help="such as arrays or files")
+    command.add_argument(
+        "--ignore", nargs="+", default=[], metavar="ASPECT", help="such as arrays or files"
+    )
     wanted = parser.parse_args()
     if wanted.command == "record":
         return record(wanted.out, wanted.source.resolve(), wanted.only, fast=wanted.fast)
     if wanted.command == "against":
         return against(wanted.revision, wanted.only, wanted.ignore, fast=wanted.fast)
-    return compare(json.loads(wanted.before.read_text()), json.loads(wanted.after.read_text()), wanted.ignore)
+    return compare(
+        json.loads(wanted.before.read_text()), json.loads(wanted.after.read_text()), wanted.ignore
+    )
 
 
 # ------------------------------------------------------------------ recording
@@ -73,7 +87,9 @@ def record(out: Path, source: Path, only: list[str], *, fast: bool) -> int:
     sys.path[:0] = paths
     os.environ["PYTHONPATH"] = os.pathsep.join(paths)  # for Ray's workers
     os.environ.setdefault("OMP_NUM_THREADS", "1")
-    table = {name: run for name, run in TABLE.items() if not only or any(text in name for text in only)}
+    table = {
+        name: run for name, run in TABLE.items() if not only or any(text in name for text in only)
+    }
     if fast:
         table = {name: run for name, run in table.items() if not run.on_ray}
     _be_quiet(source)
@@ -88,8 +104,13 @@ def record(out: Path, source: Path, only: list[str], *, fast: bool) -> int:
                 runs[name] = _recorded(run, Path(folder))
         except Exception as error:
             runs[name] = {"error": f"{type(error).__name__}: {error}"}
-        print(f"{time.monotonic() - started:6.2f} s  {name}  {runs[name].get('error', '')}", flush=True)
-    out.write_text(json.dumps({"machine": machine(), "runs": runs}, indent=1, sort_keys=True) + "\n")
+        print(
+            f"{time.monotonic() - started:6.2f} s  {name}  {runs[name].get('error', '')}",
+            flush=True,
+        )
+    out.write_text(
+        json.dumps({"machine": machine(), "runs": runs}, indent=1, sort_keys=True) + "\n"
+    )
     failed = sum("error" in run for run in runs.values())
     print(f"{len(runs)} runs in {time.monotonic() - began:.0f} s, {failed} failed: {out}")
     return int(failed > 0)
@@ -133,9 +154,13 @@ def _recorded(run: Run, folder: Path) -> Record:
         "weights": result.weights_sha256,
         "global_step": result.global_step,
         "episodes": result.episodes,
-        "incidents": {kind: n for kind, n in result.incidents.items() if f"incidents/{kind}" not in BUSY},
+        "incidents": {
+            kind: n for kind, n in result.incidents.items() if f"incidents/{kind}" not in BUSY
+        },
         "rows": _rows(result.run_dir, on_ray=run.on_ray),
-        "files": sorted({_timeless(path.relative_to(result.run_dir)) for path in result.run_dir.rglob("*")}),
+        "files": sorted(
+            {_timeless(path.relative_to(result.run_dir)) for path in result.run_dir.rglob("*")}
+        ),
         **_checkpoint(result.checkpoint),
     }
     played = dppo.evaluate(result, episodes=1, deterministic=False)
@@ -155,7 +180,9 @@ def _trained(run: Run, folder: Path) -> dppo.Result:
         return dppo.train(first)
     stopped = dppo.train(first, observers=[Stop()])
     if run.then == "branch":
-        return dppo.train(_config(run, folder / "branch", run.changes), resume=stopped.run_dir, branch=True)
+        return dppo.train(
+            _config(run, folder / "branch", run.changes), resume=stopped.run_dir, branch=True
+        )
     start: dict[str, str | Path] = {
         "resume": stopped.run_dir,
         "auto": "auto",
@@ -167,7 +194,12 @@ def _trained(run: Run, folder: Path) -> dppo.Result:
 def _config(run: Run, run_dir: Path, changes: Settings) -> dppo.Config:
     import dppo
 
-    settings: Settings = ({"progress": "off"} if run.preset else SMALL) | run.settings | changes | {"run_dir": run_dir}
+    settings: Settings = (
+        ({"progress": "off"} if run.preset else SMALL)
+        | run.settings
+        | changes
+        | {"run_dir": run_dir}
+    )
     if MARKER in settings.get("env_kwargs", {}).values():
         settings["env_kwargs"] = {"marker": str(run_dir.with_name("marker"))}
     make = partial(dppo.Config.preset, settings.pop("env_id")) if run.preset else dppo.Config
@@ -180,7 +212,12 @@ def _rows(run_dir: Path, *, on_ray: bool) -> list[Record]:
     lines = [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
     left_out = ("replay/s", *BUSY) if on_ray else ("replay/s",)
     return [
-        {key: value for key, value in row.items() if key not in left_out and not key.startswith(TIMES)} for row in lines
+        {
+            key: value
+            for key, value in row.items()
+            if key not in left_out and not key.startswith(TIMES)
+        }
+        for row in lines
     ]
 
 
@@ -199,7 +236,10 @@ def _checkpoint(path: Path) -> Record:
         name: f"{array.dtype}{list(array.shape)} {hashlib.sha256(array.tobytes()).hexdigest()[:16]}"
         for name, array in arrays.items()
     }
-    return {"arrays": described, "state": sorted(key for text in metadata for key in _keys(text, metadata[text]))}
+    return {
+        "arrays": described,
+        "state": sorted(key for text in metadata for key in _keys(text, metadata[text])),
+    }
 
 
 def _keys(name: str, value: Any) -> Iterator[str]:
@@ -219,13 +259,18 @@ def compare(before: Record, after: Record, ignore: list[str]) -> int:
     """Print a line for each run that differs; return 1 if one does, or if there is nothing to compare."""
     for name in ("cpu", "versions"):
         if before["machine"][name] != after["machine"][name]:
-            print(f"Not comparable: {name}: {before['machine'][name]}, then {after['machine'][name]}")
+            print(
+                f"Not comparable: {name}: {before['machine'][name]}, then {after['machine'][name]}"
+            )
     old, new = before["runs"], after["runs"]
     common = [name for name in old if name in new]
     different = 0
     for name in common:
         found = [
-            text for key in old[name] | new[name] if key not in ignore for text in _aspect(key, old[name], new[name])
+            text
+            for key in old[name] | new[name]
+            if key not in ignore
+            for text in _aspect(key, old[name], new[name])
         ]
         if found:
             different += 1
@@ -244,7 +289,9 @@ def _aspect(key: str, before: Record, after: Record) -> Iterator[str]:
         yield f"failed: {old or 'not before'}, then {new or 'not after'}"
     elif key == "rows" and old and new:
         pairs = enumerate(zip(old, new, strict=False))
-        first = next((number for number, (a, b) in pairs if not a.items() <= b.items()), None)  # new metrics
+        first = next(
+            (number for number, (a, b) in pairs if not a.items() <= b.items()), None
+        )  # new metrics
         if first is not None:
             yield f"row {first + 1} of metrics: {_named(old[first], new[first])}"
         elif len(old) != len(new):
@@ -261,7 +308,9 @@ def _aspect(key: str, before: Record, after: Record) -> Iterator[str]:
 
 def _named(old: Record, new: Record) -> str:
     """Describe the difference between two dicts: names removed, names added, the first other value."""
-    texts = [f"without {name}" for name in old if name not in new] + [f"with {name}" for name in new if name not in old]
+    texts = [f"without {name}" for name in old if name not in new] + [
+        f"with {name}" for name in new if name not in old
+    ]
     others = [name for name in old if name in new and old[name] != new[name]]
     if others:
         more = f" and {len(others) - 1} more" if len(others) > 1 else ""
@@ -287,7 +336,9 @@ def against(revision: str, only: list[str], ignore: list[str], *, fast: bool) ->
                 out = Path(folder) / f"{name}.json"
                 words = ["record", str(out), "--source", str(source), *(["--fast"] if fast else [])]
                 words += ["--only", *only] if only else []
-                subprocess.run([sys.executable, __file__, *words], check=False)  # failures are in the record
+                subprocess.run(
+                    [sys.executable, __file__, *words], check=False
+                )  # failures are in the record
                 records.append(json.loads(out.read_text()))
         finally:
             subprocess.run([*git, "remove", "--force", str(tree)], check=False)

@@ -110,7 +110,10 @@ MASKED = world("acting:Masked", source="method", several=True)
 DISCRETE = world("acting:Combined", obs="numbers", act="discrete", masked=False)
 BOX = world("acting:Combined", obs="numbers", act="box", masked=False) | {"action_bounds": "clip"}
 LSTM = world("memory:Recalls") | {"memory": "lstm", "memory_size": 8}
-OWN_MEMORY = world("memory:Recalls") | {"model": path_of("memory_models:Running"), "sequence_length": 10}
+OWN_MEMORY = world("memory:Recalls") | {
+    "model": path_of("memory_models:Running"),
+    "sequence_length": 10,
+}
 NORMED: Settings = {"norm_obs": True, "norm_reward": True, "norm_value": True}
 EVERY_OPTION: Settings = DISCRETE | {
     "anneal_lr": False,
@@ -122,7 +125,9 @@ EVERY_OPTION: Settings = DISCRETE | {
     "clip_reward": 0.7,
     **NORMED,
 }
-BAD = world("faulty:Faulty", reward=None, episodes=[1, 2, 5], length=10, at_step=4) | {"on_bad_step": "drop"}
+BAD = world("faulty:Faulty", reward=None, episodes=[1, 2, 5], length=10, at_step=4) | {
+    "on_bad_step": "drop"
+}
 CARTPOLE: Settings = {"env_id": "CartPole-v1"}
 
 KINDS: dict[str, Settings] = {  # of tests/kinds.py
@@ -196,23 +201,45 @@ OF_LEARNING: dict[str, Settings] = {
 OF_ACTIONS: dict[str, Settings] = {
     **{
         f"space {kind}": world("acting:Actuated", kind=kind)
-        for kind in ("dials", "table", "switches", "integers", "number", "integer", "wide", "free", "tuple", "choices")
+        for kind in (
+            "dials",
+            "table",
+            "switches",
+            "integers",
+            "number",
+            "integer",
+            "wide",
+            "free",
+            "tuple",
+            "choices",
+        )
     },
     "clip": BOX,
     "squash": BOX | {"action_bounds": "squash"},
     "rescale": BOX | {"action_bounds": "rescale"},
     "state_dependent_std": BOX | {"state_dependent_std": True},
-    "dict and lstm": world("acting:Combined", obs="named", act="dict", masked=False) | {"memory": "lstm"},
+    "dict and lstm": world("acting:Combined", obs="named", act="dict", masked=False)
+    | {"memory": "lstm"},
     "own network": BOX | {"model": path_of("models:Plain")},
 }
 OF_OBSERVATIONS: dict[str, Settings] = {
     **{
         f"space {kind}": world("observed:Plain", kind=kind)
-        for kind in ("discrete", "many", "multidiscrete", "multibinary", "number", "grid", "one of", "tuple")
+        for kind in (
+            "discrete",
+            "many",
+            "multidiscrete",
+            "multibinary",
+            "number",
+            "grid",
+            "one of",
+            "tuple",
+        )
     },
     "codes": world("observed:Codes") | {"hidden_sizes": ()},
     "film": world("observed:Film") | {"image_features": 16},
-    "nature": world("observed:Picture", size=36) | {"image_encoder": "nature", "image_features": 16},
+    "nature": world("observed:Picture", size=36)
+    | {"image_encoder": "nature", "image_features": 16},
     "grid": world("observed:Picture") | {"image_features": 16, "trunk": "separate"},
     "flatten": world("observed:Picture") | {"image_encoder": "flatten"},
     "bfloat16": world("observed:Picture") | {"precision": "bfloat16", "micro_batch_size": 16},
@@ -220,17 +247,21 @@ OF_OBSERVATIONS: dict[str, Settings] = {
     "everything, normalized": EVERYTHING | NORMED,
     "float64": world("observed:Numbers") | {"obs_dtype": "float64", "norm_obs": True},
     "float64 network": world("observed:Numbers") | {"obs_dtype": "float64", "dtype": "float64"},
-    "own memory": world("memory:Named") | {"model": path_of("memory_models:Running"), "sequence_length": 5},
+    "own memory": world("memory:Named")
+    | {"model": path_of("memory_models:Running"), "sequence_length": 5},
 }
 OF_ENVIRONMENTS: dict[str, Settings] = {
     "callable": {"env_id": cartpole},
     "Gymnasium": {"env_id": "Acrobot-v1"},
     "success": world("here:Succeeding"),
     "bad steps dropped": BAD,
-    "bad steps dropped, recomputed": BAD | {"recompute_advantages": True, "overlap": True, **NORMED},
+    "bad steps dropped, recomputed": BAD
+    | {"recompute_advantages": True, "overlap": True, **NORMED},
     "mask of the observation": world("acting:Masked", source="leaf"),
-    "mask of the info": world("acting:Masked", source="info", several=True) | {"action_mask": "info"},
-    "mask not used": world("acting:Combined", obs="numbers", act="discrete", masked=True) | {"action_mask": "off"},
+    "mask of the info": world("acting:Masked", source="info", several=True)
+    | {"action_mask": "info"},
+    "mask not used": world("acting:Combined", obs="numbers", act="discrete", masked=True)
+    | {"action_mask": "off"},
     "mask and image": world("acting:Combined", obs="picture", act="multidiscrete", masked=True)
     | {"image_features": 16},
 }
@@ -249,29 +280,42 @@ CONTINUED: dict[str, Run] = {
     "resume with every option": Run(EVERY_OPTION, then="resume", stop_after=1),
     "resume with every option in flight": Run(EVERY_OPTION | {"overlap": True}, then="resume"),
     "resume an older checkpoint": Run(
-        DISCRETE | {"checkpoint_interval_s": 0, "keep_checkpoints": 99, "norm_value": True}, then="older"
+        DISCRETE | {"checkpoint_interval_s": 0, "keep_checkpoints": 99, "norm_value": True},
+        then="older",
     ),
-    "resume longer": Run(DISCRETE | {"anneal_lr": False}, then="resume", changes={"total_timesteps": 800}),
+    "resume longer": Run(
+        DISCRETE | {"anneal_lr": False}, then="resume", changes={"total_timesteps": 800}
+    ),
     "resume after dropped steps": Run(BAD, then="resume"),
     "resume lstm in flight": Run(KINDS["lstm"], then="resume"),
     "resume own memory": Run(KINDS["own memory"], then="resume"),
     "branch": Run(DISCRETE, then="branch", changes={"seed": 3, "gamma": 0.9}),
-    "branch normalized": Run(EVERY_OPTION, then="branch", changes={"freeze_norm_after": 0, "learning_rate": 2e-4}),
+    "branch normalized": Run(
+        EVERY_OPTION, then="branch", changes={"freeze_norm_after": 0, "learning_rate": 2e-4}
+    ),
     "branch with overlap": Run(DISCRETE | NORMED | {"overlap": True}, then="branch"),
     "branch gru": Run(KINDS["gru"], then="branch", changes={"num_samplers": 3}),
 }
 LEARNERS: Settings = {"num_learners": 2, "learner_cpus": 0.25}
-ON_RAY: dict[str, Run] = {  # each takes seconds, since processes start: few, and each of several things
+ON_RAY: dict[
+    str, Run
+] = {  # each takes seconds, since processes start: few, and each of several things
     **{f"kind {name}": Run(settings) for name, settings in KINDS.items()},
     "callable, overlap": Run({"env_id": cartpole, "overlap": True}),
     "bad steps dropped": Run(BAD),
-    "resume in flight": Run(EVERY_OPTION | {"overlap": True}, then="resume", changes={"num_actors": 2}),
-    "resume here": Run(KINDS["own memory"], then="resume", changes={"num_actors": 0, "cpus_per_actor": 1.0}),
+    "resume in flight": Run(
+        EVERY_OPTION | {"overlap": True}, then="resume", changes={"num_actors": 2}
+    ),
+    "resume here": Run(
+        KINDS["own memory"], then="resume", changes={"num_actors": 0, "cpus_per_actor": 1.0}
+    ),
     "actor killed": Run(world("here:Deadly", marker=MARKER) | {"num_samplers": 2, "num_actors": 2}),
     "two learners, every option": Run(EVERY_OPTION | LEARNERS),
     "two learners, overlap": Run(DISCRETE | NORMED | LEARNERS | {"overlap": True}),
     "two learners, own memory": Run(OWN_MEMORY | LEARNERS, then="resume"),
-    "two learners, images": Run(KINDS["image"] | LEARNERS | {"precision": "bfloat16", "micro_batch_size": 10}),
+    "two learners, images": Run(
+        KINDS["image"] | LEARNERS | {"precision": "bfloat16", "micro_batch_size": 10}
+    ),
     "two learners, masks": Run(KINDS["mask and lstm"] | LEARNERS),
 }
 
@@ -287,7 +331,10 @@ def _table() -> dict[str, Run]:
         "observation": {name: Run(settings) for name, settings in OF_OBSERVATIONS.items()},
         "environment": {name: Run(settings) for name, settings in OF_ENVIRONMENTS.items()},
         "options": {"none": Run(CARTPOLE), "every": Run(EVERY_OPTION)},
-        "preset": {name: Run({"env_id": name, **settings}, preset=True) for name, settings in PRESETS.items()},
+        "preset": {
+            name: Run({"env_id": name, **settings}, preset=True)
+            for name, settings in PRESETS.items()
+        },
         "continued": CONTINUED,
         "ray": {
             name: replace(run, settings={"num_actors": 3, "cpus_per_actor": 0.25} | run.settings)

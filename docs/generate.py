@@ -28,8 +28,14 @@ SIDES = {"dppo": "`dppo`", "reuse": "`--reuse 4 --num-steps 32`", "sb3": "SB3, d
 
 def main() -> int:
     """Write the generated parts, or check them; return the exit code."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--check", action="store_true", help="change nothing, and exit with 1 if a page is not current")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--check",
+        action="store_true",
+        help="change nothing, and exit with 1 if a page is not current",
+    )
     check_only = parser.parse_args().check
     outdated = False
     for name, text in pages():
@@ -66,7 +72,12 @@ def settings() -> str:
         rows = []
         for name in names_of(group):
             resume = about(name).resume
-            cells = (f"`{name}`", _default(default_of(name)), "-" if resume == "fixed" else resume, texts[name])
+            cells = (
+                f"`{name}`",
+                _default(default_of(name)),
+                "-" if resume == "fixed" else resume,
+                texts[name],
+            )
             rows.append(cells)
         tables.append(f"## {group}\n\n{_table(('setting', 'default', 'resume', ''), rows)}")
     return "\n\n".join(tables)
@@ -158,7 +169,9 @@ def found_formulas() -> Iterator[Formula]:
                 yield Formula(name, file.relative_to(ROOT).as_posix(), title, cited, deviation)
 
 
-def _definitions(tree: ast.AST, prefix: str = "") -> Iterator[tuple[str, ast.FunctionDef | ast.ClassDef]]:
+def _definitions(
+    tree: ast.AST, prefix: str = ""
+) -> Iterator[tuple[str, ast.FunctionDef | ast.ClassDef]]:
     for node in ast.iter_child_nodes(tree):
         if isinstance(node, (ast.FunctionDef, ast.ClassDef)):
             yield prefix + node.name, node
@@ -252,9 +265,18 @@ def shares() -> str:
         steps = [step for name in tasks for step in reached(runs, side, name, "good")]
         good = sum(step < float("inf") for step in steps)
         share = f"{median_ratio(runs, side, 'sb3', tasks, 'good'):.2f}"
-        settings_of_side = "`dppo`, defaults" if side == "dppo" else "`dppo --reuse 4 --num-steps 32`"
-        rows.append((settings_of_side, share, f"{low:.2f} to {high:.2f}", f"{good} of {len(steps)}"))
-    head = ("", "share of Stable-Baselines3's env steps (median of 17 tasks)", "95 % interval", "seeds that get there")
+        settings_of_side = (
+            "`dppo`, defaults" if side == "dppo" else "`dppo --reuse 4 --num-steps 32`"
+        )
+        rows.append(
+            (settings_of_side, share, f"{low:.2f} to {high:.2f}", f"{good} of {len(steps)}")
+        )
+    head = (
+        "",
+        "share of Stable-Baselines3's env steps (median of 17 tasks)",
+        "95 % interval",
+        "seeds that get there",
+    )
     return _table(head, rows)
 
 
@@ -274,7 +296,9 @@ def _replaced(text: str, part: str, generated: str) -> str:
     pattern = rf"(<!-- generated: {part} -->\n).*?(<!-- end -->)"
     if not re.search(pattern, text, re.DOTALL):
         raise ValueError(f"no page has the comment <!-- generated: {part} -->")
-    return re.sub(pattern, lambda match: f"{match[1]}\n{generated}\n\n{match[2]}", text, flags=re.DOTALL)
+    return re.sub(
+        pattern, lambda match: f"{match[1]}\n{generated}\n\n{match[2]}", text, flags=re.DOTALL
+    )
 
 
 PARTS: dict[str, Callable[[], str]] = {

@@ -36,15 +36,25 @@ class Painter(dppo.Observer):
 
     def paint(self) -> str:
         """Return the terminal as SVG."""
-        console = Console(record=True, width=WIDTH, file=io.StringIO(), force_terminal=True, color_system="truecolor")
+        console = Console(
+            record=True,
+            width=WIDTH,
+            file=io.StringIO(),
+            force_terminal=True,
+            color_system="truecolor",
+        )
         for line in self.lines:
             console.print(Text(f"  {line}", style="dim"))
         console.print(draw(self.view, WIDTH, time.monotonic()))
-        return console.export_svg(title="dppo train dppo/SlowCartPole-v0 --num-actors 8", unique_id="panel")
+        return console.export_svg(
+            title="dppo train dppo/SlowCartPole-v0 --num-actors 8", unique_id="panel"
+        )
 
 
 if __name__ == "__main__":
     painter = Painter()
-    config = dppo.Config.preset("dppo/SlowCartPole-v0", num_actors=8, progress="off", run_dir="runs/panel")
+    config = dppo.Config.preset(
+        "dppo/SlowCartPole-v0", num_actors=8, progress="off", run_dir="runs/panel"
+    )
     dppo.train(config, observers=[painter])
     Path(__file__).with_name("panel.svg").write_text(painter.painted, encoding="utf8")

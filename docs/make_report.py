@@ -15,7 +15,12 @@ import dppo
 from dppo.__main__ import main
 
 DOCS = Path(__file__).resolve().parent
-SIZES = {"num_actors": 4, "total_timesteps": 49_152, "env_kwargs": {"step_s": 0.001}, "progress": "off"}
+SIZES = {
+    "num_actors": 4,
+    "total_timesteps": 49_152,
+    "env_kwargs": {"step_s": 0.001},
+    "progress": "off",
+}
 
 
 class Trouble(dppo.Observer):
@@ -52,7 +57,16 @@ def report(folder: Path) -> None:
 
 def seeds(folder: Path) -> None:
     """Train two settings with five seeds each, and draw them together."""
-    command = ["train", "CartPole-v1", "--seeds", "1..5", "--total-timesteps", "30000", "--preset", "none"]
+    command = [
+        "train",
+        "CartPole-v1",
+        "--seeds",
+        "1..5",
+        "--total-timesteps",
+        "30000",
+        "--preset",
+        "none",
+    ]
     folders = []
     for rate in ("3e-4", "1e-3"):
         folders.append(str(folder / rate))

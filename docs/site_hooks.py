@@ -36,7 +36,10 @@ def on_files(files: Files, config: Any) -> Files:
     for origin, page in PAGES.items():
         files.append(File.generated(config, page, content=_as_markdown(ROOT / origin)))
     for file in files:
-        if file.src_uri.startswith(("examples/", "results/")) and file.src_uri != "examples/index.md":
+        if (
+            file.src_uri.startswith(("examples/", "results/"))
+            and file.src_uri != "examples/index.md"
+        ):
             file.inclusion = file.inclusion.NOT_IN_NAV
     return files
 

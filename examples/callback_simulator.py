@@ -84,7 +84,9 @@ class Building(gym.Env[np.ndarray, np.ndarray]):
         self._simulation: Simulation | None = None
         self._last = np.zeros(2, np.float32)
 
-    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[np.ndarray, dict]:
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[np.ndarray, dict]:
         """End the last simulation, and start one whose randomness follows from `seed`."""
         super().reset(seed=seed)
         self.close()
@@ -112,5 +114,7 @@ class Building(gym.Env[np.ndarray, np.ndarray]):
 
 if __name__ == "__main__":
     steps = int(sys.argv[1]) if len(sys.argv) > 1 else 50_000
-    result = dppo.train(dppo.Config(env_id=Building, total_timesteps=steps, norm_obs=True, norm_reward=True))
+    result = dppo.train(
+        dppo.Config(env_id=Building, total_timesteps=steps, norm_obs=True, norm_reward=True)
+    )
     print(f"Mean return after {result.global_step:,} steps: {result.episodic_return:.1f}")

@@ -26,4 +26,6 @@ if __name__ == "__main__":
         total_timesteps=int(sys.argv[2]) if len(sys.argv) > 2 else 100_000,
     )
     result = dppo.train(config, resume="auto")
-    print(f"{cpus} CPUs, {config.num_actors} actors, {result.global_step:,} steps: {result.episodic_return:.1f}")
+    print(
+        f"{cpus} CPUs, {config.num_actors} actors, {result.global_step:,} steps: {result.episodic_return:.1f}"
+    )

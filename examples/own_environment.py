@@ -22,7 +22,9 @@ class Heating(gym.Env[np.ndarray, np.ndarray]):
         self.mean_outside = outside
         self.inside = self.outside = 0.0
 
-    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[np.ndarray, dict]:
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[np.ndarray, dict]:
         """Begin an episode. Draw from `self.np_random` alone, so that the episode follows from its seed."""
         super().reset(seed=seed)
         self.inside = self.np_random.uniform(10, 20)

@@ -42,7 +42,11 @@ class Remembering(nn.Module):
         of_policy, of_value = state.chunk(2, dim=1)
         hidden, of_policy = dppo.over_time(self.cells[0], obs, of_policy, starts)
         valued, of_value = dppo.over_time(self.cells[1], obs, of_value, starts)
-        return self.head(hidden), self.value(valued).squeeze(-1), torch.cat([of_policy, of_value], dim=1)
+        return (
+            self.head(hidden),
+            self.value(valued).squeeze(-1),
+            torch.cat([of_policy, of_value], dim=1),
+        )
 
 
 if __name__ == "__main__":

@@ -10,11 +10,15 @@ import dppo
 class Residual(nn.Module):
     """One body of residual blocks for both policy and value."""
 
-    def __init__(self, spaces: dppo.Spaces, head_size: int, units: int = 64, blocks: int = 2) -> None:
+    def __init__(
+        self, spaces: dppo.Spaces, head_size: int, units: int = 64, blocks: int = 2
+    ) -> None:
         """Make the layers; `dppo` calls this with the environment's spaces, and with Config's model_kwargs."""
         super().__init__()
         self.first = nn.Linear(spaces.obs.shape[0], units)
-        self.blocks = nn.ModuleList(nn.Sequential(nn.LayerNorm(units), nn.Linear(units, units)) for _ in range(blocks))
+        self.blocks = nn.ModuleList(
+            nn.Sequential(nn.LayerNorm(units), nn.Linear(units, units)) for _ in range(blocks)
+        )
         self.head = nn.Linear(units, head_size)
         self.value = nn.Linear(units, 1)
         nn.init.orthogonal_(self.head.weight, 0.01)  # at first, all actions are about as likely

@@ -43,19 +43,32 @@ class Args:
     anneal_lr: bool = False  # decay the learning rate linearly to zero
     gamma: float = 0.99  # discount per env step
     gae_lambda: float = 0.95  # lambda of generalized advantage estimation
-    update_epochs: int | None = None  # K, passes over each batch; None: 20 with discrete actions and no lag, else 10
-    minibatch_size: int | None = None  # most rows of a minibatch; None: 64, or a 32nd of a large batch
-    norm_adv: bool | None = None  # standardize advantages; None: unless actions are real and norm_reward is on
-    adv_floor: float = 0.1  # smallest deviation to divide by before the first reward, in the unit of norm_reward
+    update_epochs: int | None = (
+        None  # K, passes over each batch; None: 20 with discrete actions and no lag, else 10
+    )
+    minibatch_size: int | None = (
+        None  # most rows of a minibatch; None: 64, or a 32nd of a large batch
+    )
+    norm_adv: bool | None = (
+        None  # standardize advantages; None: unless actions are real and norm_reward is on
+    )
+    adv_floor: float = (
+        0.1  # smallest deviation to divide by before the first reward, in the unit of norm_reward
+    )
     clip_coef: float = 0.2  # clipping range of the probability ratio
     clip_vloss: bool = False  # clip the value loss around the old value
     ent_coef: float = 0.0  # weight of the entropy bonus
     vf_coef: float = 0.5  # weight of the value loss
     max_grad_norm: float = 0.5  # limit of the gradient's global norm
-    target_kl: float | None = None  # stop the epochs when the KL exceeds this; 0: never; None: 0.04 with real actions
+    target_kl: float | None = (
+        None  # stop the epochs when the KL exceeds this; 0: never; None: 0.04 with real actions
+    )
     norm_obs: bool = True  # normalize observations by their running mean and deviation
     norm_reward: bool = True  # divide rewards by the running deviation of the discounted return
-    hidden_sizes: tuple[int, ...] = (64, 64)  # hidden layers of the policy network, and of the value network
+    hidden_sizes: tuple[int, ...] = (
+        64,
+        64,
+    )  # hidden layers of the policy network, and of the value network
     activation: Literal["tanh", "relu"] = "tanh"  # between hidden layers
     dtype: Literal["float32", "float64"] = "float32"  # float64 is for comparing implementations
 
@@ -88,15 +101,24 @@ class Moments:
         """Add samples [n, *shape], exactly (Chan, Golub, LeVeque 1979)."""
         n, mean = len(samples), samples.mean(axis=0)
         delta, total = mean - self.mean, self.count + n
-        self.m2 = self.m2 + np.square(samples - mean).sum(axis=0) + np.square(delta) * self.count * n / total
+        self.m2 = (
+            self.m2
+            + np.square(samples - mean).sum(axis=0)
+            + np.square(delta) * self.count * n / total
+        )
         self.mean = self.mean + delta * n / total
         self.count = total
 
 
-def mlp(args: Args, sizes: tuple[int, ...], head_gain: float, generator: torch.Generator) -> nn.Sequential:
+def mlp(
+    args: Args, sizes: tuple[int, ...], head_gain: float, generator: torch.Generator
+) -> nn.Sequential:
     layers: list[nn.Module] = []
     for inputs, outputs in pairwise(sizes):
-        layers += [nn.Linear(inputs, outputs), nn.Tanh() if args.activation == "tanh" else nn.ReLU()]
+        layers += [
+            nn.Linear(inputs, outputs),
+            nn.Tanh() if args.activation == "tanh" else nn.ReLU(),
+        ]
     layers.pop()  # no activation after the head
     for layer in layers[::2]:
         assert isinstance(layer, nn.Linear)
@@ -142,7 +164,9 @@ class Agent:
     def act(self, obs: np.ndarray, noise: np.ndarray) -> np.ndarray:
         """Sample actions [E, ...]. The argmax of logits plus Gumbel noise is a sample from their softmax."""
         policy, z = self.policy(self.see(obs)), torch.as_tensor(noise, dtype=self.dtype)
-        actions: Tensor = (policy + z).argmax(-1) if self.discrete else policy + self.log_std.exp() * z
+        actions: Tensor = (
+            (policy + z).argmax(-1) if self.discrete else policy + self.log_std.exp() * z
+        )
         return actions.numpy()
 
     def for_env(self, action: np.ndarray) -> Any:
@@ -162,7 +186,9 @@ class Segment(NamedTuple):
     rewards: np.ndarray  # [T, E]
     terminated: np.ndarray  # [T, E] the episode ended in a terminal state
     truncated: np.ndarray  # [T, E] the episode was cut off by a time limit
-    next_obs: np.ndarray  # [T, E, O] the result of the action; never the first observation of a new episode
+    next_obs: (
+        np.ndarray
+    )  # [T, E, O] the result of the action; never the first observation of a new episode
     discounted_returns: np.ndarray  # [T, E] running sums, to scale rewards
 
 
@@ -192,11 +218,17 @@ class Sampler:
             actions = agent.act(np.stack(self.obs), noise[t])
             for e, (env, obs, action) in enumerate(zip(self.envs, self.obs, actions, strict=True)):
                 raw_obs, reward, terminated, truncated, _ = env.step(agent.for_env(action))
-                next_obs = np.array(raw_obs, np.float32).ravel()  # a copy, because environments reuse theirs
+                next_obs = np.array(
+                    raw_obs, np.float32
+                ).ravel()  # a copy, because environments reuse theirs
                 self.episode_return[e] += float(reward)
-                self.discounted_return[e] = self.args.gamma * self.discounted_return[e] + float(reward)
+                self.discounted_return[e] = self.args.gamma * self.discounted_return[e] + float(
+                    reward
+                )
                 discounted = self.discounted_return[e]
-                rows.append((obs, action, float(reward), terminated, truncated, next_obs, discounted))
+                rows.append(
+                    (obs, action, float(reward), terminated, truncated, next_obs, discounted)
+                )
                 self.obs[e] = next_obs
                 if terminated or truncated:  # the next row belongs to the new episode
                     self.finished.append(self.episode_return[e])
@@ -232,11 +264,18 @@ def make_batch(
     for t in reversed(range(args.num_steps)):
         advantages[t] = later = deltas[t] + args.gamma * args.gae_lambda * same_episode[t] * later
     returns = advantages + values  # the targets of the value network: TD(lambda) (#5)
-    return [c.flatten(0, 1) for c in (x, actions, logprobs, importance, values, advantages, returns)]
+    return [
+        c.flatten(0, 1) for c in (x, actions, logprobs, importance, values, advantages, returns)
+    ]
 
 
 def update(
-    args: Args, agent: Agent, optimizer: torch.optim.Optimizer, batch: list[Tensor], floor: float, i: int
+    args: Args,
+    agent: Agent,
+    optimizer: torch.optim.Optimizer,
+    batch: list[Tensor],
+    floor: float,
+    i: int,
 ) -> float:
     """Train K epochs of minibatch SGD on the batch of iteration i; return the last approximate KL."""
     rng, clip = stream(args, MINIBATCHES, i), args.clip_coef
@@ -250,15 +289,21 @@ def update(
     for _ in range(args.update_epochs or (20 if agent.discrete and not args.policy_lag else 10)):
         # Each row once per epoch, in a new order (#6). Deviation: sizes differ by at most one, so none is left over.
         for chosen in np.array_split(rng.permutation(rows), num_minibatches):
-            x, actions, old_logprobs, importance, old_values, advantages, returns = (c[chosen] for c in batch)
+            x, actions, old_logprobs, importance, old_values, advantages, returns = (
+                c[chosen] for c in batch
+            )
             if standardizes:  # within the minibatch, not the batch (#7)
-                advantages = (advantages - advantages.mean()) / (advantages.std().clamp(min=floor) + 1e-8)
+                advantages = (advantages - advantages.mean()) / (
+                    advantages.std().clamp(min=floor) + 1e-8
+                )
             advantages = importance * advantages
             policy, values = agent.distribution(x), agent.value(x).squeeze(-1)
             logratio = policy.log_prob(actions) - old_logprobs
             ratio = logratio.exp()
             # The larger loss of the two: moving a ratio beyond the clip gains nothing (#8, the paper's eq. 7).
-            policy_loss = torch.max(-advantages * ratio, -advantages * ratio.clamp(1 - clip, 1 + clip)).mean()
+            policy_loss = torch.max(
+                -advantages * ratio, -advantages * ratio.clamp(1 - clip, 1 + clip)
+            ).mean()
             squared_error = (values - returns) ** 2
             if args.clip_vloss:  # Deviation: off by default, as ablations found no benefit (#9)
                 clipped = old_values + (values - old_values).clamp(-clip, clip)
@@ -268,9 +313,13 @@ def update(
             loss = policy_loss - args.ent_coef * entropy + args.vf_coef * value_loss
             optimizer.zero_grad()
             loss.backward()
-            nn.utils.clip_grad_norm_(agent.parameters, args.max_grad_norm)  # of all parameters together (#11)
+            nn.utils.clip_grad_norm_(
+                agent.parameters, args.max_grad_norm
+            )  # of all parameters together (#11)
             optimizer.step()
-        approx_kl = (ratio - 1 - logratio).mean().item()  # k3 of joschu.net/blog/kl-approx.html (#12)
+        approx_kl = (
+            (ratio - 1 - logratio).mean().item()
+        )  # k3 of joschu.net/blog/kl-approx.html (#12)
         if largest_kl and approx_kl > largest_kl:
             break
     return approx_kl
@@ -280,7 +329,9 @@ def train(args: Args) -> tuple[np.ndarray, list[float]]:
     """Return the final weights (policy, value, log_std) as one vector, and the mean return after each iteration."""
     samplers = [Sampler(args, index) for index in range(args.num_samplers)]
     agent = Agent(args, samplers[0].envs[0].observation_space, samplers[0].envs[0].action_space)
-    optimizer = torch.optim.Adam(agent.parameters, lr=args.learning_rate, eps=1e-5)  # torch has 1e-8 (#3)
+    optimizer = torch.optim.Adam(
+        agent.parameters, lr=args.learning_rate, eps=1e-5
+    )  # torch has 1e-8 (#3)
     return_moments = Moments()
     episode_returns: list[float] = []
     mean_returns: list[float] = []
@@ -291,7 +342,9 @@ def train(args: Args) -> tuple[np.ndarray, list[float]]:
         if args.anneal_lr:  # (#4)
             optimizer.param_groups[0]["lr"] = args.learning_rate * (1 - i / iterations)
         policies.append(deepcopy(agent))
-        segments = [sampler.collect(policies[0], i) for sampler in samplers]  # this line is what `dppo` distributes
+        segments = [
+            sampler.collect(policies[0], i) for sampler in samplers
+        ]  # this line is what `dppo` distributes
         # Deviation: CleanRL updates statistics with every step, this code once per iteration. Rewards are scaled with
         # all returns so far (#30). The statistics of observations are updated after training, so that training sees
         # the same inputs as acting did, and the first ratio is one.
@@ -300,23 +353,34 @@ def train(args: Args) -> tuple[np.ndarray, list[float]]:
         batch = make_batch(args, policies[0], agent, segments, return_moments.std())
         # Deviation: where all rewards are equal and nothing terminates, as before the first reward, the deviation of
         # the advantages is that of noise. Divided by it, noise would become a signal.
-        informed = any(seg.terminated.any() for seg in segments) or np.ptp([seg.rewards for seg in segments]) > 0
+        informed = (
+            any(seg.terminated.any() for seg in segments)
+            or np.ptp([seg.rewards for seg in segments]) > 0
+        )
         floor = args.adv_floor if args.norm_reward and not informed else 0.0
         now, rewarded = args, any(seg.rewards.any() for seg in segments)
         # Deviation: before the first reward, a bonus keeps discrete actions open, as Adam divides by the size of noise.
         if agent.discrete and floor > 0 and not rewarded and args.norm_adv is not False:
-            now = replace(args, ent_coef=args.ent_coef + 0.01 * max(0.0, 1 - 2 * float(batch[5].std()) / floor))
+            now = replace(
+                args,
+                ent_coef=args.ent_coef + 0.01 * max(0.0, 1 - 2 * float(batch[5].std()) / floor),
+            )
         approx_kl = update(now, agent, optimizer, batch, floor, i)
         if agent.obs_moments is not None:
             for segment in segments:
-                agent.obs_moments.add(segment.obs.astype(np.float64).reshape(-1, segment.obs.shape[-1]))
+                agent.obs_moments.add(
+                    segment.obs.astype(np.float64).reshape(-1, segment.obs.shape[-1])
+                )
         for sampler in samplers:
             episode_returns += sampler.finished
             sampler.finished = []
         mean_returns.append(float(np.mean(episode_returns[-100:])) if episode_returns else math.nan)
         if i % math.ceil(iterations / 20) == 0 or i == iterations - 1:
             step = f"global_step={(i + 1) * batch_size:<8}"
-            print(f"{step} episodic_return={mean_returns[-1]:<8.1f} approx_kl={approx_kl:.4f}", flush=True)
+            print(
+                f"{step} episodic_return={mean_returns[-1]:<8.1f} approx_kl={approx_kl:.4f}",
+                flush=True,
+            )
     return nn.utils.parameters_to_vector(agent.parameters).detach().numpy(), mean_returns
 
 
@@ -325,8 +389,14 @@ if __name__ == "__main__":
     sizes = Args(total_timesteps=100_000, num_steps=32, update_epochs=20, minibatch_size=256)
     defaults = replace(sizes, learning_rate=1e-3, anneal_lr=True, gamma=0.98, gae_lambda=0.8)
     defaults = replace(defaults, norm_obs=False, norm_reward=False)
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    for name, default in vars(defaults).items():  # values in Python syntax: 3e-4, None, False, '(32, 32)'
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    for name, default in vars(
+        defaults
+    ).items():  # values in Python syntax: 3e-4, None, False, '(32, 32)'
         kind = str if isinstance(default, str) else ast.literal_eval
-        parser.add_argument(f"--{name.replace('_', '-')}", default=default, type=kind, help=f"default: {default}")
+        parser.add_argument(
+            f"--{name.replace('_', '-')}", default=default, type=kind, help=f"default: {default}"
+        )
     train(Args(**vars(parser.parse_args())))

@@ -8,7 +8,9 @@ import numpy as np
 import dppo
 
 if __name__ == "__main__":
-    logging.basicConfig(format="%(levelname)s %(message)s")  # what dppo has to report besides its figures
+    logging.basicConfig(
+        format="%(levelname)s %(message)s"
+    )  # what dppo has to report besides its figures
 
     # The settings tuned for CartPole. Config(env_id="CartPole-v1", ...) starts from the general defaults instead.
     config = dppo.Config.preset(
@@ -19,7 +21,9 @@ if __name__ == "__main__":
     result = dppo.train(config)
     print(result)
     rows = result.metrics  # one dict for each iteration; docs/METRICS.md lists the keys
-    print(f"{len(rows)} iterations, entropy {rows[0]['losses/entropy']:.2f} -> {rows[-1]['losses/entropy']:.2f}")
+    print(
+        f"{len(rows)} iterations, entropy {rows[0]['losses/entropy']:.2f} -> {rows[-1]['losses/entropy']:.2f}"
+    )
 
     # Episodes with the likeliest action, each from a seed of its own. The run's folder will do in place of the result.
     print(dppo.evaluate(result, episodes=5))
@@ -27,4 +31,6 @@ if __name__ == "__main__":
     # The policy needs neither torch nor Ray. It normalizes observations and clips actions as in training.
     policy = dppo.load_policy(result.run_dir)
     batch = np.zeros((3, 4), np.float32)
-    print(f"likeliest actions: {policy.act(batch)}, drawn: {policy.act(batch, generator=np.random.default_rng(0))}")
+    print(
+        f"likeliest actions: {policy.act(batch)}, drawn: {policy.act(batch, generator=np.random.default_rng(0))}"
+    )

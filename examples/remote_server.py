@@ -28,14 +28,18 @@ class Client(socketserver.StreamRequestHandler):
 class Server(socketserver.ThreadingTCPServer):
     """A thread for each connection."""
 
-    allow_reuse_address = True  # so that a server that was killed can start again on its port at once
+    allow_reuse_address = (
+        True  # so that a server that was killed can start again on its port at once
+    )
     daemon_threads = True
 
 
 @contextmanager
 def serving(port: int = 0) -> Iterator[str]:
     """Run this program on this machine; yield its address."""
-    with subprocess.Popen([sys.executable, __file__, str(port)], stdout=subprocess.PIPE, text=True) as process:
+    with subprocess.Popen(
+        [sys.executable, __file__, str(port)], stdout=subprocess.PIPE, text=True
+    ) as process:
         try:
             assert process.stdout is not None
             yield f"127.0.0.1:{process.stdout.readline().strip()}"

@@ -42,11 +42,17 @@ class RemoteSimulator(gym.Env[np.ndarray, np.ndarray]):
         self.action_space = gym.spaces.Box(0.0, 1.0, (1,), np.float32)
         self.number = sampler_id * envs_per_sampler + env_index
         host, _, port = addresses[self.number % len(addresses)].rpartition(":")
-        self._address, self._timeout_s, self._reconnect_s = (host, int(port)), timeout_s, reconnect_s
+        self._address, self._timeout_s, self._reconnect_s = (
+            (host, int(port)),
+            timeout_s,
+            reconnect_s,
+        )
         self._connection = ExitStack()
         self._connect()
 
-    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[np.ndarray, dict]:
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[np.ndarray, dict]:
         """Begin an episode whose randomness follows from `seed`; nothing is lost if the connection is made anew."""
         super().reset(seed=seed)
         question = {"reset": int(self.np_random.integers(2**31))}
@@ -76,7 +82,9 @@ class RemoteSimulator(gym.Env[np.ndarray, np.ndarray]):
                 if time.monotonic() > deadline:
                     raise
                 time.sleep(0.2)
-        connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)  # small messages: do not wait for more
+        connected.setsockopt(
+            socket.IPPROTO_TCP, socket.TCP_NODELAY, 1
+        )  # small messages: do not wait for more
         self._stream = connected.makefile("rw", encoding="utf8")
         self._connection.callback(connected.close)
         self._connection.callback(lambda stream=self._stream: suppress_os_error(stream.close))
@@ -86,7 +94,9 @@ class RemoteSimulator(gym.Env[np.ndarray, np.ndarray]):
         self._stream.flush()
         line = self._stream.readline()
         if not line.endswith("\n"):
-            raise ConnectionError(f"{self._address} closed the connection instead of answering {question}")
+            raise ConnectionError(
+                f"{self._address} closed the connection instead of answering {question}"
+            )
         answer = json.loads(line)
         return np.array(answer["obs"], np.float32), answer
 

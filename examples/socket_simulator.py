@@ -37,7 +37,9 @@ class SocketSimulator(gym.Env[np.ndarray, np.ndarray]):
         self._connected: list[Any] = []
         self._start()
 
-    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[np.ndarray, dict]:
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[np.ndarray, dict]:
         """Begin an episode whose randomness follows from `seed`."""
         super().reset(seed=seed)
         return self._ask({"reset": int(self.np_random.integers(2**31))})[0], {}
@@ -83,9 +85,13 @@ class SocketSimulator(gym.Env[np.ndarray, np.ndarray]):
             self._stream.flush()
             line = self._stream.readline()
         except TimeoutError:
-            raise TimeoutError(f"the simulator did not answer {question} within {self.timeout_s:g} s") from None
+            raise TimeoutError(
+                f"the simulator did not answer {question} within {self.timeout_s:g} s"
+            ) from None
         if not line:
-            raise ConnectionError(f"the simulator closed the connection instead of answering {question}")
+            raise ConnectionError(
+                f"the simulator closed the connection instead of answering {question}"
+            )
         answer = json.loads(line)
         return np.array(answer["obs"], np.float32), answer
 

@@ -18,7 +18,11 @@ import numpy as np
 
 QUARTERS = 96  # of an hour, in a day
 LEVEL, TEMPERATURE = 1.0, 60.0  # set points of the second tank, in m and degrees Celsius
-PUMP, VALVE, HEATER = 0.06, 0.06, 8.0  # at most, in m of level a minute and degrees a minute in a full tank
+PUMP, VALVE, HEATER = (
+    0.06,
+    0.06,
+    8.0,
+)  # at most, in m of level a minute and degrees a minute in a full tank
 
 
 class Tanks(gym.Env[np.ndarray, np.ndarray]):
@@ -49,16 +53,27 @@ class Tanks(gym.Env[np.ndarray, np.ndarray]):
         for _ in range(15):
             into_second = VALVE * valve * math.sqrt(max(0.0, self._levels[0]))
             drawn = min(self._demand(), self._levels[1])
-            mixed = (10.0 - self._temperature) * into_second / max(0.2, self._levels[1])  # cold water of 10 degrees
+            mixed = (
+                (10.0 - self._temperature) * into_second / max(0.2, self._levels[1])
+            )  # cold water of 10 degrees
             heated = HEATER * heater * 0.2 / max(0.2, self._levels[1])
             self._temperature = float(np.clip(self._temperature + mixed + heated - 0.02, 5.0, 95.0))
             self._levels[0] = np.clip(self._levels[0] + PUMP * pump - into_second, 0.0, 2.0)
             self._levels[1] = np.clip(self._levels[1] + into_second - drawn, 0.0, 2.0)
         self._quarter += 1
-        off_level, off_temperature = abs(self._levels[1] - LEVEL), abs(self._temperature - TEMPERATURE) / 10
+        off_level, off_temperature = (
+            abs(self._levels[1] - LEVEL),
+            abs(self._temperature - TEMPERATURE) / 10,
+        )
         energy = 0.05 * pump + 0.1 * heater
         info = {"energy": energy, "violations": float(off_level > 0.3 or off_temperature > 0.5)}
-        return self._observation(), -off_level - off_temperature - energy, False, self._quarter == QUARTERS, info
+        return (
+            self._observation(),
+            -off_level - off_temperature - energy,
+            False,
+            self._quarter == QUARTERS,
+            info,
+        )
 
     def _demand(self) -> float:
         """Return the level that is drawn in a minute: most in the morning and in the evening."""
@@ -69,7 +84,10 @@ class Tanks(gym.Env[np.ndarray, np.ndarray]):
     def _observation(self) -> np.ndarray:
         angle = 2 * math.pi * self._quarter / QUARTERS
         demand = 50 * self._demand()
-        return np.array([*self._levels, self._temperature / 50, demand, math.sin(angle), math.cos(angle)], np.float32)
+        return np.array(
+            [*self._levels, self._temperature / 50, demand, math.sin(angle), math.cos(angle)],
+            np.float32,
+        )
 
 
 def make(**settings: Any) -> gym.Env[np.ndarray, np.ndarray]:

@@ -63,10 +63,14 @@ def main(trials: int = 20, steps: int = 30_000) -> None:
     dppo.portable_numerics()  # before Ray starts, whose processes inherit it
     ray.init()  # address="auto" for a cluster; the folder of the study must then be on a disk that its nodes share
     OUT.mkdir(parents=True, exist_ok=True)
-    study = optuna.create_study(study_name="dppo", storage=STORAGE, direction="maximize", load_if_exists=True)
+    study = optuna.create_study(
+        study_name="dppo", storage=STORAGE, direction="maximize", load_if_exists=True
+    )
     if len(study.trials) < trials:
         ray.get([work.remote(trials, steps) for _ in range(AT_ONCE)])
-    print(f"{len(study.trials)} trials, best mean return {study.best_value:.1f} with {study.best_params}")
+    print(
+        f"{len(study.trials)} trials, best mean return {study.best_value:.1f} with {study.best_params}"
+    )
 
 
 if __name__ == "__main__":

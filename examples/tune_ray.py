@@ -42,12 +42,20 @@ def main(trials: int = 20, steps: int = 30_000) -> None:
         "num_steps": tune.choice([32, 64, 128]),
         "total_timesteps": steps,
     }
-    halving = ASHAScheduler(time_attr="global_step", max_t=2 * steps, grace_period=max(1, steps // 4))
-    how = tune.TuneConfig(metric="episodic_return", mode="max", num_samples=trials, scheduler=halving)
-    tuner = tune.Tuner(trial, param_space=space, tune_config=how, run_config=tune.RunConfig(storage_path=str(OUT)))
+    halving = ASHAScheduler(
+        time_attr="global_step", max_t=2 * steps, grace_period=max(1, steps // 4)
+    )
+    how = tune.TuneConfig(
+        metric="episodic_return", mode="max", num_samples=trials, scheduler=halving
+    )
+    tuner = tune.Tuner(
+        trial, param_space=space, tune_config=how, run_config=tune.RunConfig(storage_path=str(OUT))
+    )
     results = tuner.fit()
     best = results.get_best_result()
-    print(f"{len(results)} trials, best mean return {best.metrics['episodic_return']:.1f} with {best.config}")
+    print(
+        f"{len(results)} trials, best mean return {best.metrics['episodic_return']:.1f} with {best.config}"
+    )
 
 
 if __name__ == "__main__":

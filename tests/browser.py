@@ -13,7 +13,9 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+CHROMIUM = next(
+    filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None
+)
 PATIENCE_S = 60.0
 
 
@@ -38,7 +40,13 @@ class Browser:
             os.dup2(low, 3)
             os.dup2(high, 4)
 
-        flags = ["--headless", "--no-sandbox", "--disable-gpu", "--remote-debugging-pipe", f"--user-data-dir={profile}"]
+        flags = [
+            "--headless",
+            "--no-sandbox",
+            "--disable-gpu",
+            "--remote-debugging-pipe",
+            f"--user-data-dir={profile}",
+        ]
         self._process = subprocess.Popen(
             [CHROMIUM, *flags, "about:blank"],
             preexec_fn=as_3_and_4,  # noqa: PLW1509  no thread is running
@@ -59,7 +67,9 @@ class Browser:
     def __enter__(self) -> Browser:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None
+    ) -> None:
         self._process.kill()
         self._process.wait()
         os.close(self._read)
@@ -75,13 +85,19 @@ class Browser:
         assert "error" not in answer, answer
         return answer["result"]
 
-    def open(self, page: Path, *, width: int = 1200, dark: bool = False, media: str = "screen") -> None:
+    def open(
+        self, page: Path, *, width: int = 1200, dark: bool = False, media: str = "screen"
+    ) -> None:
         """Open a file, as on a screen so wide, or as it would be printed."""
         self.events.clear()
         scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
         self.call("Emulation.setEmulatedMedia", media=media, features=[scheme])
         self.call(
-            "Emulation.setDeviceMetricsOverride", width=width, height=900, deviceScaleFactor=1, mobile=width < 600
+            "Emulation.setDeviceMetricsOverride",
+            width=width,
+            height=900,
+            deviceScaleFactor=1,
+            mobile=width < 600,
         )
         self.call("Page.navigate", url=page.resolve().as_uri())
         while not any(event.get("method") == "Page.loadEventFired" for event in self.events):
@@ -89,12 +105,20 @@ class Browser:
 
     def evaluate(self, expression: str) -> Any:
         """Return the value of an expression in the page."""
-        return self.call("Runtime.evaluate", expression=expression, returnByValue=True)["result"].get("value")
+        return self.call("Runtime.evaluate", expression=expression, returnByValue=True)[
+            "result"
+        ].get("value")
 
     def screenshot(self, path: Path, height: int | None = None) -> None:
         """Write a picture of the whole page, or of its upper part."""
         size = self.call("Page.getLayoutMetrics")["cssContentSize"]
-        clip = {"x": 0, "y": 0, "width": size["width"], "height": height or size["height"], "scale": 1}
+        clip = {
+            "x": 0,
+            "y": 0,
+            "width": size["width"],
+            "height": height or size["height"],
+            "scale": 1,
+        }
         data = self.call("Page.captureScreenshot", captureBeyondViewport=True, clip=clip)["data"]
         path.write_bytes(base64.b64decode(data))
 
@@ -102,13 +126,17 @@ class Browser:
         """Return what the browser has logged about the page, such as a violation of its policy."""
         self.evaluate("1")  # so that all events before it have arrived
         logged = [
-            event for event in self.events if event.get("method") in ("Log.entryAdded", "Runtime.exceptionThrown")
+            event
+            for event in self.events
+            if event.get("method") in ("Log.entryAdded", "Runtime.exceptionThrown")
         ]
         return [json.dumps(event["params"]) for event in logged]
 
     def requests(self) -> list[str]:
         """Return the addresses that the page has asked for."""
-        sent = (event for event in self.events if event.get("method") == "Network.requestWillBeSent")
+        sent = (
+            event for event in self.events if event.get("method") == "Network.requestWillBeSent"
+        )
         return [event["params"]["request"]["url"] for event in sent]
 
     def _next(self) -> dict[str, Any]:

@@ -53,11 +53,17 @@ def spec_of(
     activation: str = "tanh",
     dtype: str = "float64",
 ) -> BuiltInSpec:
-    return mlp_of(Spaces(np.dtype((np.float32, (obs_size,))), actions), hidden_sizes, activation, dtype)
+    return mlp_of(
+        Spaces(np.dtype((np.float32, (obs_size,))), actions), hidden_sizes, activation, dtype
+    )
 
 
-def mlp_of(spaces: Spaces, hidden_sizes: tuple[int, ...], activation: str, dtype: str) -> BuiltInSpec:
-    layers = Layers(image_encoder=None, hidden_sizes=hidden_sizes, activation=activation, shared=False)
+def mlp_of(
+    spaces: Spaces, hidden_sizes: tuple[int, ...], activation: str, dtype: str
+) -> BuiltInSpec:
+    layers = Layers(
+        image_encoder=None, hidden_sizes=hidden_sizes, activation=activation, shared=False
+    )
     return BuiltInSpec(spaces, layers, dtype)
 
 
@@ -66,7 +72,9 @@ def random_weights(spec: NetworkSpec, seed: int = 0, scale: float = 0.4) -> np.n
     return (np.random.default_rng(seed).normal(size=spec.num_parameters) * scale).astype(spec.dtype)
 
 
-def agent_of(spec: NetworkSpec, obs_scale: ObsScale | None = None, *, spread: float = 0.4) -> PPOAgent:
+def agent_of(
+    spec: NetworkSpec, obs_scale: ObsScale | None = None, *, spread: float = 0.4
+) -> PPOAgent:
     """An agent with random weights."""
     agent = PPOAgent(spec)
     agent.load(PolicySnapshot(3, random_weights(spec, scale=spread), obs_scale))
@@ -86,17 +94,24 @@ def plan_of(config: Config, actions: Actions) -> TrainerPlan:
 
 def parts_of(config: Config, num_samplers: int = 2) -> tuple[list[BuiltSampler], PPOTrainer]:
     """The samplers and the trainer of a run, in this process."""
-    samplers = [build_sampler(sampler_plan(config), sampler_id) for sampler_id in range(num_samplers)]
+    samplers = [
+        build_sampler(sampler_plan(config), sampler_id) for sampler_id in range(num_samplers)
+    ]
     spaces = samplers[0].spaces
     trainer = build_trainer(plan_of(config, spaces.actions), spaces)
     assert isinstance(trainer, PPOTrainer)  # of a run without reuse
     return samplers, trainer
 
 
-def collect(samplers: Sequence[BuiltSampler], snapshot: PolicySnapshot) -> tuple[list[SegmentReport], list[Segment]]:
+def collect(
+    samplers: Sequence[BuiltSampler], snapshot: PolicySnapshot
+) -> tuple[list[SegmentReport], list[Segment]]:
     """A segment of each sampler, of the iteration that is the version of the policy, and its report."""
     requests = [SegmentRequest(sampler_id, snapshot.version) for sampler_id in range(len(samplers))]
-    made = [built.sampler.collect(request, snapshot) for built, request in zip(samplers, requests, strict=True)]
+    made = [
+        built.sampler.collect(request, snapshot)
+        for built, request in zip(samplers, requests, strict=True)
+    ]
     return [report for report, _ in made], [segment for _, segment in made]
 
 
@@ -135,7 +150,11 @@ def sampler_of(
 ) -> tuple[PPOSampler, NetworkSpec]:
     """A sampler of these environments, and what its model is made of."""
     agent = agent or PPOAgent(mlp_of(describe_spaces(envs[0]), hidden_sizes, "tanh", dtype))
-    ppo = {field.name: changes.pop(field.name) for field in dataclasses.fields(PPO) if field.name in changes}
+    ppo = {
+        field.name: changes.pop(field.name)
+        for field in dataclasses.fields(PPO)
+        if field.name in changes
+    }
     sampler = PPOSampler(
         sampler_id,
         agent,

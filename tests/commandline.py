@@ -40,7 +40,11 @@ def parse(argv: list[str]) -> Arguments:
 
 def fresh_environment(**changes: str) -> dict[str, str]:
     """Return this environment without settings of Ray, but for its priority, and with `tests` on the import path."""
-    inherited = {name: value for name, value in os.environ.items() if not name.startswith("RAY_") and name != "CI"}
+    inherited = {
+        name: value
+        for name, value in os.environ.items()
+        if not name.startswith("RAY_") and name != "CI"
+    }
     ours = {"PYTHONPATH": os.pathsep.join((str(SOURCE), str(TESTS))), "RAY_worker_niceness": "0"}
     return inherited | ours | changes
 
@@ -48,7 +52,14 @@ def fresh_environment(**changes: str) -> dict[str, str]:
 class Command:
     """One `python -m dppo WORDS` in its own session; leaving the `with` kills all processes that it started."""
 
-    def __init__(self, words: Sequence[str], cwd: Path, *, program: Sequence[str] = ("-m", "dppo"), **env: str) -> None:
+    def __init__(
+        self,
+        words: Sequence[str],
+        cwd: Path,
+        *,
+        program: Sequence[str] = ("-m", "dppo"),
+        **env: str,
+    ) -> None:
         self.marker = uuid.uuid4().hex
         self._out, self._err = cwd / f"stdout-{self.marker}", cwd / f"stderr-{self.marker}"
         # Files, not pipes: reading a pipe would wait for all processes that have inherited it.
@@ -67,7 +78,9 @@ class Command:
     def __enter__(self) -> Command:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None
+    ) -> None:
         for pid in [self.pid, *self.processes()]:
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
@@ -96,7 +109,9 @@ class Command:
         """Wait for an event while the command runs."""
         deadline = time.monotonic() + timeout_s
         while not happened():
-            assert self.running, f"the command ended with {self._process.returncode} before the event"
+            assert self.running, (
+                f"the command ended with {self._process.returncode} before the event"
+            )
             assert time.monotonic() < deadline, f"no event within {timeout_s:g} s"
             time.sleep(0.05)
 

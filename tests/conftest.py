@@ -41,9 +41,15 @@ check_shapes()  # imports torch, which reads the number of threads once
 @pytest.fixture(autouse=True)
 def signals_are_not_ignored() -> Iterator[None]:
     """Let commands under test receive SIGINT and SIGHUP; after `&` and nohup, processes ignore them."""
-    ignored = [number for number in (signal.SIGINT, signal.SIGHUP) if signal.getsignal(number) is signal.SIG_IGN]
+    ignored = [
+        number
+        for number in (signal.SIGINT, signal.SIGHUP)
+        if signal.getsignal(number) is signal.SIG_IGN
+    ]
     for number in ignored:
-        signal.signal(number, signal.default_int_handler if number is signal.SIGINT else signal.SIG_DFL)
+        signal.signal(
+            number, signal.default_int_handler if number is signal.SIGINT else signal.SIG_DFL
+        )
     yield
     for number in ignored:
         signal.signal(number, signal.SIG_IGN)
@@ -54,7 +60,11 @@ def names_on_ray(file: Path) -> set[str]:
     """Return the functions of a file that use `ray_session`, also through others; `pytestmark` if all tests do."""
     used: dict[str, set[str]] = {}
     for node in ast.parse(file.read_text(encoding="utf8")).body:
-        name = ast.unparse(node.targets[0]) if isinstance(node, ast.Assign) else getattr(node, "name", "")
+        name = (
+            ast.unparse(node.targets[0])
+            if isinstance(node, ast.Assign)
+            else getattr(node, "name", "")
+        )
         used[name] = set(re.findall(r"\w+", ast.unparse(node)))
     names = {"ray_session"}
     while new := {name for name, words in used.items() if words & names} - names:
@@ -78,7 +88,13 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 
     def scope(nodeid: str) -> str:
         file = nodeid.partition("::")[0]
-        return "ray" if is_on_ray(nodeid, config) else nodeid if file.endswith("test_engine.py") else file
+        return (
+            "ray"
+            if is_on_ray(nodeid, config)
+            else nodeid
+            if file.endswith("test_engine.py")
+            else file
+        )
 
     config.option.loadscopereorder = False
     scheduler = LoadScopeScheduling(config, log)
@@ -118,7 +134,9 @@ def ray_session() -> Iterator[None]:
     from dppo.config import Actors, Learners
     from dppo.transports.ray.session import RaySession
 
-    session = RaySession(Actors(num_actors=8), Learners(), store_bytes=256 * 2**20, notify=lambda text: None)
+    session = RaySession(
+        Actors(num_actors=8), Learners(), store_bytes=256 * 2**20, notify=lambda text: None
+    )
     yield
     session.close()
 

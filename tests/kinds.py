@@ -25,19 +25,44 @@ SMALL: Settings = {
 }
 EVERYTHING = {"env_id": "worlds.observed:Everything", "drop_obs": TEXTS, "norm_obs": True}
 MASKED = {"env_id": "worlds.acting:Masked", "env_kwargs": {"source": "method", "several": True}}
-OWN_MEMORY = {"env_id": "worlds.memory:Recalls", "model": "worlds.memory_models:Running", "sequence_length": 10}
-LEARNT = {"memory": "gru", "memory_size": 8, "recompute_advantages": True, "overlap": True, "image_features": 32}
+OWN_MEMORY = {
+    "env_id": "worlds.memory:Recalls",
+    "model": "worlds.memory_models:Running",
+    "sequence_length": 10,
+}
+LEARNT = {
+    "memory": "gru",
+    "memory_size": 8,
+    "recompute_advantages": True,
+    "overlap": True,
+    "image_features": 32,
+}
 KINDS: dict[str, Settings] = {
     "image": {"env_id": "worlds.observed:Picture", "image_encoder": "impala", "image_features": 32},
-    "dict observation": EVERYTHING | {"norm_obs_keys": ("robot.arm.0",), "obs_dtype": "float64", "image_features": 32},
-    "dict action": {"env_id": "worlds.acting:Hybrid", "env_kwargs": {"form": "nested"}},  # with masks
+    "dict observation": EVERYTHING
+    | {"norm_obs_keys": ("robot.arm.0",), "obs_dtype": "float64", "image_features": 32},
+    "dict action": {
+        "env_id": "worlds.acting:Hybrid",
+        "env_kwargs": {"form": "nested"},
+    },  # with masks
     "mask": MASKED,
     "mask and lstm": MASKED | {"memory": "lstm", "memory_size": 8, "recompute_advantages": True},
-    "lstm": {"env_id": "worlds.memory:Recalls", "memory": "lstm", "memory_size": 8, "overlap": True},
+    "lstm": {
+        "env_id": "worlds.memory:Recalls",
+        "memory": "lstm",
+        "memory_size": 8,
+        "overlap": True,
+    },
     "gru": {"env_id": "worlds.memory:Named", "memory": "gru", "memory_size": 8, "norm_value": True},
     "frames": LEARNT | {"env_id": "worlds.observed:Guarded", "grayscale": True, "frame_stack": 3},
     "reuse": MASKED
-    | {"env_kwargs": {"source": "leaf"}, "memory": "gru", "memory_size": 8, "reuse": 2, "norm_obs": True},
+    | {
+        "env_kwargs": {"source": "leaf"},
+        "memory": "gru",
+        "memory_size": 8,
+        "reuse": 2,
+        "norm_obs": True,
+    },
     "own memory": OWN_MEMORY | {"norm_obs": True},
 }
 

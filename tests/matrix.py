@@ -21,7 +21,12 @@ def single(num_samplers: int, num_steps: int) -> Settings:
 CARTPOLE = {"env_id": "CartPole-v1"}
 OVERLAP = {"overlap": True}
 DISCRETE = CARTPOLE | single(8, 64)
-CONTINUOUS = {"env_id": "Pendulum-v1", "gamma": 0.9, "norm_obs": True, "norm_reward": True} | single(8, 120)
+CONTINUOUS = {
+    "env_id": "Pendulum-v1",
+    "gamma": 0.9,
+    "norm_obs": True,
+    "norm_reward": True,
+} | single(8, 120)
 LAG = CARTPOLE | single(6, 32) | {"policy_lag": 3, "norm_obs": True, "norm_value": True}
 
 EVERY_OPTION: Settings = (
@@ -75,7 +80,11 @@ INVALID = REBUILD | {
 DRAWN = {"env_id": "worlds.drawn:Drawn"} | single(4, 16)
 EVALUATED_KINDS = ("mask and lstm", "own memory", "dict observation")
 EVALUATED = {"eval_every": 80, "eval_episodes": 3, "eval_stochastic": True}
-SHARES = {"some": {"steps": 0.03, "resets": 0.1}, "few": {"steps": 1e-3}, "many": {"steps": 0.5, "resets": 0.25}}
+SHARES = {
+    "some": {"steps": 0.03, "resets": 0.1},
+    "few": {"steps": 1e-3},
+    "many": {"steps": 0.5, "resets": 0.25},
+}
 WITH_FAULTS: dict[str, Settings] = {
     "": {},
     ", lag": {"policy_lag": 2},
@@ -95,7 +104,9 @@ RUNS: dict[str, Settings] = {
     "unit of values": sized(UNIT_OF_VALUES, 4),
     "reuse of 3": sized(REUSE, 5),
     "reuse of 3, overlap": sized(REUSE | OVERLAP, 5),
-    "evaluations": sized(CARTPOLE | single(2, 32) | {"norm_obs": True, "eval_every": 128, "eval_episodes": 4}, 6),
+    "evaluations": sized(
+        CARTPOLE | single(2, 32) | {"norm_obs": True, "eval_every": 128, "eval_episodes": 4}, 6
+    ),
     **{f"{kind}, evaluated": sized(KINDS[kind] | EVALUATED) for kind in EVALUATED_KINDS},
     "recorded episodes": sized(DRAWN, 10),
     "recorded episodes, lag": sized(DRAWN | {"policy_lag": 1}, 10),
@@ -172,18 +183,30 @@ class Cell:
 
 def cells(table: dict[tuple[str, str], list[str]]) -> list[Cell]:
     """Return the cells of a table: for a disturbance and a moment, the kinds of runs."""
-    return [Cell(kind, disturbance, moment) for (disturbance, moment), kinds in table.items() for kind in kinds]
+    return [
+        Cell(kind, disturbance, moment)
+        for (disturbance, moment), kinds in table.items()
+        for kind in kinds
+    ]
 
 
 PLAIN = ["discrete", "discrete, overlap", "continuous", "continuous, overlap"]
 POLICIES = list(KINDS)
 FAULTS = ["few faults", "many faults"]
-FAULTS_OF_LEARNING = [f"{share}{suffix}" for share in FAULTS for suffix in (", lag", ", memory", ", reuse")]
+FAULTS_OF_LEARNING = [
+    f"{share}{suffix}" for share in FAULTS for suffix in (", lag", ", memory", ", reuse")
+]
 
 ALWAYS = cells(
     {
         ("resumed", "after 1"): [*POLICIES, "lag", "every option", "reuse of 3, overlap"],
-        ("resumed", "after 2"): ["discrete", "continuous, overlap", "unit of values", "some faults", "evaluations"],
+        ("resumed", "after 2"): [
+            "discrete",
+            "continuous, overlap",
+            "unit of values",
+            "some faults",
+            "evaluations",
+        ],
         ("resumed", "after 4"): ["lag", "reuse of 3, overlap"],
         ("resumed", "after 2, from 0 to 2 actors"): ["discrete"],
         ("interrupted", "in segment 1"): ["evaluations"],

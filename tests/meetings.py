@@ -31,9 +31,13 @@ class OwnOrders:
 
     def permutation(self, rows: int) -> np.ndarray:
         share = rows // len(self._orders)
-        orders = [order.permutation(share) + rank * share for rank, order in enumerate(self._orders)]
+        orders = [
+            order.permutation(share) + rank * share for rank, order in enumerate(self._orders)
+        ]
         parts = [np.array_split(order, min(self._minibatches, share)) for order in orders]
-        return np.concatenate([part for minibatch in zip(*parts, strict=True) for part in minibatch])
+        return np.concatenate(
+            [part for minibatch in zip(*parts, strict=True) for part in minibatch]
+        )
 
 
 class Meeting:
@@ -66,7 +70,9 @@ class Meeting:
         with ThreadPoolExecutor(len(self._ranks)) as threads:
             list(threads.map(run, self._ranks))
         errors = [result for result in results if isinstance(result, BaseException)]
-        for error in sorted(errors, key=lambda error: isinstance(error, threading.BrokenBarrierError)):
+        for error in sorted(
+            errors, key=lambda error: isinstance(error, threading.BrokenBarrierError)
+        ):
             raise error  # the error that broke the barrier, rather than those of the ranks that waited
         return results
 
@@ -109,7 +115,9 @@ class Processes:
     def __enter__(self) -> Processes:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None
+    ) -> None:
         for pipe in self._pipes:
             pipe.close()
         for process in self._processes:
@@ -144,7 +152,9 @@ def _serve(pipe: Connection) -> None:
         except (EOFError, OSError):
             return
         store = FileStore(path, size)
-        distributed.init_process_group("gloo", store=store, rank=rank, world_size=size, timeout=timedelta(seconds=120))
+        distributed.init_process_group(
+            "gloo", store=store, rank=rank, world_size=size, timeout=timedelta(seconds=120)
+        )
         try:
             result = work(*args)
         except Exception as error:

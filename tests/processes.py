@@ -17,7 +17,13 @@ T = TypeVar("T")
 
 
 def command_line(pid: int) -> str:
-    return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace").strip()
+    return (
+        Path(f"/proc/{pid}/cmdline")
+        .read_bytes()
+        .replace(b"\0", b" ")
+        .decode(errors="replace")
+        .strip()
+    )
 
 
 def descendants(pid: int) -> set[int]:
@@ -25,7 +31,9 @@ def descendants(pid: int) -> set[int]:
     parents = {}
     for folder in Path("/proc").glob("[0-9]*"):
         with suppress(OSError):
-            parents[int(folder.name)] = int((folder / "stat").read_text().rpartition(")")[2].split()[1])
+            parents[int(folder.name)] = int(
+                (folder / "stat").read_text().rpartition(")")[2].split()[1]
+            )
     known = set[int]()
     newest = {pid}
     while newest := {child for child, parent in parents.items() if parent in newest} - known:
@@ -55,7 +63,9 @@ def in_ray_thread(function: Callable[[], T]) -> T:
 def wait_until(happened: Callable[[], object], timeout_s: float = 60.0) -> None:
     deadline = time.monotonic() + timeout_s
     while not happened():
-        assert time.monotonic() < deadline, f"no event within {timeout_s:g} s; actors: {actors_of_this_process()}"
+        assert time.monotonic() < deadline, (
+            f"no event within {timeout_s:g} s; actors: {actors_of_this_process()}"
+        )
         time.sleep(0.02)
 
 
@@ -85,7 +95,9 @@ class Disturbance:
         for pid in self.pids:  # a stopped process must not outlive the test
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
-        assert len(self.pids) >= self._times, f"no process was busy with {self._title} for long enough"
+        assert len(self.pids) >= self._times, (
+            f"no process was busy with {self._title} for long enough"
+        )
 
     def _run(self) -> None:
         while len(self.pids) < self._times and not self._over.is_set():

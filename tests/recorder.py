@@ -23,7 +23,10 @@ class Recorder(dppo.Observer):
     """Records all calls. Can press Ctrl-C at an iteration, and call a function after each."""
 
     def __init__(
-        self, *, interrupt_at: int | None = None, after_iteration: Callable[[int], object] = lambda number: None
+        self,
+        *,
+        interrupt_at: int | None = None,
+        after_iteration: Callable[[int], object] = lambda number: None,
     ) -> None:
         self.calls: list[str] = []
         self.run: dppo.RunInfo | None = None
@@ -90,7 +93,10 @@ class Notes(logging.Handler):
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
     ) -> None:
         logger = logging.getLogger("dppo")
         logger.removeHandler(self)

@@ -52,7 +52,11 @@ def check_shapes() -> None:
 
 def _leave_alone(module: ModuleType) -> None:
     """Do not check functions and records that name no shapes: binding their arguments takes most of the time."""
-    members = [member for member in vars(module).values() if getattr(member, "__module__", "") == module.__name__]
+    members = [
+        member
+        for member in vars(module).values()
+        if getattr(member, "__module__", "") == module.__name__
+    ]
     for owner in (module, *filter(inspect.isclass, members)):
         for function in vars(owner).values():
             if inspect.isfunction(function) and function.__module__ == module.__name__:
@@ -81,7 +85,11 @@ def checked(function: F) -> F:
 def _has_any_length(hint: Any) -> bool:
     origin = typing.get_origin(hint)
     inner = typing.get_args(hint)
-    endless = Ellipsis in inner if origin is tuple else isinstance(origin, type) and issubclass(origin, Sequence)
+    endless = (
+        Ellipsis in inner
+        if origin is tuple
+        else isinstance(origin, type) and issubclass(origin, Sequence)
+    )
     return bool(endless) or any(map(_has_any_length, inner))
 
 

@@ -68,7 +68,11 @@ def test_actions_are_described_in_json_and_back(kind: str) -> None:
     back = actions_from_json(actions.as_json())
     assert str(back) == str(actions)
     drawn = np.random.default_rng(0).integers(0, 2, (5, actions.width))
-    stored = drawn[:, 0] if kind == "discrete" else drawn.astype(np.float32 if list(boxes(actions)) else np.int64)
+    stored = (
+        drawn[:, 0]
+        if kind == "discrete"
+        else drawn.astype(np.float32 if list(boxes(actions)) else np.int64)
+    )
     np.testing.assert_equal(back.each(stored), actions.each(stored))
 
 
@@ -134,7 +138,9 @@ def test_auto_rescales_finite_bounds_that_a_fresh_policy_does_not_cover(
 
 @pytest.mark.parametrize(("kind", "outputs"), [("wide", 4), ("dict", 2 * 2 + 4 + 8)])
 @pytest.mark.parametrize(("trunk", "trunks"), [("auto", 2), ("shared", 1)])
-def test_the_deviation_may_depend_on_the_state(kind: str, outputs: int, trunk: str, trunks: int, tmp_path: Any) -> None:
+def test_the_deviation_may_depend_on_the_state(
+    kind: str, outputs: int, trunk: str, trunks: int, tmp_path: Any
+) -> None:
     """Deviations are outputs, not parameters."""
     result = dppo.train(
         small(
@@ -167,7 +173,9 @@ def test_the_first_deviation(
     tmp_path: Path,
 ) -> None:
     """It shows in the entropy of the first update: log std + (1 + log(2 pi)) / 2 for each number."""
-    result = dppo.train(small(tmp_path / "run", trunk=trunk, learning_rate=1e-12, **task, **options))
+    result = dppo.train(
+        small(tmp_path / "run", trunk=trunk, learning_rate=1e-12, **task, **options)
+    )
     each = log_std + 0.5 + 0.5 * math.log(2 * math.pi)
     assert result.metrics[0]["losses/entropy"] == pytest.approx(numbers * each, abs=1e-4)
 
@@ -198,14 +206,18 @@ def test_the_first_deviation(
     ],
     ids=str,
 )
-def test_settings_that_do_not_fit_the_actions_are_refused(changes: dict[str, Any], words: str, tmp_path: Path) -> None:
+def test_settings_that_do_not_fit_the_actions_are_refused(
+    changes: dict[str, Any], words: str, tmp_path: Path
+) -> None:
     with pytest.raises(ConfigError, match=words):
         dppo.train(small(tmp_path / "run", **{"env_id": "CartPole-v1"} | changes))
 
 
 @each_source
 @several
-def test_masks_are_obeyed_in_training_and_evaluation(source: str, several: bool, tmp_path: Path) -> None:
+def test_masks_are_obeyed_in_training_and_evaluation(
+    source: str, several: bool, tmp_path: Path
+) -> None:
     """The environment raises if an action is not allowed."""
     result = dppo.train(small(tmp_path / "run", **masked(source, several=several)))
     assert result.incidents == {}
@@ -215,7 +227,9 @@ def test_masks_are_obeyed_in_training_and_evaluation(source: str, several: bool,
 
 def test_the_source_of_masks_does_not_change_the_result(tmp_path: Path) -> None:
     """A leaf is not compared: of a Dict observation another network is made."""
-    method, info = (dppo.train(small(tmp_path / source, **masked(source))) for source in ("method", "info"))
+    method, info = (
+        dppo.train(small(tmp_path / source, **masked(source))) for source in ("method", "info")
+    )
     assert method.weights_sha256 == info.weights_sha256
 
 
@@ -228,7 +242,10 @@ def test_policies_with_masks_act_on_one_observation_and_on_many(
     for only in range(4):
         mask = np.arange(4) == only
         assert policy.act(obs, action_mask=mask) == only
-        assert policy.act(several_obs, action_mask=np.stack([mask, mask, ~mask]))[:2].tolist() == [only, only]
+        assert policy.act(several_obs, action_mask=np.stack([mask, mask, ~mask]))[:2].tolist() == [
+            only,
+            only,
+        ]
         assert policy.act(obs, action_mask=~mask, generator=np.random.default_rng(only)) != only
     for wrong, words in (
         ({}, r"action_mask is missing.*env\.action_masks\(\)"),
@@ -331,9 +348,7 @@ def test_a_part_called_action_mask_that_is_none_is_refused(
                 "action_mask": np.ones((2, 2), np.int8),
             }
 
-    refusal = (
-        r"the part 'action_mask' of the observation does not fit Discrete\(4\) .* shape \(4,\), or use `action_mask="
-    )
+    refusal = r"the part 'action_mask' of the observation does not fit Discrete\(4\) .* shape \(4,\), or use `action_mask="
     with pytest.raises(ConfigError, match=refusal):
         dppo.train(small(tmp_path / "run", env_id=OfElements))
     assert dppo.train(small(tmp_path / "off", env_id=OfElements, action_mask="off")).episodes

@@ -23,7 +23,11 @@ from dppo.records.metrics.reading import read_metrics
 from dppo.spaces.actions import Actions, BoxActions, DiscreteActions, NestedActions
 from dppo.tools.doctor.run_findings import of_run
 
-VALVE: dict[str, Any] = {"env_id": "worlds.acting:Actuated", "env_kwargs": {"kind": "valve"}, "action_bounds": "clip"}
+VALVE: dict[str, Any] = {
+    "env_id": "worlds.acting:Actuated",
+    "env_kwargs": {"kind": "valve"},
+    "action_bounds": "clip",
+}
 
 
 def box(bounds: str, *shape: int) -> BoxActions:
@@ -59,7 +63,9 @@ def test_the_element_that_is_at_a_bound_most_often_is_named_with_its_side() -> N
         "the greedy policy takes element 1 of action['valves'] at its upper bound in 67% of the steps, more often "
         "than most good controllers."
     )
-    assert most_at_bound(actions, [Episode(0, 0, 0.0, 3, None)]) is None, "sampled actions are not counted"
+    assert most_at_bound(actions, [Episode(0, 0, 0.0, 3, None)]) is None, (
+        "sampled actions are not counted"
+    )
 
 
 def test_a_policy_at_a_bound_is_named_at_evaluations_and_at_the_end(tmp_path: Path) -> None:
@@ -75,7 +81,11 @@ def test_a_policy_at_a_bound_is_named_at_evaluations_and_at_the_end(tmp_path: Pa
     said = [text for text in notes.texts if sentence in text]
     assert len(said) == 1, "once, however many evaluations there are"
     assert f"In the last evaluation, {sentence}" in result.notes
-    shares = [row["eval/at_bound_frac"] for row in read_metrics(result.run_dir) if "eval/at_bound_frac" in row]
+    shares = [
+        row["eval/at_bound_frac"]
+        for row in read_metrics(result.run_dir)
+        if "eval/at_bound_frac" in row
+    ]
     assert shares
     assert set(shares) == {1.0}
     with Notes() as notes:
@@ -88,8 +98,14 @@ def test_a_policy_at_a_bound_is_named_at_evaluations_and_at_the_end(tmp_path: Pa
 
 def test_the_remedy_takes_the_policy_off_the_bound(tmp_path: Path) -> None:
     valve = VALVE | {"action_bounds": "rescale"}
-    result = dppo.train(small(tmp_path / "run", **valve, eval_every=1, eval_episodes=1, learning_rate=1e-9))
-    assert [row["eval/at_bound_frac"] for row in read_metrics(result.run_dir) if "eval/at_bound_frac" in row][-1] == 0.0
+    result = dppo.train(
+        small(tmp_path / "run", **valve, eval_every=1, eval_episodes=1, learning_rate=1e-9)
+    )
+    assert [
+        row["eval/at_bound_frac"]
+        for row in read_metrics(result.run_dir)
+        if "eval/at_bound_frac" in row
+    ][-1] == 0.0
 
 
 def run_of(folder: Path, returns: list[float], **settings: Any) -> list[str]:
@@ -125,7 +141,10 @@ def test_the_doctor_of_a_run_says_that_it_is_flat_and_what_to_try(tmp_path: Path
     [
         ({"num_actors": 2}, "Use more actors, up to --num-actors 8, if there are CPUs for them"),
         ({"num_actors": 8}, ""),
-        ({"num_actors": 8, "envs_per_sampler": 2}, "Use --num-samplers 16 --envs-per-sampler 1 and as many actors"),
+        (
+            {"num_actors": 8, "envs_per_sampler": 2},
+            "Use --num-samplers 16 --envs-per-sampler 1 and as many actors",
+        ),
     ],
 )
 def test_the_doctor_of_a_run_advises_no_actors_that_it_has(
@@ -136,7 +155,10 @@ def test_the_doctor_of_a_run_advises_no_actors_that_it_has(
     from dppo.records.bottleneck import TimeSplit
     from dppo.tools.doctor.run_findings import PHASES
 
-    row = {f"perf/{name}_frac": float(name == "env") for name in PHASES} | {"iteration": 2, "global_step": 512}
+    row = {f"perf/{name}_frac": float(name == "env") for name in PHASES} | {
+        "iteration": 2,
+        "global_step": 512,
+    }
     row |= {f"perf/{name}": 1.0 for name in TimeSplit._fields[1:]}
     told = [text for _, text in of_run(tmp_path, [row]) if "went to the environments" in text]
     assert len(told) == 1

@@ -28,7 +28,9 @@ LARGE: dict[str, int] = {"num_samplers": 64, "num_steps": 256}
 
 def test_the_memory_of_a_large_batch_is_given_in_one_sentence() -> None:
     found = batch_memory_in_words(config(**LARGE), IMAGES, memory=10**10)
-    assert found == ("Memory: 16,384 observations of 28.2 kB take 925 MB, once in segments and once in the batch.")
+    assert found == (
+        "Memory: 16,384 observations of 28.2 kB take 925 MB, once in segments and once in the batch."
+    )
     shared = config(**LARGE, num_actors=1, num_learners=2)  # on Ray they have memory elsewhere
     assert "shared by 2 learners" in str(batch_memory_in_words(shared, IMAGES, memory=9 * 10**8))
     reusing = batch_memory_in_words(config(**LARGE, reuse=3), IMAGES, memory=10**10)
@@ -36,23 +38,34 @@ def test_the_memory_of_a_large_batch_is_given_in_one_sentence() -> None:
         "Memory: 49,152 observations of 28.2 kB take 2.77 GB, once in segments and once in the batch. Each checkpoint "
         "stores 925 MB of them for reuse."
     )
-    ahead = batch_memory_in_words(config(**LARGE, num_actors=8, policy_lag=2), IMAGES, memory=10**10)
+    ahead = batch_memory_in_words(
+        config(**LARGE, num_actors=8, policy_lag=2), IMAGES, memory=10**10
+    )
     assert ahead == (
         "Memory: 16,384 observations of 28.2 kB take 1.85 GB, once in segments and once in the batch, and a policy lag "
         "of 2 keeps the segments of 2 more batches."
     )
     in_turns = batch_memory_in_words(config(**LARGE), IMAGES, memory=10**10)
-    assert batch_memory_in_words(config(**LARGE, policy_lag=2), IMAGES, memory=10**10) == in_turns  # in this process
-    assert batch_memory_in_words(config(**LARGE), NUMBERS) is None  # little memory is not worth a line
+    assert (
+        batch_memory_in_words(config(**LARGE, policy_lag=2), IMAGES, memory=10**10) == in_turns
+    )  # in this process
+    assert (
+        batch_memory_in_words(config(**LARGE), NUMBERS) is None
+    )  # little memory is not worth a line
     assert batch_memory_in_words(config(), IMAGES) is None
 
 
 def test_a_batch_that_does_not_fit_is_refused_with_numbers() -> None:
-    with pytest.raises(ConfigError, match=r"num_steps=256 .* 925 MB, .* this machine has 900 MB\. Lower `num_steps`"):
+    with pytest.raises(
+        ConfigError,
+        match=r"num_steps=256 .* 925 MB, .* this machine has 900 MB\. Lower `num_steps`",
+    ):
         batch_memory_in_words(config(**LARGE), IMAGES, memory=9 * 10**8)
 
 
-def test_the_memory_of_a_machine_is_limited_by_its_container(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_memory_of_a_machine_is_limited_by_its_container(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     assert (memory_of_this_machine() or 0) > 10**8
     limit = tmp_path / "memory.max"
     monkeypatch.setattr("dppo.config.memory.CGROUP_LIMIT", limit)
@@ -62,12 +75,16 @@ def test_the_memory_of_a_machine_is_limited_by_its_container(tmp_path: Path, mon
     assert memory_of_this_machine() is not None
 
 
-@pytest.mark.parametrize("large", [{"hidden_sizes": (10**6, 10**6)}, {"memory": "lstm", "memory_size": 10**6}])
+@pytest.mark.parametrize(
+    "large", [{"hidden_sizes": (10**6, 10**6)}, {"memory": "lstm", "memory_size": 10**6}]
+)
 def test_layers_that_do_not_fit_into_memory_are_refused_before_anything_starts(
     large: dict[str, Any], tmp_path: Path
 ) -> None:
     wide = Config(env_id="CartPole-v1", run_dir=tmp_path / "run", progress="off", **large)
-    with pytest.raises(ConfigError, match=r"more than 1,000,00\d,\d{3},\d{3} param.* take 16 TB .* has 8 GB"):
+    with pytest.raises(
+        ConfigError, match=r"more than 1,000,00\d,\d{3},\d{3} param.* take 16 TB .* has 8 GB"
+    ):
         check_layers(wide, memory=8 * 10**9)
     check_layers(Config(env_id="CartPole-v1", hidden_sizes=(1024, 1024)), memory=8 * 10**9)
     with pytest.raises(ConfigError, match="Use smaller layers"):

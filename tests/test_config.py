@@ -19,7 +19,17 @@ from hypothesis import strategies as st
 from worlds.simple import Counting
 
 import dppo
-from dppo.config import PPO, Actors, Config, Env, Sampling, grouped, plain_settings, presets, read_settings
+from dppo.config import (
+    PPO,
+    Actors,
+    Config,
+    Env,
+    Sampling,
+    grouped,
+    plain_settings,
+    presets,
+    read_settings,
+)
 from dppo.config.parts import PARTS, about, annealed, default_of, help_by_name, settings_by_name
 from dppo.config.presets import merge_preset
 from dppo.config.resume import changes_on_resume, leave_out_ineffective
@@ -39,21 +49,38 @@ def refusal(**settings: Any) -> str:
 
 def test_sizes_follow_from_the_settings_and_never_from_the_number_of_actors() -> None:
     c = config()
-    assert (c.num_actors, c.num_samplers, c.batch_size, c.sizes.minibatches_per_epoch) == (0, 8, 512, 8)
+    assert (c.num_actors, c.num_samplers, c.batch_size, c.sizes.minibatches_per_epoch) == (
+        0,
+        8,
+        512,
+        8,
+    )
     assert c.iterations == 977  # 500,000 / 512 = 976.6
     for actors in range(9):
         assert config(num_actors=actors).batch_size == 512
         assert config(num_actors=actors, num_samplers=9).num_samplers == 9
-    c = config(num_samplers=3, envs_per_sampler=2, num_steps=50, minibatch_size=64, total_timesteps=1000)
-    assert (c.batch_size, c.sizes.minibatches_per_epoch, c.iterations) == (300, 5, 4)  # 300 / 64 = 4.7
+    c = config(
+        num_samplers=3, envs_per_sampler=2, num_steps=50, minibatch_size=64, total_timesteps=1000
+    )
+    assert (c.batch_size, c.sizes.minibatches_per_epoch, c.iterations) == (
+        300,
+        5,
+        4,
+    )  # 300 / 64 = 4.7
     c = config(num_samplers=64, envs_per_sampler=8)
-    assert (c.batch_size, c.sizes.minibatches_per_epoch) == (32_768, 32), "no more, however large the batch"
+    assert (c.batch_size, c.sizes.minibatches_per_epoch) == (32_768, 32), (
+        "no more, however large the batch"
+    )
     shared = config(num_samplers=9, num_steps=50, num_actors=1, num_learners=3)
-    assert (shared.batch_size, shared.sizes.minibatches_per_epoch) == (450, 6), "of 8, the most that divide 150 rows"
+    assert (shared.batch_size, shared.sizes.minibatches_per_epoch) == (450, 6), (
+        "of 8, the most that divide 150 rows"
+    )
 
 
 @given(st.integers(1, 6), st.integers(1, 4), st.integers(2, 70), st.none() | st.integers(1, 500))
-def test_every_size_that_is_accepted_can_be_trained(n: int, e: int, t: int, minibatch_size: int | None) -> None:
+def test_every_size_that_is_accepted_can_be_trained(
+    n: int, e: int, t: int, minibatch_size: int | None
+) -> None:
     rows = n * e * t
     assume(minibatch_size is None or minibatch_size <= rows)
     settings: dict[str, Any] = {"num_samplers": n, "envs_per_sampler": e, "num_steps": t}
@@ -70,7 +97,9 @@ def test_every_size_that_is_accepted_can_be_trained(n: int, e: int, t: int, mini
 
 def test_remedies_are_found_at_once_for_large_primes() -> None:
     text = refusal(memory="gru", sequence_length=7, num_steps=1_000_000_007, total_timesteps=1e12)
-    assert text.endswith("does not divide num_steps=1000000007. Use `sequence_length=1` or 1000000007.")
+    assert text.endswith(
+        "does not divide num_steps=1000000007. Use `sequence_length=1` or 1000000007."
+    )
     shared = {"num_actors": 1, "num_learners": 2, "num_steps": 999_999_937, "minibatch_size": 1000}
     assert (
         refusal(**shared, total_timesteps=1e12)
@@ -81,7 +110,9 @@ def test_remedies_are_found_at_once_for_large_primes() -> None:
 
 def test_learning_rate_falls_to_just_above_zero_or_stays() -> None:
     c = config(total_timesteps=10240, learning_rate=1.0, anneal_lr=True)
-    assert [annealed(c.ppo, i / 10).learning_rate for i in range(10)] == pytest.approx([1 - i / 10 for i in range(10)])
+    assert [annealed(c.ppo, i / 10).learning_rate for i in range(10)] == pytest.approx(
+        [1 - i / 10 for i in range(10)]
+    )
     assert annealed(config(learning_rate=0.5).ppo, 0.3).learning_rate == 0.5
 
 
@@ -89,7 +120,9 @@ def test_learning_rate_falls_to_just_above_zero_or_stays() -> None:
 def test_every_sampler_has_one_host_and_hosts_differ_by_one_at_most(actors: int, more: int) -> None:
     hosts = shares(actors + more, actors)
     assert len(hosts) == actors
-    assert sorted(sampler for samplers in hosts for sampler in samplers) == list(range(actors + more))
+    assert sorted(sampler for samplers in hosts for sampler in samplers) == list(
+        range(actors + more)
+    )
     sizes = [len(samplers) for samplers in hosts]
     assert max(sizes) - min(sizes) <= 1
 
@@ -126,16 +159,31 @@ def test_other_values_are_refused_for_integers(given_as: Any) -> None:
         ),
         ({"gama": 0.9}, "gama is not a known setting. Did you mean gamma?"),
         ({"learning_rate": 0}, "learning_rate=0: must be greater than 0. Use a larger value."),
-        ({"learning_rate": "nan"}, "learning_rate='nan': must be a finite number. Use a number such as 0.001 or 1e-3."),
-        ({"learning_rate": "fast"}, "learning_rate='fast': must be a valid number. Use one such as 0.001 or 1e-3."),
+        (
+            {"learning_rate": "nan"},
+            "learning_rate='nan': must be a finite number. Use a number such as 0.001 or 1e-3.",
+        ),
+        (
+            {"learning_rate": "fast"},
+            "learning_rate='fast': must be a valid number. Use one such as 0.001 or 1e-3.",
+        ),
         ({"gamma": 2}, "gamma=2: must be less than or equal to 1. Use a smaller value."),
-        ({"num_actors": 1, "actor_gpus": 1.5}, "actor_gpus=1.5: an actor has a share of one GPU, or whole ones."),
+        (
+            {"num_actors": 1, "actor_gpus": 1.5},
+            "actor_gpus=1.5: an actor has a share of one GPU, or whole ones.",
+        ),
         (
             {"num_actors": 6, "num_samplers": 6, "num_learners": 4},
             "num_learners=4 cannot share 6 samplers evenly. Use `num_samplers=8`, or a different number of learners.",
         ),
         (
-            {"num_actors": 4, "num_samplers": 4, "num_steps": 10, "num_learners": 2, "minibatch_size": 14},
+            {
+                "num_actors": 4,
+                "num_samplers": 4,
+                "num_steps": 10,
+                "num_learners": 2,
+                "minibatch_size": 14,
+            },
             "minibatch_size=14: 3 minibatches do not divide the 20 rows .* Use `minibatch_size=10` or 20, or a "
             "different number of learners.",
         ),
@@ -158,11 +206,17 @@ def test_other_values_are_refused_for_integers(given_as: Any) -> None:
             "num_actors=9..64 is more than num_samplers=8, .* `num_samplers=9`, which makes the ",
         ),
         *(
-            ({name: 1e-5, "num_actors": 1, "num_learners": 2}, f"{name}=1e-05: Ray counts in units of 0.0001")
+            (
+                {name: 1e-5, "num_actors": 1, "num_learners": 2},
+                f"{name}=1e-05: Ray counts in units of 0.0001",
+            )
             for name in ("cpus_per_actor", "actor_gpus", "learner_cpus")
         ),
         ({"env_id": 5}, "env_id=5: must be a valid string."),
-        ({"model_kwargs": {"layer": object()}, "model": "nets:Net"}, "model_kwargs: layer=<object .* not JSON"),
+        (
+            {"model_kwargs": {"layer": object()}, "model": "nets:Net"},
+            "model_kwargs: layer=<object .* not JSON",
+        ),
         *(
             ({"actor_resources": amount, "num_actors": 1}, "actor_resources=")
             for amount in (
@@ -176,18 +230,31 @@ def test_other_values_are_refused_for_integers(given_as: Any) -> None:
             )
         ),
         *(
-            ({"address": at, "num_actors": 2}, f"address={at}: .*`address=auto`, or .* host:port .6379 by default.")
-            for at in ("ray://head:10001", "http://127.0.0.1:8265", "https://ray.example.org", "tcp://head:6379")
+            (
+                {"address": at, "num_actors": 2},
+                f"address={at}: .*`address=auto`, or .* host:port .6379 by default.",
+            )
+            for at in (
+                "ray://head:10001",
+                "http://127.0.0.1:8265",
+                "https://ray.example.org",
+                "tcp://head:6379",
+            )
         ),
         ({"num_steps": 32, "sampling": {"num_steps": 64}}, "num_steps=64: is given twice"),
         ({"sampling": {"gamma": 0.9}}, "sampling.gamma=0.9: gamma belongs to ppo. Move it there."),
-        ({"sampling": {"num_step": 64}}, "num_step is not a known setting. Did you mean num_steps?"),
+        (
+            {"sampling": {"num_step": 64}},
+            "num_step is not a known setting. Did you mean num_steps?",
+        ),
         ({"actors": 8}, "actors=8: actors is a group of settings. Use one of actor_gpus, "),
         ({"ppo": Sampling()}, r"ppo=Sampling\("),
     ],
     ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
 )
-def test_refusals_name_the_setting_the_fact_and_the_remedy(settings: dict[str, Any], text: str) -> None:
+def test_refusals_name_the_setting_the_fact_and_the_remedy(
+    settings: dict[str, Any], text: str
+) -> None:
     assert re.fullmatch(f"{text}.*", refusal(**settings))
 
 
@@ -202,8 +269,19 @@ def test_a_minibatch_of_one_row_cannot_be_standardized(settings: dict[str, int])
 
 
 ONE_STEP = {"update_epochs": 1, "minibatch_size": 512}
-OF_ACTORS = {"address": "auto", "cpus_per_actor": 0.5, "actor_resources": {"licence": 1}, "segment_timeout_s": 5}
-OF_ACTORS |= {"actors_per_node": 1, "max_actor_restarts": 0, "dashboard": True, "actor_gpus": 1, "num_learners": 1}
+OF_ACTORS = {
+    "address": "auto",
+    "cpus_per_actor": 0.5,
+    "actor_resources": {"licence": 1},
+    "segment_timeout_s": 5,
+}
+OF_ACTORS |= {
+    "actors_per_node": 1,
+    "max_actor_restarts": 0,
+    "dashboard": True,
+    "actor_gpus": 1,
+    "num_learners": 1,
+}
 
 
 @pytest.mark.parametrize(
@@ -211,7 +289,10 @@ OF_ACTORS |= {"actors_per_node": 1, "max_actor_restarts": 0, "dashboard": True, 
     [
         *(({name: value}, "num_actors=0") for name, value in OF_ACTORS.items()),
         ({"actors_per_node": 8, "num_actors": "auto"}, "there are never more than 8 actors"),
-        ({"activation": "relu", "model": "nets:Net"}, "it applies to the default network only, not to model=nets:Net"),
+        (
+            {"activation": "relu", "model": "nets:Net"},
+            "it applies to the default network only, not to model=nets:Net",
+        ),
         ({"target_kl": 0.1, **ONE_STEP}, "an update is a single SGD step here"),
         ({"desired_kl": 0.1, "target_kl": 0.0, **ONE_STEP}, "an update is a single SGD step here"),
     ],
@@ -219,20 +300,33 @@ OF_ACTORS |= {"actors_per_node": 1, "max_actor_restarts": 0, "dashboard": True, 
 def test_a_setting_without_effect_is_refused(settings: dict[str, Any], words: str) -> None:
     """tests/remedies/settings.py has the others."""
     name, value = next(iter(settings.items()))
-    assert re.match(rf"{name}=(?s:.*) has no effect: {re.escape(words)}(?s:.*)\.$", refusal(**settings))
+    assert re.match(
+        rf"{name}=(?s:.*) has no effect: {re.escape(words)}(?s:.*)\.$", refusal(**settings)
+    )
     if words == "num_actors=0":
         assert getattr(config(num_actors=2, **settings), name) == value
 
 
 def test_every_invalid_setting_is_reported_on_its_own_line_and_a_missing_environment() -> None:
     lines = refusal(gamma=2, gae_lambda=-1, nonsense=1, hidden_sizes=(0,)).splitlines()
-    assert sorted(re.split("[= .]", line)[0] for line in lines) == ["gae_lambda", "gamma", "hidden_sizes", "nonsense"]
+    assert sorted(re.split("[= .]", line)[0] for line in lines) == [
+        "gae_lambda",
+        "gamma",
+        "hidden_sizes",
+        "nonsense",
+    ]
     with pytest.raises(ConfigError, match="env_id is missing"):
         make_config({})
 
 
 def test_invalid_settings_are_config_errors_in_python_that_do_not_mention_flags() -> None:
-    for settings in ({"gama": 0.9}, {"gamma": 2}, {"num_actors": 9}, {"minibatch_size": 1}, {"address": "auto"}):
+    for settings in (
+        {"gama": 0.9},
+        {"gamma": 2},
+        {"num_actors": 9},
+        {"minibatch_size": 1},
+        {"address": "auto"},
+    ):
         with pytest.raises(ConfigError) as caught:
             Config(**{"env_id": "CartPole-v1"} | settings)
         assert str(caught.value) == refusal(**settings)
@@ -245,7 +339,11 @@ def test_invalid_settings_are_config_errors_in_python_that_do_not_mention_flags(
 
 @pytest.mark.parametrize(
     ("settings", "setting"),
-    [({"gamma": 2, "seed": -1}, "gamma"), ({"num_actors": 9}, "num_actors"), ({"start_rate": "2"}, "start_rate")],
+    [
+        ({"gamma": 2, "seed": -1}, "gamma"),
+        ({"num_actors": 9}, "num_actors"),
+        ({"start_rate": "2"}, "start_rate"),
+    ],
     ids=str,
 )
 def test_an_error_names_its_setting(settings: dict[str, Any], setting: str) -> None:
@@ -256,7 +354,9 @@ def test_an_error_names_its_setting(settings: dict[str, Any], setting: str) -> N
 
 
 def test_train_refuses_anything_but_a_config() -> None:
-    with pytest.raises(ConfigError, match=r"must be a dppo\.Config\. Use dppo\.Config\(env_id=\.\.\.\)\.$"):
+    with pytest.raises(
+        ConfigError, match=r"must be a dppo\.Config\. Use dppo\.Config\(env_id=\.\.\.\)\.$"
+    ):
         dppo.train({"env_id": "CartPole-v1"})  # type: ignore[arg-type]
 
 
@@ -288,12 +388,17 @@ def test_settings_may_be_given_and_read_flat_or_in_parts() -> None:
     flat = config(num_steps=32, gamma=0.9, num_actors=2)
     in_dicts = config(sampling={"num-steps": "32"}, ppo={"gamma": 0.9}, actors={"num_actors": 2})
     in_records = Config(  # type: ignore[call-arg]  # env_id may come in its part
-        env=Env(env_id="CartPole-v1"), sampling=Sampling(num_steps=32), ppo=PPO(gamma=0.9), actors=Actors(num_actors=2)
+        env=Env(env_id="CartPole-v1"),
+        sampling=Sampling(num_steps=32),
+        ppo=PPO(gamma=0.9),
+        actors=Actors(num_actors=2),
     )
     assert flat == in_dicts == in_records
     assert repr(flat) == "Config(env_id='CartPole-v1', num_steps=32, gamma=0.9, num_actors=2)"
     assert flat.sampling == Sampling(num_steps=32)
-    assert config(sampling=Sampling(num_steps=16, num_samplers=4), num_steps=32).batch_size == 128, "part | setting"
+    assert (
+        config(sampling=Sampling(num_steps=16, num_samplers=4), num_steps=32).batch_size == 128
+    ), "part | setting"
     assert flat.sampling.batch_size == flat.batch_size == 256
     assert (flat.ppo.gamma, flat.gamma, flat.actors.num_actors) == (0.9, 0.9, 2)
     counting = config(env_id=Counting)
@@ -318,18 +423,28 @@ def test_a_configuration_and_its_parts_travel_without_pydantic() -> None:
         "assert config.sampling == sampling and config.batch_size == 512\n"
         "assert not {'pydantic', 'yaml', 'torch', 'ray'} & sys.modules.keys()\n"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False
+    )
     assert done.returncode == 0, done.stderr
 
 
 def test_presets_are_available_in_python() -> None:
     tuned = Config.preset("CartPole-v1", num_actors=2, sampling={"num_steps": 64})
     assert (tuned.gamma, tuned.num_actors, tuned.num_steps) == (0.98, 2, 64)
-    with pytest.raises(ConfigError, match=r"CartPol-v1 is not a known preset\. Did you mean CartPole-v1"):
+    with pytest.raises(
+        ConfigError, match=r"CartPol-v1 is not a known preset\. Did you mean CartPole-v1"
+    ):
         Config.preset("CartPol-v1")
 
 
-TUNED = {"num_steps": 32, "minibatch_size": 256, "clip_vloss": True, "total_timesteps": 4000, "sequence_length": None}
+TUNED = {
+    "num_steps": 32,
+    "minibatch_size": 256,
+    "clip_vloss": True,
+    "total_timesteps": 4000,
+    "sequence_length": None,
+}
 
 
 @pytest.mark.parametrize(
@@ -352,11 +467,15 @@ TUNED = {"num_steps": 32, "minibatch_size": 256, "clip_vloss": True, "total_time
         ({"gamma": 2.0}, {}, []),
     ],
 )  # fmt: skip
-def test_tuned_values_give_way_to_those_of_the_user(own: dict[str, Any], given_way: dict[str, Any], notes: Any) -> None:
+def test_tuned_values_give_way_to_those_of_the_user(
+    own: dict[str, Any], given_way: dict[str, Any], notes: Any
+) -> None:
     own = {"env_id": "E-v0"} | own
     fitted, found = merge_preset(own, TUNED)
     settings = make_config({"env_id": "E-v0"})
-    assert {name: fitted.get(name, getattr(settings, name)) for name in TUNED | own} == TUNED | own | given_way
+    assert {
+        name: fitted.get(name, getattr(settings, name)) for name in TUNED | own
+    } == TUNED | own | given_way
     assert list(found) == notes
 
 
@@ -373,14 +492,24 @@ def test_a_tuned_value_gives_way_to_a_setting_that_is_refused_beside_it() -> Non
 
 def test_a_preset_that_is_changed_warns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(presets, "PRESETS", tmp_path)
-    (tmp_path / "one.yaml").write_text("CartPole-v1: {num_steps: 32, minibatch_size: 256}\n", encoding="utf8")
-    with pytest.warns(UserWarning, match=r"^preset: minibatch_size=256 is larger .* using minibatch_size=128$"):
+    (tmp_path / "one.yaml").write_text(
+        "CartPole-v1: {num_steps: 32, minibatch_size: 256}\n", encoding="utf8"
+    )
+    with pytest.warns(
+        UserWarning, match=r"^preset: minibatch_size=256 is larger .* using minibatch_size=128$"
+    ):
         assert Config.preset("CartPole-v1", sampling={"num_samplers": 4}).minibatch_size == 128
     with pytest.raises(ConfigError, match=r"^minibatch_size=300 is larger"):
         Config.preset("CartPole-v1", num_samplers=4, minibatch_size=300)
 
 
-BEFORE = {"env_id": "CartPole-v1", "num_actors": 2, "cpus_per_actor": 0.5, "gamma": 0.75, "total_timesteps": 10240}
+BEFORE = {
+    "env_id": "CartPole-v1",
+    "num_actors": 2,
+    "cpus_per_actor": 0.5,
+    "gamma": 0.75,
+    "total_timesteps": 10240,
+}
 BEFORE |= {"anneal_lr": True}
 
 
@@ -388,7 +517,9 @@ def changes(**settings: Any) -> tuple[str, ...]:
     """Return the notes on resuming a run with other settings after half of its iterations."""
     before = plain_settings(config(**BEFORE))
     both = leave_out_ineffective(before, settings)
-    flat, in_groups = (changes_on_resume(one, config(**both), Path("c"), 5) for one in (before, grouped(before)))
+    flat, in_groups = (
+        changes_on_resume(one, config(**both), Path("c"), 5) for one in (before, grouped(before))
+    )
     assert flat == in_groups
     return flat
 
@@ -396,22 +527,44 @@ def changes(**settings: Any) -> tuple[str, ...]:
 def test_settings_that_do_not_affect_learning_may_change_on_resume() -> None:
     assert changes(num_actors=0, checkpoint_interval_s=1, keep_checkpoints=9, progress="off") == ()
     [note] = changes(learner_threads=2)
-    assert note == "learner_threads=2 instead of 1: from here on, results differ by rounding or by the order of rows"
+    assert (
+        note
+        == "learner_threads=2 instead of 1: from here on, results differ by rounding or by the order of rows"
+    )
     free = {name for name in settings_by_name() if about(name).resume == "free"}
-    learned = {"seed", "num_samplers", "envs_per_sampler", "num_steps", "learner_threads", "dtype", "replay", "gamma"}
+    learned = {
+        "seed",
+        "num_samplers",
+        "envs_per_sampler",
+        "num_steps",
+        "learner_threads",
+        "dtype",
+        "replay",
+        "gamma",
+    }
     assert not free & learned
 
 
-@pytest.mark.parametrize("change", [{"gamma": 0.5}, {"seed": 2}, {"num_samplers": 9}, {"total_timesteps": 5120}])
+@pytest.mark.parametrize(
+    "change", [{"gamma": 0.5}, {"seed": 2}, {"num_samplers": 9}, {"total_timesteps": 5120}]
+)
 def test_settings_that_affect_learning_must_not_change_on_resume(change: dict[str, Any]) -> None:
     [(name, value)] = change.items()
-    with pytest.raises(ConfigError, match=f"^{name}={value}: c was made with {BEFORE.get(name, default_of(name))}, "):
+    with pytest.raises(
+        ConfigError,
+        match=f"^{name}={value}: c was made with {BEFORE.get(name, default_of(name))}, ",
+    ):
         changes(**change)
 
 
 def test_a_run_may_be_extended_with_a_note_on_the_learning_rate() -> None:
     def note(after: int, **annealing: Any) -> tuple[str, ...]:
-        falling = {"learning_rate": 2.5e-4, "anneal_lr": True, "ent_coef": 0.01, "num_steps": 128} | annealing
+        falling = {
+            "learning_rate": 2.5e-4,
+            "anneal_lr": True,
+            "ent_coef": 0.01,
+            "num_steps": 128,
+        } | annealing
         before, longer = (config(total_timesteps=steps, **falling) for steps in (10240, after))
         return changes_on_resume(plain_settings(before), longer, Path("c"), 5)
 
@@ -419,7 +572,9 @@ def test_a_run_may_be_extended_with_a_note_on_the_learning_rate() -> None:
     begins = "total_timesteps=20480 instead of 10240: the "
     assert note(20480) == (f"{begins}learning rate rises from 0.000125 to 0.000188{ends}",)
     both = "clipping range rises from 0.1 to 0.15 and the weight of the entropy rises from 0.005 to 0.0075"
-    assert note(20480, anneal_lr=False, anneal_clip=True, anneal_ent=True) == (begins + both + ends,)
+    assert note(20480, anneal_lr=False, anneal_clip=True, anneal_ent=True) == (
+        begins + both + ends,
+    )
     for total in (5120, 20480):  # without annealing the length changes nothing
         assert note(total, anneal_lr=False) == ()
 
@@ -429,16 +584,30 @@ def test_settings_of_actors_are_dropped_when_a_run_continues_without_actors() ->
     assert leave_out_ineffective(before, {"num_actors": "0"}).get("cpus_per_actor") is None
     assert leave_out_ineffective(before, {"num_actors": 1})["cpus_per_actor"] == 0.5
     with pytest.raises(ConfigError, match=r"cpus_per_actor=2.0 has no effect"):
-        config(**leave_out_ineffective(before, {"num_actors": 0, "cpus_per_actor": 2}))  # one that is given is not
+        config(
+            **leave_out_ineffective(before, {"num_actors": 0, "cpus_per_actor": 2})
+        )  # one that is given is not
 
 
 @pytest.mark.parametrize(
     ("suffix", "text"),
     [
-        ("yaml", "env_id: CartPole-v1\ntotal-timesteps: 1e6\nhidden_sizes: [32, 32]\nversions: {dppo: 1}\n"),
-        ("yaml", "env: {env_id: CartPole-v1}\nrun: {total-timesteps: 1e6}\nnetwork:\n  hidden_sizes: [32, 32]\n"),
-        ("toml", 'run.total_timesteps = 1e6\n[env]\nenv_id = "CartPole-v1"\n[network]\nhidden_sizes = [32, 32]\n'),
-        ("toml", 'env_id = "CartPole-v1"\ntotal-timesteps = 1e6\nhidden_sizes = [32, 32]\n[versions]\ndppo = 1\n'),
+        (
+            "yaml",
+            "env_id: CartPole-v1\ntotal-timesteps: 1e6\nhidden_sizes: [32, 32]\nversions: {dppo: 1}\n",
+        ),
+        (
+            "yaml",
+            "env: {env_id: CartPole-v1}\nrun: {total-timesteps: 1e6}\nnetwork:\n  hidden_sizes: [32, 32]\n",
+        ),
+        (
+            "toml",
+            'run.total_timesteps = 1e6\n[env]\nenv_id = "CartPole-v1"\n[network]\nhidden_sizes = [32, 32]\n',
+        ),
+        (
+            "toml",
+            'env_id = "CartPole-v1"\ntotal-timesteps = 1e6\nhidden_sizes = [32, 32]\n[versions]\ndppo = 1\n',
+        ),
     ],
 )
 def test_settings_are_read_from_files(tmp_path: Path, suffix: str, text: str) -> None:
@@ -464,11 +633,18 @@ def test_files_without_settings_are_refused(tmp_path: Path, text: str | None, wo
         path.write_text(text, encoding="utf8")
     with pytest.raises(ConfigError) as caught:
         read_settings(path)
-    assert re.fullmatch(f"config={re.escape(str(path))}: .*{re.escape(words)}.*", str(caught.value)), "one line"
+    assert re.fullmatch(
+        f"config={re.escape(str(path))}: .*{re.escape(words)}.*", str(caught.value)
+    ), "one line"
 
 
 def test_all_settings_survive_being_written_and_read(tmp_path: Path) -> None:
-    c = config(num_actors=2, actor_resources={"licence": 1}, env_kwargs={"a": [1, {"b": None}]}, target_kl=0.5)
+    c = config(
+        num_actors=2,
+        actor_resources={"licence": 1},
+        env_kwargs={"a": [1, {"b": None}]},
+        target_kl=0.5,
+    )
     path = tmp_path / "config.yaml"
     path.write_text(yaml.safe_dump(grouped(plain_settings(c))), encoding="utf8")
     read = make_config(read_settings(path))
@@ -479,10 +655,19 @@ def test_all_settings_survive_being_written_and_read(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("given", "answer"),
     [
-        ({"env_id": gym.make("CartPole-v1")}, "is an environment. Pass its id, or a function that makes one"),
+        (
+            {"env_id": gym.make("CartPole-v1")},
+            "is an environment. Pass its id, or a function that makes one",
+        ),
         ({"env": "CartPole-v1"}, "env is a group of settings. Use env_id='CartPole-v1'."),
-        ({"env_id": "CartPole-v1", "lr": 1e-3}, "lr is not a known setting. Did you mean learning_rate?"),
-        ({"env_id": "CartPole-v1", "n_envs": 4}, "n_envs is not a known setting. Did you mean num_samplers?"),
+        (
+            {"env_id": "CartPole-v1", "lr": 1e-3},
+            "lr is not a known setting. Did you mean learning_rate?",
+        ),
+        (
+            {"env_id": "CartPole-v1", "n_envs": 4},
+            "n_envs is not a known setting. Did you mean num_samplers?",
+        ),
     ],
 )
 def test_habits_from_other_libraries_are_answered(given: dict[str, Any], answer: str) -> None:
@@ -514,10 +699,17 @@ def test_words_of_yaml_are_understood(tmp_path: Path) -> None:
         "env_id: CartPole-v1\nprogress: off\nenv_state: off\nrun_dir: none\nlicences: none\n"
     )
     found = Config(**read_settings(tmp_path / "own.yaml"))
-    assert (found.progress, found.env_state, found.run_dir, found.licences) == ("off", "off", None, None)
+    assert (found.progress, found.env_state, found.run_dir, found.licences) == (
+        "off",
+        "off",
+        None,
+        None,
+    )
     assert read_settings(tmp_path / "own.yaml")["env_id"] == "CartPole-v1"
 
 
 def test_keys_of_yaml_may_be_merged_from_several_mappings(tmp_path: Path) -> None:
-    (tmp_path / "own.yaml").write_text("env_id: E\nenv_kwargs: {a: &a {x: 1}, b: &b {y: 2}, c: {<<: *a, <<: *b}}\n")
+    (tmp_path / "own.yaml").write_text(
+        "env_id: E\nenv_kwargs: {a: &a {x: 1}, b: &b {y: 2}, c: {<<: *a, <<: *b}}\n"
+    )
     assert read_settings(tmp_path / "own.yaml")["env_kwargs"]["c"] == {"x": 1, "y": 2}

@@ -53,7 +53,9 @@ def test_an_environment_may_change_its_action_in_each_repeated_step(kind: str) -
     given = SPACES[kind].sample()
 
     def rewards(in_place: bool) -> list[float]:
-        env = make_prepared(Scaling, {"kind": kind, "in_place": in_place}, Preparation(action_repeat=3))
+        env = make_prepared(
+            Scaling, {"kind": kind, "in_place": in_place}, Preparation(action_repeat=3)
+        )
         env.reset(seed=1)
         return [env.step(given)[1] for _ in range(2)]
 
@@ -61,10 +63,17 @@ def test_an_environment_may_change_its_action_in_each_repeated_step(kind: str) -
     assert SPACES[kind].contains(given)
 
 
-@pytest.mark.parametrize("kind", ["dict", *(pytest.param(kind, marks=pytest.mark.slow) for kind in ("box", "dials"))])
-def test_an_environment_may_change_its_actions_in_a_run_which_is_recorded(kind: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "kind", ["dict", *(pytest.param(kind, marks=pytest.mark.slow) for kind in ("box", "dials"))]
+)
+def test_an_environment_may_change_its_actions_in_a_run_which_is_recorded(
+    kind: str, tmp_path: Path
+) -> None:
     def trained(in_place: bool) -> dppo.Result:
-        world = {"env_id": "test_copies:Scaling", "env_kwargs": {"kind": kind, "in_place": in_place}}
+        world = {
+            "env_id": "test_copies:Scaling",
+            "env_kwargs": {"kind": kind, "in_place": in_place},
+        }
         return dppo.train(small(tmp_path / f"{in_place}", action_repeat=2, **world))
 
     changed = trained(in_place=True)

@@ -23,8 +23,17 @@ ITERATIONS = 8
 
 
 def settings(run_dir: Path, **changes: Any) -> dppo.Config:
-    base: dict[str, Any] = {"env_id": "worlds.graded:Graded", "num_samplers": 3, "envs_per_sampler": 2}
-    base |= {"num_steps": 16, "total_timesteps": ITERATIONS * 96, "update_epochs": 1, "progress": "off"}
+    base: dict[str, Any] = {
+        "env_id": "worlds.graded:Graded",
+        "num_samplers": 3,
+        "envs_per_sampler": 2,
+    }
+    base |= {
+        "num_steps": 16,
+        "total_timesteps": ITERATIONS * 96,
+        "update_epochs": 1,
+        "progress": "off",
+    }
     return make_config(base | {"run_dir": run_dir} | changes)
 
 
@@ -42,27 +51,46 @@ class Levels(Recorder):
         return super().on_iteration(row)
 
 
-def trained(run_dir: Path, levels: Levels | None = None, resume: bool = False, **changes: Any) -> dppo.Result:
+def trained(
+    run_dir: Path, levels: Levels | None = None, resume: bool = False, **changes: Any
+) -> dppo.Result:
     observers = [levels or Levels()]
-    return dppo.train(settings(run_dir, **changes), resume=run_dir if resume else None, observers=observers)
+    return dppo.train(
+        settings(run_dir, **changes), resume=run_dir if resume else None, observers=observers
+    )
 
 
 @pytest.mark.parametrize("lag", [0, 2])
-def test_a_change_takes_effect_in_an_iteration_that_follows_from_the_one_of_the_call(lag: int, tmp_path: Path) -> None:
+def test_a_change_takes_effect_in_an_iteration_that_follows_from_the_one_of_the_call(
+    lag: int, tmp_path: Path
+) -> None:
     RESETS.clear()
     counts = [0]
-    trained(tmp_path / "run", Levels(after_iteration=lambda _: counts.append(len(RESETS))), policy_lag=lag)
+    trained(
+        tmp_path / "run",
+        Levels(after_iteration=lambda _: counts.append(len(RESETS))),
+        policy_lag=lag,
+    )
     for iteration, (first, end) in enumerate(pairwise(counts), 1):
-        called_after = max(0, iteration - 2 - lag)  # the call before the first iteration sets level 1
-        assert {reset["level"] if reset else None for reset in RESETS[first:end]} == {1 + called_after}
+        called_after = max(
+            0, iteration - 2 - lag
+        )  # the call before the first iteration sets level 1
+        assert {reset["level"] if reset else None for reset in RESETS[first:end]} == {
+            1 + called_after
+        }
         assert all(reset and reset["list"] == [1, 2.5] for reset in RESETS[first:end])
 
 
 @pytest.mark.parametrize("lag", [0, 2])
 @pytest.mark.parametrize("at", [1, 5])
-def test_a_run_that_is_resumed_has_equal_weights_and_options(lag: int, at: int, tmp_path: Path) -> None:
+def test_a_run_that_is_resumed_has_equal_weights_and_options(
+    lag: int, at: int, tmp_path: Path
+) -> None:
     whole = trained(tmp_path / "whole", policy_lag=lag)
-    assert whole.weights_sha256 != dppo.train(settings(tmp_path / "without", policy_lag=lag)).weights_sha256
+    assert (
+        whole.weights_sha256
+        != dppo.train(settings(tmp_path / "without", policy_lag=lag)).weights_sha256
+    )
     stopped = trained(tmp_path / "run", Levels(interrupt_at=at), policy_lag=lag)
     assert stopped.iterations == at
     levels = Levels()
@@ -78,13 +106,17 @@ def kill_an_actor(iteration: int) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("changes", [{}, {"policy_lag": 1}, {"env_threads": True}, {"standby_envs": 1}])
+@pytest.mark.parametrize(
+    "changes", [{}, {"policy_lag": 1}, {"env_threads": True}, {"standby_envs": 1}]
+)
 def test_runs_on_actors_are_equal_also_if_one_is_killed_and_they_are_resumed(
     changes: dict[str, Any], ray_session: None, tmp_path: Path
 ) -> None:
     learning = {"policy_lag": changes.get("policy_lag", 0)}
     whole = trained(tmp_path / "whole", **learning)
-    killed = trained(tmp_path / "killed", Levels(after_iteration=kill_an_actor), num_actors=2, **changes)
+    killed = trained(
+        tmp_path / "killed", Levels(after_iteration=kill_an_actor), num_actors=2, **changes
+    )
     assert killed.incidents["actor_lost"] == 1
     trained(tmp_path / "run", Levels(interrupt_at=4), num_actors=2, **changes)
     resumed = trained(tmp_path / "run", resume=True, **learning)
@@ -93,14 +125,20 @@ def test_runs_on_actors_are_equal_also_if_one_is_killed_and_they_are_resumed(
 
 
 def test_an_incident_is_replayed_with_its_options(tmp_path: Path) -> None:
-    changes: dict[str, Any] = {"env_kwargs": {"fails_at": 3}, "on_env_fault": "rebuild", "env_faults": "unlimited"}
+    changes: dict[str, Any] = {
+        "env_kwargs": {"fails_at": 3},
+        "on_env_fault": "rebuild",
+        "env_faults": "unlimited",
+    }
     trained(tmp_path / "run", **changes)
     with pytest.raises(EnvironmentFault, match="level 3"):
         replay(tmp_path / "run" / "incidents" / "001", trust=True)
     assert "equal to the last bit" in replay(tmp_path / "run", "20", trust=True)
 
 
-def test_a_note_says_once_that_these_are_options_of_reset(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_note_says_once_that_these_are_options_of_reset(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     caplog.set_level("INFO", logger="dppo")
     run = dppo.RunInfo(settings(tmp_path), tmp_path, "", (), 1, None)
     run.set_env(level=1)
@@ -119,8 +157,12 @@ class WithoutOptions(Graded):
 
 
 @executes("envs/repairs.py: Give `reset` the parameter `options`, or leave `set_env` out")
-def test_a_reset_that_takes_no_options_is_named_and_one_that_takes_them_or_no_set_env_trains(tmp_path: Path) -> None:
-    with pytest.raises(EnvironmentFault, match=r"`set_env` sets options of `reset`\. Give `reset`") as told:
+def test_a_reset_that_takes_no_options_is_named_and_one_that_takes_them_or_no_set_env_trains(
+    tmp_path: Path,
+) -> None:
+    with pytest.raises(
+        EnvironmentFault, match=r"`set_env` sets options of `reset`\. Give `reset`"
+    ) as told:
         trained(tmp_path / "refused", env_id=WithoutOptions)
     assert "on_env_fault" not in str(told.value)
     trained(tmp_path / "given", total_timesteps=96)

@@ -52,14 +52,21 @@ def found_in(config: Config) -> list[str]:
     calls = Counter[str]()
     on_call = {name: partial(calls.update, [name]) for name in ("make", "done", "reset", "step")}
     Examination(config, 1e3, lambda **new: facts.update(new), on_call).run()
-    assert calls["step"] >= facts.get("steps", 0), "each call is reported, so that one that hangs can be named"
-    return [f"{kind}: {text}" for kind, text in findings(facts | {"available_mb": 1e6, "cpus": 2}, config)]
+    assert calls["step"] >= facts.get("steps", 0), (
+        "each call is reported, so that one that hangs can be named"
+    )
+    return [
+        f"{kind}: {text}"
+        for kind, text in findings(facts | {"available_mb": 1e6, "cpus": 2}, config)
+    ]
 
 
 OWNER = "error: sampler 0 (worlds.sick:Sick), env 0: "
 AGAIN = "warning: the same seed and actions give another episode "
 DISEASES: dict[str, tuple[str, ...]] = {  # what is found, besides Gymnasium's opinion
-    "none": ("ok: the same seed and actions give the same 82 steps in a new instance, after other episodes, beside",),
+    "none": (
+        "ok: the same seed and actions give the same 82 steps in a new instance, after other episodes, beside",
+    ),
     "own randomness": (
         f"{AGAIN}in a new instance: it differs at step 0",
         "warning: it draws from the global generator of random",
@@ -100,7 +107,9 @@ DISEASES: dict[str, tuple[str, ...]] = {  # what is found, besides Gymnasium's o
 def test_a_disease_is_found(disease: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.chdir(tmp_path)  # and back, wherever an environment goes
     monkeypatch.setattr(examination, "MAX_STEPS", 50)
-    monkeypatch.setattr(Examination, "_elsewhere", lambda examination: True)  # of a process of its own
+    monkeypatch.setattr(
+        Examination, "_elsewhere", lambda examination: True
+    )  # of a process of its own
     own = [one for one in found_in(config_of(disease)) if "Gymnasium's checker" not in one]
     assert len(own) == len(DISEASES[disease]), own
     for expected, one in zip(DISEASES[disease], own, strict=True):
@@ -110,7 +119,10 @@ def test_a_disease_is_found(disease: str, monkeypatch: pytest.MonkeyPatch, tmp_p
 @pytest.mark.parametrize(
     ("bounds", "expected"),
     [
-        ("auto", "note: Actions lie between 0.2 and 1: [-1, 1] of the policy is mapped to these bounds"),
+        (
+            "auto",
+            "note: Actions lie between 0.2 and 1: [-1, 1] of the policy is mapped to these bounds",
+        ),
         (
             "clip",
             "warning: actions lie between 0.2 and 1, and the policy, which starts around 0, is clipped to them: it may "
@@ -120,24 +132,34 @@ def test_a_disease_is_found(disease: str, monkeypatch: pytest.MonkeyPatch, tmp_p
         ("squash", None),
     ],
 )
-def test_the_bounds_of_actions_are_reported(bounds: str, expected: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_bounds_of_actions_are_reported(
+    bounds: str, expected: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(examination, "MAX_STEPS", 20)
     valve: dict[str, Any] = {"env_id": "worlds.acting:Actuated", "env_kwargs": {"kind": "valve"}}
-    found = found_in(make_config({**valve, "action_bounds": bounds, "num_samplers": 1, "num_steps": 16}))
+    found = found_in(
+        make_config({**valve, "action_bounds": bounds, "num_samplers": 1, "num_steps": 16})
+    )
     told = [text for text in found if "ctions lie between" in text]
     assert len(told) == (expected is not None)
     assert expected is None or told[0].startswith(expected)
 
 
-FAULTY = make_config({"env_id": "worlds.faulty:Unreliable", "num_samplers": 1, "num_steps": 16, "update_epochs": 1})
+FAULTY = make_config(
+    {"env_id": "worlds.faulty:Unreliable", "num_samplers": 1, "num_steps": 16, "update_epochs": 1}
+)
 
 
-@pytest.mark.parametrize(("steps", "resets", "kinds"), [(0.1, 0.0, ["raise"]), (0.1, 0.3, ["nan", "reward", "exit"])])
+@pytest.mark.parametrize(
+    ("steps", "resets", "kinds"), [(0.1, 0.0, ["raise"]), (0.1, 0.3, ["nan", "reward", "exit"])]
+)
 def test_faults_are_counted_and_lead_to_settings_with_which_a_run_goes_on(
     steps: float, resets: float, kinds: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(examination, "MAX_STEPS", 300)
-    config = dataclasses.replace(FAULTY, env_kwargs={"steps": steps, "resets": resets, "kinds": kinds})
+    config = dataclasses.replace(
+        FAULTY, env_kwargs={"steps": steps, "resets": resets, "kinds": kinds}
+    )
     found, same, *_ = found_in(config)
     assert found.startswith("error: sampler 0 (worlds.faulty:Unreliable), env 0: ")
     first, last = found.splitlines()[0], found.splitlines()[-1]
@@ -145,11 +167,18 @@ def test_faults_are_counted_and_lead_to_settings_with_which_a_run_goes_on(
     counted = re.match(r"It is the first of (\d+) faults in (\d+) steps", last)
     assert counted
     assert 0.5 < int(counted[1]) / int(counted[2]) / (steps + resets * steps) < 2
-    assert "With on_env_fault=auto, env_faults=10/h: 100% of runs end in their first 100 env steps" in last
-    assert same.startswith(f"ok: the same seed and actions give the same {counted[2]} steps"), "their faults, too"
+    assert (
+        "With on_env_fault=auto, env_faults=10/h: 100% of runs end in their first 100 env steps"
+        in last
+    )
+    assert same.startswith(f"ok: the same seed and actions give the same {counted[2]} steps"), (
+        "their faults, too"
+    )
     given = re.search(r"With --on-env-fault rebuild --env-faults (\d+/h), a run goes on", last)
     assert given
-    again = dataclasses.replace(config, on_env_fault="rebuild", env_faults=given[1].replace("/h", "00/h"))
+    again = dataclasses.replace(
+        config, on_env_fault="rebuild", env_faults=given[1].replace("/h", "00/h")
+    )
     found, *_ = found_in(again)
     assert found.startswith("warning: sampler 0")
     assert found.endswith("A run goes on after each.")
@@ -172,12 +201,17 @@ ROWS: dict[str, dict[str, Any]] = {
     "agents": {"env_id": "worlds.joint:agents"},
     "those that fail": {"env_id": "worlds.joint:agents", "env_kwargs": {"fails_at": 5}},
     "a vector": {"env_id": "worlds.joint:vector"},
-    "one that resets by itself": {"env_id": "worlds.joint:Native", "env_kwargs": {"mode": "NextStep"}},
+    "one that resets by itself": {
+        "env_id": "worlds.joint:Native",
+        "env_kwargs": {"mode": "NextStep"},
+    },
 }
 
 
 @pytest.mark.parametrize("name", ROWS)
-def test_environments_of_several_rows_are_examined(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_environments_of_several_rows_are_examined(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(examination, "MAX_STEPS", 50)
     found = found_in(dataclasses.replace(FAULTY, envs_per_sampler=3, **ROWS[name]))
     assert any(one.startswith("note: 3 rows step at once") for one in found), found
@@ -191,17 +225,26 @@ def test_environments_of_several_rows_are_examined(name: str, monkeypatch: pytes
     ("partial", "said"),
     [
         (False, "ok: another instance goes on in the same way after set_state"),
-        (True, "warning: after set_state in another instance: it differs at step 1. Return from get_state all"),
+        (
+            True,
+            "warning: after set_state in another instance: it differs at step 1. Return from get_state all",
+        ),
     ],
 )
-def test_a_state_that_is_not_whole_is_found(partial: bool, said: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_state_that_is_not_whole_is_found(
+    partial: bool, said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(examination, "MAX_STEPS", 50)
     kwargs = {"disease": "hidden state", "partial": partial}
-    found = found_in(dataclasses.replace(config_of("none"), env_id="worlds.sick:Saved", env_kwargs=kwargs))
+    found = found_in(
+        dataclasses.replace(config_of("none"), env_id="worlds.sick:Saved", env_kwargs=kwargs)
+    )
     assert any(one.startswith(said) for one in found), found
 
 
-def test_the_update_that_is_timed_is_that_of_the_run(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_the_update_that_is_timed_is_that_of_the_run(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     plans: list[TrainerPlan] = []
 
     class Recorded(LocalTrainer):
@@ -211,7 +254,13 @@ def test_the_update_that_is_timed_is_that_of_the_run(monkeypatch: pytest.MonkeyP
 
     monkeypatch.setattr(examination, "MAX_STEPS", 50)
     monkeypatch.setattr(trainers, "LocalTrainer", Recorded)
-    sizes = {"num_samplers": 1, "num_steps": 16, "total_timesteps": 16, "progress": "off", "run_dir": tmp_path / "run"}
+    sizes = {
+        "num_samplers": 1,
+        "num_steps": 16,
+        "total_timesteps": 16,
+        "progress": "off",
+        "run_dir": tmp_path / "run",
+    }
     config = make_config({"env_id": "Pendulum-v1", **sizes})
     found_in(config)
     dppo.train(config)
@@ -220,25 +269,51 @@ def test_the_update_that_is_timed_is_that_of_the_run(monkeypatch: pytest.MonkeyP
     assert (trained.norm_adv, trained.target_kl) == (False, 0.04)
 
 
-PLAYED: Facts = {"steps": 1000, "rewards": [0.0, 1.0], "returns": [1.0], "lengths": [9], "available_mb": 4000}
+PLAYED: Facts = {
+    "steps": 1000,
+    "rewards": [0.0, 1.0],
+    "returns": [1.0],
+    "lengths": [9],
+    "available_mb": 4000,
+}
 FACTS: list[tuple[Facts, dict[str, Any], str]] = [
-    ({"rewards": [0.0, 1e6]}, {"norm_reward": False}, "rewards or returns reach 1e+06; values are learned best from"),
+    (
+        {"rewards": [0.0, 1e6]},
+        {"norm_reward": False},
+        "rewards or returns reach 1e+06; values are learned best from",
+    ),
     ({"rewards": [0.0, 1e6]}, {}, ""),
     ({"lengths": []}, {}, "no episode ended in 1,000 steps"),
     ({"lengths": []}, {"replay": False}, ""),
-    ({"lengths": [], "state": ""}, {"env_state": "own"}, "another instance goes on in the same way after set_state"),
-    ({"late": "61 s"}, {}, "an update with these settings was not over after 61 s: no speed is predicted"),
+    (
+        {"lengths": [], "state": ""},
+        {"env_state": "own"},
+        "another instance goes on in the same way after set_state",
+    ),
+    (
+        {"late": "61 s"},
+        {},
+        "an update with these settings was not over after 61 s: no speed is predicted",
+    ),
     (
         {"same": {"in a new instance": "it differs"}},
         {"replay": False},
         "the same seed and actions give another episode",
     ),
-    ({"leak_mb": 50.0}, {"total_timesteps": 1e6}, "memory grows by 50.0 MB in 1,000 steps, 50.0 GB in a whole run"),
+    (
+        {"leak_mb": 50.0},
+        {"total_timesteps": 1e6},
+        "memory grows by 50.0 MB in 1,000 steps, 50.0 GB in a whole run",
+    ),
     ({"output": 2e6, "last_line": "tick"}, {}, "it printed 2.0 MB, at the end 'tick'"),
     ({"left": ["sleep"]}, {}, "close() leaves 1 of its processes: ['sleep']"),
     ({"close_s": 9.0}, {}, "close() took 9.0 s, and a run waits for 4 s"),
     ({"step": {"worst": 20.0, "median": 0.1}}, {}, "one step took 20.0 s, others 0.1 s"),
-    ({"env_mb": 900.0}, {"num_samplers": 8}, "8 x 1 environments of 900 MB are more than the 4,000 MB available"),
+    (
+        {"env_mb": 900.0},
+        {"num_samplers": 8},
+        "8 x 1 environments of 900 MB are more than the 4,000 MB available",
+    ),
 ]
 
 
@@ -252,7 +327,9 @@ def test_facts_lead_to_a_finding(facts: Facts, settings: dict[str, Any], text: s
 @executes("tools/doctor/findings.py: Use --env-state own, which sets its own state instead")
 def test_endless_episodes_of_an_environment_with_a_state_need_no_replays() -> None:
     found = [text for _, text in findings(PLAYED | {"lengths": [], "state": ""}, config_of("none"))]
-    assert found[1].endswith("so that replays take ever longer. Use --env-state own, which sets its own state instead")
+    assert found[1].endswith(
+        "so that replays take ever longer. Use --env-state own, which sets its own state instead"
+    )
     told = config_of("none", env_state="own")
     assert len([*findings(PLAYED | {"lengths": [], "state": ""}, told)]) == 1
 
@@ -261,7 +338,10 @@ class Overshoots(gym.Env[Any, Any]):
     """Leaves its space a little in each thirtieth step, which a run goes on after."""
 
     observation_space: gym.Space[Any]
-    observation_space, action_space = gym.spaces.Box(-1, 1, (3,), np.float32), gym.spaces.Discrete(2)
+    observation_space, action_space = (
+        gym.spaces.Box(-1, 1, (3,), np.float32),
+        gym.spaces.Discrete(2),
+    )
 
     def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
         super().reset(seed=seed)
@@ -288,9 +368,13 @@ class Camera(Overshoots):
         return self.np_random.integers(0, 255, (96, 96, 3), np.uint8), *others
 
 
-def test_steps_that_are_played_back_are_checked_as_in_a_run(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_steps_that_are_played_back_are_checked_as_in_a_run(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(examination, "MAX_STEPS", 100)
-    found = found_in(dataclasses.replace(config_of("none", num_samplers=4), env_id=Overshoots, env_kwargs={}))
+    found = found_in(
+        dataclasses.replace(config_of("none", num_samplers=4), env_id=Overshoots, env_kwargs={})
+    )
     assert any("1.00999" in one for one in found)
     assert not any(one.startswith("error") for one in found), found
 
@@ -299,7 +383,10 @@ def test_the_memory_of_the_network_and_of_the_examination_is_not_that_of_the_env
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(examination, "MAX_STEPS", 150)
-    config, facts = dataclasses.replace(config_of("none", image_features=64), env_id=Camera, env_kwargs={}), Facts()
+    config, facts = (
+        dataclasses.replace(config_of("none", image_features=64), env_id=Camera, env_kwargs={}),
+        Facts(),
+    )
     calls = dict.fromkeys(("make", "done", "reset", "step"), int)
     Examination(config, 30, lambda **new: facts.update(new), calls).run()
     assert facts["env_mb"] < 20
@@ -313,13 +400,20 @@ def test_without_memory_for_any_plan_there_is_still_one() -> None:
 
 
 def test_a_hang_in_close_does_not_call_for_actors() -> None:
-    facts, config = {**WAITS, "stage": "closing", "hung": "closing has not returned for 60 s"}, config_of("none")
+    facts, config = (
+        {**WAITS, "stage": "closing", "hung": "closing has not returned for 60 s"},
+        config_of("none"),
+    )
     assert recommended(facts, config).actors == 0
-    assert next(text for _, text in findings(facts, config)).endswith("Give it a timeout: a run leaves it alone")
+    assert next(text for _, text in findings(facts, config)).endswith(
+        "Give it a timeout: a run leaves it alone"
+    )
 
 
 @pytest.mark.parametrize(
-    "fact", [{"died": "exit code 3"}, {"hung": "in step", "stage": "playing"}, {"leak_mb": 50.0}], ids=str
+    "fact",
+    [{"died": "exit code 3"}, {"hung": "in step", "stage": "playing"}, {"leak_mb": 50.0}],
+    ids=str,
 )
 def test_what_ends_a_run_without_actors_leads_to_actors(fact: Facts) -> None:
     config, facts = config_of("none", num_samplers=8), {**WAITS, "busy": 0.1}
@@ -338,7 +432,9 @@ class SharesMemory(Overshoots):
         self.children.append(subprocess.Popen(["sleep", "1000"]))
 
 
-def test_pythons_own_process_is_not_left_by_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_pythons_own_process_is_not_left_by_the_environment(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(examination, "MAX_STEPS", 50)
     tracker = resource_tracker.ResourceTracker()
     monkeypatch.setattr(resource_tracker, "_resource_tracker", tracker)
@@ -378,22 +474,56 @@ def test_a_second_instance_may_need_another_place(monkeypatch: pytest.MonkeyPatc
 
 
 ALONE = {"single": "PermissionError: only one", "elsewhere": True}
-COMMANDS: list[tuple[str, Facts, set[str], set[str]]] = [  # flags, facts, flags of the command, and those left out
-    ("--num-actors 2 --backup-requests", {}, {"--env-threads"}, {"--backup-requests", "--num-actors"}),
+COMMANDS: list[
+    tuple[str, Facts, set[str], set[str]]
+] = [  # flags, facts, flags of the command, and those left out
+    (
+        "--num-actors 2 --backup-requests",
+        {},
+        {"--env-threads"},
+        {"--backup-requests", "--num-actors"},
+    ),
     ("--num-actors 2 --num-learners 2", {}, {"--num-learners", "--num-actors"}, set()),
     ("--num-actors 2 --eval-every 5000 --eval-actors 2", {}, {"--eval-every"}, {"--eval-actors"}),
     ("--total-timesteps 1e6", {"leak_mb": 50.0}, {"--recycle-after", "--num-actors"}, set()),
     ("--num-samplers 4", {"leak_mb": 50.0, "env_mb": 3000}, {"--recycle-after", "24GB"}, {"2GB"}),
-    ("--num-actors 2 --recycle-after 9GB", {"leak_mb": 50.0}, {"--recycle-after", "9GB", "--num-actors"}, {"2GB"}),
+    (
+        "--num-actors 2 --recycle-after 9GB",
+        {"leak_mb": 50.0},
+        {"--recycle-after", "9GB", "--num-actors"},
+        {"2GB"},
+    ),
     ("--env-threads", ALONE, {"--num-actors", "--samplers-per-actor", "8", "1"}, {"--env-threads"}),
-    ("--standby-envs 1", ALONE, {"--samplers-per-actor", "--num-actors", "8"}, {"--standby-envs", "--env-threads"}),
-    ("--backup-requests --num-actors 2", ALONE, {"--samplers-per-actor", "--num-actors", "8"}, {"--backup-requests"}),
-    ("--samplers-per-actor 4 --num-actors 2", {}, {"--samplers-per-actor", "--num-actors"}, {"--env-threads"}),
-    ("--config own.yaml", {"busy": 1, "own_busy": 1, "cpus": 1}, {"--config", "--num-actors"}, {"--env-threads"}),
+    (
+        "--standby-envs 1",
+        ALONE,
+        {"--samplers-per-actor", "--num-actors", "8"},
+        {"--standby-envs", "--env-threads"},
+    ),
+    (
+        "--backup-requests --num-actors 2",
+        ALONE,
+        {"--samplers-per-actor", "--num-actors", "8"},
+        {"--backup-requests"},
+    ),
+    (
+        "--samplers-per-actor 4 --num-actors 2",
+        {},
+        {"--samplers-per-actor", "--num-actors"},
+        {"--env-threads"},
+    ),
+    (
+        "--config own.yaml",
+        {"busy": 1, "own_busy": 1, "cpus": 1},
+        {"--config", "--num-actors"},
+        {"--env-threads"},
+    ),
 ]
 
 
-@pytest.mark.parametrize(("flags", "facts", "named", "left_out"), COMMANDS, ids=[one[0] for one in COMMANDS])
+@pytest.mark.parametrize(
+    ("flags", "facts", "named", "left_out"), COMMANDS, ids=[one[0] for one in COMMANDS]
+)
 def test_the_command_that_is_printed_is_accepted_and_is_what_is_recommended(
     flags: str,
     facts: Facts,
@@ -430,20 +560,59 @@ WAITS: Facts = {
 }  # fmt: skip
 WORLDS: list[tuple[str, Facts, dict[str, Any], dict[tuple[int, bool], float], tuple[int, bool]]] = [
     # with 8 samplers: facts, settings, speed-ups by actors and threads, what is recommended
-    ("a simulator that waits", {}, {}, {(1, False): 1, (4, False): 4, (8, False): 8, (64, False): 64}, (0, True)),
-    ("one that computes", {"busy": 1, "own_busy": 1}, {}, {(1, False): 1, (2, False): 2, (8, False): 2}, (2, False)),
-    ("one that costs nothing", {"step": {"mean": 1e-6}, "update_s": 0.1}, {}, {(8, False): 0.84}, (0, False)),
+    (
+        "a simulator that waits",
+        {},
+        {},
+        {(1, False): 1, (4, False): 4, (8, False): 8, (64, False): 64},
+        (0, True),
+    ),
+    (
+        "one that computes",
+        {"busy": 1, "own_busy": 1},
+        {},
+        {(1, False): 1, (2, False): 2, (8, False): 2},
+        (2, False),
+    ),
+    (
+        "one that costs nothing",
+        {"step": {"mean": 1e-6}, "update_s": 0.1},
+        {},
+        {(8, False): 0.84},
+        (0, False),
+    ),
     ("SGD that takes as long", {"update_s": 5.12}, {}, {(8, False): 10.24 / 5.76}, (0, True)),
-    ("threads of one Python lock", {"busy": 0.4, "own_busy": 0.4}, {}, {(0, True): 2.5, (8, False): 5}, (2, True)),
-    ("little memory", {"busy": 1, "own_busy": 1, "available_mb": 100}, {}, {(2, False): 2}, (0, False)),
+    (
+        "threads of one Python lock",
+        {"busy": 0.4, "own_busy": 0.4},
+        {},
+        {(0, True): 2.5, (8, False): 5},
+        (2, True),
+    ),
+    (
+        "little memory",
+        {"busy": 1, "own_busy": 1, "available_mb": 100},
+        {},
+        {(2, False): 2},
+        (0, False),
+    ),
 ]
 
 
-@pytest.mark.parametrize(("name", "facts", "settings", "speed_ups", "best"), WORLDS, ids=[one[0] for one in WORLDS])
+@pytest.mark.parametrize(
+    ("name", "facts", "settings", "speed_ups", "best"), WORLDS, ids=[one[0] for one in WORLDS]
+)
 def test_the_model_predicts(
-    name: str, facts: Facts, settings: dict[str, Any], speed_ups: dict[tuple[int, bool], float], best: tuple[int, bool]
+    name: str,
+    facts: Facts,
+    settings: dict[str, Any],
+    speed_ups: dict[tuple[int, bool], float],
+    best: tuple[int, bool],
 ) -> None:
-    facts, config = WAITS | facts, make_config({"env_id": "x:y", "num_samplers": 8, "num_steps": 64, **settings})
+    facts, config = (
+        WAITS | facts,
+        make_config({"env_id": "x:y", "num_samplers": 8, "num_steps": 64, **settings}),
+    )
     speeds = {(one.actors, one.threads): one.speed for one in plans(facts, config)}
     for plan, expected in speed_ups.items():
         assert speeds[plan] / speeds[0, False] == pytest.approx(expected, rel=0.15), plan
@@ -453,10 +622,21 @@ def test_the_model_predicts(
 
 
 def test_the_model_knows_what_a_lag_and_resets_in_the_background_gain() -> None:
-    facts = WAITS | {"busy": 0.6, "own_busy": 0.6, "cpus": 64, "update_s": 0.6, "reset": {"mean": 0.5}, "lengths": [25]}
+    facts = WAITS | {
+        "busy": 0.6,
+        "own_busy": 0.6,
+        "cpus": 64,
+        "update_s": 0.6,
+        "reset": {"mean": 0.5},
+        "lengths": [25],
+    }
     config = make_config({"env_id": "x:y", "num_samplers": 8, "num_steps": 64})
-    in_turns, lagging = (iteration_s(facts, config, Collecting(8, lag=lag)) for lag in (False, True))
-    assert in_turns - lagging == pytest.approx(0.66, abs=0.03), "the update takes no time beside collecting"
+    in_turns, lagging = (
+        iteration_s(facts, config, Collecting(8, lag=lag)) for lag in (False, True)
+    )
+    assert in_turns - lagging == pytest.approx(0.66, abs=0.03), (
+        "the update takes no time beside collecting"
+    )
     lag, standby = advice(facts, config)
     assert "--policy-lag 1" in lag
     assert standby.startswith("--standby-envs 2 "), "an episode takes half the time of a reset"
@@ -471,15 +651,24 @@ def test_a_lag_is_advised_where_it_would_collect_while_learning(
 ) -> None:
     config = make_config({"env_id": "CartPole-v1", **settings})
     (tmp_path / "config.yaml").write_text(yaml.safe_dump(grouped(plain_settings(config))))
-    row = {f"perf/{name}_frac": float(name == "update") for name in PHASES} | {"iteration": 2, "global_step": 512}
+    row = {f"perf/{name}_frac": float(name == "update") for name in PHASES} | {
+        "iteration": 2,
+        "global_step": 512,
+    }
     row |= {f"perf/{name}": 1.0 for name in TimeSplit._fields[1:]}
     texts = [text for kind, text in of_run(tmp_path, [row]) if kind == "note"]
-    assert [text.endswith(", or --policy-lag 1") for text in texts if "went to SGD" in text] == [bool(said)]
+    assert [text.endswith(", or --policy-lag 1") for text in texts if "went to SGD" in text] == [
+        bool(said)
+    ]
 
 
-def test_the_doctor_of_a_run_says_what_limited_it_and_writes_nothing(tmp_path: Path, capsys: Capture) -> None:
+def test_the_doctor_of_a_run_says_what_limited_it_and_writes_nothing(
+    tmp_path: Path, capsys: Capture
+) -> None:
     folder, sizes = tmp_path / "run", {"num_samplers": 1, "num_steps": 16, "total_timesteps": 48}
-    dppo.train(make_config({"env_id": "CartPole-v1", "run_dir": folder, "progress": "off", **sizes}))
+    dppo.train(
+        make_config({"env_id": "CartPole-v1", "run_dir": folder, "progress": "off", **sizes})
+    )
     metrics = folder / "metrics.jsonl"
     rows = [json.loads(line) for line in metrics.read_text().splitlines()]
     rows[-1] |= {"incidents/actor_hung": 2, "incidents/\x1b[2J": 1}
@@ -495,7 +684,10 @@ def test_the_doctor_of_a_run_says_what_limited_it_and_writes_nothing(tmp_path: P
     assert {path: path.stat().st_mtime_ns for path in folder.rglob("*")} == before
     for name in ("--num-steps", "--seconds"):
         assert main(["doctor", str(folder), name, "3"]) == 2
-        assert f"{name} has no effect here: the files of a run are only read." in capsys.readouterr().err
+        assert (
+            f"{name} has no effect here: the files of a run are only read."
+            in capsys.readouterr().err
+        )
 
 
 @pytest.mark.slow
@@ -546,14 +738,18 @@ SINGLE: dict[str, tuple[list[str], str]] = {
 @pytest.mark.proves("replaces the first instance of its process in silence")
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", SINGLE)
-def test_a_simulator_of_which_a_process_may_have_one_gets_a_command_that_works(kind: str, tmp_path: Path) -> None:
+def test_a_simulator_of_which_a_process_may_have_one_gets_a_command_that_works(
+    kind: str, tmp_path: Path
+) -> None:
     words, line = SINGLE[kind]
     sizes = ["--num-steps", "8", "--update-epochs", "1", "--seconds", "30"]
     code, out, _ = run(["doctor", *words, *sizes], tmp_path, timeout_s=200)
     assert code == 0
     assert line in out
     assert "--samplers-per-actor 1, --num-actors 8" in out
-    [command] = [line for line in out.splitlines() if " train " in line and "--samplers-per-actor" in line]
+    [command] = [
+        line for line in out.splitlines() if " train " in line and "--samplers-per-actor" in line
+    ]
     config = make_config(parse(shlex.split(command.partition(" train ")[2])).settings)
     assert (config.num_samplers, config.num_actors, config.samplers_per_actor) == (8, 8, 1)
 
@@ -567,9 +763,19 @@ def test_a_simulator_of_which_a_process_may_have_one_gets_a_command_that_works(k
             {"num_samplers": 4, "envs_per_sampler": 2},
             "`samplers_per_actor=1`, `num_actors=8`, `num_samplers=8`, `envs_per_sampler=1`",
         ),
-        ({"rows": 2}, {"num_samplers": 4, "envs_per_sampler": 2}, "`samplers_per_actor=1`, `num_actors=4`"),
+        (
+            {"rows": 2},
+            {"num_samplers": 4, "envs_per_sampler": 2},
+            "`samplers_per_actor=1`, `num_actors=4`",
+        ),
     ],
 )
-def test_as_many_processes_as_instances_are_recommended(facts: Facts, settings: dict[str, Any], flags: str) -> None:
-    [text] = [text for _, text in findings(ALONE | facts, config_of("none", **settings)) if "one instance" in text]
+def test_as_many_processes_as_instances_are_recommended(
+    facts: Facts, settings: dict[str, Any], flags: str
+) -> None:
+    [text] = [
+        text
+        for _, text in findings(ALONE | facts, config_of("none", **settings))
+        if "one instance" in text
+    ]
     assert text.endswith(f"Use {flags}")

@@ -17,15 +17,29 @@ from dppo.errors import ConfigError, EnvironmentFault, SegmentsLost
 from dppo.learners.trainers import LocalTrainer
 from dppo.ppo.exchange.records import Experience
 
-SIZES: dict[str, Any] = {"num_samplers": 4, "envs_per_sampler": 2, "num_steps": 32, "update_epochs": 2}
+SIZES: dict[str, Any] = {
+    "num_samplers": 4,
+    "envs_per_sampler": 2,
+    "num_steps": 32,
+    "update_epochs": 2,
+}
 ROWS = 4 * 2 * 32
 ITERATIONS = 4
 MIXED = {"steps": 0.03, "resets": 0.1}
 
 
 def settings(run_dir: Path, kwargs: dict[str, Any] = MIXED, **changes: Any) -> dppo.Config:
-    base = SIZES | {"env_id": "worlds.faulty:Unreliable", "env_kwargs": kwargs, "on_env_fault": "rebuild"}
-    base |= {"env_faults": "unlimited", "total_timesteps": ITERATIONS * ROWS, "progress": "off", "run_dir": run_dir}
+    base = SIZES | {
+        "env_id": "worlds.faulty:Unreliable",
+        "env_kwargs": kwargs,
+        "on_env_fault": "rebuild",
+    }
+    base |= {
+        "env_faults": "unlimited",
+        "total_timesteps": ITERATIONS * ROWS,
+        "progress": "off",
+        "run_dir": run_dir,
+    }
     return make_config(base | changes)
 
 
@@ -47,15 +61,24 @@ def test_each_fault_is_counted_with_its_environment_and_its_steps(tmp_path: Path
     recorder = Recorder()
     result = dppo.train(settings(tmp_path / "run"), observers=[recorder])
     faults = [incident.fault for incident in recorder.incidents if incident.fault is not None]
-    assert {fault.error for fault in faults} == {"LicenceError", "KeyboardInterrupt", "SystemExit", "invalid"}
+    assert {fault.error for fault in faults} == {
+        "LicenceError",
+        "KeyboardInterrupt",
+        "SystemExit",
+        "invalid",
+    }
     assert {fault.phase for fault in faults} == {"step", "reset"}
     assert len({(fault.sampler_id, fault.env) for fault in faults}) == 8
     lost = result.env_faults["steps lost"]
     assert sum(result.env_faults.values()) - lost == len(faults) == sum(result.incidents.values())
     in_steps = [fault for fault in faults if fault.phase == "step"]
     assert result.global_step == ITERATIONS * ROWS - len(in_steps)  # each costs one row
-    assert lost == result.metrics[-1]["faults/steps lost"] == sum(fault.step - 1 for fault in in_steps)
-    assert sum(count for name, count in result.metrics[-1].items() if name[:14] == "faults/sampler") == len(faults)
+    assert (
+        lost == result.metrics[-1]["faults/steps lost"] == sum(fault.step - 1 for fault in in_steps)
+    )
+    assert sum(
+        count for name, count in result.metrics[-1].items() if name[:14] == "faults/sampler"
+    ) == len(faults)
     assert any(f"which cost {lost:,} env steps:" in line for line in recorder.ending)
 
 
@@ -82,7 +105,10 @@ def test_faults_of_segments_that_are_collected_again_count_once(
 
 def test_the_actions_of_a_fault_play_its_episode_again(tmp_path: Path) -> None:
     recorder = Recorder()
-    dppo.train(settings(tmp_path / "run", {"steps": 0.02}, num_steps=8, total_timesteps=ROWS * 2), observers=[recorder])
+    dppo.train(
+        settings(tmp_path / "run", {"steps": 0.02}, num_steps=8, total_timesteps=ROWS * 2),
+        observers=[recorder],
+    )
     faults = [incident.fault for incident in recorder.incidents if incident.fault is not None]
     assert any(fault.step > 16 for fault in faults)  # its episode began two segments before
     for fault in faults:
@@ -105,7 +131,9 @@ def test_the_actions_of_a_fault_play_its_episode_again(tmp_path: Path) -> None:
 
 @pytest.mark.proves("raises with a probability of 0.0001 in each step")
 @pytest.mark.slow
-def test_a_fault_in_ten_thousand_steps_gives_the_weights_of_one_process(ray_session: None, tmp_path: Path) -> None:
+def test_a_fault_in_ten_thousand_steps_gives_the_weights_of_one_process(
+    ray_session: None, tmp_path: Path
+) -> None:
     many = {"num_steps": 128, "total_timesteps": 80 * 1024, "update_epochs": 1}
     here = dppo.train(settings(tmp_path / "here", {"steps": 1e-4}, **many))
     there = dppo.train(settings(tmp_path / "there", {"steps": 1e-4}, num_actors=2, **many))
@@ -138,7 +166,13 @@ def test_a_fault_in_the_first_steps_ends_the_run_and_a_later_one_does_not(tmp_pa
     late = {"num_samplers": 8, "envs_per_sampler": 1, "num_steps": 8, "total_timesteps": 8 * 8 * 8}
     fails_in: dict[int, Any] = {}
     for at_step in (13, 14):
-        config = settings(tmp_path / str(at_step), {"at_step": at_step}, env_id=fails_at, on_env_fault="auto", **late)
+        config = settings(
+            tmp_path / str(at_step),
+            {"at_step": at_step},
+            env_id=fails_at,
+            on_env_fault="auto",
+            **late,
+        )
         try:
             fails_in[at_step] = dppo.train(config).incidents
         except EnvironmentFault as fault:
@@ -167,19 +201,32 @@ def fails_at(at_step: int) -> gym.Env[Any, Any]:
 
 
 @pytest.mark.proves("raises at one state, always")
-def test_an_environment_that_raises_at_a_state_does_not_keep_a_run_from_its_end(tmp_path: Path) -> None:
-    result = dppo.train(settings(tmp_path / "run", {"at": 0.15, "kinds": ["raise"]}, on_env_fault="auto"))
+def test_an_environment_that_raises_at_a_state_does_not_keep_a_run_from_its_end(
+    tmp_path: Path,
+) -> None:
+    result = dppo.train(
+        settings(tmp_path / "run", {"at": 0.15, "kinds": ["raise"]}, on_env_fault="auto")
+    )
     assert result.iterations == ITERATIONS
     assert result.incidents["env_raised"] > 0
 
 
 def test_a_run_that_ended_with_a_fault_goes_on_with_another_setting(tmp_path: Path) -> None:
-    with pytest.raises(EnvironmentFault, match=r"raised .*LicenceError: licence server said 503\. Correct"):
+    with pytest.raises(
+        EnvironmentFault, match=r"raised .*LicenceError: licence server said 503\. Correct"
+    ):
         dppo.train(
-            settings(tmp_path / "run", {"steps": 0.01, "kinds": ["raise"]}, on_env_fault="raise", env_faults="10/h")
+            settings(
+                tmp_path / "run",
+                {"steps": 0.01, "kinds": ["raise"]},
+                on_env_fault="raise",
+                env_faults="10/h",
+            )
         )
     assert (
-        dppo.train(settings(tmp_path / "run", {"steps": 0.01, "kinds": ["raise"]}), resume=tmp_path / "run").iterations
+        dppo.train(
+            settings(tmp_path / "run", {"steps": 0.01, "kinds": ["raise"]}), resume=tmp_path / "run"
+        ).iterations
         == ITERATIONS
     )
 
@@ -193,9 +240,15 @@ def test_the_setting_of_older_runs_is_understood() -> None:
 @pytest.mark.parametrize(
     ("wrong", "words"),
     [
-        ({"env_faults": "10"}, r"env_faults=10: must be a number of at least 1 in a time .* Use one such as 10/h"),
+        (
+            {"env_faults": "10"},
+            r"env_faults=10: must be a number of at least 1 in a time .* Use one such as 10/h",
+        ),
         ({"env_faults": "0/h"}, "env_faults=0/h: must be"),
-        ({"env_faults": "3/min", "on_env_fault": "raise"}, "env_faults=3/min has no effect: on_env_fault=raise"),
+        (
+            {"env_faults": "3/min", "on_env_fault": "raise"},
+            "env_faults=3/min has no effect: on_env_fault=raise",
+        ),
     ],
 )
 def test_a_wrong_budget_is_refused(wrong: dict[str, Any], words: str) -> None:
@@ -203,12 +256,25 @@ def test_a_wrong_budget_is_refused(wrong: dict[str, Any], words: str) -> None:
         make_config({"env_id": "CartPole-v1"} | wrong)
 
 
-@pytest.mark.parametrize(("text", "meant"), [("2GB", (2e9, np.inf)), ("1.5GB,500segments", (1.5e9, 500.0))])
-def test_an_actor_is_recycled_after_so_much_memory_or_so_many_segments(text: str, meant: tuple[float, float]) -> None:
-    assert make_config({"env_id": "CartPole-v1", "num_actors": 1, "recycle_after": text}).actors.recycling == meant
-    with pytest.raises(ConfigError, match=r"recycle_after=.* has no effect: num_actors=0 starts no actors"):
+@pytest.mark.parametrize(
+    ("text", "meant"), [("2GB", (2e9, np.inf)), ("1.5GB,500segments", (1.5e9, 500.0))]
+)
+def test_an_actor_is_recycled_after_so_much_memory_or_so_many_segments(
+    text: str, meant: tuple[float, float]
+) -> None:
+    assert (
+        make_config(
+            {"env_id": "CartPole-v1", "num_actors": 1, "recycle_after": text}
+        ).actors.recycling
+        == meant
+    )
+    with pytest.raises(
+        ConfigError, match=r"recycle_after=.* has no effect: num_actors=0 starts no actors"
+    ):
         make_config({"env_id": "CartPole-v1", "recycle_after": text})
-    with pytest.raises(ConfigError, match="recycle_after=often: must be like 2GB, 500segments or 2GB,500segments"):
+    with pytest.raises(
+        ConfigError, match="recycle_after=often: must be like 2GB, 500segments or 2GB,500segments"
+    ):
         make_config({"env_id": "CartPole-v1", "num_actors": 1, "recycle_after": "often"})
 
 

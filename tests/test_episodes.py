@@ -25,7 +25,13 @@ from dppo.records.files import episode_writer
 from dppo.records.files import episodes as recorded
 from dppo.records.files.episodes import RecordedEpisode, read_episodes
 
-SIZES = {"num_samplers": 2, "num_steps": 16, "update_epochs": 1, "hidden_sizes": (4,), "progress": "off"}
+SIZES = {
+    "num_samplers": 2,
+    "num_steps": 16,
+    "update_epochs": 1,
+    "hidden_sizes": (4,),
+    "progress": "off",
+}
 WORLD = {"env_id": "worlds.drawn:Drawn", "total_timesteps": 320}
 Capture = pytest.CaptureFixture[str]
 slow = pytest.mark.slow
@@ -53,9 +59,17 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 KINDS: dict[str, dict[str, Any]] = {
     "two environments": {"envs_per_sampler": 2},
-    "real numbers and memory": {"env_id": "worlds.simple:point_mass", "memory": "gru", "norm_obs": True},
+    "real numbers and memory": {
+        "env_id": "worlds.simple:point_mass",
+        "memory": "gru",
+        "norm_obs": True,
+    },
     "threads and standby copies": {"env_threads": True, "standby_envs": 1, "policy_lag": 2},
-    "wrappers and stacks": {"wrappers": ("worlds.asking:Doubled",), "frame_stack": 2, "action_repeat": 2},
+    "wrappers and stacks": {
+        "wrappers": ("worlds.asking:Doubled",),
+        "frame_stack": 2,
+        "action_repeat": 2,
+    },
     "a limit of steps": {"env_id": "CartPole-v1", "replay_limit": 5},
     "masks": {"env_id": "worlds.acting:Masked", "env_kwargs": {"source": "method"}},
     "a constructor that needs a seed": {"env_id": "worlds.drawn:seeded", "envs_per_sampler": 2},
@@ -67,7 +81,9 @@ FAST = {"real numbers and memory", "a limit of steps", "a constructor that needs
     "kind",
     [pytest.param(kind, marks=[] if kind in FAST else slow) for kind in KINDS],
 )
-def test_episodes_of_every_kind_are_played_again(kind: str, tmp_path: Path, capsys: Capture) -> None:
+def test_episodes_of_every_kind_are_played_again(
+    kind: str, tmp_path: Path, capsys: Capture
+) -> None:
     recorder = Recorder()
     dppo.train(settings(tmp_path / "run", **KINDS[kind]), observers=[recorder])
     episodes = read_episodes(tmp_path / "run")
@@ -80,14 +96,18 @@ def test_episodes_of_every_kind_are_played_again(kind: str, tmp_path: Path, caps
             recorded_episode.episode_return,
             recorded_episode.length,
         ) == (*(then.env, then.index, then.episode_return, then.length),)
-    for recorded_episode in episodes[:: max(1, len(episodes) // 4)]:  # those that begin in earlier segments among them
+    for recorded_episode in episodes[
+        :: max(1, len(episodes) // 4)
+    ]:  # those that begin in earlier segments among them
         assert replayed(tmp_path / "run", "--episode", str(recorded_episode.number)) == 0
         assert capsys.readouterr().out.startswith(
             f"Episode {recorded_episode.number}: {recorded_episode.length} steps, return "
         )
 
 
-def test_recording_does_not_change_the_weights_and_chooses_episodes(run: Path, tmp_path: Path) -> None:
+def test_recording_does_not_change_the_weights_and_chooses_episodes(
+    run: Path, tmp_path: Path
+) -> None:
     everything = read_episodes(run)
     numbers = dict[str, list[int | None]]()
     weights = set()
@@ -100,7 +120,9 @@ def test_recording_does_not_change_the_weights_and_chooses_episodes(run: Path, t
     assert numbers["every=3"] == [
         episode.number for episode in everything if episode.number and episode.number % 3 == 0
     ]
-    assert numbers["best"] == [n for n, best in enumerate(returns, 1) if best > max(returns[: n - 1], default=-np.inf)]
+    assert numbers["best"] == [
+        n for n, best in enumerate(returns, 1) if best > max(returns[: n - 1], default=-np.inf)
+    ]
     assert numbers["none"] == []
     assert not (tmp_path / "none" / "episodes.jsonl").exists()
     with pytest.raises(ConfigError, match=r"record_episodes=every=0: must be all, best, none"):
@@ -113,7 +135,9 @@ def test_a_run_resumed_without_recording_keeps_its_file(run: Path, tmp_path: Pat
     assert lines(copy) == lines(run)
 
 
-def test_the_oldest_episodes_go_at_the_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_oldest_episodes_go_at_the_limit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(episode_writer, "MAX_FILE_BYTES", 8_000)
     config = settings(tmp_path / "run")
     with Notes() as notes:
@@ -175,19 +199,30 @@ def test_mistakes_are_refused(
 ) -> None:
     monkeypatch.delenv("DISPLAY", raising=False)
     monkeypatch.delenv("WAYLAND_DISPLAY", raising=False)
-    assert main(["replay", str(run), *words, *(["--trust"] if "--episodes" not in words else [])]) == 2
+    assert (
+        main(["replay", str(run), *words, *(["--trust"] if "--episodes" not in words else [])]) == 2
+    )
     printed = capsys.readouterr().err
     assert re.search(says, printed), printed
     assert printed.count("\n") == 1
 
 
-def test_a_path_without_a_run_and_episodes_of_several_rows_are_refused(tmp_path: Path, capsys: Capture) -> None:
+def test_a_path_without_a_run_and_episodes_of_several_rows_are_refused(
+    tmp_path: Path, capsys: Capture
+) -> None:
     assert main(["replay", "/tmp"]) == 2
     assert "Traceback" not in capsys.readouterr().err
-    agents: dict[str, Any] = {"env_id": "worlds.joint:agents", "envs_per_sampler": 3, "record_episodes": "all"}
+    agents: dict[str, Any] = {
+        "env_id": "worlds.joint:agents",
+        "envs_per_sampler": 3,
+        "record_episodes": "all",
+    }
     dppo.train(small(tmp_path / "run", **agents))
     assert replayed(tmp_path / "run", "--episode", "1") == 2
-    assert "steps several rows at once, and an episode of one depends on the act" in capsys.readouterr().err
+    assert (
+        "steps several rows at once, and an episode of one depends on the act"
+        in capsys.readouterr().err
+    )
 
 
 def test_code_of_a_run_needs_trust_and_a_run_without_episodes_is_refused(
@@ -199,14 +234,17 @@ def test_code_of_a_run_needs_trust_and_a_run_without_episodes_is_refused(
     (tmp_path / "run" / "episodes.jsonl").unlink()
     assert replayed(tmp_path / "run", "--episode", "1") == 2
     assert (
-        "has no recorded episodes: none has finished yet. Train longer: dppo train --resume " in capsys.readouterr().err
+        "has no recorded episodes: none has finished yet. Train longer: dppo train --resume "
+        in capsys.readouterr().err
     )
 
 
 PAGE = Path(__file__).parents[1] / "docs" / "RUNS.md"
 
 
-def test_every_command_of_the_guide_works(tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_command_of_the_guide_works(
+    tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """In a short run of another environment. Those that make videos are run where PyAV is installed."""
     monkeypatch.setattr("pdb.set_trace", lambda: None)
     monkeypatch.chdir(tmp_path)
@@ -214,18 +252,26 @@ def test_every_command_of_the_guide_works(tmp_path: Path, capsys: Capture, monke
     Path("mysim.py").write_text("from worlds.drawn import Drawn as make\n")
     sys.modules.pop("mysim", None)  # that of another page
     small = "--num-samplers 2 --num-steps 64 --total-timesteps 128 --progress off"
-    section = PAGE.read_text(encoding="utf8").partition("## Play an episode again")[2].partition("\n## ")[0]
+    section = (
+        PAGE.read_text(encoding="utf8")
+        .partition("## Play an episode again")[2]
+        .partition("\n## ")[0]
+    )
     blocks = "".join(re.findall(r"(?ms)^```sh\n(.*?)^```$", section))
     commands = re.findall(r"^dppo (.*)$", blocks, re.MULTILINE)
     assert len(commands) == 6
     for command in commands:
         if "--video" in command and importlib.util.find_spec("av") is None:
             continue
-        assert main(f"{command} {small if command.startswith('train') else ''}".split()) == 0, command
+        assert main(f"{command} {small if command.startswith('train') else ''}".split()) == 0, (
+            command
+        )
     assert "equal to the last bit." in capsys.readouterr().out
 
 
-def test_debug_stops_before_the_first_step(run: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_debug_stops_before_the_first_step(
+    run: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
     stops: list[str] = []
     monkeypatch.setattr("pdb.set_trace", lambda: stops.append(capsys.readouterr().out))
     assert replayed(run, "--episode", "1", "--debug") == 0
@@ -239,7 +285,10 @@ def test_debug_stops_before_the_first_step(run: Path, capsys: Capture, monkeypat
             "reward",
             r"Two replays differ first in step 2, in the reward: -?[\d.]+ and -?[\d.]+: the env",
         ),
-        ("kept", r"Two replays are equal: look for state that earlier episodes leave behind, and for"),
+        (
+            "kept",
+            r"Two replays are equal: look for state that earlier episodes leave behind, and for",
+        ),
     ],
 )
 def test_an_episode_that_is_not_the_same_is_refused_with_its_place(
@@ -255,14 +304,19 @@ def test_an_episode_that_is_not_the_same_is_refused_with_its_place(
 def test_an_episode_that_failed_is_played_up_to_its_fault(tmp_path: Path, capsys: Capture) -> None:
     bad = {"obs": [float("nan")] * 2, "episodes": [0, 2]}
     survive = {"on_env_fault": "rebuild", "env_faults": "unlimited"}
-    result = dppo.train(settings(tmp_path / "run", env_id="worlds.faulty:Faulty", env_kwargs=bad, **survive))
+    result = dppo.train(
+        settings(tmp_path / "run", env_id="worlds.faulty:Faulty", env_kwargs=bad, **survive)
+    )
     failed = [episode for episode in read_episodes(tmp_path / "run") if episode.number is None]
     assert len(failed) == result.incidents["bad_step"] > 0
     assert main(["replay", str(tmp_path / "run"), "--episodes"]) == 0
     assert capsys.readouterr().out.count("fault  ") == len(failed)
     assert replayed(tmp_path / "run", "--episode", failed[0].name) == 0
     printed = capsys.readouterr().out
-    assert f"The fault happens again: worlds.faulty:Faulty, env 0: step of episode {failed[0].episode} " in printed
+    assert (
+        f"The fault happens again: worlds.faulty:Faulty, env 0: step of episode {failed[0].episode} "
+        in printed
+    )
 
 
 # ------------------------------------------------------------------ a stranger's file
@@ -302,7 +356,9 @@ FORGED: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("fault", ["link", "pipe", "large", *FORGED])
-def test_forged_episodes_are_refused_or_skipped(fault: str, run: Path, tmp_path: Path, capsys: Capture) -> None:
+def test_forged_episodes_are_refused_or_skipped(
+    fault: str, run: Path, tmp_path: Path, capsys: Capture
+) -> None:
     copy = Path(shutil.copytree(run, tmp_path / "run"))
     if fault in FORGED:
         forged(copy, **FORGED[fault])
@@ -317,7 +373,12 @@ def test_forged_episodes_are_refused_or_skipped(fault: str, run: Path, tmp_path:
 
 
 def test_actions_are_packed_without_a_loss() -> None:
-    for actions in (np.arange(6), np.full((2, 3), 0.1, np.float32), np.empty((0, 2)), np.ones((3, 2))[:, ::2]):
+    for actions in (
+        np.arange(6),
+        np.full((2, 3), 0.1, np.float32),
+        np.empty((0, 2)),
+        np.ones((3, 2))[:, ::2],
+    ):
         packed = json.loads(json.dumps(recorded.packed(actions)))
         again = RecordedEpisode(0, 0, 0, 0, len(actions), packed).actions()
         np.testing.assert_array_equal(again, actions)

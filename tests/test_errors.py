@@ -24,7 +24,13 @@ from dppo.errors import CheckpointError, EnvironmentFault, printable
 
 Capture = pytest.CaptureFixture[str]
 Patch = pytest.MonkeyPatch
-SIZES = {"num_samplers": 1, "num_steps": 16, "total_timesteps": 64, "anneal_lr": True, "progress": "off"}
+SIZES = {
+    "num_samplers": 1,
+    "num_steps": 16,
+    "total_timesteps": 64,
+    "anneal_lr": True,
+    "progress": "off",
+}
 TINY = ["--preset", "none", "--num-samplers", "1", "--num-steps", "16", "--total-timesteps", "64"]
 
 # The words after `dppo`, and what the message must contain: the setting, the fact, the remedy.
@@ -128,7 +134,11 @@ def damage(path: Path) -> None:
 def desk(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with a run, damaged copies of it, and files that are not runs."""
     desk = tmp_path_factory.mktemp("desk")
-    files = {"broken.py": "1 / 0\n", "unparsable.py": "def (\n", "exiting.py": "raise SystemExit('wrong arguments')\n"}
+    files = {
+        "broken.py": "1 / 0\n",
+        "unparsable.py": "def (\n",
+        "exiting.py": "raise SystemExit('wrong arguments')\n",
+    }
     files |= {"other.yaml": "learning_rat: 0.1\n", "deep.yaml": "[" * 5000}
     files |= {"grouped.yaml": "ppo: {gamma: 0.9}\nsampling: {num_steps: 8}\nppo: {vf_coef: 1.0}\n"}
     files |= {"repeated.yaml": "num_steps: 8\nnum_steps: 16\n"}
@@ -163,7 +173,9 @@ def refusals(desk: Path) -> dict[str, dict[str, Any]]:
 
 
 @pytest.mark.parametrize("line", REFUSED, ids=lambda line: line[:60])
-def test_a_mistake_is_refused_in_one_or_two_lines_with_a_remedy(line: str, refusals: dict[str, dict[str, Any]]) -> None:
+def test_a_mistake_is_refused_in_one_or_two_lines_with_a_remedy(
+    line: str, refusals: dict[str, dict[str, Any]]
+) -> None:
     answer = refusals[line]
     said = answer["said"]
     for words in REFUSED[line].split(" ... "):
@@ -178,7 +190,9 @@ def test_a_mistake_is_refused_in_one_or_two_lines_with_a_remedy(line: str, refus
     assert not answer["ray"], "Ray was imported for this"
 
 
-def test_a_refused_command_leaves_no_folder_behind(desk: Path, refusals: dict[str, dict[str, Any]]) -> None:
+def test_a_refused_command_leaves_no_folder_behind(
+    desk: Path, refusals: dict[str, dict[str, Any]]
+) -> None:
     assert not (desk / "runs").exists()
     assert not (desk / "elsewhere").exists()
 
@@ -236,7 +250,10 @@ def test_an_unsupported_space_is_reported_once_by_several_actors(
 
 @pytest.mark.parametrize(
     ("variable", "before", "after", "words"),
-    [("ODD_OBS", "box", "wider", r"its obs.*\[3\].*\[5\]"), ("ODD_ACT", "two", "three", r"actions.*2.*3")],
+    [
+        ("ODD_OBS", "box", "wider", r"its obs.*\[3\].*\[5\]"),
+        ("ODD_ACT", "two", "three", r"actions.*2.*3"),
+    ],
 )
 def test_a_run_is_not_resumed_with_other_spaces(
     variable: str, before: str, after: str, words: str, tmp_path: Path, monkeypatch: Patch
@@ -250,12 +267,18 @@ def test_a_run_is_not_resumed_with_other_spaces(
     assert "worlds.simple:changeable" in str(refused.value)
 
 
-def test_a_damaged_checkpoint_is_skipped_with_a_note(desk: Path, tmp_path: Path, capsys: Capture) -> None:
+def test_a_damaged_checkpoint_is_skipped_with_a_note(
+    desk: Path, tmp_path: Path, capsys: Capture
+) -> None:
     run_dir = tmp_path / "damaged"
     shutil.copytree(desk / "damaged", run_dir)
     assert main(["train", "--resume", str(run_dir), "--progress", "plain"]) == 0
     said = capsys.readouterr().out
-    for words in ("skipped a damaged checkpoint", "iter_000004.safetensors", "Resuming from iter_000003"):
+    for words in (
+        "skipped a damaged checkpoint",
+        "iter_000004.safetensors",
+        "Resuming from iter_000003",
+    ):
         assert words in said
     mended, original = (dppo.load_policy(at).weights.tobytes() for at in (run_dir, desk / "run"))
     assert mended == original
@@ -272,7 +295,9 @@ def test_playing_with_an_older_policy_is_noted(desk: Path, capsys: Capture) -> N
 def test_training_works_without_standard_output(tmp_path: Path) -> None:
     """As under some supervisors: `>&-`."""
     closed = "import os, sys; os.close(1); os.execv(sys.executable, [sys.executable, '-m', 'dppo', *sys.argv[1:]])"
-    with Command(["train", "CartPole-v1", *TINY, "--run-dir", "run"], tmp_path, program=("-c", closed)) as command:
+    with Command(
+        ["train", "CartPole-v1", *TINY, "--run-dir", "run"], tmp_path, program=("-c", closed)
+    ) as command:
         assert command.wait(60) == 0
         assert command.err == ""
     assert len((tmp_path / "run" / "metrics.jsonl").read_text().splitlines()) == 4
@@ -288,12 +313,31 @@ def test_training_works_without_standard_output(tmp_path: Path) -> None:
     ],
 )
 def test_an_exception_of_the_environment_is_shown_with_the_users_traceback(
-    where: str, num_actors: str, tmp_path: Path, capfd: Capture, monkeypatch: Patch, ray_session: None
+    where: str,
+    num_actors: str,
+    tmp_path: Path,
+    capfd: Capture,
+    monkeypatch: Patch,
+    ray_session: None,
 ) -> None:
     monkeypatch.chdir(tmp_path)
     hosting = ["--num-actors", num_actors, "--num-samplers", "6", "--envs-per-sampler", "2"]
     world = ["worlds.faulty:Brittle", "--env-kwargs", json.dumps({"where": where})]
-    assert main(["train", *world, *TINY, *hosting, "--total-timesteps", "1000", "--on-env-fault", "raise"]) == 1
+    assert (
+        main(
+            [
+                "train",
+                *world,
+                *TINY,
+                *hosting,
+                "--total-timesteps",
+                "1000",
+                "--on-env-fault",
+                "raise",
+            ]
+        )
+        == 1
+    )
     said = capfd.readouterr().err
     assert said.count("Traceback (most recent call last)") == 1
     assert f'faulty.py", line {line_that_raises(where)}, in ' in said
@@ -302,7 +346,9 @@ def test_an_exception_of_the_environment_is_shown_with_the_users_traceback(
     assert "faulty.py" in said.split("Traceback (most recent call last):\n")[1].splitlines()[0]
     first = said.splitlines()[0]
     assert re.match(r"dppo train: sampler \d+ \(worlds.faulty:Brittle\), env \d+: ", first)
-    assert said.count("licence server said 503") == 2  # in the first line, and at the end of the traceback
+    assert (
+        said.count("licence server said 503") == 2
+    )  # in the first line, and at the end of the traceback
     if where != "constructor":
         assert re.search(rf"{where} of episode \d+ \(seed \d+, step \d+\) raised ", first)
 
@@ -311,17 +357,26 @@ def test_an_exception_of_the_environment_is_shown_with_the_users_traceback(
 def test_an_exception_of_the_environment_ends_a_real_command(tmp_path: Path) -> None:
     """The environment is a file in the current folder; the command starts its own Ray."""
     (tmp_path / "my_sim.py").write_text("def make():\n    open('/no/such/licence')\n")
-    code, out, err = run(["train", "my_sim:make", *TINY, "--num-actors", "2", "--num-samplers", "2"], tmp_path)
+    code, out, err = run(
+        ["train", "my_sim:make", *TINY, "--num-actors", "2", "--num-samplers", "2"], tmp_path
+    )
     assert code == 1
-    assert err.startswith("dppo train: sampler 0 (my_sim:make), env 0: the environment's constructor raised ")
+    assert err.startswith(
+        "dppo train: sampler 0 (my_sim:make), env 0: the environment's constructor raised "
+    )
     assert err.count("Traceback") == 1
     assert f'File "{tmp_path}/my_sim.py", line 2, in make' in err
-    assert err.rstrip().endswith("FileNotFoundError: [Errno 2] No such file or directory: '/no/such/licence'")
+    assert err.rstrip().endswith(
+        "FileNotFoundError: [Errno 2] No such file or directory: '/no/such/licence'"
+    )
     assert "Traceback" not in out
 
 
 def test_texts_are_printed_without_control_characters_and_shortened() -> None:
-    assert printable("Tür\t\x1b[2J\x9b31m\u202e\ud800\r\n→ ok") == "Tür\t\\x1b[2J\\x9b31m\\u202e\\ud800\\r\n→ ok"
+    assert (
+        printable("Tür\t\x1b[2J\x9b31m\u202e\ud800\r\n→ ok")
+        == "Tür\t\\x1b[2J\\x9b31m\\u202e\\ud800\\r\n→ ok"
+    )
     line = printable(f"name={'x' * 10**7}: too long. Use less.")
     assert len(line) < 2000
     assert re.fullmatch(r"name=x+ \.\.\. x+: too long\. Use less\.", line)

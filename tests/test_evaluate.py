@@ -22,7 +22,12 @@ from dppo.errors import CheckpointError, ConfigError, EnvironmentFault
 from dppo.policies.playing import check_spaces
 
 Patch = pytest.MonkeyPatch
-SIZES: dict[str, Any] = {"num_samplers": 1, "num_steps": 32, "total_timesteps": 32, "progress": "off"}
+SIZES: dict[str, Any] = {
+    "num_samplers": 1,
+    "num_steps": 32,
+    "total_timesteps": 32,
+    "progress": "off",
+}
 Env = gym.Env[Any, Any]
 FACTORY = """
 import gymnasium as gym
@@ -94,7 +99,9 @@ def test_returns_and_lengths_are_those_of_a_loop_by_hand(trained: dppo.Result) -
     assert evaluation.mean_return == pytest.approx(np.mean(evaluation.returns))
     assert evaluation.std_return == pytest.approx(np.std(evaluation.returns))
     assert evaluation.mean_length == pytest.approx(np.mean(evaluation.lengths))
-    shown = repr(dataclasses.replace(evaluation, returns=(1.0, 3.0), lengths=(10, 11), env_name="E-v0"))
+    shown = repr(
+        dataclasses.replace(evaluation, returns=(1.0, 3.0), lengths=(10, 11), env_name="E-v0")
+    )
     assert shown == "Evaluation(E-v0: return 2.0 +- 1.0, mean length 10.5, 2 episodes)"
 
 
@@ -119,7 +126,9 @@ def test_a_constructor_that_needs_a_seed_gets_that_of_the_evaluation(trained: dp
 
 
 def test_an_environment_that_is_named_gets_the_arguments_of_the_run(tmp_path: Path) -> None:
-    config = dppo.Config(env_id=cartpole, env_kwargs={"max_episode_steps": 7}, run_dir=tmp_path / "run", **SIZES)
+    config = dppo.Config(
+        env_id=cartpole, env_kwargs={"max_episode_steps": 7}, run_dir=tmp_path / "run", **SIZES
+    )
     policy = dppo.load_policy(dppo.train(config))
     assert dppo.evaluate(policy, cartpole, 1).mean_length == 7
     assert dppo.evaluate(policy, lambda: cartpole(max_episode_steps=5), 1).mean_length == 5
@@ -133,14 +142,20 @@ def with_tool(tool: Any) -> Env:
 
 def test_an_argument_that_is_an_object_is_asked_for_again(tmp_path: Path) -> None:
     tool = SimpleNamespace(steps=7)
-    config = dppo.Config(env_id=with_tool, env_kwargs={"tool": tool}, run_dir=tmp_path / "run", **SIZES)
+    config = dppo.Config(
+        env_id=with_tool, env_kwargs={"tool": tool}, run_dir=tmp_path / "run", **SIZES
+    )
     policy = dppo.load_policy(dppo.train(config))
-    with pytest.raises(ConfigError, match=r"env_kwargs: tool was .*namespace.* in training, which is not stored"):
+    with pytest.raises(
+        ConfigError, match=r"env_kwargs: tool was .*namespace.* in training, which is not stored"
+    ):
         dppo.evaluate(policy, with_tool, 1)
     assert dppo.evaluate(policy, with_tool, 1, env_kwargs={"tool": tool}).mean_length == 7
 
 
-def test_policy_and_environment_may_each_be_given_in_four_ways(trained: dppo.Result, mysim: str) -> None:
+def test_policy_and_environment_may_each_be_given_in_four_ways(
+    trained: dppo.Result, mysim: str
+) -> None:
     expected = dppo.evaluate(trained, episodes=2)
     for run in (trained.run_dir, str(trained.run_dir), trained.checkpoint):
         assert dppo.evaluate(run, episodes=2) == expected
@@ -149,9 +164,13 @@ def test_policy_and_environment_may_each_be_given_in_four_ways(trained: dppo.Res
         assert dppo.evaluate(trained.run_dir, env, 2).returns == expected.returns
 
 
-def test_the_environment_gets_the_arguments_of_the_run_or_those_that_are_given(mysim: str, tmp_path: Path) -> None:
+def test_the_environment_gets_the_arguments_of_the_run_or_those_that_are_given(
+    mysim: str, tmp_path: Path
+) -> None:
     named = f"{mysim}:make"
-    result = dppo.train(dppo.Config(env_id=named, env_kwargs={"length": 5.0}, run_dir=tmp_path / "run", **SIZES))
+    result = dppo.train(
+        dppo.Config(env_id=named, env_kwargs={"length": 5.0}, run_dir=tmp_path / "run", **SIZES)
+    )
     expected = dppo.evaluate(result, episodes=2)
     assert dppo.evaluate(result.run_dir, named, 2) == expected
     assert dppo.evaluate(result.run_dir, named, 2, env_kwargs={"length": 5.0}) == expected
@@ -159,21 +178,29 @@ def test_the_environment_gets_the_arguments_of_the_run_or_those_that_are_given(m
     assert dppo.evaluate(result.run_dir, named, 2, env_kwargs={"length": 0.5}) != expected
 
 
-def test_code_of_a_folder_runs_only_with_trust_and_that_of_a_result_always(mysim: str, tmp_path: Path) -> None:
+def test_code_of_a_folder_runs_only_with_trust_and_that_of_a_result_always(
+    mysim: str, tmp_path: Path
+) -> None:
     result = dppo.train(dppo.Config(env_id=f"{mysim}:make", run_dir=tmp_path / "run", **SIZES))
-    with pytest.raises(ConfigError, match=rf"it imports {mysim} and calls make\(\)\. Add `trust=True` if you trust"):
+    with pytest.raises(
+        ConfigError, match=rf"it imports {mysim} and calls make\(\)\. Add `trust=True` if you trust"
+    ):
         dppo.evaluate(result.run_dir)
     expected = dppo.evaluate(result, episodes=1)
     assert dppo.evaluate(result.run_dir, episodes=1, trust=True) == expected
     assert dppo.evaluate(result.run_dir, f"{mysim}:make", 1) == expected
 
 
-def test_a_result_of_a_function_is_played_again_and_its_folder_asks_for_the_function(tmp_path: Path) -> None:
+def test_a_result_of_a_function_is_played_again_and_its_folder_asks_for_the_function(
+    tmp_path: Path,
+) -> None:
     result = dppo.train(dppo.Config(env_id=cartpole, run_dir=tmp_path / "run", **SIZES))
     assert dppo.evaluate(result, episodes=1).env_name == "test_evaluate:cartpole"
     result = dppo.train(dppo.Config(env_id=lambda: cartpole(), run_dir=tmp_path / "other", **SIZES))  # noqa: PLW0108
     assert len(dppo.evaluate(result, episodes=1).returns) == 1
-    with pytest.raises(ConfigError, match=r"an object of a Python program.* dppo\.evaluate\(run, env=\.\.\.\)\."):
+    with pytest.raises(
+        ConfigError, match=r"an object of a Python program.* dppo\.evaluate\(run, env=\.\.\.\)\."
+    ):
         dppo.evaluate(result.run_dir)
     assert len(dppo.evaluate(result.run_dir, cartpole, 3).returns) == 3
 
@@ -216,10 +243,17 @@ def test_other_spaces_are_refused(trained: dppo.Result) -> None:
 
 @pytest.mark.parametrize(
     ("where", "words"),
-    [("constructor", "the environment's constructor raised"), ("step", r"step of episode 0 \(seed \d+, step \d\) ")],
+    [
+        ("constructor", "the environment's constructor raised"),
+        ("step", r"step of episode 0 \(seed \d+, step \d\) "),
+    ],
 )
-def test_an_exception_of_the_environment_carries_its_traceback(where: str, words: str, trained: dppo.Result) -> None:
-    with pytest.raises(EnvironmentFault, match=rf"^worlds.faulty:Brittle(, env 0)?: {words}") as raised:
+def test_an_exception_of_the_environment_carries_its_traceback(
+    where: str, words: str, trained: dppo.Result
+) -> None:
+    with pytest.raises(
+        EnvironmentFault, match=rf"^worlds.faulty:Brittle(, env 0)?: {words}"
+    ) as raised:
         dppo.evaluate(trained, Brittle, env_kwargs={"where": where})
     assert str(raised.value).count("LicenceError: licence server said 503") == 2
     assert f'faulty.py", line {line_that_raises(where)}, in ' in raised.value.remote_traceback
@@ -236,25 +270,37 @@ def takes_render_mode(render_mode: str | None = None) -> Env:
     return env
 
 
-def test_a_window_needs_a_display_and_nothing_is_made_without_one(trained: dppo.Result, monkeypatch: Patch) -> None:
+def test_a_window_needs_a_display_and_nothing_is_made_without_one(
+    trained: dppo.Result, monkeypatch: Patch
+) -> None:
     for name in ("DISPLAY", "WAYLAND_DISPLAY"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setattr("sys.platform", "linux")
-    with pytest.raises(ConfigError, match=r"^render=True: this machine has no display .* `xvfb-run`"):
+    with pytest.raises(
+        ConfigError, match=r"^render=True: this machine has no display .* `xvfb-run`"
+    ):
         dppo.evaluate(trained, lambda: pytest.fail("made all the same"), render=True)
 
 
-def test_an_environment_must_take_render_mode_to_be_shown(trained: dppo.Result, monkeypatch: Patch) -> None:
+def test_an_environment_must_take_render_mode_to_be_shown(
+    trained: dppo.Result, monkeypatch: Patch
+) -> None:
     monkeypatch.setenv("DISPLAY", ":0")
     for factory, words in (
         (lambda: cartpole(), r"does not take it \(TypeError: "),  # noqa: PLW0108
         (ignores_render_mode, "returned an environment without it"),
     ):
-        with pytest.raises(ConfigError, match=f"{words}.*Accept render_mode as an argument and pass it on"):
+        with pytest.raises(
+            ConfigError, match=f"{words}.*Accept render_mode as an argument and pass it on"
+        ):
             dppo.evaluate(trained, factory, render=True)
     assert dppo.evaluate(trained, takes_render_mode, 1, render=True).returns
-    assert dppo.evaluate(trained, takes_render_mode, 1, env_kwargs={"render_mode": "rgb_array"}, render=True).returns
-    assert dppo.evaluate(trained, ignores_render_mode, 1, env_kwargs={"window": True}).returns  # opens one by itself
+    assert dppo.evaluate(
+        trained, takes_render_mode, 1, env_kwargs={"render_mode": "rgb_array"}, render=True
+    ).returns
+    assert dppo.evaluate(
+        trained, ignores_render_mode, 1, env_kwargs={"window": True}
+    ).returns  # opens one by itself
 
 
 def own_make(length: float = 0.5) -> Env:
@@ -309,9 +355,12 @@ def test_an_environment_of_a_program_is_found_in_one_step(
 
 
 @pytest.mark.parametrize(
-    "other", [gym.spaces.MultiDiscrete([3, 2] * 5), gym.spaces.MultiDiscrete([2, 3] * 5, start=[7] * 10)]
+    "other",
+    [gym.spaces.MultiDiscrete([3, 2] * 5), gym.spaces.MultiDiscrete([2, 3] * 5, start=[7] * 10)],
 )
-def test_another_environment_is_refused_by_all_its_choices_also_where_too_many_to_show(other: Any) -> None:
+def test_another_environment_is_refused_by_all_its_choices_also_where_too_many_to_show(
+    other: Any,
+) -> None:
     class Shaped:
         observation_space = gym.spaces.Box(-1, 1, (3,))
 
@@ -322,7 +371,8 @@ def test_another_environment_is_refused_by_all_its_choices_also_where_too_many_t
     env: Any = Shaped(other)
     check_spaces(describe_spaces(trained), trained, "E")
     with pytest.raises(
-        CheckpointError, match=r"elements with 2 to 3 choices\) that differ, as in numbers of choices\. Use"
+        CheckpointError,
+        match=r"elements with 2 to 3 choices\) that differ, as in numbers of choices\. Use",
     ):
         check_spaces(describe_spaces(trained), env, "E")
 
@@ -346,7 +396,9 @@ class Plant(gym.Env[Any, Any]):
         return np.zeros(2, np.float32), 1.0, self._length == self._left, False, info
 
 
-def test_numbers_in_the_info_are_summed_up_per_episode(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_numbers_in_the_info_are_summed_up_per_episode(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     of_run: dict[str, Any] = {"info_keys": ("energy",), "eval_every": 32, "eval_episodes": 4}
     config = dppo.Config(env_id=f"{__name__}:Plant", run_dir=tmp_path / "run", **SIZES, **of_run)
     result = dppo.train(config)
@@ -355,29 +407,54 @@ def test_numbers_in_the_info_are_summed_up_per_episode(tmp_path: Path, capsys: p
     for length, energy in zip(evaluation.lengths, evaluation.info["energy"], strict=True):
         assert energy == (length * (length + 1) / 2, (length + 1) / 2, length)
     row = result.metrics[-1]
-    assert row["eval/info/energy_sum"] == np.mean([energy.total for energy in evaluation.info["energy"]])
+    assert row["eval/info/energy_sum"] == np.mean(
+        [energy.total for energy in evaluation.info["energy"]]
+    )
     assert row["eval/info/energy"] == np.mean([energy.mean for energy in evaluation.info["energy"]])
     assert row["eval/info/energy_last"] == np.mean(evaluation.lengths)
     evaluation_of_both = dppo.evaluate(result, episodes=4, info_keys=["violations", "text"])
     assert evaluation_of_both.info == {"violations": ((1.0, 1.0, 1.0),) * 4}
-    assert main(["eval", str(tmp_path / "run"), "--trust", "--episodes", "4", "--info-keys", "violations", "text"]) == 0
+    assert (
+        main(
+            [
+                "eval",
+                str(tmp_path / "run"),
+                "--trust",
+                "--episodes",
+                "4",
+                "--info-keys",
+                "violations",
+                "text",
+            ]
+        )
+        == 0
+    )
     lines = capsys.readouterr().out.splitlines()
     assert lines[-1] == "violations: in an episode 1 +- 0, in a step 1, in the last step 1"
     assert "info_keys=text: is not a number in the info of any step" in lines
 
 
-def test_another_environment_does_not_get_the_arguments_of_the_run(mysim: str, tmp_path: Path) -> None:
+def test_another_environment_does_not_get_the_arguments_of_the_run(
+    mysim: str, tmp_path: Path
+) -> None:
     named = f"{mysim}:make"
-    result = dppo.train(dppo.Config(env_id=named, env_kwargs={"length": 5.0}, run_dir=tmp_path / "run", **SIZES))
+    result = dppo.train(
+        dppo.Config(env_id=named, env_kwargs={"length": 5.0}, run_dir=tmp_path / "run", **SIZES)
+    )
 
     def without_arguments() -> Env:
         return gym.make("CartPole-v1")
 
     with Notes() as notes:
         assert dppo.evaluate(result.run_dir, without_arguments, 1).returns
-    assert "env_kwargs of the run (length) are not passed to another environment; pass those it needs" in notes.texts
+    assert (
+        "env_kwargs of the run (length) are not passed to another environment; pass those it needs"
+        in notes.texts
+    )
     evaluation = dppo.evaluate(result, episodes=1, env_kwargs={"length": 0.5})
-    assert evaluation.returns == dppo.evaluate(result.run_dir, cartpole, 1).returns  # whose pole has that length
+    assert (
+        evaluation.returns == dppo.evaluate(result.run_dir, cartpole, 1).returns
+    )  # whose pole has that length
 
 
 def test_actors_play_the_same_episodes(trained: dppo.Result, ray_session: None) -> None:
@@ -387,7 +464,9 @@ def test_actors_play_the_same_episodes(trained: dppo.Result, ray_session: None) 
 
 @pytest.mark.slow
 def test_any_number_of_actors_gives_the_same_evaluation(tmp_path: Path, ray_session: None) -> None:
-    config = dppo.Config(env_id=f"{__name__}:Plant", run_dir=tmp_path / "run", info_keys=("energy",), **SIZES)
+    config = dppo.Config(
+        env_id=f"{__name__}:Plant", run_dir=tmp_path / "run", info_keys=("energy",), **SIZES
+    )
     result = dppo.train(config)
     ways: list[dict[str, Any]] = [{}, {"deterministic": False}]
     for sampled in ways:
@@ -397,7 +476,9 @@ def test_any_number_of_actors_gives_the_same_evaluation(tmp_path: Path, ray_sess
 
 
 @pytest.mark.slow
-def test_a_fault_on_an_actor_is_that_of_the_environment(trained: dppo.Result, ray_session: None) -> None:
+def test_a_fault_on_an_actor_is_that_of_the_environment(
+    trained: dppo.Result, ray_session: None
+) -> None:
     with pytest.raises(EnvironmentFault, match="raised"):
         dppo.evaluate(trained, Brittle, env_kwargs={"where": "step"}, num_actors=1)
 
@@ -407,9 +488,14 @@ def test_a_fault_on_an_actor_is_that_of_the_environment(trained: dppo.Result, ra
     [
         ({"num_actors": -1}, "num_actors=-1: must not be negative"),
         ({"num_actors": 2, "video": "out.mp4"}, "actors have no window and write no video"),
-        ({"num_actors": 2, "env": cartpole()}, "an environment that is already made stays in this process"),
+        (
+            {"num_actors": 2, "env": cartpole()},
+            "an environment that is already made stays in this process",
+        ),
     ],
 )
-def test_what_actors_cannot_play_is_refused(arguments: dict[str, Any], problem: str, trained: dppo.Result) -> None:
+def test_what_actors_cannot_play_is_refused(
+    arguments: dict[str, Any], problem: str, trained: dppo.Result
+) -> None:
     with pytest.raises(ConfigError, match=problem):
         dppo.evaluate(trained, **arguments)

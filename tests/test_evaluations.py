@@ -61,10 +61,22 @@ CRASHING: dict[str, Any] = {
 
 
 def settings(run_dir: Path, **changes: Any) -> dppo.Config:
-    base: dict[str, Any] = {"env_id": "CartPole-v1", "num_samplers": 2, "num_steps": 32, "update_epochs": 2}
-    base |= {"total_timesteps": ITERATIONS * ROWS, "run_dir": run_dir, "progress": "off", "norm_obs": True}
+    base: dict[str, Any] = {
+        "env_id": "CartPole-v1",
+        "num_samplers": 2,
+        "num_steps": 32,
+        "update_epochs": 2,
+    }
+    base |= {
+        "total_timesteps": ITERATIONS * ROWS,
+        "run_dir": run_dir,
+        "progress": "off",
+        "norm_obs": True,
+    }
     base |= {"eval_every": 2 * ROWS, "eval_episodes": 4}
-    return make_config({name: value for name, value in (base | changes).items() if value is not None})
+    return make_config(
+        {name: value for name, value in (base | changes).items() if value is not None}
+    )
 
 
 def evaluations(result: dppo.Result) -> Rows:
@@ -73,7 +85,9 @@ def evaluations(result: dppo.Result) -> Rows:
     by_iteration = {int(row["eval/iteration"]): row for row in rows}
     assert len(by_iteration) == len(rows)
     return {
-        number: {key: value for key, value in row.items() if key.startswith("eval/") and key != "eval/s"}
+        number: {
+            key: value for key, value in row.items() if key.startswith("eval/") and key != "eval/s"
+        }
         for number, row in sorted(by_iteration.items())
     }
 
@@ -83,7 +97,9 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> dppo.Result:
     return dppo.train(settings(tmp_path_factory.mktemp("whole") / "run", keep_checkpoints=99))
 
 
-def test_an_evaluation_changes_no_weights_and_equals_that_of_its_checkpoint(whole: dppo.Result, tmp_path: Path) -> None:
+def test_an_evaluation_changes_no_weights_and_equals_that_of_its_checkpoint(
+    whole: dppo.Result, tmp_path: Path
+) -> None:
     without = dppo.train(settings(tmp_path / "run", eval_every=None, eval_episodes=None))
     assert without.weights_sha256 == whole.weights_sha256
     rows = evaluations(whole)
@@ -91,15 +107,23 @@ def test_an_evaluation_changes_no_weights_and_equals_that_of_its_checkpoint(whol
     for number, row in rows.items():
         path = whole.run_dir / "checkpoints" / f"iter_{number:06d}.safetensors"
         played = dppo.evaluate(path, episodes=4, seed=1)
-        assert (row["eval/episodic_return"], row["eval/episodic_length"]) == (played.mean_return, played.mean_length)
-        assert (row["eval/return_min"], row["eval/return_max"]) == (min(played.returns), max(played.returns))
+        assert (row["eval/episodic_return"], row["eval/episodic_length"]) == (
+            played.mean_return,
+            played.mean_length,
+        )
+        assert (row["eval/return_min"], row["eval/return_max"]) == (
+            min(played.returns),
+            max(played.returns),
+        )
         assert row["eval/global_step"] == number * ROWS
     assert [row["iteration"] for row in whole.metrics] == list(range(1, ITERATIONS + 1))
 
 
 def test_the_best_evaluation_is_the_best_checkpoint_and_is_kept(tmp_path: Path) -> None:
     recorder = Recorder()
-    result = dppo.train(settings(tmp_path / "run", keep_checkpoints=1, eval_stochastic=True), observers=[recorder])
+    result = dppo.train(
+        settings(tmp_path / "run", keep_checkpoints=1, eval_stochastic=True), observers=[recorder]
+    )
     returns = {number: row["eval/episodic_return"] for number, row in evaluations(result).items()}
     best = max(returns, key=lambda number: returns[number])  # the first of equal ones
     stored = json.loads((tmp_path / "run/checkpoints/best.json").read_text())
@@ -125,7 +149,9 @@ def test_the_best_evaluation_is_one_whose_checkpoint_could_be_written(
     returns = {2: 5.0, 4: 9.0, 6: 1.0}
 
     def scored(player: EpisodePlayer, policy: PolicySnapshot, *args: Any) -> Episode:
-        return dataclasses.replace(play(player, policy, *args), episode_return=returns[policy.version])
+        return dataclasses.replace(
+            play(player, policy, *args), episode_return=returns[policy.version]
+        )
 
     monkeypatch.setattr(EpisodePlayer, "play", scored)
     monkeypatch.setattr(disk, "DISK", Full())
@@ -141,7 +167,9 @@ def test_the_best_evaluation_is_one_whose_checkpoint_could_be_written(
     assert any("(iter_000002)" in line for line in recorder.ending)
 
 
-def test_a_run_that_is_resumed_without_evaluations_keeps_the_best_one(whole: dppo.Result, tmp_path: Path) -> None:
+def test_a_run_that_is_resumed_without_evaluations_keeps_the_best_one(
+    whole: dppo.Result, tmp_path: Path
+) -> None:
     run = tmp_path / "run"
     stopped = dppo.train(settings(run, keep_checkpoints=1), observers=[Recorder(interrupt_at=3)])
     best = (run / "checkpoints/best.json").read_text()
@@ -168,7 +196,9 @@ def test_an_evaluation_is_repeated_in_a_copy_without_metrics(
     assert list(evaluations(dppo.train(settings(run), resume=run))) == DUE
 
 
-def test_the_time_of_evaluations_is_not_that_of_training(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_time_of_evaluations_is_not_that_of_training(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     now = [0.0]
 
     def clock() -> float:
@@ -198,7 +228,9 @@ def test_an_evaluation_that_a_signal_ends_is_repeated_when_the_run_is_resumed(
 
     def interrupted(*args: Any) -> Any:
         played.append(args)
-        if len(played) == (4 * len(DUE) - 2 if last else 6):  # the second episode of the last or second evaluation
+        if len(played) == (
+            4 * len(DUE) - 2 if last else 6
+        ):  # the second episode of the last or second evaluation
             os.kill(os.getpid(), signal.SIGTERM)
         return play(*args)
 
@@ -236,15 +268,24 @@ def test_rows_of_evaluations_are_written_also_after_an_observer_has_asked_to_sto
 
 def test_a_row_of_an_evaluation_has_nothing_of_the_one_before() -> None:
     rows = list[dict[str, float]]()
-    row = {"global_step": 9.0, "eval/iteration": 1, "eval/episodic_return": 7.0, "eval/success_rate": 1.0}
-    evaluating_run = SimpleNamespace(_row=row, stopped_by=None, _observers=SimpleNamespace(iteration=rows.append))
+    row = {
+        "global_step": 9.0,
+        "eval/iteration": 1,
+        "eval/episodic_return": 7.0,
+        "eval/success_rate": 1.0,
+    }
+    evaluating_run = SimpleNamespace(
+        _row=row, stopped_by=None, _observers=SimpleNamespace(iteration=rows.append)
+    )
     failed: dict[str, float] = {"eval/iteration": 2, "eval/episodes": 0}
     Evaluations._report(evaluating_run, [failed])  # type: ignore[arg-type]
     assert rows == [{"global_step": 9.0, **failed}]
 
 
 @pytest.mark.parametrize("order", [(10, 20, 30), (30, 20, 10), (20, 10, 30)])
-def test_of_equal_evaluations_the_earliest_is_the_best_whichever_ends_first(order: tuple[int, ...]) -> None:
+def test_of_equal_evaluations_the_earliest_is_the_best_whichever_ends_first(
+    order: tuple[int, ...],
+) -> None:
     best = BestEvaluation()
     for number in order:
         best.add((500.0, number, 100 * number))
@@ -267,7 +308,9 @@ def test_an_observer_stops_a_run_at_an_evaluation_that_ends_beside_another(
     monkeypatch.setattr(EpisodePlayer, "play", interrupted)
     stopped = dppo.train(settings(tmp_path / "run", eval_every=ROWS), observers=[StopAt(2)])
     assert (stopped.stopped_by, stopped.iterations) == ("SIGTERM", 2)
-    resumed = dppo.train(settings(tmp_path / "run", eval_every=ROWS), resume=tmp_path / "run", observers=[StopAt(2)])
+    resumed = dppo.train(
+        settings(tmp_path / "run", eval_every=ROWS), resume=tmp_path / "run", observers=[StopAt(2)]
+    )
     assert (resumed.stopped_by, resumed.iterations) == ("StopAt", 3)
 
 
@@ -292,15 +335,29 @@ def test_an_evaluation_has_a_place_of_its_own(tmp_path: Path) -> None:
     result = dppo.train(settings(tmp_path / "run", env_id=OnPort))
     assert result.incidents == {}
     assert [row["eval/episodes"] for row in evaluations(result).values()] == [4] * len(DUE)
-    arguments = Env(env_id=OnPort), describe_spaces(gym.make("CartPole-v1")), None, PlaySettings(1), 8
+    arguments = (
+        Env(env_id=OnPort),
+        describe_spaces(gym.make("CartPole-v1")),
+        None,
+        PlaySettings(1),
+        8,
+    )
     player = EpisodePlayer(*arguments)  # type: ignore[arg-type]
-    numbers = [EvaluationActor(packed_model(player), number)._loaded().number for number in range(2)]
+    numbers = [
+        EvaluationActor(packed_model(player), number)._loaded().number for number in range(2)
+    ]
     assert numbers == [0, 1]
 
 
 def test_an_actor_of_evaluations_closes_the_environment_with_its_process() -> None:
     """Its process is what SIGTERM closes."""
-    arguments = Env(env_id=OnPort), describe_spaces(gym.make("CartPole-v1")), None, PlaySettings(1), 8
+    arguments = (
+        Env(env_id=OnPort),
+        describe_spaces(gym.make("CartPole-v1")),
+        None,
+        PlaySettings(1),
+        8,
+    )
     actor = EvaluationActor(packed_model(EpisodePlayer(*arguments)), 0)  # type: ignore[arg-type]
     actor._loaded()._env = OnPort(8, 0)
     assert list(PORTS) == [80]
@@ -330,7 +387,9 @@ def test_an_actor_of_evaluations_hangs_after_the_longest_of_the_timeouts(
         return io.BytesIO()
 
     monkeypatch.setattr(evaluating, "players_on_ray", players_on_ray)
-    session: Any = SimpleNamespace(options={}, demand=SimpleNamespace(actor={"CPU": 1.0}), link=lambda name: None)
+    session: Any = SimpleNamespace(
+        options={}, demand=SimpleNamespace(actor={"CPU": 1.0}), link=lambda name: None
+    )
     spaces = describe_spaces(gym.make("CartPole-v1"))
     spec = None
     with ExitStack() as stack:
@@ -354,7 +413,9 @@ class Cores(gym.Wrapper[Any, Any, Any, Any]):
         return self.env.step(action)
 
     def note(self) -> None:
-        self.seen.update(pool["num_threads"] for pool in threadpool_info() if pool["internal_api"] == "openblas")
+        self.seen.update(
+            pool["num_threads"] for pool in threadpool_info() if pool["internal_api"] == "openblas"
+        )
 
 
 class NeverCloses(gym.Wrapper[Any, Any, Any, Any]):
@@ -382,7 +443,9 @@ def test_a_close_that_hangs_does_not_keep_results_back(
     assert capfd.readouterr().err.count("TimeoutError: not done within 0.2 s") == 5
 
 
-def test_a_policy_is_evaluated_and_episodes_are_replayed_on_one_core_as_in_a_run(tmp_path: Path) -> None:
+def test_a_policy_is_evaluated_and_episodes_are_replayed_on_one_core_as_in_a_run(
+    tmp_path: Path,
+) -> None:
     """Sums of matrix products have other last bits on several."""
     with threadpool_limits(2, "blas"):
         result = dppo.train(settings(tmp_path / "run", env_id=Cores, record_episodes="all"))
@@ -398,18 +461,35 @@ def test_episodes_that_fail_are_left_out_counted_and_said(tmp_path: Path) -> Non
     recorder = Recorder()
     with Notes() as notes:
         failing = {"eval_env_kwargs": {"steps": 0.02}}
-        result = dppo.train(settings(tmp_path / "run", **unreliable, **failing), observers=[recorder])
+        result = dppo.train(
+            settings(tmp_path / "run", **unreliable, **failing), observers=[recorder]
+        )
     rows = evaluations(result)
     assert list(rows) == DUE
     missing = sum(12 - row["eval/episodes"] for row in rows.values())
     assert result.incidents == {"evaluation_fault": missing}
-    assert missing == len(recorder.incidents) > 3 == len([text for text in notes.texts if "is left out" in text])
-    assert result.weights_sha256 == dppo.train(settings(tmp_path / "whole", **unreliable)).weights_sha256
+    assert (
+        missing
+        == len(recorder.incidents)
+        > 3
+        == len([text for text in notes.texts if "is left out" in text])
+    )
+    assert (
+        result.weights_sha256
+        == dppo.train(settings(tmp_path / "whole", **unreliable)).weights_sha256
+    )
 
 
 def test_an_episode_without_an_end_ends_its_evaluation_only(tmp_path: Path) -> None:
-    endless: dict[str, Any] = {"env_id": "worlds.simple:Counting", "env_kwargs": {"truncate_after": 20}}
-    endless |= {"eval_env_kwargs": {"truncate_after": None}, "eval_timeout_s": 0.05, "norm_obs": False}
+    endless: dict[str, Any] = {
+        "env_id": "worlds.simple:Counting",
+        "env_kwargs": {"truncate_after": 20},
+    }
+    endless |= {
+        "eval_env_kwargs": {"truncate_after": None},
+        "eval_timeout_s": 0.05,
+        "norm_obs": False,
+    }
     with Notes() as notes:
         result = dppo.train(settings(tmp_path / "run", **endless))
     assert {row["eval/episodes"] for row in evaluations(result).values()} == {0}
@@ -422,13 +502,24 @@ def test_an_episode_without_an_end_ends_its_evaluation_only(tmp_path: Path) -> N
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"eval_every": None}, "eval_episodes=4 has no effect: eval_every=None evaluates nothing. Set `eval_every`"),
-        ({"eval_actors": 2}, "eval_actors=2 has no effect: num_actors=0 evaluates in this process."),
-        ({"eval_actors": 5, "num_actors": 1}, "eval_actors=5 has no effect: each plays an episode at a time, and an "),
+        (
+            {"eval_every": None},
+            "eval_episodes=4 has no effect: eval_every=None evaluates nothing. Set `eval_every`",
+        ),
+        (
+            {"eval_actors": 2},
+            "eval_actors=2 has no effect: num_actors=0 evaluates in this process.",
+        ),
+        (
+            {"eval_actors": 5, "num_actors": 1},
+            "eval_actors=5 has no effect: each plays an episode at a time, and an ",
+        ),
         ({"eval_every": 0}, "eval_every=0: must be greater than 0"),
     ],
 )
-def test_settings_without_effect_are_refused(changes: dict[str, Any], words: str, tmp_path: Path) -> None:
+def test_settings_without_effect_are_refused(
+    changes: dict[str, Any], words: str, tmp_path: Path
+) -> None:
     with pytest.raises(ConfigError, match=words):
         settings(tmp_path, **changes)
 
@@ -439,13 +530,24 @@ def test_an_environment_with_other_spaces_is_refused(tmp_path: Path) -> None:
         "env_kwargs": {"size": 3},
         "eval_env_kwargs": {"size": 4},
     }
-    with pytest.raises(ConfigError, match=r"eval_env_kwargs: worlds.simple:Wide has obs float32\[4\]"):
+    with pytest.raises(
+        ConfigError, match=r"eval_env_kwargs: worlds.simple:Wide has obs float32\[4\]"
+    ):
         dppo.train(settings(tmp_path / "run", **changes))
 
 
 def test_events_of_an_evaluation_are_at_the_steps_of_its_policy() -> None:
-    row = {"global_step": 512, "eval/global_step": 256, "eval/episodic_return": 3.0, "charts/SPS": 9.0, "x/nan": None}
-    assert by_step(row) == {512: {"charts/SPS": 9.0}, 256: {"eval/global_step": 256, "eval/episodic_return": 3.0}}
+    row = {
+        "global_step": 512,
+        "eval/global_step": 256,
+        "eval/episodic_return": 3.0,
+        "charts/SPS": 9.0,
+        "x/nan": None,
+    }
+    assert by_step(row) == {
+        512: {"charts/SPS": 9.0},
+        256: {"eval/global_step": 256, "eval/episodic_return": 3.0},
+    }
 
 
 def test_actors_of_evaluations_need_room_beside_the_others() -> None:
@@ -456,13 +558,19 @@ def test_actors_of_evaluations_need_room_beside_the_others() -> None:
 
 def test_the_panel_and_the_plain_lines_show_the_last_evaluation() -> None:
     view = View(total_steps=1000)
-    view.add_row({"global_step": 64, "charts/episodes": 1, "eval/episodes": 4, "eval/global_step": 32} | RETURNS)
+    view.add_row(
+        {"global_step": 64, "charts/episodes": 1, "eval/episodes": 4, "eval/global_step": 32}
+        | RETURNS
+    )
     view.add_row({"global_step": 128, "charts/episodes": 1})
     assert "eval 12.5" in plain_line(view)
     with Console(width=90, file=io.StringIO(), record=True) as console:
         console.print(draw(view, 90, 0.0))
     line = next(line for line in console.export_text().splitlines() if " eval " in line)
-    assert line.split()[2:] == [*["12.5", "+-", "2.50", "after", "32", "steps", "length", "20.0", "4", "episodes"], "│"]
+    assert line.split()[2:] == [
+        *["12.5", "+-", "2.50", "after", "32", "steps", "length", "20.0", "4", "episodes"],
+        "│",
+    ]
 
 
 # ------------------------------------------------------------------ on Ray
@@ -473,18 +581,26 @@ def test_on_actors_evaluations_are_equal_also_if_one_is_killed_and_the_run_is_re
     ray_session: None, whole: dppo.Result, tmp_path: Path
 ) -> None:
     marker = tmp_path / "marker"  # from when it exists, the environment is an ordinary one
-    crashing: dict[str, Any] = CRASHING | {"eval_env_kwargs": {"how": "kill", "at_step": 9, "marker": str(marker)}}
+    crashing: dict[str, Any] = CRASHING | {
+        "eval_env_kwargs": {"how": "kill", "at_step": 9, "marker": str(marker)}
+    }
     recorder = Recorder(
-        interrupt_at=3, after_iteration=lambda number: wait_until(lambda: number < 3 or marker.exists())
+        interrupt_at=3,
+        after_iteration=lambda number: wait_until(lambda: number < 3 or marker.exists()),
     )
     with Notes() as notes:
-        stopped = dppo.train(settings(tmp_path / "run", num_actors=2, **crashing), observers=[recorder])
+        stopped = dppo.train(
+            settings(tmp_path / "run", num_actors=2, **crashing), observers=[recorder]
+        )
     assert stopped.iterations == 3
     state = checkpoints.find(tmp_path / "run").checkpoint.state["evaluations"]
     done = list(evaluations(stopped))
     assert [number for number, _ in state["open"]] + done == [2]
     result = dppo.train(settings(tmp_path / "run", **crashing), resume=tmp_path / "run")
-    assert (result.weights_sha256, evaluations(result)) == (whole.weights_sha256, evaluations(whole))
+    assert (result.weights_sha256, evaluations(result)) == (
+        whole.weights_sha256,
+        evaluations(whole),
+    )
     assert not done or "actor 0 of evaluations died" in " ".join(notes.texts)
 
 
@@ -495,7 +611,10 @@ def test_actors_that_always_fail_neither_stop_training_nor_its_end(
 ) -> None:
     """Whatever was too late is tried twice, other things three times; a hung step takes the longest timeout."""
     monkeypatch.setattr("dppo.run.evaluations.SAY_S", 0.1)
-    crashing: dict[str, Any] = CRASHING | {"eval_env_kwargs": {"how": how, "at_step": 9}, "segment_timeout_s": 5.0}
+    crashing: dict[str, Any] = CRASHING | {
+        "eval_env_kwargs": {"how": how, "at_step": 9},
+        "segment_timeout_s": 5.0,
+    }
     if how == "garble":  # an answer that cannot be read, as of another version
         crashing = CRASHING | {"segment_timeout_s": 5.0}
         monkeypatch.setattr("dppo.transports.ray.transport.unpack", lambda _: int("answer"))
@@ -505,7 +624,13 @@ def test_actors_that_always_fail_neither_stop_training_nor_its_end(
     assert result.incidents["evaluation_fault"] == 1
     assert evaluations(result)[ITERATIONS]["eval/episodes"] == 0
     hung = "was in one step, reset or constructor of episode 0 for 5 s, the longest"
-    reason, times = {"kill": ("died", 3), "hang": (hung, 2), "garble": ("failed: ValueError", 3)}[how]
+    reason, times = {"kill": ("died", 3), "hang": (hung, 2), "garble": ("failed: ValueError", 3)}[
+        how
+    ]
     assert sum(f"actor 0 of evaluations {reason}" in text for text in notes.texts) == times
-    waiting = [text for text in notes.texts if text.startswith("waiting for the evaluation after 384 steps (0 of 4 ep")]
+    waiting = [
+        text
+        for text in notes.texts
+        if text.startswith("waiting for the evaluation after 384 steps (0 of 4 ep")
+    ]
     assert "eval_timeout_s=1800. Ctrl-C ends the run" in waiting[0]

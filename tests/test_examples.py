@@ -51,7 +51,11 @@ def no_process_is_left() -> Iterator[set[int]]:
 @pytest.mark.parametrize(
     ("name", "steps", "prints"),
     [
-        ("python_api.py", 1024, r"Result\(.*global_step=1024(?s:.*)4 iterations(?s:.*)drawn: \[[01] [01] [01]\]"),
+        (
+            "python_api.py",
+            1024,
+            r"Result\(.*global_step=1024(?s:.*)4 iterations(?s:.*)drawn: \[[01] [01] [01]\]",
+        ),
         ("curriculum.py", 512, r"Result\(.*global_step=512"),
         ("own_environment.py", 2048, r"Mean return after 2,048 steps: -\d+"),
         ("own_memory.py", 512, r"The pole stood for \d+ steps\.\nMean return after 512 steps: \d+"),
@@ -62,7 +66,13 @@ def no_process_is_left() -> Iterator[set[int]]:
     ids=lambda value: value if str(value).endswith(".py") else "",
 )
 def test_an_example_runs(
-    name: str, steps: int, prints: str, tmp_path: Path, capsys: Any, monkeypatch: Patch, no_process_is_left: Any
+    name: str,
+    steps: int,
+    prints: str,
+    tmp_path: Path,
+    capsys: Any,
+    monkeypatch: Patch,
+    no_process_is_left: Any,
 ) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "argv", [name, str(steps)])
@@ -71,7 +81,9 @@ def test_an_example_runs(
 
 
 @pytest.mark.slow
-def test_the_cluster_example_resumes(tmp_path: Path, capsys: Capture, monkeypatch: Patch, ray_session: None) -> None:
+def test_the_cluster_example_resumes(
+    tmp_path: Path, capsys: Capture, monkeypatch: Patch, ray_session: None
+) -> None:
     import ray
 
     monkeypatch.setattr(ray, "init", lambda **_: None)  # this process is connected already
@@ -87,12 +99,17 @@ def test_the_cluster_example_resumes(tmp_path: Path, capsys: Capture, monkeypatc
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("name", "package"), [("tune_optuna.py", "optuna"), ("tune_ray.py", "pyarrow")], ids=["Optuna", "Ray Tune"]
+    ("name", "package"),
+    [("tune_optuna.py", "optuna"), ("tune_ray.py", "pyarrow")],
+    ids=["Optuna", "Ray Tune"],
 )
 def test_an_example_of_tuning_runs(name: str, package: str, tmp_path: Path) -> None:
     """In a process with a Ray of its own; trials of Optuna share it and the study."""
     pytest.importorskip(package)
-    variables = {"PYTHONPATH": os.pathsep.join(sys.path), "RAY_ADDRESS": "local"}  # not one that others left
+    variables = {
+        "PYTHONPATH": os.pathsep.join(sys.path),
+        "RAY_ADDRESS": "local",
+    }  # not one that others left
     out = output_of([str(EXAMPLES / name), "2", "1024"], tmp_path, **variables)
     assert re.search(r"\d trials, best mean return \d+\.\d with \{.*'learning_rate': 0\.", out)
     assert len(list((tmp_path / "runs").rglob("config.yaml"))) >= 2
@@ -121,7 +138,11 @@ def episode(env: Any, seed: int) -> list[tuple[list[float], float]]:
 
 @pytest.mark.parametrize(
     ("module", "maker"),
-    [("own_environment", "make"), ("callback_simulator", "Building"), ("socket_simulator", "SocketSimulator")],
+    [
+        ("own_environment", "make"),
+        ("callback_simulator", "Building"),
+        ("socket_simulator", "SocketSimulator"),
+    ],
 )
 def test_an_episode_follows_from_its_seed(module: str, maker: str, example: Example) -> None:
     make = getattr(example(module), maker)
@@ -136,11 +157,19 @@ def test_an_episode_follows_from_its_seed(module: str, maker: str, example: Exam
 
 
 @pytest.mark.slow
-def test_actors_repeat_the_episodes_of_a_socket_simulator(tmp_path: Path, example: Example, ray_session: None) -> None:
+def test_actors_repeat_the_episodes_of_a_socket_simulator(
+    tmp_path: Path, example: Example, ray_session: None
+) -> None:
     example("socket_simulator")
-    settings: dict[str, Any] = {"env_id": "socket_simulator:SocketSimulator", "num_samplers": 2, "num_steps": 64}
+    settings: dict[str, Any] = {
+        "env_id": "socket_simulator:SocketSimulator",
+        "num_samplers": 2,
+        "num_steps": 64,
+    }
     settings |= {"total_timesteps": 256, "progress": "off"}
-    one, other = (dppo.train(dppo.Config(**settings, num_actors=n, run_dir=tmp_path / str(n))) for n in (0, 2))
+    one, other = (
+        dppo.train(dppo.Config(**settings, num_actors=n, run_dir=tmp_path / str(n))) for n in (0, 2)
+    )
     assert one.weights_sha256 == other.weights_sha256
 
 
@@ -157,20 +186,39 @@ def test_a_remote_simulator_goes_on_when_its_server_is_killed_and_starts_again(
         class Killer(dppo.Observer):
             def on_iteration(self, row: dict[str, float]) -> None:
                 if row["iteration"] == 2:
-                    victim = next(child for child in psutil.Process().children() if child.cmdline()[1:2] == [script])
+                    victim = next(
+                        child
+                        for child in psutil.Process().children()
+                        if child.cmdline()[1:2] == [script]
+                    )
                     port = victim.net_connections()[0].laddr.port
                     victim.kill()
                     stack.enter_context(serving(port))
 
         script = example("remote_server").__file__
-        settings: dict[str, Any] = {"env_id": "remote_simulator:RemoteSimulator", "num_samplers": 2, "num_steps": 64}
-        settings |= {"env_kwargs": {"addresses": [f"127.0.0.1:{port}" for port in ports]}, "on_env_fault": "rebuild"}
-        settings |= {"total_timesteps": 128 * 6, "progress": "off", "num_actors": num_actors, "run_dir": tmp_path}
+        settings: dict[str, Any] = {
+            "env_id": "remote_simulator:RemoteSimulator",
+            "num_samplers": 2,
+            "num_steps": 64,
+        }
+        settings |= {
+            "env_kwargs": {"addresses": [f"127.0.0.1:{port}" for port in ports]},
+            "on_env_fault": "rebuild",
+        }
+        settings |= {
+            "total_timesteps": 128 * 6,
+            "progress": "off",
+            "num_actors": num_actors,
+            "run_dir": tmp_path,
+        }
         result = dppo.train(dppo.Config(**settings), observers=[Killer()])
     assert result.iterations == 6
     assert result.incidents == {"env_raised": 1}
     [fault] = (name for name in result.env_faults if name != "steps lost")
-    assert re.match(r"sampler [01], env 0: (ConnectionError|ConnectionResetError|BrokenPipeError) in step", fault)
+    assert re.match(
+        r"sampler [01], env 0: (ConnectionError|ConnectionResetError|BrokenPipeError) in step",
+        fault,
+    )
 
 
 def test_each_remote_simulator_has_an_address_of_its_own(example: Example) -> None:
@@ -180,7 +228,9 @@ def test_each_remote_simulator_has_an_address_of_its_own(example: Example) -> No
             addresses = ["127.0.0.1:9"] * 4
             addresses[number] = address
             place = {"sampler_id": sampler, "env_index": env}
-            with closing(module.RemoteSimulator(addresses, envs_per_sampler=2, reconnect_s=0.0, **place)) as made:
+            with closing(
+                module.RemoteSimulator(addresses, envs_per_sampler=2, reconnect_s=0.0, **place)
+            ) as made:
                 assert len(episode(made, 3)) > 10
 
 
@@ -238,7 +288,9 @@ HANGS = SERVER + "stream.readline()"
 DIES = SERVER + "sys.exit(3)"
 
 
-def test_closing_ends_the_process_of_a_socket_simulator(example: Example, no_process_is_left: set[int]) -> None:
+def test_closing_ends_the_process_of_a_socket_simulator(
+    example: Example, no_process_is_left: set[int]
+) -> None:
     env = example("socket_simulator").SocketSimulator()
     assert len(descendants(os.getpid()) - no_process_is_left) == 1
     env.close()
@@ -257,7 +309,9 @@ def test_a_socket_simulator_that_fails_is_reported(
     program: str, error: type[Exception], message: str, example: Example, no_process_is_left: Any
 ) -> None:
     def step_once() -> None:
-        with closing(example("socket_simulator").SocketSimulator([sys.executable, "-c", program])) as env:
+        with closing(
+            example("socket_simulator").SocketSimulator([sys.executable, "-c", program])
+        ) as env:
             env.reset(seed=1)
             env.timeout_s = 0.2
             env.step(HEAT)

@@ -43,11 +43,23 @@ def settings(act: str, memory: str, network: str, normalized: bool) -> dict[str,
     kind, _, masked = act.partition(", ")
     world = {"obs": chosen.pop("obs"), "act": kind, "masked": bool(masked)}
     chosen |= {"env_id": "worlds.acting:Combined", "env_kwargs": world}
-    chosen |= {"num_samplers": 2, "envs_per_sampler": 2, "num_steps": 20, "update_epochs": 1, "minibatch_size": 80}
+    chosen |= {
+        "num_samplers": 2,
+        "envs_per_sampler": 2,
+        "num_steps": 20,
+        "update_epochs": 1,
+        "minibatch_size": 80,
+    }
     chosen |= {"micro_batch_size": 50}  # a piece that does not divide the minibatch
-    chosen |= {"norm_adv": False, "norm_reward": normalized, "norm_obs": normalized and network != "cnn"}
+    chosen |= {
+        "norm_adv": False,
+        "norm_reward": normalized,
+        "norm_obs": normalized and network != "cnn",
+    }
     if network == "own module":
-        return chosen | ({"model": Plain} if memory == "none" else {"model": Running, "sequence_length": 5})
+        return chosen | (
+            {"model": Plain} if memory == "none" else {"model": Running, "sequence_length": 5}
+        )
     return chosen | ({} if memory == "none" else {"memory": memory, "sequence_length": 10})
 
 
@@ -70,7 +82,9 @@ def test_first_ratio_is_one(act: str, memory: str, network: str, normalized: boo
         reports, segments = collect(samplers, policy)
         assert (segments[0].masks is not None) == ("masked" in act)
         policy = replace(policy, version=min(1, iteration))
-        losses = trainer.update(Experience(segments, policy, statistics.reward_scale(), iteration)).figures
+        losses = trainer.update(
+            Experience(segments, policy, statistics.reward_scale(), iteration)
+        ).figures
         assert losses["minibatches"] == 1
         assert abs(losses["approx_kl"]) < 2e-6
         assert abs(losses["old_approx_kl"]) < 5e-5
@@ -81,8 +95,12 @@ def test_first_ratio_is_one(act: str, memory: str, network: str, normalized: boo
 
 @pytest.mark.parametrize(("dtype", "tolerance"), [("float32", 2e-5), ("float64", 1e-12)])
 @pytest.mark.parametrize(("act", "normalized"), [("discrete", True), ("box", False)])
-def test_learning_computes_the_numbers_of_acting(act: str, normalized: bool, dtype: str, tolerance: float) -> None:
-    samplers, trainer = parts_of(make_config(settings(act, "none", "mlp", normalized) | {"dtype": dtype}))
+def test_learning_computes_the_numbers_of_acting(
+    act: str, normalized: bool, dtype: str, tolerance: float
+) -> None:
+    samplers, trainer = parts_of(
+        make_config(settings(act, "none", "mlp", normalized) | {"dtype": dtype})
+    )
     trainer.load(random_weights(trainer.model.spec), trainer.state())  # a policy far from uniform
     statistics = no_statistics(samplers[0].spaces, obs=normalized, returns=normalized)
     reports, _ = collect(samplers, PolicySnapshot(0, trainer.weights(), statistics.obs_scale()))
@@ -92,10 +110,14 @@ def test_learning_computes_the_numbers_of_acting(act: str, normalized: bool, dty
     batch = make_batch(segments, scale, reward_scale, PPO())
     assert isinstance(batch.obs, Tensor)
     scored = trainer.model.forward(batch.obs, batch.actions)
-    np.testing.assert_allclose(scored.policy.logprobs, batch.logprobs, rtol=tolerance, atol=tolerance)
+    np.testing.assert_allclose(
+        scored.policy.logprobs, batch.logprobs, rtol=tolerance, atol=tolerance
+    )
     np.testing.assert_allclose(scored.values, batch.values, rtol=tolerance, atol=tolerance)
     losses = trainer.update(batch, at_rate(trainer, 0.01), np.random.default_rng(0)).figures
-    assert losses["policy_loss"] == pytest.approx(-float(batch.advantages.mean()), rel=1e-4, abs=tolerance)
+    assert losses["policy_loss"] == pytest.approx(
+        -float(batch.advantages.mean()), rel=1e-4, abs=tolerance
+    )
 
 
 @pytest.mark.slow  # tests/test_memory.py has one with memory in the fast set
@@ -107,7 +129,9 @@ def test_first_ratio_is_one_through_ray(
     """One SGD step in an iteration, and a large one: the divergence before it is that of rounding."""
     more = {"learning_rate": 0.03, "anneal_lr": False, "total_timesteps": 3 * 80, "num_actors": 2}
     files = {"progress": "off", "run_dir": tmp_path / "run"}
-    rows = list(dppo.train(make_config(settings(act, memory, network, normalized) | more | files)).metrics)
+    rows = list(
+        dppo.train(make_config(settings(act, memory, network, normalized) | more | files)).metrics
+    )
     assert len(rows) == 3
     assert max(abs(row["losses/old_approx_kl"]) for row in rows) < 5e-5
     assert max(row["losses/clipfrac"] for row in rows) == 0

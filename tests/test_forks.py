@@ -12,13 +12,26 @@ from worlds.forking import Forking
 import dppo
 from dppo.records.metrics.reading import read_metrics
 
-STATUS = {"exit": 7 << 8, "raise": 1 << 8, "return": 0, "in C": 0, "wait": 15}  # of waitpid: code, or signal
-SETTINGS: dict[str, Any] = {"num_samplers": 2, "num_steps": 16, "total_timesteps": 96, "progress": "off"}
+STATUS = {
+    "exit": 7 << 8,
+    "raise": 1 << 8,
+    "return": 0,
+    "in C": 0,
+    "wait": 15,
+}  # of waitpid: code, or signal
+SETTINGS: dict[str, Any] = {
+    "num_samplers": 2,
+    "num_steps": 16,
+    "total_timesteps": 96,
+    "progress": "off",
+}
 
 
 def trained(at: str, way: str, tmp_path: Path, **more: Any) -> dppo.Result:
     kwargs = {"at": at, "way": way, "log": str(tmp_path / "status")}
-    settings: dict[str, Any] = {"env_id": Forking, "env_kwargs": kwargs, "run_dir": tmp_path / "run"} | SETTINGS | more
+    settings: dict[str, Any] = (
+        {"env_id": Forking, "env_kwargs": kwargs, "run_dir": tmp_path / "run"} | SETTINGS | more
+    )
     return dppo.train(dppo.Config(**settings))
 
 
@@ -41,7 +54,10 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> dppo.Result:
     [
         ("step", "raise"),
         ("step", "wait"),
-        *(pytest.param(*both, marks=pytest.mark.slow) for both in (("make", "raise"), ("reset", "return"))),
+        *(
+            pytest.param(*both, marks=pytest.mark.slow)
+            for both in (("make", "raise"), ("reset", "return"))
+        ),
         *(pytest.param("step", way, marks=pytest.mark.slow) for way in ("exit", "in C")),
     ],
 )
@@ -57,7 +73,9 @@ def test_a_fork_leaves_and_the_run_goes_on(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("more", [{"env_threads": True}, {"standby_envs": 1}])
-def test_a_fork_of_a_thread_leaves(more: dict[str, Any], tmp_path: Path, undisturbed: dppo.Result) -> None:
+def test_a_fork_of_a_thread_leaves(
+    more: dict[str, Any], tmp_path: Path, undisturbed: dppo.Result
+) -> None:
     check(trained("step", "exit", tmp_path, **more), "exit", tmp_path, undisturbed)
 
 
@@ -68,6 +86,8 @@ def test_a_fork_of_a_closing_environment_leaves(tmp_path: Path, undisturbed: dpp
 
 @pytest.mark.slow
 @pytest.mark.parametrize("way", ["exit", "raise"])
-def test_a_fork_of_an_actor_leaves(way: str, tmp_path: Path, undisturbed: dppo.Result, ray_session: None) -> None:
+def test_a_fork_of_an_actor_leaves(
+    way: str, tmp_path: Path, undisturbed: dppo.Result, ray_session: None
+) -> None:
     result = trained("step", way, tmp_path, num_actors=1, env_id="worlds.forking:Forking")
     check(result, way, tmp_path, undisturbed)

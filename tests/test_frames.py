@@ -31,10 +31,15 @@ from dppo.spaces.actions import DiscreteActions
 from dppo.spaces.spaces import Spaces
 
 
-def test_frames_stored_once_train_the_same_weights_as_whole_stacks(run_of: RunOf, tmp_path: Path) -> None:
+def test_frames_stored_once_train_the_same_weights_as_whole_stacks(
+    run_of: RunOf, tmp_path: Path
+) -> None:
     """With masks, memory, recomputed advantages and policy lag; episodes end within segments."""
     whole = LEARNT | {"env_id": "worlds.observed:stacked", "env_kwargs": {"stack": 3}}
-    assert run_of("frames").weights_sha256 == dppo.train(small(tmp_path / "run", **whole)).weights_sha256
+    assert (
+        run_of("frames").weights_sha256
+        == dppo.train(small(tmp_path / "run", **whole)).weights_sha256
+    )
     assert run_of("frames").episodes > 10
 
 
@@ -42,12 +47,19 @@ def test_a_policy_is_evaluated_on_frames_as_in_training(run_of: RunOf) -> None:
     result = run_of("frames")
     own = dppo.evaluate(result, episodes=2)
     by_name = dppo.evaluate(result, Guarded, episodes=2)
-    made = dppo.evaluate(result, FrameStackObservation(GrayscaleObservation(Guarded()), 3), episodes=2)
+    made = dppo.evaluate(
+        result, FrameStackObservation(GrayscaleObservation(Guarded()), 3), episodes=2
+    )
     assert own.returns == by_name.returns == made.returns
 
 
-@given(st.integers(2, 4), st.lists(st.lists(st.booleans(), min_size=2, max_size=2), min_size=1, max_size=12))
-def test_stacks_are_found_in_frames_that_are_stored_once(stack: int, ends: list[list[bool]]) -> None:
+@given(
+    st.integers(2, 4),
+    st.lists(st.lists(st.booleans(), min_size=2, max_size=2), min_size=1, max_size=12),
+)
+def test_stacks_are_found_in_frames_that_are_stored_once(
+    stack: int, ends: list[list[bool]]
+) -> None:
     """The slow way: a list of the latest frames, filled with the first one of each episode."""
     done = np.array(ends)
     frame = 100
@@ -92,7 +104,10 @@ def test_an_action_is_repeated_until_the_episode_ends() -> None:
     env = make_prepared(lambda: Rewarding(terminate_after=5), {}, Preparation(action_repeat=3))
     env.reset(seed=1)
     steps = [env.step(0) for _ in range(2)]
-    assert [(obs[0], reward, ended) for obs, reward, ended, *_ in steps] == [(3, 6.0, False), (5, 9.0, True)]
+    assert [(obs[0], reward, ended) for obs, reward, ended, *_ in steps] == [
+        (3, 6.0, False),
+        (5, 9.0, True),
+    ]
 
 
 SHAPES: list[tuple[Any, dict[str, Any], tuple[int, ...]]] = [
@@ -100,12 +115,18 @@ SHAPES: list[tuple[Any, dict[str, Any], tuple[int, ...]]] = [
     (Picture, {"grayscale": True, "frame_stack": 4}, (4, 8, 8)),
     (Picture, {"frame_stack": 2}, (2, 8, 8, 3)),
     (Counting, {"frame_stack": 3}, (3, 1)),
-    (Picture, {"frame_stack": 1, "resize": [], "grayscale": False, "action_repeat": 1, "atari": "raw"}, (8, 8, 3)),
+    (
+        Picture,
+        {"frame_stack": 1, "resize": [], "grayscale": False, "action_repeat": 1, "atari": "raw"},
+        (8, 8, 3),
+    ),
 ]
 
 
 @pytest.mark.parametrize(("make", "settings", "shape"), SHAPES)
-def test_settings_change_the_shape_of_observations(make: Any, settings: dict[str, Any], shape: tuple[int, ...]) -> None:
+def test_settings_change_the_shape_of_observations(
+    make: Any, settings: dict[str, Any], shape: tuple[int, ...]
+) -> None:
     assert make_prepared(make, {}, Preparation.by_names(settings)).observation_space.shape == shape
 
 
@@ -117,7 +138,11 @@ class First(Picture):
 
 
 REFUSED: list[tuple[Any, dict[str, Any], str]] = [
-    (Counting, {"grayscale": True}, r"grayscale=True: does not fit .*3 channels.* Leave `grayscale` out"),
+    (
+        Counting,
+        {"grayscale": True},
+        r"grayscale=True: does not fit .*3 channels.* Leave `grayscale` out",
+    ),
     (First, {"resize": (4, 4)}, r"resize=4 4: does not fit .*channels last"),
     (Film, {"frame_stack": 2}, r"frame_stack=2: does not fit .*at most three axes"),
     ("worlds.observed:Numbers", {"frame_stack": 2}, r"frame_stack=2: .*this is Dict"),
@@ -156,9 +181,13 @@ def test_a_factory_by_name_gets_a_frameskip_for_games_if_it_takes_one(
     assert got == [1 if settings else 4]
 
 
-def test_a_missing_opencv_is_named_with_the_command_that_installs_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_opencv_is_named_with_the_command_that_installs_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setitem(sys.modules, "cv2", None)
-    with pytest.raises(ConfigError, match=r"resize=4 4: needs OpenCV.* -m pip install opencv-python-headless"):
+    with pytest.raises(
+        ConfigError, match=r"resize=4 4: needs OpenCV.* -m pip install opencv-python-headless"
+    ):
         make_prepared(Picture, {}, Preparation(resize=(4, 4)))
 
 
@@ -169,7 +198,14 @@ def test_the_size_has_two_numbers() -> None:
 
 SIZES = {"resize": (84, 84), "frame_stack": 4, "sign_reward": True}
 GAME = {"atari": "life", "action_repeat": 4, "grayscale": True} | SIZES
-RAW = {"atari": "raw", "action_repeat": 1, "grayscale": False, "resize": (), "frame_stack": 1, "sign_reward": False}
+RAW = {
+    "atari": "raw",
+    "action_repeat": 1,
+    "grayscale": False,
+    "resize": (),
+    "frame_stack": 1,
+    "sign_reward": False,
+}
 GAMES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "a game": ({}, GAME),
     "with its module": ({"env_id": "ale_py:ALE/Pong-v5"}, GAME),
@@ -209,7 +245,13 @@ def test_a_lost_life_ends_an_episode_for_learning_only(tmp_path: Path) -> None:
     """A resumed run replays the games that were open, over all of their lives."""
     pytest.importorskip("ale_py")
     pytest.importorskip("cv2")
-    game = {"env_id": "ALE/Breakout-v5", "num_samplers": 2, "num_steps": 60, "total_timesteps": 720, "progress": "off"}
+    game = {
+        "env_id": "ALE/Breakout-v5",
+        "num_samplers": 2,
+        "num_steps": 60,
+        "total_timesteps": 720,
+        "progress": "off",
+    }
     run = tmp_path / "run"
     whole = dppo.train(make_config(game | {"run_dir": tmp_path / "whole", "update_epochs": 1}))
     config = make_config(game | {"run_dir": run, "update_epochs": 1})
@@ -267,7 +309,13 @@ def test_a_life_starts_with_fire_and_copies_of_its_first_frame() -> None:
 
 
 def test_a_lost_life_is_terminal_in_a_segment_and_the_game_goes_on(tmp_path: Path) -> None:
-    settings = {"env_id": alive, "frame_stack": 2, "num_steps": 10, "minibatch_size": 20, "image_features": 8}
+    settings = {
+        "env_id": alive,
+        "frame_stack": 2,
+        "num_steps": 10,
+        "minibatch_size": 20,
+        "image_features": 8,
+    }
     run = tmp_path / "run"
     config = small(tmp_path / "run", **settings)
     samplers, trainer = parts_of(config)
@@ -275,7 +323,9 @@ def test_a_lost_life_is_terminal_in_a_segment_and_the_game_goes_on(tmp_path: Pat
     for report, segment in zip(reports, segments, strict=True):
         assert segment.terminated.sum() >= 2 * len(report.episodes) + 2
         assert segment.obs.shape == (11, 2, 8, 8)
-        assert [len(own) for own in report.open_actions] == np.minimum(report.carry.episode_lengths, 10).tolist()
+        assert [len(own) for own in report.open_actions] == np.minimum(
+            report.carry.episode_lengths, 10
+        ).tolist()
     stopped = dppo.train(config, observers=[Recorder(interrupt_at=1)])
     resumed = dppo.train(config, resume=run)
     whole = dppo.train(small(tmp_path / "whole", **settings | {"env_id": lively, "frame_stack": 1}))

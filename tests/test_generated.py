@@ -20,7 +20,9 @@ from dppo.ppo.exchange.records import IncidentKind
 from dppo.records.metrics.registry import FAULTS, INCIDENTS, METRICS, OF_INFO
 
 ROOT = Path(__file__).resolve().parents[1]
-STORED: dict[str, Any] = json.loads((ROOT / "benchmarks/results/numerics.json").read_text(encoding="utf8"))
+STORED: dict[str, Any] = json.loads(
+    (ROOT / "benchmarks/results/numerics.json").read_text(encoding="utf8")
+)
 
 
 @pytest.fixture(scope="module")
@@ -42,7 +44,9 @@ def imported(file: Path) -> ModuleType:
 
 def test_generated_parts_are_current(generate: ModuleType) -> None:
     """Where one is not, run `python docs/generate.py`."""
-    outdated = [name for name, text in generate.pages() if (ROOT / name).read_text(encoding="utf8") != text]
+    outdated = [
+        name for name, text in generate.pages() if (ROOT / name).read_text(encoding="utf8") != text
+    ]
     assert outdated == []
 
 
@@ -54,16 +58,36 @@ def test_each_proof_belongs_to_a_fault_or_a_formula(generate: ModuleType) -> Non
 def test_each_fault_of_a_simulator_has_a_proof(generate: ModuleType) -> None:
     """Only rows of the network may have been measured by hand."""
     of_the_network = re.compile(r".*: .*, .*")
-    unproved = [fault for fault in generate.faults() if fault not in proofs() and not of_the_network.fullmatch(fault)]
+    unproved = [
+        fault
+        for fault in generate.faults()
+        if fault not in proofs() and not of_the_network.fullmatch(fault)
+    ]
     assert unproved == []
 
 
 def test_registered_metrics_are_those_of_a_run(tmp_path: Path) -> None:
     """Of a run with an evaluation, and without options that add further keys."""
-    sizes = {"num_samplers": 1, "num_steps": 60, "total_timesteps": 120, "eval_every": 60, "eval_episodes": 1}
-    settings = {"env_id": "worlds.simple:point_mass", **sizes, "progress": "off", "run_dir": tmp_path / "run"}
+    sizes = {
+        "num_samplers": 1,
+        "num_steps": 60,
+        "total_timesteps": 120,
+        "eval_every": 60,
+        "eval_episodes": 1,
+    }
+    settings = {
+        "env_id": "worlds.simple:point_mass",
+        **sizes,
+        "progress": "off",
+        "run_dir": tmp_path / "run",
+    }
     result = dppo.train(make_config(settings))
-    usual = {metric.key for group in METRICS.values() for metric in group if not metric.condition.startswith("with ")}
+    usual = {
+        metric.key
+        for group in METRICS.values()
+        for metric in group
+        if not metric.condition.startswith("with ")
+    }
     of_options = {metric.key for metric in (*OF_INFO, *FAULTS)}
     assert set(result.metrics[-1]) == usual - of_options | {"eval/at_bound_frac"}
     assert set(INCIDENTS) == set(IncidentKind)
@@ -72,7 +96,9 @@ def test_registered_metrics_are_those_of_a_run(tmp_path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.skipif(not portable.has_avx2(), reason="portable numerics need AVX2")
 @pytest.mark.parametrize("command", STORED["weights"])
-def test_hashes_of_reproducibility_are_those_of_this_machine(command: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_hashes_of_reproducibility_are_those_of_this_machine(
+    command: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Networks with convolutions have other last bits in `portable` without AVX-512: there, `strict` counts."""
     monkeypatch.syspath_prepend(ROOT / "benchmarks")
     numerics = imported(ROOT / "benchmarks" / "numerics.py")
@@ -84,8 +110,12 @@ def test_hashes_of_reproducibility_are_those_of_this_machine(command: str, monke
     assert numerics.hash_of(command, kind) == STORED["weights"][command][kind]
 
 
-def test_the_interquartile_mean_of_the_guide_prints_its_interval(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_interquartile_mean_of_the_guide_prints_its_interval(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     page = (ROOT / "docs" / "RUNS.md").read_text(encoding="utf8")
     [snippet] = re.findall(r"^```python\n(import numpy.*?)^```$", page, re.MULTILINE | re.DOTALL)
     exec(compile(snippet, "RUNS.md", "exec"), {})
-    assert capsys.readouterr().out.startswith("0.69, 95 % interval 0.6")  # of 0.49, 0.52, 0.85 and 0.91
+    assert capsys.readouterr().out.startswith(
+        "0.69, 95 % interval 0.6"
+    )  # of 0.49, 0.52, 0.85 and 0.91

@@ -45,7 +45,13 @@ def parts(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
 
 def learning_of(**changes: Any) -> tuple[LocalTrainer, Any]:
     """Return a trainer in this process, and a segment."""
-    settings = {"env_id": "CartPole-v1", "num_samplers": 1, "num_steps": 16, "minibatch_size": 16, "update_epochs": 1}
+    settings = {
+        "env_id": "CartPole-v1",
+        "num_samplers": 1,
+        "num_steps": 16,
+        "minibatch_size": 16,
+        "update_epochs": 1,
+    }
     config = make_config(settings | {"norm_reward": False} | changes)
     built = build_sampler(sampler_plan(config), 0)
     local = LocalTrainer(plan_of(config, built.spaces.actions), built.spaces)
@@ -64,7 +70,10 @@ def test_settings_of_torch_are_back_after_an_update_on_a_gpu() -> None:
         assert torch.is_deterministic_algorithms_warn_only_enabled()
         assert torch.backends.cudnn.deterministic
         assert torch.get_float32_matmul_precision() == "highest"
-    assert (torch.are_deterministic_algorithms_enabled(), torch.backends.cudnn.deterministic) == before
+    assert (
+        torch.are_deterministic_algorithms_enabled(),
+        torch.backends.cudnn.deterministic,
+    ) == before
 
 
 def test_lower_precision_reads_the_weights_of_now_within_another_autocast() -> None:
@@ -90,7 +99,9 @@ def test_lower_precision_reads_the_weights_of_now_within_another_autocast() -> N
     assert torch.allclose(second - first, torch.tensor(4.0), atol=0.1)
 
 
-@pytest.mark.parametrize("error", [torch.OutOfMemoryError(FULL), MemoryError(), RuntimeError("CUDA out of memory")])
+@pytest.mark.parametrize(
+    "error", [torch.OutOfMemoryError(FULL), MemoryError(), RuntimeError("CUDA out of memory")]
+)
 def test_every_error_of_memory_is_known(error: Exception) -> None:
     assert is_out_of_memory(error)
     assert not gpu_failure(error)
@@ -109,9 +120,21 @@ def test_a_run_out_of_memory_says_what_to_do_and_doing_so_helps(
         return forward(model, obs, actions, *more)
 
     monkeypatch.setattr(PPOModel, "forward", cramped)
-    settings: dict[str, Any] = {"env_id": "CartPole-v1", "num_samplers": 2, "num_steps": 32, "update_epochs": 1}
-    settings |= {"minibatch_size": 64, "total_timesteps": 128, "progress": "off", "run_dir": tmp_path / "run"}
-    with pytest.raises(OutOfMemory, match=r"^micro_batch_size=none: 64 rows at once do not") as raised:
+    settings: dict[str, Any] = {
+        "env_id": "CartPole-v1",
+        "num_samplers": 2,
+        "num_steps": 32,
+        "update_epochs": 1,
+    }
+    settings |= {
+        "minibatch_size": 64,
+        "total_timesteps": 128,
+        "progress": "off",
+        "run_dir": tmp_path / "run",
+    }
+    with pytest.raises(
+        OutOfMemory, match=r"^micro_batch_size=none: 64 rows at once do not"
+    ) as raised:
         dppo.train(make_config(settings))
     saved = checkpoints.load(tmp_path / "run" / "checkpoints" / "iter_000000.safetensors")
     assert saved.state["iteration"] == 0
@@ -141,7 +164,11 @@ class FakeGPU:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, *, peak: float, free: float) -> None:
         answers: dict[str, Any] = {"max_memory_allocated": int(peak), "memory_reserved": int(1e9)}
-        answers |= {"reset_peak_memory_stats": None, "get_device_name": "H200", "mem_get_info": (int(free), int(80e9))}
+        answers |= {
+            "reset_peak_memory_stats": None,
+            "get_device_name": "H200",
+            "mem_get_info": (int(free), int(80e9)),
+        }
         for name, answer in answers.items():
             monkeypatch.setattr(torch.cuda, name, lambda *_, answer=answer: answer)
 
@@ -164,7 +191,9 @@ def test_a_run_logs_the_memory_that_it_takes_on_a_gpu(
     assert caplog.messages[-1].endswith(line)
 
 
-def test_a_minibatch_that_does_not_fit_is_refused_before_the_first_segment(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_minibatch_that_does_not_fit_is_refused_before_the_first_segment(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     local, _ = learning_of()
 
     def cramped(*_: Any) -> Any:
@@ -181,20 +210,25 @@ def test_a_minibatch_that_does_not_fit_is_refused_before_the_first_segment(monke
         local.check_gpu(16)
 
 
-def test_weights_are_kept_where_a_gpu_takes_nothing_any_more(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_weights_are_kept_where_a_gpu_takes_nothing_any_more(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     local, segment = learning_of()
     weights, state = local.weights(), local.state()
 
     def lost(*_: Any, **__: Any) -> Any:
         local.trainer.model.parameters.weights.data.zero_()
-        raise RuntimeError("CUDA error: an illegal memory access was encountered\nCUDA kernel errors might ...")
+        raise RuntimeError(
+            "CUDA error: an illegal memory access was encountered\nCUDA kernel errors might ..."
+        )
 
     monkeypatch.setattr(PPOModel, "forward", lost)
     local.device = CUDA
     monkeypatch.setattr(local, "load", lost)
     monkeypatch.setattr(local.trainer, "update", lost)
     with pytest.raises(
-        GPUFailed, match=r"failed in an update \(CUDA error: an illegal memory access was encountered\)"
+        GPUFailed,
+        match=r"failed in an update \(CUDA error: an illegal memory access was encountered\)",
     ):
         update(local, segment)
     assert np.array_equal(local.weights(), weights)
@@ -204,7 +238,9 @@ def test_weights_are_kept_where_a_gpu_takes_nothing_any_more(monkeypatch: pytest
 def test_a_module_that_works_on_the_cpu_alone_is_refused_in_words() -> None:
     message = r"^model=own:Net: it works on the CPU, and fails on device=cuda \(.*two devices.*device=obs\.device"
     with pytest.raises(ConfigError, match=message), starting_on("cuda", "own:Net"):
-        raise RuntimeError("Expected all tensors to be on the same device, but found at least two devices")
+        raise RuntimeError(
+            "Expected all tensors to be on the same device, but found at least two devices"
+        )
     with pytest.raises(RuntimeError), starting_on("cpu", "own:Net"):
         raise RuntimeError("it fails on the CPU, too")
 
@@ -222,11 +258,19 @@ def on_device(device: str, spec: Any) -> None:
 
 @pytest.mark.slow  # torch imports a second of modules for tensors without numbers
 def test_no_network_leaves_a_tensor_on_the_cpu(parts: Any) -> None:
-    names = [name for name in parts.KINDS if "MLP 2x64" in name or "module" in name]  # others need numbers, or cuda
+    names = [
+        name for name in parts.KINDS if "MLP 2x64" in name or "module" in name
+    ]  # others need numbers, or cuda
     tried = set()
     for name in names:
-        changes = {key: value for key, value in parts.KINDS[name].items() if key not in ("precision", "reuse")}
-        config = parts.config_of("cpu", **changes, **({} if "micro_batch_size" in changes else {"seed": 2}))
+        changes = {
+            key: value
+            for key, value in parts.KINDS[name].items()
+            if key not in ("precision", "reuse")
+        }
+        config = parts.config_of(
+            "cpu", **changes, **({} if "micro_batch_size" in changes else {"seed": 2})
+        )
         spaces = build_sampler(sampler_plan(config), 0).spaces
         spec = build_trainer(plan_of(config, spaces.actions), spaces).model.spec
         if str(spec) in tried:
@@ -237,8 +281,15 @@ def test_no_network_leaves_a_tensor_on_the_cpu(parts: Any) -> None:
 
 def test_the_table_of_the_benchmark_has_each_row_once(parts: Any) -> None:
     gpu = importlib.import_module("gpu")
-    rows = [parts.row("MLP", True, update_ms="3.1", weights="1e-7"), parts.row("the part", False, error="ended")]
-    report = {"gpu": "H200", "machine": {"cpu": "Xeon", "cores": 16}, "parts": {"learner": {"rows": rows, "wall_s": 9}}}
+    rows = [
+        parts.row("MLP", True, update_ms="3.1", weights="1e-7"),
+        parts.row("the part", False, error="ended"),
+    ]
+    report = {
+        "gpu": "H200",
+        "machine": {"cpu": "Xeon", "cores": 16},
+        "parts": {"learner": {"rows": rows, "wall_s": 9}},
+    }
     table = gpu.table(report)
     assert "| MLP | yes | update ms 3.1; weights 1e-7 |" in table
     assert "| the part | **no** | error ended |" in table

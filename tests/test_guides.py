@@ -43,7 +43,11 @@ GUIDES = {
         }
     ),
     "DOCTOR.md": Guide(
-        {"dppo doctor dppo/Slow": "--seconds 3", "dppo doctor mysim:make": "--seconds 3", "dppo doctor runs/first": ""},
+        {
+            "dppo doctor dppo/Slow": "--seconds 3",
+            "dppo doctor mysim:make": "--seconds 3",
+            "dppo doctor runs/first": "",
+        },
         (f"{TRAIN} --run-dir runs/first",),
     ),
     "EVALUATION.md": Guide(
@@ -138,13 +142,17 @@ def test_every_command_is_run_or_is_listed_with_a_reason() -> None:
         assert (ROOT / file).is_file(), file
     for name, guide in GUIDES.items():
         for beginning in guide.short:
-            assert any(command.startswith(beginning) for command in found(ROOT / "docs" / name)), f"{name}: {beginning}"
+            assert any(command.startswith(beginning) for command in found(ROOT / "docs" / name)), (
+                f"{name}: {beginning}"
+            )
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_scripts_that_are_called_know_their_flags(page: Path) -> None:
     for command in commands(page):
-        for script, words in re.findall(r"python ((?:benchmarks|examples)/[\w/]+\.py)(.*)", command.split(" #")[0]):
+        for script, words in re.findall(
+            r"python ((?:benchmarks|examples)/[\w/]+\.py)(.*)", command.split(" #")[0]
+        ):
             text = (ROOT / script).read_text(encoding="utf8")
             for flag in re.findall(r"(?<![\w-])--[a-z][a-z-]*", words):
                 assert flag in text, f"{page.name}: {script} has no {flag}"
@@ -156,9 +164,9 @@ def test_arguments_of_benchmarks_are_those_of_their_parsers(tmp_path: Path) -> N
     for command in (command for page in PAGES for command in commands(page)):
         words = shlex.split(re.sub(r"[$](\w+)", "1", command), comments=True)
         for at, word in enumerate(words):
-            if re.fullmatch(r"benchmarks/\w+\.py", word) and "ArgumentParser(" in (ROOT / word).read_text(
-                encoding="utf8"
-            ):
+            if re.fullmatch(r"benchmarks/\w+\.py", word) and "ArgumentParser(" in (
+                ROOT / word
+            ).read_text(encoding="utf8"):
                 called.append([str(ROOT / word), *words[at + 1 :]])
     assert len(called) > 30
     done = subprocess.run(
@@ -181,12 +189,16 @@ def test_extras_and_packages_that_pages_install_exist() -> None:
         text = page.read_text(encoding="utf8")
         for words in re.findall(r"pip install ([^`\n]+)", text):
             for word in shlex.split(words.replace("./dppo", ""), comments=True):
-                assert not re.match(r"dppo\b", word), f"{page.name}: dppo is in no index; install from the clone"
+                assert not re.match(r"dppo\b", word), (
+                    f"{page.name}: dppo is in no index; install from the clone"
+                )
                 names = re.findall(r"^\.\[([\w,]+)\]$", word)
                 for name in names[0].split(",") if names else ():
                     assert name in extras, f"{page.name}: {word}"
                 if re.fullmatch(r"[a-z][\w-]*", word) and word not in OTHER_PACKAGES:
-                    assert re.search(rf'^{word}==|"{word}[>"]', known, re.MULTILINE), f"{page.name}: {word}"
+                    assert re.search(rf'^{word}==|"{word}[>"]', known, re.MULTILINE), (
+                        f"{page.name}: {word}"
+                    )
 
 
 @pytest.mark.slow
@@ -196,10 +208,15 @@ def test_the_commands_of_a_guide_work(name: str, tmp_path: Path) -> None:
         if file := re.match(r"# (\w+\.py)\b", snippet):
             (tmp_path / file[1]).write_text(snippet, encoding="utf8")
     guide = GUIDES[name]
-    for command, words in [*((command, "") for command in guide.before), *found(ROOT / "docs" / name).items()]:
+    for command, words in [
+        *((command, "") for command in guide.before),
+        *found(ROOT / "docs" / name).items(),
+    ]:
         called = [*words_for_dppo(command), *shlex.split(words)]
         code, out, err = run(called, tmp_path, 250.0)
-        assert code in ((0, 1) if called[0] == "doctor" else (0,)), f"{command} {words}\n{out}{err}"  # 1: a finding
+        assert code in ((0, 1) if called[0] == "doctor" else (0,)), (
+            f"{command} {words}\n{out}{err}"
+        )  # 1: a finding
 
 
 @pytest.mark.slow
@@ -212,7 +229,10 @@ def test_python_of_the_guide_to_deployment_works(
     [snippet] = blocks(ROOT / "docs" / "DEPLOY.md", "python")
     exec(compile(snippet, "DEPLOY.md", "exec"), {})
     assert re.search(r"return \d+\n", capsys.readouterr().out)
-    for at in (shutil.copytree("runs/deployed", "robot"), max(Path("robot/checkpoints").glob("*.safetensors"))):
+    for at in (
+        shutil.copytree("runs/deployed", "robot"),
+        max(Path("robot/checkpoints").glob("*.safetensors")),
+    ):
         policy = dppo.load_policy(at)
         obs = np.zeros(4, np.float32)  # what the page says of `act`
         assert policy.act(np.stack([obs] * 3)).shape == (3,)

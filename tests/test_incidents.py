@@ -20,7 +20,13 @@ from dppo.__main__ import main
 from dppo.errors import EnvironmentFault
 from dppo.records.files import incidents
 
-SIZES = {"num_samplers": 2, "num_steps": 16, "total_timesteps": 128, "update_epochs": 1, "progress": "off"}
+SIZES = {
+    "num_samplers": 2,
+    "num_steps": 16,
+    "total_timesteps": 128,
+    "update_epochs": 1,
+    "progress": "off",
+}
 Capture = pytest.CaptureFixture[str]
 
 
@@ -41,7 +47,12 @@ def failed(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_the_fault_that_ends_a_run_leaves_its_episode(failed: Path) -> None:
     [folder] = (failed / "incidents").iterdir()
     found = json.loads((folder / "incident.json").read_text())
-    assert (found["kind"], found["phase"], found["episode"], found["step"]) == ("env_raised", "step", 1, 3)
+    assert (found["kind"], found["phase"], found["episode"], found["step"]) == (
+        "env_raised",
+        "step",
+        1,
+        3,
+    )
     assert len(found["actions"]) == 3
     assert len(found["last_obs"].split()) >= 4
     assert "RuntimeError: the simulator failed in its step" in (folder / "report.txt").read_text()
@@ -50,7 +61,13 @@ def test_the_fault_that_ends_a_run_leaves_its_episode(failed: Path) -> None:
 
 def test_a_constructor_that_fails_before_training_leaves_an_incident(tmp_path: Path) -> None:
     with pytest.raises(EnvironmentFault):
-        dppo.train(settings(tmp_path / "run", env_id="worlds.faulty:Brittle", env_kwargs={"where": "constructor"}))
+        dppo.train(
+            settings(
+                tmp_path / "run",
+                env_id="worlds.faulty:Brittle",
+                env_kwargs={"where": "constructor"},
+            )
+        )
     [folder] = (tmp_path / "run" / "incidents").iterdir()
     assert json.loads((folder / "incident.json").read_text())["phase"] == "constructor"
     assert "LicenceError: licence server said 503" in (folder / "report.txt").read_text()
@@ -62,8 +79,15 @@ def test_actions_of_earlier_segments_are_among_them(
 ) -> None:
     if num_actors:
         request.getfixturevalue("ray_session")
-    endless = {"world": "worlds.slow:Endless", "world_kwargs": {"slow": "no"}, "at_episode": None, "at_step": 40}
-    config = settings(tmp_path / "run", env_id="worlds.faulty:crashing", env_kwargs=endless, on_env_fault="raise")
+    endless = {
+        "world": "worlds.slow:Endless",
+        "world_kwargs": {"slow": "no"},
+        "at_episode": None,
+        "at_step": 40,
+    }
+    config = settings(
+        tmp_path / "run", env_id="worlds.faulty:crashing", env_kwargs=endless, on_env_fault="raise"
+    )
     with pytest.raises(EnvironmentFault):
         dppo.train(dataclasses.replace(config, num_actors=num_actors))
     [folder] = (tmp_path / "run" / "incidents").iterdir()
@@ -72,7 +96,9 @@ def test_actions_of_earlier_segments_are_among_them(
     assert "the simulator failed in its step (episode 0, step 40)" in capsys.readouterr().out
 
 
-def test_replay_repeats_the_fault(failed: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_replay_repeats_the_fault(
+    failed: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
     seen: list[Any] = []
     monkeypatch.setattr("pdb.post_mortem", seen.append)
     # Each instance counts its own episodes, so that another one fails in its first one.
@@ -91,10 +117,14 @@ def test_replay_repeats_the_fault(failed: Path, capsys: Capture, monkeypatch: py
     assert seen[0].tb_frame.f_code.co_name == "_fail_if"
 
 
-def test_replay_makes_the_environment_with_its_number_and_wrappers(tmp_path: Path, capsys: Capture) -> None:
+def test_replay_makes_the_environment_with_its_number_and_wrappers(
+    tmp_path: Path, capsys: Capture
+) -> None:
     """The factory makes only the second environment of the second sampler one that fails; a wrapper fails with it."""
     world = {"env_id": "worlds.asking:numbered_failing", "env_kwargs": {}, "envs_per_sampler": 2}
-    config = settings(tmp_path / "run", **world, wrappers=("worlds.asking:Doubled",), on_env_fault="raise")
+    config = settings(
+        tmp_path / "run", **world, wrappers=("worlds.asking:Doubled",), on_env_fault="raise"
+    )
     with Notes() as notes, pytest.raises(EnvironmentFault):
         dppo.train(config)
     [folder] = (tmp_path / "run" / "incidents").iterdir()
@@ -145,8 +175,16 @@ class Odd(gym.Wrapper[Any, Any, Any, Any]):
         return self.env.step(action)
 
 
-def test_a_message_that_is_no_unicode_ends_no_run_and_a_folder_with_a_space_is_quoted(tmp_path: Path) -> None:
-    config = settings(tmp_path / "my run", env_id=Odd, env_kwargs={}, on_env_fault="rebuild", env_faults="unlimited")
+def test_a_message_that_is_no_unicode_ends_no_run_and_a_folder_with_a_space_is_quoted(
+    tmp_path: Path,
+) -> None:
+    config = settings(
+        tmp_path / "my run",
+        env_id=Odd,
+        env_kwargs={},
+        on_env_fault="rebuild",
+        env_faults="unlimited",
+    )
     with Notes() as notes:
         result = dppo.train(config)
     assert result.stopped_by is None
@@ -179,7 +217,9 @@ def forge(path: Path, how: str) -> None:
 
 
 @pytest.mark.parametrize("how", ["link", "pipe", "large", *CONTENTS])
-def test_a_forged_incident_is_refused(how: str, failed: Path, tmp_path: Path, capsys: Capture) -> None:
+def test_a_forged_incident_is_refused(
+    how: str, failed: Path, tmp_path: Path, capsys: Capture
+) -> None:
     run = tmp_path / "run"
     shutil.copytree(failed, run)
     forge(run / "incidents" / "001" / "incident.json", how)
@@ -190,7 +230,9 @@ def test_a_forged_incident_is_refused(how: str, failed: Path, tmp_path: Path, ca
     assert len(said.splitlines()) == 1
 
 
-def test_a_folder_that_leads_elsewhere_is_refused(failed: Path, tmp_path: Path, capsys: Capture) -> None:
+def test_a_folder_that_leads_elsewhere_is_refused(
+    failed: Path, tmp_path: Path, capsys: Capture
+) -> None:
     run = tmp_path / "run"
     shutil.copytree(failed, run)
     (run / "incidents" / "001").rename(tmp_path / "elsewhere")

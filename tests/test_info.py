@@ -39,7 +39,11 @@ class Informed(gym.Env[Any, Any]):
 
     def step(self, action: Any) -> Any:
         self._steps += 1
-        info: dict[str, Any] = {"energy": self._scale * self._steps, "name": "x", "nan": float("nan")}
+        info: dict[str, Any] = {
+            "energy": self._scale * self._steps,
+            "name": "x",
+            "nan": float("nan"),
+        }
         if self._steps % 3 == 0:
             info["flow"] = np.float32(action)
         if done := self._steps == 17:
@@ -50,13 +54,26 @@ class Informed(gym.Env[Any, Any]):
 
 
 def settings(run_dir: Path, **changes: Any) -> dppo.Config:
-    base: dict[str, Any] = {"env_id": Informed, "num_samplers": 3, "envs_per_sampler": 2, "num_steps": 20}
-    base |= {"total_timesteps": ITERATIONS * 120, "update_epochs": 1, "run_dir": run_dir, "progress": "off"}
+    base: dict[str, Any] = {
+        "env_id": Informed,
+        "num_samplers": 3,
+        "envs_per_sampler": 2,
+        "num_steps": 20,
+    }
+    base |= {
+        "total_timesteps": ITERATIONS * 120,
+        "update_epochs": 1,
+        "run_dir": run_dir,
+        "progress": "off",
+    }
     return make_config(base | {"info_keys": ("energy", "flow", "total", "absent")} | changes)
 
 
 def measured(result: dppo.Result) -> list[dict[str, float]]:
-    return [{key: value for key, value in row.items() if key.startswith("info/")} for row in result.metrics]
+    return [
+        {key: value for key, value in row.items() if key.startswith("info/")}
+        for row in result.metrics
+    ]
 
 
 @pytest.fixture(scope="module")
@@ -64,9 +81,13 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> dppo.Result:
     return dppo.train(settings(tmp_path_factory.mktemp("whole") / "run"))
 
 
-def test_numbers_of_steps_and_of_episodes_are_reported_by_name(tmp_path: Path, whole: dppo.Result) -> None:
+def test_numbers_of_steps_and_of_episodes_are_reported_by_name(
+    tmp_path: Path, whole: dppo.Result
+) -> None:
     SEEN.clear()
-    recorder = Recorder(after_iteration=lambda number: SEEN.clear() if number < ITERATIONS else None)
+    recorder = Recorder(
+        after_iteration=lambda number: SEEN.clear() if number < ITERATIONS else None
+    )
     with Notes() as notes:
         result = dppo.train(settings(tmp_path / "run"), observers=[recorder])
     row = measured(result)[-1]
@@ -76,7 +97,9 @@ def test_numbers_of_steps_and_of_episodes_are_reported_by_name(tmp_path: Path, w
     last = recorder.episodes[0].info
     assert last == {"energy": last["energy"], "total": 17.0, "solved": 1.0}
     said = [text for text in notes.texts if "info_keys" in text]
-    assert said == ["info_keys=absent: not a number in any info so far; the last one had energy, solved, total"]
+    assert said == [
+        "info_keys=absent: not a number in any info so far; the last one had energy, solved, total"
+    ]
     without = dppo.train(settings(tmp_path / "without", info_keys=()))
     assert without.weights_sha256 == result.weights_sha256
     assert measured(without) == [{}] * ITERATIONS
@@ -95,7 +118,9 @@ class Warming(Informed):
 def test_steps_that_an_environment_makes_in_its_reset_do_not_count() -> None:
     meter = InfoMeter(["energy", "flow"])
     env = Warming()
-    settings = GroupSettings("Warming", describe_spaces(env), lambda env, episode: episode, meter=meter)
+    settings = GroupSettings(
+        "Warming", describe_spaces(env), lambda env, episode: episode, meter=meter
+    )
     [checked] = SerialRows([env], settings).envs
     totals: dict[str, list[float]] = {"energy": [], "flow": []}
     for episode in (0, 1):
@@ -115,20 +140,33 @@ def test_steps_that_an_environment_makes_in_its_reset_do_not_count() -> None:
 
 def test_they_are_equal_after_a_resume(tmp_path: Path, whole: dppo.Result) -> None:
     stopped = dppo.train(settings(tmp_path / "run"), observers=[Recorder(interrupt_at=1)])
-    rows = measured(stopped) + measured(dppo.train(settings(tmp_path / "run"), resume=tmp_path / "run"))
+    rows = measured(stopped) + measured(
+        dppo.train(settings(tmp_path / "run"), resume=tmp_path / "run")
+    )
     assert rows == measured(whole)
 
 
 def test_a_resumed_run_waits_for_an_episode_before_it_misses_a_key(tmp_path: Path) -> None:
     """Checkpoints hold the returns of the last episodes, and not their infos."""
-    sizes: dict[str, Any] = {"num_steps": 5, "total_timesteps": 5 * 3 * 2 * 8, "info_keys": ("total",)}
+    sizes: dict[str, Any] = {
+        "num_steps": 5,
+        "total_timesteps": 5 * 3 * 2 * 8,
+        "info_keys": ("total",),
+    }
     dppo.train(settings(tmp_path / "run", **sizes), observers=[Recorder(interrupt_at=4)])
     with Notes() as notes:
         result = dppo.train(settings(tmp_path / "run", **sizes), resume=tmp_path / "run")
     assert not [text for text in notes.texts if "info_keys" in text]
-    assert ["info/total" in row for row in result.metrics] == [False, False, True, False, False, False, True, False][
-        8 - len(result.metrics) :
-    ]
+    assert ["info/total" in row for row in result.metrics] == [
+        False,
+        False,
+        True,
+        False,
+        False,
+        False,
+        True,
+        False,
+    ][8 - len(result.metrics) :]
 
 
 def kill_an_actor() -> None:

@@ -67,7 +67,13 @@ def interrupt(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     """Return a function that says in which step of the environment which signal is sent."""
 
     def set_up(at: int, number: signal.Signals | None, *, swallows: bool = False) -> None:
-        for name, value in {"steps": 0, "at": at, "number": number, "swallows": swallows, "closed": 0}.items():
+        for name, value in {
+            "steps": 0,
+            "at": at,
+            "number": number,
+            "swallows": swallows,
+            "closed": 0,
+        }.items():
             monkeypatch.setattr(Interrupting, name, value)
 
     before = {number: signal.getsignal(number) for number in SIGNALS}
@@ -78,15 +84,29 @@ def interrupt(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> str:
     run_dir = tmp_path_factory.mktemp("interrupted") / "run"
-    sizes: dict[str, Any] = {"num_samplers": 1, "num_steps": 32, "total_timesteps": 64, "record_episodes": "all"}
-    dppo.train(dppo.Config(env_id=f"{__name__}:Interrupting", run_dir=run_dir, progress="off", **sizes))
+    sizes: dict[str, Any] = {
+        "num_samplers": 1,
+        "num_steps": 32,
+        "total_timesteps": 64,
+        "record_episodes": "all",
+    }
+    dppo.train(
+        dppo.Config(env_id=f"{__name__}:Interrupting", run_dir=run_dir, progress="off", **sizes)
+    )
     return str(run_dir)
 
 
-@pytest.mark.parametrize(("number", "said"), [(signal.SIGINT, "interrupted"), (signal.SIGTERM, "ended by SIGTERM")])
+@pytest.mark.parametrize(
+    ("number", "said"), [(signal.SIGINT, "interrupted"), (signal.SIGTERM, "ended by SIGTERM")]
+)
 @pytest.mark.parametrize("swallows", [False, True])
 def test_eval_says_how_far_it_came(
-    number: signal.Signals, said: str, swallows: bool, trained: str, interrupt: Any, capsys: pytest.CaptureFixture[str]
+    number: signal.Signals,
+    said: str,
+    swallows: bool,
+    trained: str,
+    interrupt: Any,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     interrupt(5 * EPISODE + 10, number, swallows=swallows)
     assert main(["eval", trained, "--trust", "--episodes", "100"]) == 128 + number
@@ -95,7 +115,9 @@ def test_eval_says_how_far_it_came(
     assert Interrupting.steps <= 5 * EPISODE + 11
 
 
-def test_evaluate_raises_keyboard_interrupt_which_no_except_exception_catches(trained: str, interrupt: Any) -> None:
+def test_evaluate_raises_keyboard_interrupt_which_no_except_exception_catches(
+    trained: str, interrupt: Any
+) -> None:
     interrupt(25, signal.SIGINT)
     with pytest.raises(KeyboardInterrupt, match=r"1 of 10 episodes, mean return 20\.0"):
         dppo.evaluate(trained, Interrupting, episodes=10)
@@ -105,7 +127,9 @@ def test_evaluate_raises_keyboard_interrupt_which_no_except_exception_catches(tr
     assert ended.value.code == 143
 
 
-def test_a_keyboard_interrupt_of_the_environment_itself_is_its_fault(trained: str, interrupt: Any) -> None:
+def test_a_keyboard_interrupt_of_the_environment_itself_is_its_fault(
+    trained: str, interrupt: Any
+) -> None:
     interrupt(25, None)
     with pytest.raises(EnvironmentFault, match=r"step 5\) raised KeyboardInterrupt"):
         dppo.evaluate(trained, Interrupting)
@@ -122,10 +146,15 @@ def test_replay_accuses_nobody(
     assert shown.out == ""
 
 
-@pytest.mark.parametrize("command", sorted(command_modules().keys() - {"test"}))  # which becomes pytest
+@pytest.mark.parametrize(
+    "command", sorted(command_modules().keys() - {"test"})
+)  # which becomes pytest
 @pytest.mark.parametrize("number", SIGNALS)
 def test_a_signal_at_any_moment_ends_any_command_with_a_line(
-    command: str, number: signal.Signals, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    command: str,
+    number: signal.Signals,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     before = signal.getsignal(number)
     monkeypatch.setattr(f"dppo.commands.{command}.main", lambda argv: signal.raise_signal(number))
@@ -171,7 +200,10 @@ with KIND():
 def test_a_second_ctrl_c_ends_the_process_with_a_word(kind: str, tmp_path: Path) -> None:
     code, _, err = run([], tmp_path, program=["-c", SECOND.replace("KIND", kind)])
     assert code == 130
-    assert err == "\ndppo: SIGINT again: ended at once. The last checkpoint, if there is one, is untouched.\n"
+    assert (
+        err
+        == "\ndppo: SIGINT again: ended at once. The last checkpoint, if there is one, is untouched.\n"
+    )
 
 
 SLEEPY = """
@@ -202,7 +234,9 @@ WORDS = {
 @pytest.mark.slow
 @pytest.mark.parametrize("number", SIGNALS)
 @pytest.mark.parametrize("command", WORDS)
-def test_a_signal_in_a_step_that_sleeps_ends_the_command(command: str, number: signal.Signals, tmp_path: Path) -> None:
+def test_a_signal_in_a_step_that_sleeps_ends_the_command(
+    command: str, number: signal.Signals, tmp_path: Path
+) -> None:
     (tmp_path / "sleepy.py").write_text(SLEEPY)
     code, _, err = run(["train", "sleepy:make", "--run-dir", "RUN", *SIZES], tmp_path)
     assert code == 0, err

@@ -57,7 +57,9 @@ def test_the_program_is_what_the_user_can_type(
     assert VARIABLE not in os.environ  # so that no process of this one takes it for its own
 
 
-def test_a_launcher_that_the_path_leads_to_is_called_by_its_name(tmp_path: Path, monkeypatch: Patch) -> None:
+def test_a_launcher_that_the_path_leads_to_is_called_by_its_name(
+    tmp_path: Path, monkeypatch: Patch
+) -> None:
     (tmp_path / "dppo").write_text("#!/bin/sh\n")
     (tmp_path / "dppo").chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path))
@@ -80,7 +82,11 @@ def strings(tree: ast.AST) -> Iterator[tuple[int, str]]:
         if isinstance(node, ast.keyword) and node.arg in ("prog", "description", "own"):
             skipped |= {id(inner) for inner in ast.walk(node.value)}
     for node in ast.walk(tree):
-        if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in skipped:
+        if (
+            isinstance(node, ast.Constant)
+            and isinstance(node.value, str)
+            and id(node) not in skipped
+        ):
             yield node.lineno, node.value
 
 
@@ -96,7 +102,9 @@ def test_no_text_has_a_command_that_is_written_out() -> None:
     assert found == []
 
 
-def test_help_usage_and_errors_say_how_it_was_called(monkeypatch: Patch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_help_usage_and_errors_say_how_it_was_called(
+    monkeypatch: Patch, capsys: pytest.CaptureFixture[str]
+) -> None:
     monkeypatch.setenv(VARIABLE, "./dppo")
     assert main([]) == 2
     shown = capsys.readouterr().out
@@ -111,15 +119,30 @@ def test_help_usage_and_errors_say_how_it_was_called(monkeypatch: Patch, capsys:
     shown = capsys.readouterr().out
     assert "usage: ./dppo train ENV_ID" in shown
     assert "`./dppo presets`" in shown
-    assert as_called("is not a dppo checkpoint: see dppo/errors.py") == "is not a dppo checkpoint: see dppo/errors.py"
+    assert (
+        as_called("is not a dppo checkpoint: see dppo/errors.py")
+        == "is not a dppo checkpoint: see dppo/errors.py"
+    )
 
 
 def test_a_run_says_how_to_go_on_with_the_words_of_the_launcher(tmp_path: Path) -> None:
-    words = ["train", "CartPole-v1", "--num-samplers", "1", "--num-steps", "8", "--total-timesteps", "8"]
+    words = [
+        "train",
+        "CartPole-v1",
+        "--num-samplers",
+        "1",
+        "--num-steps",
+        "8",
+        "--total-timesteps",
+        "8",
+    ]
     words += ["--run-dir", "run", "--progress", "plain", "--num-actors", "0"]
     out = output_of(["-m", "dppo", *words], tmp_path, **{VARIABLE: "../dppo"})
     assert "../dppo eval " in out
-    assert re.search(r"(?<![/.\w-])dppo (?!:)(eval|train|report)", out.replace("../dppo", "LAUNCHER")) is None
+    assert (
+        re.search(r"(?<![/.\w-])dppo (?!:)(eval|train|report)", out.replace("../dppo", "LAUNCHER"))
+        is None
+    )
 
 
 def test_the_variable_does_not_reach_processes_that_a_command_starts(tmp_path: Path) -> None:
@@ -127,5 +150,7 @@ def test_the_variable_does_not_reach_processes_that_a_command_starts(tmp_path: P
     env = os.environ | {VARIABLE: "./dppo"}
     starter = "import subprocess, sys\nfrom dppo.__main__ import main\nmain(['--version'])\n"
     starter += f"subprocess.run([sys.executable, '-c', {code!r}])"
-    shown = subprocess.run([sys.executable, "-c", starter], env=env, capture_output=True, text=True, check=True).stdout
+    shown = subprocess.run(
+        [sys.executable, "-c", starter], env=env, capture_output=True, text=True, check=True
+    ).stdout
     assert shown.endswith("[]\n")

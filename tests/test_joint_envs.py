@@ -28,7 +28,12 @@ from dppo.ppo.exchange.records import EnvLog
 from dppo.streams import Stream
 
 VECTOR: dict[str, Any] = {"env_id": "worlds.joint:vector", "envs_per_sampler": 3}
-AGENTS: dict[str, Any] = {"env_id": "worlds.joint:agents", "envs_per_sampler": 3, "memory": "gru", "memory_size": 4}
+AGENTS: dict[str, Any] = {
+    "env_id": "worlds.joint:agents",
+    "envs_per_sampler": 3,
+    "memory": "gru",
+    "memory_size": 4,
+}
 LATE = AGENTS | {"env_kwargs": {"late": True}}
 THREE: dict[str, Any] = {"envs_per_sampler": 3, "total_timesteps": 2 * 3 * 20 * 3}
 
@@ -55,10 +60,15 @@ def trained(folder: Path, **changes: Any) -> tuple[str, int, dict[str, int]]:
 def test_a_vector_that_resets_single_rows_gives_the_weights_of_single_environments(
     single: str, changes: dict[str, Any], tmp_path: Path
 ) -> None:
-    own: dict[str, dict[str, Any]] = {"masked": {"action_mask": "info"}, "everything": {"drop_obs": TEXTS}}
+    own: dict[str, dict[str, Any]] = {
+        "masked": {"action_mask": "info"},
+        "everything": {"drop_obs": TEXTS},
+    }
     more = own.get(single, {})
     alone = trained(tmp_path / "single", env_id=f"worlds.joint:{single}", **more)
-    assert trained(tmp_path / "vector", **VECTOR, env_kwargs={"of": single} | changes, **more) == alone
+    assert (
+        trained(tmp_path / "vector", **VECTOR, env_kwargs={"of": single} | changes, **more) == alone
+    )
 
 
 def test_an_info_of_none_and_a_part_that_the_space_lacks(tmp_path: Path) -> None:
@@ -74,14 +84,18 @@ def test_an_info_of_none_and_a_part_that_the_space_lacks(tmp_path: Path) -> None
         def _seen(self) -> Any:
             return {"at": super()._seen(), "extra": np.zeros(self.num_envs)}
 
-    with pytest.raises(EnvironmentFault, match="returned an observation with the unexpected part 'extra'"):
+    with pytest.raises(
+        EnvironmentFault, match="returned an observation with the unexpected part 'extra'"
+    ):
         Stepper(env_id=lambda: More(2, "NextStep"), envs_per_sampler=2, on_env_fault="raise")
 
 
 def test_agents_that_return_the_same_arrays_again_have_equal_weights(tmp_path: Path) -> None:
     """The last observation of an episode, and what its info says, is that from before the next reset."""
     runs = [
-        dppo.train(small(tmp_path / str(reuses), **THREE | AGENTS | {"env_kwargs": {"reuses": reuses}}))
+        dppo.train(
+            small(tmp_path / str(reuses), **THREE | AGENTS | {"env_kwargs": {"reuses": reuses}})
+        )
         for reuses in (False, True)
     ]
     assert len({run.weights_sha256 for run in runs}) == 1
@@ -96,7 +110,9 @@ def test_an_evaluation_gives_each_row_its_own_action(kind: str, tmp_path: Path) 
     of = {"env_id": "worlds.acting:Actuated", "env_kwargs": {"kind": kind}, "hidden_sizes": (8,)}
     result = dppo.train(small(tmp_path / "run", **of))
     alone = dppo.evaluate(result, episodes=3)
-    four = dppo.evaluate(result, "worlds.joint:four", env_kwargs={"of": f"actions:{kind}"}, episodes=3)
+    four = dppo.evaluate(
+        result, "worlds.joint:four", env_kwargs={"of": f"actions:{kind}"}, episodes=3
+    )
     assert (four.returns, four.lengths) == (alone.returns, alone.lengths)
 
 
@@ -112,11 +128,15 @@ def test_a_resumed_run_goes_on_exactly(settings: dict[str, Any], tmp_path: Path)
 
 @pytest.mark.slow
 @pytest.mark.parametrize("settings", [VECTOR, AGENTS], ids=["vector", "agents"])
-def test_a_killed_actor_changes_nothing(settings: dict[str, Any], tmp_path: Path, ray_session: None) -> None:
+def test_a_killed_actor_changes_nothing(
+    settings: dict[str, Any], tmp_path: Path, ray_session: None
+) -> None:
     """The environment kills its process in the second segment; the replacement replays the episodes of all rows."""
     marker = tmp_path / "marker"
     of = settings["env_id"].partition(":")[2]
-    kwargs = {"of": of, "marker": str(marker), "at_step": 27} | ({"num_envs": 3} if of == "vector" else {})
+    kwargs = {"of": of, "marker": str(marker), "at_step": 27} | (
+        {"num_envs": 3} if of == "vector" else {}
+    )
     changes = {"env_id": "worlds.joint:dying", "env_kwargs": kwargs, "num_actors": 2}
     result = dppo.train(small(tmp_path / "run", **THREE | settings | changes))
     assert marker.exists()
@@ -128,7 +148,9 @@ class Stepper:
     """The first sampler's group of an environment of this kind, with the arrays and the log that a sampler owns."""
 
     def __init__(self, **settings: Any) -> None:
-        config = make_config({"num_steps": 8, "on_env_fault": "rebuild", "num_samplers": 1} | settings)
+        config = make_config(
+            {"num_steps": 8, "on_env_fault": "rebuild", "num_samplers": 1} | settings
+        )
         self.sampler = build_sampler(sampler_plan(config), 0)
         self.group = self.sampler.envs
         num_envs = self.group.num_envs
@@ -171,10 +193,15 @@ def test_a_row_that_is_reset_in_the_same_step_has_its_final_observation_in_the_i
         ["0.5 t 0", "0.5  2"],
         ["0.5  1", "0.5 c(3) 0"],
     ]
-    assert [(one.env, one.length, one.success) for one in stepper.log.episodes] == [(0, 2, True), (1, 3, True)]
+    assert [(one.env, one.length, one.success) for one in stepper.log.episodes] == [
+        (0, 2, True),
+        (1, 3, True),
+    ]
 
 
-def test_agents_are_rows_and_those_that_are_gone_stand_still_until_the_next_episode_of_all() -> None:
+def test_agents_are_rows_and_those_that_are_gone_stand_still_until_the_next_episode_of_all() -> (
+    None
+):
     made: list[joint.Agents] = []
 
     def make() -> joint.Agents:
@@ -189,8 +216,14 @@ def test_agents_are_rows_and_those_that_are_gone_stand_still_until_the_next_epis
     assert steps[4] == ["dropped c 0", "2 t 0", "0  5"]
     assert steps[7] == ["dropped c 0", "dropped c 0", "0 c(8) 0"]  # a new episode
     assert steps[8] == ["1  1", "2  1", "0  1"]
-    assert [(one.env, one.index, one.length) for one in stepper.log.episodes] == [(0, 0, 3), (1, 0, 5), (2, 0, 8)]
-    assert made[0].seeds == [streams.integer(1, Stream.EPISODES, 0, 0, episode) for episode in (0, 1)]
+    assert [(one.env, one.index, one.length) for one in stepper.log.episodes] == [
+        (0, 0, 3),
+        (1, 0, 5),
+        (2, 0, 8),
+    ]
+    assert made[0].seeds == [
+        streams.integer(1, Stream.EPISODES, 0, 0, episode) for episode in (0, 1)
+    ]
 
 
 class Lingering(joint.Agents):
@@ -210,7 +243,9 @@ def test_agents_that_are_listed_after_their_end_have_the_same_episodes() -> None
         made.append(kind())
         return made[-1]
 
-    cleared, listed = (Stepper(env_id=partial(make, one), envs_per_sampler=3) for one in (joint.Agents, Lingering))
+    cleared, listed = (
+        Stepper(env_id=partial(make, one), envs_per_sampler=3) for one in (joint.Agents, Lingering)
+    )
     assert [listed.step(1, 2, 0) for _ in range(12)] == [cleared.step(1, 2, 0) for _ in range(12)]
     assert [(one.env, one.index, one.length) for one in listed.log.episodes] == [
         (one.env, one.index, one.length) for one in cleared.log.episodes
@@ -229,25 +264,46 @@ class Returning(joint.Agents):
         self.agents = {1: ["bob", "cid"], 4: []}.get(self._steps, self.possible_agents)
         seen = self._seen(self.possible_agents)
         over = {agent: agent in acted and agent not in self.agents for agent in seen}
-        return seen, dict.fromkeys(seen, 1.0), over, dict.fromkeys(seen, False), {agent: {} for agent in seen}
+        return (
+            seen,
+            dict.fromkeys(seen, 1.0),
+            over,
+            dict.fromkeys(seen, False),
+            {agent: {} for agent in seen},
+        )
 
 
 def test_an_agent_that_comes_back_acts_again() -> None:
     stepper = Stepper(env_id=Returning, envs_per_sampler=3)
     for _ in range(2):
-        assert [stepper.step(1, 1, 1)[0] for _ in range(4)] == ["1 t 0", "dropped c 2", "1  3", "1 t 0"]
+        assert [stepper.step(1, 1, 1)[0] for _ in range(4)] == [
+            "1 t 0",
+            "dropped c 2",
+            "1  3",
+            "1 t 0",
+        ]
 
 
 @pytest.mark.parametrize(
     ("env_id", "first", "then"),
     [
-        (lambda: joint.Native(2, "NextStep", fails_at=2), ["dropped c 0", "dropped c 0"], ["0.5  1", "0.5  1"]),
-        (lambda: joint.Native(2, "Disabled", obeys=True, fails_at=2), ["dropped c 0"] * 2, ["0.5  1", "0.5  1"]),
+        (
+            lambda: joint.Native(2, "NextStep", fails_at=2),
+            ["dropped c 0", "dropped c 0"],
+            ["0.5  1", "0.5  1"],
+        ),
+        (
+            lambda: joint.Native(2, "Disabled", obeys=True, fails_at=2),
+            ["dropped c 0"] * 2,
+            ["0.5  1", "0.5  1"],
+        ),
         (lambda: joint.Agents(fails_at=2), ["dropped c 0"] * 3, ["0  1"] * 3),
     ],
     ids=["autoreset", "mask", "agents"],
 )
-def test_an_exception_is_one_fault_after_which_all_rows_begin_anew(env_id: Any, first: Any, then: Any) -> None:
+def test_an_exception_is_one_fault_after_which_all_rows_begin_anew(
+    env_id: Any, first: Any, then: Any
+) -> None:
     stepper = Stepper(env_id=env_id, envs_per_sampler=len(first))
     actions = [0] * len(first)
     stepper.step(*actions)
@@ -272,7 +328,10 @@ def test_an_invalid_row_is_reset_alone_where_the_vector_can_do_that() -> None:
     assert stepper.step(0, 0) == ["0.5  1", "0.5  2"]
     assert [(one.kind.value, one.env) for one in stepper.log.incidents] == [("bad_step", 0)]
     stepper = Stepper(env_id=lambda: Odd(2, "NextStep"), envs_per_sampler=2)
-    assert stepper.step(0, 3) == ["0.5 c(1) 0", "dropped c 0"]  # the first one is cut off, and not lost
+    assert stepper.step(0, 3) == [
+        "0.5 c(1) 0",
+        "dropped c 0",
+    ]  # the first one is cut off, and not lost
     assert stepper.step(0, 0) == ["0.5  1", "0.5  1"]
 
 
@@ -297,11 +356,16 @@ def test_a_vector_that_resets_rows_outside_of_the_mask_is_a_fault(kind: Any) -> 
         ({"shared_memory": object()}, True),
         ({"config": object()}, True),
         ({"config": {"seed": None}}, True),
-        ({"config": {"seed": 1, "max_num_players": 1}}, False),  # of EnvPool, whose reset takes no seed
+        (
+            {"config": {"seed": 1, "max_num_players": 1}},
+            False,
+        ),  # of EnvPool, whose reset takes no seed
     ],
     ids=["memory", "object", "mapping", "EnvPool"],
 )
-def test_attributes_that_a_vector_has_for_itself_change_nothing(attributes: dict[str, Any], seeded: bool) -> None:
+def test_attributes_that_a_vector_has_for_itself_change_nothing(
+    attributes: dict[str, Any], seeded: bool
+) -> None:
     seeds: list[list[Any]] = []
 
     def make(attributes: dict[str, Any]) -> Any:
@@ -310,7 +374,9 @@ def test_attributes_that_a_vector_has_for_itself_change_nothing(attributes: dict
         vars(env).update(attributes)
         return env
 
-    plain, other = (Stepper(env_id=partial(make, of), envs_per_sampler=2) for of in ({}, attributes))
+    plain, other = (
+        Stepper(env_id=partial(make, of), envs_per_sampler=2) for of in ({}, attributes)
+    )
     assert [other.step(0, 1) for _ in range(5)] == [plain.step(0, 1) for _ in range(5)]
     assert other.sampler.spaces.deterministic == plain.sampler.spaces.deterministic
     assert seeds[1] == (seeds[0] if seeded else [None])
@@ -340,11 +406,31 @@ REFUSED: list[tuple[Any, dict[str, Any], str]] = [
     (lambda: masked_by_a_method(2), {"envs_per_sampler": 2}, UNREAD),
     (lambda: MaskedNative(2, "NextStep"), {"envs_per_sampler": 2}, UNREAD),
     (MaskedAgents, {"envs_per_sampler": 3}, UNREAD),
-    (lambda: joint.vector(2), {}, "envs_per_sampler=1: the environment has 2 rows. Use `envs_per_sampler=2`"),
-    (joint.Agents, {}, "the environment has 3 agents, each of which is a row. Use `envs_per_sampler=3`"),
-    (lambda: joint.vector(1), {"standby_envs": 1}, "standby_envs=1: copies cannot take turns with the rows of an"),
-    (lambda: joint.vector(1), {"frame_stack": 2}, "frame_stack: prepares single environments, and this one has sev"),
-    (lambda: joint.vector(1), {"wrappers": [gym.Wrapper]}, "wrappers: prepares single environments"),
+    (
+        lambda: joint.vector(2),
+        {},
+        "envs_per_sampler=1: the environment has 2 rows. Use `envs_per_sampler=2`",
+    ),
+    (
+        joint.Agents,
+        {},
+        "the environment has 3 agents, each of which is a row. Use `envs_per_sampler=3`",
+    ),
+    (
+        lambda: joint.vector(1),
+        {"standby_envs": 1},
+        "standby_envs=1: copies cannot take turns with the rows of an",
+    ),
+    (
+        lambda: joint.vector(1),
+        {"frame_stack": 2},
+        "frame_stack: prepares single environments, and this one has sev",
+    ),
+    (
+        lambda: joint.vector(1),
+        {"wrappers": [gym.Wrapper]},
+        "wrappers: prepares single environments",
+    ),
     (
         lambda: joint.Agents(odd=True),
         {"envs_per_sampler": 3},
@@ -353,8 +439,12 @@ REFUSED: list[tuple[Any, dict[str, Any], str]] = [
 ]
 
 
-@pytest.mark.parametrize(("env_id", "settings", "text"), REFUSED, ids=[text[:30] for _, _, text in REFUSED])
-def test_what_does_not_fit_is_refused_and_closed(env_id: Any, settings: dict[str, Any], text: str) -> None:
+@pytest.mark.parametrize(
+    ("env_id", "settings", "text"), REFUSED, ids=[text[:30] for _, _, text in REFUSED]
+)
+def test_what_does_not_fit_is_refused_and_closed(
+    env_id: Any, settings: dict[str, Any], text: str
+) -> None:
     closed: list[Any] = []
 
     def make() -> Any:
@@ -378,7 +468,10 @@ def test_a_vector_that_does_not_say_when_it_resets_rows_is_refused() -> None:
         env.metadata = {}
         return env
 
-    with pytest.raises(ConfigError, match=r"metadata\['autoreset_mode'\]=None, and it has to be one of AutoresetMode"):
+    with pytest.raises(
+        ConfigError,
+        match=r"metadata\['autoreset_mode'\]=None, and it has to be one of AutoresetMode",
+    ):
         build_sampler(sampler_plan(make_config({"env_id": make, "num_samplers": 1})), 0)
 
 
@@ -390,9 +483,14 @@ def test_a_factory_gets_the_number_of_rows_and_a_seed_if_it_cannot_do_without() 
         return joint.vector(num_envs)
 
     for sampler_id in range(2):
-        config = make_config({"env_id": make, "envs_per_sampler": 4, "num_samplers": 2, "num_steps": 8, "seed": 7})
+        config = make_config(
+            {"env_id": make, "envs_per_sampler": 4, "num_samplers": 2, "num_steps": 8, "seed": 7}
+        )
         build_sampler(sampler_plan(config), sampler_id).envs.close()
-    assert got == [(4, streams.integer(7, Stream.EPISODES, sampler_id, 0, 0), sampler_id) for sampler_id in range(2)]
+    assert got == [
+        (4, streams.integer(7, Stream.EPISODES, sampler_id, 0, 0), sampler_id)
+        for sampler_id in range(2)
+    ]
 
     def kept(num_envs: int = 2, seed: int = 9) -> Any:
         got[:] = [(num_envs, seed, 0)]
@@ -426,14 +524,20 @@ def test_an_evaluation_plays_all_agents_or_a_row(kind: str, tmp_path: Path) -> N
         assert (played.returns, played.lengths) == (alone.returns, alone.lengths)
     else:  # agents leave after 3, 5 and 8 steps, and rewards are actions of 0, 1 or 2
         assert played.lengths == (8, 8, 8)
-        assert all(0 < 3 * one <= 2 * 16 and abs(3 * one - round(3 * one)) < 1e-9 for one in played.returns)
+        assert all(
+            0 < 3 * one <= 2 * 16 and abs(3 * one - round(3 * one)) < 1e-9 for one in played.returns
+        )
 
 
 @pytest.mark.proves("is a vector that resets its rows by itself, such as EnvPool")
-def test_a_vector_that_cannot_replay_says_so_at_the_start(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    settings = {"env_id": "worlds.joint:Native", "env_kwargs": {"mode": "SameStep"}, "total_timesteps": 120}
+def test_a_vector_that_cannot_replay_says_so_at_the_start(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    settings = {
+        "env_id": "worlds.joint:Native",
+        "env_kwargs": {"mode": "SameStep"},
+        "total_timesteps": 120,
+    }
     dppo.train(small(tmp_path / "run", **THREE | settings))
-    said = (
-        "resets rows by itself: lost or resumed samplers start new episodes; those of EnvPool, with a fixed seed, their"
-    )
+    said = "resets rows by itself: lost or resumed samplers start new episodes; those of EnvPool, with a fixed seed, their"
     assert said in caplog.text

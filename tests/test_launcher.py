@@ -45,7 +45,9 @@ $code" "$@" ;;
 esac
 """
 COMMAND = '#!/bin/sh\nprintf "ran:%s\\n" "$@"\necho "in:$(pwd)"\necho "path:${PYTHONPATH-unset}"\n'
-BLOCKED_PIP = "echo $$ >FOLDER/pip-pid; touch FOLDER/pip-began; while [ ! -e FOLDER/go ]; do sleep 0.02; done"
+BLOCKED_PIP = (
+    "echo $$ >FOLDER/pip-pid; touch FOLDER/pip-began; while [ ! -e FOLDER/go ]; do sleep 0.02; done"
+)
 Call = subprocess.Popen[str]
 WAITING = "Waiting for another call that is setting up .venv ...\n"
 
@@ -78,9 +80,15 @@ class Checkout:
 
     def start(self, *words: str, **env: str) -> Call:
         env = {"PATH": str(self.fakes), "HOME": str(self.fakes), "LC_ALL": "C", **env}
-        streams: dict[str, Any] = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+        streams: dict[str, Any] = {
+            "stdin": subprocess.DEVNULL,
+            "stdout": subprocess.PIPE,
+            "stderr": subprocess.PIPE,
+        }
         words = (self.launcher, *words)
-        call = subprocess.Popen(words, cwd=self.cwd, env=env, text=True, start_new_session=True, **streams)
+        call = subprocess.Popen(
+            words, cwd=self.cwd, env=env, text=True, start_new_session=True, **streams
+        )
         self.started.append(call)
         return call
 
@@ -123,7 +131,9 @@ def checkout(tmp_path: Path) -> Iterator[Checkout]:
         call.communicate(timeout=60)
 
 
-def test_the_first_call_installs_pinned_and_runs_the_command_in_the_callers_folder(checkout: Checkout) -> None:
+def test_the_first_call_installs_pinned_and_runs_the_command_in_the_callers_folder(
+    checkout: Checkout,
+) -> None:
     (checkout.fakes / "one").symlink_to(checkout.root / "dppo")
     (checkout.root.parent / "two").symlink_to("fakes/one")
     checkout.launcher, checkout.cwd = "../two", checkout.fakes
@@ -133,10 +143,14 @@ def test_the_first_call_installs_pinned_and_runs_the_command_in_the_callers_fold
     assert done.err == "Setting up .venv with Python 3.12.4, a few minutes ...\n"
     venv, pip = (checkout.fakes / "calls").read_text().splitlines()
     assert venv == "venv"
-    assert f"-c constraints.txt -e .[test] in {checkout.root} PYTHONPATH=unset PIP_TARGET=unset" in pip
+    assert (
+        f"-c constraints.txt -e .[test] in {checkout.root} PYTHONPATH=unset PIP_TARGET=unset" in pip
+    )
 
 
-def test_a_later_call_starts_no_interpreter_and_returns_the_commands_exit_code(checkout: Checkout) -> None:
+def test_a_later_call_starts_no_interpreter_and_returns_the_commands_exit_code(
+    checkout: Checkout,
+) -> None:
     checkout.run()
     checkout.script("python3.12", "#!/bin/sh\nexit 9\n")
     (checkout.venv / "bin" / "dppo").write_text("#!/bin/sh\nexit 7\n")
@@ -154,7 +168,9 @@ def test_a_later_call_starts_no_interpreter_and_returns_the_commands_exit_code(c
         ("3.12.4", "sys.exit(1)", "", "no Python found. Install Python 3.10 or newer"),
     ],
 )
-def test_unusable_pythons_are_reported(version: str, patch: str, chosen: str, message: str, checkout: Checkout) -> None:
+def test_unusable_pythons_are_reported(
+    version: str, patch: str, chosen: str, message: str, checkout: Checkout
+) -> None:
     checkout.python("python3.12", version, patch)
     checkout.refuses(message, PYTHON=chosen)
     assert not checkout.venv.exists()
@@ -165,7 +181,10 @@ def test_a_venv_is_rebuilt_for_another_version_or_if_its_python_is_gone(checkout
     assert "with Python 3.12.4" in checkout.run().err  # python3 is too old
     checkout.python("python3.13", "3.13.0")
     assert checkout.run(PYTHON="python3.12").err == ""
-    assert "with Python 3.13.0" in checkout.run(PYTHON=str(checkout.fakes / "python3.13"), DPPO_REBUILD="1").err
+    assert (
+        "with Python 3.13.0"
+        in checkout.run(PYTHON=str(checkout.fakes / "python3.13"), DPPO_REBUILD="1").err
+    )
     assert checkout.run().err == ""
     (checkout.fakes / "python3.13").unlink()  # as an upgrade of the system would
     assert "with Python 3.12.4" in checkout.run().err
@@ -174,7 +193,9 @@ def test_a_venv_is_rebuilt_for_another_version_or_if_its_python_is_gone(checkout
 
 def install(checkout: Checkout, name: str) -> None:
     """Put a package into .venv, as a user's pip would."""
-    (checkout.venv / "lib" / "python3.12" / "site-packages" / f"{name}-1.0.dist-info").mkdir(parents=True)
+    (checkout.venv / "lib" / "python3.12" / "site-packages" / f"{name}-1.0.dist-info").mkdir(
+        parents=True
+    )
 
 
 def test_another_patch_version_of_python_is_no_reason_to_rebuild(checkout: Checkout) -> None:
@@ -189,9 +210,13 @@ def test_another_minor_version_and_packages_of_the_user_need_a_word(checkout: Ch
     checkout.script("pip", 'mkdir -p "$venv/lib/python3.12/site-packages/one-1.dist-info"')
     checkout.run()
     checkout.python("python3.13", "3.13.0")
-    checkout.refuses(".venv has Python 3.12.4, and PYTHON is 3.13.0. Set DPPO_REBUILD=1", PYTHON="python3.13")
+    checkout.refuses(
+        ".venv has Python 3.12.4, and PYTHON is 3.13.0. Set DPPO_REBUILD=1", PYTHON="python3.13"
+    )
     install(checkout, "Optuna")
-    checkout.refuses("removes what you have installed: optuna. Set DPPO_REBUILD=1", PYTHON="python3.13")
+    checkout.refuses(
+        "removes what you have installed: optuna. Set DPPO_REBUILD=1", PYTHON="python3.13"
+    )
     (checkout.root / "constraints.txt").write_text("one==2\n")
     checkout.refuses("removes what you have installed: optuna. Set DPPO_REBUILD=1")
     assert checkout.calls() == ["venv", "pip"]
@@ -201,13 +226,17 @@ def test_another_minor_version_and_packages_of_the_user_need_a_word(checkout: Ch
 
 
 def test_a_venv_in_use_is_never_emptied(checkout: Checkout) -> None:
-    checkout.script("command", "#!/bin/sh\ntouch FOLDER/runs\nwhile [ ! -e FOLDER/go ]; do sleep 0.02; done\n")
+    checkout.script(
+        "command", "#!/bin/sh\ntouch FOLDER/runs\nwhile [ ! -e FOLDER/go ]; do sleep 0.02; done\n"
+    )
     busy = checkout.start()
     while not (checkout.fakes / "runs").exists():
         assert busy.poll() is None, busy.communicate()
         time.sleep(0.01)
     (checkout.root / "constraints.txt").write_text("one==2\n")
-    checkout.refuses(f".venv must be built anew, and is in use by process {busy.pid} (", DPPO_REBUILD="1")
+    checkout.refuses(
+        f".venv must be built anew, and is in use by process {busy.pid} (", DPPO_REBUILD="1"
+    )
     (checkout.fakes / "go").touch()
     busy.communicate(timeout=60)
     checkout.script("command", COMMAND)
@@ -222,7 +251,9 @@ def test_the_command_learns_how_it_was_called(checkout: Checkout) -> None:
     assert checkout.run().out == "as:./dppo\n"
 
 
-def test_changed_pins_and_dependencies_rebuild_and_settings_of_tools_do_not(checkout: Checkout) -> None:
+def test_changed_pins_and_dependencies_rebuild_and_settings_of_tools_do_not(
+    checkout: Checkout,
+) -> None:
     checkout.run()
     pyproject = checkout.root / "pyproject.toml"
     for path, old, new, rebuilds in [
@@ -267,7 +298,9 @@ def test_a_folder_that_is_not_ours_is_left_alone(checkout: Checkout) -> None:
     checkout.refuses("is not a clone of dppo")
 
 
-def test_a_link_to_an_empty_folder_is_filled_and_a_dangling_one_is_reported(checkout: Checkout) -> None:
+def test_a_link_to_an_empty_folder_is_filled_and_a_dangling_one_is_reported(
+    checkout: Checkout,
+) -> None:
     large_disk = checkout.root.parent / "large disk"
     checkout.venv.symlink_to(large_disk)
     checkout.refuses(f"cannot write to {checkout.venv}")
@@ -305,8 +338,12 @@ def test_concurrent_first_calls_install_once(checkout: Checkout) -> None:
     assert checkout.calls() == ["venv", "pip"]
 
 
-@pytest.mark.parametrize(("number", "kill"), [(signal.SIGINT, os.killpg), (signal.SIGTERM, os.kill)])
-def test_an_interrupted_setup_ends_with_its_pip_and_is_redone(number: int, kill: Any, checkout: Checkout) -> None:
+@pytest.mark.parametrize(
+    ("number", "kill"), [(signal.SIGINT, os.killpg), (signal.SIGTERM, os.kill)]
+)
+def test_an_interrupted_setup_ends_with_its_pip_and_is_redone(
+    number: int, kill: Any, checkout: Checkout
+) -> None:
     call = checkout.start_until_pip()
     kill(call.pid, number)
     _, err = call.communicate(timeout=60)
@@ -338,10 +375,15 @@ def test_the_test_command_runs_the_tests_of_its_checkout(tmp_path: Path) -> None
 
     def dppo_test(*words: str) -> tuple[int, str]:
         command = [sys.executable, "-c", code, str(script), *words]
-        done = subprocess.run(command, cwd="/", capture_output=True, text=True, timeout=60, check=False)
+        done = subprocess.run(
+            command, cwd="/", capture_output=True, text=True, timeout=60, check=False
+        )
         return done.returncode, done.stdout + done.stderr
 
-    assert dppo_test() == (2, "dppo test: dppo was installed without its tests. Run ./dppo test in a clone.\n")
+    assert dppo_test() == (
+        2,
+        "dppo test: dppo was installed without its tests. Run ./dppo test in a clone.\n",
+    )
     (tmp_path / "tests").mkdir()
     (tmp_path / "tests" / "conftest.py").touch()
     slow = "import pytest\n\n@pytest.mark.slow\ndef test_slow(): assert False\n"

@@ -21,7 +21,9 @@ SEEDS = (1, 2, 3)
 
 def trained(env_id: str, run_dir: Path, **changes: Any) -> dppo.Result:
     """Return the result of a run with the preset of `env_id`."""
-    config = make_config(presets()[env_id] | {"env_id": env_id, "run_dir": run_dir, "progress": "off"} | changes)
+    config = make_config(
+        presets()[env_id] | {"env_id": env_id, "run_dir": run_dir, "progress": "off"} | changes
+    )
     return dppo.train(config)
 
 

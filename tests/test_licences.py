@@ -23,9 +23,17 @@ from dppo.records.metrics.reading import read_metrics
 def settings(run_dir: Path, **changes: Any) -> dppo.Config:
     (folder := run_dir.parent / f"licences of {run_dir.name}").mkdir()
     kwargs = {"folder": str(folder), "licences": 4, **changes.pop("kwargs", {})}
-    sizes = {"num_samplers": 4, "num_steps": 16, "total_timesteps": 6 * 64, "update_epochs": 2, "progress": "off"}
+    sizes = {
+        "num_samplers": 4,
+        "num_steps": 16,
+        "total_timesteps": 6 * 64,
+        "update_epochs": 2,
+        "progress": "off",
+    }
     return make_config(
-        {"env_id": "worlds.licensed:Licensed", "env_kwargs": kwargs, "run_dir": run_dir} | sizes | changes
+        {"env_id": "worlds.licensed:Licensed", "env_kwargs": kwargs, "run_dir": run_dir}
+        | sizes
+        | changes
     )
 
 
@@ -47,7 +55,10 @@ def test_the_environments_of_a_lost_process_count_until_its_keeper_has_ended_the
     slots.ended(one)
     one.end(1.0)
     assert slots.grant(one, (0, 1), 2.0) == ()
-    assert "of 3 of at most 3 samplers exist (licences), those of 2 in processes that have just ended" in str(slots)
+    assert (
+        "of 3 of at most 3 samplers exist (licences), those of 2 in processes that have just ended"
+        in str(slots)
+    )
     assert slots.grant(one, (0, 1), 2.0 + ENDING_S) == (0, 1)
     assert slots.grant(other, (2, 3), 2.0 + ENDING_S) == (2,)
 
@@ -90,8 +101,14 @@ def test_environments_start_no_faster_than_allowed_over_all_actors() -> None:
             {"licences": 8, "eval_every": 100, "num_actors": 2, "eval_actors": 2},
             r"the 10 environments .*4 samplers x 2 env x 1 copy \+ 2 for evaluations\)\. .* use `num_samplers=3`",
         ),
-        ({"start_rate": "2"}, "start_rate=2: must be a number of at least 1 in a time .* Use one such as 2/s"),
-        ({"start_rate": "2/s", "num_actors": 2, "backup_requests": True}, "backup_requests=True: makes environments"),
+        (
+            {"start_rate": "2"},
+            "start_rate=2: must be a number of at least 1 in a time .* Use one such as 2/s",
+        ),
+        (
+            {"start_rate": "2/s", "num_actors": 2, "backup_requests": True},
+            "backup_requests=True: makes environments",
+        ),
     ],
 )
 def test_settings_that_cannot_be_kept_are_refused(wrong: dict[str, Any], words: str) -> None:
@@ -99,7 +116,9 @@ def test_settings_that_cannot_be_kept_are_refused(wrong: dict[str, Any], words: 
         make_config({"env_id": "CartPole-v1", "num_samplers": 4, "envs_per_sampler": 2, **wrong})
 
 
-def test_too_few_licences_are_reported_with_the_number_of_instances_and_the_remedy(tmp_path: Path) -> None:
+def test_too_few_licences_are_reported_with_the_number_of_instances_and_the_remedy(
+    tmp_path: Path,
+) -> None:
     """As with `--num-actors 3` and three licences: the number of actors is not the number of instances."""
     with pytest.raises(EnvironmentFault) as fault:
         dppo.train(settings(tmp_path / "run", kwargs={"licences": 3}))
@@ -110,7 +129,9 @@ def test_too_few_licences_are_reported_with_the_number_of_instances_and_the_reme
         "a smaller batch."
     )
     assert fault.value.message.partition("ConnectionError: ")[2] == remedies
-    assert fault.value.message in (tmp_path / "run" / "incidents" / "001" / "report.txt").read_text()
+    assert (
+        fault.value.message in (tmp_path / "run" / "incidents" / "001" / "report.txt").read_text()
+    )
 
 
 def test_a_rate_holds_in_one_process(tmp_path: Path) -> None:
@@ -121,7 +142,9 @@ def test_a_rate_holds_in_one_process(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", ["in process", pytest.param("on Ray", marks=pytest.mark.slow)])
-def test_evaluations_have_a_licence_of_their_own(kind: str, tmp_path: Path, request: pytest.FixtureRequest) -> None:
+def test_evaluations_have_a_licence_of_their_own(
+    kind: str, tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
     """Actors that play and those that collect are killed; a licence that is not there would be an incident."""
     more: dict[str, Any] = {"licences": 5, "eval_every": 64, "eval_episodes": 2}
     kwargs = {"licences": 5, "child": kind == "on Ray", "sleep_s": 0.01 * (kind == "on Ray")}
@@ -133,12 +156,16 @@ def test_evaluations_have_a_licence_of_their_own(kind: str, tmp_path: Path, requ
     with Disturbance("EvaluationActor.play", send(signal.SIGKILL)):
         result = dppo.train(settings(tmp_path / "run", kwargs=kwargs, num_actors=2, **more))
     assert result.incidents == {}
-    assert [row["eval/episodes"] for row in read_metrics(tmp_path / "run") if "eval/episodes" in row] == [2] * 6
+    assert [
+        row["eval/episodes"] for row in read_metrics(tmp_path / "run") if "eval/episodes" in row
+    ] == [2] * 6
 
 
 @pytest.mark.proves("gives its licence back some seconds after its death")
 @pytest.mark.slow
-def test_a_licence_that_a_dead_actor_gives_back_late_is_waited_for(ray_session: None, tmp_path: Path) -> None:
+def test_a_licence_that_a_dead_actor_gives_back_late_is_waited_for(
+    ray_session: None, tmp_path: Path
+) -> None:
     """Without `licences`, the constructor of the next process raises."""
     here = dppo.train(settings(tmp_path / "here"))
     late = {"kwargs": {"child": True, "sleep_s": 0.01}, "num_actors": 2}

@@ -54,7 +54,9 @@ def put(path: Path, text: str) -> None:
         ("nonsense", 4, "4 cores"),
     ],
 )
-def test_a_quota_of_a_container_limits_the_cores(cgroups: Path, quota: str, cores: int, words: str) -> None:
+def test_a_quota_of_a_container_limits_the_cores(
+    cgroups: Path, quota: str, cores: int, words: str
+) -> None:
     put(cgroups / "cpu.max", quota)
     assert machine.usable_cores() == cores
     assert machine.cores_in_words() == words
@@ -70,7 +72,10 @@ def test_the_smallest_quota_of_the_groups_above_counts(cgroups: Path) -> None:
 
 @pytest.mark.parametrize("folder", ["cpu", "cpu,cpuacct", "cpu/docker/a", "cpu,cpuacct/docker"])
 def test_a_quota_of_the_first_version_limits_the_cores(cgroups: Path, folder: str) -> None:
-    put(machine.CGROUPS_OF_THIS_PROCESS, "11:memory:/docker/a\n4:cpu,cpuacct:/docker/a\n1:name=systemd:/")
+    put(
+        machine.CGROUPS_OF_THIS_PROCESS,
+        "11:memory:/docker/a\n4:cpu,cpuacct:/docker/a\n1:name=systemd:/",
+    )
     put(cgroups / folder / "cpu.cfs_period_us", "100000")
     put(cgroups / folder / "cpu.cfs_quota_us", "-1")
     assert machine.usable_cores() == 4
@@ -83,15 +88,24 @@ def test_actors_that_join_and_leave_follow_a_quota(cgroups: Path) -> None:
     notes: list[str] = []
     demand = Demand(num_actors=1, actor={"CPU": 1.0}, num_learners=0, learner={}, most_actors=8)
     assert capacity.fitted_here(demand, 0, notes.append).num_actors == 1
-    assert notes == ["using 1 actor: this machine has 4 cores, of which a quota (cgroup) allows 0.5"]
+    assert notes == [
+        "using 1 actor: this machine has 4 cores, of which a quota (cgroup) allows 0.5"
+    ]
 
 
 @pytest.mark.parametrize(
-    ("version", "unit", "stat"), [("cpu.max", 10**6, "cpu.stat"), ("cpu.cfs_quota_us", 10**9, "cpuacct.usage")]
+    ("version", "unit", "stat"),
+    [("cpu.max", 10**6, "cpu.stat"), ("cpu.cfs_quota_us", 10**9, "cpuacct.usage")],
 )
 @pytest.mark.parametrize(("used_s", "notes"), [(9.5, 1), (5.0, 0)])
 def test_what_a_run_used_is_compared_with_its_quota(
-    version: str, unit: int, stat: str, used_s: float, notes: int, cgroups: Path, monkeypatch: pytest.MonkeyPatch
+    version: str,
+    unit: int,
+    stat: str,
+    used_s: float,
+    notes: int,
+    cgroups: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Of a quota of two cores, in 5 s; the machine's other cores may be idle."""
     folder = cgroups if version == "cpu.max" else cgroups / "cpu"
@@ -126,7 +140,12 @@ def test_a_limit_of_the_size_of_files_is_named_and_removed_as_told(tmp_path: Pat
     )
     limited = f'ulimit -S -f 1; {sys.executable} -B -c "$0" 2>&1'
     ran = subprocess.run(
-        ["bash", "-c", limited, program], cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False
+        ["bash", "-c", limited, program],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
     )
     fact = "file: cannot be written: File too large. This process may not write files larger than 1,024 bytes"
     assert f"{fact} (RLIMIT_FSIZE). Run `ulimit -f unlimited` first." in ran.stdout
@@ -134,7 +153,12 @@ def test_a_limit_of_the_size_of_files_is_named_and_removed_as_told(tmp_path: Pat
     assert command is not None
     told = f'ulimit -S -f 1; {command[1]}; {sys.executable} -B -c "$0"'
     ran = subprocess.run(
-        ["bash", "-c", told, program], cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False
+        ["bash", "-c", told, program],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
     )
     assert ran.stdout == "5000\n", ran.stderr
 
@@ -144,17 +168,26 @@ def test_a_limit_that_the_user_cannot_remove_is_said(monkeypatch: pytest.MonkeyP
 
     monkeypatch.setattr(os, "geteuid", lambda: 1000)
     monkeypatch.setattr(resource, "getrlimit", lambda _: (1000, 2000))
-    assert "larger than 1,000 bytes (RLIMIT_FSIZE). Its hard limit is 2,000: start it in" in machine.file_size_remedy()
-    monkeypatch.setattr(resource, "getrlimit", lambda _: (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+    assert (
+        "larger than 1,000 bytes (RLIMIT_FSIZE). Its hard limit is 2,000: start it in"
+        in machine.file_size_remedy()
+    )
+    monkeypatch.setattr(
+        resource, "getrlimit", lambda _: (resource.RLIM_INFINITY, resource.RLIM_INFINITY)
+    )
     assert machine.file_size_remedy() == ""
     told = remedy(OSError(errno.EFBIG, "File too large"))
     assert told == "Its file system takes no file of this size. Use a folder on another disk."
 
 
-def test_ray_is_not_started_where_it_may_not_write_its_store(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ray_is_not_started_where_it_may_not_write_its_store(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """Else the system ends it, and it says after a minute that it timed out."""
     monkeypatch.setattr(session, "file_size_limits", lambda: (LIMIT, 0))
-    with pytest.raises(ConfigError, match=r"is a file of 83,886,080 bytes\..* `num_actors=0` trains without Ray"):
+    with pytest.raises(
+        ConfigError, match=r"is a file of 83,886,080 bytes\..* `num_actors=0` trains without Ray"
+    ):
         session._check_file_size(session.SMALLEST_STORE)
     monkeypatch.setattr(session, "file_size_limits", lambda: None)  # after `ulimit -f unlimited`
     session._check_file_size(session.SMALLEST_STORE)
@@ -195,7 +228,9 @@ def test_names_and_numbers_of_open_files_are_changed_as_told(tmp_path: Path) -> 
     program = "files = [open('/dev/null') for _ in range(50)]; print(len(files))"
     for command, ends in (("ulimit -S -n 20", 1), ("ulimit -S -n 20; ulimit -S -n 4096", 0)):
         typed = f'{command}; {sys.executable} -S -c "$0"'
-        ran = subprocess.run(["bash", "-c", typed, program], capture_output=True, text=True, timeout=60, check=False)
+        ran = subprocess.run(
+            ["bash", "-c", typed, program], capture_output=True, text=True, timeout=60, check=False
+        )
         assert ran.returncode == ends, ran.stderr
 
 

@@ -20,7 +20,9 @@ from dppo.errors import ConfigError
 
 
 @pytest.mark.parametrize("kind", ["lstm", "own memory"])
-def test_pieces_of_minibatches_change_rounding_only(kind: str, run_of: RunOf, tmp_path: Path) -> None:
+def test_pieces_of_minibatches_change_rounding_only(
+    kind: str, run_of: RunOf, tmp_path: Path
+) -> None:
     pieces = dppo.train(settings(kind, tmp_path / "run", micro_batch_size=10))
     weights, whole = (dppo.load_policy(result.run_dir).weights for result in (pieces, run_of(kind)))
     np.testing.assert_allclose(weights, whole, atol=2e-4)
@@ -51,7 +53,11 @@ def solved(tmp_path_factory: pytest.TempPathFactory) -> RunOf:
         "update_epochs": 5,
     }  # fmt: skip
     folder = tmp_path_factory.mktemp("solved")
-    return cache(lambda memory: dppo.train(make_config(base | {"memory": memory, "run_dir": folder / memory})))
+    return cache(
+        lambda memory: dppo.train(
+            make_config(base | {"memory": memory, "run_dir": folder / memory})
+        )
+    )
 
 
 @pytest.mark.slow
@@ -114,7 +120,9 @@ def test_a_policy_without_memory_refuses_a_state(run_of: RunOf) -> None:
         ),
     ],
 )
-def test_a_run_says_that_its_network_has_memory(changes: dict[str, Any], words: str, tmp_path: Path) -> None:
+def test_a_run_says_that_its_network_has_memory(
+    changes: dict[str, Any], words: str, tmp_path: Path
+) -> None:
     with Notes() as notes:
         result = dppo.train(small(tmp_path / "run", env_id="worlds.memory:Recalls", **changes))
     assert any(words in note for note in notes.texts if note.startswith("Network: "))
@@ -189,7 +197,9 @@ def test_the_usual_length_is_the_largest_divisor_up_to_16(num_steps: int, length
 
 @pytest.mark.parametrize("size", [None, 64, 100, 130, 512])
 @pytest.mark.parametrize("length", [1, 16, 64])
-def test_minibatches_of_whole_sequences_are_not_larger_than_the_setting(size: int | None, length: int) -> None:
+def test_minibatches_of_whole_sequences_are_not_larger_than_the_setting(
+    size: int | None, length: int
+) -> None:
     config = make_config(
         {
             "env_id": "CartPole-v1",

@@ -34,14 +34,20 @@ FORMS = [("leaf", "flat"), ("leaf", "nested"), ("method", "flat"), ("info", "nes
 
 def hybrid(source: str, form: str) -> dict[str, Any]:
     setting = "info" if source == "info" else "auto"
-    return {"env_id": "worlds.acting:Hybrid", "env_kwargs": {"source": source, "form": form}, "action_mask": setting}
+    return {
+        "env_id": "worlds.acting:Hybrid",
+        "env_kwargs": {"source": source, "form": form},
+        "action_mask": setting,
+    }
 
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[str, str], dppo.Result]:
     folder = tmp_path_factory.mktemp("masks")
     short = {"total_timesteps": 160, "update_epochs": 1}
-    return {form: dppo.train(small(folder / "-".join(form), **hybrid(*form), **short)) for form in FORMS}
+    return {
+        form: dppo.train(small(folder / "-".join(form), **hybrid(*form), **short)) for form in FORMS
+    }
 
 
 @pytest.mark.parametrize(("source", "form"), FORMS)
@@ -67,7 +73,10 @@ def test_a_policy_takes_nested_masks_of_one_state_and_of_many(trained: Any) -> N
     lamps = np.array([[0, 1], [2, 1]], np.int8)
     everything = {"arm": None, "inner": None}
     for only in range(4):
-        action = policy.act(np.zeros(2, np.float32), action_mask={**everything, "gear": gears[only], "lamps": lamps[0]})
+        action = policy.act(
+            np.zeros(2, np.float32),
+            action_mask={**everything, "gear": gears[only], "lamps": lamps[0]},
+        )
         assert (action["gear"], action["lamps"].tolist()) == (2 + only, [0, 1])
         assert HYBRID.contains(action)
     masks = {"gear": gears[:2], "inner": (None, None), "lamps": lamps}
@@ -83,7 +92,10 @@ def test_an_exported_policy_reads_masks_in_the_observation(form: str, trained: A
     env = Hybrid("leaf", form)
     for seed in range(5):
         obs, _ = env.reset(seed=seed)
-        inputs = {f"obs.{name}": torch.from_numpy(np.array(leaf)[None]) for name, leaf in leaves(obs).items()}
+        inputs = {
+            f"obs.{name}": torch.from_numpy(np.array(leaf)[None])
+            for name, leaf in leaves(obs).items()
+        }
         found = module.outputs(inputs)
         for name, part in leaves(policy.act(obs)).items():
             np.testing.assert_allclose(found[f"action.{name}"][0], part, rtol=1e-4, atol=1e-5)
@@ -120,8 +132,12 @@ def test_impossible_choices_have_no_gradient_and_the_others_are_unchanged() -> N
     np.testing.assert_array_equal(impossible[:, columns], ~masks)
     assert impossible.sum() == (~masks).sum()
     noise = distribution.noise(drawn, 1, 9, "float64")[0]
-    scored = distribution.scores_with_gradient(in_torch, torch.from_numpy(distribution.sample(limited, noise)))
-    gradient = scored.gradient(torch.ones(9, dtype=torch.float64), torch.ones(9, dtype=torch.float64))
+    scored = distribution.scores_with_gradient(
+        in_torch, torch.from_numpy(distribution.sample(limited, noise))
+    )
+    gradient = scored.gradient(
+        torch.ones(9, dtype=torch.float64), torch.ones(9, dtype=torch.float64)
+    )
     assert torch.isfinite(gradient).all()
     assert (gradient[torch.from_numpy(impossible)] == 0).all()
 
@@ -129,14 +145,35 @@ def test_impossible_choices_have_no_gradient_and_the_others_are_unchanged() -> N
 GEAR = np.ones(4, np.int8)
 WRONG: list[tuple[Any, str]] = [
     ({"gear": GEAR, "inner": None}, "an action mask without part 'lamps'"),
-    ({"gear": GEAR, "inner": None, "lamps": None, "wheel": GEAR}, "an action mask with the unexpected part 'wheel'"),
-    ({"gear": GEAR[:3], "inner": None, "lamps": None}, "an action mask for 'gear' of shape (3,) instead of (4,)"),
-    ({"arm": np.ones(2), "gear": GEAR, "inner": None, "lamps": None}, "for 'arm', which is Box[2] and has no choices"),
-    ({"gear": 0 * GEAR, "inner": None, "lamps": None}, "an action mask that allows no action for 'gear'"),
-    ({"gear": GEAR, "inner": (None, np.array([1, 1, 0, 0, 0])), "lamps": None}, "for element 1 of 'inner.1'"),
-    ({"gear": GEAR, "inner": {"1": None}, "lamps": None}, "for 'inner' that is a dict, and the actions are a Tuple"),
+    (
+        {"gear": GEAR, "inner": None, "lamps": None, "wheel": GEAR},
+        "an action mask with the unexpected part 'wheel'",
+    ),
+    (
+        {"gear": GEAR[:3], "inner": None, "lamps": None},
+        "an action mask for 'gear' of shape (3,) instead of (4,)",
+    ),
+    (
+        {"arm": np.ones(2), "gear": GEAR, "inner": None, "lamps": None},
+        "for 'arm', which is Box[2] and has no choices",
+    ),
+    (
+        {"gear": 0 * GEAR, "inner": None, "lamps": None},
+        "an action mask that allows no action for 'gear'",
+    ),
+    (
+        {"gear": GEAR, "inner": (None, np.array([1, 1, 0, 0, 0])), "lamps": None},
+        "for element 1 of 'inner.1'",
+    ),
+    (
+        {"gear": GEAR, "inner": {"1": None}, "lamps": None},
+        "for 'inner' that is a dict, and the actions are a Tuple",
+    ),
     (np.ones(4), "an action mask of shape (4,) instead of (13,)"),
-    ({"gear": GEAR, "inner": None, "lamps": np.array([1, 0])}, "for 'lamps' of shape (2,) instead of (4,)"),
+    (
+        {"gear": GEAR, "inner": None, "lamps": np.array([1, 0])},
+        "for 'lamps' of shape (2,) instead of (4,)",
+    ),
 ]
 
 
@@ -149,7 +186,12 @@ def test_nested_masks_of_a_wrong_form_are_named_with_their_part(given: Any, word
     actions = actions_of(HYBRID)
     with pytest.raises(BadResult, match=re.escape(words)):
         checked_masks(given, (), actions)
-    everything = {"arm": None, "gear": GEAR, "inner": (None, None), "lamps": None}  # as the texts say
+    everything = {
+        "arm": None,
+        "gear": GEAR,
+        "inner": (None, None),
+        "lamps": None,
+    }  # as the texts say
     assert checked_masks(everything, (), actions).all()
 
 
@@ -160,7 +202,10 @@ def test_flat_masks_of_a_tuple_are_told_from_nested_ones() -> None:
     assert checked_masks(([1, 0], [1, 1, 0]), (), pair).tolist() == [True, False, True, True, False]
     assert checked_masks([1, 0], (), beside).tolist() == [True, False]
     assert checked_masks((np.array([1, 0]), None), (), beside).tolist() == [True, False]
-    assert checked_masks(([[1, 0], [0, 1]], None), (2,), beside).tolist() == [[True, False], [False, True]]
+    assert checked_masks(([[1, 0], [0, 1]], None), (2,), beside).tolist() == [
+        [True, False],
+        [False, True],
+    ]
 
 
 class BoxWith(Actuated):
@@ -199,8 +244,14 @@ def attribute() -> gym.Env[Any, Any]:
 
 
 REFUSED: list[tuple[Any, str]] = [
-    (lambda: BoxWith("leaf"), "the part 'action_mask' of the observation has no effect on Box[2] actions"),
-    (lambda: BoxWith("method"), "the method action_masks() of the environment has no effect on Box[2] actions"),
+    (
+        lambda: BoxWith("leaf"),
+        "the part 'action_mask' of the observation has no effect on Box[2] actions",
+    ),
+    (
+        lambda: BoxWith("method"),
+        "the method action_masks() of the environment has no effect on Box[2] actions",
+    ),
     (odd_leaf, "does not fit Dict(arm: Box[2], "),
     (attribute, "action_masks of the environment is a ndarray, and not a method"),
 ]
@@ -229,10 +280,14 @@ def test_a_mask_that_does_not_fit_is_refused_and_there_is_a_way_on(make: Any, wo
         ("choices", "which is not used. Set action_mask=info to take allowed actions only"),
     ],
 )
-def test_a_mask_in_info_is_noted_for_all_kinds_of_actions(kind: str, words: str, tmp_path: Path) -> None:
+def test_a_mask_in_info_is_noted_for_all_kinds_of_actions(
+    kind: str, words: str, tmp_path: Path
+) -> None:
     recorder = Recorder()
     short = {"total_timesteps": 80, "update_epochs": 1}
-    dppo.train(small(tmp_path / "run", env_id=lambda: BoxWith("info", kind), **short), observers=[recorder])
+    dppo.train(
+        small(tmp_path / "run", env_id=lambda: BoxWith("info", kind), **short), observers=[recorder]
+    )
     assert [incident.kind.value for incident in recorder.incidents] == ["mask_not_used"]
     assert words in recorder.incidents[0].message
     off = small(tmp_path / "off", env_id=lambda: BoxWith("info", kind), action_mask="off", **short)

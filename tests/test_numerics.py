@@ -77,7 +77,9 @@ def weights_on(cpu: str, names: list[str], folder: Path) -> list[str]:
             ],
             check=True,
         )
-    inherited = {name: value for name, value in fresh_environment().items() if name not in portable.VARIABLES}
+    inherited = {
+        name: value for name, value in fresh_environment().items() if name not in portable.VARIABLES
+    }
     inherited.pop("DPPO_NUMERICS", None)
     command = [
         sys.executable,
@@ -149,7 +151,10 @@ def test_native_numerics_without_effect_are_reported(
     for name, value in portable.VARIABLES.items():
         monkeypatch.setenv(name, value)
     dppo.train(kinds.small(tmp_path / "run", env_id="CartPole-v1", numerics="native"))
-    assert any("numerics=native: portable code was loaded already" in record.getMessage() for record in caplog.records)
+    assert any(
+        "numerics=native: portable code was loaded already" in record.getMessage()
+        for record in caplog.records
+    )
 
 
 def test_a_process_that_computes_otherwise_is_named_or_refused() -> None:
@@ -175,7 +180,9 @@ def test_fingerprints_see_another_code() -> None:
         "import json; from dataclasses import asdict; from dppo.numerics.fingerprint import Probe, fingerprint\n"
         "print(json.dumps(asdict(fingerprint(Probe(2, (8,)), torch=False))))"
     )
-    inherited = {name: value for name, value in fresh_environment().items() if name not in portable.VARIABLES}
+    inherited = {
+        name: value for name, value in fresh_environment().items() if name not in portable.VARIABLES
+    }
     results = []
     for variables in ({}, CPUS["prescott"]):
         environment = inherited | variables
@@ -248,7 +255,9 @@ def test_a_command_knows_its_numerics_before_it_loads_anything(
 
 @needs_avx2
 @pytest.mark.parametrize("numerics", ["portable", "strict"])
-def test_variables_are_set_while_a_run_lasts(numerics: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_variables_are_set_while_a_run_lasts(
+    numerics: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     for name in portable.VARIABLES:
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("MKL_CBWR", "AVX2")
@@ -265,7 +274,9 @@ def test_variables_are_set_while_a_run_lasts(numerics: str, monkeypatch: pytest.
         assert variables == {}, "processes of a run compute alike"
 
 
-def test_a_run_on_another_machine_is_noted_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_run_on_another_machine_is_noted_once(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     config = kinds.small(tmp_path / "run", env_id="CartPole-v1")
     dppo.train(config)
     text = (tmp_path / "run" / "config.yaml").read_text()
@@ -289,7 +300,11 @@ def test_a_run_on_another_machine_is_noted_once(tmp_path: Path, caplog: pytest.L
             resume=tmp_path / "run",
             branch=True,
         )
-    notes = [record.getMessage() for record in caplog.records if "differ by rounding" in record.getMessage()]
+    notes = [
+        record.getMessage()
+        for record in caplog.records
+        if "differ by rounding" in record.getMessage()
+    ]
     assert len(notes) == 1
     assert "another, computes other last bits in NumPy's sums" in notes[0]
 

@@ -38,7 +38,9 @@ class FarAway(gym.Env[Any, Any]):
     def __init__(self, nest: bool = False, dtype: str = "float64") -> None:
         low, high = (0, 2**30) if "int" in dtype else (-np.inf, np.inf)
         space = gym.spaces.Box(low, high, (2,), np.dtype(dtype).type)
-        self.observation_space = gym.spaces.Dict({"far": space, "dial": gym.spaces.Discrete(3)}) if nest else space
+        self.observation_space = (
+            gym.spaces.Dict({"far": space, "dial": gym.spaces.Discrete(3)}) if nest else space
+        )
         self._nest = nest
         self._dtype = dtype
 
@@ -69,7 +71,9 @@ def config_of(**changes: Any) -> Config:
         "total_timesteps": 128 * 24,
         "progress": "off",
     }
-    return make_config(base | {"learning_rate": 3e-3, "norm_obs": True, "obs_dtype": "float64"} | changes)
+    return make_config(
+        base | {"learning_rate": 3e-3, "norm_obs": True, "obs_dtype": "float64"} | changes
+    )
 
 
 @pytest.mark.slow
@@ -84,7 +88,9 @@ def test_a_sign_beside_1e9_is_learned(nest: bool, tmp_path: Path) -> None:
     assert [policy.act({"far": value, "dial": 1} if nest else value) for value in far] == [0, 1]
     assert dppo.evaluate(result, episodes=5).mean_return > 15
     short = {"total_timesteps": 128, "obs_dtype": "float32"}
-    rounded = dppo.train(config_of(env_kwargs={"nest": nest}, run_dir=tmp_path / "rounded", **short))
+    rounded = dppo.train(
+        config_of(env_kwargs={"nest": nest}, run_dir=tmp_path / "rounded", **short)
+    )
     assert rounded.incidents["precision_lost"] > 0
 
 
@@ -108,7 +114,9 @@ def test_acting_and_learning_normalize_in_float64_before_rounding(nest: bool, dt
     leaf = obs["far"] if nest else obs
     raw = segment.obs["far"] if nest else segment.obs
     assert raw.dtype == np.float64
-    expected = np.array([(row[1] - scale.mean[1]) / scale.std[1] for row in raw.reshape(-1, 2)])  # the slow twin
+    expected = np.array(
+        [(row[1] - scale.mean[1]) / scale.std[1] for row in raw.reshape(-1, 2)]
+    )  # the slow twin
     np.testing.assert_allclose(leaf[:, 1], np.clip(expected, -10, 10), rtol=1e-6, atol=1e-6)
     scored = trainer.model.forward(batch.obs, batch.actions)
     np.testing.assert_allclose(scored.policy.logprobs, batch.logprobs, atol=2e-5)
@@ -119,7 +127,8 @@ def snapshot(weights: np.ndarray, scale: ObsScale | None, obs: np.dtype[Any]) ->
     return PolicySnapshot(
         0,
         weights,
-        scale or ObsScale(*Moments.empty(normalized_part(np.zeros(1, obs)).shape[1:]).mean_and_std()),
+        scale
+        or ObsScale(*Moments.empty(normalized_part(np.zeros(1, obs)).shape[1:]).mean_and_std()),
     )
 
 
@@ -151,7 +160,9 @@ def test_integers_beside_1e9_reach_the_network_apart(nest: bool, dtype: str) -> 
 
 @pytest.mark.parametrize(("dtype", "lost"), [("float32", True), ("float64", False)])
 @pytest.mark.parametrize("nest", [False, True])
-def test_integers_that_the_network_cannot_tell_apart_are_reported(nest: bool, dtype: str, lost: bool) -> None:
+def test_integers_that_the_network_cannot_tell_apart_are_reported(
+    nest: bool, dtype: str, lost: bool
+) -> None:
     """A network of float64 can."""
     config = config_of(
         env_kwargs={"nest": nest, "dtype": "int64"},
@@ -166,7 +177,10 @@ def test_integers_that_the_network_cannot_tell_apart_are_reported(nest: bool, dt
     messages = [incident.message for incident in report.incidents]
     assert len(messages) == lost
     for message in messages:
-        assert "at index 1, and is read by the network as float32, whose steps are 64 there. Use obs_dtype" in message
+        assert (
+            "at index 1, and is read by the network as float32, whose steps are 64 there. Use obs_dtype"
+            in message
+        )
 
 
 def test_small_integers_are_stored_as_they_are() -> None:

@@ -83,7 +83,9 @@ def tiny(run_dir: Path, **changes: Any) -> dppo.Config:
     ],
     ids=str,
 )
-def test_every_kind_of_space_and_network_trains_and_plays(changes: dict[str, Any], tmp_path: Path) -> None:
+def test_every_kind_of_space_and_network_trains_and_plays(
+    changes: dict[str, Any], tmp_path: Path
+) -> None:
     policy = dppo.load_policy(dppo.train(tiny(tmp_path / "run", **changes)).run_dir)
     env = make_env(changes["env_id"], changes.get("env_kwargs", {}))
     acted = policy.act(env.reset(seed=0)[0])
@@ -250,7 +252,9 @@ def test_a_policy_accepts_what_training_accepts(space: gym.Space[Any], obs: Any)
         ),
     ],
 )
-def test_a_run_says_which_network_it_trains_and_why(kind: str, network: str, reason: str, tmp_path: Path) -> None:
+def test_a_run_says_which_network_it_trains_and_why(
+    kind: str, network: str, reason: str, tmp_path: Path
+) -> None:
     with Notes() as notes:
         result = dppo.train(settings(kind, tmp_path / "run", total_timesteps=80))
     size = dppo.load_policy(result.run_dir).weights.size
@@ -307,7 +311,9 @@ def test_a_run_says_which_network_it_trains_and_why(kind: str, network: str, rea
     ],
     ids=lambda value: str(value)[:60],
 )
-def test_settings_must_fit_the_observations(env_id: str, changes: dict[str, Any], words: str, tmp_path: Path) -> None:
+def test_settings_must_fit_the_observations(
+    env_id: str, changes: dict[str, Any], words: str, tmp_path: Path
+) -> None:
     with pytest.raises(ConfigError, match=words) as caught:
         dppo.train(
             make_config(
@@ -327,7 +333,9 @@ def test_a_leaf_inside_another_may_be_named_with_a_slash(
     tmp_path: Path,
 ) -> None:
     changes = {"drop_obs": ("mission", "robot/note", "camera", "tool")}
-    result = dppo.train(settings("dict observation", tmp_path / "run", image_features=None, **changes))
+    result = dppo.train(
+        settings("dict observation", tmp_path / "run", image_features=None, **changes)
+    )
     assert "camera" not in dppo.load_policy(result.run_dir).spaces.leaves()
     with pytest.raises(ConfigError, match="drop_obs="):
         dppo.train(
@@ -365,10 +373,15 @@ def test_a_run_is_not_resumed_with_other_categories(tmp_path: Path) -> None:
     ],
     ids=["nature", "impala", "grid", "wide"],
 )
-def test_the_object_store_has_room_for_networks_of_all_kinds(space: gym.Space[Any], changes: dict[str, Any]) -> None:
+def test_the_object_store_has_room_for_networks_of_all_kinds(
+    space: gym.Space[Any], changes: dict[str, Any]
+) -> None:
     """Ray starts before the spaces are known, and so before the network is."""
     world = gym.Env[Any, Any]()
     world.observation_space = space
     world.action_space = gym.spaces.Discrete(3)
     config = make_config({"env_id": "CartPole-v1", **changes})
-    assert max_parameters(config) >= choose_network(config.network, describe_spaces(world)).spec.num_parameters
+    assert (
+        max_parameters(config)
+        >= choose_network(config.network, describe_spaces(world)).spec.num_parameters
+    )

@@ -38,8 +38,15 @@ Capture = pytest.CaptureFixture[str]
 
 
 def settings(run_dir: Path, **changes: Any) -> dppo.Config:
-    sizes = {"num_samplers": 2, "num_steps": 32, "total_timesteps": 64 * ITERATIONS, "update_epochs": 1}
-    return make_config({"env_id": "CartPole-v1", "run_dir": run_dir, "progress": "off", **sizes, **changes})
+    sizes = {
+        "num_samplers": 2,
+        "num_steps": 32,
+        "total_timesteps": 64 * ITERATIONS,
+        "update_epochs": 1,
+    }
+    return make_config(
+        {"env_id": "CartPole-v1", "run_dir": run_dir, "progress": "off", **sizes, **changes}
+    )
 
 
 @pytest.fixture(scope="module")
@@ -51,7 +58,9 @@ def resumed(run_dir: Path, **changes: Any) -> dppo.Result:
     return dppo.train(settings(run_dir, **changes), resume=run_dir)
 
 
-def test_an_observer_sees_the_whole_run_and_does_not_change_its_result(tmp_path: Path, undisturbed: str) -> None:
+def test_an_observer_sees_the_whole_run_and_does_not_change_its_result(
+    tmp_path: Path, undisturbed: str
+) -> None:
     recorder = Recorder()
     config = settings(tmp_path / "run", checkpoint_interval_s=0)
     result = dppo.train(config, observers=[dppo.Observer(), recorder])
@@ -141,7 +150,8 @@ SLEEPY = {"env_id": "dppo/SlowCartPole-v0", "env_kwargs": {"step_s": 0.25}}
 
 
 @pytest.mark.parametrize(
-    ("num_actors", "steps", "iterations"), [(0, 3, 2), pytest.param(2, 6, 1, marks=pytest.mark.slow)]
+    ("num_actors", "steps", "iterations"),
+    [(0, 3, 2), pytest.param(2, 6, 1, marks=pytest.mark.slow)],
 )
 def test_progress_is_reported_while_a_slow_simulator_collects(
     num_actors: int, steps: int, iterations: int, tmp_path: Path, capsys: Capture, ray_session: None
@@ -149,7 +159,12 @@ def test_progress_is_reported_while_a_slow_simulator_collects(
     watcher = Watcher()
     batch = 2 * steps
     total = batch * iterations
-    sizes = {"num_steps": steps, "total_timesteps": total, "num_actors": num_actors, "progress": "plain"}
+    sizes = {
+        "num_steps": steps,
+        "total_timesteps": total,
+        "num_actors": num_actors,
+        "progress": "plain",
+    }
     dppo.train(settings(tmp_path / "run", **SLEEPY, **sizes), observers=[watcher])
     assert {progress.iteration for progress in watcher.seen} == set(range(1, iterations + 1))
     for one in watcher.seen:
@@ -176,7 +191,10 @@ def raising(where: str, error: BaseException, at: int = 1) -> dppo.Observer:
 
 def test_an_interrupt_while_progress_is_reported_leaves_a_checkpoint(tmp_path: Path) -> None:
     with pytest.raises(KeyboardInterrupt):
-        dppo.train(settings(tmp_path / "run", **SLEEPY), observers=[raising("progress", KeyboardInterrupt())])
+        dppo.train(
+            settings(tmp_path / "run", **SLEEPY),
+            observers=[raising("progress", KeyboardInterrupt())],
+        )
     assert checkpoints.find(tmp_path / "run").path.stem == "iter_000000"
 
 
@@ -191,26 +209,43 @@ class StopAt(dppo.Observer):
 def test_an_observer_may_stop_a_run_which_can_be_resumed(tmp_path: Path, undisturbed: str) -> None:
     last = Recorder()
     after = Recorder()
-    result = dppo.train(settings(tmp_path / "run"), observers=[Recorder(), StopAt(2), StopAt(2), last])
+    result = dppo.train(
+        settings(tmp_path / "run"), observers=[Recorder(), StopAt(2), StopAt(2), last]
+    )
     assert (result.stopped_by, result.iterations) == ("StopAt", 2)
     assert result.checkpoint.stem == "iter_000002"
     assert [row["iteration"] for row in last.rows] == [1, 2], "all observers see the last iteration"
     assert "Stopped by StopAt after 128 steps" in last.ending[0]
     assert last.ending[-1] == f"Resume with: dppo train --resume {tmp_path / 'run'}"
-    whole = dppo.train(settings(tmp_path / "run"), resume=tmp_path / "run", observers=[after, StopAt(ITERATIONS)])
-    assert (whole.weights_sha256, whole.resumed_at, whole.stopped_by) == (undisturbed, 2, None)  # no early end
+    whole = dppo.train(
+        settings(tmp_path / "run"), resume=tmp_path / "run", observers=[after, StopAt(ITERATIONS)]
+    )
+    assert (whole.weights_sha256, whole.resumed_at, whole.stopped_by) == (
+        undisturbed,
+        2,
+        None,
+    )  # no early end
     assert after.run is not None
     assert after.run.resumed_at == 2
-    assert [row["iteration"] for row in after.rows] == [row["iteration"] for row in whole.metrics] == [3, 4]
+    assert (
+        [row["iteration"] for row in after.rows]
+        == [row["iteration"] for row in whole.metrics]
+        == [3, 4]
+    )
 
 
 @pytest.mark.parametrize(
-    ("answer", "stops"), [(True, True), (np.True_, True), (np.False_, False), (1, False), (np.ones(2), False)]
+    ("answer", "stops"),
+    [(True, True), (np.True_, True), (np.False_, False), (1, False), (np.ones(2), False)],
 )
 def test_an_observer_stops_a_run_with_true_also_that_of_numpy(answer: Any, stops: bool) -> None:
     """A comparison of NumPy's numbers, as `np.mean(...) > 0`, is no bool of Python."""
-    observer: dppo.Observer = type("Says", (dppo.Observer,), {"on_iteration": lambda self, row: answer})()
-    assert Observers(Display(), [observer]).iteration({"iteration": 1}) == ("Says" if stops else None)
+    observer: dppo.Observer = type(
+        "Says", (dppo.Observer,), {"on_iteration": lambda self, row: answer}
+    )()
+    assert Observers(Display(), [observer]).iteration({"iteration": 1}) == (
+        "Says" if stops else None
+    )
 
 
 @dataclass
@@ -262,7 +297,9 @@ class Pruned(Exception):
         raising("iteration", SystemExit(3), at=2),
     ],
 )
-def test_an_error_of_an_observer_is_raised_after_a_checkpoint(observer: Any, tmp_path: Path, undisturbed: str) -> None:
+def test_an_error_of_an_observer_is_raised_after_a_checkpoint(
+    observer: Any, tmp_path: Path, undisturbed: str
+) -> None:
     recorder = Recorder()
     handlers = list(logging.getLogger("dppo").handlers)
     config = settings(tmp_path / "run", progress="plain")
@@ -281,7 +318,9 @@ def test_an_error_of_an_observer_is_raised_after_a_checkpoint(observer: Any, tmp
 
 
 @pytest.mark.parametrize("where", ["start", "checkpoint"])
-def test_an_observer_that_raises_before_training_ends_the_observers_before_it(where: str, tmp_path: Path) -> None:
+def test_an_observer_that_raises_before_training_ends_the_observers_before_it(
+    where: str, tmp_path: Path
+) -> None:
     first = Recorder()
     last = Recorder()
     with pytest.raises(Pruned):
@@ -302,7 +341,10 @@ def test_all_observers_are_ended_even_if_one_raises_at_the_end(tmp_path: Path) -
     assert last.result.stopped_by is None
     assert resumed(tmp_path / "run").iterations == ITERATIONS
     observers = [raising("iteration", KeyError("first")), raising("end", at_end)]
-    with Notes() as notes, pytest.raises(KeyError):  # the first error is raised, and the other logged
+    with (
+        Notes() as notes,
+        pytest.raises(KeyError),
+    ):  # the first error is raised, and the other logged
         dppo.train(settings(tmp_path / "other"), observers=observers)
     assert any("Pruned('at the end')" in text for text in notes.texts)
 
@@ -333,7 +375,9 @@ def test_the_command_to_resume_quotes_a_folder_with_spaces() -> None:
     assert resume_command("CartPole-v1", Path("runs/my run")) == "dppo train --resume 'runs/my run'"
 
 
-def test_a_failed_run_prints_cause_and_resume_command(tmp_path: Path, capsys: Capture, undisturbed: str) -> None:
+def test_a_failed_run_prints_cause_and_resume_command(
+    tmp_path: Path, capsys: Capture, undisturbed: str
+) -> None:
     with pytest.raises(EnvironmentFault):
         break_with(ValueError("licence"), tmp_path / "run", progress="plain", on_env_fault="raise")
     printed = capsys.readouterr().out
@@ -347,12 +391,18 @@ def test_a_failed_run_prints_cause_and_resume_command(tmp_path: Path, capsys: Ca
     assert f"Weights: sha256 {undisturbed[:16]}" in capsys.readouterr().out
 
 
-ODD = [(SystemExit(4), "4"), (BaseException("bare"), "bare"), (KeyboardInterrupt(), "KeyboardInterrupt")]
+ODD = [
+    (SystemExit(4), "4"),
+    (BaseException("bare"), "bare"),
+    (KeyboardInterrupt(), "KeyboardInterrupt"),
+]
 
 
 @pytest.mark.proves("raises `KeyboardInterrupt` or `BaseException`")
 @pytest.mark.parametrize(("error", "named"), ODD)
-def test_base_exceptions_leave_a_checkpoint(error: BaseException, named: str, tmp_path: Path, undisturbed: str) -> None:
+def test_base_exceptions_leave_a_checkpoint(
+    error: BaseException, named: str, tmp_path: Path, undisturbed: str
+) -> None:
     place = r"env 0: step of episode \d+ \(seed \d+, step \d+\) raised"
     with pytest.raises(EnvironmentFault, match=f"{place}.*{named}"):
         break_with(error, tmp_path / "run", on_env_fault="raise")

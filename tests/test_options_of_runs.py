@@ -26,7 +26,12 @@ from dppo.run import building
 OWN_MEMORY = {"model": "worlds.memory_models:Running", "sequence_length": 8}
 ROWS = 4 * 40
 ALL_OPTIONS = sized(EVERY_OPTION, 4)
-SMALL: dict[str, Any] = {"num_samplers": 2, "num_steps": 32, "total_timesteps": 128, "progress": "off"}
+SMALL: dict[str, Any] = {
+    "num_samplers": 2,
+    "num_steps": 32,
+    "total_timesteps": 128,
+    "progress": "off",
+}
 TINY = SMALL | {"num_samplers": 1, "num_steps": 16, "total_timesteps": 64}
 DISCRETE = {"env_id": "CartPole-v1"}
 CONTINUOUS = {"env_id": "Pendulum-v1"}
@@ -65,7 +70,9 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> dppo.Result:
     ],
     ids=str,
 )
-def test_every_option_has_an_effect(change: dict[str, Any], whole: dppo.Result, tmp_path: Path) -> None:
+def test_every_option_has_an_effect(
+    change: dict[str, Any], whole: dppo.Result, tmp_path: Path
+) -> None:
     assert train(tmp_path / "run", **change).weights_sha256 != whole.weights_sha256
 
 
@@ -84,10 +91,14 @@ def test_statistics_stop_moving_after_so_many_steps(whole: dppo.Result, tmp_path
     assert float(moving["obs.count"]) == 4 * ROWS
 
 
-def test_a_branch_may_keep_its_statistics_and_has_its_own_learning_rate(whole: dppo.Result, tmp_path: Path) -> None:
+def test_a_branch_may_keep_its_statistics_and_has_its_own_learning_rate(
+    whole: dppo.Result, tmp_path: Path
+) -> None:
     changes = {"run_dir": tmp_path / "new", "freeze_norm_after": 0, "learning_rate": 2e-4}
     config = make_config(ALL_OPTIONS | changes)
-    branched = dppo.train(config, resume=whole.run_dir, branch=True, observers=[Recorder(interrupt_at=1)])
+    branched = dppo.train(
+        config, resume=whole.run_dir, branch=True, observers=[Recorder(interrupt_at=1)]
+    )
     assert_equal_arrays(normalizer(branched), normalizer(whole))
     rate = branched.metrics[0]["charts/learning_rate"]
     steps = round(math.log(rate / 2e-4) / math.log(1.5))
@@ -100,7 +111,9 @@ def test_a_branch_may_keep_its_statistics_and_has_its_own_learning_rate(whole: d
 def test_value_normalization_alone_is_warned_of(norm_adv: bool, tmp_path: Path) -> None:
     with Notes() as notes:
         train(tmp_path / "run", stop_after=1, norm_adv=norm_adv)
-    assert any("norm_value=True without norm_adv=True" in note for note in notes.texts) is not norm_adv
+    assert (
+        any("norm_value=True without norm_adv=True" in note for note in notes.texts) is not norm_adv
+    )
 
 
 PARTS: dict[str, Any] = {
@@ -128,13 +141,21 @@ def test_a_part_of_the_observations_may_be_normalized(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"norm_obs": False, "norm_obs_keys": ("robot",)}, "has no effect: norm_obs=False normalizes nothing"),
-        ({"obs_dtype": "float64", "norm_obs_keys": ("robot/arm/1",)}, "leaves out robot.arm.0, whose float64 numbers"),
+        (
+            {"norm_obs": False, "norm_obs_keys": ("robot",)},
+            "has no effect: norm_obs=False normalizes nothing",
+        ),
+        (
+            {"obs_dtype": "float64", "norm_obs_keys": ("robot/arm/1",)},
+            "leaves out robot.arm.0, whose float64 numbers",
+        ),
         (DISCRETE | {"drop_obs": (), "norm_obs_keys": ("pole",)}, "leave `norm_obs_keys` out"),
     ],
     ids=["off", "float64", "no names"],
 )
-def test_parts_that_cannot_be_normalized_are_refused(changes: dict[str, Any], words: str, tmp_path: Path) -> None:
+def test_parts_that_cannot_be_normalized_are_refused(
+    changes: dict[str, Any], words: str, tmp_path: Path
+) -> None:
     with pytest.raises(ConfigError, match=words):
         train(tmp_path / "run", **PARTS | changes)
 
@@ -151,13 +172,17 @@ def test_defaults_of_the_task_are_used_and_recorded(
     caplog.set_level("INFO", logger="dppo")
     run = dppo.train(config)
     lines = [choice.line for choice in choices if choice.line]
-    assert lines == [line for line in caplog.messages if line.startswith(("Epochs:", "Updates:", "Advantages:"))]
+    assert lines == [
+        line for line in caplog.messages if line.startswith(("Epochs:", "Updates:", "Advantages:"))
+    ]
     explicit = dppo.train(replace(resolved, run_dir=tmp_path / "explicit"))
     assert explicit.weights_sha256 == run.weights_sha256
     path = tmp_path / "open" / "config.yaml"
     written = path.read_text(encoding="utf8")
     assert all(f"#   {choice.setting}: {json.dumps(choice.value)}" in written for choice in choices)
-    assert Config(**read_settings(path)).update_epochs is None, "the setting is still open in a copy of the file"
+    assert Config(**read_settings(path)).update_epochs is None, (
+        "the setting is still open in a copy of the file"
+    )
 
 
 @pytest.mark.parametrize(("changes", "ends"), [({}, True), ({"target_kl": 0.0}, False)])
@@ -165,7 +190,9 @@ def test_an_update_of_continuous_actions_ends_at_a_large_kl(
     changes: dict[str, Any], ends: bool, tmp_path: Path
 ) -> None:
     """Steps of this size change any policy by more than 0.04 within an epoch."""
-    settings = SMALL | CONTINUOUS | {"num_steps": 64, "learning_rate": 0.05, "run_dir": tmp_path / "run"}
+    settings = (
+        SMALL | CONTINUOUS | {"num_steps": 64, "learning_rate": 0.05, "run_dir": tmp_path / "run"}
+    )
     result = dppo.train(make_config(settings | changes))
     assert (result.metrics[0]["losses/minibatches"] < 20) == ends
 
@@ -174,9 +201,17 @@ def test_statistics_that_an_environment_does_not_have_cannot_be_frozen(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """That images are not normalized shows when the environment is known."""
-    images: dict[str, Any] = {"env_id": "worlds.observed:Picture", "norm_reward": False, "freeze_norm_after": 10}
-    config = make_config(TINY | images | {"num_steps": 8, "total_timesteps": 8, "run_dir": tmp_path / "run"})
-    with pytest.raises(ConfigError, match="freeze_norm_after=10 has no effect: norm_reward is off, and no observ"):
+    images: dict[str, Any] = {
+        "env_id": "worlds.observed:Picture",
+        "norm_reward": False,
+        "freeze_norm_after": 10,
+    }
+    config = make_config(
+        TINY | images | {"num_steps": 8, "total_timesteps": 8, "run_dir": tmp_path / "run"}
+    )
+    with pytest.raises(
+        ConfigError, match="freeze_norm_after=10 has no effect: norm_reward is off, and no observ"
+    ):
         dppo.train(config)
     nothing = partial(no_statistics, obs=False, returns=False)
     monkeypatch.setattr(building, "_no_statistics", lambda config, spaces, resumed: nothing(spaces))

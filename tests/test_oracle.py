@@ -53,11 +53,15 @@ class Odd(gym.Env[Any, Any]):
         self.observation_space = gym.spaces.Box(-60, 60, (2, 2), np.int32)
         low = np.array([[-0.5], [0.0]], np.float32)
         high = np.array([[0.1], [2.0]], np.float32)
-        self.action_space = gym.spaces.Discrete(3, start=-1) if discrete else gym.spaces.Box(low, high)
+        self.action_space = (
+            gym.spaces.Discrete(3, start=-1) if discrete else gym.spaces.Box(low, high)
+        )
         self._state = np.zeros((2, 2))
         self._steps = 0
 
-    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[Any, dict[str, Any]]:
         super().reset(seed=seed)
         self._state = self.np_random.normal(size=(2, 2)) * 15
         self._steps = 0
@@ -66,7 +70,9 @@ class Odd(gym.Env[Any, Any]):
     def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
         assert self.action_space.contains(action)
         self._steps += 1
-        self._state = self._state * 0.9 + 4 * np.asarray(action) + self.np_random.normal(size=(2, 2))
+        self._state = (
+            self._state * 0.9 + 4 * np.asarray(action) + self.np_random.normal(size=(2, 2))
+        )
         luck = self.np_random.random()
         truncated = self._steps >= 6
         reward = 1000.0 if luck < 0.005 else self._state.sum() / 2
@@ -219,7 +225,9 @@ def assert_same(args: Any, run_dir: Path) -> None:
     untrained, _ = expected(dataclasses.replace(args, total_timesteps=0))
     assert differ(weights, untrained)
     assert not math.isnan(returns[-1]), "no episode ended: the test shows less than it should"
-    settings = vars(args) | {"action_bounds": "clip"}  # as the one file does, whatever the bounds are
+    settings = vars(args) | {
+        "action_bounds": "clip"
+    }  # as the one file does, whatever the bounds are
     result = dppo.train(dppo.Config(**settings, num_actors=0, progress="off", run_dir=run_dir))
     our_returns = [row.get("charts/episodic_return", math.nan) for row in result.metrics]
     ours = dppo.load_policy(run_dir).weights
@@ -257,7 +265,9 @@ def test_each_option_has_the_same_effect(option: str, env: str, tmp_path: Path) 
 
 @pytest.mark.parametrize("normalized", [{}, EVERYTHING_NORMALIZED], ids=["raw", "normalized"])
 @pytest.mark.parametrize("env_id", ["oracle/OddChoices-v0", "oracle/OddForces-v0"])
-def test_odd_spaces_and_episodes_give_the_same_weights(env_id: str, normalized: Any, tmp_path: Path) -> None:
+def test_odd_spaces_and_episodes_give_the_same_weights(
+    env_id: str, normalized: Any, tmp_path: Path
+) -> None:
     assert_same(oracle.Args(env_id=env_id, **SIZES | normalized), tmp_path / "run")
 
 
@@ -278,7 +288,11 @@ def test_pendulums_own_time_limit_falls_within_a_segment(
 
 def test_a_policy_lag_of_three_gives_the_same_weights(tmp_path: Path) -> None:
     """The scales of observations lag as well, those of rewards do not."""
-    sizes = SIZES | EVERYTHING_NORMALIZED | {"total_timesteps": 6 * 144, "target_kl": 0.01, "clip_vloss": True}
+    sizes = (
+        SIZES
+        | EVERYTHING_NORMALIZED
+        | {"total_timesteps": 6 * 144, "target_kl": 0.01, "clip_vloss": True}
+    )
     two, three = (oracle.Args(env_id=ENVS["continuous"], **sizes, policy_lag=lag) for lag in (2, 3))
     assert differ(expected(two)[0], expected(three)[0])
     assert_same(three, tmp_path / "run")
@@ -292,19 +306,28 @@ def test_every_option_is_varied_and_defaults_are_those_of_dppo() -> None:
     args = oracle.Args()
     assert varied == set(vars(args))
     config = dppo.Config(env_id=args.env_id)
-    ours = {name: getattr(config, name) for name in varied} | {"ent_coef": config.ent_coef or 0.0}  # without reuse
+    ours = {name: getattr(config, name) for name in varied} | {
+        "ent_coef": config.ent_coef or 0.0
+    }  # without reuse
     assert vars(args) == ours
 
 
 def test_the_one_file_imports_nothing_of_dppo() -> None:
     tree = ast.parse(EXAMPLE.read_text(encoding="utf8"))
-    modules = {alias.name for node in ast.walk(tree) if isinstance(node, ast.Import) for alias in node.names}
+    modules = {
+        alias.name
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Import)
+        for alias in node.names
+    }
     modules |= {str(node.module) for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)}
     theirs = {name.split(".")[0] for name in modules} - set(sys.stdlib_module_names)
     assert theirs == {"gymnasium", "numpy", "torch"}
 
 
-def test_the_one_file_runs_as_written(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_one_file_runs_as_written(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(sys, "argv", [str(EXAMPLE), "--total-timesteps", "2048"])
     runpy.run_path(str(EXAMPLE), run_name="__main__")
     last = capsys.readouterr().out.splitlines()[-1]

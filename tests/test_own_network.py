@@ -124,7 +124,9 @@ def test_made_up_batches_hold_categories_that_exist() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("num_learners", [0, 1])
-def test_ray_gives_the_same_weights(num_learners: int, trained: dppo.Result, tmp_path: Path, ray_session: None) -> None:
+def test_ray_gives_the_same_weights(
+    num_learners: int, trained: dppo.Result, tmp_path: Path, ray_session: None
+) -> None:
     """Passed as a class that only this module has."""
 
     class Plain(models.Plain):
@@ -144,7 +146,9 @@ def test_ray_gives_the_same_weights(num_learners: int, trained: dppo.Result, tmp
     )
 
 
-def test_the_network_and_its_arguments_decide_the_weights(trained: dppo.Result, tmp_path: Path) -> None:
+def test_the_network_and_its_arguments_decide_the_weights(
+    trained: dppo.Result, tmp_path: Path
+) -> None:
     for other in (
         {"model_kwargs": {"units": 13}},
         {"model": models.Residual, "model_kwargs": {"blocks": 2}},
@@ -153,18 +157,25 @@ def test_the_network_and_its_arguments_decide_the_weights(trained: dppo.Result, 
         assert result.weights_sha256 != trained.weights_sha256
 
 
-def test_a_class_and_its_name_give_the_same_weights_also_resumed(trained: dppo.Result, tmp_path: Path) -> None:
+def test_a_class_and_its_name_give_the_same_weights_also_resumed(
+    trained: dppo.Result, tmp_path: Path
+) -> None:
     run = tmp_path / "run"
     stopped = dppo.train(settings(run, model=models.Plain), observers=[Recorder(interrupt_at=2)])
     assert (stopped.iterations, stopped.model_name) == (
         2,
         "worlds.models:Plain",
     )
-    assert yaml.safe_load((run / "config.yaml").read_text())["network"]["model"] == "worlds.models:Plain"
+    assert (
+        yaml.safe_load((run / "config.yaml").read_text())["network"]["model"]
+        == "worlds.models:Plain"
+    )
     assert dppo.train(settings(run), resume=run).weights_sha256 == trained.weights_sha256
 
 
-def test_the_command_line_trains_and_resumes_it(trained: dppo.Result, tmp_path: Path, capsys: Capture) -> None:
+def test_the_command_line_trains_and_resumes_it(
+    trained: dppo.Result, tmp_path: Path, capsys: Capture
+) -> None:
     run = tmp_path / "run"
     half = yaml.safe_load((trained.run_dir / "config.yaml").read_text())
     half.pop("versions")
@@ -199,10 +210,14 @@ def test_the_command_line_trains_and_resumes_it(trained: dppo.Result, tmp_path: 
         str(4 * 50 * ITERATIONS),
     ]
     assert main(resume) == 2
-    assert "it imports worlds.models and calls Plain(units=12). Add --trust" in capsys.readouterr().err
+    assert (
+        "it imports worlds.models and calls Plain(units=12). Add --trust" in capsys.readouterr().err
+    )
     assert main([*resume, "--trust"]) == 0
     whole = dppo.train(settings(tmp_path / "whole", anneal_lr=False))
-    assert dppo.load_policy(run).weights.tobytes() == dppo.load_policy(whole.run_dir).weights.tobytes()
+    assert (
+        dppo.load_policy(run).weights.tobytes() == dppo.load_policy(whole.run_dir).weights.tobytes()
+    )
 
 
 def test_another_network_cannot_continue_the_run(trained: dppo.Result) -> None:
@@ -221,7 +236,9 @@ def test_a_loaded_policy_acts_as_the_network_that_was_trained(
     policy = dppo.load_policy(trained.run_dir)
     module = models.Plain(policy.spaces, head_size=2, **KWARGS)
     arrays = checkpoints.load(trained.checkpoint).arrays
-    module.load_state_dict({name: torch.from_numpy(array) for name, array in arrays["model"].items()})
+    module.load_state_dict(
+        {name: torch.from_numpy(array) for name, array in arrays["model"].items()}
+    )
     obs = np.random.default_rng(1).normal(size=(5, 3)).astype(np.float32)
     statistics = arrays["normalizer"]
     std = np.sqrt(statistics["obs.m2"] / statistics["obs.count"] + 1e-8)
@@ -256,7 +273,9 @@ def test_the_class_may_be_given_in_place_of_the_recorded_one(
         dppo.load_policy(trained.run_dir, model=Changed)
 
 
-def test_a_network_that_cannot_be_imported_is_named(trained: dppo.Result, monkeypatch: Patch) -> None:
+def test_a_network_that_cannot_be_imported_is_named(
+    trained: dppo.Result, monkeypatch: Patch
+) -> None:
     monkeypatch.setitem(sys.modules, "worlds.models", None)
     with pytest.raises(
         CheckpointError,
@@ -265,16 +284,22 @@ def test_a_network_that_cannot_be_imported_is_named(trained: dppo.Result, monkey
         dppo.load_policy(trained.run_dir, trust=True)
 
 
-def test_evaluation_imports_it_only_if_trusted_or_named(trained: dppo.Result, capsys: Capture) -> None:
+def test_evaluation_imports_it_only_if_trusted_or_named(
+    trained: dppo.Result, capsys: Capture
+) -> None:
     command = ["eval", str(trained.run_dir), "--episodes", "1"]
     assert main(command) == 2
-    assert "it imports worlds.models and calls Plain(units=12). Add --trust" in capsys.readouterr().err
+    assert (
+        "it imports worlds.models and calls Plain(units=12). Add --trust" in capsys.readouterr().err
+    )
     for extra in (["--trust"], ["--model", "worlds.models:Plain"]):
         assert main([*command, *extra]) == 0
         assert "imports worlds.models and calls Plain(units=12)" in capsys.readouterr().out
 
 
-def test_the_trusted_network_is_that_of_the_checkpoint(trained: dppo.Result, tmp_path: Path, capsys: Capture) -> None:
+def test_the_trusted_network_is_that_of_the_checkpoint(
+    trained: dppo.Result, tmp_path: Path, capsys: Capture
+) -> None:
     """The module to import is named by the checkpoint, whatever config.yaml says."""
     checkpoint = checkpoints.load(trained.checkpoint)
     checkpoint.state["model"]["model"] = "evil:Net"
@@ -334,7 +359,9 @@ def cartpole(run_dir: Path, **changes: Any) -> dppo.Config:
         ),
     ],
 )
-def test_a_broken_contract_is_reported_before_training_starts(model: str, words: str, tmp_path: Path) -> None:
+def test_a_broken_contract_is_reported_before_training_starts(
+    model: str, words: str, tmp_path: Path
+) -> None:
     with pytest.raises(ConfigError) as caught:
         dppo.train(cartpole(tmp_path / "run", model=model))
     assert re.fullmatch(rf"model={model}: .*{re.escape(words)}.*\.", str(caught.value)), "one line"
@@ -342,7 +369,11 @@ def test_a_broken_contract_is_reported_before_training_starts(model: str, words:
 
 
 def test_every_broken_network_is_tested() -> None:
-    made = {name for name, member in vars(models).items() if getattr(member, "__module__", "") == "worlds.models"}
+    made = {
+        name
+        for name, member in vars(models).items()
+        if getattr(member, "__module__", "") == "worlds.models"
+    }
     assert made - {"Plain", "Residual"} == BROKEN.keys()
 
 
@@ -417,7 +448,9 @@ def test_a_network_no_actor_imports_is_named(
     model = "only_here:Net" if passed_as == "name" else here.Net
     with pytest.raises(ConfigError) as caught:
         dppo.train(cartpole(tmp_path / "run", model=model, num_actors=2))
-    assert re.fullmatch("model.*No module named 'only_here'.*importable.*", str(caught.value)), "one line"
+    assert re.fullmatch("model.*No module named 'only_here'.*importable.*", str(caught.value)), (
+        "one line"
+    )
 
 
 def test_a_users_network_may_read_images(tmp_path: Path) -> None:
@@ -445,7 +478,9 @@ class Meddles(gym.Wrapper[Any, Any, Any, Any]):
         return super().reset(**arguments)
 
     def step(self, action: Any) -> Any:
-        assert not self._has_set or torch.get_float32_matmul_precision() == "medium", "its own setting is kept"
+        assert not self._has_set or torch.get_float32_matmul_precision() == "medium", (
+            "its own setting is kept"
+        )
         self._set("step")
         return super().step(action)
 
@@ -526,7 +561,9 @@ def initial_weights(amounts: Iterator[int]) -> np.ndarray:
 def test_a_thread_that_draws_from_torchs_generator_does_not_change_the_initial_weights(
     amounts: Any,
 ) -> None:
-    np.testing.assert_array_equal(initial_weights(chain(amounts, repeat(0))), initial_weights(repeat(0)))
+    np.testing.assert_array_equal(
+        initial_weights(chain(amounts, repeat(0))), initial_weights(repeat(0))
+    )
 
 
 def test_initial_weights_that_are_never_the_same_are_refused() -> None:

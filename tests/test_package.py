@@ -26,9 +26,19 @@ DATA = {
 
 def call(*words: str | Path, cwd: Path) -> str:
     """Run a command without our import path; return its output."""
-    env = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "PYTHONHOME")}
+    env = {
+        name: value
+        for name, value in os.environ.items()
+        if name not in ("PYTHONPATH", "PYTHONHOME")
+    }
     done = subprocess.run(
-        [*map(str, words)], cwd=cwd, env=env, capture_output=True, text=True, timeout=240, check=False
+        [*map(str, words)],
+        cwd=cwd,
+        env=env,
+        capture_output=True,
+        text=True,
+        timeout=240,
+        check=False,
     )
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
@@ -44,18 +54,44 @@ def test_the_wheel_works_in_a_fresh_environment_and_holds_its_data(tmp_path: Pat
         assert any(name.endswith("licenses/LICENSE") for name in files.namelist())
     with tarfile.open(sdist) as files:
         inside = {name.partition("/")[2] for name in files.getnames()}
-    assert inside >= {f"src/{name}" for name in DATA} | {"README.md", "LICENSE", "constraints.txt", "dppo"}
+    assert inside >= {f"src/{name}" for name in DATA} | {
+        "README.md",
+        "LICENSE",
+        "constraints.txt",
+        "dppo",
+    }
 
     call(sys.executable, "-m", "venv", "--without-pip", tmp_path / "fresh", cwd=tmp_path)
     python = tmp_path / "fresh" / "bin" / "python"
-    site = Path(call(python, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))", cwd=tmp_path).strip())
-    call(sys.executable, "-m", "pip", "--python", python, "install", "--no-deps", "--no-index", wheel, cwd=tmp_path)
-    (site / "libraries.pth").write_text(os.pathsep.join(path for path in sys.path if path.endswith("-packages")))
+    site = Path(
+        call(
+            python, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))", cwd=tmp_path
+        ).strip()
+    )
+    call(
+        sys.executable,
+        "-m",
+        "pip",
+        "--python",
+        python,
+        "install",
+        "--no-deps",
+        "--no-index",
+        wheel,
+        cwd=tmp_path,
+    )
+    (site / "libraries.pth").write_text(
+        os.pathsep.join(path for path in sys.path if path.endswith("-packages"))
+    )
     command = tmp_path / "fresh" / "bin" / "dppo"
     assert call(command, "--version", cwd=tmp_path) == f"dppo {dppo.__version__}\n"
     assert str(site) in call(python, "-c", "import dppo; print(dppo.__file__)", cwd=tmp_path)
     assert "CartPole-v1" in call(command, "presets", cwd=tmp_path)
-    trained = call(command, *["train", "CartPole-v1", "--total-timesteps", "512", "--run-dir", "run"], cwd=tmp_path)
+    trained = call(
+        command,
+        *["train", "CartPole-v1", "--total-timesteps", "512", "--run-dir", "run"],
+        cwd=tmp_path,
+    )
     assert "Done after 512 steps" in trained
     call(command, "report", "run", cwd=tmp_path)
     assert "<style>" in (tmp_path / "run" / "report.html").read_text(encoding="utf8")

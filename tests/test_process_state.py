@@ -30,7 +30,11 @@ from dppo.process_state.states import STATES
 
 ENV = "worlds.disturbing:Disturbing"
 WHEN = ("import", "make", "reset", "step")
-ALONE = {"streams", "environ", "tempfile"}  # that no test can have beside others, or that other libraries depend on
+ALONE = {
+    "streams",
+    "environ",
+    "tempfile",
+}  # that no test can have beside others, or that other libraries depend on
 
 
 @pytest.fixture(autouse=True)
@@ -40,7 +44,11 @@ def process(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     environment = dict(os.environ)
     argv = sys.argv.copy()
     folder = os.getcwd()
-    disabled = {name: one.disabled for name, one in logging.root.manager.loggerDict.items() if hasattr(one, "disabled")}
+    disabled = {
+        name: one.disabled
+        for name, one in logging.root.manager.loggerDict.items()
+        if hasattr(one, "disabled")
+    }
     level = logging.root.level
     language = locale.setlocale(locale.LC_ALL)
     temporary = tempfile.tempdir
@@ -48,7 +56,12 @@ def process(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     recursion = sys.getrecursionlimit()
     handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
     streams = sys.stdout, sys.stderr
-    with warnings.catch_warnings(), arithmetic.as_usual(), arithmetic.torch_as_usual(), torch.random.fork_rng():
+    with (
+        warnings.catch_warnings(),
+        arithmetic.as_usual(),
+        arithmetic.torch_as_usual(),
+        torch.random.fork_rng(),
+    ):
         yield
     sys.stdout, sys.stderr = streams
     os.environ.update(environment)
@@ -75,8 +88,17 @@ def trained(names: str, when: str, folder: Path, **more: Any) -> dppo.Result:
     if when == "import":
         os.environ["DISTURB_AT_IMPORT"] = names
         sys.modules.pop("worlds.disturbing", None)
-    settings: dict[str, Any] = {"num_samplers": 2, "num_steps": 16, "total_timesteps": 96, "update_epochs": 2}
-    settings |= {"progress": "off", "run_dir": folder, "env_kwargs": {"names": names, "when": when}} | more
+    settings: dict[str, Any] = {
+        "num_samplers": 2,
+        "num_steps": 16,
+        "total_timesteps": 96,
+        "update_epochs": 2,
+    }
+    settings |= {
+        "progress": "off",
+        "run_dir": folder,
+        "env_kwargs": {"names": names, "when": when},
+    } | more
     try:
         return dppo.train(dppo.Config(env_id=ENV, **settings))
     finally:
@@ -103,7 +125,9 @@ def test_all_states_together_change_no_weight(when: str, quiet: Path, tmp_path: 
     names = ",".join(name for name in DISTURB if name not in ALONE)
     result = trained(names, when, tmp_path / "run")
     assert result.weights_sha256 == undisturbed(quiet / "numbers", image=False)
-    assert result.checkpoint.stat().st_mode & 0o777 == 0o644, "the umask of a simulator is not that of dppo's files"
+    assert result.checkpoint.stat().st_mode & 0o777 == 0o644, (
+        "the umask of a simulator is not that of dppo's files"
+    )
     assert result.incidents.get("global_state", 0) >= 1
 
 
@@ -111,7 +135,9 @@ def test_all_states_together_change_no_weight(when: str, quiet: Path, tmp_path: 
 @pytest.mark.parametrize("image", [False, True])
 @pytest.mark.parametrize("when", WHEN)
 @pytest.mark.parametrize("name", DISTURB)
-def test_no_state_changes_a_weight(name: str, when: str, image: bool, quiet: Path, tmp_path: Path) -> None:
+def test_no_state_changes_a_weight(
+    name: str, when: str, image: bool, quiet: Path, tmp_path: Path
+) -> None:
     kwargs = {"names": name, "when": when, "image": image}
     result = trained(name, when, tmp_path / "run", env_kwargs=kwargs)
     assert result.weights_sha256 == undisturbed(quiet / f"{image}", image=image)
@@ -128,7 +154,9 @@ def test_rewards_in_tiny_units_are_learned_as_ordinary_ones(tmp_path: Path) -> N
     ordinary = run(0)
     assert tiny.weights_sha256 == tinier.weights_sha256
     for name in ("losses/value_loss", "losses/policy_loss", "losses/approx_kl"):
-        assert tiny.metrics[-1][name] == pytest.approx(ordinary.metrics[-1][name], rel=1e-2, abs=1e-6)
+        assert tiny.metrics[-1][name] == pytest.approx(
+            ordinary.metrics[-1][name], rel=1e-2, abs=1e-6
+        )
 
 
 @pytest.mark.parametrize("when", ["make", "step"])
@@ -139,7 +167,9 @@ def test_notes_are_shown_and_results_printed_whatever_a_simulator_does(
     shown = capsys.readouterr().out
     assert "Network: an MLP" in shown
     assert "Mean return" in shown
-    assert "changed sys.stdout, sys.stderr, whether anything is logged, of the whole process" in shown
+    assert (
+        "changed sys.stdout, sys.stderr, whether anything is logged, of the whole process" in shown
+    )
     assert len(dppo.evaluate(result, episodes=1).returns) == 1
     print("to our stream")
     assert "to our stream" in capsys.readouterr().out

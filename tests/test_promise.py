@@ -41,7 +41,8 @@ def outcome(result: dppo.Result) -> dict[str, Any]:
         # An evaluation on actors adds rows, which repeat those of training.
         "learning": {row["iteration"]: chosen(row, LEARNING) for row in rows if "iteration" in row},
         "evaluations": sorted(
-            (chosen(row, ("eval/",)) for row in rows if "eval/iteration" in row), key=lambda row: row["eval/iteration"]
+            (chosen(row, ("eval/",)) for row in rows if "eval/iteration" in row),
+            key=lambda row: row["eval/iteration"],
         ),
         "statistics": {name: array.tobytes() for name, array in arrays["normalizer"].items()},
         "optimizer": {name: array.tobytes() for name, array in arrays["optimizer"].items()},
@@ -51,7 +52,11 @@ def outcome(result: dppo.Result) -> dict[str, Any]:
 
 
 def chosen(row: dict[str, float], prefixes: tuple[str, ...]) -> dict[str, float]:
-    return {name: value for name, value in row.items() if name.startswith(prefixes) and name not in TIMED}
+    return {
+        name: value
+        for name, value in row.items()
+        if name.startswith(prefixes) and name not in TIMED
+    }
 
 
 class Trial:
@@ -64,7 +69,9 @@ class Trial:
         self.losses: dict[str, int] = {}
         """Incidents that the disturbance is expected to add."""
 
-    def train(self, *observers: dppo.Observer, resume: Path | None = None, **changes: Any) -> dppo.Result:
+    def train(
+        self, *observers: dppo.Observer, resume: Path | None = None, **changes: Any
+    ) -> dppo.Result:
         config = make_config(self.settings | {"run_dir": self.folder} | changes)
         return dppo.train(config, resume=resume, observers=observers)
 
@@ -78,7 +85,10 @@ class Trial:
 
     def wrapped(self, factory: str, **arguments: Any) -> Settings:
         """Return settings that wrap the environment by a function of `worlds`."""
-        inner = {"world": self.settings["env_id"], "world_kwargs": self.settings.get("env_kwargs", {})}
+        inner = {
+            "world": self.settings["env_id"],
+            "world_kwargs": self.settings.get("env_kwargs", {}),
+        }
         return {"env_id": f"worlds.{factory}", "env_kwargs": inner | arguments}
 
 
@@ -104,7 +114,9 @@ def interrupted(trial: Trial, segment: int) -> dppo.Result:
     """Ctrl-C arrives in a step, in the middle of a segment."""
     step = trial.settings["num_steps"] * (segment - 1) + 7
     marker = trial.folder.parent / "marker"
-    changes = trial.wrapped("faulty:crashing", how="sigint", at_episode=None, at_step=step, marker=str(marker))
+    changes = trial.wrapped(
+        "faulty:crashing", how="sigint", at_episode=None, at_step=step, marker=str(marker)
+    )
     stopped = trial.train(**changes)
     assert stopped.stopped_by == "SIGINT"
     assert stopped.iterations < segment
@@ -171,7 +183,9 @@ def kill(trial: Trial, moments: list[str], recorder: Recorder, **changes: Any) -
 def deadly(trial: Trial, moments: list[str]) -> Settings:
     """Return settings whose simulator kills its process at these moments; a step is in the second segment."""
     step = trial.settings["num_steps"] + 7
-    return trial.wrapped("faulty:deadly", folder=str(trial.folder.parent), moments=moments, at_step=step)
+    return trial.wrapped(
+        "faulty:deadly", folder=str(trial.folder.parent), moments=moments, at_step=step
+    )
 
 
 def killed_and_resumed(trial: Trial, at: int) -> dppo.Result:
@@ -205,7 +219,9 @@ DISTURB: dict[str, Callable[..., dppo.Result]] = {
     "lost learner and resumed": lost_learner_and_resumed,
 }
 TWO_LEARNERS = {"num_actors": 1, "num_learners": 2, "cpus_per_actor": 0.5}
-WHOLE: dict[str, Settings] = {  # the run with which a disturbed one is compared; others are in process
+WHOLE: dict[
+    str, Settings
+] = {  # the run with which a disturbed one is compared; others are in process
     "two learners": TWO_LEARNERS,
     "lost learner and resumed": TWO_LEARNERS | {"update_epochs": 100},
 }
@@ -271,7 +287,9 @@ def test_each_cell_is_in_the_table_once() -> None:
     every_cell = [*matrix.ALWAYS, *matrix.SLOW]
     assert len(set(every_cell)) == len(every_cell)
     proved = {(cell.disturbance, cell.moment) for cell in every_cell}
-    assert proved == {(name, moment) for name, moments in matrix.DISTURBANCES.items() for moment in moments}
+    assert proved == {
+        (name, moment) for name, moments in matrix.DISTURBANCES.items() for moment in moments
+    }
 
 
 # ------------------------------------------------------------------ what else the promise says
@@ -326,7 +344,9 @@ def test_an_episode_that_cannot_be_replayed_is_abandoned_and_reported(tmp_path: 
         resumed = trial.train(recorder, resume=trial.folder, **drifting)
     assert 1 <= resumed.incidents["replay_mismatch"] <= 8
     assert resumed.metrics[-1]["incidents/replay_mismatch"] == resumed.incidents["replay_mismatch"]
-    assert any("not deterministic given its seed" in note or "replay ended" in note for note in notes.texts)
+    assert any(
+        "not deterministic given its seed" in note or "replay ended" in note for note in notes.texts
+    )
     assert any("replay_mismatch" in line for line in recorder.ending)
 
 

@@ -33,7 +33,10 @@ UNREAD = {
 
 @cache
 def sources(tree: str) -> dict[str, str]:
-    return {str(path.relative_to(TREES[tree])): path.read_text("utf8") for path in TREES[tree].rglob("*.py")}
+    return {
+        str(path.relative_to(TREES[tree])): path.read_text("utf8")
+        for path in TREES[tree].rglob("*.py")
+    }
 
 
 @cache
@@ -70,11 +73,18 @@ def has_many_parameters(node: ast.AST) -> bool:
     if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
         return False
     parameters = [*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs]
-    return len([parameter for parameter in parameters if parameter.arg not in ("self", "cls")]) > MAX_PARAMETERS
+    return (
+        len([parameter for parameter in parameters if parameter.arg not in ("self", "cls")])
+        > MAX_PARAMETERS
+    )
 
 
 def tokens_a_line(text: str) -> float:
-    tokens = [token for token in tokenize.generate_tokens(io.StringIO(text).readline) if token.type not in UNREAD]
+    tokens = [
+        token
+        for token in tokenize.generate_tokens(io.StringIO(text).readline)
+        if token.type not in UNREAD
+    ]
     return len(tokens) / max(1, text.count("\n"))
 
 
@@ -98,5 +108,7 @@ def test_more_than_six_parameters_are_a_record(tree: str, limit: int) -> None:
 
 @pytest.mark.parametrize(("tree", "limit"), [("src", 75), ("tests", 153)])
 def test_a_file_is_not_dense(tree: str, limit: int) -> None:
-    dense = [name for name, text in sources(tree).items() if tokens_a_line(text) > MAX_TOKENS_A_LINE]
+    dense = [
+        name for name, text in sources(tree).items() if tokens_a_line(text) > MAX_TOKENS_A_LINE
+    ]
     assert len(dense) <= limit, "\n".join(dense)

@@ -29,7 +29,10 @@ Patch = pytest.MonkeyPatch
 ROOT = Path(__file__).resolve().parents[1]
 README = ROOT / "README.md"
 STEPS = ROOT / "docs" / "FIRST_STEPS.md"
-OTHERS = [ROOT / name for name in ("CONTRIBUTING.md", "SECURITY.md", "examples/README.md", "benchmarks/README.md")]
+OTHERS = [
+    ROOT / name
+    for name in ("CONTRIBUTING.md", "SECURITY.md", "examples/README.md", "benchmarks/README.md")
+]
 DOCUMENTS = [README, *sorted((ROOT / "docs").glob("*.md"))]
 RESULTS = sorted((ROOT / "benchmarks" / "results").glob("*.md"))
 PAGES = [*DOCUMENTS, *OTHERS, *RESULTS]
@@ -38,18 +41,29 @@ pages = pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 
 def blocks(page: Path, language: str) -> list[str]:
     """Return the fenced blocks of a page in this language."""
-    return re.findall(rf"^```{language}\n(.*?)^```$", page.read_text(encoding="utf8"), re.MULTILINE | re.DOTALL)
+    return re.findall(
+        rf"^```{language}\n(.*?)^```$", page.read_text(encoding="utf8"), re.MULTILINE | re.DOTALL
+    )
 
 
 def commands(page: Path) -> list[str]:
     """Return every command line in the shell blocks of a page."""
     lines = "".join(blocks(page, "sh")).replace("\\\n", " ").splitlines()
-    return [" ".join(line.split()) for line in lines if line.strip() and not line.strip().startswith("#")]
+    return [
+        " ".join(line.split())
+        for line in lines
+        if line.strip() and not line.strip().startswith("#")
+    ]
 
 
 def first_commands() -> list[str]:
     """Return the commands that a newcomer types: those of the README and of the first steps, without pip."""
-    return [command for page in (README, STEPS) for command in commands(page) if command != "pip install ."]
+    return [
+        command
+        for page in (README, STEPS)
+        for command in commands(page)
+        if command != "pip install ."
+    ]
 
 
 class Small(NamedTuple):
@@ -64,14 +78,18 @@ class Small(NamedTuple):
 
 AS_A_NEWCOMER = {  # with a Ray of its own
     "./dppo train CartPole-v1 --num-actors 8 --run-dir runs/hello": Small(
-        "--total-timesteps 512", r"Done after 512 steps", fast="--num-actors 2 --total-timesteps 512"
+        "--total-timesteps 512",
+        r"Done after 512 steps",
+        fast="--num-actors 2 --total-timesteps 512",
     ),
     "./dppo test --quick": Small("--collect-only -q", r"\d+/\d+ tests collected", fast=""),
     "./dppo eval runs/hello --episodes 10": Small("--episodes 2", r"return \d+\.\d \+- "),
     "./dppo report runs/hello": Small("", r"report\.html: \d+ kB"),
     "./dppo doctor heater:Heater": Small("--seconds 10", r"dppo train heater:Heater", fast=""),
     "./dppo train heater:Heater --num-actors 8": Small(
-        "--total-timesteps 512", r"Done after 512 steps", fast="--num-actors 0 --total-timesteps 512"
+        "--total-timesteps 512",
+        r"Done after 512 steps",
+        fast="--num-actors 0 --total-timesteps 512",
     ),
 }
 TRAINED = "./dppo train CartPole-v1 --run-dir runs/first"
@@ -80,7 +98,8 @@ SMALL = AS_A_NEWCOMER | {
     TRAINED: Small("--total-timesteps 1024 --checkpoint-interval-s 0", r"Done after 1,024 steps"),
     RESUMED: Small("--num-actors 2", r"(?s)iter_000003 at step 768.*Done after 1,024 steps"),
     "./dppo train --resume runs/first --branch runs/second --learning-rate 1e-4": Small(
-        "--num-actors 0 --total-timesteps 512", r"(?s)Branching .* at step 1,024.*Done after 512 steps"
+        "--num-actors 0 --total-timesteps 512",
+        r"(?s)Branching .* at step 1,024.*Done after 512 steps",
     ),
     "./dppo eval runs/first --episodes 20": Small("--episodes 3", r"return \d+\.\d \+- "),
     "./dppo compare dppo/SlowCartPole-v0 --actors 1 8 --seeds 3 --target 350": Small(
@@ -89,7 +108,9 @@ SMALL = AS_A_NEWCOMER | {
         fast="",
     ),
     "./dppo train mysim:make --num-actors 4 --env-kwargs '{\"gravity\": 9.81}'": Small(
-        "--num-actors 2 --total-timesteps 1024", r"Done after 1,024 steps", fast="--num-actors 0 --total-timesteps 1024"
+        "--num-actors 2 --total-timesteps 1024",
+        r"Done after 1,024 steps",
+        fast="--num-actors 0 --total-timesteps 1024",
     ),
     "./dppo train mysim:make --num-actors 64 --num-samplers 64 --address auto": Small(
         "--num-actors 2 --num-samplers 2 --total-timesteps 256", r"Done after 256 steps", fast=""
@@ -106,7 +127,9 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def check_commands(folder: Path, run_command: Callable[[str, list[str]], tuple[int, str]], *, fast: bool) -> None:
+def check_commands(
+    folder: Path, run_command: Callable[[str, list[str]], tuple[int, str]], *, fast: bool
+) -> None:
     """Run the first commands in order: each as written, with the words that make it short."""
     weights = {}
     for command in first_commands():
@@ -144,14 +167,22 @@ def test_the_commands_of_the_first_pages_work(
 
 
 @pytest.mark.slow
-def test_each_command_of_the_readme_works_in_a_process_of_its_own(folder: Path, ray_session: None) -> None:
+def test_each_command_of_the_readme_works_in_a_process_of_its_own(
+    folder: Path, ray_session: None
+) -> None:
     import ray
 
-    auth = {name: os.environ[name] for name in ("RAY_AUTH_MODE", "RAY_AUTH_TOKEN_PATH") if name in os.environ}
+    auth = {
+        name: os.environ[name]
+        for name in ("RAY_AUTH_MODE", "RAY_AUTH_TOKEN_PATH")
+        if name in os.environ
+    }
     shared_ray = {"RAY_ADDRESS": ray.get_runtime_context().gcs_address, **auth}
 
     def run_there(command: str, words: list[str]) -> tuple[int, str]:
-        code, out, err = run(words, folder, 250.0, **({} if command in AS_A_NEWCOMER else shared_ray))
+        code, out, err = run(
+            words, folder, 250.0, **({} if command in AS_A_NEWCOMER else shared_ray)
+        )
         return code, out + err
 
     check_commands(folder, run_there, fast=False)
@@ -159,14 +190,18 @@ def test_each_command_of_the_readme_works_in_a_process_of_its_own(folder: Path, 
 
 
 @pytest.mark.parametrize("steps", [1_024, pytest.param(60_000, marks=pytest.mark.slow)])
-def test_python_of_the_readme_prints_as_shown(steps: int, folder: Path, capsys: Capture, monkeypatch: Patch) -> None:
+def test_python_of_the_readme_prints_as_shown(
+    steps: int, folder: Path, capsys: Capture, monkeypatch: Patch
+) -> None:
     """Numbers with a decimal point are learned, so they depend on the last bits of a CPU's results.
 
     Of the rest, only the direction is learned: to push under a pole that falls. A random policy has a mean return of
     22, the best one of 500; after 40,000 steps, each of six seeds has 500.
     """
     text = README.read_text(encoding="utf8")
-    [(snippet, printed)] = re.findall(r"^```python\n(import dppo\n.*?)^```$[^`]+```text\n(.*?)^```$", text, re.M | re.S)
+    [(snippet, printed)] = re.findall(
+        r"^```python\n(import dppo\n.*?)^```$[^`]+```text\n(.*?)^```$", text, re.M | re.S
+    )
     monkeypatch.chdir(folder)
     assert "60_000" in snippet
     exec(compile(snippet.replace("60_000", str(steps)), "README.md", "exec"), {})
@@ -199,7 +234,9 @@ class Parsed(Exception):
 
 
 @pages
-def test_commands_of_the_documents_are_valid(page: Path, monkeypatch: Patch, capsys: Capture) -> None:
+def test_commands_of_the_documents_are_valid(
+    page: Path, monkeypatch: Patch, capsys: Capture
+) -> None:
     """Each goes through the parser of its command; settings of a training are checked as in a run."""
     split = Parser.split
 
@@ -213,14 +250,18 @@ def test_commands_of_the_documents_are_valid(page: Path, monkeypatch: Patch, cap
         if words[:1] == ["train"] and not resumes:
             make_config(parse_training(words[1:]).settings)
         elif words[:1] == ["tune"]:
-            make_config(arguments_of(*tune.COMMAND.split(words[1:])[1:], tune.COMMAND.prog).settings)
+            make_config(
+                arguments_of(*tune.COMMAND.split(words[1:])[1:], tune.COMMAND.prog).settings
+            )
         elif words[:1] == ["compare"]:
             compare.make_plan(*compare.parse(words[1:]), Path("unused"))
         elif words and words[0] != "test":  # which passes its words on to pytest
             with monkeypatch.context() as patch, suppress(Parsed):
                 patch.setattr(Parser, "split", split_only)
                 code = main(words)
-                assert (code, words[0][:2]) == (0, "--"), f"{command}: {capsys.readouterr().err}"  # dppo --version
+                assert (code, words[0][:2]) == (0, "--"), (
+                    f"{command}: {capsys.readouterr().err}"
+                )  # dppo --version
 
 
 @pages
@@ -238,7 +279,9 @@ def test_links_lead_somewhere(page: Path) -> None:
 def anchors(page: Path) -> set[str]:
     """Return the anchors of a page's headings, as code hosts and MkDocs make them."""
     headings = re.findall(r"^#+ (.+)$", page.read_text(encoding="utf8"), re.MULTILINE)
-    return {re.sub(r"[^\w\- ]", "", heading.lower()).strip().replace(" ", "-") for heading in headings}
+    return {
+        re.sub(r"[^\w\- ]", "", heading.lower()).strip().replace(" ", "-") for heading in headings
+    }
 
 
 @pages
@@ -248,15 +291,24 @@ def test_files_and_names_that_are_mentioned_exist(page: Path) -> None:
         assert (ROOT / path).is_file(), f"{page.name} mentions {path}"
         text = (ROOT / path).read_text(encoding="utf8")
         for name in filter(None, names.split(".")):  # a class and its method
-            assert re.search(rf"^ *(?:def|class) {name}\b", text, re.MULTILINE), f"{page.name} mentions {path}::{names}"
+            assert re.search(rf"^ *(?:def|class) {name}\b", text, re.MULTILINE), (
+                f"{page.name} mentions {path}::{names}"
+            )
 
 
 def test_every_example_is_listed() -> None:
-    listed = set(re.findall(r"`(\w+\.py)`", (ROOT / "examples" / "README.md").read_text(encoding="utf8")))
+    listed = set(
+        re.findall(r"`(\w+\.py)`", (ROOT / "examples" / "README.md").read_text(encoding="utf8"))
+    )
     assert listed == {file.name for file in (ROOT / "examples").glob("*.py")}
 
 
-OF_OTHERS = ("ray ", "python ", "uv ", "tensorboard ")  # how commands begin that have flags of their own
+OF_OTHERS = (
+    "ray ",
+    "python ",
+    "uv ",
+    "tensorboard ",
+)  # how commands begin that have flags of their own
 FLAGS_OF_OTHERS = {"--shm-size", "--exclusive", "--requeue"}
 
 
@@ -272,7 +324,9 @@ def flags() -> set[str]:
 
 @pytest.mark.parametrize("page", DOCUMENTS, ids=lambda page: page.name)
 def test_flags_that_are_mentioned_exist(page: Path, flags: set[str]) -> None:
-    prose = re.sub(r"^```.*?^```$", "", page.read_text(encoding="utf8"), flags=re.MULTILINE | re.DOTALL)
+    prose = re.sub(
+        r"^```.*?^```$", "", page.read_text(encoding="utf8"), flags=re.MULTILINE | re.DOTALL
+    )
     quoted = [text for text in re.findall(r"`([^`]+)`", prose) if not text.startswith(OF_OTHERS)]
     mentioned = {flag for text in quoted for flag in re.findall(r"(?<![\w-])--[a-z][a-z-]*", text)}
     unknown = mentioned - flags - FLAGS_OF_OTHERS
@@ -288,11 +342,23 @@ def test_quoted_messages_are_those_of_the_code() -> None:
         .partition("\n## ")[0]
     )
     cells = re.findall(r"^\| (`.+?) \|", section, re.MULTILINE)
-    quoted = [quote for cell in cells for quote in re.findall(r"`([^`]+)`", cell.partition(", with Ray's")[0])]
+    quoted = [
+        quote
+        for cell in cells
+        for quote in re.findall(r"`([^`]+)`", cell.partition(", with Ray's")[0])
+    ]
     assert len(quoted) > 15
-    trees = [ast.parse(file.read_text(encoding="utf8")) for file in (ROOT / "src" / "dppo").rglob("*.py")]
-    constants = {node.value for tree in trees for node in ast.walk(tree) if isinstance(node, ast.Constant)}
-    texts = [text for text in constants if isinstance(text, str)]  # an f-string as its constant pieces
+    trees = [
+        ast.parse(file.read_text(encoding="utf8")) for file in (ROOT / "src" / "dppo").rglob("*.py")
+    ]
+    constants = {
+        node.value for tree in trees for node in ast.walk(tree) if isinstance(node, ast.Constant)
+    }
+    texts = [
+        text for text in constants if isinstance(text, str)
+    ]  # an f-string as its constant pieces
     for quote in quoted:
         for part in filter(None, map(str.strip, quote.split("..."))):
-            assert any(part in text for text in texts), f"{part!r} of {quote!r} is not a message of dppo"
+            assert any(part in text for text in texts), (
+                f"{part!r} of {quote!r} is not a message of dppo"
+            )

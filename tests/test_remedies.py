@@ -42,7 +42,13 @@ def rows() -> list[Row]:
     starts = [row_of(remedy) for remedy, _, _ in STARTS]
     starts += [row_of(remedy) for remedy, _, _, _ in COMMANDS]
     contract = [("ppo/networks/user_module.py", words) for words, _, _ in CONTRACT]
-    return [*settings, *contract, *((file, words) for file, words, _, _ in BY_HAND), *starts, *marked()]
+    return [
+        *settings,
+        *contract,
+        *((file, words) for file, words, _, _ in BY_HAND),
+        *starts,
+        *marked(),
+    ]
 
 
 def file_of_check(words: str) -> str:
@@ -64,7 +70,11 @@ def marked() -> Iterator[Row]:
         if "@executes(" not in source:
             continue
         for node in ast.walk(ast.parse(source)):
-            if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "executes":
+            if (
+                isinstance(node, ast.Call)
+                and isinstance(node.func, ast.Name)
+                and node.func.id == "executes"
+            ):
                 for remedy in node.args:
                     yield row_of(ast.literal_eval(remedy))
 
@@ -93,17 +103,25 @@ def fact_of(message: str) -> str:
 
 
 @pytest.mark.parametrize(("words", "settings"), CHECKS, ids=[words for words, _ in CHECKS])
-def test_what_a_refusal_of_settings_says_makes_them_valid(words: str, settings: dict[str, Any]) -> None:
+def test_what_a_refusal_of_settings_says_makes_them_valid(
+    words: str, settings: dict[str, Any]
+) -> None:
     message = refusal(settings)
     assert re.search(pattern_of(words), message)
     alternatives = list(changed_as_told(message, settings, VALUES))
     assert alternatives
     for tried in alternatives:
         answers = [refusal(changed) for changed in tried]
-        assert any(fact_of(answer) != fact_of(message) for answer in answers), (message, tried[0], answers[-1])
+        assert any(fact_of(answer) != fact_of(message) for answer in answers), (
+            message,
+            tried[0],
+            answers[-1],
+        )
 
 
-@pytest.mark.parametrize(("file", "words", "settings", "instead"), BY_HAND, ids=[words for _, words, _, _ in BY_HAND])
+@pytest.mark.parametrize(
+    ("file", "words", "settings", "instead"), BY_HAND, ids=[words for _, words, _, _ in BY_HAND]
+)
 def test_what_a_refusal_of_a_value_names_is_valid(
     file: str, words: str, settings: dict[str, Any], instead: tuple[dict[str, Any], ...]
 ) -> None:
@@ -123,7 +141,11 @@ def starts() -> Iterator[ParameterSet]:
 
 @pytest.mark.parametrize(("remedy", "settings", "change"), list(starts()))
 def test_what_a_run_that_does_not_start_says_makes_it_start(
-    remedy: str, settings: dict[str, Any], change: Remedy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    remedy: str,
+    settings: dict[str, Any],
+    change: Remedy,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.syspath_prepend(str(TESTS))
     message = problem(tmp_path, starts=True, **settings)
@@ -131,8 +153,12 @@ def test_what_a_run_that_does_not_start_says_makes_it_start(
     assert problem(tmp_path, starts=True, **change(message, settings)) == ""
 
 
-@pytest.mark.parametrize(("words", "broken", "mended"), CONTRACT, ids=[words for words, _, _ in CONTRACT])
-def test_a_network_that_follows_the_message_is_accepted(words: str, broken: Any, mended: Any, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("words", "broken", "mended"), CONTRACT, ids=[words for words, _, _ in CONTRACT]
+)
+def test_a_network_that_follows_the_message_is_accepted(
+    words: str, broken: Any, mended: Any, tmp_path: Path
+) -> None:
     message = problem(tmp_path, starts=True, **settings_of(broken))
     assert re.search(pattern_of(words), message)
     assert problem(tmp_path, starts=True, **settings_of(mended)) == ""
@@ -166,8 +192,23 @@ def test_each_remedy_in_the_source_is_carried_out_by_a_test_or_has_a_reason() ->
 def test_flags_and_settings_that_texts_name_exist() -> None:
     """Also those of texts that no test carries out, such as advice on learning, or on a cluster."""
     known = set(settings_by_name()) | {"resume", "branch", "trust", "video", "render", "episode"}
-    known |= {"episodes", "seeds", "seeds_at_once", "out", "equal", "seconds", "label", "actors"}  # of commands
-    foreign = {"shm-size", "address", "ref-model", "user", "force-reinstall"}  # of docker, ray and pip
+    known |= {
+        "episodes",
+        "seeds",
+        "seeds_at_once",
+        "out",
+        "equal",
+        "seconds",
+        "label",
+        "actors",
+    }  # of commands
+    foreign = {
+        "shm-size",
+        "address",
+        "ref-model",
+        "user",
+        "force-reinstall",
+    }  # of docker, ray and pip
     for remedy in remedies():
         flags = set(re.findall(r"(?<![\w-])--([a-z][a-z-]+)", remedy.text)) - foreign
         names = {flag.removeprefix("no-").replace("-", "_") for flag in flags}
@@ -176,12 +217,18 @@ def test_flags_and_settings_that_texts_name_exist() -> None:
 
 
 def test_each_row_is_about_a_text_of_the_source() -> None:
-    gone = [row for row in (*rows(), *unexecuted()) if not any(is_of(row, text) for text in remedies())]
+    gone = [
+        row for row in (*rows(), *unexecuted()) if not any(is_of(row, text) for text in remedies())
+    ]
     assert not gone, "no remedy of the source has these words:\n" + "\n".join(map(str, gone))
 
 
 def test_texts_that_tell_the_user_to_do_something_are_found() -> None:
-    for text in ("gamma=2: is too large. Use 1.", "Leave it out, or raise `x`", "see report.txt. Run it again."):
+    for text in (
+        "gamma=2: is too large. Use 1.",
+        "Leave it out, or raise `x`",
+        "see report.txt. Run it again.",
+    ):
         assert is_remedy(text)
     for text in ("gamma=2: is too large.", "return -3 after 7 steps", "in use"):
         assert not is_remedy(text)

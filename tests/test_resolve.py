@@ -93,5 +93,7 @@ def test_a_trainer_is_not_built_from_open_settings() -> None:
 
 
 def test_the_first_line_of_a_run_names_both_numbers_of_epochs() -> None:
-    assert "for 10 epochs, or 20 if actions are discrete" in sizes_line(make_config({"env_id": "E-v0"}))
+    assert "for 10 epochs, or 20 if actions are discrete" in sizes_line(
+        make_config({"env_id": "E-v0"})
+    )
     assert sizes_line(make_config({"env_id": "E-v0", "update_epochs": 1})).endswith("for 1 epoch.")

@@ -34,9 +34,23 @@ TOTAL = BATCH * ITERATIONS
 def words(folder: Path, *flags: str, run: str = "run", slow_after: int = 0) -> list[str]:
     """Return a training in which episodes span iterations, and everything is normalized."""
     return [
-        *("train", "worlds.slow:hesitant_cartpole", "--run-dir", str(folder / run), "--progress", "plain"),
+        *(
+            "train",
+            "worlds.slow:hesitant_cartpole",
+            "--run-dir",
+            str(folder / run),
+            "--progress",
+            "plain",
+        ),
         *("--env-kwargs", json.dumps({"folder": str(folder), "slow_after": slow_after})),
-        *("--num-samplers", str(SAMPLERS), "--num-steps", str(STEPS), "--total-timesteps", str(TOTAL)),
+        *(
+            "--num-samplers",
+            str(SAMPLERS),
+            "--num-steps",
+            str(STEPS),
+            "--total-timesteps",
+            str(TOTAL),
+        ),
         *("--anneal-lr", "--update-epochs", "2", *flags),
     ]
 
@@ -59,7 +73,9 @@ def interrupt(words: list[str], folder: Path, number: int = signal.SIGTERM) -> l
         command.wait_until(lambda: list(folder.glob("waiting-*")))
         command.send(number)
         assert command.wait(60) == 128 + number
-        resume = next(line for line in command.out.splitlines() if line.startswith("Resume with: dppo "))
+        resume = next(
+            line for line in command.out.splitlines() if line.startswith("Resume with: dppo ")
+        )
     for path in (folder / "slow", *folder.glob("waiting-*")):
         path.unlink()
     return resume.removeprefix("Resume with: dppo ").split()
@@ -71,8 +87,16 @@ def rows(run: Path) -> list[dict[str, Any]]:
 
 def of_learning(run: Path) -> list[dict[str, Any]]:
     """Return the rows of a run without measured times."""
-    timely = ("time/", "perf/", "charts/SPS", "replay/")  # depend on the machine and on interruptions
-    return [{key: value for key, value in row.items() if not key.startswith(timely)} for row in rows(run)]
+    timely = (
+        "time/",
+        "perf/",
+        "charts/SPS",
+        "replay/",
+    )  # depend on the machine and on interruptions
+    return [
+        {key: value for key, value in row.items() if not key.startswith(timely)}
+        for row in rows(run)
+    ]
 
 
 @pytest.fixture(scope="module")
@@ -92,14 +116,18 @@ def test_an_interrupted_run_is_resumed_exactly_by_the_command_that_it_prints(
     assert len(rows(run)) == finished
     assert weights(run) != weights(whole)
     assert main(printed) == 0
-    assert f"Resuming from iter_{finished:06d} at step {finished * BATCH}" in capsys.readouterr().out
+    assert (
+        f"Resuming from iter_{finished:06d} at step {finished * BATCH}" in capsys.readouterr().out
+    )
     assert weights(run) == weights(whole)
     assert [row["iteration"] for row in rows(run)] == list(range(1, ITERATIONS + 1))
     assert [row["global_step"] for row in rows(run)] == [BATCH * (i + 1) for i in range(ITERATIONS)]
     assert of_learning(run) == of_learning(whole)
 
 
-def test_a_run_resumed_from_an_older_checkpoint_repeats_the_rest(whole: Path, tmp_path: Path) -> None:
+def test_a_run_resumed_from_an_older_checkpoint_repeats_the_rest(
+    whole: Path, tmp_path: Path
+) -> None:
     """With settings that do not affect learning."""
     run = tmp_path / "run"
     shutil.copytree(whole, run)
@@ -109,7 +137,9 @@ def test_a_run_resumed_from_an_older_checkpoint_repeats_the_rest(whole: Path, tm
     assert of_learning(run) == of_learning(whole)
 
 
-def test_resuming_a_finished_run_changes_nothing(whole: Path, tmp_path: Path, capsys: Capture) -> None:
+def test_resuming_a_finished_run_changes_nothing(
+    whole: Path, tmp_path: Path, capsys: Capture
+) -> None:
     run = tmp_path / "run"
     shutil.copytree(whole, run)
     assert train("--resume", run) == 0
@@ -118,7 +148,9 @@ def test_resuming_a_finished_run_changes_nothing(whole: Path, tmp_path: Path, ca
     assert printed.err == ""
     assert weights(run) == weights(whole)
     assert rows(run) == rows(whole)
-    kept, before = ({path.name for path in (folder / "checkpoints").iterdir()} for folder in (run, whole))
+    kept, before = (
+        {path.name for path in (folder / "checkpoints").iterdir()} for folder in (run, whole)
+    )
     assert kept == before
 
 
@@ -137,7 +169,9 @@ def test_overlap_is_another_name_of_a_lag_of_one(tmp_path: Path, capsys: Capture
     assert main(words(tmp_path, *lag, str(3 * BATCH))) == 0
     assert train("--resume", run, "--policy-lag", "2", "--total-timesteps", str(TOTAL)) == 2
     assert "policy_lag=2: " in capsys.readouterr().err
-    config = dppo.Config(**settings_to_resume(run, {"total_timesteps": TOTAL, "overlap": False, "policy_lag": 1}))
+    config = dppo.Config(
+        **settings_to_resume(run, {"total_timesteps": TOTAL, "overlap": False, "policy_lag": 1})
+    )
     dppo.train(config, resume=run)
     assert main(words(tmp_path, *lag, str(TOTAL), run="at once")) == 0
     assert weights(run) == weights(tmp_path / "at once")
@@ -149,7 +183,9 @@ class Kinds(gym.Env[Any, Any]):
     action_space = gym.spaces.Discrete(2)
 
     def __init__(self) -> None:
-        self.observation_space = gym.spaces.Dict({"kind": SPACES[-1], "x": gym.spaces.Box(-1, 1, (2,))})
+        self.observation_space = gym.spaces.Dict(
+            {"kind": SPACES[-1], "x": gym.spaces.Box(-1, 1, (2,))}
+        )
 
     def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
         super().reset(seed=seed)
@@ -178,7 +214,13 @@ SPACES: list[gym.Space[Any]] = [gym.spaces.Discrete(4), gym.spaces.Box(0, 3, (),
 def test_a_space_that_has_become_another_is_named(
     model: Any, branch: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    settings = {"env_id": Kinds, "num_steps": 8, "num_samplers": 1, "total_timesteps": 8, "progress": "off"}
+    settings = {
+        "env_id": Kinds,
+        "num_steps": 8,
+        "num_samplers": 1,
+        "total_timesteps": 8,
+        "progress": "off",
+    }
     if model is not None:
         settings["model"] = model
     monkeypatch.setitem(globals(), "SPACES", SPACES[:1])
@@ -186,7 +228,9 @@ def test_a_space_that_has_become_another_is_named(
     monkeypatch.setitem(globals(), "SPACES", [gym.spaces.Box(0, 3, (), np.int64)])
     folder = tmp_path / ("new" if branch else "run")
     with pytest.raises(CheckpointError, match=r"its categories is .*, but that of \S+ is None"):
-        dppo.train(make_config(settings | {"run_dir": folder}), resume=tmp_path / "run", branch=branch)
+        dppo.train(
+            make_config(settings | {"run_dir": folder}), resume=tmp_path / "run", branch=branch
+        )
 
 
 def test_an_extended_run_can_be_resumed_without_repeating_the_extension(tmp_path: Path) -> None:
@@ -199,7 +243,9 @@ def test_an_extended_run_can_be_resumed_without_repeating_the_extension(tmp_path
     assert len(rows(tmp_path / "run")) == ITERATIONS
 
 
-def test_resume_auto_starts_a_run_and_continues_it_with_the_same_words(whole: Path, tmp_path: Path) -> None:
+def test_resume_auto_starts_a_run_and_continues_it_with_the_same_words(
+    whole: Path, tmp_path: Path
+) -> None:
     same = words(tmp_path, "--resume", "auto", slow_after=2 * STEPS + 7)
     (tmp_path / "interrupt").touch()
     assert main(same) == 130
@@ -213,7 +259,9 @@ def first_weights(run: Path) -> bytes:
     return weights(run / "checkpoints" / "iter_000000")
 
 
-def test_a_branch_starts_with_the_weights_and_its_own_rate(whole: Path, tmp_path: Path, capsys: Capture) -> None:
+def test_a_branch_starts_with_the_weights_and_its_own_rate(
+    whole: Path, tmp_path: Path, capsys: Capture
+) -> None:
     """Weights, optimizer and normalizers come from the source; counters and episodes start from zero."""
     source = whole / "checkpoints" / "iter_000003"
     new = tmp_path / "new"
@@ -223,7 +271,8 @@ def test_a_branch_starts_with_the_weights_and_its_own_rate(whole: Path, tmp_path
     assert f"Branching off {source}.safetensors at step {3 * BATCH}: " in printed
     assert "open episode" in printed
     begun, before = (
-        checkpoints.load(checkpoints.find(path).path) for path in (new / "checkpoints/iter_000000", source)
+        checkpoints.load(checkpoints.find(path).path)
+        for path in (new / "checkpoints/iter_000000", source)
     )
     assert first_weights(new) == weights(source) != weights(new)
     for part in ("optimizer", "normalizer"):
@@ -233,7 +282,11 @@ def test_a_branch_starts_with_the_weights_and_its_own_rate(whole: Path, tmp_path
             name: array.tobytes() for name, array in expected.items()
         }
     assert begun.arrays["samplers"] == {}
-    assert (begun.state["global_step"], begun.state["episodes"], begun.state["recent"]) == (0, 0, [])
+    assert (begun.state["global_step"], begun.state["episodes"], begun.state["recent"]) == (
+        0,
+        0,
+        [],
+    )
     assert [row["charts/learning_rate"] for row in rows(new)] == [1e-3, 5e-4]
     assert [row["global_step"] for row in rows(new)] == [BATCH, 2 * BATCH]
     assert len(rows(whole)) == ITERATIONS  # untouched
@@ -241,8 +294,12 @@ def test_a_branch_starts_with_the_weights_and_its_own_rate(whole: Path, tmp_path
 
 def test_a_branch_has_minibatches_for_its_own_batch(tmp_path: Path) -> None:
     """A minibatch size that the user has set stays; one that follows from the batch follows from the new batch."""
-    config = make_config({"env_id": "CartPole-v1", "num_steps": 512, "run_dir": tmp_path / "run", "num_actors": 1})
-    explicit = dataclasses.replace(config, run_dir=tmp_path / "own", minibatch_size=64, micro_batch_size=32)
+    config = make_config(
+        {"env_id": "CartPole-v1", "num_steps": 512, "run_dir": tmp_path / "run", "num_actors": 1}
+    )
+    explicit = dataclasses.replace(
+        config, run_dir=tmp_path / "own", minibatch_size=64, micro_batch_size=32
+    )
     for each in (config, explicit):
         with open_run(each, None) as folder:
             folder.write_settings(each, {})
@@ -254,37 +311,57 @@ def test_a_branch_has_minibatches_for_its_own_batch(tmp_path: Path) -> None:
         != dataclasses.replace(branch, minibatch_size=128).sizes
     )
     assert dppo.Config(**settings_to_resume(tmp_path / "own", changes)).minibatch_size == 64
-    assert settings_to_resume(tmp_path / "run", {"num_steps": 4096})["minibatch_size"] == config.sizes.minibatch_rows
+    assert (
+        settings_to_resume(tmp_path / "run", {"num_steps": 4096})["minibatch_size"]
+        == config.sizes.minibatch_rows
+    )
     two = settings_to_resume(tmp_path / "own", {"num_learners": 2})
     assert "micro_batch_size" not in two
     assert dppo.Config(**two).num_learners == 2
 
 
 def test_a_branch_records_its_origin_also_after_a_resume(whole: Path, tmp_path: Path) -> None:
-    config = dppo.Config(**settings_to_resume(whole, {"run_dir": tmp_path / "new", "total_timesteps": BATCH}))
+    config = dppo.Config(
+        **settings_to_resume(whole, {"run_dir": tmp_path / "new", "total_timesteps": BATCH})
+    )
     branched = dppo.train(config, resume=whole, branch=True)
     assert first_weights(tmp_path / "new") == weights(whole)
     longer = dataclasses.replace(config, total_timesteps=2 * BATCH)
-    assert dppo.train(longer, resume=tmp_path / "new").global_step == 2 * BATCH > branched.global_step
+    assert (
+        dppo.train(longer, resume=tmp_path / "new").global_step == 2 * BATCH > branched.global_step
+    )
     newest = checkpoints.find(whole).path
     origin = {"checkpoint": str(newest), "global_step": TOTAL}
     for checkpoint in (tmp_path / "new" / "checkpoints").glob("*.safetensors"):
         assert checkpoints.load(checkpoint).state["branched_from"] == origin
-    assert (tmp_path / "new" / "config.yaml").read_text().startswith(f"# branched from {json.dumps(origin)}\n")
+    assert (
+        (tmp_path / "new" / "config.yaml")
+        .read_text()
+        .startswith(f"# branched from {json.dumps(origin)}\n")
+    )
 
 
-def test_a_branch_keeps_network_and_normalization(whole: Path, tmp_path: Path, capsys: Capture) -> None:
+def test_a_branch_keeps_network_and_normalization(
+    whole: Path, tmp_path: Path, capsys: Capture
+) -> None:
     assert train("--resume", whole, "--branch", tmp_path / "new", "--hidden-sizes", "32") == 2
     assert "hidden_sizes=[32]: " in capsys.readouterr().err
-    config = dppo.Config(**settings_to_resume(whole, {"run_dir": tmp_path / "new", "norm_obs": False}))
+    config = dppo.Config(
+        **settings_to_resume(whole, {"run_dir": tmp_path / "new", "norm_obs": False})
+    )
     with pytest.raises(ConfigError, match=r"^norm_obs=False: .* was made with True"):
         dppo.train(config, resume=whole, branch=True)
     assert not (tmp_path / "new").exists()
 
 
-def test_a_branch_needs_a_run_and_a_new_folder(whole: Path, tmp_path: Path, capsys: Capture) -> None:
+def test_a_branch_needs_a_run_and_a_new_folder(
+    whole: Path, tmp_path: Path, capsys: Capture
+) -> None:
     assert main(words(tmp_path, "--branch", "new")) == 2
-    assert "branch=new: needs a run to branch from. Name it with --resume RUN." in capsys.readouterr().err
+    assert (
+        "branch=new: needs a run to branch from. Name it with --resume RUN."
+        in capsys.readouterr().err
+    )
     assert train("--resume", whole, "--branch", whole) == 2
     assert "contains a run already" in capsys.readouterr().err
     assert train("--resume", whole, "--branch", "new", "--run-dir", "other") == 2

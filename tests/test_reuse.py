@@ -22,7 +22,9 @@ from dppo.ppo.networks.network import NetworkSpec
 from dppo.records.files import checkpoint as checkpoints
 
 T, E, SAMPLERS = 3, 2, 2
-OBS = np.dtype([("at", np.float32, (2,)), ("inner", [("turn", np.int64), ("image", np.uint8, (2, 2, 3))])])
+OBS = np.dtype(
+    [("at", np.float32, (2,)), ("inner", [("turn", np.int64), ("image", np.uint8, (2, 2, 3))])]
+)
 POLICY = PolicySnapshot(0, np.zeros(1))
 
 
@@ -60,14 +62,18 @@ def reusing(trainers: Trained, reuse: int) -> StagedTrainers:
 def segment(number: int) -> Segment:
     """A segment of random contents, with a time limit and without the last optional columns."""
     rng = np.random.default_rng(number)
-    numbers = {name: rng.normal(size=(T, E)) for name in ("logprobs", "values", "next_values", "rewards")}
+    numbers = {
+        name: rng.normal(size=(T, E)) for name in ("logprobs", "values", "next_values", "rewards")
+    }
     ends = {name: rng.random((T, E)) < 0.3 for name in ("terminated", "truncated", "valid")}
     one = Segment(
         obs=observations(rng, T * E).reshape(T, E), actions=rng.integers(0, 3, (T, E)), **numbers, **ends,
         masks=rng.random((T, E, 3)) < 0.5, states=rng.normal(size=(1, E, 5)),
     )  # fmt: skip
     rows = int(np.count_nonzero(one.followed))
-    return replace(one, successors=observations(rng, rows), successor_states=rng.normal(size=(rows, 5)))
+    return replace(
+        one, successors=observations(rng, rows), successor_states=rng.normal(size=(rows, 5))
+    )
 
 
 def observations(rng: np.random.Generator, rows: int) -> np.ndarray:
@@ -94,7 +100,10 @@ def assert_same(found: list[Segment], expected: list[Segment]) -> None:
 
 
 def of_samplers(*iterations: int) -> list[Segment]:
-    return [joined([segment(10 * iteration + sampler) for iteration in iterations]) for sampler in range(SAMPLERS)]
+    return [
+        joined([segment(10 * iteration + sampler) for iteration in iterations])
+        for sampler in range(SAMPLERS)
+    ]
 
 
 def test_each_update_trains_on_the_last_segments_of_every_sampler() -> None:
@@ -102,7 +111,9 @@ def test_each_update_trains_on_the_last_segments_of_every_sampler() -> None:
     trainers = reusing(inner, 3)
     for iteration in range(5):
         trainers.update(Experience(batch(iteration), POLICY, None, iteration))
-    for seen, iterations in zip(inner.seen, [(0,), (0, 1), (0, 1, 2), (1, 2, 3), (2, 3, 4)], strict=True):
+    for seen, iterations in zip(
+        inner.seen, [(0,), (0, 1), (0, 1, 2), (1, 2, 3), (2, 3, 4)], strict=True
+    ):
         assert_same(seen, of_samplers(*iterations))
 
 
@@ -130,7 +141,9 @@ def test_observations_beside_a_mask_go_on_as_any_others() -> None:
     inner, parts = Trained(), [segment(0)]
     parts.append(going_on(parts[0], segment(1)))
     expected = joined(parts)
-    padded = np.dtype([*((name, OBS[name]) for name in OBS.names or ()), ("action_mask", np.bool_, (2,))])
+    padded = np.dtype(
+        [*((name, OBS[name]) for name in OBS.names or ()), ("action_mask", np.bool_, (2,))]
+    )
     trainers = reusing(inner, 2)
     for one in parts:
         viewed = {}
@@ -162,11 +175,23 @@ def test_joined_segments_are_one_where_the_sampler_went_on() -> None:
         for index in range(1, 3):
             parts.append(going_on(parts[-1], segment(100 * number + index)))
         whole, own = joined(parts), np.concatenate([one.followed for one in parts])
-        for name in ("obs", "actions", "logprobs", "values", "next_values", "rewards", "terminated", "valid", "masks"):
+        for name in (
+            "obs",
+            "actions",
+            "logprobs",
+            "values",
+            "next_values",
+            "rewards",
+            "terminated",
+            "valid",
+            "masks",
+        ):
             column = np.concatenate([getattr(one, name) for one in parts])
             assert getattr(whole, name).tobytes() == column.tobytes(), name
         over = np.concatenate([one.terminated | one.truncated for one in parts])
-        np.testing.assert_array_equal(whole.terminated | whole.truncated, over)  # nothing else ends there
+        np.testing.assert_array_equal(
+            whole.terminated | whole.truncated, over
+        )  # nothing else ends there
         successors = np.concatenate([one.successors for one in parts if one.successors is not None])
         assert whole.successors is not None
         assert whole.successors.tobytes() == successors[whole.followed[own]].tobytes()
@@ -195,12 +220,16 @@ SETTINGS: dict[str, Any] = {
 }  # fmt: skip
 
 
-def train(run_dir: Path, *, resume: Path | None = None, stop_after: int | None = None, **changes: Any) -> dppo.Result:
+def train(
+    run_dir: Path, *, resume: Path | None = None, stop_after: int | None = None, **changes: Any
+) -> dppo.Result:
     config = make_config(SETTINGS | {"run_dir": run_dir} | changes)
     return dppo.train(config, resume=resume, observers=[Recorder(interrupt_at=stop_after)])
 
 
-def test_the_segments_of_a_run_go_on_from_each_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_segments_of_a_run_go_on_from_each_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     made: list[Segment] = []
 
     def noted(segments: Sequence[Segment]) -> Segment:
@@ -210,19 +239,25 @@ def test_the_segments_of_a_run_go_on_from_each_other(tmp_path: Path, monkeypatch
     monkeypatch.setattr("dppo.learners.stored_segments.joined", noted)
     train(tmp_path / "run", num_actors=0)
     assert [len(one.rewards) for one in made[::2]] == [40, 80, 120, 120, 120]
-    assert not any(one.truncated.any() for one in made)  # CartPole cuts episodes off after 500 steps
+    assert not any(
+        one.truncated.any() for one in made
+    )  # CartPole cuts episodes off after 500 steps
     assert any(not one.terminated[39].all() for one in made)
 
 
 @pytest.mark.parametrize("stop_after", [1, 3])
-def test_a_checkpoint_holds_the_segments_that_are_used_again(stop_after: int, tmp_path: Path) -> None:
+def test_a_checkpoint_holds_the_segments_that_are_used_again(
+    stop_after: int, tmp_path: Path
+) -> None:
     result = train(tmp_path / "run", stop_after=stop_after)
     assert [row["losses/minibatches"] for row in result.metrics] == [4, 8, 12][:stop_after]
     names = checkpoints.load(result.checkpoint).arrays["optimizer"]
     assert len({name.split(".")[1] for name in names if "kept" in name}) == min(stop_after, 2)
 
 
-def test_a_branch_starts_without_kept_segments_and_with_its_own_learning_rate(tmp_path: Path) -> None:
+def test_a_branch_starts_without_kept_segments_and_with_its_own_learning_rate(
+    tmp_path: Path,
+) -> None:
     origin = train(tmp_path / "origin", stop_after=3)
     settings = SETTINGS | {"anneal_lr": False, "run_dir": tmp_path / "branch"}
     branch = dppo.train(make_config(settings), resume=origin.run_dir, branch=True)

@@ -11,7 +11,12 @@ import numpy as np
 import pytest
 from builders import make_config
 from gymnasium.vector import AsyncVectorEnv, SyncVectorEnv
-from gymnasium.wrappers import NormalizeObservation, NormalizeReward, RecordEpisodeStatistics, TimeLimit
+from gymnasium.wrappers import (
+    NormalizeObservation,
+    NormalizeReward,
+    RecordEpisodeStatistics,
+    TimeLimit,
+)
 from gymnasium.wrappers.vector import NormalizeObservation as NormalizeVector
 from kinds import small
 from recorder import Notes
@@ -52,7 +57,10 @@ class OfParts(gym.Wrapper[Any, Any, Any, Any]):
 FOUND: dict[str, tuple[Any, list[str]]] = {
     "in a factory": (normalized, ["NormalizeObservation"]),
     "both": (lambda: NormalizeReward(normalized()), ["NormalizeReward", "NormalizeObservation"]),
-    "around a vector": (lambda: NormalizeVector(SyncVectorEnv([cartpole] * 2)), ["NormalizeObservation"]),
+    "around a vector": (
+        lambda: NormalizeVector(SyncVectorEnv([cartpole] * 2)),
+        ["NormalizeObservation"],
+    ),
     "in a vector": (lambda: SyncVectorEnv([normalized] * 2), ["NormalizeObservation"]),
     "in processes": (lambda: AsyncVectorEnv([normalized] * 2), ["NormalizeObservation"]),
     "of parts": (lambda: OfParts(cartpole()), ["OfParts"]),
@@ -64,7 +72,8 @@ FOUND: dict[str, tuple[Any, list[str]]] = {
 
 
 @pytest.mark.parametrize(
-    "case", [pytest.param(case, marks=pytest.mark.slow) if "processes" in case else case for case in FOUND]
+    "case",
+    [pytest.param(case, marks=pytest.mark.slow) if "processes" in case else case for case in FOUND],
 )
 def test_wrappers_with_running_statistics_are_found(case: str) -> None:
     make, names = FOUND[case]
@@ -75,7 +84,9 @@ def test_wrappers_with_running_statistics_are_found(case: str) -> None:
         env.close()
 
 
-@pytest.mark.proves("is in a wrapper that normalizes by running statistics of its own, such as `NormalizeObservation`")
+@pytest.mark.proves(
+    "is in a wrapper that normalizes by running statistics of its own, such as `NormalizeObservation`"
+)
 @executes("envs/statistics.py: Leave it out: norm_obs=True and norm_reward=True do this")
 @pytest.mark.parametrize("where", ["wrappers", "factory", "vector"])
 def test_they_are_refused_before_training_and_each_remedy_goes_on(where: str) -> None:
@@ -86,7 +97,10 @@ def test_they_are_refused_before_training_and_each_remedy_goes_on(where: str) ->
     if where == "wrappers":
         own = plain | {"wrappers": ("gymnasium.wrappers:NormalizeObservation",)}
     if where == "vector":
-        own = {"env_id": lambda: NormalizeVector(SyncVectorEnv([cartpole] * 2)), "envs_per_sampler": 2}
+        own = {
+            "env_id": lambda: NormalizeVector(SyncVectorEnv([cartpole] * 2)),
+            "envs_per_sampler": 2,
+        }
 
     def build(**changes: Any) -> None:
         build_sampler(sampler_plan(make_config(settings | changes)), 0).envs.close()
@@ -105,13 +119,19 @@ def test_they_are_refused_before_training_and_each_remedy_goes_on(where: str) ->
 
 
 def test_an_evaluation_with_others_says_so_and_one_in_training_refuses_them(tmp_path: Path) -> None:
-    result = dppo.train(small(tmp_path / "run", env_id=normalized, running_statistics="allow", total_timesteps=80))
+    result = dppo.train(
+        small(tmp_path / "run", env_id=normalized, running_statistics="allow", total_timesteps=80)
+    )
     with Notes() as notes:
         dppo.evaluate(result, episodes=1)
         dppo.evaluate(result, normalized(), episodes=1)
         dppo.evaluate(result, normalized(frozen=True), episodes=1)
     assert (
-        sum("begin with none: what the policy sees or gets is not as in training" in text for text in notes.texts) == 2
+        sum(
+            "begin with none: what the policy sees or gets is not as in training" in text
+            for text in notes.texts
+        )
+        == 2
     )
     env = sampler_plan(small(tmp_path, env_id=normalized)).env
     policy = dppo.load_policy(result.run_dir)
@@ -121,11 +141,17 @@ def test_an_evaluation_with_others_says_so_and_one_in_training_refuses_them(tmp_
 
 
 @pytest.mark.parametrize("setting", ["refuse", "allow"])
-def test_the_doctor_names_them_with_a_remedy_that_fits(setting: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_doctor_names_them_with_a_remedy_that_fits(
+    setting: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(examination, "MAX_STEPS", 50)
     sizes: dict[str, Any] = {"num_samplers": 1, "num_steps": 16, "update_epochs": 1}
     own = {"env_id": "test_running_statistics:normalized", "running_statistics": setting}
     found = found_in(make_config(own | sizes))
     start = "error: running_statistics=refuse: " if setting == "refuse" else "warning: "
-    assert any(one.startswith(f"{start}NormalizeObservation around the environment") for one in found), found
-    assert all("norm_obs=True" in one for one in found if "normalizes by" in one or "the same seed" in one), found
+    assert any(
+        one.startswith(f"{start}NormalizeObservation around the environment") for one in found
+    ), found
+    assert all(
+        "norm_obs=True" in one for one in found if "normalizes by" in one or "the same seed" in one
+    ), found

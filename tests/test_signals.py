@@ -29,7 +29,9 @@ from dppo.signals import StopRequested, StopSignals
 
 STEPS, ITERATIONS, SAMPLERS = 200, 4, 2
 TOTAL = STEPS * ITERATIONS * SAMPLERS
-SLOW_AFTER = 2 * STEPS + 10  # two iterations are fast; the rest of the third takes more than three minutes
+SLOW_AFTER = (
+    2 * STEPS + 10
+)  # two iterations are fast; the rest of the third takes more than three minutes
 SOON_S = 90.0  # a run that waited for the end of its segment would take more than twice as long
 GONE_S = 60.0  # for the processes of Ray to end after the command
 # If the driver is killed, Ray ends its actors at once, but two of its helpers first try for 60 s to report it.
@@ -43,23 +45,37 @@ def each_way(*fast: tuple[int, signal.Signals]) -> pytest.MarkDecorator:
     return pytest.mark.parametrize(("num_actors", "number"), marked)
 
 
-def command_line(folder: Path, num_actors: int, slow_after: int = SLOW_AFTER, *more: str) -> list[str]:
+def command_line(
+    folder: Path, num_actors: int, slow_after: int = SLOW_AFTER, *more: str
+) -> list[str]:
     # The simulators of actors are separate processes, as with most game engines, and must end, too.
     world = "worlds.slow:outside_cartpole" if num_actors else "worlds.slow:hesitant_cartpole"
     return [
         *("train", world, "--run-dir", str(folder / "run"), "--progress", "plain"),
         *("--env-kwargs", f'{{"folder": "{folder}", "slow_after": {slow_after}}}'),
         *("--num-actors", str(num_actors), "--num-samplers", str(SAMPLERS)),
-        *("--num-steps", str(STEPS), "--total-timesteps", str(TOTAL), "--update-epochs", "1", *more),
+        *(
+            "--num-steps",
+            str(STEPS),
+            "--total-timesteps",
+            str(TOTAL),
+            "--update-epochs",
+            "1",
+            *more,
+        ),
     ]
 
 
 @contextmanager
-def busy_command(folder: Path, num_actors: int, slow_after: int = SLOW_AFTER, *more: str) -> Iterator[Command]:
+def busy_command(
+    folder: Path, num_actors: int, slow_after: int = SLOW_AFTER, *more: str
+) -> Iterator[Command]:
     """Run a training until all its simulators are in a slow step of a segment that takes minutes."""
     (folder / "slow").touch()
     with Command(command_line(folder, num_actors, slow_after, *more), folder) as command:
-        command.wait_until(lambda: len(list(folder.glob("waiting-*"))) >= max(1, num_actors), timeout_s=120)
+        command.wait_until(
+            lambda: len(list(folder.glob("waiting-*"))) >= max(1, num_actors), timeout_s=120
+        )
         yield command
 
 
@@ -89,9 +105,16 @@ def checkpoints_in(folder: Path) -> list[str]:
 @pytest.fixture(scope="module")
 def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> np.ndarray:
     """Return the weights of the same training without any signal."""
-    settings = {"num_samplers": SAMPLERS, "num_steps": STEPS, "total_timesteps": TOTAL, "update_epochs": 1}
+    settings = {
+        "num_samplers": SAMPLERS,
+        "num_steps": STEPS,
+        "total_timesteps": TOTAL,
+        "update_epochs": 1,
+    }
     run_dir = tmp_path_factory.mktemp("undisturbed") / "run"
-    dppo.train(make_config({"env_id": "CartPole-v1", "run_dir": run_dir, "progress": "off", **settings}))
+    dppo.train(
+        make_config({"env_id": "CartPole-v1", "run_dir": run_dir, "progress": "off", **settings})
+    )
     return dppo.load_policy(run_dir).weights
 
 
@@ -104,7 +127,9 @@ def resumes_to(folder: Path, undisturbed: np.ndarray) -> bool:
 
 
 @each_way((2, signal.SIGINT))  # tests/test_resume.py stops runs without actors
-def test_a_stop_saves_and_can_be_resumed(num_actors: int, number: int, tmp_path: Path, undisturbed: np.ndarray) -> None:
+def test_a_stop_saves_and_can_be_resumed(
+    num_actors: int, number: int, tmp_path: Path, undisturbed: np.ndarray
+) -> None:
     with busy_command(tmp_path, num_actors) as command:
         command.press_ctrl_c() if number == signal.SIGINT else command.send(number)
         assert command.wait(SOON_S) == 128 + number
@@ -118,7 +143,8 @@ def test_a_stop_saves_and_can_be_resumed(num_actors: int, number: int, tmp_path:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("slow_after", "number", "last"), [(5, signal.SIGTERM, "iter_000000"), (SLOW_AFTER, signal.SIGHUP, "iter_000002")]
+    ("slow_after", "number", "last"),
+    [(5, signal.SIGTERM, "iter_000000"), (SLOW_AFTER, signal.SIGHUP, "iter_000002")],
 )
 def test_a_run_stopped_in_its_first_iteration_or_by_its_terminal_can_be_resumed(
     slow_after: int, number: signal.Signals, last: str, tmp_path: Path, undisturbed: np.ndarray
@@ -132,10 +158,14 @@ def test_a_run_stopped_in_its_first_iteration_or_by_its_terminal_can_be_resumed(
 
 
 @each_way()
-def test_a_second_signal_during_the_shutdown_ends_it_at_once(num_actors: int, number: int, tmp_path: Path) -> None:
+def test_a_second_signal_during_the_shutdown_ends_it_at_once(
+    num_actors: int, number: int, tmp_path: Path
+) -> None:
     with busy_command(tmp_path, num_actors) as command:
         command.send(number)
-        command.wait_until(lambda: checkpoints_in(tmp_path)[-1] == "iter_000002" or not command.running, SOON_S)
+        command.wait_until(
+            lambda: checkpoints_in(tmp_path)[-1] == "iter_000002" or not command.running, SOON_S
+        )
         command.send(number)
         assert command.wait(SOON_S) == 128 + number
         command.leaves_nothing_within(GONE_S, but=HELPERS_OF_RAY)
@@ -143,7 +173,9 @@ def test_a_second_signal_during_the_shutdown_ends_it_at_once(num_actors: int, nu
     assert checkpoints_in(tmp_path)[-1] == "iter_000002"
 
 
-@pytest.mark.parametrize("number", [pytest.param(signal.SIGINT, marks=pytest.mark.slow), signal.SIGTERM])
+@pytest.mark.parametrize(
+    "number", [pytest.param(signal.SIGINT, marks=pytest.mark.slow), signal.SIGTERM]
+)
 def test_a_second_signal_during_an_update_ends_the_run_at_once(number: int, tmp_path: Path) -> None:
     """The first signal ends the update by an exception, which this network suppresses."""
     (tmp_path / "endless_update.py").write_text(ENDLESS_UPDATE)
@@ -158,9 +190,13 @@ def test_a_second_signal_during_an_update_ends_the_run_at_once(number: int, tmp_
 
 
 @each_way()
-def test_a_stop_while_simulators_are_created_ends_the_command(num_actors: int, number: int, tmp_path: Path) -> None:
+def test_a_stop_while_simulators_are_created_ends_the_command(
+    num_actors: int, number: int, tmp_path: Path
+) -> None:
     begins = "    pathlib.Path(f'waiting-{os.getpid()}').touch()\n"
-    (tmp_path / "endless.py").write_text(f"import os, pathlib, time\ndef make():\n{begins}    time.sleep(1000)\n")
+    (tmp_path / "endless.py").write_text(
+        f"import os, pathlib, time\ndef make():\n{begins}    time.sleep(1000)\n"
+    )
     words = ["train", "endless:make", "--num-actors", str(num_actors), "--progress", "plain"]
     with Command(words, tmp_path) as command:
         command.wait_until(lambda: any(tmp_path.rglob("waiting-*")), 120)
@@ -172,7 +208,9 @@ def test_a_stop_while_simulators_are_created_ends_the_command(num_actors: int, n
 
 @pytest.mark.slow
 @pytest.mark.parametrize("num_actors", [0, 2])
-def test_after_sigkill_only_the_run_is_left(num_actors: int, tmp_path: Path, undisturbed: np.ndarray) -> None:
+def test_after_sigkill_only_the_run_is_left(
+    num_actors: int, tmp_path: Path, undisturbed: np.ndarray
+) -> None:
     with busy_command(tmp_path, num_actors, SLOW_AFTER, "--checkpoint-interval-s", "0") as command:
         assert sum("ray::PPOActor" in line for line in command.processes().values()) == num_actors
         # Actors collect the third segments before the checkpoint of the second iteration has been written.
@@ -190,7 +228,9 @@ def test_after_sigkill_only_the_run_is_left(num_actors: int, tmp_path: Path, und
 def test_a_stop_while_ray_starts_ends_the_command(number: int, tmp_path: Path) -> None:
     """While it starts, Ray sets a handler of SIGTERM that would end the process with code 15."""
     with Command(command_line(tmp_path, 2), tmp_path) as command:
-        command.wait_until(lambda: any("/raylet " in line for line in command.processes().values()), 60)
+        command.wait_until(
+            lambda: any("/raylet " in line for line in command.processes().values()), 60
+        )
         command.send(number)
         assert command.wait(SOON_S) == 128 + number
         command.leaves_nothing_within(GONE_S)
@@ -200,7 +240,9 @@ def test_a_stop_while_ray_starts_ends_the_command(number: int, tmp_path: Path) -
 
 @pytest.mark.slow
 @pytest.mark.parametrize("more", [(), ("--num-learners", "2")])
-def test_sigterm_to_all_processes_at_once_saves(more: tuple[str, ...], tmp_path: Path, undisturbed: np.ndarray) -> None:
+def test_sigterm_to_all_processes_at_once_saves(
+    more: tuple[str, ...], tmp_path: Path, undisturbed: np.ndarray
+) -> None:
     """As Slurm does at the time limit of a job: Ray's own processes end at the same moment."""
     with busy_command(tmp_path, 2, SLOW_AFTER, *more) as command:
         for pid in [command.pid, *command.processes()]:
@@ -245,7 +287,9 @@ def test_under_nohup_a_closed_terminal_is_ignored() -> None:
         signal.signal(signal.SIGHUP, before)
 
 
-def test_a_second_ctrl_c_in_a_notebook_raises_keyboard_interrupt(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_second_ctrl_c_in_a_notebook_raises_keyboard_interrupt(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """Elsewhere it ends the process at once."""
     monkeypatch.setattr(sys, "ps1", "In : ", raising=False)
     with StopSignals() as stop:
@@ -297,8 +341,16 @@ def test_a_signal_during_an_update_drops_it_and_saves_the_iteration_before(
     number: signal.Signals, more: dict[str, Any], tmp_path: Path
 ) -> None:
     own = {"model": Waiting, "model_kwargs": {"folder": str(tmp_path)}, "norm_obs": False} | more
-    sizes = {"num_samplers": 2, "num_steps": 8, "total_timesteps": 48, "minibatch_size": 8, "update_epochs": 2}
-    config = make_config({"env_id": "CartPole-v1", "run_dir": tmp_path / "run", "progress": "off", **own, **sizes})
+    sizes = {
+        "num_samplers": 2,
+        "num_steps": 8,
+        "total_timesteps": 48,
+        "minibatch_size": 8,
+        "update_epochs": 2,
+    }
+    config = make_config(
+        {"env_id": "CartPole-v1", "run_dir": tmp_path / "run", "progress": "off", **own, **sizes}
+    )
     whole = dppo.train(dataclasses.replace(config, run_dir=tmp_path / "whole"))
 
     def block(iteration: int) -> None:
@@ -329,7 +381,17 @@ class Alarming(gym.Wrapper[Any, Any, Any, Any]):
 
 
 @pytest.mark.timeout(120, method="thread")  # the other method has a timer of its own
-def test_a_timer_that_an_environment_leaves_running_does_not_end_the_process(tmp_path: Path) -> None:
-    settings = {"env_id": lambda: Alarming(gym.make("CartPole-v1")), "num_samplers": 1, "num_steps": 8}
-    dppo.train(make_config({**settings, "total_timesteps": 8, "run_dir": tmp_path / "run", "progress": "off"}))
+def test_a_timer_that_an_environment_leaves_running_does_not_end_the_process(
+    tmp_path: Path,
+) -> None:
+    settings = {
+        "env_id": lambda: Alarming(gym.make("CartPole-v1")),
+        "num_samplers": 1,
+        "num_steps": 8,
+    }
+    dppo.train(
+        make_config(
+            {**settings, "total_timesteps": 8, "run_dir": tmp_path / "run", "progress": "off"}
+        )
+    )
     assert signal.getitimer(signal.ITIMER_REAL) == (0.0, 0.0)

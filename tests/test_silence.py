@@ -53,7 +53,9 @@ def test_a_call_that_does_not_return_is_named_after_ten_seconds_and_each_time_it
     phase: Phase, call: str
 ) -> None:
     still = Stillness(of_samplers("mysim:make"))
-    lines = {second: line for second in range(50) if (line := still.look(seen(1, phase), float(second)))}
+    lines = {
+        second: line for second in range(50) if (line := still.look(seen(1, phase), float(second)))
+    }
     assert [*lines] == [10, 20, 40]
     assert lines[10] == f"sampler 2 (mysim:make), env 1: {call} has not returned for 10 s"
     assert not still.look(seen(2, phase), 50.0)
@@ -104,7 +106,9 @@ def wait_until(over: Callable[[], bool]) -> None:
 
 
 @pytest.fixture
-def lines(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> Callable[[], list[str]]:
+def lines(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> Callable[[], list[str]]:
     """Return a function that returns the lines so far; these are written very soon, also about other calls."""
     monkeypatch.setattr(silence, "FIRST_S", 0.02)
     monkeypatch.setattr(silence, "LOOK_S", 0.01)
@@ -112,24 +116,40 @@ def lines(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> 
     def of_silence() -> list[str]:
         return [line for line in caplog.messages if "has not returned" in line]
 
-    monkeypatch.setattr(SlowOnce, "said", lambda where: any(where in line for line in of_silence()), raising=False)
+    monkeypatch.setattr(
+        SlowOnce, "said", lambda where: any(where in line for line in of_silence()), raising=False
+    )
     return of_silence
 
 
 def run_of(where: str, run_dir: Path, **more: Any) -> None:
-    sizes: dict[str, Any] = {"num_samplers": 1, "num_steps": 8, "total_timesteps": 8, "update_epochs": 1}
-    sizes |= {"env_id": SlowOnce, "env_kwargs": {"where": where}, "run_dir": run_dir, "progress": "off"}
+    sizes: dict[str, Any] = {
+        "num_samplers": 1,
+        "num_steps": 8,
+        "total_timesteps": 8,
+        "update_epochs": 1,
+    }
+    sizes |= {
+        "env_id": SlowOnce,
+        "env_kwargs": {"where": where},
+        "run_dir": run_dir,
+        "progress": "off",
+    }
     dppo.train(make_config(sizes | more))
 
 
 @pytest.mark.proves("hangs in process, in `dppo eval` or in `dppo replay`")
-@pytest.mark.parametrize(("where", "threads"), [("constructor", False), ("step 3", False), ("step 3", True)])
+@pytest.mark.parametrize(
+    ("where", "threads"), [("constructor", False), ("step 3", False), ("step 3", True)]
+)
 def test_a_run_in_process_says_where_it_stands(
     where: str, threads: bool, lines: Callable[[], list[str]], tmp_path: Path
 ) -> None:
     more = {"num_samplers": 2, "env_threads": True, "total_timesteps": 16} if threads else {}
     run_of(where, tmp_path / "run", **more)
-    assert any(f"({SlowOnce.__module__}:SlowOnce), env 0: " in line and where in line for line in lines())
+    assert any(
+        f"({SlowOnce.__module__}:SlowOnce), env 0: " in line and where in line for line in lines()
+    )
     hint = "There are 2 instances in this process. If it may have only one, use num_actors=2 (--num-actors 2), samplers"
     assert any(hint in line for line in lines()) == threads
 
@@ -138,9 +158,25 @@ def test_evaluations_eval_and_replay_say_where_they_stand(
     lines: Callable[[], list[str]], tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     run = tmp_path / "run"
-    run_of("none", run, env_id="CartPole-v1", env_kwargs={}, total_timesteps=64, num_steps=64, eval_every=64)
-    run_of("none", tmp_path / "other", eval_every=8, eval_episodes=1, eval_env_kwargs={"where": "step 5"})
-    assert any(line.startswith("evaluation: step 5 of episode 0 has not returned") for line in lines())
+    run_of(
+        "none",
+        run,
+        env_id="CartPole-v1",
+        env_kwargs={},
+        total_timesteps=64,
+        num_steps=64,
+        eval_every=64,
+    )
+    run_of(
+        "none",
+        tmp_path / "other",
+        eval_every=8,
+        eval_episodes=1,
+        eval_env_kwargs={"where": "step 5"},
+    )
+    assert any(
+        line.startswith("evaluation: step 5 of episode 0 has not returned") for line in lines()
+    )
     caplog.clear()
     dppo.evaluate(tmp_path / "other", SlowOnce, 1, env_kwargs={"where": "constructor"})
     assert any("SlowOnce: the constructor has not returned" in line for line in lines())
@@ -153,7 +189,9 @@ def test_evaluations_eval_and_replay_say_where_they_stand(
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(CartPoleEnv, "step", slow_step)
         assert "equal to the last bit" in replay(run, "1")
-    assert any(line.startswith("CartPole-v1: step 1 of episode 0 has not returned") for line in lines())
+    assert any(
+        line.startswith("CartPole-v1: step 1 of episode 0 has not returned") for line in lines()
+    )
 
 
 def test_a_line_that_cannot_wait_is_shown_before_the_run_has_started() -> None:
@@ -188,7 +226,9 @@ def test_native_code_that_keeps_the_interpreter_leads_to_stacks(tmp_path: Path) 
         assert "stuck.py" in run.err
 
 
-def test_the_watch_of_a_process_that_is_idle_leaves_timers_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_watch_of_a_process_that_is_idle_leaves_timers_alone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     called = list[float]()
     monkeypatch.setattr(silence, "_expect_python", called.append)
     monkeypatch.setattr(silence, "LOOK_S", 0.01)

@@ -24,8 +24,16 @@ CASES: dict[str, tuple[str, dict[str, Any], bool]] = {
     "highway-env": ("highway_env", {"env_id": "highway_env:highway-fast-v0", "num_steps": 8}, True),
     "Humanoid": ("mujoco", {"env_id": "Humanoid-v5", "num_steps": 32, "norm_obs": True}, True),
     "Box2D": ("Box2D", {"env_id": "LunarLander-v3", "num_steps": 64}, True),
-    "MiniGrid": ("minigrid", {"env_id": "minigrid:MiniGrid-DoorKey-5x5-v0", "drop_obs": ["mission"]}, True),
-    "robotics": ("gymnasium_robotics", {"env_id": "gymnasium_robotics:FetchReach-v4", "num_steps": 32}, True),
+    "MiniGrid": (
+        "minigrid",
+        {"env_id": "minigrid:MiniGrid-DoorKey-5x5-v0", "drop_obs": ["mission"]},
+        True,
+    ),
+    "robotics": (
+        "gymnasium_robotics",
+        {"env_id": "gymnasium_robotics:FetchReach-v4", "num_steps": 32},
+        True,
+    ),
     "Grid2Op": ("grid2op", {"env_id": "grid:make", "num_steps": 16}, True),
     "EnergyPlus": ("pyenergyplus", {"env_id": "energyplus:make", "num_steps": 40}, True),
     "FMU": ("pythonfmu", {"env_id": "fmu:make", "num_steps": 64}, True),
@@ -34,7 +42,12 @@ CASES: dict[str, tuple[str, dict[str, Any], bool]] = {
     "ale_py": ("ale_py", {"env_id": "vectors:atari", "envs_per_sampler": 2, "num_steps": 8}, True),
     "EnvPool": (
         "envpool",
-        {"env_id": "vectors:pool", "env_kwargs": {"task": "CartPole-v1"}, "envs_per_sampler": 3, "num_steps": 32},
+        {
+            "env_id": "vectors:pool",
+            "env_kwargs": {"task": "CartPole-v1"},
+            "envs_per_sampler": 3,
+            "num_steps": 32,
+        },
         False,
     ),
 }
@@ -57,7 +70,16 @@ def test_a_simulator_trains_and_a_resumed_run_goes_on_exactly(
     monkeypatch.syspath_prepend(str(EXAMPLES))
     monkeypatch.setenv("SDL_VIDEODRIVER", "dummy")
     if name == "FMU":
-        build = [sys.executable, "-m", "pythonfmu", "build", "-f", str(EXAMPLES / "tank_slave.py"), "-d", str(tmp_path)]
+        build = [
+            sys.executable,
+            "-m",
+            "pythonfmu",
+            "build",
+            "-f",
+            str(EXAMPLES / "tank_slave.py"),
+            "-d",
+            str(tmp_path),
+        ]
         subprocess.run(build, check=True, capture_output=True)
         settings = settings | {"env_kwargs": {"path": str(tmp_path / "Tank.fmu")}}
     sizes = {"num_samplers": 2, "num_steps": 32, "envs_per_sampler": 1} | settings

@@ -16,19 +16,39 @@ from dppo.errors import ConfigError, EnvironmentFault
 from dppo.records.metrics.reading import read_metrics
 
 SIZES = {"num_samplers": 4, "num_steps": 8, "update_epochs": 1, "progress": "off"}
-REFUSED: list[tuple[dict[str, Any], str, dict[str, Any]]] = [  # settings, words, and what else their remedy drops
+REFUSED: list[
+    tuple[dict[str, Any], str, dict[str, Any]]
+] = [  # settings, words, and what else their remedy drops
     ({}, "samplers_per_actor=1: num_actors=0 hosts all 4 samplers in this process", {}),
     ({"num_actors": 2}, "num_actors=2 hosts 2 of 4 samplers at most", {}),
-    ({"num_actors": 2, "num_samplers": 5, "samplers_per_actor": 2}, "num_actors=2 hosts 4 of 5 samplers at most", {}),
+    (
+        {"num_actors": 2, "num_samplers": 5, "samplers_per_actor": 2},
+        "num_actors=2 hosts 4 of 5 samplers at most",
+        {},
+    ),
     ({"num_actors": "1..2"}, r"num_actors=1\.\.2 hosts 2 of 4 samplers at most", {}),
-    ({"num_samplers": 1, "eval_every": 64}, "num_actors=0 evaluates in this process, which has 1 already", {}),
+    (
+        {"num_samplers": 1, "eval_every": 64},
+        "num_actors=0 evaluates in this process, which has 1 already",
+        {},
+    ),
     ({"num_actors": 4, "standby_envs": 1}, "standby_envs=1: makes 2 copies", {"standby_envs": 0}),
-    ({"num_actors": 2, "samplers_per_actor": 2, "env_threads": True}, "env_threads=True: runs", {"env_threads": False}),
-    ({"num_actors": 4, "backup_requests": True}, "backup_requests=True: makes", {"backup_requests": False}),
+    (
+        {"num_actors": 2, "samplers_per_actor": 2, "env_threads": True},
+        "env_threads=True: runs",
+        {"env_threads": False},
+    ),
+    (
+        {"num_actors": 4, "backup_requests": True},
+        "backup_requests=True: makes",
+        {"backup_requests": False},
+    ),
 ]
 
 
-@pytest.mark.parametrize(("settings", "words", "dropped"), REFUSED, ids=[words[:28] for _, words, _ in REFUSED])
+@pytest.mark.parametrize(
+    ("settings", "words", "dropped"), REFUSED, ids=[words[:28] for _, words, _ in REFUSED]
+)
 def test_settings_with_too_many_samplers_in_a_process_are_refused_with_those_that_work(
     settings: dict[str, Any], words: str, dropped: dict[str, Any]
 ) -> None:
@@ -42,7 +62,11 @@ def test_settings_with_too_many_samplers_in_a_process_are_refused_with_those_tha
 
 def one_too_many(tmp_path: Path, **changes: Any) -> str:
     """Return the message of a run that makes more instances than its process may have."""
-    sizes: dict[str, Any] = {"env_id": "worlds.single:Engine", "run_dir": tmp_path / "run", "total_timesteps": 64}
+    sizes: dict[str, Any] = {
+        "env_id": "worlds.single:Engine",
+        "run_dir": tmp_path / "run",
+        "total_timesteps": 64,
+    }
     with pytest.raises(EnvironmentFault) as fault:
         dppo.train(make_config(sizes | SIZES | changes))
     assert not Engine.alive
@@ -52,7 +76,10 @@ def one_too_many(tmp_path: Path, **changes: Any) -> str:
 
 
 CROWDED: dict[str, tuple[dict[str, Any], str]] = {
-    "samplers": ({}, "only 1, use num_actors=4 (--num-actors 4), samplers_per_actor=1 (--samplers-per-actor 1)."),
+    "samplers": (
+        {},
+        "only 1, use num_actors=4 (--num-actors 4), samplers_per_actor=1 (--samplers-per-actor 1).",
+    ),
     "three": (
         {"env_kwargs": {"most": 3}},
         "only 3, use num_actors=2 (--num-actors 2), samplers_per_actor=3 (--samplers-per-actor 3).",
@@ -65,7 +92,10 @@ CROWDED: dict[str, tuple[dict[str, Any], str]] = {
         {"num_samplers": 1, "standby_envs": 1},
         "only 1, use standby_envs=0 (--standby-envs 0), samplers_per_actor=1 (--samplers-per-actor 1).",
     ),
-    "threads": ({"env_threads": True}, "only 1, use num_actors=4 (--num-actors 4), samplers_per_actor=1 ("),
+    "threads": (
+        {"env_threads": True},
+        "only 1, use num_actors=4 (--num-actors 4), samplers_per_actor=1 (",
+    ),
 }
 
 
@@ -77,14 +107,23 @@ def test_a_second_instance_in_this_process_ends_the_run_with_the_settings_that_w
     message = one_too_many(tmp_path, **changes)
     assert "there should be only one engine in a process" in message
     assert words in message
-    assert ("With fewer licences, use num_samplers=2" in message) == (changes.get("num_samplers") != 1)
+    assert ("With fewer licences, use num_samplers=2" in message) == (
+        changes.get("num_samplers") != 1
+    )
 
 
-def test_an_evaluation_in_this_process_says_where_it_can_play(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_an_evaluation_in_this_process_says_where_it_can_play(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     sizes = SIZES | {"num_samplers": 1, "total_timesteps": 16, "eval_every": 8, "eval_episodes": 1}
-    result = dppo.train(make_config({"env_id": "worlds.single:Engine", "run_dir": tmp_path / "run", **sizes}))
+    result = dppo.train(
+        make_config({"env_id": "worlds.single:Engine", "run_dir": tmp_path / "run", **sizes})
+    )
     assert result.incidents == {"evaluation_fault": 2}
-    assert "The samplers have others in this process; num_actors=1 (--num-actors 1) evaluates in another" in caplog.text
+    assert (
+        "The samplers have others in this process; num_actors=1 (--num-actors 1) evaluates in another"
+        in caplog.text
+    )
 
 
 @pytest.mark.slow
@@ -92,13 +131,28 @@ def test_actors_with_one_sampler_each_train_and_evaluate_with_equal_results(
     ray_session: None, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """One process is slow: without the setting, its sampler moves to the other, which cannot make it, and goes back."""
-    more: dict[str, Any] = {"num_samplers": 2, "num_steps": 32, "num_actors": 2, "total_timesteps": 64 * 40}
+    more: dict[str, Any] = {
+        "num_samplers": 2,
+        "num_steps": 32,
+        "num_actors": 2,
+        "total_timesteps": 64 * 40,
+    }
     weights = []
-    for name, known in (("known", {"samplers_per_actor": 1, "eval_every": 640, "eval_episodes": 2}), ("found", {})):
-        kwargs = {"env_kwargs": {"slow": str(tmp_path / f"{name}.slow")}, "run_dir": tmp_path / name}
-        result = dppo.train(make_config({"env_id": "worlds.single:Engine"} | SIZES | more | kwargs | known))
+    for name, known in (
+        ("known", {"samplers_per_actor": 1, "eval_every": 640, "eval_episodes": 2}),
+        ("found", {}),
+    ):
+        kwargs = {
+            "env_kwargs": {"slow": str(tmp_path / f"{name}.slow")},
+            "run_dir": tmp_path / name,
+        }
+        result = dppo.train(
+            make_config({"env_id": "worlds.single:Engine"} | SIZES | more | kwargs | known)
+        )
         weights.append(result.weights_sha256)
         assert result.incidents == ({} if known else {"actor_lost": 1})
     assert "From now on a process gets at most 1 sampler" in caplog.text
     assert weights[0] == weights[1]
-    assert [row["eval/episodes"] for row in read_metrics(tmp_path / "known") if "eval/episodes" in row] == [2] * 4
+    assert [
+        row["eval/episodes"] for row in read_metrics(tmp_path / "known") if "eval/episodes" in row
+    ] == [2] * 4

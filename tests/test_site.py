@@ -19,11 +19,23 @@ SIGNATURES = "[...document.querySelectorAll('.doc-signature')].map(e => e.innerT
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(CHROMIUM is None or find_spec("mkdocstrings") is None, reason="needs Chromium and the extra `docs`")
+@pytest.mark.skipif(
+    CHROMIUM is None or find_spec("mkdocstrings") is None,
+    reason="needs Chromium and the extra `docs`",
+)
 def test_every_page_is_whole_and_the_search_works_without_a_server(tmp_path: Path) -> None:
     site = tmp_path / "site"
     quiet = {**os.environ, "NO_MKDOCS_2_WARNING": "1"}
-    words = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(site)]
+    words = [
+        sys.executable,
+        "-m",
+        "mkdocs",
+        "build",
+        "--strict",
+        "--quiet",
+        "--site-dir",
+        str(site),
+    ]
     subprocess.run(words, cwd=ROOT, env=quiet, check=True, timeout=120)
     with Browser(tmp_path / "profile") as browser:
         for page in sorted(site.rglob("*.html")):
@@ -33,12 +45,17 @@ def test_every_page_is_whole_and_the_search_works_without_a_server(tmp_path: Pat
             assert browser.complaints() == [], page.name
             assert browser.evaluate(MARKUP) == [], page.name
             assert browser.evaluate("document.documentElement.scrollWidth <= innerWidth"), page.name
-            assert browser.evaluate("[...document.images].every(image => image.naturalWidth)"), page.name
-            assert [url for url in browser.requests() if not url.startswith(("file:", "data:", "blob:"))] == []
+            assert browser.evaluate("[...document.images].every(image => image.naturalWidth)"), (
+                page.name
+            )
+            assert [
+                url for url in browser.requests() if not url.startswith(("file:", "data:", "blob:"))
+            ] == []
         browser.open(site / "API.html")
         signatures = [" ".join(text.split()) for text in browser.evaluate(SIGNATURES)]
         assert any(
-            text.startswith("train( config: Config, *, resume: str | Path | None = None,") for text in signatures
+            text.startswith("train( config: Config, *, resume: str | Path | None = None,")
+            for text in signatures
         )
         assert not [text for text in signatures if "field(" in text]
         browser.evaluate("document.querySelector('[data-md-component=search-query]').focus()")

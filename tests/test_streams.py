@@ -11,7 +11,9 @@ from dppo.streams import Stream, generator, integer, sequence
 def test_streams_have_fixed_numbers() -> None:
     """Changing these would change every published result."""
     names = ["WEIGHTS", "EPISODES", "ACTIONS", "MINIBATCHES", "EVALUATION"]
-    assert [(stream.name, stream.value) for stream in Stream] == [(name, number) for number, name in enumerate(names)]
+    assert [(stream.name, stream.value) for stream in Stream] == [
+        (name, number) for number, name in enumerate(names)
+    ]
     expected = np.random.default_rng(np.random.SeedSequence(11, spawn_key=(2, 3, 5))).random(4)
     np.testing.assert_array_equal(generator(11, Stream.ACTIONS, 3, 5).random(4), expected)
     seed = int(np.random.SeedSequence(11, spawn_key=(1, 0, 2, 9)).generate_state(1)[0] >> 1)
@@ -19,8 +21,16 @@ def test_streams_have_fixed_numbers() -> None:
 
 
 def test_streams_differ_in_seed_kind_and_every_index() -> None:
-    names = [(seed, stream, a, b) for seed in (0, 1, 2**40) for stream in Stream for a in range(4) for b in range(4)]
-    drawn = {tuple(generator(seed, stream, a, b).integers(0, 2**63, 2)) for seed, stream, a, b in names}
+    names = [
+        (seed, stream, a, b)
+        for seed in (0, 1, 2**40)
+        for stream in Stream
+        for a in range(4)
+        for b in range(4)
+    ]
+    drawn = {
+        tuple(generator(seed, stream, a, b).integers(0, 2**63, 2)) for seed, stream, a, b in names
+    }
     assert len(drawn) == len(names)
     assert generator(1, Stream.ACTIONS, 0).random() != generator(1, Stream.ACTIONS, 0, 0).random()
 

@@ -39,11 +39,15 @@ CRASHING = {"env_id": "worlds.faulty:crashing"}
 
 
 def crashing(**failure: Any) -> dict[str, Any]:
-    return CRASHING | {"env_kwargs": {"world": "worlds.threaded:Threaded", "world_kwargs": {}} | failure}
+    return CRASHING | {
+        "env_kwargs": {"world": "worlds.threaded:Threaded", "world_kwargs": {}} | failure
+    }
 
 
 @pytest.mark.parametrize("changes", [THREADS, STANDBY, BOTH], ids=["threads", "standby", "both"])
-@pytest.mark.parametrize("kind", [pytest.param(kind, marks=() if kind in FAST else slow) for kind in KINDS])
+@pytest.mark.parametrize(
+    "kind", [pytest.param(kind, marks=() if kind in FAST else slow) for kind in KINDS]
+)
 def test_threads_and_standby_do_not_change_the_result(
     kind: str, changes: dict[str, Any], run_of: RunOf, tmp_path: Path
 ) -> None:
@@ -53,7 +57,9 @@ def test_threads_and_standby_do_not_change_the_result(
     assert (result.incidents, result.episodes >= 10) == ({}, True)
 
 
-@pytest.mark.parametrize("kind", [pytest.param(kind, marks=() if kind == "lstm" else slow) for kind in KINDS])
+@pytest.mark.parametrize(
+    "kind", [pytest.param(kind, marks=() if kind == "lstm" else slow) for kind in KINDS]
+)
 def test_actors_with_threads_and_standby_give_the_same_result(
     kind: str, run_of: RunOf, tmp_path: Path, ray_session: None
 ) -> None:
@@ -74,14 +80,18 @@ def test_a_resume_without_them_goes_on_with_the_same_result(run_of: RunOf, tmp_p
 @slow
 @pytest.mark.parametrize("how", ["kill", "hang"])
 @pytest.mark.parametrize("where", ["step", "reset"])
-def test_a_kill_or_a_hang_in_a_thread_changes_nothing(where: str, how: str, tmp_path: Path, ray_session: None) -> None:
+def test_a_kill_or_a_hang_in_a_thread_changes_nothing(
+    where: str, how: str, tmp_path: Path, ray_session: None
+) -> None:
     """In one of the resets in the background, or in a step in the middle of the second segment."""
     marker = tmp_path / "marker"
     place = {"at_episode": 2} if where == "reset" else {"at_episode": None, "at_step": 15}
     config = small(tmp_path / "plain", **THREADED)
     expected = dppo.train(config)
     kill = crashing(marker=str(marker), how=how, where=where, **place)
-    result = dppo.train(small(tmp_path / "killed", **kill, num_actors=1, segment_timeout_s=4, **BOTH))
+    result = dppo.train(
+        small(tmp_path / "killed", **kill, num_actors=1, segment_timeout_s=4, **BOTH)
+    )
     assert marker.exists()
     lost = {"actor_lost": 1} if how == "kill" else {"actor_hung": 1}
     assert (result.weights_sha256, lasting(result)) == (expected.weights_sha256, lost)
@@ -102,7 +112,9 @@ class Bare:
     def close(self) -> None: ...
 
 
-def test_the_thread_of_an_environment_asks_it_for_its_mask_also_if_it_derives_from_nothing() -> None:
+def test_the_thread_of_an_environment_asks_it_for_its_mask_also_if_it_derives_from_nothing() -> (
+    None
+):
     env = threads.EnvThread(Bare, "env 0")
     assert env.get_wrapper_attr("action_masks")() == env.thread != threading.get_ident()
     env.close()
@@ -111,19 +123,25 @@ def test_the_thread_of_an_environment_asks_it_for_its_mask_also_if_it_derives_fr
 
 @pytest.mark.parametrize("changes", [THREADS, STANDBY, BOTH], ids=["threads", "standby", "both"])
 @pytest.mark.parametrize("envs", [1, 2])
-def test_one_thread_makes_all_calls_of_an_environment(changes: dict[str, Any], envs: int, tmp_path: Path) -> None:
+def test_one_thread_makes_all_calls_of_an_environment(
+    changes: dict[str, Any], envs: int, tmp_path: Path
+) -> None:
     """The environment raises in any other thread, also in `action_masks`, and in `close`, which would be printed."""
     config = small(tmp_path / "run", **THREADED, **changes, envs_per_sampler=envs)
     assert dppo.train(config).incidents == {}
 
 
-def test_all_samplers_of_a_process_step_side_by_side(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_all_samplers_of_a_process_step_side_by_side(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     monkeypatch.setattr(threaded, "meeting", threading.Barrier(2))
     config = small(tmp_path / "run", **THREADED, **THREADS, env_kwargs={"wait": "step"})
     assert dppo.train(config).iterations == ITERATIONS
 
 
-def test_resets_in_the_background_go_on_while_others_step(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_resets_in_the_background_go_on_while_others_step(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     monkeypatch.setattr(threads, "CLOSING_S", 0.1)
     monkeypatch.setattr(Threaded, "steps", 0)
     one = {"num_samplers": 1, "envs_per_sampler": 1, "env_kwargs": {"wait": "reset"}}
@@ -133,7 +151,9 @@ def test_resets_in_the_background_go_on_while_others_step(monkeypatch: pytest.Mo
 @pytest.mark.proves("raises in a thread (`--env-threads`, `--standby-envs`)")
 @pytest.mark.parametrize("changes", [THREADS, STANDBY, BOTH], ids=["threads", "standby", "both"])
 @pytest.mark.parametrize("where", ["constructor", "reset", "step"])
-def test_a_fault_in_a_thread_is_the_same_error(where: str, changes: dict[str, Any], tmp_path: Path) -> None:
+def test_a_fault_in_a_thread_is_the_same_error(
+    where: str, changes: dict[str, Any], tmp_path: Path
+) -> None:
     def fault_of(**more: Any) -> EnvironmentFault:
         with pytest.raises(EnvironmentFault) as raised:
             dppo.train(small(tmp_path / str(len(more)), **brittle, **more, on_env_fault="raise"))
@@ -145,7 +165,9 @@ def test_a_fault_in_a_thread_is_the_same_error(where: str, changes: dict[str, An
     assert found.remote_traceback == expected.remote_traceback
     if "standby_envs" not in changes or where != "reset":  # copies count their own resets
         places = [re.sub(r"sampler \d|seed \d+", "", fault.message) for fault in (found, expected)]
-        assert places[0] == places[1], "but the first of two samplers that fail at once may be either"
+        assert places[0] == places[1], (
+            "but the first of two samplers that fail at once may be either"
+        )
 
 
 @pytest.mark.proves("hangs in a reset in the background")
@@ -154,7 +176,12 @@ def test_a_run_ends_although_a_reset_in_the_background_hangs(
 ) -> None:
     monkeypatch.setattr(threads, "CLOSING_S", 0.1)
     began = time.monotonic()
-    hanging = {"env_kwargs": {"hang": True}, "num_samplers": 1, "envs_per_sampler": 1, "num_steps": 8}
+    hanging = {
+        "env_kwargs": {"hang": True},
+        "num_samplers": 1,
+        "envs_per_sampler": 1,
+        "num_steps": 8,
+    }
     config = small(tmp_path / "run", **THREADED, **STANDBY, **hanging, total_timesteps=8)
     assert dppo.train(config).iterations == 1
     assert time.monotonic() - began < 30
@@ -167,7 +194,9 @@ def test_ctrl_c_ends_a_run_whose_threads_are_in_the_middle_of_steps(tmp_path: Pa
 
     run = tmp_path / "run"
     steps = {"env_id": "dppo/SlowCartPole-v0", "env_kwargs": {"step_s": 0.02}}
-    stopped = dppo.train(small(run, **steps, **THREADS), observers=[Recorder(after_iteration=press)])
+    stopped = dppo.train(
+        small(run, **steps, **THREADS), observers=[Recorder(after_iteration=press)]
+    )
     assert (stopped.iterations, stopped.stopped_by) == (1, "SIGINT")
     assert not [one for one in threading.enumerate() if "SlowCartPole" in one.name]
 
@@ -179,7 +208,10 @@ def made(index: int, host: Any, ledger: ReplayLedger | None = None) -> Any:
     spaces = host.spaces(0)
     samplers = range(2)
     weights = np.zeros(choose_network(PLAN.network, spaces).spec.num_parameters, np.float32)
-    requests = [SegmentRequest(one, index, ledger.rebuild(one, index) if ledger else None) for one in samplers]
+    requests = [
+        SegmentRequest(one, index, ledger.rebuild(one, index) if ledger else None)
+        for one in samplers
+    ]
     return host.collect(requests, PolicySnapshot(0, weights), spaces)
 
 
@@ -203,7 +235,9 @@ def test_samplers_are_rebuilt_in_threads_and_their_progress_is_summed_up() -> No
     assert (found.timings.replayed_steps, record.look().replayed) == (open_steps, open_steps)
     assert (record.look().steps, shown[-1], str(record.look())) == (80, 80, "idle")
     assert 0 < found.timings.env_s < found.timings.total_s
-    assert found.timings.total_s >= max(report.env_s for report, _ in found.made), "that of the slower one"
+    assert found.timings.total_s >= max(report.env_s for report, _ in found.made), (
+        "that of the slower one"
+    )
     assert found.used is not None
     assert 0 < found.used <= 1
     assert record.look().moves >= 4 + 4 + open_steps + 2 * 20
@@ -229,12 +263,20 @@ def test_questions_that_arrive_in_the_wrong_order_are_worked_on_in_theirs() -> N
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"env_threads": True, "num_samplers": 1}, "env_threads=True has no effect: each process has a single"),
-        ({"env_threads": True, "num_actors": 2}, "env_threads=True has no effect: each process has a single"),
+        (
+            {"env_threads": True, "num_samplers": 1},
+            "env_threads=True has no effect: each process has a single",
+        ),
+        (
+            {"env_threads": True, "num_actors": 2},
+            "env_threads=True has no effect: each process has a single",
+        ),
         ({"standby_envs": -1}, "standby_envs"),
     ],
 )
-def test_settings_without_effect_are_refused(changes: dict[str, Any], words: str, tmp_path: Path) -> None:
+def test_settings_without_effect_are_refused(
+    changes: dict[str, Any], words: str, tmp_path: Path
+) -> None:
     with pytest.raises(ConfigError, match=words):
         small(tmp_path / "run", **THREADED, **changes)
 
@@ -254,15 +296,25 @@ class SlowToClose(Threaded):
 
 
 @pytest.mark.parametrize("changes", [{}, THREADS], ids=["one thread", "threads"])
-def test_a_sampler_that_has_moved_holds_no_licence_when_the_next_segments_are_sent(changes: dict[str, Any]) -> None:
+def test_a_sampler_that_has_moved_holds_no_licence_when_the_next_segments_are_sent(
+    changes: dict[str, Any],
+) -> None:
     """Its place is given to another one then."""
-    own: dict[str, Any] = {"env_id": SlowToClose, "num_samplers": 3, "licences": 3, "num_actors": 1, "num_steps": 4}
+    own: dict[str, Any] = {
+        "env_id": SlowToClose,
+        "num_samplers": 3,
+        "licences": 3,
+        "num_actors": 1,
+        "num_steps": 4,
+    }
     plan = sampler_plan(make_config(own | changes))
     host = (ThreadedHost if changes else SamplerHost)(plan, ActivityRecord())
     spaces = host.spaces(0)
     weights = np.zeros(choose_network(plan.network, spaces).spec.num_parameters, np.float32)
     for index, hosted in enumerate([(0, 1), (0,)]):
         host.close_all_but(hosted)
-        host.collect([SegmentRequest(one, index) for one in hosted], PolicySnapshot(index, weights), spaces)
+        host.collect(
+            [SegmentRequest(one, index) for one in hosted], PolicySnapshot(index, weights), spaces
+        )
         assert SlowToClose.exist == len(hosted)
     host.close()

@@ -15,7 +15,13 @@ import dppo
 from dppo.__main__ import main
 from dppo.policies.playing import EpisodePlayer
 
-SIZES = {"num_samplers": 2, "num_steps": 8, "total_timesteps": 64, "update_epochs": 1, "progress": "off"}
+SIZES = {
+    "num_samplers": 2,
+    "num_steps": 8,
+    "total_timesteps": 64,
+    "update_epochs": 1,
+    "progress": "off",
+}
 WORLD = {"env_id": "worlds.faulty:Faulty", "norm_reward": False, "trace_hashes": True}
 
 
@@ -32,7 +38,9 @@ def lines(result: dppo.Result) -> bytes:
     return (result.run_dir / "trace.jsonl").read_bytes()
 
 
-def test_checksums_change_nothing_and_cost_nothing_where_they_are_off(traced: dppo.Result, tmp_path: Path) -> None:
+def test_checksums_change_nothing_and_cost_nothing_where_they_are_off(
+    traced: dppo.Result, tmp_path: Path
+) -> None:
     untraced = dppo.train(settings(tmp_path / "run", trace_hashes=False))
     assert untraced.weights_sha256 == traced.weights_sha256
     assert not (tmp_path / "run" / "trace.jsonl").exists()
@@ -46,9 +54,13 @@ def test_lines_after_the_checkpoint_are_dropped_and_written_anew(
     """A run that was killed has traced more iterations than its last checkpoint has."""
     dppo.train(settings(tmp_path / "run"), observers=[Recorder(interrupt_at=2)])
     with (tmp_path / "run" / "trace.jsonl").open("ab") as file:
-        file.write(b'{"iteration": 3, "global_step": 48, "policy": "of another life"}\n{"iteration": 4, "glo')
+        file.write(
+            b'{"iteration": 3, "global_step": 48, "policy": "of another life"}\n{"iteration": 4, "glo'
+        )
     resumed = dppo.train(settings(tmp_path / "run", trace_hashes=again), resume=tmp_path / "run")
-    assert lines(resumed) == (lines(traced) if again else b"".join(lines(traced).splitlines(keepends=True)[:2]))
+    assert lines(resumed) == (
+        lines(traced) if again else b"".join(lines(traced).splitlines(keepends=True)[:2])
+    )
 
 
 def test_an_evaluation_that_is_repeated_after_the_last_iteration_has_no_line(
@@ -72,8 +84,12 @@ def test_an_evaluation_that_is_repeated_after_the_last_iteration_has_no_line(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("changes", [{}, {"num_learners": 1, "cpus_per_actor": 0.5}, {"policy_lag": 1, "reuse": 2}])
-def test_traces_on_ray_are_those_in_process(changes: dict[str, Any], tmp_path: Path, ray_session: None) -> None:
+@pytest.mark.parametrize(
+    "changes", [{}, {"num_learners": 1, "cpus_per_actor": 0.5}, {"policy_lag": 1, "reuse": 2}]
+)
+def test_traces_on_ray_are_those_in_process(
+    changes: dict[str, Any], tmp_path: Path, ray_session: None
+) -> None:
     alone = {name: value for name, value in changes.items() if name in ("policy_lag", "reuse")}
     expected = dppo.train(settings(tmp_path / "alone", **alone))
     assert lines(dppo.train(settings(tmp_path / "run", num_actors=2, **changes))) == lines(expected)
@@ -85,16 +101,26 @@ def test_traces_on_ray_are_those_in_process(changes: dict[str, Any], tmp_path: P
         ({}, "equal in 4 iterations, 1 to 4"),
         ({"seed": 2}, "iteration 1: policy\nseed: 1 and 2"),
         ({"env_kwargs": {"reward": 3.0}}, "iteration 1, sampler 0, step 2: rewards"),
-        ({"env_kwargs": {"reward": 3.0, "episodes": [1]}}, "iteration 2, sampler 0, step 0: rewards"),
+        (
+            {"env_kwargs": {"reward": 3.0, "episodes": [1]}},
+            "iteration 2, sampler 0, step 0: rewards",
+        ),
         ({"env_kwargs": {"length": 7}}, "iteration 1, sampler 0, step 5: truncated"),
         ({"gamma": 0.9}, "iteration 1, sampler 0: advantages\ngamma: 0.99 and 0.9"),
         ({"ent_coef": 0.1}, "iteration 1: gradients\nent_coef: None and 0.1"),
         ({"learning_rate": 1e-3}, "iteration 1: weights\nlearning_rate: 0.0003 and 0.001"),
-        ({"num_samplers": 3, "total_timesteps": 96}, "iteration 1: gradients\nnum_samplers: 2 and 3"),
+        (
+            {"num_samplers": 3, "total_timesteps": 96},
+            "iteration 1: gradients\nnum_samplers: 2 and 3",
+        ),
     ],
 )
 def test_the_first_difference_is_named(
-    changes: dict[str, Any], found: str, traced: dppo.Result, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    changes: dict[str, Any],
+    found: str,
+    traced: dppo.Result,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     dppo.train(settings(tmp_path / "run", **changes))
     assert main(["diff", str(traced.run_dir), str(tmp_path / "run")]) == bool(changes)
@@ -110,7 +136,11 @@ def test_the_first_difference_is_named(
     ],
 )
 def test_other_traces_are_refused_or_differ(
-    trace: bytes | None, words: str, traced: dppo.Result, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    trace: bytes | None,
+    words: str,
+    traced: dppo.Result,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     (tmp_path / "config.yaml").write_bytes((traced.run_dir / "config.yaml").read_bytes())
     if trace is not None:

@@ -38,10 +38,21 @@ def test_a_deleted_current_folder_is_named_and_help_works(
         with pytest.raises(SystemExit, match="0"):
             main([command, "--help"])
     capsys.readouterr()
-    words = ["train", "CartPole-v1", "--num-steps", "8", "--total-timesteps", "64", "--progress", "off"]
+    words = [
+        "train",
+        "CartPole-v1",
+        "--num-steps",
+        "8",
+        "--total-timesteps",
+        "64",
+        "--progress",
+        "off",
+    ]
     words += ["--run-dir", str(tmp_path / "run")]
     assert main(words) == 2
-    assert capsys.readouterr().err.startswith("dppo train: the current folder was deleted. Change to another one (cd)")
+    assert capsys.readouterr().err.startswith(
+        "dppo train: the current folder was deleted. Change to another one (cd)"
+    )
     with pytest.raises(ConfigError, match="the current folder was deleted"):
         dppo.train(make_config({"env_id": "CartPole-v1", "run_dir": tmp_path / "run"}))
     monkeypatch.chdir(tmp_path)
@@ -63,7 +74,9 @@ def test_files_that_hide_modules_are_found(tmp_path: Path, monkeypatch: pytest.M
     module = ModuleType("yaml")
     module.__file__ = str(tmp_path / "yaml.py")
     monkeypatch.setitem(sys.modules, "yaml", module)
-    assert hidden_by(str(tmp_path)).startswith(f"{tmp_path}/yaml.py hides the module yaml of Python or of a package.")
+    assert hidden_by(str(tmp_path)).startswith(
+        f"{tmp_path}/yaml.py hides the module yaml of Python or of a package."
+    )
 
 
 @executes("user_code.py: Rename it, or use another folder.")
@@ -92,7 +105,9 @@ class WithWords:
         return eval, (self._code,)
 
 
-def test_modules_in_other_processes_find_the_command_line_of_the_driver(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_modules_in_other_processes_find_the_command_line_of_the_driver(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(sys, "argv", ["script.py", "--speed", "2"])
     packed = packed_model(WithWords("__import__('sys').argv[1:]"))
     monkeypatch.setattr(sys, "argv", ["default_worker.py", "--node-ip-address=127.0.0.1"])
@@ -101,7 +116,9 @@ def test_modules_in_other_processes_find_the_command_line_of_the_driver(monkeypa
 
 
 def test_a_module_that_exits_at_its_import_in_another_process_is_an_error_with_the_reason() -> None:
-    with pytest.raises(ConfigError, match=r"model: cannot be loaded on node \S+: SystemExit: no licence"):
+    with pytest.raises(
+        ConfigError, match=r"model: cannot be loaded on node \S+: SystemExit: no licence"
+    ):
         unpacked_model(packed_model(WithWords("__import__('sys').exit('no licence')")))
 
 
@@ -109,7 +126,10 @@ def test_errors_of_imports_and_constructors_name_another_node() -> None:
     actor = PPOActor(b"")
     assert str(actor._sendable(ConfigError("importing mysim failed"))) == "importing mysim failed"
     actor._elsewhere = "n7"
-    assert str(actor._sendable(ConfigError("importing mysim failed"))) == "importing mysim failed\nThis was on node n7."
+    assert (
+        str(actor._sendable(ConfigError("importing mysim failed")))
+        == "importing mysim failed\nThis was on node n7."
+    )
     fault = EnvironmentFault("it raised", "Traceback ...")
     assert str(actor._sendable(fault)) == str(fault)
 

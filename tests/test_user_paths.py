@@ -73,17 +73,29 @@ def test_each_setting_that_is_a_path_may_begin_with_the_home_folder(home: Path) 
 
 
 @executes("files.py: no home folder is known for {}. Write the whole path.")
-def test_the_home_folder_of_nobody_is_refused(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_home_folder_of_nobody_is_refused(
+    home: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     told = "~nobody_such/x: no home folder is known for ~nobody_such. Write the whole path."
     with pytest.raises(ConfigError) as refusal:
         Config(env_id="CartPole-v1", run_dir=Path("~nobody_such/x"))
     assert str(refusal.value) == f"run_dir={told}"
-    assert Config(env_id="CartPole-v1", run_dir=home / "~nobody_such" / "x").run_dir == home / "~nobody_such" / "x"
+    assert (
+        Config(env_id="CartPole-v1", run_dir=home / "~nobody_such" / "x").run_dir
+        == home / "~nobody_such" / "x"
+    )
     with pytest.raises(ConfigError, match="no home folder is known for ~nobody_such"):
         dppo.load_policy("~nobody_such/x")
-    for typed in ("eval ~nobody_such/x", "plot x --out=~nobody_such/x", "train --resume=~nobody_such"):
+    for typed in (
+        "eval ~nobody_such/x",
+        "plot x --out=~nobody_such/x",
+        "train --resume=~nobody_such",
+    ):
         assert main(typed.split()) == 2
-        assert "no home folder is known for ~nobody_such. Write the whole path." in capsys.readouterr().err
+        assert (
+            "no home folder is known for ~nobody_such. Write the whole path."
+            in capsys.readouterr().err
+        )
     assert not list(Path.cwd().iterdir())
 
 
@@ -113,7 +125,14 @@ def test_each_flag_and_word_of_all_commands_that_is_a_path_may_begin_with_the_ho
                 assert str(flags[action.dest]) == str(home / "x"), (parser.prog, action)
             assert action.metavar not in ("FOLDER", "FOLDER/", "RUN_DIR"), "another word for a path"
         assert parser.split(["~/x", "y"])[1] == [str(home / "x"), "y"]
-    outputs = {"plot --out", "report --out", "eval --video", "replay --video", "compare --out", "tune --out"}
+    outputs = {
+        "plot --out",
+        "report --out",
+        "eval --video",
+        "replay --video",
+        "compare --out",
+        "tune --out",
+    }
     sources = {"tune --space", "train --config", "train --resume", "train --branch"}
     assert outputs | sources <= walked
 
@@ -130,12 +149,19 @@ def test_a_run_is_made_and_used_by_its_name_in_the_home_folder(home: Path) -> No
     longer = Config(**TRAINING | {"total_timesteps": 32})
     assert dppo.train(longer, resume="~/run").iterations == 2
     assert (
-        dppo.train(Config(run_dir=Path("~/branch"), **TRAINING), resume="~/run", branch=True).run_dir == home / "branch"
+        dppo.train(
+            Config(run_dir=Path("~/branch"), **TRAINING), resume="~/run", branch=True
+        ).run_dir
+        == home / "branch"
     )
     assert dppo.evaluate("~/run", episodes=1).returns
     assert dppo.load_policy("~/run") is not None
     (home / "settings.yaml").write_text("env_id: CartPole-v1\nrun_dir: ~/from_file\n")
-    words = [f"--{name.replace('_', '-')}={value}" for name, value in TRAINING.items() if isinstance(value, int)]
+    words = [
+        f"--{name.replace('_', '-')}={value}"
+        for name, value in TRAINING.items()
+        if isinstance(value, int)
+    ]
     assert main(["train", "--config=~/settings.yaml", "--progress=off", *words]) == 0
     assert (home / "from_file" / "config.yaml").is_file()
     assert main(["report", "~/run", "--out=~/page.html"]) == 0

@@ -20,9 +20,21 @@ PINNED = dict(zip(CORE, ("1.4.0", "2.4.6", "2.60.0", "2.13.0+cpu"), strict=True)
     [
         ({}, None, False),
         ({"numpy": "2.2.6"}, None, False),
-        ({"gymnasium": "0.28.1"}, "gymnasium 0.28.1 instead of 1.4.0; dppo does not work with gymnasium of that", True),
-        ({"torch": "2.12.1+cu130"}, r"torch 2.12.1+cu130 instead of 2.13.0; it is tested with the latter", False),
-        ({"numpy": "1.20.0", "ray": "2.61.0"}, "numpy 1.20.0 instead of 2.2.6 or 2.4.6, ray 2.61.0 instead of", True),
+        (
+            {"gymnasium": "0.28.1"},
+            "gymnasium 0.28.1 instead of 1.4.0; dppo does not work with gymnasium of that",
+            True,
+        ),
+        (
+            {"torch": "2.12.1+cu130"},
+            r"torch 2.12.1+cu130 instead of 2.13.0; it is tested with the latter",
+            False,
+        ),
+        (
+            {"numpy": "1.20.0", "ray": "2.61.0"},
+            "numpy 1.20.0 instead of 2.2.6 or 2.4.6, ray 2.61.0 instead of",
+            True,
+        ),
     ],
 )
 def test_packages_that_are_not_as_installed_are_named_with_the_repair(
@@ -40,4 +52,7 @@ def test_packages_that_are_not_as_installed_are_named_with_the_repair(
     assert ("instead of" in err) == (says is not None)
     if says is not None:
         assert says in err
-        assert f"cd {tmp_path} && .venv/bin/python -m pip install -c constraints.txt -e '.[test]'" in err
+        assert (
+            f"cd {tmp_path} && .venv/bin/python -m pip install -c constraints.txt -e '.[test]'"
+            in err
+        )

@@ -24,7 +24,13 @@ Capture = pytest.CaptureFixture[str]
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     run = tmp_path_factory.mktemp("drawn") / "run"
-    sizes = {"num_samplers": 1, "num_steps": 32, "total_timesteps": 32, "hidden_sizes": (4,), "progress": "off"}
+    sizes = {
+        "num_samplers": 1,
+        "num_steps": 32,
+        "total_timesteps": 32,
+        "hidden_sizes": (4,),
+        "progress": "off",
+    }
     dppo.train(make_config({"env_id": "worlds.drawn:Drawn", "run_dir": run, **sizes}))
     return run
 
@@ -41,17 +47,28 @@ def is_color(pixels: np.ndarray, color: np.ndarray) -> bool:
     return bool(np.abs(pixels.astype(int) - color).max() < 25)  # H.264 is not exact
 
 
-def test_a_replay_is_written_as_a_video_for_browsers(run: Path, tmp_path: Path, capsys: Capture) -> None:
+def test_a_replay_is_written_as_a_video_for_browsers(
+    run: Path, tmp_path: Path, capsys: Capture
+) -> None:
     pytest.importorskip("av", reason="PyAV is not installed")
     episode = max(read_episodes(run), key=lambda episode: episode.length)
     path = tmp_path / "out.mp4"
-    assert main(["replay", str(run), "--episode", str(episode.number), "--video", str(path), "--trust"]) == 0
-    printed = capsys.readouterr().out
-    assert f"{path}: 1 episode, {episode.length + 1} images of 252 x 180, 12 per second\n" in printed
-    stream, images = decoded(path)
-    assert (stream.codec_context.name, stream.codec_context.pix_fmt, float(stream.average_rate)) == (
-        *("h264", "yuv420p", 12.0),
+    assert (
+        main(
+            ["replay", str(run), "--episode", str(episode.number), "--video", str(path), "--trust"]
+        )
+        == 0
     )
+    printed = capsys.readouterr().out
+    assert (
+        f"{path}: 1 episode, {episode.length + 1} images of 252 x 180, 12 per second\n" in printed
+    )
+    stream, images = decoded(path)
+    assert (
+        stream.codec_context.name,
+        stream.codec_context.pix_fmt,
+        float(stream.average_rate),
+    ) == (*("h264", "yuv420p", 12.0),)
     assert [image.shape for image in images] == [(180, 252, 3)] * (episode.length + 1)
     for image, action in zip(images[1:], episode.actions(), strict=True):
         assert is_color(image[20:-20, 20:-20], COLORS[action])
@@ -63,8 +80,16 @@ def test_cartpole_is_filmed_with_what_the_extra_brings(tmp_path: Path) -> None:
     """With PyAV and pygame, which are in the extra `video`."""
     for package in ("av", "pygame"):
         pytest.importorskip(package, reason="needs the extra `video`")
-    sizes = {"num_samplers": 1, "num_steps": 32, "total_timesteps": 32, "hidden_sizes": (4,), "progress": "off"}
-    result = dppo.train(make_config({"env_id": "CartPole-v1", "run_dir": tmp_path / "run", **sizes}))
+    sizes = {
+        "num_samplers": 1,
+        "num_steps": 32,
+        "total_timesteps": 32,
+        "hidden_sizes": (4,),
+        "progress": "off",
+    }
+    result = dppo.train(
+        make_config({"env_id": "CartPole-v1", "run_dir": tmp_path / "run", **sizes})
+    )
     evaluation = dppo.evaluate(result, episodes=2, video=tmp_path / "out.mp4")
     _, images = decoded(tmp_path / "out.mp4")
     assert len(images) == max(evaluation.lengths) + 1
@@ -87,7 +112,9 @@ def test_episodes_of_an_evaluation_are_side_by_side(run: Path, tmp_path: Path) -
     column = shortest % 3 * width
     tiles = [image[row : row + height, column : column + width] for image in images]
     last = evaluation.lengths[shortest]
-    middle = [tile[height // 2 - 9 : height // 2 + 9, width // 2 - 9 : width // 2 + 9] for tile in tiles]
+    middle = [
+        tile[height // 2 - 9 : height // 2 + 9, width // 2 - 9 : width // 2 + 9] for tile in tiles
+    ]
     assert any(is_color(middle[last], color) for color in COLORS)
     assert any(is_color(middle[last + 1], color // 2) for color in COLORS)  # it is over
     assert is_color(tiles[0][:3, :3], np.full(3, 64))  # between the tiles
@@ -101,14 +128,18 @@ def test_episodes_of_an_evaluation_are_side_by_side(run: Path, tmp_path: Path) -
         ([], r"returned a list of 0, not an image"),
     ],
 )
-def test_what_is_no_image_is_refused_after_the_reset(shown: Any, says: str, run: Path, tmp_path: Path) -> None:
+def test_what_is_no_image_is_refused_after_the_reset(
+    shown: Any, says: str, run: Path, tmp_path: Path
+) -> None:
     env = Drawn(shown=shown, render_mode="rgb_array")
     with pytest.raises(ConfigError, match=says):
         Video(tmp_path / "out.mp4", env).add()
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_video_is_in_the_folder_in_which_it_was_asked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_video_is_in_the_folder_in_which_it_was_asked_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The environment leaves that folder; and it may have a `metadata` of None."""
     pytest.importorskip("av", reason="PyAV is not installed")
     (tmp_path / "elsewhere").mkdir()
@@ -128,12 +159,20 @@ def test_a_video_is_in_the_folder_in_which_it_was_asked_for(tmp_path: Path, monk
 @pytest.mark.parametrize(
     ("metadata", "fps"),
     [
-        *(({"render_fps": fps}, 50.0) for fps in (50, 50.0, np.int64(50), np.float32(50), np.uint8(50))),
-        *(({"render_fps": fps}, 30.0) for fps in (None, "50", 0, -1, np.nan, np.int64(10**6), 10**400)),
+        *(
+            ({"render_fps": fps}, 50.0)
+            for fps in (50, 50.0, np.int64(50), np.float32(50), np.uint8(50))
+        ),
+        *(
+            ({"render_fps": fps}, 30.0)
+            for fps in (None, "50", 0, -1, np.nan, np.int64(10**6), 10**400)
+        ),
         (None, 30.0),
     ],
 )
-def test_images_per_second_are_those_of_the_environment_also_as_numbers_of_numpy(metadata: Any, fps: float) -> None:
+def test_images_per_second_are_those_of_the_environment_also_as_numbers_of_numpy(
+    metadata: Any, fps: float
+) -> None:
     fps_of_video = Video(Path("out.mp4"), SimpleNamespace(metadata=metadata))._fps
     assert (type(fps_of_video), fps_of_video) == (float, fps)
     assert Video(Path("out.mp4"), SimpleNamespace(metadata=metadata), repeat=4)._fps == fps / 4
@@ -145,17 +184,27 @@ def test_images_per_second_are_those_of_the_environment_also_as_numbers_of_numpy
         (["out.avi"], "video=out.avi: is not the name of a video. Use one such as out.mp4."),
         (["no/out.mp4"], "no is not a folder that can be written to"),
         (["out.mp4", "--render"], "an environment is shown in a window or in a video"),
-        (["out.mp4", "--env-id", "worlds.simple:Counting", "--trust"], "video: passes render_mode='rgb_array', but"),
+        (
+            ["out.mp4", "--env-id", "worlds.simple:Counting", "--trust"],
+            "video: passes render_mode='rgb_array', but",
+        ),
     ],
 )
 def test_a_video_that_cannot_be_is_refused_up_front(
-    words: list[str], says: str, run: Path, tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
+    words: list[str],
+    says: str,
+    run: Path,
+    tmp_path: Path,
+    capsys: Capture,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     find = importlib.util.find_spec
     monkeypatch.setattr("dppo.user_code.find_spec", lambda name: name == "av" or find(name))
     monkeypatch.chdir(tmp_path)
     assert main(["eval", str(run), "--video", *words]) == 2
     assert says in capsys.readouterr().err
-    monkeypatch.setattr("dppo.user_code.find_spec", lambda name: None if name == "av" else find(name))
+    monkeypatch.setattr(
+        "dppo.user_code.find_spec", lambda name: None if name == "av" else find(name)
+    )
     assert main(["eval", str(run), "--video", "out.mp4"]) == 2
     assert "video=out.mp4: needs the package av. Install it: " in capsys.readouterr().err

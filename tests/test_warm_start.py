@@ -27,14 +27,23 @@ SIZES: dict[str, Any] = {
     "checkpoint_interval_s": 0,
 }
 SIZES |= {"hidden_sizes": (8, 8), "keep_checkpoints": 9}
-TAKEN = {"policy.0.bias", "policy.2.weight", "policy.2.bias", *(f"value.{n}.bias" for n in (0, 2, 4))}
+TAKEN = {
+    "policy.0.bias",
+    "policy.2.weight",
+    "policy.2.bias",
+    *(f"value.{n}.bias" for n in (0, 2, 4)),
+}
 TAKEN |= {"value.2.weight", "value.4.weight"}
 Capture = pytest.CaptureFixture[str]
 
 
 def config_of(run_dir: Path, settings: dict[str, Any], **changes: Any) -> dppo.Config:
     return make_config(
-        SIZES | {"hidden_sizes": (8, 8), "keep_checkpoints": 9} | settings | {"run_dir": run_dir} | changes
+        SIZES
+        | {"hidden_sizes": (8, 8), "keep_checkpoints": 9}
+        | settings
+        | {"run_dir": run_dir}
+        | changes
     )
 
 
@@ -58,14 +67,20 @@ def test_deviations_are_those_of_the_other_run_unless_they_are_set(
     dppo.train(config_of(tmp_path / "origin", continuous, log_std_init=-2.0))
     changes = {} if log_std_init is None else {"log_std_init": log_std_init}
     with caplog.at_level(logging.INFO, "dppo"):
-        dppo.train(config_of(tmp_path / "new", continuous, init_from=tmp_path / "origin", **changes))
+        dppo.train(
+            config_of(tmp_path / "new", continuous, init_from=tmp_path / "origin", **changes)
+        )
     deviations = first(tmp_path / "new")["model"]["log_std"]
     there = checkpoints.find(tmp_path / "origin").checkpoint.arrays["model"]["log_std"]
-    np.testing.assert_array_equal(deviations, there if log_std_init is None else np.full(2, log_std_init, np.float32))
+    np.testing.assert_array_equal(
+        deviations, there if log_std_init is None else np.full(2, log_std_init, np.float32)
+    )
     assert "Deviation: " not in caplog.text
 
 
-def test_what_fits_is_taken_and_listed(source: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_what_fits_is_taken_and_listed(
+    source: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     dppo.train(config_of(tmp_path / "cold", ACROBOT))
     with caplog.at_level(logging.INFO, "dppo"):
         dppo.train(config_of(tmp_path / "warm", ACROBOT, init_from=source))
@@ -77,23 +92,35 @@ def test_what_fits_is_taken_and_listed(source: Path, tmp_path: Path, caplog: pyt
     assert warm["normalizer"]["obs.count"] == 0  # of 4 numbers there, and of 6 here
     messages = [record.getMessage() for record in caplog.records]
     listed = {
-        match[2]: match[1] for line in messages if (match := re.fullmatch(r"  (taken|not taken): ([\w.]+), .*", line))
+        match[2]: match[1]
+        for line in messages
+        if (match := re.fullmatch(r"  (taken|not taken): ([\w.]+), .*", line))
     }
     assert {name for name, what in listed.items() if what == "taken"} == TAKEN
     assert "  not taken: policy.0.weight, 8x6 here and 8x4 there" in messages
     assert "  not taken: statistics of observations" in messages
     [summary] = [line for line in messages if line.startswith("Starting with 8 of 12 parameters (")]
-    numbers = sum(there[name].size for name in TAKEN), sum(array.size for array in warm["model"].values())
+    numbers = (
+        sum(there[name].size for name in TAKEN),
+        sum(array.size for array in warm["model"].values()),
+    )
     assert "({} of {} numbers)".format(*numbers) in summary
 
 
 def test_statistics_of_alike_observations_are_taken(source: Path, tmp_path: Path) -> None:
-    changes = {"init_from": source, "freeze_norm_after": 0, "norm_reward": False, "activation": "relu"}
+    changes = {
+        "init_from": source,
+        "freeze_norm_after": 0,
+        "norm_reward": False,
+        "activation": "relu",
+    }
     result = dppo.train(config_of(tmp_path / "run", CARTPOLE, **changes))
     there = checkpoints.find(source).checkpoint.arrays
     for arrays in (first(tmp_path / "run"), checkpoints.load(result.checkpoint).arrays):
         assert arrays["normalizer"]["obs.count"] == there["normalizer"]["obs.count"] > 0
-        np.testing.assert_array_equal(arrays["normalizer"]["obs.mean"], there["normalizer"]["obs.mean"])
+        np.testing.assert_array_equal(
+            arrays["normalizer"]["obs.mean"], there["normalizer"]["obs.mean"]
+        )
     begun = first(tmp_path / "run")
     assert all((begun["model"][name] == array).all() for name, array in there["model"].items())
     assert begun["optimizer"].keys() == there["optimizer"].keys()
@@ -120,8 +147,12 @@ def test_values_begin_in_units_of_rewards(norm_value: bool, tmp_path: Path) -> N
     count, mean, m2 = there["optimizer"]["value_targets"]
     std = np.sqrt(m2 / count)
     assert mean > 1
-    np.testing.assert_allclose(here["value.4.weight"], there["model"]["value.4.weight"] * std, rtol=1e-6)
-    np.testing.assert_allclose(here["value.4.bias"], there["model"]["value.4.bias"] * std + mean, atol=1e-5)
+    np.testing.assert_allclose(
+        here["value.4.weight"], there["model"]["value.4.weight"] * std, rtol=1e-6
+    )
+    np.testing.assert_allclose(
+        here["value.4.bias"], there["model"]["value.4.bias"] * std + mean, atol=1e-5
+    )
     np.testing.assert_array_equal(here["value.2.weight"], there["model"]["value.2.weight"])
 
 
@@ -139,13 +170,19 @@ def test_actors_and_learners_start_with_the_same_weights(
 
 
 def test_a_start_with_nothing_is_refused(source: Path, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"^init_from=\S+: nothing fits, none of its 12 (?s:.*)8x4 there\n"):
+    with pytest.raises(
+        ConfigError, match=r"^init_from=\S+: nothing fits, none of its 12 (?s:.*)8x4 there\n"
+    ):
         dppo.train(config_of(tmp_path / "run", CARTPOLE, hidden_sizes=(9, 9), init_from=source))
     with pytest.raises(CheckpointError, match="missing: does not exist"):
         dppo.train(config_of(tmp_path / "run", CARTPOLE, init_from=tmp_path / "missing"))
-    with pytest.raises(ConfigError, match=r"^freeze_norm_after=0: .* has no statistics of these observations"):
+    with pytest.raises(
+        ConfigError, match=r"^freeze_norm_after=0: .* has no statistics of these observations"
+    ):
         dppo.train(config_of(tmp_path / "run", ACROBOT, init_from=source, freeze_norm_after=0))
-    with pytest.raises(ConfigError, match=r"^freeze_norm_after=0: norm_reward would have no statistics to keep"):
+    with pytest.raises(
+        ConfigError, match=r"^freeze_norm_after=0: norm_reward would have no statistics to keep"
+    ):
         dppo.train(config_of(tmp_path / "run", CARTPOLE, init_from=source, freeze_norm_after=0))
     assert not (tmp_path / "run").exists()
 
@@ -153,7 +190,9 @@ def test_a_start_with_nothing_is_refused(source: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize("flags", [[], ["--branch", "new"]])
 def test_it_is_refused_beside_a_resume(flags: list[str], source: Path, capsys: Capture) -> None:
     assert main(["train", "--resume", str(source), "--init-from", str(source), *flags]) == 2
-    assert re.search(r"^dppo train: --init-from \S+ has no effect with --resume, which ", capsys.readouterr().err)
+    assert re.search(
+        r"^dppo train: --init-from \S+ has no effect with --resume, which ", capsys.readouterr().err
+    )
 
 
 def test_weights_that_are_not_finite_are_refused(source: Path, tmp_path: Path) -> None:

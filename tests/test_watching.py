@@ -45,19 +45,31 @@ def test_a_process_that_dies_or_hangs_gives_a_finding(name: str) -> None:
 
 
 def test_what_is_wanted_may_be_longer_than_an_argument_of_a_command() -> None:
-    code = WATCHED + "import json; wanted = json.load(sys.stdin); say(json.dumps({'size': len(wanted['map'])}))"
+    code = (
+        WATCHED
+        + "import json; wanted = json.load(sys.stdin); say(json.dumps({'size': len(wanted['map'])}))"
+    )
     assert Watch(("-S", "-c", code), {"map": "x" * 300_000}, print).wait(5.0)["size"] == 300_000
 
 
 def test_the_place_of_a_hang_is_in_the_code_of_the_user_also_in_a_folder_called_dppo() -> None:
     places = [f"{PACKAGE}/envs/episode.py", "/home/me/dppo/sim.py", f"{PACKAGE}/hosts/builders.py"]
-    stack = "".join(f'  File "{place}", line 7 in step\n' for place in ["/usr/lib/python3.11/socket.py", *places])
+    stack = "".join(
+        f'  File "{place}", line 7 in step\n'
+        for place in ["/usr/lib/python3.11/socket.py", *places]
+    )
     printed = f"Current thread 0x1 (most recent call first):\n{stack}".rstrip()
     code = f"{WATCHED}say({printed!r}); os.kill(os.getpid(), 9)"
-    assert Watch(("-S", "-c", code), {}, print).wait(5.0)["died"].endswith("in /home/me/dppo/sim.py, line 7, in step")
+    assert (
+        Watch(("-S", "-c", code), {}, print)
+        .wait(5.0)["died"]
+        .endswith("in /home/me/dppo/sim.py, line 7, in step")
+    )
 
 
-def test_a_thread_that_goes_on_after_close_has_a_finding_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_thread_that_goes_on_after_close_has_a_finding_of_its_own(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """It does not take all of the time: the process, which would end by itself, is ended before."""
     monkeypatch.setattr("dppo.tools.doctor.watching.PATIENCE_S", 0.1)
     code = WATCHED + 'say(\'{"stage": "over"}\'); time.sleep(20)'
@@ -71,8 +83,14 @@ SAME = "the same seed and actions give "
 REPORTED: dict[str, tuple[str, str]] = {  # what a second process reports, and what is found
     "{'error': 'no licence left'}": ("warning", f"{NOT_PLAYED}no licence left"),
     "{'trace': []}": ("warning", f"{NOT_PLAYED}for lack of time"),
-    "{'trace': [[1, 0]]}": ("ok", f"{SAME}the same 2 steps in a new instance, in a fresh process (the first 1)"),
-    "{'trace': [[1, 0], [3, 0]]}": ("warning", f"{SAME}another episode in a fresh process: it differs at step 1"),
+    "{'trace': [[1, 0]]}": (
+        "ok",
+        f"{SAME}the same 2 steps in a new instance, in a fresh process (the first 1)",
+    ),
+    "{'trace': [[1, 0], [3, 0]]}": (
+        "warning",
+        f"{SAME}another episode in a fresh process: it differs at step 1",
+    ),
 }
 
 
@@ -80,22 +98,36 @@ REPORTED: dict[str, tuple[str, str]] = {  # what a second process reports, and w
 def test_episodes_are_played_again_in_a_fresh_process_as_far_as_it_comes(
     reported: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    first = {"trace": [[1, 0], [2, 0]], "sizes": [2], "compared": 2, "same": {"in a new instance": ""}, "unlike": []}
+    first = {
+        "trace": [[1, 0], [2, 0]],
+        "sizes": [2],
+        "compared": 2,
+        "same": {"in a new instance": ""},
+        "unlike": [],
+    }
     chosen = f"made = {reported} if os.path.exists('made') else {first}; open('made', 'w')"
     code = f"{WATCHED}import json; {chosen}; say(json.dumps(made | {{'stage': 'over'}}))"
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(watching, "EXAMINATION", ("-S", "-c", code))
     diagnosis = findings({"steps": 2} | watching.examine({}, 5.0), CONFIG)
-    assert [(kind, text.partition(". ")[0]) for kind, text in diagnosis if "fresh process" in text] == [
-        REPORTED[reported]
-    ]
+    assert [
+        (kind, text.partition(". ")[0]) for kind, text in diagnosis if "fresh process" in text
+    ] == [REPORTED[reported]]
 
 
 def test_stages_say_what_is_done_and_which_process_plays_the_same_episodes_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    stages = "".join(f'say(\'{{"stage": "{stage}"}}\'); ' for stage in ("making", "playing", "closing", "over"))
-    facts = {"trace": [[1, 0]], "sizes": [1], "compared": 1, "same": {"in a new instance": ""}, "unlike": []}
+    stages = "".join(
+        f'say(\'{{"stage": "{stage}"}}\'); ' for stage in ("making", "playing", "closing", "over")
+    )
+    facts = {
+        "trace": [[1, 0]],
+        "sizes": [1],
+        "compared": 1,
+        "same": {"in a new instance": ""},
+        "unlike": [],
+    }
     code = f"{WATCHED}import json; say(json.dumps({facts})); {stages}"
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(watching, "EXAMINATION", ("-S", "-c", code))
@@ -121,9 +153,13 @@ def test_every_stage_of_an_examination_has_words_for_the_user() -> None:
     assert WITH_SECOND in watching.STAGES
 
 
-def test_an_update_or_a_network_that_takes_long_is_not_a_hung_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_update_or_a_network_that_takes_long_is_not_a_hung_environment(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr("dppo.tools.doctor.watching.SLOW_S", 0.5)
-    updates = Watch(("-S", "-c", WATCHED + 'say(\'{"stage": "updating"}\'); time.sleep(99)'), {}, print).wait(1.0)
+    updates = Watch(
+        ("-S", "-c", WATCHED + 'say(\'{"stage": "updating"}\'); time.sleep(99)'), {}, print
+    ).wait(1.0)
     assert re.fullmatch(r"\d+ s", updates["late"])
     assert not updates.keys() & {"hung", "died"}
     code = WATCHED + "say('{\"stage\": \"making\"}'); say('m'); say('d'); time.sleep(99)"

@@ -30,9 +30,14 @@ class SmallOffice(gym.Env[np.ndarray, np.ndarray]):
 
     def __init__(self, scratch_dir: str) -> None:
         """Keep the files of EnergyPlus in `scratch_dir`."""
-        low, high = np.array([-50.0] * 6 + [-1, -1, 0], np.float32), np.array([100.0] * 6 + [1, 1, 1], np.float32)
+        low, high = (
+            np.array([-50.0] * 6 + [-1, -1, 0], np.float32),
+            np.array([100.0] * 6 + [1, 1, 1], np.float32),
+        )
         self.observation_space = gym.spaces.Box(low, high)
-        self.action_space = gym.spaces.Box(np.array([14, 1], np.float32), np.array([22, 10], np.float32))
+        self.action_space = gym.spaces.Box(
+            np.array([14, 1], np.float32), np.array([22, 10], np.float32)
+        )
         self._folder, self._thread = Path(scratch_dir), None
 
     def reset(
@@ -40,7 +45,9 @@ class SmallOffice(gym.Env[np.ndarray, np.ndarray]):
     ) -> tuple[np.ndarray, dict[str, Any]]:
         super().reset(seed=seed)
         self.close()
-        first = datetime.date(2009, 1, 1) + datetime.timedelta(days=int(self.np_random.integers(365 - DAYS)))
+        first = datetime.date(2009, 1, 1) + datetime.timedelta(
+            days=int(self.np_random.integers(365 - DAYS))
+        )
         self._states: queue.SimpleQueue[Any] = queue.SimpleQueue()
         self._actions: queue.SimpleQueue[Any] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._simulate, args=(first,), daemon=True)
@@ -51,7 +58,10 @@ class SmallOffice(gym.Env[np.ndarray, np.ndarray]):
         self._actions.put((float(action[0]), float(action[0] + action[1])))
         obs, energy, over = self._next()
         at_work, inside = obs[8], obs[1:6]
-        cold, hot = np.maximum(COMFORT[0] - inside, 0).mean(), np.maximum(inside - COMFORT[1], 0).mean()
+        cold, hot = (
+            np.maximum(COMFORT[0] - inside, 0).mean(),
+            np.maximum(inside - COMFORT[1], 0).mean(),
+        )
         return obs, -energy / 10 - float(at_work * (cold + hot)), False, over, {}
 
     def close(self) -> None:
@@ -91,29 +101,53 @@ class SmallOffice(gym.Env[np.ndarray, np.ndarray]):
         told = {"hours": 0, "energy": 0.0, "over": False}
 
         def each_timestep(state: Any) -> None:
-            if exchange.warmup_flag(state) or exchange.kind_of_sim(state) != 3 or told["over"]:  # 3: the run period
+            if (
+                exchange.warmup_flag(state) or exchange.kind_of_sim(state) != 3 or told["over"]
+            ):  # 3: the run period
                 return
-            meters = [exchange.get_meter_handle(state, f"{kind}:HVAC") for kind in ("Electricity", "NaturalGas")]
-            told["energy"] += sum(exchange.get_meter_value(state, meter) for meter in meters if meter >= 0) / 3.6e6
+            meters = [
+                exchange.get_meter_handle(state, f"{kind}:HVAC")
+                for kind in ("Electricity", "NaturalGas")
+            ]
+            told["energy"] += (
+                sum(exchange.get_meter_value(state, meter) for meter in meters if meter >= 0)
+                / 3.6e6
+            )
             if exchange.zone_time_step_number(state) != 1:
                 return
-            hour, day = exchange.current_time(state) % 24, exchange.day_of_week(state)  # Sunday is 1
+            hour, day = (
+                exchange.current_time(state) % 24,
+                exchange.day_of_week(state),
+            )  # Sunday is 1
             turn, work = 2 * np.pi * hour / 24, 2 <= day <= 6 and 8 <= hour < 18
-            seen = [exchange.get_variable_value(state, exchange.get_variable_handle(state, *name)) for name in names]
+            seen = [
+                exchange.get_variable_value(state, exchange.get_variable_handle(state, *name))
+                for name in names
+            ]
             over = told["hours"] == 24 * DAYS - 1
-            self._states.put((np.array([*seen, np.sin(turn), np.cos(turn), work], np.float32), told["energy"], over))
+            self._states.put(
+                (
+                    np.array([*seen, np.sin(turn), np.cos(turn), work], np.float32),
+                    told["energy"],
+                    over,
+                )
+            )
             action = None if over else self._actions.get()
             told.update(hours=told["hours"] + 1, energy=0.0, over=action is None)
             if action is None:
                 api.runtime.stop_simulation(state)
                 return
             for schedule, value in zip(("HTGSETP_SCH", "CLGSETP_SCH"), action, strict=True):
-                handle = exchange.get_actuator_handle(state, "Schedule:Compact", "Schedule Value", schedule)
+                handle = exchange.get_actuator_handle(
+                    state, "Schedule:Compact", "Schedule Value", schedule
+                )
                 exchange.set_actuator_value(state, handle, value)
 
         api.runtime.callback_begin_zone_timestep_after_init_heat_balance(state, each_timestep)
         model = self._folder / "office.idf"
-        model.write_text(dated(Path(ref_models["small_office"]).read_text("utf8", "replace"), first), "utf8")
+        model.write_text(
+            dated(Path(ref_models["small_office"]).read_text("utf8", "replace"), first), "utf8"
+        )
         code = api.runtime.run_energyplus(
             state, ["-w", weather_files["usa_il_chicago"], "-d", str(self._folder), str(model)]
         )
@@ -129,7 +163,9 @@ def dated(model: str, first: datetime.date) -> str:
     last = first + datetime.timedelta(days=DAYS)
     period = f"RunPeriod,Days,{first.month},{first.day},,{last.month},{last.day},,Sunday,No,No,No,Yes,Yes;"
     model = re.sub(r"RunPeriod,[^;]*;", period, model, count=1)
-    return re.sub(r"SimulationControl,[^;]*;", "SimulationControl,Yes,Yes,Yes,No,Yes;", model, count=1)
+    return re.sub(
+        r"SimulationControl,[^;]*;", "SimulationControl,Yes,Yes,Yes,No,Yes;", model, count=1
+    )
 
 
 def make(scratch_dir: str) -> SmallOffice:

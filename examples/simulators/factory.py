@@ -39,8 +39,12 @@ class Factory(gym.Env[np.ndarray, int]):
 
     def step(self, action: int) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]:
         began, self._lost = self._world.now, 0
-        self._world.run(self._world.process(self._make(int(action)) if action < KINDS else self._wait()))
-        waiting = sum(self._world.now - max(began, time) for orders in self._orders for time in orders)
+        self._world.run(
+            self._world.process(self._make(int(action)) if action < KINDS else self._wait())
+        )
+        waiting = sum(
+            self._world.now - max(began, time) for orders in self._orders for time in orders
+        )
         reward = -waiting / 100 - self._lost
         return self._seen(), reward, False, self._world.now >= SHIFT, {}
 
@@ -71,7 +75,9 @@ class Factory(gym.Env[np.ndarray, int]):
     def _seen(self) -> np.ndarray:
         ages = [(self._world.now - orders[0]) / 10 if orders else 0.0 for orders in self._orders]
         ready = np.eye(KINDS)[self._kind]
-        return np.array([*map(len, self._orders), *ages, *ready, self._world.now / SHIFT], np.float32)
+        return np.array(
+            [*map(len, self._orders), *ages, *ready, self._world.now / SHIFT], np.float32
+        )
 
 
 def make() -> Factory:

@@ -47,7 +47,12 @@ class Fmu(gym.Env[np.ndarray, np.ndarray]):
         )
         self._fmu.instantiate()
         self._fmu.setupExperiment(startTime=0.0)
-        self._set({"temperature": self.np_random.uniform(10, 40), "inflow": self.np_random.uniform(0.5, 1.5)})
+        self._set(
+            {
+                "temperature": self.np_random.uniform(10, 40),
+                "inflow": self.np_random.uniform(0.5, 1.5),
+            }
+        )
         self._fmu.enterInitializationMode()
         self._fmu.exitInitializationMode()
         self._taken = 0
@@ -55,7 +60,9 @@ class Fmu(gym.Env[np.ndarray, np.ndarray]):
 
     def step(self, action: np.ndarray) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]:
         self._set(dict(zip(INPUTS, action.tolist(), strict=True)))
-        self._fmu.doStep(currentCommunicationPoint=self._taken * STEP_S, communicationStepSize=STEP_S)
+        self._fmu.doStep(
+            currentCommunicationPoint=self._taken * STEP_S, communicationStepSize=STEP_S
+        )
         self._taken += 1
         obs = self._outputs()
         return obs, -abs(float(obs[0]) - TARGET) / 10, False, self._taken == STEPS, {}
@@ -71,7 +78,9 @@ class Fmu(gym.Env[np.ndarray, np.ndarray]):
             self._fmu = None
 
     def _set(self, values: dict[str, float]) -> None:
-        self._fmu.setReal([self._numbers[name] for name in values], [float(value) for value in values.values()])
+        self._fmu.setReal(
+            [self._numbers[name] for name in values], [float(value) for value in values.values()]
+        )
 
     def _outputs(self) -> np.ndarray:
         return np.array(self._fmu.getReal([self._numbers[name] for name in OUTPUTS]), np.float32)

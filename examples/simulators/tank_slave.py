@@ -10,7 +10,9 @@ class Tank(Fmi2Slave):
         super().__init__(**kwargs)
         self.heating, self.inflow, self.temperature, self.level = 0.0, 1.0, 20.0, 1.0
         self.register_variable(Real("heating", causality=Fmi2Causality.input))
-        self.register_variable(Real("inflow", causality=Fmi2Causality.parameter, variability=Fmi2Variability.tunable))
+        self.register_variable(
+            Real("inflow", causality=Fmi2Causality.parameter, variability=Fmi2Variability.tunable)
+        )
         self.register_variable(Real("temperature", causality=Fmi2Causality.output))
         self.register_variable(Real("level", causality=Fmi2Causality.output))
 

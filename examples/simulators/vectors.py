@@ -18,7 +18,9 @@ def atari(num_envs: int, game: str = "pong") -> Any:
     """Return a vector of ale_py, with the usual preparation of frames in C++."""
     from ale_py.vector_env import AtariVectorEnv
 
-    return AtariVectorEnv(game, num_envs=num_envs, num_threads=1, reward_clipping=True, episodic_life=True)
+    return AtariVectorEnv(
+        game, num_envs=num_envs, num_threads=1, reward_clipping=True, episodic_life=True
+    )
 
 
 def processes(num_envs: int, env_id: str = "CartPole-v1") -> Any:

@@ -122,7 +122,10 @@ def _call(command: str, words: list[str], *, find_modules: bool) -> int:
         print(f"dppo {command}: interrupted{_after(str(interrupted))}", file=sys.stderr)
         return 130
     except StopRequested as request:
-        print(f"dppo {command}: ended by {request.signal.name}{_after(request.progress)}", file=sys.stderr)
+        print(
+            f"dppo {command}: ended by {request.signal.name}{_after(request.progress)}",
+            file=sys.stderr,
+        )
         return 128 + request.signal
 
 

@@ -16,7 +16,9 @@ def printable(text: str) -> str:
         half = MAX_CHARACTERS // 2
         text = f"{text[:half]} ... {text[-half:]}"
     text = LONG_LINE.sub(r"\1 ... \2", text)
-    return "".join(char if char.isprintable() or char in "\n\t" else ascii(char)[1:-1] for char in text)
+    return "".join(
+        char if char.isprintable() or char in "\n\t" else ascii(char)[1:-1] for char in text
+    )
 
 
 class DppoError(Exception):
@@ -96,7 +98,9 @@ class EnvironmentFault(DppoError):
     The message names sampler, env, seed and step; `remote_traceback` is the traceback of the user's code.
     """
 
-    def __init__(self, message: str, remote_traceback: str = "", place: EnvFault | None = None) -> None:
+    def __init__(
+        self, message: str, remote_traceback: str = "", place: EnvFault | None = None
+    ) -> None:
         super().__init__(message, remote_traceback, place)
         self.message = message
         self.remote_traceback = remote_traceback

@@ -52,7 +52,9 @@ def open_file(path: Path, flags: int = os.O_RDONLY) -> int:
     Raises `Irregular` if it is something else, or is to be written and has a second name (a hard link); or an OSError.
     """
     check_kind(path, stat.S_IFREG)  # before opening, which alone can have effects on a device
-    handle = os.open(path, flags | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0), 0o666)
+    handle = os.open(
+        path, flags | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0), 0o666
+    )
     try:
         status = os.fstat(handle)
         _compare(path, status.st_mode, stat.S_IFREG)
@@ -82,10 +84,14 @@ def home_expanded(path: str) -> str:
     if not str(Path(path)).startswith("~"):
         return path
     if not path.startswith("~"):
-        return os.path.join(os.getcwd(), path)  # else a Path of it would drop the dot, and look like a home folder
+        return os.path.join(
+            os.getcwd(), path
+        )  # else a Path of it would drop the dot, and look like a home folder
     expanded = os.path.expanduser(path)
     if expanded.startswith("~"):
-        raise ConfigError(f"{path}: no home folder is known for {path.partition('/')[0]}. Write the whole path.")
+        raise ConfigError(
+            f"{path}: no home folder is known for {path.partition('/')[0]}. Write the whole path."
+        )
     return expanded
 
 
@@ -141,7 +147,9 @@ def make_scratch_dir(stack: ExitStack) -> str:
     handle = lock(hidden)
     if handle is not None:
         stack.callback(os.close, handle)
-    folder = hidden.rename(hidden.with_name(hidden.name[1:]))  # only now: a folder of this name without a lock may go
+    folder = hidden.rename(
+        hidden.with_name(hidden.name[1:])
+    )  # only now: a folder of this name without a lock may go
     stack.callback(shutil.rmtree, folder, ignore_errors=True)
     return str(folder)
 

@@ -32,7 +32,10 @@ def program() -> str:
         return shlex.quote(_of_path(_called_as[0]))
     bin_dir = Path(sys.executable).parent
     on_path = shutil.which("dppo")
-    if on_path is not None and bin_dir in (Path(on_path).parent, Path(on_path).resolve().parent / ".venv" / "bin"):
+    if on_path is not None and bin_dir in (
+        Path(on_path).parent,
+        Path(on_path).resolve().parent / ".venv" / "bin",
+    ):
         return "dppo"
     script = sys.argv[0] if sys.argv else ""
     if Path(script).name == "dppo":

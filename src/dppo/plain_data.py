@@ -31,7 +31,10 @@ def packed(value: Any) -> bytes:
     blobs: list[bytes] = []
     try:
         tree = json.dumps(_tree(value, "", blobs)).encode()
-    except (RecursionError, ValueError) as error:  # it contains itself; an integer of thousands of digits
+    except (
+        RecursionError,
+        ValueError,
+    ) as error:  # it contains itself; an integer of thousands of digits
         raise NotPlain(f"cannot be stored ({error})") from None
     return b"".join([len(tree).to_bytes(LENGTH, "little"), tree, *blobs])
 
@@ -51,7 +54,14 @@ def unpacked(data: bytes) -> Any:
 
     try:
         return _value(json.loads(data[LENGTH:end]), take)
-    except (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, MemoryError) as error:
+    except (
+        ArithmeticError,
+        AttributeError,
+        LookupError,
+        RecursionError,
+        TypeError,
+        MemoryError,
+    ) as error:
         raise ValueError(f"not packed plain data ({error})") from None
 
 
@@ -80,7 +90,9 @@ def _tree(value: Any, place: str, blobs: list[bytes]) -> Any:
         array = np.asarray(value)
         if not DTYPE.fullmatch(array.dtype.str):
             raise NotPlain(f"holds an array of dtype {array.dtype}{where}")
-        order: Literal["C", "F"] = "F" if array.flags.fnc else "C"  # a sum over it may depend on that
+        order: Literal["C", "F"] = (
+            "F" if array.flags.fnc else "C"
+        )  # a sum over it may depend on that
         blobs.append(array.tobytes(order))
         name = "array" if kind is np.ndarray else "number"
         return [name, array.dtype.str, order, *array.shape]

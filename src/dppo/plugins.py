@@ -15,4 +15,6 @@ def plugin(name: str) -> Any:
     """Import and return the object that an entry point names; raise a DppoError if no installed package has it."""
     for entry in entry_points(group=GROUP, name=name):
         return entry.load()
-    raise DppoError(f"no installed package adds the plug-in {name}. Install dppo again: python -m pip install dppo")
+    raise DppoError(
+        f"no installed package adds the plug-in {name}. Install dppo again: python -m pip install dppo"
+    )

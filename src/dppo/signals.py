@@ -84,7 +84,9 @@ class RaisingSignals:
             self._raise(self._received)
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
-        if number == self._received == signal.SIGHUP:  # a shell and the kernel both send one as a terminal is closed
+        if (
+            number == self._received == signal.SIGHUP
+        ):  # a shell and the kernel both send one as a terminal is closed
             return
         in_notebook = number == signal.SIGINT and hasattr(sys, "ps1")
         if self._received is not None and not in_notebook:
@@ -147,7 +149,9 @@ class StopSignals:
         for number, handler in self._before.items():
             signal.signal(number, handler)
         if self._before and not self._timed and signal.getsignal(signal.SIGALRM) is signal.SIG_DFL:
-            signal.setitimer(signal.ITIMER_REAL, 0)  # an environment has left it running: it would end this process
+            signal.setitimer(
+                signal.ITIMER_REAL, 0
+            )  # an environment has left it running: it would end this process
 
     def seconds_since(self) -> float:
         """Return the seconds since a signal has arrived, minus infinity if none has."""
@@ -185,7 +189,9 @@ class StopSignals:
         if os.getpid() != self._pid:
             _in_fork(number)
             return
-        if number == self.received == signal.SIGHUP:  # a shell and the kernel both send one as a terminal is closed
+        if (
+            number == self.received == signal.SIGHUP
+        ):  # a shell and the kernel both send one as a terminal is closed
             return
         if self.received is not None:  # the second signal
             if number == signal.SIGINT and hasattr(sys, "ps1"):
@@ -197,7 +203,9 @@ class StopSignals:
             self._interruptible = False
             raise StopRequested(self.received)
         # In a thread, because this one may hold the lock of the display, or that of the module `threading`.
-        _thread.start_new_thread(self._on_first, (f"{self.received.name}: stopping ... (once more: at once)",))
+        _thread.start_new_thread(
+            self._on_first, (f"{self.received.name}: stopping ... (once more: at once)",)
+        )
 
 
 def _in_fork(number: int) -> None:

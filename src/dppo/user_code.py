@@ -25,7 +25,9 @@ NEEDED = frozenset(
     )
 )  # fmt: skip
 """Names of packages that dppo, Ray and torch import."""
-NEVER_IMPORTED = frozenset(["test", "this", "antigravity", "turtle", "turtledemo", "idlelib", "lib2to3", "tkinter"])
+NEVER_IMPORTED = frozenset(
+    ["test", "this", "antigravity", "turtle", "turtledemo", "idlelib", "lib2to3", "tkinter"]
+)
 """Names of modules of Python that a user's file may have."""
 
 
@@ -33,7 +35,9 @@ def import_path(named: Any) -> str:
     """Return `module:name` of a class or function, and a string unchanged."""
     if isinstance(named, str):
         return named
-    text = re.sub(" at 0x[0-9a-fA-F]+", "", repr(named))  # of a partial or an object: the same in another process
+    text = re.sub(
+        " at 0x[0-9a-fA-F]+", "", repr(named)
+    )  # of a partial or an object: the same in another process
     return f"{getattr(named, '__module__', '?')}:{getattr(named, '__qualname__', text)}"
 
 
@@ -47,13 +51,22 @@ def imported_module(name: str, advice: str) -> Any:
     try:
         with user_code(f"importing {name}"):
             return importlib.import_module(name)
-    except (Exception, SystemExit) as error:  # a user's module may raise anything while it is imported
-        raise ImportError(f"importing {name} failed: {_failed_import(error, name, advice)}") from None
+    except (
+        Exception,
+        SystemExit,
+    ) as error:  # a user's module may raise anything while it is imported
+        raise ImportError(
+            f"importing {name} failed: {_failed_import(error, name, advice)}"
+        ) from None
 
 
 def _failed_import(error: BaseException, name: str, advice: str) -> str:
     """Return the place and the text of what the import of a module raised, as Python shows them, and a remedy."""
-    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if not _is_machinery(frame.filename)]
+    frames = [
+        frame
+        for frame in traceback.extract_tb(error.__traceback__)
+        if not _is_machinery(frame.filename)
+    ]
     missing = error.name if isinstance(error, ModuleNotFoundError) else None
     if missing and not frames and f"{name}.".startswith(f"{missing}."):
         return f"{in_a_line(error)}. {advice}"
@@ -61,7 +74,9 @@ def _failed_import(error: BaseException, name: str, advice: str) -> str:
         parses = any(Path(frame.filename).name == "argparse.py" for frame in frames)
         frames = frames[:1]
         does = "reads the command line, which is not its own" if parses else "ends Python"
-        remedy = f"The module {does} when it is imported. Do so only below `if __name__ == '__main__':`"
+        remedy = (
+            f"The module {does} when it is imported. Do so only below `if __name__ == '__main__':`"
+        )
     elif isinstance(error, SyntaxError):
         remedy = "Correct the module"
     elif missing:
@@ -107,13 +122,20 @@ def check_current_folder() -> None:
     try:
         os.getcwd()
     except FileNotFoundError:
-        raise ConfigError("the current folder was deleted. Change to another one (cd), and try again.") from None
+        raise ConfigError(
+            "the current folder was deleted. Change to another one (cd), and try again."
+        ) from None
 
 
 def hiding_files(folders: Iterable[str]) -> list[Path]:
     """Return the files in these folders that have the name of a module of Python, or of one that dppo needs."""
     names = (sys.stdlib_module_names | NEEDED) - NEVER_IMPORTED
-    return [path for folder in folders for path in map(Path, sorted(_modules_in(folder))) if path.stem in names]
+    return [
+        path
+        for folder in folders
+        for path in map(Path, sorted(_modules_in(folder)))
+        if path.stem in names
+    ]
 
 
 def _modules_in(folder: str) -> Iterator[str]:
@@ -147,5 +169,9 @@ def in_a_line(error: BaseException) -> str:
 
 def place_of(error: BaseException) -> str:
     """Return ` (file, line n)` of the code that raised; empty if it is not that of a file."""
-    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if not frame.filename.startswith("<")]
+    frames = [
+        frame
+        for frame in traceback.extract_tb(error.__traceback__)
+        if not frame.filename.startswith("<")
+    ]
     return f" ({frames[-1].filename}, line {frames[-1].lineno})" if frames else ""

@@ -23,7 +23,11 @@ from recorder import Notes
 
 import dppo
 
-NODE: dict[str, Any] = {"num_cpus": 2, "object_store_memory": 80 * 2**20, "include_dashboard": False}
+NODE: dict[str, Any] = {
+    "num_cpus": 2,
+    "object_store_memory": 80 * 2**20,
+    "include_dashboard": False,
+}
 
 
 class Changes(dppo.Observer):
@@ -83,7 +87,9 @@ class Changes(dppo.Observer):
         """Do what a preemption notice does."""
         client: Any = GcsClient(self._cluster.address)
         reason = DrainNodeReason.Value("DRAIN_NODE_REASON_PREEMPTION")
-        client.drain_node(self._nodes[-1].node_id, reason, "will be preempted", int(1000 * (time.time() + 30)))
+        client.drain_node(
+            self._nodes[-1].node_id, reason, "will be preempted", int(1000 * (time.time() + 30))
+        )
 
     def _lose(self) -> None:
         self._cluster.remove_node(self._nodes.pop(), allow_graceful=False)
@@ -96,15 +102,35 @@ class Changes(dppo.Observer):
 
 def main(folder: Path) -> None:
     cluster = Cluster(initialize_head=True, head_node_args=NODE | {"num_cpus": 0})
-    sizes = {"num_samplers": 4, "num_steps": 16, "update_epochs": 1, "hidden_sizes": (8,), "overlap": True}
-    base = {"env_id": "CartPole-v1", "total_timesteps": 64 * 10_000, "anneal_lr": False, "progress": "off"} | sizes
+    sizes = {
+        "num_samplers": 4,
+        "num_steps": 16,
+        "update_epochs": 1,
+        "hidden_sizes": (8,),
+        "overlap": True,
+    }
+    base = {
+        "env_id": "CartPole-v1",
+        "total_timesteps": 64 * 10_000,
+        "anneal_lr": False,
+        "progress": "off",
+    } | sizes
     changes = Changes(cluster)
     with Notes() as notes:
-        settings = base | {"run_dir": folder / "elastic", "num_actors": "auto", "address": cluster.address}
+        settings = base | {
+            "run_dir": folder / "elastic",
+            "num_actors": "auto",
+            "address": cluster.address,
+        }
         elastic = dppo.train(make_config(settings), observers=[changes])
     expected = base | {"run_dir": folder / "expected", "total_timesteps": 64 * elastic.iterations}
     same = dppo.train(make_config(expected)).weights_sha256 == elastic.weights_sha256
-    report = {"seen": changes.seen, "notes": notes.texts, "incidents": elastic.incidents, "same": same}
+    report = {
+        "seen": changes.seen,
+        "notes": notes.texts,
+        "incidents": elastic.incidents,
+        "same": same,
+    }
     report["left after"] = changes.left_after_s
     print("report", json.dumps(report), flush=True)
     cluster.shutdown()

@@ -10,7 +10,9 @@ from pathlib import Path
 
 def with_children(pids: str) -> None:
     """Start a detached child, one that another has started, and one without a program of its own."""
-    started = subprocess.Popen("setsid sleep 1000 & echo $!", shell=True, stdout=subprocess.PIPE, text=True)
+    started = subprocess.Popen(
+        "setsid sleep 1000 & echo $!", shell=True, stdout=subprocess.PIPE, text=True
+    )
     assert started.stdout is not None
     children = [int(started.stdout.readline())]
     children.append(subprocess.Popen(["sleep", "1000"], start_new_session=True).pid)

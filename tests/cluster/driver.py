@@ -30,7 +30,9 @@ from dppo.envs.activity import Activity, Phase
 from dppo.ppo.exchange.questions import Answer
 from dppo.ppo.exchange.records import PolicySnapshot, SamplerCarry, SegmentReport, Timings
 
-LIMITS = Limits(segment_timeout_s=10, max_actor_restarts=3, start_timeout_s=100, move_after_s=50, quiet_s=30)
+LIMITS = Limits(
+    segment_timeout_s=10, max_actor_restarts=3, start_timeout_s=100, move_after_s=50, quiet_s=30
+)
 TICK_S = 0.5
 Progress = Callable[[float], Activity]
 """The progress that an actor shows, as a function of time."""
@@ -45,7 +47,10 @@ def report(sampler: int, index: int, version: int) -> SegmentReport:
 
 def answer_to(ask: Ask) -> Answered:
     requests = ask.question.requests
-    made = tuple((report(request.sampler_id, request.index, ask.policy.version), "segment") for request in requests)
+    made = tuple(
+        (report(request.sampler_id, request.index, ask.policy.version), "segment")
+        for request in requests
+    )
     return Answered(ask.process, ask.ask_id, Answer(made, Timings()))
 
 
@@ -62,10 +67,14 @@ def moving(phase: Phase, per_s: float, total: int = 0, until: float = float("inf
 class Driver:
     """Passes events to the engine, and records its commands."""
 
-    def __init__(self, hosting: list[list[int]], limits: Limits = LIMITS, *, described: bool = True) -> None:
+    def __init__(
+        self, hosting: list[list[int]], limits: Limits = LIMITS, *, described: bool = True
+    ) -> None:
         """Start the actors; with `described`, also answer the question for the spaces."""
         self.now = 0.0
-        self.engine = CollectionEngine(hosting, ReplayLedger(sum(map(len, hosting)), replay=True, policy_lag=3), limits)
+        self.engine = CollectionEngine(
+            hosting, ReplayLedger(sum(map(len, hosting)), replay=True, policy_lag=3), limits
+        )
         self.commands: list[tuple[float, Command]] = []
         self.asks: list[Ask] = []
         """Questions that have not been answered."""
@@ -164,7 +173,9 @@ class Driver:
         asks = self.asks
         self.asks = []
         requests = [request for ask in asks for request in ask.question.requests]
-        return [(request.sampler_id, request.index, request.rebuild is not None) for request in requests]
+        return [
+            (request.sampler_id, request.index, request.rebuild is not None) for request in requests
+        ]
 
 
 # ------------------------------------------------------------------ actors of different speed
@@ -223,10 +234,17 @@ class Cluster(Driver):
         timings = []
         for request in requests:
             segment_report = report(request.sampler_id, request.index, ask.policy.version)
-            carry = replace(segment_report.carry, episode_lengths=np.array([self.open_steps[request.sampler_id]]))
+            carry = replace(
+                segment_report.carry,
+                episode_lengths=np.array([self.open_steps[request.sampler_id]]),
+            )
             seconds = 4 * pace if request.sampler_id in self.heavy else pace
-            made.append((replace(segment_report, steps=STEPS, carry=carry, env_s=seconds), "segment"))
-            replayed = 0 if request.rebuild is None else int(request.rebuild.carry.episode_lengths.sum())
+            made.append(
+                (replace(segment_report, steps=STEPS, carry=carry, env_s=seconds), "segment")
+            )
+            replayed = (
+                0 if request.rebuild is None else int(request.rebuild.carry.episode_lengths.sum())
+            )
             replay_s = pace * replayed / STEPS
             timings.append(Timings(seconds + replay_s, seconds, replayed, replay_s))
         if self.cpu is None:

@@ -23,20 +23,41 @@ import dppo
 STORE = 80 * 2**20  # bytes of the object store of a node
 NODES = {
     "ray.head.default": {"resources": {"CPU": 1}, "node_config": {}, "max_workers": 0},
-    "simulators": {"resources": {"CPU": 2, "object_store_memory": STORE}, "node_config": {}, "max_workers": 2},
+    "simulators": {
+        "resources": {"CPU": 2, "object_store_memory": STORE},
+        "node_config": {},
+        "max_workers": 2,
+    },
 }
 
 
 def autoscaling(port: int) -> dict[str, Any]:
     """Return the configuration of a cluster that grows by up to two nodes of two CPUs."""
     provider: dict[str, Any] = {"type": "fake_multinode", "gcs_address": f"127.0.0.1:{port}"}
-    provider |= dict.fromkeys(("use_node_id_as_ip", "disable_node_updaters", "disable_launch_config_check"), True)
+    provider |= dict.fromkeys(
+        ("use_node_id_as_ip", "disable_node_updaters", "disable_launch_config_check"), True
+    )
     lists = (
-        *("setup_commands", "head_setup_commands", "worker_setup_commands", "initialization_commands"),
+        *(
+            "setup_commands",
+            "head_setup_commands",
+            "worker_setup_commands",
+            "initialization_commands",
+        ),
         *("head_start_ray_commands", "worker_start_ray_commands", "cluster_synced_files"),
     )
-    sizes = {"max_workers": 2, "upscaling_speed": 10.0, "idle_timeout_minutes": 10, "file_mounts": {}, "auth": {}}
-    names = {"cluster_name": "grows", "head_node_type": "ray.head.default", "available_node_types": NODES}
+    sizes = {
+        "max_workers": 2,
+        "upscaling_speed": 10.0,
+        "idle_timeout_minutes": 10,
+        "file_mounts": {},
+        "auth": {},
+    }
+    names = {
+        "cluster_name": "grows",
+        "head_node_type": "ray.head.default",
+        "available_node_types": NODES,
+    }
     return {**names, **sizes, "provider": provider, **{name: [] for name in lists}}
 
 
@@ -72,12 +93,20 @@ class Growth(dppo.Observer):
     def on_iteration(self, row: dict[str, float]) -> bool:
         time.sleep(0.1)
         self.seen.append(int(row["actors/alive"]))
-        return self.seen[-1] == 4 and any("has room for 5 actors now" in note for note in self._notes)
+        return self.seen[-1] == 4 and any(
+            "has room for 5 actors now" in note for note in self._notes
+        )
 
 
 def main(folder: Path) -> None:
     address, head = start_head(folder)
-    base = {"env_id": "CartPole-v1", "num_samplers": 4, "num_steps": 16, "update_epochs": 1, "hidden_sizes": (8,)}
+    base = {
+        "env_id": "CartPole-v1",
+        "num_samplers": 4,
+        "num_steps": 16,
+        "update_epochs": 1,
+        "hidden_sizes": (8,),
+    }
     base |= {"total_timesteps": 64 * 10_000, "anneal_lr": False, "progress": "off"}
     with Notes() as notes:
         growth = Growth(notes.texts)

@@ -27,7 +27,11 @@ GCS_PORT = 6379
 
 def possible() -> bool:
     """Return whether this machine can have such hosts."""
-    return os.geteuid() == 0 and all(map(shutil.which, PROGRAMS)) and Path("/var/run/netns").parent.is_dir()
+    return (
+        os.geteuid() == 0
+        and all(map(shutil.which, PROGRAMS))
+        and Path("/var/run/netns").parent.is_dir()
+    )
 
 
 def _do(*words: str) -> None:
@@ -93,8 +97,23 @@ class Host:
     def start(self, words: Sequence[str], log: str, **env: str) -> subprocess.Popen[bytes]:
         """Start `python WORDS` on the host; its output goes to the file `log` in its folder."""
         inner = str(self._sleeper_of(self._first.pid))
-        enter = ("nsenter", "--target", inner, "--mount", "--uts", "--pid", "--ipc", "--net", f"--wd={self.folder}")
-        of_host = {"HOME": "/tmp/home", "TMPDIR": "/tmp", "RAY_USAGE_STATS_ENABLED": "0", "RAY_AUTH_MODE": "disabled"}
+        enter = (
+            "nsenter",
+            "--target",
+            inner,
+            "--mount",
+            "--uts",
+            "--pid",
+            "--ipc",
+            "--net",
+            f"--wd={self.folder}",
+        )
+        of_host = {
+            "HOME": "/tmp/home",
+            "TMPDIR": "/tmp",
+            "RAY_USAGE_STATS_ENABLED": "0",
+            "RAY_AUTH_MODE": "disabled",
+        }
         with (self.folder / log).open("ab") as output:
             return subprocess.Popen(
                 [*enter, sys.executable, *words],
@@ -111,7 +130,9 @@ class Host:
         role = of_head if head is self else (f"--address={head.address}:{GCS_PORT}",)
         sizes = (f"--num-cpus={cpus}", "--object-store-memory=100000000")
         own = (f"--node-ip-address={self.address}", "--disable-usage-stats")
-        process = self.start(["-m", "ray.scripts.scripts", "start", *role, *sizes, *own], "ray.log", **env)
+        process = self.start(
+            ["-m", "ray.scripts.scripts", "start", *role, *sizes, *own], "ray.log", **env
+        )
         code = process.wait(START_S)
         assert code == 0, (self.folder / "ray.log").read_text()
 

@@ -23,7 +23,11 @@ from dppo.errors import SegmentsLost
 from dppo.learners.ranks import RayTrainers
 from dppo.ppo.exchange.records import Experience
 
-NODE: dict[str, Any] = {"num_cpus": 2, "object_store_memory": 80 * 2**20, "include_dashboard": False}
+NODE: dict[str, Any] = {
+    "num_cpus": 2,
+    "object_store_memory": 80 * 2**20,
+    "include_dashboard": False,
+}
 
 
 @ray.remote(num_cpus=0, resources={"store": 1}, max_retries=0)
@@ -35,7 +39,12 @@ def a_run_that_loses_its_actors_node(cluster: Any, folder: Path) -> dict[str, An
     """Lose the node in the first and the third iteration, between the reports and the update."""
     actors_node = {"num_cpus": 2, "resources": {"simulators": 2}}
     nodes = [cluster.add_node(**NODE | actors_node)]
-    base = {"env_id": "worlds.simple:wide", "env_kwargs": {"size": 2**12}, "num_steps": 16, "hidden_sizes": (8,)}
+    base = {
+        "env_id": "worlds.simple:wide",
+        "env_kwargs": {"size": 2**12},
+        "num_steps": 16,
+        "hidden_sizes": (8,),
+    }
     base |= {"num_samplers": 4, "total_timesteps": 16 * 4 * 4, "progress": "off", "num_learners": 2}
     base |= {"num_actors": 2, "actor_resources": {"simulators": 1}, "address": cluster.address}
     update, to_come = RayTrainers.update, [0, 2]
@@ -50,7 +59,10 @@ def a_run_that_loses_its_actors_node(cluster: Any, folder: Path) -> dict[str, An
     undisturbed = dppo.train(make_config(base | {"run_dir": folder / "undisturbed"}))
     RayTrainers.update = update_after_a_loss  # type: ignore[method-assign]
     disturbed = dppo.train(make_config(base | {"run_dir": folder / "disturbed"}))
-    return {"same": disturbed.weights_sha256 == undisturbed.weights_sha256, "incidents": disturbed.incidents}
+    return {
+        "same": disturbed.weights_sha256 == undisturbed.weights_sha256,
+        "incidents": disturbed.incidents,
+    }
 
 
 def main() -> None:
@@ -61,7 +73,9 @@ def main() -> None:
     notes: list[str] = []
     report: dict[str, Any] = {"notes": notes}
     segments = some_segments()
-    config = settings(learner_cpus=2, hidden_sizes=(256, 256))  # too large for Ray to send the state to the driver
+    config = settings(
+        learner_cpus=2, hidden_sizes=(256, 256)
+    )  # too large for Ray to send the state to the driver
 
     trainers = RayTrainers(plan_of(config, SPACES.actions), SPACES, notes.append)
     before = trainers.weights(), trainers.state()
@@ -81,7 +95,9 @@ def main() -> None:
     trainers.update(Experience(segments, POLICY, 1.0, 3))
     first, _ = ray.get(trainers.ranks[0].whereabouts.remote())
     cluster.add_node(**NODE)
-    cluster.remove_node(next(node for node in learners_nodes if node.node_id == first), allow_graceful=False)
+    cluster.remove_node(
+        next(node for node in learners_nodes if node.node_id == first), allow_graceful=False
+    )
     time.sleep(5)  # processes of a node that is killed live a little longer
     update = trainers.update(Experience(segments, POLICY, 1.0, 4))
     report["same weights"] = trainers.weights().tobytes() == expected

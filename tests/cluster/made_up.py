@@ -20,7 +20,13 @@ POLICY = PolicySnapshot(0, np.zeros(0, np.float32))  # learners use only its obs
 
 
 def settings(**changes: Any) -> dppo.Config:
-    base = {"env_id": "CartPole-v1", "num_actors": 1, "num_samplers": SAMPLERS, "num_steps": STEPS, "num_learners": 2}
+    base = {
+        "env_id": "CartPole-v1",
+        "num_actors": 1,
+        "num_samplers": SAMPLERS,
+        "num_steps": STEPS,
+        "num_learners": 2,
+    }
     return make_config(base | {"update_epochs": 2, "progress": "off"} | changes)
 
 

@@ -35,7 +35,9 @@ from dppo.run.state import RunState
 from dppo.signals import StopSignals
 from dppo.spaces.spaces import Spaces
 
-LIMITS = Limits(segment_timeout_s=10, max_actor_restarts=6, start_timeout_s=100, move_after_s=20, quiet_s=25)
+LIMITS = Limits(
+    segment_timeout_s=10, max_actor_restarts=6, start_timeout_s=100, move_after_s=20, quiet_s=25
+)
 LAGS = (0, 1, 3)
 
 
@@ -66,10 +68,20 @@ class Mixing:
 
     def update(self, experience: Experience) -> Update:
         policy = experience.policy
-        scale = None if policy.obs_scale is None else (policy.obs_scale.mean.tolist(), policy.obs_scale.std.tolist())
-        columns = [getattr(segment, field.name) for segment in experience.segments for field in fields(segment)]
+        scale = (
+            None
+            if policy.obs_scale is None
+            else (policy.obs_scale.mean.tolist(), policy.obs_scale.std.tolist())
+        )
+        columns = [
+            getattr(segment, field.name)
+            for segment in experience.segments
+            for field in fields(segment)
+        ]
         arrays = [column for column in columns if column is not None] + [self._weights]
-        numbers = repr((policy.version, scale, experience.reward_scale, experience.iteration)).encode()
+        numbers = repr(
+            (policy.version, scale, experience.reward_scale, experience.iteration)
+        ).encode()
         self._weights = self._hashed(b"".join([*(array.tobytes() for array in arrays), numbers]))
         return Update({}, 0.0, None)
 
@@ -92,7 +104,9 @@ class Mixing:
 class Losing:
     """Trainers that take virtual time, and lose the segments of some iterations before the update."""
 
-    def __init__(self, trainers: Trainers, lost: Sequence[int], transport: VirtualTransport | None) -> None:
+    def __init__(
+        self, trainers: Trainers, lost: Sequence[int], transport: VirtualTransport | None
+    ) -> None:
         self.spec = trainers.spec
         self._trainers = trainers
         self._lost = list(lost)
@@ -128,7 +142,11 @@ class Piece:
 
 def contents(state: Any) -> dict[str, Any]:
     """Return the state of a learner without its incidents, ready to compare."""
-    flat = {f"{part}/{name}": array.tobytes() for part, named in state.arrays.items() for name, array in named.items()}
+    flat = {
+        f"{part}/{name}": array.tobytes()
+        for part, named in state.arrays.items()
+        for name, array in named.items()
+    }
     return flat | {name: value for name, value in state.values.items() if name != "incidents"}
 
 
@@ -193,7 +211,9 @@ class Laboratory:
         story.append(schedule.summary)
         state: Any = None
         for begin, end in zip([0, *schedule.stops], schedule.stops, strict=False):
-            transport = VirtualTransport(schedule.actors_of(self.make_actor), draws, schedule.faults)
+            transport = VirtualTransport(
+                schedule.actors_of(self.make_actor), draws, schedule.faults
+            )
             transport.slowness = schedule.slowness
             if self.make_actor is ToyActor:  # which shows its samplers
                 transport.most_hosted = schedule.limits.most_hosted
@@ -201,7 +221,15 @@ class Laboratory:
             transport.tick_s = 5.0
             story.append(f"iterations {begin} to {end}:")
             lost = [index for index in schedule.lost if begin <= index < end]
-            piece = Piece(schedule.lag, schedule.iterations, end, state, lost, schedule.num_actors, schedule.limits)
+            piece = Piece(
+                schedule.lag,
+                schedule.iterations,
+                end,
+                state,
+                lost,
+                schedule.num_actors,
+                schedule.limits,
+            )
             state = self.train(transport, piece)
             self.seen += transport.moved + Counter(state.values["incidents"])
         self.seen += Counter(schedule.faults.happened)
@@ -241,7 +269,9 @@ def with_real_samplers(*, trained: bool = False) -> Laboratory:
     assert isinstance(spaces, Spaces)
     local = LocalTrainer(plan_of(settings, spaces.actions), spaces)
     trainers: Trainers = local if trained else Mixing(local.spec)
-    return Laboratory(3, make_actor, trainers, lambda: Statistics(Moments.empty((2,)), Moments.empty(())), (5,))
+    return Laboratory(
+        3, make_actor, trainers, lambda: Statistics(Moments.empty((2,)), Moments.empty(())), (5,)
+    )
 
 
 class Draws(random.Random):
@@ -281,14 +311,20 @@ class Schedule:
         self.faults = Faults(at_most=draws.choice([0, 1, 2, 5]), repeats=draws.choice([0.0, 0.3]))
         for kind in KINDS:
             setattr(self.faults, kind, draws.choice([0.0, 0.0, 0.1, 0.4]))
-        self.slowness = {actor: draws.choice((1.0, 1.0, 1.0, 4.0, 10.0)) for actor in range(self.num_actors)}
+        self.slowness = {
+            actor: draws.choice((1.0, 1.0, 1.0, 4.0, 10.0)) for actor in range(self.num_actors)
+        }
         self.stops = [*draws.choice([[], [], [3], [6]]), self.iterations]
         self.stops = sorted({min(stop, self.iterations) for stop in self.stops})
         self.lost = [index for index in range(self.iterations) if draws.random() < 0.02]
         slots = 0 if backups else int(6000 * draws.drawn[0]) % 6  # no draw of its own
         most_hosted = [sys.maxsize, num_samplers, num_samplers + 1][slots // 2]
-        room = int(36_000 * draws.drawn[1]) % 3  # of a process, for as many samplers as it must have: no limit, a
-        self.most_each = sys.maxsize if room == 0 else math.ceil(num_samplers / self.num_actors)  # known one, or one
+        room = (
+            int(36_000 * draws.drawn[1]) % 3
+        )  # of a process, for as many samplers as it must have: no limit, a
+        self.most_each = (
+            sys.maxsize if room == 0 else math.ceil(num_samplers / self.num_actors)
+        )  # known one, or one
         self.is_known = room == 1  # that is found
         self.limits = replace(
             LIMITS,

@@ -23,7 +23,11 @@ from typing import Any
 import ray
 from ray.cluster_utils import Cluster
 
-NODE: dict[str, Any] = {"num_cpus": 2, "object_store_memory": 80 * 2**20, "include_dashboard": False}
+NODE: dict[str, Any] = {
+    "num_cpus": 2,
+    "object_store_memory": 80 * 2**20,
+    "include_dashboard": False,
+}
 
 
 class Counter:
@@ -46,7 +50,9 @@ def main() -> None:
         command = line.strip()
         if command.startswith("add"):
             cpu: dict[str, Any] = (
-                {"env_vars": {"OPENBLAS_CORETYPE": command.removeprefix("add ").title()}} if " " in command else {}
+                {"env_vars": {"OPENBLAS_CORETYPE": command.removeprefix("add ").title()}}
+                if " " in command
+                else {}
             )
             added.append(cluster.add_node(**NODE, **cpu))
             answer(len(added) + 1)

@@ -26,7 +26,13 @@ from dppo.records.files.run_files import check_run_files
 from dppo.transports import in_process
 
 Patch = pytest.MonkeyPatch
-SIZES = {"num_samplers": 1, "num_steps": 40, "total_timesteps": 160, "update_epochs": 1, "progress": "off"}
+SIZES = {
+    "num_samplers": 1,
+    "num_steps": 40,
+    "total_timesteps": 160,
+    "update_epochs": 1,
+    "progress": "off",
+}
 
 
 def settings(run_dir: Path, env_id: Any, **changes: Any) -> dppo.Config:
@@ -89,15 +95,24 @@ def test_what_a_simulator_has_started_ends_with_its_actor(
         dppo.train(config, observers=[Recorder(after_iteration=kill)])
     wait_until(lambda: not any(alive(int(pid)) for pid in pids.read_text().split()), 5.0)
     log = (tmp_path / "run" / "logs" / "actor-0.log").read_text()
-    assert log.count("printed by a child") == log.count("printed by the simulator") == 2, "of both processes"
+    assert log.count("printed by a child") == log.count("printed by the simulator") == 2, (
+        "of both processes"
+    )
     assert log.count("closed by the simulator") == (1 if number == signal.SIGKILL else 2)
     assert any("actor 0" in text and "printed by the simulator" in text for text in notes.texts)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("overlap", [False, True], ids=["without a queue", "with a question in the queue"])
-def test_environments_of_a_recycled_actor_are_closed(overlap: bool, tmp_path: Path, ray_session: None) -> None:
-    changes: dict[str, Any] = {"env_kwargs": {"pids": str(tmp_path / "pids")}, "recycle_after": "1segments"}
+@pytest.mark.parametrize(
+    "overlap", [False, True], ids=["without a queue", "with a question in the queue"]
+)
+def test_environments_of_a_recycled_actor_are_closed(
+    overlap: bool, tmp_path: Path, ray_session: None
+) -> None:
+    changes: dict[str, Any] = {
+        "env_kwargs": {"pids": str(tmp_path / "pids")},
+        "recycle_after": "1segments",
+    }
     config = settings(tmp_path / "run", Noisy, overlap=overlap, **changes)
     assert dppo.train(config).incidents["actor_recycled"] > 1
     log = (tmp_path / "run" / "logs" / "actor-0.log").read_text()
@@ -112,7 +127,8 @@ def test_a_death_names_its_cause_its_place_and_its_log(tmp_path: Path, ray_sessi
         dppo.train(config)
     said, run = str(caught.value), tmp_path / "run"
     assert re.search(
-        r"died.*, stepping env 0 of sampler 0, episode 0, step 3 \(seed \d+\); its log: .*actor-0.log\n", said
+        r"died.*, stepping env 0 of sampler 0, episode 0, step 3 \(seed \d+\); its log: .*actor-0.log\n",
+        said,
     )
     assert "printed before its death" in said
     assert said in (run / "incidents" / "001" / "report.txt").read_text()
@@ -220,11 +236,18 @@ def test_only_some_logs_of_processes_that_have_ended_stay_where_there_is_no_run_
     assert len(list(tmp_path.iterdir())) == 6  # of a log elsewhere, only the progress file
     keeper._tidy(marker, str(tmp_path / "dppo-log-00000000"))
     left = sorted(path.name for path in tmp_path.iterdir())
-    assert left == ["dppo-log-00000000", "dppo-log-0000000c", "dppo-log-lives", "dppo-progress-lives"]
+    assert left == [
+        "dppo-log-00000000",
+        "dppo-log-0000000c",
+        "dppo-log-lives",
+        "dppo-progress-lives",
+    ]
 
 
 @pytest.mark.parametrize("link", [os.symlink, os.link])
-def test_a_log_that_leads_elsewhere_is_not_written_to(link: Any, tmp_path: Path, monkeypatch: Patch) -> None:
+def test_a_log_that_leads_elsewhere_is_not_written_to(
+    link: Any, tmp_path: Path, monkeypatch: Patch
+) -> None:
     (tmp_path / "precious").write_text("precious")
     (tmp_path / "logs").mkdir()
     link(tmp_path / "precious", tmp_path / "logs" / "actor-0.log")
@@ -251,7 +274,10 @@ def test_environments_that_do_not_close_are_left_alone_in_process(
     tmp_path: Path, monkeypatch: Patch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(in_process, "CLOSING_S", 0.1)
-    alarm, timer = signal.getsignal(signal.SIGALRM), signal.getitimer(signal.ITIMER_REAL)  # of pytest-timeout
+    alarm, timer = (
+        signal.getsignal(signal.SIGALRM),
+        signal.getitimer(signal.ITIMER_REAL),
+    )  # of pytest-timeout
     result = dppo.train(settings(tmp_path / "run", Clinging, num_actors=0, num_samplers=2))
     assert result.iterations == 2
     assert capfd.readouterr().err.count("TimeoutError: not done within 0.1 s") == 2

@@ -39,7 +39,11 @@ def test_recorded_progress_is_read_from_its_file() -> None:
         record.replay()
     activity = progress_file.ProgressFile("", path).read()
     assert activity is not None
-    assert (activity.moves, activity.replayed, str(activity)) == (2100, 2100, "replaying 2,100 of 3,700 steps")
+    assert (activity.moves, activity.replayed, str(activity)) == (
+        2100,
+        2100,
+        "replaying 2,100 of 3,700 steps",
+    )
     progress_file.ProgressFile("", path).remove()
     progress_file.ProgressFile("", path).remove()
     assert progress_file.ProgressFile("", path).read() is None
@@ -92,7 +96,10 @@ def test_stacks_are_those_of_faulthandler_and_of_py_spy_where_it_answers_in_time
     program = tmp_path / "py-spy"
     monkeypatch.setattr(progress_file, "which", lambda *_, **__: str(program))
     assert "in in_the_simulator" in stuck.stacks(), "py-spy cannot be started"
-    for script, words in (('echo "found $*"', "found dump --native --pid"), ("echo denied >&2; exit 1", "denied\n")):
+    for script, words in (
+        ('echo "found $*"', "found dump --native --pid"),
+        ("echo denied >&2; exit 1", "denied\n"),
+    ):
         program.write_text(f"#!/bin/sh\n{script}\n")
         program.chmod(0o700)
         assert words in stuck.stacks()
@@ -115,7 +122,9 @@ def test_an_incomplete_or_foreign_file_is_ignored(tmp_path: Path) -> None:
         assert progress_file.ProgressFile("", str(path)).read() is None
 
 
-def test_an_actor_works_without_a_progress_file_on_a_full_disk(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_actor_works_without_a_progress_file_on_a_full_disk(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     def full(*args: Any) -> int:
         raise OSError(28, "No space left on device")
 
@@ -135,7 +144,13 @@ def answered(host: SamplerHost, request: SegmentRequest) -> Answer:
 
 PLAN = sampler_plan(
     make_config(
-        {"env_id": "Pendulum-v1", "num_samplers": 1, "num_steps": STEPS, "envs_per_sampler": 2, "hidden_sizes": (2,)}
+        {
+            "env_id": "Pendulum-v1",
+            "num_samplers": 1,
+            "num_steps": STEPS,
+            "envs_per_sampler": 2,
+            "hidden_sizes": (2,),
+        }
     )
 )
 
@@ -158,12 +173,16 @@ def test_an_answer_reports_the_cost_of_its_replay_and_counts_its_own_steps() -> 
     again = answered(second, SegmentRequest(0, 3)).timings
     assert (again.replayed_steps, again.replay_s) == (0, 0.0)
     assert record.look().steps == 2 * STEPS
-    assert steps == [*range(1, 2 * STEPS + 1)] * 2, "steps are counted for each question, without replays"
+    assert steps == [*range(1, 2 * STEPS + 1)] * 2, (
+        "steps are counted for each question, without replays"
+    )
     first.close()
     second.close()
 
 
-def test_a_long_replay_in_process_is_logged_every_half_minute(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_long_replay_in_process_is_logged_every_half_minute(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     now = [1000.0]
     say = ReplayLog(clock=lambda: now[0])
     record = ActivityRecord(on_replay=say)
@@ -191,7 +210,9 @@ def test_progress_of_actors_on_other_nodes_is_read_by_a_witness(ray_session: Non
     watching = Watching(link, here="another node")
     watching.started(Process(0, 5), progress_file.ProgressFile(node_id, path))
     watching.started(Process(1, 5), progress_file.ProgressFile(node_id, "/no/such/file"))
-    watching.started(Process(2, 5), progress_file.ProgressFile("ab" * 28, path))  # on a node that is gone
+    watching.started(
+        Process(2, 5), progress_file.ProgressFile("ab" * 28, path)
+    )  # on a node that is gone
     for actor_id in (0, 1, 2, 3):
         watching.look(Process(actor_id, 5))
     events: list[Progressed] = []

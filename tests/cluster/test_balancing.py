@@ -27,9 +27,15 @@ def assert_nothing_moves(cluster: Cluster, iterations: int) -> None:
 @pytest.mark.parametrize(
     ("open_steps", "moves"),
     [(0, {6: [0, 4]}), (300, {6: [4], 7: [0]}), (3000, {6: [], 7: [], 11: [4]})],
-    ids=["at the end of an episode", "for a short replay", "when the run has waited as long as the replay takes"],
+    ids=[
+        "at the end of an episode",
+        "for a short replay",
+        "when the run has waited as long as the replay takes",
+    ],
 )
-def test_samplers_of_a_slow_actor_move_once_it_is_known(open_steps: int, moves: dict[int, list[int]]) -> None:
+def test_samplers_of_a_slow_actor_move_once_it_is_known(
+    open_steps: int, moves: dict[int, list[int]]
+) -> None:
     moved = Cluster(8, 4, one_slow, open_steps=open_steps).run(13)
     assert {index: moved[index] for index in moves} == moves
     assert len(moves_of(moved)) == len(moves_of(moves)), "and they stay there"
@@ -50,12 +56,18 @@ def test_among_even_actors_nothing_moves(samplers: int) -> None:
 
 
 @pytest.mark.parametrize("samplers", [4, 8])
-def test_milliseconds_between_processes_that_share_cores_are_not_due_to_an_actor(samplers: int) -> None:
-    assert_nothing_moves(Cluster(samplers, 4, lambda actor_id: 0.0055 if actor_id == 0 else 0.0014), 60)
+def test_milliseconds_between_processes_that_share_cores_are_not_due_to_an_actor(
+    samplers: int,
+) -> None:
+    assert_nothing_moves(
+        Cluster(samplers, 4, lambda actor_id: 0.0055 if actor_id == 0 else 0.0014), 60
+    )
 
 
 def test_one_outlier_moves_nothing() -> None:
-    cluster = Cluster(8, 4, lambda actor_id: 50.0 if cluster.engine.requests.index == 5 and not actor_id else 1.0)
+    cluster = Cluster(
+        8, 4, lambda actor_id: 50.0 if cluster.engine.requests.index == 5 and not actor_id else 1.0
+    )
     assert moves_of(cluster.run(20)) == []
 
 
@@ -76,9 +88,14 @@ def test_without_replay_samplers_move_between_episodes_only() -> None:
 
 @pytest.mark.parametrize(
     ("samplers", "cpu", "paces"),
-    [(8, None, "5 s for a segment, a typical actor 1 s"), (16, 0.001, "4.99 s for a segment, a typical actor 0.997 s")],
+    [
+        (8, None, "5 s for a segment, a typical actor 1 s"),
+        (16, 0.001, "4.99 s for a segment, a typical actor 0.997 s"),
+    ],
 )
-def test_a_slow_actor_is_named_once_with_its_node_and_its_cost(samplers: int, cpu: float | None, paces: str) -> None:
+def test_a_slow_actor_is_named_once_with_its_node_and_its_cost(
+    samplers: int, cpu: float | None, paces: str
+) -> None:
     cluster = Cluster(samplers, 4, one_slow, open_steps=100_000, cpu=cpu)
     cluster.run(20)
     [line] = cluster.logged()
@@ -99,8 +116,12 @@ def test_an_actor_that_was_slow_is_tried_again_and_gets_its_share_back() -> None
     assert len(cluster.logged()) <= 1
 
 
-@pytest.mark.parametrize(("begins_at", "again"), [(14, 15), (99, 17)], ids=["an episode begins", "none begins"])
-def test_an_actor_that_was_slow_replays_little_when_it_is_tried_again(begins_at: int, again: int) -> None:
+@pytest.mark.parametrize(
+    ("begins_at", "again"), [(14, 15), (99, 17)], ids=["an episode begins", "none begins"]
+)
+def test_an_actor_that_was_slow_replays_little_when_it_is_tried_again(
+    begins_at: int, again: int
+) -> None:
     """After 8 iterations nothing, after 12 half a segment."""
     cluster = Cluster(8, 4, one_slow, open_steps=50)
     assert len(moves_of(cluster.run(10))) == 2
@@ -128,7 +149,9 @@ def test_an_actor_that_was_slow_is_tried_again_with_a_sampler_that_need_not_be_w
 # ------------------------------------------------------------------ samplers in threads
 
 
-@pytest.mark.parametrize("cpu", [0.001, 0.02, 0.1, 0.5], ids=["waiting", "a third", "full", "too many"])
+@pytest.mark.parametrize(
+    "cpu", [0.001, 0.02, 0.1, 0.5], ids=["waiting", "a third", "full", "too many"]
+)
 def test_threads_among_even_actors_nothing_moves(cpu: float) -> None:
     rng = random.Random(1)
     assert_nothing_moves(Cluster(64, 4, lambda actor_id: rng.uniform(0.9, 1.1), cpu=cpu), 40)
@@ -173,9 +196,14 @@ def test_threads_a_slow_actor_keeps_its_part_of_what_fills_all_cpus() -> None:
 @pytest.mark.parametrize(
     ("slowdown", "fewest", "most"),
     [(0.0, 1, 1), (0.5, 4, 16)],
-    ids=["simulators that use nothing of a node gain nothing", "simulators share the CPU of their node"],
+    ids=[
+        "simulators that use nothing of a node gain nothing",
+        "simulators share the CPU of their node",
+    ],
 )
-def test_threads_an_actor_that_joins_gets_its_part_if_that_is_faster(slowdown: float, fewest: int, most: int) -> None:
+def test_threads_an_actor_that_joins_gets_its_part_if_that_is_faster(
+    slowdown: float, fewest: int, most: int
+) -> None:
     cluster = Cluster(16, 2, lambda actor_id: 1.0, cpu=0.001)
     actors = cluster.engine._actors
     cluster.seconds = lambda actor_id: 1 + slowdown * len(actors[actor_id].samplers)
@@ -190,7 +218,9 @@ def test_threads_an_actor_that_joins_gets_its_part_if_that_is_faster(slowdown: f
 # ------------------------------------------------------------------ backup requests
 
 
-def with_a_late_segment(samplers: int, actors: int, cpu: float | None = None) -> tuple[Cluster, Ask]:
+def with_a_late_segment(
+    samplers: int, actors: int, cpu: float | None = None
+) -> tuple[Cluster, Ask]:
     """Return actors of which the first is late, and its question; an idle actor has been asked for the same."""
     cluster = Cluster(samplers, actors, lambda actor_id: 10.0, WITH_BACKUPS, open_steps=50, cpu=cpu)
     cluster.run(21)
@@ -227,7 +257,9 @@ def test_a_late_segment_is_asked_for_again_and_the_first_answer_counts(won: bool
     cluster.request(22)
     next_ask = next(ask for ask in cluster.asks if 0 in ask.question.samplers)
     assert next_ask.process == winner.process
-    assert all(request.rebuild is None for request in next_ask.question.requests), "its process has the sampler"
+    assert all(request.rebuild is None for request in next_ask.question.requests), (
+        "its process has the sampler"
+    )
     cluster.on(cluster.paced_answer(loser))  # too late
     assert cluster.notes()[-1] == f"{asked}{STEPS} env steps wasted."
     for ask in cluster.asks:

@@ -35,7 +35,9 @@ class Nodes:
         self.found = {str(number): {"CPU": float(size)} for number, size in enumerate(sizes)}
         self.notes: list[str] = []
         demand = Demand(fewest, {"CPU": 1.0}, 0, {}, most)
-        self.room = ElasticPool(demand, lambda: dict(self.found), self.notes.append, free=sum(sizes), grows=grows)
+        self.room = ElasticPool(
+            demand, lambda: dict(self.found), self.notes.append, free=sum(sizes), grows=grows
+        )
 
     def changes(self, **homes: str) -> tuple[list[int], list[int]]:
         """Return what follows from a look; `homes` are the nodes of actors 0, 1, ... by the names a0, a1, ..."""
@@ -56,13 +58,19 @@ def test_actors_join_and_leave_with_the_nodes() -> None:
     del nodes.found["0"]
     assert nodes.changes(**at) == ([], [0, 1])
     nodes.found["2"] = {"CPU": 9.0}
-    assert nodes.changes(**at) == ([4, 5, 6], [0, 1]), "at most five, with new ids, while the old processes live"
+    assert nodes.changes(**at) == ([4, 5, 6], [0, 1]), (
+        "at most five, with new ids, while the old processes live"
+    )
     assert nodes.changes(a2="1", a3="1", a4="2", a5="2") == ([], [])
     nodes.found.pop("2")
-    assert nodes.changes(a2="1", a3="1", a4="2", a5="2") == ([], [6, 4, 5]), "actor 6 has not started yet"
+    assert nodes.changes(a2="1", a3="1", a4="2", a5="2") == ([], [6, 4, 5]), (
+        "actor 6 has not started yet"
+    )
 
 
-def test_there_are_never_fewer_than_the_lower_bound_and_pending_actors_make_a_cluster_grow() -> None:
+def test_there_are_never_fewer_than_the_lower_bound_and_pending_actors_make_a_cluster_grow() -> (
+    None
+):
     few = Nodes(3, 8, 1)
     assert few.room.at_first == 3
     assert few.notes == [
@@ -85,7 +93,9 @@ def started(driver: Driver) -> list[Process]:
 
 def one_that_loses_its_node() -> Driver:
     """Return a driver whose two actors are on a node that is lost, while another node comes."""
-    driver = Driver([[0, 1], [2, 3]], Limits(segment_timeout_s=100, max_actor_restarts=3, elastic=True))
+    driver = Driver(
+        [[0, 1], [2, 3]], Limits(segment_timeout_s=100, max_actor_restarts=3, elastic=True)
+    )
     driver.request(0)
     driver.forget()
     for event in (Joined(2), Joined(3), Left(0), Left(1)):
@@ -148,7 +158,11 @@ def test_learners_take_the_largest_nodes(nodes: list[int], learners: int, room: 
             [{"CPU": 8, "a": 4}, {"CPU": 2, "a": 1, "b": 9}, {"CPU": 9}],
             [5, 1],
         ),
-        ({"actor_resources": [{"a": 1}, {"b": 1}], "actors_per_node": 3}, [{"CPU": 8, "a": 2, "b": 2}], [2, 1]),
+        (
+            {"actor_resources": [{"a": 1}, {"b": 1}], "actors_per_node": 3},
+            [{"CPU": 8, "a": 2, "b": 2}],
+            [2, 1],
+        ),
         ({"actor_resources": [{"node:big": 1 / 16}, {"node:small": 0.25}]}, TWO_NODES, [16, 4]),
     ],
 )
@@ -164,13 +178,19 @@ def test_the_room_for_actors_that_may_not_be_everywhere(
     ("settings", "refused"),
     [
         ({"num_actors": 3, "actors_per_node": 3}, ""),
-        ({"num_actors": 4, "actors_per_node": 3}, "actors_per_node=3: .* 4 actors .* Use at most `num_actors=3`"),
+        (
+            {"num_actors": 4, "actors_per_node": 3},
+            "actors_per_node=3: .* 4 actors .* Use at most `num_actors=3`",
+        ),
         ({"num_actors": 3, "actors_per_node": 4, "eval_actors": 1}, ""),
         (
             {"num_actors": 4, "actors_per_node": 4, "eval_actors": 1},
             "actors_per_node=4: .* 4 actors beside 1 of evaluations are .* Use at most `num_actors=3`, raise",
         ),
-        ({"num_actors": 1, "actors_per_node": 2, "eval_actors": 2}, "actors_per_node=2: .* Raise `actors_per_node`"),
+        (
+            {"num_actors": 1, "actors_per_node": 2, "eval_actors": 2},
+            "actors_per_node=2: .* Raise `actors_per_node`",
+        ),
         ({"num_actors": 4, "actor_resources": [{"a": 1}]}, ""),
         (
             {"num_actors": 4, "actor_resources": [{"a": 1}, {"b": 1}]},
@@ -197,10 +217,14 @@ def test_the_actors_that_fit_the_gpus_of_this_machine_are_not_refused(
     """Nor would one more be allowed."""
     monkeypatch.setattr(capacity, "usable_cores", lambda: 400)
     for each, (learners, of_learner), evaluators in itertools.product(
-        [0.07, 0.15, 0.25, 0.3, 1 / 3, 0.4, 0.6, 1.0, 2.0], [(0, 0.0), (1, 1.0), (2, 0.4), (3, 0.3)], [0, 2]
+        [0.07, 0.15, 0.25, 0.3, 1 / 3, 0.4, 0.6, 1.0, 2.0],
+        [(0, 0.0), (1, 1.0), (2, 0.4), (3, 0.3)],
+        [0, 2],
     ):
         of_actors = Actors(num_actors="1..400", actor_gpus=each)
-        demand = demand_of(of_actors, Learners(num_learners=learners, learner_gpus=of_learner), evaluators)
+        demand = demand_of(
+            of_actors, Learners(num_learners=learners, learner_gpus=of_learner), evaluators
+        )
         fitted = capacity.fitted_here(demand, gpus, lambda _: None)
         if fitted.num_actors > 1:
             capacity.check_here(fitted, gpus)
@@ -224,7 +248,11 @@ def cluster_of(monkeypatch: pytest.MonkeyPatch, *nodes: dict[str, float]) -> Sim
             {"CPU": 16, "GPU": 2},
             "CPU . 0.4 GPU each do not fit .* hold 4. Use at",
         ),
-        ({"num_actors": 1, "cpus_per_actor": 0.2, "learner_cpus": 1.6}, {"CPU": 5}, ""),  # 0.2 + 3 * 1.6 > 5
+        (
+            {"num_actors": 1, "cpus_per_actor": 0.2, "learner_cpus": 1.6},
+            {"CPU": 5},
+            "",
+        ),  # 0.2 + 3 * 1.6 > 5
         ({"num_actors": 1, "evaluators": 1}, {"CPU": 2}, ""),
         (
             {"num_actors": 2, "evaluators": 1},
@@ -248,7 +276,11 @@ def test_a_cluster_that_fits_exactly_is_not_refused_and_a_smaller_one_is(
 ) -> None:
     """A process stays on one GPU; evaluations need actors, too; sums of floats have errors in the last bit."""
     of_actors = Actors(**{name: settings[name] for name in settings if "actor" in name})
-    learners = Learners(num_learners=3, learner_cpus=settings["learner_cpus"]) if "learner_cpus" in settings else None
+    learners = (
+        Learners(num_learners=3, learner_cpus=settings["learner_cpus"])
+        if "learner_cpus" in settings
+        else None
+    )
     demand = demand_of(of_actors, learners or Learners(), settings.get("evaluators", 0))
     cluster = cluster_of(monkeypatch, node)
     if not refused:
@@ -257,13 +289,26 @@ def test_a_cluster_that_fits_exactly_is_not_refused_and_a_smaller_one_is(
         in_ray_thread(partial(capacity.check_cluster, cluster, demand, print))
 
 
-def test_learners_fit_beside_actors_that_hold_one_of_two_licences(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_learners_fit_beside_actors_that_hold_one_of_two_licences(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """Each actor holds one of the alternatives, and not the first of them."""
-    cluster = cluster_of(monkeypatch, {"CPU": 16.0, "licence_a": 4.0}, {"CPU": 16.0, "licence_b": 4.0})
+    cluster = cluster_of(
+        monkeypatch, {"CPU": 16.0, "licence_a": 4.0}, {"CPU": 16.0, "licence_b": 4.0}
+    )
     actors = Actors(num_actors=8, actor_resources=[{"licence_a": 1}, {"licence_b": 1}])
-    in_ray_thread(partial(capacity.check_cluster, cluster, demand_of(actors, Learners(num_learners=2)), print))
-    with pytest.raises(ConfigError, match="num_learners=30: 8 actors and 30 learners need 38 CPU, the cluster's 2 nod"):
-        in_ray_thread(partial(capacity.check_cluster, cluster, demand_of(actors, Learners(num_learners=30)), print))
+    in_ray_thread(
+        partial(capacity.check_cluster, cluster, demand_of(actors, Learners(num_learners=2)), print)
+    )
+    with pytest.raises(
+        ConfigError,
+        match="num_learners=30: 8 actors and 30 learners need 38 CPU, the cluster's 2 nod",
+    ):
+        in_ray_thread(
+            partial(
+                capacity.check_cluster, cluster, demand_of(actors, Learners(num_learners=30)), print
+            )
+        )
 
 
 @pytest.mark.parametrize(
@@ -293,27 +338,38 @@ def test_pending_actors_make_a_cluster_grow_while_training_goes_on(tmp_path: Pat
     """With Ray's own autoscaler."""
     env = QUICK_CHECKS | {"RAY_AUTH_MODE": "disabled"}
     with Command(
-        [], tmp_path, program=(str(Path(__file__).with_name("growing_cluster.py")), str(tmp_path)), **env
+        [],
+        tmp_path,
+        program=(str(Path(__file__).with_name("growing_cluster.py")), str(tmp_path)),
+        **env,
     ) as run:
         assert run.wait(200) == 0
         [line] = [line for line in run.out.splitlines() if line.startswith("report ")]
     report = json.loads(line.removeprefix("report "))
     assert report["same"] is True
     assert report["last"] == 4
-    assert report["notes"][0].endswith("room for 1 actor of 1 CPU on 1 node; its autoscaler is asked for more nodes")
-    assert any(note.startswith("the cluster has room for 5 actors now") for note in report["notes"]), report["notes"]
+    assert report["notes"][0].endswith(
+        "room for 1 actor of 1 CPU on 1 node; its autoscaler is asked for more nodes"
+    )
+    assert any(
+        note.startswith("the cluster has room for 5 actors now") for note in report["notes"]
+    ), report["notes"]
 
 
 @pytest.mark.slow
 def test_a_run_follows_the_nodes_of_its_cluster(tmp_path: Path) -> None:
     program = (str(Path(__file__).with_name("changing_nodes.py")), str(tmp_path))
-    with Command([], tmp_path, program=program, RAY_AUTH_MODE="disabled", **QUICK_CHECKS) as command:
+    with Command(
+        [], tmp_path, program=program, RAY_AUTH_MODE="disabled", **QUICK_CHECKS
+    ) as command:
         assert command.wait(400) == 0
         lines = [line for line in command.out.splitlines() if line.startswith("report ")]
     report = json.loads(lines[0].removeprefix("report "))
     assert report["same"] is True
     assert len(report["seen"]) == 10
-    assert report["left after"] < 45, "Ray ends a node once nothing is left on it, or after a minute"
+    assert report["left after"] < 45, (
+        "Ray ends a node once nothing is left on it, or after a minute"
+    )
     assert "actor_hung" not in report["incidents"]
     assert "the cluster has room for 4 actors now, 2 before" in report["notes"]
     [waits] = [note for note in report["notes"] if "training waits" in note]

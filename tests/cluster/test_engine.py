@@ -11,7 +11,17 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from schedules import LAGS, LIMITS, Draws, Laboratory, Piece, config, contents, with_real_samplers, with_toys
+from schedules import (
+    LAGS,
+    LIMITS,
+    Draws,
+    Laboratory,
+    Piece,
+    config,
+    contents,
+    with_real_samplers,
+    with_toys,
+)
 from virtual import KINDS, Cloud, Faults, VirtualTransport, real_actors
 
 from dppo.engine.actors import Actor
@@ -58,7 +68,9 @@ def check(laboratory: Laboratory, seeds: range) -> None:
         draws = Draws(seed)
         problem = laboratory.problem(draws)
         if problem:
-            pytest.fail(f"schedule {seed}: {problem}\nThe shortest one that fails:\n{laboratory.shortest(draws.drawn)}")
+            pytest.fail(
+                f"schedule {seed}: {problem}\nThe shortest one that fails:\n{laboratory.shortest(draws.drawn)}"
+            )
 
 
 @pytest.mark.parametrize(
@@ -70,7 +82,9 @@ def test_nothing_that_happens_to_actors_changes_the_learner(seeds: range, toys: 
     assert len(seeds) < 1000 or toys.seen.keys() >= SEEN
 
 
-@pytest.mark.parametrize("seeds", [range(20), *(pytest.param(range(part, 1000, 10), marks=slow) for part in range(10))])
+@pytest.mark.parametrize(
+    "seeds", [range(20), *(pytest.param(range(part, 1000, 10), marks=slow) for part in range(10))]
+)
 def test_faults_do_not_change_what_real_samplers_make(seeds: range, real: Laboratory) -> None:
     check(real, seeds)
     assert real.seen.keys() >= {"dies", "hangs", "actor_lost", "actor_hung", "samplers_moved"}
@@ -99,9 +113,15 @@ def test_the_shortest_failing_schedule_shows_little_but_the_events_that_matter(
     assert "slowness {0: 1.0, " in first
     assert "backup requests False" in first
     assert len(events) < 20
-    ends = [event for event in events if any(word in event for word in ("dies", "hangs", "wrong", "leaves"))]
+    ends = [
+        event
+        for event in events
+        if any(word in event for word in ("dies", "hangs", "wrong", "leaves"))
+    ]
     assert 1 <= len(ends) + ("lost []" not in first) <= 2, "of a process"
-    assert all("answers after 0.0 s" in event for event in events if event not in ends), "nothing else happens"
+    assert all("answers after 0.0 s" in event for event in events if event not in ends), (
+        "nothing else happens"
+    )
 
 
 @pytest.mark.parametrize("seeds", [range(24), pytest.param(range(24, 600), marks=slow)])
@@ -115,12 +135,20 @@ def test_nodes_that_come_and_go_do_not_change_the_learner(seeds: range, real: La
         rng = random.Random(seed)
         lag = LAGS[seed % 3]
         fewest = rng.choice([1, 1, 2, 3])
-        faults = Faults(at_most=rng.choice([0, 0, 2]), dies=0.1, hangs=0.1, repeats=rng.choice([0.0, 0.3]))
+        faults = Faults(
+            at_most=rng.choice([0, 0, 2]), dies=0.1, hangs=0.1, repeats=rng.choice([0.0, 0.3])
+        )
         threads = seed % 4 == 1
-        make_actor = real_actors(sampler_plan(config(env_threads=True))) if threads else real.make_actor
-        cloud = Cloud(make_actor, rng, faults, fewest=fewest, most=real.num_samplers, threads=threads)
+        make_actor = (
+            real_actors(sampler_plan(config(env_threads=True))) if threads else real.make_actor
+        )
+        cloud = Cloud(
+            make_actor, rng, faults, fewest=fewest, most=real.num_samplers, threads=threads
+        )
         limits = replace(LIMITS, start_timeout_s=20, fewest_actors=fewest, elastic=True)
-        state = real.train(cloud, Piece(lag, ITERATIONS[lag], num_actors=cloud.room.at_first, limits=limits))
+        state = real.train(
+            cloud, Piece(lag, ITERATIONS[lag], num_actors=cloud.room.at_first, limits=limits)
+        )
         expected = real.expected(lag, ITERATIONS[lag])
         assert contents(state) == expected, f"schedule {seed}: {cloud.happened} {faults.happened}"
         events.update(cloud.happened, state.values["incidents"])
@@ -131,7 +159,9 @@ def test_nodes_that_come_and_go_do_not_change_the_learner(seeds: range, real: La
 @pytest.mark.parametrize("lag", LAGS)
 def test_actors_that_always_fail_end_the_run(lag: int, kind: str, toys: Laboratory) -> None:
     always: dict[str, Any] = {kind: 1.0}
-    transport = VirtualTransport(toys.make_actor, random.Random(lag), Faults(at_most=10**6, **always))
+    transport = VirtualTransport(
+        toys.make_actor, random.Random(lag), Faults(at_most=10**6, **always)
+    )
     with pytest.raises(ClusterError, match=r"replaced 6 times in a row .*max_actor_restarts=6"):
         toys.train(transport, Piece(lag, 3, num_actors=1 + lag))
 
@@ -139,7 +169,9 @@ def test_actors_that_always_fail_end_the_run(lag: int, kind: str, toys: Laborato
 @pytest.mark.proves("leaks memory")
 @pytest.mark.parametrize("num_actors", [1, 2])
 @pytest.mark.parametrize("lag", LAGS)
-def test_recycled_actors_do_not_change_the_learner(lag: int, num_actors: int, real: Laboratory) -> None:
+def test_recycled_actors_do_not_change_the_learner(
+    lag: int, num_actors: int, real: Laboratory
+) -> None:
     """Each process makes two segments of its samplers, and is replaced before the next."""
     plan = replace(sampler_plan(config()), recycling=(math.inf, 2))
     transport = VirtualTransport(real_actors(plan), random.Random(lag), Faults())
@@ -148,7 +180,9 @@ def test_recycled_actors_do_not_change_the_learner(lag: int, num_actors: int, re
     assert state.values["incidents"].keys() == {"actor_recycled"}
 
 
-def test_an_actor_that_is_always_too_large_makes_a_segment_before_it_is_replaced(real: Laboratory) -> None:
+def test_an_actor_that_is_always_too_large_makes_a_segment_before_it_is_replaced(
+    real: Laboratory,
+) -> None:
     plan = replace(sampler_plan(config()), recycling=(1.0, math.inf))
     state = real.train(VirtualTransport(real_actors(plan), random.Random(0), Faults()), Piece(0, 3))
     assert contents(state) == real.expected(0, 3)

@@ -22,7 +22,13 @@ from processes import wait_until
 
 import dppo
 
-SIZES = {"num_samplers": 4, "num_steps": 50, "total_timesteps": 4 * 50 * 4, "update_epochs": 1, "norm_obs": True}
+SIZES = {
+    "num_samplers": 4,
+    "num_steps": 50,
+    "total_timesteps": 4 * 50 * 4,
+    "update_epochs": 1,
+    "norm_obs": True,
+}
 
 
 class UsersCluster:
@@ -58,7 +64,9 @@ class UsersCluster:
         with selectors.DefaultSelector() as selector:
             selector.register(self._process.stdout, selectors.EVENT_READ)
             while not line.startswith(b"answer "):
-                assert selector.select(max(0.0, deadline - time.monotonic())), "the cluster does not answer"
+                assert selector.select(max(0.0, deadline - time.monotonic())), (
+                    "the cluster does not answer"
+                )
                 line = self._process.stdout.readline()
                 assert line, f"the cluster has ended: {Path(self._log.name).read_text()[-2000:]}"
         return json.loads(line.removeprefix(b"answer "))
@@ -88,13 +96,30 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[UsersCluster]:
 def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> bytes:
     """Return the weights of the same run in this process."""
     run_dir = tmp_path_factory.mktemp("undisturbed") / "run"
-    dppo.train(make_config({"env_id": "CartPole-v1", "run_dir": run_dir, "progress": "off", **SIZES}))
+    dppo.train(
+        make_config({"env_id": "CartPole-v1", "run_dir": run_dir, "progress": "off", **SIZES})
+    )
     return dppo.load_policy(run_dir).weights.tobytes()
 
 
 def words(env_id: str = "CartPole-v1", *more: str, num_actors: int = 4) -> list[str]:
-    flags = [word for name, value in SIZES.items() if value is not True for word in (f"--{name}", str(value))]
-    return ["train", env_id, *flags, "--norm-obs", "--num-actors", str(num_actors), "--run-dir", "run", *more]
+    flags = [
+        word
+        for name, value in SIZES.items()
+        if value is not True
+        for word in (f"--{name}", str(value))
+    ]
+    return [
+        "train",
+        env_id,
+        *flags,
+        "--norm-obs",
+        "--num-actors",
+        str(num_actors),
+        "--run-dir",
+        "run",
+        *more,
+    ]
 
 
 def weights(folder: Path) -> bytes:
@@ -102,7 +127,9 @@ def weights(folder: Path) -> bytes:
 
 
 @pytest.mark.slow
-def test_two_nodes_give_the_weights_of_one_process(cluster: UsersCluster, undisturbed: bytes, tmp_path: Path) -> None:
+def test_two_nodes_give_the_weights_of_one_process(
+    cluster: UsersCluster, undisturbed: bytes, tmp_path: Path
+) -> None:
     counted = cluster.ask("ask")
     command = words("CartPole-v1", "--preset", "none", "--address", cluster.address)
     code, out, err = run(command, tmp_path, **cluster.access)
@@ -141,23 +168,39 @@ def test_a_node_with_another_type_of_cpu_is_named_and_with_portable_numerics_equ
 @pytest.mark.parametrize(
     ("flags", "facts"),
     [
-        (["--num-actors", "5"], ["num_actors=5", "1 CPU", "4 CPU", "hold 4", "Use at most 4", "cpus.per.actor"]),
-        (["--cpus-per-actor", "1.5"], ["num_actors=4", "1.5 CPU", "4 CPU", "hold 2", "Use at most 2"]),
-        (["--actor-resources", '{"licence": 1}'], ["num_actors=4", "1 licence", "0 licence", "hold 0"]),
+        (
+            ["--num-actors", "5"],
+            ["num_actors=5", "1 CPU", "4 CPU", "hold 4", "Use at most 4", "cpus.per.actor"],
+        ),
+        (
+            ["--cpus-per-actor", "1.5"],
+            ["num_actors=4", "1.5 CPU", "4 CPU", "hold 2", "Use at most 2"],
+        ),
+        (
+            ["--actor-resources", '{"licence": 1}'],
+            ["num_actors=4", "1 licence", "0 licence", "hold 0"],
+        ),
         (
             ["--actors-per-node", "1"],
             ["1 CPU .at most 1 on a node. each", "hold 2", "Use at most 2", "actors.per.node"],
         ),
         (
             ["--actor-resources", '[{"licence_a": 1}, {"licence_b": 1}]'],
-            ["1 CPU . 1 licence_a or 1 CPU . 1 licence_b each", "4 CPU . 1 licence_a . 2 licence_b and hold 3"],
+            [
+                "1 CPU . 1 licence_a or 1 CPU . 1 licence_b each",
+                "4 CPU . 1 licence_a . 2 licence_b and hold 3",
+            ],
         ),
     ],
 )
-def test_too_many_actors_are_refused(flags: list[str], facts: list[str], cluster: UsersCluster, tmp_path: Path) -> None:
+def test_too_many_actors_are_refused(
+    flags: list[str], facts: list[str], cluster: UsersCluster, tmp_path: Path
+) -> None:
     """With $RAY_ADDRESS, as in a job on the cluster."""
     command = words("CartPole-v1", "--preset", "none", "--num-samplers", "5", *flags)
-    code, _, err = run(command, tmp_path, timeout_s=60, RAY_ADDRESS=cluster.address, **cluster.access)
+    code, _, err = run(
+        command, tmp_path, timeout_s=60, RAY_ADDRESS=cluster.address, **cluster.access
+    )
     assert code == 2
     for fact in facts:
         assert re.search(fact, err)
@@ -178,16 +221,25 @@ def test_too_many_actors_are_refused(flags: list[str], facts: list[str], cluster
     ],
 )
 def test_actors_are_placed_where_they_may_be(
-    flags: list[str], alive: int, note: str, cluster: UsersCluster, undisturbed: bytes, tmp_path: Path
+    flags: list[str],
+    alive: int,
+    note: str,
+    cluster: UsersCluster,
+    undisturbed: bytes,
+    tmp_path: Path,
 ) -> None:
     """The nodes have four CPUs, so Ray would start four actors, and none with a second licence_a."""
     wait_until(lambda: cluster.ask("free") == 4.0)
     slow = ["--env-kwargs", '{"longest_s": 0.04}']  # training lasts until all have started
-    command = words("worlds.slow:delayed", "--preset", "none", *slow, *flags, "--address", cluster.address)
+    command = words(
+        "worlds.slow:delayed", "--preset", "none", *slow, *flags, "--address", cluster.address
+    )
     code, out, err = run(command, tmp_path, timeout_s=120, **cluster.access)
     assert code == 0, err
     assert note in out
-    rows = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    rows = [
+        json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()
+    ]
     assert max(row["actors/alive"] for row in rows) == rows[-1]["actors/alive"] == alive
     assert weights(tmp_path) == undisturbed
 
@@ -209,15 +261,28 @@ class Same(__import__("gymnasium").Wrapper):
 
 
 @pytest.mark.slow
-def test_files_are_sent_to_the_nodes_also_when_a_run_is_resumed(cluster: UsersCluster, tmp_path: Path) -> None:
+def test_files_are_sent_to_the_nodes_also_when_a_run_is_resumed(
+    cluster: UsersCluster, tmp_path: Path
+) -> None:
     (tmp_path / "mysim.py").write_text(UPLOADED)
     (tmp_path / "mesh.txt").touch()
     (tmp_path / "found").mkdir()
     kwargs = json.dumps({"found": str(tmp_path / "found")})
-    more = ["--env-kwargs", kwargs, "--wrappers", "mysim:Same", "--address", cluster.address, "--upload", "."]
+    more = [
+        "--env-kwargs",
+        kwargs,
+        "--wrappers",
+        "mysim:Same",
+        "--address",
+        cluster.address,
+        "--upload",
+        ".",
+    ]
     code, out, err = run([*words("mysim:Env", num_actors=2), *more], tmp_path, **cluster.access)
     assert code == 0, err
-    assert re.search(r"note: upload: 4 files, .*; the largest: .*mysim\.py", out)  # with those of its output
+    assert re.search(
+        r"note: upload: 4 files, .*; the largest: .*mysim\.py", out
+    )  # with those of its output
     [sent] = (tmp_path / "found").iterdir()
     assert sent.name.startswith("_ray_pkg_")
     (tmp_path / "mesh.txt").write_text("another")
@@ -256,7 +321,9 @@ def test_a_missing_cluster_and_one_whose_token_is_missing_are_reported(
 ) -> None:
     address = cluster.address if there else "127.0.0.1:9"
     command = words("CartPole-v1", "--preset", "none", "--address", address)
-    code, _, err = run(command, tmp_path, timeout_s=120, RAY_AUTH_MODE="disabled", HOME=str(tmp_path))
+    code, _, err = run(
+        command, tmp_path, timeout_s=120, RAY_AUTH_MODE="disabled", HOME=str(tmp_path)
+    )
     assert code == 1
     for fact in (f"address={address}", *facts):
         assert fact in err, err
@@ -265,11 +332,22 @@ def test_a_missing_cluster_and_one_whose_token_is_missing_are_reported(
 
 @pytest.mark.slow  # the fast set loses actors and segments: tests/test_promise.py
 @pytest.mark.parametrize("how", ["remove", "shut down"])
-def test_a_lost_node_changes_no_weights(how: str, cluster: UsersCluster, undisturbed: bytes, tmp_path: Path) -> None:
+def test_a_lost_node_changes_no_weights(
+    how: str, cluster: UsersCluster, undisturbed: bytes, tmp_path: Path
+) -> None:
     """Two actors are in the middle of a segment, on two nodes; the remaining node takes over."""
     (tmp_path / "slow").touch()
     kwargs = json.dumps({"folder": str(tmp_path), "slow_after": 70})  # in the second iteration
-    more = ["--env-kwargs", kwargs, "--address", cluster.address, "--progress", "plain", "--checkpoint-interval-s", "0"]
+    more = [
+        "--env-kwargs",
+        kwargs,
+        "--address",
+        cluster.address,
+        "--progress",
+        "plain",
+        "--checkpoint-interval-s",
+        "0",
+    ]
     command_words = words("worlds.slow:hesitant_cartpole", *more, num_actors=2)
     with Command(command_words, tmp_path, **cluster.access) as command:
         command.wait_until(lambda: len(list(tmp_path.glob("waiting-*"))) == 2, 120)

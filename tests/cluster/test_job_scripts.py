@@ -39,12 +39,27 @@ ended $(job)
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(WITHOUT_SLURM, reason="needs root, and slurmd, slurmctld, munge of Debian in PATH")
+@pytest.mark.skipif(
+    WITHOUT_SLURM, reason="needs root, and slurmd, slurmctld, munge of Debian in PATH"
+)
 def test_slurm_runs_the_job_saves_at_sigterm_and_continues(tmp_path: Path) -> None:
     run_dir, slurm = tmp_path / "run", Path(__file__).with_name("slurm_on_one_machine.sh")
-    env = {**os.environ, "HOME": str(tmp_path), "RUN_DIR": str(run_dir), "SLURM_PLUGINS": str(PLUGINS)}
+    env = {
+        **os.environ,
+        "HOME": str(tmp_path),
+        "RUN_DIR": str(run_dir),
+        "SLURM_PLUGINS": str(PLUGINS),
+    }
     env |= {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}", "RAY_PORT": "6999"}
-    words = ["unshare", "--mount", "--pid", "--fork", "--mount-proc", str(slurm), str(tmp_path / "slurm")]
+    words = [
+        "unshare",
+        "--mount",
+        "--pid",
+        "--fork",
+        "--mount-proc",
+        str(slurm),
+        str(tmp_path / "slurm"),
+    ]
     script = JOB.replace("SCRIPT", str(EXAMPLES / "slurm.sh"))
     words += ["bash", "-c", script]
     done = subprocess.run(words, env=env, capture_output=True, text=True, timeout=280, check=False)
@@ -61,7 +76,18 @@ WRONG_MANIFESTS = [  # changes that KubeRay would refuse: a path, and a value, o
     (("spec", "rayClusterSpec", "headGroupSpec", "rayStartParams", "num-cpus"), 0),
     (("spec", "rayClusterSpec", "headGroupSpec", "template", "spec", "containers"), None),
     (("spec", "rayClusterSpec", "workerGroupSpecs", 0, "maxReplicas"), None),
-    (("spec", "rayClusterSpec", "workerGroupSpecs", 0, "template", "spec", "terminationGraceSeconds"), 60),
+    (
+        (
+            "spec",
+            "rayClusterSpec",
+            "workerGroupSpecs",
+            0,
+            "template",
+            "spec",
+            "terminationGraceSeconds",
+        ),
+        60,
+    ),
     (("metadata", "name"), "dppo_first"),
 ]
 
@@ -70,14 +96,18 @@ def manifests() -> list[Any]:
     """Return the manifests for Kubernetes in examples/ and in the pages of docs/."""
     texts = [page.read_text(encoding="utf8") for page in EXAMPLES.glob("*.yaml")]
     for page in (ROOT / "docs").glob("*.md"):
-        texts += re.findall(r"^```ya?ml\n(.*?)^```$", page.read_text(encoding="utf8"), re.MULTILINE | re.DOTALL)
+        texts += re.findall(
+            r"^```ya?ml\n(.*?)^```$", page.read_text(encoding="utf8"), re.MULTILINE | re.DOTALL
+        )
     found = [one for text in texts if "apiVersion:" in text for one in yaml.safe_load_all(text)]
     assert found
     return found
 
 
 def test_manifests_have_the_schema_of_kuberay_and_start_a_valid_run() -> None:
-    schema = yaml.safe_load(Path(__file__).with_name("kuberay_schema.yaml").read_text(encoding="utf8"))
+    schema = yaml.safe_load(
+        Path(__file__).with_name("kuberay_schema.yaml").read_text(encoding="utf8")
+    )
     jsonschema.Draft7Validator.check_schema(schema)
     valid = jsonschema.Draft7Validator(schema)
     for job in manifests():
@@ -88,7 +118,9 @@ def test_manifests_have_the_schema_of_kuberay_and_start_a_valid_run() -> None:
             volumes = {volume["name"] for volume in pod["volumes"]}
             for container in pod["containers"]:
                 assert {mount["name"] for mount in container["volumeMounts"]} == volumes
-        assert f"ray=={cluster['rayVersion']}\n" in (ROOT / "constraints.txt").read_text(encoding="utf8")
+        assert f"ray=={cluster['rayVersion']}\n" in (ROOT / "constraints.txt").read_text(
+            encoding="utf8"
+        )
         words = spec["entrypoint"].split()
         assert words[:4] == ["python", "-m", "dppo", "train"]
         config = Config(**parse(words[4:]).settings)
@@ -105,10 +137,16 @@ def test_manifests_have_the_schema_of_kuberay_and_start_a_valid_run() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(find_spec("aiohttp_cors") is None, reason="needs ray[default]: pip install '.[cluster]'")
-def test_a_job_that_is_submitted_trains_on_the_cluster_with_the_module_of_its_folder(tmp_path: Path) -> None:
+@pytest.mark.skipif(
+    find_spec("aiohttp_cors") is None, reason="needs ray[default]: pip install '.[cluster]'"
+)
+def test_a_job_that_is_submitted_trains_on_the_cluster_with_the_module_of_its_folder(
+    tmp_path: Path,
+) -> None:
     """On a head of its own, in a PID namespace of its own, because `ray stop` ends every Ray that it sees."""
-    (tmp_path / "mysim.py").write_text("import gymnasium\n\ndef make():\n    return gymnasium.make('CartPole-v1')\n")
+    (tmp_path / "mysim.py").write_text(
+        "import gymnasium\n\ndef make():\n    return gymnasium.make('CartPole-v1')\n"
+    )
     train = "python -m dppo train mysim:make --num-samplers 2 --num-actors 2 --num-steps 64 --total-timesteps 512"
     script = f"""
         ray start --head --port 6998 --num-cpus 2 --dashboard-port 8298 || exit 1
@@ -116,11 +154,15 @@ def test_a_job_that_is_submitted_trains_on_the_cluster_with_the_module_of_its_fo
             {train} --address auto --progress plain --run-dir {tmp_path}/run
     """
     path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
-    env = fresh_environment(PATH=path, RAY_TMPDIR=mkdtemp(dir="/tmp"), PYTHONPATH=os.pathsep.join(sys.path))
+    env = fresh_environment(
+        PATH=path, RAY_TMPDIR=mkdtemp(dir="/tmp"), PYTHONPATH=os.pathsep.join(sys.path)
+    )
     (tmp_path / "token").write_text("0123456789abcdef" * 4)
     env |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": str(tmp_path / "token")}
     words = ["unshare", "--mount", "--pid", "--fork", "--mount-proc", "bash", "-c", script]
-    done = subprocess.run(words, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=280, check=False)
+    done = subprocess.run(
+        words, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=280, check=False
+    )
     assert "Done after 512 steps" in done.stdout, done.stdout + done.stderr
     assert (tmp_path / "run" / "learning_curve.png").exists()
 
@@ -139,7 +181,9 @@ def test_a_clone_installed_with_pip_trains_from_a_script_in_another_folder(tmp_p
     env.pop("PYTHONPATH", None)
 
     def call(*words: str) -> str:
-        done = subprocess.run(words, cwd=folder, env=env, capture_output=True, text=True, timeout=250, check=False)
+        done = subprocess.run(
+            words, cwd=folder, env=env, capture_output=True, text=True, timeout=250, check=False
+        )
         assert done.returncode == 0, done.stdout + done.stderr
         return done.stdout
 
@@ -148,8 +192,17 @@ def test_a_clone_installed_with_pip_trains_from_a_script_in_another_folder(tmp_p
     ours = Path(np.__file__).parents[1]
     pip = [f"{venv}/bin/python", "-m", "pip"]
     call(*pip, "wheel", "--no-deps", "--wheel-dir", str(tmp_path), str(ROOT))
-    call(*pip, "install", "--no-deps", "-c", f"{ROOT}/constraints.txt", *map(str, tmp_path.glob("dppo-*.whl")))
-    (site / "others.pth").write_text(f"{ours}\n")  # after its own packages, so that dppo is the one installed here
+    call(
+        *pip,
+        "install",
+        "--no-deps",
+        "-c",
+        f"{ROOT}/constraints.txt",
+        *map(str, tmp_path.glob("dppo-*.whl")),
+    )
+    (site / "others.pth").write_text(
+        f"{ours}\n"
+    )  # after its own packages, so that dppo is the one installed here
     out = call(f"{venv}/bin/python", "first.py")
     assert str(site / "dppo") in out
     assert "Evaluation(CartPole-v1" in out

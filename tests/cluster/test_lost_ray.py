@@ -24,11 +24,32 @@ from dppo.transports.ray.clock import MOST_S, RunClock
 from dppo.transports.ray.watch import CALL_LOST_S, LOST_S, ClusterWatch, Endpoint
 
 CALL_LOST_S_WHOLE = int(CALL_LOST_S)
-HELPERS_OF_RAY = ("ray::DashboardAgent", "ray::RuntimeEnvAgent")  # try for a minute to report to the GCS
+HELPERS_OF_RAY = (
+    "ray::DashboardAgent",
+    "ray::RuntimeEnvAgent",
+)  # try for a minute to report to the GCS
 # Each iteration takes about a second, so that the kill happens during a collection.
 RUN = (
-    *("train", "dppo/SlowCartPole-v0", "--preset", "none", "--run-dir", "run", "--progress", "plain"),
-    *("--num-actors", "2", "--num-samplers", "2", "--num-steps", "64", "--total-timesteps", "1000000"),
+    *(
+        "train",
+        "dppo/SlowCartPole-v0",
+        "--preset",
+        "none",
+        "--run-dir",
+        "run",
+        "--progress",
+        "plain",
+    ),
+    *(
+        "--num-actors",
+        "2",
+        "--num-samplers",
+        "2",
+        "--num-steps",
+        "64",
+        "--total-timesteps",
+        "1000000",
+    ),
 )
 
 
@@ -72,7 +93,9 @@ def silent() -> Iterator[socket.socket]:
         yield server
 
 
-def test_a_process_is_lost_after_its_port_has_refused_connections_without_a_break(listener: Listener) -> None:
+def test_a_process_is_lost_after_its_port_has_refused_connections_without_a_break(
+    listener: Listener,
+) -> None:
     watched = Endpoint("the raylet", listener.address, patience_s=2.0)
     assert watched.look(now=lambda: 0.0) is None
     listener.close()
@@ -97,7 +120,10 @@ def test_a_process_that_accepts_connections_and_says_nothing_is_silent(
 
 @pytest.mark.parametrize(
     ("error", "said"),
-    [(TimeoutError(), f"it has not answered for {LOST_S:.0f} s"), (OSError(24, "Too many open files"), None)],
+    [
+        (TimeoutError(), f"it has not answered for {LOST_S:.0f} s"),
+        (OSError(24, "Too many open files"), None),
+    ],
 )
 def test_a_machine_that_does_not_answer_has_more_time_and_a_fault_of_this_process_is_ignored(
     error: OSError, said: str | None, monkeypatch: pytest.MonkeyPatch
@@ -118,7 +144,9 @@ def test_the_watch_names_the_lost_process_and_how_to_resume(listener: Listener) 
     try:
         watch.check()
         listener.close()
-        with pytest.raises(ClusterError, match=rf"Ray's GCS at {listener.address} is lost .*refused.*--resume"):
+        with pytest.raises(
+            ClusterError, match=rf"Ray's GCS at {listener.address} is lost .*refused.*--resume"
+        ):
             check_until_it_raises(watch)
     finally:
         watch.close()
@@ -143,7 +171,10 @@ def test_a_silence_is_told_once_and_so_is_its_end_and_actors_are_not_late_meanwh
     gcs.failing_since = 20.0
     let_pass(25)
     assert len(lines) == 1
-    assert re.search(r"Ray's GCS at 10.0.0.1:6379 has not answered for 1\d s\. The run waits.*same result", lines[0])
+    assert re.search(
+        r"Ray's GCS at 10.0.0.1:6379 has not answered for 1\d s\. The run waits.*same result",
+        lines[0],
+    )
     assert clock.awake() == 45.0
     assert clock.patience() == pytest.approx(25.0)  # it stops when nobody has answered for a moment
     gcs.failing_since = None
@@ -167,10 +198,14 @@ def test_a_call_that_does_not_end_is_told_and_ends_the_run(monkeypatch: pytest.M
             now[0] += 1.0
             clock.beat()
             watch.check()
-        assert [line.partition(". ")[0] for line in lines] == ["Ray (starting an actor) has not answered for 11 s"]
+        assert [line.partition(". ")[0] for line in lines] == [
+            "Ray (starting an actor) has not answered for 11 s"
+        ]
         now[0] += 1.0
         clock.beat()
-        with pytest.raises(ClusterError, match=r"Ray has not answered for 91 s \(starting an actor\).*--resume"):
+        with pytest.raises(
+            ClusterError, match=r"Ray has not answered for 91 s \(starting an actor\).*--resume"
+        ):
             watch.check()
     finally:
         over.set()
@@ -247,10 +282,14 @@ def check_until_it_raises(watch: ClusterWatch) -> None:
         ("raylet", "the raylet", ("--num-learners", "2")),
     ],
 )
-def test_a_run_that_loses_ray_saves_and_ends(process: str, name: str, more: tuple[str, ...], tmp_path: Path) -> None:
+def test_a_run_that_loses_ray_saves_and_ends(
+    process: str, name: str, more: tuple[str, ...], tmp_path: Path
+) -> None:
     with Command([*RUN, *more], tmp_path) as command:
         metrics = tmp_path / "run" / "metrics.jsonl"
-        command.wait_until(lambda: metrics.exists() and len(metrics.read_text().splitlines()) >= 1, 120)
+        command.wait_until(
+            lambda: metrics.exists() and len(metrics.read_text().splitlines()) >= 1, 120
+        )
         (pid,) = (pid for pid, line in command.processes().items() if f"/{process} " in line)
         os.kill(pid, signal.SIGKILL)
         assert command.wait(90) == 1
@@ -261,4 +300,7 @@ def test_a_run_that_loses_ray_saves_and_ends(process: str, name: str, more: tupl
         assert "state-dump" not in command.out + command.err, "pages of Ray"
         command.leaves_nothing_within(60, but=HELPERS_OF_RAY)
     assert dppo.load_policy(tmp_path / "run").weights.any()
-    assert sorted((tmp_path / "run" / "checkpoints").glob("iter_*.safetensors"))[-1].name >= "iter_000001"
+    assert (
+        sorted((tmp_path / "run" / "checkpoints").glob("iter_*.safetensors"))[-1].name
+        >= "iter_000001"
+    )

@@ -57,13 +57,26 @@ def hogs() -> Iterator[list[Hogs]]:
 
 
 def settings(run_dir: Path, num_actors: int, iterations: int) -> dppo.Config:
-    sizes = {"num_samplers": 4, "num_steps": 40, "update_epochs": 1, "hidden_sizes": (8,), "anneal_lr": False}
-    base = {"env_id": "CartPole-v1", "total_timesteps": 4 * 40 * iterations, "progress": "off", "run_dir": run_dir}
+    sizes = {
+        "num_samplers": 4,
+        "num_steps": 40,
+        "update_epochs": 1,
+        "hidden_sizes": (8,),
+        "anneal_lr": False,
+    }
+    base = {
+        "env_id": "CartPole-v1",
+        "total_timesteps": 4 * 40 * iterations,
+        "progress": "off",
+        "run_dir": run_dir,
+    }
     return make_config(base | sizes | {"num_actors": num_actors})
 
 
 def wait_for_cpus(used: int) -> None:
-    wait_until(lambda: ray.available_resources().get("CPU") == ray.cluster_resources()["CPU"] - used)
+    wait_until(
+        lambda: ray.available_resources().get("CPU") == ray.cluster_resources()["CPU"] - used
+    )
 
 
 @pytest.mark.slow

@@ -24,7 +24,17 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 on_hosts = pytest.mark.skipif(not possible(), reason="needs root, iproute2 and util-linux")
 
 SIZES = (
-    *("dppo/SlowCartPole-v0", "--preset", "none", "--num-samplers", "2", "--num-steps", "64", "--update-epochs", "2"),
+    *(
+        "dppo/SlowCartPole-v0",
+        "--preset",
+        "none",
+        "--num-samplers",
+        "2",
+        "--num-steps",
+        "64",
+        "--update-epochs",
+        "2",
+    ),
     *("--progress", "plain", "--run-dir", "run"),
 )
 ITERATIONS = 40
@@ -58,7 +68,10 @@ class Driver:
 
     @property
     def last_checkpoint(self) -> str:
-        return max(path.name for path in (self._host.folder / "run" / "checkpoints").glob("iter_*.safetensors"))
+        return max(
+            path.name
+            for path in (self._host.folder / "run" / "checkpoints").glob("iter_*.safetensors")
+        )
 
     def wait_until(self, happened: Callable[[], object], timeout_s: float = 120.0) -> None:
         deadline = time.monotonic() + timeout_s
@@ -114,7 +127,9 @@ def cluster(folder: Path, *cpus: int) -> Iterator[list[Host]]:
 )
 @on_hosts
 @pytest.mark.parametrize("cut_s", [5, 25])
-def test_a_driver_that_is_cut_off_for_a_while_goes_on(cut_s: int, undisturbed: bytes, tmp_path: Path) -> None:
+def test_a_driver_that_is_cut_off_for_a_while_goes_on(
+    cut_s: int, undisturbed: bytes, tmp_path: Path
+) -> None:
     with cluster(tmp_path, 2, 2) as (head, host):
         driver = Driver(host, head)
         driver.wait_until(lambda: driver.iterations >= 3)
@@ -135,7 +150,9 @@ def test_a_driver_that_is_cut_off_for_good_saves_and_ends(tmp_path: Path) -> Non
         driver = Driver(host, head)
         driver.wait_until(lambda: driver.iterations >= 3)
         host.cut()
-        driver.saves_and_ends(time.monotonic(), rf"Ray's GCS at {head.address}:6379 is lost \(it has not answered for")
+        driver.saves_and_ends(
+            time.monotonic(), rf"Ray's GCS at {head.address}:6379 is lost \(it has not answered for"
+        )
         assert driver.out.count(SAID) == 1
 
 
@@ -153,7 +170,9 @@ def test_ctrl_c_ends_a_run_that_is_cut_off(tmp_path: Path) -> None:
 
 @pytest.mark.proves("the host of an actor: collecting, 45 s")
 @on_hosts
-def test_an_actor_whose_host_is_cut_off_for_a_while_is_replaced(undisturbed: bytes, tmp_path: Path) -> None:
+def test_an_actor_whose_host_is_cut_off_for_a_while_is_replaced(
+    undisturbed: bytes, tmp_path: Path
+) -> None:
     """The head hosts one actor and the driver, the other host the other actor."""
     with cluster(tmp_path, 1, 1) as (head, host):
         driver = Driver(head, head)
@@ -178,11 +197,15 @@ def test_a_driver_that_is_cut_off_while_it_starts_is_refused(number: int, tmp_pa
         time.sleep(number)
         host.cut()
         assert driver.wait(WHOLE_S) == 1, driver.out
-        assert re.search(r"has not answered for|no Ray cluster answers|could not connect", driver.out), driver.out
+        assert re.search(
+            r"has not answered for|no Ray cluster answers|could not connect", driver.out
+        ), driver.out
         assert "Traceback" not in driver.out
 
 
-@pytest.mark.proves("Ray's GCS (SIGSTOP): collecting, 25 s", "Ray's GCS (SIGSTOP): collecting, for good")
+@pytest.mark.proves(
+    "Ray's GCS (SIGSTOP): collecting, 25 s", "Ray's GCS (SIGSTOP): collecting, for good"
+)
 @on_hosts
 @pytest.mark.parametrize("stop_s", [25, None])
 def test_a_gcs_that_is_stopped_is_waited_for_as_a_network_is(
@@ -194,7 +217,9 @@ def test_a_gcs_that_is_stopped_is_waited_for_as_a_network_is(
         began = time.monotonic()
         head.send(signal.SIGSTOP, "gcs_server")
         if stop_s is None:
-            driver.saves_and_ends(began, rf"Ray's GCS at {head.address}:6379 is lost \(it has not answered for")
+            driver.saves_and_ends(
+                began, rf"Ray's GCS at {head.address}:6379 is lost \(it has not answered for"
+            )
             return
         time.sleep(stop_s)
         head.send(signal.SIGCONT, "gcs_server")
@@ -214,7 +239,9 @@ def test_a_raylet_that_is_stopped_ends_the_run_in_time(tmp_path: Path) -> None:
 
 @pytest.mark.proves("the driver (SIGSTOP), without and with two learners: any time, 2 minutes")
 @on_hosts
-def test_a_driver_that_was_stopped_for_two_minutes_goes_on_at_once(undisturbed: bytes, tmp_path: Path) -> None:
+def test_a_driver_that_was_stopped_for_two_minutes_goes_on_at_once(
+    undisturbed: bytes, tmp_path: Path
+) -> None:
     """A laptop whose lid was closed, a virtual machine that was paused."""
     with cluster(tmp_path, 4) as (head,):
         driver = Driver(head, head, "--num-learners", "2")
@@ -233,7 +260,16 @@ def test_a_driver_that_was_stopped_for_two_minutes_goes_on_at_once(undisturbed: 
 def test_a_gcs_that_accepts_connections_and_never_answers_is_refused(tmp_path: Path) -> None:
     """It greets as a server of gRPC does, and then is silent: Ray itself would wait without an end."""
     with Listener() as server:
-        words = ["train", *SIZES, "--total-timesteps", str(STEPS), "--num-actors", "2", "--address", server.address]
+        words = [
+            "train",
+            *SIZES,
+            "--total-timesteps",
+            str(STEPS),
+            "--num-actors",
+            "2",
+            "--address",
+            server.address,
+        ]
         with Command(words, tmp_path) as command:
             began = time.monotonic()
             assert command.wait(WHOLE_S) == 1, command.err

@@ -40,7 +40,12 @@ class Players:
     """The engine with a clock, whose actors have started."""
 
     def __init__(self, **changes: Any) -> None:
-        sizes = {"episodes": LIMITS.episodes, "num_actors": LIMITS.num_actors, "timeout_s": 50.0, "hung_s": 8.0}
+        sizes = {
+            "episodes": LIMITS.episodes,
+            "num_actors": LIMITS.num_actors,
+            "timeout_s": 50.0,
+            "hung_s": 8.0,
+        }
         self.engine = PlayEngine(PlayLimits(**(sizes | changes)))
         self.now = 0.0
         self.plays: list[Play] = []
@@ -114,9 +119,13 @@ def test_an_episode_of_a_lost_actor_is_played_again_by_its_successor() -> None:
     players.begin(1)
     players.lose_and_restart()
     assert players.kills == [Process(0, 1)]
-    assert players.lines == ["actor 0 of evaluations died; it is replaced, and the episode is played again"]
+    assert players.lines == [
+        "actor 0 of evaluations died; it is replaced, and the episode is played again"
+    ]
     assert [play.process for play in players.plays] == [Process(0, 1), Process(0, 2)]
-    players.on(Answered(Process(0, 1), players.plays[0].ask_id, EPISODE))  # late, of the killed process
+    players.on(
+        Answered(Process(0, 1), players.plays[0].ask_id, EPISODE)
+    )  # late, of the killed process
     assert players.outcomes() == []
     players.answer(players.plays[1])
     assert players.outcomes() == [(1, 0, EPISODE)]
@@ -129,7 +138,9 @@ def test_the_rest_of_an_evaluation_is_left_out_after_some_losses(hangs: bool) ->
     players.begin(2)
     while not (outcomes := players.outcomes()):
         if hangs:
-            players.on(Progressed(players.plays[-1].process, Activity(1, 0, Phase.STEP, 0, 0, 0, 0)))
+            players.on(
+                Progressed(players.plays[-1].process, Activity(1, 0, Phase.STEP, 0, 0, 0, 0))
+            )
             players.wait(12.0)
             players.on(Started(players.starts[-1][1]))
         else:
@@ -174,7 +185,9 @@ def test_a_licence_is_waited_for_before_the_next_process_starts() -> None:
     assert players.starts[-1] == (6.0, Process(0, 2))
 
 
-@pytest.mark.parametrize(("error", "is_left_out"), [(ConfigError("odd"), False), (ClusterError("late"), True)])
+@pytest.mark.parametrize(
+    ("error", "is_left_out"), [(ConfigError("odd"), False), (ClusterError("late"), True)]
+)
 def test_an_error_of_an_episode_is_its_result(error: DppoError, is_left_out: bool) -> None:
     players = Players(num_actors=1)
     players.begin(1)

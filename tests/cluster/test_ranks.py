@@ -44,7 +44,9 @@ LONG = 100  # epochs of an update that lasts long enough to be disturbed
 
 @contextmanager
 def ray_trainers_of(config: dppo.Config, notes: list[str] | None = None) -> Iterator[RayTrainers]:
-    trainers = RayTrainers(plan_of(config, SPACES.actions), SPACES, (notes if notes is not None else []).append)
+    trainers = RayTrainers(
+        plan_of(config, SPACES.actions), SPACES, (notes if notes is not None else []).append
+    )
     try:
         yield trainers
     finally:
@@ -64,7 +66,11 @@ class Undisturbed:
     def update(self) -> dict[str, Any]:
         update = self.trainers.update(Experience(self.segments, POLICY, 1.0, 3))
         self.incidents = update.incidents
-        return {"figures": update.figures, "weights": self.trainers.weights(), **self.trainers.state()}
+        return {
+            "figures": update.figures,
+            "weights": self.trainers.weights(),
+            **self.trainers.state(),
+        }
 
     def go_back(self) -> None:
         self.notes.clear()
@@ -98,8 +104,12 @@ def group(ray_session: None) -> Iterator[Undisturbed]:
         yield Undisturbed(trainers, notes)
 
 
-@pytest.mark.parametrize("number", [signal.SIGKILL, pytest.param(signal.SIGSEGV, marks=pytest.mark.slow)])
-def test_a_rank_that_dies_in_an_update_does_not_change_its_result(group: Undisturbed, number: int) -> None:
+@pytest.mark.parametrize(
+    "number", [signal.SIGKILL, pytest.param(signal.SIGSEGV, marks=pytest.mark.slow)]
+)
+def test_a_rank_that_dies_in_an_update_does_not_change_its_result(
+    group: Undisturbed, number: int
+) -> None:
     group.go_back()
     with in_the_middle_of_an_update(send(number)):
         group.assert_repeated("a learner died: ")
@@ -107,13 +117,19 @@ def test_a_rank_that_dies_in_an_update_does_not_change_its_result(group: Undistu
 
 @pytest.mark.slow
 @pytest.mark.parametrize("silent_s", [5.0, waiting.SILENT_S])
-def test_a_stopped_rank_is_replaced(group: Undisturbed, silent_s: float, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_stopped_rank_is_replaced(
+    group: Undisturbed, silent_s: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
     group.go_back()
     monkeypatch.setattr(waiting, "SILENT_S", silent_s)
     monkeypatch.setattr(waiting, "ASK_EVERY_S", min(waiting.ASK_EVERY_S, silent_s / 4))
     with in_the_middle_of_an_update(send(signal.SIGSTOP)) as disturbance:
-        group.assert_repeated(rf"a learner stopped answering: rank [01] has been silent for {silent_s:.0f} s")
-        wait_until(lambda: not Path(f"/proc/{disturbance.pids[0]}").exists())  # the stopped process is killed
+        group.assert_repeated(
+            rf"a learner stopped answering: rank [01] has been silent for {silent_s:.0f} s"
+        )
+        wait_until(
+            lambda: not Path(f"/proc/{disturbance.pids[0]}").exists()
+        )  # the stopped process is killed
 
 
 def within_a_rank() -> tuple[Callable[[Any], Any], Callable[[Any, list[int]], None]]:
@@ -169,14 +185,18 @@ def test_a_rank_that_dies_during_a_rebuild_is_rebuilt_as_well(group: Undisturbed
     first = ours("ray::TrainerRank")
     with (
         in_the_middle_of_an_update(send(signal.SIGKILL)),
-        Disturbance("ray::TrainerRank", send(signal.SIGKILL)) as second,  # one that has just started
+        Disturbance(
+            "ray::TrainerRank", send(signal.SIGKILL)
+        ) as second,  # one that has just started
     ):
         group.assert_repeated("a learner died: ", times=2)
     assert not set(second.pids) & set(first)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("busy_with", "rows"), [("ray::TrainerRank", 64), ("TrainerRank.rehearse_s", 500_000)])
+@pytest.mark.parametrize(
+    ("busy_with", "rows"), [("ray::TrainerRank", 64), ("TrainerRank.rehearse_s", 500_000)]
+)
 def test_a_rank_that_dies_while_the_group_starts_is_replaced(busy_with: str, rows: int) -> None:
     notes: list[str] = []
     with (
@@ -184,7 +204,9 @@ def test_a_rank_that_dies_while_the_group_starts_is_replaced(busy_with: str, row
         ray_trainers_of(settings(), notes) as trainers,
     ):
         assert min(trainers.measure_speedup(rows)) > 0
-        update = trainers.update(Experience([ray.put(segment) for segment in some_segments()], POLICY, 1.0, 0))
+        update = trainers.update(
+            Experience([ray.put(segment) for segment in some_segments()], POLICY, 1.0, 0)
+        )
     assert len(disturbance.pids) == 1
     assert [incident.kind for incident in update.incidents] == ["learners_rebuilt"]
     assert re.match("a learner died: .*; all 2 are restarted", notes[0])
@@ -193,7 +215,9 @@ def test_a_rank_that_dies_while_the_group_starts_is_replaced(busy_with: str, row
 @pytest.mark.slow
 def test_ranks_that_die_repeatedly_end_the_run() -> None:
     rebuilds, notes = ranks.MAX_REBUILDS, list[str]()
-    with ray_trainers_of(settings(update_epochs=20 * LONG), notes) as trainers:  # no update ends in time
+    with ray_trainers_of(
+        settings(update_epochs=20 * LONG), notes
+    ) as trainers:  # no update ends in time
         segments = [ray.put(segment) for segment in some_segments()]
         error = rf"died: (.|\n)*rebuilt {rebuilds} times in a row .*--resume.*num_learners=0"
         with (
@@ -207,15 +231,23 @@ def test_ranks_that_die_repeatedly_end_the_run() -> None:
 @pytest.mark.slow
 def test_ranks_that_fail_in_each_update_end_the_run_with_their_traceback() -> None:
     segments = some_segments()
-    broken = [dataclasses.replace(segments[0], actions=segments[0].actions[:, :, None]), *segments[1:]]
+    broken = [
+        dataclasses.replace(segments[0], actions=segments[0].actions[:, :, None]),
+        *segments[1:],
+    ]
     with (
         ray_trainers_of(settings()) as trainers,
-        pytest.raises(ClusterError, match=r"(?s)a learner failed: .*rebuilt 3 times in a row .*File .*batch\.py"),
+        pytest.raises(
+            ClusterError,
+            match=r"(?s)a learner failed: .*rebuilt 3 times in a row .*File .*batch\.py",
+        ),
     ):
         trainers.update(Experience(broken, POLICY, 1.0, 0))
 
 
-def test_an_update_that_diverges_on_one_rank_ends_the_run_with_a_line_for_each_rank(group: Undisturbed) -> None:
+def test_an_update_that_diverges_on_one_rank_ends_the_run_with_a_line_for_each_rank(
+    group: Undisturbed,
+) -> None:
     group.go_back()
     segments = some_segments()
     rewards = segments[3].rewards.copy()
@@ -239,14 +271,22 @@ def test_timing_the_learners_does_not_change_their_updates(group: Undisturbed) -
 
 @pytest.mark.parametrize(
     ("shared_ms", "words"),
-    [(1.25, "Several learners do not pay off here; num_learners=0"), (0.55, "They are 1.8 times as fast.")],
+    [
+        (1.25, "Several learners do not pay off here; num_learners=0"),
+        (0.55, "They are 1.8 times as fast."),
+    ],
 )
 def test_the_measured_worth_in_words(shared_ms: float, words: str) -> None:
     spec = mlp_of(SPACES, (64, 64), "tanh", "float32")
     plan = plan_of(settings(), SPACES.actions)
     said = describe_speedup(plan, spec, Speedup(alone_ms=1.0, shared_ms=shared_ms, summing_ms=0.5))
-    assert said.startswith("2 learners, model of 9,476 parameters: the gradient of a minibatch of 64 rows takes ")
-    assert f"takes {shared_ms:.1f} ms, 0.5 ms of it for the sum; one learner takes 1.0 ms. {words}" in said
+    assert said.startswith(
+        "2 learners, model of 9,476 parameters: the gradient of a minibatch of 64 rows takes "
+    )
+    assert (
+        f"takes {shared_ms:.1f} ms, 0.5 ms of it for the sum; one learner takes 1.0 ms. {words}"
+        in said
+    )
 
 
 @pytest.mark.slow
@@ -256,7 +296,9 @@ def test_learners_and_segments_of_lost_nodes_are_replaced(tmp_path: Path) -> Non
         assert command.wait(400) == 0
         lines = [line for line in command.out.splitlines() if line.startswith("report ")]
         report = json.loads(lines[0].removeprefix("report "))
-    assert report["lost segments"].startswith("the segments of iteration 4 were lost with the node that held them (")
+    assert report["lost segments"].startswith(
+        "the segments of iteration 4 were lost with the node that held them ("
+    )
     assert report["nothing has changed"] is True
     assert report["same weights"] is True
     assert report["incidents"] == ["learners_rebuilt"]
@@ -265,7 +307,9 @@ def test_learners_and_segments_of_lost_nodes_are_replaced(tmp_path: Path) -> Non
     assert report["run"]["incidents"]["segments_lost"] == 2
 
 
-def test_learners_without_room_raise_and_release_their_resources(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_learners_without_room_raise_and_release_their_resources(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """Whether their time is over or a check ends the wait."""
 
     class Abandoned(BaseException):
@@ -278,9 +322,13 @@ def test_learners_without_room_raise_and_release_their_resources(monkeypatch: py
     with pytest.raises(Abandoned):
         RayTrainers(plan, SPACES, print, check)
     monkeypatch.setattr(ranks, "START_TIMEOUT_S", 0.5)
-    with pytest.raises(ClusterError, match=r"num_learners=2: learners of 6 CPU each found no room .*learner_cpus"):
+    with pytest.raises(
+        ClusterError, match=r"num_learners=2: learners of 6 CPU each found no room .*learner_cpus"
+    ):
         RayTrainers(plan, SPACES, print)
-    assert not [one for one in ray.util.placement_group_table().values() if one["state"] == "PENDING"]
+    assert not [
+        one for one in ray.util.placement_group_table().values() if one["state"] == "PENDING"
+    ]
 
 
 def test_the_store_of_ranks_on_one_node_is_bound_to_loopback() -> None:
@@ -319,19 +367,29 @@ def test_the_interface_of_an_address() -> None:
 
 
 @pytest.mark.slow  # tests/ppo/test_parallel.py compares ranks in threads in the fast set
-@pytest.mark.parametrize("changes", [{"micro_batch_size": 5, "clip_vloss": True}, {"norm_adv": False}], ids=str)
-def test_two_ranks_on_ray_are_one_trainer_with_the_minibatches_of_both(changes: dict[str, Any]) -> None:
+@pytest.mark.parametrize(
+    "changes", [{"micro_batch_size": 5, "clip_vloss": True}, {"norm_adv": False}], ids=str
+)
+def test_two_ranks_on_ray_are_one_trainer_with_the_minibatches_of_both(
+    changes: dict[str, Any],
+) -> None:
     """In float64, to rounding; the single trainer does not split its minibatches."""
     config = settings(dtype="float64", minibatch_size=64, overlap=True, **changes)
     segments = some_segments("float64")
-    alone = build_trainer(plan_of(dataclasses.replace(config, micro_batch_size=None), SPACES.actions), SPACES)
+    alone = build_trainer(
+        plan_of(dataclasses.replace(config, micro_batch_size=None), SPACES.actions), SPACES
+    )
     with ray_trainers_of(config) as trainers:
         trainers.load(alone.weights(), alone.state())
         update = trainers.update(Experience(segments, POLICY, 1.0, 2))
         found = {"weights": trainers.weights(), **trainers.state()}
     shares = [make_batch(share, None, 1.0, config.ppo) for share in (segments[:2], segments[2:])]
-    columns = [name for name in Batch.__slots__ if isinstance(getattr(shares[0], name), torch.Tensor)]
-    joined: dict[str, Any] = {name: torch.cat([getattr(share, name) for share in shares]) for name in columns}
+    columns = [
+        name for name in Batch.__slots__ if isinstance(getattr(shares[0], name), torch.Tensor)
+    ]
+    joined: dict[str, Any] = {
+        name: torch.cat([getattr(share, name) for share in shares]) for name in columns
+    }
     together = Batch(**joined)
     orders = [streams.generator(config.seed, Stream.MINIBATCHES, 2, rank) for rank in range(2)]
     order: Any = OwnOrders(orders, config.sizes.minibatches_per_epoch)
@@ -359,7 +417,9 @@ def test_a_rank_without_memory_ends_the_run_at_once() -> None:
     assert calls.close(10.0)
 
 
-def test_a_wait_for_learners_to_start_is_reported_once_after_ten_seconds(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_wait_for_learners_to_start_is_reported_once_after_ten_seconds(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     now = [0.0]
     said: list[str] = []
     trainers = object.__new__(RayTrainers)

@@ -26,7 +26,13 @@ from dppo.errors import ClusterError, EnvironmentFault
 from dppo.transports.ray import transport as ray_transport
 
 pytestmark = pytest.mark.usefixtures("ray_session")
-SIZES = {"num_samplers": 4, "num_steps": 40, "total_timesteps": 4 * 40 * 4, "update_epochs": 1, "progress": "off"}
+SIZES = {
+    "num_samplers": 4,
+    "num_steps": 40,
+    "total_timesteps": 4 * 40 * 4,
+    "update_epochs": 1,
+    "progress": "off",
+}
 PATIENCE_S = 4.0  # deadline of a segment that takes less than half a second; whatever hangs here hangs for an hour
 
 
@@ -34,9 +40,13 @@ def settings(run_dir: Path, env_id: Any = "CartPole-v1", **changes: Any) -> dppo
     return make_config({"env_id": env_id, "run_dir": run_dir, **SIZES, **changes})
 
 
-def crashing(run_dir: Path, how: str, where: str = "step", marker: Path | None = None, **changes: Any) -> dppo.Config:
+def crashing(
+    run_dir: Path, how: str, where: str = "step", marker: Path | None = None, **changes: Any
+) -> dppo.Config:
     """CartPole that fails in its third episode or in its constructor: once with a marker, else always."""
-    failure = {"how": how, "where": where} | ({"at_step": 3, "at_episode": 2} if where == "step" else {})
+    failure = {"how": how, "where": where} | (
+        {"at_step": 3, "at_episode": 2} if where == "step" else {}
+    )
     failure |= {} if marker is None else {"marker": str(marker)}
     return settings(run_dir, "worlds.faulty:crashing", env_kwargs=failure, **changes)
 
@@ -56,10 +66,14 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> str:
 @pytest.mark.proves("hangs in a step or a constructor")
 @pytest.mark.slow
 @pytest.mark.parametrize("where", ["step", "constructor"])
-def test_a_simulator_that_hangs_is_killed_and_replaced(where: str, undisturbed: str, tmp_path: Path) -> None:
+def test_a_simulator_that_hangs_is_killed_and_replaced(
+    where: str, undisturbed: str, tmp_path: Path
+) -> None:
     recorder = Recorder()
     marker = tmp_path / "marker"
-    config = crashing(tmp_path / "run", "hang", where, marker, num_actors=2, segment_timeout_s=PATIENCE_S)
+    config = crashing(
+        tmp_path / "run", "hang", where, marker, num_actors=2, segment_timeout_s=PATIENCE_S
+    )
     with Notes() as notes:
         result = dppo.train(config, observers=[recorder])
     assert marker.exists()
@@ -109,7 +123,10 @@ def test_reports_of_ray_that_are_lost_change_nothing(
     monkeypatch.setattr(ray_transport, "SimpleQueue", Losing)
     monkeypatch.setattr(ray_transport, "TICK_S", 0.02)
     monkeypatch.setattr(ray_transport, "LOOK_S", 0.02)
-    once = {"segment_timeout_s": PATIENCE_S, "max_actor_restarts": 0}  # an answer that is never seen ends the run
+    once = {
+        "segment_timeout_s": PATIENCE_S,
+        "max_actor_restarts": 0,
+    }  # an answer that is never seen ends the run
     result = dppo.train(settings(tmp_path / "run", num_actors=2, **once))
     assert len(reports) > 3
     assert result.weights_sha256 == undisturbed
@@ -118,13 +135,17 @@ def test_reports_of_ray_that_are_lost_change_nothing(
 
 @pytest.mark.proves("is frozen, and thaws later")
 @pytest.mark.slow
-def test_frozen_actors_are_killed_and_ignored_when_they_thaw(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_frozen_actors_are_killed_and_ignored_when_they_thaw(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """SIGSTOP, as on a machine that is suspended or swaps.
 
     One actor is thawed when both are abandoned, and may answer an old question. The other cannot react to SIGTERM, but
     must end, because it may hold a licence or a port that its successor needs.
     """
-    monkeypatch.setattr(ray_transport, "TICK_S", 0.05)  # notice the deadline, and looks at the actors, at once
+    monkeypatch.setattr(
+        ray_transport, "TICK_S", 0.05
+    )  # notice the deadline, and looks at the actors, at once
     base = settings(tmp_path / "undisturbed", num_samplers=2, total_timesteps=2 * 40 * 3)
     undisturbed = dppo.train(base).weights_sha256
     frozen: list[int] = []
@@ -142,7 +163,9 @@ def test_frozen_actors_are_killed_and_ignored_when_they_thaw(tmp_path: Path, mon
             with suppress(ProcessLookupError):  # killed already
                 os.kill(frozen[0], signal.SIGCONT)
 
-    config = dataclasses.replace(base, run_dir=tmp_path / "run", num_actors=2, segment_timeout_s=PATIENCE_S)
+    config = dataclasses.replace(
+        base, run_dir=tmp_path / "run", num_actors=2, segment_timeout_s=PATIENCE_S
+    )
     try:
         with Notes(after=thaw_one):
             result = dppo.train(config, observers=[Recorder(after_iteration=freeze)])
@@ -173,20 +196,34 @@ def test_an_actor_that_dies_while_others_work_is_replaced_at_once(
 
     killer = threading.Thread(target=kill_the_idle_one)
     killer.start()
-    sizes = {"num_actors": 2, "num_samplers": 3, "total_timesteps": 3 * 40, "env_kwargs": {"step_s": 0.1}}
+    sizes = {
+        "num_actors": 2,
+        "num_samplers": 3,
+        "total_timesteps": 3 * 40,
+        "env_kwargs": {"step_s": 0.1},
+    }
     result = dppo.train(settings(tmp_path / "run", "dppo/SlowCartPole-v0", **sizes))
     killer.join()
     assert lasting(result) == {"actor_lost": 1}, "there is no later question that could fail"
 
 
-DEADLINE_S = 2.0  # for a segment of 0.24 s; after 30 segments a replay takes more than three deadlines
+DEADLINE_S = (
+    2.0  # for a segment of 0.24 s; after 30 segments a replay takes more than three deadlines
+)
 
 
 def endless(folder: Path, num_actors: int) -> dppo.Config:
     """Return settings of a run whose steps take 4 ms if the file "slow" is in `folder`."""
-    changes: dict[str, Any] = {"num_actors": num_actors, "num_samplers": 1, "num_steps": 60, "total_timesteps": 60 * 34}
+    changes: dict[str, Any] = {
+        "num_actors": num_actors,
+        "num_samplers": 1,
+        "num_steps": 60,
+        "total_timesteps": 60 * 34,
+    }
     changes |= {"segment_timeout_s": DEADLINE_S} if num_actors else {}
-    return settings(folder / "run", "worlds.slow:Endless", env_kwargs={"slow": str(folder / "slow")}, **changes)
+    return settings(
+        folder / "run", "worlds.slow:Endless", env_kwargs={"slow": str(folder / "slow")}, **changes
+    )
 
 
 @pytest.mark.proves("takes longer to replay than the limit")
@@ -200,10 +237,14 @@ def test_a_replay_may_take_several_deadlines(resumed: bool, tmp_path: Path) -> N
 
     expected = dppo.train(endless(tmp_path / "undisturbed", 0)).weights_sha256
     if resumed:
-        assert dppo.train(endless(tmp_path, 0), observers=[Recorder(interrupt_at=30)]).iterations == 30
+        assert (
+            dppo.train(endless(tmp_path, 0), observers=[Recorder(interrupt_at=30)]).iterations == 30
+        )
     (tmp_path / "slow").touch()
     resume = tmp_path / "run" if resumed else None
-    result = dppo.train(endless(tmp_path, 1), observers=[Recorder(after_iteration=kill)], resume=resume)
+    result = dppo.train(
+        endless(tmp_path, 1), observers=[Recorder(after_iteration=kill)], resume=resume
+    )
     assert result.weights_sha256 == expected
     assert lasting(result) == ({} if resumed else {"actor_lost": 1})
     rows = [row for row in result.metrics if row["replay/steps"]]
@@ -213,7 +254,8 @@ def test_a_replay_may_take_several_deadlines(resumed: bool, tmp_path: Path) -> N
 
 @pytest.mark.proves("kills its process every time")
 @pytest.mark.parametrize(
-    ("how", "where"), [("kill", "step"), pytest.param("exit", "constructor", marks=pytest.mark.slow)]
+    ("how", "where"),
+    [("kill", "step"), pytest.param("exit", "constructor", marks=pytest.mark.slow)],
 )
 def test_a_crash_loop_ends_the_run(how: str, where: str, tmp_path: Path) -> None:
     config = crashing(tmp_path / "run", how, where, num_actors=1, max_actor_restarts=2)
@@ -234,17 +276,29 @@ def test_a_delivered_segment_restores_the_restarts(tmp_path: Path) -> None:
         for pid in actors_of_this_process():  # none if the last one died after it had answered
             os.kill(pid, signal.SIGKILL)
 
-    config = settings(tmp_path / "run", num_actors=1, num_samplers=1, total_timesteps=10 * 40, max_actor_restarts=1)
+    config = settings(
+        tmp_path / "run",
+        num_actors=1,
+        num_samplers=1,
+        total_timesteps=10 * 40,
+        max_actor_restarts=1,
+    )
     result = dppo.train(config, observers=[Recorder(after_iteration=kill)])
     assert result.iterations == 10
     assert result.incidents["actor_lost"] > 2
 
 
 @pytest.mark.parametrize("how", ["interrupt", pytest.param("bare", marks=pytest.mark.slow)])
-def test_interrupts_and_errors_of_a_simulator_leave_a_checkpoint(how: str, undisturbed: str, tmp_path: Path) -> None:
-    config = crashing(tmp_path / "run", how, marker=tmp_path / "marker", num_actors=2, on_env_fault="raise")
+def test_interrupts_and_errors_of_a_simulator_leave_a_checkpoint(
+    how: str, undisturbed: str, tmp_path: Path
+) -> None:
+    config = crashing(
+        tmp_path / "run", how, marker=tmp_path / "marker", num_actors=2, on_env_fault="raise"
+    )
     raised = {"interrupt": "KeyboardInterrupt", "bare": "BaseException"}[how]
-    with pytest.raises(EnvironmentFault, match=rf"env 0: step of episode 2 \(seed \d+, step 3\) raised {raised}"):
+    with pytest.raises(
+        EnvironmentFault, match=rf"env 0: step of episode 2 \(seed \d+, step 3\) raised {raised}"
+    ):
         dppo.train(config)
     config = crashing(tmp_path / "run", how, marker=tmp_path / "marker")
     assert dppo.train(config, resume=tmp_path / "run").weights_sha256 == undisturbed
@@ -272,7 +326,9 @@ def test_simulators_run_in_actors_without_heavy_modules_and_gpus(tmp_path: Path)
         assert set(report["blas_threads"][:1]) == {1}
 
 
-def test_a_local_function_can_be_sent_to_actors_from_a_thread(undisturbed: str, tmp_path: Path) -> None:
+def test_a_local_function_can_be_sent_to_actors_from_a_thread(
+    undisturbed: str, tmp_path: Path
+) -> None:
     """As in a server: signals cannot be handled there."""
     length = 0.5  # of the pole, the default of CartPole
 
@@ -333,7 +389,9 @@ def test_a_run_restores_ray_signal_handlers_variables_and_threads(tmp_path: Path
     def handler(*_: object) -> None: ...
 
     before, environ, threads = ray.cluster_resources(), dict(os.environ), torch.get_num_threads()
-    handlers = {number: signal.signal(number, handler) for number in (signal.SIGINT, signal.SIGTERM)}
+    handlers = {
+        number: signal.signal(number, handler) for number in (signal.SIGINT, signal.SIGTERM)
+    }
     try:
         dppo.train(settings(tmp_path / "run", num_actors=1))
         assert {signal.getsignal(number) for number in handlers} == {handler}
@@ -371,7 +429,9 @@ print(json.dumps({"changed": changed, "weights": result.weights_sha256, "ray": r
 
 
 @pytest.mark.slow
-def test_a_ray_that_a_run_starts_is_stopped_and_changes_only_variables_of_ray(undisturbed: str, tmp_path: Path) -> None:
+def test_a_ray_that_a_run_starts_is_stopped_and_changes_only_variables_of_ray(
+    undisturbed: str, tmp_path: Path
+) -> None:
     report = json.loads(output_of(["-c", STARTS_RAY.replace("SIZES", repr(SIZES))], tmp_path))
     assert report["weights"] == undisturbed
     assert report["ray"] is False

@@ -60,10 +60,16 @@ def test_a_folder_that_the_user_has_named_and_one_without_a_substitute_are_refus
 ) -> None:
     uses(monkeypatch, LONG)
     monkeypatch.setattr(folder, "PLACES", ("/no/such/place",))
-    with pytest.raises(ConfigError, match=f"^TMPDIR={LONG}: .*/no/such/place cannot be written. Set RAY_TMPDIR to a"):
+    with pytest.raises(
+        ConfigError,
+        match=f"^TMPDIR={LONG}: .*/no/such/place cannot be written. Set RAY_TMPDIR to a",
+    ):
         usable_folder(print).__enter__()
     monkeypatch.setenv("RAY_TMPDIR", f"{LONG}/of/mine")
-    with pytest.raises(ConfigError, match=f"^RAY_TMPDIR={LONG}/of/mine: has 89 bytes, .* of at most {LONGEST} bytes"):
+    with pytest.raises(
+        ConfigError,
+        match=f"^RAY_TMPDIR={LONG}/of/mine: has 89 bytes, .* of at most {LONGEST} bytes",
+    ):
         usable_folder(print).__enter__()
     monkeypatch.setenv("RAY_TMPDIR", "/tmp")
     with usable_folder(pytest.fail):
@@ -74,14 +80,30 @@ def test_a_folder_that_the_user_has_named_and_one_without_a_substitute_are_refus
 def test_ray_starts_where_tmpdir_is_too_long_for_its_sockets(tmp_path: Path) -> None:
     long = tmp_path / ("slurm_job_of_somebody" * 4)
     long.mkdir()
-    words = ["train", "CartPole-v1", "--num-actors", "1", "--num-steps", "8", "--total-timesteps", "64"]
-    with Command([*words, "--run-dir", "run", "--progress", "plain"], tmp_path, TMPDIR=str(long)) as command:
+    words = [
+        "train",
+        "CartPole-v1",
+        "--num-actors",
+        "1",
+        "--num-steps",
+        "8",
+        "--total-timesteps",
+        "64",
+    ]
+    with Command(
+        [*words, "--run-dir", "run", "--progress", "plain"], tmp_path, TMPDIR=str(long)
+    ) as command:
         assert command.wait(120) == 0
-        assert f"note: TMPDIR={long}: has {len(str(long))} bytes, and the paths of Ray's sockets" in command.out
+        assert (
+            f"note: TMPDIR={long}: has {len(str(long))} bytes, and the paths of Ray's sockets"
+            in command.out
+        )
 
 
 @executes("transports/ray/claim.py: Train one after the other")
-def test_a_training_beside_one_that_has_opened_ray_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_training_beside_one_that_has_opened_ray_is_refused(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr("dppo.transports.ray.claim.is_connected", lambda: False)
     refusals = list[str]()
 
@@ -101,10 +123,14 @@ def test_a_training_beside_one_that_has_opened_ray_is_refused(monkeypatch: pytes
     with claimed():
         with claimed():  # in the same thread, such as an evaluation of a user's observer
             pass
-        assert run_other()[0].startswith("num_actors: another training in this process has started Ray")
+        assert run_other()[0].startswith(
+            "num_actors: another training in this process has started Ray"
+        )
         refusals.clear()
     assert run_other() == []
-    monkeypatch.setattr("dppo.transports.ray.claim.is_connected", lambda: True)  # the user has called ray.init()
+    monkeypatch.setattr(
+        "dppo.transports.ray.claim.is_connected", lambda: True
+    )  # the user has called ray.init()
     with claimed():
         assert run_other() == []
 
@@ -121,12 +147,26 @@ This process on 10.77.0.2:0 was started with:
 @pytest.mark.parametrize(
     ("ray", "python", "steps"),
     [
-        ("2.55.1", "3.11.7", "install the cluster's Ray here, `pip install ray==2.60.0`, or 2.55.1 on its nodes."),
-        ("2.60.0", "3.12.1", "run this process with Python 3.11.7 as the cluster, or the cluster with 3.12.1."),
-        ("2.60.0", "3.11.9", "Python is 3.11.9 here and 3.11.7 in the cluster: these two work together, if "),
+        (
+            "2.55.1",
+            "3.11.7",
+            "install the cluster's Ray here, `pip install ray==2.60.0`, or 2.55.1 on its nodes.",
+        ),
+        (
+            "2.60.0",
+            "3.12.1",
+            "run this process with Python 3.11.7 as the cluster, or the cluster with 3.12.1.",
+        ),
+        (
+            "2.60.0",
+            "3.11.9",
+            "Python is 3.11.9 here and 3.11.7 in the cluster: these two work together, if ",
+        ),
     ],
 )
-def test_versions_that_differ_are_told_with_what_to_install_where(ray: str, python: str, steps: str) -> None:
+def test_versions_that_differ_are_told_with_what_to_install_where(
+    ray: str, python: str, steps: str
+) -> None:
     remedy = versions_remedy(MISMATCH.format(ray=ray, python=python))
     assert remedy.startswith(f"The versions differ: {steps}")
     assert versions_remedy("ConnectionError: nobody answers") == ""

@@ -18,7 +18,9 @@ from dppo.transports.ray.failures import cause_of_death
 from dppo.transports.ray.pickling import pack
 
 
-def report(sampler: int, index: int, episodes: list[int], actions: list[list[int]]) -> SegmentReport:
+def report(
+    sampler: int, index: int, episodes: list[int], actions: list[list[int]]
+) -> SegmentReport:
     """Return a report for the ledger; each field of its carry differs from those of other reports."""
     rows = len(episodes)
     carry = SamplerCarry(
@@ -57,7 +59,9 @@ def test_only_the_last_two_segments_can_be_collected_again() -> None:
         ledger.record(report(0, index, [0], [[index]]))
     assert actions_of(ledger, 0, 4) == [[0, 1, 2, 3]]
     assert actions_of(ledger, 0, 3) == [[0, 1, 2]]
-    with pytest.raises(AssertionError, match="segment 2 of sampler 0 can no longer be collected again"):
+    with pytest.raises(
+        AssertionError, match="segment 2 of sampler 0 can no longer be collected again"
+    ):
         ledger.rebuild(0, 2)
 
 
@@ -119,7 +123,17 @@ def test_a_loaded_ledger_continues_like_the_saved_one(replay: bool, back: int) -
 
 
 def test_delays_double_up_to_half_a_minute() -> None:
-    assert [delay_before(replacement) for replacement in range(1, 10)] == [0, 1, 2, 4, 8, 16, 30, 30, 30]
+    assert [delay_before(replacement) for replacement in range(1, 10)] == [
+        0,
+        1,
+        2,
+        4,
+        8,
+        16,
+        30,
+        30,
+        30,
+    ]
 
 
 UNEXPECTED = """The actor died unexpectedly before finishing this task.
@@ -140,24 +154,32 @@ def test_other_reasons_are_those_of_ray() -> None:
     unavailable = ActorUnavailableError(
         "RpcError: RPC error: recvmsg:Connection reset by peer rpc_code: 14.", b"1" * 16
     )
-    assert cause_of_death(unavailable) == "cannot be reached: its connection to this process was lost"
+    assert (
+        cause_of_death(unavailable) == "cannot be reached: its connection to this process was lost"
+    )
 
 
 @pytest.mark.proves("is killed by Ray for lack of memory")
 def test_a_process_that_ray_killed_for_lack_of_memory_is_named_as_such() -> None:
     text = "The actor died.\nTask was killed due to the node running low on memory.\nMemory on the node was 0.97"
-    assert cause_of_death(RuntimeError(text)).startswith("died: killed because its node ran out of memory")
+    assert cause_of_death(RuntimeError(text)).startswith(
+        "died: killed because its node ran out of memory"
+    )
 
 
 @pytest.mark.parametrize("index", [0, 1])
 def test_a_constructor_that_fails_is_a_fault_with_its_place(index: int) -> None:
     """The engine decides whether it costs the process or the run."""
-    config = make_config({"env_id": "worlds.faulty:Brittle", "env_kwargs": {"where": "constructor"}, "num_actors": 1})
+    config = make_config(
+        {"env_id": "worlds.faulty:Brittle", "env_kwargs": {"where": "constructor"}, "num_actors": 1}
+    )
     actor = PPOActor(pack(sampler_plan(config)))
     zeros = np.zeros(1, np.int64)
     carry = SamplerCarry(zeros, zeros * 1.0, zeros, zeros * 1.0, zeros.astype(np.uint32))
     rebuilds = {0: Rebuild(carry, (np.zeros(0, np.int64),))} if index else {}
-    answer = actor.make_segments(Question(index, (0,), (0,), 0, rebuilds), PolicySnapshot(0, np.zeros(1)))
+    answer = actor.make_segments(
+        Question(index, (0,), (0,), 0, rebuilds), PolicySnapshot(0, np.zeros(1))
+    )
     assert isinstance(answer, EnvironmentFault)
     assert answer.in_constructor
     assert "the environment's constructor raised" in str(answer)

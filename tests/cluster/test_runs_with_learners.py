@@ -18,13 +18,22 @@ from dppo.records.files import checkpoint as checkpoints
 
 pytestmark = pytest.mark.usefixtures("ray_session")
 ITERATIONS = 3
-DELAYED = {"env_id": "worlds.slow:delayed", "env_kwargs": {"world": "Pendulum-v1", "longest_s": 0.005}}
+DELAYED = {
+    "env_id": "worlds.slow:delayed",
+    "env_kwargs": {"world": "Pendulum-v1", "longest_s": 0.005},
+}
 Weights = tuple[str, list[str]]  # their SHA-256, and the lines that the run logged
 
 
 def run_settings(run_dir: Path, **changes: Any) -> dppo.Config:
     """Normalize everything, so that statistics are exchanged, too; let actors share CPUs with the learners."""
-    base = {"env_id": "Pendulum-v1", "num_samplers": 8, "num_steps": 120, "gamma": 0.9, "update_epochs": 20}
+    base = {
+        "env_id": "Pendulum-v1",
+        "num_samplers": 8,
+        "num_steps": 120,
+        "gamma": 0.9,
+        "update_epochs": 20,
+    }
     base |= {"norm_obs": True, "norm_reward": True, "total_timesteps": 8 * 120 * ITERATIONS}
     if changes.get("num_actors"):
         base |= {"cpus_per_actor": 0.5}
@@ -54,13 +63,20 @@ def test_one_learner_gives_the_same_weights_as_none(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow  # tests/cluster/test_ranks.py has two learners in the fast set
-def test_two_learners_give_other_weights_and_log_how_fast_they_are(in_process: str, with_two: Weights) -> None:
+def test_two_learners_give_other_weights_and_log_how_fast_they_are(
+    in_process: str, with_two: Weights
+) -> None:
     sha, notes = with_two
     assert sha != in_process
     worth = [note for note in notes if note.startswith("2 learners, model of 8,963 parameters: ")]
     assert len(worth) == 1
-    assert re.search(r"a minibatch of 64 rows takes \d+\.\d ms, \d+\.\d ms of it for the sum", worth[0])
-    assert re.search(r"(do not pay off here; num_learners=0 is faster|They are \d+\.\d times as fast)\.$", worth[0])
+    assert re.search(
+        r"a minibatch of 64 rows takes \d+\.\d ms, \d+\.\d ms of it for the sum", worth[0]
+    )
+    assert re.search(
+        r"(do not pay off here; num_learners=0 is faster|They are \d+\.\d times as fast)\.$",
+        worth[0],
+    )
 
 
 @pytest.mark.slow
@@ -69,13 +85,17 @@ def test_two_learners_give_other_weights_and_log_how_fast_they_are(in_process: s
 def test_neither_actors_nor_the_order_of_arrival_change_the_weights(
     num_actors: int, world: dict[str, Any], with_two: Weights, tmp_path: Path
 ) -> None:
-    result = dppo.train(run_settings(tmp_path / "run", num_actors=num_actors, num_learners=2, **world))
+    result = dppo.train(
+        run_settings(tmp_path / "run", num_actors=num_actors, num_learners=2, **world)
+    )
     assert lasting(result) == {}
     assert result.weights_sha256 == with_two[0]
 
 
 @pytest.mark.slow
-def test_a_killed_actor_does_not_change_the_weights_of_two_learners(with_two: Weights, tmp_path: Path) -> None:
+def test_a_killed_actor_does_not_change_the_weights_of_two_learners(
+    with_two: Weights, tmp_path: Path
+) -> None:
     with Disturbance("PPOActor.make_segment", send(signal.SIGKILL)):
         result = dppo.train(run_settings(tmp_path / "run", num_actors=3, num_learners=2, **DELAYED))
     assert lasting(result) == {"actor_lost": 1}
@@ -84,10 +104,14 @@ def test_a_killed_actor_does_not_change_the_weights_of_two_learners(with_two: We
 
 @pytest.mark.slow  # tests/cluster/test_ranks.py kills a rank in the fast set
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
-def test_a_lost_learner_is_counted_and_changes_no_weights(number: int, with_two: Weights, tmp_path: Path) -> None:
+def test_a_lost_learner_is_counted_and_changes_no_weights(
+    number: int, with_two: Weights, tmp_path: Path
+) -> None:
     recorder = Recorder()
     with in_the_middle_of_an_update(send(number)), Notes() as notes:
-        result = dppo.train(run_settings(tmp_path / "run", num_actors=1, num_learners=2), observers=[recorder])
+        result = dppo.train(
+            run_settings(tmp_path / "run", num_actors=1, num_learners=2), observers=[recorder]
+        )
     assert lasting(result) == {"learners_rebuilt": 1}
     assert "learners_rebuilt" in [incident.kind for incident in recorder.incidents]
     assert result.metrics[-1]["incidents/learners_rebuilt"] == 1
@@ -96,7 +120,9 @@ def test_a_lost_learner_is_counted_and_changes_no_weights(number: int, with_two:
 
 
 @pytest.mark.slow
-def test_a_run_with_two_learners_resumes_with_two_exactly_and_with_none(with_two: Weights, tmp_path: Path) -> None:
+def test_a_run_with_two_learners_resumes_with_two_exactly_and_with_none(
+    with_two: Weights, tmp_path: Path
+) -> None:
     run, copy = tmp_path / "run", tmp_path / "copy"
     two = {"num_actors": 1, "num_learners": 2}
     stopped = dppo.train(run_settings(run, **two), observers=[Recorder(interrupt_at=2)])
@@ -107,7 +133,10 @@ def test_a_run_with_two_learners_resumes_with_two_exactly_and_with_none(with_two
         resumed = dppo.train(run_settings(copy), resume=copy)
     assert resumed.iterations == ITERATIONS
     assert resumed.weights_sha256 != with_two[0]
-    assert any(re.match(r"num_learners=0 instead of 2: .*by the order of rows", note) for note in notes.texts)
+    assert any(
+        re.match(r"num_learners=0 instead of 2: .*by the order of rows", note)
+        for note in notes.texts
+    )
 
 
 @pytest.mark.slow
@@ -129,7 +158,9 @@ def test_a_run_without_learners_can_be_resumed_with_two(tmp_path: Path, in_proce
 
 def memory_mb(name: str) -> float:
     """Return a figure of this process, including shared pages that it touched."""
-    line = next(line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith(name))
+    line = next(
+        line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith(name)
+    )
     return int(line.split()[1]) / 1024
 
 
@@ -137,8 +168,18 @@ def memory_mb(name: str) -> float:
 def test_large_segments_do_not_pass_through_the_driver(tmp_path: Path) -> None:
     steps = 192
     batch_mb = 4 * steps * 2**15 * 4 / 2**20
-    common = {"env_id": "worlds.simple:wide", "num_steps": steps, "num_actors": 2, "num_samplers": 4}
-    common |= {"hidden_sizes": (4,), "norm_obs": False, "update_epochs": 1, "total_timesteps": 4 * steps}
+    common = {
+        "env_id": "worlds.simple:wide",
+        "num_steps": steps,
+        "num_actors": 2,
+        "num_samplers": 4,
+    }
+    common |= {
+        "hidden_sizes": (4,),
+        "norm_obs": False,
+        "update_epochs": 1,
+        "total_timesteps": 4 * steps,
+    }
     growth = {}
     for learners in (2, 0):
         Path("/proc/self/clear_refs").write_text("5")  # resets the peak

@@ -55,13 +55,17 @@ def test_a_sampler_that_cannot_be_made_beside_another_one_goes_back_and_stays() 
         "gets at most 1 sampler; samplers_per_actor=1 (--samplers-per-actor 1) says so from the start"
     )
     assert cluster.all(Kill) == [Kill(Process(1, 1))]
-    assert {sampler: place.host.actor_id for sampler, place in cluster.engine.hosting.positions.items()} == {0: 0, 1: 1}
+    assert {
+        sampler: place.host.actor_id for sampler, place in cluster.engine.hosting.positions.items()
+    } == {0: 0, 1: 1}
     cluster.on(Started(Process(1, 2)))
     del cluster.asks[0]
     assert [ask.process for ask in cluster.asks] == [Process(0, 1), Process(1, 2)]
     assert cluster.collect() == [1], "the process of the other one still has it"
     assert [actor.losses for actor in cluster.engine.hosting.running.values()] == [0, 0]
-    assert not any(cluster.iterate(later) for later in range(index + 1, index + 40)), "it is not moved again"
+    assert not any(cluster.iterate(later) for later in range(index + 1, index + 40)), (
+        "it is not moved again"
+    )
 
 
 def limited(shares: list[list[int]], samplers_per_actor: int = 1, **limits: Any) -> Driver:
@@ -78,7 +82,9 @@ def test_the_sampler_of_a_lost_actor_waits_for_the_next_process() -> None:
     driver.asks.clear()
     driver.wait(80)
     [line] = [line for line in driver.logged() if "must wait" in line]
-    assert line.endswith("s; sampler 0 must wait for it: no other actor has room (samplers_per_actor=1)")
+    assert line.endswith(
+        "s; sampler 0 must wait for it: no other actor has room (samplers_per_actor=1)"
+    )
     assert not driver.asks
     driver.on(Started(Process(0, 2)))
     assert "actor 0 is back" in driver.logged()
@@ -92,7 +98,9 @@ def test_what_fits_elsewhere_moves_and_the_rest_waits() -> None:
     for ask in driver.asks[1:]:
         driver.on(answer_to(ask))
     driver.wait(80)
-    hosts = {sampler: place.host.actor_id for sampler, place in driver.engine.hosting.positions.items()}
+    hosts = {
+        sampler: place.host.actor_id for sampler, place in driver.engine.hosting.positions.items()
+    }
     assert hosts == {0: 2, 1: 1, 2: 2, 3: 0, 4: 1}
     [line] = [command.text for command in driver.incidents() if "until it is back" in command.text]
     assert line.endswith("its samplers 0 are on actor 2")
@@ -104,7 +112,8 @@ def test_an_actor_that_never_comes_back_ends_a_run_whose_samplers_may_not_move()
     driver.on(Died(Process(0, 1), "died"))
     driver.on(answer_to(driver.asks[1]))
     with pytest.raises(
-        ClusterError, match=r"no other actor has room for sampler 0: .* \(samplers_per_actor=1\)\. Make"
+        ClusterError,
+        match=r"no other actor has room for sampler 0: .* \(samplers_per_actor=1\)\. Make",
     ):
         driver.wait(200)
 
@@ -118,10 +127,16 @@ def test_actors_that_come_and_go_are_waited_for_until_there_are_enough() -> None
     assert not driver.asks
     driver.wait(20)
     [line] = [line for line in driver.logged() if "training waits" in line]
-    assert line.startswith("training waits for actors: 2 running, at least 3 wanted (samplers_per_actor=1)")
+    assert line.startswith(
+        "training waits for actors: 2 running, at least 3 wanted (samplers_per_actor=1)"
+    )
     driver.on(Joined(7))
     driver.on(Started(Process(7, 1)))
-    assert [(ask.process.actor_id, ask.question.samplers) for ask in driver.asks] == [(0, (0,)), (1, (1,)), (7, (2,))]
+    assert [(ask.process.actor_id, ask.question.samplers) for ask in driver.asks] == [
+        (0, (0,)),
+        (1, (1,)),
+        (7, (2,)),
+    ]
 
 
 def test_a_process_that_has_had_more_was_refused_a_licence() -> None:
@@ -152,6 +167,7 @@ def test_what_may_be_a_busy_licence_or_a_limit_ends_with_the_remedy_for_both() -
     driver.on(Died(Process(0, 1), "died"))
     driver.on(Started(Process(0, 2)))
     with pytest.raises(
-        ClusterError, match=r"had the environments of 1 sampler. If it may have no more, use `num_actors=3`"
+        ClusterError,
+        match=r"had the environments of 1 sampler. If it may have no more, use `num_actors=3`",
     ):
         driver.on(fault_of(driver.asks[-1], 1))

@@ -88,7 +88,11 @@ class Counted:
 
     def request(self, index: int) -> list[Ask]:
         policy = PolicySnapshot(index, np.zeros(1, np.float32))
-        return [command for command in self.engine.request(policy, index, self._now) if isinstance(command, Ask)]
+        return [
+            command
+            for command in self.engine.request(policy, index, self._now)
+            if isinstance(command, Ask)
+        ]
 
     def answer(self, ask: Ask) -> list[Command]:
         return self.on(answer_to(ask))
@@ -109,7 +113,10 @@ def worked(num_actors: int) -> dict[str, int]:
                 answered += 1
                 continue
             commands = run.on(Died(ask.process, "died"))
-            assert [type(command) for command in commands if isinstance(command, Kill | Start)] == [Kill, Start]
+            assert [type(command) for command in commands if isinstance(command, Kill | Start)] == [
+                Kill,
+                Start,
+            ]
             asked = run.on(Started(Process(ask.process.actor_id, 2)))
             assert len(asked) == 1
             asks += [command for command in asked if isinstance(command, Ask)]
@@ -138,7 +145,10 @@ def test_actors_are_started_at_once_and_each_is_asked_when_it_runs() -> None:
     for actor in (2, 1):
         engine.on(Started(Process(actor, 1)), 10.0 + actor)
         asked.append(engine.tick(10.0 + actor))
-    assert [[command.process.actor_id for command in commands if isinstance(command, Ask)] for commands in asked] == [
+    assert [
+        [command.process.actor_id for command in commands if isinstance(command, Ask)]
+        for commands in asked
+    ] == [
         [0],
         [2],
         [1],

@@ -56,7 +56,9 @@ HALF_FULL = Usage(1000, 500, 500)
         ({"CPU": 9.0, "GPU": 5.0}, {"CPU": 1.0, "GPU": 2.0}, 2),
     ],
 )
-def test_number_of_actors_that_fit_a_node(node: dict[str, float], needs: dict[str, float], fit: int) -> None:
+def test_number_of_actors_that_fit_a_node(
+    node: dict[str, float], needs: dict[str, float], fit: int
+) -> None:
     assert capacity.actors_that_fit(node, needs) == fit
 
 
@@ -79,14 +81,18 @@ Store = Callable[..., tuple[int, list[str]]]
 def store(monkeypatch: pytest.MonkeyPatch) -> Store:
     """Return the chosen size and the logged lines for some shared memory and disk usage."""
 
-    def size(wanted: int, *, shm_free: int | None, disk: Usage = HALF_FULL) -> tuple[int, list[str]]:
+    def size(
+        wanted: int, *, shm_free: int | None, disk: Usage = HALF_FULL
+    ) -> tuple[int, list[str]]:
         isdir, logged = os.path.isdir, list[str]()
 
         def disk_usage(path: str) -> Usage:
             return Usage(shm_free, 0, shm_free) if str(path) == "/dev/shm" else disk
 
         monkeypatch.setattr(shutil, "disk_usage", disk_usage)
-        monkeypatch.setattr(os.path, "isdir", lambda p: shm_free is not None if p == "/dev/shm" else isdir(p))
+        monkeypatch.setattr(
+            os.path, "isdir", lambda p: shm_free is not None if p == "/dev/shm" else isdir(p)
+        )
         return session.store_size(wanted, logged.append), logged
 
     return size
@@ -100,19 +106,30 @@ def test_the_store_has_the_wanted_size_or_the_minimum_of_ray(store: Store) -> No
     assert store(500 * MIB, shm_free=None) == (500 * MIB, []), "without shared memory"
 
 
-def test_a_store_larger_than_shared_memory_is_reduced_and_too_little_memory_logged(store: Store) -> None:
+def test_a_store_larger_than_shared_memory_is_reduced_and_too_little_memory_logged(
+    store: Store,
+) -> None:
     size, logged = store(5000 * MIB, shm_free=1000 * MIB)
     assert size == 900 * MIB
     [line] = logged
-    assert re.match("/dev/shm has 1000 MiB free; .* gets 900 MiB instead of 5000.* --shm-size", line)
+    assert re.match(
+        "/dev/shm has 1000 MiB free; .* gets 900 MiB instead of 5000.* --shm-size", line
+    )
     size, [line] = store(5000 * MIB, shm_free=64 * MIB)
     assert size == SMALLEST_STORE
-    assert re.search(r"64 MiB free, too little for Ray's object store \(80 MiB\).*--shm-size=1g", line)
+    assert re.search(
+        r"64 MiB free, too little for Ray's object store \(80 MiB\).*--shm-size=1g", line
+    )
 
 
-def test_a_disk_that_is_too_full_for_ray_is_logged(monkeypatch: pytest.MonkeyPatch, store: Store) -> None:
+def test_a_disk_that_is_too_full_for_ray_is_logged(
+    monkeypatch: pytest.MonkeyPatch, store: Store
+) -> None:
     _, [line] = store(100 * MIB, shm_free=8000 * MIB, disk=Usage(1000, 960, 40))
-    assert f"the disk of {tempfile.gettempdir()} is 96% full: Ray stops creating objects at 95%" in line
+    assert (
+        f"the disk of {tempfile.gettempdir()} is 96% full: Ray stops creating objects at 95%"
+        in line
+    )
     assert "RAY_TMPDIR" in line
     assert store(100 * MIB, shm_free=8000 * MIB, disk=Usage(1000, 940, 60))[1] == []
     monkeypatch.setenv("RAY_TMPDIR", "/somewhere/else")
@@ -144,7 +161,9 @@ def test_a_running_cluster_and_a_ray_that_was_imported_earlier_get_no_private_to
     assert "RAY_AUTH_MODE" not in environment
 
 
-def test_the_private_token_is_its_owners_only_and_can_be_forgotten_and_reused(environment: dict[str, str]) -> None:
+def test_the_private_token_is_its_owners_only_and_can_be_forgotten_and_reused(
+    environment: dict[str, str],
+) -> None:
     surroundings.set_environment(start_here=True)
     assert environment["RAY_AUTH_MODE"] == "token"
     path = environment["RAY_AUTH_TOKEN_PATH"]
@@ -159,7 +178,9 @@ def test_the_private_token_is_its_owners_only_and_can_be_forgotten_and_reused(en
     assert environment["RAY_AUTH_MODE"] == "token"
 
 
-def test_only_actors_with_threads_run_at_the_priority_of_other_processes(environment: dict[str, str]) -> None:
+def test_only_actors_with_threads_run_at_the_priority_of_other_processes(
+    environment: dict[str, str],
+) -> None:
     surroundings.set_environment(start_here=True)
     surroundings.set_environment(start_here=False, env_threads=True)
     assert "RAY_worker_niceness" not in environment, "a running cluster has its own"
@@ -196,8 +217,12 @@ def test_only_token_folders_and_progress_files_of_dead_runs_are_removed(
         left.touch()
         for path in (dead, locked, left, ours):
             os.utime(path, (0, 0))
-        remove_abandoned(surroundings.PREFIX, surroundings.PROGRESS, older_than_s=surroundings.YOUNG_S)
-        assert sorted(path.name for path in tmp_path.iterdir()) == sorted([young.name, locked.name, ours.name])
+        remove_abandoned(
+            surroundings.PREFIX, surroundings.PROGRESS, older_than_s=surroundings.YOUNG_S
+        )
+        assert sorted(path.name for path in tmp_path.iterdir()) == sorted(
+            [young.name, locked.name, ours.name]
+        )
     finally:
         alive.kill()
         alive.communicate()
@@ -236,7 +261,11 @@ class ConnectedRay:
         return [{"Alive": True, "Resources": resources} for resources in self._nodes]
 
     def available_resources(self) -> dict[str, float]:
-        return {name: sum(node.get(name, 0.0) for node in self._nodes) for node in self._nodes for name in node}
+        return {
+            name: sum(node.get(name, 0.0) for node in self._nodes)
+            for node in self._nodes
+            for name in node
+        }
 
 
 def test_only_the_address_of_the_connected_cluster_is_accepted_by_any_name() -> None:
@@ -245,7 +274,13 @@ def test_only_the_address_of_the_connected_cluster_is_accepted_by_any_name() -> 
     there = ConnectedRay("10.0.0.7:6379")
     for address in (None, "auto", "10.0.0.7:6379"):
         connecting.check_connected(there, address, dashboard=False)
-    for other in ("big-cluster.invalid:6379", "10.0.0.8:6379", "10.0.0.7:6380", "local", "localhost:6379"):
+    for other in (
+        "big-cluster.invalid:6379",
+        "10.0.0.8:6379",
+        "10.0.0.7:6380",
+        "local",
+        "localhost:6379",
+    ):
         with pytest.raises(ConfigError, match=rf"address={other}: .* at 10.0.0.7:6379 already"):
             connecting.check_connected(there, other, dashboard=False)
 
@@ -259,7 +294,9 @@ def test_only_the_address_of_the_connected_cluster_is_accepted_by_any_name() -> 
         ("redis://head:6379", "not an address of a Ray cluster"),
     ],
 )
-def test_addresses_of_other_services_are_refused(address: str, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_addresses_of_other_services_are_refused(
+    address: str, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("RAY_ADDRESS", address)
     with pytest.raises(ConfigError) as refused:
         connecting.wanted_cluster(None)
@@ -270,7 +307,9 @@ def test_addresses_of_other_services_are_refused(address: str, kind: str, monkey
         connecting.wanted_cluster(address)
 
 
-def test_the_address_setting_precedes_the_environment_variable(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_address_setting_precedes_the_environment_variable(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setenv("RAY_ADDRESS", "head:6379")
     assert connecting.wanted_cluster(None) == ("RAY_ADDRESS", "head:6379")
     assert connecting.wanted_cluster("other:6379") == ("address", "other:6379")
@@ -285,7 +324,9 @@ def test_a_session_joins_the_ray_of_its_process_and_leaves_it(ray_session: None)
     address = ray.get_runtime_context().gcs_address
 
     def session_of(**changes: Any) -> RaySession:
-        return RaySession(Actors(num_actors=1, **changes), Learners(), store_bytes=1, notify=lambda text: None)
+        return RaySession(
+            Actors(num_actors=1, **changes), Learners(), store_bytes=1, notify=lambda text: None
+        )
 
     joined = session_of(address=address)
     joined.check()
@@ -304,9 +345,23 @@ def test_a_session_joins_the_ray_of_its_process_and_leaves_it(ray_session: None)
         (8, 1.0, 0, 0.0, 1, "actor_gpus=1: 8 actors of 1 GPU each need 8 GPUs, this machine has 1"),
         (1, 1.0, 0, 0.0, 0, "actor_gpus=1: 1 actor of 1 GPU each need 1 GPU, this machine has 0"),
         (8, 0.25, 0, 0.0, 2, None),
-        (9, 0.25, 0, 0.0, 2, "actor_gpus=0.25: 9 actors of 0.25 GPU each need 3 GPUs, this machine has 2"),
+        (
+            9,
+            0.25,
+            0,
+            0.0,
+            2,
+            "actor_gpus=0.25: 9 actors of 0.25 GPU each need 3 GPUs, this machine has 2",
+        ),
         (2, 0.6, 0, 0.0, 1, "need 2 GPUs"),  # two of them do not share one
-        (4, 0.0, 2, 1.0, 1, "learner_gpus=1: 2 learners of 1 GPU each need 2 GPUs, this machine has 1"),
+        (
+            4,
+            0.0,
+            2,
+            1.0,
+            1,
+            "learner_gpus=1: 2 learners of 1 GPU each need 2 GPUs, this machine has 1",
+        ),
         (2, 0.5, 1, 1.0, 2, None),
         (9, 0.01, 13, 0.07, 1, None),  # the sum of the floats exceeds 1
         (2, 0.5, 1, 1.0, 1, "2 actors of 0.5 GPU each and 1 learner of 1 GPU each need 2 GPUs"),
@@ -315,7 +370,10 @@ def test_a_session_joins_the_ray_of_its_process_and_leaves_it(ray_session: None)
 def test_more_gpus_than_this_machine_has_are_refused(
     actors: int, each: float, learners: int, of_learner: float, gpus: int, refused: str | None
 ) -> None:
-    wanted = Actors(num_actors=actors, actor_gpus=each), Learners(num_learners=learners, learner_gpus=of_learner)
+    wanted = (
+        Actors(num_actors=actors, actor_gpus=each),
+        Learners(num_learners=learners, learner_gpus=of_learner),
+    )
     if refused is None:
         capacity.check_gpus(demand_of(*wanted), gpus)
         return
@@ -328,11 +386,15 @@ def test_more_gpus_than_this_machine_has_are_refused(
 def test_actors_of_evaluations_need_gpus_too() -> None:
     demand = demand_of(Actors(num_actors=1, actor_gpus=1), Learners(), 1)
     capacity.check_gpus(demand, 2)
-    with pytest.raises(ConfigError, match=r"actor_gpus=1: 2 actors \(1 for evaluations\) of 1 GPU each need 2"):
+    with pytest.raises(
+        ConfigError, match=r"actor_gpus=1: 2 actors \(1 for evaluations\) of 1 GPU each need 2"
+    ):
         capacity.check_gpus(demand, 1)
 
 
-def test_the_folder_of_ray_may_not_exist_yet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_folder_of_ray_may_not_exist_yet(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("RAY_TMPDIR", str(tmp_path / "job" / "ray"))
     assert session.store_size(1, print) >= SMALLEST_STORE
 
@@ -340,10 +402,14 @@ def test_the_folder_of_ray_may_not_exist_yet(tmp_path: Path, monkeypatch: pytest
 def test_parts_of_a_licence_add_up_to_a_whole_number(monkeypatch: pytest.MonkeyPatch) -> None:
     """Ray starts with whole numbers of resources only."""
     given: dict[str, Any] = {}
-    monkeypatch.setattr(session, "_start_processes", lambda ray, notify, **options: given.update(options))
+    monkeypatch.setattr(
+        session, "_start_processes", lambda ray, notify, **options: given.update(options)
+    )
     actors = Actors(num_actors=3, actor_resources={"licence": 0.5})
     demand = demand_of(actors, Learners())
-    in_ray_thread(lambda: session._start(SimpleNamespace(), demand, 1, dashboard=False, notify=print))
+    in_ray_thread(
+        lambda: session._start(SimpleNamespace(), demand, 1, dashboard=False, notify=print)
+    )
     assert given["resources"] == {"licence": 2}
 
 
@@ -369,7 +435,9 @@ Says = Callable[[bytes | None], None]
 
 def report(*types: str) -> bytes:
     """Return a status report of Ray's monitor."""
-    return json.dumps({"autoscaler_report": {"active_nodes": dict.fromkeys(types, 1), "pending_launches": {}}}).encode()
+    return json.dumps(
+        {"autoscaler_report": {"active_nodes": dict.fromkeys(types, 1), "pending_launches": {}}}
+    ).encode()
 
 
 @pytest.fixture
@@ -385,9 +453,16 @@ BY_HAND = "node_d22930ce7ff40131afe61a09b90506f70a6beb0395de5ccf9d1ca95c"
 
 @pytest.mark.parametrize(
     ("status", "there"),
-    [(report(BY_HAND), False), (report("headgroup"), True), (report(BY_HAND, "workers"), True), (b"no JSON", False)],
+    [
+        (report(BY_HAND), False),
+        (report("headgroup"), True),
+        (report(BY_HAND, "workers"), True),
+        (b"no JSON", False),
+    ],
 )
-def test_an_autoscaler_is_detected_by_the_types_of_nodes(status: bytes, there: bool, autoscaler: Says) -> None:
+def test_an_autoscaler_is_detected_by_the_types_of_nodes(
+    status: bytes, there: bool, autoscaler: Says
+) -> None:
     autoscaler(status)
     assert in_ray_thread(partial(capacity.has_autoscaler, ConnectedRay())) is there
 
@@ -413,7 +488,13 @@ def test_a_ray_started_here_has_no_autoscaler(ray_session: None) -> None:
 @pytest.mark.parametrize(
     ("actors", "idle_s", "notes"),
     [
-        (8, 1.0, ["8 actors on 2 cores, busy for 95% of the time: more actors would gain nothing on this machine."]),
+        (
+            8,
+            1.0,
+            [
+                "8 actors on 2 cores, busy for 95% of the time: more actors would gain nothing on this machine."
+            ],
+        ),
         (8, 5.0, []),  # simulators that wait
         (2, 0.0, []),
     ],
@@ -424,7 +505,10 @@ def test_a_run_with_more_actors_than_cores_says_at_its_end_whether_the_cores_wer
     """Of four cores, this process may use two; each has the same 10 s in the run."""
     times = namedtuple("times", "user system idle iowait guest")
     now = [times(50.0, 5.0, 100.0, 1.0, 2.0)] * 4
-    then = [times(150.0, 5.0, 100.0, 1.0, 2.0), *[times(60.0 - idle_s / 2, 5.0, 100.0 + idle_s / 2, 1.0, 2.0)] * 3]
+    then = [
+        times(150.0, 5.0, 100.0, 1.0, 2.0),
+        *[times(60.0 - idle_s / 2, 5.0, 100.0 + idle_s / 2, 1.0, 2.0)] * 3,
+    ]
     monkeypatch.setattr(machine, "_smallest_quota", lambda: None)
     monkeypatch.setattr(os, "sched_getaffinity", lambda process: {1, 3}, raising=False)
     monkeypatch.setattr("psutil.cpu_times", lambda percpu: now)
@@ -434,7 +518,9 @@ def test_a_run_with_more_actors_than_cores_says_at_its_end_whether_the_cores_wer
 
 
 @pytest.mark.parametrize("failures", [1, 2])
-def test_ray_is_started_once_more_if_it_fails(failures: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ray_is_started_once_more_if_it_fails(
+    failures: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """On a busy machine, its start is given up with a bare Exception."""
     import ray
 
@@ -449,7 +535,9 @@ def test_ray_is_started_once_more_if_it_fails(failures: int, monkeypatch: pytest
     monkeypatch.setattr(ray, "shutdown", lambda: None)
     demand = capacity.Demand(1, {"CPU": 1.0}, 0, {}, 0, ())
     with (
-        pytest.raises(ClusterError, match=r"could not be started here: Exception: .* timed out .*num_actors=0")
+        pytest.raises(
+            ClusterError, match=r"could not be started here: Exception: .* timed out .*num_actors=0"
+        )
         if failures == 2
         else nullcontext()
     ):

@@ -8,7 +8,19 @@ import pytest
 from driver import LIMITS, TICK_S, Driver, Progress, answer_to, moving, report
 
 from dppo.engine.actor_collector import ActorCollector
-from dppo.engine.messages import Answered, Ask, Command, Kill, Limits, Log, Look, Process, Progressed, Recycled, Start
+from dppo.engine.messages import (
+    Answered,
+    Ask,
+    Command,
+    Kill,
+    Limits,
+    Log,
+    Look,
+    Process,
+    Progressed,
+    Recycled,
+    Start,
+)
 from dppo.engine.patience import MEASURED
 from dppo.envs.activity import Activity, Phase
 from dppo.errors import ClusterError, EnvFault, EnvironmentFault
@@ -37,7 +49,11 @@ def killed_after(driver: Driver, seconds: float, late_s: float = 2 * TICK_S) -> 
     while not driver.all(Kill):
         assert driver.now < began + 2 * seconds + 100
         driver.wait(TICK_S)
-    assert seconds - 2 * TICK_S <= driver.killed_at() - began <= seconds + driver.engine.limits.look_s + late_s
+    assert (
+        seconds - 2 * TICK_S
+        <= driver.killed_at() - began
+        <= seconds + driver.engine.limits.look_s + late_s
+    )
     return driver.incidents()[-1].text
 
 
@@ -54,7 +70,9 @@ def test_a_replay_that_stops_counts_as_hung_after_one_deadline() -> None:
 
 
 @pytest.mark.parametrize("progress", [moving(Phase.REPLAY, 0, 3700), None], ids=["none", "no file"])
-def test_a_replay_without_progress_counts_as_hung_after_one_deadline(progress: Progress | None) -> None:
+def test_a_replay_without_progress_counts_as_hung_after_one_deadline(
+    progress: Progress | None,
+) -> None:
     driver = rebuilding()
     if progress is not None:
         driver.progress[0] = progress
@@ -100,7 +118,10 @@ def test_an_actor_that_makes_steps_is_slow_and_one_that_stops_is_hung(segment: i
     driver.make(segment)
     driver.progress[0] = moving(Phase.STEP, 0.2, until=100)
     driver.request(segment)
-    assert "was last seen stepping env 0 of sampler 0, episode 0, step 1 and counts" in killed_after(driver, 110)
+    assert (
+        "was last seen stepping env 0 of sampler 0, episode 0, step 1 and counts"
+        in killed_after(driver, 110)
+    )
 
 
 def test_one_of_several_samplers_that_hangs_is_noticed_after_one_deadline() -> None:
@@ -114,7 +135,9 @@ def test_an_actor_whose_progress_cannot_be_read_has_a_deadline_for_its_segments(
     driver = Driver([[0, 1, 2]])
     driver.make(1)
     driver.request(1)
-    assert "(samplers 0, 1, 2) sent no segment for segment_timeout_s=10 and counts" in killed_after(driver, 30)
+    assert "(samplers 0, 1, 2) sent no segment for segment_timeout_s=10 and counts" in killed_after(
+        driver, 30
+    )
 
 
 @pytest.mark.parametrize("timeout_s", [0.5, 1, 2, 2.5])
@@ -140,7 +163,10 @@ def test_creating_the_first_environments_has_no_deadline_while_it_progresses() -
     assert not driver.all(Kill)
     driver.progress.clear()
     text = killed_after(driver, 10)
-    assert "made no environment within segment_timeout_s=10; if its constructor takes longer, raise segment_ti" in text
+    assert (
+        "made no environment within segment_timeout_s=10; if its constructor takes longer, raise segment_ti"
+        in text
+    )
 
 
 @pytest.mark.proves("is frozen between two questions")
@@ -180,7 +206,9 @@ def test_a_question_in_the_queue_has_no_deadline_before_it_is_begun() -> None:
 
 
 def test_a_step_after_a_replay_that_was_given_up_is_called_a_step() -> None:
-    replaying, stepping = (Activity(99, 0, Phase.STEP, 3, 1, 10, 16, steps, 2, 5) for steps in (0, 1))
+    replaying, stepping = (
+        Activity(99, 0, Phase.STEP, 3, 1, 10, 16, steps, 2, 5) for steps in (0, 1)
+    )
     assert str(replaying) == "replaying 10 of 16 steps"
     assert str(stepping) == "stepping env 1 of sampler 3, episode 2, step 6"
 
@@ -196,7 +224,9 @@ class Silent:
 
 def test_stacks_are_those_of_the_hung_actor_only(caplog: pytest.LogCaptureFixture) -> None:
     collector = ActorCollector(Driver([[0], [1]]).engine, Silent())  # type: ignore[arg-type]
-    hung, lost = (Incident(kind, str(kind)) for kind in (IncidentKind.ACTOR_HUNG, IncidentKind.ACTOR_LOST))
+    hung, lost = (
+        Incident(kind, str(kind)) for kind in (IncidentKind.ACTOR_HUNG, IncidentKind.ACTOR_LOST)
+    )
     collector._do([Kill(Process(0, 1)), Log("actor 0 hangs", hung), Log("actor 1 died", lost)])
     assert [bool(incident.details) for incident in collector._incidents] == [True, False]
     assert ["sim.py" in message for message in caplog.messages] == [True, False]
@@ -249,7 +279,9 @@ def test_after_a_replacement_a_rare_slow_event_gets_the_whole_limit() -> None:
     assert len(driver.all(Kill)) == 2
 
 
-def limit_of(driver: Driver, phase: Phase = Phase.STEP, *, replaced: bool = False) -> tuple[str, float]:
+def limit_of(
+    driver: Driver, phase: Phase = Phase.STEP, *, replaced: bool = False
+) -> tuple[str, float]:
     limit: tuple[str, float] = driver.engine.patience.limit(phase, replaced=replaced)
     return limit
 
@@ -411,7 +443,13 @@ def test_a_long_replay_is_logged_every_half_minute() -> None:
 
 
 def test_the_restart_of_an_actor_is_logged() -> None:
-    limits = Limits(segment_timeout_s=100, max_actor_restarts=3, move_after_s=1000, start_timeout_s=1000, quiet_s=30)
+    limits = Limits(
+        segment_timeout_s=100,
+        max_actor_restarts=3,
+        move_after_s=1000,
+        start_timeout_s=1000,
+        quiet_s=30,
+    )
     driver = Driver([[0, 1], [2]], limits)
     driver.request(0)
     for ask in driver.asks[1:]:
@@ -425,12 +463,16 @@ def test_the_restart_of_an_actor_is_logged() -> None:
 
 
 @pytest.mark.parametrize("backup_requests", [False, True])
-def test_the_line_of_a_wait_for_one_of_two_actors_names_what_would_help(backup_requests: bool) -> None:
+def test_the_line_of_a_wait_for_one_of_two_actors_names_what_would_help(
+    backup_requests: bool,
+) -> None:
     driver = Driver([[0], [1]], replace(PATIENT, quiet_s=10, backup_requests=backup_requests))
     driver.request(0)
     driver.on(answer_to(driver.asks[-1]))
     driver.wait(15)
-    assert ("(--backup-requests) would let an idle actor" in driver.logged()[0]) is not backup_requests
+    assert (
+        "(--backup-requests) would let an idle actor" in driver.logged()[0]
+    ) is not backup_requests
 
 
 def test_no_wait_is_logged_between_two_requests() -> None:
@@ -469,7 +511,9 @@ def test_an_actor_that_answers_early_continues_while_another_is_at_its_first_seg
     driver = Driver([[0], [1]], replace(LIMITS, segment_timeout_s=1000))
     driver.request_all(4, lag=3)
     assert len(driver.asks) == 8, "K + 1 for each actor"
-    of_first, of_second = ([ask for ask in driver.asks if ask.process.actor_id == actor] for actor in (0, 1))
+    of_first, of_second = (
+        [ask for ask in driver.asks if ask.process.actor_id == actor] for actor in (0, 1)
+    )
     for ask in of_first:
         driver.on(answer_to(ask))
     assert len(driver.asks) == 8, "no further than K segments ahead"
@@ -499,7 +543,9 @@ def test_the_queue_of_a_lost_actor_is_asked_again_and_its_first_question_rebuild
     driver.asks.clear()
     driver.die(0)
     driver.start(0, 2)
-    assert driver.asked() == [(sampler, index, index == 1) for index in (1, 2, 3) for sampler in (0, 1)]
+    assert driver.asked() == [
+        (sampler, index, index == 1) for index in (1, 2, 3) for sampler in (0, 1)
+    ]
 
 
 def test_samplers_that_move_continue_where_they_are_and_return_one_segment_at_a_time() -> None:
@@ -515,7 +561,9 @@ def test_samplers_that_move_continue_where_they_are_and_return_one_segment_at_a_
         driver.on(answer_to(ask))
     driver.take()
     driver.request(2, lag=1)
-    assert driver.asked() == [(0, 2, False)], "sampler 1 moves back when its last segment has arrived"
+    assert driver.asked() == [(0, 2, False)], (
+        "sampler 1 moves back when its last segment has arrived"
+    )
     driver.on(answer_to(last))
     assert driver.asked() == [(1, 2, True)]
     assert driver.all(Ask)[-1].process == Process(1, 2)

@@ -40,7 +40,9 @@ def folder(tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize("in_git", [False, True])
-def test_files_are_sent_without_runs_environments_and_what_git_ignores(in_git: bool, folder: Path) -> None:
+def test_files_are_sent_without_runs_environments_and_what_git_ignores(
+    in_git: bool, folder: Path
+) -> None:
     if in_git:
         subprocess.run(["git", "init", "-q", str(folder)], check=True)
         (folder / ".gitignore").write_text("/secret.txt\nruns/\n.gitignore\n")
@@ -55,12 +57,15 @@ def test_files_are_sent_without_runs_environments_and_what_git_ignores(in_git: b
     os.utime(folder / "mysim.py", (1, 1))
     assert archive(files_to_send([str(folder)])) == before
     assert (
-        described(files) == "3 files, 0.0 kB; the largest: data/mesh.bin (0.0 kB), mysim.py (0.0 kB), tool.sh (0.0 kB)"
+        described(files)
+        == "3 files, 0.0 kB; the largest: data/mesh.bin (0.0 kB), mysim.py (0.0 kB), tool.sh (0.0 kB)"
     )
 
 
 @executes("transports/ray/upload.py: upload: {}. At most {} are sent.")
-def test_too_many_bytes_are_refused_with_the_largest_files(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_too_many_bytes_are_refused_with_the_largest_files(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (folder / "data" / "mesh.bin").write_bytes(bytes(2_000_000))
     monkeypatch.setattr(upload, "MOST_BYTES", 1_000_000)
     fact = r"^upload: 3 files, 2\.0 MB; the largest: data/mesh\.bin \(2\.0 MB\), .* At most 1\.0 MB are sent\. Let git"
@@ -76,8 +81,12 @@ def test_too_many_bytes_are_refused_with_the_largest_files(folder: Path, monkeyp
     "transports/ray/upload.py: upload={}: has no files",
     "transports/ray/upload.py: Rename one of them.",
 )
-def test_folders_that_cannot_be_sent_are_refused(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(ConfigError, match=r"upload=/no/where: is not a folder\. Name the folder of your module"):
+def test_folders_that_cannot_be_sent_are_refused(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(
+        ConfigError, match=r"upload=/no/where: is not a folder\. Name the folder of your module"
+    ):
         files_to_send(["/no/where"])
     monkeypatch.chdir(folder)
     with pytest.raises(ConfigError, match=r"upload=\.venv/empty: is not a folder"):
@@ -86,7 +95,9 @@ def test_folders_that_cannot_be_sent_are_refused(folder: Path, monkeypatch: pyte
     with pytest.raises(ConfigError, match="upload=empty: has no files, or git ignores all of them"):
         files_to_send(["empty"])
     Path("empty/tool.sh").touch()
-    with pytest.raises(ConfigError, match=r"upload: tool\.sh and empty/tool\.sh would have the same name"):
+    with pytest.raises(
+        ConfigError, match=r"upload: tool\.sh and empty/tool\.sh would have the same name"
+    ):
         files_to_send([".", "empty"])
     Path("empty/tool.sh").rename("empty/other.sh")
     assert list(files_to_send(["data", "empty"])) == ["mesh.bin", "other.sh"]
@@ -96,10 +107,19 @@ def test_folders_that_cannot_be_sent_are_refused(folder: Path, monkeypatch: pyte
 def test_there_must_be_a_cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(upload, "is_connected", lambda: False)
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
-    refused = {"env_id": "CartPole-v1", "upload": ["."], "run_dir": tmp_path / "run", "progress": "off"}
-    with pytest.raises(ConfigError, match=r"upload=\. has no effect: Ray starts on this machine.* or set `address`"):
+    refused = {
+        "env_id": "CartPole-v1",
+        "upload": ["."],
+        "run_dir": tmp_path / "run",
+        "progress": "off",
+    }
+    with pytest.raises(
+        ConfigError, match=r"upload=\. has no effect: Ray starts on this machine.* or set `address`"
+    ):
         dppo.train(make_config({**refused, "num_actors": 1}))
     check_there_is_a_cluster((), None)
     check_there_is_a_cluster((".",), "10.0.0.1:6379")
-    with pytest.raises(ConfigError, match=r"upload=.* has no effect: num_actors=0 starts no actors"):
+    with pytest.raises(
+        ConfigError, match=r"upload=.* has no effect: num_actors=0 starts no actors"
+    ):
         make_config(refused)

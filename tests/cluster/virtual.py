@@ -92,7 +92,12 @@ class VirtualTransport:
     """A transport without processes; its clock advances only during waits."""
 
     def __init__(
-        self, make_actor: Callable[[], Any], rng: random.Random, faults: Faults, *, threads: bool = False
+        self,
+        make_actor: Callable[[], Any],
+        rng: random.Random,
+        faults: Faults,
+        *,
+        threads: bool = False,
     ) -> None:
         self.now = 0.0
         self.tick_s = 2.0
@@ -118,7 +123,9 @@ class VirtualTransport:
         self._ended: set[Process] = set()
         self._answers: dict[int, Event] = {}
         self._busy: dict[Process, float] = {}  # time at which a process has answered all questions
-        self._work: dict[Process, list[tuple[float, float]]] = {}  # a process progresses between these times
+        self._work: dict[
+            Process, list[tuple[float, float]]
+        ] = {}  # a process progresses between these times
 
     def clock(self) -> float:
         return self.now
@@ -142,11 +149,17 @@ class VirtualTransport:
 
     def _start(self, process: Process) -> None:
         assert process not in self._actors
-        alive = [other for other in self._actors if other.actor_id == process.actor_id and other not in self._killed]
+        alive = [
+            other
+            for other in self._actors
+            if other.actor_id == process.actor_id and other not in self._killed
+        ]
         assert not alive, "two processes of one actor"
         self._actors[process] = self._make_actor()
         slow = self._faults.strikes(self._rng, "never_starts_soon")
-        self._later(self._rng.uniform(22, 28) if slow else self._rng.uniform(0, 4), lambda: Started(process))
+        self._later(
+            self._rng.uniform(22, 28) if slow else self._rng.uniform(0, 4), lambda: Started(process)
+        )
 
     def _ask(self, command: Ask | Describe) -> None:
         rng = self._rng
@@ -161,7 +174,10 @@ class VirtualTransport:
         fate = f"answers after {duration:.1f} s"
         if faults.strikes(rng, "dies"):
             fate = "dies"
-            self._later(delay, lambda: self._stopped(process, Died(process, "died: of a fault in virtual time")))
+            self._later(
+                delay,
+                lambda: self._stopped(process, Died(process, "died: of a fault in virtual time")),
+            )
         elif faults.strikes(rng, "hangs"):
             fate = "hangs"
             self._later(delay, lambda: self._stopped(process))
@@ -181,7 +197,9 @@ class VirtualTransport:
             self._later(rng.uniform(10, 60), lambda: Joined(back))
 
     def _duration(self, command: Ask | Describe) -> float:
-        replays = isinstance(command, Ask) and any(request.rebuild is not None for request in command.question.requests)
+        replays = isinstance(command, Ask) and any(
+            request.rebuild is not None for request in command.question.requests
+        )
         slow = replays and self._faults.strikes(self._rng, "replays_long")
         seconds = self._rng.uniform(30, 90) if slow else self._rng.uniform(0, 8)
         return self.slowness.get(command.process.actor_id, 1.0) * seconds
@@ -198,7 +216,9 @@ class VirtualTransport:
                 if before != process and before not in self._killed and request.rebuild is not None:
                     within = request.rebuild.carry.episode_lengths.any()
                     self.moved["within episodes" if within else "between episodes"] += 1
-        self.story.append(f"{self.now:7.1f} s: actor {process.actor_id} is asked for {topic}, and {fate}")
+        self.story.append(
+            f"{self.now:7.1f} s: actor {process.actor_id} is asked for {topic}, and {fate}"
+        )
 
     def _progress(self, process: Process) -> Activity:
         """Return the progress of a process, which takes ten steps per second while it works."""
@@ -232,7 +252,9 @@ class VirtualTransport:
         return None
 
     def _timed(self, answer: Answer, command: Ask, forged: bool) -> Answer:
-        rebuilds = [request.rebuild for request in command.question.requests if request.rebuild is not None]
+        rebuilds = [
+            request.rebuild for request in command.question.requests if request.rebuild is not None
+        ]
         replayed = sum(int(rebuild.carry.episode_lengths.sum()) for rebuild in rebuilds)
         duration = self._durations[command.ask_id]
         timings = Timings(duration, 0.0, replayed, duration / 2 if replayed else 0.0)
@@ -244,7 +266,11 @@ class VirtualTransport:
 
     def _check_number_hosted(self) -> None:
         if self.most_hosted < sys.maxsize:
-            hosted = [len(actor.hosted) for process, actor in self._actors.items() if process not in self._killed]
+            hosted = [
+                len(actor.hosted)
+                for process, actor in self._actors.items()
+                if process not in self._killed
+            ]
             assert sum(hosted) <= self.most_hosted, f"environments of {hosted} samplers exist"
 
     def _stopped(self, process: Process, event: Event | None = None) -> Event | None:
@@ -309,13 +335,19 @@ class Cloud(VirtualTransport):
         self._look_at = 0.0
         demand = Demand(fewest, {"CPU": 1.0}, 0, {}, most)
         free = rng.randint(0, self._slots["node 0"])
-        self.room = ElasticPool(demand, self._usable, self.happened.append, free=free, grows=rng.random() < 0.3)
+        self.room = ElasticPool(
+            demand, self._usable, self.happened.append, free=free, grows=rng.random() < 0.3
+        )
         for _ in range(rng.randint(1, 8)):
             self._later(rng.uniform(0, 80), rng.choice([self._add, self._announce, self._lose]))
         self._later(200, lambda: self._add(3))
 
     def _usable(self) -> dict[str, dict[str, float]]:
-        return {node: {"CPU": float(size)} for node, size in self._slots.items() if node not in self._leaving}
+        return {
+            node: {"CPU": float(size)}
+            for node, size in self._slots.items()
+            if node not in self._leaving
+        }
 
     def _add(self, size: int = 0) -> None:
         self.happened.append("added")
@@ -339,12 +371,16 @@ class Cloud(VirtualTransport):
         for process, home in self._homes.items():
             if home == node:  # which is known until the process is killed
                 self._ended.add(process)
-                self._later(self._rng.uniform(0, 3), partial(Died, process, "died: its node is lost"))
+                self._later(
+                    self._rng.uniform(0, 3), partial(Died, process, "died: its node is lost")
+                )
 
     def _place(self) -> None:
         """Start pending processes where there is room."""
         homes = list(self._homes.values())
-        free = [node for node in self._usable() for _ in range(self._slots[node] - homes.count(node))]
+        free = [
+            node for node in self._usable() for _ in range(self._slots[node] - homes.count(node))
+        ]
         for node in free[: len(self._pending)]:
             start = self._pending.pop(0)
             self._homes[start.process] = node
@@ -367,7 +403,11 @@ class Cloud(VirtualTransport):
         if self.now >= self._look_at:
             self._look_at = self.now + 2
             self.room.look()
-        homes = {process.actor_id: home for process, home in self._homes.items() if process in self._running}
+        homes = {
+            process.actor_id: home
+            for process, home in self._homes.items()
+            if process in self._running
+        }
         joined, left = self.room.changes(lambda: homes)
         self.happened += ["joins"] * len(joined) + ["leaves"] * len(left)
         return [*events, *map(Joined, joined), *map(Left, left)]
@@ -428,14 +468,18 @@ class ToyActor:
     def describe(self, sampler_id: int) -> Spaces:
         return TOY_SPACES
 
-    def make_segments(self, question: Question, policy: PolicySnapshot) -> Answer | EnvironmentFault:
+    def make_segments(
+        self, question: Question, policy: PolicySnapshot
+    ) -> Answer | EnvironmentFault:
         for sampler_id in self._samplers.keys() - set(question.hosted):
             del self._samplers[sampler_id]
         made = []
         for request in question.requests:
             if len({*self._samplers, request.sampler_id}) > self._limit:
                 self._failed = True
-            assert not (self._failed and self._known), f"{question} is for more than {self._limit} samplers"
+            assert not (self._failed and self._known), (
+                f"{question} is for more than {self._limit} samplers"
+            )
             if self._failed:  # also for all later questions, as in an actor
                 return one_too_many(request.sampler_id, len(self._samplers))
             sampler = self._samplers.setdefault(request.sampler_id, _ToySampler(request.sampler_id))
@@ -472,11 +516,17 @@ class _ToySampler:
         for action in rebuild.actions[number].tolist():
             env, over = _step(env, action)
             assert not over, "the replay ends too soon"
-        assert env[1:] == (carry.episode_lengths[number], carry.checksums[number]), "the replay ends elsewhere"
+        assert env[1:] == (carry.episode_lengths[number], carry.checksums[number]), (
+            "the replay ends elsewhere"
+        )
         return env
 
-    def make(self, request: SegmentRequest, policy: PolicySnapshot) -> tuple[SegmentReport, Segment]:
-        assert request.index == self._index, f"{request}, but the sampler is at segment {self._index}"
+    def make(
+        self, request: SegmentRequest, policy: PolicySnapshot
+    ) -> tuple[SegmentReport, Segment]:
+        assert request.index == self._index, (
+            f"{request}, but the sampler is at segment {self._index}"
+        )
         policy_hash = zlib.crc32(policy.weights.tobytes()) + policy.version
         made, self._sums, self._envs = _made(
             (self._id, self._index, policy.version), policy_hash, self._sums, self._envs
@@ -486,7 +536,11 @@ class _ToySampler:
 
 
 def _reset(sampler: int, number: int, episode: int) -> Env:
-    return episode, 0, ((sampler * 7919 + number * 104_729 + episode * 31_337 + 1) * 48_271) % MODULUS
+    return (
+        episode,
+        0,
+        ((sampler * 7919 + number * 104_729 + episode * 31_337 + 1) * 48_271) % MODULUS,
+    )
 
 
 def _step(env: Env, action: int) -> tuple[Env, bool]:
@@ -498,7 +552,10 @@ def _step(env: Env, action: int) -> tuple[Env, bool]:
 
 @functools.cache  # equal schedules make equal segments, whose arrays are read-only
 def _made(
-    place: tuple[int, int, int], policy_hash: int, sums_before: tuple[int, ...], envs_before: tuple[Env, ...]
+    place: tuple[int, int, int],
+    policy_hash: int,
+    sums_before: tuple[int, ...],
+    envs_before: tuple[Env, ...],
 ) -> tuple[tuple[SegmentReport, Segment], tuple[int, ...], tuple[Env, ...]]:
     """Return a segment that follows from all arguments, and the sampler's sums and environments after it."""
     sampler, index, version = place
@@ -531,7 +588,9 @@ def _made(
     return (report, _segment(states, actions, rewards, done)), tuple(sums), tuple(envs)
 
 
-def _segment(states: list[int], actions: list[list[int]], rewards: list[int], done: list[bool]) -> Segment:
+def _segment(
+    states: list[int], actions: list[list[int]], rewards: list[int], done: list[bool]
+) -> Segment:
     shape = (TOY_STEPS, TOY_ENVS)
     zeros = np.zeros(shape, np.float32)
     over = np.array(done).reshape(shape)

@@ -27,7 +27,9 @@ def tuned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Presets for two environments, in two files."""
     folder = tmp_path / "presets"
     folder.mkdir()
-    (folder / "one.yaml").write_text("CartPole-v1: {gamma: 0.5, num_steps: 64, ent_coef: 0.0}\n", encoding="utf8")
+    (folder / "one.yaml").write_text(
+        "CartPole-v1: {gamma: 0.5, num_steps: 64, ent_coef: 0.0}\n", encoding="utf8"
+    )
     (folder / "two.yaml").write_text("Pendulum-v1: {gamma: 0.25}\n", encoding="utf8")
     (folder / "none.yaml").write_text("", encoding="utf8")
     monkeypatch.setattr(presets, "PRESETS", folder)
@@ -52,7 +54,11 @@ def refusal(line: str) -> str:
 
 def test_only_given_arguments_become_settings_and_the_environment_may_stand_anywhere() -> None:
     assert settings("Acrobot-v1") == {"env_id": "Acrobot-v1"}
-    for line in ("Acrobot-v1 --seed 1", "--seed 1 Acrobot-v1", "--seed=1 Acrobot-v1"):  # although 1 is the default
+    for line in (
+        "Acrobot-v1 --seed 1",
+        "--seed 1 Acrobot-v1",
+        "--seed=1 Acrobot-v1",
+    ):  # although 1 is the default
         assert settings(line) == {"env_id": "Acrobot-v1", "seed": "1"}
 
 
@@ -73,7 +79,10 @@ def test_presets_are_those_of_the_environment_or_the_one_named_or_none() -> None
     assert parse("CartPole-v1").settings["gamma"] == 0.5
     assert parse("CartPole-v1").preset == "CartPole-v1"
     assert parse("Acrobot-v1") == Arguments({"env_id": "Acrobot-v1"})
-    assert parse("Acrobot-v1 --preset Pendulum-v1").settings == {"gamma": 0.25, "env_id": "Acrobot-v1"}
+    assert parse("Acrobot-v1 --preset Pendulum-v1").settings == {
+        "gamma": 0.25,
+        "env_id": "Acrobot-v1",
+    }
     assert parse("CartPole-v1 --preset none") == Arguments({"env_id": "CartPole-v1"})
     assert parse("CartPole-v1 --preset auto").preset == "CartPole-v1"
 
@@ -103,8 +112,14 @@ def test_the_environment_may_come_from_the_file(tmp_path: Path) -> None:
         ("--run-dir some/where", {"run_dir": Path("some/where")}),
         ("--name no_replay", {"name": "no_replay"}),
         ('--env-kwargs {"nested":{"a":[1,0.25]}}', {"env_kwargs": {"nested": {"a": [1, 0.25]}}}),
-        ('--num-actors 2 --actor-resources {"licence":1}', {"num_actors": 2, "actor_resources": {"licence": 1}}),
-        ('--num-actors 2 --actor-resources [{"a":1}]', {"num_actors": 2, "actor_resources": [{"a": 1}]}),
+        (
+            '--num-actors 2 --actor-resources {"licence":1}',
+            {"num_actors": 2, "actor_resources": {"licence": 1}},
+        ),
+        (
+            '--num-actors 2 --actor-resources [{"a":1}]',
+            {"num_actors": 2, "actor_resources": [{"a": 1}]},
+        ),
         ("--seed 1 --seed 9007199254740993", {"seed": 2**53 + 1}),
         ("--replay --no-replay", {"replay": False}),
     ],
@@ -124,22 +139,34 @@ def shown(line: str, capsys: pytest.CaptureFixture[str]) -> str:
     return capsys.readouterr().out
 
 
-def test_every_setting_is_a_flag_and_every_flag_a_setting(capsys: pytest.CaptureFixture[str]) -> None:
+def test_every_setting_is_a_flag_and_every_flag_a_setting(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     flags = set(re.findall(r"^  (--[a-z-]+)", shown("--help", capsys), re.MULTILINE))
-    assert flags == {flag(name) for name in (*settings_by_name(), *EXTRA, "trust", "seeds", "seeds_at_once")} - {
-        "--env-id"
-    }
+    assert flags == {
+        flag(name) for name in (*settings_by_name(), *EXTRA, "trust", "seeds", "seeds_at_once")
+    } - {"--env-id"}
 
 
-def test_help_is_in_groups_the_most_used_first_and_fits_80_columns(capsys: pytest.CaptureFixture[str]) -> None:
+def test_help_is_in_groups_the_most_used_first_and_fits_80_columns(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     text = shown("--help", capsys)
     assert max(map(len, text.splitlines())) <= 80
     groups = re.findall(r"^(\w[\w, ]*):", text, re.MULTILINE)[1:]
     parts = ["env", "sampling", "ppo", "network", "actors", "learners", "run"]
-    assert groups == ["ENV_ID", "several seeds", "most used", "files, presets and earlier runs", *parts]
+    assert groups == [
+        "ENV_ID",
+        "several seeds",
+        "most used",
+        "files, presets and earlier runs",
+        *parts,
+    ]
     flags = re.findall(r"^  (--[a-z-]+)", text, re.MULTILINE)
     assert len(FIRST) == 10
-    assert flags[: 2 + len(FIRST) + len(EXTRA)] == [flag(name) for name in ("seeds", "seeds_at_once", *FIRST, *EXTRA)]
+    assert flags[: 2 + len(FIRST) + len(EXTRA)] == [
+        flag(name) for name in ("seeds", "seeds_at_once", *FIRST, *EXTRA)
+    ]
     for words in ("CartPole-v1", "module:Name-v0", "module:factory"):
         assert words in text.partition("most used")[0]
 
@@ -173,7 +200,9 @@ def test_aliases_name_flags_that_exist_and_are_not_settings_themselves() -> None
     assert not {f"--{alias}" for row in NAMES for alias in row.theirs} & settings_as_flags
     answered = [name for row in DIFFERENT for name in row.names.split()]
     assert not {f"--{name}" for name in answered} & settings_as_flags
-    assert not set(answered) & {alias for row in NAMES for alias in row.theirs}, "one answer to a name"
+    assert not set(answered) & {alias for row in NAMES for alias in row.theirs}, (
+        "one answer to a name"
+    )
     for row in DIFFERENT:
         named = re.findall(r"`([a-z_]+)(?:=[^`]*)?`", row.answer)
         assert set(named) <= set(settings_by_name()), row
@@ -195,7 +224,9 @@ def test_aliases_name_flags_that_exist_and_are_not_settings_themselves() -> None
         ("callback", "observers=[...]"),
     ],
 )
-def test_a_name_without_a_counterpart_is_answered_on_the_command_line_and_in_python(name: str, answer: str) -> None:
+def test_a_name_without_a_counterpart_is_answered_on_the_command_line_and_in_python(
+    name: str, answer: str
+) -> None:
     assert answer in refusal(f"CartPole-v1 --{name} 1")
     setting = name.replace("-", "_")
     with pytest.raises(ConfigError, match=f"{setting} is not a known setting"):
@@ -203,7 +234,9 @@ def test_a_name_without_a_counterpart_is_answered_on_the_command_line_and_in_pyt
 
 
 def test_the_letter_of_the_zoo_is_answered() -> None:
-    assert "-n is not a known flag. The number of env steps is --total-timesteps." in refusal("CartPole-v1 -n 1000")
+    assert "-n is not a known flag. The number of env steps is --total-timesteps." in refusal(
+        "CartPole-v1 -n 1000"
+    )
 
 
 @pytest.mark.parametrize(
@@ -229,26 +262,55 @@ def test_flags_of_other_libraries_lead_to_ours(command: str, aliases: str) -> No
         alias, _, ours = pair.partition(":")
         with pytest.raises(DppoError) as refused:
             parsers[command](["CartPole-v1", f"--{alias}", "3"])
-        assert f"--{alias.replace('_', '-')} is not a known flag. Did you mean --{ours}?" in str(refused.value)
+        assert f"--{alias.replace('_', '-')} is not a known flag. Did you mean --{ours}?" in str(
+            refused.value
+        )
 
 
 @pytest.mark.parametrize(
     ("text", "typed"),
     [
         ("a=1: is wrong. Use `norm_adv=False`.", "a=1: is wrong. Use --no-norm-adv."),
-        ("gamma=2: too large. Use `gamma=0.9`, or `x=3`.", "gamma=2: too large. Use --gamma 0.9, or `x=3`."),
-        ("num_actors=9 is many. Use `num_actors=8` or fewer.", "num_actors=9 is many. Use --num-actors 8 or fewer."),
+        (
+            "gamma=2: too large. Use `gamma=0.9`, or `x=3`.",
+            "gamma=2: too large. Use --gamma 0.9, or `x=3`.",
+        ),
+        (
+            "num_actors=9 is many. Use `num_actors=8` or fewer.",
+            "num_actors=9 is many. Use --num-actors 8 or fewer.",
+        ),
         ("one line\nseed=1: no. Use `seed=2`", "one line\nseed=1: no. Use --seed 2"),
-        ("a=1: is wrong. Use fewer, or raise `num_steps`.", "a=1: is wrong. Use fewer, or raise --num-steps."),
-        ("a=1: is wrong. Continue it with `resume=runs/a-1`.", "a=1: is wrong. Continue it with --resume runs/a-1."),
-        ("a=1: is wrong. Start a new run: `branch=True`.", "a=1: is wrong. Start a new run: --branch NEW_DIR."),
+        (
+            "a=1: is wrong. Use fewer, or raise `num_steps`.",
+            "a=1: is wrong. Use fewer, or raise --num-steps.",
+        ),
+        (
+            "a=1: is wrong. Continue it with `resume=runs/a-1`.",
+            "a=1: is wrong. Continue it with --resume runs/a-1.",
+        ),
+        (
+            "a=1: is wrong. Start a new run: `branch=True`.",
+            "a=1: is wrong. Start a new run: --branch NEW_DIR.",
+        ),
         ("a=1: is wrong. Add `trust=True` if you like.", "a=1: is wrong. Add --trust if you like."),
-        ("a: no. In Python: train(config, resume=...).", "a: no. In Python: train(config, resume=...)."),
+        (
+            "a: no. In Python: train(config, resume=...).",
+            "a: no. In Python: train(config, resume=...).",
+        ),
         ("a: no. Use `drop_obs=mission robot.arm`.", "a: no. Use --drop-obs mission robot.arm."),
-        ("a: no. Name it as `env_id` (module:function).", "a: no. Name it as ENV_ID (module:function)."),
+        (
+            "a: no. Name it as `env_id` (module:function).",
+            "a: no. Name it as ENV_ID (module:function).",
+        ),
         ("a: no. Use `env_id=CartPole-v1`.", "a: no. Use CartPole-v1."),
-        ("a: no. See `ray status`, or the layer `value`.", "a: no. See `ray status`, or the layer `value`."),
-        ("num_step is unknown. Did you mean num_steps?", "num_step is unknown. Did you mean num_steps?"),
+        (
+            "a: no. See `ray status`, or the layer `value`.",
+            "a: no. See `ray status`, or the layer `value`.",
+        ),
+        (
+            "num_step is unknown. Did you mean num_steps?",
+            "num_step is unknown. Did you mean num_steps?",
+        ),
     ],
 )
 def test_remedies_can_be_typed(text: str, typed: str) -> None:
@@ -258,16 +320,31 @@ def test_remedies_can_be_typed(text: str, typed: str) -> None:
 @pytest.mark.parametrize(
     ("line", "words"),
     [
-        ("CartPole-v1 --num-actor 3", "--num-actor is not a known flag. Did you mean --num-actors?"),
-        ("CartPole-v1 --learning_rat=3", "--learning-rat is not a known flag. Did you mean --learning-rate?"),
+        (
+            "CartPole-v1 --num-actor 3",
+            "--num-actor is not a known flag. Did you mean --num-actors?",
+        ),
+        (
+            "CartPole-v1 --learning_rat=3",
+            "--learning-rat is not a known flag. Did you mean --learning-rate?",
+        ),
         ("CartPole-v1 --seed 3 --xyzzyq 1", "--xyzzyq is not a known flag."),
         ("CartPole-v1 --seed", "--seed"),
         ("CartPole-v1 --actor-resources {licence:1}", "actor_resources={licence:1}: is not JSON"),
-        ("CartPole-v1 --preset CartPole-v0", "preset=CartPole-v0 is not a known preset. Did you mean CartPole-v1?"),
+        (
+            "CartPole-v1 --preset CartPole-v0",
+            "preset=CartPole-v0 is not a known preset. Did you mean CartPole-v1?",
+        ),
         ("CartPole-v1 --preset zzz", "zzz is not a known preset. `dppo presets` lists them."),
-        ("CartPole-v1 --config /no/such/file.yaml", "config=/no/such/file.yaml: cannot be read as settings"),
+        (
+            "CartPole-v1 --config /no/such/file.yaml",
+            "config=/no/such/file.yaml: cannot be read as settings",
+        ),
         *(
-            (f"{name} A-v0", "is not a known flag: the environment has none, as in dppo train CartPole-v1.")
+            (
+                f"{name} A-v0",
+                "is not a known flag: the environment has none, as in dppo train CartPole-v1.",
+            )
             for name in ("--env", "--env-id", "--gym_id")
         ),
         ("--seed 3", "the environment is missing. For example: dppo train CartPole-v1"),
@@ -277,7 +354,9 @@ def test_an_invalid_line_is_refused_in_one_or_two_lines(line: str, words: str) -
     assert words in refusal(line)
 
 
-@pytest.mark.parametrize("line", ["CartPole-v1 --anneal-lr false", "CartPole-v1 --seed 3 4", "CartPole-v1 Pendulum-v1"])
+@pytest.mark.parametrize(
+    "line", ["CartPole-v1 --anneal-lr false", "CartPole-v1 --seed 3 4", "CartPole-v1 Pendulum-v1"]
+)
 def test_a_stray_word_is_named_and_no_flag_is_reported_as_unknown(line: str) -> None:
     text = refusal(line)
     assert line.rsplit(maxsplit=1)[-1] in text
@@ -285,7 +364,15 @@ def test_a_stray_word_is_named_and_no_flag_is_reported_as_unknown(line: str) -> 
 
 
 @pytest.mark.parametrize(
-    "flags", ["--gamma 2", "--num-steps many", "--num-steps 1.5", "--env-kwargs [1]", "--activation gelu", "--seed -1"]
+    "flags",
+    [
+        "--gamma 2",
+        "--num-steps many",
+        "--num-steps 1.5",
+        "--env-kwargs [1]",
+        "--activation gelu",
+        "--seed -1",
+    ],
 )
 def test_bad_values_are_refused_by_the_settings_themselves(flags: str) -> None:
     with pytest.raises(ConfigError, match=f"^{flags.split(maxsplit=1)[0][2:].replace('-', '_')}="):
@@ -299,7 +386,9 @@ def run_dir(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
     (folder / "checkpoints" / "step").mkdir(parents=True)
     on_actors = {"num_actors": 2, "num_samplers": 2, "cpus_per_actor": 0.5}
     config = make_config({"env_id": "CartPole-v1", "gamma": 0.75, **on_actors})
-    settings = plain_settings(config) if request.param == "flat" else grouped(plain_settings(config))
+    settings = (
+        plain_settings(config) if request.param == "flat" else grouped(plain_settings(config))
+    )
     (folder / "config.yaml").write_text(yaml.safe_dump(settings), encoding="utf8")
     return folder
 
@@ -310,7 +399,13 @@ def test_resume_takes_the_settings_of_the_run_and_no_preset(run_dir: Path, path:
     assert parsed.resume == run_dir / path
     assert parsed.preset is None
     c = make_config(parsed.settings)
-    assert (c.env_id, c.num_actors, c.num_samplers, c.cpus_per_actor, c.gamma) == ("CartPole-v1", 2, 2, 0.5, 0.75)
+    assert (c.env_id, c.num_actors, c.num_samplers, c.cpus_per_actor, c.gamma) == (
+        "CartPole-v1",
+        2,
+        2,
+        0.5,
+        0.75,
+    )
 
 
 @pytest.mark.parametrize(
@@ -320,15 +415,21 @@ def test_resume_takes_the_settings_of_the_run_and_no_preset(run_dir: Path, path:
         ("--num-actors 0", {"num_actors": 0, "num_samplers": 2, "cpus_per_actor": 1.0}),
     ],
 )
-def test_flags_win_over_the_settings_of_the_run(run_dir: Path, flags: str, changed: dict[str, Any]) -> None:
+def test_flags_win_over_the_settings_of_the_run(
+    run_dir: Path, flags: str, changed: dict[str, Any]
+) -> None:
     c = make_config(parse(f"--resume {run_dir} {flags}").settings)
     assert {name: getattr(c, name) for name in changed} == changed
 
 
 @pytest.mark.parametrize("flags", ["--preset none", "--preset auto", "--config my.yaml"])
-def test_presets_and_files_are_refused_for_a_resumed_run(run_dir: Path, tmp_path: Path, flags: str) -> None:
+def test_presets_and_files_are_refused_for_a_resumed_run(
+    run_dir: Path, tmp_path: Path, flags: str
+) -> None:
     name, value = flags[2:].split()
-    assert refusal(f"--resume {run_dir} {flags}").startswith(f"--{name} {value} has no effect with --resume")
+    assert refusal(f"--resume {run_dir} {flags}").startswith(
+        f"--{name} {value} has no effect with --resume"
+    )
     assert "is not a run folder" in refusal(f"--resume {tmp_path}")
 
 
@@ -337,7 +438,9 @@ def test_resume_auto_takes_the_settings_of_the_command_line(run_dir: Path) -> No
     parsed = parse(f"CartPole-v1 --resume auto --run-dir {run_dir} --num-actors 1")
     assert (parsed.resume, parsed.preset) == ("auto", "CartPole-v1")
     assert parsed.settings["gamma"] == 0.5
-    assert refusal("CartPole-v1 --resume auto").startswith("resume=auto: needs a folder that is the same each time.")
+    assert refusal("CartPole-v1 --resume auto").startswith(
+        "resume=auto: needs a folder that is the same each time."
+    )
 
 
 def test_words_that_are_printed_for_settings_can_be_typed() -> None:

@@ -21,7 +21,9 @@ anything: Any = dppo
 @pytest.mark.parametrize("name", ELSEWHERE)
 def test_a_name_of_another_library_is_answered_when_it_is_used(name: str) -> None:
     absent = getattr(anything, name)
-    with pytest.raises(ConfigError, match=re.escape(f"dppo.{name} does not exist. {ELSEWHERE[name]}")):
+    with pytest.raises(
+        ConfigError, match=re.escape(f"dppo.{name} does not exist. {ELSEWHERE[name]}")
+    ):
         absent("MlpPolicy", "CartPole-v1")
     with pytest.raises(AttributeError, match=f"dppo.{name} does not exist"):
         _ = absent.load
@@ -34,7 +36,10 @@ def test_a_name_of_another_library_is_answered_when_it_is_used(name: str) -> Non
     ("call", "answer"),
     [
         (lambda: anything.Config("CartPole-v1"), "Use dppo.Config(env_id='CartPole-v1')."),
-        (lambda: anything.Config("CartPole-v1", seed=2), "Use dppo.Config(env_id='CartPole-v1', seed=...)."),
+        (
+            lambda: anything.Config("CartPole-v1", seed=2),
+            "Use dppo.Config(env_id='CartPole-v1', seed=...).",
+        ),
         (lambda: anything.train("CartPole-v1"), "Use dppo.Config(env_id='CartPole-v1')."),
         (
             lambda: anything.train(env_id="CartPole-v1"),
@@ -49,9 +54,18 @@ def test_a_name_of_another_library_is_answered_when_it_is_used(name: str) -> Non
         (lambda: anything.train(None, observer=[]), "Did you mean observers?"),
         (lambda: anything.train(None, nonsense=1), "It has config, resume, branch, observers."),
         (lambda: anything.evaluate(None, n_eval_episodes=3), "Did you mean episodes?"),
-        (lambda: anything.Config(env_id="CartPole-v1", callback=[]), "callback is not a known setting. Pass observers"),
-        (lambda: anything.Config(env_id="CartPole-v1", tensorboard_log="x"), "TensorBoard events are always written"),
-        (lambda: anything.Config(env_id="CartPole-v1", learning_rate=lambda left: left), "`anneal_lr=True`"),
+        (
+            lambda: anything.Config(env_id="CartPole-v1", callback=[]),
+            "callback is not a known setting. Pass observers",
+        ),
+        (
+            lambda: anything.Config(env_id="CartPole-v1", tensorboard_log="x"),
+            "TensorBoard events are always written",
+        ),
+        (
+            lambda: anything.Config(env_id="CartPole-v1", learning_rate=lambda left: left),
+            "`anneal_lr=True`",
+        ),
     ],
 )
 def test_a_habit_in_python_is_answered_with_the_right_line(call: Any, answer: str) -> None:
@@ -77,12 +91,18 @@ def test_an_assignment_is_answered_with_the_way_to_make_a_changed_copy() -> None
             "gamma: 0.9\n\nlearningrate: 1e-3\n",
             "line 3: learningrate is not a known setting. Did you mean learning_rate?",
         ),
-        ("sampling:\n  n_steps: 3\n", "line 2: n_steps is not a known setting. Did you mean num_steps?"),
+        (
+            "sampling:\n  n_steps: 3\n",
+            "line 2: n_steps is not a known setting. Did you mean num_steps?",
+        ),
         (
             "# zoo\nCartPole-v1:\n  n_envs: 8\n",
             "line 2: CartPole-v1 is not a setting, but has some, as in files of rl",
         ),
-        ("normalize: true\n", "line 1: normalize is not a known setting. Observations and rewards are normalized"),
+        (
+            "normalize: true\n",
+            "line 1: normalize is not a known setting. Observations and rewards are normalized",
+        ),
     ],
 )
 @pytest.mark.parametrize("env_id", ["", "CartPole-v1 "])
@@ -109,12 +129,16 @@ def test_what_the_answers_tell_to_do_works(tmp_path: Path) -> None:
         assert eval(line, {"dppo": dppo}).env_id == "CartPole-v1"
     line = told(lambda: anything.Config("CartPole-v1")).partition("Use ")[2].rstrip(".")
     assert eval(line, {"dppo": dppo}).env_id == "CartPole-v1"
-    changes = re.findall(r"`(\w+)(?:=(\w+))?`", told(lambda: anything.Config(env_id="E-v0", learning_rate=max)))
+    changes = re.findall(
+        r"`(\w+)(?:=(\w+))?`", told(lambda: anything.Config(env_id="E-v0", learning_rate=max))
+    )
     assert changes == [("anneal_lr", "True"), ("desired_kl", "")]
     assert dppo.Config(env_id="E-v0", learning_rate=0.1, anneal_lr=True).anneal_lr
     assert dppo.Config(env_id="E-v0", desired_kl=0.01).desired_kl == 0.01
     keyword = told(lambda: anything.train(None, observer=[])).rpartition(" ")[2].rstrip("?")
-    config = dppo.Config(env_id="CartPole-v1", total_timesteps=8, num_steps=8, num_samplers=1, progress="off")
+    config = dppo.Config(
+        env_id="CartPole-v1", total_timesteps=8, num_steps=8, num_samplers=1, progress="off"
+    )
     config = dataclasses.replace(config, run_dir=tmp_path / "run")
     assert anything.train(config, **{keyword: [dppo.Observer()]}).global_step == 8
 
@@ -123,7 +147,8 @@ def test_a_file_of_the_zoo_that_is_changed_as_told_is_accepted(tmp_path: Path) -
     file = tmp_path / "zoo.yaml"
     file.write_text("CartPole-v1:\n  gamma: 0.98\n")
     with pytest.raises(
-        DppoError, match="Move these to the top of the file, without CartPole-v1, and name the environment"
+        DppoError,
+        match="Move these to the top of the file, without CartPole-v1, and name the environment",
     ):
         parse_training(["--config", str(file)])
     file.write_text("gamma: 0.98\n")

@@ -22,17 +22,28 @@ def planned(*words: str) -> list[Config]:
 
 def test_flags_belong_to_the_comparison_or_to_the_training() -> None:
     options, settings = parse(["E-v0", "--actors", "1", "8", "--gamma", "0.9", "--target", "475"])
-    assert (options.actors, options.target, options.seeds, options.equal) == ([1, 8], 475.0, 3, "batch")
+    assert (options.actors, options.target, options.seeds, options.equal) == (
+        [1, 8],
+        475.0,
+        3,
+        "batch",
+    )
     assert settings == {"env_id": "E-v0", "gamma": "0.9"}
 
 
-def test_help_lists_all_flags_but_those_that_a_comparison_sets_itself(capsys: pytest.CaptureFixture[str]) -> None:
+def test_help_lists_all_flags_but_those_that_a_comparison_sets_itself(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     with pytest.raises(SystemExit):
         parse(["--help"])
     shown = capsys.readouterr().out
     assert max(map(len, shown.splitlines())) <= 80
-    assert {"--actors", "--equal", "--gamma", "--num-samplers"} <= set(re.findall(r"^  (--[a-z-]+)", shown, re.M))
-    assert not {"--num-actors", "--run-dir", "--resume"} & set(re.findall(r"^  (--[a-z-]+)", shown, re.M))
+    assert {"--actors", "--equal", "--gamma", "--num-samplers"} <= set(
+        re.findall(r"^  (--[a-z-]+)", shown, re.M)
+    )
+    assert not {"--num-actors", "--run-dir", "--resume"} & set(
+        re.findall(r"^  (--[a-z-]+)", shown, re.M)
+    )
 
 
 @pytest.mark.parametrize("words", [["--out", "out"], []], ids=str)
@@ -52,14 +63,28 @@ def test_all_runs_are_in_the_same_folder_wherever_an_environment_goes(
 
 
 def test_settings_of_actors_apply_to_the_runs_with_actors() -> None:
-    words = ["--actors", "0", "8", "--seeds", "1", "--segment-timeout-s", "60", "--cpus-per-actor", "0.5"]
+    words = [
+        "--actors",
+        "0",
+        "8",
+        "--seeds",
+        "1",
+        "--segment-timeout-s",
+        "60",
+        "--cpus-per-actor",
+        "0.5",
+    ]
     in_process, on_actors = planned(*words)
     assert (in_process.segment_timeout_s, in_process.cpus_per_actor) == (600, 1)
     assert (on_actors.segment_timeout_s, on_actors.cpus_per_actor) == (60, 0.5)
 
 
-@pytest.mark.parametrize(("actors", "name"), [(["0"], "segment_timeout_s"), (["0", "8"], "num_learners")])
-def test_settings_without_effect_or_that_make_the_runs_unequal_are_refused(actors: list[str], name: str) -> None:
+@pytest.mark.parametrize(
+    ("actors", "name"), [(["0"], "segment_timeout_s"), (["0", "8"], "num_learners")]
+)
+def test_settings_without_effect_or_that_make_the_runs_unequal_are_refused(
+    actors: list[str], name: str
+) -> None:
     with pytest.raises(ConfigError, match=f"^{name}=.* has no effect: num_actors=0"):
         planned("--actors", *actors, f"--{name.replace('_', '-')}", "2")
 
@@ -69,18 +94,25 @@ def test_settings_without_effect_or_that_make_the_runs_unequal_are_refused(actor
     [
         ("--actors 0 --seeds 5", [(0, 8, seed) for seed in range(1, 6)]),
         ("--seeds 2", [(1, 8, 1), (8, 8, 1), (8, 8, 2), (1, 8, 2)]),
-        ("--actors 0 2 --seeds 3", [(0, 8, 1), (2, 8, 1), (2, 8, 2), (0, 8, 2), (0, 8, 3), (2, 8, 3)]),
+        (
+            "--actors 0 2 --seeds 3",
+            [(0, 8, 1), (2, 8, 1), (2, 8, 2), (0, 8, 2), (0, 8, 3), (2, 8, 3)],
+        ),
         ("--actors 0 4 --seeds 1 --num-samplers 16 --seed 7", [(0, 16, 7), (4, 16, 7)]),
         ("--actors 0 1 8 --seeds 1 --equal segment", [(0, 1, 1), (1, 1, 1), (8, 8, 1)]),
     ],
 )
-def test_numbers_of_actors_take_turns_forwards_and_backwards(words: str, runs: list[tuple[int, int, int]]) -> None:
+def test_numbers_of_actors_take_turns_forwards_and_backwards(
+    words: str, runs: list[tuple[int, int, int]]
+) -> None:
     found = planned(*words.split())
     assert [(config.num_actors, config.num_samplers, config.seed) for config in found] == runs
     assert len({config.run_dir for config in found}) == len(runs)
 
 
-def test_a_preset_fits_the_smallest_batch_and_is_the_same_for_all(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_preset_fits_the_smallest_batch_and_is_the_same_for_all(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     options, settings = parse(["CartPole-v1", "--equal", "segment"])
     assert {config.minibatch_size for config in make_plan(options, settings, Path("out"))} == {32}
 
@@ -88,7 +120,10 @@ def test_a_preset_fits_the_smallest_batch_and_is_the_same_for_all(capsys: pytest
 @pytest.mark.parametrize(
     ("equal", "words"),
     [
-        ("batch", "E-v0, 3 seeds. Equal batch: the same 8 samplers of 64 steps, hosted by 1 or 8 actors."),
+        (
+            "batch",
+            "E-v0, 3 seeds. Equal batch: the same 8 samplers of 64 steps, hosted by 1 or 8 actors.",
+        ),
         (
             "segment",
             "E-v0, 3 seeds. Equal segments: 64 steps for each of 1 or 8 actors, so the batch is 64 or 512 steps.",
@@ -112,7 +147,10 @@ def test_the_caption_names_what_the_runs_have_in_common(equal: str, words: str) 
         (["--num-actors", "8"], "--num-actors has no effect here: use --actors"),
         (["--run_dir=x"], "--run-dir has no effect here: use --out"),
         (["--resume", "x"], "--resume has no effect here"),
-        (["--equal", "segment", "--num-samplers", "8"], "--num-samplers has no effect with --equal segment"),
+        (
+            ["--equal", "segment", "--num-samplers", "8"],
+            "--num-samplers has no effect with --equal segment",
+        ),
         (["--actor", "1", "8"], "--actor is not a known flag"),
         (
             ["--num-samplers", "4"],
@@ -122,7 +160,9 @@ def test_the_caption_names_what_the_runs_have_in_common(equal: str, words: str) 
         (["--out", "."], "out=.: is not an empty folder"),
     ],
 )
-def test_invalid_options_are_refused_at_once(argv: list[str], words: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_invalid_options_are_refused_at_once(
+    argv: list[str], words: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert main(["compare", "CartPole-v1", *argv, "--preset", "none"]) == 2
     assert words in capsys.readouterr().err
 
@@ -132,7 +172,20 @@ def test_a_comparison_writes_picture_and_figures_of_equal_weights(
 ) -> None:
     out = tmp_path / "out"
     flags = ["--actors", "0", "2", "--target", "-9999", "--out", str(out), *TINY, "--seeds", "1"]
-    assert main(["compare", "worlds.simple:point_mass", *flags, "--num-steps", "64", "--total-timesteps", "384"]) == 0
+    assert (
+        main(
+            [
+                "compare",
+                "worlds.simple:point_mass",
+                *flags,
+                "--num-steps",
+                "64",
+                "--total-timesteps",
+                "384",
+            ]
+        )
+        == 0
+    )
     said = capsys.readouterr().out
     assert "The same weights, bit for bit, for every seed." in said
     assert "2 of 2: 2 actors, seed 1" in said
@@ -152,13 +205,18 @@ def test_a_comparison_writes_picture_and_figures_of_equal_weights(
 
 def test_several_seeds_are_compared_without_ray(tmp_path: Path) -> None:
     out = tmp_path / "out"
-    assert main(["compare", "worlds.simple:point_mass", "--actors", "0", "--out", str(out), *TINY]) == 0
+    assert (
+        main(["compare", "worlds.simple:point_mass", "--actors", "0", "--out", str(out), *TINY])
+        == 0
+    )
     everything = json.loads((out / "compare.json").read_text())
     assert [(run["num_actors"], run["seed"]) for run in everything["runs"]] == [(0, 1), (0, 2)]
     assert everything["same_weights"] is None
 
 
-def test_different_weights_fail_loudly(tmp_path: Path, capsys: pytest.CaptureFixture[str], ray_session: None) -> None:
+def test_different_weights_fail_loudly(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], ray_session: None
+) -> None:
     flags = ["--actors", "0", "1", "--out", str(tmp_path / "out"), *TINY, "--seeds", "1"]
     assert main(["compare", "worlds.faulty:drifting_cartpole", *flags]) == 1
     said = capsys.readouterr().err

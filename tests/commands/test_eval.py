@@ -21,7 +21,9 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return run
 
 
-def test_the_command_prints_the_summary_of_dppo_evaluate(trained: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_prints_the_summary_of_dppo_evaluate(
+    trained: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert main(["eval", str(trained), "--episodes", "3", "--stochastic", "--seed", "2"]) == 0
     first, last = capsys.readouterr().out.splitlines()
     assert first == "CartPole-v1, policy after 32 steps, sampling actions, 3 episodes"
@@ -45,8 +47,22 @@ def test_progress_is_printed_during_long_episodes(
     assert re.fullmatch(rf"{so_far}; the current one: \d+ steps, return \d+\.0 so far", lines[-2])
 
 
-def test_arguments_of_the_environment_are_json(trained: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["eval", str(trained), "--episodes", "1", "--env-kwargs", '{"sutton_barto_reward": true}']) == 0
+def test_arguments_of_the_environment_are_json(
+    trained: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert (
+        main(
+            [
+                "eval",
+                str(trained),
+                "--episodes",
+                "1",
+                "--env-kwargs",
+                '{"sutton_barto_reward": true}',
+            ]
+        )
+        == 0
+    )
     assert "return -1.0 +- 0.0" in capsys.readouterr().out
     assert main(["eval", str(trained), "--env-kwargs", "{a"]) == 2
     assert "env_kwargs={a: is not JSON" in capsys.readouterr().err
@@ -59,11 +75,18 @@ def test_arguments_of_the_environment_are_json(trained: Path, capsys: pytest.Cap
         (["--episodes", "0"], "episodes=0: must be at least 1."),
         (["--seed", "-1"], "seed=-1: must be at least 0."),
         (["--env", "X"], "--env is not a known flag. Did you mean --env-id?"),
-        (["--n-eval-episodes", "3"], "--n-eval-episodes is not a known flag. Did you mean --episodes?"),
+        (
+            ["--n-eval-episodes", "3"],
+            "--n-eval-episodes is not a known flag. Did you mean --episodes?",
+        ),
     ],
 )
 def test_mistakes_are_refused_in_one_line(
-    flags: list[str], words: str, trained: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    flags: list[str],
+    words: str,
+    trained: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.delenv("DISPLAY", raising=False)
     monkeypatch.delenv("WAYLAND_DISPLAY", raising=False)
@@ -79,4 +102,7 @@ def test_help_is_in_groups_and_fits_80_columns(capsys: pytest.CaptureFixture[str
         main(["eval", "--help"])
     shown = capsys.readouterr().out
     assert max(map(len, shown.splitlines())) <= 80
-    assert re.findall(r"^(\w[\w ]*):$", shown, re.MULTILINE) == ["episodes", "environment and network"]
+    assert re.findall(r"^(\w[\w ]*):$", shown, re.MULTILINE) == [
+        "episodes",
+        "environment and network",
+    ]

@@ -12,10 +12,26 @@ from dppo.tools.compare.measured import Run, differing_seeds, group_of, groups_o
 
 def row(iteration: int, **figures: Any) -> dict[str, Any]:
     """0.7 s: 0.64 s of the slowest actor and 0.01 s around it, 0.03 s of update, 0.02 s of other; 0.6 s per actor."""
-    times = {"iteration": 0.7, "collect": 0.65, "slowest_actor": 0.64, "transfer": 0.004, "update": 0.03}
-    made = {f"perf/{name}_s": seconds for name, seconds in (times | {"env": 0.5, "act": 0.1}).items()}
-    made |= {"iteration": iteration, "global_step": 512 * iteration, "time/training_s": 0.7 * iteration}
-    return made | {"perf/env_step_ms": 10.0} | {key.replace("__", "/"): value for key, value in figures.items()}
+    times = {
+        "iteration": 0.7,
+        "collect": 0.65,
+        "slowest_actor": 0.64,
+        "transfer": 0.004,
+        "update": 0.03,
+    }
+    made = {
+        f"perf/{name}_s": seconds for name, seconds in (times | {"env": 0.5, "act": 0.1}).items()
+    }
+    made |= {
+        "iteration": iteration,
+        "global_step": 512 * iteration,
+        "time/training_s": 0.7 * iteration,
+    }
+    return (
+        made
+        | {"perf/env_step_ms": 10.0}
+        | {key.replace("__", "/"): value for key, value in figures.items()}
+    )
 
 
 def run(
@@ -27,10 +43,17 @@ def run(
     threads: bool = False,
     **figures: Any,
 ) -> Run:
-    sizes: dict[str, Any] = {"num_actors": actors, "num_samplers": samplers, "num_steps": 64, "env_threads": threads}
+    sizes: dict[str, Any] = {
+        "num_actors": actors,
+        "num_samplers": samplers,
+        "num_steps": 64,
+        "env_threads": threads,
+    }
     config = Config(env_id="E-v0", seed=seed, **sizes)
     rows = [row(number, **figures) for number in (1, 2, 3)]
-    result = finished(wall_s=training_s + 9, training_s=training_s, global_step=1536, weights_sha256=sha)
+    result = finished(
+        wall_s=training_s + 9, training_s=training_s, global_step=1536, weights_sha256=sha
+    )
     return Run(config, result, rows)
 
 
@@ -41,7 +64,9 @@ def test_the_bound_is_the_sum_of_exchange_collection_and_update() -> None:
     assert cycle["efficiency"] == pytest.approx(0.674 / 0.7)
     assert cycle["overhead"] == pytest.approx(0.03 / 0.7)
     wild = measure_cycle([row(2, perf__transfer_s=0.5, perf__iteration_s=0.68)], 512)
-    assert wild["exchange_s"] == pytest.approx(0.01), "the rest of the transfer overlaps with the slowest actor"
+    assert wild["exchange_s"] == pytest.approx(0.01), (
+        "the rest of the transfer overlaps with the slowest actor"
+    )
     assert wild["efficiency"] == pytest.approx(1.0), "never above one"
     assert measure_cycle([row(2, perf__collect_s=0.64)], 512)["exchange_s"] == 0.0
 
@@ -74,7 +99,9 @@ def test_groups_keep_the_order_of_the_numbers_of_actors() -> None:
 
 
 def test_a_group_has_the_means_of_its_runs() -> None:
-    _, said = groups_of([run(1, training_s=16.0), run(8, training_s=2.0), run(8, seed=2, training_s=3.0)])
+    _, said = groups_of(
+        [run(1, training_s=16.0), run(8, training_s=2.0), run(8, seed=2, training_s=3.0)]
+    )
     assert said["steps_per_s"] == pytest.approx(3072 / 5)
     assert said["speed_up"] == pytest.approx((3072 / 5) / (1536 / 16))
     assert said["startup_s"] == pytest.approx(9)
@@ -93,11 +120,16 @@ def test_a_speed_up_above_its_limit_is_noise() -> None:
 
 
 @pytest.mark.parametrize(
-    ("training_s", "iteration_s", "shown"), [(1.68, 0.7, ["1.25 x", "96.3 %"]), (0.2, 0.6, ["noise", "noise"])]
+    ("training_s", "iteration_s", "shown"),
+    [(1.68, 0.7, ["1.25 x", "96.3 %"]), (0.2, 0.6, ["noise", "noise"])],
 )
-def test_impossible_speed_ups_are_shown_as_noise(training_s: float, iteration_s: float, shown: list[str]) -> None:
+def test_impossible_speed_ups_are_shown_as_noise(
+    training_s: float, iteration_s: float, shown: list[str]
+) -> None:
     groups = groups_of([run(1), run(8, training_s=training_s, perf__iteration_s=iteration_s)])
-    columns = {str(column.header): list(column.cells) for column in make_table(groups, None).columns}
+    columns = {
+        str(column.header): list(column.cells) for column in make_table(groups, None).columns
+    }
     assert columns["speed-up"] == ["1.00 x", shown[0]]
     assert list(columns.values())[-1] == ["96.3 %", shown[1]]
     assert groups[1]["cycle"]["efficiency_is_noise"] is (shown[1] == "noise")
@@ -109,12 +141,16 @@ def test_the_limit_of_a_speed_up_counts_the_work_of_all_actors_and_the_size_of_t
     assert two["cycle"]["work_s"] == pytest.approx(1.2)
     assert eight["speed_up_limit"] == pytest.approx(0.7 / (1.2 / 8 + 0.03))
     larger = group_of([run(2, samplers=16)], two)
-    assert larger["speed_up_limit"] == pytest.approx(0.7 / (1.2 / 2 + 0.03)), "twice the work in twice the time"
+    assert larger["speed_up_limit"] == pytest.approx(0.7 / (1.2 / 2 + 0.03)), (
+        "twice the work in twice the time"
+    )
 
 
 def test_with_threads_more_actors_can_only_save_what_threads_wait_for_each_other() -> None:
     one = group_of([run(1, threads=True)])
-    four, slower = (group_of([run(4, threads=True, perf__env_s=env_s)], one) for env_s in (0.4, 0.6))
+    four, slower = (
+        group_of([run(4, threads=True, perf__env_s=env_s)], one) for env_s in (0.4, 0.6)
+    )
     assert one["cycle"]["work_s"] == pytest.approx(8 * 0.6)
     assert four["speed_up_limit"] == pytest.approx(0.7 / (0.5 + 0.03))
     assert slower["speed_up_limit"] == one["speed_up_limit"] == pytest.approx(0.7 / (0.6 + 0.03))

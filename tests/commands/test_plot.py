@@ -24,7 +24,10 @@ def a_run(folder: Path, last: float, count: int = 4, **settings: Any) -> Path:
     (folder / "config.yaml").write_text(
         yaml.safe_dump(grouped(plain_settings(Config(**{"env_id": "E-v0", **settings}))))
     )
-    rows = [{"iteration": i, "global_step": 512 * i, "time/training_s": 2.0 * i} for i in range(1, count + 1)]
+    rows = [
+        {"iteration": i, "global_step": 512 * i, "time/training_s": 2.0 * i}
+        for i in range(1, count + 1)
+    ]
     rows = [row | {"charts/episodic_return": last * row["iteration"] / count} for row in rows]
     (folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     return folder
@@ -36,7 +39,10 @@ def one(seed: int, values: list[float], steps: list[float], **settings: Any) -> 
 
 
 def test_runs_are_grouped_by_all_settings_but_their_seeds() -> None:
-    made = [one(seed, [0, 1], [0, 9], gamma=gamma, env_kwargs={"g": 1}) for seed, gamma in product((1, 2), (0.9, 0.99))]
+    made = [
+        one(seed, [0, 1], [0, 9], gamma=gamma, env_kwargs={"g": 1})
+        for seed, gamma in product((1, 2), (0.9, 0.99))
+    ]
     made += [one(1, [0, 1], [0, 9], gamma=0.9, env_kwargs={"g": 2}, name="$\\frac{")]
     groups = grouped_by_settings(made)
     assert [str(group) for group in groups] == [
@@ -45,11 +51,24 @@ def test_runs_are_grouped_by_all_settings_but_their_seeds() -> None:
         'gamma=0.9, env_kwargs={"g": 2}, name=$\\frac{ (1 seed)',
     ]
     assert [str(group) for group in grouped_by_settings(made[:1])] == ["E-v0 (1 seed)"]
-    tracked = [one(1, [0, 1], [0, 9], gamma=gamma, track=track) for gamma, track in ((0.9, []), (0.99, ["wandb"]))]
-    assert [str(group) for group in grouped_by_settings(tracked)] == ["gamma=0.9 (1 seed)", "gamma=0.99 (1 seed)"]
+    tracked = [
+        one(1, [0, 1], [0, 9], gamma=gamma, track=track)
+        for gamma, track in ((0.9, []), (0.99, ["wandb"]))
+    ]
+    assert [str(group) for group in grouped_by_settings(tracked)] == [
+        "gamma=0.9 (1 seed)",
+        "gamma=0.99 (1 seed)",
+    ]
     times = [one(1, [0, 1], [0, 9], num_actors=actors) for actors in (1, 8)]
-    assert [str(group) for group in grouped_by_settings(times)] == ["num_actors=1 (1 seed)", "num_actors=8 (1 seed)"]
-    of_another_version = [one(1, [0, 1], [0, 9]), one(1, [0, 1], [0, 9]), one(1, [0, 1], [0, 9], unknown=1)]
+    assert [str(group) for group in grouped_by_settings(times)] == [
+        "num_actors=1 (1 seed)",
+        "num_actors=8 (1 seed)",
+    ]
+    of_another_version = [
+        one(1, [0, 1], [0, 9]),
+        one(1, [0, 1], [0, 9]),
+        one(1, [0, 1], [0, 9], unknown=1),
+    ]
     assert [str(group) for group in grouped_by_settings(of_another_version)] == [
         "unknown=null (2 runs)",
         "unknown=1 (1 seed)",
@@ -69,7 +88,9 @@ def test_mean_and_spread_are_those_where_all_runs_have_values() -> None:
 
 
 def test_an_evaluation_belongs_to_the_steps_of_its_policy() -> None:
-    rows: list[dict[str, float]] = [{"global_step": 100 * i, "time/training_s": 2.0 * i} for i in range(1, 6)]
+    rows: list[dict[str, float]] = [
+        {"global_step": 100 * i, "time/training_s": 2.0 * i} for i in range(1, 6)
+    ]
     rows[2] |= {"eval/global_step": 200, "eval/episodic_return": 7.0}
     rows[4] |= {"eval/global_step": 400, "eval/episodic_return": 9.0}
     found = curve_of(rows, "eval/episodic_return")
@@ -86,10 +107,14 @@ def test_an_interval_is_that_of_a_bootstrap_and_several_tasks_give_the_interquar
     np.testing.assert_allclose([mean - low, high - mean], 1.96 * error, rtol=0.15)
     assert interval([np.array([3.0])]) == (3.0, 3.0, 3.0)
     tasks = [np.array([0.0, 1.0, 2.0, 100.0]), np.array([3.0, 4.0, 5.0, -100.0])]
-    assert interval(tasks)[0] == pytest.approx(np.mean([1, 2, 3, 4])), "half of the runs, those in the middle"
+    assert interval(tasks)[0] == pytest.approx(np.mean([1, 2, 3, 4])), (
+        "half of the runs, those in the middle"
+    )
 
 
-def test_a_picture_of_many_long_labels_is_drawn_with_a_place_for_each(tmp_path: Path, monkeypatch: Any) -> None:
+def test_a_picture_of_many_long_labels_is_drawn_with_a_place_for_each(
+    tmp_path: Path, monkeypatch: Any
+) -> None:
     drawn: list[Any] = []
     monkeypatch.setattr(plots, "DPI", 50)
 
@@ -98,7 +123,10 @@ def test_a_picture_of_many_long_labels_is_drawn_with_a_place_for_each(tmp_path: 
         drawn.append(figure)
 
     monkeypatch.setattr(plots, "save", keep)
-    long = "env_kwargs={'terrain': '$\\\\frac{x}'}, hidden_sizes=[256, 256, 256], learning_rate=0.0003, gamma=0.99" * 2
+    long = (
+        "env_kwargs={'terrain': '$\\\\frac{x}'}, hidden_sizes=[256, 256, 256], learning_rate=0.0003, gamma=0.99"
+        * 2
+    )
     groups = [Group(f"{number} {long}", [one(1, [0, number], [0, 9])]) for number in range(14)]
     draw_together(groups, tmp_path / "a.png", "$title", "metric", over_time=True)
     [figure] = drawn
@@ -110,7 +138,9 @@ def test_a_picture_of_many_long_labels_is_drawn_with_a_place_for_each(tmp_path: 
         assert 0 <= part.y0 < part.y1 <= figure.bbox.height
 
 
-def test_the_command_draws_folders_of_runs_and_prints_intervals(tmp_path: Path, capsys: Any, monkeypatch: Any) -> None:
+def test_the_command_draws_folders_of_runs_and_prints_intervals(
+    tmp_path: Path, capsys: Any, monkeypatch: Any
+) -> None:
     monkeypatch.chdir(tmp_path)
     for seed in range(1, 4):
         a_run(tmp_path / "study" / f"seed_{seed}", 10.0 * seed, seed=seed)
@@ -129,7 +159,9 @@ def test_the_command_draws_folders_of_runs_and_prints_intervals(tmp_path: Path, 
     assert (tmp_path / "plot.png").read_bytes().startswith(b"\x89PNG")
 
 
-def test_compare_leads_from_folders_of_runs_to_plot(tmp_path: Path, capsys: Any, monkeypatch: Any) -> None:
+def test_compare_leads_from_folders_of_runs_to_plot(
+    tmp_path: Path, capsys: Any, monkeypatch: Any
+) -> None:
     monkeypatch.chdir(tmp_path)
     for name in ("one", "two"):
         a_run(tmp_path / name, 5.0)
@@ -137,7 +169,10 @@ def test_compare_leads_from_folders_of_runs_to_plot(tmp_path: Path, capsys: Any,
     said = capsys.readouterr().err
     assert "one is the folder of a run" in said
     [command] = re.findall(r"`([^`]*)`", said)
-    assert main(command.partition(" plot ")[2] and ["plot", *command.partition(" plot ")[2].split()]) == 0
+    assert (
+        main(command.partition(" plot ")[2] and ["plot", *command.partition(" plot ")[2].split()])
+        == 0
+    )
 
 
 @pytest.mark.parametrize(
@@ -147,9 +182,18 @@ def test_compare_leads_from_folders_of_runs_to_plot(tmp_path: Path, capsys: Any,
         (["nowhere"], "does not exist"),
         (["run", "--out", "a.pdf"], "out=a.pdf: must end in .png or .svg"),
         (["run", "--out", "no/a.png"], "out=no/a.png: cannot be written"),
-        (["run", "--metric", "losses/kl"], "metric=losses/kl: is not in run. It has charts/episodic_return"),
-        (["run", "--metric", "training_s"], "metric=training_s: is not in run. Did you mean time/training_s?"),
-        (["run", "--label", "a", "b"], "label=a b: pass one name for each line, here 1 line: E-v0 (1 seed)"),
+        (
+            ["run", "--metric", "losses/kl"],
+            "metric=losses/kl: is not in run. It has charts/episodic_return",
+        ),
+        (
+            ["run", "--metric", "training_s"],
+            "metric=training_s: is not in run. Did you mean time/training_s?",
+        ),
+        (
+            ["run", "--label", "a", "b"],
+            "label=a b: pass one name for each line, here 1 line: E-v0 (1 seed)",
+        ),
         (["young"], "metric=charts/episodic_return: there is nothing to draw yet in 1 run"),
         (["run", "--over", "epochs"], "invalid choice"),
     ],

@@ -22,8 +22,23 @@ Capture = pytest.CaptureFixture[str]
 PRESETS = list(described_presets())
 OF_OTHER_PACKAGES = {"MiniGrid": "minigrid", "ALE/": "ale_py", "highway": "highway_env"}
 WITH_REAL_ACTIONS = {
-    *("Pendulum", "MountainCarContinuous", "LunarLanderContinuous", "BipedalWalker", "BipedalWalkerHardcore"),
-    *("HalfCheetah", "Hopper", "Walker2d", "Ant", "Humanoid", "Reacher", "InvertedDoublePendulum", "Swimmer"),
+    *(
+        "Pendulum",
+        "MountainCarContinuous",
+        "LunarLanderContinuous",
+        "BipedalWalker",
+        "BipedalWalkerHardcore",
+    ),
+    *(
+        "HalfCheetah",
+        "Hopper",
+        "Walker2d",
+        "Ant",
+        "Humanoid",
+        "Reacher",
+        "InvertedDoublePendulum",
+        "Swimmer",
+    ),
 }
 GAME, GRID = "ALE/Pong-v5", "MiniGrid-DoorKey-5x5-v0"
 every_preset = pytest.mark.parametrize("preset", PRESETS, ids=lambda preset: preset.name)
@@ -31,9 +46,16 @@ every_preset = pytest.mark.parametrize("preset", PRESETS, ids=lambda preset: pre
 
 def environment_of(preset: Preset) -> str:
     """Return an environment that a preset is for, with the module that registers it."""
-    examples = {"atari-cleanrl": GAME, "atari-machado": GAME, "fast": "CartPole-v1", "MiniGrid-*": GRID}
+    examples = {
+        "atari-cleanrl": GAME,
+        "atari-machado": GAME,
+        "fast": "CartPole-v1",
+        "MiniGrid-*": GRID,
+    }
     env_id = examples.get(preset.name, preset.name)
-    module = next((module for start, module in OF_OTHER_PACKAGES.items() if env_id.startswith(start)), None)
+    module = next(
+        (module for start, module in OF_OTHER_PACKAGES.items() if env_id.startswith(start)), None
+    )
     return f"{module}:{env_id}" if module else env_id
 
 
@@ -43,13 +65,28 @@ def test_a_preset_fits_its_environment_and_names_its_source_and_its_score(preset
     env_id = environment_of(preset)
     assert env_id in gym.registry or env_id.partition(":")[0] in OF_OTHER_PACKAGES.values()
     config = make_config({"env_id": env_id} | preset.settings)
-    assert merge_preset({"env_id": env_id}, preset.settings) == (preset.settings | {"env_id": env_id}, ())
-    assert config.num_samplers * config.num_steps <= config.total_timesteps / 4, "a run of a few iterations"
-    assert {"source", "published", "here"} <= preset.about.keys() <= {"source", "published", "here", "note", "applies"}
-    assert preset.about.get("applies") in ({"by itself", "on request", "by name"} if preset.settings else {None})
-    assert preset.about["here"].startswith("not run here yet") or any(map(str.isdigit, preset.about["here"]))
+    assert merge_preset({"env_id": env_id}, preset.settings) == (
+        preset.settings | {"env_id": env_id},
+        (),
+    )
+    assert config.num_samplers * config.num_steps <= config.total_timesteps / 4, (
+        "a run of a few iterations"
+    )
+    assert (
+        {"source", "published", "here"}
+        <= preset.about.keys()
+        <= {"source", "published", "here", "note", "applies"}
+    )
+    assert preset.about.get("applies") in (
+        {"by itself", "on request", "by name"} if preset.settings else {None}
+    )
+    assert preset.about["here"].startswith("not run here yet") or any(
+        map(str.isdigit, preset.about["here"])
+    )
     if preset.about.get("applies") == "by itself":
-        assert not preset.about["here"].startswith("not run"), "settings that were not measured apply on request only"
+        assert not preset.about["here"].startswith("not run"), (
+            "settings that were not measured apply on request only"
+        )
 
 
 @every_preset
@@ -61,7 +98,12 @@ def test_a_preset_agrees_with_what_follows_from_the_actions(preset: Preset) -> N
 
 
 APPLIES: list[tuple[str, str | None, dict[str, Any], str]] = [
-    ("CartPole-v1", "CartPole-v1", {"gamma": 0.98}, "using the preset CartPole-v1; --preset none disables it"),
+    (
+        "CartPole-v1",
+        "CartPole-v1",
+        {"gamma": 0.98},
+        "using the preset CartPole-v1; --preset none disables it",
+    ),
     ("LunarLander-v3", None, {}, "`dppo presets LunarLander-v3` shows settings and scores"),
     ("LunarLander-v3 --preset none", None, {}, ""),
     (
@@ -75,11 +117,18 @@ APPLIES: list[tuple[str, str | None, dict[str, Any], str]] = [
     ("MountainCar-v0", None, {}, ""),
     ("mysim:fast", None, {}, ""),
     (GAME, None, {}, ""),
-    (f"{GAME} --preset atari-machado", "atari-machado", {"atari": "game"}, "using the preset atari-machado"),
+    (
+        f"{GAME} --preset atari-machado",
+        "atari-machado",
+        {"atari": "game"},
+        "using the preset atari-machado",
+    ),
 ]
 
 
-@pytest.mark.parametrize(("line", "name", "settings", "note"), APPLIES, ids=[line for line, *_ in APPLIES])
+@pytest.mark.parametrize(
+    ("line", "name", "settings", "note"), APPLIES, ids=[line for line, *_ in APPLIES]
+)
 def test_a_preset_applies_by_itself_only_where_it_says_so(
     line: str, name: str | None, settings: dict[str, Any], note: str
 ) -> None:
@@ -110,7 +159,9 @@ def test_all_presets_are_listed_with_settings_source_and_score(capsys: Capture) 
     assert "Swimmer-v5 settings total_timesteps 1000000, num_samplers 4," in rows
 
 
-@pytest.mark.parametrize("name", ["LunarLander-v3", f"minigrid:{GRID}", "atari-machado", "MountainCar-v0"])
+@pytest.mark.parametrize(
+    "name", ["LunarLander-v3", f"minigrid:{GRID}", "atari-machado", "MountainCar-v0"]
+)
 def test_a_printed_preset_is_a_file_of_settings(name: str, tmp_path: Path, capsys: Capture) -> None:
     assert main(["presets", name]) == 0
     printed = capsys.readouterr().out
@@ -120,7 +171,9 @@ def test_a_printed_preset_is_a_file_of_settings(name: str, tmp_path: Path, capsy
     env_id = GAME if name.startswith("atari") else name
     from_file = parse([env_id, "--preset", "none", "--config", str(tmp_path / "mine.yaml")])
     assert from_file.settings == parse([env_id, "--preset", name]).settings
-    assert yaml.safe_load(printed) == {key: from_file.settings[key] for key in from_file.settings.keys() - {"env_id"}}
+    assert yaml.safe_load(printed) == {
+        key: from_file.settings[key] for key in from_file.settings.keys() - {"env_id"}
+    }
 
 
 @pytest.mark.parametrize(
@@ -135,7 +188,9 @@ def test_a_printed_preset_is_a_file_of_settings(name: str, tmp_path: Path, capsy
         ("--all", "--all is not a known flag."),
     ],
 )
-def test_an_unknown_preset_is_refused_with_the_nearest(words: str, message: str, capsys: Capture) -> None:
+def test_an_unknown_preset_is_refused_with_the_nearest(
+    words: str, message: str, capsys: Capture
+) -> None:
     assert main(["presets", *words.split()]) == 2
     assert message in capsys.readouterr().err
 
@@ -144,7 +199,10 @@ def test_an_unknown_preset_is_refused_with_the_nearest(words: str, message: str,
 @every_preset
 def test_a_preset_starts(preset: Preset, tmp_path: Path) -> None:
     """One short iteration, with the sizes that a preset gives way to."""
-    module = environment_of(preset).rpartition(":")[0] or {"box2d": "Box2D", "mujoco": "mujoco"}.get(preset.family)
+    module = environment_of(preset).rpartition(":")[0] or {
+        "box2d": "Box2D",
+        "mujoco": "mujoco",
+    }.get(preset.family)
     for needed in filter(None, (module, "cv2" if preset.family == "atari" else None)):
         pytest.importorskip(needed)
     if "*" in environment_of(preset):

@@ -27,10 +27,21 @@ from dppo.records.files.checkpoint import find
 from dppo.tools import seeds
 from dppo.tools.seeds import Seed, seeds_of
 
-TINY = ["--num-samplers", "2", "--num-steps", "64", "--total-timesteps", "512", "--update-epochs", "1"]
+TINY = [
+    "--num-samplers",
+    "2",
+    "--num-steps",
+    "64",
+    "--total-timesteps",
+    "512",
+    "--update-epochs",
+    "1",
+]
 
 
-@pytest.mark.parametrize(("words", "found"), [("1..5", [1, 2, 3, 4, 5]), ("7, 3", [7, 3]), ("0..1,9", [0, 1, 9])])
+@pytest.mark.parametrize(
+    ("words", "found"), [("1..5", [1, 2, 3, 4, 5]), ("7, 3", [7, 3]), ("0..1,9", [0, 1, 9])]
+)
 def test_seeds_are_named_as_a_range_or_one_by_one(words: str, found: list[int]) -> None:
     assert seeds_of(words) == found
 
@@ -56,7 +67,10 @@ def test_what_names_no_seeds_is_refused(words: str, said: str) -> None:
     ("words", "said"),
     [
         (["--seeds", "1..3", "--seed", "4"], "--seed has no effect with --seeds"),
-        (["--seeds", "1..3", "--resume", "auto", "--run-dir", "x"], "--resume has no effect with --seeds"),
+        (
+            ["--seeds", "1..3", "--resume", "auto", "--run-dir", "x"],
+            "--resume has no effect with --seeds",
+        ),
         (["--seeds-at-once", "2"], "seeds_at_once=2 has no effect without --seeds"),
         (["--seeds", "1..3", "--seeds-at-once", "0"], "seeds_at_once=0: must be at least 1"),
         (["--seeds", "1..3", "--gamma", "2"], "gamma"),
@@ -71,7 +85,12 @@ def test_invalid_words_are_refused_before_a_process_starts(
     (tmp_path / "single").mkdir()
     (tmp_path / "single" / "config.yaml").write_text("env: {env_id: CartPole-v1}\n")
     if "study" in words:
-        of: dict[str, Any] = {"num_samplers": 2, "num_steps": 64, "total_timesteps": 128, "update_epochs": 1}
+        of: dict[str, Any] = {
+            "num_samplers": 2,
+            "num_steps": 64,
+            "total_timesteps": 128,
+            "update_epochs": 1,
+        }
         of |= {"gamma": 0.5, "seed": 2, "progress": "off", "run_dir": tmp_path / "study" / "seed_2"}
         dppo.train(make_config({"env_id": "CartPole-v1"} | of))
     monkeypatch.setattr(subprocess, "Popen", lambda *_, **__: pytest.fail("a process"))
@@ -121,13 +140,18 @@ def test_no_more_run_than_fit_and_each_end_is_noted(
     tmp_path: Path, capsys: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(seeds, "LOOK_EVERY_S", 0.01)
-    runs = [Pretended(Config(env_id="CartPole-v1", seed=seed), tmp_path / str(seed)) for seed in range(1, 6)]
+    runs = [
+        Pretended(Config(env_id="CartPole-v1", seed=seed), tmp_path / str(seed))
+        for seed in range(1, 6)
+    ]
     runs[0].state = "done"
     assert seeds._run(runs, 2, Console(markup=False, soft_wrap=True)) is None
     assert Pretended.most == 2
     assert [run.state for run in runs] == ["done", "done", "failed (exit code 1)", "done", "done"]
     said = capsys.readouterr().out.splitlines()
-    assert [line for line in said if "seed 1 " in line] == ["seed 1    done"], "one line for each change"
+    assert [line for line in said if "seed 1 " in line] == ["seed 1    done"], (
+        "one line for each change"
+    )
     assert len([line for line in said if "seed 4 " in line]) == 3, "waiting, running, done"
 
 
@@ -135,7 +159,16 @@ def test_no_more_run_than_fit_and_each_end_is_noted(
 def test_seeds_are_stopped_by_ctrl_c_and_continued_with_equal_results(tmp_path: Path) -> None:
     (tmp_path / "slow").touch()
     kwargs = json.dumps({"folder": str(tmp_path), "slow_after": 200})
-    world = ["worlds.slow:hesitant_cartpole", "--env-kwargs", kwargs, *TINY, "--seeds", "1..3", "--run-dir", "study"]
+    world = [
+        "worlds.slow:hesitant_cartpole",
+        "--env-kwargs",
+        kwargs,
+        *TINY,
+        "--seeds",
+        "1..3",
+        "--run-dir",
+        "study",
+    ]
     with Command(["train", *world], tmp_path) as command:
         command.wait_until(lambda: len(list(tmp_path.glob("study/seed_*/metrics.jsonl"))) >= 1)
         time.sleep(1.0)
@@ -158,8 +191,13 @@ def test_seeds_are_stopped_by_ctrl_c_and_continued_with_equal_results(tmp_path: 
             "seed": seed,
             "progress": "off",
         }
-        alone = dppo.train(make_config(settings | {"env_id": "CartPole-v1", "run_dir": tmp_path / f"alone_{seed}"}))
-        there, here = (find(run).checkpoint.arrays["model"] for run in (tmp_path / f"study/seed_{seed}", alone.run_dir))
+        alone = dppo.train(
+            make_config(settings | {"env_id": "CartPole-v1", "run_dir": tmp_path / f"alone_{seed}"})
+        )
+        there, here = (
+            find(run).checkpoint.arrays["model"]
+            for run in (tmp_path / f"study/seed_{seed}", alone.run_dir)
+        )
         assert all(np.array_equal(there[name], here[name]) for name in here)
     with Command(["train", *world], tmp_path) as command:
         assert command.wait(30.0) == 0
@@ -170,7 +208,17 @@ def test_seeds_are_stopped_by_ctrl_c_and_continued_with_equal_results(tmp_path: 
 def test_a_seed_that_fails_is_named_and_the_others_are_reported(tmp_path: Path) -> None:
     (tmp_path / "study" / "seed_2").mkdir(parents=True)
     (tmp_path / "study" / "seed_2" / "metrics.jsonl").write_text("{}\n")  # not a run of ours
-    words = ["train", "CartPole-v1", "--preset", "none", *TINY, "--seeds", "1,2", "--run-dir", "study"]
+    words = [
+        "train",
+        "CartPole-v1",
+        "--preset",
+        "none",
+        *TINY,
+        "--seeds",
+        "1,2",
+        "--run-dir",
+        "study",
+    ]
     with Command(words, tmp_path) as command:
         assert command.wait(90.0) == 1
         assert re.search(r"seed 2 failed \(exit code 2\): .*contains a run already", command.err)
@@ -178,10 +226,21 @@ def test_a_seed_that_fails_is_named_and_the_others_are_reported(tmp_path: Path) 
 
 
 @pytest.mark.slow
-def test_a_parent_that_is_killed_takes_its_seeds_along_after_they_have_saved(tmp_path: Path) -> None:
+def test_a_parent_that_is_killed_takes_its_seeds_along_after_they_have_saved(
+    tmp_path: Path,
+) -> None:
     (tmp_path / "slow").touch()
     kwargs = json.dumps({"folder": str(tmp_path), "slow_after": 200})
-    world = ["worlds.slow:hesitant_cartpole", "--env-kwargs", kwargs, *TINY, "--seeds", "1..2", "--run-dir", "study"]
+    world = [
+        "worlds.slow:hesitant_cartpole",
+        "--env-kwargs",
+        kwargs,
+        *TINY,
+        "--seeds",
+        "1..2",
+        "--run-dir",
+        "study",
+    ]
     with Command(["train", *world], tmp_path) as command:
         command.wait_until(lambda: list(tmp_path.glob("study/seed_*/metrics.jsonl")))
         command.send(signal.SIGKILL)
@@ -189,14 +248,27 @@ def test_a_parent_that_is_killed_takes_its_seeds_along_after_they_have_saved(tmp
 
 
 def test_a_seed_that_has_begun_is_continued_with_its_settings_or_refused(tmp_path: Path) -> None:
-    of: dict[str, Any] = {"env_id": "CartPole-v1", "num_samplers": 2, "num_steps": 64, "progress": "off"}
-    dppo.train(make_config({**of, "seed": 1, "total_timesteps": 128, "run_dir": tmp_path / "seed_1"}))
+    of: dict[str, Any] = {
+        "env_id": "CartPole-v1",
+        "num_samplers": 2,
+        "num_steps": 64,
+        "progress": "off",
+    }
+    dppo.train(
+        make_config({**of, "seed": 1, "total_timesteps": 128, "run_dir": tmp_path / "seed_1"})
+    )
     given = of | {"run_dir": tmp_path}
     for steps, state in ((128, "done"), (256, "waiting")):
-        assert [run.state for run in seeds._planned(given | {"total_timesteps": steps}, [1, 2])] == [state, "waiting"]
-    with pytest.raises(ConfigError, match=r"^learning_rate=0\.0005: \S+seed_1 was made with 0\.0003"):
+        assert [
+            run.state for run in seeds._planned(given | {"total_timesteps": steps}, [1, 2])
+        ] == [state, "waiting"]
+    with pytest.raises(
+        ConfigError, match=r"^learning_rate=0\.0005: \S+seed_1 was made with 0\.0003"
+    ):
         seeds._planned(given | {"total_timesteps": 256, "learning_rate": 5e-4}, [1, 2])
-    with pytest.raises(ConfigError, match=r"Leave it out, or use another `run_dir`\.$"):  # not --branch, as for one
+    with pytest.raises(
+        ConfigError, match=r"Leave it out, or use another `run_dir`\.$"
+    ):  # not --branch, as for one
         seeds._planned(given | {"total_timesteps": 256, "gamma": 0.5}, [1, 2])
 
 
@@ -209,11 +281,16 @@ def test_a_seed_that_has_begun_is_continued_with_its_settings_or_refused(tmp_pat
     ],
 )
 def test_arguments_that_are_objects_do_not_become_text(
-    words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    words: list[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.chdir(tmp_path)
     Path("own.yaml").write_text("env_id: CartPole-v1\nenv_kwargs: {start: 2020-01-01}\n")
-    Path("run.yaml").write_text('env_id: CartPole-v1\nenv_kwargs: {start: {"!python": "datetime.date(2020, 1, 1)"}}\n')
+    Path("run.yaml").write_text(
+        'env_id: CartPole-v1\nenv_kwargs: {start: {"!python": "datetime.date(2020, 1, 1)"}}\n'
+    )
     assert main(words) == 2
     assert re.search(
         r"env_kwargs: start is .*datetime\.date.*, .* Use text, numbers, lists, dicts with text as keys\.",
@@ -224,7 +301,10 @@ def test_arguments_that_are_objects_do_not_become_text(
 
 @pytest.mark.parametrize("words", [["train", "--seeds", "1..2"], ["doctor"]])
 def test_keys_that_are_not_text_do_not_become_text(
-    words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    words: list[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     """The processes of seeds read JSON, which would make the key 1 a text."""
     monkeypatch.chdir(tmp_path)
@@ -234,7 +314,9 @@ def test_keys_that_are_not_text_do_not_become_text(
     assert [one.name for one in tmp_path.iterdir()] == ["own.yaml"]
 
 
-def test_a_signal_that_arrives_while_seeds_start_reaches_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_signal_that_arrives_while_seeds_start_reaches_all(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     started, got = list[int](), list[int]()
 
     class Stopped(Seed):
@@ -249,12 +331,21 @@ def test_a_signal_that_arrives_while_seeds_start_reaches_all(tmp_path: Path, mon
             self.state = "stopped" if self.config.seed in got else self.state
 
     monkeypatch.setattr(seeds, "LOOK_EVERY_S", 0.01)
-    runs = [Stopped(Config(env_id="CartPole-v1", seed=seed), tmp_path / str(seed)) for seed in (1, 2, 3)]
+    runs = [
+        Stopped(Config(env_id="CartPole-v1", seed=seed), tmp_path / str(seed)) for seed in (1, 2, 3)
+    ]
     assert seeds._run(runs, 3, Console(file=io.StringIO())) == signal.SIGTERM
     assert (started, got) == ([1, 2, 3], [1, 2, 3])
 
 
-def test_a_folder_that_cannot_be_made_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_folder_that_cannot_be_made_is_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     (tmp_path / "file").touch()
-    assert main(["train", "CartPole-v1", *TINY, "--seeds", "1..2", "--run-dir", str(tmp_path / "file")]) == 2
+    assert (
+        main(
+            ["train", "CartPole-v1", *TINY, "--seeds", "1..2", "--run-dir", str(tmp_path / "file")]
+        )
+        == 2
+    )
     assert re.search(r"run_dir=\S+file: cannot be written", capsys.readouterr().err)

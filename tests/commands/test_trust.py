@@ -35,12 +35,18 @@ def make(**kwargs):
 def honest(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run of an environment that an installed package registered."""
     run_dir = tmp_path_factory.mktemp("honest") / "run"
-    dppo.train(dppo.Config(env_id="CartPole-v1", num_steps=8, total_timesteps=64, progress="off", run_dir=run_dir))
+    dppo.train(
+        dppo.Config(
+            env_id="CartPole-v1", num_steps=8, total_timesteps=64, progress="off", run_dir=run_dir
+        )
+    )
     return run_dir
 
 
 @pytest.fixture(params=["flat", "in groups"])
-def evil(request: pytest.FixtureRequest, honest: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def evil(
+    request: pytest.FixtureRequest, honest: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Path:
     """The same run with changed settings, as in a shared folder."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)
@@ -63,16 +69,23 @@ def traces() -> set[str]:
 
 
 @pytest.mark.parametrize("command", [["eval"], ["train", "--resume"]])
-def test_code_named_by_a_folder_is_refused(command: list[str], evil: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_code_named_by_a_folder_is_refused(
+    command: list[str], evil: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert main([*command, str(evil)]) == 2
     said = capsys.readouterr().err
     assert "it imports mysim_" in said
-    assert "and calls make(command='rm'). Add --trust if you trust that folder, or name the environment" in said
+    assert (
+        "and calls make(command='rm'). Add --trust if you trust that folder, or name the environment"
+        in said
+    )
     assert len(said.splitlines()) == 1
     assert not traces()
 
 
-def test_with_trust_the_code_is_printed_and_run(evil: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_with_trust_the_code_is_printed_and_run(
+    evil: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert main(["eval", str(evil), "--trust", "--episodes", "1"]) == 0
     assert traces() == {"imported", "called"}
     said = capsys.readouterr().out
@@ -80,8 +93,12 @@ def test_with_trust_the_code_is_printed_and_run(evil: Path, capsys: pytest.Captu
     assert "and calls make(command='rm')." in said.splitlines()[0]
 
 
-def test_an_environment_of_the_user_replaces_that_of_the_folder(evil: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["eval", str(evil), "--env-id", "nosim:other", "--episodes", "1"]) == 2  # which is not there
+def test_an_environment_of_the_user_replaces_that_of_the_folder(
+    evil: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert (
+        main(["eval", str(evil), "--env-id", "nosim:other", "--episodes", "1"]) == 2
+    )  # which is not there
     assert "env_id=nosim:other" in capsys.readouterr().err
     Path("named.py").write_text(FACTORY.replace("imported", "named"), encoding="utf8")
     assert main(["eval", str(evil), "--env-id", "named:make", "--episodes", "1"]) == 0
@@ -104,11 +121,23 @@ def test_trust_without_a_run_is_refused(capsys: pytest.CaptureFixture[str]) -> N
     [
         ({"env_id": "CartPole-v1"}, None),
         ({"env_id": "dppo/SlowCartPole-v0"}, None),
-        ({"env_id": "os:system", "env_kwargs": {"command": "ls"}}, "imports os and calls system(command='ls')"),
+        (
+            {"env_id": "os:system", "env_kwargs": {"command": "ls"}},
+            "imports os and calls system(command='ls')",
+        ),
         ({"env_id": "highway_env:highway-v0"}, "imports highway_env and makes highway-v0"),
-        ({"env_id": "E-v0", "wrappers": ["w:A", "w.v:B"]}, "imports w and calls A(), imports w.v and calls B()"),
-        ({"env_id": "E-v0", "wrappers": "w:A"}, "imports w and calls A()"),  # a setting that is refused later
-        ({"env_id": "E-v0", "model": "nets:Net", "model_kwargs": {"n": 1}}, "imports nets and calls Net(n=1)"),
+        (
+            {"env_id": "E-v0", "wrappers": ["w:A", "w.v:B"]},
+            "imports w and calls A(), imports w.v and calls B()",
+        ),
+        (
+            {"env_id": "E-v0", "wrappers": "w:A"},
+            "imports w and calls A()",
+        ),  # a setting that is refused later
+        (
+            {"env_id": "E-v0", "model": "nets:Net", "model_kwargs": {"n": 1}},
+            "imports nets and calls Net(n=1)",
+        ),
     ],
 )
 def test_code_is_described_in_words(settings: dict[str, object], words: str | None) -> None:
@@ -122,18 +151,29 @@ def test_wrappers_named_by_a_folder_are_refused(
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)
     Path("mywrap.py").write_text(FACTORY + "\nWrapper = lambda env: env\n", encoding="utf8")
-    settings = {"env_id": "CartPole-v1", "num_steps": 8, "total_timesteps": 64, "progress": "off", "run_dir": "run"}
+    settings = {
+        "env_id": "CartPole-v1",
+        "num_steps": 8,
+        "total_timesteps": 64,
+        "progress": "off",
+        "run_dir": "run",
+    }
     dppo.train(make_config(settings | {"wrappers": ["mywrap:Wrapper"]}))
     del sys.modules["mywrap"]
     Path("imported").unlink()
     assert main(["train", "--resume", "run"]) == 2
     config = Path("run/config.yaml")
-    config.write_text(config.read_text(encoding="utf8").replace("- mywrap:Wrapper", ""), encoding="utf8")
+    config.write_text(
+        config.read_text(encoding="utf8").replace("- mywrap:Wrapper", ""), encoding="utf8"
+    )
     assert main(["eval", "run"]) == 2
     said = capsys.readouterr().err.splitlines()
     assert len(said) == 2
     for line in said:
-        assert "it imports mywrap and calls Wrapper(). Add --trust if you trust that folder, or name the wr" in line
+        assert (
+            "it imports mywrap and calls Wrapper(). Add --trust if you trust that folder, or name the wr"
+            in line
+        )
     policy = dppo.load_policy("run")
     with pytest.raises(ConfigError, match="it imports mywrap and calls Wrapper"):
         dppo.evaluate(policy, "CartPole-v1", episodes=1)
@@ -150,13 +190,21 @@ def test_a_policy_with_a_network_of_its_own_is_loaded_only_if_trusted(
     monkeypatch.syspath_prepend(tmp_path)
     network = "import pathlib; from worlds.models import Plain; pathlib.Path('imported').touch(); Net = Plain"
     Path("mynet.py").write_text(network + "\n", encoding="utf8")
-    settings = {"env_id": "Pendulum-v1", "num_steps": 8, "total_timesteps": 64, "progress": "off", "run_dir": "run"}
+    settings = {
+        "env_id": "Pendulum-v1",
+        "num_steps": 8,
+        "total_timesteps": 64,
+        "progress": "off",
+        "run_dir": "run",
+    }
     result = dppo.train(make_config(settings | {"model": "mynet:Net"}))
     obs = np.zeros(3, np.float32)
     wanted = dppo.load_policy("run").act(obs)  # this program has imported it
     del sys.modules["mynet"]
     Path("imported").unlink()
-    with pytest.raises(ConfigError, match=r"model=mynet:Net: .* Add `trust=True` if you trust that folder"):
+    with pytest.raises(
+        ConfigError, match=r"model=mynet:Net: .* Add `trust=True` if you trust that folder"
+    ):
         dppo.load_policy("run")
     assert np.array_equal(dppo.load_policy("run", model=models.Plain).act(obs), wanted)
     assert not Path("imported").exists()
@@ -167,5 +215,7 @@ def test_a_policy_with_a_network_of_its_own_is_loaded_only_if_trusted(
 
 def test_the_command_that_continues_a_run_includes_trust_where_needed() -> None:
     assert resume_command("CartPole-v1", Path("r")) == "dppo train --resume r"
-    assert resume_command("CartPole-v1", Path("r"), None, ["w:A"]) == "dppo train --resume r --trust"
+    assert (
+        resume_command("CartPole-v1", Path("r"), None, ["w:A"]) == "dppo train --resume r --trust"
+    )
     assert resume_command("mysim:make", Path("r")) == "dppo train --resume r --trust"

@@ -21,7 +21,17 @@ from dppo.tools import tune
 
 Capture = pytest.CaptureFixture[str]
 Patch = pytest.MonkeyPatch
-SMALL = ["CartPole-v1", "--preset", "none", "--total-timesteps", "512", "--num-steps", "16", "--hidden-sizes", "8"]
+SMALL = [
+    "CartPole-v1",
+    "--preset",
+    "none",
+    "--total-timesteps",
+    "512",
+    "--num-steps",
+    "16",
+    "--hidden-sizes",
+    "8",
+]
 
 
 def test_the_search_space_names_settings_that_can_be_tuned() -> None:
@@ -29,18 +39,27 @@ def test_the_search_space_names_settings_that_can_be_tuned() -> None:
     assert set(space) < set(settings_by_name())
     for name, of in space.items():
         values = (
-            of if isinstance(of, list) else [1 - of[end] if "one_minus" in of else of[end] for end in ("low", "high")]
+            of
+            if isinstance(of, list)
+            else [1 - of[end] if "one_minus" in of else of[end] for end in ("low", "high")]
         )
         for value in values:
             make_config({"env_id": "CartPole-v1", "minibatch_size": 64} | {name: value})
-        assert isinstance(of, list) or name == "ent_coef" or min(values) <= default_of(name) <= max(values)
+        assert (
+            isinstance(of, list)
+            or name == "ent_coef"
+            or min(values) <= default_of(name) <= max(values)
+        )
 
 
 @pytest.mark.parametrize(
     ("words", "refusal"),
     [
         (["--trials", "0"], "trials=0: must be at least 1."),
-        (["--run-dir", "x"], "--run-dir has no effect here: trials are new runs in the folder of --out."),
+        (
+            ["--run-dir", "x"],
+            "--run-dir has no effect here: trials are new runs in the folder of --out.",
+        ),
         (["--gamma", "2"], "gamma='2': "),
         (["--space", __file__.replace("test_tune.py", "test_trust.py")], "config="),
         (["--space", "missing.yaml"], "config=missing.yaml: cannot be read"),
@@ -57,7 +76,9 @@ def test_mistakes_are_refused_before_the_first_trial(
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("dppo.user_code.find_spec", lambda name: words or None)
     if "none is" in refusal:
-        monkeypatch.setattr(tune, "Config", lambda **settings: make_config({"env_id": "CartPole-v1"}))
+        monkeypatch.setattr(
+            tune, "Config", lambda **settings: make_config({"env_id": "CartPole-v1"})
+        )
     assert main(["tune", "CartPole-v1", *words]) == 2
     assert refusal in capsys.readouterr().err
     assert list(tmp_path.iterdir()) == []
@@ -84,10 +105,14 @@ def test_trials_are_compared_after_equal_shares_of_their_steps() -> None:
     assert pruner.on_iteration({"global_step": 600, "charts/episodic_return": -1.0})
 
 
-def test_settings_of_a_file_are_not_tuned(tmp_path: Path, capsys: Capture, monkeypatch: Patch) -> None:
+def test_settings_of_a_file_are_not_tuned(
+    tmp_path: Path, capsys: Capture, monkeypatch: Patch
+) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("dppo.user_code.find_spec", lambda name: True)
-    Path("own.yaml").write_text("".join(f"{name}: 1\n" for name in yaml.safe_load(tune.SPACE.read_text())))
+    Path("own.yaml").write_text(
+        "".join(f"{name}: 1\n" for name in yaml.safe_load(tune.SPACE.read_text()))
+    )
     monkeypatch.setattr(tune, "Config", lambda **settings: make_config({"env_id": "CartPole-v1"}))
     assert main(["tune", "CartPole-v1", "--config", "own.yaml"]) == 2
     assert "none is left to tune" in capsys.readouterr().err
@@ -111,23 +136,40 @@ def test_all_trials_are_in_the_same_folder_wherever_an_environment_goes(
 
 
 @pytest.mark.slow
-def test_a_study_of_trials_that_diverge_ends(tmp_path: Path, capsys: Capture, monkeypatch: Patch) -> None:
+def test_a_study_of_trials_that_diverge_ends(
+    tmp_path: Path, capsys: Capture, monkeypatch: Patch
+) -> None:
     pytest.importorskip("optuna")
     monkeypatch.chdir(tmp_path)
-    assert main(["tune", *SMALL, "--learning-rate", "1e30", "--minibatch-size", "64", "--trials", "2"]) == 2
+    assert (
+        main(["tune", *SMALL, "--learning-rate", "1e30", "--minibatch-size", "64", "--trials", "2"])
+        == 2
+    )
     assert "no trial has finished with an episode" in capsys.readouterr().err
 
 
 @pytest.mark.slow
-def test_a_study_is_continued_and_ends_with_a_command(tmp_path: Path, capsys: Capture, monkeypatch: Patch) -> None:
+def test_a_study_is_continued_and_ends_with_a_command(
+    tmp_path: Path, capsys: Capture, monkeypatch: Patch
+) -> None:
     pytest.importorskip("optuna")
     monkeypatch.chdir(tmp_path)
     for trials, new, same in ((2, 2, []), (3, 1, ["--total-timesteps", "5_12"]), (3, 0, [])):
         assert main(["tune", *SMALL, *same, "--trials", str(trials)]) == 0
         *lines, best, command = capsys.readouterr().out.splitlines()
-        assert len([line for line in lines if re.match(r"trial \d: (complete|pruned), mean return ", line)]) == new
+        assert (
+            len(
+                [
+                    line
+                    for line in lines
+                    if re.match(r"trial \d: (complete|pruned), mean return ", line)
+                ]
+            )
+            == new
+        )
         assert re.fullmatch(
-            rf"Best of {trials} trials in {tmp_path}/runs/tune__CartPole-v1: \d+\.\d, in trial [0-{trials}]:", best
+            rf"Best of {trials} trials in {tmp_path}/runs/tune__CartPole-v1: \d+\.\d, in trial [0-{trials}]:",
+            best,
         )
     settings = parse(shlex.split(command)[2:]).settings
     assert "--preset none --total-timesteps 512" in command

@@ -37,7 +37,9 @@ class Scripted(gym.Env[Any, Any]):
         self.actions: list[Any] = []
         self.steps = 0
 
-    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[Any, dict[str, Any]]:
         self.seeds.append(seed)
         self.steps = 0
         return self._answer(), {}
@@ -46,7 +48,13 @@ class Scripted(gym.Env[Any, Any]):
         self.actions.append(action)
         self.steps += 1
         reward = self._reward if self.steps == self._at_step else 1.0
-        return self._answer(), reward, False, self.steps >= self._length, {} if self._info is None else self._info
+        return (
+            self._answer(),
+            reward,
+            False,
+            self.steps >= self._length,
+            {} if self._info is None else self._info,
+        )
 
     def _answer(self) -> Any:
         if self._obs is not None and self.steps == self._at_step:

@@ -50,9 +50,13 @@ class Robot(gym.Env[Any, Any]):
 
     def observation(self) -> dict[str, Any]:
         return {
-            "lamps": np.array([self.steps & 1, self.steps & 2, self.steps & 4], bool),  # not in the order of the space
+            "lamps": np.array(
+                [self.steps & 1, self.steps & 2, self.steps & 4], bool
+            ),  # not in the order of the space
             "gear": self.steps % 5,
-            "camera": np.full((2, 3, 1), 10 * self.steps + int(self.np_random.integers(9)), np.uint8),
+            "camera": np.full(
+                (2, 3, 1), 10 * self.steps + int(self.np_random.integers(9)), np.uint8
+            ),
             "arm": (self._arm, np.float32(self._arm.mean())),
         }
 
@@ -67,5 +71,7 @@ class ReadsLeaves(PPOAgent):
 
 
 def robot_sampler(num_steps: int) -> tuple[PPOSampler, NetworkSpec]:
-    agent = ReadsLeaves(spec_of(DiscreteActions(3), obs_size=2 + 1 + 6 + 1 + 3, hidden_sizes=(8,), dtype="float32"))
+    agent = ReadsLeaves(
+        spec_of(DiscreteActions(3), obs_size=2 + 1 + 6 + 1 + 3, hidden_sizes=(8,), dtype="float32")
+    )
     return sampler_of([Robot(7), Robot(5)], num_steps=num_steps, agent=agent)

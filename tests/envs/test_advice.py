@@ -86,11 +86,21 @@ def play(env: gym.Env[Any, Any], steps: int = 20, drop_obs: Sequence[str] = ()) 
 
 
 ODD = {
-    "a mission": (spaces.Dict(image=PIXELS, mission=Mission(), where=FOUR), "mission", ["image", "where"]),
-    "a text in a tuple": (spaces.Tuple([spaces.Text(5), FOUR, spaces.Discrete(3)]), "0", ["1", "2"]),
+    "a mission": (
+        spaces.Dict(image=PIXELS, mission=Mission(), where=FOUR),
+        "mission",
+        ["image", "where"],
+    ),
+    "a text in a tuple": (
+        spaces.Tuple([spaces.Text(5), FOUR, spaces.Discrete(3)]),
+        "0",
+        ["1", "2"],
+    ),
     "a graph": (spaces.Dict(arm=FOUR, net=spaces.Graph(FOUR, None)), "net", ["arm"]),
     "a sequence within, and a text": (
-        spaces.Dict(arm=FOUR, seen=spaces.Dict(cars=spaces.Sequence(FOUR), me=FOUR), word=spaces.Text(3)),
+        spaces.Dict(
+            arm=FOUR, seen=spaces.Dict(cars=spaces.Sequence(FOUR), me=FOUR), word=spaces.Text(3)
+        ),
         "seen.cars word",
         ["arm", "seen.me"],
     ),
@@ -112,10 +122,17 @@ def test_leaves_that_are_not_numbers_are_named_and_can_be_left_out(name: str) ->
 @executes("envs/spaces.py: Write a function encode(obs) that returns n numbers in float32")
 @pytest.mark.parametrize(
     "space",
-    [spaces.Text(4), spaces.Graph(FOUR, None), spaces.Sequence(FOUR), spaces.Dict(a=spaces.Dict(b=spaces.Text(5)))],
+    [
+        spaces.Text(4),
+        spaces.Graph(FOUR, None),
+        spaces.Sequence(FOUR),
+        spaces.Dict(a=spaces.Dict(b=spaces.Text(5))),
+    ],
     ids=lambda space: type(space).__name__,
 )
-def test_observations_without_any_numbers_need_a_function_that_encodes_them(space: gym.Space[Any]) -> None:
+def test_observations_without_any_numbers_need_a_function_that_encodes_them(
+    space: gym.Space[Any],
+) -> None:
     env = Sampled(space)
     message = refusal_of(env)
     assert "Write a function encode(obs) that returns n numbers in float32. Then return" in message

@@ -63,7 +63,13 @@ def asked(**given: Any) -> dict[str, Any]:
     def factory(
         sampler_id: int, env_index: int = 9, *, scratch_dir: str = "", render_mode: Any, **more: Any
     ) -> gym.Env[Any, Any]:
-        got.update(sampler_id=sampler_id, env_index=env_index, scratch_dir=scratch_dir, render_mode=render_mode, **more)
+        got.update(
+            sampler_id=sampler_id,
+            env_index=env_index,
+            scratch_dir=scratch_dir,
+            render_mode=render_mode,
+            **more,
+        )
         return Counting()
 
     made = make_env(factory, given, Instance(3, 1))
@@ -114,7 +120,14 @@ def test_a_factory_gets_what_it_asks_for_unless_the_user_gives_it(temporary: Pat
     got = asked(speed=2)
     folder = got.pop("scratch_dir")
     assert Path(folder).parent == temporary
-    assert got == {"sampler_id": 3, "env_index": 1, "render_mode": None, "speed": 2, "there": True, "left": False}
+    assert got == {
+        "sampler_id": 3,
+        "env_index": 1,
+        "render_mode": None,
+        "speed": 2,
+        "there": True,
+        "left": False,
+    }
     given = {"sampler_id": 7, "env_index": 5, "scratch_dir": "", "render_mode": "rgb_array"}
     assert asked(**given) == given | {"there": False, "left": False}
     assert scratch(temporary) == []
@@ -136,7 +149,9 @@ def test_a_factory_that_does_not_ask_gets_nothing(temporary: Path) -> None:
     assert scratch(temporary) == []
 
 
-def test_each_environment_of_a_sampler_has_its_number_and_a_folder_until_it_is_closed(temporary: Path) -> None:
+def test_each_environment_of_a_sampler_has_its_number_and_a_folder_until_it_is_closed(
+    temporary: Path,
+) -> None:
     config = make_config({"env_id": Numbered, "envs_per_sampler": 2})
     built = build_sampler(sampler_plan(config), 4)
     envs: list[Any] = [one.env for one in built.envs.rows.envs]
@@ -166,14 +181,18 @@ def test_a_constructor_that_raises_leaves_no_folder(temporary: Path) -> None:
     assert scratch(temporary) == []
 
 
-def test_folders_of_a_killed_process_are_removed_and_those_of_a_living_one_stay(temporary: Path) -> None:
+def test_folders_of_a_killed_process_are_removed_and_those_of_a_living_one_stay(
+    temporary: Path,
+) -> None:
     script = (
         "import tempfile, time; from contextlib import ExitStack; from dppo.files import make_scratch_dir\n"
         f"tempfile.tempdir = {str(temporary)!r}; stack = ExitStack()\n"
         "print(make_scratch_dir(stack), flush=True); time.sleep(60)"
     )
     run = [sys.executable, "-c", script]
-    with subprocess.Popen(run, stdout=subprocess.PIPE, text=True, env=fresh_environment()) as process:
+    with subprocess.Popen(
+        run, stdout=subprocess.PIPE, text=True, env=fresh_environment()
+    ) as process:
         assert process.stdout is not None
         folder = Path(process.stdout.readline().strip())
         (folder / "log").touch()
@@ -187,8 +206,12 @@ def test_folders_of_a_killed_process_are_removed_and_those_of_a_living_one_stay(
 # ------------------------------------------------------------------ wrappers
 
 
-@pytest.mark.parametrize(("wrappers", "reward"), [((), 1), ((Doubled, PlusOne), 3), ((PlusOne, Doubled), 4)])
-def test_wrappers_are_applied_in_order_before_frames_are_prepared(wrappers: Any, reward: float) -> None:
+@pytest.mark.parametrize(
+    ("wrappers", "reward"), [((), 1), ((Doubled, PlusOne), 3), ((PlusOne, Doubled), 4)]
+)
+def test_wrappers_are_applied_in_order_before_frames_are_prepared(
+    wrappers: Any, reward: float
+) -> None:
     paths = [f"worlds.asking:{one.__name__}" for one in wrappers]
     for named in (wrappers, tuple(paths)):
         env = make_prepared(Counting, {}, Preparation(named, action_repeat=10))
@@ -197,8 +220,14 @@ def test_wrappers_are_applied_in_order_before_frames_are_prepared(wrappers: Any,
 
 
 WRONG = [
-    ("Doubled", "is not of the form module:Wrapper. Add the name of the module that defines the wrapper."),
-    ("no_such_module_at_all:Wrapper", "importing no_such_module_at_all failed: ModuleNotFoundError"),
+    (
+        "Doubled",
+        "is not of the form module:Wrapper. Add the name of the module that defines the wrapper.",
+    ),
+    (
+        "no_such_module_at_all:Wrapper",
+        "importing no_such_module_at_all failed: ModuleNotFoundError",
+    ),
     ("worlds.asking:Dubled", "the module worlds.asking has no Dubled. Check the spelling."),
     ("worlds.asking:NUMBER", "is 3. Name a class or function"),
 ]
@@ -208,7 +237,9 @@ WRONG = [
 def test_a_wrapper_that_cannot_be_called_is_refused_before_anything_starts(
     wrapper: str, words: str, temporary: Path
 ) -> None:
-    config = Config(env_id="CartPole-v1", wrappers=(wrapper,), run_dir=temporary / "run", progress="off")
+    config = Config(
+        env_id="CartPole-v1", wrappers=(wrapper,), run_dir=temporary / "run", progress="off"
+    )
     with pytest.raises(ConfigError) as caught:
         dppo.train(config)
     assert str(caught.value).startswith(f"wrappers={wrapper}: {words}")
@@ -233,7 +264,13 @@ def test_a_wrapper_that_returns_nothing_or_raises_closes_the_environment() -> No
 
 
 def small(run_dir: Path, **changes: Any) -> Config:
-    sizes = {"num_samplers": 2, "envs_per_sampler": 2, "num_steps": 20, "total_timesteps": 240, "update_epochs": 2}
+    sizes = {
+        "num_samplers": 2,
+        "envs_per_sampler": 2,
+        "num_steps": 20,
+        "total_timesteps": 240,
+        "update_epochs": 2,
+    }
     world = {"env_id": "worlds.asking:Numbered", "wrappers": (Doubled,)}
     return make_config(sizes | world | {"run_dir": run_dir, "progress": "off"} | changes)
 
@@ -241,15 +278,21 @@ def small(run_dir: Path, **changes: Any) -> Config:
 MEDDLES = {"env_kwargs": {"meddles": True}}
 
 
-def test_state_of_the_process_that_an_environment_changes_does_not_change_the_result(temporary: Path) -> None:
+def test_state_of_the_process_that_an_environment_changes_does_not_change_the_result(
+    temporary: Path,
+) -> None:
     """It seeds and draws from the global generators, leaves the folder, and sets up torch."""
     alone = dppo.train(small(temporary / "alone"))
     meddled = dppo.train(small(temporary / "meddled", **MEDDLES))
     assert (torch.get_default_dtype(), Path.cwd()) == (torch.float64, temporary), "it did so"
     assert alone.weights_sha256 == meddled.weights_sha256
     assert scratch(temporary) == []
-    assert read_settings(temporary / "alone" / "config.yaml")["wrappers"] == ["worlds.asking:Doubled"]
-    assert dppo.evaluate(alone, episodes=2).returns == (36.0, 36.0), "it has a number behind all samplers"
+    assert read_settings(temporary / "alone" / "config.yaml")["wrappers"] == [
+        "worlds.asking:Doubled"
+    ]
+    assert dppo.evaluate(alone, episodes=2).returns == (36.0, 36.0), (
+        "it has a number behind all samplers"
+    )
 
 
 @pytest.mark.slow

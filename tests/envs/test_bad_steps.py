@@ -33,9 +33,14 @@ from dppo.streams import Stream
 Collected = list[tuple[SegmentReport, Segment]]
 
 
-def collect(env: gym.Env[Any, Any], *, segments: int = 1, num_steps: int = 8, drop: bool = False) -> Collected:
+def collect(
+    env: gym.Env[Any, Any], *, segments: int = 1, num_steps: int = 8, drop: bool = False
+) -> Collected:
     sampler, spec = sampler_of([env], num_steps=num_steps, rebuild=drop)
-    return [sampler.collect(SegmentRequest(0, k), PolicySnapshot(k, random_weights(spec, k))) for k in range(segments)]
+    return [
+        sampler.collect(SegmentRequest(0, k), PolicySnapshot(k, random_weights(spec, k)))
+        for k in range(segments)
+    ]
 
 
 def place(phase: str, step: int, episode: int = 0) -> str:
@@ -45,15 +50,27 @@ def place(phase: str, step: int, episode: int = 0) -> str:
 
 OUTSIDE = "101.0 at index 1, outside its space from -100.0 to 100.0"
 INVALID: dict[str, tuple[dict[str, Any], str]] = {
-    "nan": ({"obs": np.array([0, np.nan], np.float32)}, "returned an observation that is nan at index 1."),
-    "shape": ({"obs": np.zeros(3, np.float32)}, "returned an observation of shape (3,) instead of (2,)."),
+    "nan": (
+        {"obs": np.array([0, np.nan], np.float32)},
+        "returned an observation that is nan at index 1.",
+    ),
+    "shape": (
+        {"obs": np.zeros(3, np.float32)},
+        "returned an observation of shape (3,) instead of (2,).",
+    ),
     "dtype": ({"obs": ["a", "b"]}, "returned an observation of dtype <U1 instead of float32."),
     "reward None": ({"reward": None}, "returned None as the reward, which is not a number."),
-    "reward 1e300": ({"reward": 1e300}, "returned 1e+300 as the reward, and values cannot be learned from rewards"),
+    "reward 1e300": (
+        {"reward": 1e300},
+        "returned 1e+300 as the reward, and values cannot be learned from rewards",
+    ),
     "reward nan": ({"reward": np.nan}, "returned nan as the reward."),
     "flag": ({"terminated": 1}, "returned terminated=1, which is not a boolean."),
     "no flag": ({"terminated": None}, "returned terminated=None, which is not a boolean."),
-    "outside": ({"obs": np.array([0, 101], np.float32)}, f"returned an observation that is {OUTSIDE}."),
+    "outside": (
+        {"obs": np.array([0, 101], np.float32)},
+        f"returned an observation that is {OUTSIDE}.",
+    ),
 }
 
 
@@ -64,7 +81,9 @@ def test_an_invalid_step_is_dropped_with_the_rest_of_its_episode(what: str) -> N
     [(report, segment)] = collect(Faulty(**settings, episodes=(1,)), num_steps=16, drop=True)
     # Episode 0 has 6 steps; episode 1 two and an invalid third; the next has 6 again.
     assert segment.valid[:, 0].tolist() == [True] * 8 + [False] + [True] * 7
-    assert segment.truncated[:, 0].tolist() == [False] * 5 + [True] + [False] * 2 + [True] + [False] * 5 + [True, False]
+    assert segment.truncated[:, 0].tolist() == [False] * 5 + [True] + [False] * 2 + [True] + [
+        False
+    ] * 5 + [True, False]
     assert not segment.terminated.any()
     assert segment.obs[:, 0, 0].tolist() == [0, 1, 2, 3, 4, 5, 0, 1, 2, 0, 1, 2, 3, 4, 5, 0]
     assert segment.rewards[8, 0] == 0
@@ -94,7 +113,9 @@ def test_an_invalid_first_observation_is_dropped_too() -> None:
 
 @pytest.mark.proves("raises in every reset")
 def test_an_environment_of_which_no_reset_succeeds_ends_the_run() -> None:
-    with pytest.raises(EnvironmentFault, match=f"The {FIRST_STEPS} resets before it failed as well."):
+    with pytest.raises(
+        EnvironmentFault, match=f"The {FIRST_STEPS} resets before it failed as well."
+    ):
         collect(Faulty(obs=np.zeros(3), at_step=0, episodes=range(1000)), drop=True)
 
 
@@ -110,7 +131,9 @@ def test_a_sampler_is_rebuilt_to_the_last_bit_after_an_episode_was_dropped(at_se
     ledger = ReplayLedger(1, replay=True)
     made = []
     for k in range(4):
-        made.append(sampler.collect(SegmentRequest(0, k), PolicySnapshot(k, random_weights(spec, k))))
+        made.append(
+            sampler.collect(SegmentRequest(0, k), PolicySnapshot(k, random_weights(spec, k)))
+        )
         ledger.record(made[-1][0])
         if k + 1 == at_segment:
             rebuild = ledger.rebuild(0, at_segment)
@@ -132,7 +155,9 @@ def test_a_replay_that_is_invalid_is_given_up_for_a_fresh_episode() -> None:
     ledger = ReplayLedger(1, replay=True)
     ledger.record(sampler.collect(SegmentRequest(0, 0), PolicySnapshot(0, random_weights(spec)))[0])
     other, _ = sampler_of([Faulty(reward=None, episodes=(0,))], num_steps=4, rebuild=True)
-    report, _ = other.collect(SegmentRequest(0, 1, ledger.rebuild(0, 1)), PolicySnapshot(1, random_weights(spec)))
+    report, _ = other.collect(
+        SegmentRequest(0, 1, ledger.rebuild(0, 1)), PolicySnapshot(1, random_weights(spec))
+    )
     assert [incident.kind for incident in report.incidents] == ["replay_mismatch", "bad_step"]
     assert "the replay failed: " in report.incidents[0].message
 
@@ -149,27 +174,73 @@ def bounded(space: gym.Space[Any], value: Any, **more: Any) -> Faulty:
 @pytest.mark.parametrize(
     ("space", "value", "words"),
     [
-        (gym.spaces.Box(0, 9, (2,), np.int64), np.array([0, 10]), "an observation that is 10 at index 1, outside its"),
-        (gym.spaces.Box(0, 9, (2,), np.uint8), np.array([77, 0], np.uint8), "an observation that is 77 at index 0"),
-        (gym.spaces.Box(0, 1, (1, 2), np.float64), np.array([[0, 1.5]]), "an observation that is 1.5 at index (0, 1)"),
-        (gym.spaces.Box(0, np.inf, (2,), np.float64), np.array([5, -0.1]), "an observation that is -0.1"),
+        (
+            gym.spaces.Box(0, 9, (2,), np.int64),
+            np.array([0, 10]),
+            "an observation that is 10 at index 1, outside its",
+        ),
+        (
+            gym.spaces.Box(0, 9, (2,), np.uint8),
+            np.array([77, 0], np.uint8),
+            "an observation that is 77 at index 0",
+        ),
+        (
+            gym.spaces.Box(0, 1, (1, 2), np.float64),
+            np.array([[0, 1.5]]),
+            "an observation that is 1.5 at index (0, 1)",
+        ),
+        (
+            gym.spaces.Box(0, np.inf, (2,), np.float64),
+            np.array([5, -0.1]),
+            "an observation that is -0.1",
+        ),
     ],
     ids=str,
 )
-def test_an_observation_outside_its_space_is_found_in_a_first_segment(space: Any, value: Any, words: str) -> None:
+def test_an_observation_outside_its_space_is_found_in_a_first_segment(
+    space: Any, value: Any, words: str
+) -> None:
     with pytest.raises(EnvironmentFault) as caught:
         collect(bounded(space, value))
     assert caught.value.message.startswith(place("step", 3) + f"returned {words}")
 
 
 TOO_LARGE: dict[str, tuple[gym.Space[Any], Any, str]] = {
-    "int8": (gym.spaces.Box(-99, 99, (2,), np.int8), [0, 1000], "an observation that is 1000 at index 1, outside int8"),
-    "uint8": (gym.spaces.Box(0, 255, (2,), np.uint8), np.array([300, 0], np.uint16), "an observation that is 300 at"),
-    "sign": (gym.spaces.Box(-128, 127, (2,), np.int8), np.array([0, 200], np.uint8), "an observation that is 200 at"),
-    "int32": (gym.spaces.Box(0, 9, (2,), np.int32), [2**32 + 3, 0], "an observation that is 4294967299 at index 0"),
-    "low": (gym.spaces.Box(-9, 9, (2,), np.int16), [-(2**16), 0], "an observation that is -65536 at index 0"),
-    "bits": (gym.spaces.MultiBinary(2), [0, 256], "an observation that is 256 at index 1, outside int8 from -128 to"),
-    "leaf": (gym.spaces.Dict(a=gym.spaces.Box(-9, 9, (1,), np.int8)), {"a": [260]}, "observation leaf 'a' that is 260"),
+    "int8": (
+        gym.spaces.Box(-99, 99, (2,), np.int8),
+        [0, 1000],
+        "an observation that is 1000 at index 1, outside int8",
+    ),
+    "uint8": (
+        gym.spaces.Box(0, 255, (2,), np.uint8),
+        np.array([300, 0], np.uint16),
+        "an observation that is 300 at",
+    ),
+    "sign": (
+        gym.spaces.Box(-128, 127, (2,), np.int8),
+        np.array([0, 200], np.uint8),
+        "an observation that is 200 at",
+    ),
+    "int32": (
+        gym.spaces.Box(0, 9, (2,), np.int32),
+        [2**32 + 3, 0],
+        "an observation that is 4294967299 at index 0",
+    ),
+    "low": (
+        gym.spaces.Box(-9, 9, (2,), np.int16),
+        [-(2**16), 0],
+        "an observation that is -65536 at index 0",
+    ),
+    "bits": (
+        gym.spaces.MultiBinary(2),
+        [0, 256],
+        "an observation that is 256 at index 1, outside int8 from -128 to",
+    ),
+    "leaf": (
+        gym.spaces.Dict(a=gym.spaces.Box(-9, 9, (1,), np.int8)),
+        {"a": [260]},
+        "observation leaf 'a' that is 260",
+    ),
 }
 
 
@@ -194,11 +265,15 @@ def test_an_integer_that_its_dtype_cannot_hold_is_an_invalid_step(kind: str, dro
 
 @pytest.mark.parametrize("at_step", [0, 1, 5])
 @pytest.mark.parametrize("episode", [0, 1, 2])
-def test_the_place_of_an_observation_outside_its_space_is_that_of_its_step(episode: int, at_step: int) -> None:
+def test_the_place_of_an_observation_outside_its_space_is_that_of_its_step(
+    episode: int, at_step: int
+) -> None:
     space = gym.spaces.Box(-100, 100, (2,), np.int32)
     env = Faulty(obs=np.full(2, 101), space=space, at_step=at_step, episodes=(episode,), length=6)
     with pytest.raises(EnvironmentFault) as caught:
-        collect(env, segments=5, num_steps=4)  # episodes of 6 steps begin and end anywhere in a segment
+        collect(
+            env, segments=5, num_steps=4
+        )  # episodes of 6 steps begin and end anywhere in a segment
     assert caught.value.message.startswith(place("step" if at_step else "reset", at_step, episode))
 
 
@@ -207,7 +282,9 @@ def test_each_leaf_has_limits_of_its_own() -> None:
         {
             "image": gym.spaces.Box(0, 255, (2, 2), np.uint8),
             "kind": gym.spaces.Discrete(3, start=1),
-            "inner": gym.spaces.Tuple((gym.spaces.Box(-1, 1, (2,), np.float64), gym.spaces.MultiDiscrete([2, 5]))),
+            "inner": gym.spaces.Tuple(
+                (gym.spaces.Box(-1, 1, (2,), np.float64), gym.spaces.MultiDiscrete([2, 5]))
+            ),
         }
     )
     checks = SpaceChecks([env := Scripted(space=space)], describe_spaces(env), "sampler 0")
@@ -223,7 +300,10 @@ def test_each_leaf_has_limits_of_its_own() -> None:
         leaves(wrong)[leaf][(2, 1, *index)] = value
         with pytest.raises(BadResult) as outside:
             checks.check_limits(wrong)
-        assert (outside.value.row, str(outside.value)) == ((2, 1), f"observation leaf {leaf!r} that is {words}")
+        assert (outside.value.row, str(outside.value)) == (
+            (2, 1),
+            f"observation leaf {leaf!r} that is {words}",
+        )
 
 
 def test_numbers_that_only_rounding_takes_to_a_limit_are_inside() -> None:
@@ -235,15 +315,22 @@ def test_numbers_that_only_rounding_takes_to_a_limit_are_inside() -> None:
 @pytest.mark.proves("returns NaN at a time limit")
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
 @pytest.mark.parametrize("at_step", [0, 2, 5, 6])
-def test_a_number_that_is_not_finite_is_an_error_in_any_segment_and_at_a_time_limit(value: float, at_step: int) -> None:
+def test_a_number_that_is_not_finite_is_an_error_in_any_segment_and_at_a_time_limit(
+    value: float, at_step: int
+) -> None:
     late = Faulty(obs=np.array([0.0, value], np.float32), at_step=at_step, episodes=(3,), length=6)
     with pytest.raises(EnvironmentFault) as caught:
         collect(late, segments=4)
     words = f"returned an observation that is {value} at index 1."
-    assert caught.value.message == place("step" if at_step else "reset", at_step, 3) + f"{words} {REMEDY}"
+    assert (
+        caught.value.message
+        == place("step" if at_step else "reset", at_step, 3) + f"{words} {REMEDY}"
+    )
 
 
-def test_an_environment_that_raises_after_an_invalid_observation_is_said_to_have_returned_it() -> None:
+def test_an_environment_that_raises_after_an_invalid_observation_is_said_to_have_returned_it() -> (
+    None
+):
     class Choking(Faulty):
         def step(self, action: Any) -> Any:
             if self.steps == 3:
@@ -263,12 +350,19 @@ def test_no_action_follows_from_a_number_that_is_not_finite(value: float, at_ste
     """Neither the environment that returned it nor another one of the process makes a step more."""
     bad = np.array([0.0, value], np.float32)
     envs = [Scripted(obs=bad if sampler == 1 else None, at_step=at_step) for sampler in range(3)]
-    samplers, specs = zip(*(sampler_of([env], num_steps=8, sampler_id=k) for k, env in enumerate(envs)), strict=True)
+    samplers, specs = zip(
+        *(sampler_of([env], num_steps=8, sampler_id=k) for k, env in enumerate(envs)), strict=True
+    )
     requests = [SegmentRequest(k, 0) for k in range(3)]
     with pytest.raises(EnvironmentFault) as caught:
         collect_together(samplers, requests, PolicySnapshot(0, random_weights(specs[0])))
-    assert caught.value.message.startswith("sampler 1 (Test-v0), env 0: " + ("step" if at_step else "reset"))
-    assert f"step {at_step}) returned an observation that is {value} at index 1. {REMEDY}" in caught.value.message
+    assert caught.value.message.startswith(
+        "sampler 1 (Test-v0), env 0: " + ("step" if at_step else "reset")
+    )
+    assert (
+        f"step {at_step}) returned an observation that is {value} at index 1. {REMEDY}"
+        in caught.value.message
+    )
     assert [len(env.actions) for env in envs] == [at_step, at_step, max(0, at_step - 1)]
 
 
@@ -285,7 +379,8 @@ def test_finite_numbers_whose_squares_overflow_are_accepted(dtype: Any) -> None:
 def test_a_number_that_becomes_infinite_as_float16_is_an_invalid_step(large: Any) -> None:
     space = gym.spaces.Box(-np.inf, np.inf, (2,), np.float16)
     with pytest.raises(
-        EnvironmentFault, match=rf"step 2\) returned an observation that is {float(large):.0f}(\.0)? at index 1"
+        EnvironmentFault,
+        match=rf"step 2\) returned an observation that is {float(large):.0f}(\.0)? at index 1",
     ):
         collect(Scripted(obs=np.array([0, large]), space=space))
 
@@ -296,18 +391,31 @@ def test_a_float_that_passes_a_limit_later_on_is_counted_once_and_used() -> None
     made = collect(late, segments=4)
     incidents = [incident for report, _ in made for incident in report.incidents]
     assert [incident.kind for incident in incidents] == ["outside_space"]
-    assert incidents[0].message.startswith(place("step", 2, 3) + "returned an observation that is 101.0 at index 0")
+    assert incidents[0].message.startswith(
+        place("step", 2, 3) + "returned an observation that is 101.0 at index 0"
+    )
     assert max(segment.obs.max() for _, segment in made) == 101
-    whole = Faulty(obs=np.full(2, 101), at_step=2, episodes=(3,), space=gym.spaces.Box(-100, 100, (2,), np.int64))
+    whole = Faulty(
+        obs=np.full(2, 101),
+        at_step=2,
+        episodes=(3,),
+        space=gym.spaces.Box(-100, 100, (2,), np.int64),
+    )
     with pytest.raises(EnvironmentFault, match="that is 101 at index 0"):
         collect(whole, segments=4)
 
 
 def test_environments_of_a_group_need_equal_spaces() -> None:
     other = Scripted(space=gym.spaces.Box(-1, 1, (2,)))
-    with pytest.raises(EnvironmentFault, match=r"sampler 0 \(Test-v0\), env 1: has observation_space=Box\(-1.0, 1.0"):
+    with pytest.raises(
+        EnvironmentFault,
+        match=r"sampler 0 \(Test-v0\), env 1: has observation_space=Box\(-1.0, 1.0",
+    ):
         group_of([Scripted(), other])
-    with pytest.raises(EnvironmentFault, match=r"env 1: has action_space=Discrete\(4\), but env 0 has Discrete\(3\)"):
+    with pytest.raises(
+        EnvironmentFault,
+        match=r"env 1: has action_space=Discrete\(4\), but env 0 has Discrete\(3\)",
+    ):
         group_of([Scripted(), Scripted(actions=gym.spaces.Discrete(4))])
 
 
@@ -325,7 +433,8 @@ def test_spaces_must_not_change_between_episodes() -> None:
     with pytest.raises(EnvironmentFault) as caught:
         stepper.step([0])
     assert caught.value.message.startswith(
-        place("reset", 0, 2) + "changed action_space from Discrete(3) to Discrete(2). Spaces must not change"
+        place("reset", 0, 2)
+        + "changed action_space from Discrete(3) to Discrete(2). Spaces must not change"
     )
 
 
@@ -345,21 +454,37 @@ class Differing(CartPoleEnv):
 def test_samplers_need_equal_spaces(tmp_path: Path) -> None:
     Differing.made = 0
     config = make_config(
-        {"env_id": Differing, "num_samplers": 2, "num_steps": 8, "total_timesteps": 16, "progress": "off"}
+        {
+            "env_id": Differing,
+            "num_samplers": 2,
+            "num_steps": 8,
+            "total_timesteps": 16,
+            "progress": "off",
+        }
         | {"run_dir": tmp_path / "run"}
     )
-    with pytest.raises(EnvironmentFault, match=r"sampler 1 .* its action_space gives .*n=3.*described first .*n=2"):
+    with pytest.raises(
+        EnvironmentFault, match=r"sampler 1 .* its action_space gives .*n=3.*described first .*n=2"
+    ):
         dppo.train(config)
 
 
 def offset_env(offset: float, scale: float = 1.0) -> gym.Env[Any, Any]:
     space = gym.spaces.Box(-np.inf, np.inf, (2,), np.float64)
-    return Faulty(episodes=(), space=space, observe=lambda steps: np.array([0.5 * steps, offset + scale * steps]))
+    return Faulty(
+        episodes=(),
+        space=space,
+        observe=lambda steps: np.array([0.5 * steps, offset + scale * steps]),
+    )
 
 
 def picture_env(brightness: Callable[[int], int]) -> gym.Env[Any, Any]:
     space = gym.spaces.Box(0, 255, (8, 8, 3), np.uint8)
-    return Faulty(episodes=(), space=space, observe=lambda steps: np.full((8, 8, 3), brightness(steps), np.uint8))
+    return Faulty(
+        episodes=(),
+        space=space,
+        observe=lambda steps: np.full((8, 8, 3), brightness(steps), np.uint8),
+    )
 
 
 @pytest.mark.proves("draws an image that never changes")
@@ -367,7 +492,10 @@ def test_an_image_that_never_changes_is_reported_in_the_first_segment() -> None:
     (first, _), (second, _) = collect(picture_env(lambda step: 7), segments=2, num_steps=20)
     [incident] = first.incidents
     assert incident.kind == "image_constant"
-    assert "is the same image in all 21 observations of the first segment: all of its bytes are 7." in incident.message
+    assert (
+        "is the same image in all 21 observations of the first segment: all of its bytes are 7."
+        in incident.message
+    )
     assert second.incidents == ()
     (changes, _), *_ = collect(picture_env(lambda step: step % 2), segments=1, num_steps=20)
     (short, _), *_ = collect(picture_env(lambda step: 7), segments=1, num_steps=8)
@@ -386,14 +514,19 @@ def test_numbers_that_float32_cannot_tell_apart_are_reported_in_the_first_segmen
     assert second.incidents == ()
 
 
-@pytest.mark.parametrize(("offset", "scale"), [(0.0, 1.0), (1e9, 1e5), (1e9, 0.0), (1.0, 1e-9), (1000.0, 0.01)])
+@pytest.mark.parametrize(
+    ("offset", "scale"), [(0.0, 1.0), (1e9, 1e5), (1e9, 0.0), (1.0, 1e-9), (1000.0, 0.01)]
+)
 def test_numbers_that_float32_can_tell_apart_are_not_reported(offset: float, scale: float) -> None:
     assert collect(offset_env(offset, scale))[0][0].incidents == ()
 
 
 def numbers(**columns: Any) -> np.ndarray:
     """Observations [40, 1] with these leaves: a number, or an array [40, ...] of them."""
-    arrays = {name: np.broadcast_to(value, (40,)) if np.ndim(value) == 0 else value for name, value in columns.items()}
+    arrays = {
+        name: np.broadcast_to(value, (40,)) if np.ndim(value) == 0 else value
+        for name, value in columns.items()
+    }
     dtype = np.dtype([(name, array.dtype, array.shape[1:]) for name, array in arrays.items()])
     obs = np.zeros((40, 1), dtype)
     for name, array in arrays.items():
@@ -406,14 +539,21 @@ def numbers(**columns: Any) -> np.ndarray:
     [
         (numbers(near=9.0, far=-512.0), "observation leaf 'far' reaches 512; "),
         (np.arange(80.0).reshape(40, 1, 2), "the observation reaches 79; "),
-        (numbers(pose=np.eye(20)[[3] * 40] * 100), "observation leaf 'pose' reaches 100; "),  # one of many elements
+        (
+            numbers(pose=np.eye(20)[[3] * 40] * 100),
+            "observation leaf 'pose' reaches 100; ",
+        ),  # one of many elements
         (numbers(spike=np.eye(40)[0] * 1e6), None),
         (numbers(near=9.0, many=512), None),  # integers
     ],
 )
-def test_observations_are_large_where_an_element_mostly_is(obs: np.ndarray, said: str | None) -> None:
+def test_observations_are_large_where_an_element_mostly_is(
+    obs: np.ndarray, said: str | None
+) -> None:
     found = large_numbers(obs)
-    assert found is said is None or (said is not None and found is not None and found.startswith(said))
+    assert found is said is None or (
+        said is not None and found is not None and found.startswith(said)
+    )
 
 
 def far_env() -> gym.Env[Any, Any]:
@@ -423,19 +563,36 @@ def far_env() -> gym.Env[Any, Any]:
 @pytest.mark.parametrize(
     "more", [{"norm_obs": False}, {"norm_obs": True}, {"model": Plain, "norm_obs": False}], ids=str
 )
-def test_large_observations_are_reported_unless_they_are_normalized(more: dict[str, Any], tmp_path: Path) -> None:
-    sizes = {"num_samplers": 2, "num_steps": 20, "total_timesteps": 40, "progress": "off", "run_dir": tmp_path / "run"}
+def test_large_observations_are_reported_unless_they_are_normalized(
+    more: dict[str, Any], tmp_path: Path
+) -> None:
+    sizes = {
+        "num_samplers": 2,
+        "num_steps": 20,
+        "total_timesteps": 40,
+        "progress": "off",
+        "run_dir": tmp_path / "run",
+    }
     result = dppo.train(make_config({"env_id": far_env} | sizes | more))
     assert result.incidents == ({"large_observations": 1} if more == {"norm_obs": False} else {})
 
 
-@pytest.mark.parametrize("more", [{}, {"recompute_advantages": True}, {"norm_obs": True, "norm_reward": True}], ids=str)
-def test_a_run_drops_invalid_episodes_counts_them_and_can_be_resumed(more: dict[str, Any], tmp_path: Path) -> None:
-    faulty = {"env_id": "worlds.faulty:Faulty", "env_kwargs": {"reward": None, "episodes": [1, 2, 5]}}
+@pytest.mark.parametrize(
+    "more", [{}, {"recompute_advantages": True}, {"norm_obs": True, "norm_reward": True}], ids=str
+)
+def test_a_run_drops_invalid_episodes_counts_them_and_can_be_resumed(
+    more: dict[str, Any], tmp_path: Path
+) -> None:
+    faulty = {
+        "env_id": "worlds.faulty:Faulty",
+        "env_kwargs": {"reward": None, "episodes": [1, 2, 5]},
+    }
     settings: dict[str, Any] = {**faulty, **more, "on_env_fault": "rebuild", "progress": "off"}
     settings |= {"num_samplers": 2, "num_steps": 16, "total_timesteps": 4 * 32}
     result = dppo.train(make_config(settings | {"run_dir": tmp_path / "run", "env_faults": "14/h"}))
-    assert result.incidents == {"bad_step": 14}  # each environment fails in its second episode, after 6 + 3 steps
+    assert result.incidents == {
+        "bad_step": 14
+    }  # each environment fails in its second episode, after 6 + 3 steps
     faults = {f"sampler {k}, env 0: invalid in step": 7 for k in (0, 1)} | {"steps lost": 14 * 2}
     assert result.env_faults == faults
     assert result.global_step == 4 * 32 - 14

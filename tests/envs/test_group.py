@@ -53,7 +53,10 @@ def test_every_episode_starts_with_its_own_seed() -> None:
     for _ in range(6):
         stepper.step([0, 0])
     for index, env in enumerate(envs):
-        expected = [streams.integer(1, Stream.EPISODES, 0, index, episode) for episode in range(len(env.seeds))]
+        expected = [
+            streams.integer(1, Stream.EPISODES, 0, index, episode)
+            for episode in range(len(env.seeds))
+        ]
         assert env.seeds == expected
     assert [len(env.seeds) for env in envs] == [4, 3]
     assert len({seed for env in envs for seed in env.seeds}) == 7
@@ -61,7 +64,8 @@ def test_every_episode_starts_with_its_own_seed() -> None:
 
 def test_episodes_are_logged_in_the_order_of_their_ends_and_once() -> None:
     stepper = started(
-        Scripted(length=3, info={"is_success": np.True_}), Scripted(length=2, reward=5.0, info={"is_success": np.nan})
+        Scripted(length=3, info={"is_success": np.True_}),
+        Scripted(length=2, reward=5.0, info={"is_success": np.nan}),
     )
     for _ in range(4):
         stepper.step([0, 0])
@@ -132,7 +136,9 @@ def test_box_actions_are_clipped_shaped_and_cast() -> None:
 
 
 def carried(group: EnvGroup) -> SamplerCarry:
-    return SamplerCarry(discounted_returns=np.zeros(group.num_envs), **group.open_episodes(EnvLog()))
+    return SamplerCarry(
+        discounted_returns=np.zeros(group.num_envs), **group.open_episodes(EnvLog())
+    )
 
 
 def played(*envs: gym.Env[Any, Any], steps: int = 9) -> tuple[Stepper, list[list[int]]]:
@@ -143,7 +149,11 @@ def played(*envs: gym.Env[Any, Any], steps: int = 9) -> tuple[Stepper, list[list
         chosen = [(number + env) % 2 for env in range(len(envs))]
         stepper.step(chosen)
         for env in range(len(envs)):
-            actions[env] = [] if stepper.terminated[env] | stepper.truncated[env] else [*actions[env], chosen[env]]
+            actions[env] = (
+                []
+                if stepper.terminated[env] | stepper.truncated[env]
+                else [*actions[env], chosen[env]]
+            )
     return stepper, actions
 
 
@@ -198,15 +208,25 @@ def test_environments_that_share_a_buffer_are_replayed() -> None:
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 def test_the_checksum_is_of_the_bytes_that_the_environment_returned(dtype: Any) -> None:
     """Checkpoints contain it, so it must not change."""
-    stepper = started(Scripted(space=gym.spaces.Box(-9, 9, (2,), dtype), obs=np.array([0.1, 0.2], dtype), at_step=1))
+    stepper = started(
+        Scripted(
+            space=gym.spaces.Box(-9, 9, (2,), dtype), obs=np.array([0.1, 0.2], dtype), at_step=1
+        )
+    )
     stepper.step([0])
-    expected = zlib.crc32(np.float64(1.0).tobytes(), zlib.crc32(np.array([0.1, 0.2], dtype).tobytes()))
+    expected = zlib.crc32(
+        np.float64(1.0).tobytes(), zlib.crc32(np.array([0.1, 0.2], dtype).tobytes())
+    )
     assert stepper.group.open_episodes(EnvLog())["checksums"].tolist() == [expected]
 
 
 @pytest.mark.proves("raises when it is closed")
-@pytest.mark.parametrize("error", [RuntimeError("stuck"), SystemExit(4)], ids=lambda error: type(error).__name__)
-def test_if_one_environment_fails_to_close_the_others_are_closed(error: BaseException, capsys: Any) -> None:
+@pytest.mark.parametrize(
+    "error", [RuntimeError("stuck"), SystemExit(4)], ids=lambda error: type(error).__name__
+)
+def test_if_one_environment_fails_to_close_the_others_are_closed(
+    error: BaseException, capsys: Any
+) -> None:
     closed = []
 
     class Closing(Scripted):
@@ -220,7 +240,9 @@ def test_if_one_environment_fails_to_close_the_others_are_closed(error: BaseExce
 
 
 @pytest.mark.proves("exits when it is closed")
-def test_an_environment_that_exits_when_it_is_closed_does_not_end_the_process(tmp_path: Path) -> None:
+def test_an_environment_that_exits_when_it_is_closed_does_not_end_the_process(
+    tmp_path: Path,
+) -> None:
     closed = []
 
     class Closing(CartPoleEnv):
@@ -229,5 +251,7 @@ def test_an_environment_that_exits_when_it_is_closed_does_not_end_the_process(tm
             sys.exit(4)
 
     sizes = {"envs_per_sampler": 2, "num_samplers": 2, "num_steps": 8, "total_timesteps": 32}
-    result = dppo.train(make_config(sizes | {"env_id": Closing, "run_dir": tmp_path / "run", "progress": "off"}))
+    result = dppo.train(
+        make_config(sizes | {"env_id": Closing, "run_dir": tmp_path / "run", "progress": "off"})
+    )
     assert (result.iterations, len(closed)) == (1, 4)

@@ -40,7 +40,9 @@ def place(phase: str, step: int) -> str:
 @pytest.mark.parametrize(("phase", "step"), [("step", 2), ("reset", 0)])
 def test_an_error_names_the_place_and_carries_the_users_traceback(phase: str, step: int) -> None:
     fault = fault_of(CrashingSimulator(CartPoleEnv(), where=phase, at_step=step))
-    assert fault.message.startswith(place(phase, step) + f"raised RuntimeError: the simulator failed in its {phase}")
+    assert fault.message.startswith(
+        place(phase, step) + f"raised RuntimeError: the simulator failed in its {phase}"
+    )
     assert fault.remote_traceback.startswith("Traceback (most recent call last):")
     assert "faulty.py" in fault.remote_traceback
     assert "_fail_if" in fault.remote_traceback
@@ -75,14 +77,20 @@ INVALID: list[tuple[dict[str, Any], str]] = [
     ({"obs": np.zeros((1, 2))}, "an observation of shape (1, 2) instead of (2,)."),
     ({"obs": 5.0}, "an observation of shape () instead of (2,)."),
     ({"obs": [None, 1.0]}, "an observation of dtype object instead of float32."),
-    ({"obs": np.array([0.7, 0.2]), "space": BYTES}, "an observation of dtype float64 instead of uint8."),
+    (
+        {"obs": np.array([0.7, 0.2]), "space": BYTES},
+        "an observation of dtype float64 instead of uint8.",
+    ),
     ({"obs": {"obs": 1}}, "an observation of shape () instead of (2,)."),
     ({"obs": [[1.0], [1.0, 2.0]]}, "an observation that is not an array"),
     ({"obs": np.array([0.0, 1e39])}, "an observation that is 1e+39 at index 1"),
     ({"obs": Elsewhere()}, "an observation that is not an array (it lies on a GPU)"),
     ({"reward": "2"}, "'2' as the reward, which is not a number."),
     ({"reward": "much"}, "'much' as the reward, which is not a number."),
-    ({"reward": np.zeros(2)}, "array([0., 0.]) as the reward, which is not a number; the reward must be"),
+    (
+        {"reward": np.zeros(2)},
+        "array([0., 0.]) as the reward, which is not a number; the reward must be",
+    ),
     ({"reward": -np.inf}, "-inf as the reward."),
     ({"reward": 10**400}, "a reward too large for a float."),
 ]
@@ -90,14 +98,20 @@ INVALID: list[tuple[dict[str, Any], str]] = [
 
 @pytest.mark.proves("returns a reward that is None, text, NaN or 1e300")
 @pytest.mark.parametrize(("returned", "words"), INVALID, ids=[words for _, words in INVALID])
-def test_an_invalid_observation_or_reward_of_a_step_is_reported(returned: dict[str, Any], words: str) -> None:
+def test_an_invalid_observation_or_reward_of_a_step_is_reported(
+    returned: dict[str, Any], words: str
+) -> None:
     message = fault_of(Scripted(**returned)).message
     assert message.startswith(place("step", 2) + f"returned {words}")
-    lasting = " instead of " in words or "must be" in words  # a new environment would return the same
+    lasting = (
+        " instead of " in words or "must be" in words
+    )  # a new environment would return the same
     assert message.endswith(REMEDY) == (not lasting)
 
 
-@pytest.mark.parametrize("accepted", [[1, 2], np.array([3e38, -3e38]), np.array([1, 0], bool), (0.5, 0.5)], ids=str)
+@pytest.mark.parametrize(
+    "accepted", [[1, 2], np.array([3e38, -3e38]), np.array([1, 0], bool), (0.5, 0.5)], ids=str
+)
 def test_an_observation_of_another_dtype_is_converted(accepted: Any) -> None:
     stepper = started(Scripted(obs=accepted))
     stepper.step([0])
@@ -112,11 +126,17 @@ FIVE = "instead of (observation, reward, terminated, truncated, info)"
 @pytest.mark.parametrize(
     ("answer", "words"),
     [
-        ((np.zeros(2), 1.0, False, {}), f"returned a tuple of 4 {FIVE}. This is the API of Gym before 0.26."),
+        (
+            (np.zeros(2), 1.0, False, {}),
+            f"returned a tuple of 4 {FIVE}. This is the API of Gym before 0.26.",
+        ),
         ((np.zeros(2), 1.0), f"returned a tuple of 2 {FIVE}."),
         (None, f"returned NoneType {FIVE}."),
         (np.zeros(2), f"returned ndarray {FIVE}."),
-        ((np.zeros(2), 1.0, False, np.zeros(2, bool), {}), "returned truncated=array([False, False]), which is not a"),
+        (
+            (np.zeros(2), 1.0, False, np.zeros(2, bool), {}),
+            "returned truncated=array([False, False]), which is not a",
+        ),
     ],
     ids=["old Gym", "two", "nothing", "an observation", "a vector's flags"],
 )
@@ -131,8 +151,14 @@ def test_an_invalid_result_of_a_step_is_reported(answer: Any, words: str) -> Non
 @pytest.mark.parametrize(
     ("reset", "words"),
     [
-        (lambda env, **_: np.array([0.0, 1.0]), "returned ndarray instead of (observation, info). This is"),
-        (lambda env, **_: [0.0, 1.0], "returned an observation of shape () instead of (2,). This is"),
+        (
+            lambda env, **_: np.array([0.0, 1.0]),
+            "returned ndarray instead of (observation, info). This is",
+        ),
+        (
+            lambda env, **_: [0.0, 1.0],
+            "returned an observation of shape () instead of (2,). This is",
+        ),
         (lambda env: np.zeros(2), "raised TypeError: "),
     ],
     ids=["array", "list", "no seed"],
@@ -140,4 +166,7 @@ def test_an_invalid_result_of_a_step_is_reported(answer: Any, words: str) -> Non
 def test_a_reset_of_the_old_api_is_recognized(reset: Any, words: str) -> None:
     message = fault_of(type("Old", (Scripted,), {"reset": reset})()).message
     assert message.startswith(place("reset", 0) + words)
-    assert "the API of Gym before 0.26. Use `wrappers=dppo.envs.wrappers:old_api`, or let reset take a seed" in message
+    assert (
+        "the API of Gym before 0.26. Use `wrappers=dppo.envs.wrappers:old_api`, or let reset take a seed"
+        in message
+    )

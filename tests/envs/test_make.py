@@ -85,12 +85,24 @@ def test_environments_are_created_from_ids_modules_and_callables_with_their_argu
         ("CartPol-v1", ("env_id=CartPol-v1", "Did you mean CartPole-v1?")),
         ("dppo/SlowCart-v0", ("env_id=dppo/SlowCart-v0", "Did you mean dppo/SlowCartPole-v0?")),
         ("CartPole-v77", ("env_id=CartPole-v77", "Did you mean CartPole-v")),
-        ("Zzyzx/Qqqq-v0", ("env_id=Zzyzx/Qqqq-v0: is not registered with Gymnasium", "write package:Zzyzx/Qqqq-v0")),
-        ("no_such_module_at_all:Env-v0", ("importing no_such_module_at_all failed", "ModuleNotFoundError")),
+        (
+            "Zzyzx/Qqqq-v0",
+            (
+                "env_id=Zzyzx/Qqqq-v0: is not registered with Gymnasium",
+                "write package:Zzyzx/Qqqq-v0",
+            ),
+        ),
+        (
+            "no_such_module_at_all:Env-v0",
+            ("importing no_such_module_at_all failed", "ModuleNotFoundError"),
+        ),
         ("users_worlds:Misspelt-v0", ("the module has no Misspelt-v0", "Check the spelling")),
         ("users_worlds:factor", ("the module has no factor", "Did you mean users_worlds:factory?")),
         ("users_worlds:", ("names no environment", "Write users_worlds:make")),
-        ("users_worlds", ("is not registered with Gymnasium", "It is a module: write users_worlds:make")),
+        (
+            "users_worlds",
+            ("is not registered with Gymnasium", "It is a module: write users_worlds:make"),
+        ),
         ("ALE/Zzyzx-v5", ("is not registered with Gymnasium", "write ale_py:ALE/Zzyzx-v5")),
         ("users_worlds:number", ("env_id=users_worlds:number: is 3", "Name a function or class")),
     ],
@@ -116,7 +128,12 @@ BROKEN = {
         "Correct the mod",
     ),
     "def make(:\n    pass\n": ("line 1", "def make(:", "SyntaxError", "Correct the module"),
-    "import sys\nsys.exit(3)\n": ("line 2", "SystemExit: 3", "ends Python when it is imported", "__main__"),
+    "import sys\nsys.exit(3)\n": (
+        "line 2",
+        "SystemExit: 3",
+        "ends Python when it is imported",
+        "__main__",
+    ),
     "import argparse\nargparse.ArgumentParser().parse_args(['--x'])\n": (
         "line 2",
         "reads the command line",
@@ -143,10 +160,14 @@ def test_what_is_wrong_with_a_module_is_shown_as_python_does(
         assert hidden not in said
 
 
-def test_the_remedy_for_a_module_that_reads_the_command_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_remedy_for_a_module_that_reads_the_command_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.setattr("sys.argv", ["dppo", "train", "--unknown"])
-    lines = "import argparse\nimport gymnasium\ndef make():\n    return gymnasium.make('CartPole-v1')\n"
+    lines = (
+        "import argparse\nimport gymnasium\ndef make():\n    return gymnasium.make('CartPole-v1')\n"
+    )
     parse = "argparse.ArgumentParser().parse_args()\n"
     (tmp_path / "users_before.py").write_text(lines + parse, encoding="utf8")
     assert "reads the command line" in refusal("users_before:make")
@@ -166,7 +187,9 @@ def test_a_package_that_an_environment_lacks_is_named_without_a_traceback() -> N
 
     gym.register("worlds/Lacking-v0", entry_point=lacking)  # type: ignore[arg-type]
     try:
-        with pytest.raises(ConfigError, match=r"env_id=worlds/Lacking-v0: Box3D is not .* Use the pip of .*python"):
+        with pytest.raises(
+            ConfigError, match=r"env_id=worlds/Lacking-v0: Box3D is not .* Use the pip of .*python"
+        ):
             make_env("worlds/Lacking-v0", {})
     finally:
         gym.registry.pop("worlds/Lacking-v0")
@@ -179,10 +202,16 @@ def test_a_package_that_an_environment_lacks_is_named_without_a_traceback() -> N
     [
         ("raises", {}, "RuntimeError: no licence"),
         ("exits", {}, "SystemExit: no display"),
-        ("factory", {"lenght": 1}, "TypeError: factory() got an unexpected keyword argument 'lenght'"),
+        (
+            "factory",
+            {"lenght": 1},
+            "TypeError: factory() got an unexpected keyword argument 'lenght'",
+        ),
     ],
 )
-def test_a_constructor_that_raises_names_its_place_with_a_traceback(factory: str, kwargs: Any, words: str) -> None:
+def test_a_constructor_that_raises_names_its_place_with_a_traceback(
+    factory: str, kwargs: Any, words: str
+) -> None:
     plan = sampler_plan(Config(env_id=f"users_worlds:{factory}", env_kwargs=kwargs))
     with pytest.raises(EnvironmentFault) as caught:
         build_sampler(plan, 3)
@@ -209,7 +238,9 @@ def test_if_a_constructor_fails_the_environments_created_before_are_closed() -> 
         env: gym.Env[Any, Any] = made[-1]
         return env
 
-    with pytest.raises(EnvironmentFault, match="env 2: the environment's constructor raised RuntimeError"):
+    with pytest.raises(
+        EnvironmentFault, match="env 2: the environment's constructor raised RuntimeError"
+    ):
         build_sampler(sampler_plan(Config(env_id=third_fails, envs_per_sampler=3)), 0)
     assert [env.closed for env in made] == [True, True]
 
@@ -243,7 +274,9 @@ def test_an_environment_that_changes_its_arguments_does_not_change_those_of_othe
 
 def test_an_object_in_two_arguments_stays_one_object() -> None:
     levels = [0]
-    env = make_env(Changing, {"settings": {"limits": {"steps": 3}, "levels": levels}, "again": levels})
+    env = make_env(
+        Changing, {"settings": {"limits": {"steps": 3}, "levels": levels}, "again": levels}
+    )
     assert env.same
     assert levels == [0]
 
@@ -252,7 +285,9 @@ def test_an_argument_that_cannot_be_copied_is_refused_by_name() -> None:
     with pytest.raises(ConfigError) as caught:
         make_env(Counting, {"num_actions": 3, "guard": threading.Lock()})
     assert str(caught.value).startswith("env_kwargs: guard=<unlocked _thread.lock object at ")
-    assert "cannot be copied, but each environment needs its own copy (TypeError: " in str(caught.value)
+    assert "cannot be copied, but each environment needs its own copy (TypeError: " in str(
+        caught.value
+    )
 
 
 class Parallel:
@@ -319,7 +354,10 @@ class Bare(gym.Env[Any, Any]):
 @pytest.mark.parametrize(
     ("factory", "words"),
     [
-        (Parallel, ("made a PettingZoo environment (test_make.Parallel), which", "is not taken here")),
+        (
+            Parallel,
+            ("made a PettingZoo environment (test_make.Parallel), which", "is not taken here"),
+        ),
         (
             Turns,
             (
@@ -335,18 +373,36 @@ class Bare(gym.Env[Any, Any]):
         ),
         (sb3_like, ("made a vector environment (", ") of 4. ")),
         (MultiAgentEnv, ("made a multi-agent environment of RLlib (", "Train one agent: write")),
-        (DeepMind, ("made a dm_env environment (test_make.DeepMind). Wrap it with shimmy.DmControlComp",)),
-        (lambda: Crowd, ("made <class 'test_make.Crowd'>, which is not an environment. Return the result of calling",)),
+        (
+            DeepMind,
+            ("made a dm_env environment (test_make.DeepMind). Wrap it with shimmy.DmControlComp",),
+        ),
+        (
+            lambda: Crowd,
+            (
+                "made <class 'test_make.Crowd'>, which is not an environment. Return the result of calling",
+            ),
+        ),
         (lambda: sb3_like, ("made <function sb3_like at", "Return the result of calling it")),
-        (Bare, ("made a test_make.Bare without observation_space. Set self.observation_space in its constructor",)),
+        (
+            Bare,
+            (
+                "made a test_make.Bare without observation_space. Set self.observation_space in its constructor",
+            ),
+        ),
         (lambda: Unlisted, ("made <class 'test_make.Unlisted'>, which is not an environment",)),
-        (Unlisted, ("made a test_make.Unlisted, with spaces of several agents", "set its possible_agents")),
+        (
+            Unlisted,
+            ("made a test_make.Unlisted, with spaces of several agents", "set its possible_agents"),
+        ),
         (lambda: None, ("made None, which is not",)),
         (lambda: 5, ("made 5, which is not a Gymnasium environment. Return a gymnasium.Env.",)),
     ],
     ids=lambda value: getattr(value, "__name__", ""),
 )
-def test_anything_but_a_single_environment_is_recognized(factory: Any, words: tuple[str, ...]) -> None:
+def test_anything_but_a_single_environment_is_recognized(
+    factory: Any, words: tuple[str, ...]
+) -> None:
     with pytest.raises(ConfigError) as caught:
         make_env(factory, {})
     for word in words:
@@ -370,7 +426,10 @@ class Ducklike:
 
 def test_episodes_are_truncated_only_of_a_gymnasium_environment() -> None:
     assert make_env(Ducklike, {}).action_space == Crowd.action_space
-    with pytest.raises(ConfigError, match=r"^replay_limit: truncates only a gymnasium\.Env\. Derive the environment"):
+    with pytest.raises(
+        ConfigError,
+        match=r"^replay_limit: truncates only a gymnasium\.Env\. Derive the environment",
+    ):
         make_env(Ducklike, {}, Instance(max_steps=5))
 
 

@@ -10,7 +10,10 @@ import pytest
 
 import dppo
 
-SHIMS = ("GymV21Environment", "GymV26Environment")  # wrap another environment, which they have to be given
+SHIMS = (
+    "GymV21Environment",
+    "GymV26Environment",
+)  # wrap another environment, which they have to be given
 
 
 def newest() -> list[str]:
@@ -18,7 +21,9 @@ def newest() -> list[str]:
     found: dict[str, gym.envs.registration.EnvSpec] = {}
     for spec in gym.registry.values():
         name = spec.id.rpartition("-v")[0]
-        if name not in SHIMS and (name not in found or (found[name].version or 0) < (spec.version or 0)):
+        if name not in SHIMS and (
+            name not in found or (found[name].version or 0) < (spec.version or 0)
+        ):
             found[name] = spec
     return sorted(spec.id for spec in found.values() if spec.namespace != "dppo")
 
@@ -28,11 +33,15 @@ def cost(env_id: str) -> pytest.MarkDecorator | tuple[()]:
     return pytest.mark.slow if "mujoco" in str(gym.spec(env_id).entry_point) else ()
 
 
-@pytest.mark.parametrize("env_id", [pytest.param(env_id, marks=cost(env_id)) for env_id in newest()])
+@pytest.mark.parametrize(
+    "env_id", [pytest.param(env_id, marks=cost(env_id)) for env_id in newest()]
+)
 def test_it_trains(env_id: str, tmp_path: Path) -> None:
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # Box2D warns while it is imported, and crashes where that is an error
+            warnings.simplefilter(
+                "ignore"
+            )  # Box2D warns while it is imported, and crashes where that is an error
             gym.make(env_id).close()
     except (gym.error.DependencyNotInstalled, ImportError) as missing:
         pytest.skip(f"{missing}")

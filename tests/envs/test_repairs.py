@@ -37,7 +37,9 @@ class Choking(Scripted):
 
 
 def group_of(make: Any, envs: list[Any]) -> Stepper:
-    settings = GroupSettings("sampler 0 (Test-v0)", describe_spaces(envs[0]), lambda env, episode: 10 * env + episode)
+    settings = GroupSettings(
+        "sampler 0 (Test-v0)", describe_spaces(envs[0]), lambda env, episode: 10 * env + episode
+    )
     return Stepper(EnvGroup(SerialRows(envs, settings, make), FaultPolicy()))
 
 
@@ -63,7 +65,9 @@ def test_only_the_environment_that_failed_is_closed_and_made_anew_with_its_next_
 
 
 @pytest.mark.proves("raises in its constructor when it is made anew")
-def test_a_constructor_that_fails_is_tried_again_for_a_minute(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_constructor_that_fails_is_tried_again_for_a_minute(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     slept: list[float] = []
     monkeypatch.setattr(time, "sleep", slept.append)
     attempts = [0]
@@ -81,14 +85,19 @@ def test_a_constructor_that_fails_is_tried_again_for_a_minute(monkeypatch: pytes
     for _ in range(3):
         stepper.step([0])
     assert (attempts[0], sum(slept)) == (4, sum(WAITS_S[:3]))
-    assert [one.fault.phase for one in stepper.log.incidents if one.fault] == ["step", *["constructor"] * 3]
+    assert [one.fault.phase for one in stepper.log.incidents if one.fault] == [
+        "step",
+        *["constructor"] * 3,
+    ]
     attempts[0] = 0
     fails = 99
     stepper = group_of(make, [Choking()])
     stepper.start()
     for _ in range(2):
         stepper.step([0])
-    with pytest.raises(EnvironmentFault, match="the environment's constructor raised ConnectionError: all licences"):
+    with pytest.raises(
+        EnvironmentFault, match="the environment's constructor raised ConnectionError: all licences"
+    ):
         stepper.step([0])
     assert attempts[0] == len(WAITS_S) + 1
     assert 60 <= sum(WAITS_S) <= 65

@@ -28,7 +28,10 @@ def test_an_observation_of_a_box_is_copied_in_its_own_dtype() -> None:
     raw = np.array([0.1, 0.2])
     packed = pack(raw)
     raw[:] = 0
-    assert (packed.dtype.type, packed.tolist()) == (np.float64, [0.1, 0.2])  # checksums use all its bits
+    assert (packed.dtype.type, packed.tolist()) == (
+        np.float64,
+        [0.1, 0.2],
+    )  # checksums use all its bits
 
 
 @pytest.mark.parametrize("seed", range(5))
@@ -52,13 +55,25 @@ def test_a_nested_observation_is_packed_leaf_by_leaf(seed: int) -> None:
             {"camera": np.zeros((2, 2, 1), np.uint8)},
             "observation leaf 'camera' of shape (2, 2, 1) instead of (2, 3, 1)",
         ),
-        ({"camera": np.zeros((2, 3, 1))}, "observation leaf 'camera' of dtype float64 instead of uint8"),
+        (
+            {"camera": np.zeros((2, 3, 1))},
+            "observation leaf 'camera' of dtype float64 instead of uint8",
+        ),
         ({"gear": 2.5}, "observation leaf 'gear' of dtype float64 instead of int64"),
-        ({"arm": (np.array([0.0, np.nan]), 0.0)}, "observation leaf 'arm.0' that is nan at index 1"),
-        ({"arm": (np.zeros(2), np.float32(np.inf))}, "observation leaf 'arm.1' that is inf at index 0"),
+        (
+            {"arm": (np.array([0.0, np.nan]), 0.0)},
+            "observation leaf 'arm.0' that is nan at index 1",
+        ),
+        (
+            {"arm": (np.zeros(2), np.float32(np.inf))},
+            "observation leaf 'arm.1' that is inf at index 0",
+        ),
         ({"arm": (np.zeros(2),)}, "observation leaf 'arm' without part '1'"),
         ({"arm": (np.zeros(2), 0.0, 0.0)}, "observation leaf 'arm' with the unexpected part '2'"),
-        ({"arm": np.zeros(3)}, "observation leaf 'arm' of type ndarray instead of one with the parts 0, 1"),
+        (
+            {"arm": np.zeros(3)},
+            "observation leaf 'arm' of type ndarray instead of one with the parts 0, 1",
+        ),
         ({"horn": 1}, "an observation with the unexpected part 'horn'"),
     ],
     ids=lambda value: str(value)[:30],
@@ -71,7 +86,9 @@ def test_a_wrong_leaf_is_refused_by_name(change: dict[str, Any], words: str) -> 
 
 
 TOOL = spaces.Dict(
-    name=spaces.Text(9), tool=spaces.OneOf([spaces.Discrete(3), spaces.Box(-1, 1, (2,))]), at=spaces.Discrete(4)
+    name=spaces.Text(9),
+    tool=spaces.OneOf([spaces.Discrete(3), spaces.Box(-1, 1, (2,))]),
+    at=spaces.Discrete(4),
 )
 
 
@@ -109,7 +126,9 @@ def test_a_fault_names_place_and_leaf() -> None:
     class Blind(Robot):
         def observation(self) -> dict[str, Any]:
             whole = super().observation()
-            return whole if self.steps == 0 else {key: whole[key] for key in ("arm", "gear", "lamps")}
+            return (
+                whole if self.steps == 0 else {key: whole[key] for key in ("arm", "gear", "lamps")}
+            )
 
     words = r"env 1: step of episode 0 \(seed \d+, step 1\) returned an observation without part 'camera'"
     with pytest.raises(EnvironmentFault, match=words):
@@ -130,7 +149,9 @@ def test_a_segment_stores_structured_observations_unchanged() -> None:
     assert segment.truncated[:, 0].nonzero()[0].tolist() == [6]
     inside = ~(segment.truncated[:-1] | segment.terminated[:-1])
     np.testing.assert_array_equal(segment.next_values[:-1][inside], segment.values[1:][inside])
-    assert not np.array_equal(segment.next_values[6, 0], segment.values[7, 0])  # of the final observation
+    assert not np.array_equal(
+        segment.next_values[6, 0], segment.values[7, 0]
+    )  # of the final observation
     last = group_of([Robot(7), Robot(5)])
     obs = np.empty(2, OBS)
     last.restore(report.carry, report.open_actions, obs, EnvLog())

@@ -55,7 +55,9 @@ def test_slow_cartpole_differs_from_cartpole_in_time_only() -> None:
     assert slow.spec.max_episode_steps == 500
 
 
-def test_resets_and_steps_take_their_time_dynamics_included(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_resets_and_steps_take_their_time_dynamics_included(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     slept = SleptFor(tick=0.002)
     monkeypatch.setattr("dppo.envs.simulated.time", slept)
     env = gymnasium.make(SLOW, step_s=0.01, reset_s=0.03)
@@ -114,6 +116,8 @@ for _ in range(2):
     make.make_env("dppo/SlowCartPole-v0", {"step_s": 0})
 print(before, [name for name in gymnasium.registry if name.startswith("dppo/")])
 """
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True
+    )
     assert done.stdout.strip() == "[] ['dppo/SlowCartPole-v0']"
     assert make_env(SLOW, {"step_s": 0}).spec is not None

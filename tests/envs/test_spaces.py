@@ -37,7 +37,9 @@ from dppo.spaces.spaces import Categories, dtype_as_json, dtype_from_json, is_im
     ],
     ids=str,
 )
-def test_an_array_of_observations_is_the_plain_array(space: gym.Space[Any], dtype: str, shape: tuple[int, ...]) -> None:
+def test_an_array_of_observations_is_the_plain_array(
+    space: gym.Space[Any], dtype: str, shape: tuple[int, ...]
+) -> None:
     obs = dtype_of(space)
     storage = np.empty((6, 2), obs)
     assert (storage.dtype, storage.shape, obs.shape) == (np.dtype(dtype), (6, 2, *shape), shape)
@@ -47,7 +49,9 @@ def test_an_array_of_observations_is_the_plain_array(space: gym.Space[Any], dtyp
 def test_a_structured_observation_has_no_padding() -> None:
     assert OBS.names == ("arm", "camera", "gear", "lamps")
     assert OBS.itemsize == 2 * 4 + 4 + 6 + 8 + 3
-    assert {name: (leaf.dtype.type, leaf.shape) for name, leaf in leaves(np.empty((6, 2), OBS)).items()} == {
+    assert {
+        name: (leaf.dtype.type, leaf.shape) for name, leaf in leaves(np.empty((6, 2), OBS)).items()
+    } == {
         "arm.0": (np.float32, (6, 2, 2)),
         "arm.1": (np.float32, (6, 2)),
         "camera": (np.uint8, (6, 2, 2, 3, 1)),
@@ -63,9 +67,9 @@ LEAVES = st.builds(
 )
 NESTS = st.recursive(
     LEAVES,
-    lambda inner: st.dictionaries(st.text("abc.0é", min_size=1, max_size=4), inner, min_size=1, max_size=3).map(
-        lambda fields: np.dtype(list(fields.items()))
-    ),
+    lambda inner: st.dictionaries(
+        st.text("abc.0é", min_size=1, max_size=4), inner, min_size=1, max_size=3
+    ).map(lambda fields: np.dtype(list(fields.items()))),
     max_leaves=6,
 )
 
@@ -91,7 +95,9 @@ class Shaped(gym.Env[Any, Any]):
 
 
 def test_spaces_become_plain_data() -> None:
-    found = describe_spaces(Shaped(spaces.Box(0, 255, (2, 3), np.uint8), spaces.Discrete(4, start=-1)))
+    found = describe_spaces(
+        Shaped(spaces.Box(0, 255, (2, 3), np.uint8), spaces.Discrete(4, start=-1))
+    )
     assert (found.obs, found.deterministic) == (np.dtype(("uint8", (2, 3))), True)
     assert found.actions == DiscreteActions(4, -1)
     low = np.array([[-1.0], [-np.inf]], np.float64)
@@ -117,20 +123,38 @@ def test_an_environment_is_nondeterministic_if_its_spec_says_so() -> None:
 @pytest.mark.parametrize(
     ("env", "words"),
     [
-        (Shaped(spaces.Text(9)), ("observation_space: is Text(", "encode(obs) that returns n numbers")),
+        (
+            Shaped(spaces.Text(9)),
+            ("observation_space: is Text(", "encode(obs) that returns n numbers"),
+        ),
         (
             Shaped(spaces.Dict(arm=spaces.Box(-1, 1, (2,)), text=spaces.Text(9))),
             ("observation_space, leaf 'text': is Text(", "Use `drop_obs=text` to leave it out"),
         ),
-        (Shaped(spaces.Tuple([spaces.Sequence(spaces.Discrete(2))])), ("leaf '0': is Sequence(", "encode(obs)")),
+        (
+            Shaped(spaces.Tuple([spaces.Sequence(spaces.Discrete(2))])),
+            ("leaf '0': is Sequence(", "encode(obs)"),
+        ),
         (Shaped(EMPTY), ("has no elements",)),
-        (Shaped(spaces.Dict(a=spaces.Dict(b=spaces.Text(5)))), ("observation_space, leaf 'a.b': is Text(",)),
-        (Shaped(spaces.Tuple([EMPTY])), ("observation_space, leaf '0': is Box([], [], (3, 0), float32)",)),
+        (
+            Shaped(spaces.Dict(a=spaces.Dict(b=spaces.Text(5)))),
+            ("observation_space, leaf 'a.b': is Text(",),
+        ),
+        (
+            Shaped(spaces.Tuple([EMPTY])),
+            ("observation_space, leaf '0': is Box([], [], (3, 0), float32)",),
+        ),
         (Shaped(spaces.Dict(a=spaces.Dict())), ("observation_space, leaf 'a': has no parts",)),
         (Shaped(spaces.Dict({"": TWO})), ("observation_space: has the keys ['']",)),
-        (Shaped(spaces.Dict({"a.b": TWO, "a": spaces.Dict(b=TWO)})), ("two leaves are named 'a.b'",)),
+        (
+            Shaped(spaces.Dict({"a.b": TWO, "a": spaces.Dict(b=TWO)})),
+            ("two leaves are named 'a.b'",),
+        ),
         (Shaped(spaces.Graph(spaces.Discrete(2), None)), ("observation_space: is Graph(",)),
-        (Shaped(act=spaces.Box(0, 9000, (2,), np.int64)), ("it is a Box of int64 with shape (2,)",)),
+        (
+            Shaped(act=spaces.Box(0, 9000, (2,), np.int64)),
+            ("it is a Box of int64 with shape (2,)",),
+        ),
         (
             Shaped(act=spaces.Dict(arm=spaces.Tuple([spaces.Discrete(2), spaces.Text(3)]))),
             ("action_space['arm'][1]=Text(", "is a Text, which is not supported", "CHOICES"),
@@ -153,7 +177,14 @@ def test_every_part_of_a_nest_is_described() -> None:
         tool=spaces.OneOf([spaces.Discrete(3), spaces.Dict(a=spaces.MultiBinary(2))]),
     )
     found = describe_spaces(Shaped(nest))
-    assert list(found.leaves()) == ["dials", "hand.0", "hand.1", "tool.branch", "tool.0", "tool.1.a"]
+    assert list(found.leaves()) == [
+        "dials",
+        "hand.0",
+        "hand.1",
+        "tool.branch",
+        "tool.0",
+        "tool.1.a",
+    ]
     assert found.categories == {
         "dials": Categories((2, 3), (1, -1)),
         "hand.0": Categories((4,), (2,)),
@@ -166,7 +197,9 @@ def test_every_part_of_a_nest_is_described() -> None:
 
 def test_parts_are_left_out_by_name() -> None:
     nest = spaces.Dict(
-        hand=spaces.Tuple([spaces.Discrete(4), spaces.Text(5)]), mission=spaces.Text(9), where=spaces.Box(-1, 1, (2,))
+        hand=spaces.Tuple([spaces.Discrete(4), spaces.Text(5)]),
+        mission=spaces.Text(9),
+        where=spaces.Box(-1, 1, (2,)),
     )
     found = describe_spaces(Shaped(nest), drop_obs=["mission", "hand/1"])
     assert (list(found.leaves()), found.dropped) == (["hand.0", "where"], ("mission", "hand.1"))
@@ -185,7 +218,9 @@ def test_parts_are_left_out_by_name() -> None:
         describe_spaces(Shaped(spaces.Box(-1, 1, (2,))), drop_obs=["a"])
 
 
-@pytest.mark.parametrize("shape", [(84, 84, 3), (3, 64, 64), (4, 84, 84, 1), (128,), (8, 8)], ids=str)
+@pytest.mark.parametrize(
+    "shape", [(84, 84, 3), (3, 64, 64), (4, 84, 84, 1), (128,), (8, 8)], ids=str
+)
 def test_images_are_bytes_with_three_axes_or_more(shape: tuple[int, ...]) -> None:
     for dtype in (np.uint8, np.float32):
         found = describe_spaces(Shaped(spaces.Box(0, 255, shape, dtype))).obs
@@ -202,7 +237,13 @@ def test_an_environment_without_a_spec_is_taken_to_be_deterministic() -> None:
 
 
 def test_a_space_of_the_old_package_is_recognized(monkeypatch: pytest.MonkeyPatch) -> None:
-    old = type("Box", (), {"__module__": "gym.spaces.box", "__str__": lambda self: "Box(3,)", "shape": (3,)})
+    old = type(
+        "Box",
+        (),
+        {"__module__": "gym.spaces.box", "__str__": lambda self: "Box(3,)", "shape": (3,)},
+    )
     for env in (Shaped(old()), Shaped(act=old())):
-        with pytest.raises(ConfigError, match=r"space=Box\(3,\): is a space of the package gym, .* shimmy"):
+        with pytest.raises(
+            ConfigError, match=r"space=Box\(3,\): is a space of the package gym, .* shimmy"
+        ):
             describe_spaces(env)

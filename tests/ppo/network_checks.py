@@ -79,7 +79,12 @@ def acting_together(agent: PPOAgent, obs: np.ndarray, state: np.ndarray | None =
     """Check that samplers that act together, on `obs` [samplers, rows, *O], get the bits of each alone."""
     samplers, rows = obs.shape[:2]
     dtype = agent.spec.dtype
-    noise = np.stack([agent.distribution.noise(np.random.default_rng(s), 1, rows, dtype)[0] for s in range(samplers)])
+    noise = np.stack(
+        [
+            agent.distribution.noise(np.random.default_rng(s), 1, rows, dtype)[0]
+            for s in range(samplers)
+        ]
+    )
     together = agent.act(obs, noise, state)
     best = agent.decide(obs, state)
     values = agent.values(obs, state)
@@ -91,7 +96,10 @@ def acting_together(agent: PPOAgent, obs: np.ndarray, state: np.ndarray | None =
             (together, agent.act(obs[s], noise[s], sampler_state)),
             (best, agent.decide(obs[s], sampler_state)),
         ):
-            pairs += [(together_result[0], alone_result[0]), *zip(together_result[1], alone_result[1], strict=True)]
+            pairs += [
+                (together_result[0], alone_result[0]),
+                *zip(together_result[1], alone_result[1], strict=True),
+            ]
         for stacked, alone in pairs:
             assert_same_bytes(None if stacked is None else stacked[s], alone)
 
@@ -123,7 +131,9 @@ def parameters_of(make: Callable[[str], NetworkSpec], dtype: str) -> None:
     np.testing.assert_array_equal(spec.flatten(dict(reversed(named.items()))), weights)
     torch.rand(10)
     with float64_by_default():
-        again, other = (learning_network(spec, seed).parameters.weights.detach().numpy() for seed in (3, 4))
+        again, other = (
+            learning_network(spec, seed).parameters.weights.detach().numpy() for seed in (3, 4)
+        )
     np.testing.assert_array_equal(again, weights)
     assert not np.array_equal(other, weights)
     assert make(dtype) == spec != make("float64" if dtype == "float32" else "float32")

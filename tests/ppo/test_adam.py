@@ -31,7 +31,9 @@ def test_steps_are_those_of_torch(dtype: str, tolerance: float) -> None:
         ours.step(learning_rate)
         theirs.step()
     for weights, expected in zip(model.parameters(), twin.parameters(), strict=True):
-        np.testing.assert_allclose(weights.detach(), expected.detach(), rtol=tolerance, atol=tolerance)
+        np.testing.assert_allclose(
+            weights.detach(), expected.detach(), rtol=tolerance, atol=tolerance
+        )
 
 
 def test_slowed_weights_take_a_share_of_each_step_with_a_longer_memory() -> None:
@@ -58,5 +60,9 @@ def test_slowed_weights_take_a_share_of_each_step_with_a_longer_memory() -> None
 def test_free_deviations_are_the_place_of_log_std() -> None:
     spec = spec_of(BOX)
     places = free_deviations(spec)
-    assert places.stop - places.start == spec.unflatten(np.zeros(spec.num_parameters))["log_std"].size > 0
+    assert (
+        places.stop - places.start
+        == spec.unflatten(np.zeros(spec.num_parameters))["log_std"].size
+        > 0
+    )
     assert free_deviations(spec_of()) == slice(0, 0)

@@ -17,7 +17,9 @@ T, F = True, False
 def gae(*rollout: np.ndarray, valid: np.ndarray | None = None, **options: Any) -> np.ndarray:
     """Return the advantages of the arrays of `random_rollout`."""
     rewards, values, next_values, terminated, truncated = rollout
-    return generalized_advantages(Transitions(rewards, terminated, truncated, valid), values, next_values, **options)
+    return generalized_advantages(
+        Transitions(rewards, terminated, truncated, valid), values, next_values, **options
+    )
 
 
 def column(*numbers: float | bool) -> np.ndarray:
@@ -55,20 +57,32 @@ def random_rollout(seed: int, steps: int, envs: int) -> list[np.ndarray]:
     rewards, values = rng.normal(size=(steps, envs)) * 3, rng.normal(size=(steps, envs)) * 5
     terminated, truncated = rng.random((steps, envs)) < 0.2, rng.random((steps, envs)) < 0.2
     next_values = np.concatenate([values[1:], rng.normal(size=(1, envs))])
-    next_values[terminated | truncated] = 777  # of a final observation; a loud number where it must not be used
+    next_values[terminated | truncated] = (
+        777  # of a final observation; a loud number where it must not be used
+    )
     return [rewards, values, next_values, terminated, truncated]
 
 
 @pytest.mark.proves("generalized_advantages")
-@given(st.integers(0, 2**32 - 1), st.integers(1, 9), st.integers(1, 3), st.floats(0, 1), st.floats(0, 1))
-def test_equals_the_definition(seed: int, steps: int, envs: int, gamma: float, gae_lambda: float) -> None:
+@given(
+    st.integers(0, 2**32 - 1),
+    st.integers(1, 9),
+    st.integers(1, 3),
+    st.floats(0, 1),
+    st.floats(0, 1),
+)
+def test_equals_the_definition(
+    seed: int, steps: int, envs: int, gamma: float, gae_lambda: float
+) -> None:
     rollout = random_rollout(seed, steps, envs)
     expected = by_definition(*rollout, gamma=gamma, gae_lambda=gae_lambda)
     found = gae(*rollout, gamma=gamma, gae_lambda=gae_lambda)
     np.testing.assert_allclose(found, expected, rtol=1e-9, atol=1e-9)
 
 
-def v_trace(*rollout: np.ndarray, gamma: float, gae_lambda: float, traces: np.ndarray) -> np.ndarray:
+def v_trace(
+    *rollout: np.ndarray, gamma: float, gae_lambda: float, traces: np.ndarray
+) -> np.ndarray:
     """Return the sums of discounted, weighted errors (arXiv:1802.01561, eq. 1, less the weight of the first step)."""
     rewards, values, next_values, terminated, truncated = rollout
     advantages = np.zeros_like(values)
@@ -85,7 +99,13 @@ def v_trace(*rollout: np.ndarray, gamma: float, gae_lambda: float, traces: np.nd
 
 
 @pytest.mark.proves("generalized_advantages")
-@given(st.integers(0, 2**32 - 1), st.integers(1, 9), st.integers(1, 3), st.floats(0, 1), st.floats(0, 1))
+@given(
+    st.integers(0, 2**32 - 1),
+    st.integers(1, 9),
+    st.integers(1, 3),
+    st.floats(0, 1),
+    st.floats(0, 1),
+)
 def test_rows_of_older_policies_count_by_their_traces(
     seed: int, steps: int, envs: int, gamma: float, gae_lambda: float
 ) -> None:
@@ -119,7 +139,15 @@ def test_hand_worked_ends() -> None:
 
 def test_lambda_one_is_monte_carlo_with_a_bootstrap() -> None:
     rewards, values = column(1, 2, 4, 8), column(3, 1, 4, 1)
-    found = gae(rewards, values, column(1, 4, 1, 10), column(F, F, F, F), column(F, F, F, F), gamma=0.5, gae_lambda=1)
+    found = gae(
+        rewards,
+        values,
+        column(1, 4, 1, 10),
+        column(F, F, F, F),
+        column(F, F, F, F),
+        gamma=0.5,
+        gae_lambda=1,
+    )
     returns = [1 + 1 + 1 + 1 + 10 / 16, 2 + 2 + 2 + 10 / 8, 4 + 4 + 10 / 4, 8 + 10 / 2]
     np.testing.assert_array_equal(found + values, column(*returns))
 
@@ -141,11 +169,19 @@ def test_a_time_limit_is_not_a_death(cut: int) -> None:
 
 def test_the_dtype_is_that_of_the_values_and_inputs_are_not_modified() -> None:
     rewards, values, next_values, terminated, truncated = random_rollout(4, 20, 2)
-    arrays = [rewards, values.astype(np.float32), next_values.astype(np.float32), terminated, truncated]
+    arrays = [
+        rewards,
+        values.astype(np.float32),
+        next_values.astype(np.float32),
+        terminated,
+        truncated,
+    ]
     copies = [array.copy() for array in arrays]
     found = gae(*arrays, gamma=0.99, gae_lambda=0.95)
     assert found.dtype == np.float32
-    exact = by_definition(*(copy.astype(np.float64) for copy in copies[:3]), *copies[3:], gamma=0.99, gae_lambda=0.95)
+    exact = by_definition(
+        *(copy.astype(np.float64) for copy in copies[:3]), *copies[3:], gamma=0.99, gae_lambda=0.95
+    )
     np.testing.assert_allclose(found, exact, rtol=1e-5, atol=1e-4)
     for array, copy in zip(arrays, copies, strict=True):
         np.testing.assert_array_equal(array, copy)

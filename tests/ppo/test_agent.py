@@ -53,7 +53,9 @@ def test_observations_of_any_shape_and_dtype_are_flattened() -> None:
         )
     )
     flat.load(PolicySnapshot(0, random_weights(spec), SCALE))
-    np.testing.assert_array_equal(agent.values(obs), flat.values(obs.reshape(5, 4).astype(np.float64)))
+    np.testing.assert_array_equal(
+        agent.values(obs), flat.values(obs.reshape(5, 4).astype(np.float64))
+    )
 
 
 def test_a_snapshot_is_copied_and_not_modified() -> None:

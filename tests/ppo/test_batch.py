@@ -53,7 +53,9 @@ def test_rows_are_ordered_by_step_then_sampler_then_environment() -> None:
     batch.values.zero_()  # a copy: arrays of a segment are read-only
     assert isinstance(batch.obs, torch.Tensor)
     np.testing.assert_allclose(
-        batch.obs, [[[name + 0.1, name + 0.2], [name + 0.3, name + 0.4]] for name in names], rtol=1e-6
+        batch.obs,
+        [[[name + 0.1, name + 0.2], [name + 0.3, name + 0.4]] for name in names],
+        rtol=1e-6,
     )
 
 
@@ -76,7 +78,12 @@ def test_advantages_are_those_of_each_segment_alone() -> None:
 
 @pytest.mark.parametrize(
     ("changes", "informed"),
-    [({}, False), ({"rewards": 1}, True), ({"terminated": True}, True), ({"rewards": 1, "valid": False}, False)],
+    [
+        ({}, False),
+        ({"rewards": 1}, True),
+        ({"terminated": True}, True),
+        ({"rewards": 1, "valid": False}, False),
+    ],
 )
 @pytest.mark.parametrize("reward", [0, 2])
 def test_a_batch_is_informed_if_rewards_differ_or_an_episode_terminates(
@@ -100,7 +107,9 @@ def test_ranks_are_informed_by_the_rewards_of_all() -> None:
 
     def of_rank(parallel: Parallel) -> tuple[bool, tuple[float, float]]:
         never, reward = np.zeros((STEPS, ENVS), bool), float(parallel.rank)
-        segment = dataclasses.replace(numbered(0), rewards=np.full((STEPS, ENVS), reward), terminated=never)
+        segment = dataclasses.replace(
+            numbered(0), rewards=np.full((STEPS, ENVS), reward), terminated=never
+        )
         own = make_batch([segment], None, None, PPO())
         assert (own.has_learning_signal, own.rewards) == (False, (reward, reward))
         whole = aligned_with_ranks(own, parallel)
@@ -113,7 +122,10 @@ def test_a_batch_is_informed_by_the_rewards_that_are_learned_from() -> None:
     rewards = 0.5 + np.arange(STEPS * ENVS).reshape(STEPS, ENVS)
     nothing = np.zeros((STEPS, ENVS), bool)
     segments = [numbered(0, rewards=rewards, terminated=nothing)]
-    informed = [make_batch(segments, None, None, PPO(sign_reward=sign)).has_learning_signal for sign in (False, True)]
+    informed = [
+        make_batch(segments, None, None, PPO(sign_reward=sign)).has_learning_signal
+        for sign in (False, True)
+    ]
     assert informed == [True, False]
 
 
@@ -129,7 +141,10 @@ def test_rewards_are_scaled_and_observations_standardized(dtype: str) -> None:
     scaled = dataclasses.replace(segment, rewards=np.clip(segment.rewards / 4, -10, 10))
     plain = batch_of([scaled])
     np.testing.assert_allclose(batch.advantages, plain.advantages, rtol=1e-5, atol=1e-5)
-    assert {str(getattr(batch, name).numpy().dtype) for name in ("obs", "advantages", "returns", "values")} == {dtype}
+    assert {
+        str(getattr(batch, name).numpy().dtype)
+        for name in ("obs", "advantages", "returns", "values")
+    } == {dtype}
 
 
 def test_rows_that_are_not_transitions_stay_with_weight_zero() -> None:
@@ -158,7 +173,9 @@ def test_rows_that_are_not_transitions_stay_with_weight_zero() -> None:
         gamma=0.9,
         gae_lambda=0.8,
     )
-    assert batch.advantages[0] == first_row[0, 0]  # the recursion ends here, because the successor is not a transition
+    assert (
+        batch.advantages[0] == first_row[0, 0]
+    )  # the recursion ends here, because the successor is not a transition
     np.testing.assert_array_equal(batch.returns, batch.advantages + batch.values)
 
 
@@ -176,7 +193,9 @@ def test_sequences_are_successive_steps_of_one_environment() -> None:
     assert batch.actions.tolist() == names
     places = [t * 4 + s * 2 + e for s in range(2) for e in range(ENVS) for t in range(STEPS)]
     for name in ("obs", "actions", "logprobs", "values", "advantages", "returns", "weights"):
-        np.testing.assert_array_equal(getattr(batch, name), getattr(rows, name)[places], err_msg=name)
+        np.testing.assert_array_equal(
+            getattr(batch, name), getattr(rows, name)[places], err_msg=name
+        )
 
 
 def test_sequences_are_taken_and_split_whole() -> None:

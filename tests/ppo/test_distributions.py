@@ -71,7 +71,9 @@ def test_categorical_samples_follow_their_probabilities() -> None:
     actions = Categorical(5).sample(np.broadcast_to(logits, (draws, 5)), noise.reshape(draws, 5))
     expected = draws * np.exp(logits) / np.exp(logits).sum()
     chi_square = (np.square(np.bincount(actions, minlength=5) - expected) / expected).sum()
-    assert chi_square < 18.5  # 4 degrees of freedom: exceeded by chance once in a thousand, but the seed is fixed
+    assert (
+        chi_square < 18.5
+    )  # 4 degrees of freedom: exceeded by chance once in a thousand, but the seed is fixed
 
 
 def test_the_mode_is_the_most_likely_action() -> None:
@@ -185,7 +187,9 @@ def torch_scores(distribution: Distribution, head: Tensor, actions: Tensor) -> t
         return categorical.log_prob(actions.long()), categorical.entropy()
     if isinstance(distribution, DiagonalGaussian):
         mean, log_std = head.chunk(2, dim=1)
-        normal: Any = torch.distributions.Independent(torch.distributions.Normal(mean, log_std.exp()), 1)
+        normal: Any = torch.distributions.Independent(
+            torch.distributions.Normal(mean, log_std.exp()), 1
+        )
         return normal.log_prob(actions), normal.entropy()
     if distribution is MIXED:
         gaussian = torch.cat([head[:, 3:5], head[:, 9:]], dim=1)
@@ -206,7 +210,9 @@ def torch_scores(distribution: Distribution, head: Tensor, actions: Tensor) -> t
 
 @pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "squashed"])
 @pytest.mark.parametrize(("dtype", "tolerance"), [("float64", 1e-11), ("float32", 5e-5)])
-def test_scores_and_gradients_are_those_of_torchs_own(kind: str, dtype: str, tolerance: float) -> None:
+def test_scores_and_gradients_are_those_of_torchs_own(
+    kind: str, dtype: str, tolerance: float
+) -> None:
     distribution = KINDS[kind]
     head = torch.from_numpy(heads(20, distribution.head_size, dtype)).requires_grad_()
     actions = torch.from_numpy(drawn(distribution, head.detach().numpy()))
@@ -268,7 +274,9 @@ def test_a_squashed_normal_variable_is_scored_as_torch_does() -> None:
     head = heads(20, 4) / 3
     squashed = SquashedGaussian(2)
     u = torch.from_numpy(drawn(squashed, head))
-    normal = torch.distributions.Normal(torch.from_numpy(head[:, :2]), torch.from_numpy(head[:, 2:]).exp())
+    normal = torch.distributions.Normal(
+        torch.from_numpy(head[:, :2]), torch.from_numpy(head[:, 2:]).exp()
+    )
     slopes = torch.distributions.TanhTransform().log_abs_det_jacobian(u, u.tanh())
     expected = (normal.log_prob(u) - slopes).sum(dim=1)
     np.testing.assert_allclose(squashed.log_prob(head, u.numpy()), expected, rtol=1e-8)
@@ -287,10 +295,14 @@ def test_density_and_entropy_of_a_squashed_variable_are_integrals(mean: float, s
     head = np.array([[mean, math.log(std)]])
     u = np.linspace(max(mean - 9 * std, -18.0), min(mean + 9 * std, 18.0), 200_001)
     log_density = squashed.log_prob(np.repeat(head, len(u), axis=0), u[:, None])
-    mass = np.exp(log_density) * (1 - np.square(np.tanh(u)))  # da/du of a = tanh(u): the integrals are over u
+    mass = np.exp(log_density) * (
+        1 - np.square(np.tanh(u))
+    )  # da/du of a = tanh(u): the integrals are over u
     width = u[1] - u[0]
     assert mass.sum() * width == pytest.approx(1.0, abs=1e-6)
-    scored = squashed.scores_with_gradient(torch.from_numpy(head), torch.zeros(1, 1, dtype=torch.float64))
+    scored = squashed.scores_with_gradient(
+        torch.from_numpy(head), torch.zeros(1, 1, dtype=torch.float64)
+    )
     assert scored.entropies.item() == pytest.approx(-(mass * log_density).sum() * width, abs=5e-3)
 
 
@@ -302,14 +314,19 @@ def test_the_gradient_of_a_squashed_entropy_is_that_of_differences() -> None:
     for column in range(4):
         step = torch.zeros_like(head)
         step[0, column] = 1e-5
-        higher, lower = (squashed.scores_with_gradient(head + sign * step, u).entropies.item() for sign in (1, -1))
+        higher, lower = (
+            squashed.scores_with_gradient(head + sign * step, u).entropies.item()
+            for sign in (1, -1)
+        )
         assert gradient[0, column].item() == pytest.approx((higher - lower) / 2e-5, rel=1e-5)
 
 
 def test_a_squashed_variable_far_outside_scores_finitely() -> None:
     actions = np.array([[400.0], [-400.0]])
     head = np.array([[300.0, 5.0], [-300.0, 5.0]])
-    scored = SquashedGaussian(1).scores_with_gradient(torch.from_numpy(head), torch.from_numpy(actions))
+    scored = SquashedGaussian(1).scores_with_gradient(
+        torch.from_numpy(head), torch.from_numpy(actions)
+    )
     assert np.isfinite(SquashedGaussian(1).log_prob(head, actions)).all()
     assert torch.isfinite(scored.logprobs).all()
     assert torch.isfinite(scored.gradient(scored.logprobs, scored.entropies)).all()
@@ -334,9 +351,13 @@ def test_a_mask_renormalizes_over_the_allowed_choices(
     logits = head.masked_fill(~masks, -math.inf).split(counts, dim=1)
     parts = [torch.distributions.Categorical(logits=part_logits) for part_logits in logits]
     logprobs = [part.log_prob(column) for part, column in zip(parts, columns, strict=True)]
-    torch.testing.assert_close(scored.logprobs, torch.stack(logprobs).sum(0))  # finite: no action was forbidden
+    torch.testing.assert_close(
+        scored.logprobs, torch.stack(logprobs).sum(0)
+    )  # finite: no action was forbidden
     assert torch.isfinite(scored.logprobs).all()
-    torch.testing.assert_close(scored.entropies, torch.stack([part.entropy() for part in parts]).sum(0))
+    torch.testing.assert_close(
+        scored.entropies, torch.stack([part.entropy() for part in parts]).sum(0)
+    )
 
 
 def test_a_model_scores_actions_among_the_allowed_ones() -> None:

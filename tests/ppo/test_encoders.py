@@ -59,7 +59,9 @@ def test_acting_equals_learning_and_the_first_ratio_is_one(kind: str, dtype: str
             rtol=10 * tolerance,
             atol=10 * tolerance,
         )
-        losses = trainer.update(batch, at_rate(trainer, 0.01), np.random.default_rng(iteration)).figures
+        losses = trainer.update(
+            batch, at_rate(trainer, 0.01), np.random.default_rng(iteration)
+        ).figures
         assert abs(losses["old_approx_kl"]) < tolerance
         assert losses["clipfrac"] == 0
         statistics = statistics.merged([report.statistics for report in reports])
@@ -93,7 +95,9 @@ def test_gradients_are_finite_differences(kind: str) -> None:
     obs = make_batch(segments, scale, None, PPO(gamma=0.9, gae_lambda=0.9)).obs
     gradient = checks.gradient_of(learning, obs)
     largest = np.argsort(-np.abs(gradient))[:400]
-    checks.gradient_by_differences(gradient, learning, obs, np.random.default_rng(0).choice(largest, 6))
+    checks.gradient_by_differences(
+        gradient, learning, obs, np.random.default_rng(0).choice(largest, 6)
+    )
 
 
 @kinds
@@ -179,11 +183,15 @@ def test_the_nature_cnn_is_that_of_the_paper(shape: tuple[int, ...]) -> None:
     [(7, 7, 3), (19, 25, 3), (64, 64, 3), (1, 1, 1), (3, 5, 6), (2, 9, 8, 1)],
     ids=str,
 )
-def test_other_cnns_take_images_of_any_size(make: Any, convolutions: int, shape: tuple[int, ...]) -> None:
+def test_other_cnns_take_images_of_any_size(
+    make: Any, convolutions: int, shape: tuple[int, ...]
+) -> None:
     cnn = make(shape, 16)
     image = torch.randint(0, 256, (2, *shape))
     assert cnn(image.float()).shape == (2, 16)
-    torch.testing.assert_close(cnn(image.float()), cnn(image.to(torch.uint8)))  # acting gets floats, learning bytes
+    torch.testing.assert_close(
+        cnn(image.float()), cnn(image.to(torch.uint8))
+    )  # acting gets floats, learning bytes
     assert len([part for part in cnn.modules() if isinstance(part, nn.Conv2d)]) == convolutions
 
 

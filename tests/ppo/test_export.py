@@ -42,8 +42,12 @@ SQUASHED = PENDULUM | {
     "hidden_sizes": (),
 }
 SINGLE = {"env_id": "worlds.observed:Level", "norm_obs": True}
-ACTING = {kind: {"env_id": "worlds.acting:Actuated", "env_kwargs": {"kind": kind}} for kind in SPACES}
-KINDS = POLICIES | ENCODERS | ACTING | {"pendulum": PENDULUM, "squashed": SQUASHED, "single": SINGLE}
+ACTING = {
+    kind: {"env_id": "worlds.acting:Actuated", "env_kwargs": {"kind": kind}} for kind in SPACES
+}
+KINDS = (
+    POLICIES | ENCODERS | ACTING | {"pendulum": PENDULUM, "squashed": SQUASHED, "single": SINGLE}
+)
 EXPORTED = [
     *POLICIES,
     "nature",
@@ -95,7 +99,10 @@ def check(policy: Policy, env: Any, run: Any, steps: int = 6) -> None:
             if policy.spaces.mask == "leaf":
                 obs = obs | {"action_mask": mask.astype(obs["action_mask"].dtype)}
                 mask = None
-        rows = {f"obs.{name}".rstrip("."): leaf for name, leaf in leaves(_rows_of(obs, policy.spaces)[0]).items()}
+        rows = {
+            f"obs.{name}".rstrip("."): leaf
+            for name, leaf in leaves(_rows_of(obs, policy.spaces)[0]).items()
+        }
         rows |= {} if mask is None else {"action_mask": mask[None]}
         if policy.state_size:
             before = np.zeros(policy.state_size, policy.spec.dtype) if state is None else state
@@ -127,7 +134,10 @@ def test_the_exported_module_is_the_policy(kind: str) -> None:
 
 @pytest.mark.parametrize(
     "kind",
-    [pytest.param(value, marks=() if value == "pendulum" else pytest.mark.slow) for value in EXPORTED],
+    [
+        pytest.param(value, marks=() if value == "pendulum" else pytest.mark.slow)
+        for value in EXPORTED
+    ],
 )
 def test_onnx_runtime_acts_as_the_policy(kind: str, tmp_path: Path) -> None:
     pytest.importorskip("onnxscript")
@@ -138,7 +148,9 @@ def test_onnx_runtime_acts_as_the_policy(kind: str, tmp_path: Path) -> None:
         r"Checked in ONNX Runtime \S+ on 1,000 observations; the largest difference is \S+, and no",
         message,
     )
-    session = onnxruntime.InferenceSession(str(tmp_path / "policy.onnx"), providers=["CPUExecutionProvider"])
+    session = onnxruntime.InferenceSession(
+        str(tmp_path / "policy.onnx"), providers=["CPUExecutionProvider"]
+    )
     names = [output.name for output in session.get_outputs()]
     check(
         policy,
@@ -148,7 +160,9 @@ def test_onnx_runtime_acts_as_the_policy(kind: str, tmp_path: Path) -> None:
     metadata = session.get_modelmeta().custom_metadata_map
     assert metadata["env_id"] == policy.state["config"]["env_id"]
     assert list(json.loads(metadata["inputs"])) == [value.name for value in session.get_inputs()]
-    assert str(Path(__file__).parents[2]) not in (tmp_path / "policy.onnx").read_bytes().decode("latin1")
+    assert str(Path(__file__).parents[2]) not in (tmp_path / "policy.onnx").read_bytes().decode(
+        "latin1"
+    )
 
 
 @pytest.fixture(scope="module")
@@ -160,7 +174,9 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "num_steps": 50,
         "total_timesteps": 50,
     }
-    dppo.train(make_config({"env_id": "CartPole-v1", "run_dir": run, "progress": "off", **expected_values}))
+    dppo.train(
+        make_config({"env_id": "CartPole-v1", "run_dir": run, "progress": "off", **expected_values})
+    )
     (run / "learning_curve.png").write_bytes(b"drawn")  # tests draw none
     return run
 
@@ -204,7 +220,9 @@ def test_mistakes_are_refused_before_anything_is_written(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_folder_with_a_run_or_an_earlier_export_is_not_written_into(trained: Path, tmp_path: Path) -> None:
+def test_a_folder_with_a_run_or_an_earlier_export_is_not_written_into(
+    trained: Path, tmp_path: Path
+) -> None:
     """The newest checkpoint in a folder counts, and files of the other run would be lost."""
     copy = shutil.copytree(trained, tmp_path / "other")
     before = {path: path.read_bytes() for path in copy.rglob("*") if path.is_file()}
@@ -245,7 +263,9 @@ class Branching(Plain):
         (Branching, "cannot export it: "),
     ],
 )
-def test_a_network_that_torch_cannot_export_is_refused(model: Any, refusal: str, trained: Path, tmp_path: Path) -> None:
+def test_a_network_that_torch_cannot_export_is_refused(
+    model: Any, refusal: str, trained: Path, tmp_path: Path
+) -> None:
     pytest.importorskip("onnxscript")
     with pytest.raises(ConfigError, match=rf"^model=.*{re.escape(refusal)}"):
         dppo.export_onnx(dppo.load_policy(trained, model=model), tmp_path / "policy.onnx")
@@ -253,7 +273,9 @@ def test_a_network_that_torch_cannot_export_is_refused(model: Any, refusal: str,
 
 
 @pytest.mark.slow
-def test_a_file_that_differs_from_the_policy_is_not_written(tmp_path: Path, monkeypatch: Patch) -> None:
+def test_a_file_that_differs_from_the_policy_is_not_written(
+    tmp_path: Path, monkeypatch: Patch
+) -> None:
     pytest.importorskip("onnxscript")
     pytest.importorskip("onnxruntime")
     expected = export._expected

@@ -39,7 +39,10 @@ Pair = Callable[[], tuple[Results, Results]]
 def tensors(*shapes: tuple[int, ...], seed: int = 0) -> list[Tensor]:
     """Return tensors of float64 that take gradients."""
     generator = torch.Generator().manual_seed(seed)
-    return [torch.randn(shape, generator=generator, dtype=torch.float64).requires_grad_() for shape in shapes]
+    return [
+        torch.randn(shape, generator=generator, dtype=torch.float64).requires_grad_()
+        for shape in shapes
+    ]
 
 
 def with_gradients(
@@ -50,7 +53,9 @@ def with_gradients(
     """Return the outputs of `function`, and the gradients of all inputs and parameters for a random loss."""
     outputs = function(*inputs)
     outputs = outputs if isinstance(outputs, tuple) else (outputs,)
-    by_outputs = [output.detach() for output in tensors(*(output.shape for output in outputs), seed=1)]
+    by_outputs = [
+        output.detach() for output in tensors(*(output.shape for output in outputs), seed=1)
+    ]
     leaves = [*inputs, *parameters]
     return [
         *outputs,
@@ -58,11 +63,15 @@ def with_gradients(
     ]
 
 
-def modules(kernel: nn.Module, twin: nn.Module, *shapes: tuple[int, ...]) -> tuple[Results, Results]:
+def modules(
+    kernel: nn.Module, twin: nn.Module, *shapes: tuple[int, ...]
+) -> tuple[Results, Results]:
     """Compare two modules of equal structure."""
     twin.load_state_dict(kernel.state_dict())
     inputs = tensors(*shapes)
-    return tuple(with_gradients(module, inputs, list(module.parameters())) for module in (kernel, twin))  # type: ignore[return-value]
+    return tuple(
+        with_gradients(module, inputs, list(module.parameters())) for module in (kernel, twin)
+    )  # type: ignore[return-value]
 
 
 def products(rows: int, num_threads: int) -> tuple[Results, Results]:
@@ -97,10 +106,14 @@ def chain(activation: type[nn.Module], ends_with_it: bool) -> tuple[Results, Res
     plain = nn.Sequential(*layers, *([activation()] if ends_with_it else [])).double()
     kernel = copy.deepcopy(plain)
     use_in(kernel)
-    return modules(copy.deepcopy(kernel), plain, (7, 5))  # a copy computes alike, as user code may make one
+    return modules(
+        copy.deepcopy(kernel), plain, (7, 5)
+    )  # a copy computes alike, as user code may make one
 
 
-def handwritten_mlp(actions: Actions, hidden_sizes: tuple[int, ...], activation: str) -> tuple[Results, Results]:
+def handwritten_mlp(
+    actions: Actions, hidden_sizes: tuple[int, ...], activation: str
+) -> tuple[Results, Results]:
     spec = mlp_of(
         Spaces(np.dtype((np.float32, (2, 2))), actions),
         hidden_sizes,
@@ -114,7 +127,9 @@ def handwritten_mlp(actions: Actions, hidden_sizes: tuple[int, ...], activation:
     results = []
     for network in (kernel, twin):
         checks.load_random(network, spec)
-        pieces = [checks.gradient_of(network, *obs.split(size)) for size in (9, 3, 5)]  # 5: two sizes take turns
+        pieces = [
+            checks.gradient_of(network, *obs.split(size)) for size in (9, 3, 5)
+        ]  # 5: two sizes take turns
         results.append([output.clone() for output in network.forward(obs)[:2]] + pieces)
     return results[0], results[1]
 
@@ -155,7 +170,9 @@ def dense() -> tuple[Results, Results]:
     twin = nn.Linear(64, 7)
     twin.load_state_dict(kernel.state_dict())
     code = tensors((9, 64))[0].detach().float().requires_grad_()
-    return tuple(with_gradients(module, [code], list(module.parameters())) for module in (kernel, twin))  # type: ignore[return-value]
+    return tuple(
+        with_gradients(module, [code], list(module.parameters())) for module in (kernel, twin)
+    )  # type: ignore[return-value]
 
 
 def quick_module() -> tuple[Results, Results]:
@@ -169,7 +186,9 @@ def acting(**settings: Any) -> tuple[Results, Results]:
     network = Config(env_id="Test-v0", dtype="float64", hidden_sizes=(7, 5), **settings).network
     spec: Any = choose_network(network, Spaces(np.dtype((np.float32, (2, 2))), BOX)).spec
     obs = np.random.default_rng(0).normal(size=(3, 4, 2, 2))
-    state = np.random.default_rng(1).normal(size=(3, 4, spec.state_size)) if spec.state_size else None
+    state = (
+        np.random.default_rng(1).normal(size=(3, 4, spec.state_size)) if spec.state_size else None
+    )
     results: list[Results] = []
     module = spec.module(0)
     for acting_network in (
@@ -185,13 +204,20 @@ def numpy_cells(kind: str) -> tuple[Results, Results]:
     """Compare two cells side by side, with gates far into saturation."""
     torch.manual_seed(0)
     cells = [CELLS[kind](5, 6).double() for _ in range(2)]
-    parameters = [{name: tensor.detach().numpy() for name, tensor in cell.named_parameters()} for cell in cells]
+    parameters = [
+        {name: tensor.detach().numpy() for name, tensor in cell.named_parameters()}
+        for cell in cells
+    ]
     inputs = np.random.default_rng(0).normal(size=(2, 4, 5)) * np.array([1, 3, 30, 100])[:, None]
     state = np.random.default_rng(1).normal(size=(2, 4, NUM_STATE_VECTORS[kind] * 6))
     starts = torch.zeros((1, 4), dtype=torch.bool)
     results: Results = []
-    for cell, x, before in zip(cells, torch.from_numpy(inputs), torch.from_numpy(state), strict=True):
-        results.append([tensor.detach() for tensor in over_time_in_torch(cell, x[None], before, starts)])
+    for cell, x, before in zip(
+        cells, torch.from_numpy(inputs), torch.from_numpy(state), strict=True
+    ):
+        results.append(
+            [tensor.detach() for tensor in over_time_in_torch(cell, x[None], before, starts)]
+        )
     outputs, states = zip(*results, strict=True)
     return [*NumpyCells(kind, parameters).step(inputs, state)], [
         torch.cat(outputs),
@@ -210,8 +236,12 @@ def scores(distribution: Distribution, by_rows: bool) -> tuple[Results, Results]
         partial(Distribution.scores_with_gradient, distribution),
     ):
         scored = score(head, actions)
-        by_heads = [scored.gradient(by_logprobs, by_entropies if by_rows else 0.7) for _ in range(2)]
-        results.append([scored.logprobs, scored.entropies, *by_heads])  # twice: the first call has changed nothing
+        by_heads = [
+            scored.gradient(by_logprobs, by_entropies if by_rows else 0.7) for _ in range(2)
+        ]
+        results.append(
+            [scored.logprobs, scored.entropies, *by_heads]
+        )  # twice: the first call has changed nothing
     return results[0], results[1]
 
 
@@ -251,7 +281,9 @@ for _kind, _length, _share in itertools.product(("gru", "lstm"), (1, 7), (0.0, 0
         partial(recurrent_cell, _kind, _length, _share),
         EXACT,
     )
-for _distribution, _by_rows in itertools.product((Categorical(4), DiagonalGaussian(3)), (False, True)):
+for _distribution, _by_rows in itertools.product(
+    (Categorical(4), DiagonalGaussian(3)), (False, True)
+):
     KERNELS[f"scores of {type(_distribution).__name__} {_by_rows}"] = (
         partial(scores, _distribution, _by_rows),
         EXACT,
@@ -265,7 +297,9 @@ def test_a_kernel_equals_its_plain_twin(kernel: str) -> None:
     results, expected = compute()
     assert len(results) == len(expected)
     for result, twin in zip(results, expected, strict=True):
-        array, twin_array = (value.detach() if isinstance(value, Tensor) else value for value in (result, twin))
+        array, twin_array = (
+            value.detach() if isinstance(value, Tensor) else value for value in (result, twin)
+        )
         np.testing.assert_allclose(array, twin_array, rtol=tolerance, atol=tolerance)
 
 
@@ -389,11 +423,16 @@ def test_stacked_cells_have_the_bits_of_single_ones(kind: str, dtype: str) -> No
     rng = np.random.default_rng(0)
     for num_inputs, units, num_cells in itertools.product((5, 64), (7, 64), (1, 2)):
         cells = [CELLS[kind](num_inputs, units) for _ in range(num_cells)]
-        named = [{name: value.detach().numpy().astype(dtype) for name, value in c.named_parameters()} for c in cells]
+        named = [
+            {name: value.detach().numpy().astype(dtype) for name, value in c.named_parameters()}
+            for c in cells
+        ]
         step = NumpyCells(kind, named).step
         for num_rows in (1, 5, 16):
             inputs = rng.normal(size=(8, num_cells, num_rows, num_inputs)).astype(dtype)
-            state = rng.normal(size=(8, num_cells, num_rows, NUM_STATE_VECTORS[kind] * units)).astype(dtype)
+            state = rng.normal(
+                size=(8, num_cells, num_rows, NUM_STATE_VECTORS[kind] * units)
+            ).astype(dtype)
             before = state.copy()
             outputs, new_state = step(inputs, state)
             for s in range(8):

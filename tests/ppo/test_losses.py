@@ -23,11 +23,15 @@ def normal(rows: int, seed: int, scale: float = 1.0) -> Tensor:
 
 
 @given(st.lists(st.floats(-1e3, 1e3), min_size=1, max_size=20), st.floats(0.01, 0.9))
-def test_policy_loss_at_ratio_one_is_minus_the_mean_advantage(advantages: list[float], clip_coef: float) -> None:
+def test_policy_loss_at_ratio_one_is_minus_the_mean_advantage(
+    advantages: list[float], clip_coef: float
+) -> None:
     ones = torch.ones(len(advantages), dtype=torch.float64)
     loss, gradient = losses.policy_loss(ones, tensor(*advantages), clip_coef)
     assert loss.item() == pytest.approx(-np.mean(advantages), rel=1e-9, abs=1e-9)
-    np.testing.assert_allclose(gradient, -np.array(advantages) / len(advantages))  # the policy gradient theorem
+    np.testing.assert_allclose(
+        gradient, -np.array(advantages) / len(advantages)
+    )  # the policy gradient theorem
 
 
 @pytest.mark.parametrize(
@@ -44,7 +48,9 @@ def test_policy_loss_at_ratio_one_is_minus_the_mean_advantage(advantages: list[f
         (1.0, 0.0, 0.0),
     ],
 )
-def test_policy_gradient_points_the_right_way_up_to_the_clip(ratio: float, advantage: float, gradient: float) -> None:
+def test_policy_gradient_points_the_right_way_up_to_the_clip(
+    ratio: float, advantage: float, gradient: float
+) -> None:
     """`gradient` is with respect to the ratio; with respect to its logarithm it is `ratio` times as large."""
     _, found = losses.policy_loss(tensor(ratio), tensor(advantage), 0.2)
     assert found.item() == pytest.approx(gradient * ratio)
@@ -76,7 +82,9 @@ def test_a_loss_of_rows_of_older_policies_is_clipped_around_the_ratio_of_the_new
     clipped = torch.minimum(torch.maximum(ratio, center - width), center + width)
     expected = torch.max(-advantages * ratio, -advantages * clipped).mean()
     expected.backward()
-    loss, gradient = losses.policy_loss((new - now).exp().detach(), advantages * center, width / center)
+    loss, gradient = losses.policy_loss(
+        (new - now).exp().detach(), advantages * center, width / center
+    )
     assert loss.item() == pytest.approx(expected.item(), rel=1e-12)
     assert new.grad is not None
     np.testing.assert_allclose(gradient, new.grad, rtol=1e-9, atol=1e-12)
@@ -94,11 +102,19 @@ def test_value_loss_is_half_the_mean_squared_error() -> None:
     [
         (1.1, 1.0, 3.0, 0.5 * 1.9**2, -1.9),  # within the clipping range: the plain loss
         (2.0, 1.0, 3.0, 0.5 * 1.8**2, 0.0),  # moved too far towards the target: no gradient
-        (0.0, 1.0, 3.0, 0.5 * 3.0**2, -3.0),  # moved too far away: the larger loss, and a gradient back
+        (
+            0.0,
+            1.0,
+            3.0,
+            0.5 * 3.0**2,
+            -3.0,
+        ),  # moved too far away: the larger loss, and a gradient back
         (4.0, 1.0, 1.1, 0.5 * 2.9**2, 2.9),  # past the target: the larger loss, and a gradient back
     ],
 )
-def test_clipped_value_loss_by_cases(value: float, old: float, target: float, loss: float, gradient: float) -> None:
+def test_clipped_value_loss_by_cases(
+    value: float, old: float, target: float, loss: float, gradient: float
+) -> None:
     found, by_value = losses.clipped_value_loss(tensor(value), tensor(old), tensor(target), 0.2)
     assert found.item() == pytest.approx(loss)
     assert by_value.item() == pytest.approx(gradient)
@@ -127,7 +143,9 @@ def test_approximate_kl_is_never_negative(log_ratios: list[float]) -> None:
     log_ratio = tensor(*log_ratios)
     found = losses.approximate_kl(log_ratio, log_ratio.exp()).item()
     assert found >= -1e-12
-    assert found == pytest.approx(np.mean([math.exp(x) - 1 - x for x in log_ratios]), rel=1e-9, abs=1e-12)
+    assert found == pytest.approx(
+        np.mean([math.exp(x) - 1 - x for x in log_ratios]), rel=1e-9, abs=1e-12
+    )
 
 
 @pytest.mark.proves("approximate_kl")
@@ -135,4 +153,6 @@ def test_approximate_kl_estimates_the_kl_of_two_normals() -> None:
     """KL(N(0, 1) | N(m, 1)) = m^2 / 2, from samples of the first, which is the old policy."""
     m, samples = 0.3, normal(200_000, 9)
     log_ratio = -0.5 * (samples - m) ** 2 + 0.5 * samples**2
-    assert losses.approximate_kl(log_ratio, log_ratio.exp()).item() == pytest.approx(m**2 / 2, rel=0.02)
+    assert losses.approximate_kl(log_ratio, log_ratio.exp()).item() == pytest.approx(
+        m**2 / 2, rel=0.02
+    )

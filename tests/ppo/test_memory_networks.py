@@ -59,7 +59,9 @@ NETWORKS = {
     "own module for a dict": chosen(NEST, model=own.Running, sequence_length=4),
 }
 networks = pytest.mark.parametrize("network", NETWORKS)
-spaces_and_dtypes = pytest.mark.parametrize(("actions", "dtype"), [("discrete", "float32"), ("box", "float64")])
+spaces_and_dtypes = pytest.mark.parametrize(
+    ("actions", "dtype"), [("discrete", "float32"), ("box", "float64")]
+)
 
 
 def observations(obs: np.dtype[Any], *shape: int) -> np.ndarray:
@@ -67,7 +69,11 @@ def observations(obs: np.dtype[Any], *shape: int) -> np.ndarray:
     made = np.zeros(shape, obs)
     for name in obs.names or [None]:
         leaf = made if name is None else made[name]
-        leaf[...] = rng.integers(0, 256, leaf.shape) if leaf.dtype == np.uint8 else rng.normal(size=leaf.shape) * 3
+        leaf[...] = (
+            rng.integers(0, 256, leaf.shape)
+            if leaf.dtype == np.uint8
+            else rng.normal(size=leaf.shape) * 3
+        )
     return made
 
 
@@ -81,14 +87,22 @@ def as_rows(obs: np.ndarray, dtype: str) -> Any:
 
     def tensor(leaf: np.ndarray) -> Tensor:
         flat = leaf.reshape(-1, *leaf.shape[2:])
-        return torch.from_numpy(np.ascontiguousarray(flat if leaf.dtype == np.uint8 else flat.astype(dtype)))
+        return torch.from_numpy(
+            np.ascontiguousarray(flat if leaf.dtype == np.uint8 else flat.astype(dtype))
+        )
 
-    return {name: tensor(swapped[name]) for name in obs.dtype.names} if obs.dtype.names else tensor(swapped)
+    return (
+        {name: tensor(swapped[name]) for name in obs.dtype.names}
+        if obs.dtype.names
+        else tensor(swapped)
+    )
 
 
 @networks
 @spaces_and_dtypes
-def test_acting_step_by_step_equals_learning_over_sequences(network: str, actions: str, dtype: str) -> None:
+def test_acting_step_by_step_equals_learning_over_sequences(
+    network: str, actions: str, dtype: str
+) -> None:
     """Episodes start inside the sequences; actors set the state to zero there, and learners are told where."""
     spec = NETWORKS[network](ACTIONS[actions], dtype)
     agent = agent_of(spec)
@@ -122,8 +136,12 @@ def test_acting_step_by_step_equals_learning_over_sequences(network: str, action
     for acted, expected in ((heads, head), (values, learned)):
         joined = np.stack(acted, axis=1).reshape(ENVS * STEPS, *acted[0].shape[1:])
         np.testing.assert_allclose(joined, expected, rtol=tolerance, atol=tolerance)
-    logprobs = agent.distribution.log_prob(np.stack(heads, axis=1), np.stack(drawn, axis=1)).reshape(-1)
-    np.testing.assert_allclose(logprobs, scored.policy.logprobs, rtol=tolerance, atol=20 * tolerance)
+    logprobs = agent.distribution.log_prob(
+        np.stack(heads, axis=1), np.stack(drawn, axis=1)
+    ).reshape(-1)
+    np.testing.assert_allclose(
+        logprobs, scored.policy.logprobs, rtol=tolerance, atol=20 * tolerance
+    )
 
 
 @networks
@@ -141,7 +159,9 @@ def test_gradients_are_finite_differences(network: str) -> None:
     starts[1, 3] = True
     recurrent = RecurrentInputs(states, starts)
     sizes = [int(np.prod(shape)) for shape in spec.shapes.values()]
-    of_each = zip(np.cumsum([0, *sizes[:-1]]), sizes, strict=True)  # start and size of each parameter
+    of_each = zip(
+        np.cumsum([0, *sizes[:-1]]), sizes, strict=True
+    )  # start and size of each parameter
     drawn = [int(start + np.random.default_rng(start).integers(size)) for start, size in of_each]
     gradient = checks.gradient_of(learning, obs, recurrent=recurrent)
     checks.gradient_by_differences(gradient, learning, obs, drawn, recurrent=recurrent, atol=2e-5)
@@ -149,17 +169,23 @@ def test_gradients_are_finite_differences(network: str) -> None:
 
 @networks
 @spaces_and_dtypes
-def test_samplers_that_act_together_get_the_bits_of_each_alone(network: str, actions: str, dtype: str) -> None:
+def test_samplers_that_act_together_get_the_bits_of_each_alone(
+    network: str, actions: str, dtype: str
+) -> None:
     agent = agent_of(NETWORKS[network](ACTIONS[actions], dtype))
     for samplers, rows in itertools.product((1, 2, 3, 8), (1, 2, 5)):
         obs = observations(obs_of(network), samplers, rows)
-        state = np.random.default_rng(1).normal(size=(samplers, rows, agent.state_size)).astype(dtype)
+        state = (
+            np.random.default_rng(1).normal(size=(samplers, rows, agent.state_size)).astype(dtype)
+        )
         checks.acting_together(agent, obs, state)
 
 
 @networks
 @spaces_and_dtypes
-def test_parameters_follow_from_description_and_seed(network: str, actions: str, dtype: str) -> None:
+def test_parameters_follow_from_description_and_seed(
+    network: str, actions: str, dtype: str
+) -> None:
     checks.parameters_of(partial(NETWORKS[network], ACTIONS[actions]), dtype)
 
 

@@ -166,7 +166,9 @@ def test_a_rebuilt_sampler_continues_from_its_state(memory: str, saved: bool) ->
         ledger = other
     rebuild = ledger.rebuild(0, 2)
     assert rebuild is not None
-    report, segment = sampler_of(memory).collect(SegmentRequest(0, 2, rebuild), snapshot_of(spec, 2))
+    report, segment = sampler_of(memory).collect(
+        SegmentRequest(0, 2, rebuild), snapshot_of(spec, 2)
+    )
     assert_same_bytes(segment, expected[2][1])
     assert_same_bytes(report.carry, expected[2][0].carry)
 

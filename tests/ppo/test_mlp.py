@@ -39,7 +39,9 @@ def test_weights_of_another_network_are_refused() -> None:
 
 @ACTIONS
 @pytest.mark.parametrize("hidden_sizes", [(32,), (8, 64, 16)], ids=str)
-def test_initial_weights_are_orthogonal_with_the_gains_of_the_paper_code(actions: Actions, hidden_sizes: Any) -> None:
+def test_initial_weights_are_orthogonal_with_the_gains_of_the_paper_code(
+    actions: Actions, hidden_sizes: Any
+) -> None:
     parameters = arrays(spec_of(actions, hidden_sizes=hidden_sizes).mlp(5))
     last = 2 * len(hidden_sizes)
     gains = {f"policy.{last}.weight": 0.01, f"value.{last}.weight": 1.0}

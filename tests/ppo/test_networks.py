@@ -69,7 +69,9 @@ def observations(rows: int, *leading: int) -> np.ndarray:
 @networks
 @heads
 @pytest.mark.parametrize("norm_obs", [False, True], ids=["raw", "norm_obs"])
-def test_acting_equals_learning(network: str, distribution: str, dtype: str, norm_obs: bool) -> None:
+def test_acting_equals_learning(
+    network: str, distribution: str, dtype: str, norm_obs: bool
+) -> None:
     spec = NETWORKS[network](ACTIONS[distribution], dtype)
     scale = SCALE if norm_obs else None
     agent = agent_of(spec, scale)
@@ -94,7 +96,9 @@ def test_acting_equals_learning(network: str, distribution: str, dtype: str, nor
         rtol=tolerance,
         atol=20 * tolerance,
     )
-    assert {str(array.dtype) for array in (head, values, agent.distribution.log_prob(head, drawn))} == {dtype}
+    assert {
+        str(array.dtype) for array in (head, values, agent.distribution.log_prob(head, drawn))
+    } == {dtype}
     np.testing.assert_array_equal(agent.decide(obs)[0], agent.distribution.mode(head))
     assert (head.shape, values.shape) == (
         (9, spec.distribution.head_size),
@@ -118,7 +122,9 @@ def test_gradients_are_finite_differences(network: str, distribution: str) -> No
 
 @networks
 @heads
-def test_samplers_that_act_together_get_the_bits_of_each_alone(network: str, distribution: str, dtype: str) -> None:
+def test_samplers_that_act_together_get_the_bits_of_each_alone(
+    network: str, distribution: str, dtype: str
+) -> None:
     """Compare everything that the agent returns."""
     agent = agent_of(NETWORKS[network](ACTIONS[distribution], dtype), SCALE)
     for samplers, rows in itertools.product((1, 2, 3, 8), (1, 2, 5, 16)):
@@ -127,7 +133,9 @@ def test_samplers_that_act_together_get_the_bits_of_each_alone(network: str, dis
 
 @networks
 @heads
-def test_parameters_follow_from_description_and_seed(network: str, distribution: str, dtype: str) -> None:
+def test_parameters_follow_from_description_and_seed(
+    network: str, distribution: str, dtype: str
+) -> None:
     make = partial(NETWORKS[network], ACTIONS[distribution])
     checks.parameters_of(make, dtype)
     expected = agent_of(make(dtype)).values(observations(2))
@@ -163,7 +171,9 @@ def _transposed(inputs: int, outputs: int) -> nn.Linear:
 )
 @pytest.mark.parametrize("behind", [nn.Tanh, nn.SiLU])
 @pytest.mark.parametrize("rows", [1, 8])
-def test_actors_and_learners_compute_the_same_bits(make: Any, behind: type[nn.Module], rows: int) -> None:
+def test_actors_and_learners_compute_the_same_bits(
+    make: Any, behind: type[nn.Module], rows: int
+) -> None:
     class Own(nn.Module):
         def __init__(self) -> None:
             super().__init__()

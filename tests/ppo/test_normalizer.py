@@ -82,7 +82,9 @@ def test_samples_of_any_dtype_are_summed_in_float64_and_not_modified() -> None:
 
 def test_statistics_are_merged_in_the_order_given() -> None:
     """Floating-point sums depend on the order, which must be that of the samplers."""
-    parts = [Statistics(Moments.of(part), Moments.of(part[:, 0])) for part in chunks(3, [7, 11, 13, 5])]
+    parts = [
+        Statistics(Moments.of(part), Moments.of(part[:, 0])) for part in chunks(3, [7, 11, 13, 5])
+    ]
     start = one_by_one = Statistics(Moments.empty((3,)), Moments.empty(()))
     for part in parts:
         one_by_one = one_by_one.merged([part])
@@ -107,7 +109,9 @@ def test_a_normalizer_that_is_off_stays_off() -> None:
 
 def test_rewards_are_divided_by_the_deviation_of_the_returns() -> None:
     returns = np.array([1.0, 5.0, 9.0])
-    statistics = Statistics(returns=Moments.empty(())).merged([Statistics(returns=Moments.of(returns))])
+    statistics = Statistics(returns=Moments.empty(())).merged(
+        [Statistics(returns=Moments.of(returns))]
+    )
     assert statistics.reward_scale() == pytest.approx(np.sqrt(returns.var() + 1e-8), rel=1e-12)
     assert Statistics(returns=Moments.empty(())).reward_scale() == 1
 
@@ -121,7 +125,9 @@ def test_statistics_are_restored_from_their_arrays(num_samples: int) -> None:
         parts = [Statistics(Moments.of(samples), Moments.of(samples[:, 0]))]
     statistics = start.merged(parts)
     arrays = statistics.arrays()
-    assert sorted(arrays) == sorted(f"{a}.{b}" for a in ("obs", "returns") for b in ("count", "mean", "m2"))
+    assert sorted(arrays) == sorted(
+        f"{a}.{b}" for a in ("obs", "returns") for b in ("count", "mean", "m2")
+    )
     back = start.loaded(arrays)
     for name in arrays:
         np.testing.assert_array_equal(arrays[name], back.arrays()[name])
@@ -147,7 +153,9 @@ def test_the_unit_of_all_numbers_changes_nothing_in_what_is_learned_from(
     (mean, std) = ordinary.mean_and_std()
     (scaled_mean, scaled_std) = scaled.mean_and_std()
     np.testing.assert_allclose(scaled_mean, mean * unit, rtol=1e-12)
-    np.testing.assert_allclose(scaled_std, std * unit, rtol=1e-8)  # of which an ordinary unit has EPSILON more
+    np.testing.assert_allclose(
+        scaled_std, std * unit, rtol=1e-8
+    )  # of which an ordinary unit has EPSILON more
     again = Moments.of(samples * unit / 16).mean_and_std()[1]
     if power < 0:
         np.testing.assert_array_equal(again * 16, scaled_std)  # among tiny units to the bit
@@ -167,4 +175,6 @@ def test_value_targets_in_tiny_units_are_standardized() -> None:
     targets = chunks(5, [50], ())[0]
     scale = ValueScale.of(Moments.of(targets))
     tiny = ValueScale.of(Moments.of(targets * 2.0**-40))
-    assert (tiny.mean, tiny.std) == pytest.approx((scale.mean * 2.0**-40, scale.std * 2.0**-40), rel=1e-12)
+    assert (tiny.mean, tiny.std) == pytest.approx(
+        (scale.mean * 2.0**-40, scale.std * 2.0**-40), rel=1e-12
+    )

@@ -25,7 +25,8 @@ def batch_of(advantages: list[float]) -> Batch:
 def gradient_of_ratio(loss: SPOLoss, ratio: float, advantage: float) -> float:
     log_ratio = torch.tensor([ratio], dtype=torch.float64).log()
     gradients, _ = loss.loss(
-        Outputs(log_ratio, torch.zeros_like(log_ratio), torch.zeros_like(log_ratio)), batch_of([advantage])
+        Outputs(log_ratio, torch.zeros_like(log_ratio), torch.zeros_like(log_ratio)),
+        batch_of([advantage]),
     )
     return gradients.log_ratio.item() / ratio
 
@@ -33,9 +34,18 @@ def gradient_of_ratio(loss: SPOLoss, ratio: float, advantage: float) -> float:
 @pytest.mark.proves("SPOLoss")
 @pytest.mark.parametrize(
     ("ratio", "advantage", "gradient"),
-    [(1.0, 2.0, -2.0), (1.2, 2.0, 0.0), (1.3, 2.0, 1.0), (1.0, -2.0, 2.0), (0.8, -2.0, 0.0), (0.7, -2.0, -1.0)],
+    [
+        (1.0, 2.0, -2.0),
+        (1.2, 2.0, 0.0),
+        (1.3, 2.0, 1.0),
+        (1.0, -2.0, 2.0),
+        (0.8, -2.0, 0.0),
+        (0.7, -2.0, -1.0),
+    ],
 )
-def test_the_best_ratio_of_spo_is_at_the_bound(ratio: float, advantage: float, gradient: float) -> None:
+def test_the_best_ratio_of_spo_is_at_the_bound(
+    ratio: float, advantage: float, gradient: float
+) -> None:
     """By hand: dL/dr = -A + |A| / 0.2 (r - 1), which leads back from beyond the bound."""
     loss = SPOLoss(dataclasses.replace(PLAIN, loss="spo"))
     assert gradient_of_ratio(loss, ratio, advantage) == pytest.approx(gradient, abs=1e-12)
@@ -58,7 +68,9 @@ def test_pieces_of_a_minibatch_have_its_gradient(name: str, lagged: bool) -> Non
     whole = make_trainer(**options)
     pieces = make_trainer(micro_batch_size=3, **options)
     figures = [
-        trainer.update(batch, at_rate(trainer, 1e-2), np.random.default_rng(0), experience_of(lag=1)).figures
+        trainer.update(
+            batch, at_rate(trainer, 1e-2), np.random.default_rng(0), experience_of(lag=1)
+        ).figures
         for trainer in (whole, pieces)
     ]
     assert figures[0] == pytest.approx(figures[1], rel=1e-9)

@@ -66,13 +66,22 @@ def test_a_state_without_an_adapted_learning_rate_begins_with_that_of_the_settin
     plain.load(adaptive.weights(), adaptive.state())
 
 
-@pytest.mark.parametrize(("anneal", "share"), [(True, 0.0), (True, 0.25), (True, 0.9), (False, 0.7)])
-def test_an_annealed_update_is_one_with_the_smaller_coefficients(anneal: bool, share: float) -> None:
+@pytest.mark.parametrize(
+    ("anneal", "share"), [(True, 0.0), (True, 0.25), (True, 0.9), (False, 0.7)]
+)
+def test_an_annealed_update_is_one_with_the_smaller_coefficients(
+    anneal: bool, share: float
+) -> None:
     spec, left = spec_of(BOX), 1 - share if anneal else 1
-    falling = make_trainer(spec, clip_coef=0.3, ent_coef=0.1, anneal_clip=anneal, anneal_ent=anneal, clip_vloss=True)
+    falling = make_trainer(
+        spec, clip_coef=0.3, ent_coef=0.1, anneal_clip=anneal, anneal_ent=anneal, clip_vloss=True
+    )
     still = make_trainer(spec, clip_coef=0.3 * left, ent_coef=0.1 * left, clip_vloss=True)
     batch = random_batch(spec)
-    figures = [one.update(batch, annealed(one.ppo, share), np.random.default_rng(3)) for one in (falling, still)]
+    figures = [
+        one.update(batch, annealed(one.ppo, share), np.random.default_rng(3))
+        for one in (falling, still)
+    ]
     assert figures[0] == figures[1]
     np.testing.assert_array_equal(falling.weights(), still.weights())
 
@@ -105,7 +114,12 @@ def collect(
     """
     envs = [Telling(TimeLimit(CartPoleEnv(), limit)) for limit in (7, 60)]
     sampler, spec = sampler_of(
-        envs, num_steps=STEPS, seed=3, sampler_id=sampler_id, hidden_sizes=(16, 8), recompute_advantages=True
+        envs,
+        num_steps=STEPS,
+        seed=3,
+        sampler_id=sampler_id,
+        hidden_sizes=(16, 8),
+        recompute_advantages=True,
     )
     snapshot = PolicySnapshot(0, random_weights(spec) + drift * random_weights(spec, 1), obs_scale)
     _, segment = sampler.collect(SegmentRequest(sampler_id, 0), snapshot)
@@ -151,7 +165,9 @@ def spoil(segment: Segment, led_to: np.ndarray) -> Segment:
 def test_a_second_epoch_has_advantages_of_its_first_weights(
     obs_scale: ObsScale | None, spoilt: bool, length: int
 ) -> None:
-    segments, led_to, specs = zip(*(collect(sampler, obs_scale) for sampler in range(2)), strict=True)
+    segments, led_to, specs = zip(
+        *(collect(sampler, obs_scale) for sampler in range(2)), strict=True
+    )
     spec = specs[0]
     if spoilt:
         segments = (segments[0], spoil(segments[1], led_to[1]))
@@ -173,12 +189,21 @@ def test_a_second_epoch_has_advantages_of_its_first_weights(
         return first.model.values(torch.from_numpy(x)).numpy().reshape(obs.shape[:2])
 
     pairs = zip(segments, led_to, strict=True)
-    anew = [slow_advantages(segment, values(segment.obs), values(after)) for segment, after in pairs]
-    both_anew = [dataclasses.replace(one, logprobs=a, values=r) for one, (a, r) in zip(segments, anew, strict=True)]
-    swapped = make_batch(both_anew, obs_scale, None, DISCOUNTS, length)  # rows in the order of the batch
+    anew = [
+        slow_advantages(segment, values(segment.obs), values(after)) for segment, after in pairs
+    ]
+    both_anew = [
+        dataclasses.replace(one, logprobs=a, values=r)
+        for one, (a, r) in zip(segments, anew, strict=True)
+    ]
+    swapped = make_batch(
+        both_anew, obs_scale, None, DISCOUNTS, length
+    )  # rows in the order of the batch
     assert float((swapped.logprobs - batch.advantages).abs().max()) > 1e-2
     second.update(
-        dataclasses.replace(batch, advantages=swapped.logprobs, returns=swapped.values), at_rate(second, 1e-2), order
+        dataclasses.replace(batch, advantages=swapped.logprobs, returns=swapped.values),
+        at_rate(second, 1e-2),
+        order,
     )
     np.testing.assert_allclose(both.weights(), second.weights(), rtol=1e-9, atol=1e-11)
 
@@ -186,15 +211,26 @@ def test_a_second_epoch_has_advantages_of_its_first_weights(
 @pytest.mark.parametrize("reuse", [1, 2])
 def test_ranks_estimate_advantages_anew_as_one_trainer_does(reuse: int) -> None:
     """With `reuse`, before the first epoch and by V-trace; then half of the rows are of older policies."""
-    segments, led_to, specs = zip(*(collect(n, None, 0.1 * n * (reuse > 1)) for n in range(2)), strict=True)
+    segments, led_to, specs = zip(
+        *(collect(n, None, 0.1 * n * (reuse > 1)) for n in range(2)), strict=True
+    )
     segments = (segments[0], spoil(segments[1], led_to[1]))
-    options: dict[str, Any] = {"update_epochs": 3, "reuse": reuse, "recompute_advantages": True, "minibatches": 2}
+    options: dict[str, Any] = {
+        "update_epochs": 3,
+        "reuse": reuse,
+        "recompute_advantages": True,
+        "minibatches": 2,
+    }
     alone = make_trainer(specs[0], **options, **RATES)
-    batches = [make_batch(one, None, None, DISCOUNTS) for one in (segments[:1], segments[1:], segments)]
+    batches = [
+        make_batch(one, None, None, DISCOUNTS) for one in (segments[:1], segments[1:], segments)
+    ]
     *shares, together = [dataclasses.replace(one, iterations=reuse) for one in batches]
     # The rows of rank 0 first, as OwnOrders counts them; a batch lays segments side by side.
     rows = np.arange(len(together)).reshape(STEPS, 2, -1).swapaxes(0, 1).reshape(-1)
-    own: Any = OwnOrders([np.random.default_rng(rank) for rank in range(2)], reuse * alone.minibatches)
+    own: Any = OwnOrders(
+        [np.random.default_rng(rank) for rank in range(2)], reuse * alone.minibatches
+    )
     order: Any = SimpleNamespace(permutation=lambda count: rows[own.permutation(count)])
     expected = alone.update(together, at_rate(alone, 1e-2), order, experience_of(segments)).figures
 
@@ -202,7 +238,9 @@ def test_ranks_estimate_advantages_anew_as_one_trainer_does(reuse: int) -> None:
         trainer = make_trainer(specs[0], parallel, **options, **RATES)
         rank = parallel.rank
         experience = experience_of(segments[rank : rank + 1])
-        update = trainer.update(shares[rank], at_rate(trainer, 1e-2), np.random.default_rng(rank), experience)
+        update = trainer.update(
+            shares[rank], at_rate(trainer, 1e-2), np.random.default_rng(rank), experience
+        )
         return trainer.weights(), update.figures
 
     for weights, figures in Meeting(2).all_do(train):
@@ -215,7 +253,9 @@ def test_ranks_estimate_advantages_anew_as_one_trainer_does(reuse: int) -> None:
 @pytest.mark.proves("OlderPolicies")
 @pytest.mark.parametrize("length", [1, 4])
 def test_rows_of_older_policies_get_v_trace_advantages_and_clips_of_their_own(length: int) -> None:
-    segments, led_to, specs = zip(*(collect(n, SCALE, drift) for n, drift in ((0, 0.5), (1, 0.0))), strict=True)
+    segments, led_to, specs = zip(
+        *(collect(n, SCALE, drift) for n, drift in ((0, 0.5), (1, 0.0))), strict=True
+    )
     segments = (segments[0], spoil(segments[1], led_to[1]))
     model = make_trainer(specs[0]).model
     batch = make_batch(segments, SCALE, None, DISCOUNTS, length)
@@ -230,10 +270,13 @@ def test_rows_of_older_policies_get_v_trace_advantages_and_clips_of_their_own(le
 
         shape, actions = segment.valid.shape, torch.from_numpy(segment.actions.flatten())
         ratios = np.exp(
-            model.forward(inputs(segment.obs), actions).policy.logprobs.numpy().reshape(shape) - segment.logprobs
+            model.forward(inputs(segment.obs), actions).policy.logprobs.numpy().reshape(shape)
+            - segment.logprobs
         )
         ratios[~segment.valid] = 1
-        values, following = (model.values(inputs(obs)).numpy().reshape(shape) for obs in (segment.obs, after))
+        values, following = (
+            model.values(inputs(obs)).numpy().reshape(shape) for obs in (segment.obs, after)
+        )
         advantages, returns = slow_advantages(segment, values, following, np.minimum(1, ratios))
         return (
             dataclasses.replace(segment, logprobs=advantages, values=returns),
@@ -241,8 +284,12 @@ def test_rows_of_older_policies_get_v_trace_advantages_and_clips_of_their_own(le
         )
 
     estimated, measured = zip(*map(anew, segments, led_to), strict=True)
-    expected, other = (make_batch(one, None, None, DISCOUNTS, length) for one in (estimated, measured))
-    counted = batch.weights > 0 if batch.weights is not None else torch.ones(len(batch), dtype=torch.bool)
+    expected, other = (
+        make_batch(one, None, None, DISCOUNTS, length) for one in (estimated, measured)
+    )
+    counted = (
+        batch.weights > 0 if batch.weights is not None else torch.ones(len(batch), dtype=torch.bool)
+    )
     ratios = other.logprobs[counted]
     assert ratios.min() < 0.7
     assert ratios.max() > 1.4
@@ -254,8 +301,12 @@ def test_rows_of_older_policies_get_v_trace_advantages_and_clips_of_their_own(le
 
 
 @pytest.mark.proves("OlderPolicies")
-def test_an_update_on_older_policies_clips_each_row_around_its_ratio_and_measures_how_far_it_went() -> None:
-    segments, _, specs = zip(*(collect(n, None, drift) for n, drift in ((0, 0.2), (1, 0.0))), strict=True)
+def test_an_update_on_older_policies_clips_each_row_around_its_ratio_and_measures_how_far_it_went() -> (
+    None
+):
+    segments, _, specs = zip(
+        *(collect(n, None, drift) for n, drift in ((0, 0.2), (1, 0.0))), strict=True
+    )
     batch = make_batch(segments, None, None, DISCOUNTS)
     options: dict[str, Any] = {"minibatches": 1, "norm_adv": False, "reuse": 3, **RATES}
     one, two = (make_trainer(specs[0], update_epochs=epochs, **options) for epochs in (1, 2))
@@ -263,7 +314,9 @@ def test_an_update_on_older_policies_clips_each_row_around_its_ratio_and_measure
     prepared = two.stages[0].prepare(batch, CurrentNetwork(two.model, len(batch), None), experience)
 
     def figures_of(trainer: PPOTrainer) -> dict[str, float]:
-        return trainer.update(batch, at_rate(trainer, 1e-2), np.random.default_rng(0), experience).figures
+        return trainer.update(
+            batch, at_rate(trainer, 1e-2), np.random.default_rng(0), experience
+        ).figures
 
     figures = [figures_of(trainer) for trainer in (one, two)]
 
@@ -273,10 +326,16 @@ def test_an_update_on_older_policies_clips_each_row_around_its_ratio_and_measure
     clipped = torch.minimum(torch.maximum(ratio, center - width), center + width)
     second = torch.max(-advantages * ratio, -advantages * clipped).mean().item()
     assert center.max() < 2
-    assert 2 * figures[1]["policy_loss"] - figures[0]["policy_loss"] == pytest.approx(second, rel=1e-9)
-    kl = (center * (ratio / center - 1 - (ratio / center).log())).mean().item()  # each row as often as `pi_k` draws it
+    assert 2 * figures[1]["policy_loss"] - figures[0]["policy_loss"] == pytest.approx(
+        second, rel=1e-9
+    )
+    kl = (
+        (center * (ratio / center - 1 - (ratio / center).log())).mean().item()
+    )  # each row as often as `pi_k` draws it
     assert 2 * figures[1]["approx_kl"] == pytest.approx(kl, rel=1e-9)
-    assert -2 * figures[1]["old_approx_kl"] == pytest.approx((center * (ratio / center).log()).mean().item(), rel=1e-9)
+    assert -2 * figures[1]["old_approx_kl"] == pytest.approx(
+        (center * (ratio / center).log()).mean().item(), rel=1e-9
+    )
     moved = (ratio - center).abs()
     assert figures[0]["total_variation"] == pytest.approx(moved.mean().item() / 2, rel=1e-9)
     assert figures[0]["clipfrac"] == pytest.approx((moved > width).double().mean().item())
@@ -288,12 +347,19 @@ def test_an_update_on_older_policies_clips_each_row_around_its_ratio_and_measure
 def test_a_policy_that_has_moved_beyond_measure_has_moved_and_is_slowed() -> None:
     """A row that the collecting policy had no more chance to draw would count as 0 times infinity."""
     batch = random_batch()
-    batch = dataclasses.replace(batch, logprobs=batch.logprobs - 1000, importance=torch.zeros(len(batch)).double())
+    batch = dataclasses.replace(
+        batch, logprobs=batch.logprobs - 1000, importance=torch.zeros(len(batch)).double()
+    )
     stage = OlderPolicies(PPO(reuse=2))
-    assert stage._moved(batch, CurrentNetwork(make_trainer().model, len(batch), None), 0.2) == (0.0, 0.0)
+    assert stage._moved(batch, CurrentNetwork(make_trainer().model, len(batch), None), 0.2) == (
+        0.0,
+        0.0,
+    )
 
 
-@pytest.mark.parametrize(("norm_adv", "times"), [(False, 3), (True, 1)], ids=["raw", "standardized"])
+@pytest.mark.parametrize(
+    ("norm_adv", "times"), [(False, 3), (True, 1)], ids=["raw", "standardized"]
+)
 def test_with_reuse_memory_and_deviations_follow_env_steps(norm_adv: bool, times: int) -> None:
     """In its first step Adam moves each weight by the learning rate, and keeps 1 / memory of the squared gradient."""
     spec, starts, ends, squares = spec_of(BOX), [], [], []
@@ -307,44 +373,64 @@ def test_with_reuse_memory_and_deviations_follow_env_steps(norm_adv: bool, times
     moved, slowed = (end - start for start, end in zip(starts, ends, strict=True))
     deviations = free_deviations(spec)
     np.testing.assert_allclose(slowed[deviations], moved[deviations] / 3, rtol=1e-9)
-    np.testing.assert_allclose(np.delete(slowed, deviations), np.delete(moved, deviations), rtol=1e-9)
+    np.testing.assert_allclose(
+        np.delete(slowed, deviations), np.delete(moved, deviations), rtol=1e-9
+    )
     assert np.abs(moved[deviations]).min() > 0.009
     np.testing.assert_allclose(squares[0], times * squares[1], rtol=1e-9)
 
 
 def test_the_deviation_of_one_number_is_as_fast_as_the_other_weights() -> None:
     spec = spec_of(BoxActions(np.full(1, -1.0, np.float32), np.full(1, 1.0, np.float32)))
-    trainer = PPOTrainer(make_trainer(spec).model, dataclasses.replace(PLAIN, reuse=3, update_epochs=1), minibatches=1)
+    trainer = PPOTrainer(
+        make_trainer(spec).model,
+        dataclasses.replace(PLAIN, reuse=3, update_epochs=1),
+        minibatches=1,
+    )
     before = trainer.weights()
     trainer.update(random_batch(spec), at_rate(trainer, 1e-2), np.random.default_rng(0))
-    assert np.abs(trainer.weights() - before)[free_deviations(spec)] == pytest.approx([0.01], rel=0.01)
+    assert np.abs(trainer.weights() - before)[free_deviations(spec)] == pytest.approx(
+        [0.01], rel=0.01
+    )
 
 
 def test_the_learning_rate_follows_the_total_variation_of_an_update() -> None:
     assert adapted_factor(1.0, 0.051, 0.1) == 1 / 1.03
     assert adapted_factor(0.5, 0.024, 0.1) == 0.5 * 1.03
-    assert [adapted_factor(1.0, distance, 0.1) for distance in (0.026, 0.049, math.nan)] == [1.0] * 3
+    assert [adapted_factor(1.0, distance, 0.1) for distance in (0.026, 0.049, math.nan)] == [
+        1.0
+    ] * 3
     assert (adapted_factor(0.01, 1.0, 0.1), adapted_factor(1.0, 0.0, 0.1)) == (0.01, 1.0)
 
 
 @pytest.mark.proves("shaped_rewards")
 def test_rewards_are_limited_or_signed_and_then_scaled() -> None:
     raw = np.array([[-3.0, -0.5], [0.0, 2.5]])
-    assert shaped_rewards(raw, PPO(clip_reward=1.0, scale_reward=2.0)).tolist() == [[-2, -1], [0, 2]]
-    assert shaped_rewards(raw, PPO(sign_reward=True, scale_reward=0.5)).tolist() == [[-0.5, -0.5], [0, 0.5]]
+    assert shaped_rewards(raw, PPO(clip_reward=1.0, scale_reward=2.0)).tolist() == [
+        [-2, -1],
+        [0, 2],
+    ]
+    assert shaped_rewards(raw, PPO(sign_reward=True, scale_reward=0.5)).tolist() == [
+        [-0.5, -0.5],
+        [0, 0.5],
+    ]
     assert shaped_rewards(raw, PPO(scale_reward=3.0)).tolist() == [[-9, -1.5], [0, 7.5]]
     assert raw.tolist() == [[-3, -0.5], [0, 2.5]]
     assert shaped_rewards(raw, PPO()).tolist() == raw.tolist()
 
 
 @pytest.mark.parametrize("reward_scale", [None, 4.0])
-def test_a_batch_of_shaped_rewards_is_one_of_an_environment_that_gives_them(reward_scale: float | None) -> None:
+def test_a_batch_of_shaped_rewards_is_one_of_an_environment_that_gives_them(
+    reward_scale: float | None,
+) -> None:
     segment, _, _ = collect(0)
     rng = np.random.default_rng(0)
     raw = dataclasses.replace(segment, rewards=rng.normal(size=segment.rewards.shape) * 3)
     given = dataclasses.replace(segment, rewards=np.clip(raw.rewards, -2, 2) * 0.5)
     shaping = PPO(clip_reward=2.0, scale_reward=0.5)
-    batches = [make_batch([one], None, reward_scale, ppo) for one, ppo in ((raw, shaping), (given, PPO()))]
+    batches = [
+        make_batch([one], None, reward_scale, ppo) for one, ppo in ((raw, shaping), (given, PPO()))
+    ]
     for name in ("advantages", "returns"):
         np.testing.assert_array_equal(getattr(batches[0], name), getattr(batches[1], name))
 
@@ -354,7 +440,9 @@ def test_discounted_returns_are_tracked_of_shaped_rewards_and_episodes_of_raw_on
     for factor, limit in ((5, 2.0), (2, None)):
         paying = TransformReward(TimeLimit(CartPoleEnv(), 9), partial(mul, factor))
         sampler, spec = sampler_of([paying], num_steps=30, clip_reward=limit)
-        reports.append(sampler.collect(SegmentRequest(0, 0), PolicySnapshot(0, random_weights(spec)))[0])
+        reports.append(
+            sampler.collect(SegmentRequest(0, 0), PolicySnapshot(0, random_weights(spec)))[0]
+        )
     shaped, given = reports
     assert shaped.statistics.returns is not None
     assert given.statistics.returns is not None

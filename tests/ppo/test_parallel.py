@@ -32,7 +32,12 @@ SPLIT = ("minibatches", "micro_batch_size")
 NOT_OF_A_TRAINER = {  # settings used outside an update
     *("learning_rate", "anneal_lr", "gamma", "gae_lambda", "minibatch_size", "norm_reward"),
     *("norm_obs", "norm_obs_keys"),
-    *("anneal_clip", "anneal_ent", "recompute_advantages", "freeze_norm_after"),  # see test_options.py
+    *(
+        "anneal_clip",
+        "anneal_ent",
+        "recompute_advantages",
+        "freeze_norm_after",
+    ),  # see test_options.py
     *("sign_reward", "clip_reward", "scale_reward", "reuse", "loss"),
 }
 
@@ -71,30 +76,75 @@ CASES: dict[str, dict[str, Any]] = {
     "one minibatch": {"minibatches": 1},
     "a row a rank": {"minibatches": 12},
     "stops in the middle": {"target_kl": 0.1, "update_epochs": 6, "minibatches": 2},
-    "stops in the middle, continuous": {"target_kl": 0.2, "update_epochs": 6, "minibatches": 1, "box": True},
+    "stops in the middle, continuous": {
+        "target_kl": 0.2,
+        "update_epochs": 6,
+        "minibatches": 1,
+        "box": True,
+    },
     "small pieces": {"micro_batch_size": 2},
     "learning rate by the KL": {"desired_kl": 0.01},
     "values in their own unit": {"norm_value": True, "clip_vloss": True},
-    "values in their own unit, weighed": {"norm_value": True, "weighed": scattered, "micro_batch_size": 3},
+    "values in their own unit, weighed": {
+        "norm_value": True,
+        "weighed": scattered,
+        "micro_batch_size": 3,
+    },
     "rows that weigh nothing": {"weighed": scattered},
-    "rows that weigh nothing, in pieces": {"weighed": scattered, "micro_batch_size": 3, "box": True},
-    "rows that weigh nothing, as they are": {"weighed": scattered, "norm_adv": False, "clip_vloss": True},
+    "rows that weigh nothing, in pieces": {
+        "weighed": scattered,
+        "micro_batch_size": 3,
+        "box": True,
+    },
+    "rows that weigh nothing, as they are": {
+        "weighed": scattered,
+        "norm_adv": False,
+        "clip_vloss": True,
+    },
     "a rank without a row that counts": {"weighed": last_quarter, "box": True, "ent_coef": 0.1},
-    "stops in the middle, weighed": {"weighed": scattered, "target_kl": 0.1, "update_epochs": 6, "minibatches": 2},
+    "stops in the middle, weighed": {
+        "weighed": scattered,
+        "target_kl": 0.1,
+        "update_epochs": 6,
+        "minibatches": 2,
+    },
     "hardly a row": {"weighed": only_two, "minibatches": 12},
     "pieces that do not divide": {"micro_batch_size": 5, "minibatches": 1, "box": True},
-    "all at once": {"box": True, "activation": "relu", "update_epochs": 5, "minibatches": 3, "micro_batch_size": 3}
-    | {"clip_vloss": True, "clip_coef": 0.1, "ent_coef": 0.05, "vf_coef": 1.3, "max_grad_norm": 0.1, "target_kl": 0.5},
+    "all at once": {
+        "box": True,
+        "activation": "relu",
+        "update_epochs": 5,
+        "minibatches": 3,
+        "micro_batch_size": 3,
+    }
+    | {
+        "clip_vloss": True,
+        "clip_coef": 0.1,
+        "ent_coef": 0.05,
+        "vf_coef": 1.3,
+        "max_grad_norm": 0.1,
+        "target_kl": 0.5,
+    },
 }
 STOP_IN_THE_MIDDLE = [name for name in CASES if name.startswith("stops")]
-OVER_GLOO = ["plain", "advantages as they are", "stops in the middle", "hardly a row", "all at once"]
+OVER_GLOO = [
+    "plain",
+    "advantages as they are",
+    "stops in the middle",
+    "hardly a row",
+    "all at once",
+]
 OVER_GLOO += ["a rank without a row that counts"]
 
 
-def trainer_of(case: dict[str, Any], parallel: Parallel | None = None, dtype: str = "float64") -> PPOTrainer:
+def trainer_of(
+    case: dict[str, Any], parallel: Parallel | None = None, dtype: str = "float64"
+) -> PPOTrainer:
     layers = {name: case[name] for name in ("activation", "hidden_sizes") if name in case}
     spec = spec_of(BOX if case.get("box") else DISCRETE, dtype=dtype, **layers)
-    options = {name: value for name, value in case.items() if name not in (*layers, "box", "weighed")}
+    options = {
+        name: value for name, value in case.items() if name not in (*layers, "box", "weighed")
+    }
     return make_trainer(spec, parallel, **options)
 
 
@@ -103,10 +153,14 @@ def batch_for(case: dict[str, Any], dtype: str = "float64", rows: int = ROWS) ->
     model = trainer_of(case, dtype=dtype).model
     rng = np.random.default_rng(0)
     obs = torch.from_numpy(rng.normal(size=(rows, *model.spec.spaces.obs.shape)).astype(dtype))
-    numbers = rng.normal(size=(rows, 2)).astype(dtype) if case.get("box") else rng.integers(0, 3, rows)
+    numbers = (
+        rng.normal(size=(rows, 2)).astype(dtype) if case.get("box") else rng.integers(0, 3, rows)
+    )
     actions = torch.from_numpy(numbers)
     slope = np.linspace(0.5, 1.5, rows)
-    drift, noise, advantages, errors = torch.from_numpy((rng.normal(size=(4, rows)) * slope).astype(dtype))
+    drift, noise, advantages, errors = torch.from_numpy(
+        (rng.normal(size=(4, rows)) * slope).astype(dtype)
+    )
     scored = model.forward(obs, actions)
     values = scored.values
     batch = Batch(
@@ -127,7 +181,9 @@ def batch_for(case: dict[str, Any], dtype: str = "float64", rows: int = ROWS) ->
     return replace(batch, weights=weights, **zeroed)
 
 
-def train_a_share(case: dict[str, Any], parallel: Parallel, dtype: str = "float64") -> dict[str, Any]:
+def train_a_share(
+    case: dict[str, Any], parallel: Parallel, dtype: str = "float64"
+) -> dict[str, Any]:
     """Train one rank, and return its weights, optimizer state and metrics."""
     share = batch_for(case, dtype).split([ROWS // parallel.size] * parallel.size)[parallel.rank]
     if share.weights is not None and share.weights.all():
@@ -140,7 +196,9 @@ def train_a_share(case: dict[str, Any], parallel: Parallel, dtype: str = "float6
 def train_alone(case: dict[str, Any], ranks: int) -> dict[str, Any]:
     """Train on all rows, with minibatches composed of those of the ranks."""
     trainer = trainer_of(case)
-    order: Any = OwnOrders([np.random.default_rng(rank) for rank in range(ranks)], trainer.minibatches)
+    order: Any = OwnOrders(
+        [np.random.default_rng(rank) for rank in range(ranks)], trainer.minibatches
+    )
     figures = trainer.update(batch_for(case), at_rate(trainer, LEARNING_RATE), order).figures
     return {"weights": trainer.weights(), **trainer.state(), "figures": figures}
 
@@ -160,7 +218,9 @@ def assert_same_bits(ranks: list[dict[str, Any]]) -> None:
             np.testing.assert_array_equal(rank[name], ranks[0][name], err_msg=name)
 
 
-@pytest.mark.parametrize("size", [pytest.param(1, marks=pytest.mark.slow), 2, pytest.param(4, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "size", [pytest.param(1, marks=pytest.mark.slow), 2, pytest.param(4, marks=pytest.mark.slow)]
+)
 @pytest.mark.parametrize("case", CASES)
 def test_ranks_that_share_the_rows_equal_one_trainer(case: str, size: int) -> None:
     assert_ranks_equal_one_trainer(CASES[case], size)
@@ -176,9 +236,14 @@ def test_the_cases_match_their_names() -> None:
     for name, size in itertools.product(STOP_IN_THE_MIDDLE, (1, 2, 4)):
         case = CASES[name]
         steps = train_alone(case, size)["figures"]["minibatches"]
-        assert case["minibatches"] < steps < case["update_epochs"] * case["minibatches"], (name, size)
+        assert case["minibatches"] < steps < case["update_epochs"] * case["minibatches"], (
+            name,
+            size,
+        )
     for name, clipped in (("gradient always clipped", True), ("gradient never clipped", False)):
-        assert (train_alone(CASES[name], 2)["figures"]["grad_norm"] > CASES[name]["max_grad_norm"]) is clipped
+        assert (
+            train_alone(CASES[name], 2)["figures"]["grad_norm"] > CASES[name]["max_grad_norm"]
+        ) is clipped
     assert train_alone(CASES["learning rate by the KL"], 2)[ADAPTED] != PLAIN.learning_rate
     assert 0.1 < train_alone(CASES["plain"], 2)["figures"]["clipfrac"] < 0.9
     moved = train_alone({}, 2)["weights"] - trainer_of({}).weights()
@@ -207,7 +272,9 @@ OPTIONS: dict[str, list[Any]] = {
 
 @pytest.mark.parametrize("examples", [8, pytest.param(100, marks=pytest.mark.slow)])
 def test_ranks_equal_one_trainer_with_any_options(examples: int) -> None:
-    cases = st.fixed_dictionaries({name: st.sampled_from(values) for name, values in OPTIONS.items()})
+    cases = st.fixed_dictionaries(
+        {name: st.sampled_from(values) for name, values in OPTIONS.items()}
+    )
     combined = given(case=cases, size=st.sampled_from([1, 2, 4]))(assert_ranks_equal_one_trainer)
     settings(max_examples=examples, deadline=None)(combined)()
 
@@ -224,7 +291,9 @@ def processes() -> Any:
         yield processes
 
 
-@pytest.mark.parametrize("size", [pytest.param(1, marks=pytest.mark.slow), 2, pytest.param(4, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "size", [pytest.param(1, marks=pytest.mark.slow), 2, pytest.param(4, marks=pytest.mark.slow)]
+)
 def test_processes_connected_by_gloo_equal_one_trainer(processes: Processes, size: int) -> None:
     cases = [CASES[name] for name in OVER_GLOO]
     answers = processes.all_do(size, train_shares_over_gloo, cases, "float64")
@@ -235,7 +304,10 @@ def test_processes_connected_by_gloo_equal_one_trainer(processes: Processes, siz
 
 
 def test_processes_get_the_same_bits_each_time_in_float32(processes: Processes) -> None:
-    once, again = (processes.all_do(4, train_shares_over_gloo, [CASES["all at once"]], "float32") for _ in range(2))
+    once, again = (
+        processes.all_do(4, train_shares_over_gloo, [CASES["all at once"]], "float32")
+        for _ in range(2)
+    )
     assert_same_bits([rank[0] for rank in once + again])
     assert once[0][0]["weights"].dtype == np.float32
 
@@ -248,12 +320,16 @@ def train_shares_over_gloo(cases: list[dict[str, Any]], dtype: str) -> list[dict
 
 @pytest.mark.parametrize("numbers", [1, 3, 1000, FEW + 7])
 @pytest.mark.parametrize("size", [1, 2, 3, 4])
-def test_sums_are_taken_in_the_order_of_ranks(processes: Processes, size: int, numbers: int) -> None:
+def test_sums_are_taken_in_the_order_of_ranks(
+    processes: Processes, size: int, numbers: int
+) -> None:
     expected = addends(0, numbers)
     for rank in range(1, size):
         expected += addends(rank, numbers)
     if size > 2 and numbers >= 1000:  # the order matters
-        assert not np.array_equal(sum(addends(rank, numbers) for rank in reversed(range(size))), expected)
+        assert not np.array_equal(
+            sum(addends(rank, numbers) for rank in reversed(range(size))), expected
+        )
     for machines in ("one", "several"):
         for found, in_memory in processes.all_do(size, sums_of, numbers, machines):
             assert in_memory == (machines == "one" and (size > 2 or (size == 2 and numbers > FEW)))
@@ -271,7 +347,9 @@ def sums_of(numbers: int, machines: str) -> tuple[list[np.ndarray], bool]:
     """Runs in each of the processes."""
     group = Group()
     with pytest.MonkeyPatch.context() as patch:
-        if machines == "several" and group.rank == 0:  # one rank that cannot see the others' memory is enough
+        if (
+            machines == "several" and group.rank == 0
+        ):  # one rank that cannot see the others' memory is enough
             patch.setattr(sums, "open_memory", lambda pid, file, token, size: None)
         tensor = group.zeros_like(torch.zeros(numbers))
     assert not tensor.any()
@@ -291,8 +369,12 @@ def test_memory_of_another_process_is_identified_by_its_token() -> None:
     assert sums.open_memory(pid, file, token, 100) is None
 
 
-def test_without_memfd_create_ranks_act_as_on_several_machines(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(os, "memfd_create", mock.Mock(side_effect=OSError("none here")), raising=False)
+def test_without_memfd_create_ranks_act_as_on_several_machines(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(
+        os, "memfd_create", mock.Mock(side_effect=OSError("none here")), raising=False
+    )
     with sums.offered_memory(100) as (pid, file, token):
         assert sums.open_memory(pid, file, token, 100) is None
 
@@ -318,7 +400,9 @@ def test_a_gradient_that_is_not_finite_stops_all_ranks_with_their_weights() -> N
 @pytest.mark.parametrize("shift", [0.0, 1e6])
 def test_moments_of_parts_are_those_of_all_samples(sizes: tuple[int, ...], shift: float) -> None:
     rng = np.random.default_rng(1)
-    parts = [rng.normal(shift + 5 * index, 1 + index, (3, size)) for index, size in enumerate(sizes)]
+    parts = [
+        rng.normal(shift + 5 * index, 1 + index, (3, size)) for index, size in enumerate(sizes)
+    ]
     found = merged_moments(torch.stack([row_moments(torch.from_numpy(part)) for part in parts]))
     everything = np.concatenate(parts, axis=1)
     np.testing.assert_array_equal(found[:, 0], sum(sizes))
@@ -330,4 +414,7 @@ def test_moments_of_one_part_are_not_changed() -> None:
     """One learner on Ray must compute the same bits as training in the driver."""
     moments = row_moments(torch.from_numpy(np.random.default_rng(0).normal(size=(2, 7))))
     assert torch.equal(moments_of_all(moments, Parallel()), moments)
-    assert row_moments(torch.tensor([[3.0], [-1.0]])).tolist() == [[1.0, 3.0, 0.0], [1.0, -1.0, 0.0]]
+    assert row_moments(torch.tensor([[3.0], [-1.0]])).tolist() == [
+        [1.0, 3.0, 0.0],
+        [1.0, -1.0, 0.0],
+    ]

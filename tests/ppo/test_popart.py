@@ -42,7 +42,9 @@ def test_the_unit_is_mean_and_deviation_of_all_targets_so_far() -> None:
         targets += returns[weights > 0].tolist()
         batch = replace(batch, returns=torch.where(weights > 0, returns, 1e9), weights=weights)
         figures = train(trainer, batch, seed=number)
-        np.testing.assert_allclose([figures["value_mean"], figures["value_std"]], mean_and_deviation(targets))
+        np.testing.assert_allclose(
+            [figures["value_mean"], figures["value_std"]], mean_and_deviation(targets)
+        )
 
 
 @pytest.mark.proves("PopArt")
@@ -59,7 +61,9 @@ def test_a_change_of_the_unit_changes_no_value() -> None:
 
 
 @pytest.mark.proves("PopArt")
-@pytest.mark.parametrize("options", [{}, {"clip_vloss": True}, {"ent_coef": 0.0, "update_epochs": 1}])
+@pytest.mark.parametrize(
+    "options", [{}, {"clip_vloss": True}, {"ent_coef": 0.0, "update_epochs": 1}]
+)
 def test_an_update_is_that_on_standardized_targets(options: dict[str, Any]) -> None:
     """The twin: no option, but its returns, old values and last layer are put into the unit by hand."""
     batch = random_batch(SPEC)
@@ -71,7 +75,9 @@ def test_an_update_is_that_on_standardized_targets(options: dict[str, Any]) -> N
     named["value.4.weight"] = named["value.4.weight"] / std
     named["value.4.bias"] = (named["value.4.bias"] - mean) / std
     twin.load(SPEC.flatten(named), twin.state())
-    by_hand = replace(batch, values=(batch.values - mean) / std, returns=(batch.returns - mean) / std)
+    by_hand = replace(
+        batch, values=(batch.values - mean) / std, returns=(batch.returns - mean) / std
+    )
     figures = train(trainer, batch)
     expected = train(twin, by_hand)
     np.testing.assert_allclose(trainer.weights(), twin.weights(), rtol=1e-9, atol=1e-12)
@@ -82,7 +88,9 @@ def test_an_update_is_that_on_standardized_targets(options: dict[str, Any]) -> N
 def test_actors_report_values_in_units_of_rewards() -> None:
     segments = []
     for scale in (None, ValueScale(mean=-300.0, std=40.0)):
-        sampler, spec = sampler_of([gym.make("CartPole-v1")], num_steps=40, track=False, dtype="float32")
+        sampler, spec = sampler_of(
+            [gym.make("CartPole-v1")], num_steps=40, track=False, dtype="float32"
+        )
         snapshot = PolicySnapshot(0, random_weights(spec), None, scale)
         segments.append(sampler.collect(SegmentRequest(0, 0), snapshot)[1])
     plain, restored = segments
@@ -101,7 +109,12 @@ class Values(nn.Module):
     """A module whose values come from a sequence called `name`, and are changed by `output`."""
 
     def __init__(
-        self, spaces: Spaces, head_size: int, name: str = "value", last: str = "Identity", output: Any = torch.squeeze
+        self,
+        spaces: Spaces,
+        head_size: int,
+        name: str = "value",
+        last: str = "Identity",
+        output: Any = torch.squeeze,
     ) -> None:
         super().__init__()
         self.policy = nn.Linear(4, head_size)
@@ -119,9 +132,13 @@ def spec_with(**options: Any) -> ModuleSpec:
 
 
 @pytest.mark.parametrize("options", [{"last": "Softplus"}, {"name": "critic"}], ids=str)
-def test_values_that_do_not_end_in_a_linear_layer_called_value_are_refused(options: dict[str, str]) -> None:
+def test_values_that_do_not_end_in_a_linear_layer_called_value_are_refused(
+    options: dict[str, str],
+) -> None:
     """To correct the layer would change them."""
-    with pytest.raises(ConfigError, match="no linear layer with one output and a bias that is called `value`"):
+    with pytest.raises(
+        ConfigError, match="no linear layer with one output and a bias that is called `value`"
+    ):
         last_layer(spec_with(**options))
 
 

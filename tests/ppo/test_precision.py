@@ -25,7 +25,9 @@ from dppo.ppo.networks import modules
 from dppo.ppo.networks.encoders import Output
 
 pytestmark = pytest.mark.usefixtures("on_any_cpu")
-kinds = pytest.mark.parametrize("kind", ["nature", "impala", "grid", "flatten", "everything", "own module"])
+kinds = pytest.mark.parametrize(
+    "kind", ["nature", "impala", "grid", "flatten", "everything", "own module"]
+)
 
 
 @pytest.fixture
@@ -87,7 +89,9 @@ def test_last_layers_compute_in_float32() -> None:
 
 def test_segments_do_not_depend_on_the_precision_of_learning() -> None:
     exact, lower = (
-        dppo.train(batch_of_128("nature", precision=one, total_timesteps=128, progress="off")).metrics[0]
+        dppo.train(
+            batch_of_128("nature", precision=one, total_timesteps=128, progress="off")
+        ).metrics[0]
         for one in ("float32", "bfloat16")
     )
     assert exact["charts/episodes"] == lower["charts/episodes"]
@@ -103,12 +107,18 @@ def test_float64_and_the_mlp_are_refused() -> None:
 
 def test_a_cpu_without_the_instructions_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(modules, "cpu_has_bfloat16", lambda: False)
-    with pytest.raises(ConfigError, match=r"this CPU .* would be slower than float32\. Use `precision=float32`"):
+    with pytest.raises(
+        ConfigError, match=r"this CPU .* would be slower than float32\. Use `precision=float32`"
+    ):
         trainer_and_batch("nature", precision="bfloat16")
 
 
-@pytest.mark.parametrize(("name", "has"), [("avx512_bf16", True), ("bf16", True), ("avx512_f", False)])
-def test_the_instructions_are_those_that_torch_finds(name: str, has: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("name", "has"), [("avx512_bf16", True), ("bf16", True), ("avx512_f", False)]
+)
+def test_the_instructions_are_those_that_torch_finds(
+    name: str, has: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.undo()
     capabilities = {"avx512_f": False, "avx512_bf16": False, "amx_bf16": False, name: True}
     monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: capabilities, raising=False)
@@ -118,18 +128,24 @@ def test_the_instructions_are_those_that_torch_finds(name: str, has: bool, monke
 @pytest.mark.parametrize("channels", [1, 3, 4])
 @pytest.mark.parametrize("channels_last", [False, True])
 @pytest.mark.parametrize("kernel", [(8, 8), (4, 12)])
-def test_a_convolution_over_blocks_equals_that_over_pixels(channels: int, channels_last: bool, kernel: Any) -> None:
+def test_a_convolution_over_blocks_equals_that_over_pixels(
+    channels: int, channels_last: bool, kernel: Any
+) -> None:
     generator = torch.Generator().manual_seed(1)
     shape = (3, 20, 24, channels) if channels_last else (3, channels, 20, 24)
     pixels = torch.randint(0, 256, shape, dtype=torch.uint8, generator=generator)
     pixels = pixels.permute(0, 3, 1, 2) if channels_last else pixels
-    weight = torch.randn(5, channels, *kernel, dtype=torch.float64, generator=generator, requires_grad=True)
+    weight = torch.randn(
+        5, channels, *kernel, dtype=torch.float64, generator=generator, requires_grad=True
+    )
     bias = torch.randn(5, dtype=torch.float64, generator=generator, requires_grad=True)
     expected = conv2d(pixels.double(), weight, bias, stride=4)
     found = convolve_blocks(pixels, weight, bias, torch.float64)
     torch.testing.assert_close(found, expected)
     by_output = torch.randn(expected.shape, dtype=torch.float64, generator=generator)
-    by_weights, by_expected = (torch.autograd.grad(one, (weight, bias), by_output) for one in (found, expected))
+    by_weights, by_expected = (
+        torch.autograd.grad(one, (weight, bias), by_output) for one in (found, expected)
+    )
     torch.testing.assert_close(by_weights, by_expected)
 
 
@@ -137,21 +153,30 @@ ODD = [{"width": 22}, {"kernel": (6, 8)}, {"stride": (2, 2)}, {"padding": (1, 1)
 
 
 @pytest.mark.parametrize(
-    ("changes", "over_blocks"), [({}, True), ({"kernel": (4, 12)}, True), *((odd, False) for odd in ODD)], ids=str
+    ("changes", "over_blocks"),
+    [({}, True), ({"kernel": (4, 12)}, True), *((odd, False) for odd in ODD)],
+    ids=str,
 )
 def test_other_convolutions_stay_over_pixels(
     changes: dict[str, Any], over_blocks: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     called: list[Any] = []
     monkeypatch.setattr(convolutions, "convolve_blocks", lambda *given: called.append(given))
-    shape: dict[str, Any] = {"width": 20, "kernel": (8, 8), "stride": (4, 4), "padding": (0, 0)} | changes
+    shape: dict[str, Any] = {
+        "width": 20,
+        "kernel": (8, 8),
+        "stride": (4, 4),
+        "padding": (0, 0),
+    } | changes
     pixels = torch.zeros(1, 1, 20, shape.pop("width"), dtype=torch.uint8)
     PixelConv(1, 2, *shape.values())(pixels)
     assert bool(called) is over_blocks
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_the_layer_behind_convolutions_computes_and_learns_as_a_linear_layer(dtype: torch.dtype) -> None:
+def test_the_layer_behind_convolutions_computes_and_learns_as_a_linear_layer(
+    dtype: torch.dtype,
+) -> None:
     torch.manual_seed(1)
     plain = nn.Linear(300, 40, dtype=dtype)
     dense = Dense(300, 40, dtype=dtype)

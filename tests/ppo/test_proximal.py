@@ -20,7 +20,9 @@ LAGGED = experience_of(lag=1)
 @pytest.mark.proves("from_current_policy")
 @ACTIONS
 @pytest.mark.parametrize("norm_adv", [True, False], ids=["standardized", "raw"])
-def test_ratios_are_measured_from_the_policy_before_the_update(actions: Actions, norm_adv: bool) -> None:
+def test_ratios_are_measured_from_the_policy_before_the_update(
+    actions: Actions, norm_adv: bool
+) -> None:
     """As if that policy had collected, with advantages weighted once by min(pi_now / pi_old, 2)."""
     spec, minibatches = spec_of(actions), 1 if norm_adv else 4
     lagged = make_trainer(spec, norm_adv=norm_adv, minibatches=minibatches, lagged=True)
@@ -46,7 +48,9 @@ def test_rows_that_are_not_transitions_have_no_effect() -> None:
     first, second = make_trainer(lagged=True), make_trainer(lagged=True)
     extreme = replace(batch, weights=weights, logprobs=logprobs)
     first.update(extreme, at_rate(first, 1e-2), np.random.default_rng(0), LAGGED)
-    second.update(replace(batch, weights=weights), at_rate(second, 1e-2), np.random.default_rng(0), LAGGED)
+    second.update(
+        replace(batch, weights=weights), at_rate(second, 1e-2), np.random.default_rng(0), LAGGED
+    )
     assert np.isfinite(first.weights()).all()
     np.testing.assert_array_equal(first.weights(), second.weights())
 

@@ -42,18 +42,24 @@ def segment(**changes: Any) -> Segment:
 
 
 def batch(**changes: Any) -> Batch:
-    columns: dict[str, Any] = {name: torch.zeros(6) for name in ("logprobs", "values", "advantages", "returns")}
+    columns: dict[str, Any] = {
+        name: torch.zeros(6) for name in ("logprobs", "values", "advantages", "returns")
+    }
     return Batch(**{"obs": torch.zeros(6, 4), "actions": torch.zeros(6, 2)} | columns | changes)
 
 
 def carry(**changes: Any) -> SamplerCarry:
-    columns: dict[str, Any] = {name: np.zeros(E, np.int64) for name in ("episodes", "episode_lengths")}
+    columns: dict[str, Any] = {
+        name: np.zeros(E, np.int64) for name in ("episodes", "episode_lengths")
+    }
     columns |= {name: np.zeros(E) for name in ("episode_returns", "discounted_returns")}
     return SamplerCarry(**columns | {"checksums": np.zeros(E, np.uint32)} | changes)
 
 
 def advantages(**changes: Any) -> np.ndarray:
-    columns: dict[str, Any] = {name: np.zeros((T, E)) for name in ("rewards", "values", "next_values")}
+    columns: dict[str, Any] = {
+        name: np.zeros((T, E)) for name in ("rewards", "values", "next_values")
+    }
     columns |= changes
     never = np.zeros((T, E), bool)
     transitions = Transitions(columns["rewards"], never, never)
@@ -109,7 +115,9 @@ def made() -> list[Any]:
 def test_the_arrays_of_a_record_are_read_only(pickled: bool) -> None:
     for record in pickle.loads(pickle.dumps(made())) if pickled else made():
         values = [getattr(record, field.name) for field in dataclasses.fields(record)]
-        arrays = [array for value in values for array in (value if isinstance(value, tuple) else (value,))]
+        arrays = [
+            array for value in values for array in (value if isinstance(value, tuple) else (value,))
+        ]
         arrays = [array for array in arrays if isinstance(array, np.ndarray)]
         assert arrays
         for array in arrays:

@@ -43,7 +43,9 @@ MakeEnvs = Callable[[], Sequence[gym.Env[Any, Any]]]
 def collect_counting(*, num_steps: int, segments: int = 1, ends: Ends = ({},)) -> Collected:
     """Return segments of Counting under a uniform policy with values 100 + 10 * obs."""
     sampler, spec = sampler_of([Counting(**end) for end in ends], num_steps=num_steps)
-    return [sampler.collect(SegmentRequest(0, k), telling_snapshot(spec, k)) for k in range(segments)]
+    return [
+        sampler.collect(SegmentRequest(0, k), telling_snapshot(spec, k)) for k in range(segments)
+    ]
 
 
 def column(array: np.ndarray, env: int = 0) -> list[Any]:
@@ -77,7 +79,9 @@ def test_rows_are_aligned_within_an_episode() -> None:
 
 
 def test_actions_are_drawn_from_the_stream_of_their_segment() -> None:
-    for index, (_, segment) in enumerate(collect_counting(num_steps=40, segments=2, ends=({}, {}, {}))):
+    for index, (_, segment) in enumerate(
+        collect_counting(num_steps=40, segments=2, ends=({}, {}, {}))
+    ):
         noise = streams.generator(1, Stream.ACTIONS, 0, index).gumbel(size=(40, 3, 4))
         np.testing.assert_array_equal(segment.actions, noise.argmax(axis=-1))
         assert len(np.unique(segment.actions)) == 4
@@ -95,7 +99,9 @@ def test_the_next_segment_continues_where_the_last_one_ended() -> None:
 
 
 def test_both_flags_in_one_step_are_kept() -> None:
-    report, segment = collect_counting(num_steps=4, ends=[{"terminate_after": 2, "truncate_after": 2}])[0]
+    report, segment = collect_counting(
+        num_steps=4, ends=[{"terminate_after": 2, "truncate_after": 2}]
+    )[0]
     assert column(segment.terminated) == column(segment.truncated) == [False, True, False, True]
     assert [episode.length for episode in report.episodes] == [2, 2]
 
@@ -231,7 +237,9 @@ def test_a_segment_is_not_modified_later() -> None:
     _, second = sampler.collect(SegmentRequest(0, 1), snapshots(spec)[1])
     assert_same_bytes(first, kept)
     for field in dataclasses.fields(Segment):
-        assert not np.shares_memory(getattr(first[1], field.name), getattr(second, field.name)), field.name
+        assert not np.shares_memory(getattr(first[1], field.name), getattr(second, field.name)), (
+            field.name
+        )
 
 
 ENVS: dict[str, MakeEnvs] = {
@@ -246,8 +254,12 @@ ENVS: dict[str, MakeEnvs] = {
 
 
 @pytest.mark.parametrize("envs", ENVS)
-@pytest.mark.parametrize("where", ["in a new sampler", "in the same sampler, which has gone further"])
-def test_a_rebuilt_sampler_answers_the_same_request_with_the_same_bytes(envs: str, where: str) -> None:
+@pytest.mark.parametrize(
+    "where", ["in a new sampler", "in the same sampler, which has gone further"]
+)
+def test_a_rebuilt_sampler_answers_the_same_request_with_the_same_bytes(
+    envs: str, where: str
+) -> None:
     sampler, spec = sampler_of(ENVS[envs](), num_steps=20)
     ledger = ReplayLedger(1, replay=True)
     policies = snapshots(spec)
@@ -276,7 +288,9 @@ def test_samplers_are_reproducible_and_differ_by_id() -> None:
     assert_same_bytes(made[0], made[1], but=["env_s"])
     assert not np.array_equal(made[0][1].obs[0], made[2][1].obs[0])
     assert not np.array_equal(made[0][1].actions, made[2][1].actions)
-    assert not np.array_equal(made[0][1].obs[0, 0], made[0][1].obs[0, 1])  # two envs of one sampler differ, too
+    assert not np.array_equal(
+        made[0][1].obs[0, 0], made[0][1].obs[0, 1]
+    )  # two envs of one sampler differ, too
 
 
 @pytest.mark.parametrize("replay", [True, False])
@@ -299,7 +313,9 @@ def test_an_episode_that_cannot_be_replayed_is_abandoned_and_reported(
     assert [(element.kind, element.env, element.lost_steps) for element in after.incidents] == [
         (kind, env, 5) for env in lost
     ]
-    assert after.incidents[0].message.startswith("sampler 0 (Test-v0), env 0: abandoned episode 0 after 5 steps")
+    assert after.incidents[0].message.startswith(
+        "sampler 0 (Test-v0), env 0: abandoned episode 0 after 5 steps"
+    )
     first, _ = CartPoleEnv().reset(seed=streams.integer(1, Stream.EPISODES, 0, 0, 1))
     np.testing.assert_array_equal(segment.obs[0, 0], first)
     assert after.carry.episodes.tolist() == ([1, 0] if replay else [1, 1])
@@ -313,16 +329,25 @@ def test_an_episode_that_cannot_be_replayed_is_abandoned_and_reported(
 
 
 def a_lot(envs: str, samplers: int) -> tuple[list[PPOSampler], Any]:
-    made = [sampler_of(ENVS[envs](), num_steps=20, sampler_id=s, hidden_sizes=(16, 8)) for s in range(samplers)]
+    made = [
+        sampler_of(ENVS[envs](), num_steps=20, sampler_id=s, hidden_sizes=(16, 8))
+        for s in range(samplers)
+    ]
     return [sampler for sampler, _ in made], made[0][1]
 
 
 @pytest.mark.parametrize("envs", ENVS)
 @pytest.mark.parametrize("samplers", [2, 5])
-def test_samplers_that_collect_together_make_the_same_bytes_as_alone(envs: str, samplers: int) -> None:
+def test_samplers_that_collect_together_make_the_same_bytes_as_alone(
+    envs: str, samplers: int
+) -> None:
     together, spec = a_lot(envs, samplers)
     alone, _ = a_lot(envs, samplers)
-    scale = ObsScale(*Moments.of(np.random.default_rng(1).normal(size=(9, *spec.spaces.obs.shape))).mean_and_std())
+    scale = ObsScale(
+        *Moments.of(
+            np.random.default_rng(1).normal(size=(9, *spec.spaces.obs.shape))
+        ).mean_and_std()
+    )
     for snapshot in snapshots(spec):
         policy = dataclasses.replace(snapshot, obs_scale=scale if snapshot.version % 2 else None)
         requests = [SegmentRequest(s, policy.version) for s in range(samplers)]

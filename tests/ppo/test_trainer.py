@@ -28,10 +28,29 @@ from dppo.spaces.actions import Actions
 @pytest.mark.parametrize(
     "options",
     [
-        *({}, {"clip_vloss": True}, {"norm_adv": False}, {"max_grad_norm": 1e-3}, {"max_grad_norm": 1e6}),
-        *({"ent_coef": 0.0, "vf_coef": 2.0}, {"minibatches": 7}, {"minibatches": 1}, {"micro_batch_size": 5}),
-        *({"micro_batch_size": 1, "clip_vloss": True}, {"micro_batch_size": 1000}, {"target_kl": 1e-4}),
-        *({"clip_coef": 0.05, "update_epochs": 1}, {"adv_floor": 3.0}, {"adv_floor": 3.0, "norm_reward": False}),
+        *(
+            {},
+            {"clip_vloss": True},
+            {"norm_adv": False},
+            {"max_grad_norm": 1e-3},
+            {"max_grad_norm": 1e6},
+        ),
+        *(
+            {"ent_coef": 0.0, "vf_coef": 2.0},
+            {"minibatches": 7},
+            {"minibatches": 1},
+            {"micro_batch_size": 5},
+        ),
+        *(
+            {"micro_batch_size": 1, "clip_vloss": True},
+            {"micro_batch_size": 1000},
+            {"target_kl": 1e-4},
+        ),
+        *(
+            {"clip_coef": 0.05, "update_epochs": 1},
+            {"adv_floor": 3.0},
+            {"adv_floor": 3.0, "norm_reward": False},
+        ),
     ],
     ids=str,
 )
@@ -44,7 +63,9 @@ def test_update_equals_its_slow_twin(actions: Actions, options: dict[str, Any]) 
 
 @ACTIONS
 @pytest.mark.parametrize("rewarded", [False, True])
-def test_small_advantages_bring_an_entropy_bonus_only_without_rewards(actions: Actions, rewarded: bool) -> None:
+def test_small_advantages_bring_an_entropy_bonus_only_without_rewards(
+    actions: Actions, rewarded: bool
+) -> None:
     spec = spec_of(actions)
     batch = replace(random_batch(spec), rewards=(float(rewarded),) * 2)
     assert_equals_twin(make_trainer(spec, adv_floor=3.0), batch)
@@ -61,7 +82,9 @@ def test_noise_of_advantages_stays_noise(share: float) -> None:
     batch = weighted(random_batch(), share)
     for factor, expected in ((1e-4, 1e-4 * deviation(batch) / 0.1), (1e4, 1.0)):
         scaled = replace(batch, advantages=factor * batch.advantages)
-        ((minibatch, _),) = draw_minibatches(scaled, np.random.default_rng(1), 1, floor=0.1, parallel=Parallel())
+        ((minibatch, _),) = draw_minibatches(
+            scaled, np.random.default_rng(1), 1, floor=0.1, parallel=Parallel()
+        )
         assert deviation(minibatch) == pytest.approx(expected, rel=1e-3)
 
 
@@ -117,10 +140,14 @@ WEIGHTED: list[dict[str, Any]] = [
 @ACTIONS
 @pytest.mark.parametrize("options", WEIGHTED, ids=str)
 @pytest.mark.parametrize("share", [1.0, 0.5, 0.1])
-def test_rows_of_weight_zero_do_not_change_an_update(actions: Actions, options: dict[str, Any], share: float) -> None:
+def test_rows_of_weight_zero_do_not_change_an_update(
+    actions: Actions, options: dict[str, Any], share: float
+) -> None:
     """Also if whole minibatches are empty, or have one row."""
     spec = spec_of(actions)
-    moved, _ = assert_equals_twin(make_trainer(spec, **options), weighted(random_batch(spec), share))
+    moved, _ = assert_equals_twin(
+        make_trainer(spec, **options), weighted(random_batch(spec), share)
+    )
     assert moved.max() > 1e-3
 
 
@@ -131,7 +158,9 @@ def test_figures_are_those_of_the_rows_that_count(options: dict[str, Any]) -> No
     assert batch.weights is not None
     order = torch.from_numpy(np.random.default_rng(5).permutation(50))
     counted = replace(batch.take(order[batch.weights[order] > 0]), weights=None)
-    expected = train(make_trainer(**options), Batch(*(getattr(counted, name) for name in COLUMNS)), 3e-3, seed=5)
+    expected = train(
+        make_trainer(**options), Batch(*(getattr(counted, name) for name in COLUMNS)), 3e-3, seed=5
+    )
     assert train(make_trainer(**options), batch, 3e-3, seed=5) == pytest.approx(expected, rel=1e-10)
 
 
@@ -146,10 +175,14 @@ def test_a_batch_without_a_row_that_counts_changes_nothing() -> None:
     assert all(math.isnan(value) for value in figures.values())
 
 
-@pytest.mark.parametrize("options", [{}, {"micro_batch_size": 10, "norm_adv": False}, {"minibatches": 7}], ids=str)
+@pytest.mark.parametrize(
+    "options", [{}, {"micro_batch_size": 10, "norm_adv": False}, {"minibatches": 7}], ids=str
+)
 @pytest.mark.parametrize("length", [2, 5])
 @pytest.mark.parametrize("share", [1.0, 0.6])
-def test_sequences_stay_whole_and_equal_their_rows(options: dict[str, Any], length: int, share: float) -> None:
+def test_sequences_stay_whole_and_equal_their_rows(
+    options: dict[str, Any], length: int, share: float
+) -> None:
     """Without memory, an update on sequences equals one on their rows in the same order."""
     generator = np.random.default_rng(5)
 
@@ -190,15 +223,28 @@ def test_figures_are_means_over_the_minibatches() -> None:
         assert means[name] == pytest.approx(figures[name], rel=1e-6), name
 
 
-EXPLAINED = {"equal": 1, "shifted": 1, "constant": 0, "opposite": -3, "of constant returns": math.nan}
+EXPLAINED = {
+    "equal": 1,
+    "shifted": 1,
+    "constant": 0,
+    "opposite": -3,
+    "of constant returns": math.nan,
+}
 
 
 @pytest.mark.parametrize(("values", "explained"), EXPLAINED.items())
 def test_explained_variance(values: str, explained: float) -> None:
     batch = random_batch()
     returns = torch.ones_like(batch.returns) if values == "of constant returns" else batch.returns
-    old = {"equal": returns, "shifted": returns + 7, "constant": torch.zeros_like(returns), "opposite": -returns}
-    figures = train(make_trainer(), replace(batch, values=old.get(values, batch.values), returns=returns))
+    old = {
+        "equal": returns,
+        "shifted": returns + 7,
+        "constant": torch.zeros_like(returns),
+        "opposite": -returns,
+    }
+    figures = train(
+        make_trainer(), replace(batch, values=old.get(values, batch.values), returns=returns)
+    )
     assert figures["explained_variance"] == pytest.approx(explained, abs=1e-9, nan_ok=True)
 
 
@@ -214,13 +260,17 @@ def test_the_gradient_norm_is_reported_before_clipping() -> None:
 
 @pytest.mark.parametrize("column", ["obs", "advantages", "returns", "logprobs"])
 @pytest.mark.parametrize("poison", [math.nan, math.inf])
-def test_a_number_that_is_not_finite_raises_and_keeps_the_weights(column: str, poison: float) -> None:
+def test_a_number_that_is_not_finite_raises_and_keeps_the_weights(
+    column: str, poison: float
+) -> None:
     trainer = make_trainer(update_epochs=1, minibatches=1)
     batch = random_batch()
     poisoned: Any = getattr(batch, column).clone()
     poisoned[3] = -poison if column == "logprobs" else poison
     before = trainer.weights()
-    with pytest.raises(TrainingDiverged, match=r"SGD step 0 .*loss .*minibatch of 50 rows has obs .*learning_rate"):
+    with pytest.raises(
+        TrainingDiverged, match=r"SGD step 0 .*loss .*minibatch of 50 rows has obs .*learning_rate"
+    ):
         train(trainer, replace(batch, **{column: poisoned}))
     np.testing.assert_array_equal(trainer.weights(), before)
     assert trainer.state()["step"] == 0
@@ -229,10 +279,15 @@ def test_a_number_that_is_not_finite_raises_and_keeps_the_weights(column: str, p
     assert np.isfinite(trainer.weights()).all()
 
 
-@pytest.mark.parametrize("dtype", [torch.bool, torch.uint8, torch.uint16, torch.uint32, torch.uint64, torch.float16])
+@pytest.mark.parametrize(
+    "dtype", [torch.bool, torch.uint8, torch.uint16, torch.uint32, torch.uint64, torch.float16]
+)
 def test_a_divergence_shows_leaves_of_every_dtype(dtype: torch.dtype) -> None:
     batch = random_batch()
-    leaves: dict[str, Tensor] = {"speed": torch.ones(len(batch), 4), "flags": torch.ones(len(batch), 2).to(dtype)}
+    leaves: dict[str, Tensor] = {
+        "speed": torch.ones(len(batch), 4),
+        "flags": torch.ones(len(batch), 2).to(dtype),
+    }
     losses = _Losses({"policy_loss": torch.tensor(math.nan)}, torch.zeros(len(batch)))
     error = _diverged(replace(batch, obs=leaves), 3, losses, math.inf)
     assert "obs flags from 1 to 1, advantages from " in str(error)
@@ -252,7 +307,9 @@ def test_a_later_minibatch_that_is_not_finite_keeps_the_earlier_steps() -> None:
     np.testing.assert_allclose(trainer.weights(), clean.weights(), rtol=1e-12)
 
 
-@pytest.mark.parametrize("options", [{}, {"norm_value": True}, {"learning_rate": 9e-4, "desired_kl": 0.002}], ids=str)
+@pytest.mark.parametrize(
+    "options", [{}, {"norm_value": True}, {"learning_rate": 9e-4, "desired_kl": 0.002}], ids=str
+)
 def test_a_resumed_trainer_continues_bit_for_bit(options: dict[str, Any]) -> None:
     spec = spec_of(BOX)
     batches = [random_batch(spec, seed=seed) for seed in range(2)]

@@ -82,7 +82,9 @@ class GeneratedBiasOfConvolution(Base):
         self.conv = nn.Conv1d(1, 16, 3)
 
     def hidden(self, obs: Tensor) -> Tensor:
-        return functional_call(self.conv, {"bias": self.conv.bias + self.shift}, (obs[:, None],)).flatten(1)
+        return functional_call(
+            self.conv, {"bias": self.conv.bias + self.shift}, (obs[:, None],)
+        ).flatten(1)
 
 
 class Rotated(Base):
@@ -138,7 +140,10 @@ def test_actors_and_learners_compute_what_torch_does(kind: type[Base]) -> None:
         ours, our_values, residuals = learner.forward(torch.from_numpy(obs))
         learner.backward(residuals, 2 * ours, torch.ones(4, dtype=torch.float64))
         ours_by_actor = actor.step(obs)
-        wanted = [torch.zeros_like(tensor) if tensor.grad is None else tensor.grad for tensor in plain.parameters()]
+        wanted = [
+            torch.zeros_like(tensor) if tensor.grad is None else tensor.grad
+            for tensor in plain.parameters()
+        ]
         for computed, of_torch in (
             (ours, head),
             (our_values, values),

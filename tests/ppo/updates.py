@@ -63,20 +63,33 @@ def make_trainer(
     return trainer
 
 
-def experience_of(segments: Sequence[Segment] = (), obs_scale: ObsScale | None = None, lag: int = 0) -> Experience:
+def experience_of(
+    segments: Sequence[Segment] = (), obs_scale: ObsScale | None = None, lag: int = 0
+) -> Experience:
     """Return the origin of a batch of these segments, whose rewards are not scaled."""
     return Experience(segments, PolicySnapshot(0, np.zeros(0), obs_scale), None, iteration=lag)
 
 
-def random_batch(spec: BuiltInSpec = DISCRETE_SPEC, rows: int = 50, seed: int = 0, drift: float = 0.3) -> Batch:
+def random_batch(
+    spec: BuiltInSpec = DISCRETE_SPEC, rows: int = 50, seed: int = 0, drift: float = 0.3
+) -> Batch:
     """Return rows of a policy near that of `make_trainer`: ratios on both sides of the clip, or 1 without drift."""
     rng, shape = np.random.default_rng(seed), spec.distribution.action_shape
-    actions = torch.from_numpy(rng.normal(size=(rows, *shape)) if shape else rng.integers(0, 3, rows))
+    actions = torch.from_numpy(
+        rng.normal(size=(rows, *shape)) if shape else rng.integers(0, 3, rows)
+    )
     obs = torch.from_numpy(rng.normal(size=(rows, *spec.spaces.obs.shape)))
     scored = make_trainer(spec).model.forward(obs, actions)
     logprobs, values = scored.policy.logprobs.clone(), scored.values.clone()
     drifted, noise, advantages = (torch.from_numpy(rng.normal(size=rows)) for _ in range(3))
-    columns = obs, actions, logprobs + drift * drifted, values + drift * noise, advantages, values + 2 * advantages
+    columns = (
+        obs,
+        actions,
+        logprobs + drift * drifted,
+        values + drift * noise,
+        advantages,
+        values + 2 * advantages,
+    )
     return Batch(*columns, terminates=False, rewards=(0.0, 0.0))
 
 
@@ -98,7 +111,11 @@ def slow_update(
     floor = options.adv_floor if options.norm_reward and not batch.has_learning_signal else 0.0
     ent_coef = options.ent_coef
     if floor and not any(batch.rewards) and options.norm_adv and model.log_std is None:
-        deviation = batch.advantages[slice(None) if batch.weights is None else batch.weights > 0].std().item()
+        deviation = (
+            batch.advantages[slice(None) if batch.weights is None else batch.weights > 0]
+            .std()
+            .item()
+        )
         ent_coef += 0.01 * max(0.0, 1 - 2 * deviation / floor)
     for _ in range(options.update_epochs):
         for drawn in np.array_split(order.permutation(len(batch)), minibatches):
@@ -121,7 +138,9 @@ def slow_update(
             if options.clip_vloss:
                 clipped = mb["values"] + torch.clamp(value - mb["values"], -c, c)
                 error = torch.max(error, (clipped - mb["returns"]) ** 2)
-            loss = pg_loss - ent_coef * policy.entropy().mean() + options.vf_coef * 0.5 * error.mean()
+            loss = (
+                pg_loss - ent_coef * policy.entropy().mean() + options.vf_coef * 0.5 * error.mean()
+            )
             optimizer.zero_grad()
             loss.backward()
             nn.utils.clip_grad_norm_(model.parameters(), options.max_grad_norm)
@@ -146,10 +165,16 @@ def assert_equals_twin(trainer: PPOTrainer, batch: Batch) -> tuple[np.ndarray, l
     spec, adapts = trainer.model.spec, trainer.ppo.desired_kl is not None
     assert isinstance(spec, BuiltInSpec)
     twin, before = spec.mlp(0).double(), trainer.weights()
-    twin.load_state_dict({name: torch.from_numpy(a) for name, a in spec.unflatten(before.copy()).items()})
+    twin.load_state_dict(
+        {name: torch.from_numpy(a) for name, a in spec.unflatten(before.copy()).items()}
+    )
     rate = trainer.ppo.learning_rate if adapts else 3e-3
-    rates = slow_update(twin, batch, rate, np.random.default_rng(5), trainer.ppo, trainer.minibatches)
-    update = trainer.update(batch, at_rate(trainer, math.nan if adapts else rate), np.random.default_rng(5))
+    rates = slow_update(
+        twin, batch, rate, np.random.default_rng(5), trainer.ppo, trainer.minibatches
+    )
+    update = trainer.update(
+        batch, at_rate(trainer, math.nan if adapts else rate), np.random.default_rng(5)
+    )
     assert update.learning_rate == pytest.approx(rates[-1])
     expected = spec.flatten({name: p.detach().numpy() for name, p in twin.named_parameters()})
     np.testing.assert_allclose(trainer.weights(), expected, rtol=1e-9, atol=1e-12)

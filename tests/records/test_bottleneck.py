@@ -21,7 +21,9 @@ def split_of(times: Sequence[float], rows: int = 5) -> TimeSplit:
 
 
 def said(*times: float, rows: int = 5, **changes: Any) -> str:
-    return bottleneck_line(split_of(times, rows), make_config({"env_id": "E-v0", "num_actors": 2} | changes))
+    return bottleneck_line(
+        split_of(times, rows), make_config({"env_id": "E-v0", "num_actors": 2} | changes)
+    )
 
 
 @pytest.mark.parametrize(
@@ -61,7 +63,9 @@ def test_without_overlap_the_gain_by_overlap_is_named() -> None:
 
 
 def test_with_overlap_the_slower_side_is_named() -> None:
-    assert said(0.033, 0.033, 0.020, 0.031, overlap=True) == ("Bottleneck: the learner. More actors gain nothing.")
+    assert said(0.033, 0.033, 0.020, 0.031, overlap=True) == (
+        "Bottleneck: the learner. More actors gain nothing."
+    )
     assert said(0.100, 0.100, 0.098, 0.030, overlap=True) == (
         "Bottleneck: the actors. num_actors=8 (--num-actors 8) would be up to 3.3 x as fast if there are CPUs for "
         "them, with the same result."
@@ -71,14 +75,25 @@ def test_with_overlap_the_slower_side_is_named() -> None:
 @pytest.mark.parametrize(
     ("times", "changes"),
     [
-        *(((0.100, 0.050, 0.050, 0.050), none) for none in ({"num_actors": 0}, {"rows": 1}, {"rows": 0})),
+        *(
+            ((0.100, 0.050, 0.050, 0.050), none)
+            for none in ({"num_actors": 0}, {"rows": 1}, {"rows": 0})
+        ),
         ((0.100, 0.050, 0.050, 0.050), {"num_actors": 0, "overlap": True}),
-        ((0.100, 0.100, 0.098, 0.030), {"num_actors": 8, "overlap": True}),  # not more actors than samplers
-        ((0.100, 0.100, 0.098, 0.030), {"overlap": True, "env_threads": True}),  # whose samplers do not take turns
+        (
+            (0.100, 0.100, 0.098, 0.030),
+            {"num_actors": 8, "overlap": True},
+        ),  # not more actors than samplers
+        (
+            (0.100, 0.100, 0.098, 0.030),
+            {"overlap": True, "env_threads": True},
+        ),  # whose samplers do not take turns
         ((0.100, 0.092, 0.090, 0.008), {}),  # a small gain
         ((0.100, 0.008, 0.007, 0.092), {}),
     ],
 )
-def test_without_actors_rows_or_gain_nothing_is_reported(times: Any, changes: dict[str, Any]) -> None:
+def test_without_actors_rows_or_gain_nothing_is_reported(
+    times: Any, changes: dict[str, Any]
+) -> None:
     assert said(*times, **changes) == ""
     assert said(0.100, 0.088, 0.085, 0.012) != ""

@@ -38,7 +38,9 @@ def small(text: str) -> Checkpoint:
     return Checkpoint({"model": {"weights": np.arange(3.0)}, "samplers": {}}, {**RUN, "text": text})
 
 
-def put(folder: Path, iteration: int, text: str = NEW, *, keep: int = 1, score: float | None = None) -> Path:
+def put(
+    folder: Path, iteration: int, text: str = NEW, *, keep: int = 1, score: float | None = None
+) -> Path:
     """Save a small checkpoint."""
     return save(folder, iteration, small(text), keep=keep, score=score)
 
@@ -53,7 +55,9 @@ def names(folder: Path) -> list[str]:
 
 @pytest.mark.parametrize("dtype", ["float32", "float64", "int64", "uint32", "bool"])
 @pytest.mark.parametrize("shape", [(), (0,), (0, 3), (2, 3)])
-def test_arrays_are_restored_bit_for_bit(tmp_path: Path, dtype: str, shape: tuple[int, ...]) -> None:
+def test_arrays_are_restored_bit_for_bit(
+    tmp_path: Path, dtype: str, shape: tuple[int, ...]
+) -> None:
     array = np.random.default_rng(1).integers(0, 255, shape).astype(dtype)
     path = save(tmp_path, 1, Checkpoint({"model": {"x": array}}, RUN), keep=1, score=None)
     back = load(path).arrays["model"]["x"]
@@ -61,7 +65,9 @@ def test_arrays_are_restored_bit_for_bit(tmp_path: Path, dtype: str, shape: tupl
     assert back.flags.writeable
 
 
-def test_strided_and_foreign_arrays_nan_and_negative_zero_are_stored_by_value(tmp_path: Path) -> None:
+def test_strided_and_foreign_arrays_nan_and_negative_zero_are_stored_by_value(
+    tmp_path: Path,
+) -> None:
     arrays = {
         "strides": np.arange(12.0).reshape(3, 4).T,
         "steps": np.arange(12)[::-2],
@@ -76,12 +82,29 @@ def test_strided_and_foreign_arrays_nan_and_negative_zero_are_stored_by_value(tm
 
 
 def test_state_and_several_parts_are_restored(tmp_path: Path) -> None:
-    state = {**RUN, "iteration": 7, "config": {"env_id": "Tür", "x": [1, None, True]}, "lr": 0.1 + 0.2, "n": 2**70}
-    arrays = {stem: {"a": np.full(2, i), "b.c": np.ones(1)} for i, stem in enumerate(["model", "optimizer"])}
-    back = load(save(tmp_path / "run" / "checkpoints", 7, Checkpoint(arrays, state), keep=1, score=None))
+    state = {
+        **RUN,
+        "iteration": 7,
+        "config": {"env_id": "Tür", "x": [1, None, True]},
+        "lr": 0.1 + 0.2,
+        "n": 2**70,
+    }
+    arrays = {
+        stem: {"a": np.full(2, i), "b.c": np.ones(1)}
+        for i, stem in enumerate(["model", "optimizer"])
+    }
+    back = load(
+        save(tmp_path / "run" / "checkpoints", 7, Checkpoint(arrays, state), keep=1, score=None)
+    )
     assert back.state == state
-    assert {stem: sorted(named) for stem, named in back.arrays.items()} == {stem: ["a", "b.c"] for stem in arrays}
-    assert math.isnan(load(save(tmp_path, 1, Checkpoint({}, {**RUN, "x": math.nan}), keep=1, score=None)).state["x"])
+    assert {stem: sorted(named) for stem, named in back.arrays.items()} == {
+        stem: ["a", "b.c"] for stem in arrays
+    }
+    assert math.isnan(
+        load(save(tmp_path, 1, Checkpoint({}, {**RUN, "x": math.nan}), keep=1, score=None)).state[
+            "x"
+        ]
+    )
 
 
 def test_a_checkpoint_is_one_file_that_any_reader_of_safetensors_opens(tmp_path: Path) -> None:
@@ -101,7 +124,9 @@ def test_a_checkpoint_is_one_file_that_any_reader_of_safetensors_opens(tmp_path:
 
 def test_text_that_looks_like_a_checksum_is_harmless(tmp_path: Path) -> None:
     text = f'"header_sha256":"{sealed.UNSEALED}" "arrays_sha256":"{sealed.UNSEALED}"'
-    arrays = {"model": {"header_sha256": np.zeros(1), f'"header_sha256":"{sealed.UNSEALED}"': np.ones(1)}}
+    arrays = {
+        "model": {"header_sha256": np.zeros(1), f'"header_sha256":"{sealed.UNSEALED}"': np.ones(1)}
+    }
     back = load(save(tmp_path, 1, Checkpoint(arrays, {**RUN, "text": text}), keep=1, score=None))
     assert back.state == {**RUN, "text": text}
     assert back.arrays["model"].keys() == arrays["model"].keys()
@@ -110,7 +135,10 @@ def test_text_that_looks_like_a_checksum_is_harmless(tmp_path: Path) -> None:
 def test_the_newest_and_the_best_are_kept(tmp_path: Path) -> None:
     for iteration, score in enumerate([1.0, 9.0, 3.0, math.nan, 9.0, None, math.inf, 2.0, 4.0]):
         save(tmp_path, iteration, small(str(iteration)), keep=2, score=score)
-    assert names(tmp_path) == ["best.json", *(f"iter_00000{iteration}.safetensors" for iteration in (4, 7, 8))]
+    assert names(tmp_path) == [
+        "best.json",
+        *(f"iter_00000{iteration}.safetensors" for iteration in (4, 7, 8)),
+    ]
     best = json.loads((tmp_path / "best.json").read_text())  # the newer of two with the same score
     assert best == {"checkpoint": "iter_000004.safetensors", "iteration": 4, "score": 9.0}
     assert find(tmp_path).path.name == "iter_000008.safetensors"
@@ -123,7 +151,9 @@ def test_saving_an_iteration_again_replaces_it(tmp_path: Path) -> None:
     save(tmp_path, 5, small(NEW), keep=3, score=2.0)
     assert names(tmp_path) == ["best.json", "iter_000005.safetensors"]
     assert text_of(find(tmp_path).path) == NEW
-    assert json.loads((tmp_path / "best.json").read_text())["score"] == 2.0, "the one with score 8 was replaced"
+    assert json.loads((tmp_path / "best.json").read_text())["score"] == 2.0, (
+        "the one with score 8 was replaced"
+    )
 
 
 def test_a_run_resumed_further_back_continues_from_its_own_checkpoints(tmp_path: Path) -> None:
@@ -131,7 +161,11 @@ def test_a_run_resumed_further_back_continues_from_its_own_checkpoints(tmp_path:
         put(tmp_path, iteration, "first try", keep=3)
     put(tmp_path, 15, "resumed at 10", keep=3)
     assert find(tmp_path).path.name == "iter_000015.safetensors"
-    assert names(tmp_path) == ["iter_000015.safetensors", "iter_000020.safetensors", "iter_000030.safetensors"]
+    assert names(tmp_path) == [
+        "iter_000015.safetensors",
+        "iter_000020.safetensors",
+        "iter_000030.safetensors",
+    ]
 
 
 def test_a_checkpoint_that_cannot_be_read_is_not_deleted_by_rotation(tmp_path: Path) -> None:
@@ -155,7 +189,9 @@ class Killed(BaseException):
 class FaultyDisk(Disk):
     """The real disk until operation `fail_at`; data that is not flushed may be lost in a power cut."""
 
-    def __init__(self, graveyard: Path, fail_at: int, fault: BaseException, *, lasting: bool) -> None:
+    def __init__(
+        self, graveyard: Path, fail_at: int, fault: BaseException, *, lasting: bool
+    ) -> None:
         self.operations, self.fail_at, self.fault, self.lasting = 0, fail_at, fault, lasting
         self.unflushed: set[Path] = set()  # files whose content may be lost
         self.unlisted: set[Path] = set()  # new files whose names may be lost
@@ -225,7 +261,9 @@ class FaultyDisk(Disk):
                 path.unlink(missing_ok=True)
 
 
-had_before = pytest.mark.parametrize("old", [0, 1, 2, 9])  # the iteration of an old checkpoint; 0: there is none
+had_before = pytest.mark.parametrize(
+    "old", [0, 1, 2, 9]
+)  # the iteration of an old checkpoint; 0: there is none
 
 
 def faulty_saves(
@@ -237,7 +275,9 @@ def faulty_saves(
         root = tmp_path / str(len(attempts) + 1)
         folder, graveyard = root / "checkpoints", root / "graveyard"
         graveyard.mkdir(parents=True)
-        score = None if old == 9 else 2.0  # a run resumed from a checkpoint before 9 has no score yet
+        score = (
+            None if old == 9 else 2.0
+        )  # a run resumed from a checkpoint before 9 has no score yet
         if old:
             put(folder, old, OLD, score=score and 1.0)
         disk = FaultyDisk(graveyard, len(attempts) + 1, fault, lasting=lasting)
@@ -273,7 +313,9 @@ def assert_usable_again(folder: Path) -> None:
 
 @pytest.mark.parametrize("lose_names", [False, True])
 @had_before
-def test_a_kill_or_power_cut_at_any_time_leaves_the_old_or_new_one(tmp_path: Path, old: int, lose_names: bool) -> None:
+def test_a_kill_or_power_cut_at_any_time_leaves_the_old_or_new_one(
+    tmp_path: Path, old: int, lose_names: bool
+) -> None:
     seen = []
     attempts = faulty_saves(tmp_path, old, Killed(), lasting=True)
     assert len(attempts) >= 6
@@ -289,7 +331,9 @@ def test_a_kill_or_power_cut_at_any_time_leaves_the_old_or_new_one(tmp_path: Pat
 
 @pytest.mark.parametrize("lasting", [False, True])
 @had_before
-def test_a_full_disk_is_an_error_and_leaves_the_old_or_the_new_one(tmp_path: Path, old: int, lasting: bool) -> None:
+def test_a_full_disk_is_an_error_and_leaves_the_old_or_the_new_one(
+    tmp_path: Path, old: int, lasting: bool
+) -> None:
     fault = OSError(errno.ENOSPC, "No space left on device")
     written = []
     for folder, _, raised in faulty_saves(tmp_path, old, fault, lasting):
@@ -315,7 +359,9 @@ class Stubborn(Disk):
         super().remove(path)
 
 
-def test_old_ones_that_cannot_be_deleted_stop_no_checkpoint(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_old_ones_that_cannot_be_deleted_stop_no_checkpoint(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     (tmp_path / ".tmp-x-another-host-8").write_bytes(b"half")
     for iteration in range(1, 6):
         with patch.object(disk_files, "DISK", Stubborn()):
@@ -338,7 +384,9 @@ def test_a_folder_in_place_of_best_json_does_not_stop_checkpointing(tmp_path: Pa
     assert text_of(find(tmp_path).path) == "3"
 
 
-def test_a_network_disk_that_cannot_flush_folders_is_accepted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_network_disk_that_cannot_flush_folders_is_accepted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def fsync(handle: int) -> None:
         if stat.S_ISDIR(os.fstat(handle).st_mode):
             raise OSError(errno.EINVAL, "Invalid argument")
@@ -397,7 +445,9 @@ class Bomb:
 
 
 @pytest.mark.parametrize("kind", ["a pickle", "a zip archive"])
-def test_a_pickle_is_refused_and_not_executed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
+def test_a_pickle_is_refused_and_not_executed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
     monkeypatch.chdir(tmp_path)
     path = tmp_path / "iter_000001.safetensors"
     path.write_bytes(pickle.dumps(Bomb()))
@@ -427,21 +477,29 @@ def made_up(path: Path, arrays: dict[str, np.ndarray] | None = None, **metadata:
         ({"arrays": {"../secret": np.zeros(1)}}, "another safetensors file"),
     ],
 )
-def test_invalid_content_with_valid_checksums_is_refused(tmp_path: Path, made: dict[str, Any], found: str) -> None:
+def test_invalid_content_with_valid_checksums_is_refused(
+    tmp_path: Path, made: dict[str, Any], found: str
+) -> None:
     assert load(made_up(tmp_path / "good.safetensors")).state == RUN
     with pytest.raises(CheckpointError, match=found):
         load(made_up(tmp_path / "iter_000001.safetensors", **made))
 
 
-@pytest.mark.parametrize("metadata", [{"iteration": "x"}, {"serial": ""}, {"score": '"high"'}, {"score": "{"}])
-def test_invalid_figures_in_one_file_do_not_disturb_the_others(tmp_path: Path, metadata: dict[str, str]) -> None:
+@pytest.mark.parametrize(
+    "metadata", [{"iteration": "x"}, {"serial": ""}, {"score": '"high"'}, {"score": "{"}]
+)
+def test_invalid_figures_in_one_file_do_not_disturb_the_others(
+    tmp_path: Path, metadata: dict[str, str]
+) -> None:
     made_up(tmp_path / "iter_000009.safetensors", None, **metadata)
     put(tmp_path, 2, NEW, score=1.0)
     assert text_of(find(tmp_path).path) == NEW
     assert (tmp_path / "iter_000009.safetensors").exists()
 
 
-def test_a_checkpoint_is_found_by_either_folder_or_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_checkpoint_is_found_by_either_folder_or_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     path = put(tmp_path / "checkpoints", 1)
     for given in (tmp_path, tmp_path / "checkpoints", path, path.with_suffix("")):
         assert find(given).path == path
@@ -468,13 +526,17 @@ def test_a_damaged_newest_checkpoint_is_skipped_and_reported(tmp_path: Path, pla
         find(newest)
 
 
-def test_only_a_damaged_newest_one_is_reported_and_a_run_without_a_good_one_is_refused(tmp_path: Path) -> None:
+def test_only_a_damaged_newest_one_is_reported_and_a_run_without_a_good_one_is_refused(
+    tmp_path: Path,
+) -> None:
     older, newer = (put(tmp_path, iteration, keep=2) for iteration in (1, 2))
     assert (find(older).newest, find(newer).newest, find(tmp_path).newest) == (False, True, True)
     older.write_bytes(b"x")
     assert find(tmp_path).damaged == ()
     newer.write_bytes(newer.read_bytes()[:-1])
-    with pytest.raises(CheckpointError, match=r"contains only damaged checkpoints \(2\)\. The newest: .*02"):
+    with pytest.raises(
+        CheckpointError, match=r"contains only damaged checkpoints \(2\)\. The newest: .*02"
+    ):
         find(tmp_path)
 
 
@@ -508,7 +570,9 @@ def test_the_last_one_may_take_the_room_of_older_ones_but_not_of_the_newest_and_
 ) -> None:
     for iteration, score in ((1, 9.0), (2, None), (4, None)):
         save(tmp_path, iteration, small(OLD), keep=3, score=score)
-    save(tmp_path, 3, small(OLD), keep=4, score=None)  # the newest, of a run that was resumed from an older one
+    save(
+        tmp_path, 3, small(OLD), keep=4, score=None
+    )  # the newest, of a run that was resumed from an older one
 
     class Small(Disk):
         removed = 0
@@ -532,5 +596,8 @@ def test_the_last_one_may_take_the_room_of_older_ones_but_not_of_the_newest_and_
             write()
         making_room(write, tmp_path)
     kept = sorted({*left, 3})
-    assert names(tmp_path) == ["best.json", *(f"iter_00000{iteration}.safetensors" for iteration in kept)]
+    assert names(tmp_path) == [
+        "best.json",
+        *(f"iter_00000{iteration}.safetensors" for iteration in kept),
+    ]
     assert "iter_000002.safetensors: deleted to make room" in caplog.text

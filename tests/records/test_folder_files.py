@@ -31,7 +31,12 @@ pytestmark = pytest.mark.timeout(120)  # a command that waits for a pipe would w
 
 def settings(run_dir: Path) -> dppo.Config:
     sizes = {"num_samplers": 1, "num_steps": 16, "total_timesteps": 48, "update_epochs": 1}
-    base = {"env_id": "CartPole-v1", "run_dir": run_dir, "progress": "off", "checkpoint_interval_s": 0}
+    base = {
+        "env_id": "CartPole-v1",
+        "run_dir": run_dir,
+        "progress": "off",
+        "checkpoint_interval_s": 0,
+    }
     return make_config(base | sizes)
 
 
@@ -115,7 +120,12 @@ def replace(path: Path, trick: Trick, precious: Path) -> None:
 @pytest.mark.parametrize("trick", TRICKS)
 @pytest.mark.parametrize("part", [*FILES, EVENTS, "checkpoints"])
 def test_a_run_folder_with_a_part_that_is_not_its_own_is_refused(
-    part: str, trick: Trick, run: Path, precious: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    part: str,
+    trick: Trick,
+    run: Path,
+    precious: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     replace(run / part, trick, precious)
     replace(tmp_path / "new" / part, trick, precious)
@@ -129,13 +139,17 @@ def test_a_run_folder_with_a_part_that_is_not_its_own_is_refused(
     ):
         assert main(words) == 2, words
         said = capsys.readouterr().err
-        assert f"{part}: {TRICKS[trick]} a {'folder' if part == 'checkpoints' else 'regular file'}" in said, words
+        assert (
+            f"{part}: {TRICKS[trick]} a {'folder' if part == 'checkpoints' else 'regular file'}"
+            in said
+        ), words
         assert "Move it away" in said
         assert sorted(tmp_path.rglob("*")) == before
 
 
 @pytest.mark.parametrize(
-    ("part", "trick"), [*product(("learning_curve.png", "checkpoints"), (put_link, put_pipe)), (EVENTS, put_link)]
+    ("part", "trick"),
+    [*product(("learning_curve.png", "checkpoints"), (put_link, put_pipe)), (EVENTS, put_link)],
 )
 def test_a_part_that_is_replaced_during_the_run_changes_no_file_elsewhere(
     part: str, trick: Trick, precious: Path, tmp_path: Path, pictures: None
@@ -163,7 +177,9 @@ def test_the_lock_and_the_name_of_the_best_checkpoint_follow_no_link_and_wait_fo
     assert f"best.json: cannot be deleted or replaced: {TRICKS[trick]}" in caplog.text
 
 
-def test_a_new_event_file_has_a_name_after_all_links_of_such_names(run: Path, precious: Path) -> None:
+def test_a_new_event_file_has_a_name_after_all_links_of_such_names(
+    run: Path, precious: Path
+) -> None:
     from dppo.records.metrics.tensorboard import _new_event_file
 
     later = run / f"events.out.tfevents.9999999990.{socket.gethostname()}"
@@ -193,9 +209,13 @@ def test_rows_are_not_appended_to_the_other_name_of_a_hard_link(run: Path, tmp_p
     assert (run / "metrics.jsonl").read_bytes().startswith(before)
 
 
-def test_a_hard_link_in_place_of_the_lock_is_refused(run: Path, precious: Path, tmp_path: Path) -> None:
+def test_a_hard_link_in_place_of_the_lock_is_refused(
+    run: Path, precious: Path, tmp_path: Path
+) -> None:
     os.link(precious / "file", run / "run.lock")
-    with pytest.raises(CheckpointError, match=r"run.lock: is a hard link, not a file with a single name\. Move it"):
+    with pytest.raises(
+        CheckpointError, match=r"run.lock: is a hard link, not a file with a single name\. Move it"
+    ):
         open_run(settings(run), run).__enter__()
     os.link(precious / "file", tmp_path / "run.lock")
     with pytest.raises(CheckpointError, match=r"run.lock: is a hard link"):
@@ -214,7 +234,9 @@ def test_a_lock_of_deeply_nested_json_is_stale(run: Path) -> None:
             pass
 
 
-def test_a_file_replaced_between_check_and_opening_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_replaced_between_check_and_opening_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "file").write_text("x")
     os.mkfifo(tmp_path / "pipe")
     regular = os.lstat(tmp_path / "file")

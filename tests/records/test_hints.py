@@ -14,7 +14,9 @@ from dppo.__main__ import main
 from dppo.config import Config, presets
 from dppo.records.bottleneck import TimeSplit, bottleneck_line
 
-SMALL = shlex.split("CartPole-v1 --preset none --num-samplers 2 --num-steps 16 --total-timesteps 96 --progress plain")
+SMALL = shlex.split(
+    "CartPole-v1 --preset none --num-samplers 2 --num-steps 16 --total-timesteps 96 --progress plain"
+)
 
 
 Train = Callable[..., str]
@@ -48,13 +50,22 @@ def hinted(printed: str, pattern: str) -> list[str]:
 def bottleneck(collect_s: float, update_s: float, *, overlap: bool) -> str:
     """Return the line that is printed after iterations with these times, with one actor for two samplers."""
     split, iteration_s = TimeSplit(), max(collect_s, update_s) if overlap else collect_s + update_s
-    row = {"iteration": iteration_s, "collect": collect_s, "slowest_actor": collect_s, "update": update_s}
+    row = {
+        "iteration": iteration_s,
+        "collect": collect_s,
+        "slowest_actor": collect_s,
+        "update": update_s,
+    }
     for _ in range(3):
         split = split.plus({f"perf/{name}_s": seconds for name, seconds in row.items()})
-    return bottleneck_line(split, Config(env_id="E-v0", num_actors=1, num_samplers=2, overlap=overlap))
+    return bottleneck_line(
+        split, Config(env_id="E-v0", num_actors=1, num_samplers=2, overlap=overlap)
+    )
 
 
-def test_actors_by_the_first_lines_and_overlap_and_more_actors_by_the_last(train: Train, ray_session: None) -> None:
+def test_actors_by_the_first_lines_and_overlap_and_more_actors_by_the_last(
+    train: Train, ray_session: None
+) -> None:
     """With the same result, where that is promised."""
     overlap = hinted(bottleneck(1.0, 0.5, overlap=False), "overlap")
     slow = bottleneck(1.0, 0.5, overlap=True)
@@ -67,7 +78,9 @@ def test_actors_by_the_first_lines_and_overlap_and_more_actors_by_the_last(train
     assert weights(spread) == weights(alone)
 
 
-def test_a_used_folder_is_refused_with_a_command_to_continue(train: Train, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_used_folder_is_refused_with_a_command_to_continue(
+    train: Train, capsys: pytest.CaptureFixture[str]
+) -> None:
     train(*SMALL, run_dir="run")
     [command] = re.findall(r"`dppo (.*?)`", train(*SMALL, run_dir="run", code=2))
     assert main(shlex.split(command)) == 0
@@ -77,10 +90,16 @@ def test_a_used_folder_is_refused_with_a_command_to_continue(train: Train, capsy
     )
 
 
-def test_a_changed_value_of_a_preset_is_printed(train: Train, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_changed_value_of_a_preset_is_printed(
+    train: Train, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(presets, "PRESETS", tmp_path)
-    (tmp_path / "one.yaml").write_text("CartPole-v1: {num_steps: 16, minibatch_size: 64}\n", encoding="utf8")
-    printed = train("CartPole-v1", "--num-samplers", "2", "--total-timesteps", "32", "--progress", "plain")
+    (tmp_path / "one.yaml").write_text(
+        "CartPole-v1: {num_steps: 16, minibatch_size: 64}\n", encoding="utf8"
+    )
+    printed = train(
+        "CartPole-v1", "--num-samplers", "2", "--total-timesteps", "32", "--progress", "plain"
+    )
     assert "note: preset: minibatch_size=64 is larger than the batch of 32 steps" in printed
     assert "minibatch_size=32" in printed
 

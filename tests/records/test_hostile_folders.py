@@ -36,7 +36,13 @@ pytestmark = pytest.mark.timeout(60)
 def honest(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return the folder of a run with one iteration left."""
     run = tmp_path_factory.mktemp("honest") / "run"
-    sizes = {"num_samplers": 1, "num_steps": 16, "total_timesteps": 32, "update_epochs": 1, "hidden_sizes": (4,)}
+    sizes = {
+        "num_samplers": 1,
+        "num_steps": 16,
+        "total_timesteps": 32,
+        "update_epochs": 1,
+        "hidden_sizes": (4,),
+    }
     config = make_config({"env_id": "CartPole-v1", "run_dir": run, "progress": "off", **sizes})
     dppo.train(config, observers=[Recorder(interrupt_at=1)])
     (run / "checkpoints" / "iter_000000.safetensors").unlink()
@@ -71,7 +77,9 @@ def forged(change: Callable[[dict[str, Any], dict[str, dict[str, np.ndarray]]], 
         loaded = checkpoints.load(path)
         change(loaded.state, loaded.arrays)
         path.unlink()
-        checkpoints.save(path.parent, 1, Checkpoint(loaded.arrays, loaded.state), keep=1, score=None)
+        checkpoints.save(
+            path.parent, 1, Checkpoint(loaded.arrays, loaded.state), keep=1, score=None
+        )
 
     return trick
 
@@ -87,8 +95,18 @@ def model(**changes: Any) -> Trick:
 
 
 def layers(**changes: Any) -> Trick:
-    described = {"image_encoder": None, "image_features": 0, "hidden_sizes": [4], "activation": "tanh"} | changes
-    return forged(lambda state, arrays: (state["model"].pop("hidden_sizes"), state["model"].update(layers=described)))
+    described = {
+        "image_encoder": None,
+        "image_features": 0,
+        "hidden_sizes": [4],
+        "activation": "tanh",
+    } | changes
+    return forged(
+        lambda state, arrays: (
+            state["model"].pop("hidden_sizes"),
+            state["model"].update(layers=described),
+        )
+    )
 
 
 def array(part: str, name: str, value: Any) -> Trick:
@@ -121,7 +139,9 @@ def written(name: str, content: str | bytes) -> Trick:
 
 def appended(line: str) -> Trick:
     """Append a line to metrics.jsonl."""
-    return lambda run: void((run / "metrics.jsonl").write_text((run / "metrics.jsonl").read_text() + line + "\n"))
+    return lambda run: void(
+        (run / "metrics.jsonl").write_text((run / "metrics.jsonl").read_text() + line + "\n")
+    )
 
 
 def sparse(name: str, size: int) -> Trick:
@@ -143,9 +163,15 @@ def metadata(name: str, text: str) -> Trick:
     return trick
 
 
-ALIASES = "x: &a0 [0]\n" + "".join(f"y{n}: &a{n + 1} [{', '.join([f'*a{n}'] * 9)}]\n" for n in range(9))
-MERGES = "m0: &m0 {k: 0}\n" + "".join(f"m{n}: &m{n} {{<<: [{', '.join([f'*m{n - 1}'] * 9)}]}}\n" for n in range(1, 9))
-OWN_ALIASES = f"env:\n  env_id: CartPole-v1\n  env_kwargs:\n{re.sub('^', '    ', ALIASES, flags=re.M)}"
+ALIASES = "x: &a0 [0]\n" + "".join(
+    f"y{n}: &a{n + 1} [{', '.join([f'*a{n}'] * 9)}]\n" for n in range(9)
+)
+MERGES = "m0: &m0 {k: 0}\n" + "".join(
+    f"m{n}: &m{n} {{<<: [{', '.join([f'*m{n - 1}'] * 9)}]}}\n" for n in range(1, 9)
+)
+OWN_ALIASES = (
+    f"env:\n  env_id: CartPole-v1\n  env_kwargs:\n{re.sub('^', '    ', ALIASES, flags=re.M)}"
+)
 BOMB = {"x": 1}
 for _ in range(300):
     BOMB = {"x": BOMB}  # type: ignore[dict-item]
@@ -154,10 +180,16 @@ CODE = "hostile_code:make"
 TRICKS: dict[str, Trick] = {
     "nested aliases": written("config.yaml", OWN_ALIASES),
     "nested merges": written("config.yaml", f"env: {{env_id: CartPole-v1}}\n{MERGES}"),
-    "an alias to itself": written("config.yaml", "env: {env_id: CartPole-v1, env_kwargs: &a {x: *a}}"),
+    "an alias to itself": written(
+        "config.yaml", "env: {env_id: CartPole-v1, env_kwargs: &a {x: *a}}"
+    ),
     "deep YAML": written("config.yaml", "env: " + "[" * 5000),
-    "deep YAML that ends": written("config.yaml", "env: {env_kwargs: " + "{a: " * 900 + "1" + "}" * 901),
-    "an object of Python": written("config.yaml", f"x: !!python/object/apply:{CODE.replace(':', '.')} []"),
+    "deep YAML that ends": written(
+        "config.yaml", "env: {env_kwargs: " + "{a: " * 900 + "1" + "}" * 901
+    ),
+    "an object of Python": written(
+        "config.yaml", f"x: !!python/object/apply:{CODE.replace(':', '.')} []"
+    ),
     "a long number": written("config.yaml", "seed: 1" + ":1" * 500_000),
     "a large float": written("config.yaml", "seed: 1" + ":1" * 900 + ".5"),
     "a config.yaml of a terabyte": sparse("config.yaml", 2**40),
@@ -168,9 +200,14 @@ TRICKS: dict[str, Trick] = {
     "escapes in a setting": settings(f"odd{json.dumps(ESCAPE)}: 1\n"),
     "escapes in YAML": written("config.yaml", f"x: [{ESCAPE}"),
     "code as the environment": settings(env_id=CODE),
-    "code as the network": forged(lambda state, arrays: state["model"].update(model=CODE, model_kwargs={})),
+    "code as the network": forged(
+        lambda state, arrays: state["model"].update(model=CODE, model_kwargs={})
+    ),
     "a run folder elsewhere": settings("run_dir: ../elsewhere\n"),
-    "dates": written("config.yaml", "env: {env_id: CartPole-v1, env_kwargs: {x: 2001-01-01}}\nrun: {seed: 2001-01-01}"),
+    "dates": written(
+        "config.yaml",
+        "env: {env_id: CartPole-v1, env_kwargs: {x: 2001-01-01}}\nrun: {seed: 2001-01-01}",
+    ),
     "a total in words": settings(total_timesteps="many"),
     "many samplers": settings(num_samplers=10**12),
     "long segments": settings(num_steps=10**12, total_timesteps=10**15),
@@ -201,9 +238,13 @@ TRICKS: dict[str, Trick] = {
     "actions that are none": model(actions={"discrete": {"n": ESCAPE, "start": 0}}),
     "another network": layers(),
     "numerics that are none": state(numerics={"own": ESCAPE}),
-    "numerics of a large network": forged(lambda state, arrays: state["numerics"]["probe"].update(widths=[10**6] * 9)),
+    "numerics of a large network": forged(
+        lambda state, arrays: state["numerics"]["probe"].update(widths=[10**6] * 9)
+    ),
     "a CPU with escapes": forged(
-        lambda state, arrays: state["numerics"]["own"].update(cpu=ESCAPE, results={f"x{ESCAPE}": "1"})
+        lambda state, arrays: state["numerics"]["own"].update(
+            cpu=ESCAPE, results={f"x{ESCAPE}": "1"}
+        )
     ),
     "an origin with escapes": state(branched_from={"checkpoint": f"{ESCAPE}\nenv: evil"}),
     "no samplers": forged(lambda state, arrays: arrays["samplers"].clear()),
@@ -223,10 +264,16 @@ TRICKS: dict[str, Trick] = {
     "deep state": metadata("state", '{"config":' + "[" * 100_000),
     "long numbers": metadata("iteration", "9" * 100_000),
     "a format that is a letter": metadata("format", "²"),
-    "a checkpoint of a terabyte": lambda run: os.truncate(run / "checkpoints" / "iter_000001.safetensors", 2**40),
+    "a checkpoint of a terabyte": lambda run: os.truncate(
+        run / "checkpoints" / "iter_000001.safetensors", 2**40
+    ),
     "a row without numbers": appended('{"iteration": 1}'),
-    "markup in a row": appended('{"iteration": 2, "global_step": 32, "eval/</svg><script>alert(1)</script>": 1}'),
-    "a link as the report": placed("report.html", lambda path: path.symlink_to("../../precious/file")),
+    "markup in a row": appended(
+        '{"iteration": 2, "global_step": 32, "eval/</svg><script>alert(1)</script>": 1}'
+    ),
+    "a link as the report": placed(
+        "report.html", lambda path: path.symlink_to("../../precious/file")
+    ),
     "a folder as the report": placed("report.html", Path.mkdir),
     "links as incidents": placed("incidents/001", lambda path: path.symlink_to("/dev")),
     "a pipe as an incident": placed("incidents/001/incident.json", os.mkfifo),
@@ -236,7 +283,9 @@ TRICKS: dict[str, Trick] = {
     "a log of an actor with escapes": written(
         "logs/actor-0.log", f"\n9999-99-99 99:99:99 dppo: process 1 began {ESCAPE}<img>\n"
     ),
-    "a row of words": appended(json.dumps({"iteration": 1, "global_step": ESCAPE, "time/training_s": [1]})),
+    "a row of words": appended(
+        json.dumps({"iteration": 1, "global_step": ESCAPE, "time/training_s": [1]})
+    ),
     "a deep row": appended('{"iteration": 1, "x": ' + "[" * 100_000 + "]" * 100_000 + "}"),
     "a large number": appended('{"iteration": 1, "global_step": 1' + "0" * 400 + "}"),
     "rows of a terabyte": sparse("metrics.jsonl", 2**40),
@@ -244,7 +293,9 @@ TRICKS: dict[str, Trick] = {
     "episodes of words": written(
         "episodes.jsonl", json.dumps({"iteration": 0, "global_step": 0, "env": ESCAPE}) + "\n"
     ),
-    "a lock with escapes": written("run.lock", json.dumps({"pid": 1, "host": ESCAPE, "since": ESCAPE})),
+    "a lock with escapes": written(
+        "run.lock", json.dumps({"pid": 1, "host": ESCAPE, "since": ESCAPE})
+    ),
 }
 
 
@@ -272,7 +323,9 @@ def desk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return desk
 
 
-def check(desk: Path, capsys: pytest.CaptureFixture[str], commands: Iterable[str] = COMMANDS) -> None:
+def check(
+    desk: Path, capsys: pytest.CaptureFixture[str], commands: Iterable[str] = COMMANDS
+) -> None:
     """Open the folder `run` with several commands, and read its rows."""
     for command in commands:
         with suppress(SystemExit):  # of --help
@@ -285,10 +338,15 @@ def check(desk: Path, capsys: pytest.CaptureFixture[str], commands: Iterable[str
         assert all(one.isprintable() or one in "\n\t" for one in html)
         assert not re.search("(?i)<(script|img|iframe|a|link)\\b|javascript:| on[a-z]+=", html)
     with suppress(DppoError):
-        assert all(math.isfinite(row["iteration"] + row["global_step"]) for row in read_metrics(desk / "run"))
-    assert {path.name for path in desk.parent.rglob("*") if "run" not in path.parts and "new" not in path.parts} <= {
-        *("desk", "hostile_code.py", "precious", "file", "run", "new")
-    }
+        assert all(
+            math.isfinite(row["iteration"] + row["global_step"])
+            for row in read_metrics(desk / "run")
+        )
+    assert {
+        path.name
+        for path in desk.parent.rglob("*")
+        if "run" not in path.parts and "new" not in path.parts
+    } <= {*("desk", "hostile_code.py", "precious", "file", "run", "new")}
     assert (desk.parent / "precious" / "file").read_text() == "precious"
 
 
@@ -307,7 +365,8 @@ SLOW = {  # either slow themselves, or like another one
 
 
 @pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=[pytest.mark.slow] if name in SLOW else []) for name in TRICKS]
+    "name",
+    [pytest.param(name, marks=[pytest.mark.slow] if name in SLOW else []) for name in TRICKS],
 )
 def test_a_hostile_folder_is_refused_or_used(
     name: str, honest: Path, desk: Path, capsys: pytest.CaptureFixture[str]
@@ -316,13 +375,35 @@ def test_a_hostile_folder_is_refused_or_used(
     check(desk, capsys, COMMANDS if name in SLOW else ("eval", "report", "resume"))
 
 
-VALUES: list[Any] = [None, -1, 0, 2**63, 10**30, 0.5, -1e300, "", "x", ESCAPE, [], {}, [[]], [ESCAPE], {ESCAPE: 1}]
+VALUES: list[Any] = [
+    None,
+    -1,
+    0,
+    2**63,
+    10**30,
+    0.5,
+    -1e300,
+    "",
+    "x",
+    ESCAPE,
+    [],
+    {},
+    [[]],
+    [ESCAPE],
+    {ESCAPE: 1},
+]
 DTYPES = ["int8", "int64", "uint32", "float32", "float64", "bool"]
 
 
 def mutated(tree: Any, draw: random.Random) -> Any:
     """Return JSON values with one of them, at any depth, replaced or left out."""
-    keys = list(tree) if isinstance(tree, dict) else list(range(len(tree))) if isinstance(tree, list) else []
+    keys = (
+        list(tree)
+        if isinstance(tree, dict)
+        else list(range(len(tree)))
+        if isinstance(tree, list)
+        else []
+    )
     if not keys or draw.random() < 0.15:
         return draw.choice(VALUES)
     key = draw.choice(keys)
@@ -345,7 +426,9 @@ def mutate_array(parts: dict[str, dict[str, np.ndarray]], draw: random.Random) -
         part[name] = np.full(shape, draw.choice([-1, 0, 1, 100])).astype(draw.choice(DTYPES))
 
 
-@pytest.mark.parametrize("seed", [*range(3), *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(3, 300))])
+@pytest.mark.parametrize(
+    "seed", [*range(3), *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(3, 300))]
+)
 def test_a_folder_with_something_wrong_anywhere(
     seed: int, honest: Path, desk: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

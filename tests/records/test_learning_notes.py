@@ -17,18 +17,29 @@ from dppo.records.notes import NOTES, PATIENCE, LearningNotes
 from dppo.spaces.actions import Actions, DiscreteActions, NestedActions
 
 ROWS = 100
-SETTINGS: dict[str, Any] = {"env_id": "E-v0", "learning_rate": 3e-4, "gamma": 0.99, "norm_reward": False}
+SETTINGS: dict[str, Any] = {
+    "env_id": "E-v0",
+    "learning_rate": 3e-4,
+    "gamma": 0.99,
+    "norm_reward": False,
+}
 HEALTHY = {
     "charts/learning_rate": 3e-4, "losses/approx_kl": 5e-3, "losses/entropy": 0.6, "losses/explained_variance": 0.7,
 }  # fmt: skip
-Changes = dict[str, Any]  # of each row, by the last word of the key: a number, or a function of the iteration
+Changes = dict[
+    str, Any
+]  # of each row, by the last word of the key: a number, or a function of the iteration
 
 
 def rows(changes: Changes) -> list[dict[str, float]]:
     """Rows of a healthy run whose return rises from 20 to 119, with `changes`."""
     found = []
     for i in range(ROWS):
-        row = {"iteration": i + 1, "global_step": 1000 * (i + 1), "charts/episodes": 10 * (i + 1)} | HEALTHY
+        row = {
+            "iteration": i + 1,
+            "global_step": 1000 * (i + 1),
+            "charts/episodes": 10 * (i + 1),
+        } | HEALTHY
         row |= {"charts/episodic_return": 20.0 + i, "charts/episodic_length": 20.0 + i}
         row["charts/episodic_return_std"] = 0.0
         for key in row:
@@ -42,7 +53,9 @@ def noted(changes: Changes, actions: Actions = DISCRETE, **settings: Any) -> lis
     """Names of the notes, in order; each is given once."""
     notes = LearningNotes(make_config(SETTINGS | settings), actions)
     texts = [note for row in rows(changes) for note in notes.notes(row)]
-    return [next(name for name, text in NOTES.items() if one.startswith(text[:20])) for one in texts]
+    return [
+        next(name for name, text in NOTES.items() if one.startswith(text[:20])) for one in texts
+    ]
 
 
 def falling(start: float) -> Callable[[int], float]:
@@ -55,10 +68,22 @@ NOT_LEARNING: list[tuple[list[str], Changes, dict[str, Any]]] = [
     (["still"], FLAT | {"approx_kl": 7.6e-9}, {}),
     (["certain"], FLAT | {"entropy": falling(1.1)}, {}),
     (["certain"], FLAT | {"entropy": lambda i: 2.8 - 0.15 * i}, {"actions": BOX}),
-    (["certain"], {"entropy": falling(1.1), "episodic_return": lambda i: 200.0 - 2 * i}, {}),  # it has got worse
+    (
+        ["certain"],
+        {"entropy": falling(1.1), "episodic_return": lambda i: 200.0 - 2 * i},
+        {},
+    ),  # it has got worse
     (["unexplained"], FLAT | POOR, {}),
-    (["fallen"], {"episodic_return": lambda i: 20.0 + min(i, 50) - 2 * min(30, max(0, i - 50))}, {}),
-    (["fallen"], {"episodic_return": lambda i: -100.0 + (60 if 10 <= i < 30 else 20 * (i > 5))}, {}),
+    (
+        ["fallen"],
+        {"episodic_return": lambda i: 20.0 + min(i, 50) - 2 * min(30, max(0, i - 50))},
+        {},
+    ),
+    (
+        ["fallen"],
+        {"episodic_return": lambda i: -100.0 + (60 if 10 <= i < 30 else 20 * (i > 5))},
+        {},
+    ),
     (["constant"], {"episodic_return": -200.0, "episodic_length": 200.0}, {"norm_reward": True}),
     (["constant"], {"episodic_return": 0.0}, {}),
     (["scale"], {"episodic_return": lambda i: -1200.0 - i % 2, "episodic_length": 200.0}, {}),
@@ -92,19 +117,27 @@ LEARNING: list[tuple[Changes, dict[str, Any]]] = [
 
 
 @pytest.mark.parametrize(("names", "changes", "more"), NOT_LEARNING)
-def test_each_sign_of_a_run_that_does_not_learn_is_noted_once(names: list[str], changes: Changes, more: Any) -> None:
+def test_each_sign_of_a_run_that_does_not_learn_is_noted_once(
+    names: list[str], changes: Changes, more: Any
+) -> None:
     assert noted(changes, **more) == names
 
 
 @pytest.mark.parametrize(("changes", "more"), LEARNING)
-def test_runs_that_learn_or_have_learned_get_no_notes(changes: Changes, more: dict[str, Any]) -> None:
+def test_runs_that_learn_or_have_learned_get_no_notes(
+    changes: Changes, more: dict[str, Any]
+) -> None:
     assert noted(changes, **more) == []
 
 
 def test_notes_have_the_numbers_and_a_remedy() -> None:
     notes = LearningNotes(make_config(SETTINGS | {"norm_reward": True}), DISCRETE)
     assert notes.notes({"iteration": 0}) == [], "a row that somebody else wrote"
-    texts = [note for row in rows({"approx_kl": 7.6e-9, "episodic_return": -200.0}) for note in notes.notes(row)]
+    texts = [
+        note
+        for row in rows({"approx_kl": 7.6e-9, "episodic_return": -200.0})
+        for note in notes.notes(row)
+    ]
     assert texts == [
         "the policy hardly changes: approx_kl is 8e-09. Raise learning_rate (0.0003 now) or update_epochs, and check "
         "that actions affect rewards",
@@ -112,7 +145,11 @@ def test_notes_have_the_numbers_and_a_remedy() -> None:
         "on the way, or explore more (ent_coef)",
     ]
     notes = LearningNotes(make_config(SETTINGS), DISCRETE)
-    texts = [note for row in rows({"episodic_return": lambda i: 70.0 - abs(i - 25)}) for note in notes.notes(row)]
+    texts = [
+        note
+        for row in rows({"episodic_return": lambda i: 70.0 - abs(i - 25)})
+        for note in notes.notes(row)
+    ]
     assert texts == [
         "the mean return has fallen from 70, after 26,000 env steps, to 30. If it does not recover, updates may follow "
         "noise: begin again, or with init_from at an earlier checkpoint, with more num_steps (64 now) or a lower "
@@ -122,9 +159,16 @@ def test_notes_have_the_numbers_and_a_remedy() -> None:
 
 @pytest.mark.parametrize(
     ("settings", "now"),
-    [({}, "0"), ({"reuse": 4}, "0.01"), ({"reuse": 4, "ent_coef": 0.0}, "0"), ({"ent_coef": 0.2}, "0.2")],
+    [
+        ({}, "0"),
+        ({"reuse": 4}, "0.01"),
+        ({"reuse": 4, "ent_coef": 0.0}, "0"),
+        ({"ent_coef": 0.2}, "0.2"),
+    ],
 )
-def test_a_note_names_the_weight_of_the_entropy_that_is_in_effect(settings: dict[str, Any], now: str) -> None:
+def test_a_note_names_the_weight_of_the_entropy_that_is_in_effect(
+    settings: dict[str, Any], now: str
+) -> None:
     notes = LearningNotes(make_config(SETTINGS | settings), DISCRETE)
     texts = [note for row in rows(FLAT | {"entropy": falling(1.1)}) for note in notes.notes(row)]
     assert [f"Raise ent_coef ({now} now)" in text for text in texts] == [True]
@@ -150,9 +194,21 @@ class StopAfter(dppo.Observer):
 
 
 def test_real_runs_are_noted_once_also_after_a_resume(tmp_path: Path) -> None:
-    sizes = {"num_samplers": 1, "num_steps": 20, "total_timesteps": 20 * 60, "update_epochs": 1, "progress": "off"}
+    sizes = {
+        "num_samplers": 1,
+        "num_steps": 20,
+        "total_timesteps": 20 * 60,
+        "update_epochs": 1,
+        "progress": "off",
+    }
     config = make_config(
-        {"env_id": Same, "learning_rate": 1e-12, "norm_reward": False, "run_dir": tmp_path / "run", **sizes}
+        {
+            "env_id": Same,
+            "learning_rate": 1e-12,
+            "norm_reward": False,
+            "run_dir": tmp_path / "run",
+            **sizes,
+        }
     )
     with Notes() as first:
         dppo.train(config, observers=[StopAfter()])

@@ -30,11 +30,19 @@ from dppo.records.metrics.tensorboard import TensorBoard
 from dppo.records.metrics.writer import MetricsWriter, cut_rows
 from dppo.run.file_observers import cut_row_files
 
-DEEP, HUGE = '{"iteration": 1, "x": ' + "[" * 100_000, '{"iteration": 1, "global_step": 1' + "0" * 400 + "}"
+DEEP, HUGE = (
+    '{"iteration": 1, "x": ' + "[" * 100_000,
+    '{"iteration": 1, "global_step": 1' + "0" * 400 + "}",
+)
 
 
 def row(iteration: int, **more: float) -> dict[str, float]:
-    return {"iteration": iteration, "global_step": 256 * iteration, "charts/SPS": 1000.5 + iteration, **more}
+    return {
+        "iteration": iteration,
+        "global_step": 256 * iteration,
+        "charts/SPS": 1000.5 + iteration,
+        **more,
+    }
 
 
 def write(folder: Path, rows: list[dict[str, float]], resume: int | None = None) -> list[str]:
@@ -42,7 +50,9 @@ def write(folder: Path, rows: list[dict[str, float]], resume: int | None = None)
     with Notes() as notes:
         earlier = cut_row_files(folder, resume)
         writer = MetricsWriter(folder / METRICS)
-        board = TensorBoard(folder, 1 + max((int(row["global_step"]) for row in earlier), default=0))
+        board = TensorBoard(
+            folder, 1 + max((int(row["global_step"]) for row in earlier), default=0)
+        )
         for observer in (writer, board):
             for row in rows:
                 observer.on_iteration(row)
@@ -62,7 +72,9 @@ def events(folder: Path) -> list[Any]:
             (length,), header = struct.unpack("<Q", data[at : at + 8]), data[at : at + 8]
             body = data[at + 12 : at + 12 + length]
             assert data[at + 8 : at + 12] == struct.pack("<I", masked_crc32c(header))
-            assert data[at + 12 + length : at + 16 + length] == struct.pack("<I", masked_crc32c(body))
+            assert data[at + 12 + length : at + 16 + length] == struct.pack(
+                "<I", masked_crc32c(body)
+            )
             found.append(Event.FromString(body))
             at += 16 + length
     return found
@@ -75,7 +87,9 @@ def scalars(folder: Path, tag: str) -> dict[int, float]:
     for event in events(folder):
         if event.HasField("session_log"):
             assert event.session_log.status == event.session_log.START
-            values = {step: value for step, value in values.items() if step < event.step or not started}
+            values = {
+                step: value for step, value in values.items() if step < event.step or not started
+            }
             started = True
         for value in event.summary.value:
             if value.tag == tag:
@@ -105,7 +119,9 @@ def test_the_file_is_strict_json_and_nan_comes_back(tmp_path: Path) -> None:
     assert math.isnan(read_metrics(tmp_path)[0]["a"])
 
 
-def test_a_row_costs_one_write_at_once_and_waits_for_no_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_row_costs_one_write_at_once_and_waits_for_no_disk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     writer = MetricsWriter(tmp_path / METRICS)
     calls: list[str] = []
     real_write = os.write
@@ -126,15 +142,23 @@ def test_a_row_costs_one_write_at_once_and_waits_for_no_disk(tmp_path: Path, mon
 
 
 @pytest.mark.parametrize(
-    "line", ["nonsense", "[1]", "3", '{"x": 1}', '{"iteration": 1}', DEEP, HUGE, ""], ids=lambda line: line[:40]
+    "line",
+    ["nonsense", "[1]", "3", '{"x": 1}', '{"iteration": 1}', DEEP, HUGE, ""],
+    ids=lambda line: line[:40],
 )
-def test_a_damaged_line_in_the_middle_is_an_error_with_its_number(tmp_path: Path, line: str) -> None:
-    (tmp_path / "metrics.jsonl").write_text(json.dumps(row(1)) + f"\n{line}\n" + json.dumps(row(2)) + "\n")
+def test_a_damaged_line_in_the_middle_is_an_error_with_its_number(
+    tmp_path: Path, line: str
+) -> None:
+    (tmp_path / "metrics.jsonl").write_text(
+        json.dumps(row(1)) + f"\n{line}\n" + json.dumps(row(2)) + "\n"
+    )
     with pytest.raises(DppoError, match=r"metrics\.jsonl:2: not a row"):
         read_metrics(tmp_path)
 
 
-def test_rows_of_different_runs_are_never_mixed_and_missing_ones_are_an_error(tmp_path: Path) -> None:
+def test_rows_of_different_runs_are_never_mixed_and_missing_ones_are_an_error(
+    tmp_path: Path,
+) -> None:
     with pytest.raises(DppoError, match=r"No such file or directory\. Pass the folder of a run"):
         read_metrics(tmp_path)
     write(tmp_path, [row(1)])
@@ -150,7 +174,13 @@ def test_rows_past_the_checkpoint_are_cut_off(tmp_path: Path) -> None:
         file.write(b'{"iteration": 6, "glo')
     assert write(tmp_path, [row(i, **{"charts/x": 2.0}) for i in (4, 5)], resume=3) == []
     again = read_metrics(tmp_path)
-    assert [(one["iteration"], one["charts/x"]) for one in again] == [(1, 1), (2, 1), (3, 1), (4, 2), (5, 2)]
+    assert [(one["iteration"], one["charts/x"]) for one in again] == [
+        (1, 1),
+        (2, 1),
+        (3, 1),
+        (4, 2),
+        (5, 2),
+    ]
     shown = scalars(tmp_path, "charts/x")
     assert shown == {256: 1, 512: 1, 768: 1, 1024: 2, 1280: 2}
     write(tmp_path, [row(3, **{"charts/x": 3.0})], resume=2)
@@ -165,16 +195,24 @@ def test_resuming_without_rows_starts_a_new_file(tmp_path: Path, resume: int) ->
     assert read_metrics(tmp_path) == [row(resume + 1)]
 
 
-@pytest.mark.parametrize(("ending", "rows"), [("\n", [1, 2, 3]), ("", [1, 3])], ids=["complete", "incomplete"])
-def test_a_run_with_a_damaged_or_incomplete_row_can_be_resumed(tmp_path: Path, ending: str, rows: list[int]) -> None:
-    (tmp_path / "metrics.jsonl").write_text(json.dumps(row(1)) + "\n\0\0\n" + json.dumps(row(2)) + ending)
+@pytest.mark.parametrize(
+    ("ending", "rows"), [("\n", [1, 2, 3]), ("", [1, 3])], ids=["complete", "incomplete"]
+)
+def test_a_run_with_a_damaged_or_incomplete_row_can_be_resumed(
+    tmp_path: Path, ending: str, rows: list[int]
+) -> None:
+    (tmp_path / "metrics.jsonl").write_text(
+        json.dumps(row(1)) + "\n\0\0\n" + json.dumps(row(2)) + ending
+    )
     (note,) = write(tmp_path, [row(3)], resume=2)
     assert "skipped 1 malformed line" in note
     assert read_metrics(tmp_path) == [row(number) for number in rows]
 
 
 @pytest.mark.parametrize(
-    "line", ['{"iteration": 1}', '{"iteration": 1, "global_step": Infinity}', DEEP, HUGE], ids=lambda line: line[:40]
+    "line",
+    ['{"iteration": 1}', '{"iteration": 1, "global_step": Infinity}', DEEP, HUGE],
+    ids=lambda line: line[:40],
 )
 def test_lines_that_are_no_rows_do_not_prevent_a_resume(tmp_path: Path, line: str) -> None:
     more = json.dumps({**row(2), "words": "x", "list": [1]})
@@ -191,7 +229,10 @@ def test_a_full_disk_while_rows_are_cut_off_loses_nothing(tmp_path: Path) -> Non
             path.write_bytes(b"".join(parts)[:10])
             raise OSError(errno.ENOSPC, "No space left on device")
 
-    with pytest.raises(DppoError, match="Free some disk space"), patch.object(disk_files, "DISK", Full()):
+    with (
+        pytest.raises(DppoError, match="Free some disk space"),
+        patch.object(disk_files, "DISK", Full()),
+    ):
         cut_rows(tmp_path / METRICS, 3)
     assert len(read_metrics(tmp_path)) == 5
     assert [path.name for path in tmp_path.iterdir() if path.name.startswith(".")] == []
@@ -199,7 +240,10 @@ def test_a_full_disk_while_rows_are_cut_off_loses_nothing(tmp_path: Path) -> Non
 
 @pytest.mark.parametrize("for_ever", [False, True])
 def test_a_full_disk_is_logged_once_and_no_row_is_lost_if_there_is_room_again(
-    for_ever: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    for_ever: bool,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     writer = MetricsWriter(tmp_path / METRICS)
     writer.on_iteration(row(1))
@@ -220,14 +264,23 @@ def test_a_full_disk_is_logged_once_and_no_row_is_lost_if_there_is_room_again(
     room = 0 if for_ever else 10**6
     writer.on_iteration(row(4))
     writer.on_end(None, None)
-    assert [one["iteration"] for one in read_metrics(tmp_path)] == ([1] if for_ever else [1, 2, 3, 4])
-    assert "No space left on device. Free some disk space. Training continues." in caplog.messages[0]
-    assert ["3 rows could not be written" in text for text in caplog.messages[1:]] == [True] * for_ever
+    assert [one["iteration"] for one in read_metrics(tmp_path)] == (
+        [1] if for_ever else [1, 2, 3, 4]
+    )
+    assert (
+        "No space left on device. Free some disk space. Training continues." in caplog.messages[0]
+    )
+    assert ["3 rows could not be written" in text for text in caplog.messages[1:]] == [
+        True
+    ] * for_ever
 
 
 def test_every_row_reaches_tensorboard(tmp_path: Path) -> None:
     began = time.time()
-    write(tmp_path, [row(i, **{"losses/entropy": 0.25 * i, "perf/x": math.nan}) for i in range(1, 301)])
+    write(
+        tmp_path,
+        [row(i, **{"losses/entropy": 0.25 * i, "perf/x": math.nan}) for i in range(1, 301)],
+    )
     first = events(tmp_path)[0]
     assert first.file_version == "brain.Event:2"
     assert scalars(tmp_path, "losses/entropy") == {256 * i: 0.25 * i for i in range(1, 301)}
@@ -245,7 +298,9 @@ def test_events_are_visible_while_training_runs(tmp_path: Path) -> None:
     assert scalars(tmp_path, "charts/SPS") == {256: 1001.5}
 
 
-def test_training_continues_without_tensorboard(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_training_continues_without_tensorboard(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setitem(sys.modules, "tensorboardX", None)  # as if it was not installed
     notes = write(tmp_path, [row(i) for i in range(1, 6)])
     assert len(notes) == 1
@@ -285,7 +340,9 @@ def test_rows_are_written_anew_if_the_folder_is_deleted_or_the_file_replaced(
     shutil.rmtree(run)
     if instead != "nothing":
         run.mkdir()
-        writer.path.symlink_to(tmp_path / "file") if instead == "a link" else writer.path.write_text("x")
+        writer.path.symlink_to(
+            tmp_path / "file"
+        ) if instead == "a link" else writer.path.write_text("x")
     writer.on_iteration(row(2))
     writer.flush()
     writer.on_iteration(row(3))

@@ -25,8 +25,15 @@ ITERATIONS = 4
 
 
 def settings(run_dir: Path, **changes: Any) -> dppo.Config:
-    sizes = {"num_samplers": 2, "num_steps": 32, "total_timesteps": 64 * ITERATIONS, "update_epochs": 1}
-    return make_config({"env_id": "CartPole-v1", "run_dir": run_dir, "progress": "off", **sizes, **changes})
+    sizes = {
+        "num_samplers": 2,
+        "num_steps": 32,
+        "total_timesteps": 64 * ITERATIONS,
+        "update_epochs": 1,
+    }
+    return make_config(
+        {"env_id": "CartPole-v1", "run_dir": run_dir, "progress": "off", **sizes, **changes}
+    )
 
 
 class BlockingDisk:
@@ -55,7 +62,9 @@ class BlockingDisk:
 
 
 @pytest.fixture
-def blocking(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[BlockingDisk]:
+def blocking(
+    request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[BlockingDisk]:
     """Let a part of the disk block, and the run wait for fractions of a second in place of seconds."""
     blocking = BlockingDisk(getattr(request, "param", "metrics.jsonl"))
 
@@ -75,7 +84,9 @@ def blocking(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) ->
 
 
 @pytest.mark.proves("rows, episodes, incidents")
-def test_rows_wait_in_memory_while_the_disk_blocks_and_none_is_lost(blocking: BlockingDisk, tmp_path: Path) -> None:
+def test_rows_wait_in_memory_while_the_disk_blocks_and_none_is_lost(
+    blocking: BlockingDisk, tmp_path: Path
+) -> None:
     run = tmp_path / "run"
     undisturbed = dppo.train(settings(tmp_path / "undisturbed"))
 
@@ -93,7 +104,9 @@ def test_rows_wait_in_memory_while_the_disk_blocks_and_none_is_lost(blocking: Bl
     assert [row["iteration"] for row in result.metrics] == [1, 2, 3, 4]
     [waits] = [text for text in notes.texts if text.startswith("waiting for ")]
     assert waits == f"waiting for the disk of {run}: writing metrics.jsonl for 0 s"
-    assert [text for text in notes.texts if text.startswith(f"the disk of {run} answers again, after ")]
+    assert [
+        text for text in notes.texts if text.startswith(f"the disk of {run} answers again, after ")
+    ]
 
 
 @pytest.mark.proves("a checkpoint")
@@ -111,7 +124,9 @@ def test_a_checkpoint_that_the_disk_does_not_take_is_counted_and_the_next_one_wr
     with Notes() as notes:
         result = dppo.train(config, observers=[Recorder(after_iteration=act)])
     assert result.incidents["checkpoint_failed"] >= 1
-    [failed] = [text for text in notes.texts if "the checkpoint could not be written: the disk of" in text]
+    [failed] = [
+        text for text in notes.texts if "the checkpoint could not be written: the disk of" in text
+    ]
     assert "has not answered for" in failed
     assert "(writing a checkpoint)" in failed
     assert result.checkpoint.name == "iter_000004.safetensors"
@@ -136,7 +151,10 @@ def test_a_signal_ends_a_run_whose_disk_blocks_for_good_and_says_what_was_not_sa
 
     recorder = Recorder(after_iteration=act)
     config = settings(tmp_path / "run", checkpoint_interval_s=0)
-    with Notes() as notes, pytest.raises(CheckpointNotWritten, match=r"Earlier checkpoints are untouched\. Check the"):
+    with (
+        Notes() as notes,
+        pytest.raises(CheckpointNotWritten, match=r"Earlier checkpoints are untouched\. Check the"),
+    ):
         dppo.train(config, observers=[recorder])
     assert time.monotonic() - began < 60
     assert isinstance(recorder.error, CheckpointNotWritten)
@@ -150,17 +168,29 @@ def test_a_signal_ends_a_run_whose_disk_blocks_for_good_and_says_what_was_not_sa
 @pytest.mark.proves("the run folder, at the start")
 @pytest.mark.parametrize("blocking", ["nothing"], indirect=True)
 def test_a_run_folder_that_cannot_be_opened_is_refused(
-    blocking: BlockingDisk, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    blocking: BlockingDisk,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     released = threading.Event()
-    monkeypatch.setattr("dppo.records.files.run_folder.check_run_files", lambda path: released.wait())
-    with pytest.raises(ConfigError, match="run_dir: the disk of the run folder has not answered for 0 s"):
+    monkeypatch.setattr(
+        "dppo.records.files.run_folder.check_run_files", lambda path: released.wait()
+    )
+    with pytest.raises(
+        ConfigError, match="run_dir: the disk of the run folder has not answered for 0 s"
+    ):
         dppo.train(settings(tmp_path / "run", progress="plain"))
     released.set()
-    assert "note: waiting for the disk of the run folder: opening the run folder for 0 s" in capsys.readouterr().out
+    assert (
+        "note: waiting for the disk of the run folder: opening the run folder for 0 s"
+        in capsys.readouterr().out
+    )
 
 
-def test_errors_of_calls_that_nobody_waited_for_are_raised_by_later_ones(blocking: BlockingDisk) -> None:
+def test_errors_of_calls_that_nobody_waited_for_are_raised_by_later_ones(
+    blocking: BlockingDisk,
+) -> None:
     thread, released = OutsideThread("a place"), threading.Event()
 
     def fail() -> None:
@@ -198,9 +228,22 @@ sys.exit(main())
 @pytest.mark.proves("the last checkpoint, after Ctrl-C or SIGTERM")
 @pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_command_whose_disk_blocks_ends_soon_after_a_signal(number: signal.Signals, tmp_path: Path) -> None:
-    words = ["train", "CartPole-v1", "--run-dir", "run", "--checkpoint-interval-s", "1", "--progress", "plain"]
-    with Command([*words, "--total-timesteps", "1e9"], tmp_path, program=("-c", BLOCKED)) as command:
+def test_a_command_whose_disk_blocks_ends_soon_after_a_signal(
+    number: signal.Signals, tmp_path: Path
+) -> None:
+    words = [
+        "train",
+        "CartPole-v1",
+        "--run-dir",
+        "run",
+        "--checkpoint-interval-s",
+        "1",
+        "--progress",
+        "plain",
+    ]
+    with Command(
+        [*words, "--total-timesteps", "1e9"], tmp_path, program=("-c", BLOCKED)
+    ) as command:
         command.wait_until(lambda: "return" in command.out)
         (tmp_path / "block").touch()
         command.wait_until(lambda: "writing a checkpoint for 10 s" in command.out)
@@ -209,4 +252,7 @@ def test_a_command_whose_disk_blocks_ends_soon_after_a_signal(number: signal.Sig
         assert command.wait(60) == 1
         assert time.monotonic() - sent < 25  # 10 on a machine with nothing else to do
         assert "the checkpoint could not be written: the disk of" in command.err
-        assert f"waiting for the disk of {tmp_path / 'run'}: writing a checkpoint for 10 s" in command.out
+        assert (
+            f"waiting for the disk of {tmp_path / 'run'}: writing a checkpoint for 10 s"
+            in command.out
+        )

@@ -12,7 +12,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from dppo.tools.curves import MAX_POINTS, Band, Curve, Group, over_seeds, resumed, thinned, training_times
+from dppo.tools.curves import (
+    MAX_POINTS,
+    Band,
+    Curve,
+    Group,
+    over_seeds,
+    resumed,
+    thinned,
+    training_times,
+)
 from dppo.tools.pictures import comparison
 from dppo.tools.pictures.comparison import compare_figure
 from dppo.tools.pictures.learning_curve import learning_curve, smoothed
@@ -35,7 +44,9 @@ def curve(seed: int, speed: float) -> Curve:
 
 
 def groups(*speeds: float) -> list[Group]:
-    return [Group(f"{n} actors", tuple(curve(s, v) for s in range(3))) for n, v in enumerate(speeds, 1)]
+    return [
+        Group(f"{n} actors", tuple(curve(s, v) for s in range(3))) for n, v in enumerate(speeds, 1)
+    ]
 
 
 def pixels(path: Path) -> np.ndarray:
@@ -52,7 +63,9 @@ def count(picture: np.ndarray, colour: str, alpha: float = 1.0) -> int:
 
 
 @pytest.mark.parametrize(("length", "blue"), [(3, 25), (4, 25), (100, 1000), (50_000, 1000)])
-def test_a_learning_curve_of_any_length_is_drawn_over_steps_and_time(length: int, blue: int, tmp_path: Path) -> None:
+def test_a_learning_curve_of_any_length_is_drawn_over_steps_and_time(
+    length: int, blue: int, tmp_path: Path
+) -> None:
     learning_curve(rows(length), tmp_path / "learning_curve.png", "CartPole-v1, seed 1")
     data = (tmp_path / "learning_curve.png").read_bytes()
     assert data[:8] == b"\x89PNG\r\n\x1a\n"
@@ -62,8 +75,12 @@ def test_a_learning_curve_of_any_length_is_drawn_over_steps_and_time(length: int
         assert (half[:, :, 2] > half[:, :, 0] + 40).sum() > blue
 
 
-@pytest.mark.parametrize("empty", [[], rows(2), [{**rows(1)[0], "charts/episodic_return": math.nan}]])
-def test_the_picture_without_a_finished_episode_has_a_sentence(tmp_path: Path, empty: list[dict[str, float]]) -> None:
+@pytest.mark.parametrize(
+    "empty", [[], rows(2), [{**rows(1)[0], "charts/episodic_return": math.nan}]]
+)
+def test_the_picture_without_a_finished_episode_has_a_sentence(
+    tmp_path: Path, empty: list[dict[str, float]]
+) -> None:
     learning_curve(empty, tmp_path / "a.png", "Slow-v0, seed 1")
     picture = pixels(tmp_path / "a.png")
     assert count(picture, COLOURS[1]) == 0
@@ -72,21 +89,32 @@ def test_the_picture_without_a_finished_episode_has_a_sentence(tmp_path: Path, e
 
 
 def test_a_comparison_shows_every_group_in_both_panels_where_they_are_equal(tmp_path: Path) -> None:
-    nothing = Group("0 actors", (Curve(np.zeros(0), np.zeros(0), np.zeros(0)),))  # without an episode
+    nothing = Group(
+        "0 actors", (Curve(np.zeros(0), np.zeros(0), np.zeros(0)),)
+    )  # without an episode
     compare_figure([*groups(100, 200, 400), nothing], tmp_path / "a.png", "Equal batch.", 90.0)
     picture = pixels(tmp_path / "a.png")
     left, right = picture[180:620, :900], picture[180:620, 900:]
     for colour in COLOURS[:3]:
         assert count(left, colour) > 300
-    assert count(right, COLOURS[0]) == 0, "the first is wide and pale, so that the others are visible on it"
+    assert count(right, COLOURS[0]) == 0, (
+        "the first is wide and pale, so that the others are visible on it"
+    )
     for colour in COLOURS[1:3]:
         assert count(right, colour) > 300, "dashes next to each other"
 
 
 def test_the_caption_is_below_and_may_be_long(tmp_path: Path) -> None:
-    for name, caption in {"none": "", "short": "Equal batch.", "long": "Equal batch of many words. " * 9}.items():
+    for name, caption in {
+        "none": "",
+        "short": "Equal batch.",
+        "long": "Equal batch of many words. " * 9,
+    }.items():
         compare_figure(groups(100, 200), tmp_path / f"{name}.png", caption, None)
-    beneath = {name: count(pixels(tmp_path / f"{name}.png")[705:], GREY) for name in ("none", "short", "long")}
+    beneath = {
+        name: count(pixels(tmp_path / f"{name}.png")[705:], GREY)
+        for name in ("none", "short", "long")
+    }
     assert beneath["none"] == 0
     assert 0 < beneath["short"] * 5 < beneath["long"]
 
@@ -101,7 +129,11 @@ def test_drawing_needs_no_display_and_imports_matplotlib_only_when_needed(tmp_pa
         assert "matplotlib.pyplot" not in sys.modules
         assert "torch" not in sys.modules and "ray" not in sys.modules
     """
-    subprocess.run([sys.executable, "-c", textwrap.dedent(code)], check=True, env={"PYTHONPATH": ":".join(sys.path)})
+    subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(code)],
+        check=True,
+        env={"PYTHONPATH": ":".join(sys.path)},
+    )
 
 
 def test_smoothing_is_a_moving_mean() -> None:
@@ -152,7 +184,9 @@ def test_the_time_to_a_target_is_the_mean_over_seeds_and_none_if_one_fails() -> 
         times.append(comparison.mean_time_to(group, band, 90.0))
         assert times[-1] == pytest.approx(expected)
         assert comparison.mean_time_to(group, band, 101.0) is None
-        assert comparison.mean_time_to(group, band, None) == pytest.approx(np.mean([c.seconds[-1] for c in group.runs]))
+        assert comparison.mean_time_to(group, band, None) == pytest.approx(
+            np.mean([c.seconds[-1] for c in group.runs])
+        )
     assert times[1] is not None
     assert times[0] == pytest.approx(2 * times[1])
     one_fails = Group("", (*slow.runs, Curve(np.ones(1), np.full(1, 256), np.zeros(1))))

@@ -44,11 +44,29 @@ HIDE, SHOW = "\x1b[?25l", "\x1b[?25h"
 def row(iteration: int = 48) -> dict[str, float]:
     groups = {
         "charts": {"episodes": 321, "episodic_return": 34.2, "episodic_length": 35, "SPS": 12345.6},
-        "losses": {"policy_loss": -0.0123, "value_loss": 12.3, "entropy": 0.68, "approx_kl": 0.0041, "clipfrac": 0.11},
-        "perf": {"env_frac": 0.31, "act_frac": 0.12, "wait_frac": 0, "transfer_frac": 0.01, "update_frac": 0.52},
+        "losses": {
+            "policy_loss": -0.0123,
+            "value_loss": 12.3,
+            "entropy": 0.68,
+            "approx_kl": 0.0041,
+            "clipfrac": 0.11,
+        },
+        "perf": {
+            "env_frac": 0.31,
+            "act_frac": 0.12,
+            "wait_frac": 0,
+            "transfer_frac": 0.01,
+            "update_frac": 0.52,
+        },
     }
-    figures: dict[str, float] = {"iteration": iteration, "global_step": 256 * iteration, "actors/alive": 8}
-    figures |= {f"{group}/{name}": value for group, named in groups.items() for name, value in named.items()}
+    figures: dict[str, float] = {
+        "iteration": iteration,
+        "global_step": 256 * iteration,
+        "actors/alive": 8,
+    }
+    figures |= {
+        f"{group}/{name}": value for group, named in groups.items() for name, value in named.items()
+    }
     return figures | {
         "charts/SPS_iteration": 11000.0,
         "losses/explained_variance": 0.83,
@@ -96,7 +114,15 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 
 @pytest.fixture(autouse=True)
 def _usual_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("CI", "NO_COLOR", "FORCE_COLOR", "COLUMNS", "LINES", "TTY_COMPATIBLE", "TTY_INTERACTIVE"):
+    for name in (
+        "CI",
+        "NO_COLOR",
+        "FORCE_COLOR",
+        "COLUMNS",
+        "LINES",
+        "TTY_COMPATIBLE",
+        "TTY_INTERACTIVE",
+    ):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("TERM", "xterm-256color")
 
@@ -112,25 +138,35 @@ def test_auto_is_live_on_a_terminal_and_plain_elsewhere(monkeypatch: pytest.Monk
     assert isinstance(make_display("auto", Terminal()), PlainLines)
 
 
-@pytest.mark.parametrize("end", [lambda live: live.on_start(about(1000)), lambda live: live.on_end(None, None)])
-def test_what_a_run_waits_for_is_erased_when_it_starts_or_ends(end: Callable[[LivePanel], None]) -> None:
+@pytest.mark.parametrize(
+    "end", [lambda live: live.on_start(about(1000)), lambda live: live.on_end(None, None)]
+)
+def test_what_a_run_waits_for_is_erased_when_it_starts_or_ends(
+    end: Callable[[LivePanel], None],
+) -> None:
     live = LivePanel(stream := Terminal())
     live.prepare("Starting 8 Ray actors ...")
     assert "Starting 8 Ray actors ..." in stream.getvalue()
     end(live)
-    assert "\x1b[2K" in stream.getvalue().rpartition("Starting 8 Ray actors ...")[2], "the line is erased"
+    assert "\x1b[2K" in stream.getvalue().rpartition("Starting 8 Ray actors ...")[2], (
+        "the line is erased"
+    )
     live.on_end(None, None)
 
 
 @pytest.mark.parametrize(("quiet", "kind"), [("plain", PlainLines), ("off", Display)])
-def test_other_displays_do_not_say_what_a_short_start_waits_for(quiet: Any, kind: type[Display]) -> None:
+def test_other_displays_do_not_say_what_a_short_start_waits_for(
+    quiet: Any, kind: type[Display]
+) -> None:
     shown = make_display(quiet, stream := Terminal())
     shown.prepare("Creating CartPole-v1 ...")
     assert (type(shown), stream.getvalue()) == (kind, "")
 
 
 @pytest.mark.parametrize("encoding", ["ascii", "latin-1", None])
-def test_a_terminal_without_unicode_gets_plain_lines(encoding: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_terminal_without_unicode_gets_plain_lines(
+    encoding: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(Terminal, "encoding", encoding)
     assert isinstance(make_display("auto", stream := Terminal()), PlainLines)
     assert stream.getvalue() == ""
@@ -160,13 +196,21 @@ def test_a_plain_line_shows_progress_return_speed_and_time_split() -> None:
         " 12,288 / 500,000   2%   return    34.2 (100 episodes)   SPS 12,346   kl 0.004   "
         "env 31% act 12% wait 0% transfer 1% update 52%   left 0:39"
     )
-    assert "update 52% other 20%   left" in plain_line(View(total_steps=500_000, row=row() | {"perf/other_frac": 0.2}))
-    assert "return       - (0 episodes)" in plain_line(View(total_steps=1000, row={"global_step": 256}))
-    assert plain_line(View(total_steps=1000, row={"global_step": 0, "charts/SPS": 0.0})).endswith("left -")
+    assert "update 52% other 20%   left" in plain_line(
+        View(total_steps=500_000, row=row() | {"perf/other_frac": 0.2})
+    )
+    assert "return       - (0 episodes)" in plain_line(
+        View(total_steps=1000, row={"global_step": 256})
+    )
+    assert plain_line(View(total_steps=1000, row={"global_step": 0, "charts/SPS": 0.0})).endswith(
+        "left -"
+    )
 
 
 @pytest.mark.parametrize("error", [None, RuntimeError("x")])
-def test_first_and_last_iteration_are_always_printed(error: Exception | None, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_first_and_last_iteration_are_always_printed(
+    error: Exception | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(plain_lines, "PLAIN_S", 1000.0)
     plain = PlainLines(stream := io.StringIO())
     plain.on_start(about(256 * 100, "one", "two"))
@@ -175,7 +219,9 @@ def test_first_and_last_iteration_are_always_printed(error: Exception | None, mo
     plain.on_end(None if error else finished(bottleneck="Bottleneck: the learner."), error)
     plain.on_end(None, None)
     begins = ["title", "  one", "  two", "     256", "  25,600"]
-    begins += [] if error else ["Done aft", "Mean ret", "Checkpoi", "Weights:", "Bottlene", "Next: dp"]
+    begins += (
+        [] if error else ["Done aft", "Mean ret", "Checkpoi", "Weights:", "Bottlene", "Next: dp"]
+    )
     assert [line[:8] for line in stream.getvalue().splitlines()] == begins
 
 
@@ -184,7 +230,9 @@ def test_iterations_in_between_are_printed_every_two_seconds(clock: Clock) -> No
     for iteration in range(1, 12):
         clock.now = 100 + 0.5 * iteration
         plain.on_iteration(row(iteration))
-    printed = [int(line.split("/")[0].replace(",", "")) // 256 for line in stream.getvalue().splitlines()]
+    printed = [
+        int(line.split("/")[0].replace(",", "")) // 256 for line in stream.getvalue().splitlines()
+    ]
     assert printed == [1, 5, 9]
 
 
@@ -196,7 +244,9 @@ def test_letters_that_the_terminal_does_not_have_are_replaced() -> None:
     assert plain_line(View(total_steps=10**6, row=row())).isascii()
 
 
-def reports(iteration: int, steps: int, step_s: float, processes: int = 1) -> list[CollectionProgress]:
+def reports(
+    iteration: int, steps: int, step_s: float, processes: int = 1
+) -> list[CollectionProgress]:
     """Return the reports while `processes` make one env step every `step_s`, in batches of 64."""
     before = 64 * (iteration - 1)
     return [
@@ -205,16 +255,27 @@ def reports(iteration: int, steps: int, step_s: float, processes: int = 1) -> li
     ]
 
 
-def test_within_an_iteration_lines_show_steps_speed_and_time_left_less_and_less_often(clock: Clock) -> None:
+def test_within_an_iteration_lines_show_steps_speed_and_time_left_less_and_less_often(
+    clock: Clock,
+) -> None:
     plain = PlainLines(stream := io.StringIO())
-    plain.on_start(RunInfo(Config(env_id="E-v0", num_steps=64, num_samplers=1), Path("run"), "title", (), 640, None))
+    plain.on_start(
+        RunInfo(
+            Config(env_id="E-v0", num_steps=64, num_samplers=1), Path("run"), "title", (), 640, None
+        )
+    )
     for one in (*reports(1, 63, 1.0), *reports(2, 63, 1.0)):
         clock.now = 64 * (one.iteration - 1) + one.elapsed_s
         plain.on_progress(one)
         plain.on_progress(one)  # nothing new: nothing is printed
     lines = stream.getvalue().splitlines()[1:]
-    assert lines[0] == "    1 / 640   0%   iteration 1: 1 of 64 steps", "how long a step takes is not known yet"
-    assert lines[1] == "    3 / 640   0%   iteration 1: 3 of 64 steps   1,000 ms per env step   left about 10:37"
+    assert lines[0] == "    1 / 640   0%   iteration 1: 1 of 64 steps", (
+        "how long a step takes is not known yet"
+    )
+    assert (
+        lines[1]
+        == "    3 / 640   0%   iteration 1: 3 of 64 steps   1,000 ms per env step   left about 10:37"
+    )
     assert [int(line.split("/")[0]) for line in lines] == [1, 3, 7, 15, 31, 63, 64 + 59]
 
 
@@ -255,9 +316,18 @@ def test_the_panel_shows_the_first_iteration_from_its_first_env_step_on() -> Non
     def text_after(seconds: float) -> str:
         return "\n".join(shown_at(100, view, now=view.moved_at + seconds))
 
-    for figure in ("16 / 640", "4.00 steps/s", "env step 500.0 ms", "iteration 1: 16 of 64 steps", "left 2:30"):
+    for figure in (
+        "16 / 640",
+        "4.00 steps/s",
+        "env step 500.0 ms",
+        "iteration 1: 16 of 64 steps",
+        "left 2:30",
+    ):
         assert figure in text_after(6.0)
-    view.row, view.row_at = row() | {"iteration": 1, "global_step": 64, "perf/iteration_s": 16.0}, view.moved_at
+    view.row, view.row_at = (
+        row() | {"iteration": 1, "global_step": 64, "perf/iteration_s": 16.0},
+        view.moved_at,
+    )
     assert "iteration 1 " in text_after(0.0), "the iteration is over"
     live.on_progress(reports(2, 2, 0.5, processes=2)[0])
     for figure in ("66 / 640", "iteration 2: 2 of 64 steps"):
@@ -273,7 +343,14 @@ def test_the_time_left_is_right_within_a_factor_of_two_or_not_shown(
 ) -> None:
     view, batch, iterations = View(), 64 * processes, 10
     view.start(
-        RunInfo(Config(env_id="E-v0", num_steps=64, num_samplers=processes), Path("run"), "", (), 10 * batch, None)
+        RunInfo(
+            Config(env_id="E-v0", num_steps=64, num_samplers=processes),
+            Path("run"),
+            "",
+            (),
+            10 * batch,
+            None,
+        )
     )
     iteration_s = 64 * step_s + update_s
     begins, shown = make_s + reset_s, 0
@@ -281,16 +358,22 @@ def test_the_time_left_is_right_within_a_factor_of_two_or_not_shown(
         before = batch * (iteration - 1)
         for second in range(1, int(begins - clock.now + 64 * step_s)):
             at = clock.now + second
-            steps = sum(max(0, min(64, int((at - begins - 0.1 * one) / step_s))) for one in range(processes))
+            steps = sum(
+                max(0, min(64, int((at - begins - 0.1 * one) / step_s))) for one in range(processes)
+            )
             earlier, clock.now = clock.now, at
-            view.add_progress(CollectionProgress(iteration, steps, before + steps, processes, second))
+            view.add_progress(
+                CollectionProgress(iteration, steps, before + steps, processes, second)
+            )
             left, clock.now = view.left_s(at), earlier
             true = begins + iteration_s * (iterations + 1 - iteration) - at
             if iteration > 1 or update_s < 64 * step_s:  # the first update is not known yet
                 assert math.isnan(left) or true / 2 <= left <= 2 * true
             shown += not math.isnan(left)
         clock.now = begins = begins + iteration_s
-        view.add_row({"iteration": iteration, "global_step": batch * iteration, "perf/update_s": update_s})
+        view.add_row(
+            {"iteration": iteration, "global_step": batch * iteration, "perf/update_s": update_s}
+        )
         left, true = view.left_s(clock.now), iteration_s * (iterations - iteration)
         assert math.isnan(left) or true / 2 <= left <= 2 * true
     assert shown or 64 * step_s < 4
@@ -325,14 +408,18 @@ def test_a_terminal_that_becomes_narrower_is_cleared_once(monkeypatch: pytest.Mo
 
 @pytest.mark.parametrize("stream", [Terminal, Gone])
 @pytest.mark.parametrize("mode", ["live", "plain", "off"])
-def test_neither_a_closed_terminal_nor_the_order_of_calls_stops_training(mode: Any, stream: type[Terminal]) -> None:
+def test_neither_a_closed_terminal_nor_the_order_of_calls_stops_training(
+    mode: Any, stream: type[Terminal]
+) -> None:
     shown = make_display(mode, stream())
     shown.on_iteration({})
     shown.on_end(None, None)
     shown.on_start(about(10_000, "line"))
     shown.on_progress(CollectionProgress(1, 3, 3, 1, 2.0))
     shown.on_iteration({"iteration": 1, "global_step": 256})
-    shown.on_iteration(row(2) | {"charts/episodic_return": float("nan"), "charts/SPS": float("inf")})
+    shown.on_iteration(
+        row(2) | {"charts/episodic_return": float("nan"), "charts/SPS": float("inf")}
+    )
     logger.warning("a note")
     shown.on_end(finished(), None)
     shown.on_iteration(row())
@@ -358,12 +445,16 @@ def test_log_records_are_shown_during_the_run_only_and_once(mode: Any) -> None:
     text = stream.getvalue()
     for turn in range(3):
         assert f"information {turn}" in text
-        assert text.count(f"during {turn}") == text.count("during 1"), "a run does not show the records of another one"
+        assert text.count(f"during {turn}") == text.count("during 1"), (
+            "a run does not show the records of another one"
+        )
     assert mode == "live" or text.count("during 1") == 1
     assert not any(word in text for word in ("before", "after", "too much"))
 
 
-def test_logging_of_the_user_gets_all_records_and_keeps_its_level(caplog: pytest.LogCaptureFixture) -> None:
+def test_logging_of_the_user_gets_all_records_and_keeps_its_level(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     caplog.set_level(logging.ERROR, "dppo")
     shown = PlainLines(stream := io.StringIO())
     shown.on_start(about(1000))
@@ -403,13 +494,21 @@ def test_the_panel_is_drawn_by_its_own_thread_while_training_runs() -> None:
 
 
 def shown_at(width: int, view: View, now: float = 12.0, colours: bool = True) -> list[str]:
-    console = Console(width=width, record=True, file=io.StringIO(), force_terminal=True, color_system="truecolor")
+    console = Console(
+        width=width, record=True, file=io.StringIO(), force_terminal=True, color_system="truecolor"
+    )
     console.print(draw(view, width, now, colours=colours))
     return console.export_text().splitlines()
 
 
 def view_of(one: dict[str, float]) -> View:
-    view = View(title="dppo: PPO on CartPole-v1, seed 1", total_steps=500_000, began=2.0, row=one, row_at=11.0)
+    view = View(
+        title="dppo: PPO on CartPole-v1, seed 1",
+        total_steps=500_000,
+        began=2.0,
+        row=one,
+        row_at=11.0,
+    )
     view.first_row = 0, 11.0 - one["global_step"] / one["charts/SPS"]
     view.returns.extend(range(100))
     return view
@@ -419,7 +518,14 @@ FIGURES = (
     *("12,288 / 500,000 2%", "left 0:38", "elapsed 0:10", "34.2", "length 35.0", "success 43%"),
     *("last 100 of 321 episodes", "12,346 steps/s", "now 11,000"),
     *("actors 8", "2 x actor_lost"),
-    *("policy -0.012", "value 12.3", "entropy 0.680", "kl 0.004", "clipfrac 0.110", "expl_var 0.830"),
+    *(
+        "policy -0.012",
+        "value 12.3",
+        "entropy 0.680",
+        "kl 0.004",
+        "clipfrac 0.110",
+        "expl_var 0.830",
+    ),
     *("env 31%", "act 12%", "wait 0%", "transfer 1%", "update 52%", "other 4%"),
 )
 
@@ -431,21 +537,32 @@ def test_the_panel_fits_any_terminal_and_splits_no_figure(colours: bool) -> None
         lines = shown_at(width, view, colours=colours)
         assert {len(line) for line in lines} == {width}
         lines = [" ".join(line.split()) for line in lines]
-        narrow = ("left 0:38", "elapsed 0:10", "length 35.0", "now 11,000", "expl_var 0.830", "clipfrac 0.110")
+        narrow = (
+            "left 0:38",
+            "elapsed 0:10",
+            "length 35.0",
+            "now 11,000",
+            "expl_var 0.830",
+            "clipfrac 0.110",
+        )
         for figure in FIGURES if width >= 40 else narrow:
             assert any(figure in line for line in lines), f"{figure} is missing or split at {width}"
         assert any("▁" in line and "█" in line for line in lines), "the history of the return"
 
 
 @pytest.mark.parametrize("width", [44, 60, 68, 72, 80, 100])
-def test_the_history_of_the_return_stands_beside_the_return_and_is_wide_enough_to_show_its_shape(width: int) -> None:
+def test_the_history_of_the_return_stands_beside_the_return_and_is_wide_enough_to_show_its_shape(
+    width: int,
+) -> None:
     [line] = [line for line in shown_at(width, view_of(row())) if "▁" in line]
     bars = re.search("34.2  ([▁▂▃▄▅▆▇█]+) ", line)
     assert bars is not None
     assert len(bars[1]) >= 16
 
 
-def test_the_panel_before_the_first_step_with_an_almost_empty_row_and_after_a_long_silence() -> None:
+def test_the_panel_before_the_first_step_with_an_almost_empty_row_and_after_a_long_silence() -> (
+    None
+):
     def text(view: View, now: float) -> str:
         return "\n".join(shown_at(100, view, now))
 
@@ -501,7 +618,9 @@ def test_a_history_of_any_length_keeps_its_shape() -> None:
 
 
 @pytest.mark.parametrize("error", [None, RuntimeError("x")])
-def test_the_panel_is_redrawn_loses_no_note_and_restores_the_terminal(error: Exception | None) -> None:
+def test_the_panel_is_redrawn_loses_no_note_and_restores_the_terminal(
+    error: Exception | None,
+) -> None:
     threads, stdout = threading.active_count(), sys.stdout
     live = LivePanel(stream := Terminal())
     live.on_start(about(500_000, "a line with [brackets]", title="The title"))
@@ -513,7 +632,12 @@ def test_the_panel_is_redrawn_loses_no_note_and_restores_the_terminal(error: Exc
     live.on_end(None if error else finished(Path("folder [ok]")), error)
     live.on_end(None, None)
     text = stream.getvalue()
-    for expected in ("The title", "a line with [brackets]", *([] if error else ["folder [ok]"]), *notes):
+    for expected in (
+        "The title",
+        "a line with [brackets]",
+        *([] if error else ["folder [ok]"]),
+        *notes,
+    ):
         assert expected in text
     assert text.count(HIDE) == text.count(SHOW) == 1
     assert text.rindex(SHOW) > text.rindex(HIDE)
@@ -541,7 +665,13 @@ def test_the_cursor_is_visible_after_ctrl_c() -> None:
     """
     master, slave = pty.openpty()
     words = [sys.executable, "-c", textwrap.dedent(code)]
-    env = {**os.environ, "PYTHONPATH": ":".join(sys.path), "PYTHONUTF8": "1", "COLUMNS": "70", "LINES": "30"}
+    env = {
+        **os.environ,
+        "PYTHONPATH": ":".join(sys.path),
+        "PYTHONUTF8": "1",
+        "COLUMNS": "70",
+        "LINES": "30",
+    }
     process = subprocess.Popen(words, stdin=slave, stdout=slave, stderr=slave, env=env)
     os.close(slave)
     text, interrupted = "", False
@@ -561,9 +691,27 @@ def test_the_cursor_is_visible_after_ctrl_c() -> None:
 
 def test_figures_have_a_sensible_number_of_digits() -> None:
     values = (0.0, 475.34, 12345.6, -0.0123, 0.00049, 3.14159, math.nan, None, math.inf)
-    assert list(map(number, values)) == ["0", "475.3", "12,346", "-0.012", "4.9e-04", "3.14", "-", "-", "inf"]
+    assert list(map(number, values)) == [
+        "0",
+        "475.3",
+        "12,346",
+        "-0.012",
+        "4.9e-04",
+        "3.14",
+        "-",
+        "-",
+        "inf",
+    ]
 
 
 def test_durations_are_shown_as_on_a_clock() -> None:
     seconds = (0, 62, 3599.9, 3661, 180_000, math.nan, math.inf)
-    assert list(map(duration, seconds)) == ["0:00", "1:02", "59:59", "1:01:01", "2d 02:00:00", "-", "-"]
+    assert list(map(duration, seconds)) == [
+        "0:00",
+        "1:02",
+        "59:59",
+        "1:01:01",
+        "2d 02:00:00",
+        "-",
+        "-",
+    ]

@@ -30,7 +30,20 @@ from dppo.tools.report.command import facts_of
 from dppo.tools.report.page import page
 
 VOID = {"meta", "path", "line", "rect"}  # elements that are closed by themselves here
-ACTIVE = {"script", "iframe", "object", "embed", "link", "img", "image", "use", "base", "form", "a", "foreignobject"}
+ACTIVE = {
+    "script",
+    "iframe",
+    "object",
+    "embed",
+    "link",
+    "img",
+    "image",
+    "use",
+    "base",
+    "form",
+    "a",
+    "foreignobject",
+}
 EVIL = "<script>alert(1)</script>\"' onload=x \x1b[2J\u202e&amp;"
 
 
@@ -50,7 +63,9 @@ class Strict(HTMLParser):
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         assert tag not in ACTIVE
         assert len(dict(attrs)) == len(attrs), "an attribute twice"
-        assert not [name for name, _ in attrs if name.startswith("on") or name in ("style", "href", "src")]
+        assert not [
+            name for name, _ in attrs if name.startswith("on") or name in ("style", "href", "src")
+        ]
         values = dict(attrs)
         if values.get("http-equiv") == "Content-Security-Policy":
             self.policy = values["content"] or ""
@@ -79,7 +94,10 @@ def checked(html: str) -> Strict:
     """Return the page, whose policy allows nothing but its own style sheet."""
     found = Strict(html)
     allowed = base64.b64encode(hashlib.sha256(found.style.encode()).digest()).decode()
-    assert found.policy == f"default-src 'none'; style-src 'sha256-{allowed}'; base-uri 'none'; form-action 'none'"
+    assert (
+        found.policy
+        == f"default-src 'none'; style-src 'sha256-{allowed}'; base-uri 'none'; form-action 'none'"
+    )
     assert "http" not in html.replace("http-equiv", "")
     assert all(one.isprintable() or one in "\n\t" for one in html)
     return found
@@ -88,17 +106,32 @@ def checked(html: str) -> Strict:
 def rows(count: int) -> list[dict[str, float]]:
     made = []
     for i in range(1, count + 1):
-        row: dict[str, Any] = {"iteration": i, "global_step": 256 * i, "time/training_s": 0.1 * i, "charts/SPS": 2560}
-        row |= {f"perf/{name}_frac": 1 / 6 for name in PHASES} | {"perf/iteration_s": 0.1, "losses/approx_kl": 0.01 / i}
+        row: dict[str, Any] = {
+            "iteration": i,
+            "global_step": 256 * i,
+            "time/training_s": 0.1 * i,
+            "charts/SPS": 2560,
+        }
+        row |= {f"perf/{name}_frac": 1 / 6 for name in PHASES} | {
+            "perf/iteration_s": 0.1,
+            "losses/approx_kl": 0.01 / i,
+        }
         if i > 2:
-            row |= {"charts/episodic_return": 100 * math.tanh(i / 50), "charts/episodic_return_std": 7.0}
+            row |= {
+                "charts/episodic_return": 100 * math.tanh(i / 50),
+                "charts/episodic_return_std": 7.0,
+            }
         made.append(row)
     return made
 
 
 def a_run(folder: Path, lines: list[dict[str, float]], **settings: Any) -> Path:
-    config = Config(**{"env_id": "CartPole-v1", "total_timesteps": 51_200, "num_steps": 32, **settings})
-    content = grouped(plain_settings(config)) | {"versions": {"python": "3.11.7", "cpu": "<b>Z80</b>"}}
+    config = Config(
+        **{"env_id": "CartPole-v1", "total_timesteps": 51_200, "num_steps": 32, **settings}
+    )
+    content = grouped(plain_settings(config)) | {
+        "versions": {"python": "3.11.7", "cpu": "<b>Z80</b>"}
+    }
     folder.mkdir()
     (folder / "config.yaml").write_text(yaml.safe_dump(content, sort_keys=False))
     (folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in lines))
@@ -111,7 +144,9 @@ def test_a_run_of_any_length_is_a_valid_page(count: int, figures: int, tmp_path:
     assert main(["report", str(a_run(tmp_path / "run", lines))]) == 0
     html = (tmp_path / "run" / "report.html").read_text(encoding="utf8")
     found = checked(html)
-    assert found.count.get("figure", 0) == figures, "return twice, the only loss, shares, times and actors"
+    assert found.count.get("figure", 0) == figures, (
+        "return twice, the only loss, shares, times and actors"
+    )
     assert ("No episode has finished yet" in found.words) == (count == 1)
     assert ("No iteration has finished yet" in found.words) == (count == 0)
     assert f"{256 * count:,} of 51,200" in found.words
@@ -122,7 +157,11 @@ def test_a_page_marks_what_happened_and_shows_what_was_measured(tmp_path: Path) 
     lines = rows(100)
     for number, row in enumerate(lines, 1):
         row.update(
-            {"eval/episodic_return": 5.0, "eval/return_std": 1.0, "eval/global_step": 256 * number - 9}
+            {
+                "eval/episodic_return": 5.0,
+                "eval/return_std": 1.0,
+                "eval/global_step": 256 * number - 9,
+            }
             if number % 20 == 0
             else {}
         )
@@ -132,20 +171,35 @@ def test_a_page_marks_what_happened_and_shows_what_was_measured(tmp_path: Path) 
     run = a_run(tmp_path / "run", lines, num_actors=2)
     (run / "logs").mkdir()
     log = "\n2026-11-23 09:00:00 dppo: process 7 began\n\ndppo: process 7 ended by SIGKILL\n"
-    (run / "logs" / "actor-0.log").write_text(log + "\n2026-11-23 09:01:00 dppo: process 8 began\nhello\n")
+    (run / "logs" / "actor-0.log").write_text(
+        log + "\n2026-11-23 09:01:00 dppo: process 8 began\nhello\n"
+    )
     (run / "incidents" / "001").mkdir(parents=True)
     incident = {"kind": "env_raised", "message": "sampler 3 raised", "time": "noon"}
     (run / "incidents" / "001" / "incident.json").write_text(json.dumps(incident))
     facts = facts_of(run)
     html = page(facts)
     found = checked(html)
-    assert [html.count(f'class="mark {kind}"') for kind in ("actor", "env", "resume", "other")] == [2, 2, 2, 0]
+    assert [html.count(f'class="mark {kind}"') for kind in ("actor", "env", "resume", "other")] == [
+        2,
+        2,
+        2,
+        0,
+    ]
     assert "resumed before step 13,056" in found.words
-    for words in ("eval/episodic_return", "info/energy", "sampler 3 raised", "<b>Z80</b>", "stopped early"):
+    for words in (
+        "eval/episodic_return",
+        "info/energy",
+        "sampler 3 raised",
+        "<b>Z80</b>",
+        "stopped early",
+    ):
         assert words in found.words
     assert "eval/global_step" not in found.words, "it is the place, not a value"
     evaluated = html[html.index("eval/episodic_return") :]
-    assert len(set(re.findall(r"M([^Z]*)Z", evaluated)[0].split("L"))) == 10, "five points, above and below the mean"
+    assert len(set(re.findall(r"M([^Z]*)Z", evaluated)[0].split("L"))) == 10, (
+        "five points, above and below the mean"
+    )
     [(first, *_), (second, *_)] = facts.actors["actor-0"]
     assert (first, second) == (0.0, 60.0)
     assert "process 7 ended by SIGKILL" in found.words
@@ -159,10 +213,14 @@ def test_spread_is_that_of_the_keys_beside_a_mean(tmp_path: Path) -> None:
     assert heights[:3] == pytest.approx([100 - 100 * low / 4.2 for low in y[1]], abs=0.01)
     assert heights[:2:-1] == pytest.approx([100 - 100 * high / 4.2 for high in y[2]], abs=0.01)
     assert html.count("h0") == 3, "few points are drawn as dots"
-    assert charts.chart("title", charts.Line(np.zeros(2), *np.full((3, 2), np.nan)), "env steps") == ""
+    assert (
+        charts.chart("title", charts.Line(np.zeros(2), *np.full((3, 2), np.nan)), "env steps") == ""
+    )
 
 
-def test_the_memory_of_all_actors_is_one_chart_and_reported_numbers_have_no_band(tmp_path: Path) -> None:
+def test_the_memory_of_all_actors_is_one_chart_and_reported_numbers_have_no_band(
+    tmp_path: Path,
+) -> None:
     lines = rows(30)
     for row in lines:
         row.update({"actors/memory_gb": 3.0, "actors/memory_gb/0": 3.0, "actors/memory_gb/1": 1.0})
@@ -177,7 +235,12 @@ def test_the_memory_of_all_actors_is_one_chart_and_reported_numbers_have_no_band
 
 @pytest.mark.parametrize("key", ["torque_max", "torque_std", "torque"])
 def test_a_reported_number_is_drawn_once_whatever_its_name(key: str, tmp_path: Path) -> None:
-    measured = {f"info/{key}": 2.0, f"info/{key}_min": 1.0, f"info/{key}_max": 3.0, "info/speed": 1.0}
+    measured = {
+        f"info/{key}": 2.0,
+        f"info/{key}_min": 1.0,
+        f"info/{key}_max": 3.0,
+        "info/speed": 1.0,
+    }
     html = page(facts_of(a_run(tmp_path / "run", [row | measured for row in rows(9)])))
     drawn = re.findall(r"<figcaption>(info/[^<]*)", html)
     assert drawn == [f"info/{key}", "info/speed"]
@@ -185,7 +248,17 @@ def test_a_reported_number_is_drawn_once_whatever_its_name(key: str, tmp_path: P
 
 @pytest.mark.parametrize(
     ("low", "high"),
-    [(0, 1), (256, 40_192), (-3.3, 2.8), (1e-9, 3e-9), (5, 5), (0, 0), (-1e30, 1e30), (1e30, 1e30), (0.999, 1)],
+    [
+        (0, 1),
+        (256, 40_192),
+        (-3.3, 2.8),
+        (1e-9, 3e-9),
+        (5, 5),
+        (0, 0),
+        (-1e30, 1e30),
+        (1e30, 1e30),
+        (0.999, 1),
+    ],
 )
 def test_an_axis_has_some_round_numbers_inside(low: float, high: float) -> None:
     axis = charts._axis(np.array([low, high]), 0.05)
@@ -196,7 +269,9 @@ def test_an_axis_has_some_round_numbers_inside(low: float, high: float) -> None:
     assert axis.low <= low <= high <= axis.high
 
 
-def test_rows_of_a_large_file_are_a_sample_with_both_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rows_of_a_large_file_are_a_sample_with_both_ends(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(reading, "WHOLE", 50_000)
     monkeypatch.setattr(reading, "MOST_ROWS", 300)
     run = a_run(tmp_path / "run", rows(5000))
@@ -212,11 +287,15 @@ def test_rows_of_a_large_file_are_a_sample_with_both_ends(tmp_path: Path, monkey
     assert last_row(tmp_path) == {}
 
 
-def test_long_rows_of_a_large_file_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_long_rows_of_a_large_file_are_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A run whose environments have failed in many ways counts each in a key of its own."""
     monkeypatch.setattr(reading, "WHOLE", 500_000)
     monkeypatch.setattr(reading, "MOST_ROWS", 30)
-    faults = {f"faults/sampler {i // 16}, env {i % 16}: ValueError in step": 1.0 for i in range(1500)}
+    faults = {
+        f"faults/sampler {i // 16}, env {i % 16}: ValueError in step": 1.0 for i in range(1500)
+    }
     lines = [row | faults for row in rows(20)]
     run = a_run(tmp_path / "run", lines)
     assert (run / "metrics.jsonl").stat().st_size > 20 * 2**16
@@ -226,7 +305,9 @@ def test_long_rows_of_a_large_file_are_read(tmp_path: Path, monkeypatch: pytest.
 
 
 def test_evaluations_that_end_in_one_iteration_are_all_read(tmp_path: Path) -> None:
-    found: list[dict[str, float]] = [{"iteration": number, "global_step": 64 * number} for number in (1, 2, 2, 2)]
+    found: list[dict[str, float]] = [
+        {"iteration": number, "global_step": 64 * number} for number in (1, 2, 2, 2)
+    ]
     found[2] |= {"eval/iteration": 1, "eval/mean_return": 3.0}
     found[3] |= {"eval/iteration": 2, "eval/mean_return": 4.0}
     (tmp_path / "metrics.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in found))
@@ -262,16 +343,27 @@ def test_everything_is_text_that_comes_from_a_folder(tmp_path: Path) -> None:
     "settings",
     [
         {},
-        {"num_steps": 64, "learning_rate": 3e-4, "update_epochs": 10},  # those of other environments
+        {
+            "num_steps": 64,
+            "learning_rate": 3e-4,
+            "update_epochs": 10,
+        },  # those of other environments
         {"atari": "raw"},
-        {"atari": "raw", "num_steps": 128, "frame_stack": 4, "grayscale": True},  # as games have them
+        {
+            "atari": "raw",
+            "num_steps": 128,
+            "frame_stack": 4,
+            "grayscale": True,
+        },  # as games have them
         {"atari": "game", "frame_stack": 1},
         {"atari": "raw", "norm_reward": False, "clip_reward": 1.0},
         {"env_kwargs": {"frameskip": 2}, "action_repeat": 4},
         {"env_kwargs": {"obs_type": "ram"}},
     ],
 )
-def test_the_command_of_a_game_gives_the_same_settings(settings: dict[str, Any], tmp_path: Path) -> None:
+def test_the_command_of_a_game_gives_the_same_settings(
+    settings: dict[str, Any], tmp_path: Path
+) -> None:
     facts = facts_of(a_run(tmp_path / "run", [], env_id="ALE/Pong-v5", **settings))
     words = shlex.split(facts.command)
     assert plain_settings(Config(**parse(words[2:]).settings)) == plain_settings(facts.config)
@@ -288,7 +380,13 @@ def test_a_run_with_objects_can_be_looked_at(
 
 
 def test_the_command_gives_the_same_settings(tmp_path: Path) -> None:
-    settings = {"hidden_sizes": (8, 4), "norm_obs": False, "target_kl": 0.02, "env_kwargs": {"a b": [1]}, "seed": 3}
+    settings = {
+        "hidden_sizes": (8, 4),
+        "norm_obs": False,
+        "target_kl": 0.02,
+        "env_kwargs": {"a b": [1]},
+        "seed": 3,
+    }
     settings |= {"num_actors": "2..4", "actor_resources": {"licence": 1.0}}
     facts = facts_of(a_run(tmp_path / "run", [], **settings))
     words = shlex.split(facts.command)
@@ -316,7 +414,11 @@ def test_a_run_that_goes_on_has_finished_or_has_ended_early_is_told_apart(tmp_pa
     ],
 )
 def test_a_report_that_cannot_be_written_is_refused(
-    words: list[str], said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    words: list[str],
+    said: str,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.chdir(tmp_path)
     a_run(tmp_path / "run", rows(3))
@@ -334,7 +436,10 @@ OVERLAPS = """[...document.querySelectorAll('svg.plot')].flatMap(svg => {
 @pytest.mark.slow
 @pytest.mark.skipif(CHROMIUM is None, reason="needs Chromium")
 def test_a_browser_shows_it_on_a_screen_a_phone_and_paper(tmp_path: Path) -> None:
-    lines = [row | {f"eval/{EVIL}": 1.0, "incidents/actor_lost": float(i > 50)} for i, row in enumerate(rows(120))]
+    lines = [
+        row | {f"eval/{EVIL}": 1.0, "incidents/actor_lost": float(i > 50)}
+        for i, row in enumerate(rows(120))
+    ]
     run = a_run(tmp_path / "run", lines, num_actors=2, env_kwargs={"a_long_name" * 9: "x" * 300})
     assert main(["report", str(run)]) == 0
     with Browser(tmp_path / "profile") as browser:
@@ -342,9 +447,14 @@ def test_a_browser_shows_it_on_a_screen_a_phone_and_paper(tmp_path: Path) -> Non
             browser.open(run / "report.html", **how)
             assert browser.complaints() == []
             assert browser.requests() == [(run / "report.html").resolve().as_uri()]
-            assert browser.evaluate("document.documentElement.scrollWidth <= innerWidth"), "nothing is beside the page"
+            assert browser.evaluate("document.documentElement.scrollWidth <= innerWidth"), (
+                "nothing is beside the page"
+            )
             assert browser.evaluate("document.querySelectorAll('figure').length") == 6
             assert browser.evaluate(OVERLAPS) == []
             ground = browser.evaluate("getComputedStyle(document.body).backgroundColor")
             assert ground == ("rgb(13, 17, 23)" if "dark" in how else "rgb(255, 255, 255)")
-            assert browser.evaluate("getComputedStyle(document.querySelector('path.line')).fill") == "none"
+            assert (
+                browser.evaluate("getComputedStyle(document.querySelector('path.line')).fill")
+                == "none"
+            )

@@ -36,8 +36,15 @@ BATCH, ITERATIONS = 32, 3
 
 
 def settings(run_dir: Path | None, **changes: Any) -> dppo.Config:
-    sizes = {"num_samplers": 2, "num_steps": 16, "total_timesteps": BATCH * ITERATIONS, "update_epochs": 1}
-    return make_config({"env_id": "CartPole-v1", "run_dir": run_dir, "progress": "off", **sizes, **changes})
+    sizes = {
+        "num_samplers": 2,
+        "num_steps": 16,
+        "total_timesteps": BATCH * ITERATIONS,
+        "update_epochs": 1,
+    }
+    return make_config(
+        {"env_id": "CartPole-v1", "run_dir": run_dir, "progress": "off", **sizes, **changes}
+    )
 
 
 @pytest.fixture(scope="module")
@@ -46,7 +53,9 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 @pytest.mark.parametrize("name", ["a/b", "../x", "/x/y"])
-def test_the_name_of_a_run_names_one_folder(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_name_of_a_run_names_one_folder(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     with open_run(settings(None, name=name), None) as folder:
         assert folder.path.parent == tmp_path / "runs"
@@ -83,7 +92,9 @@ def test_a_child_of_a_killed_run_does_not_keep_the_lock(tmp_path: Path) -> None:
         "child = os.fork()\nif child: print(child, flush=True)\ntime.sleep(1000)"
     )
     words = [sys.executable, "-c", code]
-    with subprocess.Popen(words, cwd=tmp_path, env=fresh_environment(), stdout=subprocess.PIPE, text=True) as other:
+    with subprocess.Popen(
+        words, cwd=tmp_path, env=fresh_environment(), stdout=subprocess.PIPE, text=True
+    ) as other:
         assert other.stdout is not None
         child = int(other.stdout.readline())
         try:
@@ -118,7 +129,9 @@ def test_a_lock_file_that_nobody_holds_is_stale(content: str, tmp_path: Path) ->
     taken(tmp_path).close()
 
 
-def test_without_file_locks_the_process_id_decides(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_file_locks_the_process_id_decides(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Some network file systems have no locks."""
     import fcntl
 
@@ -155,7 +168,9 @@ def raises() -> gym.Env[Any, Any]:
     raise RuntimeError("licence")
 
 
-def test_a_run_that_fails_before_training_leaves_an_incident_and_nothing_else(tmp_path: Path) -> None:
+def test_a_run_that_fails_before_training_leaves_an_incident_and_nothing_else(
+    tmp_path: Path,
+) -> None:
     (tmp_path / "notes").mkdir()
     (tmp_path / "notes" / "todo.txt").write_text("x")
     (tmp_path / "empty").mkdir()
@@ -163,7 +178,12 @@ def test_a_run_that_fails_before_training_leaves_an_incident_and_nothing_else(tm
         with pytest.raises(EnvironmentFault):
             dppo.train(settings(tmp_path / name, env_id=raises))
         shutil.rmtree(tmp_path / name / "incidents")
-    assert sorted(path.name for path in tmp_path.rglob("*")) == ["empty", "new", "notes", "todo.txt"]
+    assert sorted(path.name for path in tmp_path.rglob("*")) == [
+        "empty",
+        "new",
+        "notes",
+        "todo.txt",
+    ]
 
 
 def test_there_is_a_checkpoint_before_the_first_segment(tmp_path: Path) -> None:
@@ -179,7 +199,9 @@ def test_there_is_a_checkpoint_before_the_first_segment(tmp_path: Path) -> None:
     assert {"run/checkpoints/iter_000000.safetensors", "run/config.yaml"} <= set(seen)
 
 
-def test_a_run_killed_before_its_settings_were_written_can_be_resumed(tmp_path: Path, whole: str) -> None:
+def test_a_run_killed_before_its_settings_were_written_can_be_resumed(
+    tmp_path: Path, whole: str
+) -> None:
     run = tmp_path / "run"
     dppo.train(settings(run), observers=[Recorder(interrupt_at=1)])
     (run / "config.yaml").unlink()
@@ -205,7 +227,9 @@ def test_a_run_is_resumed_in_its_own_folder_only(tmp_path: Path) -> None:
     dppo.train(settings(run), observers=[Recorder(interrupt_at=1)])
     files = {path: path.read_bytes() for path in run.rglob("*") if path.is_file()}
     for resume in (run, run / "checkpoints" / "iter_000001"):
-        with pytest.raises(ConfigError, match=f"^run_dir={other}: has no effect with resume=.* Leave it out, or "):
+        with pytest.raises(
+            ConfigError, match=f"^run_dir={other}: has no effect with resume=.* Leave it out, or "
+        ):
             dppo.train(settings(other), resume=resume)
     assert not other.exists()
     assert {path: path.read_bytes() for path in run.rglob("*") if path.is_file()} == files
@@ -230,7 +254,9 @@ class Fatal(gym.Wrapper[Any, Any, Any, Any]):
 def test_a_run_killed_after_resuming_from_an_older_checkpoint_loses_no_row(tmp_path: Path) -> None:
     """Rows after the checkpoint are cut off, so later checkpoints must not be used any more."""
     run, marker = tmp_path / "run", tmp_path / "marker"
-    config = settings(run, env_id=Fatal, env_kwargs={"marker": str(marker)}, checkpoint_interval_s=0)
+    config = settings(
+        run, env_id=Fatal, env_kwargs={"marker": str(marker)}, checkpoint_interval_s=0
+    )
     whole = dppo.train(config)
     marker.touch()
     child = multiprocessing.get_context("fork").Process(
@@ -284,11 +310,15 @@ class Staged(gym.Wrapper[Any, Any, Any, Any]):
         assert isinstance(weights, np.ndarray)
 
 
-def test_env_kwargs_may_be_python_objects(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_env_kwargs_may_be_python_objects(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     run = tmp_path / "run"
 
     def config() -> dppo.Config:
-        return settings(run, env_id=Staged, env_kwargs={"scenario": Scenario(), "weights": np.arange(3)})
+        return settings(
+            run, env_id=Staged, env_kwargs={"scenario": Scenario(), "weights": np.arange(3)}
+        )
 
     dppo.train(config(), observers=[Recorder(interrupt_at=1)])
     assert dppo.train(config(), resume=run).iterations == ITERATIONS
@@ -317,7 +347,10 @@ def test_a_run_with_a_long_argument_can_be_resumed_evaluated_and_reported(
     monkeypatch.setattr(reading, "MAX_SETTINGS_BYTES", 20_000)
     monkeypatch.setitem(PARTS, CONFIG, Part(FILE, 20_000))
     run = tmp_path / "run"
-    dppo.train(settings(run, env_id=Tasked, env_kwargs={"task": task}), observers=[Recorder(interrupt_at=1)])
+    dppo.train(
+        settings(run, env_id=Tasked, env_kwargs={"task": task}),
+        observers=[Recorder(interrupt_at=1)],
+    )
     assert settings_to_resume(run)["env_kwargs"] == {"task": task}
     assert main(["train", "--resume", str(run), "--trust"]) == 0
     assert main(["eval", str(run), "--episodes", "1", "--trust"]) == 0
@@ -327,7 +360,12 @@ def test_a_run_with_a_long_argument_can_be_resumed_evaluated_and_reported(
 @pytest.mark.parametrize(
     ("value", "recorded"),
     [
-        *((Path("/a/b"), "/a/b"), (np.float32(0.5), 0.5), ((1, 2), [1, 2]), ({"1": {"x": None}}, {"1": {"x": None}})),
+        *(
+            (Path("/a/b"), "/a/b"),
+            (np.float32(0.5), 0.5),
+            ((1, 2), [1, 2]),
+            ({"1": {"x": None}}, {"1": {"x": None}}),
+        ),
         ({1: {"x": None}}, {"!python": "{1: {'x': None}}"}),  # JSON would make it {"1": ...}
         ({"a": {True: 1}, "b": 2}, {"a": {"!python": "{True: 1}"}, "b": 2}),
         ([{None: 1}], {"!python": "[{None: 1}]"}),
@@ -345,10 +383,15 @@ def test_keys_that_are_not_text_are_given_again_and_compared(keys: Any, tmp_path
     """An environment that looks up 1 would not find "1", and might play another task."""
     config = settings(tmp_path / "run", env_id=Tasked, env_kwargs={"task": keys})
     dppo.train(config, observers=[Recorder(interrupt_at=1)])
-    with pytest.raises(ConfigError, match=r"env_kwargs: task was .*, and a run folder cannot hold Python objects"):
+    with pytest.raises(
+        ConfigError, match=r"env_kwargs: task was .*, and a run folder cannot hold Python objects"
+    ):
         settings_to_resume(tmp_path / "run")
     with pytest.raises(ConfigError, match=r"^env_kwargs="):
-        dppo.train(settings(tmp_path / "run", env_id=Tasked, env_kwargs={"task": {"1": 5}}), resume=tmp_path / "run")
+        dppo.train(
+            settings(tmp_path / "run", env_id=Tasked, env_kwargs={"task": {"1": 5}}),
+            resume=tmp_path / "run",
+        )
     assert dppo.train(config, resume=tmp_path / "run").iterations == ITERATIONS
 
 
@@ -377,7 +420,9 @@ def test_the_last_lines_are_printed_even_if_the_last_checkpoint_cannot_be_writte
             monkeypatch.setattr(Disk, "write", full)
 
     recorder = Recorder(after_iteration=fill)
-    with pytest.raises(CheckpointError, match=r"iter_000003\.safetensors: the checkpoint could not be written") as no:
+    with pytest.raises(
+        CheckpointError, match=r"iter_000003\.safetensors: the checkpoint could not be written"
+    ) as no:
         dppo.train(settings(tmp_path / "run", progress="plain"), observers=[recorder])
     assert no.value.exit_code == 1
     said = capsys.readouterr().out
@@ -393,7 +438,9 @@ def test_a_checkpoint_has_a_score_from_twenty_episodes_on(tmp_path: Path) -> Non
     few = dppo.train(settings(run, checkpoint_interval_s=0))
     assert 0 < few.episodes < 20
     assert not (run / "checkpoints" / "best.json").exists()
-    many = dppo.train(settings(tmp_path / "many", total_timesteps=BATCH * 20, checkpoint_interval_s=0))
+    many = dppo.train(
+        settings(tmp_path / "many", total_timesteps=BATCH * 20, checkpoint_interval_s=0)
+    )
     assert many.episodes >= 20
     best = json.loads((tmp_path / "many" / "checkpoints" / "best.json").read_text())
     episodes = {row["iteration"]: row["charts/episodes"] for row in many.metrics}
@@ -417,8 +464,19 @@ class Spiking(gym.Wrapper[Any, Any, Any, Any]):
 
 def test_a_run_that_diverges_leaves_the_weights_from_before_the_update(tmp_path: Path) -> None:
     marker = tmp_path / "marker"
-    one: dict[str, Any] = {"num_samplers": 1, "num_steps": BATCH, "minibatch_size": 4, "gamma": 0.0, "gae_lambda": 0.0}
-    one |= {"env_id": Spiking, "env_kwargs": {"marker": str(marker)}, "checkpoint_interval_s": 0, "scale_reward": 1e13}
+    one: dict[str, Any] = {
+        "num_samplers": 1,
+        "num_steps": BATCH,
+        "minibatch_size": 4,
+        "gamma": 0.0,
+        "gae_lambda": 0.0,
+    }
+    one |= {
+        "env_id": Spiking,
+        "env_kwargs": {"marker": str(marker)},
+        "checkpoint_interval_s": 0,
+        "scale_reward": 1e13,
+    }
     one |= {"norm_reward": False}
     whole = dppo.train(settings(tmp_path / "whole", **one))
     marker.touch()
@@ -426,23 +484,32 @@ def test_a_run_that_diverges_leaves_the_weights_from_before_the_update(tmp_path:
         dppo.train(settings(tmp_path / "run", **one | {"checkpoint_interval_s": 1000}))
     assert "step 0" not in str(diverged.value), "some SGD steps of the update were made and undone"
     left = checkpoints.find(tmp_path / "run").path
-    same = [checkpoints.load(path) for path in (left, tmp_path / "whole" / "checkpoints" / left.name)]
+    same = [
+        checkpoints.load(path) for path in (left, tmp_path / "whole" / "checkpoints" / left.name)
+    ]
     assert left.stem == "iter_000002"
     for part in ("model", "optimizer", "samplers"):
         for name, array in same[0].arrays[part].items():
             assert array.tobytes() == same[1].arrays[part][name].tobytes(), (part, name)
     marker.unlink()
-    assert dppo.train(settings(tmp_path / "run", **one), resume=tmp_path / "run").weights_sha256 == whole.weights_sha256
+    assert (
+        dppo.train(settings(tmp_path / "run", **one), resume=tmp_path / "run").weights_sha256
+        == whole.weights_sha256
+    )
 
 
-def test_folders_that_a_run_made_and_did_not_use_are_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_folders_that_a_run_made_and_did_not_use_are_removed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     with open_run(settings(None), None):
         assert list(Path("runs").iterdir())
     assert not Path("runs").exists()
     with open_run(settings(None), None), open_run(settings(None, name="other"), None) as other:
         (other.path / "metrics.jsonl").touch()
-    assert list(Path("runs").iterdir()) == [other.path.relative_to(tmp_path)], "what another run uses stays"
+    assert list(Path("runs").iterdir()) == [other.path.relative_to(tmp_path)], (
+        "what another run uses stays"
+    )
     Path("mine").mkdir()
     with open_run(settings(Path("mine")), None):
         pass

@@ -60,7 +60,11 @@ def test_notes_follow_the_first_lines_in_order_and_a_slow_start_is_shown_before_
 @pytest.mark.parametrize("error", [ClusterError("no actor"), ConfigError("not this")])
 @pytest.mark.parametrize("progress", ["plain", "live"])
 def test_notes_are_shown_where_the_cluster_fails_and_not_where_settings_are_refused(
-    error: DppoError, progress: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+    error: DppoError,
+    progress: Any,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
 ) -> None:
     def build(*_: object) -> None:
         logger.warning("actor 0 died; replaced")
@@ -82,7 +86,12 @@ def test_a_start_that_fails_without_notes_prints_nothing() -> None:
 
 def test_sizes_are_those_of_the_run() -> None:
     config = Config(
-        env_id="E-v0", num_samplers=3, envs_per_sampler=2, num_steps=50, minibatch_size=64, total_timesteps=1000
+        env_id="E-v0",
+        num_samplers=3,
+        envs_per_sampler=2,
+        num_steps=50,
+        minibatch_size=64,
+        total_timesteps=1000,
     )
     whole = replace(config, update_epochs=10)
     assert sizes_line(whole) == (
@@ -90,8 +99,12 @@ def test_sizes_are_those_of_the_run() -> None:
         "10 epochs."
     )
     assert sizes_line(config).endswith("for 10 epochs, or 20 if actions are discrete.")
-    reusing = Config(env_id="E-v0", total_timesteps=3 * 512, minibatch_size=256, update_epochs=2, reuse=2)
-    assert sizes_line(reusing).endswith("then trains on them and those of 1 iteration before, for 2 epochs.")
+    reusing = Config(
+        env_id="E-v0", total_timesteps=3 * 512, minibatch_size=256, update_epochs=2, reuse=2
+    )
+    assert sizes_line(reusing).endswith(
+        "then trains on them and those of 1 iteration before, for 2 epochs."
+    )
 
 
 @pytest.mark.parametrize(
@@ -112,5 +125,7 @@ def test_sizes_are_those_of_the_run() -> None:
         ("2..4", 8, "Between 2 and 4 Ray actors, as there is room for them, host 8 samplers."),
     ],
 )
-def test_the_line_names_the_hosts_of_the_samplers(actors: int | str, samplers: int, words: str) -> None:
+def test_the_line_names_the_hosts_of_the_samplers(
+    actors: int | str, samplers: int, words: str
+) -> None:
     assert hosting_line(Config(env_id="E-v0", num_actors=actors, num_samplers=samplers)) == words

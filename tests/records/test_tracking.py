@@ -32,9 +32,16 @@ trackers = pytest.mark.parametrize("name", ["wandb", "mlflow"])
 
 
 def settings(run_dir: Path, name: str, **changes: Any) -> dppo.Config:
-    sizes = {"num_samplers": 2, "num_steps": 32, "total_timesteps": 64 * ITERATIONS, "update_epochs": 1}
+    sizes = {
+        "num_samplers": 2,
+        "num_steps": 32,
+        "total_timesteps": 64 * ITERATIONS,
+        "update_epochs": 1,
+    }
     more = {"track": (name,), "eval_every": 128, "eval_episodes": 2}
-    return make_config({"env_id": "CartPole-v1", "run_dir": run_dir, "progress": "off", **sizes, **more, **changes})
+    return make_config(
+        {"env_id": "CartPole-v1", "run_dir": run_dir, "progress": "off", **sizes, **more, **changes}
+    )
 
 
 @pytest.fixture
@@ -78,15 +85,25 @@ def of_wandb(run_dir: Path) -> tuple[list[dict[str, float]], dict[str, Any], lis
             record.ParseFromString(message)
             kind = record.WhichOneof("record_type")
             if kind == "history":
-                values = {item.key or "/".join(item.nested_key): item.value_json for item in record.history.item}
+                values = {
+                    item.key or "/".join(item.nested_key): item.value_json
+                    for item in record.history.item
+                }
                 rows.append({key: json.loads(value) for key, value in values.items()})
             elif kind == "run":
                 ids.add(record.run.run_id)
-                config |= {item.key: json.loads(item.value_json) for item in record.run.config.update}
+                config |= {
+                    item.key: json.loads(item.value_json) for item in record.run.config.update
+                }
             elif kind == "exit":
                 states.append({0: "FINISHED", 1: "FAILED", 255: "KILLED"}[record.exit.exit_code])
     assert ids <= {json.loads((run_dir / "trackers.json").read_text())["wandb"]}
-    flat = {key: value for part in config.values() if isinstance(part, dict) for key, value in part.items()}
+    flat = {
+        key: value
+        for part in config.values()
+        if isinstance(part, dict)
+        for key, value in part.items()
+    }
     return rows, flat, states
 
 
@@ -127,7 +144,10 @@ def test_a_tracker_has_the_settings_metrics_and_state_of_a_run_that_is_resumed(
         if name == "wandb" and "eval/iteration" in row:
             assert of_step[row["global_step"]]["eval/global_step"] == row["eval/global_step"]
         elif "eval/iteration" in row:
-            assert of_step[row["eval/global_step"]]["eval/episodic_return"] == row["eval/episodic_return"]
+            assert (
+                of_step[row["eval/global_step"]]["eval/episodic_return"]
+                == row["eval/episodic_return"]
+            )
 
 
 @pytest.mark.slow
@@ -145,9 +165,20 @@ def test_a_tracker_knows_that_a_run_has_failed(name: str, places: None, tmp_path
 
 @pytest.mark.slow
 @trackers
-def test_a_command_that_gets_sigterm_ends_its_run_as_killed(name: str, places: None, tmp_path: Path) -> None:
+def test_a_command_that_gets_sigterm_ends_its_run_as_killed(
+    name: str, places: None, tmp_path: Path
+) -> None:
     pytest.importorskip(name)
-    words = ["train", "CartPole-v1", "--track", name, "--run-dir", str(tmp_path / "run"), "--total-timesteps", "1e9"]
+    words = [
+        "train",
+        "CartPole-v1",
+        "--track",
+        name,
+        "--run-dir",
+        str(tmp_path / "run"),
+        "--total-timesteps",
+        "1e9",
+    ]
     with Command(words, tmp_path, PYTHONPATH=os.pathsep.join(sys.path)) as command:
         command.wait_until(lambda: "return" in command.out)
         command.send(signal.SIGTERM)
@@ -166,10 +197,14 @@ def test_mlflow_that_refuses_is_refused_before_anything_starts(
     pytest.importorskip("mlflow")
     monkeypatch.setenv("MLFLOW_TRACKING_URI", uri)
     monkeypatch.delenv("MLFLOW_ALLOW_FILE_STORE", raising=False)
-    with pytest.raises(ConfigError, match=f"track=mlflow: MLFLOW_TRACKING_URI={uri} (refuses: |does not answer)"):
+    with pytest.raises(
+        ConfigError, match=f"track=mlflow: MLFLOW_TRACKING_URI={uri} (refuses: |does not answer)"
+    ):
         dppo.train(settings(tmp_path / "run", "mlflow"))
     assert not (tmp_path / "run").exists()
-    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{tmp_path}/mlflow.db")  # as the message says
+    monkeypatch.setenv(
+        "MLFLOW_TRACKING_URI", f"sqlite:///{tmp_path}/mlflow.db"
+    )  # as the message says
     if find_spec("sqlalchemy") is not None:
         dppo.train(settings(tmp_path / "run", "mlflow"))
 
@@ -178,7 +213,16 @@ def test_mlflow_that_refuses_is_refused_before_anything_starts(
 @pytest.mark.slow
 def test_wandb_without_a_key_is_refused_before_anything_starts(tmp_path: Path) -> None:
     pytest.importorskip("wandb")
-    words = ["train", "CartPole-v1", "--track", "wandb", "--run-dir", "run", "--total-timesteps", "512"]
+    words = [
+        "train",
+        "CartPole-v1",
+        "--track",
+        "wandb",
+        "--run-dir",
+        "run",
+        "--total-timesteps",
+        "512",
+    ]
     places = {"PYTHONPATH": os.pathsep.join(sys.path), "HOME": str(tmp_path), "WANDB_API_KEY": ""}
     with Command(words, tmp_path, WANDB_MODE="online", **places) as command:
         assert command.wait(120) == 2
@@ -191,7 +235,9 @@ def test_wandb_without_a_key_is_refused_before_anything_starts(tmp_path: Path) -
 
 @executes("tools/trackers/__init__.py: track={}: {} Use {}.")
 def test_an_unknown_tracker_is_refused_before_anything_starts(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"track=wandbb: wandbb is not a known tracker\. .* Use mlflow or wandb"):
+    with pytest.raises(
+        ConfigError, match=r"track=wandbb: wandbb is not a known tracker\. .* Use mlflow or wandb"
+    ):
         dppo.train(settings(tmp_path / "run", "wandbb"))
     assert os.listdir(tmp_path) == []
 
@@ -202,7 +248,10 @@ def test_a_tracker_that_is_not_installed_is_refused_at_once(
 ) -> None:
     monkeypatch.setattr("dppo.user_code.find_spec", lambda wanted: None)
     package = {"wandb": "wandb", "mlflow": "mlflow-skinny"}[name]
-    with pytest.raises(ConfigError, match=f"track={name}: needs the package {name}. Install it: .* install {package}"):
+    with pytest.raises(
+        ConfigError,
+        match=f"track={name}: needs the package {name}. Install it: .* install {package}",
+    ):
         dppo.train(settings(tmp_path / "run", name))
     assert os.listdir(tmp_path) == []
 
@@ -228,7 +277,9 @@ class Fake:
         return lambda *_: None
 
 
-def test_a_resumed_run_continues_those_of_all_trackers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_resumed_run_continues_those_of_all_trackers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     kinds = [type(name, (Fake,), {}) for name in ("One", "Other")]
     monkeypatch.setattr(tracking, "backend", dict(zip(("wandb", "mlflow"), kinds, strict=True)).get)
     monkeypatch.setattr(tracking, "require_package", lambda *_: None)
@@ -280,12 +331,16 @@ class Failing(Fake):
             raise ConnectionError("the server is gone")
 
 
-def test_a_tracker_that_fails_is_repeated_in_the_last_lines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_tracker_that_fails_is_repeated_in_the_last_lines(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(tracking, "backend", lambda name: Failing)
     monkeypatch.setattr(tracking, "require_package", lambda *_: None)
     recorder = Recorder()
     with Notes() as notes:
-        result = dppo.train(settings(tmp_path / "run", "mlflow", total_timesteps=64 * 8), observers=[recorder])
+        result = dppo.train(
+            settings(tmp_path / "run", "mlflow", total_timesteps=64 * 8), observers=[recorder]
+        )
     fact = "nothing more is sent to mlflow (ConnectionError('the server is gone')); metrics.jsonl is complete"
     assert notes.texts.count(fact) == 1
     assert f"Tracking: {fact}" in recorder.ending
@@ -312,7 +367,10 @@ def test_training_does_not_wait_for_a_tracker_that_does_not_answer(
         result = dppo.train(settings(tmp_path / "run", "mlflow"))
     Waiting.blocked.set()
     assert len(result.metrics) >= ITERATIONS
-    assert "mlflow does not answer: the last rows were not sent; metrics.jsonl is complete" in notes.texts
+    assert (
+        "mlflow does not answer: the last rows were not sent; metrics.jsonl is complete"
+        in notes.texts
+    )
 
 
 class Client:
@@ -342,14 +400,26 @@ class Client:
 @pytest.fixture
 def mlflow(monkeypatch: pytest.MonkeyPatch) -> MLflow:
     entities = SimpleNamespace(Metric=lambda *values: values, Param=None)
-    monkeypatch.setitem(sys.modules, "mlflow", SimpleNamespace(MlflowClient=Client, entities=entities))
+    monkeypatch.setitem(
+        sys.modules, "mlflow", SimpleNamespace(MlflowClient=Client, entities=entities)
+    )
     monkeypatch.setitem(sys.modules, "mlflow.entities", entities)
     return MLflow(SimpleNamespace(run_dir=Path("run")), "known")  # type: ignore[arg-type]
 
 
 def test_mlflow_gets_names_that_it_allows_in_batches_that_it_accepts(mlflow: MLflow) -> None:
-    faults = {f"faults/sampler {i // 16}, env {i % 16}: ValueError in step": 1.0 + i for i in range(1300)}
-    mlflow.send({"iteration": 2, "global_step": 64, "eval/global_step": 32, "eval/episodic_return": 5.0, **faults})
+    faults = {
+        f"faults/sampler {i // 16}, env {i % 16}: ValueError in step": 1.0 + i for i in range(1300)
+    }
+    mlflow.send(
+        {
+            "iteration": 2,
+            "global_step": 64,
+            "eval/global_step": 32,
+            "eval/episodic_return": 5.0,
+            **faults,
+        }
+    )
     batches = mlflow._client.batches
     sent = {name: (value, step) for batch in batches for name, value, _, step in batch}
     assert [len(batch) for batch in batches] == [2 + 1300 - len(batches[-1]), len(batches[-1])]

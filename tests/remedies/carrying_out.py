@@ -16,12 +16,18 @@ STEPS = 24
 
 def remedy_of(message: str) -> str:
     """Return the part of a message that says what to do: from the first instruction on."""
-    match = re.search(r"(?:^|[.:;)] )((?:Use|Raise|Lower|Leave|Set|To change that|On a node)\b.*)", message, re.DOTALL)
+    match = re.search(
+        r"(?:^|[.:;)] )((?:Use|Raise|Lower|Leave|Set|To change that|On a node)\b.*)",
+        message,
+        re.DOTALL,
+    )
     assert match, f"no instruction in: {message}"
     return match[1]
 
 
-def changed_as_told(message: str, settings: Mapping[str, Any], values: Mapping[str, Any]) -> Iterator[list[Settings]]:
+def changed_as_told(
+    message: str, settings: Mapping[str, Any], values: Mapping[str, Any]
+) -> Iterator[list[Settings]]:
     """Yield the settings after each alternative that a message offers: several to try, of which one has to help.
 
     `values` are for settings that a remedy names without a value, as in "Set `model`".
@@ -31,13 +37,22 @@ def changed_as_told(message: str, settings: Mapping[str, Any], values: Mapping[s
     name = subject[1]
     text = remedy_of(message)
     for several in re.findall(r"`[a-z_]+=[^`]*`(?: (?:and|with) `[a-z_]+=[^`]*`)*", text):
-        yield [{**settings, **dict(parsed(assignment) for assignment in re.findall("`([^`]*)`", several))}]
+        yield [
+            {
+                **settings,
+                **dict(parsed(assignment) for assignment in re.findall("`([^`]*)`", several)),
+            }
+        ]
     for number in re.findall(r"`[a-z_]+=[^`]*` or (\d+)", text):
         yield [{**settings, name: int(number)}]
     if re.search(r"\b[Ll]eave it out", text):
         yield [_without(settings, name)]
     if re.search(r"\b[Ll]eave one of them out", text):
-        alternatives = [setting for setting in settings if setting != name and re.search(rf"\b{setting}\b", message)]
+        alternatives = [
+            setting
+            for setting in settings
+            if setting != name and re.search(rf"\b{setting}\b", message)
+        ]
         assert alternatives, f"which others? {message}"
         for one in (name, *alternatives):
             yield [_without(settings, one)]

@@ -94,7 +94,11 @@ CONTRACT: tuple[tuple[str, type[nn.Module], type[nn.Module]], ...] = (
     ("Use LayerNorm or GroupNorm", models.Normalized, LayerNormed),
     ("Remove dropout and noise", models.Drops, Plain),
     ("Give lazy layers their sizes", models.Lazy, Plain),
-    ("its parameters differ: {} is {} on {}, {} is {} on {}. Let dppo choose both", models.Mixed, Plain),
+    (
+        "its parameters differ: {} is {} on {}, {} is {} on {}. Let dppo choose both",
+        models.Mixed,
+        Plain,
+    ),
     ("its parameters are {} on {}. Let dppo choose both", AllElsewhere, Plain),
     ("Make it a parameter with requires_grad=False", models.RandomBuffer, FrozenFeatures),
     ("Return the dtype of obs", models.Doubles, SameDtype),
@@ -103,7 +107,11 @@ CONTRACT: tuple[tuple[str, type[nn.Module], type[nn.Module]], ...] = (
     ("Change a copy of them (obs.clone())", models.ChangesObs, ChangesCopy),
     ("Make it in the constructor", LateBuffer, EarlyBuffer),
     ("Let them follow from the arguments", RandomShape, Plain),
-    ("Set the state of these rows to zero before the step", memory_models.NeverStarts, memory_models.Running),
+    (
+        "Set the state of these rows to zero before the step",
+        memory_models.NeverStarts,
+        memory_models.Running,
+    ),
     ("Return the state after the last step", memory_models.FirstState, memory_models.Running),
 )
 """Words of src/dppo/ppo/networks/user_module.py, a class with which they are printed, and one that follows them."""

@@ -6,7 +6,11 @@ A text goes here only if carrying it out takes a cluster, a package, a device or
 from __future__ import annotations
 
 NOT_EXECUTED: tuple[tuple[str, str, str], ...] = (
-    ("plugins.py", "Install dppo again: python -m pip install dppo", "it takes a damaged installation"),
+    (
+        "plugins.py",
+        "Install dppo again: python -m pip install dppo",
+        "it takes a damaged installation",
+    ),
     (
         "transports/ray/actor.py",
         "env_id: the environment cannot be loaded in an actor: {}. It must be i",
@@ -17,9 +21,21 @@ NOT_EXECUTED: tuple[tuple[str, str, str], ...] = (
         "actor {}{} needs {} s for a segment, a typical actor {} s, which costs",
         "it takes a cluster, or a fault of one: see docs/FAULTS.md and tests/cluster",
     ),
-    ("engine/engine.py", "If it may have no more, use `num_actors={}`", "as in test_single_instances.py"),
-    ("engine/engine.py", "Look for the reason in the simulator's own log", "it is the user's simulator"),
-    ("engine/hosting.py", "Make room in the cluster (see `ray status`), and resume", "it takes a cluster"),
+    (
+        "engine/engine.py",
+        "If it may have no more, use `num_actors={}`",
+        "as in test_single_instances.py",
+    ),
+    (
+        "engine/engine.py",
+        "Look for the reason in the simulator's own log",
+        "it is the user's simulator",
+    ),
+    (
+        "engine/hosting.py",
+        "Make room in the cluster (see `ray status`), and resume",
+        "it takes a cluster",
+    ),
     (
         "engine/hosting.py",
         "lower `num_actors` or `cpus_per_actor`; if starting takes longer, rais",
@@ -155,7 +171,11 @@ NOT_EXECUTED: tuple[tuple[str, str, str], ...] = (
         "{} MiB free; {}. In Docker, use a larger --shm-size.",
         "it takes a cluster, or a fault of one: see docs/FAULTS.md and tests/cluster",
     ),
-    ("transports/ray/versions.py", "install the cluster's Ray here", "it takes a second version of Ray"),
+    (
+        "transports/ray/versions.py",
+        "install the cluster's Ray here",
+        "it takes a second version of Ray",
+    ),
     (
         "transports/ray/calls.py",
         "Ray has failed: {}. Resume from the last checkpoint (--resume).",
@@ -226,13 +246,21 @@ NOT_EXECUTED: tuple[tuple[str, str, str], ...] = (
         ". Use {}",
         "the beginning of advice of tools/doctor/findings.py; test_doctor.py runs the command that it prints",
     ),
-    ("commands/eval.py", "Use this class for the run's own network instead of the one that the c", "a help text"),
+    (
+        "commands/eval.py",
+        "Use this class for the run's own network instead of the one that the c",
+        "a help text",
+    ),
     (
         "tools/plot.py",
         "label={}: pass one name for each line",
         "carried out by tests/commands/test_plot.py: the names that it asks for are accepted",
     ),
-    ("tools/report/command.py", "{}: {} kB. Open it in a browser.", "a browser shows it: tests/records/test_report.py"),
+    (
+        "tools/report/command.py",
+        "{}: {} kB. Open it in a browser.",
+        "a browser shows it: tests/records/test_report.py",
+    ),
     (
         "tools/seeds.py",
         "seeds_at_once={}: must be at least 1. Leave it out.",
@@ -243,9 +271,21 @@ NOT_EXECUTED: tuple[tuple[str, str, str], ...] = (
         "{}: dppo was installed without its tests. Run ./dppo test in a clone.",
         "it takes an installation without a checkout",
     ),
-    ("commands/train.py", "Train a policy with PPO, and write checkpoints, metrics and a learning", "a help text"),
-    ("commands/train.py", "Train a run for each of these seeds, in processes of their own and in ", "a help text"),
-    ("tools/tune.py", "Train with settings that Optuna proposes, and print the best as a comm", "a help text"),
+    (
+        "commands/train.py",
+        "Train a policy with PPO, and write checkpoints, metrics and a learning",
+        "a help text",
+    ),
+    (
+        "commands/train.py",
+        "Train a run for each of these seeds, in processes of their own and in ",
+        "a help text",
+    ),
+    (
+        "tools/tune.py",
+        "Train with settings that Optuna proposes, and print the best as a comm",
+        "a help text",
+    ),
     (
         "tools/tune.py",
         "Write a list of choices, or {low: 1, high: 2}.",
@@ -282,13 +322,21 @@ NOT_EXECUTED: tuple[tuple[str, str, str], ...] = (
         "carried out by tests/commands/test_coming_from.py",
     ),
     ("config/aliases.py", "It belongs to off-policy algorithms", "there is nothing to carry out"),
-    ("config/aliases.py", "PPO is the only algorithm. Leave it out.", "there is nothing to carry out"),
+    (
+        "config/aliases.py",
+        "PPO is the only algorithm. Leave it out.",
+        "there is nothing to carry out",
+    ),
     (
         "config/aliases.py",
         "Pass observers, which are called at each iteration",
         "carried out by tests/commands/test_coming_from.py",
     ),
-    ("config/aliases.py", "Pass the environment's id", "carried out by tests/commands/test_coming_from.py"),
+    (
+        "config/aliases.py",
+        "Pass the environment's id",
+        "carried out by tests/commands/test_coming_from.py",
+    ),
     (
         "config/aliases.py",
         "Runs are equal to the last bit without any setting. Leave it out.",
@@ -311,14 +359,26 @@ NOT_EXECUTED: tuple[tuple[str, str, str], ...] = (
         "set WANDB_PROJECT and WANDB_ENTITY",
         "variables of W&B; tests/records/test_tracking.py sets others of them",
     ),
-    ("config/arguments.py", "{} Did you mean {}?", "carried out by tests/commands/test_coming_from.py"),
+    (
+        "config/arguments.py",
+        "{} Did you mean {}?",
+        "carried out by tests/commands/test_coming_from.py",
+    ),
     (
         "config/checks.py",
         ", or unset {} to start Ray here",
         "with a variable of the cluster: tests/cluster/test_session.py",
     ),
-    ("config/reading.py", "as in files of rl-baselines3-zoo", "carried out by tests/commands/test_coming_from.py"),
-    ("config/resume.py", "use another `run_dir`", "several processes train then: tests/commands/test_seeds.py"),
+    (
+        "config/reading.py",
+        "as in files of rl-baselines3-zoo",
+        "carried out by tests/commands/test_coming_from.py",
+    ),
+    (
+        "config/resume.py",
+        "use another `run_dir`",
+        "several processes train then: tests/commands/test_seeds.py",
+    ),
     ("config/values.py", "Use a number.", "carried out by tests/commands/test_coming_from.py"),
     (
         "config/values.py",
@@ -425,13 +485,21 @@ NOT_EXECUTED: tuple[tuple[str, str, str], ...] = (
         "with a second instance in its process: {}",
         "test_doctor.py makes the command's settings",
     ),
-    ("envs/checks/first_segment.py", "leave SDL_VIDEODRIVER unset)", "a person looks at the picture"),
+    (
+        "envs/checks/first_segment.py",
+        "leave SDL_VIDEODRIVER unset)",
+        "a person looks at the picture",
+    ),
     (
         "envs/preparation.py",
         "Install it: {} -m pip install opencv-python-headless",
         "it takes a package that the tests do not install",
     ),
-    ("envs/names.py", "Install ale-py, and write ale_py:{}.", "it takes a package that the tests do not install"),
+    (
+        "envs/names.py",
+        "Install ale-py, and write ale_py:{}.",
+        "it takes a package that the tests do not install",
+    ),
     (
         "envs/kinds.py",
         "Return a single environment here; training also takes vectors with the",
@@ -452,7 +520,11 @@ NOT_EXECUTED: tuple[tuple[str, str, str], ...] = (
         "env_id={}: was a function defined in a program, which cannot be found ",
         "dppo.train(config, resume=...) is carried out by tests/remedies/test_policies.py",
     ),
-    ("envs/names.py", "env_id={}: {}. Use the pip of {}.", "it takes a package that the tests do not install"),
+    (
+        "envs/names.py",
+        "env_id={}: {}. Use the pip of {}.",
+        "it takes a package that the tests do not install",
+    ),
     (
         "envs/own_state.py",
         "{}: get_state takes {}, {} of its time. Raise `num_steps`.",
@@ -463,8 +535,16 @@ NOT_EXECUTED: tuple[tuple[str, str, str], ...] = (
         "Use one type of CPU, `numerics=portable` or `on_other_cpu=warn`",
         "it takes two types of CPU; tests/test_numerics.py simulates them",
     ),
-    ("policies/bounds.py", "Unless an on-off controller is right here", "carried out by tests/test_at_bounds.py"),
-    ("policies/player.py", "Pass `env_id` and `env_kwargs`.", "a checkpoint that no version of dppo writes"),
+    (
+        "policies/bounds.py",
+        "Unless an on-off controller is right here",
+        "carried out by tests/test_at_bounds.py",
+    ),
+    (
+        "policies/player.py",
+        "Pass `env_id` and `env_kwargs`.",
+        "a checkpoint that no version of dppo writes",
+    ),
     (
         "tools/export/policies.py",
         "Write obs.shape[0] in place of len(obs)",
@@ -475,18 +555,38 @@ NOT_EXECUTED: tuple[tuple[str, str, str], ...] = (
         "{}: the model card. Look at it, and at {} for what is private, then up",
         "a person looks at the card",
     ),
-    ("policies/policy.py", "{}: {}. Pass the folder of a run.", "a checkpoint that no version of dppo writes"),
+    (
+        "policies/policy.py",
+        "{}: {}. Pass the folder of a run.",
+        "a checkpoint that no version of dppo writes",
+    ),
     ("ppo/learning/gpu.py", "End what else uses it (`nvidia-smi`), or use", "needs a GPU"),
-    ("policies/player.py", "not passed to another environment; pass those it needs", "carried out by test_evaluate.py"),
-    ("ppo/learning/gpu.py", "If it does not fit, use `micro_batch_size={}`", "test_gpu.py does so once it did not fit"),
+    (
+        "policies/player.py",
+        "not passed to another environment; pass those it needs",
+        "carried out by test_evaluate.py",
+    ),
+    (
+        "ppo/learning/gpu.py",
+        "If it does not fit, use `micro_batch_size={}`",
+        "test_gpu.py does so once it did not fit",
+    ),
     (
         "ppo/learning/gpu.py",
         "Lower `num_steps`, `num_samplers` or the network's",
         "a limit in bytes differs by machine",
     ),
-    ("ppo/learning/gpu.py", "Resume the run with `device=cpu`, or on another GPU", "benchmarks/gpu.py does, on a GPU"),
+    (
+        "ppo/learning/gpu.py",
+        "Resume the run with `device=cpu`, or on another GPU",
+        "benchmarks/gpu.py does, on a GPU",
+    ),
     ("ppo/learning/gpu.py", "on the device of the observations (device=obs.device)", "needs a GPU"),
-    ("ppo/learning/gpu.py", "the GPU cannot be used ({}). Use `device=cpu`.", "needs a GPU that is broken"),
+    (
+        "ppo/learning/gpu.py",
+        "the GPU cannot be used ({}). Use `device=cpu`.",
+        "needs a GPU that is broken",
+    ),
     (
         "ppo/networks/modules.py",
         "Use `precision=float32`, or `device=cuda`.",
@@ -527,14 +627,26 @@ NOT_EXECUTED: tuple[tuple[str, str, str], ...] = (
     ),
     ("tools/pictures/style.py", "lower left", "a place in a picture, no instruction"),
     ("tools/pictures/learning_curve.py", "lower right", "a place in a picture, no instruction"),
-    ("tools/curves.py", "metric={}: is not in {}. Did you mean {}?", "carried out by tests/commands/test_plot.py"),
-    ("records/instance_lines.py", "If a node may have few, use actors_per_node", "it takes several nodes"),
+    (
+        "tools/curves.py",
+        "metric={}: is not in {}. Did you mean {}?",
+        "carried out by tests/commands/test_plot.py",
+    ),
+    (
+        "records/instance_lines.py",
+        "If a node may have few, use actors_per_node",
+        "it takes several nodes",
+    ),
     (
         "records/instance_lines.py",
         "If a process may have only {}, use {}.",
         "test_single_instances.py makes such runs, and trains",
     ),
-    ("records/instance_lines.py", "If it may have only one, use {}", "as in test_single_instances.py"),
+    (
+        "records/instance_lines.py",
+        "If it may have only one, use {}",
+        "as in test_single_instances.py",
+    ),
     (
         "records/notes.py",
         "Raise ent_coef ({} now), or lower learning_rate",
@@ -581,7 +693,11 @@ NOT_EXECUTED: tuple[tuple[str, str, str], ...] = (
         "norm_value=True without norm_adv=True: values are learned in units of ",
         "what it does shows in long runs; its settings exist: see test_flags_and_settings_that_texts_name_exist",
     ),
-    ("run/building.py", "set numerics=native to say so.", "a variable of a new process: tests/test_numerics.py"),
+    (
+        "run/building.py",
+        "set numerics=native to say so.",
+        "a variable of a new process: tests/test_numerics.py",
+    ),
     (
         "run/evaluations.py",
         "use more eval_actors, or a larger eval_every",
@@ -593,15 +709,27 @@ NOT_EXECUTED: tuple[tuple[str, str, str], ...] = (
         "tests/records/test_outside.py unblocks it",
     ),
     ("run/outputs.py", "Run folder: {}", "a name, no instruction"),
-    ("run/outputs.py", "run_dir: {}. Check the disk, or use another folder.", "it is a disk of the user that blocks"),
+    (
+        "run/outputs.py",
+        "run_dir: {}. Check the disk, or use another folder.",
+        "it is a disk of the user that blocks",
+    ),
     ("tools/replay/episode.py", ". See report.txt beside it", "a person reads the report"),
     (
         "run/warm_start.py",
         "{}: has weights that are not finite. Use another checkpoint.",
         "a checkpoint that no version of dppo writes",
     ),
-    ("user_code.py", "Correct the module", "it is the user's module; tests/envs/test_make.py breaks some"),
+    (
+        "user_code.py",
+        "Correct the module",
+        "it is the user's module; tests/envs/test_make.py breaks some",
+    ),
     ("user_code.py", "{} -m pip install {}", "it takes a package that the tests do not install"),
-    ("user_code.py", "{}: needs the package {}. Install it: {}", "it takes a package that the tests do not install"),
+    (
+        "user_code.py",
+        "{}: needs the package {}. Install it: {}",
+        "it takes a package that the tests do not install",
+    ),
 )
 """File below src/dppo, words of the text, and the reason."""

@@ -30,7 +30,9 @@ def as_meant(message: str, settings: Settings) -> Settings:
 
 
 def without(*names: str) -> Remedy:
-    return lambda message, settings: {name: value for name, value in settings.items() if name not in names}
+    return lambda message, settings: {
+        name: value for name, value in settings.items() if name not in names
+    }
 
 
 def instead(**changes: Any) -> Remedy:
@@ -139,12 +141,22 @@ STARTS: tuple[tuple[str, Settings, Remedy], ...] = (
     ),
     (
         "hosts/builders.py: Add {}, or use `obs_dtype=float32`",
-        {"env_id": shaped(FLOATS), "obs_dtype": "float64", "norm_obs": True, "norm_obs_keys": ("a",)},
+        {
+            "env_id": shaped(FLOATS),
+            "obs_dtype": "float64",
+            "norm_obs": True,
+            "norm_obs_keys": ("a",),
+        },
         as_named,
     ),
     (
         "hosts/builders.py: Add {}, or use `obs_dtype=float32`",
-        {"env_id": shaped(FLOATS), "obs_dtype": "float64", "norm_obs": True, "norm_obs_keys": ("a",)},
+        {
+            "env_id": shaped(FLOATS),
+            "obs_dtype": "float64",
+            "norm_obs": True,
+            "norm_obs_keys": ("a",),
+        },
         instead(norm_obs_keys=("a", "b")),
     ),
     (
@@ -157,7 +169,11 @@ STARTS: tuple[tuple[str, Settings, Remedy], ...] = (
         {"env_id": Herd, "envs_per_sampler": 2, "info_keys": ("x",)},
         without("info_keys"),
     ),
-    ("hosts/builders.py: Subtract the start in the environment", {"env_id": shaped(LARGE)}, as_named),
+    (
+        "hosts/builders.py: Subtract the start in the environment",
+        {"env_id": shaped(LARGE)},
+        as_named,
+    ),
     (
         "hosts/builders.py: Subtract the start in the environment",
         {"env_id": shaped(LARGE)},
@@ -188,7 +204,11 @@ STARTS: tuple[tuple[str, Settings, Remedy], ...] = (
         {"env_id": "remedies.worlds:"},
         instead(env_id="remedies.worlds:fixed_mode"),
     ),
-    ("envs/names.py: Did you mean {}:{}?", {"env_id": "remedies.worlds:Fin"}, instead(env_id="remedies.worlds:Fine")),
+    (
+        "envs/names.py: Did you mean {}:{}?",
+        {"env_id": "remedies.worlds:Fin"},
+        instead(env_id="remedies.worlds:Fine"),
+    ),
     (
         "envs/names.py: Name a function or class that returns an environment",
         {"env_id": "remedies.worlds:BOX"},
@@ -209,14 +229,22 @@ STARTS: tuple[tuple[str, Settings, Remedy], ...] = (
         {"env_id": Fine, "wrappers": ("remedies.worlds:BOX",)},
         instead(wrappers=("dppo.envs.wrappers:no_limits",)),
     ),
-    ("envs/kinds.py: set its possible_agents", {"env_id": Unlisted, "envs_per_sampler": 2}, instead(env_id=Herd)),
+    (
+        "envs/kinds.py: set its possible_agents",
+        {"env_id": Unlisted, "envs_per_sampler": 2},
+        instead(env_id=Herd),
+    ),
     ("envs/kinds.py: Set self.{} in its constructor", {"env_id": NoSpaces}, instead(env_id=Fine)),
     (
         "envs/kinds.py: which is not a Gymnasium environment. Return a gymnasium.Env",
         {"env_id": OneAgent},
         instead(env_id=Fine),
     ),
-    ("envs/rows/choice.py: Use `envs_per_sampler={}`", {"env_id": vector(3), "envs_per_sampler": 2}, as_named),
+    (
+        "envs/rows/choice.py: Use `envs_per_sampler={}`",
+        {"env_id": vector(3), "envs_per_sampler": 2},
+        as_named,
+    ),
     (
         "envs/rows/choice.py: copies cannot take turns with the rows",
         {"env_id": vector(), "envs_per_sampler": 2, "standby_envs": 1},
@@ -373,7 +401,11 @@ STARTS: tuple[tuple[str, Settings, Remedy], ...] = (
         instead(env_id="remedies.worlds:Fine"),
     ),
     ("envs/names.py: Did you mean", {"env_id": "CartPol-v1"}, instead(env_id="CartPole-v1")),
-    ("envs/kinds.py: Train one agent: write a gymnasium.Env", {"env_id": MultiAgentEnv}, instead(env_id=Fine)),
+    (
+        "envs/kinds.py: Train one agent: write a gymnasium.Env",
+        {"env_id": MultiAgentEnv},
+        instead(env_id=Fine),
+    ),
     (
         "envs/make.py: Pass plain data, and create such objects inside",
         {"env_id": Takes, "env_kwargs": {"of": Lock()}},

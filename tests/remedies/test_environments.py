@@ -29,7 +29,9 @@ def in_package(name: str, /, **kwargs: Any) -> dict[str, Any]:
 @pytest.mark.proves("has the API of Gym before 0.26")
 @executes("envs/checks/returned.py: Use `wrappers=dppo.envs.wrappers:old_api`")
 @pytest.mark.parametrize("name", ["OldReset", "OldStep"])
-def test_an_environment_of_the_old_api_trains_in_the_wrapper_that_the_message_names(name: str, tmp_path: Path) -> None:
+def test_an_environment_of_the_old_api_trains_in_the_wrapper_that_the_message_names(
+    name: str, tmp_path: Path
+) -> None:
     message = problem(tmp_path, **in_package(name))
     assert "This is the API of Gym before 0.26" in message
     assert "on_env_fault" not in message
@@ -51,7 +53,9 @@ def test_an_environment_of_the_old_api_inside_wrappers_of_gymnasium_is_reached()
 
 
 @executes("envs/checks/returned.py: Use `wrappers=dppo.envs.wrappers:SummedReward`")
-def test_rewards_of_several_parts_are_summed_by_the_wrapper_that_the_message_names(tmp_path: Path) -> None:
+def test_rewards_of_several_parts_are_summed_by_the_wrapper_that_the_message_names(
+    tmp_path: Path,
+) -> None:
     message = problem(tmp_path, **in_package("SeveralRewards"))
     assert "the reward must be one number" in message
     assert "on_env_fault" not in message
@@ -61,13 +65,17 @@ def test_rewards_of_several_parts_are_summed_by_the_wrapper_that_the_message_nam
 
 
 @executes("envs/group.py: where you cannot change the environment, use")
-def test_a_space_that_is_wrong_by_factors_is_left_out_by_the_wrapper_that_the_message_names(tmp_path: Path) -> None:
+def test_a_space_that_is_wrong_by_factors_is_left_out_by_the_wrapper_that_the_message_names(
+    tmp_path: Path,
+) -> None:
     message = problem(tmp_path, **in_package("Overshoots", share=0.5))
     assert "outside its space from -1.0 to 1.0" in message
     assert problem(tmp_path, **in_package("Overshoots", share=0.5), **settings_in(message)) == ""
 
 
-def test_an_overshoot_of_some_percent_is_noted_in_the_first_segment_and_used(tmp_path: Path) -> None:
+def test_an_overshoot_of_some_percent_is_noted_in_the_first_segment_and_used(
+    tmp_path: Path,
+) -> None:
     config = dppo.Config(env_id=lambda: Overshoots(0.01), num_samplers=1, total_timesteps=64, progress="off",
                          num_steps=64, run_dir=tmp_path / "run")  # fmt: skip
     assert dppo.train(config).incidents == {"outside_space": 1}
@@ -82,15 +90,25 @@ def test_an_overshoot_of_some_percent_is_noted_in_the_first_segment_and_used(tmp
 def test_a_part_that_is_empty_is_left_out_as_the_message_says(name: str, tmp_path: Path) -> None:
     message = problem(tmp_path, starts=True, **in_package("EmptyPart", name=name))
     assert f"leaf {name!r}" in message
-    assert problem(tmp_path, starts=True, **in_package("EmptyPart", name=name), **settings_in(message)) == ""
+    assert (
+        problem(tmp_path, starts=True, **in_package("EmptyPart", name=name), **settings_in(message))
+        == ""
+    )
 
 
 def test_the_usual_argument_for_the_checker_of_gymnasium_is_accepted(tmp_path: Path) -> None:
-    assert problem(tmp_path, env_id="CartPole-v1", env_kwargs={"disable_env_checker": True}, starts=True) == ""
+    assert (
+        problem(
+            tmp_path, env_id="CartPole-v1", env_kwargs={"disable_env_checker": True}, starts=True
+        )
+        == ""
+    )
 
 
 @pytest.mark.proves("leaves an agent out in its last step")
-@pytest.mark.parametrize(("part", "name"), list(enumerate(("observation", "reward", "terminated", "truncated"))))
+@pytest.mark.parametrize(
+    ("part", "name"), list(enumerate(("observation", "reward", "terminated", "truncated")))
+)
 def test_an_agent_that_is_left_out_in_its_last_step_is_named_with_the_part(
     part: int, name: str, tmp_path: Path
 ) -> None:
@@ -104,21 +122,27 @@ def test_agents_that_are_there_in_their_last_step_train(tmp_path: Path) -> None:
     assert problem(tmp_path, env_id=Herd, envs_per_sampler=2) == ""
 
 
-def test_no_command_is_printed_for_rows_that_cannot_be_played_again(tmp_path: Path, capsys: Capture) -> None:
+def test_no_command_is_printed_for_rows_that_cannot_be_played_again(
+    tmp_path: Path, capsys: Capture
+) -> None:
     run = tmp_path / "run0"
     assert problem(tmp_path, **in_package("Herd"), envs_per_sampler=2, total_timesteps=32) == ""
     assert main(["replay", str(run), "--episodes"]) == 0
     assert "none can be played again" in capsys.readouterr().out
     assert main(["replay", str(run), "--episode", "1"]) == 2
     assert "an episode of one depends on the actions of all" in capsys.readouterr().err
-    message = problem(tmp_path, **in_package("Herd", leaves_out=[1]), envs_per_sampler=2, progress="plain")
+    message = problem(
+        tmp_path, **in_package("Herd", leaves_out=[1]), envs_per_sampler=2, progress="plain"
+    )
     assert message
     printed = capsys.readouterr()
     assert f"see {tmp_path / 'run1' / 'incidents' / '001'}\n" in printed.out + printed.err
 
 
 @executes("envs/repairs.py: . Correct the environment.")
-def test_a_result_of_a_wrong_form_is_corrected_and_a_new_environment_not_offered(tmp_path: Path) -> None:
+def test_a_result_of_a_wrong_form_is_corrected_and_a_new_environment_not_offered(
+    tmp_path: Path,
+) -> None:
     message = problem(tmp_path, **in_package("WrongShape"))
     assert message.endswith("of shape (3,) instead of (2,). Correct the environment.")
     assert problem(tmp_path, **in_package("Fine")) == ""
@@ -137,7 +161,9 @@ def test_a_fault_now_and_then_is_survived_with_the_setting_that_the_message_name
 
 
 @executes("records/files/episodes.py: {}. Train longer: {} --total-timesteps {}.")
-def test_a_run_without_a_finished_episode_says_how_to_go_on(tmp_path: Path, capsys: Capture) -> None:
+def test_a_run_without_a_finished_episode_says_how_to_go_on(
+    tmp_path: Path, capsys: Capture
+) -> None:
     assert problem(tmp_path, env_id="Acrobot-v1") == ""
     run = tmp_path / "run0"
     assert main(["replay", str(run), "--episode", "1"]) == 2
@@ -146,7 +172,9 @@ def test_a_run_without_a_finished_episode_says_how_to_go_on(tmp_path: Path, caps
 
 
 @executes("records/files/episodes.py: with record_episodes={}. Train with `record_episodes=all`")
-def test_a_run_that_recorded_nothing_records_what_the_message_says(tmp_path: Path, capsys: Capture) -> None:
+def test_a_run_that_recorded_nothing_records_what_the_message_says(
+    tmp_path: Path, capsys: Capture
+) -> None:
     settings = {**in_package("Fine"), "record_episodes": "none"}
     assert problem(tmp_path, **settings) == ""
     assert main(["replay", str(tmp_path / "run0"), "--episodes"]) == 0
@@ -175,7 +203,9 @@ def test_a_render_that_returns_a_tuple_is_described() -> None:
 
     env = Fine("rgb_array")
     env.render = lambda: (Fine().render(), {})  # type: ignore[method-assign]
-    with pytest.raises(ConfigError, match="whose render_mode is 'rgb_array', returned a tuple of 2, not an image"):
+    with pytest.raises(
+        ConfigError, match="whose render_mode is 'rgb_array', returned a tuple of 2, not an image"
+    ):
         image_of(env)
 
 
@@ -329,9 +359,13 @@ def test_a_state_that_is_not_plain_is_made_so_or_left_out(tmp_path: Path) -> Non
 
 
 @pytest.mark.slow
-@executes("envs/spaces.py: wrap it with shimmy.GymV26CompatibilityV0 (gym 0.26) or shimmy.GymV21CompatibilityV0")
+@executes(
+    "envs/spaces.py: wrap it with shimmy.GymV26CompatibilityV0 (gym 0.26) or shimmy.GymV21CompatibilityV0"
+)
 @pytest.mark.parametrize("version", ["GymV26CompatibilityV0", "GymV21CompatibilityV0"])
-def test_environments_of_the_package_gym_are_wrapped_as_the_message_says(version: str, tmp_path: Path) -> None:
+def test_environments_of_the_package_gym_are_wrapped_as_the_message_says(
+    version: str, tmp_path: Path
+) -> None:
     old_gym = pytest.importorskip("gym")
     shimmy = pytest.importorskip("shimmy")
 

@@ -41,7 +41,14 @@ def run(finished: Path, tmp_path: Path) -> Path:
 
 
 def settings(**changes: Any) -> dict[str, Any]:
-    return {**TINY, "env_id": FINE, "total_timesteps": 32, "norm_obs": True, "norm_reward": False, **changes}
+    return {
+        **TINY,
+        "env_id": FINE,
+        "total_timesteps": 32,
+        "norm_obs": True,
+        "norm_reward": False,
+        **changes,
+    }
 
 
 def resumed(run: Path, **changes: Any) -> int:
@@ -57,7 +64,12 @@ def checkpoints(run: Path) -> list[Path]:
     "records/files/run_folder.py: contains a {}, which the run would overwrite. Move it",
 )
 def test_a_folder_in_use_is_free_when_its_run_has_ended(run: Path, tmp_path: Path) -> None:
-    with locked(run), pytest.raises(ConfigError, match="Stop it or wait until it has ended, or use another folder"):
+    with (
+        locked(run),
+        pytest.raises(
+            ConfigError, match="Stop it or wait until it has ended, or use another folder"
+        ),
+    ):
         resumed(run)
     assert resumed(run) == 2
     (tmp_path / "new").mkdir()
@@ -92,17 +104,23 @@ def test_a_run_is_continued_or_branched_as_the_messages_say(run: Path, tmp_path:
     "records/files/checkpoint.py: Restore the folder from a backup, or start the run again",
     "records/files/checkpoint.py: Use a newer dppo",
 )
-def test_damaged_checkpoints_are_left_out_or_restored(run: Path, finished: Path, tmp_path: Path) -> None:
+def test_damaged_checkpoints_are_left_out_or_restored(
+    run: Path, finished: Path, tmp_path: Path
+) -> None:
     *_, newest = checkpoints(run)
     data = newest.read_bytes()
     newest.write_bytes(data[:-5] + b"xxxxx")
-    with pytest.raises(CheckpointError, match="Pass the folder of its run to use the newest good one"):
+    with pytest.raises(
+        CheckpointError, match="Pass the folder of its run to use the newest good one"
+    ):
         dppo.load_policy(newest)
     with pytest.warns(UserWarning, match="skipped a damaged newer checkpoint"):
         assert dppo.load_policy(run).act(Fine.obs) in (0, 1)
     for path in checkpoints(run):
         path.write_bytes(b"x")
-    with pytest.raises(CheckpointError, match="Restore the folder from a backup, or start the run again"):
+    with pytest.raises(
+        CheckpointError, match="Restore the folder from a backup, or start the run again"
+    ):
         dppo.load_policy(run)
     shutil.rmtree(run)
     shutil.copytree(finished, run)
@@ -141,12 +159,16 @@ def test_a_line_that_is_no_row_is_deleted(run: Path) -> None:
 def test_a_run_that_is_done_goes_on_with_more_steps(run: Path, capsys: Capture) -> None:
     assert main(["train", "--resume", str(run), "--trust", "--progress", "plain"]) == 0
     flag = told(capsys.readouterr().out, r"To go on, raise .*\((--total-timesteps \d+)\)")
-    assert main(["train", "--resume", str(run), "--trust", "--progress", "plain", *flag.split()]) == 0
+    assert (
+        main(["train", "--resume", str(run), "--trust", "--progress", "plain", *flag.split()]) == 0
+    )
     assert "Done after 64 steps" in capsys.readouterr().out
 
 
 @executes("records/closing_lines.py: Resume with: {}")
-def test_a_stopped_run_is_resumed_with_the_command_that_it_prints(tmp_path: Path, capsys: Capture) -> None:
+def test_a_stopped_run_is_resumed_with_the_command_that_it_prints(
+    tmp_path: Path, capsys: Capture
+) -> None:
     class Stops(dppo.Observer):
         def on_iteration(self, row: dict[str, float]) -> bool:
             return True
@@ -158,7 +180,9 @@ def test_a_stopped_run_is_resumed_with_the_command_that_it_prints(tmp_path: Path
     assert "Done after 32 steps" in capsys.readouterr().out
 
 
-def test_an_incident_is_played_with_the_command_that_is_printed(tmp_path: Path, capsys: Capture) -> None:
+def test_an_incident_is_played_with_the_command_that_is_printed(
+    tmp_path: Path, capsys: Capture
+) -> None:
     assert problem(tmp_path, env_id="remedies.worlds:SeveralRewards", progress="plain")
     printed = capsys.readouterr()
     command = told(printed.out + printed.err, r"see .*: dppo (replay .*)")
@@ -173,8 +197,15 @@ def test_an_incident_is_played_with_the_command_that_is_printed(tmp_path: Path, 
     "run/warm_start.py: Use a larger number, or `norm_reward=False`",
     "run/building.py: freeze_norm_after={} has no effect: {}. Leave it out",
 )
-def test_weights_of_another_run_are_taken_as_the_messages_say(finished: Path, tmp_path: Path) -> None:
-    start: dict[str, Any] = {"env_id": FINE, "init_from": finished, "norm_obs": True, "norm_reward": False}
+def test_weights_of_another_run_are_taken_as_the_messages_say(
+    finished: Path, tmp_path: Path
+) -> None:
+    start: dict[str, Any] = {
+        "env_id": FINE,
+        "init_from": finished,
+        "norm_obs": True,
+        "norm_reward": False,
+    }
     message = problem(tmp_path, starts=True, **{**start, "model": Plain})
     assert "Use the network settings of that run, or leave `init_from` out" in message
     assert problem(tmp_path, starts=True, **start) == ""
@@ -183,12 +214,20 @@ def test_weights_of_another_run_are_taken_as_the_messages_say(finished: Path, tm
     message = problem(tmp_path, starts=True, **{**frozen, "norm_reward": True})
     assert "Use a larger number, or `norm_reward=False`" in message
     assert problem(tmp_path, starts=True, **{**frozen, **settings_in(message)}) == ""
-    assert problem(tmp_path, starts=True, **{**frozen, "norm_reward": True, "freeze_norm_after": 9}) == ""
+    assert (
+        problem(tmp_path, starts=True, **{**frozen, "norm_reward": True, "freeze_norm_after": 9})
+        == ""
+    )
     wider = {**frozen, "env_id": Wider}
     message = problem(tmp_path, starts=True, **wider)
     assert "has no statistics of these observations. Leave it out" in message
     assert problem(tmp_path, starts=True, **{**wider, "freeze_norm_after": None}) == ""
-    bytes_only: dict[str, Any] = {"env_id": Counted, "norm_obs": True, "norm_reward": False, "freeze_norm_after": 9}
+    bytes_only: dict[str, Any] = {
+        "env_id": Counted,
+        "norm_obs": True,
+        "norm_reward": False,
+        "freeze_norm_after": 9,
+    }
     message = problem(tmp_path, starts=True, **bytes_only)
     assert re.search("freeze_norm_after=9 has no effect: .*Leave it out", message)
     assert problem(tmp_path, starts=True, **{**bytes_only, "freeze_norm_after": None}) == ""
@@ -244,7 +283,9 @@ def test_a_file_of_settings_is_read_once_it_is_corrected(
     "records/observer.py: Use numbers, text, lists, dicts",
 )
 def test_what_is_passed_in_python_is_of_the_kind_that_the_messages_name(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="Pass its id, or a function that makes one for each sampler"):
+    with pytest.raises(
+        ConfigError, match="Pass its id, or a function that makes one for each sampler"
+    ):
         dppo.Config(env_id=Fine())  # type: ignore[arg-type]
     assert problem(tmp_path, env_id=Fine, starts=True) == ""
     with pytest.raises(ConfigError, match=r"Pass env_id=\.\.\."):
@@ -258,7 +299,10 @@ def test_what_is_passed_in_python_is_of_the_kind_that_the_messages_name(tmp_path
                 run.set_env(level={1})
             run.set_env(level=[1, "a", {}])
 
-    assert dppo.train(dppo.Config(**settings(run_dir=tmp_path / "set")), observers=[Sets()]).iterations == 2
+    assert (
+        dppo.train(dppo.Config(**settings(run_dir=tmp_path / "set")), observers=[Sets()]).iterations
+        == 2
+    )
     with pytest.raises(TypeError, match="Make its class a subclass of it"):
         dppo.train(dppo.Config(**settings(run_dir=tmp_path / "odd")), observers=[object()])  # type: ignore[list-item]
 
@@ -269,9 +313,15 @@ def test_what_is_passed_in_python_is_of_the_kind_that_the_messages_name(tmp_path
     "envs/names.py: Check the spelling",
 )
 def test_names_of_code_are_corrected_as_the_messages_say(tmp_path: Path) -> None:
-    for wrong, words in (("no_limits", "Add the name of the module"), ("dppo.envs.wrappers:no", "Check the spelling")):
+    for wrong, words in (
+        ("no_limits", "Add the name of the module"),
+        ("dppo.envs.wrappers:no", "Check the spelling"),
+    ):
         assert words in problem(tmp_path, env_id=FINE, starts=True, wrappers=(wrong,))
-    assert problem(tmp_path, env_id=FINE, starts=True, wrappers=("dppo.envs.wrappers:no_limits",)) == ""
+    assert (
+        problem(tmp_path, env_id=FINE, starts=True, wrappers=("dppo.envs.wrappers:no_limits",))
+        == ""
+    )
     assert "Check the spelling" in problem(tmp_path, env_id="remedies.worlds:xyzzy", starts=True)
 
 
@@ -309,7 +359,12 @@ def test_a_batch_that_does_not_fit_into_memory_is_made_smaller(
 ) -> None:
     monkeypatch.setattr("dppo.config.memory.memory_of_this_machine", lambda: 10**6)
     monkeypatch.setattr("dppo.config.memory.LARGE_BATCH", 10**5)
-    large: dict[str, Any] = {"env_id": Wide, "num_steps": 512, "num_samplers": 8, "total_timesteps": 4096}
+    large: dict[str, Any] = {
+        "env_id": Wide,
+        "num_steps": 512,
+        "num_samplers": 8,
+        "total_timesteps": 4096,
+    }
     message = problem(tmp_path, starts=True, **large)
     assert "Lower `num_steps` or `num_samplers`" in message
     assert problem(tmp_path, starts=True, **{**large, **sizes}) == ""

@@ -58,7 +58,9 @@ def loaded(run: Path) -> dppo.Policy:
 
 
 @executes("policies/policy.py: obs has shape {}. Pass {}, or (n, {})")
-def test_an_observation_of_another_shape_is_given_that_of_the_message(runs: dict[str, Path]) -> None:
+def test_an_observation_of_another_shape_is_given_that_of_the_message(
+    runs: dict[str, Path],
+) -> None:
     policy = loaded(runs["plain"])
     with pytest.raises(ValueError, match="obs has shape") as refused:
         policy.act(np.zeros(3, np.float32))
@@ -178,14 +180,20 @@ def test_objects_of_a_program_are_passed_again(runs: dict[str, Path], tmp_path: 
     from dppo.records.files.run_folder import settings_to_resume
 
     run = runs["object"]
-    with pytest.raises(ConfigError, match=r"with Config\(env_kwargs=\.\.\.\) and train\(config, resume"):
+    with pytest.raises(
+        ConfigError, match=r"with Config\(env_kwargs=\.\.\.\) and train\(config, resume"
+    ):
         settings_to_resume(run)
     stored = settings_to_resume(run, read_only=True)
-    config = dppo.Config(**{**stored, "env_id": ObjectNeeded, "env_kwargs": {"of": object}, "progress": "off"})
+    config = dppo.Config(
+        **{**stored, "env_id": ObjectNeeded, "env_kwargs": {"of": object}, "progress": "off"}
+    )
     assert dppo.train(config, resume=run).iterations == 1
     message = problem(tmp_path, env_id=without_arguments())
     assert message == ""
-    with pytest.raises(ConfigError, match=r"Pass the object itself in Python: .*dppo\.evaluate\(run, env=\.\.\.\)"):
+    with pytest.raises(
+        ConfigError, match=r"Pass the object itself in Python: .*dppo\.evaluate\(run, env=\.\.\.\)"
+    ):
         dppo.evaluate(tmp_path / "run0", episodes=1, trust=True)
     assert dppo.evaluate(tmp_path / "run0", env=Fine, episodes=1).returns
     assert main(["eval", str(tmp_path / "run0"), "--episodes", "1", "--trust"]) == 2
@@ -202,13 +210,19 @@ def test_a_video_is_made_of_images(runs: dict[str, Path], tmp_path: Path) -> Non
     assert dppo.evaluate(policy, Fine("rgb_array"), episodes=1, video=tmp_path / "a.mp4").returns
 
 
-@executes("envs/preparation.py: Accept render_mode as an argument and pass it on to the environment")
-def test_a_factory_that_accepts_render_mode_is_filmed(runs: dict[str, Path], tmp_path: Path) -> None:
+@executes(
+    "envs/preparation.py: Accept render_mode as an argument and pass it on to the environment"
+)
+def test_a_factory_that_accepts_render_mode_is_filmed(
+    runs: dict[str, Path], tmp_path: Path
+) -> None:
     pytest.importorskip("av")
     policy = loaded(runs["plain"])
     with pytest.raises(ConfigError, match="Accept render_mode as an argument and pass it on"):
         dppo.evaluate(policy, without_arguments(), episodes=1, video=tmp_path / "a.mp4")
-    made = dppo.evaluate(policy, lambda render_mode=None: Fine(render_mode), episodes=1, video=tmp_path / "a.mp4")
+    made = dppo.evaluate(
+        policy, lambda render_mode=None: Fine(render_mode), episodes=1, video=tmp_path / "a.mp4"
+    )
     assert made.returns
 
 
@@ -226,7 +240,9 @@ def test_without_a_window_another_way_is_named(
     def opens_it_itself(window: bool = False) -> Fine:
         return Fine()
 
-    with pytest.raises(ConfigError, match="leave `render` out, and let `env_kwargs` open the window"):
+    with pytest.raises(
+        ConfigError, match="leave `render` out, and let `env_kwargs` open the window"
+    ):
         dppo.evaluate(policy, opens_it_itself, render=True, episodes=1)
     assert dppo.evaluate(policy, opens_it_itself, env_kwargs={"window": True}, episodes=1).returns
     for name in ("DISPLAY", "WAYLAND_DISPLAY"):

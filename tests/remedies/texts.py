@@ -18,16 +18,28 @@ VERBS = (
     "Read|Record|Reduce|Remove|Rename|Replace|Repeat|Report|Restart|Restore|Resume|Return|Reward|Run|Save|Set|Shorten|"
     "Start|Stop|Subtract|Switch|Train|Try|Turn|Unset|Upgrade|Use|Wait|Wrap|Write"
 )
-LATER = (
-    "use|set|raise|lower|leave|pass|add|install|unset|call|wrap|give|make|turn|name|train|resume|choose|restart|free"
-)
+LATER = "use|set|raise|lower|leave|pass|add|install|unset|call|wrap|give|make|turn|name|train|resume|choose|restart|free"
 BEGINNING = re.compile(rf"(?:^|[.:;)}}] )(?:{VERBS})\b")
 WITHIN = re.compile(
     rf"(?:[,;:] |\bor |^)(?!train (?:--|ENV_ID))(?:{LATER}) (?!to\b)|start a new run|start the run again|pip install"
 )
-OTHERS = re.compile("Did you mean|See |please report|Better, |: dppo |\\buse `|begin again|or widen")
+OTHERS = re.compile(
+    "Did you mean|See |please report|Better, |: dppo |\\buse `|begin again|or widen"
+)
 """Further words that tell the user to do something."""
-HELP = {"DESCRIPTION", "USAGE", "FLAGS", "OPTIONS", "COMMANDS", "SOURCES", "RENDER", "TRUST", "EXTRA", "LIST", "MEANT"}
+HELP = {
+    "DESCRIPTION",
+    "USAGE",
+    "FLAGS",
+    "OPTIONS",
+    "COMMANDS",
+    "SOURCES",
+    "RENDER",
+    "TRUST",
+    "EXTRA",
+    "LIST",
+    "MEANT",
+}
 """Names of constants that hold help texts, which describe commands and flags."""
 
 
@@ -68,13 +80,23 @@ def _texts(tree: ast.Module) -> Iterator[str]:
             skipped.add(id(node.value))
         elif isinstance(node, ast.JoinedStr):
             skipped.update(map(id, node.values))
-        elif isinstance(node, ast.Assign | ast.AnnAssign) and _names(node) & HELP and node.value is not None:
+        elif (
+            isinstance(node, ast.Assign | ast.AnnAssign)
+            and _names(node) & HELP
+            and node.value is not None
+        ):
             skipped.update(map(id, ast.walk(node.value)))
     for node in nodes:
         if isinstance(node, ast.JoinedStr) and id(node) not in skipped:
-            parts = (str(part.value) if isinstance(part, ast.Constant) else "{}" for part in node.values)
+            parts = (
+                str(part.value) if isinstance(part, ast.Constant) else "{}" for part in node.values
+            )
             yield _in_a_line("".join(parts))
-        elif isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in skipped:
+        elif (
+            isinstance(node, ast.Constant)
+            and isinstance(node.value, str)
+            and id(node) not in skipped
+        ):
             yield _in_a_line(re.sub(r"\{[^{} ]*[a-z][^{} ]*\}", "{}", node.value))
 
 

@@ -98,7 +98,10 @@ class EmptyPart(Fine):
 
     def __init__(self, name: str) -> None:
         super().__init__()
-        empty: Any = {"objects": gym.spaces.Box(-1, 1, (0,), np.float32), "others": gym.spaces.Dict()}[name]
+        empty: Any = {
+            "objects": gym.spaces.Box(-1, 1, (0,), np.float32),
+            "others": gym.spaces.Dict(),
+        }[name]
         self.observation_space = gym.spaces.Dict({name: empty, "state": BOX})
         self.obs = self.observation_space.sample()
 

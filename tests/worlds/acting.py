@@ -20,10 +20,15 @@ SPACES: dict[str, spaces.Space[Any]] = {
     "valve": spaces.Box(0.2, 1, (1,)),
     "free": spaces.Box(np.array([-1, 0], np.float32), np.array([1, np.inf], np.float32)),
     "dict": spaces.Dict(
-        arm=spaces.Box(-2, 2, (2,), np.float64), gear=spaces.Discrete(4, start=2), lamps=spaces.MultiBinary((2, 2))
+        arm=spaces.Box(-2, 2, (2,), np.float64),
+        gear=spaces.Discrete(4, start=2),
+        lamps=spaces.MultiBinary((2, 2)),
     ),
     "tuple": spaces.Tuple(
-        [spaces.Discrete(2), spaces.Dict(turn=spaces.MultiDiscrete([3, 3]), push=spaces.Box(0, 1, ()))]
+        [
+            spaces.Discrete(2),
+            spaces.Dict(turn=spaces.MultiDiscrete([3, 3]), push=spaces.Box(0, 1, ())),
+        ]
     ),
     "choices": spaces.Tuple([spaces.Discrete(3, start=1), spaces.Discrete(2)]),
 }
@@ -65,7 +70,9 @@ class Masked(World):
         self._episode = -1
         box: spaces.Space[Any] = spaces.Box(-9, 9, (2,), np.float32)
         size = 6 if several else 4
-        self.observation_space = spaces.Dict(action_mask=spaces.MultiBinary(size), at=box) if source == "leaf" else box
+        self.observation_space = (
+            spaces.Dict(action_mask=spaces.MultiBinary(size), at=box) if source == "leaf" else box
+        )
         if source == "method":
             self.action_masks = self.mask  # as sb3-contrib's environments name it
 
@@ -99,7 +106,9 @@ class Masked(World):
 
     def observation(self) -> Any:
         at = self.at.astype(np.float32)
-        return {"action_mask": self.mask().astype(np.int8), "at": at} if self._source == "leaf" else at
+        return (
+            {"action_mask": self.mask().astype(np.int8), "at": at} if self._source == "leaf" else at
+        )
 
 
 HYBRID = spaces.Dict(
@@ -109,7 +118,9 @@ HYBRID = spaces.Dict(
     lamps=spaces.MultiBinary(2),
 )
 HYBRID_MASKS = spaces.Dict(
-    gear=spaces.MultiBinary(4), inner=spaces.Tuple([spaces.MultiBinary(5)]), lamps=spaces.MultiBinary(4)
+    gear=spaces.MultiBinary(4),
+    inner=spaces.Tuple([spaces.MultiBinary(5)]),
+    lamps=spaces.MultiBinary(4),
 )
 
 
@@ -146,7 +157,9 @@ class Hybrid(World):
             return np.concatenate([gear, dials, lamps])
         if self._source == "leaf":
             return {"gear": gear, "inner": (dials,), "lamps": lamps}
-        forced = np.where(lamps[0::2] & lamps[1::2], 2, lamps[1::2]).astype(np.int8)  # as Gymnasium has it
+        forced = np.where(lamps[0::2] & lamps[1::2], 2, lamps[1::2]).astype(
+            np.int8
+        )  # as Gymnasium has it
         return {"arm": None, "gear": gear, "inner": (None, (dials[:2], dials[2:])), "lamps": forced}
 
     def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
@@ -159,11 +172,17 @@ class Hybrid(World):
         allowed = self.allowed()
         dials = action["inner"][1]
         lamps = action["lamps"]
-        chosen = [allowed["gear"][action["gear"] - 2], allowed["dials"][dials[0]], allowed["dials"][2 + dials[1]]]
+        chosen = [
+            allowed["gear"][action["gear"] - 2],
+            allowed["dials"][dials[0]],
+            allowed["dials"][2 + dials[1]],
+        ]
         chosen += [allowed["lamps"][2 * index + lamp] for index, lamp in enumerate(lamps)]
         if not all(chosen):
             raise ValueError(f"{action} is not allowed by {allowed}")
-        obs, reward, terminated, truncated, _ = super().step(float(action["arm"].mean() + action["gear"]))
+        obs, reward, terminated, truncated, _ = super().step(
+            float(action["arm"].mean() + action["gear"])
+        )
         return obs, reward, terminated, truncated, self.info()
 
     def info(self) -> dict[str, Any]:
@@ -206,7 +225,9 @@ class Combined(World):
     def masks(self) -> list[np.ndarray]:
         """Allow the first choice of each element, and others by chance."""
         turn = int(abs(self.at[0]) * 100)
-        return [np.array([(turn + i) % 3 == 0 or i == 0 for i in range(size)]) for size in self._sizes]
+        return [
+            np.array([(turn + i) % 3 == 0 or i == 0 for i in range(size)]) for size in self._sizes
+        ]
 
     def step(self, action: Any) -> Any:
         if not self.action_space.contains(action):

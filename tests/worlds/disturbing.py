@@ -56,7 +56,9 @@ def _forget_temporary_folder() -> None:
 
 
 def _configure_logging() -> None:
-    logging.config.dictConfig({"version": 1, "root": {"level": "WARNING"}})  # which disables all others
+    logging.config.dictConfig(
+        {"version": 1, "root": {"level": "WARNING"}}
+    )  # which disables all others
     logging.disable(logging.CRITICAL)
 
 
@@ -78,7 +80,9 @@ DISTURB: dict[str, Callable[[], Any]] = {
     "recursion": lambda: sys.setrecursionlimit(len(__import__("inspect").stack()) + 60),
     "folder": lambda: os.chdir("/"),
     "argv": lambda: sys.argv.__setitem__(slice(1, None), []),
-    "handlers": lambda: [signal.signal(number, signal.SIG_IGN) for number in (signal.SIGINT, signal.SIGTERM)],
+    "handlers": lambda: [
+        signal.signal(number, signal.SIG_IGN) for number in (signal.SIGINT, signal.SIGTERM)
+    ],
     "environ": os.environ.clear,
     "locale": lambda: locale.setlocale(locale.LC_ALL, ""),
     "gc": gc.disable,
@@ -99,8 +103,12 @@ class Disturbing(gym.Env[Any, Any]):
 
     action_space = Discrete(2)
 
-    def __init__(self, names: str = "", when: str = "make", *, image: bool = False, unit: float = 1.0) -> None:
-        self.observation_space = Box(0, 255, (36, 36, 1), np.uint8) if image else Box(-8, 8, (3,), np.float32)
+    def __init__(
+        self, names: str = "", when: str = "make", *, image: bool = False, unit: float = 1.0
+    ) -> None:
+        self.observation_space = (
+            Box(0, 255, (36, 36, 1), np.uint8) if image else Box(-8, 8, (3,), np.float32)
+        )
         self._names = names
         self._when = when
         self._image = image
@@ -116,7 +124,9 @@ class Disturbing(gym.Env[Any, Any]):
             return np.full((36, 36, 1), (self._state >> 8) % 256, np.uint8)
         return np.array([(self._state >> shift) % 64 / 8 - 4 for shift in (0, 6, 12)], np.float32)
 
-    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[np.ndarray, dict[str, Any]]:
+    def reset(
+        self, *, seed: int | None = None, options: Any = None
+    ) -> tuple[np.ndarray, dict[str, Any]]:
         self._state = (seed or 0) % 65521
         self._steps = 0
         self._disturb_in("reset")

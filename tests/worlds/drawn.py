@@ -21,7 +21,9 @@ class Drawn(gym.Env[Any, Any]):
 
     metadata = {"render_modes": ["rgb_array"], "render_fps": 12}  # noqa: RUF012
 
-    def __init__(self, *, differs: str = "", shown: Any = "image", render_mode: str | None = None) -> None:
+    def __init__(
+        self, *, differs: str = "", shown: Any = "image", render_mode: str | None = None
+    ) -> None:
         self.observation_space = gym.spaces.Box(-np.inf, np.inf, (2,), np.float32)
         self.action_space = gym.spaces.Discrete(3)
         self.render_mode = render_mode
@@ -31,7 +33,9 @@ class Drawn(gym.Env[Any, Any]):
         self._step = 0
         self._action = 0
 
-    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[Any, dict[str, Any]]:
         super().reset(seed=seed)
         self._step = 0
         self._length = int(self.np_random.integers(3, 8))

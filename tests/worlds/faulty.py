@@ -55,7 +55,9 @@ class CrashingSimulator(gym.Wrapper[Any, Any, Any, Any]):
         self._steps_of_all = 0
         self._fail_if("constructor", here=True)
 
-    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[Any, dict[str, Any]]:
         self._episode = self._episode + 1
         self._steps = 0
         self._fail_if("reset", here=self._episode == self._at_episode)
@@ -64,7 +66,9 @@ class CrashingSimulator(gym.Wrapper[Any, Any, Any, Any]):
     def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
         self._steps = self._steps + 1
         self._steps_of_all = self._steps_of_all + 1
-        place = (None, self._steps_of_all) if self._at_episode is None else (self._episode, self._steps)
+        place = (
+            (None, self._steps_of_all) if self._at_episode is None else (self._episode, self._steps)
+        )
         self._fail_if("step", here=place == (self._at_episode, self._at_step))
         return self.env.step(action)
 
@@ -97,7 +101,9 @@ class CrashingSimulator(gym.Wrapper[Any, Any, Any, Any]):
         return True
 
 
-def crashing(world: str = "CartPole-v1", world_kwargs: dict[str, Any] | None = None, **failure: Any) -> Env:
+def crashing(
+    world: str = "CartPole-v1", world_kwargs: dict[str, Any] | None = None, **failure: Any
+) -> Env:
     """Return the environment `world`, named as in `env_id`, that fails; `failure` are those of CrashingSimulator."""
     return CrashingSimulator(make_env(world, world_kwargs or {}), **failure)
 
@@ -108,7 +114,9 @@ class DriftingSimulator(gym.Wrapper[Any, Any, Any, Any]):
     Neither its spec nor the first observation of an episode shows this; only a replay does.
     """
 
-    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[Any, dict[str, Any]]:
         cartpole: Any = self.env.unwrapped
         cartpole.gravity = 9.8 + np.random.default_rng().uniform(0.01, 0.1)
         return self.env.reset(seed=seed, options=options)
@@ -119,7 +127,9 @@ def drifting_cartpole() -> Env:
     return TimeLimit(DriftingSimulator(CartPoleEnv()), 500)
 
 
-def deadly(world: str, world_kwargs: dict[str, Any], folder: str, moments: Sequence[str], at_step: int) -> Env:
+def deadly(
+    world: str, world_kwargs: dict[str, Any], folder: str, moments: Sequence[str], at_step: int
+) -> Env:
     """Return the environment `world` that kills its process once at each of these moments.
 
     Moments are "constructor", "reset" and "step", that of number `at_step` of an instance. Files of these names in
@@ -199,7 +209,9 @@ class Faulty(gym.Env[Any, Any]):
         self.episode = -1
         self.steps = 0
 
-    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[Any, dict[str, Any]]:
         super().reset(seed=seed)
         self.episode = self.episode + 1
         self.steps = 0
@@ -229,7 +241,11 @@ class Unreliable(gym.Wrapper[Any, Any, Any, Any]):
     FAILURES = ("raise", "interrupt", "exit", "nan", "reward")
 
     def __init__(
-        self, steps: float = 0.0, resets: float = 0.0, kinds: Sequence[str] = FAILURES, at: float = np.inf
+        self,
+        steps: float = 0.0,
+        resets: float = 0.0,
+        kinds: Sequence[str] = FAILURES,
+        at: float = np.inf,
     ) -> None:
         super().__init__(TimeLimit(CartPoleEnv(), 500))
         self._steps = steps
@@ -239,7 +255,9 @@ class Unreliable(gym.Wrapper[Any, Any, Any, Any]):
         self._random = np.random.default_rng()
         self._made = 0
 
-    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[Any, dict[str, Any]]:
         self._random = np.random.default_rng(seed)
         self._made = 0
         if self._random.random() < self._resets:
@@ -255,5 +273,7 @@ class Unreliable(gym.Wrapper[Any, Any, Any, Any]):
                 return np.full(4, np.nan, np.float32), reward, False, False, info
             if kind == "reward":
                 return obs, None, False, False, info
-            raise {"raise": LicenceError("licence server", 503), "exit": SystemExit(3)}.get(kind, KeyboardInterrupt())
+            raise {"raise": LicenceError("licence server", 503), "exit": SystemExit(3)}.get(
+                kind, KeyboardInterrupt()
+            )
         return obs, reward, terminated, truncated, info

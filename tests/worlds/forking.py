@@ -57,7 +57,9 @@ class Forking(gym.Env[Any, Any]):
         os.close(ready)
         log.write_text(str(status), encoding="utf8")
 
-    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[np.ndarray, dict[str, Any]]:
+    def reset(
+        self, *, seed: int | None = None, options: Any = None
+    ) -> tuple[np.ndarray, dict[str, Any]]:
         super().reset(seed=seed)
         self._steps = 0
         self._fork_at("reset")
@@ -67,7 +69,13 @@ class Forking(gym.Env[Any, Any]):
         self._steps += 1
         if self._steps == 3:
             self._fork_at("step")
-        return self.np_random.uniform(-1, 1, 2).astype(np.float32), float(action), False, self._steps >= 9, {}
+        return (
+            self.np_random.uniform(-1, 1, 2).astype(np.float32),
+            float(action),
+            False,
+            self._steps >= 9,
+            {},
+        )
 
     def close(self) -> None:
         self._fork_at("close")

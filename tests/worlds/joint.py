@@ -58,7 +58,9 @@ class Native(VectorEnv):
     single_observation_space = gym.spaces.Box(0, np.inf, (2,), np.float32)
     single_action_space = gym.spaces.Discrete(4)
 
-    def __init__(self, num_envs: int, mode: str, *, obeys: bool = False, fails_at: int = -1) -> None:
+    def __init__(
+        self, num_envs: int, mode: str, *, obeys: bool = False, fails_at: int = -1
+    ) -> None:
         self.num_envs = num_envs
         self._mode = AutoresetMode(mode)
         self._obeys = obeys
@@ -88,7 +90,10 @@ class Native(VectorEnv):
         rewards = np.where(rests, 0.0, np.asarray(actions) + 0.5)
         info = {}
         if self._mode is AutoresetMode.SAME_STEP and over.any():
-            info = {"final_obs": self._seen(), "final_info": {"is_success": over.copy(), "_is_success": over}}
+            info = {
+                "final_obs": self._seen(),
+                "final_info": {"is_success": over.copy(), "_is_success": over},
+            }
             self._steps = np.where(over, 0, self._steps)
             self._episodes = self._episodes + over
         self._over = over
@@ -106,9 +111,13 @@ class Agents:
     a reset and a step return the same arrays and infos, filled anew.
     """
 
-    def __init__(self, *, fails_at: int = -1, late: bool = False, odd: bool = False, reuses: bool = False) -> None:
+    def __init__(
+        self, *, fails_at: int = -1, late: bool = False, odd: bool = False, reuses: bool = False
+    ) -> None:
         self.possible_agents = ["ann", "bob", "cid"]
-        self._arrays = {agent: np.empty(5, np.float32) for agent in self.possible_agents} if reuses else {}
+        self._arrays = (
+            {agent: np.empty(5, np.float32) for agent in self.possible_agents} if reuses else {}
+        )
         self._infos: dict[str, dict[str, Any]] = {agent: {} for agent in self.possible_agents}
         self.agents: list[str] = []
         self.seeds: list[Any] = []

@@ -20,10 +20,14 @@ class Licensed(gym.Wrapper[Any, Any, Any, Any]):
     With `child`, a child holds the lock, too, and so keeps the licence when the process of the environment dies.
     """
 
-    def __init__(self, folder: str, licences: int = 1000, child: bool = False, sleep_s: float = 0.0) -> None:
+    def __init__(
+        self, folder: str, licences: int = 1000, child: bool = False, sleep_s: float = 0.0
+    ) -> None:
         with (Path(folder) / "made").open("a") as made:
             made.write(f"{time.time()}\n")
-        self._file = next((file for number in range(licences) if (file := locked(Path(folder) / str(number)))), -1)
+        self._file = next(
+            (file for number in range(licences) if (file := locked(Path(folder) / str(number)))), -1
+        )
         if self._file == -1:
             raise ConnectionError("all licences are in use")
         self._child = subprocess.Popen(["sleep", "100"], pass_fds=[self._file]) if child else None

@@ -50,7 +50,9 @@ class Named(gym.ObservationWrapper[Any, Any, Any]):
 
     def __init__(self) -> None:
         super().__init__(Recalls())
-        self.observation_space = gym.spaces.Dict({"bit": gym.spaces.Discrete(3), "time": gym.spaces.Box(-1, 1, (1,))})
+        self.observation_space = gym.spaces.Dict(
+            {"bit": gym.spaces.Discrete(3), "time": gym.spaces.Box(-1, 1, (1,))}
+        )
 
     def observation(self, observation: np.ndarray) -> dict[str, Any]:
         return {"bit": int(observation[0]) + 1, "time": observation[1:]}

@@ -24,7 +24,9 @@ class Running(nn.Module):
 
     def forward(self, obs: Any, state: Tensor, starts: Tensor) -> Any:
         leaves = obs.values() if isinstance(obs, dict) else [obs]
-        features = self.inputs(torch.cat([leaf.reshape(*starts.shape, -1) for leaf in leaves], dim=2)).tanh()
+        features = self.inputs(
+            torch.cat([leaf.reshape(*starts.shape, -1) for leaf in leaves], dim=2)
+        ).tanh()
         keep = self.keep.sigmoid()
         states = []
         for now, start in zip(features, starts, strict=True):

@@ -33,7 +33,9 @@ class Residual(nn.Module):
     def __init__(self, spaces: dppo.Spaces, head_size: int, blocks: int = 1) -> None:
         super().__init__()
         self.inputs = nn.Linear(int(torch.Size(spaces.obs.shape).numel()), 8)
-        self.blocks = nn.ModuleList(nn.Sequential(nn.LayerNorm(8), nn.Linear(8, 8)) for _ in range(blocks))
+        self.blocks = nn.ModuleList(
+            nn.Sequential(nn.LayerNorm(8), nn.Linear(8, 8)) for _ in range(blocks)
+        )
         self.outputs = nn.Linear(8, head_size + 1)
         self.frozen = nn.Parameter(torch.randn(8), requires_grad=False)
         self.register_buffer("scale", torch.linspace(0.5, 1.5, 8))
@@ -124,7 +126,9 @@ class Centred(Plain):
 class Drops(Plain):
     def forward(self, obs: Tensor) -> Any:
         head, values = super().forward(obs)
-        many = torch.arange(1, 65, dtype=head.dtype).sqrt()  # of few, two passes may drop the same by chance
+        many = torch.arange(
+            1, 65, dtype=head.dtype
+        ).sqrt()  # of few, two passes may drop the same by chance
         return head + nn.functional.dropout(many).sum(), values
 
 

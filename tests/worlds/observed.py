@@ -16,7 +16,8 @@ WHOLE = spaces.Dict(
     lamps=spaces.MultiBinary(3),
     mission=spaces.Text(20),
     robot=spaces.Dict(
-        arm=spaces.Tuple([spaces.Box(-9, 9, (2,), np.float64), spaces.Box(0, 15, ())]), note=spaces.Text(9)
+        arm=spaces.Tuple([spaces.Box(-9, 9, (2,), np.float64), spaces.Box(0, 15, ())]),
+        note=spaces.Text(9),
     ),
     tool=spaces.OneOf([spaces.Discrete(3), spaces.Box(-1, 1, (2,))]),
 )
@@ -85,7 +86,9 @@ def stacked(stack: int) -> gym.Env[Any, Any]:
 class Codes(World):
     """A small image of codes and a direction, as MiniGrid has them."""
 
-    observation_space = spaces.Dict(direction=spaces.Discrete(4), image=spaces.Box(0, 255, (7, 7, 3), np.uint8))
+    observation_space = spaces.Dict(
+        direction=spaces.Discrete(4), image=spaces.Box(0, 255, (7, 7, 3), np.uint8)
+    )
 
     def observation(self) -> Any:
         codes = self.np_random.integers(1, 11, (7, 7, 3)) // (1 + (self.at[0] > 0))
@@ -108,7 +111,11 @@ class Everything(World):
     observation_space = WHOLE
 
     def observation(self) -> Any:
-        tool = (0, self.steps % 3) if self.steps % 2 else (1, np.clip(self.at, -1, 1).astype(np.float32))
+        tool = (
+            (0, self.steps % 3)
+            if self.steps % 2
+            else (1, np.clip(self.at, -1, 1).astype(np.float32))
+        )
         return {
             "tool": tool,
             "mission": "push",
@@ -124,7 +131,9 @@ class Numbers(World):
     """Vectors and categories, and no image."""
 
     observation_space = spaces.Dict(
-        goal=spaces.Box(-9, 9, (2,), np.float64), step=spaces.Discrete(16), lamps=spaces.MultiBinary(2)
+        goal=spaces.Box(-9, 9, (2,), np.float64),
+        step=spaces.Discrete(16),
+        lamps=spaces.MultiBinary(2),
     )
 
     def observation(self) -> Any:

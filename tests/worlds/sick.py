@@ -27,7 +27,9 @@ class Sick(gym.Env[Any, Any]):
     def __init__(self, disease: str = "none", step_s: float = 0.0) -> None:
         self.disease = disease
         self._step_s = step_s
-        self.observation_space: gym.spaces.Space[Any] = gym.spaces.Box(-np.inf, np.inf, (2,), np.float32)
+        self.observation_space: gym.spaces.Space[Any] = gym.spaces.Box(
+            -np.inf, np.inf, (2,), np.float32
+        )
         if disease == "several":
             self.observation_space = gym.spaces.Box(0, 2**40, (1,), np.int64)
         if disease == "huge":
@@ -47,7 +49,9 @@ class Sick(gym.Env[Any, Any]):
         if disease == "hangs while it is made":
             time.sleep(FOREVER_S)
 
-    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[Any, dict[str, Any]]:
         super().reset(seed=seed)
         self._t = 0
         if self.disease == "seeds":

@@ -24,7 +24,9 @@ class PointMass(gym.Env[Any, Any]):
         self.action_space = gym.spaces.Box(-1.0, 1.0, (2,), np.float32)
         self._position = self._velocity = self._goal = np.zeros(2)
 
-    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[Any, dict[str, Any]]:
         super().reset(seed=seed)
         self._position = self.np_random.uniform(-1, 1, 2)
         self._velocity = np.zeros(2)
@@ -55,7 +57,11 @@ class Counting(gym.Env[Any, Any]):
     """
 
     def __init__(
-        self, *, num_actions: int = 4, terminate_after: int | None = None, truncate_after: int | None = None
+        self,
+        *,
+        num_actions: int = 4,
+        terminate_after: int | None = None,
+        truncate_after: int | None = None,
     ) -> None:
         self.observation_space = gym.spaces.Box(0, np.inf, (1,), np.float32)
         self.action_space = gym.spaces.Discrete(num_actions)
@@ -63,7 +69,9 @@ class Counting(gym.Env[Any, Any]):
         self._truncate_after = truncate_after
         self._steps = 0
 
-    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[Any, dict[str, Any]]:
         super().reset(seed=seed)
         self._steps = 0
         return np.zeros(1, np.float32), {}
@@ -83,7 +91,9 @@ class Wide(gym.Env[Any, Any]):
         self.action_space = gym.spaces.Discrete(2)
         self._steps = 0
 
-    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[Any, dict[str, Any]]:
         super().reset(seed=seed)
         self._steps = 0
         return self._observation(), {}
@@ -128,7 +138,13 @@ class Odd(gym.Env[Any, Any]):
 
     def step(self, action: Any) -> Any:
         self._steps += 1
-        return np.zeros(self.observation_space.shape or (), np.float32), 1.0, self._steps == 2, False, {}
+        return (
+            np.zeros(self.observation_space.shape or (), np.float32),
+            1.0,
+            self._steps == 2,
+            False,
+            {},
+        )
 
 
 def changeable() -> Odd:

@@ -114,7 +114,9 @@ class Reporting(gym.Wrapper[Any, Any, Any, Any]):
             "heavy": sorted({"torch", "rich", "matplotlib", "tensorboardX"} & sys.modules.keys()),
             "cuda": os.environ.get("CUDA_VISIBLE_DEVICES"),
             "omp": os.environ.get("OMP_NUM_THREADS"),
-            "blas_threads": [pool["num_threads"] for pool in threadpool_info() if pool["user_api"] == "blas"],
+            "blas_threads": [
+                pool["num_threads"] for pool in threadpool_info() if pool["user_api"] == "blas"
+            ],
         }
         path = self._folder / f"{time.monotonic_ns()}-{os.getpid()}"
         path.write_text(json.dumps(report))

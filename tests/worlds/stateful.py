@@ -20,7 +20,9 @@ class Hidden(gym.Env[Any, Any]):
     observation_space = gym.spaces.Box(-1e6, 1e6, (3,), np.float64)
     action_space = gym.spaces.Discrete(2)
 
-    def __init__(self, fault: str | None = None, after: int = 0, sleep_s: float = 0.0, kill_at: int = 0) -> None:
+    def __init__(
+        self, fault: str | None = None, after: int = 0, sleep_s: float = 0.0, kill_at: int = 0
+    ) -> None:
         self.steps = 0
         self.place = np.zeros(3)
         self.random = np.random.default_rng(5)
@@ -30,7 +32,9 @@ class Hidden(gym.Env[Any, Any]):
         self._kill_at = kill_at
         self.asked = 0
 
-    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[Any, dict[str, Any]]:
         self.place = np.zeros(3)
         return self.place.copy(), {}
 
@@ -48,7 +52,12 @@ class Hidden(gym.Env[Any, Any]):
                 raise OSError("no answer")
             if self._fault == "slow":
                 time.sleep(0.01)
-            odd = {"set": {1, 2}, "generator": self.random, "large": bytes(2**24), "forgets": os.urandom(8)}
+            odd = {
+                "set": {1, 2},
+                "generator": self.random,
+                "large": bytes(2**24),
+                "forgets": os.urandom(8),
+            }
             return {"odd": odd.get(self._fault), "steps": self.steps}
         return {"steps": self.steps, "place": self.place, "random": self.random.bit_generator.state}
 
@@ -99,7 +108,9 @@ class Arm(gym.Env[Any, Any]):
     def set_state(self, state: Any) -> None:
         self.joints = np.array(state)
 
-    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[Any, dict[str, Any]]:
         super().reset(seed=seed)
         self.joints = self.np_random.uniform(-1, 1, 2)
         self.steps = 0
@@ -109,7 +120,9 @@ class Arm(gym.Env[Any, Any]):
     def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
         time.sleep(self._sleep_s)
         self.steps += 1
-        self.joints = np.clip(self.joints + 0.2 * np.asarray(action) + 0.02 * self.np_random.normal(size=2), -5, 5)
+        self.joints = np.clip(
+            self.joints + 0.2 * np.asarray(action) + 0.02 * self.np_random.normal(size=2), -5, 5
+        )
         reward = -abs(float(self.joints.sum()) - self.goal)
         return self._seen(), reward, False, self.steps >= self.length, {}
 

@@ -67,7 +67,9 @@ class Threaded(gym.Env[Any, Any]):
         self._check()
 
     def _check(self) -> None:
-        assert threading.get_ident() == self._thread, "called by another thread than the constructor"
+        assert threading.get_ident() == self._thread, (
+            "called by another thread than the constructor"
+        )
 
     def _obs(self) -> np.ndarray:
         return np.array([self._state % 2, self._state % 3 / 2], np.float32)

@@ -17,7 +17,10 @@ CORE = {name: f"dppo.commands.{name}" for name in ("train", "eval", "presets", "
 @cache
 def command_modules() -> dict[str, str]:
     """Return the module of each command; the core's come first, and no package can replace them."""
-    added = {entry.name: entry.module for entry in sorted(entry_points(group=GROUP), key=lambda entry: entry.name)}
+    added = {
+        entry.name: entry.module
+        for entry in sorted(entry_points(group=GROUP), key=lambda entry: entry.name)
+    }
     return CORE | {name: module for name, module in added.items() if name not in CORE}
 
 

@@ -31,7 +31,9 @@ OF_RUN = {
     "--model MODULE:CLASS": "Use this class for the run's own network instead of the one that the checkpoint names.",
     "--trust": TRUST,
 }
-PARSER = Parser(PROG, "RUN [--flag value ...]", DESCRIPTION, episodes=FLAGS, environment_and_network=OF_RUN)
+PARSER = Parser(
+    PROG, "RUN [--flag value ...]", DESCRIPTION, episodes=FLAGS, environment_and_network=OF_RUN
+)
 
 
 def main(argv: list[str]) -> int:
@@ -44,7 +46,9 @@ def main(argv: list[str]) -> int:
     with closing(ShowLog(PatientStream(sys.stdout).line)) as show_log, warnings.catch_warnings():
         show_log.start()
         warnings.simplefilter("default")
-        warnings.showwarning = lambda message, *_, **__: print(printable(f"note: {message}"), flush=True)
+        warnings.showwarning = lambda message, *_, **__: print(
+            printable(f"note: {message}"), flush=True
+        )
         played = evaluate(Path(run), env_id, deterministic=deterministic, **flags)
     span = f"(from {min(played.returns):.1f} to {max(played.returns):.1f}), length {played.mean_length:.1f}"
     print(f"return {played.mean_return:.1f} +- {played.std_return:.1f} {span}")
@@ -53,5 +57,9 @@ def main(argv: list[str]) -> int:
         in_step = fmean(info.mean for info in infos)
         last = fmean(info.last for info in infos)
         in_episode = f"{fmean(totals):.4g} +- {pstdev(totals):.2g}"
-        print(printable(f"{key}: in an episode {in_episode}, in a step {in_step:.4g}, in the last step {last:.4g}"))
+        print(
+            printable(
+                f"{key}: in an episode {in_episode}, in a step {in_step:.4g}, in the last step {last:.4g}"
+            )
+        )
     return 0

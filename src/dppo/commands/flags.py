@@ -8,7 +8,15 @@ from pathlib import Path
 from typing import Any, Literal, NoReturn, get_args, get_origin
 
 from dppo.config.aliases import answer_to, meant_by
-from dppo.config.parts import PARTS, default_of, help_by_name, may_be_none, names_of, settings_by_name, types_by_name
+from dppo.config.parts import (
+    PARTS,
+    default_of,
+    help_by_name,
+    may_be_none,
+    names_of,
+    settings_by_name,
+    types_by_name,
+)
 from dppo.errors import ConfigError, DppoError, printable, unknown_name
 from dppo.files import home_expanded
 from dppo.invocation import as_called
@@ -90,9 +98,13 @@ class Parser(argparse.ArgumentParser):
             argument_default=argparse.SUPPRESS,
             allow_abbrev=False,
             add_help=False,
-            formatter_class=lambda prog: argparse.HelpFormatter(prog, max_help_position=28, width=WIDTH),
+            formatter_class=lambda prog: argparse.HelpFormatter(
+                prog, max_help_position=28, width=WIDTH
+            ),
         )
-        self._negative_number_matcher = re.compile(r"-(\d+|\d*\.\d+)([eE][-+]?\d+)?$")  # argparse's has no -1e-3
+        self._negative_number_matcher = re.compile(
+            r"-(\d+|\d*\.\d+)([eE][-+]?\d+)?$"
+        )  # argparse's has no -1e-3
         for title, flags in groups.items():
             self.add_flags(title.replace("_", " "), flags)
 
@@ -110,11 +122,15 @@ class Parser(argparse.ArgumentParser):
                 group.add_argument(name, choices=value.strip("{}").split(","), help=text)
             else:
                 nargs = "+" if values[1:] else None
-                group.add_argument(name, help=text, nargs=nargs, metavar=value, type=TYPES.get(value, str))
+                group.add_argument(
+                    name, help=text, nargs=nargs, metavar=value, type=TYPES.get(value, str)
+                )
 
     def error(self, message: str) -> NoReturn:
         """Raise the message that argparse would print as a `UsageError`."""
-        raise UsageError(f"{message.removeprefix('argument ')}. `{self.prog} --help` lists the flags.")
+        raise UsageError(
+            f"{message.removeprefix('argument ')}. `{self.prog} --help` lists the flags."
+        )
 
     def split(self, argv: Sequence[str]) -> tuple[dict[str, Any], list[str]]:
         """Return the flags that were given, and the words beside them; raise a UsageError if a flag is wrong.
@@ -124,13 +140,17 @@ class Parser(argparse.ArgumentParser):
         if is_help(argv):
             self.print_help()
             raise SystemExit(0)
-        dashed = [re.sub("^--[^=]+", lambda flag: flag[0].replace("_", "-"), word) for word in argv]  # --num_actors=8
+        dashed = [
+            re.sub("^--[^=]+", lambda flag: flag[0].replace("_", "-"), word) for word in argv
+        ]  # --num_actors=8
         flags, words = self.parse_known_args(dashed)
         for word in words:
             if re.match("--?[a-zA-Z]", word):
                 problem = self._describe_unknown(word.partition("=")[0])
                 raise UsageError(f"{problem} `{self.prog} --help` lists the flags.")
-        return vars(flags), [home_expanded(word) for word in words]  # only the folder of a run may begin with ~
+        return vars(flags), [
+            home_expanded(word) for word in words
+        ]  # only the folder of a run may begin with ~
 
     def split_one(
         self, argv: Sequence[str], name: str = "RUN", example: str = "runs/..."
@@ -170,7 +190,9 @@ def flag(name: str) -> str:
     return f"--{name.replace('_', '-')}"
 
 
-def add_settings(parser: Parser, defaults: Mapping[str, Any], *, leave_out: Collection[str] = ()) -> None:
+def add_settings(
+    parser: Parser, defaults: Mapping[str, Any], *, leave_out: Collection[str] = ()
+) -> None:
     """Add a flag for each setting, in groups: the most used ones, sources of settings, then the parts of `Config`.
 
     For --help, `defaults` apply in place of the settings' own, and the flags named in `leave_out` are not listed.
@@ -178,7 +200,11 @@ def add_settings(parser: Parser, defaults: Mapping[str, Any], *, leave_out: Coll
     most_used = parser.add_argument_group("most used")
     for name in FIRST:
         _add(most_used, name, defaults, hidden=name in leave_out)
-    hidden = {usage: argparse.SUPPRESS for usage, name in zip(SOURCES, EXTRA, strict=True) if name in leave_out}
+    hidden = {
+        usage: argparse.SUPPRESS
+        for usage, name in zip(SOURCES, EXTRA, strict=True)
+        if name in leave_out
+    }
     parser.add_flags("files, presets and earlier runs", SOURCES | hidden)
     for part, record in PARTS.items():
         group = parser.add_argument_group(f"{part}: {(record.__doc__ or '').rstrip('.')}")
@@ -282,4 +308,6 @@ def parsed_json(name: str, text: str) -> Any:
     try:
         return json.loads(text)
     except (RecursionError, ValueError) as error:
-        raise ConfigError(f"{name}={text}: is not JSON ({error}). Write it like '{{\"licence\": 1}}'.") from None
+        raise ConfigError(
+            f"{name}={text}: is not JSON ({error}). Write it like '{{\"licence\": 1}}'."
+        ) from None

@@ -29,13 +29,20 @@ def main(argv: list[str]) -> int:
 
 def _as_rows(preset: Preset) -> str:
     """Return the name of a preset, settings other than the defaults, the source and the score, one below the other."""
-    settings = [f"{name} {shown(value)}" for name, value in preset.settings.items() if value != default_of(name)]
+    settings = [
+        f"{name} {shown(value)}"
+        for name, value in preset.settings.items()
+        if value != default_of(name)
+    ]
     facts = {
         "settings": ", ".join(settings) or "defaults",
         "source": preset.about["source"],
         "score": preset.about["here"],
     }
-    rows = [fill(f"    {fact:8}  {text}", WIDTH, subsequent_indent=" " * 14) for fact, text in facts.items()]
+    rows = [
+        fill(f"    {fact:8}  {text}", WIDTH, subsequent_indent=" " * 14)
+        for fact, text in facts.items()
+    ]
     star = " *" if preset.about.get("applies") == "by itself" else ""
     return "\n".join([f"  {preset.name}{star}", *rows])
 
@@ -49,5 +56,7 @@ def _as_yaml(preset: Preset) -> str:
         **preset.about,
         "use": as_called("dppo train ENV_ID --preset none --config FILE, with these lines"),
     }
-    comments = [fill(f"# {name}: {text}", 100, subsequent_indent="#   ") for name, text in facts.items()]
+    comments = [
+        fill(f"# {name}: {text}", 100, subsequent_indent="#   ") for name, text in facts.items()
+    ]
     return "\n".join([*comments, yaml.safe_dump(preset.settings, sort_keys=False).rstrip()])

@@ -18,8 +18,17 @@ Run the tests of a source checkout.
 Other arguments are passed on to pytest, and paths are relative to the root of the checkout. For example, in one
 process, where a debugger works:
 dppo test -n 0 tests/test_launcher.py -k symlink -x"""
-TWO_PROCESSES = ["-n", "2", "--dist", "loadfile"]  # by file, because tests of a file share what they set up
-QUICK = ["-n", "0", "tests/test_promise.py"]  # runs of every kind in process, resumed, and with actors
+TWO_PROCESSES = [
+    "-n",
+    "2",
+    "--dist",
+    "loadfile",
+]  # by file, because tests of a file share what they set up
+QUICK = [
+    "-n",
+    "0",
+    "tests/test_promise.py",
+]  # runs of every kind in process, resumed, and with actors
 ABOUT = {
     "quick": "The promise, and one run of each kind: about a minute.",
     "fast": "The fast tests, for developers: 5 minutes on an idle machine with two cores, much longer on a busy one. "
@@ -35,7 +44,10 @@ def main(argv: list[str]) -> int:
         return 0
     checkout = Path(__file__).resolve().parents[3]
     if not (checkout / "tests" / "conftest.py").is_file():
-        print(f"{PROG}: dppo was installed without its tests. Run ./dppo test in a clone.", file=sys.stderr)
+        print(
+            f"{PROG}: dppo was installed without its tests. Run ./dppo test in a clone.",
+            file=sys.stderr,
+        )
         return 2
     kind = "quick" if "--quick" in argv else "slow" if "--slow" in argv else "fast"
     chosen = QUICK if kind == "quick" else TWO_PROCESSES

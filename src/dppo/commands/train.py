@@ -7,7 +7,17 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from dppo.commands.flags import EXTRA, Flags, Parser, UsageError, add_settings, as_settings, flag, is_help, one_word
+from dppo.commands.flags import (
+    EXTRA,
+    Flags,
+    Parser,
+    UsageError,
+    add_settings,
+    as_settings,
+    flag,
+    is_help,
+    one_word,
+)
 from dppo.config import Config, read_settings
 from dppo.config.parts import help_by_name, settings_by_name
 from dppo.config.presets import Preset, merge_preset, preset_named, preset_of
@@ -40,7 +50,9 @@ def main(argv: list[str]) -> int:
         is_about_preset = any(setting in str(error) for setting in arguments.tuned)
         if "is not a known setting" in str(error) or not is_about_preset:
             raise
-        raise ConfigError(f"{error}\nThe preset {arguments.preset} applies; --preset none disables it.") from None
+        raise ConfigError(
+            f"{error}\nThe preset {arguments.preset} applies; --preset none disables it."
+        ) from None
     if isinstance(arguments.resume, Path):
         for action in code_named_by(arguments.settings).values():
             print(printable(f"{arguments.resume} {action}."), flush=True)
@@ -98,7 +110,9 @@ class Command:
     defaults: Mapping[str, Any] = field(default_factory=dict)
     """Defaults of settings, where they differ from those of `dppo train`."""
 
-    def split(self, argv: list[str], word: str = "ENV_ID") -> tuple[dict[str, Any], dict[str, Any], str | None]:
+    def split(
+        self, argv: list[str], word: str = "ENV_ID"
+    ) -> tuple[dict[str, Any], dict[str, Any], str | None]:
         """Return the command's own flags, those of settings, and the word beside them.
 
         If help is asked for, print it with the defaults that apply to the other words, and exit. Raises a UsageError if
@@ -107,10 +121,14 @@ class Command:
         arguments = Arguments({})
         if is_help(argv):
             with suppress(DppoError):
-                _, flags, env_id = self.split([argument for argument in argv if not is_help([argument])])
+                _, flags, env_id = self.split(
+                    [argument for argument in argv if not is_help([argument])]
+                )
                 arguments = arguments_of(flags, env_id, self.prog)
         flags, words = self._parser(arguments).split(argv)
-        command_flags = {name: flags.pop(name) for name in flags.keys() - {*settings_by_name(), *EXTRA}}
+        command_flags = {
+            name: flags.pop(name) for name in flags.keys() - {*settings_by_name(), *EXTRA}
+        }
         for name, reason in self.refused.items():
             if name in flags:
                 raise ConfigError(f"{flag(name)} has no effect here: {reason}. Leave it out.")
@@ -121,7 +139,9 @@ class Command:
         if isinstance(arguments.resume, Path):
             source = f" Defaults are the settings of {arguments.resume}."
         elif arguments.preset is not None:
-            source = f" Defaults are those tuned for {arguments.preset}; --preset none disables them."
+            source = (
+                f" Defaults are those tuned for {arguments.preset}; --preset none disables them."
+            )
         parser = Parser(self.prog, self.usage, f"{self.description}{source}")
         parser.add_argument_group("ENV_ID", help_by_name()["env_id"])
         parser.add_flags(self.title, self.flags)
@@ -157,11 +177,15 @@ def arguments_of(flags: dict[str, Any], env_id: str | None, prog: str) -> Argume
     if resume == "auto" and "run_dir" not in settings:
         raise ConfigError("resume=auto: needs a folder that is the same each time. Add --run-dir.")
     if "branch" in flags and not resumes:
-        raise ConfigError(f"branch={flags['branch']}: needs a run to branch from. Name it with --resume RUN.")
+        raise ConfigError(
+            f"branch={flags['branch']}: needs a run to branch from. Name it with --resume RUN."
+        )
     if resumes:
         return _of_resumed(flags, settings)
     if "trust" in flags:
-        raise ConfigError("--trust has no effect: it applies to the code of a run to resume. Leave it out.")
+        raise ConfigError(
+            "--trust has no effect: it applies to the code of a run to resume. Leave it out."
+        )
     if "config" in flags:
         check_names(flags["config"])
         settings = read_settings(flags["config"]) | settings
@@ -186,14 +210,20 @@ def _preset(wanted: str, env_id: str) -> tuple[Preset | None, tuple[str, ...]]:
     if wanted != "auto" or applies == "by itself":
         return preset, (f"using the preset {preset.name}; --preset none disables it",)
     if applies == "on request":
-        return None, (f"`{command('presets', preset.name)}` shows settings and scores for this environment",)
+        return None, (
+            f"`{command('presets', preset.name)}` shows settings and scores for this environment",
+        )
     return None, ()
 
 
 def _of_resumed(flags: dict[str, Any], changes: dict[str, Any]) -> Arguments:
     """Return the settings of the run of --resume, with `changes`."""
     branch = flags.get("branch")
-    fact = "continues a run in its own folder" if branch is None else "starts a run in the folder of --branch"
+    fact = (
+        "continues a run in its own folder"
+        if branch is None
+        else "starts a run in the folder of --branch"
+    )
     for name in ("config", "preset", "run_dir", "init_from"):
         value = (flags | changes).get(name)
         if value is not None:

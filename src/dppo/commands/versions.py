@@ -17,7 +17,9 @@ def other_versions() -> tuple[str, bool] | None:
     if not (venv / ".dppo-ready").exists():
         return None
     pins: dict[str, list[str]] = {}  # several of a package, if they depend on the version of Python
-    for name, pin in re.findall(r"^([\w.-]+)==([^\s;]+)", (venv.parent / "constraints.txt").read_text(), re.MULTILINE):
+    for name, pin in re.findall(
+        r"^([\w.-]+)==([^\s;]+)", (venv.parent / "constraints.txt").read_text(), re.MULTILINE
+    ):
         pins.setdefault(name, []).append(pin)
     differences = []
     unsupported = []
@@ -32,7 +34,9 @@ def other_versions() -> tuple[str, bool] | None:
     effect = "it is tested with the latter"
     if unsupported:
         effect = f"dppo does not work with {', '.join(unsupported)} of that version"
-    repair = f"cd {venv.parent} && {venv.name}/bin/python -m pip install -c constraints.txt -e '.[test]'"
+    repair = (
+        f"cd {venv.parent} && {venv.name}/bin/python -m pip install -c constraints.txt -e '.[test]'"
+    )
     fact = f"{venv} has {', '.join(differences)}; {effect}. Something else was installed there. Repair it: {repair}"
     return fact, bool(unsupported)
 

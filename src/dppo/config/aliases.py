@@ -56,29 +56,59 @@ NAMES = (
     Named("--actors", "", "num-env-runners num-workers", "", WORKERS),
     Named("--num-actors", "", "num-env-runners num-workers", "", WORKERS),
     Named(
-        "--envs-per-sampler", "", "num-envs-per-env-runner num-envs-per-worker", "", "envs-per-worker envs-per-actor"
+        "--envs-per-sampler",
+        "",
+        "num-envs-per-env-runner num-envs-per-worker",
+        "",
+        "envs-per-worker envs-per-actor",
     ),
     Named("--seed", "=", "=", "=", ""),
     Named("--learning-rate", "=", "lr", "=", "step-size alpha"),
     Named(
-        "--anneal-lr", "", "lr-schedule", "=", "lr-scheduler learning-rate-schedule linear-schedule use-linear-lr-decay"
+        "--anneal-lr",
+        "",
+        "lr-schedule",
+        "=",
+        "lr-scheduler learning-rate-schedule linear-schedule use-linear-lr-decay",
     ),
     Named(
-        "--update-epochs", "n-epochs", "num-epochs num-sgd-iter", "=", "epochs k-epochs ppo-epoch ppo-epochs noptepochs"
+        "--update-epochs",
+        "n-epochs",
+        "num-epochs num-sgd-iter",
+        "=",
+        "epochs k-epochs ppo-epoch ppo-epochs noptepochs",
     ),
     Named("--minibatch-size", "batch-size", "= sgd-minibatch-size", "", "mini-batch-size"),
     Named("--gamma", "=", "=", "=", "discount discount-factor"),
     Named("--gae-lambda", "=", "lambda", "=", "lam gae lambda-"),
-    Named("--clip-coef", "clip-range", "clip-param", "=", "clip clip-ratio eps-clip cliprange clip-eps"),
+    Named(
+        "--clip-coef",
+        "clip-range",
+        "clip-param",
+        "=",
+        "clip clip-ratio eps-clip cliprange clip-eps",
+    ),
     Named("--clip-vloss", "clip-range-vf", "vf-clip-param", "=", ""),
-    Named("--ent-coef", "=", "entropy-coeff", "=", "entropy-coef entropy-cost entropy entropy-bonus"),
+    Named(
+        "--ent-coef", "=", "entropy-coeff", "=", "entropy-coef entropy-cost entropy entropy-bonus"
+    ),
     Named("--vf-coef", "=", "vf-loss-coeff", "=", "value-loss-coef value-coef value-coeff"),
     Named("--max-grad-norm", "=", "grad-clip", "=", "clip-grad gradient-clip"),
     Named("--target-kl", "=", "kl-target", "=", "kl"),
     Named("--norm-adv", "normalize-advantage", "", "=", "normalize-advantages norm-advantage"),
-    Named("--norm-obs", "=", "", "", "normalize-obs normalize-observations norm-observations obs-norm"),
-    Named("--norm-reward", "=", "", "", "normalize-reward normalize-rewards norm-rewards reward-norm"),
-    Named("--hidden-sizes", "net-arch", "fcnet-hiddens", "", "hidden-dims hidden-dim hidden-layers hidden-size layers"),
+    Named(
+        "--norm-obs", "=", "", "", "normalize-obs normalize-observations norm-observations obs-norm"
+    ),
+    Named(
+        "--norm-reward", "=", "", "", "normalize-reward normalize-rewards norm-rewards reward-norm"
+    ),
+    Named(
+        "--hidden-sizes",
+        "net-arch",
+        "fcnet-hiddens",
+        "",
+        "hidden-dims hidden-dim hidden-layers hidden-size layers",
+    ),
     Named("--activation", "activation-fn", "fcnet-activation", "", "nonlinearity"),
     Named("--log-std-init", "=", "", "", "init-std initial-std"),
     Named("--model", "policy", "custom-model", "", "network policy-class"),
@@ -86,19 +116,39 @@ NAMES = (
     Named("--num-learners", "", "=", "", "num-gpus-learner learners"),
     Named("--seeds", "", "num-samples", "", "n-seeds num-seeds repeats n-runs num-runs"),
     Named("--out", "", "", "", "out-dir output output-dir outdir save-path"),
-    Named("--run-dir", "log-folder", "", "", "logdir log-dir save-dir output-dir outdir save-path out"),
+    Named(
+        "--run-dir", "log-folder", "", "", "logdir log-dir save-dir output-dir outdir save-path out"
+    ),
     Named("--name", "", "", "exp-name", "experiment-name run-name"),
     Named("--resume", "trained-agent", "restore", "", "load load-checkpoint checkpoint"),
-    Named("--checkpoint-interval-s", "save-freq", "checkpoint-freq", "", "save-interval checkpoint-interval"),
+    Named(
+        "--checkpoint-interval-s",
+        "save-freq",
+        "checkpoint-freq",
+        "",
+        "save-interval checkpoint-interval",
+    ),
     Named("--eval-every", "eval-freq", "evaluation-interval", "", "eval-interval evaluation-freq"),
-    Named("--episodes", "n-eval-episodes", "evaluation-duration", "", "num-episodes n-episodes num-eval-episodes"),
+    Named(
+        "--episodes",
+        "n-eval-episodes",
+        "evaluation-duration",
+        "",
+        "num-episodes n-episodes num-eval-episodes",
+    ),
     Named("--eval-episodes", "n-eval-episodes", "evaluation-duration", "", "num-eval-episodes"),
     Named("--track", "=", "", "=", "use-wandb wandb mlflow logger tracker"),
     Named("--progress", "verbose progress-bar", "", "", "quiet"),
     Named("--env-id", "env", "env", "= gym-id", "env-name environment task"),
     Named("--segment-timeout-s", "", "sample-timeout-s", "", "timeout"),
     Named("--stochastic", "", "", "", "sample"),
-    Named("--on-env-fault", "", "restart-failed-env-runners", "", "on-bad-step restart-failed-sub-environments"),
+    Named(
+        "--on-env-fault",
+        "",
+        "restart-failed-env-runners",
+        "",
+        "on-bad-step restart-failed-sub-environments",
+    ),
 )
 
 DIFFERENT = (
@@ -232,4 +282,6 @@ def tables() -> Iterator[str]:
 
 
 def _as_code(names: str) -> str:
-    return ", ".join("the same" if name == "=" else f"`{name.replace('-', '_')}`" for name in names.split())
+    return ", ".join(
+        "the same" if name == "=" else f"`{name.replace('-', '_')}`" for name in names.split()
+    )

@@ -37,7 +37,11 @@ def _error(config: Settings, name: str, problem: str) -> ConfigError:
 
 def describe_batch(config: Settings) -> str:
     """Return the factors of the batch: `8 samplers x 1 env x 128 steps`."""
-    sizes = ((config.num_samplers, "sampler"), (config.envs_per_sampler, "env"), (config.num_steps, "step"))
+    sizes = (
+        (config.num_samplers, "sampler"),
+        (config.envs_per_sampler, "env"),
+        (config.num_steps, "step"),
+    )
     return " x ".join(counted(size, noun) for size, noun in sizes)
 
 
@@ -51,9 +55,13 @@ def _check_lengths(config: Settings) -> None:
             setting="resize",
         )
     if len(config.hidden_sizes) > MAX_LAYERS:
-        raise ConfigError(f"hidden_sizes: are more than {MAX_LAYERS} layers. Use fewer.", setting="hidden_sizes")
+        raise ConfigError(
+            f"hidden_sizes: are more than {MAX_LAYERS} layers. Use fewer.", setting="hidden_sizes"
+        )
     if config.recorded_every is None:
-        raise _error(config, "record_episodes", ": must be all, best, none, or a number such as every=100.")
+        raise _error(
+            config, "record_episodes", ": must be all, best, none, or a number such as every=100."
+        )
 
 
 def _check_batch(config: Settings) -> None:
@@ -245,7 +253,9 @@ def _check_minibatches(config: Settings) -> None:
         rows = getattr(config, name)
         if rows is not None and rows < steps:
             raise _error(
-                config, name, f" is less than a sequence of {steps} steps. Raise it, or lower `sequence_length`."
+                config,
+                name,
+                f" is less than a sequence of {steps} steps. Raise it, or lower `sequence_length`.",
             )
     per_epoch = config.sizes.minibatches_per_epoch
     if config.norm_adv is not False and config.batch_size // per_epoch < 2:
@@ -262,10 +272,17 @@ def _check_ray(config: Settings) -> None:
     check_address(config.address or "", "address")
     for name in ("cpus_per_actor", "actor_gpus", "learner_cpus"):
         if 0 < getattr(config, name) < MIN_AMOUNT:
-            raise _error(config, name, f": Ray counts in units of {MIN_AMOUNT}. Use `{name}={MIN_AMOUNT}` or more.")
+            raise _error(
+                config,
+                name,
+                f": Ray counts in units of {MIN_AMOUNT}. Use `{name}={MIN_AMOUNT}` or more.",
+            )
     for group in config.resource_groups:
         for name, amount in group.items():
-            if name in ("CPU", "GPU", "memory", "object_store_memory") or not MIN_AMOUNT <= amount < math.inf:
+            if (
+                name in ("CPU", "GPU", "memory", "object_store_memory")
+                or not MIN_AMOUNT <= amount < math.inf
+            ):
                 raise _error(
                     config,
                     "actor_resources",
@@ -311,7 +328,9 @@ def _check_shares(config: Settings) -> None:
     per_epoch = config.sizes.minibatches_per_epoch
     sequences = config.batch_size // steps // learners
     if sequences % per_epoch:
-        best = sorted(_nearest_divisors(sequences, per_epoch, limit=max(1, sequences // 2)), reverse=True)
+        best = sorted(
+            _nearest_divisors(sequences, per_epoch, limit=max(1, sequences // 2)), reverse=True
+        )
         rows = f"{sequences} rows" if steps == 1 else f"{sequences} sequences of {steps} rows"
         raise ConfigError(
             f"minibatch_size={config.minibatch_size or config.sizes.minibatch_rows}: {per_epoch} minibatches do not "

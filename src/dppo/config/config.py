@@ -46,7 +46,9 @@ class Config(Settings):
         """
         from dppo.config.presets import merge_preset, preset_named
 
-        merged, notes = merge_preset({"env_id": name} | flattened(settings), preset_named(name).settings)
+        merged, notes = merge_preset(
+            {"env_id": name} | flattened(settings), preset_named(name).settings
+        )
         for note in notes:
             warnings.warn(note, stacklevel=2)
         return cls(**merged)

@@ -55,7 +55,11 @@ NEEDS = (
         lambda c: c.norm_adv is not False and c.norm_reward,
         "advantages are not standardized, or have no unit. Use `norm_adv=True` and `norm_reward=True`, or leave it out",
     ),
-    Need("clip_vloss", lambda c: c.loss == "ppo", "loss={config.loss} clips nothing. Leave one of them out"),
+    Need(
+        "clip_vloss",
+        lambda c: c.loss == "ppo",
+        "loss={config.loss} clips nothing. Leave one of them out",
+    ),
     Need(
         "reuse",
         lambda c: c.loss == "ppo",

@@ -23,7 +23,9 @@ def flattened(settings: Mapping[str, Any]) -> dict[str, Any]:
             continue
         inner = _group(name, value) if name in PARTS else {name: value}
         for key in inner.keys() & flat.keys():
-            raise ConfigError(f"{key}={inner[key]!r}: is given twice, alone and in its group. Leave one out.")
+            raise ConfigError(
+                f"{key}={inner[key]!r}: is given twice, alone and in its group. Leave one out."
+            )
         flat |= inner
     return _translated(from_records | flat)
 
@@ -60,4 +62,7 @@ def check_twice(owner: str, settings: Mapping[str, Any]) -> None:
 
 
 def grouped(settings: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
-    return {part: {name: settings[name] for name in names_of(part) if name in settings} for part in PARTS}
+    return {
+        part: {name: settings[name] for name in names_of(part) if name in settings}
+        for part in PARTS
+    }

@@ -21,7 +21,9 @@ WEIGHT_COPIES = 4  # of each parameter: itself, its gradient, and two moments
 CGROUP_LIMIT = Path("/sys/fs/cgroup/memory.max")
 
 
-def batch_memory_in_words(config: Settings, spaces: Spaces, memory: int | None = None) -> str | None:
+def batch_memory_in_words(
+    config: Settings, spaces: Spaces, memory: int | None = None
+) -> str | None:
     """Return the memory that observations take while a batch is trained on, in one sentence; None if that is little.
 
     Raise ConfigError if it is more than this machine's `memory` in bytes (None: look), and this machine trains.
@@ -36,7 +38,9 @@ def batch_memory_in_words(config: Settings, spaces: Spaces, memory: int | None =
         copies = stack + 1
         places = f"in stacks of {stack} while they are collected and once in segments"
     rows = config.batch_size * config.reuse
-    batches_ahead = config.lag if config.num_actors else 0  # batches that actors have made, or make, meanwhile
+    batches_ahead = (
+        config.lag if config.num_actors else 0
+    )  # batches that actors have made, or make, meanwhile
     if batches_ahead:
         batches = counted(batches_ahead, "more batch", "more batches")
         places += f", and a policy lag of {batches_ahead} keeps the segments of {batches}"
@@ -62,7 +66,8 @@ def batch_memory_in_words(config: Settings, spaces: Spaces, memory: int | None =
 def check_layers(config: Settings, memory: int | None = None) -> None:
     """Raise ConfigError if the network's layers alone take more than this machine's `memory` in bytes (None: look)."""
     parameters = sum(
-        inputs * units for inputs, units in pairwise((1, *config.hidden_sizes, config.image_features or 1))
+        inputs * units
+        for inputs, units in pairwise((1, *config.hidden_sizes, config.image_features or 1))
     )
     name = "hidden_sizes"
     if config.memory != "none":

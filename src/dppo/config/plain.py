@@ -15,7 +15,9 @@ OBJECT = "!python"  # key of the text that stands in for a Python object in a fi
 
 def plain_settings(config: Settings) -> dict[str, Any]:
     """Return all settings as flat JSON values, with derived values in place of None where there is one."""
-    settings = {name: plain(getattr(config, name)) for name in settings_by_name() if name != "run_dir"}
+    settings = {
+        name: plain(getattr(config, name)) for name in settings_by_name() if name != "run_dir"
+    }
     return settings | {
         "env_id": config.env_name,
         "wrappers": list(config.wrapper_names),
@@ -31,17 +33,25 @@ def plain(value: Any, *, outermost: bool = True) -> Any:
         if _has_other_keys(value):
             raise TypeError("keys that JSON would turn into text")
         return json.loads(text)
-    except (TypeError, ValueError) as error:  # keys that are not strings, or a list that contains itself
+    except (
+        TypeError,
+        ValueError,
+    ) as error:  # keys that are not strings, or a list that contains itself
         only_inside = isinstance(value, dict) and all(isinstance(key, str) for key in value)
         if only_inside and (outermost or isinstance(error, TypeError)):
-            return {key: plain(item, outermost=isinstance(error, TypeError)) for key, item in value.items()}
+            return {
+                key: plain(item, outermost=isinstance(error, TypeError))
+                for key, item in value.items()
+            }
         return _plain_object(value)
 
 
 def _has_other_keys(value: Any) -> bool:
     """Return whether a dict in `value` has keys such as 1, None or True, which JSON turns into other keys."""
     if isinstance(value, dict):
-        return not all(isinstance(key, str) for key in value) or any(map(_has_other_keys, value.values()))
+        return not all(isinstance(key, str) for key in value) or any(
+            map(_has_other_keys, value.values())
+        )
     return isinstance(value, list | tuple) and any(map(_has_other_keys, value))
 
 
@@ -68,4 +78,6 @@ def objects_in(settings: Mapping[str, Any]) -> Iterator[tuple[str, str, str]]:
 def refuse_objects(settings: Mapping[str, Any], why: str) -> None:
     """Raise ConfigError if an argument of environments is a Python object, or the text of one."""
     for setting, name, text in objects_in(settings):
-        raise ConfigError(f"{setting}: {name} is {text}, {why}. Use text, numbers, lists, dicts with text as keys.")
+        raise ConfigError(
+            f"{setting}: {name} is {text}, {why}. Use text, numbers, lists, dicts with text as keys."
+        )

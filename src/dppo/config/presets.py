@@ -52,14 +52,18 @@ def preset_named(name: str) -> Preset:
     """Return the preset of this name, or for this environment; raise ConfigError if there is none."""
     preset = preset_of(name)
     if preset is None:
-        raise ConfigError(f"preset={unknown_name('preset', name, presets())} `{command('presets')}` lists them.")
+        raise ConfigError(
+            f"preset={unknown_name('preset', name, presets())} `{command('presets')}` lists them."
+        )
     return preset
 
 
 # ------------------------------------------------------------------ beside the user's settings
 
 
-def merge_preset(user_settings: Mapping[str, Any], tuned: Mapping[str, Any]) -> tuple[dict[str, Any], tuple[str, ...]]:
+def merge_preset(
+    user_settings: Mapping[str, Any], tuned: Mapping[str, Any]
+) -> tuple[dict[str, Any], tuple[str, ...]]:
     """Merge the user's flat settings into the tuned ones of a preset.
 
     A tuned value that conflicts with a setting of the user's is replaced by its default; a minibatch larger than the
@@ -93,7 +97,9 @@ def _refusal(settings: Mapping[str, Any]) -> ConfigError | None:
     return None
 
 
-def _conflicting(error: ConfigError, kept: Mapping[str, Any], user_settings: Mapping[str, Any]) -> str | None:
+def _conflicting(
+    error: ConfigError, kept: Mapping[str, Any], user_settings: Mapping[str, Any]
+) -> str | None:
     """Return the tuned setting to replace: that of the error, else the first without which there is no error."""
     if error.setting in kept:
         return error.setting

@@ -27,11 +27,15 @@ def read_settings(path: Path, *, trusted: bool = True) -> dict[str, Any]:
     """
     data = _read(path, trusted)
     check_twice(f"config={path}", data)
-    settings = flattened({key.replace("-", "_"): value for key, value in data.items() if key != "versions"})
+    settings = flattened(
+        {key.replace("-", "_"): value for key, value in data.items() if key != "versions"}
+    )
     for name, value in settings.items():
         if value == "none" and may_be_none(name):
             settings[name] = None  # as in flags
-    if trusted and repr(OBJECT) in repr(settings):  # a config.yaml of a run; dates of YAML are objects and no texts yet
+    if trusted and repr(OBJECT) in repr(
+        settings
+    ):  # a config.yaml of a run; dates of YAML are objects and no texts yet
         refuse_objects(settings, f"the text of a Python object in {path}")
     return settings
 
@@ -61,7 +65,9 @@ def _unknown_name(key: str, path: Path, *, is_group: bool) -> ConfigError:
 def _line_of(key: str, path: Path) -> int:
     """Return the number of the first line that begins with a key, also behind a quote or a brace."""
     starts = re.compile(rf"[\s{{\"'-]*{re.escape(key)}\b")
-    for number, line in enumerate(path.read_text(encoding="utf8", errors="replace").splitlines(), 1):
+    for number, line in enumerate(
+        path.read_text(encoding="utf8", errors="replace").splitlines(), 1
+    ):
         if starts.match(line):
             return number
     return 1
@@ -87,7 +93,11 @@ def _read(path: Path, trusted: bool) -> dict[str, Any]:
         text = content.decode("utf8")
         data = tomllib.loads(text) if path.suffix == ".toml" else load(text, aliases=trusted)
     except (OSError, ArithmeticError, RecursionError, ValueError, yaml.YAMLError) as error:
-        raise ConfigError(f"config={path}: cannot be read as settings: {' '.join(str(error).split())}") from None
+        raise ConfigError(
+            f"config={path}: cannot be read as settings: {' '.join(str(error).split())}"
+        ) from None
     if not isinstance(data, dict) or not all(isinstance(key, str) for key in data):
-        raise ConfigError(f"config={path}: contains {type(data).__name__}, not settings. Write `name: value` lines.")
+        raise ConfigError(
+            f"config={path}: contains {type(data).__name__}, not settings. Write `name: value` lines."
+        )
     return data

@@ -91,9 +91,19 @@ def _noise_adds_up(config: Config, task: TaskFacts) -> bool:
 
 
 DEFAULTS = (
-    Default("update_epochs", 20, "all actions are discrete, without memory, reuse and policy lag", _needs_many_epochs),
+    Default(
+        "update_epochs",
+        20,
+        "all actions are discrete, without memory, reuse and policy lag",
+        _needs_many_epochs,
+    ),
     Default("update_epochs", 10, "", _always),
-    Default("ent_coef", 0.01, "all actions are discrete, with reuse and without memory", _needs_exploration),
+    Default(
+        "ent_coef",
+        0.01,
+        "all actions are discrete, with reuse and without memory",
+        _needs_exploration,
+    ),
     Default("ent_coef", 0.0, "", _always),
     Default(
         "target_kl",
@@ -109,7 +119,12 @@ DEFAULTS = (
         _advantages_have_unit,
     ),
     Default("norm_adv", True, "", _always),
-    Default("log_std_init", -0.5, "actions have several continuous components, whose noise adds up", _noise_adds_up),
+    Default(
+        "log_std_init",
+        -0.5,
+        "actions have several continuous components, whose noise adds up",
+        _noise_adds_up,
+    ),
     Default("log_std_init", 0.0, "actions have one continuous component", _initializes_std),
 )
 """The first default that applies counts. If none does, the setting stays None: the network has its own deviations."""
@@ -176,7 +191,9 @@ def _line(config: Config, task: TaskFacts, name: str, value: Any) -> str:
     text, alternative = LINES[name]
     if value == alternative:
         return ""
-    if name == "log_std_init" and config.init_from is not None:  # the policy starts with the deviations of another run
+    if (
+        name == "log_std_init" and config.init_from is not None
+    ):  # the policy starts with the deviations of another run
         return ""
     other = as_setting_and_flag(name, alternative)
     return text.format(value=value, other=other, action_dims=task.action_dims)

@@ -39,7 +39,12 @@ def without_derived(settings: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def changes_on_resume(
-    before: Mapping[str, Any], config: Config, checkpoint: Path, iteration: int, *, several: bool = False
+    before: Mapping[str, Any],
+    config: Config,
+    checkpoint: Path,
+    iteration: int,
+    *,
+    several: bool = False,
 ) -> tuple[str, ...]:
     """Return a sentence for each changed setting that affects the results of a resumed run.
 
@@ -58,7 +63,9 @@ def changes_on_resume(
         elif policy == "raised" and isinstance(was, int) and value > was:
             notes.append(_longer(config, was, iteration))
         else:
-            fact = f"{checkpoint} was made with {was}, and a run cannot be resumed with another value"
+            fact = (
+                f"{checkpoint} was made with {was}, and a run cannot be resumed with another value"
+            )
             remedy = "use another `run_dir`" if several else "start a new run"
             if about(name).branch and not several:
                 remedy += " from that checkpoint: `branch=True`"
@@ -83,7 +90,9 @@ def check_branch(before: Mapping[str, Any], config: Config, checkpoint: Path) ->
     for name, was, value in _changed(before, config):
         if not about(name).branch:
             fact = f"{checkpoint} was made with {was}, and its weights do not fit another value"
-            raise ConfigError(f"{name}={value}: {fact}. Leave it out, or start a new run from scratch.")
+            raise ConfigError(
+                f"{name}={value}: {fact}. Leave it out, or start a new run from scratch."
+            )
 
 
 def _longer(config: Config, was: int, iteration: int) -> str:
@@ -91,7 +100,11 @@ def _longer(config: Config, was: int, iteration: int) -> str:
     planned = replace(config, total_timesteps=was)
     before = annealed(config.ppo, min(iteration, planned.iterations) / planned.iterations)
     now = annealed(config.ppo, iteration / config.iterations)
-    names = {"learning_rate": "learning rate", "clip_coef": "clipping range", "ent_coef": "weight of the entropy"}
+    names = {
+        "learning_rate": "learning rate",
+        "clip_coef": "clipping range",
+        "ent_coef": "weight of the entropy",
+    }
     changes = " and ".join(
         f"the {names[name]} rises from {getattr(before, name):.3g} to {getattr(now, name):.3g}"
         for name in annealed_settings(config.ppo)

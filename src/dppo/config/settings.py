@@ -12,7 +12,18 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from dppo.config.atari import with_atari
 from dppo.config.groups import flattened, grouped
-from dppo.config.parts import PARTS, PPO, Actors, Env, Learners, Network, Run, Sampling, default_of, settings_by_name
+from dppo.config.parts import (
+    PARTS,
+    PPO,
+    Actors,
+    Env,
+    Learners,
+    Network,
+    Run,
+    Sampling,
+    default_of,
+    settings_by_name,
+)
 from dppo.config.sizes import Sizes, sizes_of
 
 if TYPE_CHECKING:
@@ -55,7 +66,9 @@ class Settings(_FlatNames):
     if not TYPE_CHECKING:  # type checkers see the keywords of _FlatNames
 
         def __init__(self, /, **settings: Any) -> None:
-            from dppo.config.values import validated  # imports pydantic, which an actor must not load
+            from dppo.config.values import (
+                validated,
+            )  # imports pydantic, which an actor must not load
 
             values = validated(with_atari(flattened(settings)))
             for name, values_of_part in grouped(values).items():

@@ -42,7 +42,9 @@ def _describe_import(path: str, kwargs: Any) -> str:
     return f"imports {module} and calls {name}({arguments})"
 
 
-def require_trust(stored: Mapping[str, Any], named: Collection[str], origin: object, *, trust: bool = False) -> None:
+def require_trust(
+    stored: Mapping[str, Any], named: Collection[str], origin: object, *, trust: bool = False
+) -> None:
     """Raise ConfigError if a setting would import code that is named only by a file.
 
     Args:
@@ -78,5 +80,7 @@ def trust_flags(env_name: str, model_name: str | None = None, wrapper_names: Any
     return ["--trust"] if code else []
 
 
-def resume_command(env_name: str, run_dir: Path, model_name: str | None = None, wrapper_names: Any = ()) -> str:
+def resume_command(
+    env_name: str, run_dir: Path, model_name: str | None = None, wrapper_names: Any = ()
+) -> str:
     return command("train", "--resume", run_dir, *trust_flags(env_name, model_name, wrapper_names))

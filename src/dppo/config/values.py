@@ -36,7 +36,9 @@ def _model() -> type[BaseModel]:
         kind = _checked_type(types_by_name()[name], about(name).limits)
         default = default_of(name)
         fields[name] = (kind, ... if default is dataclasses.MISSING else default)
-    config = ConfigDict(frozen=True, extra="forbid", arbitrary_types_allowed=True, protected_namespaces=())
+    config = ConfigDict(
+        frozen=True, extra="forbid", arbitrary_types_allowed=True, protected_namespaces=()
+    )
     return create_model("Settings", __config__=config, **fields)
 
 
@@ -51,7 +53,9 @@ def _checked_type(hint: Any, limits: dict[str, Any]) -> Any:
         integers = tuple.__class_getitem__((Annotated[item, BeforeValidator(_whole_number)], ...))
         return Annotated[integers, BeforeValidator(_split)]
     if "off" in kinds:
-        return Annotated[hint, BeforeValidator(lambda value: "off" if value is False else value)]  # YAML's own word
+        return Annotated[
+            hint, BeforeValidator(lambda value: "off" if value is False else value)
+        ]  # YAML's own word
     if int in kinds:
         return Annotated[hint, Field(**limits), BeforeValidator(_whole_number)]
     if float in kinds and get_origin(hint) is not dict:
@@ -124,9 +128,7 @@ def _describe(error: Any) -> str:
     if error["type"] == "extra_forbidden":
         return unknown_setting(path)
     if path == "env_id" and hasattr(error["input"], "step"):
-        return (
-            f"env_id={error['input']}: is an environment. Pass its id, or a function that makes one for each sampler."
-        )
+        return f"env_id={error['input']}: is an environment. Pass its id, or a function that makes one for each sampler."
     if callable(error["input"]) and path in SCHEDULED:
         return f"{path}={error['input']!r}: a function of time is not supported. {SCHEDULED[path]}"
     if error["type"] == "value_error":  # of a validator of ours
@@ -134,5 +136,10 @@ def _describe(error: Any) -> str:
     if error["type"] == "missing":
         return f"{path} is missing. Pass {path}=..."
     remedy = next((text for start, text in REMEDIES.items() if error["type"].startswith(start)), "")
-    fact = error["msg"].removeprefix("Input ").replace("should be", "must be", 1).partition(", unable to ")[0]
+    fact = (
+        error["msg"]
+        .removeprefix("Input ")
+        .replace("should be", "must be", 1)
+        .partition(", unable to ")[0]
+    )
     return f"{path}={error['input']!r}: {fact[:1].lower()}{fact[1:]}. {remedy}".rstrip()

@@ -58,7 +58,9 @@ class ActorCollector:
         self._engine = engine
         self._transport = transport
         self._clock = clock
-        self._reports = None if on_progress is None else ProgressReports(on_progress, batch_size, clock)
+        self._reports = (
+            None if on_progress is None else ProgressReports(on_progress, batch_size, clock)
+        )
         self._looked_at: float | None = None  # time of the looks for a report that is due
         self._reported_steps = 0
         self._spent_before_s = 0.0
@@ -129,7 +131,9 @@ class ActorCollector:
             return
         requests = self._engine.requests
         steps = sum(report.steps for report, _ in requests.pending[requests.index].made.values())
-        steps += sum(_steps_of(actor) for actor in busy if actor.current_question.index == requests.index)
+        steps += sum(
+            _steps_of(actor) for actor in busy if actor.current_question.index == requests.index
+        )
         if steps > self._reported_steps:
             self._engine.wait_log.news_at = now
         self._reported_steps = steps

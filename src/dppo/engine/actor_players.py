@@ -19,7 +19,9 @@ CLOSING_S = 2.0  # for the thread to end
 class ActorPlayers:
     """Runs the loop between engine and transport in a thread: episodes go on while the run does something else."""
 
-    def __init__(self, engine: PlayEngine, transport: Transport, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self, engine: PlayEngine, transport: Transport, clock: Callable[[], float] = time.monotonic
+    ) -> None:
         """Start the thread, which starts the actors."""
         self._engine = engine
         self._transport = transport
@@ -52,7 +54,9 @@ class ActorPlayers:
     def _work(self) -> None:
         try:
             self._play()
-        except Exception as error:  # if this thread ended, the end of the run would wait for the episodes forever
+        except (
+            Exception
+        ) as error:  # if this thread ended, the end of the run would wait for the episodes forever
             self._leave_out(error)
 
     def _play(self) -> None:
@@ -73,7 +77,11 @@ class ActorPlayers:
 
     def _leave_out(self, error: Exception) -> None:
         """Leave out all evaluations from now on."""
-        lost = error if isinstance(error, ClusterError) else ClusterError(f"evaluations failed: {in_a_line(error)}")
+        lost = (
+            error
+            if isinstance(error, ClusterError)
+            else ClusterError(f"evaluations failed: {in_a_line(error)}")
+        )
         while not self._closing.is_set():
             self._engine.give_up(lost)
             self._deliver()

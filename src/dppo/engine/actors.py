@@ -148,7 +148,9 @@ class Actor:
         progress = self.deadline.progress
         limit = f"{name}={seconds:g}"
         if self.current_question.index < 0:
-            return f"made no environment within {limit}; if its constructor takes longer, raise {name}"
+            return (
+                f"made no environment within {limit}; if its constructor takes longer, raise {name}"
+            )
         if progress is None:
             fact = f"sent no segment for {limit}"
         elif progress.phase is Phase.IDLE:

@@ -26,7 +26,9 @@ class Backups:
         self._hosting = hosting
         self._balancing = balancing
         self._helpers: dict[int, Actor] = {}  # actors that have been asked as well, by sampler
-        self._void: dict[tuple[int, int], int] = {}  # last question whose answer is too late, by actor and sampler
+        self._void: dict[
+            tuple[int, int], int
+        ] = {}  # last question whose answer is too late, by actor and sampler
         self._look_at = 0.0
         self.asked = 0
         """Segments that were asked for again."""
@@ -44,12 +46,17 @@ class Backups:
         idle = sorted((actor for actor in running if not actor.queue), key=balancing.takes_s)
         if not idle:
             return
-        owners = [actor for actor in running if actor.queue and actor.current_question.index == index]
+        owners = [
+            actor for actor in running if actor.queue and actor.current_question.index == index
+        ]
         left_s = {actor.actor_id: balancing.left_s(actor, now) for actor in owners}
         for owner in sorted(owners, key=lambda actor: (-left_s[actor.actor_id], actor.actor_id)):
             late = self._late_samplers(owner, index)
             helpers = idle[: len(late)]
-            shares = [(helper, tuple(late[number :: len(helpers)])) for number, helper in enumerate(helpers)]
+            shares = [
+                (helper, tuple(late[number :: len(helpers)]))
+                for number, helper in enumerate(helpers)
+            ]
             needs_s = [balancing.needs_s(helper, share, rebuilt=True) for helper, share in shares]
             if shares and max(needs_s) < left_s[owner.actor_id]:
                 del idle[: len(helpers)]
@@ -96,7 +103,9 @@ class Backups:
 
     def ended(self, actor: Actor) -> None:
         """Forget the requests to a process that is abandoned."""
-        self._helpers = {sampler: helper for sampler, helper in self._helpers.items() if helper is not actor}
+        self._helpers = {
+            sampler: helper for sampler, helper in self._helpers.items() if helper is not actor
+        }
 
     def notes(self) -> list[str]:
         facts = f"{self.won:,} of them sooner, {self.wasted_steps:,} env steps wasted"

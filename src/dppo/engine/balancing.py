@@ -35,7 +35,9 @@ class Balancing:
         # Share of a segment that one more sampler of an actor adds: 1 if samplers take turns, less with threads.
         self._added = 1.0
         self._overheads = deque([0.0], maxlen=5)  # seconds to rebuild a sampler, without its replay
-        self._takers: list[tuple[float, int, Actor]] = []  # heap: times at which they would have one segment more
+        self._takers: list[
+            tuple[float, int, Actor]
+        ] = []  # heap: times at which they would have one segment more
         self._began = math.inf
         self._planned_at = math.inf
 
@@ -49,7 +51,9 @@ class Balancing:
         self._segment_steps = max(1, answer.made[0][0].steps)
         in_turn = num_samplers  # samplers that took turns
         alone = 1.0  # share of the time that one sampler alone would have taken
-        if answer.used is not None:  # with threads, one sampler alone would not have waited for the CPU
+        if (
+            answer.used is not None
+        ):  # with threads, one sampler alone would not have waited for the CPU
             in_turn = 1
             alone = 1 - answer.used * (num_samplers - 1) / num_samplers
             self._added += (answer.used / (num_samplers * alone) - self._added) / 2
@@ -98,7 +102,10 @@ class Balancing:
         """Return the seconds that an actor would need to rebuild a sampler."""
         if not self.typical_s:
             return 0.0
-        return self._overhead_s() + self.takes_s(actor) * self._open_steps(sampler) / self._segment_steps
+        return (
+            self._overhead_s()
+            + self.takes_s(actor) * self._open_steps(sampler) / self._segment_steps
+        )
 
     def _open_steps(self, sampler: int) -> float:
         return self._ledger.open_steps(sampler, self._hosting.positions[sampler].arrived)
@@ -144,7 +151,9 @@ class Balancing:
         paces = sorted([actor.pace.segment_s for actor in running if actor.pace.segment_s])
         self.typical_s = paces[len(paces) // 2] if paces else 0.0
         longest_s = max([self._all_take_s(actor) for actor in self._actors.values()], default=0.0)
-        least_s = min([self.takes_s(actor, len(actor.samplers) + 1) for actor in running], default=math.inf)
+        least_s = min(
+            [self.takes_s(actor, len(actor.samplers) + 1) for actor in running], default=math.inf
+        )
         if least_s < (1 + MARGIN) * longest_s:  # otherwise no move gains anything
             self._move(running, end, now)
         for actor in running:
@@ -158,18 +167,33 @@ class Balancing:
 
     def _move(self, running: list[Actor], end: int, now: float) -> None:
         finish_s = {
-            actor.actor_id: self._finish_s(actor, end, now) for actor in self._actors.values() if actor.samplers
+            actor.actor_id: self._finish_s(actor, end, now)
+            for actor in self._actors.values()
+            if actor.samplers
         }
         self._takers = [
-            (now + finish_s.get(actor.actor_id, 0.0) + self._one_more_s(actor), actor.actor_id, actor)
+            (
+                now + finish_s.get(actor.actor_id, 0.0) + self._one_more_s(actor),
+                actor.actor_id,
+                actor,
+            )
             for actor in running
             if not actor.waits and self._hosting.has_room(actor)
         ]
         heapify(self._takers)
         actors = [self._actors[actor_id] for actor_id in finish_s]
-        actors.sort(key=lambda actor: (-finish_s[actor.actor_id], actor.state is State.RUNNING, actor.actor_id))
+        actors.sort(
+            key=lambda actor: (
+                -finish_s[actor.actor_id],
+                actor.state is State.RUNNING,
+                actor.actor_id,
+            )
+        )
         for actor in actors:
-            if not self._takers or self._takers[0][0] - now >= (1 - MARGIN) * finish_s[actor.actor_id]:
+            if (
+                not self._takers
+                or self._takers[0][0] - now >= (1 - MARGIN) * finish_s[actor.actor_id]
+            ):
                 break
             self._rebalance(actor, end, now)
 
@@ -193,7 +217,9 @@ class Balancing:
         """Move samplers of an actor if others are sooner; if that depends on its next answers, let it wait for them."""
         giver.waits = False
         late_s = self._finish_s(giver, end, now)
-        for sampler in sorted(giver.samplers, key=lambda sampler: (self._open_steps(sampler), -sampler)):
+        for sampler in sorted(
+            giver.samplers, key=lambda sampler: (self._open_steps(sampler), -sampler)
+        ):
             while self._takers and not self._can_take(self._takers[0][2]):
                 heappop(self._takers)
             if not self._takers:
@@ -201,13 +227,17 @@ class Balancing:
             when, taker_id, taker = self._takers[0]
             early_s = max(0.0, when - now)
             giver_s = self._all_take_s(giver)
-            lasting_s = giver_s - self.takes_s(taker, len(taker.samplers) + 1)  # gained in each later iteration
+            lasting_s = giver_s - self.takes_s(
+                taker, len(taker.samplers) + 1
+            )  # gained in each later iteration
             # With threads, one segment more takes nearly nothing: that an actor is ahead now is no reason to move.
             required_s = (MARGIN if self._added < 1 else -MARGIN) * giver_s
             if taker is giver or early_s >= (1 - MARGIN) * late_s or lasting_s < required_s:
                 return
             replay_s = 0.0
-            if taker.samplers or taker.pace.segment_s:  # a new actor takes a sampler at once, wherever that is
+            if (
+                taker.samplers or taker.pace.segment_s
+            ):  # a new actor takes a sampler at once, wherever that is
                 position = self._hosting.positions[sampler]
                 if position.asked > position.arrived:
                     giver.waits = bool(giver.queue)
@@ -237,7 +267,9 @@ class Balancing:
             host = position.host
             if len(host.samplers) > 1 and host.state is State.RUNNING:
                 # A sampler that has been asked for moves when its segments have arrived, with so much more to replay.
-                cost_s = self.replay_s(sampler, actor) + segment_s * (position.asked - position.arrived)
+                cost_s = self.replay_s(sampler, actor) + segment_s * (
+                    position.asked - position.arrived
+                )
                 costs.append((cost_s, -len(host.samplers), sampler))
         cost_s, _, sampler = min(costs, default=(math.inf, 0, 0))
         if cost_s <= segment_s * (pace.rested / pace.rest_before_retry - 1):
@@ -253,7 +285,9 @@ class Balancing:
         """Add to the cost of the slowest actor; return a line about it, once."""
         slowest = max(running, key=lambda actor: actor.pace.segment_s)
         longest_s = max(map(self._all_take_s, running))
-        fair_s = self.typical_s * self._times(math.ceil(len(self._hosting.positions) / len(running)))
+        fair_s = self.typical_s * self._times(
+            math.ceil(len(self._hosting.positions) / len(running))
+        )
         cost_s = max(0.0, min(longest_s, period_s) - fair_s)
         slowest.pace.cost_s += cost_s
         if cost_s <= MARGIN * period_s:

@@ -58,7 +58,9 @@ class CollectionEngine:
     what happens once per iteration or while no actor is running.
     """
 
-    def __init__(self, shares: Sequence[Iterable[int]], ledger: ReplayLedger, limits: Limits) -> None:
+    def __init__(
+        self, shares: Sequence[Iterable[int]], ledger: ReplayLedger, limits: Limits
+    ) -> None:
         """Create the engine, with the samplers of each actor at the start; `describe` starts the actors."""
         self.limits = limits
         self.spaces: Spaces | None = None
@@ -66,7 +68,9 @@ class CollectionEngine:
         self.expected: Expected | None = None
         """The numerics that every actor must have."""
         self._ledger = ledger
-        self._actors = {actor_id: Actor(actor_id, tuple(samplers)) for actor_id, samplers in enumerate(shares)}
+        self._actors = {
+            actor_id: Actor(actor_id, tuple(samplers)) for actor_id, samplers in enumerate(shares)
+        }
         self.hosting = Hosting(self._actors, limits)
         self.requests = Requests(len(self.hosting.positions))
         """Segments that have been requested and not been taken."""
@@ -130,7 +134,9 @@ class CollectionEngine:
                 self._on_process(actor, event, now)
         return self._take_commands()
 
-    def _on_process(self, actor: Actor, event: Answered | Started | Died | Progressed, now: float) -> None:
+    def _on_process(
+        self, actor: Actor, event: Answered | Started | Died | Progressed, now: float
+    ) -> None:
         """Process an event of the current process of an actor."""
         if isinstance(event, Answered):
             if event.ask_id in actor.queue:  # otherwise it is a duplicate
@@ -247,7 +253,9 @@ class CollectionEngine:
         """Return whether an environment could not be made, perhaps as a lost process still holds its licence."""
         if not fault.in_constructor or self.spaces is None:
             return False
-        return question.index > 0 or any(actor.process.number > 1 for actor in self._actors.values())
+        return question.index > 0 or any(
+            actor.process.number > 1 for actor in self._actors.values()
+        )
 
     def _make_room(self, actor: Actor, fault: EnvironmentFault, now: float) -> None:
         """Replace a process that could not make a further sampler; from now on, none gets more than it had.
@@ -340,7 +348,15 @@ class CollectionEngine:
             ask_id = self._enqueue(actor, Question(-1, (0,), (0,)), now)
             self._commands.append(Describe(actor.process, ask_id, 0))
 
-    def _ask(self, actor: Actor, index: int, samplers: tuple[int, ...], now: float, *, backup: bool = False) -> None:
+    def _ask(
+        self,
+        actor: Actor,
+        index: int,
+        samplers: tuple[int, ...],
+        now: float,
+        *,
+        backup: bool = False,
+    ) -> None:
         """Ask an actor for segments; with `backup`, for some that another one is making."""
         hosted = tuple(sorted({*actor.samplers, *samplers})) if backup else actor.samplers
         to_rebuild = actor.assign(samplers, index, hosted)
@@ -362,7 +378,9 @@ class CollectionEngine:
             spaces=self.spaces if is_checked else None,
             expected=self.expected if is_checked else None,
         )
-        self._commands.append(Ask(actor.process, self._enqueue(actor, question, now), question, policy))
+        self._commands.append(
+            Ask(actor.process, self._enqueue(actor, question, now), question, policy)
+        )
 
     def _enqueue(self, actor: Actor, question: Question, now: float) -> int:
         """Put a question into an actor's queue; return its id."""
@@ -377,7 +395,9 @@ class CollectionEngine:
         """Abandon the process of an actor with its queue; a new one is due now, unless there is no room for one."""
         if self.backups is not None:
             self.backups.ended(actor)
-        self.hosting.ended(actor)  # its segments are asked for again, and its slots count until its keeper has ended
+        self.hosting.ended(
+            actor
+        )  # its segments are asked for again, and its slots count until its keeper has ended
         self._commands.append(actor.end(now))  # the kill; later events of the process are ignored
         self._alarms.set(actor)  # for the start of the next process
 

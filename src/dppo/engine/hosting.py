@@ -42,7 +42,11 @@ class Hosting:
     """
 
     def __init__(self, actors: dict[int, Actor], limits: Limits) -> None:
-        self.positions = {sampler: SamplerPosition(actor) for actor in actors.values() for sampler in actor.samplers}
+        self.positions = {
+            sampler: SamplerPosition(actor)
+            for actor in actors.values()
+            for sampler in actor.samplers
+        }
         self.running: dict[int, Actor] = {}
         """The actors that accept questions, by id."""
         self.logged_wait = False
@@ -58,8 +62,12 @@ class Hosting:
         self._limits = limits
         self._few_since: float | None = None
         self._ready: set[int] = set()  # ids of the actors that may be asked for something new
-        self._stranded: dict[int, Actor] = {}  # actors that have not started, whose samplers no other has room for
-        self._above_limit = False  # True while an actor hosts more samplers than `limit`, for lack of others
+        self._stranded: dict[
+            int, Actor
+        ] = {}  # actors that have not started, whose samplers no other has room for
+        self._above_limit = (
+            False  # True while an actor hosts more samplers than `limit`, for lack of others
+        )
         if limits.samplers_per_actor is not None:
             self.limit_to(limits.samplers_per_actor)
 
@@ -171,12 +179,20 @@ class Hosting:
         """
         self.limit = limit
         if self._limits.elastic:  # with fewer actors, some samplers have no host
-            self._min_actors = max(self._limits.fewest_actors, math.ceil(len(self.positions) / limit))
+            self._min_actors = max(
+                self._limits.fewest_actors, math.ceil(len(self.positions) / limit)
+            )
         surplus: list[int] = []
         for actor in self.actors.values():
-            samplers = sorted(actor.samplers, key=lambda sampler: (sampler not in actor.instantiated, sampler))
+            samplers = sorted(
+                actor.samplers, key=lambda sampler: (sampler not in actor.instantiated, sampler)
+            )
             surplus += samplers[limit:]
-        staying = [actor for actor in self.actors.values() if actor.state not in (State.LEAVING, State.LEFT)]
+        staying = [
+            actor
+            for actor in self.actors.values()
+            if actor.state not in (State.LEAVING, State.LEFT)
+        ]
         moved = self._move_to(staying, surplus)
         self._above_limit = len(moved) < len(surplus)
         return list(moved)
@@ -288,7 +304,9 @@ class Hosting:
         numbers = f"{len(self.running)} running, at least {self._min_actors} wanted"
         if self._min_actors > self._limits.fewest_actors:
             numbers += f" (samplers_per_actor={self.limit})"
-        return [Log(f"training waits for actors: {numbers}; `ray status` shows the room in the cluster")]
+        return [
+            Log(f"training waits for actors: {numbers}; `ray status` shows the room in the cluster")
+        ]
 
     def _start_limit_s(self) -> float:
         return max(self._limits.start_timeout_s, self._limits.segment_timeout_s)

@@ -31,12 +31,18 @@ class ReplayLedger:
     update on segment i: the moments before and after each of these are stored, so that any can be collected again.
     """
 
-    def __init__(self, num_samplers: int, *, replay: bool, policy_lag: int = 0, sets_states: bool = False) -> None:
+    def __init__(
+        self, num_samplers: int, *, replay: bool, policy_lag: int = 0, sets_states: bool = False
+    ) -> None:
         self.replays = replay
         """False if a rebuilt sampler starts new episodes."""
-        self._sets_states = sets_states  # True if environments set the states that they gave, without a replay
+        self._sets_states = (
+            sets_states  # True if environments set the states that they gave, without a replay
+        )
         self._stored = policy_lag + 2  # moments of each sampler
-        self._moments: list[dict[int, _Moment]] = [{} for _ in range(num_samplers)]  # [sampler][index]
+        self._moments: list[dict[int, _Moment]] = [
+            {} for _ in range(num_samplers)
+        ]  # [sampler][index]
 
     def record(self, report: SegmentReport) -> None:
         """Record a received segment; one that was collected again replaces the first."""
@@ -50,13 +56,17 @@ class ReplayLedger:
         """Return how to bring `sampler_id` to the start of segment `index`; None for the start of the run."""
         moment = self._moments[sampler_id].get(index)
         if moment is None:
-            assert index == 0, f"segment {index} of sampler {sampler_id} can no longer be collected again"
+            assert index == 0, (
+                f"segment {index} of sampler {sampler_id} can no longer be collected again"
+            )
             return None
         if not self.replays or self._is_set(moment.carry):
             return Rebuild(moment.carry, ())
         return Rebuild(moment.carry, tuple(map(_joined, moment.actions)))
 
-    def actions_before(self, sampler_id: int, index: int, env: int, episode: int) -> np.ndarray | None:
+    def actions_before(
+        self, sampler_id: int, index: int, env: int, episode: int
+    ) -> np.ndarray | None:
         """Return the actions [n, *A] of an episode before segment `index`; None if it started later, or if too many."""
         moment = self._moments[sampler_id].get(index)
         if moment is None or moment.carry.episodes[env] != episode:
@@ -100,15 +110,21 @@ class ReplayLedger:
             if f"{sampler}.episodes" not in arrays:
                 continue
             columns = {name: arrays.get(f"{sampler}.{name}") for name in CARRY_FIELDS}
-            carry = SamplerCarry(**{name: array for name, array in columns.items() if array is not None})
-            actions = tuple((arrays[f"{sampler}.actions.{env}"],) for env in range(len(carry.episodes)))
+            carry = SamplerCarry(
+                **{name: array for name, array in columns.items() if array is not None}
+            )
+            actions = tuple(
+                (arrays[f"{sampler}.actions.{env}"],) for env in range(len(carry.episodes))
+            )
             moments[index] = _Moment(carry, actions)
 
     def check(self, index: int, envs: int, spec: NetworkSpec) -> None:
         """Raise ValueError if the state before segment `index` does not fit samplers of `envs` environments each."""
         if not index:
             return
-        action = np.dtype((spec.distribution.action_dtype(spec.dtype), spec.distribution.action_shape))
+        action = np.dtype(
+            (spec.distribution.action_dtype(spec.dtype), spec.distribution.action_shape)
+        )
         memory_shape = (envs, spec.state_size) if spec.state_size else None
         for sampler, moments in enumerate(self._moments):
             moment = moments.get(index)
@@ -138,7 +154,9 @@ def _continued(before: _Moment | None, report: SegmentReport) -> tuple[Pieces, .
     return tuple(actions)
 
 
-def _fits(moment: _Moment, envs: int, memory_shape: tuple[int, int] | None, action: np.dtype[Any]) -> bool:
+def _fits(
+    moment: _Moment, envs: int, memory_shape: tuple[int, int] | None, action: np.dtype[Any]
+) -> bool:
     """Return whether a moment, which may come from anybody's checkpoint, fits a sampler of `envs` environments."""
     carry = moment.carry
     columns = [getattr(carry, name) for name in REQUIRED_FIELDS]
@@ -183,12 +201,19 @@ def _is_proof(proof: Any, action: np.dtype[Any]) -> bool:
     if not isinstance(proof, list) or len(proof) != 6 or list(map(type, proof[:5])) != kinds:
         return False
     _, episode, _, length, actions, options = proof
-    return _are_actions(actions, action) and min(episode, length) >= 0 and isinstance(options, dict | None)
+    return (
+        _are_actions(actions, action)
+        and min(episode, length) >= 0
+        and isinstance(options, dict | None)
+    )
 
 
 def _are_actions(actions: np.ndarray, action: np.dtype[Any]) -> bool:
     """Return whether `actions` is an array [n, *A] of this dtype, with A as its shape."""
-    return actions.ndim == 1 + len(action.shape) and np.dtype((actions.dtype, actions.shape[1:])) == action
+    return (
+        actions.ndim == 1 + len(action.shape)
+        and np.dtype((actions.dtype, actions.shape[1:])) == action
+    )
 
 
 def _joined(pieces: Pieces) -> np.ndarray:

@@ -159,7 +159,9 @@ class Died:
     process: Process
     reason: str
     """Continues a sentence that begins with "actor 3 (samplers 3, 7)"."""
-    error: DppoError | None = None  # set if a new process would fail in the same way: the run ends with this error
+    error: DppoError | None = (
+        None  # set if a new process would fail in the same way: the run ends with this error
+    )
 
 
 Reply = Answer | Spaces | Episode | DppoError

@@ -11,7 +11,11 @@ from dppo.ppo.exchange.questions import Answer
 FACTOR = 20  # of the longest duration that was measured
 MEASURED = 8  # answers before measured durations count
 MIN_S = {Phase.MAKE: 300.0, Phase.RESET: 300.0, Phase.STEP: 60.0, Phase.IDLE: 60.0}
-SETTINGS = {Phase.MAKE: "start_timeout_s", Phase.RESET: "reset_timeout_s", Phase.STEP: "step_timeout_s"}
+SETTINGS = {
+    Phase.MAKE: "start_timeout_s",
+    Phase.RESET: "reset_timeout_s",
+    Phase.STEP: "step_timeout_s",
+}
 
 
 class Patience:
@@ -48,7 +52,9 @@ class Patience:
         deadline = actor.deadline
         no_restarts = self._limits.max_actor_restarts == 0
         still_imports = progress.moves == 0
-        limit = self.limit(progress.phase, replaced=actor.losses > 0 or no_restarts or still_imports)
+        limit = self.limit(
+            progress.phase, replaced=actor.losses > 0 or no_restarts or still_imports
+        )
         stood_s = deadline.looked(progress, now, limit) if actor.queue else 0.0
         if not stood_s:
             self.went_on(actor)

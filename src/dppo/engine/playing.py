@@ -81,7 +81,9 @@ class PlayEngine:
     def __init__(self, limits: PlayLimits) -> None:
         self._limits = limits
         self._look_s = min(limits.hung_s / 4, LONGEST_QUIET_S)
-        self._actors = {actor_id: _PlayingActor(Process(actor_id, 1)) for actor_id in range(limits.num_actors)}
+        self._actors = {
+            actor_id: _PlayingActor(Process(actor_id, 1)) for actor_id in range(limits.num_actors)
+        }
         self._tasks = deque[_Task]()
         self._outcomes: list[Outcome] = []
         self._commands: list[Command] = []
@@ -95,7 +97,9 @@ class PlayEngine:
 
     def begin(self, evaluation: int, policy: PolicySnapshot) -> None:
         """Let an evaluation of a policy be played, after those before."""
-        self._tasks.extend(_Task(evaluation, episode, policy) for episode in range(self._limits.episodes))
+        self._tasks.extend(
+            _Task(evaluation, episode, policy) for episode in range(self._limits.episodes)
+        )
 
     def take_outcomes(self) -> list[Outcome]:
         """Return the results of episodes since the last call, in the order in which they ended."""
@@ -112,7 +116,9 @@ class PlayEngine:
 
     def on(self, event: Event, now: float) -> list[Command]:
         """Process one event and return the commands that follow from it. Call `tick` after a batch of events."""
-        assert isinstance(event, Started | Died | Answered | Progressed), "actors of evaluations are fixed"
+        assert isinstance(event, Started | Died | Answered | Progressed), (
+            "actors of evaluations are fixed"
+        )
         actor = self._actors[event.process.actor_id]
         if event.process != actor.process:  # it has been replaced
             return []
@@ -137,7 +143,9 @@ class PlayEngine:
             if now >= deadline.look_at:
                 deadline.look_at = now + self._look_s
                 self._commands.append(Look(actor.process))
-        running_first = sorted(self._actors.values(), key=lambda actor: actor.state is not State.RUNNING)
+        running_first = sorted(
+            self._actors.values(), key=lambda actor: actor.state is not State.RUNNING
+        )
         for actor in running_first:
             if actor.task is None and self._tasks:
                 actor.task = self._tasks.popleft()
@@ -163,9 +171,13 @@ class PlayEngine:
         self._asked += 1
         actor.ask_id = self._asked
         limits = self._limits
-        due = now + limits.timeout_s + limits.hung_s  # until looks show progress, which may be impossible
+        due = (
+            now + limits.timeout_s + limits.hung_s
+        )  # until looks show progress, which may be impossible
         actor.deadline.begin(now, due, ("eval_timeout_s", limits.timeout_s), now + self._look_s)
-        self._commands.append(Play(actor.process, actor.ask_id, task.episode, limits.timeout_s, task.policy))
+        self._commands.append(
+            Play(actor.process, actor.ask_id, task.episode, limits.timeout_s, task.policy)
+        )
 
     def _finish(self, actor: _PlayingActor, event: Answered) -> None:
         task = actor.task
@@ -181,7 +193,9 @@ class PlayEngine:
         """Deliver the result of an episode; after a ClusterError, leave out the rest of its evaluation."""
         self._outcomes.append((task.evaluation, task.episode, result))
         if isinstance(result, ClusterError):
-            self._tasks = deque(waiting for waiting in self._tasks if waiting.evaluation != task.evaluation)
+            self._tasks = deque(
+                waiting for waiting in self._tasks if waiting.evaluation != task.evaluation
+            )
 
     def _describe_delay(self, actor: _PlayingActor) -> str:
         setting, seconds = actor.deadline.limit

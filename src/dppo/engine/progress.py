@@ -14,7 +14,9 @@ SPARE = 20.0  # the same, in units of the time that a report takes
 class ProgressReports:
     """Calls `on_progress` about once a second while the segments of an iteration are being collected."""
 
-    def __init__(self, on_progress: OnProgress, batch_size: int, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self, on_progress: OnProgress, batch_size: int, clock: Callable[[], float] = time.monotonic
+    ) -> None:
         self._on_progress = on_progress
         self._batch_size = batch_size  # env steps of an iteration
         self._clock = clock
@@ -43,6 +45,10 @@ class ProgressReports:
         now = self._clock()
         self._due_at = now + max(PROGRESS_S, SPARE * took_s)
         progress = CollectionProgress(
-            self._index + 1, steps, self._index * self._batch_size + steps, processes, now - self._began
+            self._index + 1,
+            steps,
+            self._index * self._batch_size + steps,
+            processes,
+            now - self._began,
         )
         self._on_progress(progress)

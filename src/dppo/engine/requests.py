@@ -53,7 +53,9 @@ class Requests:
         self._missing += self._num_samplers
         return is_only
 
-    def arrived(self, index: int, actor_id: int, made: Sequence[tuple[SegmentReport, Any]], timings: Timings) -> None:
+    def arrived(
+        self, index: int, actor_id: int, made: Sequence[tuple[SegmentReport, Any]], timings: Timings
+    ) -> None:
         """Store the part of an answer that counts, and its timings."""
         if not made:  # the segments may have been taken
             return
@@ -76,7 +78,10 @@ class Requests:
     @property
     def finished(self) -> bool:
         """True when all segments to be taken next have arrived."""
-        return self.index not in self.pending or len(self.pending[self.index].made) == self._num_samplers
+        return (
+            self.index not in self.pending
+            or len(self.pending[self.index].made) == self._num_samplers
+        )
 
     def take(self, now: float, transfer_s: float, incidents: list[Incident]) -> Collected:
         """Remove the first request; return its segments with these figures."""

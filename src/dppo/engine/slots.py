@@ -18,8 +18,12 @@ class Slots:
         self._start_s = limits.start_s
         self.limited = self._start_s > 0 or self._max_samplers < sys.maxsize
         """False if any number of environments may exist, and start at once."""
-        self._granted: dict[Process, tuple[Actor, set[int]]] = {}  # the actor and the samplers of each process
-        self._ending: dict[Process, float] = {}  # lost processes, and the time until which they count
+        self._granted: dict[
+            Process, tuple[Actor, set[int]]
+        ] = {}  # the actor and the samplers of each process
+        self._ending: dict[
+            Process, float
+        ] = {}  # lost processes, and the time until which they count
         self._waiting: dict[int, Actor] = {}  # actors that were not granted all, by id
         self._next_start = -math.inf
 
@@ -71,7 +75,11 @@ class Slots:
         """
         if not self._waiting or self._used() < self._max_samplers:
             return []
-        return [actor for actor in running if not actor.queue and actor.holds.keys() - set(actor.samplers)]
+        return [
+            actor
+            for actor in running
+            if not actor.queue and actor.holds.keys() - set(actor.samplers)
+        ]
 
     def _used(self) -> int:
         return sum(len(granted) for _, granted in self._granted.values())

@@ -7,14 +7,18 @@ from dppo.engine.patience import Patience
 from dppo.engine.requests import Requests
 from dppo.envs.activity import Phase
 
-BACKUPS = "backup_requests=True (--backup-requests) would let an idle actor make a late segment, too"
+BACKUPS = (
+    "backup_requests=True (--backup-requests) would let an idle actor make a late segment, too"
+)
 NAMED = 8  # samplers in a message
 
 
 class WaitLog:
     """Writes a line once nothing has happened for a while, and later less often; in each iteration from the start."""
 
-    def __init__(self, hosting: Hosting, requests: Requests, patience: Patience, limits: Limits) -> None:
+    def __init__(
+        self, hosting: Hosting, requests: Requests, patience: Patience, limits: Limits
+    ) -> None:
         self.news_at = 0.0
         """Time of the last sign of progress."""
         self._hosting = hosting
@@ -38,22 +42,33 @@ class WaitLog:
 
     def _describe(self, waited_s: float) -> str:
         hosting = self._hosting
-        starts = _shortened([_describe_start(actor) for actor in hosting.actors.values() if _is_missing(actor)])
+        starts = _shortened(
+            [_describe_start(actor) for actor in hosting.actors.values() if _is_missing(actor)]
+        )
         if self._index < 0:
             return "; ".join([f"waiting for the first environment for {waited_s:.0f} s", *starts])
         positions = hosting.positions
-        owed = sorted(sampler for sampler, position in positions.items() if position.arrived <= self._index)
+        owed = sorted(
+            sampler for sampler, position in positions.items() if position.arrived <= self._index
+        )
         named = samplers_named(owed[:NAMED])
         if len(owed) > NAMED:
             named += " ..."
-        segments = f"waiting for {len(owed)} of {len(positions)} segments for {waited_s:.0f} s ({named})"
+        segments = (
+            f"waiting for {len(owed)} of {len(positions)} segments for {waited_s:.0f} s ({named})"
+        )
         parts = [segments, *starts, *_shortened(self._describe_places())]
         if hosting.slots.limited:
             parts.append(str(hosting.slots))
         _, limit_s = self._patience.limit(Phase.STEP, replaced=False)
         parts.append(f"an actor that makes no progress for {limit_s:g} s is replaced")
         some_idle = any(not actor.queue for actor in hosting.running.values())
-        if some_idle and not starts and not hosting.slots.limited and not self._limits.backup_requests:
+        if (
+            some_idle
+            and not starts
+            and not hosting.slots.limited
+            and not self._limits.backup_requests
+        ):
             parts.append(BACKUPS)
         return "; ".join(parts)
 

@@ -47,7 +47,12 @@ class Activity:
             return replaying(self.replayed, self.to_replay)
         if self.phase is Phase.IDLE:
             return "idle"
-        doing = {Phase.MAKE: "making", Phase.RESET: "resetting", Phase.STEP: "stepping", Phase.CLOSE: "closing"}
+        doing = {
+            Phase.MAKE: "making",
+            Phase.RESET: "resetting",
+            Phase.STEP: "stepping",
+            Phase.CLOSE: "closing",
+        }
         text = f"{doing[self.phase]} env {self.env} of sampler {self.sampler_id}"
         if self.phase in (Phase.RESET, Phase.STEP):
             text += f", episode {self.episode}"
@@ -135,7 +140,9 @@ class ActivityRecord:
     def look(self) -> Activity:
         """Return a copy of the record."""
         moves, began, place, *others = self._cells.tolist()
-        return Activity(moves, began, Phase(place & 7), place >> 32, place >> 3 & 0x1FFFFFFF, *others)
+        return Activity(
+            moves, began, Phase(place & 7), place >> 32, place >> 3 & 0x1FFFFFFF, *others
+        )
 
 
 def place_of(phase: Phase, sampler_id: int = 0, env: int = 0) -> int:

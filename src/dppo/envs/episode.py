@@ -13,7 +13,14 @@ from dppo.envs.activity import ActivityRecord
 from dppo.envs.checks.faults import user_traceback
 from dppo.envs.checks.masks import MaskReader
 from dppo.envs.checks.observations import SpaceChecks
-from dppo.envs.checks.returned import MAX_REWARD, OLD_API, BadResult, describe_bad, flag_of, reward_of
+from dppo.envs.checks.returned import (
+    MAX_REWARD,
+    OLD_API,
+    BadResult,
+    describe_bad,
+    flag_of,
+    reward_of,
+)
 from dppo.envs.info import InfoMeter, numbers_in
 from dppo.errors import EnvFault, EnvironmentFault
 from dppo.numerics.arithmetic import changed
@@ -65,7 +72,13 @@ class CheckedEnv:
     """Step and reset one environment of a group, check what it returns, and keep count of its open episode."""
 
     def __init__(
-        self, env: Any, index: int, settings: GroupSettings, checks: SpaceChecks, *, alone: bool = True
+        self,
+        env: Any,
+        index: int,
+        settings: GroupSettings,
+        checks: SpaceChecks,
+        *,
+        alone: bool = True,
     ) -> None:
         """Take over `env`, number `index` of its group.
 
@@ -92,8 +105,12 @@ class CheckedEnv:
     def take(self, env: Any) -> None:
         """Step this environment from now on."""
         self.env = env
-        self._masks = None if self.settings.spaces.mask is None else MaskReader(env, self.settings.spaces)
-        env_name = self.settings.owner.partition("(")[2].rstrip(")")  # so that notes of all samplers are alike
+        self._masks = (
+            None if self.settings.spaces.mask is None else MaskReader(env, self.settings.spaces)
+        )
+        env_name = self.settings.owner.partition("(")[2].rstrip(
+            ")"
+        )  # so that notes of all samplers are alike
         self.guard = Guard(env_name or self.settings.owner)
 
     def step(self, action: Any) -> StepResult:
@@ -105,7 +122,9 @@ class CheckedEnv:
         try:
             if guard.arithmetic is None:
                 answer: Any = self.env.step(action)
-                if changed() or guard.process != FORKS.number:  # quicker than a call of `leave` each time
+                if (
+                    changed() or guard.process != FORKS.number
+                ):  # quicker than a call of `leave` each time
                     guard.leave()
             else:
                 guard.enter()
@@ -114,7 +133,10 @@ class CheckedEnv:
             try:
                 returned, reward, terminated, truncated, info = answer
                 # Identity answers in the shortest time; other booleans, such as NumPy's, are rare.
-                if not ((terminated is False or terminated is True) and (truncated is False or truncated is True)):
+                if not (
+                    (terminated is False or terminated is True)
+                    and (truncated is False or truncated is True)
+                ):
                     terminated, truncated = flag_of(terminated), flag_of(truncated)
             except Exception:
                 raise BadResult(describe_bad(answer, step=True)) from None
@@ -140,7 +162,9 @@ class CheckedEnv:
         if isinstance(error, SkippedStep):
             self.guard.leave()
             try:
-                self.last_obs = self.first_obs if error.arrival is None else self._packed(*error.arrival)
+                self.last_obs = (
+                    self.first_obs if error.arrival is None else self._packed(*error.arrival)
+                )
             except BadResult as problem:
                 return self._fault("step", f"returned {problem}.")
             self.length += 1
@@ -159,7 +183,9 @@ class CheckedEnv:
         self.length = 0
         self.options = options
         try:
-            answer = self.guard.call(partial(self.env.reset, **self.reset_arguments(episode, options)))
+            answer = self.guard.call(
+                partial(self.env.reset, **self.reset_arguments(episode, options))
+            )
         except BadResult as error:  # of several rows
             raise self._fault("reset", f"returned {error}.") from None
         except BaseException as error:
@@ -204,7 +230,9 @@ class CheckedEnv:
 
     def checksum(self) -> int:
         """Return a checksum of the latest observation, as the environment returned it, and of the return so far."""
-        return zlib.crc32(np.float64(self.episode_return).tobytes(), zlib.crc32(self.last_obs.tobytes()))
+        return zlib.crc32(
+            np.float64(self.episode_return).tobytes(), zlib.crc32(self.last_obs.tobytes())
+        )
 
     def place(self, episode: int, step: int) -> str:
         """Name a step of an episode of this environment in a message; step 0 is the reset."""
@@ -212,7 +240,9 @@ class CheckedEnv:
         phase = "step" if step else "reset"
         return f"{self.settings.owner}, env {self.index}: {phase} of episode {episode} (seed {seed}, step {step})"
 
-    def _fault(self, phase: str, problem: str, error: str = "invalid", traceback: str = "") -> EnvironmentFault:
+    def _fault(
+        self, phase: str, problem: str, error: str = "invalid", traceback: str = ""
+    ) -> EnvironmentFault:
         """Return a fault of the step or reset that was made last; `problem` follows its place in the message."""
         step = self.length
         if phase == "step":
@@ -237,7 +267,9 @@ class CheckedEnv:
             return error
         summary = in_a_line(error)
         takes_no_seed = phase == "reset" and isinstance(error, TypeError) and "'seed'" in str(error)
-        has_four_values = phase == "step" and isinstance(error, ValueError) and FOUR_VALUES in str(error)
+        has_four_values = (
+            phase == "step" and isinstance(error, ValueError) and FOUR_VALUES in str(error)
+        )
         if takes_no_seed or has_four_values:
             summary += OLD_API
         elif phase == "step":

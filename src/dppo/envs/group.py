@@ -32,7 +32,9 @@ class EnvGroup:
     Every episode starts with `reset(seed=episode_seed(env, episode))`, so that any process can replay it.
     """
 
-    def __init__(self, rows: Rows, policy: FaultPolicy = ENDS_RUN, first_segment: FirstSegment | None = None) -> None:
+    def __init__(
+        self, rows: Rows, policy: FaultPolicy = ENDS_RUN, first_segment: FirstSegment | None = None
+    ) -> None:
         """Take over the environments of `rows`.
 
         Args:
@@ -47,11 +49,15 @@ class EnvGroup:
         self.meter = settings.meter
         self._settings = settings
         self._progress = settings.progress
-        self._places = [place_of(Phase.STEP, settings.sampler_id, env) for env in range(self.num_envs)]
+        self._places = [
+            place_of(Phase.STEP, settings.sampler_id, env) for env in range(self.num_envs)
+        ]
         self._envs = rows.envs
         self._checks = rows.envs[0].checks
         self._pack = self._checks.pack
-        self._first = first_segment or FirstSegment(settings.spaces, settings.owner, sampler_id=settings.sampler_id)
+        self._first = first_segment or FirstSegment(
+            settings.spaces, settings.owner, sampler_id=settings.sampler_id
+        )
         self._reported_outside = False
         self._lives = range(self.num_envs) if _counts_lives(rows.envs[0].env) else range(0)
 
@@ -112,7 +118,9 @@ class EnvGroup:
         except EnvironmentFault as error:
             return self._replaced(env, error, log)
 
-    def _after_no_step(self, env: int, error: EnvironmentFault | SkippedStep, log: EnvLog) -> np.ndarray:
+    def _after_no_step(
+        self, env: int, error: EnvironmentFault | SkippedStep, log: EnvLog
+    ) -> np.ndarray:
         """Return the observation that follows a step that failed, or that a row of several did not take."""
         if isinstance(error, EnvironmentFault):
             return self._replaced(env, error, log)
@@ -146,7 +154,9 @@ class EnvGroup:
         """Check the observations of a segment: see `Environments`."""
         returned = self._settings.spaces.as_returned(obs)
         try:
-            has_faults = any(incident.fault for incident in log.incidents)  # they would move the place
+            has_faults = any(
+                incident.fault for incident in log.incidents
+            )  # they would move the place
             if not self._settings.limits and not has_faults:
                 self._checks.check_limits(returned)
         except BadResult as outside:
@@ -164,7 +174,9 @@ class EnvGroup:
         """
         row, env = outside.row
         checked = self._envs[env]
-        ended = next((episode for episode in log.episodes if episode.env == env and episode.end > row), None)
+        ended = next(
+            (episode for episode in log.episodes if episode.env == env and episode.end > row), None
+        )
         if ended is not None:
             place = checked.place(ended.index, ended.length - ended.end + row)
         else:
@@ -173,7 +185,9 @@ class EnvGroup:
         if wrong:
             raise EnvironmentFault(f"{message} {WRONG_SPACE}")
         if not self._reported_outside:
-            log.incidents.append(Incident(IncidentKind.OUTSIDE_SPACE, f"{message} It is used as it is.", env=env))
+            log.incidents.append(
+                Incident(IncidentKind.OUTSIDE_SPACE, f"{message} It is used as it is.", env=env)
+            )
         self._reported_outside = True
 
     def restore(
@@ -187,9 +201,15 @@ class EnvGroup:
                 episode = int(carry.episodes[env])
                 length = int(carry.episode_lengths[env])
                 text = f"abandoned episode {episode} after {length} steps and started a new one: {reason}"
-                kind = IncidentKind.EPISODE_ABANDONED if reason == NO_REPLAY else IncidentKind.REPLAY_MISMATCH
+                kind = (
+                    IncidentKind.EPISODE_ABANDONED
+                    if reason == NO_REPLAY
+                    else IncidentKind.REPLAY_MISMATCH
+                )
                 owner = self._settings.owner
-                incidents.append(Incident(kind, f"{owner}, env {env}: {text}", env=env, lost_steps=length))
+                incidents.append(
+                    Incident(kind, f"{owner}, env {env}: {text}", env=env, lost_steps=length)
+                )
                 self.begin_episode(env, episode + 1, log)
             obs[env] = self.rows.shown(env)
         self.rows.begin_segment()
@@ -203,7 +223,13 @@ class EnvGroup:
     def open_episodes(self, log: EnvLog) -> dict[str, Any]:
         """Describe the open episodes [E]: see `Environments`."""
         columns = [
-            (checked.episode, checked.episode_return, checked.length, checked.checksum(), checked.options)
+            (
+                checked.episode,
+                checked.episode_return,
+                checked.length,
+                checked.checksum(),
+                checked.options,
+            )
             for checked in self._envs
         ]
         episodes, returns, lengths, checksums, options = zip(*columns, strict=True)

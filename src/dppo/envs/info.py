@@ -19,7 +19,9 @@ def numbers_in(info: Any, keys: Sequence[str] | None = None) -> dict[str, float]
         return numbers
     for key in info if keys is None else keys:
         value = info.get(key)
-        if not isinstance(value, NUMBERS) or (isinstance(value, int) and value.bit_length() > MAX_BITS):
+        if not isinstance(value, NUMBERS) or (
+            isinstance(value, int) and value.bit_length() > MAX_BITS
+        ):
             continue
         number = float(value)
         if math.isfinite(number):

@@ -8,18 +8,23 @@ import gymnasium as gym
 from dppo.envs.closing import close_all
 from dppo.errors import ConfigError
 
-ONE_AGENT = (
-    "Train one agent: write a gymnasium.Env whose step takes the action of that agent and computes those of the others."
-)
+ONE_AGENT = "Train one agent: write a gymnasium.Env whose step takes the action of that agent and computes those of the others."
 
 
 def joint_kind(env: Any) -> str | None:
     """Return how `env` steps several rows at once: as "vector", as "agents", or None if it does not."""
     if inspect.isclass(env) or not hasattr(env, "step"):
         return None
-    if hasattr(env, "possible_agents") and not hasattr(env, "agent_iter") and not isinstance(env, gym.Env):
+    if (
+        hasattr(env, "possible_agents")
+        and not hasattr(env, "agent_iter")
+        and not isinstance(env, gym.Env)
+    ):
         return "agents"
-    is_vector = all(hasattr(env, name) for name in ("num_envs", "single_observation_space", "single_action_space"))
+    is_vector = all(
+        hasattr(env, name)
+        for name in ("num_envs", "single_observation_space", "single_action_space")
+    )
     return "vector" if is_vector else None
 
 
@@ -49,12 +54,16 @@ def _describe_other(env: Any) -> str | None:
     is_env = isinstance(env, gym.Env)
     space = getattr(env, "observation_space", None)
     has_agents = hasattr(env, "possible_agents") or hasattr(env, "agents")
-    missing = [name for name in ("observation_space", "action_space") if getattr(env, name, None) is None]
+    missing = [
+        name for name in ("observation_space", "action_space") if getattr(env, name, None) is None
+    ]
     problem = None
     if inspect.isclass(env) or inspect.isroutine(env):
         problem = f"{env!r}, which is not an environment. Return the result of calling it."
     elif joint_kind(env) == "agents":
-        problem = f"a PettingZoo environment ({kind}), which has several agents, and is not taken here."
+        problem = (
+            f"a PettingZoo environment ({kind}), which has several agents, and is not taken here."
+        )
     elif not is_env and inspect.isroutine(space) and not hasattr(env, "agent_iter"):
         problem = f"a {kind}, with spaces of several agents. If it is a parallel environment, set its possible_agents."
     elif not is_env and (has_agents or inspect.isroutine(space)):

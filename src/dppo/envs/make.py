@@ -42,7 +42,11 @@ def make_env(env_id: EnvId, env_kwargs: dict[str, Any], instance: Instance = ANY
 
 
 def _limited(env: Any, max_steps: int) -> Any:
-    refuse_rows(env, "replay_limit", "truncates single environments, and this one has several rows. Leave it out.")
+    refuse_rows(
+        env,
+        "replay_limit",
+        "truncates single environments, and this one has several rows. Leave it out.",
+    )
     if not isinstance(env, gym.Env):
         close_all([env])
         raise ConfigError(
@@ -71,13 +75,19 @@ def _arguments_asked_for(
         parameters = inspect.signature(factory).parameters
     except (TypeError, ValueError):  # it is written in C
         return {}
-    given = env_kwargs.keys() | getattr(factory, "keywords", {}).keys()  # the latter by functools.partial
+    given = (
+        env_kwargs.keys() | getattr(factory, "keywords", {}).keys()
+    )  # the latter by functools.partial
     names = parameters.keys() - given
     required = {name for name in names if parameters[name].default is inspect.Parameter.empty}
-    arguments = {name: value for name, value in instance.optional_arguments().items() if name in names}
+    arguments = {
+        name: value for name, value in instance.optional_arguments().items() if name in names
+    }
     if "scratch_dir" in names:
         arguments["scratch_dir"] = make_scratch_dir(stack)
-    arguments |= {name: value for name, value in instance.required_arguments().items() if name in required}
+    arguments |= {
+        name: value for name, value in instance.required_arguments().items() if name in required
+    }
     return arguments
 
 
@@ -114,5 +124,7 @@ def wrapper_of(named: Any) -> Callable[[Any], Any]:
     except ImportError as error:
         raise ConfigError(f"wrappers={named}: {error}.") from None
     if not callable(wrapper):
-        raise ConfigError(f"wrappers={import_path(named)}: is {wrapper!r}. Name a class or function env -> env.")
+        raise ConfigError(
+            f"wrappers={import_path(named)}: is {wrapper!r}. Name a class or function env -> env."
+        )
     return wrapper

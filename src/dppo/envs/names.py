@@ -25,21 +25,33 @@ def check_env_id(env_id: EnvId) -> None:
     if isinstance(env_id, str):
         factory_of(env_id)
     elif not callable(env_id):
-        raise ConfigError(f"env_id={env_id!r}: is neither a string nor callable. Pass an id or a function.")
+        raise ConfigError(
+            f"env_id={env_id!r}: is neither a string nor callable. Pass an id or a function."
+        )
 
 
 def takes(env_id: str, name: str) -> bool:
     """Return whether what makes `env_id` has a parameter of this name, or takes any."""
     parameters = inspect.signature(factory_of(env_id)).parameters
-    return name in parameters or any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values())
+    return name in parameters or any(
+        parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values()
+    )
 
 
 def factory_of(env_id: str) -> Callable[..., Any]:
     """Return what makes the environments of this id; raise ConfigError if it names nothing."""
     module_name, _, name = env_id.rpartition(":")
-    if module_name.endswith(".py") or "/" in module_name or (not module_name and name.endswith(".py")):
+    if (
+        module_name.endswith(".py")
+        or "/" in module_name
+        or (not module_name and name.endswith(".py"))
+    ):
         file = Path(module_name or name)
-        folder = f", with PYTHONPATH={file.parent}" if file.parent != Path() else ", in the folder of the file"
+        folder = (
+            f", with PYTHONPATH={file.parent}"
+            if file.parent != Path()
+            else ", in the folder of the file"
+        )
         factory_name = name if module_name else "make"
         raise ConfigError(
             f"env_id={env_id}: is a file. Write {file.stem}:{factory_name}, its module and what makes the "
@@ -62,7 +74,9 @@ def factory_of(env_id: str) -> Callable[..., Any]:
     if module is not None and name not in gym.registry and hasattr(module, name):
         factory: Callable[..., Any] = getattr(module, name)
         if not callable(factory):
-            raise ConfigError(f"env_id={env_id}: is {factory!r}. Name a function or class that returns an environment.")
+            raise ConfigError(
+                f"env_id={env_id}: is {factory!r}. Name a function or class that returns an environment."
+            )
         return factory
     try:
         gym.spec(name)
@@ -96,14 +110,22 @@ def _unknown_env(env_id: str, name: str, error: Exception) -> str:
     if name.isidentifier() and importlib.util.find_spec(name) is not None:
         return f"{fact} It is a module: write {name}:make, if make is its function that returns the environment."
     start = re.split("[-/]", name)[0].lower()
-    packages = (package for package in metadata.packages_distributions() if package.lower().startswith(start))
+    packages = (
+        package
+        for package in metadata.packages_distributions()
+        if package.lower().startswith(start)
+    )
     return f"{fact} If a package registers it, write {next(packages, 'package')}:{name}."
 
 
 def _unknown_in_module(module: str, name: str) -> str:
     if not (name and module):
         return f"names no environment. Write {module or 'module'}:make, if make is the function that returns it."
-    functions = [known for known, value in vars(sys.modules[module]).items() if callable(value) and known[:1] != "_"]
+    functions = [
+        known
+        for known, value in vars(sys.modules[module]).items()
+        if callable(value) and known[:1] != "_"
+    ]
     close = difflib.get_close_matches(name, [*functions, *gym.registry], n=1)
     remedy = f"Did you mean {module}:{close[0]}?" if close else "Check the spelling."
     return f"the module has no {name} and registers no such environment. {remedy}"

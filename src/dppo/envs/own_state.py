@@ -173,7 +173,9 @@ class OwnStates:
         if not self.demanded:
             proofs = [self._proof(checked, log) for checked in envs]
             arrays["proofs"] = np.frombuffer(packed(proofs), np.uint8)
-            self._starts = [_start(checked, state) for checked, state in zip(envs, states, strict=True)]
+            self._starts = [
+                _start(checked, state) for checked, state in zip(envs, states, strict=True)
+            ]
         self._measure(time.perf_counter() - began, sum(map(len, states)), log)
         return arrays
 
@@ -197,7 +199,14 @@ class OwnStates:
             return None
         before = start.before
         actions = np.ascontiguousarray(log.actions[:, checked.index])
-        return [before.state, before.episode, before.episode_return, before.length, actions, log.options]
+        return [
+            before.state,
+            before.episode,
+            before.episode_return,
+            before.length,
+            actions,
+            log.options,
+        ]
 
     def _report_failure(self, error: BaseException, env: int, log: EnvLog) -> None:
         is_plain = isinstance(error, NotPlain)
@@ -211,7 +220,9 @@ class OwnStates:
             raise EnvironmentFault(f"{message}. {PLAIN_STATE}", trace) from None
         self._unusable = True  # its methods mean something else
         if self.notes_first:
-            self._report_once(f"{message}. It is not used: episodes are replayed. {PLAIN_STATE}", log)
+            self._report_once(
+                f"{message}. It is not used: episodes are replayed. {PLAIN_STATE}", log
+            )
 
     def _measure(self, seconds: float, size: int, log: EnvLog) -> None:
         self._seconds += seconds
@@ -221,7 +232,10 @@ class OwnStates:
         share = self._seconds / self._env_seconds
         if share > NOTICEABLE and self._num_taken >= SEGMENTS:
             each = f"{1e3 * self._seconds / self._num_taken:.1f} ms a segment for {size:,} bytes"
-            self._report_once(f"{self.owner}: get_state takes {each}, {share:.0%} of its time. Raise `num_steps`.", log)
+            self._report_once(
+                f"{self.owner}: get_state takes {each}, {share:.0%} of its time. Raise `num_steps`.",
+                log,
+            )
 
     def report_unproven(self, problem: str, log: EnvLog) -> None:
         """Report that the state of an environment does not bring it back."""
@@ -264,19 +278,32 @@ class OwnStates:
         except BaseException as error:
             return f"its state could not be set: {in_a_line(error)}"
         checked.last_obs = row
-        return "" if state_after == state else "get_state does not return what set_state has been given"
+        return (
+            ""
+            if state_after == state
+            else "get_state does not return what set_state has been given"
+        )
 
 
 def _start(checked: CheckedEnv, state: bytes) -> Start:
-    return Start(checked.env, EpisodeState(state, checked.episode, checked.episode_return, checked.length))
+    return Start(
+        checked.env, EpisodeState(state, checked.episode, checked.episode_return, checked.length)
+    )
 
 
 def states_in(carry: SamplerCarry) -> list[EpisodeState]:
     """Return the environments' own states; none if `carry` has none."""
     if carry.states is None:
         return []
-    columns = carry.episodes.tolist(), carry.episode_returns.tolist(), carry.episode_lengths.tolist()
-    return [EpisodeState(*values) for values in zip(unpacked(carry.states.tobytes()), *columns, strict=True)]
+    columns = (
+        carry.episodes.tolist(),
+        carry.episode_returns.tolist(),
+        carry.episode_lengths.tolist(),
+    )
+    return [
+        EpisodeState(*values)
+        for values in zip(unpacked(carry.states.tobytes()), *columns, strict=True)
+    ]
 
 
 def proofs_in(carry: SamplerCarry) -> list[Proof | None]:

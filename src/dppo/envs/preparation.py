@@ -37,7 +37,9 @@ class Preparation:
     @classmethod
     def by_names(cls, settings: Mapping[str, Any]) -> "Preparation":
         """Return the settings in a mapping, which may lack some, and hold lists for tuples."""
-        values: dict[str, Any] = {field.name: settings[field.name] for field in fields(cls) if field.name in settings}
+        values: dict[str, Any] = {
+            field.name: settings[field.name] for field in fields(cls) if field.name in settings
+        }
         for name, value in values.items():
             if isinstance(value, list):
                 values[name] = tuple(value)
@@ -46,11 +48,18 @@ class Preparation:
     def changes(self) -> dict[str, Any]:
         """Return the settings that change something, in the order in which they are applied."""
         values = {field.name: getattr(self, field.name) for field in fields(self)}
-        return {field.name: values[field.name] for field in fields(self) if values[field.name] != field.default}
+        return {
+            field.name: values[field.name]
+            for field in fields(self)
+            if values[field.name] != field.default
+        }
 
 
 def make_prepared(
-    env_id: EnvId, env_kwargs: dict[str, Any], preparation: Preparation, instance: Instance = ANY_INSTANCE
+    env_id: EnvId,
+    env_kwargs: dict[str, Any],
+    preparation: Preparation,
+    instance: Instance = ANY_INSTANCE,
 ) -> Any:
     """Return an environment of `make_env`, prepared; with a render_mode of `instance`, it is to be shown.
 
@@ -84,13 +93,17 @@ def make_prepared(
     return env
 
 
-def _make_shown(env_id: EnvId, env_kwargs: dict[str, Any], instance: Instance, render_mode: str) -> Any:
+def _make_shown(
+    env_id: EnvId, env_kwargs: dict[str, Any], instance: Instance, render_mode: str
+) -> Any:
     """Make one environment in this render_mode, whatever `env_kwargs` contain. Its own errors pass.
 
     Raise ConfigError if it does not take a render_mode.
     """
     try:
-        env = make_env(env_id, env_kwargs | {"render_mode": render_mode}, replace(instance, render_mode=None))
+        env = make_env(
+            env_id, env_kwargs | {"render_mode": render_mode}, replace(instance, render_mode=None)
+        )
     except Exception as error:
         if "render_mode" not in str(error):
             raise
@@ -129,7 +142,9 @@ def _apply(env: Any, name: str, preparation: Preparation) -> Any:
     if name == "action_repeat":
         return ActionRepeat(env, preparation.action_repeat)
     if name == "grayscale":
-        return GrayscaleObservation(env, keep_dim=preparation.frame_stack == 1)  # an image has an axis of channels
+        return GrayscaleObservation(
+            env, keep_dim=preparation.frame_stack == 1
+        )  # an image has an axis of channels
     return _resized(env, preparation.resize)
 
 
@@ -146,7 +161,9 @@ def _game(env: Any, preparation: Preparation) -> Any:
 
 
 def _resized(env: Any, size: tuple[int, ...]) -> Any:
-    axes = env.observation_space.shape if isinstance(env.observation_space, gym.spaces.Box) else None
+    axes = (
+        env.observation_space.shape if isinstance(env.observation_space, gym.spaces.Box) else None
+    )
     if axes is not None and len(axes) == 3 and axes[2] > 4:
         raise ValueError(f"its images {axes} do not have their channels last")
     return ResizeObservation(env, size)  # type: ignore[arg-type]

@@ -17,10 +17,21 @@ from dppo.envs.episode import CheckedEnv, GroupSettings
 from dppo.errors import EnvFault, EnvironmentFault
 from dppo.ppo.exchange.records import EnvLog, Incident, IncidentKind
 
-WRONG_FORM = (" instead of ", "is not a boolean", "was among `agents`")  # in messages about results of a wrong form
+WRONG_FORM = (
+    " instead of ",
+    "is not a boolean",
+    "was among `agents`",
+)  # in messages about results of a wrong form
 UNKNOWN_OPTIONS = "unexpected keyword argument 'options'"  # of a reset
 FIRST_STEPS = 100  # env steps of a run in which on_env_fault=auto raises, so that bugs are seen
-WAITS_S = (1, 2, 4, 8, 16, 30)  # between attempts to make an environment again: a licence may not be free at once
+WAITS_S = (
+    1,
+    2,
+    4,
+    8,
+    16,
+    30,
+)  # between attempts to make an environment again: a licence may not be free at once
 LOOK_S = 0.25  # between signs of life while waiting
 MAX_BYTES = 1 << 24  # of the actions that a fault carries
 
@@ -45,7 +56,11 @@ class Repairs:
     """Creates the environment with this index; raises EnvironmentFault if its constructor does."""
 
     def repair(
-        self, checked: CheckedEnv, error: EnvironmentFault, log: EnvLog, replayed: np.ndarray | None = None
+        self,
+        checked: CheckedEnv,
+        error: EnvironmentFault,
+        log: EnvLog,
+        replayed: np.ndarray | None = None,
     ) -> None:
         """Close an environment that failed, and put another one in its place; raise EnvironmentFault to end the run.
 
@@ -60,7 +75,9 @@ class Repairs:
                 self._make_again(checked)
             except EnvironmentFault as constructor:
                 text = f"{constructor.message}."
-                log.incidents.append(Incident(IncidentKind.ENV_RAISED, text, checked.index, fault=constructor.place))
+                log.incidents.append(
+                    Incident(IncidentKind.ENV_RAISED, text, checked.index, fault=constructor.place)
+                )
                 self._wait(wait_s, checked.index)
             else:
                 return
@@ -78,21 +95,29 @@ class Repairs:
             self._show_making(env)  # it is not hung
             time.sleep(LOOK_S)
 
-    def _incident(self, error: EnvironmentFault, log: EnvLog, replayed: np.ndarray | None) -> Incident:
+    def _incident(
+        self, error: EnvironmentFault, log: EnvLog, replayed: np.ndarray | None
+    ) -> Incident:
         """Return the incident of a fault that the run survives; raise EnvironmentFault for any other.
 
         The incident holds the actions of the episode; those of earlier segments are not known here.
         """
         assert error.place is not None
         actions = _actions_up_to(error.place, log, replayed)
-        place = replace(error.place, sampler_id=self.settings.sampler_id, segment=log.index, actions=actions)
+        place = replace(
+            error.place, sampler_id=self.settings.sampler_id, segment=log.index, actions=actions
+        )
         message = error.message.rstrip(".")
         segment_length = 0 if log.actions is None else len(log.actions)
         if log.index * segment_length + log.step < self.policy.raise_before:
-            raise EnvironmentFault(f"{message}{_remedy(message, place)}", error.remote_traceback, place) from None
+            raise EnvironmentFault(
+                f"{message}{_remedy(message, place)}", error.remote_traceback, place
+            ) from None
         kind = IncidentKind.BAD_STEP if place.error == "invalid" else IncidentKind.ENV_RAISED
         text = f"{message}. The environment is rebuilt, and starts a new episode."
-        lost_steps = max(0, place.step - 1) if replayed is None else 0  # those of a replay are in another incident
+        lost_steps = (
+            max(0, place.step - 1) if replayed is None else 0
+        )  # those of a replay are in another incident
         return Incident(kind, text, env=place.env, lost_steps=lost_steps, fault=place)
 
 

@@ -19,7 +19,12 @@ class Restorer:
     """Bring back the open episodes that a carry describes. Each method returns why that failed, "" if it did not."""
 
     def __init__(
-        self, rows: Rows, repairs: Repairs, states: OwnStates | None, carry: SamplerCarry, log: EnvLog
+        self,
+        rows: Rows,
+        repairs: Repairs,
+        states: OwnStates | None,
+        carry: SamplerCarry,
+        log: EnvLog,
     ) -> None:
         """Prepare; `states` are those of the environments' own, if they are kept."""
         self._rows = rows
@@ -61,7 +66,11 @@ class Restorer:
         )
 
     def _restore_state(
-        self, states: OwnStates, env: int, actions: np.ndarray | None, options: dict[str, Any] | None
+        self,
+        states: OwnStates,
+        env: int,
+        actions: np.ndarray | None,
+        options: dict[str, Any] | None,
     ) -> str:
         """Bring an environment to its own state in the carry.
 
@@ -114,4 +123,8 @@ class Restorer:
         recorded = carry.episodes[env], carry.episode_lengths[env], carry.checksums[env]
         if (checked.episode, checked.length, checked.checksum()) != recorded:
             return "the last segment ends with another observation, return or episode"
-        return "" if states.is_in(checked, state) else "get_state returns something else after the last segment"
+        return (
+            ""
+            if states.is_in(checked, state)
+            else "get_state returns something else after the last segment"
+        )

@@ -72,7 +72,9 @@ class SilenceWatch:
     interpreter, writes the stacks of all threads to stderr.
     """
 
-    def __init__(self, record: ActivityRecord, owner: Callable[[Activity], str], hint: str = "") -> None:
+    def __init__(
+        self, record: ActivityRecord, owner: Callable[[Activity], str], hint: str = ""
+    ) -> None:
         """Watch `record`, with names by `owner`; the first line ends with `hint`."""
         self._record = record
         self._hint = hint
@@ -95,7 +97,10 @@ class SilenceWatch:
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         self.close()
 

@@ -17,7 +17,12 @@ class SlowCartPole(CartPoleEnv):
     """CartPole that is slow: deterministic in everything but time."""
 
     def __init__(
-        self, *, step_s: float = 0.003, reset_s: float = 0.0, burn: bool = False, render_mode: str | None = None
+        self,
+        *,
+        step_s: float = 0.003,
+        reset_s: float = 0.0,
+        burn: bool = False,
+        render_mode: str | None = None,
     ) -> None:
         """Take `step_s` seconds for a step, dynamics included, and `reset_s` for a reset; raise ValueError for others.
 
@@ -26,7 +31,9 @@ class SlowCartPole(CartPoleEnv):
         for setting, value in (("step_s", step_s), ("reset_s", reset_s)):
             is_number = isinstance(value, int | float | np.number) and not isinstance(value, bool)
             if not is_number or not 0 <= value < math.inf:
-                raise ValueError(f"{setting}={value!r}: must be a finite number of seconds, of at least 0.")
+                raise ValueError(
+                    f"{setting}={value!r}: must be a finite number of seconds, of at least 0."
+                )
         if not isinstance(burn, bool):
             raise ValueError(f"burn={burn!r}: must be true (use CPU) or false (sleep).")
         super().__init__(render_mode=render_mode)
@@ -56,4 +63,6 @@ class SlowCartPole(CartPoleEnv):
 def register() -> None:
     """Register `dppo/SlowCartPole-v0` with Gymnasium, once, with the time limit of CartPole-v1."""
     if SLOW_CARTPOLE not in gymnasium.registry:
-        gymnasium.register(SLOW_CARTPOLE, entry_point="dppo.envs.simulated:SlowCartPole", max_episode_steps=500)
+        gymnasium.register(
+            SLOW_CARTPOLE, entry_point="dppo.envs.simulated:SlowCartPole", max_episode_steps=500
+        )

@@ -55,7 +55,9 @@ def describe_spaces(
     stored = obs
     if mask in ("method", "info"):
         stored = np.dtype([("obs", obs), (MASK, np.bool_, (sum(actions.choices or ()),))])
-    spec = getattr(env, "spec", None)  # an environment that does not inherit from gymnasium.Env may have none
+    spec = getattr(
+        env, "spec", None
+    )  # an environment that does not inherit from gymnasium.Env may have none
     return Spaces(
         stored,
         actions,
@@ -67,7 +69,11 @@ def describe_spaces(
             and name in leaves(obs)
             and not (mask == "leaf" and _is_in(name, MASK))
         },
-        one_of=tuple(name for name, part, _ in walk(space, _space_parts) if isinstance(part, gym.spaces.OneOf)),
+        one_of=tuple(
+            name
+            for name, part, _ in walk(space, _space_parts)
+            if isinstance(part, gym.spaces.OneOf)
+        ),
         dropped=dropped,
         normalized=_names_to_normalize(obs, norm_obs_keys),
         mask=mask,
@@ -77,7 +83,9 @@ def describe_spaces(
 def _check_leaves(space: gym.Space[Any], dropped: Collection[str]) -> None:
     """Refuse leaves that are not arrays of numbers, if the others can do without them."""
     named = leaf_spaces(space, dropped=dropped)
-    odd = [name for name, leaf in named.items() if not isinstance(leaf, (*ARRAYS, gym.spaces.OneOf))]
+    odd = [
+        name for name, leaf in named.items() if not isinstance(leaf, (*ARRAYS, gym.spaces.OneOf))
+    ]
     if odd and len(odd) < len(named):
         pronoun = "it" if len(odd) == 1 else "them"
         raise ConfigError(
@@ -105,10 +113,14 @@ def dtype_of(
             if joined(name, part) not in drop
         ]
         if not fields:
-            raise ConfigError(f"{_label(name)}: has no parts. Give it at least one{_or_drop(name, drop)}.")
+            raise ConfigError(
+                f"{_label(name)}: has no parts. Give it at least one{_or_drop(name, drop)}."
+            )
         return _structured(fields, name)
     if not isinstance(space, ARRAYS) or space.shape is None or space.dtype is None:
-        raise ConfigError(f"{_label(name)}: is {short(space)}, which is not an array of numbers. {ENCODED}")
+        raise ConfigError(
+            f"{_label(name)}: is {short(space)}, which is not an array of numbers. {ENCODED}"
+        )
     if 0 in space.shape:
         fact = f"is {short(space)}, which has no elements"
         raise ConfigError(f"{_label(name)}: {fact}. Give it at least one{_or_drop(name, drop)}.")
@@ -129,7 +141,9 @@ def _or_drop(name: str, dropped: Collection[str]) -> str:
 def _structured(fields: list[tuple[str, np.dtype[Any]]], name: str) -> np.dtype[Any]:
     names = [part for part, _ in fields]
     if "" in names or len(set(names)) < len(names):
-        raise ConfigError(f"{_label(name)}: has the keys {names}. Keys must be different and not empty.")
+        raise ConfigError(
+            f"{_label(name)}: has the keys {names}. Keys must be different and not empty."
+        )
     dtype = np.dtype(fields)
     dotted = [leaf for leaf, _, is_leaf in walk(dtype) if is_leaf]
     for leaf in dotted:
@@ -161,7 +175,11 @@ def _droppable_parts(space: gym.Space[Any]) -> list[tuple[str, gym.Space[Any]]] 
 def leaf_spaces(space: gym.Space[Any], dropped: Collection[str] = ()) -> dict[str, gym.Space[Any]]:
     """Return the leaves by name, without those `dropped`; a OneOf counts as one leaf."""
     named = leaves(space, _droppable_parts)
-    return {name: leaf for name, leaf in named.items() if not any(_is_in(name, part) for part in dropped)}
+    return {
+        name: leaf
+        for name, leaf in named.items()
+        if not any(_is_in(name, part) for part in dropped)
+    }
 
 
 def choices_of(space: gym.Space[Any]) -> Categories:
@@ -194,12 +212,19 @@ def _names_to_drop(space: gym.Space[Any], drop_obs: Collection[str]) -> tuple[st
     dropped = [_known(name, all_parts, all_leaves, "drop_obs") for name in drop_obs]
     remaining = leaf_spaces(space, dropped)
     if not remaining:
-        raise ConfigError(f"drop_obs={' '.join(dropped)}: leaves nothing of the observation. Keep at least one leaf.")
+        raise ConfigError(
+            f"drop_obs={' '.join(dropped)}: leaves nothing of the observation. Keep at least one leaf."
+        )
     nested = set(all_parts) - {"", *dropped, *all_leaves}
-    return (*dropped, *(part for part in sorted(nested) if not any(_is_in(leaf, part) for leaf in remaining)))
+    return (
+        *dropped,
+        *(part for part in sorted(nested) if not any(_is_in(leaf, part) for leaf in remaining)),
+    )
 
 
-def _names_to_normalize(obs: np.dtype[Any], norm_obs_keys: Collection[str]) -> tuple[str, ...] | None:
+def _names_to_normalize(
+    obs: np.dtype[Any], norm_obs_keys: Collection[str]
+) -> tuple[str, ...] | None:
     """Return the names of the leaves of floats that `norm_obs_keys` selects; None for all.
 
     Raise ConfigError if one of them is not a part of the observation, or holds no floats.
@@ -290,20 +315,35 @@ def _converted(space: gym.Space[Any], bounds: Bounds | Literal["auto"], name: st
         return BoxActions(np.asarray(space.low), np.asarray(space.high), bounds)
     choices = choices_of(space)
     if choices.counts:
-        return MultiDiscreteActions(choices.counts, choices.starts, space.shape or (), str(space.dtype))
+        return MultiDiscreteActions(
+            choices.counts, choices.starts, space.shape or (), str(space.dtype)
+        )
     parts = dict(_space_parts(space) or ())
     if parts and isinstance(space, gym.spaces.Tuple):
-        return NestedActions(tuple(_converted(part, bounds, f"{name}[{key}]") for key, part in parts.items()), None)
-    if parts and isinstance(space, gym.spaces.Dict) and all(isinstance(key, str) for key in space.spaces):
+        return NestedActions(
+            tuple(_converted(part, bounds, f"{name}[{key}]") for key, part in parts.items()), None
+        )
+    if (
+        parts
+        and isinstance(space, gym.spaces.Dict)
+        and all(isinstance(key, str) for key in space.spaces)
+    ):
         converted = [_converted(part, bounds, f"{name}[{key!r}]") for key, part in parts.items()]
         return NestedActions(tuple(converted), tuple(parts))
-    kind = f" of {space.dtype} with shape {space.shape}" if isinstance(space, gym.spaces.Box) else ""
-    raise ConfigError(f"{label}: it is a {type(space).__name__}{kind}, which is not supported. {_wrapper_for(space)}")
+    kind = (
+        f" of {space.dtype} with shape {space.shape}" if isinstance(space, gym.spaces.Box) else ""
+    )
+    raise ConfigError(
+        f"{label}: it is a {type(space).__name__}{kind}, which is not supported. {_wrapper_for(space)}"
+    )
 
 
 def _wrapper_for(space: gym.Space[Any]) -> str:
     """Return how to turn actions of `space` into those of a Discrete or of a floating-point Box."""
-    if isinstance(space, gym.spaces.Box) and np.abs(np.array([space.low, space.high], np.float64)).max() <= MAX_WHOLE:
+    if (
+        isinstance(space, gym.spaces.Box)
+        and np.abs(np.array([space.low, space.high], np.float64)).max() <= MAX_WHOLE
+    ):
         box = "gymnasium.spaces.Box(env.action_space.low, env.action_space.high, dtype=np.float32)"
         rounded = f"TransformAction(env, lambda a: np.array(np.rint(a), '{space.dtype}'), {box})"
         return f"Return gymnasium.wrappers.{rounded} {PASSED}"

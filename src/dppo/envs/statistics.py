@@ -12,11 +12,18 @@ from gymnasium.vector import AsyncVectorEnv
 from dppo.envs.closing import close_all
 from dppo.errors import ConfigError
 
-STATISTICS = (
-    "RunningMeanStd"  # the name of the class in Gymnasium, in Stable-Baselines3 and in what is copied from them
-)
-INNER = ("env", "venv", "par_env", "_env")  # attributes in which wrappers of several packages keep what is inside
-FROZEN = ("update_running_mean", "_update_running_mean", "training")  # attributes that are False if nothing is updated
+STATISTICS = "RunningMeanStd"  # the name of the class in Gymnasium, in Stable-Baselines3 and in what is copied from them
+INNER = (
+    "env",
+    "venv",
+    "par_env",
+    "_env",
+)  # attributes in which wrappers of several packages keep what is inside
+FROZEN = (
+    "update_running_mean",
+    "_update_running_mean",
+    "training",
+)  # attributes that are False if nothing is updated
 IN_PROCESSES = {"obs_rms": "NormalizeObservation", "return_rms": "NormalizeReward"}
 REMEDY = (
     "Leave it out: norm_obs=True and norm_reward=True do this, and are saved with the policy. Or freeze it "
@@ -26,7 +33,11 @@ REMEDY = (
 
 def running_statistics(env: Any) -> list[str]:
     """Return the names of the wrappers of `env` that update statistics of their own, outermost first."""
-    names = [type(layer).__name__ for layer in _layers(env) if _has_statistics(layer) and not _is_frozen(layer)]
+    names = [
+        type(layer).__name__
+        for layer in _layers(env)
+        if _has_statistics(layer) and not _is_frozen(layer)
+    ]
     return names + _in_processes(getattr(env, "unwrapped", None))
 
 
@@ -92,5 +103,6 @@ def _in_processes(base: Any) -> list[str]:
     return [
         name
         for attribute, name in IN_PROCESSES.items()
-        if any(base.call("has_wrapper_attr", attribute)) and any(base.call("get_wrapper_attr", FROZEN[0]))
+        if any(base.call("has_wrapper_attr", attribute))
+        and any(base.call("get_wrapper_attr", FROZEN[0]))
     ]

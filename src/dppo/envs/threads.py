@@ -98,7 +98,9 @@ class EnvThread:
     def begin_reset(self, **arguments: Any) -> None:
         """Begin a reset, of which the next `reset` with these arguments returns the result."""
         if str(arguments) not in self._resets:
-            self._resets = {str(arguments): self._worker.begin(partial(self.env.reset, **arguments))}
+            self._resets = {
+                str(arguments): self._worker.begin(partial(self.env.reset, **arguments))
+            }
 
     def reset(self, **arguments: Any) -> Any:
         self.begin_reset(**arguments)

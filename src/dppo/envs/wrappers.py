@@ -37,7 +37,9 @@ class _Adapted(gym.Env[Any, Any]):
             raise AttributeError(name)
         return getattr(self.env, name)
 
-    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[Any, dict[str, Any]]:
         """Seed the environment, if it can be, and start an episode; options are not passed on."""
         super().reset(seed=seed)
         seed_method = getattr(self.env, "seed", None)

@@ -60,7 +60,9 @@ class BuiltSampler:
     next: int = 0  # index of its next segment, unless it is rebuilt
 
 
-def build_sampler(plan: SamplerPlan, sampler_id: int, progress: ActivityRecord | None = None) -> BuiltSampler:
+def build_sampler(
+    plan: SamplerPlan, sampler_id: int, progress: ActivityRecord | None = None
+) -> BuiltSampler:
     """Build a sampler and its environments, whose activity `progress` records.
 
     Raise EnvironmentFault if a constructor raised, and ConfigError if spaces or the user's network are refused.
@@ -110,10 +112,14 @@ def _fault_policy(plan: SamplerPlan) -> FaultPolicy:
     num_envs = plan.sampling.envs_per_sampler * plan.sampling.num_samplers
     raise_before = {"raise": math.inf, "auto": math.ceil(FIRST_STEPS / num_envs), "rebuild": 0}
     max_faults, _ = plan.env.fault_budget
-    return FaultPolicy(raise_before[plan.env.on_env_fault], max_in_a_row=min(FIRST_STEPS, max_faults))
+    return FaultPolicy(
+        raise_before[plan.env.on_env_fault], max_in_a_row=min(FIRST_STEPS, max_faults)
+    )
 
 
-def _make_sampler(plan: SamplerPlan, sampler_id: int, spaces: Spaces, group: EnvGroup) -> PPOSampler:
+def _make_sampler(
+    plan: SamplerPlan, sampler_id: int, spaces: Spaces, group: EnvGroup
+) -> PPOSampler:
     return PPOSampler(
         sampler_id,
         PPOAgent(choose_network(plan.network, spaces).spec, spaces.mask),
@@ -128,7 +134,10 @@ def _make_sampler(plan: SamplerPlan, sampler_id: int, spaces: Spaces, group: Env
 
 def _make_in_turn(plan: SamplerPlan, sampler_id: int, progress: ActivityRecord, env: int) -> Any:
     """Make an environment, in a thread of its own if it takes turns, not too soon after the one before."""
-    _wait_for_start(plan.sampling.start_interval_s, lambda: progress.enter(place_of(Phase.MAKE, sampler_id, env)))
+    _wait_for_start(
+        plan.sampling.start_interval_s,
+        lambda: progress.enter(place_of(Phase.MAKE, sampler_id, env)),
+    )
     name = f"sampler {sampler_id} ({plan.env.env_name}), env {env}"
     make = partial(_make_env, plan, name, sampler_id, env)
     return EnvThread(make, name) if plan.sampling.standby_envs else make()
@@ -160,7 +169,9 @@ def _make_env(plan: SamplerPlan, owner: str, sampler_id: int, env_index: int) ->
         made = make_prepared(env.env_id, env.env_kwargs, Preparation.by_attributes(env), instance)
         check_statistics(made, env.running_statistics)
         if env.info_keys:
-            refuse_rows(made, "info_keys", "are not read from environments of several rows. Leave it out.")
+            refuse_rows(
+                made, "info_keys", "are not read from environments of several rows. Leave it out."
+            )
         try:
             adapted_env = adapted(made, partial(_make_env, plan, owner, sampler_id, env_index))
             check_size(adapted_env, plan.sampling.envs_per_sampler, plan.sampling.standby_envs)
@@ -194,7 +205,9 @@ def _check_float32(norm_obs_keys: tuple[str, ...], spaces: Spaces) -> None:
     """Refuse leaves of float64 that are not normalized first, and categories that float32 cannot tell apart."""
     leaves = spaces.leaves()
     normalized = leaves if spaces.normalized is None else spaces.normalized
-    rounded = [name for name, leaf in leaves.items() if leaf.base == "f8" and name not in normalized]
+    rounded = [
+        name for name, leaf in leaves.items() if leaf.base == "f8" and name not in normalized
+    ]
     if rounded:
         raise ConfigError(
             f"norm_obs_keys={' '.join(norm_obs_keys)}: leaves out {rounded[0]}, whose float64 numbers the network "
@@ -212,7 +225,9 @@ def _check_float32(norm_obs_keys: tuple[str, ...], spaces: Spaces) -> None:
                 )
 
 
-def build_trainer(plan: TrainerPlan, spaces: Spaces, parallel: Parallel | None = None) -> PPOTrainer:
+def build_trainer(
+    plan: TrainerPlan, spaces: Spaces, parallel: Parallel | None = None
+) -> PPOTrainer:
     """Build the trainer of a run, or one of several ranks; imports torch."""
     from dppo.ppo.learning.gpu import repeatable_on, starting_on
     from dppo.ppo.learning.parallel import Parallel
@@ -227,7 +242,9 @@ def build_trainer(plan: TrainerPlan, spaces: Spaces, parallel: Parallel | None =
     return trainer
 
 
-def _trainer_on(device: str, plan: TrainerPlan, spec: NetworkSpec, parallel: Parallel) -> PPOTrainer:
+def _trainer_on(
+    device: str, plan: TrainerPlan, spec: NetworkSpec, parallel: Parallel
+) -> PPOTrainer:
     from dppo.ppo.learning.model import PPOModel
     from dppo.ppo.learning.trainer import PPOTrainer
     from dppo.ppo.networks.modules import learn_in_bfloat16

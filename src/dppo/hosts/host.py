@@ -16,7 +16,14 @@ from dppo.hosts.plans import SamplerPlan
 from dppo.numerics.arithmetic import as_usual
 from dppo.ppo.acting.sampler import PPOSampler, collect_together
 from dppo.ppo.exchange.questions import Answer
-from dppo.ppo.exchange.records import Incident, IncidentKind, PolicySnapshot, SegmentReport, SegmentRequest, Timings
+from dppo.ppo.exchange.records import (
+    Incident,
+    IncidentKind,
+    PolicySnapshot,
+    SegmentReport,
+    SegmentRequest,
+    Timings,
+)
 from dppo.process_state.borders import guarded_steps, take_changes
 from dppo.spaces.spaces import Spaces
 
@@ -42,7 +49,9 @@ class SamplerHost:
         with as_usual():
             return self._sampler(sampler_id).spaces
 
-    def collect(self, requests: Sequence[SegmentRequest], policy: PolicySnapshot, spaces: Spaces | None) -> Answer:
+    def collect(
+        self, requests: Sequence[SegmentRequest], policy: PolicySnapshot, spaces: Spaces | None
+    ) -> Answer:
         """Collect segments, with all samplers acting together; raise EnvironmentFault if an environment fails."""
         began = time.perf_counter()
         self._progress.begin(_steps_to_replay(requests))
@@ -150,7 +159,9 @@ class ThreadedHost:
         spaces: list[Spaces] = self._results({call: thread})
         return spaces[0]
 
-    def collect(self, requests: Sequence[SegmentRequest], policy: PolicySnapshot, spaces: Spaces | None) -> Answer:
+    def collect(
+        self, requests: Sequence[SegmentRequest], policy: PolicySnapshot, spaces: Spaces | None
+    ) -> Answer:
         """Collect all requested segments side by side; as `SamplerHost.collect`, with the times of the slowest one."""
         began = time.perf_counter()
         cpu_began = time.process_time()
@@ -164,7 +175,9 @@ class ThreadedHost:
                 self._turns.notify_all()
         used = (time.process_time() - cpu_began) / (time.perf_counter() - began)
         slowest = max((answer.timings for answer in answers), key=lambda timings: timings.total_s)
-        timings = replace(slowest, replayed_steps=sum(answer.timings.replayed_steps for answer in answers))
+        timings = replace(
+            slowest, replayed_steps=sum(answer.timings.replayed_steps for answer in answers)
+        )
         return Answer(tuple(answer.made[0] for answer in answers), timings, min(1.0, used))
 
     def _begin(
@@ -173,7 +186,9 @@ class ThreadedHost:
         """Let the threads of the requested samplers begin, after earlier questions; wait until these are answered."""
         calls: dict[Future[Any], SamplerThread] = {}
         with self._turns:
-            self._turns.wait_for(lambda: self._failure or all(map(self._is_next, requests)), ORDER_S)
+            self._turns.wait_for(
+                lambda: self._failure or all(map(self._is_next, requests)), ORDER_S
+            )
             if self._failure is not None:
                 raise self._failure
             closing = self._end(self._leaving - {request.sampler_id for request in requests})
@@ -244,7 +259,11 @@ class ThreadedHost:
     def _others(self, error: EnvironmentFault) -> tuple[int, int]:
         """Return instances and samplers of the threads other than that of a fault; at least one is being made there."""
         failed = error.place.sampler_id if error.place is not None else -1
-        others = [thread.host for sampler_id, thread in list(self._threads.items()) if sampler_id != failed]
+        others = [
+            thread.host
+            for sampler_id, thread in list(self._threads.items())
+            if sampler_id != failed
+        ]
         instances = [host.instances for host in others if host.instances]
         if instances:
             return sum(instances), len(instances)
@@ -258,7 +277,8 @@ class ThreadedHost:
         self._progress.show(
             sum(thread.progress.look().moves for thread in list(self._threads.values())),
             looks[0] if looks else None,
-            sum(look.replayed for look in looks) + sum(answer.timings.replayed_steps for answer in answers),
+            sum(look.replayed for look in looks)
+            + sum(answer.timings.replayed_steps for answer in answers),
             sum(look.steps for look in looks) + sum(answer.made[0][0].steps for answer in answers),
         )
 
@@ -278,4 +298,6 @@ def with_notes(report: SegmentReport, segment: Any) -> tuple[SegmentReport, Any]
 
 def host_of(plan: SamplerPlan, progress: ActivityRecord) -> SamplerHost | ThreadedHost:
     """Return a host for the samplers of a plan, whose activity `progress` records."""
-    return ThreadedHost(plan, progress) if plan.sampling.env_threads else SamplerHost(plan, progress)
+    return (
+        ThreadedHost(plan, progress) if plan.sampling.env_threads else SamplerHost(plan, progress)
+    )

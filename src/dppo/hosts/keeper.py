@@ -17,11 +17,22 @@ MARKER = "DPPO_ACTOR"
 MOST_BYTES = 2 * 2**20  # of a log; the newest part of what is more is moved to LOG.1
 LOOK_S = 0.5  # between two looks at its size
 GRACE_S = 2.0  # from SIGTERM to SIGKILL, for a simulator to give back its licence
-GET_INFO, EXIT, INFO = 0xC040FF0B, 8, "=QQ11Ii"  # PIDFD_GET_INFO since Linux 6.15, PIDFD_INFO_EXIT, struct pidfd_info
+GET_INFO, EXIT, INFO = (
+    0xC040FF0B,
+    8,
+    "=QQ11Ii",
+)  # PIDFD_GET_INFO since Linux 6.15, PIDFD_INFO_EXIT, struct pidfd_info
 LACK = "by SIGKILL of the kernel, for lack of memory. Use fewer actors there, or set recycle_after"
 LOOKS = 20  # in which a process that the kernel kills for lack of memory ends
-KEPT_LOGS = 20  # of processes on nodes without the folder of the run, in the folder for temporary files
-LINES, CHARACTERS, READ, WAIT_S = 12, 200, 2**15, 1.0  # of the end of a log; for the keeper's own line at the very end
+KEPT_LOGS = (
+    20  # of processes on nodes without the folder of the run, in the folder for temporary files
+)
+LINES, CHARACTERS, READ, WAIT_S = (
+    12,
+    200,
+    2**15,
+    1.0,
+)  # of the end of a log; for the keeper's own line at the very end
 
 
 def begin_log(path: str, marker: str, driver: int = 0) -> str:
@@ -39,8 +50,19 @@ def begin_log(path: str, marker: str, driver: int = 0) -> str:
         if os.fstat(log).st_nlink > 1 or not os.path.exists("/proc/self/maps"):
             return ""  # a hard link leads to a file of somebody else
         os.write(log, f"\n{time.strftime('%F %T')} dppo: process {os.getpid()} began\n".encode())
-        program = [sys.executable, "-I", "-S", __file__, str(os.getpid()), marker, path, str(driver)]
-        subprocess.run(program, env={}, cwd="/", stdin=subprocess.DEVNULL, stdout=log, stderr=log, check=False)
+        program = [
+            sys.executable,
+            "-I",
+            "-S",
+            __file__,
+            str(os.getpid()),
+            marker,
+            path,
+            str(driver),
+        ]
+        subprocess.run(
+            program, env={}, cwd="/", stdin=subprocess.DEVNULL, stdout=log, stderr=log, check=False
+        )
     except OSError:
         return ""
     for standard in (1, 2):
@@ -55,12 +77,16 @@ def end_of_log(path: str, pid: int) -> tuple[str, list[str]]:
     while last not in lines[-1] and time.monotonic() < until:
         with suppress(OSError), open(path, "rb") as file:
             file.seek(-min(READ, os.fstat(file.fileno()).st_size), os.SEEK_END)
-            text = "".join(one if one.isprintable() else "\n" for one in file.read().decode("utf8", "replace"))
+            text = "".join(
+                one if one.isprintable() else "\n" for one in file.read().decode("utf8", "replace")
+            )
             text = text.rpartition(f"dppo: process {pid} began")[2]
             lines = ["", *(line[:CHARACTERS] for line in text.splitlines() if line.strip())]
         time.sleep(0.02)
     how = lines.pop().partition(last)[2].strip() if last in lines[-1] else ""
-    fatal = max((n for n, line in enumerate(lines) if line.startswith("Fatal Python error")), default=0)
+    fatal = max(
+        (n for n, line in enumerate(lines) if line.startswith("Fatal Python error")), default=0
+    )
     if fatal and not how.startswith("with exit code"):  # its stack begins with the most recent call
         return how, lines[fatal:][:LINES]
     return how, lines[1:][-LINES:]
@@ -94,7 +120,9 @@ def keep(pid: int, marker: str, log: str, driver: int) -> None:
                 with open(f"{log}.1", "xb") as older:
                     older.write(file.read(MOST_BYTES))
                 file.truncate(0)
-    time.sleep(0.05)  # for its parent to take note, before which the kernel does not tell how it ended
+    time.sleep(
+        0.05
+    )  # for its parent to take note, before which the kernel does not tell how it ended
     with suppress(OSError), open(log, "a", encoding="utf8") as file:
         how = _status(watched, _kills_for_memory() > kills[0])
         file.write(f"\n{time.strftime('%F %T')} {_last_line(pid, how)}\n")
@@ -116,9 +144,13 @@ def _tidy(marker: str, log: str) -> None:
             os.remove(path)
     folder, name = os.path.split(marker.replace("dppo-progress", "dppo-log"))
     if log.startswith(os.path.join(folder, name)):
-        beside = [one for one in os.scandir(folder) if one.name.startswith("dppo-log-") and one.is_file()]
+        beside = [
+            one for one in os.scandir(folder) if one.name.startswith("dppo-log-") and one.is_file()
+        ]
         ended = [
-            one for one in beside if not os.path.exists(one.path.replace("dppo-log", "dppo-progress")[: len(marker)])
+            one
+            for one in beside
+            if not os.path.exists(one.path.replace("dppo-log", "dppo-progress")[: len(marker)])
         ]
         for one in sorted(ended, key=lambda one: one.stat().st_mtime)[:-KEPT_LOGS]:
             with suppress(OSError):

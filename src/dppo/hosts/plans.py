@@ -18,7 +18,10 @@ class SamplerPlan:
     network: Network
     sizes: Sizes
     seed: int
-    recycling: tuple[float, float] = (math.inf, math.inf)  # bytes and segments after which an actor is replaced
+    recycling: tuple[float, float] = (
+        math.inf,
+        math.inf,
+    )  # bytes and segments after which an actor is replaced
 
 
 @dataclass(frozen=True, slots=True)

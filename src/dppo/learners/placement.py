@@ -23,7 +23,9 @@ class Placement:
         self._group: PlacementGroup | None = None
 
     @calls_ray
-    def reserve(self, check: Callable[[], None], clock: Callable[[], float], timeout_s: float) -> bool:
+    def reserve(
+        self, check: Callable[[], None], clock: Callable[[], float], timeout_s: float
+    ) -> bool:
         """Reserve them; return whether there was room within `timeout_s`. `check` may end the wait."""
         deadline = clock() + timeout_s
         group = placement_group([self.bundle] * self._number, strategy="PACK")

@@ -25,7 +25,9 @@ from dppo.ppo.exchange.records import Experience, Segment, Update
 from dppo.spaces.spaces import Spaces
 from dppo.transports.ray.pickling import NO_MODEL, PackedModel, sendable, unpacked_model
 
-COLLECTIVE_TIMEOUT = timedelta(seconds=60)  # for one sum over all ranks; the default of torch is 30 minutes
+COLLECTIVE_TIMEOUT = timedelta(
+    seconds=60
+)  # for one sum over all ranks; the default of torch is 30 minutes
 LOOPBACK = "127.0.0.1"
 REPEATS = 5  # of each measurement, to take the median
 LONG_S = 1.0  # stop repeating a measurement after so long
@@ -82,7 +84,9 @@ class TrainerRank:
     def _join_group(self, host: str, port: int) -> None:
         learners = self.plan.learners
         if self._store is None:
-            self._store = TCPStore(host, port, learners.num_learners, is_master=False, timeout=COLLECTIVE_TIMEOUT)
+            self._store = TCPStore(
+                host, port, learners.num_learners, is_master=False, timeout=COLLECTIVE_TIMEOUT
+            )
         # By default gloo resolves the machine's host name, which on many machines gives a loopback address.
         interface = interface_of(LOOPBACK if host == LOOPBACK else self.whereabouts()[1])
         if interface is not None:

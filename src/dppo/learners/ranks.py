@@ -78,9 +78,15 @@ class RayTrainers:
         self._losses = 0  # of the group, in a row
         self._lost_at = math.inf
         self._weights = np.zeros(0)
-        self._state: dict[str, np.ndarray] = {}  # as fetched last; empty until the first group has started
-        self._states: list[ObjectRef[Any]] = []  # equal copies of a newer state, on different nodes, not fetched yet
-        self._reporters = [0]  # ranks that return the state: on two nodes if possible, since one node may be lost
+        self._state: dict[
+            str, np.ndarray
+        ] = {}  # as fetched last; empty until the first group has started
+        self._states: list[
+            ObjectRef[Any]
+        ] = []  # equal copies of a newer state, on different nodes, not fetched yet
+        self._reporters = [
+            0
+        ]  # ranks that return the state: on two nodes if possible, since one node may be lost
         self._incidents: list[Incident] = []
         wanted = {"CPU": plan.learners.learner_cpus, "GPU": plan.learners.learner_gpus}
         bundle = {name: amount for name, amount in wanted.items() if amount > 0}
@@ -175,7 +181,9 @@ class RayTrainers:
             try:
                 if not self.ranks:
                     self._build()
-                    self._notify(f"learners are back after {time.monotonic() - self._lost_at:.0f} s")
+                    self._notify(
+                        f"learners are back after {time.monotonic() - self._lost_at:.0f} s"
+                    )
                     self._lost_at = math.inf
                 return call()
             except (RayError, TimeoutError) as error:
@@ -186,7 +194,9 @@ class RayTrainers:
 
     @calls_ray
     def _attempt(self, experience: Experience) -> Update:
-        policy = replace(experience.policy, weights=experience.policy.weights[:0])  # ranks have the weights
+        policy = replace(
+            experience.policy, weights=experience.policy.weights[:0]
+        )  # ranks have the weights
         without_segments = replace(experience, segments=(), policy=policy)
         share = len(experience.segments) // len(self.ranks)
         self._check()  # if the raylet has died, large arguments and results end this process
@@ -196,7 +206,9 @@ class RayTrainers:
             update = handle.update.options(num_returns=3)
             calls.append(update.remote(without_segments, rank in self._reporters, *segments))
         try:
-            answers = wait_while_alive(self.ranks, [update for update, _, _ in calls], self._check, self._clock)
+            answers = wait_while_alive(
+                self.ranks, [update for update, _, _ in calls], self._check, self._clock
+            )
         except ObjectLostError as error:
             self._lose(error)  # because some ranks wait for those whose segments are lost
             number = experience.iteration + 1

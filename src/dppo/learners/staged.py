@@ -14,7 +14,9 @@ class RunStage(ABC):
     """A part of a run around its updates, which only some runs have."""
 
     @abstractmethod
-    def around(self, experience: Experience, trainers: Trainers) -> AbstractContextManager[Experience]:
+    def around(
+        self, experience: Experience, trainers: Trainers
+    ) -> AbstractContextManager[Experience]:
         """Return the context of an update of `trainers`, which yields what to train on.
 
         After an update that fails, nothing of the stage may have changed.

@@ -28,7 +28,9 @@ class StoredSegments(RunStage):
         """Begin without segments; `reuse` is R, `obs` the dtype of an observation in segments."""
         self._reuse = reuse
         self._obs = obs
-        self._stored: list[list[Segment]] = []  # of each iteration, the oldest first, in sampler order
+        self._stored: list[
+            list[Segment]
+        ] = []  # of each iteration, the oldest first, in sampler order
 
     @contextmanager
     def around(self, experience: Experience, trainers: Trainers) -> Iterator[Experience]:
@@ -36,7 +38,9 @@ class StoredSegments(RunStage):
         # Views of Ray's store would fill it; and copies are equal to the byte, whatever padding the segments have.
         newest = [_segment(_arrays(segment), self._obs) for segment in experience.segments]
         iterations = [*self._stored, newest]
-        yield replace(experience, segments=[joined(segments) for segments in zip(*iterations, strict=True)])
+        yield replace(
+            experience, segments=[joined(segments) for segments in zip(*iterations, strict=True)]
+        )
         self._stored = iterations[1 - self._reuse :]
 
     def state(self) -> dict[str, np.ndarray]:
@@ -49,7 +53,9 @@ class StoredSegments(RunStage):
 
     def load(self, state: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
         """Restore the stored segments; another run's state has none. Return all other arrays."""
-        arrays: dict[tuple[int, int], dict[str, np.ndarray]] = {}  # by number of the iteration and sampler
+        arrays: dict[
+            tuple[int, int], dict[str, np.ndarray]
+        ] = {}  # by number of the iteration and sampler
         remainder = {}
         for name, array in state.items():
             if name.startswith(PREFIX):

@@ -27,7 +27,9 @@ class Group(Parallel):
     def __init__(self) -> None:
         self.rank = distributed.get_rank()
         self.size = distributed.get_world_size()
-        self.vectors: list[Tensor] | None = None  # in memory that the ranks share; None if they exchange messages
+        self.vectors: list[Tensor] | None = (
+            None  # in memory that the ranks share; None if they exchange messages
+        )
 
     def zeros_like(self, tensor: Tensor) -> Tensor:
         """Return a vector of zeros for `sum_`, in shared memory if that makes sums faster."""
@@ -39,7 +41,9 @@ class Group(Parallel):
         """Replace `tensor` by its sum over all ranks."""
         if self.vectors is not None and tensor is self.vectors[self.rank]:
             self._sum_in_memory(self.vectors)
-        elif self.size <= 2 or tensor.is_cuda:  # the sum of two numbers does not depend on their order
+        elif (
+            self.size <= 2 or tensor.is_cuda
+        ):  # the sum of two numbers does not depend on their order
             distributed.all_reduce(tensor)
         else:
             self._sum_by_messages(tensor)

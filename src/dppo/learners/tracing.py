@@ -14,7 +14,17 @@ from dppo.ppo.exchange.records import Experience, PolicySnapshot, Segment
 from dppo.ppo.learning.batch import estimated_advantages, in_sequences, transitions_of
 
 # In the order in which a step makes them. Noise follows from the seed: it shows in the actions.
-COLUMNS = ("obs", "masks", "values", "logprobs", "actions", "rewards", "terminated", "truncated", "valid")
+COLUMNS = (
+    "obs",
+    "masks",
+    "values",
+    "logprobs",
+    "actions",
+    "rewards",
+    "terminated",
+    "truncated",
+    "valid",
+)
 
 
 class Trace(RunStage):
@@ -22,7 +32,9 @@ class Trace(RunStage):
 
     def __init__(self, plan: TrainerPlan) -> None:
         self._plan = plan
-        self._checksums: dict[str, str] = {}  # of the last update; empty for a row that comes before any update
+        self._checksums: dict[
+            str, str
+        ] = {}  # of the last update; empty for a row that comes before any update
 
     @contextmanager
     def around(self, experience: Experience, trainers: Trainers) -> Iterator[Experience]:
@@ -33,8 +45,12 @@ class Trace(RunStage):
             for number, segment in enumerate(experience.segments):
                 checksums[f"{column}/{number}"] = _of_steps(segment, column)
         for number, segment in enumerate(experience.segments):
-            checksums[f"advantages/{number}"] = self._of_advantages(segment, experience.reward_scale)
-        checksums["gradients"] = _checksum(trainers.state()["exp_avg"])  # Adam's running mean of all gradients
+            checksums[f"advantages/{number}"] = self._of_advantages(
+                segment, experience.reward_scale
+            )
+        checksums["gradients"] = _checksum(
+            trainers.state()["exp_avg"]
+        )  # Adam's running mean of all gradients
         checksums["weights"] = _checksum(trainers.weights())
         self._checksums = checksums
 
@@ -63,7 +79,9 @@ def _of_steps(segment: Segment, name: str) -> str:
     column = getattr(segment, name)
     if column is None:
         return ""
-    first = 1 + len(column) - len(segment.values)  # of stacks of K frames, K belong to the first step
+    first = (
+        1 + len(column) - len(segment.values)
+    )  # of stacks of K frames, K belong to the first step
     crc = 0
     digits = ""
     for step in (column[:first], *column[first:]):

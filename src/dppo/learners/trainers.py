@@ -53,7 +53,12 @@ class LocalTrainer:
     """Trains in this process, alone or as one of several ranks."""
 
     def __init__(
-        self, plan: TrainerPlan, spaces: Spaces, parallel: Parallel | None = None, *, restores: bool = True
+        self,
+        plan: TrainerPlan,
+        spaces: Spaces,
+        parallel: Parallel | None = None,
+        *,
+        restores: bool = True,
     ) -> None:
         """Build the trainer, as a rank of `parallel` if there are several.
 
@@ -70,22 +75,36 @@ class LocalTrainer:
             self.trainer = build_trainer(plan, spaces, self._parallel)
         self.spec = self.trainer.model.spec
         self.device = self.trainer.device
-        self._rescued: tuple[np.ndarray, dict[str, np.ndarray]] | None = None  # from before a GPU failed
+        self._rescued: tuple[np.ndarray, dict[str, np.ndarray]] | None = (
+            None  # from before a GPU failed
+        )
 
     def update(self, experience: Experience) -> Update:
         """Make a batch of the segments of this rank, and train on it."""
         plan = self._plan
-        with self._restored_on_failure(), self.interruptible(), self._explained_errors(), self._repeatable():
+        with (
+            self._restored_on_failure(),
+            self.interruptible(),
+            self._explained_errors(),
+            self._repeatable(),
+        ):
             progress = experience.iteration / plan.sizes.iterations
             return self.trainer.update(
-                self._batch(experience), annealed(plan.ppo, progress), self._order(experience.iteration), experience
+                self._batch(experience),
+                annealed(plan.ppo, progress),
+                self._order(experience.iteration),
+                experience,
             )
 
     def _batch(self, experience: Experience) -> Batch:
         plan = self._plan
         obs_scale = experience.policy.obs_scale
         batch = make_batch(
-            experience.segments, obs_scale, experience.reward_scale, plan.ppo, plan.sizes.sequence_length
+            experience.segments,
+            obs_scale,
+            experience.reward_scale,
+            plan.ppo,
+            plan.sizes.sequence_length,
         )
         return replace(batch, iterations=min(experience.iteration + 1, plan.ppo.reuse))
 
@@ -97,8 +116,16 @@ class LocalTrainer:
     @contextmanager
     def _repeatable(self) -> Iterator[None]:
         """Compute as usual, whatever code of users has set, and with the same bits each time."""
-        threads = self._plan.learners.learner_threads  # are set per thread, and Ray chooses the thread
-        with as_usual(), torch_as_usual(), limit_blas(1), exact_on(threads), repeatable_on(self.device):
+        threads = (
+            self._plan.learners.learner_threads
+        )  # are set per thread, and Ray chooses the thread
+        with (
+            as_usual(),
+            torch_as_usual(),
+            limit_blas(1),
+            exact_on(threads),
+            repeatable_on(self.device),
+        ):
             yield
 
     @contextmanager

@@ -75,7 +75,9 @@ def wait_while_alive(
         for rank, handle in enumerate(ranks):
             silent_s = clock() - heard_at[rank]
             if silent_s > SILENT_S:
-                raise TimeoutError(f"stopped answering: rank {rank} has been silent for {SILENT_S:.0f} s")
+                raise TimeoutError(
+                    f"stopped answering: rank {rank} has been silent for {SILENT_S:.0f} s"
+                )
             if silent_s > ASK_EVERY_S and rank not in pings.values():
                 pings[handle.__ray_ready__.options(concurrency_group="life").remote()] = rank
 
@@ -109,5 +111,7 @@ def raise_faults(answers: list[Any]) -> None:
     faults = {rank: answer for rank, answer in enumerate(answers) if isinstance(answer, DppoError)}
     for error in faults.values():
         if len(faults) > 1 and isinstance(error, TrainingDiverged):
-            raise TrainingDiverged("\n".join(f"Learner {rank}: {each}" for rank, each in faults.items()))
+            raise TrainingDiverged(
+                "\n".join(f"Learner {rank}: {each}" for rank, each in faults.items())
+            )
         raise error

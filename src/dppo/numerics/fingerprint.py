@@ -52,7 +52,11 @@ class Fingerprint:
 
     def differences(self, other: Fingerprint) -> str:
         """Return a description of what differs in `other`; "" if all results that both have are equal."""
-        names = [name for name, result in self.results.items() if other.results.get(name, result) != result]
+        names = [
+            name
+            for name, result in self.results.items()
+            if other.results.get(name, result) != result
+        ]
         if not names:
             return ""
         described = f"other last bits in {' and '.join(names)}"
@@ -81,7 +85,9 @@ class Expected:
             return ""
         fact = f"node {here.node} ({here.cpu}) computes {differences}, compared with {self.own.node} ({self.own.cpu})"
         if self.refuse:
-            raise ClusterError(f"{fact}. Use one type of CPU, `numerics=portable` or `on_other_cpu=warn`")
+            raise ClusterError(
+                f"{fact}. Use one type of CPU, `numerics=portable` or `on_other_cpu=warn`"
+            )
         return f"{fact}: the result depends on which process runs where (docs/REPRODUCIBILITY.md)"
 
 
@@ -100,7 +106,9 @@ def fingerprint(probe: Probe, *, torch: bool) -> Fingerprint:
 def cpu_name() -> str:
     """Return the name of this CPU, with family and model where they are known: they decide which code runs."""
     lines = cpu_facts().partition("\n\n")[0].splitlines()
-    facts = {name.strip(): value.strip() for name, _, value in (line.partition(":") for line in lines)}
+    facts = {
+        name.strip(): value.strip() for name, _, value in (line.partition(":") for line in lines)
+    }
     if "model name" not in facts:
         return platform.processor() or platform.machine()
     return f"{facts['model name']} (family {facts.get('cpu family')}, model {facts.get('model')})"
@@ -130,7 +138,9 @@ def _functions(probe: Probe) -> list[Any]:
     results = []
     for dtype in ("f4", "f8"):
         x = _numbers(259).astype(dtype)
-        results += [function(x) for function in (np.tanh, np.exp, np.sin, np.cos, np.expm1, np.cbrt)]
+        results += [
+            function(x) for function in (np.tanh, np.exp, np.sin, np.cos, np.expm1, np.cbrt)
+        ]
         results += [function(np.abs(x)) for function in (np.log, np.log1p, np.sqrt)]
         results.append(np.arctan2(x, x[::-1]))
     return results
@@ -190,7 +200,9 @@ def _torch_results(probe: Probe) -> dict[str, list[Tensor]]:
             rows.log_softmax(1),
             rows.logsumexp(1),
         ],
-        "torch's matrix products": [_tensor(64, width) @ _tensor(width, 33) for width in (4, *probe.widths)],
+        "torch's matrix products": [
+            _tensor(64, width) @ _tensor(width, 33) for width in (4, *probe.widths)
+        ],
         "torch's layer norm": [torch.nn.functional.layer_norm(rows, (6,))],
         "torch's Adam": [_adam(_tensor(300), _tensor(300))],
         "torch's QR decomposition": [torch.linalg.qr(_tensor(16, 16))[0]],
@@ -212,7 +224,9 @@ def _convolutions() -> dict[str, list[Tensor]]:
     results = {"torch's convolutions": [output.detach(), *gradients]}
     if torch.backends.mkldnn.is_available():
         dense = torch.ops.mkldnn._linear_pointwise
-        results["oneDNN's matrix products"] = [dense(_tensor(64, 256), _tensor(33, 256), None, "none", [], "")]
+        results["oneDNN's matrix products"] = [
+            dense(_tensor(64, 256), _tensor(33, 256), None, "none", [], "")
+        ]
     return results
 
 

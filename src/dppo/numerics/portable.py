@@ -20,7 +20,9 @@ VARIABLES = {
     "MKL_CBWR": "COMPATIBLE",
     "ATEN_CPU_CAPABILITY": "avx2",
 }
-CONVOLUTIONS = {"ONEDNN_MAX_CPU_ISA": "AVX2"}  # costs a third of the speed of CNNs where the CPU has AVX-512
+CONVOLUTIONS = {
+    "ONEDNN_MAX_CPU_ISA": "AVX2"
+}  # costs a third of the speed of CNNs where the CPU has AVX-512
 SAME_AS_HASWELL = {"Haswell", "Zen"}  # cores of OpenBLAS with the same kernels
 NATIVE = re.compile(
     rb"(?:^|[{,.])[ \t]*['\"]?numerics['\"]?[ \t]*[:=][ \t]*['\"]?native\b",
@@ -64,7 +66,10 @@ def _settings_files(path: Path) -> list[Path]:
 
 def _says_native(file: Path) -> bool:
     with suppress(OSError, RuntimeError, ValueError):  # not a file, or a link to itself
-        return file.is_file() and NATIVE.search(read_file(file.resolve(), MAX_SETTINGS_BYTES)) is not None
+        return (
+            file.is_file()
+            and NATIVE.search(read_file(file.resolve(), MAX_SETTINGS_BYTES)) is not None
+        )
     return False
 
 

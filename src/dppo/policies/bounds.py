@@ -47,9 +47,7 @@ class AtBound:
         fact = f"the greedy policy takes {self.element} at its {self.side} bound in {self.share:.0%} of the steps"
         if not self.clipped:
             return f"{fact}, more often than most good controllers."
-        return (
-            f"{fact}. Unless an on-off controller is right here, use action_bounds=rescale (--action-bounds rescale)."
-        )
+        return f"{fact}. Unless an on-off controller is right here, use action_bounds=rescale (--action-bounds rescale)."
 
 
 def most_at_bound(actions: Actions, episodes: Iterable[Episode]) -> AtBound | None:
@@ -66,7 +64,9 @@ def most_at_bound(actions: Actions, episodes: Iterable[Episode]) -> AtBound | No
     side, element = np.unravel_index(int(np.argmax(shares)), shares.shape)
     name = list(_names(actions, "the action"))[element]
     clipped = [
-        isinstance(part, BoxActions) and part.bounds == "clip" for part in _parts(actions) for _ in range(part.width)
+        isinstance(part, BoxActions) and part.bounds == "clip"
+        for part in _parts(actions)
+        for _ in range(part.width)
     ]
     return AtBound(float(shares[side, element]), name, ("lower", "upper")[side], clipped[element])
 

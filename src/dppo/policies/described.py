@@ -9,7 +9,12 @@ from dppo.ppo.networks.network import ModelClass, NetworkSpec
 from dppo.spaces.actions import actions_from_json
 from dppo.spaces.spaces import Categories, Spaces, dtype_as_json, dtype_from_json
 
-OPTIONAL = ("one_of", "dropped", "normalized", "mask")  # attributes of Spaces, stored if they are not empty
+OPTIONAL = (
+    "one_of",
+    "dropped",
+    "normalized",
+    "mask",
+)  # attributes of Spaces, stored if they are not empty
 
 
 def model_state(spaces: Spaces, spec: NetworkSpec) -> dict[str, Any]:
@@ -31,7 +36,9 @@ def model_state(spaces: Spaces, spec: NetworkSpec) -> dict[str, Any]:
     return read_back
 
 
-def model_from(state: dict[str, Any], network: ModelClass | None = None) -> tuple[Spaces, NetworkSpec]:
+def model_from(
+    state: dict[str, Any], network: ModelClass | None = None
+) -> tuple[Spaces, NetworkSpec]:
     """Return the spaces and the network in a checkpoint's state; `network` replaces the class that it names."""
     model = state["model"]
     categories = model.get("categories", {}).items()
@@ -39,7 +46,9 @@ def model_from(state: dict[str, Any], network: ModelClass | None = None) -> tupl
         dtype_from_json(model["obs"]),
         actions_from_json(model["actions"]),
         model["deterministic"],
-        categories={name: Categories(tuple(counts), tuple(starts)) for name, (counts, starts) in categories},
+        categories={
+            name: Categories(tuple(counts), tuple(starts)) for name, (counts, starts) in categories
+        },
         one_of=tuple(model.get("one_of", ())),
         dropped=tuple(model.get("dropped", ())),
         normalized=tuple(model["normalized"]) if "normalized" in model else None,
@@ -49,7 +58,9 @@ def model_from(state: dict[str, Any], network: ModelClass | None = None) -> tupl
     if "model" in model:
         from dppo.ppo.networks.user_module import ModuleSpec
 
-        spec = ModuleSpec(network_spaces, network or model["model"], model["model_kwargs"], model["dtype"])
+        spec = ModuleSpec(
+            network_spaces, network or model["model"], model["model_kwargs"], model["dtype"]
+        )
         return spaces, spec
     layers = model.get("layers")
     if not layers:  # of an earlier version

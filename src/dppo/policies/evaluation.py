@@ -103,7 +103,9 @@ def _info_of(played: Sequence[Episode], keys: Sequence[str]) -> dict[str, tuple[
     return numbers
 
 
-def _play_here(player: Player, wanted: Wanted, played: list[Episode], check_signals: Callable[[], None]) -> None:
+def _play_here(
+    player: Player, wanted: Wanted, played: list[Episode], check_signals: Callable[[], None]
+) -> None:
     """Play all episodes in an environment of this process, and add them to `played`."""
     progress = ActivityRecord()
     with (
@@ -118,7 +120,11 @@ def _play_here(player: Player, wanted: Wanted, played: list[Episode], check_sign
             wrappers = running_statistics(made)
             if wrappers:
                 problem = kept_in_words(wrappers)
-                logger.warning("%s: %s: what the policy sees or gets is not as in training", player.env_name, problem)
+                logger.warning(
+                    "%s: %s: what the policy sees or gets is not as in training",
+                    player.env_name,
+                    problem,
+                )
             wanted.log_beginning(player)
             film = None
             if wanted.video is not None:
@@ -153,6 +159,10 @@ def _episodes(playing: Playing, episodes: int, played: list[Episode]) -> Iterato
             yield so_far
             if so_far.length and time.monotonic() - reported >= REPORT_EVERY_S:
                 reported = time.monotonic()
-                current = f"{counted(so_far.length, 'step')}, return {so_far.episode_return:.1f} so far"
-                logger.info("%s; the current one: %s", summary(played, episodes, reported - began), current)
+                current = (
+                    f"{counted(so_far.length, 'step')}, return {so_far.episode_return:.1f} so far"
+                )
+                logger.info(
+                    "%s; the current one: %s", summary(played, episodes, reported - began), current
+                )
         played.append(so_far)

@@ -28,7 +28,9 @@ EPISODE_S = 1800.0  # for an episode, where the run has no eval_timeout_s
 HUNG_S = 600.0  # in one step, reset or constructor
 
 
-def play_on_actors(player: Player, wanted: Wanted, played: list[Episode], check_signals: Callable[[], None]) -> None:
+def play_on_actors(
+    player: Player, wanted: Wanted, played: list[Episode], check_signals: Callable[[], None]
+) -> None:
     """Play all episodes, each on the next actor that is free, and leave them in `played`, in their order.
 
     Raises:
@@ -37,14 +39,20 @@ def play_on_actors(player: Player, wanted: Wanted, played: list[Episode], check_
         ClusterError: Ray was lost, or an episode failed with several actors in a row.
     """
     if is_made(player.env):
-        raise ConfigError("num_actors: an environment that is already made stays in this process. Pass its id.")
+        raise ConfigError(
+            "num_actors: an environment that is already made stays in this process. Pass its id."
+        )
     check_env_id(player.env)
     actors = min(wanted.num_actors, wanted.episodes)
-    snapshot = PolicySnapshot(player.policy.state["iteration"], player.policy.weights, player.policy.obs_scale)
+    snapshot = PolicySnapshot(
+        player.policy.state["iteration"], player.policy.weights, player.policy.obs_scale
+    )
     settings = player.settings
     numerics = in_force(settings.get("numerics", "portable"))
     with numerics as variables, _session(actors, snapshot, check_signals) as session:
-        from dppo.transports.ray.evaluating import players_on_ray  # once the session has set Ray's variables
+        from dppo.transports.ray.evaluating import (
+            players_on_ray,
+        )  # once the session has set Ray's variables
 
         if variables and not session.started_here:
             session.options = {"runtime_env": {"env_vars": variables}}
@@ -65,15 +73,23 @@ def play_on_actors(player: Player, wanted: Wanted, played: list[Episode], check_
             _collect(players, wanted.episodes, played, (check_signals, session.check))
 
 
-def _session(actors: int, snapshot: PolicySnapshot, check_signals: Callable[[], None]) -> closing[RaySession]:
+def _session(
+    actors: int, snapshot: PolicySnapshot, check_signals: Callable[[], None]
+) -> closing[RaySession]:
     wanted = Actors(num_actors=actors)
     store_bytes = store_bytes_for(0, snapshot.weights.size)
-    return closing(RaySession(wanted, Learners(), store_bytes=store_bytes, notify=logger.warning, check=check_signals))
+    return closing(
+        RaySession(
+            wanted, Learners(), store_bytes=store_bytes, notify=logger.warning, check=check_signals
+        )
+    )
 
 
 def _sent(player: Player, wanted: Wanted) -> EpisodePlayer:
     settings = player.settings | player.objects
-    env = Env(env_id=player.env, env_kwargs=player.env_kwargs, **asdict(Preparation.by_names(settings)))
+    env = Env(
+        env_id=player.env, env_kwargs=player.env_kwargs, **asdict(Preparation.by_names(settings))
+    )
     policy = player.policy
     num_samplers = settings.get("num_samplers", 0)
     sent = EpisodePlayer(env, policy.spaces, policy.spec, wanted.play_settings, num_samplers)
@@ -81,7 +97,12 @@ def _sent(player: Player, wanted: Wanted) -> EpisodePlayer:
     return sent
 
 
-def _collect(players: ActorPlayers, episodes: int, played: list[Episode], checks: Sequence[Callable[[], None]]) -> None:
+def _collect(
+    players: ActorPlayers,
+    episodes: int,
+    played: list[Episode],
+    checks: Sequence[Callable[[], None]],
+) -> None:
     """Wait for all episodes; report every few seconds."""
     began = time.monotonic()
     reported = began

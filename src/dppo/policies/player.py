@@ -38,7 +38,10 @@ class Player:
     def env_name(self) -> str:
         """Return the environment's id, or the import path of its callable or class."""
         spec = getattr(self.env, "spec", None)
-        return str(getattr(spec, "id", None) or import_path(type(self.env) if is_made(self.env) else self.env))
+        return str(
+            getattr(spec, "id", None)
+            or import_path(type(self.env) if is_made(self.env) else self.env)
+        )
 
     @property
     def settings(self) -> dict[str, Any]:
@@ -56,9 +59,13 @@ class Player:
             return self.env
         check_env_id(self.env)
         settings = self.settings | self.objects
-        instance = Instance(settings.get("num_samplers", 0), seed=seed, num_rows=1, render_mode=mode)
+        instance = Instance(
+            settings.get("num_samplers", 0), seed=seed, num_rows=1, render_mode=mode
+        )
         with making(self.env_name):
-            return make_prepared(self.env, self.env_kwargs, Preparation.by_names(settings), instance)
+            return make_prepared(
+                self.env, self.env_kwargs, Preparation.by_names(settings), instance
+            )
 
 
 def is_made(env: Any) -> bool:
@@ -76,14 +83,18 @@ def find_player(
 ) -> Player:
     """Return the policy and its environment; import nothing that only a run's folder names, unless it is trusted."""
     if is_made(env) and env_kwargs is not None:
-        raise ConfigError("env_kwargs: have no effect on an environment that is already made. Leave them out.")
+        raise ConfigError(
+            "env_kwargs: have no effect on an environment that is already made. Leave them out."
+        )
     if isinstance(policy, Policy):
         if env is None:
             raise ConfigError(
                 "env: is missing, and a Policy cannot make one. Pass env, or the run in place of the policy."
             )
         if model is not None:
-            raise ConfigError("model: has no effect on a policy that is already loaded. Leave it out.")
+            raise ConfigError(
+                "model: has no effect on a policy that is already loaded. Leave it out."
+            )
         require_trust(_wrappers_of(policy.state, env), (), "the policy", trust=trust)
         return Player(policy, env, _own_kwargs(policy, env, env_kwargs or {}))
     objects: dict[str, Any] = {}
@@ -105,10 +116,17 @@ def find_player(
     require_trust(stored, named, run, trust=trust)
     settings = stored | named
     if "env_id" not in settings or not isinstance(settings["env_kwargs"], dict):
-        raise CheckpointError(f"{run}: has settings that are not of dppo. Pass `env_id` and `env_kwargs`.")
+        raise CheckpointError(
+            f"{run}: has settings that are not of dppo. Pass `env_id` and `env_kwargs`."
+        )
     for name, action in code_named_by(settings).items():
         logger.info("%s %s.", f"{name}={named[name]}" if name in named else run, action)
-    return Player(policy_from(found, named.get("model")), settings["env_id"], dict(settings["env_kwargs"]), objects)
+    return Player(
+        policy_from(found, named.get("model")),
+        settings["env_id"],
+        dict(settings["env_kwargs"]),
+        objects,
+    )
 
 
 def _settings_with(run: Path, env: Any, env_kwargs: Mapping[str, Any] | None) -> dict[str, Any]:
@@ -117,7 +135,9 @@ def _settings_with(run: Path, env: Any, env_kwargs: Mapping[str, Any] | None) ->
     Raise ConfigError if the run had a Python object as an argument, and `env_kwargs` does not take its place.
     """
     if env_kwargs is not None and not isinstance(env_kwargs, Mapping):
-        raise ConfigError(f"env_kwargs={env_kwargs!r}: must be arguments by name. Use one such as {{'g': 9.8}}.")
+        raise ConfigError(
+            f"env_kwargs={env_kwargs!r}: must be arguments by name. Use one such as {{'g': 9.8}}."
+        )
     user_kwargs = dict(env_kwargs or {})
     stored = settings_to_resume(run, read_only=True)
     run_kwargs = stored.get("env_kwargs", {})
@@ -126,7 +146,9 @@ def _settings_with(run: Path, env: Any, env_kwargs: Mapping[str, Any] | None) ->
     lost = {name for _, name, _ in objects_in({"env_kwargs": run_kwargs})}
     is_own = env is None or _is_of_run(env, stored.get("env_id"))
     is_replaced = bool(lost) and (lost <= user_kwargs.keys() or not is_own)
-    settings = settings_to_resume(run, {"env_kwargs": {}} if is_replaced else None)  # which refuses what is lost
+    settings = settings_to_resume(
+        run, {"env_kwargs": {}} if is_replaced else None
+    )  # which refuses what is lost
     return settings | {"env_kwargs": _arguments(run_kwargs, user_kwargs, is_own=is_own, env=env)}
 
 
@@ -138,7 +160,10 @@ def _arguments(
         return {**run_kwargs, **user_kwargs}
     left_out = ", ".join(map(str, run_kwargs.keys() - user_kwargs.keys()))
     if left_out and not is_made(env):
-        logger.info("env_kwargs of the run (%s) are not passed to another environment; pass those it needs", left_out)
+        logger.info(
+            "env_kwargs of the run (%s) are not passed to another environment; pass those it needs",
+            left_out,
+        )
     return dict(user_kwargs)
 
 
@@ -155,15 +180,23 @@ def _own_kwargs(policy: Policy, env: Any, user_kwargs: Mapping[str, Any]) -> dic
     """Return the arguments for `env`, as `_settings_with`; raise ConfigError if some are lost."""
     stored = flattened(policy.state.get("config") or {})
     run_kwargs = stored.get("env_kwargs")
-    if is_made(env) or not _is_of_run(env, stored.get("env_id")) or not isinstance(run_kwargs, Mapping):
+    if (
+        is_made(env)
+        or not _is_of_run(env, stored.get("env_id"))
+        or not isinstance(run_kwargs, Mapping)
+    ):
         return dict(user_kwargs)
     for _, name, text in objects_in({"env_kwargs": run_kwargs}):
         if name not in user_kwargs:
-            raise ConfigError(f"env_kwargs: {name} was {text} in training, which is not stored. Pass `env_kwargs`.")
+            raise ConfigError(
+                f"env_kwargs: {name} was {text} in training, which is not stored. Pass `env_kwargs`."
+            )
     return {**run_kwargs, **user_kwargs}
 
 
-def _check_program(stored: Mapping[str, Any], named: Mapping[str, Any], state: Mapping[str, Any], run: Path) -> None:
+def _check_program(
+    stored: Mapping[str, Any], named: Mapping[str, Any], state: Mapping[str, Any], run: Path
+) -> None:
     """Refuse what a program has defined that is not this one, and say where it is."""
     program = sys.modules["__main__"]
     path = Path(printable(str(state.get("program") or "its program.py")))
@@ -174,7 +207,9 @@ def _check_program(stored: Mapping[str, Any], named: Mapping[str, Any], state: M
             definitions[setting] = name
     if all(hasattr(program, name.partition(".")[0]) for name in definitions.values()):
         return
-    flags = " ".join(f"--{setting.replace('_', '-')} {path.stem}:{name}" for setting, name in definitions.items())
+    flags = " ".join(
+        f"--{setting.replace('_', '-')} {path.stem}:{name}" for setting, name in definitions.items()
+    )
     raise ConfigError(
         f"{run}: {' and '.join(definitions.values())} was defined in {path}, which is another program. In the folder "
         f"{path.parent}: {command('eval', run)} {flags}. That imports the file, so it must train only below "

@@ -54,7 +54,8 @@ class InfoSums:
     def result(self) -> dict[str, EpisodeInfo]:
         """Return sum, mean and last value of each number that occurred."""
         return {
-            key: EpisodeInfo(total, total / self._counts[key], self._last[key]) for key, total in self._totals.items()
+            key: EpisodeInfo(total, total / self._counts[key], self._last[key])
+            for key, total in self._totals.items()
         }
 
 
@@ -63,7 +64,9 @@ def mean_of(rows: Sequence[InfoSums]) -> dict[str, EpisodeInfo]:
     results = [infos.result() for infos in rows]
     keys = dict.fromkeys(key for result in results for key in result)
     return {
-        key: EpisodeInfo(*map(fmean, zip(*(result[key] for result in results if key in result), strict=True)))
+        key: EpisodeInfo(
+            *map(fmean, zip(*(result[key] for result in results if key in result), strict=True))
+        )
         for key in keys
     }
 
@@ -87,7 +90,12 @@ class Playing:
     """
 
     def __init__(
-        self, policy: Policy, env: Any, env_name: str, settings: PlaySettings, progress: ActivityRecord | None = None
+        self,
+        policy: Policy,
+        env: Any,
+        env_name: str,
+        settings: PlaySettings,
+        progress: ActivityRecord | None = None,
     ) -> None:
         """Prepare; raise CheckpointError if the policy does not fit `env`, whose activity `progress` records."""
         self._policy = policy
@@ -144,7 +152,9 @@ class Playing:
         if len(actions) < num_rows:  # the other rows of a vector take some action
             actions = np.repeat(actions, num_rows, axis=0)
         num_ended = 0
-        for row, infos, action in zip(self._rows, self._infos, self._all_rows.inputs(actions), strict=False):
+        for row, infos, action in zip(
+            self._rows, self._infos, self._all_rows.inputs(actions), strict=False
+        ):
             try:
                 _, _, terminated, truncated, info = row.step(action)
             except SkippedStep as skipped:
@@ -187,8 +197,13 @@ def check_spaces(trained: Spaces, env: Any, env_name: str) -> None:
     elif trained.mask == "info":
         action_mask = "info"
     obs_dtype = "float64" if holds_float64(trained.obs) else "float32"
-    spaces = describe_spaces(env, drop_obs=trained.dropped, action_mask=action_mask, obs_dtype=obs_dtype)
-    differs = any(getattr(spaces, name) != getattr(trained, name) for name in ("obs", "categories", "one_of", "mask"))
+    spaces = describe_spaces(
+        env, drop_obs=trained.dropped, action_mask=action_mask, obs_dtype=obs_dtype
+    )
+    differs = any(
+        getattr(spaces, name) != getattr(trained, name)
+        for name in ("obs", "categories", "one_of", "mask")
+    )
     if differs or _compared(spaces.actions) != _compared(trained.actions):
         here = spaces_summary(spaces)
         there = spaces_summary(trained)
@@ -209,7 +224,9 @@ class EpisodePlayer:
     setting = "eval_env_kwargs"
     """The setting to name if the spaces of the environment are not those of the policy."""
 
-    def __init__(self, env: Env, spaces: Spaces, spec: NetworkSpec, settings: PlaySettings, num_samplers: int) -> None:
+    def __init__(
+        self, env: Env, spaces: Spaces, spec: NetworkSpec, settings: PlaySettings, num_samplers: int
+    ) -> None:
         """Keep the settings of the environment, those of evaluations included, and the spaces of the training.
 
         `num_samplers`: samplers of the run, whose environments exist at the same time, with other numbers.
@@ -222,7 +239,11 @@ class EpisodePlayer:
         self._env: Any = None
 
     def play(
-        self, policy: PolicySnapshot, episode: int, timeout_s: float, stepped: Callable[[int], object] = int
+        self,
+        policy: PolicySnapshot,
+        episode: int,
+        timeout_s: float,
+        stepped: Callable[[int], object] = int,
     ) -> Episode:
         """Play an episode; call `stepped` with its length so far after the reset and after each step.
 
@@ -242,21 +263,31 @@ class EpisodePlayer:
             raise
         except BaseException as error:  # an environment may raise anything
             self.close()
-            raise EnvironmentFault(f"{env_name}: {in_a_line(error)}", user_traceback(error)) from None
+            raise EnvironmentFault(
+                f"{env_name}: {in_a_line(error)}", user_traceback(error)
+            ) from None
 
     def _play(
-        self, policy: PolicySnapshot, episode: int, timeout_s: float, stepped: Callable[[int], object]
+        self,
+        policy: PolicySnapshot,
+        episode: int,
+        timeout_s: float,
+        stepped: Callable[[int], object],
     ) -> Episode:
         acting = Policy(self._spaces, PPOAgent(self._spec, self._spaces.mask), policy, {})
         if self._env is None:
             self._env = self._make()
         until = time.monotonic() + timeout_s
-        playing = Playing(acting, self._env, self._env_settings.env_name, self._settings, self.progress)
+        playing = Playing(
+            acting, self._env, self._env_settings.env_name, self._settings, self.progress
+        )
         for so_far in playing.play(episode):
             stepped(so_far.length)
             if time.monotonic() > until:
                 at = f"its return was {so_far.episode_return:.1f} after {so_far.length:,} steps"
-                raise ClusterError(f"episode {episode} was not over after eval_timeout_s={timeout_s:g}: {at}")
+                raise ClusterError(
+                    f"episode {episode} was not over after eval_timeout_s={timeout_s:g}: {at}"
+                )
         return so_far
 
     def _make(self) -> Any:
@@ -265,7 +296,9 @@ class EpisodePlayer:
         env = self._env_settings
         instance = Instance(self._num_samplers, self.number, self._settings.seed, num_rows=1)
         with making(f"evaluation ({env.env_name})", env_name=env.env_name):
-            made = make_prepared(env.env_id, env.env_kwargs, Preparation.by_attributes(env), instance)
+            made = make_prepared(
+                env.env_id, env.env_kwargs, Preparation.by_attributes(env), instance
+            )
             check_statistics(made, env.running_statistics)
             return made
 

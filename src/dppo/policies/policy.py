@@ -26,7 +26,9 @@ from dppo.spaces.spaces import MASK, Spaces, dtype_summary, leaves, masks_of, pa
 class Policy:
     """A trained policy: turns observations into actions of the environment's own action space."""
 
-    def __init__(self, spaces: Spaces, agent: PPOAgent, snapshot: PolicySnapshot, state: dict[str, Any]) -> None:
+    def __init__(
+        self, spaces: Spaces, agent: PPOAgent, snapshot: PolicySnapshot, state: dict[str, Any]
+    ) -> None:
         self.spaces = spaces
         self.weights = snapshot.weights
         """[P] all parameters, flat."""
@@ -79,7 +81,9 @@ class Policy:
         before = self._before(state, len(rows), single=single)
         rows = self._with_masks(rows, action_mask, single=single)
         actions, outputs = self.decide(rows, before, generator)
-        action = self.spaces.actions.each(actions)[0] if single else self.spaces.actions.to_env(actions)
+        action = (
+            self.spaces.actions.each(actions)[0] if single else self.spaces.actions.to_env(actions)
+        )
         if outputs.state is None:
             return action
         return action, outputs.state[0] if single else outputs.state
@@ -89,7 +93,10 @@ class Policy:
         return self._agent.start(rows) if self.state_size else None
 
     def decide(
-        self, rows: np.ndarray, before: np.ndarray | None, generator: np.random.Generator | None = None
+        self,
+        rows: np.ndarray,
+        before: np.ndarray | None,
+        generator: np.random.Generator | None = None,
     ) -> tuple[np.ndarray, Outputs]:
         """Return actions, not brought into bounds, and the outputs, for observations as stored [n]; see `act`."""
         if generator is None:
@@ -102,11 +109,15 @@ class Policy:
         if state is None:
             return self.start(rows)
         if not self.state_size:
-            raise ValueError("this policy has no memory: act() returns the action alone. Leave state out.")
+            raise ValueError(
+                "this policy has no memory: act() returns the action alone. Leave state out."
+            )
         expected = (self.state_size,) if single else (rows, self.state_size)
         state = np.asarray(state, self._agent.spec.dtype)
         if state.shape != expected:
-            raise ValueError(f"state has shape {state.shape}. Pass that of the last act(), {expected}, or None.")
+            raise ValueError(
+                f"state has shape {state.shape}. Pass that of the last act(), {expected}, or None."
+            )
         return state.reshape(rows, -1)
 
     def _with_masks(self, rows: np.ndarray, masks: Any, *, single: bool) -> np.ndarray:
@@ -114,11 +125,17 @@ class Policy:
         spaces = self.spaces
         if spaces.mask not in ("method", "info"):
             if masks is not None:
-                why = "it reads masks from the observation" if spaces.mask else "it was trained without masks"
+                why = (
+                    "it reads masks from the observation"
+                    if spaces.mask
+                    else "it was trained without masks"
+                )
                 raise ValueError(f"action_mask has no effect on this policy: {why}. Leave it out.")
         elif masks is None:
             source = "env.action_masks()" if spaces.mask == "method" else 'info["action_mask"]'
-            raise ValueError(f"action_mask is missing: this policy was trained with masks. Pass {source}.")
+            raise ValueError(
+                f"action_mask is missing: this policy was trained with masks. Pass {source}."
+            )
         try:
             if spaces.mask == "leaf":
                 check_allows(masks_of(rows), spaces.actions)
@@ -139,11 +156,17 @@ def _rows_of(obs: Any, spaces: Spaces) -> tuple[np.ndarray, bool]:
     is not an observation of `spaces`, with the reason.
     """
     try:
-        rows, single = _array_rows(obs, spaces.returned) if spaces.returned.names is None else _packed_rows(obs, spaces)
+        rows, single = (
+            _array_rows(obs, spaces.returned)
+            if spaces.returned.names is None
+            else _packed_rows(obs, spaces)
+        )
         limits = {
             name: of.limits(leaves(spaces.returned)[name].shape)
             for name, of in spaces.categories.items()
-            if not any(name.startswith(f"{one}.") or not one for one in spaces.one_of)  # zero where not chosen
+            if not any(
+                name.startswith(f"{one}.") or not one for one in spaces.one_of
+            )  # zero where not chosen
         }
         check_inside(limits, rows)
     except BadResult as error:
@@ -155,7 +178,9 @@ def _array_rows(obs: Any, leaf: np.dtype[Any]) -> tuple[np.ndarray, bool]:
     shape = np.shape(obs)
     single = shape == leaf.shape
     if not single and shape[1:] != leaf.shape:
-        raise ValueError(f"obs has shape {shape}. Pass {leaf.shape}, or (n, {', '.join(map(str, leaf.shape))}).")
+        raise ValueError(
+            f"obs has shape {shape}. Pass {leaf.shape}, or (n, {', '.join(map(str, leaf.shape))})."
+        )
     rows = leaf_packer(leaf.base, shape)(obs).astype(leaf.base, copy=False)
     return rows[None] if single else rows, single
 
@@ -178,11 +203,15 @@ def _packed_rows(obs: Any, spaces: Spaces) -> tuple[np.ndarray, bool]:
         if len({len(rows) for name, rows in leaves(obs).items() if name in names}) > 1:
             raise IndexError
     except (IndexError, TypeError):
-        raise BadResult(f"{len(first)} observations in one leaf, and another number in another") from None
+        raise BadResult(
+            f"{len(first)} observations in one leaf, and another number in another"
+        ) from None
     return np.array([pack(row) for row in many], spaces.returned), False
 
 
-def load_policy(path: Result | str | Path, *, model: ModelClass | None = None, trust: bool = False) -> Policy:
+def load_policy(
+    path: Result | str | Path, *, model: ModelClass | None = None, trust: bool = False
+) -> Policy:
     """Return the policy of a result, of a run's newest good checkpoint, or of the checkpoint at `path`.
 
     Loading runs no code from the folder. A network of your own is stored as the import path of its class: pass `model`,
@@ -231,7 +260,9 @@ def model_name(found: Found, replaced_by: ModelClass | None = None) -> str | Non
     model = found.checkpoint.state.get("model")
     name = model.get("model") if isinstance(model, dict) else None
     if name is None and replaced_by is not None:
-        raise ConfigError(f"model={replaced_by}: has no effect: {found.path} has the default network. Leave it out.")
+        raise ConfigError(
+            f"model={replaced_by}: has no effect: {found.path} has the default network. Leave it out."
+        )
     return None if name is None else str(name)
 
 

@@ -38,7 +38,9 @@ class Wanted:
         if self.seed < 0:
             raise ConfigError(f"seed={self.seed}: must be at least 0.")
         if self.num_actors < 0:
-            raise ConfigError(f"num_actors={self.num_actors}: must not be negative. Use 0 to play in this process.")
+            raise ConfigError(
+                f"num_actors={self.num_actors}: must not be negative. Use 0 to play in this process."
+            )
         if self.num_actors and self.render_mode is not None:
             raise ConfigError(
                 "num_actors: actors have no window and write no video. Leave it out, or `render` and `video`."
@@ -62,12 +64,20 @@ class Wanted:
         """Log what is played."""
         steps = counted(player.policy.state["global_step"], "step")
         how = "taking the most likely action" if self.deterministic else "sampling actions"
-        logger.info("%s, policy after %s, %s, %s", player.env_name, steps, how, counted(self.episodes, "episode"))
+        logger.info(
+            "%s, policy after %s, %s, %s",
+            player.env_name,
+            steps,
+            how,
+            counted(self.episodes, "episode"),
+        )
 
 
 def check_display() -> None:
     """Raise ConfigError where there is no display: some libraries abort the process instead of raising."""
-    if sys.platform.startswith("linux") and not (os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY")):
+    if sys.platform.startswith("linux") and not (
+        os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY")
+    ):
         raise ConfigError(
             "render=True: this machine has no display (neither DISPLAY nor WAYLAND_DISPLAY is set). Run it on a "
             "desktop, through `ssh -X`, or under `xvfb-run`. Or use `video=out.mp4`, which needs no display."

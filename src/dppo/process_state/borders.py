@@ -116,9 +116,17 @@ def _take_back(by: str) -> None:
         _users.running -= 1
         if not _users.running:
             states_after = [state.get() for state in STATES]
-            if states_after != _users.states_before or is_closed(sys.stdout) or is_closed(sys.stderr):
+            if (
+                states_after != _users.states_before
+                or is_closed(sys.stdout)
+                or is_closed(sys.stderr)
+            ):
                 states = zip(STATES, _users.states_before, states_after, strict=True)
-                names = [state.name for state, before, after in states if _take_back_one(state, before, after)]
+                names = [
+                    state.name
+                    for state, before, after in states
+                    if _take_back_one(state, before, after)
+                ]
     if names:
         note_changes(by, names)
 

@@ -61,7 +61,9 @@ def _variables() -> list[bytes | None]:
 
 
 def _set_variables(values: list[bytes | None]) -> None:
-    os.environb.update({name: value for name, value in zip(_NAMES, values, strict=True) if value is not None})
+    os.environb.update(
+        {name: value for name, value in zip(_NAMES, values, strict=True) if value is not None}
+    )
 
 
 def _current_folder() -> str:
@@ -80,7 +82,9 @@ def _logging() -> Any:
 
 
 def _handlers() -> Any:
-    return [_signal.getsignal(number) for number in _SIGNALS]  # without the enum of `signal`, which takes long
+    return [
+        _signal.getsignal(number) for number in _SIGNALS
+    ]  # without the enum of `signal`, which takes long
 
 
 def _set_handlers(handlers: list[Any]) -> None:
@@ -114,10 +118,21 @@ STATES = (
     State("the current folder", _current_folder, _enter_folder),
     State("whether anything is logged", _logging),
     # What torch computes is shielded where it computes: `torch_as_usual`, and `default_dtype` of `ppo.networks`.
-    State("torch's grad mode", partial(_of_torch, lambda torch: torch.is_grad_enabled(), usual=True)),
-    State("torch's inference mode", partial(_of_torch, lambda torch: torch.is_inference_mode_enabled(), usual=False)),
-    State("torch's dtype", partial(_of_torch, lambda torch: str(torch.get_default_dtype()), usual="torch.float32")),
-    State("torch's use of oneDNN", partial(_of_torch, lambda torch: torch._C._get_mkldnn_enabled(), usual=True)),
+    State(
+        "torch's grad mode", partial(_of_torch, lambda torch: torch.is_grad_enabled(), usual=True)
+    ),
+    State(
+        "torch's inference mode",
+        partial(_of_torch, lambda torch: torch.is_inference_mode_enabled(), usual=False),
+    ),
+    State(
+        "torch's dtype",
+        partial(_of_torch, lambda torch: str(torch.get_default_dtype()), usual="torch.float32"),
+    ),
+    State(
+        "torch's use of oneDNN",
+        partial(_of_torch, lambda torch: torch._C._get_mkldnn_enabled(), usual=True),
+    ),
     State(
         "torch's deterministic algorithms",
         partial(_of_torch, lambda torch: torch.are_deterministic_algorithms_enabled(), usual=False),
@@ -135,5 +150,7 @@ def usable(stream: TextIO) -> TextIO:
         number = {"<stdout>": 1, "<stderr>": 2}.get(getattr(stream, "name", ""))
         if number is not None:
             with suppress(OSError):
-                return open(number, "w", encoding=stream.encoding, errors=stream.errors, closefd=False)
+                return open(
+                    number, "w", encoding=stream.encoding, errors=stream.errors, closefd=False
+                )
     return stream

@@ -6,7 +6,9 @@ from typing import NamedTuple
 from dppo.config import Config
 from dppo.invocation import as_setting_and_flag
 
-MIN_ADVICE_S = 60.0  # of training: the result of a shorter run is there, so a faster one would not help
+MIN_ADVICE_S = (
+    60.0  # of training: the result of a shorter run is there, so a faster one would not help
+)
 MIN_GAIN = 1.1  # a smaller gain is within the noise
 
 
@@ -76,7 +78,9 @@ def bottleneck_line(split: TimeSplit, config: Config) -> str:
     if config.env_threads or _ratio(split.iteration_s, split.slowest_actor_s) >= MIN_GAIN:
         return ""
     samplers = config.num_samplers
-    gain = _ratio(split.iteration_s, max(split.update_s, split.iteration_s * config.most_actors / samplers))
+    gain = _ratio(
+        split.iteration_s, max(split.update_s, split.iteration_s * config.most_actors / samplers)
+    )
     if gain < MIN_GAIN:
         return ""
     return (

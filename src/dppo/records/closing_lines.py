@@ -10,7 +10,9 @@ from dppo.records.observer import Result
 
 MAX_FAULT_LINES = 5  # lines about environments that failed
 EPISODE_WINDOW = 100  # recent episodes of the mean return
-OTHER_CPU = "The result depends on which process ran on which type of CPU: see docs/REPRODUCIBILITY.md."
+OTHER_CPU = (
+    "The result depends on which process ran on which type of CPU: see docs/REPRODUCIBILITY.md."
+)
 
 
 def closing_lines(result: Result, error: BaseException | None = None) -> list[str]:
@@ -33,7 +35,9 @@ def _all_lines(result: Result, error: BaseException | None) -> Iterator[str]:
         yield f"Picture: {result.picture}"
     yield f"Weights: sha256 {result.weights_sha256[:16]}"
     if result.incidents:
-        yield "Incidents: " + ", ".join(f"{count} x {kind}" for kind, count in sorted(result.incidents.items()))
+        yield "Incidents: " + ", ".join(
+            f"{count} x {kind}" for kind, count in sorted(result.incidents.items())
+        )
     yield from _fault_lines(result.env_faults)
     if "other_cpu" in result.incidents:
         yield OTHER_CPU
@@ -56,7 +60,11 @@ def _ending(result: Result, error: BaseException | None) -> str:
         ending = f"Stopped by {result.stopped_by}"
     speed = ""
     if not nothing_done:
-        steps_per_s = f"{result.steps_per_s:,.0f}" if result.steps_per_s >= 10 else f"{result.steps_per_s:.2g}"
+        steps_per_s = (
+            f"{result.steps_per_s:,.0f}"
+            if result.steps_per_s >= 10
+            else f"{result.steps_per_s:.2g}"
+        )
         speed = f" ({steps_per_s} steps/s while training)"
     progress = f"{counted(result.global_step, 'step')} and {counted(result.episodes, 'episode')}"
     return f"{ending} after {progress} in {result.wall_s:.1f} s{speed}."
@@ -88,18 +96,16 @@ def _how_to_go_on(result: Result, error: BaseException | None) -> str:
     if result.stopped_by is None:
         return _next_commands(result)
     if isinstance(error, EnvironmentFault) and result.iterations == 0:
-        return (
-            "Nothing to resume: no iteration has finished. Start again, in another folder, once the cause is corrected."
-        )
-    resume = resume_command(result.env_name, result.run_dir, result.model_name, result.wrapper_names)
+        return "Nothing to resume: no iteration has finished. Start again, in another folder, once the cause is corrected."
+    resume = resume_command(
+        result.env_name, result.run_dir, result.model_name, result.wrapper_names
+    )
     if isinstance(error, TrainingDiverged):  # it would diverge again
         return f"Go on with other settings: {resume} --branch NEW_DIR"
     saved = saved_iteration(result.checkpoint)
     if saved is None or saved >= result.iterations:
         return f"Resume with: {resume}"
-    return (
-        f"Resume with: {resume}\nIt goes on after iteration {saved} of {result.iterations}: later ones are not saved."
-    )
+    return f"Resume with: {resume}\nIt goes on after iteration {saved} of {result.iterations}: later ones are not saved."
 
 
 def _next_commands(result: Result) -> str:

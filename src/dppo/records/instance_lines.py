@@ -54,7 +54,9 @@ def _limit_of_process(config: Config, fault: EnvFault) -> str:
         flags.append(as_setting_and_flag("num_actors", math.ceil(samplers / samplers_per_actor)))
     flags.append(as_setting_and_flag("samplers_per_actor", samplers_per_actor))
     instances = counted(limit, "other instance")
-    return f"Its process had {instances}. If a process may have only {limit}, use {', '.join(flags)}."
+    return (
+        f"Its process had {instances}. If a process may have only {limit}, use {', '.join(flags)}."
+    )
 
 
 def _limit_by_licences(config: Config) -> str:

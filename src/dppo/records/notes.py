@@ -14,7 +14,9 @@ from dppo.spaces.actions import Actions, BoxActions, boxes
 PATIENCE = 30  # iterations in a row that must show a sign: a slow start and chance are shorter
 MIN_EPISODES = 50  # for a first mean return
 RISE = 0.2  # of the mean return, relative to its size: more than the noise of so many episodes
-MIN_KL = 1e-6  # nats; usual are 1e-3 to 2e-2, and a hundredth of these at a tenth of the learning rate
+MIN_KL = (
+    1e-6  # nats; usual are 1e-3 to 2e-2, and a hundredth of these at a tenth of the learning rate
+)
 ANNEALED = 0.1  # below this share of the first learning rate, small changes are intended
 CERTAIN = 0.01  # share of the first entropy: the less likely of two choices then has a probability of 0.0006
 NARROW_STD = 0.01  # of continuous actions, which starts at 1; useful ones are rarely below 0.05
@@ -77,7 +79,9 @@ class LearningNotes(Observer):
     In a run that has got better, small changes, a certain policy and poor values may be those of a solved task.
     """
 
-    def __init__(self, config: Config, actions: Actions, rows: Iterable[Mapping[str, float]] = ()) -> None:
+    def __init__(
+        self, config: Config, actions: Actions, rows: Iterable[Mapping[str, float]] = ()
+    ) -> None:
         """Begin after the earlier `rows` of a run that is resumed, whose notes are not repeated."""
         self._config = config
         self._certainty = _Certainty(actions)
@@ -108,13 +112,21 @@ class LearningNotes(Observer):
 
     def notes(self, row: Mapping[str, float]) -> list[str]:
         """Return the notes that are due after `row`, the next one of the run."""
-        if row["iteration"] == self._iteration:  # the row of an evaluation: it repeats the figures of training
+        if (
+            row["iteration"] == self._iteration
+        ):  # the row of an evaluation: it repeats the figures of training
             return []
         self._iteration = row["iteration"]
         figures = _Figures.of_row(row)
         self._track(figures, row)
-        self._times_in_a_row = Counter({sign: self._times_in_a_row[sign] + 1 for sign in self._signs(figures)})
-        due = [sign for sign, times in self._times_in_a_row.items() if times >= PATIENCE and sign not in self._reported]
+        self._times_in_a_row = Counter(
+            {sign: self._times_in_a_row[sign] + 1 for sign in self._signs(figures)}
+        )
+        due = [
+            sign
+            for sign, times in self._times_in_a_row.items()
+            if times >= PATIENCE and sign not in self._reported
+        ]
         self._reported.update(due)
         facts = {
             "row": row,
@@ -145,7 +157,9 @@ class LearningNotes(Observer):
     def _signs(self, figures: _Figures) -> Iterator[str]:
         """Yield the names of the notes for which these figures speak. A figure that is NaN speaks for none."""
         mean_return = figures.mean_return
-        has_risen = mean_return - self._first_return > RISE * max(abs(mean_return), abs(self._first_return))
+        has_risen = mean_return - self._first_return > RISE * max(
+            abs(mean_return), abs(self._first_return)
+        )
         if not has_risen:
             min_rate = ANNEALED * self._config.learning_rate
             if abs(figures.approx_kl) < MIN_KL and figures.learning_rate >= min_rate:
@@ -184,7 +198,9 @@ class _Certainty:
             self._share_of_first = 0.0
             self._offset = actions.width * 0.5 * math.log(2 * math.pi * math.e * NARROW_STD**2)
             self._min_fall = 2.0 * actions.width
-        elif any(boxes(actions)):  # discrete and continuous actions side by side: no threshold is known
+        elif any(
+            boxes(actions)
+        ):  # discrete and continuous actions side by side: no threshold is known
             self._share_of_first = math.nan
 
     def reached(self, entropy: float, first_entropy: float) -> bool:

@@ -26,7 +26,9 @@ class EnvOptions:
 
     def __post_init__(self) -> None:
         if not isinstance(self.now, dict | None):
-            raise CheckpointError(f"env_options={self.now!r} in the checkpoint: not options of environments.")
+            raise CheckpointError(
+                f"env_options={self.now!r} in the checkpoint: not options of environments."
+            )
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +69,9 @@ class RunInfo:
         try:
             options = json.loads(json.dumps(options, allow_nan=False))  # as a checkpoint holds them
         except (TypeError, ValueError) as error:
-            raise ConfigError(f"set_env: {options!r} is not JSON ({error}). Use numbers, text, lists, dicts.") from None
+            raise ConfigError(
+                f"set_env: {options!r} is not JSON ({error}). Use numbers, text, lists, dicts."
+            ) from None
         if self.options.fixed:
             return
         if not self.options.now:
@@ -127,7 +131,9 @@ class Result:
     def objects(self) -> dict[str, Any]:
         """The environment, the wrappers and the model that were given as objects, which only this process can name."""
         named = {name: getattr(self.config, name, None) for name in NAMING}
-        several = {name: value if isinstance(value, tuple) else (value,) for name, value in named.items()}
+        several = {
+            name: value if isinstance(value, tuple) else (value,) for name, value in named.items()
+        }
         return {name: value for name, value in named.items() if any(map(callable, several[name]))}
 
     @property

@@ -21,7 +21,9 @@ class Observers:
         """Check the observers; raise a TypeError if one of `users` is not an Observer."""
         for user in users:
             if not isinstance(user, Observer):
-                raise TypeError(f"observers: {user!r} is not a dppo.Observer. Make its class a subclass of it.")
+                raise TypeError(
+                    f"observers: {user!r} is not a dppo.Observer. Make its class a subclass of it."
+                )
         self._files: list[Observer] = []
         self._display = display
         self._users = list(users)
@@ -87,7 +89,9 @@ class Observers:
 
         Each of the user's observers gets a row of its own, because it may change it.
         """
-        answers = [(observer, observer.on_iteration(row)) for observer in (*self._files, self._display)]
+        answers = [
+            (observer, observer.on_iteration(row)) for observer in (*self._files, self._display)
+        ]
         if self._users:
             self._settle_files()
         answers += [(user, user.on_iteration(row.copy())) for user in self._users]

@@ -79,7 +79,9 @@ class OutsideThread:
         self._closed = False
         self._progressed_at = time.monotonic()
         self._cpu_ticks_before = 0
-        self._silent_since: float | None = None  # since when the place has been silent, once a line has said so
+        self._silent_since: float | None = (
+            None  # since when the place has been silent, once a line has said so
+        )
 
     # ------------------------------------------------------------------ for the loop
 
@@ -94,13 +96,17 @@ class OutsideThread:
         if not self._wait_for(call, self.limit_s if limit_s is None else limit_s):
             call.cancelled = True
             call.function = _nothing  # it may hold large arrays
-            raise NoAnswer(f"{self.place} has not answered for {self._quiet_s():.0f} s ({self._doing()})")
+            raise NoAnswer(
+                f"{self.place} has not answered for {self._quiet_s():.0f} s ({self._doing()})"
+            )
         if call.error is not None:
             raise call.error
         result: T = call.result
         return result
 
-    def post(self, what: str, function: Callable[[], object], patience_s: float | None = None) -> bool:
+    def post(
+        self, what: str, function: Callable[[], object], patience_s: float | None = None
+    ) -> bool:
         """Make a call, and wait for its end while the place makes progress; otherwise it is made later.
 
         Its error is raised here, or by the next call of any kind. Returns whether it has ended. Raises NoAnswer if too
@@ -144,7 +150,9 @@ class OutsideThread:
         call = _Call(what, function)
         with self._ready:
             if self._thread is None:
-                self._thread = threading.Thread(target=self._run, name=f"dppo: {self.place}", daemon=True)
+                self._thread = threading.Thread(
+                    target=self._run, name=f"dppo: {self.place}", daemon=True
+                )
                 self._thread.start()
             if self._current is None and not self._queue:
                 self._progressed_at = time.monotonic()
@@ -287,5 +295,9 @@ class OnDisk(Observer):
 
     def on_end(self, result: Result | None, error: BaseException | None) -> None:
         """Write what is left; warn if that does not end."""
-        if not self._disk.post(self._action, partial(self._writer.on_end, result, error), self._disk.limit_s):
-            logger.warning("%s does not answer: %s was not finished", self._disk.place, self._action)
+        if not self._disk.post(
+            self._action, partial(self._writer.on_end, result, error), self._disk.limit_s
+        ):
+            logger.warning(
+                "%s does not answer: %s was not finished", self._disk.place, self._action
+            )

@@ -41,7 +41,9 @@ if TYPE_CHECKING:
 NOT_REPLAYED = "lost or resumed samplers start new episodes; those of EnvPool, with a fixed seed, their first ones"
 
 
-def build(config: Config, folder: RunFolder, stop: StopSignals, stack: ExitStack, on_progress: OnProgress) -> Parts:
+def build(
+    config: Config, folder: RunFolder, stop: StopSignals, stack: ExitStack, on_progress: OnProgress
+) -> Parts:
     """Start Ray, actors, environments and learners; load the checkpoint to continue from; `stack` closes all parts.
 
     Raise CheckpointError if the environment differs from that of the run to continue.
@@ -49,7 +51,9 @@ def build(config: Config, folder: RunFolder, stop: StopSignals, stack: ExitStack
     start = folder.start or folder.origin
     variables = _numerics_in_force(config, stack)
     if start is None and config.freeze_norm_after == 0 and config.init_from is None:
-        raise ConfigError("freeze_norm_after=0: a new run has no statistics to keep. Use a larger number, or branch.")
+        raise ConfigError(
+            "freeze_norm_after=0: a new run has no statistics to keep. Use a larger number, or branch."
+        )
     warm = find(config.init_from) if config.init_from and start is None else None
     torch_import = _import_torch(stack)
     session = None if config.num_actors == 0 else open_session(config, variables, stop, stack)
@@ -61,7 +65,9 @@ def build(config: Config, folder: RunFolder, stop: StopSignals, stack: ExitStack
     _warn_about_start(folder)
     if not spaces.deterministic and config.replay:
         ledger.replays = False
-        logger.warning("%s is nondeterministic, or resets rows by itself: %s", config.env_name, NOT_REPLAYED)
+        logger.warning(
+            "%s is nondeterministic, or resets rows by itself: %s", config.env_name, NOT_REPLAYED
+        )
     torch_import.join()
 
     numerics = _expected_numerics(config, spaces)
@@ -103,7 +109,9 @@ def build(config: Config, folder: RunFolder, stop: StopSignals, stack: ExitStack
 
 def _ledger(config: Config) -> ReplayLedger:
     sets_states = config.env_state == "own"
-    return ReplayLedger(config.num_samplers, replay=config.replay, policy_lag=config.lag, sets_states=sets_states)
+    return ReplayLedger(
+        config.num_samplers, replay=config.replay, policy_lag=config.lag, sets_states=sets_states
+    )
 
 
 def _import_torch(stack: ExitStack) -> threading.Thread:
@@ -160,7 +168,9 @@ def _numerics_in_force(config: Config, stack: ExitStack) -> dict[str, str]:
 
 def _expected_numerics(config: Config, spaces: Spaces) -> Expected:
     images = any(len(leaf.shape) == 3 for leaf in spaces.leaves().values())
-    probe = Probe(config.envs_per_sampler, tuple(min(width, 512) for width in config.hidden_sizes), images)
+    probe = Probe(
+        config.envs_per_sampler, tuple(min(width, 512) for width in config.hidden_sizes), images
+    )
     return Expected(probe, fingerprint(probe, torch=True), config.on_other_cpu == "refuse")
 
 
@@ -170,7 +180,9 @@ def _no_statistics(config: Config, spaces: Spaces, *, resumed: bool) -> Statisti
     has_none = statistics.obs is None and statistics.returns is None
     if has_none and config.freeze_norm_after is not None and not resumed:
         fact = f"norm_reward is off, and no observations of {config.env_name} are normalized"
-        raise ConfigError(f"freeze_norm_after={config.freeze_norm_after} has no effect: {fact}. Leave it out.")
+        raise ConfigError(
+            f"freeze_norm_after={config.freeze_norm_after} has no effect: {fact}. Leave it out."
+        )
     return statistics
 
 

@@ -43,14 +43,22 @@ class EnvFaults:
 
         Faults of segments that are collected `again` happen again, and were counted.
         """
-        faulty = [incident for report in collected.reports for incident in report.incidents if incident.fault]
+        faulty = [
+            incident
+            for report in collected.reports
+            for incident in report.incidents
+            if incident.fault
+        ]
         if not faulty:
             return collected
         if not again:
             self._check_budget(faulty)
         reports = []
         for report in collected.reports:
-            incidents = [replace(incident, fault=self.completed(incident.fault)) for incident in report.incidents]
+            incidents = [
+                replace(incident, fault=self.completed(incident.fault))
+                for incident in report.incidents
+            ]
             reports.append(replace(report, incidents=tuple(incidents)))
         return replace(collected, reports=reports)
 
@@ -82,7 +90,9 @@ class EnvFaults:
         """Return `fault` with the actions of earlier segments, which the ledger knows."""
         if fault is None or fault.actions is None or fault.complete:
             return fault
-        before = self._ledger.actions_before(fault.sampler_id, fault.segment, fault.env, fault.episode)
+        before = self._ledger.actions_before(
+            fault.sampler_id, fault.segment, fault.env, fault.episode
+        )
         if before is None:
             return fault
         return replace(fault, actions=np.concatenate([before, fault.actions]))

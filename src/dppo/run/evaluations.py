@@ -16,7 +16,14 @@ from dppo.engine.actor_players import ActorPlayers
 from dppo.engine.playing import Outcome
 from dppo.envs.activity import ActivityRecord
 from dppo.envs.silence import SilenceWatch
-from dppo.errors import CheckpointError, ClusterError, ConfigError, DppoError, EnvironmentFault, counted
+from dppo.errors import (
+    CheckpointError,
+    ClusterError,
+    ConfigError,
+    DppoError,
+    EnvironmentFault,
+    counted,
+)
 from dppo.invocation import as_setting_and_flag
 from dppo.log import logger
 from dppo.policies.bounds import NAMED, AtBound, most_at_bound
@@ -48,7 +55,11 @@ class InProcessPlayers:
     """Plays the episodes of evaluations here, as `ActorPlayers` does on actors: one each time that it is asked."""
 
     def __init__(
-        self, player: EpisodePlayer, episodes: int, timeout_s: float, turn: Callable[[], AbstractContextManager[None]]
+        self,
+        player: EpisodePlayer,
+        episodes: int,
+        timeout_s: float,
+        turn: Callable[[], AbstractContextManager[None]],
     ) -> None:
         """Keep the arguments; `turn` returns a context in which a signal ends an episode."""
         self._player = player
@@ -127,7 +138,10 @@ class Evaluations(Observer):
         self._learner: PPOLearner = run.learner
         self._path: Path = run.path
         self._steps = self._learner.global_step
-        self._row: dict[str, float] = {"iteration": self._learner.iteration, "global_step": self._steps}
+        self._row: dict[str, float] = {
+            "iteration": self._learner.iteration,
+            "global_step": self._steps,
+        }
         if run.rows:
             self._row |= run.rows[-1]
         self._waited_s = 0.0
@@ -138,7 +152,9 @@ class Evaluations(Observer):
         """The first observer that asked to stop at a row of its own."""
         self._best = BestEvaluation()
         self._actions = run.actions
-        self._at_bound: AtBound | None = None  # in the last evaluation that is over, if often enough to be named
+        self._at_bound: AtBound | None = (
+            None  # in the last evaluation that is over, if often enough to be named
+        )
         self._unsaved = set[int]()  # iterations whose checkpoint could not be written
         state = run.resumed_from.get("evaluations")
         if state is not None:
@@ -171,7 +187,9 @@ class Evaluations(Observer):
         if self._best.result is not None:
             score, number, steps = self._best.result
             count = counted(self._config.eval_episodes, "episode")
-            lines.append(f"Best evaluation: {score:.1f} in {count}, after {steps:,} steps (iter_{number:06d})")
+            lines.append(
+                f"Best evaluation: {score:.1f} in {count}, after {steps:,} steps (iter_{number:06d})"
+            )
         if self._at_bound is not None:
             lines.append(f"In the last evaluation, {self._at_bound}")
         return lines
@@ -208,11 +226,15 @@ class Evaluations(Observer):
                 self._best.result = (float(score), int(number), int(steps))
             waiting = [(int(number), int(steps)) for number, steps in state["open"][-MAX_REPEATED:]]
         except (KeyError, TypeError, ValueError) as error:
-            raise CheckpointError(f"{self._path}: its evaluations cannot be read ({error!r}).") from None
+            raise CheckpointError(
+                f"{self._path}: its evaluations cannot be read ({error!r})."
+            ) from None
         for number, steps in waiting:
             path = self._path / CHECKPOINTS / checkpoints.file_name(number)
             try:
-                self._begin(number, steps, self._learner.policy_in(checkpoints.load(path).arrays, number))
+                self._begin(
+                    number, steps, self._learner.policy_in(checkpoints.load(path).arrays, number)
+                )
             except (CheckpointError, KeyError, ValueError) as error:
                 logger.warning("the evaluation after %s steps is left out: %s", f"{steps:,}", error)
 
@@ -220,14 +242,20 @@ class Evaluations(Observer):
         self._open[number] = _Evaluation(steps)
         self._players.begin(number, policy)
         if len(self._open) == MANY:
-            logger.warning("%d evaluations are waiting: use more eval_actors, or a larger eval_every", MANY)
+            logger.warning(
+                "%d evaluations are waiting: use more eval_actors, or a larger eval_every", MANY
+            )
 
     def _report(self, results: list[dict[str, float]]) -> None:
         """Write a row of its own for each result: the rest of the present row, with these metrics."""
         for result in results:
-            training = {name: value for name, value in self._row.items() if not name.startswith("eval/")}
+            training = {
+                name: value for name, value in self._row.items() if not name.startswith("eval/")
+            }
             self._row = training | result
-            stopped_by = self._observers.iteration(self._row)  # also after a stop: this writes the row
+            stopped_by = self._observers.iteration(
+                self._row
+            )  # also after a stop: this writes the row
             self.stopped_by = self.stopped_by or stopped_by
 
     def _over(self, *, wait: bool) -> list[dict[str, float]]:
@@ -289,9 +317,15 @@ class Evaluations(Observer):
         return is_given_up or not missing
 
     def _report_fault(self, evaluation: _Evaluation, left_out: str, error: DppoError) -> None:
-        if isinstance(error, EnvironmentFault) and error.in_constructor and self._config.num_actors == 0:
+        if (
+            isinstance(error, EnvironmentFault)
+            and error.in_constructor
+            and self._config.num_actors == 0
+        ):
             elsewhere = as_setting_and_flag("num_actors", 1)
-            error.message += f". The samplers have others in this process; {elsewhere} evaluates in another one"
+            error.message += (
+                f". The samplers have others in this process; {elsewhere} evaluates in another one"
+            )
         text = f"evaluation after {evaluation.global_step:,} steps: {left_out}: {error}"
         self._faults += 1
         if self._faults <= MAX_LOGGED_FAULTS:
@@ -356,6 +390,10 @@ def chosen_of(state: Any) -> checkpoints.Chosen | None:
         if not state:
             return None
         score, best, _ = state["best"] or (None, None, None)
-        return {number: None for number, _ in state["open"]} | ({} if best is None else {best: score})
+        return {number: None for number, _ in state["open"]} | (
+            {} if best is None else {best: score}
+        )
     except (KeyError, TypeError, ValueError) as error:
-        raise CheckpointError(f"the evaluations of the checkpoint cannot be read ({error!r}).") from None
+        raise CheckpointError(
+            f"the evaluations of the checkpoint cannot be read ({error!r})."
+        ) from None

@@ -29,10 +29,14 @@ if TYPE_CHECKING:
     from dppo.transports.ray.core_use import CoreUse
     from dppo.transports.ray.session import RaySession
 
-PARAMETERS_OF_A_MODEL = 4_000_000  # enough for an encoder of images, if not for any network of a user
+PARAMETERS_OF_A_MODEL = (
+    4_000_000  # enough for an encoder of images, if not for any network of a user
+)
 
 
-def open_session(config: Config, variables: dict[str, str], stop: StopSignals, stack: ExitStack) -> RaySession:
+def open_session(
+    config: Config, variables: dict[str, str], stop: StopSignals, stack: ExitStack
+) -> RaySession:
     """Connect to Ray, whose processes get `variables`, until `stack` is closed."""
     from dppo.transports.ray.claim import claimed
     from dppo.transports.ray.session import RaySession, store_bytes_for
@@ -66,7 +70,9 @@ def open_session(config: Config, variables: dict[str, str], stop: StopSignals, s
 
 def max_parameters(config: Config) -> int:
     """Return a bound of the network's parameters, to size the object store before the spaces are known."""
-    return PARAMETERS_OF_A_MODEL + 2 * sum(inputs * units for inputs, units in pairwise(config.hidden_sizes))
+    return PARAMETERS_OF_A_MODEL + 2 * sum(
+        inputs * units for inputs, units in pairwise(config.hidden_sizes)
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +100,9 @@ class PartsFactory:
         on_ray = collector_on_ray(plan, config.actors, ledger, self.session, files, on_progress)
         return self.stack.enter_context(closing(on_ray))
 
-    def trainers(self, config: Config, spaces: Spaces, expected: Expected, trace: Trace | None) -> Trainers:
+    def trainers(
+        self, config: Config, spaces: Spaces, expected: Expected, trace: Trace | None
+    ) -> Trainers:
         """Return the trainers of a run with the resolved settings `config`."""
         from dppo.learners.staged import RunStage, StagedTrainers
         from dppo.learners.stored_segments import StoredSegments
@@ -121,13 +129,21 @@ class PartsFactory:
         trainer.check_gpu(self.config.batch_size * self.config.reuse)
         return trainer
 
-    def _ray_trainers(self, plan: TrainerPlan, spaces: Spaces, expected: Expected, session: RaySession) -> RayTrainers:
+    def _ray_trainers(
+        self, plan: TrainerPlan, spaces: Spaces, expected: Expected, session: RaySession
+    ) -> RayTrainers:
         from dppo.learners.ranks import RayTrainers
         from dppo.learners.speedup import describe_speedup
 
         link = session.link("learners")
         trainers = RayTrainers(
-            plan, spaces, logger.warning, self.stop.check, link, expected=expected, **session.options
+            plan,
+            spaces,
+            logger.warning,
+            self.stop.check,
+            link,
+            expected=expected,
+            **session.options,
         )
         self.stack.callback(trainers.close)
         if plan.learners.num_learners > 1:
@@ -150,7 +166,9 @@ class PartsFactory:
         )
         if self.session is None:
             self.stack.callback(player.close)
-            return InProcessPlayers(player, run.eval_episodes, run.eval_timeout_s, self.stop.interruptible)
+            return InProcessPlayers(
+                player, run.eval_episodes, run.eval_timeout_s, self.stop.interruptible
+            )
         return self._ray_players(player, self.session)
 
     def _ray_players(self, player: EpisodePlayer, session: RaySession) -> ActorPlayers:

@@ -77,7 +77,9 @@ def _learning_notes(context: RunContext) -> Observer:
 
 
 def _learning_curve(context: RunContext) -> FileWriter:
-    curve: FileWriter = plugin("learning_curve")(f"{context.config.env_name}, seed {context.config.seed}")
+    curve: FileWriter = plugin("learning_curve")(
+        f"{context.config.env_name}, seed {context.config.seed}"
+    )
     return curve
 
 

@@ -39,7 +39,9 @@ def iteration_row(
         row[f"losses/{name}"] = value
     row |= _shares(iteration, iteration_s)
     spent = sum(collected.timings, Timings())
-    row["perf/env_step_ms"] = 1e3 * sum(report.env_s for report in collected.reports) / max(1, steps)
+    row["perf/env_step_ms"] = (
+        1e3 * sum(report.env_s for report in collected.reports) / max(1, steps)
+    )
     row["replay/steps"] = spent.replayed_steps
     row["replay/s"] = spent.replay_s
     row["actors/memory_gb"] = spent.memory / 1e9
@@ -61,7 +63,11 @@ class MeasuredRow:
         self._missing = set(keys)
 
     def __call__(
-        self, iteration: Iteration, learner: PPOLearner, iteration_s: float, of_call: Mapping[str, float]
+        self,
+        iteration: Iteration,
+        learner: PPOLearner,
+        iteration_s: float,
+        of_call: Mapping[str, float],
     ) -> dict[str, float]:
         """Do `iteration_row`; log once which keys are missing when the first episodes have ended."""
         row = iteration_row(iteration, learner, iteration_s, of_call)
@@ -77,7 +83,9 @@ class MeasuredRow:
         if self._missing and any(report.episodes for report in reports):
             missing = " ".join(sorted(self._missing))
             known = ", ".join(sorted(learner.recent[-1].info)) or "none"
-            logger.warning("info_keys=%s: not a number in any info so far; the last one had %s", missing, known)
+            logger.warning(
+                "info_keys=%s: not a number in any info so far; the last one had %s", missing, known
+            )
             self._missing = set()
         return row
 
@@ -102,7 +110,13 @@ def _shares(iteration: Iteration, iteration_s: float) -> dict[str, float]:
     env_s = shown * fmean(timing.env_s for timing in timings)
     act_s = shown * fmean(busy) - env_s
     wait_s = max(0.0, shown_s - env_s - act_s - collected.transfer_s)
-    split = {"env": env_s, "act": act_s, "wait": wait_s, "transfer": collected.transfer_s, "update": iteration.update_s}
+    split = {
+        "env": env_s,
+        "act": act_s,
+        "wait": wait_s,
+        "transfer": collected.transfer_s,
+        "update": iteration.update_s,
+    }
     split["other"] = max(0.0, iteration_s - sum(split.values()))
     total = sum(split.values())
     return {

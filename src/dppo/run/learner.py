@@ -16,7 +16,15 @@ from dppo.engine.collector import Collected, Collector
 from dppo.engine.ledger import ReplayLedger
 from dppo.errors import SegmentsLost
 from dppo.log import logger
-from dppo.ppo.exchange.records import Episode, Experience, Incident, IncidentKind, PolicySnapshot, SegmentReport, Update
+from dppo.ppo.exchange.records import (
+    Episode,
+    Experience,
+    Incident,
+    IncidentKind,
+    PolicySnapshot,
+    SegmentReport,
+    Update,
+)
 from dppo.ppo.exchange.scales import ValueScale
 from dppo.ppo.exchange.statistics import Statistics
 from dppo.process_state.borders import take_changes
@@ -27,7 +35,10 @@ if TYPE_CHECKING:  # torch is imported while Ray starts
     from dppo.learners.trainers import Trainers
 
 EPISODE_WINDOW = 100  # number of recent episodes for the mean return and length
-SHARED_KINDS = {IncidentKind.OTHER_CPU, IncidentKind.GLOBAL_STATE}  # several actors report the same incident
+SHARED_KINDS = {
+    IncidentKind.OTHER_CPU,
+    IncidentKind.GLOBAL_STATE,
+}  # several actors report the same incident
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +107,9 @@ class PPOLearner:
         """The reports of the last iteration, in sampler order."""
         self._freeze_norm_after = math.inf if freeze_norm_after is None else freeze_norm_after
         self._last_requested = -1  # index of segments
-        self._reported: set[str] = set()  # messages that several actors send, and that are reported once
+        self._reported: set[str] = (
+            set()
+        )  # messages that several actors send, and that are reported once
         self._new_incidents: list[Incident] = []  # since the last iteration
 
     def run(self, iterations: int, stop: StopSignals) -> Iterator[Iteration]:
@@ -145,7 +158,14 @@ class PPOLearner:
         self._commit(collected, statistics, update.incidents)
         incidents = tuple(self._new_incidents)
         self._new_incidents.clear()
-        return Iteration(self.iteration, update, replace(collected, segments=[]), incidents, update_s, time.monotonic())
+        return Iteration(
+            self.iteration,
+            update,
+            replace(collected, segments=[]),
+            incidents,
+            update_s,
+            time.monotonic(),
+        )
 
     def _collect_again(self, lost: Collected, error: SegmentsLost, stop: StopSignals) -> Collected:
         """Collect the same segments again, and those behind them that were in flight."""
@@ -156,7 +176,9 @@ class PPOLearner:
             self._collector.request(self.policies[index].snapshot, index)
         return self.env_faults.checked(self._collector.receive(stop), again=True)
 
-    def _commit(self, collected: Collected, statistics: Statistics, of_trainers: Sequence[Incident]) -> None:
+    def _commit(
+        self, collected: Collected, statistics: Statistics, of_trainers: Sequence[Incident]
+    ) -> None:
         """Make these segments part of the run, in sampler order rather than in order of arrival."""
         self.statistics = statistics
         self.reports = collected.reports

@@ -49,7 +49,9 @@ def _resume(checkpoint: Checkpoint, parts: Parts, config: Config) -> None:
     arrays = checkpoint.arrays
     if config.env_state == "off":
         samplers = arrays["samplers"].items()
-        arrays["samplers"] = {name: array for name, array in samplers if not name.endswith(STATES_OF_ENVS)}
+        arrays["samplers"] = {
+            name: array for name, array in samplers if not name.endswith(STATES_OF_ENVS)
+        }
     learner = parts.learner
     RunState(arrays, checkpoint.state).restore(learner)
     parts.ledger.check(learner.iteration, config.envs_per_sampler, learner.trainers.spec)
@@ -66,4 +68,6 @@ def _warn_of_other_numerics(state: dict[str, Any], numerics: Expected) -> None:
     difference = before.differences(now)
     if difference and probe == numerics.probe:  # other sizes: of a branch
         facts = f"was written on {before.cpu}, and this machine, {now.cpu}, computes {difference}"
-        logger.warning("the checkpoint %s: from here on, results differ by rounding", printable(facts))
+        logger.warning(
+            "the checkpoint %s: from here on, results differ by rounding", printable(facts)
+        )

@@ -27,7 +27,9 @@ def check_is_config(config: object) -> None:
     """Raise ConfigError if this is not a Config."""
     if not isinstance(config, Config):
         env_id = repr(config) if isinstance(config, str) else "..."
-        raise ConfigError(f"config={config!r}: must be a dppo.Config. Use dppo.Config(env_id={env_id}).")
+        raise ConfigError(
+            f"config={config!r}: must be a dppo.Config. Use dppo.Config(env_id={env_id})."
+        )
 
 
 def check_code(config: Config) -> None:
@@ -88,7 +90,9 @@ def opened(folder: AbstractContextManager[RunFolder], disk: OutsideThread) -> It
     in_thread = ExitStack()
     try:
         try:
-            run_folder = disk.call("opening the run folder", partial(in_thread.enter_context, folder))
+            run_folder = disk.call(
+                "opening the run folder", partial(in_thread.enter_context, folder)
+            )
         except NoAnswer as error:
             raise ConfigError(f"run_dir: {error}. Check the disk, or use another folder.") from None
         disk.place = f"the disk of {run_folder.path}"

@@ -80,13 +80,21 @@ def train(
     display = make_display(config.progress)
     notify = outputs.shown_at_once(display)
     stop = StopSignals(lambda text: watching.note(text))  # noqa: PLW0108  it is made below
-    watching = Observers(display, [*observers, *plugin("trackers")(config, notify, stop.seconds_since)])
-    disk = OutsideThread("the disk of the run folder", notify=notify, since_signal=stop.seconds_since)
+    watching = Observers(
+        display, [*observers, *plugin("trackers")(config, notify, stop.seconds_since)]
+    )
+    disk = OutsideThread(
+        "the disk of the run folder", notify=notify, since_signal=stop.seconds_since
+    )
     with ExitStack() as stack:
-        folder = stack.enter_context(outputs.opened(run_folder.open_run(config, resume, branch=branch), disk))
+        folder = stack.enter_context(
+            outputs.opened(run_folder.open_run(config, resume, branch=branch), disk)
+        )
         try:
             with stop:
-                incidents = IncidentWriter(folder.path, config)  # a constructor may fail before training
+                incidents = IncidentWriter(
+                    folder.path, config
+                )  # a constructor may fail before training
                 watching.add_file(OnDisk(incidents, disk, "incidents"))
                 info = outputs.describe_run(config, folder)
                 watching.prepare(info, outputs.starting_line(config))
@@ -97,7 +105,11 @@ def train(
                 info.options.fixed = False
                 return Run(config, folder, watching, parts, disk, times).train(stop)
         except StopRequested as request:  # before training started: there is nothing to save
-            interrupted = KeyboardInterrupt() if request.signal is SIGINT else SystemExit(128 + request.signal)
+            interrupted = (
+                KeyboardInterrupt()
+                if request.signal is SIGINT
+                else SystemExit(128 + request.signal)
+            )
             watching.end(None, interrupted)  # as Python ends by default
             raise interrupted from None
         except BaseException as error:
@@ -186,10 +198,14 @@ class Run:
         try:
             for iteration in self.learner.run(self.config.iterations, stop):
                 stopped_by = self._report(iteration)
-                self.checkpoints.save_if_due(now=self.evaluations is not None and self.evaluations.take_begun())
+                self.checkpoints.save_if_due(
+                    now=self.evaluations is not None and self.evaluations.take_begun()
+                )
                 if stopped_by is not None and iteration.number < self.config.iterations:
                     return stopped_by
-        except StopRequested as request:  # a resumed run repeats the iteration, with the same result
+        except (
+            StopRequested
+        ) as request:  # a resumed run repeats the iteration, with the same result
             name = request.signal.name
             number = self.learner.iteration + 1
             logger.warning("%s: iteration %d is dropped, those before it are saved", name, number)
@@ -256,7 +272,9 @@ class Run:
             episodic_return=mean_return(learner.recent),
             wall_s=time.monotonic() - self.times.called_at,
             training_s=training_s,
-            steps_per_s=(learner.global_step - self.steps_before) / training_s if training_s > 0 else math.nan,
+            steps_per_s=(learner.global_step - self.steps_before) / training_s
+            if training_s > 0
+            else math.nan,
             weights_sha256=learner.weights_sha256(),
             incidents=dict(learner.incidents),
             env_faults=dict(learner.env_faults.counts),

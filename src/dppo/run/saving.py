@@ -24,14 +24,21 @@ from dppo.run.outputs import call_disk
 from dppo.run.parts import Parts
 from dppo.run.state import RunState
 
-MIN_EPISODES = 20  # for a score: that of fewer may be luck, and the best checkpoint is kept for ever
+MIN_EPISODES = (
+    20  # for a score: that of fewer may be luck, and the best checkpoint is kept for ever
+)
 
 
 class RunCheckpoints:
     """Writes the state of a run to its folder."""
 
     def __init__(
-        self, config: Config, folder: RunFolder, parts: Parts, observers: Observers, disk: OutsideThread
+        self,
+        config: Config,
+        folder: RunFolder,
+        parts: Parts,
+        observers: Observers,
+        disk: OutsideThread,
     ) -> None:
         self._config = config
         self._folder = folder
@@ -79,7 +86,9 @@ class RunCheckpoints:
         )
         if last:
             write = partial(checkpoints.making_room, write, folder, chosen)
-        self.last_path = call_disk(self._disk, "writing a checkpoint", partial(self._after_rows, write))
+        self.last_path = call_disk(
+            self._disk, "writing a checkpoint", partial(self._after_rows, write)
+        )
         self._has_failed = False
         self._saved_iteration = self._learner.iteration
         for observer in self._observers:

@@ -14,8 +14,14 @@ from dppo.ppo.exchange.scales import ValueScale
 from dppo.run.learner import ActingPolicy, PPOLearner
 
 Arrays = dict[str, np.ndarray]
-NOT_BRANCHED = ("learning_rate", "rate_factor", "kept")  # an adapted learning rate, and the segments kept for reuse
-EPISODE_FIELDS = 5  # env, index, return, length and success: enough for the metrics of recent episodes
+NOT_BRANCHED = (
+    "learning_rate",
+    "rate_factor",
+    "kept",
+)  # an adapted learning rate, and the segments kept for reuse
+EPISODE_FIELDS = (
+    5  # env, index, return, length and success: enough for the metrics of recent episodes
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +85,9 @@ class RunState:
     def branch_off(self, learner: PPOLearner) -> None:
         """Begin a new run with the weights, the optimizer state and the normalizer statistics of this one."""
         arrays = self.arrays["optimizer"].items()
-        optimizer = {name: array for name, array in arrays if name.partition(".")[0] not in NOT_BRANCHED}
+        optimizer = {
+            name: array for name, array in arrays if name.partition(".")[0] not in NOT_BRANCHED
+        }
         self._load_trainers(learner, optimizer)
 
     def _load_trainers(self, learner: PPOLearner, optimizer: Arrays) -> None:
@@ -145,7 +153,9 @@ def _part_of_policy(ahead: int) -> str:
 
 
 def _episode(env: Any, index: Any, total: Any, length: Any, success: Any) -> Episode:
-    return Episode(int(env), int(index), float(total), int(length), None if success is None else bool(success))
+    return Episode(
+        int(env), int(index), float(total), int(length), None if success is None else bool(success)
+    )
 
 
 def _counts(stored: Mapping[str, Any]) -> dict[str, int]:

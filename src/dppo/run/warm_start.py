@@ -21,7 +21,9 @@ if TYPE_CHECKING:  # torch is imported while Ray starts
 Weights = dict[str, np.ndarray]
 
 
-def warm_start(trainers: Trainers, fresh: Statistics, origin: Found, obs: Any, config: Config) -> Statistics:
+def warm_start(
+    trainers: Trainers, fresh: Statistics, origin: Found, obs: Any, config: Config
+) -> Statistics:
     """Load the weights of `origin` where they fit into `trainers`; return the statistics to start with.
 
     Statistics of observations are taken if the observations are alike. Statistics of returns depend on the rewards, and
@@ -45,7 +47,9 @@ def warm_start(trainers: Trainers, fresh: Statistics, origin: Found, obs: Any, c
     if config.freeze_norm_after == 0:
         _check_frozen(statistics, fresh, origin)
     if fresh.obs is not None:
-        lines.append(f"  {'not taken' if statistics is fresh else 'taken'}: statistics of observations")
+        lines.append(
+            f"  {'not taken' if statistics is fresh else 'taken'}: statistics of observations"
+        )
     for line in lines:
         logger.info("%s", line)
     trainers.load(spec.flatten(weights), trainers.state())
@@ -67,10 +71,14 @@ def _statistics(fresh: Statistics, origin: Found, obs: Any) -> Statistics:
 def _check_frozen(statistics: Statistics, fresh: Statistics, origin: Found) -> None:
     """Raise ConfigError if the statistics to freeze are not there."""
     if statistics is fresh:
-        raise ConfigError(f"freeze_norm_after=0: {origin.path} has no statistics of these observations. Leave it out.")
+        raise ConfigError(
+            f"freeze_norm_after=0: {origin.path} has no statistics of these observations. Leave it out."
+        )
     if fresh.returns is not None:
         fact = "norm_reward would have no statistics to keep, as those of another run's returns are not taken"
-        raise ConfigError(f"freeze_norm_after=0: {fact}. Use a larger number, or `norm_reward=False`.")
+        raise ConfigError(
+            f"freeze_norm_after=0: {fact}. Use a larger number, or `norm_reward=False`."
+        )
 
 
 def _in_units_of_rewards(arrays: Mapping[str, Weights]) -> Weights:
@@ -88,7 +96,9 @@ def _in_units_of_rewards(arrays: Mapping[str, Weights]) -> Weights:
 
 def _fitting(here: Weights, there: Weights, origin: Found) -> tuple[Weights, list[str]]:
     """Replace weights `here` by those of `there` with the same name and shape; also return lines that say so."""
-    fitting = {name for name, array in here.items() if name in there and there[name].shape == array.shape}
+    fitting = {
+        name for name, array in here.items() if name in there and there[name].shape == array.shape
+    }
     rows = []
     for name in {**here, **there}:
         label = "taken" if name in fitting else "not taken"
@@ -98,7 +108,9 @@ def _fitting(here: Weights, there: Weights, origin: Found) -> tuple[Weights, lis
         advice = "Use the network settings of that run, or leave `init_from` out"
         raise ConfigError("\n".join([f"init_from={origin.path}: {fact}.", *rows, f"{advice}."]))
     if not all(np.isfinite(there[name]).all() for name in fitting):
-        raise CheckpointError(f"{origin.path}: has weights that are not finite. Use another checkpoint.")
+        raise CheckpointError(
+            f"{origin.path}: has weights that are not finite. Use another checkpoint."
+        )
     num_taken = sum(here[name].size for name in fitting)
     num_weights = sum(array.size for array in here.values())
     numbers = f"{num_taken:,} of {num_weights:,} numbers"

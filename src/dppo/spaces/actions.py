@@ -15,9 +15,13 @@ from typing_extensions import override
 
 Bounds = Literal["clip", "squash", "rescale"]
 SATURATION = 0.98  # share of a bound that counts as the bound: tanh never reaches 1
-MIN_COVERED = 0.25  # symmetric bounds that a new policy, of mean 0 and standard deviation 1, covers by itself
+MIN_COVERED = (
+    0.25  # symmetric bounds that a new policy, of mean 0 and standard deviation 1, covers by itself
+)
 MAX_COVERED = 2.0
-MAX_OFF_CENTRE = 0.1  # distance of a Box's centre from 0 that counts as symmetric, in units of half its width
+MAX_OFF_CENTRE = (
+    0.1  # distance of a Box's centre from 0 that counts as symmetric, in units of half its width
+)
 MAX_LISTED_COUNTS = 8
 NO_BOUND = 1e9  # a finite bound beyond this, such as the largest float32, stands for none
 
@@ -175,7 +179,9 @@ class MultiDiscreteActions(Actions):
 
     @override
     def to_env(self, actions: np.ndarray) -> np.ndarray:
-        return (actions + np.array(self.starts)).astype(self.dtype).reshape(len(actions), *self.shape)
+        return (
+            (actions + np.array(self.starts)).astype(self.dtype).reshape(len(actions), *self.shape)
+        )
 
     def __str__(self) -> str:
         """Return `MultiDiscrete[3, 2]`; only the number of elements where that would be long."""
@@ -216,7 +222,9 @@ class NestedActions(Actions):
 
     @override
     def to_env(self, actions: np.ndarray) -> Any:
-        return self._nested([part.to_env(part_actions) for part, part_actions in self._split(actions)])
+        return self._nested(
+            [part.to_env(part_actions) for part, part_actions in self._split(actions)]
+        )
 
     @override
     def each(self, actions: np.ndarray) -> list[Any]:
@@ -249,7 +257,9 @@ class NestedActions(Actions):
             part_actions = actions[:, start : start + part.width]
             start += part.width
             if isinstance(part, DiscreteActions | MultiDiscreteActions):
-                part_actions = part_actions.astype(np.int64)  # stored as floats beside continuous parts
+                part_actions = part_actions.astype(
+                    np.int64
+                )  # stored as floats beside continuous parts
             if isinstance(part, DiscreteActions):
                 part_actions = part_actions[:, 0]
             yield part, part_actions

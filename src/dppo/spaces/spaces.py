@@ -110,7 +110,9 @@ def row_of(obs: Any, index: int, dropped: Collection[str] = (), name: str = "") 
         return None
     if not isinstance(obs, Mapping | tuple):
         return obs[index]
-    rows = {key: row_of(part, index, dropped, joined(name, key)) for key, part in parts_of(obs) or ()}
+    rows = {
+        key: row_of(part, index, dropped, joined(name, key)) for key, part in parts_of(obs) or ()
+    }
     return rows if isinstance(obs, Mapping) else tuple(rows.values())
 
 
@@ -175,4 +177,6 @@ def dtype_from_json(described: dict[str, Any]) -> np.dtype[Any]:
     """Convert the result of `dtype_as_json` back; raise KeyError, TypeError or ValueError if it is not valid."""
     if "leaves" in described:
         return np.dtype([(name, dtype_from_json(part)) for name, part in described["leaves"]])
-    return np.dtype((described["dtype"], tuple(described["shape"])))  # with shape () this is the scalar dtype itself
+    return np.dtype(
+        (described["dtype"], tuple(described["shape"]))
+    )  # with shape () this is the scalar dtype itself

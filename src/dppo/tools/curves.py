@@ -17,7 +17,11 @@ from dppo.records.files.run_folder import settings_to_resume
 from dppo.records.metrics.reading import sampled_metrics
 
 RETURN = "charts/episodic_return"
-NOT_COMPARED = ("seed", "run_dir", "progress")  # runs that differ in nothing else are repetitions of one experiment
+NOT_COMPARED = (
+    "seed",
+    "run_dir",
+    "progress",
+)  # runs that differ in nothing else are repetitions of one experiment
 MAX_POINTS = 4000  # of a line; lines with more are thinned out
 RESAMPLES = 2000  # of the bootstrap
 
@@ -68,14 +72,20 @@ class Band(NamedTuple):
 def run_folders(paths: Sequence[Path]) -> Iterator[Path]:
     """Yield the run folders among `paths`, and those inside of folders of several runs."""
     for path in paths:
-        inner = sorted(config.parent for pattern in ("*", "runs/*") for config in path.glob(f"{pattern}/{CONFIG}"))
+        inner = sorted(
+            config.parent
+            for pattern in ("*", "runs/*")
+            for config in path.glob(f"{pattern}/{CONFIG}")
+        )
         if (path / CONFIG).exists() or not inner:
             yield path
         else:
             yield from inner
 
 
-def curve_of(rows: Sequence[Mapping[str, float]], metric: str, settings: Mapping[str, Any] | None = None) -> Curve:
+def curve_of(
+    rows: Sequence[Mapping[str, float]], metric: str, settings: Mapping[str, Any] | None = None
+) -> Curve:
     """Return a metric in rows of metrics.jsonl; the times of a resumed run are joined."""
     seconds = training_times(rows)
     steps = _column(rows, "global_step")
@@ -140,8 +150,12 @@ def grouped_by_settings(runs: Sequence[Curve]) -> list[Group]:
     """
     names = dict.fromkeys(name for run in runs for name in run.settings if name not in NOT_COMPARED)
     defaults = {name: default_of(name) for name in names if name in settings_by_name()}
-    values = [{name: plain(run.settings.get(name, defaults.get(name))) for name in names} for run in runs]
-    differing = [name for name in names if any(settings[name] != values[0][name] for settings in values)]
+    values = [
+        {name: plain(run.settings.get(name, defaults.get(name))) for name in names} for run in runs
+    ]
+    differing = [
+        name for name in names if any(settings[name] != values[0][name] for settings in values)
+    ]
     telling = [name for name in differing if _may_change_results(name)]
     groups: dict[tuple[str, str], list[Curve]] = {}
     for run, settings in zip(runs, values, strict=True):
@@ -190,7 +204,9 @@ def interval(tasks: Sequence[np.ndarray]) -> tuple[float, float, float]:
     Learning at the Edge of the Statistical Precipice", section 4 (rliable).
     """
     draw = np.random.default_rng(0)
-    resamples = np.concatenate([draw.choice(task, (RESAMPLES, len(task))) for task in tasks], axis=1)
+    resamples = np.concatenate(
+        [draw.choice(task, (RESAMPLES, len(task))) for task in tasks], axis=1
+    )
     count = resamples.shape[1]
     cut = 0 if len(tasks) == 1 else count // 4
     ordered = np.sort([np.concatenate(tasks), *resamples], axis=1)

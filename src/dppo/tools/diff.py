@@ -26,13 +26,17 @@ def main(argv: list[str]) -> int:
     """Compare the traces of two runs; return the exit code."""
     _, words = Parser(PROG, "RUN RUN", DESCRIPTION).split(argv)
     if len(words) != 2:
-        raise UsageError(f"needs two runs, not {len(words)}. For example: {as_called(PROG)} runs/a runs/b")
+        raise UsageError(
+            f"needs two runs, not {len(words)}. For example: {as_called(PROG)} runs/a runs/b"
+        )
     run_a, run_b = map(Path, words)
     trace_a = _read_trace(run_a)
     trace_b = _read_trace(run_b)
     common = sorted(trace_a.keys() & trace_b.keys())
     if not common:
-        raise DppoError(f"{run_a}, {run_b}: no iteration is in both traces. Train both with `trace_hashes=True`.")
+        raise DppoError(
+            f"{run_a}, {run_b}: no iteration is in both traces. Train both with `trace_hashes=True`."
+        )
     differing = [iteration for iteration in common if trace_a[iteration] != trace_b[iteration]]
     if differing:
         first = differing[0]
@@ -63,16 +67,25 @@ def _read_trace(run: Path) -> dict[int, Checksums]:
     except OSError as error:
         raise CheckpointError(f"{run / TRACE}: {error.strerror}.") from None
     rows = [row for _, row in parsed(data) if row is not None]
-    return {int(row["iteration"]): {name: str(value) for name, value in row.items()} for row in rows}
+    return {
+        int(row["iteration"]): {name: str(value) for name, value in row.items()} for row in rows
+    }
 
 
 def _first_difference(checksums_a: Checksums, checksums_b: Checksums) -> str:
     """Return where two lines of traces differ first: `, sampler 3, step 17: rewards`."""
-    names = [name for name in {**checksums_a, **checksums_b} if checksums_a.get(name) != checksums_b.get(name)]
+    names = [
+        name
+        for name in {**checksums_a, **checksums_b}
+        if checksums_a.get(name) != checksums_b.get(name)
+    ]
     steps = {}  # the first different step of each quantity that has a checksum for each step
     for name in names:
         if len(checksums_a.get(name, "")) > CHECKSUM_DIGITS:
-            steps[name] = _first_different_digit(checksums_a[name], checksums_b.get(name, "")) // DIGITS_PER_STEP
+            steps[name] = (
+                _first_different_digit(checksums_a[name], checksums_b.get(name, ""))
+                // DIGITS_PER_STEP
+            )
     first = names[0]
     step = ""
     if first in steps:

@@ -31,7 +31,9 @@ FLAGS = {
 
 def main(argv: list[str]) -> int:
     """Draw the picture, and print the mean of each group with an interval; return the exit code."""
-    flags, words = Parser(PROG, "RUN ... [--flag value ...]", DESCRIPTION, options=FLAGS).split(argv)
+    flags, words = Parser(PROG, "RUN ... [--flag value ...]", DESCRIPTION, options=FLAGS).split(
+        argv
+    )
     if not words:
         raise UsageError(f"RUN is missing. For example: {as_called(PROG)} runs/a runs/b")
     for line in plot([Path(word) for word in words], **{"out": Path("plot.png")} | flags):
@@ -40,7 +42,11 @@ def main(argv: list[str]) -> int:
 
 
 def plot(
-    runs: Sequence[Path], out: Path, over: str = "steps", metric: str = RETURN, label: Sequence[str] = ()
+    runs: Sequence[Path],
+    out: Path,
+    over: str = "steps",
+    metric: str = RETURN,
+    label: Sequence[str] = (),
 ) -> Iterator[str]:
     """Draw a picture, and yield lines about it; raise a DppoError if there is nothing to draw."""
     if out.suffix not in KINDS:
@@ -51,10 +57,14 @@ def plot(
             yield f"{run}: has no {metric} yet, and is left out"
     groups = grouped_by_settings([curve for curve in curves.values() if len(curve.values)])
     if not groups:
-        raise DppoError(f"metric={metric}: there is nothing to draw yet in {counted(len(curves), 'run')}.")
+        raise DppoError(
+            f"metric={metric}: there is nothing to draw yet in {counted(len(curves), 'run')}."
+        )
     if label:
         groups = _named(groups, label)
-    environments = ", ".join(dict.fromkeys(str(run.settings.get("env_id")) for group in groups for run in group.runs))
+    environments = ", ".join(
+        dict.fromkeys(str(run.settings.get("env_id")) for group in groups for run in group.runs)
+    )
     title = printable(environments)[:MAX_TITLE_LENGTH]
     axis_label = printable(MEAN_RETURN if metric == RETURN else metric)
     with writing(f"out={out}"):
@@ -71,5 +81,7 @@ def _named(groups: Sequence[Group], labels: Sequence[str]) -> list[Group]:
     if len(labels) != len(groups):
         lines = "; ".join(map(str, groups))
         count = counted(len(groups), "line")
-        raise ConfigError(f"label={' '.join(labels)}: pass one name for each line, here {count}: {lines}.")
+        raise ConfigError(
+            f"label={' '.join(labels)}: pass one name for each line, here {count}: {lines}."
+        )
     return [group._replace(label=label) for group, label in zip(groups, labels, strict=True)]

@@ -50,13 +50,17 @@ def seeds_of(words: str) -> list[int]:
     for part in words.split(","):
         ends = re.fullmatch(r"\s*(\d{1,10})(?:\.\.(\d{1,10}))?\s*", part)
         if ends is None:
-            raise ConfigError(f"seeds={words}: {part!r} is not a seed. Use --seeds 1..5 or --seeds 1,3,7.")
+            raise ConfigError(
+                f"seeds={words}: {part!r} is not a seed. Use --seeds 1..5 or --seeds 1,3,7."
+            )
         first = int(ends[1])
         last = int(ends[2] or ends[1])
         seeds += range(first, min(last, first + MAX_SEEDS) + 1)
     if not 2 <= len(set(seeds)) == len(seeds) <= MAX_SEEDS:
         fact = f"names {counted(len(seeds), 'seed')}, {len(set(seeds)):,} of them different"
-        raise ConfigError(f"seeds={words}: {fact}. Name 2 to {MAX_SEEDS:,} different ones: 1..5, or 1,3,7.")
+        raise ConfigError(
+            f"seeds={words}: {fact}. Name 2 to {MAX_SEEDS:,} different ones: 1..5, or 1,3,7."
+        )
     return seeds
 
 
@@ -88,7 +92,14 @@ class Seed:
     def start(self) -> None:
         """Train in a process that Ctrl-C reaches through this one, and that saves and ends when this one is killed."""
         words = [
-            *("--config", self.folder.with_name(SETTINGS), "--seed", self.config.seed, "--run-dir", self.folder),
+            *(
+                "--config",
+                self.folder.with_name(SETTINGS),
+                "--seed",
+                self.config.seed,
+                "--run-dir",
+                self.folder,
+            ),
             *("--preset", "none", "--resume", "auto", "--progress", "plain"),
         ]
         prctl = ctypes.CDLL(None).prctl if sys.platform.startswith("linux") else lambda *_: 0
@@ -116,14 +127,19 @@ class Seed:
 
 
 def train_seeds(
-    settings: Mapping[str, Any], notes: Sequence[str], seeds: str | None = None, seeds_at_once: int | None = None
+    settings: Mapping[str, Any],
+    notes: Sequence[str],
+    seeds: str | None = None,
+    seeds_at_once: int | None = None,
 ) -> int:
     """Train several seeds; return the exit code: 0, 1 if one failed, or 128 + n if signal n stopped them.
 
     Raises a ConfigError before the first starts if a setting is invalid, or differs from that of a run that exists.
     """
     if seeds is None:
-        raise ConfigError(f"seeds_at_once={seeds_at_once} has no effect without --seeds. Leave it out.")
+        raise ConfigError(
+            f"seeds_at_once={seeds_at_once} has no effect without --seeds. Leave it out."
+        )
     runs = _planned(settings, seeds_of(seeds))
     at_once, reason = _number_at_once(runs[0].config, seeds_at_once)
     parent = runs[0].folder.parent
@@ -131,15 +147,27 @@ def train_seeds(
     with writing(f"run_dir={parent}"):
         make_folder(parent)
         write_file(parent / SETTINGS, yaml.safe_dump(plain(shared)).encode())
-    console = Console(highlight=False, markup=False, soft_wrap=True, quiet=runs[0].config.progress == "off")
+    console = Console(
+        highlight=False, markup=False, soft_wrap=True, quiet=runs[0].config.progress == "off"
+    )
     order = "one after another" if at_once == 1 else f"{at_once} at a time"
-    console.print(*notes, f"{counted(len(runs), 'seed')}, {order}: {reason}. Folder: {parent}", sep="\n")
+    console.print(
+        *notes, f"{counted(len(runs), 'seed')}, {order}: {reason}. Folder: {parent}", sep="\n"
+    )
     stopped_by = _run(runs, at_once, console)
     failed = [run for run in runs if run.state.startswith("failed")]
     for run in failed:
-        print(printable(f"seed {run.config.seed} {run.state}: {_last_line(run.log)}\n  see {run.log}"), file=sys.stderr)
+        print(
+            printable(
+                f"seed {run.config.seed} {run.state}: {_last_line(run.log)}\n  see {run.log}"
+            ),
+            file=sys.stderr,
+        )
     if stopped_by is not None or failed:
-        print(f"The same command with --run-dir {parent} continues the seeds that have not finished.", file=sys.stderr)
+        print(
+            f"The same command with --run-dir {parent} continues the seeds that have not finished.",
+            file=sys.stderr,
+        )
     if stopped_by is not None:
         return 128 + stopped_by
     try:
@@ -161,14 +189,18 @@ def _planned(settings: Mapping[str, Any], seeds: Sequence[int]) -> list[Seed]:
     name = f"{as_file_name(first.env_name)}__{as_file_name(first.name)}__seeds__{time.strftime('%Y%m%d-%H%M%S')}"
     parent = (first.run_dir or Path("runs") / name).absolute()
     if (parent / CONFIG).exists():
-        raise ConfigError(f"run_dir={parent}: contains a single run. Use another folder for several seeds.")
+        raise ConfigError(
+            f"run_dir={parent}: contains a single run. Use another folder for several seeds."
+        )
     runs = []
     for seed in seeds:
         folder = parent / f"seed_{seed}"
         run = Seed(replace(first, seed=seed, run_dir=folder), folder)
         if has_any(folder):
             state = find(folder).checkpoint.state
-            changes_on_resume(settings_to_resume(folder), run.config, folder, state["iteration"], several=True)
+            changes_on_resume(
+                settings_to_resume(folder), run.config, folder, state["iteration"], several=True
+            )
             open_evaluations = (state.get("evaluations") or {}).get("open")
             if state["iteration"] >= first.iterations and not open_evaluations:
                 run.state = "done"
@@ -187,7 +219,9 @@ def _number_at_once(config: Config, wanted: int | None) -> tuple[int, str]:
     memory_mb = psutil.virtual_memory().available / 2**20
     by_cores = usable_cores() // max(1, config.learner_threads)
     by_memory = int(memory_mb / RUN_MB)
-    return max(1, min(by_cores, by_memory)), f"{cores_in_words()}, {memory_mb / 1024:.0f} GB of free memory"
+    return max(
+        1, min(by_cores, by_memory)
+    ), f"{cores_in_words()}, {memory_mb / 1024:.0f} GB of free memory"
 
 
 def _run(runs: Sequence[Seed], at_once: int, console: Console) -> signal.Signals | None:
@@ -197,7 +231,9 @@ def _run(runs: Sequence[Seed], at_once: int, console: Console) -> signal.Signals
     lines = _Lines(console)
     with StopSignals() as stop, live or nullcontext():
         while True:
-            stopped_by = stop.received  # of this round: a signal that arrives meanwhile counts in the next
+            stopped_by = (
+                stop.received
+            )  # of this round: a signal that arrives meanwhile counts in the next
             for run in runs:
                 run.look(stopped_by)
             running = [run for run in runs if run.state == "running"]

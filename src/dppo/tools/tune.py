@@ -24,7 +24,9 @@ from dppo.user_code import require_package
 
 SPACE = Path(__file__).with_name("search_space.yaml")
 TRIALS = 50
-REPORTS = 20  # reports of a trial, after equal shares of its env steps; trials are compared at these
+REPORTS = (
+    20  # reports of a trial, after equal shares of its env steps; trials are compared at these
+)
 FIRST_TRIALS = 5  # these are never stopped early
 SIGN_OF_LIFE_S = 60  # a trial whose process gives none for longer was killed, and does not count
 COMMAND = Command(
@@ -39,7 +41,9 @@ COMMAND = Command(
         "--out DIR": "Folder of the study. (default: runs/tune__ENV)",
         "--space FILE": f"YAML file of the search space. (default: {SPACE.name} of dppo)",
     },
-    refused=dict.fromkeys(("run_dir", "resume", "branch", "trust"), "trials are new runs in the folder of --out"),
+    refused=dict.fromkeys(
+        ("run_dir", "resume", "branch", "trust"), "trials are new runs in the folder of --out"
+    ),
     defaults={"progress": "off"},
 )
 
@@ -60,18 +64,24 @@ def main(argv: list[str]) -> int:
     if flags.get("config"):
         fixed |= read_settings(Path(flags["config"])).keys()
     space = _search_space(Path(options.get("space", SPACE)), fixed)
-    base = {"progress": "off"} | {name: value for name, value in training.settings.items() if name not in space}
+    base = {"progress": "off"} | {
+        name: value for name, value in training.settings.items() if name not in space
+    }
     study = _study(out, base, config)
     finished_states = (optuna.trial.TrialState.COMPLETE, optuna.trial.TrialState.PRUNED)
     if len(study.get_trials(states=finished_states)) < wanted:
         enough = optuna.study.MaxTrialsCallback(wanted, states=finished_states)
-        study.optimize(partial(_train, base=base, space=space, out=out), callbacks=[enough, _print_trial])
+        study.optimize(
+            partial(_train, base=base, space=space, out=out), callbacks=[enough, _print_trial]
+        )
     if not study.get_trials(states=(optuna.trial.TrialState.COMPLETE,)):
         raise ConfigError(f"{out}: no trial has finished with an episode. Raise `total_timesteps`.")
     best = study.best_trial
     settings = best.user_attrs["settings"]
     words = as_words({name: settings.get(name, flags.get(name)) for name in (*flags, *space)})
-    print(f"Best of {len(study.trials)} trials in {out}: {study.best_value:.1f}, in trial {best.number}:")
+    print(
+        f"Best of {len(study.trials)} trials in {out}: {study.best_value:.1f}, in trial {best.number}:"
+    )
     print(command("train", config.env_name, *words))
     return 0
 
@@ -83,7 +93,9 @@ def _search_space(path: Path, fixed: Collection[str]) -> dict[str, Any]:
         raise ConfigError(f"space: {unknown_name('setting', name, settings_by_name())}")
     tuned = {name: values for name, values in space.items() if name not in fixed}
     if not tuned:
-        raise ConfigError("tune: all settings of the search space are given, so none is left to tune. Leave some out.")
+        raise ConfigError(
+            "tune: all settings of the search space are given, so none is left to tune. Leave some out."
+        )
     return tuned
 
 
@@ -96,16 +108,24 @@ def _study(out: Path, base: Collection[str], config: Config) -> Any:
         out.mkdir(parents=True, exist_ok=True)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # the sign of life is experimental
-        storage = optuna.storages.RDBStorage(f"sqlite:///{out}/study.db", heartbeat_interval=SIGN_OF_LIFE_S)
+        storage = optuna.storages.RDBStorage(
+            f"sqlite:///{out}/study.db", heartbeat_interval=SIGN_OF_LIFE_S
+        )
     study = optuna.create_study(
         storage=storage,
         study_name="dppo",
         direction="maximize",
         load_if_exists=True,
-        pruner=optuna.pruners.MedianPruner(n_startup_trials=FIRST_TRIALS, n_warmup_steps=REPORTS // 4),
+        pruner=optuna.pruners.MedianPruner(
+            n_startup_trials=FIRST_TRIALS, n_warmup_steps=REPORTS // 4
+        ),
     )
     settings = plain_settings(config)
-    shared = {name: value for name, value in settings.items() if name in base and about(name).resume != "free"}
+    shared = {
+        name: value
+        for name, value in settings.items()
+        if name in base and about(name).resume != "free"
+    }
     if study.user_attrs.get("settings", shared) != shared:
         raise ConfigError(f"out={out}: has a study with other settings. Use another folder.")
     study.set_user_attr("settings", shared)
@@ -118,7 +138,9 @@ def _train(trial: Any, base: dict[str, Any], space: dict[str, Any], out: Path) -
 
     from dppo.run.runner import train
 
-    settings, notes = merge_preset(base, {name: _suggested(trial, name, values) for name, values in space.items()})
+    settings, notes = merge_preset(
+        base, {name: _suggested(trial, name, values) for name, values in space.items()}
+    )
     for note in notes:  # such as minibatches larger than the batch
         print(f"trial {trial.number}: {note.removeprefix('preset: ')}")
     try:
@@ -146,7 +168,9 @@ def _suggested(trial: Any, name: str, values: Any) -> Any:
     """Return a value that Optuna proposes; lists, which it does not know, are choices as JSON."""
     try:
         if isinstance(values, list):
-            return json.loads(trial.suggest_categorical(name, [json.dumps(choice) for choice in values]))
+            return json.loads(
+                trial.suggest_categorical(name, [json.dumps(choice) for choice in values])
+            )
         limits = {"one_minus": False} | values
         one_minus = limits.pop("one_minus")
         if isinstance(values["low"], int) and isinstance(values["high"], int):

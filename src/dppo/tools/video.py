@@ -73,17 +73,23 @@ class Video:
             facts = self._encode(temporary)
             os.replace(temporary, self._path)
         except OSError as error:  # those of PyAV among them
-            raise DppoError(f"{self._path}: cannot be written: {cause(error)} {remedy(error)}") from None
+            raise DppoError(
+                f"{self._path}: cannot be written: {cause(error)} {remedy(error)}"
+            ) from None
         finally:
             temporary.unlink(missing_ok=True)
-        logger.info("%s: %s, %s", self._path, counted(sum(map(bool, self._images)), "episode"), facts)
+        logger.info(
+            "%s: %s, %s", self._path, counted(sum(map(bool, self._images)), "episode"), facts
+        )
 
     def _encode(self, path: Path) -> str:
         import av
 
         frames = max(map(len, self._images))
         with av.open(str(path), "w", format="mp4", options={"movflags": "faststart"}) as container:
-            stream: Any = container.add_stream("libx264", rate=Fraction(self._fps).limit_denominator(1000))
+            stream: Any = container.add_stream(
+                "libx264", rate=Fraction(self._fps).limit_denominator(1000)
+            )
             stream.pix_fmt, stream.options = "yuv420p", {"crf": "20", "preset": "veryfast"}
             stream.height, stream.width = self._picture(0).shape[:2]
             for picture in map(self._picture, range(frames)):
@@ -114,7 +120,9 @@ def image_of(env: Any) -> np.ndarray:
     try:
         rendered = env.render()
     except Exception as error:  # of the environment
-        raise ConfigError(f"video: render() of the environment raised {in_a_line(error)}.") from None
+        raise ConfigError(
+            f"video: render() of the environment raised {in_a_line(error)}."
+        ) from None
     try:
         image = np.asarray(rendered)
     except (TypeError, ValueError):  # of parts that do not fit together

@@ -66,16 +66,22 @@ class InProcessCollector(Collector):
         self._reports.begin(index, began)
         rebuilt = index != self._next
         requests = [
-            SegmentRequest(sampler, index, self._ledger.rebuild(sampler, index) if rebuilt else None)
+            SegmentRequest(
+                sampler, index, self._ledger.rebuild(sampler, index) if rebuilt else None
+            )
             for sampler in range(self._num_samplers)
         ]
         with stop.interruptible():
-            answer = self._host.collect(requests, policy, self._spaces if rebuilt or index == 0 else None)
+            answer = self._host.collect(
+                requests, policy, self._spaces if rebuilt or index == 0 else None
+            )
         self._next = index + 1
         reports, segments = zip(*answer.made, strict=True)
         for report in reports:
             self._ledger.record(report)
-        return Collected(index, policy, list(reports), list(segments), [answer.timings], time.monotonic() - began)
+        return Collected(
+            index, policy, list(reports), list(segments), [answer.timings], time.monotonic() - began
+        )
 
     def renew(self) -> None:
         """Close all environments; the next `receive` rebuilds the samplers."""

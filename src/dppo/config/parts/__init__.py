@@ -14,7 +14,14 @@ from typing import Any, get_args, get_type_hints
 
 from dppo.config.field import About
 from dppo.config.parts.env import Env, Sampling
-from dppo.config.parts.ppo import PPO, Network, ResolvedPPO, annealed, annealed_settings, reuse_clip_factor
+from dppo.config.parts.ppo import (
+    PPO,
+    Network,
+    ResolvedPPO,
+    annealed,
+    annealed_settings,
+    reuse_clip_factor,
+)
 from dppo.config.parts.processes import Actors, Learners, Run
 
 __all__ = [
@@ -31,7 +38,9 @@ __all__ = [
     "reuse_clip_factor",
 ]
 
-PARTS: dict[str, type] = {part.__name__.lower(): part for part in (Env, Sampling, PPO, Network, Actors, Learners, Run)}
+PARTS: dict[str, type] = {
+    part.__name__.lower(): part for part in (Env, Sampling, PPO, Network, Actors, Learners, Run)
+}
 
 
 @cache
@@ -65,7 +74,9 @@ def help_by_name() -> dict[str, str]:
 def default_of(name: str) -> Any:
     """Return the default of a setting, or `dataclasses.MISSING` if it has none."""
     field = settings_by_name()[name]
-    return field.default if field.default_factory is dataclasses.MISSING else field.default_factory()
+    return (
+        field.default if field.default_factory is dataclasses.MISSING else field.default_factory()
+    )
 
 
 @cache

@@ -92,7 +92,9 @@ class Env:
         """Return the faults that the run survives, and in how many seconds; raise ConfigError for another form."""
         if self.env_faults == "unlimited":
             return sys.maxsize, math.inf
-        return rate_of("env_faults", self.env_faults, "10/h, or `on_env_fault=raise` to survive none")
+        return rate_of(
+            "env_faults", self.env_faults, "10/h, or `on_env_fault=raise` to survive none"
+        )
 
     @property
     def most_steps(self) -> int | None:

@@ -156,7 +156,9 @@ def annealed_settings(ppo: PPO) -> list[str]:
 
 def annealed(ppo: SomePPO, share: float) -> SomePPO:
     """Return the settings as they are after this share of the run, 0 <= share < 1 (detail 4)."""
-    return replace(ppo, **{name: getattr(ppo, name) * (1 - share) for name in annealed_settings(ppo)})
+    return replace(
+        ppo, **{name: getattr(ppo, name) * (1 - share) for name in annealed_settings(ppo)}
+    )
 
 
 def reuse_clip_factor(reuse: int) -> float:

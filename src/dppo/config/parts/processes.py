@@ -78,7 +78,9 @@ class Actors:
     @property
     def recycling(self) -> tuple[float, float]:
         """Return the bytes and the segments after which an actor is replaced; raise ConfigError if it is neither."""
-        match = re.fullmatch(r"(never)?(?:(\d+(?:\.\d+)?)GB)?,?(?:(\d+)segments)?", self.recycle_after)
+        match = re.fullmatch(
+            r"(never)?(?:(\d+(?:\.\d+)?)GB)?,?(?:(\d+)segments)?", self.recycle_after
+        )
         if match is None or not any(match.groups()):
             raise ConfigError(
                 f"recycle_after={self.recycle_after}: must be like 2GB, 500segments or 2GB,500segments.",

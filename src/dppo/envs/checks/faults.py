@@ -15,13 +15,19 @@ from dppo.user_code import in_a_line, in_unicode
 
 REMEDY = "Correct the environment, or use `on_env_fault=rebuild` to go on with a new episode of a new environment."
 PACKAGE = str(Path(__file__).parents[2])
-NO_MATTER = re.compile("A Box .* is (-)?infinity|For Box action spaces")  # bounds of any size are fine here
+NO_MATTER = re.compile(
+    "A Box .* is (-)?infinity|For Box action spaces"
+)  # bounds of any size are fine here
 
 
 def user_traceback(error: BaseException) -> str:
     """Return the traceback of `error`, starting at the first frame outside this package."""
     frames = error.__traceback__
-    while frames is not None and frames.tb_next is not None and frames.tb_frame.f_code.co_filename.startswith(PACKAGE):
+    while (
+        frames is not None
+        and frames.tb_next is not None
+        and frames.tb_frame.f_code.co_filename.startswith(PACKAGE)
+    ):
         frames = frames.tb_next
     return in_unicode("".join(traceback.format_exception(type(error), error, frames)))
 
@@ -56,4 +62,8 @@ def gymnasium_says(env: Any) -> list[str]:
         except Exception as error:  # an environment may raise anything
             failures.append(in_a_line(error))
     texts = [re.sub(r"\x1b\[\d+m|WARN: ", "", str(warning.message)) for warning in caught]
-    return [" ".join(text.split()) for text in dict.fromkeys(texts + failures) if not NO_MATTER.search(text)]
+    return [
+        " ".join(text.split())
+        for text in dict.fromkeys(texts + failures)
+        if not NO_MATTER.search(text)
+    ]

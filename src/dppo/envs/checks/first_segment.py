@@ -80,14 +80,24 @@ class FirstSegment:
         self.precise = {}
         problems: dict[IncidentKind, str | None] = {}
         if is_first and self.masks and offers_mask and spaces.mask is None:
-            note = MASK_NOT_USED if spaces.actions.choices else MASK_OF_NO_USE.format(actions=spaces.actions)
+            note = (
+                MASK_NOT_USED
+                if spaces.actions.choices
+                else MASK_OF_NO_USE.format(actions=spaces.actions)
+            )
             problems[IncidentKind.MASK_NOT_USED] = note
         problems[IncidentKind.PRECISION_LOST] = lost
-        if is_first and not lost:  # the remedy for lost precision is that for large and small numbers, too
+        if (
+            is_first and not lost
+        ):  # the remedy for lost precision is that for large and small numbers, too
             problems[IncidentKind.LARGE_OBSERVATIONS] = large_numbers(obs) if self.scales else None
             problems[IncidentKind.SMALL_OBSERVATIONS] = self._small(obs)
         problems[IncidentKind.IMAGE_CONSTANT] = constant_image(obs)
-        return [Incident(kind, f"{self.owner}: {problem}.") for kind, problem in problems.items() if problem]
+        return [
+            Incident(kind, f"{self.owner}: {problem}.")
+            for kind, problem in problems.items()
+            if problem
+        ]
 
     def _small(self, obs: np.ndarray) -> str | None:
         if self.normalizes:
@@ -99,7 +109,9 @@ def precision_lost(precise: dict[str, list[np.ndarray]], obs: np.dtype[Any]) -> 
     """Describe the first element of which float32 loses the variation in numbers; None if there is none."""
     stored = leaves(obs)
     for name, numbers in precise.items():
-        if name not in stored or {number.shape for number in numbers} != {stored[name].shape}:  # parts of a OneOf
+        if name not in stored or {number.shape for number in numbers} != {
+            stored[name].shape
+        }:  # parts of a OneOf
             continue
         dtype = stored[name].base
         stacked = np.stack(numbers)
@@ -163,7 +175,9 @@ def small_beside_others(obs: np.ndarray, names: Collection[str] | None) -> str |
     if largest < ADDED:  # all are tiny, and normalized by less
         return None
     for name, spread in spreads.items():
-        small = np.flatnonzero((spread > MIN_SIGNAL) & (spread < SMALL) & (spread > ROUNDING * means[name]))
+        small = np.flatnonzero(
+            (spread > MIN_SIGNAL) & (spread < SMALL) & (spread > ROUNDING * means[name])
+        )
         if small.size:
             varies = spread[small[0]]
             return (
@@ -179,10 +193,16 @@ def constant_image(obs: np.ndarray) -> str | None:
     for name, images in leaves(obs).items():
         num_steps, num_envs, *shape = images.shape
         image = images[0, 0]
-        if num_steps < STILL or not is_image(np.dtype((images.dtype, tuple(shape)))) or (images != image).any():
+        if (
+            num_steps < STILL
+            or not is_image(np.dtype((images.dtype, tuple(shape))))
+            or (images != image).any()
+        ):
             continue
         low, high = image.min(), image.max()
-        pixels = f"all of its bytes are {low}" if low == high else f"its bytes are from {low} to {high}"
+        pixels = (
+            f"all of its bytes are {low}" if low == high else f"its bytes are from {low} to {high}"
+        )
         return (
             f"{leaf_named(name, 'the observation')} is the same image in all {num_steps * num_envs:,} observations of "
             f"the first segment: {pixels}. Save one as a picture and look at it; without a display, some simulators "

@@ -17,7 +17,9 @@ OFF = "or use `action_mask=off` in a new run"
 GYMNASIUM_ONLY = 1  # in a mask of Gymnasium for a MultiBinary: this element must be 1; 0: it must be 0; 2: both may be
 
 
-def mask_source(env: Any, obs: np.dtype[Any], actions: Actions, setting: MaskSetting) -> MaskSource | None:
+def mask_source(
+    env: Any, obs: np.dtype[Any], actions: Actions, setting: MaskSetting
+) -> MaskSource | None:
     """Return where the masks of `env` come from; None if it has none, or they are not used.
 
     The setting auto takes a part `action_mask` of a Dict observation, else the method `action_masks`. Raise ConfigError
@@ -167,10 +169,14 @@ def _read(masks: Any, rows: tuple[int, ...], actions: Actions, name: str = "") -
     if name and masks is None:
         return np.ones(expected, bool)
     if name and actions.choices is None:
-        raise BadResult(f"{label}, which is {actions} and has no choices to allow. Pass None for it")
+        raise BadResult(
+            f"{label}, which is {actions} and has no choices to allow. Pass None for it"
+        )
     if isinstance(actions, NestedActions) and _is_nested(masks, rows, actions):
         parts = _parts_of(masks, actions, label)
-        return np.concatenate([_read(part, rows, inner, joined(name, key)) for key, inner, part in parts], axis=-1)
+        return np.concatenate(
+            [_read(part, rows, inner, joined(name, key)) for key, inner, part in parts], axis=-1
+        )
     try:
         array = _side_by_side(masks, len(rows))
     except Exception as error:
@@ -182,7 +188,9 @@ def _read(masks: Any, rows: tuple[int, ...], actions: Actions, name: str = "") -
     if _is_of_gymnasium(array, rows, actions):
         return np.stack([array != GYMNASIUM_ONLY, array != 0], axis=-1).reshape(expected)
     if array.shape != expected:
-        raise BadResult(f"{label} of shape {array.shape} instead of {expected}, one element for each choice")
+        raise BadResult(
+            f"{label} of shape {array.shape} instead of {expected}, one element for each choice"
+        )
     return array.astype(bool)
 
 
@@ -220,7 +228,9 @@ def _parts_of(masks: Any, actions: NestedActions, label: str) -> Iterator[tuple[
 
 
 def _named_parts(actions: NestedActions) -> list[tuple[str, Actions]]:
-    keys: Sequence[str] = actions.keys if actions.keys is not None else [str(n) for n in range(len(actions.parts))]
+    keys: Sequence[str] = (
+        actions.keys if actions.keys is not None else [str(n) for n in range(len(actions.parts))]
+    )
     return list(zip(keys, actions.parts, strict=True))
 
 
@@ -235,7 +245,11 @@ def _is_of_gymnasium(masks: np.ndarray, rows: tuple[int, ...], actions: Actions)
     """Return whether these are masks of Gymnasium for a MultiBinary, which say what an element has to be."""
     if not isinstance(actions, MultiDiscreteActions) or not actions.is_binary:
         return False
-    return masks.dtype == np.int8 and masks.shape == (*rows, *actions.shape) and bool(np.isin(masks, (0, 1, 2)).all())
+    return (
+        masks.dtype == np.int8
+        and masks.shape == (*rows, *actions.shape)
+        and bool(np.isin(masks, (0, 1, 2)).all())
+    )
 
 
 def check_allows(masks: np.ndarray, actions: Actions) -> None:

@@ -25,7 +25,9 @@ Limits = dict[str, tuple[np.ndarray, np.ndarray]]
 class SpaceChecks:
     """Compare the environments of a group, and what they return, with their spaces."""
 
-    def __init__(self, envs: Sequence[Any], spaces: Spaces, owner: str, *, limits: bool = False) -> None:
+    def __init__(
+        self, envs: Sequence[Any], spaces: Spaces, owner: str, *, limits: bool = False
+    ) -> None:
         """Read the spaces of `envs`; raise EnvironmentFault, which `owner` begins, if they differ.
 
         `pack` converts an observation to the form in which it is stored, or raises BadResult: with `limits`, for any
@@ -35,7 +37,9 @@ class SpaceChecks:
         self._limits = _limits_as_stored(envs[0].observation_space, spaces.returned)
         pack = packer(spaces.returned, one_of=spaces.one_of, dropped=spaces.dropped)
         limits_in_steps = {
-            name: (low, high) for name, (low, high) in self._limits.items() if limits or low.dtype.kind != "f"
+            name: (low, high)
+            for name, (low, high) in self._limits.items()
+            if limits or low.dtype.kind != "f"
         }
 
         def limited(returned: Any) -> np.ndarray:
@@ -130,7 +134,9 @@ def _limits_as_stored(space: gym.Space[Any], obs: np.dtype[Any]) -> Limits:
                 np.maximum(low.astype(dtype), -largest, dtype=dtype),
                 np.minimum(high.astype(dtype), largest, dtype=dtype),
             )
-        elif dtype.kind in "iu" and ((low > np.iinfo(dtype).min).any() or (high < np.iinfo(dtype).max).any()):
+        elif dtype.kind in "iu" and (
+            (low > np.iinfo(dtype).min).any() or (high < np.iinfo(dtype).max).any()
+        ):
             limits[name] = low.astype(dtype), high.astype(dtype)
     return limits
 

@@ -10,7 +10,9 @@ from dppo.spaces.spaces import joined, parts_of
 
 Pack = Callable[[Any], np.ndarray]
 LARGEST = np.finfo(np.float32).max  # observations are stored as float32
-MAX_REWARD = 1e17  # the value loss squares returns, and the square of a hundred of these fits into float32
+MAX_REWARD = (
+    1e17  # the value loss squares returns, and the square of a hundred of these fits into float32
+)
 OLD_API = (
     ". This is the API of Gym before 0.26. Use `wrappers=dppo.envs.wrappers:old_api`, or let reset take a seed and "
     "return (observation, info), and step return (observation, reward, terminated, truncated, info)"
@@ -36,7 +38,13 @@ def leaf_named(name: str, whole: str = "an observation") -> str:
     return f"observation leaf {name!r}" if name else whole
 
 
-def packer(obs: np.dtype[Any], *, one_of: Collection[str] = (), dropped: Collection[str] = (), name: str = "") -> Pack:
+def packer(
+    obs: np.dtype[Any],
+    *,
+    one_of: Collection[str] = (),
+    dropped: Collection[str] = (),
+    name: str = "",
+) -> Pack:
     """Return a function that copies a returned observation, or a leaf of this `name`, into a new array, and checks it.
 
     For a Box, the array [*O] keeps the environment's own dtype, which checksums depend on. For a Dict or Tuple it is
@@ -47,7 +55,10 @@ def packer(obs: np.dtype[Any], *, one_of: Collection[str] = (), dropped: Collect
     label = leaf_named(name)
     if obs.names is None:
         return leaf_packer(obs.base, obs.shape, label)
-    packers = {part: packer(obs[part], one_of=one_of, dropped=dropped, name=joined(name, part)) for part in obs.names}
+    packers = {
+        part: packer(obs[part], one_of=one_of, dropped=dropped, name=joined(name, part))
+        for part in obs.names
+    }
     if name in one_of:
         parts = partial(_branch, label, packers)
     else:
@@ -64,17 +75,23 @@ def packer(obs: np.dtype[Any], *, one_of: Collection[str] = (), dropped: Collect
     return pack
 
 
-def _parts(label: str, expected: Collection[str], unread: Collection[str], returned: Any) -> list[tuple[str, Any]]:
+def _parts(
+    label: str, expected: Collection[str], unread: Collection[str], returned: Any
+) -> list[tuple[str, Any]]:
     """Return names and values of the parts of a Dict or Tuple that was returned."""
     if isinstance(returned, list):
         returned = tuple(returned)
     if not isinstance(returned, Mapping | tuple):
         kind = type(returned).__name__
-        raise BadResult(f"{label} of type {kind} instead of one with the parts {', '.join(expected)}")
+        raise BadResult(
+            f"{label} of type {kind} instead of one with the parts {', '.join(expected)}"
+        )
     parts = dict(parts_of(returned) or ())
     for key in sorted(parts.keys() ^ expected):
         if key not in unread:
-            raise BadResult(f"{label} {'without' if key in expected else 'with the unexpected'} part {key!r}")
+            raise BadResult(
+                f"{label} {'without' if key in expected else 'with the unexpected'} part {key!r}"
+            )
     return [(part, parts[part]) for part in expected]
 
 
@@ -90,7 +107,9 @@ def _branch(label: str, packers: Mapping[str, Pack], returned: Any) -> list[tupl
     return [("branch", number), (branch, value)]
 
 
-def leaf_packer(dtype: np.dtype[Any], shape: tuple[int, ...], label: str = "an observation") -> Pack:
+def leaf_packer(
+    dtype: np.dtype[Any], shape: tuple[int, ...], label: str = "an observation"
+) -> Pack:
     """Return a function that copies and checks one leaf, with a short cut for arrays; `label` names it in errors."""
     shared = np.dtype(dtype.type)  # the object that arrays of this dtype share
     zeros = np.zeros(shape, shared) if dtype.kind == "f" else None
@@ -180,6 +199,8 @@ def describe_bad(result: Any, *, step: bool) -> str:
             return f"truncated={truncated!r}, which is not a boolean"
         return f"terminated={terminated!r}, which is not a boolean"
     form = f"a tuple of {num_parts}" if isinstance(result, tuple) else type(result).__name__
-    expected = "(observation, reward, terminated, truncated, info)" if step else "(observation, info)"
+    expected = (
+        "(observation, reward, terminated, truncated, info)" if step else "(observation, info)"
+    )
     advice = OLD_API if not step or num_parts == 4 else ""
     return f"{form} instead of {expected}{advice}"

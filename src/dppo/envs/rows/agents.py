@@ -36,7 +36,9 @@ class JointAgents(JointEnv):
         for part, by_agent in zip(PARTS, answer, strict=True):
             self._check_agents(part, by_agent, there if part != "info" else set())
         obs, rewards, terminated, truncated, infos = answer
-        self._ended |= {name for name in there if terminated[name] or truncated[name]}  # listed or not
+        self._ended |= {
+            name for name in there if terminated[name] or truncated[name]
+        }  # listed or not
         left = set(self.env.agents) - self._ended
         over = not left
         self._ended &= set(self.env.agents)  # an agent that comes back acts again
@@ -47,7 +49,13 @@ class JointAgents(JointEnv):
         for name, row in zip(self._names, self.rows, strict=True):
             if name in there:
                 is_cut_off = truncated[name] or (over and not terminated[name])
-                row.answer = obs[name], rewards[name], terminated[name], is_cut_off, infos.get(name, {})
+                row.answer = (
+                    obs[name],
+                    rewards[name],
+                    terminated[name],
+                    is_cut_off,
+                    infos.get(name, {}),
+                )
                 row.waiting = bool(terminated[name] or is_cut_off)
             elif name in left:  # it acts from now on
                 row.answer = SkippedStep(over=False, arrival=(obs[name], infos.get(name, {})))
@@ -79,7 +87,9 @@ class JointAgents(JointEnv):
     def _check_agents(self, part: str, by_agent: Any, needed: set[str]) -> None:
         """Raise BadResult unless a part of a result is a dict by agent that has all the `needed` ones."""
         if not isinstance(by_agent, Mapping):
-            raise BadResult(f"{type(by_agent).__name__} as the {part} instead of a dict with an item for each agent")
+            raise BadResult(
+                f"{type(by_agent).__name__} as the {part} instead of a dict with an item for each agent"
+            )
         if needed <= by_agent.keys():
             return
         missing = next(name for name in self._names if name in needed and name not in by_agent)

@@ -53,7 +53,10 @@ def make_all(make: Callable[[int], Any], num_envs: int, standby: int, made: list
 
 
 def rows_of(
-    made: list[Any], settings: GroupSettings, make: Callable[[int], Any] | None = None, standby: int = 0
+    made: list[Any],
+    settings: GroupSettings,
+    make: Callable[[int], Any] | None = None,
+    standby: int = 0,
 ) -> Rows:
     """Return the rows of environments that were made by `make_all` or `adapted`: see `SerialRows`."""
     if isinstance(made[0], JointEnv):

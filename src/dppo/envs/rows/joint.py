@@ -53,7 +53,9 @@ class Row:
     def reset(self, *, seed: int, options: dict[str, Any] | None = None) -> Any:
         """Start an episode; raise ValueError for options, which cannot be given to one row."""
         if options is not None:
-            raise ValueError(f"options={options} of a reset are not for environments of several rows")
+            raise ValueError(
+                f"options={options} of a reset are not for environments of several rows"
+            )
         if self.first is None or (self.joint.once and self.index == 0):
             try:
                 self.joint.begin(self, seed)
@@ -64,7 +66,9 @@ class Row:
         self.first = None
         self.waiting = False
         mask = {}
-        if isinstance(info, dict) and MASK in info:  # an info may be None, and hold what cannot be copied
+        if (
+            isinstance(info, dict) and MASK in info
+        ):  # an info may be None, and hold what cannot be copied
             mask[MASK] = info[MASK]
         self.last_reset = deepcopy((obs, mask))
         self.restarts = self.joint.restarts
@@ -163,7 +167,9 @@ class JointRows:
             settings = replace(settings, episode_seed=lambda _, episode: seed_of(0, episode))
         self.settings = settings
         checks = SpaceChecks(joint.rows, settings.spaces, settings.owner, limits=settings.limits)
-        self.envs = [CheckedEnv(row, row.index, settings, checks, alone=False) for row in joint.rows]
+        self.envs = [
+            CheckedEnv(row, row.index, settings, checks, alone=False) for row in joint.rows
+        ]
         for checked in self.envs:
             checked.episode = -1
         joint.next_seed = lambda env: settings.episode_seed(env, self.envs[env].episode + 1)
@@ -203,7 +209,11 @@ class JointRows:
         return {}
 
     def restore(
-        self, group: RestoredGroup, carry: SamplerCarry, actions: tuple[np.ndarray, ...], log: EnvLog
+        self,
+        group: RestoredGroup,
+        carry: SamplerCarry,
+        actions: tuple[np.ndarray, ...],
+        log: EnvLog,
     ) -> list[str]:
         """Replay the open episodes side by side, so that they end at the same step: see `Rows`."""
         for checked, episode in zip(self.envs, carry.episodes.tolist(), strict=True):
@@ -220,12 +230,22 @@ class JointRows:
             differ = [any(differ)] * len(self.envs)
         for row, differs in zip(self._joint.rows, differ, strict=True):
             row.waiting = row.waiting and not differs
-        reason = "the replay ended in another state: the environment is not deterministic given its seed"
+        reason = (
+            "the replay ended in another state: the environment is not deterministic given its seed"
+        )
         return [reason if differs else "" for differs in differ]
 
-    def _replay(self, group: RestoredGroup, carry: SamplerCarry, actions: tuple[np.ndarray, ...], log: EnvLog) -> None:
+    def _replay(
+        self,
+        group: RestoredGroup,
+        carry: SamplerCarry,
+        actions: tuple[np.ndarray, ...],
+        log: EnvLog,
+    ) -> None:
         num_envs = len(self.envs)
-        replay_log = EnvLog(index=log.index, step=FIRST_STEPS)  # late enough that faults do not end the run
+        replay_log = EnvLog(
+            index=log.index, step=FIRST_STEPS
+        )  # late enough that faults do not end the run
         obs = np.empty(num_envs, self.settings.spaces.obs)
         rows = obs, np.empty(num_envs), np.empty(num_envs, bool), np.empty(num_envs, bool)
         lengths = np.array([len(row_actions) for row_actions in actions])
@@ -234,12 +254,16 @@ class JointRows:
             row.first = None
             row.waiting = False
         for step in range(longest + 1):
-            beginning = range(num_envs) if step == 0 else np.flatnonzero(longest - lengths == step).tolist()
+            beginning = (
+                range(num_envs) if step == 0 else np.flatnonzero(longest - lengths == step).tolist()
+            )
             for env in beginning:
                 group.begin_episode(env, int(carry.episodes[env]), replay_log)
             if step == longest:
                 break
-            indices = step - longest + lengths  # negative before the episode begins: any action will do there
+            indices = (
+                step - longest + lengths
+            )  # negative before the episode begins: any action will do there
             any_action = actions[lengths.argmax()][0]
             step_actions = [
                 row_actions[max(0, index)] if len(row_actions) else any_action

@@ -68,7 +68,11 @@ class Rows(Protocol):
         """
 
     def restore(
-        self, group: RestoredGroup, carry: SamplerCarry, actions: tuple[np.ndarray, ...], log: EnvLog
+        self,
+        group: RestoredGroup,
+        carry: SamplerCarry,
+        actions: tuple[np.ndarray, ...],
+        log: EnvLog,
     ) -> list[str]:
         """Bring back the open episodes of `group`; return for each row why that is impossible, "" if it is done.
 

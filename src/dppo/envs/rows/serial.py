@@ -37,7 +37,10 @@ class SerialRows:
         self._make = make
         num_envs = len(envs) // (1 + standby)
         self.checks = SpaceChecks(envs, settings.spaces, settings.owner, limits=settings.limits)
-        self._all = [CheckedEnv(env, index % num_envs, settings, self.checks) for index, env in enumerate(envs)]
+        self._all = [
+            CheckedEnv(env, index % num_envs, settings, self.checks)
+            for index, env in enumerate(envs)
+        ]
         self.envs = self._all[:num_envs]
         self._standby = Standby(self.envs, self._all[num_envs:]) if standby else None
         self._states: OwnStates | None = None
@@ -54,7 +57,10 @@ class SerialRows:
         if all(offers_state(checked.env) for checked in self._all):
             settings = self.settings
             self._states = OwnStates(
-                settings.owner, settings.spaces.obs, env_state == "own", notes_first=settings.sampler_id == 0
+                settings.owner,
+                settings.spaces.obs,
+                env_state == "own",
+                notes_first=settings.sampler_id == 0,
             )
         elif env_state == "own":
             raise ConfigError(
@@ -79,7 +85,9 @@ class SerialRows:
 
     def make(self, env: int) -> Any:
         """Create the environment with this index again."""
-        assert self._make is not None, "a fault of an environment that cannot be made again ends the run"
+        assert self._make is not None, (
+            "a fault of an environment that cannot be made again ends the run"
+        )
         return self._make(env)
 
     def begin_segment(self) -> None:
@@ -92,12 +100,23 @@ class SerialRows:
         return {} if self._states is None else self._states.take(self.envs, log)
 
     def restore(
-        self, group: RestoredGroup, carry: SamplerCarry, actions: tuple[np.ndarray, ...], log: EnvLog
+        self,
+        group: RestoredGroup,
+        carry: SamplerCarry,
+        actions: tuple[np.ndarray, ...],
+        log: EnvLog,
     ) -> list[str]:
         """Bring back one episode after the other: see `Rows`."""
-        options = [None] * len(self.envs) if carry.options is None else json.loads(carry.options.tobytes())
+        options = (
+            [None] * len(self.envs)
+            if carry.options is None
+            else json.loads(carry.options.tobytes())
+        )
         restorer = Restorer(self, group.repairs, self._states, carry, log)
-        return [restorer.restore(env, actions[env] if actions else None, options[env]) for env in range(len(self.envs))]
+        return [
+            restorer.restore(env, actions[env] if actions else None, options[env])
+            for env in range(len(self.envs))
+        ]
 
     def shown(self, env: int) -> np.ndarray:
         return self.envs[env].last_obs

@@ -73,7 +73,9 @@ class JointVector(JointEnv):
                 continue
             if ended and self._same_step:
                 if "final_obs" not in info:
-                    raise BadResult(f"no info['final_obs'] in the step that ended an episode, as {self._mode} needs it")
+                    raise BadResult(
+                        f"no info['final_obs'] in the step that ended an episode, as {self._mode} needs it"
+                    )
                 row.first = obs, row_info
                 obs, row_info = self._row(info["final_obs"], info.get("final_info", {}), row)
             elif ended and self._seeded:
@@ -96,8 +98,12 @@ class JointVector(JointEnv):
 
     def _reset_all(self, seed: int) -> None:
         config = getattr(self.env.unwrapped, "config", None)
-        has_fixed_seed = isinstance(config, Mapping) and {"seed", "max_num_players"} <= config.keys()  # EnvPool
-        self.last, info = self._checked_reset(self.env.reset() if has_fixed_seed else self.env.reset(seed=seed))
+        has_fixed_seed = (
+            isinstance(config, Mapping) and {"seed", "max_num_players"} <= config.keys()
+        )  # EnvPool
+        self.last, info = self._checked_reset(
+            self.env.reset() if has_fixed_seed else self.env.reset(seed=seed)
+        )
         self.restarts += 1
         self._note_resets(self.rows, info)
 
@@ -114,9 +120,17 @@ class JointVector(JointEnv):
     def _reset_rows(self, indices: Iterable[int], seed: Any) -> None:
         mask = np.isin(np.arange(len(self.rows)), list(indices))
         before = self.last if self._obeys else copy(self.last)  # it may write to the same array
-        self.last, info = self._checked_reset(self.env.reset(seed=seed, options={"reset_mask": mask}))
-        if not self._obeys and isinstance(before, np.ndarray) and (before != self.last)[~mask].any():
-            raise ValueError("reset(options={'reset_mask': ...}) changed observations of rows outside of the mask")
+        self.last, info = self._checked_reset(
+            self.env.reset(seed=seed, options={"reset_mask": mask})
+        )
+        if (
+            not self._obeys
+            and isinstance(before, np.ndarray)
+            and (before != self.last)[~mask].any()
+        ):
+            raise ValueError(
+                "reset(options={'reset_mask': ...}) changed observations of rows outside of the mask"
+            )
         self._note_resets([self.rows[index] for index in indices], info)
 
     def _note_resets(self, rows: Iterable[Row], info: Any) -> None:
@@ -130,7 +144,9 @@ class JointVector(JointEnv):
         for part, column in zip(PARTS[1:4], columns, strict=True):
             shape = np.shape(column)
             if shape != (self._num_rows,):
-                raise BadResult(f"`{part}` of shape {shape} instead of ({self._num_rows},), one for each row")
+                raise BadResult(
+                    f"`{part}` of shape {shape} instead of ({self._num_rows},), one for each row"
+                )
         self._check_rows(obs)
 
     def _checked_reset(self, answer: Any) -> Any:
@@ -141,10 +157,14 @@ class JointVector(JointEnv):
     def _check_rows(self, obs: Any) -> None:
         """Raise BadResult if the observations are an array of another number of rows."""
         if isinstance(obs, np.ndarray) and obs.shape[:1] != (self._num_rows,):
-            raise BadResult(f"observations of shape {obs.shape} instead of ({self._num_rows}, ...), one for each row")
+            raise BadResult(
+                f"observations of shape {obs.shape} instead of ({self._num_rows}, ...), one for each row"
+            )
 
     def _row(self, obs: Any, info: Mapping[str, Any], row: Row) -> tuple[Any, dict[str, Any]]:
-        return _row_of(obs, row.index, self.observation_space), _info_of(info, row.index, self._num_rows)
+        return _row_of(obs, row.index, self.observation_space), _info_of(
+            info, row.index, self._num_rows
+        )
 
 
 def _info_of(info: Mapping[str, Any], index: int, num_rows: int) -> dict[str, Any]:
@@ -172,5 +192,8 @@ def _row_of(obs: Any, index: int, space: gym.Space[Any] | None) -> Any:
     if isinstance(space, gym.spaces.Dict) and isinstance(obs, Mapping):
         return {name: _row_of(part, index, space.spaces.get(name)) for name, part in obs.items()}
     if isinstance(space, gym.spaces.Tuple) and isinstance(obs, tuple):
-        return tuple(_row_of(part, index, inner) for part, inner in zip_longest(obs, space.spaces[: len(obs)]))
+        return tuple(
+            _row_of(part, index, inner)
+            for part, inner in zip_longest(obs, space.spaces[: len(obs)])
+        )
     return obs[index]

@@ -57,7 +57,9 @@ class PPOAgent:
         outputs = self._outputs(obs, state)
         return self.distribution.sample(outputs.head, noise), outputs
 
-    def decide(self, obs: np.ndarray, state: np.ndarray | None = None) -> tuple[np.ndarray, Outputs]:
+    def decide(
+        self, obs: np.ndarray, state: np.ndarray | None = None
+    ) -> tuple[np.ndarray, Outputs]:
         """Take the most likely action for each row of `obs` [..., E, *O]; `state` as in `act`."""
         outputs = self._outputs(obs, state)
         return self.distribution.mode(outputs.head), outputs

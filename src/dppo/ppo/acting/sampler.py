@@ -58,7 +58,9 @@ class PPOSampler:
         self.keep_successors = self.ppo.recompute_advantages or self.ppo.reuse > 1
         self._discounted_returns = np.zeros(num_envs)
 
-    def collect(self, request: SegmentRequest, snapshot: PolicySnapshot) -> tuple[SegmentReport, Segment]:
+    def collect(
+        self, request: SegmentRequest, snapshot: PolicySnapshot
+    ) -> tuple[SegmentReport, Segment]:
         """Collect one segment, as `collect_together` does."""
         return collect_together([self], [request], snapshot)[0]
 
@@ -71,7 +73,9 @@ class PPOSampler:
         incidents = self.envs.restore(rebuild.carry, rebuild.actions, self.obs, log)
         self._discounted_returns = rebuild.carry.discounted_returns.copy()
         self.memory = copy(rebuild.carry.memory)
-        abandoned = [incident.env for incident in incidents if incident.env is not None]  # new episodes start there
+        abandoned = [
+            incident.env for incident in incidents if incident.env is not None
+        ]  # new episodes start there
         self._discounted_returns[abandoned] = 0.0
         if self.memory is not None:
             self.memory[abandoned] = 0.0
@@ -94,9 +98,13 @@ class PPOSampler:
             **open_episodes,
         )
         open_actions = [
-            _last_actions(segment, env, self.num_steps, length) for env, length in enumerate(carry.episode_lengths)
+            _last_actions(segment, env, self.num_steps, length)
+            for env, length in enumerate(carry.episode_lengths)
         ]
-        ended_actions = [_last_actions(segment, episode.env, episode.end, episode.length) for episode in log.episodes]
+        ended_actions = [
+            _last_actions(segment, episode.env, episode.end, episode.length)
+            for episode in log.episodes
+        ]
         report = SegmentReport(
             sampler_id=self.sampler_id,
             index=request.index,
@@ -184,7 +192,9 @@ class _Rollout:
         }
         self.logs: list[EnvLog] = []
         self.incidents: list[list[Incident]] = []
-        for sampler, request, actions in zip(samplers, requests, self._columns["actions"], strict=True):
+        for sampler, request, actions in zip(
+            samplers, requests, self._columns["actions"], strict=True
+        ):
             log = EnvLog(request.index, actions, snapshot.env_options)
             incidents: list[Incident] = []
             if request.rebuild is not None or sampler.obs is None:
@@ -255,7 +265,11 @@ class _Rollout:
         """Yield what the environments of sampler number `s` write in each step."""
         columns = self._columns
         return zip(
-            self.obs[s, 1:], columns["rewards"][s], columns["terminated"][s], columns["truncated"][s], strict=True
+            self.obs[s, 1:],
+            columns["rewards"][s],
+            columns["terminated"][s],
+            columns["truncated"][s],
+            strict=True,
         )
 
     def _estimate_next_values(self) -> None:
@@ -271,7 +285,9 @@ class _Rollout:
             final_obs = np.stack([limit.obs for limit in limits])
             final_states = None
             if self.states is not None:
-                final_states = np.stack([limit.state for limit in limits if limit.state is not None])
+                final_states = np.stack(
+                    [limit.state for limit in limits if limit.state is not None]
+                )
             steps = [limit.step for limit in limits]
             envs = [limit.env for limit in limits]
             next_values[s, steps, envs] = self._agent.values(final_obs, final_states)

@@ -21,7 +21,9 @@ if TYPE_CHECKING:  # actors never import torch; shapes are checked in tests only
     TorchHead = Float[Tensor, "rows H"]
     Scores = tuple[Float[Tensor, " rows"], Float[Tensor, " rows"]]
 
-IMPOSSIBLE = -1e9  # logit of a choice that is not allowed: its probability is exactly zero, and nothing is infinite
+IMPOSSIBLE = (
+    -1e9
+)  # logit of a choice that is not allowed: its probability is exactly zero, and nothing is infinite
 HALF_LOG_TWO_PI = 0.5 * math.log(2 * math.pi)
 
 
@@ -105,7 +107,9 @@ class Distribution(ABC):
         return "int64" if self.integer else dtype
 
     @abstractmethod
-    def noise(self, generator: np.random.Generator, steps: int, rows: int, dtype: str) -> DrawnNoise:
+    def noise(
+        self, generator: np.random.Generator, steps: int, rows: int, dtype: str
+    ) -> DrawnNoise:
         """Draw the noise for `sample`: [steps, rows, `noise_size`]."""
 
     @abstractmethod
@@ -124,7 +128,9 @@ class Distribution(ABC):
     def scores(self, head: TorchHead, actions: Shaped[Tensor, " rows *A"]) -> Scores:
         """Return log-probabilities and entropies, differentiable with respect to `head`."""
 
-    def scores_with_gradient(self, head: TorchHead, actions: Shaped[Tensor, " rows *A"]) -> ScoresWithGradient:
+    def scores_with_gradient(
+        self, head: TorchHead, actions: Shaped[Tensor, " rows *A"]
+    ) -> ScoresWithGradient:
         """Return `scores` with their gradient: by autograd, unless a subclass has one from `kernels.scores`."""
         import torch
 

@@ -50,7 +50,9 @@ class Joint(Distribution):
         return tuple(columns)
 
     @override
-    def noise(self, generator: np.random.Generator, steps: int, rows: int, dtype: str) -> DrawnNoise:
+    def noise(
+        self, generator: np.random.Generator, steps: int, rows: int, dtype: str
+    ) -> DrawnNoise:
         return np.concatenate(
             [part.noise(generator, steps, rows, dtype) for part in self.parts],
             axis=-1,

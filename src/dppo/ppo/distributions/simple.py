@@ -9,7 +9,12 @@ from typing import TYPE_CHECKING
 import numpy as np
 from typing_extensions import override
 
-from dppo.ppo.distributions.base import HALF_LOG_TWO_PI, IMPOSSIBLE, Distribution, ScoresWithGradient
+from dppo.ppo.distributions.base import (
+    HALF_LOG_TWO_PI,
+    IMPOSSIBLE,
+    Distribution,
+    ScoresWithGradient,
+)
 from dppo.ppo.distributions.joint import Joint
 from dppo.spaces.actions import (
     Actions,
@@ -40,7 +45,11 @@ def distribution_of(actions: Actions, *, state_dependent_std: bool = False) -> D
             return SquashedGaussian(actions.width, state_dependent_std)
         return DiagonalGaussian(actions.width, state_dependent_std)
     assert isinstance(actions, NestedActions)
-    return Joint(tuple(distribution_of(part, state_dependent_std=state_dependent_std) for part in actions.parts))
+    return Joint(
+        tuple(
+            distribution_of(part, state_dependent_std=state_dependent_std) for part in actions.parts
+        )
+    )
 
 
 class _Choices(Distribution):
@@ -52,7 +61,9 @@ class _Choices(Distribution):
         return tuple(range(self.head_size))
 
     @override
-    def noise(self, generator: np.random.Generator, steps: int, rows: int, dtype: str) -> DrawnNoise:
+    def noise(
+        self, generator: np.random.Generator, steps: int, rows: int, dtype: str
+    ) -> DrawnNoise:
         return generator.gumbel(size=(steps, rows, self.noise_size)).astype(dtype)
 
     @override
@@ -81,10 +92,14 @@ class Categorical(_Choices):
     @override
     def scores(self, head: TorchHead, actions: Int64[Tensor, " rows"]) -> Scores:
         log_probs = head.log_softmax(dim=1)
-        return log_probs.gather(1, actions.unsqueeze(1)).squeeze(1), -(log_probs.exp() * log_probs).sum(dim=1)
+        return log_probs.gather(1, actions.unsqueeze(1)).squeeze(1), -(
+            log_probs.exp() * log_probs
+        ).sum(dim=1)
 
     @override
-    def scores_with_gradient(self, head: TorchHead, actions: Int64[Tensor, " rows"]) -> ScoresWithGradient:
+    def scores_with_gradient(
+        self, head: TorchHead, actions: Int64[Tensor, " rows"]
+    ) -> ScoresWithGradient:
         from dppo.ppo.kernels.scores import categorical_scores
 
         return categorical_scores(head, actions)
@@ -138,7 +153,9 @@ class MultiCategorical(_Choices):
         return table
 
 
-def _log_softmax(logits: Float[np.ndarray, "*rows n"], actions: Int64[np.ndarray, "*rows"]) -> LogProbs:
+def _log_softmax(
+    logits: Float[np.ndarray, "*rows n"], actions: Int64[np.ndarray, "*rows"]
+) -> LogProbs:
     shifted = logits - logits.max(axis=-1, keepdims=True)
     chosen = np.take_along_axis(shifted, actions[..., None], axis=-1)[..., 0]
     return chosen - np.log(np.exp(shifted).sum(axis=-1))
@@ -162,7 +179,9 @@ class _Gaussian(Distribution):
         self.size = size
 
     @override
-    def noise(self, generator: np.random.Generator, steps: int, rows: int, dtype: str) -> DrawnNoise:
+    def noise(
+        self, generator: np.random.Generator, steps: int, rows: int, dtype: str
+    ) -> DrawnNoise:
         return generator.standard_normal((steps, rows, self.size)).astype(dtype)
 
     @override
@@ -193,7 +212,9 @@ class DiagonalGaussian(_Gaussian):
     """Independent normal variables (detail 25)."""
 
     @override
-    def scores_with_gradient(self, head: TorchHead, actions: Float[Tensor, "rows A"]) -> ScoresWithGradient:
+    def scores_with_gradient(
+        self, head: TorchHead, actions: Float[Tensor, "rows A"]
+    ) -> ScoresWithGradient:
         from dppo.ppo.kernels.scores import gaussian_scores
 
         return gaussian_scores(head, actions)
@@ -223,7 +244,9 @@ class SquashedGaussian(_Gaussian):
         mean, log_std = head.split(self.size, dim=1)
         nodes, weights = (head.new_tensor(values) for values in _quadrature())
         u = mean.unsqueeze(2) + log_std.exp().unsqueeze(2) * nodes
-        return logprobs - _log_slope(actions).sum(dim=1), entropies + (_log_slope(u) @ weights).sum(dim=1)
+        return logprobs - _log_slope(actions).sum(dim=1), entropies + (_log_slope(u) @ weights).sum(
+            dim=1
+        )
 
 
 def _log_slope(u: Tensor) -> Tensor:

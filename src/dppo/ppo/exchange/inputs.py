@@ -63,7 +63,9 @@ def leaf_scales(scale: ObsScale, obs_dtype: np.dtype[Any]) -> dict[str, ObsScale
     return scales
 
 
-def scale_for(scale: ObsScale | None, obs_dtype: np.dtype[Any], dtype: str | np.dtype[Any]) -> ObsScale | None:
+def scale_for(
+    scale: ObsScale | None, obs_dtype: np.dtype[Any], dtype: str | np.dtype[Any]
+) -> ObsScale | None:
     """Return the scale in the dtype in which observations are normalized: float64 if they hold any, else `dtype`."""
     if scale is None:
         return None
@@ -79,12 +81,15 @@ def normalized_part(obs: np.ndarray, names: Collection[str] | None = None) -> np
         return obs
     by_name = leaves(obs)
     parts = [
-        by_name[name].reshape(len(obs), columns.stop - columns.start) for name, columns in _columns(obs.dtype, names)
+        by_name[name].reshape(len(obs), columns.stop - columns.start)
+        for name, columns in _columns(obs.dtype, names)
     ]
     return np.concatenate(parts, axis=1) if parts else np.zeros((len(obs), 0))
 
 
-def _columns(obs_dtype: np.dtype[Any], names: Collection[str] | None) -> Iterator[tuple[str, slice]]:
+def _columns(
+    obs_dtype: np.dtype[Any], names: Collection[str] | None
+) -> Iterator[tuple[str, slice]]:
     """Yield the name of each normalized leaf, and its columns in the normalized part."""
     start = 0
     for name, leaf in leaves(obs_dtype).items():

@@ -21,14 +21,20 @@ class Question:
     samplers: tuple[int, ...]
     hosted: tuple[int, ...]  # all samplers that the actor hosts now
     version: int = 0  # of the policy that comes with it
-    rebuilds: dict[int, Rebuild] = field(default_factory=dict)  # for samplers that are rebuilt first
-    spaces: Spaces | None = None  # those that every sampler must have; None if none is built for this question
+    rebuilds: dict[int, Rebuild] = field(
+        default_factory=dict
+    )  # for samplers that are rebuilt first
+    spaces: Spaces | None = (
+        None  # those that every sampler must have; None if none is built for this question
+    )
     expected: Expected | None = None  # the numerics of the run; None as for `spaces`
 
     @property
     def requests(self) -> tuple[SegmentRequest, ...]:
         """The request for each segment."""
-        return tuple(SegmentRequest(one, self.index, self.rebuilds.get(one)) for one in self.samplers)
+        return tuple(
+            SegmentRequest(one, self.index, self.rebuilds.get(one)) for one in self.samplers
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,4 +54,6 @@ class Answer:
         got = [(report.sampler_id, report.index, report.policy_version) for report, _ in self.made]
         if got == asked:
             return ""
-        return f"sent the wrong segments: {got} instead of {asked} (sampler, segment, policy version)"
+        return (
+            f"sent the wrong segments: {got} instead of {asked} (sampler, segment, policy version)"
+        )

@@ -33,7 +33,9 @@ class PolicySnapshot(ReadOnly):
     """Scale of the observation normalizer; None if it is off."""
     value_scale: ValueScale | None = None
     """Unit of the network's values; None where it is that of the rewards."""
-    env_options: dict[str, Any] | None = None  # for the resets of environments meanwhile: see `RunInfo.set_env`
+    env_options: dict[str, Any] | None = (
+        None  # for the resets of environments meanwhile: see `RunInfo.set_env`
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,13 +143,23 @@ class Episode:
     success: bool | None
     """`info["is_success"]` of the last step; None if the environment does not report it."""
     end: int = field(default=0, compare=False)  # steps of its last segment up to its end
-    checksum: int = field(default=0, compare=False)  # of its last observation and its return, to verify a replay
-    info: dict[str, float] = field(default_factory=dict)  # all finite numbers in that of the last step, by name
-    options: dict[str, Any] | None = field(default=None, compare=False)  # of its reset: see `RunInfo.set_env`
-    measured: dict[str, EpisodeInfo] = field(default_factory=dict)  # of an evaluation: by the names of `info_keys`
+    checksum: int = field(
+        default=0, compare=False
+    )  # of its last observation and its return, to verify a replay
+    info: dict[str, float] = field(
+        default_factory=dict
+    )  # all finite numbers in that of the last step, by name
+    options: dict[str, Any] | None = field(
+        default=None, compare=False
+    )  # of its reset: see `RunInfo.set_env`
+    measured: dict[str, EpisodeInfo] = field(
+        default_factory=dict
+    )  # of an evaluation: by the names of `info_keys`
     at_bounds: np.ndarray | None = field(default=None, compare=False)
     """[2, width]: steps in which each element of the action was at its lower, at its upper bound; of evaluations."""
-    alone: bool = field(default=True, compare=False)  # False: of one of several rows, and depends on the others
+    alone: bool = field(
+        default=True, compare=False
+    )  # False: of one of several rows, and depends on the others
 
 
 class IncidentKind(str, Enum):
@@ -233,7 +245,9 @@ class SamplerCarry(ReadOnly):
     proofs: UInt8[np.ndarray, " proof_bytes"] | None = (
         None  # of the states: those before the last segment, and its actions
     )
-    options: UInt8[np.ndarray, " option_bytes"] | None = None  # JSON: a list, those of the resets of the open episodes
+    options: UInt8[np.ndarray, " option_bytes"] | None = (
+        None  # JSON: a list, those of the resets of the open episodes
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -305,7 +319,9 @@ class SegmentReport(ReadOnly):
     """Seconds spent in the environments' step and reset."""
     info: dict[str, tuple[int, float, float, float]] = field(default_factory=dict)
     """Of all env steps, by the names of `info_keys`: how many values, their sum, the least and the largest."""
-    ended_actions: tuple[Shaped[np.ndarray, " _ *A"], ...] = ()  # of each of `episodes`, in this segment
+    ended_actions: tuple[
+        Shaped[np.ndarray, " _ *A"], ...
+    ] = ()  # of each of `episodes`, in this segment
 
 
 StepRows = tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]

@@ -32,7 +32,9 @@ class ObsScale(ReadOnly):
         """Return a copy in `dtype`."""
         return replace(self, mean=self.mean.astype(dtype), std=self.std.astype(dtype))
 
-    def normalize(self, obs: Shaped[np.ndarray, "*rows"], dtype: str | np.dtype) -> Float[np.ndarray, "*rows"]:
+    def normalize(
+        self, obs: Shaped[np.ndarray, "*rows"], dtype: str | np.dtype
+    ) -> Float[np.ndarray, "*rows"]:
         """Standardize `obs` [..., *O] in the dtype of this scale, clip it to +-10, and return it in `dtype`."""
         standardized = (obs.astype(self.mean.dtype) - self.mean) / self.std
         return np.clip(standardized, -CLIP, CLIP).astype(dtype, copy=False)

@@ -41,7 +41,9 @@ class PixelConv(nn.Conv2d):
         )
 
 
-def convolve_blocks(pixels: Tensor, weight: Tensor, bias: Tensor | None, dtype: torch.dtype) -> Tensor:
+def convolve_blocks(
+    pixels: Tensor, weight: Tensor, bias: Tensor | None, dtype: torch.dtype
+) -> Tensor:
     """Return the convolution with stride 4 of bytes, as a smaller one over blocks of pixels, computed in `dtype`.
 
         sum over c, y, x of w[o, c, y, x] p[c, 4 i + y, 4 j + x]
@@ -57,8 +59,15 @@ def convolve_blocks(pixels: Tensor, weight: Tensor, bias: Tensor | None, dtype: 
     outputs, channels, kernel_height, kernel_width = weight.shape
     rows, _, height, width = pixels.shape
     if pixels.stride(1) == 1 and channels > 1:  # channels last
-        lines = pixels.permute(0, 2, 3, 1).contiguous().view(rows, height, width * channels).view(torch.int32)
-        words = lines.view(rows, height // BLOCK, BLOCK, width // BLOCK, channels).permute(0, 1, 3, 2, 4)
+        lines = (
+            pixels.permute(0, 2, 3, 1)
+            .contiguous()
+            .view(rows, height, width * channels)
+            .view(torch.int32)
+        )
+        words = lines.view(rows, height // BLOCK, BLOCK, width // BLOCK, channels).permute(
+            0, 1, 3, 2, 4
+        )
         block_order = (
             0,
             3,
@@ -69,7 +78,9 @@ def convolve_blocks(pixels: Tensor, weight: Tensor, bias: Tensor | None, dtype: 
         )  # within a block: rows, columns, channels
     else:
         words = pixels.contiguous().flatten().view(torch.int32)
-        words = words.view(rows, channels, height // BLOCK, BLOCK, width // BLOCK).permute(0, 2, 4, 1, 3)
+        words = words.view(rows, channels, height // BLOCK, BLOCK, width // BLOCK).permute(
+            0, 2, 4, 1, 3
+        )
         block_order = (
             0,
             1,
@@ -78,7 +89,9 @@ def convolve_blocks(pixels: Tensor, weight: Tensor, bias: Tensor | None, dtype: 
             2,
             4,
         )  # within a block: channels, rows, columns
-    blocks = words.contiguous().flatten(3).view(torch.uint8)  # [rows, height / 4, width / 4, channels * 16]
+    blocks = (
+        words.contiguous().flatten(3).view(torch.uint8)
+    )  # [rows, height / 4, width / 4, channels * 16]
     kernel_blocks = kernel_height // BLOCK, kernel_width // BLOCK
     kernel = weight.reshape(outputs, channels, kernel_blocks[0], BLOCK, kernel_blocks[1], BLOCK)
     kernel = kernel.permute(block_order).reshape(outputs, -1, *kernel_blocks)
@@ -95,7 +108,11 @@ class Dense(nn.Linear):
     def forward(self, code: Tensor) -> Tensor:
         """Return the outputs [rows, n] of `code` [rows, features]."""
         is_plain = code.device.type == "cpu" and code.dtype == self.weight.dtype == torch.float32
-        if not is_plain or autocast_dtype_on(code.device) is not None or not torch.backends.mkldnn.is_available():
+        if (
+            not is_plain
+            or autocast_dtype_on(code.device) is not None
+            or not torch.backends.mkldnn.is_available()
+        ):
             return layer_forward(self, code)
         if not torch.is_grad_enabled():
             return _by_onednn(code, self.weight, self.bias)

@@ -112,11 +112,18 @@ def layer_forward(layer: nn.Linear, input: Tensor) -> Tensor:
     parameters = layer.__dict__["_parameters"]
     weight: Tensor | None = parameters.get("weight")
     is_parametrized = weight is None or "bias" not in parameters  # torch computes them
-    if weight is None or is_parametrized or input.dim() != 2 or not numpy_can_multiply(input, weight):
+    if (
+        weight is None
+        or is_parametrized
+        or input.dim() != 2
+        or not numpy_can_multiply(input, weight)
+    ):
         return linear(input, layer.weight, layer.bias)
     bias: Tensor | None = parameters["bias"]
     arrays = _arrays_of(layer)
-    learns = input.requires_grad or weight.requires_grad or (bias is not None and bias.requires_grad)
+    learns = (
+        input.requires_grad or weight.requires_grad or (bias is not None and bias.requires_grad)
+    )
     if learns and torch.is_grad_enabled():
         return _Chain.apply(input, (arrays,), (None,), weight, bias)  # type: ignore[no-untyped-call]
     return torch.from_numpy(_affine(input.numpy(force=True), arrays))
@@ -143,7 +150,11 @@ def numpy_can_multiply(inputs: Tensor, weight: Tensor) -> bool:
         torch.float32,
         torch.float64,
     )
-    return is_plain and not torch.is_autocast_enabled("cpu") and torch._C._functorch.peek_interpreter_stack() is None
+    return (
+        is_plain
+        and not torch.is_autocast_enabled("cpu")
+        and torch._C._functorch.peek_interpreter_stack() is None
+    )
 
 
 def _chain_forward(
@@ -155,7 +166,9 @@ def _chain_forward(
     """Compute a sequence of linear layers and activations, in place of `nn.Sequential.forward`."""
     parameters: list[Tensor] = []
     for layer in layers:
-        named = layer.__dict__["_parameters"]  # `torch.func.functional_call` may have replaced them for this call
+        named = layer.__dict__[
+            "_parameters"
+        ]  # `torch.func.functional_call` may have replaced them for this call
         parameters += [named["weight"], named["bias"]]
     if input.dim() != 2 or not numpy_can_multiply(input, parameters[0]):
         return nn.Sequential.forward(module, input)  # type: ignore[no-untyped-call]
@@ -251,7 +264,9 @@ class _Chain(Function):
         x, *weights, _ = ctx.saved_tensors  # raises if one has been modified since
         needs_x, _, _, *needs_parameter = ctx.needs_input_grad
         if torch.is_grad_enabled():  # a user's network takes the gradient of a gradient
-            parameters = [parameter for pair in zip(weights, ctx.biases, strict=True) for parameter in pair]
+            parameters = [
+                parameter for pair in zip(weights, ctx.biases, strict=True) for parameter in pair
+            ]
             y = _differentiable(x, parameters, ctx.activations)
             by_x, *gradients = _gradients(y, by_y, [x, *parameters], [needs_x, *needs_parameter])
             return by_x, None, None, *gradients
@@ -259,7 +274,9 @@ class _Chain(Function):
         for number in reversed(range(len(ctx.arrays))):
             activation = ctx.activations[number]
             if activation is not None:
-                by_y = ACTIVATIONS[activation].gradient(by_y, torch.from_numpy(ctx.outputs[number + 1]))
+                by_y = ACTIVATIONS[activation].gradient(
+                    by_y, torch.from_numpy(ctx.outputs[number + 1])
+                )
             rows = by_y.numpy()
             if needs_parameter[2 * number]:
                 gradients[2 * number] = torch.from_numpy(product(rows.T, ctx.outputs[number]))
@@ -270,10 +287,14 @@ class _Chain(Function):
         return by_y if needs_x else None, None, None, *gradients
 
 
-def _differentiable(x: Tensor, parameters: Sequence[Tensor | None], activations: ActivationTypes) -> Tensor:
+def _differentiable(
+    x: Tensor, parameters: Sequence[Tensor | None], activations: ActivationTypes
+) -> Tensor:
     """Compute a chain by torch's operations; `parameters` are weight and bias of each layer."""
     y = x
-    for weight, bias, activation in zip(parameters[::2], parameters[1::2], activations, strict=True):
+    for weight, bias, activation in zip(
+        parameters[::2], parameters[1::2], activations, strict=True
+    ):
         assert weight is not None
         y = F.linear(y, weight, bias)
         if activation is not None:

@@ -28,12 +28,16 @@ class HandwrittenMLP(LearningNetwork):
         if mlp.log_std is not None:
             parameters.append(mlp.log_std)
         self.parameters = FlatParameters(parameters, zeros_like)
-        self._trunks = [[_Layer.of(part) for part in trunk if isinstance(part, nn.Linear)] for trunk in trunks]
+        self._trunks = [
+            [_Layer.of(part) for part in trunk if isinstance(part, nn.Linear)] for trunk in trunks
+        ]
         self._log_std = None if mlp.log_std is None else mlp.log_std.detach()
         self._by_log_std = None if mlp.log_std is None else mlp.log_std.grad
         self._bound_size = len(self._trunks[0][-1].bias)
         self._is_tanh = any(isinstance(part, nn.Tanh) for part in mlp.policy)
-        self._workspace = lru_cache(maxsize=2)(self._new_workspace)  # minibatches have at most two sizes
+        self._workspace = lru_cache(maxsize=2)(
+            self._new_workspace
+        )  # minibatches have at most two sizes
 
     @override
     def forward(self, obs: Tensor, recurrent: None = None) -> tuple[Tensor, Tensor, Tensor]:
@@ -103,10 +107,15 @@ class HandwrittenMLP(LearningNetwork):
         like = self.parameters.gradient
         head_size = self._bound_size + (0 if self._log_std is None else len(self._log_std))
         head = like.new_empty((num_rows, head_size))
-        outputs = [[like.new_empty((num_rows, len(layer.bias))) for layer in layers] for layers in self._trunks]
+        outputs = [
+            [like.new_empty((num_rows, len(layer.bias))) for layer in layers]
+            for layers in self._trunks
+        ]
         outputs[0][-1] = head[:, : self._bound_size]
         values = outputs[1][-1].squeeze(1)
-        by_hidden = [like.new_empty((num_rows, layer.weight.shape[1])) for layer in self._trunks[0][1:]]
+        by_hidden = [
+            like.new_empty((num_rows, layer.weight.shape[1])) for layer in self._trunks[0][1:]
+        ]
         return _Workspace(head, values, outputs, by_hidden)
 
 

@@ -35,15 +35,21 @@ def over_time(
     `forward`.
     """
     if not isinstance(cell, nn.GRUCell | nn.LSTMCell) or not cell.bias:
-        raise TypeError(f"over_time() was given {cell!r}. Pass an nn.GRUCell or an nn.LSTMCell with biases.")
+        raise TypeError(
+            f"over_time() was given {cell!r}. Pass an nn.GRUCell or an nn.LSTMCell with biases."
+        )
     is_plain = type(cell).forward in (nn.GRUCell.forward, nn.LSTMCell.forward)
     if not is_plain or "forward" in cell.__dict__ or has_hooks(cell):
         raise TypeError(
             f"over_time() does not call {cell!r}, which has hooks or its own forward(). Call it step by step."
         )
-    if torch.compiler.is_compiling():  # an exporter follows operations of torch, not gradients by hand
+    if (
+        torch.compiler.is_compiling()
+    ):  # an exporter follows operations of torch, not gradients by hand
         return over_time_in_torch(cell, inputs, state, starts)
-    if torch.is_autocast_enabled(inputs.device.type):  # rounding errors of a recurrence would add up
+    if torch.is_autocast_enabled(
+        inputs.device.type
+    ):  # rounding errors of a recurrence would add up
         dtype = cell.weight_hh.dtype
         with torch.autocast(inputs.device.type, enabled=False):
             return over_time(cell, inputs.to(dtype), state.to(dtype), starts)

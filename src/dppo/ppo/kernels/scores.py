@@ -13,7 +13,9 @@ if TYPE_CHECKING:  # shapes are checked in tests only
     from jaxtyping import Float, Int64
 
 
-def categorical_scores(head: Float[Tensor, "rows n"], actions: Int64[Tensor, " rows"]) -> ScoresWithGradient:
+def categorical_scores(
+    head: Float[Tensor, "rows n"], actions: Int64[Tensor, " rows"]
+) -> ScoresWithGradient:
     """Score choices, given logits.
 
     d log pi(a) / d logits = onehot(a) - p        dH / d logits = -p (log p + H)
@@ -33,7 +35,9 @@ def categorical_scores(head: Float[Tensor, "rows n"], actions: Int64[Tensor, " r
     return ScoresWithGradient(log_probs.gather(1, column).squeeze(1), entropies, gradient)
 
 
-def gaussian_scores(head: Float[Tensor, "rows 2*A"], actions: Float[Tensor, "rows A"]) -> ScoresWithGradient:
+def gaussian_scores(
+    head: Float[Tensor, "rows 2*A"], actions: Float[Tensor, "rows A"]
+) -> ScoresWithGradient:
     """Score independent normal variables, given [mean, log std].
 
     z = (a - mean) / std        d log pi / d mean = z / std        d log pi / d log std = z^2 - 1

@@ -39,7 +39,11 @@ class FlatAdam:
     """
 
     def __init__(
-        self, parameters: FlatParameters, memory: int = MEMORY, slowed: slice = NO_WEIGHTS, share: float = 1.0
+        self,
+        parameters: FlatParameters,
+        memory: int = MEMORY,
+        slowed: slice = NO_WEIGHTS,
+        share: float = 1.0,
     ) -> None:
         """Begin with moments of zero; v is a mean of `memory` = 1 / (1 - b2) steps.
 

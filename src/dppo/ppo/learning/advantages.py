@@ -51,7 +51,9 @@ def generalized_advantages(
     """
     dtype = values.dtype
     terminated = transitions.terminated
-    deltas = transitions.rewards.astype(dtype) + dtype.type(gamma) * next_values * ~terminated - values
+    deltas = (
+        transitions.rewards.astype(dtype) + dtype.type(gamma) * next_values * ~terminated - values
+    )
     discounts = dtype.type(gamma * gae_lambda) * ~(terminated | transitions.truncated)
     if transitions.valid is not None:
         deltas = np.where(transitions.valid, deltas, dtype.type(0))

@@ -126,7 +126,9 @@ class Batch:
     def pieces(self, rows: int) -> Iterator[Batch]:
         """Yield consecutive pieces of at most `rows` rows, but at least a sequence each, with their observations."""
         largest = max(1, rows // self.sequence_length)
-        sizes = [min(largest, self.sequences - start) for start in range(0, self.sequences, largest)]
+        sizes = [
+            min(largest, self.sequences - start) for start in range(0, self.sequences, largest)
+        ]
         for piece in self.split(sizes):
             yield replace(piece.with_observations(), share=len(piece) / len(self))
 
@@ -150,7 +152,16 @@ class Batch:
         return change(column.unflatten(0, (self.sequences, self.sequence_length))).flatten(0, 1)
 
 
-COLUMNS = ("actions", "logprobs", "values", "advantages", "returns", "weights", "importance", "masks")
+COLUMNS = (
+    "actions",
+    "logprobs",
+    "values",
+    "advantages",
+    "returns",
+    "weights",
+    "importance",
+    "masks",
+)
 
 
 def zero_batch(spec: NetworkSpec, sequences: int, sequence_length: int) -> Batch:
@@ -172,7 +183,9 @@ def zero_batch(spec: NetworkSpec, sequences: int, sequence_length: int) -> Batch
     column = zeros(rows)
     return Batch(
         obs=_inputs(obs, np.dtype(spec.dtype), None, as_rows),
-        actions=zeros(rows, *distribution.action_shape, dtype=distribution.action_dtype(spec.dtype)),
+        actions=zeros(
+            rows, *distribution.action_shape, dtype=distribution.action_dtype(spec.dtype)
+        ),
         logprobs=column,
         values=column,
         advantages=column,
@@ -195,7 +208,11 @@ def row_bytes(spec: NetworkSpec, sequence_length: int) -> int:
 
 
 def make_batch(
-    segments: Sequence[Segment], obs_scale: ObsScale | None, reward_scale: float | None, ppo: PPO, length: int = 1
+    segments: Sequence[Segment],
+    obs_scale: ObsScale | None,
+    reward_scale: float | None,
+    ppo: PPO,
+    length: int = 1,
 ) -> Batch:
     """Merge segments into one batch: normalize, estimate advantages and flatten.
 
@@ -221,7 +238,9 @@ def make_batch(
     def rows(array: np.ndarray) -> Tensor:
         """Return the rows of a column, with zeros where there is no transition."""
         if not all_valid:
-            array = np.where(valid.reshape(*valid.shape, *[1] * (array.ndim - 2)), array, array.dtype.type(0))
+            array = np.where(
+                valid.reshape(*valid.shape, *[1] * (array.ndim - 2)), array, array.dtype.type(0)
+            )
         return all_rows(array)
 
     obs: Any
@@ -229,7 +248,9 @@ def make_batch(
         obs = _inputs(merged(segments, "obs"), values.dtype, obs_scale, all_rows)
     else:
         done = transitions.terminated | transitions.truncated
-        obs = IndexedObs(as_rows(merged(segments, "obs")), all_rows(stack_numbers(done, first.stack)))
+        obs = IndexedObs(
+            as_rows(merged(segments, "obs")), all_rows(stack_numbers(done, first.stack))
+        )
     return Batch(
         obs=obs,
         actions=rows(merged(segments, "actions")),
@@ -240,7 +261,10 @@ def make_batch(
         weights=None if all_valid else rows(valid.astype(values.dtype)),
         masks=None if first.masks is None else rows(merged(segments, "masks")),
         terminates=bool(transitions.terminated.any()),
-        rewards=(float(learned_rewards.min(initial=math.inf)), float(learned_rewards.max(initial=-math.inf))),
+        rewards=(
+            float(learned_rewards.min(initial=math.inf)),
+            float(learned_rewards.max(initial=-math.inf)),
+        ),
         sequence_length=length,
         recurrent=None if first.states is None else _recurrent_inputs(segments, length),
     )
@@ -259,14 +283,19 @@ def estimated_advantages(
     )
 
 
-def transitions_of(segments: Sequence[Segment], reward_scale: float | None, ppo: PPO) -> Transitions:
+def transitions_of(
+    segments: Sequence[Segment], reward_scale: float | None, ppo: PPO
+) -> Transitions:
     """Return what followed the actions of segments side by side, with rewards as they are learned from."""
     rewards = shaped_rewards(merged(segments, "rewards"), ppo)
     if reward_scale is not None:
         rewards = np.clip(rewards / reward_scale, -CLIP, CLIP)
     valid = merged(segments, "valid")
     return Transitions(
-        rewards, merged(segments, "terminated"), merged(segments, "truncated"), None if valid.all() else valid
+        rewards,
+        merged(segments, "terminated"),
+        merged(segments, "truncated"),
+        None if valid.all() else valid,
     )
 
 
@@ -290,7 +319,9 @@ def successor_inputs(
 
 def _recurrent_inputs(segments: Sequence[Segment], sequence_length: int) -> RecurrentInputs:
     done = merged(segments, "terminated") | merged(segments, "truncated")
-    starts = np.zeros_like(done)  # in the first row, the stored state is that of the episode, or zero
+    starts = np.zeros_like(
+        done
+    )  # in the first row, the stored state is that of the episode, or zero
     starts[1:] = done[:-1]
     starts = in_sequences(starts, sequence_length).reshape(-1, sequence_length)
     return RecurrentInputs(as_rows(merged(segments, "states")), torch.from_numpy(starts))
@@ -304,7 +335,9 @@ def _inputs(
 ) -> Tensor | dict[str, Tensor]:
     """Return the network's input: one tensor, or a copy of each leaf by name."""
     obs_dtype = np.dtype((obs.dtype, obs.shape[2:]))
-    return each_leaf(network_inputs(obs, obs_dtype, dtype, scale_for(scale, obs_dtype, dtype)), rows)
+    return each_leaf(
+        network_inputs(obs, obs_dtype, dtype, scale_for(scale, obs_dtype, dtype)), rows
+    )
 
 
 def as_rows(array: np.ndarray) -> Tensor:
@@ -317,6 +350,8 @@ def in_sequences(
 ) -> Shaped[np.ndarray, " T*envs *rest"]:
     """Cut `array` into sequences of `sequence_length` steps, laid one after the other."""
     if sequence_length > 1:
-        array = array.reshape(-1, sequence_length, *array.shape[1:]).swapaxes(1, 2)  # [T / L, envs, L, ...]
+        array = array.reshape(-1, sequence_length, *array.shape[1:]).swapaxes(
+            1, 2
+        )  # [T / L, envs, L, ...]
         array = array.reshape(-1, sequence_length, *array.shape[3:])
     return np.ascontiguousarray(array.reshape(-1, *array.shape[2:]))

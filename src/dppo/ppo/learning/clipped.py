@@ -32,7 +32,9 @@ class ClippedLoss:
                 clip = clip * (reuse_clip_factor(ppo.reuse) / batch.importance)
         surrogate, by_log_ratio = policy_loss(outputs.log_ratio.exp(), advantages, clip, weights)
         if ppo.clip_vloss:
-            error, by_values = clipped_value_loss(outputs.values, batch.values, batch.returns, ppo.clip_coef, weights)
+            error, by_values = clipped_value_loss(
+                outputs.values, batch.values, batch.returns, ppo.clip_coef, weights
+            )
         else:
             error, by_values = value_loss(outputs.values, batch.returns, weights)
         if batch.share != 1.0:

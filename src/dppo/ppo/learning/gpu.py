@@ -24,8 +24,17 @@ class Rows:
     sequence_length: int
 
 
-NO_MEMORY = ("out of memory", "can't allocate memory", "CUBLAS_STATUS_ALLOC_FAILED")  # also of a CPU
-NO_GPU = ("CUDA error", "CUBLAS_STATUS", "CUDNN_STATUS", "cuDNN error")  # begin what torch reports of one
+NO_MEMORY = (
+    "out of memory",
+    "can't allocate memory",
+    "CUBLAS_STATUS_ALLOC_FAILED",
+)  # also of a CPU
+NO_GPU = (
+    "CUDA error",
+    "CUBLAS_STATUS",
+    "CUDNN_STATUS",
+    "cuDNN error",
+)  # begin what torch reports of one
 FEWER = 4  # the part of the rows at once that is suggested where all of them do not fit
 
 
@@ -43,7 +52,11 @@ def repeatable_on(device: torch.device) -> Iterator[None]:
     settings = [
         (torch.backends.cudnn, "deterministic", True),
         (torch.backends.cudnn, "benchmark", False),
-        (torch.utils.deterministic, "fill_uninitialized_memory", False),  # each new tensor would be written twice
+        (
+            torch.utils.deterministic,
+            "fill_uninitialized_memory",
+            False,
+        ),  # each new tensor would be written twice
         _tf32_of_convolutions(),
     ]
     values_before = [getattr(place, name) for place, name, _ in settings]
@@ -51,7 +64,9 @@ def repeatable_on(device: torch.device) -> Iterator[None]:
     for place, name, value in settings:
         setattr(place, name, value)
     try:
-        with torch.autocast("cuda", enabled=False):  # an environment in this process may have left it on
+        with torch.autocast(
+            "cuda", enabled=False
+        ):  # an environment in this process may have left it on
             yield
     finally:
         torch.set_deterministic_debug_mode(before)
@@ -113,7 +128,9 @@ def starting_on(device: str, network: str) -> Iterator[None]:
         yield
         return
     try:
-        with warnings.catch_warnings():  # of the first product in a thread of torch's, which means nothing
+        with (
+            warnings.catch_warnings()
+        ):  # of the first product in a thread of torch's, which means nothing
             warnings.filterwarnings("ignore", message="Attempting to run cuBLAS")
             yield
     except RuntimeError as error:
@@ -124,7 +141,9 @@ def starting_on(device: str, network: str) -> Iterator[None]:
                 f"`device=cpu`."
             ) from error
         if reason := gpu_failure(error):
-            raise ConfigError(f"device={device}: the GPU cannot be used ({reason}). Use `device=cpu`.") from error
+            raise ConfigError(
+                f"device={device}: the GPU cannot be used ({reason}). Use `device=cpu`."
+            ) from error
         raise ConfigError(
             f"model={network}: it works on the CPU, and fails on device={device} ({in_a_line(error)}). Make new "
             f"tensors on the device of the observations (device=obs.device), and constants with register_buffer()."

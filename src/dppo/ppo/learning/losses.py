@@ -18,7 +18,9 @@ if TYPE_CHECKING:  # shapes are checked in tests only
     LossAndGradient = tuple[Float[Tensor, ""], Rows]
 
 
-def policy_loss(ratio: Rows, advantages: Rows, clip_coef: float | Rows, weights: Rows | None = None) -> LossAndGradient:
+def policy_loss(
+    ratio: Rows, advantages: Rows, clip_coef: float | Rows, weights: Rows | None = None
+) -> LossAndGradient:
     """Return the clipped surrogate loss, to be minimized (detail 8), and its gradient.
 
         L = mean(max(-A r, -A clip(r, 1 - c, 1 + c)))        dL/d log pi = -A r / rows where the first is the larger
@@ -62,7 +64,9 @@ def clipped_value_loss(
     return 0.5 * weighted_mean(losses, weights), _weighted(error * free / len(error), weights)
 
 
-def approximate_kl(log_ratio: Rows, ratio: Rows, importance: Rows | None = None) -> Float[Tensor, ""]:
+def approximate_kl(
+    log_ratio: Rows, ratio: Rows, importance: Rows | None = None
+) -> Float[Tensor, ""]:
     """Estimate KL(old | new) from samples of the old policy; never negative, and with low variance.
 
         mean(w ((r - 1) - log r))

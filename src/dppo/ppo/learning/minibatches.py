@@ -104,7 +104,9 @@ def _standardized(shuffled: Batch, sizes: list[int], floor: float, parallel: Par
     weights: list[Tensor | None] = [None] * len(shapes)
     if shuffled.weights is not None:
         weights = [*tables(shuffled.weights)]
-    moments = torch.cat([row_moments(table, weight) for table, weight in zip(advantages, weights, strict=True)])
+    moments = torch.cat(
+        [row_moments(table, weight) for table, weight in zip(advantages, weights, strict=True)]
+    )
     counts, means, squares = moments_of_all(moments, parallel).split(1, dim=1)
     deviations = (squares / (counts - 1).clamp(min=1)).sqrt()
     scales = deviations.clamp(min=floor) + 1e-8

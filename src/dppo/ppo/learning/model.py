@@ -50,7 +50,11 @@ class PPOModel:
             self.parameters.weights.data[free_deviations(spec)] = log_std
 
     def forward(
-        self, obs: Any, actions: Tensor, masks: Tensor | None = None, recurrent: RecurrentInputs | None = None
+        self,
+        obs: Any,
+        actions: Tensor,
+        masks: Tensor | None = None,
+        recurrent: RecurrentInputs | None = None,
     ) -> Scored:
         """Score `actions` [rows, *A] and estimate values, given observations [rows, *O] as a `Batch` holds them.
 
@@ -78,9 +82,13 @@ class PPOModel:
                 logprobs.append(scored.policy.logprobs.clone())
         return torch.cat(logprobs)
 
-    def backward(self, scored: Scored, by_logprobs: Tensor, by_entropies: Tensor | float, by_values: Tensor) -> None:
+    def backward(
+        self, scored: Scored, by_logprobs: Tensor, by_entropies: Tensor | float, by_values: Tensor
+    ) -> None:
         """Store the gradient of every parameter, given the gradients of the scores of the last `forward`."""
-        self.network.backward(scored.residuals, scored.policy.gradient(by_logprobs, by_entropies), by_values)
+        self.network.backward(
+            scored.residuals, scored.policy.gradient(by_logprobs, by_entropies), by_values
+        )
 
 
 def free_deviations(spec: NetworkSpec) -> slice:

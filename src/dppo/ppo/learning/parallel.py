@@ -53,4 +53,6 @@ def merged_moments(parts: Tensor) -> Tensor:
     counts, means, squares = parts.unbind(dim=2)  # [parts, k]
     count = counts.sum(dim=0)
     mean = (counts * means).sum(dim=0) / count.clamp(min=1)
-    return torch.stack([count, mean, (squares + counts * (means - mean).square()).sum(dim=0)], dim=1)
+    return torch.stack(
+        [count, mean, (squares + counts * (means - mean).square()).sum(dim=0)], dim=1
+    )

@@ -69,7 +69,9 @@ class PopArt:
             flat[self._weight] *= before.std / after.std
             flat[self._bias] *= before.std / after.std
             flat[self._bias] += (before.mean - after.mean) / after.std
-        return replace(batch, values=after.standardize(batch.values), returns=after.standardize(batch.returns))
+        return replace(
+            batch, values=after.standardize(batch.values), returns=after.standardize(batch.returns)
+        )
 
     def state(self) -> dict[str, np.ndarray]:
         """Return the moments as a named array, which is part of the trainer's state."""

@@ -47,7 +47,12 @@ class OlderPolicies(Stage):
         """Return the batch with ratios, advantages, returns and values by the policy to update."""
         batch = from_current_policy(batch, network)
         estimates = estimate_again(batch, network, experience, self.ppo)
-        return replace(batch, values=estimates.values, advantages=estimates.advantages, returns=estimates.returns)
+        return replace(
+            batch,
+            values=estimates.values,
+            advantages=estimates.advantages,
+            returns=estimates.returns,
+        )
 
     def figures(self, batch: Batch, network: CurrentNetwork, ppo: ResolvedPPO) -> dict[str, float]:
         """Adapt the learning rate; return how far the policy has moved from `pi_k`, over the rows of all ranks."""
@@ -60,7 +65,9 @@ class OlderPolicies(Stage):
         """Return half the mean of |r - r_k| over all transitions, and the share where it exceeds `clip`."""
         assert batch.importance is not None
         log_ratio = network.log_probs(batch) - batch.logprobs
-        ratio = log_ratio.clamp(max=MAX_LOG_RATIO).exp()  # an importance of 0 times infinity would be nan
+        ratio = log_ratio.clamp(
+            max=MAX_LOG_RATIO
+        ).exp()  # an importance of 0 times infinity would be nan
         moved = batch.importance * (ratio - 1).abs()
         weights = batch.weights
         if weights is None:
@@ -106,10 +113,16 @@ def joined(segments: Sequence[Segment]) -> Segment:
         assert segment.successors is not None, "a segment to join needs its successors"
         starts = following.obs[0]
         led_to = segment.successors[-len(starts) :]  # the successors of the last row are the last
-        restarted = [last.tobytes() != start.tobytes() for last, start in zip(led_to, starts, strict=True)]
+        restarted = [
+            last.tobytes() != start.tobytes() for last, start in zip(led_to, starts, strict=True)
+        ]
         columns["truncated"][end] |= restarted & ~segment.terminated[-1]
     whole = Segment(**columns)
     # Successors that are rows of the whole segment are left out.
     missing = whole.followed[np.concatenate([segment.followed for segment in segments])]
-    successors = {name: columns[name][missing] for name in ("successors", "successor_states") if name in columns}
+    successors = {
+        name: columns[name][missing]
+        for name in ("successors", "successor_states")
+        if name in columns
+    }
     return replace(whole, **successors)

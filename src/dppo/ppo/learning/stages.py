@@ -40,12 +40,16 @@ class CurrentNetwork:
 
     def values(self, batch: Batch) -> Float[Tensor, " B"]:
         """Return the values of the rows of a batch, in units of rewards."""
-        pieces = [self.model.values(piece.obs, piece.recurrent) for piece in batch.pieces(self.rows)]
+        pieces = [
+            self.model.values(piece.obs, piece.recurrent) for piece in batch.pieces(self.rows)
+        ]
         return self._in_units_of_rewards(torch.cat(pieces))
 
     def successor_values(self, experience: Experience, device: torch.device) -> Float[Tensor, " n"]:
         """Return the values of observations that followed a row, but are in no row, in units of rewards."""
-        count, inputs, recurrent = successor_inputs(experience.segments, experience.policy.obs_scale)
+        count, inputs, recurrent = successor_inputs(
+            experience.segments, experience.policy.obs_scale
+        )
         pieces = []
         for start in range(0, count, self.rows):
 
@@ -126,7 +130,9 @@ class Estimates:
     returns: Float[Tensor, " B"]
 
 
-def estimate_again(batch: Batch, network: CurrentNetwork, experience: Experience, ppo: PPO) -> Estimates:
+def estimate_again(
+    batch: Batch, network: CurrentNetwork, experience: Experience, ppo: PPO
+) -> Estimates:
     """Return the estimates of the current network for a batch that was made from `experience`.
 
     With `reuse`, advantages are those of V-trace: the traces are the importance of rows, at most one.
@@ -151,13 +157,20 @@ def estimate_again(batch: Batch, network: CurrentNetwork, experience: Experience
     step_values = in_steps(values)
     next_values = np.empty_like(step_values)
     next_values[:-1] = step_values[1:]
-    next_values[_followed(segments)] = network.successor_values(experience, device).numpy(force=True)
+    next_values[_followed(segments)] = network.successor_values(experience, device).numpy(
+        force=True
+    )
     traces = None
     if ppo.reuse > 1:
         assert batch.importance is not None
         traces = in_steps(batch.importance.clamp(max=1))
     advantages = generalized_advantages(
-        transitions, step_values, next_values, gamma=ppo.gamma, gae_lambda=ppo.gae_lambda, traces=traces
+        transitions,
+        step_values,
+        next_values,
+        gamma=ppo.gamma,
+        gae_lambda=ppo.gae_lambda,
+        traces=traces,
     )
     returns = (advantages if traces is None else traces * advantages) + step_values
     if transitions.valid is not None:
@@ -182,7 +195,9 @@ def from_current_policy(batch: Batch, network: CurrentNetwork) -> Batch:
     Deviation: w is limited to 2, because where an update moves the policy far, a few rows would outweigh the others.
     """
     logprobs = network.log_probs(batch)
-    if batch.weights is not None:  # rows that are not transitions hold zeros, which no policy has chosen
+    if (
+        batch.weights is not None
+    ):  # rows that are not transitions hold zeros, which no policy has chosen
         logprobs = torch.where(batch.weights > 0, logprobs, batch.logprobs)
     importance = (logprobs - batch.logprobs).exp().clamp(max=MAX_IMPORTANCE)
     return replace(batch, logprobs=logprobs, importance=importance)

@@ -23,7 +23,9 @@ from dppo.ppo.learning.parallel import Parallel
 from dppo.ppo.learning.popart import PopArt, value_figures
 from dppo.ppo.learning.stages import CurrentNetwork, Stage
 
-NOISE_ENTROPY_WEIGHT = 0.01  # of the entropy bonus that is added where advantages are nothing but noise
+NOISE_ENTROPY_WEIGHT = (
+    0.01  # of the entropy bonus that is added where advantages are nothing but noise
+)
 FIGURES_OF_RATIOS = ("approx_kl", "old_approx_kl", "clipfrac")
 NO_EXPERIENCE = Experience((), PolicySnapshot(0, np.zeros(0)), None, 0)
 
@@ -80,9 +82,15 @@ class PPOTrainer:
         self._adapted_rate = self.ppo.learning_rate  # changes with `desired_kl` only
         self._popart = PopArt(self.model) if self.ppo.norm_value else None
 
-    @np.errstate(invalid="ignore", over="ignore")  # a gradient that is not finite is reported by number
+    @np.errstate(
+        invalid="ignore", over="ignore"
+    )  # a gradient that is not finite is reported by number
     def update(
-        self, batch: Batch, ppo: ResolvedPPO, order: np.random.Generator, experience: Experience = NO_EXPERIENCE
+        self,
+        batch: Batch,
+        ppo: ResolvedPPO,
+        order: np.random.Generator,
+        experience: Experience = NO_EXPERIENCE,
     ) -> Update:
         """Train K epochs on `batch`, in minibatches drawn by `order`; those without any transition are skipped.
 
@@ -113,7 +121,9 @@ class PPOTrainer:
             if epoch > 0:
                 for stage in self.stages:
                     batch = stage.renew(batch, self._network(batch), experience)
-            for minibatch, transitions in draw_minibatches(batch, order, count, floor=floor, parallel=self.parallel):
+            for minibatch, transitions in draw_minibatches(
+                batch, order, count, floor=floor, parallel=self.parallel
+            ):
                 steps.append(self._step(minibatch, transitions, objective, ppo, len(steps)))
             if self._moved_too_far(steps, ppo):
                 break
@@ -126,14 +136,18 @@ class PPOTrainer:
         return Update(figures, self._learning_rate(ppo), scale)
 
     def _network(self, batch: Batch) -> CurrentNetwork:
-        rows = self.micro_batch_size or math.ceil(len(batch) / (self.minibatches * batch.iterations))
+        rows = self.micro_batch_size or math.ceil(
+            len(batch) / (self.minibatches * batch.iterations)
+        )
         return CurrentNetwork(self.model, rows, self.value_scale())
 
     def value_scale(self) -> ValueScale | None:
         """Return the unit of the model's values; None: that of rewards."""
         return None if self._popart is None else self._popart.scale
 
-    def _with_noise_entropy(self, ppo: ResolvedPPO, batch: Batch, floor: float | None) -> ResolvedPPO:
+    def _with_noise_entropy(
+        self, ppo: ResolvedPPO, batch: Batch, floor: float | None
+    ) -> ResolvedPPO:
         """Return the settings with a bonus that keeps discrete actions open where no reward came.
 
         It grows as the deviation of all advantages falls below half of the floor. However small gradients of noise are,
@@ -141,14 +155,23 @@ class PPOTrainer:
         """
         if not floor or any(batch.rewards) or not self.model.spec.distribution.integer:
             return ppo
-        count, _, squares = moments_of_rows(batch.advantages[None], batch, self.parallel)[0].tolist()
+        count, _, squares = moments_of_rows(batch.advantages[None], batch, self.parallel)[
+            0
+        ].tolist()
         deviation = math.sqrt(squares / max(1.0, count - 1))
         share = max(0.0, 1 - 2 * deviation / floor)
         return replace(ppo, ent_coef=ppo.ent_coef + NOISE_ENTROPY_WEIGHT * share)
 
     # ------------------------------------------------------------------ one step
 
-    def _step(self, minibatch: Batch, transitions: float, objective: Objective, ppo: ResolvedPPO, number: int) -> _Step:
+    def _step(
+        self,
+        minibatch: Batch,
+        transitions: float,
+        objective: Objective,
+        ppo: ResolvedPPO,
+        number: int,
+    ) -> _Step:
         """Take step `number` of the update on a minibatch, with one sum of gradients over all ranks."""
         losses = self._gradient(minibatch, objective)
         with torch.no_grad():
@@ -165,8 +188,12 @@ class PPOTrainer:
                 gradient.mul_(factor)
             figures = losses.figures | {"grad_norm": grad_norm}
             step = _Step(figures, losses.log_ratio, minibatch.importance, transitions)
-            if ppo.desired_kl is not None and number > 0:  # before the first step, all ratios are one
-                self._adapted_rate = adapted_rate(self._adapted_rate, self._kl(step), ppo.desired_kl)
+            if (
+                ppo.desired_kl is not None and number > 0
+            ):  # before the first step, all ratios are one
+                self._adapted_rate = adapted_rate(
+                    self._adapted_rate, self._kl(step), ppo.desired_kl
+                )
             self._optimizer.step(self._learning_rate(ppo))
         return step
 
@@ -182,7 +209,9 @@ class PPOTrainer:
 
         With memory, the rows are whole sequences: fewer, or one.
         """
-        batch = zero_batch(self.model.spec, max(1, rows // self.sequence_length), self.sequence_length)
+        batch = zero_batch(
+            self.model.spec, max(1, rows // self.sequence_length), self.sequence_length
+        )
         self._gradient(batch.to(self.device), self._objective(self.ppo))
 
     def _gradient(self, minibatch: Batch, objective: Objective) -> _Losses:
@@ -225,15 +254,23 @@ class PPOTrainer:
         Called once per update, because computing them in each minibatch costs as much as a layer.
         """
         if not steps:
-            return dict.fromkeys(("policy_loss", "value_loss", "entropy", "grad_norm", *FIGURES_OF_RATIOS), math.nan)
+            return dict.fromkeys(
+                ("policy_loss", "value_loss", "entropy", "grad_norm", *FIGURES_OF_RATIOS), math.nan
+            )
         names = list(steps[0].figures)
-        per_step = torch.stack([torch.stack([step.figures[name] for step in steps]) for name in names])
-        transitions = torch.tensor([step.transitions for step in steps], dtype=torch.float32, device=self.device)
+        per_step = torch.stack(
+            [torch.stack([step.figures[name] for step in steps]) for name in names]
+        )
+        transitions = torch.tensor(
+            [step.transitions for step in steps], dtype=torch.float32, device=self.device
+        )
         log_ratio = torch.cat([step.log_ratio for step in steps])
         ratio = log_ratio.exp()
         importance = None
         if steps[0].importance is not None:
-            importance = torch.cat([step.importance for step in steps if step.importance is not None])
+            importance = torch.cat(
+                [step.importance for step in steps if step.importance is not None]
+            )
         kl = approximate_kl(log_ratio, ratio, importance)
         old_kl = -weighted_mean(log_ratio, importance)
         clipfrac = ((ratio - 1).abs() > clip_coef).to(ratio.dtype).mean()
@@ -284,7 +321,9 @@ class PPOTrainer:
 def _log_ratio(logprobs: Tensor, batch: Batch) -> Tensor:
     """Return new minus old log-probabilities [rows]: at most 20, and zero for rows that are not transitions."""
     log_ratio = logprobs - batch.logprobs
-    log_ratio -= (log_ratio - MAX_LOG_RATIO).clamp_(min=0)  # an infinite one becomes nan, which is reported
+    log_ratio -= (log_ratio - MAX_LOG_RATIO).clamp_(
+        min=0
+    )  # an infinite one becomes nan, which is reported
     if batch.weights is not None:
         log_ratio = torch.where(batch.weights > 0, log_ratio, 0.0)
     return log_ratio
@@ -293,7 +332,9 @@ def _log_ratio(logprobs: Tensor, batch: Batch) -> Tensor:
 def _merged_losses(losses: list[_Losses], pieces: list[Batch]) -> _Losses:
     figures = {}
     for name in losses[0].figures:
-        parts = [loss.figures[name] * piece.share for loss, piece in zip(losses, pieces, strict=True)]
+        parts = [
+            loss.figures[name] * piece.share for loss, piece in zip(losses, pieces, strict=True)
+        ]
         figures[name] = torch.stack(parts).sum()
     return _Losses(figures, torch.cat([loss.log_ratio for loss in losses]))
 
@@ -309,10 +350,17 @@ def _diverged(minibatch: Batch, number: int, losses: _Losses, norm: float) -> Tr
     """Return an error that describes the minibatch of SGD step `number` of its update, and its gradient's norm."""
     obs: Any = minibatch.obs
     leaves = obs if isinstance(obs, dict) else {"": obs}
-    columns = {f"obs {name}".rstrip(): leaf.double() for name, leaf in leaves.items()}  # uint16 has no min() in torch
+    columns = {
+        f"obs {name}".rstrip(): leaf.double() for name, leaf in leaves.items()
+    }  # uint16 has no min() in torch
     columns |= {"advantages": minibatch.advantages, "returns": minibatch.returns}
-    ranges = [f"{name} from {float(column.min()):.3g} to {float(column.max()):.3g}" for name, column in columns.items()]
-    parts = [f"{name.replace('_', ' ')} {figure.item():.3g}" for name, figure in losses.figures.items()]
+    ranges = [
+        f"{name} from {float(column.min()):.3g} to {float(column.max()):.3g}"
+        for name, column in columns.items()
+    ]
+    parts = [
+        f"{name.replace('_', ' ')} {figure.item():.3g}" for name, figure in losses.figures.items()
+    ]
     return TrainingDiverged(
         f"SGD step {number} of this update has {', '.join(parts)} and gradient norm {norm:.3g}; the weights from "
         f"before it are kept. The minibatch of {len(minibatch)} rows has {', '.join(ranges)}. Lower `learning_rate`, "

@@ -54,7 +54,9 @@ class BuiltInSpec(NetworkSpec):
         """Whether an actor needs no torch: for two MLPs, or a memory behind plain layers that read numbers."""
         has_two_trunks = not self.layers.shared
         has_memory = self.layers.memory != "none"
-        return self.spaces.is_vector and not self.layers.layer_norm and (has_memory or has_two_trunks)
+        return (
+            self.spaces.is_vector and not self.layers.layer_norm and (has_memory or has_two_trunks)
+        )
 
     @property
     def is_mlp(self) -> bool:
@@ -139,7 +141,10 @@ class BuiltInSpec(NetworkSpec):
                 (gates,),
                 (gates,),
             )
-            shapes |= {f"{cell}.{name}": shape for name, shape in zip(CELL_PARAMETERS, cell_shapes, strict=True)}
+            shapes |= {
+                f"{cell}.{name}": shape
+                for name, shape in zip(CELL_PARAMETERS, cell_shapes, strict=True)
+            }
         for layer, num_outputs in (
             (names.policy, self._num_bound),
             (names.value, 1),

@@ -176,7 +176,9 @@ def _describe_observation(spaces: Spaces) -> str:
     if spaces.obs.names is None:
         return f"the observation is {_describe_leaf(spaces, '')}"
     names = list(spaces.leaves())
-    listed = ", ".join(f"{name} ({_describe_leaf(spaces, name)})" for name in names[:MAX_LISTED_LEAVES])
+    listed = ", ".join(
+        f"{name} ({_describe_leaf(spaces, name)})" for name in names[:MAX_LISTED_LEAVES]
+    )
     num_unlisted = len(names) - MAX_LISTED_LEAVES
     if num_unlisted > 0:
         listed += f" and {num_unlisted} more"

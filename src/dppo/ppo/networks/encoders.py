@@ -80,7 +80,9 @@ class EncoderNetwork(nn.Module):
         cells = [cell for cell in (self.memory, self.value_memory) if cell is not None]
         hidden = []
         new_states = []
-        for body, cell, cell_state in zip(bodies, cells, state.chunk(len(bodies), dim=1), strict=True):
+        for body, cell, cell_state in zip(
+            bodies, cells, state.chunk(len(bodies), dim=1), strict=True
+        ):
             codes = body(obs_rows).view(num_rows, length, -1).transpose(0, 1)
             outputs, new_state = over_time(cell, codes, cell_state, starts)
             hidden.append(outputs)
@@ -179,7 +181,9 @@ class OneHot(nn.Module):
         super().__init__()
         elements: list[int] = []
         numbers: list[float] = []
-        for element, (start, count) in enumerate(zip(categories.starts, categories.counts, strict=True)):
+        for element, (start, count) in enumerate(
+            zip(categories.starts, categories.counts, strict=True)
+        ):
             elements += [element] * count
             numbers += [float(start + c) for c in range(count)]
         self.element = nn.Buffer(torch.tensor(elements))
@@ -211,7 +215,9 @@ class Embedding(nn.Module):
         return self.table(category + self.shift).flatten(1)
 
 
-Encoder = CNN | Flatten | OneHot | Embedding  # turns one leaf [rows, *shape] into a code [rows, features]
+Encoder = (
+    CNN | Flatten | OneHot | Embedding
+)  # turns one leaf [rows, *shape] into a code [rows, features]
 
 
 def encoder_of(spaces: Spaces, name: str, layers: Layers) -> Encoder:

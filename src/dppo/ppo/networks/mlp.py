@@ -35,7 +35,9 @@ class MLP(nn.Module):
         super().__init__()
         self.policy = _trunk([*sizes, head_size - free_size], activation, 0.01, generator)
         self.value = _trunk([*sizes, 1], activation, 1.0, generator)
-        self.log_std = nn.Parameter(torch.zeros(free_size, dtype=torch.float32)) if free_size else None
+        self.log_std = (
+            nn.Parameter(torch.zeros(free_size, dtype=torch.float32)) if free_size else None
+        )
 
     def forward(self, obs: Tensor) -> tuple[Tensor, Tensor]:
         """Return head [rows, H] and values [rows]."""

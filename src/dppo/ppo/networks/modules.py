@@ -44,13 +44,17 @@ class TorchActing(ActingNetwork):
         self._parameters = list(parameters)
         self._module = without_call_overhead(module.requires_grad_(False))
         for parameter in self._parameters:
-            parameter.data = parameter.data.contiguous()  # as in learners, whose products have the same bits then
+            parameter.data = (
+                parameter.data.contiguous()
+            )  # as in learners, whose products have the same bits then
         self._dtype = self._parameters[0].dtype
         self._num_axes = {name: len(leaf.shape) for name, leaf in spaces.leaves().items()}
 
     @override
     def load(self, weights: np.ndarray) -> None:
-        flat = torch.from_numpy(weights.copy())  # a copy, because torch warns about read-only arrays
+        flat = torch.from_numpy(
+            weights.copy()
+        )  # a copy, because torch warns about read-only arrays
         pieces = flat.split([parameter.numel() for parameter in self._parameters])
         for parameter, piece in zip(self._parameters, pieces, strict=True):
             parameter.copy_(piece.view_as(parameter))
@@ -68,7 +72,9 @@ class TorchActing(ActingNetwork):
         with default_dtype(self._dtype), exact_on(1):
             inputs = each_leaf(obs, self._tensor)
             if state is None:
-                head, values = self._module(inputs)  # which may have a graph, if the module takes a gradient itself
+                head, values = self._module(
+                    inputs
+                )  # which may have a graph, if the module takes a gradient itself
                 return Outputs(head.numpy(force=True), values.numpy(force=True))
             starts = torch.zeros((1, len(state)), dtype=torch.bool)
             one_step = each_leaf(inputs, itemgetter(None))

@@ -70,7 +70,9 @@ class LearningNetwork(Protocol):
 
     parameters: FlatParameters
 
-    def forward(self, obs: Any, recurrent: Any = None) -> tuple[Float[Tensor, "rows H"], Float[Tensor, " rows"], Any]:
+    def forward(
+        self, obs: Any, recurrent: Any = None
+    ) -> tuple[Float[Tensor, "rows H"], Float[Tensor, " rows"], Any]:
         """Return head, values and residuals for `backward`; the next call may overwrite all three.
 
         Args:
@@ -136,7 +138,9 @@ class NetworkSpec(ABC):
     def unflatten(self, weights: Shaped[np.ndarray, " P"]) -> dict[str, np.ndarray]:
         """Split the flat vector `weights` into views by name; ValueError if its length is wrong."""
         if weights.shape != (self.num_parameters,):
-            raise ValueError(f"got {weights.size:,} weights, this network has {self.num_parameters:,}.")
+            raise ValueError(
+                f"got {weights.size:,} weights, this network has {self.num_parameters:,}."
+            )
         named: dict[str, np.ndarray] = {}
         start = 0
         for name, shape in self.shapes.items():
@@ -155,7 +159,9 @@ class NetworkSpec(ABC):
                 raise ValueError(
                     f"parameter {name} has shape {shapes.get(name)}, this network has {expected.get(name)}"
                 )
-        return np.concatenate([named[name].reshape(-1) for name in expected]).astype(self.dtype, copy=False)
+        return np.concatenate([named[name].reshape(-1) for name in expected]).astype(
+            self.dtype, copy=False
+        )
 
 
 def model_class(model: ModelClass) -> type[nn.Module]:
@@ -167,5 +173,7 @@ def model_class(model: ModelClass) -> type[nn.Module]:
     except ImportError as error:
         raise ConfigError(f"model={import_path(model)}: {error}.") from None
     if not (isinstance(kind, type) and issubclass(kind, nn.Module)):
-        raise ConfigError(f"model={import_path(model)}: {kind!r} is not a subclass of torch.nn.Module. Pass one.")
+        raise ConfigError(
+            f"model={import_path(model)}: {kind!r} is not a subclass of torch.nn.Module. Pass one."
+        )
     return kind

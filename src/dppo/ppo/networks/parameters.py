@@ -27,7 +27,9 @@ class FlatParameters:
     ) -> None:
         """Move `parameters`, all of a module, into one vector; `zeros_like` allocates the vector of gradients."""
         parameters = list(parameters)
-        self.weights = nn.Parameter(torch.cat([parameter.detach().flatten() for parameter in parameters]))
+        self.weights = nn.Parameter(
+            torch.cat([parameter.detach().flatten() for parameter in parameters])
+        )
         self.gradient = (zeros_like or torch.zeros_like)(self.weights.detach())
         self.weights.grad = self.gradient
         sizes = [parameter.numel() for parameter in parameters]
@@ -51,7 +53,9 @@ def initialized(make: Callable[[], nn.Module], seed: int, dtype: str) -> nn.Modu
         torch.default_generator.manual_seed(seed)
         module = make()
     module_dtype = getattr(torch, dtype)
-    return module._apply(lambda tensor: tensor.to(module_dtype) if tensor.is_floating_point() else tensor)
+    return module._apply(
+        lambda tensor: tensor.to(module_dtype) if tensor.is_floating_point() else tensor
+    )
 
 
 def rebuilt_deterministically(build: Callable[[], nn.Module], name: str) -> nn.Module:

@@ -30,9 +30,7 @@ SHAPES_WITH_MEMORY = (
     f"[L, rows]; {SQUEEZE}",
     "[rows, state_size], after the last step",
 )
-NOT_RESET = (
-    "where starts is True differ from those of a state of zeros. Set the state of these rows to zero before the step"
-)
+NOT_RESET = "where starts is True differ from those of a state of zeros. Set the state of these rows to zero before the step"
 NOT_STEPWISE = (
     "of a sequence differ from those of its steps one after the other, as actors call it. Return the state after the "
     "last step, and let no step see a later one"
@@ -152,11 +150,15 @@ class ModuleSpec(NetworkSpec):
     def _check_parameters(self, module: nn.Module) -> None:
         parameters = list(module.named_parameters())
         if not parameters:
-            raise self._broken("it has no parameters, so there is nothing to learn. Assign its layers to self")
+            raise self._broken(
+                "it has no parameters, so there is nothing to learn. Assign its layers to self"
+            )
         first_name, first = parameters[0]
         for name, parameter in parameters:
             if nn.parameter.is_lazy(parameter):
-                raise self._broken(f"its parameter {name} has no shape yet. Give lazy layers their sizes")
+                raise self._broken(
+                    f"its parameter {name} has no shape yet. Give lazy layers their sizes"
+                )
             if (parameter.device, parameter.dtype) != (
                 first.device,
                 first.dtype,
@@ -264,9 +266,13 @@ class ModuleSpec(NetworkSpec):
         buffers = dict(other_module.named_buffers())
         for name, buffer in module.named_buffers():
             if name not in buffers or not torch.equal(buffer, buffers[name]):
-                raise self._broken(f"its buffer {name} is random, {DIFFERENT_VALUES}. {MAKE_A_PARAMETER}")
+                raise self._broken(
+                    f"its buffer {name} is random, {DIFFERENT_VALUES}. {MAKE_A_PARAMETER}"
+                )
         if shapes_of(other_module) != shapes_of(module):
-            raise self._broken("the names or shapes of its parameters are random. Let them follow from the arguments")
+            raise self._broken(
+                "the names or shapes of its parameters are random. Let them follow from the arguments"
+            )
         weights = nn.utils.parameters_to_vector(module.parameters()).detach()
         nn.utils.vector_to_parameters(weights, other_module.parameters())
         obs = _made_up_inputs(self.spaces, NUM_ROWS, self._torch_dtype)
@@ -299,7 +305,9 @@ class ModuleSpec(NetworkSpec):
             results = [call() for call in calls]
         for name, buffer in module.named_buffers():
             if name not in buffers:
-                raise self._broken(f"its buffer {name} is made in a forward pass. Make it in the constructor")
+                raise self._broken(
+                    f"its buffer {name} is made in a forward pass. Make it in the constructor"
+                )
             if not torch.equal(buffer, buffers[name]):
                 raise self._broken(
                     f"its buffer {name} changes in a forward pass, as those of BatchNorm do, so actors and learners "
@@ -307,7 +315,9 @@ class ModuleSpec(NetworkSpec):
                 )
         for name, output, repeated, alone in zip(OUTPUTS[:2], *results[:3], strict=False):
             if not torch.equal(output, repeated):
-                fact = "differ between two passes over the same observations. Remove dropout and noise"
+                fact = (
+                    "differ between two passes over the same observations. Remove dropout and noise"
+                )
             elif not _is_close(alone, output[row]):
                 fact = "of one observation depend on the other rows of the batch. Process each row on its own"
             elif not output.requires_grad:
@@ -317,7 +327,9 @@ class ModuleSpec(NetworkSpec):
             raise self._broken(f"its {name} {fact}")
         return results
 
-    def _outputs(self, module: nn.Module, rows: tuple[int, ...], *inputs: Any) -> tuple[Tensor, ...]:
+    def _outputs(
+        self, module: nn.Module, rows: tuple[int, ...], *inputs: Any
+    ) -> tuple[Tensor, ...]:
         """Return the outputs for observations [*rows, *O]; with memory also a state and starts [*rows]."""
         call = _describe_call(*inputs)
         copies = [each_leaf(argument, torch.clone) for argument in inputs]
@@ -328,12 +340,16 @@ class ModuleSpec(NetworkSpec):
             raise self._broken(f"{call} raised {in_a_line(error)}{place_of(error)}") from error
         for argument, copy in zip(inputs, copies, strict=True):
             if not _is_equal(argument, copy):
-                raise self._broken(f"{call} changes its arguments in place. Change a copy of them (obs.clone())")
+                raise self._broken(
+                    f"{call} changes its arguments in place. Change a copy of them (obs.clone())"
+                )
         self._check_outputs(outputs, call, rows, *inputs[1:])
         checked: tuple[Tensor, ...] = outputs
         return checked
 
-    def _check_outputs(self, outputs: Any, call: str, rows: tuple[int, ...], *memory: Tensor) -> None:
+    def _check_outputs(
+        self, outputs: Any, call: str, rows: tuple[int, ...], *memory: Tensor
+    ) -> None:
         """Check the outputs for observations [*rows, *O]; `memory` are state and starts, if the module has one."""
         expected_shapes = [(*rows, self.distribution.head_size), rows]
         described_shapes: tuple[str, ...] = SHAPES
@@ -343,18 +359,30 @@ class ModuleSpec(NetworkSpec):
             described_shapes = SHAPES_WITH_MEMORY
             wanted = "three tensors, head, values and state"
         is_tuple = isinstance(outputs, tuple)
-        if not is_tuple or len(outputs) != len(expected_shapes) or not all(isinstance(o, Tensor) for o in outputs):
+        if (
+            not is_tuple
+            or len(outputs) != len(expected_shapes)
+            or not all(isinstance(o, Tensor) for o in outputs)
+        ):
             kind = type(outputs).__name__
             if is_tuple:
                 kind = f"tuple of {', '.join(type(output).__name__ for output in outputs) or 'nothing'}"
             raise self._broken(f"{call} returned a {kind}. Return {wanted}")
-        for name, output, shape, described in zip(OUTPUTS, outputs, expected_shapes, described_shapes, strict=False):
+        for name, output, shape, described in zip(
+            OUTPUTS, outputs, expected_shapes, described_shapes, strict=False
+        ):
             if output.shape != shape:
-                raise self._broken(f"{call} returned {name} of shape {tuple(output.shape)}, not {shape}: {described}")
+                raise self._broken(
+                    f"{call} returned {name} of shape {tuple(output.shape)}, not {shape}: {described}"
+                )
             if output.dtype != self._torch_dtype:
-                raise self._broken(f"{call} returned {name} of {output.dtype}. Return the dtype of obs")
+                raise self._broken(
+                    f"{call} returned {name} of {output.dtype}. Return the dtype of obs"
+                )
             if not torch.isfinite(output).all():
-                raise self._broken(f"{call} returned non-finite {name}. Look for a division by zero")
+                raise self._broken(
+                    f"{call} returned non-finite {name}. Look for a division by zero"
+                )
 
     def _broken(self, fact: str) -> ConfigError:
         return ConfigError(f"model={import_path(self.model)}: {fact}.")

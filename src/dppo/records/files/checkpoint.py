@@ -143,7 +143,9 @@ def load(path: Path) -> Checkpoint:
     """Return the checkpoint in the file `path`, after checking every byte; raise a CheckpointError if one is wrong."""
     arrays, metadata = sealed.read_all(path)
     with _checking(path, metadata):
-        parts: dict[str, dict[str, np.ndarray]] = {part: {} for part in json.loads(metadata["parts"])}
+        parts: dict[str, dict[str, np.ndarray]] = {
+            part: {} for part in json.loads(metadata["parts"])
+        }
         for full_name, array in arrays.items():
             part, _, name = full_name.partition("/")
             parts[part][name] = array
@@ -175,7 +177,9 @@ def find(path: Path) -> Found:
         return Found(path, checkpoint, newest=newest == [path.name])
     if not path.is_dir():
         problem = "is not a checkpoint" if path.exists() else "does not exist"
-        raise CheckpointError(f"{path}: {problem}. Pass the folder of a run, or one of its checkpoints.")
+        raise CheckpointError(
+            f"{path}: {problem}. Pass the folder of a run, or one of its checkpoints."
+        )
     check_run_files(path)
     folder = path / CHECKPOINTS
     if not folder.is_dir():
@@ -192,7 +196,11 @@ def find(path: Path) -> Found:
         except CheckpointError as error:
             problems.append(str(error).splitlines()[0])
         else:
-            later = [other.problem for other in entries if other.iteration > entry.iteration and other.problem]
+            later = [
+                other.problem
+                for other in entries
+                if other.iteration > entry.iteration and other.problem
+            ]
             return Found(entry.path, checkpoint, (*problems, *later))
     raise CheckpointError(
         f"{path}: contains only damaged checkpoints ({len(entries)}). The newest: {problems[0]}\n"
@@ -246,11 +254,15 @@ def _checking(path: Path, metadata: dict[str, str]) -> Iterator[None]:
         raise sealed.damaged(path, "a dppo checkpoint", "another safetensors file") from None
 
 
-def _encode(checkpoint: Checkpoint, iteration: int, serial: int, score: float | None) -> tuple[bytes, memoryview]:
+def _encode(
+    checkpoint: Checkpoint, iteration: int, serial: int, score: float | None
+) -> tuple[bytes, memoryview]:
     arrays = {}
     for part, named in checkpoint.arrays.items():
         for name, array in named.items():
-            assert array.dtype.name in DTYPES, f"{part}/{name} has dtype {array.dtype}, which cannot be stored"
+            assert array.dtype.name in DTYPES, (
+                f"{part}/{name} has dtype {array.dtype}, which cannot be stored"
+            )
             arrays[f"{part}/{name}"] = array
     metadata = {
         "format": str(FORMAT),
@@ -319,6 +331,8 @@ def _warning_once(path: Path) -> Iterator[None]:
     except OSError as error:
         if path not in _warned:
             logger.warning(
-                "%s: cannot be deleted or replaced: %s It is left as it is; saving continues.", path, disk.cause(error)
+                "%s: cannot be deleted or replaced: %s It is left as it is; saving continues.",
+                path,
+                disk.cause(error),
             )
         _warned.add(path)

@@ -12,7 +12,9 @@ from dppo.files import Irregular, TooLarge
 from dppo.machine import file_size_remedy
 
 PIECE_BYTES = 2**24
-REMEDY = "Move it away, or put the real one in its place. (The run folder as a whole may be a link.)"
+REMEDY = (
+    "Move it away, or put the real one in its place. (The run folder as a whole may be a link.)"
+)
 
 PERMISSION = "Give yourself read and write permission for the folder."
 REMEDIES = {  # by the system's number of an error

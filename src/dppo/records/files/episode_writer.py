@@ -24,7 +24,9 @@ from dppo.streams import Stream
 
 MAX_FILE_BYTES = 2**26
 MAX_ACTIONS_MB = 16  # of an open episode, as the ledger keeps them
-REPORTS_AT_ONCE = 64  # whose episodes are written together, which saves CPU time in short iterations
+REPORTS_AT_ONCE = (
+    64  # whose episodes are written together, which saves CPU time in short iterations
+)
 
 ActionsBefore = Callable[[int, int, int, int], np.ndarray | None]
 """`ReplayLedger.actions_before`"""
@@ -85,7 +87,9 @@ class EpisodeWriter(FileWriter):
         """Write the stored episodes, and those that failed."""
         for _ in range(len(self._pending)):
             row, report, earlier_actions = self._pending.popleft()
-            for episode, earlier, last in zip(report.episodes, earlier_actions, report.ended_actions, strict=True):
+            for episode, earlier, last in zip(
+                report.episodes, earlier_actions, report.ended_actions, strict=True
+            ):
                 self._number += 1
                 if self._is_recorded(episode):
                     actions = last if earlier is None else np.concatenate([earlier, last])
@@ -111,7 +115,9 @@ class EpisodeWriter(FileWriter):
             return self._number % self._every == 0
         return episode.episode_return > self._best
 
-    def _add_episode(self, row: dict[str, float], sampler_id: int, episode: Episode, actions: np.ndarray) -> None:
+    def _add_episode(
+        self, row: dict[str, float], sampler_id: int, episode: Episode, actions: np.ndarray
+    ) -> None:
         """Append a finished episode, unless it was so long that the ledger has not kept all of its actions."""
         if len(actions) == episode.length:
             facts = {
@@ -121,11 +127,17 @@ class EpisodeWriter(FileWriter):
             }
             if not episode.alone:
                 facts["alone"] = False
-            self._add(row, (sampler_id, episode.env, episode.index), actions, facts, episode.options)
+            self._add(
+                row, (sampler_id, episode.env, episode.index), actions, facts, episode.options
+            )
         elif not self._warned:
             self._warned = True
-            reason = f"the actions of its {episode.length:,} steps have more than {MAX_ACTIONS_MB} MB"
-            logger.warning("episode %d is not recorded: %s; later ones like it neither", self._number, reason)
+            reason = (
+                f"the actions of its {episode.length:,} steps have more than {MAX_ACTIONS_MB} MB"
+            )
+            logger.warning(
+                "episode %d is not recorded: %s; later ones like it neither", self._number, reason
+            )
 
     def _add_faults(self, row: dict[str, float], report: SegmentReport) -> None:
         """Append the episodes that ended with a fault, if all of their actions are known."""
@@ -169,7 +181,11 @@ class EpisodeWriter(FileWriter):
             write_file(path, newer.partition(b"\n")[2])
             self._file = MetricsWriter(path, dict)
             megabytes = MAX_FILE_BYTES >> 20
-            logger.info("%s: at %d MB, its older half is dropped. Record fewer to keep more.", path, megabytes)
+            logger.info(
+                "%s: at %d MB, its older half is dropped. Record fewer to keep more.",
+                path,
+                megabytes,
+            )
         except (OSError, DppoError) as error:
             self._reports = tuple  # none, from here on
             logger.warning("%s: no further episodes are recorded: %s", path, error)

@@ -20,7 +20,11 @@ from dppo.records.metrics.reading import parsed
 
 MAX_ACTIONS_BYTES = 2**28  # of an episode, as it is read
 INTEGERS = ("sampler_id", "env", "episode", "seed", "length", "number", "checksum", "global_step")
-DTYPES: dict[str, type[np.generic]] = {"int64": np.int64, "float32": np.float32, "float64": np.float64}
+DTYPES: dict[str, type[np.generic]] = {
+    "int64": np.int64,
+    "float32": np.float32,
+    "float64": np.float64,
+}
 SEVERAL_ROWS = "an environment that steps several rows at once, and an episode of one depends on the actions of all"
 
 
@@ -63,7 +67,11 @@ class RecordedEpisode:
 def packed(actions: np.ndarray) -> dict[str, Any]:
     """Return actions [n, *A] as JSON values."""
     data = zlib.compress(np.ascontiguousarray(actions).tobytes(), 1)
-    return {"dtype": str(actions.dtype), "shape": actions.shape[1:], "actions": base64.b64encode(data).decode()}
+    return {
+        "dtype": str(actions.dtype),
+        "shape": actions.shape[1:],
+        "actions": base64.b64encode(data).decode(),
+    }
 
 
 def read_episodes(run_dir: Path) -> list[RecordedEpisode]:
@@ -89,7 +97,9 @@ def read_episodes(run_dir: Path) -> list[RecordedEpisode]:
 def _episode(line: Mapping[str, Any]) -> RecordedEpisode:
     """Return the episode in a line; raise one of several errors if it is damaged."""
     options = line.get("options")
-    integers: dict[str, Any] = {name: int(np.uint64(line[name])) for name in INTEGERS if name in line}
+    integers: dict[str, Any] = {
+        name: int(np.uint64(line[name])) for name in INTEGERS if name in line
+    }
     return RecordedEpisode(
         **integers,
         packed=line["packed"],
@@ -106,8 +116,14 @@ def nothing_recorded(run: Path) -> str:
     recorded = settings.get("record_episodes", "all")
     if recorded != "all":
         return f"{run}: has no recorded episodes, with record_episodes={recorded}. Train with `record_episodes=all`."
-    command = resume_command(str(settings.get("env_id")), run, settings.get("model"), settings.get("wrappers", ()))
+    command = resume_command(
+        str(settings.get("env_id")), run, settings.get("model"), settings.get("wrappers", ())
+    )
     longer = 2 * int(settings.get("total_timesteps", 0))
-    faults = f" Faults are played by their folder, such as {run}/incidents/001." if (run / "incidents").exists() else ""
+    faults = (
+        f" Faults are played by their folder, such as {run}/incidents/001."
+        if (run / "incidents").exists()
+        else ""
+    )
     fact = f"{run}: has no recorded episodes: none has finished yet"
     return f"{fact}. Train longer: {command} --total-timesteps {longer}.{faults}"

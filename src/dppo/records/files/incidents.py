@@ -40,7 +40,10 @@ class IncidentWriter(FileWriter):
             return
         try:
             make_folder(self._folder)
-            number = 1 + max((int(path.name) for path in self._folder.iterdir() if path.name.isdecimal()), default=0)
+            number = 1 + max(
+                (int(path.name) for path in self._folder.iterdir() if path.name.isdecimal()),
+                default=0,
+            )
             if number <= MAX_INCIDENTS:
                 self._write(number, incident)
         except OSError as error:
@@ -65,7 +68,9 @@ class IncidentWriter(FileWriter):
         report = f"{incident.message}\n\n{facts.get('traceback', incident.details)}"
         write_file(folder / "report.txt", report.encode())
         if number <= self._max_logged:
-            replay = "" if facts["actions"] is None else f": {command('replay', folder, *self._flags)}"
+            replay = (
+                "" if facts["actions"] is None else f": {command('replay', folder, *self._flags)}"
+            )
             logger.warning("see %s%s", folder, replay)
 
 

@@ -50,7 +50,11 @@ def locked(folder: Path) -> Iterator[None]:
 
 
 def _write_owner(path: Path) -> None:
-    owner = {"pid": os.getpid(), "host": socket.gethostname(), "since": time.strftime("%Y-%m-%d %H:%M:%S")}
+    owner = {
+        "pid": os.getpid(),
+        "host": socket.gethostname(),
+        "since": time.strftime("%Y-%m-%d %H:%M:%S"),
+    }
     handle = open_file(path, os.O_WRONLY | os.O_CREAT)
     with os.fdopen(handle, "wb", buffering=0) as file, suppress(OSError):
         file.truncate()  # if the disk is full, the lock holds all the same

@@ -20,7 +20,12 @@ import yaml
 from dppo.config import Config, flattened, grouped, plain_settings, read_settings
 from dppo.config.plain import objects_in
 from dppo.config.resolve import Choice
-from dppo.config.resume import changes_on_resume, check_branch, leave_out_ineffective, without_derived
+from dppo.config.resume import (
+    changes_on_resume,
+    check_branch,
+    leave_out_ineffective,
+    without_derived,
+)
 from dppo.config.trust import resume_command
 from dppo.errors import CheckpointError, CheckpointNotWritten, ConfigError
 from dppo.files import user_path
@@ -47,17 +52,24 @@ class RunFolder:
     def branched_from(self) -> dict[str, Any] | None:
         """The origin as JSON values, kept when the run is resumed."""
         if self.origin is not None:
-            return {"checkpoint": str(self.origin.path), "global_step": self.origin.checkpoint.state["global_step"]}
+            return {
+                "checkpoint": str(self.origin.path),
+                "global_step": self.origin.checkpoint.state["global_step"],
+            }
         return None if self.start is None else self.start.checkpoint.state.get("branched_from")
 
-    def write_settings(self, config: Config, numerics: dict[str, str], choices: Sequence[Choice] = ()) -> None:
+    def write_settings(
+        self, config: Config, numerics: dict[str, str], choices: Sequence[Choice] = ()
+    ) -> None:
         """Write config.yaml, with all versions and `numerics`, on which the result depends.
 
         The `choices` follow as comments: in a copy of the file for another run, these settings are open again.
 
         Raises CheckpointNotWritten, for example if the disk is full, and keeps an earlier file.
         """
-        text = yaml.safe_dump(grouped(plain_settings(config)) | {"versions": versions() | numerics}, sort_keys=False)
+        text = yaml.safe_dump(
+            grouped(plain_settings(config)) | {"versions": versions() | numerics}, sort_keys=False
+        )
         if choices:
             text += "# Defaults of this task:\n" + "".join(map(_comment, choices))
         if self.branched_from is not None:
@@ -72,7 +84,9 @@ def _comment(choice: Choice) -> str:
 
 
 @contextmanager
-def open_run(config: Config, resume: str | Path | None, *, branch: bool = False) -> Iterator[RunFolder]:
+def open_run(
+    config: Config, resume: str | Path | None, *, branch: bool = False
+) -> Iterator[RunFolder]:
     """Open and lock the folder of a new run, or of one to resume. Leaving it removes folders that were not used.
 
     Args:
@@ -103,7 +117,9 @@ def open_run(config: Config, resume: str | Path | None, *, branch: bool = False)
 def _origin(config: Config, resume: str | Path | None) -> Found:
     """Return the checkpoint to branch from, if the settings allow it."""
     if resume in (None, "auto"):
-        raise ConfigError(f"branch=True: needs a run to branch from, not resume={resume}. Pass its folder as `resume`.")
+        raise ConfigError(
+            f"branch=True: needs a run to branch from, not resume={resume}. Pass its folder as `resume`."
+        )
     found = find(Path(str(resume)))
     check_branch(_settings_of(found), config, found.path)
     return replace(found, path=Path(os.path.abspath(found.path)))
@@ -120,7 +136,9 @@ def _resumed(config: Config, resume: Path, stack: ExitStack) -> RunFolder:
     with writing(run_dir, CheckpointNotWritten):
         stack.enter_context(locked(run_dir))
     found = find(resume)
-    changes = changes_on_resume(_settings_of(found), config, found.path, found.checkpoint.state["iteration"])
+    changes = changes_on_resume(
+        _settings_of(found), config, found.path, found.checkpoint.state["iteration"]
+    )
     return RunFolder(run_dir, start=found, close_changes=changes)
 
 
@@ -137,15 +155,21 @@ def _created(config: Config, stack: ExitStack) -> Path:
         stack.enter_context(locked(path))
     except OSError as error:
         # A limit of this process is the same for every folder.
-        advice = remedy(error) if error.errno in (errno.EFBIG, errno.EMFILE) else "Use another folder."
-        raise ConfigError(f"run_dir={run_dir}: cannot be written ({error.strerror or error}). {advice}") from None
+        advice = (
+            remedy(error) if error.errno in (errno.EFBIG, errno.EMFILE) else "Use another folder."
+        )
+        raise ConfigError(
+            f"run_dir={run_dir}: cannot be written ({error.strerror or error}). {advice}"
+        ) from None
     if (path / METRICS).exists() or has_any(path):
         command = resume_command(config.env_name, run_dir, config.model_name, config.wrapper_names)
         raise ConfigError(
             f"run_dir={run_dir}: contains a run already. Continue it with `{command}`, or use another folder."
         )
     if (path / CONFIG).exists():
-        raise ConfigError(f"run_dir={run_dir}: contains a {CONFIG}, which the run would overwrite. Move it.")
+        raise ConfigError(
+            f"run_dir={run_dir}: contains a {CONFIG}, which the run would overwrite. Move it."
+        )
     return path
 
 
@@ -194,7 +218,9 @@ def _settings_of(found: Found) -> dict[str, Any]:
     return flattened(found.checkpoint.state["config"])
 
 
-def settings_to_resume(path: Path, changes: dict[str, Any] | None = None, *, read_only: bool = False) -> dict[str, Any]:
+def settings_to_resume(
+    path: Path, changes: dict[str, Any] | None = None, *, read_only: bool = False
+) -> dict[str, Any]:
     """Return the settings of the run at `path` with `changes`, without those that the changes make ineffective.
 
     With a `run_dir`, for a branch, sizes that follow from other settings are left out, too. Without `changes`, the
@@ -233,5 +259,7 @@ def run_dir_of(path: Path) -> Path:
         if (folder / CONFIG).is_file() or has_any(folder):
             check_run_files(folder)
             return folder
-    problem = f"is not a run folder (it contains no {CONFIG})" if path.exists() else "does not exist"
+    problem = (
+        f"is not a run folder (it contains no {CONFIG})" if path.exists() else "does not exist"
+    )
     raise CheckpointError(f"{path}: {problem}. Pass the folder of a run, runs/NAME.")

@@ -37,7 +37,9 @@ SEAL_OF_ARRAYS = re.compile(rb'"arrays_sha256":"([0-9a-f]{64})"')
 def seal(arrays: Mapping[str, np.ndarray], metadata: Mapping[str, str]) -> tuple[bytes, memoryview]:
     # safetensors writes the bytes in memory order and ignores strides.
     ordered = {name: np.asarray(array, order="C") for name, array in arrays.items()}
-    data = encode_safetensors(ordered, {**metadata, "header_sha256": UNSEALED, "arrays_sha256": UNSEALED})
+    data = encode_safetensors(
+        ordered, {**metadata, "header_sha256": UNSEALED, "arrays_sha256": UNSEALED}
+    )
     end = LENGTH + int.from_bytes(data[:LENGTH], "little")
     body = memoryview(data)[end:]
     header = _filled(SEAL_OF_ARRAYS, data[:end], hashlib.sha256(body).hexdigest())
@@ -90,7 +92,9 @@ def _reading(path: Path) -> Iterator[BinaryIO]:
             size = os.fstat(file.fileno()).st_size
             memory = memory_of_this_machine()
             if memory is not None and size > memory:
-                raise damaged(path, f"at most the {memory:,} bytes of memory of this machine", f"{size:,}")
+                raise damaged(
+                    path, f"at most the {memory:,} bytes of memory of this machine", f"{size:,}"
+                )
             yield file
     except Irregular as error:
         raise damaged(path, "a regular file", error.found) from None
@@ -104,7 +108,9 @@ def _read_header(path: Path, file: BinaryIO) -> tuple[bytes, dict[str, str]]:
     """Return the bytes of the length and the header, after checking them, and the metadata in them."""
     start = file.read(LENGTH)
     length = int.from_bytes(start, "little")
-    if len(start) < LENGTH or length > min(MAX_HEADER_BYTES, os.fstat(file.fileno()).st_size - LENGTH):
+    if len(start) < LENGTH or length > min(
+        MAX_HEADER_BYTES, os.fstat(file.fileno()).st_size - LENGTH
+    ):
         raise damaged(path, "a checkpoint", _looks_like(start))
     header = start + file.read(length)
     seals = SEAL_OF_HEADER.findall(header)
@@ -115,7 +121,9 @@ def _read_header(path: Path, file: BinaryIO) -> tuple[bytes, dict[str, str]]:
     if actual != expected:
         raise damaged(path, f"SHA-256 {expected[:12]}... of its header", f"{actual[:12]}...")
     metadata: Any = parse_json(path, header[LENGTH:]).get("__metadata__")
-    if not isinstance(metadata, dict) or not all(isinstance(value, str) for value in metadata.values()):
+    if not isinstance(metadata, dict) or not all(
+        isinstance(value, str) for value in metadata.values()
+    ):
         raise damaged(path, "metadata", "something else")
     return header, metadata
 

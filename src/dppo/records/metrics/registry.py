@@ -21,23 +21,42 @@ STEPS = "env steps"
 
 PROGRESS = (
     Metric("iteration", "count", "1, 2, ...: one collection and one update"),
-    Metric("global_step", STEPS, "actions taken so far, over all environments; the x axis of every plot"),
+    Metric(
+        "global_step",
+        STEPS,
+        "actions taken so far, over all environments; the x axis of every plot",
+    ),
     Metric("time/wall_s", "s", "since `train` was called, including the start of Ray and actors"),
     Metric("time/training_s", "s", "since the first request for segments"),
     Metric("charts/policy_version", "count", "updates applied so far"),
     Metric("charts/SPS", "env steps / s", "speed of this call: its steps over `time/training_s`"),
     Metric("charts/SPS_iteration", "env steps / s", "speed of this iteration"),
     Metric("charts/learning_rate", "", "Adam's step size in this iteration"),
-    Metric("actors/alive", "count", "actors that are running when the last segment arrives; 0 in process"),
-    Metric("actors/memory_gb", "GB", "resident memory of the largest actor with its children; 0 in process"),
+    Metric(
+        "actors/alive",
+        "count",
+        "actors that are running when the last segment arrives; 0 in process",
+    ),
+    Metric(
+        "actors/memory_gb",
+        "GB",
+        "resident memory of the largest actor with its children; 0 in process",
+    ),
     Metric("actors/memory_gb/3", "GB", "the same for actor 3", "with actors, for up to 64 of them"),
 )
 
 ONE_EPISODE = "once an episode has ended"
 EPISODES = (
     Metric("charts/episodes", "count", "episodes that have ended"),
-    Metric("charts/episodic_return", "reward", "mean undiscounted return of the last 100 episodes", ONE_EPISODE),
-    Metric("charts/episodic_return_std", "reward", "standard deviation of these returns", ONE_EPISODE),
+    Metric(
+        "charts/episodic_return",
+        "reward",
+        "mean undiscounted return of the last 100 episodes",
+        ONE_EPISODE,
+    ),
+    Metric(
+        "charts/episodic_return_std", "reward", "standard deviation of these returns", ONE_EPISODE
+    ),
     Metric("charts/episodic_length", STEPS, "mean length of the last 100 episodes", ONE_EPISODE),
     Metric(
         "charts/success_rate",
@@ -54,7 +73,9 @@ LEARNING = (
         "reward^2",
         "half the mean squared error of the values; of scaled rewards, unless `--no-norm-reward`",
     ),
-    Metric("losses/value_mean", "reward", "mean of the value targets so far", "with `--norm-value`"),
+    Metric(
+        "losses/value_mean", "reward", "mean of the value targets so far", "with `--norm-value`"
+    ),
     Metric(
         "losses/value_std",
         "reward",
@@ -81,7 +102,11 @@ LEARNING = (
         "share of the variance of returns that the values before the update explain; `null` if they do not vary",
     ),
     Metric("losses/grad_norm", "", "global norm of the gradient before clipping"),
-    Metric("losses/minibatches", "count", "SGD steps taken; fewer than planned where `--target-kl` stopped the epochs"),
+    Metric(
+        "losses/minibatches",
+        "count",
+        "SGD steps taken; fewer than planned where `--target-kl` stopped the epochs",
+    ),
 )
 
 TIME = (
@@ -91,16 +116,30 @@ TIME = (
         "s",
         "from the request, or from the last segment of the iteration before if that is later, to the last segment",
     ),
-    Metric("perf/env_s", "s", "in the environments' `step` and `reset`, replays included; mean over the actors"),
-    Metric("perf/act_s", "s", "the rest of making segments: policy, bookkeeping; mean over the actors"),
+    Metric(
+        "perf/env_s",
+        "s",
+        "in the environments' `step` and `reset`, replays included; mean over the actors",
+    ),
+    Metric(
+        "perf/act_s", "s", "the rest of making segments: policy, bookkeeping; mean over the actors"
+    ),
     Metric(
         "perf/wait_s",
         "s",
         "the rest of the collection: waiting for slower actors, for actors with more samplers, and for Ray",
     ),
-    Metric("perf/transfer_s", "s", "in the driver: sending requests and taking in segments; 0 in process"),
+    Metric(
+        "perf/transfer_s",
+        "s",
+        "in the driver: sending requests and taking in segments; 0 in process",
+    ),
     Metric("perf/update_s", "s", "batch and SGD"),
-    Metric("perf/other_s", "s", "the rest of the iteration: writing metrics and checkpoints, showing progress"),
+    Metric(
+        "perf/other_s",
+        "s",
+        "the rest of the iteration: writing metrics and checkpoints, showing progress",
+    ),
     Metric("perf/env_frac", SHARE, "share of `perf/env_s`; the six shares add up to 1"),
     Metric("perf/act_frac", SHARE, "share of `perf/act_s`"),
     Metric("perf/wait_frac", SHARE, "share of `perf/wait_s`"),
@@ -108,14 +147,22 @@ TIME = (
     Metric("perf/update_frac", SHARE, "share of `perf/update_s`"),
     Metric("perf/other_frac", SHARE, "share of `perf/other_s`"),
     Metric("perf/slowest_actor_s", "s", "the longest time that one actor spent on its segments"),
-    Metric("perf/env_step_ms", "ms", "mean time of one env step inside the simulator, resets spread over the steps"),
+    Metric(
+        "perf/env_step_ms",
+        "ms",
+        "mean time of one env step inside the simulator, resets spread over the steps",
+    ),
     Metric("replay/steps", STEPS, "repeated in this iteration, to restore open episodes"),
     Metric("replay/s", "s", "spent on replays, summed over actors; `perf/env_s` includes it"),
 )
 
 EVALUATIONS = (
     Metric("eval/iteration", "count", "the iteration whose policy was evaluated"),
-    Metric("eval/global_step", STEPS, "of training, at the end of that iteration; TensorBoard shows the result there"),
+    Metric(
+        "eval/global_step",
+        STEPS,
+        "of training, at the end of that iteration; TensorBoard shows the result there",
+    ),
     Metric("eval/episodic_return", "reward", "mean undiscounted return"),
     Metric("eval/return_std", "reward", "standard deviation of the returns"),
     Metric("eval/return_min", "reward", "lowest return"),
@@ -142,7 +189,11 @@ OF_INFO = (
     Metric("info/NAME", "", "mean over all env steps of the iteration that have the number"),
     Metric("info/NAME_min", "", "lowest value"),
     Metric("info/NAME_max", "", "highest value"),
-    Metric("eval/info/NAME_sum", "", "sum over the steps of an episode, mean over the episodes of an evaluation"),
+    Metric(
+        "eval/info/NAME_sum",
+        "",
+        "sum over the steps of an episode, mean over the episodes of an evaluation",
+    ),
     Metric("eval/info/NAME", "", "mean over the steps of an episode, mean over the episodes"),
     Metric("eval/info/NAME_last", "", "value in the last step that has it, mean over the episodes"),
 )
@@ -185,7 +236,10 @@ INCIDENTS: dict[IncidentKind, str] = {
 
 FAULTS = (
     Metric(
-        "incidents/KIND", "count", "incidents of a kind, listed below, since the start of the run", "if there were any"
+        "incidents/KIND",
+        "count",
+        "incidents of a kind, listed below, since the start of the run",
+        "if there were any",
     ),
     Metric(
         "faults/NAME",
@@ -193,7 +247,12 @@ FAULTS = (
         "faults of one environment and kind, such as `faults/sampler 3, env 0: ValueError in step`",
         "if there were any",
     ),
-    Metric("faults/steps lost", STEPS, "in episodes that were abandoned after a fault", "if there were any"),
+    Metric(
+        "faults/steps lost",
+        STEPS,
+        "in episodes that were abandoned after a fault",
+        "if there were any",
+    ),
 )
 
 METRICS: dict[str, tuple[Metric, ...]] = {

@@ -26,10 +26,14 @@ class TensorBoard(Observer):
     An error ends the writing of events, not the training.
     """
 
-    def __init__(self, run_dir: Path, purge_step: int, since_signal: Callable[[], float] = never) -> None:
+    def __init__(
+        self, run_dir: Path, purge_step: int, since_signal: Callable[[], float] = never
+    ) -> None:
         """Begin to open the file. TensorBoard drops earlier events of the run from `purge_step` on."""
         self._run_dir = run_dir
-        self._thread = OutsideThread(f"the disk of {run_dir}", notify=logger.info, since_signal=since_signal)
+        self._thread = OutsideThread(
+            f"the disk of {run_dir}", notify=logger.info, since_signal=since_signal
+        )
         self._file: _EventFile | None = None
         self._left_out = 0
         self._post("opening the events for TensorBoard", partial(self._open, purge_step))
@@ -39,14 +43,18 @@ class TensorBoard(Observer):
         if self._thread.is_full:
             self._left_out += 1
         else:
-            self._post("writing events for TensorBoard", partial(self._write, time.time(), plain(row)))
+            self._post(
+                "writing events for TensorBoard", partial(self._write, time.time(), plain(row))
+            )
 
     def on_end(self, result: Result | None, error: BaseException | None) -> None:
         """Wait until all rows are in the file, for 30 s without progress at most, for 6 s after a signal."""
         if not self._post("closing the events for TensorBoard", self._close, CLOSE_S):
             logger.warning("%s: the last events for TensorBoard were not written", self._run_dir)
         if self._left_out:
-            logger.warning("%s: %d rows are not in the events for TensorBoard", self._run_dir, self._left_out)
+            logger.warning(
+                "%s: %d rows are not in the events for TensorBoard", self._run_dir, self._left_out
+            )
         self._thread.close()
 
     def _post(self, what: str, function: Callable[[], None], patience_s: float = 0.0) -> bool:
@@ -57,7 +65,9 @@ class TensorBoard(Observer):
             function()
         except Exception as error:  # no error of TensorBoard is a reason to stop training
             self._file = None
-            logger.warning("No more events are written for TensorBoard (%s); metrics.jsonl is complete", error)
+            logger.warning(
+                "No more events are written for TensorBoard (%s); metrics.jsonl is complete", error
+            )
 
     def _open(self, purge_step: int) -> None:
         self._file = _EventFile(_new_event_file(self._run_dir), purge_step)
@@ -94,8 +104,12 @@ class _EventFile:
     def write(self, wall_time: float, row: dict[str, float | None]) -> None:
         """Write the scalars of a row as one event for each step: ten times cheaper than an event for each scalar."""
         for step, scalars in by_step(row).items():
-            values = [self._summary.Value(tag=key, simple_value=value) for key, value in scalars.items()]
-            self._add(self._event(wall_time=wall_time, step=step, summary=self._summary(value=values)))
+            values = [
+                self._summary.Value(tag=key, simple_value=value) for key, value in scalars.items()
+            ]
+            self._add(
+                self._event(wall_time=wall_time, step=step, summary=self._summary(value=values))
+            )
         self._records.flush()
 
     def close(self) -> None:

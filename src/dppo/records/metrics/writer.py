@@ -69,7 +69,9 @@ class MetricsWriter(FileWriter):
         write_file(self.path, os.pread(self._file, os.fstat(self._file).st_size, 0))
         os.close(self._file)
         self._file = open_file(self.path, os.O_RDWR | os.O_APPEND)
-        logger.warning("%s: was deleted or replaced by somebody; all of its rows are written again", self.path)
+        logger.warning(
+            "%s: was deleted or replaced by somebody; all of its rows are written again", self.path
+        )
 
     def _append(self, line: bytes) -> None:
         self._pending += line
@@ -78,7 +80,9 @@ class MetricsWriter(FileWriter):
                 self._pending = self._pending[os.write(self._file, self._pending) :]
         except OSError as error:
             if not self._warned:
-                logger.warning("%s: %s %s Training continues.", self.path, cause(error), remedy(error))
+                logger.warning(
+                    "%s: %s %s Training continues.", self.path, cause(error), remedy(error)
+                )
             self._warned = True
 
 
@@ -94,11 +98,17 @@ def cut_rows(path: Path, last_iteration: int | None) -> None:
             return
         if last_iteration is None:
             if data:
-                raise DppoError(f"{path}: contains a run already. Resume it, or choose another folder.")
+                raise DppoError(
+                    f"{path}: contains a run already. Resume it, or choose another folder."
+                )
             return
         lines = list(parsed(data))
-        rows = b"".join(line for line, row in lines if row is not None and row["iteration"] <= last_iteration)
-        has_hard_links = data and os.stat(path).st_nlink > 1  # the content of the other name must not change
+        rows = b"".join(
+            line for line, row in lines if row is not None and row["iteration"] <= last_iteration
+        )
+        has_hard_links = (
+            data and os.stat(path).st_nlink > 1
+        )  # the content of the other name must not change
         if rows != data or has_hard_links:
             write_file(path, rows)
         malformed = sum(row is None and line.endswith(b"\n") for line, row in lines)

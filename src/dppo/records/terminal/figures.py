@@ -5,7 +5,9 @@ from collections.abc import Sequence
 from itertools import pairwise
 
 BARS = "▁▂▃▄▅▆▇█"
-MAX_VALUES_A_BAR = 50  # a bar is the mean of at most about so many values: the panel is drawn four times a second
+MAX_VALUES_A_BAR = (
+    50  # a bar is the mean of at most about so many values: the panel is drawn four times a second
+)
 
 
 def sparkline(values: Sequence[float], width: int) -> str:

@@ -58,7 +58,9 @@ class LivePanel(Display):
         self.view = View(began=time.monotonic())
         self._preparing = ExitStack()
         self._width = 0  # of the terminal when the panel was drawn last
-        self._live = Live(console=self._console, get_renderable=self._draw, refresh_per_second=REFRESH_HZ)
+        self._live = Live(
+            console=self._console, get_renderable=self._draw, refresh_per_second=REFRESH_HZ
+        )
         self._log = ShowLog(self.note)
 
     def prepare(self, text: str) -> None:
@@ -99,7 +101,9 @@ class LivePanel(Display):
 
     def _draw(self) -> RenderableType:
         colours = self._console.color_system is not None and not self._console.no_color
-        if self._console.width < self._width:  # the terminal has wrapped the lines of the panel, into any number
+        if (
+            self._console.width < self._width
+        ):  # the terminal has wrapped the lines of the panel, into any number
             self._console.control(Control.clear(), Control.home())
             self._live._live_render._shape = None  # nothing to erase
         self._width = self._console.width
@@ -119,7 +123,9 @@ def draw(view: View, width: int, now: float, *, colours: bool = True) -> Rendera
     return Panel(table, title=title, title_align="left", border_style="dim", width=width)
 
 
-def _lines(view: View, room: int, now: float, colours: bool) -> Iterator[tuple[str, RenderableType]]:
+def _lines(
+    view: View, room: int, now: float, colours: bool
+) -> Iterator[tuple[str, RenderableType]]:
     row = view.row
     if row or view.progress is not None:
         yield "steps", _steps(view, room, now)
@@ -130,7 +136,12 @@ def _lines(view: View, room: int, now: float, colours: bool) -> Iterator[tuple[s
         if view.evaluation:
             yield "eval", _evaluation(view.evaluation)
         yield "speed", _Flow(_speed(view, now))
-        yield "losses", _Flow([_item(name, number(row.get(f"losses/{key}")), 5) for name, key in LOSSES.items()])
+        yield (
+            "losses",
+            _Flow(
+                [_item(name, number(row.get(f"losses/{key}")), 5) for name, key in LOSSES.items()]
+            ),
+        )
         yield "time", _stacked_bar(row, room, colours)
     elif view.progress is not None:
         yield "speed", _Flow(_pace(view))
@@ -152,7 +163,9 @@ def _waiting(view: View, now: float) -> RenderableType:
 
 def _steps(view: View, room: int, now: float) -> RenderableType:
     done = share(view.steps, view.total_steps)
-    figures = Text.assemble((f"{view.steps:,}", "bold"), f" / {view.total_steps:,}  {math.floor(100 * done):>3}%")
+    figures = Text.assemble(
+        (f"{view.steps:,}", "bold"), f" / {view.total_steps:,}  {math.floor(100 * done):>3}%"
+    )
     times = []
     if not view.finished:
         times.append(_item("left", duration(view.left_s(now))))
@@ -177,7 +190,9 @@ def _pace(view: View) -> list[Text]:
     if not view.row:
         items.append(Text.assemble((speed(view.steps_per_s), "bold"), " steps/s"))
         items.append(_item("env step", f"{number(view.step_ms)} ms"))
-    items.append(_item("iteration", f"{progress.iteration}: {progress.steps:,} of {view.batch_size:,} steps"))
+    items.append(
+        _item("iteration", f"{progress.iteration}: {progress.steps:,} of {view.batch_size:,} steps")
+    )
     return items
 
 
@@ -190,7 +205,9 @@ def _returns(view: View, room: int) -> RenderableType:
     items = [_item("length", number(row.get("charts/episodic_length")))]
     if "charts/success_rate" in row:
         items.append(_item("success", f"{row['charts/success_rate']:.0%}"))
-    items.append(Text(f"last {min(EPISODE_WINDOW, episodes)} of {episodes:,} episodes", style="dim"))
+    items.append(
+        Text(f"last {min(EPISODE_WINDOW, episodes)} of {episodes:,} episodes", style="dim")
+    )
     width = _room_beside([mean, *items], room)
     if width < MIN_RETURN_BARS:  # the line below has room for the other items
         width = _room_beside([mean], room)

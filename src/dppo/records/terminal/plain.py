@@ -54,7 +54,9 @@ class PlainLines(Display):
         starting = not view.row and view.progress is None
         if (moved or starting) and time.monotonic() - self._printed_at >= self._progress_s:
             line = _starting_line(view, progress) if starting else _progress_line(view, progress)
-            self._print(f"  {_steps(progress.global_step, view)}{GAP}iteration {progress.iteration}: {line}")
+            self._print(
+                f"  {_steps(progress.global_step, view)}{GAP}iteration {progress.iteration}: {line}"
+            )
             self._printed_at = time.monotonic()
             self._progress_s = min(2 * self._progress_s, LAST_S)
 
@@ -118,7 +120,9 @@ def _time_split(row: dict[str, float]) -> str:
 
 
 def _starting_line(view: View, progress: CollectionProgress) -> str:
-    return f"{view.ready} of {view.actors} actors ready, {progress.elapsed_s:.0f} s, no env step yet"
+    return (
+        f"{view.ready} of {view.actors} actors ready, {progress.elapsed_s:.0f} s, no env step yet"
+    )
 
 
 def _progress_line(view: View, progress: CollectionProgress) -> str:
@@ -136,7 +140,9 @@ def _steps(steps: float, view: View) -> str:
     return f"{int(steps):{len(total)},} / {total} {share(steps, view.total_steps):4.0%}"
 
 
-def make_display(mode: Literal["auto", "live", "plain", "off"], stream: TextIO | None = None) -> Display:
+def make_display(
+    mode: Literal["auto", "live", "plain", "off"], stream: TextIO | None = None
+) -> Display:
     """Return the display for `mode` on `stream` (default: standard output); auto is live on a terminal."""
     stream = stream or sys.stdout
     if mode == "off" or stream is None:  # a daemon may have no standard output
@@ -148,7 +154,9 @@ def make_display(mode: Literal["auto", "live", "plain", "off"], stream: TextIO |
         return LivePanel(stream)
     lines = PlainLines(stream)
     if mode == "live":
-        lines.note("progress=live needs a terminal that shows Unicode; printing plain lines instead.")
+        lines.note(
+            "progress=live needs a terminal that shows Unicode; printing plain lines instead."
+        )
     return lines
 
 
@@ -156,4 +164,6 @@ def _can_draw(stream: TextIO) -> bool:
     """Return whether the stream is a terminal that shows Unicode and moves its cursor."""
     is_terminal = getattr(stream, "isatty", bool)()
     encoding = (getattr(stream, "encoding", None) or "").lower().replace("-", "")
-    return is_terminal and encoding == "utf8" and os.environ.get("TERM", "") not in ("dumb", "unknown")
+    return (
+        is_terminal and encoding == "utf8" and os.environ.get("TERM", "") not in ("dumb", "unknown")
+    )

@@ -54,7 +54,9 @@ class ShowLog:
         """Hold records back until `start`."""
         if self._emit in logger.listeners:
             return
-        self._level_changed = not logger.isEnabledFor(logging.INFO) and logger.level == logging.NOTSET
+        self._level_changed = (
+            not logger.isEnabledFor(logging.INFO) and logger.level == logging.NOTSET
+        )
         if self._level_changed:
             logger.setLevel(logging.INFO)  # handlers of the program get these records, too
         logger.listeners.append(self._emit)

@@ -8,7 +8,14 @@ from dataclasses import dataclass, field
 from dppo.ppo.exchange.records import CollectionProgress
 from dppo.records.observer import RunInfo
 
-PHASES = ("env", "act", "wait", "transfer", "update", "other")  # of an iteration, as in perf/env_frac
+PHASES = (
+    "env",
+    "act",
+    "wait",
+    "transfer",
+    "update",
+    "other",
+)  # of an iteration, as in perf/env_frac
 
 
 @dataclass
@@ -30,7 +37,9 @@ class View:
     first: CollectionProgress | None = None
     """The first report of that iteration since the last loss of an actor, with which its env steps are lost."""
     moved_at: float = 0.0  # time at which `progress` last showed new env steps
-    returns: "array[float]" = field(default_factory=lambda: array("d"))  # mean returns after each iteration
+    returns: "array[float]" = field(
+        default_factory=lambda: array("d")
+    )  # mean returns after each iteration
     finished: bool = False
 
     def start(self, run: RunInfo) -> None:
@@ -58,7 +67,9 @@ class View:
         """Take the progress of a long iteration; return whether env steps have been made since the last one."""
         self.ready = progress.processes
         last = None if self.first is None else self.progress
-        if last is not None and (progress.iteration != last.iteration or progress.steps < last.steps):
+        if last is not None and (
+            progress.iteration != last.iteration or progress.steps < last.steps
+        ):
             self.first = None
             last = None
         steps_before = 0 if last is None else last.steps
@@ -82,7 +93,9 @@ class View:
     @property
     def step_ms(self) -> float:
         """Milliseconds that an env step of a long iteration takes in one process; NaN while unknown."""
-        return math.nan if self.progress is None else 1e3 * self.progress.processes / self.steps_per_s
+        return (
+            math.nan if self.progress is None else 1e3 * self.progress.processes / self.steps_per_s
+        )
 
     @property
     def under_way(self) -> CollectionProgress | None:
@@ -109,8 +122,12 @@ class View:
         if steps > first_steps and since > first_at:
             s_per_step = (since - first_at) / (steps - first_steps)
         else:
-            s_per_step = 1 / self.steps_per_s + self.row.get("perf/update_s", 0.0) / max(1, self.batch_size)
+            s_per_step = 1 / self.steps_per_s + self.row.get("perf/update_s", 0.0) / max(
+                1, self.batch_size
+            )
             if not self.row and self.progress is not None:
                 steps = self.progress.global_step
                 since = self.moved_at
-        return max((self.total_steps - steps) * s_per_step - (now - since), 0.0)  # NaN stays NaN in this order
+        return max(
+            (self.total_steps - steps) * s_per_step - (now - since), 0.0
+        )  # NaN stays NaN in this order

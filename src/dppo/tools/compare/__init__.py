@@ -88,7 +88,10 @@ def main(argv: list[str]) -> int:
     console.print(caption(options, plan))
     runs, stopped_by = _train_all(options, plan, folder, console)
     if stopped_by is not None:
-        print(f"Stopped by {stopped_by} after {len(runs)} of {len(plan)} runs; see {folder}.", file=sys.stderr)
+        print(
+            f"Stopped by {stopped_by} after {len(runs)} of {len(plan)} runs; see {folder}.",
+            file=sys.stderr,
+        )
         return 128 + signal.Signals[stopped_by]
     groups = groups_of(runs, options.target)
     curves = [
@@ -102,7 +105,11 @@ def main(argv: list[str]) -> int:
     console.print(f"Written: {folder / 'compare.png'} and {folder / 'compare.json'}")
     if any(group["cycle"]["efficiency_is_noise"] or group["speed_up_is_noise"] for group in groups):
         console.print(EXPLAIN_NOISE)
-    return _report_equality(runs, console) if options.equal == "batch" and len(options.actors) > 1 else 0
+    return (
+        _report_equality(runs, console)
+        if options.equal == "batch" and len(options.actors) > 1
+        else 0
+    )
 
 
 def _train_all(
@@ -134,7 +141,9 @@ def _time_left(plan: Sequence[Config], runs: Sequence[Run]) -> str:
     wall_s = {run.config.num_actors: run.result.wall_s for run in runs}
     if not all(config.num_actors in wall_s for config in left):
         return f"; {len(left)} to go"
-    return f"; {len(left)} to go, about {duration(sum(wall_s[config.num_actors] for config in left))}"
+    return (
+        f"; {len(left)} to go, about {duration(sum(wall_s[config.num_actors] for config in left))}"
+    )
 
 
 def _write_json(options: Options, plan: Sequence[Config], runs: Sequence[Run], path: Path) -> None:
@@ -148,10 +157,16 @@ def _write_json(options: Options, plan: Sequence[Config], runs: Sequence[Run], p
         "seeds": list(dict.fromkeys(config.seed for config in plan)),
         "target": options.target,
         "runs_planned": len(plan),
-        "same_weights": not differing_seeds(runs) if options.equal == "batch" and len(options.actors) > 1 else None,
+        "same_weights": not differing_seeds(runs)
+        if options.equal == "batch" and len(options.actors) > 1
+        else None,
         "groups": groups_of(runs, options.target),
         "runs": [run.as_json(options.target) for run in runs],
-        "settings": {key: value for key, value in plain_settings(plan[0]).items() if key not in differs_between_runs},
+        "settings": {
+            key: value
+            for key, value in plain_settings(plan[0]).items()
+            if key not in differs_between_runs
+        },
         "machine": {"system": platform.platform(), "cpus": usable_cores()},
         "versions": versions(),
     }
@@ -190,9 +205,13 @@ def _check(options: Options, settings: Collection[str]) -> None:
     if len(set(options.actors)) < len(options.actors):
         raise ConfigError(f"actors={numbers}: contains a number twice. Use different numbers.")
     if min(options.actors) < 0:
-        raise ConfigError(f"actors={numbers}: must not be negative. Use 0 to train in process, without Ray.")
+        raise ConfigError(
+            f"actors={numbers}: must not be negative. Use 0 to train in process, without Ray."
+        )
     if options.seeds < 1:
-        raise ConfigError(f"seeds={options.seeds}: must be at least 1. Use 3 or more to show a spread.")
+        raise ConfigError(
+            f"seeds={options.seeds}: must be at least 1. Use 3 or more to show a spread."
+        )
     if len(options.actors) == options.seeds == 1:
         raise ConfigError(
             f"actors={numbers}: a single run leaves nothing to compare. Add numbers of actors, or more seeds."
@@ -270,7 +289,15 @@ def make_table(groups: Sequence[dict[str, Any]], target: float | None) -> Table:
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
     table.add_column("")
     to_target = [] if target is None else [f"to {target:g}"]
-    for heading in ("start-up", "training", *to_target, "steps/s", "speed-up", "bound", "efficiency"):
+    for heading in (
+        "start-up",
+        "training",
+        *to_target,
+        "steps/s",
+        "speed-up",
+        "bound",
+        "efficiency",
+    ):
         table.add_column(heading, justify="right")
     for group in groups:
         table.add_row(
@@ -281,7 +308,9 @@ def make_table(groups: Sequence[dict[str, Any]], target: float | None) -> Table:
             f"{group['steps_per_s']:,.0f}",
             "noise" if group["speed_up_is_noise"] else f"{group['speed_up']:.2f} x",
             f"{group['cycle']['bound_steps_per_s']:,.0f}",
-            "noise" if group["cycle"]["efficiency_is_noise"] else f"{100 * group['cycle']['efficiency']:.1f} %",
+            "noise"
+            if group["cycle"]["efficiency_is_noise"]
+            else f"{100 * group['cycle']['efficiency']:.1f} %",
         )
     return table
 
@@ -303,7 +332,9 @@ def explain_bound(group: dict[str, Any]) -> str:
         "w + x = {exchange_ms:.1f} ms to send weights and receive segments, M = {collect_s:.3f} s for the slowest "
         "actor, u = {update_s:.3f} s to update, so C = {bound_s:.3f} s. It took {iteration_s:.3f} s (without the first "
         "iteration)."
-    ).format(label=group["label"], exchange_ms=1000 * group["cycle"]["exchange_s"], **group["cycle"])
+    ).format(
+        label=group["label"], exchange_ms=1000 * group["cycle"]["exchange_s"], **group["cycle"]
+    )
 
 
 def _report_equality(runs: Sequence[Run], console: Console) -> int:
@@ -313,7 +344,12 @@ def _report_equality(runs: Sequence[Run], console: Console) -> int:
         return 0
     lines = ["THE WEIGHTS DIFFER: the number of actors changed the result."]
     for seed, hashes in differing.items():
-        lines.append(f"  seed {seed}: " + ", ".join(f"{actors} actors {sha[:16]}" for actors, sha in hashes.items()))
-    lines.append("If the environment is deterministic for a given seed, this is a bug in dppo: please report it.")
+        lines.append(
+            f"  seed {seed}: "
+            + ", ".join(f"{actors} actors {sha[:16]}" for actors, sha in hashes.items())
+        )
+    lines.append(
+        "If the environment is deterministic for a given seed, this is a bug in dppo: please report it."
+    )
     print("\n".join(lines), file=sys.stderr)
     return 1

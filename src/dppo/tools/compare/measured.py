@@ -41,7 +41,10 @@ class Run:
             "startup_s": self.startup_s,
             "time_to_target_s": self.curve().time_to(target),
             "cycle": group_of([self])["cycle"],
-            "curve": {name: column.tolist() for name, column in zip(OF_CURVE, self.curve()[:3], strict=True)},
+            "curve": {
+                name: column.tolist()
+                for name, column in zip(OF_CURVE, self.curve()[:3], strict=True)
+            },
         }
 
 
@@ -88,7 +91,9 @@ def _exchange_s(row: dict[str, Any]) -> float:
     return float(min(row["perf/transfer_s"], not_collecting_s))
 
 
-def group_of(runs: Sequence[Run], first: dict[str, Any] | None = None, target: float | None = None) -> dict[str, Any]:
+def group_of(
+    runs: Sequence[Run], first: dict[str, Any] | None = None, target: float | None = None
+) -> dict[str, Any]:
     """Return the means over runs that differ in their seeds; speed-ups refer to the group `first`, or to itself.
 
     The largest possible speed-up is the work of the first group divided by the actors, without overhead: if it is
@@ -98,7 +103,9 @@ def group_of(runs: Sequence[Run], first: dict[str, Any] | None = None, target: f
     results = [run.result for run in runs]
     actors = config.most_actors
     hosts = config.num_samplers if config.env_threads else max(1, actors)
-    steps_per_s = sum(result.global_step for result in results) / sum(result.training_s for result in results)
+    steps_per_s = sum(result.global_step for result in results) / sum(
+        result.training_s for result in results
+    )
     cycle = measure_cycle([row for run in runs for row in run.rows], config.batch_size, hosts)
     first_cycle = cycle if first is None else first["cycle"]
     first_steps_per_s = steps_per_s if first is None else first["steps_per_s"]
@@ -112,7 +119,10 @@ def group_of(runs: Sequence[Run], first: dict[str, Any] | None = None, target: f
     times_to_target = [time for time in times if time is not None]
     return {
         "label": counted(actors, "actor") if actors else "in process",
-        **{name: getattr(config, name) for name in ("num_actors", "num_samplers", "batch_size", "iterations")},
+        **{
+            name: getattr(config, name)
+            for name in ("num_actors", "num_samplers", "batch_size", "iterations")
+        },
         "seeds": [run.config.seed for run in runs],
         "startup_s": fmean(run.startup_s for run in runs),
         "training_s": fmean(result.training_s for result in results),

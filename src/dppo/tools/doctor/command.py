@@ -46,7 +46,9 @@ def main(argv: list[str]) -> int:
     as_json = "json" in options
     if word is not None and Path(word).is_dir():
         for name in (*flags, *(options.keys() - {"json"})):
-            raise ConfigError(f"{flag(name)} has no effect here: the files of a run are only read. Leave it out.")
+            raise ConfigError(
+                f"{flag(name)} has no effect here: the files of a run are only read. Leave it out."
+            )
         return _print({"findings": list(of_run(Path(word)))}, as_json=as_json)
     seconds = options.get("seconds", DEFAULT_SECONDS)
     if not 0 < seconds < math.inf:
@@ -70,7 +72,10 @@ def _of_environment(flags: dict[str, Any], env_id: str | None, seconds: float) -
         print(f"{time.monotonic() - began:6.1f} s  {stage} ...", file=sys.stderr, flush=True)
 
     facts = examine(plain(settings), seconds, show)
-    report = {"facts": facts, "findings": [(severity, in_flags(text)) for severity, text in findings(facts, config)]}
+    report = {
+        "facts": facts,
+        "findings": [(severity, in_flags(text)) for severity, text in findings(facts, config)],
+    }
     if "update_s" not in facts:
         return report
     alone = in_processes_of_their_own(facts, config)
@@ -79,7 +84,10 @@ def _of_environment(flags: dict[str, Any], env_id: str | None, seconds: float) -
     candidates = list(plans(facts, config))
     in_process = candidates[0].speed
     expected = [asdict(plan) | {"speed_up": plan.speed / in_process} for plan in candidates]
-    words = [config.env_name, *as_words(_recommended_settings(facts, config, settings, flags, env_id))]
+    words = [
+        config.env_name,
+        *as_words(_recommended_settings(facts, config, settings, flags, env_id)),
+    ]
     return report | {
         "expected": expected,
         "advice": list(advice(facts, config)),
@@ -88,7 +96,11 @@ def _of_environment(flags: dict[str, Any], env_id: str | None, seconds: float) -
 
 
 def _recommended_settings(
-    facts: dict[str, Any], config: Config, settings: dict[str, Any], flags: dict[str, Any], env_id: str | None
+    facts: dict[str, Any],
+    config: Config,
+    settings: dict[str, Any],
+    flags: dict[str, Any],
+    env_id: str | None,
 ) -> dict[str, Any]:
     """Return the user's flags, with those that the plan, faults and leaks need, and without those that it makes idle.
 
@@ -99,16 +111,22 @@ def _recommended_settings(
     from dppo.tools.doctor.speed import LEAK_MB, recommended
 
     plan = recommended(facts, config)
-    chosen = {"num_actors": plan.actors, "env_threads": plan.threads} | in_processes_of_their_own(facts, config)
+    chosen = {"num_actors": plan.actors, "env_threads": plan.threads} | in_processes_of_their_own(
+        facts, config
+    )
     effective = leave_out_ineffective(settings, chosen).keys() - chosen.keys() | set(EXTRA)
     wanted = {name: value for name, value in flags.items() if name in effective}
-    defaults = {name: default_of(name) for name in chosen} | arguments_of(wanted, env_id, COMMAND.prog).settings
+    defaults = {name: default_of(name) for name in chosen} | arguments_of(
+        wanted, env_id, COMMAND.prog
+    ).settings
     wanted |= {name: value for name, value in chosen.items() if defaults[name] != value}
     leaks = facts.get("leak_mb", 0.0) > LEAK_MB
     if leaks and plan.actors and config.recycle_after == "never":
         samplers_per_actor = config.num_samplers / max(1, plan.actors)
         envs_gb = samplers_per_actor * config.envs_per_sampler * facts["env_mb"] / 1000
-        wanted["recycle_after"] = f"{max(2, math.ceil(2 * envs_gb))}GB"  # twice that, so that it is a rare event
+        wanted["recycle_after"] = (
+            f"{max(2, math.ceil(2 * envs_gb))}GB"  # twice that, so that it is a rare event
+        )
     needed, _ = faults(facts, config)
     return wanted | needed
 
@@ -161,7 +179,9 @@ def _measured(facts: dict[str, Any]) -> Iterator[str]:
 def _times(times: dict[str, Any]) -> str:
     """Return quantiles and a histogram of seconds in one line."""
     unit, scale = ("s", 1.0) if times["median"] > 0.1 else ("ms", 1e3)
-    quantiles = ", ".join(f"{name} {scale * times[name]:.3g}" for name in ("median", "p95", "p99", "worst"))
+    quantiles = ", ".join(
+        f"{name} {scale * times[name]:.3g}" for name in ("median", "p95", "p99", "worst")
+    )
     highest = max(times["bins"])
     bars = "".join(BARS[math.ceil(8 * count / highest)] for count in times["bins"])
     return f"{quantiles} {unit}  |{bars}|  {times['count']:,} calls"

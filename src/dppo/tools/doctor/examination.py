@@ -34,7 +34,14 @@ from dppo.hosts.plans import trainer_plan
 from dppo.numerics.portable import limit_blas
 from dppo.policies.policy import spaces_summary
 from dppo.ppo.acting.sampler import PPOSampler
-from dppo.ppo.exchange.records import Episode, Experience, Incident, PolicySnapshot, Segment, SegmentReport
+from dppo.ppo.exchange.records import (
+    Episode,
+    Experience,
+    Incident,
+    PolicySnapshot,
+    Segment,
+    SegmentReport,
+)
 from dppo.ppo.exchange.statistics import no_statistics
 from dppo.ppo.networks.choice import choose_network
 from dppo.process_state.borders import dppo_computes
@@ -67,7 +74,9 @@ CALLS_OF_CHECKER = 12  # resets, and as many steps, of Gymnasium's checker
 ELSEWHERE_S = 30.0  # for another process to make an instance
 MAX_GROWTH_MB = 1024  # more memory ends playing
 MIN_GROWTH_MB = 2.0  # less is not said to be a leak
-MEMORY_EACH_SEGMENT = 3  # memory is measured after each of the first segments, because it takes some milliseconds,
+MEMORY_EACH_SEGMENT = (
+    3  # memory is measured after each of the first segments, because it takes some milliseconds,
+)
 MEMORY_EVERY = 8  # and later after each eighth
 MAX_ITERATIONS = 6
 
@@ -118,10 +127,16 @@ class Examination:
     """Finds the facts about an environment; each stage leaves some of the time to the next ones."""
 
     def __init__(
-        self, config: Config, seconds: float, report: Callable[..., Any], on_call: Mapping[str, Callable[[], Any]]
+        self,
+        config: Config,
+        seconds: float,
+        report: Callable[..., Any],
+        on_call: Mapping[str, Callable[[], Any]],
     ) -> None:
         """Prepare; `report` takes new facts as keywords, `on_call["step"]` is called before a step."""
-        self._config = replace(config, on_env_fault="auto") if config.on_env_fault == "raise" else config
+        self._config = (
+            replace(config, on_env_fault="auto") if config.on_env_fault == "raise" else config
+        )
         self._report = report
         self._until = time.monotonic() + seconds
         self._process = ProcessWatch()
@@ -189,7 +204,9 @@ class Examination:
         self._report(stage="playing")
         before = self._process.usage()
         played = Played(memory=[(0, before.mb)])
-        for report, segment in guarded(segments([built.sampler], sizes or self._sizes(self._end_of_stage(0.35)))):
+        for report, segment in guarded(
+            segments([built.sampler], sizes or self._sizes(self._end_of_stage(0.35)))
+        ):
             played.add(report, segment, built.spaces)
             number = len(played.sizes)
             if number <= MEMORY_EACH_SEGMENT or number % MEMORY_EVERY == 0:
@@ -218,8 +235,14 @@ class Examination:
             rewards=[min(rewards), max(rewards)],
             incidents=[incident.message for incident in played.incidents if not incident.fault],
             observed=played.observed,
-            faults=Counter(f"{fault.fault.error} in {fault.fault.phase}" for fault in faults if fault.fault),
-            first_fault=[f"{first.message}\n{first.fault.traceback}".rstrip() for first in faults[:1] if first.fault],
+            faults=Counter(
+                f"{fault.fault.error} in {fault.fault.phase}" for fault in faults if fault.fault
+            ),
+            first_fault=[
+                f"{first.message}\n{first.fault.traceback}".rstrip()
+                for first in faults[:1]
+                if first.fault
+            ],
             lost=sum(fault.lost_steps for fault in faults),
             leak_mb=played.leak_mb(stored_rows * spaces.obs.itemsize / 2**20),
             changed_by_playing=self._process.changes(),
@@ -243,7 +266,10 @@ class Examination:
         """Play the same segments in other places, then ask Gymnasium's checker."""
         until = self._end_of_stage(0.8)
         self._report(stage="comparing with other episodes")
-        if not spaces.deterministic or until < time.monotonic() + self._instances.seconds["make"][0]:
+        if (
+            not spaces.deterministic
+            or until < time.monotonic() + self._instances.seconds["make"][0]
+        ):
             return
         affordable = int((until - time.monotonic()) / 4 / step_s)
         sizes = []
@@ -263,9 +289,15 @@ class Examination:
         if second is not None:
             compare("in a new instance", second)
             compare(
-                "beside another instance", self._instances.sampler(0).sampler, self._instances.sampler(1, 1).sampler
+                "beside another instance",
+                self._instances.sampler(0).sampler,
+                self._instances.sampler(1, 1).sampler,
             )
-            self._report(state=restored(self._instances.sampler(1).sampler, self._instances.sampler(0).sampler))
+            self._report(
+                state=restored(
+                    self._instances.sampler(1).sampler, self._instances.sampler(0).sampler
+                )
+            )
         self._ask_checker(self._instances.last())
 
     def _second(self) -> PPOSampler | None:
@@ -290,14 +322,21 @@ class Examination:
         from dppo.tools.doctor.watching import EXAMINATION, Watch
 
         self._report(stage="making a second instance in another process")
-        wanted = {"settings": plain(plain_settings(self._config)), "seconds": ELSEWHERE_S, "sizes": [FIRST_STEPS]}
+        wanted = {
+            "settings": plain(plain_settings(self._config)),
+            "seconds": ELSEWHERE_S,
+            "sizes": [FIRST_STEPS],
+        }
         facts = Watch(EXAMINATION, wanted, lambda stage: None).wait(ELSEWHERE_S)
         return "trace" in facts
 
     def _ask_checker(self, env: Any) -> None:
         """Ask Gymnasium's checker about an instance, and try to pickle it."""
         call_s = sum(float(np.mean(times)) for times in self._instances.seconds.values())
-        if not self._instances.has_rows and CALLS_OF_CHECKER * call_s < self._until - time.monotonic():
+        if (
+            not self._instances.has_rows
+            and CALLS_OF_CHECKER * call_s < self._until - time.monotonic()
+        ):
             self._report(stage="asking Gymnasium's checker")
             self._report(gymnasium=gymnasium_says(env))
         del env.reset, env.step
@@ -332,7 +371,9 @@ class Examination:
         reward_scale = 1.0 if config.norm_reward else None
         obs_scale = no_statistics(built.spaces, obs=config.norm_obs, returns=False).obs_scale()
         times = list[tuple[float, float]]()
-        while len(times) < 2 or (len(times) < MAX_ITERATIONS and time.monotonic() + sum(times[-1]) < until):
+        while len(times) < 2 or (
+            len(times) < MAX_ITERATIONS and time.monotonic() + sum(times[-1]) < until
+        ):
             iteration = len(times)
             policy = PolicySnapshot(iteration, trainer.weights(), obs_scale)
             collector.request(policy, iteration)
@@ -361,7 +402,9 @@ def main(descriptor: int, wanted: dict[str, Any]) -> None:
     limit_blas(1)
     calls = ("make", "done", "reset", "step")
     on_call = {name: partial(os.write, descriptor, f"{name[0]}\n".encode()) for name in calls}
-    Examination(Config(**wanted["settings"]), wanted["seconds"], report, on_call).run(wanted["sizes"])
+    Examination(Config(**wanted["settings"]), wanted["seconds"], report, on_call).run(
+        wanted["sizes"]
+    )
     report(stage="over")
 
 

@@ -403,7 +403,9 @@ def _actions_off_centre(facts: Facts, config: Config) -> Iterator[str]:
 @_finding("note")
 def _no_reward(facts: Facts, config: Config) -> Iterator[str]:
     if facts["rewards"] == [0, 0]:
-        yield (f"all rewards of {facts['steps']:,} steps were 0. If chance finds no other, reward progress on the way")
+        yield (
+            f"all rewards of {facts['steps']:,} steps were 0. If chance finds no other, reward progress on the way"
+        )
 
 
 @_finding("note")

@@ -17,14 +17,20 @@ from dppo.hosts.builders import BuiltSampler, build_sampler
 from dppo.tools.doctor.playing import plan_of
 from dppo.tools.doctor.process import ProcessWatch
 
-MAX_STORED_ANSWERS = 18  # a first segment, and the steps that were checked as the first ones of a run are
-NO_FIRST_STEPS: Any = math.inf  # samplers of the run: no step counts as one of the first, where a fault ends a run
+MAX_STORED_ANSWERS = (
+    18  # a first segment, and the steps that were checked as the first ones of a run are
+)
+NO_FIRST_STEPS: Any = (
+    math.inf
+)  # samplers of the run: no step counts as one of the first, where a fault ends a run
 
 
 class Instances:
     """The instances of one process, by number."""
 
-    def __init__(self, config: Config, on_call: Mapping[str, Callable[[], Any]], process: ProcessWatch) -> None:
+    def __init__(
+        self, config: Config, on_call: Mapping[str, Callable[[], Any]], process: ProcessWatch
+    ) -> None:
         """Prepare; `on_call["step"]` is called before a step, `on_call["done"]` after a constructor."""
         self._config = config
         self._on_call = on_call
@@ -76,7 +82,9 @@ class Instances:
         except Exception:
             if number == 0:
                 raise
-            env = make(replace(instance, sampler_id=number))  # instance 0 may hold the port of sampler 0
+            env = make(
+                replace(instance, sampler_id=number)
+            )  # instance 0 may hold the port of sampler 0
         self._envs[number] = env
         self._on_call["done"]()  # from here on, it is not the constructor that takes long
         self.env_mb = max(0.0, self._process.usage().mb - mb_before)
@@ -98,7 +106,11 @@ class Instances:
             self.seconds[name].append(time.perf_counter() - began)
             if name in self.answers:
                 self.cpu_s += time.process_time() - cpu_began
-        if isinstance(answer, tuple) and not self.has_rows and len(self.answers[name]) < MAX_STORED_ANSWERS:
+        if (
+            isinstance(answer, tuple)
+            and not self.has_rows
+            and len(self.answers[name]) < MAX_STORED_ANSWERS
+        ):
             self.answers[name].append((deepcopy(answer[0]), *answer[1:]))
             self._newest_answer = name
         return answer

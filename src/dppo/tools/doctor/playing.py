@@ -12,12 +12,22 @@ from dppo.envs.group import EnvGroup
 from dppo.envs.rows.serial import SerialRows
 from dppo.hosts.plans import SamplerPlan, sampler_plan
 from dppo.ppo.acting.sampler import PPOSampler, collect_together
-from dppo.ppo.exchange.records import PolicySnapshot, Rebuild, Segment, SegmentReport, SegmentRequest
+from dppo.ppo.exchange.records import (
+    PolicySnapshot,
+    Rebuild,
+    Segment,
+    SegmentReport,
+    SegmentRequest,
+)
 from dppo.process_state.borders import guarded_steps
 
 WITH_SECOND = "comparing with a second instance"
 """The stage from which on there are two instances in the process."""
-PLACES = ("in a new instance", "after other episodes", "beside another instance")  # the most telling one first
+PLACES = (
+    "in a new instance",
+    "after other episodes",
+    "beside another instance",
+)  # the most telling one first
 QUANTILES = {"median": 0.5, "p95": 0.95, "p99": 0.99, "worst": 1.0}
 HISTOGRAM_BINS = 16
 
@@ -34,23 +44,37 @@ class Step(NamedTuple):
     """Faults of the segment, from its first row on that is not valid; from the start if a reset failed."""
 
 
-def plan_of(config: Config, make: Callable[..., Any], samplers: int = 1, envs: int = 1, length: int = 1) -> SamplerPlan:
+def plan_of(
+    config: Config, make: Callable[..., Any], samplers: int = 1, envs: int = 1, length: int = 1
+) -> SamplerPlan:
     """Return the plan of a run in these sizes, and with the environments that `make` makes."""
     # The name of an environment that can be called: code that makes one calls it, and messages show the name.
-    stand_in = type("StandIn", (str,), {"__call__": lambda _, **env_kwargs: make(**env_kwargs)})(config.env_name)
+    stand_in = type("StandIn", (str,), {"__call__": lambda _, **env_kwargs: make(**env_kwargs)})(
+        config.env_name
+    )
     plan = sampler_plan(config)
-    sampling = replace(plan.sampling, num_samplers=samplers, envs_per_sampler=envs, standby_envs=0, env_threads=False)
+    sampling = replace(
+        plan.sampling,
+        num_samplers=samplers,
+        envs_per_sampler=envs,
+        standby_envs=0,
+        env_threads=False,
+    )
     sizes = replace(plan.sizes, sequence_length=length)
     return replace(plan, env=replace(plan.env, env_id=stand_in), sampling=sampling, sizes=sizes)
 
 
-def segments(samplers: Sequence[PPOSampler], sizes: Iterable[int]) -> Iterator[tuple[SegmentReport, Segment]]:
+def segments(
+    samplers: Sequence[PPOSampler], sizes: Iterable[int]
+) -> Iterator[tuple[SegmentReport, Segment]]:
     """Yield segments of these sizes of the first of some samplers that act side by side, with an empty policy."""
     policy = _empty_policy(samplers[0])
     for number, size in enumerate(sizes):
         for sampler in samplers:
             sampler.num_steps = size
-        index = {0: 1, 1: 0}.get(number, number)  # the second one is checked as the first of a run is
+        index = {0: 1, 1: 0}.get(
+            number, number
+        )  # the second one is checked as the first of a run is
         requests = [SegmentRequest(sampler.sampler_id, index, None) for sampler in samplers]
         yield collect_together(samplers, requests, policy)[0]
 
@@ -102,14 +126,18 @@ def steps_of(report: SegmentReport, segment: Segment) -> list[Step]:
             Step(
                 obs_checksum=zlib.crc32(np.ascontiguousarray(observations[number]).tobytes()),
                 rewards=segment.rewards[number].tolist(),
-                episodes_checksum=zlib.crc32(report.carry.checksums.tobytes()) if number == length - 1 else 0,
+                episodes_checksum=zlib.crc32(report.carry.checksums.tobytes())
+                if number == length - 1
+                else 0,
                 faults=len(phases) if number >= first_fault else 0,
             )
         )
     return steps
 
 
-def agreement(facts: dict[str, Any], place: str, trace: Iterable[Any], again: Iterable[Any]) -> dict[str, Any]:
+def agreement(
+    facts: dict[str, Any], place: str, trace: Iterable[Any], again: Iterable[Any]
+) -> dict[str, Any]:
     """Return the facts, and how steps differ at a `place` where they were made again, up to a fault in one of the two.
 
     Args:
@@ -126,7 +154,11 @@ def agreement(facts: dict[str, Any], place: str, trace: Iterable[Any], again: It
             else:
                 difference = f"it differs at step {number}"
             break
-    return facts | {"compared": compared, "same": facts["same"] | {place: difference}, "unlike": unlike}
+    return facts | {
+        "compared": compared,
+        "same": facts["same"] | {place: difference},
+        "unlike": unlike,
+    }
 
 
 def in_order(facts: dict[str, Any]) -> dict[str, Any]:
@@ -144,5 +176,9 @@ def spread(times: Sequence[float]) -> dict[str, Any]:
     quantiles = np.quantile(times, list(QUANTILES.values())).tolist()
     edges = np.geomspace(min(times), 1.001 * max(times), HISTOGRAM_BINS + 1)
     counts, _ = np.histogram(times, edges)
-    facts = {"count": len(times), "mean": float(np.mean(times[1:] or times)), "bins": counts.tolist()}
+    facts = {
+        "count": len(times),
+        "mean": float(np.mean(times[1:] or times)),
+        "bins": counts.tolist(),
+    }
     return facts | dict(zip(QUANTILES, quantiles, strict=True))

@@ -35,7 +35,9 @@ def of_run(run: Path, rows: Sequence[Row] | None = None) -> Iterator[tuple[str, 
     config = Config(**settings_to_resume(run, read_only=True))
     if rows is None:
         rows = read_metrics(run)
-    epochs = value_of("update_epochs", config, TaskFacts(action_dims=1))  # until the actions are known
+    epochs = value_of(
+        "update_epochs", config, TaskFacts(action_dims=1)
+    )  # until the actions are known
     with suppress(CheckpointError, KeyError, TypeError, ValueError):
         actions = actions_from_json(read(run).checkpoint.state["model"]["actions"])
         epochs = value_of("update_epochs", config, facts_of(actions))
@@ -97,7 +99,9 @@ def _flat_return(rows: Sequence[Row], config: Config) -> str | None:
     """Return what to try if the mean return has not risen in the last third of the run or longer; else None."""
     scored = []
     for row in rows:
-        if row.get("charts/episodes", 0) >= MIN_EPISODES and math.isfinite(row.get(RETURN, math.nan)):
+        if row.get("charts/episodes", 0) >= MIN_EPISODES and math.isfinite(
+            row.get(RETURN, math.nan)
+        ):
             scored.append(row)
     if not scored:
         return None
@@ -122,4 +126,7 @@ def _incident_findings(run: Path, last_row: Row) -> Iterator[tuple[str, str]]:
     for key, number in last_row.items():
         if key.startswith("incidents/"):
             folder = f"{run / 'incidents'} and " if (run / "incidents").is_dir() else ""
-            yield "warning", f"{number:g} x {key.removeprefix('incidents/')}: see {folder}docs/METRICS.md"
+            yield (
+                "warning",
+                f"{number:g} x {key.removeprefix('incidents/')}: see {folder}docs/METRICS.md",
+            )

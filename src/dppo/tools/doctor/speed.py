@@ -14,7 +14,9 @@ from dppo.config import Config
 Facts = dict[str, Any]
 """What is known about an environment, by name; a fact that was not measured is absent."""
 
-SHARED_ACTING = 0.3  # share of the time of acting that does not depend on the number of samplers in a process
+SHARED_ACTING = (
+    0.3  # share of the time of acting that does not depend on the number of samplers in a process
+)
 COLD_ACTING = 2.0  # acting takes so many times as long after steps of more than a millisecond: the caches are cold
 COLD_UPDATE = 1.1  # an update in a run takes so many times as long as updates one after the other
 SLOW_STEP_S = 1e-3
@@ -55,7 +57,9 @@ def iteration_s(facts: Facts, config: Config, collecting: Collecting) -> float:
     """
     actors = collecting.actors
     samplers = max(config.num_samplers, actors)
-    segment_s = config.num_steps * config.envs_per_sampler * env_step_s(facts)  # of the environments of one sampler
+    segment_s = (
+        config.num_steps * config.envs_per_sampler * env_step_s(facts)
+    )  # of the environments of one sampler
     more_rows = samplers / config.num_samplers
     update_s = COLD_UPDATE * facts["update_s"] * more_rows / max(1, config.num_learners)
     cold = COLD_ACTING if env_step_s(facts) > SLOW_STEP_S else 1.0
@@ -104,7 +108,9 @@ def plans(facts: Facts, config: Config) -> Iterator[Plan]:
             continue
         yield _plan(facts, config, samplers, Collecting(actors, lag=config.lag > 0))
         if not limit and config.num_samplers > max(1, actors) and facts["busy"] < BUSY:
-            yield _plan(facts, config, samplers, Collecting(actors, threads=True, lag=config.lag > 0))
+            yield _plan(
+                facts, config, samplers, Collecting(actors, threads=True, lag=config.lag > 0)
+            )
 
 
 def _plan(facts: Facts, config: Config, samplers: int, collecting: Collecting) -> Plan:
@@ -149,7 +155,9 @@ def advice(facts: Facts, config: Config) -> Iterator[str]:
     now_s = iteration_s(facts, config, collecting)
     step_s = env_step_s(facts)
     if not plan.actors:
-        best = max(other.speed for other in plans(facts, config) if other.actors <= config.num_samplers)
+        best = max(
+            other.speed for other in plans(facts, config) if other.actors <= config.num_samplers
+        )
         yield f"You do not need Ray: with actors, it would be {best / plan.speed:.1f} x as fast at most."
     elif config.iterations > 1 and not config.lag:
         gain = now_s / iteration_s(facts, config, collecting._replace(lag=True))
@@ -168,10 +176,17 @@ def advice(facts: Facts, config: Config) -> Iterator[str]:
 
 def _advice_on_resets(facts: Facts, config: Config, collecting: Collecting) -> Iterator[str]:
     """Yield what copies that are reset in the background would gain, where a run may have them."""
-    if "rows" in facts or config.standby_envs or max_in_process(facts, config) or any(facts.get("same", {}).values()):
+    if (
+        "rows" in facts
+        or config.standby_envs
+        or max_in_process(facts, config)
+        or any(facts.get("same", {}).values())
+    ):
         return
     without_resets = facts | {"reset": facts["reset"] | {"mean": 0.0}}
     gain = iteration_s(facts, config, collecting) / iteration_s(without_resets, config, collecting)
     if gain > WORTHWHILE and env_step_s(facts) > SLOW_STEP_S:
-        copies = math.ceil(facts["reset"]["mean"] / (fmean(facts["lengths"]) * facts["step"]["mean"]))
+        copies = math.ceil(
+            facts["reset"]["mean"] / (fmean(facts["lengths"]) * facts["step"]["mean"])
+        )
         yield f"--standby-envs {copies} resets in the background: up to {gain:.1f} x as fast."

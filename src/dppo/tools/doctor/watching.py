@@ -19,11 +19,17 @@ from dppo.envs.checks.faults import PACKAGE
 from dppo.machine import usable_cores
 from dppo.tools.doctor.playing import WITH_SECOND, agreement
 
-PATIENCE_S = 10.0  # for a call after the time is up; three times the longest call so far if that is more
+PATIENCE_S = (
+    10.0  # for a call after the time is up; three times the longest call so far if that is more
+)
 SLOW_S = 60.0  # for an update or to close, after the time is up
 MIN_SECOND_EXAMINATION_S = 5.0
 MAX_REPEATED_SEGMENTS = 6
-CALLS = {"m": ", in a constructor (call {:,})", "r": ", in reset (call {:,})", "s": ", in step (call {:,})"}
+CALLS = {
+    "m": ", in a constructor (call {:,})",
+    "r": ", in reset (call {:,})",
+    "s": ", in step (call {:,})",
+}
 MADE = "d\n"
 STAGES = {
     "making": "making the environment",
@@ -40,7 +46,9 @@ EXAMINATION = ("-m", "dppo.tools.doctor.examination")
 class Watch:
     """Collects the reports of a process that is examined, and describes its end."""
 
-    def __init__(self, program: Sequence[str], wanted: dict[str, Any], show: Callable[[str], None]) -> None:
+    def __init__(
+        self, program: Sequence[str], wanted: dict[str, Any], show: Callable[[str], None]
+    ) -> None:
         """Start `python PROGRAM DESCRIPTOR`, with `wanted` as JSON in its stdin; `show` is called with each stage."""
         self.facts: dict[str, Any] = {"output": 0, "last_line": "", "stage": "starting"}
         self._show = show
@@ -103,12 +111,20 @@ class Watch:
         if self.facts["stage"] == "updating":  # the environment has nothing to do with it
             self.facts["late"] = f"{silent_s:.0f} s"
         else:
-            text = f"{self._doing()} has not returned for {silent_s:.0f} s. {self._place_on_signal()}"
+            text = (
+                f"{self._doing()} has not returned for {silent_s:.0f} s. {self._place_on_signal()}"
+            )
             self.facts["hung"] = text.rstrip(". ")
 
     def _note_death(self, code: int) -> None:
-        end = f"was ended by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
-        text = f"its process {end} while {self._doing()}. {self._place() or self.facts['last_line']}"
+        end = (
+            f"was ended by {signal.Signals(-code).name}"
+            if code < 0
+            else f"ended with exit code {code}"
+        )
+        text = (
+            f"its process {end} while {self._doing()}. {self._place() or self.facts['last_line']}"
+        )
         self.facts["died"] = text.rstrip(". ")
 
     def _doing(self) -> str:

@@ -33,11 +33,19 @@ def main(argv: list[str]) -> int:
     run, target = words
     if Path(target).suffix == ".onnx":
         if "episodes" in flags:
-            raise UsageError("--episodes has no effect on an ONNX file, only on a FOLDER/. Leave it out.")
-        print(export_onnx(load_trusted(run, flags.get("model"), trust=flags.get("trust", False)), target))
+            raise UsageError(
+                "--episodes has no effect on an ONNX file, only on a FOLDER/. Leave it out."
+            )
+        print(
+            export_onnx(
+                load_trusted(run, flags.get("model"), trust=flags.get("trust", False)), target
+            )
+        )
         return 0
     if not target.endswith("/") and not Path(target).is_dir():
-        raise UsageError(f"{target}: is neither NAME.onnx nor a folder. End the name of a new folder with /.")
+        raise UsageError(
+            f"{target}: is neither NAME.onnx nor a folder. End the name of a new folder with /."
+        )
     with closing(ShowLog(PatientStream(sys.stdout).line)) as show_log:
         show_log.start()
         print(export_folder(run, target, **flags))

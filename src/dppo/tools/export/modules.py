@@ -18,7 +18,13 @@ from dppo.ppo.networks.images import Bits
 from dppo.ppo.networks.mlp import MLP
 from dppo.ppo.networks.network import NetworkSpec
 from dppo.ppo.networks.torch_settings import default_dtype
-from dppo.spaces.actions import Actions, BoxActions, DiscreteActions, MultiDiscreteActions, NestedActions
+from dppo.spaces.actions import (
+    Actions,
+    BoxActions,
+    DiscreteActions,
+    MultiDiscreteActions,
+    NestedActions,
+)
 from dppo.spaces.spaces import MASK, Spaces, joined, leaves
 
 EXAMPLE_ROWS = 3
@@ -33,7 +39,9 @@ class ExportedPolicy(nn.Module):
     Gaussian before its bounds.
     """
 
-    def __init__(self, spaces: Spaces, spec: NetworkSpec, weights: np.ndarray, scale: ObsScale | None) -> None:
+    def __init__(
+        self, spaces: Spaces, spec: NetworkSpec, weights: np.ndarray, scale: ObsScale | None
+    ) -> None:
         """Build it with the flat vector `weights`; raise ConfigError if a network of the user's is refused."""
         super().__init__()
         self._spaces = spaces
@@ -49,7 +57,8 @@ class ExportedPolicy(nn.Module):
         if spec.state_size:
             self.inputs["state"] = np.dtype((spec.dtype, (spec.state_size,)))
         self.example = tuple(
-            torch.from_numpy(np.zeros((EXAMPLE_ROWS, *dtype.shape), dtype.base)) for dtype in self.inputs.values()
+            torch.from_numpy(np.zeros((EXAMPLE_ROWS, *dtype.shape), dtype.base))
+            for dtype in self.inputs.values()
         )
         self.output_names = list(self.outputs(dict(zip(self.inputs, self.example, strict=True))))
 
@@ -58,7 +67,9 @@ class ExportedPolicy(nn.Module):
         return tuple(self.outputs(dict(zip(self.inputs, inputs, strict=True))).values())
 
     def outputs(self, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        leaf_inputs = {key: self._leaf_input(key, inputs[named("obs", key)]) for key in self._read.leaves()}
+        leaf_inputs = {
+            key: self._leaf_input(key, inputs[named("obs", key)]) for key in self._read.leaves()
+        }
         obs = leaf_inputs.get("", leaf_inputs)
         next_state = dict[str, Tensor]()
         with default_dtype(getattr(torch, self._spec.dtype)):
@@ -73,7 +84,9 @@ class ExportedPolicy(nn.Module):
         if self._spaces.mask is not None:
             head = self._spec.distribution.limited_in_torch(head, self._masks(inputs))
         decisions = dict(decided(self._spaces.actions, self._spec.distribution, head))
-        actions = {name: tensor for name, tensor in decisions.items() if name.partition(".")[0] == "action"}
+        actions = {
+            name: tensor for name, tensor in decisions.items() if name.partition(".")[0] == "action"
+        }
         return actions | next_state | decisions
 
     def _masks(self, inputs: Mapping[str, Tensor]) -> Tensor:
@@ -83,11 +96,15 @@ class ExportedPolicy(nn.Module):
         whole = named("obs", MASK)
         if whole in inputs:
             return inputs[whole].bool()
-        return torch.cat([inputs[named(whole, key)].bool() for key in leaves(self._spaces.obs[MASK])], dim=1)
+        return torch.cat(
+            [inputs[named(whole, key)].bool() for key in leaves(self._spaces.obs[MASK])], dim=1
+        )
 
     def _leaf_input(self, key: str, leaf: Tensor) -> Tensor:
         if key in self._scales:
-            mean, std = (torch.tensor(part) for part in (self._scales[key].mean, self._scales[key].std))
+            mean, std = (
+                torch.tensor(part) for part in (self._scales[key].mean, self._scales[key].std)
+            )
             leaf = ((leaf.to(mean.dtype) - mean) / std).clamp(-CLIP, CLIP)
         return leaf.to(getattr(torch, self._spec.dtype))
 
@@ -99,7 +116,9 @@ def named(kind: str, key: str) -> str:
 
 def _network(spec: NetworkSpec, weights: np.ndarray) -> nn.Module:
     module = spec.module(0)
-    parameters = {name: torch.from_numpy(array.copy()) for name, array in spec.unflatten(weights).items()}
+    parameters = {
+        name: torch.from_numpy(array.copy()) for name, array in spec.unflatten(weights).items()
+    }
     module.load_state_dict(parameters, strict=False)  # it may have buffers
     if isinstance(module, MLP):
         del module.value
@@ -123,7 +142,9 @@ def _bits(part: Bits, leaf: Tensor) -> Tensor:
     return torch.remainder(torch.floor(cells / 2.0 ** part.shift.to(leaf.dtype)), 2).flatten(1, 2)
 
 
-def decided(actions: Actions, distribution: Any, head: Tensor, key: str = "") -> Iterator[tuple[str, Tensor]]:
+def decided(
+    actions: Actions, distribution: Any, head: Tensor, key: str = ""
+) -> Iterator[tuple[str, Tensor]]:
     """Yield name and tensor of the most likely actions, as `Actions.to_env` returns them, and of their distribution.
 
     Args:
@@ -145,7 +166,9 @@ def decided(actions: Actions, distribution: Any, head: Tensor, key: str = "") ->
         tensors = {"action": head.argmax(dim=1) + actions.start, "logits": head}
     else:
         assert isinstance(actions, MultiDiscreteActions)
-        chosen = torch.stack([logits.argmax(dim=1) for logits in head.split(actions.counts, dim=1)], dim=1)
+        chosen = torch.stack(
+            [logits.argmax(dim=1) for logits in head.split(actions.counts, dim=1)], dim=1
+        )
         shifted = (chosen + torch.tensor(actions.starts)).to(getattr(torch, actions.dtype))
         tensors = {"action": shifted.reshape(-1, *actions.shape), "logits": head}
     for kind, tensor in tensors.items():

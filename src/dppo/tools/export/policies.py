@@ -42,7 +42,13 @@ CHECK_ROWS = 1000  # made-up observations of the check
 CHUNK_ROWS = 100  # of them at a time
 MAX_OTHER_CHOICES = CHECK_ROWS // 10  # so few are ties but for rounding
 TOLERANCE = 1e-3  # of logits, means and states, per unit of the largest; float32 leaves about 1e-6
-PREPARED = ("grayscale", "resize", "frame_stack", "action_repeat", "atari")  # settings of what makes observations
+PREPARED = (
+    "grayscale",
+    "resize",
+    "frame_stack",
+    "action_repeat",
+    "atari",
+)  # settings of what makes observations
 
 CURVE = "learning_curve.png"
 CARD = "README.md"
@@ -54,7 +60,9 @@ FIGURES = {
 }
 
 
-def load_trusted(run: str | Path, model: ModelClass | None = None, *, trust: bool = False) -> Policy:
+def load_trusted(
+    run: str | Path, model: ModelClass | None = None, *, trust: bool = False
+) -> Policy:
     """Return the policy of a run; raise ConfigError if its own network is neither trusted nor named by `model`."""
     run_files = read(run)
     named_by_caller = () if model is None else ("model",)
@@ -117,13 +125,20 @@ def _as_onnx(policy: Policy, module: ExportedPolicy) -> bytes:
                 verbose=False,
             )
         model = program.model_proto
-        if any(graph_input.type.tensor_type.shape.dim[0].HasField("dim_value") for graph_input in model.graph.input):
-            raise ValueError("it computes with a fixed number of rows. Write obs.shape[0] in place of len(obs)")
+        if any(
+            graph_input.type.tensor_type.shape.dim[0].HasField("dim_value")
+            for graph_input in model.graph.input
+        ):
+            raise ValueError(
+                "it computes with a fixed number of rows. Write obs.shape[0] in place of len(obs)"
+            )
     except Exception as error:  # torch raises anything
         if isinstance(policy.spec, BuiltInSpec):
             raise
         name = policy.spec.as_json()["model"]
-        raise ConfigError(f"model={name}: torch.onnx.export cannot export it: {in_a_line(error)[:500]}.") from error
+        raise ConfigError(
+            f"model={name}: torch.onnx.export cannot export it: {in_a_line(error)[:500]}."
+        ) from error
     finally:
         log.setLevel(level)
     for node in model.graph.node:  # traces of the stack, with paths of this machine
@@ -142,7 +157,9 @@ def _metadata(policy: Policy, module: ExportedPolicy) -> dict[str, str]:
         "dppo_version": versions()["dppo"],
         "env_id": str(settings.get("env_id", "")),
         "model": json.dumps(model_state(policy.spaces, policy.spec)),
-        "inputs": json.dumps({name: [str(dtype.base), list(dtype.shape)] for name, dtype in module.inputs.items()}),
+        "inputs": json.dumps(
+            {name: [str(dtype.base), list(dtype.shape)] for name, dtype in module.inputs.items()}
+        ),
         "prepared": json.dumps({name: settings[name] for name in PREPARED if name in settings}),
     }
 
@@ -161,18 +178,24 @@ def _check(policy: Policy, module: ExportedPolicy, data: bytes) -> str:
         session = onnxruntime.InferenceSession(data, providers=["CPUExecutionProvider"])
         for _ in range(CHECK_ROWS // CHUNK_ROWS):
             stored, inputs = _made_up(policy, rng)
-            outputs = dict(zip(module.output_names, session.run(module.output_names, inputs), strict=True))
+            outputs = dict(
+                zip(module.output_names, session.run(module.output_names, inputs), strict=True)
+            )
             largest, differing = _compared(_expected(policy, stored, inputs.get("state")), outputs)
             difference = max(difference, largest)
             other_choices += differing
     except Exception as error:  # it has no kernels for some types, such as convolutions of float64
-        raise ConfigError(f"export: {runtime} cannot run it: {in_a_line(error)[:500]}. Nothing was written.") from error
+        raise ConfigError(
+            f"export: {runtime} cannot run it: {in_a_line(error)[:500]}. Nothing was written."
+        ) from error
     facts = (
         f"on {CHECK_ROWS:,} observations; the largest difference is {difference:.1g}, and {other_choices or 'no'} "
         f"choices differ"
     )
     if not difference <= TOLERANCE or other_choices > MAX_OTHER_CHOICES:
-        raise ConfigError(f"export: {runtime} was compared with the policy {facts}. Nothing was written.")
+        raise ConfigError(
+            f"export: {runtime} was compared with the policy {facts}. Nothing was written."
+        )
     return f"Checked in {runtime} {facts}."
 
 
@@ -182,7 +205,9 @@ def _made_up(policy: Policy, rng: np.random.Generator) -> tuple[np.ndarray, dict
 
     spaces = policy.spaces
     stored = np.zeros(CHUNK_ROWS, spaces.obs)
-    scales = {} if policy.obs_scale is None else leaf_scales(policy.obs_scale, spaces.of_network().obs)
+    scales = (
+        {} if policy.obs_scale is None else leaf_scales(policy.obs_scale, spaces.of_network().obs)
+    )
     for key, leaf in leaves(spaces.as_returned(stored)).items():
         category = spaces.categories.get(key)
         if category is not None:
@@ -205,18 +230,24 @@ def _made_up(policy: Policy, rng: np.random.Generator) -> tuple[np.ndarray, dict
     if spaces.mask in ("method", "info"):
         inputs[MASK] = stored[MASK]
     if policy.state_size:
-        inputs["state"] = rng.uniform(-1, 1, (CHUNK_ROWS, policy.state_size)).astype(policy.spec.dtype)
+        inputs["state"] = rng.uniform(-1, 1, (CHUNK_ROWS, policy.state_size)).astype(
+            policy.spec.dtype
+        )
     return stored, {name: np.ascontiguousarray(array) for name, array in inputs.items()}
 
 
-def _expected(policy: Policy, stored: np.ndarray, state: np.ndarray | None) -> dict[str, np.ndarray]:
+def _expected(
+    policy: Policy, stored: np.ndarray, state: np.ndarray | None
+) -> dict[str, np.ndarray]:
     """Return by name the outputs that follow from what the policy computes in NumPy."""
     import torch
 
     from dppo.tools.export.modules import decided, named
 
     actions, outputs = policy.decide(stored, state)
-    follows = decided(policy.spaces.actions, policy.spec.distribution, torch.from_numpy(outputs.head))
+    follows = decided(
+        policy.spaces.actions, policy.spec.distribution, torch.from_numpy(outputs.head)
+    )
     expected = {name: tensor.numpy() for name, tensor in follows}
     for key, action in leaves(policy.spaces.actions.to_env(actions)).items():
         expected[named("action", key)] = action
@@ -235,7 +266,9 @@ def _compared(expected: dict[str, np.ndarray], outputs: dict[str, np.ndarray]) -
         if array.dtype.kind != "f":
             differs |= (array != outputs[name]).reshape(CHUNK_ROWS, -1).any(axis=1)
             continue
-        size = np.abs(np.where(array < -1e8, 0, array)).max(initial=1.0)  # impossible choices are -1e9
+        size = np.abs(np.where(array < -1e8, 0, array)).max(
+            initial=1.0
+        )  # impossible choices are -1e9
         largest = max(largest, float(np.abs(array - outputs[name]).max(initial=0.0) / size))
     return largest, int(differs.sum())
 
@@ -265,7 +298,9 @@ def export_folder(
     if has_any(target):
         raise ConfigError(f"{folder}: contains a run, or an earlier export. Use another folder.")
     policy = load_trusted(run, model, trust=trust)
-    played = evaluate(user_path(run), episodes=episodes, model=model, trust=trust) if episodes else None
+    played = (
+        evaluate(user_path(run), episodes=episodes, model=model, trust=trust) if episodes else None
+    )
     copied = [name for name in (CONFIG, METRICS, CURVE) if (run_dir / name).is_file()]
     iteration = run_files.checkpoint.state["iteration"]
     rows = read_metrics(run_dir) if METRICS in copied else []
@@ -277,7 +312,9 @@ def export_folder(
         for name in copied:
             write_file(target / name, read_file(run_dir / name))
         picture = f"![Learning curve]({CURVE})\n\n" if CURVE in copied else ""
-        card = _card(policy, played, rows, checked=checked.removeprefix(f"{target}/"), curve=picture)
+        card = _card(
+            policy, played, rows, checked=checked.removeprefix(f"{target}/"), curve=picture
+        )
         write_file(target / CARD, card.encode())
     command = f"hf upload YOUR_NAME/ppo-{as_file_name(_env_name(policy))} {quote(str(target))}"
     look = f"{target / CARD}: the model card. Look at it, and at {CONFIG} for what is private, then upload the folder:"
@@ -285,10 +322,19 @@ def export_folder(
 
 
 def _env_name(policy: Policy) -> str:
-    return " ".join(printable(str(flattened(policy.state["config"]).get("env_id", "policy"))).split())
+    return " ".join(
+        printable(str(flattened(policy.state["config"]).get("env_id", "policy"))).split()
+    )
 
 
-def _card(policy: Policy, played: Evaluation | None, rows: list[dict[str, float]], *, checked: str, curve: str) -> str:
+def _card(
+    policy: Policy,
+    played: Evaluation | None,
+    rows: list[dict[str, float]],
+    *,
+    checked: str,
+    curve: str,
+) -> str:
     """Return the card with the figures of an evaluation and of the last row of metrics.
 
     Args:
@@ -304,9 +350,15 @@ def _card(policy: Policy, played: Evaluation | None, rows: list[dict[str, float]
         figures["mean length of these"] = f"{played.mean_length:.1f}"
         result = {"task": {"type": tags[0], "name": tags[0]}, "dataset": {"type": env, "name": env}}
         metric = {"type": "mean_reward", "name": "mean_reward", "value": score, "verified": False}
-        front["model-index"] = [{"name": f"PPO on {env}", "results": [result | {"metrics": [metric]}]}]
+        front["model-index"] = [
+            {"name": f"PPO on {env}", "results": [result | {"metrics": [metric]}]}
+        ]
     for row in rows:
-        known = {words: row[name] for name, words in FIGURES.items() if math.isfinite(row.get(name, math.nan))}
+        known = {
+            words: row[name]
+            for name, words in FIGURES.items()
+            if math.isfinite(row.get(name, math.nan))
+        }
         figures |= {words: f"{value:,.1f}" for words, value in known.items()}
     return TEMPLATE.read_text(encoding="utf8").format(
         front=yaml.safe_dump(front, sort_keys=False),

@@ -9,7 +9,19 @@ from typing import Any
 import numpy as np
 
 from dppo.tools.curves import Band, Group, over_seeds
-from dppo.tools.pictures.style import COLOURS, DPI, GREY, INK, LEFT, LEGEND, STEPS, save, style, time_axis, two_panels
+from dppo.tools.pictures.style import (
+    COLOURS,
+    DPI,
+    GREY,
+    INK,
+    LEFT,
+    LEGEND,
+    STEPS,
+    save,
+    style,
+    time_axis,
+    two_panels,
+)
 
 DASHES = ("-", (0, (4, 2)), (0, (1, 1.5)))
 CAPTION_WIDTH = 125  # characters in a line
@@ -38,18 +50,26 @@ def compare_figure(groups: Sequence[Group], path: Path, caption: str, target: fl
             over_time.axvline(time / scale, ymax=0.04, color=colour, linewidth=2)
     for axis, title in ((over_time, "Over wall time"), (over_steps, "Over env steps")):
         axis.set_xlim(left=0)
-        axis.text(0, 1.24, title, transform=axis.transAxes, fontsize=12, fontweight="bold", color=INK)
+        axis.text(
+            0, 1.24, title, transform=axis.transAxes, fontsize=12, fontweight="bold", color=INK
+        )
         if target is not None:
             axis.axhline(target, color=GREY, linewidth=1, linestyle=(0, (2, 2)), zorder=1)
     over_time.legend(ncols=1 if len(groups) <= 2 else 2, **LEGEND)
     if len(bands) > 1 and all_equal(bands):
         note = "identical curves,\ndashed on a wide line"
-        over_steps.text(0.98, 0.06, note, transform=over_steps.transAxes, color=GREY, fontsize=9, ha="right")
-    figure.text(LEFT, 0.03, "\n".join(textwrap.wrap(caption, CAPTION_WIDTH)), color=GREY, fontsize=9)
+        over_steps.text(
+            0.98, 0.06, note, transform=over_steps.transAxes, color=GREY, fontsize=9, ha="right"
+        )
+    figure.text(
+        LEFT, 0.03, "\n".join(textwrap.wrap(caption, CAPTION_WIDTH)), color=GREY, fontsize=9
+    )
     save(figure, path)
 
 
-def draw_together(groups: Sequence[Group], path: Path, title: str, label: str, *, over_time: bool) -> None:
+def draw_together(
+    groups: Sequence[Group], path: Path, title: str, label: str, *, over_time: bool
+) -> None:
     """Draw groups into the PNG or SVG `path`: means over env steps or time; `label` names the values."""
     import matplotlib as mpl
     from matplotlib.figure import Figure
@@ -59,7 +79,9 @@ def draw_together(groups: Sequence[Group], path: Path, title: str, label: str, *
     names = ["\n".join(textwrap.wrap(str(group), LABEL_WIDTH)) for group in groups]
     legend_lines = sum(name.count("\n") + 1.3 for name in names)
     with mpl.rc_context({"text.parse_math": False, "svg.hashsalt": "dppo"}):
-        figure = Figure(figsize=(8, 4 + 0.18 * legend_lines), dpi=DPI, facecolor="white", layout="constrained")
+        figure = Figure(
+            figsize=(8, 4 + 0.18 * legend_lines), dpi=DPI, facecolor="white", layout="constrained"
+        )
         axis = figure.add_subplot()
         style(axis, labelsize=9)
         for index, (band, name) in enumerate(zip(bands, names, strict=True)):
@@ -91,7 +113,9 @@ def mean_time_to(group: Group, band: Band, target: float | None) -> float | None
     return fmean(times) if times else None
 
 
-def legend_time(seconds: float | None, first: float | None, target: float | None, *, noise: bool = False) -> str:
+def legend_time(
+    seconds: float | None, first: float | None, target: float | None, *, noise: bool = False
+) -> str:
     """Return the end of a legend's line: the time, and how many times as fast as the first group that is."""
     if seconds is None:
         return "" if target is None else f": {target:g} not reached"

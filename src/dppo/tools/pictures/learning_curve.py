@@ -12,7 +12,17 @@ from dppo.records.metrics.reading import read_metrics
 from dppo.records.observer import Result
 from dppo.records.outside import FileWriter
 from dppo.tools.curves import RETURN, curve_of, thinned
-from dppo.tools.pictures.style import COLOURS, GREY, INK, LEFT, LEGEND, STEPS, save, time_axis, two_panels
+from dppo.tools.pictures.style import (
+    COLOURS,
+    GREY,
+    INK,
+    LEFT,
+    LEGEND,
+    STEPS,
+    save,
+    time_axis,
+    two_panels,
+)
 
 FEW_VALUES = 20  # fewer values are drawn as points, too
 SMOOTHING = 0.05  # window of the smoothed line, as a share of the run
@@ -31,7 +41,9 @@ class LearningCurve(FileWriter):
         try:
             learning_curve(read_metrics(result.run_dir), result.picture, self._title)
         except OSError as problem:
-            logger.warning("%s: cannot be written: %s %s", result.picture, cause(problem), remedy(problem))
+            logger.warning(
+                "%s: cannot be written: %s %s", result.picture, cause(problem), remedy(problem)
+            )
         except Exception as problem:  # perhaps of a line that somebody else has written
             logger.warning("%s: cannot be written (%s)", result.picture, problem)
 
@@ -50,25 +62,49 @@ def learning_curve(rows: Sequence[Mapping[str, float]], path: Path, title: str) 
     for axis in (over_steps, over_time):
         axis.set_xlim(left=0)
     if len(training.values) or len(evaluations.values):
-        over_time.legend(**LEGEND | {"loc": "lower right", "bbox_to_anchor": (1.02, 0.98), "ncols": 3})
+        over_time.legend(
+            **LEGEND | {"loc": "lower right", "bbox_to_anchor": (1.02, 0.98), "ncols": 3}
+        )
     save(figure, path)
 
 
 def _draw_evaluations(axis: Any, x: np.ndarray, returns: np.ndarray) -> None:
     if len(returns):
-        axis.plot(x, returns, color=COLOURS[0], marker="o", markersize=4, linewidth=1.5, label="evaluations")
+        axis.plot(
+            x,
+            returns,
+            color=COLOURS[0],
+            marker="o",
+            markersize=4,
+            linewidth=1.5,
+            label="evaluations",
+        )
 
 
 def _draw_training(axis: Any, x: np.ndarray, returns: np.ndarray) -> None:
     if not len(returns):
-        axis.text(0.5, 0.5, "No episode has finished yet.", transform=axis.transAxes, ha="center", color=GREY)
+        axis.text(
+            0.5,
+            0.5,
+            "No episode has finished yet.",
+            transform=axis.transAxes,
+            ha="center",
+            color=GREY,
+        )
         axis.set(xticks=[], yticks=[])
         return
     at = thinned(len(returns))
     blue = COLOURS[1]
     marker = "o" if len(returns) < FEW_VALUES else None
     axis.plot(
-        x[at], returns[at], color=blue, alpha=0.3, linewidth=1, marker=marker, markersize=4, label="each iteration"
+        x[at],
+        returns[at],
+        color=blue,
+        alpha=0.3,
+        linewidth=1,
+        marker=marker,
+        markersize=4,
+        label="each iteration",
     )
     axis.plot(x[at], smoothed(returns)[at], color=blue, linewidth=2, label="moving mean")
 

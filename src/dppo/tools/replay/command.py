@@ -36,7 +36,9 @@ def main(argv: list[str]) -> int:
     flags, path = parser.split_one(argv, "RUN or INCIDENT", "runs/NAME --episodes")
     if flags.pop("episodes", False):
         if flags:
-            raise UsageError(f"--{next(iter(flags))} has no effect with --episodes, which plays none. Leave it out.")
+            raise UsageError(
+                f"--{next(iter(flags))} has no effect with --episodes, which plays none. Leave it out."
+            )
         return _list(Path(path))
     with closing(ShowLog(PatientStream(sys.stdout).line)) as show_log:
         show_log.start()
@@ -78,7 +80,9 @@ def _list(run: Path) -> int:
     if not episodes:
         print(in_flags(nothing_recorded(run)))
     elif all(episode.alone for episode in episodes):
-        playing = f"{command('replay', run)} --episode NUMBER plays one, 3/0/17 instead of NUMBER any."
+        playing = (
+            f"{command('replay', run)} --episode NUMBER plays one, 3/0/17 instead of NUMBER any."
+        )
         print(f"{len(episodes):,} recorded. {playing}")
     else:
         print(f"{len(episodes):,} recorded. They are of {SEVERAL_ROWS}: none can be played again.")

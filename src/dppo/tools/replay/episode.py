@@ -146,19 +146,29 @@ class _Replay:
         instance = Instance(
             recorded.sampler_id,
             recorded.env,
-            seed=streams.integer(config.seed, Stream.EPISODES, recorded.sampler_id, 0, 0),  # as in the run
+            seed=streams.integer(
+                config.seed, Stream.EPISODES, recorded.sampler_id, 0, 0
+            ),  # as in the run
             num_rows=config.envs_per_sampler,  # so that several rows are refused below, in better words
             max_steps=config.most_steps,
             render_mode=render_mode,
         )
         with making(config.env_name):
-            self.env = make_prepared(config.env_id, config.env_kwargs, Preparation.by_attributes(config), instance)
+            self.env = make_prepared(
+                config.env_id, config.env_kwargs, Preparation.by_attributes(config), instance
+            )
         try:
             if joint_kind(self.env):
-                raise CheckpointError(f"{config.env_name} is {SEVERAL_ROWS}: none can be played again.")
+                raise CheckpointError(
+                    f"{config.env_name} is {SEVERAL_ROWS}: none can be played again."
+                )
             spaces = spaces_of(sampler_plan(config), self.env)
-            limits = bool(recorded.error)  # observations of an episode that went on were not refused
-            group = GroupSettings(config.env_name, spaces, lambda env, episode: recorded.seed, limits=limits)
+            limits = bool(
+                recorded.error
+            )  # observations of an episode that went on were not refused
+            group = GroupSettings(
+                config.env_name, spaces, lambda env, episode: recorded.seed, limits=limits
+            )
             self._episode = SerialRows([self.env], group).envs[0]
             self._actions = spaces.actions.each(_actions_of(recorded, spaces.actions))
         except BaseException:
@@ -221,7 +231,9 @@ class _Replay:
         same_end = episode.checksum() == recorded.checksum
         if episode.length == recorded.length and same_return and same_end and last.is_last:
             return ""
-        difference = f"it has return {episode.episode_return!r} after {counted(episode.length, 'step')}"
+        difference = (
+            f"it has return {episode.episode_return!r} after {counted(episode.length, 'step')}"
+        )
         if not last.is_last:
             difference += ", and goes on"
         if same_return and not same_end:
@@ -261,7 +273,9 @@ def _actions_of(recorded: RecordedEpisode, space: Actions) -> np.ndarray:
         actions = recorded.actions()
         if actions.shape[1:] == distribution_of(space).action_shape:
             return actions
-    raise CheckpointError(f"episode {recorded.name}: its actions are damaged, or do not fit the environment.")
+    raise CheckpointError(
+        f"episode {recorded.name}: its actions are damaged, or do not fit the environment."
+    )
 
 
 def _recorded(run: Path, wanted: str) -> RecordedEpisode:
@@ -296,7 +310,11 @@ def _of_incident(folder: Path) -> RecordedEpisode:
         actions = np.array(values["actions"], dtype)
         place: dict[str, Any] = {name: int(values[name]) for name in INTEGERS[:4]}
         return RecordedEpisode(
-            **place, length=len(actions), packed=packed(actions), error="a fault", options=values.get("options")
+            **place,
+            length=len(actions),
+            packed=packed(actions),
+            error="a fault",
+            options=values.get("options"),
         )
     except (KeyError, OSError, OverflowError, RecursionError, TypeError, ValueError) as error:
         if isinstance(error, OSError):

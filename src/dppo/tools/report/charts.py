@@ -127,7 +127,9 @@ class Line(NamedTuple):
     high: np.ndarray
 
 
-def chart(title: str, line: Line, label: str, *, name: str = "last", marks: Sequence[Mark] = ()) -> str:
+def chart(
+    title: str, line: Line, label: str, *, name: str = "last", marks: Sequence[Mark] = ()
+) -> str:
     """Return a figure of a line with its spread and its last value; "" if none is finite."""
     x, mean, low, high = _binned(np.array(line), MAX_LINE_POINTS)
     if not len(x):
@@ -139,10 +141,14 @@ def chart(title: str, line: Line, label: str, *, name: str = "last", marks: Sequ
     drawing = ""
     for mark in marks[:MAX_MARKS]:
         path = f"M{across.percent(mark.x):.2f} 0V100"
-        drawing += f'<path class="mark {mark.kind}" d="{path}"><title>{text(mark.text)}</title></path>'
+        drawing += (
+            f'<path class="mark {mark.kind}" d="{path}"><title>{text(mark.text)}</title></path>'
+        )
     drawing += f'<path class="band f0" d="{_area_path(places, bottom, top)}"/>'
     if len(x) < FEW_POINTS:
-        drawing += f'<path class="line few" d="{_line_path(places, middle)}{_dots(places, middle)}"/>'
+        drawing += (
+            f'<path class="line few" d="{_line_path(places, middle)}{_dots(places, middle)}"/>'
+        )
     else:
         drawing += f'<path class="line" d="{_line_path(places, middle)}"/>'
     return Figure(title, across, list(up.ticks()), {name: f"{mean[-1]:.4g}"}).around(drawing)
@@ -159,7 +165,9 @@ def stacked(title: str, x: np.ndarray, parts: Mapping[str, np.ndarray], label: s
     edges = 100 * (1 - np.clip(np.cumsum([0 * x, *heights], axis=0), 0, 1))
     drawing = ""
     for number in range(len(heights)):
-        drawing += f'<path class="f{number}" d="{_area_path(places, edges[number], edges[number + 1])}"/>'
+        drawing += (
+            f'<path class="f{number}" d="{_area_path(places, edges[number], edges[number + 1])}"/>'
+        )
     shares = {name: f"{np.nan_to_num(part).mean():.0%}" for name, part in parts.items()}
     return Figure(title, across, list(Axis(0, 1).ticks()), shares).around(drawing)
 

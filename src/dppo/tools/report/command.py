@@ -85,11 +85,19 @@ def _state_of(run: Path, rows: Sequence[dict[str, float]], config: Config) -> st
 def _command_of(config: Config) -> str:
     """Return the command that trains with these settings, without flags for defaults."""
     settings = plain_settings(config)
-    game = {name: settings[name] for name in ("env_id", "env_kwargs", "clip_reward")}  # defaults of games depend on it
-    defaults: list[dict[str, Any]] = [{}, with_atari(game), with_atari(game | {"atari": settings["atari"]})]
+    game = {
+        name: settings[name] for name in ("env_id", "env_kwargs", "clip_reward")
+    }  # defaults of games depend on it
+    defaults: list[dict[str, Any]] = [
+        {},
+        with_atari(game),
+        with_atari(game | {"atari": settings["atari"]}),
+    ]
     flags = {}
     for name, value in settings.items():
-        if name != "env_id" and any(value != plain(usual.get(name, default_of(name))) for usual in defaults):
+        if name != "env_id" and any(
+            value != plain(usual.get(name, default_of(name))) for usual in defaults
+        ):
             flags[name] = value
     return command("train", settings["env_id"], "--preset", "none", *as_words(flags))
 
@@ -104,7 +112,9 @@ def _incidents(run: Path) -> Iterator[dict[str, Any]]:
 
 def _lifetimes(run: Path) -> dict[str, list[Bar]]:
     """Return begin and end of each process of each actor, and how it ended, from the logs of the actors."""
-    still_running_until = max((path.stat().st_mtime for path in run.glob("metrics.jsonl")), default=0.0)
+    still_running_until = max(
+        (path.stat().st_mtime for path in run.glob("metrics.jsonl")), default=0.0
+    )
     logs = sorted(run.glob("logs/actor-*.log"), key=lambda path: (len(path.name), path.name))
     lifetimes = dict[str, list[Bar]]()
     for path in logs[:MAX_FILES]:
@@ -116,7 +126,9 @@ def _lifetimes(run: Path) -> dict[str, list[Bar]]:
                     bars.append(Bar(at, max(at, still_running_until), f"{event} {when}"))
                 elif bars:
                     began = bars.pop()
-                    bars.append(Bar(began.begin, max(began.begin, at), f"{began.text}, {event} {when}"))
+                    bars.append(
+                        Bar(began.begin, max(began.begin, at), f"{began.text}, {event} {when}")
+                    )
     first = min((bar.begin for bars in lifetimes.values() for bar in bars), default=0.0)
     return {
         name: [Bar(bar.begin - first, bar.end - first, bar.text) for bar in bars[-MAX_FILES:]]

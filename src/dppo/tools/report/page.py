@@ -29,19 +29,30 @@ MAX_LANES = 64  # actors
 MAX_KEYS_OF_ROW = 300
 MAX_KEYS = 1000
 MAX_COUNTS = 100
-ENDS_OF_OTHERS = ("_std", "_min", "_max", "eval/iteration", "eval/global_step")  # keys that belong to another chart
+ENDS_OF_OTHERS = (
+    "_std",
+    "_min",
+    "_max",
+    "eval/iteration",
+    "eval/global_step",
+)  # keys that belong to another chart
 MEMORY = "actors/memory_gb"
 SECTIONS = {  # keys, and prefixes of keys, in the order in which they are drawn
     "Evaluation": ("eval/",),
     "Reported by the environment": ("info/",),
     "Losses and policy": (
-        *(f"losses/{name}" for name in ("policy_loss", "value_loss", "approx_kl", "clipfrac", "entropy")),
+        *(
+            f"losses/{name}"
+            for name in ("policy_loss", "value_loss", "approx_kl", "clipfrac", "entropy")
+        ),
         *("losses/explained_variance", "losses/grad_norm", "charts/learning_rate"),
         *("charts/episodic_length", "charts/success_rate"),
     ),
     "Where the time goes": ("perf/iteration_s", "charts/SPS_iteration", "actors/"),
 }
-TIMES = dict(zip(PHASES, ("environments", "policy", "waiting", "sync", "update", "other"), strict=True))
+TIMES = dict(
+    zip(PHASES, ("environments", "policy", "waiting", "sync", "update", "other"), strict=True)
+)
 KINDS = {
     "actor": "actor lost or replaced",
     "env": "fault of an environment",
@@ -88,13 +99,17 @@ def page(facts: Facts) -> str:
 
 
 def _sections(facts: Facts) -> Iterator[str]:
-    tiles = "".join(f"<div><dt>{key}</dt><dd>{text(value)}</dd></div>" for key, value in _tiles(facts).items())
+    tiles = "".join(
+        f"<div><dt>{key}</dt><dd>{text(value)}</dd></div>" for key, value in _tiles(facts).items()
+    )
     yield f"<dl>{tiles}</dl>"
     if facts.rows:
         yield from _charts(facts)
     else:
         yield "<p>No iteration has finished yet: there is nothing to draw.</p>"
-    findings = "".join(f'<li class="{text(severity)}">{text(words)}</li>' for severity, words in facts.findings)
+    findings = "".join(
+        f'<li class="{text(severity)}">{text(words)}</li>' for severity, words in facts.findings
+    )
     if findings:
         yield f"<h2>Diagnosis</h2><ul>{findings}</ul>"
     yield _incidents(facts)
@@ -109,7 +124,9 @@ def _incidents(facts: Facts) -> str:
             counts.append((key.partition("/")[2], f"{count:g}"))
     if not counts and not facts.incidents:
         return ""
-    folders = [[incident.get(column, "") for column in INCIDENT_COLUMNS] for incident in facts.incidents]
+    folders = [
+        [incident.get(column, "") for column in INCIDENT_COLUMNS] for incident in facts.incidents
+    ]
     return f"<h2>Incidents</h2>{_table(counts[:MAX_COUNTS])}{_table(folders, INCIDENT_COLUMNS)}"
 
 
@@ -152,7 +169,11 @@ def _charts(facts: Facts) -> Iterator[str]:
     _join_memory_of_actors(columns)
     steps = columns["global_step"]
     yield _learning(facts, columns)
-    shares = {TIMES[phase]: columns[f"perf/{phase}_frac"] for phase in PHASES if f"perf/{phase}_frac" in columns}
+    shares = {
+        TIMES[phase]: columns[f"perf/{phase}_frac"]
+        for phase in PHASES
+        if f"perf/{phase}_frac" in columns
+    }
     for title, prefixes in SECTIONS.items():
         x = columns.get("eval/global_step", steps) if title == "Evaluation" else steps
         figures = []
@@ -176,7 +197,9 @@ def _columns(rows: Sequence[Row]) -> Columns:
 
 def _drawn_keys(columns: Columns, prefixes: Sequence[str]) -> list[str]:
     """Return the keys that have a chart of their own, in the order of their prefixes."""
-    has_chart = [key for key in columns if not key.endswith(ENDS_OF_OTHERS) or f"{key}_min" in columns]
+    has_chart = [
+        key for key in columns if not key.endswith(ENDS_OF_OTHERS) or f"{key}_min" in columns
+    ]
     return [key for prefix in prefixes for key in has_chart if key.startswith(prefix)]
 
 
@@ -188,7 +211,13 @@ def _learning(facts: Facts, columns: Columns) -> str:
     if RETURN in columns:
         for x, label in ((columns["global_step"], STEPS), (seconds / scale, time_label)):
             line = _with_spread(columns, RETURN, x)
-            drawn = chart("Episode return", line, label, name="mean of the last 100", marks=marks(facts.rows, x))
+            drawn = chart(
+                "Episode return",
+                line,
+                label,
+                name="mean of the last 100",
+                marks=marks(facts.rows, x),
+            )
             figures.append(drawn)
     if not any(figures):
         return "<p>No episode has finished yet.</p>"
@@ -210,13 +239,17 @@ def _join_memory_of_actors(columns: Columns) -> None:
 def _with_spread(columns: Columns, key: str, x: np.ndarray) -> Line:
     """Return a mean with its ends: mean -/+ standard deviation, or lowest and highest value, where these exist."""
     mean = columns[key]
-    if key.startswith("info/"):  # the extremes of single steps would squeeze the mean into a flat line
+    if key.startswith(
+        "info/"
+    ):  # the extremes of single steps would squeeze the mean into a flat line
         return Line(x, mean, mean, mean)
     stem = key.removesuffix("_mean").replace("eval/episodic_", "eval/")
     deviation = columns.get(f"{stem}_std", 0 * mean)
     low = columns.get(f"{stem}_min", mean - deviation)
     high = columns.get(f"{stem}_max", mean + deviation)
-    return Line(x, mean, np.where(np.isfinite(low), low, mean), np.where(np.isfinite(high), high, mean))
+    return Line(
+        x, mean, np.where(np.isfinite(low), low, mean), np.where(np.isfinite(high), high, mean)
+    )
 
 
 def marks(rows: Sequence[Row], x: np.ndarray) -> list[Mark]:

@@ -68,7 +68,9 @@ def _built_in(name: str) -> Any:
 
 def _loaders() -> dict[str, Callable[[], Any]]:
     """Return a function that imports its class, for each tracker."""
-    loaders: dict[str, Callable[[], Any]] = {entry.name: entry.load for entry in entry_points(group=GROUP)}
+    loaders: dict[str, Callable[[], Any]] = {
+        entry.name: entry.load for entry in entry_points(group=GROUP)
+    }
     for module in pkgutil.iter_modules([str(Path(__file__).parent)]):
         if module.name not in SHARED_MODULES:
             loaders[module.name] = partial(_built_in, module.name)

@@ -43,7 +43,9 @@ class Backend:
             known_id = self._create(run)
         self._client.update_run(known_id, status="RUNNING")
         self.id = str(known_id)
-        self.place = f"{self._client.tracking_uri}, experiment {experiment_name()}, run {run.run_dir.name}"
+        self.place = (
+            f"{self._client.tracking_uri}, experiment {experiment_name()}, run {run.run_dir.name}"
+        )
 
     def _create(self, run: RunInfo) -> str:
         """Create a run with the settings as parameters; return its id."""
@@ -68,7 +70,9 @@ class Backend:
         metrics = []
         for step, values in by_step(row).items():
             for name, value in values.items():
-                metrics.append(self._metric(NOT_ALLOWED_IN_NAMES.sub("_", name), value, now_ms, step))
+                metrics.append(
+                    self._metric(NOT_ALLOWED_IN_NAMES.sub("_", name), value, now_ms, step)
+                )
         for first in range(0, len(metrics), MAX_METRICS):
             batch = metrics[first : first + MAX_METRICS]
             self._last_batch = self._client.log_batch(self.id, metrics=batch, synchronous=False)

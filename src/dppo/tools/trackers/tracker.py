@@ -28,7 +28,9 @@ VALID_ID = re.compile(r"[\w-]{1,64}")
 
 
 def trackers(
-    config: Config, notify: Callable[[str], object] = logger.warning, since_signal: Callable[[], float] = never
+    config: Config,
+    notify: Callable[[str], object] = logger.warning,
+    since_signal: Callable[[], float] = never,
 ) -> list[Observer]:
     """Return the trackers that `config` asks for; raise ConfigError if one is not installed, or refuses to work.
 
@@ -77,7 +79,11 @@ class TrackerIds:
             return {}
         try:
             ids = json.loads(read_file(run.run_dir / IDS_FILE, MAX_IDS_BYTES))
-            return {str(name): str(run_id) for name, run_id in ids.items() if VALID_ID.fullmatch(str(run_id))}
+            return {
+                str(name): str(run_id)
+                for name, run_id in ids.items()
+                if VALID_ID.fullmatch(str(run_id))
+            }
         except (AttributeError, OSError, RecursionError, ValueError):
             return {}
 
@@ -91,7 +97,9 @@ class TrackerIds:
 class Tracker(Observer):
     """Sends rows to a tracker, in a thread. No error of it ends the run: it is logged, and nothing more is sent."""
 
-    def __init__(self, name: str, kind: type[Backend], thread: OutsideThread, ids: TrackerIds) -> None:
+    def __init__(
+        self, name: str, kind: type[Backend], thread: OutsideThread, ids: TrackerIds
+    ) -> None:
         self._name = name
         self._kind = kind
         self._thread = thread
@@ -111,7 +119,9 @@ class Tracker(Observer):
             call()
         except (Exception, SystemExit) as error:
             self._run = None
-            self._problem = f"nothing more is sent to {self._name} ({error!r}); metrics.jsonl is complete"
+            self._problem = (
+                f"nothing more is sent to {self._name} ({error!r}); metrics.jsonl is complete"
+            )
             logger.warning("%s", self._problem)
 
     def on_start(self, run: RunInfo) -> None:
@@ -127,7 +137,9 @@ class Tracker(Observer):
     def on_iteration(self, row: dict[str, float]) -> None:
         """Send the row; do not wait for that."""
         if not self._problem:
-            self._thread.post("sending rows", partial(self._try, partial(self._send, plain(row))), 0)
+            self._thread.post(
+                "sending rows", partial(self._try, partial(self._send, plain(row))), 0
+            )
 
     def _send(self, row: dict[str, float | None]) -> None:
         if self._run is not None:
@@ -136,8 +148,13 @@ class Tracker(Observer):
     def on_end(self, result: Result | None, error: BaseException | None) -> None:
         """End the tracker's run, as finished, failed, or killed by a signal."""
         state = _state_of(result, error)
-        if not self._thread.post("ending the run", partial(self._try, partial(self._end, state)), CLOSE_S):
-            logger.warning("%s does not answer: the last rows were not sent; metrics.jsonl is complete", self._name)
+        if not self._thread.post(
+            "ending the run", partial(self._try, partial(self._end, state)), CLOSE_S
+        ):
+            logger.warning(
+                "%s does not answer: the last rows were not sent; metrics.jsonl is complete",
+                self._name,
+            )
         self._thread.close()
 
     def _end(self, state: str) -> None:

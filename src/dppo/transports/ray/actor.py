@@ -24,8 +24,19 @@ from dppo.numerics.portable import limit_blas
 from dppo.ppo.exchange.questions import Answer, Question
 from dppo.ppo.exchange.records import Incident, IncidentKind, PolicySnapshot
 from dppo.spaces.spaces import Spaces
-from dppo.transports.ray.pickling import NO_MODEL, PackedModel, encode_answer, sendable, unpack, unpacked_model
-from dppo.transports.ray.progress_file import ProgressFile, make_progress_file, write_stacks_on_signal
+from dppo.transports.ray.pickling import (
+    NO_MODEL,
+    PackedModel,
+    encode_answer,
+    sendable,
+    unpack,
+    unpacked_model,
+)
+from dppo.transports.ray.progress_file import (
+    ProgressFile,
+    make_progress_file,
+    write_stacks_on_signal,
+)
 from dppo.user_code import in_a_line
 
 MEASURE_S = 2.0  # between two measurements of memory
@@ -55,7 +66,9 @@ class PPOActor:
         self._measured_at = -math.inf
         self._questions = 0
 
-    def configure_process(self, keep_gpus: bool, log: str, node_id: str, driver: int) -> ProgressFile:
+    def configure_process(
+        self, keep_gpus: bool, log: str, node_id: str, driver: int
+    ) -> ProgressFile:
         """Limit this process to one core and, without `keep_gpus`, no GPU; record progress in a file.
 
         Its output goes to `log` if it is on the node `node_id` of the process `driver`, else beside its progress file.
@@ -130,9 +143,13 @@ class PPOActor:
         self._questions += 1
         max_memory, max_questions = self._recycling
         if self._questions > 1 and (self._memory > max_memory or self._questions > max_questions):
-            raise Recycled(f"uses {self._memory / 1e9:.2f} GB after {self._questions - 1} segments of its samplers")
+            raise Recycled(
+                f"uses {self._memory / 1e9:.2f} GB after {self._questions - 1} segments of its samplers"
+            )
 
-    def make_segments_packed(self, question: bytes, policy: bytes | PolicySnapshot, apart: bool) -> bytes | list[Any]:
+    def make_segments_packed(
+        self, question: bytes, policy: bytes | PolicySnapshot, apart: bool
+    ) -> bytes | list[Any]:
         """Do `make_segments` over Ray; `apart` with several return values: the packed reports, then each segment."""
         unpacked_question: Question = unpack(question)
         answer = self.make_segments(unpacked_question, unpack(policy))
@@ -166,13 +183,17 @@ class PPOActor:
                     f"on every node (see `upload`); pass module:factory rather than a function of a script."
                 ) from None
             self._recycling = plan.recycling
-            self._host = host_of(replace(plan, network=replace(plan.network, model=model)), self.progress)
+            self._host = host_of(
+                replace(plan, network=replace(plan.network, model=model)), self.progress
+            )
             return self._host
 
 
 def _compared(answer: Answer, expected: Expected) -> Answer:
     """Add an incident if this process computes other bits than `expected`, or raise `ClusterError` if that is asked."""
-    problem = expected.problem(torch="torch" in sys.modules)  # loaded by now if the network acts with it
+    problem = expected.problem(
+        torch="torch" in sys.modules
+    )  # loaded by now if the network acts with it
     if not problem:
         return answer
     (first, segment), *others = answer.made

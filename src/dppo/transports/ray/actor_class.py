@@ -10,7 +10,9 @@ def actor_class(kind: type, resources: Mapping[str, float], options: dict[str, A
     return ray.remote(kind).options(
         num_cpus=resources["CPU"],
         num_gpus=resources.get("GPU", 0),
-        resources={name: amount for name, amount in resources.items() if name not in ("CPU", "GPU")},
+        resources={
+            name: amount for name, amount in resources.items() if name not in ("CPU", "GPU")
+        },
         scheduling_strategy="SPREAD",
         max_restarts=0,  # the engine replaces actors, so it must see every death
         max_task_retries=0,

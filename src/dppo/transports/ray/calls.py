@@ -28,7 +28,9 @@ class Abandoned(BaseException):
 class RayThread(threading.Thread):
     """A thread that may call Ray. It never keeps the process from ending."""
 
-    def __init__(self, target: Callable[..., object], name: str, args: tuple[Any, ...] = ()) -> None:
+    def __init__(
+        self, target: Callable[..., object], name: str, args: tuple[Any, ...] = ()
+    ) -> None:
         super().__init__(target=target, name=name, args=args, daemon=True)
 
 
@@ -37,7 +39,9 @@ def calls_ray(function: Callable[P, T]) -> Callable[P, T]:
 
     @wraps(function)
     def checked(*args: P.args, **kwargs: P.kwargs) -> T:
-        assert isinstance(threading.current_thread(), RayThread), f"{function.__qualname__} runs outside of a RayThread"
+        assert isinstance(threading.current_thread(), RayThread), (
+            f"{function.__qualname__} runs outside of a RayThread"
+        )
         return function(*args, **kwargs)
 
     return checked
@@ -124,7 +128,9 @@ class RayCalls:
         if error is None:
             return
         if isinstance(error, OSError) or type(error).__module__.startswith("ray."):
-            raise ClusterError(f"Ray has failed: {in_a_line(error)[:300]}. Resume from the last checkpoint (--resume).")
+            raise ClusterError(
+                f"Ray has failed: {in_a_line(error)[:300]}. Resume from the last checkpoint (--resume)."
+            )
         raise error
 
     def close(self, timeout_s: float) -> bool:

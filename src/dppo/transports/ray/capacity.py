@@ -50,7 +50,9 @@ class Demand:
 
 def actors_that_fit(node: Mapping[str, float], needs: Mapping[str, float]) -> int:
     """Return the number of actors with these `needs` that fit the resources of one node."""
-    return min(_that_fit(name, node.get(name, 0.0), amount) for name, amount in needs.items() if amount > 0)
+    return min(
+        _that_fit(name, node.get(name, 0.0), amount) for name, amount in needs.items() if amount > 0
+    )
 
 
 def _that_fit(name: str, has: float, each: float) -> int:
@@ -81,14 +83,24 @@ def room_for(nodes: Iterable[Mapping[str, float]], demand: Demand) -> int:
 
 def in_words(*groups: dict[str, float]) -> str:
     """Format the resources of an actor for a message: `1 CPU + 2 licence`."""
-    shown = [" + ".join(f"{amount:g} {name}" for name, amount in group.items() if name != PER_NODE) for group in groups]
-    limit = f" (at most {int(1 / groups[0][PER_NODE] + 1e-6)} on a node)" if PER_NODE in groups[0] else ""
+    shown = [
+        " + ".join(f"{amount:g} {name}" for name, amount in group.items() if name != PER_NODE)
+        for group in groups
+    ]
+    limit = (
+        f" (at most {int(1 / groups[0][PER_NODE] + 1e-6)} on a node)"
+        if PER_NODE in groups[0]
+        else ""
+    )
     return " or ".join(shown) + limit
 
 
 def fitted_here(demand: Demand, gpus: int, notify: Callable[[str], None]) -> Demand:
     cores = usable_cores()
-    here = {name: (demand.most_actors + demand.evaluators) * amount for name, amount in demand.actor.items()}
+    here = {
+        name: (demand.most_actors + demand.evaluators) * amount
+        for name, amount in demand.actor.items()
+    }
     here |= {"CPU": cores, "GPU": gpus, PER_NODE: 1.0}
     number = max(demand.num_actors, min(room_for([here], demand), demand.most_actors))
     while number > demand.num_actors and _gpus_for(replace(demand, num_actors=number)) > gpus:
@@ -99,7 +111,9 @@ def fitted_here(demand: Demand, gpus: int, notify: Callable[[str], None]) -> Dem
 
 def gpus_here() -> int:
     """Count the GPUs that Ray would find on this machine; CUDA_VISIBLE_DEVICES may hide some."""
-    from ray._private import accelerators  # ray.init counts in the same way, and refuses to exceed it
+    from ray._private import (
+        accelerators,
+    )  # ray.init counts in the same way, and refuses to exceed it
 
     manager = accelerators.get_accelerator_manager_for_resource("GPU")
     if manager is None:
@@ -135,7 +149,9 @@ def check_gpus(demand: Demand, gpus: int) -> None:
     hidden = os.environ.get("CUDA_VISIBLE_DEVICES")
     seen = "" if hidden is None else f" (CUDA_VISIBLE_DEVICES={hidden})"
     more = {"actor": f" ({demand.evaluators} for evaluations)" * (demand.evaluators > 0)}
-    asked = " and ".join(f"{counted(n, noun)}{more.get(noun, '')} of {each:g} GPU each" for noun, n, each in groups)
+    asked = " and ".join(
+        f"{counted(n, noun)}{more.get(noun, '')} of {each:g} GPU each" for noun, n, each in groups
+    )
     noun, _, each = groups[0]
     raise ConfigError(
         f"{noun}_gpus={each:g}: {asked} need {counted(needed, 'GPU')}, this machine has {gpus}{seen}. Use fewer "
@@ -147,7 +163,9 @@ def _with_gpus(demand: Demand) -> list[tuple[str, int, float]]:
     """Return the kind, the number and the GPUs of each, of the processes that have any."""
     num_actors = demand.num_actors + demand.evaluators
     kinds = ("actor", num_actors, demand.actor), ("learner", demand.num_learners, demand.learner)
-    return [(noun, count, needs["GPU"]) for noun, count, needs in kinds if count and needs.get("GPU")]
+    return [
+        (noun, count, needs["GPU"]) for noun, count, needs in kinds if count and needs.get("GPU")
+    ]
 
 
 def _gpus_for(demand: Demand) -> int:
@@ -174,11 +192,21 @@ def check_cluster(ray: Any, demand: Demand, notify: Callable[[str], None]) -> No
     def have(names: Iterable[str]) -> dict[str, float]:
         return {name: sum(node.get(name, 0.0) for node in nodes) for name in names}
 
-    wanted, holds, actors = demand.total(), room_for(nodes, replace(demand, num_learners=0)), demand.num_actors
+    wanted, holds, actors = (
+        demand.total(),
+        room_for(nodes, replace(demand, num_learners=0)),
+        demand.num_actors,
+    )
     if demand.others:  # what all alternatives take alike; `holds` counts the rest
-        alike = [name for name in demand.learner if len({group.get(name) for group in demand.groups}) == 1]
+        alike = [
+            name
+            for name in demand.learner
+            if len({group.get(name) for group in demand.groups}) == 1
+        ]
         wanted = {name: wanted[name] for name in alike if name in wanted}
-    if demand.num_learners and any(held < wanted[name] - 1e-6 for name, held in have(wanted).items()):
+    if demand.num_learners and any(
+        held < wanted[name] - 1e-6 for name, held in have(wanted).items()
+    ):
         fact = (
             f"num_learners={demand.num_learners}: {actors} actors{_evaluators_of(demand)} and {demand.num_learners} "
             f"learners need {in_words(wanted)}, the cluster's {len(nodes)} nodes have {in_words(have(wanted))}"
@@ -191,7 +219,11 @@ def check_cluster(ray: Any, demand: Demand, notify: Callable[[str], None]) -> No
             f"cluster: its {len(nodes)} nodes have {in_words(have(names))} and hold {holds}"
         )
         per_node = PER_NODE in demand.actor
-        lower = "raise `actors_per_node`" if per_node else "lower `cpus_per_actor` (0.5 lets two share a CPU)"
+        lower = (
+            "raise `actors_per_node`"
+            if per_node
+            else "lower `cpus_per_actor` (0.5 lets two share a CPU)"
+        )
         use = f"Use at most {holds}, {lower}" if holds else f"{lower[0].upper()}{lower[1:]}"
         remedy = f"{use}, or add nodes."
     else:
@@ -218,7 +250,10 @@ def has_autoscaler(ray: Any) -> bool:
     from ray.experimental.internal_kv import _internal_kv_get
 
     try:
-        report = json.loads(_internal_kv_get("__autoscaling_status") or b"{}").get("autoscaler_report") or {}
+        report = (
+            json.loads(_internal_kv_get("__autoscaling_status") or b"{}").get("autoscaler_report")
+            or {}
+        )
         types = [*report.get("active_nodes", {}), *report.get("pending_launches", {})]
         types += (report.get("node_type_mapping") or {}).values()
         if not types:  # the second autoscaler reports elsewhere
@@ -226,7 +261,11 @@ def has_autoscaler(ray: Any) -> bool:
 
             status = get_cluster_status(ray.get_runtime_context().gcs_address)
             if status.stats.autoscaler_version not in (None, "", "0"):
-                types = [node.ray_node_type_name for node in (*status.active_nodes, *status.idle_nodes)]
-    except Exception:  # the form of Ray's report is not documented; without one, expect no autoscaler
+                types = [
+                    node.ray_node_type_name for node in (*status.active_nodes, *status.idle_nodes)
+                ]
+    except (
+        Exception
+    ):  # the form of Ray's report is not documented; without one, expect no autoscaler
         return False
     return any(name and not NOT_AUTOSCALED.fullmatch(name) for name in types)

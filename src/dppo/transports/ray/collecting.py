@@ -44,11 +44,17 @@ def collector_on_ray(
     Raise ConfigError if the environment or the user's network cannot be pickled.
     """
     limits = _limits(plan, actors, session)
-    engine = CollectionEngine(shares(plan.sampling.num_samplers, session.demand.num_actors), ledger, limits)
+    engine = CollectionEngine(
+        shares(plan.sampling.num_samplers, session.demand.num_actors), ledger, limits
+    )
     link = session.link("actors")
     transport = RayTransport(_kind(plan, session, files), session.demand, link, session.pool)
     return ActorCollector(
-        engine, transport, on_progress, batch_size=plan.sampling.batch_size, clock=link.clock.patience
+        engine,
+        transport,
+        on_progress,
+        batch_size=plan.sampling.batch_size,
+        clock=link.clock.patience,
     )
 
 

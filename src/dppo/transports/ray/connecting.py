@@ -46,7 +46,9 @@ def _same_place(address: str, connected: str) -> bool:
         return False
     names = host, other, socket.gethostname()
     try:
-        found, known, here = ({str(info[4][0]) for info in socket.getaddrinfo(name, None)} for name in names)
+        found, known, here = (
+            {str(info[4][0]) for info in socket.getaddrinfo(name, None)} for name in names
+        )
     except OSError:  # an unknown name
         return False
     loopback = all(ip.startswith("127.") or ip == "::1" for ip in found)
@@ -79,7 +81,13 @@ def connect(ray: Any, source: str, address: str) -> None:
     try:
         with environment.long_reconnect(), environment.quiet_init():
             ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
-    except (ConnectionError, TimeoutError, ValueError, RuntimeError, ray.exceptions.RayError) as error:
+    except (
+        ConnectionError,
+        TimeoutError,
+        ValueError,
+        RuntimeError,
+        ray.exceptions.RayError,
+    ) as error:
         versions = versions_remedy(str(error))
         if versions:
             raise ClusterError(f"{source}={address}: Ray could not connect. {versions}") from None

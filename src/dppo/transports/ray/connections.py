@@ -10,7 +10,11 @@ import socket
 from collections.abc import Iterator
 from contextlib import suppress
 
-IDLE_S, INTERVAL_S, PROBES = 5, 5, 16  # before the first probe; between two; lost ones that end a connection
+IDLE_S, INTERVAL_S, PROBES = (
+    5,
+    5,
+    16,
+)  # before the first probe; between two; lost ones that end a connection
 OPTIONS = {"TCP_KEEPIDLE": IDLE_S, "TCP_KEEPINTVL": INTERVAL_S, "TCP_KEEPCNT": PROBES}
 
 
@@ -69,7 +73,10 @@ def _connections(known: set[str]) -> Iterator[tuple[str, socket.socket | None]]:
 
 
 def _is_to_another_host(connection: socket.socket) -> bool:
-    if connection.family not in (socket.AF_INET, socket.AF_INET6) or connection.type != socket.SOCK_STREAM:
+    if (
+        connection.family not in (socket.AF_INET, socket.AF_INET6)
+        or connection.type != socket.SOCK_STREAM
+    ):
         return False
     try:
         return _peer(connection)[0] != _plain(connection.getsockname()[0])

@@ -18,7 +18,9 @@ Nodes = Mapping[str, Mapping[str, float]]
 @calls_ray
 def usable_nodes() -> Nodes:
     """Return the nodes that are alive, and not announced to leave: by a drain, a preemption notice or SIGTERM."""
-    from ray._private.state import state  # ray.nodes() would start a Ray if this one has been shut down
+    from ray._private.state import (
+        state,
+    )  # ray.nodes() would start a Ray if this one has been shut down
 
     leaving = state.get_draining_nodes()
     nodes = [node for node in state.node_table() if node["Alive"]]
@@ -29,7 +31,13 @@ class ElasticPool:
     """Decides which actors join and leave: as many as the nodes have room for, between two bounds."""
 
     def __init__(
-        self, demand: Demand, find: Callable[[], Nodes], notify: Callable[[str], None], *, free: int, grows: bool
+        self,
+        demand: Demand,
+        find: Callable[[], Nodes],
+        notify: Callable[[str], None],
+        *,
+        free: int,
+        grows: bool,
     ) -> None:
         """Begin with as many actors as fit the nodes that `find` returns; at once there is room for `free` of them.
 
@@ -38,7 +46,9 @@ class ElasticPool:
         self._demand, self._find, self._notify, self._grows = demand, find, notify, grows
         self._latest = self._nodes = find()
         self._holds = room_for(self._nodes.values(), demand)
-        self.at_first = max(demand.num_actors, min(self._number, free))  # actors at the start; the others join
+        self.at_first = max(
+            demand.num_actors, min(self._number, free)
+        )  # actors at the start; the others join
         self._wanted = list(range(self.at_first))
         self._stop = Event()
         self._thread = RayThread(self._watch, "dppo-node-watch")
@@ -54,7 +64,9 @@ class ElasticPool:
 
     def _watch(self) -> None:
         while not self._stop.wait(NODES_S):
-            with suppress(Exception):  # the GCS does not answer; if it is gone, the run ends elsewhere
+            with suppress(
+                Exception
+            ):  # the GCS does not answer; if it is gone, the run ends elsewhere
                 self.look()
 
     def close(self) -> None:
@@ -73,7 +85,9 @@ class ElasticPool:
         before, self._nodes, at = self._holds, self._latest, homes()
         self._holds = room_for(self._nodes.values(), self._demand)
         if self._holds != before:
-            self._notify(f"the cluster has room for {counted(self._holds, 'actor')} now, {before} before")
+            self._notify(
+                f"the cluster has room for {counted(self._holds, 'actor')} now, {before} before"
+            )
         stay = [actor for actor in self._wanted if actor not in at or at[actor] in self._nodes]
         stay.sort(key=lambda actor: actor not in at)  # pending ones leave first
         stay, spare = stay[: self._number], stay[self._number :]

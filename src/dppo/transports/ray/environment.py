@@ -55,7 +55,9 @@ def private_token() -> Path:
     return token
 
 
-def set_environment(*, start_here: bool, dashboard: bool = False, env_threads: bool = False) -> None:
+def set_environment(
+    *, start_here: bool, dashboard: bool = False, env_threads: bool = False
+) -> None:
     """Set the variables that Ray reads when it is imported; variables set by the user keep their values."""
     for name, value in {
         "RAY_USAGE_STATS_ENABLED": "0",  # send no usage statistics
@@ -118,7 +120,9 @@ def long_reconnect() -> AbstractContextManager[None]:
 
     They inherit `os.environ`, while Ray's C++ code reads the process environment itself, once, when it connects.
     """
-    return _variable("RAY_gcs_rpc_server_reconnect_timeout_s", str(RECONNECT_S), os.putenv, os.unsetenv)
+    return _variable(
+        "RAY_gcs_rpc_server_reconnect_timeout_s", str(RECONNECT_S), os.putenv, os.unsetenv
+    )
 
 
 def one_hash_seed() -> AbstractContextManager[None]:

@@ -11,7 +11,14 @@ from dppo.errors import DppoError
 from dppo.ppo.exchange.records import PolicySnapshot
 from dppo.transports.ray.actor import PPOActor
 from dppo.transports.ray.actor_class import actor_class
-from dppo.transports.ray.pickling import PackedModel, pack, packed_model, sendable, unpack, unpacked_model
+from dppo.transports.ray.pickling import (
+    PackedModel,
+    pack,
+    packed_model,
+    sendable,
+    unpack,
+    unpacked_model,
+)
 from dppo.transports.ray.progress_file import ProgressFile
 from dppo.transports.ray.session import RaySession
 from dppo.transports.ray.transport import ActorKind, RayTransport
@@ -26,7 +33,9 @@ class EvaluationActor:
         self._player: Any = None
         self._number = number
 
-    def configure_process(self, keep_gpus: bool, log: str, node_id: str, driver: int) -> ProgressFile:
+    def configure_process(
+        self, keep_gpus: bool, log: str, node_id: str, driver: int
+    ) -> ProgressFile:
         """Do `PPOActor.configure_process`, and import what playing needs, before it is needed."""
         file = self._process.configure_process(keep_gpus, log, node_id, driver)
         with suppress(DppoError):  # which `play` reports

@@ -28,7 +28,13 @@ def cause(error: Exception) -> str:
         return "did not start or answer in time"
     if isinstance(error, TimeoutError):
         return str(error)
-    verb = "failed" if isinstance(error, RayTaskError) else "died" if isinstance(error, RayActorError) else "is lost"
+    verb = (
+        "failed"
+        if isinstance(error, RayTaskError)
+        else "died"
+        if isinstance(error, RayActorError)
+        else "is lost"
+    )
     return f"{verb}: {last_line(error)}"
 
 
@@ -41,7 +47,9 @@ def cause_of_death(error: Exception) -> str:
         return "died: killed because its node ran out of memory. Use fewer actors there, or set recycle_after"
     if any("Worker unexpectedly exits with a connection error" in line for line in lines):
         return UNKNOWN  # as Ray guesses, in a paragraph
-    clues = [line for line in lines if any(word in line.lower() for word in ("worker", "node", "exit"))]
+    clues = [
+        line for line in lines if any(word in line.lower() for word in ("worker", "node", "exit"))
+    ]
     return f"died: {(clues or lines)[-1][:300]}"
 
 
@@ -57,9 +65,13 @@ def fatal_error(error: Exception) -> ClusterError | None:
     if isinstance(error, RayTaskError):
         return ClusterError(f"An actor failed in dppo itself; please report this.\n{error}")
     if getattr(error, "actor_init_failed", False) or "failed to import" in str(error):
-        return ClusterError(f"An actor could not be created: {_lines(error)[-1]}. Install the same dppo on every node.")
+        return ClusterError(
+            f"An actor could not be created: {_lines(error)[-1]}. Install the same dppo on every node."
+        )
     return None
 
 
 def _lines(error: Exception) -> list[str]:
-    return [line.strip() for line in str(error).splitlines() if line.strip()] or [type(error).__name__]
+    return [line.strip() for line in str(error).splitlines() if line.strip()] or [
+        type(error).__name__
+    ]

@@ -13,7 +13,9 @@ VARIABLE = "RAY_TMPDIR"
 SOCKET = "/ray/session_2026-11-27_15-58-44_266695_4194304/sockets/plasma_store.1"
 LONGEST_SOCKET = 103 if sys.platform == "darwin" else 107  # bytes of the path of a Unix socket
 LONGEST = LONGEST_SOCKET - len(SOCKET)  # of the folder
-PLAIN = re.compile(r"[\w./+@:=,~-]+", re.ASCII)  # Ray starts programs with the path, and encodes it as ASCII
+PLAIN = re.compile(
+    r"[\w./+@:=,~-]+", re.ASCII
+)  # Ray starts programs with the path, and encodes it as ASCII
 PLACES = ("/tmp", "/var/tmp")
 
 
@@ -33,12 +35,16 @@ def usable_folder(notify: Callable[[str], None]) -> Iterator[None]:
         return
     if os.environ.get(VARIABLE):
         raise ConfigError(f"RAY_TMPDIR={ray_folder()}: {problem}. {_remedy()}")
-    places = [place for place in PLACES if not _problem(place) and os.access(place, os.W_OK | os.X_OK)]
+    places = [
+        place for place in PLACES if not _problem(place) and os.access(place, os.W_OK | os.X_OK)
+    ]
     if not places:
         raise ConfigError(
             f"TMPDIR={ray_folder()}: {problem}, and {' and '.join(PLACES)} cannot be written. {_remedy()}"
         )
-    notify(f"TMPDIR={ray_folder()}: {problem}. Ray uses {places[0]}; RAY_TMPDIR names another folder.")
+    notify(
+        f"TMPDIR={ray_folder()}: {problem}. Ray uses {places[0]}; RAY_TMPDIR names another folder."
+    )
     os.environ[VARIABLE] = places[0]
     try:
         yield

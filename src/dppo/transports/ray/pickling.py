@@ -13,16 +13,27 @@ from dataclasses import replace
 from typing import Any
 
 from dppo.engine.messages import Recycled
-from dppo.errors import ClusterError, ConfigError, DppoError, EnvironmentFault, OutOfMemory, TrainingDiverged
+from dppo.errors import (
+    ClusterError,
+    ConfigError,
+    DppoError,
+    EnvironmentFault,
+    OutOfMemory,
+    TrainingDiverged,
+)
 from dppo.ppo.exchange.questions import Answer
 from dppo.user_code import in_a_line
 
-SMALL = 128 * 1024  # bytes of weights or observations up to which a message is faster than a reference
+SMALL = (
+    128 * 1024
+)  # bytes of weights or observations up to which a message is faster than a reference
 
 Model = str | Callable[..., Any] | None
 PackedModel = tuple[tuple[str, ...], bytes | None, tuple[str, ...]]
 """The folders from which the sending process imports, the pickled network, and the words of its command line."""
-UPLOADED = "DPPO_UPLOADED"  # a variable of processes whose current folder has the files that were sent
+UPLOADED = (
+    "DPPO_UPLOADED"  # a variable of processes whose current folder has the files that were sent
+)
 NO_MODEL: PackedModel = ((), None, ())
 
 
@@ -51,7 +62,9 @@ def packed_model(model: Any, named: str = "") -> PackedModel:
     try:
         return tuple(path for path in sys.path if path), pack_code(model), tuple(sys.argv)
     except Exception as error:  # pickling a user's class may raise anything
-        what, use = (named, "Use plain data") if named else (f"model={model!r}", "Pass it as module:Class")
+        what, use = (
+            (named, "Use plain data") if named else (f"model={model!r}", "Pass it as module:Class")
+        )
         raise ConfigError(f"{what}: cannot be sent to other processes: {error}. {use}.") from None
 
 
@@ -62,7 +75,9 @@ def unpacked_model(packed: PackedModel) -> Model:
     """
     paths, pickled, words = packed
     sys.path += [path for path in paths if path not in sys.path]
-    if os.environ.get(UPLOADED) and sys.path[0] != os.getcwd():  # before a folder of the sender that a node has, too
+    if (
+        os.environ.get(UPLOADED) and sys.path[0] != os.getcwd()
+    ):  # before a folder of the sender that a node has, too
         sys.path.insert(0, os.getcwd())
     if words:
         sys.argv = [*words]
@@ -82,7 +97,9 @@ def encode_answer(answer: Answer | DppoError, *, apart: bool = False) -> bytes |
     Ray shares them between the processes of a node without copying. Reports are always pickled, so that a kept report
     does not pin a segment.
     """
-    if isinstance(answer, DppoError) or not (apart or any(segment.obs.nbytes > SMALL for _, segment in answer.made)):
+    if isinstance(answer, DppoError) or not (
+        apart or any(segment.obs.nbytes > SMALL for _, segment in answer.made)
+    ):
         return pack(answer)
     reports = tuple((report, None) for report, _ in answer.made)
     return [pack(replace(answer, made=reports)), *(segment for _, segment in answer.made)]
@@ -94,7 +111,9 @@ def decode_answer(message: bytes | list[Any]) -> Answer | DppoError:
     answer: Answer | DppoError = unpack(head)
     if isinstance(answer, DppoError) or not segments:
         return answer
-    made = tuple((report, segment) for (report, _), segment in zip(answer.made, segments, strict=True))
+    made = tuple(
+        (report, segment) for (report, _), segment in zip(answer.made, segments, strict=True)
+    )
     return replace(answer, made=made)
 
 
@@ -103,7 +122,11 @@ def sendable(error: DppoError) -> DppoError:
     if isinstance(error, EnvironmentFault):
         return EnvironmentFault(*error.args)
     own = next(
-        (kind for kind in (TrainingDiverged, OutOfMemory, Recycled, ClusterError) if isinstance(error, kind)),
+        (
+            kind
+            for kind in (TrainingDiverged, OutOfMemory, Recycled, ClusterError)
+            if isinstance(error, kind)
+        ),
         ConfigError,
     )
     return own(str(error))

@@ -32,7 +32,9 @@ T = TypeVar("T")
 
 MIB = 2**20
 SMALLEST_STORE = 80 * MIB  # Ray refuses less than 75 MiB
-STORE_PER_STEP = 64 * 1024  # bytes of the object store per env step of a batch: enough for two batches of images
+STORE_PER_STEP = (
+    64 * 1024
+)  # bytes of the object store per env step of a batch: enough for two batches of images
 COPIES = 8  # of the weights in the object store at a time: sent to actors, and twice with the optimizer's state
 STORE_LIMITS = 256 * MIB, 4096 * MIB  # for the batch
 FULL_DISK = 0.95  # Ray creates no objects if the disk to which it spills is fuller
@@ -77,7 +79,9 @@ class RaySession:
         room for the processes, or another Ray is in use already.
         """
         self._ours = not ("ray" in sys.modules and sys.modules["ray"].is_initialized())
-        source, cluster = wanted_cluster(actors.address) if self._ours else ("address", actors.address)
+        source, cluster = (
+            wanted_cluster(actors.address) if self._ours else ("address", actors.address)
+        )
         self.started_here = self._ours and cluster is None
         self.clock = RunClock()
         self._watch, self._check_waiting = ClusterWatch(notify, self.clock), check
@@ -85,7 +89,9 @@ class RaySession:
         self.pool: ElasticPool | None = None  # for actors that join and leave
         self.options: dict[str, Any] = {}  # Ray's options of its processes
         if self._ours:
-            environment.set_environment(start_here=self.started_here, dashboard=actors.dashboard, **more)
+            environment.set_environment(
+                start_here=self.started_here, dashboard=actors.dashboard, **more
+            )
         import ray
 
         self._ray: Any = ray
@@ -94,14 +100,18 @@ class RaySession:
         demand = demand_of(actors, learners, evaluators)
         try:
             if self.started_here:
-                demand = self._start(partial(_start, ray, demand, store_bytes, actors.dashboard, notify))
+                demand = self._start(
+                    partial(_start, ray, demand, store_bytes, actors.dashboard, notify)
+                )
             else:
                 self._connect(source, cluster, actors.dashboard)
             self._look_at_nodes(demand, notify)
         except BaseException:
             self.close()
             raise
-        self.demand = demand if self.pool is None else replace(demand, num_actors=self.pool.at_first)
+        self.demand = (
+            demand if self.pool is None else replace(demand, num_actors=self.pool.at_first)
+        )
         """The processes at the start."""
 
     def _start(self, start: Callable[[], Demand]) -> Demand:
@@ -160,7 +170,10 @@ class RaySession:
         if self._ours:
             self._calls.post(_shut_down, "disconnecting")
         deadline = time.monotonic() + CLOSE_S
-        ended = [calls.close(max(0.0, deadline - time.monotonic())) for calls in reversed(self._all_calls)]
+        ended = [
+            calls.close(max(0.0, deadline - time.monotonic()))
+            for calls in reversed(self._all_calls)
+        ]
         if not all(ended):
             leave_at_exit("Ray")
         self.clock.close()
@@ -197,7 +210,9 @@ def demand_of(actors: Actors, learners: Learners, evaluators: int = 0) -> Demand
     first, *others = [of_actor | group for group in actors.resource_groups]
     of_learner = {"CPU": learners.learner_cpus, "GPU": learners.learner_gpus}
     elastic = most if actors.elastic else 0
-    return Demand(fewest, first, learners.num_learners, of_learner, elastic, tuple(others), evaluators)
+    return Demand(
+        fewest, first, learners.num_learners, of_learner, elastic, tuple(others), evaluators
+    )
 
 
 def store_bytes_for(batch_size: int, num_parameters: int) -> int:
@@ -213,11 +228,17 @@ def _endpoints(ray: Any, *, started_here: bool) -> list[Endpoint]:
     found = [Endpoint("Ray's GCS", context.gcs_address, 0.0 if started_here else GCS_RESTART_S)]
     for node in ray.nodes():
         if node["NodeID"] == context.get_node_id():
-            found.append(Endpoint("the raylet", f"{node['NodeManagerAddress']}:{node['NodeManagerPort']}", 0.0))
+            found.append(
+                Endpoint(
+                    "the raylet", f"{node['NodeManagerAddress']}:{node['NodeManagerPort']}", 0.0
+                )
+            )
     return found
 
 
-def _start(ray: Any, demand: Demand, store_bytes: int, dashboard: bool, notify: Callable[[str], None]) -> Demand:
+def _start(
+    ray: Any, demand: Demand, store_bytes: int, dashboard: bool, notify: Callable[[str], None]
+) -> Demand:
     gpus = capacity.gpus_here() if demand.total().get("GPU") else 0
     if demand.most_actors:
         demand = capacity.fitted_here(demand, gpus, notify)
@@ -233,12 +254,15 @@ def _start(ray: Any, demand: Demand, store_bytes: int, dashboard: bool, notify: 
             notify,
             num_cpus=cpus,
             num_gpus=gpus,
-            resources={name: math.ceil(amount) for name, amount in wanted.items()} or None,  # it takes whole numbers
+            resources={name: math.ceil(amount) for name, amount in wanted.items()}
+            or None,  # it takes whole numbers
             object_store_memory=store_bytes,
             include_dashboard=dashboard,
         )
     if not dashboard:
-        with suppress(AttributeError):  # autoscaler and forwarder of logs: 45 MB each, and nothing to do here
+        with suppress(
+            AttributeError
+        ):  # autoscaler and forwarder of logs: 45 MB each, and nothing to do here
             ray._private.worker._global_node.kill_monitor(check_alive=False)
             ray._private.worker._global_node.kill_log_monitor(check_alive=False)
     return demand
@@ -259,16 +283,24 @@ def _start_processes(ray: Any, notify: Callable[[str], None], **options: Any) ->
     """Start Ray here, with one more try: on a busy machine, its processes may be too late."""
     for retry in (True, False):
         try:
-            with environment.long_reconnect(), environment.one_hash_seed(), environment.quiet_init():
+            with (
+                environment.long_reconnect(),
+                environment.one_hash_seed(),
+                environment.quiet_init(),
+            ):
                 # "local": never join a cluster of others
-                ray.init(address="local", log_to_driver=False, logging_level=logging.ERROR, **options)
+                ray.init(
+                    address="local", log_to_driver=False, logging_level=logging.ERROR, **options
+                )
             return
         except Exception as error:  # Ray raises a bare one, too
             reason = in_a_line(error)[:300]
             ray.shutdown()
             if not retry:
                 logs = f"{ray_folder()}/ray/session_latest/logs. `num_actors=0` trains without Ray."
-                raise ClusterError(f"Ray could not be started here: {reason}. Its logs are under {logs}") from None
+                raise ClusterError(
+                    f"Ray could not be started here: {reason}. Its logs are under {logs}"
+                ) from None
             notify(f"Ray did not start ({reason}); trying once more")
 
 

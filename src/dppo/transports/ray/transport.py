@@ -30,7 +30,9 @@ from dppo.transports.ray.session import RayLink
 from dppo.transports.ray.watching import Watching
 from dppo.user_code import in_a_line
 
-TICK_S = 0.5  # longest single wait, and so the delay with which a deadline or a due restart is noticed
+TICK_S = (
+    0.5  # longest single wait, and so the delay with which a deadline or a due restart is noticed
+)
 IDLE_S = 0.05  # the same while no call is pending
 LOOK_S = 2.0  # between two looks at all actors, and at all pending calls
 INLINE = 90_000  # bytes of a policy up to which each question holds it; Ray puts larger arguments into its store again
@@ -42,7 +44,9 @@ KILLING_S = 2.0  # for Ray to accept a kill
 LOST_S = 1.0  # for a Ray that is lost to close actors all the same
 
 _Question = Ask | Describe | Play
-_Ended = tuple[ObjectRef[Any], Callable[[], Any]]  # a call, and a function that returns its result or raises its error
+_Ended = tuple[
+    ObjectRef[Any], Callable[[], Any]
+]  # a call, and a function that returns its result or raises its error
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +83,9 @@ class RayTransport:
     puts them into its queue, and reads what has ended. Each attribute is changed by one of the two, as noted.
     """
 
-    def __init__(self, kind: ActorKind, demand: Demand, link: RayLink, pool: ElasticPool | None = None) -> None:
+    def __init__(
+        self, kind: ActorKind, demand: Demand, link: RayLink, pool: ElasticPool | None = None
+    ) -> None:
         """Keep the arguments; `pool` decides which actors join and leave, if their number is not fixed."""
         self._kind = kind
         self._demand = demand
@@ -91,14 +97,20 @@ class RayTransport:
         self._handles: dict[Process, Any] = {}
         self._groups: dict[Process, int] = {}
         self._policies: dict[int, Any] = {}  # as sent, by version
-        self._calls: dict[ObjectRef[Any], _Call] = {}  # from which the loop takes those that have ended
+        self._calls: dict[
+            ObjectRef[Any], _Call
+        ] = {}  # from which the loop takes those that have ended
         self._sending_s = 0.0
         # Of the loop:
-        self._alive: set[Process] = set()  # processes to be started or running; answers of others do not count
+        self._alive: set[Process] = (
+            set()
+        )  # processes to be started or running; answers of others do not count
         self._worn: set[Process] = set()  # processes to be recycled
         self._looked_at = time.monotonic()
         self._silences = 0  # of the network, so far
-        self._doubtful: dict[Process, float] = {}  # processes that were starting then, and until when they may
+        self._doubtful: dict[
+            Process, float
+        ] = {}  # processes that were starting then, and until when they may
         self._receiving_s = 0.0
         # Of both:
         self._ended = SimpleQueue[_Ended]()  # calls that have ended, in this order
@@ -129,7 +141,9 @@ class RayTransport:
         elif isinstance(command, Start):
             self._start(command)
         elif isinstance(command, Describe):
-            self._expect(self._handles[command.process].describe.remote(command.sampler_id), command)
+            self._expect(
+                self._handles[command.process].describe.remote(command.sampler_id), command
+            )
         elif self._link.watch.lost:
             return  # large arguments would end this process
         elif isinstance(command, Play):
@@ -152,7 +166,9 @@ class RayTransport:
         self._groups[start.process] = group
         log = f"{self._kind.logs}/{self._kind.name}-{actor_id}.log"
         keep_gpus = "GPU" in self._demand.actor
-        configured = handle.configure_process.remote(keep_gpus, log, self._watching.here, os.getpid())
+        configured = handle.configure_process.remote(
+            keep_gpus, log, self._watching.here, os.getpid()
+        )
         self._expect(configured, start)
 
     @calls_ray
@@ -172,9 +188,13 @@ class RayTransport:
         except ClusterError as error:  # an evaluation may be left out
             self._failed.put(messages.Died(play.process, f"failed: {error}"))
             return
-        self._expect(self._handles[play.process].play.remote(policy, play.episode, play.timeout_s), play)
+        self._expect(
+            self._handles[play.process].play.remote(policy, play.episode, play.timeout_s), play
+        )
 
-    def _expect(self, ref: ObjectRef[Any], command: Start | _Question, segments: Sequence[Any] = ()) -> None:
+    def _expect(
+        self, ref: ObjectRef[Any], command: Start | _Question, segments: Sequence[Any] = ()
+    ) -> None:
         """Let Ray report the end of a call, with its result, from one of its threads."""
         self._calls[ref] = _Call(command, list(segments))
         ref.future().add_done_callback(lambda future: self._ended.put((ref, future.result)))
@@ -190,7 +210,9 @@ class RayTransport:
         asks = [command for command in self._pending() if isinstance(command, Ask | Play)]
         versions = [ask.policy.version for ask in asks if ask.process in self._handles]
         oldest = min(versions, default=policy.version)
-        self._policies = {version: sent for version, sent in self._policies.items() if version >= oldest}
+        self._policies = {
+            version: sent for version, sent in self._policies.items() if version >= oldest
+        }
         try:
             sent = pack(policy) if policy.weights.nbytes <= INLINE else ray.put(policy)
         except RayError as error:
@@ -208,9 +230,13 @@ class RayTransport:
         if handle is None:
             return
         is_idle = all(command.process != process for command in self._pending())
-        if is_idle or process in self._worn:  # it leaves, or is recycled, and refuses what is left in its queue
+        if (
+            is_idle or process in self._worn
+        ):  # it leaves, or is recycled, and refuses what is left in its queue
             ray.wait([handle.close.remote()], timeout=INTERRUPTED_S)
-        call_with_timeout(KILLING_S, partial(ray.kill, handle))  # its calls end as well, and `events` drops them
+        call_with_timeout(
+            KILLING_S, partial(ray.kill, handle)
+        )  # its calls end as well, and `events` drops them
 
     # ------------------------------------------------------------------ events
 
@@ -227,7 +253,9 @@ class RayTransport:
         self._look_if_due(began)
         for ref, result in ended:
             call = self._calls.pop(ref, None)
-            if call is not None and call.command.process in self._alive:  # otherwise it has been killed
+            if (
+                call is not None and call.command.process in self._alive
+            ):  # otherwise it has been killed
                 events.append(self._event(call, result))
         self._receiving_s += time.monotonic() - began
         return events
@@ -252,7 +280,9 @@ class RayTransport:
         """Return all calls that have ended; wait up to `timeout_s` for the first."""
         ended = []
         with suppress(Empty):
-            ended.append(self._ended.get(timeout=timeout_s if self._calls else min(IDLE_S, timeout_s)))
+            ended.append(
+                self._ended.get(timeout=timeout_s if self._calls else min(IDLE_S, timeout_s))
+            )
             ended += _drained(self._ended)
         while self._unreported:
             ended.append(self._unreported.popleft())
@@ -320,9 +350,17 @@ class RayTransport:
         pending = self._pending()
         interrupted = any(isinstance(command, Ask | Play) for command in pending)
         starting = {command.process for command in pending if isinstance(command, Start)}
-        closing = [handle.close.remote() for process, handle in self._handles.items() if process not in starting]
+        closing = [
+            handle.close.remote()
+            for process, handle in self._handles.items()
+            if process not in starting
+        ]
         if closing:
-            ray.wait(closing, num_returns=len(closing), timeout=INTERRUPTED_S if interrupted else CLOSING_S)
+            ray.wait(
+                closing,
+                num_returns=len(closing),
+                timeout=INTERRUPTED_S if interrupted else CLOSING_S,
+            )
         handles = [*self._handles.values(), *self._watching.take_witnesses()]
         self._handles = {}
         call_with_timeout(KILLING_S, lambda: [ray.kill(handle) for handle in handles])

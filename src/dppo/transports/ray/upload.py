@@ -17,7 +17,10 @@ from dppo.transports.ray.pickling import UPLOADED
 from dppo.user_code import in_a_line
 
 MOST_BYTES = 100 * 10**6  # of all files; Ray's GCS keeps them in memory
-SEND_S, GIT_S = 60.0, 20.0  # longest wait for the cluster to take the files, and for git to list them
+SEND_S, GIT_S = (
+    60.0,
+    20.0,
+)  # longest wait for the cluster to take the files, and for git to list them
 KEPT_S = 7 * 24 * 3600  # for which the cluster keeps the files even if no actor uses them just now
 LARGEST = 3  # files that are named
 LEFT_OUT = frozenset(
@@ -27,7 +30,14 @@ LEFT_OUT = frozenset(
     )
 )
 """Names of folders that are never sent."""
-EARLIEST = (1980, 1, 1, 0, 0, 0)  # the date of all files in the archive, so that equal files make an equal archive
+EARLIEST = (
+    1980,
+    1,
+    1,
+    0,
+    0,
+    0,
+)  # the date of all files in the archive, so that equal files make an equal archive
 
 
 def check_there_is_a_cluster(folders: Sequence[str | Path], address: str | None) -> None:
@@ -62,14 +72,20 @@ def files_to_send(folders: Sequence[str | Path]) -> dict[str, Path]:
     for name in folders:
         folder = Path(name)
         if not folder.is_dir():
-            raise ConfigError(f"upload={name}: is not a folder. Name the folder of your module, such as `upload=.`.")
+            raise ConfigError(
+                f"upload={name}: is not a folder. Name the folder of your module, such as `upload=.`."
+            )
         inside = list(_files_in(folder))
         if not inside:
-            raise ConfigError(f"upload={name}: has no files, or git ignores all of them. Name another folder.")
+            raise ConfigError(
+                f"upload={name}: has no files, or git ignores all of them. Name another folder."
+            )
         for path in inside:
             key = path.relative_to(folder).as_posix()
             if key in found:
-                raise ConfigError(f"upload: {found[key]} and {path} would have the same name. Rename one of them.")
+                raise ConfigError(
+                    f"upload: {found[key]} and {path} would have the same name. Rename one of them."
+                )
             found[key] = path
     return found
 
@@ -87,13 +103,24 @@ def _is_kept(folder: Path, known: dict[Path, bool]) -> bool:
     """Return whether files of this folder are sent; `known` has the answers so far."""
     if folder not in known:
         is_run = (folder / "run.lock").is_file() or (folder / "checkpoints").is_dir()
-        known[folder] = folder.name not in LEFT_OUT and not is_run and _is_kept(folder.parent, known)
+        known[folder] = (
+            folder.name not in LEFT_OUT and not is_run and _is_kept(folder.parent, known)
+        )
     return known[folder]
 
 
 def _listed_by_git(folder: Path) -> list[Path] | None:
     """Return the files that git does not ignore; None if the folder is in no repository, or git is not there."""
-    command = ["git", "-C", str(folder), "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
+    command = [
+        "git",
+        "-C",
+        str(folder),
+        "ls-files",
+        "-z",
+        "--cached",
+        "--others",
+        "--exclude-standard",
+    ]
     try:
         listing = subprocess.run(command, capture_output=True, timeout=GIT_S, check=False)
     except (OSError, subprocess.TimeoutExpired):
@@ -147,7 +174,9 @@ def uploaded(folders: Sequence[str | Path], notify: Callable[[str], object]) -> 
     Raises ConfigError as `files_to_send` and `described`, and ClusterError if the cluster does not take them.
     """
     files = files_to_send(folders)
-    notify(f"upload: {described(files)}. They are sent to the nodes, and are the current folder of the actors there.")
+    notify(
+        f"upload: {described(files)}. They are sent to the nodes, and are the current folder of the actors there."
+    )
     data = archive(files)
     uri = f"gcs://_ray_pkg_{hashlib.sha1(data).hexdigest()}.zip"  # as Ray names its own archives
     problems = list[str]()

@@ -13,7 +13,9 @@ def versions_remedy(reason: str) -> str:
     cluster_ray, cluster_python, ray_here, python_here = found.groups()
     steps = []
     if cluster_ray != ray_here:
-        steps.append(f"install the cluster's Ray here, `pip install ray=={cluster_ray}`, or {ray_here} on its nodes")
+        steps.append(
+            f"install the cluster's Ray here, `pip install ray=={cluster_ray}`, or {ray_here} on its nodes"
+        )
     if cluster_python != python_here:
         steps.append(_python_step(cluster_python, python_here))
     return "The versions differ: " + "; and ".join(steps) + "."

@@ -46,7 +46,9 @@ class Endpoint:
 
     name: str
     address: str  # host:port
-    patience_s: float  # seconds for which its port may refuse connections before the process counts as dead
+    patience_s: (
+        float  # seconds for which its port may refuse connections before the process counts as dead
+    )
     failing_since: float | None = None
 
     def look(self, now: Callable[[], float] = time.monotonic) -> str | None:
@@ -63,7 +65,11 @@ class Endpoint:
             self.failing_since = began if self.failing_since is None else self.failing_since
             patience_s = self.patience_s if error.errno in NOBODY_LISTENS else LOST_S
             failing_s = now() - self.failing_since
-            reason = f"it has not answered for {failing_s:.0f} s" if silent else error.strerror or str(error)
+            reason = (
+                f"it has not answered for {failing_s:.0f} s"
+                if silent
+                else error.strerror or str(error)
+            )
             return reason if failing_s >= patience_s else None
 
     def __str__(self) -> str:

@@ -49,7 +49,9 @@ class Watching:
         self._seed = seed  # of the run; None for actors of evaluations, which host no samplers
         self._files: dict[Process, ProgressFile] = {}
         self._latest: dict[Process, Activity] = {}
-        self._witnesses: dict[str, Any] = {}  # by the id of the node; belongs to the thread of the calls
+        self._witnesses: dict[
+            str, Any
+        ] = {}  # by the id of the node; belongs to the thread of the calls
         self._looks = set[Process]()  # processes whose looks are pending
         self._looked = SimpleQueue[tuple[Process, str, Callable[[], Activity | None]]]()
         """Looks that have ended: the process, the id of its node, and a function that returns or raises the result."""
@@ -104,7 +106,9 @@ class Watching:
             self._take(process, file.read())
         elif file is not None and file.path and process not in self._looks:
             self._looks.add(process)
-            self._link.calls.post(partial(self._ask_witness, process, file), "looking at an actor of another node")
+            self._link.calls.post(
+                partial(self._ask_witness, process, file), "looking at an actor of another node"
+            )
 
     @calls_ray
     def _ask_witness(self, process: Process, file: ProgressFile) -> None:
@@ -113,7 +117,9 @@ class Watching:
         except RayError as error:
             self._looked.put((process, file.node_id, partial(_raise, error)))
             return
-        asked.future().add_done_callback(lambda done: self._looked.put((process, file.node_id, done.result)))
+        asked.future().add_done_callback(
+            lambda done: self._looked.put((process, file.node_id, done.result))
+        )
 
     def stacks(self, process: Process) -> str:
         """Return the stacks of the threads of a process, "" if they cannot be read; waits a moment."""
@@ -142,7 +148,9 @@ class Watching:
         if file.node_id not in self._witnesses:
             strategy = NodeAffinitySchedulingStrategy(file.node_id, soft=False)
             witness: Any = ray.remote(Witness)
-            self._witnesses[file.node_id] = witness.options(num_cpus=0, scheduling_strategy=strategy).remote()
+            self._witnesses[file.node_id] = witness.options(
+                num_cpus=0, scheduling_strategy=strategy
+            ).remote()
         return self._witnesses[file.node_id]
 
     def seen(self) -> list[Progressed]:
@@ -153,7 +161,9 @@ class Watching:
                 self._looks.discard(process)
                 try:
                     self._take(process, result())
-                except RayError:  # the witness is lost, perhaps with its node; the next look starts another
+                except (
+                    RayError
+                ):  # the witness is lost, perhaps with its node; the next look starts another
                     forget = partial(self._witnesses.pop, node_id, None)
                     self._link.calls.post(forget, "looking at an actor of another node")
         seen = self._seen
