@@ -157,7 +157,8 @@ def test_a_signal_at_any_moment_ends_any_command_with_a_line(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     before = signal.getsignal(number)
-    monkeypatch.setattr(f"dppo.commands.{command}.main", lambda argv: signal.raise_signal(number))
+    module = command_modules()[command]
+    monkeypatch.setattr(f"{module}.main", lambda argv: signal.raise_signal(number))
     assert main([command]) == 128 + number
     said = "interrupted" if number is signal.SIGINT else "ended by SIGTERM"
     assert capsys.readouterr().err == f"dppo {command}: {said}\n"

@@ -205,7 +205,7 @@ def test_only_token_folders_and_progress_files_of_dead_runs_are_removed(
         folder.mkdir()
         (folder / "ray_token").touch()
     script = (
-        "import os, tempfile, time; from dppo.cluster.ray import environment; tempfile.tempdir = os.getcwd()\n"
+        "import os, tempfile, time; from dppo.transports.ray import environment; tempfile.tempdir = os.getcwd()\n"
         "print(environment.private_token(), flush=True); time.sleep(60)"
     )
     run = [sys.executable, "-c", script]  # another one, whose folder is old and locked

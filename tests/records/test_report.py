@@ -272,8 +272,8 @@ def test_an_axis_has_some_round_numbers_inside(low: float, high: float) -> None:
 def test_rows_of_a_large_file_are_a_sample_with_both_ends(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(reading, "WHOLE", 50_000)
-    monkeypatch.setattr(reading, "MOST_ROWS", 300)
+    monkeypatch.setattr(reading, "SMALL_FILE_BYTES", 50_000)
+    monkeypatch.setattr(reading, "SAMPLED_ROWS", 300)
     run = a_run(tmp_path / "run", rows(5000))
     with (run / "metrics.jsonl").open("a") as file:
         file.write('{"iteration": 5001, "global')  # a row that is being written
@@ -291,8 +291,8 @@ def test_long_rows_of_a_large_file_are_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A run whose environments have failed in many ways counts each in a key of its own."""
-    monkeypatch.setattr(reading, "WHOLE", 500_000)
-    monkeypatch.setattr(reading, "MOST_ROWS", 30)
+    monkeypatch.setattr(reading, "SMALL_FILE_BYTES", 500_000)
+    monkeypatch.setattr(reading, "SAMPLED_ROWS", 30)
     faults = {
         f"faults/sampler {i // 16}, env {i % 16}: ValueError in step": 1.0 for i in range(1500)
     }
