@@ -193,7 +193,7 @@ def test_a_keeper_ends_all_children_and_keeps_a_short_log(tmp_path: Path) -> Non
     how, lines = keeper.end_of_log(str(log), process.pid)
     assert how in ("by SIGKILL", "")  # Linux tells since 6.15
     assert lines[-2:] == ["last ", " words"]
-    assert (tmp_path / "log.1").stat().st_size == keeper.MOST_BYTES
+    assert (tmp_path / "log.1").stat().st_size == keeper.MAX_LOG_BYTES
     assert log.stat().st_size < 60 * 2**16
     children = [int(pid) for pid in pids.read_text().split()]
     assert len(children) == 3
@@ -212,7 +212,7 @@ def test_a_kill_for_lack_of_memory_is_named_as_such(monkeypatch: Patch) -> None:
         monkeypatch.setattr(keeper, "_code", lambda _, code=code: code)
         assert keeper._status([], more) == how
     assert keeper._kills_for_memory() >= 0
-    assert len(keeper._last_line(2**22, keeper.LACK)) < keeper.CHARACTERS
+    assert len(keeper._last_line(2**22, keeper.LACK)) < keeper.END_CHARACTERS
 
 
 @pytest.mark.proves("dies again and again on a node without the run's folder")

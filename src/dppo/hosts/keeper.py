@@ -14,25 +14,20 @@ import time
 from contextlib import suppress
 
 MARKER = "DPPO_ACTOR"
-MOST_BYTES = 2 * 2**20  # of a log; the newest part of what is more is moved to LOG.1
+MAX_LOG_BYTES = 2 * 2**20  # older parts of a larger log are moved to LOG.1
 LOOK_S = 0.5  # between two looks at its size
 GRACE_S = 2.0  # from SIGTERM to SIGKILL, for a simulator to give back its licence
-GET_INFO, EXIT, INFO = (
-    0xC040FF0B,
-    8,
-    "=QQ11Ii",
-)  # PIDFD_GET_INFO since Linux 6.15, PIDFD_INFO_EXIT, struct pidfd_info
+PARENT_S = 0.05  # for the parent of the actor to take note of its end
+PIDFD_GET_INFO = 0xC040FF0B  # since Linux 6.15
+PIDFD_INFO_EXIT = 8
+PIDFD_INFO = "=QQ11Ii"  # struct pidfd_info
 LACK = "by SIGKILL of the kernel, for lack of memory. Use fewer actors there, or set recycle_after"
-LOOKS = 20  # in which a process that the kernel kills for lack of memory ends
-KEPT_LOGS = (
-    20  # of processes on nodes without the folder of the run, in the folder for temporary files
-)
-LINES, CHARACTERS, READ, WAIT_S = (
-    12,
-    200,
-    2**15,
-    1.0,
-)  # of the end of a log; for the keeper's own line at the very end
+LOOKS_FOR_MEMORY = 20  # looks in which a process that the kernel kills for lack of memory ends
+KEPT_LOGS = 20  # in the folder for temporary files, of a node that does not share the run folder
+END_LINES = 12  # of the end of a log
+END_CHARACTERS = 200  # of each line of it
+END_BYTES = 2**15  # in which these lines are looked for
+LAST_LINE_S = 1.0  # longest wait for the keeper's own line at the very end
 
 
 def begin_log(path: str, marker: str, driver: int = 0) -> str:
@@ -42,7 +37,8 @@ def begin_log(path: str, marker: str, driver: int = 0) -> str:
     """
     import subprocess  # not in the program
 
-    os.environ[MARKER] = marker = marker or f"dppo-actor-{os.getpid()}-{time.time_ns()}"
+    marker = marker or f"dppo-actor-{os.getpid()}-{time.time_ns()}"
+    os.environ[MARKER] = marker
     try:
         path = path or marker.replace("dppo-progress", "dppo-log")
         os.makedirs(os.path.dirname(path), exist_ok=True)
@@ -50,18 +46,15 @@ def begin_log(path: str, marker: str, driver: int = 0) -> str:
         if os.fstat(log).st_nlink > 1 or not os.path.exists("/proc/self/maps"):
             return ""  # a hard link leads to a file of somebody else
         os.write(log, f"\n{time.strftime('%F %T')} dppo: process {os.getpid()} began\n".encode())
-        program = [
-            sys.executable,
-            "-I",
-            "-S",
-            __file__,
-            str(os.getpid()),
-            marker,
-            path,
-            str(driver),
-        ]
+        arguments = [str(os.getpid()), marker, path, str(driver)]
         subprocess.run(
-            program, env={}, cwd="/", stdin=subprocess.DEVNULL, stdout=log, stderr=log, check=False
+            [sys.executable, "-I", "-S", __file__, *arguments],
+            env={},
+            cwd="/",
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            check=False,
         )
     except OSError:
         return ""
@@ -73,23 +66,33 @@ def begin_log(path: str, marker: str, driver: int = 0) -> str:
 
 def end_of_log(path: str, pid: int) -> tuple[str, list[str]]:
     """Return how a process ended, "" if that is not known, and the last lines that it printed."""
-    last, until, lines = _last_line(pid), time.monotonic() + WAIT_S, [""]
-    while last not in lines[-1] and time.monotonic() < until:
-        with suppress(OSError), open(path, "rb") as file:
-            file.seek(-min(READ, os.fstat(file.fileno()).st_size), os.SEEK_END)
-            text = "".join(
-                one if one.isprintable() else "\n" for one in file.read().decode("utf8", "replace")
-            )
-            text = text.rpartition(f"dppo: process {pid} began")[2]
-            lines = ["", *(line[:CHARACTERS] for line in text.splitlines() if line.strip())]
+    last_line = _last_line(pid)
+    until = time.monotonic() + LAST_LINE_S
+    lines = [""]
+    while last_line not in lines[-1] and time.monotonic() < until:
+        with suppress(OSError):
+            lines = ["", *_lines_of(path, pid)]
         time.sleep(0.02)
-    how = lines.pop().partition(last)[2].strip() if last in lines[-1] else ""
-    fatal = max(
-        (n for n, line in enumerate(lines) if line.startswith("Fatal Python error")), default=0
-    )
-    if fatal and not how.startswith("with exit code"):  # its stack begins with the most recent call
-        return how, lines[fatal:][:LINES]
-    return how, lines[1:][-LINES:]
+    end = ""
+    if last_line in lines[-1]:
+        end = lines.pop().partition(last_line)[2].strip()
+    fatal_lines = [
+        number for number, line in enumerate(lines) if line.startswith("Fatal Python error")
+    ]
+    if fatal_lines and not end.startswith("with exit code"):
+        return end, lines[fatal_lines[-1] :][:END_LINES]  # its stack begins with the latest call
+    return end, lines[1:][-END_LINES:]
+
+
+def _lines_of(path: str, pid: int) -> list[str]:
+    """Return the last lines of a process, without characters that a terminal would obey."""
+    with open(path, "rb") as file:
+        size = os.fstat(file.fileno()).st_size
+        file.seek(-min(END_BYTES, size), os.SEEK_END)
+        text = file.read().decode("utf8", "replace")
+    printable = "".join(character if character.isprintable() else "\n" for character in text)
+    of_process = printable.rpartition(f"dppo: process {pid} began")[2]
+    return [line[:END_CHARACTERS] for line in of_process.splitlines() if line.strip()]
 
 
 def _last_line(pid: int, status: str = "") -> str:
@@ -104,37 +107,51 @@ def keep(pid: int, marker: str, log: str, driver: int) -> None:
     if os.fork():
         os._exit(0)
     os.setsid()
-    watched, kills = list[int](), [_kills_for_memory()]
+    pidfds = list[int]()
     with suppress(OSError):  # before Linux 5.3, or it has ended
-        watched = [os.pidfd_open(pid)]
-    while os.path.exists(f"/proc/{pid}") and not select.select(watched, [], [], LOOK_S)[0]:
+        pidfds = [os.pidfd_open(pid)]
+    kills = [_kills_for_memory()]
+    while os.path.exists(f"/proc/{pid}") and not select.select(pidfds, [], [], LOOK_S)[0]:
         if driver and not os.path.exists(f"/proc/{driver}"):
             os.kill(pid, signal.SIGTERM)  # Ray would end it in some seconds, without a warning
             driver = 0
-        kills = [*kills[-LOOKS:], _kills_for_memory()]
-        with suppress(OSError), open(log, "r+b") as file:
-            if os.fstat(file.fileno()).st_size > MOST_BYTES:  # all who write to it append
-                file.seek(-MOST_BYTES, os.SEEK_END)
-                with suppress(FileNotFoundError):
-                    os.remove(f"{log}.1")
-                with open(f"{log}.1", "xb") as older:
-                    older.write(file.read(MOST_BYTES))
-                file.truncate(0)
-    time.sleep(
-        0.05
-    )  # for its parent to take note, before which the kernel does not tell how it ended
+        kills = [*kills[-LOOKS_FOR_MEMORY:], _kills_for_memory()]
+        with suppress(OSError):
+            _limit(log)
+    time.sleep(PARENT_S)  # before its parent takes note, the kernel does not tell how it ended
+    status = _status(pidfds, _kills_for_memory() > kills[0])
     with suppress(OSError), open(log, "a", encoding="utf8") as file:
-        how = _status(watched, _kills_for_memory() > kills[0])
-        file.write(f"\n{time.strftime('%F %T')} {_last_line(pid, how)}\n")
+        file.write(f"\n{time.strftime('%F %T')} {_last_line(pid, status)}\n")
     for number in (signal.SIGTERM, signal.SIGKILL):
-        until = time.monotonic() + GRACE_S
-        while (left := _marked(marker.encode())) and time.monotonic() < until:
-            for one in left:
-                with suppress(OSError):
-                    os.kill(one, number)
-            time.sleep(LOOK_S)
+        _end_marked(marker.encode(), number)
     time.sleep(GRACE_S)  # for a driver on this node to read where it was
     _tidy(marker, log)
+
+
+def _limit(log: str) -> None:
+    """Move the newest part of a log that has become too large to LOG.1; all who write to it append."""
+    with open(log, "r+b") as file:
+        if os.fstat(file.fileno()).st_size <= MAX_LOG_BYTES:
+            return
+        file.seek(-MAX_LOG_BYTES, os.SEEK_END)
+        with suppress(FileNotFoundError):
+            os.remove(f"{log}.1")
+        with open(f"{log}.1", "xb") as older:
+            older.write(file.read(MAX_LOG_BYTES))
+        file.truncate(0)
+
+
+def _end_marked(marker: bytes, number: int) -> None:
+    """Send a signal to all processes of the actor until they have ended, or have had their time."""
+    until = time.monotonic() + GRACE_S
+    while time.monotonic() < until:
+        left = _marked(marker)
+        if not left:
+            return
+        for pid in left:
+            with suppress(OSError):
+                os.kill(pid, number)
+        time.sleep(LOOK_S)
 
 
 def _tidy(marker: str, log: str) -> None:
@@ -143,18 +160,16 @@ def _tidy(marker: str, log: str) -> None:
         with suppress(OSError):
             os.remove(path)
     folder, name = os.path.split(marker.replace("dppo-progress", "dppo-log"))
-    if log.startswith(os.path.join(folder, name)):
-        beside = [
-            one for one in os.scandir(folder) if one.name.startswith("dppo-log-") and one.is_file()
-        ]
-        ended = [
-            one
-            for one in beside
-            if not os.path.exists(one.path.replace("dppo-log", "dppo-progress")[: len(marker)])
-        ]
-        for one in sorted(ended, key=lambda one: one.stat().st_mtime)[:-KEPT_LOGS]:
-            with suppress(OSError):
-                os.remove(one.path)
+    if not log.startswith(os.path.join(folder, name)):
+        return
+    ended = []
+    for entry in os.scandir(folder):
+        progress = entry.path.replace("dppo-log", "dppo-progress")[: len(marker)]
+        if entry.name.startswith("dppo-log-") and entry.is_file() and not os.path.exists(progress):
+            ended.append(entry)
+    for entry in sorted(ended, key=lambda entry: entry.stat().st_mtime)[:-KEPT_LOGS]:
+        with suppress(OSError):
+            os.remove(entry.path)
 
 
 def _kills_for_memory() -> int:
@@ -164,9 +179,9 @@ def _kills_for_memory() -> int:
     return 0
 
 
-def _status(watched: list[int], for_memory: bool) -> str:
+def _status(pidfds: list[int], for_memory: bool) -> str:
     """Return exit code or signal in words; "" if the kernel does not tell."""
-    code = _code(watched)
+    code = _exit_code(pidfds)
     if code in (None, -signal.SIGKILL) and for_memory:
         return LACK
     if code is None:
@@ -174,24 +189,26 @@ def _status(watched: list[int], for_memory: bool) -> str:
     return f"by {signal.Signals(-code).name}" if code < 0 else f"with exit code {code}"
 
 
-def _code(watched: list[int]) -> int | None:
-    info = bytearray(struct.pack(INFO, EXIT, *[0] * 13))
+def _exit_code(pidfds: list[int]) -> int | None:
+    info = bytearray(struct.pack(PIDFD_INFO, PIDFD_INFO_EXIT, *[0] * 13))
     with suppress(OSError):
-        for one in watched:
-            fcntl.ioctl(one, GET_INFO, info)
-        mask, *_, status = struct.unpack(INFO, info)
-        if watched and mask & EXIT:
+        for pidfd in pidfds:
+            fcntl.ioctl(pidfd, PIDFD_GET_INFO, info)
+        mask, *_, status = struct.unpack(PIDFD_INFO, info)
+        if pidfds and mask & PIDFD_INFO_EXIT:
             return os.waitstatus_to_exitcode(status)
     return None
 
 
 def _marked(marker: bytes) -> set[int]:
-    found = set()
+    """Return the processes that have the marker in their environment, or map the file of that name."""
+    pids = set[int]()
     for pid in filter(str.isdigit, os.listdir("/proc")):
         for part in ("environ", "maps"):
             with suppress(OSError), open(f"/proc/{pid}/{part}", "rb") as file:
-                found |= {int(pid)} if marker in file.read() else set()
-    return found
+                if marker in file.read():
+                    pids.add(int(pid))
+    return pids
 
 
 if __name__ == "__main__":

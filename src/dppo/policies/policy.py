@@ -161,13 +161,13 @@ def _rows_of(obs: Any, spaces: Spaces) -> tuple[np.ndarray, bool]:
             if spaces.returned.names is None
             else _packed_rows(obs, spaces)
         )
-        limits = {
-            name: of.limits(leaves(spaces.returned)[name].shape)
-            for name, of in spaces.categories.items()
-            if not any(
-                name.startswith(f"{one}.") or not one for one in spaces.one_of
-            )  # zero where not chosen
-        }
+        limits = {}
+        for name, category in spaces.categories.items():
+            is_alternative = any(
+                name.startswith(f"{choice}.") or not choice for choice in spaces.one_of
+            )
+            if not is_alternative:  # alternatives are zero where they are not chosen
+                limits[name] = category.limits(leaves(spaces.returned)[name].shape)
         check_inside(limits, rows)
     except BadResult as error:
         raise ValueError(f"obs is {error}.") from None
@@ -229,11 +229,12 @@ def load_policy(
         model = model or path.objects.get("model")
         path = path.checkpoint
         trust = True
-    found = read(path)
-    name = model_name(found, model)
-    given = () if model is None else ("model",)
-    require_trust({"model": name}, given, path, trust=trust or _is_imported(name or ""))
-    return policy_from(found, model)
+    run = read(path)
+    name = model_name(run, model)
+    named_by_caller = () if model is None else ("model",)
+    trusted = trust or _is_imported(name or "")
+    require_trust({"model": name}, named_by_caller, path, trust=trusted)
+    return policy_from(run, model)
 
 
 def _is_imported(model: str) -> bool:
@@ -246,33 +247,33 @@ def _is_imported(model: str) -> bool:
 
 def read(path: str | Path) -> Found:
     """Return a run's newest good checkpoint, or the one at `path`, importing nothing; raise CheckpointError if none."""
-    found = find(user_path(path))
-    for problem in found.damaged:
+    run = find(user_path(path))
+    for problem in run.damaged:
         warnings.warn(f"skipped a damaged newer checkpoint: {problem}", stacklevel=3)
-    return found
+    return run
 
 
-def model_name(found: Found, replaced_by: ModelClass | None = None) -> str | None:
+def model_name(run: Found, replaced_by: ModelClass | None = None) -> str | None:
     """Return the import path of the network that a checkpoint names; None for the default network.
 
     Raise ConfigError if a class is to take the place of the default network.
     """
-    model = found.checkpoint.state.get("model")
+    model = run.checkpoint.state.get("model")
     name = model.get("model") if isinstance(model, dict) else None
     if name is None and replaced_by is not None:
         raise ConfigError(
-            f"model={replaced_by}: has no effect: {found.path} has the default network. Leave it out."
+            f"model={replaced_by}: has no effect: {run.path} has the default network. Leave it out."
         )
     return None if name is None else str(name)
 
 
-def policy_from(found: Found, model: ModelClass | None = None) -> Policy:
+def policy_from(run: Found, model: ModelClass | None = None) -> Policy:
     """Return the policy of a checkpoint; import the module of its network, or use `model` in its place.
 
     Raise CheckpointError if it is not a checkpoint of a policy, or its network cannot be built here.
     """
-    state = found.checkpoint.state
-    arrays = found.checkpoint.arrays
+    state = run.checkpoint.state
+    arrays = run.checkpoint.arrays
     try:
         hidden = state["model"].get("layers", state["model"]).get("hidden_sizes", ())
         if len(hidden) > len(arrays["model"]):
@@ -286,18 +287,18 @@ def policy_from(found: Found, model: ModelClass | None = None) -> Policy:
         return Policy(spaces, agent, PolicySnapshot(state["iteration"], weights, obs_scale), state)
     except ConfigError as error:
         raise CheckpointError(
-            f"{found.path}: its network cannot be built here: {error} Add the folder of its module to PYTHONPATH, "
+            f"{run.path}: its network cannot be built here: {error} Add the folder of its module to PYTHONPATH, "
             f"or pass the class: load_policy(path, model=Class)."
         ) from None
     except Exception as error:  # whatever the content of a checkpoint leads to
-        name = model_name(found)
+        name = model_name(run)
         if name is not None and isinstance(error, ValueError):
             raise CheckpointError(
-                f"{found.path}: {name} is not the network that was trained: {error}. Use the class as it was at the "
+                f"{run.path}: {name} is not the network that was trained: {error}. Use the class as it was at the "
                 f"time of training."
             ) from None
         problem = f"is not a dppo checkpoint ({error!r})"
-        raise CheckpointError(f"{found.path}: {problem}. Pass the folder of a run.") from None
+        raise CheckpointError(f"{run.path}: {problem}. Pass the folder of a run.") from None
 
 
 def spaces_summary(spaces: Spaces) -> str:

@@ -73,7 +73,8 @@ class EnvFaults:
 
     def log(self, incident: Incident) -> None:
         """Log an incident, unless the same fault has often been logged; count it if it is a fault."""
-        fault, text = incident.fault, incident.message
+        fault = incident.fault
+        text = incident.message
         if fault is not None:
             kind = f"{fault.error} in {fault.phase}"
             self._kinds[kind] += 1

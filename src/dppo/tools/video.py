@@ -90,7 +90,8 @@ class Video:
             stream: Any = container.add_stream(
                 "libx264", rate=Fraction(self._fps).limit_denominator(1000)
             )
-            stream.pix_fmt, stream.options = "yuv420p", {"crf": "20", "preset": "veryfast"}
+            stream.pix_fmt = "yuv420p"
+            stream.options = {"crf": "20", "preset": "veryfast"}
             stream.height, stream.width = self._picture(0).shape[:2]
             for picture in map(self._picture, range(frames)):
                 container.mux(stream.encode(av.VideoFrame.from_ndarray(picture, format="rgb24")))

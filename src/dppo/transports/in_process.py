@@ -108,7 +108,8 @@ class ReplayLog:
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
-        self._logged_at, self._before = 0.0, math.inf
+        self._logged_at = 0.0
+        self._before = math.inf
 
     def __call__(self, replayed: int, to_replay: int) -> None:
         """Take note of the steps replayed so far; if they are fewer than before, a new replay has begun."""

@@ -57,14 +57,15 @@ def actors_that_fit(node: Mapping[str, float], needs: Mapping[str, float]) -> in
 
 def _that_fit(name: str, has: float, each: float) -> int:
     if name == "GPU" and each < 1:  # each process stays on one GPU
-        whole, rest = divmod(has + 1e-6, 1)
-        return int(whole) * int(1 / each + 1e-6) + int(rest / each)
+        whole_gpus, part = divmod(has + 1e-6, 1)
+        return int(whole_gpus) * int(1 / each + 1e-6) + int(part / each)
     return int(has / each + 1e-6)
 
 
 def rooms_for(nodes: Iterable[Mapping[str, float]], demand: Demand) -> list[int]:
     """Return the number of actors of each group that fit the nodes; learners take the largest nodes."""
-    rooms, learners = [0] * (1 + len(demand.groups)), demand.num_learners
+    rooms = [0] * (1 + len(demand.groups))
+    learners = demand.num_learners
     for node in sorted(nodes, key=lambda node: -node.get("CPU", 0.0)):
         here = min(learners, actors_that_fit(node, demand.learner)) if learners else 0
         learners -= here
@@ -143,19 +144,23 @@ def check_here(demand: Demand, gpus: int) -> None:
 
 def check_gpus(demand: Demand, gpus: int) -> None:
     """Raise `ConfigError` if a run needs more than this machine's `gpus`: Ray would wait for them silently."""
-    groups = _with_gpus(demand)
-    if (needed := _gpus_for(demand)) <= gpus:
+    needed = _gpus_for(demand)
+    if needed <= gpus:
         return
     hidden = os.environ.get("CUDA_VISIBLE_DEVICES")
-    seen = "" if hidden is None else f" (CUDA_VISIBLE_DEVICES={hidden})"
-    more = {"actor": f" ({demand.evaluators} for evaluations)" * (demand.evaluators > 0)}
-    asked = " and ".join(
-        f"{counted(n, noun)}{more.get(noun, '')} of {each:g} GPU each" for noun, n, each in groups
-    )
+    visible = "" if hidden is None else f" (CUDA_VISIBLE_DEVICES={hidden})"
+    groups = _with_gpus(demand)
+    processes = []
+    for noun, number, each in groups:
+        for_evaluations = ""
+        if noun == "actor" and demand.evaluators:
+            for_evaluations = f" ({demand.evaluators} for evaluations)"
+        processes.append(f"{counted(number, noun)}{for_evaluations} of {each:g} GPU each")
     noun, _, each = groups[0]
     raise ConfigError(
-        f"{noun}_gpus={each:g}: {asked} need {counted(needed, 'GPU')}, this machine has {gpus}{seen}. Use fewer "
-        f"processes, a fraction such as `actor_gpus=0.25` to share a GPU, or a larger cluster (address)."
+        f"{noun}_gpus={each:g}: {' and '.join(processes)} need {counted(needed, 'GPU')}, this machine has "
+        f"{gpus}{visible}. Use fewer processes, a fraction such as `actor_gpus=0.25` to share a GPU, or a larger "
+        f"cluster (address)."
     )
 
 
@@ -180,8 +185,8 @@ def _gpu_slots(count: int, each: float) -> float:
     """Return the GPUs that `count` processes occupy: a process with a fraction of a GPU stays on one GPU."""
     if each >= 1:
         return count * each
-    whole, rest = divmod(count, int(1 / each + 1e-6))
-    return whole + rest * each
+    full_gpus, processes_left = divmod(count, int(1 / each + 1e-6))
+    return full_gpus + processes_left * each
 
 
 @calls_ray
@@ -192,11 +197,9 @@ def check_cluster(ray: Any, demand: Demand, notify: Callable[[str], None]) -> No
     def have(names: Iterable[str]) -> dict[str, float]:
         return {name: sum(node.get(name, 0.0) for node in nodes) for name in names}
 
-    wanted, holds, actors = (
-        demand.total(),
-        room_for(nodes, replace(demand, num_learners=0)),
-        demand.num_actors,
-    )
+    wanted = demand.total()
+    holds = room_for(nodes, replace(demand, num_learners=0))
+    actors = demand.num_actors
     if demand.others:  # what all alternatives take alike; `holds` counts the rest
         alike = [
             name
@@ -204,9 +207,8 @@ def check_cluster(ray: Any, demand: Demand, notify: Callable[[str], None]) -> No
             if len({group.get(name) for group in demand.groups}) == 1
         ]
         wanted = {name: wanted[name] for name in alike if name in wanted}
-    if demand.num_learners and any(
-        held < wanted[name] - 1e-6 for name, held in have(wanted).items()
-    ):
+    too_small = any(amount < wanted[name] - 1e-6 for name, amount in have(wanted).items())
+    if demand.num_learners and too_small:
         fact = (
             f"num_learners={demand.num_learners}: {actors} actors{_evaluators_of(demand)} and {demand.num_learners} "
             f"learners need {in_words(wanted)}, the cluster's {len(nodes)} nodes have {in_words(have(wanted))}"

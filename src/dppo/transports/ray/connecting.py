@@ -41,18 +41,24 @@ def check_connected(ray: Any, address: str | None, dashboard: bool) -> None:
 
 def _same_place(address: str, connected: str) -> bool:
     """Return whether two host:port name the same place; host names are resolved."""
-    (host, _, port), (other, _, other_port) = address.rpartition(":"), connected.rpartition(":")
-    if port != other_port:
+    host, _, port = address.rpartition(":")
+    connected_host, _, connected_port = connected.rpartition(":")
+    if port != connected_port:
         return False
-    names = host, other, socket.gethostname()
     try:
-        found, known, here = (
-            {str(info[4][0]) for info in socket.getaddrinfo(name, None)} for name in names
-        )
+        addresses = _addresses(host)
+        connected_addresses = _addresses(connected_host)
+        own_addresses = _addresses(socket.gethostname())
     except OSError:  # an unknown name
         return False
-    loopback = all(ip.startswith("127.") or ip == "::1" for ip in found)
-    return bool(found & known) or (loopback and bool(known & here))
+    if addresses & connected_addresses:
+        return True
+    is_loopback = all(ip.startswith("127.") or ip == "::1" for ip in addresses)
+    return is_loopback and bool(connected_addresses & own_addresses)
+
+
+def _addresses(host: str) -> set[str]:
+    return {str(info[4][0]) for info in socket.getaddrinfo(host, None)}
 
 
 def check_answers(source: str, address: str, dashboard: bool) -> None:

@@ -10,11 +10,9 @@ import socket
 from collections.abc import Iterator
 from contextlib import suppress
 
-IDLE_S, INTERVAL_S, PROBES = (
-    5,
-    5,
-    16,
-)  # before the first probe; between two; lost ones that end a connection
+IDLE_S = 5  # before the first probe
+INTERVAL_S = 5  # between two probes
+PROBES = 16  # lost ones that end a connection
 OPTIONS = {"TCP_KEEPIDLE": IDLE_S, "TCP_KEEPINTVL": INTERVAL_S, "TCP_KEEPCNT": PROBES}
 
 

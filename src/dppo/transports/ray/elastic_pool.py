@@ -43,7 +43,10 @@ class ElasticPool:
 
         If the cluster `grows`, pending actors are requests for nodes, and there are as many as the run can use.
         """
-        self._demand, self._find, self._notify, self._grows = demand, find, notify, grows
+        self._demand = demand
+        self._find = find
+        self._notify = notify
+        self._grows = grows
         self._latest = self._nodes = find()
         self._holds = room_for(self._nodes.values(), demand)
         self.at_first = max(
@@ -82,19 +85,25 @@ class ElasticPool:
         """
         if self._latest is self._nodes and len(self._wanted) == self._number:
             return [], []
-        before, self._nodes, at = self._holds, self._latest, homes()
+        before = self._holds
+        self._nodes = self._latest
+        node_of = homes()
         self._holds = room_for(self._nodes.values(), self._demand)
         if self._holds != before:
             self._notify(
                 f"the cluster has room for {counted(self._holds, 'actor')} now, {before} before"
             )
-        stay = [actor for actor in self._wanted if actor not in at or at[actor] in self._nodes]
-        stay.sort(key=lambda actor: actor not in at)  # pending ones leave first
-        stay, spare = stay[: self._number], stay[self._number :]
-        unused = (actor for actor in count() if actor not in at and actor not in stay)
+        able = [
+            actor for actor in self._wanted if actor not in node_of or node_of[actor] in self._nodes
+        ]
+        able.sort(key=lambda actor: actor not in node_of)  # pending ones leave first
+        stay = able[: self._number]
+        spare = able[self._number :]
+        unused = (actor for actor in count() if actor not in node_of and actor not in stay)
         joined = list(islice(unused, self._number - len(stay)))
         self._wanted = stay + joined
-        return joined, [*spare, *(actor for actor, node in at.items() if node not in self._nodes)]
+        on_leaving_nodes = [actor for actor, node in node_of.items() if node not in self._nodes]
+        return joined, [*spare, *on_leaving_nodes]
 
     @property
     def _number(self) -> int:
@@ -102,7 +111,8 @@ class ElasticPool:
         return most if self._grows else min(most, max(self._demand.num_actors, self._holds))
 
     def _in_words(self, free: int) -> str:
-        nodes, room = counted(len(self._nodes), "node"), counted(self._holds, "actor")
+        nodes = counted(len(self._nodes), "node")
+        room = counted(self._holds, "actor")
         line = f"the cluster has room for {room} of {in_words(*self._demand.groups)} on {nodes}"
         if free < min(self._holds, self._demand.most_actors):
             line += f", for {free} of them now"

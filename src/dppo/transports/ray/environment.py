@@ -19,7 +19,8 @@ from dppo.files import lock, remove_abandoned
 
 PREFIX = "dppo-token-"
 PROGRESS = "dppo-progress-"  # begins the names of the files of `make_progress_file`
-MODE, PATH = "RAY_AUTH_MODE", "RAY_AUTH_TOKEN_PATH"
+MODE = "RAY_AUTH_MODE"
+PATH = "RAY_AUTH_TOKEN_PATH"
 # Ray ends this process so long after the GCS is gone; it must suffice for the current update and a checkpoint.
 RECONNECT_S = 3600
 OUR_SIGNALS = (signal.SIGINT, signal.SIGTERM)

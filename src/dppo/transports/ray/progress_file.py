@@ -17,7 +17,8 @@ from dppo.envs.activity import BYTES, Activity, ActivityRecord
 from dppo.files import lock
 from dppo.transports.ray.environment import PROGRESS
 
-STACKS_S, PY_SPY_S = 0.3, 5.0  # for a process to write its stacks, and for py-spy to read them
+STACKS_S = 0.3  # for a process to write its stacks
+PY_SPY_S = 5.0  # for py-spy to read them
 MOST_TEXT = 100_000  # characters of stacks
 
 

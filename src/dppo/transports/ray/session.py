@@ -84,7 +84,8 @@ class RaySession:
         )
         self.started_here = self._ours and cluster is None
         self.clock = RunClock()
-        self._watch, self._check_waiting = ClusterWatch(notify, self.clock), check
+        self._watch = ClusterWatch(notify, self.clock)
+        self._check_waiting = check
         self._all_calls: list[RayCalls] = []
         self.pool: ElasticPool | None = None  # for actors that join and leave
         self.options: dict[str, Any] = {}  # Ray's options of its processes
@@ -188,7 +189,8 @@ def _node_id(ray: Any) -> str:
 
 @calls_ray
 def _pool(ray: Any, demand: Demand, notify: Callable[[str], None]) -> ElasticPool:
-    free, grows = capacity.free_room(demand), capacity.has_autoscaler(ray)
+    free = capacity.free_room(demand)
+    grows = capacity.has_autoscaler(ray)
     return ElasticPool(demand, usable_nodes, notify, free=free, grows=grows)
 
 
@@ -207,11 +209,11 @@ def demand_of(actors: Actors, learners: Learners, evaluators: int = 0) -> Demand
         of_actor["GPU"] = actors.actor_gpus
     if actors.actors_per_node:  # Ray counts in units of 0.0001
         of_actor[PER_NODE] = 10_000 // actors.actors_per_node / 10_000
-    first, *others = [of_actor | group for group in actors.resource_groups]
+    first, *alternatives = [of_actor | group for group in actors.resource_groups]
     of_learner = {"CPU": learners.learner_cpus, "GPU": learners.learner_gpus}
     elastic = most if actors.elastic else 0
     return Demand(
-        fewest, first, learners.num_learners, of_learner, elastic, tuple(others), evaluators
+        fewest, first, learners.num_learners, of_learner, elastic, tuple(alternatives), evaluators
     )
 
 
@@ -225,15 +227,15 @@ def store_bytes_for(batch_size: int, num_parameters: int) -> int:
 def _endpoints(ray: Any, *, started_here: bool) -> list[Endpoint]:
     """Return the processes that Ray depends on: the GCS of the head, and the raylet of this node."""
     context = ray.get_runtime_context()
-    found = [Endpoint("Ray's GCS", context.gcs_address, 0.0 if started_here else GCS_RESTART_S)]
+    endpoints = [Endpoint("Ray's GCS", context.gcs_address, 0.0 if started_here else GCS_RESTART_S)]
     for node in ray.nodes():
         if node["NodeID"] == context.get_node_id():
-            found.append(
+            endpoints.append(
                 Endpoint(
                     "the raylet", f"{node['NodeManagerAddress']}:{node['NodeManagerPort']}", 0.0
                 )
             )
-    return found
+    return endpoints
 
 
 def _start(
@@ -307,7 +309,7 @@ def _start_processes(ray: Any, notify: Callable[[str], None], **options: Any) ->
 def store_size(wanted: int, notify: Callable[[str], None]) -> int:
     """Return the size of Ray's object store in bytes: `wanted`, limited by the free shared memory."""
     folder = Path(ray_folder()).absolute()  # which Ray makes
-    disk = shutil.disk_usage(next(one for one in (folder, *folder.parents) if one.exists()))
+    disk = shutil.disk_usage(next(path for path in (folder, *folder.parents) if path.exists()))
     full = disk.used / (disk.used + disk.free)
     if full > FULL_DISK:
         notify(
@@ -318,13 +320,14 @@ def store_size(wanted: int, notify: Callable[[str], None]) -> int:
     free = shutil.disk_usage("/dev/shm").free if os.path.isdir("/dev/shm") else math.inf
     if wanted <= 0.9 * free:
         return wanted
-    room, has = int(0.9 * free), f"/dev/shm has {free / MIB:.0f}"
+    room = int(0.9 * free)
+    has = f"/dev/shm has {free / MIB:.0f}"
     if room < SMALLEST_STORE:
         notify(
             f"{has} MiB free, too little for Ray's object store ({SMALLEST_STORE / MIB:.0f} MiB): it moves to disk "
             f"and is slower. In Docker, use --shm-size=1g."
         )
         return SMALLEST_STORE
-    given = f"Ray's object store gets {room / MIB:.0f} MiB instead of {wanted / MIB:.0f}"
-    notify(f"{has} MiB free; {given}. In Docker, use a larger --shm-size.")
+    size = f"Ray's object store gets {room / MIB:.0f} MiB instead of {wanted / MIB:.0f}"
+    notify(f"{has} MiB free; {size}. In Docker, use a larger --shm-size.")
     return room

@@ -17,10 +17,8 @@ from dppo.transports.ray.pickling import UPLOADED
 from dppo.user_code import in_a_line
 
 MOST_BYTES = 100 * 10**6  # of all files; Ray's GCS keeps them in memory
-SEND_S, GIT_S = (
-    60.0,
-    20.0,
-)  # longest wait for the cluster to take the files, and for git to list them
+SEND_S = 60.0  # longest wait for the cluster to take the files
+GIT_S = 20.0  # longest wait for git to list them
 KEPT_S = 7 * 24 * 3600  # for which the cluster keeps the files even if no actor uses them just now
 LARGEST = 3  # files that are named
 LEFT_OUT = frozenset(

@@ -146,24 +146,28 @@ class ClusterWatch:
 
     def _longest_silence(self, now: float) -> tuple[float, str]:
         """Return since when somebody has not answered, and who; `now` if nobody is waited for."""
-        since, who = now, ""
+        since = now
+        who = ""
         for endpoint in self._endpoints:
             failing_since = endpoint.failing_since
             if failing_since is not None and failing_since < since:
-                since, who = failing_since, str(endpoint)
+                since = failing_since
+                who = str(endpoint)
         for calls in self._calls:
             waited_s, what = calls.waiting()
             if waited_s > CALL_LOST_S:
                 self._lose(f"Ray{self._head()} has not answered for {waited_s:.0f} s ({what})")
             if now - waited_s < since - CONNECT_S:  # else the silent process is the reason
-                since, who = now - waited_s, f"Ray ({what})"
+                since = now - waited_s
+                who = f"Ray ({what})"
         return since, who
 
     def _head(self) -> str:
         return f" ({self._endpoints[0].address})" if self._endpoints else ""
 
     def _look(self) -> None:
-        probed_at, connections = 0.0, set[str]()
+        probed_at = 0.0
+        connections = set[str]()
         while not self._stop.wait(PERIOD_S):
             for endpoint in self._endpoints:
                 reason = endpoint.look(self._clock.awake)
@@ -172,14 +176,19 @@ class ClusterWatch:
                     return
             self._note_silence()
             if self._clock.awake() - probed_at > PROBE_S:
-                probed_at, connections = self._clock.awake(), probe_all(connections)
+                probed_at = self._clock.awake()
+                connections = probe_all(connections)
 
     def _note_silence(self) -> None:
         """Stop the clock by which actors are late while nobody answers; afterwards, renew the connections to the GCS.
 
         Answers that were lost meanwhile do not come any more. Ray repeats its requests to the GCS on a new connection.
         """
-        failing = [one.failing_since for one in self._endpoints if one.failing_since is not None]
+        failing = [
+            endpoint.failing_since
+            for endpoint in self._endpoints
+            if endpoint.failing_since is not None
+        ]
         silent = bool(failing) and self._clock.awake() - min(failing) > SILENT_S
         if self._silent and not failing:
             end_those_to(self._endpoints[0].address)
