@@ -209,7 +209,7 @@ def test_a_kill_for_lack_of_memory_is_named_as_such(monkeypatch: Patch) -> None:
         (-9, False, "by SIGKILL"),
         (None, False, ""),
     ):
-        monkeypatch.setattr(keeper, "_code", lambda _, code=code: code)
+        monkeypatch.setattr(keeper, "_exit_code", lambda _, code=code: code)
         assert keeper._status([], more) == how
     assert keeper._kills_for_memory() >= 0
     assert len(keeper._last_line(2**22, keeper.LACK)) < keeper.END_CHARACTERS
