@@ -186,9 +186,8 @@ def make_highway() -> gym.Env:
     at 30; the episode ends with a crash.
     """
     if os.environ.get("SDL_VIDEODRIVER") == "dummy":
-        del os.environ[
-            "SDL_VIDEODRIVER"
-        ]  # highway-env draws nothing with it; without, it needs no display either
+        # highway-env draws nothing with it; without, it needs no display either
+        del os.environ["SDL_VIDEODRIVER"]
     import highway_env
 
     gym.register_envs(highway_env)

@@ -45,9 +45,8 @@ def main() -> int:
     parser.add_argument(
         "--logs", type=Path, help="folder for the output of each part; default: it is dropped"
     )
-    parser.add_argument(
-        "--rows-of", choices=list(PARTS), help=argparse.SUPPRESS
-    )  # of a child: run this part here
+    # of a child: run this part here
+    parser.add_argument("--rows-of", choices=list(PARTS), help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.rows_of is not None:
         return child(options.rows_of, options.device, options.json)

@@ -93,9 +93,8 @@ def main() -> int:
             print(f"{name} ...", file=sys.stderr)
             report["models"][name] = measure(WORKS[name], options)
             report["bars"] = bars(report["models"], options.learners)
-            (options.out / "learners.json").write_text(
-                json.dumps(report, indent=1) + "\n"
-            )  # after each model, so that a crash loses none
+            # after each model, so that a crash loses none
+            (options.out / "learners.json").write_text(json.dumps(report, indent=1) + "\n")
     finally:
         session.close()
     draw(report, options.out / "learners.png")

@@ -54,9 +54,8 @@ def run_json(command: list[str], env: dict[str, str], timeout_s: float = 900.0) 
     Raises:
         MeasurementError: the child failed, printed nothing, or took longer than `timeout_s`.
     """
-    with (
-        tempfile.TemporaryDirectory() as folder
-    ):  # removes files that libraries leave, such as MuJoCo's log
+    # removes files that libraries leave, such as MuJoCo's log
+    with tempfile.TemporaryDirectory() as folder:
         began = time.perf_counter()
         child = subprocess.Popen(
             command,

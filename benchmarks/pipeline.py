@@ -77,9 +77,8 @@ def main() -> None:
             work["samplers"] = 2 * ACTORS if wanted.slow else wanted.samplers
             command = [sys.executable, __file__, "--once", json.dumps(work)]
             env = ours_environment(checkout)
-            env["PYTHONPATH"] = os.pathsep.join(
-                [str(HERE), env["PYTHONPATH"]]
-            )  # the environment of this file
+            # the environment of this file
+            env["PYTHONPATH"] = os.pathsep.join([str(HERE), env["PYTHONPATH"]])
             found[name].append(run_json(command, env))
             print(f"{name}: {found[name][-1]}", flush=True)
     print("side, env steps/s, bound, with a barrier, share of the bound, step in ms")

@@ -60,9 +60,8 @@ def main() -> int:
     for name in options.only:
         print(f"{name}: {rows.ROWS[name].__doc__}", file=sys.stderr)
         report["rows"][name] = rows.ROWS[name](options.repeats, options.before)
-        options.json.write_text(
-            json.dumps(report, indent=1) + "\n"
-        )  # after each row, so that a crash loses none
+        # after each row, so that a crash loses none
+        options.json.write_text(json.dumps(report, indent=1) + "\n")
     console.print(make_table(report["rows"]))
     console.print(
         f"Machine: {report['machine']['cpu']}, {report['machine']['cores']} cores. Written: {options.json}"

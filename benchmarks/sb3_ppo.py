@@ -63,10 +63,11 @@ def main() -> None:
     if work["lstm"]:
         from sb3_contrib import RecurrentPPO
 
+        # an LSTM for the policy and another for the value
         algorithm, policy = (
             RecurrentPPO,
             "MlpLstmPolicy",
-        )  # an LSTM for the policy and another for the value
+        )
         more = {"policy_kwargs": {"lstm_hidden_size": work["lstm"]}}
     model = algorithm(
         # separate 64x64 tanh trunks for policy and value, or the Nature CNN shared by both; Adam with eps 1e-5

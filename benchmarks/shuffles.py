@@ -59,9 +59,8 @@ def main() -> int:
             for seed in range(1, options.seeds + 1):
                 for learners in options.learners:
                     report["rows"][name][learners].append(one(name, seed, learners))
-                    options.json.write_text(
-                        json.dumps(report, indent=1) + "\n"
-                    )  # after each run, so that a crash loses none
+                    # after each run, so that a crash loses none
+                    options.json.write_text(json.dumps(report, indent=1) + "\n")
     finally:
         session.close()
     for name, by_learners in report["rows"].items():

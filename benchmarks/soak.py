@@ -62,13 +62,14 @@ ON_ACTORS: dict[str, Any] = {
     "recycle_after": "0.15GB",
 }
 BY_SEED = 0.002  # faults in a step that follow from the seed: they are part of the result
+# one in so many steps
 BY_CHANCE = {
     "hang": 15_000,
     "exit": 15_000,
     "crash": 15_000,
     "print": 4_000,
     "orphan": 4_000,
-}  # one in so many steps
+}
 LEAKED = 6_000  # bytes in each step
 QUICK_CHECKS = {"RAY_health_check_period_ms": "1000", "RAY_health_check_timeout_ms": "3000"}
 NODE: dict[str, Any] = {
@@ -400,9 +401,8 @@ def draw(found: dict[str, Any], path: Path) -> None:
 
     samples = [one for one in found["samples"] if one["s"] < 60 * found["minutes"]]
     minutes = np.array([one["s"] for one in samples]) / 60
-    running = [
-        {} if one.get("driver_threads", 0) < 10 else one for one in samples
-    ]  # else the driver is starting
+    # else the driver is starting
+    running = [{} if one.get("driver_threads", 0) < 10 else one for one in samples]
     running = [
         one if one.get("actors") else {name: one[name] for name in one.keys() - {"actor_mb"}}
         for one in running

@@ -33,11 +33,12 @@ from unchanged_runs import MARKER, SMALL, TABLE, Run, Settings
 if TYPE_CHECKING:
     import dppo
 
+# columns of metrics.jsonl that depend on the clock, besides replay/s
 TIMES = (
     "time/",
     "perf/",
     "charts/SPS",
-)  # columns of metrics.jsonl that depend on the clock, besides replay/s
+)
 # On a busy machine an actor may start so late that its samplers move, and are replayed.
 BUSY = ("actors/alive", "replay/steps", "incidents/samplers_moved")
 Record = dict[str, Any]
@@ -289,9 +290,8 @@ def _aspect(key: str, before: Record, after: Record) -> Iterator[str]:
         yield f"failed: {old or 'not before'}, then {new or 'not after'}"
     elif key == "rows" and old and new:
         pairs = enumerate(zip(old, new, strict=False))
-        first = next(
-            (number for number, (a, b) in pairs if not a.items() <= b.items()), None
-        )  # new metrics
+        # new metrics
+        first = next((number for number, (a, b) in pairs if not a.items() <= b.items()), None)
         if first is not None:
             yield f"row {first + 1} of metrics: {_named(old[first], new[first])}"
         elif len(old) != len(new):
@@ -336,9 +336,8 @@ def against(revision: str, only: list[str], ignore: list[str], *, fast: bool) ->
                 out = Path(folder) / f"{name}.json"
                 words = ["record", str(out), "--source", str(source), *(["--fast"] if fast else [])]
                 words += ["--only", *only] if only else []
-                subprocess.run(
-                    [sys.executable, __file__, *words], check=False
-                )  # failures are in the record
+                # failures are in the record
+                subprocess.run([sys.executable, __file__, *words], check=False)
                 records.append(json.loads(out.read_text()))
         finally:
             subprocess.run([*git, "remove", "--force", str(tree)], check=False)

@@ -49,7 +49,6 @@ class Curriculum(dppo.Observer):
 
 if __name__ == "__main__":
     steps = int(sys.argv[1]) if len(sys.argv) > 1 else 20_480
-    config = dppo.Config(
-        env_id=make, num_actors=0, total_timesteps=steps, progress="plain"
-    )  # or any number of actors
+    # or any number of actors
+    config = dppo.Config(env_id=make, num_actors=0, total_timesteps=steps, progress="plain")
     print(dppo.train(config, observers=[Curriculum()]))

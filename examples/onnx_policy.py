@@ -9,9 +9,8 @@ import onnxruntime
 
 if __name__ == "__main__":
     session = onnxruntime.InferenceSession(sys.argv[1])
-    inputs = json.loads(
-        session.get_modelmeta().custom_metadata_map["inputs"]
-    )  # {"obs": ["float32", [4]]}
+    # {"obs": ["float32", [4]]}
+    inputs = json.loads(session.get_modelmeta().custom_metadata_map["inputs"])
     outputs = [output.name for output in session.get_outputs()]
     env = gym.make(sys.argv[2])
     for episode in range(int(sys.argv[3]) if len(sys.argv) > 3 else 3):
@@ -24,9 +23,10 @@ if __name__ == "__main__":
                 else {"obs": obs}
             )
             rows |= {"state": memory, "action_mask": info.get("action_mask")}
+            # one observation
             rows = {
                 name: np.asarray(rows[name], dtype)[None] for name, (dtype, _) in inputs.items()
-            }  # one observation
+            }
             found = dict(zip(outputs, session.run(None, rows), strict=True))
             memory = found["next_state"][0] if "next_state" in found else memory
             obs, reward, terminated, truncated, info = env.step(found["action"][0])

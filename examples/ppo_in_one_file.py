@@ -65,10 +65,11 @@ class Args:
     )
     norm_obs: bool = True  # normalize observations by their running mean and deviation
     norm_reward: bool = True  # divide rewards by the running deviation of the discounted return
+    # hidden layers of the policy network, and of the value network
     hidden_sizes: tuple[int, ...] = (
         64,
         64,
-    )  # hidden layers of the policy network, and of the value network
+    )
     activation: Literal["tanh", "relu"] = "tanh"  # between hidden layers
     dtype: Literal["float32", "float64"] = "float32"  # float64 is for comparing implementations
 
@@ -186,9 +187,8 @@ class Segment(NamedTuple):
     rewards: np.ndarray  # [T, E]
     terminated: np.ndarray  # [T, E] the episode ended in a terminal state
     truncated: np.ndarray  # [T, E] the episode was cut off by a time limit
-    next_obs: (
-        np.ndarray
-    )  # [T, E, O] the result of the action; never the first observation of a new episode
+    # [T, E, O] the result of the action; never the first observation of a new episode
+    next_obs: np.ndarray
     discounted_returns: np.ndarray  # [T, E] running sums, to scale rewards
 
 
@@ -313,13 +313,11 @@ def update(
             loss = policy_loss - args.ent_coef * entropy + args.vf_coef * value_loss
             optimizer.zero_grad()
             loss.backward()
-            nn.utils.clip_grad_norm_(
-                agent.parameters, args.max_grad_norm
-            )  # of all parameters together (#11)
+            # of all parameters together (#11)
+            nn.utils.clip_grad_norm_(agent.parameters, args.max_grad_norm)
             optimizer.step()
-        approx_kl = (
-            (ratio - 1 - logratio).mean().item()
-        )  # k3 of joschu.net/blog/kl-approx.html (#12)
+        # k3 of joschu.net/blog/kl-approx.html (#12)
+        approx_kl = (ratio - 1 - logratio).mean().item()
         if largest_kl and approx_kl > largest_kl:
             break
     return approx_kl
@@ -329,9 +327,8 @@ def train(args: Args) -> tuple[np.ndarray, list[float]]:
     """Return the final weights (policy, value, log_std) as one vector, and the mean return after each iteration."""
     samplers = [Sampler(args, index) for index in range(args.num_samplers)]
     agent = Agent(args, samplers[0].envs[0].observation_space, samplers[0].envs[0].action_space)
-    optimizer = torch.optim.Adam(
-        agent.parameters, lr=args.learning_rate, eps=1e-5
-    )  # torch has 1e-8 (#3)
+    # torch has 1e-8 (#3)
+    optimizer = torch.optim.Adam(agent.parameters, lr=args.learning_rate, eps=1e-5)
     return_moments = Moments()
     episode_returns: list[float] = []
     mean_returns: list[float] = []
@@ -342,9 +339,8 @@ def train(args: Args) -> tuple[np.ndarray, list[float]]:
         if args.anneal_lr:  # (#4)
             optimizer.param_groups[0]["lr"] = args.learning_rate * (1 - i / iterations)
         policies.append(deepcopy(agent))
-        segments = [
-            sampler.collect(policies[0], i) for sampler in samplers
-        ]  # this line is what `dppo` distributes
+        # this line is what `dppo` distributes
+        segments = [sampler.collect(policies[0], i) for sampler in samplers]
         # Deviation: CleanRL updates statistics with every step, this code once per iteration. Rewards are scaled with
         # all returns so far (#30). The statistics of observations are updated after training, so that training sees
         # the same inputs as acting did, and the first ratio is one.

@@ -8,9 +8,8 @@ import numpy as np
 import dppo
 
 if __name__ == "__main__":
-    logging.basicConfig(
-        format="%(levelname)s %(message)s"
-    )  # what dppo has to report besides its figures
+    # what dppo has to report besides its figures
+    logging.basicConfig(format="%(levelname)s %(message)s")
 
     # The settings tuned for CartPole. Config(env_id="CartPole-v1", ...) starts from the general defaults instead.
     config = dppo.Config.preset(

@@ -82,9 +82,8 @@ class RemoteSimulator(gym.Env[np.ndarray, np.ndarray]):
                 if time.monotonic() > deadline:
                     raise
                 time.sleep(0.2)
-        connected.setsockopt(
-            socket.IPPROTO_TCP, socket.TCP_NODELAY, 1
-        )  # small messages: do not wait for more
+        # small messages: do not wait for more
+        connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._stream = connected.makefile("rw", encoding="utf8")
         self._connection.callback(connected.close)
         self._connection.callback(lambda stream=self._stream: suppress_os_error(stream.close))

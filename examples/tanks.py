@@ -18,11 +18,12 @@ import numpy as np
 
 QUARTERS = 96  # of an hour, in a day
 LEVEL, TEMPERATURE = 1.0, 60.0  # set points of the second tank, in m and degrees Celsius
+# at most, in m of level a minute and degrees a minute in a full tank
 PUMP, VALVE, HEATER = (
     0.06,
     0.06,
     8.0,
-)  # at most, in m of level a minute and degrees a minute in a full tank
+)
 
 
 class Tanks(gym.Env[np.ndarray, np.ndarray]):
@@ -53,9 +54,8 @@ class Tanks(gym.Env[np.ndarray, np.ndarray]):
         for _ in range(15):
             into_second = VALVE * valve * math.sqrt(max(0.0, self._levels[0]))
             drawn = min(self._demand(), self._levels[1])
-            mixed = (
-                (10.0 - self._temperature) * into_second / max(0.2, self._levels[1])
-            )  # cold water of 10 degrees
+            # cold water of 10 degrees
+            mixed = (10.0 - self._temperature) * into_second / max(0.2, self._levels[1])
             heated = HEATER * heater * 0.2 / max(0.2, self._levels[1])
             self._temperature = float(np.clip(self._temperature + mixed + heated - 0.02, 5.0, 95.0))
             self._levels[0] = np.clip(self._levels[0] + PUMP * pump - into_second, 0.0, 2.0)

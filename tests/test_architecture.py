@@ -15,6 +15,7 @@ import pytest
 import dppo
 
 SRC = Path(dppo.__file__).parent
+# every module may import these
 BASE = {
     "errors",
     "files",
@@ -28,7 +29,7 @@ BASE = {
     "spaces",
     "streams",
     "user_code",
-}  # every module may import these
+}
 
 # The packages and modules of dppo that each package or module may import beside BASE and itself.
 MAY_IMPORT: dict[str, set[str]] = {
@@ -353,9 +354,8 @@ def test_a_checkpoint_is_never_unpickled() -> None:
         for name, tree in modules().items()
         if theirs(tree) & {"pickle", "cloudpickle", "dill", "shelve"}
     }
-    assert users <= {
-        "transports.ray.pickling"
-    }  # it unpickles only messages from processes of the same run
+    # it unpickles only messages from processes of the same run
+    assert users <= {"transports.ray.pickling"}
 
 
 def test_modules_and_classes_have_docstrings() -> None:

@@ -46,12 +46,10 @@ def test_the_memory_of_a_large_batch_is_given_in_one_sentence() -> None:
         "of 2 keeps the segments of 2 more batches."
     )
     in_turns = batch_memory_in_words(config(**LARGE), IMAGES, memory=10**10)
-    assert (
-        batch_memory_in_words(config(**LARGE, policy_lag=2), IMAGES, memory=10**10) == in_turns
-    )  # in this process
-    assert (
-        batch_memory_in_words(config(**LARGE), NUMBERS) is None
-    )  # little memory is not worth a line
+    # in this process
+    assert batch_memory_in_words(config(**LARGE, policy_lag=2), IMAGES, memory=10**10) == in_turns
+    # little memory is not worth a line
+    assert batch_memory_in_words(config(**LARGE), NUMBERS) is None
     assert batch_memory_in_words(config(), IMAGES) is None
 
 

@@ -62,11 +62,12 @@ def test_sizes_follow_from_the_settings_and_never_from_the_number_of_actors() ->
     c = config(
         num_samplers=3, envs_per_sampler=2, num_steps=50, minibatch_size=64, total_timesteps=1000
     )
+    # 300 / 64 = 4.7
     assert (c.batch_size, c.sizes.minibatches_per_epoch, c.iterations) == (
         300,
         5,
         4,
-    )  # 300 / 64 = 4.7
+    )
     c = config(num_samplers=64, envs_per_sampler=8)
     assert (c.batch_size, c.sizes.minibatches_per_epoch) == (32_768, 32), (
         "no more, however large the batch"
@@ -584,9 +585,8 @@ def test_settings_of_actors_are_dropped_when_a_run_continues_without_actors() ->
     assert leave_out_ineffective(before, {"num_actors": "0"}).get("cpus_per_actor") is None
     assert leave_out_ineffective(before, {"num_actors": 1})["cpus_per_actor"] == 0.5
     with pytest.raises(ConfigError, match=r"cpus_per_actor=2.0 has no effect"):
-        config(
-            **leave_out_ineffective(before, {"num_actors": 0, "cpus_per_actor": 2})
-        )  # one that is given is not
+        # one that is given is not
+        config(**leave_out_ineffective(before, {"num_actors": 0, "cpus_per_actor": 2}))
 
 
 @pytest.mark.parametrize(

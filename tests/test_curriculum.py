@@ -72,9 +72,8 @@ def test_a_change_takes_effect_in_an_iteration_that_follows_from_the_one_of_the_
         policy_lag=lag,
     )
     for iteration, (first, end) in enumerate(pairwise(counts), 1):
-        called_after = max(
-            0, iteration - 2 - lag
-        )  # the call before the first iteration sets level 1
+        # the call before the first iteration sets level 1
+        called_after = max(0, iteration - 2 - lag)
         assert {reset["level"] if reset else None for reset in RESETS[first:end]} == {
             1 + called_after
         }

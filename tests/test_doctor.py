@@ -107,9 +107,8 @@ DISEASES: dict[str, tuple[str, ...]] = {  # what is found, besides Gymnasium's o
 def test_a_disease_is_found(disease: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.chdir(tmp_path)  # and back, wherever an environment goes
     monkeypatch.setattr(examination, "MAX_STEPS", 50)
-    monkeypatch.setattr(
-        Examination, "_elsewhere", lambda examination: True
-    )  # of a process of its own
+    # of a process of its own
+    monkeypatch.setattr(Examination, "_elsewhere", lambda examination: True)
     own = [one for one in found_in(config_of(disease)) if "Gymnasium's checker" not in one]
     assert len(own) == len(DISEASES[disease]), own
     for expected, one in zip(DISEASES[disease], own, strict=True):

@@ -96,9 +96,8 @@ def test_episodes_of_every_kind_are_played_again(
             recorded_episode.episode_return,
             recorded_episode.length,
         ) == (*(then.env, then.index, then.episode_return, then.length),)
-    for recorded_episode in episodes[
-        :: max(1, len(episodes) // 4)
-    ]:  # those that begin in earlier segments among them
+    # those that begin in earlier segments among them
+    for recorded_episode in episodes[:: max(1, len(episodes) // 4)]:
         assert replayed(tmp_path / "run", "--episode", str(recorded_episode.number)) == 0
         assert capsys.readouterr().out.startswith(
             f"Episode {recorded_episode.number}: {recorded_episode.length} steps, return "

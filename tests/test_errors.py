@@ -346,9 +346,8 @@ def test_an_exception_of_the_environment_is_shown_with_the_users_traceback(
     assert "faulty.py" in said.split("Traceback (most recent call last):\n")[1].splitlines()[0]
     first = said.splitlines()[0]
     assert re.match(r"dppo train: sampler \d+ \(worlds.faulty:Brittle\), env \d+: ", first)
-    assert (
-        said.count("licence server said 503") == 2
-    )  # in the first line, and at the end of the traceback
+    # in the first line, and at the end of the traceback
+    assert said.count("licence server said 503") == 2
     if where != "constructor":
         assert re.search(rf"{where} of episode \d+ \(seed \d+, step \d+\) raised ", first)
 

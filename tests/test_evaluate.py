@@ -452,9 +452,8 @@ def test_another_environment_does_not_get_the_arguments_of_the_run(
         in notes.texts
     )
     evaluation = dppo.evaluate(result, episodes=1, env_kwargs={"length": 0.5})
-    assert (
-        evaluation.returns == dppo.evaluate(result.run_dir, cartpole, 1).returns
-    )  # whose pole has that length
+    # whose pole has that length
+    assert evaluation.returns == dppo.evaluate(result.run_dir, cartpole, 1).returns
 
 
 def test_actors_play_the_same_episodes(trained: dppo.Result, ray_session: None) -> None:

@@ -228,9 +228,8 @@ def test_an_evaluation_that_a_signal_ends_is_repeated_when_the_run_is_resumed(
 
     def interrupted(*args: Any) -> Any:
         played.append(args)
-        if len(played) == (
-            4 * len(DUE) - 2 if last else 6
-        ):  # the second episode of the last or second evaluation
+        # the second episode of the last or second evaluation
+        if len(played) == (4 * len(DUE) - 2 if last else 6):
             os.kill(os.getpid(), signal.SIGTERM)
         return play(*args)
 

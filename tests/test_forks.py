@@ -12,13 +12,14 @@ from worlds.forking import Forking
 import dppo
 from dppo.records.metrics.reading import read_metrics
 
+# of waitpid: code, or signal
 STATUS = {
     "exit": 7 << 8,
     "raise": 1 << 8,
     "return": 0,
     "in C": 0,
     "wait": 15,
-}  # of waitpid: code, or signal
+}
 SETTINGS: dict[str, Any] = {
     "num_samplers": 2,
     "num_steps": 16,

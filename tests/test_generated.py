@@ -116,6 +116,5 @@ def test_the_interquartile_mean_of_the_guide_prints_its_interval(
     page = (ROOT / "docs" / "RUNS.md").read_text(encoding="utf8")
     [snippet] = re.findall(r"^```python\n(import numpy.*?)^```$", page, re.MULTILINE | re.DOTALL)
     exec(compile(snippet, "RUNS.md", "exec"), {})
-    assert capsys.readouterr().out.startswith(
-        "0.69, 95 % interval 0.6"
-    )  # of 0.49, 0.52, 0.85 and 0.91
+    # of 0.49, 0.52, 0.85 and 0.91
+    assert capsys.readouterr().out.startswith("0.69, 95 % interval 0.6")

@@ -258,9 +258,8 @@ def on_device(device: str, spec: Any) -> None:
 
 @pytest.mark.slow  # torch imports a second of modules for tensors without numbers
 def test_no_network_leaves_a_tensor_on_the_cpu(parts: Any) -> None:
-    names = [
-        name for name in parts.KINDS if "MLP 2x64" in name or "module" in name
-    ]  # others need numbers, or cuda
+    # others need numbers, or cuda
+    names = [name for name in parts.KINDS if "MLP 2x64" in name or "module" in name]
     tried = set()
     for name in names:
         changes = {

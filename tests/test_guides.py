@@ -214,9 +214,8 @@ def test_the_commands_of_a_guide_work(name: str, tmp_path: Path) -> None:
     ]:
         called = [*words_for_dppo(command), *shlex.split(words)]
         code, out, err = run(called, tmp_path, 250.0)
-        assert code in ((0, 1) if called[0] == "doctor" else (0,)), (
-            f"{command} {words}\n{out}{err}"
-        )  # 1: a finding
+        # 1: a finding
+        assert code in ((0, 1) if called[0] == "doctor" else (0,)), f"{command} {words}\n{out}{err}"
 
 
 @pytest.mark.slow

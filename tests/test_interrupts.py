@@ -146,9 +146,8 @@ def test_replay_accuses_nobody(
     assert shown.out == ""
 
 
-@pytest.mark.parametrize(
-    "command", sorted(command_modules().keys() - {"test"})
-)  # which becomes pytest
+# which becomes pytest
+@pytest.mark.parametrize("command", sorted(command_modules().keys() - {"test"}))
 @pytest.mark.parametrize("number", SIGNALS)
 def test_a_signal_at_any_moment_ends_any_command_with_a_line(
     command: str,

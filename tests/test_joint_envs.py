@@ -328,10 +328,11 @@ def test_an_invalid_row_is_reset_alone_where_the_vector_can_do_that() -> None:
     assert stepper.step(0, 0) == ["0.5  1", "0.5  2"]
     assert [(one.kind.value, one.env) for one in stepper.log.incidents] == [("bad_step", 0)]
     stepper = Stepper(env_id=lambda: Odd(2, "NextStep"), envs_per_sampler=2)
+    # the first one is cut off, and not lost
     assert stepper.step(0, 3) == [
         "0.5 c(1) 0",
         "dropped c 0",
-    ]  # the first one is cut off, and not lost
+    ]
     assert stepper.step(0, 0) == ["0.5  1", "0.5  1"]
 
 
@@ -356,10 +357,11 @@ def test_a_vector_that_resets_rows_outside_of_the_mask_is_a_fault(kind: Any) -> 
         ({"shared_memory": object()}, True),
         ({"config": object()}, True),
         ({"config": {"seed": None}}, True),
+        # of EnvPool, whose reset takes no seed
         (
             {"config": {"seed": 1, "max_num_players": 1}},
             False,
-        ),  # of EnvPool, whose reset takes no seed
+        ),
     ],
     ids=["memory", "object", "mapping", "EnvPool"],
 )

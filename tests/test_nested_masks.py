@@ -186,12 +186,13 @@ def test_nested_masks_of_a_wrong_form_are_named_with_their_part(given: Any, word
     actions = actions_of(HYBRID)
     with pytest.raises(BadResult, match=re.escape(words)):
         checked_masks(given, (), actions)
+    # as the texts say
     everything = {
         "arm": None,
         "gear": GEAR,
         "inner": (None, None),
         "lamps": None,
-    }  # as the texts say
+    }
     assert checked_masks(everything, (), actions).all()
 
 

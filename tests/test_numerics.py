@@ -103,9 +103,8 @@ def weights_on(cpu: str, names: list[str], folder: Path) -> list[str]:
 @pytest.mark.parametrize(
     ("names", "cpus"),
     [
-        pytest.param(
-            ["mask and lstm"], ["intel"], marks=pytest.mark.slow
-        ),  # .ci/run compares the promise on two others
+        # .ci/run compares the promise on two others
+        pytest.param(["mask and lstm"], ["intel"], marks=pytest.mark.slow),
         pytest.param(list(kinds.KINDS), list(CPUS), marks=pytest.mark.slow),
     ],
     ids=["one kind", "all kinds"],
@@ -240,11 +239,12 @@ def test_a_command_knows_its_numerics_before_it_loads_anything(
     monkeypatch.chdir(tmp_path)
     (tmp_path / "run" / "checkpoints").mkdir(parents=True)
     (tmp_path / "other").mkdir()
+    # nobody names the last one
     for file in (
         "native.yaml",
         "run/config.yaml",
         "config.yaml",
-    ):  # nobody names the last one
+    ):
         (tmp_path / file).write_text("run:\n  numerics: native\n")
     for file in ("portable.yaml", "other/config.yaml"):
         (tmp_path / file).write_text("run:\n  numerics: portable\n")

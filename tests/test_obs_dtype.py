@@ -114,9 +114,8 @@ def test_acting_and_learning_normalize_in_float64_before_rounding(nest: bool, dt
     leaf = obs["far"] if nest else obs
     raw = segment.obs["far"] if nest else segment.obs
     assert raw.dtype == np.float64
-    expected = np.array(
-        [(row[1] - scale.mean[1]) / scale.std[1] for row in raw.reshape(-1, 2)]
-    )  # the slow twin
+    # the slow twin
+    expected = np.array([(row[1] - scale.mean[1]) / scale.std[1] for row in raw.reshape(-1, 2)])
     np.testing.assert_allclose(leaf[:, 1], np.clip(expected, -10, 10), rtol=1e-6, atol=1e-6)
     scored = trainer.model.forward(batch.obs, batch.actions)
     np.testing.assert_allclose(scored.policy.logprobs, batch.logprobs, atol=2e-5)

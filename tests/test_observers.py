@@ -220,11 +220,12 @@ def test_an_observer_may_stop_a_run_which_can_be_resumed(tmp_path: Path, undistu
     whole = dppo.train(
         settings(tmp_path / "run"), resume=tmp_path / "run", observers=[after, StopAt(ITERATIONS)]
     )
+    # no early end
     assert (whole.weights_sha256, whole.resumed_at, whole.stopped_by) == (
         undisturbed,
         2,
         None,
-    )  # no early end
+    )
     assert after.run is not None
     assert after.run.resumed_at == 2
     assert (
@@ -341,10 +342,11 @@ def test_all_observers_are_ended_even_if_one_raises_at_the_end(tmp_path: Path) -
     assert last.result.stopped_by is None
     assert resumed(tmp_path / "run").iterations == ITERATIONS
     observers = [raising("iteration", KeyError("first")), raising("end", at_end)]
+    # the first error is raised, and the other logged
     with (
         Notes() as notes,
         pytest.raises(KeyError),
-    ):  # the first error is raised, and the other logged
+    ):
         dppo.train(settings(tmp_path / "other"), observers=observers)
     assert any("Pruned('at the end')" in text for text in notes.texts)
 

@@ -105,11 +105,12 @@ def _environments() -> Iterator[None]:
         "gymnasium.envs.classic_control:PendulumEnv",
         max_episode_steps=17,
     )
+    # before a pole can fall
     gym.register(
         ids[3],
         "gymnasium.envs.classic_control:CartPoleEnv",
         max_episode_steps=5,
-    )  # before a pole can fall
+    )
     gym.register(
         ids[4],
         lambda **_: TransformReward(CartPoleEnv(), lambda _: 0.0),
@@ -225,9 +226,8 @@ def assert_same(args: Any, run_dir: Path) -> None:
     untrained, _ = expected(dataclasses.replace(args, total_timesteps=0))
     assert differ(weights, untrained)
     assert not math.isnan(returns[-1]), "no episode ended: the test shows less than it should"
-    settings = vars(args) | {
-        "action_bounds": "clip"
-    }  # as the one file does, whatever the bounds are
+    # as the one file does, whatever the bounds are
+    settings = vars(args) | {"action_bounds": "clip"}
     result = dppo.train(dppo.Config(**settings, num_actors=0, progress="off", run_dir=run_dir))
     our_returns = [row.get("charts/episodic_return", math.nan) for row in result.metrics]
     ours = dppo.load_policy(run_dir).weights
@@ -306,9 +306,8 @@ def test_every_option_is_varied_and_defaults_are_those_of_dppo() -> None:
     args = oracle.Args()
     assert varied == set(vars(args))
     config = dppo.Config(env_id=args.env_id)
-    ours = {name: getattr(config, name) for name in varied} | {
-        "ent_coef": config.ent_coef or 0.0
-    }  # without reuse
+    # without reuse
+    ours = {name: getattr(config, name) for name in varied} | {"ent_coef": config.ent_coef or 0.0}
     assert vars(args) == ours
 
 

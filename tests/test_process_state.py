@@ -30,11 +30,12 @@ from dppo.process_state.states import STATES
 
 ENV = "worlds.disturbing:Disturbing"
 WHEN = ("import", "make", "reset", "step")
+# that no test can have beside others, or that other libraries depend on
 ALONE = {
     "streams",
     "environ",
     "tempfile",
-}  # that no test can have beside others, or that other libraries depend on
+}
 
 
 @pytest.fixture(autouse=True)

@@ -259,9 +259,8 @@ def test_commands_of_the_documents_are_valid(
             with monkeypatch.context() as patch, suppress(Parsed):
                 patch.setattr(Parser, "split", split_only)
                 code = main(words)
-                assert (code, words[0][:2]) == (0, "--"), (
-                    f"{command}: {capsys.readouterr().err}"
-                )  # dppo --version
+                # dppo --version
+                assert (code, words[0][:2]) == (0, "--"), f"{command}: {capsys.readouterr().err}"
 
 
 @pages
@@ -303,12 +302,13 @@ def test_every_example_is_listed() -> None:
     assert listed == {file.name for file in (ROOT / "examples").glob("*.py")}
 
 
+# how commands begin that have flags of their own
 OF_OTHERS = (
     "ray ",
     "python ",
     "uv ",
     "tensorboard ",
-)  # how commands begin that have flags of their own
+)
 FLAGS_OF_OTHERS = {"--shm-size", "--exclusive", "--requeue"}
 
 
@@ -354,9 +354,8 @@ def test_quoted_messages_are_those_of_the_code() -> None:
     constants = {
         node.value for tree in trees for node in ast.walk(tree) if isinstance(node, ast.Constant)
     }
-    texts = [
-        text for text in constants if isinstance(text, str)
-    ]  # an f-string as its constant pieces
+    # an f-string as its constant pieces
+    texts = [text for text in constants if isinstance(text, str)]
     for quote in quoted:
         for part in filter(None, map(str.strip, quote.split("..."))):
             assert any(part in text for text in texts), (

@@ -192,6 +192,7 @@ def test_each_remedy_in_the_source_is_carried_out_by_a_test_or_has_a_reason() ->
 def test_flags_and_settings_that_texts_name_exist() -> None:
     """Also those of texts that no test carries out, such as advice on learning, or on a cluster."""
     known = set(settings_by_name()) | {"resume", "branch", "trust", "video", "render", "episode"}
+    # of commands
     known |= {
         "episodes",
         "seeds",
@@ -201,14 +202,15 @@ def test_flags_and_settings_that_texts_name_exist() -> None:
         "seconds",
         "label",
         "actors",
-    }  # of commands
+    }
+    # of docker, ray and pip
     foreign = {
         "shm-size",
         "address",
         "ref-model",
         "user",
         "force-reinstall",
-    }  # of docker, ray and pip
+    }
     for remedy in remedies():
         flags = set(re.findall(r"(?<![\w-])--([a-z][a-z-]+)", remedy.text)) - foreign
         names = {flag.removeprefix("no-").replace("-", "_") for flag in flags}

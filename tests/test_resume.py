@@ -87,12 +87,13 @@ def rows(run: Path) -> list[dict[str, Any]]:
 
 def of_learning(run: Path) -> list[dict[str, Any]]:
     """Return the rows of a run without measured times."""
+    # depend on the machine and on interruptions
     timely = (
         "time/",
         "perf/",
         "charts/SPS",
         "replay/",
-    )  # depend on the machine and on interruptions
+    )
     return [
         {key: value for key, value in row.items() if not key.startswith(timely)}
         for row in rows(run)

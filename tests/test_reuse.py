@@ -189,9 +189,8 @@ def test_joined_segments_are_one_where_the_sampler_went_on() -> None:
             column = np.concatenate([getattr(one, name) for one in parts])
             assert getattr(whole, name).tobytes() == column.tobytes(), name
         over = np.concatenate([one.terminated | one.truncated for one in parts])
-        np.testing.assert_array_equal(
-            whole.terminated | whole.truncated, over
-        )  # nothing else ends there
+        # nothing else ends there
+        np.testing.assert_array_equal(whole.terminated | whole.truncated, over)
         successors = np.concatenate([one.successors for one in parts if one.successors is not None])
         assert whole.successors is not None
         assert whole.successors.tobytes() == successors[whole.followed[own]].tobytes()
@@ -239,9 +238,8 @@ def test_the_segments_of_a_run_go_on_from_each_other(
     monkeypatch.setattr("dppo.learners.stored_segments.joined", noted)
     train(tmp_path / "run", num_actors=0)
     assert [len(one.rewards) for one in made[::2]] == [40, 80, 120, 120, 120]
-    assert not any(
-        one.truncated.any() for one in made
-    )  # CartPole cuts episodes off after 500 steps
+    # CartPole cuts episodes off after 500 steps
+    assert not any(one.truncated.any() for one in made)
     assert any(not one.terminated[39].all() for one in made)
 
 

@@ -29,9 +29,8 @@ from dppo.signals import StopRequested, StopSignals
 
 STEPS, ITERATIONS, SAMPLERS = 200, 4, 2
 TOTAL = STEPS * ITERATIONS * SAMPLERS
-SLOW_AFTER = (
-    2 * STEPS + 10
-)  # two iterations are fast; the rest of the third takes more than three minutes
+# two iterations are fast; the rest of the third takes more than three minutes
+SLOW_AFTER = 2 * STEPS + 10
 SOON_S = 90.0  # a run that waited for the end of its segment would take more than twice as long
 GONE_S = 60.0  # for the processes of Ray to end after the command
 # If the driver is killed, Ray ends its actors at once, but two of its helpers first try for 60 s to report it.

@@ -101,9 +101,8 @@ class SmallOffice(gym.Env[np.ndarray, np.ndarray]):
         told = {"hours": 0, "energy": 0.0, "over": False}
 
         def each_timestep(state: Any) -> None:
-            if (
-                exchange.warmup_flag(state) or exchange.kind_of_sim(state) != 3 or told["over"]
-            ):  # 3: the run period
+            # 3: the run period
+            if exchange.warmup_flag(state) or exchange.kind_of_sim(state) != 3 or told["over"]:
                 return
             meters = [
                 exchange.get_meter_handle(state, f"{kind}:HVAC")
@@ -115,10 +114,11 @@ class SmallOffice(gym.Env[np.ndarray, np.ndarray]):
             )
             if exchange.zone_time_step_number(state) != 1:
                 return
+            # Sunday is 1
             hour, day = (
                 exchange.current_time(state) % 24,
                 exchange.day_of_week(state),
-            )  # Sunday is 1
+            )
             turn, work = 2 * np.pi * hour / 24, 2 <= day <= 6 and 8 <= hour < 18
             seen = [
                 exchange.get_variable_value(state, exchange.get_variable_handle(state, *name))

@@ -17,9 +17,8 @@ MOST_STEPS = 200
 def make(name: str = "rte_case5_example", test: bool = True) -> gym.Env[Any, Any]:
     """Return the environment: the load of lines, production, loads and topology; the action switches one element."""
     with warnings.catch_warnings():
-        warnings.simplefilter(
-            "ignore"
-        )  # about versions of optional packages, and the data of tests
+        # about versions of optional packages, and the data of tests
+        warnings.simplefilter("ignore")
         import grid2op
         from grid2op.gym_compat import BoxGymObsSpace, DiscreteActSpace, GymEnv
 

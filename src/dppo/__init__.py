@@ -10,9 +10,8 @@ import logging
 from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"
-logging.getLogger(__name__).addHandler(
-    logging.NullHandler()
-)  # silent until a run or the user's own logging shows it
+# silent until a run or the user's own logging shows it
+logging.getLogger(__name__).addHandler(logging.NullHandler())
 
 if TYPE_CHECKING:
     from dppo.config import Config as Config

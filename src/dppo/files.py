@@ -84,9 +84,8 @@ def home_expanded(path: str) -> str:
     if not str(Path(path)).startswith("~"):
         return path
     if not path.startswith("~"):
-        return os.path.join(
-            os.getcwd(), path
-        )  # else a Path of it would drop the dot, and look like a home folder
+        # else a Path of it would drop the dot, and look like a home folder
+        return os.path.join(os.getcwd(), path)
     expanded = os.path.expanduser(path)
     if expanded.startswith("~"):
         raise ConfigError(
@@ -147,9 +146,8 @@ def make_scratch_dir(stack: ExitStack) -> str:
     handle = lock(hidden)
     if handle is not None:
         stack.callback(os.close, handle)
-    folder = hidden.rename(
-        hidden.with_name(hidden.name[1:])
-    )  # only now: a folder of this name without a lock may go
+    # only now: a folder of this name without a lock may go
+    folder = hidden.rename(hidden.with_name(hidden.name[1:]))
     stack.callback(shutil.rmtree, folder, ignore_errors=True)
     return str(folder)
 

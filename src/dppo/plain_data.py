@@ -90,9 +90,8 @@ def _tree(value: Any, place: str, blobs: list[bytes]) -> Any:
         array = np.asarray(value)
         if not DTYPE.fullmatch(array.dtype.str):
             raise NotPlain(f"holds an array of dtype {array.dtype}{where}")
-        order: Literal["C", "F"] = (
-            "F" if array.flags.fnc else "C"
-        )  # a sum over it may depend on that
+        # a sum over it may depend on that
+        order: Literal["C", "F"] = "F" if array.flags.fnc else "C"
         blobs.append(array.tobytes(order))
         name = "array" if kind is np.ndarray else "number"
         return [name, array.dtype.str, order, *array.shape]

@@ -84,9 +84,8 @@ class RaisingSignals:
             self._raise(self._received)
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
-        if (
-            number == self._received == signal.SIGHUP
-        ):  # a shell and the kernel both send one as a terminal is closed
+        # a shell and the kernel both send one as a terminal is closed
+        if number == self._received == signal.SIGHUP:
             return
         in_notebook = number == signal.SIGINT and hasattr(sys, "ps1")
         if self._received is not None and not in_notebook:
@@ -149,9 +148,8 @@ class StopSignals:
         for number, handler in self._before.items():
             signal.signal(number, handler)
         if self._before and not self._timed and signal.getsignal(signal.SIGALRM) is signal.SIG_DFL:
-            signal.setitimer(
-                signal.ITIMER_REAL, 0
-            )  # an environment has left it running: it would end this process
+            # an environment has left it running: it would end this process
+            signal.setitimer(signal.ITIMER_REAL, 0)
 
     def seconds_since(self) -> float:
         """Return the seconds since a signal has arrived, minus infinity if none has."""
@@ -189,9 +187,8 @@ class StopSignals:
         if os.getpid() != self._pid:
             _in_fork(number)
             return
-        if (
-            number == self.received == signal.SIGHUP
-        ):  # a shell and the kernel both send one as a terminal is closed
+        # a shell and the kernel both send one as a terminal is closed
+        if number == self.received == signal.SIGHUP:
             return
         if self.received is not None:  # the second signal
             if number == signal.SIGINT and hasattr(sys, "ps1"):

@@ -35,9 +35,8 @@ def import_path(named: Any) -> str:
     """Return `module:name` of a class or function, and a string unchanged."""
     if isinstance(named, str):
         return named
-    text = re.sub(
-        " at 0x[0-9a-fA-F]+", "", repr(named)
-    )  # of a partial or an object: the same in another process
+    # of a partial or an object: the same in another process
+    text = re.sub(" at 0x[0-9a-fA-F]+", "", repr(named))
     return f"{getattr(named, '__module__', '?')}:{getattr(named, '__qualname__', text)}"
 
 

@@ -73,9 +73,8 @@ def main() -> None:
     notes: list[str] = []
     report: dict[str, Any] = {"notes": notes}
     segments = some_segments()
-    config = settings(
-        learner_cpus=2, hidden_sizes=(256, 256)
-    )  # too large for Ray to send the state to the driver
+    # too large for Ray to send the state to the driver
+    config = settings(learner_cpus=2, hidden_sizes=(256, 256))
 
     trainers = RayTrainers(plan_of(config, SPACES.actions), SPACES, notes.append)
     before = trainers.weights(), trainers.state()

@@ -319,12 +319,10 @@ class Schedule:
         self.lost = [index for index in range(self.iterations) if draws.random() < 0.02]
         slots = 0 if backups else int(6000 * draws.drawn[0]) % 6  # no draw of its own
         most_hosted = [sys.maxsize, num_samplers, num_samplers + 1][slots // 2]
-        room = (
-            int(36_000 * draws.drawn[1]) % 3
-        )  # of a process, for as many samplers as it must have: no limit, a
-        self.most_each = (
-            sys.maxsize if room == 0 else math.ceil(num_samplers / self.num_actors)
-        )  # known one, or one
+        # of a process, for as many samplers as it must have: no limit, a
+        room = int(36_000 * draws.drawn[1]) % 3
+        # known one, or one
+        self.most_each = sys.maxsize if room == 0 else math.ceil(num_samplers / self.num_actors)
         self.is_known = room == 1  # that is found
         self.limits = replace(
             LIMITS,

@@ -274,10 +274,11 @@ def test_environments_that_do_not_close_are_left_alone_in_process(
     tmp_path: Path, monkeypatch: Patch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(in_process, "CLOSING_S", 0.1)
+    # of pytest-timeout
     alarm, timer = (
         signal.getsignal(signal.SIGALRM),
         signal.getitimer(signal.ITIMER_REAL),
-    )  # of pytest-timeout
+    )
     result = dppo.train(settings(tmp_path / "run", Clinging, num_actors=0, num_samplers=2))
     assert result.iterations == 2
     assert capfd.readouterr().err.count("TimeoutError: not done within 0.1 s") == 2

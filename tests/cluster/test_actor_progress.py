@@ -210,9 +210,8 @@ def test_progress_of_actors_on_other_nodes_is_read_by_a_witness(ray_session: Non
     watching = Watching(link, here="another node")
     watching.started(Process(0, 5), progress_file.ProgressFile(node_id, path))
     watching.started(Process(1, 5), progress_file.ProgressFile(node_id, "/no/such/file"))
-    watching.started(
-        Process(2, 5), progress_file.ProgressFile("ab" * 28, path)
-    )  # on a node that is gone
+    # on a node that is gone
+    watching.started(Process(2, 5), progress_file.ProgressFile("ab" * 28, path))
     for actor_id in (0, 1, 2, 3):
         watching.look(Process(actor_id, 5))
     events: list[Progressed] = []

@@ -280,9 +280,8 @@ def test_files_are_sent_to_the_nodes_also_when_a_run_is_resumed(
     ]
     code, out, err = run([*words("mysim:Env", num_actors=2), *more], tmp_path, **cluster.access)
     assert code == 0, err
-    assert re.search(
-        r"note: upload: 4 files, .*; the largest: .*mysim\.py", out
-    )  # with those of its output
+    # with those of its output
+    assert re.search(r"note: upload: 4 files, .*; the largest: .*mysim\.py", out)
     [sent] = (tmp_path / "found").iterdir()
     assert sent.name.startswith("_ray_pkg_")
     (tmp_path / "mesh.txt").write_text("another")

@@ -200,9 +200,8 @@ def test_a_clone_installed_with_pip_trains_from_a_script_in_another_folder(tmp_p
         f"{ROOT}/constraints.txt",
         *map(str, tmp_path.glob("dppo-*.whl")),
     )
-    (site / "others.pth").write_text(
-        f"{ours}\n"
-    )  # after its own packages, so that dppo is the one installed here
+    # after its own packages, so that dppo is the one installed here
+    (site / "others.pth").write_text(f"{ours}\n")
     out = call(f"{venv}/bin/python", "first.py")
     assert str(site / "dppo") in out
     assert "Evaluation(CartPole-v1" in out

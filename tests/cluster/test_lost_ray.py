@@ -24,10 +24,11 @@ from dppo.transports.ray.clock import MOST_S, RunClock
 from dppo.transports.ray.watch import CALL_LOST_S, LOST_S, ClusterWatch, Endpoint
 
 CALL_LOST_S_WHOLE = int(CALL_LOST_S)
+# try for a minute to report to the GCS
 HELPERS_OF_RAY = (
     "ray::DashboardAgent",
     "ray::RuntimeEnvAgent",
-)  # try for a minute to report to the GCS
+)
 # Each iteration takes about a second, so that the kill happens during a collection.
 RUN = (
     *(

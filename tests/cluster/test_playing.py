@@ -123,9 +123,8 @@ def test_an_episode_of_a_lost_actor_is_played_again_by_its_successor() -> None:
         "actor 0 of evaluations died; it is replaced, and the episode is played again"
     ]
     assert [play.process for play in players.plays] == [Process(0, 1), Process(0, 2)]
-    players.on(
-        Answered(Process(0, 1), players.plays[0].ask_id, EPISODE)
-    )  # late, of the killed process
+    # late, of the killed process
+    players.on(Answered(Process(0, 1), players.plays[0].ask_id, EPISODE))
     assert players.outcomes() == []
     players.answer(players.plays[1])
     assert players.outcomes() == [(1, 0, EPISODE)]

@@ -127,9 +127,8 @@ def test_a_stopped_rank_is_replaced(
         group.assert_repeated(
             rf"a learner stopped answering: rank [01] has been silent for {silent_s:.0f} s"
         )
-        wait_until(
-            lambda: not Path(f"/proc/{disturbance.pids[0]}").exists()
-        )  # the stopped process is killed
+        # the stopped process is killed
+        wait_until(lambda: not Path(f"/proc/{disturbance.pids[0]}").exists())
 
 
 def within_a_rank() -> tuple[Callable[[Any], Any], Callable[[Any, list[int]], None]]:

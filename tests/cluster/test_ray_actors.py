@@ -123,10 +123,11 @@ def test_reports_of_ray_that_are_lost_change_nothing(
     monkeypatch.setattr(ray_transport, "SimpleQueue", Losing)
     monkeypatch.setattr(ray_transport, "TICK_S", 0.02)
     monkeypatch.setattr(ray_transport, "LOOK_S", 0.02)
+    # an answer that is never seen ends the run
     once = {
         "segment_timeout_s": PATIENCE_S,
         "max_actor_restarts": 0,
-    }  # an answer that is never seen ends the run
+    }
     result = dppo.train(settings(tmp_path / "run", num_actors=2, **once))
     assert len(reports) > 3
     assert result.weights_sha256 == undisturbed
@@ -143,9 +144,8 @@ def test_frozen_actors_are_killed_and_ignored_when_they_thaw(
     One actor is thawed when both are abandoned, and may answer an old question. The other cannot react to SIGTERM, but
     must end, because it may hold a licence or a port that its successor needs.
     """
-    monkeypatch.setattr(
-        ray_transport, "TICK_S", 0.05
-    )  # notice the deadline, and looks at the actors, at once
+    # notice the deadline, and looks at the actors, at once
+    monkeypatch.setattr(ray_transport, "TICK_S", 0.05)
     base = settings(tmp_path / "undisturbed", num_samplers=2, total_timesteps=2 * 40 * 3)
     undisturbed = dppo.train(base).weights_sha256
     frozen: list[int] = []

@@ -128,9 +128,8 @@ def test_a_training_beside_one_that_has_opened_ray_is_refused(
         )
         refusals.clear()
     assert run_other() == []
-    monkeypatch.setattr(
-        "dppo.transports.ray.claim.is_connected", lambda: True
-    )  # the user has called ray.init()
+    # the user has called ray.init()
+    monkeypatch.setattr("dppo.transports.ray.claim.is_connected", lambda: True)
     with claimed():
         assert run_other() == []
 

@@ -144,9 +144,10 @@ def environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> dict[str, st
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     monkeypatch.setattr(atexit, "register", lambda *_, **__: None)
     monkeypatch.delitem(sys.modules, "ray", raising=False)
+    # a new one
     monkeypatch.setattr(
         surroundings, "private_token", functools.cache(surroundings.private_token.__wrapped__)
-    )  # a new one
+    )
     variables: dict[str, str] = os.environ  # type: ignore[assignment]
     return variables
 

@@ -266,9 +266,8 @@ def test_a_seed_that_has_begun_is_continued_with_its_settings_or_refused(tmp_pat
         ConfigError, match=r"^learning_rate=0\.0005: \S+seed_1 was made with 0\.0003"
     ):
         seeds._planned(given | {"total_timesteps": 256, "learning_rate": 5e-4}, [1, 2])
-    with pytest.raises(
-        ConfigError, match=r"Leave it out, or use another `run_dir`\.$"
-    ):  # not --branch, as for one
+    # not --branch, as for one
+    with pytest.raises(ConfigError, match=r"Leave it out, or use another `run_dir`\.$"):
         seeds._planned(given | {"total_timesteps": 256, "gamma": 0.5}, [1, 2])
 
 

@@ -96,9 +96,8 @@ def test_with_trust_the_code_is_printed_and_run(
 def test_an_environment_of_the_user_replaces_that_of_the_folder(
     evil: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert (
-        main(["eval", str(evil), "--env-id", "nosim:other", "--episodes", "1"]) == 2
-    )  # which is not there
+    # which is not there
+    assert main(["eval", str(evil), "--env-id", "nosim:other", "--episodes", "1"]) == 2
     assert "env_id=nosim:other" in capsys.readouterr().err
     Path("named.py").write_text(FACTORY.replace("imported", "named"), encoding="utf8")
     assert main(["eval", str(evil), "--env-id", "named:make", "--episodes", "1"]) == 0
@@ -130,10 +129,11 @@ def test_trust_without_a_run_is_refused(capsys: pytest.CaptureFixture[str]) -> N
             {"env_id": "E-v0", "wrappers": ["w:A", "w.v:B"]},
             "imports w and calls A(), imports w.v and calls B()",
         ),
+        # a setting that is refused later
         (
             {"env_id": "E-v0", "wrappers": "w:A"},
             "imports w and calls A()",
-        ),  # a setting that is refused later
+        ),
         (
             {"env_id": "E-v0", "model": "nets:Net", "model_kwargs": {"n": 1}},
             "imports nets and calls Net(n=1)",

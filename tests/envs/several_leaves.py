@@ -50,9 +50,8 @@ class Robot(gym.Env[Any, Any]):
 
     def observation(self) -> dict[str, Any]:
         return {
-            "lamps": np.array(
-                [self.steps & 1, self.steps & 2, self.steps & 4], bool
-            ),  # not in the order of the space
+            # not in the order of the space
+            "lamps": np.array([self.steps & 1, self.steps & 2, self.steps & 4], bool),
             "gear": self.steps % 5,
             "camera": np.full(
                 (2, 3, 1), 10 * self.steps + int(self.np_random.integers(9)), np.uint8

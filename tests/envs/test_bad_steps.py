@@ -271,9 +271,8 @@ def test_the_place_of_an_observation_outside_its_space_is_that_of_its_step(
     space = gym.spaces.Box(-100, 100, (2,), np.int32)
     env = Faulty(obs=np.full(2, 101), space=space, at_step=at_step, episodes=(episode,), length=6)
     with pytest.raises(EnvironmentFault) as caught:
-        collect(
-            env, segments=5, num_steps=4
-        )  # episodes of 6 steps begin and end anywhere in a segment
+        # episodes of 6 steps begin and end anywhere in a segment
+        collect(env, segments=5, num_steps=4)
     assert caught.value.message.startswith(place("step" if at_step else "reset", at_step, episode))
 
 
@@ -539,10 +538,11 @@ def numbers(**columns: Any) -> np.ndarray:
     [
         (numbers(near=9.0, far=-512.0), "observation leaf 'far' reaches 512; "),
         (np.arange(80.0).reshape(40, 1, 2), "the observation reaches 79; "),
+        # one of many elements
         (
             numbers(pose=np.eye(20)[[3] * 40] * 100),
             "observation leaf 'pose' reaches 100; ",
-        ),  # one of many elements
+        ),
         (numbers(spike=np.eye(40)[0] * 1e6), None),
         (numbers(near=9.0, many=512), None),  # integers
     ],
@@ -590,9 +590,8 @@ def test_a_run_drops_invalid_episodes_counts_them_and_can_be_resumed(
     settings: dict[str, Any] = {**faulty, **more, "on_env_fault": "rebuild", "progress": "off"}
     settings |= {"num_samplers": 2, "num_steps": 16, "total_timesteps": 4 * 32}
     result = dppo.train(make_config(settings | {"run_dir": tmp_path / "run", "env_faults": "14/h"}))
-    assert result.incidents == {
-        "bad_step": 14
-    }  # each environment fails in its second episode, after 6 + 3 steps
+    # each environment fails in its second episode, after 6 + 3 steps
+    assert result.incidents == {"bad_step": 14}
     faults = {f"sampler {k}, env 0: invalid in step": 7 for k in (0, 1)} | {"steps lost": 14 * 2}
     assert result.env_faults == faults
     assert result.global_step == 4 * 32 - 14

@@ -103,9 +103,8 @@ def test_an_invalid_observation_or_reward_of_a_step_is_reported(
 ) -> None:
     message = fault_of(Scripted(**returned)).message
     assert message.startswith(place("step", 2) + f"returned {words}")
-    lasting = (
-        " instead of " in words or "must be" in words
-    )  # a new environment would return the same
+    # a new environment would return the same
+    lasting = " instead of " in words or "must be" in words
     assert message.endswith(REMEDY) == (not lasting)
 
 

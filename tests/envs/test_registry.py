@@ -10,10 +10,11 @@ import pytest
 
 import dppo
 
+# wrap another environment, which they have to be given
 SHIMS = (
     "GymV21Environment",
     "GymV26Environment",
-)  # wrap another environment, which they have to be given
+)
 
 
 def newest() -> list[str]:
@@ -39,9 +40,8 @@ def cost(env_id: str) -> pytest.MarkDecorator | tuple[()]:
 def test_it_trains(env_id: str, tmp_path: Path) -> None:
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter(
-                "ignore"
-            )  # Box2D warns while it is imported, and crashes where that is an error
+            # Box2D warns while it is imported, and crashes where that is an error
+            warnings.simplefilter("ignore")
             gym.make(env_id).close()
     except (gym.error.DependencyNotInstalled, ImportError) as missing:
         pytest.skip(f"{missing}")

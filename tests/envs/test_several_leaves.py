@@ -28,10 +28,11 @@ def test_an_observation_of_a_box_is_copied_in_its_own_dtype() -> None:
     raw = np.array([0.1, 0.2])
     packed = pack(raw)
     raw[:] = 0
+    # checksums use all its bits
     assert (packed.dtype.type, packed.tolist()) == (
         np.float64,
         [0.1, 0.2],
-    )  # checksums use all its bits
+    )
 
 
 @pytest.mark.parametrize("seed", range(5))
@@ -149,9 +150,8 @@ def test_a_segment_stores_structured_observations_unchanged() -> None:
     assert segment.truncated[:, 0].nonzero()[0].tolist() == [6]
     inside = ~(segment.truncated[:-1] | segment.terminated[:-1])
     np.testing.assert_array_equal(segment.next_values[:-1][inside], segment.values[1:][inside])
-    assert not np.array_equal(
-        segment.next_values[6, 0], segment.values[7, 0]
-    )  # of the final observation
+    # of the final observation
+    assert not np.array_equal(segment.next_values[6, 0], segment.values[7, 0])
     last = group_of([Robot(7), Robot(5)])
     obs = np.empty(2, OBS)
     last.restore(report.carry, report.open_actions, obs, EnvLog())

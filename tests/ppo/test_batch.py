@@ -173,9 +173,8 @@ def test_rows_that_are_not_transitions_stay_with_weight_zero() -> None:
         gamma=0.9,
         gae_lambda=0.8,
     )
-    assert (
-        batch.advantages[0] == first_row[0, 0]
-    )  # the recursion ends here, because the successor is not a transition
+    # the recursion ends here, because the successor is not a transition
+    assert batch.advantages[0] == first_row[0, 0]
     np.testing.assert_array_equal(batch.returns, batch.advantages + batch.values)
 
 

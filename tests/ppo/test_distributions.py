@@ -71,9 +71,8 @@ def test_categorical_samples_follow_their_probabilities() -> None:
     actions = Categorical(5).sample(np.broadcast_to(logits, (draws, 5)), noise.reshape(draws, 5))
     expected = draws * np.exp(logits) / np.exp(logits).sum()
     chi_square = (np.square(np.bincount(actions, minlength=5) - expected) / expected).sum()
-    assert (
-        chi_square < 18.5
-    )  # 4 degrees of freedom: exceeded by chance once in a thousand, but the seed is fixed
+    # 4 degrees of freedom: exceeded by chance once in a thousand, but the seed is fixed
+    assert chi_square < 18.5
 
 
 def test_the_mode_is_the_most_likely_action() -> None:
@@ -295,9 +294,8 @@ def test_density_and_entropy_of_a_squashed_variable_are_integrals(mean: float, s
     head = np.array([[mean, math.log(std)]])
     u = np.linspace(max(mean - 9 * std, -18.0), min(mean + 9 * std, 18.0), 200_001)
     log_density = squashed.log_prob(np.repeat(head, len(u), axis=0), u[:, None])
-    mass = np.exp(log_density) * (
-        1 - np.square(np.tanh(u))
-    )  # da/du of a = tanh(u): the integrals are over u
+    # da/du of a = tanh(u): the integrals are over u
+    mass = np.exp(log_density) * (1 - np.square(np.tanh(u)))
     width = u[1] - u[0]
     assert mass.sum() * width == pytest.approx(1.0, abs=1e-6)
     scored = squashed.scores_with_gradient(
@@ -351,9 +349,8 @@ def test_a_mask_renormalizes_over_the_allowed_choices(
     logits = head.masked_fill(~masks, -math.inf).split(counts, dim=1)
     parts = [torch.distributions.Categorical(logits=part_logits) for part_logits in logits]
     logprobs = [part.log_prob(column) for part, column in zip(parts, columns, strict=True)]
-    torch.testing.assert_close(
-        scored.logprobs, torch.stack(logprobs).sum(0)
-    )  # finite: no action was forbidden
+    # finite: no action was forbidden
+    torch.testing.assert_close(scored.logprobs, torch.stack(logprobs).sum(0))
     assert torch.isfinite(scored.logprobs).all()
     torch.testing.assert_close(
         scored.entropies, torch.stack([part.entropy() for part in parts]).sum(0)

@@ -189,9 +189,8 @@ def test_other_cnns_take_images_of_any_size(
     cnn = make(shape, 16)
     image = torch.randint(0, 256, (2, *shape))
     assert cnn(image.float()).shape == (2, 16)
-    torch.testing.assert_close(
-        cnn(image.float()), cnn(image.to(torch.uint8))
-    )  # acting gets floats, learning bytes
+    # acting gets floats, learning bytes
+    torch.testing.assert_close(cnn(image.float()), cnn(image.to(torch.uint8)))
     assert len([part for part in cnn.modules() if isinstance(part, nn.Conv2d)]) == convolutions
 
 

@@ -106,9 +106,8 @@ def chain(activation: type[nn.Module], ends_with_it: bool) -> tuple[Results, Res
     plain = nn.Sequential(*layers, *([activation()] if ends_with_it else [])).double()
     kernel = copy.deepcopy(plain)
     use_in(kernel)
-    return modules(
-        copy.deepcopy(kernel), plain, (7, 5)
-    )  # a copy computes alike, as user code may make one
+    # a copy computes alike, as user code may make one
+    return modules(copy.deepcopy(kernel), plain, (7, 5))
 
 
 def handwritten_mlp(
@@ -127,9 +126,8 @@ def handwritten_mlp(
     results = []
     for network in (kernel, twin):
         checks.load_random(network, spec)
-        pieces = [
-            checks.gradient_of(network, *obs.split(size)) for size in (9, 3, 5)
-        ]  # 5: two sizes take turns
+        # 5: two sizes take turns
+        pieces = [checks.gradient_of(network, *obs.split(size)) for size in (9, 3, 5)]
         results.append([output.clone() for output in network.forward(obs)[:2]] + pieces)
     return results[0], results[1]
 
@@ -239,9 +237,8 @@ def scores(distribution: Distribution, by_rows: bool) -> tuple[Results, Results]
         by_heads = [
             scored.gradient(by_logprobs, by_entropies if by_rows else 0.7) for _ in range(2)
         ]
-        results.append(
-            [scored.logprobs, scored.entropies, *by_heads]
-        )  # twice: the first call has changed nothing
+        # twice: the first call has changed nothing
+        results.append([scored.logprobs, scored.entropies, *by_heads])
     return results[0], results[1]
 
 

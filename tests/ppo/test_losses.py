@@ -29,9 +29,8 @@ def test_policy_loss_at_ratio_one_is_minus_the_mean_advantage(
     ones = torch.ones(len(advantages), dtype=torch.float64)
     loss, gradient = losses.policy_loss(ones, tensor(*advantages), clip_coef)
     assert loss.item() == pytest.approx(-np.mean(advantages), rel=1e-9, abs=1e-9)
-    np.testing.assert_allclose(
-        gradient, -np.array(advantages) / len(advantages)
-    )  # the policy gradient theorem
+    # the policy gradient theorem
+    np.testing.assert_allclose(gradient, -np.array(advantages) / len(advantages))
 
 
 @pytest.mark.parametrize(
@@ -102,13 +101,14 @@ def test_value_loss_is_half_the_mean_squared_error() -> None:
     [
         (1.1, 1.0, 3.0, 0.5 * 1.9**2, -1.9),  # within the clipping range: the plain loss
         (2.0, 1.0, 3.0, 0.5 * 1.8**2, 0.0),  # moved too far towards the target: no gradient
+        # moved too far away: the larger loss, and a gradient back
         (
             0.0,
             1.0,
             3.0,
             0.5 * 3.0**2,
             -3.0,
-        ),  # moved too far away: the larger loss, and a gradient back
+        ),
         (4.0, 1.0, 1.1, 0.5 * 2.9**2, 2.9),  # past the target: the larger loss, and a gradient back
     ],
 )

@@ -159,9 +159,8 @@ def test_gradients_are_finite_differences(network: str) -> None:
     starts[1, 3] = True
     recurrent = RecurrentInputs(states, starts)
     sizes = [int(np.prod(shape)) for shape in spec.shapes.values()]
-    of_each = zip(
-        np.cumsum([0, *sizes[:-1]]), sizes, strict=True
-    )  # start and size of each parameter
+    # start and size of each parameter
+    of_each = zip(np.cumsum([0, *sizes[:-1]]), sizes, strict=True)
     drawn = [int(start + np.random.default_rng(start).integers(size)) for start, size in of_each]
     gradient = checks.gradient_of(learning, obs, recurrent=recurrent)
     checks.gradient_by_differences(gradient, learning, obs, drawn, recurrent=recurrent, atol=2e-5)

@@ -153,9 +153,8 @@ def test_the_unit_of_all_numbers_changes_nothing_in_what_is_learned_from(
     (mean, std) = ordinary.mean_and_std()
     (scaled_mean, scaled_std) = scaled.mean_and_std()
     np.testing.assert_allclose(scaled_mean, mean * unit, rtol=1e-12)
-    np.testing.assert_allclose(
-        scaled_std, std * unit, rtol=1e-8
-    )  # of which an ordinary unit has EPSILON more
+    # of which an ordinary unit has EPSILON more
+    np.testing.assert_allclose(scaled_std, std * unit, rtol=1e-8)
     again = Moments.of(samples * unit / 16).mean_and_std()[1]
     if power < 0:
         np.testing.assert_array_equal(again * 16, scaled_std)  # among tiny units to the bit

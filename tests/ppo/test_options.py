@@ -196,9 +196,8 @@ def test_a_second_epoch_has_advantages_of_its_first_weights(
         dataclasses.replace(one, logprobs=a, values=r)
         for one, (a, r) in zip(segments, anew, strict=True)
     ]
-    swapped = make_batch(
-        both_anew, obs_scale, None, DISCOUNTS, length
-    )  # rows in the order of the batch
+    # rows in the order of the batch
+    swapped = make_batch(both_anew, obs_scale, None, DISCOUNTS, length)
     assert float((swapped.logprobs - batch.advantages).abs().max()) > 1e-2
     second.update(
         dataclasses.replace(batch, advantages=swapped.logprobs, returns=swapped.values),
@@ -329,9 +328,8 @@ def test_an_update_on_older_policies_clips_each_row_around_its_ratio_and_measure
     assert 2 * figures[1]["policy_loss"] - figures[0]["policy_loss"] == pytest.approx(
         second, rel=1e-9
     )
-    kl = (
-        (center * (ratio / center - 1 - (ratio / center).log())).mean().item()
-    )  # each row as often as `pi_k` draws it
+    # each row as often as `pi_k` draws it
+    kl = (center * (ratio / center - 1 - (ratio / center).log())).mean().item()
     assert 2 * figures[1]["approx_kl"] == pytest.approx(kl, rel=1e-9)
     assert -2 * figures[1]["old_approx_kl"] == pytest.approx(
         (center * (ratio / center).log()).mean().item(), rel=1e-9

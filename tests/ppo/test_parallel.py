@@ -32,12 +32,13 @@ SPLIT = ("minibatches", "micro_batch_size")
 NOT_OF_A_TRAINER = {  # settings used outside an update
     *("learning_rate", "anneal_lr", "gamma", "gae_lambda", "minibatch_size", "norm_reward"),
     *("norm_obs", "norm_obs_keys"),
+    # see test_options.py
     *(
         "anneal_clip",
         "anneal_ent",
         "recompute_advantages",
         "freeze_norm_after",
-    ),  # see test_options.py
+    ),
     *("sign_reward", "clip_reward", "scale_reward", "reuse", "loss"),
 }
 
@@ -347,9 +348,8 @@ def sums_of(numbers: int, machines: str) -> tuple[list[np.ndarray], bool]:
     """Runs in each of the processes."""
     group = Group()
     with pytest.MonkeyPatch.context() as patch:
-        if (
-            machines == "several" and group.rank == 0
-        ):  # one rank that cannot see the others' memory is enough
+        # one rank that cannot see the others' memory is enough
+        if machines == "several" and group.rank == 0:
             patch.setattr(sums, "open_memory", lambda pid, file, token, size: None)
         tensor = group.zeros_like(torch.zeros(numbers))
     assert not tensor.any()

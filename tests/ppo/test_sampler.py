@@ -57,13 +57,14 @@ def test_rows_are_aligned_within_an_episode() -> None:
     report, segment = collect_counting(num_steps=5)[0]
     assert column(segment.obs[..., 0]) == [0, 1, 2, 3, 4]
     assert column(segment.values) == [100, 110, 120, 130, 140]
+    # the last one is of the state after the segment
     assert column(segment.next_values) == [
         110,
         120,
         130,
         140,
         150,
-    ]  # the last one is of the state after the segment
+    ]
     assert column(segment.rewards) == column(segment.actions)
     assert not segment.terminated.any()
     assert not segment.truncated.any()
@@ -139,13 +140,14 @@ def test_environments_of_one_sampler_keep_their_own_episodes() -> None:
     ]
     assert [column(segment.obs[..., 0], env) for env in range(4)] == counts
     assert column(segment.next_values, 1) == [110, 120, 110, 120, 110]
+    # 150, not 100 as in the new episode
     assert column(segment.next_values, 3) == [
         110,
         120,
         130,
         140,
         150,
-    ]  # 150, not 100 as in the new episode
+    ]
     assert np.argwhere(segment.truncated.T).tolist() == [[1, 1], [1, 3], [3, 4]]
     assert np.argwhere(segment.terminated.T).tolist() == [[2, 2]]
     assert np.isfinite(segment.next_values).all()  # unused where terminated, but never nan
@@ -288,9 +290,8 @@ def test_samplers_are_reproducible_and_differ_by_id() -> None:
     assert_same_bytes(made[0], made[1], but=["env_s"])
     assert not np.array_equal(made[0][1].obs[0], made[2][1].obs[0])
     assert not np.array_equal(made[0][1].actions, made[2][1].actions)
-    assert not np.array_equal(
-        made[0][1].obs[0, 0], made[0][1].obs[0, 1]
-    )  # two envs of one sampler differ, too
+    # two envs of one sampler differ, too
+    assert not np.array_equal(made[0][1].obs[0, 0], made[0][1].obs[0, 1])
 
 
 @pytest.mark.parametrize("replay", [True, False])

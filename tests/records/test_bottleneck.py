@@ -80,14 +80,16 @@ def test_with_overlap_the_slower_side_is_named() -> None:
             for none in ({"num_actors": 0}, {"rows": 1}, {"rows": 0})
         ),
         ((0.100, 0.050, 0.050, 0.050), {"num_actors": 0, "overlap": True}),
+        # not more actors than samplers
         (
             (0.100, 0.100, 0.098, 0.030),
             {"num_actors": 8, "overlap": True},
-        ),  # not more actors than samplers
+        ),
+        # whose samplers do not take turns
         (
             (0.100, 0.100, 0.098, 0.030),
             {"overlap": True, "env_threads": True},
-        ),  # whose samplers do not take turns
+        ),
         ((0.100, 0.092, 0.090, 0.008), {}),  # a small gain
         ((0.100, 0.008, 0.007, 0.092), {}),
     ],

@@ -261,9 +261,8 @@ class FaultyDisk(Disk):
                 path.unlink(missing_ok=True)
 
 
-had_before = pytest.mark.parametrize(
-    "old", [0, 1, 2, 9]
-)  # the iteration of an old checkpoint; 0: there is none
+# the iteration of an old checkpoint; 0: there is none
+had_before = pytest.mark.parametrize("old", [0, 1, 2, 9])
 
 
 def faulty_saves(
@@ -275,9 +274,8 @@ def faulty_saves(
         root = tmp_path / str(len(attempts) + 1)
         folder, graveyard = root / "checkpoints", root / "graveyard"
         graveyard.mkdir(parents=True)
-        score = (
-            None if old == 9 else 2.0
-        )  # a run resumed from a checkpoint before 9 has no score yet
+        # a run resumed from a checkpoint before 9 has no score yet
+        score = None if old == 9 else 2.0
         if old:
             put(folder, old, OLD, score=score and 1.0)
         disk = FaultyDisk(graveyard, len(attempts) + 1, fault, lasting=lasting)
@@ -570,9 +568,8 @@ def test_the_last_one_may_take_the_room_of_older_ones_but_not_of_the_newest_and_
 ) -> None:
     for iteration, score in ((1, 9.0), (2, None), (4, None)):
         save(tmp_path, iteration, small(OLD), keep=3, score=score)
-    save(
-        tmp_path, 3, small(OLD), keep=4, score=None
-    )  # the newest, of a run that was resumed from an older one
+    # the newest, of a run that was resumed from an older one
+    save(tmp_path, 3, small(OLD), keep=4, score=None)
 
     class Small(Disk):
         removed = 0

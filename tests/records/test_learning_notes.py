@@ -26,9 +26,8 @@ SETTINGS: dict[str, Any] = {
 HEALTHY = {
     "charts/learning_rate": 3e-4, "losses/approx_kl": 5e-3, "losses/entropy": 0.6, "losses/explained_variance": 0.7,
 }  # fmt: skip
-Changes = dict[
-    str, Any
-]  # of each row, by the last word of the key: a number, or a function of the iteration
+# of each row, by the last word of the key: a number, or a function of the iteration
+Changes = dict[str, Any]
 
 
 def rows(changes: Changes) -> list[dict[str, float]]:
@@ -68,11 +67,12 @@ NOT_LEARNING: list[tuple[list[str], Changes, dict[str, Any]]] = [
     (["still"], FLAT | {"approx_kl": 7.6e-9}, {}),
     (["certain"], FLAT | {"entropy": falling(1.1)}, {}),
     (["certain"], FLAT | {"entropy": lambda i: 2.8 - 0.15 * i}, {"actions": BOX}),
+    # it has got worse
     (
         ["certain"],
         {"entropy": falling(1.1), "episodic_return": lambda i: 200.0 - 2 * i},
         {},
-    ),  # it has got worse
+    ),
     (["unexplained"], FLAT | POOR, {}),
     (
         ["fallen"],

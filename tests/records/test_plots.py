@@ -89,9 +89,8 @@ def test_the_picture_without_a_finished_episode_has_a_sentence(
 
 
 def test_a_comparison_shows_every_group_in_both_panels_where_they_are_equal(tmp_path: Path) -> None:
-    nothing = Group(
-        "0 actors", (Curve(np.zeros(0), np.zeros(0), np.zeros(0)),)
-    )  # without an episode
+    # without an episode
+    nothing = Group("0 actors", (Curve(np.zeros(0), np.zeros(0), np.zeros(0)),))
     compare_figure([*groups(100, 200, 400), nothing], tmp_path / "a.png", "Equal batch.", 90.0)
     picture = pixels(tmp_path / "a.png")
     left, right = picture[180:620, :900], picture[180:620, 900:]
@@ -152,12 +151,13 @@ def test_times_of_a_resumed_run_are_joined() -> None:
 
 def test_a_resume_is_found_also_where_its_first_iteration_took_longer_than_all_before() -> None:
     """It makes the environments again, and replays their episodes."""
+    # seconds, env steps, steps/s of the call
     calls = [
         (1, 64, 64 / 1),
         (3, 128, 64 / 3),
         (5, 192, 128 / 5),
         (7, 256, 64 / 7),
-    ]  # seconds, env steps, steps/s of the call
+    ]
     rows = [{"time/training_s": s, "global_step": n, "charts/SPS": sps} for s, n, sps in calls]
     assert resumed(rows).tolist() == [False, True, False, True]
     np.testing.assert_allclose(training_times(rows), [1, 4, 6, 13])

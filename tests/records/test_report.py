@@ -343,18 +343,20 @@ def test_everything_is_text_that_comes_from_a_folder(tmp_path: Path) -> None:
     "settings",
     [
         {},
+        # those of other environments
         {
             "num_steps": 64,
             "learning_rate": 3e-4,
             "update_epochs": 10,
-        },  # those of other environments
+        },
         {"atari": "raw"},
+        # as games have them
         {
             "atari": "raw",
             "num_steps": 128,
             "frame_stack": 4,
             "grayscale": True,
-        },  # as games have them
+        },
         {"atari": "game", "frame_stack": 1},
         {"atari": "raw", "norm_reward": False, "clip_reward": 1.0},
         {"env_kwargs": {"frameskip": 2}, "action_repeat": 4},

@@ -202,9 +202,8 @@ def test_mlflow_that_refuses_is_refused_before_anything_starts(
     ):
         dppo.train(settings(tmp_path / "run", "mlflow"))
     assert not (tmp_path / "run").exists()
-    monkeypatch.setenv(
-        "MLFLOW_TRACKING_URI", f"sqlite:///{tmp_path}/mlflow.db"
-    )  # as the message says
+    # as the message says
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{tmp_path}/mlflow.db")
     if find_spec("sqlalchemy") is not None:
         dppo.train(settings(tmp_path / "run", "mlflow"))
 

@@ -157,9 +157,8 @@ class Hybrid(World):
             return np.concatenate([gear, dials, lamps])
         if self._source == "leaf":
             return {"gear": gear, "inner": (dials,), "lamps": lamps}
-        forced = np.where(lamps[0::2] & lamps[1::2], 2, lamps[1::2]).astype(
-            np.int8
-        )  # as Gymnasium has it
+        # as Gymnasium has it
+        forced = np.where(lamps[0::2] & lamps[1::2], 2, lamps[1::2]).astype(np.int8)
         return {"arm": None, "gear": gear, "inner": (None, (dials[:2], dials[2:])), "lamps": forced}
 
     def reset(self, *, seed: int | None = None, options: Any = None) -> Any:

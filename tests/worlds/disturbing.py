@@ -56,9 +56,8 @@ def _forget_temporary_folder() -> None:
 
 
 def _configure_logging() -> None:
-    logging.config.dictConfig(
-        {"version": 1, "root": {"level": "WARNING"}}
-    )  # which disables all others
+    # which disables all others
+    logging.config.dictConfig({"version": 1, "root": {"level": "WARNING"}})
     logging.disable(logging.CRITICAL)
 
 

@@ -102,9 +102,8 @@ class Parser(argparse.ArgumentParser):
                 prog, max_help_position=28, width=WIDTH
             ),
         )
-        self._negative_number_matcher = re.compile(
-            r"-(\d+|\d*\.\d+)([eE][-+]?\d+)?$"
-        )  # argparse's has no -1e-3
+        # argparse's has no -1e-3
+        self._negative_number_matcher = re.compile(r"-(\d+|\d*\.\d+)([eE][-+]?\d+)?$")
         for title, flags in groups.items():
             self.add_flags(title.replace("_", " "), flags)
 
@@ -140,17 +139,15 @@ class Parser(argparse.ArgumentParser):
         if is_help(argv):
             self.print_help()
             raise SystemExit(0)
-        dashed = [
-            re.sub("^--[^=]+", lambda flag: flag[0].replace("_", "-"), word) for word in argv
-        ]  # --num_actors=8
+        # --num_actors=8
+        dashed = [re.sub("^--[^=]+", lambda flag: flag[0].replace("_", "-"), word) for word in argv]
         flags, words = self.parse_known_args(dashed)
         for word in words:
             if re.match("--?[a-zA-Z]", word):
                 problem = self._describe_unknown(word.partition("=")[0])
                 raise UsageError(f"{problem} `{self.prog} --help` lists the flags.")
-        return vars(flags), [
-            home_expanded(word) for word in words
-        ]  # only the folder of a run may begin with ~
+        # only the folder of a run may begin with ~
+        return vars(flags), [home_expanded(word) for word in words]
 
     def split_one(
         self, argv: Sequence[str], name: str = "RUN", example: str = "runs/..."

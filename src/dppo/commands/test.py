@@ -18,17 +18,19 @@ Run the tests of a source checkout.
 Other arguments are passed on to pytest, and paths are relative to the root of the checkout. For example, in one
 process, where a debugger works:
 dppo test -n 0 tests/test_launcher.py -k symlink -x"""
+# by file, because tests of a file share what they set up
 TWO_PROCESSES = [
     "-n",
     "2",
     "--dist",
     "loadfile",
-]  # by file, because tests of a file share what they set up
+]
+# runs of every kind in process, resumed, and with actors
 QUICK = [
     "-n",
     "0",
     "tests/test_promise.py",
-]  # runs of every kind in process, resumed, and with actors
+]
 ABOUT = {
     "quick": "The promise, and one run of each kind: about a minute.",
     "fast": "The fast tests, for developers: 5 minutes on an idle machine with two cores, much longer on a busy one. "

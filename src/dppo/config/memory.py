@@ -38,9 +38,8 @@ def batch_memory_in_words(
         copies = stack + 1
         places = f"in stacks of {stack} while they are collected and once in segments"
     rows = config.batch_size * config.reuse
-    batches_ahead = (
-        config.lag if config.num_actors else 0
-    )  # batches that actors have made, or make, meanwhile
+    # batches that actors have made, or make, meanwhile
+    batches_ahead = config.lag if config.num_actors else 0
     if batches_ahead:
         batches = counted(batches_ahead, "more batch", "more batches")
         places += f", and a policy lag of {batches_ahead} keeps the segments of {batches}"

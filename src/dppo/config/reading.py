@@ -33,9 +33,8 @@ def read_settings(path: Path, *, trusted: bool = True) -> dict[str, Any]:
     for name, value in settings.items():
         if value == "none" and may_be_none(name):
             settings[name] = None  # as in flags
-    if trusted and repr(OBJECT) in repr(
-        settings
-    ):  # a config.yaml of a run; dates of YAML are objects and no texts yet
+    # a config.yaml of a run; dates of YAML are objects and no texts yet
+    if trusted and repr(OBJECT) in repr(settings):
         refuse_objects(settings, f"the text of a Python object in {path}")
     return settings
 

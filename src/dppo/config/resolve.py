@@ -191,9 +191,8 @@ def _line(config: Config, task: TaskFacts, name: str, value: Any) -> str:
     text, alternative = LINES[name]
     if value == alternative:
         return ""
-    if (
-        name == "log_std_init" and config.init_from is not None
-    ):  # the policy starts with the deviations of another run
+    # the policy starts with the deviations of another run
+    if name == "log_std_init" and config.init_from is not None:
         return ""
     other = as_setting_and_flag(name, alternative)
     return text.format(value=value, other=other, action_dims=task.action_dims)

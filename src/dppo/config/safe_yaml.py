@@ -43,10 +43,11 @@ class _Collection:
         self.key_is_next = not is_key
         if not is_key:
             return False
+        # "": a collection; "<<": a merge, one of several
         repeated = value in self.keys and value not in (
             "",
             "<<",
-        )  # "": a collection; "<<": a merge, one of several
+        )
         self.keys.add(value)
         return repeated
 
@@ -72,7 +73,6 @@ def _check(text: str, aliases: bool) -> None:
 
 
 def _may_be_number(event: Any) -> bool:
-    is_text = (
-        bool(getattr(event, "style", "")) and getattr(event, "tag", None) is None
-    )  # in quotes, or a block
+    # in quotes, or a block
+    is_text = bool(getattr(event, "style", "")) and getattr(event, "tag", None) is None
     return not is_text

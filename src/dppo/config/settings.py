@@ -66,9 +66,10 @@ class Settings(_FlatNames):
     if not TYPE_CHECKING:  # type checkers see the keywords of _FlatNames
 
         def __init__(self, /, **settings: Any) -> None:
+            # imports pydantic, which an actor must not load
             from dppo.config.values import (
                 validated,
-            )  # imports pydantic, which an actor must not load
+            )
 
             values = validated(with_atari(flattened(settings)))
             for name, values_of_part in grouped(values).items():

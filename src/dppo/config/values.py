@@ -53,9 +53,8 @@ def _checked_type(hint: Any, limits: dict[str, Any]) -> Any:
         integers = tuple.__class_getitem__((Annotated[item, BeforeValidator(_whole_number)], ...))
         return Annotated[integers, BeforeValidator(_split)]
     if "off" in kinds:
-        return Annotated[
-            hint, BeforeValidator(lambda value: "off" if value is False else value)
-        ]  # YAML's own word
+        # YAML's own word
+        return Annotated[hint, BeforeValidator(lambda value: "off" if value is False else value)]
     if int in kinds:
         return Annotated[hint, Field(**limits), BeforeValidator(_whole_number)]
     if float in kinds and get_origin(hint) is not dict:

@@ -51,9 +51,8 @@ class Balancing:
         self._segment_steps = max(1, answer.made[0][0].steps)
         in_turn = num_samplers  # samplers that took turns
         alone = 1.0  # share of the time that one sampler alone would have taken
-        if (
-            answer.used is not None
-        ):  # with threads, one sampler alone would not have waited for the CPU
+        # with threads, one sampler alone would not have waited for the CPU
+        if answer.used is not None:
             in_turn = 1
             alone = 1 - answer.used * (num_samplers - 1) / num_samplers
             self._added += (answer.used / (num_samplers * alone) - self._added) / 2
@@ -227,17 +226,15 @@ class Balancing:
             when, taker_id, taker = self._takers[0]
             early_s = max(0.0, when - now)
             giver_s = self._all_take_s(giver)
-            lasting_s = giver_s - self.takes_s(
-                taker, len(taker.samplers) + 1
-            )  # gained in each later iteration
+            # gained in each later iteration
+            lasting_s = giver_s - self.takes_s(taker, len(taker.samplers) + 1)
             # With threads, one segment more takes nearly nothing: that an actor is ahead now is no reason to move.
             required_s = (MARGIN if self._added < 1 else -MARGIN) * giver_s
             if taker is giver or early_s >= (1 - MARGIN) * late_s or lasting_s < required_s:
                 return
             replay_s = 0.0
-            if (
-                taker.samplers or taker.pace.segment_s
-            ):  # a new actor takes a sampler at once, wherever that is
+            # a new actor takes a sampler at once, wherever that is
+            if taker.samplers or taker.pace.segment_s:
                 position = self._hosting.positions[sampler]
                 if position.asked > position.arrived:
                     giver.waits = bool(giver.queue)

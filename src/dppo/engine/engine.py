@@ -205,9 +205,8 @@ class CollectionEngine:
         self.balancing.measure(actor, question, answer)
         self.hosting.answered(actor, question)
         self.patience.went_on(actor)
-        read_at = min(
-            self.wait_log.news_at, self._ticked_at + TICKS_S
-        )  # later, the answer waited while the learner computed
+        # later, the answer waited while the learner computed
+        read_at = min(self.wait_log.news_at, self._ticked_at + TICKS_S)
         self.patience.answered(answer, read_at - actor.deadline.began)
         made: Sequence[tuple[SegmentReport, Any]] = answer.made
         if self.backups is not None:
@@ -395,9 +394,8 @@ class CollectionEngine:
         """Abandon the process of an actor with its queue; a new one is due now, unless there is no room for one."""
         if self.backups is not None:
             self.backups.ended(actor)
-        self.hosting.ended(
-            actor
-        )  # its segments are asked for again, and its slots count until its keeper has ended
+        # its segments are asked for again, and its slots count until its keeper has ended
+        self.hosting.ended(actor)
         self._commands.append(actor.end(now))  # the kill; later events of the process are ignored
         self._alarms.set(actor)  # for the start of the next process
 

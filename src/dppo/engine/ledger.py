@@ -40,9 +40,8 @@ class ReplayLedger:
             sets_states  # True if environments set the states that they gave, without a replay
         )
         self._stored = policy_lag + 2  # moments of each sampler
-        self._moments: list[dict[int, _Moment]] = [
-            {} for _ in range(num_samplers)
-        ]  # [sampler][index]
+        # [sampler][index]
+        self._moments: list[dict[int, _Moment]] = [{} for _ in range(num_samplers)]
 
     def record(self, report: SegmentReport) -> None:
         """Record a received segment; one that was collected again replaces the first."""

@@ -171,9 +171,8 @@ class PlayEngine:
         self._asked += 1
         actor.ask_id = self._asked
         limits = self._limits
-        due = (
-            now + limits.timeout_s + limits.hung_s
-        )  # until looks show progress, which may be impossible
+        # until looks show progress, which may be impossible
+        due = now + limits.timeout_s + limits.hung_s
         actor.deadline.begin(now, due, ("eval_timeout_s", limits.timeout_s), now + self._look_s)
         self._commands.append(
             Play(actor.process, actor.ask_id, task.episode, limits.timeout_s, task.policy)

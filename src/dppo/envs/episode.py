@@ -108,9 +108,8 @@ class CheckedEnv:
         self._masks = (
             None if self.settings.spaces.mask is None else MaskReader(env, self.settings.spaces)
         )
-        env_name = self.settings.owner.partition("(")[2].rstrip(
-            ")"
-        )  # so that notes of all samplers are alike
+        # so that notes of all samplers are alike
+        env_name = self.settings.owner.partition("(")[2].rstrip(")")
         self.guard = Guard(env_name or self.settings.owner)
 
     def step(self, action: Any) -> StepResult:
@@ -122,9 +121,8 @@ class CheckedEnv:
         try:
             if guard.arithmetic is None:
                 answer: Any = self.env.step(action)
-                if (
-                    changed() or guard.process != FORKS.number
-                ):  # quicker than a call of `leave` each time
+                # quicker than a call of `leave` each time
+                if changed() or guard.process != FORKS.number:
                     guard.leave()
             else:
                 guard.enter()

@@ -76,9 +76,8 @@ class LifeStack(FrameStackObservation[Any, Any, Any]):
     def reset(self, **kwargs: Any) -> Any:
         """Start an episode."""
         answer = super().reset(**kwargs)
-        self.obs_queue.extend(
-            [np.array(self.obs_queue[-1])] * self.stack_size
-        )  # the environment may reuse its own
+        # the environment may reuse its own
+        self.obs_queue.extend([np.array(self.obs_queue[-1])] * self.stack_size)
         return answer
 
     def step(self, action: Any) -> Any:

@@ -154,9 +154,8 @@ class EnvGroup:
         """Check the observations of a segment: see `Environments`."""
         returned = self._settings.spaces.as_returned(obs)
         try:
-            has_faults = any(
-                incident.fault for incident in log.incidents
-            )  # they would move the place
+            # they would move the place
+            has_faults = any(incident.fault for incident in log.incidents)
             if not self._settings.limits and not has_faults:
                 self._checks.check_limits(returned)
         except BadResult as outside:

@@ -75,9 +75,8 @@ def _arguments_asked_for(
         parameters = inspect.signature(factory).parameters
     except (TypeError, ValueError):  # it is written in C
         return {}
-    given = (
-        env_kwargs.keys() | getattr(factory, "keywords", {}).keys()
-    )  # the latter by functools.partial
+    # the latter by functools.partial
+    given = env_kwargs.keys() | getattr(factory, "keywords", {}).keys()
     names = parameters.keys() - given
     required = {name for name in names if parameters[name].default is inspect.Parameter.empty}
     arguments = {

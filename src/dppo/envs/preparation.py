@@ -142,9 +142,8 @@ def _apply(env: Any, name: str, preparation: Preparation) -> Any:
     if name == "action_repeat":
         return ActionRepeat(env, preparation.action_repeat)
     if name == "grayscale":
-        return GrayscaleObservation(
-            env, keep_dim=preparation.frame_stack == 1
-        )  # an image has an axis of channels
+        # an image has an axis of channels
+        return GrayscaleObservation(env, keep_dim=preparation.frame_stack == 1)
     return _resized(env, preparation.resize)
 
 

@@ -17,13 +17,15 @@ from dppo.envs.episode import CheckedEnv, GroupSettings
 from dppo.errors import EnvFault, EnvironmentFault
 from dppo.ppo.exchange.records import EnvLog, Incident, IncidentKind
 
+# in messages about results of a wrong form
 WRONG_FORM = (
     " instead of ",
     "is not a boolean",
     "was among `agents`",
-)  # in messages about results of a wrong form
+)
 UNKNOWN_OPTIONS = "unexpected keyword argument 'options'"  # of a reset
 FIRST_STEPS = 100  # env steps of a run in which on_env_fault=auto raises, so that bugs are seen
+# between attempts to make an environment again: a licence may not be free at once
 WAITS_S = (
     1,
     2,
@@ -31,7 +33,7 @@ WAITS_S = (
     8,
     16,
     30,
-)  # between attempts to make an environment again: a licence may not be free at once
+)
 LOOK_S = 0.25  # between signs of life while waiting
 MAX_BYTES = 1 << 24  # of the actions that a fault carries
 
@@ -115,9 +117,8 @@ class Repairs:
             ) from None
         kind = IncidentKind.BAD_STEP if place.error == "invalid" else IncidentKind.ENV_RAISED
         text = f"{message}. The environment is rebuilt, and starts a new episode."
-        lost_steps = (
-            max(0, place.step - 1) if replayed is None else 0
-        )  # those of a replay are in another incident
+        # those of a replay are in another incident
+        lost_steps = max(0, place.step - 1) if replayed is None else 0
         return Incident(kind, text, env=place.env, lost_steps=lost_steps, fault=place)
 
 

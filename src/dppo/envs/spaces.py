@@ -55,9 +55,8 @@ def describe_spaces(
     stored = obs
     if mask in ("method", "info"):
         stored = np.dtype([("obs", obs), (MASK, np.bool_, (sum(actions.choices or ()),))])
-    spec = getattr(
-        env, "spec", None
-    )  # an environment that does not inherit from gymnasium.Env may have none
+    # an environment that does not inherit from gymnasium.Env may have none
+    spec = getattr(env, "spec", None)
     return Spaces(
         stored,
         actions,

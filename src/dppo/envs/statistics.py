@@ -13,17 +13,19 @@ from dppo.envs.closing import close_all
 from dppo.errors import ConfigError
 
 STATISTICS = "RunningMeanStd"  # the name of the class in Gymnasium, in Stable-Baselines3 and in what is copied from them
+# attributes in which wrappers of several packages keep what is inside
 INNER = (
     "env",
     "venv",
     "par_env",
     "_env",
-)  # attributes in which wrappers of several packages keep what is inside
+)
+# attributes that are False if nothing is updated
 FROZEN = (
     "update_running_mean",
     "_update_running_mean",
     "training",
-)  # attributes that are False if nothing is updated
+)
 IN_PROCESSES = {"obs_rms": "NormalizeObservation", "return_rms": "NormalizeReward"}
 REMEDY = (
     "Leave it out: norm_obs=True and norm_reward=True do this, and are saved with the policy. Or freeze it "

@@ -18,10 +18,11 @@ class SamplerPlan:
     network: Network
     sizes: Sizes
     seed: int
+    # bytes and segments after which an actor is replaced
     recycling: tuple[float, float] = (
         math.inf,
         math.inf,
-    )  # bytes and segments after which an actor is replaced
+    )
 
 
 @dataclass(frozen=True, slots=True)

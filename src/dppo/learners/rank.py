@@ -25,9 +25,8 @@ from dppo.ppo.exchange.records import Experience, Segment, Update
 from dppo.spaces.spaces import Spaces
 from dppo.transports.ray.pickling import NO_MODEL, PackedModel, sendable, unpacked_model
 
-COLLECTIVE_TIMEOUT = timedelta(
-    seconds=60
-)  # for one sum over all ranks; the default of torch is 30 minutes
+# for one sum over all ranks; the default of torch is 30 minutes
+COLLECTIVE_TIMEOUT = timedelta(seconds=60)
 LOOPBACK = "127.0.0.1"
 REPEATS = 5  # of each measurement, to take the median
 LONG_S = 1.0  # stop repeating a measurement after so long

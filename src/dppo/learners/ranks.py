@@ -84,9 +84,8 @@ class RayTrainers:
         self._states: list[
             ObjectRef[Any]
         ] = []  # equal copies of a newer state, on different nodes, not fetched yet
-        self._reporters = [
-            0
-        ]  # ranks that return the state: on two nodes if possible, since one node may be lost
+        # ranks that return the state: on two nodes if possible, since one node may be lost
+        self._reporters = [0]
         self._incidents: list[Incident] = []
         wanted = {"CPU": plan.learners.learner_cpus, "GPU": plan.learners.learner_gpus}
         bundle = {name: amount for name, amount in wanted.items() if amount > 0}
@@ -194,9 +193,8 @@ class RayTrainers:
 
     @calls_ray
     def _attempt(self, experience: Experience) -> Update:
-        policy = replace(
-            experience.policy, weights=experience.policy.weights[:0]
-        )  # ranks have the weights
+        # ranks have the weights
+        policy = replace(experience.policy, weights=experience.policy.weights[:0])
         without_segments = replace(experience, segments=(), policy=policy)
         share = len(experience.segments) // len(self.ranks)
         self._check()  # if the raylet has died, large arguments and results end this process

@@ -48,9 +48,8 @@ class Trace(RunStage):
             checksums[f"advantages/{number}"] = self._of_advantages(
                 segment, experience.reward_scale
             )
-        checksums["gradients"] = _checksum(
-            trainers.state()["exp_avg"]
-        )  # Adam's running mean of all gradients
+        # Adam's running mean of all gradients
+        checksums["gradients"] = _checksum(trainers.state()["exp_avg"])
         checksums["weights"] = _checksum(trainers.weights())
         self._checksums = checksums
 
@@ -79,9 +78,8 @@ def _of_steps(segment: Segment, name: str) -> str:
     column = getattr(segment, name)
     if column is None:
         return ""
-    first = (
-        1 + len(column) - len(segment.values)
-    )  # of stacks of K frames, K belong to the first step
+    # of stacks of K frames, K belong to the first step
+    first = 1 + len(column) - len(segment.values)
     crc = 0
     digits = ""
     for step in (column[:first], *column[first:]):

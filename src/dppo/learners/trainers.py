@@ -116,9 +116,8 @@ class LocalTrainer:
     @contextmanager
     def _repeatable(self) -> Iterator[None]:
         """Compute as usual, whatever code of users has set, and with the same bits each time."""
-        threads = (
-            self._plan.learners.learner_threads
-        )  # are set per thread, and Ray chooses the thread
+        # are set per thread, and Ray chooses the thread
+        threads = self._plan.learners.learner_threads
         with (
             as_usual(),
             torch_as_usual(),

@@ -51,9 +51,8 @@ def changed() -> bool:
     """
     if ONE + TINY - TINY == ONE and MIN_NORMAL * HALF > 0.0:
         numpy_errors = errors()
-        return (
-            numpy_errors is not USUAL and numpy_errors != USUAL
-        )  # equal dicts with NumPy before 2.0
+        # equal dicts with NumPy before 2.0
+        return numpy_errors is not USUAL and numpy_errors != USUAL
     return True
 
 

@@ -20,9 +20,8 @@ VARIABLES = {
     "MKL_CBWR": "COMPATIBLE",
     "ATEN_CPU_CAPABILITY": "avx2",
 }
-CONVOLUTIONS = {
-    "ONEDNN_MAX_CPU_ISA": "AVX2"
-}  # costs a third of the speed of CNNs where the CPU has AVX-512
+# costs a third of the speed of CNNs where the CPU has AVX-512
+CONVOLUTIONS = {"ONEDNN_MAX_CPU_ISA": "AVX2"}
 SAME_AS_HASWELL = {"Haswell", "Zen"}  # cores of OpenBLAS with the same kernels
 NATIVE = re.compile(
     rb"(?:^|[{,.])[ \t]*['\"]?numerics['\"]?[ \t]*[:=][ \t]*['\"]?native\b",

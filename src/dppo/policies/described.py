@@ -9,12 +9,13 @@ from dppo.ppo.networks.network import ModelClass, NetworkSpec
 from dppo.spaces.actions import actions_from_json
 from dppo.spaces.spaces import Categories, Spaces, dtype_as_json, dtype_from_json
 
+# attributes of Spaces, stored if they are not empty
 OPTIONAL = (
     "one_of",
     "dropped",
     "normalized",
     "mask",
-)  # attributes of Spaces, stored if they are not empty
+)
 
 
 def model_state(spaces: Spaces, spec: NetworkSpec) -> dict[str, Any]:

@@ -50,9 +50,10 @@ def play_on_actors(
     settings = player.settings
     numerics = in_force(settings.get("numerics", "portable"))
     with numerics as variables, _session(actors, snapshot, check_signals) as session:
+        # once the session has set Ray's variables
         from dppo.transports.ray.evaluating import (
             players_on_ray,
-        )  # once the session has set Ray's variables
+        )
 
         if variables and not session.started_here:
             session.options = {"runtime_env": {"env_vars": variables}}

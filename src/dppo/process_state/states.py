@@ -82,9 +82,8 @@ def _logging() -> Any:
 
 
 def _handlers() -> Any:
-    return [
-        _signal.getsignal(number) for number in _SIGNALS
-    ]  # without the enum of `signal`, which takes long
+    # without the enum of `signal`, which takes long
+    return [_signal.getsignal(number) for number in _SIGNALS]
 
 
 def _set_handlers(handlers: list[Any]) -> None:

@@ -112,9 +112,8 @@ class LearningNotes(Observer):
 
     def notes(self, row: Mapping[str, float]) -> list[str]:
         """Return the notes that are due after `row`, the next one of the run."""
-        if (
-            row["iteration"] == self._iteration
-        ):  # the row of an evaluation: it repeats the figures of training
+        # the row of an evaluation: it repeats the figures of training
+        if row["iteration"] == self._iteration:
             return []
         self._iteration = row["iteration"]
         figures = _Figures.of_row(row)

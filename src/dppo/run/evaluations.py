@@ -253,9 +253,8 @@ class Evaluations(Observer):
                 name: value for name, value in self._row.items() if not name.startswith("eval/")
             }
             self._row = training | result
-            stopped_by = self._observers.iteration(
-                self._row
-            )  # also after a stop: this writes the row
+            # also after a stop: this writes the row
+            stopped_by = self._observers.iteration(self._row)
             self.stopped_by = self.stopped_by or stopped_by
 
     def _over(self, *, wait: bool) -> list[dict[str, float]]:

@@ -35,10 +35,11 @@ if TYPE_CHECKING:  # torch is imported while Ray starts
     from dppo.learners.trainers import Trainers
 
 EPISODE_WINDOW = 100  # number of recent episodes for the mean return and length
+# several actors report the same incident
 SHARED_KINDS = {
     IncidentKind.OTHER_CPU,
     IncidentKind.GLOBAL_STATE,
-}  # several actors report the same incident
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,9 +108,8 @@ class PPOLearner:
         """The reports of the last iteration, in sampler order."""
         self._freeze_norm_after = math.inf if freeze_norm_after is None else freeze_norm_after
         self._last_requested = -1  # index of segments
-        self._reported: set[str] = (
-            set()
-        )  # messages that several actors send, and that are reported once
+        # messages that several actors send, and that are reported once
+        self._reported: set[str] = set()
         self._new_incidents: list[Incident] = []  # since the last iteration
 
     def run(self, iterations: int, stop: StopSignals) -> Iterator[Iteration]:

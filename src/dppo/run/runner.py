@@ -92,9 +92,8 @@ def train(
         )
         try:
             with stop:
-                incidents = IncidentWriter(
-                    folder.path, config
-                )  # a constructor may fail before training
+                # a constructor may fail before training
+                incidents = IncidentWriter(folder.path, config)
                 watching.add_file(OnDisk(incidents, disk, "incidents"))
                 info = outputs.describe_run(config, folder)
                 watching.prepare(info, outputs.starting_line(config))

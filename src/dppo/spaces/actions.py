@@ -257,9 +257,8 @@ class NestedActions(Actions):
             part_actions = actions[:, start : start + part.width]
             start += part.width
             if isinstance(part, DiscreteActions | MultiDiscreteActions):
-                part_actions = part_actions.astype(
-                    np.int64
-                )  # stored as floats beside continuous parts
+                # stored as floats beside continuous parts
+                part_actions = part_actions.astype(np.int64)
             if isinstance(part, DiscreteActions):
                 part_actions = part_actions[:, 0]
             yield part, part_actions

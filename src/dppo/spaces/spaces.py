@@ -177,6 +177,5 @@ def dtype_from_json(described: dict[str, Any]) -> np.dtype[Any]:
     """Convert the result of `dtype_as_json` back; raise KeyError, TypeError or ValueError if it is not valid."""
     if "leaves" in described:
         return np.dtype([(name, dtype_from_json(part)) for name, part in described["leaves"]])
-    return np.dtype(
-        (described["dtype"], tuple(described["shape"]))
-    )  # with shape () this is the scalar dtype itself
+    # with shape () this is the scalar dtype itself
+    return np.dtype((described["dtype"], tuple(described["shape"])))

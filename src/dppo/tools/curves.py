@@ -17,11 +17,12 @@ from dppo.records.files.run_folder import settings_to_resume
 from dppo.records.metrics.reading import sampled_metrics
 
 RETURN = "charts/episodic_return"
+# runs that differ in nothing else are repetitions of one experiment
 NOT_COMPARED = (
     "seed",
     "run_dir",
     "progress",
-)  # runs that differ in nothing else are repetitions of one experiment
+)
 MAX_POINTS = 4000  # of a line; lines with more are thinned out
 RESAMPLES = 2000  # of the bootstrap
 

@@ -231,9 +231,8 @@ def _run(runs: Sequence[Seed], at_once: int, console: Console) -> signal.Signals
     lines = _Lines(console)
     with StopSignals() as stop, live or nullcontext():
         while True:
-            stopped_by = (
-                stop.received
-            )  # of this round: a signal that arrives meanwhile counts in the next
+            # of this round: a signal that arrives meanwhile counts in the next
+            stopped_by = stop.received
             for run in runs:
                 run.look(stopped_by)
             running = [run for run in runs if run.state == "running"]

@@ -15,9 +15,8 @@ from dppo.user_code import in_a_line, in_unicode
 
 REMEDY = "Correct the environment, or use `on_env_fault=rebuild` to go on with a new episode of a new environment."
 PACKAGE = str(Path(__file__).parents[2])
-NO_MATTER = re.compile(
-    "A Box .* is (-)?infinity|For Box action spaces"
-)  # bounds of any size are fine here
+# bounds of any size are fine here
+NO_MATTER = re.compile("A Box .* is (-)?infinity|For Box action spaces")
 
 
 def user_traceback(error: BaseException) -> str:

@@ -87,9 +87,8 @@ class FirstSegment:
             )
             problems[IncidentKind.MASK_NOT_USED] = note
         problems[IncidentKind.PRECISION_LOST] = lost
-        if (
-            is_first and not lost
-        ):  # the remedy for lost precision is that for large and small numbers, too
+        # the remedy for lost precision is that for large and small numbers, too
+        if is_first and not lost:
             problems[IncidentKind.LARGE_OBSERVATIONS] = large_numbers(obs) if self.scales else None
             problems[IncidentKind.SMALL_OBSERVATIONS] = self._small(obs)
         problems[IncidentKind.IMAGE_CONSTANT] = constant_image(obs)
@@ -109,9 +108,8 @@ def precision_lost(precise: dict[str, list[np.ndarray]], obs: np.dtype[Any]) -> 
     """Describe the first element of which float32 loses the variation in numbers; None if there is none."""
     stored = leaves(obs)
     for name, numbers in precise.items():
-        if name not in stored or {number.shape for number in numbers} != {
-            stored[name].shape
-        }:  # parts of a OneOf
+        # parts of a OneOf
+        if name not in stored or {number.shape for number in numbers} != {stored[name].shape}:
             continue
         dtype = stored[name].base
         stacked = np.stack(numbers)

@@ -36,9 +36,8 @@ class JointAgents(JointEnv):
         for part, by_agent in zip(PARTS, answer, strict=True):
             self._check_agents(part, by_agent, there if part != "info" else set())
         obs, rewards, terminated, truncated, infos = answer
-        self._ended |= {
-            name for name in there if terminated[name] or truncated[name]
-        }  # listed or not
+        # listed or not
+        self._ended |= {name for name in there if terminated[name] or truncated[name]}
         left = set(self.env.agents) - self._ended
         over = not left
         self._ended &= set(self.env.agents)  # an agent that comes back acts again

@@ -66,9 +66,8 @@ class Row:
         self.first = None
         self.waiting = False
         mask = {}
-        if (
-            isinstance(info, dict) and MASK in info
-        ):  # an info may be None, and hold what cannot be copied
+        # an info may be None, and hold what cannot be copied
+        if isinstance(info, dict) and MASK in info:
             mask[MASK] = info[MASK]
         self.last_reset = deepcopy((obs, mask))
         self.restarts = self.joint.restarts
@@ -243,9 +242,8 @@ class JointRows:
         log: EnvLog,
     ) -> None:
         num_envs = len(self.envs)
-        replay_log = EnvLog(
-            index=log.index, step=FIRST_STEPS
-        )  # late enough that faults do not end the run
+        # late enough that faults do not end the run
+        replay_log = EnvLog(index=log.index, step=FIRST_STEPS)
         obs = np.empty(num_envs, self.settings.spaces.obs)
         rows = obs, np.empty(num_envs), np.empty(num_envs, bool), np.empty(num_envs, bool)
         lengths = np.array([len(row_actions) for row_actions in actions])
@@ -261,9 +259,8 @@ class JointRows:
                 group.begin_episode(env, int(carry.episodes[env]), replay_log)
             if step == longest:
                 break
-            indices = (
-                step - longest + lengths
-            )  # negative before the episode begins: any action will do there
+            # negative before the episode begins: any action will do there
+            indices = step - longest + lengths
             any_action = actions[lengths.argmax()][0]
             step_actions = [
                 row_actions[max(0, index)] if len(row_actions) else any_action

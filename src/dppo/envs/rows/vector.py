@@ -98,9 +98,10 @@ class JointVector(JointEnv):
 
     def _reset_all(self, seed: int) -> None:
         config = getattr(self.env.unwrapped, "config", None)
+        # EnvPool
         has_fixed_seed = (
             isinstance(config, Mapping) and {"seed", "max_num_players"} <= config.keys()
-        )  # EnvPool
+        )
         self.last, info = self._checked_reset(
             self.env.reset() if has_fixed_seed else self.env.reset(seed=seed)
         )

@@ -73,9 +73,8 @@ class PPOSampler:
         incidents = self.envs.restore(rebuild.carry, rebuild.actions, self.obs, log)
         self._discounted_returns = rebuild.carry.discounted_returns.copy()
         self.memory = copy(rebuild.carry.memory)
-        abandoned = [
-            incident.env for incident in incidents if incident.env is not None
-        ]  # new episodes start there
+        # new episodes start there
+        abandoned = [incident.env for incident in incidents if incident.env is not None]
         self._discounted_returns[abandoned] = 0.0
         if self.memory is not None:
             self.memory[abandoned] = 0.0

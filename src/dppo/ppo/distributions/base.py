@@ -21,9 +21,8 @@ if TYPE_CHECKING:  # actors never import torch; shapes are checked in tests only
     TorchHead = Float[Tensor, "rows H"]
     Scores = tuple[Float[Tensor, " rows"], Float[Tensor, " rows"]]
 
-IMPOSSIBLE = (
-    -1e9
-)  # logit of a choice that is not allowed: its probability is exactly zero, and nothing is infinite
+# logit of a choice that is not allowed: its probability is exactly zero, and nothing is infinite
+IMPOSSIBLE = -1e9
 HALF_LOG_TWO_PI = 0.5 * math.log(2 * math.pi)
 
 

@@ -21,9 +21,8 @@ class Question:
     samplers: tuple[int, ...]
     hosted: tuple[int, ...]  # all samplers that the actor hosts now
     version: int = 0  # of the policy that comes with it
-    rebuilds: dict[int, Rebuild] = field(
-        default_factory=dict
-    )  # for samplers that are rebuilt first
+    # for samplers that are rebuilt first
+    rebuilds: dict[int, Rebuild] = field(default_factory=dict)
     spaces: Spaces | None = (
         None  # those that every sampler must have; None if none is built for this question
     )

@@ -143,23 +143,18 @@ class Episode:
     success: bool | None
     """`info["is_success"]` of the last step; None if the environment does not report it."""
     end: int = field(default=0, compare=False)  # steps of its last segment up to its end
-    checksum: int = field(
-        default=0, compare=False
-    )  # of its last observation and its return, to verify a replay
-    info: dict[str, float] = field(
-        default_factory=dict
-    )  # all finite numbers in that of the last step, by name
-    options: dict[str, Any] | None = field(
-        default=None, compare=False
-    )  # of its reset: see `RunInfo.set_env`
-    measured: dict[str, EpisodeInfo] = field(
-        default_factory=dict
-    )  # of an evaluation: by the names of `info_keys`
+    # of its last observation and its return, to verify a replay
+    checksum: int = field(default=0, compare=False)
+    # all finite numbers in that of the last step, by name
+    info: dict[str, float] = field(default_factory=dict)
+    # of its reset: see `RunInfo.set_env`
+    options: dict[str, Any] | None = field(default=None, compare=False)
+    # of an evaluation: by the names of `info_keys`
+    measured: dict[str, EpisodeInfo] = field(default_factory=dict)
     at_bounds: np.ndarray | None = field(default=None, compare=False)
     """[2, width]: steps in which each element of the action was at its lower, at its upper bound; of evaluations."""
-    alone: bool = field(
-        default=True, compare=False
-    )  # False: of one of several rows, and depends on the others
+    # False: of one of several rows, and depends on the others
+    alone: bool = field(default=True, compare=False)
 
 
 class IncidentKind(str, Enum):

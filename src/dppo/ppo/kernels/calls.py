@@ -17,9 +17,8 @@ def without_call_overhead(module: nn.Module) -> nn.Module:
     for part, forward in forwards_of(module):
         if isinstance(part, jit.ScriptModule):
             continue
-        part.__dict__.update(
-            part._modules
-        )  # not parameters: torch.func.functional_call replaces them for a call
+        # not parameters: torch.func.functional_call replaces them for a call
+        part.__dict__.update(part._modules)
         kind = type(part)
         is_plain_layer = (
             kind.__module__.startswith("torch.nn.modules.") and kind.__call__ is nn.Module.__call__
@@ -31,9 +30,8 @@ def without_call_overhead(module: nn.Module) -> nn.Module:
                 (kind,),
                 {"__call__": call, "__module__": kind.__module__},
             )
-        if (
-            forward is not None
-        ):  # of this module alone: a slice or a copy of it has the class, and another `forward`
+        # of this module alone: a slice or a copy of it has the class, and another `forward`
+        if forward is not None:
             part.__dict__["forward"] = forward
     return module
 

@@ -68,6 +68,7 @@ def convolve_blocks(
         words = lines.view(rows, height // BLOCK, BLOCK, width // BLOCK, channels).permute(
             0, 1, 3, 2, 4
         )
+        # within a block: rows, columns, channels
         block_order = (
             0,
             3,
@@ -75,12 +76,13 @@ def convolve_blocks(
             1,
             2,
             4,
-        )  # within a block: rows, columns, channels
+        )
     else:
         words = pixels.contiguous().flatten().view(torch.int32)
         words = words.view(rows, channels, height // BLOCK, BLOCK, width // BLOCK).permute(
             0, 2, 4, 1, 3
         )
+        # within a block: channels, rows, columns
         block_order = (
             0,
             1,
@@ -88,10 +90,9 @@ def convolve_blocks(
             5,
             2,
             4,
-        )  # within a block: channels, rows, columns
-    blocks = (
-        words.contiguous().flatten(3).view(torch.uint8)
-    )  # [rows, height / 4, width / 4, channels * 16]
+        )
+    # [rows, height / 4, width / 4, channels * 16]
+    blocks = words.contiguous().flatten(3).view(torch.uint8)
     kernel_blocks = kernel_height // BLOCK, kernel_width // BLOCK
     kernel = weight.reshape(outputs, channels, kernel_blocks[0], BLOCK, kernel_blocks[1], BLOCK)
     kernel = kernel.permute(block_order).reshape(outputs, -1, *kernel_blocks)

@@ -166,9 +166,8 @@ def _chain_forward(
     """Compute a sequence of linear layers and activations, in place of `nn.Sequential.forward`."""
     parameters: list[Tensor] = []
     for layer in layers:
-        named = layer.__dict__[
-            "_parameters"
-        ]  # `torch.func.functional_call` may have replaced them for this call
+        # `torch.func.functional_call` may have replaced them for this call
+        named = layer.__dict__["_parameters"]
         parameters += [named["weight"], named["bias"]]
     if input.dim() != 2 or not numpy_can_multiply(input, parameters[0]):
         return nn.Sequential.forward(module, input)  # type: ignore[no-untyped-call]
@@ -206,10 +205,11 @@ def _chain(
 ) -> Tensor:
     """Return the outputs of the last layer for `x` [n, k]; `parameters` are weight and bias of each layer."""
     if torch.is_grad_enabled():
+        # only the biases learn where a user has frozen the weights
         for tensor in (
             x,
             *parameters,
-        ):  # only the biases learn where a user has frozen the weights
+        ):
             if tensor is not None and tensor.requires_grad:
                 return _Chain.apply(x, arrays, activations, *parameters)  # type: ignore[no-untyped-call]
     return torch.from_numpy(_outputs(x.numpy(force=True), arrays, activations)[-1])

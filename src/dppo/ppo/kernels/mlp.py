@@ -35,9 +35,8 @@ class HandwrittenMLP(LearningNetwork):
         self._by_log_std = None if mlp.log_std is None else mlp.log_std.grad
         self._bound_size = len(self._trunks[0][-1].bias)
         self._is_tanh = any(isinstance(part, nn.Tanh) for part in mlp.policy)
-        self._workspace = lru_cache(maxsize=2)(
-            self._new_workspace
-        )  # minibatches have at most two sizes
+        # minibatches have at most two sizes
+        self._workspace = lru_cache(maxsize=2)(self._new_workspace)
 
     @override
     def forward(self, obs: Tensor, recurrent: None = None) -> tuple[Tensor, Tensor, Tensor]:

@@ -43,13 +43,11 @@ def over_time(
         raise TypeError(
             f"over_time() does not call {cell!r}, which has hooks or its own forward(). Call it step by step."
         )
-    if (
-        torch.compiler.is_compiling()
-    ):  # an exporter follows operations of torch, not gradients by hand
+    # an exporter follows operations of torch, not gradients by hand
+    if torch.compiler.is_compiling():
         return over_time_in_torch(cell, inputs, state, starts)
-    if torch.is_autocast_enabled(
-        inputs.device.type
-    ):  # rounding errors of a recurrence would add up
+    # rounding errors of a recurrence would add up
+    if torch.is_autocast_enabled(inputs.device.type):
         dtype = cell.weight_hh.dtype
         with torch.autocast(inputs.device.type, enabled=False):
             return over_time(cell, inputs.to(dtype), state.to(dtype), starts)

@@ -319,9 +319,8 @@ def successor_inputs(
 
 def _recurrent_inputs(segments: Sequence[Segment], sequence_length: int) -> RecurrentInputs:
     done = merged(segments, "terminated") | merged(segments, "truncated")
-    starts = np.zeros_like(
-        done
-    )  # in the first row, the stored state is that of the episode, or zero
+    # in the first row, the stored state is that of the episode, or zero
+    starts = np.zeros_like(done)
     starts[1:] = done[:-1]
     starts = in_sequences(starts, sequence_length).reshape(-1, sequence_length)
     return RecurrentInputs(as_rows(merged(segments, "states")), torch.from_numpy(starts))
@@ -350,8 +349,7 @@ def in_sequences(
 ) -> Shaped[np.ndarray, " T*envs *rest"]:
     """Cut `array` into sequences of `sequence_length` steps, laid one after the other."""
     if sequence_length > 1:
-        array = array.reshape(-1, sequence_length, *array.shape[1:]).swapaxes(
-            1, 2
-        )  # [T / L, envs, L, ...]
+        # [T / L, envs, L, ...]
+        array = array.reshape(-1, sequence_length, *array.shape[1:]).swapaxes(1, 2)
         array = array.reshape(-1, sequence_length, *array.shape[3:])
     return np.ascontiguousarray(array.reshape(-1, *array.shape[2:]))

@@ -24,17 +24,19 @@ class Rows:
     sequence_length: int
 
 
+# also of a CPU
 NO_MEMORY = (
     "out of memory",
     "can't allocate memory",
     "CUBLAS_STATUS_ALLOC_FAILED",
-)  # also of a CPU
+)
+# begin what torch reports of one
 NO_GPU = (
     "CUDA error",
     "CUBLAS_STATUS",
     "CUDNN_STATUS",
     "cuDNN error",
-)  # begin what torch reports of one
+)
 FEWER = 4  # the part of the rows at once that is suggested where all of them do not fit
 
 
@@ -52,11 +54,12 @@ def repeatable_on(device: torch.device) -> Iterator[None]:
     settings = [
         (torch.backends.cudnn, "deterministic", True),
         (torch.backends.cudnn, "benchmark", False),
+        # each new tensor would be written twice
         (
             torch.utils.deterministic,
             "fill_uninitialized_memory",
             False,
-        ),  # each new tensor would be written twice
+        ),
         _tf32_of_convolutions(),
     ]
     values_before = [getattr(place, name) for place, name, _ in settings]
@@ -64,9 +67,8 @@ def repeatable_on(device: torch.device) -> Iterator[None]:
     for place, name, value in settings:
         setattr(place, name, value)
     try:
-        with torch.autocast(
-            "cuda", enabled=False
-        ):  # an environment in this process may have left it on
+        # an environment in this process may have left it on
+        with torch.autocast("cuda", enabled=False):
             yield
     finally:
         torch.set_deterministic_debug_mode(before)
@@ -128,9 +130,8 @@ def starting_on(device: str, network: str) -> Iterator[None]:
         yield
         return
     try:
-        with (
-            warnings.catch_warnings()
-        ):  # of the first product in a thread of torch's, which means nothing
+        # of the first product in a thread of torch's, which means nothing
+        with warnings.catch_warnings():
             warnings.filterwarnings("ignore", message="Attempting to run cuBLAS")
             yield
     except RuntimeError as error:

@@ -195,9 +195,8 @@ def from_current_policy(batch: Batch, network: CurrentNetwork) -> Batch:
     Deviation: w is limited to 2, because where an update moves the policy far, a few rows would outweigh the others.
     """
     logprobs = network.log_probs(batch)
-    if (
-        batch.weights is not None
-    ):  # rows that are not transitions hold zeros, which no policy has chosen
+    # rows that are not transitions hold zeros, which no policy has chosen
+    if batch.weights is not None:
         logprobs = torch.where(batch.weights > 0, logprobs, batch.logprobs)
     importance = (logprobs - batch.logprobs).exp().clamp(max=MAX_IMPORTANCE)
     return replace(batch, logprobs=logprobs, importance=importance)

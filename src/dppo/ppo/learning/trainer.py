@@ -82,9 +82,8 @@ class PPOTrainer:
         self._adapted_rate = self.ppo.learning_rate  # changes with `desired_kl` only
         self._popart = PopArt(self.model) if self.ppo.norm_value else None
 
-    @np.errstate(
-        invalid="ignore", over="ignore"
-    )  # a gradient that is not finite is reported by number
+    # a gradient that is not finite is reported by number
+    @np.errstate(invalid="ignore", over="ignore")
     def update(
         self,
         batch: Batch,
@@ -188,9 +187,8 @@ class PPOTrainer:
                 gradient.mul_(factor)
             figures = losses.figures | {"grad_norm": grad_norm}
             step = _Step(figures, losses.log_ratio, minibatch.importance, transitions)
-            if (
-                ppo.desired_kl is not None and number > 0
-            ):  # before the first step, all ratios are one
+            # before the first step, all ratios are one
+            if ppo.desired_kl is not None and number > 0:
                 self._adapted_rate = adapted_rate(
                     self._adapted_rate, self._kl(step), ppo.desired_kl
                 )
@@ -321,9 +319,8 @@ class PPOTrainer:
 def _log_ratio(logprobs: Tensor, batch: Batch) -> Tensor:
     """Return new minus old log-probabilities [rows]: at most 20, and zero for rows that are not transitions."""
     log_ratio = logprobs - batch.logprobs
-    log_ratio -= (log_ratio - MAX_LOG_RATIO).clamp_(
-        min=0
-    )  # an infinite one becomes nan, which is reported
+    # an infinite one becomes nan, which is reported
+    log_ratio -= (log_ratio - MAX_LOG_RATIO).clamp_(min=0)
     if batch.weights is not None:
         log_ratio = torch.where(batch.weights > 0, log_ratio, 0.0)
     return log_ratio
@@ -350,9 +347,8 @@ def _diverged(minibatch: Batch, number: int, losses: _Losses, norm: float) -> Tr
     """Return an error that describes the minibatch of SGD step `number` of its update, and its gradient's norm."""
     obs: Any = minibatch.obs
     leaves = obs if isinstance(obs, dict) else {"": obs}
-    columns = {
-        f"obs {name}".rstrip(): leaf.double() for name, leaf in leaves.items()
-    }  # uint16 has no min() in torch
+    # uint16 has no min() in torch
+    columns = {f"obs {name}".rstrip(): leaf.double() for name, leaf in leaves.items()}
     columns |= {"advantages": minibatch.advantages, "returns": minibatch.returns}
     ranges = [
         f"{name} from {float(column.min()):.3g} to {float(column.max()):.3g}"

@@ -215,9 +215,8 @@ class Embedding(nn.Module):
         return self.table(category + self.shift).flatten(1)
 
 
-Encoder = (
-    CNN | Flatten | OneHot | Embedding
-)  # turns one leaf [rows, *shape] into a code [rows, features]
+# turns one leaf [rows, *shape] into a code [rows, features]
+Encoder = CNN | Flatten | OneHot | Embedding
 
 
 def encoder_of(spaces: Spaces, name: str, layers: Layers) -> Encoder:

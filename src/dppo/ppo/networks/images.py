@@ -156,9 +156,8 @@ class Bits(nn.Module):
         """Return floats, 0 or 1."""
         cells = self.image(leaf).to(torch.uint8).unsqueeze(2)  # [rows, channels, 1, height, width]
         bits: Tensor = ((cells >> self.shift) & 1).flatten(1, 2)
-        return bits.to(
-            torch.get_default_dtype(), memory_format=torch.channels_last
-        )  # faster, as in `PixelConv`
+        # faster, as in `PixelConv`
+        return bits.to(torch.get_default_dtype(), memory_format=torch.channels_last)
 
 
 def orthogonal(layer: Layer, gain: float) -> Layer:

@@ -44,17 +44,15 @@ class TorchActing(ActingNetwork):
         self._parameters = list(parameters)
         self._module = without_call_overhead(module.requires_grad_(False))
         for parameter in self._parameters:
-            parameter.data = (
-                parameter.data.contiguous()
-            )  # as in learners, whose products have the same bits then
+            # as in learners, whose products have the same bits then
+            parameter.data = parameter.data.contiguous()
         self._dtype = self._parameters[0].dtype
         self._num_axes = {name: len(leaf.shape) for name, leaf in spaces.leaves().items()}
 
     @override
     def load(self, weights: np.ndarray) -> None:
-        flat = torch.from_numpy(
-            weights.copy()
-        )  # a copy, because torch warns about read-only arrays
+        # a copy, because torch warns about read-only arrays
+        flat = torch.from_numpy(weights.copy())
         pieces = flat.split([parameter.numel() for parameter in self._parameters])
         for parameter, piece in zip(self._parameters, pieces, strict=True):
             parameter.copy_(piece.view_as(parameter))
@@ -72,9 +70,8 @@ class TorchActing(ActingNetwork):
         with default_dtype(self._dtype), exact_on(1):
             inputs = each_leaf(obs, self._tensor)
             if state is None:
-                head, values = self._module(
-                    inputs
-                )  # which may have a graph, if the module takes a gradient itself
+                # which may have a graph, if the module takes a gradient itself
+                head, values = self._module(inputs)
                 return Outputs(head.numpy(force=True), values.numpy(force=True))
             starts = torch.zeros((1, len(state)), dtype=torch.bool)
             one_step = each_leaf(inputs, itemgetter(None))
@@ -163,10 +160,11 @@ class Autograd(LearningNetwork):
         return head.transpose(0, 1).flatten(0, 1), values.t().flatten()
 
     def _input(self, leaf: Tensor) -> Tensor:
+        # rows, and the axes of `spaces.is_image`
         is_image = leaf.dtype == torch.uint8 and leaf.dim() in (
             4,
             5,
-        )  # rows, and the axes of `spaces.is_image`
+        )
         return leaf if is_image and self._reads_bytes else leaf.to(self._dtype)
 
     @override

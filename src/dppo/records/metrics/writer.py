@@ -106,9 +106,8 @@ def cut_rows(path: Path, last_iteration: int | None) -> None:
         rows = b"".join(
             line for line, row in lines if row is not None and row["iteration"] <= last_iteration
         )
-        has_hard_links = (
-            data and os.stat(path).st_nlink > 1
-        )  # the content of the other name must not change
+        # the content of the other name must not change
+        has_hard_links = data and os.stat(path).st_nlink > 1
         if rows != data or has_hard_links:
             write_file(path, rows)
         malformed = sum(row is None and line.endswith(b"\n") for line, row in lines)

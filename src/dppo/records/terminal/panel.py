@@ -101,9 +101,8 @@ class LivePanel(Display):
 
     def _draw(self) -> RenderableType:
         colours = self._console.color_system is not None and not self._console.no_color
-        if (
-            self._console.width < self._width
-        ):  # the terminal has wrapped the lines of the panel, into any number
+        # the terminal has wrapped the lines of the panel, into any number
+        if self._console.width < self._width:
             self._console.control(Control.clear(), Control.home())
             self._live._live_render._shape = None  # nothing to erase
         self._width = self._console.width

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from dppo.ppo.exchange.records import CollectionProgress
 from dppo.records.observer import RunInfo
 
+# of an iteration, as in perf/env_frac
 PHASES = (
     "env",
     "act",
@@ -15,7 +16,7 @@ PHASES = (
     "transfer",
     "update",
     "other",
-)  # of an iteration, as in perf/env_frac
+)
 
 
 @dataclass
@@ -37,9 +38,8 @@ class View:
     first: CollectionProgress | None = None
     """The first report of that iteration since the last loss of an actor, with which its env steps are lost."""
     moved_at: float = 0.0  # time at which `progress` last showed new env steps
-    returns: "array[float]" = field(
-        default_factory=lambda: array("d")
-    )  # mean returns after each iteration
+    # mean returns after each iteration
+    returns: "array[float]" = field(default_factory=lambda: array("d"))
     finished: bool = False
 
     def start(self, run: RunInfo) -> None:
@@ -128,6 +128,5 @@ class View:
             if not self.row and self.progress is not None:
                 steps = self.progress.global_step
                 since = self.moved_at
-        return max(
-            (self.total_steps - steps) * s_per_step - (now - since), 0.0
-        )  # NaN stays NaN in this order
+        # NaN stays NaN in this order
+        return max((self.total_steps - steps) * s_per_step - (now - since), 0.0)

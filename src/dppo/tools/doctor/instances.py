@@ -20,9 +20,8 @@ from dppo.tools.doctor.process import ProcessWatch
 MAX_STORED_ANSWERS = (
     18  # a first segment, and the steps that were checked as the first ones of a run are
 )
-NO_FIRST_STEPS: Any = (
-    math.inf
-)  # samplers of the run: no step counts as one of the first, where a fault ends a run
+# samplers of the run: no step counts as one of the first, where a fault ends a run
+NO_FIRST_STEPS: Any = math.inf
 
 
 class Instances:
@@ -82,9 +81,8 @@ class Instances:
         except Exception:
             if number == 0:
                 raise
-            env = make(
-                replace(instance, sampler_id=number)
-            )  # instance 0 may hold the port of sampler 0
+            # instance 0 may hold the port of sampler 0
+            env = make(replace(instance, sampler_id=number))
         self._envs[number] = env
         self._on_call["done"]()  # from here on, it is not the constructor that takes long
         self.env_mb = max(0.0, self._process.usage().mb - mb_before)

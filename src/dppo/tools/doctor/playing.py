@@ -23,11 +23,12 @@ from dppo.process_state.borders import guarded_steps
 
 WITH_SECOND = "comparing with a second instance"
 """The stage from which on there are two instances in the process."""
+# the most telling one first
 PLACES = (
     "in a new instance",
     "after other episodes",
     "beside another instance",
-)  # the most telling one first
+)
 QUANTILES = {"median": 0.5, "p95": 0.95, "p99": 0.99, "worst": 1.0}
 HISTOGRAM_BINS = 16
 
@@ -72,9 +73,8 @@ def segments(
     for number, size in enumerate(sizes):
         for sampler in samplers:
             sampler.num_steps = size
-        index = {0: 1, 1: 0}.get(
-            number, number
-        )  # the second one is checked as the first of a run is
+        # the second one is checked as the first of a run is
+        index = {0: 1, 1: 0}.get(number, number)
         requests = [SegmentRequest(sampler.sampler_id, index, None) for sampler in samplers]
         yield collect_together(samplers, requests, policy)[0]
 

@@ -39,9 +39,8 @@ class ProcessWatch:
         mb = self._process.memory_info().rss / 2**20
         cpu_s = 0.0
         names = list[str]()
-        pythons = getattr(
-            resource_tracker._resource_tracker, "_pid", None
-        )  # of shared memory, until the process ends
+        # of shared memory, until the process ends
+        pythons = getattr(resource_tracker._resource_tracker, "_pid", None)
         for child in set(self._process.children(recursive=True)) - self._children_before:
             if child.pid == pythons:
                 continue

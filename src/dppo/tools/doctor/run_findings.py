@@ -35,9 +35,8 @@ def of_run(run: Path, rows: Sequence[Row] | None = None) -> Iterator[tuple[str, 
     config = Config(**settings_to_resume(run, read_only=True))
     if rows is None:
         rows = read_metrics(run)
-    epochs = value_of(
-        "update_epochs", config, TaskFacts(action_dims=1)
-    )  # until the actions are known
+    # until the actions are known
+    epochs = value_of("update_epochs", config, TaskFacts(action_dims=1))
     with suppress(CheckpointError, KeyError, TypeError, ValueError):
         actions = actions_from_json(read(run).checkpoint.state["model"]["actions"])
         epochs = value_of("update_epochs", config, facts_of(actions))

@@ -57,9 +57,8 @@ def iteration_s(facts: Facts, config: Config, collecting: Collecting) -> float:
     """
     actors = collecting.actors
     samplers = max(config.num_samplers, actors)
-    segment_s = (
-        config.num_steps * config.envs_per_sampler * env_step_s(facts)
-    )  # of the environments of one sampler
+    # of the environments of one sampler
+    segment_s = config.num_steps * config.envs_per_sampler * env_step_s(facts)
     more_rows = samplers / config.num_samplers
     update_s = COLD_UPDATE * facts["update_s"] * more_rows / max(1, config.num_learners)
     cold = COLD_ACTING if env_step_s(facts) > SLOW_STEP_S else 1.0

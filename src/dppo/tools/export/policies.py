@@ -42,13 +42,14 @@ CHECK_ROWS = 1000  # made-up observations of the check
 CHUNK_ROWS = 100  # of them at a time
 MAX_OTHER_CHOICES = CHECK_ROWS // 10  # so few are ties but for rounding
 TOLERANCE = 1e-3  # of logits, means and states, per unit of the largest; float32 leaves about 1e-6
+# settings of what makes observations
 PREPARED = (
     "grayscale",
     "resize",
     "frame_stack",
     "action_repeat",
     "atari",
-)  # settings of what makes observations
+)
 
 CURVE = "learning_curve.png"
 CARD = "README.md"
@@ -266,9 +267,8 @@ def _compared(expected: dict[str, np.ndarray], outputs: dict[str, np.ndarray]) -
         if array.dtype.kind != "f":
             differs |= (array != outputs[name]).reshape(CHUNK_ROWS, -1).any(axis=1)
             continue
-        size = np.abs(np.where(array < -1e8, 0, array)).max(
-            initial=1.0
-        )  # impossible choices are -1e9
+        # impossible choices are -1e9
+        size = np.abs(np.where(array < -1e8, 0, array)).max(initial=1.0)
         largest = max(largest, float(np.abs(array - outputs[name]).max(initial=0.0) / size))
     return largest, int(differs.sum())
 

@@ -146,9 +146,8 @@ class _Replay:
         instance = Instance(
             recorded.sampler_id,
             recorded.env,
-            seed=streams.integer(
-                config.seed, Stream.EPISODES, recorded.sampler_id, 0, 0
-            ),  # as in the run
+            # as in the run
+            seed=streams.integer(config.seed, Stream.EPISODES, recorded.sampler_id, 0, 0),
             num_rows=config.envs_per_sampler,  # so that several rows are refused below, in better words
             max_steps=config.most_steps,
             render_mode=render_mode,
@@ -163,9 +162,8 @@ class _Replay:
                     f"{config.env_name} is {SEVERAL_ROWS}: none can be played again."
                 )
             spaces = spaces_of(sampler_plan(config), self.env)
-            limits = bool(
-                recorded.error
-            )  # observations of an episode that went on were not refused
+            # observations of an episode that went on were not refused
+            limits = bool(recorded.error)
             group = GroupSettings(
                 config.env_name, spaces, lambda env, episode: recorded.seed, limits=limits
             )

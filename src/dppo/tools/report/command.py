@@ -85,9 +85,8 @@ def _state_of(run: Path, rows: Sequence[dict[str, float]], config: Config) -> st
 def _command_of(config: Config) -> str:
     """Return the command that trains with these settings, without flags for defaults."""
     settings = plain_settings(config)
-    game = {
-        name: settings[name] for name in ("env_id", "env_kwargs", "clip_reward")
-    }  # defaults of games depend on it
+    # defaults of games depend on it
+    game = {name: settings[name] for name in ("env_id", "env_kwargs", "clip_reward")}
     defaults: list[dict[str, Any]] = [
         {},
         with_atari(game),

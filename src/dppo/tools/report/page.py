@@ -29,13 +29,14 @@ MAX_LANES = 64  # actors
 MAX_KEYS_OF_ROW = 300
 MAX_KEYS = 1000
 MAX_COUNTS = 100
+# keys that belong to another chart
 ENDS_OF_OTHERS = (
     "_std",
     "_min",
     "_max",
     "eval/iteration",
     "eval/global_step",
-)  # keys that belong to another chart
+)
 MEMORY = "actors/memory_gb"
 SECTIONS = {  # keys, and prefixes of keys, in the order in which they are drawn
     "Evaluation": ("eval/",),
@@ -239,9 +240,8 @@ def _join_memory_of_actors(columns: Columns) -> None:
 def _with_spread(columns: Columns, key: str, x: np.ndarray) -> Line:
     """Return a mean with its ends: mean -/+ standard deviation, or lowest and highest value, where these exist."""
     mean = columns[key]
-    if key.startswith(
-        "info/"
-    ):  # the extremes of single steps would squeeze the mean into a flat line
+    # the extremes of single steps would squeeze the mean into a flat line
+    if key.startswith("info/"):
         return Line(x, mean, mean, mean)
     stem = key.removesuffix("_mean").replace("eval/episodic_", "eval/")
     deviation = columns.get(f"{stem}_std", 0 * mean)

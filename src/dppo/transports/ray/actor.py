@@ -191,9 +191,8 @@ class PPOActor:
 
 def _compared(answer: Answer, expected: Expected) -> Answer:
     """Add an incident if this process computes other bits than `expected`, or raise `ClusterError` if that is asked."""
-    problem = expected.problem(
-        torch="torch" in sys.modules
-    )  # loaded by now if the network acts with it
+    # loaded by now if the network acts with it
+    problem = expected.problem(torch="torch" in sys.modules)
     if not problem:
         return answer
     (first, segment), *others = answer.made

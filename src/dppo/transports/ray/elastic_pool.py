@@ -18,9 +18,10 @@ Nodes = Mapping[str, Mapping[str, float]]
 @calls_ray
 def usable_nodes() -> Nodes:
     """Return the nodes that are alive, and not announced to leave: by a drain, a preemption notice or SIGTERM."""
+    # ray.nodes() would start a Ray if this one has been shut down
     from ray._private.state import (
         state,
-    )  # ray.nodes() would start a Ray if this one has been shut down
+    )
 
     leaving = state.get_draining_nodes()
     nodes = [node for node in state.node_table() if node["Alive"]]
@@ -49,9 +50,8 @@ class ElasticPool:
         self._grows = grows
         self._latest = self._nodes = find()
         self._holds = room_for(self._nodes.values(), demand)
-        self.at_first = max(
-            demand.num_actors, min(self._number, free)
-        )  # actors at the start; the others join
+        # actors at the start; the others join
+        self.at_first = max(demand.num_actors, min(self._number, free))
         self._wanted = list(range(self.at_first))
         self._stop = Event()
         self._thread = RayThread(self._watch, "dppo-node-watch")
@@ -67,9 +67,8 @@ class ElasticPool:
 
     def _watch(self) -> None:
         while not self._stop.wait(NODES_S):
-            with suppress(
-                Exception
-            ):  # the GCS does not answer; if it is gone, the run ends elsewhere
+            # the GCS does not answer; if it is gone, the run ends elsewhere
+            with suppress(Exception):
                 self.look()
 
     def close(self) -> None:

@@ -24,9 +24,8 @@ from dppo.errors import (
 from dppo.ppo.exchange.questions import Answer
 from dppo.user_code import in_a_line
 
-SMALL = (
-    128 * 1024
-)  # bytes of weights or observations up to which a message is faster than a reference
+# bytes of weights or observations up to which a message is faster than a reference
+SMALL = 128 * 1024
 
 Model = str | Callable[..., Any] | None
 PackedModel = tuple[tuple[str, ...], bytes | None, tuple[str, ...]]
@@ -75,9 +74,8 @@ def unpacked_model(packed: PackedModel) -> Model:
     """
     paths, pickled, words = packed
     sys.path += [path for path in paths if path not in sys.path]
-    if (
-        os.environ.get(UPLOADED) and sys.path[0] != os.getcwd()
-    ):  # before a folder of the sender that a node has, too
+    # before a folder of the sender that a node has, too
+    if os.environ.get(UPLOADED) and sys.path[0] != os.getcwd():
         sys.path.insert(0, os.getcwd())
     if words:
         sys.argv = [*words]

@@ -53,9 +53,8 @@ class ProgressFile:
         program = which(
             "py-spy", path=f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}"
         )
-        for how in (
-            ("--native", "--nonblocking") if program else ()
-        ):  # only the second reads a process that is stopped
+        # only the second reads a process that is stopped
+        for how in ("--native", "--nonblocking") if program else ():
             with suppress(OSError, subprocess.TimeoutExpired):
                 dump = [program or "", "dump", how, "--pid", str(self.pid)]
                 found = subprocess.run(dump, capture_output=True, timeout=PY_SPY_S, check=False)
@@ -77,9 +76,8 @@ def make_progress_file() -> tuple[str, ActivityRecord]:
     try:
         file, path = tempfile.mkstemp(prefix=PROGRESS)
         with os.fdopen(file, "r+b"):
-            os.write(
-                file, bytes(BYTES)
-            )  # allocates the blocks: a full disk raises here, not when the map is written
+            # allocates the blocks: a full disk raises here, not when the map is written
+            os.write(file, bytes(BYTES))
             lock(Path(path))  # held until this process ends: see `remove_abandoned`
             return path, ActivityRecord(memoryview(mmap.mmap(file, BYTES)).cast("q"))
     except OSError:

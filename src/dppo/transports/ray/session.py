@@ -32,9 +32,8 @@ T = TypeVar("T")
 
 MIB = 2**20
 SMALLEST_STORE = 80 * MIB  # Ray refuses less than 75 MiB
-STORE_PER_STEP = (
-    64 * 1024
-)  # bytes of the object store per env step of a batch: enough for two batches of images
+# bytes of the object store per env step of a batch: enough for two batches of images
+STORE_PER_STEP = 64 * 1024
 COPIES = 8  # of the weights in the object store at a time: sent to actors, and twice with the optimizer's state
 STORE_LIMITS = 256 * MIB, 4096 * MIB  # for the batch
 FULL_DISK = 0.95  # Ray creates no objects if the disk to which it spills is fuller
@@ -262,9 +261,8 @@ def _start(
             include_dashboard=dashboard,
         )
     if not dashboard:
-        with suppress(
-            AttributeError
-        ):  # autoscaler and forwarder of logs: 45 MB each, and nothing to do here
+        # autoscaler and forwarder of logs: 45 MB each, and nothing to do here
+        with suppress(AttributeError):
             ray._private.worker._global_node.kill_monitor(check_alive=False)
             ray._private.worker._global_node.kill_log_monitor(check_alive=False)
     return demand

@@ -44,9 +44,8 @@ KILLING_S = 2.0  # for Ray to accept a kill
 LOST_S = 1.0  # for a Ray that is lost to close actors all the same
 
 _Question = Ask | Describe | Play
-_Ended = tuple[
-    ObjectRef[Any], Callable[[], Any]
-]  # a call, and a function that returns its result or raises its error
+# a call, and a function that returns its result or raises its error
+_Ended = tuple[ObjectRef[Any], Callable[[], Any]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,9 +101,8 @@ class RayTransport:
         ] = {}  # from which the loop takes those that have ended
         self._sending_s = 0.0
         # Of the loop:
-        self._alive: set[Process] = (
-            set()
-        )  # processes to be started or running; answers of others do not count
+        # processes to be started or running; answers of others do not count
+        self._alive: set[Process] = set()
         self._worn: set[Process] = set()  # processes to be recycled
         self._looked_at = time.monotonic()
         self._silences = 0  # of the network, so far
@@ -230,13 +228,11 @@ class RayTransport:
         if handle is None:
             return
         is_idle = all(command.process != process for command in self._pending())
-        if (
-            is_idle or process in self._worn
-        ):  # it leaves, or is recycled, and refuses what is left in its queue
+        # it leaves, or is recycled, and refuses what is left in its queue
+        if is_idle or process in self._worn:
             ray.wait([handle.close.remote()], timeout=INTERRUPTED_S)
-        call_with_timeout(
-            KILLING_S, partial(ray.kill, handle)
-        )  # its calls end as well, and `events` drops them
+        # its calls end as well, and `events` drops them
+        call_with_timeout(KILLING_S, partial(ray.kill, handle))
 
     # ------------------------------------------------------------------ events
 
@@ -253,9 +249,8 @@ class RayTransport:
         self._look_if_due(began)
         for ref, result in ended:
             call = self._calls.pop(ref, None)
-            if (
-                call is not None and call.command.process in self._alive
-            ):  # otherwise it has been killed
+            # otherwise it has been killed
+            if call is not None and call.command.process in self._alive:
                 events.append(self._event(call, result))
         self._receiving_s += time.monotonic() - began
         return events

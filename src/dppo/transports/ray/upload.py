@@ -28,6 +28,7 @@ LEFT_OUT = frozenset(
     )
 )
 """Names of folders that are never sent."""
+# the date of all files in the archive, so that equal files make an equal archive
 EARLIEST = (
     1980,
     1,
@@ -35,7 +36,7 @@ EARLIEST = (
     0,
     0,
     0,
-)  # the date of all files in the archive, so that equal files make an equal archive
+)
 
 
 def check_there_is_a_cluster(folders: Sequence[str | Path], address: str | None) -> None:
