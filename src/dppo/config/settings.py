@@ -67,9 +67,7 @@ class Settings(_FlatNames):
 
         def __init__(self, /, **settings: Any) -> None:
             # imports pydantic, which an actor must not load
-            from dppo.config.values import (
-                validated,
-            )
+            from dppo.config.values import validated
 
             values = validated(with_atari(flattened(settings)))
             for name, values_of_part in grouped(values).items():

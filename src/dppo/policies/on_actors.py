@@ -51,9 +51,7 @@ def play_on_actors(
     numerics = in_force(settings.get("numerics", "portable"))
     with numerics as variables, _session(actors, snapshot, check_signals) as session:
         # once the session has set Ray's variables
-        from dppo.transports.ray.evaluating import (
-            players_on_ray,
-        )
+        from dppo.transports.ray.evaluating import players_on_ray
 
         if variables and not session.started_here:
             session.options = {"runtime_env": {"env_vars": variables}}

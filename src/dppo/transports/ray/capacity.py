@@ -113,9 +113,7 @@ def fitted_here(demand: Demand, gpus: int, notify: Callable[[str], None]) -> Dem
 def gpus_here() -> int:
     """Count the GPUs that Ray would find on this machine; CUDA_VISIBLE_DEVICES may hide some."""
     # ray.init counts in the same way, and refuses to exceed it
-    from ray._private import (
-        accelerators,
-    )
+    from ray._private import accelerators
 
     manager = accelerators.get_accelerator_manager_for_resource("GPU")
     if manager is None:

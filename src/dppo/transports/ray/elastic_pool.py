@@ -19,9 +19,7 @@ Nodes = Mapping[str, Mapping[str, float]]
 def usable_nodes() -> Nodes:
     """Return the nodes that are alive, and not announced to leave: by a drain, a preemption notice or SIGTERM."""
     # ray.nodes() would start a Ray if this one has been shut down
-    from ray._private.state import (
-        state,
-    )
+    from ray._private.state import state
 
     leaving = state.get_draining_nodes()
     nodes = [node for node in state.node_table() if node["Alive"]]
