@@ -11,10 +11,14 @@ from dppo.engine.ledger import ReplayLedger
 from dppo.engine.messages import Log
 from dppo.ppo.exchange.questions import Answer, Question
 
-MARGIN = 0.1  # of a time: a smaller gain is within the noise, and a smaller cost of a slow actor not worth a line
-SLOW = 1.5  # times the typical pace
-NOISE_S = 0.02  # seconds of a segment; a smaller difference is due to processes that share cores, not to an actor
-ITERATIONS = 5  # in which a slow actor must cost something before a line is logged
+# Share of a time: a smaller gain is within the noise, and a smaller cost of a slow actor is not worth a line.
+MARGIN = 0.1
+# An actor is slow if a segment takes it this many times as long as a typical actor.
+SLOW = 1.5
+# Seconds of a segment: a smaller difference is due to processes that share cores, not to an actor.
+NOISE_S = 0.02
+# Number of iterations that a slow actor must delay before a line is logged.
+ITERATIONS = 5
 
 
 class Balancing:
@@ -34,10 +38,10 @@ class Balancing:
         self._segment_steps = 1
         # Share of a segment that one more sampler of an actor adds: 1 if samplers take turns, less with threads.
         self._added = 1.0
-        self._overheads = deque([0.0], maxlen=5)  # seconds to rebuild a sampler, without its replay
-        self._takers: list[
-            tuple[float, int, Actor]
-        ] = []  # heap: times at which they would have one segment more
+        # seconds to rebuild a sampler, without its replay
+        self._overheads = deque([0.0], maxlen=5)
+        # Heap of actors with room: the time at which each would have made one segment more, its id, and the actor.
+        self._takers: list[tuple[float, int, Actor]] = []
         self._began = math.inf
         self._planned_at = math.inf
 
@@ -64,7 +68,8 @@ class Balancing:
             return
         if not pace.segment_s:
             return
-        if not pace.recent:  # a slow actor is tried again
+        # a slow actor is tried again
+        if not pace.recent:
             seconds = alone * (timings.total_s - timings.replay_s) / in_turn
             pace.add(num_samplers, max(seconds / 10, seconds - self._overhead_s()))
             return
@@ -89,7 +94,9 @@ class Balancing:
 
     def _times(self, samplers: int) -> float:
         """Return the time for a segment of each of some samplers, in units of the time of one alone."""
-        return 1 + (samplers - 1) * self._added if samplers else 0.0
+        if samplers == 0:
+            return 0.0
+        return 1 + (samplers - 1) * self._added
 
     def _all_take_s(self, actor: Actor) -> float:
         return self.takes_s(actor, len(actor.samplers))
@@ -118,13 +125,14 @@ class Balancing:
         return segments_s + replays_s * self._times(len(samplers)) / len(samplers)
 
     def left_s(self, actor: Actor, now: float) -> float:
-        """Return the seconds until an actor answers its first question.
+        """Return the seconds until an actor is expected to answer its current question.
 
-        An actor that is later than its pace promises is expected to need as long again as it is late.
+        An actor that is late is expected to need as long again as it is late, hence the absolute value.
         """
         question = actor.current_question
-        whole_s = self.needs_s(actor, question.samplers, rebuilt=bool(question.rebuilds))
-        return abs(whole_s - (now - actor.deadline.began))
+        expected_s = self.needs_s(actor, question.samplers, rebuilt=bool(question.rebuilds))
+        elapsed_s = now - actor.deadline.began
+        return abs(expected_s - elapsed_s)
 
     def _finish_s(self, actor: Actor, end: int, now: float) -> float:
         """Return the seconds until an actor would have made its segments before `end`."""
@@ -153,7 +161,8 @@ class Balancing:
         least_s = min(
             [self.takes_s(actor, len(actor.samplers) + 1) for actor in running], default=math.inf
         )
-        if least_s < (1 + MARGIN) * longest_s:  # otherwise no move gains anything
+        # otherwise no move gains anything
+        if least_s < (1 + MARGIN) * longest_s:
             self._move(running, end, now)
         for actor in running:
             if not actor.samplers and (actor.pace.segment_s or self._added < 1):
@@ -189,10 +198,10 @@ class Balancing:
             )
         )
         for actor in actors:
-            if (
-                not self._takers
-                or self._takers[0][0] - now >= (1 - MARGIN) * finish_s[actor.actor_id]
-            ):
+            if not self._takers:
+                break
+            earliest_s = self._takers[0][0] - now
+            if earliest_s >= (1 - MARGIN) * finish_s[actor.actor_id]:
                 break
             self._rebalance(actor, end, now)
 
@@ -223,8 +232,8 @@ class Balancing:
                 heappop(self._takers)
             if not self._takers:
                 return
-            when, taker_id, taker = self._takers[0]
-            early_s = max(0.0, when - now)
+            ready_at, taker_id, taker = self._takers[0]
+            early_s = max(0.0, ready_at - now)
             giver_s = self._all_take_s(giver)
             # gained in each later iteration
             lasting_s = giver_s - self.takes_s(taker, len(taker.samplers) + 1)
@@ -247,7 +256,8 @@ class Balancing:
             self._hosting.rehost(sampler, taker)
             giver.pace.waited_s = 0.0
             late_s -= self._one_more_s(giver)
-            heapreplace(self._takers, (when + replay_s + self._one_more_s(taker), taker_id, taker))
+            next_ready_at = ready_at + replay_s + self._one_more_s(taker)
+            heapreplace(self._takers, (next_ready_at, taker_id, taker))
 
     def _can_take(self, actor: Actor) -> bool:
         return actor.state is State.RUNNING and self._hosting.has_room(actor)

@@ -13,8 +13,8 @@ from dppo.errors import ClusterError, counted
 from dppo.ppo.exchange.questions import Question
 from dppo.ppo.exchange.records import Incident, IncidentKind
 
-NAMED_MOVES = 3  # actors that left at once, before the message is shortened
-PATIENCE_S = 5.0  # without enough actors, before that is logged
+NAMED_MOVES = 3  # number of absent actors after which the message is shortened
+PATIENCE_S = 5.0  # seconds without enough actors before the wait is logged
 
 
 @dataclass(slots=True)
@@ -32,7 +32,8 @@ class SamplerPosition:
 
 
 def shares(num_samplers: int, num_actors: int) -> list[list[int]]:
-    return [list(range(num_samplers))[actor_id::num_actors] for actor_id in range(num_actors)]
+    """Deal samplers out to actors in turn; return the samplers of each actor."""
+    return [list(range(actor_id, num_samplers, num_actors)) for actor_id in range(num_actors)]
 
 
 class Hosting:
@@ -60,14 +61,14 @@ class Hosting:
         self.actors = actors
         """All actors by id."""
         self._limits = limits
+        # time since which too few actors have been running; None while there are enough
         self._few_since: float | None = None
-        self._ready: set[int] = set()  # ids of the actors that may be asked for something new
-        self._stranded: dict[
-            int, Actor
-        ] = {}  # actors that have not started, whose samplers no other has room for
-        self._above_limit = (
-            False  # True while an actor hosts more samplers than `limit`, for lack of others
-        )
+        # ids of the actors that may be asked for something new
+        self._ready: set[int] = set()
+        # absent actors whose samplers have no room on other actors
+        self._stranded: dict[int, Actor] = {}
+        # True while an actor hosts more samplers than `limit`, because other actors have no room
+        self._above_limit = False
         if limits.samplers_per_actor is not None:
             self.limit_to(limits.samplers_per_actor)
 
@@ -93,7 +94,8 @@ class Hosting:
         for question in actor.queue.values():
             for sampler in question.samplers:
                 position = self.positions[sampler]
-                if position.maker is actor:  # otherwise another one makes these segments, too
+                # otherwise another actor makes these segments, too
+                if position.maker is actor:
                     position.asked = position.arrived
                     self._ready.add(position.host.actor_id)
         self.running.pop(actor.actor_id, None)
@@ -121,7 +123,7 @@ class Hosting:
             self._ready.add(actor.actor_id)
 
     def take_ready(self) -> list[Actor]:
-        """Return the running actors that may be asked for something new since the last call."""
+        """Return the running actors among those marked since the last call, which may be ready for a new question."""
         if not self._ready:
             return []
         ready = self._ready
@@ -164,7 +166,8 @@ class Hosting:
         """Record that segment `index` of a sampler has arrived, of the requested ones before `end`."""
         position = self.positions[sampler]
         position.arrived = index + 1
-        if position.asked < end:  # it is moving to its host, which may be asked now
+        # the sampler is moving to its host, which may be asked for it now
+        if position.asked < end:
             self._ready.add(position.host.actor_id)
 
     # ------------------------------------------------------------------ moving samplers
@@ -178,7 +181,8 @@ class Hosting:
         Of too many samplers, an actor keeps those of which its process has had environments.
         """
         self.limit = limit
-        if self._limits.elastic:  # with fewer actors, some samplers have no host
+        # with fewer actors, some samplers would have no host
+        if self._limits.elastic:
             self._min_actors = max(
                 self._limits.fewest_actors, math.ceil(len(self.positions) / limit)
             )
@@ -343,5 +347,5 @@ def samplers_named(samplers: Sequence[int]) -> str:
 
 
 def listed(numbers: Sequence[int]) -> str:
-    """Return `0, 3, 5`."""
+    """Join numbers as in `0, 3, 5`."""
     return ", ".join(map(str, numbers))

@@ -28,7 +28,7 @@ from dppo.process_state.borders import guarded_steps, take_changes
 from dppo.spaces.spaces import Spaces
 
 LOOK_S = 0.1  # interval between two looks at the progress of threads
-ORDER_S = 60.0  # for an earlier question, which arrived at the same time, to be begun
+ORDER_S = 60.0  # longest wait until an earlier question, which arrived at the same time, has begun
 
 
 class SamplerHost:
@@ -84,7 +84,8 @@ class SamplerHost:
     def close_all_but(self, hosted: Collection[int] = ()) -> None:
         """Close the environments of all samplers except `hosted`; does not wait for threads."""
         for sampler_id in self._samplers.keys() - set(hosted):
-            self._progress.enter(place_of(Phase.CLOSE, sampler_id))  # which may take long
+            # closing may take long
+            self._progress.enter(place_of(Phase.CLOSE, sampler_id))
             self._samplers.pop(sampler_id).envs.close()
 
     def _ready(self, request: SegmentRequest) -> PPOSampler:
@@ -105,7 +106,7 @@ class SamplerHost:
 
     @property
     def instances(self) -> int:
-        """Number of environments that it has."""
+        """Number of environments of all samplers."""
         return sum(built.instances for built in self._samplers.values())
 
     def _check_spaces(self, requests: Sequence[SegmentRequest], expected: Spaces) -> None:
@@ -131,7 +132,7 @@ class SamplerThread:
         self.progress = ActivityRecord(on_replay=check, on_step=check)
         self.host = SamplerHost(plan, self.progress)
         self.next = 0
-        """Index of the segment after all that it has been asked for."""
+        """Index of the next segment: one more than that of the last segment that was requested."""
 
 
 class ThreadedHost:
@@ -146,8 +147,8 @@ class ThreadedHost:
         self._progress = progress
         self._threads: dict[int, SamplerThread] = {}
         self._turns = Condition()
-        self._begun = 0  # questions
-        self._over = 0  # questions
+        self._begun = 0  # number of questions that have begun
+        self._over = 0  # number of questions that have been answered, or have failed
         self._leaving: set[int] = set()  # samplers that are no longer hosted
         self._failure: BaseException | None = None  # ends all threads, each after its current step
 
@@ -192,7 +193,8 @@ class ThreadedHost:
             if self._failure is not None:
                 raise self._failure
             closing = self._end(self._leaving - {request.sampler_id for request in requests})
-            if self._plan.sampling.licences is not None:  # others are made in their place
+            # new environments need the licences of those that are closed
+            if self._plan.sampling.licences is not None:
                 wait(closing)
             for request in requests:
                 thread = self._thread(request.sampler_id)
@@ -221,12 +223,15 @@ class ThreadedHost:
         return self._threads[sampler_id]
 
     def _is_next(self, request: SegmentRequest) -> bool:
+        """Return whether the sampler has been asked for all segments before the requested one, or is rebuilt."""
         if request.rebuild is not None:
             return True
         thread = self._threads.get(request.sampler_id)
-        return request.index == (0 if thread is None else thread.next)
+        next_index = 0 if thread is None else thread.next
+        return request.index == next_index
 
     def _end(self, samplers: set[int]) -> list[Future[Any]]:
+        """Let the threads of these samplers close their environments and end."""
         threads = [self._threads.pop(sampler_id) for sampler_id in samplers & self._threads.keys()]
         return [thread.worker.end(thread.host.close_all_but) for thread in threads]
 
@@ -249,15 +254,21 @@ class ThreadedHost:
         return [call.result() for call in calls]
 
     def _raise_failures(self, calls: Iterable[Future[Any]]) -> None:
+        """Raise the error of the first finished call that failed.
+
+        If the constructor of an environment failed, the error also has the number of environments and samplers beside
+        it in this process.
+        """
         for call in calls:
             error = call.exception()
             if isinstance(error, EnvironmentFault):
-                raise error.beside(*self._others(error))
+                other_instances, other_samplers = self._others(error)
+                raise error.beside(other_instances, other_samplers)
             if error is not None:
                 raise error
 
     def _others(self, error: EnvironmentFault) -> tuple[int, int]:
-        """Return instances and samplers of the threads other than that of a fault; at least one is being made there."""
+        """Return the numbers of instances and samplers that the threads have, without the thread of a fault."""
         failed = error.place.sampler_id if error.place is not None else -1
         others = [
             thread.host
@@ -267,6 +278,7 @@ class ThreadedHost:
         instances = [host.instances for host in others if host.instances]
         if instances:
             return sum(instances), len(instances)
+        # the other threads have not finished an environment yet: at least one is being made there, if there are any
         being_made = min(1, len(others))
         return being_made, being_made
 
@@ -289,7 +301,7 @@ def _steps_to_replay(requests: Sequence[SegmentRequest]) -> int:
 
 
 def with_notes(report: SegmentReport, segment: Any) -> tuple[SegmentReport, Any]:
-    """Return them with incidents for state of this process that code of users has changed since the last ones."""
+    """Return report and segment; add an incident for each change to process-wide state that user code has made."""
     notes = tuple(Incident(IncidentKind.GLOBAL_STATE, f"{change}.") for change in take_changes())
     if notes:
         report = replace(report, incidents=(*report.incidents, *notes))

@@ -75,9 +75,8 @@ class LocalTrainer:
             self.trainer = build_trainer(plan, spaces, self._parallel)
         self.spec = self.trainer.model.spec
         self.device = self.trainer.device
-        self._rescued: tuple[np.ndarray, dict[str, np.ndarray]] | None = (
-            None  # from before a GPU failed
-        )
+        # weights and optimizer state from before a GPU failed
+        self._rescued: tuple[np.ndarray, dict[str, np.ndarray]] | None = None
 
     def update(self, experience: Experience) -> Update:
         """Make a batch of the segments of this rank, and train on it."""
@@ -115,21 +114,21 @@ class LocalTrainer:
 
     @contextmanager
     def _repeatable(self) -> Iterator[None]:
-        """Compute as usual, whatever code of users has set, and with the same bits each time."""
-        # are set per thread, and Ray chooses the thread
-        threads = self._plan.learners.learner_threads
+        """Compute the same bits each time, with the default settings of NumPy and torch, which user code may change."""
+        # set for each update, because torch stores them for each thread, and Ray may choose another thread
+        num_threads = self._plan.learners.learner_threads
         with (
             as_usual(),
             torch_as_usual(),
             limit_blas(1),
-            exact_on(threads),
+            exact_on(num_threads),
             repeatable_on(self.device),
         ):
             yield
 
     @contextmanager
     def _explained_errors(self) -> Iterator[None]:
-        """Raise errors of memory and of a GPU with their meaning; free what the failed update holds."""
+        """Raise errors of memory and of a GPU with an explanation; free the memory of the failed update."""
         try:
             yield
         except (MemoryError, RuntimeError) as error:
@@ -154,7 +153,7 @@ class LocalTrainer:
             raise
 
     def _restore(self, weights: np.ndarray, state: dict[str, np.ndarray]) -> None:
-        """Load weights and state; keep them in this process if the GPU takes nothing any more."""
+        """Load weights and state; keep them in this process if the GPU has failed."""
         try:
             self.load(weights, state)
         except RuntimeError:
@@ -186,7 +185,7 @@ class LocalTrainer:
         return Rows(at_once, limit, sizes.sequence_length)
 
     def check_gpu(self, batch_rows: int) -> None:
-        """Log the memory that updates of so many rows take on a GPU; nothing on a CPU.
+        """Log the memory that an update on `batch_rows` rows takes on a GPU; do nothing on a CPU.
 
         Raise ConfigError if a minibatch does not fit.
         """
@@ -203,7 +202,7 @@ class LocalTrainer:
         logger.info("%s", gpu_memory_line(needed, self._rows(), self.device))
 
     def gpu_bytes(self, batch_rows: int) -> int:
-        """Return about how many bytes of a GPU an update on so many rows takes; measured with one minibatch."""
+        """Estimate the bytes of GPU memory of an update on `batch_rows` rows, from one measured minibatch."""
         rows = self._rows()
         peak = gpu_bytes_of(self.trainer.rehearse, rows.at_once, self.device)
         other_rows = batch_rows + self._plan.sizes.minibatch_rows - rows.at_once

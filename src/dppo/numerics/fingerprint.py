@@ -75,10 +75,13 @@ class Expected:
     own: Fingerprint
     """The fingerprint of the driver; checkpoints store it under this name."""
     refuse: bool
-    """Refuse processes that compute otherwise."""
+    """Refuse processes whose results differ."""
 
     def problem(self, *, torch: bool) -> str:
-        """Describe how this process computes otherwise: "" if it does not; raise ClusterError if that is refused."""
+        """Describe the results of this process that differ from the driver's; "" if none does.
+
+        Raise ClusterError if a difference is refused.
+        """
         here = fingerprint(self.probe, torch=torch)
         differences = self.own.differences(here)
         if not differences:
@@ -104,11 +107,13 @@ def fingerprint(probe: Probe, *, torch: bool) -> Fingerprint:
 
 
 def cpu_name() -> str:
-    """Return the name of this CPU, with family and model where they are known: they decide which code runs."""
-    lines = cpu_facts().partition("\n\n")[0].splitlines()
-    facts = {
-        name.strip(): value.strip() for name, _, value in (line.partition(":") for line in lines)
-    }
+    """Return the name of this CPU, with the family and the model number by which libraries choose their code."""
+    # /proc/cpuinfo has a paragraph for each core
+    first_core = cpu_facts().partition("\n\n")[0]
+    facts = {}
+    for line in first_core.splitlines():
+        name, _, value = line.partition(":")
+        facts[name.strip()] = value.strip()
     if "model name" not in facts:
         return platform.processor() or platform.machine()
     return f"{facts['model name']} (family {facts.get('cpu family')}, model {facts.get('model')})"

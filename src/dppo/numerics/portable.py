@@ -14,15 +14,17 @@ from dppo.files import MAX_SETTINGS_BYTES, read_file
 
 VARIABLES = {
     "OPENBLAS_CORETYPE": "Haswell",  # matrix products: NumPy's, and through it torch's (`ppo.kernels.products`)
-    # exp, log, sin and others have versions for AVX-512. Names of NumPy 2.4, and of those before; others are ignored.
+    # NumPy has AVX-512 versions of exp, log, sin and others. These are the names of the features in NumPy 2.4 and in
+    # earlier versions; NumPy ignores names that it does not know.
     "NPY_DISABLE_CPU_FEATURES": "X86_V4 AVX512_ICL AVX512_SPR AVX512F AVX512CD AVX512_SKX AVX512_CLX AVX512_CNL",
-    # Every other branch of MKL depends on the vendor of the CPU, whatever the variable says on an AMD.
+    # With any other value, the code that MKL runs depends on the vendor of the CPU: an AMD does not get the same code.
     "MKL_CBWR": "COMPATIBLE",
     "ATEN_CPU_CAPABILITY": "avx2",
 }
-# costs a third of the speed of CNNs where the CPU has AVX-512
+# Only `numerics=strict` sets this, because it costs CNNs a third of their speed on a CPU with AVX-512.
 CONVOLUTIONS = {"ONEDNN_MAX_CPU_ISA": "AVX2"}
 SAME_AS_HASWELL = {"Haswell", "Zen"}  # cores of OpenBLAS with the same kernels
+# `numerics: native` or `numerics = "native"`, at the start of a line or inside of braces
 NATIVE = re.compile(
     rb"(?:^|[{,.])[ \t]*['\"]?numerics['\"]?[ \t]*[:=][ \t]*['\"]?native\b",
     re.MULTILINE,
@@ -41,34 +43,39 @@ def portable_numerics(argv: Sequence[str] = ()) -> None:
 
 def _native(argv: Sequence[str]) -> bool:
     """Return whether settings ask for `numerics=native`, without loading the parsers of settings."""
-    words = [part for word in argv for part in word.split("=", 1)]
+    words = [part for argument in argv for part in argument.split("=", 1)]
     if "--numerics" in words:
-        last_flag = len(words) - 1 - words[::-1].index("--numerics")  # the last one wins
-        return words[last_flag + 1 : last_flag + 2] == ["native"]
+        # the last flag wins
+        last_flag = len(words) - 1 - words[::-1].index("--numerics")
+        # empty if the flag has no value
+        values = words[last_flag + 1 : last_flag + 2]
+        return values == ["native"]
     for word in words:
-        if word and any(_says_native(file) for file in _settings_files(Path(word).absolute())):
+        if not word:
+            continue
+        files = _settings_files(Path(word).absolute())
+        if any(_sets_native(file) for file in files):
             return True
     return os.environ.get("DPPO_NUMERICS") == "native"
 
 
 def _settings_files(path: Path) -> list[Path]:
-    """Return the files with settings that `path` may stand for: a file, a run's folder, or something inside of one."""
+    """Return the settings files for `path`: a settings file, the folder of a run, or a path inside of such a folder."""
     if path.suffix in (".yaml", ".yml", ".toml"):
         return [path]
-    is_inside_run = path.suffix == ".safetensors" or {
-        "checkpoints",
-        "incidents",
-    } & {path.name, path.parent.name}
+    last_names = {path.name, path.parent.name}
+    is_inside_run = path.suffix == ".safetensors" or last_names & {"checkpoints", "incidents"}
     folders = path.parents[:2] if is_inside_run else [path]
     return [folder / "config.yaml" for folder in folders]
 
 
-def _says_native(file: Path) -> bool:
-    with suppress(OSError, RuntimeError, ValueError):  # not a file, or a link to itself
-        return (
-            file.is_file()
-            and NATIVE.search(read_file(file.resolve(), MAX_SETTINGS_BYTES)) is not None
-        )
+def _sets_native(file: Path) -> bool:
+    """Return whether a settings file sets `numerics=native`; False if it does not exist or cannot be read."""
+    # RuntimeError: `resolve` met a link to itself. ValueError: the path or the file is invalid.
+    with suppress(OSError, RuntimeError, ValueError):
+        if file.is_file():
+            content = read_file(file.resolve(), MAX_SETTINGS_BYTES)
+            return NATIVE.search(content) is not None
     return False
 
 
@@ -76,7 +83,8 @@ def _says_native(file: Path) -> bool:
 def in_force(numerics: str) -> Iterator[dict[str, str]]:
     """Set the variables while a run lasts, for libraries and processes that it loads or starts; yield those in force.
 
-    Sets none with `numerics=native`, without AVX2, or if NumPy was loaded with others: processes must compute alike.
+    Sets none with `numerics=native`, without AVX2, or if NumPy was loaded without them: all processes of a run must
+    compute the same bits.
     """
     chosen = VARIABLES | (CONVOLUTIONS if numerics == "strict" else {})
     if numerics == "native" or not has_avx2() or not numpy_is_portable():
@@ -92,7 +100,7 @@ def in_force(numerics: str) -> Iterator[dict[str, str]]:
 
 
 def numpy_is_portable() -> bool:
-    """Return whether NumPy computes as with the variables, or will when it is loaded."""
+    """Return whether NumPy uses the code that the variables choose; True if NumPy has not been loaded yet."""
     if "numpy" not in sys.modules:
         return True
     features = import_module("numpy._core._multiarray_umath").__cpu_features__
@@ -102,7 +110,9 @@ def numpy_is_portable() -> bool:
 
 def has_avx2() -> bool:
     """Return whether this is an x86-64 machine with AVX2 and FMA; OpenBLAS would crash on another."""
-    return {"avx2", "fma"} <= set(cpu_facts().partition("flags")[2].partition("\n")[0].split())
+    after_flags = cpu_facts().partition("flags")[2]
+    first_line = after_flags.partition("\n")[0]
+    return {"avx2", "fma"} <= set(first_line.split())
 
 
 def cpu_facts() -> str:

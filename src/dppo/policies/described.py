@@ -33,7 +33,8 @@ def model_state(spaces: Spaces, spec: NetworkSpec) -> dict[str, Any]:
         if value:
             described[name] = value
     described |= spec.as_json()
-    read_back: dict[str, Any] = json.loads(json.dumps(described))  # tuples as lists
+    # turns tuples into lists, as a checkpoint returns them
+    read_back: dict[str, Any] = json.loads(json.dumps(described))
     return read_back
 
 
@@ -64,7 +65,8 @@ def model_from(
         )
         return spaces, spec
     layers = model.get("layers")
-    if not layers:  # of an earlier version
+    # a checkpoint of an earlier version
+    if not layers:
         layers = {
             "shared": False,
             "activation": model["activation"],
@@ -76,15 +78,16 @@ def model_from(
 
 
 def network_summary(spec: NetworkSpec) -> str:
-    """Return `MLP 64x64 tanh, lstm 64`."""
+    """Return a short description of a network, such as `MLP 64x64 tanh, lstm 64`."""
     if not isinstance(spec, BuiltInSpec):
         return f"network {spec.as_json()['model']}"
     layers = spec.layers
-    if not spec.acts_in_numpy:
-        summary = f"network of encoders {layers.image_encoder or ''}".rstrip()
-    else:
+    if spec.acts_in_numpy:
         sizes = "x".join(map(str, layers.hidden_sizes)) or "without hidden layers"
         summary = f"MLP {sizes} {layers.activation}"
+    else:
+        # `image_encoder` is None if the observation has no image
+        summary = f"network of encoders {layers.image_encoder or ''}".rstrip()
     if layers.memory != "none":
         summary += f", {layers.memory} {layers.memory_size}"
     return summary

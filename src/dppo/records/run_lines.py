@@ -9,9 +9,10 @@ from dppo.records.files.checkpoint import Found
 
 
 def sizes_line(config: Config) -> str:
-    """Describe the number of env steps, and what an iteration does with its batch."""
+    """Describe the number of env steps, and the batch and the epochs of an iteration."""
     total = counted(config.iterations * config.batch_size, "env step")
     iterations = counted(config.iterations, "iteration")
+    # the default depends on whether actions are continuous, which is not known yet
     epochs = value_of("update_epochs", config, TaskFacts(action_dims=1))
     discrete_epochs = value_of("update_epochs", config, TaskFacts(action_dims=0))
     batches = "them"
@@ -55,15 +56,17 @@ def own_state_line(config: Config) -> str:
 
 
 def branch_line(origin: Found) -> str:
-    """Describe what a new run takes over from a checkpoint of another run, and what it drops."""
+    """Describe the state that a new run takes over from a checkpoint of another run, and the episodes it drops."""
     state = origin.checkpoint.state
     samplers = origin.checkpoint.arrays["samplers"]
+    # steps of the open episode of each environment, one array for each sampler; 0: no step has been taken
     lengths = [array for name, array in samplers.items() if name.endswith(".episode_lengths")]
     open_episodes = sum(int((array > 0).sum()) for array in lengths)
-    steps = sum(int(array.sum()) for array in lengths)
+    dropped_steps = sum(int(array.sum()) for array in lengths)
     step = f"{state['global_step']:,}"
     verb = "is" if open_episodes == 1 else "are"
-    dropped = f"{counted(open_episodes, 'open episode')} of {counted(steps, 'step')} {verb} dropped"
+    episodes = counted(open_episodes, "open episode")
+    dropped = f"{episodes} of {counted(dropped_steps, 'step')} {verb} dropped"
     return (
         f"Branching off {origin.path} at step {step}: weights, optimizer and normalizers are kept, counters start at "
         f"zero. New episodes start; {dropped}."

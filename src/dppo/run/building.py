@@ -38,6 +38,8 @@ from dppo.spaces.spaces import Spaces
 if TYPE_CHECKING:
     from dppo.learners.tracing import Trace
 
+MAX_PROBE_WIDTH = 512  # units; the fingerprint of wider layers is that of this width
+
 NOT_REPLAYED = "lost or resumed samplers start new episodes; those of EnvPool, with a fixed seed, their first ones"
 
 
@@ -127,8 +129,9 @@ def _import_torch(stack: ExitStack) -> threading.Thread:
 
 def _warn_about_start(folder: RunFolder) -> None:
     start = folder.start or folder.origin
-    for problem in start.damaged if start else ():
-        logger.warning("skipped a damaged checkpoint: %s", problem)
+    if start is not None:
+        for problem in start.damaged:
+            logger.warning("skipped a damaged checkpoint: %s", problem)
     for change in folder.close_changes:
         logger.warning("%s", change)
 
@@ -152,14 +155,18 @@ def _spaces(collector: Collector, config: Config, stop: StopSignals) -> Spaces:
 
 
 def _numerics_in_force(config: Config, stack: ExitStack) -> dict[str, str]:
-    """Choose the code of NumPy and torch until `stack` is closed; return the variables for other processes."""
+    """Set the variables that choose the code of NumPy and torch, until `stack` is closed.
+
+    Return them, for the processes that the run starts; {} if they have no effect in this process.
+    """
     variables = stack.enter_context(in_force(config.numerics))
     if config.numerics != "native" and not variables:
         logger.info(
             "results are equal on this type of CPU only: it has no AVX2, or NumPy was loaded with other code. Call "
             "dppo.portable_numerics() before NumPy is imported, or set numerics=native to say so."
         )
-    if config.numerics == "native" and VARIABLES.items() <= os.environ.items():
+    are_variables_set = VARIABLES.items() <= os.environ.items()
+    if config.numerics == "native" and are_variables_set:
         logger.warning(
             "numerics=native: portable code was loaded already. Set DPPO_NUMERICS=native before Python starts."
         )
@@ -167,10 +174,9 @@ def _numerics_in_force(config: Config, stack: ExitStack) -> dict[str, str]:
 
 
 def _expected_numerics(config: Config, spaces: Spaces) -> Expected:
-    images = any(len(leaf.shape) == 3 for leaf in spaces.leaves().values())
-    probe = Probe(
-        config.envs_per_sampler, tuple(min(width, 512) for width in config.hidden_sizes), images
-    )
+    widths = tuple(min(width, MAX_PROBE_WIDTH) for width in config.hidden_sizes)
+    has_images = any(len(leaf.shape) == 3 for leaf in spaces.leaves().values())
+    probe = Probe(config.envs_per_sampler, widths, has_images)
     return Expected(probe, fingerprint(probe, torch=True), config.on_other_cpu == "refuse")
 
 

@@ -21,32 +21,37 @@ class JointAgents(JointEnv):
     def __init__(self, made: Any, make: Callable[[], Any]) -> None:
         """Take over `made`; raise ConfigError if its agents have different spaces."""
         self._names: list[str] = list(made.possible_agents)
-        self._ended = set[str]()  # agents whose episode has ended, until the next reset
+        # agents whose episode has ended, until the next reset, or until the environment no longer lists them
+        self._ended = set[str]()
         super().__init__(made, make, len(self._names))
         self.unread_masks = callable(getattr(made, METHOD, None))
         self.observation_space = _common_space(made, self._names, "observation_space")
         self.action_space = _common_space(made, self._names, "action_space")
 
     def step(self, actions: Sequence[Any]) -> None:
-        """Step the agents that are there; if none is left, begin the next episode."""
-        there = set(self.env.agents) - self._ended
+        """Step the agents whose episodes are open; if none remains, begin the next episode."""
+        acting = set(self.env.agents) - self._ended
         actions_by_name = zip(self._names, actions, strict=True)
-        answer = self.env.step({name: action for name, action in actions_by_name if name in there})
+        answer = self.env.step({name: action for name, action in actions_by_name if name in acting})
         check_parts(answer, step=True)
         for part, by_agent in zip(PARTS, answer, strict=True):
-            self._check_agents(part, by_agent, there if part != "info" else set())
+            is_optional = part == "info"
+            self._check_agents(part, by_agent, set() if is_optional else acting)
         obs, rewards, terminated, truncated, infos = answer
-        # listed or not
-        self._ended |= {name for name in there if terminated[name] or truncated[name]}
-        left = set(self.env.agents) - self._ended
-        over = not left
-        self._ended &= set(self.env.agents)  # an agent that comes back acts again
-        self._check_agents("observation", obs, left)
-        if over:  # the reset below may write to the same objects
+        # an environment may still list an agent whose episode has ended
+        self._ended |= {name for name in acting if terminated[name] or truncated[name]}
+        remaining = set(self.env.agents) - self._ended
+        over = not remaining
+        # an agent that is no longer listed may come back, and acts again then
+        self._ended &= set(self.env.agents)
+        self._check_agents("observation", obs, remaining)
+        if over:
+            # the reset below may write to the same objects
             obs = deepcopy(obs)
             infos = {name: copy(info) for name, info in infos.items()}
         for name, row in zip(self._names, self.rows, strict=True):
-            if name in there:
+            if name in acting:
+                # the end of the episode of all agents truncates those that did not terminate
                 is_cut_off = truncated[name] or (over and not terminated[name])
                 row.answer = (
                     obs[name],
@@ -56,7 +61,8 @@ class JointAgents(JointEnv):
                     infos.get(name, {}),
                 )
                 row.waiting = bool(terminated[name] or is_cut_off)
-            elif name in left:  # it acts from now on
+            elif name in remaining:
+                # the agent has joined, and acts from the next step on
                 row.answer = SkippedStep(over=False, arrival=(obs[name], infos.get(name, {})))
                 row.waiting = False
             else:
@@ -75,13 +81,14 @@ class JointAgents(JointEnv):
         obs, infos = answer
         self._check_agents("observation", obs, set())
         self._check_agents("info", infos, set())
-        first_there = next((name for name in self._names if name in obs), None)
-        if first_there is None:
+        first_present = next((name for name in self._names if name in obs), None)
+        if first_present is None:
             raise BadResult("no observation of any of the possible_agents")
         self._ended = set()
         for name, row in zip(self._names, self.rows, strict=True):
-            shown = name if name in obs else first_there
-            row.first = obs[shown], infos.get(shown, {})
+            # the row of an absent agent shows the observation of another one
+            source = name if name in obs else first_present
+            row.first = obs[source], infos.get(source, {})
 
     def _check_agents(self, part: str, by_agent: Any, needed: set[str]) -> None:
         """Raise BadResult unless a part of a result is a dict by agent that has all the `needed` ones."""

@@ -20,7 +20,7 @@ from dppo.spaces.spaces import MASK
 
 
 class Row:
-    """One row of a `JointEnv`, in the place of an environment: it answers with what the joint step gave it."""
+    """One row of a `JointEnv` with the interface of an environment; it returns its part of a step of all rows."""
 
     def __init__(self, joint: "JointEnv", index: int) -> None:
         self.index = index
@@ -43,7 +43,10 @@ class Row:
         raise AttributeError(name)
 
     def step(self, actions: Sequence[Any]) -> Any:
-        """Return this row's part of a step of all rows, which the first row makes; raise SkippedStep if it has none."""
+        """Return the result of this row in a step of all rows; raise SkippedStep if the row took no step.
+
+        `actions` are those of all rows. Rows are stepped in order, and the first one steps all of them.
+        """
         if self.index == 0:
             self.joint.step_rows(actions)
         if isinstance(self.answer, SkippedStep):
@@ -66,7 +69,7 @@ class Row:
         self.first = None
         self.waiting = False
         mask = {}
-        # an info may be None, and hold what cannot be copied
+        # Only the mask is copied: an info may be None, or hold objects that cannot be copied.
         if isinstance(info, dict) and MASK in info:
             mask[MASK] = info[MASK]
         self.last_reset = deepcopy((obs, mask))
@@ -88,7 +91,7 @@ class JointEnv(ABC):
     shared = False
     """True if the rows have their episodes in common."""
     unread_masks = False
-    """The environments in it have a method for masks, which nobody calls."""
+    """The environments have a method for action masks that is never called."""
     once = False
     """No episode follows when all rows have ended theirs, and the first reset of an episode resets all rows."""
     next_seed: Callable[[int], int]
@@ -107,11 +110,11 @@ class JointEnv(ABC):
 
     @abstractmethod
     def step(self, actions: Sequence[Any]) -> None:
-        """Step each row with its action; fill in their answers, and the resets that follow."""
+        """Step each row with its action; set `answer` of all rows, and `first` of the rows that were reset."""
 
     @abstractmethod
     def begin(self, row: Row, seed: int) -> None:
-        """Reset a row, and others if they cannot be left alone."""
+        """Reset a row, or all rows if the environment cannot reset one alone."""
 
     def step_rows(self, actions: Sequence[Any]) -> None:
         """Step all rows. If that raises, it is the error of the first row, and the others take no step."""
@@ -126,7 +129,7 @@ class JointEnv(ABC):
             raise
 
     def again(self, index: int) -> Row:
-        """Return a row that failed; if that has broken the environment, of another one."""
+        """Open a failed row again and return it; make a new environment first if the failure closed the old one."""
         if self.env is None:
             fresh = self._make()
             self.env = fresh.env
@@ -182,7 +185,7 @@ class JointRows:
         return self.envs[env].reset(episode, options)
 
     def inputs(self, actions: np.ndarray) -> Sequence[Any]:
-        """Return all actions for each row: the first one steps all of them."""
+        """Return the actions of all rows once for each row: the first row steps all of them."""
         return [self.settings.spaces.actions.each(actions)] * len(self.envs)
 
     def interrupted(self) -> Iterator[Interruption]:
@@ -242,7 +245,7 @@ class JointRows:
         log: EnvLog,
     ) -> None:
         num_envs = len(self.envs)
-        # late enough that faults do not end the run
+        # a step so late in the run that faults do not end the run
         replay_log = EnvLog(index=log.index, step=FIRST_STEPS)
         obs = np.empty(num_envs, self.settings.spaces.obs)
         rows = obs, np.empty(num_envs), np.empty(num_envs, bool), np.empty(num_envs, bool)
@@ -259,7 +262,7 @@ class JointRows:
                 group.begin_episode(env, int(carry.episodes[env]), replay_log)
             if step == longest:
                 break
-            # negative before the episode begins: any action will do there
+            # An index is negative before the episode of its row begins; any action will do there.
             indices = step - longest + lengths
             any_action = actions[lengths.argmax()][0]
             step_actions = [
@@ -272,7 +275,7 @@ class JointRows:
         log.incidents += replay_log.incidents
 
     def shown(self, env: int) -> np.ndarray:
-        """Return the latest observation; of a row that waits, the first one of the episode that has ended."""
+        """Return the latest observation of a row; if the row waits, the first one of the episode that has ended."""
         checked = self.envs[env]
         return checked.first_obs if self._joint.rows[env].waiting else checked.last_obs
 

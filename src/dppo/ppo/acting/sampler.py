@@ -65,7 +65,10 @@ class PPOSampler:
         return collect_together([self], [request], snapshot)[0]
 
     def begin(self, rebuild: Rebuild | None, log: EnvLog) -> list[Incident]:
-        """Start or restore the episodes, so that `obs` holds observations to act on."""
+        """Start the episodes, or restore those of `rebuild`; set `obs` to their current observations.
+
+        Return the environments that could not be restored as incidents.
+        """
         self.obs = np.empty(self.envs.num_envs, self.envs.obs)
         if rebuild is None:
             self.envs.start(self.obs, log)
@@ -73,7 +76,7 @@ class PPOSampler:
         incidents = self.envs.restore(rebuild.carry, rebuild.actions, self.obs, log)
         self._discounted_returns = rebuild.carry.discounted_returns.copy()
         self.memory = copy(rebuild.carry.memory)
-        # new episodes start there
+        # environments that could not be restored: they start new episodes
         abandoned = [incident.env for incident in incidents if incident.env is not None]
         self._discounted_returns[abandoned] = 0.0
         if self.memory is not None:

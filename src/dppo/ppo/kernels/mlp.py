@@ -18,11 +18,12 @@ from dppo.ppo.networks.parameters import FlatParameters, ZerosLike
 class HandwrittenMLP(LearningNetwork):
     """Train an `MLP` with a hand-written gradient.
 
-    It equals that of autograd, which takes twice the time of an update, most of it bookkeeping.
+    The gradient equals that of autograd, with which an update takes twice the time, most of it for bookkeeping. In
+    names, `by_x` is the gradient of the loss with respect to `x`.
     """
 
     def __init__(self, mlp: MLP, zeros_like: ZerosLike | None = None) -> None:
-        """Train the parameters of `mlp`; arguments as those of `FlatParameters`."""
+        """Train the parameters of `mlp`; `zeros_like` allocates the vector of gradients, as in `FlatParameters`."""
         trunks = (mlp.policy, mlp.value)
         parameters = [parameter for trunk in trunks for parameter in trunk.parameters()]
         if mlp.log_std is not None:
@@ -31,11 +32,17 @@ class HandwrittenMLP(LearningNetwork):
         self._trunks = [
             [_Layer.of(part) for part in trunk if isinstance(part, nn.Linear)] for trunk in trunks
         ]
-        self._log_std = None if mlp.log_std is None else mlp.log_std.detach()
-        self._by_log_std = None if mlp.log_std is None else mlp.log_std.grad
-        self._bound_size = len(self._trunks[0][-1].bias)
+        self._log_std: Tensor | None = None
+        self._by_log_std: Tensor | None = None
+        if mlp.log_std is not None:
+            self._log_std = mlp.log_std.detach()
+            self._by_log_std = mlp.log_std.grad
+        # Number of columns of the head that depend on the observation: the outputs of the policy's last layer. The
+        # columns of log_std follow them.
+        policy_layers = self._trunks[0]
+        self._bound_size = len(policy_layers[-1].bias)
         self._is_tanh = any(isinstance(part, nn.Tanh) for part in mlp.policy)
-        # minibatches have at most two sizes
+        # One workspace for each size of minibatches; they have at most two sizes.
         self._workspace = lru_cache(maxsize=2)(self._new_workspace)
 
     @override
@@ -119,7 +126,7 @@ class HandwrittenMLP(LearningNetwork):
 
 
 class _Layer(NamedTuple):
-    """A linear layer's parameters and their gradients, as plain tensors: views without a graph."""
+    """A linear layer's parameters and their gradients, as views that autograd does not record."""
 
     weight: Tensor
     """[outputs, inputs]"""
@@ -145,7 +152,8 @@ class _Layer(NamedTuple):
 class _Workspace(NamedTuple):
     """Buffers for minibatches of one size.
 
-    Buffers of wide layers that are allocated for each minibatch are returned to the system and mapped again by page.
+    If buffers were allocated for each minibatch, those of wide layers would return to the system each time, which then
+    maps them again page by page.
     """
 
     head: Tensor

@@ -13,21 +13,26 @@ import torch
 from torch import Tensor
 
 MIN_SHARED_WORK = 10**7
-"""Multiplications worth sharing among threads: a third of a millisecond of one; handing them over takes 0.05 ms."""
+"""Fewest multiplications that are shared among threads.
+
+One thread takes a third of a millisecond for them; handing work over to other threads takes 0.05 ms.
+"""
 
 
 def multiply(a: Tensor, b: Tensor, out: Tensor) -> Tensor:
-    """Write the product of `a` [n, k] and `b` [k, m] into `out` [n, m], and return it; no gradient follows it."""
+    """Write `a` [n, k] times `b` [k, m] into `out` [n, m], and return `out`; autograd does not record the product."""
     if not out.is_cpu:
         return torch.mm(a, b, out=out)
     if not out.is_contiguous():
-        return out.copy_(torch.from_numpy(product(a.numpy(), b.numpy())))
+        # np.dot writes into contiguous arrays only
+        result = product(a.numpy(), b.numpy())
+        return out.copy_(torch.from_numpy(result))
     product(a.numpy(), b.numpy(), out.numpy())
     return out
 
 
 def tanh_(x: Tensor) -> Tensor:
-    """Write tanh over `x`, in a third of the time of torch's, and return it; no gradient follows it."""
+    """Replace `x` by its tanh, in a third of torch's time, and return `x`; autograd does not record the operation."""
     if not x.is_cpu:
         return x.tanh_()
     array = x.numpy()
@@ -36,11 +41,12 @@ def tanh_(x: Tensor) -> Tensor:
 
 
 def product(a: np.ndarray, b: np.ndarray, out: np.ndarray | None = None) -> np.ndarray:
-    """Return `a` [n, k] times `b` [k, m]; each of torch's threads computes some rows if they are many.
+    """Return `a` [n, k] times `b` [k, m]; share the rows of a large product among as many threads as torch uses.
 
-    Threads of OpenBLAS would wait in a busy loop, and keep torch's threads from working.
+    OpenBLAS is not left to do so: its threads would wait in a busy loop, and keep torch's threads from working.
     """
-    num_threads = torch.get_num_threads() if len(a) * b.size >= MIN_SHARED_WORK else 1
+    multiplications = len(a) * b.size
+    num_threads = torch.get_num_threads() if multiplications >= MIN_SHARED_WORK else 1
     if num_threads == 1:
         return np.dot(a, b, out)
     if out is None:

@@ -22,9 +22,10 @@ from dppo.user_code import import_path
 if TYPE_CHECKING:
     from dppo.ppo.networks.parameters import ZerosLike
 
-MIN_NATURE_SIDE = 36  # pixels; fewer leave nothing behind its convolutions
+MIN_NATURE_SIDE = 36  # pixels; the convolutions of a Nature CNN have no output for smaller images
 MAX_LISTED_LEAVES = 6
 MAX_LISTED_COUNTS = 4
+# default number of units of the last layer of each encoder
 FEATURES = {"nature": 512, "impala": 256, "grid": 128, "flatten": 0}
 ENCODERS = {
     "nature": "a Nature CNN",
@@ -198,16 +199,20 @@ def _describe_leaf(spaces: Spaces, name: str) -> str:
     return f"{shape} numbers" if shape != "1" else "1 number"
 
 
-# ------------------------------------------------------------------ its halves: for actors, and for trainers
+# ------------------------------------------------------------------ networks of actors and of trainers
 
 
 def acting_network(spec: NetworkSpec) -> ActingNetwork:
-    """Build the network for an actor, without torch if it acts in NumPy; raise ConfigError if a module is refused."""
+    """Build the network of an actor, without torch if it acts in NumPy.
+
+    Raise ConfigError if a user's module does not keep the contract.
+    """
     if isinstance(spec, BuiltInSpec) and spec.acts_in_numpy:
         return NumpyMLP(spec)
     from dppo.ppo.networks.modules import TorchActing
 
-    module = spec.module(0)
+    # any seed will do: actors act with the weights of the trainer
+    module = spec.module(seed=0)
     return TorchActing(module, spec.ordered_parameters(module), spec.spaces)
 
 
@@ -218,7 +223,7 @@ def learning_network(
     device: str = "cpu",
     zeros_like: ZerosLike | None = None,
 ) -> LearningNetwork:
-    """Build the network for a trainer, with initial weights drawn from `seed` alone; imports torch.
+    """Build the network of a trainer, with initial weights drawn from `seed` alone; imports torch.
 
     `zeros_like` allocates the vector of gradients, which several learners share in memory. Raise ConfigError if a
     user's module does not keep the contract.

@@ -8,17 +8,19 @@ import torch
 
 
 class _Setting(NamedTuple):
-    """A setter, the value for now, and the value from before, which an environment may rely on."""
+    """A setting of torch to be overridden for a while."""
 
     set_to: Callable[[Any], None]
     value: Any
+    """Value in the meantime."""
     before: Any
+    """Value to restore, on which an environment may rely."""
 
 
 def default_dtype(dtype: torch.dtype) -> AbstractContextManager[None]:
     """Make `dtype` the default of new tensors, and the CPU their device; oneDNN is on, autocast and inference mode off.
 
-    An actor enters this context in each step, so it does nothing where nothing has been changed.
+    An actor enters this context in each step, so the context does nothing if all settings have these values already.
     """
     before = torch.get_default_dtype()
     dtype_setting = _Setting(torch.set_default_dtype, dtype, before)
@@ -27,7 +29,7 @@ def default_dtype(dtype: torch.dtype) -> AbstractContextManager[None]:
             dtype_setting,
             _Setting(torch._C._set_mkldnn_enabled, value=True, before=False),
         )
-    # A default device is a mode on this stack; to ask for the device takes 3 us, in each step of an actor.
+    # A default device is an entry of this stack. Asking torch for the device itself would take 3 us.
     has_default_device = torch._C._len_torch_function_stack() > 0
     if torch.is_autocast_enabled("cpu") or torch.is_inference_mode_enabled() or has_default_device:
         return _defaults_restored(dtype_setting)
@@ -37,11 +39,12 @@ def default_dtype(dtype: torch.dtype) -> AbstractContextManager[None]:
 
 
 def exact_on(num_threads: int) -> AbstractContextManager[None]:
-    """Use so many threads in the calling thread, and full float32 products, whatever an environment has set."""
+    """Use `num_threads` threads for operations of this thread, and float32 products of full precision."""
     threads_before = torch.get_num_threads()
     try:
         precision = torch.get_float32_matmul_precision()
-    except RuntimeError:  # it was set for one backend alone, and has no name
+    except RuntimeError:
+        # the precision was set for one backend alone, and torch has no name for that
         precision = ""
     if threads_before == num_threads and precision == "highest":
         return nullcontext()
@@ -64,6 +67,7 @@ def autocast_dtype_on(device: torch.device) -> torch.dtype | None:
 
 @contextmanager
 def _defaults_restored(*settings: _Setting) -> Iterator[None]:
+    """Override `settings`, switch inference mode and autocast off, and make the CPU the default device."""
     with (
         torch.inference_mode(mode=False),
         torch.autocast("cpu", enabled=False),
@@ -75,6 +79,7 @@ def _defaults_restored(*settings: _Setting) -> Iterator[None]:
 
 @contextmanager
 def _settings_overridden(*settings: _Setting) -> Iterator[None]:
+    """Override `settings`, and restore them at the end."""
     for setting in settings:
         setting.set_to(setting.value)
     try:

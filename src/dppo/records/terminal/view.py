@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from dppo.ppo.exchange.records import CollectionProgress
 from dppo.records.observer import RunInfo
 
-# of an iteration, as in perf/env_frac
+# parts of the time of an iteration, as in the metric perf/env_frac
 PHASES = (
     "env",
     "act",
@@ -30,7 +30,7 @@ class View:
     began: float = 0.0
     row: dict[str, float] = field(default_factory=dict)  # of the last finished iteration
     row_at: float = 0.0
-    evaluation: dict[str, float] = field(default_factory=dict)  # the row with the last one
+    evaluation: dict[str, float] = field(default_factory=dict)  # the row with the last evaluation
     first_row: tuple[float, float] = (math.nan, math.nan)
     """Env steps and time of the first iteration of this call, which makes the environments."""
     ready: int = 0  # processes that work on the present iteration, as last reported
@@ -43,7 +43,7 @@ class View:
     finished: bool = False
 
     def start(self, run: RunInfo) -> None:
-        """Take the facts of the run."""
+        """Set the title, the sizes and the start time of the run."""
         self.title = run.title
         self.total_steps = run.total_steps
         self.batch_size = run.config.batch_size
@@ -51,7 +51,7 @@ class View:
         self.began = time.monotonic()
 
     def add_row(self, row: dict[str, float]) -> None:
-        """Take the row of a finished iteration."""
+        """Set the latest row of metrics to that of a finished iteration."""
         now = time.monotonic()
         if not self.row:
             self.first_row = (row.get("global_step", 0), now)
@@ -64,7 +64,7 @@ class View:
             self.returns.append(mean_return)
 
     def add_progress(self, progress: CollectionProgress) -> bool:
-        """Take the progress of a long iteration; return whether env steps have been made since the last one."""
+        """Set the progress of a long iteration; return whether env steps have been made since the last progress."""
         self.ready = progress.processes
         last = None if self.first is None else self.progress
         if last is not None and (
@@ -87,7 +87,8 @@ class View:
         first = self.first
         last = self.progress
         if first is None or last is None or last.steps < first.steps + 2 * max(1, last.processes):
-            return math.nan  # fewer steps say more about resets, and about who was first
+            # the time of so few steps depends mostly on resets, and on which process was first
+            return math.nan
         return (last.steps - first.steps) / (last.elapsed_s - first.elapsed_s)
 
     @property
@@ -128,5 +129,5 @@ class View:
             if not self.row and self.progress is not None:
                 steps = self.progress.global_step
                 since = self.moved_at
-        # NaN stays NaN in this order
+        # `max` returns NaN only if NaN is its first argument
         return max((self.total_steps - steps) * s_per_step - (now - since), 0.0)

@@ -279,7 +279,7 @@ def caption(options: Options, plan: Sequence[Config]) -> str:
 
 
 def _alternatives(numbers: Sequence[int]) -> str:
-    """Return `1, 4 or 8`."""
+    """Join numbers as in `1, 4 or 8`."""
     *first, last = (f"{number:,}" for number in numbers)
     return f"{', '.join(first)} or {last}" if first else last
 
@@ -316,13 +316,16 @@ def make_table(groups: Sequence[dict[str, Any]], target: float | None) -> Table:
 
 
 def _time_to_target(group: dict[str, Any]) -> str:
-    """Return the mean over the seeds that reached the target, and their number if some did not."""
-    seconds = group["time_to_target_s"]
-    if seconds is None:
+    """Return the mean time in which seeds reached the target; add how many did, as in `12.3 s (2/3)`, if not all."""
+    mean_s = group["time_to_target_s"]
+    if mean_s is None:
         return "never"
-    reached = group["seeds_that_reached_target"]
-    seeds = len(group["seeds"])
-    return f"{seconds:.1f} s" if reached == seeds else f"{seconds:.1f} s ({reached}/{seeds})"
+    num_reached = group["seeds_that_reached_target"]
+    num_seeds = len(group["seeds"])
+    mean = f"{mean_s:.1f} s"
+    if num_reached < num_seeds:
+        mean += f" ({num_reached}/{num_seeds})"
+    return mean
 
 
 def explain_bound(group: dict[str, Any]) -> str:
@@ -338,6 +341,7 @@ def explain_bound(group: dict[str, Any]) -> str:
 
 
 def _report_equality(runs: Sequence[Run], console: Console) -> int:
+    """Print whether the final weights depend on the number of actors; return the exit status."""
     differing = differing_seeds(runs)
     if not differing:
         console.print("The same weights, bit for bit, for every seed.")

@@ -18,10 +18,14 @@ MAX_LINE_POINTS = 240  # each is the mean of neighboring rows
 MAX_AREA_POINTS = 80
 FEW_POINTS = 20  # fewer are drawn as dots, too
 MAX_MARKS = 60
-MAX_VALUE = 1e30  # larger ones are drawn there
+MAX_VALUE = 1e30  # larger values are drawn as this one
 TICK_STEPS = (0.1, 0.2, 0.25, 0.5, 1)
 MAX_TICKS = 6
 LANE_HEIGHT = 22  # pixels
+MIN_BAR_WIDTH = 0.4  # percent of the width of a chart
+BAR_GAP = 0.1  # percent, between a bar and the next
+ROUNDING = 1e-9  # relative differences up to this are due to rounding
+MIN_MARGIN = 1e-12  # keeps the range of an axis from being empty
 
 
 class Mark(NamedTuple):
@@ -63,8 +67,8 @@ class Axis(NamedTuple):
         span = self.high - self.low
         decade = 10.0 ** math.ceil(math.log10(span / 2))
         step = next(decade * part for part in TICK_STEPS if span / (part * decade) < MAX_TICKS)
-        first = math.ceil(self.low / step - 1e-9)
-        last = math.floor(self.high / step + 1e-9)
+        first = math.ceil(self.low / step - ROUNDING)
+        last = math.floor(self.high / step + ROUNDING)
         for number in range(first, last + 1):
             value = number * step
             yield Tick(float(self.percent(value)), short(float(f"{value:.6g}"), 0))
@@ -119,7 +123,7 @@ def text(value: object) -> str:
 
 
 class Line(NamedTuple):
-    """What a chart shows: values over x, with the ends of the spread around them, each [n]."""
+    """The line of a chart: mean values over x, with the lower and the upper end of their spread, each [n]."""
 
     x: np.ndarray
     mean: np.ndarray
@@ -181,7 +185,7 @@ def lanes(title: str, rows: Mapping[str, Sequence[Bar]], label: str) -> str:
     for lane, bars in enumerate(rows.values()):
         for turn, bar in enumerate(bars):
             begin = across.percent(bar.begin)
-            width = max(0.4, across.percent(bar.end) - begin - 0.1)
+            width = max(MIN_BAR_WIDTH, across.percent(bar.end) - begin - BAR_GAP)
             drawing += (
                 f'<rect class="f{turn % 2}" x="{begin:.2f}" y="{(lane + 0.2) * height:.3f}" width="{width:.2f}" '
                 f'height="{0.6 * height:.3f}"><title>{text(bar.text)}</title></rect>'
@@ -190,13 +194,17 @@ def lanes(title: str, rows: Mapping[str, Sequence[Bar]], label: str) -> str:
     return Figure(title, across, names, {}, lanes=len(rows)).around(drawing)
 
 
-def _binned(rows: np.ndarray, most: int, *, spread: bool = True) -> np.ndarray:
-    """Return [k, n <= most] of [k, m]: means of neighboring finite columns; of a spread, the lowest and highest."""
+def _binned(rows: np.ndarray, max_columns: int, *, spread: bool = True) -> np.ndarray:
+    """Return `rows` [k, m] with at most `max_columns` columns, each the mean of neighboring finite ones.
+
+    With `spread`, the rows are those of a `Line`: the lowest is kept of `low`, and the highest of `high`.
+    """
     rows = np.clip(rows[:, np.isfinite(rows).all(axis=0)], -MAX_VALUE, MAX_VALUE)
     count = rows.shape[1]
     if not count:
         return rows
-    starts = np.unique(np.linspace(0, count, min(most, count), endpoint=False).astype(np.int64))
+    num_bins = min(max_columns, count)
+    starts = np.unique(np.linspace(0, count, num_bins, endpoint=False).astype(np.int64))
     means = np.add.reduceat(rows, starts, axis=1) / np.diff(starts, append=count)
     if spread:
         means[2] = np.minimum.reduceat(rows[2], starts)
@@ -205,14 +213,22 @@ def _binned(rows: np.ndarray, most: int, *, spread: bool = True) -> np.ndarray:
 
 
 def _axis(values: np.ndarray, margin: float, label: str = "") -> Axis:
-    """Return a range that contains `values`; and zero, if they are not far from it, or all equal."""
+    """Return an axis for `values`, longer at both ends by `margin`, a share of the range; it may start at zero.
+
+    The range includes zero if all values are equal, or if the lowest is positive and less than half the highest. There
+    is no margin below a range that starts at zero.
+    """
     low = float(values.min())
     high = float(values.max())
-    if 0 <= low < high / 2 or high - low <= 1e-9 * abs(high):
+    is_near_zero = 0 <= low < high / 2
+    are_equal = high - low <= ROUNDING * abs(high)
+    if is_near_zero or are_equal:
         low = min(0.0, low)
         high = max(0.0, high)
-    margin = max(margin * (high - low), 1e-12)
-    return Axis(low if low == 0 else low - margin, high + margin, label)
+    added = max(margin * (high - low), MIN_MARGIN)
+    if low != 0:
+        low -= added
+    return Axis(low, high + added, label)
 
 
 def _line_path(x: np.ndarray, y: np.ndarray) -> str:
@@ -220,7 +236,7 @@ def _line_path(x: np.ndarray, y: np.ndarray) -> str:
 
 
 def _dots(x: np.ndarray, y: np.ndarray) -> str:
-    """Return points as lines without a length, which have round ends."""
+    """Return a path of dots: lines of length zero, which the style sheet draws with round ends."""
     return "".join(f"M{point}h0" for point in _points(x, y))
 
 

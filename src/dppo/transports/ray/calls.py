@@ -18,11 +18,11 @@ from dppo.user_code import in_a_line
 P = ParamSpec("P")
 T = TypeVar("T")
 
-TICK_S = 0.5  # between two checks of whoever waits for a call
+TICK_S = 0.5  # interval between two checks while a thread waits for a call
 
 
 class Abandoned(BaseException):
-    """Nobody waits for this call any more. `except Exception` does not catch it."""
+    """The caller no longer waits for this call. `except Exception` does not catch it."""
 
 
 class RayThread(threading.Thread):
@@ -89,7 +89,7 @@ class RayCalls:
         """Return what `function` returns, called after all earlier calls.
 
         `check` is called twice a second meanwhile. If it raises, or after `timeout_s`, the call is abandoned: it ends
-        at its next `heard`, and nobody sees its result.
+        at its next `heard`, and its result is dropped.
 
         Raises: what `function` or `check` raises; ClusterError after `timeout_s`.
         """
@@ -109,18 +109,26 @@ class RayCalls:
         return result
 
     def heard(self, what: str = "") -> None:
-        """Note, within a call, that Ray has just answered; from now on it does `what`. Raise if nobody waits for it."""
+        """Record that Ray has just answered; only functions that `call` or `post` runs may use this.
+
+        `what` describes the next step of the call. Raise Abandoned if the caller no longer waits for the call.
+        """
         self._began = self._clock()
         current = self._current
-        if current is not None:
-            current.what = what or current.what
-            if current.abandoned:
-                raise Abandoned
+        if current is None:
+            return
+        if what:
+            current.what = what
+        if current.abandoned:
+            raise Abandoned
 
     def waiting(self) -> tuple[float, str]:
-        """Return the seconds for which the current call has been waiting for Ray, and what it does; 0 if none is."""
-        current, began = self._current, self._began
-        return (0.0, "") if current is None else (self._clock() - began, current.what)
+        """Return the seconds since Ray answered the current call, and its description; 0 and "" without a call."""
+        current = self._current
+        began = self._began
+        if current is None:
+            return 0.0, ""
+        return self._clock() - began, current.what
 
     def check(self) -> None:
         """Raise the error of a posted call that has failed."""
@@ -151,7 +159,8 @@ class RayCalls:
                 self._end(call, None, error)
             else:
                 self._end(call, result, None)
-            del call  # an idle thread must not keep what a call refers to
+            # an idle thread must not keep the objects of a call alive
+            del call
 
     def _end(self, call: _Call, result: object, error: BaseException | None) -> None:
         self._current = None
