@@ -24,11 +24,11 @@ class StopRequested(BaseException):
         super().__init__(signal_received.name)
         self.signal = signal_received
         self.progress = ""
-        """What had been done by then, if it is known."""
+        """Description of the work that was done by then; "" if unknown."""
 
 
 class Interrupted(KeyboardInterrupt):
-    """Ctrl-C, as opposed to a KeyboardInterrupt that an environment raises. Its text is what had been done by then."""
+    """Ctrl-C, as opposed to a KeyboardInterrupt that an environment raises. Its text describes the work done so far."""
 
 
 INTERRUPTIONS = (Interrupted, StopRequested)
@@ -38,11 +38,11 @@ SHOW_CURSOR = b"\x1b[?25h"
 
 
 def end_at_once(number: int) -> NoReturn:
-    """End this process without cleaning up, with a last line on stderr: a second signal asks for it."""
+    """End this process after a second signal: print a line to stderr, but clean up nothing."""
     name = signal.Signals(number).name
     line = f"\ndppo: {name} again: ended at once. The last checkpoint, if there is one, is untouched.\n"
-    with suppress(OSError):  # the terminal is closed
-        if os.isatty(1):  # a panel hides the cursor
+    with suppress(OSError):  # raised if the terminal is closed
+        if os.isatty(1):  # the live panel may have hidden the cursor
             os.write(1, SHOW_CURSOR)
         os.write(2, line.encode())
     os._exit(128 + number)
@@ -51,35 +51,35 @@ def end_at_once(number: int) -> NoReturn:
 class RaisingSignals:
     """Context manager in which Ctrl-C raises `Interrupted`, and SIGTERM and SIGHUP raise `StopRequested`.
 
-    Checks of environments take neither for a fault. A second signal ends the process at once. Handlers that are not
-    Python's own stay, as those of a training or of your program; outside the main thread it does nothing.
+    Checks of environments do not treat these exceptions as faults. A second signal ends the process at once. Handlers
+    that a training run or your program has installed are kept. Outside the main thread, the context does nothing.
     """
 
     _active: RaisingSignals | None = None
 
     def __init__(self) -> None:
         self._received: signal.Signals | None = None
-        self._before: dict[int, Any] = {}
+        self._handlers_before: dict[int, Any] = {}
 
     def __enter__(self) -> RaisingSignals:
-        """Return the outermost one that is in force, whose handlers stay."""
+        """Return the outermost active context: its handlers are in force, also in contexts within it."""
         if threading.current_thread() is not threading.main_thread():
             return self
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             if signal.getsignal(number) in (signal.SIG_DFL, signal.default_int_handler):
-                self._before[number] = signal.signal(number, self._handle)
-        if self._before:
+                self._handlers_before[number] = signal.signal(number, self._handle)
+        if self._handlers_before:
             RaisingSignals._active = self
         return RaisingSignals._active or self
 
     def __exit__(self, *_: object) -> None:
-        for number, handler in self._before.items():
+        for number, handler in self._handlers_before.items():
             signal.signal(number, handler)
-        if self._before:
+        if self._handlers_before:
             RaisingSignals._active = None
 
     def check(self) -> None:
-        """Raise what a signal has raised before, if the code that it interrupted has caught it."""
+        """Raise the exception of a received signal again, in case the interrupted code has caught it."""
         if self._received is not None:
             self._raise(self._received)
 
@@ -103,8 +103,9 @@ class RaisingSignals:
 def ending_on_signals(progress: Callable[[], str]) -> Iterator[Callable[[], None]]:
     """Context of a function that Python programs call: Ctrl-C raises KeyboardInterrupt, SIGTERM raises SystemExit.
 
-    It yields a function to call now and then, for signals that the interrupted code has caught. `progress` describes
-    what has been done so far: the text of the exception. Within a command, the exceptions of `RaisingSignals` pass.
+    It yields a function to call now and then, which raises again if the interrupted code has caught the exception. The
+    text of the exception is the result of `progress`, which describes the work done so far. Within another
+    `RaisingSignals`, as in a command, StopRequested is not converted.
     """
     outermost = RaisingSignals._active is None
     with RaisingSignals() as signals:
@@ -132,27 +133,34 @@ class StopSignals:
         self.received: signal.Signals | None = None
         self._received_at = math.inf
         self._interruptible = False
-        self._before: dict[int, Any] = {}
+        self._handlers_before: dict[int, Any] = {}
+        self._timer_was_set = False
         self._pid = os.getpid()
         self._checks: list[Callable[[], None]] = []
 
     def __enter__(self) -> StopSignals:
-        if threading.current_thread() is threading.main_thread():
-            self._timed = any(signal.getitimer(signal.ITIMER_REAL))
-            for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-                if number != signal.SIGHUP or signal.getsignal(number) is not signal.SIG_IGN:
-                    self._before[number] = signal.signal(number, self._handle)
+        if threading.current_thread() is not threading.main_thread():
+            return self
+        self._timer_was_set = any(signal.getitimer(signal.ITIMER_REAL))
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            is_under_nohup = (
+                number == signal.SIGHUP and signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+            )
+            if not is_under_nohup:
+                self._handlers_before[number] = signal.signal(number, self._handle)
         return self
 
     def __exit__(self, *_: object) -> None:
-        for number, handler in self._before.items():
+        for number, handler in self._handlers_before.items():
             signal.signal(number, handler)
-        if self._before and not self._timed and signal.getsignal(signal.SIGALRM) is signal.SIG_DFL:
-            # an environment has left it running: it would end this process
+        was_active = bool(self._handlers_before)
+        alarm_would_kill = signal.getsignal(signal.SIGALRM) is signal.SIG_DFL
+        if was_active and not self._timer_was_set and alarm_would_kill:
+            # stop a timer that an environment may have left running
             signal.setitimer(signal.ITIMER_REAL, 0)
 
     def seconds_since(self) -> float:
-        """Return the seconds since a signal has arrived, minus infinity if none has."""
+        """Return the seconds since the first signal; minus infinity if there was none."""
         return time.monotonic() - self._received_at
 
     def add_check(self, check: Callable[[], None]) -> None:
@@ -160,19 +168,19 @@ class StopSignals:
         self._checks.append(check)
 
     def check(self) -> None:
-        """Raise `StopRequested` if a signal has arrived, or what an added check raises. Call it during every wait."""
+        """Raise `StopRequested` if a signal has arrived; otherwise run the added checks. Call this during every wait."""
         if self.received is not None:
             raise StopRequested(self.received)
         self.run_added_checks()
 
     def run_added_checks(self) -> None:
-        """Raise what an added check raises."""
+        """Call the added checks; pass on the exception of the first that raises."""
         for check in self._checks:
             check()
 
     @contextmanager
     def interruptible(self) -> Iterator[None]:
-        """Context in which a signal raises `StopRequested` at once; outside it is only recorded.
+        """Context in which a signal raises `StopRequested` at once; outside of it, a signal is only recorded.
 
         Do not use it around calls into Ray, which does not propagate exceptions from signal handlers.
         """
@@ -199,28 +207,32 @@ class StopSignals:
         if self._interruptible:
             self._interruptible = False
             raise StopRequested(self.received)
-        # In a thread, because this one may hold the lock of the display, or that of the module `threading`.
-        _thread.start_new_thread(
-            self._on_first, (f"{self.received.name}: stopping ... (once more: at once)",)
-        )
+        text = f"{self.received.name}: stopping ... (once more: at once)"
+        # In another thread, because this one may hold the lock of the display; and not by `threading`, because this one
+        # may also hold a lock of that module.
+        _thread.start_new_thread(self._on_first, (text,))
 
 
 def _in_fork(number: int) -> None:
-    """Handle a signal in a process that a simulator has forked: as usual, but let the simulator see to Ctrl-C.
+    """Handle a signal in a process that a simulator has forked: take the default action, but ignore Ctrl-C.
 
-    Ctrl-C reaches all processes of a terminal; this run closes its environments, which end their own processes.
+    Ctrl-C reaches all processes of a terminal. The run then closes its environments, which end their own processes.
     """
     if number != signal.SIGINT:
         signal.signal(number, signal.SIG_DFL)
         os.kill(os.getpid(), number)
 
 
-CLOSING_S = 8.0  # for environments of this process to close
+CLOSING_S = 8.0  # time limit for closing the environments of this process
+REPEAT_ALARM_S = 0.5  # interval of further alarms, for code that has caught the first TimeoutError
 
 
 @contextmanager
 def at_most(seconds: float) -> Iterator[None]:
-    """Context in which TimeoutError ends a call that waits, and soon each later one; only in the main thread."""
+    """Context that raises TimeoutError in the running call after `seconds`, and then every REPEAT_ALARM_S.
+
+    Outside the main thread, it does nothing.
+    """
 
     def late(*_: object) -> None:
         raise TimeoutError(f"not done within {seconds:g} s")
@@ -228,34 +240,34 @@ def at_most(seconds: float) -> Iterator[None]:
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    handler = signal.signal(signal.SIGALRM, late)
-    timer = signal.setitimer(signal.ITIMER_REAL, seconds, 0.5)
+    handler_before = signal.signal(signal.SIGALRM, late)
+    timer_before = signal.setitimer(signal.ITIMER_REAL, seconds, REPEAT_ALARM_S)
     try:
         yield
     finally:
-        signal.setitimer(signal.ITIMER_REAL, *timer)
-        signal.signal(signal.SIGALRM, handler)
+        signal.setitimer(signal.ITIMER_REAL, *timer_before)
+        signal.signal(signal.SIGALRM, handler_before)
 
 
-_hanging: list[str] = []  # what this process must not wait for when it ends
+_hanging: list[str] = []  # names of threads that this process must not wait for when it ends
 
 
 def leave_at_exit(name: str) -> None:
-    """Note that threads of `name` hang, and may hang or crash the end of this process: see `leave_if_noted`."""
+    """Note that threads of `name` hang, and could block or crash the exit of this process: see `leave_if_noted`."""
     if not _hanging:
         atexit.register(_leave_after_others)
     _hanging.append(name)
 
 
 def leave_if_noted(code: int) -> None:
-    """End this process at once with `code` if something hangs; call it when all else is done."""
+    """End this process at once with `code` if a hanging thread was noted; call this when all else is done."""
     if _hanging:
         _flush()
         os._exit(code)
 
 
 def _leave_after_others() -> None:
-    """End a program of a user, whose exit code is 1 if an exception has ended it; it has printed everything by now."""
+    """End the user's program at exit if a hanging thread was noted, with exit code 1 if an exception has ended it."""
     leave_if_noted(1 if hasattr(sys, "last_value") else 0)
 
 

@@ -9,6 +9,7 @@ from dppo.config.presets import Preset, described_presets, preset_named
 from dppo.invocation import as_called
 
 PROG = "dppo presets"
+COMMENT_WIDTH = 100  # characters of a line of comments in the YAML
 DESCRIPTION = (
     "List settings that are tuned for environments: with an asterisk those that apply by themselves, others apply with "
     "dppo train ENV_ID --preset NAME. With NAME, which may be an environment, print one as YAML to save and edit."
@@ -16,7 +17,7 @@ DESCRIPTION = (
 
 
 def main(argv: list[str]) -> int:
-    """Print all presets, or one; return the exit code."""
+    """Print all presets, or the settings of one as YAML; return the exit code."""
     _, words = Parser(PROG, "[NAME]", DESCRIPTION).split(argv)
     name = one_word(words, "NAME", PROG)
     if name is not None:
@@ -28,7 +29,7 @@ def main(argv: list[str]) -> int:
 
 
 def _as_rows(preset: Preset) -> str:
-    """Return the name of a preset, settings other than the defaults, the source and the score, one below the other."""
+    """Return lines with the name of a preset, its settings other than defaults, its source and its score."""
     settings = [
         f"{name} {shown(value)}"
         for name, value in preset.settings.items()
@@ -40,15 +41,15 @@ def _as_rows(preset: Preset) -> str:
         "score": preset.about["here"],
     }
     rows = [
-        fill(f"    {fact:8}  {text}", WIDTH, subsequent_indent=" " * 14)
-        for fact, text in facts.items()
+        fill(f"    {name:8}  {text}", WIDTH, subsequent_indent=" " * 14)  # 14 = 4 + 8 + 2
+        for name, text in facts.items()
     ]
     star = " *" if preset.about.get("applies") == "by itself" else ""
     return "\n".join([f"  {preset.name}{star}", *rows])
 
 
 def _as_yaml(preset: Preset) -> str:
-    """Return the settings of a preset, below comments with its source and its score."""
+    """Return the settings of a preset as YAML, after comments with its name, source, score and use."""
     import yaml
 
     facts = {
@@ -57,6 +58,8 @@ def _as_yaml(preset: Preset) -> str:
         "use": as_called("dppo train ENV_ID --preset none --config FILE, with these lines"),
     }
     comments = [
-        fill(f"# {name}: {text}", 100, subsequent_indent="#   ") for name, text in facts.items()
+        fill(f"# {name}: {text}", COMMENT_WIDTH, subsequent_indent="#   ")
+        for name, text in facts.items()
     ]
-    return "\n".join([*comments, yaml.safe_dump(preset.settings, sort_keys=False).rstrip()])
+    settings = yaml.safe_dump(preset.settings, sort_keys=False).rstrip()
+    return "\n".join([*comments, settings])

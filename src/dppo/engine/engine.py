@@ -42,26 +42,26 @@ from dppo.ppo.exchange.questions import Answer, Question
 from dppo.ppo.exchange.records import Episode, Incident, IncidentKind, PolicySnapshot, SegmentReport
 from dppo.spaces.spaces import Spaces
 
-TICKS_S = 1.0  # from one tick to the next at most, while somebody waits for segments
+TICKS_S = 1.0  # longest time between two ticks while the learner waits for segments
 
 
 class CollectionEngine:
     """Collects segments 0, 1, 2 ... of all samplers from the actors that are available.
 
-    A sampler is asked for a segment as soon as that has been requested, also while it makes the one before it: an actor
-    works through a queue, and waits for no other. An actor that dies or misses its deadline is killed and replaced; the
-    new process rebuilds the samplers and collects the same segments. While an actor cannot be replaced, its samplers
-    move to the others. Only the first answer for a segment counts, and answers from abandoned processes are ignored.
-    Each call raises the error that ends the run, if there is one.
+    A sampler is asked for a segment as soon as the learner requests it, even while it makes the segment before: an actor
+    works through a queue, and does not wait for other actors. An actor that dies or misses its deadline is killed and
+    replaced; the new process rebuilds the samplers and collects the same segments. While an actor cannot be replaced,
+    its samplers move to the others. Only the first answer for a segment counts, and answers from abandoned processes
+    are ignored. Each call raises the error that ends the run, if there is one.
 
-    An event costs the same with 8 and with 10,000 actors: nothing here walks over all actors, or over all samplers, but
-    what happens once per iteration or while no actor is running.
+    An event costs the same with 8 and with 10,000 actors: only work that is done once per iteration, or while no actor
+    is running, loops over all actors or samplers.
     """
 
     def __init__(
         self, shares: Sequence[Iterable[int]], ledger: ReplayLedger, limits: Limits
     ) -> None:
-        """Create the engine, with the samplers of each actor at the start; `describe` starts the actors."""
+        """Create the engine; `shares` contains the first samplers of each actor. `describe` starts the actors."""
         self.limits = limits
         self.spaces: Spaces | None = None
         """The answer to `describe`."""
@@ -98,7 +98,7 @@ class CollectionEngine:
         return self.tick(now)
 
     def request(self, policy: PolicySnapshot, index: int, now: float) -> list[Command]:
-        """Ask for segment `index` of every sampler, collected with `policy`; earlier ones may be on their way."""
+        """Request segment `index` of every sampler, collected with `policy`; earlier segments may still be missing."""
         self.wait_log.news_at = now
         if self.requests.add(policy, index, now):
             self.hosting.begin(index)
@@ -108,7 +108,7 @@ class CollectionEngine:
         return self._take_commands()
 
     def renew(self, now: float) -> list[Command]:
-        """Replace every process and drop all requests: segments were lost, and processes may be too."""
+        """Replace every process and drop all requests, after segments and perhaps processes were lost."""
         for actor in self._actors.values():
             if actor.has_process:
                 self._replace(actor, now)
@@ -130,7 +130,7 @@ class CollectionEngine:
             self._leave(event.actor_id, now)
         else:
             actor = self._actors[event.process.actor_id]
-            if event.process == actor.process:  # otherwise it has been abandoned
+            if event.process == actor.process:  # events of abandoned processes are ignored
                 self._on_process(actor, event, now)
         return self._take_commands()
 
@@ -139,7 +139,7 @@ class CollectionEngine:
     ) -> None:
         """Process an event of the current process of an actor."""
         if isinstance(event, Answered):
-            if event.ask_id in actor.queue:  # otherwise it is a duplicate
+            if event.ask_id in actor.queue:  # duplicate answers are ignored
                 self._on_answer(actor, event, now)
         elif isinstance(event, Progressed):
             self.patience.looked(actor, event.progress, now)
@@ -158,7 +158,7 @@ class CollectionEngine:
         actor = self._actors.setdefault(actor_id, Actor(actor_id, state=State.LEFT))
         actor.unwanted = False
         if actor.state is State.LEFT:
-            actor.losses = 0  # the nodes that it was lost with are gone
+            actor.losses = 0  # it was lost on nodes that have left since
             actor.wanted(now)
         self._alarms.set(actor)
 
@@ -171,14 +171,15 @@ class CollectionEngine:
     # ------------------------------------------------------------------ answers
 
     def _on_answer(self, actor: Actor, event: Answered, now: float) -> None:
-        """Process the answers to the first questions of an actor; large answers may arrive after those behind them."""
+        """Process the answers of an actor in the order of its questions; large answers may arrive late."""
         self.wait_log.news_at = now
         actor.early_answers[event.ask_id] = event.answer
         while actor.queue:
-            first = next(iter(actor.queue))
-            if first not in actor.early_answers:
+            first_id = next(iter(actor.queue))
+            if first_id not in actor.early_answers:
                 return
-            self._process_answer(actor, first, actor.early_answers.pop(first), now)
+            answer = actor.early_answers.pop(first_id)
+            self._process_answer(actor, first_id, answer, now)
 
     def _process_answer(self, actor: Actor, ask_id: int, answer: Reply, now: float) -> None:
         question = actor.queue[ask_id]
@@ -201,11 +202,11 @@ class CollectionEngine:
             self.hosting.ready(actor)
 
     def _record(self, actor: Actor, ask_id: int, question: Question, answer: Answer) -> None:
-        """Store the segments of an answer that count, and what the answer shows about its actor."""
+        """Store the segments of an answer that count, and measure the speed of its actor."""
         self.balancing.measure(actor, question, answer)
         self.hosting.answered(actor, question)
         self.patience.went_on(actor)
-        # later, the answer waited while the learner computed
+        # An answer may have waited while the learner computed: that time does not count.
         read_at = min(self.wait_log.news_at, self._ticked_at + TICKS_S)
         self.patience.answered(answer, read_at - actor.deadline.began)
         made: Sequence[tuple[SegmentReport, Any]] = answer.made
@@ -219,7 +220,7 @@ class CollectionEngine:
         actor.losses = 0
 
     def _on_error(self, actor: Actor, question: Question, error: DppoError, now: float) -> None:
-        """Replace an actor whose answer is an error, if another process may do better; otherwise raise the error."""
+        """Replace an actor whose answer is an error that a new process may avoid; raise all other errors."""
         if isinstance(error, Recycled):
             self._lose(actor, f"{error} (recycle_after)", now, IncidentKind.ACTOR_RECYCLED)
         elif isinstance(error, ClusterError):
@@ -232,10 +233,11 @@ class CollectionEngine:
             raise error
 
     def _is_crowded(self, question: Question, fault: EnvironmentFault) -> bool:
-        """Return whether a constructor raised because its process had too many samplers, and fewer in each would do.
+        """Return whether a constructor may have raised because its process already had too many samplers.
 
-        It is no such fault if any process has had more, or if there can never be enough actors for so few in each.
-        Where actors join and leave, a limit makes a run wait for others: a licence that may be busy is tried again.
+        The limit would be the number of samplers that the process had. It is not the reason if some process has had
+        more, or if that limit leaves too few places for all samplers. In an elastic run, a limit means waiting for more
+        actors, so a licence that may be busy is tried again first.
         """
         if fault.place is None or not fault.in_constructor:
             return False
@@ -246,33 +248,39 @@ class CollectionEngine:
         if self.limits.elastic and not most_instantiated and self._may_be_busy(question, fault):
             return False
         most_actors = self.limits.most_actors if self.limits.elastic else len(self._actors)
-        return limit * most_actors >= len(self.hosting.positions)
+        num_places = limit * most_actors
+        return num_places >= len(self.hosting.positions)
 
     def _may_be_busy(self, question: Question, fault: EnvironmentFault) -> bool:
-        """Return whether an environment could not be made, perhaps as a lost process still holds its licence."""
-        if not fault.in_constructor or self.spaces is None:
+        """Return whether a constructor may have raised because a lost process still holds a licence or port.
+
+        Some constructor must have succeeded before; and it is a later segment, or a process has been replaced.
+        """
+        has_made_an_env = self.spaces is not None
+        if not fault.in_constructor or not has_made_an_env:
             return False
-        return question.index > 0 or any(
-            actor.process.number > 1 for actor in self._actors.values()
-        )
+        is_first_segment = question.index == 0
+        if not is_first_segment:
+            return True
+        return any(actor.process.number > 1 for actor in self._actors.values())
 
     def _make_room(self, actor: Actor, fault: EnvironmentFault, now: float) -> None:
-        """Replace a process that could not make a further sampler; from now on, none gets more than it had.
+        """Replace a process that could not make another sampler; from now on, no process gets more than it had.
 
-        Its samplers, and those of others, go back to actors with room. The limit sinks with each such answer but those
-        to questions that were asked before.
+        Samplers beyond this limit are moved to actors with room. The limit is never raised again.
         """
         place = fault.place
         assert place is not None
         limit = min(place.samplers_beside, self.hosting.limit)
         is_new = limit < self.hosting.limit
-        named = f"actor {actor.actor_id} ({samplers_named(actor.samplers)})"
-        moved = self.hosting.limit_to(limit)  # while it is known which samplers the process has
+        subject = f"actor {actor.actor_id} ({samplers_named(actor.samplers)})"
+        # before `_replace`, after which it is not known which samplers the process had
+        moved = self.hosting.limit_to(limit)
         self._replace(actor, now)
         self.hosting.ready(*self.hosting.running.values())
         self.wait_log.news_at = now
         others = counted(place.others, "other instance")
-        message = f"{named}: {fault.message.splitlines()[0]}, in a process that had {others}"
+        message = f"{subject}: {fault.message.splitlines()[0]}, in a process that had {others}"
         text = f"{message}; replaced"
         if moved:
             verb = "goes" if len(moved) == 1 else "go"
@@ -287,7 +295,7 @@ class CollectionEngine:
     # ------------------------------------------------------------------ time
 
     def tick(self, now: float) -> list[Command]:
-        """Return the commands that are due: kills, starts, looks, moves, questions."""
+        """Return the commands that are due: kill, start or look at processes, move samplers, ask questions."""
         self._ticked_at = now
         alarmed = self._alarms.due(now)
         if alarmed:
@@ -313,7 +321,7 @@ class CollectionEngine:
             self._alarms.set(actor)
 
     def _collect(self, now: float) -> None:
-        """Ask for what is owed; check that there are enough actors; log what the run waits for."""
+        """Ask for missing segments; check that there are enough actors; log the reason for a long wait."""
         hosting = self.hosting
         self._commands += hosting.check_enough(now)
         self._ask_all_ready(now)
@@ -329,7 +337,7 @@ class CollectionEngine:
     # ------------------------------------------------------------------ asking
 
     def _ask_all_ready(self, now: float) -> None:
-        """Ask the actors that may have something new to do; or, at first, one of them for the spaces."""
+        """Ask the actors that can take further segments; before the spaces are known, ask one actor for them."""
         if self.spaces is None:
             self._ask_for_spaces(now)
         elif self.hosting.enough:
@@ -356,7 +364,7 @@ class CollectionEngine:
         *,
         backup: bool = False,
     ) -> None:
-        """Ask an actor for segments; with `backup`, for some that another one is making."""
+        """Ask an actor for segments; with `backup`, for segments that another actor is already making."""
         hosted = tuple(sorted({*actor.samplers, *samplers})) if backup else actor.samplers
         to_rebuild = actor.assign(samplers, index, hosted)
         if not backup:
@@ -391,13 +399,13 @@ class CollectionEngine:
     # ------------------------------------------------------------------ replacing actors
 
     def _replace(self, actor: Actor, now: float) -> None:
-        """Abandon the process of an actor with its queue; a new one is due now, unless there is no room for one."""
+        """Abandon the process of an actor with its queue; start a new process now, if there is room for one."""
         if self.backups is not None:
             self.backups.ended(actor)
         # its segments are asked for again, and its slots count until its keeper has ended
         self.hosting.ended(actor)
-        self._commands.append(actor.end(now))  # the kill; later events of the process are ignored
-        self._alarms.set(actor)  # for the start of the next process
+        self._commands.append(actor.end(now))  # kills the process, whose later events are ignored
+        self._alarms.set(actor)  # at the start of the next process
 
     def _lose(
         self,
@@ -409,14 +417,16 @@ class CollectionEngine:
     ) -> None:
         """Replace an actor's process after a delay, or raise if there have been too many losses in a row.
 
-        `fault` is that of the constructor that raised in it.
+        Args:
+            reason: completes the sentence "actor 1 (samplers 2 and 3) ...".
+            fault: the fault of a constructor, if one was the reason.
         """
         if actor.unwanted:
             self._replace(actor, now)
             return
         self._replace(actor, now)
         message = f"actor {actor.actor_id} ({samplers_named(actor.samplers)}) {reason}"
-        if kind is not IncidentKind.ACTOR_RECYCLED:  # a recycled actor has delivered
+        if kind is not IncidentKind.ACTOR_RECYCLED:  # a recycled actor did not fail
             limit = self.limits.max_actor_restarts
             if actor.losses == limit:
                 raise ClusterError(
@@ -433,7 +443,7 @@ class CollectionEngine:
         self._commands.append(Log(text, Incident(kind, message)))
 
     def _remedy(self, fault: EnvironmentFault | None) -> str:
-        """Return what to do about an actor that was lost too often, at last with the `fault` of a constructor."""
+        """Return the advice for an actor that was lost too often; `fault` is that of its last constructor, if any."""
         beside = 0
         if fault is not None and fault.place is not None:
             beside = fault.place.samplers_beside

@@ -1,4 +1,4 @@
-"""Find what makes an environment by its name, and advise on names that cannot be found."""
+"""Find the function or class that makes an environment by its id, and advise on ids that cannot be found."""
 
 import difflib
 import importlib.util
@@ -31,7 +31,7 @@ def check_env_id(env_id: EnvId) -> None:
 
 
 def takes(env_id: str, name: str) -> bool:
-    """Return whether what makes `env_id` has a parameter of this name, or takes any."""
+    """Return whether the factory of `env_id` accepts an argument of this name."""
     parameters = inspect.signature(factory_of(env_id)).parameters
     return name in parameters or any(
         parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values()
@@ -39,19 +39,15 @@ def takes(env_id: str, name: str) -> bool:
 
 
 def factory_of(env_id: str) -> Callable[..., Any]:
-    """Return what makes the environments of this id; raise ConfigError if it names nothing."""
+    """Return the function or class that makes the environments of this id; raise ConfigError if there is none."""
     module_name, _, name = env_id.rpartition(":")
-    if (
-        module_name.endswith(".py")
-        or "/" in module_name
-        or (not module_name and name.endswith(".py"))
-    ):
-        file = Path(module_name or name)
-        folder = (
-            f", with PYTHONPATH={file.parent}"
-            if file.parent != Path()
-            else ", in the folder of the file"
-        )
+    file_name = module_name or name
+    is_file = file_name.endswith(".py") or "/" in module_name
+    if is_file:
+        file = Path(file_name)
+        folder = ", in the folder of the file"
+        if file.parent != Path():
+            folder = f", with PYTHONPATH={file.parent}"
         factory_name = name if module_name else "make"
         raise ConfigError(
             f"env_id={env_id}: is a file. Write {file.stem}:{factory_name}, its module and what makes the "
@@ -70,7 +66,7 @@ def factory_of(env_id: str) -> Callable[..., Any]:
 
         register()
     if name.startswith("ALE/") and importlib.util.find_spec("ale_py"):
-        imported_module("ale_py", advice)  # which registers its games
+        imported_module("ale_py", advice)  # the import registers its games
     if module is not None and name not in gym.registry and hasattr(module, name):
         factory: Callable[..., Any] = getattr(module, name)
         if not callable(factory):
@@ -93,38 +89,43 @@ def _make_registered(name: str, **kwargs: Any) -> Any:
 
 
 def _unknown_env(env_id: str, name: str, error: Exception) -> str:
-    if "<" in name:
+    """Return the message for an id whose `name` Gymnasium rejects with `error`, with the advice that fits best."""
+    if "<" in name:  # such as `main.<locals>.make` or `<lambda>`
         return (
             f"env_id={env_id}: was a function defined in a program, which cannot be found by name. Continue in Python: "
             f"dppo.train(config, resume=...)."
         )
     if ":" in env_id:
-        return f"env_id={env_id}: {_unknown_in_module(env_id.rpartition(':')[0], name)}"
-    known = unknown_name("environment id", env_id, gym.registry)
-    if "Did you mean" in known:
-        return f"env_id={known}"
-    hint = " ".join(str(error).split())
-    fact = f"env_id={env_id}: is not registered with Gymnasium ({hint.rstrip('.')})."
+        module_name = env_id.rpartition(":")[0]
+        return f"env_id={env_id}: {_unknown_in_module(module_name, name)}"
+    suggestion = unknown_name("environment id", env_id, gym.registry)
+    if "Did you mean" in suggestion:
+        return f"env_id={suggestion}"
+    reason = " ".join(str(error).split()).rstrip(".")
+    fact = f"env_id={env_id}: is not registered with Gymnasium ({reason})."
     if name.startswith("ALE/"):
         return f"{fact} Install ale-py, and write ale_py:{name}."
     if name.isidentifier() and importlib.util.find_spec(name) is not None:
         return f"{fact} It is a module: write {name}:make, if make is its function that returns the environment."
-    start = re.split("[-/]", name)[0].lower()
-    packages = (
+    # an installed package with a similar name, such as minigrid for MiniGrid-Empty-5x5-v0
+    first_word = re.split("[-/]", name)[0].lower()
+    similar = (
         package
         for package in metadata.packages_distributions()
-        if package.lower().startswith(start)
+        if package.lower().startswith(first_word)
     )
-    return f"{fact} If a package registers it, write {next(packages, 'package')}:{name}."
+    package = next(similar, "package")
+    return f"{fact} If a package registers it, write {package}:{name}."
 
 
 def _unknown_in_module(module: str, name: str) -> str:
+    """Return the second half of the message for `module:name`: the fact, and the closest name if there is one."""
     if not (name and module):
         return f"names no environment. Write {module or 'module'}:make, if make is the function that returns it."
     functions = [
-        known
-        for known, value in vars(sys.modules[module]).items()
-        if callable(value) and known[:1] != "_"
+        attribute
+        for attribute, value in vars(sys.modules[module]).items()
+        if callable(value) and not attribute.startswith("_")
     ]
     close = difflib.get_close_matches(name, [*functions, *gym.registry], n=1)
     remedy = f"Did you mean {module}:{close[0]}?" if close else "Check the spelling."

@@ -1,4 +1,4 @@
-"""Hosts of samplers, in any process: SamplerHost lets them act together, ThreadedHost each in a thread of its own."""
+"""Hosts of samplers: SamplerHost lets all act together, ThreadedHost runs each in a thread of its own."""
 
 import time
 from collections.abc import Callable, Collection, Iterable, Sequence
@@ -28,7 +28,8 @@ from dppo.process_state.borders import guarded_steps, take_changes
 from dppo.spaces.spaces import Spaces
 
 LOOK_S = 0.1  # interval between two looks at the progress of threads
-ORDER_S = 60.0  # longest wait until an earlier question, which arrived at the same time, has begun
+# Longest wait of a question until earlier ones have begun, which may arrive after it.
+ORDER_S = 60.0
 
 
 class SamplerHost:
@@ -62,11 +63,12 @@ class SamplerHost:
             with guarded_steps(f"a step or reset of {self._plan.env.env_name}"):
                 made = collect_together(samplers, requests, policy)
         made[0] = with_notes(*made[0])
-        for number, request in enumerate(requests):
+        for position, request in enumerate(requests):
             meter = self._sampler(request.sampler_id).envs.meter
             if meter is not None:
-                report, segment = made[number]
-                made[number] = (replace(report, info=meter.take()), segment)
+                report, segment = made[position]
+                report = replace(report, info=meter.take())
+                made[position] = (report, segment)
         timings = Timings(
             total_s=time.perf_counter() - began,
             env_s=sum(report.env_s for report, _ in made),
@@ -84,15 +86,15 @@ class SamplerHost:
     def close_all_but(self, hosted: Collection[int] = ()) -> None:
         """Close the environments of all samplers except `hosted`; does not wait for threads."""
         for sampler_id in self._samplers.keys() - set(hosted):
-            # closing may take long
+            # shown while it lasts: closing may take long
             self._progress.enter(place_of(Phase.CLOSE, sampler_id))
             self._samplers.pop(sampler_id).envs.close()
 
     def _ready(self, request: SegmentRequest) -> PPOSampler:
-        """Return the requested sampler, which must be at the requested segment unless the request rebuilds it."""
+        """Return the sampler of a request; the requested segment must be its next one, unless the request rebuilds it."""
         built = self._sampler(request.sampler_id)
-        is_there = request.rebuild is not None or built.next == request.index
-        assert is_there, f"{request}, but the sampler is at segment {built.next}"
+        is_valid = request.rebuild is not None or built.next == request.index
+        assert is_valid, f"{request}, but the sampler is at segment {built.next}"
         built.next = request.index + 1
         return built.sampler
 
@@ -106,11 +108,11 @@ class SamplerHost:
 
     @property
     def instances(self) -> int:
-        """Number of environments of all samplers."""
+        """Number of environment instances of the hosted samplers."""
         return sum(built.instances for built in self._samplers.values())
 
     def _check_spaces(self, requests: Sequence[SegmentRequest], expected: Spaces) -> None:
-        """Raise if a requested sampler has other spaces than the run: its policy would be another."""
+        """Raise EnvironmentFault if the spaces of a requested sampler differ from `expected`, those of the run."""
         for request in requests:
             spaces = self._sampler(request.sampler_id).spaces
             for name, noun in (("obs", "observation_space"), ("actions", "action_space")):
@@ -125,32 +127,37 @@ class SamplerHost:
 
 
 class SamplerThread:
-    """The thread of a sampler, and its host there."""
+    """The thread of one sampler, and the host that runs in it."""
 
     def __init__(self, plan: SamplerPlan, sampler_id: int, check: Callable[..., None]) -> None:
         self.worker = Worker(f"sampler {sampler_id} ({plan.env.env_name})")
         self.progress = ActivityRecord(on_replay=check, on_step=check)
         self.host = SamplerHost(plan, self.progress)
         self.next = 0
-        """Index of the next segment: one more than that of the last segment that was requested."""
+        """Index of the first segment that has not been requested."""
 
 
 class ThreadedHost:
     """Hosts samplers, each in a thread that makes and steps its environments, at its own pace.
 
-    Another thread may ask a question while earlier ones are being worked on. Then no sampler waits for the others
-    between its segments, and questions are answered in their order.
+    A question is a call of `collect`. A thread may ask one while earlier ones are still being worked on, so that no
+    sampler waits for the others between its segments. Questions are answered in the order in which they begin.
     """
 
     def __init__(self, plan: SamplerPlan, progress: ActivityRecord) -> None:
         self._plan = plan
         self._progress = progress
         self._threads: dict[int, SamplerThread] = {}
+        self._num_begun = 0
+        """Number of questions that have begun."""
+        self._num_over = 0
+        """Number of questions that have ended, with an answer or an error."""
         self._turns = Condition()
-        self._begun = 0  # number of questions that have begun
-        self._over = 0  # number of questions that have been answered, or have failed
-        self._leaving: set[int] = set()  # samplers that are no longer hosted
-        self._failure: BaseException | None = None  # ends all threads, each after its current step
+        """Guards both numbers, and is notified of their changes."""
+        self._to_close: set[int] = set()
+        """Samplers that the next question closes, unless it requests them."""
+        self._failure: BaseException | None = None
+        """The exception that ends all threads, each after its current step."""
 
     def spaces(self, sampler_id: int) -> Spaces:
         """Create the environments of a sampler and return their spaces."""
@@ -163,7 +170,7 @@ class ThreadedHost:
     def collect(
         self, requests: Sequence[SegmentRequest], policy: PolicySnapshot, spaces: Spaces | None
     ) -> Answer:
-        """Collect all requested segments side by side; as `SamplerHost.collect`, with the times of the slowest one."""
+        """Collect the requested segments in parallel, as `SamplerHost.collect`; the times are those of the slowest."""
         began = time.perf_counter()
         cpu_began = time.process_time()
         calls = self._begin(requests, policy, spaces)
@@ -172,19 +179,24 @@ class ThreadedHost:
             answers: list[Answer] = self._results(calls)
         finally:
             with self._turns:
-                self._over += 1
+                self._num_over += 1
                 self._turns.notify_all()
-        used = (time.process_time() - cpu_began) / (time.perf_counter() - began)
+        cpu_s = time.process_time() - cpu_began
+        wall_s = time.perf_counter() - began
         slowest = max((answer.timings for answer in answers), key=lambda timings: timings.total_s)
-        timings = replace(
-            slowest, replayed_steps=sum(answer.timings.replayed_steps for answer in answers)
-        )
-        return Answer(tuple(answer.made[0] for answer in answers), timings, min(1.0, used))
+        replayed_steps = sum(answer.timings.replayed_steps for answer in answers)
+        timings = replace(slowest, replayed_steps=replayed_steps)
+        # each thread has made one segment
+        made = tuple(answer.made[0] for answer in answers)
+        return Answer(made, timings, min(1.0, cpu_s / wall_s))
 
     def _begin(
         self, requests: Sequence[SegmentRequest], policy: PolicySnapshot, spaces: Spaces | None
     ) -> dict[Future[Any], SamplerThread]:
-        """Let the threads of the requested samplers begin, after earlier questions; wait until these are answered."""
+        """Start the requested segments in the threads of their samplers; wait until all earlier questions are over.
+
+        Waits first until the segments before the requested ones have been started, for ORDER_S at most.
+        """
         calls: dict[Future[Any], SamplerThread] = {}
         with self._turns:
             self._turns.wait_for(
@@ -192,24 +204,25 @@ class ThreadedHost:
             )
             if self._failure is not None:
                 raise self._failure
-            closing = self._end(self._leaving - {request.sampler_id for request in requests})
-            # new environments need the licences of those that are closed
+            requested = {request.sampler_id for request in requests}
+            closing = self._end(self._to_close - requested)
             if self._plan.sampling.licences is not None:
+                # new environments need the licences of the closed ones
                 wait(closing)
             for request in requests:
                 thread = self._thread(request.sampler_id)
                 thread.next = request.index + 1
                 call = thread.worker.begin(partial(thread.host.collect, [request], policy, spaces))
                 calls[call] = thread
-            number = self._begun
-            self._begun += 1
+            num_earlier = self._num_begun
+            self._num_begun += 1
             self._turns.notify_all()
-            self._turns.wait_for(lambda: self._over == number)
+            self._turns.wait_for(lambda: self._num_over == num_earlier)
         return calls
 
     def close_all_but(self, hosted: Collection[int]) -> None:
         """Let the next question close the environments of all samplers except `hosted`, unless it needs them."""
-        self._leaving = self._threads.keys() - set(hosted)
+        self._to_close = self._threads.keys() - set(hosted)
 
     def close(self) -> None:
         """Close all environments, each after its current step; wait for a few seconds at most."""
@@ -223,7 +236,7 @@ class ThreadedHost:
         return self._threads[sampler_id]
 
     def _is_next(self, request: SegmentRequest) -> bool:
-        """Return whether the sampler has been asked for all segments before the requested one, or is rebuilt."""
+        """Return whether all earlier segments of the sampler have been requested, or the request rebuilds it."""
         if request.rebuild is not None:
             return True
         thread = self._threads.get(request.sampler_id)
@@ -231,11 +244,12 @@ class ThreadedHost:
         return request.index == next_index
 
     def _end(self, samplers: set[int]) -> list[Future[Any]]:
-        """Let the threads of these samplers close their environments and end."""
+        """End the threads of samplers after closing their environments; return the calls that close them."""
         threads = [self._threads.pop(sampler_id) for sampler_id in samplers & self._threads.keys()]
         return [thread.worker.end(thread.host.close_all_but) for thread in threads]
 
     def _check(self, *_: int) -> None:
+        """Raise ClusterError if a thread has failed or the host is closed; all threads call this during steps."""
         if self._failure is not None:
             raise ClusterError("the samplers of this process are closed")
 
@@ -268,7 +282,10 @@ class ThreadedHost:
                 raise error
 
     def _others(self, error: EnvironmentFault) -> tuple[int, int]:
-        """Return the numbers of instances and samplers that the threads have, without the thread of a fault."""
+        """Return the numbers of instances and of samplers in the threads other than that of a fault.
+
+        While no other thread has an instance, they count as one if there is such a thread: it is making its first.
+        """
         failed = error.place.sampler_id if error.place is not None else -1
         others = [
             thread.host
@@ -283,16 +300,17 @@ class ThreadedHost:
         return being_made, being_made
 
     def _look(self, busy: list[SamplerThread], results: list[Any]) -> None:
-        """Record the progress of all threads: sums, and the place of the first that is still working."""
+        """Record the summed progress of all threads, and the activity of the first one that is still busy."""
         looks = [thread.progress.look() for thread in busy]
         answers = [result for result in results if isinstance(result, Answer)]
-        self._progress.show(
-            sum(thread.progress.look().moves for thread in list(self._threads.values())),
-            looks[0] if looks else None,
-            sum(look.replayed for look in looks)
-            + sum(answer.timings.replayed_steps for answer in answers),
-            sum(look.steps for look in looks) + sum(answer.made[0][0].steps for answer in answers),
-        )
+        moves = sum(thread.progress.look().moves for thread in list(self._threads.values()))
+        finished_reports = [answer.made[0][0] for answer in answers]
+        replayed = sum(look.replayed for look in looks)
+        replayed += sum(answer.timings.replayed_steps for answer in answers)
+        steps = sum(look.steps for look in looks)
+        steps += sum(report.steps for report in finished_reports)
+        first_busy = looks[0] if looks else None
+        self._progress.show(moves, first_busy, replayed, steps)
 
 
 def _steps_to_replay(requests: Sequence[SegmentRequest]) -> int:
@@ -301,7 +319,7 @@ def _steps_to_replay(requests: Sequence[SegmentRequest]) -> int:
 
 
 def with_notes(report: SegmentReport, segment: Any) -> tuple[SegmentReport, Any]:
-    """Return report and segment; add an incident for each change to process-wide state that user code has made."""
+    """Return a report with its segment, after adding incidents for process state that user code has changed."""
     notes = tuple(Incident(IncidentKind.GLOBAL_STATE, f"{change}.") for change in take_changes())
     if notes:
         report = replace(report, incidents=(*report.incidents, *notes))
@@ -309,7 +327,7 @@ def with_notes(report: SegmentReport, segment: Any) -> tuple[SegmentReport, Any]
 
 
 def host_of(plan: SamplerPlan, progress: ActivityRecord) -> SamplerHost | ThreadedHost:
-    """Return a host for the samplers of a plan, whose activity `progress` records."""
-    return (
-        ThreadedHost(plan, progress) if plan.sampling.env_threads else SamplerHost(plan, progress)
-    )
+    """Return a host for the samplers of a plan; `progress` records its activity."""
+    if plan.sampling.env_threads:
+        return ThreadedHost(plan, progress)
+    return SamplerHost(plan, progress)

@@ -25,16 +25,16 @@ from dppo.ppo.exchange.records import Experience, Segment, Update
 from dppo.spaces.spaces import Spaces
 from dppo.transports.ray.pickling import NO_MODEL, PackedModel, sendable, unpacked_model
 
-# for one sum over all ranks; the default of torch is 30 minutes
+# Time limit of a sum over all ranks; the default of torch is 30 minutes.
 COLLECTIVE_TIMEOUT = timedelta(seconds=60)
 LOOPBACK = "127.0.0.1"
-REPEATS = 5  # of each measurement, to take the median
-LONG_S = 1.0  # stop repeating a measurement after so long
+REPEATS = 5  # of each measurement; the median counts
+LONG_S = 1.0  # seconds after which a measurement is not repeated again
 
 
 @dataclass(eq=False)
 class TrainerRank:
-    """Hosts one rank: its trainer and its membership of the group, both made by `join`.
+    """Hosts one rank: its trainer and its membership of the group, which `join` creates.
 
     The default group of torch.distributed belongs to the process, so a process hosts at most one rank.
     """
@@ -51,9 +51,13 @@ class TrainerRank:
         return ray.get_runtime_context().get_node_id(), str(ray.util.get_node_ip_address())
 
     def open_store(self, host: str) -> int:
-        """Open the store through which ranks find each other, on rank 0, bound to `host` only; return its port."""
-        family = socket.AF_INET6 if ":" in host else socket.AF_INET
-        listener = socket.create_server((host, 0), family=family)
+        """Open the store through which the ranks find each other; return its port. Call it on rank 0 only.
+
+        The store listens on the address `host` only, not on all interfaces.
+        """
+        is_ipv6 = ":" in host
+        family = socket.AF_INET6 if is_ipv6 else socket.AF_INET
+        listener = socket.create_server((host, 0), family=family)  # 0: any free port
         port = int(listener.getsockname()[1])
         self._store = TCPStore(
             host,
@@ -62,14 +66,16 @@ class TrainerRank:
             is_master=True,
             timeout=COLLECTIVE_TIMEOUT,
             wait_for_workers=False,
-            master_listen_fd=listener.detach(),
+            master_listen_fd=listener.detach(),  # the store takes over the socket
         )
         return port
 
     def join(self, host: str, port: int, expected: Expected | None = None) -> str | DppoError:
         """Join the group, and build the trainer. Waits for: all ranks, at most a minute.
 
-        Returns: the difference between the numerics of this process and `expected`, "" without any.
+        Returns:
+            How the numerics of this process differ from `expected`; "" if they do not. Or the error that was raised, in
+            a form that can be sent.
         """
         try:
             self._join_group(host, port)
@@ -115,14 +121,16 @@ class TrainerRank:
     def update(
         self, experience: Experience, with_state: bool, *segments: Segment
     ) -> tuple[Update | DppoError, np.ndarray | None, dict[str, np.ndarray] | None]:
-        """Train on this rank's segments, together with the other ranks; `experience` comes without any segments.
+        """Train on the segments of this rank, together with the other ranks; `experience` contains no segments.
 
-        Returns: the update of all ranks; with `with_state`, also their new weights [P] and optimizer state.
+        Returns:
+            The update of all ranks, or an error in a form that can be sent; with `with_state`, also the new weights [P]
+            and the optimizer state.
         """
         try:
             update = self._local.update(replace(experience, segments=segments))
         except (OutOfMemory, GPUFailed):
-            raise  # at once: the others wait for this rank in a sum
+            raise  # not returned, because the other ranks are waiting for this one in a sum
         except DppoError as error:
             return sendable(error), None, None
         if not with_state:
@@ -130,16 +138,17 @@ class TrainerRank:
         return update, *self.snapshot()
 
     def rehearse_s(self, rows: int) -> float:
-        """Return the median seconds of forward and backward on so many rows; the weights do not change."""
+        """Return the median seconds of a forward and backward pass on `rows` rows; the weights do not change."""
         return self._median_s(partial(self._local.trainer.rehearse, rows), LONG_S)
 
     def sum_s(self) -> float:
-        """Return the median seconds of a sum of gradients; all ranks must call this at once."""
-        return self._median_s(self._local.trainer.sum_gradients)  # equally often in each rank
+        """Return the median seconds of a sum of gradients; all ranks must call this at the same time."""
+        # without a time limit, so that each rank takes part in the same number of sums
+        return self._median_s(self._local.trainer.sum_gradients)
 
     def _median_s(self, work: Callable[[], None], long_s: float = float("inf")) -> float:
         torch.set_num_threads(self.plan.learners.learner_threads)
-        work()  # a warm-up, and a common start
+        work()  # a warm-up, after which all ranks start together
         times: list[float] = []
         while not times or (len(times) < REPEATS and sum(times) < long_s):
             began = time.perf_counter()

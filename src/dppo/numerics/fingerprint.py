@@ -51,20 +51,23 @@ class Fingerprint:
         }
 
     def differences(self, other: Fingerprint) -> str:
-        """Return a description of what differs in `other`; "" if all results that both have are equal."""
-        names = [
+        """Describe the results and versions of `other` that differ from these; "" if no result differs.
+
+        Only results that both fingerprints contain are compared.
+        """
+        differing = [
             name
             for name, result in self.results.items()
-            if other.results.get(name, result) != result
+            if name in other.results and other.results[name] != result
         ]
-        if not names:
+        if not differing:
             return ""
-        described = f"other last bits in {' and '.join(names)}"
-        for name, version_here in self.versions.items():
-            other_version = other.versions.get(name, version_here)
-            if other_version != version_here:
-                described += f", {name} {other_version} instead of {version_here}"
-        return described
+        description = f"other last bits in {' and '.join(differing)}"
+        for package, own_version in self.versions.items():
+            other_version = other.versions.get(package, own_version)
+            if other_version != own_version:
+                description += f", {package} {other_version} instead of {own_version}"
+        return description
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,10 +81,7 @@ class Expected:
     """Refuse processes whose results differ."""
 
     def problem(self, *, torch: bool) -> str:
-        """Describe the results of this process that differ from the driver's; "" if none does.
-
-        Raise ClusterError if a difference is refused.
-        """
+        """Describe how the results of this process differ; "" if they do not. Raise ClusterError if `refuse` is set."""
         here = fingerprint(self.probe, torch=torch)
         differences = self.own.differences(here)
         if not differences:
@@ -95,7 +95,7 @@ class Expected:
 
 
 def fingerprint(probe: Probe, *, torch: bool) -> Fingerprint:
-    """Compute a fingerprint in a few milliseconds; with `torch`, include its operations, which loads it."""
+    """Compute a fingerprint in a few milliseconds; `torch` loads torch and includes its operations."""
     versions = {"numpy": np.__version__, "libc": " ".join(platform.libc_ver())}
     with as_usual(), limit_blas(1):
         hashes = {name: _hash(compute(probe)) for name, compute in NUMPY.items()}
@@ -107,11 +107,10 @@ def fingerprint(probe: Probe, *, torch: bool) -> Fingerprint:
 
 
 def cpu_name() -> str:
-    """Return the name of this CPU, with the family and the model number by which libraries choose their code."""
-    # /proc/cpuinfo has a paragraph for each core
-    first_core = cpu_facts().partition("\n\n")[0]
+    """Return the name of this CPU, with family and model if known: numerical libraries choose their code by them."""
+    lines = cpu_facts().partition("\n\n")[0].splitlines()
     facts = {}
-    for line in first_core.splitlines():
+    for line in lines:
         name, _, value = line.partition(":")
         facts[name.strip()] = value.strip()
     if "model name" not in facts:
@@ -120,7 +119,7 @@ def cpu_name() -> str:
 
 
 def _numbers(*shape: int) -> np.ndarray:
-    """Return float64 numbers between -2 and 2 that are the same everywhere: PCG64 and a product round alike."""
+    """Return float64 numbers between -2 and 2, the same on every machine: PCG64 and a product round alike everywhere."""
     return np.random.Generator(np.random.PCG64(sum(shape))).random(shape) * 4 - 2
 
 
@@ -186,7 +185,7 @@ def _torch_results(probe: Probe) -> dict[str, list[Tensor]]:
     import torch
 
     num_threads = torch.get_num_threads()
-    torch.set_num_threads(1)  # products by several threads have other last bits
+    torch.set_num_threads(1)  # the number of threads changes the last bits of products
     x = _tensor(259)
     rows = _tensor(64, 6)
     results = {

@@ -1,4 +1,4 @@
-"""Play the episodes of an evaluation on actors of Ray: the same results, in less time."""
+"""Play the episodes of an evaluation on Ray actors: the results are the same as without, in less time."""
 
 from __future__ import annotations
 
@@ -23,18 +23,18 @@ from dppo.policies.wanted import REPORT_EVERY_S, Wanted, summary
 from dppo.ppo.exchange.records import Episode, PolicySnapshot
 from dppo.transports.ray.session import RaySession, store_bytes_for
 
-WAIT_S = 0.5  # longest single wait
-EPISODE_S = 1800.0  # for an episode, where the run has no eval_timeout_s
-HUNG_S = 600.0  # in one step, reset or constructor
+WAIT_S = 0.5  # longest wait between two checks for signals
+EPISODE_S = 1800.0  # time limit of an episode if the run has no eval_timeout_s
+HUNG_S = 600.0  # time limit of a step, a reset or a constructor
 
 
 def play_on_actors(
     player: Player, wanted: Wanted, played: list[Episode], check_signals: Callable[[], None]
 ) -> None:
-    """Play all episodes, each on the next actor that is free, and leave them in `played`, in their order.
+    """Play each episode on the next free actor; add the episodes to `played`, which is sorted at the end.
 
     Raises:
-        ConfigError: the environment cannot be sent to actors, or there is no room for these.
+        ConfigError: the environment cannot be sent to actors, or the cluster has no room for the actors.
         EnvironmentFault: the environment raised, or returned something invalid.
         ClusterError: Ray was lost, or an episode failed with several actors in a row.
     """
@@ -43,57 +43,60 @@ def play_on_actors(
             "num_actors: an environment that is already made stays in this process. Pass its id."
         )
     check_env_id(player.env)
-    actors = min(wanted.num_actors, wanted.episodes)
+    num_actors = min(wanted.num_actors, wanted.episodes)
     snapshot = PolicySnapshot(
         player.policy.state["iteration"], player.policy.weights, player.policy.obs_scale
     )
     settings = player.settings
     numerics = in_force(settings.get("numerics", "portable"))
-    with numerics as variables, _session(actors, snapshot, check_signals) as session:
-        # once the session has set Ray's variables
+    with numerics as variables, _session(num_actors, snapshot, check_signals) as session:
+        # imports Ray, so only after the session has set the environment variables of Ray
         from dppo.transports.ray.evaluating import players_on_ray
 
         if variables and not session.started_here:
             session.options = {"runtime_env": {"env_vars": variables}}
-        logger.info("%s play", counted(actors, "Ray actor"))
+        logger.info("%s play", counted(num_actors, "Ray actor"))
         wanted.log_beginning(player)
         limits = PlayLimits(
             episodes=wanted.episodes,
-            num_actors=actors,
+            num_actors=num_actors,
             timeout_s=settings.get("eval_timeout_s", EPISODE_S),
             hung_s=HUNG_S,
             licence_s=0.0 if settings.get("licences") is None else ENDING_S,
         )
+        episode_player = _episode_player(player, wanted)
         with (
             tempfile.TemporaryDirectory(prefix="dppo-eval-") as logs,
-            closing(players_on_ray(_sent(player, wanted), session, limits, logs)) as players,
+            closing(players_on_ray(episode_player, session, limits, logs)) as players,
         ):
             players.begin(0, snapshot)
             _collect(players, wanted.episodes, played, (check_signals, session.check))
 
 
 def _session(
-    actors: int, snapshot: PolicySnapshot, check_signals: Callable[[], None]
+    num_actors: int, snapshot: PolicySnapshot, check_signals: Callable[[], None]
 ) -> closing[RaySession]:
-    wanted = Actors(num_actors=actors)
+    actors = Actors(num_actors=num_actors)
     store_bytes = store_bytes_for(0, snapshot.weights.size)
     return closing(
         RaySession(
-            wanted, Learners(), store_bytes=store_bytes, notify=logger.warning, check=check_signals
+            actors, Learners(), store_bytes=store_bytes, notify=logger.warning, check=check_signals
         )
     )
 
 
-def _sent(player: Player, wanted: Wanted) -> EpisodePlayer:
+def _episode_player(player: Player, wanted: Wanted) -> EpisodePlayer:
+    """Return the player of single episodes that is sent to each actor."""
     settings = player.settings | player.objects
-    env = Env(
-        env_id=player.env, env_kwargs=player.env_kwargs, **asdict(Preparation.by_names(settings))
-    )
+    preparation = Preparation.by_names(settings)
+    env = Env(env_id=player.env, env_kwargs=player.env_kwargs, **asdict(preparation))
     policy = player.policy
     num_samplers = settings.get("num_samplers", 0)
-    sent = EpisodePlayer(env, policy.spaces, policy.spec, wanted.play_settings, num_samplers)
-    sent.setting = "env"
-    return sent
+    episode_player = EpisodePlayer(
+        env, policy.spaces, policy.spec, wanted.play_settings, num_samplers
+    )
+    episode_player.setting = "env"  # errors name the argument that the caller has passed
+    return episode_player
 
 
 def _collect(
@@ -102,9 +105,9 @@ def _collect(
     played: list[Episode],
     checks: Sequence[Callable[[], None]],
 ) -> None:
-    """Wait for all episodes; report every few seconds."""
+    """Add all episodes to `played` and sort it by index; log a summary every few seconds."""
     began = time.monotonic()
-    reported = began
+    reported_at = began
     while len(played) < episodes:
         for check in checks:
             check()
@@ -113,7 +116,7 @@ def _collect(
                 raise outcome
             played.append(outcome)
         now = time.monotonic()
-        if now - reported >= REPORT_EVERY_S:
-            reported = now
+        if now - reported_at >= REPORT_EVERY_S:
+            reported_at = now
             logger.info("%s", summary(played, episodes, now - began))
     played.sort(key=lambda episode: episode.index)

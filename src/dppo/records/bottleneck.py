@@ -6,10 +6,9 @@ from typing import NamedTuple
 from dppo.config import Config
 from dppo.invocation import as_setting_and_flag
 
-MIN_ADVICE_S = (
-    60.0  # of training: the result of a shorter run is there, so a faster one would not help
-)
-MIN_GAIN = 1.1  # a smaller gain is within the noise
+# Seconds of training below which a run gets no advice: a faster run would save little time.
+MIN_ADVICE_S = 60.0
+MIN_GAIN = 1.1  # ratio of times; a smaller gain is within the noise
 
 
 class TimeSplit(NamedTuple):
@@ -22,7 +21,7 @@ class TimeSplit(NamedTuple):
     update_s: float = 0.0
 
     def plus(self, row: Mapping[str, float]) -> "TimeSplit":
-        """Add a row of metrics."""
+        """Return the sums with those of a further row of metrics."""
         return TimeSplit(
             self.rows + 1,
             self.iteration_s + row["perf/iteration_s"],
@@ -33,28 +32,32 @@ class TimeSplit(NamedTuple):
 
 
 def times_line(split: TimeSplit, config: Config, epochs: int, *, advise: bool = True) -> str:
-    """Return the times of an iteration, and the gain from fewer epochs if updating takes the longest; "" without rows.
+    """Return the mean times of an iteration, and advice to use fewer epochs if updating takes longer than collecting.
 
-    Updating takes a time proportional to `epochs`. No fewer than half of them are suggested. Without `advise`, return
-    only the times.
+    The model: an update takes a time proportional to `epochs`. The advice is the number of epochs at which updating
+    takes as long as collecting, but at least half of `epochs`. Without `advise`, only the times are returned; without
+    rows, "".
     """
     if split.rows == 0:
         return ""
     overlaps = config.lag > 0 and config.num_actors != 0
     iteration_s = split.iteration_s / split.rows
-    collect_s = (split.slowest_actor_s if overlaps else split.collect_s) / split.rows
+    total_collect_s = split.slowest_actor_s if overlaps else split.collect_s
+    collect_s = total_collect_s / split.rows
     update_s = split.update_s / split.rows
     phases = f"collecting {_duration(collect_s)}, updating {_duration(update_s)}"
     times = f"An iteration took {_duration(iteration_s)}: {phases}."
     if not advise or update_s <= collect_s:
         return times
-    fewer_epochs = max(epochs // 2, int(epochs * collect_s / max(update_s, 1e-9)))
+    balanced_epochs = int(epochs * collect_s / max(update_s, 1e-9))
+    fewer_epochs = max(epochs // 2, balanced_epochs)
     if fewer_epochs == 0:
         return times
     shorter_update_s = update_s * fewer_epochs / epochs
-    if overlaps:
+    if overlaps:  # an iteration then takes at least as long as collecting
         shorter_update_s = max(collect_s, shorter_update_s)
-    gain = _ratio(iteration_s, iteration_s - update_s + shorter_update_s)
+    shorter_iteration_s = iteration_s - update_s + shorter_update_s
+    gain = _ratio(iteration_s, shorter_iteration_s)
     if gain < MIN_GAIN:
         return times
     return (
@@ -66,36 +69,41 @@ def times_line(split: TimeSplit, config: Config, epochs: int, *, advise: bool = 
 def bottleneck_line(split: TimeSplit, config: Config) -> str:
     """Return the bottleneck of a run on actors, and the setting that would relieve it; "" if no setting gains enough.
 
-    An iteration takes collecting + update + rest. With overlap, it takes max(collecting, update) + rest, and so saves
-    min(collecting, update).
+    The model: without overlap, an iteration takes collecting + update + rest. With overlap, it takes max(collecting,
+    update) + rest, which saves min(collecting, update). Actors that are busy all the time would, with one sampler each,
+    take most_actors / num_samplers of it.
     """
     if config.num_actors == 0 or split.rows == 0:
         return ""
     if config.lag == 0:
         return _gain_by_overlap(split)
-    if _ratio(split.iteration_s, split.update_s) < MIN_GAIN:
+    is_learner_busy = _ratio(split.iteration_s, split.update_s) < MIN_GAIN
+    if is_learner_busy:
         return "Bottleneck: the learner. More actors gain nothing."
-    if config.env_threads or _ratio(split.iteration_s, split.slowest_actor_s) >= MIN_GAIN:
+    is_an_actor_busy = _ratio(split.iteration_s, split.slowest_actor_s) < MIN_GAIN
+    # with env_threads, the samplers of an actor run side by side already
+    if config.env_threads or not is_an_actor_busy:
         return ""
-    samplers = config.num_samplers
-    gain = _ratio(
-        split.iteration_s, max(split.update_s, split.iteration_s * config.most_actors / samplers)
-    )
+    num_samplers = config.num_samplers
+    spread_collect_s = split.iteration_s * config.most_actors / num_samplers
+    gain = _ratio(split.iteration_s, max(split.update_s, spread_collect_s))
     if gain < MIN_GAIN:
         return ""
     return (
-        f"Bottleneck: the actors. {as_setting_and_flag('num_actors', samplers)} would be up to {gain:.1f} x as "
+        f"Bottleneck: the actors. {as_setting_and_flag('num_actors', num_samplers)} would be up to {gain:.1f} x as "
         f"fast if there are CPUs for them, with the same result."
     )
 
 
 def _gain_by_overlap(split: TimeSplit) -> str:
-    gain = _ratio(split.iteration_s, split.iteration_s - min(split.collect_s, split.update_s))
+    """Return the gain of overlap over alternating collecting and updating; "" if it is too small."""
+    saved_s = min(split.collect_s, split.update_s)
+    gain = _ratio(split.iteration_s, split.iteration_s - saved_s)
     if gain < MIN_GAIN:
         return ""
-    idle = 1 - split.collect_s / split.iteration_s
+    idle_share = 1 - split.collect_s / split.iteration_s
     return (
-        f"Bottleneck: the actors were idle for {idle:.0%} of the time, during updates. "
+        f"Bottleneck: the actors were idle for {idle_share:.0%} of the time, during updates. "
         f"{as_setting_and_flag('overlap', True)} would be about {gain:.1f} x as fast; its results differ."
     )
 

@@ -1,4 +1,4 @@
-"""LearningNotes: an observer that logs why a run does not learn."""
+"""LearningNotes: an observer that logs signs that a run does not learn."""
 
 import math
 from collections import Counter
@@ -11,17 +11,18 @@ from dppo.log import logger
 from dppo.records.observer import Observer
 from dppo.spaces.actions import Actions, BoxActions, boxes
 
-PATIENCE = 30  # iterations in a row that must show a sign: a slow start and chance are shorter
-MIN_EPISODES = 50  # for a first mean return
-RISE = 0.2  # of the mean return, relative to its size: more than the noise of so many episodes
-MIN_KL = (
-    1e-6  # nats; usual are 1e-3 to 2e-2, and a hundredth of these at a tenth of the learning rate
-)
+PATIENCE = 30  # iterations in a row that must show a sign: a slow start and chance last shorter
+MIN_EPISODES = 50  # finished episodes before a mean return counts
+RISE = 0.2  # rise of the mean return relative to its size: more than the noise of MIN_EPISODES episodes
+# nats. Usual are 1e-3 to 2e-2, and a hundredth of these values at a tenth of the learning rate.
+MIN_KL = 1e-6
 ANNEALED = 0.1  # below this share of the first learning rate, small changes are intended
 CERTAIN = 0.01  # share of the first entropy: the less likely of two choices then has a probability of 0.0006
-NARROW_STD = 0.01  # of continuous actions, which starts at 1; useful ones are rarely below 0.05
+NARROW_STD = 0.01  # standard deviation of continuous actions, which starts at 1; useful ones are rarely below 0.05
+MIN_ENTROPY_FALL = 2.0  # nats for each component of a continuous action
 FALLEN = 0.5  # share of the rise of the mean return that is lost again
-UNEXPLAINED = 0.05  # explained variance; values that help reach 0.3 and more
+UNEXPLAINED = 0.05  # explained variance; useful value estimates reach 0.3 and more
+EQUAL = 1e-9  # relative spread of returns below which they count as equal
 # A value head moves by about 0.02 in an SGD step, so values of hundreds take thousands: Acrobot's -100 are learned,
 # LunarLander's 200 and Pendulum's 600 are learned better normalized. Small ones drown in the noise of untrained values.
 MAX_RETURN = 150.0
@@ -48,7 +49,7 @@ NOTES = {
 
 
 class _Figures(NamedTuple):
-    """The metrics of a row by which learning is judged; NaN where the row does not have one."""
+    """The metrics of a row by which learning is judged; NaN for a metric that the row lacks."""
 
     mean_return: float
     return_std: float
@@ -61,6 +62,7 @@ class _Figures(NamedTuple):
 
     @staticmethod
     def of_row(row: Mapping[str, float]) -> "_Figures":
+        """Return the figures of a row of metrics."""
         return _Figures(
             mean_return=row.get("charts/episodic_return", math.nan),
             return_std=row.get("charts/episodic_return_std", math.nan),
@@ -74,15 +76,16 @@ class _Figures(NamedTuple):
 
 
 class LearningNotes(Observer):
-    """Logs each sign that a run does not learn, or has lost half of the rise of its mean return.
+    """Logs, once each, signs that a run does not learn or has lost half of the rise of its mean return.
 
-    In a run that has got better, small changes, a certain policy and poor values may be those of a solved task.
+    After the mean return has risen, only its fall counts: a solved task also has small updates, a deterministic policy
+    and a low explained variance.
     """
 
     def __init__(
         self, config: Config, actions: Actions, rows: Iterable[Mapping[str, float]] = ()
     ) -> None:
-        """Begin after the earlier `rows` of a run that is resumed, whose notes are not repeated."""
+        """Start after the earlier `rows` of a resumed run; notes that were due there are not repeated."""
         self._config = config
         self._certainty = _Certainty(actions)
         self._scales_rewards = (
@@ -94,11 +97,11 @@ class LearningNotes(Observer):
         )
         self._entropy_weight = value_of("ent_coef", config, facts_of(actions))
         self._first_entropy = math.nan
-        self._first_return = math.nan  # mean of the first few episodes
+        self._first_return = math.nan  # mean return once there are MIN_EPISODES
         self._lowest_return = math.inf
         self._highest_return = -math.inf
-        self._best_return = -math.inf  # mean of at least a few episodes
-        self._best_step = 0  # env steps by then
+        self._best_return = -math.inf  # highest mean return of at least MIN_EPISODES
+        self._best_step = 0  # env steps at the best return
         self._iteration = math.nan
         self._times_in_a_row = Counter[str]()
         self._reported = set[str]()
@@ -106,13 +109,13 @@ class LearningNotes(Observer):
             self.notes(row)
 
     def on_iteration(self, row: dict[str, float]) -> None:
-        """Log the notes that are due after this row."""
+        """Log the notes that are due after `row`."""
         for note in self.notes(row):
             logger.warning("%s", note)
 
     def notes(self, row: Mapping[str, float]) -> list[str]:
         """Return the notes that are due after `row`, the next one of the run."""
-        # the row of an evaluation: it repeats the figures of training
+        # a second row of an iteration adds an evaluation, and repeats the figures of training
         if row["iteration"] == self._iteration:
             return []
         self._iteration = row["iteration"]
@@ -140,7 +143,7 @@ class LearningNotes(Observer):
         return [NOTES[sign].format(**facts) for sign in due]
 
     def _track(self, figures: _Figures, row: Mapping[str, float]) -> None:
-        """Take the first, the lowest, the highest and the best figures so far."""
+        """Update the first, lowest, highest and best figures so far."""
         mean_return = figures.mean_return
         if math.isnan(self._first_entropy):
             self._first_entropy = figures.entropy
@@ -154,11 +157,10 @@ class LearningNotes(Observer):
                 self._best_step = int(row["global_step"])
 
     def _signs(self, figures: _Figures) -> Iterator[str]:
-        """Yield the names of the notes for which these figures speak. A figure that is NaN speaks for none."""
+        """Yield the names of the notes whose condition these figures meet; NaN meets none."""
         mean_return = figures.mean_return
-        has_risen = mean_return - self._first_return > RISE * max(
-            abs(mean_return), abs(self._first_return)
-        )
+        return_scale = max(abs(mean_return), abs(self._first_return))
+        has_risen = mean_return - self._first_return > RISE * return_scale
         if not has_risen:
             min_rate = ANNEALED * self._config.learning_rate
             if abs(figures.approx_kl) < MIN_KL and figures.learning_rate >= min_rate:
@@ -168,18 +170,20 @@ class LearningNotes(Observer):
             if figures.explained_variance < UNEXPLAINED and self._config.vf_coef > 0:
                 yield "unexplained"
             spread = max(self._highest_return - self._lowest_return, figures.return_std)
-            if figures.episodes >= MIN_EPISODES and spread <= 1e-9 * max(1.0, abs(mean_return)):
+            if figures.episodes >= MIN_EPISODES and spread <= EQUAL * max(1.0, abs(mean_return)):
                 yield "constant"
             size = self._discounted_return(figures)
             if not self._scales_rewards and (size > MAX_RETURN or 0 < size < MIN_RETURN):
                 yield "scale"
         rise = self._best_return - self._first_return
-        rose = rise > RISE * max(abs(self._best_return), abs(self._first_return))
-        if rose and self._best_return - mean_return > FALLEN * rise:
+        best_scale = max(abs(self._best_return), abs(self._first_return))
+        had_risen = rise > RISE * best_scale
+        if had_risen and self._best_return - mean_return > FALLEN * rise:
             yield "fallen"
 
     def _discounted_return(self, figures: _Figures) -> float:
         """Estimate the size of discounted returns, as if all rewards of an episode were equal."""
+        # the discount horizon, 1 / (1 - gamma) steps, as a share of the episode; 1e-9 avoids a division by zero
         horizon_share = 1 / max(1e-9, (1 - self._config.gamma) * figures.length)
         return abs(figures.mean_return) * min(1.0, horizon_share)
 
@@ -192,16 +196,16 @@ class _Certainty:
         self._offset = 0.0
         self._min_fall = 0.0
         if isinstance(actions, BoxActions):
-            # The entropy of a Gaussian of NARROW_STD. A policy may begin narrow, or wide behind a squash: so it must
-            # also have fallen.
+            # The entropy of a Gaussian with NARROW_STD. A policy may start narrow, or wide before it is squashed, so
+            # its entropy must also have fallen.
             self._share_of_first = 0.0
             self._offset = actions.width * 0.5 * math.log(2 * math.pi * math.e * NARROW_STD**2)
-            self._min_fall = 2.0 * actions.width
-        elif any(
-            boxes(actions)
-        ):  # discrete and continuous actions side by side: no threshold is known
+            self._min_fall = MIN_ENTROPY_FALL * actions.width
+        elif any(boxes(actions)):
+            # Discrete and continuous actions side by side: no threshold is known, and nothing is below NaN.
             self._share_of_first = math.nan
 
     def reached(self, entropy: float, first_entropy: float) -> bool:
+        """Return whether the entropy has fallen below the threshold."""
         threshold = self._offset + self._share_of_first * first_entropy
         return entropy < min(threshold, first_entropy - self._min_fall)

@@ -57,9 +57,9 @@ def train(
             that run's, except for settings that do not change the result; `run_dir` may be left out. "auto": the run in
             `config.run_dir`, or a new one there.
         branch: start a new run in `config.run_dir` instead, with the weights, the optimizer state and the normalizers
-            of `resume`. Counters start at zero and episodes start anew. The network's shape and the normalization
+            of `resume`. Counters start at zero, and environments are reset. The network's shape and the normalization
             must stay the same; other settings may change.
-        observers: watch the run, and may stop it. They are called in addition to the display of `config.progress`.
+        observers: objects that watch the run and may stop it, in addition to the display of `config.progress`.
 
     Returns:
         The result, also of a run that a signal or an observer stopped.
@@ -79,7 +79,7 @@ def train(
     outputs.check_code(config)
     display = make_display(config.progress)
     notify = outputs.shown_at_once(display)
-    stop = StopSignals(lambda text: watching.note(text))  # noqa: PLW0108  it is made below
+    stop = StopSignals(lambda text: watching.note(text))  # noqa: PLW0108  `watching` is created below
     watching = Observers(
         display, [*observers, *plugin("trackers")(config, notify, stop.seconds_since)]
     )
@@ -92,7 +92,7 @@ def train(
         )
         try:
             with stop:
-                # a constructor may fail before training
+                # opened before environments are made, because a constructor may fail
                 incidents = IncidentWriter(folder.path, config)
                 watching.add_file(OnDisk(incidents, disk, "incidents"))
                 info = outputs.describe_run(config, folder)
@@ -103,13 +103,12 @@ def train(
                 watching.start()
                 info.options.fixed = False
                 return Run(config, folder, watching, parts, disk, times).train(stop)
-        except StopRequested as request:  # before training started: there is nothing to save
-            interrupted = (
-                KeyboardInterrupt()
-                if request.signal is SIGINT
-                else SystemExit(128 + request.signal)
-            )
-            watching.end(None, interrupted)  # as Python ends by default
+        except StopRequested as request:
+            # Training has not started, so there is nothing to save: end as a program without handlers would.
+            interrupted: BaseException = SystemExit(128 + request.signal)
+            if request.signal is SIGINT:
+                interrupted = KeyboardInterrupt()
+            watching.end(None, interrupted)
             raise interrupted from None
         except BaseException as error:
             watching.end(None, error)
@@ -144,7 +143,8 @@ class Run:
 
     def train(self, stop: StopSignals) -> Result:
         """Train until all steps are done or a stop is requested; write a checkpoint in any case."""
-        self.checkpoints.save()  # before rows are cut off, and before training: a kill at any time can be resumed
+        # Save before rows are cut off and before training, so that a run can be resumed whenever it is killed.
+        self.checkpoints.save()
         self._write_settings()
         try:
             self._open_files(stop)
@@ -167,7 +167,7 @@ class Run:
         call_disk(self.disk, "writing config.yaml", write)
 
     def _open_files(self, stop: StopSignals) -> None:
-        """Open the files of the run, and begin evaluations again that were not over; add both to the observers."""
+        """Open the files of the run, and restart unfinished evaluations; add both to the observers."""
         resumed_from = self.folder.start.checkpoint.state if self.folder.start else {}
         cut = partial(cut_row_files, self.folder.path, resumed_from.get("iteration"))
         rows = call_disk(self.disk, "opening metrics.jsonl", cut)
@@ -197,32 +197,32 @@ class Run:
         try:
             for iteration in self.learner.run(self.config.iterations, stop):
                 stopped_by = self._report(iteration)
-                self.checkpoints.save_if_due(
-                    now=self.evaluations is not None and self.evaluations.take_begun()
-                )
+                has_new_evaluation = self.evaluations is not None and self.evaluations.take_begun()
+                self.checkpoints.save_if_due(now=has_new_evaluation)
                 if stopped_by is not None and iteration.number < self.config.iterations:
                     return stopped_by
-        except (
-            StopRequested
-        ) as request:  # a resumed run repeats the iteration, with the same result
-            name = request.signal.name
+        except StopRequested as request:
+            # A resumed run repeats the dropped iteration, with the same result.
+            signal_name = request.signal.name
             number = self.learner.iteration + 1
-            logger.warning("%s: iteration %d is dropped, those before it are saved", name, number)
-            return name
+            logger.warning(
+                "%s: iteration %d is dropped, those before it are saved", signal_name, number
+            )
+            return signal_name
         return None
 
     def _report(self, iteration: Iteration) -> str | None:
         """Report an iteration to the observers; return the name of the observer that asks to stop."""
         row = self._row(iteration)
-        first = iteration.number == self.resumed_at + 1
+        is_first = iteration.number == self.resumed_at + 1
         reports = iteration.collected.reports
-        if not first:
+        if not is_first:
             self.time_split = self.time_split.plus(row)
         elif any(report.carry.states is not None for report in reports):
             logger.info("%s", own_state_line(self.config))
         episodes = [episode for report in reports for episode in report.episodes]
         for observer in self.observers:
-            for incident in iteration.incidents:  # already logged
+            for incident in iteration.incidents:  # these have been logged
                 observer.on_incident(incident)
             for episode in episodes:
                 observer.on_episode(episode)
@@ -233,33 +233,40 @@ class Run:
         return stopped_by
 
     def _row(self, iteration: Iteration) -> dict[str, float]:
+        """Return the metrics of an iteration."""
         iteration_s = self.times.end_iteration(iteration.ended)
         training_s = self.times.training_s
-        of_call = {
+        metrics_of_call = {
             "time/wall_s": self.times.wall_s,
             "time/training_s": training_s,
             "charts/SPS": (self.learner.global_step - self.steps_before) / training_s,
         }
-        return self.row_of(iteration, self.learner, iteration_s, of_call)
+        return self.row_of(iteration, self.learner, iteration_s, metrics_of_call)
 
     def _finish_evaluations(self, stop: StopSignals) -> str | None:
-        """Wait for evaluations; return the name of the signal that has ended the wait, if one has."""
+        """Wait for evaluations; return the name of the signal that ended the wait, or None."""
         if self.evaluations is None or not self.evaluations.finish():
             return None
-        self.checkpoints.save(last=True, again=True)  # with their results
+        # again, with the results of the evaluations
+        self.checkpoints.save(last=True, again=True)
         if stop.received is not None and self.evaluations.state()["open"]:
             return stop.received.name
         return None
 
     def _complete(self, fault: EnvironmentFault) -> None:
-        """Add to the fault that ends the run its earlier actions, and advice on the number of environments."""
+        """Add earlier actions, and advice on the number of environments, to the fault that ends the run."""
         fault.place = self.learner.env_faults.completed(fault.place)
         fault.message += instances_line(self.config, fault.place)
 
     def _result(self, stopped_by: str | None) -> Result:
+        """Return the result of the run as it is now; `stopped_by` is the name of the reason if it ended early."""
         learner = self.learner
         training_s = self.times.training_s
+        steps_per_s = math.nan
+        if training_s > 0:
+            steps_per_s = (learner.global_step - self.steps_before) / training_s
         advise = training_s >= MIN_ADVICE_S
+        bottleneck = bottleneck_line(self.time_split, self.config) if advise else ""
         return Result(
             env_name=self.config.env_name,
             run_dir=self.folder.path,
@@ -271,9 +278,7 @@ class Run:
             episodic_return=mean_return(learner.recent),
             wall_s=time.monotonic() - self.times.called_at,
             training_s=training_s,
-            steps_per_s=(learner.global_step - self.steps_before) / training_s
-            if training_s > 0
-            else math.nan,
+            steps_per_s=steps_per_s,
             weights_sha256=learner.weights_sha256(),
             incidents=dict(learner.incidents),
             env_faults=dict(learner.env_faults.counts),
@@ -281,12 +286,13 @@ class Run:
             model_name=self.config.model_name,
             wrapper_names=self.config.wrapper_names,
             times=times_line(self.time_split, self.config, self.parts.epochs, advise=advise),
-            bottleneck=bottleneck_line(self.time_split, self.config) if advise else "",
+            bottleneck=bottleneck,
             notes=tuple(self._notes(advise=advise)),
             config=self.config,
         )
 
     def _notes(self, *, advise: bool) -> Iterator[str]:
+        """Yield the notes to print at the end of the run; `advise` includes advice on its speed."""
         if self.evaluations is not None:
             yield from self.evaluations.notes()
         yield from self.parts.collector.notes()

@@ -1,4 +1,4 @@
-"""Curves of runs: of one, of runs that differ in their seeds only, and intervals of their results."""
+"""Learning curves of single runs and of groups of runs, and confidence intervals of their results."""
 
 import difflib
 import json
@@ -17,14 +17,15 @@ from dppo.records.files.run_folder import settings_to_resume
 from dppo.records.metrics.reading import sampled_metrics
 
 RETURN = "charts/episodic_return"
-# runs that differ in nothing else are repetitions of one experiment
+# Settings that may differ between repetitions of one experiment.
 NOT_COMPARED = (
     "seed",
     "run_dir",
     "progress",
 )
-MAX_POINTS = 4000  # of a line; lines with more are thinned out
-RESAMPLES = 2000  # of the bootstrap
+MAX_POINTS = 4000  # points of a drawn line; longer lines are thinned out
+RESAMPLES = 2000  # bootstrap samples of an interval
+ROUNDING_STEPS = 0.5  # smaller differences between computed step counts are rounding errors
 
 
 class Curve(NamedTuple):
@@ -87,16 +88,17 @@ def run_folders(paths: Sequence[Path]) -> Iterator[Path]:
 def curve_of(
     rows: Sequence[Mapping[str, float]], metric: str, settings: Mapping[str, Any] | None = None
 ) -> Curve:
-    """Return a metric in rows of metrics.jsonl; the times of a resumed run are joined."""
+    """Return the curve of a metric from rows of metrics.jsonl; its seconds include those before each resume."""
     seconds = training_times(rows)
     steps = _column(rows, "global_step")
-    if rows and metric.startswith("eval/"):  # an evaluation is of an earlier policy
+    if rows and metric.startswith("eval/"):
+        # A row reports the evaluation of an earlier policy: its point belongs to the step of that policy.
         steps_of_rows = steps
         steps = _column(rows, "eval/global_step")
         seconds = np.interp(steps, steps_of_rows, seconds)
     values = _column(rows, metric)
-    known = np.isfinite(values) & np.isfinite(seconds)
-    return Curve(seconds[known], steps[known], values[known], settings or {})
+    is_finite = np.isfinite(values) & np.isfinite(seconds)
+    return Curve(seconds[is_finite], steps[is_finite], values[is_finite], settings or {})
 
 
 def _column(rows: Sequence[Mapping[str, float]], name: str) -> np.ndarray:
@@ -104,7 +106,7 @@ def _column(rows: Sequence[Mapping[str, float]], name: str) -> np.ndarray:
 
 
 def read_curve(run: Path, metric: str) -> Curve:
-    """Return a metric of a run, perhaps without a value; raise a DppoError if `run` is not a run, or lacks that key."""
+    """Return the curve of a metric of a run, perhaps empty; raise a DppoError if `run` is not a run or lacks the metric."""
     settings = settings_to_resume(run, read_only=True)
     rows = sampled_metrics(run)
     has_metric = not rows or "episod" in metric or any(metric in row for row in rows)
@@ -118,21 +120,28 @@ def read_curve(run: Path, metric: str) -> Curve:
 
 
 def training_times(rows: Sequence[Mapping[str, float]]) -> np.ndarray:
-    """Return the seconds of training at each row of a run, which start at zero again at each resume, joined."""
+    """Return the seconds of training at each row of a run, summed over resumes.
+
+    `time/training_s` in the rows starts at zero again at each resume.
+    """
     times = np.nan_to_num(_times(rows))
     before_resume = np.where(resumed(rows), np.concatenate([[0.0], times])[:-1], 0.0)
     return np.asarray(times + np.cumsum(before_resume))
 
 
 def resumed(rows: Sequence[Mapping[str, float]]) -> np.ndarray:
-    """Return which rows are the first ones after a resume: less time has passed, or the call began at later steps."""
+    """Return for each row whether it is the first one after a resume.
+
+    It is if its training time is less than that of the row before, or if its call of `train` began at a later step.
+    """
     times = _times(rows)
-    first_steps = []  # the step at which the call of each row began; SPS counts from there
+    first_steps = []  # for each row, the step at which its call began: SPS counts from there
     for row in rows:
         steps_of_call = row.get("charts/SPS", math.nan) * row.get("time/training_s", 0)
         first_steps.append(row.get("global_step", 0) - steps_of_call)
-    began_later = np.diff(np.array(first_steps, dtype=float), prepend=first_steps[:1]) > 0.5
-    return np.asarray((np.diff(times, prepend=0.0) < 0) | began_later)
+    moved_on = np.diff(np.array(first_steps, dtype=float), prepend=first_steps[:1])
+    time_fell = np.diff(times, prepend=0.0) < 0
+    return np.asarray(time_fell | (moved_on > ROUNDING_STEPS))
 
 
 def _times(rows: Sequence[Mapping[str, float]]) -> np.ndarray:
@@ -145,9 +154,9 @@ def thinned(count: int) -> np.ndarray:
 
 
 def grouped_by_settings(runs: Sequence[Curve]) -> list[Group]:
-    """Return runs in groups with equal settings but for their seeds, labeled by what differs between groups.
+    """Group runs whose settings are equal except for NOT_COMPARED; label each group with the settings that differ.
 
-    A label leaves out settings that change no result, such as `track`, where groups differ in others as well.
+    Labels leave out settings that change no result, such as `track`, if the groups can be told apart without them.
     """
     names = dict.fromkeys(name for run in runs for name in run.settings if name not in NOT_COMPARED)
     defaults = {name: default_of(name) for name in names if name in settings_by_name()}
@@ -157,16 +166,18 @@ def grouped_by_settings(runs: Sequence[Curve]) -> list[Group]:
     differing = [
         name for name in names if any(settings[name] != values[0][name] for settings in values)
     ]
-    telling = [name for name in differing if _may_change_results(name)]
+    effective = [name for name in differing if _may_change_results(name)]
     groups: dict[tuple[str, str], list[Curve]] = {}
     for run, settings in zip(runs, values, strict=True):
-        labels = (_label(telling, settings), _label(differing, settings))
+        labels = (_label(effective, settings), _label(differing, settings))
         groups.setdefault(labels, []).append(run)
-    short_labels = [short for short, _ in groups]
+    short_labels = [short_label for short_label, _ in groups]
     are_unique = len(set(short_labels)) == len(short_labels)
     named = []
-    for (short, whole), members in groups.items():
-        label = (short if are_unique else whole) or str(members[0].settings.get("env_id"))
+    for (short_label, full_label), members in groups.items():
+        label = short_label if are_unique else full_label
+        if not label:  # no setting differs
+            label = str(members[0].settings.get("env_id"))
         named.append(Group(printable(label), members))
     return named
 
@@ -176,16 +187,20 @@ def _may_change_results(setting: str) -> bool:
 
 
 def _label(names: Sequence[str], settings: Mapping[str, Any]) -> str:
-    """Return the values of these settings: `gamma=0.9, env_kwargs={"g": 1}`."""
+    """Return names and values of settings, for example `gamma=0.9, env_kwargs={"g": 1}`."""
     texts = []
     for name in names:
         value = settings[name]
-        texts.append(f"{name}={value if isinstance(value, str) else json.dumps(value)}")
+        value_text = value if isinstance(value, str) else json.dumps(value)
+        texts.append(f"{name}={value_text}")
     return ", ".join(texts)
 
 
 def over_seeds(runs: Sequence[Curve]) -> Band:
-    """Return the runs at each step of one of them at which all have values, interpolated where one has no such step."""
+    """Return mean, lowest and highest value of the runs at the same steps, interpolated between the points of a run.
+
+    The steps are those of any run, within the range that all runs cover.
+    """
     if not all(len(run.steps) for run in runs):
         return Band(*np.empty((5, 0)))
     steps = np.unique(np.concatenate([run.steps for run in runs]))
@@ -201,16 +216,19 @@ def over_seeds(runs: Sequence[Curve]) -> Band:
 def interval(tasks: Sequence[np.ndarray]) -> tuple[float, float, float]:
     """Return the mean of the runs of a task, or the interquartile mean of several tasks, and its 95 % interval.
 
-    Percentiles of a bootstrap that draws the runs of each task apart. Source: Agarwal et al. 2021, "Deep Reinforcement
-    Learning at the Edge of the Statistical Precipice", section 4 (rliable).
+    The interval lies between percentiles of a bootstrap, which resamples the runs of each task separately.
+
+    Source: Agarwal et al. 2021, "Deep Reinforcement Learning at the Edge of the Statistical Precipice", section 4
+    (rliable).
     """
-    draw = np.random.default_rng(0)
+    generator = np.random.default_rng(0)
     resamples = np.concatenate(
-        [draw.choice(task, (RESAMPLES, len(task))) for task in tasks], axis=1
+        [generator.choice(task, (RESAMPLES, len(task))) for task in tasks], axis=1
     )
     count = resamples.shape[1]
-    cut = 0 if len(tasks) == 1 else count // 4
+    # the interquartile mean leaves out the lowest and the highest quarter
+    num_trimmed = 0 if len(tasks) == 1 else count // 4
     ordered = np.sort([np.concatenate(tasks), *resamples], axis=1)
-    mean, *means_of_resamples = ordered[:, cut : count - cut].mean(axis=1).tolist()
+    mean, *means_of_resamples = ordered[:, num_trimmed : count - num_trimmed].mean(axis=1).tolist()
     low, high = np.percentile(means_of_resamples, [2.5, 97.5]).tolist()
     return mean, low, high

@@ -15,11 +15,12 @@ from dppo.spaces.spaces import MaskSource, masks_of
 class PPOAgent:
     """Choose actions and estimate values under the weights of a snapshot.
 
-    Observations may have leading axes, so that several samplers act together; each gets the same bits as alone.
+    Observations may have leading axes, so that several samplers act together; each gets the same bits as if it acted
+    alone.
     """
 
     def __init__(self, spec: NetworkSpec, mask: MaskSource | None = None) -> None:
-        """Build the acting network; `mask` is the source of the masks that observations are stored with."""
+        """Build the acting network; `mask` is the source of the masks in stored observations, None if there are none."""
         self.spec = spec
         self.distribution = spec.distribution
         self.state_size = spec.state_size
@@ -41,7 +42,7 @@ class PPOAgent:
         self._value_scale = snapshot.value_scale
 
     def start(self, *rows: int) -> np.ndarray:
-        """Return the state [*rows, S] with which episodes start: zeros."""
+        """Return the network state [*rows, S] at the start of an episode: zeros."""
         return np.zeros((*rows, self.state_size), self._dtype)
 
     def act(
@@ -52,24 +53,30 @@ class PPOAgent:
     ) -> tuple[np.ndarray, Outputs]:
         """Sample an action for each row of `obs` [..., E, *O], with `noise` [..., E, n] from `distribution.noise`.
 
-        `state`: [..., E, S] before the step, of a network with memory.
+        Args:
+            state: for a network with memory, its state [..., E, S] before the step.
+
+        Returns:
+            The actions, and the outputs of the network.
         """
         outputs = self._outputs(obs, state)
-        return self.distribution.sample(outputs.head, noise), outputs
+        actions = self.distribution.sample(outputs.head, noise)
+        return actions, outputs
 
     def decide(
         self, obs: np.ndarray, state: np.ndarray | None = None
     ) -> tuple[np.ndarray, Outputs]:
-        """Take the most likely action for each row of `obs` [..., E, *O]; `state` as in `act`."""
+        """Return the most likely action for each row of `obs` [..., E, *O]; `state` and the result are as in `act`."""
         outputs = self._outputs(obs, state)
-        return self.distribution.mode(outputs.head), outputs
+        actions = self.distribution.mode(outputs.head)
+        return actions, outputs
 
     def values(self, obs: np.ndarray, state: np.ndarray | None = None) -> np.ndarray:
-        """Return the value of each row of `obs` [..., E, *O]; `state` as in `act`."""
+        """Return the value of each row of `obs` [..., E, *O]; `state` is as in `act`."""
         return self._outputs(obs, state).values
 
     def split(self, stored: np.ndarray) -> tuple[np.ndarray, np.ndarray | None]:
-        """Return stored observations [...] without their masks, as a view, and their masks [..., M] or None."""
+        """Return a view of stored observations [...] without their masks, and the masks [..., M] or None."""
         if self._obs_fields is None:
             return stored, None
         return stored[self._obs_fields], masks_of(stored)

@@ -33,7 +33,7 @@ REQUIRED = {"iteration": int, "global_step": int, "episodes": int, "config": dic
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """Everything a run needs to continue."""
+    """The complete state from which a run can continue."""
 
     arrays: dict[str, dict[str, np.ndarray]]
     """Part ("model", "optimizer", "samplers") -> arrays by name, in no particular order."""
@@ -48,9 +48,9 @@ class Found:
     path: Path
     checkpoint: Checkpoint
     damaged: tuple[str, ...] = ()
-    """One line for each newer checkpoint that cannot be used: file, expected, found."""
+    """One line for each newer checkpoint that cannot be used: its path, the expected content, the content found."""
     newest: bool = True
-    """True if the run has not written a good one after it."""
+    """False if the run has written a good checkpoint after this one."""
 
 
 class _Entry(NamedTuple):
@@ -59,14 +59,14 @@ class _Entry(NamedTuple):
     path: Path
     iteration: int
     serial: int = -1
-    """Order of writing, which decides which one is the newest: a run that is resumed from an older checkpoint writes
-    newer checkpoints of lower iterations. -1: the header cannot be read."""
+    """Position in the order of writing; -1 if the header cannot be read. The highest serial is the newest checkpoint:
+    after a resume from an older checkpoint, newer files have lower iterations."""
     score: float | None = None
     problem: str = ""
 
 
 Chosen = Mapping[int, float | None]
-"""The checkpoints that evaluations need: the score of the best by its iteration, None for those being evaluated."""
+"""The checkpoints that evaluations need, by iteration: the score of the best one, None for those being evaluated."""
 
 
 def file_name(iteration: int) -> str:
@@ -74,7 +74,7 @@ def file_name(iteration: int) -> str:
 
 
 def saved_iteration(path: Path) -> int | None:
-    """Return the iteration of a checkpoint by its name; None if it has another name."""
+    """Return the iteration in the file name of a checkpoint; None if it is not the name of a checkpoint."""
     match = NAME.fullmatch(path.name)
     return int(match[1]) if match else None
 
@@ -88,11 +88,18 @@ def save(
     score: float | None,
     chosen: Chosen | None = None,
 ) -> Path:
-    """Write a checkpoint, then delete all but the newest `keep` and the one with the best `score`, or those `chosen`.
+    """Write a checkpoint, then delete older ones, except the newest `keep` and the one with the best `score`.
 
     Waits for the disk: the file is flushed before it gets its name. Replaces a checkpoint of the same iteration, which
-    exists if the run was resumed from an older one. Logs old files that cannot be deleted, and leaves them. Raises
-    CheckpointNotWritten, for example because the disk is full; earlier checkpoints are untouched then.
+    exists if the run was resumed from an older one. Old files that cannot be deleted are logged, and stay.
+
+    Args:
+        keep: number of newest checkpoints to keep.
+        score: score of this checkpoint; None if it has none.
+        chosen: the checkpoints that evaluations need, which are kept, too; their scores replace those in the files.
+
+    Raises:
+        CheckpointNotWritten: for example because the disk is full; earlier checkpoints are untouched.
     """
     path = folder / file_name(iteration)
     if score is not None:
@@ -100,7 +107,8 @@ def save(
     try:
         check_kind(folder, stat.S_IFDIR)
         disk.make_folder(folder)
-        _remove(folder.glob(".tmp-*"))  # of writers that were killed: run.lock keeps others out
+        # Files of writers that were killed. No other writer is active, because run.lock excludes it.
+        _remove(folder.glob(".tmp-*"))
         serial = 1 + max((entry.serial for entry in _scan(folder)), default=-1)
         disk.write_file(path, *_encode(checkpoint, iteration, serial, score))
     except OSError as error:
@@ -113,10 +121,15 @@ def save(
 
 
 def making_room(write: Callable[[], Path], folder: Path, chosen: Chosen | None = None) -> Path:
-    """Return the result of `write`; while the disk is full, delete the oldest checkpoint, but not the newest and best.
+    """Write a checkpoint; while the disk is full, delete the oldest checkpoint and try again.
+
+    The newest checkpoint, the best one and those in `chosen` are never deleted.
 
     Args:
-        write: calls `save`, for this folder.
+        write: calls `save` for `folder`, and returns the path of the new checkpoint.
+
+    Raises:
+        CheckpointNotWritten: for another reason than a full disk, or because nothing is left to delete.
     """
     while True:
         try:
@@ -124,23 +137,27 @@ def making_room(write: Callable[[], Path], folder: Path, chosen: Chosen | None =
         except CheckpointNotWritten as error:
             cause = error.__cause__
             is_full = isinstance(cause, OSError) and cause.errno in (errno.ENOSPC, errno.EDQUOT)
-            if not is_full or not _delete_oldest(folder, chosen):
+            if not is_full:
+                raise
+            has_more_room = _delete_oldest(folder, chosen)
+            if not has_more_room:
                 raise
 
 
 def _delete_oldest(folder: Path, chosen: Chosen | None) -> bool:
-    """Delete the oldest checkpoint that is neither the newest nor to be kept; return whether there was one."""
+    """Delete the oldest checkpoint that need not be kept; return False if there is none. The newest is always kept."""
     stored = _stored(folder, chosen)
-    old = [entry.path for entry in stored.newest_first[1:] if entry not in stored.kept]
-    if not old:
+    deletable = [entry.path for entry in stored.newest_first[1:] if entry not in stored.kept]
+    if not deletable:
         return False
-    logger.warning("%s: deleted to make room for the last checkpoint on a full disk", old[-1])
-    disk.DISK.remove(old[-1])
+    oldest = deletable[-1]
+    logger.warning("%s: deleted to make room for the last checkpoint on a full disk", oldest)
+    disk.DISK.remove(oldest)
     return True
 
 
 def load(path: Path) -> Checkpoint:
-    """Return the checkpoint in the file `path`, after checking every byte; raise a CheckpointError if one is wrong."""
+    """Return the checkpoint in the file `path`; raise a CheckpointError if a byte of the file is wrong."""
     arrays, metadata = sealed.read_all(path)
     with _checking(path, metadata):
         parts: dict[str, dict[str, np.ndarray]] = {
@@ -163,9 +180,10 @@ def _is_valid(value: Any, kind: type) -> bool:
 
 
 def find(path: Path) -> Found:
-    """Return the newest good checkpoint in a run folder or its checkpoints folder, or `path` itself if it is one.
+    """Return the newest good checkpoint of a run folder or a folder of checkpoints, or `path` itself if it is one.
 
-    Raises a CheckpointError if there is none, or no good one, or if `path` is a damaged one, or has links in it.
+    Raises:
+        CheckpointError: there is no good checkpoint, `path` is a damaged one, or the run folder contains links.
     """
     if not path.exists() and not path.suffix:
         with_suffix = path.with_name(path.name + sealed.SUFFIX)
@@ -173,8 +191,9 @@ def find(path: Path) -> Found:
             path = with_suffix
     if path.suffix == sealed.SUFFIX and not path.is_dir():
         checkpoint = load(path)
-        newest = [entry.path.name for entry in _scan(path.parent)[:1]]
-        return Found(path, checkpoint, newest=newest == [path.name])
+        entries = _scan(path.parent)
+        is_newest = bool(entries) and entries[0].path.name == path.name
+        return Found(path, checkpoint, newest=is_newest)
     if not path.is_dir():
         problem = "is not a checkpoint" if path.exists() else "does not exist"
         raise CheckpointError(
@@ -196,12 +215,12 @@ def find(path: Path) -> Found:
         except CheckpointError as error:
             problems.append(str(error).splitlines()[0])
         else:
-            later = [
+            later_problems = [
                 other.problem
                 for other in entries
                 if other.iteration > entry.iteration and other.problem
             ]
-            return Found(entry.path, checkpoint, (*problems, *later))
+            return Found(entry.path, checkpoint, (*problems, *later_problems))
     raise CheckpointError(
         f"{path}: contains only damaged checkpoints ({len(entries)}). The newest: {problems[0]}\n"
         f"Restore the folder from a backup, or start the run again."
@@ -214,7 +233,7 @@ def has_any(run_dir: Path) -> bool:
 
 
 def _scan(folder: Path) -> list[_Entry]:
-    """Return the checkpoints in `folder`, newest first; those whose header cannot be read last."""
+    """Return the checkpoints in `folder`, newest first; those with an unreadable header come last."""
     entries = []
     for path in folder.iterdir():
         iteration = saved_iteration(path)
@@ -228,26 +247,23 @@ def _entry(path: Path, iteration: int) -> _Entry:
         metadata = sealed.read_metadata(path)
         with _checking(path, metadata):
             score = json.loads(metadata["score"])
-            return _Entry(
-                path,
-                int(metadata["iteration"]),
-                int(metadata["serial"]),
-                None if score is None else float(score),
-            )
+            if score is not None:
+                score = float(score)
+            return _Entry(path, int(metadata["iteration"]), int(metadata["serial"]), score)
     except CheckpointError as error:
         return _Entry(path, iteration, problem=str(error).splitlines()[0])
 
 
 @contextmanager
 def _checking(path: Path, metadata: dict[str, str]) -> Iterator[None]:
-    """Raise a CheckpointError if this is not the metadata of a checkpoint."""
-    written_as = metadata.get("format", "")
-    if written_as.isdecimal() and int(written_as) > FORMAT:
+    """Context that raises a CheckpointError if `metadata` is not that of a checkpoint, or reading it raises."""
+    file_format = metadata.get("format", "")
+    if file_format.isdecimal() and int(file_format) > FORMAT:
         raise CheckpointError(
-            f"{path}: has format {written_as}, but this dppo reads format {FORMAT}.\nUse a newer dppo."
+            f"{path}: has format {file_format}, but this dppo reads format {FORMAT}.\nUse a newer dppo."
         )
     try:
-        if written_as != str(FORMAT):
+        if file_format != str(FORMAT):
             raise ValueError
         yield
     except (KeyError, RecursionError, TypeError, ValueError):
@@ -280,7 +296,7 @@ class _Stored(NamedTuple):
 
     newest_first: list[_Entry]
     kept: list[_Entry]
-    """Those not to delete, however old they are: the best, and those that evaluations need."""
+    """Checkpoints to keep, however old they are: the best one, and those that evaluations need."""
     best: _Entry | None
 
 
@@ -296,7 +312,7 @@ def _stored(folder: Path, chosen: Chosen | None) -> _Stored:
 
 
 def _rotate(folder: Path, keep: int, chosen: Chosen | None) -> None:
-    """Delete all but the newest and those to keep; leave what cannot be read or deleted."""
+    """Delete all but the newest `keep` checkpoints and those in `kept`; skip files that cannot be read or deleted."""
     with _warning_once(folder):
         stored = _stored(folder, chosen)
         _remove(entry.path for entry in stored.newest_first[keep:] if entry not in stored.kept)
@@ -305,7 +321,7 @@ def _rotate(folder: Path, keep: int, chosen: Chosen | None) -> None:
 
 
 def _write_best(folder: Path, best: _Entry) -> None:
-    """Write which checkpoint is the best, for the user; the scores themselves are in the checkpoints."""
+    """Write the name of the best checkpoint to best.json, for the user; dppo itself reads the scores in the files."""
     path = folder / "best.json"
     content = {"checkpoint": best.path.name, "iteration": best.iteration, "score": best.score}
     data = json.dumps(content).encode() + b"\n"
@@ -325,7 +341,7 @@ _warned: set[Path] = set()
 
 @contextmanager
 def _warning_once(path: Path) -> Iterator[None]:
-    """Log an error of the disk, once for each file and not with each checkpoint."""
+    """Context that logs an OSError instead of raising it, once for each path."""
     try:
         yield
     except OSError as error:

@@ -23,13 +23,12 @@ from dppo.records.outside import FileWriter
 from dppo.streams import Stream
 
 MAX_FILE_BYTES = 2**26
-MAX_ACTIONS_MB = 16  # of an open episode, as the ledger keeps them
-REPORTS_AT_ONCE = (
-    64  # whose episodes are written together, which saves CPU time in short iterations
-)
+MAX_ACTIONS_MB = 16  # limit of the ledger for the actions of an unfinished episode
+# Reports whose episodes are written together, which saves CPU time if iterations are short.
+REPORTS_AT_ONCE = 64
 
 ActionsBefore = Callable[[int, int, int, int], np.ndarray | None]
-"""`ReplayLedger.actions_before`"""
+"""The type of `ReplayLedger.actions_before`."""
 
 
 class _PendingReport(NamedTuple):
@@ -38,11 +37,11 @@ class _PendingReport(NamedTuple):
     row: dict[str, float]
     report: SegmentReport
     earlier_actions: list[np.ndarray | None]
-    """Of each finished episode, the actions of earlier segments; None if there are none."""
+    """For each finished episode, its actions in earlier segments; None if there are none."""
 
 
 class EpisodeWriter(FileWriter):
-    """Writes the episodes to be recorded before each checkpoint and every few iterations, through `MetricsWriter`."""
+    """Writes the episodes to record, before each checkpoint and every few iterations, through `MetricsWriter`."""
 
     def __init__(
         self,
@@ -63,7 +62,7 @@ class EpisodeWriter(FileWriter):
         self._seed = config.seed
         self._actions_before = actions_before
         self._reports = reports
-        self._number = episodes
+        self._num_finished = episodes
         self._iteration = -1.0
         self._warned = False
         finished = (episode.episode_return for episode in read_episodes(run_dir) if episode.number)
@@ -71,8 +70,8 @@ class EpisodeWriter(FileWriter):
         self._pending: deque[_PendingReport] = deque()
 
     def snapshot(self, row: dict[str, float]) -> bool | None:
-        """Store the reports of an iteration, and the actions of earlier segments; return True once there are many."""
-        if row["iteration"] == self._iteration:  # a further row, of an evaluation
+        """Store the reports of an iteration with the actions of earlier segments; return True if they should be written."""
+        if row["iteration"] == self._iteration:  # a second row, which adds an evaluation
             return None
         self._iteration = row["iteration"]
         for report in self._reports():
@@ -84,21 +83,31 @@ class EpisodeWriter(FileWriter):
         return True if len(self._pending) >= REPORTS_AT_ONCE else None
 
     def write(self, snapshot: bool = True) -> None:
-        """Write the stored episodes, and those that failed."""
+        """Write the pending episodes to record, and those that ended with a fault.
+
+        Args:
+            snapshot: the result of `snapshot`, which has stored the reports itself.
+        """
+        # A fixed number, as `snapshot` may append reports meanwhile in another thread.
         for _ in range(len(self._pending)):
-            row, report, earlier_actions = self._pending.popleft()
-            for episode, earlier, last in zip(
-                report.episodes, earlier_actions, report.ended_actions, strict=True
-            ):
-                self._number += 1
-                if self._is_recorded(episode):
-                    actions = last if earlier is None else np.concatenate([earlier, last])
-                    self._add_episode(row, report.sampler_id, episode, actions)
-                self._best = max(self._best, episode.episode_return)
-            self._add_faults(row, report)
+            self._write_report(self._pending.popleft())
         with suppress(OSError):
             if self._file.path.stat().st_size > MAX_FILE_BYTES:
                 self._drop_older_half()
+
+    def _write_report(self, pending: _PendingReport) -> None:
+        report = pending.report
+        for episode, earlier_actions, last_actions in zip(
+            report.episodes, pending.earlier_actions, report.ended_actions, strict=True
+        ):
+            self._num_finished += 1
+            if self._is_recorded(episode):
+                actions = last_actions
+                if earlier_actions is not None:
+                    actions = np.concatenate([earlier_actions, last_actions])
+                self._add_episode(pending.row, report.sampler_id, episode, actions)
+            self._best = max(self._best, episode.episode_return)
+        self._add_faults(pending.row, report)
 
     def flush(self) -> None:
         """Wait until all episodes so far would survive a power cut."""
@@ -111,8 +120,9 @@ class EpisodeWriter(FileWriter):
         self._file.on_end(result, error)
 
     def _is_recorded(self, episode: Episode) -> bool:
+        """Return whether to record an episode: every n-th one, or each one better than all before."""
         if self._every:
-            return self._number % self._every == 0
+            return self._num_finished % self._every == 0
         return episode.episode_return > self._best
 
     def _add_episode(
@@ -121,22 +131,23 @@ class EpisodeWriter(FileWriter):
         """Append a finished episode, unless it was so long that the ledger has not kept all of its actions."""
         if len(actions) == episode.length:
             facts = {
-                "number": self._number,
+                "number": self._num_finished,
                 "checksum": episode.checksum,
                 "episode_return": episode.episode_return,
             }
             if not episode.alone:
                 facts["alone"] = False
-            self._add(
-                row, (sampler_id, episode.env, episode.index), actions, facts, episode.options
-            )
+            place = (sampler_id, episode.env, episode.index)
+            self._add(row, place, actions, facts, episode.options)
         elif not self._warned:
             self._warned = True
             reason = (
                 f"the actions of its {episode.length:,} steps have more than {MAX_ACTIONS_MB} MB"
             )
             logger.warning(
-                "episode %d is not recorded: %s; later ones like it neither", self._number, reason
+                "episode %d is not recorded: %s; later ones like it neither",
+                self._num_finished,
+                reason,
             )
 
     def _add_faults(self, row: dict[str, float], report: SegmentReport) -> None:
@@ -177,15 +188,16 @@ class EpisodeWriter(FileWriter):
         path = self._file.path
         self._file.on_end(None, None)
         try:
-            newer = read_run_file(path)[-MAX_FILE_BYTES // 2 :]
-            write_file(path, newer.partition(b"\n")[2])
+            newer_half = read_run_file(path)[-MAX_FILE_BYTES // 2 :]
+            _, _, complete_lines = newer_half.partition(b"\n")
+            write_file(path, complete_lines)
             self._file = MetricsWriter(path, dict)
-            megabytes = MAX_FILE_BYTES >> 20
+            megabytes = MAX_FILE_BYTES // 2**20
             logger.info(
                 "%s: at %d MB, its older half is dropped. Record fewer to keep more.",
                 path,
                 megabytes,
             )
         except (OSError, DppoError) as error:
-            self._reports = tuple  # none, from here on
+            self._reports = tuple  # `snapshot` gets no more reports
             logger.warning("%s: no further episodes are recorded: %s", path, error)

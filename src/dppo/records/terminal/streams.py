@@ -13,8 +13,8 @@ from dppo.process_state.states import usable
 class PatientStream:
     """A stream that ignores write errors: a closed terminal is not a reason to stop training.
 
-    It keeps the stream that it is made for, whatever becomes of `sys.stdout`, and opens it again if code of a user has
-    closed it.
+    It keeps writing to the stream that it was created with, even if `sys.stdout` is replaced, and opens it again if user
+    code has closed it.
     """
 
     def __init__(self, stream: TextIO) -> None:
@@ -28,7 +28,7 @@ class PatientStream:
         return len(text)
 
     def line(self, text: str) -> None:
-        """Write a line if possible, at once."""
+        """Write a line and flush it, if possible."""
         self.write(f"{text}\n")
         self.flush()
 
@@ -42,7 +42,7 @@ class PatientStream:
 
 
 class ShowLog:
-    """Shows the log records of `dppo` from `start` to `close`, preceded by those since `hold`."""
+    """Shows the log records of `dppo`: `hold` starts to store them, `start` shows stored and new ones, `close` stops."""
 
     def __init__(self, show: Callable[[str], None]) -> None:
         self._show = show
@@ -51,18 +51,20 @@ class ShowLog:
         self._level_changed = False
 
     def hold(self) -> None:
-        """Hold records back until `start`."""
-        if self._emit in logger.listeners:
+        """Store log records from now on, to be shown by `start`."""
+        is_listening = self._emit in logger.listeners
+        if is_listening:
             return
-        self._level_changed = (
-            not logger.isEnabledFor(logging.INFO) and logger.level == logging.NOTSET
-        )
+        drops_info = not logger.isEnabledFor(logging.INFO)
+        has_own_level = logger.level != logging.NOTSET  # chosen by the program, so it stays
+        self._level_changed = drops_info and not has_own_level
         if self._level_changed:
-            logger.setLevel(logging.INFO)  # handlers of the program get these records, too
+            # the log handlers of the program then get INFO records, too
+            logger.setLevel(logging.INFO)
         logger.listeners.append(self._emit)
 
     def start(self) -> None:
-        """Show the records held back so far, and from now on each at once."""
+        """Show the stored records, and from now on each new record at once."""
         self.hold()
         self._started = True
         held = self._held
@@ -71,11 +73,14 @@ class ShowLog:
             self._show(text)
 
     def close(self, error: BaseException | None = None) -> None:
-        """Stop, and restore the log level; `error` is the exception that ended the run. Drops records still held."""
+        """Stop, and restore the log level; `error` is the exception that ended the run, if any.
+
+        Stored records are shown before a ClusterError, and dropped otherwise.
+        """
         if self._emit not in logger.listeners:
             return
         if isinstance(error, ClusterError):
-            self.start()  # the records say what went wrong before
+            self.start()  # the records explain the error
         logger.listeners.remove(self._emit)
         self._started = False
         self._held = []
@@ -83,7 +88,7 @@ class ShowLog:
             logger.setLevel(logging.NOTSET)
 
     def _emit(self, record: logging.LogRecord) -> None:
-        """Show or hold back one record, unless it was shown already; one that says `at_once` is never held back."""
+        """Show or store one record; skip it if it has been shown elsewhere. Records with `at_once` are never stored."""
         if getattr(record, "shown", False):
             return
         text = printable(record.getMessage())

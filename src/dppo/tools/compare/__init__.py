@@ -105,11 +105,14 @@ def main(argv: list[str]) -> int:
     console.print(f"Written: {folder / 'compare.png'} and {folder / 'compare.json'}")
     if any(group["cycle"]["efficiency_is_noise"] or group["speed_up_is_noise"] for group in groups):
         console.print(EXPLAIN_NOISE)
-    return (
-        _report_equality(runs, console)
-        if options.equal == "batch" and len(options.actors) > 1
-        else 0
-    )
+    if _must_have_equal_weights(options):
+        return _report_equality(runs, console)
+    return 0
+
+
+def _must_have_equal_weights(options: Options) -> bool:
+    """Return whether runs with the same seed must end with the same weights."""
+    return options.equal == "batch" and len(options.actors) > 1
 
 
 def _train_all(
@@ -141,14 +144,16 @@ def _time_left(plan: Sequence[Config], runs: Sequence[Run]) -> str:
     wall_s = {run.config.num_actors: run.result.wall_s for run in runs}
     if not all(config.num_actors in wall_s for config in left):
         return f"; {len(left)} to go"
-    return (
-        f"; {len(left)} to go, about {duration(sum(wall_s[config.num_actors] for config in left))}"
-    )
+    left_s = sum(wall_s[config.num_actors] for config in left)
+    return f"; {len(left)} to go, about {duration(left_s)}"
 
 
 def _write_json(options: Options, plan: Sequence[Config], runs: Sequence[Run], path: Path) -> None:
     """Write all measurements so far; done after each run, so that an interrupted comparison is not lost."""
     differs_between_runs = ("num_actors", "num_samplers", "seed")
+    same_weights = None
+    if _must_have_equal_weights(options):
+        same_weights = not differing_seeds(runs)
     everything = {
         "caption": caption(options, plan),
         "env_id": plan[0].env_name,
@@ -157,9 +162,7 @@ def _write_json(options: Options, plan: Sequence[Config], runs: Sequence[Run], p
         "seeds": list(dict.fromkeys(config.seed for config in plan)),
         "target": options.target,
         "runs_planned": len(plan),
-        "same_weights": not differing_seeds(runs)
-        if options.equal == "batch" and len(options.actors) > 1
-        else None,
+        "same_weights": same_weights,
         "groups": groups_of(runs, options.target),
         "runs": [run.as_json(options.target) for run in runs],
         "settings": {
@@ -191,7 +194,7 @@ def parse(argv: list[str]) -> tuple[Options, dict[str, Any]]:
 
 
 def _refuse_runs(argv: list[str]) -> None:
-    """Raise a UsageError for folders of runs, which are there already and only have to be drawn."""
+    """Raise a UsageError if a word is the folder of an existing run, which `dppo plot` draws."""
     runs = [word for word in argv if (Path(home_expanded(word)) / CONFIG).is_file()]
     if runs:
         raise UsageError(
@@ -234,52 +237,56 @@ def make_plan(options: Options, settings: dict[str, Any], folder: Path) -> list[
     Raises a ConfigError if a setting is invalid with one of the numbers of actors.
     """
     settings = {"progress": "off"} | settings
-    most = max(options.actors)
-    samplers = Settings(**settings).num_samplers
-    if options.equal == "batch" and most > samplers:
+    most_actors = max(options.actors)
+    num_samplers = Settings(**settings).num_samplers
+    if options.equal == "batch" and most_actors > num_samplers:
         raise ConfigError(
-            f"actors={' '.join(map(str, options.actors))}: {most} is more than num_samplers={samplers}, and each actor "
-            f"hosts one at least. Use numbers up to {samplers}, or `num_samplers={most}`, which makes the batch larger "
-            f"and so changes the learning problem."
+            f"actors={' '.join(map(str, options.actors))}: {most_actors} is more than num_samplers={num_samplers}, and each "
+            f"actor hosts one at least. Use numbers up to {num_samplers}, or `num_samplers={most_actors}`, which makes the "
+            f"batch larger and so changes the learning problem."
         )
 
-    def config_with(actors: int, **changes: Any) -> Config:
-        changes["num_actors"] = actors
+    def config_with(num_actors: int, **changes: Any) -> Config:
+        changes["num_actors"] = num_actors
         if options.equal == "segment":
-            changes["num_samplers"] = max(1, actors)
+            changes["num_samplers"] = max(1, num_actors)
         if any(options.actors):
             return Config(**leave_out_ineffective(settings, changes))
         return Config(**(settings | changes))
 
-    first_seed = config_with(most).seed
+    first_seed = config_with(most_actors).seed
     plan = []
     for turn in range(options.seeds):
         seed = first_seed + turn
-        forwards = turn % 2 == 0
-        for actors in options.actors if forwards else options.actors[::-1]:
-            run_dir = folder / "runs" / f"actors{actors}__s{seed}"
-            plan.append(config_with(actors, seed=seed, run_dir=run_dir))
+        is_backwards = turn % 2 == 1
+        actor_counts = options.actors[::-1] if is_backwards else options.actors
+        for num_actors in actor_counts:
+            run_dir = folder / "runs" / f"actors{num_actors}__s{seed}"
+            plan.append(config_with(num_actors, seed=seed, run_dir=run_dir))
     return plan
 
 
 def caption(options: Options, plan: Sequence[Config]) -> str:
     """Return one line that describes the comparison and what its runs have in common."""
-    first = plan[0]
-    numbers = _alternatives(options.actors)
-    segment = f"{first.num_steps} steps"
-    if first.envs_per_sampler > 1:
-        segment += f" of {first.envs_per_sampler} envs"
+    first_run = plan[0]
+    actor_counts = _alternatives(options.actors)
+    segment = f"{first_run.num_steps} steps"
+    if first_run.envs_per_sampler > 1:
+        segment += f" of {first_run.envs_per_sampler} envs"
     if options.equal == "batch":
-        samplers = "sampler" if first.num_samplers == 1 else f"{first.num_samplers} samplers"
-        constant = f"Equal batch: the same {samplers} of {segment}, hosted by {numbers} actors."
+        num_samplers = first_run.num_samplers
+        samplers = "sampler" if num_samplers == 1 else f"{num_samplers} samplers"
+        common = f"Equal batch: the same {samplers} of {segment}, hosted by {actor_counts} actors."
     else:
-        batches = _alternatives([config.batch_size for config in plan[: len(options.actors)]])
-        constant = f"Equal segments: {segment} for each of {numbers} actors, so the batch is {batches} steps."
-    return f"{first.env_name}, {counted(options.seeds, 'seed')}. {constant}"
+        # the plan begins with the runs of the first seed, in the order of options.actors
+        runs_of_first_seed = plan[: len(options.actors)]
+        batch_sizes = _alternatives([config.batch_size for config in runs_of_first_seed])
+        common = f"Equal segments: {segment} for each of {actor_counts} actors, so the batch is {batch_sizes} steps."
+    return f"{first_run.env_name}, {counted(options.seeds, 'seed')}. {common}"
 
 
 def _alternatives(numbers: Sequence[int]) -> str:
-    """Join numbers as in `1, 4 or 8`."""
+    """Return numbers as text, such as `1, 4 or 8`."""
     *first, last = (f"{number:,}" for number in numbers)
     return f"{', '.join(first)} or {last}" if first else last
 
@@ -300,29 +307,32 @@ def make_table(groups: Sequence[dict[str, Any]], target: float | None) -> Table:
     ):
         table.add_column(heading, justify="right")
     for group in groups:
+        cycle = group["cycle"]
+        speed_up = "noise" if group["speed_up_is_noise"] else f"{group['speed_up']:.2f} x"
+        efficiency = "noise"
+        if not cycle["efficiency_is_noise"]:
+            efficiency = f"{100 * cycle['efficiency']:.1f} %"
         table.add_row(
             group["label"],
             f"{group['startup_s']:.1f} s",
             f"{group['training_s']:.1f} s",
             *([] if target is None else [_time_to_target(group)]),
             f"{group['steps_per_s']:,.0f}",
-            "noise" if group["speed_up_is_noise"] else f"{group['speed_up']:.2f} x",
-            f"{group['cycle']['bound_steps_per_s']:,.0f}",
-            "noise"
-            if group["cycle"]["efficiency_is_noise"]
-            else f"{100 * group['cycle']['efficiency']:.1f} %",
+            speed_up,
+            f"{cycle['bound_steps_per_s']:,.0f}",
+            efficiency,
         )
     return table
 
 
 def _time_to_target(group: dict[str, Any]) -> str:
-    """Return the mean time in which seeds reached the target; add how many did, as in `12.3 s (2/3)`, if not all."""
-    mean_s = group["time_to_target_s"]
-    if mean_s is None:
+    """Return the mean time of the seeds that reached the target, with their number if some did not."""
+    seconds = group["time_to_target_s"]
+    if seconds is None:
         return "never"
     num_reached = group["seeds_that_reached_target"]
     num_seeds = len(group["seeds"])
-    mean = f"{mean_s:.1f} s"
+    mean = f"{seconds:.1f} s"
     if num_reached < num_seeds:
         mean += f" ({num_reached}/{num_seeds})"
     return mean
@@ -341,17 +351,15 @@ def explain_bound(group: dict[str, Any]) -> str:
 
 
 def _report_equality(runs: Sequence[Run], console: Console) -> int:
-    """Print whether the final weights depend on the number of actors; return the exit status."""
+    """Report whether runs with the same seed have the same weights; return the exit code."""
     differing = differing_seeds(runs)
     if not differing:
         console.print("The same weights, bit for bit, for every seed.")
         return 0
     lines = ["THE WEIGHTS DIFFER: the number of actors changed the result."]
     for seed, hashes in differing.items():
-        lines.append(
-            f"  seed {seed}: "
-            + ", ".join(f"{actors} actors {sha[:16]}" for actors, sha in hashes.items())
-        )
+        described = [f"{actors} actors {sha[:16]}" for actors, sha in hashes.items()]
+        lines.append(f"  seed {seed}: {', '.join(described)}")
     lines.append(
         "If the environment is deterministic for a given seed, this is a bug in dppo: please report it."
     )

@@ -66,24 +66,29 @@ from dppo.transports.in_process import InProcessCollector
 from dppo.transports.ray.pickling import pack
 from dppo.user_code import in_a_line
 
-FIRST_STEPS = 2  # of the segment that shows how many steps there is time for
+# Shares of the time left that stages may take.
+PLAY_SHARE = 0.35
+ITERATE_SHARE = 0.4
+COMPARE_SHARE = 0.8
+
+FIRST_STEPS = 2  # steps of the first segment, whose time shows how many steps can follow
 SECOND_STEPS = 16
 LATER_STEPS = 64
 MAX_STEPS = 10_000
-CALLS_OF_CHECKER = 12  # resets, and as many steps, of Gymnasium's checker
-ELSEWHERE_S = 30.0  # for another process to make an instance
-MAX_GROWTH_MB = 1024  # more memory ends playing
-MIN_GROWTH_MB = 2.0  # less is not said to be a leak
-MEMORY_EACH_SEGMENT = (
-    3  # memory is measured after each of the first segments, because it takes some milliseconds,
-)
-MEMORY_EVERY = 8  # and later after each eighth
+REPETITIONS = 4  # samplers that repeat the segments in `_compare`, at most
+CALLS_OF_CHECKER = 12  # resets that Gymnasium's checker makes; it makes as many steps
+ELSEWHERE_S = 30.0  # time limit of another process for making an instance
+MAX_GROWTH_MB = 1024  # growth of memory that ends playing
+MIN_GROWTH_MB = 2.0  # smaller growth is not reported as a leak
+# Measuring memory takes some milliseconds: measure after each of the first segments, later after every eighth.
+MEMORY_EACH_SEGMENT = 3
+MEMORY_EVERY = 8
 MAX_ITERATIONS = 6
 
 
 @dataclass
 class Played:
-    """What happened while a policy that knows nothing played."""
+    """The steps and events of an environment while an untrained policy played."""
 
     trace: list[Step] = field(default_factory=list)
     sizes: list[int] = field(default_factory=list)
@@ -93,10 +98,10 @@ class Played:
     observed: dict[str, tuple[str, float, float]] = field(default_factory=dict)
     """Kind, lowest and highest value of each part of the observation."""
     memory: list[tuple[int, float]] = field(default_factory=list)
-    """Steps so far, and MB that were used then."""
+    """Measurements: the number of steps so far, and the MB of memory in use."""
 
     def add(self, report: SegmentReport, segment: Segment, spaces: Spaces) -> None:
-        """Add a segment."""
+        """Add a segment and its report."""
         self.sizes.append(len(segment.rewards))
         self.trace += steps_of(report, segment)
         self.episodes += report.episodes
@@ -110,10 +115,10 @@ class Played:
         return self.memory[-1][1] - self.memory[0][1]
 
     def leak_mb(self, examination_mb: float) -> float:
-        """Return the growth of memory in 1,000 steps of the second half, without that of a start.
+        """Return the growth of memory per 1,000 steps in the second half of playing; the first half includes the start-up.
 
         Args:
-            examination_mb: memory of answers and segments that the examination itself holds.
+            examination_mb: memory of the answers and segments that the examination itself keeps.
         """
         middle_step, middle_mb = self.memory[(len(self.memory) + 1) // 2]
         last_step, last_mb = self.memory[-1]
@@ -124,7 +129,7 @@ class Played:
 
 
 class Examination:
-    """Finds the facts about an environment; each stage leaves some of the time to the next ones."""
+    """Finds the facts about an environment; each stage leaves time for the stages after it."""
 
     def __init__(
         self,
@@ -134,20 +139,24 @@ class Examination:
         on_call: Mapping[str, Callable[[], Any]],
     ) -> None:
         """Prepare; `report` takes new facts as keywords, `on_call["step"]` is called before a step."""
-        self._config = (
-            replace(config, on_env_fault="auto") if config.on_env_fault == "raise" else config
-        )
+        if config.on_env_fault == "raise":  # faults are counted, and playing goes on
+            config = replace(config, on_env_fault="auto")
+        self._config = config
         self._report = report
         self._until = time.monotonic() + seconds
         self._process = ProcessWatch()
         self._instances = Instances(self._config, on_call, self._process)
 
     def run(self, sizes: Sequence[int] = ()) -> None:
-        """Examine all; with the `sizes` of the segments of an earlier examination, only repeat these segments."""
+        """Run all stages; with `sizes`, the segment sizes of an earlier examination, only repeat these segments.
+
+        Exceptions of the environment, and of settings that do not fit it, are reported as facts.
+        """
         try:
             self._examine(sizes)
-        except (Exception, SystemExit) as error:  # of the environment, or of a setting
-            self._report(error=str(error) if isinstance(error, DppoError) else in_a_line(error))
+        except (Exception, SystemExit) as error:  # user code may raise anything
+            text = str(error) if isinstance(error, DppoError) else in_a_line(error)
+            self._report(error=text)
         self._report(stage="closing")
         began = time.monotonic()
         self._instances.close()
@@ -160,12 +169,13 @@ class Examination:
         step_s = (time.monotonic() - began) / len(played.trace)
         if sizes:
             return
-        if all(self._instances.answers.values()) or self._instances.has_rows:
+        has_answers = all(self._instances.answers.values())
+        if has_answers or self._instances.has_rows:
             self._iterate(built)
         self._compare(built.spaces, played, step_s)
 
     def _end_of_stage(self, share: float) -> float:
-        """Return the time at which a stage ends that may take this share of the time left."""
+        """Return the time at which a stage must end if it may take `share` of the time left."""
         return share * self._until + (1 - share) * time.monotonic()
 
     def _make(self) -> BuiltSampler:
@@ -175,7 +185,8 @@ class Examination:
         except ConfigError:
             if not self._instances.has_rows:
                 raise
-            self._instances.forget()  # it was closed, as it has several rows
+            # the instance turned out to have several rows and was closed: make it again for these rows
+            self._instances.forget()
             built = self._instances.sampler(0)
         spaces = built.spaces
         rows = built.sampler.envs.num_envs
@@ -200,16 +211,15 @@ class Examination:
         return built
 
     def _play(self, built: BuiltSampler, sizes: Sequence[int]) -> Played:
-        """Let a policy that knows nothing play, through the sampler of a run with all of its checks."""
+        """Let an untrained policy play, through the sampler of a run with all of its checks."""
         self._report(stage="playing")
         before = self._process.usage()
         played = Played(memory=[(0, before.mb)])
-        for report, segment in guarded(
-            segments([built.sampler], sizes or self._sizes(self._end_of_stage(0.35)))
-        ):
+        sizes_to_play = sizes or self._sizes(self._end_of_stage(PLAY_SHARE))
+        for report, segment in guarded(segments([built.sampler], sizes_to_play)):
             played.add(report, segment, built.spaces)
-            number = len(played.sizes)
-            if number <= MEMORY_EACH_SEGMENT or number % MEMORY_EVERY == 0:
+            num_segments = len(played.sizes)
+            if num_segments <= MEMORY_EACH_SEGMENT or num_segments % MEMORY_EVERY == 0:
                 played.memory.append((len(played.trace), self._process.usage().mb))
             if played.growth_mb() > MAX_GROWTH_MB:
                 break
@@ -249,7 +259,7 @@ class Examination:
         )
 
     def _sizes(self, until: float) -> Iterator[int]:
-        """Yield sizes of segments until the time is up; the first shows how many steps there is time for."""
+        """Yield sizes of segments until the time is up; the first segments show how many steps there is time for."""
         began = time.monotonic()
         yield FIRST_STEPS
         while True:
@@ -263,18 +273,19 @@ class Examination:
             yield max(1, min(wanted, affordable))
 
     def _compare(self, spaces: Spaces, played: Played, step_s: float) -> None:
-        """Play the same segments in other places, then ask Gymnasium's checker."""
-        until = self._end_of_stage(0.8)
+        """Repeat the segments after other episodes and in other instances, then run Gymnasium's checker."""
+        until = self._end_of_stage(COMPARE_SHARE)
         self._report(stage="comparing with other episodes")
-        if (
-            not spaces.deterministic
-            or until < time.monotonic() + self._instances.seconds["make"][0]
-        ):
+        if not spaces.deterministic:
             return
-        affordable = int((until - time.monotonic()) / 4 / step_s)
+        make_s = self._instances.seconds["make"][0]
+        if until < time.monotonic() + make_s:
+            return
+        affordable = int((until - time.monotonic()) / REPETITIONS / step_s)
         sizes = []
         for number, size in enumerate(played.sizes):
-            if number == 0 or sum(played.sizes[: number + 1]) <= affordable:
+            steps_so_far = sum(played.sizes[: number + 1])
+            if number == 0 or steps_so_far <= affordable:
                 sizes.append(size)
         facts = {"compared": sum(sizes), "same": {}, "unlike": []}
         self._report(sizes=sizes)
@@ -301,7 +312,7 @@ class Examination:
         self._ask_checker(self._instances.last())
 
     def _second(self) -> PPOSampler | None:
-        """Return a sampler of a second instance; None if its process may not have one."""
+        """Return the sampler of a second instance; None if one process cannot have two."""
         if self._config.samplers_per_actor == 1 and self._config.envs_per_sampler == 1:
             return None
         self._report(stage=WITH_SECOND)
@@ -331,14 +342,13 @@ class Examination:
         return "trace" in facts
 
     def _ask_checker(self, env: Any) -> None:
-        """Ask Gymnasium's checker about an instance, and try to pickle it."""
+        """Run Gymnasium's checker on an instance if there is time, and try to pickle the instance."""
         call_s = sum(float(np.mean(times)) for times in self._instances.seconds.values())
-        if (
-            not self._instances.has_rows
-            and CALLS_OF_CHECKER * call_s < self._until - time.monotonic()
-        ):
+        has_time = CALLS_OF_CHECKER * call_s < self._until - time.monotonic()
+        if has_time and not self._instances.has_rows:
             self._report(stage="asking Gymnasium's checker")
             self._report(gymnasium=gymnasium_says(env))
+        # remove the wrappers of `Instances`, so that only the instance itself is pickled
         del env.reset, env.step
         try:
             pack(env)
@@ -346,19 +356,20 @@ class Examination:
             self._report(pickle=in_a_line(error))
 
     def _iterate(self, built: BuiltSampler) -> None:
-        """Time collecting and updating with the settings of the run, and an environment that answers at once."""
+        """Time collecting and updating with the settings of the run; the environment returns stored answers at once."""
         self._report(stage="updating")
         from dppo.learners.trainers import LocalTrainer
 
-        until = self._end_of_stage(0.4)
+        until = self._end_of_stage(ITERATE_SHARE)
         config = self._config
         env = self._instances.first()
         answers = self._instances.answers
-        if self._instances.has_rows:  # a row of it answers as a single environment does
+        if self._instances.has_rows:  # its first row takes the place of a single environment
             env = built.envs.rows.envs[0].env
             obs, info = env.last_reset
             answers = {"reset": [env.last_reset], "step": [(obs, 0.0, False, False, info)]}
-        methods = (env.reset, env.step)
+        reset_method = env.reset
+        step_method = env.step
         resets = cycle(answers["reset"])
         steps = cycle(answers["step"])
         env.reset = lambda **_: next(resets)
@@ -381,14 +392,15 @@ class Examination:
             began = time.monotonic()
             trainer.update(Experience(collected.segments, policy, reward_scale, iteration))
             times.append((collected.collect_s, time.monotonic() - began))
-        env.reset, env.step = methods
+        env.reset = reset_method
+        env.step = step_method
         collect_s, update_s = (median(column) for column in zip(*times[1:], strict=True))
         self._report(collect_s=collect_s, update_s=config.reuse * update_s)
 
 
 @dppo_computes()
 def main(descriptor: int, wanted: dict[str, Any]) -> None:
-    """Examine an environment, and report to the descriptor."""
+    """Examine the environment of `wanted["settings"]`; write the facts to the file descriptor."""
     os.set_inheritable(descriptor, False)  # processes of a simulator must not keep it open
     faulthandler.enable(descriptor)
     faulthandler.register(signal.SIGUSR1, descriptor)
@@ -402,9 +414,9 @@ def main(descriptor: int, wanted: dict[str, Any]) -> None:
     limit_blas(1)
     calls = ("make", "done", "reset", "step")
     on_call = {name: partial(os.write, descriptor, f"{name[0]}\n".encode()) for name in calls}
-    Examination(Config(**wanted["settings"]), wanted["seconds"], report, on_call).run(
-        wanted["sizes"]
-    )
+    config = Config(**wanted["settings"])
+    examination = Examination(config, wanted["seconds"], report, on_call)
+    examination.run(wanted["sizes"])
     report(stage="over")
 
 
