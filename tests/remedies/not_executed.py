@@ -22,12 +22,12 @@ NOT_EXECUTED: tuple[tuple[str, str, str], ...] = (
         "it takes a cluster, or a fault of one: see docs/FAULTS.md and tests/cluster",
     ),
     (
-        "engine/engine.py",
+        "engine/advice.py",
         "If it may have no more, use `num_actors={}`",
         "as in test_single_instances.py",
     ),
     (
-        "engine/engine.py",
+        "engine/advice.py",
         "Look for the reason in the simulator's own log",
         "it is the user's simulator",
     ),

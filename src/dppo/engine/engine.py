@@ -4,11 +4,11 @@ Pure: no Ray, no clock, no waiting. An `ActorCollector` passes in events with th
 transport execute the commands that come back.
 """
 
-import math
 from collections.abc import Iterable, Sequence
 from typing import Any
 
 from dppo.engine.actors import Actor, State
+from dppo.engine.advice import advice_after_losses
 from dppo.engine.alarms import Alarms
 from dppo.engine.backups import Backups
 from dppo.engine.balancing import Balancing
@@ -431,7 +431,7 @@ class CollectionEngine:
             if actor.losses == limit:
                 raise ClusterError(
                     f"{message}\nIt was replaced {counted(limit, 'time')} in a row without making a segment "
-                    f"(max_actor_restarts={limit}). {self._remedy(fault)}"
+                    f"(max_actor_restarts={limit}). {advice_after_losses(fault, len(self.hosting.positions))}"
                 )
             actor.losses += 1
         self.wait_log.news_at = now
@@ -441,19 +441,3 @@ class CollectionEngine:
         replaced = f"replaced in {delay_s:.0f} s" if delay_s else "replaced"
         text = f"{first_line}; {replaced}{newline}{details}".rstrip()
         self._commands.append(Log(text, Incident(kind, message)))
-
-    def _remedy(self, fault: EnvironmentFault | None) -> str:
-        """Return the advice for an actor that was lost too often; `fault` is that of its last constructor, if any."""
-        beside = 0
-        if fault is not None and fault.place is not None:
-            beside = fault.place.samplers_beside
-        if not beside:
-            return (
-                "Look for the reason in the simulator's own log; `num_actors=0` runs it in this process, where a "
-                "debugger can follow."
-            )
-        needed = math.ceil(len(self.hosting.positions) / beside)
-        return (
-            f"The process of that constructor had the environments of {counted(beside, 'sampler')}. If it may have no "
-            f"more, use `num_actors={needed}` and `samplers_per_actor={beside}`; if licences are in use, free them."
-        )

@@ -65,11 +65,7 @@ def build(
     collector = factory.collector(ledger, on_progress)
     spaces = _spaces(collector, config, stop)
     _warn_about_start(folder)
-    if not spaces.deterministic and config.replay:
-        ledger.replays = False
-        logger.warning(
-            "%s is nondeterministic, or resets rows by itself: %s", config.env_name, NOT_REPLAYED
-        )
+    _limit_replays(ledger, config, spaces)
     torch_import.join()
 
     numerics = _expected_numerics(config, spaces)
@@ -107,6 +103,15 @@ def build(
     if start is not None:
         load_start(start, parts, config, branch=folder.start is None)
     return parts
+
+
+def _limit_replays(ledger: ReplayLedger, config: Config, spaces: Spaces) -> None:
+    """Abandon open episodes instead of replaying them if the environment is nondeterministic."""
+    if not spaces.deterministic and config.replay:
+        ledger.replays = False
+        logger.warning(
+            "%s is nondeterministic, or resets rows by itself: %s", config.env_name, NOT_REPLAYED
+        )
 
 
 def _ledger(config: Config) -> ReplayLedger:

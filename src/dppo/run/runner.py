@@ -73,8 +73,15 @@ def train(
         TrainingDiverged: a loss or gradient is not finite.
         OutOfMemory, GPUFailed: an update does not fit into memory, or its GPU has failed.
     """
-    times = TrainingTimes()
     outputs.check_is_config(config)
+    return _run(config, resume, branch, observers)
+
+
+def _run(
+    config: Config, resume: str | Path | None, branch: bool, observers: Sequence[Observer]
+) -> Result:
+    """Open the run folder, build the parts and train; the observers are ended however that ends."""
+    times = TrainingTimes()
     forget_notes()
     outputs.check_code(config)
     display = make_display(config.progress)
@@ -87,9 +94,8 @@ def train(
         "the disk of the run folder", notify=notify, since_signal=stop.seconds_since
     )
     with ExitStack() as stack:
-        folder = stack.enter_context(
-            outputs.opened(run_folder.open_run(config, resume, branch=branch), disk)
-        )
+        opening = run_folder.open_run(config, resume, branch=branch)
+        folder = stack.enter_context(outputs.opened(opening, disk))
         try:
             with stop:
                 # opened before environments are made, because a constructor may fail

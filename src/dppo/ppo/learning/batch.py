@@ -243,16 +243,15 @@ def make_batch(
             )
         return all_rows(array)
 
-    obs: Any
+    obs = merged(segments, "obs")
+    inputs: Any
     if first.stack == 1:
-        obs = _inputs(merged(segments, "obs"), values.dtype, obs_scale, all_rows)
+        inputs = _inputs(obs, values.dtype, obs_scale, all_rows)
     else:
         done = transitions.terminated | transitions.truncated
-        obs = IndexedObs(
-            as_rows(merged(segments, "obs")), all_rows(stack_numbers(done, first.stack))
-        )
+        inputs = IndexedObs(as_rows(obs), all_rows(stack_numbers(done, first.stack)))
     return Batch(
-        obs=obs,
+        obs=inputs,
         actions=rows(merged(segments, "actions")),
         logprobs=rows(merged(segments, "logprobs")),
         values=rows(values),

@@ -1,0 +1,27 @@
+"""What to do about an actor that was lost too often."""
+
+import math
+
+from dppo.errors import EnvironmentFault, counted
+
+
+def advice_after_losses(fault: EnvironmentFault | None, num_samplers: int) -> str:
+    """Return the advice of the error that ends the run.
+
+    Args:
+        fault: the fault of the actor's last constructor, if one was the reason.
+        num_samplers: all samplers of the run.
+    """
+    beside = 0
+    if fault is not None and fault.place is not None:
+        beside = fault.place.samplers_beside
+    if not beside:
+        return (
+            "Look for the reason in the simulator's own log; `num_actors=0` runs it in this process, where a "
+            "debugger can follow."
+        )
+    needed = math.ceil(num_samplers / beside)
+    return (
+        f"The process of that constructor had the environments of {counted(beside, 'sampler')}. If it may have no "
+        f"more, use `num_actors={needed}` and `samplers_per_actor={beside}`; if licences are in use, free them."
+    )
