@@ -92,7 +92,8 @@ def one(name: str, seed: int, learners: int) -> dict[str, Any]:
 def in_words(figures: list[float]) -> str:
     """Return the mean, its standard error, and the range."""
     error = stdev(figures) / math.sqrt(len(figures)) if len(figures) > 1 else math.nan
-    return f"{fmean(figures):.1f} +- {error:.1f} over {len(figures)} seeds, from {min(figures):.1f} to {max(figures):.1f}"
+    spread = f"from {min(figures):.1f} to {max(figures):.1f}"
+    return f"{fmean(figures):.1f} +- {error:.1f} over {len(figures)} seeds, {spread}"
 
 
 if __name__ == "__main__":

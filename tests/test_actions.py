@@ -348,7 +348,10 @@ def test_a_part_called_action_mask_that_is_none_is_refused(
                 "action_mask": np.ones((2, 2), np.int8),
             }
 
-    refusal = r"the part 'action_mask' of the observation does not fit Discrete\(4\) .* shape \(4,\), or use `action_mask="
+    refusal = (
+        r"the part 'action_mask' of the observation does not fit Discrete\(4\) .* shape \(4,\), "
+        r"or use `action_mask="
+    )
     with pytest.raises(ConfigError, match=refusal):
         dppo.train(small(tmp_path / "run", env_id=OfElements))
     assert dppo.train(small(tmp_path / "off", env_id=OfElements, action_mask="off")).episodes

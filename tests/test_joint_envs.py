@@ -541,5 +541,8 @@ def test_a_vector_that_cannot_replay_says_so_at_the_start(
         "total_timesteps": 120,
     }
     dppo.train(small(tmp_path / "run", **THREE | settings))
-    said = "resets rows by itself: lost or resumed samplers start new episodes; those of EnvPool, with a fixed seed, their"
-    assert said in caplog.text
+    text = (
+        "resets rows by itself: lost or resumed samplers start new episodes; those of EnvPool, with "
+        "a fixed seed, their"
+    )
+    assert text in caplog.text

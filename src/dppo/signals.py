@@ -168,7 +168,7 @@ class StopSignals:
         self._checks.append(check)
 
     def check(self) -> None:
-        """Raise `StopRequested` if a signal has arrived; otherwise run the added checks. Call this during every wait."""
+        """Raise `StopRequested` if a signal has arrived; else run the added checks. Call this during every wait."""
         if self.received is not None:
             raise StopRequested(self.received)
         self.run_added_checks()

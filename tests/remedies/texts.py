@@ -18,7 +18,10 @@ VERBS = (
     "Read|Record|Reduce|Remove|Rename|Replace|Repeat|Report|Restart|Restore|Resume|Return|Reward|Run|Save|Set|Shorten|"
     "Start|Stop|Subtract|Switch|Train|Try|Turn|Unset|Upgrade|Use|Wait|Wrap|Write"
 )
-LATER = "use|set|raise|lower|leave|pass|add|install|unset|call|wrap|give|make|turn|name|train|resume|choose|restart|free"
+LATER = (
+    "use|set|raise|lower|leave|pass|add|install|unset|call|wrap|give|make|turn|name|train|resume|"
+    "choose|restart|free"
+)
 BEGINNING = re.compile(rf"(?:^|[.:;)}}] )(?:{VERBS})\b")
 WITHIN = re.compile(
     rf"(?:[,;:] |\bor |^)(?!train (?:--|ENV_ID))(?:{LATER}) (?!to\b)|start a new run|start the run again|pip install"

@@ -127,7 +127,10 @@ def _describe(error: Any) -> str:
     if error["type"] == "extra_forbidden":
         return unknown_setting(path)
     if path == "env_id" and hasattr(error["input"], "step"):
-        return f"env_id={error['input']}: is an environment. Pass its id, or a function that makes one for each sampler."
+        return (
+            f"env_id={error['input']}: is an environment. Pass its id, or a function that makes one for each "
+            f"sampler."
+        )
     if callable(error["input"]) and path in SCHEDULED:
         return f"{path}={error['input']!r}: a function of time is not supported. {SCHEDULED[path]}"
     if error["type"] == "value_error":  # of a validator of ours

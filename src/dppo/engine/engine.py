@@ -48,11 +48,11 @@ TICKS_S = 1.0  # longest time between two ticks while the learner waits for segm
 class CollectionEngine:
     """Collects segments 0, 1, 2 ... of all samplers from the actors that are available.
 
-    A sampler is asked for a segment as soon as the learner requests it, even while it makes the segment before: an actor
-    works through a queue, and does not wait for other actors. An actor that dies or misses its deadline is killed and
-    replaced; the new process rebuilds the samplers and collects the same segments. While an actor cannot be replaced,
-    its samplers move to the others. Only the first answer for a segment counts, and answers from abandoned processes
-    are ignored. Each call raises the error that ends the run, if there is one.
+    A sampler is asked for a segment as soon as the learner requests it, even while it makes the segment before: an
+    actor works through a queue, and does not wait for other actors. An actor that dies or misses its deadline is
+    killed and replaced; the new process rebuilds the samplers and collects the same segments. While an actor cannot
+    be replaced, its samplers move to the others. Only the first answer for a segment counts, and answers from
+    abandoned processes are ignored. Each call raises the error that ends the run, if there is one.
 
     An event costs the same with 8 and with 10,000 actors: only work that is done once per iteration, or while no actor
     is running, loops over all actors or samplers.

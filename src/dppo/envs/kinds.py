@@ -8,7 +8,10 @@ import gymnasium as gym
 from dppo.envs.closing import close_all
 from dppo.errors import ConfigError
 
-ONE_AGENT = "Train one agent: write a gymnasium.Env whose step takes the action of that agent and computes those of the others."
+ONE_AGENT = (
+    "Train one agent: write a gymnasium.Env whose step takes the action of that agent and computes those of the "
+    "others."
+)
 
 
 def joint_kind(env: Any) -> str | None:

@@ -12,7 +12,8 @@ from gymnasium.vector import AsyncVectorEnv
 from dppo.envs.closing import close_all
 from dppo.errors import ConfigError
 
-STATISTICS = "RunningMeanStd"  # the name of the class in Gymnasium, in Stable-Baselines3 and in what is copied from them
+# The name of the class in Gymnasium, in Stable-Baselines3, and in copies of either.
+STATISTICS = "RunningMeanStd"
 # attributes in which wrappers of several packages keep what is inside
 INNER = (
     "env",

@@ -45,7 +45,8 @@ if TYPE_CHECKING:
 FEW_ROWS = 64  # of zeros, with which a GPU shows before the first segment that it works
 LOOK_S = 0.25
 # Buffers of cuBLAS with which a product has the same bits in each run; it reads the variable at its first product.
-CUBLAS, FIXED_WORKSPACE = "CUBLAS_WORKSPACE_CONFIG", ":4096:8"
+CUBLAS = "CUBLAS_WORKSPACE_CONFIG"
+FIXED_WORKSPACE = ":4096:8"
 _starting, _last_start = threading.Lock(), [-math.inf]  # of the environments of this process
 
 

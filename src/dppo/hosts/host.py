@@ -91,7 +91,7 @@ class SamplerHost:
             self._samplers.pop(sampler_id).envs.close()
 
     def _ready(self, request: SegmentRequest) -> PPOSampler:
-        """Return the sampler of a request; the requested segment must be its next one, unless the request rebuilds it."""
+        """Return the sampler of a request, which must ask for its next segment unless it rebuilds the sampler."""
         built = self._sampler(request.sampler_id)
         is_valid = request.rebuild is not None or built.next == request.index
         assert is_valid, f"{request}, but the sampler is at segment {built.next}"

@@ -119,7 +119,7 @@ def cpu_name() -> str:
 
 
 def _numbers(*shape: int) -> np.ndarray:
-    """Return float64 numbers between -2 and 2, the same on every machine: PCG64 and a product round alike everywhere."""
+    """Return float64 numbers between -2 and 2, equal on all machines: PCG64 and a product round alike everywhere."""
     return np.random.Generator(np.random.PCG64(sum(shape))).random(shape) * 4 - 2
 
 

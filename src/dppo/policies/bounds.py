@@ -47,7 +47,10 @@ class AtBound:
         fact = f"the greedy policy takes {self.element} at its {self.side} bound in {self.share:.0%} of the steps"
         if not self.clipped:
             return f"{fact}, more often than most good controllers."
-        return f"{fact}. Unless an on-off controller is right here, use action_bounds=rescale (--action-bounds rescale)."
+        return (
+            f"{fact}. Unless an on-off controller is right here, use action_bounds=rescale (--action-bounds "
+            f"rescale)."
+        )
 
 
 def most_at_bound(actions: Actions, episodes: Iterable[Episode]) -> AtBound | None:

@@ -96,7 +96,10 @@ def _how_to_go_on(result: Result, error: BaseException | None) -> str:
     if result.stopped_by is None:
         return _next_commands(result)
     if isinstance(error, EnvironmentFault) and result.iterations == 0:
-        return "Nothing to resume: no iteration has finished. Start again, in another folder, once the cause is corrected."
+        return (
+            "Nothing to resume: no iteration has finished. Start again, in another folder, once the cause is "
+            "corrected."
+        )
     resume = resume_command(
         result.env_name, result.run_dir, result.model_name, result.wrapper_names
     )
@@ -105,7 +108,8 @@ def _how_to_go_on(result: Result, error: BaseException | None) -> str:
     saved = saved_iteration(result.checkpoint)
     if saved is None or saved >= result.iterations:
         return f"Resume with: {resume}"
-    return f"Resume with: {resume}\nIt goes on after iteration {saved} of {result.iterations}: later ones are not saved."
+    place = f"after iteration {saved} of {result.iterations}"
+    return f"Resume with: {resume}\nIt goes on {place}: later ones are not saved."
 
 
 def _next_commands(result: Result) -> str:

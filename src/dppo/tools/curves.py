@@ -106,7 +106,7 @@ def _column(rows: Sequence[Mapping[str, float]], name: str) -> np.ndarray:
 
 
 def read_curve(run: Path, metric: str) -> Curve:
-    """Return the curve of a metric of a run, perhaps empty; raise a DppoError if `run` is not a run or lacks the metric."""
+    """Return a metric of a run, perhaps empty; raise a DppoError if `run` is not a run or lacks the metric."""
     settings = settings_to_resume(run, read_only=True)
     rows = sampled_metrics(run)
     has_metric = not rows or "episod" in metric or any(metric in row for row in rows)

@@ -20,7 +20,7 @@ class PPOAgent:
     """
 
     def __init__(self, spec: NetworkSpec, mask: MaskSource | None = None) -> None:
-        """Build the acting network; `mask` is the source of the masks in stored observations, None if there are none."""
+        """Build the acting network; `mask` is the source of masks in stored observations, None if there are none."""
         self.spec = spec
         self.distribution = spec.distribution
         self.state_size = spec.state_size

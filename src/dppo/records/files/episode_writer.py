@@ -70,7 +70,7 @@ class EpisodeWriter(FileWriter):
         self._pending: deque[_PendingReport] = deque()
 
     def snapshot(self, row: dict[str, float]) -> bool | None:
-        """Store the reports of an iteration with the actions of earlier segments; return True if they should be written."""
+        """Store the reports of an iteration with the actions of earlier segments; return whether to write them."""
         if row["iteration"] == self._iteration:  # a second row, which adds an evaluation
             return None
         self._iteration = row["iteration"]

@@ -13,8 +13,8 @@ from dppo.process_state.states import usable
 class PatientStream:
     """A stream that ignores write errors: a closed terminal is not a reason to stop training.
 
-    It keeps writing to the stream that it was created with, even if `sys.stdout` is replaced, and opens it again if user
-    code has closed it.
+    It keeps writing to the stream that it was created with, even if `sys.stdout` is replaced, and opens it again if
+    user code has closed it.
     """
 
     def __init__(self, stream: TextIO) -> None:
@@ -42,7 +42,7 @@ class PatientStream:
 
 
 class ShowLog:
-    """Shows the log records of `dppo`: `hold` starts to store them, `start` shows stored and new ones, `close` stops."""
+    """Shows log records of `dppo`: `hold` starts to store them, `start` shows stored and new ones, `close` stops."""
 
     def __init__(self, show: Callable[[str], None]) -> None:
         self._show = show

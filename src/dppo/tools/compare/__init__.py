@@ -241,9 +241,9 @@ def make_plan(options: Options, settings: dict[str, Any], folder: Path) -> list[
     num_samplers = Settings(**settings).num_samplers
     if options.equal == "batch" and most_actors > num_samplers:
         raise ConfigError(
-            f"actors={' '.join(map(str, options.actors))}: {most_actors} is more than num_samplers={num_samplers}, and each "
-            f"actor hosts one at least. Use numbers up to {num_samplers}, or `num_samplers={most_actors}`, which makes the "
-            f"batch larger and so changes the learning problem."
+            f"actors={' '.join(map(str, options.actors))}: {most_actors} is more than num_samplers={num_samplers}, and "
+            f"each actor hosts one at least. Use numbers up to {num_samplers}, or `num_samplers={most_actors}`, which "
+            f"makes the batch larger and so changes the learning problem."
         )
 
     def config_with(num_actors: int, **changes: Any) -> Config:

@@ -115,7 +115,7 @@ class Played:
         return self.memory[-1][1] - self.memory[0][1]
 
     def leak_mb(self, examination_mb: float) -> float:
-        """Return the growth of memory per 1,000 steps in the second half of playing; the first half includes the start-up.
+        """Return the growth of memory per 1,000 steps in the second half of playing, without that of the start-up.
 
         Args:
             examination_mb: memory of the answers and segments that the examination itself keeps.
