@@ -235,7 +235,7 @@ def test_a_venv_in_use_is_never_emptied(checkout: Checkout) -> None:
         time.sleep(0.01)
     (checkout.root / "constraints.txt").write_text("one==2\n")
     checkout.refuses(
-        f".venv must be built anew, and is in use by process {busy.pid} (", DPPO_REBUILD="1"
+        f".venv must be built again, and is in use by process {busy.pid} (", DPPO_REBUILD="1"
     )
     (checkout.fakes / "go").touch()
     busy.communicate(timeout=60)

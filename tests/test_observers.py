@@ -8,6 +8,7 @@ import re
 import runpy
 import shlex
 import threading
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import count
 from pathlib import Path
@@ -371,6 +372,19 @@ def break_with(error: BaseException, run_dir: Path, **changes: Any) -> dppo.Resu
     Breaking.error = error
     Breaking.steps = 0
     return dppo.train(settings(run_dir, env_id=Breaking, **changes))
+
+
+class FailingNotes(dppo.Observer):
+    """Raises where it is asked for its lines at the end of a run."""
+
+    def closing_notes(self) -> Sequence[str]:
+        raise RuntimeError("no notes")
+
+
+def test_closing_notes_that_raise_do_not_hide_how_a_run_ended(tmp_path: Path) -> None:
+    recorder = Recorder()
+    dppo.train(settings(tmp_path / "run"), observers=[FailingNotes(), recorder])
+    assert "FailingNotes.closing_notes raised RuntimeError('no notes')" in recorder.ending
 
 
 def test_the_command_to_resume_quotes_a_folder_with_spaces() -> None:

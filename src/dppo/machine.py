@@ -1,4 +1,4 @@
-"""What this process may use of its machine: cores, by affinity and by quota, and the size of its files."""
+"""Limits of this process: cores, by affinity and by quota, and the size of its files."""
 
 from __future__ import annotations
 

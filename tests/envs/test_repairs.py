@@ -64,7 +64,7 @@ def test_only_the_environment_that_failed_is_closed_and_made_anew_with_its_next_
     assert Choking.opened == []
 
 
-@pytest.mark.proves("raises in its constructor when it is made anew")
+@pytest.mark.proves("raises in its constructor when it is made again")
 def test_a_constructor_that_fails_is_tried_again_for_a_minute(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -1,4 +1,4 @@
-"""What to do about an actor that was lost too often."""
+"""Advice about an actor that was lost too often."""
 
 import math
 

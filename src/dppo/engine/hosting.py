@@ -19,7 +19,7 @@ PATIENCE_S = 5.0  # seconds without enough actors before the wait is logged
 
 @dataclass(slots=True)
 class SamplerPosition:
-    """How far a sampler is in the run, and who makes its segments."""
+    """Progress of a sampler in the run, and the actor that makes its segments."""
 
     host: Actor
     """The actor that makes its next segments; earlier ones may still be on their way from another."""

@@ -38,7 +38,7 @@ StepResult = tuple[np.ndarray, float, bool, bool, dict[str, Any]]
 
 @dataclass(frozen=True, slots=True)
 class GroupSettings:
-    """What the environments of one sampler have in common."""
+    """Settings that the environments of one sampler share."""
 
     owner: str
     """Prefix of error messages: "sampler 3 (CartPole-v1)"."""
@@ -135,7 +135,8 @@ class CheckedEnv:
                     (terminated is False or terminated is True)
                     and (truncated is False or truncated is True)
                 ):
-                    terminated, truncated = flag_of(terminated), flag_of(truncated)
+                    terminated = flag_of(terminated)
+                    truncated = flag_of(truncated)
             except Exception:
                 raise BadResult(describe_bad(answer, step=True)) from None
             if self._meter is not None:

@@ -1,4 +1,4 @@
-"""What kind of environment an object is, and advice for objects that are not one."""
+"""Kinds of environments, and advice for objects that are none."""
 
 import inspect
 from typing import Any

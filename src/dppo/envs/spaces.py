@@ -186,16 +186,19 @@ def choices_of(space: gym.Space[Any]) -> Categories:
     counts: Any = ()
     starts: Any = ()
     if isinstance(space, gym.spaces.Discrete):
-        counts, starts = space.n, space.start
+        counts = space.n
+        starts = space.start
     elif isinstance(space, gym.spaces.MultiDiscrete):
-        counts, starts = space.nvec, space.start
+        counts = space.nvec
+        starts = space.start
     elif isinstance(space, gym.spaces.MultiBinary):
         counts = np.full(space.shape, 2)
         starts = np.zeros(space.shape, int)
     elif isinstance(space, gym.spaces.Box):
         box_counts = space.high.astype(float) - space.low.astype(float) + 1
         if box_counts.max() <= MAX_CHOICES:
-            counts, starts = box_counts, space.low
+            counts = box_counts
+            starts = space.low
     return Categories(tuple(map(int, np.ravel(counts))), tuple(map(int, np.ravel(starts))))
 
 

@@ -47,7 +47,8 @@ LOOK_S = 0.25
 # Buffers of cuBLAS with which a product has the same bits in each run; it reads the variable at its first product.
 CUBLAS = "CUBLAS_WORKSPACE_CONFIG"
 FIXED_WORKSPACE = ":4096:8"
-_starting, _last_start = threading.Lock(), [-math.inf]  # of the environments of this process
+_starting = threading.Lock()  # held while the start of an environment of this process is planned
+_last_start = [-math.inf]  # the time of the last planned start in this process
 
 
 @dataclass(slots=True)

@@ -1,4 +1,4 @@
-"""How this thread computes: the rounding of its CPU, and NumPy's error state. Code of users may change both.
+"""Arithmetic of this thread: the rounding of its CPU, and NumPy's error state. Code of users may change both.
 
 A simulator that flushes denormals to zero, or that wants NumPy to raise at an underflow, needs that only in its own
 steps. dppo computes with the usual settings, in `as_usual`, and restores the settings of each environment before it

@@ -1,4 +1,4 @@
-"""What an evaluation plays: the policy of a run, or a loaded one, and its environment."""
+"""The policy of a run, or a loaded one, and its environment, for an evaluation."""
 
 import sys
 from collections.abc import Mapping

@@ -73,7 +73,7 @@ def mean_of(rows: Sequence[InfoSums]) -> dict[str, EpisodeInfo]:
 
 @dataclass(frozen=True, slots=True)
 class PlaySettings:
-    """How episodes are played."""
+    """Settings of the episodes that are played."""
 
     seed: int
     """Seed of the episodes and of sampled actions."""

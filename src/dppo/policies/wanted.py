@@ -1,4 +1,4 @@
-"""What is played by an evaluation, and how far it is."""
+"""Arguments and progress of an evaluation."""
 
 from __future__ import annotations
 

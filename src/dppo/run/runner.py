@@ -305,4 +305,9 @@ class Run:
         if advise and self.parts.core_use is not None:
             yield from self.parts.core_use.notes()
         for observer in self.observers:
-            yield from observer.closing_notes()
+            try:
+                yield from observer.closing_notes()
+            except (
+                Exception
+            ) as error:  # of a user's observer: the run has ended, and its reason counts
+                yield f"{type(observer).__qualname__}.closing_notes raised {error!r}"

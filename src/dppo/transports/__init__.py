@@ -1,1 +1,1 @@
-"""Where actors run, and how questions reach them."""
+"""Transports, which run actors and bring questions to them."""

@@ -197,7 +197,8 @@ def constant_image(obs: np.ndarray) -> str | None:
             or (images != image).any()
         ):
             continue
-        low, high = image.min(), image.max()
+        low = image.min()
+        high = image.max()
         pixels = (
             f"all of its bytes are {low}" if low == high else f"its bytes are from {low} to {high}"
         )

@@ -125,7 +125,8 @@ def _limits_as_stored(space: gym.Space[Any], obs: np.dtype[Any]) -> Limits:
             continue
         dtype = stored[name].base
         if isinstance(leaf, gym.spaces.Box):
-            low, high = leaf.low, leaf.high
+            low = leaf.low
+            high = leaf.high
         else:
             low, high = choices_of(leaf).limits(leaf.shape or ())
         if dtype.kind == "f":  # floats must be finite

@@ -30,7 +30,10 @@ SHAPES_WITH_MEMORY = (
     f"[L, rows]; {SQUEEZE}",
     "[rows, state_size], after the last step",
 )
-NOT_RESET = "where starts is True differ from those of a state of zeros. Set the state of these rows to zero before the step"
+NOT_RESET = (
+    "where starts is True differ from those of a state of zeros. Set the state of these rows to zero "
+    "before the step"
+)
 NOT_STEPWISE = (
     "of a sequence differ from those of its steps one after the other, as actors call it. Return the state after the "
     "last step, and let no step see a later one"

@@ -23,7 +23,7 @@ FOLDER = stat.S_IFDIR
 
 
 class Part(NamedTuple):
-    """What a part of a run folder must be."""
+    """Kind and largest size of a part of a run folder."""
 
     kind: int
     max_bytes: int = 0

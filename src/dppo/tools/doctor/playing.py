@@ -34,7 +34,7 @@ HISTOGRAM_BINS = 16
 
 
 class Step(NamedTuple):
-    """What a step must have in common with its repetition."""
+    """Facts of a step that its repetition must have, too."""
 
     obs_checksum: int
     rewards: list[float]

@@ -1,4 +1,4 @@
-"""What an environment does to its process: memory, CPU, threads, processes, and state of the whole process."""
+"""Effects of an environment on its process: memory, CPU, threads, processes, process-wide state."""
 
 import random
 import signal
@@ -15,7 +15,7 @@ from dppo.process_state.borders import forget_notes, take_changes
 
 
 class Usage(NamedTuple):
-    """What this process and the processes that it has started use now."""
+    """Memory and CPU of this process and of the processes that it has started."""
 
     mb: float
     """Resident memory of all of them."""

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 from dppo.config import Config
 
 Facts = dict[str, Any]
-"""What is known about an environment, by name; a fact that was not measured is absent."""
+"""Facts about an environment by name; a fact that was not measured is absent."""
 
 SHARED_ACTING = (
     0.3  # share of the time of acting that does not depend on the number of samplers in a process
@@ -43,7 +43,7 @@ class Plan:
 
 
 class Collecting(NamedTuple):
-    """How segments are collected, for the model."""
+    """A way to collect segments, for the model."""
 
     actors: int
     threads: bool = False

@@ -1,4 +1,4 @@
-"""What all pictures share: colours, axes, and how a picture is written."""
+"""Colours and axes of all pictures, and the function that writes a picture."""
 
 from io import BytesIO
 from pathlib import Path

@@ -26,13 +26,13 @@ class Backend(Protocol):
     """A run in a tracker. Its methods are called in one thread; they may raise anything, and may take long."""
 
     package: str
-    """What pip installs."""
+    """Name of the package for pip."""
     remedy: str
-    """What to do if `check` raises."""
+    """Remedy for an error of `check`."""
     id: str
     """The run's id in the tracker, with which a resumed run continues it."""
     place: str
-    """Where the run is found, for the log."""
+    """Address or folder of the run, for the log."""
 
     @staticmethod
     def server() -> str:

@@ -23,7 +23,7 @@ JOIN_S = 20.0  # for an actor that joins to start, before others host its sample
 
 @dataclass(frozen=True, slots=True)
 class ActorFiles:
-    """Where the data of actors go."""
+    """Receivers of the data of actors."""
 
     logs: str
     """Folder of their logs on this node."""

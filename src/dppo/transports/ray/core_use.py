@@ -1,4 +1,4 @@
-"""How busy the cores of this machine were during a run: whether more actors than cores gained anything."""
+"""Use of the cores of this machine during a run, which shows whether more actors than cores gained anything."""
 
 import psutil
 

@@ -1,4 +1,4 @@
-"""What to install where a cluster has other versions than this process."""
+"""Remedies for a cluster that has other versions than this process."""
 
 import re
 
