@@ -14,6 +14,7 @@ import socket
 import subprocess
 import sys
 import tempfile
+import threading
 from collections import namedtuple
 from collections.abc import Callable
 from contextlib import nullcontext
@@ -284,6 +285,20 @@ def test_only_the_address_of_the_connected_cluster_is_accepted_by_any_name() -> 
     ):
         with pytest.raises(ConfigError, match=rf"address={other}: .* at 10.0.0.7:6379 already"):
             connecting.check_connected(there, other, dashboard=False)
+
+
+def test_a_name_server_that_does_not_answer_stops_no_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    answered = threading.Event()
+    monkeypatch.setattr(connecting, "RESOLVE_S", 0.1)
+
+    def wait(*_: Any) -> list[Any]:
+        answered.wait()
+        return []
+
+    monkeypatch.setattr(socket, "getaddrinfo", wait)
+    with pytest.raises(ConfigError, match=r"address=head:6379: .* at 10.0.0.7:6379 already"):
+        connecting.check_connected(ConnectedRay("10.0.0.7:6379"), "head:6379", dashboard=False)
+    answered.set()
 
 
 @pytest.mark.parametrize(

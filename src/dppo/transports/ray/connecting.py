@@ -9,11 +9,13 @@ from dppo.config.checks import check_address
 from dppo.errors import ClusterError, ConfigError
 from dppo.transports.ray import environment
 from dppo.transports.ray.calls import calls_ray
+from dppo.transports.ray.failures import call_with_timeout
 from dppo.transports.ray.versions import versions_remedy
 from dppo.transports.ray.watch import ping
 from dppo.user_code import in_a_line
 
 CONNECT_S = 10.0  # longest wait for the first answer of a cluster
+RESOLVE_S = 10.0  # longest wait for the addresses of host names: a name server may not answer
 
 
 def wanted_cluster(address: str | None) -> tuple[str, str | None]:
@@ -40,7 +42,13 @@ def check_connected(ray: Any, address: str | None, dashboard: bool) -> None:
 
 
 def _same_place(address: str, connected: str) -> bool:
-    """Return whether two host:port name the same place; host names are resolved."""
+    """Return whether two host:port name the same place; False if their host names are not resolved in time."""
+    results = list[bool]()
+    call_with_timeout(RESOLVE_S, lambda: results.append(_resolve_to_same(address, connected)))
+    return results == [True]
+
+
+def _resolve_to_same(address: str, connected: str) -> bool:
     host, _, port = address.rpartition(":")
     connected_host, _, connected_port = connected.rpartition(":")
     if port != connected_port:
