@@ -151,7 +151,6 @@ def in_gigabytes(size: float) -> str:
 
 
 def counted(number: int, noun: str, plural: str | None = None) -> str:
-    """Return a number with its noun: `1 env`, `1,024 envs`."""
     return f"{number:,} {noun if number == 1 else plural or noun + 's'}"
 
 

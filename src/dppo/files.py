@@ -95,7 +95,6 @@ def home_expanded(path: str) -> str:
 
 
 def user_path(path: str | os.PathLike[str]) -> Path:
-    """Return a path that a user has named, as `home_expanded`."""
     return Path(home_expanded(os.fspath(path)))
 
 

@@ -91,7 +91,6 @@ def cores_of_affinity() -> set[int] | None:
 
 
 def _smallest_quota() -> tuple[float, Path] | None:
-    """Return the smallest quota in cores, and the folder of its cgroup."""
     quotas = []
     for folder in _folders_of_version_2():
         with suppress(OSError, ValueError):

@@ -217,7 +217,6 @@ def _preset(wanted: str, env_id: str) -> tuple[Preset | None, tuple[str, ...]]:
 
 
 def _of_resumed(flags: dict[str, Any], changes: dict[str, Any]) -> Arguments:
-    """Return the settings of the run of --resume, with `changes`."""
     branch = flags.get("branch")
     fact = (
         "continues a run in its own folder"

@@ -31,7 +31,6 @@ def flattened(settings: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _group(name: str, value: Any) -> dict[str, Any]:
-    """Return the settings of one group, given as a mapping."""
     names = names_of(name)
     if not isinstance(value, Mapping):
         use = f"env_id={value!r}" if name == "env" else f"one of {', '.join(sorted(names))}"

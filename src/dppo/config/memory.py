@@ -93,7 +93,6 @@ def memory_of_this_machine() -> int | None:
 
 
 def _describe_bytes(size: int) -> str:
-    """Return a number of bytes as 28.2 kB, 3.7 GB."""
     for unit, factor in (("TB", 10**12), ("GB", 10**9), ("MB", 10**6), ("kB", 10**3)):
         if size >= factor:
             return f"{size / factor:.3g} {unit}"

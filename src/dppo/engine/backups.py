@@ -66,7 +66,6 @@ class Backups:
                 yield from shares
 
     def _late_samplers(self, owner: Actor, index: int) -> list[int]:
-        """Return the samplers whose segment `index` nobody but `owner` makes."""
         late = []
         for sampler in owner.current_question.samplers:
             position = self._hosting.positions[sampler]

@@ -138,7 +138,6 @@ class ActivityRecord:
             self._on_step(steps)
 
     def look(self) -> Activity:
-        """Return a copy of the record."""
         moves, began, place, *others = self._cells.tolist()
         return Activity(
             moves, began, Phase(place & 7), place >> 32, place >> 3 & 0x1FFFFFFF, *others

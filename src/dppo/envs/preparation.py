@@ -125,7 +125,6 @@ def _make_shown(
 
 
 def _apply(env: Any, name: str, preparation: Preparation) -> Any:
-    """Return `env` in the wrapper that the setting `name` asks for."""
     if name in ("atari", "resize"):
         import cv2
 

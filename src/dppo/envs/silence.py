@@ -61,7 +61,6 @@ def of_samplers(env_name: str) -> Callable[[Activity], str]:
 
 
 def of_one(env_name: str) -> Callable[[Activity], str]:
-    """Return a function that names the only environment."""
     return lambda activity: env_name
 
 

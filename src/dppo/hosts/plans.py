@@ -38,7 +38,6 @@ class TrainerPlan:
 
 
 def sampler_plan(config: Config) -> SamplerPlan:
-    """Return the parts of `config` that samplers are built from."""
     sampling = config.sampling
     if sampling.licences is not None:  # those of evaluations are set aside
         sampling = replace(sampling, licences=sampling.licences - config.evaluators)

@@ -47,11 +47,9 @@ class StagedTrainers:
             return self.trainers.update(experience)
 
     def weights(self) -> np.ndarray:
-        """Return all weights [P]; later updates do not change them."""
         return self.trainers.weights()
 
     def state(self) -> dict[str, np.ndarray]:
-        """Return the state of the trainers, and of all stages."""
         state = self.trainers.state()
         for stage in self.stages:
             state = state | stage.state()

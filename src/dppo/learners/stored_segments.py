@@ -72,7 +72,6 @@ class StoredSegments(RunStage):
 
 
 def _arrays(segment: Segment) -> dict[str, np.ndarray]:
-    """Return the arrays of a segment by name; observations leaf by leaf."""
     arrays = {}
     for column in Segment.__slots__:
         value = getattr(segment, column)

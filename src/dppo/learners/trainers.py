@@ -162,7 +162,6 @@ class LocalTrainer:
             self._rescued = weights, state
 
     def weights(self, *, copy: bool = True) -> np.ndarray:
-        """Return all weights [P]; without `copy`, updates may overwrite them."""
         if self._rescued is not None:
             return self._rescued[0]
         return self.trainer.weights(copy=copy)

@@ -181,7 +181,6 @@ NUMPY: dict[str, Callable[[Probe], list[Any]]] = {
 
 
 def _torch_results(probe: Probe) -> dict[str, list[Tensor]]:
-    """Return the results of torch's operations on float32 numbers, by name."""
     import torch
 
     num_threads = torch.get_num_threads()

@@ -92,7 +92,6 @@ def evaluate(  # noqa: PLR0913  the one function for all ways to play
 
 
 def _info_of(played: Sequence[Episode], keys: Sequence[str]) -> dict[str, tuple[EpisodeInfo, ...]]:
-    """Return the numbers of each key, by episodes that have it."""
     numbers: dict[str, tuple[EpisodeInfo, ...]] = {}
     for key in keys:
         infos = tuple(episode.measured[key] for episode in played if key in episode.measured)

@@ -86,7 +86,6 @@ def _session(
 
 
 def _episode_player(player: Player, wanted: Wanted) -> EpisodePlayer:
-    """Return the player of single episodes that is sent to each actor."""
     settings = player.settings | player.objects
     preparation = Preparation.by_names(settings)
     env = Env(env_id=player.env, env_kwargs=player.env_kwargs, **asdict(preparation))

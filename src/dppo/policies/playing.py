@@ -52,7 +52,6 @@ class InfoSums:
             self._last[key] = value
 
     def result(self) -> dict[str, EpisodeInfo]:
-        """Return sum, mean and last value of each number that occurred."""
         return {
             key: EpisodeInfo(total, total / self._counts[key], self._last[key])
             for key, total in self._totals.items()

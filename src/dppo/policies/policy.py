@@ -105,7 +105,6 @@ class Policy:
         return self._agent.act(rows, noise, before)
 
     def _before(self, state: np.ndarray | None, rows: int, *, single: bool) -> np.ndarray | None:
-        """Return the state [rows, S] before the step; None without memory."""
         if state is None:
             return self.start(rows)
         if not self.state_size:
@@ -302,7 +301,6 @@ def policy_from(run: Found, model: ModelClass | None = None) -> Policy:
 
 
 def spaces_summary(spaces: Spaces) -> str:
-    """Return `obs float32[4], actions Discrete(2)`."""
     count = sum(sum(categories.counts) for categories in spaces.categories.values())
     coded = f" of {count:,} categories" if count else ""
     sources = {"leaf": "the observation", "method": "action_masks()", "info": "info"}

@@ -62,7 +62,6 @@ class _Figures(NamedTuple):
 
     @staticmethod
     def of_row(row: Mapping[str, float]) -> "_Figures":
-        """Return the figures of a row of metrics."""
         return _Figures(
             mean_return=row.get("charts/episodic_return", math.nan),
             return_std=row.get("charts/episodic_return_std", math.nan),

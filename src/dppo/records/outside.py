@@ -43,7 +43,6 @@ class _Call:
 
 
 def never() -> float:
-    """Return the seconds since a signal of a run that gets none."""
     return -math.inf
 
 

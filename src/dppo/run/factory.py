@@ -87,7 +87,6 @@ class PartsFactory:
     """The folder for the logs of actors."""
 
     def collector(self, ledger: ReplayLedger, on_progress: OnProgress) -> Collector:
-        """Return the collector, which makes the environments."""
         config = self.config
         plan = sampler_plan(config)
         if self.session is None:
@@ -103,7 +102,6 @@ class PartsFactory:
     def trainers(
         self, config: Config, spaces: Spaces, expected: Expected, trace: Trace | None
     ) -> Trainers:
-        """Return the trainers of a run with the resolved settings `config`."""
         from dppo.learners.staged import RunStage, StagedTrainers
         from dppo.learners.stored_segments import StoredSegments
 

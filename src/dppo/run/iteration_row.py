@@ -91,7 +91,6 @@ class MeasuredRow:
 
 
 def mean_return(recent: Collection[Episode]) -> float:
-    """Return the mean return of these episodes; nan if there are none."""
     return fmean(episode.episode_return for episode in recent) if recent else math.nan
 
 

@@ -219,7 +219,6 @@ class PPOLearner:
         self.incidents[incident.kind.value] += 1
 
     def snapshot(self) -> PolicySnapshot:
-        """Return a copy of the current policy for samplers."""
         return PolicySnapshot(
             self.iteration,
             self.trainers.weights(),
@@ -234,5 +233,4 @@ class PPOLearner:
         return PolicySnapshot(version, self.trainers.spec.flatten(arrays["model"]), scale)
 
     def weights_sha256(self) -> str:
-        """Return the SHA-256 of all weights."""
         return hashlib.sha256(self.trainers.weights().tobytes()).hexdigest()

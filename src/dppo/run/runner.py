@@ -239,7 +239,6 @@ class Run:
         return stopped_by
 
     def _row(self, iteration: Iteration) -> dict[str, float]:
-        """Return the metrics of an iteration."""
         iteration_s = self.times.end_iteration(iteration.ended)
         training_s = self.times.training_s
         metrics_of_call = {

@@ -154,7 +154,6 @@ def is_image(leaf: np.dtype[Any]) -> bool:
 
 
 def holds_float64(obs: np.dtype[Any]) -> bool:
-    """Return whether a leaf of observations of this dtype is float64."""
     return any(leaf.base == np.float64 for leaf in leaves(obs).values())
 
 

@@ -209,7 +209,6 @@ def _planned(settings: Mapping[str, Any], seeds: Sequence[int]) -> list[Seed]:
 
 
 def _number_at_once(config: Config, wanted: int | None) -> tuple[int, str]:
-    """Return how many run at the same time, and why."""
     if wanted is not None:
         if wanted < 1:
             raise ConfigError(f"seeds_at_once={wanted}: must be at least 1. Leave it out.")

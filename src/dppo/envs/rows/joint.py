@@ -207,7 +207,6 @@ class JointRows:
         """Do nothing: rows have no states of their own."""
 
     def states(self, log: EnvLog) -> dict[str, np.ndarray]:
-        """Return nothing: rows have no states of their own."""
         return {}
 
     def restore(

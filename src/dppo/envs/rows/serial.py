@@ -80,7 +80,6 @@ class SerialRows:
         return self.envs[env].reset(episode, options)
 
     def interrupted(self) -> Iterable[Interruption]:
-        """Return nothing: no environment ends the episode of another one."""
         return ()
 
     def make(self, env: int) -> Any:
@@ -96,7 +95,6 @@ class SerialRows:
             self._states.begin(self.envs)
 
     def states(self, log: EnvLog) -> dict[str, np.ndarray]:
-        """Return the environments' own states: see `Rows`."""
         return {} if self._states is None else self._states.take(self.envs, log)
 
     def restore(

@@ -295,7 +295,6 @@ class _Rollout:
             next_values[s, steps, envs] = self._agent.values(final_obs, final_states)
 
     def segment(self, number: int, sampler: PPOSampler) -> Segment:
-        """Return the segment of `sampler`, the `number`-th."""
         obs, masks = self._agent.split(self.obs[number, :-1])
         if sampler.stack > 1:
             obs = frames_of(obs)

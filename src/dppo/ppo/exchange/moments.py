@@ -33,7 +33,6 @@ class Moments:
 
     @staticmethod
     def of(samples: Shaped[np.ndarray, " n *O"]) -> Moments:
-        """Return the moments of `samples` over their first axis."""
         if len(samples) == 0:
             return Moments.empty(samples.shape[1:])
         samples = samples.astype(np.float64)

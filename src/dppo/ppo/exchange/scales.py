@@ -29,7 +29,6 @@ class ObsScale(ReadOnly):
     """Names of the leaves that `mean` and `std` hold side by side, of several; None: all that hold floats."""
 
     def astype(self, dtype: str | np.dtype) -> ObsScale:
-        """Return a copy in `dtype`."""
         return replace(self, mean=self.mean.astype(dtype), std=self.std.astype(dtype))
 
     def normalize(

@@ -196,7 +196,6 @@ def zero_batch(spec: NetworkSpec, sequences: int, sequence_length: int) -> Batch
 
 
 def row_bytes(spec: NetworkSpec, sequence_length: int) -> int:
-    """Return the bytes of a row in a batch."""
     sizes: list[int] = []
 
     def measured(column: Tensor) -> Tensor:

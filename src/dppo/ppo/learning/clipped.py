@@ -21,7 +21,6 @@ class ClippedLoss:
     ppo: ResolvedPPO
 
     def loss(self, outputs: Outputs, batch: Batch) -> tuple[Gradients, dict[str, Tensor]]:
-        """Return the gradients of the loss, and its parts."""
         ppo = self.ppo
         weights = batch.weights
         advantages = batch.advantages

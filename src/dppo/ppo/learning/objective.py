@@ -50,7 +50,6 @@ class Objective(Protocol):
 
 
 def objective_class(name: str) -> Callable[[ResolvedPPO], Objective]:
-    """Return the class of a loss, given its name in the setting `loss`."""
     module, _, attribute = LOSSES[name].partition(":")
     loss: Callable[[ResolvedPPO], Objective] = getattr(import_module(module), attribute)
     return loss

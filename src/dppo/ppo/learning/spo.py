@@ -26,7 +26,6 @@ class SPOLoss:
     ppo: ResolvedPPO
 
     def loss(self, outputs: Outputs, batch: Batch) -> tuple[Gradients, dict[str, Tensor]]:
-        """Return the gradients of the loss by autograd, and its parts."""
         advantages = batch.advantages
         if batch.importance is not None:
             advantages = advantages * batch.importance

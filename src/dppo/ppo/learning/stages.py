@@ -97,7 +97,6 @@ class LagCorrection(Stage):
     """Measures ratios from the policy to update, where an older policy has collected."""
 
     def prepare(self, batch: Batch, network: CurrentNetwork, experience: Experience) -> Batch:
-        """Return the batch with the ratios of `from_current_policy`."""
         return from_current_policy(batch, network) if experience.lagged else batch
 
 

@@ -141,7 +141,6 @@ class PPOTrainer:
         return CurrentNetwork(self.model, rows, self.value_scale())
 
     def value_scale(self) -> ValueScale | None:
-        """Return the unit of the model's values; None: that of rewards."""
         return None if self._popart is None else self._popart.scale
 
     def _with_noise_entropy(

@@ -78,5 +78,4 @@ def rebuilt_deterministically(build: Callable[[], nn.Module], name: str) -> nn.M
 
 
 def shapes_of(module: nn.Module) -> dict[str, tuple[int, ...]]:
-    """Return names and shapes of the parameters of `module`, in its order."""
     return {name: tuple(parameter.shape) for name, parameter in module.named_parameters()}

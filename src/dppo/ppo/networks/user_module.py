@@ -402,7 +402,6 @@ def _is_close(a: Tensor, b: Tensor) -> bool:
 
 
 def _made_up_inputs(spaces: Spaces, num_rows: int, dtype: torch.dtype) -> Inputs:
-    """Return a module's input for some random observations of `spaces`."""
     generator = np.random.default_rng(0)
     inputs = {}
     for name, leaf in spaces.leaves().items():

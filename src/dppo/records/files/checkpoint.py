@@ -228,7 +228,6 @@ def find(path: Path) -> Found:
 
 
 def has_any(run_dir: Path) -> bool:
-    """Return whether a run folder contains a checkpoint, good or damaged."""
     return (run_dir / CHECKPOINTS).is_dir() and bool(_scan(run_dir / CHECKPOINTS))
 
 

@@ -100,7 +100,6 @@ def parsed(data: bytes) -> Iterator[tuple[bytes, dict[str, float] | None]]:
 
 
 def _row(content: Any) -> dict[str, float] | None:
-    """Return a row, with NaN in place of null; None if it has no counters."""
     if not isinstance(content, dict):
         return None
     for name in COUNTERS:

@@ -111,7 +111,6 @@ class LivePanel(Display):
 
 
 def draw(view: View, width: int, now: float, *, colours: bool = True) -> RenderableType:
-    """Return the panel at time `now`, `width` columns wide."""
     room = width - LABEL_WIDTH - 4
     table = Table.grid(padding=0)
     table.add_column(width=LABEL_WIDTH, style="dim")
@@ -181,7 +180,6 @@ def _bar(done: float, width: int) -> Text:
 
 
 def _pace(view: View) -> list[Text]:
-    """Return the speed of an iteration that takes long, and how far it is."""
     progress = view.under_way
     if progress is None:
         return []

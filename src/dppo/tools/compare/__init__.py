@@ -286,7 +286,6 @@ def caption(options: Options, plan: Sequence[Config]) -> str:
 
 
 def _alternatives(numbers: Sequence[int]) -> str:
-    """Return numbers as text, such as `1, 4 or 8`."""
     *first, last = (f"{number:,}" for number in numbers)
     return f"{', '.join(first)} or {last}" if first else last
 

@@ -177,7 +177,6 @@ def _measured(facts: dict[str, Any]) -> Iterator[str]:
 
 
 def _times(times: dict[str, Any]) -> str:
-    """Return quantiles and a histogram of seconds in one line."""
     unit, scale = ("s", 1.0) if times["median"] > 0.1 else ("ms", 1e3)
     quantiles = ", ".join(
         f"{name} {scale * times[name]:.3g}" for name in ("median", "p95", "p99", "worst")

@@ -56,7 +56,6 @@ class Instances:
         return build_sampler(plan_of(self._config, make, NO_FIRST_STEPS, rows), sampler_id)
 
     def first(self) -> Any:
-        """Return the instance number 0."""
         return self._envs[0]
 
     def last(self) -> Any:

@@ -131,7 +131,6 @@ class Watch:
         return self.facts["stage"] + self._call.format(self._calls)
 
     def _place_on_signal(self) -> str:
-        """Return the place of the main thread, which it prints on a signal."""
         with suppress(ProcessLookupError):
             self._process.send_signal(signal.SIGUSR1)
         time.sleep(0.2)

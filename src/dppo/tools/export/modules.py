@@ -63,7 +63,6 @@ class ExportedPolicy(nn.Module):
         self.output_names = list(self.outputs(dict(zip(self.inputs, self.example, strict=True))))
 
     def forward(self, *inputs: Tensor) -> tuple[Tensor, ...]:
-        """Return the tensors of `outputs` for those of `self.inputs`."""
         return tuple(self.outputs(dict(zip(self.inputs, inputs, strict=True))).values())
 
     def outputs(self, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -122,7 +122,6 @@ def replay(
 
 
 def _run_of_incident(path: Path) -> Path:
-    """Return the folder of the run of RUN/incidents/001."""
     return path.parents[1] if len(path.parents) > 1 else path
 
 

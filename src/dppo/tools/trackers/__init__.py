@@ -67,7 +67,6 @@ def _built_in(name: str) -> Any:
 
 
 def _loaders() -> dict[str, Callable[[], Any]]:
-    """Return a function that imports its class, for each tracker."""
     loaders: dict[str, Callable[[], Any]] = {
         entry.name: entry.load for entry in entry_points(group=GROUP)
     }

@@ -156,7 +156,6 @@ def _megabytes(size: int) -> str:
 
 
 def archive(files: dict[str, Path]) -> bytes:
-    """Return the files as a zip archive, the same for the same files."""
     data = io.BytesIO()
     with zipfile.ZipFile(data, "w", zipfile.ZIP_DEFLATED) as zipped:
         for name, path in sorted(files.items()):
