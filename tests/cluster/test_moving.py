@@ -21,7 +21,7 @@ from dppo.engine.actor_collector import ActorCollector
 from dppo.engine.collector import Collected
 from dppo.engine.messages import Limits
 from dppo.signals import StopSignals
-from dppo.transports.ray import transport as ray_transport
+from dppo.transports.ray import collecting
 
 pytestmark = pytest.mark.usefixtures("ray_session")
 
@@ -83,7 +83,7 @@ def wait_for_cpus(used: int) -> None:
 def test_samplers_move_from_a_lost_actor_and_return_when_there_is_room(
     hogs: list[Hogs], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(ray_transport, "Limits", partial(Limits, move_after_s=1.0))
+    monkeypatch.setattr(collecting, "Limits", partial(Limits, move_after_s=1.0))
     hosts = list[int]()
     receive = ActorCollector.receive
 

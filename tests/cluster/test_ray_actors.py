@@ -183,7 +183,7 @@ def test_an_actor_that_dies_while_others_work_is_replaced_at_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It has no question, so no call fails. The others may be busy with a replay for minutes."""
-    monkeypatch.setattr(ray_transport, "IDLE_LOOK_S", 0.1)
+    monkeypatch.setattr(ray_transport, "LOOK_S", 0.1)
 
     def busy() -> set[int]:
         return set(ours("ray::PPOActor.make_segments"))
