@@ -157,7 +157,7 @@ class Learning:
         from dppo.ppo.learning.clipped import ClippedLoss
         from dppo.ppo.learning.gpu import repeatable_on
 
-        trainer = self.local.trainer
+        trainer: Any = self.local.trainer
         batch = make_batch(
             self.segments, None, None, self.config.ppo, self.config.sizes.sequence_length
         )

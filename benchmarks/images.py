@@ -75,7 +75,7 @@ def main() -> int:
     built = build_sampler(sampler_plan(config), 0)
     resolved, _ = resolve(config, facts_of(built.spaces.actions))
     plan = trainer_plan(resolved)
-    trainer = build_trainer(plan, built.spaces)
+    trainer: Any = build_trainer(plan, built.spaces)
     spent: dict[str, list[float]] = {"collect": [], "update": []}
     for index in range(options.rounds):
         began = time.perf_counter()
@@ -84,7 +84,7 @@ def main() -> int:
         )
         collected = time.perf_counter()
         batch = make_batch([segment], None, None, config.ppo)
-        trainer.update(batch, plan.ppo, np.random.default_rng(index))
+        trainer.train_on(batch, plan.ppo, np.random.default_rng(index))
         spent["collect"].append(collected - began)
         spent["update"].append(time.perf_counter() - collected)
     fastest = {name: min(seconds) for name, seconds in spent.items()}
@@ -92,7 +92,7 @@ def main() -> int:
         print(
             f"{name}: {config.batch_size / seconds:,.0f} env steps/s ({seconds:.2f} s for {config.batch_size:,})"
         )
-    print(f"{trainer.model.spec.num_parameters:,} parameters, {options.threads} threads of SGD")
+    print(f"{trainer.spec.num_parameters:,} parameters, {options.threads} threads of SGD")
     return 0
 
 

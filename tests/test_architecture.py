@@ -199,7 +199,15 @@ def test_imports_run_one_way() -> None:
 def test_each_library_stays_in_its_rooms() -> None:
     homes = {
         "ray": {"transports.ray", "learners"},
-        "torch": {"ppo", "numerics", "hosts.builders", "learners", "tools.export", "run.building"},
+        "torch": {
+            "ppo",
+            "numerics",
+            "hosts.builders",
+            "hosts.trainer",
+            "learners",
+            "tools.export",
+            "run.building",
+        },
         "gymnasium": {"envs"},
         "pydantic": {"config"},
         "argparse": {"commands", "tools"},

@@ -114,7 +114,7 @@ def test_learning_computes_the_numbers_of_acting(
         scored.policy.logprobs, batch.logprobs, rtol=tolerance, atol=tolerance
     )
     np.testing.assert_allclose(scored.values, batch.values, rtol=tolerance, atol=tolerance)
-    losses = trainer.update(batch, at_rate(trainer, 0.01), np.random.default_rng(0)).figures
+    losses = trainer.train_on(batch, at_rate(trainer, 0.01), np.random.default_rng(0)).figures
     assert losses["policy_loss"] == pytest.approx(
         -float(batch.advantages.mean()), rel=1e-4, abs=tolerance
     )

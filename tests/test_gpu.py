@@ -27,6 +27,7 @@ from dppo.learners.trainers import LocalTrainer
 from dppo.ppo.exchange.records import Experience, PolicySnapshot, SegmentRequest
 from dppo.ppo.learning.gpu import gpu_failure, is_out_of_memory, repeatable_on, starting_on
 from dppo.ppo.learning.model import PPOModel
+from dppo.ppo.learning.trainer import PPOTrainer
 from dppo.ppo.networks.modules import Autograd
 from dppo.records.files import checkpoint as checkpoints
 
@@ -214,18 +215,20 @@ def test_weights_are_kept_where_a_gpu_takes_nothing_any_more(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     local, segment = learning_of()
+    trainer = local.trainer
+    assert isinstance(trainer, PPOTrainer)
     weights, state = local.weights(), local.state()
 
     def lost(*_: Any, **__: Any) -> Any:
-        local.trainer.model.parameters.weights.data.zero_()
+        trainer.model.parameters.weights.data.zero_()
         raise RuntimeError(
             "CUDA error: an illegal memory access was encountered\nCUDA kernel errors might ..."
         )
 
     monkeypatch.setattr(PPOModel, "forward", lost)
     local.device = CUDA
-    monkeypatch.setattr(local, "load", lost)
-    monkeypatch.setattr(local.trainer, "update", lost)
+    monkeypatch.setattr(trainer, "restore", lost)
+    monkeypatch.setattr(trainer, "update", lost)
     with pytest.raises(
         GPUFailed,
         match=r"failed in an update \(CUDA error: an illegal memory access was encountered\)",
@@ -271,7 +274,7 @@ def test_no_network_leaves_a_tensor_on_the_cpu(parts: Any) -> None:
             "cpu", **changes, **({} if "micro_batch_size" in changes else {"seed": 2})
         )
         spaces = build_sampler(sampler_plan(config), 0).spaces
-        spec = build_trainer(plan_of(config, spaces.actions), spaces).model.spec
+        spec = build_trainer(plan_of(config, spaces.actions), spaces).spec
         if str(spec) in tried:
             continue
         tried.add(str(spec))

@@ -22,6 +22,7 @@ from dppo.ppo.exchange.moments import Moments
 from dppo.ppo.exchange.records import PolicySnapshot, SegmentRequest
 from dppo.ppo.exchange.scales import ObsScale
 from dppo.ppo.learning.batch import make_batch
+from dppo.ppo.learning.trainer import PPOTrainer
 from dppo.spaces.spaces import leaves
 
 OFFSET = 1e9
@@ -100,6 +101,7 @@ def test_acting_and_learning_normalize_in_float64_before_rounding(nest: bool, dt
     config = config_of(env_kwargs={"nest": nest}, dtype=dtype)
     built = build_sampler(sampler_plan(config), 0)
     trainer = build_trainer(plan_of(config, built.spaces.actions), built.spaces)
+    assert isinstance(trainer, PPOTrainer)
     report, _ = built.sampler.collect(
         SegmentRequest(0, 0),
         snapshot(trainer.weights(), None, built.spaces.obs),

@@ -35,6 +35,7 @@ from dppo.learners.ranks import RayTrainers
 from dppo.learners.speedup import Speedup, describe_speedup
 from dppo.ppo.exchange.records import Experience
 from dppo.ppo.learning.batch import Batch, make_batch
+from dppo.ppo.learning.trainer import PPOTrainer
 from dppo.streams import Stream
 from dppo.transports.ray.calls import RayCalls
 
@@ -378,6 +379,7 @@ def test_two_ranks_on_ray_are_one_trainer_with_the_minibatches_of_both(
     alone = build_trainer(
         plan_of(dataclasses.replace(config, micro_batch_size=None), SPACES.actions), SPACES
     )
+    assert isinstance(alone, PPOTrainer)
     with ray_trainers_of(config) as trainers:
         trainers.load(alone.weights(), alone.state())
         update = trainers.update(Experience(segments, POLICY, 1.0, 2))
@@ -394,7 +396,7 @@ def test_two_ranks_on_ray_are_one_trainer_with_the_minibatches_of_both(
     order: Any = OwnOrders(orders, config.sizes.minibatches_per_epoch)
     ppo = annealed(plan_of(config, SPACES.actions).ppo, 2 / config.iterations)
     experience = Experience(segments, POLICY, 1.0, 2)  # two policies ago
-    expected = alone.update(together, ppo, order, experience)
+    expected = alone.train_on(together, ppo, order, experience)
     assert update.figures == pytest.approx(expected.figures, rel=1e-10)
     assert update.learning_rate == expected.learning_rate
     for name, array in {"weights": alone.weights(), **alone.state()}.items():

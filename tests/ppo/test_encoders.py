@@ -59,7 +59,7 @@ def test_acting_equals_learning_and_the_first_ratio_is_one(kind: str, dtype: str
             rtol=10 * tolerance,
             atol=10 * tolerance,
         )
-        losses = trainer.update(
+        losses = trainer.train_on(
             batch, at_rate(trainer, 0.01), np.random.default_rng(iteration)
         ).figures
         assert abs(losses["old_approx_kl"]) < tolerance

@@ -68,7 +68,7 @@ def test_pieces_of_a_minibatch_have_its_gradient(name: str, lagged: bool) -> Non
     whole = make_trainer(**options)
     pieces = make_trainer(micro_batch_size=3, **options)
     figures = [
-        trainer.update(
+        trainer.train_on(
             batch, at_rate(trainer, 1e-2), np.random.default_rng(0), experience_of(lag=1)
         ).figures
         for trainer in (whole, pieces)
@@ -84,7 +84,7 @@ def test_an_update_by_spo_differs_only_once_ratios_do() -> None:
     for name in LOSSES:
         for epochs in (1, 2):
             trainer = make_trainer(loss=name, minibatches=1, update_epochs=epochs)
-            trainer.update(batch, at_rate(trainer, 1e-2), np.random.default_rng(0))
+            trainer.train_on(batch, at_rate(trainer, 1e-2), np.random.default_rng(0))
             weights[name, epochs] = trainer.weights()
     np.testing.assert_allclose(weights["spo", 1], weights["ppo", 1], rtol=1e-9, atol=1e-12)
     assert np.abs(weights["spo", 2] - weights["ppo", 2]).max() > 1e-6

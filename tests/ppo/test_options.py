@@ -79,7 +79,7 @@ def test_an_annealed_update_is_one_with_the_smaller_coefficients(
     still = make_trainer(spec, clip_coef=0.3 * left, ent_coef=0.1 * left, clip_vloss=True)
     batch = random_batch(spec)
     figures = [
-        one.update(batch, annealed(one.ppo, share), np.random.default_rng(3))
+        one.train_on(batch, annealed(one.ppo, share), np.random.default_rng(3))
         for one in (falling, still)
     ]
     assert figures[0] == figures[1]
@@ -176,11 +176,11 @@ def test_a_second_epoch_has_advantages_of_its_first_weights(
     batch = make_batch(segments, obs_scale, None, DISCOUNTS, length)
     both = make_trainer(spec, update_epochs=2, clip_vloss=True, recompute_advantages=True, **RATES)
     order = np.random.default_rng(0)
-    both.update(batch, at_rate(both, 1e-2), order, experience_of(segments, obs_scale))
+    both.train_on(batch, at_rate(both, 1e-2), order, experience_of(segments, obs_scale))
 
     first, second = (make_trainer(spec, update_epochs=1, clip_vloss=True) for _ in range(2))
     order = np.random.default_rng(0)
-    first.update(batch, at_rate(first, 1e-2), order)
+    first.train_on(batch, at_rate(first, 1e-2), order)
     second.load(first.weights(), first.state())
 
     def values(obs: np.ndarray) -> np.ndarray:
@@ -199,7 +199,7 @@ def test_a_second_epoch_has_advantages_of_its_first_weights(
     # rows in the order of the batch
     swapped = make_batch(both_anew, obs_scale, None, DISCOUNTS, length)
     assert float((swapped.logprobs - batch.advantages).abs().max()) > 1e-2
-    second.update(
+    second.train_on(
         dataclasses.replace(batch, advantages=swapped.logprobs, returns=swapped.values),
         at_rate(second, 1e-2),
         order,
@@ -231,13 +231,15 @@ def test_ranks_estimate_advantages_anew_as_one_trainer_does(reuse: int) -> None:
         [np.random.default_rng(rank) for rank in range(2)], reuse * alone.minibatches
     )
     order: Any = SimpleNamespace(permutation=lambda count: rows[own.permutation(count)])
-    expected = alone.update(together, at_rate(alone, 1e-2), order, experience_of(segments)).figures
+    expected = alone.train_on(
+        together, at_rate(alone, 1e-2), order, experience_of(segments)
+    ).figures
 
     def train(parallel: Parallel) -> tuple[np.ndarray, dict[str, float]]:
         trainer = make_trainer(specs[0], parallel, **options, **RATES)
         rank = parallel.rank
         experience = experience_of(segments[rank : rank + 1])
-        update = trainer.update(
+        update = trainer.train_on(
             shares[rank], at_rate(trainer, 1e-2), np.random.default_rng(rank), experience
         )
         return trainer.weights(), update.figures
@@ -313,7 +315,7 @@ def test_an_update_on_older_policies_clips_each_row_around_its_ratio_and_measure
     prepared = two.stages[0].prepare(batch, CurrentNetwork(two.model, len(batch), None), experience)
 
     def figures_of(trainer: PPOTrainer) -> dict[str, float]:
-        return trainer.update(
+        return trainer.train_on(
             batch, at_rate(trainer, 1e-2), np.random.default_rng(0), experience
         ).figures
 
@@ -365,7 +367,7 @@ def test_with_reuse_memory_and_deviations_follow_env_steps(norm_adv: bool, times
         ppo = dataclasses.replace(PLAIN, norm_adv=norm_adv, reuse=reuse, update_epochs=1)
         trainer = PPOTrainer(make_trainer(spec).model, ppo, minibatches=1)
         starts.append(trainer.weights())
-        trainer.update(random_batch(spec), at_rate(trainer, 1e-2), np.random.default_rng(0))
+        trainer.train_on(random_batch(spec), at_rate(trainer, 1e-2), np.random.default_rng(0))
         ends.append(trainer.weights())
         squares.append(trainer.state()["exp_avg_sq"])
     moved, slowed = (end - start for start, end in zip(starts, ends, strict=True))
@@ -386,7 +388,7 @@ def test_the_deviation_of_one_number_is_as_fast_as_the_other_weights() -> None:
         minibatches=1,
     )
     before = trainer.weights()
-    trainer.update(random_batch(spec), at_rate(trainer, 1e-2), np.random.default_rng(0))
+    trainer.train_on(random_batch(spec), at_rate(trainer, 1e-2), np.random.default_rng(0))
     assert np.abs(trainer.weights() - before)[free_deviations(spec)] == pytest.approx(
         [0.01], rel=0.01
     )

@@ -200,7 +200,7 @@ def train_alone(case: dict[str, Any], ranks: int) -> dict[str, Any]:
     order: Any = OwnOrders(
         [np.random.default_rng(rank) for rank in range(ranks)], trainer.minibatches
     )
-    figures = trainer.update(batch_for(case), at_rate(trainer, LEARNING_RATE), order).figures
+    figures = trainer.train_on(batch_for(case), at_rate(trainer, LEARNING_RATE), order).figures
     return {"weights": trainer.weights(), **trainer.state(), "figures": figures}
 
 

@@ -34,8 +34,8 @@ def test_ratios_are_measured_from_the_policy_before_the_update(
     if norm_adv:
         advantages = (advantages - advantages.mean()) / (advantages.std() + 1e-8)
     weighted = replace(batch, logprobs=now, advantages=advantages * importance)
-    losses = lagged.update(batch, at_rate(lagged, 1e-2), np.random.default_rng(0), LAGGED).figures
-    expected = plain.update(weighted, at_rate(plain, 1e-2), np.random.default_rng(0)).figures
+    losses = lagged.train_on(batch, at_rate(lagged, 1e-2), np.random.default_rng(0), LAGGED).figures
+    expected = plain.train_on(weighted, at_rate(plain, 1e-2), np.random.default_rng(0)).figures
     np.testing.assert_allclose(lagged.weights(), plain.weights(), rtol=1e-9, atol=1e-12)
     assert losses["clipfrac"] == expected["clipfrac"]
 
@@ -47,8 +47,8 @@ def test_rows_that_are_not_transitions_have_no_effect() -> None:
     logprobs = torch.where(weights > 0, batch.logprobs, -1e4)  # exp(now - old) would overflow
     first, second = make_trainer(lagged=True), make_trainer(lagged=True)
     extreme = replace(batch, weights=weights, logprobs=logprobs)
-    first.update(extreme, at_rate(first, 1e-2), np.random.default_rng(0), LAGGED)
-    second.update(
+    first.train_on(extreme, at_rate(first, 1e-2), np.random.default_rng(0), LAGGED)
+    second.train_on(
         replace(batch, weights=weights), at_rate(second, 1e-2), np.random.default_rng(0), LAGGED
     )
     assert np.isfinite(first.weights()).all()

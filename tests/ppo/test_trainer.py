@@ -196,7 +196,7 @@ def test_sequences_stay_whole_and_equal_their_rows(
     if share < 1:
         batch = weighted(batch, share)
     order: Any = SimpleNamespace(permutation=by_sequence)
-    expected = by_rows.update(batch, at_rate(by_rows, 3e-3), order).figures
+    expected = by_rows.train_on(batch, at_rate(by_rows, 3e-3), order).figures
     figures = train(by_sequences, replace(batch, sequence_length=length), 3e-3, seed=5)
     assert figures == pytest.approx(expected, rel=1e-10)
     np.testing.assert_allclose(by_sequences.weights(), by_rows.weights(), rtol=1e-9, atol=1e-12)

@@ -95,7 +95,7 @@ def random_batch(
 
 def train(trainer: PPOTrainer, batch: Batch, rate: float = 1e-3, seed: int = 0) -> dict[str, float]:
     """Do an update with this learning rate, in minibatches drawn from `seed`; return its figures."""
-    return trainer.update(batch, at_rate(trainer, rate), np.random.default_rng(seed)).figures
+    return trainer.train_on(batch, at_rate(trainer, rate), np.random.default_rng(seed)).figures
 
 
 def slow_update(
@@ -172,7 +172,7 @@ def assert_equals_twin(trainer: PPOTrainer, batch: Batch) -> tuple[np.ndarray, l
     rates = slow_update(
         twin, batch, rate, np.random.default_rng(5), trainer.ppo, trainer.minibatches
     )
-    update = trainer.update(
+    update = trainer.train_on(
         batch, at_rate(trainer, math.nan if adapts else rate), np.random.default_rng(5)
     )
     assert update.learning_rate == pytest.approx(rates[-1])

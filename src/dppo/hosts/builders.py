@@ -36,6 +36,7 @@ from dppo.spaces.spaces import MAX_WHOLE, Spaces, holds_float64, is_image
 from dppo.streams import Stream
 
 if TYPE_CHECKING:
+    from dppo.hosts.trainer import Trainer
     from dppo.ppo.learning.parallel import Parallel
     from dppo.ppo.learning.stages import Stage
     from dppo.ppo.learning.trainer import PPOTrainer
@@ -227,9 +228,7 @@ def _check_float32(norm_obs_keys: tuple[str, ...], spaces: Spaces) -> None:
                 )
 
 
-def build_trainer(
-    plan: TrainerPlan, spaces: Spaces, parallel: Parallel | None = None
-) -> PPOTrainer:
+def build_trainer(plan: TrainerPlan, spaces: Spaces, parallel: Parallel | None = None) -> Trainer:
     """Build the trainer of a run, or one of several ranks; imports torch."""
     from dppo.ppo.learning.gpu import repeatable_on, starting_on
     from dppo.ppo.learning.parallel import Parallel
@@ -237,14 +236,14 @@ def build_trainer(
     device = _device(plan.learners.device)
     spec = choose_network(plan.network, spaces).spec
     with starting_on(device, spec.as_json().get("model", "the built-in network")):
-        trainer = _trainer_on(device, plan, spec, parallel or Parallel())
+        trainer = _ppo_trainer(device, plan, spec, parallel or Parallel())
         if device != "cpu":
             with repeatable_on(trainer.device):
                 trainer.rehearse(FEW_ROWS)
     return trainer
 
 
-def _trainer_on(
+def _ppo_trainer(
     device: str, plan: TrainerPlan, spec: NetworkSpec, parallel: Parallel
 ) -> PPOTrainer:
     from dppo.ppo.learning.model import PPOModel
@@ -268,6 +267,8 @@ def _trainer_on(
         parallel=parallel,
         sequence_length=plan.sizes.sequence_length,
         stages=stages_of(plan, parallel),
+        iterations=plan.sizes.iterations,
+        seed=plan.seed,
     )
 
 

@@ -4,28 +4,24 @@ import gc
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import replace
 from typing import Protocol
 
 import numpy as np
 import torch
 
-from dppo import streams
-from dppo.config.parts import annealed
 from dppo.errors import ConfigError
 from dppo.hosts.builders import build_trainer
 from dppo.hosts.plans import TrainerPlan
 from dppo.log import logger
 from dppo.numerics.arithmetic import as_usual, torch_as_usual
 from dppo.numerics.portable import limit_blas
-from dppo.ppo.exchange.records import Experience, Update
-from dppo.ppo.learning.batch import Batch, make_batch, row_bytes
+from dppo.ppo.exchange.records import Experience, TrainerState, Update
+from dppo.ppo.learning.batch import row_bytes
 from dppo.ppo.learning.gpu import Rows, explained, gpu_bytes_of, gpu_memory_line, repeatable_on
 from dppo.ppo.learning.parallel import Parallel
 from dppo.ppo.networks.network import NetworkSpec
 from dppo.ppo.networks.torch_settings import exact_on
 from dppo.spaces.spaces import Spaces
-from dppo.streams import Stream
 
 
 class Trainers(Protocol):
@@ -73,44 +69,20 @@ class LocalTrainer:
         torch.set_num_threads(plan.learners.learner_threads)
         with as_usual(), torch_as_usual():
             self.trainer = build_trainer(plan, spaces, self._parallel)
-        self.spec = self.trainer.model.spec
+        self.spec = self.trainer.spec
         self.device = self.trainer.device
-        # weights and optimizer state from before a GPU failed
-        self._rescued: tuple[np.ndarray, dict[str, np.ndarray]] | None = None
+        # from before a GPU failed
+        self._rescued: TrainerState | None = None
 
     def update(self, experience: Experience) -> Update:
-        """Make a batch of the segments of this rank, and train on it."""
-        plan = self._plan
+        """Let the trainer learn from the segments of this rank."""
         with (
             self._restored_on_failure(),
             self.interruptible(),
             self._explained_errors(),
             self._repeatable(),
         ):
-            progress = experience.iteration / plan.sizes.iterations
-            return self.trainer.update(
-                self._batch(experience),
-                annealed(plan.ppo, progress),
-                self._order(experience.iteration),
-                experience,
-            )
-
-    def _batch(self, experience: Experience) -> Batch:
-        plan = self._plan
-        obs_scale = experience.policy.obs_scale
-        batch = make_batch(
-            experience.segments,
-            obs_scale,
-            experience.reward_scale,
-            plan.ppo,
-            plan.sizes.sequence_length,
-        )
-        return replace(batch, iterations=min(experience.iteration + 1, plan.ppo.reuse))
-
-    def _order(self, iteration: int) -> np.random.Generator:
-        """Return the generator that draws the minibatches; a single rank draws as a trainer in the driver does."""
-        index = (iteration,) if self._parallel.size == 1 else (iteration, self._parallel.rank)
-        return streams.generator(self._plan.seed, Stream.MINIBATCHES, *index)
+            return self.trainer.update(experience)
 
     @contextmanager
     def _repeatable(self) -> Iterator[None]:
@@ -144,32 +116,31 @@ class LocalTrainer:
         if not self._restores:
             yield
             return
-        weights = self.weights()
-        state = self.state()
+        before = self.trainer.snapshot()
         try:
             yield
         except BaseException:
-            self._restore(weights, state)
+            self._restore(before)
             raise
 
-    def _restore(self, weights: np.ndarray, state: dict[str, np.ndarray]) -> None:
-        """Load weights and state; keep them in this process if the GPU has failed."""
+    def _restore(self, before: TrainerState) -> None:
+        """Undo an update; keep the state before it in this process if the GPU has failed."""
         try:
-            self.load(weights, state)
+            self.trainer.restore(before)
         except RuntimeError:
             if self.device.type == "cpu":
                 raise
-            self._rescued = weights, state
+            self._rescued = before
 
     def weights(self, *, copy: bool = True) -> np.ndarray:
         if self._rescued is not None:
-            return self._rescued[0]
+            return self._rescued.weights
         return self.trainer.weights(copy=copy)
 
     def state(self, *, copy: bool = True) -> dict[str, np.ndarray]:
         """Return the optimizer's state; without `copy`, updates may overwrite it."""
         if self._rescued is not None:
-            return self._rescued[1]
+            return self._rescued.state
         return self.trainer.state(copy=copy)
 
     def load(self, weights: np.ndarray, state: dict[str, np.ndarray]) -> None:

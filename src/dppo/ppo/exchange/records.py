@@ -71,6 +71,15 @@ class Update:
     """Of the trainers since the update before, all of them resolved."""
 
 
+class TrainerState(NamedTuple):
+    """All that a trainer is between two updates."""
+
+    weights: Float[np.ndarray, " P"]
+    """Of the policy."""
+    state: dict[str, np.ndarray]
+    """Everything else that later updates depend on, such as the optimizer."""
+
+
 @dataclass(frozen=True, slots=True)
 class Segment(ReadOnly):
     """T steps of the E environments of one sampler under one policy version.

@@ -9,12 +9,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from dppo.config.parts import ResolvedPPO
+from dppo import streams
+from dppo.config.parts import ResolvedPPO, annealed
 from dppo.errors import TrainingDiverged
-from dppo.ppo.exchange.records import Experience, PolicySnapshot, Update
+from dppo.ppo.exchange.records import Experience, PolicySnapshot, TrainerState, Update
 from dppo.ppo.exchange.scales import ValueScale
 from dppo.ppo.learning.adam import ADAPTED, adapted_rate, optimizer_for
-from dppo.ppo.learning.batch import Batch, zero_batch
+from dppo.ppo.learning.batch import Batch, make_batch, zero_batch
 from dppo.ppo.learning.losses import approximate_kl, weighted_mean
 from dppo.ppo.learning.minibatches import aligned_with_ranks, draw_minibatches, moments_of_rows
 from dppo.ppo.learning.model import PPOModel
@@ -22,6 +23,7 @@ from dppo.ppo.learning.objective import MAX_LOG_RATIO, Objective, Outputs, objec
 from dppo.ppo.learning.parallel import Parallel
 from dppo.ppo.learning.popart import PopArt, value_figures
 from dppo.ppo.learning.stages import CurrentNetwork, Stage
+from dppo.streams import Stream
 
 NOISE_ENTROPY_WEIGHT = (
     0.01  # of the entropy bonus that is added where advantages are nothing but noise
@@ -73,8 +75,13 @@ class PPOTrainer:
     """L, the steps of each sequence of a batch."""
     stages: Sequence[Stage] = ()
     """Parts of an update that this run has and others have not."""
+    iterations: int = 1
+    """In the run, over which settings are annealed."""
+    seed: int = 1
+    """Of the order of minibatches."""
 
     def __post_init__(self) -> None:
+        self.spec = self.model.spec
         self._parameters = self.model.parameters
         self.device = self._parameters.weights.device
         self._optimizer = optimizer_for(self.model, self.ppo)
@@ -82,9 +89,28 @@ class PPOTrainer:
         self._adapted_rate = self.ppo.learning_rate  # changes with `desired_kl` only
         self._popart = PopArt(self.model) if self.ppo.norm_value else None
 
+    def update(self, experience: Experience) -> Update:
+        """Train on the segments of this rank with the settings of this iteration, as `train_on` does."""
+        batch = make_batch(
+            experience.segments,
+            experience.policy.obs_scale,
+            experience.reward_scale,
+            self.ppo,
+            self.sequence_length,
+        )
+        batch = replace(batch, iterations=min(experience.iteration + 1, self.ppo.reuse))
+        settings = annealed(self.ppo, experience.iteration / self.iterations)
+        return self.train_on(batch, settings, self._order(experience.iteration), experience)
+
+    def _order(self, iteration: int) -> np.random.Generator:
+        """Return the generator that draws the minibatches; a single rank draws as a trainer in the driver does."""
+        is_alone = self.parallel.size == 1
+        index = (iteration,) if is_alone else (iteration, self.parallel.rank)
+        return streams.generator(self.seed, Stream.MINIBATCHES, *index)
+
     # a gradient that is not finite is reported by number
     @np.errstate(invalid="ignore", over="ignore")
-    def update(
+    def train_on(
         self,
         batch: Batch,
         ppo: ResolvedPPO,
@@ -313,6 +339,14 @@ class PPOTrainer:
             self._popart.load(state)
         for stage in self.stages:
             stage.load(state)
+
+    def snapshot(self) -> TrainerState:
+        """Return copies of weights and state, to restore them if an update fails."""
+        return TrainerState(self.weights(), self.state())
+
+    def restore(self, before: TrainerState) -> None:
+        """Undo the update that followed the snapshot `before`."""
+        self.load(before.weights, before.state)
 
 
 def _log_ratio(logprobs: Tensor, batch: Batch) -> Tensor:
