@@ -56,6 +56,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "learners": {"config", "ppo", "hosts", "engine.restarts", "transports.ray"},
     "policies": {"ppo", "records", "envs.checks"},
     "policies.policy": {"config.trust", "ppo", "records", "envs.checks"},
+    "policies.controller": {"envs.checks", "signals"},
     "policies.player": {"config", "envs", "ppo.networks.network", "records"},
     "policies.wanted": {"ppo.exchange.records"},
     "policies.on_actors": {

@@ -125,6 +125,21 @@ class EnvironmentFault(DppoError):
         return printable(f"{self.message}\n{self.remote_traceback}".rstrip())
 
 
+class ControllerFault(DppoError):
+    """A user's controller raised an exception, or returned an action outside the environment's action space.
+
+    The message names controller, episode, seed and step; `remote_traceback` is the traceback of the user's code.
+    """
+
+    def __init__(self, message: str, remote_traceback: str = "") -> None:
+        super().__init__(message, remote_traceback)
+        self.message = message
+        self.remote_traceback = remote_traceback
+
+    def __str__(self) -> str:
+        return printable(f"{self.message}\n{self.remote_traceback}".rstrip())
+
+
 class ClusterError(DppoError):
     """Ray cannot be reached or started, has too few resources for this run, or lost too many processes."""
 

@@ -16,6 +16,7 @@ from dppo.engine.messages import Recycled
 from dppo.errors import (
     ClusterError,
     ConfigError,
+    ControllerFault,
     DppoError,
     EnvironmentFault,
     OutOfMemory,
@@ -119,6 +120,8 @@ def sendable(error: DppoError) -> DppoError:
     """Return one of our own exceptions for `error`, so that no user-defined class has to be unpickled."""
     if isinstance(error, EnvironmentFault):
         return EnvironmentFault(*error.args)
+    if isinstance(error, ControllerFault):
+        return ControllerFault(*error.args)
     own = next(
         (
             kind
