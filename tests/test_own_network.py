@@ -303,7 +303,7 @@ def test_the_trusted_network_is_that_of_the_checkpoint(
     """The module to import is named by the checkpoint, whatever config.yaml says."""
     checkpoint = checkpoints.load(trained.checkpoint)
     checkpoint.state["model"]["model"] = "evil:Net"
-    checkpoints.save(tmp_path / "checkpoints", 1, checkpoint, keep=1, score=None)
+    checkpoints.save(tmp_path / "checkpoints", 1, checkpoint, keep=checkpoints.Keep(1), score=None)
     (tmp_path / "config.yaml").write_text(yaml.safe_dump({"env_id": "Pendulum-v1"}))
     assert main(["eval", str(tmp_path), "--episodes", "1"]) == 2
     assert "it imports evil" in capsys.readouterr().err

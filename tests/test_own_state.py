@@ -319,7 +319,9 @@ def test_states_that_do_not_fit_are_refused_before_training(tmp_path: Path) -> N
         damaged.append(("proofs", packed(wrong)))
     for name, states in damaged:
         good.arrays["samplers"] = right | {f"1.{name}": np.frombuffer(states, np.uint8)}
-        checkpoints.save(tmp_path / "run" / "checkpoints", 3, good, keep=9, score=None)
+        checkpoints.save(
+            tmp_path / "run" / "checkpoints", 3, good, keep=checkpoints.Keep(9), score=None
+        )
         with pytest.raises(CheckpointError, match="cannot be resumed"):
             dppo.train(settings(tmp_path / "run"), resume=tmp_path / "run")
 

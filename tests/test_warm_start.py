@@ -198,6 +198,8 @@ def test_it_is_refused_beside_a_resume(flags: list[str], source: Path, capsys: C
 def test_weights_that_are_not_finite_are_refused(source: Path, tmp_path: Path) -> None:
     checkpoint = checkpoints.find(source).checkpoint
     checkpoint.arrays["model"]["policy.2.weight"] = np.full((8, 8), np.nan, np.float32)
-    checkpoints.save(tmp_path / "bad" / "checkpoints", 1, checkpoint, keep=1, score=None)
+    checkpoints.save(
+        tmp_path / "bad" / "checkpoints", 1, checkpoint, keep=checkpoints.Keep(1), score=None
+    )
     with pytest.raises(CheckpointError, match="has weights that are not finite"):
         dppo.train(config_of(tmp_path / "run", ACROBOT, init_from=tmp_path / "bad"))

@@ -27,7 +27,7 @@ from dppo.errors import CheckpointError, CheckpointNotWritten
 from dppo.records.files import checkpoint as checkpoints
 from dppo.records.files import disk as disk_files
 from dppo.records.files import sealed
-from dppo.records.files.checkpoint import Checkpoint, find, load, making_room, save
+from dppo.records.files.checkpoint import Checkpoint, Keep, find, load, making_room, save
 from dppo.records.files.disk import Disk
 
 OLD, NEW = "old", "new"
@@ -42,7 +42,7 @@ def put(
     folder: Path, iteration: int, text: str = NEW, *, keep: int = 1, score: float | None = None
 ) -> Path:
     """Save a small checkpoint."""
-    return save(folder, iteration, small(text), keep=keep, score=score)
+    return save(folder, iteration, small(text), keep=Keep(keep), score=score)
 
 
 def text_of(path: Path) -> str:
@@ -59,7 +59,7 @@ def test_arrays_are_restored_bit_for_bit(
     tmp_path: Path, dtype: str, shape: tuple[int, ...]
 ) -> None:
     array = np.random.default_rng(1).integers(0, 255, shape).astype(dtype)
-    path = save(tmp_path, 1, Checkpoint({"model": {"x": array}}, RUN), keep=1, score=None)
+    path = save(tmp_path, 1, Checkpoint({"model": {"x": array}}, RUN), keep=Keep(1), score=None)
     back = load(path).arrays["model"]["x"]
     assert (back.dtype, back.shape, back.tobytes()) == (array.dtype, array.shape, array.tobytes())
     assert back.flags.writeable
@@ -75,7 +75,7 @@ def test_strided_and_foreign_arrays_nan_and_negative_zero_are_stored_by_value(
         "repeated": np.broadcast_to(np.float32(7), (2, 2)),
         "nan": np.array([np.nan, -0.0, np.inf, 5e-324]),
     }
-    path = save(tmp_path, 1, Checkpoint({"samplers": arrays}, RUN), keep=1, score=None)
+    path = save(tmp_path, 1, Checkpoint({"samplers": arrays}, RUN), keep=Keep(1), score=None)
     for name, back in load(path).arrays["samplers"].items():
         native = arrays[name].astype(arrays[name].dtype.newbyteorder("="))
         assert (back.shape, back.tobytes()) == (native.shape, native.tobytes()), name
@@ -94,16 +94,18 @@ def test_state_and_several_parts_are_restored(tmp_path: Path) -> None:
         for i, stem in enumerate(["model", "optimizer"])
     }
     back = load(
-        save(tmp_path / "run" / "checkpoints", 7, Checkpoint(arrays, state), keep=1, score=None)
+        save(
+            tmp_path / "run" / "checkpoints", 7, Checkpoint(arrays, state), keep=Keep(1), score=None
+        )
     )
     assert back.state == state
     assert {stem: sorted(named) for stem, named in back.arrays.items()} == {
         stem: ["a", "b.c"] for stem in arrays
     }
     assert math.isnan(
-        load(save(tmp_path, 1, Checkpoint({}, {**RUN, "x": math.nan}), keep=1, score=None)).state[
-            "x"
-        ]
+        load(
+            save(tmp_path, 1, Checkpoint({}, {**RUN, "x": math.nan}), keep=Keep(1), score=None)
+        ).state["x"]
     )
 
 
@@ -127,14 +129,16 @@ def test_text_that_looks_like_a_checksum_is_harmless(tmp_path: Path) -> None:
     arrays = {
         "model": {"header_sha256": np.zeros(1), f'"header_sha256":"{sealed.UNSEALED}"': np.ones(1)}
     }
-    back = load(save(tmp_path, 1, Checkpoint(arrays, {**RUN, "text": text}), keep=1, score=None))
+    back = load(
+        save(tmp_path, 1, Checkpoint(arrays, {**RUN, "text": text}), keep=Keep(1), score=None)
+    )
     assert back.state == {**RUN, "text": text}
     assert back.arrays["model"].keys() == arrays["model"].keys()
 
 
 def test_the_newest_and_the_best_are_kept(tmp_path: Path) -> None:
     for iteration, score in enumerate([1.0, 9.0, 3.0, math.nan, 9.0, None, math.inf, 2.0, 4.0]):
-        save(tmp_path, iteration, small(str(iteration)), keep=2, score=score)
+        save(tmp_path, iteration, small(str(iteration)), keep=Keep(2), score=score)
     assert names(tmp_path) == [
         "best.json",
         *(f"iter_00000{iteration}.safetensors" for iteration in (4, 7, 8)),
@@ -146,9 +150,16 @@ def test_the_newest_and_the_best_are_kept(tmp_path: Path) -> None:
     assert names(tmp_path / "without") == ["iter_000001.safetensors"]
 
 
+def test_each_nth_iteration_is_kept_besides_the_newest(tmp_path: Path) -> None:
+    for iteration in range(9):
+        save(tmp_path, iteration, small(NEW), keep=Keep(2, every=3), score=None)
+    stored = sorted(path.name for path in tmp_path.glob("iter_*"))
+    assert stored == [checkpoints.file_name(iteration) for iteration in (0, 3, 6, 7, 8)]
+
+
 def test_saving_an_iteration_again_replaces_it(tmp_path: Path) -> None:
-    save(tmp_path, 5, small(OLD), keep=3, score=8.0)
-    save(tmp_path, 5, small(NEW), keep=3, score=2.0)
+    save(tmp_path, 5, small(OLD), keep=Keep(3), score=8.0)
+    save(tmp_path, 5, small(NEW), keep=Keep(3), score=2.0)
     assert names(tmp_path) == ["best.json", "iter_000005.safetensors"]
     assert text_of(find(tmp_path).path) == NEW
     assert json.loads((tmp_path / "best.json").read_text())["score"] == 2.0, (
@@ -282,7 +293,7 @@ def faulty_saves(
         raised: BaseException | None = None
         try:
             with patch.object(disk_files, "DISK", disk):
-                save(folder, 2, small(NEW), keep=1, score=score)
+                save(folder, 2, small(NEW), keep=Keep(1), score=score)
         except (CheckpointError, Killed) as error:
             raised = error
         attempts.append((folder, disk, raised))
@@ -363,7 +374,7 @@ def test_old_ones_that_cannot_be_deleted_stop_no_checkpoint(
     (tmp_path / ".tmp-x-another-host-8").write_bytes(b"half")
     for iteration in range(1, 6):
         with patch.object(disk_files, "DISK", Stubborn()):
-            save(tmp_path, iteration, small(str(iteration)), keep=2, score=None)
+            save(tmp_path, iteration, small(str(iteration)), keep=Keep(2), score=None)
         assert text_of(find(tmp_path).path) == str(iteration)
     kept = (f"iter_00000{iteration}.safetensors" for iteration in (1, 4, 5))
     assert names(tmp_path) == [".tmp-x-another-host-8", *kept]
@@ -567,9 +578,9 @@ def test_the_last_one_may_take_the_room_of_older_ones_but_not_of_the_newest_and_
     room: int, left: list[int] | None, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     for iteration, score in ((1, 9.0), (2, None), (4, None)):
-        save(tmp_path, iteration, small(OLD), keep=3, score=score)
+        save(tmp_path, iteration, small(OLD), keep=Keep(3), score=score)
     # the newest, of a run that was resumed from an older one
-    save(tmp_path, 3, small(OLD), keep=4, score=None)
+    save(tmp_path, 3, small(OLD), keep=Keep(4), score=None)
 
     class Small(Disk):
         removed = 0
@@ -583,7 +594,7 @@ def test_the_last_one_may_take_the_room_of_older_ones_but_not_of_the_newest_and_
             self.removed += path.name.startswith("iter_")
             super().remove(path)
 
-    write = partial(save, tmp_path, 5, small(NEW), keep=9, score=None)
+    write = partial(save, tmp_path, 5, small(NEW), keep=Keep(9), score=None)
     with patch.object(disk_files, "DISK", Small()):
         if left is None:
             with pytest.raises(CheckpointNotWritten):

@@ -173,7 +173,13 @@ def test_the_lock_and_the_name_of_the_best_checkpoint_follow_no_link_and_wait_fo
     with pytest.raises(CheckpointError, match=r"run\.lock: is a "):
         locked(tmp_path).__enter__()
     replace(tmp_path / "checkpoints" / "best.json", trick, precious)
-    checkpoints.save(tmp_path / "checkpoints", 1, checkpoints.Checkpoint({}, {}), keep=1, score=1.0)
+    checkpoints.save(
+        tmp_path / "checkpoints",
+        1,
+        checkpoints.Checkpoint({}, {}),
+        keep=checkpoints.Keep(1),
+        score=1.0,
+    )
     assert f"best.json: cannot be deleted or replaced: {TRICKS[trick]}" in caplog.text
 
 

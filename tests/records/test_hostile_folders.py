@@ -78,7 +78,11 @@ def forged(change: Callable[[dict[str, Any], dict[str, dict[str, np.ndarray]]], 
         change(loaded.state, loaded.arrays)
         path.unlink()
         checkpoints.save(
-            path.parent, 1, Checkpoint(loaded.arrays, loaded.state), keep=1, score=None
+            path.parent,
+            1,
+            Checkpoint(loaded.arrays, loaded.state),
+            keep=checkpoints.Keep(1),
+            score=None,
         )
 
     return trick

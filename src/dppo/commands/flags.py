@@ -51,6 +51,8 @@ SOURCES = {
 }
 EXTRA = ("config", "preset", "resume", "branch", "trust")
 """The names of these flags."""
+NUMBERS_AND_WORDS = {"num_actors": "INT|auto|INT..INT", "keep_checkpoints": "INT|every=INT"}
+"""Forms of settings that are a number or a word."""
 Flags = Mapping[str, str]
 """The help of flags: {"--seed INT": "...", "--actors N ...": "...", "--equal {batch,segment}": "", "--json": "..."}."""
 
@@ -217,7 +219,7 @@ def _add(group: Any, name: str, defaults: Mapping[str, Any], *, hidden: bool) ->
         group.add_argument(flag(name), action=argparse.BooleanOptionalAction, help=text)
     else:
         nargs = "*" if get_origin(hint) is tuple else None
-        group.add_argument(flag(name), metavar=_metavar(hint), nargs=nargs, help=text)
+        group.add_argument(flag(name), metavar=_metavar(name), nargs=nargs, help=text)
 
 
 def _help_text(name: str, default: Any) -> str:
@@ -241,12 +243,13 @@ def _is_switch(hint: Any) -> bool:
     return bool in (hint, *get_args(hint))
 
 
-def _metavar(hint: Any) -> str:
+def _metavar(name: str) -> str:
+    hint = types_by_name().get(name, str)
     if get_origin(hint) is Literal:
         return "{" + ",".join(get_args(hint)) + "}"
     kinds = {hint, get_origin(hint), *get_args(hint), *map(get_origin, get_args(hint))}
     if {int, str} <= kinds:
-        return "INT|auto|INT..INT"
+        return NUMBERS_AND_WORDS[name]
     for kind, word in ((dict, "JSON"), (Path, "PATH"), (int, "INT"), (float, "NUMBER")):
         if kind in kinds:
             return word
@@ -277,7 +280,7 @@ def as_settings(flags: Mapping[str, Any]) -> dict[str, Any]:
     for name, text in flags.items():
         if text == "none" and may_be_none(name):
             settings[name] = None
-        elif _metavar(types_by_name()[name]) == "JSON":
+        elif _metavar(name) == "JSON":
             settings[name] = parsed_json(name, text)
         else:
             settings[name] = text
@@ -293,7 +296,7 @@ def as_words(settings: Mapping[str, Any]) -> list[str]:
             continue
         words.append(flag(name))
         if isinstance(value, list | tuple):
-            is_json = _metavar(types_by_name().get(name, str)) == "JSON"
+            is_json = _metavar(name) == "JSON"
             words += [json.dumps(value)] if is_json else map(str, value)
         elif value is not True:
             words.append(shown(value))

@@ -58,6 +58,7 @@ def _check_lengths(config: Settings) -> None:
         raise ConfigError(
             f"hidden_sizes: are more than {MAX_LAYERS} layers. Use fewer.", setting="hidden_sizes"
         )
+    _ = config.kept_checkpoints  # raises if keep_checkpoints has another form
     if config.recorded_every is None:
         raise _error(
             config, "record_episodes", ": must be all, best, none, or a number such as every=100."

@@ -48,6 +48,7 @@ class RunCheckpoints:
         self._disk = disk
         self.evaluations: Evaluations | None = None  # once they have been read
         self.last_path = folder.path
+        self._keep = checkpoints.Keep(*config.run.kept_checkpoints)
         self._saved_iteration = -1
         if folder.start is not None:
             self.last_path = folder.start.path.absolute()
@@ -80,7 +81,7 @@ class RunCheckpoints:
             folder,
             self._learner.iteration,
             checkpoints.Checkpoint(state.arrays, values),
-            keep=self._config.keep_checkpoints,
+            keep=self._keep,
             score=score,
             chosen=chosen,
         )
@@ -95,8 +96,13 @@ class RunCheckpoints:
             observer.on_checkpoint(self.last_path)
 
     def save_if_due(self, *, now: bool = False) -> None:
-        """Save if the last checkpoint is old enough, or `now`; if that fails, log it: the next interval tries again."""
-        if not now and time.monotonic() - self._saved_at < self._config.checkpoint_interval_s:
+        """Save if the last checkpoint is old enough, or `now`; if that fails, log it: the next interval tries again.
+
+        An iteration that `keep_checkpoints` keeps is saved in any case.
+        """
+        is_kept = self._keep.includes(self._learner.iteration)
+        is_old = time.monotonic() - self._saved_at >= self._config.checkpoint_interval_s
+        if not (now or is_kept or is_old):
             return
         self._saved_at = time.monotonic()
         try:

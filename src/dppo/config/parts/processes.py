@@ -13,6 +13,8 @@ from dppo.errors import ConfigError
 EVAL_EPISODES = 20
 """Of an evaluation, wherever it is made: with steps of 1 s and episodes of 168 steps, an hour in one process."""
 
+NEWEST_CHECKPOINTS = 3
+
 
 @dataclass(frozen=True, kw_only=True)
 class Actors:
@@ -159,8 +161,9 @@ class Run:
     too, and needs the same shapes."""
     checkpoint_interval_s: float = free(60.0, ge=0)
     """Seconds between checkpoints; 0: one in each iteration. One is always written at the end."""
-    keep_checkpoints: int = free(3, gt=0)
-    """Number of newest checkpoints to keep, besides the best one."""
+    keep_checkpoints: int | str = free(NEWEST_CHECKPOINTS)
+    """Number of newest checkpoints to keep, besides the best one. every=100: the newest 3, and one of each 100th
+    iteration, which is written then; `dppo verify` computes the iterations between two checkpoints again."""
     eval_every: int | None = free(None, gt=0)
     """Env steps between evaluations of the policy, in episodes of its own; one more follows at the end. The checkpoint
     of the best evaluation is kept as the best one. none: never."""
@@ -191,6 +194,22 @@ class Run:
     their own environment variables, such as WANDB_PROJECT and MLFLOW_TRACKING_URI."""
     progress: Literal["auto", "live", "plain", "off"] = free("auto")
     """A live panel, plain lines or nothing; auto: the panel on a terminal, otherwise lines."""
+
+    @property
+    def kept_checkpoints(self) -> tuple[int, int]:
+        """Return how many of the newest to keep, and n if each n-th iteration is kept, too, else 0.
+
+        Raises ConfigError for another form.
+        """
+        if isinstance(self.keep_checkpoints, int) and self.keep_checkpoints > 0:
+            return self.keep_checkpoints, 0
+        match = re.fullmatch(r"every=([1-9]\d{0,17})", str(self.keep_checkpoints))
+        if match is None:
+            raise ConfigError(
+                f"keep_checkpoints={self.keep_checkpoints}: must be a number of at least 1, or one such as every=100.",
+                setting="keep_checkpoints",
+            )
+        return NEWEST_CHECKPOINTS, int(match[1])
 
     @property
     def recorded_every(self) -> int | None:

@@ -65,6 +65,18 @@ class _Entry(NamedTuple):
     problem: str = ""
 
 
+class Keep(NamedTuple):
+    """The checkpoints that stay in the folder, besides the best one and those that evaluations need."""
+
+    newest: int
+    every: int = 0
+    """Iterations that are multiples of it are kept, too, unless the disk is full; 0: none."""
+
+    def includes(self, iteration: int) -> bool:
+        """Return whether the checkpoint of an iteration stays, however old it is."""
+        return self.every > 0 and iteration % self.every == 0
+
+
 Chosen = Mapping[int, float | None]
 """The checkpoints that evaluations need, by iteration: the score of the best one, None for those being evaluated."""
 
@@ -84,17 +96,17 @@ def save(
     iteration: int,
     checkpoint: Checkpoint,
     *,
-    keep: int,
+    keep: Keep,
     score: float | None,
     chosen: Chosen | None = None,
 ) -> Path:
-    """Write a checkpoint, then delete older ones, except the newest `keep` and the one with the best `score`.
+    """Write a checkpoint, then delete older ones, except those of `keep` and the one with the best `score`.
 
     Waits for the disk: the file is flushed before it gets its name. Replaces a checkpoint of the same iteration, which
     exists if the run was resumed from an older one. Old files that cannot be deleted are logged, and stay.
 
     Args:
-        keep: number of newest checkpoints to keep.
+        keep: the checkpoints to keep however they score.
         score: score of this checkpoint; None if it has none.
         chosen: the checkpoints that evaluations need, which are kept, too; their scores replace those in the files.
 
@@ -310,11 +322,12 @@ def _stored(folder: Path, chosen: Chosen | None) -> _Stored:
     return _Stored(entries, kept, best)
 
 
-def _rotate(folder: Path, keep: int, chosen: Chosen | None) -> None:
-    """Delete all but the newest `keep` checkpoints and those in `kept`; skip files that cannot be read or deleted."""
+def _rotate(folder: Path, keep: Keep, chosen: Chosen | None) -> None:
+    """Delete all checkpoints but those to keep; skip files that cannot be read or deleted."""
     with _warning_once(folder):
         stored = _stored(folder, chosen)
-        _remove(entry.path for entry in stored.newest_first[keep:] if entry not in stored.kept)
+        old = [entry for entry in stored.newest_first[keep.newest :] if entry not in stored.kept]
+        _remove(entry.path for entry in old if not keep.includes(entry.iteration))
         if stored.best is not None:
             _write_best(folder, stored.best)
 
