@@ -138,6 +138,20 @@ def test_a_run_resumed_from_an_older_checkpoint_repeats_the_rest(
     assert of_learning(run) == of_learning(whole)
 
 
+def test_each_nth_iteration_is_written_and_kept_if_asked_for(whole: Path, tmp_path: Path) -> None:
+    assert main(words(tmp_path, "--keep-checkpoints", "every=2")) == 0
+    run = tmp_path / "run"
+    stored = {path.name for path in (run / "checkpoints").glob("iter_*")}
+    assert {f"iter_{number:06d}.safetensors" for number in range(0, ITERATIONS + 1, 2)} <= stored
+    assert weights(run) == weights(whole)
+
+
+@pytest.mark.parametrize("number", ["0", "-1", "every=0", "every", "best"])
+def test_checkpoints_to_keep_are_a_number_or_each_nth(number: str) -> None:
+    with pytest.raises(ConfigError, match=f"keep_checkpoints={number}: must be a number of at"):
+        dppo.Config(env_id="CartPole-v1", keep_checkpoints=number)
+
+
 def test_resuming_a_finished_run_changes_nothing(
     whole: Path, tmp_path: Path, capsys: Capture
 ) -> None:
