@@ -265,6 +265,7 @@ class Hosting:
         self._stranded[actor.actor_id] = actor
 
     def take_stranded(self) -> list[Actor]:
+        """Return the actors whose samplers wait for room, if there is some."""
         if not self._stranded or not any(map(self.has_room, self.running.values())):
             return []
         stranded = list(self._stranded.values())
@@ -340,6 +341,7 @@ def _describe_absence(actor: Actor, now: float) -> str:
 
 
 def samplers_named(samplers: Sequence[int]) -> str:
+    """Return `sampler 3`, or `samplers 0, 3, 5`."""
     noun = "sampler" if len(samplers) == 1 else "samplers"
     return f"{noun} {listed(samplers)}"
 

@@ -108,6 +108,7 @@ class RayTrainers:
         return replace(update, incidents=incidents)
 
     def weights(self) -> np.ndarray:
+        """Return all weights [P], read-only."""
         return self._weights
 
     def state(self) -> dict[str, np.ndarray]:

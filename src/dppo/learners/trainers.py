@@ -133,6 +133,7 @@ class LocalTrainer:
             self._rescued = before
 
     def weights(self, *, copy: bool = True) -> np.ndarray:
+        """Return all weights [P]; without `copy`, updates may overwrite them."""
         if self._rescued is not None:
             return self._rescued.weights
         return self.trainer.weights(copy=copy)

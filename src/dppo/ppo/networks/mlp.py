@@ -40,6 +40,7 @@ class MLP(nn.Module):
         )
 
     def forward(self, obs: Tensor) -> tuple[Tensor, Tensor]:
+        """Return head [rows, H] and values [rows]."""
         rows = obs.reshape(obs.shape[0], -1)
         return self.head(rows), self.value(rows).squeeze(1)
 
