@@ -46,6 +46,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "streams": set(),
     "user_code": set(),
     "signals": set(),
+    "remote": set(),
     "config": set(),
     "ppo": {"config.parts"},
     "envs": {"ppo.exchange.records", "signals"},

@@ -1,0 +1,77 @@
+! dppo for solvers in Fortran: a module over dppo.h. Compile it with dppo.h beside it:
+!
+!   cc -c -x c -DDPPO_IMPLEMENTATION dppo.h -o dppo.o
+!   gfortran -o solver dppo_module.f90 solver.f90 dppo.o
+!
+! With MPI, rank 0 calls these functions, and broadcasts the reply, the action and the seed.
+module dppo
+  use, intrinsic :: iso_c_binding, only: c_int, c_long_long, c_double, c_char, c_ptr, c_null_char, c_loc
+  implicit none
+  private
+  public :: dppo_open, dppo_step, dppo_seed, dppo_info, dppo_close
+  integer, parameter, public :: DPPO_STOP = 0, DPPO_ACT = 1, DPPO_RESET = 2
+  integer, parameter, public :: DPPO_RUNNING = 0, DPPO_TERMINATED = 1, DPPO_TRUNCATED = 2
+
+  interface
+    function c_open(number_bytes, observation, action) bind(c, name="dppo_open")
+      import :: c_ptr, c_int, c_char
+      integer(c_int), value :: number_bytes
+      character(kind=c_char), intent(in) :: observation(*), action(*)
+      type(c_ptr) :: c_open
+    end function
+    function c_step(d, observation, reward, end, action) bind(c, name="dppo_step")
+      import :: c_ptr, c_int, c_double
+      type(c_ptr), value :: d, observation, action
+      real(c_double), value :: reward
+      integer(c_int), value :: end
+      integer(c_int) :: c_step
+    end function
+    function c_seed(d) bind(c, name="dppo_seed")
+      import :: c_ptr, c_long_long
+      type(c_ptr), value :: d
+      integer(c_long_long) :: c_seed
+    end function
+    subroutine c_info(d, name, number) bind(c, name="dppo_info")
+      import :: c_ptr, c_char, c_double
+      type(c_ptr), value :: d
+      character(kind=c_char), intent(in) :: name(*)
+      real(c_double), value :: number
+    end subroutine
+    subroutine dppo_close(d) bind(c, name="dppo_close")
+      import :: c_ptr
+      type(c_ptr), value :: d
+    end subroutine
+  end interface
+
+contains
+
+  ! Connect to dppo. All numbers are of double precision; shapes in `observation` and `action` are in C order.
+  function dppo_open(observation, action) result(d)
+    character(*), intent(in) :: observation, action
+    type(c_ptr) :: d
+    d = c_open(8_c_int, trim(observation)//c_null_char, trim(action)//c_null_char)
+  end function
+
+  function dppo_step(d, observation, reward, end, action) result(reply)
+    type(c_ptr), intent(in) :: d
+    real(c_double), intent(in), contiguous, target :: observation(:)
+    real(c_double), intent(in) :: reward
+    integer, intent(in) :: end
+    real(c_double), intent(inout), contiguous, target :: action(:)
+    integer :: reply
+    reply = c_step(d, c_loc(observation), reward, int(end, c_int), c_loc(action))
+  end function
+
+  function dppo_seed(d) result(seed)
+    type(c_ptr), intent(in) :: d
+    integer(c_long_long) :: seed
+    seed = c_seed(d)
+  end function
+
+  subroutine dppo_info(d, name, number)
+    type(c_ptr), intent(in) :: d
+    character(*), intent(in) :: name
+    real(c_double), intent(in) :: number
+    call c_info(d, trim(name)//c_null_char, number)
+  end subroutine
+end module

@@ -1,0 +1,252 @@
+"""SolverEnv: a Gymnasium environment whose steps a solver makes, which owns its time loop."""
+
+import os
+import secrets
+import socket
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+
+from dppo.log import logger
+from dppo.remote.connection import MAX_UNIX_PATH, Listener
+from dppo.remote.program import Program
+from dppo.remote.protocol import TERMINATED, TRUNCATED, Part, SolverError
+from dppo.remote.session import Handed, Session, SolverEnded
+
+ADDRESS = "DPPO_ADDRESS"  # variables of the solver
+SECRET = "DPPO_SECRET"
+SOLVER = "DPPO_SOLVER"  # the number of the instance: sampler.environment
+PORTS_PER_SAMPLER = 10
+RESTARTS = "solver_restarts"  # its name in info
+
+
+def make(
+    command: Sequence[str] | str | None = None,
+    address: str = "",
+    open_timeout_s: float = 300.0,
+    *,
+    sampler_id: int = 0,
+    env_index: int = 0,
+    scratch_dir: str = ".",
+) -> "SolverEnv":
+    """Return an environment whose solver is started by `command`, or connects by itself to `address`.
+
+    Args:
+        command: the program with its arguments; it runs in `scratch_dir`. Without it, `address` is needed.
+        address: `tcp:HOST:PORT` to listen at; the port of an instance is PORT + 10 * sampler_id + env_index. Default:
+            a Unix socket in `scratch_dir`. `tcp:HOST:0` with a command is any free port of the address HOST of this
+            machine, for a solver whose rank 0 may run on another one.
+        open_timeout_s: longest wait for the solver to connect.
+        sampler_id: number of the sampler, which dppo passes.
+        env_index: number of the environment in its sampler, which dppo passes.
+        scratch_dir: folder of this instance, which dppo passes; `solver.log` in it holds what the solver prints.
+
+    Raises:
+        SolverError: the program cannot be started, ended, did not connect in time, or was refused.
+    """
+    if command is None and not address:
+        raise SolverError(
+            "neither command nor address is given. Add one to env_kwargs: {'command': ['/path/to/solver']} starts a "
+            "program, {'address': 'tcp:0.0.0.0:5000'} waits for one"
+        )
+    if command is None and SECRET not in os.environ:
+        raise SolverError(
+            f"{SECRET} is not set, without which anybody could connect to {address}. Set it to a long random text "
+            f"where dppo runs, on every node, and where the solver runs"
+        )
+    secret = secrets.token_hex(16) if command is not None else os.environ[SECRET]
+    place = _place(address, PORTS_PER_SAMPLER * sampler_id + env_index, scratch_dir)
+    listener = Listener(place, secret)
+    name = f"{sampler_id}.{env_index}"
+    try:
+        return SolverEnv(listener, _Start(listener, command, scratch_dir, name, open_timeout_s))
+    except BaseException:
+        listener.close()
+        raise
+
+
+def _place(address: str, number: int, folder: str) -> str:
+    """Return the address of the instance of this number."""
+    if not address:
+        path = str(Path(folder).absolute() / "dppo.socket")
+        # a free port of this machine where the path is too long for a socket
+        return f"unix:{path}" if len(path.encode()) < MAX_UNIX_PATH else "tcp:127.0.0.1:0"
+    start, _, port = address.rpartition(":")
+    if not address.startswith("tcp:") or not port.isdecimal():
+        raise SolverError(f"address={address}: write tcp:HOST:PORT")
+    host = start.removeprefix("tcp:") or socket.gethostname()
+    return f"tcp:{host}:{int(port) + number if int(port) else 0}"
+
+
+class _Start:
+    """Starts the solver of an instance, or waits for it; may be called again."""
+
+    def __init__(
+        self,
+        listener: Listener,
+        command: Sequence[str] | str | None,
+        folder: str,
+        name: str,
+        timeout_s: float,
+    ) -> None:
+        self._listener = listener
+        self._command = command
+        self._folder = folder
+        self._name = name
+        self._timeout_s = timeout_s
+
+    def __call__(self) -> Session:
+        listener = self._listener
+        if self._command is None:
+            logger.warning("solver %s: is awaited at %s", self._name, listener.address)
+            return Session(listener.accept(self._timeout_s, lambda: None), None)
+        variables = {ADDRESS: listener.address, SECRET: listener.secret, SOLVER: self._name}
+        program = Program(self._command, self._folder, variables)
+        try:
+            return Session(listener.accept(self._timeout_s, program.check), program)
+        except BaseException:
+            program.stop(0.0)
+            raise
+
+
+class SolverEnv(gym.Env[Any, np.ndarray]):
+    """The environment of a connected solver.
+
+    Observations are a Box if the solver declares a single part, otherwise a Dict by the names of its parts. An action
+    is a Box: of the shape of its part if there is only one, otherwise the numbers of all parts in a row.
+
+    A solver that ends in an episode is started again, once in a step: the episode is replayed up to this step, and goes
+    on if the last observation is the same to the last bit. `info["solver_restarts"]` counts these starts.
+    """
+
+    def __init__(self, listener: Listener, start: _Start) -> None:
+        self._listener = listener
+        self._start = start
+        self._session: Session | None = start()
+        opening = self._session.opening
+        self._opening = opening
+        native = opening.dtype.newbyteorder("=")
+        self.observation_space: gym.Space[Any] = _boxes(opening.observation, native)
+        self.action_space = _action_box(opening.action, native)
+        self._seed = 0
+        self._options: dict[str, Any] = {}
+        self._actions: list[np.ndarray] = []  # of the episode
+        self._last: np.ndarray | None = None  # the observation after them
+        self._restarts = 0  # in the episode
+
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[Any, dict[str, Any]]:
+        """Begin an episode of the solver; without a seed, one drawn from the environment's generator."""
+        super().reset(seed=seed)
+        self._seed = int(self.np_random.integers(2**63)) if seed is None else seed
+        self._options = options or {}
+        self._actions.clear()
+        self._restarts = 0
+        self._listener.refuse_others()
+        try:
+            handed = self._live().reset(self._seed, self._options)
+        except SolverEnded as error:
+            handed = self._begin_again(error, "in its reset")
+        return self._observed(handed), self._info(handed)
+
+    def step(self, action: np.ndarray) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        """Send the action; return what the solver hands over.
+
+        Raises:
+            SolverError: the solver ended, and so did the one that was started in its place; or the replayed episode is
+                not the same.
+        """
+        numbers = np.array(action, self._opening.dtype)
+        if numbers.shape != self.action_space.shape:
+            raise ValueError(
+                f"the action has the shape {numbers.shape}, not {self.action_space.shape}"
+            )
+        try:
+            handed = self._live().act(numbers)
+        except SolverEnded as error:
+            handed = self._replay(error, numbers)
+        self._actions.append(numbers)
+        ended = bool(handed.end & TERMINATED)
+        truncated = bool(handed.end & TRUNCATED)
+        return self._observed(handed), handed.reward, ended, truncated, self._info(handed)
+
+    def _live(self) -> Session:
+        if self._session is None:
+            raise SolverError("the environment is closed")
+        return self._session
+
+    def _replay(self, error: SolverEnded, action: np.ndarray) -> Handed:
+        """Start the solver again, and bring it to where it ended, for the step of `action`."""
+        number = len(self._actions) + 1
+        place = f"in step {number} of an episode"
+        handed = self._begin_again(error, place)
+        session = self._live()
+        try:
+            for earlier in self._actions:
+                handed = session.act(earlier)
+            if self._last is None or handed.numbers.tobytes() != self._last.tobytes():
+                raise SolverError(
+                    f"the solver ended {place} {error}\nIt was started again, but the same actions led to another "
+                    f"observation than before: its episodes do not follow from the seed and the actions"
+                )
+            return session.act(action)
+        except SolverEnded as again:
+            raise SolverError(f"the solver ended twice {place} {again}") from None
+
+    def _begin_again(self, error: SolverEnded, place: str) -> Handed:
+        """Start the solver again, and its episode."""
+        logger.warning("the solver ended %s %s\nIt is started again.", place, error)
+        self._live().close(wait_s=0.0)
+        self._restarts += 1
+        session = self._start()
+        self._session = session
+        declared = session.opening
+        if declared != self._opening:
+            raise SolverError(f"the solver that was started again declares other parts: {declared}")
+        try:
+            return session.reset(self._seed, self._options)
+        except SolverEnded as again:
+            raise SolverError(f"the solver ended twice {place} {again}") from None
+
+    def _observed(self, handed: Handed) -> Any:
+        self._last = handed.numbers
+        if not isinstance(self.observation_space, gym.spaces.Dict):
+            return handed.numbers.reshape(self._opening.observation[0].shape)
+        observation = {}
+        start = 0
+        for part in self._opening.observation:
+            numbers = handed.numbers[start : start + part.size]
+            observation[part.name] = numbers.reshape(part.shape)
+            start += part.size
+        return observation
+
+    def _info(self, handed: Handed) -> dict[str, Any]:
+        return {**handed.info, RESTARTS: self._restarts} if self._restarts else handed.info
+
+    def close(self) -> None:
+        """Tell the solver to stop, and wait 10 s for its program to end; then end it. Safe to call twice."""
+        if self._session is None:
+            return
+        self._session.close()
+        self._session = None
+        self._listener.close()
+
+
+def _boxes(parts: Sequence[Part], dtype: np.dtype) -> gym.Space[Any]:
+    boxes: dict[str, gym.Space[Any]] = {
+        part.name: gym.spaces.Box(part.low, part.high, part.shape, dtype.type) for part in parts
+    }
+    return gym.spaces.Dict(boxes) if len(parts) > 1 else boxes[parts[0].name]
+
+
+def _action_box(parts: Sequence[Part], dtype: np.dtype) -> gym.spaces.Box:
+    low = np.concatenate([np.full(part.size, part.low, dtype) for part in parts])
+    high = np.concatenate([np.full(part.size, part.high, dtype) for part in parts])
+    shape = low.shape
+    if len(parts) == 1 and parts[0].shape:
+        shape = parts[0].shape
+    return gym.spaces.Box(low.reshape(shape), high.reshape(shape), shape, dtype.type)

@@ -1,0 +1,136 @@
+"""The messages between dppo and a solver: docs/SOLVERS.md describes them. client.py and dppo.h are the other side."""
+
+import math
+import re
+import struct
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+
+MAGIC = b"DPPO"
+VERSION = 1
+MAX_TEXT = 2**20  # bytes of an opening
+OPENING = "4sII"  # magic, version, bytes of the text
+STATE = "IId"  # end, number of infos, reward
+REPLY = "IIQ"  # kind, bytes that follow, seed
+INFO = "32sd"  # name, number
+STOP = 0
+ACT = 1
+RESET = 2
+RUNNING = 0
+TERMINATED = 1
+TRUNCATED = 2
+
+PART = re.compile(
+    r"(?P<name>[A-Za-z_][\w.-]*)(?:\[(?P<shape>[\d,]+)\])?(?:\((?P<bounds>[^()]*)\))?"
+)
+EXAMPLE = "`temperature[64]`, `jets[2](-1:1)`"
+
+
+class SolverError(RuntimeError):
+    """A solver that ended, does not answer, or does not keep to the protocol."""
+
+
+class Part(NamedTuple):
+    """A named part of observations or actions."""
+
+    name: str
+    shape: tuple[int, ...]
+    low: float
+    high: float
+
+    @property
+    def size(self) -> int:
+        return math.prod(self.shape)
+
+
+@dataclass(frozen=True, slots=True)
+class Opening:
+    """What a solver declares when it connects."""
+
+    byte_order: str
+    """`<` or `>`, that of all its messages."""
+    dtype: np.dtype
+    """Of observations and actions."""
+    observation: tuple[Part, ...]
+    action: tuple[Part, ...]
+
+
+def byte_order_of(header: bytes) -> str:
+    """Return the byte order of an opening's header; raise SolverError if it is not one of this version."""
+    if header[:4] not in (MAGIC, MAGIC[::-1]):
+        raise SolverError("is not a solver with dppo.h: its first bytes are " + repr(header[:4]))
+    order = "<" if struct.unpack("<I", header[4:8])[0] < 2**16 else ">"
+    version = struct.unpack(f"{order}I", header[4:8])[0]
+    if version != VERSION:
+        raise SolverError(
+            f"speaks version {version} of the protocol, and this dppo speaks {VERSION}. Compile it with the dppo.h "
+            f"that `python -m dppo.remote` names"
+        )
+    return order
+
+
+def opening_of(order: str, text: bytes) -> tuple[str, Opening]:
+    """Return secret and declarations of an opening; raise SolverError if a line is missing or wrong."""
+    lines = dict(line.partition("=")[::2] for line in text.decode("utf-8", "replace").splitlines())
+    missing = [name for name in ("secret", "bytes", "observation", "action") if name not in lines]
+    if missing:
+        raise SolverError(f"left out {missing[0]}= in its opening")
+    if lines["bytes"] not in ("4", "8"):
+        raise SolverError(f"has numbers of {lines['bytes']} bytes, and only 4 and 8 are known")
+    dtype = np.dtype(f"{order}f{lines['bytes']}")
+    observation = parts_of(lines["observation"])
+    action = parts_of(lines["action"])
+    for part in action:
+        if not (math.isfinite(part.low) and math.isfinite(part.high)):
+            raise SolverError(
+                f"gives its action {part.name} no bounds. Write them behind it, such as {part.name}(-1:1)"
+            )
+    return lines["secret"], Opening(order, dtype, observation, action)
+
+
+def parts_of(text: str) -> tuple[Part, ...]:
+    """Return the parts of a text such as `temperature[64] jets[2](-1:1)`; raise SolverError if it is not one."""
+    parts = []
+    for word in text.split():
+        match = PART.fullmatch(word)
+        if match is None:
+            raise SolverError(f"declares {word!r}. A part is written as {EXAMPLE}")
+        shape = tuple(int(length) for length in (match["shape"] or "").split(",") if length)
+        if 0 in shape:
+            raise SolverError(f"declares {word!r}, which holds no number")
+        low, high = _bounds(word, match["bounds"])
+        parts.append(Part(match["name"], shape, low, high))
+    names = [part.name for part in parts]
+    if not parts or len(set(names)) < len(names):
+        raise SolverError(
+            f"declares {text!r}. It needs parts of different names, written as {EXAMPLE}"
+        )
+    return tuple(parts)
+
+
+def _bounds(word: str, text: str | None) -> tuple[float, float]:
+    if text is None:
+        return -math.inf, math.inf
+    low, _, high = text.partition(":")
+    try:
+        bounds = float(low), float(high)
+    except ValueError:
+        raise SolverError(f"declares {word!r}. Bounds are written as (low:high)") from None
+    if not bounds[0] < bounds[1]:
+        raise SolverError(f"declares {word!r}, whose lower bound is not below the upper one")
+    return bounds
+
+
+def opening_message(secret: str, number_bytes: int, observation: str, action: str) -> bytes:
+    text = f"secret={secret}\nbytes={number_bytes}\nobservation={observation}\naction={action}\n"
+    return struct.pack(f"<{OPENING}", MAGIC, VERSION, len(text)) + text.encode()
+
+
+def answer_message(order: str, refusal: str = "") -> bytes:
+    """Return the answer to an opening: accepted, or refused for a reason."""
+    reason = refusal.encode()
+    # dppo.h compares the magic as a number of its own byte order, which reads as DPPO in little-endian order
+    magic = MAGIC if order == "<" else MAGIC[::-1]
+    return struct.pack(f"{order}{OPENING}", magic, VERSION, len(reason)) + reason

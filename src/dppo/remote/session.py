@@ -1,0 +1,103 @@
+"""Session: the exchange of messages with one start of a solver."""
+
+import json
+import struct
+from contextlib import suppress
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from dppo.remote.connection import Connection
+from dppo.remote.program import STOP_S, Program
+from dppo.remote.protocol import (
+    ACT,
+    INFO,
+    REPLY,
+    RESET,
+    STATE,
+    STOP,
+    TERMINATED,
+    TRUNCATED,
+    SolverError,
+)
+
+MAX_INFOS = 1000  # of a step
+
+
+class SolverEnded(Exception):
+    """The program has ended, or its connection was closed; says how, with its last lines."""
+
+
+class Handed(NamedTuple):
+    """What a solver hands over in a step."""
+
+    numbers: np.ndarray
+    """Of all parts of the observation."""
+    reward: float
+    end: int
+    info: dict[str, Any]
+
+
+class Session:
+    """A solver that has connected: it hands over a state, waits for a reply, and so on."""
+
+    def __init__(self, connection: Connection, program: Program | None) -> None:
+        self.opening = connection.opening
+        self._connection = connection
+        self._program = program
+        order = self.opening.byte_order
+        self._reply = struct.Struct(order + REPLY)
+        self._state = struct.Struct(order + STATE)
+        self._info = struct.Struct(order + INFO)
+        self._native = self.opening.dtype.newbyteorder("=")
+        count = sum(part.size for part in self.opening.observation)
+        buffer = bytearray(self._state.size + count * self.opening.dtype.itemsize)
+        self._buffer = memoryview(buffer)
+        self._numbers = np.frombuffer(buffer, self.opening.dtype, count, self._state.size)
+        self._has_begun = False
+
+    def reset(self, seed: int, options: dict[str, Any]) -> Handed:
+        """Begin an episode; raise SolverEnded."""
+        if not self._has_begun:
+            self._receive()  # a solver hands over nothing of use before its first episode
+            self._has_begun = True
+        text = json.dumps(options).encode()
+        return self._exchange(self._reply.pack(RESET, len(text), seed) + text)
+
+    def act(self, action: np.ndarray) -> Handed:
+        """Make a step with an action of the solver's dtype; raise SolverEnded."""
+        return self._exchange(self._reply.pack(ACT, action.nbytes, 0) + action.tobytes())
+
+    def _exchange(self, message: bytes) -> Handed:
+        with suppress(ConnectionError):  # then nothing can be received either
+            self._connection.send(message)
+        return self._receive()
+
+    def _receive(self) -> Handed:
+        connection = self._connection
+        try:
+            connection.receive_into(self._buffer)
+            end, infos, reward = self._state.unpack_from(self._buffer)
+            if end > TERMINATED | TRUNCATED or infos > MAX_INFOS:
+                raise SolverError(f"the solver handed over end={end} and {infos} infos")
+            info = {}
+            for _ in range(infos):
+                name, number = self._info.unpack(connection.receive(self._info.size))
+                info[name.rstrip(b"\0").decode("utf-8", "replace")] = number
+        except (EOFError, OSError):
+            raise SolverEnded(self._how_it_ended()) from None
+        return Handed(self._numbers.astype(self._native), reward, end, info)
+
+    def _how_it_ended(self) -> str:
+        if self._program is None:
+            return "(its connection was closed)."
+        return self._program.end()
+
+    def close(self, wait_s: float = STOP_S) -> None:
+        """Tell the solver to stop, wait for its program, and end what is left of it."""
+        if self._has_begun:
+            with suppress(OSError):
+                self._connection.send(self._reply.pack(STOP, 0, 0))
+        self._connection.close()
+        if self._program is not None:
+            self._program.stop(wait_s)

@@ -1,0 +1,389 @@
+"""Solvers that own their time loop: dppo.h, its Fortran module and the Python client, on good and bad days."""
+
+from __future__ import annotations
+
+import ast
+import re
+import shutil
+import socket
+import struct
+import subprocess
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import pytest
+from builders import make_config
+from remedies import executes
+
+import dppo
+from dppo.remote import make
+from dppo.remote.client import STOP, Solver
+from dppo.remote.connection import Listener
+from dppo.remote.environment import _place
+from dppo.remote.protocol import SolverError, opening_message, parts_of
+
+INCLUDE = Path(dppo.__file__).parent / "remote"
+EXAMPLES = Path(__file__).parents[1] / "examples" / "solvers"
+C_COMPILER = shutil.which("cc")
+
+LOOP = """
+import os, signal, sys
+sys.path.insert(0, sys.argv[1])
+from client import ACT, RESET, RUNNING, STOP, TRUNCATED, Solver
+solver = Solver("level probes[2,3]", "inflow[2](-1:1)")
+observation, reward, end = None, 0.0, RUNNING
+print("begun", flush=True)
+while True:
+    reply, action = solver.step(observation, reward, end)
+    if reply == STOP:
+        break
+    if reply == RESET:
+        level, steps, reward, end = solver.seed % 97 / 97, 0, 0.0, RUNNING
+    else:
+        level = 0.9 * level + 0.1 * sum(action)
+        steps += 1
+        reward = -level * level
+        end = TRUNCATED if steps == 20 else RUNNING
+        solver.info("level", level)
+        {trouble}
+    observation = [level, *(level + 0.1 * number for number in range(6))]
+print("stopped", flush=True)
+"""
+
+
+def solver(folder: Path, trouble: str = "pass") -> list[str]:
+    """The command of a solver in Python; `trouble` is executed after each step."""
+    program = folder / "solver.py"
+    program.write_text(LOOP.replace("{trouble}", trouble))
+    return [sys.executable, str(program), str(INCLUDE)]
+
+
+def played(env: gym.Env, seed: int, steps: int = 5) -> list[bytes]:
+    """The observations of some steps."""
+    observation, _ = env.reset(seed=seed)
+    history = [observation]
+    for step in range(steps):
+        history.append(env.step(np.full(env.action_space.shape, np.sin(step)))[0])
+    return [repr(entry).encode() for entry in history]
+
+
+def test_a_solver_is_an_environment_with_the_parts_that_it_declares(tmp_path: Path) -> None:
+    env = make(solver(tmp_path), scratch_dir=str(tmp_path))
+    assert env.observation_space == gym.spaces.Dict(
+        {
+            "level": gym.spaces.Box(-np.inf, np.inf, (), np.float64),
+            "probes": gym.spaces.Box(-np.inf, np.inf, (2, 3), np.float64),
+        }
+    )
+    assert env.action_space == gym.spaces.Box(-1, 1, (2,), np.float64)
+    observation, _ = env.reset(seed=96)
+    assert observation["level"] == 96 / 97
+    _, reward, terminated, truncated, info = env.step(np.array([0.5, -0.5]))
+    assert info == {"level": 0.9 * 96 / 97}
+    assert reward == -(info["level"] ** 2)
+    assert not terminated
+    assert not truncated
+    for _ in range(19):
+        truncated = env.step(np.zeros(2))[3]
+    assert truncated
+    assert played(env, 3) == played(env, 3) != played(env, 4)
+    env.close()
+    env.close()
+    assert (tmp_path / "solver.log").read_text() == "begun\nstopped\n"
+    with pytest.raises(SolverError, match="is closed"):
+        env.step(np.zeros(2))
+
+
+def test_a_solver_that_is_killed_is_started_again_and_its_episode_replayed(tmp_path: Path) -> None:
+    undisturbed = make(solver(tmp_path), scratch_dir=str(tmp_path))
+    expected = played(undisturbed, 5)
+    undisturbed.close()
+    once = "steps == 3 and not os.path.exists('killed')"
+    trouble = f"if {once}: open('killed', 'w').close(); os.kill(os.getpid(), signal.SIGKILL)"
+    env = make(solver(tmp_path, trouble), scratch_dir=str(tmp_path))
+    assert played(env, 5) == expected
+    assert env.step(np.zeros(2))[4]["solver_restarts"] == 1
+    env.close()
+
+
+@pytest.mark.parametrize(
+    ("trouble", "message"),
+    [
+        (
+            "if steps == 3: print('diverged'); sys.exit(7)",
+            r"ended twice in step 3 .*\(exit status 7\)\. Its last lines:\n  begun\n  diverged",
+        ),
+        (
+            "level += os.getpid() * 1e-6\n"
+            "        if steps == 3: os.kill(os.getpid(), signal.SIGKILL)",
+            r"by SIGKILL(.|\n)*do not follow from the seed",
+        ),
+        ("if steps == 3: end = 77", "handed over end=77"),
+    ],
+)
+def test_a_solver_that_fails_for_good_is_an_error_with_its_last_lines(
+    tmp_path: Path, trouble: str, message: str
+) -> None:
+    env = make(solver(tmp_path, trouble), scratch_dir=str(tmp_path))
+    with pytest.raises(SolverError, match=message):
+        played(env, 5)
+    env.close()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({}, "neither command nor address"),
+        ({"command": []}, "cannot be started"),
+        ({"command": ["/no/such/solver"]}, "/no/such/solver: cannot be started .No such file"),
+        (
+            {"command": ["true"]},
+            r"ended before it connected \(exit status 0\), and has printed nothing",
+        ),
+        ({"command": "sh -c 'echo no licence >&2; exit 3'"}, r"status 3\)(.|\n)*no licence"),
+        ({"command": ["sleep", "60"], "open_timeout_s": 0.3}, "no solver has connected .* 0.3 s"),
+        ({"command": ["true"], "address": "5000"}, "write tcp:HOST:PORT"),
+        ({"command": ["true"], "address": "tcp:192.0.2.1:5000"}, "cannot listen at tcp:192.0.2.1"),
+        ({"address": "tcp:127.0.0.1:0"}, "DPPO_SECRET is not set"),
+    ],
+)
+def test_what_cannot_start_says_why(
+    tmp_path: Path, arguments: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(SolverError, match=message):
+        make(**arguments, scratch_dir=str(tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "needs parts"),
+        ("a[0]", "holds no number"),
+        ("a[2] a", "different names"),
+        ("a(1:0)", "not below"),
+        ("a(0-1)", r"written as \(low:high\)"),
+        ("a{3}", "A part is written as"),
+    ],
+)
+def test_parts_that_cannot_be_read_are_refused(text: str, message: str) -> None:
+    with pytest.raises(SolverError, match=message):
+        parts_of(text)
+
+
+def opening_from(address: str, message: bytes) -> bytes:
+    """What a program gets that connects and sends `message`."""
+    host, port = address.removeprefix("tcp:").split(":")
+    with socket.create_connection((host, int(port)), 10) as connected:
+        connected.sendall(message)
+        return connected.recv(1000)
+
+
+@pytest.mark.parametrize(
+    ("message", "told", "raised"),
+    [
+        (struct.pack("<4sII", b"DPPO", 9, 0), b"version 9", "Compile it with the dppo.h"),
+        (b"GET / HTTP/1.1\r\n", b"is not a solver", "is not a solver"),
+        (opening_message("s", 8, "a", "b"), b"no bounds", "no bounds"),
+        (opening_message("s", 16, "a", "b(0:1)"), b"16 bytes", "16 bytes"),
+    ],
+)
+def test_an_opening_that_is_refused_tells_both_sides_why(
+    message: bytes, told: bytes, raised: str
+) -> None:
+    listener = Listener("tcp:127.0.0.1:0", "s")
+    answers: list[bytes] = []
+    program = threading.Thread(
+        target=lambda: answers.append(opening_from(listener.address, message))
+    )
+    program.start()
+    with pytest.raises(SolverError, match=raised):
+        listener.accept(10, lambda: None)
+    program.join()
+    listener.close()
+    assert told in answers[0]
+
+
+def test_a_stranger_without_the_secret_does_not_disturb_the_solver() -> None:
+    listener = Listener("tcp:127.0.0.1:0", "secret")
+    answers: list[bytes] = []
+
+    def connect() -> None:
+        for secret in ("guess", "secret"):
+            answers.append(
+                opening_from(listener.address, opening_message(secret, 8, "a", "b(0:1)"))
+            )
+
+    programs = threading.Thread(target=connect)
+    programs.start()
+    connection = listener.accept(10, lambda: None)
+    programs.join()
+    assert b"DPPO_SECRET" in answers[0]
+    assert struct.unpack("<4sII", answers[1]) == (b"DPPO", 1, 0)
+    assert connection.opening.action == parts_of("b(0:1)")
+    connection.close()
+    listener.close()
+
+
+@executes("remote/environment.py: neither command nor address is given. Add one to env_kwargs")
+def test_the_command_that_is_asked_for_starts_a_solver(tmp_path: Path) -> None:
+    with pytest.raises(SolverError) as refused:
+        make(scratch_dir=str(tmp_path))
+    example = re.search(r"{.*?}", str(refused.value))
+    assert example is not None
+    (name,) = ast.literal_eval(example[0])
+    make(**{name: solver(tmp_path)}, scratch_dir=str(tmp_path)).close()
+
+
+@executes(
+    "remote/environment.py: is not set, without which anybody could connect to",
+    "remote/protocol.py: gives its action {} no bounds. Write them behind it",
+)
+def test_a_solver_that_connects_by_itself_needs_the_secret_and_bounds(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    address = f"tcp:127.0.0.1:{port - 10}"
+    with pytest.raises(SolverError, match="DPPO_SECRET is not set"):
+        make(address=address, sampler_id=1)
+    monkeypatch.setenv("DPPO_SECRET", "a long random text")
+    action = "inflow"
+    for _ in range(2):
+        refusals: list[ConnectionError] = []
+        program = threading.Thread(target=serve, args=(action, port, refusals))
+        program.start()
+        try:
+            env = make(address=address, sampler_id=1)
+        except SolverError as error:
+            action += re.search(r"\(-1:1\)", str(error))[0]  # type: ignore[index]
+            program.join()
+            assert "no bounds" in str(refusals[0])
+    assert env.reset(seed=11)[0] == 11.0
+    env.close()
+    program.join()
+
+
+def serve(action: str, port: int, refusals: list[ConnectionError]) -> None:
+    """Be a solver whose level is the seed of the episode."""
+    try:
+        connected = Solver("level", action, f"tcp:127.0.0.1:{port}")
+    except ConnectionError as error:
+        refusals.append(error)
+        return
+    while connected.step([connected.seed])[0] != STOP:
+        pass
+    connected.close()
+
+
+def test_each_instance_has_its_own_address(tmp_path: Path) -> None:
+    assert _place("tcp:0.0.0.0:5000", 23, "x") == "tcp:0.0.0.0:5023"
+    assert _place("tcp:0.0.0.0:0", 23, "x") == "tcp:0.0.0.0:0"
+    assert _place("", 23, str(tmp_path)) == f"unix:{tmp_path}/dppo.socket"
+    assert _place("", 23, str(tmp_path / ("deep" * 30))) == "tcp:127.0.0.1:0"
+
+
+@pytest.mark.skipif(C_COMPILER is None, reason="no C compiler")
+def test_the_header_compiles_without_a_warning_and_speaks_the_protocol(tmp_path: Path) -> None:
+    source = tmp_path / "solver.c"
+    source.write_text(
+        """
+        #define DPPO_IMPLEMENTATION
+        #include "dppo.h"
+        int main(void) {
+          float levels[2] = {0, 0}, inflow, reward = 0;
+          dppo *d = dppo_open(DPPO_FLOAT, "level[2]", "inflow(0:2)");
+          for (;;) {
+            int reply = dppo_step(d, levels, reward, reward > 3 ? DPPO_TERMINATED : DPPO_RUNNING, &inflow);
+            if (reply == DPPO_STOP) break;
+            if (reply == DPPO_RESET) {
+              levels[0] = levels[1] = (float)dppo_seed(d);
+              reward = 0;
+              printf("%s\\n", dppo_options(d));
+              continue;
+            }
+            levels[0] += inflow;
+            reward = levels[0];
+            dppo_info(d, "loss", -reward);
+          }
+          dppo_close(d);
+          return 0;
+        }
+        """
+    )
+    strict = ["-std=c99", "-pedantic", "-Wall", "-Wextra", "-Werror"]
+    program = tmp_path / "solver"
+    command = [C_COMPILER, *strict, "-I", INCLUDE, source, "-o", program]
+    subprocess.run(list(map(str, command)), check=True)
+    env = make([str(program)], scratch_dir=str(tmp_path))
+    assert env.observation_space == gym.spaces.Box(-np.inf, np.inf, (2,), np.float32)
+    observation, _ = env.reset(seed=2, options={"load": 1})
+    assert observation.tolist() == [2.0, 2.0]
+    observation, reward, terminated, _, info = env.step(np.array([1.5], np.float32))
+    assert observation.tolist() == [3.5, 2.0]
+    assert (reward, terminated, info) == (3.5, True, {"loss": -3.5})
+    env.close()
+    assert (tmp_path / "solver.log").read_text() == '{"load": 1}\n'
+
+
+def settings(folder: Path, command: list[str], **changes: Any) -> dppo.Config:
+    return make_config(
+        {
+            "env_id": "dppo.remote:make",
+            "env_kwargs": {"command": command},
+            "num_samplers": 2,
+            "num_steps": 16,
+            "total_timesteps": 128,
+            "update_epochs": 1,
+            "progress": "off",
+            "run_dir": folder,
+        }
+        | changes
+    )
+
+
+def test_a_run_has_the_same_weights_if_a_solver_was_killed(tmp_path: Path) -> None:
+    calm = dppo.train(settings(tmp_path / "calm", solver(tmp_path)))
+    marker = tmp_path / "killed"
+    once = f"steps == 7 and not os.path.exists({str(marker)!r})"
+    trouble = f"if {once}: open({str(marker)!r}, 'w').close(); os.kill(os.getpid(), signal.SIGKILL)"
+    disturbed = dppo.train(settings(tmp_path / "run", solver(tmp_path, trouble)))
+    assert marker.exists()
+    assert disturbed.weights_sha256 == calm.weights_sha256
+    assert not disturbed.incidents
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(shutil.which("mpicc") is None, reason="no MPI")
+def test_the_mpi_example_trains_to_the_same_weights_with_and_without_actors(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("OMPI_ALLOW_RUN_AS_ROOT", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM"):
+        monkeypatch.setenv(name, "1")
+    program = str(tmp_path / "heat")
+    source = str(EXAMPLES / "heat.c")
+    subprocess.run(["mpicc", "-O2", "-I", str(INCLUDE), source, "-o", program, "-lm"], check=True)
+    command = ["mpirun", "--oversubscribe", "-n", "2", program]
+    alone = dppo.train(settings(tmp_path / "alone", command))
+    spread = dppo.train(settings(tmp_path / "spread", command, num_actors=2))
+    assert spread.weights_sha256 == alone.weights_sha256
+    left = subprocess.run(["pgrep", "-f", program], capture_output=True, text=True, check=False)
+    assert left.stdout == ""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(shutil.which("gfortran") is None, reason="no Fortran compiler")
+def test_the_fortran_example_is_an_environment(tmp_path: Path) -> None:
+    header = ["cc", "-c", "-x", "c", "-DDPPO_IMPLEMENTATION", str(INCLUDE / "dppo.h")]
+    subprocess.run([*header, "-o", "dppo.o"], cwd=tmp_path, check=True)
+    sources = [str(INCLUDE / "dppo_module.f90"), str(EXAMPLES / "heat.f90")]
+    subprocess.run(["gfortran", "-o", "heat", *sources, "dppo.o"], cwd=tmp_path, check=True)
+    env = make([str(tmp_path / "heat")], scratch_dir=str(tmp_path))
+    env.reset(seed=1)
+    for _ in range(99):
+        assert not env.step(np.full(3, 0.5))[3]
+    assert env.step(np.full(3, 0.5))[3]
+    env.close()
