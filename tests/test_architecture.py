@@ -210,7 +210,7 @@ def test_each_library_stays_in_its_rooms() -> None:
             "tools.export",
             "run.building",
         },
-        "gymnasium": {"envs"},
+        "gymnasium": {"envs", "remote"},
         "pydantic": {"config"},
         "argparse": {"commands", "tools"},
         "rich": {"records", "commands", "tools"},

@@ -75,6 +75,7 @@ NOT_RUN = {  # a pattern of commands, and why
     "below it is checked that extras and packages are known",
     r"^(\.venv/bin/)?python benchmarks/": "measures for minutes to hours; its arguments are parsed below",
     r"^python examples/": "run by tests/test_examples.py",
+    r"dppo.remote|python -m dppo.remote": "run by tests/test_remote.py, with a compiler and solvers",
     r"--address|^ray |^srun |^head=|^export |^kubectl |^sbatch |^s?ray_|^python -m dppo|^--": "needs a cluster",
     r"--video|--debug|--render|runs/first/incidents/": "run by tests/test_video.py, tests/test_episodes.py and "
     "tests/test_incidents.py: needs images, a debugger, a display or a fault",

@@ -194,8 +194,8 @@ class SolverEnv(gym.Env[Any, np.ndarray]):
                     f"observation than before: its episodes do not follow from the seed and the actions"
                 )
             return session.act(action)
-        except SolverEnded as again:
-            raise SolverError(f"the solver ended twice {place} {again}") from None
+        except SolverEnded as second:
+            raise SolverError(f"the solver ended twice {place} {second}") from None
 
     def _begin_again(self, error: SolverEnded, place: str) -> Handed:
         """Start the solver again, and its episode."""
@@ -209,8 +209,8 @@ class SolverEnv(gym.Env[Any, np.ndarray]):
             raise SolverError(f"the solver that was started again declares other parts: {declared}")
         try:
             return session.reset(self._seed, self._options)
-        except SolverEnded as again:
-            raise SolverError(f"the solver ended twice {place} {again}") from None
+        except SolverEnded as second:
+            raise SolverError(f"the solver ended twice {place} {second}") from None
 
     def _observed(self, handed: Handed) -> Any:
         self._last = handed.numbers
