@@ -56,15 +56,15 @@ class Program:
         try:
             status = self._process.wait(wait_s)
         except subprocess.TimeoutExpired:
-            how = f"(process {self._process.pid} is still running)"
+            outcome = f"(process {self._process.pid} is still running)"
         else:
-            how = f"(exit status {status})"
+            outcome = f"(exit status {status})"
             if status < 0:
-                how = f"(by {signal.Signals(-status).name})"
+                outcome = f"(by {signal.Signals(-status).name})"
         lines = self._last_lines()
         if not lines:
-            return f"{how}, and has printed nothing."
-        return f"{how}. Its last lines:\n" + "\n".join(f"  {line}" for line in lines)
+            return f"{outcome}, and has printed nothing."
+        return f"{outcome}. Its last lines:\n" + "\n".join(f"  {line}" for line in lines)
 
     def _last_lines(self) -> list[str]:
         try:
