@@ -234,8 +234,9 @@ def test_the_command_that_is_asked_for_starts_a_solver(tmp_path: Path) -> None:
         make(scratch_dir=str(tmp_path))
     example = re.search(r"{.*?}", str(refused.value))
     assert example is not None
-    (name,) = ast.literal_eval(example[0])
-    make(**{name: solver(tmp_path)}, scratch_dir=str(tmp_path)).close()
+    arguments: dict[str, Any] = ast.literal_eval(example[0])
+    assert list(arguments) == ["command"]
+    make(command=solver(tmp_path), scratch_dir=str(tmp_path)).close()
 
 
 @executes(
