@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import ast
+from functools import cache
 from pathlib import Path
 
 TESTS = Path(__file__).parent
 
 
+@cache
 def proofs() -> dict[str, list[str]]:
     """Return, for each fault, the tests that prove it, as `tests/test_x.py::test_y`; a file whose tests all do."""
     tests: dict[str, list[str]] = {}

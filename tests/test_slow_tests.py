@@ -28,7 +28,9 @@ def replaced(tree: ast.Module) -> Iterator[str]:
     """Yield the dotted names of dppo that `monkeypatch.setattr` replaces."""
     names = imported(tree)
     for node in ast.walk(tree):
-        if not (isinstance(node, ast.Call) and ast.unparse(node.func) == "monkeypatch.setattr"):
+        if not (isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute)):
+            continue
+        if node.func.attr != "setattr":
             continue
         target, name = node.args[:2]
         if isinstance(target, ast.Constant) and str(target.value).startswith("dppo."):
