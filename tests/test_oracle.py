@@ -209,7 +209,6 @@ OPTIONS: dict[str, tuple[tuple[str, ...], dict[str, Any]]] = {
 }
 
 
-# These are tested with both kinds, with this one in the fast set.
 @cache
 def expected(args: Any) -> tuple[np.ndarray, list[float]]:
     """Return weights and mean returns of the one file."""
@@ -247,7 +246,7 @@ def test_weights_equal_those_of_one_file(env: str, tmp_path: Path) -> None:
         pytest.param(
             option,
             env,
-            marks=[] if env == envs[0] or option == "all at once" else pytest.mark.slow,
+            marks=[] if env == envs[0] else pytest.mark.slow,
         )
         for option, (envs, _) in OPTIONS.items()
         for env in envs
