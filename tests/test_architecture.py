@@ -57,8 +57,16 @@ MAY_IMPORT: dict[str, set[str]] = {
     "learners": {"config", "ppo", "hosts", "engine.restarts", "transports.ray"},
     "policies": {"ppo", "records", "envs.checks"},
     "policies.policy": {"config.trust", "ppo", "records", "envs.checks"},
+    "policies.acting": {"envs", "ppo"},
     "policies.controller": {"envs.checks", "signals"},
-    "policies.player": {"config", "envs", "ppo.networks.network", "records"},
+    "policies.controller_acting": {"envs", "ppo.exchange.records"},
+    "policies.player": {
+        "config",
+        "envs",
+        "ppo.exchange.records",
+        "ppo.networks.network",
+        "records",
+    },
     "policies.wanted": {"ppo.exchange.records"},
     "policies.on_actors": {
         "engine",

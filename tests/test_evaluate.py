@@ -19,7 +19,7 @@ import dppo
 from dppo.__main__ import main
 from dppo.envs.spaces import describe_spaces
 from dppo.errors import CheckpointError, ConfigError, EnvironmentFault
-from dppo.policies.playing import check_spaces
+from dppo.policies.acting import check_spaces
 
 Patch = pytest.MonkeyPatch
 SIZES: dict[str, Any] = {

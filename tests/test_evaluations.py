@@ -28,7 +28,8 @@ from dppo.engine.playing import PlayLimits
 from dppo.envs import closing
 from dppo.envs.spaces import describe_spaces
 from dppo.errors import ConfigError
-from dppo.policies.playing import EpisodePlayer, PlaySettings
+from dppo.policies.acting import PlaySettings, policy_acting_for
+from dppo.policies.playing import EpisodePlayer
 from dppo.ppo.exchange.records import Episode, PolicySnapshot
 from dppo.records.files import checkpoint as checkpoints
 from dppo.records.files import disk
@@ -334,14 +335,10 @@ def test_an_evaluation_has_a_place_of_its_own(tmp_path: Path) -> None:
     result = dppo.train(settings(tmp_path / "run", env_id=OnPort))
     assert result.incidents == {}
     assert [row["eval/episodes"] for row in evaluations(result).values()] == [4] * len(DUE)
-    arguments = (
-        Env(env_id=OnPort),
-        describe_spaces(gym.make("CartPole-v1")),
-        None,
-        PlaySettings(1),
-        8,
-    )
-    player = EpisodePlayer(*arguments)  # type: ignore[arg-type]
+    play_settings = PlaySettings(1)
+    spaces = describe_spaces(gym.make("CartPole-v1"))
+    acting_for = policy_acting_for(spaces, None, play_settings)  # type: ignore[arg-type]
+    player = EpisodePlayer(Env(env_id=OnPort), acting_for, play_settings, 8)
     numbers = [
         EvaluationActor(packed_model(player), number)._loaded().number for number in range(2)
     ]
@@ -350,14 +347,11 @@ def test_an_evaluation_has_a_place_of_its_own(tmp_path: Path) -> None:
 
 def test_an_actor_of_evaluations_closes_the_environment_with_its_process() -> None:
     """Its process is what SIGTERM closes."""
-    arguments = (
-        Env(env_id=OnPort),
-        describe_spaces(gym.make("CartPole-v1")),
-        None,
-        PlaySettings(1),
-        8,
-    )
-    actor = EvaluationActor(packed_model(EpisodePlayer(*arguments)), 0)  # type: ignore[arg-type]
+    play_settings = PlaySettings(1)
+    spaces = describe_spaces(gym.make("CartPole-v1"))
+    acting_for = policy_acting_for(spaces, None, play_settings)  # type: ignore[arg-type]
+    player = EpisodePlayer(Env(env_id=OnPort), acting_for, play_settings, 8)
+    actor = EvaluationActor(packed_model(player), 0)
     actor._loaded()._env = OnPort(8, 0)
     assert list(PORTS) == [80]
     actor._process.close()

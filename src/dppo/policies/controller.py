@@ -11,7 +11,7 @@ from typing import Any
 from dppo.envs.checks.actions import action_checker
 from dppo.envs.checks.faults import user_traceback
 from dppo.envs.checks.returned import BadResult
-from dppo.errors import ConfigError, ControllerFault
+from dppo.errors import ConfigError, ControllerFault, DppoError
 from dppo.policies.controller_names import FORMS, absolute, imported_controller, method_name
 from dppo.process_state.borders import Guard, user_code
 from dppo.signals import INTERRUPTIONS
@@ -111,7 +111,7 @@ class ControllerInstance:
                 self._instance = self._made(seed)
             if callable(getattr(self._instance, "reset", None)):
                 self._guard.call(self._instance.reset)
-        except INTERRUPTIONS:
+        except (DppoError, *INTERRUPTIONS):
             raise
         except BaseException as error:  # a controller may raise anything
             raise self._raised("at the beginning", error) from None
@@ -125,7 +125,7 @@ class ControllerInstance:
         self._step += 1
         try:
             returned = self._guard.call(partial(self._act, obs))
-        except INTERRUPTIONS:
+        except (DppoError, *INTERRUPTIONS):
             raise
         except BaseException as error:  # a controller may raise anything
             raise self._raised(f"in step {self._step}", error) from None

@@ -35,7 +35,7 @@ from dppo.signals import ending_on_signals
 @with_answers
 @dppo_computes()
 def evaluate(  # noqa: PLR0913  the one function for all ways to play
-    policy: Policy | Result | str | Path,
+    policy: Policy | Result | str | Path | Any,
     env: EnvId | Any = None,
     episodes: int = EVAL_EPISODES,
     *,
@@ -77,6 +77,7 @@ def evaluate(  # noqa: PLR0913  the one function for all ways to play
     player = find_player(policy, env, env_kwargs, model, trust=trust)
     keys = tuple(player.settings.get("info_keys", ()) if info_keys is None else info_keys)
     wanted = replace(wanted, info_keys=keys)
+    player.check(wanted.play_settings)
     played = list[Episode]()
     with ending_on_signals(lambda: summary(played, episodes)) as check_signals:
         if num_actors:
@@ -85,7 +86,8 @@ def evaluate(  # noqa: PLR0913  the one function for all ways to play
             play_on_actors(player, wanted, played, check_signals)
         else:
             _play_here(player, wanted, played, check_signals)
-    _log_actions_at_bound(player.policy, played)
+    if isinstance(player.policy, Policy):
+        _log_actions_at_bound(player.policy, played)
     returns = tuple(episode.episode_return for episode in played)
     lengths = tuple(episode.length for episode in played)
     return Evaluation(player.env_name, returns, lengths, _info_of(played, keys))
@@ -115,7 +117,9 @@ def _play_here(
         made = player.make(wanted.render_mode, wanted.seed)
         progress.enter(place_of(Phase.IDLE))
         try:
-            playing = Playing(player.policy, made, player.env_name, wanted.play_settings, progress)
+            settings = wanted.play_settings
+            acting = player.acting_for(settings)(player.snapshot)
+            playing = Playing(acting, made, player.env_name, settings, progress)
             wrappers = running_statistics(made)
             if wrappers:
                 problem = kept_in_words(wrappers)

@@ -44,9 +44,7 @@ def play_on_actors(
         )
     check_env_id(player.env)
     num_actors = min(wanted.num_actors, wanted.episodes)
-    snapshot = PolicySnapshot(
-        player.policy.state["iteration"], player.policy.weights, player.policy.obs_scale
-    )
+    snapshot = player.snapshot
     settings = player.settings
     numerics = in_force(settings.get("numerics", "portable"))
     with numerics as variables, _session(num_actors, snapshot, check_signals) as session:
@@ -89,11 +87,9 @@ def _episode_player(player: Player, wanted: Wanted) -> EpisodePlayer:
     settings = player.settings | player.objects
     preparation = Preparation.by_names(settings)
     env = Env(env_id=player.env, env_kwargs=player.env_kwargs, **asdict(preparation))
-    policy = player.policy
+    acting_for = player.acting_for(wanted.play_settings)
     num_samplers = settings.get("num_samplers", 0)
-    episode_player = EpisodePlayer(
-        env, policy.spaces, policy.spec, wanted.play_settings, num_samplers
-    )
+    episode_player = EpisodePlayer(env, acting_for, wanted.play_settings, num_samplers)
     episode_player.setting = "env"  # errors name the argument that the caller has passed
     return episode_player
 

@@ -1,10 +1,12 @@
-"""The policy of a run, or a loaded one, and its environment, for an evaluation."""
+"""The policy of a run, a loaded one, or a controller of the user's, and its environment, for an evaluation."""
 
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from dppo.config import flattened
 from dppo.config.plain import objects_in
@@ -13,11 +15,15 @@ from dppo.envs.checks.faults import making
 from dppo.envs.instance import Instance
 from dppo.envs.names import check_env_id
 from dppo.envs.preparation import Preparation, make_prepared
-from dppo.errors import CheckpointError, ConfigError, printable
+from dppo.errors import CheckpointError, ConfigError, counted, printable
 from dppo.files import user_path
 from dppo.invocation import command
 from dppo.log import logger
+from dppo.policies.acting import ActingFor, PlaySettings, policy_acting_for
+from dppo.policies.controller import Controller
+from dppo.policies.controller_acting import controller_acting_for
 from dppo.policies.policy import Policy, model_name, policy_from, read
+from dppo.ppo.exchange.records import PolicySnapshot
 from dppo.ppo.networks.network import ModelClass
 from dppo.records.files.run_folder import settings_to_resume
 from dppo.records.observer import Result
@@ -26,11 +32,13 @@ from dppo.user_code import import_path
 
 @dataclass(frozen=True, slots=True)
 class Player:
-    """A policy and the environment that it will play."""
+    """A policy or a controller, and the environment that it will play."""
 
-    policy: Policy
+    policy: Policy | Controller
     env: Any
     env_kwargs: dict[str, Any]
+    settings: dict[str, Any] = field(default_factory=dict)
+    """The settings of the run, by which frames are prepared as in training; empty without a run."""
     objects: dict[str, Any] = field(default_factory=dict)
     """Python objects passed to `train`; empty when the run was loaded from disk."""
 
@@ -44,9 +52,35 @@ class Player:
         )
 
     @property
-    def settings(self) -> dict[str, Any]:
-        """Return the settings of the run, by which frames are prepared as in training."""
-        return flattened(self.policy.state.get("config") or {})
+    def snapshot(self) -> PolicySnapshot:
+        """What actors are sent for each evaluation: the weights of a policy, nothing of a controller."""
+        policy = self.policy
+        if isinstance(policy, Controller):
+            return PolicySnapshot(0, np.empty(0, np.float32))
+        return PolicySnapshot(policy.state["iteration"], policy.weights, policy.obs_scale)
+
+    def acting_for(self, settings: PlaySettings) -> ActingFor:
+        """Return what plays episodes, given a snapshot; it can be sent to other processes."""
+        if isinstance(self.policy, Controller):
+            return controller_acting_for(self.policy, settings)
+        return policy_acting_for(self.policy.spaces, self.policy.spec, settings)
+
+    def describe(self, settings: PlaySettings) -> str:
+        """Return what plays, in words."""
+        mode = "taking the most likely action" if settings.deterministic else "sampling actions"
+        if isinstance(self.policy, Controller):
+            return f"{self.policy.name}, {mode}" if self.policy.samples else self.policy.name
+        steps = counted(self.policy.state["global_step"], "step")
+        return f"policy after {steps}, {mode}"
+
+    def check(self, settings: PlaySettings) -> None:
+        """Raise ConfigError if actions cannot be taken as these settings ask."""
+        policy = self.policy
+        if isinstance(policy, Controller) and not (settings.deterministic or policy.samples):
+            raise ConfigError(
+                f"deterministic=False (--stochastic): {policy.name} has no `predict`, which alone is asked to sample "
+                f"actions. Leave it out."
+            )
 
     def make(self, mode: str | None, seed: int) -> Any:
         """Return the environment, with a render_mode if it is to be shown; raise as `evaluate` does."""
@@ -73,30 +107,72 @@ def is_made(env: Any) -> bool:
     return not isinstance(env, str | type) and hasattr(env, "reset") and hasattr(env, "step")
 
 
+def is_controller(policy: Any) -> bool:
+    """Return whether `policy` is, or names, a controller: not a policy, and no path of a run."""
+    if isinstance(policy, str):
+        return ":" in policy and not user_path(policy).exists()
+    return not isinstance(policy, Policy | Result | Path)
+
+
 def find_player(
-    policy: Policy | Result | str | Path,
+    policy: Policy | Result | str | Path | Any,
     env: Any,
     env_kwargs: Mapping[str, Any] | None,
     model: ModelClass | None,
     *,
     trust: bool,
 ) -> Player:
-    """Return the policy and its environment; import nothing that only a run's folder names, unless it is trusted."""
+    """Return what plays and its environment; import nothing that only a run's folder names, unless it is trusted."""
     if is_made(env) and env_kwargs is not None:
         raise ConfigError(
             "env_kwargs: have no effect on an environment that is already made. Leave them out."
         )
+    if is_controller(policy):
+        if model is not None:
+            raise ConfigError("model: has no effect on a controller. Leave it out.")
+        return _player_of_controller(Controller(policy), env, env_kwargs, trust=trust)
     if isinstance(policy, Policy):
-        if env is None:
-            raise ConfigError(
-                "env: is missing, and a Policy cannot make one. Pass env, or the run in place of the policy."
-            )
         if model is not None:
             raise ConfigError(
                 "model: has no effect on a policy that is already loaded. Leave it out."
             )
-        require_trust(_wrappers_of(policy.state, env), (), "the policy", trust=trust)
-        return Player(policy, env, _own_kwargs(policy, env, env_kwargs or {}))
+        return _player_of_policy(policy, env, env_kwargs, trust=trust)
+    return _player_of_run(policy, env, env_kwargs, model, trust=trust)
+
+
+def _player_of_controller(
+    controller: Controller, env: Any, env_kwargs: Mapping[str, Any] | None, *, trust: bool
+) -> Player:
+    """Return a controller with an environment: that of a run, prepared as in training, or another one."""
+    if env is None:
+        raise ConfigError(
+            "env: is missing, and a controller has none. Pass env, or a run that has one."
+        )
+    if isinstance(env, Result | Path):
+        return replace(_player_of_run(env, None, env_kwargs, None, trust=trust), policy=controller)
+    return Player(controller, env, _checked_kwargs(env_kwargs))
+
+
+def _player_of_policy(
+    policy: Policy, env: Any, env_kwargs: Mapping[str, Any] | None, *, trust: bool
+) -> Player:
+    if env is None:
+        raise ConfigError(
+            "env: is missing, and a Policy cannot make one. Pass env, or the run in place of the policy."
+        )
+    require_trust(_wrappers_of(policy.state, env), (), "the policy", trust=trust)
+    kwargs = _own_kwargs(policy, env, _checked_kwargs(env_kwargs))
+    return Player(policy, env, kwargs, _settings_of(policy))
+
+
+def _player_of_run(
+    policy: Result | str | Path,
+    env: Any,
+    env_kwargs: Mapping[str, Any] | None,
+    model: ModelClass | None,
+    *,
+    trust: bool,
+) -> Player:
     objects: dict[str, Any] = {}
     if isinstance(policy, Result):
         objects = policy.objects
@@ -121,12 +197,23 @@ def find_player(
         )
     for name, action in code_named_by(settings).items():
         logger.info("%s %s.", f"{name}={named[name]}" if name in named else run, action)
-    return Player(
-        policy_from(found, named.get("model")),
-        settings["env_id"],
-        dict(settings["env_kwargs"]),
-        objects,
-    )
+    loaded = policy_from(found, named.get("model"))
+    kwargs = dict(settings["env_kwargs"])
+    return Player(loaded, settings["env_id"], kwargs, _settings_of(loaded), objects)
+
+
+def _checked_kwargs(env_kwargs: Any) -> dict[str, Any]:
+    if env_kwargs is None:
+        return {}
+    if not isinstance(env_kwargs, Mapping):
+        raise ConfigError(
+            f"env_kwargs={env_kwargs!r}: must be arguments by name. Use one such as {{'g': 9.8}}."
+        )
+    return dict(env_kwargs)
+
+
+def _settings_of(policy: Policy) -> dict[str, Any]:
+    return flattened(policy.state.get("config") or {})
 
 
 def _settings_with(run: Path, env: Any, env_kwargs: Mapping[str, Any] | None) -> dict[str, Any]:
@@ -134,11 +221,7 @@ def _settings_with(run: Path, env: Any, env_kwargs: Mapping[str, Any] | None) ->
 
     Raise ConfigError if the run had a Python object as an argument, and `env_kwargs` does not take its place.
     """
-    if env_kwargs is not None and not isinstance(env_kwargs, Mapping):
-        raise ConfigError(
-            f"env_kwargs={env_kwargs!r}: must be arguments by name. Use one such as {{'g': 9.8}}."
-        )
-    user_kwargs = dict(env_kwargs or {})
+    user_kwargs = _checked_kwargs(env_kwargs)
     stored = settings_to_resume(run, read_only=True)
     run_kwargs = stored.get("env_kwargs", {})
     if not isinstance(run_kwargs, dict):
@@ -177,7 +260,7 @@ def _is_of_run(env: Any, env_id: Any) -> bool:
 
 def _own_kwargs(policy: Policy, env: Any, user_kwargs: Mapping[str, Any]) -> dict[str, Any]:
     """Return the arguments for `env`, as `_settings_with`; raise ConfigError if some are lost."""
-    stored = flattened(policy.state.get("config") or {})
+    stored = _settings_of(policy)
     run_kwargs = stored.get("env_kwargs")
     if (
         is_made(env)

@@ -2,35 +2,31 @@
 
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from statistics import fmean
 from typing import Any
-
-import numpy as np
 
 from dppo import streams
 from dppo.config.parts import Env
 from dppo.envs.activity import ActivityRecord, Phase, place_of
 from dppo.envs.checks.faults import making, user_traceback
-from dppo.envs.checks.masks import MaskSetting
 from dppo.envs.closing import close_in_time
 from dppo.envs.episode import GroupSettings, SkippedStep
 from dppo.envs.info import numbers_in
 from dppo.envs.instance import Instance
 from dppo.envs.preparation import Preparation, make_prepared
 from dppo.envs.rows.choice import adapted, rows_of
-from dppo.envs.spaces import describe_spaces
 from dppo.envs.statistics import check_statistics
-from dppo.errors import CheckpointError, ClusterError, ConfigError, EnvironmentFault
-from dppo.policies.bounds import BoundCounter
-from dppo.policies.policy import Policy, spaces_summary
-from dppo.ppo.acting.agent import PPOAgent
+from dppo.errors import (
+    CheckpointError,
+    ClusterError,
+    ConfigError,
+    ControllerFault,
+    EnvironmentFault,
+)
+from dppo.policies.acting import Acting, ActingFor, PlaySettings
 from dppo.ppo.exchange.records import Episode, EpisodeInfo, PolicySnapshot
-from dppo.ppo.networks.network import NetworkSpec
 from dppo.process_state.borders import dppo_computes, guarded_steps
 from dppo.signals import INTERRUPTIONS
-from dppo.spaces.actions import Actions, MultiDiscreteActions, NestedActions
-from dppo.spaces.spaces import Spaces, holds_float64
 from dppo.streams import Stream
 from dppo.user_code import in_a_line
 
@@ -70,18 +66,6 @@ def mean_of(rows: Sequence[InfoSums]) -> dict[str, EpisodeInfo]:
     }
 
 
-@dataclass(frozen=True, slots=True)
-class PlaySettings:
-    """Settings of the episodes that are played."""
-
-    seed: int
-    """Seed of the episodes and of sampled actions."""
-    deterministic: bool = True
-    """Take the most likely action; False samples actions."""
-    info_keys: tuple[str, ...] = ()
-    """Names of numbers in the info of steps to report."""
-
-
 class Playing:
     """Play episodes one after the other: of one environment, of all agents, or of the first row of a vector.
 
@@ -90,22 +74,21 @@ class Playing:
 
     def __init__(
         self,
-        policy: Policy,
+        acting: Acting,
         env: Any,
         env_name: str,
         settings: PlaySettings,
         progress: ActivityRecord | None = None,
     ) -> None:
-        """Prepare; raise CheckpointError if the policy does not fit `env`, whose activity `progress` records."""
-        self._policy = policy
+        """Prepare; raise CheckpointError if a policy does not fit `env`, whose activity `progress` records."""
+        self._acting = acting
         self._settings = settings
         self._progress = ActivityRecord() if progress is None else progress
         env = adapted(env, lambda: env)
-        check_spaces(policy.spaces, env, env_name)
-        self._all_rows = rows_of([env], GroupSettings(env_name, policy.spaces, self._seed_of))
+        spaces = acting.spaces_of(env, env_name)
+        self._all_rows = rows_of([env], GroupSettings(env_name, spaces, self._seed_of))
         self._rows = self._all_rows.played_alone()
         self._infos = [InfoSums(settings.info_keys)]
-        self._at_bounds: BoundCounter | None = None  # of the episode that is being played
 
     def _seed_of(self, _: int, episode: int) -> int:
         return streams.integer(self._settings.seed, Stream.EVALUATION, episode)
@@ -117,17 +100,11 @@ class Playing:
 
         Raises:
             EnvironmentFault: the environment raised, or returned something invalid.
+            ControllerFault: a controller raised, or returned something invalid.
         """
-        policy = self._policy
         rows = self._rows
-        generator = None
-        self._at_bounds = BoundCounter(policy.spaces.actions)
-        if not self._settings.deterministic:
-            generator = streams.generator(self._settings.seed, Stream.EVALUATION, episode)
-            self._at_bounds = None
-        obs = np.empty(len(rows), policy.spaces.obs)
-        state = policy.start(len(rows))
         self._infos = [InfoSums(self._settings.info_keys) for _ in rows]
+        self._acting.begin(rows, episode)
         self._progress.enter(place_of(Phase.RESET), episode)
         for row in rows:
             row.reset(episode)
@@ -135,27 +112,21 @@ class Playing:
         done = False
         while not done:
             yield self._episode(episode)
-            for index, row in enumerate(rows):
-                obs[index] = row.last_obs
-            actions, outputs = policy.decide(obs, state, generator)
-            state = outputs.state
-            if self._at_bounds is not None:
-                self._at_bounds.add(actions)
+            actions = self._acting.actions(rows)
             self._progress.enter(place_of(Phase.STEP), episode, rows[0].length)
             done = self._step(actions, successes)
         yield self._episode(episode, all(successes) if successes else None)
 
-    def _step(self, actions: np.ndarray, successes: list[bool]) -> bool:
+    def _step(self, actions: Sequence[Any], successes: list[bool]) -> bool:
         """Step all rows, and add what those report that end; return whether all end in this step."""
         num_rows = len(self._all_rows.envs)
         if len(actions) < num_rows:  # the other rows of a vector take some action
-            actions = np.repeat(actions, num_rows, axis=0)
+            actions = [*actions] * num_rows
+        step_arguments = self._all_rows.step_arguments(actions)
         num_ended = 0
-        for row, infos, action in zip(
-            self._rows, self._infos, self._all_rows.inputs(actions), strict=False
-        ):
+        for row, infos, argument in zip(self._rows, self._infos, step_arguments, strict=False):
             try:
-                _, _, terminated, truncated, info = row.step(action)
+                _, _, terminated, truncated, info = row.step(argument)
             except SkippedStep as skipped:
                 num_ended += int(skipped.over)
                 continue
@@ -175,41 +146,7 @@ class Playing:
             self._rows[0].length,
             success,
             measured=mean_of(self._infos),
-            at_bounds=None if self._at_bounds is None else self._at_bounds.counts / len(self._rows),
-        )
-
-
-def _compared(actions: Actions) -> Any:
-    """Return all of an action space but the bounds of a Box, which may differ."""
-    if isinstance(actions, NestedActions):
-        return actions.keys, [_compared(part) for part in actions.parts]
-    if isinstance(actions, MultiDiscreteActions):
-        return actions.counts, actions.starts
-    return str(actions)
-
-
-def check_spaces(trained: Spaces, env: Any, env_name: str) -> None:
-    """Refuse an environment that the policy was not trained for."""
-    action_mask: MaskSetting = "auto"
-    if trained.mask is None:
-        action_mask = "off"
-    elif trained.mask == "info":
-        action_mask = "info"
-    obs_dtype = "float64" if holds_float64(trained.obs) else "float32"
-    spaces = describe_spaces(
-        env, drop_obs=trained.dropped, action_mask=action_mask, obs_dtype=obs_dtype
-    )
-    differs = any(
-        getattr(spaces, name) != getattr(trained, name)
-        for name in ("obs", "categories", "one_of", "mask")
-    )
-    if differs or _compared(spaces.actions) != _compared(trained.actions):
-        here = spaces_summary(spaces)
-        there = spaces_summary(trained)
-        if here == there:
-            there += " that differ, as in numbers of choices"
-        raise CheckpointError(
-            f"{env_name} has {here}; the policy was trained with {there}. Use the environment of the run."
+            at_bounds=self._acting.at_bounds,
         )
 
 
@@ -224,15 +161,14 @@ class EpisodePlayer:
     """The setting to name if the spaces of the environment are not those of the policy."""
 
     def __init__(
-        self, env: Env, spaces: Spaces, spec: NetworkSpec, settings: PlaySettings, num_samplers: int
+        self, env: Env, acting_for: ActingFor, settings: PlaySettings, num_samplers: int
     ) -> None:
-        """Keep the settings of the environment, those of evaluations included, and the spaces of the training.
+        """Keep the settings of the environment, those of evaluations included, and what plays in it.
 
         `num_samplers`: samplers of the run, whose environments exist at the same time, with other numbers.
         """
         self._env_settings = env
-        self._spaces = spaces
-        self._spec = spec
+        self._acting_for = acting_for
         self._settings = settings
         self._num_samplers = num_samplers
         self._env: Any = None
@@ -249,6 +185,7 @@ class EpisodePlayer:
         Raises:
             ConfigError: the environment cannot be made with these settings, or has other spaces.
             EnvironmentFault: the environment failed, and is closed.
+            ControllerFault: a controller failed.
             ClusterError: the episode was not over in time.
         """
         env_name = self._env_settings.env_name
@@ -257,7 +194,7 @@ class EpisodePlayer:
                 return self._play(policy, episode, timeout_s, stepped)
         except CheckpointError as error:
             raise ConfigError(f"{self.setting}: {error}") from None
-        except (ClusterError, ConfigError, EnvironmentFault, *INTERRUPTIONS):
+        except (ClusterError, ConfigError, ControllerFault, EnvironmentFault, *INTERRUPTIONS):
             self.close()
             raise
         except BaseException as error:  # an environment may raise anything
@@ -273,7 +210,7 @@ class EpisodePlayer:
         timeout_s: float,
         stepped: Callable[[int], object],
     ) -> Episode:
-        acting = Policy(self._spaces, PPOAgent(self._spec, self._spaces.mask), policy, {})
+        acting = self._acting_for(policy)
         if self._env is None:
             self._env = self._make()
         until = time.monotonic() + timeout_s

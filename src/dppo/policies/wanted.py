@@ -12,8 +12,8 @@ from statistics import fmean
 from dppo.errors import ConfigError, counted
 from dppo.log import logger
 from dppo.plugins import plugin
+from dppo.policies.acting import PlaySettings
 from dppo.policies.player import Player
-from dppo.policies.playing import PlaySettings
 from dppo.ppo.exchange.records import Episode
 
 REPORT_EVERY_S = 5.0
@@ -62,15 +62,8 @@ class Wanted:
 
     def log_beginning(self, player: Player) -> None:
         """Log what is played."""
-        steps = counted(player.policy.state["global_step"], "step")
-        how = "taking the most likely action" if self.deterministic else "sampling actions"
-        logger.info(
-            "%s, policy after %s, %s, %s",
-            player.env_name,
-            steps,
-            how,
-            counted(self.episodes, "episode"),
-        )
+        episodes = counted(self.episodes, "episode")
+        logger.info("%s, %s, %s", player.env_name, player.describe(self.play_settings), episodes)
 
 
 def check_display() -> None:

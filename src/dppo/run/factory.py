@@ -13,7 +13,8 @@ from dppo.engine.ledger import ReplayLedger
 from dppo.hosts.plans import TrainerPlan, sampler_plan, trainer_plan
 from dppo.log import logger
 from dppo.numerics.fingerprint import Expected
-from dppo.policies.playing import EpisodePlayer, PlaySettings
+from dppo.policies.acting import PlaySettings, policy_acting_for
+from dppo.policies.playing import EpisodePlayer
 from dppo.ppo.networks.network import NetworkSpec
 from dppo.records.instance_lines import together_line
 from dppo.run.evaluations import InProcessPlayers
@@ -155,11 +156,11 @@ class PartsFactory:
         run = config.run
         if run.eval_every is None:
             return None
+        settings = PlaySettings(run.seed, not run.eval_stochastic, config.info_keys)
         player = EpisodePlayer(
             replace(config.env, env_kwargs=config.env_kwargs | run.eval_env_kwargs),
-            spaces,
-            spec,
-            PlaySettings(run.seed, not run.eval_stochastic, config.info_keys),
+            policy_acting_for(spaces, spec, settings),
+            settings,
             config.num_samplers,
         )
         if self.session is None:

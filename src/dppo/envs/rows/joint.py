@@ -186,7 +186,11 @@ class JointRows:
 
     def inputs(self, actions: np.ndarray) -> Sequence[Any]:
         """Return the actions of all rows once for each row: the first row steps all of them."""
-        return [self.settings.spaces.actions.each(actions)] * len(self.envs)
+        return self.step_arguments(self.settings.spaces.actions.each(actions))
+
+    def step_arguments(self, actions: Sequence[Any]) -> Sequence[Any]:
+        """Return the actions of all rows once for each row: see `inputs`."""
+        return [actions] * len(self.envs)
 
     def interrupted(self) -> Iterator[Interruption]:
         """Yield the rows whose episodes ended because another one has failed, so that all were reset."""

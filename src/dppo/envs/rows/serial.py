@@ -79,6 +79,10 @@ class SerialRows:
             return self._standby.reset(env, episode, options)
         return self.envs[env].reset(episode, options)
 
+    def step_arguments(self, actions: Sequence[Any]) -> Sequence[Any]:
+        """Return the actions: each environment takes its own."""
+        return actions
+
     def interrupted(self) -> Iterable[Interruption]:
         return ()
 

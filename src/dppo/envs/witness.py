@@ -1,0 +1,52 @@
+"""Witness: an environment that keeps what it has returned last, as it was returned."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from dppo.envs.episode import CheckedEnv, SkippedStep
+
+
+class Witness:
+    """Stands before an environment, whose results are converted to the form of storage later, and may lose parts."""
+
+    def __init__(self, env: Any) -> None:
+        self._env = env
+        self.obs: Any = None
+        """The latest observation, as the environment returned it."""
+        self._first_obs: Any = None
+
+    def step(self, action: Any) -> Any:
+        """Step the environment, and return its result, whatever it is."""
+        try:
+            answer = self._env.step(action)
+        except SkippedStep as skipped:
+            self.obs = self._first_obs if skipped.arrival is None else skipped.arrival[0]
+            raise
+        self.obs = _first_item(answer)
+        return answer
+
+    def reset(self, **arguments: Any) -> Any:
+        """Reset the environment, and return its result, whatever it is."""
+        answer = self._env.reset(**arguments)
+        self.obs = _first_item(answer)
+        self._first_obs = self.obs
+        return answer
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "_env":  # while it is copied
+            raise AttributeError(name)
+        return getattr(self._env, name)
+
+
+def witness_of(row: CheckedEnv) -> Witness:
+    """Return the witness of a row, after putting it before the environment if there is none."""
+    if not isinstance(row.env, Witness):
+        row.take(Witness(row.env))
+    witness: Witness = row.env
+    return witness
+
+
+def _first_item(answer: Any) -> Any:
+    """Return the observation in a result; None in an invalid one, which is refused later."""
+    return answer[0] if isinstance(answer, tuple | list) and answer else None

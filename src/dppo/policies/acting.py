@@ -1,0 +1,147 @@
+"""Acting: what decides on the actions of the episodes that `Playing` plays. Here: a policy."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Protocol
+
+import numpy as np
+
+from dppo import streams
+from dppo.envs.checks.masks import MaskSetting
+from dppo.envs.episode import CheckedEnv
+from dppo.envs.spaces import describe_spaces
+from dppo.errors import CheckpointError
+from dppo.policies.bounds import BoundCounter
+from dppo.policies.policy import Policy, spaces_summary
+from dppo.ppo.acting.agent import PPOAgent
+from dppo.ppo.exchange.records import PolicySnapshot
+from dppo.ppo.networks.network import NetworkSpec
+from dppo.spaces.actions import Actions, MultiDiscreteActions, NestedActions
+from dppo.spaces.spaces import Spaces, holds_float64
+from dppo.streams import Stream
+
+
+@dataclass(frozen=True, slots=True)
+class PlaySettings:
+    """Settings of the episodes that are played."""
+
+    seed: int
+    """Seed of the episodes and of sampled actions."""
+    deterministic: bool = True
+    """Take the most likely action; False samples actions."""
+    info_keys: tuple[str, ...] = ()
+    """Names of numbers in the info of steps to report."""
+
+
+class Acting(Protocol):
+    """Decides on actions, in one episode after the other."""
+
+    def spaces_of(self, env: Any, env_name: str) -> Spaces:
+        """Return the spaces in which observations of `env` are stored; raise CheckpointError if it does not fit."""
+
+    def begin(self, rows: Sequence[CheckedEnv], episode: int) -> None:
+        """Prepare for the first step of an episode, before its reset."""
+
+    def actions(self, rows: Sequence[CheckedEnv]) -> Sequence[Any]:
+        """Return an action of the environment's own space for each row, whose last observation it sees."""
+
+    @property
+    def at_bounds(self) -> np.ndarray | None:
+        """[2, width] steps of the episode so far in which actions were at their bounds; None if not counted."""
+
+
+ActingFor = Callable[[PolicySnapshot], Acting]
+"""Returns what plays the episodes of an evaluation of a policy. It can be sent to other processes."""
+
+
+class PolicyActing:
+    """A policy, which takes its most likely action or samples one."""
+
+    def __init__(self, policy: Policy, settings: PlaySettings) -> None:
+        self._policy = policy
+        self._settings = settings
+        self._generator: np.random.Generator | None = None
+        self._state: np.ndarray | None = None
+        self._counter: BoundCounter | None = None  # of the episode that is being played
+        self._num_rows = 1
+
+    def spaces_of(self, env: Any, env_name: str) -> Spaces:
+        """Return the spaces of the training: see `Acting`."""
+        check_spaces(self._policy.spaces, env, env_name)
+        return self._policy.spaces
+
+    def begin(self, rows: Sequence[CheckedEnv], episode: int) -> None:
+        """Prepare for an episode: see `Acting`."""
+        self._num_rows = len(rows)
+        self._state = self._policy.start(len(rows))
+        self._generator = None
+        self._counter = BoundCounter(self._policy.spaces.actions)
+        if not self._settings.deterministic:
+            self._generator = streams.generator(self._settings.seed, Stream.EVALUATION, episode)
+            self._counter = None
+
+    def actions(self, rows: Sequence[CheckedEnv]) -> Sequence[Any]:
+        """Return an action for each row: see `Acting`."""
+        spaces = self._policy.spaces
+        obs = np.empty(len(rows), spaces.obs)
+        for index, row in enumerate(rows):
+            obs[index] = row.last_obs
+        actions, outputs = self._policy.decide(obs, self._state, self._generator)
+        self._state = outputs.state
+        if self._counter is not None:
+            self._counter.add(actions)
+        converted: Sequence[Any] = spaces.actions.each(actions)
+        return converted
+
+    @property
+    def at_bounds(self) -> np.ndarray | None:
+        """Steps in which the most likely actions were at their bounds: see `Acting`."""
+        return None if self._counter is None else self._counter.counts / self._num_rows
+
+
+def policy_acting_for(spaces: Spaces, spec: NetworkSpec, settings: PlaySettings) -> ActingFor:
+    """Return what plays episodes with the policy of a snapshot."""
+    return partial(_policy_acting, spaces, spec, settings)
+
+
+def _policy_acting(
+    spaces: Spaces, spec: NetworkSpec, settings: PlaySettings, snapshot: PolicySnapshot
+) -> Acting:
+    return PolicyActing(Policy(spaces, PPOAgent(spec, spaces.mask), snapshot, {}), settings)
+
+
+def check_spaces(trained: Spaces, env: Any, env_name: str) -> None:
+    """Refuse an environment that the policy was not trained for."""
+    action_mask: MaskSetting = "auto"
+    if trained.mask is None:
+        action_mask = "off"
+    elif trained.mask == "info":
+        action_mask = "info"
+    obs_dtype = "float64" if holds_float64(trained.obs) else "float32"
+    spaces = describe_spaces(
+        env, drop_obs=trained.dropped, action_mask=action_mask, obs_dtype=obs_dtype
+    )
+    differs = any(
+        getattr(spaces, name) != getattr(trained, name)
+        for name in ("obs", "categories", "one_of", "mask")
+    )
+    if differs or _compared(spaces.actions) != _compared(trained.actions):
+        here = spaces_summary(spaces)
+        there = spaces_summary(trained)
+        if here == there:
+            there += " that differ, as in numbers of choices"
+        raise CheckpointError(
+            f"{env_name} has {here}; the policy was trained with {there}. Use the environment of the run."
+        )
+
+
+def _compared(actions: Actions) -> Any:
+    """Return all of an action space but the bounds of a Box, which may differ."""
+    if isinstance(actions, NestedActions):
+        return actions.keys, [_compared(part) for part in actions.parts]
+    if isinstance(actions, MultiDiscreteActions):
+        return actions.counts, actions.starts
+    return str(actions)

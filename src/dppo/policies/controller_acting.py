@@ -1,0 +1,70 @@
+"""ControllerActing: a user's controller plays episodes, and sees observations as the environment returned them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+from dppo.envs.episode import CheckedEnv
+from dppo.envs.spaces import ARRAYS, describe_spaces, leaf_spaces
+from dppo.envs.witness import Witness, witness_of
+from dppo.policies.acting import Acting, ActingFor, PlaySettings
+from dppo.policies.controller import Controller, ControllerInstance
+from dppo.ppo.exchange.records import PolicySnapshot
+from dppo.spaces.spaces import Spaces
+
+
+class ControllerActing:
+    """A controller: an instance of its own for each row of the environment."""
+
+    at_bounds = None
+    """Not counted: many good controllers are at a bound most of the time."""
+
+    def __init__(self, controller: Controller, settings: PlaySettings) -> None:
+        self._controller = controller
+        self._settings = settings
+        self._instances: list[ControllerInstance] = []
+        self._witnesses: list[Witness] = []
+
+    def spaces_of(self, env: Any, env_name: str) -> Spaces:
+        """Return the spaces of `env`, any of which fits: see `Acting`."""
+        return describe_spaces(
+            env, drop_obs=_unstored_leaves(env), action_mask="off", obs_dtype="float64"
+        )
+
+    def begin(self, rows: Sequence[CheckedEnv], episode: int) -> None:
+        """Begin an episode of the instance of each row: see `Acting`."""
+        self._witnesses = [witness_of(row) for row in rows]
+        if not self._instances:
+            self._instances = [
+                ControllerInstance(
+                    self._controller, row.env, deterministic=self._settings.deterministic
+                )
+                for row in rows
+            ]
+        for row, instance in zip(rows, self._instances, strict=True):
+            instance.begin(episode, row.settings.episode_seed(row.index, episode))
+
+    def actions(self, rows: Sequence[CheckedEnv]) -> Sequence[Any]:
+        """Return an action for each row: see `Acting`."""
+        return [
+            instance.act(witness.obs)
+            for instance, witness in zip(self._instances, self._witnesses, strict=True)
+        ]
+
+
+def controller_acting_for(controller: Controller, settings: PlaySettings) -> ActingFor:
+    """Return what plays episodes with the controller, whatever the snapshot."""
+    return partial(_unchanged, ControllerActing(controller, settings))
+
+
+def _unchanged(acting: Acting, _: PolicySnapshot) -> Acting:
+    return acting
+
+
+def _unstored_leaves(env: Any) -> list[str]:
+    """Return the leaves of observations that are no arrays of numbers, such as texts; only the controller sees them."""
+    spaces = leaf_spaces(env.observation_space)
+    names = [name for name, space in spaces.items() if not isinstance(space, ARRAYS)]
+    return [name for name in names if name]
