@@ -258,7 +258,7 @@ COMMANDS: tuple[tuple[str, str, str, str], ...] = (
         "",
     ),
     (
-        "policies/playing.py: the policy was trained with {}. Use the environment of the run",
+        "policies/acting.py: the policy was trained with {}. Use the environment of the run",
         "eval RUN --episodes 1 --env-id CartPole-v1",
         "eval RUN --episodes 1 --trust",
         "",

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
+
 from dppo.envs.episode import CheckedEnv, SkippedStep
 
 
@@ -14,23 +16,27 @@ class Witness:
         self._env = env
         self.obs: Any = None
         """The latest observation, as the environment returned it."""
-        self._first_obs: Any = None
+        self.is_present = True
+        """False for an agent that has left its episode, which may go on without it."""
 
     def step(self, action: Any) -> Any:
         """Step the environment, and return its result, whatever it is."""
         try:
             answer = self._env.step(action)
         except SkippedStep as skipped:
-            self.obs = self._first_obs if skipped.arrival is None else skipped.arrival[0]
+            self.is_present = skipped.arrival is not None
+            if skipped.arrival is not None:
+                self.obs = skipped.arrival[0]
             raise
         self.obs = _first_item(answer)
+        self.is_present = not _is_end(answer)
         return answer
 
     def reset(self, **arguments: Any) -> Any:
         """Reset the environment, and return its result, whatever it is."""
         answer = self._env.reset(**arguments)
         self.obs = _first_item(answer)
-        self._first_obs = self.obs
+        self.is_present = True
         return answer
 
     def __getattr__(self, name: str) -> Any:
@@ -50,3 +56,10 @@ def witness_of(row: CheckedEnv) -> Witness:
 def _first_item(answer: Any) -> Any:
     """Return the observation in a result; None in an invalid one, which is refused later."""
     return answer[0] if isinstance(answer, tuple | list) and answer else None
+
+
+def _is_end(answer: Any) -> bool:
+    """Return whether the result of a step ends an episode; False for an invalid one."""
+    is_valid = isinstance(answer, tuple | list) and len(answer) == 5
+    flags = answer[2:4] if is_valid else ()
+    return any(isinstance(flag, bool | np.bool_) and bool(flag) for flag in flags)

@@ -26,6 +26,8 @@ class ControllerActing:
         self._settings = settings
         self._instances: list[ControllerInstance] = []
         self._witnesses: list[Witness] = []
+        self._actions: dict[int, Any] = {}
+        """The latest action of each row."""
 
     def spaces_of(self, env: Any, env_name: str) -> Spaces:
         """Return the spaces of `env`, any of which fits: see `Acting`."""
@@ -48,10 +50,10 @@ class ControllerActing:
 
     def actions(self, rows: Sequence[CheckedEnv]) -> Sequence[Any]:
         """Return an action for each row: see `Acting`."""
-        return [
-            instance.act(witness.obs)
-            for instance, witness in zip(self._instances, self._witnesses, strict=True)
-        ]
+        for row, witness in enumerate(self._witnesses):
+            if witness.is_present:  # otherwise its action is ignored
+                self._actions[row] = self._instances[row].act(witness.obs)
+        return [self._actions[row] for row in range(len(rows))]
 
 
 def controller_acting_for(controller: Controller, settings: PlaySettings) -> ActingFor:
