@@ -139,14 +139,14 @@ def test_an_action_out_of_bounds_names_episode_step_and_numbers() -> None:
 @executes(
     "policies/player.py: env: is missing, and a controller",
     "policies/player.py: model: has no effect on a controller",
-    "policies/player.py: has no `predict`",
+    "policies/player.py: a controller samples actions",
 )
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
         ({}, "env: is missing, and a controller has none"),
         ({"env": PLANT, "model": "worlds.models:Plain"}, "model: has no effect on a controller"),
-        ({"env": PLANT, "deterministic": False}, "still has no `predict`"),
+        ({"env": PLANT, "deterministic": False}, "worlds.controllers:still has none. Leave it out"),
         (
             {"env": Drift(), "env_kwargs": {}},
             "have no effect on an environment that is already made",

@@ -78,8 +78,8 @@ class Player:
         policy = self.policy
         if isinstance(policy, Controller) and not (settings.deterministic or policy.samples):
             raise ConfigError(
-                f"deterministic=False (--stochastic): {policy.name} has no `predict`, which alone is asked to sample "
-                f"actions. Leave it out."
+                f"deterministic=False: a controller samples actions in `predict`, and {policy.name} has none. Leave it "
+                f"out."
             )
 
     def make(self, mode: str | None, seed: int) -> Any:
