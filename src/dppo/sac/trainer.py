@@ -320,7 +320,7 @@ def _copied(state: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
 
 def _diverged(part: str, norm: float, settings: SACSettings) -> TrainingDiverged:
     return TrainingDiverged(
-        f"a gradient step has a gradient of the {part} with norm {norm:.3g}; the weights from before the update are "
-        f"kept. Lower `learning_rate` ({settings.learning_rate:g}), or turn on `norm_obs` and `norm_reward` if "
-        f"observations or rewards are large."
+        f"the gradient of the {part} has norm {norm:.3g}; the weights from before the update are kept. Lower "
+        f"`learning_rate` ({settings.learning_rate:g}) and `critic_learning_rate` "
+        f"({settings.critic_learning_rate:g}), or turn on `norm_obs` and `norm_reward`."
     )
