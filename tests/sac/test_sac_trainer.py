@@ -373,8 +373,10 @@ def test_a_rehearsal_changes_nothing() -> None:
 @pytest.mark.parametrize("name", ["learning_rate", "critic_learning_rate"])
 def test_learning_rates_with_which_gradients_are_not_finite_are_lowered(name: str) -> None:
     with pytest.raises(TrainingDiverged, match=r"Lower `learning_rate` \(.*critic_learning_rate"):
-        learn(replace(SMALL, **{name: 1e200}))
-    learn(replace(SMALL, **{name: 1e-3}))
+        wild: dict[str, Any] = {name: 1e200}
+        learn(replace(SMALL, **wild))
+    lowered: dict[str, Any] = {name: 1e-3}
+    learn(replace(SMALL, **lowered))
 
 
 def learn(settings: SACSettings) -> None:
