@@ -372,8 +372,8 @@ def test_a_rehearsal_changes_nothing() -> None:
 @executes("sac/trainer.py: Lower `learning_rate` (")
 @pytest.mark.parametrize("name", ["learning_rate", "critic_learning_rate"])
 def test_learning_rates_with_which_gradients_are_not_finite_are_lowered(name: str) -> None:
+    wild: dict[str, Any] = {name: 1e200}
     with pytest.raises(TrainingDiverged, match=r"Lower `learning_rate` \(.*critic_learning_rate"):
-        wild: dict[str, Any] = {name: 1e200}
         learn(replace(SMALL, **wild))
     lowered: dict[str, Any] = {name: 1e-3}
     learn(replace(SMALL, **lowered))
