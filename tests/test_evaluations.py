@@ -39,7 +39,8 @@ from dppo.records.metrics.tensorboard import by_step
 from dppo.records.terminal.panel import draw
 from dppo.records.terminal.plain import plain_line
 from dppo.records.terminal.view import View
-from dppo.run.evaluations import BestEvaluation, Evaluations
+from dppo.run.best_evaluation import BestEvaluation, EvaluationScore
+from dppo.run.evaluations import Evaluations
 from dppo.run.factory import PartsFactory
 from dppo.signals import StopSignals
 from dppo.tools.replay.episode import replay
@@ -288,8 +289,8 @@ def test_of_equal_evaluations_the_earliest_is_the_best_whichever_ends_first(
 ) -> None:
     best = BestEvaluation()
     for number in order:
-        best.add((500.0, number, 100 * number))
-    assert best.result == (500.0, 10, 1000)
+        best.add(EvaluationScore(500.0, number, 100 * number))
+    assert best.result == EvaluationScore(500.0, 10, 1000)
 
 
 def test_an_observer_stops_a_run_at_an_evaluation_that_ends_beside_another(

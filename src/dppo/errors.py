@@ -47,6 +47,15 @@ class CheckpointError(DppoError):
     exit_code = 2
 
 
+class NotBetter(CheckpointError):
+    """A run with `never_worse` has no policy that is shown to be better than the baseline, which is to be used."""
+
+    def __init__(self, message: str, comparison: Any) -> None:
+        super().__init__(message)
+        self.comparison = comparison
+        """A `BaselineComparison`: how the best evaluation differs from the baseline; None if none has ended."""
+
+
 class CheckpointNotWritten(CheckpointError):
     """A checkpoint could not be written, for example because the disk is full. Earlier ones are untouched."""
 

@@ -128,7 +128,9 @@ def test_a_picture_of_many_long_labels_is_drawn_with_a_place_for_each(
         * 2
     )
     groups = [Group(f"{number} {long}", [one(1, [0, number], [0, 9])]) for number in range(14)]
-    draw_together(groups, tmp_path / "a.png", "$title", "metric", over_time=True)
+    draw_together(
+        groups, tmp_path / "a.png", "$title", "metric", over_time=True, baselines={"pi:PI": 0.5}
+    )
     [figure] = drawn
     [axis], [legend] = figure.axes, figure.legends
     parts = [axis.get_tightbbox(), *(text.get_window_extent() for text in legend.get_texts())]

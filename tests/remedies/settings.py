@@ -128,6 +128,15 @@ CHECKS: tuple[tuple[str, dict[str, Any]], ...] = (
     ("on_env_fault=raise survives no fault", {"env_faults": "3/min", "on_env_fault": "raise"}),
     ("eval_every=None evaluates nothing", {"eval_episodes": 7}),
     (
+        "the policy is compared with it in evaluations, and eval_every=None makes none",
+        {"baseline": "worlds.plants:proportional"},
+    ),
+    ("there is no baseline to fall back to", {"never_worse": True}),
+    (
+        "is too few to compare the policy with the baseline",
+        {"baseline": "worlds.plants:proportional", "eval_every": 1000, "eval_episodes": 1},
+    ),
+    (
         "num_actors=0 evaluates in this process",
         {"eval_actors": 2, "eval_every": 1, "num_actors": 0},
     ),
@@ -154,7 +163,11 @@ CHECKS: tuple[tuple[str, dict[str, Any]], ...] = (
 )
 """Words of src/dppo/config/checks.py or effects.py, and settings that it refuses with them."""
 
-VALUES: dict[str, Any] = {"model": "worlds.models:Plain", "learner_gpus": 1}
+VALUES: dict[str, Any] = {
+    "model": "worlds.models:Plain",
+    "learner_gpus": 1,
+    "baseline": "worlds.plants:proportional",
+}
 """Of settings that a remedy names without a value."""
 
 BY_HAND: tuple[tuple[str, str, dict[str, Any], tuple[dict[str, Any], ...]], ...] = (

@@ -5,9 +5,11 @@ import math
 from collections.abc import Iterator
 
 from dppo.config.effects import without_effect
+from dppo.config.parts.processes import EVAL_EPISODES
 from dppo.config.settings import Settings
 from dppo.errors import ConfigError, counted
 
+MIN_EPISODES = 2  # of an evaluation that compares the policy with a baseline
 MAX_LAYERS = 1000
 MIN_AMOUNT = 1e-4  # of a resource, in Ray
 MAX_TRIED = 10**6  # numbers tried as divisors, to suggest some
@@ -26,6 +28,7 @@ def check(config: Settings) -> None:
     _check_ray(config)
     _check_shares(config)
     _check_model_kwargs(config)
+    _check_baseline(config)
     for name, reason in without_effect(config):
         raise _error(config, name, f" has no effect: {reason}.")
 
@@ -338,6 +341,17 @@ def _check_shares(config: Settings) -> None:
             f"divide the {rows} of each learner evenly. "
             f"{_use('minibatch_size', [config.batch_size // n for n in best])}, or a different number of learners.",
             setting="minibatch_size",
+        )
+
+
+def _check_baseline(config: Settings) -> None:
+    compares = config.baseline is not None and config.eval_every is not None
+    if compares and config.eval_episodes < MIN_EPISODES:
+        raise _error(
+            config,
+            "eval_episodes",
+            f" is too few to compare the policy with the baseline: an interval needs at least {MIN_EPISODES}, and a "
+            f"useful one 10. Use `eval_episodes={EVAL_EPISODES}`, or leave `baseline` out.",
         )
 
 

@@ -193,6 +193,17 @@ NEEDS = (
         "each plays an episode at a time, and an evaluation has {config.eval_episodes}. Use as many or fewer",
     ),
     Need(
+        "baseline",
+        lambda c: c.eval_every is not None,
+        "the policy is compared with it in evaluations, and eval_every=None makes none. Set `eval_every`, perhaps to a "
+        "tenth of the run, or leave it out",
+    ),
+    Need(
+        "never_worse",
+        lambda c: c.baseline is not None,
+        "there is no baseline to fall back to. Set `baseline`, or leave it out",
+    ),
+    Need(
         "dashboard",
         lambda c: c.address is None,
         "a running cluster has its own dashboard. Leave it out",

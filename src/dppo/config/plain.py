@@ -22,6 +22,7 @@ def plain_settings(config: Settings) -> dict[str, Any]:
         "env_id": config.env_name,
         "wrappers": list(config.wrapper_names),
         "model": config.model_name,
+        "baseline": config.baseline_name,
         "minibatch_size": config.minibatch_size or config.sizes.minibatch_rows,
     }
 

@@ -10,7 +10,12 @@ from dppo.invocation import command
 
 OURS = {f"dppo.envs.wrappers:{name}" for name in ("old_api", "no_limits", "SummedReward")}
 """Wrappers of this package, which messages name."""
-NAMING = {"env_id": "environment", "model": "model", "wrappers": "wrappers"}
+NAMING = {
+    "env_id": "environment",
+    "model": "model",
+    "wrappers": "wrappers",
+    "baseline": "baseline",
+}
 """Settings with import paths, and what these name."""
 
 
@@ -74,13 +79,28 @@ def object_name(name: str) -> bool:
     return "<" in name or name.startswith("__main__:")
 
 
-def trust_flags(env_name: str, model_name: str | None = None, wrapper_names: Any = ()) -> list[str]:
+def trust_flags(
+    env_name: str,
+    model_name: str | None = None,
+    wrapper_names: Any = (),
+    baseline_name: str | None = None,
+) -> list[str]:
     """Return `--trust` in a list if a command needs it for a run of this environment, otherwise an empty list."""
-    code = code_named_by({"env_id": env_name, "model": model_name, "wrappers": wrapper_names})
-    return ["--trust"] if code else []
+    named = {
+        "env_id": env_name,
+        "model": model_name,
+        "wrappers": wrapper_names,
+        "baseline": baseline_name,
+    }
+    return ["--trust"] if code_named_by(named) else []
 
 
 def resume_command(
-    env_name: str, run_dir: Path, model_name: str | None = None, wrapper_names: Any = ()
+    env_name: str,
+    run_dir: Path,
+    model_name: str | None = None,
+    wrapper_names: Any = (),
+    baseline_name: str | None = None,
 ) -> str:
-    return command("train", "--resume", run_dir, *trust_flags(env_name, model_name, wrapper_names))
+    flags = trust_flags(env_name, model_name, wrapper_names, baseline_name)
+    return command("train", "--resume", run_dir, *flags)

@@ -9,7 +9,7 @@ from threading import Event, Thread
 from dppo.engine.actor_collector import Transport, execute
 from dppo.engine.playing import Outcome, PlayEngine
 from dppo.errors import ClusterError
-from dppo.ppo.exchange.records import PolicySnapshot
+from dppo.ppo.exchange.records import ControllerTurn, PolicySnapshot
 from dppo.signals import StopSignals
 from dppo.user_code import in_a_line
 
@@ -26,14 +26,14 @@ class ActorPlayers:
         self._engine = engine
         self._transport = transport
         self._clock = clock
-        self._begun = SimpleQueue[tuple[int, PolicySnapshot]]()
+        self._begun = SimpleQueue[tuple[int, PolicySnapshot | ControllerTurn]]()
         self._ended = SimpleQueue[Outcome]()
         self._closing = Event()
         self._thread = Thread(target=self._work, name="dppo-evaluations", daemon=True)
         self._thread.start()
 
-    def begin(self, number: int, policy: PolicySnapshot) -> None:
-        """Begin an evaluation of a policy, after those before; does not wait."""
+    def begin(self, number: int, policy: PolicySnapshot | ControllerTurn) -> None:
+        """Begin an evaluation of a policy, or of the user's controller, after those before; does not wait."""
         self._begun.put((number, policy))
 
     def outcomes(self, wait_s: float) -> list[Outcome]:

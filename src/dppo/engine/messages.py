@@ -9,7 +9,7 @@ from typing import NamedTuple
 from dppo.envs.activity import Activity
 from dppo.errors import ClusterError, DppoError
 from dppo.ppo.exchange.questions import Answer, Question
-from dppo.ppo.exchange.records import Episode, Incident, PolicySnapshot
+from dppo.ppo.exchange.records import ControllerTurn, Episode, Incident, PolicySnapshot
 from dppo.spaces.spaces import Spaces
 
 LONGEST_QUIET_S = 30.0  # between two lines about the same wait, and between two looks at an actor
@@ -110,7 +110,7 @@ class Play:
     episode: int
     timeout_s: float
     """Seconds after which the process ends the episode."""
-    policy: PolicySnapshot
+    policy: PolicySnapshot | ControllerTurn
 
 
 @dataclass(frozen=True, slots=True)

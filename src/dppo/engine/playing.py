@@ -22,7 +22,13 @@ from dppo.engine.messages import (
 )
 from dppo.engine.restarts import delay_before
 from dppo.errors import ClusterError, DppoError
-from dppo.ppo.exchange.records import Episode, Incident, IncidentKind, PolicySnapshot
+from dppo.ppo.exchange.records import (
+    ControllerTurn,
+    Episode,
+    Incident,
+    IncidentKind,
+    PolicySnapshot,
+)
 
 START_S = 600.0  # for a process to start
 MAX_TRIES = 3  # of an episode, until the rest of its evaluation is left out
@@ -53,7 +59,7 @@ class _Task:
 
     evaluation: int
     episode: int
-    policy: PolicySnapshot
+    policy: PolicySnapshot | ControllerTurn
     losses: int = 0
     """Actors that were lost while they played it."""
 
@@ -95,11 +101,12 @@ class PlayEngine:
             self._start(actor, now)
         return self._take_commands()
 
-    def begin(self, evaluation: int, policy: PolicySnapshot) -> None:
-        """Let an evaluation of a policy be played, after those before."""
-        self._tasks.extend(
-            _Task(evaluation, episode, policy) for episode in range(self._limits.episodes)
-        )
+    def begin(self, evaluation: int, policy: PolicySnapshot | ControllerTurn) -> None:
+        """Let an evaluation of a policy, or of the user's controller, be played, after those before."""
+        episodes = self._limits.episodes
+        if isinstance(policy, ControllerTurn) and policy.first_step_only:
+            episodes = 1
+        self._tasks.extend(_Task(evaluation, episode, policy) for episode in range(episodes))
 
     def take_outcomes(self) -> list[Outcome]:
         """Return the results of episodes since the last call, in the order in which they ended."""

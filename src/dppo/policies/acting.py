@@ -17,7 +17,7 @@ from dppo.errors import CheckpointError
 from dppo.policies.bounds import BoundCounter
 from dppo.policies.policy import Policy, spaces_summary
 from dppo.ppo.acting.agent import PPOAgent
-from dppo.ppo.exchange.records import PolicySnapshot
+from dppo.ppo.exchange.records import ControllerTurn, PolicySnapshot
 from dppo.ppo.networks.network import NetworkSpec
 from dppo.spaces.actions import Actions, MultiDiscreteActions, NestedActions
 from dppo.spaces.spaces import Spaces, holds_float64
@@ -53,8 +53,8 @@ class Acting(Protocol):
         """[2, width] steps of the episode so far in which actions were at their bounds; None if not counted."""
 
 
-ActingFor = Callable[[PolicySnapshot], Acting]
-"""Returns what plays the episodes of an evaluation of a policy. It can be sent to other processes."""
+ActingFor = Callable[[PolicySnapshot | ControllerTurn], Acting]
+"""Returns what plays the episodes of a policy, or of the controller. It can be sent to other processes."""
 
 
 class PolicyActing:
@@ -108,8 +108,12 @@ def policy_acting_for(spaces: Spaces, spec: NetworkSpec, settings: PlaySettings)
 
 
 def _policy_acting(
-    spaces: Spaces, spec: NetworkSpec, settings: PlaySettings, snapshot: PolicySnapshot
+    spaces: Spaces,
+    spec: NetworkSpec,
+    settings: PlaySettings,
+    snapshot: PolicySnapshot | ControllerTurn,
 ) -> Acting:
+    assert isinstance(snapshot, PolicySnapshot), "there is no controller"
     return PolicyActing(Policy(spaces, PPOAgent(spec, spaces.mask), snapshot, {}), settings)
 
 

@@ -11,7 +11,7 @@ from dppo.envs.spaces import ARRAYS, describe_spaces, leaf_spaces
 from dppo.envs.witness import Witness, witness_of
 from dppo.policies.acting import Acting, ActingFor, PlaySettings
 from dppo.policies.controller import Controller, ControllerInstance
-from dppo.ppo.exchange.records import PolicySnapshot
+from dppo.ppo.exchange.records import ControllerTurn, PolicySnapshot
 from dppo.spaces.spaces import Spaces
 
 
@@ -61,8 +61,19 @@ def controller_acting_for(controller: Controller, settings: PlaySettings) -> Act
     return partial(_unchanged, ControllerActing(controller, settings))
 
 
-def _unchanged(acting: Acting, _: PolicySnapshot) -> Acting:
+def _unchanged(acting: Acting, _: PolicySnapshot | ControllerTurn) -> Acting:
     return acting
+
+
+def acting_for_both(policy_for: ActingFor, controller_for: ActingFor) -> ActingFor:
+    """Return what plays the episodes of a policy for its snapshot, and those of a controller for its turn."""
+    return partial(_either, policy_for, controller_for)
+
+
+def _either(
+    policy_for: ActingFor, controller_for: ActingFor, asked: PolicySnapshot | ControllerTurn
+) -> Acting:
+    return controller_for(asked) if isinstance(asked, ControllerTurn) else policy_for(asked)
 
 
 def _unstored_leaves(env: Any) -> list[str]:

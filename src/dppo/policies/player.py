@@ -15,7 +15,7 @@ from dppo.envs.checks.faults import making
 from dppo.envs.instance import Instance
 from dppo.envs.names import check_env_id
 from dppo.envs.preparation import Preparation, make_prepared
-from dppo.errors import CheckpointError, ConfigError, counted, printable
+from dppo.errors import CheckpointError, ConfigError, NotBetter, counted, printable
 from dppo.files import user_path
 from dppo.invocation import command
 from dppo.log import logger
@@ -25,6 +25,7 @@ from dppo.policies.controller_acting import controller_acting_for
 from dppo.policies.policy import Policy, model_name, policy_from, read
 from dppo.ppo.exchange.records import PolicySnapshot
 from dppo.ppo.networks.network import ModelClass
+from dppo.records.files.checkpoint import find
 from dppo.records.files.run_folder import settings_to_resume
 from dppo.records.observer import Result
 from dppo.user_code import import_path
@@ -148,8 +149,13 @@ def _player_of_controller(
         raise ConfigError(
             "env: is missing, and a controller has none. Pass env, or a run that has one."
         )
-    if isinstance(env, Result | Path):
-        return replace(_player_of_run(env, None, env_kwargs, None, trust=trust), policy=controller)
+    if isinstance(env, Result):
+        # whichever of its own policy and its baseline it deploys
+        run = replace(env, baseline=None)
+        return replace(_player_of_run(run, None, env_kwargs, None, trust=trust), policy=controller)
+    if isinstance(env, Path):
+        path = find(user_path(env)).path
+        return replace(_player_of_run(path, None, env_kwargs, None, trust=trust), policy=controller)
     return Player(controller, env, _checked_kwargs(env_kwargs))
 
 
@@ -176,10 +182,15 @@ def _player_of_run(
     objects: dict[str, Any] = {}
     if isinstance(policy, Result):
         objects = policy.objects
-        policy = policy.checkpoint
+        policy = policy.deployed
         trust = True  # this process has just run its code
     run = user_path(policy)
-    found = read(run)
+    not_better = None
+    try:
+        found = read(run)
+    except NotBetter as error:
+        not_better = error
+        found = find(run)
     state = found.checkpoint.state
     named = dict(objects)
     if env is not None:
@@ -188,6 +199,8 @@ def _player_of_run(
         named["model"] = model
     stored = {"env_kwargs": {}} | _settings_with(run, env, env_kwargs)
     stored |= {"model": model_name(found, model)} | _wrappers_of(state, env)
+    if not_better is None:  # the baseline does not play
+        stored["baseline"] = named["baseline"] = None
     _check_program(stored, named, state, run)
     require_trust(stored, named, run, trust=trust)
     settings = stored | named
@@ -199,7 +212,11 @@ def _player_of_run(
         logger.info("%s %s.", f"{name}={named[name]}" if name in named else run, action)
     loaded = policy_from(found, named.get("model"))
     kwargs = dict(settings["env_kwargs"])
-    return Player(loaded, settings["env_id"], kwargs, _settings_of(loaded), objects)
+    player = Player(loaded, settings["env_id"], kwargs, _settings_of(loaded), objects)
+    if not_better is None:
+        return player
+    logger.warning("the baseline plays. %s", not_better)
+    return replace(player, policy=Controller(settings["baseline"], "baseline"))
 
 
 def _checked_kwargs(env_kwargs: Any) -> dict[str, Any]:

@@ -24,7 +24,7 @@ from dppo.errors import (
     EnvironmentFault,
 )
 from dppo.policies.acting import Acting, ActingFor, PlaySettings
-from dppo.ppo.exchange.records import Episode, EpisodeInfo, PolicySnapshot
+from dppo.ppo.exchange.records import ControllerTurn, Episode, EpisodeInfo, PolicySnapshot
 from dppo.process_state.borders import dppo_computes, guarded_steps
 from dppo.signals import INTERRUPTIONS
 from dppo.streams import Stream
@@ -175,7 +175,7 @@ class EpisodePlayer:
 
     def play(
         self,
-        policy: PolicySnapshot,
+        policy: PolicySnapshot | ControllerTurn,
         episode: int,
         timeout_s: float,
         stepped: Callable[[int], object] = int,
@@ -205,7 +205,7 @@ class EpisodePlayer:
 
     def _play(
         self,
-        policy: PolicySnapshot,
+        policy: PolicySnapshot | ControllerTurn,
         episode: int,
         timeout_s: float,
         stepped: Callable[[int], object],
@@ -219,6 +219,8 @@ class EpisodePlayer:
         )
         for so_far in playing.play(episode):
             stepped(so_far.length)
+            if so_far.length and isinstance(policy, ControllerTurn) and policy.first_step_only:
+                break
             if time.monotonic() > until:
                 at = f"its return was {so_far.episode_return:.1f} after {so_far.length:,} steps"
                 raise ClusterError(

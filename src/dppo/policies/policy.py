@@ -13,11 +13,13 @@ from dppo.envs.checks.observations import check_inside
 from dppo.envs.checks.returned import BadResult, leaf_packer, packer
 from dppo.errors import CheckpointError, ConfigError, counted
 from dppo.files import user_path
+from dppo.policies.deployed import deployed
 from dppo.policies.described import model_from, network_summary
 from dppo.ppo.acting.agent import PPOAgent
 from dppo.ppo.exchange.records import PolicySnapshot
 from dppo.ppo.exchange.statistics import no_statistics
 from dppo.ppo.networks.network import ModelClass, Outputs
+from dppo.records.comparison import BaselineComparison
 from dppo.records.files.checkpoint import Found, find
 from dppo.records.observer import Result
 from dppo.spaces.spaces import MASK, Spaces, dtype_summary, leaves, masks_of, parts_of, row_of
@@ -34,6 +36,8 @@ class Policy:
         """[P] all parameters, flat."""
         self.state = state
         """The checkpoint's description of itself: iteration, global_step, config, versions."""
+        self.comparison: BaselineComparison | None = None
+        """How the best evaluation of its run differs from the baseline; None without a baseline."""
         self.spec = agent.spec
         self.obs_scale = snapshot.obs_scale
         self._agent = agent
@@ -213,6 +217,8 @@ def load_policy(
 ) -> Policy:
     """Return the policy of a result, of a run's newest good checkpoint, or of the checkpoint at `path`.
 
+    A run with `never_worse` has that of the best checkpoint that an evaluation shows to be better than the baseline.
+
     Loading runs no code from the folder. A network of your own is stored as the import path of its class: pass `model`,
     or `trust`, unless this program has imported that module already.
 
@@ -221,12 +227,12 @@ def load_policy(
         model: the class of the run's own network, or its import path, in place of the one that the checkpoint names.
         trust: import the module that the checkpoint names.
 
-    Raise CheckpointError if there is no checkpoint, it is damaged, or its network cannot be built here; ConfigError if
-    its own network is not trusted.
+    Raise CheckpointError if there is no checkpoint, it is damaged, or its network cannot be built here; NotBetter if
+    the baseline is to be used instead; ConfigError if its own network is not trusted.
     """
     if isinstance(path, Result):
         model = model or path.objects.get("model")
-        path = path.checkpoint
+        path = path.deployed
         trust = True
     run = read(path)
     name = model_name(run, model)
@@ -245,11 +251,14 @@ def _is_imported(model: str) -> bool:
 
 
 def read(path: str | Path) -> Found:
-    """Return a run's newest good checkpoint, or the one at `path`, importing nothing; raise CheckpointError if none."""
+    """Return the checkpoint that a run deploys, or the one at `path`, importing nothing; raise as `deployed`.
+
+    Raise CheckpointError if there is no good checkpoint.
+    """
     run = find(user_path(path))
     for problem in run.damaged:
         warnings.warn(f"skipped a damaged newer checkpoint: {problem}", stacklevel=3)
-    return run
+    return deployed(run, user_path(path))
 
 
 def model_name(run: Found, replaced_by: ModelClass | None = None) -> str | None:
@@ -283,7 +292,10 @@ def policy_from(run: Found, model: ModelClass | None = None) -> Policy:
         statistics = arrays["normalizer"]
         untrained = no_statistics(spaces, obs="obs.count" in statistics, returns=False)
         obs_scale = untrained.loaded(statistics).obs_scale()
-        return Policy(spaces, agent, PolicySnapshot(state["iteration"], weights, obs_scale), state)
+        snapshot = PolicySnapshot(state["iteration"], weights, obs_scale)
+        policy = Policy(spaces, agent, snapshot, state)
+        policy.comparison = run.comparison
+        return policy
     except ConfigError as error:
         raise CheckpointError(
             f"{run.path}: its network cannot be built here: {error} Add the folder of its module to PYTHONPATH, "

@@ -101,7 +101,11 @@ def _how_to_go_on(result: Result, error: BaseException | None) -> str:
             "corrected."
         )
     resume = resume_command(
-        result.env_name, result.run_dir, result.model_name, result.wrapper_names
+        result.env_name,
+        result.run_dir,
+        result.model_name,
+        result.wrapper_names,
+        None if result.baseline is None else result.baseline.name,
     )
     if isinstance(error, TrainingDiverged):  # it would diverge again
         return f"Go on with other settings: {resume} --branch NEW_DIR"
@@ -115,8 +119,11 @@ def _how_to_go_on(result: Result, error: BaseException | None) -> str:
 def _next_commands(result: Result) -> str:
     """Return the commands that show a run that is done; no command can play in an environment of a Python program."""
     report = command("report", result.run_dir)
-    names = (result.env_name, result.model_name or "", *result.wrapper_names)
+    baseline_name = None
+    if result.baseline is not None and result.baseline.deployed == "baseline":
+        baseline_name = result.baseline.name
+    names = (result.env_name, result.model_name or "", *result.wrapper_names, baseline_name or "")
     if any(object_name(name) for name in names):
         return f"Next: {report}"
-    flags = trust_flags(result.env_name, result.model_name, result.wrapper_names)
+    flags = trust_flags(result.env_name, result.model_name, result.wrapper_names, baseline_name)
     return f"Next: {command('eval', result.run_dir, *flags)}, or {report}"

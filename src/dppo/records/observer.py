@@ -13,6 +13,7 @@ from dppo.config.trust import NAMING
 from dppo.errors import CheckpointError, ConfigError, counted
 from dppo.log import logger
 from dppo.ppo.exchange.records import CollectionProgress, Episode, EpisodeInfo, Incident
+from dppo.records.comparison import BaselineComparison
 from dppo.records.metrics.reading import read_metrics
 
 
@@ -124,6 +125,8 @@ class Result:
     """Faults that the run survived, by environment and kind: "sampler 3, env 0: ValueError in step"; "steps lost"."""
     notes: tuple[str, ...] = ()
     """Lines about slow actors, cores that were all busy, evaluations and trackers."""
+    baseline: BaselineComparison | None = None
+    """The comparison of the best evaluation with the baseline; None without a baseline."""
     config: Config | None = field(default=None, compare=False)
     """The settings, with the objects that were given: environment, wrappers, model."""
 
@@ -140,6 +143,13 @@ class Result:
     def metrics(self) -> list[dict[str, float]]:
         """The rows of metrics.jsonl written by this call. Each access reads the file."""
         return [row for row in read_metrics(self.run_dir) if row["iteration"] > self.resumed_at]
+
+    @property
+    def deployed(self) -> Path:
+        """The path to load a policy from: the last checkpoint; with `never_worse` the folder, whose best counts."""
+        if self.baseline is not None and self.baseline.never_worse:
+            return self.run_dir
+        return self.checkpoint
 
     @property
     def picture(self) -> Path:

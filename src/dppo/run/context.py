@@ -25,6 +25,8 @@ class RunContext:
     learner: PPOLearner
     actions: Actions
     """The action space of the environments."""
+    deterministic: bool
+    """False if the environment is declared nondeterministic: a seed does not determine an episode."""
     trace: Callable[..., dict[str, Any]] | None
     """Returns the line of trace.jsonl for a row of metrics; None if there is no such file."""
     observers: Observers

@@ -3,23 +3,18 @@
 from __future__ import annotations
 
 import time
-from collections import deque
-from collections.abc import Callable
-from contextlib import AbstractContextManager, suppress
-from dataclasses import dataclass, field
+from contextlib import suppress
 from pathlib import Path
-from statistics import fmean, pstdev
 from typing import Any
 
 from dppo.config import Config
 from dppo.engine.actor_players import ActorPlayers
 from dppo.engine.playing import Outcome
-from dppo.envs.activity import ActivityRecord
-from dppo.envs.silence import SilenceWatch
 from dppo.errors import (
     CheckpointError,
     ClusterError,
     ConfigError,
+    ControllerFault,
     DppoError,
     EnvironmentFault,
     counted,
@@ -27,13 +22,25 @@ from dppo.errors import (
 from dppo.invocation import as_setting_and_flag
 from dppo.log import logger
 from dppo.policies.bounds import NAMED, AtBound, most_at_bound
-from dppo.policies.playing import EpisodePlayer
-from dppo.ppo.exchange.records import Episode, Incident, IncidentKind, PolicySnapshot
+from dppo.policies.wanted import summary
+from dppo.ppo.exchange.records import (
+    ControllerTurn,
+    Episode,
+    Incident,
+    IncidentKind,
+    PolicySnapshot,
+)
+from dppo.records.comparison import BaselineComparison
 from dppo.records.files import checkpoint as checkpoints
-from dppo.records.files.run_files import CHECKPOINTS
+from dppo.records.files.run_files import BASELINE, CHECKPOINTS
 from dppo.records.observer import Observer
+from dppo.run.baseline import BASELINE_NUMBER, CHECK_NUMBER, Baseline
+from dppo.run.best_evaluation import BestEvaluation, EvaluationScore
 from dppo.run.context import RunContext
+from dppo.run.in_process_players import InProcessPlayers
 from dppo.run.learner import PPOLearner
+from dppo.run.open_evaluation import OpenEvaluation, metrics_of
+from dppo.run.outputs import call_disk
 from dppo.signals import StopRequested
 from dppo.spaces.actions import boxes
 
@@ -47,80 +54,6 @@ MAX_LOGGED_FAULTS = 3
 MANY = 10  # open evaluations, of which a line warns
 MAX_REPEATED = 100  # evaluations that a resumed run repeats
 
-Best = tuple[float, int, int]
-"""Mean return, iteration and env steps of an evaluation."""
-
-
-class InProcessPlayers:
-    """Plays the episodes of evaluations here, as `ActorPlayers` does on actors: one each time that it is asked."""
-
-    def __init__(
-        self,
-        player: EpisodePlayer,
-        episodes: int,
-        timeout_s: float,
-        turn: Callable[[], AbstractContextManager[None]],
-    ) -> None:
-        """Keep the arguments; `turn` returns a context in which a signal ends an episode."""
-        self._player = player
-        self._episodes = episodes
-        self._timeout_s = timeout_s
-        self._turn = turn
-        self._progress = ActivityRecord()
-        player.progress = self._progress
-        self._tasks = deque[tuple[int, int, PolicySnapshot]]()
-
-    def begin(self, number: int, policy: PolicySnapshot) -> None:
-        """Store the task."""
-        self._tasks.extend((number, episode, policy) for episode in range(self._episodes))
-
-    def outcomes(self, wait_s: float) -> list[Outcome]:
-        """Play the next episode, or none if `wait_s` is 0."""
-        if not self._tasks or not wait_s:
-            return []
-        number, episode, policy = self._tasks.popleft()
-        try:
-            with SilenceWatch(self._progress, lambda _: "evaluation"), self._turn():
-                return [(number, episode, self._player.play(policy, episode, self._timeout_s))]
-        except DppoError as error:
-            if isinstance(error, ClusterError):
-                self._tasks = deque(task for task in self._tasks if task[0] != number)
-            return [(number, episode, error)]
-
-
-@dataclass(slots=True)
-class _Evaluation:
-    """An evaluation that is not over."""
-
-    global_step: int
-    began: float = field(default_factory=time.monotonic)
-    played: dict[int, Episode | None] = field(default_factory=dict)
-    """Episodes by index; None for an episode that failed."""
-
-    def episodes(self) -> list[Episode]:
-        """Return the episodes that have not failed, in their order."""
-        return [episode for _, episode in sorted(self.played.items()) if episode is not None]
-
-
-class BestEvaluation:
-    """The best evaluation so far, and the best one before it."""
-
-    def __init__(self) -> None:
-        self.result: Best | None = None
-        self._before: Best | None = None
-
-    def add(self, result: Best) -> None:
-        """Compare a result. Of equal ones the earlier is the best, whichever has ended first."""
-        best = self.result
-        if best is None or (result[0], -result[1]) > (best[0], -best[1]):
-            self._before = best
-            self.result = result
-
-    def drop(self, number: int) -> None:
-        """Take the one before as the best again, if the best one is that of iteration `number`."""
-        if self.result is not None and self.result[1] == number:
-            self.result = self._before
-
 
 class Evaluations(Observer):
     """Begins evaluations when they are due, and adds the results to the rows of the iterations in which they end.
@@ -133,6 +66,7 @@ class Evaluations(Observer):
         """Begin the evaluations again that were not over in the checkpoint from which the run is resumed."""
         self._observers = run.observers
         self._players = players
+        self._disk = run.disk
         self._stop = run.stop
         self._config: Config = run.config
         self._learner: PPOLearner = run.learner
@@ -147,15 +81,21 @@ class Evaluations(Observer):
         self._waited_s = 0.0
         self._begun = False  # since the last checkpoint
         self._faults = 0
-        self._open: dict[int, _Evaluation] = {}  # by the iteration of the policy
+        self._open: dict[int, OpenEvaluation] = {}  # by the iteration of the policy
         self.stopped_by: str | None = None
         """The first observer that asked to stop at a row of its own."""
-        self._best = BestEvaluation()
+        self._best = BestEvaluation(never_worse=self._config.never_worse)
+        self._baseline: Baseline | None = None
+        self._baseline_play = OpenEvaluation("baseline")
+        self._baseline_is_ready = True  # to train beside it
         self._actions = run.actions
         self._at_bound: AtBound | None = (
             None  # in the last evaluation that is over, if often enough to be named
         )
         self._unsaved = set[int]()  # iterations whose checkpoint could not be written
+        if self._config.baseline is not None:
+            self._baseline = Baseline(self._config, self._path, paired=run.deterministic)
+            self._begin_baseline(self._baseline)
         state = run.resumed_from.get("evaluations")
         if state is not None:
             self._load(state)
@@ -163,7 +103,51 @@ class Evaluations(Observer):
     def state(self) -> dict[str, Any]:
         """Return what a checkpoint holds of evaluations: those that are not over, and the best."""
         waiting = [[number, evaluation.global_step] for number, evaluation in self._open.items()]
-        return {"open": waiting, "best": self._best.result}
+        best = self._best.result
+        state: dict[str, Any] = {"open": waiting, "best": None}
+        if best is not None:
+            state["best"] = [best.mean_return, best.iteration, best.global_step]
+        comparison = self.comparison()
+        if comparison is not None:
+            state["comparison"] = comparison.as_json()
+        return state
+
+    def comparison(self) -> BaselineComparison | None:
+        """Return the comparison of the best evaluation so far with the baseline; None without a baseline."""
+        if self._baseline is None:
+            return None
+        best = self._best.result
+        return BaselineComparison(
+            name=self._baseline.name,
+            mean_return=self._baseline.mean_return,
+            iteration=None if best is None else best.iteration,
+            difference=None if best is None else best.difference,
+            never_worse=self._config.never_worse,
+            version=self._baseline.version,
+        )
+
+    def play_baseline(self) -> None:
+        """Play the baseline before training: all episodes in process, or on actors the first step.
+
+        On actors, the episodes are then played beside the training.
+
+        Raises:
+            ControllerFault: the controller raised, or returned something that is not an action.
+        """
+        if self._baseline is None or self._baseline_is_ready:
+            return
+        began = time.monotonic()
+        say_s = SAY_S
+        with suppress(StopRequested):  # the first iteration will end with it
+            while not self._baseline_is_ready:
+                self._stop.check()
+                self._take_in(self._players.outcomes(WAIT_S))
+                waited_s = time.monotonic() - began
+                if waited_s > say_s:
+                    say_s *= 5
+                    played = self._baseline_play.episodes()
+                    done = summary(played, self._config.eval_episodes, waited_s)
+                    logger.info("baseline %s, before training: %s", self._baseline.name, done)
 
     def not_saved(self, number: int) -> None:
         """Leave out an evaluation whose checkpoint could not be written: that of the best one must exist."""
@@ -184,12 +168,16 @@ class Evaluations(Observer):
 
     def notes(self) -> list[str]:
         lines = []
-        if self._best.result is not None:
-            score, number, steps = self._best.result
+        best = self._best.result
+        if best is not None:
             count = counted(self._config.eval_episodes, "episode")
             lines.append(
-                f"Best evaluation: {score:.1f} in {count}, after {steps:,} steps (iter_{number:06d})"
+                f"Best evaluation: {best.mean_return:.1f} in {count}, after {best.global_step:,} steps "
+                f"(iter_{best.iteration:06d})"
             )
+        comparison = self.comparison()
+        if comparison is not None:
+            lines.append(str(comparison))
         if self._at_bound is not None:
             lines.append(f"In the last evaluation, {self._at_bound}")
         return lines
@@ -221,11 +209,9 @@ class Evaluations(Observer):
 
     def _load(self, state: Any) -> None:
         try:
-            score, number, steps = state["best"] or (None, 0, 0)
-            if score is not None:
-                self._best.result = (float(score), int(number), int(steps))
+            self._load_best(state)
             waiting = [(int(number), int(steps)) for number, steps in state["open"][-MAX_REPEATED:]]
-        except (KeyError, TypeError, ValueError) as error:
+        except (AttributeError, KeyError, OverflowError, TypeError, ValueError) as error:
             raise CheckpointError(
                 f"{self._path}: its evaluations cannot be read ({error!r})."
             ) from None
@@ -238,8 +224,33 @@ class Evaluations(Observer):
             except (CheckpointError, KeyError, ValueError) as error:
                 logger.warning("the evaluation after %s steps is left out: %s", f"{steps:,}", error)
 
+    def _load_best(self, state: Any) -> None:
+        if state["best"] is None:
+            return
+        mean_return, number, steps = state["best"]
+        difference = None
+        stored = state.get("comparison")
+        if stored is not None and self._baseline is not None:
+            comparison = BaselineComparison.of_json(stored)
+            baseline = self._baseline
+            # the difference from another version says nothing about this one
+            if (comparison.name, comparison.version) == (baseline.name, baseline.version):
+                difference = comparison.difference
+        score = EvaluationScore(float(mean_return), int(number), int(steps), difference)
+        self._best.add(score)
+
+    def _begin_baseline(self, baseline: Baseline) -> None:
+        """Begin the episodes of the baseline, and on actors before them its first step, unless they are stored."""
+        if baseline.is_over:
+            return
+        self._baseline_is_ready = False
+        self._baseline_play = OpenEvaluation(f"baseline {baseline.name}")
+        if self._config.num_actors != 0:
+            self._players.begin(CHECK_NUMBER, ControllerTurn(first_step_only=True))
+        self._players.begin(BASELINE_NUMBER, ControllerTurn())
+
     def _begin(self, number: int, steps: int, policy: PolicySnapshot) -> None:
-        self._open[number] = _Evaluation(steps)
+        self._open[number] = OpenEvaluation(f"evaluation after {steps:,} steps", steps)
         self._players.begin(number, policy)
         if len(self._open) == MANY:
             logger.warning(
@@ -260,38 +271,79 @@ class Evaluations(Observer):
     def _over(self, *, wait: bool) -> list[dict[str, float]]:
         """Return the results of the evaluations that are over, in their order; log a wait that is long."""
         began = time.monotonic()
-        results: list[dict[str, float]] = []
         try:
             with suppress(StopRequested):  # what is not over is repeated when the run is resumed
                 if wait:
-                    self._wait_for_all(results, began)
+                    self._wait_for_all(began)
                 else:
-                    while self._take_in(self._players.outcomes(0.0), results):
+                    while self._take_in(self._players.outcomes(0.0)):
                         pass
         except ClusterError as error:  # Ray is gone, and the run has ended
             logger.warning("evaluation after %s is left out: %s", self._describe_open(), error)
             self._open.clear()
         if wait:
             self._waited_s += time.monotonic() - began
-        return results
+        return self._take_results()
 
-    def _wait_for_all(self, results: list[dict[str, float]], began: float) -> None:
+    def _wait_for_all(self, began: float) -> None:
         say_s = SAY_S
-        while self._open:
+        while self._is_waiting():
             self._stop.check()
             outcomes = self._players.outcomes(WAIT_S)
             if time.monotonic() - began > say_s:
                 say_s *= 5
                 logger.info(WAITING, self._describe_open(), self._config.eval_timeout_s)
-            self._take_in(outcomes, results)
+            self._take_in(outcomes)
 
-    def _take_in(self, outcomes: list[Outcome], results: list[dict[str, float]]) -> bool:
-        """Add the results of evaluations that these episodes end; return whether there may be more outcomes."""
+    def _is_waiting(self) -> bool:
+        """Return whether an evaluation is not over: its episodes, or those of the baseline, are still played."""
+        is_played = all(evaluation.is_played for evaluation in self._open.values())
+        return bool(self._open) and not (is_played and self._baseline_is_over())
+
+    def _baseline_is_over(self) -> bool:
+        return self._baseline is None or self._baseline.is_over
+
+    def _take_in(self, outcomes: list[Outcome]) -> bool:
+        """Take in the results of episodes; return whether there may be more outcomes."""
         for number, episode, outcome in outcomes:
-            if number in self._open and self._is_last(number, episode, outcome):
-                evaluation = self._open.pop(number)
-                results.append(self._result(number, evaluation) | self._share_at_bound(evaluation))
-        return bool(outcomes) and bool(self._open)
+            if isinstance(outcome, ConfigError):
+                raise outcome
+            if self._baseline is not None and number in (CHECK_NUMBER, BASELINE_NUMBER):
+                self._take_in_baseline(self._baseline, number, episode, outcome)
+            elif number in self._open:
+                self._add(self._open[number], episode, outcome)
+        return bool(outcomes)
+
+    def _take_in_baseline(
+        self, baseline: Baseline, number: int, episode: int, outcome: Episode | DppoError
+    ) -> None:
+        if isinstance(outcome, ControllerFault) and not self._baseline_is_ready:
+            raise outcome
+        if number == CHECK_NUMBER:
+            self._baseline_is_ready = True
+            return
+        self._add(self._baseline_play, episode, outcome)
+        if not self._baseline_play.is_played:
+            return
+        baseline.finish(self._baseline_play.episodes())
+        self._baseline_is_ready = True
+        try:
+            call_disk(self._disk, f"writing {BASELINE}", baseline.store)
+        except (CheckpointError, OSError) as error:
+            logger.warning(
+                "%s: cannot be written (%s); a resumed run plays it again", BASELINE, error
+            )
+
+    def _take_results(self) -> list[dict[str, float]]:
+        """Return the results of the evaluations that are over, in their order."""
+        if not self._baseline_is_over():
+            return []
+        over = [number for number, evaluation in self._open.items() if evaluation.is_played]
+        results = []
+        for number in over:
+            evaluation = self._open.pop(number)
+            results.append(self._result(number, evaluation) | self._share_at_bound(evaluation))
+        return results
 
     def _describe_open(self) -> str:
         episodes = self._config.eval_episodes
@@ -300,11 +352,8 @@ class Evaluations(Observer):
             for evaluation in self._open.values()
         )
 
-    def _is_last(self, number: int, episode: int, outcome: Episode | DppoError) -> bool:
-        """Take in the result of an episode; return whether there will be no others of this evaluation."""
-        if isinstance(outcome, ConfigError):
-            raise outcome
-        evaluation = self._open[number]
+    def _add(self, evaluation: OpenEvaluation, episode: int, outcome: Episode | DppoError) -> None:
+        """Add the result of an episode, and note whether it is the last one of this evaluation."""
         evaluation.played[episode] = outcome if isinstance(outcome, Episode) else None
         missing = self._config.eval_episodes - len(evaluation.played)
         is_given_up = isinstance(outcome, ClusterError)
@@ -313,9 +362,9 @@ class Evaluations(Observer):
             if is_given_up and missing:
                 left_out += f", and so are {missing} others"
             self._report_fault(evaluation, left_out, outcome)
-        return is_given_up or not missing
+        evaluation.is_played = is_given_up or not missing
 
-    def _report_fault(self, evaluation: _Evaluation, left_out: str, error: DppoError) -> None:
+    def _report_fault(self, evaluation: OpenEvaluation, left_out: str, error: DppoError) -> None:
         if (
             isinstance(error, EnvironmentFault)
             and error.in_constructor
@@ -325,7 +374,7 @@ class Evaluations(Observer):
             error.message += (
                 f". The samplers have others in this process; {elsewhere} evaluates in another one"
             )
-        text = f"evaluation after {evaluation.global_step:,} steps: {left_out}: {error}"
+        text = f"{evaluation.name}: {left_out}: {error}"
         self._faults += 1
         if self._faults <= MAX_LOGGED_FAULTS:
             logger.warning("%s", text.partition("\n")[0])
@@ -334,7 +383,7 @@ class Evaluations(Observer):
         for observer in self._observers:
             observer.on_incident(fault)
 
-    def _result(self, number: int, evaluation: _Evaluation) -> dict[str, float]:
+    def _result(self, number: int, evaluation: OpenEvaluation) -> dict[str, float]:
         """Return the metrics of an evaluation that is over; note whether it is the best."""
         episodes = evaluation.episodes()
         row: dict[str, float] = {
@@ -345,12 +394,18 @@ class Evaluations(Observer):
         }
         if not episodes:
             return row
-        row |= _metrics(episodes, self._config.info_keys)
+        row |= metrics_of(episodes, self._config.info_keys)
+        difference = None
+        if self._baseline is not None:
+            difference = self._baseline.difference(episodes)
+            row |= self._baseline.metrics(difference)
         if number not in self._unsaved:
-            self._best.add((row["eval/episodic_return"], number, evaluation.global_step))
+            mean_return = row["eval/episodic_return"]
+            score = EvaluationScore(mean_return, number, evaluation.global_step, difference)
+            self._best.add(score)
         return row
 
-    def _share_at_bound(self, evaluation: _Evaluation) -> dict[str, float]:
+    def _share_at_bound(self, evaluation: OpenEvaluation) -> dict[str, float]:
         """Return the metric of actions at a bound, if the policy was greedy with continuous actions; log the first."""
         most = most_at_bound(self._actions, evaluation.episodes())
         if most is None or not any(boxes(self._actions)):
@@ -358,41 +413,5 @@ class Evaluations(Observer):
         is_first = self._at_bound is None
         self._at_bound = most if most.share >= NAMED else None
         if is_first and self._at_bound is not None:
-            logger.warning("evaluation after %s steps: %s", f"{evaluation.global_step:,}", most)
+            logger.warning("%s: %s", evaluation.name, most)
         return {"eval/at_bound_frac": most.share}
-
-
-def _metrics(episodes: list[Episode], info_keys: tuple[str, ...]) -> dict[str, float]:
-    returns = [episode.episode_return for episode in episodes]
-    row = {
-        "eval/episodic_return": fmean(returns),
-        "eval/return_std": pstdev(returns),
-        "eval/return_min": min(returns),
-        "eval/return_max": max(returns),
-        "eval/episodic_length": fmean(episode.length for episode in episodes),
-    }
-    for key in info_keys:
-        infos = [episode.measured[key] for episode in episodes if key in episode.measured]
-        if infos:
-            row[f"eval/info/{key}_sum"] = fmean(info.total for info in infos)
-            row[f"eval/info/{key}"] = fmean(info.mean for info in infos)
-            row[f"eval/info/{key}_last"] = fmean(info.last for info in infos)
-    successes = [episode.success for episode in episodes if episode.success is not None]
-    if successes:
-        row["eval/success_rate"] = fmean(successes)
-    return row
-
-
-def chosen_of(state: Any) -> checkpoints.Chosen | None:
-    """Return the checkpoints to keep for evaluations, whose `state` is in the last one; None if there are none."""
-    try:
-        if not state:
-            return None
-        score, best, _ = state["best"] or (None, None, None)
-        return {number: None for number, _ in state["open"]} | (
-            {} if best is None else {best: score}
-        )
-    except (KeyError, TypeError, ValueError) as error:
-        raise CheckpointError(
-            f"the evaluations of the checkpoint cannot be read ({error!r})."
-        ) from None

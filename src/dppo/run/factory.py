@@ -14,10 +14,12 @@ from dppo.hosts.plans import TrainerPlan, sampler_plan, trainer_plan
 from dppo.log import logger
 from dppo.numerics.fingerprint import Expected
 from dppo.policies.acting import PlaySettings, policy_acting_for
+from dppo.policies.controller import Controller
+from dppo.policies.controller_acting import acting_for_both, controller_acting_for
 from dppo.policies.playing import EpisodePlayer
 from dppo.ppo.networks.network import NetworkSpec
 from dppo.records.instance_lines import together_line
-from dppo.run.evaluations import InProcessPlayers
+from dppo.run.in_process_players import InProcessPlayers
 from dppo.signals import StopSignals
 from dppo.spaces.spaces import Spaces
 from dppo.transports.in_process import InProcessCollector
@@ -157,9 +159,17 @@ class PartsFactory:
         if run.eval_every is None:
             return None
         settings = PlaySettings(run.seed, not run.eval_stochastic, config.info_keys)
+        acting_for = policy_acting_for(spaces, spec, settings)
+        if run.baseline is not None:
+            controller = Controller(run.baseline, "baseline")
+            # sampled actions of a controller would follow from no seed
+            controller_for = controller_acting_for(
+                controller, replace(settings, deterministic=True)
+            )
+            acting_for = acting_for_both(acting_for, controller_for)
         player = EpisodePlayer(
             replace(config.env, env_kwargs=config.env_kwargs | run.eval_env_kwargs),
-            policy_acting_for(spaces, spec, settings),
+            acting_for,
             settings,
             config.num_samplers,
         )

@@ -13,6 +13,7 @@ from dppo.envs.make import wrapper_of
 from dppo.envs.names import check_env_id
 from dppo.errors import CheckpointNotWritten, ConfigError, counted
 from dppo.log import logger
+from dppo.policies.controller import Controller
 from dppo.ppo.networks.network import model_class
 from dppo.records.files.run_folder import RunFolder
 from dppo.records.observer import Display, EnvOptions, RunInfo
@@ -33,7 +34,7 @@ def check_is_config(config: object) -> None:
 
 
 def check_code(config: Config) -> None:
-    """Raise ConfigError if the environment, a wrapper or the network cannot be imported, or does not fit in memory."""
+    """Raise ConfigError if code that is named cannot be imported, or the network does not fit in memory."""
     check_current_folder()
     check_env_id(config.env_id)
     for wrapper in config.wrappers:
@@ -41,6 +42,8 @@ def check_code(config: Config) -> None:
     check_layers(config)
     if config.model is not None:
         model_class(config.model)
+    if config.baseline is not None:
+        Controller(config.baseline, "baseline")
 
 
 def describe_run(config: Config, folder: RunFolder) -> RunInfo:

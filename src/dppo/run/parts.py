@@ -10,7 +10,7 @@ from dppo.config.resolve import Choice
 from dppo.engine.collector import Collector
 from dppo.engine.ledger import ReplayLedger
 from dppo.numerics.fingerprint import Expected
-from dppo.run.evaluations import InProcessPlayers
+from dppo.run.in_process_players import InProcessPlayers
 from dppo.run.learner import PPOLearner
 
 if TYPE_CHECKING:

@@ -154,6 +154,8 @@ class Run:
         self._write_settings()
         try:
             self._open_files(stop)
+            if self.evaluations is not None:
+                self.evaluations.play_baseline()
             stopped_by = self._iterate(stop)
             stopped_by = self._finish_evaluations(stop) or stopped_by
             self.checkpoints.save(last=True)
@@ -182,6 +184,7 @@ class Run:
             path=self.folder.path,
             learner=self.learner,
             actions=actions_from_json(self.parts.model["actions"]),
+            deterministic=self.parts.model["deterministic"],
             trace=self.parts.trace,
             observers=self.observers,
             disk=self.disk,
@@ -293,6 +296,7 @@ class Run:
             times=times_line(self.time_split, self.config, self.parts.epochs, advise=advise),
             bottleneck=bottleneck,
             notes=tuple(self._notes(advise=advise)),
+            baseline=None if self.evaluations is None else self.evaluations.comparison(),
             config=self.config,
         )
 

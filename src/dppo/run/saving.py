@@ -18,7 +18,8 @@ from dppo.records.files.run_files import CHECKPOINTS
 from dppo.records.files.run_folder import RunFolder, describe_process
 from dppo.records.observers import Observers
 from dppo.records.outside import OutsideThread
-from dppo.run.evaluations import Evaluations, chosen_of
+from dppo.run.best_evaluation import chosen_of
+from dppo.run.evaluations import Evaluations
 from dppo.run.iteration_row import mean_return
 from dppo.run.outputs import call_disk
 from dppo.run.parts import Parts

@@ -5,6 +5,7 @@ import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from statistics import fmean
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -37,6 +38,8 @@ class Curve(NamedTuple):
     """Env steps."""
     values: np.ndarray
     settings: Mapping[str, Any] = {}
+    baseline: float | None = None
+    """Mean return of the user's controller; None without one."""
 
     def time_to(self, target: float | None) -> float | None:
         """Return the seconds of training until the value reached `target`; None if it never did."""
@@ -98,7 +101,22 @@ def curve_of(
         seconds = np.interp(steps, steps_of_rows, seconds)
     values = _column(rows, metric)
     is_finite = np.isfinite(values) & np.isfinite(seconds)
-    return Curve(seconds[is_finite], steps[is_finite], values[is_finite], settings or {})
+    return Curve(
+        seconds[is_finite],
+        steps[is_finite],
+        values[is_finite],
+        settings or {},
+        baseline_return(rows),
+    )
+
+
+def baseline_return(rows: Sequence[Mapping[str, float]]) -> float | None:
+    """Return the mean return of the user's controller, as the last evaluation has it; None without a baseline."""
+    for row in reversed(rows):
+        value = row.get("eval/baseline_return", math.nan)
+        if math.isfinite(value):
+            return value
+    return None
 
 
 def _column(rows: Sequence[Mapping[str, float]], name: str) -> np.ndarray:
@@ -194,6 +212,16 @@ def _label(names: Sequence[str], settings: Mapping[str, Any]) -> str:
         value_text = value if isinstance(value, str) else json.dumps(value)
         texts.append(f"{name}={value_text}")
     return ", ".join(texts)
+
+
+def baselines_of(groups: Sequence[Group]) -> dict[str, float]:
+    """Return the mean return of each controller that the runs were compared with, by its name."""
+    returns: dict[str, list[float]] = {}
+    for group in groups:
+        for run in group.runs:
+            if run.baseline is not None:
+                returns.setdefault(str(run.settings.get("baseline")), []).append(run.baseline)
+    return {printable(name): fmean(values) for name, values in returns.items()}
 
 
 def over_seeds(runs: Sequence[Curve]) -> Band:

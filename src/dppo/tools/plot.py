@@ -9,7 +9,15 @@ from dppo.commands.flags import Parser, UsageError
 from dppo.errors import ConfigError, DppoError, counted, printable
 from dppo.invocation import as_called
 from dppo.records.files.disk import writing
-from dppo.tools.curves import RETURN, Group, grouped_by_settings, interval, read_curve, run_folders
+from dppo.tools.curves import (
+    RETURN,
+    Group,
+    baselines_of,
+    grouped_by_settings,
+    interval,
+    read_curve,
+    run_folders,
+)
 from dppo.tools.pictures.comparison import draw_together
 from dppo.tools.pictures.style import MEAN_RETURN
 
@@ -67,12 +75,15 @@ def plot(
     )
     title = printable(environments)[:MAX_TITLE_LENGTH]
     axis_label = printable(MEAN_RETURN if metric == RETURN else metric)
+    baselines = baselines_of(groups) if metric in (RETURN, "eval/episodic_return") else {}
     with writing(f"out={out}"):
-        draw_together(groups, out, title, axis_label, over_time=over == "time")
+        draw_together(groups, out, title, axis_label, over_time=over == "time", baselines=baselines)
     for group in groups:
         mean, low, high = interval([np.array([run.values[-1] for run in group.runs])])
         spread = f", 95 % interval {low:.4g} to {high:.4g}" if len(group.runs) > 1 else ""
         yield f"{group}: {mean:.4g}{spread}"
+    for name, mean_return in baselines.items():
+        yield f"your controller {name}: {mean_return:.4g}"
     yield f"Picture: {out}"
 
 

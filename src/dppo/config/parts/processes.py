@@ -3,12 +3,14 @@
 import math
 import re
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 from dppo.config.field import constant, free, setting
 from dppo.errors import ConfigError
+from dppo.user_code import import_path
 
 EVAL_EPISODES = 20
 """Of an evaluation, wherever it is made: with steps of 1 s and episodes of 168 steps, an hour in one process."""
@@ -180,6 +182,13 @@ class Run:
     """Timeout in seconds for an episode of an evaluation; after a longer one, the rest of that evaluation is left out.
     An actor that is late, or in one step for the longest of segment_timeout_s, start_timeout_s, reset_timeout_s and
     step_timeout_s, is replaced, and plays the episode once more."""
+    baseline: str | Callable[..., Any] | None = free(None)
+    """Your own controller, to compare the policy with: module:controller, a function action = f(obs), or a class with
+    reset and act; in Python also the function or class itself. It plays the episodes of the evaluations once, and each
+    evaluation reports the difference of the returns with its 95 % interval."""
+    never_worse: bool = free(False)
+    """Deploy a policy only if an evaluation shows at 95 % that it is better than the baseline. best.json, load_policy,
+    `dppo eval` and `dppo export` then use the best such policy of the run, and without one the baseline."""
     record_episodes: str = free("all")
     """Training episodes to record, as seed and actions, so that `dppo replay` plays them again: all; every=100, each
     100th; best, each with a higher return than all before it; none. Beyond 64 MB, the oldest go."""
@@ -210,6 +219,11 @@ class Run:
                 setting="keep_checkpoints",
             )
         return NEWEST_CHECKPOINTS, int(match[1])
+
+    @property
+    def baseline_name(self) -> str | None:
+        """The import path of the baseline; None without one."""
+        return None if self.baseline is None else import_path(self.baseline)
 
     @property
     def recorded_every(self) -> int | None:

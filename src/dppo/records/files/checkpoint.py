@@ -12,7 +12,7 @@ import re
 import stat
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -21,9 +21,11 @@ import numpy as np
 from dppo.errors import CheckpointError, CheckpointNotWritten
 from dppo.files import check_kind, read_file
 from dppo.log import logger
+from dppo.records.comparison import BaselineComparison
 from dppo.records.files import disk, sealed
 from dppo.records.files.run_files import CHECKPOINTS, check_run_files
 
+BEST = "best.json"
 FORMAT = 2  # 1 was a folder of files
 NAME = re.compile(r"iter_(\d+)\.safetensors")
 INTEGERS = ("int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64")
@@ -51,6 +53,8 @@ class Found:
     """One line for each newer checkpoint that cannot be used: its path, the expected content, the content found."""
     newest: bool = True
     """False if the run has written a good checkpoint after this one."""
+    comparison: BaselineComparison | None = None
+    """The comparison of the run's best evaluation with a baseline, where `policies` has read it."""
 
 
 class _Entry(NamedTuple):
@@ -77,8 +81,14 @@ class Keep(NamedTuple):
         return self.every > 0 and iteration % self.every == 0
 
 
-Chosen = Mapping[int, float | None]
-"""The checkpoints that evaluations need, by iteration: the score of the best one, None for those being evaluated."""
+@dataclass(frozen=True, slots=True)
+class Chosen:
+    """The checkpoints that evaluations need."""
+
+    scores: Mapping[int, float | None]
+    """By iteration: the score of the best one, None for those being evaluated."""
+    comparison: Mapping[str, Any] = field(default_factory=dict)
+    """What best.json holds about a comparison with a baseline, in place of its own values where names are equal."""
 
 
 def file_name(iteration: int) -> str:
@@ -313,7 +323,7 @@ class _Stored(NamedTuple):
 
 def _stored(folder: Path, chosen: Chosen | None) -> _Stored:
     entries = [entry for entry in _scan(folder) if entry.serial >= 0]
-    needed: Chosen = {} if chosen is None else chosen
+    needed = {} if chosen is None else chosen.scores
     if chosen is not None:
         entries = [entry._replace(score=needed.get(entry.iteration)) for entry in entries]
     scored = [entry for entry in entries if entry.score is not None]
@@ -329,13 +339,17 @@ def _rotate(folder: Path, keep: Keep, chosen: Chosen | None) -> None:
         old = [entry for entry in stored.newest_first[keep.newest :] if entry not in stored.kept]
         _remove(entry.path for entry in old if not keep.includes(entry.iteration))
         if stored.best is not None:
-            _write_best(folder, stored.best)
+            _write_best(folder, stored.best, {} if chosen is None else chosen.comparison)
 
 
-def _write_best(folder: Path, best: _Entry) -> None:
-    """Write the name of the best checkpoint to best.json, for the user; dppo itself reads the scores in the files."""
-    path = folder / "best.json"
+def _write_best(folder: Path, best: _Entry, comparison: Mapping[str, Any]) -> None:
+    """Write the name of the best checkpoint to best.json.
+
+    It is for the user; dppo itself reads the scores in the files, and best.json only to load what is deployed.
+    """
+    path = folder / BEST
     content = {"checkpoint": best.path.name, "iteration": best.iteration, "score": best.score}
+    content |= comparison
     data = json.dumps(content).encode() + b"\n"
     with _warning_once(path):
         if not os.path.lexists(path) or read_file(path) != data:

@@ -117,7 +117,11 @@ def nothing_recorded(run: Path) -> str:
     if recorded != "all":
         return f"{run}: has no recorded episodes, with record_episodes={recorded}. Train with `record_episodes=all`."
     command = resume_command(
-        str(settings.get("env_id")), run, settings.get("model"), settings.get("wrappers", ())
+        str(settings.get("env_id")),
+        run,
+        settings.get("model"),
+        settings.get("wrappers", ()),
+        settings.get("baseline"),
     )
     longer = 2 * int(settings.get("total_timesteps", 0))
     faults = (

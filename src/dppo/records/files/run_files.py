@@ -13,6 +13,7 @@ LOCK = "run.lock"
 METRICS = "metrics.jsonl"
 TRACE = "trace.jsonl"
 EPISODES = "episodes.jsonl"
+BASELINE = "baseline.json"
 CHECKPOINTS = "checkpoints"
 INCIDENT = "incident.json"
 ROWS = (METRICS, TRACE, EPISODES)
@@ -36,6 +37,7 @@ PARTS = {
     METRICS: Part(FILE, 2**31),
     TRACE: Part(FILE, 2**30),
     EPISODES: Part(FILE, 2**28),
+    BASELINE: Part(FILE, 2**24),
     "trackers.json": Part(FILE, 2**16),
     "learning_curve.png": Part(FILE),
     "events.out.tfevents.*": Part(FILE),

@@ -162,7 +162,13 @@ def _created(config: Config, stack: ExitStack) -> Path:
             f"run_dir={run_dir}: cannot be written ({error.strerror or error}). {advice}"
         ) from None
     if (path / METRICS).exists() or has_any(path):
-        command = resume_command(config.env_name, run_dir, config.model_name, config.wrapper_names)
+        command = resume_command(
+            config.env_name,
+            run_dir,
+            config.model_name,
+            config.wrapper_names,
+            config.baseline_name,
+        )
         raise ConfigError(
             f"run_dir={run_dir}: contains a run already. Continue it with `{command}`, or use another folder."
         )

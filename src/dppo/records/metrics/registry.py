@@ -156,6 +156,7 @@ TIME = (
     Metric("replay/s", "s", "spent on replays, summed over actors; `perf/env_s` includes it"),
 )
 
+WITH_BASELINE = "with `--baseline`"
 EVALUATIONS = (
     Metric("eval/iteration", "count", "the iteration whose policy was evaluated"),
     Metric(
@@ -183,6 +184,37 @@ EVALUATIONS = (
         "with Box actions",
     ),
     Metric("eval/s", "s", "from the request to the result"),
+    Metric(
+        "eval/baseline_return",
+        "reward",
+        "mean return of the controller of `--baseline` in its episodes, which have the same seeds",
+        WITH_BASELINE,
+    ),
+    Metric(
+        "eval/baseline_difference",
+        "reward",
+        "mean over pairs of episodes with the same seed of the policy's return minus the baseline's",
+        WITH_BASELINE,
+    ),
+    Metric(
+        "eval/baseline_difference_low",
+        "reward",
+        "where its 95 % interval (Student's t) begins; above 0, the policy is better",
+        "with `--baseline`, from two episodes on",
+    ),
+    Metric(
+        "eval/baseline_difference_high",
+        "reward",
+        "where its 95 % interval ends; below 0, the policy is worse",
+        "with `--baseline`, from two episodes on",
+    ),
+    Metric(
+        "eval/baseline_pairs",
+        "count",
+        "pairs of episodes that were compared; 0 if the environment is declared nondeterministic: then the difference "
+        "is that of the means, and its interval Welch's",
+        WITH_BASELINE,
+    ),
 )
 
 OF_INFO = (

@@ -51,6 +51,12 @@ def number(value: float | None, digits: int | None = None) -> str:
     return f"{value:,.{digits}f}"
 
 
+def signed(value: float) -> str:
+    """Return a difference as `number` does, with its sign: +6.60, -0.012."""
+    text = number(value)
+    return f"+{text}" if value > 0 else text
+
+
 def speed(steps_per_s: float | None) -> str:
     """Return steps per second as `number` does, without digits after the point from 10 on."""
     if steps_per_s is not None and 0 < steps_per_s < 10:

@@ -19,7 +19,7 @@ from rich.text import Text
 from dppo.ppo.exchange.records import CollectionProgress
 from dppo.records.closing_lines import EPISODE_WINDOW, closing_lines
 from dppo.records.observer import Display, Result, RunInfo
-from dppo.records.terminal.figures import duration, number, share, sparkline, speed
+from dppo.records.terminal.figures import duration, number, share, signed, sparkline, speed
 from dppo.records.terminal.streams import PatientStream, ShowLog
 from dppo.records.terminal.view import PHASES, View
 
@@ -133,6 +133,8 @@ def _lines(
         yield "return", _returns(view, room)
         if view.evaluation:
             yield "eval", _evaluation(view.evaluation)
+            if "eval/baseline_return" in view.evaluation:
+                yield "baseline", _baseline(view.evaluation)
         yield "speed", _Flow(_speed(view, now))
         yield (
             "losses",
@@ -220,6 +222,28 @@ def _evaluation(row: dict[str, float]) -> RenderableType:
         _item("length", number(row.get("eval/episodic_length"))),
         Text(f"{row['eval/episodes']:.0f} episodes", style="dim"),
     ]
+    return _Flow(items)
+
+
+def _baseline(row: dict[str, float]) -> RenderableType:
+    items = [Text(number(row["eval/baseline_return"]), style="bold")]
+    difference = row.get("eval/baseline_difference")
+    if difference is not None:
+        items.append(_item("difference", signed(difference)))
+    low = row.get("eval/baseline_difference_low")
+    high = row.get("eval/baseline_difference_high")
+    if low is not None and high is not None:
+        style = "yellow"
+        if low > 0:
+            style = "green"
+        elif high < 0:
+            style = "red"
+        interval = f"{signed(low)} to {signed(high)}"
+        items.append(Text.assemble(("95 % ", "dim"), (interval, style)))
+    pairs = row.get("eval/baseline_pairs")
+    if pairs is not None:
+        compared = f"{pairs:.0f} pairs" if pairs else "unpaired"
+        items.append(Text(compared, style="dim"))
     return _Flow(items)
 
 

@@ -10,7 +10,7 @@ from typing import Literal, TextIO
 from dppo.ppo.exchange.records import CollectionProgress
 from dppo.records.closing_lines import EPISODE_WINDOW, closing_lines
 from dppo.records.observer import Display, Result, RunInfo
-from dppo.records.terminal.figures import duration, number, share, speed
+from dppo.records.terminal.figures import duration, number, share, signed, speed
 from dppo.records.terminal.streams import PatientStream, ShowLog
 from dppo.records.terminal.view import PHASES, View
 
@@ -100,7 +100,7 @@ def plain_line(view: View) -> str:
         f"return {number(row.get('charts/episodic_return')):>7} ({episodes} episodes)",
     ]
     if view.evaluation:
-        parts.append(f"eval {number(view.evaluation.get('eval/episodic_return'))}")
+        parts.append(_evaluation(view.evaluation))
     parts += [
         f"SPS {speed(row.get('charts/SPS'))}",
         f"kl {number(row.get('losses/approx_kl'))}",
@@ -108,6 +108,19 @@ def plain_line(view: View) -> str:
         f"left {duration(view.left_s(view.row_at))}",
     ]
     return GAP.join(parts)
+
+
+def _evaluation(row: dict[str, float]) -> str:
+    """Return `eval -20.1`, with a baseline `eval -20.1 (baseline +6.6, 95 % +4.1 to +9.1)`."""
+    text = f"eval {number(row.get('eval/episodic_return'))}"
+    if "eval/baseline_difference" not in row:
+        return text
+    compared = f"baseline {signed(row['eval/baseline_difference'])}"
+    if "eval/baseline_difference_low" in row:
+        low = signed(row["eval/baseline_difference_low"])
+        high = signed(row["eval/baseline_difference_high"])
+        compared += f", 95 % {low} to {high}"
+    return f"{text} ({compared})"
 
 
 def _time_split(row: dict[str, float]) -> str:

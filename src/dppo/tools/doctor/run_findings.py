@@ -9,8 +9,8 @@ from statistics import fmean
 from dppo.config import Config
 from dppo.config.resolve import TaskFacts, facts_of, value_of
 from dppo.errors import CheckpointError
-from dppo.policies.policy import read
 from dppo.records.bottleneck import TimeSplit, bottleneck_line, times_line
+from dppo.records.files.checkpoint import find
 from dppo.records.files.run_folder import settings_to_resume
 from dppo.records.metrics.reading import read_metrics
 from dppo.records.notes import MIN_EPISODES, RISE, LearningNotes
@@ -38,7 +38,7 @@ def of_run(run: Path, rows: Sequence[Row] | None = None) -> Iterator[tuple[str, 
     # until the actions are known
     epochs = value_of("update_epochs", config, TaskFacts(action_dims=1))
     with suppress(CheckpointError, KeyError, TypeError, ValueError):
-        actions = actions_from_json(read(run).checkpoint.state["model"]["actions"])
+        actions = actions_from_json(find(run).checkpoint.state["model"]["actions"])
         epochs = value_of("update_epochs", config, facts_of(actions))
         notes = LearningNotes(config, actions)
         for row in rows:

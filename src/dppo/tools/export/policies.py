@@ -17,7 +17,7 @@ import yaml
 from dppo.config import flattened
 from dppo.config.parts.processes import EVAL_EPISODES
 from dppo.config.trust import require_trust
-from dppo.errors import ConfigError, counted, printable
+from dppo.errors import ConfigError, NotBetter, counted, printable
 from dppo.files import read_file, user_path
 from dppo.policies.described import model_state, network_summary
 from dppo.policies.evaluation import evaluate
@@ -25,7 +25,8 @@ from dppo.policies.policy import Policy, model_name, policy_from, read, spaces_s
 from dppo.ppo.exchange.inputs import leaf_scales
 from dppo.ppo.networks.built_in import BuiltInSpec
 from dppo.ppo.networks.network import ModelClass
-from dppo.records.files.checkpoint import has_any
+from dppo.records.comparison import BaselineComparison
+from dppo.records.files.checkpoint import BEST, Found, has_any
 from dppo.records.files.disk import make_folder, write_file, writing
 from dppo.records.files.run_files import CONFIG, METRICS
 from dppo.records.files.run_folder import as_file_name, run_dir_of, versions
@@ -64,11 +65,25 @@ FIGURES = {
 def load_trusted(
     run: str | Path, model: ModelClass | None = None, *, trust: bool = False
 ) -> Policy:
-    """Return the policy of a run; raise ConfigError if its own network is neither trusted nor named by `model`."""
-    run_files = read(run)
+    """Return the policy of a run; raise ConfigError if its own network is neither trusted nor named by `model`.
+
+    Raise NotBetter if the run deploys its baseline: a controller is Python code, which cannot be exported.
+    """
+    run_files = read_exported(run)
     named_by_caller = () if model is None else ("model",)
     require_trust({"model": model_name(run_files, model)}, named_by_caller, run, trust=trust)
     return policy_from(run_files, model)
+
+
+def read_exported(run: str | Path) -> Found:
+    """Return the checkpoint that a run deploys, or the one that `run` names; raise as `load_trusted`."""
+    try:
+        return read(run)
+    except NotBetter as error:
+        raise NotBetter(
+            f"{error} Nothing was exported: a controller is Python code, which ONNX does not hold.",
+            error.comparison,
+        ) from None
 
 
 def export_onnx(policy: Policy | str | Path, path: str | Path, *, trust: bool = False) -> str:
@@ -102,7 +117,15 @@ def export_onnx(policy: Policy | str | Path, path: str | Path, *, trust: bool = 
     for name, dtype in module.inputs.items():
         shape = ", ".join(map(str, ("n", *dtype.shape)))
         inputs.append(f"{name} {dtype.base}[{shape}]")
-    return f"{path}: {', '.join(inputs)} -> {', '.join(module.output_names)}. {checked}"
+    facts = f"{path}: {', '.join(inputs)} -> {', '.join(module.output_names)}. {checked}"
+    return f"{facts} {statement_on(policy)}".rstrip()
+
+
+def statement_on(policy: Policy) -> str:
+    """Return the checkpoint of a policy, and how its run compares with the baseline; "" without a baseline."""
+    if policy.comparison is None:
+        return ""
+    return f"This is the policy of iter_{policy.state['iteration']:06d}. {policy.comparison}"
 
 
 def _as_onnx(policy: Policy, module: ExportedPolicy) -> bytes:
@@ -162,6 +185,7 @@ def _metadata(policy: Policy, module: ExportedPolicy) -> dict[str, str]:
             {name: [str(dtype.base), list(dtype.shape)] for name, dtype in module.inputs.items()}
         ),
         "prepared": json.dumps({name: settings[name] for name in PREPARED if name in settings}),
+        "baseline": statement_on(policy),
     }
 
 
@@ -292,7 +316,7 @@ def export_folder(
     """
     run_dir = run_dir_of(user_path(run))
     target = user_path(folder)
-    run_files = read(run)
+    run_files = read_exported(run)
     if target.resolve() == run_dir.resolve():
         raise ConfigError(f"{folder}: is the folder of the run. Use another one.")
     if has_any(target):
@@ -311,6 +335,8 @@ def export_folder(
         write_file(target / "checkpoints" / run_files.path.name, read_file(run_files.path))
         for name in copied:
             write_file(target / name, read_file(run_dir / name))
+        if policy.comparison is not None:
+            write_file(target / "checkpoints" / BEST, _exported_best(run_files, policy.comparison))
         picture = f"![Learning curve]({CURVE})\n\n" if CURVE in copied else ""
         card = _card(
             policy, played, rows, checked=checked.removeprefix(f"{target}/"), curve=picture
@@ -319,6 +345,18 @@ def export_folder(
     command = f"hf upload YOUR_NAME/ppo-{as_file_name(_env_name(policy))} {quote(str(target))}"
     look = f"{target / CARD}: the model card. Look at it, and at {CONFIG} for what is private, then upload the folder:"
     return f"{checked}\n{look}\n{command}"
+
+
+def _exported_best(exported: Found, comparison: BaselineComparison) -> bytes:
+    """Return a best.json by which the folder deploys the exported policy, with the comparison of its run."""
+    content = {
+        "checkpoint": exported.path.name,
+        "iteration": exported.checkpoint.state["iteration"],
+        "score": None,
+        "deployed": "policy",
+        "baseline": comparison.as_json(),
+    }
+    return json.dumps(content).encode() + b"\n"
 
 
 def _env_name(policy: Policy) -> str:

@@ -1,7 +1,7 @@
 """Groups of runs in one picture: each group's mean over its seeds, in a band from the lowest to the highest."""
 
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -17,6 +17,7 @@ from dppo.tools.pictures.style import (
     LEFT,
     LEGEND,
     STEPS,
+    draw_baseline,
     save,
     style,
     time_axis,
@@ -68,16 +69,25 @@ def compare_figure(groups: Sequence[Group], path: Path, caption: str, target: fl
 
 
 def draw_together(
-    groups: Sequence[Group], path: Path, title: str, label: str, *, over_time: bool
+    groups: Sequence[Group],
+    path: Path,
+    title: str,
+    label: str,
+    *,
+    over_time: bool,
+    baselines: Mapping[str, float],
 ) -> None:
-    """Draw groups into the PNG or SVG `path`: means over env steps or time; `label` names the values."""
+    """Draw groups into the PNG or SVG `path`: means over env steps or time; `label` names the values.
+
+    `baselines` are mean returns of the user's controllers, each drawn as a horizontal line.
+    """
     import matplotlib as mpl
     from matplotlib.figure import Figure
 
     bands = [over_seeds(group.runs) for group in groups]
     scale, time_label = time_axis(np.concatenate([band.seconds for band in bands]))
     names = ["\n".join(textwrap.wrap(str(group), LABEL_WIDTH)) for group in groups]
-    legend_lines = sum(name.count("\n") + 1.3 for name in names)
+    legend_lines = sum(name.count("\n") + 1.3 for name in (*names, *baselines))
     with mpl.rc_context({"text.parse_math": False, "svg.hashsalt": "dppo"}):
         figure = Figure(
             figsize=(8, 4 + 0.18 * legend_lines), dpi=DPI, facecolor="white", layout="constrained"
@@ -93,6 +103,8 @@ def draw_together(
                 "label": name,
             }
             _draw_band(axis, x, band, shade=0.15, line=line)
+        for index, (name, mean_return) in enumerate(baselines.items()):
+            draw_baseline(axis, mean_return, f"your controller {name}", DASHES[1:][index % 2])
         axis.set_title(title, loc="left", fontsize=11, fontweight="bold", color=INK)
         axis.set_xlabel(time_label if over_time else STEPS, color=INK, fontsize=9)
         axis.set_ylabel(label, color=INK, fontsize=9)

@@ -11,7 +11,7 @@ from dppo.records.files.disk import cause, remedy
 from dppo.records.metrics.reading import read_metrics
 from dppo.records.observer import Result
 from dppo.records.outside import FileWriter
-from dppo.tools.curves import RETURN, curve_of, thinned
+from dppo.tools.curves import RETURN, baseline_return, curve_of, thinned
 from dppo.tools.pictures.style import (
     COLOURS,
     GREY,
@@ -19,6 +19,7 @@ from dppo.tools.pictures.style import (
     LEFT,
     LEGEND,
     STEPS,
+    draw_baseline,
     save,
     time_axis,
     two_panels,
@@ -59,11 +60,14 @@ def learning_curve(rows: Sequence[Mapping[str, float]], path: Path, title: str) 
     _draw_evaluations(over_time, evaluations.seconds / scale, evaluations.values)
     _draw_training(over_steps, training.steps, training.values)
     _draw_training(over_time, training.seconds / scale, training.values)
+    controller = baseline_return(rows)
     for axis in (over_steps, over_time):
         axis.set_xlim(left=0)
+        if controller is not None:
+            draw_baseline(axis, controller)
     if len(training.values) or len(evaluations.values):
         over_time.legend(
-            **LEGEND | {"loc": "lower right", "bbox_to_anchor": (1.02, 0.98), "ncols": 3}
+            **LEGEND | {"loc": "lower right", "bbox_to_anchor": (1.02, 0.98), "ncols": 4}
         )
     save(figure, path)
 

@@ -24,6 +24,7 @@ LEGEND: dict[str, Any] = {
     "columnspacing": 1.2,
     "labelspacing": 0.3,
 }
+BASELINE_DASHES = (0, (4, 2))
 STEPS = "env steps"
 MEAN_RETURN = "mean return of the last 100 episodes"
 MAX_SECONDS_IN_S = 300  # longer times are shown in minutes
@@ -52,6 +53,14 @@ def style(axis: Any, *, labelsize: int) -> None:
     axis.set_axisbelow(True)
     axis.tick_params(colors=GREY, length=0, labelsize=labelsize)
     axis.xaxis.set_major_formatter(short)
+
+
+def draw_baseline(
+    axis: Any, mean_return: float, name: str = "your controller", dashes: Any = BASELINE_DASHES
+) -> None:
+    """Draw the return of the user's controller as a dashed horizontal line, with its figure in the legend."""
+    label = f"{name}: {mean_return:.4g}"
+    axis.axhline(mean_return, color=INK, linewidth=1.2, linestyle=dashes, label=label)
 
 
 def short(value: float, _: float) -> str:

@@ -131,15 +131,29 @@ class Line(NamedTuple):
     high: np.ndarray
 
 
+class Level(NamedTuple):
+    """A horizontal line in a chart."""
+
+    name: str
+    value: float
+
+
 def chart(
-    title: str, line: Line, label: str, *, name: str = "last", marks: Sequence[Mark] = ()
+    title: str,
+    line: Line,
+    label: str,
+    *,
+    name: str = "last",
+    marks: Sequence[Mark] = (),
+    level: Level | None = None,
 ) -> str:
     """Return a figure of a line with its spread and its last value; "" if none is finite."""
     x, mean, low, high = _binned(np.array(line), MAX_LINE_POINTS)
     if not len(x):
         return ""
     across = _axis(x, 0.0, label)
-    up = _axis(np.concatenate([low, high]), 0.05)
+    levels = [] if level is None else [level.value]
+    up = _axis(np.concatenate([low, high, levels]), 0.05)
     places = across.percent(x)
     middle, bottom, top = 100 - up.percent(np.array([mean, low, high]))
     drawing = ""
@@ -149,13 +163,17 @@ def chart(
             f'<path class="mark {mark.kind}" d="{path}"><title>{text(mark.text)}</title></path>'
         )
     drawing += f'<path class="band f0" d="{_area_path(places, bottom, top)}"/>'
+    legend = {name: f"{mean[-1]:.4g}"}
+    if level is not None:
+        drawing += f'<path class="level" d="M0 {100 - up.percent(level.value):.2f}H100"/>'
+        legend[level.name] = f"{level.value:.4g}"
     if len(x) < FEW_POINTS:
         drawing += (
             f'<path class="line few" d="{_line_path(places, middle)}{_dots(places, middle)}"/>'
         )
     else:
         drawing += f'<path class="line" d="{_line_path(places, middle)}"/>'
-    return Figure(title, across, list(up.ticks()), {name: f"{mean[-1]:.4g}"}).around(drawing)
+    return Figure(title, across, list(up.ticks()), legend).around(drawing)
 
 
 def stacked(title: str, x: np.ndarray, parts: Mapping[str, np.ndarray], label: str) -> str:

@@ -15,11 +15,11 @@ from dppo.config import Config
 from dppo.config.parts import default_of, settings_by_name
 from dppo.config.plain import plain
 from dppo.errors import counted
-from dppo.records.terminal.figures import duration, number
+from dppo.records.terminal.figures import duration, number, signed
 from dppo.records.terminal.view import PHASES
-from dppo.tools.curves import RETURN, resumed, training_times
+from dppo.tools.curves import RETURN, baseline_return, resumed, training_times
 from dppo.tools.pictures.style import STEPS, time_axis
-from dppo.tools.report.charts import Bar, Line, Mark, chart, lanes, stacked, text
+from dppo.tools.report.charts import Bar, Level, Line, Mark, chart, lanes, stacked, text
 
 Row = Mapping[str, float]
 Columns = dict[str, np.ndarray]
@@ -34,8 +34,12 @@ ENDS_OF_OTHERS = (
     "_std",
     "_min",
     "_max",
+    "_low",
+    "_high",
     "eval/iteration",
     "eval/global_step",
+    "eval/baseline_return",
+    "eval/baseline_pairs",
 )
 MEMORY = "actors/memory_gb"
 SECTIONS = {  # keys, and prefixes of keys, in the order in which they are drawn
@@ -169,7 +173,11 @@ def _charts(facts: Facts) -> Iterator[str]:
     columns = _columns(facts.rows)
     _join_memory_of_actors(columns)
     steps = columns["global_step"]
-    yield _learning(facts, columns)
+    controller = baseline_level(facts.rows)
+    levels = {"eval/baseline_difference": Level("no difference", 0.0)}
+    if controller is not None:
+        levels["eval/episodic_return"] = controller
+    yield _learning(facts, columns, controller)
     shares = {
         TIMES[phase]: columns[f"perf/{phase}_frac"]
         for phase in PHASES
@@ -181,7 +189,8 @@ def _charts(facts: Facts) -> Iterator[str]:
         if title == "Where the time goes":
             figures.append(stacked("share of each iteration", steps, shares, STEPS))
         for key in _drawn_keys(columns, prefixes)[:MAX_CHARTS]:
-            figures.append(chart(key, _with_spread(columns, key, x), STEPS))
+            line = _with_spread(columns, key, x)
+            figures.append(chart(key, line, STEPS, level=levels.get(key)))
         yield _group(title, figures)
     if facts.actors:
         shown = dict(list(facts.actors.items())[:MAX_LANES])
@@ -204,7 +213,37 @@ def _drawn_keys(columns: Columns, prefixes: Sequence[str]) -> list[str]:
     return [key for prefix in prefixes for key in has_chart if key.startswith(prefix)]
 
 
-def _learning(facts: Facts, columns: Columns) -> str:
+def baseline_level(rows: Sequence[Row]) -> Level | None:
+    """Return the line of the user's controller; None without a baseline."""
+    mean_return = baseline_return(rows)
+    return None if mean_return is None else Level("your controller", mean_return)
+
+
+def comparison_sentence(facts: Facts) -> str:
+    """Return the last comparison of the policy with the user's controller in words; "" without one."""
+    row = next((row for row in reversed(facts.rows) if "eval/baseline_difference" in row), None)
+    if row is None:
+        return ""
+    low = row.get("eval/baseline_difference_low", -math.inf)
+    high = row.get("eval/baseline_difference_high", math.inf)
+    verdict = "which shows no difference"
+    if low > 0:
+        verdict = "the policy is better"
+    elif high < 0:
+        verdict = "the policy is worse"
+    pairs = row.get("eval/baseline_pairs", 0)
+    compared = f"{pairs:.0f} pairs of episodes" if pairs else "unpaired episodes"
+    interval = "too few episodes for an interval"
+    if math.isfinite(low):
+        interval = f"95 % interval {signed(low)} to {signed(high)}"
+    return (
+        f"Your controller {facts.config.baseline_name} has a mean return of {number(row['eval/baseline_return'])}. "
+        f"The last evaluation, after {row['eval/global_step']:,.0f} env steps, differs by "
+        f"{signed(row['eval/baseline_difference'])} ({interval}, {compared}): {verdict}."
+    )
+
+
+def _learning(facts: Facts, columns: Columns, controller: Level | None) -> str:
     """Return the mean return over env steps and over time, with marks for incidents."""
     seconds = training_times(facts.rows)
     scale, time_label = time_axis(seconds)
@@ -218,13 +257,16 @@ def _learning(facts: Facts, columns: Columns) -> str:
                 label,
                 name="mean of the last 100",
                 marks=marks(facts.rows, x),
+                level=controller,
             )
             figures.append(drawn)
     if not any(figures):
         return "<p>No episode has finished yet.</p>"
     kinds = [kind for kind in KINDS if f'"mark {kind}"' in "".join(figures)]
     legend = "".join(f'<span class="{kind}">{KINDS[kind]}</span>' for kind in kinds)
-    return _group("Learning", figures, legend)
+    sentence = comparison_sentence(facts)
+    compared = f"<p>{text(sentence)}</p>" if sentence else ""
+    return _group("Learning", figures, legend) + compared
 
 
 def _join_memory_of_actors(columns: Columns) -> None:
@@ -245,8 +287,8 @@ def _with_spread(columns: Columns, key: str, x: np.ndarray) -> Line:
         return Line(x, mean, mean, mean)
     stem = key.removesuffix("_mean").replace("eval/episodic_", "eval/")
     deviation = columns.get(f"{stem}_std", 0 * mean)
-    low = columns.get(f"{stem}_min", mean - deviation)
-    high = columns.get(f"{stem}_max", mean + deviation)
+    low = columns.get(f"{stem}_min", columns.get(f"{stem}_low", mean - deviation))
+    high = columns.get(f"{stem}_max", columns.get(f"{stem}_high", mean + deviation))
     return Line(
         x, mean, np.where(np.isfinite(low), low, mean), np.where(np.isfinite(high), high, mean)
     )

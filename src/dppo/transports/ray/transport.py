@@ -182,7 +182,9 @@ class RayTransport:
     @calls_ray
     def _play(self, play: Play) -> None:
         try:
-            policy = self._sent(play.policy)
+            policy = play.policy
+            if isinstance(policy, PolicySnapshot):
+                policy = self._sent(policy)
         except ClusterError as error:  # an evaluation may be left out
             self._failed.put(messages.Died(play.process, f"failed: {error}"))
             return
@@ -206,7 +208,8 @@ class RayTransport:
         if policy.version in self._policies:
             return self._policies[policy.version]
         asks = [command for command in self._pending() if isinstance(command, Ask | Play)]
-        versions = [ask.policy.version for ask in asks if ask.process in self._handles]
+        asked = [ask.policy for ask in asks if ask.process in self._handles]
+        versions = [other.version for other in asked if isinstance(other, PolicySnapshot)]
         oldest = min(versions, default=policy.version)
         self._policies = {
             version: sent for version, sent in self._policies.items() if version >= oldest

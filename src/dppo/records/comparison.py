@@ -1,0 +1,86 @@
+"""The comparison of a run's best evaluation with its baseline, the user's controller."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from dppo.records.differences import Difference
+
+
+@dataclass(frozen=True, slots=True)
+class BaselineComparison:
+    """The user's controller, and how the best evaluation of the run differs from it."""
+
+    name: str
+    """Import path of the controller."""
+    mean_return: float
+    """Its mean return in the episodes of the evaluations; nan until it has played them."""
+    iteration: int | None
+    """The iteration of the best evaluation; None without one."""
+    difference: Difference | None
+    """Returns of the best evaluation minus those of the controller; None without one."""
+    never_worse: bool
+    """True if a policy is deployed only where an evaluation shows an improvement."""
+    version: str | None = None
+    """Hash of the controller's file and of the settings that its returns depend on; None if it cannot be known."""
+
+    @property
+    def deployed(self) -> Literal["policy", "baseline"]:
+        """Return which of the two the run deploys: without `never_worse`, always the policy."""
+        if self.never_worse and not self.is_improvement:
+            return "baseline"
+        return "policy"
+
+    @property
+    def is_improvement(self) -> bool:
+        """Return whether the best evaluation shows at 95 % that the policy is better."""
+        return self.difference is not None and self.difference.is_improvement
+
+    def __str__(self) -> str:
+        """Return a sentence on both returns, one on what they show, and with `never_worse` one on what is deployed."""
+        if math.isnan(self.mean_return):
+            return f"Baseline {self.name}: not played yet."
+        text = f"Baseline {self.name}: mean return {self.mean_return:.1f}."
+        if self.difference is not None:
+            text += f" The best evaluation (iter_{self.iteration or 0:06d}) differs by {self.difference}"
+            text += "." if self.is_improvement else ", which does not show that it is better."
+        if self.never_worse:
+            deployed = f"the policy of iter_{self.iteration or 0:06d}"
+            if self.deployed == "baseline":
+                deployed = "the baseline"
+            text += f" Deployed by never_worse: {deployed}."
+        return text
+
+    def as_json(self) -> dict[str, Any]:
+        """Return JSON values for `of_json`; NaN, which JSON does not have, becomes None."""
+        values = {
+            name: getattr(self, name) for name in ("name", "iteration", "never_worse", "version")
+        }
+        values["mean_return"] = None if math.isnan(self.mean_return) else self.mean_return
+        values["difference"] = None if self.difference is None else self.difference.as_json()
+        return values
+
+    @classmethod
+    def of_json(cls, stored: Any) -> BaselineComparison:
+        """Return what `as_json` has stored; raise KeyError, TypeError or ValueError for anything else."""
+        mean_return = stored["mean_return"]
+        iteration = stored["iteration"]
+        difference = stored["difference"]
+        version = stored["version"]
+        return cls(
+            name=str(stored["name"]),
+            mean_return=math.nan if mean_return is None else float(mean_return),
+            iteration=None if iteration is None else int(iteration),
+            difference=None if difference is None else Difference.of_json(difference),
+            never_worse=bool(stored["never_worse"]),
+            version=None if version is None else str(version),
+        )
+
+    def in_best_json(self) -> dict[str, Any]:
+        """Return what best.json says about it; if the baseline is deployed, in place of the best checkpoint."""
+        content: dict[str, Any] = {"deployed": self.deployed, "baseline": self.as_json()}
+        if self.deployed == "baseline":
+            content |= {"checkpoint": None, "iteration": None, "score": None}
+        return content

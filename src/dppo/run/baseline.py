@@ -1,0 +1,178 @@
+"""The baseline of a run: the user's controller, played once on the episodes of the evaluations."""
+
+from __future__ import annotations
+
+import hashlib
+import inspect
+import json
+import math
+import sys
+from collections.abc import Sequence
+from contextlib import suppress
+from importlib.util import find_spec
+from pathlib import Path
+from statistics import fmean, pstdev
+from typing import Any
+
+from dppo.config import Config, plain_settings
+from dppo.config.parts import about, names_of
+from dppo.errors import counted
+from dppo.log import logger
+from dppo.ppo.exchange.records import Episode
+from dppo.records.differences import (
+    FEW_EPISODES,
+    Difference,
+    paired_difference,
+    unpaired_difference,
+)
+from dppo.records.files import disk
+from dppo.records.files.run_files import BASELINE, read_run_file
+from dppo.user_code import import_path
+
+BASELINE_NUMBER = -1
+"""The number of the baseline among evaluations, which have those of iterations."""
+CHECK_NUMBER = -2
+"""The number of the first step of the baseline, by which it shows that it can act."""
+UNPAIRED = (
+    "the environment is declared nondeterministic, so an episode of the policy and one of the baseline with the same "
+    "seed have nothing in common: the interval of their difference is that of independent episodes (Welch)"
+)
+
+
+class Baseline:
+    """Returns of the user's controller, and how those of a policy differ from them.
+
+    They are stored in the run folder, with a hash of all that they depend on, so that a resumed run plays again only
+    what has changed.
+    """
+
+    def __init__(self, config: Config, run_dir: Path, *, paired: bool) -> None:
+        """Read the stored returns if they are those of this controller; `paired`: seeds determine episodes."""
+        assert config.baseline_name is not None
+        self.name = config.baseline_name
+        self.is_over = False
+        """True once all of its episodes have been played or left out."""
+        self._path = run_dir / BASELINE
+        self._num_episodes = config.eval_episodes
+        self._paired = paired
+        self.version = _version(config)
+        """Hash of the controller's file and of all that its returns depend on; None if it cannot be known."""
+        self._returns: dict[int, float] = {}
+        if self.version is not None and self._path.exists():
+            self._read(self.version)
+        if self.is_over:
+            logger.info(
+                "baseline %s: mean return %.1f, as stored in %s",
+                self.name,
+                self.mean_return,
+                BASELINE,
+            )
+
+    @property
+    def mean_return(self) -> float:
+        """Mean of the episode returns; NaN without any."""
+        return fmean(self._returns.values()) if self._returns else math.nan
+
+    def finish(self, episodes: Sequence[Episode]) -> None:
+        """Take over the episodes, all that could be played; log the result."""
+        self._returns = {episode.index: episode.episode_return for episode in episodes}
+        self.is_over = True
+        self._log()
+
+    def store(self) -> None:
+        """Write the returns into the run folder, if all episodes were played; in the thread of the disk."""
+        if self.version is None or len(self._returns) < self._num_episodes:
+            return
+        returns = [self._returns[episode] for episode in range(self._num_episodes)]
+        content = {"baseline": self.name, "version": self.version, "returns": returns}
+        disk.write_file(self._path, json.dumps(content).encode() + b"\n")
+
+    def difference(self, episodes: Sequence[Episode]) -> Difference | None:
+        """Return the difference between a policy's episodes and the baseline's; None if there is none to compare."""
+        returns = {episode.index: episode.episode_return for episode in episodes}
+        if self._paired:
+            return paired_difference(returns, self._returns)
+        return unpaired_difference(list(returns.values()), list(self._returns.values()))
+
+    def metrics(self, difference: Difference | None) -> dict[str, float]:
+        """Return the metrics of an evaluation that differs so from the baseline."""
+        if not self._returns:
+            return {}
+        row = {"eval/baseline_return": self.mean_return}
+        if difference is None:
+            return row
+        row["eval/baseline_difference"] = difference.mean
+        if math.isfinite(difference.low):
+            row["eval/baseline_difference_low"] = difference.low
+            row["eval/baseline_difference_high"] = difference.high
+        row["eval/baseline_pairs"] = difference.episodes if difference.paired else 0
+        return row
+
+    def _read(self, version: str) -> None:
+        """Take over stored returns; anything else in the file, which may be a stranger's, counts as none."""
+        with suppress(OSError, OverflowError, RecursionError, ValueError, TypeError, KeyError):
+            content = json.loads(read_run_file(self._path))
+            returns = [float(value) for value in content["returns"]]
+            is_complete = len(returns) == self._num_episodes and all(map(math.isfinite, returns))
+            if is_complete and content["version"] == version:
+                self._returns = dict(enumerate(returns))
+                self.is_over = True
+
+    def _log(self) -> None:
+        if not self._returns:
+            logger.warning(
+                "baseline %s: no episode could be played; nothing is compared", self.name
+            )
+            return
+        returns = list(self._returns.values())
+        count = counted(len(returns), "episode")
+        logger.info(
+            "baseline %s: mean return %.1f +- %.1f in %s",
+            self.name,
+            fmean(returns),
+            pstdev(returns),
+            count,
+        )
+        if not self._paired:
+            logger.warning("%s", UNPAIRED)
+        if len(returns) < FEW_EPISODES:
+            logger.warning(
+                "eval_episodes=%d: intervals of the difference to the baseline are wide with fewer than %d episodes",
+                len(returns),
+                FEW_EPISODES,
+            )
+
+
+def _version(config: Config) -> str | None:
+    """Return a hash of the controller's file and of all that its returns depend on; None if it has no such file.
+
+    An object, a function within another one and a lambda may have any state, so they have no version.
+    """
+    sources = [_source(config.baseline)]
+    if ":" in config.env_name:
+        sources.append(_source(config.env_id))
+    if None in sources:
+        return None
+    settings = plain_settings(config)
+    named = [name for name in names_of("env") if about(name).resume != "free"]
+    named += ["baseline", "eval_env_kwargs", "eval_episodes", "seed", "num_samplers"]
+    described = [sources, {name: settings[name] for name in named}]
+    return hashlib.sha256(json.dumps(described, sort_keys=True).encode()).hexdigest()
+
+
+def _source(named: Any) -> str | None:
+    """Return the hash of the file that defines a function, a class or an import path; None without such a file."""
+    if not isinstance(named, str) and not inspect.isclass(named) and not inspect.isroutine(named):
+        return None
+    module, _, name = import_path(named).rpartition(":")
+    if "<" in name:
+        return None
+    file: Any = module
+    if not module.endswith(".py"):
+        file = getattr(sys.modules.get(module), "__file__", None)
+        with suppress(ImportError, ValueError):
+            file = file or getattr(find_spec(module), "origin", None)
+    try:
+        return hashlib.sha256(Path(file).read_bytes()).hexdigest()
+    except (OSError, TypeError):
+        return None

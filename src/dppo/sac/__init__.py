@@ -1,1 +1,0 @@
-"""Soft actor-critic on the segments of samplers."""

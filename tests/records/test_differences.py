@@ -1,0 +1,87 @@
+"""Differences of returns and their intervals, against hand-worked numbers and printed tables."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from dppo.records.differences import Difference, paired_difference, t_quantile, unpaired_difference
+
+PRINTED = {
+    1: 12.706,
+    2: 4.303,
+    3: 3.182,
+    4: 2.776,
+    9: 2.262,
+    19: 2.093,
+    30: 2.042,
+    120: 1.980,
+}
+"""t(0.975) by degrees of freedom, as tables print it."""
+
+
+@pytest.mark.proves("t_quantile")
+@pytest.mark.parametrize(("degrees", "printed"), PRINTED.items())
+def test_quantiles_are_those_of_printed_tables(degrees: int, printed: float) -> None:
+    assert round(t_quantile(degrees), 3) == printed
+
+
+@pytest.mark.proves("t_quantile")
+def test_two_degrees_of_freedom_have_a_closed_form() -> None:
+    # P(|t| < x) = x / sqrt(x^2 + 2)
+    assert t_quantile(2) == pytest.approx(0.95 * math.sqrt(2 / (1 - 0.95**2)), rel=1e-12)
+    assert t_quantile(10**6) == t_quantile(1000)
+
+
+@pytest.mark.proves("paired_difference")
+def test_a_paired_interval_is_that_of_the_differences() -> None:
+    # differences 1, 2, 3, 6: mean 3, squares 4 + 1 + 0 + 9 = 14, variance 14 / 3, standard error sqrt(14 / 12)
+    policy = {0: 11.0, 1: 102.0, 2: -7.0, 3: 6.0}
+    baseline = {0: 10.0, 1: 100.0, 2: -10.0, 3: 0.0}
+    difference = paired_difference(policy, baseline)
+    assert difference is not None
+    margin = 3.1824463 * math.sqrt(14 / 12)
+    assert difference.mean == 3.0
+    assert difference.low == pytest.approx(3.0 - margin, abs=1e-6)
+    assert difference.high == pytest.approx(3.0 + margin, abs=1e-6)
+    assert difference.episodes == 4
+    assert difference.paired
+    assert not difference.is_improvement
+
+
+@pytest.mark.proves("paired_difference")
+def test_only_episodes_that_both_have_played_are_compared() -> None:
+    policy = {0: 5.0, 2: 7.0, 3: 100.0}
+    baseline = {0: 1.0, 1: -100.0, 2: 3.0}
+    difference = paired_difference(policy, baseline)
+    assert difference == Difference(4.0, 4.0, 4.0, 2, paired=True)
+    assert difference.is_improvement  # both differences are equal
+    assert paired_difference({0: 1.0}, {1: 1.0}) is None
+
+
+def test_a_single_episode_has_no_interval() -> None:
+    difference = paired_difference({0: 5.0}, {0: 1.0})
+    assert difference == Difference(4.0, -math.inf, math.inf, 1, paired=True)
+    assert not difference.is_improvement
+    assert "too few episodes" in str(difference)
+
+
+@pytest.mark.proves("unpaired_difference")
+def test_an_unpaired_interval_is_that_of_welch() -> None:
+    # means 4 and 2; variances 4 / 3 over 3 and 2 over 2: a = 4 / 3, b = 1
+    # degrees: (7 / 3)^2 / ((4 / 3)^2 / 2 + 1) = 49 / 17 = 2.88, rounded down to 2
+    difference = unpaired_difference([2.0, 4.0, 6.0], [1.0, 3.0])
+    assert difference is not None
+    margin = 4.3026527 * math.sqrt(7 / 3)
+    assert difference.mean == 2.0
+    assert difference.low == pytest.approx(2.0 - margin, abs=1e-5)
+    assert difference.high == pytest.approx(2.0 + margin, abs=1e-5)
+    assert difference.episodes == 2
+    assert not difference.paired
+    assert "Welch" in str(difference)
+    assert unpaired_difference([], [1.0]) is None
+
+
+def test_an_unpaired_interval_of_constant_returns_is_a_point() -> None:
+    assert unpaired_difference([3.0, 3.0], [1.0, 1.0]) == Difference(2.0, 2.0, 2.0, 2, paired=False)

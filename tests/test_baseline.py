@@ -1,0 +1,349 @@
+"""The baseline of a run: played once, compared in each evaluation, deployed where no policy is shown to be better."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from statistics import fmean, stdev
+from typing import Any
+
+import pytest
+from builders import make_config
+from recorder import Notes, Recorder
+from remedies import executes
+
+import dppo
+from dppo.errors import CheckpointError, ConfigError, ControllerFault, NotBetter
+from dppo.policies.playing import EpisodePlayer
+from dppo.ppo.exchange.records import ControllerTurn, Episode, PolicySnapshot
+
+ROWS = 40
+ITERATIONS = 4
+EPISODES = 5
+CONTROLLER = """
+import numpy as np
+
+def act(obs):
+    return np.clip({gain} * (0.5 - obs) + 0.25, 0.0, 1.0)
+"""
+
+
+def settings(run_dir: Path, **changes: Any) -> dppo.Config:
+    base: dict[str, Any] = {
+        "env_id": "worlds.plants:Plant",
+        "num_samplers": 2,
+        "num_steps": 20,
+        "update_epochs": 2,
+        "total_timesteps": ITERATIONS * ROWS,
+        "run_dir": run_dir,
+        "progress": "off",
+        "eval_every": 2 * ROWS,
+        "eval_episodes": EPISODES,
+        "baseline": "worlds.plants:proportional",
+    }
+    values = base | changes
+    return make_config({name: value for name, value in values.items() if value is not None})
+
+
+def compared(result: dppo.Result) -> list[dict[str, float]]:
+    """Return the metrics of each evaluation that are about the baseline."""
+    rows = []
+    for row in result.metrics:
+        if "eval/iteration" in row:
+            keys = [key for key in row if key.startswith("eval/baseline")]
+            rows.append({key: row[key] for key in keys})
+    return rows
+
+
+class Counted:
+    """Counts the episodes of the controller, which it plays as usual."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.episodes: list[int] = []
+        play = EpisodePlayer.play
+
+        def counting(player: EpisodePlayer, policy: Any, episode: int, *args: Any) -> Episode:
+            if isinstance(policy, ControllerTurn):
+                self.episodes.append(episode)
+            return play(player, policy, episode, *args)
+
+        monkeypatch.setattr(EpisodePlayer, "play", counting)
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> dppo.Result:
+    return dppo.train(settings(tmp_path_factory.mktemp("whole") / "run", keep_checkpoints=99))
+
+
+def test_a_baseline_changes_no_weights(whole: dppo.Result, tmp_path: Path) -> None:
+    without = dppo.train(settings(tmp_path / "run", baseline=None))
+    assert without.weights_sha256 == whole.weights_sha256
+    assert without.baseline is None
+    assert compared(without) == [{}, {}]
+
+
+def test_differences_are_those_of_the_same_episodes(whole: dppo.Result) -> None:
+    env = "worlds.plants:Plant"
+    played = dppo.evaluate("worlds.plants:proportional", env, EPISODES, seed=1)
+    for number, row in zip((2, 4), compared(whole), strict=True):
+        path = whole.run_dir / f"checkpoints/iter_{number:06d}.safetensors"
+        policy = dppo.evaluate(path, episodes=EPISODES, seed=1, trust=True)
+        pairs = zip(policy.returns, played.returns, strict=True)
+        differences = [mine - theirs for mine, theirs in pairs]
+        margin = 2.7764451 * stdev(differences) / math.sqrt(EPISODES)
+        assert row["eval/baseline_return"] == played.mean_return
+        assert row["eval/baseline_difference"] == pytest.approx(fmean(differences))
+        assert row["eval/baseline_difference_low"] == pytest.approx(fmean(differences) - margin)
+        assert row["eval/baseline_difference_high"] == pytest.approx(fmean(differences) + margin)
+        assert row["eval/baseline_pairs"] == EPISODES
+    comparison = whole.baseline
+    assert comparison is not None
+    assert comparison.name == "worlds.plants:proportional"
+    assert comparison.mean_return == played.mean_return
+    assert comparison.deployed == "policy"  # without never_worse
+    assert any(line.startswith("Baseline worlds.plants:prop") for line in whole.notes)
+
+
+def test_a_resumed_run_does_not_play_the_baseline_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = tmp_path / "run"
+    counted = Counted(monkeypatch)
+    first = dppo.train(settings(run), observers=[Recorder(interrupt_at=3)])
+    assert counted.episodes == [*range(EPISODES)]
+    assert len(compared(first)) == 1
+    resumed = dppo.train(settings(run), resume=run)
+    assert counted.episodes == [*range(EPISODES)]
+    [last] = compared(resumed)
+    assert last["eval/baseline_return"] == compared(first)[0]["eval/baseline_return"]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        "controller",
+        "file",
+        "arguments",
+    ],
+)
+def test_the_baseline_is_played_again_if_it_or_its_environment_changes(
+    change: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = tmp_path / "run"
+    file = tmp_path / f"controller_{change}.py"
+    file.write_text(CONTROLLER.format(gain=2.0))
+    counted = Counted(monkeypatch)
+    config = settings(run, baseline=f"{file}:act")
+    first = dppo.train(config, observers=[Recorder(interrupt_at=3)])
+    changes: dict[str, Any] = {"baseline": f"{file}:act"}
+    if change == "controller":
+        changes["baseline"] = "worlds.plants:Integrating"
+    elif change == "file":
+        file.write_text(CONTROLLER.format(gain=3.0))
+    else:
+        changes["eval_env_kwargs"] = {"target": 0.4}
+    resumed = dppo.train(settings(run, **changes), resume=run)
+    assert counted.episodes == [*range(EPISODES)] * 2
+    stored = json.loads((run / "baseline.json").read_text())
+    assert stored["baseline"] == changes["baseline"]
+    assert compared(resumed) != compared(first)
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        "",
+        "[]",
+        "{",
+        '{"returns": null}',
+        '{"returns": [1e999]}',
+    ],
+)
+def test_a_damaged_file_of_the_baseline_counts_as_none(
+    content: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = tmp_path / "run"
+    dppo.train(settings(run), observers=[Recorder(interrupt_at=3)])
+    (run / "baseline.json").write_text(content)
+    counted = Counted(monkeypatch)
+    dppo.train(settings(run), resume=run)
+    assert counted.episodes == [*range(EPISODES)]
+
+
+def test_an_object_has_no_version_and_is_played_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from worlds.plants import proportional
+
+    def act(obs: Any) -> Any:
+        return proportional(obs)
+
+    run = tmp_path / "run"
+    counted = Counted(monkeypatch)
+    config = settings(run, baseline=act)
+    dppo.train(config, observers=[Recorder(interrupt_at=3)])
+    dppo.train(config, resume=run)
+    assert counted.episodes == [*range(EPISODES)] * 2
+    assert not (run / "baseline.json").exists()
+
+
+def test_a_nondeterministic_environment_is_compared_without_pairs(tmp_path: Path) -> None:
+    with Notes() as notes:
+        result = dppo.train(settings(tmp_path / "run", env_id="worlds.plants:nondeterministic"))
+    assert any("Welch" in text for text in notes.texts)
+    assert all(row["eval/baseline_pairs"] == 0 for row in compared(result))
+    assert result.baseline is not None
+    assert result.baseline.difference is not None
+    assert not result.baseline.difference.paired
+
+
+def test_few_episodes_are_warned_of(tmp_path: Path) -> None:
+    with Notes() as notes:
+        dppo.train(settings(tmp_path / "run"))
+    assert any(text.startswith("eval_episodes=5: ") for text in notes.texts)
+    with pytest.raises(ConfigError, match="eval_episodes=1 is too few"):
+        settings(tmp_path / "other", eval_episodes=1)
+
+
+@pytest.mark.parametrize(
+    ("baseline", "reason"),
+    [
+        ("worlds.plants:Raising", "no licence"),
+        ("worlds.plants:wide", "step 1 of episode 0"),
+        ("worlds.plants:FailingLate", "in the last step"),
+    ],
+)
+def test_a_controller_that_fails_ends_the_run_before_training(
+    baseline: str, reason: str, tmp_path: Path
+) -> None:
+    recorder = Recorder()
+    with pytest.raises(ControllerFault, match=reason):
+        dppo.train(settings(tmp_path / "run", baseline=baseline), observers=[recorder])
+    assert recorder.rows == []
+
+
+@pytest.mark.parametrize(
+    "baseline",
+    [
+        "worlds.plants:none",
+        "nowhere:PI",
+        "PI",
+    ],
+)
+def test_a_controller_that_cannot_be_found_is_refused_before_anything_starts(
+    baseline: Any, tmp_path: Path
+) -> None:
+    with pytest.raises(ConfigError, match="baseline="):
+        dppo.train(settings(tmp_path / "run", baseline=baseline))
+    assert not (tmp_path / "run").exists()
+
+
+BASELINE_RETURNS = [10.0, 20.0, 30.0, 40.0, 50.0]
+WORSE = [9.0, 18.0, 29.0, 38.0, 49.0]
+BETTER = [12.0, 21.0, 32.0, 41.0, 52.0]
+# the highest mean, and no improvement at 95 %
+UNCLEAR = [40.0, 10.0, 90.0, 10.0, 60.0]
+
+
+def best_json(run: Path) -> Any:
+    return json.loads((run / "checkpoints/best.json").read_text())
+
+
+def play_as(monkeypatch: pytest.MonkeyPatch, returns: dict[int, list[float]]) -> None:
+    """Give the episodes of the policy after an iteration, and of the baseline, these returns."""
+
+    def scored(_: EpisodePlayer, policy: Any, episode: int, *args: Any) -> Episode:
+        chosen = BASELINE_RETURNS
+        if isinstance(policy, PolicySnapshot):
+            chosen = returns[policy.version]
+        return Episode(0, episode, chosen[episode], 10, None)
+
+    monkeypatch.setattr(EpisodePlayer, "play", scored)
+
+
+def test_never_worse_deploys_the_best_policy_that_is_shown_to_be_better(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    play_as(monkeypatch, {1: UNCLEAR, 2: BETTER, 3: UNCLEAR, 4: WORSE})
+    config = settings(tmp_path / "run", never_worse=True, eval_every=ROWS, keep_checkpoints=1)
+    result = dppo.train(config)
+    best = best_json(tmp_path / "run")
+    assert best["checkpoint"] == "iter_000002.safetensors"
+    assert best["deployed"] == "policy"
+    assert best["baseline"]["mean_return"] == 30.0
+    for source in (result, result.run_dir):
+        assert dppo.load_policy(source).state["iteration"] == 2
+    # a checkpoint that is named is loaded as it is
+    assert dppo.load_policy(result.checkpoint).state["iteration"] == 4
+    assert result.baseline is not None
+    difference = result.baseline.difference
+    assert difference is not None
+    # differences 2, 1, 2, 1, 2: mean 1.6, variance 0.3
+    margin = 2.7764451 * math.sqrt(0.3 / 5)
+    assert difference.mean == pytest.approx(1.6)
+    assert difference.low == pytest.approx(1.6 - margin)
+    assert difference.high == pytest.approx(1.6 + margin)
+    assert any(
+        "Deployed by never_worse: the policy of iter_000002" in line for line in result.notes
+    )
+
+
+@executes("policies/deployed.py: To use the policy all the same, pass {}")
+def test_never_worse_deploys_the_baseline_if_no_policy_is_shown_to_be_better(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    play_as(monkeypatch, {2: UNCLEAR, 4: WORSE})
+    result = dppo.train(settings(tmp_path / "run", never_worse=True))
+    best = best_json(tmp_path / "run")
+    assert best["checkpoint"] is None
+    assert best["deployed"] == "baseline"
+    assert best["baseline"]["name"] == "worlds.plants:proportional"
+    for source in (result, result.run_dir):
+        with pytest.raises(NotBetter, match="iter_000002") as refusal:
+            dppo.load_policy(source)
+        comparison = refusal.value.comparison
+        assert comparison.iteration == 2
+    # the best one is kept, and is named
+    with Notes() as notes:
+        dppo.evaluate(result.run_dir, episodes=2, trust=True)
+    assert any(text.startswith("the baseline plays.") for text in notes.texts)
+    with pytest.raises(ConfigError, match="trust=True"):
+        dppo.evaluate(result.run_dir, episodes=2, env="worlds.plants:Plant")
+    named = str(refusal.value).rpartition("pass ")[2].removesuffix(".")
+    assert dppo.load_policy(named).state["iteration"] == 2
+    assert any("Deployed by never_worse: the baseline" in line for line in result.notes)
+
+
+@executes("policies/deployed.py: Pass one of the checkpoints beside it")
+def test_a_damaged_best_json_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    play_as(monkeypatch, {2: BETTER, 4: WORSE})
+    result = dppo.train(settings(tmp_path / "run", never_worse=True))
+    (result.run_dir / "checkpoints/best.json").write_text("{")
+    with pytest.raises(CheckpointError, match=r"best.json: cannot be read"):
+        dppo.load_policy(result)
+    assert dppo.load_policy(result.checkpoint).state["iteration"] == 4
+
+
+def test_never_worse_can_be_asked_for_when_a_run_is_resumed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = tmp_path / "run"
+    play_as(monkeypatch, {2: UNCLEAR, 4: BETTER})
+    dppo.train(settings(run), observers=[Recorder(interrupt_at=3)])
+    assert best_json(run)["iteration"] == 2
+    dppo.train(settings(run, never_worse=True), resume=run)
+    assert dppo.load_policy(run).state["iteration"] == 4
+
+
+def test_a_difference_from_another_controller_is_not_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = tmp_path / "run"
+    play_as(monkeypatch, {2: BETTER, 4: WORSE})
+    dppo.train(settings(run, never_worse=True), observers=[Recorder(interrupt_at=3)])
+    assert dppo.load_policy(run).state["iteration"] == 2
+    other = settings(run, never_worse=True, baseline="worlds.plants:Integrating")
+    resumed = dppo.train(other, resume=run)
+    assert resumed.baseline is not None
+    assert resumed.baseline.deployed == "baseline"
