@@ -4,6 +4,7 @@ A link could lead anywhere, and a pipe could block for ever. Only the run folder
 """
 
 import errno
+import hashlib
 import os
 import shutil
 import stat
@@ -64,6 +65,15 @@ def open_file(path: Path, flags: int = os.O_RDONLY) -> int:
         os.close(handle)
         raise
     return handle
+
+
+def sha256_of(path: Path) -> str:
+    """Return the SHA-256 of a regular file of any size; raise as `open_file`."""
+    with os.fdopen(open_file(path), "rb") as file:
+        digest = hashlib.sha256()
+        while chunk := file.read(2**20):
+            digest.update(chunk)
+    return digest.hexdigest()
 
 
 def read_file(path: Path, max_bytes: int = MAX_BYTES) -> bytes:

@@ -21,6 +21,7 @@ from commandline import parse
 
 from dppo.__main__ import main
 from dppo.config import Config, grouped, plain_settings
+from dppo.files import sha256_of
 from dppo.records.files.lock import locked
 from dppo.records.metrics import reading
 from dppo.records.metrics.reading import last_row, sampled_metrics
@@ -321,6 +322,20 @@ def test_the_folder_of_checkpoints_is_that_of_its_run(tmp_path: Path) -> None:
     assert "No iteration has finished yet" not in (run / "report.html").read_text(encoding="utf8")
 
 
+def test_a_certificate_is_shown_and_whether_the_files_are_still_those(tmp_path: Path) -> None:
+    run = a_run(tmp_path / "run", rows(3))
+    hashes = {name: sha256_of(run / name) for name in ("config.yaml", "metrics.jsonl")}
+    certificate = {"verified": ["iterations 1 to 2", "iterations 3 to 4"], "files": hashes}
+    (run / "certificate.json").write_text(json.dumps(certificate))
+    for words in ("unchanged", "changed: metrics.jsonl"):
+        assert main(["report", str(run)]) == 0
+        page = (run / "report.html").read_text(encoding="utf8")
+        assert "iterations 1 to 2, iterations 3 to 4" in page
+        assert f"<td>{words}</td>" in page
+        with (run / "metrics.jsonl").open("ab") as file:
+            file.write(b" ")
+
+
 def test_everything_is_text_that_comes_from_a_folder(tmp_path: Path) -> None:
     lines = [
         row | {f"eval/{EVIL}": 1.0, f"incidents/{EVIL}": float(i), "losses/entropy": 1e308}
@@ -330,6 +345,9 @@ def test_everything_is_text_that_comes_from_a_folder(tmp_path: Path) -> None:
     (run / "incidents" / "001").mkdir(parents=True)
     (run / "incidents" / "001" / "incident.json").write_text(
         json.dumps({"kind": EVIL, "message": EVIL, "time": [EVIL]})
+    )
+    (run / "certificate.json").write_text(
+        json.dumps({EVIL: [EVIL], "machine": {EVIL: EVIL}, "files": {f"../{EVIL}": EVIL}})
     )
     (run / "logs").mkdir()
     (run / "logs" / "actor-0.log").write_text(

@@ -70,7 +70,8 @@ def _of_policy(policy: PolicySnapshot) -> str:
     for scale in (policy.obs_scale, policy.value_scale):
         if scale is not None:
             values += [getattr(scale, name) for name in scale.__slots__]
-    return _checksum(*values)
+    # the bytes of None would be its address, which each process has its own of
+    return _checksum(*(value for value in values if value is not None))
 
 
 def _of_steps(segment: Segment, name: str) -> str:

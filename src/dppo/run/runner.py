@@ -18,6 +18,7 @@ from dppo.process_state.borders import dppo_computes, forget_notes
 from dppo.records.bottleneck import MIN_ADVICE_S, TimeSplit, bottleneck_line, times_line
 from dppo.records.files import run_folder
 from dppo.records.files.incidents import IncidentWriter
+from dppo.records.files.row_sums import RowSums
 from dppo.records.files.run_folder import RunFolder
 from dppo.records.instance_lines import instances_line
 from dppo.records.observer import Observer, Result
@@ -199,6 +200,7 @@ class Run:
             self.observers.add_file(self.evaluations)
         for observer in file_observers(context):
             self.observers.add_file(observer)
+        self.checkpoints.row_sums = RowSums(self.folder.path)
 
     def _iterate(self, stop: StopSignals) -> str | None:
         """Iterate until all steps are done; return the name of the signal or observer that stopped the run early."""

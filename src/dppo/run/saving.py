@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
@@ -14,6 +15,7 @@ from dppo.errors import CheckpointError, CheckpointNotWritten
 from dppo.log import logger
 from dppo.ppo.exchange.records import Incident, IncidentKind
 from dppo.records.files import checkpoint as checkpoints
+from dppo.records.files.row_sums import RowSums
 from dppo.records.files.run_files import CHECKPOINTS
 from dppo.records.files.run_folder import RunFolder, describe_process
 from dppo.records.observers import Observers
@@ -48,12 +50,13 @@ class RunCheckpoints:
         self._observers = observers
         self._disk = disk
         self.evaluations: Evaluations | None = None  # once they have been read
+        self.row_sums: RowSums | None = None  # once the files with rows are open
         self.last_path = folder.path
         self._keep = checkpoints.Keep(*config.run.kept_checkpoints)
         self._saved_iteration = -1
         if folder.start is not None:
             self.last_path = folder.start.path.absolute()
-            if folder.start.newest:
+            if folder.start.newest and self._is_described_by(folder.start.checkpoint.state):
                 self._saved_iteration = self._learner.iteration
         self._has_failed = False
         self._saved_at = time.monotonic()
@@ -89,7 +92,7 @@ class RunCheckpoints:
         if last:
             write = partial(checkpoints.making_room, write, folder, chosen)
         self.last_path = call_disk(
-            self._disk, "writing a checkpoint", partial(self._after_rows, write)
+            self._disk, "writing a checkpoint", partial(self._after_rows, write, values)
         )
         self._has_failed = False
         self._saved_iteration = self._learner.iteration
@@ -128,9 +131,13 @@ class RunCheckpoints:
         except Exception as problem:
             logger.warning("iteration %d was not saved: %s", self._learner.iteration, problem)
 
-    def _after_rows(self, write: Callable[[], Path]) -> Path:
-        """Write a checkpoint, which must not be ahead of its rows; in the thread of the disk."""
+    def _after_rows(self, write: Callable[[], Path], values: dict[str, Any]) -> Path:
+        """Write a checkpoint, which must not be ahead of its rows, with their sums; in the thread of the disk."""
         self._observers.flush_files()
+        if self.row_sums is not None:
+            values["rows"] = self.row_sums.now()
+        elif self._folder.start is not None:
+            values["rows"] = self._folder.start.checkpoint.state.get("rows", {})
         return write()
 
     def _evaluations_state(self) -> Any:
@@ -140,6 +147,11 @@ class RunCheckpoints:
         if self._folder.start is not None:
             return self._folder.start.checkpoint.state.get("evaluations")
         return None
+
+    def _is_described_by(self, stored: Mapping[str, Any]) -> bool:
+        """Return whether a checkpoint has these settings, versions and machine, as config.yaml is about to have."""
+        description = json.loads(json.dumps(self._description()))
+        return bool(description == {name: stored.get(name) for name in description})
 
     def _description(self) -> dict[str, Any]:
         """Return what describes the run: needed to open the checkpoint, not to compute the next iteration."""

@@ -30,8 +30,8 @@ def main(argv: list[str]) -> int:
             f"needs two runs, not {len(words)}. For example: {as_called(PROG)} runs/a runs/b"
         )
     run_a, run_b = map(Path, words)
-    trace_a = _read_trace(run_a)
-    trace_b = _read_trace(run_b)
+    trace_a = read_trace(run_a)
+    trace_b = read_trace(run_b)
     common = sorted(trace_a.keys() & trace_b.keys())
     if not common:
         raise DppoError(
@@ -40,7 +40,7 @@ def main(argv: list[str]) -> int:
     differing = [iteration for iteration in common if trace_a[iteration] != trace_b[iteration]]
     if differing:
         first = differing[0]
-        print(f"iteration {first}{_first_difference(trace_a[first], trace_b[first])}")
+        print(f"iteration {first}{first_difference(trace_a[first], trace_b[first])}")
     else:
         print(f"equal in {counted(len(common), 'iteration')}, {common[0]} to {common[-1]}")
     _print_different_settings(run_a, run_b)
@@ -57,7 +57,7 @@ def _print_different_settings(run_a: Path, run_b: Path) -> None:
             print(f"{name}: {value_a} and {value_b}")
 
 
-def _read_trace(run: Path) -> dict[int, Checksums]:
+def read_trace(run: Path) -> dict[int, Checksums]:
     """Return the checksums of each iteration of a run; none if it has no trace."""
     check_run_files(run)
     try:
@@ -72,7 +72,7 @@ def _read_trace(run: Path) -> dict[int, Checksums]:
     }
 
 
-def _first_difference(checksums_a: Checksums, checksums_b: Checksums) -> str:
+def first_difference(checksums_a: Checksums, checksums_b: Checksums) -> str:
     """Return where two lines of traces differ first: `, sampler 3, step 17: rewards`."""
     names = [
         name

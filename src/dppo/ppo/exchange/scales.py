@@ -57,8 +57,9 @@ class ValueScale:
 
     @staticmethod
     def of_state(state: Mapping[str, np.ndarray]) -> ValueScale | None:
-        """Return the scale of a trainer with this state; None if it normalizes no values."""
-        return ValueScale.of(moments_of_targets(state)) if VALUE_TARGETS in state else None
+        """Return the scale of a trainer with this state; None if it normalizes no values, or has had no targets yet."""
+        targets = moments_of_targets(state)
+        return ValueScale.of(targets) if targets.count else None
 
     def restore(self, standardized: Any) -> Any:
         """Return values in units of rewards; `standardized` is an array or a tensor, whose dtype stays."""

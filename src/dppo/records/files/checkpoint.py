@@ -249,6 +249,12 @@ def find(path: Path) -> Found:
     )
 
 
+def paths_in(run_dir: Path) -> list[Path]:
+    """Return the checkpoints of a run, good or damaged, in the order of their iterations."""
+    entries = _scan(run_dir / CHECKPOINTS) if (run_dir / CHECKPOINTS).is_dir() else []
+    return [entry.path for entry in sorted(entries, key=lambda entry: entry.iteration)]
+
+
 def has_any(run_dir: Path) -> bool:
     return (run_dir / CHECKPOINTS).is_dir() and bool(_scan(run_dir / CHECKPOINTS))
 

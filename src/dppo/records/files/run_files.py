@@ -14,6 +14,7 @@ METRICS = "metrics.jsonl"
 TRACE = "trace.jsonl"
 EPISODES = "episodes.jsonl"
 BASELINE = "baseline.json"
+CERTIFICATE = "certificate.json"
 CHECKPOINTS = "checkpoints"
 INCIDENT = "incident.json"
 ROWS = (METRICS, TRACE, EPISODES)
@@ -38,6 +39,7 @@ PARTS = {
     TRACE: Part(FILE, 2**30),
     EPISODES: Part(FILE, 2**28),
     BASELINE: Part(FILE, 2**24),
+    CERTIFICATE: Part(FILE, 2**20),
     "trackers.json": Part(FILE, 2**16),
     "learning_curve.png": Part(FILE),
     "events.out.tfevents.*": Part(FILE),

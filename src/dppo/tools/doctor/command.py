@@ -163,6 +163,8 @@ def _measured(facts: dict[str, Any]) -> Iterator[str]:
     """Yield lines about the facts that were measured."""
     if "make_s" in facts:
         yield f"spaces   {facts['spaces']}"
+        packages = ", ".join(" ".join(item) for item in facts["packages"].items())
+        yield f"versions {packages}; its first steps have the hash {facts.get('fingerprint') or '-'}"
         yield f"network  {facts['network'].removeprefix('Network: ')}"
         yield f"start    {facts['make_s']:.2f} s, again {facts.get('next_make_s', 0):.2f} s, {facts['env_mb']:.0f} MB"
     for name in ("step", "reset"):

@@ -50,6 +50,7 @@ from dppo.spaces.actions import clipped_off_centre, describe_rescaling
 from dppo.spaces.spaces import Spaces, leaves
 from dppo.tools.doctor.instances import MAX_STORED_ANSWERS, Instances
 from dppo.tools.doctor.playing import (
+    FIRST_SIZES,
     WITH_SECOND,
     Step,
     agreement,
@@ -71,8 +72,8 @@ PLAY_SHARE = 0.35
 ITERATE_SHARE = 0.4
 COMPARE_SHARE = 0.8
 
-FIRST_STEPS = 2  # steps of the first segment, whose time shows how many steps can follow
-SECOND_STEPS = 16
+# The time of the first segment shows how many steps can follow.
+FIRST_STEPS, SECOND_STEPS = FIRST_SIZES
 LATER_STEPS = 64
 MAX_STEPS = 10_000
 REPETITIONS = 4  # samplers that repeat the segments in `_compare`, at most
@@ -199,6 +200,7 @@ class Examination:
             env_mb=self._instances.env_mb / rows,
             changed_by_making=self._process.changes(),
             threads=self._process.new_threads(),
+            packages=self._process.new_packages(self._instances.first()),
             children=self._process.usage().children,
             spaces=summary,
             statistics=running_statistics(built.envs.rows.envs[0].env),

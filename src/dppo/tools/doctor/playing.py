@@ -1,5 +1,7 @@
 """Segments that the samplers of the doctor play, what two of them must have in common, and facts about them."""
 
+import hashlib
+import json
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
@@ -29,6 +31,8 @@ PLACES = (
     "after other episodes",
     "beside another instance",
 )
+FIRST_SIZES = (2, 16)
+"""Steps of the first two segments, of which a fingerprint of the simulator is taken."""
 QUANTILES = {"median": 0.5, "p95": 0.95, "p99": 0.99, "worst": 1.0}
 HISTOGRAM_BINS = 16
 
@@ -133,6 +137,18 @@ def steps_of(report: SegmentReport, segment: Segment) -> list[Step]:
             )
         )
     return steps
+
+
+def fingerprint_of(trace: Sequence[Any]) -> str:
+    """Return a hash of the first steps of a simulator, under actions that follow from the seed; "" if they are fewer.
+
+    Args:
+        trace: steps, as `Step` or as a list of its fields, in segments of FIRST_SIZES.
+    """
+    first_steps = [list(step) for step in trace[: sum(FIRST_SIZES)]]
+    if len(first_steps) < sum(FIRST_SIZES):
+        return ""
+    return hashlib.sha256(json.dumps(first_steps).encode()).hexdigest()[:16]
 
 
 def agreement(

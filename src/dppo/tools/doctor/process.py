@@ -1,11 +1,14 @@
 """Effects of an environment on its process: memory, CPU, threads, processes, process-wide state."""
 
+import hashlib
 import random
 import signal
 import sys
 import threading
 from contextlib import suppress
+from importlib.metadata import packages_distributions, version
 from multiprocessing import resource_tracker
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -32,6 +35,7 @@ class ProcessWatch:
         self._children_before = set(self._process.children(recursive=True))
         self._threads_before = threading.active_count()
         self._state = global_state()
+        self._modules_before = set(sys.modules)
         forget_notes()
 
     def usage(self) -> Usage:
@@ -55,6 +59,22 @@ class ProcessWatch:
 
     def new_threads(self) -> int:
         return threading.active_count() - self._threads_before
+
+    def new_packages(self, env: Any) -> dict[str, str]:
+        """Return versions of the packages that were loaded for an environment, and hashes of files that are in none."""
+        loaded = set(sys.modules) - self._modules_before
+        names = {name.partition(".")[0] for name in loaded}
+        names.add(type(getattr(env, "unwrapped", env)).__module__.partition(".")[0])
+        packages = packages_distributions()
+        versions = {}
+        for name in sorted(names):
+            file = getattr(sys.modules.get(name), "__file__", None)
+            if name in packages:
+                versions[packages[name][0]] = version(packages[name][0])
+            elif file is not None and name not in sys.stdlib_module_names:
+                sha256 = hashlib.sha256(Path(file).read_bytes()).hexdigest()
+                versions[Path(file).name] = f"sha256 {sha256[:16]}"
+        return versions
 
     def changes(self) -> list[str]:
         """Return the names of process-wide state that has changed since the last call."""

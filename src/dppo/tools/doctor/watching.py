@@ -17,7 +17,7 @@ import psutil
 
 from dppo.envs.checks.faults import PACKAGE
 from dppo.machine import usable_cores
-from dppo.tools.doctor.playing import WITH_SECOND, agreement
+from dppo.tools.doctor.playing import FIRST_SIZES, WITH_SECOND, agreement, fingerprint_of
 
 PATIENCE_S = (
     10.0  # for a call after the time is up; three times the longest call so far if that is more
@@ -211,6 +211,7 @@ def examine(
     facts = Watch(EXAMINATION, wanted | {"sizes": []}, show_first).wait(seconds)
     facts |= {"cpus": usable_cores(), "available_mb": psutil.virtual_memory().available / 2**20}
     trace = facts.pop("trace", ())
+    facts["fingerprint"] = fingerprint_of(trace)
     repeat = wanted | {"sizes": facts.get("sizes", [])[:MAX_REPEATED_SEGMENTS]}
     if _trouble_with_two(facts):
         return _examined_alone(facts, trace, Watch(EXAMINATION, repeat, show_second))
@@ -226,6 +227,14 @@ def examine(
     if len(repeated["trace"]) < facts["compared"]:
         place += f" (the first {len(repeated['trace']):,})"
     return agreement(facts, place, trace, repeated["trace"])
+
+
+def simulator(settings: dict[str, Any], seconds: float) -> dict[str, Any]:
+    """Return the packages and the fingerprint of the environment of these settings, from a process of its own."""
+    wanted = {"settings": settings, "seconds": seconds, "sizes": FIRST_SIZES}
+    facts = Watch(EXAMINATION, wanted, lambda stage: None).wait(seconds)
+    fingerprint = fingerprint_of(facts.get("trace", ()))
+    return {"packages": facts.get("packages", {}), "first_steps": fingerprint}
 
 
 def _trouble_with_two(facts: dict[str, Any]) -> bool:

@@ -17,10 +17,11 @@ from dppo.config.parts import default_of
 from dppo.config.plain import plain
 from dppo.config.reading import versions_in
 from dppo.errors import ConfigError, DppoError, printable
-from dppo.files import check_kind, lock
+from dppo.files import check_kind, lock, sha256_of
 from dppo.invocation import command
+from dppo.records.files import checkpoint as checkpoints
 from dppo.records.files.disk import write_file, writing
-from dppo.records.files.run_files import CONFIG, INCIDENT, read_run_file
+from dppo.records.files.run_files import CERTIFICATE, CONFIG, INCIDENT, METRICS, read_run_file
 from dppo.records.files.run_folder import run_dir_of, settings_to_resume
 from dppo.records.metrics.reading import sampled_metrics
 from dppo.tools.doctor.run_findings import of_run
@@ -69,6 +70,7 @@ def facts_of(run: Path) -> Facts:
         actors=_lifetimes(run),
         versions=versions,
         command=_command_of(config),
+        certificate=_certificate(run),
     )
 
 
@@ -80,6 +82,25 @@ def _state_of(run: Path, rows: Sequence[dict[str, float]], config: Config) -> st
             return "running"
         os.close(handle)
     return "finished" if rows and rows[-1]["iteration"] >= config.iterations else "stopped early"
+
+
+def _certificate(run: Path) -> dict[str, Any]:
+    """Return the certificate of a run, and whether its files are still those of then; {} without one."""
+    with suppress(OSError, RecursionError, ValueError):
+        certificate = json.loads(read_run_file(run / CERTIFICATE))
+        if isinstance(certificate, dict):
+            return {"files since then": _since_then(run, certificate.get("files")), **certificate}
+    return {}
+
+
+def _since_then(run: Path, hashes: Any) -> str:
+    """Return in words which files of a run have other hashes now; of a stranger's names, only known ones are opened."""
+    if not isinstance(hashes, dict):
+        return "unknown"
+    files = [run / CONFIG, run / METRICS, *checkpoints.paths_in(run)[-1:]]
+    names = [path.relative_to(run).as_posix() for path in files if path.is_file()]
+    changed = [name for name in names if hashes.get(name) != sha256_of(run / name)]
+    return f"changed: {', '.join(changed)}" if changed else "unchanged"
 
 
 def _command_of(config: Config) -> str:

@@ -64,6 +64,8 @@ KINDS = {
     "resume": "resumed",
     "other": "other incident",
 }
+LONG = ("settings", "files", "versions")
+"""Parts of a certificate that the page shows elsewhere, or that are hashes to compare by a program."""
 INCIDENT_COLUMNS = ("number", "time", "kind", "message")
 
 
@@ -83,6 +85,8 @@ class Facts:
     """Processes of each actor, in seconds since the first began."""
     versions: Mapping[str, Any]
     command: str
+    certificate: Mapping[str, Any]
+    """By `dppo verify`, empty without one; a stranger may have written it."""
 
     @property
     def last_row(self) -> Row:
@@ -119,7 +123,17 @@ def _sections(facts: Facts) -> Iterator[str]:
         yield f"<h2>Diagnosis</h2><ul>{findings}</ul>"
     yield _incidents(facts)
     yield from _settings(facts.config)
+    if facts.certificate:
+        yield _verification(facts.certificate)
     yield f"<h2>Reproduce it</h2><pre>{text(facts.command)}</pre>{_table(facts.versions.items())}"
+
+
+def _verification(certificate: Mapping[str, Any]) -> str:
+    rows = []
+    for name, value in certificate.items():
+        if name not in LONG:
+            rows.append((name, ", ".join(map(str, value)) if isinstance(value, list) else value))
+    return f"<h2>Verification</h2>{_table(rows[:MAX_COUNTS])}"
 
 
 def _incidents(facts: Facts) -> str:

@@ -1,0 +1,1 @@
+"""Check that a run is what its settings lead to: `dppo verify`."""

@@ -1,0 +1,204 @@
+"""`dppo verify`: compute iterations of a run again, and check that they are equal to the last bit."""
+
+import random
+import secrets
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from dppo.commands.flags import TRUST, Parser
+from dppo.config import Config
+from dppo.errors import CheckpointError, ConfigError, counted, printable
+from dppo.invocation import command
+from dppo.numerics.fingerprint import cpu_name
+from dppo.records.files import checkpoint as checkpoints
+from dppo.records.files.checkpoint import Checkpoint
+from dppo.records.files.run_folder import run_dir_of, settings_to_resume, versions
+from dppo.records.metrics.reading import read_metrics
+from dppo.records.terminal.figures import duration
+from dppo.signals import StopRequested, StopSignals
+from dppo.tools.verify.certificate import write_certificate
+from dppo.tools.verify.recompute import Comparison, NotEqual, NotReplayed, config_of, recompute
+from dppo.tools.verify.stored import Stretch, changed_files, stretches_of
+
+PROG = "dppo verify"
+USAGE = "RUN [--iterations N] [--num-actors N] [--seed N] [--out FILE] [--trust]"
+DESCRIPTION = (
+    "Check a RUN: compute iterations again, each from the checkpoint before it, and compare the policy, the optimizer, "
+    "the metrics and, with --trace-hashes, each step. The exit code is 0 if all is equal to the last bit, else 1. "
+    "--keep-checkpoints every=N keeps more checkpoints of a run, so that there is more to draw from."
+)
+FLAGS = {
+    "--iterations N": "Checkpoints to compute again: the newest, and others drawn at random. (default: 5)",
+    "--num-actors N": "Actors to compute with, 0: in this process. (default: as in the run)",
+    "--seed N": "Seed of the draw. (default: another one each time)",
+    "--out FILE": "The certificate. (default: RUN/certificate.json)",
+    "--trust": TRUST,
+}
+ITERATIONS = 5
+FAR_LONGER = 10  # than the median: not drawn, such as the iterations behind an old best checkpoint
+START_S = 5.0  # for the parts of a run to be made
+SHOW_EVERY_S = 10.0
+
+
+def main(argv: list[str]) -> int:
+    """Verify a run, print what was found, and write a certificate; return the exit code."""
+    flags, word = Parser(PROG, USAGE, DESCRIPTION, options=FLAGS).split_one(argv)
+    count = flags.get("iterations", ITERATIONS)
+    if count < 1:
+        raise ConfigError(f"iterations={count}: must be at least 1.")
+    run = run_dir_of(Path(word))
+    settings_to_resume(run)  # refuses Python objects, which a folder cannot hold
+    began = time.monotonic()
+    newest = checkpoints.find(run)
+    try:
+        stretches = stretches_of(run)
+        problems = list(changed_files(run, newest))
+    except CheckpointError as error:
+        problems = [str(error).partition("\n")[0]]
+    if problems:
+        for problem in problems:
+            print(printable(f"differs  {problem}"))
+        return 1
+    if not stretches:
+        raise CheckpointError(
+            f"{run}: has a single checkpoint, and an iteration is computed again from the checkpoint before it. Train "
+            f"with `keep_checkpoints=every=100`, or another number."
+        )
+    seed = flags.get("seed", secrets.randbelow(10**6))
+    chosen = _drawn(stretches, count, seed)
+    state = newest.checkpoint.state
+    config = config_of(newest.checkpoint, flags.get("num_actors"), run, trust="trust" in flags)
+    print(
+        printable(
+            f"run      {config.env_name}, seed {config.seed}, {state['iteration']:,} iterations"
+        )
+    )
+    for line in _expectations(newest.checkpoint, config):
+        print(printable(line))
+    seconds = sum(_estimated_s(stretch, read_metrics(run), config) for stretch in chosen)
+    iterations = sum(stretch.iterations for stretch in chosen)
+    drawn = (
+        f"{len(chosen)} of {len(stretches)} stretches between checkpoints, drawn with --seed {seed}"
+    )
+    print(
+        f"compute  {counted(iterations, 'iteration')}: {drawn}; about {duration(seconds)}",
+        flush=True,
+    )
+    weights_sha256 = _computed_weights(run, chosen, flags)
+    if not weights_sha256:
+        return 1
+    out = flags.get("out", run / "certificate.json")
+    print("write    the certificate, with the simulator's first steps ...", flush=True)
+    took_s = time.monotonic() - began
+    facts = {"weights_sha256": weights_sha256, "seconds": round(took_s, 1), "draw_seed": seed}
+    write_certificate(out, run, newest, config, chosen, facts)
+    print(printable(f"verified weights {weights_sha256[:16]}, in {duration(took_s)}: {out}"))
+    return 0
+
+
+def _drawn(stretches: Sequence[Stretch], count: int, seed: int) -> list[Stretch]:
+    """Return the last stretch, which leads to the newest policy, and others at random."""
+    longest = FAR_LONGER * median(stretch.iterations for stretch in stretches)
+    others = [stretch for stretch in stretches[:-1] if stretch.iterations <= longest]
+    drawn = random.Random(seed).sample(others, min(count - 1, len(others)))
+    return sorted([*drawn, stretches[-1]], key=lambda stretch: stretch.first)
+
+
+def _expectations(newest: Checkpoint, config: Config) -> list[str]:
+    """Return lines on this machine, and on what to expect where it is not that of the run."""
+    state = newest.state
+    here = versions()
+    cpu_of_run = state.get("numerics", {}).get("own", {}).get("cpu", "unknown")
+    lines = [f"here     {cpu_name()}; {', '.join(' '.join(item) for item in here.items())}"]
+    if cpu_of_run != cpu_name():
+        lines.append(f"the run  {cpu_of_run}")
+        if config.numerics == "native":
+            lines.append("expect   other last bits on another type of CPU: numerics=native")
+        else:
+            lines.append(f"expect   equal bits on x86-64 with AVX2: numerics={config.numerics}")
+    others = [
+        f"{package} {version}"
+        for package, version in state["versions"].items()
+        if here.get(package) != version
+    ]
+    if others:
+        lines.append(f"the run  {', '.join(others)}: other versions may compute other bits")
+    return lines
+
+
+def _estimated_s(stretch: Stretch, rows: Sequence[Mapping[str, float]], config: Config) -> float:
+    """Return the seconds that the run took for a stretch, for as many actors as now, with the replay at its start."""
+    workers = max(1, min(config.most_actors, config.num_samplers))
+    seconds = START_S
+    for row in rows:
+        if stretch.first <= row["iteration"] <= stretch.last:
+            workers_before = max(1.0, row.get("actors/alive", 0))
+            collect_s = row.get("perf/collect_s", 0.0)
+            seconds += row.get("perf/iteration_s", 0.0) + collect_s * (workers_before / workers - 1)
+            if row["iteration"] == stretch.first:
+                seconds += stretch.open_steps * row.get("perf/env_step_ms", 0.0) / 1e3 / workers
+    return seconds
+
+
+def _computed_weights(run: Path, chosen: Sequence[Stretch], flags: Mapping[str, Any]) -> str:
+    """Compute the stretches again, printing a line for each; return the SHA-256 of the last weights, "" if unequal."""
+    weights_sha256 = ""
+    show = _shown_now_and_then()
+    with StopSignals(lambda text: print(text, file=sys.stderr)) as stop:
+        for number, stretch in enumerate(chosen):
+            began = time.monotonic()
+            end = checkpoints.load(stretch.end)
+            config = config_of(end, flags.get("num_actors"), run, trust="trust" in flags)
+            comparison = Comparison(run, stretch, show)
+            try:
+                recompute(config, comparison, stretch, stop)
+            except (NotEqual, NotReplayed) as difference:
+                print(printable(f"differs  {difference}"))
+                if isinstance(difference, NotEqual):
+                    print(printable(f"         {_cause(config, comparison, stretch, stop)}"))
+                return ""
+            except StopRequested as request:
+                request.progress = f"{number} of {len(chosen)} stretches were computed, all equal"
+                raise
+            weights_sha256 = comparison.weights_sha256
+            print(f"equal    {stretch}, in {duration(time.monotonic() - began)}", flush=True)
+    return weights_sha256
+
+
+def _cause(config: Config, comparison: Comparison, stretch: Stretch, stop: StopSignals) -> str:
+    """Return why an iteration may differ: this machine, or, after computing it once more, environment or folder."""
+    if comparison.other_numerics:
+        return (
+            f"This machine computes {comparison.other_numerics}, compared with that of the run: equal results cannot "
+            f"be expected here."
+        )
+    again = Comparison(comparison.run, stretch, comparison.show)
+    with suppress(NotEqual):
+        recompute(config, again, stretch, stop)
+    if again.computed != comparison.computed:
+        doctor = command("doctor", config.env_name)
+        return (
+            f"Computed once more, it differs again: the environment does not follow from its seed. Run `{doctor}`, "
+            f"which looks for the cause."
+        )
+    return (
+        "Computed once more, it is the same as here. Either the folder was changed, or the run had what is missing "
+        "here: other versions, an observer, or something that its environments keep from earlier episodes."
+    )
+
+
+def _shown_now_and_then() -> Callable[[str], None]:
+    last_s = time.monotonic()
+
+    def show(text: str) -> None:
+        nonlocal last_s
+        if time.monotonic() - last_s > SHOW_EVERY_S:
+            last_s = time.monotonic()
+            print(f"         {text} ...", file=sys.stderr, flush=True)
+
+    return show

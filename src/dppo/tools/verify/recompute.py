@@ -1,0 +1,174 @@
+"""Compute the iterations behind a checkpoint again, and compare them with what the run has stored."""
+
+import json
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from dppo.config import Config
+from dppo.config.groups import flattened
+from dppo.config.resume import leave_out_ineffective
+from dppo.config.trust import require_trust
+from dppo.errors import DppoError
+from dppo.numerics.fingerprint import Fingerprint
+from dppo.process_state.borders import dppo_computes
+from dppo.records.files import checkpoint as checkpoints
+from dppo.records.files.checkpoint import Checkpoint, Found
+from dppo.records.files.run_folder import RunFolder
+from dppo.records.metrics.reading import plain, read_metrics
+from dppo.run import outputs
+from dppo.run.building import build
+from dppo.run.iteration_row import MeasuredRow, iteration_row
+from dppo.run.learner import PPOLearner
+from dppo.run.loading import STATES_OF_ENVS
+from dppo.run.state import RunState
+from dppo.signals import StopSignals
+from dppo.tools.diff import Checksums, first_difference, read_trace
+from dppo.tools.verify.stored import Stretch
+
+RESULTS = ("iteration", "global_step", "charts/", "losses/", "info/", "faults/")
+"""Metrics that do not depend on clocks and actors, by the beginning of their names."""
+NO_RESULTS = "charts/SPS"
+Row = Mapping[str, float | None]
+Computed = tuple[Row, Checksums]
+"""The results and the trace of an iteration."""
+
+
+class NotEqual(DppoError):
+    """An iteration that is not the same again."""
+
+
+class NotReplayed(DppoError):
+    """A run whose samplers cannot be restored: no iteration of it can be computed again."""
+
+
+def config_of(end: Checkpoint, num_actors: int | None, run: Path, *, trust: bool) -> Config:
+    """Return the settings with which a run got to a checkpoint, without evaluations and trackers.
+
+    Raises ConfigError if they name code that is not trusted, or do not go together with `num_actors`.
+    """
+    settings = {"atari": "raw"} | flattened(end.state["config"])
+    require_trust({"env_kwargs": {}} | settings, (), run, trust=trust)
+    changes: dict[str, Any] = {"eval_every": None, "track": ()}
+    if num_actors is not None:
+        changes["num_actors"] = num_actors
+    return Config(**leave_out_ineffective(settings, changes))
+
+
+class Comparison:
+    """Compares the iterations of a stretch with the rows, the trace and the checkpoint of the run."""
+
+    def __init__(self, run: Path, stretch: Stretch, show: Callable[[str], None]) -> None:
+        """Read what is stored; `show` is called with each iteration."""
+        self.run = run
+        self.show = show
+        self._stretch = stretch
+        self._trace = read_trace(run)
+        self._rows: dict[int, list[Row]] = {}
+        for row in read_metrics(run):
+            self._rows.setdefault(int(row["iteration"]), []).append(_results(plain(row)))
+        self.computed: list[Computed] = []
+        """The iterations so far."""
+        self.other_numerics = ""
+        """Last bits that this machine computes otherwise than that of the run; "" if there are none."""
+        self.weights_sha256 = ""
+        """Of the end of the stretch, once that is computed."""
+
+    def check(self, row: Row, trace: Checksums, learner: PPOLearner) -> bool:
+        """Compare an iteration; return whether it is the last. Raise NotEqual if something differs."""
+        number = int(row["iteration"] or 0)
+        self.show(f"iteration {number:,} of {self._stretch}")
+        results = _results(row)
+        self.computed.append((results, trace))
+        difference = self._difference(number, results, trace)
+        is_last = number == self._stretch.last
+        if is_last and not difference:
+            end = checkpoints.load(self._stretch.end)
+            difference = _state_difference(RunState.capture(learner), end)
+        if difference:
+            raise NotEqual(f"iteration {number:,}{difference}")
+        self.weights_sha256 = learner.weights_sha256()
+        return is_last
+
+    def _difference(self, number: int, results: Row, trace: Checksums) -> str:
+        stored_trace = self._trace.get(number)
+        if stored_trace and trace and stored_trace != trace:
+            return f"{first_difference(stored_trace, trace)}: trace.jsonl has another checksum"
+        if number not in self._rows:
+            return ": has no row in metrics.jsonl"
+        for stored in self._rows[number]:
+            for name in sorted(stored.keys() | results.keys()):
+                if stored.get(name) != results.get(name):
+                    return f": {name} is {stored.get(name)} in metrics.jsonl, and {results.get(name)} computed again"
+        return ""
+
+
+def _results(row: Row) -> Row:
+    return {
+        name: value
+        for name, value in row.items()
+        if name.startswith(RESULTS) and not name.startswith(NO_RESULTS)
+    }
+
+
+def _state_difference(state: RunState, stored: Checkpoint) -> str:
+    """Return the first part of a state that differs from a checkpoint; "" if there is none."""
+    for part in sorted(state.arrays.keys() | stored.arrays.keys()):
+        arrays = state.arrays.get(part, {})
+        stored_arrays = stored.arrays.get(part, {})
+        for name in sorted(arrays.keys() | stored_arrays.keys()):
+            if name.endswith(STATES_OF_ENVS):  # an environment may store its state in several ways
+                continue
+            if name not in arrays or name not in stored_arrays:
+                return f": {part}/{name} is not in both states"
+            array = arrays[name]
+            stored_array = stored_arrays[name]
+            same_kind = (array.dtype, array.shape) == (stored_array.dtype, stored_array.shape)
+            if not same_kind or array.tobytes() != stored_array.tobytes():
+                return f": {part}/{name} differs from the checkpoint"
+    for name, value in state.values.items():
+        # incidents of actors are no results
+        if name != "incidents" and _as_json(value) != _as_json(stored.state.get(name)):
+            return f": {name} differs from the checkpoint"
+    return ""
+
+
+def _as_json(value: Any) -> str:
+    return json.dumps(value, sort_keys=True)
+
+
+@dppo_computes()
+def recompute(config: Config, comparison: Comparison, stretch: Stretch, stop: StopSignals) -> None:
+    """Train from the start of a stretch in a folder of its own, and compare each iteration.
+
+    Raises NotEqual, or NotReplayed if open episodes cannot be replayed.
+    """
+    start = Found(stretch.start, checkpoints.load(stretch.start))
+    state = start.checkpoint.state
+    outputs.check_code(config)
+    with TemporaryDirectory(prefix="dppo-verify-") as folder, ExitStack() as stack:
+        run_folder = RunFolder(Path(folder), start=start)
+        parts = build(config, run_folder, stop, stack, lambda progress: None)
+        if not parts.ledger.replays:
+            raise NotReplayed(
+                f"{config.env_name}: open episodes are not replayed, as it is nondeterministic, resets rows by itself, "
+                f"or has replay=False. No iteration of such a run can be computed again."
+            )
+        if "numerics" in state:
+            own = Fingerprint(**state["numerics"]["own"])
+            comparison.other_numerics = own.differences(parts.numerics.own)
+        options = state.get("env_options")
+        parts.learner.env_options = lambda: options
+        row_of: Callable[..., dict[str, float]] = iteration_row
+        if config.info_keys:
+            row_of = MeasuredRow(config.info_keys)
+        for iteration in parts.learner.run(config.iterations, stop):
+            seconds = iteration.update_s + iteration.collected.collect_s
+            row = plain(row_of(iteration, parts.learner, seconds, {}))
+            trace = parts.trace(row) if parts.trace is not None else {}
+            if comparison.check(
+                row, {name: str(value) for name, value in trace.items()}, parts.learner
+            ):
+                return

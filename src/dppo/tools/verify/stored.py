@@ -1,0 +1,97 @@
+"""What a run has stored: whether its files agree with its newest checkpoint, and the iterations between checkpoints."""
+
+import hashlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from dppo.config.groups import flattened
+from dppo.config.reading import read_settings, versions_in
+from dppo.errors import ConfigError
+from dppo.numerics.fingerprint import Fingerprint
+from dppo.records.files import checkpoint as checkpoints
+from dppo.records.files.checkpoint import Checkpoint, Found
+from dppo.records.files.run_files import CONFIG, read_run_file
+from dppo.records.metrics.reading import parsed
+
+
+@dataclass(frozen=True)
+class Stretch:
+    """The iterations from one checkpoint to the next one."""
+
+    start: Path
+    end: Path
+    first: int
+    """The first iteration behind `start`."""
+    last: int
+    """The iteration of `end`."""
+    open_steps: int
+    """Env steps of the open episodes of `start`, which are replayed."""
+
+    @property
+    def iterations(self) -> int:
+        return self.last - self.first + 1
+
+    def __str__(self) -> str:
+        return f"iterations {self.first:,} to {self.last:,}"
+
+
+def stretches_of(run: Path) -> list[Stretch]:
+    """Return the stretches between the checkpoints of a run, in order; raise CheckpointError if one is damaged."""
+    stretches = []
+    before = None
+    for path in checkpoints.paths_in(run):
+        checkpoint = checkpoints.load(path)
+        place = (path, checkpoint.state["iteration"], _open_steps(checkpoint))
+        if before is not None:
+            start, iteration, open_steps = before
+            stretches.append(Stretch(start, path, iteration + 1, place[1], open_steps))
+        before = place
+    return stretches
+
+
+def _open_steps(checkpoint: Checkpoint) -> int:
+    samplers = checkpoint.arrays.get("samplers", {})
+    lengths = [array for name, array in samplers.items() if name.endswith(".episode_lengths")]
+    return int(sum(array.sum() for array in lengths))
+
+
+def changed_files(run: Path, newest: Found) -> Iterator[str]:
+    """Yield in which way config.yaml and the files with rows are not what the newest checkpoint says."""
+    state = newest.checkpoint.state
+    try:
+        settings = read_settings(run / CONFIG, trusted=False)
+        versions = versions_in(run / CONFIG)
+    except ConfigError as error:
+        yield str(error)
+        return
+    stored_settings = flattened(state["config"])
+    for name in sorted(settings.keys() | stored_settings.keys()):
+        yield from _unequal(name, settings.get(name), stored_settings.get(name))
+    numerics = Fingerprint(**state["numerics"]["own"]).summary() if "numerics" in state else {}
+    stored_versions = state["versions"] | numerics
+    for name in sorted(versions.keys() | stored_versions.keys()):
+        yield from _unequal(name, versions.get(name), stored_versions.get(name))
+    for name, summed in state.get("rows", {}).items():
+        yield from _changed_rows(run / name, state["iteration"], **summed)
+
+
+def _unequal(name: str, value: Any, stored: Any) -> Iterator[str]:
+    if value != stored:
+        yield f"{CONFIG} has {name}: {value}, and the newest checkpoint {stored}"
+
+
+def _changed_rows(path: Path, iteration: int, bytes: int, sha256: str) -> Iterator[str]:
+    """Yield what was changed in a file of which a checkpoint of an `iteration` knows the first `bytes`."""
+    try:
+        data = read_run_file(path)
+    except OSError as error:
+        yield f"{path.name} cannot be read: {error.strerror}"
+        return
+    if hashlib.sha256(data[:bytes]).hexdigest() != sha256:
+        yield f"{path.name} was changed: the newest checkpoint has another SHA-256 of its first {bytes:,} bytes"
+    for line, row in parsed(data[bytes:]):
+        is_later = row is not None and (row["iteration"] > iteration or "eval/iteration" in row)
+        if line.endswith(b"\n") and not is_later:
+            yield f"{path.name} was changed: lines were added behind those of the newest checkpoint"

@@ -1,0 +1,286 @@
+"""`dppo verify` computes iterations again: an untouched run is equal, and one changed byte or number is found."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from builders import make_config
+from recorder import Recorder
+from remedies import executes
+
+import dppo
+from dppo.errors import CheckpointError, ConfigError, DppoError
+from dppo.files import sha256_of
+from dppo.records.files import checkpoint as checkpoints
+from dppo.records.files.checkpoint import Checkpoint, Keep
+from dppo.records.files.row_sums import RowSums
+from dppo.tools.verify import certificate
+from dppo.tools.verify.command import _drawn, _estimated_s, main
+from dppo.tools.verify.stored import Stretch
+
+ITERATIONS = 6
+TINY: dict[str, Any] = {
+    "num_samplers": 2,
+    "num_steps": 16,
+    "total_timesteps": 32 * ITERATIONS,
+    "update_epochs": 1,
+    "hidden_sizes": (4,),
+    "progress": "off",
+    "keep_checkpoints": "every=2",
+}
+Capture = pytest.CaptureFixture[str]
+Change = Callable[[Path], None]
+
+
+def train(run: Path, resume: Path | None = None, **settings: Any) -> Path:
+    config = make_config({"env_id": "CartPole-v1", "run_dir": run} | TINY | settings)
+    return dppo.train(config, resume=resume).run_dir
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("trained") / "run"
+    return train(folder, trace_hashes=True, eval_every=64, eval_episodes=1, norm_value=True)
+
+
+@pytest.fixture
+def run(trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Return a copy of the run; certificates are without a process that steps the environment."""
+    monkeypatch.setattr(certificate, "simulator", lambda settings, seconds: {"first_steps": "fff"})
+    return Path(shutil.copytree(trained, tmp_path / "run"))
+
+
+def verify(run: Path, *flags: str) -> int:
+    return main([str(run), *flags])
+
+
+def newest(run: Path) -> Path:
+    return checkpoints.paths_in(run)[-1]
+
+
+def test_an_untouched_run_is_equal_and_gets_a_certificate(run: Path, capsys: Capture) -> None:
+    assert verify(run, "--seed", "1") == 0
+    printed = capsys.readouterr().out
+    assert re.findall(r"equal +iterations (\d) to (\d)", printed) == [
+        ("1", "2"),
+        ("3", "4"),
+        ("5", "6"),
+    ]
+    assert "about 0:" in printed
+    written = json.loads((run / "certificate.json").read_text())
+    assert written["verified"] == ["iterations 1 to 2", "iterations 3 to 4", "iterations 5 to 6"]
+    assert written["files"]["config.yaml"] == sha256_of(run / "config.yaml")
+    assert written["settings"]["seed"] == 1
+    assert "not signed" in written["proves_not"]
+
+
+@pytest.mark.slow
+def test_actors_and_the_process_that_steps_the_environment_agree(
+    trained: Path, tmp_path: Path
+) -> None:
+    out = tmp_path / "certificate.json"
+    assert verify(trained, "--num-actors", "2", "--out", str(out)) == 0
+    written = json.loads(out.read_text())
+    assert written["actors"] == 2
+    assert len(written["simulator"]["first_steps"]) == 16
+    assert "gymnasium" in written["simulator"]["packages"]
+
+
+def other_byte(path: Path, position: int) -> None:
+    data = bytearray(path.read_bytes())
+    data[position] ^= 1
+    path.write_bytes(data)
+
+
+def change_weights(run: Path) -> None:
+    other_byte(newest(run), newest(run).stat().st_size - 100)
+
+
+def change_old_checkpoint(run: Path) -> None:
+    other_byte(checkpoints.paths_in(run)[0], 3000)
+
+
+def change_metrics(run: Path) -> None:
+    data = (run / "metrics.jsonl").read_bytes()
+    other_byte(run / "metrics.jsonl", data.index(b'"charts/SPS"') + 15)
+
+
+def change_trace(run: Path) -> None:
+    other_byte(run / "trace.jsonl", 400)
+
+
+def change_setting(run: Path) -> None:
+    text = (run / "config.yaml").read_text()
+    (run / "config.yaml").write_text(
+        re.sub(r"gamma: 0.99$", "gamma: 0.98", text, flags=re.MULTILINE)
+    )
+
+
+def change_version(run: Path) -> None:
+    text = (run / "config.yaml").read_text()
+    (run / "config.yaml").write_text(text.replace("gymnasium: ", "gymnasium: 1"))
+
+
+def add_row(run: Path) -> None:
+    rows = (run / "metrics.jsonl").read_bytes()
+    (run / "metrics.jsonl").write_bytes(rows + rows.splitlines(keepends=True)[0])
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (change_weights, "iter_000006.safetensors: expected SHA-256"),
+        (change_old_checkpoint, "iter_000000.safetensors: expected"),
+        (change_metrics, "metrics.jsonl was changed"),
+        (change_trace, "trace.jsonl was changed"),
+        (change_setting, "config.yaml has gamma: 0.98, and the newest checkpoint 0.99"),
+        (change_version, "config.yaml has gymnasium: 1"),
+        (add_row, "metrics.jsonl was changed: lines were added"),
+    ],
+)
+def test_one_changed_byte_is_found_before_anything_is_computed(
+    change: Change, words: str, run: Path, capsys: Capture
+) -> None:
+    change(run)
+    assert verify(run) == 1
+    printed = capsys.readouterr().out
+    assert f"differs  {run / 'checkpoints' / words}" in printed or f"differs  {words}" in printed
+    assert "compute " not in printed
+    assert not (run / "certificate.json").exists()
+
+
+def forge(run: Path, change: Callable[[Checkpoint], None]) -> None:
+    """Change the newest checkpoint, and seal it again."""
+    stored = checkpoints.load(newest(run))
+    change(stored)
+    iteration = stored.state["iteration"]
+    checkpoints.save(run / "checkpoints", iteration, stored, keep=Keep(9), score=None)
+
+
+def forge_weights(run: Path) -> None:
+    def change(stored: Checkpoint) -> None:
+        name, weights = next(iter(stored.arrays["model"].items()))
+        stored.arrays["model"][name] = weights + 1
+
+    forge(run, change)
+
+
+def forge_metrics(run: Path) -> None:
+    lines = (run / "metrics.jsonl").read_text().splitlines()
+    row = json.loads(lines[-1]) | {"charts/episodic_return": 500.0}
+    (run / "metrics.jsonl").write_text("\n".join([*lines[:-1], json.dumps(row)]) + "\n")
+    forge(run, lambda stored: stored.state.update(rows=RowSums(run).now()))
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (forge_weights, r"iteration 6: model/\S+ differs from the checkpoint"),
+        (forge_metrics, "iteration 6: charts/episodic_return is 500.0 in metrics.jsonl, and "),
+    ],
+)
+def test_what_was_forged_with_its_checksum_is_found_by_computing(
+    change: Change, words: str, run: Path, capsys: Capture
+) -> None:
+    change(run)
+    assert verify(run, "--iterations", "1") == 1
+    printed = capsys.readouterr().out
+    assert re.search(f"differs  {words}", printed)
+    assert "it is the same as here" in printed
+
+
+def test_a_resumed_run_is_equal_also_with_other_settings_that_change_no_result(
+    trained: Path, run: Path
+) -> None:
+    train(run, resume=run / "checkpoints" / "iter_000002", trace_hashes=True, norm_value=True)
+    train(run, resume=run, trace_hashes=True, norm_value=True, record_episodes="none")
+    assert verify(run) == 0
+
+
+def test_rows_of_a_killed_run_may_be_ahead_of_its_checkpoint(tmp_path: Path, run: Path) -> None:
+    config = make_config({"env_id": "CartPole-v1", "run_dir": tmp_path / "killed"} | TINY)
+    killed = dppo.train(config, observers=[Recorder(interrupt_at=3)]).run_dir
+    with (killed / "metrics.jsonl").open("ab") as file:
+        file.write(b'{"iteration": 4, "global_step": 128}\n{"iteration": 5, "glo')
+    assert verify(killed) == 0
+
+
+@executes(
+    "tools/verify/command.py: is computed again from the checkpoint before it. Train with",
+)
+def test_a_run_with_a_single_checkpoint_says_how_to_keep_more(tmp_path: Path, run: Path) -> None:
+    single = train(tmp_path / "single", keep_checkpoints=1)
+    with pytest.raises(CheckpointError, match="has a single checkpoint") as refused:
+        verify(single)
+    told = re.search("`keep_checkpoints=(every=100)`", str(refused.value))
+    assert told
+    assert verify(train(tmp_path / "several", keep_checkpoints=told[1])) == 0
+
+
+@executes("tools/verify/command.py: does not follow from its seed. Run `{}`")
+def test_an_environment_that_no_seed_reproduces_is_named(
+    tmp_path: Path, run: Path, capsys: Capture
+) -> None:
+    drifting = train(tmp_path / "drifting", env_id="worlds.faulty:drifting_cartpole")
+    assert verify(drifting, "--trust") == 1
+    printed = capsys.readouterr().out
+    assert "the environment does not follow from its seed" in printed
+    assert "doctor worlds.faulty:drifting_cartpole`" in printed
+
+
+def test_a_run_that_is_not_replayed_cannot_be_verified(
+    tmp_path: Path, run: Path, capsys: Capture
+) -> None:
+    assert verify(train(tmp_path / "unreplayed", replay=False)) == 1
+    assert "open episodes are not replayed" in capsys.readouterr().out
+
+
+def test_code_that_a_run_names_is_not_imported_without_trust(tmp_path: Path, run: Path) -> None:
+    named = train(tmp_path / "named", env_id="worlds.faulty:drifting_cartpole")
+    with pytest.raises(ConfigError, match="Add `trust=True` if you trust that folder"):
+        verify(named)
+
+
+def test_no_iterations_are_refused(run: Path) -> None:
+    with pytest.raises(DppoError, match="iterations=0: must be at least 1"):
+        verify(run, "--iterations", "0")
+
+
+def stretch(first: int, last: int) -> Stretch:
+    return Stretch(Path("a"), Path("b"), first, last, open_steps=0)
+
+
+def test_the_newest_is_always_drawn_and_what_takes_far_longer_is_not() -> None:
+    stretches = [stretch(1, 400), *(stretch(first, first) for first in range(401, 405))]
+    for seed in range(20):
+        drawn = _drawn(stretches, 3, seed)
+        assert len(drawn) == 3
+        assert drawn[-1] == stretches[-1]
+        assert stretches[0] not in drawn
+    assert _drawn(stretches, 3, 1) == _drawn(stretches, 3, 1)
+    assert _drawn([stretch(1, 400)], 5, 0) == [stretch(1, 400)]
+
+
+def test_the_estimate_is_for_these_actors_and_counts_the_replay() -> None:
+    """A second a step: 32 s with 8 actors for 256 steps, and the open episodes before that."""
+    rows = [
+        {
+            "iteration": 7,
+            "actors/alive": 8,
+            "perf/collect_s": 32.0,
+            "perf/iteration_s": 33.0,
+            "perf/env_step_ms": 1000.0,
+        }
+    ]
+    config = dppo.Config(env_id="CartPole-v1", num_actors=8)
+    open_episodes = replace(stretch(7, 7), open_steps=800)
+    assert _estimated_s(open_episodes, rows, config) == pytest.approx(5 + 33 + 100)
+    alone = replace(config, num_actors=1)
+    assert _estimated_s(open_episodes, rows, alone) == pytest.approx(5 + 1 + 256 + 800)
