@@ -63,6 +63,8 @@ GUIDES = {
         {
             "dppo report": "",
             "dppo plot": "",
+            "dppo train CartPole-v1 --preset none --run-dir runs/checked": "",
+            "dppo verify runs/checked": "",
             "dppo train CartPole-v1 --seeds": "--total-timesteps 512 --seeds 1,2",
             "./dppo train Acrobot-v1": "--total-timesteps 512",
         },
@@ -90,6 +92,7 @@ NOT_RUN = {  # a pattern of commands, and why
     r"^tensorboard ": "starts a server of another package",
     r"^dppo eval runs/first --trust --num-actors": "run by tests/test_evaluate.py: needs actors",
     r"^OPENBLAS_CORETYPE=": "the whole suite of tests; .ci/run does so",
+    r"^dppo verify .*--num-actors": "run by tests/test_verify.py: needs actors",
     r"--samplers-per-actor": "run by tests/test_single_instances.py, with actors on Ray",
     r"--actors-per-node|--num-learners|--learner-gpus": "run by tests/cluster: needs nodes or a GPU",
 }

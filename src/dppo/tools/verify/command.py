@@ -104,8 +104,8 @@ def main(argv: list[str]) -> int:
 def _drawn(stretches: Sequence[Stretch], count: int, seed: int) -> list[Stretch]:
     """Return the last stretch, which leads to the newest policy, and others at random."""
     longest = FAR_LONGER * median(stretch.iterations for stretch in stretches)
-    others = [stretch for stretch in stretches[:-1] if stretch.iterations <= longest]
-    drawn = random.Random(seed).sample(others, min(count - 1, len(others)))
+    usual = [stretch for stretch in stretches[:-1] if stretch.iterations <= longest]
+    drawn = random.Random(seed).sample(usual, min(count - 1, len(usual)))
     return sorted([*drawn, stretches[-1]], key=lambda stretch: stretch.first)
 
 
@@ -121,13 +121,13 @@ def _expectations(newest: Checkpoint, config: Config) -> list[str]:
             lines.append("expect   other last bits on another type of CPU: numerics=native")
         else:
             lines.append(f"expect   equal bits on x86-64 with AVX2: numerics={config.numerics}")
-    others = [
+    other_versions = [
         f"{package} {version}"
         for package, version in state["versions"].items()
         if here.get(package) != version
     ]
-    if others:
-        lines.append(f"the run  {', '.join(others)}: other versions may compute other bits")
+    if other_versions:
+        lines.append(f"the run  {', '.join(other_versions)}: other versions may compute other bits")
     return lines
 
 

@@ -157,8 +157,8 @@ def recompute(config: Config, comparison: Comparison, stretch: Stretch, stop: St
                 f"or has replay=False. No iteration of such a run can be computed again."
             )
         if "numerics" in state:
-            own = Fingerprint(**state["numerics"]["own"])
-            comparison.other_numerics = own.differences(parts.numerics.own)
+            of_run = Fingerprint(**state["numerics"]["own"])
+            comparison.other_numerics = of_run.differences(parts.numerics.own)
         options = state.get("env_options")
         parts.learner.env_options = lambda: options
         row_of: Callable[..., dict[str, float]] = iteration_row
