@@ -65,6 +65,7 @@ def newest(run: Path) -> Path:
     return checkpoints.paths_in(run)[-1]
 
 
+@executes("tools/verify/certificate.py: Run dppo verify yourself")
 def test_an_untouched_run_is_equal_and_gets_a_certificate(run: Path, capsys: Capture) -> None:
     assert verify(run, "--seed", "1") == 0
     printed = capsys.readouterr().out
