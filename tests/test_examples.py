@@ -21,6 +21,7 @@ from gymnasium.utils.env_checker import check_env
 from processes import descendants
 
 import dppo
+from dppo.__main__ import main
 
 Capture = pytest.CaptureFixture[str]
 Patch = pytest.MonkeyPatch
@@ -122,6 +123,21 @@ def test_the_plant_is_an_environment_and_its_controller_controls_it(example: Exa
     controlled = tanks.play(tanks.Controller().act, days=3)
     assert controlled > -10
     assert controlled > tanks.play(lambda _: np.full(3, 0.5), days=3) / 10
+
+
+def test_the_pi_controller_is_evaluated_by_the_command_and_beats_proportional_control(
+    example: Example, capsys: pytest.CaptureFixture[str]
+) -> None:
+    tanks = example("tanks")
+    controller = example("pi").PI
+    words = ["eval", "tanks:make", "--policy", "pi:PI", "--info-keys", "energy", "violations"]
+    assert main([*words, "--episodes", "4"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    evaluation = dppo.evaluate(controller, env=tanks.make, episodes=4)
+    assert lines[1].startswith(f"return {evaluation.mean_return:.1f} +- ")
+    assert [line.split()[0] for line in lines[2:]] == ["in", "energy", "violations"]
+    proportional = dppo.evaluate(tanks.Controller, env=tanks.make, episodes=4)
+    assert evaluation.mean_return > proportional.mean_return > -10
 
 
 def episode(env: Any, seed: int) -> list[tuple[list[float], float]]:

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
 
 import pytest
 from builders import make_config
+from remedies import executes
 
 import dppo
 from dppo.__main__ import main
+from dppo.commands.eval import info_table
 from dppo.policies import evaluation
+from dppo.ppo.exchange.records import EpisodeInfo
+from dppo.records.observer import Evaluation
 
 
 @pytest.fixture(scope="module")
@@ -106,3 +111,71 @@ def test_help_is_in_groups_and_fits_80_columns(capsys: pytest.CaptureFixture[str
         "episodes",
         "environment and network",
     ]
+
+
+CONTROLLER = "worlds.controllers:still"
+PLANT = "worlds.controllers:Drift"
+
+
+def test_a_controller_plays_in_an_environment_or_in_that_of_a_run(
+    trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["--policy", CONTROLLER, "--episodes", "2", "--env-kwargs", '{"steps": 7}']
+    assert main(["eval", PLANT, *words, "--info-keys", "violations"]) == 0
+    first, returns, head, table = capsys.readouterr().out.splitlines()
+    assert first == f"{PLANT}, {CONTROLLER}, 2 episodes"
+    assert returns.endswith("length 7.0")
+    assert head.split() == ["in", "an", "episode", "sum", "mean", "last"]
+    assert table.split()[0] == "violations"
+    left = tmp_path / "left.py"
+    left.write_text("def push(obs):\n    return 0\n", encoding="utf8")
+    assert main(["eval", str(trained), "--policy", f"{left}:push", "--episodes", "3"]) == 0
+    assert capsys.readouterr().out.startswith(f"CartPole-v1, {left}:push, 3 episodes\n")
+
+
+def test_the_policy_of_a_run_plays_in_an_environment(
+    trained: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    ways = [[str(trained)], ["CartPole-v1", "--policy", str(trained)]]
+    outputs = []
+    for words in ways:
+        assert main(["eval", *words, "--episodes", "2"]) == 0
+        outputs.append(capsys.readouterr().out)
+    assert outputs[0] == outputs[1]
+
+
+def test_episodes_are_printed_as_json(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["eval", PLANT, "--policy", CONTROLLER, "--episodes", "2", "--info-keys", "energy"]
+    assert main([*words, "--json"]) == 0
+    printed = json.loads(capsys.readouterr().out)
+    evaluation = dppo.evaluate(CONTROLLER, PLANT, 2, info_keys=["energy"])
+    assert printed["returns"] == list(evaluation.returns)
+    assert printed["lengths"] == [5, 5]
+    assert printed["info"] == {"energy": {"sum": [0, 0], "mean": [0, 0], "last": [0, 0]}}
+
+
+def test_a_table_says_how_many_episodes_have_a_number() -> None:
+    infos = (EpisodeInfo(2.0, 1.0, 1.0), EpisodeInfo(4.0, 1.0, 1.0))
+    lines = info_table(Evaluation("E-v0", (0.0,) * 3, (1,) * 3, {"alarms": infos}))
+    assert lines[1].split("  ") == ["alarms (in 2 of 3 episodes)", "3 +- 1", "1 +- 0", "1 +- 0"]
+
+
+@executes(
+    "commands/eval.py: add --policy MODULE:NAME",
+    "commands/eval.py: the environment is the first word",
+    "commands/eval.py: Write an environment in place of the first one",
+)
+@pytest.mark.parametrize(
+    ("words", "problem"),
+    [
+        (["CartPole-v1"], "add --policy MODULE:NAME"),
+        (["CartPole-v1", "--policy", "{run}", "--env-id", "Acrobot-v1"], "Leave it out"),
+        (["{run}", "--policy", "{run}"], "Write an environment in place of the first one"),
+    ],
+)
+def test_words_that_do_not_fit_together_are_refused(
+    trained: Path, words: list[str], problem: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["eval", *(word.format(run=trained) for word in words)]) == 2
+    assert problem in capsys.readouterr().err
+    assert main(["eval", "CartPole-v1", "--policy", str(trained), "--episodes", "1"]) == 0

@@ -1,26 +1,40 @@
-"""`dppo eval`: play with a trained policy."""
+"""`dppo eval`: play episodes with a trained policy, or with a controller of the user's."""
 
+import json
 import sys
 import warnings
+from collections.abc import Sequence
 from contextlib import closing
 from pathlib import Path
 from statistics import fmean, pstdev
+from typing import Any, TextIO
 
-from dppo.commands.flags import RENDER, TRUST, Parser, parsed_json
+from dppo.commands.flags import RENDER, TRUST, Parser, UsageError, parsed_json
 from dppo.config.parts.processes import EVAL_EPISODES
-from dppo.errors import printable
+from dppo.errors import counted, printable
+from dppo.files import user_path
+from dppo.policies.controller import Controller
 from dppo.policies.evaluation import evaluate
+from dppo.records.observer import Evaluation
 from dppo.records.terminal.streams import PatientStream, ShowLog
 
 PROG = "dppo eval"
-DESCRIPTION = "Play episodes with a trained policy, and print their mean return. RUN: a run's folder, or a checkpoint."
+USAGE = "RUN [--flag value ...]\nENV_ID --policy MODULE:NAME [--flag value ...]"
+DESCRIPTION = (
+    "Play episodes with a trained policy, or with a controller of your own, and print their mean return. RUN: a run's "
+    "folder, or a checkpoint."
+)
 FLAGS = {
+    "--policy NAME": "Play with this instead of the policy of a RUN: a controller, as module:name or file.py:name, or "
+    "the folder of another run. Before it stands the environment, or a RUN that has one. A controller is a function "
+    "action = f(obs), or a class or an object with act(obs), and perhaps reset().",
     "--episodes INT": f"Number of episodes. (default: {EVAL_EPISODES})",
     "--seed INT": "Seed of the episodes, independent of the training's. (default: 0)",
     "--stochastic": "Sample actions from the policy, as in training. Without it, the most likely action is taken.",
     "--num-actors N": "Ray actors that play the episodes, with the same results in less time. (default: 0, in process)",
     "--info-keys KEY ...": "Names of numbers in the info of steps, to print their sum and mean in an episode, and the "
     "last one. (default: those of the run)",
+    "--json": "Print the return, the length and these numbers of each episode as JSON.",
     "--render": RENDER,
     "--video FILE": "Write a video, such as out.mp4, of the first 9 episodes side by side.",
 }
@@ -31,35 +45,110 @@ OF_RUN = {
     "--model MODULE:CLASS": "Use this class for the run's own network instead of the one that the checkpoint names.",
     "--trust": TRUST,
 }
-PARSER = Parser(
-    PROG, "RUN [--flag value ...]", DESCRIPTION, episodes=FLAGS, environment_and_network=OF_RUN
-)
+PARSER = Parser(PROG, USAGE, DESCRIPTION, episodes=FLAGS, environment_and_network=OF_RUN)
 
 
 def main(argv: list[str]) -> int:
     """Play, and print mean and spread of the returns; return the exit code."""
-    flags, run = PARSER.split_one(argv)
+    flags, word = PARSER.split_one(argv)
     deterministic = not flags.pop("stochastic", False)
+    as_json = flags.pop("json", False)
     if "env_kwargs" in flags:
         flags["env_kwargs"] = parsed_json("env_kwargs", flags["env_kwargs"])
-    env_id = flags.pop("env_id", None)
-    with closing(ShowLog(PatientStream(sys.stdout).line)) as show_log, warnings.catch_warnings():
+    policy, env = _policy_and_env(word, flags.pop("policy", None), flags.pop("env_id", None))
+    notes = sys.stderr if as_json else sys.stdout
+    with closing(ShowLog(PatientStream(notes).line)) as show_log, warnings.catch_warnings():
         show_log.start()
         warnings.simplefilter("default")
-        warnings.showwarning = lambda message, *_, **__: print(
-            printable(f"note: {message}"), flush=True
-        )
-        played = evaluate(Path(run), env_id, deterministic=deterministic, **flags)
+        warnings.showwarning = lambda message, *_, **__: _print_note(str(message), notes)
+        played = evaluate(policy, env, deterministic=deterministic, **flags)
+    if as_json:
+        print(json.dumps(_as_json(played), indent=1))
+        return 0
     span = f"(from {min(played.returns):.1f} to {max(played.returns):.1f}), length {played.mean_length:.1f}"
     print(f"return {played.mean_return:.1f} +- {played.std_return:.1f} {span}")
-    for key, infos in played.info.items():
-        totals = [info.total for info in infos]
-        in_step = fmean(info.mean for info in infos)
-        last = fmean(info.last for info in infos)
-        in_episode = f"{fmean(totals):.4g} +- {pstdev(totals):.2g}"
-        print(
-            printable(
-                f"{key}: in an episode {in_episode}, in a step {in_step:.4g}, in the last step {last:.4g}"
-            )
-        )
+    for line in info_table(played):
+        print(printable(line))
     return 0
+
+
+def _policy_and_env(word: str, policy: str | None, env_id: str | None) -> tuple[Any, Any]:
+    """Return the first two arguments of `evaluate`; raise UsageError if the words do not fit together.
+
+    Args:
+        word: the word beside the flags: a run, or with `policy` an environment.
+        policy: a controller or a run, which plays.
+        env_id: another environment than that of the run.
+    """
+    is_run = user_path(word).exists()
+    if policy is None:
+        if not is_run and "/" not in word:
+            raise UsageError(
+                f"{word}: there is no such run. To play in an environment of this name, add --policy MODULE:NAME, "
+                f"your controller, or --policy RUN."
+            )
+        return Path(word), env_id
+    if env_id is not None:
+        raise UsageError(
+            f"--env-id {env_id}: with --policy, the environment is the first word, {word}. Leave it out."
+        )
+    env = Path(word) if is_run else word
+    if not user_path(policy).exists():
+        return Controller(policy), env
+    if is_run:
+        raise UsageError(
+            f"{word}: is a run, and so is --policy {policy}. Write an environment in place of the first one."
+        )
+    return Path(policy), env
+
+
+def _print_note(message: str, stream: TextIO) -> None:
+    print(printable(f"note: {message}"), file=stream, flush=True)
+
+
+def info_table(played: Evaluation) -> list[str]:
+    """Return the lines of a table of the numbers in the info: their sum, mean and last one in an episode.
+
+    Each cell is the mean over the episodes, and their standard deviation.
+    """
+    if not played.info:
+        return []
+    table = [["in an episode", "sum", "mean", "last"]]
+    for key, infos in played.info.items():
+        columns = (
+            [info.total for info in infos],
+            [info.mean for info in infos],
+            [info.last for info in infos],
+        )
+        row = [key, *map(_mean_and_deviation, columns)]
+        if len(infos) < len(played.returns):
+            row[0] += f" (in {len(infos)} of {counted(len(played.returns), 'episode')})"
+        table.append(row)
+    widths = [max(len(row[column]) for row in table) for column in range(4)]
+    return [
+        f"{row[0]:<{widths[0]}}"
+        + "".join(f"  {cell:>{width}}" for cell, width in zip(row[1:], widths[1:], strict=True))
+        for row in table
+    ]
+
+
+def _mean_and_deviation(numbers: Sequence[float]) -> str:
+    return f"{fmean(numbers):.4g} +- {pstdev(numbers):.2g}"
+
+
+def _as_json(played: Evaluation) -> dict[str, Any]:
+    return {
+        "env": played.env_name,
+        "mean_return": played.mean_return,
+        "std_return": played.std_return,
+        "returns": played.returns,
+        "lengths": played.lengths,
+        "info": {
+            key: {
+                "sum": [info.total for info in infos],
+                "mean": [info.mean for info in infos],
+                "last": [info.last for info in infos],
+            }
+            for key, infos in played.info.items()
+        },
+    }

@@ -131,7 +131,8 @@ def find_player(
     if is_controller(policy):
         if model is not None:
             raise ConfigError("model: has no effect on a controller. Leave it out.")
-        return _player_of_controller(Controller(policy), env, env_kwargs, trust=trust)
+        controller = policy if isinstance(policy, Controller) else Controller(policy)
+        return _player_of_controller(controller, env, env_kwargs, trust=trust)
     if isinstance(policy, Policy):
         if model is not None:
             raise ConfigError(
