@@ -202,6 +202,7 @@ def test_flags_and_settings_that_texts_name_exist() -> None:
         "seconds",
         "label",
         "actors",
+        "policy",
     }
     # of docker, ray and pip
     foreign = {
