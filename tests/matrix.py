@@ -71,6 +71,24 @@ REUSE: Settings = (
     }
 )
 
+# Half of the runs of three iterations and more is collected by a controller: one with a state, or of choices.
+PRIOR: Settings = CONTINUOUS | {
+    "prior": "worlds.priors:Integrator",
+    "num_samplers": 4,
+    "num_steps": 100,
+    "prior_steps": 2 * 4 * 100,
+}
+PRIOR_OF_CHOICES: Settings = (
+    CARTPOLE
+    | single(2, 40)
+    | {
+        "prior": "worlds.priors:balance",
+        "prior_steps": 2 * 2 * 40,
+        "policy_lag": 2,
+        "norm_value": True,
+    }
+)
+
 REBUILD: Settings = {"on_env_fault": "rebuild", "env_faults": "unlimited"}
 UNRELIABLE = REBUILD | {"env_id": "worlds.faulty:Unreliable", "num_samplers": 4, "num_steps": 32}
 INVALID = REBUILD | {
@@ -104,6 +122,9 @@ RUNS: dict[str, Settings] = {
     "unit of values": sized(UNIT_OF_VALUES, 4),
     "reuse of 3": sized(REUSE, 5),
     "reuse of 3, overlap": sized(REUSE | OVERLAP, 5),
+    "prior": sized(PRIOR, 5),
+    "prior, reuse of 3": sized(PRIOR | {"reuse": 3, "recompute_advantages": True}, 5),
+    "prior of choices, lag": sized(PRIOR_OF_CHOICES, 7),
     "evaluations": sized(
         CARTPOLE | single(2, 32) | {"norm_obs": True, "eval_every": 128, "eval_episodes": 4}, 6
     ),
@@ -199,7 +220,7 @@ FAULTS_OF_LEARNING = [
 
 ALWAYS = cells(
     {
-        ("resumed", "after 1"): [*POLICIES, "lag", "every option", "reuse of 3, overlap"],
+        ("resumed", "after 1"): [*POLICIES, "lag", "every option", "reuse of 3, overlap", "prior"],
         ("resumed", "after 2"): [
             "discrete",
             "continuous, overlap",
@@ -207,13 +228,14 @@ ALWAYS = cells(
             "some faults",
             "evaluations",
         ],
-        ("resumed", "after 4"): ["lag", "reuse of 3, overlap"],
+        ("resumed", "after 3"): ["prior of choices, lag"],
+        ("resumed", "after 4"): ["lag", "reuse of 3, overlap", "prior"],
         ("resumed", "after 2, from 0 to 2 actors"): ["discrete"],
         ("interrupted", "in segment 1"): ["evaluations"],
-        ("interrupted", "in segment 2"): ["lag"],
         ("interrupted", "in segment 3"): ["discrete, overlap"],
         ("older checkpoint", "of 2, after 3"): ["recorded episodes"],
         ("segments lost", "0 actors"): ["continuous", "discrete, overlap", "lag", "some faults"],
+        ("interrupted", "in segment 2"): ["lag", "prior"],
         ("actors", "3"): ["continuous"],
         ("actors", "2"): ["dict action", "mask and lstm", "every option"],
         ("killed", "in constructor, reset and step"): ["memory, overlap"],
@@ -225,12 +247,13 @@ SLOW = cells(
         ("actors", "2"): [
             *(kind for kind in POLICIES if kind not in ("dict action", "mask and lstm")),
             *("invalid steps", "evaluations", "unit of values"),
+            *("prior, reuse of 3", "prior of choices, lag"),
             *FAULTS_OF_LEARNING,
         ],
-        ("actors", "3"): ["discrete", "discrete, overlap", "continuous, overlap", "lag"],
+        ("actors", "3"): ["discrete", "discrete, overlap", "continuous, overlap", "lag", "prior"],
         ("actors", "8"): ["discrete", "continuous"],
         ("actors", "3, threads"): FAULTS,
-        ("actors", "2, standby copies"): FAULTS,
+        ("actors", "2, standby copies"): [*FAULTS, "prior"],
         ("actors", "2, and 2 for evaluations"): [f"{kind}, evaluated" for kind in EVALUATED_KINDS],
         ("actors", "1, and a learner"): ["reuse of 3"],
         ("resumed", "after 2"): [
@@ -259,14 +282,15 @@ SLOW = cells(
             *PLAIN,
             *POLICIES,
             *("every option", "reuse of 3", "recorded episodes", "some faults", "evaluations"),
+            *("prior", "prior of choices, lag"),
         ],
         ("killed", "in a step, threads"): ["recorded episodes, lag"],
         ("killed", "of 3, in a step"): ["lag"],
         ("killed", "of 6, in a step"): ["lag"],
         ("killed", "from outside"): ["discrete, overlap", "lag"],
-        ("killed and resumed", "after 3, without actors"): ["some faults", "evaluations"],
+        ("killed and resumed", "after 3, without actors"): ["some faults", "evaluations", "prior"],
         ("two learners", "2 actors"): [*POLICIES, "every option"],
-        ("two learners", "3 actors"): ["lag"],
+        ("two learners", "3 actors"): ["lag", "prior"],
         ("lost learner and resumed", "after 2"): ["reuse of 3"],
     }
 )

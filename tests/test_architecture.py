@@ -51,7 +51,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "ppo": {"config.parts"},
     "envs": {"ppo.exchange.records", "signals"},
     "records": {"config", "ppo.exchange.records"},
-    "hosts": {"config", "ppo", "envs", "signals"},
+    "hosts": {"config", "ppo", "envs", "policies.controller", "signals"},
     "engine": {"ppo", "envs", "signals"},
     "transports": {"config", "ppo", "envs", "hosts", "engine", "signals"},
     "learners": {"config", "ppo", "hosts", "engine.restarts", "transports.ray"},

@@ -51,12 +51,12 @@ def test_the_unit_is_mean_and_deviation_of_all_targets_so_far() -> None:
 def test_a_change_of_the_unit_changes_no_value() -> None:
     trainer = make_trainer(SPEC, norm_value=True)
     obs = random_batch(SPEC).obs
-    assert trainer._popart is not None
+    assert trainer.popart is not None
     for shift in (0.0, 5e3, -70.0):
-        before = trainer._popart.scale.restore(trainer.model.values(obs))
+        before = trainer.popart.scale.restore(trainer.model.values(obs))
         batch = random_batch(SPEC, seed=2)
-        trainer._popart.learn(replace(batch, returns=batch.returns * 100 + shift), trainer.parallel)
-        after = trainer._popart.scale.restore(trainer.model.values(obs))
+        trainer.popart.learn(replace(batch, returns=batch.returns * 100 + shift), trainer.parallel)
+        after = trainer.popart.scale.restore(trainer.model.values(obs))
         torch.testing.assert_close(after, before, rtol=1e-9, atol=1e-9)
 
 

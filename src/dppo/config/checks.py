@@ -29,6 +29,8 @@ def check(config: Settings) -> None:
     _check_shares(config)
     _check_model_kwargs(config)
     _check_baseline(config)
+    if config.prior is not None:
+        _check_prior(config)
     for name, reason in without_effect(config):
         raise _error(config, name, f" has no effect: {reason}.")
 
@@ -352,6 +354,42 @@ def _check_baseline(config: Settings) -> None:
             "eval_episodes",
             f" is too few to compare the policy with the baseline: an interval needs at least {MIN_EPISODES}, and a "
             f"useful one 10. Use `eval_episodes={EVAL_EPISODES}`, or leave `baseline` out.",
+        )
+
+
+def _check_prior(config: Settings) -> None:
+    """Refuse a controller to start from where its rows cannot be cloned, or leave nothing to train."""
+    if config.has_memory:
+        raise _error(
+            config,
+            "prior",
+            ": a network with memory cannot be cloned from a controller yet. Use `memory=none`, or leave it out.",
+        )
+    if config.frame_stack > 1:
+        raise _error(
+            config,
+            "prior",
+            f": frame_stack={config.frame_stack} stores stacks of frames in parts, which are not kept for cloning. "
+            f"Leave one of them out.",
+        )
+    if config.env_state == "own":
+        raise _error(
+            config,
+            "prior",
+            ": env_state=own sets states without a replay, by which the controller of a lost sampler would be brought "
+            "back. Use `env_state=auto`, or leave it out.",
+        )
+    collected = config.collected_by_prior
+    if collected >= config.iterations:
+        steps = counted(collected, "iteration")
+        lag = f", {config.lag} of them for the policy lag," if config.lag else ""
+        name = "prior" if config.prior_steps is None else "prior_steps"
+        raise _error(
+            config,
+            name,
+            f": the controller collects {steps}{lag} of {config.batch_size} steps ({describe_batch(config)}), and the "
+            f"run has {config.iterations}, so that none is left to train. Raise `total_timesteps` to more than "
+            f"{collected * config.batch_size}, or lower `prior_steps` or `num_steps`.",
         )
 
 

@@ -106,6 +106,21 @@ NEEDS = (
         "it applies to the default network only, not to model={config.model_name}. Leave it out",
     ),
     Need(
+        "prior_steps prior_noise",
+        lambda c: c.prior is not None,
+        "there is no controller to start from. Set `prior`, or leave it out",
+    ),
+    Need(
+        "log_std_init",
+        lambda c: c.prior is None,
+        "the clone of a prior starts with the deviation of its noise. Use `prior_noise`, or leave it out",
+    ),
+    Need(
+        "init_from",
+        lambda c: c.prior is None,
+        "the clone of a prior replaces the weights. Leave one of them out",
+    ),
+    Need(
         "log_std_init",
         lambda c: not c.state_dependent_std,
         "with state_dependent_std the network starts with its own. Leave one of them out",

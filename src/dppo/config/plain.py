@@ -23,6 +23,7 @@ def plain_settings(config: Settings) -> dict[str, Any]:
         "wrappers": list(config.wrapper_names),
         "model": config.model_name,
         "baseline": config.baseline_name,
+        "prior": config.prior_name,
         "minibatch_size": config.minibatch_size or config.sizes.minibatch_rows,
     }
 

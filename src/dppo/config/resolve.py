@@ -83,7 +83,8 @@ def _advantages_have_unit(config: Config, task: TaskFacts) -> bool:
 
 
 def _initializes_std(config: Config, task: TaskFacts) -> bool:
-    return not task.discrete and config.model is None and not config.state_dependent_std
+    is_own = config.model is None and not config.state_dependent_std and config.prior is None
+    return not task.discrete and is_own
 
 
 def _noise_adds_up(config: Config, task: TaskFacts) -> bool:

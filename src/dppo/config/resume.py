@@ -31,11 +31,16 @@ def leave_out_ineffective(
     return merged
 
 
-def without_derived(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the settings of a run folder, without a `minibatch_size` that follows from the others."""
-    others = {name: value for name, value in settings.items() if name != "minibatch_size"}
+def for_branch(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the settings of a run folder for a run that starts with its weights.
+
+    A `minibatch_size` that follows from the others is left out, and so is the controller that the run started from.
+    """
+    start = ("prior", "prior_steps", "prior_noise")
+    kept = {name: value for name, value in settings.items() if name not in start}
+    others = {name: value for name, value in kept.items() if name != "minibatch_size"}
     is_derived = Settings(**others).sizes.minibatch_rows == settings.get("minibatch_size")
-    return others if is_derived else dict(settings)
+    return others if is_derived else kept
 
 
 def changes_on_resume(
@@ -87,6 +92,11 @@ def _changed(before: Mapping[str, Any], config: Config) -> Iterator[tuple[str, A
 
 def check_branch(before: Mapping[str, Any], config: Config, checkpoint: Path) -> None:
     """Raise ConfigError if settings do not fit the weights and normalizers of `checkpoint`, made with `before`."""
+    if config.prior is not None:
+        raise ConfigError(
+            f"prior={config.prior_name}: a branch starts with the weights of {checkpoint}, which a clone of the "
+            f"controller would replace. Leave `prior` out, or start a new run."
+        )
     for name, was, value in _changed(before, config):
         if not about(name).branch:
             fact = f"{checkpoint} was made with {was}, and its weights do not fit another value"

@@ -82,6 +82,16 @@ class Settings(_FlatNames):
         return self.sizes.iterations
 
     @property
+    def collected_by_prior(self) -> int:
+        """Return the iterations that a controller collects at the start; 0 without one."""
+        return 0 if self.sampling.prior is None else self.sizes.prior_iterations + self.sampling.lag
+
+    @property
+    def stored_iterations(self) -> int:
+        """Return the largest number of iterations whose segments an update trains on."""
+        return max(self.ppo.reuse, self.collected_by_prior)
+
+    @property
     def most_actors(self) -> int:
         """Return the largest number of actors of the run, each of which hosts a sampler; 0 in process."""
         return min(self.actors.actor_bounds[1], self.sampling.num_samplers)

@@ -7,6 +7,8 @@ from dppo.config.parts import PPO, Learners, Network, Run, Sampling
 
 DEFAULT_SEQUENCE = 16  # steps of a sequence, where num_steps is a multiple of it
 DEFAULT_MINIBATCH = 64  # rows
+PRIOR_SHARE = 0.1  # of the env steps, which a controller collects at the start
+MAX_PRIOR_STEPS = 20_000  # unless more are asked for
 MAX_MINIBATCHES = 32  # of an epoch: with more, a policy moves too far for one batch
 
 
@@ -22,6 +24,8 @@ class Sizes:
     """Minibatches that leave no row out, and differ by at most one sequence."""
     minibatch_rows: int
     """Rows of the largest minibatch."""
+    prior_iterations: int = 0
+    """Iterations that a controller collects before the policy is cloned; with a policy lag of K, it collects K more."""
 
 
 def sizes_of(sampling: Sampling, ppo: PPO, network: Network, learners: Learners, run: Run) -> Sizes:
@@ -37,7 +41,15 @@ def sizes_of(sampling: Sampling, ppo: PPO, network: Network, learners: Learners,
         sequence_length=length,
         minibatches_per_epoch=minibatches,
         minibatch_rows=math.ceil(sequences / minibatches) * length,
+        prior_iterations=_prior_iterations(sampling, run),
     )
+
+
+def _prior_iterations(sampling: Sampling, run: Run) -> int:
+    if sampling.prior is None:
+        return 0
+    default = min(PRIOR_SHARE * run.total_timesteps, MAX_PRIOR_STEPS)
+    return math.ceil((sampling.prior_steps or default) / sampling.batch_size)
 
 
 def _sequence_length(network: Network, num_steps: int) -> int:

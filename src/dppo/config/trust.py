@@ -15,6 +15,7 @@ NAMING = {
     "model": "model",
     "wrappers": "wrappers",
     "baseline": "baseline",
+    "prior": "controller",
 }
 """Settings with import paths, and what these name."""
 

@@ -21,6 +21,7 @@ from dppo.envs.checks.returned import (
     flag_of,
     reward_of,
 )
+from dppo.envs.guidance import Guidance
 from dppo.envs.info import InfoMeter, numbers_in
 from dppo.errors import EnvFault, EnvironmentFault
 from dppo.numerics.arithmetic import changed
@@ -51,6 +52,8 @@ class GroupSettings:
     """Measures the info of env steps; None: nothing is measured."""
     limits: bool = False
     """An observation beyond a limit of its space is a fault, in each step."""
+    guidance: Guidance | None = None
+    """The controllers beside the environments; None without any."""
 
 
 class SkippedStep(Exception):

@@ -12,6 +12,7 @@ from dppo.envs.checks.first_segment import FirstSegment
 from dppo.envs.checks.returned import BadResult
 from dppo.envs.episode import SkippedStep
 from dppo.envs.frames import LifeStack, Lives
+from dppo.envs.guidance import Guidance
 from dppo.envs.repairs import FaultPolicy, Repairs
 from dppo.envs.restoring import NO_REPLAY
 from dppo.envs.rows.port import Rows
@@ -218,6 +219,20 @@ class EnvGroup:
         if self.meter is not None:
             self.meter.take()  # steps of a replay were measured before
         return incidents
+
+    def follow(self, *, is_on: bool) -> None:
+        """Let the controllers follow the episodes, or leave them off: see `Environments`."""
+        self._guidance.is_on = is_on
+
+    def intended(self) -> np.ndarray:
+        """Return the actions that the controllers would take: see `Environments`."""
+        return np.stack([self._guidance.intended[env] for env in range(self.num_envs)])
+
+    @property
+    def _guidance(self) -> Guidance:
+        guidance = self._settings.guidance
+        assert guidance is not None, "the environments have no controllers"
+        return guidance
 
     def open_episodes(self, log: EnvLog) -> dict[str, Any]:
         """Describe the open episodes [E]: see `Environments`."""

@@ -36,7 +36,9 @@ from dppo.spaces.spaces import MAX_WHOLE, Spaces, holds_float64, is_image
 from dppo.streams import Stream
 
 if TYPE_CHECKING:
+    from dppo.envs.guidance import Guidance
     from dppo.hosts.trainer import Trainer
+    from dppo.ppo.exchange.phase import ControllerPhase
     from dppo.ppo.learning.parallel import Parallel
     from dppo.ppo.learning.stages import Stage
     from dppo.ppo.learning.trainer import PPOTrainer
@@ -86,6 +88,7 @@ def build_sampler(
             progress=progress,
             meter=InfoMeter(plan.env.info_keys) if plan.env.info_keys else None,
             limits=plan.env.on_env_fault == "rebuild",
+            guidance=_guidance(plan),
         )
         rows = rows_of(made, settings, make, plan.sampling.standby_envs)
         rows.keep_states(plan.env.env_state)
@@ -97,6 +100,26 @@ def build_sampler(
         close_all(made)
         raise
     return BuiltSampler(_make_sampler(plan, sampler_id, spaces, group), group, spaces, len(made))
+
+
+def _guidance(plan: SamplerPlan) -> Guidance | None:
+    """Return the controllers of a run that starts from one; None otherwise."""
+    if plan.sampling.prior is None:
+        return None
+    from dppo.envs.guidance import Guidance
+    from dppo.policies.controller import Controller, ControllerInstance
+
+    controller = Controller(plan.sampling.prior, "prior")
+    return Guidance(partial(ControllerInstance, controller))
+
+
+def _phase(plan: SamplerPlan, spaces: Spaces) -> ControllerPhase | None:
+    if plan.sampling.prior is None:
+        return None
+    from dppo.ppo.exchange.phase import ControllerPhase
+
+    versions = plan.sizes.prior_iterations
+    return ControllerPhase.of(spaces.actions, versions, plan.sampling.prior_noise)
 
 
 def _first_segment(plan: SamplerPlan, sampler_id: int, spaces: Spaces, owner: str) -> FirstSegment:
@@ -132,6 +155,7 @@ def _make_sampler(
         noise=partial(streams.generator, plan.seed, Stream.ACTIONS, sampler_id),
         sequence_length=plan.sizes.sequence_length,
         stack=plan.env.frame_stack if is_image(spaces.of_network().obs) else 1,
+        phase=_phase(plan, spaces),
     )
 
 
@@ -174,6 +198,12 @@ def _make_env(plan: SamplerPlan, owner: str, sampler_id: int, env_index: int) ->
         if env.info_keys:
             refuse_rows(
                 made, "info_keys", "are not read from environments of several rows. Leave it out."
+            )
+        if plan.sampling.prior is not None:
+            refuse_rows(
+                made,
+                f"prior={plan.sampling.prior_name}",
+                "a controller acts in single environments, not in vectors or for several agents. Leave it out.",
             )
         try:
             adapted_env = adapted(made, partial(_make_env, plan, owner, sampler_id, env_index))
@@ -266,14 +296,16 @@ def _ppo_trainer(
         micro_batch_size=plan.learners.micro_batch_size,
         parallel=parallel,
         sequence_length=plan.sizes.sequence_length,
-        stages=stages_of(plan, parallel),
+        stages=stages_of(plan, parallel, spec),
         iterations=plan.sizes.iterations,
         seed=plan.seed,
     )
 
 
-def stages_of(plan: TrainerPlan, parallel: Parallel) -> list[Stage]:
+def stages_of(plan: TrainerPlan, parallel: Parallel, spec: NetworkSpec) -> list[Stage]:
     """Return the stages of the updates of a run: none by default."""
+    from dppo.ppo.exchange.phase import ControllerPhase
+    from dppo.ppo.learning.prior import Prior
     from dppo.ppo.learning.reuse import OlderPolicies
     from dppo.ppo.learning.stages import LagCorrection, RecomputedAdvantages
 
@@ -284,6 +316,10 @@ def stages_of(plan: TrainerPlan, parallel: Parallel) -> list[Stage]:
         stages.append(LagCorrection())
     if plan.ppo.recompute_advantages:
         stages.append(RecomputedAdvantages(plan.ppo))
+    if plan.prior_noise is not None:
+        versions = plan.sizes.prior_iterations
+        phase = ControllerPhase.of(spec.spaces.actions, versions, plan.prior_noise)
+        stages.append(Prior(plan.ppo, phase))
     return stages
 
 

@@ -35,6 +35,8 @@ class TrainerPlan:
     sizes: Sizes
     seed: int
     policy_lag: int = 0
+    prior_noise: float | None = None
+    """Of the controller that the run starts from, as the setting says; None without one."""
 
 
 def sampler_plan(config: Config) -> SamplerPlan:
@@ -48,4 +50,12 @@ def sampler_plan(config: Config) -> SamplerPlan:
 def trainer_plan(config: Config) -> TrainerPlan:
     """Return the parts of `config`, which must be resolved, that trainers are built from."""
     ppo = ResolvedPPO(**vars(config.ppo))
-    return TrainerPlan(ppo, config.network, config.learners, config.sizes, config.seed, config.lag)
+    return TrainerPlan(
+        ppo,
+        config.network,
+        config.learners,
+        config.sizes,
+        config.seed,
+        config.lag,
+        None if config.prior is None else config.prior_noise,
+    )

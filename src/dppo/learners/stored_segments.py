@@ -18,16 +18,20 @@ OBSERVATIONS = {"obs": 2, "successors": 1}  # columns, and the axes before those
 
 
 class StoredSegments(RunStage):
-    """Lets each update train on the segments of the last R iterations.
+    """Lets each update train on the segments of the last R iterations; at first, on all that a controller collected.
 
-    This process stores the R - 1 older ones, and in each checkpoint, because only the policies that made them could
-    make them again. So neither the loss of an actor, a rank or a node nor a resume changes what is trained on.
+    This process stores the older ones, and in each checkpoint, because only the policies that made them could make them
+    again. So neither the loss of an actor, a rank or a node nor a resume changes what is trained on.
     """
 
-    def __init__(self, reuse: int, obs: np.dtype[Any]) -> None:
-        """Begin without segments; `reuse` is R, `obs` the dtype of an observation in segments."""
+    def __init__(self, reuse: int, obs: np.dtype[Any], prior_iterations: int = 0) -> None:
+        """Begin without segments; `reuse` is R, `obs` the dtype of an observation in segments.
+
+        `prior_iterations`: the first iterations, in which a controller collects, those of a policy lag included.
+        """
         self._reuse = reuse
         self._obs = obs
+        self._prior_iterations = prior_iterations
         self._stored: list[
             list[Segment]
         ] = []  # of each iteration, the oldest first, in sampler order
@@ -35,13 +39,21 @@ class StoredSegments(RunStage):
     @contextmanager
     def around(self, experience: Experience, trainers: Trainers) -> Iterator[Experience]:
         """Yield the experience with the stored and the new segments of each sampler as one long segment."""
+        if not self._stored and self._used_at(experience.iteration + 1) == 1:
+            yield experience
+            return
         # Views of Ray's store would fill it; and copies are equal to the byte, whatever padding the segments have.
         newest = [_segment(_arrays(segment), self._obs) for segment in experience.segments]
         iterations = [*self._stored, newest]
         yield replace(
             experience, segments=[joined(segments) for segments in zip(*iterations, strict=True)]
         )
-        self._stored = iterations[1 - self._reuse :]
+        kept = self._used_at(experience.iteration + 1) - 1
+        self._stored = iterations[max(0, len(iterations) - kept) :]
+
+    def _used_at(self, iteration: int) -> int:
+        """Return the number of iterations, up to this one, whose segments the update of this one trains on."""
+        return iteration + 1 if iteration < self._prior_iterations else self._reuse
 
     def state(self) -> dict[str, np.ndarray]:
         return {

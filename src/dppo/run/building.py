@@ -78,7 +78,6 @@ def build(
     model = model_state(spaces, trainers.spec)
     if warm is not None:
         statistics = warm_start(trainers, statistics, warm, model["obs"], config)
-
     learner = PPOLearner(
         collector,
         trainers,
@@ -87,6 +86,7 @@ def build(
         policy_lag=config.lag,
         freeze_norm_after=config.freeze_norm_after,
     )
+    learner.prior_versions = config.sizes.prior_iterations
     learner.env_faults = EnvFaults(ledger, config.env_faults, config.env.fault_budget)
     parts = Parts(
         collector=collector,

@@ -188,9 +188,8 @@ class Evaluations(Observer):
             return
         number = int(row["iteration"])
         steps = int(row["global_step"])
-        every = self._config.eval_every or 1
         is_last = number >= self._config.iterations
-        if is_last or steps // every > self._steps // every:
+        if is_last or self._is_due(number, steps):
             self._begin(number, steps, self._learner.snapshot())
             self._begun = True
         self._steps = steps
@@ -200,6 +199,14 @@ class Evaluations(Observer):
             self._report(results[:-1])
             row |= results[-1]
         self._row = row
+
+    def _is_due(self, number: int, steps: int) -> bool:
+        """Return whether an evaluation is due; the first one of a run with a prior is that of its clone."""
+        every = self._config.eval_every or 1
+        collected = self._config.collected_by_prior
+        if number <= collected:
+            return number == collected
+        return steps // every > self._steps // every
 
     def finish(self) -> bool:
         """Wait for the evaluations that are not over, unless a signal has arrived; return whether there were any."""

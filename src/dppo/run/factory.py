@@ -48,7 +48,7 @@ def open_session(
     stop.check()
     check_there_is_a_cluster(config.upload, config.address)
     stack.enter_context(claimed())
-    segments = (config.lag + config.reuse) * config.batch_size
+    segments = (config.lag + config.stored_iterations) * config.batch_size
     parameters = (1 + config.lag) * max_parameters(config)
     actors = config.actors
     if actors.elastic:
@@ -97,7 +97,8 @@ class PartsFactory:
             return self.stack.enter_context(closing(in_process))
         from dppo.transports.ray.collecting import ActorFiles, collector_on_ray
 
-        needs_arrays = config.num_learners == 0 or config.reuse > 1 or config.trace_hashes
+        stores = config.stored_iterations > 1
+        needs_arrays = config.num_learners == 0 or stores or config.trace_hashes
         files = ActorFiles(self.logs, by_reference=not needs_arrays)
         on_ray = collector_on_ray(plan, config.actors, ledger, self.session, files, on_progress)
         return self.stack.enter_context(closing(on_ray))
@@ -117,8 +118,9 @@ class PartsFactory:
         stages: list[RunStage] = []
         if trace is not None:  # first, as it is about the newest segments alone
             stages.append(trace)
-        if config.reuse > 1:
-            stages.append(StoredSegments(config.reuse, spaces.of_network().obs))
+        if config.stored_iterations > 1:
+            obs = spaces.of_network().obs
+            stages.append(StoredSegments(config.reuse, obs, config.collected_by_prior))
         return StagedTrainers(trainers, stages) if stages else trainers
 
     def _local_trainer(self, plan: TrainerPlan, spaces: Spaces) -> LocalTrainer:
@@ -127,7 +129,7 @@ class PartsFactory:
         trainer = LocalTrainer(plan, spaces)
         self.stack.callback(trainer.close)
         trainer.interruptible = self.stop.interruptible
-        trainer.check_gpu(self.config.batch_size * self.config.reuse)
+        trainer.check_gpu(self.config.batch_size * self.config.stored_iterations)
         return trainer
 
     def _ray_trainers(

@@ -99,6 +99,8 @@ class PPOLearner:
         self.env_options: Callable[[], dict[str, Any] | None] = lambda: None
         """Returns the options for resets under the policies to come: see `RunInfo.set_env`."""
         self.env_faults = EnvFaults(ledger)  # without a limit
+        self.prior_versions = 0
+        """Policy versions under which a controller collects, for a clone."""
         self.iteration = 0
         self.global_step = 0
         self.episodes = 0
@@ -149,6 +151,8 @@ class PPOLearner:
             scale = statistics.reward_scale()  # of all returns seen so far
             try:
                 experience = Experience(collected.segments, collected.policy, scale, self.iteration)
+                if collected.policy.version < self.prior_versions:
+                    experience = replace(experience, next_obs_scale=statistics.obs_scale())
                 update = self.trainers.update(experience)
                 break
             except SegmentsLost as error:

@@ -44,6 +44,8 @@ def check_code(config: Config) -> None:
         model_class(config.model)
     if config.baseline is not None:
         Controller(config.baseline, "baseline")
+    if config.prior is not None:
+        Controller(config.prior, "prior")
 
 
 def describe_run(config: Config, folder: RunFolder) -> RunInfo:

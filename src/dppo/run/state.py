@@ -14,11 +14,12 @@ from dppo.ppo.exchange.scales import ValueScale
 from dppo.run.learner import ActingPolicy, PPOLearner
 
 Arrays = dict[str, np.ndarray]
-# an adapted learning rate, and the segments kept for reuse
+# an adapted learning rate, the segments kept for reuse or a clone, and the clone of a controller
 NOT_BRANCHED = (
     "learning_rate",
     "rate_factor",
     "kept",
+    "clone",
 )
 EPISODE_FIELDS = (
     5  # env, index, return, length and success: enough for the metrics of recent episodes

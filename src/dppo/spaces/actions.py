@@ -43,6 +43,20 @@ class Actions(ABC):
     def to_env(self, actions: np.ndarray) -> Any:
         """Convert `actions` [n, *A]: an array [n, ...], or a dict or tuple of such arrays. Its arrays are new."""
 
+    @abstractmethod
+    def from_env(self, action: Any) -> np.ndarray:
+        """Return the policy's action [*A] that `to_env` converts to `action`, one of the environment's own space.
+
+        Of a bound that no action of a policy reaches, such as that of tanh, return one that is as good as the bound.
+        """
+
+    @abstractmethod
+    def half_widths(self) -> np.ndarray:
+        """Return half the distance between the bounds of each element [width], in units of the policy's actions.
+
+        It is 1 where there are no bounds, and for choices.
+        """
+
     def each(self, actions: np.ndarray) -> Any:
         """Convert `actions` [n, *A] to a sequence of n actions, each for one `env.step`."""
         converted = self.to_env(actions)
@@ -76,6 +90,14 @@ class DiscreteActions(Actions):
     @override
     def to_env(self, actions: np.ndarray) -> np.ndarray:
         return actions + self.start
+
+    @override
+    def from_env(self, action: Any) -> np.ndarray:
+        return np.array(int(action) - self.start)
+
+    @override
+    def half_widths(self) -> np.ndarray:
+        return np.ones(1)
 
     @override
     def each(self, actions: np.ndarray) -> Any:
@@ -125,6 +147,27 @@ class BoxActions(Actions):
             high = self.high.astype(np.float64)
             shaped = low + (unit + 1) * (0.5 * (high - low))
         return np.clip(shaped, self.low, self.high).astype(self.low.dtype)
+
+    @override
+    def from_env(self, action: Any) -> np.ndarray:
+        low = self.low.reshape(-1).astype(np.float64)
+        high = self.high.reshape(-1).astype(np.float64)
+        flat = np.clip(np.asarray(action, np.float64).reshape(-1), low, high)
+        if self.bounds == "clip":
+            return flat
+        unit = 2 * (flat - low) / (high - low) - 1
+        if self.bounds == "rescale":
+            return unit
+        return np.arctanh(np.clip(unit, -SATURATION, SATURATION))
+
+    @override
+    def half_widths(self) -> np.ndarray:
+        if self.bounds != "clip":
+            return np.ones(self.width)
+        low = self.low.reshape(-1).astype(np.float64)
+        high = self.high.reshape(-1).astype(np.float64)
+        has_bounds = (np.abs(low) < NO_BOUND) & (np.abs(high) < NO_BOUND)
+        return np.where(has_bounds, high / 2 - low / 2, 1.0)
 
     def saturated_at(self) -> tuple[np.ndarray, np.ndarray]:
         """Return two arrays [width]: a policy's actions up to the first, and from the second, become a bound."""
@@ -183,6 +226,15 @@ class MultiDiscreteActions(Actions):
             (actions + np.array(self.starts)).astype(self.dtype).reshape(len(actions), *self.shape)
         )
 
+    @override
+    def from_env(self, action: Any) -> np.ndarray:
+        flat = np.asarray(action).reshape(-1).astype(np.int64)
+        return flat - np.array(self.starts)
+
+    @override
+    def half_widths(self) -> np.ndarray:
+        return np.ones(self.width)
+
     def __str__(self) -> str:
         """Return `MultiDiscrete[3, 2]`; only the number of elements where that would be long."""
         if self.is_binary:
@@ -225,6 +277,18 @@ class NestedActions(Actions):
         return self._nested(
             [part.to_env(part_actions) for part, part_actions in self._split(actions)]
         )
+
+    @override
+    def from_env(self, action: Any) -> np.ndarray:
+        values = list(action) if self.keys is None else [action[key] for key in self.keys]
+        parts = [
+            part.from_env(value).reshape(-1) for part, value in zip(self.parts, values, strict=True)
+        ]
+        return np.concatenate(parts)
+
+    @override
+    def half_widths(self) -> np.ndarray:
+        return np.concatenate([part.half_widths() for part in self.parts])
 
     @override
     def each(self, actions: np.ndarray) -> list[Any]:

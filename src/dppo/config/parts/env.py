@@ -143,6 +143,24 @@ class Sampling:
     """Maximum rate at which environments are made, over all actors: 2/s, 10/min. For simulators whose start loads a
     server or a disk."""
 
+    prior: str | Callable[..., Any] | None = None
+    """Your own controller, to start from: module:controller, a function action = f(obs), or a class with reset and act;
+    in Python also the function or class itself. It collects the first iterations, with noise. Then the policy is cloned
+    from its actions, the values learn from its returns, and training goes on near the clone at first. Its actions must
+    follow from the observations since its reset."""
+    prior_steps: int | None = setting(None, gt=0)
+    """Env steps that prior collects, in whole iterations, and at least a few episodes; none: a tenth of
+    total_timesteps, at most 20,000."""
+    prior_noise: float = setting(0.2, gt=0, le=1)
+    """Standard deviation of the noise around continuous actions of prior, and of the cloned policy at first: a share of
+    half the distance between the bounds, and a number where there are none. Choices of prior are replaced in 1 of 10
+    steps."""
+
+    @property
+    def prior_name(self) -> str | None:
+        """Return the import path of the controller to start from; None without one."""
+        return None if self.prior is None else import_path(self.prior)
+
     @property
     def envs_of_sampler(self) -> int:
         return self.envs_per_sampler * (1 + self.standby_envs)

@@ -37,15 +37,20 @@ class SerialRows:
         self._make = make
         num_envs = len(envs) // (1 + standby)
         self.checks = SpaceChecks(envs, settings.spaces, settings.owner, limits=settings.limits)
-        self._all = [
-            CheckedEnv(env, index % num_envs, settings, self.checks)
-            for index, env in enumerate(envs)
-        ]
+        self._all = [self._checked(env, index % num_envs) for index, env in enumerate(envs)]
         self.envs = self._all[:num_envs]
         self._standby = Standby(self.envs, self._all[num_envs:]) if standby else None
         self._states: OwnStates | None = None
         self.inputs: Callable[[np.ndarray], Sequence[Any]] = settings.spaces.actions.each
         """Returns one action for each environment."""
+
+    def _checked(self, env: Any, index: int) -> CheckedEnv:
+        guidance = self.settings.guidance
+        if guidance is None:
+            return CheckedEnv(env, index, self.settings, self.checks)
+        from dppo.envs.guided import GuidedEnv
+
+        return GuidedEnv(env, index, self.settings, self.checks, guidance)
 
     def keep_states(self, env_state: EnvState) -> None:
         """Take the environments' own states after each segment, if all have `get_state` and `set_state`.

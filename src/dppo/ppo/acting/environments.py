@@ -56,6 +56,12 @@ class Environments(Protocol):
         Raises EnvironmentFault if one is outside its space.
         """
 
+    def follow(self, *, is_on: bool) -> None:
+        """Let the controllers beside the environments follow the episodes, or leave them off; set before an episode."""
+
+    def intended(self) -> np.ndarray:
+        """Return the actions [E, *A] that the controllers would take next, as actions of the policy."""
+
     def open_episodes(self, log: EnvLog) -> dict[str, np.ndarray]:
         """Return index, return, length and checksum of the open episodes [E], under their names in `SamplerCarry`.
 

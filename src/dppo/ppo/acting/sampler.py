@@ -12,8 +12,10 @@ import numpy as np
 from dppo.config.parts import PPO
 from dppo.ppo.acting.agent import PPOAgent
 from dppo.ppo.acting.environments import Environments
+from dppo.ppo.acting.guided import GuidedAgent, guided_agent
 from dppo.ppo.exchange.inputs import normalized_part
 from dppo.ppo.exchange.moments import Moments
+from dppo.ppo.exchange.phase import ControllerPhase
 from dppo.ppo.exchange.records import (
     EnvLog,
     Incident,
@@ -48,6 +50,8 @@ class PPOSampler:
     """L, the steps of a sequence in training, for a network with memory; divides T."""
     stack: int = 1
     """K, the frames of an observation that segments hold once each; 1 for whole observations."""
+    phase: ControllerPhase | None = None
+    """The first segments, in which a controller acts; None without any."""
 
     def __post_init__(self) -> None:
         num_envs = self.envs.num_envs
@@ -179,6 +183,7 @@ class _Rollout:
         self.snapshot = snapshot
         self._samplers = samplers
         self._agent = first.agent
+        self._guided = _guided(samplers, snapshot)
         self._heads = np.empty((*shape, distribution.head_size), dtype)
         self._columns = {
             "actions": np.empty(
@@ -244,9 +249,10 @@ class _Rollout:
         for s, sampler in enumerate(self._samplers):
             chosen = iter(columns["actions"][s])
             sampler_columns.append((sampler.envs, chosen, self._rows(s), self.logs[s]))
+        acting = self._agent if self._guided is None else self._guided
         for t in range(len(values)):
             state = None if states is None else states[t]
-            actions[t], outputs = self._agent.act(obs[t], noise[t], state)
+            actions[t], outputs = acting.act(obs[t], noise[t], state)
             heads[t] = outputs.head
             values[t] = outputs.values
             new_state = outputs.state
@@ -303,14 +309,19 @@ class _Rollout:
             states = self.states[number, : -1 : sampler.sequence_length].copy()
         columns = {name: column[number] for name, column in self._columns.items()}
         heads = self._heads[number]
+        distribution = self._agent.distribution
+        intended = None
+        if self._guided is not None:
+            intended = distribution.mode(heads).copy()
         segment = Segment(
             obs=obs,
-            logprobs=self._agent.distribution.log_prob(heads, columns["actions"]),
+            logprobs=distribution.log_prob(heads, columns["actions"]),
             masks=masks,
             states=states,
+            intended=intended,
             **columns,
         )
-        if sampler.keep_successors:
+        if sampler.keep_successors or self._guided is not None:
             return self._with_successors(number, segment)
         return segment
 
@@ -326,6 +337,15 @@ class _Rollout:
         successors, _ = self._agent.split(next_obs[segment.followed])
         successor_states = None if next_states is None else next_states[segment.followed]
         return replace(segment, successors=successors, successor_states=successor_states)
+
+
+def _guided(samplers: Sequence[PPOSampler], snapshot: PolicySnapshot) -> GuidedAgent | None:
+    """Return what acts in place of the policy; None if the policy acts."""
+    phase = samplers[0].phase
+    if phase is None:
+        return None
+    envs = [sampler.envs for sampler in samplers]
+    return guided_agent(phase, samplers[0].agent, envs, snapshot)
 
 
 def collect_together(

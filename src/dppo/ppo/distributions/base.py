@@ -23,6 +23,7 @@ if TYPE_CHECKING:  # actors never import torch; shapes are checked in tests only
 
 # logit of a choice that is not allowed: its probability is exactly zero, and nothing is infinite
 IMPOSSIBLE = -1e9
+OTHER_CHOICE = 0.1  # probability of all other choices together, around one choice
 HALF_LOG_TWO_PI = 0.5 * math.log(2 * math.pi)
 
 
@@ -122,6 +123,25 @@ class Distribution(ABC):
     @abstractmethod
     def log_prob(self, head: Head, actions: Shaped[np.ndarray, " ..."]) -> LogProbs:
         """Return the log-probability of each of `actions` [*rows, *A] under its head."""
+
+    def head_at(self, actions: Shaped[np.ndarray, " ..."], log_std: np.ndarray) -> Head:
+        """Return heads [*rows, H] whose most likely actions are `actions` [*rows, *A].
+
+        Args:
+            actions: in the dtype of `log_std` if they are not integers.
+            log_std: [width], log standard deviations of continuous elements; choices are uncertain by `OTHER_CHOICE`.
+        """
+        raise NotImplementedError
+
+    def targets(
+        self, head: Head, sampled: Shaped[np.ndarray, " ..."]
+    ) -> tuple[Shaped[np.ndarray, " ..."], Shaped[np.ndarray, " ..."]]:
+        """Return two actions for each head [*rows, H], to clone the distribution by maximum likelihood.
+
+        The mean log-likelihood of mean + deviation and mean - deviation of a normal variable is, up to a constant,
+        minus the KL divergence from it. Of choices: the most likely ones, and those `sampled` [*rows, *A].
+        """
+        raise NotImplementedError
 
     @abstractmethod
     def scores(self, head: TorchHead, actions: Shaped[Tensor, " rows *A"]) -> Scores:

@@ -76,16 +76,52 @@ class Joint(Distribution):
         return self._side_by_side(actions, str(head.dtype))
 
     @override
+    def head_at(self, actions: Shaped[np.ndarray, "*rows A"], log_std: np.ndarray) -> Head:
+        bound = []
+        free = []
+        deviations = _columns(log_std, self._action_widths)
+        columns = self._parts_of_actions(actions, str(log_std.dtype))
+        for part, part_actions, part_log_std in zip(self.parts, columns, deviations, strict=True):
+            part_head = part.head_at(part_actions, part_log_std)
+            bound_size = part.head_size - part.free_size
+            bound.append(part_head[..., :bound_size])
+            free.append(part_head[..., bound_size:])
+        return np.concatenate([*bound, *free], axis=-1)
+
+    @override
+    def targets(
+        self, head: Head, sampled: Shaped[np.ndarray, "*rows A"]
+    ) -> tuple[Shaped[np.ndarray, "*rows A"], Shaped[np.ndarray, "*rows A"]]:
+        dtype = str(head.dtype)
+        heads = self.heads(head, np.concatenate)
+        columns = self._parts_of_actions(sampled, dtype)
+        pairs = [
+            part.targets(part_head, part_sampled)
+            for part, part_head, part_sampled in zip(self.parts, heads, columns, strict=True)
+        ]
+        first, second = zip(*pairs, strict=True)
+        return self._side_by_side(list(first), dtype), self._side_by_side(list(second), dtype)
+
+    @override
     def log_prob(self, head: Head, actions: Shaped[np.ndarray, "*rows A"]) -> LogProbs:
         total = np.zeros(head.shape[:-1], head.dtype)
         heads = self.heads(head, np.concatenate)
-        columns = _columns(actions, self._action_widths)
-        for part, part_head, part_columns in zip(self.parts, heads, columns, strict=True):
-            shape = (*part_columns.shape[:-1], *part.action_shape)
-            dtype = part.action_dtype(str(head.dtype))
-            part_actions = part_columns.reshape(shape).astype(dtype, copy=False)
+        columns = self._parts_of_actions(actions, str(head.dtype))
+        for part, part_head, part_actions in zip(self.parts, heads, columns, strict=True):
             total += part.log_prob(part_head, part_actions)
         return total
+
+    def _parts_of_actions(
+        self, actions: Shaped[np.ndarray, "*rows A"], dtype: str
+    ) -> list[np.ndarray]:
+        """Return the actions of each part, in the form in which the part takes them with a network of `dtype`."""
+        parts = []
+        columns = _columns(actions, self._action_widths)
+        for part, part_columns in zip(self.parts, columns, strict=True):
+            shape = (*part_columns.shape[:-1], *part.action_shape)
+            part_actions = part_columns.reshape(shape)
+            parts.append(part_actions.astype(part.action_dtype(dtype), copy=False))
+        return parts
 
     @override
     def scores(self, head: TorchHead, actions: Shaped[Tensor, "rows A"]) -> Scores:

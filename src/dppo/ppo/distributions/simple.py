@@ -12,6 +12,7 @@ from typing_extensions import override
 from dppo.ppo.distributions.base import (
     HALF_LOG_TWO_PI,
     IMPOSSIBLE,
+    OTHER_CHOICE,
     Distribution,
     ScoresWithGradient,
 )
@@ -74,12 +75,22 @@ class _Choices(Distribution):
         """
         return self.mode(head + noise)
 
+    @override
+    def targets(
+        self, head: Head, sampled: Int64[np.ndarray, ...]
+    ) -> tuple[Int64[np.ndarray, ...], Int64[np.ndarray, ...]]:
+        return self.mode(head), sampled
+
 
 class Categorical(_Choices):
     """One of n choices; the head holds n logits (unnormalized log-probabilities)."""
 
     def __init__(self, n: int) -> None:
         super().__init__(head_size=n, noise_size=n, action_shape=(), integer=True)
+
+    @override
+    def head_at(self, actions: Int64[np.ndarray, "*rows"], log_std: np.ndarray) -> Head:
+        return _logits_at(actions, self.head_size).astype(log_std.dtype)
 
     @override
     def mode(self, head: Head) -> Int64[np.ndarray, "*rows"]:
@@ -124,6 +135,13 @@ class MultiCategorical(_Choices):
         self._is_choice = np.arange(self._widest) < np.array(counts)[:, None]  # [k, widest]
 
     @override
+    def head_at(self, actions: Int64[np.ndarray, "*rows K"], log_std: np.ndarray) -> Head:
+        columns = [
+            _logits_at(actions[..., index], count) for index, count in enumerate(self.counts)
+        ]
+        return np.concatenate(columns, axis=-1).astype(log_std.dtype)
+
+    @override
     def mode(self, head: Head) -> Int64[np.ndarray, "*rows K"]:
         return self._table(head).argmax(axis=-1)
 
@@ -151,6 +169,12 @@ class MultiCategorical(_Choices):
         )
         table[..., self._is_choice] = head
         return table
+
+
+def _logits_at(actions: Int64[np.ndarray, "*rows"], count: int) -> Float[np.ndarray, "*rows n"]:
+    """Return logits of one of `count` choices, by which all others together have the probability `OTHER_CHOICE`."""
+    lead = math.log((1 - OTHER_CHOICE) * max(1, count - 1) / OTHER_CHOICE)
+    return np.where(actions[..., None] == np.arange(count), lead, 0.0)
 
 
 def _log_softmax(
@@ -187,6 +211,18 @@ class _Gaussian(Distribution):
     @override
     def sample(self, head: Head, noise: Noise) -> Float[np.ndarray, "*rows A"]:
         return head[..., : self.size] + np.exp(head[..., self.size :]) * noise
+
+    @override
+    def head_at(self, actions: Float[np.ndarray, "*rows A"], log_std: np.ndarray) -> Head:
+        return np.concatenate([actions, np.broadcast_to(log_std, actions.shape)], axis=-1)
+
+    @override
+    def targets(
+        self, head: Head, sampled: Float[np.ndarray, "*rows A"]
+    ) -> tuple[Float[np.ndarray, "*rows A"], Float[np.ndarray, "*rows A"]]:
+        mean = head[..., : self.size]
+        std = np.exp(head[..., self.size :])
+        return mean + std, mean - std
 
     @override
     def mode(self, head: Head) -> Float[np.ndarray, "*rows A"]:

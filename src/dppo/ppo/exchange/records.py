@@ -58,6 +58,8 @@ class Experience:
     """Divisor of rewards; None if they are not normalized."""
     iteration: int
     """0, 1, ..."""
+    next_obs_scale: ObsScale | None = None
+    """Of the policy that the update makes; given where a controller collected, for a clone of it."""
 
     @property
     def lagged(self) -> bool:
@@ -122,6 +124,8 @@ class Segment(ReadOnly):
     """States of the memory before the first step of each of K sequences; None without memory."""
     successor_states: Float[np.ndarray, " n S"] | None = None
     """States of the memory to which `successors` belong."""
+    intended: Shaped[np.ndarray, "T E *A"] | None = None
+    """Actions of the controller that collected, before noise was added; None where the policy collected."""
 
     @property
     def stack(self) -> int:

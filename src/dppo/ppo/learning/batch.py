@@ -70,6 +70,10 @@ class Batch:
     are the same policy."""
     masks: Bool[Tensor, "B M"] | None = None
     """The choices that were allowed; None if all always are."""
+    clone_logprobs: Float[Tensor, " B"] | None = None
+    """Log-probabilities under the clone of a controller; None without one."""
+    clone_coef: float = 0.0
+    """Weight of the distance from that clone."""
     iterations: int = 1
     """Number of iterations whose segments the batch holds."""
     terminates: bool = True
@@ -161,6 +165,7 @@ COLUMNS = (
     "weights",
     "importance",
     "masks",
+    "clone_logprobs",
 )
 
 

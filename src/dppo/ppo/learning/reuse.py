@@ -105,7 +105,7 @@ def joined(segments: Sequence[Segment]) -> Segment:
     columns = {
         name: np.concatenate([getattr(segment, name) for segment in segments])
         for name in Segment.__slots__
-        if getattr(segments[0], name) is not None
+        if all(getattr(segment, name) is not None for segment in segments)
     }
     end = -1
     for segment, following in pairwise(segments):

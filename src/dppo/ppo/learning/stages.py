@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 import torch
@@ -12,11 +12,14 @@ from torch import Tensor
 
 from dppo.config.parts import PPO, ResolvedPPO
 from dppo.ppo.exchange.inputs import each_leaf
-from dppo.ppo.exchange.records import Experience, Segment
+from dppo.ppo.exchange.records import Experience, Segment, Update
 from dppo.ppo.exchange.scales import ValueScale
 from dppo.ppo.learning.advantages import generalized_advantages
 from dppo.ppo.learning.batch import Batch, in_sequences, successor_inputs, transitions_of
 from dppo.ppo.learning.model import PPOModel
+from dppo.ppo.learning.objective import Objective
+from dppo.ppo.learning.parallel import Parallel
+from dppo.ppo.learning.popart import PopArt
 from dppo.ppo.networks.network import RecurrentInputs
 
 if TYPE_CHECKING:  # shapes are checked in tests only
@@ -64,12 +67,36 @@ class CurrentNetwork:
         return values if self.scale is None else self.scale.restore(values)
 
 
+class StagedTrainer(Protocol):
+    """The trainer of PPO, for a stage that does another update in its place."""
+
+    model: PPOModel
+    parallel: Parallel
+    device: torch.device
+    popart: PopArt | None
+    """The unit of values; None if it is that of rewards."""
+    micro_batch_size: int | None
+
+    def value_scale(self) -> ValueScale | None:
+        """Return the unit of values; None if it is that of rewards."""
+
+    def order(self, iteration: int) -> np.random.Generator:
+        """Return the generator that draws the minibatches of this iteration, on this rank."""
+
+    def restart_optimizer(self) -> None:
+        """Forget the gradients so far."""
+
+
 class Stage:
     """A part of an update that a run has or has not. Each method of this class changes nothing.
 
-    A trainer calls `settings` and `prepare` before the first epoch, `renew` before each further one, and `figures` at
-    the end. `state` is a part of the trainer's state.
+    A trainer calls `instead`. Unless that does the update, it calls `settings`, `prepare` and `objective` before the
+    first epoch, `renew` before each further one, and `figures` at the end. `state` is a part of the trainer's state.
     """
+
+    def instead(self, experience: Experience, trainer: StagedTrainer) -> Update | None:
+        """Do another update in place of that of PPO, and return it; None where there is no other."""
+        return None
 
     def settings(self, ppo: ResolvedPPO) -> ResolvedPPO:
         return ppo
@@ -77,6 +104,10 @@ class Stage:
     def prepare(self, batch: Batch, network: CurrentNetwork, experience: Experience) -> Batch:
         """Return the batch to train on, which was made from `experience`."""
         return batch
+
+    def objective(self, objective: Objective) -> Objective:
+        """Return the loss to minimize in this update, given that of the settings; called after `prepare`."""
+        return objective
 
     def renew(self, batch: Batch, network: CurrentNetwork, experience: Experience) -> Batch:
         return batch

@@ -87,10 +87,14 @@ class PPOTrainer:
         self._optimizer = optimizer_for(self.model, self.ppo)
         self._objective = objective_class(self.ppo.loss)
         self._adapted_rate = self.ppo.learning_rate  # changes with `desired_kl` only
-        self._popart = PopArt(self.model) if self.ppo.norm_value else None
+        self.popart = PopArt(self.model) if self.ppo.norm_value else None
 
     def update(self, experience: Experience) -> Update:
         """Train on the segments of this rank with the settings of this iteration, as `train_on` does."""
+        for stage in self.stages:
+            update = stage.instead(experience, self)
+            if update is not None:
+                return update
         batch = make_batch(
             experience.segments,
             experience.policy.obs_scale,
@@ -100,9 +104,9 @@ class PPOTrainer:
         )
         batch = replace(batch, iterations=min(experience.iteration + 1, self.ppo.reuse))
         settings = annealed(self.ppo, experience.iteration / self.iterations)
-        return self.train_on(batch, settings, self._order(experience.iteration), experience)
+        return self.train_on(batch, settings, self.order(experience.iteration), experience)
 
-    def _order(self, iteration: int) -> np.random.Generator:
+    def order(self, iteration: int) -> np.random.Generator:
         """Return the generator that draws the minibatches; a single rank draws as a trainer in the driver does."""
         is_alone = self.parallel.size == 1
         index = (iteration,) if is_alone else (iteration, self.parallel.rank)
@@ -135,11 +139,11 @@ class PPOTrainer:
             ppo = stage.settings(ppo)
             batch = stage.prepare(batch, self._network(batch), experience)
         explained_variance = self._explained_variance(batch)
-        if self._popart is not None:
-            batch = self._popart.learn(batch, self.parallel)
+        if self.popart is not None:
+            batch = self.popart.learn(batch, self.parallel)
         floor = _advantage_std_floor(ppo, batch)
         ppo = self._with_noise_entropy(ppo, batch, floor)
-        objective = self._objective(ppo)
+        objective = self._objective_of(ppo)
         count = self.minibatches * batch.iterations
         steps: list[_Step] = []
         for epoch in range(ppo.update_epochs):
@@ -160,14 +164,24 @@ class PPOTrainer:
             figures |= stage.figures(batch, self._network(batch), ppo)
         return Update(figures, self._learning_rate(ppo), scale)
 
+    def _objective_of(self, ppo: ResolvedPPO) -> Objective:
+        objective = self._objective(ppo)
+        for stage in self.stages:
+            objective = stage.objective(objective)
+        return objective
+
     def _network(self, batch: Batch) -> CurrentNetwork:
         rows = self.micro_batch_size or math.ceil(
             len(batch) / (self.minibatches * batch.iterations)
         )
         return CurrentNetwork(self.model, rows, self.value_scale())
 
+    def restart_optimizer(self) -> None:
+        """Forget the gradients so far."""
+        self._optimizer = optimizer_for(self.model, self.ppo)
+
     def value_scale(self) -> ValueScale | None:
-        return None if self._popart is None else self._popart.scale
+        return None if self.popart is None else self.popart.scale
 
     def _with_noise_entropy(
         self, ppo: ResolvedPPO, batch: Batch, floor: float | None
@@ -322,8 +336,8 @@ class PPOTrainer:
         state = self._optimizer.state()
         if self.ppo.desired_kl is not None:
             state[ADAPTED] = np.array(self._adapted_rate)
-        if self._popart is not None:
-            state |= self._popart.state()
+        if self.popart is not None:
+            state |= self.popart.state()
         for stage in self.stages:
             state |= stage.state()
         return {name: array.copy() for name, array in state.items()} if copy else state
@@ -335,8 +349,8 @@ class PPOTrainer:
         self._optimizer.load(state)
         if self.ppo.desired_kl is not None:
             self._adapted_rate = float(state.get(ADAPTED, self.ppo.learning_rate))
-        if self._popart is not None:
-            self._popart.load(state)
+        if self.popart is not None:
+            self.popart.load(state)
         for stage in self.stages:
             stage.load(state)
 

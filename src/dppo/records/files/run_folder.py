@@ -23,8 +23,8 @@ from dppo.config.resolve import Choice
 from dppo.config.resume import (
     changes_on_resume,
     check_branch,
+    for_branch,
     leave_out_ineffective,
-    without_derived,
 )
 from dppo.config.trust import resume_command
 from dppo.errors import CheckpointError, CheckpointNotWritten, ConfigError
@@ -243,7 +243,7 @@ def settings_to_resume(
     settings = {"atari": "raw"} | settings  # a run from before there was this setting
     if changes is not None:
         if "run_dir" in changes:
-            settings = without_derived(settings)
+            settings = for_branch(settings)
         settings = leave_out_ineffective(settings, changes, resume=("free", "close"))
     if not read_only:
         _refuse_objects(settings)

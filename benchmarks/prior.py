@@ -1,0 +1,151 @@
+"""Measure what a run gains that starts from a controller (`--prior`): returns of the first evaluations, and env steps.
+
+    python benchmarks/prior.py run [--tasks pendulum tanks lander] [--seeds 2] [--set reuse=4 num_steps=32]
+    python benchmarks/prior.py table
+
+A run is stored in prior.jsonl as it ends. Each task has a controller that an engineer would write; it plays the
+episodes of the evaluations, too. The sides are `prior` and `none`, with equal settings otherwise.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import json
+import sys
+import tempfile
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+
+HERE = Path(__file__).parent
+STORE = HERE / "prior.jsonl"
+sys.path.insert(0, str(HERE.parent / "examples"))
+
+
+@dataclass(frozen=True)
+class Task:
+    """An environment, its controller, and the return from which on it is learned."""
+
+    env_id: str
+    controller: Callable[..., Any]
+    good: float
+    total: int
+    """Env steps of a run."""
+    every: int = 2048
+    """Env steps between evaluations."""
+
+
+def swing_up(obs: np.ndarray) -> np.ndarray:
+    """Pump energy into the pendulum, and hold it at the top."""
+    cosine, sine, speed = obs
+    angle = np.arctan2(sine, cosine)
+    if cosine > 0.9 and abs(speed) < 4:
+        torque = -10 * angle - 2.5 * speed
+    else:
+        energy = speed**2 / 6 + 5 * (cosine - 1)
+        torque = -2 * energy * (1 if speed >= 0 else -1)
+    return np.clip([torque], -2, 2).astype(np.float32)
+
+
+def land(obs: np.ndarray) -> np.ndarray:
+    """Land as Gymnasium's heuristic does."""
+    lander = importlib.import_module("gymnasium.envs.box2d.lunar_lander")
+
+    class Lander:
+        continuous = True
+        unwrapped: Any
+
+    Lander.unwrapped = Lander
+    return np.clip(lander.heuristic(Lander, obs), -1, 1).astype(np.float32)
+
+
+TASKS = {
+    "pendulum": Task("Pendulum-v1", swing_up, -250.0, 40_000),
+    "lander": Task("LunarLanderContinuous-v3", land, 200.0, 150_000, 4096),
+}
+
+
+def main() -> int:
+    """Run what is missing, or show what is stored."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("command", choices=["run", "table"])
+    parser.add_argument("--tasks", nargs="+", choices=list(TASKS), default=list(TASKS))
+    parser.add_argument("--sides", nargs="+", choices=["prior", "none"], default=["prior", "none"])
+    parser.add_argument("--seeds", type=int, default=2)
+    parser.add_argument("--set", nargs="+", default=[], metavar="NAME=VALUE")
+    parser.add_argument("--store", type=Path, default=STORE)
+    options = parser.parse_args()
+    if options.command == "run":
+        settings = {}
+        for pair in options.set:
+            name, _, value = pair.partition("=")
+            settings[name] = json.loads(value)
+        for seed in range(1, options.seeds + 1):
+            for name in options.tasks:
+                for side in options.sides:
+                    line = measured(name, side, seed, settings)
+                    with options.store.open("a") as file:
+                        file.write(json.dumps(line) + "\n")
+                    print(json.dumps(line), flush=True)
+    return 0
+
+
+def measured(name: str, side: str, seed: int, settings: dict[str, Any]) -> dict[str, Any]:
+    """Train once, and return the evaluations beside the return of the controller on the same episodes."""
+    import dppo
+
+    task = TASKS[name]
+    with tempfile.TemporaryDirectory() as folder:
+        config = {
+            "env_id": task.env_id,
+            "total_timesteps": task.total,
+            "num_actors": 0,
+            "eval_every": task.every,
+            "seed": seed,
+            "run_dir": folder,
+            "progress": "off",
+            **settings,
+        }
+        if side == "prior":
+            config["prior"] = task.controller
+        result = dppo.train(dppo.Config(**config))
+        rows = [row for row in result.metrics if "eval/episodic_return" in row]
+    evaluations = [(row["eval/global_step"], round(row["eval/episodic_return"], 1)) for row in rows]
+    return {
+        "task": name,
+        "side": side,
+        "seed": seed,
+        "settings": settings,
+        "controller": controller_return(task, seed),
+        "evaluations": evaluations,
+    }
+
+
+def controller_return(task: Task, seed: int, episodes: int = 20) -> float:
+    """Return the mean return of the controller in the episodes of the evaluations."""
+    from dppo import streams
+    from dppo.streams import Stream
+
+    env = gym.make(task.env_id)
+    returns = []
+    for episode in range(episodes):
+        obs, _ = env.reset(seed=streams.integer(seed, Stream.EVALUATION, episode))
+        total = 0.0
+        done = False
+        while not done:
+            obs, reward, terminated, truncated, _ = env.step(task.controller(obs))
+            total += float(reward)
+            done = terminated or truncated
+        returns.append(total)
+    return round(float(np.mean(returns)), 1)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,74 @@
+"""GuidedEnv: an environment beside a controller, which sees each observation and says what it would do."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from typing_extensions import override
+
+from dppo.envs.checks.observations import SpaceChecks
+from dppo.envs.episode import CheckedEnv, GroupSettings, StepResult
+from dppo.envs.guidance import Guidance
+
+
+class _Witness:
+    """Keeps what an environment returned last, before observations are converted to the form of storage."""
+
+    def __init__(self, env: Any) -> None:
+        self._env = env
+        self.answer: Any = None
+        """Of `step` or `reset`; its first item is the observation."""
+
+    def step(self, action: Any) -> Any:
+        self.answer = self._env.step(action)
+        return self.answer
+
+    def reset(self, **arguments: Any) -> Any:
+        self.answer = self._env.reset(**arguments)
+        return self.answer
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._env, name)
+
+
+class GuidedEnv(CheckedEnv):
+    """An environment whose controller follows its episode from the reset on, also while the episode is replayed.
+
+    So a controller with a state is where it was after the replay, whichever process does it.
+    """
+
+    def __init__(
+        self, env: Any, index: int, settings: GroupSettings, checks: SpaceChecks, guidance: Guidance
+    ) -> None:
+        """Take over `env`, and make its controller."""
+        super().__init__(env, index, settings, checks)
+        self._guidance = guidance
+        self._guide = guidance.make(env)
+
+    @override
+    def take(self, env: Any) -> None:
+        super().take(env)
+        self._witness = _Witness(env)
+        self.env = self._witness
+
+    @override
+    def step(self, action: Any) -> StepResult:
+        result = super().step(action)
+        _, _, terminated, truncated, _ = result
+        if self._guidance.is_on and not (terminated or truncated):
+            self._ask()
+        return result
+
+    @override
+    def reset(self, episode: int, options: dict[str, Any] | None = None) -> np.ndarray:
+        obs = super().reset(episode, options)
+        if self._guidance.is_on:
+            self._guide.begin(episode, self.settings.episode_seed(self.index, episode))
+            self._ask()
+        return obs
+
+    def _ask(self) -> None:
+        action = self._guide.act(self._witness.answer[0])
+        intended = self.settings.spaces.actions.from_env(action)
+        self._guidance.intended[self.index] = intended

@@ -1,0 +1,215 @@
+"""Cloning: the policy of a controller by maximum likelihood, and the values of its returns."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from dppo.config.parts import PPO
+from dppo.errors import TrainingDiverged
+from dppo.ppo.exchange.records import Experience
+from dppo.ppo.learning.adam import FlatAdam
+from dppo.ppo.learning.batch import Batch, as_rows, merged
+from dppo.ppo.learning.minibatches import moments_of_rows
+from dppo.ppo.learning.model import PPOModel, free_deviations
+from dppo.ppo.learning.parallel import Parallel
+from dppo.ppo.learning.stages import CurrentNetwork, estimate_again
+
+if TYPE_CHECKING:  # shapes are checked in tests only
+    from jaxtyping import Float, Int64, Shaped
+
+LEARNING_RATE = 1e-3  # of the first step of SGD; it falls linearly to zero
+ROWS = 256  # of a minibatch
+EPOCHS = 200  # at most
+STEPS = 6000  # of SGD, at most
+ROUNDS = 40  # after each, returns are estimated again, and the clone is compared with the best one so far
+HELD_OUT = 0.1  # share of the rows, by which the best clone is chosen
+
+
+@dataclass(frozen=True, slots=True)
+class Demonstrations:
+    """All rows that a controller collected: a batch, and two actions of each row to make likely.
+
+    The mean log-likelihood of the two is, up to a constant, minus the KL divergence from the controller with noise.
+    """
+
+    batch: Batch
+    first: Shaped[Tensor, " B *A"]
+    second: Shaped[Tensor, " B *A"]
+    log_likelihood: Float[Tensor, " B"]
+    """Mean of both actions under the controller with noise: what a perfect clone reaches."""
+
+    def take(self, index: Int64[Tensor, " n"]) -> Demonstrations:
+        """Return the rows at `index`."""
+        columns = (self.first, self.second, self.log_likelihood)
+        return Demonstrations(
+            self.batch.take(index), *(column.index_select(0, index) for column in columns)
+        )
+
+    @staticmethod
+    def of(
+        experience: Experience, batch: Batch, model: PPOModel, log_std: np.ndarray
+    ) -> Demonstrations:
+        """Return the rows of `experience`, from which `batch` was made.
+
+        `log_std`: [width] of the controller's noise.
+        """
+        distribution = model.spec.distribution
+        intended = merged(experience.segments, "intended")
+        head = distribution.head_at(intended, log_std.astype(model.spec.dtype))
+        if batch.masks is not None:
+            head = distribution.limited(head, merged(experience.segments, "masks"))
+        sampled = merged(experience.segments, "actions")
+        first, second = distribution.targets(head, sampled)
+        likelihood = distribution.log_prob(head, first) + distribution.log_prob(head, second)
+        columns = (first, second, likelihood / 2)
+        device = batch.logprobs.device
+        return Demonstrations(batch, *(as_rows(column).to(device) for column in columns))
+
+
+@dataclass(frozen=True, slots=True)
+class CloneFigures:
+    """The quality of a clone on the rows that were held out."""
+
+    kl: float
+    """KL divergence of the clone from the controller with noise, in nats."""
+    explained_variance: float
+    """Of the returns, by the values."""
+
+    @property
+    def badness(self) -> float:
+        return self.kl + 1 - self.explained_variance
+
+
+class Cloning:
+    """Fits a model to the actions of a controller and to its returns, on all rows, in many epochs.
+
+        L = mean(-(log pi(a1) + log pi(a2)) / 2 + c (v - R)^2 / 2)        a1, a2 = controller's action +- deviation
+
+    R are lambda-returns by the values of the round before, so that the first rounds learn those of short horizons. The
+    weights of the round that is best on the rows held out are kept. All ranks fit the same model, each on its rows.
+
+    Source: behavioral cloning by maximum likelihood, as in Pomerleau, "ALVINN" (1989).
+    """
+
+    def __init__(self, model: PPOModel, ppo: PPO, parallel: Parallel) -> None:
+        """Prepare to fit `model`; `ppo` has the discount, lambda, and the weight of the value loss."""
+        self._model = model
+        self._ppo = ppo
+        self._parallel = parallel
+        self._optimizer = FlatAdam(model.parameters)
+
+    def fit(
+        self,
+        rows: Demonstrations,
+        experience: Experience,
+        network: CurrentNetwork,
+        order: np.random.Generator,
+    ) -> CloneFigures:
+        """Fit the model, whose weights are then those of the best round; return its quality.
+
+        Raise TrainingDiverged if a gradient is not finite.
+        """
+        shuffled = torch.from_numpy(order.permutation(len(rows.batch))).to(
+            rows.batch.logprobs.device
+        )
+        num_held = max(1, int(HELD_OUT * len(shuffled)))
+        held_out = shuffled[:num_held]
+        fitted = shuffled[num_held:]
+        per_epoch = math.ceil(len(fitted) / ROWS)
+        epochs = max(1, min(EPOCHS, STEPS // per_epoch))
+        per_round = math.ceil(epochs / ROUNDS)
+        weights = self._model.parameters.weights
+        best: tuple[float, CloneFigures, Tensor] | None = None
+        for epoch in range(epochs):
+            if epoch % per_round == 0:
+                rows = self._with_returns(rows, experience, network)
+            for number, index in enumerate(_minibatches(fitted, order, per_epoch)):
+                done = (epoch * per_epoch + number) / (epochs * per_epoch)
+                self._step(rows.take(index), LEARNING_RATE * (1 - done))
+            if (epoch + 1) % per_round == 0 or epoch == epochs - 1:
+                figures = self._figures(rows.take(held_out), network)
+                if best is None or figures.badness < best[0]:
+                    best = (figures.badness, figures, weights.detach().clone())
+        assert best is not None, "no round of cloning"
+        with torch.no_grad():
+            weights.copy_(best[2])
+        return best[1]
+
+    def _with_returns(
+        self, rows: Demonstrations, experience: Experience, network: CurrentNetwork
+    ) -> Demonstrations:
+        """Return the rows with lambda-returns by the values of the network as it is, in its unit."""
+        returns = estimate_again(rows.batch, network, experience, self._ppo).returns
+        if network.scale is not None:
+            returns = network.scale.standardize(returns)
+        return replace(rows, batch=replace(rows.batch, returns=returns))
+
+    def _step(self, rows: Demonstrations, learning_rate: float) -> None:
+        batch = rows.batch
+        head, values, residuals = self._model.network.forward(batch.obs, None)
+        distribution = self._model.spec.distribution
+        with torch.no_grad():
+            if batch.masks is not None:
+                head = distribution.limited_in_torch(head, batch.masks)
+            weights = torch.ones_like(values) if batch.weights is None else batch.weights
+            by_logprobs = weights / (-2 * len(batch))
+            by_head = torch.zeros_like(head)
+            for actions in (rows.first, rows.second):
+                scores = distribution.scores_with_gradient(head, actions)
+                by_head += scores.gradient(by_logprobs, 0.0)
+            by_values = weights * (values - batch.returns) * (self._ppo.vf_coef / len(batch))
+        self._model.network.backward(residuals, by_head, by_values)
+        with torch.no_grad():
+            gradient = self._model.parameters.gradient
+            self._parallel.sum_(gradient)
+            if self._parallel.size > 1:
+                gradient.div_(self._parallel.size)
+            norm = torch.linalg.vector_norm(gradient).item()
+            if not math.isfinite(norm):
+                raise TrainingDiverged(
+                    f"cloning the controller has a gradient of norm {norm}. Turn on `norm_obs` and `norm_reward`, or "
+                    f"check that the controller's actions are in the units of the environment."
+                )
+            self._optimizer.step(learning_rate)
+
+    def _figures(self, rows: Demonstrations, network: CurrentNetwork) -> CloneFigures:
+        """Return the quality of the network on these rows of all ranks."""
+        batch = rows.batch
+        log_likelihood = torch.zeros_like(rows.log_likelihood)
+        for actions in (rows.first, rows.second):
+            log_likelihood += network.log_probs(replace(batch, actions=actions)) / 2
+        returns = batch.returns if network.scale is None else network.scale.restore(batch.returns)
+        errors = returns - network.values(batch)
+        gaps = rows.log_likelihood - log_likelihood
+        samples = torch.stack([gaps, errors, returns])
+        moments = moments_of_rows(samples, batch, self._parallel)
+        (_, kl, _), (_, _, residual), (_, _, total) = moments.tolist()
+        explained_variance = 1 - residual / total if total > 0 else 1.0
+        return CloneFigures(kl, explained_variance)
+
+
+def _minibatches(
+    rows: Int64[Tensor, " n"], order: np.random.Generator, count: int
+) -> Iterator[Int64[Tensor, " m"]]:
+    shuffled = rows[torch.from_numpy(order.permutation(len(rows))).to(rows.device)]
+    yield from shuffled.chunk(count)
+
+
+def start_from_deviations(model: PPOModel, log_std: np.ndarray) -> None:
+    """Set the deviations of a policy to those of a controller's noise, where they do not depend on observations."""
+    distribution = model.spec.distribution
+    free = free_deviations(model.spec)
+    size = distribution.free_size
+    if free.start == free.stop or not size:
+        return
+    dtype = model.spec.dtype
+    actions = np.zeros(distribution.action_shape, distribution.action_dtype(dtype))
+    head = distribution.head_at(actions, log_std.astype(dtype))
+    model.parameters.weights.data[free] = torch.from_numpy(head[-size:])
