@@ -170,6 +170,11 @@ STARTS: tuple[tuple[str, Settings, Remedy], ...] = (
         without("info_keys"),
     ),
     (
+        "hosts/builders.py: a controller acts in single environments",
+        {"env_id": Herd, "envs_per_sampler": 2, "prior": "worlds.priors:balance"},
+        without("prior"),
+    ),
+    (
         "hosts/builders.py: Subtract the start in the environment",
         {"env_id": shaped(LARGE)},
         as_named,

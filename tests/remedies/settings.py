@@ -9,6 +9,7 @@ import numpy as np
 E = "CartPole-v1"
 ACTORS = {"num_actors": 2}
 KL = {"desired_kl": 0.01}
+PRIOR = {"prior": "worlds.priors:balance"}
 CHECKS: tuple[tuple[str, dict[str, Any]], ...] = (
     ("Raise `num_steps`; 64 is usual", {"num_samplers": 1, "num_steps": 1}),
     ("Raise it, or lower `num_steps`", {"total_timesteps": 1000, "num_steps": 128}),
@@ -107,6 +108,19 @@ CHECKS: tuple[tuple[str, dict[str, Any]], ...] = (
     (
         "with state_dependent_std the network starts",
         {"log_std_init": -1.0, "state_dependent_std": True},
+    ),
+    (
+        "there is no controller to start from. Set `prior`, or leave it out",
+        {"prior_steps": 5000},
+    ),
+    ("the clone of a prior starts with the deviation", {"log_std_init": -1.0} | PRIOR),
+    ("the clone of a prior replaces the weights", {"init_from": "runs/other"} | PRIOR),
+    ("cannot be cloned from a controller yet. Use `memory=none`", {"memory": "gru"} | PRIOR),
+    ("stacks of frames in parts, which are not kept for cloning", {"frame_stack": 2} | PRIOR),
+    ("sets states without a replay, by which the controller", {"env_state": "own"} | PRIOR),
+    (
+        "so that none is left to train. Raise `total_timesteps` to more than {}",
+        {"prior_steps": 4096, "total_timesteps": 4096} | PRIOR,
     ),
     ("hidden_sizes is empty", {"hidden_sizes": (), "activation": "relu"}),
     ("memory=none has no state", {"memory_size": 8}),

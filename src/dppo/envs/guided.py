@@ -10,26 +10,7 @@ from typing_extensions import override
 from dppo.envs.checks.observations import SpaceChecks
 from dppo.envs.episode import CheckedEnv, GroupSettings, StepResult
 from dppo.envs.guidance import Guidance
-
-
-class _Witness:
-    """Keeps what an environment returned last, before observations are converted to the form of storage."""
-
-    def __init__(self, env: Any) -> None:
-        self._env = env
-        self.answer: Any = None
-        """Of `step` or `reset`; its first item is the observation."""
-
-    def step(self, action: Any) -> Any:
-        self.answer = self._env.step(action)
-        return self.answer
-
-    def reset(self, **arguments: Any) -> Any:
-        self.answer = self._env.reset(**arguments)
-        return self.answer
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._env, name)
+from dppo.envs.witness import Witness
 
 
 class GuidedEnv(CheckedEnv):
@@ -48,9 +29,8 @@ class GuidedEnv(CheckedEnv):
 
     @override
     def take(self, env: Any) -> None:
-        super().take(env)
-        self._witness = _Witness(env)
-        self.env = self._witness
+        self._witness = Witness(env)
+        super().take(self._witness)
 
     @override
     def step(self, action: Any) -> StepResult:
@@ -69,6 +49,6 @@ class GuidedEnv(CheckedEnv):
         return obs
 
     def _ask(self) -> None:
-        action = self._guide.act(self._witness.answer[0])
+        action = self._guide.act(self._witness.obs)
         intended = self.settings.spaces.actions.from_env(action)
         self._guidance.intended[self.index] = intended

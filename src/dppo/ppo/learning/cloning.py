@@ -174,8 +174,7 @@ class Cloning:
             norm = torch.linalg.vector_norm(gradient).item()
             if not math.isfinite(norm):
                 raise TrainingDiverged(
-                    f"cloning the controller has a gradient of norm {norm}. Turn on `norm_obs` and `norm_reward`, or "
-                    f"check that the controller's actions are in the units of the environment."
+                    f"cloning the controller: the gradient of a minibatch of {len(batch)} rows has the norm {norm}"
                 )
             self._optimizer.step(learning_rate)
 
