@@ -64,7 +64,13 @@ def land(obs: np.ndarray) -> np.ndarray:
     return np.clip(lander.heuristic(Lander, obs), -1, 1).astype(np.float32)
 
 
+def steer(obs: np.ndarray) -> np.ndarray:
+    """Control the tanks as examples/tanks.py does."""
+    return np.asarray(importlib.import_module("tanks").Controller().act(obs))
+
+
 TASKS = {
+    "tanks": Task("tanks:make", steer, -30.0, 60_000),
     "pendulum": Task("Pendulum-v1", swing_up, -250.0, 40_000),
     "lander": Task("LunarLanderContinuous-v3", land, 200.0, 150_000, 4096),
 }
@@ -133,7 +139,11 @@ def controller_return(task: Task, seed: int, episodes: int = 20) -> float:
     from dppo import streams
     from dppo.streams import Stream
 
-    env = gym.make(task.env_id)
+    env: Any
+    if ":" in task.env_id:
+        env = importlib.import_module("tanks").make()
+    else:
+        env = gym.make(task.env_id)
     returns = []
     for episode in range(episodes):
         obs, _ = env.reset(seed=streams.integer(seed, Stream.EVALUATION, episode))

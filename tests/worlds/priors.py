@@ -33,3 +33,15 @@ def zeros(obs: Any) -> np.ndarray:
 def outside(obs: Any) -> np.ndarray:
     """Return a torque beyond the bounds of Pendulum."""
     return np.full(1, 3.0)
+
+
+def swing_up(obs: np.ndarray) -> np.ndarray:
+    """Pump energy into the pendulum, and hold it at the top."""
+    cosine, sine, speed = obs
+    angle = np.arctan2(sine, cosine)
+    if cosine > 0.9 and abs(speed) < 4:
+        torque = -10 * angle - 2.5 * speed
+    else:
+        energy = speed**2 / 6 + 5 * (cosine - 1)
+        torque = -2 * energy * (1 if speed >= 0 else -1)
+    return np.clip([torque], -2, 2)

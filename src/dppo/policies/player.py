@@ -200,6 +200,7 @@ def _player_of_run(
         named["model"] = model
     stored = {"env_kwargs": {}} | _settings_with(run, env, env_kwargs)
     stored |= {"model": model_name(found, model)} | _wrappers_of(state, env)
+    stored["prior"] = named["prior"] = None  # acts at the start of training only
     if not_better is None:  # the baseline does not play
         stored["baseline"] = named["baseline"] = None
     _check_program(stored, named, state, run)

@@ -24,7 +24,7 @@ from dppo.ppo.learning.stages import CurrentNetwork, estimate_again
 if TYPE_CHECKING:  # shapes are checked in tests only
     from jaxtyping import Float, Int64, Shaped
 
-LEARNING_RATE = 1e-3  # of the first step of SGD; it falls linearly to zero
+LEARNING_RATE = 3e-3  # of the first step of SGD; it falls linearly to zero
 ROWS = 256  # of a minibatch
 EPOCHS = 200  # at most
 STEPS = 6000  # of SGD, at most

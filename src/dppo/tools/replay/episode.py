@@ -94,7 +94,8 @@ def replay(
     if not recorded.alone:
         raise CheckpointError(f"{run}: is of {SEVERAL_ROWS}: none can be played again.")
     settings = settings_to_resume(run)
-    require_trust({"env_kwargs": {}} | settings | {"model": None}, (), run, trust=trust)
+    only_in_training = {"model": None, "prior": None, "baseline": None}
+    require_trust({"env_kwargs": {}} | settings | only_in_training, (), run, trust=trust)
     config = Config(**settings)
     render_mode = None if video is None else "rgb_array"
     if render:

@@ -1,0 +1,250 @@
+"""Runs that start from a controller: its actions as those of a policy, the clone, and the distance from it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from builders import BOX, PLAIN, make_config, spec_of
+from worlds import priors
+
+import dppo
+from dppo.errors import ConfigError, ControllerFault
+from dppo.ppo.distributions.simple import distribution_of
+from dppo.ppo.exchange.phase import ControllerPhase
+from dppo.ppo.learning.batch import Batch
+from dppo.ppo.learning.clipped import ClippedLoss
+from dppo.ppo.learning.cloning import (
+    LEARNING_RATE,
+    Cloning,
+    Demonstrations,
+    start_from_deviations,
+)
+from dppo.ppo.learning.model import PPOModel
+from dppo.ppo.learning.objective import Outputs
+from dppo.ppo.learning.parallel import Parallel
+from dppo.ppo.learning.prior import NearClone
+from dppo.ppo.learning.stages import CurrentNetwork
+from dppo.records.files import checkpoint as checkpoints
+from dppo.spaces.actions import (
+    Actions,
+    BoxActions,
+    DiscreteActions,
+    MultiDiscreteActions,
+    NestedActions,
+)
+
+LOW = np.array([0.0, -2.0], np.float32)
+HIGH = np.array([1.0, 2.0], np.float32)
+PENDULUM: dict[str, Any] = {
+    "env_id": "Pendulum-v1",
+    "num_actors": 0,
+    "num_samplers": 2,
+    "num_steps": 32,
+    "total_timesteps": 4 * 64,
+    "prior_steps": 2 * 64,
+    "progress": "off",
+}
+
+
+@pytest.mark.parametrize("bounds", ["clip", "rescale", "squash"])
+def test_an_action_of_the_environment_is_converted_to_one_of_the_policy_and_back(
+    bounds: Any,
+) -> None:
+    actions = BoxActions(LOW, HIGH, bounds)
+    for action in ([0.3, -1.0], [0.9, 1.9]):
+        policy_action = actions.from_env(np.array(action))
+        np.testing.assert_allclose(actions.to_env(policy_action[None])[0], action, rtol=1e-5)
+    at_bounds = actions.from_env(np.array([1.0, -2.0]))
+    assert np.isfinite(at_bounds).all()
+    np.testing.assert_allclose(actions.to_env(at_bounds[None])[0], [1, -2], atol=0.05)
+
+
+def test_choices_and_nested_actions_are_converted_back() -> None:
+    choice = DiscreteActions(3, start=5)
+    several = MultiDiscreteActions((2, 3), (0, 1), (2,), "int64")
+    nested = NestedActions((BoxActions(LOW, HIGH), choice), ("arm", "gear"))
+    assert choice.from_env(6) == 1
+    assert several.from_env(np.array([1, 3])).tolist() == [1, 2]
+    assert nested.from_env({"arm": LOW, "gear": 7}).tolist() == [0, -2, 2]
+    assert nested.half_widths().tolist() == [0.5, 2, 1]
+
+
+@pytest.mark.parametrize(
+    "actions",
+    [
+        BOX,
+        DiscreteActions(3),
+        MultiDiscreteActions((2, 3), (0, 0), (2,), "int64"),
+        NestedActions((BOX, DiscreteActions(3)), None),
+    ],
+    ids=["box", "choice", "choices", "nested"],
+)
+def test_the_head_around_an_action_has_it_as_mode_and_makes_its_targets_likeliest(
+    actions: Actions,
+) -> None:
+    distribution = distribution_of(actions)
+    generator = np.random.default_rng(0)
+    log_std = np.full(actions.width, -1.0)
+    random = generator.normal(size=(50, distribution.head_size))
+    wanted = distribution.mode(random)
+    head = distribution.head_at(wanted, log_std)
+    np.testing.assert_array_equal(distribution.mode(head), wanted)
+    sampled = distribution.sample(head, distribution.noise(generator, 1, 50, "float64")[0])
+    assert (sampled == wanted).mean() < 1
+    first, second = distribution.targets(head, sampled)
+    if actions.choices is not None:
+        return  # both actions of a choice are likely, but not by the probabilities of the head
+
+    def likelihood(head: np.ndarray) -> float:
+        both = distribution.log_prob(head, first) + distribution.log_prob(head, second)
+        return float(both.mean())
+
+    for _ in range(20):
+        other = head + 0.3 * generator.normal(size=head.shape)
+        assert likelihood(other) < likelihood(head)
+
+
+def test_cloning_is_the_regression_of_the_controllers_actions() -> None:
+    """A policy that is linear in one number: its clone is the line through the controller's actions."""
+    spec = spec_of(BOX, obs_size=1, hidden_sizes=())
+    model = PPOModel(spec, 1)
+    start_from_deviations(model, np.full(2, -1.0))
+    generator = np.random.default_rng(0)
+    obs = generator.normal(size=(1500, 1))
+    intended = np.concatenate([0.5 * obs - 0.2, 0.1 - 0.3 * obs], axis=1)
+    head = spec.distribution.head_at(intended, np.full(2, -1.0))
+    targets = spec.distribution.targets(head, intended)
+    likelihood = sum(spec.distribution.log_prob(head, actions) for actions in targets) / 2
+    returns = torch.from_numpy(0.5 * obs[:, 0] + 0.3)
+    zeros = torch.zeros(1500, dtype=torch.float64)
+    batch = Batch(
+        obs=torch.from_numpy(obs),
+        actions=torch.from_numpy(intended),
+        logprobs=zeros,
+        values=zeros,
+        advantages=zeros,
+        returns=returns,
+    )
+    first, second = map(torch.from_numpy, targets)
+    rows = Demonstrations(batch, first, second, torch.from_numpy(np.asarray(likelihood)))
+
+    class FixedReturns(Cloning):
+        """Learns given returns, so that no segments are needed."""
+
+        def _with_returns(self, rows: Demonstrations, *_: Any) -> Demonstrations:
+            return rows
+
+    network = CurrentNetwork(model, 1500, None)
+    cloning = FixedReturns(model, PLAIN, Parallel())
+    experience: Any = None
+    figures = cloning.fit(rows, experience, network, np.random.default_rng(1))
+    assert figures.kl == pytest.approx(0, abs=1e-3)
+    assert figures.explained_variance == pytest.approx(1, abs=1e-3)
+    fitted, values, _ = model.network.forward(torch.from_numpy(obs))
+    naive = np.linalg.lstsq(np.c_[obs, np.ones(1500)], intended, rcond=None)[0]
+    expected = np.c_[obs, np.ones(1500)] @ naive
+    np.testing.assert_allclose(fitted.detach()[:, :2], expected, atol=0.02)
+    np.testing.assert_allclose(fitted.detach()[:, 2:], -1, atol=0.05)
+    np.testing.assert_allclose(values.detach(), returns, atol=0.05)
+
+
+def test_the_distance_from_the_clone_adds_its_own_gradient() -> None:
+    generator = torch.Generator().manual_seed(0)
+    column = torch.rand(4, 8, generator=generator, dtype=torch.float64)
+    zeros = torch.zeros(8, dtype=torch.float64)
+    outputs = Outputs(column[0], column[1], column[2])
+    batch = Batch(
+        obs=zeros[:, None],
+        actions=zeros,
+        logprobs=column[3],
+        values=zeros,
+        advantages=column[1] - 0.5,
+        returns=column[0],
+        clone_logprobs=column[2],
+        clone_coef=0.7,
+    )
+    alone, _ = ClippedLoss(PLAIN).loss(outputs, batch)
+    near, figures = NearClone(ClippedLoss(PLAIN)).loss(outputs, batch)
+    log_ratio = column[0].clone().requires_grad_()
+    distance = 0.5 * (log_ratio + column[3] - column[2]).square().mean()
+    (0.7 * distance).backward()
+    torch.testing.assert_close(near.log_ratio - alone.log_ratio, log_ratio.grad)
+    torch.testing.assert_close(figures["clone_distance"], distance.detach())
+
+
+def test_the_noise_is_a_share_of_the_range() -> None:
+    phase = ControllerPhase.of(BoxActions(LOW, HIGH), 3, 0.2)
+    np.testing.assert_allclose(np.exp(phase.log_std), [0.1, 0.4])
+
+
+def test_the_controller_collects_at_first_and_its_rows_are_dropped_after_the_clone(
+    tmp_path: Path,
+) -> None:
+    files = {"checkpoint_interval_s": 0, "keep_checkpoints": 20}
+    config = PENDULUM | files | {"prior": priors.Integrator, "run_dir": tmp_path / "run"}
+    result = dppo.train(make_config(config))
+    rows = result.metrics
+    assert [row["charts/learning_rate"] for row in rows[:2]] == [0, LEARNING_RATE]
+    assert "losses/clone_kl" in rows[1]
+    assert "losses/policy_loss" not in rows[1]
+    assert rows[2]["losses/clone_distance"] >= 0
+    names = []
+    for iteration in (1, 2, 4):
+        path = result.run_dir / "checkpoints" / f"iter_{iteration:06d}.safetensors"
+        names.append(set(checkpoints.load(path).arrays["optimizer"]))
+    assert "kept.0.1.intended" in names[0]
+    assert "clone.weights" in names[1]
+    assert not any(name.startswith("kept.") for name in names[1] | names[2])
+
+
+@pytest.mark.parametrize(
+    ("controller", "words"),
+    [
+        ("worlds.priors:outside", "outside its bounds from -2.0 to 2.0"),
+        ("worlds.priors:missing", "has no missing"),
+    ],
+)
+def test_an_invalid_controller_is_named(controller: str, words: str, tmp_path: Path) -> None:
+    config = make_config(PENDULUM | {"prior": controller, "run_dir": tmp_path / "run"})
+    with pytest.raises((ConfigError, ControllerFault), match=f"^prior={controller}") as refused:
+        dppo.train(config)
+    assert words in str(refused.value)
+
+
+def test_a_branch_leaves_the_controller_out(tmp_path: Path) -> None:
+    config = PENDULUM | {"prior": "worlds.priors:zeros"}
+    first = dppo.train(make_config(config | {"run_dir": tmp_path / "first"}))
+    branch = make_config(config | {"run_dir": tmp_path / "second"})
+    with pytest.raises(ConfigError, match="Leave `prior` out, or start a new run"):
+        dppo.train(branch, resume=first.run_dir, branch=True)
+    without = {"prior": None, "prior_steps": None, "run_dir": tmp_path / "third"}
+    again = dppo.train(make_config(config | without), resume=first.run_dir, branch=True)
+    assert "losses/clone_kl" not in again.metrics[1]
+    assert "losses/clone_distance" not in again.metrics[0]
+
+
+@pytest.mark.slow
+def test_the_first_evaluation_is_that_of_the_clone_and_as_good_as_the_controller(
+    tmp_path: Path,
+) -> None:
+    """The bar: at least 0.95 of what the controller gains over no torque."""
+    config = {
+        "env_id": "Pendulum-v1",
+        "prior": priors.swing_up,
+        "total_timesteps": 41_000,
+        "eval_every": 2048,
+        "num_actors": 0,
+        "run_dir": tmp_path / "run",
+        "progress": "off",
+    }
+    result = dppo.train(make_config(config))
+    evaluated = [row for row in result.metrics if "eval/episodic_return" in row]
+    assert evaluated[0]["eval/global_step"] == 4608
+    controller = dppo.evaluate(priors.swing_up, env="Pendulum-v1", episodes=20, seed=1)
+    still = dppo.evaluate(priors.zeros, env="Pendulum-v1", episodes=20, seed=1)
+    bar = still.mean_return + 0.95 * (controller.mean_return - still.mean_return)
+    assert evaluated[0]["eval/episodic_return"] >= bar
