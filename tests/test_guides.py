@@ -85,6 +85,7 @@ NOT_RUN = {  # a pattern of commands, and why
     r"^dppo compare mysim:make": "run by tests/commands/test_compare.py",
     r"--track ": "run by tests/records/test_tracking.py, where the package is installed",
     r"^(\./)?dppo tune ": "run by tests/commands/test_tune.py",
+    r"channel:make": "as in tests/ppo/test_critic_obs.py",
     r"mysim:make --num-samplers 64|mysim:ScaledReward|agents:make|energyplus:|^cd |^~/": "needs files of yours or a "
     "simulator; tests/test_joint_envs.py and tests/test_simulators.py run these",
     r"^dppo train CartPole-v1 #|^dppo train mysim:make --num-actors 8": "shown on the first pages, and run there",
@@ -97,7 +98,7 @@ NOT_RUN = {  # a pattern of commands, and why
     r"--samplers-per-actor": "run by tests/test_single_instances.py, with actors on Ray",
     r"--actors-per-node|--num-learners|--learner-gpus": "run by tests/cluster: needs nodes or a GPU",
 }
-OTHER_PACKAGES = {"mysim", "huggingface_hub", "envpool"}
+OTHER_PACKAGES = {"channel", "mysim", "huggingface_hub", "envpool"}
 RESULTS = ROOT / "benchmarks" / "results"
 """Pages whose trainings take minutes to hours: settings are checked in tests/test_readme.py."""
 PARSING = """

@@ -276,6 +276,11 @@ STARTS: tuple[tuple[str, Settings, Remedy], ...] = (
         instead(drop_obs=("a",)),
     ),
     (
+        "envs/spaces.py: leaves nothing of the observation for the policy. Leave out at least one",
+        {"env_id": shaped(FLOATS), "critic_obs": ("a", "b")},
+        instead(critic_obs=("a",)),
+    ),
+    (
         "envs/spaces.py: which are not real numbers. Leave",
         {"env_id": Fine, "action_bounds": "squash"},
         without("action_bounds"),

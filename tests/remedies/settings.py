@@ -122,6 +122,7 @@ CHECKS: tuple[tuple[str, dict[str, Any]], ...] = (
         "so that none is left to train. Raise `total_timesteps` to more than {}",
         {"prior_steps": 4096, "total_timesteps": 4096} | PRIOR,
     ),
+    ("with trunk=shared the policy reads", {"critic_obs": ("a",), "trunk": "shared"}),
     ("hidden_sizes is empty", {"hidden_sizes": (), "activation": "relu"}),
     ("memory=none has no state", {"memory_size": 8}),
     ("only a network with memory learns from sequences", {"sequence_length": 8}),

@@ -101,7 +101,8 @@ NEEDS = (
         "it applies to a model of your own only. Set `model`, or leave it out",
     ),
     Need(
-        "hidden_sizes activation image_encoder image_features trunk layer_norm state_dependent_std log_std_init memory",
+        "hidden_sizes activation image_encoder image_features trunk layer_norm state_dependent_std log_std_init memory "
+        "critic_obs",
         lambda c: c.model is None,
         "it applies to the default network only, not to model={config.model_name}. Leave it out",
     ),
@@ -124,6 +125,11 @@ NEEDS = (
         "log_std_init",
         lambda c: not c.state_dependent_std,
         "with state_dependent_std the network starts with its own. Leave one of them out",
+    ),
+    Need(
+        "critic_obs",
+        lambda c: c.trunk != "shared",
+        "with trunk=shared the policy reads what the value reads. Leave one of them out",
     ),
     Need(
         "activation layer_norm",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection
+from dataclasses import replace
 from typing import Any, Literal
 
 import gymnasium as gym
@@ -77,6 +78,23 @@ def describe_spaces(
         normalized=_names_to_normalize(obs, norm_obs_keys),
         mask=mask,
     )
+
+
+def with_critic_obs(spaces: Spaces, critic_obs: Collection[str]) -> Spaces:
+    """Return the spaces of a network whose value alone reads the parts `critic_obs` of an observation.
+
+    Raise ConfigError if one of them is not a part of the observation, or no leaf is left for the policy.
+    """
+    obs = spaces.of_network().obs
+    all_leaves = list(leaves(obs))
+    all_parts = [name for name, _, _ in walk(obs)]
+    parts = [_known(name, all_parts, all_leaves, "critic_obs") for name in critic_obs]
+    chosen = [leaf for leaf in all_leaves if any(_is_in(leaf, part) for part in parts)]
+    if chosen == all_leaves:
+        raise ConfigError(
+            f"critic_obs={' '.join(parts)}: leaves nothing of the observation for the policy. Leave out at least one."
+        )
+    return replace(spaces, critic_obs=tuple(chosen))
 
 
 def _check_leaves(space: gym.Space[Any], dropped: Collection[str]) -> None:

@@ -24,7 +24,7 @@ from dppo.envs.kinds import refuse_rows
 from dppo.envs.preparation import Preparation, make_prepared
 from dppo.envs.repairs import FIRST_STEPS, FaultPolicy
 from dppo.envs.rows.choice import adapted, check_size, make_all, rows_of
-from dppo.envs.spaces import describe_spaces
+from dppo.envs.spaces import describe_spaces, with_critic_obs
 from dppo.envs.statistics import check_statistics
 from dppo.envs.threads import EnvThread
 from dppo.errors import ConfigError, EnvironmentFault
@@ -224,6 +224,8 @@ def spaces_of(plan: SamplerPlan, env: Any) -> Spaces:
         action_mask=plan.env.action_mask,
         obs_dtype=plan.env.obs_dtype,
     )
+    if plan.network.critic_obs:
+        spaces = with_critic_obs(spaces, plan.network.critic_obs)
     if plan.env.obs_dtype == "float64" and not holds_float64(spaces.obs):
         raise ConfigError(
             "obs_dtype=float64 has no effect: the observation space contains neither float64 numbers nor a Box of "

@@ -14,6 +14,7 @@ OPTIONAL = (
     "one_of",
     "dropped",
     "normalized",
+    "critic_obs",
     "mask",
 )
 
@@ -54,6 +55,7 @@ def model_from(
         one_of=tuple(model.get("one_of", ())),
         dropped=tuple(model.get("dropped", ())),
         normalized=tuple(model["normalized"]) if "normalized" in model else None,
+        critic_obs=tuple(model.get("critic_obs", ())),
         mask=model.get("mask"),
     )
     network_spaces = spaces.of_network()

@@ -159,11 +159,12 @@ def _rows_of(obs: Any, spaces: Spaces) -> tuple[np.ndarray, bool]:
     is not an observation of `spaces`, with the reason.
     """
     try:
-        rows, single = (
-            _array_rows(obs, spaces.returned)
-            if spaces.returned.names is None
-            else _packed_rows(obs, spaces)
-        )
+        if spaces.returned.names is None:
+            rows, single = _array_rows(obs, spaces.returned)
+        else:
+            rows, single = _packed_rows(obs, spaces.of_policy())
+            if spaces.critic_obs:
+                rows = _filled(rows, spaces.returned)
         limits = {}
         for name, category in spaces.categories.items():
             is_alternative = any(
@@ -210,6 +211,15 @@ def _packed_rows(obs: Any, spaces: Spaces) -> tuple[np.ndarray, bool]:
             f"{len(first)} observations in one leaf, and another number in another"
         ) from None
     return np.array([pack(row) for row in many], spaces.returned), False
+
+
+def _filled(rows: np.ndarray, obs: np.dtype[Any]) -> np.ndarray:
+    """Return rows of the dtype `obs`, with zeros for the leaves that `rows` lack: only values depend on them."""
+    filled = np.zeros(len(rows), obs)
+    targets = leaves(filled)
+    for name, leaf in leaves(rows).items():
+        targets[name][...] = leaf
+    return filled
 
 
 def load_policy(

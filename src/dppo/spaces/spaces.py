@@ -54,6 +54,8 @@ class Spaces:
     """Names of leaves that the environment returns and the policy does not read."""
     normalized: tuple[str, ...] | None = None
     """Names of the leaves that `norm_obs` normalizes; None: all that hold floats."""
+    critic_obs: tuple[str, ...] = ()
+    """Names of the leaves that only the value network reads."""
     mask: MaskSource | None = None
     """Source of action masks, which are stored in `obs` in the field `action_mask`: a leaf of the observation, or the
     environment's `action_masks()` or `info["action_mask"]`; these two are stored beside the field `obs`. None: no
@@ -67,6 +69,17 @@ class Spaces:
             return replace(self, obs=self.obs["obs"], mask=None)
         fields = [(name, self.obs[name]) for name in self.obs.names or () if name != MASK]
         return replace(self, obs=np.dtype(fields), mask=None)
+
+    def of_policy(self) -> Spaces:
+        """Return the spaces of which the trained policy acts: without the leaves that only the value reads."""
+        if not self.critic_obs:
+            return self
+        obs = _without(self.returned, self.critic_obs)
+        remaining = {name for name, _, _ in walk(obs)}
+        absent = [name for name, _, _ in walk(self.returned) if name not in remaining]
+        if self._mask_is_apart:
+            obs = np.dtype([("obs", obs), (MASK, self.obs[MASK])])
+        return replace(self, obs=obs, dropped=(*self.dropped, *absent), critic_obs=())
 
     @property
     def returned(self) -> np.dtype[Any]:
@@ -102,6 +115,22 @@ def parts_of(tree: Any) -> list[tuple[str, Any]] | None:
     if isinstance(tree, tuple):
         return [(str(index), part) for index, part in enumerate(tree)]
     return None
+
+
+def _without(obs: np.dtype[Any], names: Collection[str], name: str = "") -> np.dtype[Any]:
+    """Return the dtype of an observation without the leaves of these names; a part that loses all its leaves goes."""
+    fields = []
+    for part in obs.names or ():
+        inner_name = joined(name, part)
+        if inner_name in names:
+            continue
+        inner = obs[part]
+        if inner.names is not None:
+            inner = _without(inner, names, inner_name)
+            if not inner.names:
+                continue
+        fields.append((part, inner))
+    return np.dtype(fields)
 
 
 def row_of(obs: Any, index: int, dropped: Collection[str] = (), name: str = "") -> Any:

@@ -122,6 +122,9 @@ class Network:
     """Units of the last layer of an image's encoder; none: 512 for nature, 256 for impala, 128 for grid."""
     trunk: Literal["auto", "shared", "separate"] = constant("auto")
     """Layers of policy and value: shared (all but the last) or separate; auto: shared if there are images."""
+    critic_obs: tuple[str, ...] = constant(())
+    """Parts of a Dict or Tuple observation that only the value reads, by name, such as the field of a simulation beside
+    its sensors: the trained policy acts without them."""
     layer_norm: bool = constant(False)
     """Normalize the inputs of each activation between hidden layers over the layer's units."""
     state_dependent_std: bool = constant(False)

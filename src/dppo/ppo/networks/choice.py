@@ -66,7 +66,7 @@ def choose_network(network: Network, spaces: Spaces) -> Choice:
         layer_norm=network.layer_norm,
         memory=network.memory,
         memory_size=network.memory_size,
-        shared=encoder is not None if network.trunk == "auto" else network.trunk == "shared",
+        shared=_is_shared(network, spaces, encoder),
         state_dependent_std=network.state_dependent_std,
     )
     spec = BuiltInSpec(spaces, layers, network.dtype)
@@ -75,6 +75,12 @@ def choose_network(network: Network, spaces: Spaces) -> Choice:
         _describe_layers(spec),
         f", because {_describe_observation(spaces)}",
     )
+
+
+def _is_shared(network: Network, spaces: Spaces, encoder: str | None) -> bool:
+    if network.trunk == "auto":
+        return encoder is not None and not spaces.critic_obs
+    return network.trunk == "shared"
 
 
 def _user_network(network: Network, model: ModelClass, spaces: Spaces) -> Choice:
@@ -170,6 +176,8 @@ def _describe_layers(spec: BuiltInSpec) -> str:
         "lstm": f", an LSTM of {layers.memory_size} units",
     }[layers.memory]
     trunks = "shared by policy and value" if layers.shared else "one each for policy and value"
+    if spec.spaces.critic_obs:
+        trunks += f", and only the value reads {', '.join(spec.spaces.critic_obs)}"
     return f"{', '.join(inputs)}{hidden}{memory}, {trunks}"
 
 

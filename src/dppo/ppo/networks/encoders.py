@@ -47,15 +47,19 @@ class EncoderNetwork(nn.Module):
         state_dependent_std = chosen.state_dependent_std
         distribution = distribution_of(spaces.actions, state_dependent_std=state_dependent_std)
         free_size = distribution.free_size
-        self.body = Body(spaces, chosen)
+        policy_leaves = [name for name in spaces.leaves() if name not in spaces.critic_obs]
+        self.body = Body(spaces, chosen, policy_leaves)
+        value_body = None if chosen.shared else Body(spaces, chosen, list(spaces.leaves()))
+        self.value_body = value_body
         features = self.body.features
-        self.value_body = None if chosen.shared else Body(spaces, chosen)
+        value_features = features if value_body is None else value_body.features
         self.memory = _cell(chosen, features)
-        self.value_memory = None if chosen.shared else _cell(chosen, features)
+        self.value_memory = None if chosen.shared else _cell(chosen, value_features)
         if self.memory is not None:
             features = chosen.memory_size
+            value_features = chosen.memory_size
         self.policy = orthogonal(Output(features, head_size - free_size), 0.01)
-        self.value = orthogonal(Output(features, 1), 1.0)
+        self.value = orthogonal(Output(value_features, 1), 1.0)
         self.log_std = nn.Parameter(torch.zeros(free_size)) if free_size else None
         self.state_size = chosen.state_size
 
@@ -101,9 +105,10 @@ class EncoderNetwork(nn.Module):
 class Body(nn.Module):
     """The encoder of each leaf, and the hidden layers that read all codes side by side."""
 
-    def __init__(self, spaces: Spaces, layers: Layers) -> None:
+    def __init__(self, spaces: Spaces, layers: Layers, names: Sequence[str]) -> None:
+        """Encode the leaves of these `names`."""
         super().__init__()
-        self._names = list(spaces.leaves())
+        self._names = names
         encoders = [encoder_of(spaces, name, layers) for name in self._names]
         self.encoders = nn.ModuleList(encoders)
         width = sum(encoder.features for encoder in encoders)

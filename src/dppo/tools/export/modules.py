@@ -50,7 +50,9 @@ class ExportedPolicy(nn.Module):
         self._network = _network(spec, weights)
         scale = scale_for(scale, self._read.obs, spec.dtype)
         self._scales = {} if scale is None else leaf_scales(scale, self._read.obs)
-        self.inputs = {named("obs", key): leaf for key, leaf in leaves(spaces.returned).items()}
+        self.inputs = {
+            named("obs", key): leaf for key, leaf in leaves(spaces.of_policy().returned).items()
+        }
         """Name of each input, and its dtype with the shape of one row."""
         if spaces.mask in ("method", "info"):
             self.inputs[MASK] = spaces.obs[MASK]
@@ -67,7 +69,7 @@ class ExportedPolicy(nn.Module):
 
     def outputs(self, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
         leaf_inputs = {
-            key: self._leaf_input(key, inputs[named("obs", key)]) for key in self._read.leaves()
+            key: self._leaf_input(key, self._leaf(key, inputs)) for key in self._read.leaves()
         }
         obs = leaf_inputs.get("", leaf_inputs)
         next_state = dict[str, Tensor]()
@@ -97,6 +99,16 @@ class ExportedPolicy(nn.Module):
             return inputs[whole].bool()
         return torch.cat(
             [inputs[named(whole, key)].bool() for key in leaves(self._spaces.obs[MASK])], dim=1
+        )
+
+    def _leaf(self, key: str, inputs: Mapping[str, Tensor]) -> Tensor:
+        """Return a leaf of the observations; zeros for one that only the value reads."""
+        if key not in self._spaces.critic_obs:
+            return inputs[named("obs", key)]
+        rows = next(iter(inputs.values())).shape[0]
+        leaf = self._read.leaves()[key]
+        return torch.zeros(
+            (rows, *leaf.shape), dtype=torch.from_numpy(np.zeros(0, leaf.base)).dtype
         )
 
     def _leaf_input(self, key: str, leaf: Tensor) -> Tensor:

@@ -251,7 +251,11 @@ def _made_up(policy: Policy, rng: np.random.Generator) -> tuple[np.ndarray, dict
         ends = np.cumsum([part.shape[1] for part in parts])
         for part, allowed_in_part in zip(parts, np.split(allowed, ends[:-1], axis=1), strict=True):
             part[...] = allowed_in_part
-    inputs = {named("obs", key): leaf for key, leaf in leaves(spaces.as_returned(stored)).items()}
+    inputs = {
+        named("obs", key): leaf
+        for key, leaf in leaves(spaces.as_returned(stored)).items()
+        if key not in spaces.critic_obs
+    }
     if spaces.mask in ("method", "info"):
         inputs[MASK] = stored[MASK]
     if policy.state_size:

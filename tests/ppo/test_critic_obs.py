@@ -1,0 +1,154 @@
+"""Parts of an observation that only the value reads: the policy learns with them and acts without them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import pytest
+import torch
+from builders import make_config
+from gymnasium import spaces
+
+import dppo
+from dppo.envs.spaces import describe_spaces, with_critic_obs
+from dppo.errors import ConfigError
+from dppo.ppo.networks.built_in import BuiltInSpec
+from dppo.ppo.networks.layers import Layers
+
+
+class Channel(gym.Env[Any, Any]):
+    """A flow with sensors and a field, as of a simulation; the reward asks for an action opposite to the sensors."""
+
+    def __init__(self) -> None:
+        self.observation_space = spaces.Dict(
+            sensors=spaces.Box(-9.0, 9.0, (2,)),
+            field=spaces.Dict(
+                pressure=spaces.Box(-9.0, 9.0, (3, 4)),
+                image=spaces.Box(0, 255, (8, 8, 1), np.uint8),
+            ),
+        )
+        self.action_space = spaces.Box(-1.0, 1.0, (2,))
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        super().reset(seed=seed)
+        self._steps = 0
+        return self._observation(), {}
+
+    def _observation(self) -> dict[str, Any]:
+        self._sensors = self.np_random.uniform(-1, 1, 2).astype(np.float32)
+        return {
+            "sensors": self._sensors,
+            "field": {
+                "pressure": self.np_random.normal(size=(3, 4)).astype(np.float32),
+                "image": np.full((8, 8, 1), self._steps, np.uint8),
+            },
+        }
+
+    def step(self, action: np.ndarray) -> Any:
+        self._steps += 1
+        reward = -float(np.square(action + self._sensors).sum())
+        return self._observation(), reward, False, self._steps == 10, {}
+
+
+def settings(run_dir: Path, **changes: Any) -> dppo.Config:
+    return make_config(
+        {
+            "env_id": Channel,
+            "critic_obs": ("field",),
+            "num_samplers": 2,
+            "num_steps": 16,
+            "total_timesteps": 128,
+            "update_epochs": 2,
+            "progress": "off",
+            "run_dir": run_dir,
+        }
+        | changes
+    )
+
+
+@pytest.mark.parametrize("memory", ["none", "gru"])
+def test_the_head_does_not_depend_on_what_only_the_value_reads(memory: str) -> None:
+    described = with_critic_obs(describe_spaces(Channel()), ["field/pressure"])
+    assert described.critic_obs == ("field.pressure",)
+    layers = Layers(image_encoder="grid", image_features=8, memory=memory, shared=False)
+    network = BuiltInSpec(described, layers, "float32").module(0)
+    leaf_shapes = {name: leaf.shape for name, leaf in described.leaves().items()}
+    obs = {name: torch.rand((1, 5, *shape)) for name, shape in leaf_shapes.items()}
+    other = obs | {"field.pressure": obs["field.pressure"] + 1}
+    state = torch.zeros((5, max(1, layers.state_size)))
+    starts = torch.zeros((1, 5), dtype=torch.bool)
+
+    def outputs(leaves: dict[str, Any]) -> Any:
+        if memory == "none":
+            return network({name: leaf[0] for name, leaf in leaves.items()})
+        return network(leaves, state, starts)
+
+    head, values = outputs(obs)[:2]
+    other_head, other_values = outputs(other)[:2]
+    assert torch.equal(head, other_head)
+    assert not torch.equal(values, other_values)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{}, {"reuse": 2}, {"memory": "lstm"}, {"critic_obs": ("field.pressure", "field/image")}],
+    ids=str,
+)
+def test_a_trained_policy_acts_with_and_without_the_field(
+    changes: dict[str, Any], tmp_path: Path
+) -> None:
+    run = dppo.train(settings(tmp_path / "run", **changes))
+    policy = dppo.load_policy(run)
+    observation = Channel().reset(seed=3)[0]
+    sensors = {"sensors": observation["sensors"]}
+    batch = {"sensors": np.stack([observation["sensors"]] * 4)}
+    acted = [policy.act(obs) for obs in (observation, sensors, batch)]
+    if policy.state_size:
+        acted = [action for action, _ in acted]
+    assert np.array_equal(acted[0], acted[1])
+    assert acted[2].shape == (4, 2)
+    assert np.allclose(acted[2], acted[1])
+    assert len(dppo.evaluate(run, episodes=2).returns) == 2
+    longer = dppo.train(
+        settings(tmp_path / "run", total_timesteps=192, **changes), resume=tmp_path / "run"
+    )
+    assert longer.global_step == 192
+
+
+@pytest.mark.slow
+def test_the_exported_policy_has_no_input_for_the_field(tmp_path: Path) -> None:
+    onnxruntime = pytest.importorskip("onnxruntime")
+    from dppo.tools.export.policies import export_onnx
+
+    run = dppo.train(settings(tmp_path / "run"))
+    file = tmp_path / "policy.onnx"
+    export_onnx(run.run_dir, file)
+    session = onnxruntime.InferenceSession(str(file))
+    assert [value.name for value in session.get_inputs()] == ["obs.sensors"]
+    observation = Channel().reset(seed=3)[0]
+    action = session.run(["action"], {"obs.sensors": observation["sensors"][None]})[0][0]
+    assert np.allclose(action, dppo.load_policy(run).act(observation), atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"critic_obs": ("sensors", "field")}, "leaves nothing of the observation for the policy"),
+        ({"critic_obs": ("presure",)}, "critic_obs=presure: is not.* sensors, field.pressure, field.image"),
+        ({"env_id": "CartPole-v1"}, "single array, which has no names"),
+        ({"trunk": "shared"}, "critic_obs=.* has no effect: with trunk=shared"),
+        (
+            {"model": "own_network:Network"},
+            "critic_obs=.* has no effect: it applies to the default",
+        ),
+    ],
+    ids=str,
+)
+def test_names_that_do_not_fit_are_refused(
+    changes: dict[str, Any], message: str, tmp_path: Path
+) -> None:
+    with pytest.raises(ConfigError, match=message):
+        dppo.train(settings(tmp_path / "run", **changes))
