@@ -137,7 +137,10 @@ def test_the_exported_policy_has_no_input_for_the_field(tmp_path: Path) -> None:
     ("changes", "message"),
     [
         ({"critic_obs": ("sensors", "field")}, "leaves nothing of the observation for the policy"),
-        ({"critic_obs": ("presure",)}, "critic_obs=presure: is not.* sensors, field.pressure, field.image"),
+        (
+            {"critic_obs": ("presure",)},
+            "critic_obs=presure: is not.* sensors, field.pressure, field.image",
+        ),
         ({"env_id": "CartPole-v1"}, "single array, which has no names"),
         ({"trunk": "shared"}, "critic_obs=.* has no effect: with trunk=shared"),
         (
