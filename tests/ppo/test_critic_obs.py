@@ -26,8 +26,17 @@ class Channel(gym.Env[Any, Any]):
         self.observation_space = spaces.Dict(
             sensors=spaces.Box(-9.0, 9.0, (2,)),
             field=spaces.Dict(
-                pressure=spaces.Box(-9.0, 9.0, (3, 4)),
-                image=spaces.Box(0, 255, (8, 8, 1), np.uint8),
+                pressure=spaces.Box(
+                    -9.0,
+                    9.0,
+                    (3, 4),
+                ),
+                image=spaces.Box(
+                    0,
+                    255,
+                    (8, 8, 1),
+                    np.uint8,
+                ),
             ),
         )
         self.action_space = spaces.Box(-1.0, 1.0, (2,))
@@ -50,7 +59,8 @@ class Channel(gym.Env[Any, Any]):
     def step(self, action: np.ndarray) -> Any:
         self._steps += 1
         reward = -float(np.square(action + self._sensors).sum())
-        return self._observation(), reward, False, self._steps == 10, {}
+        truncated = self._steps == 10
+        return self._observation(), reward, False, truncated, {}
 
 
 def settings(run_dir: Path, **changes: Any) -> dppo.Config:
@@ -73,7 +83,12 @@ def settings(run_dir: Path, **changes: Any) -> dppo.Config:
 def test_the_head_does_not_depend_on_what_only_the_value_reads(memory: str) -> None:
     described = with_critic_obs(describe_spaces(Channel()), ["field/pressure"])
     assert described.critic_obs == ("field.pressure",)
-    layers = Layers(image_encoder="grid", image_features=8, memory=memory, shared=False)
+    layers = Layers(
+        image_encoder="grid",
+        image_features=8,
+        memory=memory,
+        shared=False,
+    )
     network = BuiltInSpec(described, layers, "float32").module(0)
     leaf_shapes = {name: leaf.shape for name, leaf in described.leaves().items()}
     obs = {name: torch.rand((1, 5, *shape)) for name, shape in leaf_shapes.items()}
@@ -94,7 +109,17 @@ def test_the_head_does_not_depend_on_what_only_the_value_reads(memory: str) -> N
 
 @pytest.mark.parametrize(
     "changes",
-    [{}, {"reuse": 2}, {"memory": "lstm"}, {"critic_obs": ("field.pressure", "field/image")}],
+    [
+        {},
+        {"reuse": 2},
+        {"memory": "lstm"},
+        {
+            "critic_obs": (
+                "field.pressure",
+                "field/image",
+            )
+        },
+    ],
     ids=str,
 )
 def test_a_trained_policy_acts_with_and_without_the_field(
@@ -102,9 +127,10 @@ def test_a_trained_policy_acts_with_and_without_the_field(
 ) -> None:
     run = dppo.train(settings(tmp_path / "run", **changes))
     policy = dppo.load_policy(run)
-    observation = Channel().reset(seed=3)[0]
-    sensors = {"sensors": observation["sensors"]}
-    batch = {"sensors": np.stack([observation["sensors"]] * 4)}
+    observation, _ = Channel().reset(seed=3)
+    measured = observation["sensors"]
+    sensors = {"sensors": measured}
+    batch = {"sensors": np.stack([measured] * 4)}
     acted = [policy.act(obs) for obs in (observation, sensors, batch)]
     if policy.state_size:
         acted = [action for action, _ in acted]
@@ -113,7 +139,12 @@ def test_a_trained_policy_acts_with_and_without_the_field(
     assert np.allclose(acted[2], acted[1])
     assert len(dppo.evaluate(run, episodes=2).returns) == 2
     longer = dppo.train(
-        settings(tmp_path / "run", total_timesteps=192, **changes), resume=tmp_path / "run"
+        settings(
+            tmp_path / "run",
+            total_timesteps=192,
+            **changes,
+        ),
+        resume=tmp_path / "run",
     )
     assert longer.global_step == 192
 
@@ -136,13 +167,22 @@ def test_the_exported_policy_has_no_input_for_the_field(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"critic_obs": ("sensors", "field")}, "leaves nothing of the observation for the policy"),
+        (
+            {"critic_obs": ("sensors", "field")},
+            "leaves nothing of the observation for the policy",
+        ),
         (
             {"critic_obs": ("presure",)},
             "critic_obs=presure: is not.* sensors, field.pressure, field.image",
         ),
-        ({"env_id": "CartPole-v1"}, "single array, which has no names"),
-        ({"trunk": "shared"}, "critic_obs=.* has no effect: with trunk=shared"),
+        (
+            {"env_id": "CartPole-v1"},
+            "single array, which has no names",
+        ),
+        (
+            {"trunk": "shared"},
+            "critic_obs=.* has no effect: with trunk=shared",
+        ),
         (
             {"model": "own_network:Network"},
             "critic_obs=.* has no effect: it applies to the default",
