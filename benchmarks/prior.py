@@ -19,7 +19,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import gymnasium as gym
 import numpy as np
 
 HERE = Path(__file__).parent
@@ -32,7 +31,7 @@ class Task:
     """An environment, its controller, and the return from which on it is learned."""
 
     env_id: str
-    controller: Callable[..., Any]
+    controller: str | Callable[..., Any]
     good: float
     total: int
     """Env steps of a run."""
@@ -64,13 +63,8 @@ def land(obs: np.ndarray) -> np.ndarray:
     return np.clip(lander.heuristic(Lander, obs), -1, 1).astype(np.float32)
 
 
-def steer(obs: np.ndarray) -> np.ndarray:
-    """Control the tanks as examples/tanks.py does."""
-    return np.asarray(importlib.import_module("tanks").Controller().act(obs))
-
-
 TASKS = {
-    "tanks": Task("tanks:make", steer, -30.0, 60_000),
+    "tanks": Task("tanks:make", "pi:PI", -30.0, 60_000),
     "pendulum": Task("Pendulum-v1", swing_up, -250.0, 40_000),
     "lander": Task("LunarLanderContinuous-v3", land, 200.0, 150_000, 4096),
 }
@@ -100,7 +94,23 @@ def main() -> int:
                     with options.store.open("a") as file:
                         file.write(json.dumps(line) + "\n")
                     print(json.dumps(line), flush=True)
+        return 0
+    print_table([json.loads(line) for line in options.store.read_text().splitlines()])
     return 0
+
+
+def print_table(lines: list[dict[str, Any]]) -> None:
+    """Print a row for each run: the first evaluation, the worst and the last one, and env steps to the good return."""
+    print(
+        "| task | side | seed | controller | first evaluation | worst | last | env steps to good |"
+    )
+    print("|---|---|---|---|---|---|---|---|")
+    for line in lines:
+        returns = [value for _, value in line["evaluations"]]
+        good = next((steps for steps, value in line["evaluations"] if value >= line["good"]), None)
+        reached = "never" if good is None else f"{good:,}"
+        run = f"| {line['task']} | {line['side']} | {line['seed']} | {line['controller']}"
+        print(f"{run} | {returns[0]} | {min(returns)} | {returns[-1]} | {reached} |")
 
 
 def measured(name: str, side: str, seed: int, settings: dict[str, Any]) -> dict[str, Any]:
@@ -123,38 +133,17 @@ def measured(name: str, side: str, seed: int, settings: dict[str, Any]) -> dict[
             config["prior"] = task.controller
         result = dppo.train(dppo.Config(**config))
         rows = [row for row in result.metrics if "eval/episodic_return" in row]
+    controller = dppo.evaluate(task.controller, env=task.env_id, episodes=20, seed=seed)
     evaluations = [(row["eval/global_step"], round(row["eval/episodic_return"], 1)) for row in rows]
     return {
         "task": name,
         "side": side,
         "seed": seed,
+        "good": task.good,
         "settings": settings,
-        "controller": controller_return(task, seed),
+        "controller": round(controller.mean_return, 1),
         "evaluations": evaluations,
     }
-
-
-def controller_return(task: Task, seed: int, episodes: int = 20) -> float:
-    """Return the mean return of the controller in the episodes of the evaluations."""
-    from dppo import streams
-    from dppo.streams import Stream
-
-    env: Any
-    if ":" in task.env_id:
-        env = importlib.import_module("tanks").make()
-    else:
-        env = gym.make(task.env_id)
-    returns = []
-    for episode in range(episodes):
-        obs, _ = env.reset(seed=streams.integer(seed, Stream.EVALUATION, episode))
-        total = 0.0
-        done = False
-        while not done:
-            obs, reward, terminated, truncated, _ = env.step(task.controller(obs))
-            total += float(reward)
-            done = terminated or truncated
-        returns.append(total)
-    return round(float(np.mean(returns)), 1)
 
 
 if __name__ == "__main__":

@@ -37,7 +37,7 @@ def batch_memory_in_words(
     if stack > 1 and config.num_actors == 0:
         copies = stack + 1
         places = f"in stacks of {stack} while they are collected and once in segments"
-    rows = config.batch_size * config.reuse
+    rows = config.batch_size * config.stored_iterations
     # batches that actors have made, or make, meanwhile
     batches_ahead = config.lag if config.num_actors else 0
     if batches_ahead:
@@ -56,9 +56,10 @@ def batch_memory_in_words(
     line = f"Memory: {facts}"
     if config.num_learners > 1:
         line += f", shared by {config.num_learners} learners"
-    if config.reuse > 1:
+    if config.stored_iterations > 1:
         older = _describe_bytes(row_bytes * (rows - config.batch_size))
-        line += f". Each checkpoint stores {older} of them for reuse"
+        purpose = "reuse" if config.reuse >= config.collected_by_prior else "the clone of the prior"
+        line += f". Each checkpoint stores {older} of them for {purpose}"
     return f"{line}."
 
 

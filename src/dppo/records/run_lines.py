@@ -24,6 +24,16 @@ def sizes_line(config: Config) -> str:
     return f"{total} in {iterations}: each collects {config.batch_size:,} ({describe_batch(config)}), then {trains}."
 
 
+def prior_line(config: Config) -> str:
+    """Describe the iterations that a controller collects."""
+    iterations = counted(config.collected_by_prior, "iteration")
+    steps = counted(config.collected_by_prior * config.batch_size, "step")
+    return (
+        f"The first {iterations} ({steps}) are collected by {config.prior_name} with noise; then it is cloned, and "
+        f"training begins near the clone."
+    )
+
+
 def hosting_line(config: Config) -> str:
     """Describe where the samplers run."""
     samplers = counted(config.num_samplers, "sampler")

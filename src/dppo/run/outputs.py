@@ -18,7 +18,7 @@ from dppo.ppo.networks.network import model_class
 from dppo.records.files.run_folder import RunFolder
 from dppo.records.observer import Display, EnvOptions, RunInfo
 from dppo.records.outside import ENDING_S, NoAnswer, OutsideThread
-from dppo.records.run_lines import branch_line, hosting_line, sizes_line
+from dppo.records.run_lines import branch_line, hosting_line, prior_line, sizes_line
 from dppo.user_code import check_current_folder
 
 T = TypeVar("T")
@@ -51,6 +51,8 @@ def check_code(config: Config) -> None:
 def describe_run(config: Config, folder: RunFolder) -> RunInfo:
     """Return the description of a run that is about to start, for its observers."""
     lines = [sizes_line(config), hosting_line(config), f"Run folder: {folder.path}"]
+    if config.prior is not None:
+        lines.insert(1, prior_line(config))
     resumed_at = None
     env_options = EnvOptions()
     if folder.start is not None:

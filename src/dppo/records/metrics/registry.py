@@ -101,6 +101,18 @@ LEARNING = (
         "at most 1",
         "share of the variance of returns that the values before the update explain; `null` if they do not vary",
     ),
+    Metric(
+        "losses/clone_kl",
+        "nats",
+        "KL divergence of the clone from the controller with its noise, on a tenth of its rows that were held out",
+        "with `--prior`, in the iteration of the clone",
+    ),
+    Metric(
+        "losses/clone_distance",
+        "nats",
+        "estimate k2 of KL(policy, clone)",
+        "with `--prior`, while the policy is held near the clone",
+    ),
     Metric("losses/grad_norm", "", "global norm of the gradient before clipping"),
     Metric(
         "losses/minibatches",
