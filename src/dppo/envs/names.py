@@ -38,6 +38,15 @@ def takes(env_id: str, name: str) -> bool:
     )
 
 
+def solved_at(env_name: str) -> float | None:
+    """Return the mean return from which on Gymnasium counts a task as solved; None if that is not known.
+
+    Imports nothing: a name `module:Name-v0` is known once its module has been imported.
+    """
+    spec = gym.registry.get(env_name.rpartition(":")[2])
+    return None if spec is None else spec.reward_threshold
+
+
 def factory_of(env_id: str) -> Callable[..., Any]:
     """Return the function or class that makes the environments of this id; raise ConfigError if there is none."""
     module_name, _, name = env_id.rpartition(":")

@@ -8,10 +8,12 @@ from typing import NamedTuple
 from dppo.config import Config
 from dppo.config.resolve import facts_of, value_of
 from dppo.log import logger
+from dppo.records.flat import Score, flat_note
 from dppo.records.observer import Observer
 from dppo.spaces.actions import Actions, BoxActions, boxes
 
 PATIENCE = 30  # iterations in a row that must show a sign: a slow start and chance last shorter
+MAX_SCORES = 1000  # that are kept of a run, evenly spread
 MIN_EPISODES = 50  # finished episodes before a mean return counts
 RISE = 0.2  # rise of the mean return relative to its size: more than the noise of MIN_EPISODES episodes
 # nats. Usual are 1e-3 to 2e-2, and a hundredth of these values at a tenth of the learning rate.
@@ -82,10 +84,20 @@ class LearningNotes(Observer):
     """
 
     def __init__(
-        self, config: Config, actions: Actions, rows: Iterable[Mapping[str, float]] = ()
+        self,
+        config: Config,
+        actions: Actions,
+        rows: Iterable[Mapping[str, float]] = (),
+        solved_at: float | None = None,
     ) -> None:
-        """Start after the earlier `rows` of a resumed run; notes that were due there are not repeated."""
+        """Start after the earlier `rows` of a resumed run; notes that were due there are not repeated.
+
+        `solved_at` is the mean return from which on the task counts as solved, if it is known.
+        """
         self._config = config
+        self._actions = actions
+        self._solved_at = solved_at
+        self._scores: list[Score] = []
         self._certainty = _Certainty(actions)
         self._scales_rewards = (
             config.norm_reward
@@ -111,6 +123,11 @@ class LearningNotes(Observer):
         """Log the notes that are due after `row`."""
         for note in self.notes(row):
             logger.warning("%s", note)
+
+    def closing_notes(self) -> list[str]:
+        """Return what to try first if the run was flat for a third of its steps."""
+        note = flat_note(self._scores, self._config, self._actions, self._solved_at)
+        return [] if note is None else [note]
 
     def notes(self, row: Mapping[str, float]) -> list[str]:
         """Return the notes that are due after `row`, the next one of the run."""
@@ -143,6 +160,11 @@ class LearningNotes(Observer):
 
     def _track(self, figures: _Figures, row: Mapping[str, float]) -> None:
         """Update the first, lowest, highest and best figures so far."""
+        score = Score.of_row(row)
+        if score is not None:
+            self._scores.append(score)
+        if len(self._scores) > MAX_SCORES:
+            del self._scores[1::2]
         mean_return = figures.mean_return
         if math.isnan(self._first_entropy):
             self._first_entropy = figures.entropy

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
+from dppo.envs.names import solved_at
 from dppo.plugins import plugin
 from dppo.records.files.episode_writer import EpisodeWriter
 from dppo.records.files.run_files import EPISODES, METRICS, TRACE
@@ -73,7 +74,8 @@ def _episodes(context: RunContext) -> FileWriter | None:
 
 
 def _learning_notes(context: RunContext) -> Observer:
-    return LearningNotes(context.config, context.actions, context.rows)
+    config = context.config
+    return LearningNotes(config, context.actions, context.rows, solved_at(config.env_name))
 
 
 def _learning_curve(context: RunContext) -> FileWriter:

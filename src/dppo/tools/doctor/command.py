@@ -60,7 +60,7 @@ def _of_environment(flags: dict[str, Any], env_id: str | None, seconds: float) -
     """Examine an environment; return facts, findings, and if updates were timed, speeds, advice and a command."""
     from dppo.tools.doctor.findings import findings
     from dppo.tools.doctor.needed import in_processes_of_their_own
-    from dppo.tools.doctor.speed import advice, plans
+    from dppo.tools.doctor.speed import advice, best_way, plans
     from dppo.tools.doctor.watching import examine
 
     began = time.monotonic()
@@ -81,6 +81,12 @@ def _of_environment(flags: dict[str, Any], env_id: str | None, seconds: float) -
     alone = in_processes_of_their_own(facts, config)
     if alone:
         config = Config(**leave_out_ineffective(settings | {"env_threads": False}, alone))
+    here = best_way(facts, config, settings.keys())
+    if here is not None:
+        config = here.config
+        facts = here.facts
+        settings = settings | dict(here.way.settings)
+        flags = flags | dict(here.way.settings)
     candidates = list(plans(facts, config))
     in_process = candidates[0].speed
     expected = [asdict(plan) | {"speed_up": plan.speed / in_process} for plan in candidates]
@@ -90,7 +96,7 @@ def _of_environment(flags: dict[str, Any], env_id: str | None, seconds: float) -
     ]
     return report | {
         "expected": expected,
-        "advice": list(advice(facts, config)),
+        "advice": [*([here.advice()] if here is not None else []), *advice(facts, config)],
         "command": command("train", *words),
     }
 

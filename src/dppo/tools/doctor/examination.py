@@ -46,7 +46,7 @@ from dppo.ppo.exchange.statistics import no_statistics
 from dppo.ppo.networks.choice import choose_network
 from dppo.process_state.borders import dppo_computes
 from dppo.signals import StopSignals
-from dppo.spaces.actions import clipped_off_centre, describe_rescaling
+from dppo.spaces.actions import boxes, clipped_off_centre, describe_rescaling
 from dppo.spaces.spaces import Spaces, leaves
 from dppo.tools.doctor.instances import MAX_STORED_ANSWERS, Instances
 from dppo.tools.doctor.playing import (
@@ -207,6 +207,7 @@ class Examination:
             network=str(choose_network(self._config.network, spaces)),
             deterministic=spaces.deterministic,
             batch=batch_memory_in_words(self._config, spaces),
+            continuous=any(boxes(spaces.actions)),
             rescaled=describe_rescaling(spaces.actions),
             off_centre=clipped_off_centre(spaces.actions),
         )

@@ -73,7 +73,7 @@ class ProcessWatch:
                 versions[packages[name][0]] = version(packages[name][0])
             elif file is not None and name not in sys.stdlib_module_names:
                 sha256 = hashlib.sha256(Path(file).read_bytes()).hexdigest()
-                versions[Path(file).name] = f"sha256 {sha256[:16]}"
+                versions[name] = f"sha256 {sha256[:16]}"
         return versions
 
     def changes(self) -> list[str]:

@@ -1,6 +1,5 @@
 """Findings about a run, from its folder: what limited its speed, its incidents, and why it may not have learned."""
 
-import math
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -8,16 +7,17 @@ from statistics import fmean
 
 from dppo.config import Config
 from dppo.config.resolve import TaskFacts, facts_of, value_of
+from dppo.envs.names import solved_at
 from dppo.errors import CheckpointError
 from dppo.records.bottleneck import TimeSplit, bottleneck_line, times_line
 from dppo.records.files.checkpoint import find
 from dppo.records.files.run_folder import settings_to_resume
+from dppo.records.flat import Score, flat_note
 from dppo.records.metrics.reading import read_metrics
-from dppo.records.notes import MIN_EPISODES, RISE, LearningNotes
+from dppo.records.notes import LearningNotes
 from dppo.spaces.actions import actions_from_json
 
 Row = dict[str, float]
-RETURN = "charts/episodic_return"
 LONGER = "longer segments (--num-steps)"
 PHASES = {  # what takes the time, and what to use
     "env": ("the environments", ""),  # see `_way_to_step_faster`
@@ -37,6 +37,7 @@ def of_run(run: Path, rows: Sequence[Row] | None = None) -> Iterator[tuple[str, 
         rows = read_metrics(run)
     # until the actions are known
     epochs = value_of("update_epochs", config, TaskFacts(action_dims=1))
+    actions = None
     with suppress(CheckpointError, KeyError, TypeError, ValueError):
         actions = actions_from_json(find(run).checkpoint.state["model"]["actions"])
         epochs = value_of("update_epochs", config, facts_of(actions))
@@ -44,7 +45,8 @@ def of_run(run: Path, rows: Sequence[Row] | None = None) -> Iterator[tuple[str, 
         for row in rows:
             for note in notes.notes(row):
                 yield "warning", note
-    flat = _flat_return(rows, config)
+    scores = [score for score in map(Score.of_row, rows) if score is not None]
+    flat = flat_note(scores, config, actions, solved_at(config.env_name))
     if flat is not None:
         yield "warning", flat
     with suppress(KeyError):  # rows of another version, or of another author
@@ -92,33 +94,6 @@ def _way_to_step_faster(config: Config) -> str:
             f"after the other"
         )
     return ""
-
-
-def _flat_return(rows: Sequence[Row], config: Config) -> str | None:
-    """Return what to try if the mean return has not risen in the last third of the run or longer; else None."""
-    scored = []
-    for row in rows:
-        if row.get("charts/episodes", 0) >= MIN_EPISODES and math.isfinite(
-            row.get(RETURN, math.nan)
-        ):
-            scored.append(row)
-    if not scored:
-        return None
-    first = scored[0]
-    last = scored[-1]
-    steps = last["global_step"] - first["global_step"]
-    if steps < last["global_step"] / 3:
-        return None
-    best = max(row[RETURN] for row in scored)
-    if best - first[RETURN] > RISE * max(abs(best), abs(first[RETURN])):
-        return None
-    fact = (
-        f"the mean return has not risen in the last {steps:,.0f} env steps: {first[RETURN]:.4g} at first, "
-        f"{last[RETURN]:.4g} now"
-    )
-    if config.reuse > 1:
-        return f"{fact}. If more is possible, see docs/YOUR_SIMULATOR.md, When it does not learn"
-    return f"{fact}. If more is possible, try --reuse 4 --num-steps 32 in a new run: it trains on each step more often"
 
 
 def _incident_findings(run: Path, last_row: Row) -> Iterator[tuple[str, str]]:

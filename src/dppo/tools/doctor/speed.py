@@ -4,12 +4,15 @@
 """
 
 import math
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from statistics import fmean
 from typing import Any, NamedTuple
 
 from dppo.config import Config
+from dppo.config.resolve import TaskFacts, value_of
+from dppo.config.ways import WAYS, Way
+from dppo.records.terminal.figures import duration
 
 Facts = dict[str, Any]
 """Facts about an environment by name; a fact that was not measured is absent."""
@@ -27,6 +30,8 @@ ACTOR_MB = 65  # of the process of an actor, besides its environments
 WORTHWHILE = 1.1  # a smaller gain is within the error of the model
 NEARLY_BEST = 0.9  # of the best speed: fewer actors suffice
 SIMPLER = 0.8  # of the best speed: Ray is not worth it
+TAKES_TIME_S = 5e-3  # of a step, from which on env steps count more than SGD
+SLIGHTLY_SLOWER = 1.25  # times the time of the defaults, which is worth fewer env steps
 LEAK_MB = 2.0  # in 1,000 steps; the examination itself needs some
 ACTOR_NUMBERS = {0, 1, 2, 4, 8, 16, 32, 64}
 BUSY = 0.5  # share of the time; with less, a simulator mainly waits, and threads help
@@ -139,6 +144,69 @@ def recommended(facts: Facts, config: Config) -> Plan:
         if plan.speed >= (SIMPLER if is_simplest else NEARLY_BEST) * best_speed:
             return plan
     raise AssertionError("the fastest plan is nearly the fastest")
+
+
+class WayHere(NamedTuple):
+    """A way to learn, for an environment whose facts are known."""
+
+    way: Way
+    config: Config
+    facts: Facts
+    """With the times that its settings take."""
+    speed: float
+    """Env steps per second to expect."""
+
+    @property
+    def relative_time(self) -> float:
+        """Seconds to a good return, as a share of a number that is the same for all ways."""
+        return self.way.share / self.speed
+
+    def advice(self) -> str:
+        """Describe the env steps and the time to expect."""
+        fewest, most = self.way.discrete
+        tasks = "7 known tasks with discrete actions"
+        if self.facts["continuous"]:
+            fewest, most = self.way.continuous
+            tasks = "10 known tasks with continuous actions"
+        reason = ""
+        if self.way.settings:
+            reason = f"{self.way.flags} trains on each step more often. "
+        return (
+            f"{reason}{tasks} needed {fewest:,} to {most:,} env steps to a good return with these settings: "
+            f"{duration(fewest / self.speed)} to {duration(most / self.speed)} here, if yours is like them."
+        )
+
+
+def best_way(facts: Facts, config: Config, taken: Collection[str]) -> WayHere | None:
+    """Return the way to learn with the fewest env steps, by known tasks, that does not take too long in time.
+
+    Where steps take time, it may be somewhat slower than the defaults; elsewhere it must be worthwhile. Returns None if
+    settings of ways are among those `taken` by the user or a preset, as no figures are known then.
+    """
+    ways = []
+    for way in WAYS:
+        if way.settings.keys() & taken:
+            return None
+        changed = way.within(config) if way.settings else config
+        if changed is not None:
+            facts_then = _facts_with(facts, config, changed)
+            ways.append(WayHere(way, changed, facts_then, recommended(facts_then, changed).speed))
+    takes_time = env_step_s(facts) > TAKES_TIME_S
+    longest = (SLIGHTLY_SLOWER if takes_time else 1 / WORTHWHILE) * ways[0].relative_time
+    quick = [here for here in ways[1:] if here.relative_time <= longest]
+    return min([*quick, ways[0]], key=lambda here: here.way.share)
+
+
+def _facts_with(facts: Facts, config: Config, changed: Config) -> Facts:
+    """Return facts with the times of an iteration that the settings `changed` would take."""
+    task = TaskFacts(action_dims=int(facts["continuous"]))
+    steps = changed.num_steps / config.num_steps
+    epochs = value_of("update_epochs", changed, task) / value_of("update_epochs", config, task)
+    sgd = steps * epochs * changed.reuse / config.reuse
+    return facts | {
+        "collect_s": steps * facts["collect_s"],
+        "update_s": sgd * facts["update_s"],
+    }
 
 
 def needs_actors(facts: Facts) -> bool:

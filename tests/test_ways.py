@@ -1,0 +1,151 @@
+"""The ways to learn that the doctor recommends have the figures of the bench; flat runs say what to try first."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from builders import make_config
+
+import dppo
+from dppo.commands.train import arguments_of
+from dppo.config.ways import DEFAULTS, REUSE, WAYS, Way, first_to_try
+from dppo.envs.names import solved_at
+from dppo.records.flat import Score, flat_note
+from dppo.spaces.actions import Actions, BoxActions, DiscreteActions
+from dppo.tools.doctor.speed import best_way
+
+ROOT = Path(__file__).parents[1]
+CONTINUOUS = {
+    *("MountainCarContinuous", "Pendulum", "LunarLanderContinuous", "BipedalWalker", "Reacher"),
+    *("InvertedDoublePendulum", "Hopper", "HalfCheetah", "Walker2d", "Pusher"),
+}
+CENTRED = BoxActions(np.full(2, -1.0, np.float32), np.full(2, 1.0, np.float32))
+VALVES = BoxActions(np.full(2, 0.0, np.float32), np.full(2, 1.0, np.float32))
+FACTS: dict[str, Any] = {
+    "step": {"mean": 0.02},
+    "reset": {"mean": 0.0},
+    "lengths": [100],
+    "busy": 0.05,
+    "own_busy": 0.05,
+    "cpus": 2,
+    "collect_s": 0.02,
+    "update_s": 0.06,
+    "env_mb": 1,
+    "available_mb": 8000,
+    "continuous": True,
+}
+
+
+@pytest.mark.parametrize(("column", "way"), [(1, DEFAULTS), (2, REUSE)])
+def test_the_figures_of_a_way_are_those_of_the_bench(column: int, way: Way) -> None:
+    table = (ROOT / "benchmarks" / "results" / "samples.md").read_text()
+    good: dict[bool, list[int]] = {True: [], False: []}
+    for cells in re.findall(r"^\| (\w+)[^|]*\| ([^|]*) \| ([^|]*) \|", table, re.MULTILINE):
+        steps = re.match(r"\d+k, (\d+)k", cells[column])
+        if steps:
+            good[cells[0] in CONTINUOUS].append(1000 * int(steps[1]))
+    assert [len(good[True]), len(good[False])] == [10, 7]
+    assert (min(good[True]), max(good[True])) == way.continuous
+    assert (min(good[False]), max(good[False])) == way.discrete
+    assert f"It needs {REUSE.share} of the env steps" in (ROOT / "docs" / "RESULTS.md").read_text()
+
+
+@pytest.mark.parametrize(
+    ("facts", "settings", "flags"),
+    [
+        ({}, {}, "--reuse 4 --num-steps 32"),
+        ({"step": {"mean": 1.0}, "continuous": False}, {}, "--reuse 4 --num-steps 32"),
+        # SGD takes nearly all of the time
+        ({"step": {"mean": 1e-5}}, {}, ""),
+        ({"update_s": 5.0}, {}, ""),
+        # refused beside --reuse
+        ({}, {"frame_stack": 4}, ""),
+        ({}, {"loss": "spo"}, ""),
+        # chosen by the user
+        ({}, {"num_steps": 128}, None),
+        ({}, {"reuse": 2}, None),
+    ],
+)
+def test_the_doctor_recommends_reuse_where_steps_take_time(
+    facts: dict[str, Any], settings: dict[str, Any], flags: str | None
+) -> None:
+    config = make_config({"env_id": "CartPole-v1"} | settings)
+    here = best_way(FACTS | facts, config, settings.keys())
+    assert (here and here.way.flags) == flags
+    if here is not None and flags:
+        assert here.config.reuse == 4
+        assert "needed 10,000 to " in here.advice()
+
+
+def test_every_way_is_accepted_by_the_command_line() -> None:
+    for way in WAYS:
+        words = dict(way.settings)
+        assert arguments_of(words, "CartPole-v1", "dppo train").settings.items() >= words.items()
+
+
+def scores(means: Sequence[float], std: float = 10.0, success: float = 0.0) -> list[Score]:
+    """Return scores of a run with 50 episodes between two of them."""
+    return [
+        Score(1000 * number, 50 * number, mean, std, success)
+        for number, mean in enumerate(means, 1)
+    ]
+
+
+def note(
+    means: Sequence[float], actions: Actions = CENTRED, solved: float | None = None, **settings: Any
+) -> str:
+    config = make_config({"env_id": "CartPole-v1"} | settings)
+    return flat_note(scores(means), config, actions, solved) or ""
+
+
+FLAT = [0.0, 40.0, 80.0, 100.0, 101.0, 99.0, 100.0, 100.5, 100.0]
+
+
+def test_a_flat_run_says_what_to_try_first() -> None:
+    text = note(FLAT, VALVES)
+    assert "not risen in the last 3,000 env steps: 99 before, 100 now" in text
+    tried = re.findall(r"\(\d\) (--[^:]+):", text)
+    assert tried[0] == REUSE.flags
+    assert tried[1] == "--action-bounds rescale"
+    for flags in tried:
+        words = re.findall(r"--(\S+) (\S+)", flags)
+        settings = {name.replace("-", "_"): value for name, value in words}
+        assert dppo.Config(env_id="Pendulum-v1", **settings)
+
+
+def test_what_a_run_has_tried_already_is_not_advised() -> None:
+    config = make_config({"env_id": "CartPole-v1", "reuse": 4, "num_steps": 32})
+    assert list(first_to_try(config, CENTRED)) == []
+    assert "docs/YOUR_SIMULATOR.md" in note(FLAT, reuse=4, num_steps=32)
+    assert "num-steps 128" not in note(FLAT, DiscreteActions(2))
+
+
+@pytest.mark.parametrize(
+    "means",
+    [
+        [0.0, 40.0, 80.0, 100.0, 101.0, 99.0, 105.0, 107.0, 110.0],  # slow, beyond the error of 1.4
+        [0.0, 40.0],  # too short
+        [],
+    ],
+)
+def test_a_run_that_rises_or_is_short_is_not_flat(means: list[float]) -> None:
+    assert note(means) == ""
+
+
+def test_noise_is_no_rise() -> None:
+    """The means of 100 episodes with a deviation of 10 have a standard error of 1."""
+    assert note([*FLAT[:6], 100.0, 101.0, 100.2])
+
+
+def test_a_solved_task_is_not_called_flat() -> None:
+    assert note(FLAT, solved=100.0) == ""
+    assert note(FLAT, solved=475.0)
+    config = make_config({"env_id": "CartPole-v1"})
+    assert flat_note(scores(FLAT, success=0.97), config, CENTRED, None) is None
+    assert solved_at("CartPole-v1") == 475.0
+    assert solved_at("mysim:make") is None
