@@ -183,10 +183,10 @@ def best_way(facts: Facts, config: Config, taken: Collection[str]) -> WayHere | 
     Where steps take time, it may be somewhat slower than the defaults; elsewhere it must be worthwhile. Returns None if
     settings of ways are among those `taken` by the user or a preset, as no figures are known then.
     """
+    if any(way.settings.keys() & taken for way in WAYS):
+        return None
     ways = []
     for way in WAYS:
-        if way.settings.keys() & taken:
-            return None
         changed = way.within(config) if way.settings else config
         if changed is not None:
             facts_then = _facts_with(facts, config, changed)
