@@ -111,16 +111,17 @@ def plain_line(view: View) -> str:
 
 
 def _evaluation(row: dict[str, float]) -> str:
-    """Return `eval -20.1`, with a baseline `eval -20.1 (baseline +6.6, 95 % +4.1 to +9.1)`."""
+    """Return `eval -20.1`; with a baseline also `baseline -26.7, difference +6.60 (95 % +4.10 to +9.10)`."""
     text = f"eval {number(row.get('eval/episodic_return'))}"
     if "eval/baseline_difference" not in row:
         return text
-    compared = f"baseline {signed(row['eval/baseline_difference'])}"
+    text += f", baseline {number(row.get('eval/baseline_return'))}"
+    text += f", difference {signed(row['eval/baseline_difference'])}"
     if "eval/baseline_difference_low" in row:
         low = signed(row["eval/baseline_difference_low"])
         high = signed(row["eval/baseline_difference_high"])
-        compared += f", 95 % {low} to {high}"
-    return f"{text} ({compared})"
+        text += f" (95 % {low} to {high})"
+    return text
 
 
 def _time_split(row: dict[str, float]) -> str:
