@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import math
 from pathlib import Path
@@ -12,11 +13,15 @@ import pytest
 from builders import make_config
 from recorder import Notes, Recorder
 from remedies import executes
+from rich.console import Console
 
 import dppo
 from dppo.errors import CheckpointError, ConfigError, ControllerFault, NotBetter
 from dppo.policies.playing import EpisodePlayer
 from dppo.ppo.exchange.records import ControllerTurn, Episode, PolicySnapshot
+from dppo.records.terminal.panel import draw
+from dppo.records.terminal.plain import plain_line
+from dppo.records.terminal.view import View
 
 ROWS = 40
 ITERATIONS = 4
@@ -239,6 +244,44 @@ def test_a_controller_that_cannot_be_found_is_refused_before_anything_starts(
     assert not (tmp_path / "run").exists()
 
 
+EVALUATED = {
+    "global_step": 64,
+    "charts/episodes": 1,
+    "eval/episodes": 4,
+    "eval/global_step": 32,
+    "eval/episodic_return": 12.5,
+    "eval/baseline_return": 10.0,
+    "eval/baseline_difference": 2.5,
+    "eval/baseline_difference_low": -0.5,
+    "eval/baseline_difference_high": 5.5,
+    "eval/baseline_pairs": 4,
+}
+
+
+def test_displays_show_the_difference_and_its_interval() -> None:
+    view = View(total_steps=1000)
+    view.add_row(EVALUATED)
+    line = plain_line(view)
+    assert "eval 12.5, baseline 10.0, difference +2.50 (95 % -0.500 to +5.50)" in line
+    with Console(width=90, file=io.StringIO(), record=True) as console:
+        console.print(draw(view, 90, 0.0))
+    text = console.export_text()
+    panel = next(line for line in text.splitlines() if " baseline " in line)
+    assert panel.split()[2:] == [
+        "10.0",
+        "difference",
+        "+2.50",
+        "95",
+        "%",
+        "-0.500",
+        "to",
+        "+5.50",
+        "4",
+        "pairs",
+        "│",
+    ]
+
+
 BASELINE_RETURNS = [10.0, 20.0, 30.0, 40.0, 50.0]
 WORSE = [9.0, 18.0, 29.0, 38.0, 49.0]
 BETTER = [12.0, 21.0, 32.0, 41.0, 52.0]
@@ -347,3 +390,44 @@ def test_a_difference_from_another_controller_is_not_kept(
     resumed = dppo.train(other, resume=run)
     assert resumed.baseline is not None
     assert resumed.baseline.deployed == "baseline"
+
+
+# ------------------------------------------------------------------ on Ray
+
+
+@pytest.mark.slow
+def test_actors_play_the_baseline_with_the_same_results(
+    ray_session: None, whole: dppo.Result, tmp_path: Path
+) -> None:
+    for evaluators in (1, 2):
+        run = tmp_path / f"evaluators_{evaluators}"
+        result = dppo.train(settings(run, num_actors=2, eval_actors=evaluators))
+        assert result.weights_sha256 == whole.weights_sha256
+        assert compared(result) == compared(whole)
+        assert (run / "baseline.json").read_text() == (whole.run_dir / "baseline.json").read_text()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("baseline", ["worlds.plants:Raising", "worlds.plants:wide"])
+def test_a_controller_that_fails_on_actors_ends_the_run_before_training(
+    baseline: str, ray_session: None, tmp_path: Path
+) -> None:
+    recorder = Recorder()
+    config = settings(tmp_path / "run", num_actors=2, baseline=baseline)
+    with pytest.raises(ControllerFault):
+        dppo.train(config, observers=[recorder])
+    assert recorder.rows == []
+
+
+@pytest.mark.slow
+def test_episodes_of_a_controller_that_fail_late_on_actors_are_left_out(
+    ray_session: None, tmp_path: Path
+) -> None:
+    config = settings(tmp_path / "run", num_actors=2, baseline="worlds.plants:FailingLate")
+    result = dppo.train(config)
+    assert result.stopped_by is None
+    assert result.incidents["evaluation_fault"] == EPISODES
+    assert compared(result) == [{}, {}]
+    assert result.baseline is not None
+    assert result.baseline.difference is None
+    assert not (tmp_path / "run/baseline.json").exists()

@@ -26,7 +26,7 @@ from dppo.engine.messages import (
 from dppo.engine.playing import START_S, Outcome, PlayEngine, PlayLimits
 from dppo.envs.activity import Activity, Phase
 from dppo.errors import ClusterError, ConfigError, DppoError
-from dppo.ppo.exchange.records import Episode, PolicySnapshot
+from dppo.ppo.exchange.records import ControllerTurn, Episode, PolicySnapshot
 
 LIMITS = PlayLimits(episodes=2, num_actors=2, timeout_s=50.0, hung_s=8.0)
 EPISODE = Episode(0, 0, 1.0, 1, None)
@@ -117,6 +117,21 @@ def test_idle_actors_play_the_next_episodes_in_order() -> None:
     episodes = [(version_of(play), play.episode) for play in players.plays]
     assert episodes == [(1, 0), (1, 1), (1, 2), (2, 0), (2, 1), (2, 2)]
     assert sorted((number, episode) for number, episode, _ in players.outcomes()) == episodes
+
+
+def test_a_controller_plays_its_first_step_alone_and_then_as_many_episodes_as_a_policy() -> None:
+    players = Players(num_actors=1)
+    turn = ControllerTurn()
+    players.engine.begin(-2, ControllerTurn(first_step_only=True))
+    players.engine.begin(-1, turn)
+    players.begin(1)
+    for number in range(4):
+        players.answer(players.plays[number])
+    assert players.plays[0].policy == ControllerTurn(first_step_only=True)
+    assert [play.policy for play in players.plays[1:3]] == [turn, turn]
+    assert version_of(players.plays[3]) == 1
+    outcomes = [(number, episode) for number, episode, _ in players.outcomes()]
+    assert outcomes == [(-2, 0), (-1, 0), (-1, 1), (1, 0)]
 
 
 def test_an_episode_of_a_lost_actor_is_played_again_by_its_successor() -> None:

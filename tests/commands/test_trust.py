@@ -219,3 +219,5 @@ def test_the_command_that_continues_a_run_includes_trust_where_needed() -> None:
         resume_command("CartPole-v1", Path("r"), None, ["w:A"]) == "dppo train --resume r --trust"
     )
     assert resume_command("mysim:make", Path("r")) == "dppo train --resume r --trust"
+    with_baseline = resume_command("CartPole-v1", Path("r"), baseline_name="pi:PI")
+    assert with_baseline == "dppo train --resume r --trust"

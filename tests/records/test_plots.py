@@ -8,6 +8,7 @@ import subprocess
 import sys
 import textwrap
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -73,6 +74,23 @@ def test_a_learning_curve_of_any_length_is_drawn_over_steps_and_time(
     picture = pixels(tmp_path / "learning_curve.png")
     for half in (picture[:, :900], picture[:, 900:]):
         assert (half[:, :, 2] > half[:, :, 0] + 40).sum() > blue
+
+
+def test_a_learning_curve_has_a_line_for_the_controller_of_the_user(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    drawn: list[Any] = []
+    monkeypatch.setattr(
+        "dppo.tools.pictures.learning_curve.save", lambda figure, _: drawn.append(figure)
+    )
+    lines = rows(3)
+    lines[-1] |= {"eval/baseline_return": -26.7}
+    learning_curve(lines, tmp_path / "a.png", "tanks:make, seed 1")
+    [figure] = drawn
+    for axis in figure.axes:
+        line = next(line for line in axis.lines if "controller" in str(line.get_label()))
+        assert line.get_label() == "your controller: -26.7"
+        assert list(line.get_ydata()) == [-26.7, -26.7]
 
 
 @pytest.mark.parametrize(

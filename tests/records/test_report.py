@@ -219,6 +219,37 @@ def test_spread_is_that_of_the_keys_beside_a_mean(tmp_path: Path) -> None:
     )
 
 
+@pytest.mark.parametrize(
+    ("low", "high", "verdict"),
+    [
+        (0.5, 4.5, "the policy is better"),
+        (-4.5, -0.5, "the policy is worse"),
+        (-1.0, 1.0, "which shows no difference"),
+    ],
+)
+def test_a_page_compares_the_policy_with_the_controller_of_the_user(
+    low: float, high: float, verdict: str, tmp_path: Path
+) -> None:
+    lines = rows(4)
+    lines[-1] |= {
+        "eval/iteration": 4,
+        "eval/global_step": 1024,
+        "eval/episodic_return": 12.5,
+        "eval/baseline_return": 10.0,
+        "eval/baseline_difference": (low + high) / 2,
+        "eval/baseline_difference_low": low,
+        "eval/baseline_difference_high": high,
+        "eval/baseline_pairs": 20,
+    }
+    run = a_run(tmp_path / "run", lines, eval_every=1024, baseline="<b>pi:PI")
+    html = page(facts_of(run))
+    found = checked(html)
+    assert "Your controller <b>pi:PI has a mean return of 10.0" in found.words
+    assert f"20 pairs of episodes): {verdict}." in found.words
+    # both charts of the return, that of the evaluations, and that of the difference
+    assert html.count('class="level"') == 4
+
+
 def test_the_memory_of_all_actors_is_one_chart_and_reported_numbers_have_no_band(
     tmp_path: Path,
 ) -> None:

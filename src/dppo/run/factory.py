@@ -5,7 +5,7 @@ from __future__ import annotations
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, replace
 from itertools import pairwise
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from dppo.config import Config
 from dppo.engine.collector import Collector, OnProgress
@@ -13,9 +13,7 @@ from dppo.engine.ledger import ReplayLedger
 from dppo.hosts.plans import TrainerPlan, sampler_plan, trainer_plan
 from dppo.log import logger
 from dppo.numerics.fingerprint import Expected
-from dppo.policies.acting import PlaySettings, policy_acting_for
-from dppo.policies.controller import Controller
-from dppo.policies.controller_acting import acting_for_both, controller_acting_for
+from dppo.policies.acting import ActingFor, PlaySettings, policy_acting_for
 from dppo.policies.playing import EpisodePlayer
 from dppo.ppo.networks.network import NetworkSpec
 from dppo.records.instance_lines import together_line
@@ -163,12 +161,7 @@ class PartsFactory:
         settings = PlaySettings(run.seed, not run.eval_stochastic, config.info_keys)
         acting_for = policy_acting_for(spaces, spec, settings)
         if run.baseline is not None:
-            controller = Controller(run.baseline, "baseline")
-            # sampled actions of a controller would follow from no seed
-            controller_for = controller_acting_for(
-                controller, replace(settings, deterministic=True)
-            )
-            acting_for = acting_for_both(acting_for, controller_for)
+            acting_for = _with_baseline(acting_for, run.baseline, settings)
         player = EpisodePlayer(
             replace(config.env, env_kwargs=config.env_kwargs | run.eval_env_kwargs),
             acting_for,
@@ -207,3 +200,14 @@ class PartsFactory:
         from dppo.transports.ray.core_use import CoreUse
 
         return CoreUse(self.session.demand.num_actors)
+
+
+def _with_baseline(acting_for: ActingFor, baseline: Any, settings: PlaySettings) -> ActingFor:
+    """Return what plays the episodes of a policy and those of the baseline."""
+    from dppo.policies.controller import Controller
+    from dppo.policies.controller_acting import acting_for_both, controller_acting_for
+
+    controller = Controller(baseline, "baseline")
+    # sampled actions of a controller would follow from no seed
+    controller_for = controller_acting_for(controller, replace(settings, deterministic=True))
+    return acting_for_both(acting_for, controller_for)

@@ -13,7 +13,6 @@ from dppo.envs.make import wrapper_of
 from dppo.envs.names import check_env_id
 from dppo.errors import CheckpointNotWritten, ConfigError, counted
 from dppo.log import logger
-from dppo.policies.controller import Controller
 from dppo.ppo.networks.network import model_class
 from dppo.records.files.run_folder import RunFolder
 from dppo.records.observer import Display, EnvOptions, RunInfo
@@ -43,6 +42,8 @@ def check_code(config: Config) -> None:
     if config.model is not None:
         model_class(config.model)
     if config.baseline is not None:
+        from dppo.policies.controller import Controller
+
         Controller(config.baseline, "baseline")
     if config.prior is not None:
         Controller(config.prior, "prior")
