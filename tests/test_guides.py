@@ -89,7 +89,7 @@ NOT_RUN = {  # a pattern of commands, and why
     r"mysim:make --num-samplers 64|mysim:ScaledReward|agents:make|energyplus:|^cd |^~/": "needs files of yours or a "
     "simulator; tests/test_joint_envs.py and tests/test_simulators.py run these",
     r"^dppo train CartPole-v1 #|^dppo train mysim:make --num-actors 8": "shown on the first pages, and run there",
-    r"--baseline pi:PI|--policy pi:PI": "run by tests/test_baseline.py and tests/test_controllers_played.py",
+    r"--baseline pi:PI": "run by tests/test_baseline.py, with a smaller plant",
     r"^dppo doctor mysim:make #": "run on the page of the doctor",
     r"^tensorboard ": "starts a server of another package",
     r"^dppo eval runs/first --trust --num-actors": "run by tests/test_evaluate.py: needs actors",
