@@ -11,7 +11,6 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from commandline import output_of
 
 import dppo
 from dppo import invocation
@@ -125,19 +124,23 @@ def test_help_usage_and_errors_say_how_it_was_called(
     )
 
 
-def test_a_run_says_how_to_go_on_with_the_words_of_the_launcher(tmp_path: Path) -> None:
-    words = [
-        "train",
-        "CartPole-v1",
+def test_a_run_says_how_to_go_on_with_the_words_of_the_launcher(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: Patch
+) -> None:
+    monkeypatch.setenv(VARIABLE, "../dppo")
+    sizes = [
         "--num-samplers",
         "1",
         "--num-steps",
         "8",
         "--total-timesteps",
         "8",
+        "--num-actors",
+        "0",
     ]
-    words += ["--run-dir", "run", "--progress", "plain", "--num-actors", "0"]
-    out = output_of(["-m", "dppo", *words], tmp_path, **{VARIABLE: "../dppo"})
+    words = ["train", "CartPole-v1", *sizes, "--progress", "plain"]
+    assert main([*words, "--run-dir", str(tmp_path / "run")]) == 0
+    out = capsys.readouterr().out
     assert "../dppo eval " in out
     assert (
         re.search(r"(?<![/.\w-])dppo (?!:)(eval|train|report)", out.replace("../dppo", "LAUNCHER"))
