@@ -99,12 +99,16 @@ def defaults() -> str:
     usual = Config(env_id="CartPole-v1")
     reusing = Config(env_id="CartPole-v1", reuse=4, num_steps=32)
     rows = []
-    for default in DEFAULTS:
+    for default in DEFAULTS["ppo"]:
         if callable(default.value):
             value = f"`{default.value(usual)}`; `{default.value(reusing)}` with `reuse` 4"
         else:
             value = _default(default.value)
         rows.append((f"`{default.setting}`", value, default.because or "otherwise"))
+    rows += [
+        (f"`{default.setting}`", "follows from the run", default.because)
+        for default in DEFAULTS["sac"]
+    ]
     return _table(("setting", "default", "where"), rows)
 
 

@@ -37,6 +37,12 @@ LEARNT = {
     "overlap": True,
     "image_features": 32,
 }
+# It has no epochs. The oldest rows are dropped in the third iteration.
+SAC: Settings = {
+    **{"algo": "sac", "update_epochs": None, "replay_rows": 160, "learning_starts": 80},
+    **{"gradient_steps": 0.1, "minibatch_size": 32, "hidden_sizes": (8,), "critic_sizes": (8, 8)},
+    **{"noise_correlation": 0.5, "entropy_start": 0.5, "entropy_fall_steps": 200},
+}
 KINDS: dict[str, Settings] = {
     "image": {"env_id": "worlds.observed:Picture", "image_encoder": "impala", "image_features": 32},
     "dict observation": EVERYTHING
@@ -65,6 +71,7 @@ KINDS: dict[str, Settings] = {
         "norm_obs": True,
     },
     "own memory": OWN_MEMORY | {"norm_obs": True},
+    "sac": SAC | {"env_id": "worlds.pushed:Pushed"},
 }
 
 

@@ -53,8 +53,10 @@ def rows() -> list[Row]:
 
 def file_of_check(words: str) -> str:
     """Return the file of a check of settings."""
-    in_effects = any(text.file == "config/effects.py" and words in text.text for text in remedies())
-    return "config/effects.py" if in_effects else "config/checks.py"
+    for file in ("config/effects.py", "config/sac_checks.py"):
+        if any(text.file == file and words in text.text for text in remedies()):
+            return file
+    return "config/checks.py"
 
 
 def row_of(remedy: str) -> Row:

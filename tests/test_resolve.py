@@ -49,6 +49,10 @@ CASES: list[tuple[str, TaskFacts, dict[str, Any], Any]] = [
     ("log_std_init", TWO, {"log_std_init": 0.3}, 0.3),
     ("log_std_init", TWO, {"state_dependent_std": True}, None),
     ("log_std_init", TWO, OWN_MEMORY, None),
+    ("replay_rows", ONE, {"algo": "sac", "total_timesteps": 1000}, 1024),
+    ("replay_rows", ONE, {"algo": "sac", "total_timesteps": 3_000_000}, 1_000_000),
+    ("replay_rows", ONE, {"algo": "sac", "replay_rows": 4096}, 4096),
+    ("update_epochs", ONE, {"algo": "sac"}, None),
 ]
 
 
@@ -72,7 +76,9 @@ def test_every_default_applies_in_some_case() -> None:
     for _, task, changes, _ in CASES:
         _, choices = resolve(make_config({"env_id": "E-v0"} | changes), task)
         reached |= {(choice.setting, choice.because) for choice in choices}
-    assert reached == {(default.setting, default.because) for default in DEFAULTS}
+    assert reached == {
+        (default.setting, default.because) for defaults in DEFAULTS.values() for default in defaults
+    }
 
 
 def test_deviations_of_another_run_are_not_announced_as_a_default() -> None:

@@ -394,7 +394,7 @@ def test_two_ranks_on_ray_are_one_trainer_with_the_minibatches_of_both(
     together = Batch(**joined)
     orders = [streams.generator(config.seed, Stream.MINIBATCHES, 2, rank) for rank in range(2)]
     order: Any = OwnOrders(orders, config.sizes.minibatches_per_epoch)
-    ppo = annealed(plan_of(config, SPACES.actions).ppo, 2 / config.iterations)
+    ppo = annealed(alone.ppo, 2 / config.iterations)
     experience = Experience(segments, POLICY, 1.0, 2)  # two policies ago
     expected = alone.train_on(together, ppo, order, experience)
     assert update.figures == pytest.approx(expected.figures, rel=1e-10)

@@ -15,6 +15,7 @@ from remedies.running import settings_in, told
 from remedies.worlds import BOX, TWO, Fine, Herd
 
 Settings = dict[str, Any]
+SAC: Settings = {"algo": "sac", "update_epochs": None, "minibatch_size": None}
 Remedy = Callable[[str, Settings], Settings]
 """Returns settings as a message tells to change them."""
 
@@ -279,6 +280,26 @@ STARTS: tuple[tuple[str, Settings, Remedy], ...] = (
         "envs/spaces.py: leaves nothing of the observation for the policy. Leave out at least one",
         {"env_id": shaped(FLOATS), "critic_obs": ("a", "b")},
         instead(critic_obs=("a",)),
+    ),
+    (
+        "hosts/builders.py: has no effect on the noise of choices",
+        {"env_id": Fine, "noise_correlation": 0.5},
+        without("noise_correlation"),
+    ),
+    (
+        "hosts/sac.py: learns the real-valued actions of a single Box",
+        {"env_id": Fine, **SAC},
+        as_named,
+    ),
+    (
+        "hosts/sac.py: measures the entropy of actions within their bounds",
+        {"env_id": shaped(act=spaces.Box(0, np.inf, (1,))), **SAC},
+        instead(env_id=shaped(act=spaces.Box(0, 1, (1,)))),
+    ),
+    (
+        "hosts/sac.py: its critics read numbers",
+        {"env_id": shaped(spaces.Box(0, 255, (8, 8, 3), np.uint8), BOX), **SAC},
+        instead(env_id=shaped(act=BOX)),
     ),
     (
         "envs/spaces.py: which are not real numbers. Leave",

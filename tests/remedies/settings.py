@@ -10,6 +10,7 @@ E = "CartPole-v1"
 ACTORS = {"num_actors": 2}
 KL = {"desired_kl": 0.01}
 PRIOR = {"prior": "worlds.priors:balance"}
+SAC = {"algo": "sac"}
 CHECKS: tuple[tuple[str, dict[str, Any]], ...] = (
     ("Raise `num_steps`; 64 is usual", {"num_samplers": 1, "num_steps": 1}),
     ("Raise it, or lower `num_steps`", {"total_timesteps": 1000, "num_steps": 128}),
@@ -175,6 +176,32 @@ CHECKS: tuple[tuple[str, dict[str, Any]], ...] = (
     ("Use `{}={}`", {"memory": "gru", "sequence_length": 24, "num_steps": 128}),
     ("Ray counts in units of {}. Use `{}={}` or more", {"cpus_per_actor": 1e-6} | ACTORS),
     ("On a node of the cluster use `address=auto`", {"address": "ray://head:10001"} | ACTORS),
+    (
+        "without the memory of those before. Leave it out",
+        SAC | {"memory": "gru"},
+    ),
+    ("which only squash keeps. Leave it out", SAC | {"action_bounds": "clip"}),
+    ("learns a deviation for each observation", SAC | {"state_dependent_std": False}),
+    ("have discrete actions and images. Use `algo=ppo`", SAC | {"atari": "game"}),
+    ("or more; the default keeps all", SAC | {"replay_rows": 100}),
+    (
+        "falls from it to target_entropy={}. Use a larger number",
+        SAC | {"entropy_start": -2.0},
+    ),
+    ("which alone can store them in a checkpoint", SAC | ACTORS | {"num_learners": 2}),
+    ("has no critics that learn from earlier env steps", {"gradient_steps": 0.5}),
+    ("nothing falls without entropy_start", SAC | {"entropy_fall_steps": 100}),
+    ("algo=sac estimates no advantages", SAC | {"gae_lambda": 0.5}),
+    ("critics with a loss of their own", SAC | {"vf_coef": 1.0}),
+    ("has no ratio of probabilities to limit", SAC | {"clip_coef": 0.1}),
+    ("learns from earlier env steps by itself", SAC | {"reuse": 2}),
+    ("draws rows at random", SAC | {"update_epochs": 3}),
+    ("adapts the weight of the entropy", SAC | {"ent_coef": 0.1}),
+    ("algo=sac has none. Leave it out", SAC | {"anneal_lr": True}),
+    ("shares no layers with its critics", SAC | {"trunk": "shared"}),
+    ("read what its policy reads", SAC | {"critic_obs": ("a",)}),
+    ("has no clone of a controller yet", SAC | PRIOR),
+    ("learns in small minibatches on the CPU", SAC | {"precision": "bfloat16"}),
 )
 """Words of src/dppo/config/checks.py or effects.py, and settings that it refuses with them."""
 
@@ -182,6 +209,7 @@ VALUES: dict[str, Any] = {
     "model": "worlds.models:Plain",
     "learner_gpus": 1,
     "baseline": "worlds.plants:proportional",
+    "entropy_start": 0.5,
 }
 """Of settings that a remedy names without a value."""
 

@@ -7,6 +7,7 @@ import re
 import shlex
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -368,6 +369,26 @@ def test_a_batch_that_does_not_fit_into_memory_is_made_smaller(
     message = problem(tmp_path, starts=True, **large)
     assert "Lower `num_steps` or `num_samplers`" in message
     assert problem(tmp_path, starts=True, **{**large, **sizes}) == ""
+
+
+@executes("config/memory.py: and this machine has {}. Use a smaller `replay_rows`")
+@executes("config/memory.py: Use a smaller `replay_rows`, or another `run_dir`")
+@pytest.mark.parametrize("resource", ["memory", "disk"])
+def test_env_steps_that_do_not_fit_into_memory_or_on_disk_are_not_kept(
+    resource: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if resource == "memory":
+        monkeypatch.setattr("dppo.config.memory.memory_of_this_machine", lambda: 10**5)
+    else:
+        disk = SimpleNamespace(free=10**5)
+        monkeypatch.setattr("dppo.config.memory.shutil", SimpleNamespace(disk_usage=lambda _: disk))
+    many: dict[str, Any] = {
+        **{"env_id": "worlds.pushed:Pushed", "algo": "sac", "num_samplers": 2, "num_steps": 32},
+        **{"total_timesteps": 64, "replay_rows": 100_000, "update_epochs": None},
+    }
+    message = problem(tmp_path, starts=True, **many)
+    assert "Use a smaller `replay_rows`" in message
+    assert problem(tmp_path, starts=True, **{**many, "replay_rows": 64}) == ""
 
 
 def Wide() -> Shaped:  # noqa: N802

@@ -6,18 +6,23 @@ from collections.abc import Iterator
 
 from dppo.config.effects import without_effect
 from dppo.config.parts.processes import EVAL_EPISODES
+from dppo.config.sac_checks import problems_with_sac
 from dppo.config.settings import Settings
 from dppo.errors import ConfigError, counted
 
 MIN_EPISODES = 2  # of an evaluation that compares the policy with a baseline
 MAX_LAYERS = 1000
 MIN_AMOUNT = 1e-4  # of a resource, in Ray
+MAX_DRAWN = 10**6  # rows of a minibatch that is drawn from those of earlier iterations, too
 MAX_TRIED = 10**6  # numbers tried as divisors, to suggest some
 
 
 def check(config: Settings) -> None:
     """Raise ConfigError for the first settings that contradict each other, with the numbers and a remedy."""
     _check_lengths(config)
+    if config.algo == "sac":
+        for name, problem in problems_with_sac(config):
+            raise _error(config, name, problem)
     _check_batch(config)
     _check_actors(config)
     _check_licences(config)
@@ -102,7 +107,8 @@ def _check_batch(config: Settings) -> None:
             f"total_timesteps={config.total_timesteps} makes {config.iterations} of {config.batch_size} steps. Raise "
             f"`total_timesteps` to more than {config.policy_lag * config.batch_size}, or lower `policy_lag`.",
         )
-    if config.minibatch_size is not None and config.minibatch_size > config.batch_size:
+    largest_minibatch = config.batch_size if config.algo == "ppo" else MAX_DRAWN
+    if config.minibatch_size is not None and config.minibatch_size > largest_minibatch:
         raise _error(
             config,
             "minibatch_size",
@@ -263,6 +269,8 @@ def _check_minibatches(config: Settings) -> None:
                 name,
                 f" is less than a sequence of {steps} steps. Raise it, or lower `sequence_length`.",
             )
+    if config.algo == "sac":
+        return
     per_epoch = config.sizes.minibatches_per_epoch
     if config.norm_adv is not False and config.batch_size // per_epoch < 2:
         raise _error(
@@ -330,6 +338,8 @@ def _check_shares(config: Settings) -> None:
             f" cannot share {config.num_samplers} samplers evenly. {_use('num_samplers', near)}, or a different "
             f"number of learners.",
         )
+    if config.algo == "sac":
+        return
     steps = config.sizes.sequence_length
     per_epoch = config.sizes.minibatches_per_epoch
     sequences = config.batch_size // steps // learners

@@ -19,7 +19,77 @@ class Need:
     """The reason why the settings have no effect, and a remedy; `config` is replaced."""
 
 
+def _is_ppo(config: Settings) -> bool:
+    return config.algo == "ppo"
+
+
 NEEDS = (
+    Need(
+        "replay_rows gradient_steps learning_starts tau target_entropy entropy_start entropy_fall_steps critic_sizes "
+        "critic_learning_rate",
+        lambda c: not _is_ppo(c),
+        "algo=ppo has no critics that learn from earlier env steps. Use `algo=sac`, or leave it out",
+    ),
+    Need(
+        "entropy_fall_steps",
+        lambda c: c.entropy_start is not None,
+        "nothing falls without entropy_start. Set `entropy_start`, or leave it out",
+    ),
+    Need(
+        "gae_lambda norm_adv adv_floor recompute_advantages",
+        _is_ppo,
+        "algo=sac estimates no advantages. Leave it out, or use `algo=ppo`",
+    ),
+    Need(
+        "vf_coef clip_vloss norm_value",
+        _is_ppo,
+        "algo=sac learns the value of actions by critics with a loss of their own. Leave it out, or use `algo=ppo`",
+    ),
+    Need(
+        "loss clip_coef anneal_clip target_kl desired_kl",
+        _is_ppo,
+        "algo=sac has no ratio of probabilities to limit. Leave it out, or use `algo=ppo`",
+    ),
+    Need(
+        "reuse",
+        _is_ppo,
+        "algo=sac learns from earlier env steps by itself, as many as replay_rows. Leave it out",
+    ),
+    Need(
+        "update_epochs",
+        _is_ppo,
+        "algo=sac draws rows at random, and gradient_steps says how often. Leave it out",
+    ),
+    Need(
+        "ent_coef anneal_ent",
+        _is_ppo,
+        "algo=sac adapts the weight of the entropy to target_entropy. Leave it out",
+    ),
+    Need(
+        "anneal_lr max_grad_norm",
+        _is_ppo,
+        "algo=sac has none. Leave it out, or use `algo=ppo`",
+    ),
+    Need(
+        "trunk",
+        _is_ppo,
+        "the policy of algo=sac shares no layers with its critics. Leave it out, or use `algo=ppo`",
+    ),
+    Need(
+        "critic_obs",
+        _is_ppo,
+        "the critics of algo=sac read what its policy reads. Leave it out, or use `algo=ppo`",
+    ),
+    Need(
+        "prior",
+        _is_ppo,
+        "algo=sac has no clone of a controller yet. Leave it out, or use `algo=ppo`",
+    ),
+    Need(
+        "device precision micro_batch_size",
+        _is_ppo,
+        "algo=sac learns in small minibatches on the CPU. Leave it out, or use `algo=ppo`",
+    ),
     Need(
         "obs_dtype",
         lambda c: c.norm_obs or c.dtype == "float64",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 from contextlib import suppress
 from itertools import pairwise
 from pathlib import Path
@@ -16,6 +17,8 @@ if TYPE_CHECKING:
     from dppo.spaces.spaces import Spaces
 
 LARGE_BATCH = 256 * 10**6  # bytes
+LARGE_REPLAY = 50 * 10**6  # bytes, which are also written in each checkpoint
+MOST_REPLAY_ROWS = 1_000_000  # by default; of HalfCheetah 102 MB
 COPIES = 2  # of each observation or frame: in its segment, and in the batch; minibatches are cut one at a time
 WEIGHT_COPIES = 4  # of each parameter: itself, its gradient, and two moments
 CGROUP_LIMIT = Path("/sys/fs/cgroup/memory.max")
@@ -44,9 +47,11 @@ def batch_memory_in_words(
         batches = counted(batches_ahead, "more batch", "more batches")
         places += f", and a policy lag of {batches_ahead} keeps the segments of {batches}"
     total = row_bytes * (copies * rows + batches_ahead * config.batch_size)
+    memory = memory or memory_of_this_machine()
+    if config.algo == "sac":
+        return _replay_in_words(config, spaces, total, memory)
     if total < LARGE_BATCH:
         return None
-    memory = memory or memory_of_this_machine()
     facts = f"{rows:,} observations of {_describe_bytes(row_bytes)} take {_describe_bytes(total)}, {places}"
     if config.num_learners == 0 and memory is not None and total > memory:
         raise ConfigError(
@@ -61,6 +66,54 @@ def batch_memory_in_words(
         purpose = "reuse" if config.reuse >= config.collected_by_prior else "the clone of the prior"
         line += f". Each checkpoint stores {older} of them for {purpose}"
     return f"{line}."
+
+
+def replay_rows_of(config: Settings) -> int:
+    """Return the env steps that soft actor-critic keeps: by default all of the run, up to a limit."""
+    if config.replay_rows is not None:
+        return config.replay_rows
+    return min(config.iterations * config.batch_size, MOST_REPLAY_ROWS)
+
+
+def _replay_in_words(
+    config: Settings, spaces: Spaces, batch_bytes: int, memory: int | None
+) -> str | None:
+    """Return the memory and disk that the kept env steps take beside a batch, in one sentence; None if that is little.
+
+    Raise ConfigError if it is more than this machine's `memory`, and this machine trains.
+    """
+    rows = replay_rows_of(config)
+    kept = rows * kept_row_bytes(config, spaces)
+    total = batch_bytes + kept
+    facts = f"{rows:,} kept env steps take {_describe_bytes(kept)}, and once more while a checkpoint is written"
+    if config.num_learners == 0 and memory is not None and total + kept > memory:
+        raise ConfigError(
+            f"replay_rows={rows}: {facts}, and this machine has {_describe_bytes(memory)}. Use a smaller `replay_rows`."
+        )
+    if total < LARGE_REPLAY:
+        return None
+    newest, every = config.kept_checkpoints
+    num_checkpoints = newest + 1 + (config.iterations // every if every else 0)  # one is the best
+    disk = _describe_bytes(num_checkpoints * kept)
+    return f"Memory: {facts}. Each checkpoint stores them: up to {disk} of disk for {num_checkpoints} checkpoints."
+
+
+def kept_row_bytes(config: Settings, spaces: Spaces) -> int:
+    """Return the bytes of an env step that is kept: observation, action, reward in float64, and two flags."""
+    action_bytes = spaces.actions.width * (4 if config.dtype == "float32" else 8)
+    return spaces.obs.itemsize + action_bytes + 8 + 2
+
+
+def check_replay_disk(config: Settings, spaces: Spaces, folder: Path) -> None:
+    """Raise ConfigError if the disk of `folder` has no room for two checkpoints with the env steps that are kept."""
+    rows = replay_rows_of(config)
+    checkpoint = rows * kept_row_bytes(config, spaces)
+    free = shutil.disk_usage(folder).free
+    if 2 * checkpoint > free:
+        raise ConfigError(
+            f"replay_rows={rows}: a checkpoint stores them, {_describe_bytes(checkpoint)}, and the disk of {folder} "
+            f"has room for {_describe_bytes(free)}. Use a smaller `replay_rows`, or another `run_dir`."
+        )
 
 
 def check_layers(config: Settings, memory: int | None = None) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from dppo.config.checks import check
-from dppo.config.parts import default_of
+from dppo.config.parts import default_of, names_of
 from dppo.config.settings import Settings
 from dppo.errors import ConfigError, unknown_name
 from dppo.invocation import command
@@ -70,6 +70,22 @@ def merge_preset(
     batch becomes the batch. Return the settings and a note on each replacement. Errors that the user's settings cause
     alone are left for `check`.
     """
+    algo = user_settings.get("algo", "ppo")
+    notes: tuple[str, ...] = ()
+    if algo != tuned.get("algo", "ppo"):
+        of_environment = {name: tuned[name] for name in tuned if name in names_of("env")}
+        dropped = tuned.keys() - of_environment.keys() - user_settings.keys()
+        if dropped:
+            names = " ".join(name for name in tuned if name in dropped)
+            notes = (f"preset: is not tuned for algo={algo}, which keeps its own {names}",)
+        tuned = of_environment
+    merged, replaced = _merged(user_settings, tuned)
+    return merged, (*notes, *replaced)
+
+
+def _merged(
+    user_settings: Mapping[str, Any], tuned: Mapping[str, Any]
+) -> tuple[dict[str, Any], tuple[str, ...]]:
     kwargs = user_settings.get("env_kwargs")
     if isinstance(kwargs, Mapping):
         user_settings = {**user_settings, "env_kwargs": {**tuned.get("env_kwargs", {}), **kwargs}}

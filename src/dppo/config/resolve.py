@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from dppo.config.config import Config
+from dppo.config.memory import replay_rows_of
 from dppo.config.parts import reuse_clip_factor
 from dppo.invocation import as_setting_and_flag
 from dppo.spaces.actions import Actions, boxes
@@ -91,44 +92,55 @@ def _noise_adds_up(config: Config, task: TaskFacts) -> bool:
     return _initializes_std(config, task) and task.action_dims > 1
 
 
-DEFAULTS = (
-    Default(
-        "update_epochs",
-        20,
-        "all actions are discrete, without memory, reuse and policy lag",
-        _needs_many_epochs,
+DEFAULTS = {
+    "ppo": (
+        Default(
+            "update_epochs",
+            20,
+            "all actions are discrete, without memory, reuse and policy lag",
+            _needs_many_epochs,
+        ),
+        Default("update_epochs", 10, "", _always),
+        Default(
+            "ent_coef",
+            0.01,
+            "all actions are discrete, with reuse and without memory",
+            _needs_exploration,
+        ),
+        Default("ent_coef", 0.0, "", _always),
+        Default(
+            "target_kl",
+            _largest_kl,
+            "some actions are continuous, or memory is used with reuse; with several epochs and without desired_kl",
+            _may_move_too_far,
+        ),
+        Default("target_kl", 0.0, "", _always),
+        Default(
+            "norm_adv",
+            False,
+            "some actions are continuous, and norm_reward without norm_value gives advantages a unit",
+            _advantages_have_unit,
+        ),
+        Default("norm_adv", True, "", _always),
+        Default(
+            "log_std_init",
+            -0.5,
+            "actions have several continuous components, whose noise adds up",
+            _noise_adds_up,
+        ),
+        Default("log_std_init", 0.0, "actions have one continuous component", _initializes_std),
     ),
-    Default("update_epochs", 10, "", _always),
-    Default(
-        "ent_coef",
-        0.01,
-        "all actions are discrete, with reuse and without memory",
-        _needs_exploration,
+    "sac": (
+        Default(
+            "replay_rows",
+            replay_rows_of,
+            "algo=sac: all of the run, up to 1,000,000",
+            _always,
+        ),
     ),
-    Default("ent_coef", 0.0, "", _always),
-    Default(
-        "target_kl",
-        _largest_kl,
-        "some actions are continuous, or memory is used with reuse; with several epochs and without desired_kl",
-        _may_move_too_far,
-    ),
-    Default("target_kl", 0.0, "", _always),
-    Default(
-        "norm_adv",
-        False,
-        "some actions are continuous, and norm_reward without norm_value gives advantages a unit",
-        _advantages_have_unit,
-    ),
-    Default("norm_adv", True, "", _always),
-    Default(
-        "log_std_init",
-        -0.5,
-        "actions have several continuous components, whose noise adds up",
-        _noise_adds_up,
-    ),
-    Default("log_std_init", 0.0, "actions have one continuous component", _initializes_std),
-)
-"""The first default that applies counts. If none does, the setting stays None: the network has its own deviations."""
+}
+"""Of each algorithm. The first default that applies counts. If none does, the setting stays None: the network has its
+own deviations."""
 
 LINES: dict[str, tuple[str, Any]] = {
     "update_epochs": (
@@ -150,6 +162,10 @@ LINES: dict[str, tuple[str, Any]] = {
     "log_std_init": (
         "Deviation: 0.61 at the start, because the noise of {action_dims} numbers adds up; {other} is 1.",
         0.0,
+    ),
+    "replay_rows": (
+        "Replay: learns from the last {value:,} env steps; {other} would keep fewer.",
+        100_000,
     ),
 }
 """A line for the log about a default that depends on the task, and the value that it names as an alternative."""
@@ -179,7 +195,7 @@ def value_of(name: str, config: Config, task: TaskFacts) -> Any:
 
 def _choices(config: Config, task: TaskFacts) -> Iterator[Choice]:
     chosen = set[str]()
-    for default in DEFAULTS:
+    for default in DEFAULTS[config.algo]:
         name = default.setting
         is_open = getattr(config, name) is None and name not in chosen
         if is_open and default.applies(config, task):

@@ -1,4 +1,4 @@
-"""Settings of a run in seven parts, not checked against each other yet.
+"""Settings of a run in eight parts, not checked against each other yet.
 
 Importing this loads neither pydantic nor yaml: parts travel to actors.
 """
@@ -10,11 +10,13 @@ from functools import cached_property
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any, NoReturn
 
+from dppo.config.algorithms import with_algorithm
 from dppo.config.atari import with_atari
 from dppo.config.groups import flattened, grouped
 from dppo.config.parts import (
     PARTS,
     PPO,
+    SAC,
     Actors,
     Env,
     Learners,
@@ -29,12 +31,13 @@ from dppo.config.sizes import Sizes, sizes_of
 if TYPE_CHECKING:
 
     @dataclass(frozen=True, kw_only=True)
-    class _FlatNames(Env, Sampling, PPO, Network, Actors, Learners, Run):
+    class _FlatNames(Env, Sampling, PPO, SAC, Network, Actors, Learners, Run):
         """Config's keywords and attributes, for type checkers."""
 
         env: Env = ...  # type: ignore[assignment]
         sampling: Sampling = ...  # type: ignore[assignment]
         ppo: PPO = ...  # type: ignore[assignment]
+        sac: SAC = ...  # type: ignore[assignment]
         network: Network = ...  # type: ignore[assignment]
         actors: Actors = ...  # type: ignore[assignment]
         learners: Learners = ...  # type: ignore[assignment]
@@ -58,6 +61,7 @@ class Settings(_FlatNames):
     env: Env
     sampling: Sampling
     ppo: PPO
+    sac: SAC
     network: Network
     actors: Actors
     learners: Learners
@@ -69,7 +73,7 @@ class Settings(_FlatNames):
             # imports pydantic, which an actor must not load
             from dppo.config.values import validated
 
-            values = validated(with_atari(flattened(settings)))
+            values = validated(with_atari(with_algorithm(flattened(settings))))
             for name, values_of_part in grouped(values).items():
                 object.__setattr__(self, name, PARTS[name](**values_of_part))
 

@@ -12,6 +12,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from dppo import streams
+from dppo.config.parts import ResolvedPPO
 from dppo.envs.activity import ActivityRecord, Phase, place_of
 from dppo.envs.checks.faults import making
 from dppo.envs.checks.first_segment import FirstSegment
@@ -29,9 +30,11 @@ from dppo.envs.statistics import check_statistics
 from dppo.envs.threads import EnvThread
 from dppo.errors import ConfigError, EnvironmentFault
 from dppo.hosts.plans import SamplerPlan, TrainerPlan
+from dppo.hosts.sac import check_actions, check_observations
 from dppo.ppo.acting.agent import PPOAgent
 from dppo.ppo.acting.sampler import PPOSampler
 from dppo.ppo.networks.choice import choose_network
+from dppo.spaces.actions import is_continuous
 from dppo.spaces.spaces import MAX_WHOLE, Spaces, holds_float64, is_image
 from dppo.streams import Stream
 
@@ -43,6 +46,7 @@ if TYPE_CHECKING:
     from dppo.ppo.learning.stages import Stage
     from dppo.ppo.learning.trainer import PPOTrainer
     from dppo.ppo.networks.network import NetworkSpec
+    from dppo.sac.trainer import SACTrainer
 
 
 FEW_ROWS = 64  # of zeros, with which a GPU shows before the first segment that it works
@@ -148,7 +152,11 @@ def _make_sampler(
 ) -> PPOSampler:
     return PPOSampler(
         sampler_id,
-        PPOAgent(choose_network(plan.network, spaces).spec, spaces.mask),
+        PPOAgent(
+            choose_network(plan.network, spaces).spec,
+            spaces.mask,
+            estimates_values=plan.ppo.algo == "ppo",
+        ),
         group,
         ppo=plan.ppo,
         num_steps=plan.sampling.num_steps,
@@ -156,6 +164,7 @@ def _make_sampler(
         sequence_length=plan.sizes.sequence_length,
         stack=plan.env.frame_stack if is_image(spaces.of_network().obs) else 1,
         phase=_phase(plan, spaces),
+        noise_correlation=plan.sampling.noise_correlation,
     )
 
 
@@ -216,6 +225,8 @@ def _make_env(plan: SamplerPlan, owner: str, sampler_id: int, env_index: int) ->
 
 def spaces_of(plan: SamplerPlan, env: Any) -> Spaces:
     """Return the spaces of `env`; raise `ConfigError` if they cannot be learned on, or a setting does not fit them."""
+    if plan.ppo.algo == "sac":
+        check_actions(env.action_space)
     spaces = describe_spaces(
         env,
         drop_obs=plan.env.drop_obs,
@@ -230,6 +241,13 @@ def spaces_of(plan: SamplerPlan, env: Any) -> Spaces:
         raise ConfigError(
             "obs_dtype=float64 has no effect: the observation space contains neither float64 numbers nor a Box of "
             "integers beyond 2**24. Declare float64 in the environment if its numbers need it, or leave it out."
+        )
+    if plan.ppo.algo == "sac":
+        check_observations(spaces)
+    if plan.sampling.noise_correlation and not is_continuous(spaces.actions):
+        raise ConfigError(
+            f"noise_correlation={plan.sampling.noise_correlation:g} has no effect on the noise of choices, and the "
+            f"action space is {spaces.actions}. Leave it out."
         )
     if plan.network.dtype == "float32":
         _check_float32(plan.ppo.norm_obs_keys, spaces.of_network())
@@ -268,11 +286,20 @@ def build_trainer(plan: TrainerPlan, spaces: Spaces, parallel: Parallel | None =
     device = _device(plan.learners.device)
     spec = choose_network(plan.network, spaces).spec
     with starting_on(device, spec.as_json().get("model", "the built-in network")):
-        trainer = _ppo_trainer(device, plan, spec, parallel or Parallel())
+        trainer = TRAINERS[plan.ppo.algo](device, plan, spec, parallel or Parallel())
         if device != "cpu":
             with repeatable_on(trainer.device):
                 trainer.rehearse(FEW_ROWS)
     return trainer
+
+
+def _sac_trainer(
+    device: str, plan: TrainerPlan, spec: NetworkSpec, parallel: Parallel
+) -> SACTrainer:
+    from dppo.hosts.sac import sac_trainer
+
+    assert device == "cpu"
+    return sac_trainer(plan, spec, parallel)
 
 
 def _ppo_trainer(
@@ -289,6 +316,7 @@ def _ppo_trainer(
         zeros_like=parallel.zeros_like,
         log_std=plan.network.log_std_init,
     )
+    assert isinstance(plan.ppo, ResolvedPPO)
     if plan.learners.precision == "bfloat16":
         learn_in_bfloat16(model.network, device)
     return PPOTrainer(
@@ -302,6 +330,13 @@ def _ppo_trainer(
         iterations=plan.sizes.iterations,
         seed=plan.seed,
     )
+
+
+TRAINERS: dict[str, Callable[[str, TrainerPlan, NetworkSpec, Parallel], Trainer]] = {
+    "ppo": _ppo_trainer,
+    "sac": _sac_trainer,
+}
+"""The trainer of each value of `algo`."""
 
 
 def stages_of(plan: TrainerPlan, parallel: Parallel, spec: NetworkSpec) -> list[Stage]:

@@ -1,10 +1,10 @@
 """Plans: the settings from which samplers and trainers are built, in any process."""
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from dppo.config import Config
-from dppo.config.parts import PPO, Env, Learners, Network, ResolvedPPO, Sampling
+from dppo.config.parts import PPO, SAC, Env, Learners, Network, ResolvedPPO, Sampling
 from dppo.config.sizes import Sizes
 
 
@@ -29,7 +29,8 @@ class SamplerPlan:
 class TrainerPlan:
     """Settings from which a trainer or rank is built; without the environment, whose module it need not import."""
 
-    ppo: ResolvedPPO
+    ppo: PPO
+    """Resolved if it is the algorithm."""
     network: Network
     learners: Learners
     sizes: Sizes
@@ -37,6 +38,7 @@ class TrainerPlan:
     policy_lag: int = 0
     prior_noise: float | None = None
     """Of the controller that the run starts from, as the setting says; None without one."""
+    sac: SAC = field(default_factory=SAC)
 
 
 def sampler_plan(config: Config) -> SamplerPlan:
@@ -49,13 +51,14 @@ def sampler_plan(config: Config) -> SamplerPlan:
 
 def trainer_plan(config: Config) -> TrainerPlan:
     """Return the parts of `config`, which must be resolved, that trainers are built from."""
-    ppo = ResolvedPPO(**vars(config.ppo))
+    ppo = config.ppo if config.algo == "sac" else ResolvedPPO(**vars(config.ppo))
     return TrainerPlan(
         ppo,
         config.network,
         config.learners,
         config.sizes,
         config.seed,
-        config.lag,
-        None if config.prior is None else config.prior_noise,
+        policy_lag=config.lag,
+        prior_noise=None if config.prior is None else config.prior_noise,
+        sac=config.sac,
     )

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
-from dppo.ppo.exchange.records import Experience, TrainerState, Update
+from dppo.ppo.exchange.records import Experience, Update
 from dppo.ppo.networks.network import NetworkSpec
 
 if TYPE_CHECKING:  # actors never import torch
@@ -35,10 +35,10 @@ class Trainer(Protocol):
     def load(self, weights: np.ndarray, state: dict[str, np.ndarray]) -> None:
         """Continue with the results of `weights` and `state`."""
 
-    def snapshot(self) -> TrainerState:
-        """Return weights and state before an update. Arrays that no update changes need not be copied."""
+    def snapshot(self) -> Any:
+        """Return what `restore` needs to undo the next update; of a trainer on a GPU, a `TrainerState`."""
 
-    def restore(self, before: TrainerState) -> None:
+    def restore(self, before: Any) -> None:
         """Undo the update that followed the snapshot `before`."""
 
     def rehearse(self, rows: int) -> None:

@@ -44,12 +44,12 @@ class Trace(RunStage):
         for column in COLUMNS:
             for number, segment in enumerate(experience.segments):
                 checksums[f"{column}/{number}"] = _of_steps(segment, column)
-        for number, segment in enumerate(experience.segments):
-            checksums[f"advantages/{number}"] = self._of_advantages(
-                segment, experience.reward_scale
-            )
-        # Adam's running mean of all gradients
-        checksums["gradients"] = _checksum(trainers.state()["exp_avg"])
+        if self._plan.ppo.algo == "ppo":
+            for number, segment in enumerate(experience.segments):
+                checksums[f"advantages/{number}"] = self._of_advantages(
+                    segment, experience.reward_scale
+                )
+        checksums["gradients"] = _of_gradients(trainers.state())
         checksums["weights"] = _checksum(trainers.weights())
         self._checksums = checksums
 
@@ -72,6 +72,12 @@ def _of_policy(policy: PolicySnapshot) -> str:
             values += [getattr(scale, name) for name in scale.__slots__]
     # the bytes of None would be its address, which each process has its own of
     return _checksum(*(value for value in values if value is not None))
+
+
+def _of_gradients(state: Mapping[str, np.ndarray]) -> str:
+    """Return the checksum of Adam's running mean of all gradients, of the policy and of critics if there are any."""
+    means = [array for name, array in state.items() if name.rpartition(".")[2] == "exp_avg"]
+    return _checksum(*means)
 
 
 def _of_steps(segment: Segment, name: str) -> str:

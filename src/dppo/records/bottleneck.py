@@ -31,12 +31,12 @@ class TimeSplit(NamedTuple):
         )
 
 
-def times_line(split: TimeSplit, config: Config, epochs: int, *, advise: bool = True) -> str:
+def times_line(split: TimeSplit, config: Config, epochs: int | None, *, advise: bool = True) -> str:
     """Return the mean times of an iteration, and advice to use fewer epochs if updating takes longer than collecting.
 
     The model: an update takes a time proportional to `epochs`. The advice is the number of epochs at which updating
-    takes as long as collecting, but at least half of `epochs`. Without `advise`, only the times are returned; without
-    rows, "".
+    takes as long as collecting, but at least half of `epochs`. Without `advise`, or where the algorithm has no epochs,
+    only the times are returned; without rows, "".
     """
     if split.rows == 0:
         return ""
@@ -47,7 +47,7 @@ def times_line(split: TimeSplit, config: Config, epochs: int, *, advise: bool = 
     update_s = split.update_s / split.rows
     phases = f"collecting {_duration(collect_s)}, updating {_duration(update_s)}"
     times = f"An iteration took {_duration(iteration_s)}: {phases}."
-    if not advise or update_s <= collect_s:
+    if not advise or epochs is None or update_s <= collect_s:
         return times
     balanced_epochs = int(epochs * collect_s / max(update_s, 1e-9))
     fewer_epochs = max(epochs // 2, balanced_epochs)

@@ -40,7 +40,7 @@ NOTES = {
     "memory",
     "constant": "no return other than {row[charts/episodic_return]:g} in {row[global_step]:,} env steps "
     "({row[charts/episodes]:,} episodes): there is nothing to learn from. Reward progress on the way, or explore more "
-    "(ent_coef)",
+    "({explore})",
     "scale": "discounted returns are about {size:.3g}, and values learn best from numbers of about 1. Use "
     "norm_reward=True (--norm-reward)",
     "fallen": "the mean return has fallen from {best:.4g}, after {at:,} env steps, to "
@@ -106,7 +106,9 @@ class LearningNotes(Observer):
             or config.clip_reward
             or config.scale_reward != 1
         )
-        self._entropy_weight = value_of("ent_coef", config, facts_of(actions))
+        is_ppo = config.algo == "ppo"
+        self._entropy_weight = value_of("ent_coef", config, facts_of(actions)) if is_ppo else 0.0
+        self._explore = "ent_coef" if is_ppo else "entropy_start=0.5 and noise_correlation=0.9"
         self._first_entropy = math.nan
         self._first_return = math.nan  # mean return once there are MIN_EPISODES
         self._lowest_return = math.inf
@@ -152,6 +154,7 @@ class LearningNotes(Observer):
             "kl": abs(figures.approx_kl),
             "first": self._first_entropy,
             "bonus": self._entropy_weight,
+            "explore": self._explore,
             "size": self._discounted_return(figures),
             "best": self._best_return,
             "at": self._best_step,
@@ -186,7 +189,8 @@ class LearningNotes(Observer):
             min_rate = ANNEALED * self._config.learning_rate
             if abs(figures.approx_kl) < MIN_KL and figures.learning_rate >= min_rate:
                 yield "still"
-            if self._certainty.reached(figures.entropy, self._first_entropy):
+            is_certain = self._certainty.reached(figures.entropy, self._first_entropy)
+            if is_certain and self._config.algo == "ppo":
                 yield "certain"
             if figures.explained_variance < UNEXPLAINED and self._config.vf_coef > 0:
                 yield "unexplained"

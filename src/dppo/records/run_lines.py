@@ -12,6 +12,11 @@ def sizes_line(config: Config) -> str:
     """Describe the number of env steps, and the batch and the epochs of an iteration."""
     total = counted(config.iterations * config.batch_size, "env step")
     iterations = counted(config.iterations, "iteration")
+    batch = f"{config.batch_size:,} ({describe_batch(config)})"
+    if config.algo == "sac":
+        steps = counted(round(config.gradient_steps * config.batch_size), "gradient step")
+        trains = f"takes {steps} on rows of all segments so far"
+        return f"{total} in {iterations}: each collects {batch}, then {trains}."
     # the default depends on whether actions are continuous, which is not known yet
     epochs = value_of("update_epochs", config, TaskFacts(action_dims=1))
     discrete_epochs = value_of("update_epochs", config, TaskFacts(action_dims=0))
@@ -21,7 +26,7 @@ def sizes_line(config: Config) -> str:
     trains = f"trains on {batches} for {counted(epochs, 'epoch')}"
     if discrete_epochs > epochs:
         trains += f", or {discrete_epochs} if actions are discrete"
-    return f"{total} in {iterations}: each collects {config.batch_size:,} ({describe_batch(config)}), then {trains}."
+    return f"{total} in {iterations}: each collects {batch}, then {trains}."
 
 
 def prior_line(config: Config) -> str:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from dppo.config import Config
 from dppo.config.atari import describe_atari
-from dppo.config.memory import batch_memory_in_words
+from dppo.config.memory import batch_memory_in_words, check_replay_disk
 from dppo.config.resolve import Choice, facts_of, resolve
 from dppo.engine.collector import Collector, OnProgress
 from dppo.engine.ledger import ReplayLedger
@@ -71,7 +71,7 @@ def build(
     numerics = _expected_numerics(config, spaces)
     collector.expected = numerics
     resolved, choices = resolve(config, facts_of(spaces.actions))
-    _log_choices(resolved, choices, spaces)
+    _log_choices(resolved, choices, spaces, folder)
     trace = _trace(resolved)
     trainers = factory.trainers(resolved, spaces, numerics, trace)
     statistics = _no_statistics(config, spaces, resumed=folder.start is not None)
@@ -94,7 +94,7 @@ def build(
         ledger=ledger,
         model=model,
         numerics=numerics,
-        epochs=trainer_plan(resolved).ppo.update_epochs,
+        epochs=resolved.update_epochs,
         choices=tuple(choices),
         trace=None if trace is None else trace.line,
         players=factory.players(spaces, trainers.spec),
@@ -197,15 +197,28 @@ def _no_statistics(config: Config, spaces: Spaces, *, resumed: bool) -> Statisti
     return statistics
 
 
-def _log_choices(config: Config, choices: list[Choice], spaces: Spaces) -> None:
-    """Log defaults of the task, the network, the preparation of frames, the mapping of actions, and the memory."""
+def _critics(config: Config) -> str | None:
+    """Return the networks beside that of the policy, in words; None for PPO."""
+    if config.algo == "ppo":
+        return None
+    units = " x ".join(map(str, config.critic_sizes))
+    return f"Critics: two MLPs of observation and action with {units} units; the network's own value is not used."
+
+
+def _log_choices(config: Config, choices: list[Choice], spaces: Spaces, folder: RunFolder) -> None:
+    """Log defaults of the task, the network, the preparation of frames, the mapping of actions, and the memory.
+
+    Raise ConfigError if memory or disk have no room for the run.
+    """
+    if config.algo == "sac":
+        check_replay_disk(config, spaces, folder.path)
     for choice in choices:
         if choice.line:
             logger.info("%s", choice.line)
     rescaled = describe_rescaling(spaces.actions) if config.action_bounds == "auto" else None
     network = choose_network(config.network, spaces)
     memory = batch_memory_in_words(config, spaces)
-    for line in (network, describe_atari(config.env), rescaled, memory):
+    for line in (network, _critics(config), describe_atari(config.env), rescaled, memory):
         if line is not None:
             logger.info("%s", line)
     if config.norm_value and not config.norm_adv:

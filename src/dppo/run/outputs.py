@@ -66,7 +66,7 @@ def describe_run(config: Config, folder: RunFolder) -> RunInfo:
     return RunInfo(
         config=config,
         run_dir=folder.path,
-        title=f"dppo: PPO on {config.env_name}, seed {config.seed}",
+        title=f"dppo: {config.algo.upper()} on {config.env_name}, seed {config.seed}",
         lines=tuple(lines),
         total_steps=config.iterations * config.batch_size,
         resumed_at=resumed_at,

@@ -29,7 +29,7 @@ class Parts:
     """Spaces and network as JSON values, as checkpoints store them."""
     numerics: Expected
     """The last bits that every process must compute."""
-    epochs: int
+    epochs: int | None
     """K of the updates."""
     choices: tuple[Choice, ...]
     """The defaults that depend on the task."""

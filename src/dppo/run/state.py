@@ -14,12 +14,14 @@ from dppo.ppo.exchange.scales import ValueScale
 from dppo.run.learner import ActingPolicy, PPOLearner
 
 Arrays = dict[str, np.ndarray]
-# an adapted learning rate, the segments kept for reuse or a clone, and the clone of a controller
+# an adapted learning rate, the segments kept for reuse or a clone, the clone of a controller, and the env steps kept
+# for replay
 NOT_BRANCHED = (
     "learning_rate",
     "rate_factor",
     "kept",
     "clone",
+    "rows",
 )
 EPISODE_FIELDS = (
     5  # env, index, return, length and success: enough for the metrics of recent episodes

@@ -19,6 +19,10 @@ if TYPE_CHECKING:  # torch is imported while Ray starts
     from dppo.learners.trainers import Trainers
 
 Weights = dict[str, np.ndarray]
+CRITICS = (
+    "critics.weights",
+    "critics.targets",
+)  # of soft actor-critic, in the state of its trainer
 
 
 def warm_start(
@@ -50,10 +54,25 @@ def warm_start(
         lines.append(
             f"  {'not taken' if statistics is fresh else 'taken'}: statistics of observations"
         )
+    state = trainers.state()
+    if CRITICS[0] in state:
+        critics = _critics(state, origin)
+        state |= critics
+        lines.append(f"  {'taken' if critics else 'not taken'}: critics")
     for line in lines:
         logger.info("%s", line)
-    trainers.load(spec.flatten(weights), trainers.state())
+    trainers.load(spec.flatten(weights), state)
     return statistics
+
+
+def _critics(state: Weights, origin: Found) -> Weights:
+    """Return the critics of `origin` if it has some of the same size as those in `state`; else nothing."""
+    stored = origin.checkpoint.arrays.get("optimizer", {})
+    critics = {name: stored[name] for name in CRITICS if name in stored}
+    is_fitting = all(
+        name in critics and critics[name].shape == state[name].shape for name in CRITICS
+    )
+    return critics if is_fitting else {}
 
 
 def _statistics(fresh: Statistics, origin: Found, obs: Any) -> Statistics:

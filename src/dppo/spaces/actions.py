@@ -337,6 +337,11 @@ def boxes(actions: Actions) -> Iterator[BoxActions]:
             yield from boxes(part)
 
 
+def is_continuous(actions: Actions) -> bool:
+    """Return whether all elements of an action are continuous."""
+    return sum(box.width for box in boxes(actions)) == actions.width
+
+
 def is_unbounded(low: np.ndarray, high: np.ndarray) -> bool:
     """Return whether some bound of a Box is infinite, or so large that it stands for none."""
     return bool(np.abs([low, high]).max() > NO_BOUND)

@@ -1,4 +1,4 @@
-"""Every setting, in seven frozen records; each component gets the records that it needs, whole.
+"""Every setting, in eight frozen records; each component gets the records that it needs, whole.
 
 They are plain dataclasses because they travel to actors, which must not import pydantic. Names follow CleanRL where it
 has one.
@@ -23,9 +23,11 @@ from dppo.config.parts.ppo import (
     reuse_clip_factor,
 )
 from dppo.config.parts.processes import Actors, Learners, Run
+from dppo.config.parts.sac import SAC
 
 __all__ = [
     "PPO",
+    "SAC",
     "Actors",
     "Env",
     "Learners",
@@ -39,7 +41,8 @@ __all__ = [
 ]
 
 PARTS: dict[str, type] = {
-    part.__name__.lower(): part for part in (Env, Sampling, PPO, Network, Actors, Learners, Run)
+    part.__name__.lower(): part
+    for part in (Env, Sampling, PPO, SAC, Network, Actors, Learners, Run)
 }
 
 

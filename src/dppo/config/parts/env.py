@@ -65,7 +65,7 @@ class Env:
     action_bounds: Literal["auto", "clip", "squash", "rescale"] = constant("auto")
     """Map of continuous actions into the bounds of their Box. clip; rescale: clip to [-1, 1], then map linearly;
     squash: tanh, then map linearly; auto: clip if the bounds are infinite, or symmetric and about [-1, 1], otherwise
-    rescale."""
+    rescale. With algo=sac: squash."""
     action_mask: Literal["auto", "info", "off"] = constant("auto")
     """Source of masks of the allowed actions. info: the item action_mask of the info of reset and step; auto: a part
     action_mask of a Dict observation, or the method action_masks() of the environment, if there is one."""
@@ -121,6 +121,9 @@ class Sampling:
     """Environments E of each sampler, stepped one after the other."""
     num_steps: int = setting(64, gt=0)
     """Steps T of each environment in one iteration."""
+    noise_correlation: float = setting(0.0, ge=0, lt=1)
+    """Correlation of the exploration noise of an env step with that of the step before, within a segment; 0.9 moves
+    steadily instead of trembling. For continuous actions only."""
     overlap: bool = False
     """Collect while learning: actors use the weights from before the update. Another name of policy_lag=1."""
     policy_lag: int = setting(0, ge=0)

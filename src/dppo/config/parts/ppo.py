@@ -18,8 +18,11 @@ LOSSES = {
 class PPO:
     """The algorithm."""
 
+    algo: Literal["ppo", "sac"] = constant("ppo")
+    """ppo, or soft actor-critic, which learns from all env steps so far: far fewer of them for continuous actions, more
+    time for each. sac is not for discrete actions, images and memory."""
     learning_rate: float = setting(3e-4, gt=0)
-    """Step size of Adam at the start."""
+    """Step size of Adam at the start. With algo=sac: 5e-4."""
     anneal_lr: bool = False
     """Learning rate schedule: lower the learning rate linearly to zero over the run."""
     desired_kl: float | None = setting(None, gt=0)
@@ -32,7 +35,7 @@ class PPO:
     update_epochs: int | None = setting(None, gt=0, le=10**6)
     """Epochs K: passes over each batch; none: 20 for discrete actions without reuse, memory and lag, otherwise 10."""
     minibatch_size: int | None = setting(None, gt=0)
-    """Largest number of rows of a minibatch; none: 64, or a 32nd of a batch of more than 2,048."""
+    """Largest number of rows of a minibatch; none: 64, or a 32nd of a batch of more than 2,048. With algo=sac: 128."""
     reuse: int = setting(1, gt=0)
     """Train on the batches of the last R iterations, with importance weights (GePPO); 1: the newest alone. Not with
     frame_stack."""
@@ -128,7 +131,8 @@ class Network:
     layer_norm: bool = constant(False)
     """Normalize the inputs of each activation between hidden layers over the layer's units."""
     state_dependent_std: bool = constant(False)
-    """Let the standard deviation of continuous actions depend on the observation; otherwise it is a parameter."""
+    """Let the standard deviation of continuous actions depend on the observation; otherwise it is a parameter. With
+    algo=sac: on."""
     log_std_init: float | None = constant(None, ge=-20, le=2)
     """Log of the standard deviation of continuous actions at the start; none: -0.5 for two components or more, whose
     noise adds up, otherwise 0."""

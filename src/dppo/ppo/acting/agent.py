@@ -19,12 +19,18 @@ class PPOAgent:
     alone.
     """
 
-    def __init__(self, spec: NetworkSpec, mask: MaskSource | None = None) -> None:
-        """Build the acting network; `mask` is the source of masks in stored observations, None if there are none."""
+    def __init__(
+        self, spec: NetworkSpec, mask: MaskSource | None = None, *, estimates_values: bool = True
+    ) -> None:
+        """Build the acting network; `mask` is the source of masks in stored observations, None if there are none.
+
+        Without `estimates_values`, values are zero, and cost nothing if the network is built in.
+        """
         self.spec = spec
         self.distribution = spec.distribution
         self.state_size = spec.state_size
-        self._network = acting_network(spec)
+        self.estimates_values = estimates_values
+        self._network = acting_network(spec, estimates_values=estimates_values)
         self._dtype = np.dtype(spec.dtype)
         self._obs_scale: ObsScale | None = None
         self._value_scale: ValueScale | None = None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from copy import copy
 from dataclasses import KW_ONLY, dataclass, replace
@@ -52,6 +53,8 @@ class PPOSampler:
     """K, the frames of an observation that segments hold once each; 1 for whole observations."""
     phase: ControllerPhase | None = None
     """The first segments, in which a controller acts; None without any."""
+    noise_correlation: float = 0.0
+    """Correlation of the noise of a step with that of the step before it in the segment."""
 
     def __post_init__(self) -> None:
         num_envs = self.envs.num_envs
@@ -59,7 +62,8 @@ class PPOSampler:
         """[E, *O], from which the next segment starts; None: the environments must start."""
         self.memory = self.agent.start(num_envs) if self.agent.state_size else None
         """[E, S], the state of the policy's memory there."""
-        self.keep_successors = self.ppo.recompute_advantages or self.ppo.reuse > 1
+        learns_from_old_rows = self.ppo.algo == "sac" or self.ppo.reuse > 1
+        self.keep_successors = self.ppo.recompute_advantages or learns_from_old_rows
         self._discounted_returns = np.zeros(num_envs)
 
     def collect(
@@ -146,6 +150,22 @@ class PPOSampler:
         return Statistics(obs, Moments.of(returns[valid]))
 
 
+def correlated(noise: np.ndarray, correlation: float) -> np.ndarray:
+    """Return noise [T, ...] in which each step has this correlation with the one before, and the same deviation.
+
+        x[0] = n[0],  x[t] = c x[t - 1] + sqrt(1 - c^2) n[t]
+
+    It depends on the noise of its segment alone, so that it is the same wherever a sampler is.
+    """
+    if not correlation:
+        return noise
+    steps = noise.copy()
+    share = math.sqrt(1 - correlation**2)
+    for t in range(1, len(steps)):
+        steps[t] = correlation * steps[t - 1] + share * noise[t]
+    return steps
+
+
 def _last_actions(segment: Segment, env: int, end: int, length: int) -> np.ndarray:
     """Return the actions in this segment of an episode that has `length` steps up to `end`."""
     start = max(0, end - length)
@@ -191,7 +211,7 @@ class _Rollout:
                 distribution.action_dtype(dtype),
             ),
             "values": np.empty(shape, dtype),
-            "next_values": np.empty(shape, dtype),
+            "next_values": np.zeros(shape, dtype),
             "rewards": np.empty(shape),
             "terminated": np.empty(shape, bool),
             "truncated": np.empty(shape, bool),
@@ -209,11 +229,7 @@ class _Rollout:
             self.logs.append(log)
             self.incidents.append(incidents)
         self._agent.load(snapshot)
-        noises = []
-        for sampler, request in zip(samplers, requests, strict=True):
-            generator = sampler.noise(request.index)
-            noises.append(distribution.noise(generator, num_steps, num_envs, dtype))
-        self._noise = np.stack(noises)
+        self._noise = self._drawn_noise(num_steps, num_envs)
         self.obs = np.empty((len(samplers), num_steps + 1, num_envs), first.envs.obs)
         self.states: np.ndarray | None = None
         """States of the memory before each step, and after the last: [S, T + 1, E, n]; zero where an episode starts."""
@@ -227,6 +243,16 @@ class _Rollout:
             if self.states is not None:
                 self.states[number, 0] = sampler.memory
         self._time_limits: list[_TimeLimit] = []
+
+    def _drawn_noise(self, num_steps: int, num_envs: int) -> np.ndarray:
+        """Return the exploration noise of all steps, [S, T, E, n]."""
+        noises = []
+        for sampler, request in zip(self._samplers, self.requests, strict=True):
+            generator = sampler.noise(request.index)
+            distribution = sampler.agent.distribution
+            noise = distribution.noise(generator, num_steps, num_envs, sampler.agent.spec.dtype)
+            noises.append(correlated(noise, sampler.noise_correlation))
+        return np.stack(noises)
 
     def run(self) -> None:
         """Take T steps of all environments: all samplers act at once, then each steps its environments."""
@@ -267,7 +293,8 @@ class _Rollout:
             if states is not None:
                 states[t + 1] = new_state
                 states[t + 1, terminated[t] | truncated[t]] = 0.0
-        self._estimate_next_values()
+        if self._agent.estimates_values:
+            self._estimate_next_values()
 
     def _rows(self, s: int) -> Iterator[StepRows]:
         """Yield what the environments of sampler number `s` write in each step."""

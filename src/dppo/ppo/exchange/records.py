@@ -106,6 +106,7 @@ class Segment(ReadOnly):
     logprobs: Float[np.ndarray, "T E"]
     """Log-probabilities of `actions` under that policy."""
     values: Float[np.ndarray, "T E"]
+    """Zeros if the algorithm of the run needs none, as `next_values`."""
     next_values: Float[np.ndarray, "T E"]
     """Value of the true successor of step t: the next state within an episode, the final observation at a time limit,
     the state after the last step at the end of the segment. Unused where terminated."""

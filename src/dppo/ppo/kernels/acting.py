@@ -19,8 +19,10 @@ class NumpyMLP(ActingNetwork):
     third of the memory. Separate trunks are stacked, so that one product computes two layers, and one step two cells.
     """
 
-    def __init__(self, spec: BuiltInSpec) -> None:
+    def __init__(self, spec: BuiltInSpec, *, estimates_values: bool = True) -> None:
+        """Without `estimates_values`, values are zero, and a trunk for them alone is not computed."""
         self._spec = spec
+        self._estimates_values = estimates_values or len(spec.layers.trunks) == 1
         self._num_obs_axes = len(spec.spaces.obs.shape)
         self._num_trunks = len(spec.layers.trunks)
         self._is_relu = spec.layers.activation == "relu"
@@ -29,10 +31,11 @@ class NumpyMLP(ActingNetwork):
     def load(self, weights: np.ndarray) -> None:
         parameters = self._spec.unflatten(weights)
         names = self._spec.parameter_names
+        trunks = names.hidden if self._estimates_values else names.hidden[:1]
 
         def stacked(parameter: str) -> np.ndarray:
             """Return a parameter of each trunk: weights [K, inputs, units], biases [K, 1, units]."""
-            arrays = [parameters[f"{trunk}.{parameter}"] for trunk in names.hidden]
+            arrays = [parameters[f"{trunk}.{parameter}"] for trunk in trunks]
             return np.stack([np.atleast_2d(array.T) for array in arrays])
 
         self._layers = []
@@ -74,8 +77,11 @@ class NumpyMLP(ActingNetwork):
             new_state = new_by_trunk.swapaxes(-2, -3).reshape(state.shape)
         head = h[..., 0, :, :] @ self._policy_weight
         head += self._policy_bias
-        values = h[..., -1, :, :] @ self._value_weight
-        values += self._value_bias
+        if self._estimates_values:
+            values = h[..., -1, :, :] @ self._value_weight
+            values += self._value_bias
+        else:
+            values = np.zeros(head.shape[:-1], head.dtype)
         if self._log_std is None:
             return Outputs(head, values, new_state)
         num_bound = head.shape[-1]

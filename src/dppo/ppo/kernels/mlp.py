@@ -22,15 +22,21 @@ class HandwrittenMLP(LearningNetwork):
     names, `by_x` is the gradient of the loss with respect to `x`.
     """
 
-    def __init__(self, mlp: MLP, zeros_like: ZerosLike | None = None) -> None:
-        """Train the parameters of `mlp`; `zeros_like` allocates the vector of gradients, as in `FlatParameters`."""
+    def __init__(
+        self, mlp: MLP, zeros_like: ZerosLike | None = None, *, values: bool = True
+    ) -> None:
+        """Train the parameters of `mlp`; `zeros_like` allocates the vector of gradients, as in `FlatParameters`.
+
+        Without `values`, these are zero, and the parameters of their trunk have the gradient zero.
+        """
         trunks = (mlp.policy, mlp.value)
         parameters = [parameter for trunk in trunks for parameter in trunk.parameters()]
         if mlp.log_std is not None:
             parameters.append(mlp.log_std)
         self.parameters = FlatParameters(parameters, zeros_like)
         self._trunks = [
-            [_Layer.of(part) for part in trunk if isinstance(part, nn.Linear)] for trunk in trunks
+            [_Layer.of(part) for part in trunk if isinstance(part, nn.Linear)]
+            for trunk in (trunks if values else trunks[:1])
         ]
         self._log_std: Tensor | None = None
         self._by_log_std: Tensor | None = None
@@ -67,20 +73,11 @@ class HandwrittenMLP(LearningNetwork):
     @override
     def backward(self, residuals: Tensor, by_head: Tensor, by_values: Tensor) -> None:
         workspace = self._workspace(len(residuals))
-        policy, value = self._trunks
-        policy_outputs, value_outputs = workspace.outputs
-        self._backpropagate(
-            policy,
-            [residuals, *policy_outputs[:-1]],
-            workspace,
-            by_head[:, : self._bound_size],
-        )
-        self._backpropagate(
-            value,
-            [residuals, *value_outputs[:-1]],
-            workspace,
-            by_values.unsqueeze(1),
-        )
+        by_outputs = (by_head[:, : self._bound_size], by_values.unsqueeze(1))
+        for layers, outputs, by_output in zip(
+            self._trunks, workspace.outputs, by_outputs[: len(self._trunks)], strict=True
+        ):
+            self._backpropagate(layers, [residuals, *outputs[:-1]], workspace, by_output)
         if self._by_log_std is not None:
             torch.sum(by_head[:, self._bound_size :], dim=0, out=self._by_log_std)
 
@@ -118,7 +115,9 @@ class HandwrittenMLP(LearningNetwork):
             for layers in self._trunks
         ]
         outputs[0][-1] = head[:, : self._bound_size]
-        values = outputs[1][-1].squeeze(1)
+        values = like.new_zeros(num_rows)
+        if len(outputs) > 1:
+            values = outputs[1][-1].squeeze(1)
         by_hidden = [
             like.new_empty((num_rows, layer.weight.shape[1])) for layer in self._trunks[0][1:]
         ]

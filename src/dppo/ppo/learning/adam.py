@@ -18,8 +18,8 @@ OPTIONS: dict[str, Any] = {
     "amsgrad": False,
     "maximize": False,
     "beta1": 0.9,
-    "eps": 1e-5,  # detail 3; torch's default is 1e-8
 }
+EPSILON = 1e-5  # detail 3; torch's default is 1e-8
 MEMORY = 1000  # steps: beta2 is 0.999
 MIN_RATE = 1e-5
 MAX_RATE = 1e-2
@@ -44,11 +44,13 @@ class FlatAdam:
         memory: int = MEMORY,
         slowed: slice = NO_WEIGHTS,
         share: float = 1.0,
+        eps: float = EPSILON,
     ) -> None:
         """Begin with moments of zero; v is a mean of `memory` = 1 / (1 - b2) steps.
 
         `slowed`: the weights that take only `share` of each step.
         """
+        self._eps = eps
         self._beta2 = 1 - 1 / memory
         self._slowed = slowed
         self._share = share
@@ -72,6 +74,7 @@ class FlatAdam:
             [self._steps],
             lr=learning_rate,
             beta2=self._beta2,
+            eps=self._eps,
             **OPTIONS,
         )
         if before is not None:

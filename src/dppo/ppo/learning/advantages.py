@@ -3,14 +3,23 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
-from dppo.config.parts import PPO
-
 if TYPE_CHECKING:  # shapes are checked in tests only
     from jaxtyping import Bool, Float
+
+
+class RewardShape(Protocol):
+    """The settings of the rewards that are learned from."""
+
+    @property
+    def sign_reward(self) -> bool: ...
+    @property
+    def clip_reward(self) -> float | None: ...
+    @property
+    def scale_reward(self) -> float: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,15 +77,17 @@ def generalized_advantages(
     return advantages
 
 
-def shaped_rewards(rewards: Float[np.ndarray, "*any"], ppo: PPO) -> Float[np.ndarray, "*any"]:
+def shaped_rewards(
+    rewards: Float[np.ndarray, "*any"], shape: RewardShape
+) -> Float[np.ndarray, "*any"]:
     """Return the sign of rewards, or rewards within +-`clip_reward`; in either case times `scale_reward`.
 
     Only learning uses them: episode returns and metrics stay those of the raw rewards.
 
     Source: Mnih et al. (2015), "Human-level control through deep reinforcement learning", for the sign.
     """
-    if ppo.sign_reward:
+    if shape.sign_reward:
         rewards = np.sign(rewards)
-    elif ppo.clip_reward is not None:
-        rewards = np.clip(rewards, -ppo.clip_reward, ppo.clip_reward)
-    return rewards * ppo.scale_reward
+    elif shape.clip_reward is not None:
+        rewards = np.clip(rewards, -shape.clip_reward, shape.clip_reward)
+    return rewards * shape.scale_reward

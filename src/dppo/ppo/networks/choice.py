@@ -210,13 +210,13 @@ def _describe_leaf(spaces: Spaces, name: str) -> str:
 # ------------------------------------------------------------------ networks of actors and of trainers
 
 
-def acting_network(spec: NetworkSpec) -> ActingNetwork:
-    """Build the network of an actor, without torch if it acts in NumPy.
+def acting_network(spec: NetworkSpec, *, estimates_values: bool = True) -> ActingNetwork:
+    """Build the network of an actor, without torch if it acts in NumPy; then its values need not be computed.
 
     Raise ConfigError if a user's module does not keep the contract.
     """
     if isinstance(spec, BuiltInSpec) and spec.acts_in_numpy:
-        return NumpyMLP(spec)
+        return NumpyMLP(spec, estimates_values=estimates_values)
     from dppo.ppo.networks.modules import TorchActing
 
     # any seed will do: actors act with the weights of the trainer

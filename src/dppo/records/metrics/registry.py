@@ -66,12 +66,15 @@ EPISODES = (
     ),
 )
 
+PPO_ONLY = "with `--algo ppo`"
+SAC_ONLY = "with `--algo sac`"
 LEARNING = (
-    Metric("losses/policy_loss", "", "clipped surrogate, which is minimized"),
+    Metric("losses/policy_loss", "", "clipped surrogate, or the loss of soft actor-critic"),
     Metric(
         "losses/value_loss",
         "reward^2",
         "half the mean squared error of the values; of scaled rewards, unless `--no-norm-reward`",
+        PPO_ONLY,
     ),
     Metric(
         "losses/value_mean", "reward", "mean of the value targets so far", "with `--norm-value`"
@@ -87,9 +90,20 @@ LEARNING = (
         "losses/approx_kl",
         "nats",
         "estimate k3 of KL(old, new), never negative; with a policy lag or `--reuse`, a weighted mean",
+        PPO_ONLY,
     ),
-    Metric("losses/old_approx_kl", "nats", "estimate k1, the mean of log old - log new; noisier"),
-    Metric("losses/clipfrac", SHARE, "share of rows whose ratio is outside the clipping range"),
+    Metric(
+        "losses/old_approx_kl",
+        "nats",
+        "estimate k1, the mean of log old - log new; noisier",
+        PPO_ONLY,
+    ),
+    Metric(
+        "losses/clipfrac",
+        SHARE,
+        "share of rows whose ratio is outside the clipping range",
+        PPO_ONLY,
+    ),
     Metric(
         "losses/total_variation",
         SHARE,
@@ -100,6 +114,7 @@ LEARNING = (
         "losses/explained_variance",
         "at most 1",
         "share of the variance of returns that the values before the update explain; `null` if they do not vary",
+        PPO_ONLY,
     ),
     Metric(
         "losses/clone_kl",
@@ -118,7 +133,34 @@ LEARNING = (
         "losses/minibatches",
         "count",
         "SGD steps taken; fewer than planned where `--target-kl` stopped the epochs",
+        PPO_ONLY,
     ),
+    Metric(
+        "losses/critic_loss",
+        "reward^2",
+        "half the mean squared error of both critics, added; of scaled rewards. `null` before `--learning-starts`",
+        SAC_ONLY,
+    ),
+    Metric(
+        "losses/critic_grad_norm", "", "global norm of their gradient before clipping", SAC_ONLY
+    ),
+    Metric(
+        "losses/q_mean",
+        "reward",
+        "mean value of the policy's actions, by the lower critic; of scaled rewards. If it rises without the return, "
+        "actions are overestimated",
+        SAC_ONLY,
+    ),
+    Metric("losses/temperature", "", "weight of the entropy", SAC_ONLY),
+    Metric("losses/target_entropy", "nats", "entropy that the temperature is adapted to", SAC_ONLY),
+    Metric(
+        "losses/action_std",
+        "",
+        "mean standard deviation of the actions before they are squashed",
+        SAC_ONLY,
+    ),
+    Metric("losses/kept_rows", STEPS, "kept to learn from", SAC_ONLY),
+    Metric("losses/gradient_steps", "count", "taken in this iteration", SAC_ONLY),
 )
 
 TIME = (

@@ -34,10 +34,14 @@ COLOURS = {
     "update": "green",
     "other": "bright_black",
 }
-LOSSES = {  # names and keys
+LOSSES = {  # names and keys, of which a row has those of its algorithm
     "policy": "policy_loss",
     "value": "value_loss",
+    "critic": "critic_loss",
+    "q": "q_mean",
     "entropy": "entropy",
+    "temp": "temperature",
+    "std": "action_std",
     "kl": "approx_kl",
     "clipfrac": "clipfrac",
     "expl_var": "explained_variance",
@@ -136,12 +140,7 @@ def _lines(
             if "eval/baseline_return" in view.evaluation:
                 yield "baseline", _baseline(view.evaluation)
         yield "speed", _Flow(_speed(view, now))
-        yield (
-            "losses",
-            _Flow(
-                [_item(name, number(row.get(f"losses/{key}")), 5) for name, key in LOSSES.items()]
-            ),
-        )
+        yield "losses", _Flow(list(_losses(row)))
         yield "time", _stacked_bar(row, room, colours)
     elif view.progress is not None:
         yield "speed", _Flow(_pace(view))
@@ -262,6 +261,12 @@ def _speed(view: View, now: float) -> list[Text]:
     if silent_s > max(MIN_SILENCE_S, LATE * row.get("perf/iteration_s", 0.0)) and not view.finished:
         items.append(Text(f"nothing new for {duration(silent_s)}", style="yellow"))
     return items
+
+
+def _losses(row: dict[str, float]) -> Iterator[Text]:
+    for name, key in LOSSES.items():
+        if f"losses/{key}" in row:
+            yield _item(name, number(row[f"losses/{key}"]), 5)
 
 
 def _stacked_bar(row: dict[str, float], room: int, colours: bool) -> RenderableType:

@@ -103,7 +103,7 @@ def plain_line(view: View) -> str:
         parts.append(_evaluation(view.evaluation))
     parts += [
         f"SPS {speed(row.get('charts/SPS'))}",
-        f"kl {number(row.get('losses/approx_kl'))}",
+        _learning(row),
         _time_split(row),
         f"left {duration(view.left_s(view.row_at))}",
     ]
@@ -122,6 +122,13 @@ def _evaluation(row: dict[str, float]) -> str:
         high = signed(row["eval/baseline_difference_high"])
         text += f" (95 % {low} to {high})"
     return text
+
+
+def _learning(row: dict[str, float]) -> str:
+    """Return how far the policy has moved, or the values that its critics estimate."""
+    if "losses/q_mean" in row:
+        return f"q {number(row['losses/q_mean'])}"
+    return f"kl {number(row.get('losses/approx_kl'))}"
 
 
 def _time_split(row: dict[str, float]) -> str:

@@ -55,7 +55,9 @@ def of_run(run: Path, rows: Sequence[Row] | None = None) -> Iterator[tuple[str, 
         yield from _incident_findings(run, rows[-1])
 
 
-def _time_findings(rows: Sequence[Row], config: Config, epochs: int) -> Iterator[tuple[str, str]]:
+def _time_findings(
+    rows: Sequence[Row], config: Config, epochs: int | None
+) -> Iterator[tuple[str, str]]:
     """Yield what took most of the time, and what would shorten it."""
     settled = [row for row in rows if row["iteration"] > 1]
     split = TimeSplit()
@@ -72,10 +74,12 @@ def _time_findings(rows: Sequence[Row], config: Config, epochs: int) -> Iterator
             yield "note", line
 
 
-def _ways_to_shorten(phase: str, config: Config, epochs: int) -> list[str]:
+def _ways_to_shorten(phase: str, config: Config, epochs: int | None) -> list[str]:
     ways = [PHASES[phase][1]]
     if phase == "env":
         ways = [_way_to_step_faster(config)]
+    elif phase == "update" and config.algo == "sac":
+        ways = ["fewer --gradient-steps"]
     elif phase == "update" and epochs == 1:
         ways = []
     if phase in ("wait", "update") and config.num_actors != 0 and config.lag == 0:

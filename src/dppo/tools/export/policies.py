@@ -384,7 +384,8 @@ def _card(
     """
     env = _env_name(policy)
     figures = dict[str, str]()
-    tags = ["reinforcement-learning", "ppo", "dppo", "onnx", env]
+    algo = str(flattened(policy.state["config"]).get("algo", "ppo"))
+    tags = ["reinforcement-learning", algo, "dppo", "onnx", env]
     front: dict[str, Any] = {"library_name": "dppo", "pipeline_tag": tags[0], "tags": tags}
     if played is not None:
         score = f"{played.mean_return:.2f} +/- {played.std_return:.2f}"
@@ -393,7 +394,7 @@ def _card(
         result = {"task": {"type": tags[0], "name": tags[0]}, "dataset": {"type": env, "name": env}}
         metric = {"type": "mean_reward", "name": "mean_reward", "value": score, "verified": False}
         front["model-index"] = [
-            {"name": f"PPO on {env}", "results": [result | {"metrics": [metric]}]}
+            {"name": f"{algo.upper()} on {env}", "results": [result | {"metrics": [metric]}]}
         ]
     for row in rows:
         known = {
@@ -404,6 +405,7 @@ def _card(
         figures |= {words: f"{value:,.1f}" for words, value in known.items()}
     return TEMPLATE.read_text(encoding="utf8").format(
         front=yaml.safe_dump(front, sort_keys=False),
+        algo=algo.upper(),
         env=env,
         version=versions()["dppo"],
         steps=counted(policy.state["global_step"], "env step"),

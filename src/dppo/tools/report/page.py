@@ -50,6 +50,7 @@ SECTIONS = {  # keys, and prefixes of keys, in the order in which they are drawn
             f"losses/{name}"
             for name in ("policy_loss", "value_loss", "approx_kl", "clipfrac", "entropy")
         ),
+        *(f"losses/{name}" for name in ("critic_loss", "q_mean", "temperature", "action_std")),
         *("losses/explained_variance", "losses/grad_norm", "charts/learning_rate"),
         *("charts/episodic_length", "charts/success_rate"),
     ),

@@ -1,0 +1,31 @@
+"""The settings of soft actor-critic."""
+
+from dataclasses import dataclass
+
+from dppo.config.field import constant, setting
+
+
+@dataclass(frozen=True, kw_only=True)
+class SAC:
+    """Soft actor-critic, the algorithm of algo=sac."""
+
+    replay_rows: int | None = setting(None, gt=0)
+    """Env steps that are kept to learn from, in memory and in each checkpoint; beyond that, the oldest go; none: all of
+    the run, up to 1,000,000."""
+    gradient_steps: float = setting(1.0, gt=0, le=100)
+    """Gradient steps per env step. 0.25 takes a quarter of the time, and needs more env steps to learn the same."""
+    learning_starts: int = setting(1000, ge=0)
+    """Env steps before the first gradient step, which the new policy collects."""
+    tau: float = setting(0.005, gt=0, le=1)
+    """Part of the way that the target critics move to the critics in each gradient step."""
+    target_entropy: float = setting(-1.0, ge=-10, lt=0.69)
+    """Entropy of the policy that the temperature is adapted to, in nats per component of an action within (-1, 1)."""
+    entropy_start: float | None = setting(None, ge=-10, lt=0.69)
+    """Target of the entropy at the start, from which it falls linearly to target_entropy; 0.5 explores for longer, for
+    tasks whose reward is far away. none: target_entropy from the start."""
+    entropy_fall_steps: int = setting(10_000, gt=0)
+    """Env steps of the fall from entropy_start to target_entropy."""
+    critic_sizes: tuple[int, ...] = constant((128, 128), gt=0)
+    """Units of the hidden layers of each of the two critics."""
+    critic_learning_rate: float = setting(1e-3, gt=0)
+    """Step size of Adam for the critics; learning_rate is that of the policy."""

@@ -1,0 +1,61 @@
+"""Soft actor-critic in a run: what it needs of an environment, and its trainer."""
+
+from __future__ import annotations
+
+from dataclasses import fields
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from dppo.envs.spaces import actions_of
+from dppo.errors import ConfigError
+from dppo.hosts.plans import TrainerPlan
+from dppo.spaces.actions import BoxActions
+from dppo.spaces.spaces import Spaces, is_image
+
+if TYPE_CHECKING:
+    from dppo.ppo.learning.parallel import Parallel
+    from dppo.ppo.networks.network import NetworkSpec
+    from dppo.sac.trainer import SACTrainer
+
+
+def check_actions(space: Any) -> None:
+    """Raise ConfigError unless `space` is a Box of real numbers with finite bounds."""
+    actions = actions_of(space, "auto")
+    if not isinstance(actions, BoxActions):
+        raise ConfigError(
+            f"algo=sac: learns the real-valued actions of a single Box, and the action space is {actions}. Use "
+            f"`algo=ppo`."
+        )
+    infinite = np.flatnonzero(~(np.isfinite(actions.low) & np.isfinite(actions.high)))
+    if len(infinite):
+        element = int(infinite[0])
+        raise ConfigError(
+            f"algo=sac: measures the entropy of actions within their bounds, and element {element} of an action lies "
+            f"between {actions.low.flat[element]} and {actions.high.flat[element]}. Give the Box finite bounds, or use "
+            f"`algo=ppo`."
+        )
+
+
+def check_observations(spaces: Spaces) -> None:
+    """Raise ConfigError if an observation has images."""
+    for name, leaf in spaces.of_network().leaves().items():
+        if is_image(leaf):
+            label = f"leaf {name!r}" if name else "the observation"
+            size = " x ".join(map(str, leaf.shape))
+            raise ConfigError(
+                f"algo=sac: its critics read numbers, and {label} is an image of {size} bytes. Use `algo=ppo`."
+            )
+
+
+def sac_trainer(plan: TrainerPlan, spec: NetworkSpec, parallel: Parallel) -> SACTrainer:
+    """Build the trainer of a run with resolved settings; imports torch."""
+    from dppo.sac.settings import SACSettings
+    from dppo.sac.trainer import SACTrainer
+
+    values = vars(plan.ppo) | vars(plan.sac) | {"first_rows": plan.sac.learning_starts}
+    shared = {
+        field.name: values[field.name] for field in fields(SACSettings) if field.name in values
+    }
+    shared.pop("max_grad_norm")  # of PPO
+    return SACTrainer(spec, SACSettings(**shared), plan.seed, parallel)

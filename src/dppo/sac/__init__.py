@@ -1,0 +1,1 @@
+"""Soft actor-critic on the segments of samplers."""

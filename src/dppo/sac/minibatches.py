@@ -1,0 +1,114 @@
+"""Minibatches of kept rows, normalized as the policy that acts does it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from dppo.ppo.exchange.inputs import each_leaf, network_inputs, scale_for
+from dppo.ppo.exchange.records import Experience
+from dppo.ppo.exchange.scales import CLIP, ObsScale
+from dppo.ppo.learning.advantages import shaped_rewards
+from dppo.ppo.networks.network import NetworkSpec
+from dppo.sac.rows import KeptRows
+from dppo.sac.settings import SACSettings
+
+STEPS_AT_ONCE = 64  # gradient steps whose rows are drawn together
+
+
+class Minibatch(NamedTuple):
+    """Rows of a gradient step, normalized."""
+
+    obs: Any
+    """A tensor [rows, *O], or a dict of tensors by the leaf's name."""
+    actions: Tensor
+    """[rows, A] within (-1, 1)."""
+    returns: Tensor
+    """[rows], the discounted rewards of a row and of the steps after it that count."""
+    discounts: Tensor
+    """[rows], the weight of the successor's value in the target; 0 behind a terminal state."""
+    successors: Any
+    noise: Tensor
+    """[2, rows, A]: of the actions after the successors, and of those after the observations."""
+
+
+@dataclass(frozen=True, slots=True)
+class Minibatches:
+    """Draws the minibatches of a rank, with replacement."""
+
+    rows: KeptRows
+    spec: NetworkSpec
+    settings: SACSettings
+    size: int
+    """Rows of a minibatch on this rank."""
+
+    def draw(
+        self, experience: Experience, count: int, random: np.random.Generator
+    ) -> Iterator[Minibatch]:
+        """Yield `count` minibatches of all transitions, normalized by the scales of `experience`."""
+        transitions = self.rows.transitions()
+        noise_size = self.spec.distribution.noise_size
+        for start in range(0, count, STEPS_AT_ONCE):
+            steps = min(STEPS_AT_ONCE, count - start)
+            places = transitions[random.integers(len(transitions), size=steps * self.size)]
+            noise = random.standard_normal((steps, 2, self.size, noise_size), np.float32)
+            rows = self._normalized(places, experience)
+            for step in range(steps):
+                chosen = slice(step * self.size, (step + 1) * self.size)
+                yield _part(rows, chosen, self._tensor(noise[step]))
+
+    def _normalized(self, places: np.ndarray, experience: Experience) -> Minibatch:
+        """Return the rows at these places, without noise."""
+        gamma = self.settings.gamma
+        drawn = self.rows.draw(places, self.settings.n_step)
+        rewards = shaped_rewards(drawn.rewards, self.settings)
+        if experience.reward_scale is not None:
+            rewards = np.clip(rewards / experience.reward_scale, -CLIP, CLIP)
+        returns = gamma ** np.arange(len(rewards)) @ rewards
+        discounts = np.where(drawn.terminated, 0.0, gamma**drawn.num_steps)
+        obs_scale = experience.policy.obs_scale
+        return Minibatch(
+            obs=self._inputs(drawn.obs, obs_scale),
+            actions=torch.tanh(self._tensor(drawn.actions)),
+            returns=self._tensor(returns),
+            discounts=self._tensor(discounts),
+            successors=self._inputs(drawn.successors, obs_scale),
+            noise=torch.empty(0),
+        )
+
+    def _inputs(self, obs: np.ndarray, obs_scale: ObsScale | None) -> Any:
+        obs_dtype = self.spec.spaces.obs
+        scale = scale_for(obs_scale, obs_dtype, self.spec.dtype)
+        inputs = network_inputs(obs, obs_dtype, self.spec.dtype, scale)
+        return each_leaf(inputs, self._tensor)
+
+    def _tensor(self, array: np.ndarray) -> Tensor:
+        if array.dtype.kind == "f":
+            array = array.astype(self.spec.dtype, copy=False)
+        return torch.from_numpy(array).to(self.settings.device)
+
+
+def _part(rows: Minibatch, chosen: slice, noise: Tensor) -> Minibatch:
+    def part(leaf: Tensor) -> Tensor:
+        return leaf[chosen]
+
+    return Minibatch(
+        obs=each_leaf(rows.obs, part),
+        actions=rows.actions[chosen],
+        returns=rows.returns[chosen],
+        discounts=rows.discounts[chosen],
+        successors=each_leaf(rows.successors, part),
+        noise=noise,
+    )
+
+
+def critic_inputs(obs: Any, actions: Tensor) -> Tensor:
+    """Return the inputs of critics [rows, n]: the numbers of all leaves, and the actions."""
+    leaves = obs.values() if isinstance(obs, dict) else [obs]
+    columns = [leaf.reshape(len(actions), -1).to(actions.dtype) for leaf in leaves]
+    return torch.cat([*columns, actions], dim=1)

@@ -1,0 +1,73 @@
+"""The policy of soft actor-critic: squashed actions that are a function of noise, and the gradient through them.
+
+The head [rows, 2 A] is [mean, log std] of u, as that of `SquashedGaussian`; actions are a = tanh(u).
+"""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from dppo.ppo.distributions.base import HALF_LOG_TWO_PI
+from dppo.ppo.kernels.mlp import HandwrittenMLP
+from dppo.ppo.networks.built_in import BuiltInSpec
+from dppo.ppo.networks.choice import learning_network
+from dppo.ppo.networks.network import LearningNetwork, NetworkSpec
+
+MIN_LOG_STD = -5.0
+MAX_LOG_STD = 1.0
+
+
+class Sample(NamedTuple):
+    """Actions drawn from a head."""
+
+    actions: Tensor
+    """[rows, A] within (-1, 1)."""
+    logprobs: Tensor
+    """[rows], log-densities of the actions."""
+    deviations: Tensor
+    """[rows, A], std times noise."""
+
+
+def policy_network(spec: NetworkSpec, seed: int, device: str) -> LearningNetwork:
+    """Build the network of a policy, with initial weights drawn from `seed`; its values are not learned."""
+    if isinstance(spec, BuiltInSpec) and spec.is_mlp:
+        return HandwrittenMLP(spec.mlp(seed).to(device), values=False)
+    return learning_network(spec, seed, device=device)
+
+
+def sample(head: Tensor, noise: Tensor) -> Sample:
+    """Return a = tanh(mean + std noise), with log pi(a) = log N(u) - sum(log(1 - tanh(u)^2)).
+
+    Source: Haarnoja et al., arXiv:1801.01290, appendix C.
+    """
+    mean, log_std = head.split(noise.shape[1], dim=1)
+    deviations = log_std.exp() * noise
+    u = mean + deviations
+    log_slope = 2 * (math.log(2) - u - F.softplus(-2 * u))
+    logprobs = (-0.5 * noise.square() - log_std - HALF_LOG_TWO_PI - log_slope).sum(dim=1)
+    return Sample(torch.tanh(u), logprobs, deviations)
+
+
+def by_head(head: Tensor, drawn: Sample, by_actions: Tensor, temperature: Tensor) -> Tensor:
+    """Return the gradient of the sum over rows of temperature log pi(a) + L(a), given that of L by the actions.
+
+        dL/du = 2 temperature a + dL/da (1 - a^2)
+        dL/d mean = dL/du        dL/d log std = dL/du std noise - temperature
+
+    Deviation: the gradient does not push log std beyond -5 and 1; Haarnoja et al. clip log std itself, which everything
+    that acts would have to repeat.
+    """
+    actions = drawn.actions
+    log_std = head[:, actions.shape[1] :]
+    by_mean = 2 * temperature * actions + by_actions * (1 - actions.square())
+    by_log_std = by_mean * drawn.deviations - temperature
+    # a step moves against the gradient
+    leaves_range = ((log_std >= MAX_LOG_STD) & (by_log_std < 0)) | (
+        (log_std <= MIN_LOG_STD) & (by_log_std > 0)
+    )
+    return torch.cat([by_mean, by_log_std.masked_fill(leaves_range, 0.0)], dim=1)

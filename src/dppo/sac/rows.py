@@ -1,0 +1,287 @@
+"""Kept rows: the transitions of earlier segments, from which minibatches are drawn."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from dppo.ppo.exchange.records import Segment
+from dppo.ppo.learning.batch import merged
+from dppo.spaces.spaces import leaves, walk
+
+PREFIX = "rows."  # of the names in the state
+COLUMNS = ("obs", "actions", "rewards", "terminated", "valid")
+EXIT_PLACES = PREFIX + "exits"
+EXIT_OBS = PREFIX + "exit_obs"
+
+
+class Drawn(NamedTuple):
+    """Raw rows [n], each with the steps after it, at most `n_step` together."""
+
+    obs: np.ndarray
+    actions: np.ndarray
+    """As sampled, before they are squashed."""
+    rewards: np.ndarray
+    """[n_step, n]: rewards of these steps; 0 behind the last of them."""
+    num_steps: np.ndarray
+    terminated: np.ndarray
+    """Whether the last of the steps ended in a terminal state."""
+    successors: np.ndarray
+    """Observations after the last of the steps; any observations where terminated."""
+
+
+@dataclass(frozen=True, slots=True)
+class Exits:
+    """Observations that rows led to and the next row does not hold: at time limits, after losses, of the newest rows.
+
+    The arrays are replaced, never changed.
+    """
+
+    places: np.ndarray
+    """[n], ascending; the place of a row is step * E + environment."""
+    obs: np.ndarray
+    """[n, *O]"""
+
+    def find(self, places: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Return which of `places` are exits, and the observations of these."""
+        numbers = np.searchsorted(self.places, places)
+        is_exit = numbers < len(self.places)
+        is_exit[is_exit] = self.places[numbers[is_exit]] == places[is_exit]
+        return is_exit, self.obs[numbers[is_exit]]
+
+    def where(self, chosen: np.ndarray) -> Exits:
+        return Exits(self.places[chosen], self.obs[chosen])
+
+    def followed_by(self, later: Exits) -> Exits:
+        places = np.concatenate([self.places, later.places])
+        return Exits(places, np.concatenate([self.obs, later.obs]))
+
+
+class RowsSnapshot(NamedTuple):
+    """The rows at some time, as numbers and references."""
+
+    first: int
+    end: int
+    exits: Exits
+
+
+class KeptRows:
+    """The last steps of all E environments of this rank, in the order of steps, samplers and environments.
+
+    Rows are kept raw, and each observation once. New rows are written beside those that they replace, so that `restore`
+    undoes an append without any copy of rows.
+    """
+
+    def __init__(self, limit: int, obs: np.dtype[Any]) -> None:
+        """Begin without rows; the oldest steps are dropped when there are more than `limit` rows.
+
+        `obs`: the dtype of an observation.
+        """
+        self._limit = limit
+        self._obs = obs
+        self._columns: dict[str, np.ndarray] = {}  # [capacity, E, ...], a ring of steps
+        self._exits = Exits(np.zeros(0, np.int64), np.zeros(0, obs))
+        self._first = 0  # number of the oldest step that is kept
+        self._end = 0
+
+    @property
+    def num_steps(self) -> int:
+        """Kept steps of each environment."""
+        return self._end - self._first
+
+    @property
+    def num_envs(self) -> int:
+        """E; 0 before the first rows."""
+        return self._columns["valid"].shape[1] if self._columns else 0
+
+    def append(self, segments: Sequence[Segment]) -> None:
+        """Keep the rows of segments, which are in sampler order."""
+        columns = {name: merged(segments, name) for name in COLUMNS}
+        num_steps, num_envs = columns["valid"].shape
+        kept_steps = max(num_steps, self._limit // num_envs)
+        self._reserve(kept_steps + num_steps, columns)
+        continued = self._continued_by(columns["obs"][0], columns["valid"][0])
+        exits = self._exits.where(~continued).followed_by(_exits_of(segments, self._end))
+        positions = np.arange(self._end, self._end + num_steps) % self._capacity
+        for name, column in columns.items():
+            self._columns[name][positions] = column
+        self._end += num_steps
+        self._first = max(self._first, self._end - kept_steps)
+        self._exits = exits.where(exits.places >= self._first * num_envs)
+
+    @property
+    def _capacity(self) -> int:
+        return len(self._columns["valid"])
+
+    def _reserve(self, capacity: int, like: Mapping[str, np.ndarray]) -> None:
+        """Make room for `capacity` steps; the system provides the memory of a step when it is written."""
+        if self._columns and self._capacity == capacity:
+            return
+        steps = np.arange(self._first, self._end)
+        columns = {}
+        for name, column in like.items():
+            columns[name] = np.empty((capacity, *column.shape[1:]), column.dtype)
+            if self.num_steps:
+                columns[name][steps % capacity] = self._columns[name][steps % self._capacity]
+        self._columns = columns
+
+    def _continued_by(self, starts: np.ndarray, valid: np.ndarray) -> np.ndarray:
+        """Return which exits are the observations [E] of the next step, from which a transition follows."""
+        continued = np.zeros(len(self._exits.places), bool)
+        steps, envs = np.divmod(self._exits.places, len(starts))
+        for number in np.flatnonzero(steps == self._end - 1):
+            env = envs[number]
+            same = self._exits.obs[number].tobytes() == starts[env].tobytes()
+            continued[number] = same and valid[env]
+        return continued
+
+    def transitions(self) -> np.ndarray:
+        """Return the places of all rows that are transitions, in their order."""
+        steps = np.arange(self._first, self._end)
+        valid = self._columns["valid"][steps % self._capacity]
+        return self._first * self.num_envs + np.flatnonzero(valid)
+
+    def draw(self, places: np.ndarray, n_step: int = 1) -> Drawn:
+        """Return the rows at `places`, each with the steps after it until the episode ends or is left."""
+        rewards = np.zeros((n_step, len(places)))
+        num_steps = np.zeros(len(places), np.int64)
+        last = places.copy()
+        continues = np.ones(len(places), bool)
+        for step in range(n_step):
+            if step > 0:
+                last[continues] += self.num_envs
+            rewards[step, continues] = self._at("rewards", last[continues])
+            num_steps += continues
+            is_exit, _ = self._exits.find(last)
+            continues &= ~is_exit & ~self._at("terminated", last)
+        is_exit, exit_obs = self._exits.find(last)
+        terminated = self._at("terminated", last)
+        following = np.where(
+            is_exit | terminated,
+            last,
+            last + self.num_envs,
+        )
+        successors = self._at("obs", following)
+        successors[is_exit] = exit_obs
+        obs = self._at("obs", places)
+        actions = self._at("actions", places)
+        return Drawn(
+            obs,
+            actions,
+            rewards,
+            num_steps,
+            terminated,
+            successors,
+        )
+
+    def _at(self, name: str, places: np.ndarray) -> np.ndarray:
+        """Return a copy of a column at these places."""
+        steps, envs = np.divmod(places, self.num_envs)
+        column: np.ndarray = self._columns[name][steps % self._capacity, envs]
+        return column
+
+    # ------------------------------------------------------------------ state
+
+    def snapshot(self) -> RowsSnapshot:
+        """Return the rows for `restore`, which is possible until a second `append`."""
+        return RowsSnapshot(
+            self._first,
+            self._end,
+            self._exits,
+        )
+
+    def restore(self, snapshot: RowsSnapshot) -> None:
+        self._first, self._end, self._exits = snapshot
+
+    def state(self) -> dict[str, np.ndarray]:
+        """Return all rows as arrays [steps, E, ...], which are views if possible; observations leaf by leaf."""
+        if not self.num_steps:
+            return {}
+        state: dict[str, np.ndarray] = {}
+        for name, column in self._columns.items():
+            state |= _leaves(PREFIX + name, self._in_order(column))
+        state[EXIT_PLACES] = self._exits.places - self._first * self.num_envs
+        return state | _leaves(EXIT_OBS, self._exits.obs)
+
+    def _in_order(self, column: np.ndarray) -> np.ndarray:
+        start = self._first % self._capacity
+        end = start + self.num_steps
+        if end <= self._capacity:
+            return column[start:end]
+        return np.concatenate([column[start:], column[: end - self._capacity]])
+
+    def load(self, state: Mapping[str, np.ndarray]) -> None:
+        """Restore what `state` returned; without rows, if `state` has none."""
+        self.__init__(self._limit, self._obs)  # type: ignore[misc]
+        if EXIT_PLACES not in state:
+            return
+        for name in COLUMNS[1:]:
+            self._columns[name] = state[PREFIX + name]
+        shape = self._columns["valid"].shape
+        self._columns["obs"] = _structured(
+            PREFIX + "obs",
+            state,
+            shape,
+            self._obs,
+        )
+        places = state[EXIT_PLACES]
+        exits = Exits(
+            places,
+            _structured(
+                EXIT_OBS,
+                state,
+                places.shape,
+                self._obs,
+            ),
+        )
+        self._end = shape[0]
+        self._first = max(0, self._end - max(1, self._limit // shape[1]))
+        self._exits = exits.where(places >= self._first * shape[1])
+
+
+def row_bytes(obs: np.dtype[Any], action_bytes: int) -> int:
+    """Return the bytes of a kept row, with a reward in float64 and two flags."""
+    return obs.itemsize + action_bytes + 8 + 2
+
+
+def _exits_of(segments: Sequence[Segment], step: int) -> Exits:
+    """Return the exits of segments that begin at `step`; terminal states need none."""
+    followed = np.stack([segment.followed for segment in segments])
+    samplers, steps, envs = np.nonzero(followed)
+    num_envs = followed.shape[2]
+    columns = samplers * num_envs + envs
+    places = (step + steps) * (len(segments) * num_envs) + columns
+    terminated = merged(segments, "terminated")[steps, columns]
+    order = np.argsort(places)
+    chosen = order[~terminated[order]]
+    return Exits(
+        places[chosen],
+        merged(
+            segments,
+            "successors",
+            axis=0,
+        )[chosen],
+    )
+
+
+def _leaves(name: str, column: np.ndarray) -> dict[str, np.ndarray]:
+    """Return the leaves of a column by name."""
+    return {leaf: array for leaf, array, is_leaf in walk(column, name=name) if is_leaf}
+
+
+def _structured(
+    name: str, state: Mapping[str, np.ndarray], shape: tuple[int, ...], obs: np.dtype[Any]
+) -> np.ndarray:
+    """Return the observations whose leaves `_leaves` returned."""
+    column = np.empty(shape, obs)
+    names = [leaf for leaf, _, is_leaf in walk(obs, name=name) if is_leaf]
+    for leaf_name, leaf in zip(
+        names,
+        leaves(column).values(),
+        strict=True,
+    ):
+        leaf[...] = state[leaf_name]
+    return column

@@ -1,0 +1,57 @@
+"""The settings of soft actor-critic, as plain numbers."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SACSettings:
+    """Settings of a `SACTrainer`."""
+
+    gamma: float = 0.99
+    """Discount factor per env step."""
+    learning_rate: float = 5e-4
+    """Step size of Adam for the policy."""
+    critic_learning_rate: float = 1e-3
+    temperature_learning_rate: float = 1e-2
+    initial_temperature: float = 0.05
+    """Weight of the entropy before the first gradient step."""
+    tau: float = 0.005
+    """Part of the way that the target critics move to the critics in each gradient step."""
+    max_grad_norm: float = 1.0
+    minibatch_size: int = 128
+    """Rows of a gradient step, over all ranks."""
+    gradient_steps: float = 1.0
+    """Gradient steps per env step."""
+    replay_rows: int = 1_000_000
+    """Most rows that all ranks keep together."""
+    first_rows: int = 1000
+    """Rows of all ranks before the first gradient step."""
+    num_critics: int = 2
+    critic_sizes: tuple[int, ...] = (128, 128)
+    """Units of each hidden layer of a critic."""
+    n_step: int = 1
+    """Rewards that a target adds up before it uses the target critics."""
+    target_entropy: float = -1.0
+    """Target of the entropy, in nats per component of an action, within (-1, 1)."""
+    entropy_start: float | None = None
+    """Target at env step 0, from which it falls linearly to `target_entropy`; None: no fall."""
+    entropy_fall_steps: int = 10_000
+    """Env steps of that fall."""
+    sign_reward: bool = False
+    clip_reward: float | None = None
+    scale_reward: float = 1.0
+    device: str = "cpu"
+
+    def entropy_at(self, step: int) -> float:
+        """Return the target of the entropy per component at an env step of the run."""
+        if self.entropy_start is None:
+            return self.target_entropy
+        share = max(0.0, 1 - step / self.entropy_fall_steps)
+        return self.target_entropy + share * (self.entropy_start - self.target_entropy)
+
+    def gradient_steps_between(self, step: int, later_step: int) -> int:
+        """Return the number of gradient steps that are due between two env steps; none is lost to rounding."""
+        return math.floor(later_step * self.gradient_steps) - math.floor(step * self.gradient_steps)

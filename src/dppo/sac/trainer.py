@@ -1,0 +1,326 @@
+"""SACTrainer: soft actor-critic on the rows of all segments so far."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from dppo import streams
+from dppo.errors import TrainingDiverged
+from dppo.ppo.exchange.records import Experience, Update
+from dppo.ppo.learning.adam import FlatAdam
+from dppo.ppo.learning.batch import zero_batch
+from dppo.ppo.learning.parallel import Parallel
+from dppo.ppo.networks.network import NetworkSpec
+from dppo.ppo.networks.parameters import FlatParameters
+from dppo.sac.critics import Critics
+from dppo.sac.minibatches import Minibatch, Minibatches, critic_inputs
+from dppo.sac.policy import by_head, policy_network, sample
+from dppo.sac.rows import KeptRows, RowsSnapshot
+from dppo.sac.settings import SACSettings
+from dppo.streams import Stream
+
+CRITICS = 1  # index of their initial weights in the stream of weights
+ADAM_EPSILON = 1e-8
+FIGURES = (
+    "critic_loss",
+    "critic_grad_norm",
+    "policy_loss",
+    "grad_norm",
+    "q_mean",
+    "entropy",
+    "temperature",
+    "action_std",
+)
+
+
+class _Part:
+    """Parameters that are learned together, with their optimizer."""
+
+    def __init__(self, name: str, parameters: FlatParameters) -> None:
+        """`name`: that of the part in the state and in messages."""
+        self.name = name
+        self.parameters = parameters
+        self.optimizer = FlatAdam(parameters, eps=ADAM_EPSILON)
+
+    def state(self) -> dict[str, np.ndarray]:
+        """Return the optimizer's state by full names, as views."""
+        return {f"{self.name}.{key}": array for key, array in self.optimizer.state().items()}
+
+    def load(self, state: Mapping[str, np.ndarray]) -> None:
+        """Restore what `state` returned, if `state` has it."""
+        prefix = f"{self.name}."
+        arrays = {
+            name.removeprefix(prefix): array
+            for name, array in state.items()
+            if name.startswith(prefix)
+        }
+        if arrays:
+            self.optimizer.load(arrays)
+
+
+class Snapshot(NamedTuple):
+    """A trainer at some time, without copies of its rows."""
+
+    weights: np.ndarray
+    learned: dict[str, np.ndarray]
+    rows: RowsSnapshot
+
+
+class SACTrainer:
+    """Learn a policy, K critics and a temperature from kept rows. It owns them; nothing else changes them.
+
+    It may be one of several ranks. Each keeps and draws the rows of its own samplers; gradients are summed over all
+    ranks, so that their weights stay equal.
+
+    Source: Haarnoja et al., arXiv:1812.05905, algorithm 1, with the sections on deviations in docs/ALGORITHM.md.
+    """
+
+    def __init__(
+        self, spec: NetworkSpec, settings: SACSettings, seed: int, parallel: Parallel | None = None
+    ) -> None:
+        """Draw the initial weights from `seed`, the run's; actions must be squashed."""
+        self.spec = spec
+        self.settings = settings
+        self.parallel = parallel or Parallel()
+        self._seed = seed
+        self._dtype = getattr(torch, spec.dtype)
+        self.device = torch.device(settings.device)
+        self._size = spec.distribution.noise_size  # A
+        weights_seed = streams.integer(seed, Stream.WEIGHTS)
+        self._network = policy_network(spec, weights_seed, settings.device)
+        self._critics = self._new_critics()
+        log_temperature = torch.tensor([math.log(settings.initial_temperature)])
+        self._log_temperature = FlatParameters(
+            [nn.Parameter(log_temperature.to(self.device, self._dtype))]
+        )
+        self._policy_part = _Part("policy", self._network.parameters)
+        self._critics_part = _Part("critics", self._critics.parameters)
+        self._temperature_part = _Part("temperature", self._log_temperature)
+        self._parts = (self._policy_part, self._critics_part, self._temperature_part)
+        ranks = self.parallel.size
+        self._rows = KeptRows(settings.replay_rows // ranks, spec.spaces.obs)
+        size = max(1, settings.minibatch_size // ranks)
+        self._minibatches = Minibatches(self._rows, spec, settings, size)
+
+    def _new_critics(self) -> Critics:
+        numbers = sum(math.prod(leaf.shape) for leaf in self.spec.spaces.leaves().values())
+        seed = streams.integer(self._seed, Stream.WEIGHTS, CRITICS)
+        generator = torch.Generator().manual_seed(seed)
+        critics = Critics(
+            numbers + self._size,
+            self.settings.critic_sizes,
+            self.settings.num_critics,
+            generator,
+            self.parallel.zeros_like,
+        )
+        return critics.to(self.device, self._dtype)
+
+    # a gradient that is not finite is reported by number
+    @np.errstate(invalid="ignore", over="ignore")
+    @torch.no_grad()
+    def update(self, experience: Experience) -> Update:
+        """Keep the rows of an iteration, and take the gradient steps that are due.
+
+        Waits for: all ranks, in each gradient step.
+        Returns: figures that are means over the gradient steps; nan where there were none.
+
+        Raise TrainingDiverged if a gradient is not finite.
+        """
+        self._rows.append(experience.segments)
+        rows = sum(segment.valid.size for segment in experience.segments) * self.parallel.size
+        step = experience.iteration * rows
+        target_entropy = self.settings.entropy_at(step)
+        kept_rows = self._rows.num_steps * self._rows.num_envs * self.parallel.size
+        count = 0
+        if kept_rows >= self.settings.first_rows:
+            count = self.settings.gradient_steps_between(step, step + rows)
+        results = [
+            self._gradient_step(minibatch, target_entropy * self._size)
+            for minibatch in self._minibatches.draw(experience, count, self._random(experience))
+        ]
+        figures = dict.fromkeys(FIGURES, math.nan)
+        if results:
+            means = self.parallel.gather(torch.stack(results).mean(dim=0)).mean(dim=0)
+            figures = dict(zip(FIGURES, means.tolist(), strict=True))
+        figures |= {
+            "target_entropy": target_entropy * self._size,
+            "kept_rows": float(kept_rows),
+            "gradient_steps": float(count),
+        }
+        return Update(figures, self.settings.learning_rate, value_scale=None)
+
+    def _random(self, experience: Experience) -> np.random.Generator:
+        """Return the generator of the update's minibatches; ranks draw independently."""
+        index = [experience.iteration]
+        if self.parallel.size > 1:
+            index.append(self.parallel.rank)
+        return streams.generator(self._seed, Stream.MINIBATCHES, *index)
+
+    # ------------------------------------------------------------------ one gradient step
+
+    def _gradient_step(self, minibatch: Minibatch, target_entropy: float) -> Tensor:
+        """Move critics, their targets, policy and temperature; return the figures."""
+        settings = self.settings
+        limit = settings.max_grad_norm
+        temperature = self._log_temperature.weights.exp()
+        critic_loss = self._critics_gradient(minibatch, temperature)
+        critic_norm = self._move(
+            self._critics_part,
+            settings.critic_learning_rate,
+            limit,
+        )
+        self._critics.follow(settings.tau)
+        policy_loss, q_mean, entropy, action_std = self._policy_gradient(minibatch, temperature)
+        norm = self._move(
+            self._policy_part,
+            settings.learning_rate,
+            limit,
+        )
+        self._log_temperature.gradient.fill_(entropy - target_entropy)
+        self._move(
+            self._temperature_part,
+            settings.temperature_learning_rate,
+            math.inf,
+        )
+        figures = (critic_loss, critic_norm, policy_loss, norm, q_mean, entropy)
+        return torch.stack([*figures, temperature.squeeze(0), action_std])
+
+    def _critics_gradient(self, minibatch: Minibatch, temperature: Tensor) -> Tensor:
+        """Store the gradient of the critics; return their loss, the sum over critics of mean (Q - y)^2 / 2.
+
+        y = r + discount (min_k Q'_k(s', a') - temperature log pi(a' | s')),  a' ~ pi(s')
+        """
+        head, _, _ = self._network.forward(minibatch.successors)
+        following = sample(head, minibatch.noise[0])
+        inputs = critic_inputs(minibatch.successors, following.actions)
+        values = self._critics.target_values(inputs).amin(dim=0)
+        values -= temperature * following.logprobs
+        targets = minibatch.returns + minibatch.discounts * values
+        outputs, residuals = self._critics.forward(critic_inputs(minibatch.obs, minibatch.actions))
+        errors = outputs - targets
+        self._critics.backward(residuals, errors / errors.shape[1])
+        return 0.5 * errors.square().mean(dim=1).sum()
+
+    def _policy_gradient(self, minibatch: Minibatch, temperature: Tensor) -> tuple[Tensor, ...]:
+        """Store the gradient of the policy; return its loss, the mean of Q, the entropy, and the mean deviation of u.
+
+        L = mean(temperature log pi(a | s) - min_k Q_k(s, a)),  a = tanh(mean(s) + std(s) noise)
+        """
+        head, head_values, residuals = self._network.forward(minibatch.obs)
+        drawn = sample(head, minibatch.noise[1])
+        inputs = critic_inputs(minibatch.obs, drawn.actions)
+        values, critic_residuals = self._critics.forward(inputs)
+        least, critic = values.min(dim=0)
+        by_values = torch.zeros_like(values)
+        by_values.scatter_(0, critic.unsqueeze(0), -1.0)
+        by_actions = self._critics.by_actions(critic_residuals, by_values, self._size)
+        by_heads = by_head(head, drawn, by_actions, temperature) / len(head)
+        self._network.backward(residuals, by_heads, torch.zeros_like(head_values))
+        entropy = -drawn.logprobs.mean()
+        q_mean = least.mean()
+        action_std = head[:, self._size :].exp().mean()
+        return -temperature.squeeze(0) * entropy - q_mean, q_mean, entropy, action_std
+
+    def _move(self, part: _Part, learning_rate: float, limit: float) -> Tensor:
+        """Take a step by the mean gradient of all ranks, of a norm up to `limit`; return its norm before."""
+        gradient = part.parameters.gradient
+        ranks = self.parallel.size
+        self.parallel.sum_(gradient)
+        norm = torch.linalg.vector_norm(gradient) / ranks
+        length = norm.item()
+        if not math.isfinite(length):
+            raise _diverged(part.name, length, self.settings)
+        factor = min(1.0, limit / (length + 1e-6)) / ranks
+        if factor != 1.0:
+            gradient.mul_(factor)
+        part.optimizer.step(learning_rate)
+        return norm
+
+    def sum_gradients(self) -> None:
+        """Replace the gradients of critics and policy by their sums over all ranks."""
+        self.parallel.sum_(self._critics.parameters.gradient)
+        self.parallel.sum_(self._network.parameters.gradient)
+
+    @torch.no_grad()
+    def rehearse(self, rows: int) -> None:
+        """Compute the gradients of `rows` rows of zeros, to measure the time; nothing that is learned changes."""
+        batch = zero_batch(self.spec, rows, sequence_length=1).to(self.device)
+        column = batch.values
+        actions = column.unsqueeze(1).repeat(1, self._size)
+        noise = torch.zeros_like(actions).repeat(2, 1, 1)
+        minibatch = Minibatch(batch.obs, actions, column, column, batch.obs, noise)
+        temperature = self._log_temperature.weights.exp()
+        self._critics_gradient(minibatch, temperature)
+        self._policy_gradient(minibatch, temperature)
+
+    # ------------------------------------------------------------------ weights and state
+
+    def weights(self, *, copy: bool = True) -> np.ndarray:
+        """Return the policy's weights [P] in the order of `NetworkSpec.shapes`; without `copy`, updates change them."""
+        weights: np.ndarray = self._network.parameters.weights.numpy(force=True)
+        return weights.copy() if copy else weights
+
+    def state(self, *, copy: bool = True) -> dict[str, np.ndarray]:
+        """Return critics, temperature, optimizers and kept rows; `copy` as in `weights`."""
+        state = self.learned_state(copy=False) | self._rows.state()
+        return _copied(state) if copy else state
+
+    def learned_state(self, *, copy: bool = True) -> dict[str, np.ndarray]:
+        """Return the state without the kept rows, which is equal on all ranks."""
+        state = {
+            "critics.weights": self._critics.parameters.weights.numpy(force=True),
+            "critics.targets": self._critics.targets.numpy(force=True),
+            "temperature.log": self._log_temperature.weights.numpy(force=True),
+        }
+        for part in self._parts:
+            state |= part.state()
+        return _copied(state) if copy else state
+
+    def load(self, weights: np.ndarray, state: Mapping[str, np.ndarray]) -> None:
+        """Restore `weights` [P] and the result of `state`; what that lacks stays, and kept rows are dropped."""
+        self._load_learned(weights, state)
+        self._rows.load(state)
+
+    def _load_learned(self, weights: np.ndarray, state: Mapping[str, np.ndarray]) -> None:
+        vectors = {
+            "critics.weights": self._critics.parameters.weights,
+            "critics.targets": self._critics.targets,
+            "temperature.log": self._log_temperature.weights,
+        }
+        self._network.parameters.weights.data.copy_(torch.tensor(weights))
+        for name, vector in vectors.items():
+            if name in state:
+                vector.data.copy_(torch.tensor(state[name]))
+        for part in self._parts:
+            part.load(state)
+
+    def snapshot(self) -> Snapshot:
+        """Return the trainer as it is, for `restore`, which is possible until the end of the next update."""
+        return Snapshot(
+            self.weights(),
+            self.learned_state(),
+            self._rows.snapshot(),
+        )
+
+    def restore(self, snapshot: Snapshot) -> None:
+        """Undo all since `snapshot`."""
+        self._load_learned(snapshot.weights, snapshot.learned)
+        self._rows.restore(snapshot.rows)
+
+
+def _copied(state: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    return {name: array.copy() for name, array in state.items()}
+
+
+def _diverged(part: str, norm: float, settings: SACSettings) -> TrainingDiverged:
+    return TrainingDiverged(
+        f"the gradient of the {part} has norm {norm:.3g}; the weights from before the update are kept. Lower "
+        f"`learning_rate` ({settings.learning_rate:g}) and `critic_learning_rate` "
+        f"({settings.critic_learning_rate:g}), or turn on `norm_obs` and `norm_reward`."
+    )
