@@ -94,6 +94,7 @@ NOT_RUN = {  # a pattern of commands, and why
     r"^tensorboard ": "starts a server of another package",
     r"^dppo eval runs/first --trust --num-actors": "run by tests/test_evaluate.py: needs actors",
     r"^dppo eval tanks:make --policy pi:PI": "run by tests/test_examples.py",
+    r"^dppo doctor mysim:make --baseline mycontroller:PI": "run by tests/test_doctor_controllers.py",
     r"^OPENBLAS_CORETYPE=": "the whole suite of tests; .ci/run does so",
     r"^dppo verify .*--num-actors": "run by tests/test_verify.py: needs actors",
     r"--samplers-per-actor": "run by tests/test_single_instances.py, with actors on Ray",

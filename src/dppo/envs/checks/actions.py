@@ -97,3 +97,19 @@ def _other_checker(space: gym.Space[Any], label: str) -> CheckAction:
         return returned
 
     return check
+
+
+def action_nearest_zero(space: gym.Space[Any]) -> Any:
+    """Return the action of `space` whose numbers are nearest to zero; raise TypeError for other kinds of spaces."""
+    if isinstance(space, gym.spaces.Dict):
+        return {key: action_nearest_zero(part) for key, part in space.items()}
+    if isinstance(space, gym.spaces.Tuple):
+        return tuple(action_nearest_zero(part) for part in space.spaces)
+    if isinstance(space, gym.spaces.Box):
+        return np.clip(np.zeros(space.shape, space.dtype), space.low, space.high)
+    if isinstance(space, gym.spaces.Discrete):
+        return int(space.start)
+    if isinstance(space, gym.spaces.MultiDiscrete | gym.spaces.MultiBinary):
+        low, _ = choices_of(space).limits(space.shape or ())
+        return low.astype(space.dtype)
+    raise TypeError(f"{short(space)} has no zero")

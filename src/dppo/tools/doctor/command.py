@@ -5,6 +5,7 @@ import math
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from dppo.config.plain import plain, refuse_objects
 from dppo.config.resume import leave_out_ineffective
 from dppo.errors import ConfigError, counted, printable
 from dppo.invocation import command
+from dppo.tools.doctor.controllers import described
 from dppo.tools.doctor.run_findings import of_run
 
 DESCRIPTION = (
@@ -64,6 +66,7 @@ def _of_environment(flags: dict[str, Any], env_id: str | None, seconds: float) -
     from dppo.tools.doctor.watching import examine
 
     began = time.monotonic()
+    flags = _with_evaluations(flags)
     settings = arguments_of(flags, env_id, COMMAND.prog).settings
     config = Config(**settings)
     refuse_objects(settings, "which the process of the doctor cannot be given")
@@ -99,6 +102,16 @@ def _of_environment(flags: dict[str, Any], env_id: str | None, seconds: float) -
         "advice": [*([here.advice()] if here is not None else []), *advice(facts, config)],
         "command": command("train", *words),
     }
+
+
+def _with_evaluations(flags: dict[str, Any]) -> dict[str, Any]:
+    """Return the flags with evaluations, which a baseline needs in a run, every tenth of it."""
+    if "baseline" not in flags or "eval_every" in flags:
+        return flags
+    with suppress(ValueError):  # an invalid number is refused later
+        steps = int(flags.get("total_timesteps", default_of("total_timesteps")))
+        return flags | {"eval_every": str(max(1, steps // 10))}
+    return flags
 
 
 def _recommended_settings(
@@ -179,6 +192,11 @@ def _measured(facts: dict[str, Any]) -> Iterator[str]:
     if "busy" in facts:
         low, high = facts["rewards"]
         yield f"rewards  from {low:g} to {high:g}; {len(facts['returns'])} episodes"
+    if "controllers" in facts:
+        returns = facts["controllers"]
+        count = counted(len(next(iter(returns.values()))), "episode")
+        yield f"returns  {described(returns)}; {count} of each"
+    if "busy" in facts:
         yield f"CPU      used {facts['busy']:.0%} of the time of steps and resets; else it waits"
     if "update_s" in facts:
         yield f"update   {facts['update_s']:.3g} s"

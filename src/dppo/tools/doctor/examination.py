@@ -44,10 +44,11 @@ from dppo.ppo.exchange.records import (
 )
 from dppo.ppo.exchange.statistics import no_statistics
 from dppo.ppo.networks.choice import choose_network
-from dppo.process_state.borders import dppo_computes
+from dppo.process_state.borders import dppo_computes, guarded_steps
 from dppo.signals import StopSignals
 from dppo.spaces.actions import boxes, clipped_off_centre, describe_rescaling
 from dppo.spaces.spaces import Spaces, leaves
+from dppo.tools.doctor.controllers import play_controllers, reason_to_leave_out
 from dppo.tools.doctor.instances import MAX_STORED_ANSWERS, Instances
 from dppo.tools.doctor.playing import (
     FIRST_SIZES,
@@ -70,6 +71,7 @@ from dppo.user_code import in_a_line
 # Shares of the time left that stages may take.
 PLAY_SHARE = 0.35
 ITERATE_SHARE = 0.4
+CONTROLLERS_SHARE = 0.4
 COMPARE_SHARE = 0.8
 
 # The time of the first segment shows how many steps can follow.
@@ -173,6 +175,7 @@ class Examination:
         has_answers = all(self._instances.answers.values())
         if has_answers or self._instances.has_rows:
             self._iterate(built)
+        self._play_controllers(built, played, step_s)
         self._compare(built.spaces, played, step_s)
 
     def _end_of_stage(self, share: float) -> float:
@@ -260,6 +263,24 @@ class Examination:
             leak_mb=played.leak_mb(stored_rows * spaces.obs.itemsize / 2**20),
             changed_by_playing=self._process.changes(),
         )
+
+    def _play_controllers(self, built: BuiltSampler, played: Played, step_s: float) -> None:
+        """Play some episodes with zero, random and baseline actions, unless they fail or take too long."""
+        if self._instances.has_rows or any(incident.fault for incident in played.incidents):
+            return
+        until = self._end_of_stage(CONTROLLERS_SHARE)
+        lengths = [episode.length for episode in played.episodes]
+        left_out = reason_to_leave_out(lengths, len(played.trace), step_s, until, self._config)
+        if left_out:
+            self._report(controllers_left_out=left_out)
+            return
+        self._report(stage="playing controllers")
+        env = built.envs.rows.envs[0].env
+        with guarded_steps("a step or reset"):
+            facts = play_controllers(env, self._config, until)
+        self._report(**facts)
+        if "controllers_failed" in facts:
+            self._instances.discard(0)
 
     def _sizes(self, until: float) -> Iterator[int]:
         """Yield sizes of segments until the time is up; the first segments show how many steps there is time for."""

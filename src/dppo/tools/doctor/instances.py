@@ -65,6 +65,10 @@ class Instances:
         """Forget the instances, which have been closed."""
         self._envs.clear()
 
+    def discard(self, number: int) -> None:
+        """Close an instance, which may be broken; another one is made when it is needed."""
+        close_all([self._envs.pop(number)])
+
     def close(self) -> None:
         """Close all instances."""
         close_all(list(self._envs.values()))

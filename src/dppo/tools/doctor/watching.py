@@ -37,6 +37,7 @@ STAGES = {
     "comparing with other episodes": "playing the same episodes again",
     WITH_SECOND: "playing the same episodes in a second instance",
     "updating": "measuring how long updates take",
+    "playing controllers": "playing zero, random and baseline actions",
     "closing": "closing the environment",
 }
 STAGES_OF_SECOND = {**STAGES, "playing": "playing the same episodes again"}

@@ -1,0 +1,145 @@
+"""What zero, random and baseline actions get, so that it shows whether the reward tells good actions from bad ones."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from copy import deepcopy
+from dataclasses import dataclass, field
+from itertools import combinations
+from math import sqrt
+from statistics import fmean, pstdev, stdev
+from typing import Any
+
+from dppo.config import Config
+from dppo.envs.checks.actions import action_nearest_zero
+from dppo.errors import ControllerFault, EnvironmentFault
+from dppo.policies.acting import PlaySettings
+from dppo.policies.controller import Controller
+from dppo.policies.controller_acting import ControllerActing
+from dppo.policies.playing import Playing
+
+MIN_EPISODES = 2
+MAX_EPISODES = 10
+BY_CHANCE = 2.0  # standard errors by which mean returns may differ by chance
+ZERO = "zero actions"
+RANDOM = "random actions"
+Returns = Mapping[str, Sequence[float]]
+"""Returns of the same episodes, by the name of the controller."""
+
+
+class Zero:
+    """Always takes the action that is nearest to zero."""
+
+    def __init__(self, action_space: Any) -> None:
+        self._action = action_nearest_zero(action_space)
+
+    def act(self, obs: Any) -> Any:
+        """Return the action."""
+        return deepcopy(self._action)
+
+
+class Random:
+    """Takes each action of the space with the same probability."""
+
+    def __init__(self, action_space: Any, seed: int) -> None:
+        self._space = deepcopy(action_space)
+        self._space.seed(seed)
+
+    def act(self, obs: Any) -> Any:
+        """Return an action."""
+        return self._space.sample()
+
+
+@dataclass
+class _Contestant:
+    """A controller and its returns so far."""
+
+    playing: Playing
+    returns: list[float] = field(default_factory=list)
+
+
+def reason_to_leave_out(
+    lengths: Sequence[int], steps: int, step_s: float, until: float, config: Config
+) -> str:
+    """Return why controllers cannot play `MIN_EPISODES` in time; "" if they can.
+
+    Args:
+        lengths: of the episodes that have ended in `steps` steps.
+        step_s: seconds of a step.
+        until: the time at which they have to be over.
+    """
+    if not lengths:
+        return f"no episode ended in {steps:,} steps"
+    controllers = 2 if config.baseline is None else 3
+    needed_s = MIN_EPISODES * controllers * fmean(lengths) * step_s
+    seconds = max(0.0, until - time.monotonic())
+    if needed_s > seconds:
+        return f"{MIN_EPISODES} episodes of each take {needed_s:.0f} s, and {seconds:.0f} s are left for them"
+    return ""
+
+
+def play_controllers(env: Any, config: Config, until: float) -> dict[str, Any]:
+    """Play the same episodes with each controller in turn, until the time is up; return the facts.
+
+    Raise ConfigError if there is no such baseline.
+    """
+    controllers = {ZERO: Controller(Zero), RANDOM: Controller(Random)}
+    if config.baseline is not None:
+        controllers[str(config.baseline_name)] = Controller(config.baseline, "baseline")
+    settings = PlaySettings(config.seed)
+    contestants = {
+        name: _Contestant(
+            Playing(ControllerActing(controller, settings), env, config.env_name, settings)
+        )
+        for name, controller in controllers.items()
+    }
+    facts: dict[str, Any] = {}
+    try:
+        for episode in range(MAX_EPISODES):
+            for contestant in contestants.values():
+                _play(contestant, episode, until)
+    except TimeoutError:
+        facts["controllers_left_out"] = "their episodes take longer than those before"
+    except (ControllerFault, EnvironmentFault) as fault:
+        facts["controllers_failed"] = str(fault)
+    returns = {name: contestant.returns for name, contestant in contestants.items()}
+    num_episodes = min(map(len, returns.values()))
+    if num_episodes < MIN_EPISODES:
+        return facts
+    facts.pop("controllers_left_out", None)
+    return facts | {
+        "controllers": {name: list(values[:num_episodes]) for name, values in returns.items()}
+    }
+
+
+def _play(contestant: _Contestant, episode: int, until: float) -> None:
+    """Play an episode; raise TimeoutError if it is not over in time."""
+    episode_return = 0.0
+    for so_far in contestant.playing.play(episode):
+        if time.monotonic() > until:
+            raise TimeoutError
+        episode_return = so_far.episode_return
+    contestant.returns.append(episode_return)
+
+
+# --------------------------------------------------------------- what the returns say
+
+
+def described(returns: Returns) -> str:
+    """Return the mean and the standard deviation of the returns of each controller."""
+    return ", ".join(
+        f"{name} {fmean(values):.4g} +- {pstdev(values):.2g}" for name, values in returns.items()
+    )
+
+
+def differ(first: Sequence[float], second: Sequence[float]) -> bool:
+    """Return whether the returns of the same episodes differ by more than chance."""
+    differences = [value - other for value, other in zip(first, second, strict=True)]
+    error = stdev(differences) / sqrt(len(differences))
+    return abs(fmean(differences)) > BY_CHANCE * error
+
+
+def are_alike(returns: Returns) -> bool:
+    """Return whether no two controllers differ."""
+    return not any(differ(first, second) for first, second in combinations(returns.values(), 2))

@@ -1,0 +1,129 @@
+"""What the doctor finds by playing zero, random and baseline actions."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import pytest
+from builders import make_config
+from remedies import executes
+from worlds.controllers import Drift, Integral
+
+import dppo
+from dppo.config import Config
+from dppo.envs.checks.actions import action_checker, action_nearest_zero
+from dppo.tools.doctor.command import _with_evaluations
+from dppo.tools.doctor.controllers import RANDOM, ZERO, Random, Zero, reason_to_leave_out
+from dppo.tools.doctor.examination import Examination
+from dppo.tools.doctor.findings import findings
+from dppo.tools.doctor.speed import Facts
+
+INTEGRAL = "worlds.controllers:Integral"
+SIZES: dict[str, Any] = {"num_samplers": 1, "num_steps": 16, "update_epochs": 1}
+
+
+def config_of(**settings: Any) -> Config:
+    plant = {"env_id": "worlds.controllers:Drift", "drop_obs": ("note",)}
+    return make_config(plant | SIZES | settings)
+
+
+def examined(config: Config, monkeypatch: pytest.MonkeyPatch) -> Facts:
+    """Examine an environment in this process, up to the stage in which controllers play."""
+    facts: Facts = {}
+    for stage in ("_iterate", "_compare"):
+        monkeypatch.setattr(Examination, stage, lambda *_: None)
+    monkeypatch.setattr("dppo.tools.doctor.examination.MAX_STEPS", 50)
+    on_call = {name: lambda: None for name in ("make", "done", "reset", "step")}
+    Examination(config, 1e3, lambda **new: facts.update(new), on_call).run()
+    return facts
+
+
+def texts(facts: Facts, config: Config) -> list[str]:
+    return [text for _, text in findings({"available_mb": 1e6, "cpus": 2} | facts, config)]
+
+
+def test_the_returns_are_those_of_dppo_evaluate(monkeypatch: pytest.MonkeyPatch) -> None:
+    config = config_of(baseline=INTEGRAL, eval_every=16, seed=4)
+    facts = examined(config, monkeypatch)
+    expected = {
+        name: list(dppo.evaluate(controller, Drift(), 10, seed=4).returns)
+        for name, controller in {ZERO: Zero, RANDOM: Random, INTEGRAL: Integral}.items()
+    }
+    assert facts["controllers"] == expected
+
+
+def test_a_baseline_that_fails_is_named_and_the_environment_is_made_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    config = config_of(baseline="worlds.controllers:far", eval_every=16)
+    facts = examined(config, monkeypatch)
+    failed = [text for text in texts(facts, config) if text.startswith("while zero, random or")]
+    assert "baseline=worlds.controllers:far: in step 3 of episode 0" in failed[0]
+
+
+@executes("tools/doctor/controller_findings.py: To measure it, raise --seconds")
+def test_controllers_that_take_too_long_are_left_out_with_the_reason() -> None:
+    config = config_of()
+    now = time.monotonic()
+    reason = reason_to_leave_out([100], 150, 1.0, now + 30.5, config)
+    assert reason == "2 episodes of each take 400 s, and 30 s are left for them"
+    assert texts({"controllers_left_out": reason}, config) == [
+        f"what zero, random and baseline actions get was not measured: {reason}. To measure it, raise --seconds"
+    ]
+    assert reason_to_leave_out([100], 150, 1.0, now + 500, config) == ""
+    assert reason_to_leave_out([], 150, 1.0, now, config) == "no episode ended in 150 steps"
+
+
+BASELINE: dict[str, Any] = {"baseline": INTEGRAL, "eval_every": 16}
+
+
+@executes(
+    "tools/doctor/controller_findings.py: Name a controller that works",
+    "tools/doctor/controller_findings.py: Let the reward depend on what the actions change",
+    "tools/doctor/controller_findings.py: Check the units and the signs",
+    "tools/doctor/controller_findings.py: Subtract the part",
+)
+@pytest.mark.parametrize(
+    ("returns", "settings", "words"),
+    [
+        ([[-200] * 3, [-200] * 3], {}, "get the same returns, -200 in the first episode"),
+        ([[-200, -3, -7], [-201, -2, -7]], {}, ""),
+        ([[-9, -3, -7]] * 2 + [[-8, -4, -7]], BASELINE, "the reward does not tell zero actions, random actions, "),
+        ([[-9, -9, -9], [-8, -8, -8], [-7, -7, -7]], BASELINE, ""),
+        ([[-9, -9, -9], [-6, -6, -6], [-7, -7, -7]], BASELINE, "is not better than random actions. Check the units"),
+        ([[999, 999, 999], [998, 998, 998], [1001, 1001, 1001]], BASELINE, "returns are all about 999, and actions"),
+        ([[-999, -990, -991], [-980, -970, -990], [-2, -1, -1]], BASELINE, "random actions get -980, and the baseline"),
+    ],
+)  # fmt: skip
+def test_returns_lead_to_a_finding_and_other_returns_to_none(
+    returns: list[list[float]], settings: dict[str, Any], words: str
+) -> None:
+    names = [ZERO, RANDOM, INTEGRAL]
+    controllers = dict(zip(names, returns, strict=False))
+    found = texts({"controllers": controllers, "rewards": [-3, 1]}, config_of(**settings))
+    found = [text for text in found if "rewards or returns reach" not in text]
+    assert len(found) == bool(words)
+    assert all(words in text for text in found)
+
+
+def test_zero_is_an_action_of_each_space_and_random_actions_are_drawn_by_seed() -> None:
+    box = gym.spaces.Box(np.float32([-1, 2]), np.float32([1, 3]))
+    space = gym.spaces.Dict(
+        a=box, b=gym.spaces.Tuple([gym.spaces.Discrete(2, start=5), gym.spaces.MultiBinary(2)])
+    )
+    zero = action_nearest_zero(space)
+    action_checker(space)(zero)
+    assert zero["a"].tolist() == [0, 2]
+    assert zero["b"][0] == 5
+    drawn = [[Random(space, seed).act(None)["a"].tolist() for _ in range(2)] for seed in (1, 1, 2)]
+    assert drawn[0] == drawn[1] != drawn[2]
+
+
+def test_a_baseline_is_recommended_with_evaluations() -> None:
+    flags = {"baseline": INTEGRAL, "total_timesteps": "20_000"}
+    assert _with_evaluations(flags) == flags | {"eval_every": "2000"}
+    assert _with_evaluations({"baseline": INTEGRAL, "eval_every": "7"})["eval_every"] == "7"
+    assert _with_evaluations({}) == {}
