@@ -91,22 +91,38 @@ BASELINE: dict[str, Any] = {"baseline": INTEGRAL, "eval_every": 16}
     [
         ([[-200] * 3, [-200] * 3], {}, "get the same returns, -200 in the first episode"),
         ([[-200, -3, -7], [-201, -2, -7]], {}, ""),
-        ([[-9, -3, -7]] * 2 + [[-8, -4, -7]], BASELINE, "the reward does not tell zero actions, random actions, "),
+        (
+            [[-9, -3, -7]] * 2 + [[-8, -4, -7]],
+            BASELINE,
+            "the reward does not tell zero actions, random actions, ",
+        ),
         ([[-9, -9, -9], [-8, -8, -8], [-7, -7, -7]], BASELINE, ""),
-        ([[-9, -9, -9], [-6, -6, -6], [-7, -7, -7]], BASELINE, "is not better than random actions. Check the units"),
-        ([[999, 999, 999], [998, 998, 998], [1001, 1001, 1001]], BASELINE, "returns are all about 999, and actions"),
-        ([[-999, -990, -991], [-980, -970, -990], [-2, -1, -1]], BASELINE, "random actions get -980, and the baseline"),
+        (
+            [[-9, -9, -9], [-6, -6, -6], [-7, -7, -7]],
+            BASELINE,
+            "is not better than random actions. Check the units",
+        ),
+        (
+            [[999, 999, 999], [998, 998, 998], [1001, 1001, 1001]],
+            BASELINE,
+            "returns are all about 999, and actions",
+        ),
+        (
+            [[-999, -990, -991], [-980, -970, -990], [-2, -1, -1]],
+            BASELINE,
+            "random actions get -980, and the baseline",
+        ),
     ],
-)  # fmt: skip
+)
 def test_returns_lead_to_a_finding_and_other_returns_to_none(
     returns: list[list[float]], settings: dict[str, Any], words: str
 ) -> None:
     names = [ZERO, RANDOM, INTEGRAL]
     controllers = dict(zip(names, returns, strict=False))
-    found = texts({"controllers": controllers, "rewards": [-3, 1]}, config_of(**settings))
-    found = [text for text in found if "rewards or returns reach" not in text]
-    assert len(found) == bool(words)
-    assert all(words in text for text in found)
+    reported = texts({"controllers": controllers, "rewards": [-3, 1]}, config_of(**settings))
+    reported = [text for text in reported if "rewards or returns reach" not in text]
+    assert len(reported) == bool(words)
+    assert all(words in text for text in reported)
 
 
 def test_zero_is_an_action_of_each_space_and_random_actions_are_drawn_by_seed() -> None:
