@@ -6,7 +6,6 @@ import time
 from typing import Any
 
 import gymnasium as gym
-import numpy as np
 import pytest
 from builders import make_config
 from remedies import executes
@@ -36,7 +35,8 @@ def examined(config: Config, monkeypatch: pytest.MonkeyPatch) -> Facts:
     for stage in ("_iterate", "_compare"):
         monkeypatch.setattr(Examination, stage, lambda *_: None)
     monkeypatch.setattr("dppo.tools.doctor.examination.MAX_STEPS", 50)
-    on_call = {name: lambda: None for name in ("make", "done", "reset", "step")}
+    calls = ("make", "done", "reset", "step")
+    on_call = {name: lambda: None for name in calls}
     Examination(config, 1e3, lambda **new: facts.update(new), on_call).run()
     return facts
 
@@ -48,11 +48,11 @@ def texts(facts: Facts, config: Config) -> list[str]:
 def test_the_returns_are_those_of_dppo_evaluate(monkeypatch: pytest.MonkeyPatch) -> None:
     config = config_of(baseline=INTEGRAL, eval_every=16, seed=4)
     facts = examined(config, monkeypatch)
-    expected = {
-        name: list(dppo.evaluate(controller, Drift(), 10, seed=4).returns)
-        for name, controller in {ZERO: Zero, RANDOM: Random, INTEGRAL: Integral}.items()
-    }
-    assert facts["controllers"] == expected
+    played = facts["controllers"]
+    assert list(played) == [ZERO, RANDOM, INTEGRAL]
+    for returns, controller in zip(played.values(), (Zero, Random, Integral), strict=True):
+        evaluation = dppo.evaluate(controller, Drift(), 10, seed=4)
+        assert returns == list(evaluation.returns)
 
 
 def test_a_baseline_that_fails_is_named_and_the_environment_is_made_again(
@@ -87,55 +87,56 @@ BASELINE: dict[str, Any] = {"baseline": INTEGRAL, "eval_every": 16}
     "tools/doctor/controller_findings.py: Subtract the part",
 )
 @pytest.mark.parametrize(
-    ("returns", "settings", "words"),
+    ("returns", "words"),
     [
-        ([[-200] * 3, [-200] * 3], {}, "get the same returns, -200 in the first episode"),
-        ([[-200, -3, -7], [-201, -2, -7]], {}, ""),
-        (
-            [[-9, -3, -7]] * 2 + [[-8, -4, -7]],
-            BASELINE,
-            "the reward does not tell zero actions, random actions, ",
-        ),
-        ([[-9, -9, -9], [-8, -8, -8], [-7, -7, -7]], BASELINE, ""),
-        (
-            [[-9, -9, -9], [-6, -6, -6], [-7, -7, -7]],
-            BASELINE,
-            "is not better than random actions. Check the units",
-        ),
-        (
-            [[999, 999, 999], [998, 998, 998], [1001, 1001, 1001]],
-            BASELINE,
-            "returns are all about 999, and actions",
-        ),
-        (
-            [[-999, -990, -991], [-980, -970, -990], [-2, -1, -1]],
-            BASELINE,
-            "random actions get -980, and the baseline",
-        ),
+        ("-200 -200, -200 -200", "get the same returns, -200 in the first episode"),
+        ("-200 -3 -7, -201 -2 -7", ""),
+        ("-9 -3 -7, -9 -3 -7, -8 -4 -7", "the reward does not tell zero actions, random actions, "),
+        ("-9 -9 -9, -8 -8 -8, -7 -7 -7", ""),
+        ("-9 -9 -9, -6 -6 -6, -7 -7 -7", "is not better than random actions. Check the units"),
+        ("999 999, 998 998, 1001 1001", "returns are all about 999, and actions change 3 of it"),
+        ("-999 -990, -980 -970, -2 -1", "random actions get -975, and the baseline -1.5"),
     ],
 )
-def test_returns_lead_to_a_finding_and_other_returns_to_none(
-    returns: list[list[float]], settings: dict[str, Any], words: str
-) -> None:
+def test_returns_lead_to_a_finding_and_other_returns_to_none(returns: str, words: str) -> None:
+    """The returns of zero, random and perhaps baseline actions lead to a text with these words."""
+    numbers = [list(map(float, column.split())) for column in returns.split(",")]
     names = [ZERO, RANDOM, INTEGRAL]
-    controllers = dict(zip(names, returns, strict=False))
-    reported = texts({"controllers": controllers, "rewards": [-3, 1]}, config_of(**settings))
+    controllers = dict(zip(names, numbers, strict=False))
+    settings = BASELINE if INTEGRAL in controllers else {}
+    facts = {"controllers": controllers, "rewards": [-3, 1]}
+    reported = texts(facts, config_of(**settings))
     reported = [text for text in reported if "rewards or returns reach" not in text]
     assert len(reported) == bool(words)
     assert all(words in text for text in reported)
 
 
-def test_zero_is_an_action_of_each_space_and_random_actions_are_drawn_by_seed() -> None:
-    box = gym.spaces.Box(np.float32([-1, 2]), np.float32([1, 3]))
-    space = gym.spaces.Dict(
-        a=box, b=gym.spaces.Tuple([gym.spaces.Discrete(2, start=5), gym.spaces.MultiBinary(2)])
-    )
-    zero = action_nearest_zero(space)
-    action_checker(space)(zero)
-    assert zero["a"].tolist() == [0, 2]
-    assert zero["b"][0] == 5
-    drawn = [[Random(space, seed).act(None)["a"].tolist() for _ in range(2)] for seed in (1, 1, 2)]
-    assert drawn[0] == drawn[1] != drawn[2]
+LEVERS = gym.spaces.Dict(
+    position=gym.spaces.Box(-1, 1, (1,)),
+    offset=gym.spaces.Box(2, 3, (1,)),
+    gear=gym.spaces.Discrete(2, start=5),
+    switches=gym.spaces.MultiBinary(2),
+    pair=gym.spaces.Tuple([gym.spaces.MultiDiscrete([2, 3])]),
+)
+
+
+def test_zero_is_the_nearest_action_of_each_space() -> None:
+    zero = action_checker(LEVERS)(action_nearest_zero(LEVERS))
+    assert zero["position"] == 0
+    assert zero["offset"] == 2
+    assert zero["gear"] == 5
+    assert not zero["switches"].any()
+    assert not zero["pair"][0].any()
+
+
+def first_position(seed: int) -> float:
+    controller = Random(LEVERS, seed)
+    return float(controller.act(None)["position"][0])
+
+
+def test_random_actions_are_drawn_by_the_seed() -> None:
+    assert first_position(1) == first_position(1)
+    assert first_position(1) != first_position(2)
 
 
 def test_a_baseline_is_recommended_with_evaluations() -> None:
