@@ -124,6 +124,11 @@ def change_setting(run: Path) -> None:
     )
 
 
+def break_settings(run: Path) -> None:
+    text = (run / "config.yaml").read_text()
+    (run / "config.yaml").write_text(text.replace("gamma: ", "gamma; "))
+
+
 def change_version(run: Path) -> None:
     text = (run / "config.yaml").read_text()
     (run / "config.yaml").write_text(text.replace("gymnasium: ", "gymnasium: 1"))
@@ -142,6 +147,7 @@ def add_row(run: Path) -> None:
         (change_metrics, "metrics.jsonl was changed"),
         (change_trace, "trace.jsonl was changed"),
         (change_setting, "config.yaml has gamma: 0.98, and the newest checkpoint 0.99"),
+        (break_settings, "config="),
         (change_version, "config.yaml has gymnasium: 1"),
         (add_row, "metrics.jsonl was changed: lines were added"),
     ],
@@ -203,6 +209,18 @@ def test_a_resumed_run_is_equal_also_with_other_settings_that_change_no_result(
     train(run, resume=run / "checkpoints" / "iter_000002", trace_hashes=True, norm_value=True)
     train(run, resume=run, trace_hashes=True, norm_value=True, record_episodes="none")
     assert verify(run) == 0
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"policy_lag": 2, "reuse": 3},
+        {"memory": "gru", "envs_per_sampler": 2, "norm_value": True},
+        {"env_id": "Pendulum-v1", "anneal_lr": True, "info_keys": ("x",)},
+    ],
+)
+def test_runs_of_other_kinds_are_equal(settings: dict[str, Any], tmp_path: Path, run: Path) -> None:
+    assert verify(train(tmp_path / "other", **settings)) == 0
 
 
 def test_rows_of_a_killed_run_may_be_ahead_of_its_checkpoint(tmp_path: Path, run: Path) -> None:

@@ -177,13 +177,13 @@ class WayHere(NamedTuple):
         )
 
 
-def best_way(facts: Facts, config: Config, taken: Collection[str]) -> WayHere | None:
+def best_way(facts: Facts, config: Config, chosen: Collection[str]) -> WayHere | None:
     """Return the way to learn with the fewest env steps, by known tasks, that does not take too long in time.
 
     Where steps take time, it may be somewhat slower than the defaults; elsewhere it must be worthwhile. Returns None if
-    settings of ways are among those `taken` by the user or a preset, as no figures are known then.
+    settings of ways are among those `chosen` by the user or a preset, as no figures are known then.
     """
-    if any(way.settings.keys() & taken for way in WAYS):
+    if any(way.settings.keys() & chosen for way in WAYS):
         return None
     ways = []
     for way in WAYS:

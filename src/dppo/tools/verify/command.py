@@ -52,18 +52,20 @@ def main(argv: list[str]) -> int:
     if count < 1:
         raise ConfigError(f"iterations={count}: must be at least 1.")
     run = run_dir_of(Path(word))
-    settings_to_resume(run)  # refuses Python objects, which a folder cannot hold
     began = time.monotonic()
-    newest = checkpoints.find(run)
     try:
         stretches = stretches_of(run)
+        newest = checkpoints.find(run)
         problems = list(changed_files(run, newest))
     except CheckpointError as error:
         problems = [str(error).partition("\n")[0]]
+    except (AttributeError, KeyError, TypeError, ValueError) as error:  # it may be anybody's
+        problems = [f"the newest checkpoint holds what no run writes ({error!r})"]
     if problems:
         for problem in problems:
             print(printable(f"differs  {problem}"))
         return 1
+    settings_to_resume(run)  # refuses Python objects, which a folder cannot hold
     if not stretches:
         raise CheckpointError(
             f"{run}: has a single checkpoint, and an iteration is computed again from the checkpoint before it. Train "
@@ -80,7 +82,8 @@ def main(argv: list[str]) -> int:
     )
     for line in _expectations(newest.checkpoint, config):
         print(printable(line))
-    seconds = sum(_estimated_s(stretch, read_metrics(run), config) for stretch in chosen)
+    rows = read_metrics(run)
+    seconds = sum(_estimated_s(stretch, rows, config) for stretch in chosen)
     iterations = sum(stretch.iterations for stretch in chosen)
     drawn = (
         f"{len(chosen)} of {len(stretches)} stretches between checkpoints, drawn with --seed {seed}"
