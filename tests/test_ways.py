@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import json
 import re
+import shlex
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import gymnasium as gym
 import numpy as np
 import pytest
 from builders import make_config
+from commandline import parse
 
 import dppo
+from dppo.__main__ import main
 from dppo.commands.train import arguments_of
 from dppo.config.ways import DEFAULTS, REUSE, WAYS, Way, first_to_try
 from dppo.envs.names import solved_at
@@ -95,6 +100,51 @@ def test_every_way_is_accepted_by_the_command_line() -> None:
     for way in WAYS:
         words = dict(way.settings)
         assert arguments_of(words, "CartPole-v1", "dppo train").settings.items() >= words.items()
+
+
+def test_the_command_that_the_doctor_prints_has_it(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    facts = FACTS | {"stage": "over", "output": 0}
+    monkeypatch.setattr("dppo.tools.doctor.watching.examine", lambda *_: facts)
+    assert main(["doctor", "worlds.simple:Counting", "--gamma", "0.9", "--json"]) == 0
+    report = json.loads(capsys.readouterr().out)
+    settings = parse(shlex.split(report["command"])[2:]).settings
+    assert settings.items() >= {"gamma": "0.9", "reuse": "4", "num_steps": "32"}.items()
+    assert report["advice"][0].startswith(f"{REUSE.flags} trains on each step more often")
+
+
+class Constant(gym.Env[Any, Any]):
+    """Four steps with a reward of 1."""
+
+    observation_space = gym.spaces.Box(0.0, 4.0, (1,), np.float32)
+    action_space = gym.spaces.Discrete(2)
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
+        super().reset(seed=seed)
+        self.steps = 0
+        return np.zeros(1, np.float32), {}
+
+    def step(self, action: Any) -> Any:
+        self.steps += 1
+        return np.full(1, self.steps, np.float32), 1.0, self.steps == 4, False, {}
+
+
+def test_a_run_that_was_flat_says_so_at_its_end(tmp_path: Path) -> None:
+    settings = {
+        "env_id": Constant,
+        "run_dir": tmp_path / "run",
+        "num_samplers": 2,
+        "num_steps": 16,
+        "total_timesteps": 384,
+        "update_epochs": 1,
+        "progress": "off",
+    }
+    config = make_config(settings)
+    result = dppo.train(config)
+    assert any(
+        "not risen in the last 128 env steps: 4 before, 4 now" in note for note in result.notes
+    )
 
 
 def scores(means: Sequence[float], std: float = 10.0, success: float = 0.0) -> list[Score]:
