@@ -11,11 +11,12 @@ from collections.abc import Sequence
 from itertools import pairwise
 from typing import NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from dppo.ppo.kernels.products import multiply
+from dppo.ppo.kernels.products import MIN_SHARED_WORK, multiply
 from dppo.ppo.networks.parameters import FlatParameters, ZerosLike
 
 EPSILON = 1e-5  # of layer norm
@@ -192,8 +193,13 @@ def _affine(layer: _Layer, x: Tensor) -> Tensor:
 
 def _multiply_each(a: Tensor, b: Tensor, out: Tensor) -> Tensor:
     """Write the product of each critic into `out`, and return `out`: by NumPy, see `kernels.products`."""
-    for critic in range(len(out)):
-        multiply(a[critic], b[critic], out[critic])
+    if not out.is_cpu:
+        return torch.bmm(a, b, out=out)
+    if out.numel() * a.shape[2] >= MIN_SHARED_WORK:
+        for critic in range(len(out)):
+            multiply(a[critic], b[critic], out[critic])
+        return out
+    np.matmul(a.numpy(), b.numpy(), out.numpy())
     return out
 
 
