@@ -195,22 +195,24 @@ class PlainSAC:
             torch.optim.Adam([self.log_temperature], rates.temperature_learning_rate),
         )
 
-    def update(self, rows: Sequence[Row], iteration: int, count: int, normalize: Any) -> None:
-        random = generator(
-            self.seed,
-            Stream.MINIBATCHES,
-            iteration,
-        )
-        size = self.settings.minibatch_size
+    def update(
+        self, ranks: Sequence[Sequence[Row]], iteration: int, count: int, normalize: Any
+    ) -> None:
+        """Take `count` gradient steps on the rows of each rank, which all draw equally many."""
+        size = self.settings.minibatch_size // len(ranks)
         width = self.spec.distribution.noise_size
-        chosen = random.integers(len(rows), size=count * size).reshape(count, size)
-        noise = random.standard_normal((count, 2, size, width), np.float32)
+        rows: list[list[Row]] = [[] for _ in range(count)]
+        noises = []
+        for rank, kept in enumerate(ranks):
+            index = (iteration, rank) if len(ranks) > 1 else (iteration,)
+            random = generator(self.seed, Stream.MINIBATCHES, *index)
+            chosen = random.integers(len(kept), size=count * size).reshape(count, size)
+            noises.append(random.standard_normal((count, 2, size, width), np.float32))
+            for step in range(count):
+                rows[step] += [kept[number] for number in chosen[step]]
+        noise = torch.from_numpy(np.concatenate(noises, axis=2)).double()
         for step in range(count):
-            self._step(
-                [rows[number] for number in chosen[step]],
-                torch.from_numpy(noise[step]).double(),
-                normalize,
-            )
+            self._step(rows[step], noise[step], normalize)
 
     def _step(self, rows: Sequence[Row], noise: Tensor, normalize: Any) -> None:
         obs = normalize(np.stack([row.obs for row in rows]))

@@ -91,6 +91,7 @@ def test_targets_follow_slowly() -> None:
     torch.testing.assert_close(critics.targets, before + 0.25)
 
 
+@pytest.mark.proves("sample")
 def test_samples_are_those_of_the_distribution_that_acts() -> None:
     squashed = SquashedGaussian(2, state_dependent=True)
     head = numbers(ROWS, 4)
@@ -101,6 +102,7 @@ def test_samples_are_those_of_the_distribution_that_acts() -> None:
     np.testing.assert_allclose(drawn.logprobs.numpy(), squashed.log_prob(head.numpy(), u))
 
 
+@pytest.mark.proves("by_head")
 def test_gradient_of_the_head_is_that_of_autograd() -> None:
     head = (0.3 * numbers(ROWS, 4)).requires_grad_()
     noise = numbers(ROWS, 2, seed=1)
@@ -119,6 +121,7 @@ def test_gradient_of_the_head_is_that_of_autograd() -> None:
     torch.testing.assert_close(gradient, expected)
 
 
+@pytest.mark.proves("by_head")
 def test_deviations_are_not_pushed_out_of_their_range() -> None:
     head = torch.tensor(
         [

@@ -78,7 +78,8 @@ class SACTrainer:
     It may be one of several ranks. Each keeps and draws the rows of its own samplers; gradients are summed over all
     ranks, so that their weights stay equal.
 
-    Source: Haarnoja et al., arXiv:1812.05905, algorithm 1, with the sections on deviations in docs/ALGORITHM.md.
+    Source: Haarnoja et al., arXiv:1812.05905, algorithm 1.
+    Deviation: those in docs/ALGORITHM.md, Soft actor-critic.
     """
 
     def __init__(
