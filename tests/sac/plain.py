@@ -71,6 +71,7 @@ class Row(NamedTuple):
     reward: float
     terminated: bool
     successor: Any
+    num_steps: int = 1
 
 
 @dataclass
@@ -155,6 +156,34 @@ class World:
         )  # fmt: skip
 
 
+def chained(rows: Sequence[Row], n_step: int, gamma: float) -> list[Row]:
+    """Return the rows with the rewards of up to `n_step` steps of their episodes."""
+    by_obs = {row.obs.tobytes(): row for row in rows}
+    chains = []
+    for row in rows:
+        last = row
+        reward = row.reward
+        num_steps = 1
+        while num_steps < n_step and not last.terminated:
+            following = by_obs.get(last.successor.tobytes())
+            if following is None:
+                break
+            last = following
+            reward += gamma**num_steps * last.reward
+            num_steps += 1
+        chains.append(
+            Row(
+                row.obs,
+                row.action,
+                reward,
+                last.terminated,
+                last.successor,
+                num_steps,
+            )
+        )
+    return chains
+
+
 def experience_of(
     segments: Sequence[Segment],
     iteration: int,
@@ -219,6 +248,8 @@ class PlainSAC:
         successors = normalize(np.stack([row.successor for row in rows]))
         rewards = torch.tensor([row.reward for row in rows], dtype=torch.float64)
         ends = torch.tensor([float(row.terminated) for row in rows], dtype=torch.float64)
+        num_steps = torch.tensor([row.num_steps for row in rows], dtype=torch.float64)
+        discounts = self.settings.gamma**num_steps
         actions = torch.tanh(torch.from_numpy(np.stack([row.action for row in rows])))
         temperature = self.log_temperature.detach().exp()
         with torch.no_grad():
@@ -233,9 +264,7 @@ class PlainSAC:
                     for critic in self.targets
                 ]
             )
-            targets = rewards + self.settings.gamma * (1 - ends) * (
-                values.amin(0) - temperature * logprobs
-            )
+            targets = rewards + discounts * (1 - ends) * (values.amin(0) - temperature * logprobs)
         loss = sum(
             0.5
             * (

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 from meetings import Meeting
-from plain import PlainSAC, Row, World, experience_of, flat, plain_critics
+from plain import PlainSAC, Row, World, chained, experience_of, flat, plain_critics
 from remedies import executes
 from torch import Tensor, nn
 
@@ -56,6 +56,8 @@ SMALL = SACSettings(
     max_grad_norm=1e9,
     gradient_steps=0.25,
     learning_rate=3e-3,
+    n_step=1,
+    target_entropy=-1.0,
 )
 
 
@@ -141,6 +143,19 @@ def test_an_update_is_that_of_the_paper(dtype: np.dtype[Any], model: Any) -> Non
     for iteration in range(3):
         trainer.update(experience_of(world.segments(6), iteration, SCALE, 2.0))
         twin.update([scaled(world.rows)], iteration, 6, normalized)
+    assert_learned(trainer, twin, start)
+
+
+def test_targets_add_up_the_rewards_of_several_steps() -> None:
+    trainer = trainer_of(settings=replace(SMALL, n_step=3))
+    twin = twin_of(trainer)
+    start = trainer.weights()
+    world = World(VECTOR)
+    for iteration in range(3):
+        trainer.update(experience_of(world.segments(6), iteration, SCALE, 2.0))
+        rows = chained(scaled(world.rows), 3, SMALL.gamma)
+        assert {row.num_steps for row in rows} == {1, 2, 3}
+        twin.update([rows], iteration, 6, normalized)
     assert_learned(trainer, twin, start)
 
 

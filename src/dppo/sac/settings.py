@@ -15,15 +15,16 @@ class SACSettings:
     learning_rate: float = 5e-4
     """Step size of Adam for the policy."""
     critic_learning_rate: float = 1e-3
-    temperature_learning_rate: float = 1e-2
-    initial_temperature: float = 0.05
-    """Weight of the entropy before the first gradient step."""
-    tau: float = 0.005
+    temperature_learning_rate: float = 3e-4
+    """Step size of Adam for the logarithm of the temperature: slow, so that exploration lasts."""
+    initial_temperature: float = 0.02
+    """Weight of the entropy before the first gradient step, for normalized rewards."""
+    tau: float = 0.01
     """Part of the way that the target critics move to the critics in each gradient step."""
     max_grad_norm: float = 1.0
     minibatch_size: int = 128
     """Rows of a gradient step, over all ranks."""
-    gradient_steps: float = 1.0
+    gradient_steps: float = 0.5
     """Gradient steps per env step."""
     replay_rows: int = 1_000_000
     """Most rows that all ranks keep together."""
@@ -32,9 +33,9 @@ class SACSettings:
     num_critics: int = 2
     critic_sizes: tuple[int, ...] = (128, 128)
     """Units of each hidden layer of a critic."""
-    n_step: int = 1
+    n_step: int = 3
     """Rewards that a target adds up before it uses the target critics."""
-    target_entropy: float = -1.0
+    target_entropy: float = -2.0
     """Target of the entropy, in nats per component of an action, within (-1, 1)."""
     entropy_start: float | None = None
     """Target at env step 0, from which it falls linearly to `target_entropy`; None: no fall."""
