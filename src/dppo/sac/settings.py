@@ -35,7 +35,7 @@ class SACSettings:
     """Units of each hidden layer of a critic."""
     n_step: int = 3
     """Rewards that a target adds up before it uses the target critics."""
-    target_entropy: float = -2.0
+    target_entropy: float = -1.0
     """Target of the entropy, in nats per component of an action, within (-1, 1)."""
     entropy_start: float | None = None
     """Target at env step 0, from which it falls linearly to `target_entropy`; None: no fall."""
