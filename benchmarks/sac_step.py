@@ -84,8 +84,8 @@ def by_autograd(
     policy = mlp(OBS, policy_units, 2 * ACTIONS, norm=False)
     critics = [mlp(OBS + ACTIONS, units, 1, norm=norm) for _ in range(2)]
     targets = copy.deepcopy(critics)
-    weights = [weight for critic in critics for weight in critic.parameters()]
-    slow_weights = [weight for target in targets for weight in target.parameters()]
+    weights: list[Tensor] = [weight for critic in critics for weight in critic.parameters()]
+    slow_weights: list[Tensor] = [weight for target in targets for weight in target.parameters()]
     log_temperature = torch.zeros(1, requires_grad=True)
     optimizers = [
         torch.optim.Adam(parameters)
