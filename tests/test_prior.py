@@ -114,13 +114,13 @@ def test_cloning_is_the_regression_of_the_controllers_actions() -> None:
     model = PPOModel(spec, 1)
     start_from_deviations(model, np.full(2, -1.0))
     generator = np.random.default_rng(0)
-    obs = generator.normal(size=(1500, 1))
+    obs = generator.normal(size=(500, 1))
     intended = np.concatenate([0.5 * obs - 0.2, 0.1 - 0.3 * obs], axis=1)
     head = spec.distribution.head_at(intended, np.full(2, -1.0))
     targets = spec.distribution.targets(head, intended)
     likelihood = sum(spec.distribution.log_prob(head, actions) for actions in targets) / 2
     returns = torch.from_numpy(0.5 * obs[:, 0] + 0.3)
-    zeros = torch.zeros(1500, dtype=torch.float64)
+    zeros = torch.zeros(500, dtype=torch.float64)
     batch = Batch(
         obs=torch.from_numpy(obs),
         actions=torch.from_numpy(intended),
@@ -138,15 +138,15 @@ def test_cloning_is_the_regression_of_the_controllers_actions() -> None:
         def _with_returns(self, rows: Demonstrations, *_: Any) -> Demonstrations:
             return rows
 
-    network = CurrentNetwork(model, 1500, None)
+    network = CurrentNetwork(model, 500, None)
     cloning = FixedReturns(model, PLAIN, Parallel())
     experience: Any = None
     figures = cloning.fit(rows, experience, network, np.random.default_rng(1))
     assert figures.kl == pytest.approx(0, abs=1e-3)
     assert figures.explained_variance == pytest.approx(1, abs=1e-3)
     fitted, values, _ = model.network.forward(torch.from_numpy(obs))
-    naive = np.linalg.lstsq(np.c_[obs, np.ones(1500)], intended, rcond=None)[0]
-    expected = np.c_[obs, np.ones(1500)] @ naive
+    naive = np.linalg.lstsq(np.c_[obs, np.ones(500)], intended, rcond=None)[0]
+    expected = np.c_[obs, np.ones(500)] @ naive
     np.testing.assert_allclose(fitted.detach()[:, :2], expected, atol=0.02)
     np.testing.assert_allclose(fitted.detach()[:, 2:], -1, atol=0.05)
     np.testing.assert_allclose(values.detach(), returns, atol=0.05)

@@ -34,8 +34,8 @@ def prior_line(config: Config) -> str:
     iterations = counted(config.collected_by_prior, "iteration")
     steps = counted(config.collected_by_prior * config.batch_size, "step")
     return (
-        f"The first {iterations} ({steps}) are collected by {config.prior_name} with noise; then it is cloned, and "
-        f"training begins near the clone."
+        f"{config.prior_name} collects the first {iterations} ({steps}) with noise; then it is cloned, and training "
+        f"begins near the clone."
     )
 
 

@@ -26,7 +26,7 @@ if TYPE_CHECKING:  # shapes are checked in tests only
 
 LEARNING_RATE = 3e-3  # of the first step of SGD; it falls linearly to zero
 ROWS = 256  # of a minibatch
-EPOCHS = 200  # at most
+EPOCHS = 500  # at most
 STEPS = 6000  # of SGD, at most
 ROUNDS = 40  # after each, returns are estimated again, and the clone is compared with the best one so far
 HELD_OUT = 0.1  # share of the rows, by which the best clone is chosen
