@@ -41,12 +41,12 @@ def check_code(config: Config) -> None:
     check_layers(config)
     if config.model is not None:
         model_class(config.model)
-    if config.baseline is not None:
-        from dppo.policies.controller import Controller
+    for name in ("baseline", "prior"):
+        named = getattr(config, name)
+        if named is not None:
+            from dppo.policies.controller import Controller
 
-        Controller(config.baseline, "baseline")
-    if config.prior is not None:
-        Controller(config.prior, "prior")
+            Controller(named, name)
 
 
 def describe_run(config: Config, folder: RunFolder) -> RunInfo:

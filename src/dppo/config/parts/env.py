@@ -152,8 +152,8 @@ class Sampling:
     from its actions, the values learn from its returns, and training goes on near the clone at first. Its actions must
     follow from the observations since its reset."""
     prior_steps: int | None = setting(None, gt=0)
-    """Env steps that prior collects, in whole iterations, and at least a few episodes; none: a tenth of
-    total_timesteps, at most 20,000."""
+    """Env steps that prior collects, in whole iterations: a few episodes at least; none: a tenth of total_timesteps, at
+    most 20,000."""
     prior_noise: float = setting(0.1, gt=0, le=1)
     """Standard deviation of the noise around continuous actions of prior, and of the cloned policy at first: a share of
     half the distance between the bounds, and a number where there are none. Choices of prior are replaced in 1 of 10
