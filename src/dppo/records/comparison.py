@@ -45,13 +45,22 @@ class BaselineComparison:
         text = f"Baseline {self.name}: mean return {self.mean_return:.1f}."
         if self.difference is not None:
             text += f" The best evaluation (iter_{self.iteration or 0:06d}) differs by {self.difference}"
-            text += "." if self.is_improvement else ", which does not show that it is better."
+            text += self._verdict
         if self.never_worse:
             deployed = f"the policy of iter_{self.iteration or 0:06d}"
             if self.deployed == "baseline":
                 deployed = "the baseline"
             text += f" Deployed by never_worse: {deployed}."
         return text
+
+    @property
+    def _verdict(self) -> str:
+        """Return the end of the sentence on the difference: what the interval shows."""
+        if self.is_improvement:
+            return ": the policy is better."
+        if self.difference is not None and self.difference.high < 0:
+            return ": the policy is worse."
+        return ", which does not show that the policy is better."
 
     def as_json(self) -> dict[str, Any]:
         """Return JSON values for `of_json`; NaN, which JSON does not have, becomes None."""
