@@ -83,6 +83,7 @@ def test_the_figures_of_a_way_are_those_of_the_bench(column: int, way: Way) -> N
         # chosen by the user
         ({}, {"num_steps": 128}, None),
         ({}, {"reuse": 2}, None),
+        ({}, {"algo": "sac", "env_id": "Pendulum-v1"}, None),
     ],
 )
 def test_the_doctor_recommends_reuse_where_steps_take_time(
@@ -183,6 +184,7 @@ def test_what_a_run_has_tried_already_is_not_advised() -> None:
     assert list(first_to_try(config, CENTRED)) == []
     assert "docs/YOUR_SIMULATOR.md" in note(FLAT, reuse=4, num_steps=32)
     assert "num-steps 128" not in note(FLAT, DiscreteActions(2))
+    assert "--" not in note(FLAT, env_id="Pendulum-v1", algo="sac")
 
 
 @pytest.mark.parametrize(

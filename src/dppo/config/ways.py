@@ -61,7 +61,8 @@ def first_to_try(config: Config, actions: Actions | None) -> Iterator[str]:
         return
     if clipped_off_centre(actions):
         yield "--action-bounds rescale: actions are clipped to bounds that are not symmetric about 0"
-    if not facts_of(actions).discrete and config.reuse == 1 and config.batch_size <= USUAL_BATCH:
+    is_usual = config.algo == "ppo" and config.reuse == 1 and config.batch_size <= USUAL_BATCH
+    if not facts_of(actions).discrete and is_usual:
         yield (
             "--num-steps 128 --learning-rate 6e-4: 0.28 of the env steps on LunarLanderContinuous, but twice as many "
             "on BipedalWalker"

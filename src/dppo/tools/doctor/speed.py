@@ -183,7 +183,7 @@ def best_way(facts: Facts, config: Config, chosen: Collection[str]) -> WayHere |
     Where steps take time, it may be somewhat slower than the defaults; elsewhere it must be worthwhile. Returns None if
     settings of ways are among those `chosen` by the user or a preset, as no figures are known then.
     """
-    if any(way.settings.keys() & chosen for way in WAYS):
+    if config.algo != "ppo" or any(way.settings.keys() & chosen for way in WAYS):
         return None
     ways = []
     for way in WAYS:
