@@ -283,8 +283,8 @@ STARTS: tuple[tuple[str, Settings, Remedy], ...] = (
     ),
     (
         "hosts/builders.py: has no effect on the noise of choices",
-        {"env_id": Fine, "noise_correlation": 0.5},
-        without("noise_correlation"),
+        {"env_id": Fine, "noise": "pink"},
+        without("noise"),
     ),
     (
         "hosts/sac.py: learns the real-valued actions of a single Box",

@@ -9,6 +9,7 @@ SAC_DEFAULTS = {
     # the entropy of actions within bounds has a meaning, and a deviation that is the same everywhere limits it
     "action_bounds": "squash",
     "state_dependent_std": True,
+    "noise": "pink",
     "name": "sac",
 }
 

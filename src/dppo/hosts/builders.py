@@ -164,7 +164,7 @@ def _make_sampler(
         sequence_length=plan.sizes.sequence_length,
         stack=plan.env.frame_stack if is_image(spaces.of_network().obs) else 1,
         phase=_phase(plan, spaces),
-        noise_correlation=plan.sampling.noise_correlation,
+        is_noise_pink=plan.sampling.noise == "pink",
     )
 
 
@@ -244,10 +244,9 @@ def spaces_of(plan: SamplerPlan, env: Any) -> Spaces:
         )
     if plan.ppo.algo == "sac":
         check_observations(spaces)
-    if plan.sampling.noise_correlation and not is_continuous(spaces.actions):
+    if plan.sampling.noise == "pink" and not is_continuous(spaces.actions):
         raise ConfigError(
-            f"noise_correlation={plan.sampling.noise_correlation:g} has no effect on the noise of choices, and the "
-            f"action space is {spaces.actions}. Leave it out."
+            f"noise=pink has no effect on choices, and the action space is {spaces.actions}. Leave it out."
         )
     if plan.network.dtype == "float32":
         _check_float32(plan.ppo.norm_obs_keys, spaces.of_network())

@@ -121,9 +121,9 @@ class Sampling:
     """Environments E of each sampler, stepped one after the other."""
     num_steps: int = setting(64, gt=0)
     """Steps T of each environment in one iteration."""
-    noise_correlation: float = setting(0.0, ge=0, lt=1)
-    """Correlation of the exploration noise of an env step with that of the step before, within a segment; 0.9 moves
-    steadily instead of trembling. For continuous actions only."""
+    noise: Literal["white", "pink"] = setting("white")
+    """Exploration noise of continuous actions: white is independent in each env step; pink moves steadily for a while
+    instead of trembling. With algo=sac: pink."""
     overlap: bool = False
     """Collect while learning: actors use the weights from before the update. Another name of policy_lag=1."""
     policy_lag: int = setting(0, ge=0)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator, Sequence
 from copy import copy
 from dataclasses import KW_ONLY, dataclass, replace
@@ -14,6 +13,7 @@ from dppo.config.parts import PPO
 from dppo.ppo.acting.agent import PPOAgent
 from dppo.ppo.acting.environments import Environments
 from dppo.ppo.acting.guided import GuidedAgent, guided_agent
+from dppo.ppo.acting.noise import PinkNoise
 from dppo.ppo.exchange.inputs import normalized_part
 from dppo.ppo.exchange.moments import Moments
 from dppo.ppo.exchange.phase import ControllerPhase
@@ -53,8 +53,8 @@ class PPOSampler:
     """K, the frames of an observation that segments hold once each; 1 for whole observations."""
     phase: ControllerPhase | None = None
     """The first segments, in which a controller acts; None without any."""
-    noise_correlation: float = 0.0
-    """Correlation of the noise of a step with that of the step before it in the segment."""
+    is_noise_pink: bool = False
+    """Noise has the correlations of `PinkNoise` from step to step."""
 
     def __post_init__(self) -> None:
         num_envs = self.envs.num_envs
@@ -65,6 +65,19 @@ class PPOSampler:
         learns_from_old_rows = self.ppo.algo == "sac" or self.ppo.reuse > 1
         self.keep_successors = self.ppo.recompute_advantages or learns_from_old_rows
         self._discounted_returns = np.zeros(num_envs)
+        self._pink_noise: PinkNoise | None = None
+        if self.is_noise_pink:
+            shape = (self.num_steps, num_envs)
+            spec = self.agent.spec
+            self._pink_noise = PinkNoise(self.noise, spec.distribution, shape, spec.dtype)
+
+    def draw_noise(self, index: int) -> np.ndarray:
+        """Return the exploration noise of a segment, [T, E, n]."""
+        if self._pink_noise is not None:
+            return self._pink_noise.of_segment(index)
+        generator = self.noise(index)
+        dtype = self.agent.spec.dtype
+        return self.agent.distribution.noise(generator, self.num_steps, self.envs.num_envs, dtype)
 
     def collect(
         self, request: SegmentRequest, snapshot: PolicySnapshot
@@ -150,22 +163,6 @@ class PPOSampler:
         return Statistics(obs, Moments.of(returns[valid]))
 
 
-def correlated(noise: np.ndarray, correlation: float) -> np.ndarray:
-    """Return noise [T, ...] in which each step has this correlation with the one before, and the same deviation.
-
-        x[0] = n[0],  x[t] = c x[t - 1] + sqrt(1 - c^2) n[t]
-
-    It depends on the noise of its segment alone, so that it is the same wherever a sampler is.
-    """
-    if not correlation:
-        return noise
-    steps = noise.copy()
-    share = math.sqrt(1 - correlation**2)
-    for t in range(1, len(steps)):
-        steps[t] = correlation * steps[t - 1] + share * noise[t]
-    return steps
-
-
 def _last_actions(segment: Segment, env: int, end: int, length: int) -> np.ndarray:
     """Return the actions in this segment of an episode that has `length` steps up to `end`."""
     start = max(0, end - length)
@@ -229,7 +226,7 @@ class _Rollout:
             self.logs.append(log)
             self.incidents.append(incidents)
         self._agent.load(snapshot)
-        self._noise = self._drawn_noise(num_steps, num_envs)
+        self._noise = self._drawn_noise()
         self.obs = np.empty((len(samplers), num_steps + 1, num_envs), first.envs.obs)
         self.states: np.ndarray | None = None
         """States of the memory before each step, and after the last: [S, T + 1, E, n]; zero where an episode starts."""
@@ -244,15 +241,14 @@ class _Rollout:
                 self.states[number, 0] = sampler.memory
         self._time_limits: list[_TimeLimit] = []
 
-    def _drawn_noise(self, num_steps: int, num_envs: int) -> np.ndarray:
+    def _drawn_noise(self) -> np.ndarray:
         """Return the exploration noise of all steps, [S, T, E, n]."""
-        noises = []
-        for sampler, request in zip(self._samplers, self.requests, strict=True):
-            generator = sampler.noise(request.index)
-            distribution = sampler.agent.distribution
-            noise = distribution.noise(generator, num_steps, num_envs, sampler.agent.spec.dtype)
-            noises.append(correlated(noise, sampler.noise_correlation))
-        return np.stack(noises)
+        return np.stack(
+            [
+                sampler.draw_noise(request.index)
+                for sampler, request in zip(self._samplers, self.requests, strict=True)
+            ]
+        )
 
     def run(self) -> None:
         """Take T steps of all environments: all samplers act at once, then each steps its environments."""
