@@ -18,42 +18,52 @@ def noise_of(seed: int = 1, steps: int = 64, envs: int = 2) -> PinkNoise:
 
 
 def test_each_process_follows_its_recursion() -> None:
-    white = np.random.default_rng(1).standard_normal((len(CORRELATIONS), 30, 2))
+    count = len(CORRELATIONS)
+    white = np.random.default_rng(1).standard_normal((count, 30, 2))
     expected = np.zeros((30, 2))
     for correlation, noise in zip(CORRELATIONS, white, strict=True):
+        share = np.sqrt(1 - correlation**2)
         state = noise[0]
         expected[0] += state
         for step in range(1, 30):
-            state = correlation * state + (1 - correlation**2) ** 0.5 * noise[step]
+            state = correlation * state + share * noise[step]
             expected[step] += state
-    assert np.allclose(pink(white), expected / len(CORRELATIONS) ** 0.5)
+    assert np.allclose(pink(white), expected / np.sqrt(count))
 
 
 def test_its_variance_is_one_and_its_correlations_last() -> None:
-    white = np.random.default_rng(2).standard_normal((len(CORRELATIONS), 40, 20_000))
+    count = len(CORRELATIONS)
+    white = np.random.default_rng(2).standard_normal((count, 40, 20_000))
     noise = pink(white)
     assert np.allclose(noise.var(axis=1), 1, atol=0.05)
     for lag in (1, 10):
-        expected = np.mean([correlation**lag for correlation in CORRELATIONS])
+        powers = [correlation**lag for correlation in CORRELATIONS]
         measured = np.mean(noise[5] * noise[5 + lag])
-        assert abs(measured - expected) < 0.05
+        assert abs(measured - np.mean(powers)) < 0.05
 
 
-def test_a_segment_has_the_same_noise_wherever_and_whenever_it_is_drawn() -> None:
+def test_a_segment_has_the_same_noise_wherever_it_is_drawn() -> None:
     in_order = noise_of()
-    segments = [in_order.of_segment(index).copy() for index in range(40)]
-    assert segments[0].shape == (64, 2, 3)
-    assert segments[0].dtype == np.float32
+    segments = []
+    for index in range(40):
+        segments.append(in_order.of_segment(index).copy())
+    first = segments[0]
+    assert first.shape == (64, 2, 3)
+    assert first.dtype == np.float32
     for index in (39, 3, 17):
-        assert np.array_equal(noise_of().of_segment(index), segments[index])
-    assert not np.array_equal(segments[0], segments[1])
-    assert not np.array_equal(segments[0], noise_of(seed=2).of_segment(0))
+        again = noise_of().of_segment(index)
+        assert np.array_equal(again, segments[index])
+    assert not np.array_equal(first, segments[1])
+    other_seed = noise_of(seed=2).of_segment(0)
+    assert not np.array_equal(first, other_seed)
 
 
 def test_segments_of_any_length_join_without_a_break() -> None:
     whole = noise_of(steps=BLOCK_STEPS).of_segment(0)
     short = noise_of(steps=64)
-    joined = np.concatenate([short.of_segment(index) for index in range(BLOCK_STEPS // 64)])
-    assert np.array_equal(joined, whole)
-    long = noise_of(steps=BLOCK_STEPS + 1)
-    assert long.of_segment(1).shape == (BLOCK_STEPS + 1, 2, 3)
+    segments = []
+    for index in range(BLOCK_STEPS // 64):
+        segments.append(short.of_segment(index))
+    assert np.array_equal(np.concatenate(segments), whole)
+    long = noise_of(steps=BLOCK_STEPS + 1).of_segment(1)
+    assert long.shape == (BLOCK_STEPS + 1, 2, 3)

@@ -188,18 +188,18 @@ def _player_of_run(
     run = user_path(policy)
     not_better = None
     try:
-        found = read(run)
+        run_files = read(run)
     except NotBetter as error:
         not_better = error
-        found = find(run)
-    state = found.checkpoint.state
+        run_files = find(run)
+    state = run_files.checkpoint.state
     named = dict(objects)
     if env is not None:
         named["env_id"] = env
     if model is not None:
         named["model"] = model
     stored = {"env_kwargs": {}} | _settings_with(run, env, env_kwargs)
-    stored |= {"model": model_name(found, model)} | _wrappers_of(state, env)
+    stored |= {"model": model_name(run_files, model)} | _wrappers_of(state, env)
     stored["prior"] = named["prior"] = None  # acts at the start of training only
     if not_better is None:  # the baseline does not play
         stored["baseline"] = named["baseline"] = None
@@ -212,7 +212,7 @@ def _player_of_run(
         )
     for name, action in code_named_by(settings).items():
         logger.info("%s %s.", f"{name}={named[name]}" if name in named else run, action)
-    loaded = policy_from(found, named.get("model"))
+    loaded = policy_from(run_files, named.get("model"))
     kwargs = dict(settings["env_kwargs"])
     player = Player(loaded, settings["env_id"], kwargs, _settings_of(loaded), objects)
     if not_better is None:

@@ -14,12 +14,11 @@ if TYPE_CHECKING:  # shapes are checked in tests only
     from jaxtyping import Float
 
 CORRELATIONS = (0.0, 0.7, 0.9, 0.97, 0.99)
-BLOCK_STEPS = (
-    1024  # at least so many steps are one stretch of noise, so that segments join without a break
-)
+BLOCK_STEPS = 1024
+"""Segments of so many steps, or a few more, are one stretch of noise."""
 
 
-def pink(white: Float[np.ndarray, "K steps *rest"]) -> Float[np.ndarray, "steps *rest"]:
+def pink(white: Float[np.ndarray, "K steps ..."]) -> Float[np.ndarray, "steps ..."]:
     """Return the sum of K processes with different memories, divided by the root of K: its variance is one.
 
         x[k, 0] = n[k, 0],  x[k, t] = c[k] x[k, t - 1] + sqrt(1 - c[k]^2) n[k, t],  y[t] = sum(x[:, t]) / sqrt(K)
