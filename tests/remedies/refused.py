@@ -282,7 +282,7 @@ STARTS: tuple[tuple[str, Settings, Remedy], ...] = (
         instead(critic_obs=("a",)),
     ),
     (
-        "hosts/builders.py: has no effect on the noise of choices",
+        "hosts/builders.py: noise=pink has no effect on choices",
         {"env_id": Fine, "noise": "pink"},
         without("noise"),
     ),
