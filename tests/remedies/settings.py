@@ -189,7 +189,7 @@ CHECKS: tuple[tuple[str, dict[str, Any]], ...] = (
         SAC | {"entropy_start": -2.0},
     ),
     ("which alone can store them in a checkpoint", SAC | ACTORS | {"num_learners": 2}),
-    ("has no critics that learn from earlier env steps", {"gradient_steps": 0.5}),
+    ("has no critics that learn from earlier env steps", {"gradient_steps": 0.25}),
     ("nothing falls without entropy_start", SAC | {"entropy_fall_steps": 100}),
     ("algo=sac estimates no advantages", SAC | {"gae_lambda": 0.5}),
     ("critics with a loss of their own", SAC | {"vf_coef": 1.0}),

@@ -12,11 +12,11 @@ class SAC:
     replay_rows: int | None = setting(None, gt=0)
     """Env steps that are kept to learn from, in memory and in each checkpoint; beyond that, the oldest go; none: all of
     the run, up to 1,000,000."""
-    gradient_steps: float = setting(1.0, gt=0, le=100)
-    """Gradient steps per env step. 0.25 takes a quarter of the time, and needs more env steps to learn the same."""
+    gradient_steps: float = setting(0.5, gt=0, le=100)
+    """Gradient steps per env step. 1 takes twice the time, and 0.25 half of it; where env steps are slow, try 1."""
     learning_starts: int = setting(1000, ge=0)
     """Env steps before the first gradient step, which the new policy collects."""
-    tau: float = setting(0.005, gt=0, le=1)
+    tau: float = setting(0.01, gt=0, le=1)
     """Part of the way that the target critics move to the critics in each gradient step."""
     target_entropy: float = setting(-1.0, ge=-10, lt=0.69)
     """Entropy of the policy that the temperature is adapted to, in nats per component of an action within (-1, 1)."""
