@@ -9,7 +9,9 @@
 
 A run is stored in samples.jsonl as it ends, so that the command can be interrupted and repeated. Sides: `dppo` (its
 defaults), `reuse` (--reuse 4 --num-steps 32), `fast` (--preset fast: CleanRL's settings), `sb3` (the defaults of PPO,
-MaskablePPO and RecurrentPPO) and `zoo` (rl-baselines3-zoo's settings in Stable-Baselines3).
+MaskablePPO and RecurrentPPO) and `zoo` (rl-baselines3-zoo's settings in Stable-Baselines3). For continuous actions:
+`sac` (--algo sac), `sb3-sac` and `crossq` (SAC and sb3-contrib's CrossQ with their defaults, 8 environments, and a
+gradient step for each env step).
 Tasks are in samples_tasks.py; packages that dppo does not install are MuJoCo, Box2D and MiniGrid, and tasks without
 theirs are skipped.
 
@@ -40,12 +42,15 @@ from samples_tasks import TASKS, ZOO, counted, learned, most_steps
 from dppo.config.presets import presets
 
 STORE = HERE / "samples.jsonl"
-SIDES = ("dppo", "reuse", "fast", "sb3", "zoo")
+SIDES = ("dppo", "reuse", "fast", "sb3", "zoo", "sac", "sb3-sac", "crossq")
+PEERS = ("sb3", "zoo", "sb3-sac", "crossq")  # of Stable-Baselines3
+OFF_POLICY = ("sac", "sb3-sac", "crossq")  # for tasks with continuous actions
 SHOWN = ("dppo", "reuse", "sb3")  # unless others are named: these have run most of the tasks
 LONGEST_S = 7200.0
 OURS: dict[str, dict[str, Any]] = {
     "reuse": {"reuse": 4, "num_steps": 32},
     "fast": presets()["fast"],
+    "sac": {"algo": "sac"},
 }
 
 
@@ -121,7 +126,7 @@ def run(
         for seed in range(1, seeds + 1)
         for name in tasks
         for side in sides
-        if _possible(name) and (side != "zoo" or name in ZOO) and missing(side, name, seed)
+        if _possible(name, side) and missing(side, name, seed)
     ]
     failed = 0
     for line in run_all([partial(one_run, *one, **work) for one in wanted], jobs, store):
@@ -136,7 +141,11 @@ def run(
     return int(failed > 0)
 
 
-def _possible(name: str) -> bool:
+def _possible(name: str, side: str) -> bool:
+    if side == "zoo" and name not in ZOO:
+        return False
+    if side in OFF_POLICY and not TASKS[name].continuous:
+        return False
     return all(importlib.util.find_spec(module) for module in TASKS[name].needs)
 
 
@@ -150,8 +159,8 @@ def one_run(
     if until:
         line["until"] = until
     try:
-        if side in ("sb3", "zoo"):
-            work = json.dumps({"task": name, "zoo": side == "zoo", "seed": seed, "until": until})
+        if side in PEERS:
+            work = json.dumps({"task": name, "side": side, "seed": seed, "until": until})
             command = [sb3_python(), str(HERE / "samples_sb3.py"), work]
         else:
             work = json.dumps(

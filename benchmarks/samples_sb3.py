@@ -1,9 +1,10 @@
 """Train once with Stable-Baselines3, in its own virtual environment, and print the episodes as one line of JSON.
 
-python samples_sb3.py '{"task": "CartPole", "zoo": false, "seed": 1, "until": null}'
+python samples_sb3.py '{"task": "CartPole", "side": "sb3", "seed": 1, "until": null}'
 
 Prints: {"episodes": [[env steps of the run at its end, return], ...], "steps": all env steps, "update_s": CPU seconds
 of all updates}. With "until": "good" the run ends where it reaches this return. Masks and memory are sb3-contrib's.
+Sides: sb3, zoo, sb3-sac, crossq.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 os.environ["OMP_NUM_THREADS"] = "1"
+OFF_POLICY = ("sb3-sac", "crossq")
 
 
 def main() -> None:
@@ -49,18 +51,21 @@ def main() -> None:
             return not done
 
     task = TASKS[work["task"]]
-    settings = dict(ZOO[work["task"]]) if work["zoo"] else {}
+    is_tuned = work["side"] == "zoo"
+    settings = dict(ZOO[work["task"]]) if is_tuned else {}
+    if work["side"] in OFF_POLICY:  # as many gradient steps as env steps
+        settings = {"n_envs": 8, "train_freq": 1, "gradient_steps": -1}
     n_envs, normalize = settings.pop("n_envs", 1), settings.pop("normalize", False)
     envs = make_vec_env(partial(make, task.env_id), n_envs=n_envs, seed=work["seed"])
     if normalize:
         envs = VecNormalize(envs, gamma=settings.get("gamma", 0.99))
-    algorithm, policy = algorithm_for(work["task"])
+    algorithm, policy = algorithm_for(work["task"], work["side"])
     model = algorithm(policy, envs, seed=work["seed"], device="cpu", **arguments(settings))
     episodes, seconds = Episodes(), [0.0]
     model.train = counted(model.train, seconds)
     schedules = any(str(value).startswith("lin_") for value in ZOO.get(work["task"], {}).values())
     model.learn(
-        task.steps if work["zoo"] and schedules else most_steps(task, work["until"]),
+        task.steps if is_tuned and schedules else most_steps(task, work["until"]),
         callback=episodes,
     )
     envs.close()
@@ -85,11 +90,15 @@ def make(env_id: str) -> Any:
     return gym.wrappers.FlattenObservation(gym.wrappers.FilterObservation(env, parts))
 
 
-def algorithm_for(task: str) -> tuple[Any, str]:
-    """Return the class that can solve the task, and its policy."""
+def algorithm_for(task: str, side: str) -> tuple[Any, str]:
+    """Return the class of this side that can solve the task, and its policy."""
     import sb3_contrib
-    from stable_baselines3 import PPO
+    from stable_baselines3 import PPO, SAC
 
+    if side == "sb3-sac":
+        return SAC, "MlpPolicy"
+    if side == "crossq":
+        return sb3_contrib.CrossQ, "MlpPolicy"
     if task == "Shop":
         return sb3_contrib.MaskablePPO, "MlpPolicy"
     if task == "CartPoleNoVelocity":

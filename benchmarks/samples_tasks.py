@@ -27,6 +27,8 @@ class Task:
     """Modules that dppo does not install."""
     held_out: bool = False
     """Kept out of all tuning, and run at the end."""
+    continuous: bool = False
+    """Actions are real numbers, as soft actor-critic needs them."""
 
 
 MUJOCO, BOX2D = ("mujoco",), ("Box2D",)
@@ -34,17 +36,23 @@ TASKS = {
     "CartPole": Task("CartPole-v1", 50_000, 195, 475),
     "Acrobot": Task("Acrobot-v1", 100_000, -200, -100),
     "MountainCar": Task("MountainCar-v0", 150_000, -195, -130),
-    "MountainCarContinuous": Task("MountainCarContinuous-v0", 100_000, 50, 85),
-    "Pendulum": Task("Pendulum-v1", 150_000, -800, -250),
+    "MountainCarContinuous": Task("MountainCarContinuous-v0", 100_000, 50, 85, continuous=True),
+    "Pendulum": Task("Pendulum-v1", 150_000, -800, -250, continuous=True),
     "LunarLander": Task("LunarLander-v3", 200_000, 0, 200, needs=BOX2D),
-    "LunarLanderContinuous": Task("LunarLanderContinuous-v3", 200_000, 0, 200, needs=BOX2D),
-    "BipedalWalker": Task("BipedalWalker-v3", 300_000, 0, 200, needs=BOX2D),
-    "Reacher": Task("Reacher-v5", 100_000, -20, -8, needs=MUJOCO),
-    "InvertedDoublePendulum": Task("InvertedDoublePendulum-v5", 100_000, 1000, 8000, needs=MUJOCO),
-    "Hopper": Task("Hopper-v5", 200_000, 500, 2000, needs=MUJOCO),
-    "HalfCheetah": Task("HalfCheetah-v5", 200_000, 500, 1500, needs=MUJOCO),
-    "Walker2d": Task("Walker2d-v5", 200_000, 400, 1500, needs=MUJOCO, held_out=True),
-    "Pusher": Task("Pusher-v5", 100_000, -60, -45, needs=MUJOCO, held_out=True),
+    "LunarLanderContinuous": Task(
+        "LunarLanderContinuous-v3", 200_000, 0, 200, needs=BOX2D, continuous=True
+    ),
+    "BipedalWalker": Task("BipedalWalker-v3", 300_000, 0, 200, needs=BOX2D, continuous=True),
+    "Reacher": Task("Reacher-v5", 100_000, -20, -8, needs=MUJOCO, continuous=True),
+    "InvertedDoublePendulum": Task(
+        "InvertedDoublePendulum-v5", 100_000, 1000, 8000, needs=MUJOCO, continuous=True
+    ),
+    "Hopper": Task("Hopper-v5", 200_000, 500, 2000, needs=MUJOCO, continuous=True),
+    "HalfCheetah": Task("HalfCheetah-v5", 200_000, 500, 1500, needs=MUJOCO, continuous=True),
+    "Walker2d": Task(
+        "Walker2d-v5", 200_000, 400, 1500, needs=MUJOCO, held_out=True, continuous=True
+    ),
+    "Pusher": Task("Pusher-v5", 100_000, -60, -45, needs=MUJOCO, held_out=True, continuous=True),
     "DoorKey": Task(
         "bench_envs:make_doorkey",
         100_000,

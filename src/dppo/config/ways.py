@@ -57,6 +57,10 @@ def first_to_try(config: Config, actions: Actions | None) -> Iterator[str]:
     """
     if config.reuse == 1 and REUSE.within(config) is not None:
         yield f"{REUSE.flags}: {REUSE.share} of the env steps on 17 known tasks"
+    if config.algo == "sac":
+        if config.entropy_start is None:
+            yield "--entropy-start 0.5 --noise-correlation 0.9: explores for longer, where rewards are far away"
+        return
     if actions is None:
         return
     if clipped_off_centre(actions):

@@ -181,7 +181,8 @@ def best_way(facts: Facts, config: Config, chosen: Collection[str]) -> WayHere |
     """Return the way to learn with the fewest env steps, by known tasks, that does not take too long in time.
 
     Where steps take time, it may be somewhat slower than the defaults; elsewhere it must be worthwhile. Returns None if
-    settings of ways are among those `chosen` by the user or a preset, as no figures are known then.
+    settings of ways are among those `chosen` by the user or a preset, or for another algorithm than PPO, as no figures
+    are known then.
     """
     if config.algo != "ppo" or any(way.settings.keys() & chosen for way in WAYS):
         return None
