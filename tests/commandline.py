@@ -61,7 +61,8 @@ class Command:
         **env: str,
     ) -> None:
         self.marker = uuid.uuid4().hex
-        self._out, self._err = cwd / f"stdout-{self.marker}", cwd / f"stderr-{self.marker}"
+        self._out = cwd / f"stdout-{self.marker}"
+        self._err = cwd / f"stderr-{self.marker}"
         # Files, not pipes: reading a pipe would wait for all processes that have inherited it.
         with self._out.open("wb") as out, self._err.open("wb") as err:
             self._process = subprocess.Popen(

@@ -252,7 +252,8 @@ def test_acting_imports_no_torch_and_learning_no_environment() -> None:
 
 def reachable(graph: dict[str, set[str]], module: str) -> set[str]:
     """Return all modules that are imported along with `module`; this one only if there is a circle."""
-    found, todo = set[str](), [module]
+    found = set[str]()
+    todo = [module]
     while todo:
         new = graph[todo.pop()] - found
         found |= new

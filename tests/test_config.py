@@ -481,10 +481,8 @@ def test_tuned_values_give_way_to_those_of_the_user(
 
 
 def test_a_tuned_value_gives_way_to_a_setting_that_is_refused_beside_it() -> None:
-    own, note = (
-        {"env_id": "E-v0", "desired_kl": 0.01},
-        "preset: desired_kl=0.01 has no effect: anneal_lr sets the learning",
-    )
+    own = {"env_id": "E-v0", "desired_kl": 0.01}
+    note = "preset: desired_kl=0.01 has no effect: anneal_lr sets the learning"
     fitted, notes = merge_preset(own, {"gamma": 0.9, "anneal_lr": True})
     assert (fitted, notes) == (own | {"gamma": 0.9}, (f"{note} rate; using anneal_lr=False",))
     refused = {"env_id": "E-v0", "minibatch_size": 0}

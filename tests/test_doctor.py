@@ -110,14 +110,15 @@ def test_a_disease_is_found(disease: str, monkeypatch: pytest.MonkeyPatch, tmp_p
     monkeypatch.setattr(examination, "MAX_STEPS", 50)
     # of a process of its own
     monkeypatch.setattr(Examination, "_elsewhere", lambda examination: True)
-    own = [
-        one
-        for one in found_in(config_of(disease))
-        if "Gymnasium's checker" not in one and f"note: {ZERO} and {RANDOM} get the same" not in one
+    texts = [
+        text
+        for text in found_in(config_of(disease))
+        if "Gymnasium's checker" not in text
+        and f"note: {ZERO} and {RANDOM} get the same" not in text
     ]
-    assert len(own) == len(DISEASES[disease]), own
-    for expected, one in zip(DISEASES[disease], own, strict=True):
-        assert one.startswith(expected)
+    assert len(texts) == len(DISEASES[disease]), texts
+    for expected, text in zip(DISEASES[disease], texts, strict=True):
+        assert text.startswith(expected)
 
 
 @pytest.mark.parametrize(
@@ -141,10 +142,10 @@ def test_the_bounds_of_actions_are_reported(
 ) -> None:
     monkeypatch.setattr(examination, "MAX_STEPS", 20)
     valve: dict[str, Any] = {"env_id": "worlds.acting:Actuated", "env_kwargs": {"kind": "valve"}}
-    found = found_in(
+    texts = found_in(
         make_config({**valve, "action_bounds": bounds, "num_samplers": 1, "num_steps": 16})
     )
-    told = [text for text in found if "ctions lie between" in text]
+    told = [text for text in texts if "ctions lie between" in text]
     assert len(told) == (expected is not None)
     assert expected is None or told[0].startswith(expected)
 
@@ -164,9 +165,10 @@ def test_faults_are_counted_and_lead_to_settings_with_which_a_run_goes_on(
     config = dataclasses.replace(
         FAULTY, env_kwargs={"steps": steps, "resets": resets, "kinds": kinds}
     )
-    found, same, *_ = found_in(config)
-    assert found.startswith("error: sampler 0 (worlds.faulty:Unreliable), env 0: ")
-    first, last = found.splitlines()[0], found.splitlines()[-1]
+    fault, same, *_ = found_in(config)
+    assert fault.startswith("error: sampler 0 (worlds.faulty:Unreliable), env 0: ")
+    first = fault.splitlines()[0]
+    last = fault.splitlines()[-1]
     assert "(seed " in first
     counted = re.match(r"It is the first of (\d+) faults in (\d+) steps", last)
     assert counted
@@ -178,14 +180,14 @@ def test_faults_are_counted_and_lead_to_settings_with_which_a_run_goes_on(
     assert same.startswith(f"ok: the same seed and actions give the same {counted[2]} steps"), (
         "their faults, too"
     )
-    given = re.search(r"With --on-env-fault rebuild --env-faults (\d+/h), a run goes on", last)
-    assert given
+    advised = re.search(r"With --on-env-fault rebuild --env-faults (\d+/h), a run goes on", last)
+    assert advised
     again = dataclasses.replace(
-        config, on_env_fault="rebuild", env_faults=given[1].replace("/h", "00/h")
+        config, on_env_fault="rebuild", env_faults=advised[1].replace("/h", "00/h")
     )
-    found, *_ = found_in(again)
-    assert found.startswith("warning: sampler 0")
-    assert found.endswith("A run goes on after each.")
+    fault, *_ = found_in(again)
+    assert fault.startswith("warning: sampler 0")
+    assert fault.endswith("A run goes on after each.")
 
 
 def test_faults_that_follow_from_no_seed_end_a_comparison_and_not_the_examination(
@@ -193,12 +195,12 @@ def test_faults_that_follow_from_no_seed_end_a_comparison_and_not_the_examinatio
 ) -> None:
     monkeypatch.setattr(examination, "MAX_STEPS", 50)
     random.seed(1)
-    faults, unlike, *others = found_in(config_of("flaky"))
+    faults, unlike, *further = found_in(config_of("flaky"))
     assert "ConnectionError in step), about" in faults
     assert unlike.startswith(
         "warning: faults do not follow from seed and actions, as others happened in a new instance"
     )
-    assert not any(one.startswith(AGAIN) for one in others)
+    assert not any(text.startswith(AGAIN) for text in further)
 
 
 ROWS: dict[str, dict[str, Any]] = {
@@ -217,16 +219,16 @@ def test_environments_of_several_rows_are_examined(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(examination, "MAX_STEPS", 50)
-    found = found_in(dataclasses.replace(FAULTY, envs_per_sampler=3, **ROWS[name]))
-    assert any(one.startswith("note: 3 rows step at once") for one in found), found
-    repeated = [one for one in found if "the same seed and actions give the same" in one]
-    declared = [one for one in found if one.startswith("note: it is declared nondeterministic")]
-    assert (len(repeated), len(declared)) == ((0, 1) if "itself" in name else (1, 0)), found
-    assert any("OSError in step" in one for one in found) == ("fail" in name)
+    texts = found_in(dataclasses.replace(FAULTY, envs_per_sampler=3, **ROWS[name]))
+    assert any(text.startswith("note: 3 rows step at once") for text in texts), texts
+    repeated = [text for text in texts if "the same seed and actions give the same" in text]
+    declared = [text for text in texts if text.startswith("note: it is declared nondeterministic")]
+    assert (len(repeated), len(declared)) == ((0, 1) if "itself" in name else (1, 0)), texts
+    assert any("OSError in step" in text for text in texts) == ("fail" in name)
 
 
 @pytest.mark.parametrize(
-    ("partial", "said"),
+    ("partial", "expected"),
     [
         (False, "ok: another instance goes on in the same way after set_state"),
         (
@@ -236,14 +238,14 @@ def test_environments_of_several_rows_are_examined(
     ],
 )
 def test_a_state_that_is_not_whole_is_found(
-    partial: bool, said: str, monkeypatch: pytest.MonkeyPatch
+    partial: bool, expected: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(examination, "MAX_STEPS", 50)
     kwargs = {"disease": "hidden state", "partial": partial}
-    found = found_in(
+    texts = found_in(
         dataclasses.replace(config_of("none"), env_id="worlds.sick:Saved", env_kwargs=kwargs)
     )
-    assert any(one.startswith(said) for one in found), found
+    assert any(text.startswith(expected) for text in texts), texts
 
 
 def test_the_update_that_is_timed_is_that_of_the_run(
@@ -323,29 +325,26 @@ FACTS: list[tuple[Facts, dict[str, Any], str]] = [
 
 @pytest.mark.parametrize(("facts", "settings", "text"), FACTS)
 def test_facts_lead_to_a_finding(facts: Facts, settings: dict[str, Any], text: str) -> None:
-    found = [one for _, one in findings(PLAYED | facts, config_of("none", **settings))]
-    assert len(found) == bool(text), found
-    assert "".join(found).startswith(text)
+    texts = [finding for _, finding in findings(PLAYED | facts, config_of("none", **settings))]
+    assert len(texts) == bool(text), texts
+    assert "".join(texts).startswith(text)
 
 
 @executes("tools/doctor/findings.py: Use --env-state own, which sets its own state instead")
 def test_endless_episodes_of_an_environment_with_a_state_need_no_replays() -> None:
-    found = [text for _, text in findings(PLAYED | {"lengths": [], "state": ""}, config_of("none"))]
-    assert found[1].endswith(
+    texts = [text for _, text in findings(PLAYED | {"lengths": [], "state": ""}, config_of("none"))]
+    assert texts[1].endswith(
         "so that replays take ever longer. Use --env-state own, which sets its own state instead"
     )
-    told = config_of("none", env_state="own")
-    assert len([*findings(PLAYED | {"lengths": [], "state": ""}, told)]) == 1
+    config = config_of("none", env_state="own")
+    assert len([*findings(PLAYED | {"lengths": [], "state": ""}, config)]) == 1
 
 
 class Overshoots(gym.Env[Any, Any]):
     """Leaves its space a little in each thirtieth step, which a run goes on after."""
 
-    observation_space: gym.Space[Any]
-    observation_space, action_space = (
-        gym.spaces.Box(-1, 1, (3,), np.float32),
-        gym.spaces.Discrete(2),
-    )
+    observation_space: gym.Space[Any] = gym.spaces.Box(-1, 1, (3,), np.float32)
+    action_space = gym.spaces.Discrete(2)
 
     def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
         super().reset(seed=seed)
@@ -354,8 +353,8 @@ class Overshoots(gym.Env[Any, Any]):
 
     def step(self, action: int) -> Any:
         self.steps += 1
-        seen = self.np_random.random(3) if self.steps < 30 else np.full(3, 1.01)
-        return seen.astype(np.float32), float(action), self.steps == 40, False, {}
+        obs = self.np_random.random(3) if self.steps < 30 else np.full(3, 1.01)
+        return obs.astype(np.float32), float(action), self.steps == 40, False, {}
 
 
 class Camera(Overshoots):
@@ -368,29 +367,27 @@ class Camera(Overshoots):
         return self.np_random.integers(0, 255, (96, 96, 3), np.uint8), info
 
     def step(self, action: int) -> Any:
-        _, *others = super().step(action)
-        return self.np_random.integers(0, 255, (96, 96, 3), np.uint8), *others
+        _, *outcome = super().step(action)
+        return self.np_random.integers(0, 255, (96, 96, 3), np.uint8), *outcome
 
 
 def test_steps_that_are_played_back_are_checked_as_in_a_run(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(examination, "MAX_STEPS", 100)
-    found = found_in(
+    texts = found_in(
         dataclasses.replace(config_of("none", num_samplers=4), env_id=Overshoots, env_kwargs={})
     )
-    assert any("1.00999" in one for one in found)
-    assert not any(one.startswith("error") for one in found), found
+    assert any("1.00999" in text for text in texts)
+    assert not any(text.startswith("error") for text in texts), texts
 
 
 def test_the_memory_of_the_network_and_of_the_examination_is_not_that_of_the_environment(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(examination, "MAX_STEPS", 150)
-    config, facts = (
-        dataclasses.replace(config_of("none", image_features=64), env_id=Camera, env_kwargs={}),
-        Facts(),
-    )
+    config = dataclasses.replace(config_of("none", image_features=64), env_id=Camera, env_kwargs={})
+    facts = Facts()
     calls = dict.fromkeys(("make", "done", "reset", "step"), int)
     Examination(config, 30, lambda **new: facts.update(new), calls).run()
     assert facts["env_mb"] < 20
@@ -399,15 +396,14 @@ def test_the_memory_of_the_network_and_of_the_examination_is_not_that_of_the_env
 
 def test_without_memory_for_any_plan_there_is_still_one() -> None:
     few = {"num_samplers": 4, "num_actors": 2, "num_learners": 2}
-    facts, config = {**WAITS, "env_mb": 3000, "available_mb": 6400}, config_of("none", **few)
+    facts = {**WAITS, "env_mb": 3000, "available_mb": 6400}
+    config = config_of("none", **few)
     assert recommended(facts, config) in [*plans(facts, config)]
 
 
 def test_a_hang_in_close_does_not_call_for_actors() -> None:
-    facts, config = (
-        {**WAITS, "stage": "closing", "hung": "closing has not returned for 60 s"},
-        config_of("none"),
-    )
+    facts = {**WAITS, "stage": "closing", "hung": "closing has not returned for 60 s"}
+    config = config_of("none")
     assert recommended(facts, config).actors == 0
     assert next(text for _, text in findings(facts, config)).endswith(
         "Give it a timeout: a run leaves it alone"
@@ -420,10 +416,11 @@ def test_a_hang_in_close_does_not_call_for_actors() -> None:
     ids=str,
 )
 def test_what_ends_a_run_without_actors_leads_to_actors(fact: Facts) -> None:
-    config, facts = config_of("none", num_samplers=8), {**WAITS, "busy": 0.1}
+    config = config_of("none", num_samplers=8)
+    facts = {**WAITS, "busy": 0.1}
     assert recommended(facts, config).actors == 0
     assert recommended(facts | fact, config).actors >= 1
-    assert not any(one.startswith("You do not need Ray") for one in advice(facts | fact, config))
+    assert not any(text.startswith("You do not need Ray") for text in advice(facts | fact, config))
 
 
 class SharesMemory(Overshoots):
@@ -443,13 +440,13 @@ def test_pythons_own_process_is_not_left_by_the_environment(
     tracker = resource_tracker.ResourceTracker()
     monkeypatch.setattr(resource_tracker, "_resource_tracker", tracker)
     try:
-        found = found_in(dataclasses.replace(config_of("none"), env_id=SharesMemory, env_kwargs={}))
+        texts = found_in(dataclasses.replace(config_of("none"), env_id=SharesMemory, env_kwargs={}))
     finally:
         for child in SharesMemory.children:
             child.kill()
             child.wait()
         tracker._stop()  # type: ignore[attr-defined]
-    left = [one for one in found if "close() leaves" in one]
+    left = [text for text in texts if "close() leaves" in text]
     assert len(left) == 1
     assert "python" not in left[0]
     assert f"leaves {len(SharesMemory.children)} of its processes" in left[0]
@@ -472,9 +469,9 @@ class OnPort(Overshoots):
 
 def test_a_second_instance_may_need_another_place(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(examination, "MAX_STEPS", 50)
-    found = found_in(dataclasses.replace(config_of("none"), env_id=OnPort, env_kwargs={}))
-    assert any(one.startswith("ok: the same seed and actions give the same ") for one in found)
-    assert not any(one.startswith("error") for one in found), found
+    texts = found_in(dataclasses.replace(config_of("none"), env_id=OnPort, env_kwargs={}))
+    assert any(text.startswith("ok: the same seed and actions give the same ") for text in texts)
+    assert not any(text.startswith("error") for text in texts), texts
 
 
 ALONE = {"single": "PermissionError: only one", "elsewhere": True}
@@ -526,7 +523,7 @@ COMMANDS: list[
 
 
 @pytest.mark.parametrize(
-    ("flags", "facts", "named", "left_out"), COMMANDS, ids=[one[0] for one in COMMANDS]
+    ("flags", "facts", "named", "left_out"), COMMANDS, ids=[case[0] for case in COMMANDS]
 )
 def test_the_command_that_is_printed_is_accepted_and_is_what_is_recommended(
     flags: str,
@@ -604,7 +601,7 @@ WORLDS: list[tuple[str, Facts, dict[str, Any], dict[tuple[int, bool], float], tu
 
 
 @pytest.mark.parametrize(
-    ("name", "facts", "settings", "speed_ups", "best"), WORLDS, ids=[one[0] for one in WORLDS]
+    ("name", "facts", "settings", "speed_ups", "best"), WORLDS, ids=[case[0] for case in WORLDS]
 )
 def test_the_model_predicts(
     name: str,
@@ -613,16 +610,14 @@ def test_the_model_predicts(
     speed_ups: dict[tuple[int, bool], float],
     best: tuple[int, bool],
 ) -> None:
-    facts, config = (
-        WAITS | facts,
-        make_config({"env_id": "x:y", "num_samplers": 8, "num_steps": 64, **settings}),
-    )
-    speeds = {(one.actors, one.threads): one.speed for one in plans(facts, config)}
+    facts = WAITS | facts
+    config = make_config({"env_id": "x:y", "num_samplers": 8, "num_steps": 64, **settings})
+    speeds = {(candidate.actors, candidate.threads): candidate.speed for candidate in plans(facts, config)}
     for plan, expected in speed_ups.items():
         assert speeds[plan] / speeds[0, False] == pytest.approx(expected, rel=0.15), plan
     chosen = recommended(facts, config)
     assert (chosen.actors, chosen.threads) == best
-    assert any("You do not need Ray" in one for one in advice(facts, config)) == (not chosen.actors)
+    assert any("You do not need Ray" in text for text in advice(facts, config)) == (not chosen.actors)
 
 
 def test_the_model_knows_what_a_lag_and_resets_in_the_background_gain() -> None:
@@ -647,11 +642,11 @@ def test_the_model_knows_what_a_lag_and_resets_in_the_background_gain() -> None:
 
 
 @pytest.mark.parametrize(
-    ("settings", "said"),
+    ("settings", "advised"),
     [({"num_actors": 2}, 1), ({"num_actors": 0}, 0), ({"num_actors": 2, "policy_lag": 1}, 0)],
 )
 def test_a_lag_is_advised_where_it_would_collect_while_learning(
-    settings: dict[str, Any], said: int, tmp_path: Path
+    settings: dict[str, Any], advised: int, tmp_path: Path
 ) -> None:
     config = make_config({"env_id": "CartPole-v1", **settings})
     (tmp_path / "config.yaml").write_text(yaml.safe_dump(grouped(plain_settings(config))))
@@ -662,14 +657,15 @@ def test_a_lag_is_advised_where_it_would_collect_while_learning(
     row |= {f"perf/{name}": 1.0 for name in TimeSplit._fields[1:]}
     texts = [text for kind, text in of_run(tmp_path, [row]) if kind == "note"]
     assert [text.endswith(", or --policy-lag 1") for text in texts if "went to SGD" in text] == [
-        bool(said)
+        bool(advised)
     ]
 
 
 def test_the_doctor_of_a_run_says_what_limited_it_and_writes_nothing(
     tmp_path: Path, capsys: Capture
 ) -> None:
-    folder, sizes = tmp_path / "run", {"num_samplers": 1, "num_steps": 16, "total_timesteps": 48}
+    folder = tmp_path / "run"
+    sizes = {"num_samplers": 1, "num_steps": 16, "total_timesteps": 48}
     dppo.train(
         make_config({"env_id": "CartPole-v1", "run_dir": folder, "progress": "off", **sizes})
     )

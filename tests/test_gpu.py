@@ -217,7 +217,8 @@ def test_weights_are_kept_where_a_gpu_takes_nothing_any_more(
     local, segment = learning_of()
     trainer = local.trainer
     assert isinstance(trainer, PPOTrainer)
-    weights, state = local.weights(), local.state()
+    weights = local.weights()
+    state = local.state()
 
     def lost(*_: Any, **__: Any) -> Any:
         trainer.model.parameters.weights.data.zero_()

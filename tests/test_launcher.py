@@ -62,8 +62,11 @@ class Checkout:
     """A copy of the launcher with a stub of a project, and its fakes in the folder beside it."""
 
     def __init__(self, root: Path, fakes: Path) -> None:
-        self.root, self.fakes, self.venv = root, fakes, root / ".venv"
-        self.launcher, self.cwd = str(root / "dppo"), root
+        self.root = root
+        self.fakes = fakes
+        self.venv = root / ".venv"
+        self.launcher = str(root / "dppo")
+        self.cwd = root
         self.started: list[Call] = []
 
     def calls(self) -> list[str]:
@@ -136,7 +139,8 @@ def test_the_first_call_installs_pinned_and_runs_the_command_in_the_callers_fold
 ) -> None:
     (checkout.fakes / "one").symlink_to(checkout.root / "dppo")
     (checkout.root.parent / "two").symlink_to("fakes/one")
-    checkout.launcher, checkout.cwd = "../two", checkout.fakes
+    checkout.launcher = "../two"
+    checkout.cwd = checkout.fakes
     done = checkout.run("x", "two words", PYTHONPATH="/mine", PIP_TARGET="/elsewhere")
     assert done.code == 0, done.err
     assert done.out.splitlines() == ["ran:x", "ran:two words", f"in:{checkout.fakes}", "path:/mine"]

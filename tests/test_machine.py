@@ -247,6 +247,7 @@ def test_a_picture_and_a_comparison_that_cannot_be_written_say_the_remedy(
     assert "learning_curve.png: cannot be written: File too large. " in caplog.messages[0]
     assert "Errno" not in caplog.messages[0]
     (tmp_path / "file").write_text("")
-    options, plan = compare.Options(), [Config(env_id="CartPole-v1")]
+    options = compare.Options()
+    plan = [Config(env_id="CartPole-v1")]
     with pytest.raises(ConfigError, match=r"compare\.json: cannot be written: "):
         compare._write_json(options, plan, [], tmp_path / "file" / "compare.json")

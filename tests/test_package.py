@@ -48,7 +48,8 @@ def call(*words: str | Path, cwd: Path) -> str:
 def test_the_wheel_works_in_a_fresh_environment_and_holds_its_data(tmp_path: Path) -> None:
     """Dependencies come from the environment of the tests by a .pth file; pip fetches the build backend."""
     call(sys.executable, "-m", "build", "--outdir", tmp_path, ROOT, cwd=tmp_path)
-    [wheel], [sdist] = tmp_path.glob("*.whl"), tmp_path.glob("*.tar.gz")
+    [wheel] = tmp_path.glob("*.whl")
+    [sdist] = tmp_path.glob("*.tar.gz")
     with zipfile.ZipFile(wheel) as files:
         assert set(files.namelist()) >= DATA
         assert any(name.endswith("licenses/LICENSE") for name in files.namelist())

@@ -96,7 +96,7 @@ def tokens_a_line(text: str) -> float:
     return len(tokens) / max(1, text.count("\n"))
 
 
-@pytest.mark.parametrize(("tree", "limit"), [("src", 0), ("tests", 123)])
+@pytest.mark.parametrize(("tree", "limit"), [("src", 0), ("tests", 0)])
 def test_a_line_assigns_one_thing(tree: str, limit: int) -> None:
     refused = places(tree, is_packed)
     assert len(refused) <= limit, "\n".join(refused)

@@ -21,7 +21,9 @@ from dppo.ppo.learning.reuse import joined
 from dppo.ppo.networks.network import NetworkSpec
 from dppo.records.files import checkpoint as checkpoints
 
-T, E, SAMPLERS = 3, 2, 2
+T = 3
+E = 2
+SAMPLERS = 2
 OBS = np.dtype(
     [("at", np.float32, (2,)), ("inner", [("turn", np.int64), ("image", np.uint8, (2, 2, 3))])]
 )
@@ -84,7 +86,8 @@ def observations(rng: np.random.Generator, rows: int) -> np.ndarray:
 def going_on(before: Segment, after: Segment) -> Segment:
     """The segment `after`, as if its sampler had gone on from `before`."""
     assert before.successors is not None
-    obs, starts = after.obs.copy(), before.successors[-E:]
+    obs = after.obs.copy()
+    starts = before.successors[-E:]
     obs[0] = np.where(before.terminated[-1] | before.truncated[-1], obs[0], starts)
     return replace(after, obs=obs)
 
@@ -93,10 +96,10 @@ def batch(iteration: int) -> list[Segment]:
     return [segment(10 * iteration + sampler) for sampler in range(SAMPLERS)]
 
 
-def assert_same(found: list[Segment], expected: list[Segment]) -> None:
-    assert len(found) == len(expected)
-    for one, other in zip(found, expected, strict=True):
-        assert_same_bytes(one, other)
+def assert_same(actual: list[Segment], expected: list[Segment]) -> None:
+    assert len(actual) == len(expected)
+    for segment, other in zip(actual, expected, strict=True):
+        assert_same_bytes(segment, other)
 
 
 def of_samplers(*iterations: int) -> list[Segment]:
@@ -118,7 +121,8 @@ def test_each_update_trains_on_the_last_segments_of_every_sampler() -> None:
 
 
 def test_a_failed_update_keeps_nothing_and_a_restored_one_goes_on() -> None:
-    inner, other = Trained(), Trained()
+    inner = Trained()
+    other = Trained()
     trainers, restored = (reusing(one, 3) for one in (inner, other))
     for iteration in range(2):
         trainers.update(Experience(batch(iteration), POLICY, None, iteration))
@@ -138,7 +142,8 @@ def test_a_failed_update_keeps_nothing_and_a_restored_one_goes_on() -> None:
 
 def test_observations_beside_a_mask_go_on_as_any_others() -> None:
     """They are views of some fields, whose items have a gap."""
-    inner, parts = Trained(), [segment(0)]
+    inner = Trained()
+    parts = [segment(0)]
     parts.append(going_on(parts[0], segment(1)))
     expected = joined(parts)
     padded = np.dtype(
@@ -159,7 +164,8 @@ def test_observations_beside_a_mask_go_on_as_any_others() -> None:
 
 def test_kept_segments_are_copies() -> None:
     """Views of Ray's store would fill it."""
-    inner, mine = Trained(), batch(0)
+    inner = Trained()
+    mine = batch(0)
     trainers = reusing(inner, 2)
     trainers.update(Experience(mine, POLICY, None, 0))
     trainers.update(Experience([replace(one) for one in mine], POLICY, None, 1))
@@ -174,7 +180,8 @@ def test_joined_segments_are_one_where_the_sampler_went_on() -> None:
         parts = [segment(100 * number)]
         for index in range(1, 3):
             parts.append(going_on(parts[-1], segment(100 * number + index)))
-        whole, own = joined(parts), np.concatenate([one.followed for one in parts])
+        whole = joined(parts)
+        kept_rows = np.concatenate([one.followed for one in parts])
         for name in (
             "obs",
             "actions",
@@ -193,7 +200,7 @@ def test_joined_segments_are_one_where_the_sampler_went_on() -> None:
         np.testing.assert_array_equal(whole.terminated | whole.truncated, over)
         successors = np.concatenate([one.successors for one in parts if one.successors is not None])
         assert whole.successors is not None
-        assert whole.successors.tobytes() == successors[whole.followed[own]].tobytes()
+        assert whole.successors.tobytes() == successors[whole.followed[kept_rows]].tobytes()
         assert len(whole.successors) == np.count_nonzero(whole.followed)
         ends += int(over[[T - 1, 2 * T - 1]].sum())
     assert 0 < ends < 80
@@ -211,7 +218,8 @@ def test_joined_segments_are_cut_where_the_sampler_started_anew() -> None:
     assert whole.followed[T - 1, 1] == ~whole.terminated[T - 1, 1]
 
 
-ITERATIONS, ROWS = 5, 2 * 40
+ITERATIONS = 5
+ROWS = 2 * 40
 SETTINGS: dict[str, Any] = {
     "env_id": "CartPole-v1", "num_samplers": 2, "num_steps": 40, "total_timesteps": ROWS * ITERATIONS, "reuse": 3,
     "update_epochs": 2, "minibatch_size": 40, "learning_rate": 1e-3, "norm_obs": True, "norm_reward": True,

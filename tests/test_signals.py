@@ -27,7 +27,9 @@ from dppo.__main__ import main
 from dppo.errors import ClusterError
 from dppo.signals import StopRequested, StopSignals
 
-STEPS, ITERATIONS, SAMPLERS = 200, 4, 2
+STEPS = 200
+ITERATIONS = 4
+SAMPLERS = 2
 TOTAL = STEPS * ITERATIONS * SAMPLERS
 # two iterations are fast; the rest of the third takes more than three minutes
 SLOW_AFTER = 2 * STEPS + 10
@@ -318,7 +320,8 @@ class Waiting(torch.nn.Module):
 
     def __init__(self, spaces: Any, head_size: int, folder: str) -> None:
         super().__init__()
-        self.head, self.value = torch.nn.Linear(4, head_size), torch.nn.Linear(4, 1)
+        self.head = torch.nn.Linear(4, head_size)
+        self.value = torch.nn.Linear(4, 1)
         self.folder = Path(folder)
 
     def forward(self, obs: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

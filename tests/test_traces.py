@@ -67,7 +67,8 @@ def test_an_evaluation_that_is_repeated_after_the_last_iteration_has_no_line(
     traced: dppo.Result, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its row, one of its own, comes before any update."""
-    play, played = EpisodePlayer.play, []
+    play = EpisodePlayer.play
+    played = []
 
     def interrupted(*args: Any) -> Any:
         played.append(args)

@@ -47,7 +47,8 @@ def a_run_that_loses_its_actors_node(cluster: Any, folder: Path) -> dict[str, An
     }
     base |= {"num_samplers": 4, "total_timesteps": 16 * 4 * 4, "progress": "off", "num_learners": 2}
     base |= {"num_actors": 2, "actor_resources": {"simulators": 1}, "address": cluster.address}
-    update, to_come = RayTrainers.update, [0, 2]
+    update = RayTrainers.update
+    to_come = [0, 2]
 
     def update_after_a_loss(self: RayTrainers, experience: Experience) -> Any:
         if experience.iteration in to_come:

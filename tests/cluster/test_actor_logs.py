@@ -125,7 +125,8 @@ def test_a_death_names_its_cause_its_place_and_its_log(tmp_path: Path, ray_sessi
     config = settings(tmp_path / "run", Dying, max_actor_restarts=0)
     with pytest.raises(ClusterError) as caught:
         dppo.train(config)
-    said, run = str(caught.value), tmp_path / "run"
+    said = str(caught.value)
+    run = tmp_path / "run"
     assert re.search(
         r"died.*, stepping env 0 of sampler 0, episode 0, step 3 \(seed \d+\); its log: .*actor-0.log\n",
         said,
@@ -184,7 +185,8 @@ os.kill(os.getpid(), 9)
 @pytest.mark.proves("prints megabytes")
 def test_a_keeper_ends_all_children_and_keeps_a_short_log(tmp_path: Path) -> None:
     """As an actor does, without Ray."""
-    log, pids = tmp_path / "log", tmp_path / "pids"
+    log = tmp_path / "log"
+    pids = tmp_path / "pids"
     path = os.pathsep.join((str(SOURCE), str(TESTS), str(Path(__file__).parent)))
     process = subprocess.Popen(
         [sys.executable, "-c", PROGRAM, str(log), str(pids)], env=os.environ | {"PYTHONPATH": path}
@@ -275,10 +277,8 @@ def test_environments_that_do_not_close_are_left_alone_in_process(
 ) -> None:
     monkeypatch.setattr(in_process, "CLOSING_S", 0.1)
     # of pytest-timeout
-    alarm, timer = (
-        signal.getsignal(signal.SIGALRM),
-        signal.getitimer(signal.ITIMER_REAL),
-    )
+    alarm = signal.getsignal(signal.SIGALRM)
+    timer = signal.getitimer(signal.ITIMER_REAL)
     result = dppo.train(settings(tmp_path / "run", Clinging, num_actors=0, num_samplers=2))
     assert result.iterations == 2
     assert capfd.readouterr().err.count("TimeoutError: not done within 0.1 s") == 2

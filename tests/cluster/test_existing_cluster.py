@@ -60,7 +60,8 @@ class UsersCluster:
     def _answer(self, timeout_s: float) -> Any:
         """Return the next answer; Ray prints other lines in between."""
         assert self._process.stdout is not None
-        deadline, line = time.monotonic() + timeout_s, b""
+        deadline = time.monotonic() + timeout_s
+        line = b""
         with selectors.DefaultSelector() as selector:
             selector.register(self._process.stdout, selectors.EVENT_READ)
             while not line.startswith(b"answer "):

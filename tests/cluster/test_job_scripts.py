@@ -43,7 +43,8 @@ ended $(job)
     WITHOUT_SLURM, reason="needs root, and slurmd, slurmctld, munge of Debian in PATH"
 )
 def test_slurm_runs_the_job_saves_at_sigterm_and_continues(tmp_path: Path) -> None:
-    run_dir, slurm = tmp_path / "run", Path(__file__).with_name("slurm_on_one_machine.sh")
+    run_dir = tmp_path / "run"
+    slurm = Path(__file__).with_name("slurm_on_one_machine.sh")
     env = {
         **os.environ,
         "HOME": str(tmp_path),
@@ -112,7 +113,8 @@ def test_manifests_have_the_schema_of_kuberay_and_start_a_valid_run() -> None:
     valid = jsonschema.Draft7Validator(schema)
     for job in manifests():
         assert [f"{error.json_path}: {error.message}" for error in valid.iter_errors(job)] == []
-        spec, cluster = job["spec"], job["spec"]["rayClusterSpec"]
+        spec = job["spec"]
+        cluster = job["spec"]["rayClusterSpec"]
         for group in (cluster["headGroupSpec"], *cluster["workerGroupSpecs"]):
             pod = group["template"]["spec"]
             volumes = {volume["name"] for volume in pod["volumes"]}

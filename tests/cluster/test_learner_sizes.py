@@ -43,7 +43,8 @@ def test_the_nearest_sizes_are_named(
     if share is not None:
         chosen["minibatch_size"] = max(1, int(share * samplers * envs * steps))
     for pick in (0, -1):
-        settings_now, refusals = dict(chosen), []
+        settings_now = dict(chosen)
+        refusals = []
         while (text := refusal(**settings_now)) is not None:
             refusals.append(text)
             match = re.search(r"Use `(num_samplers|minibatch_size)=(\d+)`(?: or (\d+))?", text)

@@ -155,7 +155,8 @@ def test_the_watch_names_the_lost_process_and_how_to_resume(listener: Listener) 
 
 def test_a_silence_is_told_once_and_so_is_its_end_and_actors_are_not_late_meanwhile() -> None:
     now = [0.0]
-    clock, lines = RunClock(lambda: now[0]), list[str]()
+    clock = RunClock(lambda: now[0])
+    lines = list[str]()
     watch = ClusterWatch(lines.append, clock)
     gcs = Endpoint("Ray's GCS", "10.0.0.1:6379", patience_s=0.0)
     watch._endpoints = [gcs]
@@ -187,8 +188,10 @@ def test_a_silence_is_told_once_and_so_is_its_end_and_actors_are_not_late_meanwh
 
 def test_a_call_that_does_not_end_is_told_and_ends_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
     """While the processes of Ray answer: packets are lost now and then, or the GCS is stuck."""
-    now, over = [0.0], threading.Event()
-    clock, lines = RunClock(lambda: now[0]), list[str]()
+    now = [0.0]
+    over = threading.Event()
+    clock = RunClock(lambda: now[0])
+    lines = list[str]()
     watch = ClusterWatch(lines.append, clock)
     calls = RayCalls("test", clock.awake)
     watch.add_calls(calls)
@@ -230,7 +233,9 @@ def test_calls_are_made_in_order_and_whoever_waits_can_be_interrupted() -> None:
     def stop() -> None:
         raise Stop
 
-    calls, made, entered = RayCalls("test"), list[str](), threading.Event()
+    calls = RayCalls("test")
+    made = list[str]()
+    entered = threading.Event()
 
     def endless() -> None:
         entered.set()

@@ -58,7 +58,8 @@ class Undisturbed:
     """Two ranks in the middle of a training, and the result of their next update without faults."""
 
     def __init__(self, trainers: RayTrainers, notes: list[str]) -> None:
-        self.trainers, self.notes = trainers, notes
+        self.trainers = trainers
+        self.notes = notes
         self.segments = [ray.put(segment) for segment in some_segments()]
         self.update()
         self.before = trainers.weights(), trainers.state()
@@ -214,7 +215,8 @@ def test_a_rank_that_dies_while_the_group_starts_is_replaced(busy_with: str, row
 
 @pytest.mark.slow
 def test_ranks_that_die_repeatedly_end_the_run() -> None:
-    rebuilds, notes = ranks.MAX_REBUILDS, list[str]()
+    rebuilds = ranks.MAX_REBUILDS
+    notes = list[str]()
     with ray_trainers_of(
         settings(update_epochs=20 * LONG), notes
     ) as trainers:  # no update ends in time

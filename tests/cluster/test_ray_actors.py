@@ -388,7 +388,9 @@ def test_a_run_restores_ray_signal_handlers_variables_and_threads(tmp_path: Path
 
     def handler(*_: object) -> None: ...
 
-    before, environ, threads = ray.cluster_resources(), dict(os.environ), torch.get_num_threads()
+    before = ray.cluster_resources()
+    environ = dict(os.environ)
+    threads = torch.get_num_threads()
     handlers = {
         number: signal.signal(number, handler) for number in (signal.SIGINT, signal.SIGTERM)
     }

@@ -123,7 +123,8 @@ def test_a_lost_learner_is_counted_and_changes_no_weights(
 def test_a_run_with_two_learners_resumes_with_two_exactly_and_with_none(
     with_two: Weights, tmp_path: Path
 ) -> None:
-    run, copy = tmp_path / "run", tmp_path / "copy"
+    run = tmp_path / "run"
+    copy = tmp_path / "copy"
     two = {"num_actors": 1, "num_learners": 2}
     stopped = dppo.train(run_settings(run, **two), observers=[Recorder(interrupt_at=2)])
     assert stopped.iterations == 2

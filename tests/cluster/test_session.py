@@ -85,7 +85,8 @@ def store(monkeypatch: pytest.MonkeyPatch) -> Store:
     def size(
         wanted: int, *, shm_free: int | None, disk: Usage = HALF_FULL
     ) -> tuple[int, list[str]]:
-        isdir, logged = os.path.isdir, list[str]()
+        isdir = os.path.isdir
+        logged = list[str]()
 
         def disk_usage(path: str) -> Usage:
             return Usage(shm_free, 0, shm_free) if str(path) == "/dev/shm" else disk
@@ -202,7 +203,8 @@ def test_variables_set_by_the_user_keep_their_values(environment: dict[str, str]
 def test_only_token_folders_and_progress_files_of_dead_runs_are_removed(
     environment: dict[str, str], tmp_path: Path
 ) -> None:
-    dead, young = tmp_path / "dppo-token-dead", tmp_path / "dppo-token-young"
+    dead = tmp_path / "dppo-token-dead"
+    young = tmp_path / "dppo-token-young"
     for folder in (dead, young):
         folder.mkdir()
         (folder / "ray_token").touch()
@@ -215,7 +217,8 @@ def test_only_token_folders_and_progress_files_of_dead_runs_are_removed(
     try:
         assert alive.stdout is not None
         locked = Path(alive.stdout.readline().decode().strip()).parent
-        left, ours = tmp_path / "dppo-progress-left", Path(make_progress_file()[0])
+        left = tmp_path / "dppo-progress-left"
+        ours = Path(make_progress_file()[0])
         left.touch()
         for path in (dead, locked, left, ours):
             os.utime(path, (0, 0))
@@ -485,7 +488,8 @@ def test_an_autoscaler_is_detected_by_the_types_of_nodes(
 
 def test_a_cluster_with_an_autoscaler_may_be_too_small(autoscaler: Says) -> None:
     demand = capacity.Demand(8, {"CPU": 1.0}, 0, {})
-    ray, logged = ConnectedRay("10.0.0.7:6379", {"CPU": 2.0}), list[str]()
+    ray = ConnectedRay("10.0.0.7:6379", {"CPU": 2.0})
+    logged = list[str]()
     autoscaler(report(BY_HAND))
     with pytest.raises(ConfigError, match=r"num_actors=8 .* hold 2\. Use at most 2"):
         in_ray_thread(partial(capacity.check_cluster, ray, demand, logged.append))
@@ -540,7 +544,8 @@ def test_ray_is_started_once_more_if_it_fails(
     """On a busy machine, its start is given up with a bare Exception."""
     import ray
 
-    calls, notes = list[dict[str, Any]](), list[str]()
+    calls = list[dict[str, Any]]()
+    notes = list[str]()
 
     def init(**options: Any) -> None:
         calls.append(options)

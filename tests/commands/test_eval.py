@@ -33,7 +33,8 @@ def test_the_command_prints_the_summary_of_dppo_evaluate(
     first, last = capsys.readouterr().out.splitlines()
     assert first == "CartPole-v1, policy after 32 steps, sampling actions, 3 episodes"
     found = dppo.evaluate(trained, episodes=3, deterministic=False, seed=2)
-    low, high = min(found.returns), max(found.returns)
+    low = min(found.returns)
+    high = max(found.returns)
     assert last == (
         f"return {found.mean_return:.1f} +- {found.std_return:.1f} (from {low:.1f} to {high:.1f}), "
         f"length {found.mean_length:.1f}"

@@ -132,7 +132,8 @@ def test_a_picture_of_many_long_labels_is_drawn_with_a_place_for_each(
         groups, tmp_path / "a.png", "$title", "metric", over_time=True, baselines={"pi:PI": 0.5}
     )
     [figure] = drawn
-    [axis], [legend] = figure.axes, figure.legends
+    [axis] = figure.axes
+    [legend] = figure.legends
     parts = [axis.get_tightbbox(), *(text.get_window_extent() for text in legend.get_texts())]
     for index, part in enumerate(parts):
         assert not any(part.overlaps(other) for other in parts[index + 1 :])

@@ -40,7 +40,8 @@ WITH_REAL_ACTIONS = {
         "Swimmer",
     ),
 }
-GAME, GRID = "ALE/Pong-v5", "MiniGrid-DoorKey-5x5-v0"
+GAME = "ALE/Pong-v5"
+GRID = "MiniGrid-DoorKey-5x5-v0"
 every_preset = pytest.mark.parametrize("preset", PRESETS, ids=lambda preset: preset.name)
 
 

@@ -121,7 +121,8 @@ def test_as_many_run_at_once_as_there_are_cores_and_one_with_actors(
 class Pretended(Seed):
     """A seed whose process ends by itself, with an exit code for each."""
 
-    running, most = 0, 0
+    running = 0
+    most = 0
 
     def start(self) -> None:
         code = f"import time; time.sleep(0.05); raise SystemExit({int(self.config.seed == 3)})"
@@ -316,11 +317,13 @@ def test_keys_that_are_not_text_do_not_become_text(
 def test_a_signal_that_arrives_while_seeds_start_reaches_all(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    started, got = list[int](), list[int]()
+    started = list[int]()
+    got = list[int]()
 
     class Stopped(Seed):
         def start(self) -> None:
-            self.state, seed = "running", self.config.seed
+            self.state = "running"
+            seed = self.config.seed
             self.process = SimpleNamespace(send_signal=lambda _: got.append(seed))  # type: ignore[assignment]
             started.append(seed)
             if len(started) == 2:

@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 
 from dppo.ppo.learning.advantages import Transitions, generalized_advantages
 
-T, F = True, False
+T = True
+F = False
 
 
 def gae(*rollout: np.ndarray, valid: np.ndarray | None = None, **options: Any) -> np.ndarray:
@@ -54,8 +55,10 @@ def by_definition(*rollout: np.ndarray, gamma: float, gae_lambda: float) -> np.n
 def random_rollout(seed: int, steps: int, envs: int) -> list[np.ndarray]:
     """Return arrays like those of a sampler: `next_values` continues `values` within an episode."""
     rng = np.random.default_rng(seed)
-    rewards, values = rng.normal(size=(steps, envs)) * 3, rng.normal(size=(steps, envs)) * 5
-    terminated, truncated = rng.random((steps, envs)) < 0.2, rng.random((steps, envs)) < 0.2
+    rewards = rng.normal(size=(steps, envs)) * 3
+    values = rng.normal(size=(steps, envs)) * 5
+    terminated = rng.random((steps, envs)) < 0.2
+    truncated = rng.random((steps, envs)) < 0.2
     next_values = np.concatenate([values[1:], rng.normal(size=(1, envs))])
     next_values[terminated | truncated] = (
         777  # of a final observation; a loud number where it must not be used
@@ -138,7 +141,8 @@ def test_hand_worked_ends() -> None:
 
 
 def test_lambda_one_is_monte_carlo_with_a_bootstrap() -> None:
-    rewards, values = column(1, 2, 4, 8), column(3, 1, 4, 1)
+    rewards = column(1, 2, 4, 8)
+    values = column(3, 1, 4, 1)
     found = gae(
         rewards,
         values,
@@ -156,9 +160,12 @@ def test_lambda_one_is_monte_carlo_with_a_bootstrap() -> None:
 @pytest.mark.parametrize("cut", range(6))
 def test_a_time_limit_is_not_a_death(cut: int) -> None:
     """Endless reward of one is worth 1 / (1 - gamma) everywhere: a limit changes no advantage, wherever it falls."""
-    gamma, steps = 0.9, 6
-    ones, worth = np.ones((steps, 1)), np.full((steps, 1), 1 / (1 - 0.9))
-    never, at = np.zeros((steps, 1), bool), (np.arange(steps) == cut)[:, None]
+    gamma = 0.9
+    steps = 6
+    ones = np.ones((steps, 1))
+    worth = np.full((steps, 1), 1 / (1 - 0.9))
+    never = np.zeros((steps, 1), bool)
+    at = (np.arange(steps) == cut)[:, None]
     limited = gae(ones, worth, worth, never, at, gamma=gamma, gae_lambda=0.95)
     np.testing.assert_allclose(limited, 0, atol=1e-12)
     died = gae(ones, worth, worth, at, never, gamma=gamma, gae_lambda=0.95)

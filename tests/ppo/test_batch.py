@@ -18,7 +18,8 @@ from dppo.ppo.learning.batch import Batch, make_batch
 from dppo.ppo.learning.minibatches import aligned_with_ranks
 from dppo.ppo.learning.parallel import Parallel
 
-STEPS, ENVS = 3, 2
+STEPS = 3
+ENVS = 2
 
 
 def numbered(sampler: int, dtype: str = "float64", **changes: np.ndarray) -> Segment:
@@ -106,7 +107,8 @@ def test_ranks_are_informed_by_the_rewards_of_all() -> None:
     """Those of each rank may be equal: zero in one, one in the other."""
 
     def of_rank(parallel: Parallel) -> tuple[bool, tuple[float, float]]:
-        never, reward = np.zeros((STEPS, ENVS), bool), float(parallel.rank)
+        never = np.zeros((STEPS, ENVS), bool)
+        reward = float(parallel.rank)
         segment = dataclasses.replace(
             numbered(0), rewards=np.full((STEPS, ENVS), reward), terminated=never
         )
@@ -132,7 +134,8 @@ def test_a_batch_is_informed_by_the_rewards_that_are_learned_from() -> None:
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 def test_rewards_are_scaled_and_observations_standardized(dtype: str) -> None:
     segment = numbered(0, dtype)
-    mean, std = np.array([[1.0, 2.0], [3.0, 4.0]]), np.array([[2.0, 3.0], [0.5, 1e3]])
+    mean = np.array([[1.0, 2.0], [3.0, 4.0]])
+    std = np.array([[2.0, 3.0], [0.5, 1e3]])
     batch = make_batch([segment], ObsScale(mean, std), 4.0, PPO(gamma=0.9, gae_lambda=0.8))
     expected = np.clip((segment.obs.reshape(-1, 2, 2) - mean) / std, -10, 10)
     assert isinstance(batch.obs, torch.Tensor)
@@ -149,7 +152,8 @@ def test_rewards_are_scaled_and_observations_standardized(dtype: str) -> None:
 
 def test_rows_that_are_not_transitions_stay_with_weight_zero() -> None:
     """Their contents do not matter, even if they are nan; what they acted on is an observation like any other."""
-    segment, plain = numbered(0), batch_of([numbered(0)])
+    segment = numbered(0)
+    plain = batch_of([numbered(0)])
     valid = segment.valid.copy()
     valid[1, 0] = valid[2, 1] = False
     changes: dict[str, np.ndarray] = {"valid": valid}

@@ -58,7 +58,8 @@ def test_policy_gradient_points_the_right_way_up_to_the_clip(
 @pytest.mark.proves("policy_loss")
 @pytest.mark.parametrize("clip_coef", [0.01, 0.2, 0.9])
 def test_policy_gradient_is_that_of_autograd(clip_coef: float) -> None:
-    log_ratio, advantages = normal(500, 1, 0.3).requires_grad_(), normal(500, 2)
+    log_ratio = normal(500, 1, 0.3).requires_grad_()
+    advantages = normal(500, 2)
     ratio = log_ratio.exp()
     clipped = ratio.clamp(1 - clip_coef, 1 + clip_coef)
     expected = torch.max(-advantages * ratio, -advantages * clipped).mean()
@@ -76,8 +77,10 @@ def test_a_loss_of_rows_of_older_policies_is_clipped_around_the_ratio_of_the_new
     """GePPO's objective (arXiv:2111.00072, eq. 9) is PPO's with advantages and clips of their own for the rows."""
     new, now, old = (normal(500, seed, 0.3) for seed in range(3))
     new.requires_grad_()
-    advantages, width = normal(500, 3), 0.1
-    ratio, center = (new - old).exp(), (now - old).exp()
+    advantages = normal(500, 3)
+    width = 0.1
+    ratio = (new - old).exp()
+    center = (now - old).exp()
     clipped = torch.minimum(torch.maximum(ratio, center - width), center + width)
     expected = torch.max(-advantages * ratio, -advantages * clipped).mean()
     expected.backward()
@@ -125,7 +128,9 @@ def test_clipped_value_loss_by_cases(
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_clipped_value_gradient_is_that_of_autograd(moved: float, dtype: torch.dtype) -> None:
     """Also where nothing is clipped, although old + (new - old) differs from new in the last bits."""
-    old, returns, c = normal(2000, 6).to(dtype), normal(2000, 7).to(dtype), 0.2
+    old = normal(2000, 6).to(dtype)
+    returns = normal(2000, 7).to(dtype)
+    c = 0.2
     values = (old + (moved * normal(2000, 5)).to(dtype)).requires_grad_()
     clipped = old + (values - old).clamp(-c, c)
     expected = 0.5 * torch.max((values - returns).square(), (clipped - returns).square()).mean()
@@ -151,7 +156,8 @@ def test_approximate_kl_is_never_negative(log_ratios: list[float]) -> None:
 @pytest.mark.proves("approximate_kl")
 def test_approximate_kl_estimates_the_kl_of_two_normals() -> None:
     """KL(N(0, 1) | N(m, 1)) = m^2 / 2, from samples of the first, which is the old policy."""
-    m, samples = 0.3, normal(200_000, 9)
+    m = 0.3
+    samples = normal(200_000, 9)
     log_ratio = -0.5 * (samples - m) ** 2 + 0.5 * samples**2
     assert losses.approximate_kl(log_ratio, log_ratio.exp()).item() == pytest.approx(
         m**2 / 2, rel=0.02

@@ -59,7 +59,8 @@ def test_an_update_with_an_adapted_learning_rate_equals_its_slow_twin(actions: A
 
 
 def test_a_state_without_an_adapted_learning_rate_begins_with_that_of_the_settings() -> None:
-    plain, adaptive = make_trainer(), make_trainer(learning_rate=7e-4, desired_kl=0.01)
+    plain = make_trainer()
+    adaptive = make_trainer(learning_rate=7e-4, desired_kl=0.01)
     assert ADAPTED not in plain.state()
     adaptive.load(plain.weights(), plain.state())
     assert adaptive.state()[ADAPTED] == 7e-4
@@ -72,7 +73,8 @@ def test_a_state_without_an_adapted_learning_rate_begins_with_that_of_the_settin
 def test_an_annealed_update_is_one_with_the_smaller_coefficients(
     anneal: bool, share: float
 ) -> None:
-    spec, left = spec_of(BOX), 1 - share if anneal else 1
+    spec = spec_of(BOX)
+    left = 1 - share if anneal else 1
     falling = make_trainer(
         spec, clip_coef=0.3, ent_coef=0.1, anneal_clip=anneal, anneal_ent=anneal, clip_vloss=True
     )
@@ -99,7 +101,9 @@ class Telling(gym.Wrapper[Any, Any, Any, Any]):
         return answer
 
 
-STEPS, GAMMA, LAMBDA = 48, 0.9, 0.8
+STEPS = 48
+GAMMA = 0.9
+LAMBDA = 0.8
 RATES: dict[str, Any] = {"gamma": GAMMA, "gae_lambda": LAMBDA}
 DISCOUNTS = PPO(**RATES)
 SCALE = ObsScale(np.array([0.1, -0.2, 0.05, 0.3]), np.array([0.5, 2.0, 0.1, 1.5]))
@@ -134,7 +138,8 @@ def slow_advantages(
     `traces` are the weights of V-trace, one without them.
     """
     traces = np.ones(segment.rewards.shape) if traces is None else traces
-    advantages, values = np.zeros(segment.rewards.shape), np.where(segment.valid, values, 0.0)
+    advantages = np.zeros(segment.rewards.shape)
+    values = np.where(segment.valid, values, 0.0)
     for env in range(segment.rewards.shape[1]):
         following = 0.0
         for t in reversed(range(len(segment.rewards))):
@@ -269,7 +274,8 @@ def test_rows_of_older_policies_get_v_trace_advantages_and_clips_of_their_own(le
         def inputs(obs: np.ndarray) -> torch.Tensor:
             return torch.from_numpy(SCALE.normalize(obs.reshape(-1, 4), "float64"))
 
-        shape, actions = segment.valid.shape, torch.from_numpy(segment.actions.flatten())
+        shape = segment.valid.shape
+        actions = torch.from_numpy(segment.actions.flatten())
         ratios = np.exp(
             model.forward(inputs(segment.obs), actions).policy.logprobs.numpy().reshape(shape)
             - segment.logprobs
@@ -323,7 +329,8 @@ def test_an_update_on_older_policies_clips_each_row_around_its_ratio_and_measure
 
     ratio = (one.model.log_probs([batch]) - batch.logprobs).exp()
     center = (prepared.logprobs - batch.logprobs).exp()
-    width, advantages = 2 / (3 + 1) * PPO().clip_coef, prepared.advantages
+    width = 2 / (3 + 1) * PPO().clip_coef
+    advantages = prepared.advantages
     clipped = torch.minimum(torch.maximum(ratio, center - width), center + width)
     second = torch.max(-advantages * ratio, -advantages * clipped).mean().item()
     assert center.max() < 2
@@ -362,7 +369,10 @@ def test_a_policy_that_has_moved_beyond_measure_has_moved_and_is_slowed() -> Non
 )
 def test_with_reuse_memory_and_deviations_follow_env_steps(norm_adv: bool, times: int) -> None:
     """In its first step Adam moves each weight by the learning rate, and keeps 1 / memory of the squared gradient."""
-    spec, starts, ends, squares = spec_of(BOX), [], [], []
+    spec = spec_of(BOX)
+    starts = []
+    ends = []
+    squares = []
     for reuse in (1, 3):
         ppo = dataclasses.replace(PLAIN, norm_adv=norm_adv, reuse=reuse, update_epochs=1)
         trainer = PPOTrainer(make_trainer(spec).model, ppo, minibatches=1)

@@ -50,7 +50,8 @@ def gradient_and_outputs(kind: str, arithmetic: str) -> tuple[Tensor, Tensor, Te
     trainer, batch = trainer_and_batch(kind, precision=arithmetic)
     network = trainer.model.network
     head, values, residuals = network.forward(batch.obs)
-    head, values = head.clone(), values.clone()
+    head = head.clone()
+    values = values.clone()
     rows = torch.linspace(0.5, 1.5, len(batch))  # of one sign: nothing cancels
     network.backward(residuals, rows.unsqueeze(1) * torch.ones_like(head), rows)
     return network.parameters.gradient.clone(), head, values
@@ -81,7 +82,8 @@ def test_an_update_is_reproducible_and_leaves_weights_in_float32(kind: str) -> N
 
 def test_last_layers_compute_in_float32() -> None:
     torch.manual_seed(0)
-    layer, hidden = Output(64, 3), torch.randn(8, 64).to(torch.bfloat16)
+    layer = Output(64, 3)
+    hidden = torch.randn(8, 64).to(torch.bfloat16)
     with torch.autocast("cpu", torch.bfloat16):
         found = layer(hidden)
     assert torch.equal(found, layer(hidden.float()))
@@ -181,7 +183,8 @@ def test_the_layer_behind_convolutions_computes_and_learns_as_a_linear_layer(
     plain = nn.Linear(300, 40, dtype=dtype)
     dense = Dense(300, 40, dtype=dtype)
     dense.load_state_dict(plain.state_dict())
-    inputs, by_outputs = torch.randn(17, 300, dtype=dtype), torch.randn(17, 40, dtype=dtype)
+    inputs = torch.randn(17, 300, dtype=dtype)
+    by_outputs = torch.randn(17, 40, dtype=dtype)
     found = []
     for layer in (plain, dense):
         code = inputs.clone().requires_grad_()

@@ -24,11 +24,13 @@ def test_ratios_are_measured_from_the_policy_before_the_update(
     actions: Actions, norm_adv: bool
 ) -> None:
     """As if that policy had collected, with advantages weighted once by min(pi_now / pi_old, 2)."""
-    spec, minibatches = spec_of(actions), 1 if norm_adv else 4
+    spec = spec_of(actions)
+    minibatches = 1 if norm_adv else 4
     lagged = make_trainer(spec, norm_adv=norm_adv, minibatches=minibatches, lagged=True)
     plain = make_trainer(spec, norm_adv=False, minibatches=minibatches)
     batch = random_batch(spec, drift=1.0)
-    now, advantages = plain.model.log_probs([batch]), batch.advantages
+    now = plain.model.log_probs([batch])
+    advantages = batch.advantages
     importance = (now - batch.logprobs).exp().clamp(max=2)
     assert importance.max() == 2
     if norm_adv:
@@ -45,7 +47,8 @@ def test_rows_that_are_not_transitions_have_no_effect() -> None:
     weights = torch.ones(len(batch), dtype=torch.float64)
     weights[::5] = 0.0
     logprobs = torch.where(weights > 0, batch.logprobs, -1e4)  # exp(now - old) would overflow
-    first, second = make_trainer(lagged=True), make_trainer(lagged=True)
+    first = make_trainer(lagged=True)
+    second = make_trainer(lagged=True)
     extreme = replace(batch, weights=weights, logprobs=logprobs)
     first.train_on(extreme, at_rate(first, 1e-2), np.random.default_rng(0), LAGGED)
     second.train_on(

@@ -74,13 +74,15 @@ def random_batch(
     spec: BuiltInSpec = DISCRETE_SPEC, rows: int = 50, seed: int = 0, drift: float = 0.3
 ) -> Batch:
     """Return rows of a policy near that of `make_trainer`: ratios on both sides of the clip, or 1 without drift."""
-    rng, shape = np.random.default_rng(seed), spec.distribution.action_shape
+    rng = np.random.default_rng(seed)
+    shape = spec.distribution.action_shape
     actions = torch.from_numpy(
         rng.normal(size=(rows, *shape)) if shape else rng.integers(0, 3, rows)
     )
     obs = torch.from_numpy(rng.normal(size=(rows, *spec.spaces.obs.shape)))
     scored = make_trainer(spec).model.forward(obs, actions)
-    logprobs, values = scored.policy.logprobs.clone(), scored.values.clone()
+    logprobs = scored.policy.logprobs.clone()
+    values = scored.values.clone()
     drifted, noise, advantages = (torch.from_numpy(rng.normal(size=rows)) for _ in range(3))
     columns = (
         obs,
@@ -123,12 +125,15 @@ def slow_update(
             if not len(rows):
                 continue
             mb = {name: getattr(batch, name)[rows] for name in COLUMNS}
-            head, value = model.policy(mb["obs"]), model.value(mb["obs"])[:, 0]
+            head = model.policy(mb["obs"])
+            value = model.value(mb["obs"])[:, 0]
             policy: Any = Categorical(logits=head)
             if model.log_std is not None:
                 policy = Independent(Normal(head, model.log_std.exp()), 1)
             logratio = policy.log_prob(mb["actions"]) - mb["logprobs"]
-            ratio, adv, c = logratio.exp(), mb["advantages"], options.clip_coef
+            ratio = logratio.exp()
+            adv = mb["advantages"]
+            c = options.clip_coef
             kl = ((ratio - 1) - logratio).mean().item()
             if options.norm_adv:
                 deviation = float(adv.std()) if len(adv) > 1 else 0.0
@@ -162,9 +167,11 @@ def slowly_adapted(rate: float, kl: float, desired_kl: float) -> float:
 
 def assert_equals_twin(trainer: PPOTrainer, batch: Batch) -> tuple[np.ndarray, list[float]]:
     """Update both alike; return how far each weight moved, and the learning rate of each step."""
-    spec, adapts = trainer.model.spec, trainer.ppo.desired_kl is not None
+    spec = trainer.model.spec
+    adapts = trainer.ppo.desired_kl is not None
     assert isinstance(spec, BuiltInSpec)
-    twin, before = spec.mlp(0).double(), trainer.weights()
+    twin = spec.mlp(0).double()
+    before = trainer.weights()
     twin.load_state_dict(
         {name: torch.from_numpy(a) for name, a in spec.unflatten(before.copy()).items()}
     )

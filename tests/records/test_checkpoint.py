@@ -30,7 +30,8 @@ from dppo.records.files import sealed
 from dppo.records.files.checkpoint import Checkpoint, Keep, find, load, making_room, save
 from dppo.records.files.disk import Disk
 
-OLD, NEW = "old", "new"
+OLD = "old"
+NEW = "new"
 RUN: dict[str, Any] = {"iteration": 0, "global_step": 0, "episodes": 0, "config": {}, "model": {}}
 
 
@@ -203,7 +204,10 @@ class FaultyDisk(Disk):
     def __init__(
         self, graveyard: Path, fail_at: int, fault: BaseException, *, lasting: bool
     ) -> None:
-        self.operations, self.fail_at, self.fault, self.lasting = 0, fail_at, fault, lasting
+        self.operations = 0
+        self.fail_at = fail_at
+        self.fault = fault
+        self.lasting = lasting
         self.unflushed: set[Path] = set()  # files whose content may be lost
         self.unlisted: set[Path] = set()  # new files whose names may be lost
         self.undo: list[tuple[Path, Callable[[], None]]] = []
@@ -219,7 +223,8 @@ class FaultyDisk(Disk):
         return self.operations == self.fail_at or (self.lasting and self.operations > self.fail_at)
 
     def write(self, path: Path, *parts: bytes | memoryview) -> None:
-        fails, data = self._operation(), b"".join(parts)
+        fails = self._operation()
+        data = b"".join(parts)
         super().write(path, data[: len(data) // 2] if fails else data)
         self.unflushed.add(path)
         self.unlisted.add(path)
@@ -283,7 +288,8 @@ def faulty_saves(
     attempts: list[tuple[Path, FaultyDisk, BaseException | None]] = []
     while not attempts or attempts[-1][1].failed:
         root = tmp_path / str(len(attempts) + 1)
-        folder, graveyard = root / "checkpoints", root / "graveyard"
+        folder = root / "checkpoints"
+        graveyard = root / "graveyard"
         graveyard.mkdir(parents=True)
         # a run resumed from a checkpoint before 9 has no score yet
         score = None if old == 9 else 2.0

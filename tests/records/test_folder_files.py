@@ -44,7 +44,8 @@ class Hook(dppo.Observer):
     """Acts after the first iteration, and may stop the run."""
 
     def __init__(self, action: Callable[[], None] = lambda: None, *, stop: bool = False) -> None:
-        self.action, self.stop = action, stop
+        self.action = action
+        self.stop = stop
 
     def on_iteration(self, row: dict[str, float]) -> bool:
         if row["iteration"] == 1:

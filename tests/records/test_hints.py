@@ -49,7 +49,8 @@ def hinted(printed: str, pattern: str) -> list[str]:
 
 def bottleneck(collect_s: float, update_s: float, *, overlap: bool) -> str:
     """Return the line that is printed after iterations with these times, with one actor for two samplers."""
-    split, iteration_s = TimeSplit(), max(collect_s, update_s) if overlap else collect_s + update_s
+    split = TimeSplit()
+    iteration_s = max(collect_s, update_s) if overlap else collect_s + update_s
     row = {
         "iteration": iteration_s,
         "collect": collect_s,

@@ -177,7 +177,8 @@ def test_a_note_names_the_weight_of_the_entropy_that_is_in_effect(
 class Same(gym.Env[Any, Any]):
     """Five steps with the reward 1000, whatever the actions are."""
 
-    observation_space, action_space = gym.spaces.Box(-1, 1, (2,)), gym.spaces.Discrete(2)
+    observation_space = gym.spaces.Box(-1, 1, (2,))
+    action_space = gym.spaces.Discrete(2)
 
     def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
         self.steps = 0

@@ -30,10 +30,8 @@ from dppo.records.metrics.tensorboard import TensorBoard
 from dppo.records.metrics.writer import MetricsWriter, cut_rows
 from dppo.run.file_observers import cut_row_files
 
-DEEP, HUGE = (
-    '{"iteration": 1, "x": ' + "[" * 100_000,
-    '{"iteration": 1, "global_step": 1' + "0" * 400 + "}",
-)
+DEEP = '{"iteration": 1, "x": ' + "[" * 100_000
+HUGE = '{"iteration": 1, "global_step": 1' + "0" * 400 + "}"
 
 
 def row(iteration: int, **more: float) -> dict[str, float]:
@@ -67,9 +65,11 @@ def events(folder: Path) -> list[Any]:
 
     found = []
     for path in sorted(folder.glob("events.out.tfevents.*")):
-        data, at = path.read_bytes(), 0
+        data = path.read_bytes()
+        at = 0
         while at < len(data):
-            (length,), header = struct.unpack("<Q", data[at : at + 8]), data[at : at + 8]
+            (length,) = struct.unpack("<Q", data[at : at + 8])
+            header = data[at : at + 8]
             body = data[at + 12 : at + 12 + length]
             assert data[at + 8 : at + 12] == struct.pack("<I", masked_crc32c(header))
             assert data[at + 12 + length : at + 16 + length] == struct.pack(
@@ -247,7 +247,8 @@ def test_a_full_disk_is_logged_once_and_no_row_is_lost_if_there_is_room_again(
 ) -> None:
     writer = MetricsWriter(tmp_path / METRICS)
     writer.on_iteration(row(1))
-    real, room = os.write, 7
+    real = os.write
+    room = 7
 
     def write_little(handle: int, data: bytes) -> int:
         nonlocal room

@@ -40,7 +40,8 @@ class BlockingDisk:
     """Blocks each write to a file of a name, and each write of a new file, while it is `blocked`."""
 
     def __init__(self, name: str) -> None:
-        self._name, self._free = name, threading.Event()
+        self._name = name
+        self._free = threading.Event()
         self._free.set()
         self._write = os.write
         self.waiting = threading.Event()
@@ -191,7 +192,8 @@ def test_a_run_folder_that_cannot_be_opened_is_refused(
 def test_errors_of_calls_that_nobody_waited_for_are_raised_by_later_ones(
     blocking: BlockingDisk,
 ) -> None:
-    thread, released = OutsideThread("a place"), threading.Event()
+    thread = OutsideThread("a place")
+    released = threading.Event()
 
     def fail() -> None:
         released.wait()

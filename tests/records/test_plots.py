@@ -111,7 +111,8 @@ def test_a_comparison_shows_every_group_in_both_panels_where_they_are_equal(tmp_
     nothing = Group("0 actors", (Curve(np.zeros(0), np.zeros(0), np.zeros(0)),))
     compare_figure([*groups(100, 200, 400), nothing], tmp_path / "a.png", "Equal batch.", 90.0)
     picture = pixels(tmp_path / "a.png")
-    left, right = picture[180:620, :900], picture[180:620, 900:]
+    left = picture[180:620, :900]
+    right = picture[180:620, 900:]
     for colour in COLOURS[:3]:
         assert count(left, colour) > 300
     assert count(right, COLOURS[0]) == 0, (

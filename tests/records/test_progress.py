@@ -38,7 +38,8 @@ from dppo.records.terminal.plain import PlainLines, make_display, plain_line
 from dppo.records.terminal.view import View
 
 logger = logging.getLogger("dppo")
-HIDE, SHOW = "\x1b[?25l", "\x1b[?25h"
+HIDE = "\x1b[?25l"
+SHOW = "\x1b[?25h"
 
 
 def row(iteration: int = 48) -> dict[str, float]:
@@ -311,7 +312,8 @@ def test_the_panel_shows_the_first_iteration_from_its_first_env_step_on() -> Non
         live.on_progress(one)
     live.on_end(None, None)
     view = live.view
-    view.batch_size, view.finished = 64, False
+    view.batch_size = 64
+    view.finished = False
 
     def text_after(seconds: float) -> str:
         return "\n".join(shown_at(100, view, now=view.moved_at + seconds))
@@ -324,10 +326,8 @@ def test_the_panel_shows_the_first_iteration_from_its_first_env_step_on() -> Non
         "left 2:30",
     ):
         assert figure in text_after(6.0)
-    view.row, view.row_at = (
-        row() | {"iteration": 1, "global_step": 64, "perf/iteration_s": 16.0},
-        view.moved_at,
-    )
+    view.row = row() | {"iteration": 1, "global_step": 64, "perf/iteration_s": 16.0}
+    view.row_at = view.moved_at
     assert "iteration 1 " in text_after(0.0), "the iteration is over"
     live.on_progress(reports(2, 2, 0.5, processes=2)[0])
     for figure in ("66 / 640", "iteration 2: 2 of 64 steps"):
@@ -341,7 +341,9 @@ def test_the_panel_shows_the_first_iteration_from_its_first_env_step_on() -> Non
 def test_the_time_left_is_right_within_a_factor_of_two_or_not_shown(
     processes: int, make_s: float, reset_s: float, step_s: float, update_s: float, clock: Clock
 ) -> None:
-    view, batch, iterations = View(), 64 * processes, 10
+    view = View()
+    batch = 64 * processes
+    iterations = 10
     view.start(
         RunInfo(
             Config(env_id="E-v0", num_steps=64, num_samplers=processes),
@@ -353,7 +355,8 @@ def test_the_time_left_is_right_within_a_factor_of_two_or_not_shown(
         )
     )
     iteration_s = 64 * step_s + update_s
-    begins, shown = make_s + reset_s, 0
+    begins = make_s + reset_s
+    shown = 0
     for iteration in range(1, iterations + 1):
         before = batch * (iteration - 1)
         for second in range(1, int(begins - clock.now + 64 * step_s)):
@@ -365,7 +368,8 @@ def test_the_time_left_is_right_within_a_factor_of_two_or_not_shown(
             view.add_progress(
                 CollectionProgress(iteration, steps, before + steps, processes, second)
             )
-            left, clock.now = view.left_s(at), earlier
+            left = view.left_s(at)
+            clock.now = earlier
             true = begins + iteration_s * (iterations + 1 - iteration) - at
             if iteration > 1 or update_s < 64 * step_s:  # the first update is not known yet
                 assert math.isnan(left) or true / 2 <= left <= 2 * true
@@ -374,7 +378,8 @@ def test_the_time_left_is_right_within_a_factor_of_two_or_not_shown(
         view.add_row(
             {"iteration": iteration, "global_step": batch * iteration, "perf/update_s": update_s}
         )
-        left, true = view.left_s(clock.now), iteration_s * (iterations - iteration)
+        left = view.left_s(clock.now)
+        true = iteration_s * (iterations - iteration)
         assert math.isnan(left) or true / 2 <= left <= 2 * true
     assert shown or 64 * step_s < 4
 
@@ -396,7 +401,8 @@ def test_while_actors_start_a_line_says_how_many_are_ready(clock: Clock) -> None
 
 
 def test_a_terminal_that_becomes_narrower_is_cleared_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    live, cleared = LivePanel(terminal := Terminal()), "\x1b[2J\x1b[H"
+    live = LivePanel(terminal := Terminal())
+    cleared = "\x1b[2J\x1b[H"
     for columns, clears in ((100, 0), (100, 0), (60, 1), (60, 1), (90, 1)):
         monkeypatch.setattr(type(live._console), "width", columns)
         if columns == 100 and not live._live.is_started:
@@ -599,7 +605,8 @@ def test_no_color_is_honoured(no_color: str, monkeypatch: pytest.MonkeyPatch) ->
 def test_a_bar_is_always_full_and_in_proportion() -> None:
     rng = np.random.default_rng(1)
     for _ in range(200):
-        shares, width = rng.dirichlet(np.ones(6)).tolist(), int(rng.integers(10, 100))
+        shares = rng.dirichlet(np.ones(6)).tolist()
+        width = int(rng.integers(10, 100))
         cells = cells_of(shares, width)
         assert sum(cells) == width
         assert all(abs(cell - width * part) < 1 for cell, part in zip(cells, shares, strict=True))
@@ -621,7 +628,8 @@ def test_a_history_of_any_length_keeps_its_shape() -> None:
 def test_the_panel_is_redrawn_loses_no_note_and_restores_the_terminal(
     error: Exception | None,
 ) -> None:
-    threads, stdout = threading.active_count(), sys.stdout
+    threads = threading.active_count()
+    stdout = sys.stdout
     live = LivePanel(stream := Terminal())
     live.on_start(about(500_000, "a line with [brackets]", title="The title"))
     live.on_iteration(row())
@@ -674,7 +682,8 @@ def test_the_cursor_is_visible_after_ctrl_c() -> None:
     }
     process = subprocess.Popen(words, stdin=slave, stdout=slave, stderr=slave, env=env)
     os.close(slave)
-    text, interrupted = "", False
+    text = ""
+    interrupted = False
     with suppress(OSError):  # the other end is closed
         while select.select([master], [], [], 120)[0]:
             text += os.read(master, 65536).decode(errors="replace")

@@ -32,7 +32,8 @@ from dppo.records.files.lock import locked
 from dppo.records.files.run_files import CONFIG, FILE, PARTS, Part
 from dppo.records.files.run_folder import open_run, settings_to_resume
 
-BATCH, ITERATIONS = 32, 3
+BATCH = 32
+ITERATIONS = 3
 
 
 def settings(run_dir: Path | None, **changes: Any) -> dppo.Config:
@@ -223,7 +224,8 @@ def test_resume_auto_starts_a_run_or_continues_it(tmp_path: Path, whole: str) ->
 
 
 def test_a_run_is_resumed_in_its_own_folder_only(tmp_path: Path) -> None:
-    run, other = tmp_path / "run", tmp_path / "other"
+    run = tmp_path / "run"
+    other = tmp_path / "other"
     dppo.train(settings(run), observers=[Recorder(interrupt_at=1)])
     files = {path: path.read_bytes() for path in run.rglob("*") if path.is_file()}
     for resume in (run, run / "checkpoints" / "iter_000001"):
@@ -253,7 +255,8 @@ class Fatal(gym.Wrapper[Any, Any, Any, Any]):
 
 def test_a_run_killed_after_resuming_from_an_older_checkpoint_loses_no_row(tmp_path: Path) -> None:
     """Rows after the checkpoint are cut off, so later checkpoints must not be used any more."""
-    run, marker = tmp_path / "run", tmp_path / "marker"
+    run = tmp_path / "run"
+    marker = tmp_path / "marker"
     config = settings(
         run, env_id=Fatal, env_kwargs={"marker": str(marker)}, checkpoint_interval_s=0
     )
@@ -287,7 +290,8 @@ class Wandering(gym.Wrapper[Any, Any, Any, Any]):
 def test_an_environment_may_change_the_current_directory(
     fixed: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, pictures: None
 ) -> None:
-    home, away = tmp_path / "home", tmp_path / "away"
+    home = tmp_path / "home"
+    away = tmp_path / "away"
     home.mkdir()
     away.mkdir()
     monkeypatch.chdir(home)
@@ -452,7 +456,8 @@ class Spiking(gym.Wrapper[Any, Any, Any, Any]):
 
     def __init__(self, marker: str) -> None:
         super().__init__(gym.make("CartPole-v1"))
-        self._marker, self._steps = Path(marker), 0
+        self._marker = Path(marker)
+        self._steps = 0
 
     def step(self, action: Any) -> Any:
         obs, reward, terminated, truncated, info = self.env.step(action)

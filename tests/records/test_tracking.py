@@ -63,7 +63,9 @@ def tracked(name: str, run_dir: Path) -> tuple[list[dict[str, float]], dict[str,
 
 def messages(path: Path) -> Iterator[bytes]:
     """Yield the messages of a file of W&B, which is a log of LevelDB: chunks in blocks of 32 KiB, after 7 bytes."""
-    data, at, message = path.read_bytes(), 7, b""
+    data = path.read_bytes()
+    at = 7
+    message = b""
     while at + 7 <= len(data):
         if 32768 - at % 32768 < 7:
             at += 32768 - at % 32768
@@ -78,7 +80,10 @@ def messages(path: Path) -> Iterator[bytes]:
 def of_wandb(run_dir: Path) -> tuple[list[dict[str, float]], dict[str, Any], list[str]]:
     from wandb.proto import wandb_internal_pb2
 
-    rows, config, states, ids = list[dict[str, float]](), dict[str, Any](), list[str](), set[str]()
+    rows = list[dict[str, float]]()
+    config = dict[str, Any]()
+    states = list[str]()
+    ids = set[str]()
     for path in sorted(run_dir.glob("wandb/offline-run-*/run-*.wandb")):
         for message in messages(path):
             record = wandb_internal_pb2.Record()
@@ -375,7 +380,8 @@ def test_training_does_not_wait_for_a_tracker_that_does_not_answer(
 class Client:
     """A client of MLflow that keeps what it is sent; what it sends later cannot be sent, if `fails`."""
 
-    tracking_uri, fails = "nowhere", False
+    tracking_uri = "nowhere"
+    fails = False
 
     def __init__(self) -> None:
         self.batches: list[list[tuple[str, float, int, int]]] = []
