@@ -148,12 +148,12 @@ MAY_IMPORT: dict[str, set[str]] = {
 @cache
 def modules() -> dict[str, ast.Module]:
     """Return the syntax tree of every module by its name within the package, such as "ppo.agent"."""
-    found = {}
+    trees = {}
     for path in sorted(SRC.rglob("*.py")):
         parts = path.relative_to(SRC).with_suffix("").parts
         name = ".".join(parts[:-1] if parts[-1] == "__init__" and len(parts) > 1 else parts)
-        found[name] = ast.parse(path.read_text(encoding="utf8"))
-    return found
+        trees[name] = ast.parse(path.read_text(encoding="utf8"))
+    return trees
 
 
 def imports(tree: ast.AST, *, at_import: bool = False) -> Iterator[str]:
@@ -177,14 +177,17 @@ def runs_later(node: ast.AST) -> bool:
 
 def ours(tree: ast.Module, *, at_import: bool = False) -> set[str]:
     """Return the modules of dppo that a module imports, by their names within the package."""
-    found = set()
+    names = set()
     for name in imports(tree, at_import=at_import):
-        package, _, rest = name.partition(".")
+        package, _, name_within = name.partition(".")
         if package == "dppo":
-            found.add(
-                next((m for m in (rest, rest.rpartition(".")[0]) if m in modules()), "__init__")
+            names.add(
+                next(
+                    (m for m in (name_within, name_within.rpartition(".")[0]) if m in modules()),
+                    "__init__",
+                )
             )
-    return found
+    return names
 
 
 def theirs(tree: ast.Module, *, at_import: bool = False) -> set[str]:
@@ -252,13 +255,13 @@ def test_acting_imports_no_torch_and_learning_no_environment() -> None:
 
 def reachable(graph: dict[str, set[str]], module: str) -> set[str]:
     """Return all modules that are imported along with `module`; this one only if there is a circle."""
-    found = set[str]()
+    reached = set[str]()
     todo = [module]
     while todo:
-        new = graph[todo.pop()] - found
-        found |= new
+        new = graph[todo.pop()] - reached
+        reached |= new
         todo += new
-    return found
+    return reached
 
 
 def test_algorithm_uses_no_files_terminal_or_clock() -> None:
@@ -344,7 +347,9 @@ def unmarked_calls_of_ray(tree: ast.AST, *, marked: bool = False) -> Iterator[st
     for node in ast.iter_child_nodes(tree):
         inside = marked
         if isinstance(node, ast.FunctionDef):
-            inside = marked or "calls_ray" in [ast.unparse(one) for one in node.decorator_list]
+            inside = marked or "calls_ray" in [
+                ast.unparse(decorator) for decorator in node.decorator_list
+            ]
         if isinstance(node, ast.Call) and not marked and (asks_ray(node) or passes_on_ray(node)):
             yield ast.unparse(node)
         yield from unmarked_calls_of_ray(node, marked=inside)

@@ -118,11 +118,13 @@ def test_learning_rate_falls_to_just_above_zero_or_stays() -> None:
 
 
 @given(st.integers(1, 12), st.integers(0, 30))
-def test_every_sampler_has_one_host_and_hosts_differ_by_one_at_most(actors: int, more: int) -> None:
-    hosts = shares(actors + more, actors)
+def test_every_sampler_has_one_host_and_hosts_differ_by_one_at_most(
+    actors: int, further: int
+) -> None:
+    hosts = shares(actors + further, actors)
     assert len(hosts) == actors
     assert sorted(sampler for samplers in hosts for sampler in samplers) == list(
-        range(actors + more)
+        range(actors + further)
     )
     sizes = [len(samplers) for samplers in hosts]
     assert max(sizes) - min(sizes) <= 1
@@ -136,9 +138,9 @@ def test_every_sampler_has_one_host_and_hosts_differ_by_one_at_most(actors: int,
     ],
 )  # fmt: skip
 def test_integers_are_accepted_in_several_notations(given_as: Any, number: int) -> None:
-    found = config(total_timesteps=given_as).total_timesteps
-    assert found == number
-    assert type(found) is int
+    steps = config(total_timesteps=given_as).total_timesteps
+    assert steps == number
+    assert type(steps) is int
 
 
 def test_layers_are_integers_in_the_same_notations() -> None:
@@ -449,7 +451,7 @@ TUNED = {
 
 
 @pytest.mark.parametrize(
-    ("own", "given_way", "notes"),
+    ("chosen", "given_way", "notes"),
     [
         ({"num_samplers": 8}, {}, []),
         ({"num_samplers": 4}, {"minibatch_size": 128}, [
@@ -469,22 +471,22 @@ TUNED = {
     ],
 )  # fmt: skip
 def test_tuned_values_give_way_to_those_of_the_user(
-    own: dict[str, Any], given_way: dict[str, Any], notes: Any
+    chosen: dict[str, Any], given_way: dict[str, Any], notes: Any
 ) -> None:
-    own = {"env_id": "E-v0"} | own
-    fitted, found = merge_preset(own, TUNED)
+    chosen = {"env_id": "E-v0"} | chosen
+    fitted, reasons = merge_preset(chosen, TUNED)
     settings = make_config({"env_id": "E-v0"})
     assert {
-        name: fitted.get(name, getattr(settings, name)) for name in TUNED | own
-    } == TUNED | own | given_way
-    assert list(found) == notes
+        name: fitted.get(name, getattr(settings, name)) for name in TUNED | chosen
+    } == TUNED | chosen | given_way
+    assert list(reasons) == notes
 
 
 def test_a_tuned_value_gives_way_to_a_setting_that_is_refused_beside_it() -> None:
-    own = {"env_id": "E-v0", "desired_kl": 0.01}
+    chosen = {"env_id": "E-v0", "desired_kl": 0.01}
     note = "preset: desired_kl=0.01 has no effect: anneal_lr sets the learning"
-    fitted, notes = merge_preset(own, {"gamma": 0.9, "anneal_lr": True})
-    assert (fitted, notes) == (own | {"gamma": 0.9}, (f"{note} rate; using anneal_lr=False",))
+    fitted, notes = merge_preset(chosen, {"gamma": 0.9, "anneal_lr": True})
+    assert (fitted, notes) == (chosen | {"gamma": 0.9}, (f"{note} rate; using anneal_lr=False",))
     refused = {"env_id": "E-v0", "minibatch_size": 0}
     assert merge_preset({"env_id": "E-v0"}, refused)[0] == {"env_id": "E-v0"}
 
@@ -515,9 +517,10 @@ BEFORE |= {"anneal_lr": True}
 def changes(**settings: Any) -> tuple[str, ...]:
     """Return the notes on resuming a run with other settings after half of its iterations."""
     before = plain_settings(config(**BEFORE))
-    both = leave_out_ineffective(before, settings)
+    effective = leave_out_ineffective(before, settings)
     flat, in_groups = (
-        changes_on_resume(one, config(**both), Path("c"), 5) for one in (before, grouped(before))
+        changes_on_resume(stored, config(**effective), Path("c"), 5)
+        for stored in (before, grouped(before))
     )
     assert flat == in_groups
     return flat
@@ -570,9 +573,9 @@ def test_a_run_may_be_extended_with_a_note_on_the_learning_rate() -> None:
     ends = ", and reaches zero at 20,480 steps instead of 10,240"
     begins = "total_timesteps=20480 instead of 10240: the "
     assert note(20480) == (f"{begins}learning rate rises from 0.000125 to 0.000188{ends}",)
-    both = "clipping range rises from 0.1 to 0.15 and the weight of the entropy rises from 0.005 to 0.0075"
+    ranges = "clipping range rises from 0.1 to 0.15 and the weight of the entropy rises from 0.005 to 0.0075"
     assert note(20480, anneal_lr=False, anneal_clip=True, anneal_ent=True) == (
-        begins + both + ends,
+        begins + ranges + ends,
     )
     for total in (5120, 20480):  # without annealing the length changes nothing
         assert note(total, anneal_lr=False) == ()
@@ -651,7 +654,7 @@ def test_all_settings_survive_being_written_and_read(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("given", "answer"),
+    ("habits", "answer"),
     [
         (
             {"env_id": gym.make("CartPole-v1")},
@@ -668,9 +671,9 @@ def test_all_settings_survive_being_written_and_read(tmp_path: Path) -> None:
         ),
     ],
 )
-def test_habits_from_other_libraries_are_answered(given: dict[str, Any], answer: str) -> None:
+def test_habits_from_other_libraries_are_answered(habits: dict[str, Any], answer: str) -> None:
     with pytest.raises(ConfigError, match=re.escape(answer)):
-        Config(**given)
+        Config(**habits)
 
 
 @pytest.mark.parametrize(
@@ -696,8 +699,8 @@ def test_words_of_yaml_are_understood(tmp_path: Path) -> None:
     (tmp_path / "own.yaml").write_text(
         "env_id: CartPole-v1\nprogress: off\nenv_state: off\nrun_dir: none\nlicences: none\n"
     )
-    found = Config(**read_settings(tmp_path / "own.yaml"))
-    assert (found.progress, found.env_state, found.run_dir, found.licences) == (
+    config = Config(**read_settings(tmp_path / "own.yaml"))
+    assert (config.progress, config.env_state, config.run_dir, config.licences) == (
         "off",
         "off",
         None,

@@ -612,12 +612,16 @@ def test_the_model_predicts(
 ) -> None:
     facts = WAITS | facts
     config = make_config({"env_id": "x:y", "num_samplers": 8, "num_steps": 64, **settings})
-    speeds = {(candidate.actors, candidate.threads): candidate.speed for candidate in plans(facts, config)}
+    speeds = {
+        (candidate.actors, candidate.threads): candidate.speed for candidate in plans(facts, config)
+    }
     for plan, expected in speed_ups.items():
         assert speeds[plan] / speeds[0, False] == pytest.approx(expected, rel=0.15), plan
     chosen = recommended(facts, config)
     assert (chosen.actors, chosen.threads) == best
-    assert any("You do not need Ray" in text for text in advice(facts, config)) == (not chosen.actors)
+    assert any("You do not need Ray" in text for text in advice(facts, config)) == (
+        not chosen.actors
+    )
 
 
 def test_the_model_knows_what_a_lag_and_resets_in_the_background_gain() -> None:

@@ -177,16 +177,16 @@ def test_a_mistake_is_refused_in_one_or_two_lines_with_a_remedy(
     line: str, refusals: dict[str, dict[str, Any]]
 ) -> None:
     answer = refusals[line]
-    said = answer["said"]
+    text = answer["said"]
     for words in REFUSED[line].split(" ... "):
-        assert words in said
+        assert words in text
     assert answer["code"] == 2
-    assert said.startswith("dppo")
-    assert said.count("dppo train:") <= 1
-    of_a_module = "importing" in said  # file, line and text, as Python shows them
-    assert 1 <= len(said.splitlines()) <= (6 if of_a_module else 2)
-    assert len(said) < 4000
-    assert "Traceback" not in said
+    assert text.startswith("dppo")
+    assert text.count("dppo train:") <= 1
+    of_a_module = "importing" in text  # file, line and text, as Python shows them
+    assert 1 <= len(text.splitlines()) <= (6 if of_a_module else 2)
+    assert len(text) < 4000
+    assert "Traceback" not in text
     assert not answer["ray"], "Ray was imported for this"
 
 
@@ -223,10 +223,10 @@ def test_an_unsupported_space_is_named_before_anything_is_printed(
     monkeypatch.chdir(tmp_path)
     command = ["train", "worlds.simple:Odd", *TINY, "--env-kwargs"]
     assert main([*command, json.dumps({part: kind})]) == 2
-    printed, said = capsys.readouterr()
+    printed, refusal = capsys.readouterr()
     assert printed == ""
-    assert all(word in said for word in words)
-    assert len(said.splitlines()) <= 2
+    assert all(word in refusal for word in words)
+    assert len(refusal.splitlines()) <= 2
     assert list(tmp_path.iterdir()) == [], "a refused run leaves nothing behind"
     if kind == "dict":  # and its folder can be used
         again = [*command, '{"obs": "box"}', "--run-dir", "run"]
@@ -242,10 +242,10 @@ def test_an_unsupported_space_is_reported_once_by_several_actors(
     monkeypatch.setattr("dppo.records.observers.PATIENCE_S", 1e9)  # a slow start is not announced
     text = ["worlds.simple:Odd", "--env-kwargs", '{"obs": "text"}']
     assert main(["train", *text, *TINY, "--num-actors", "3", "--num-samplers", "3"]) == 2
-    printed, said = capfd.readouterr()
+    printed, refusal = capfd.readouterr()
     assert printed in ("", "Starting 3 Ray actors ...\n"), "no headline comes before a refusal"
-    assert said.startswith("dppo train: observation_space: is Text(")
-    assert len(said.splitlines()) <= 2
+    assert refusal.startswith("dppo train: observation_space: is Text(")
+    assert len(refusal.splitlines()) <= 2
 
 
 @pytest.mark.parametrize(
@@ -273,13 +273,13 @@ def test_a_damaged_checkpoint_is_skipped_with_a_note(
     run_dir = tmp_path / "damaged"
     shutil.copytree(desk / "damaged", run_dir)
     assert main(["train", "--resume", str(run_dir), "--progress", "plain"]) == 0
-    said = capsys.readouterr().out
+    text = capsys.readouterr().out
     for words in (
         "skipped a damaged checkpoint",
         "iter_000004.safetensors",
         "Resuming from iter_000003",
     ):
-        assert words in said
+        assert words in text
     mended, original = (dppo.load_policy(at).weights.tobytes() for at in (run_dir, desk / "run"))
     assert mended == original
 
@@ -338,16 +338,16 @@ def test_an_exception_of_the_environment_is_shown_with_the_users_traceback(
         )
         == 1
     )
-    said = capfd.readouterr().err
-    assert said.count("Traceback (most recent call last)") == 1
-    assert f'faulty.py", line {line_that_raises(where)}, in ' in said
-    assert "LicenceError: licence server said 503" in said
+    text = capfd.readouterr().err
+    assert text.count("Traceback (most recent call last)") == 1
+    assert f'faulty.py", line {line_that_raises(where)}, in ' in text
+    assert "LicenceError: licence server said 503" in text
     # The traceback begins with the user's line, not with ours: the first frame is in the user's file.
-    assert "faulty.py" in said.split("Traceback (most recent call last):\n")[1].splitlines()[0]
-    first = said.splitlines()[0]
+    assert "faulty.py" in text.split("Traceback (most recent call last):\n")[1].splitlines()[0]
+    first = text.splitlines()[0]
     assert re.match(r"dppo train: sampler \d+ \(worlds.faulty:Brittle\), env \d+: ", first)
     # in the first line, and at the end of the traceback
-    assert said.count("licence server said 503") == 2
+    assert text.count("licence server said 503") == 2
     if where != "constructor":
         assert re.search(rf"{where} of episode \d+ \(seed \d+, step \d+\) raised ", first)
 
@@ -392,11 +392,11 @@ def test_a_reader_that_has_exited_gets_no_error(words: str, unbuffered: str) -> 
     """As in `dppo presets | head`: nothing is printed, and a command that has done its work ends as ever."""
     reading, writing = os.pipe()
     os.close(reading)
-    of: dict[str, Any] = {
+    settings: dict[str, Any] = {
         "stdout": writing,
         "stderr": subprocess.PIPE,
         "env": fresh_environment(PYTHONUNBUFFERED=unbuffered),
     }
-    ended = subprocess.run([sys.executable, "-m", "dppo", *words.split()], check=False, **of)
+    ended = subprocess.run([sys.executable, "-m", "dppo", *words.split()], check=False, **settings)
     os.close(writing)
     assert (ended.returncode in (0, 141), ended.stderr) == (True, b"")

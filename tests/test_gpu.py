@@ -115,10 +115,10 @@ def test_a_run_out_of_memory_says_what_to_do_and_doing_so_helps(
 ) -> None:
     forward = PPOModel.forward
 
-    def cramped(model: PPOModel, obs: Any, actions: Any, *more: Any) -> Any:
+    def cramped(model: PPOModel, obs: Any, actions: Any, *arguments: Any) -> Any:
         if len(actions) > 16:
             raise torch.OutOfMemoryError(FULL)
-        return forward(model, obs, actions, *more)
+        return forward(model, obs, actions, *arguments)
 
     monkeypatch.setattr(PPOModel, "forward", cramped)
     settings: dict[str, Any] = {
@@ -141,23 +141,23 @@ def test_a_run_out_of_memory_says_what_to_do_and_doing_so_helps(
     assert saved.state["iteration"] == 0
     remedy = re.search(r"`micro_batch_size=(\d+)`", str(raised.value))
     assert remedy is not None
-    more = make_config(settings | {"micro_batch_size": int(remedy[1])})
-    assert dppo.train(more, resume=tmp_path / "run").iterations == 2
+    smaller = make_config(settings | {"micro_batch_size": int(remedy[1])})
+    assert dppo.train(smaller, resume=tmp_path / "run").iterations == 2
 
 
 def test_what_did_not_fit_is_free_again(monkeypatch: pytest.MonkeyPatch) -> None:
     local, segment = learning_of()
-    seen: list[Any] = []
+    references: list[Any] = []
 
-    def cramped(model: PPOModel, obs: Any, *more: Any) -> Any:
-        seen.append(weakref.ref(obs))
+    def cramped(model: PPOModel, obs: Any, *arguments: Any) -> Any:
+        references.append(weakref.ref(obs))
         raise torch.OutOfMemoryError(FULL)
 
     monkeypatch.setattr(PPOModel, "forward", cramped)
     with pytest.raises(OutOfMemory) as raised:
         update(local, segment)
     assert raised.value.__cause__ is not None
-    assert [one() for one in seen] == [None]
+    assert [reference() for reference in references] == [None]
 
 
 class FakeGPU:
@@ -301,6 +301,6 @@ def test_the_table_of_the_benchmark_has_each_row_once(parts: Any) -> None:
 def test_a_part_of_the_benchmark_runs_on_a_cpu(parts: Any, tmp_path: Path) -> None:
     setting = parts.Setting("cpu", 1, tmp_path)
     small = {"num_steps": 8, "minibatch_size": 16, "update_epochs": 1}
-    found = parts.compared("MLP 2x64, choice", setting, parts.KINDS["MLP 2x64, choice"] | small)
-    assert found["passed"]
-    assert found["figures"]["of_the_way"] == "0.0000 %"
+    compared = parts.compared("MLP 2x64, choice", setting, parts.KINDS["MLP 2x64, choice"] | small)
+    assert compared["passed"]
+    assert compared["figures"]["of_the_way"] == "0.0000 %"

@@ -46,17 +46,17 @@ def failed(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_the_fault_that_ends_a_run_leaves_its_episode(failed: Path) -> None:
     [folder] = (failed / "incidents").iterdir()
-    found = json.loads((folder / "incident.json").read_text())
-    assert (found["kind"], found["phase"], found["episode"], found["step"]) == (
+    incident = json.loads((folder / "incident.json").read_text())
+    assert (incident["kind"], incident["phase"], incident["episode"], incident["step"]) == (
         "env_raised",
         "step",
         1,
         3,
     )
-    assert len(found["actions"]) == 3
-    assert len(found["last_obs"].split()) >= 4
+    assert len(incident["actions"]) == 3
+    assert len(incident["last_obs"].split()) >= 4
     assert "RuntimeError: the simulator failed in its step" in (folder / "report.txt").read_text()
-    assert found["versions"]["dppo"] == dppo.__version__
+    assert incident["versions"]["dppo"] == dppo.__version__
 
 
 def test_a_constructor_that_fails_before_training_leaves_an_incident(tmp_path: Path) -> None:
@@ -99,8 +99,8 @@ def test_actions_of_earlier_segments_are_among_them(
 def test_replay_repeats_the_fault(
     failed: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    seen: list[Any] = []
-    monkeypatch.setattr("pdb.post_mortem", seen.append)
+    faults: list[Any] = []
+    monkeypatch.setattr("pdb.post_mortem", faults.append)
     # Each instance counts its own episodes, so that another one fails in its first one.
     text = (failed / "config.yaml").read_text()
     (failed / "config.yaml").write_text(text.replace("at_episode: 1", "at_episode: 0"))
@@ -108,13 +108,13 @@ def test_replay_repeats_the_fault(
     assert main(words) == 2
     assert "Add --trust if you trust that folder" in capsys.readouterr().err
     assert main([*words, "--trust", "--debug"]) == 0
-    said = capsys.readouterr().out
-    assert "The fault happens again" in said
-    assert "step of episode 1" in said
-    assert "the simulator failed in its step (episode 0, step 3)" in said
-    while seen[0].tb_next is not None:
-        seen[0] = seen[0].tb_next
-    assert seen[0].tb_frame.f_code.co_name == "_fail_if"
+    out = capsys.readouterr().out
+    assert "The fault happens again" in out
+    assert "step of episode 1" in out
+    assert "the simulator failed in its step (episode 0, step 3)" in out
+    while faults[0].tb_next is not None:
+        faults[0] = faults[0].tb_next
+    assert faults[0].tb_frame.f_code.co_name == "_fail_if"
 
 
 def test_replay_makes_the_environment_with_its_number_and_wrappers(
@@ -204,30 +204,30 @@ CONTENTS = {
 }
 
 
-def forge(path: Path, how: str) -> None:
+def forge(path: Path, kind: str) -> None:
     path.unlink()
-    if how == "link":
+    if kind == "link":
         path.symlink_to("/etc/passwd")
-    elif how == "pipe":
+    elif kind == "pipe":
         os.mkfifo(path)
     else:
-        path.write_text(CONTENTS.get(how, ""))
-    if how == "large":
+        path.write_text(CONTENTS.get(kind, ""))
+    if kind == "large":
         os.truncate(path, 2**40)
 
 
-@pytest.mark.parametrize("how", ["link", "pipe", "large", *CONTENTS])
+@pytest.mark.parametrize("kind", ["link", "pipe", "large", *CONTENTS])
 def test_a_forged_incident_is_refused(
-    how: str, failed: Path, tmp_path: Path, capsys: Capture
+    kind: str, failed: Path, tmp_path: Path, capsys: Capture
 ) -> None:
     run = tmp_path / "run"
     shutil.copytree(failed, run)
-    forge(run / "incidents" / "001" / "incident.json", how)
+    forge(run / "incidents" / "001" / "incident.json", kind)
     assert main(["replay", str(run / "incidents" / "001"), "--trust"]) == 2
-    said = capsys.readouterr().err
-    assert "incident.json: " in said
-    assert "\x1b" not in said
-    assert len(said.splitlines()) == 1
+    text = capsys.readouterr().err
+    assert "incident.json: " in text
+    assert "\x1b" not in text
+    assert len(text.splitlines()) == 1
 
 
 def test_a_folder_that_leads_elsewhere_is_refused(

@@ -60,14 +60,17 @@ def trained(folder: Path, **changes: Any) -> tuple[str, int, dict[str, int]]:
 def test_a_vector_that_resets_single_rows_gives_the_weights_of_single_environments(
     single: str, changes: dict[str, Any], tmp_path: Path
 ) -> None:
-    own: dict[str, dict[str, Any]] = {
+    settings_of: dict[str, dict[str, Any]] = {
         "masked": {"action_mask": "info"},
         "everything": {"drop_obs": TEXTS},
     }
-    more = own.get(single, {})
-    alone = trained(tmp_path / "single", env_id=f"worlds.joint:{single}", **more)
+    settings_alone = settings_of.get(single, {})
+    alone = trained(tmp_path / "single", env_id=f"worlds.joint:{single}", **settings_alone)
     assert (
-        trained(tmp_path / "vector", **VECTOR, env_kwargs={"of": single} | changes, **more) == alone
+        trained(
+            tmp_path / "vector", **VECTOR, env_kwargs={"of": single} | changes, **settings_alone
+        )
+        == alone
     )
 
 
@@ -107,8 +110,12 @@ def test_agents_that_return_the_same_arrays_again_have_equal_weights(tmp_path: P
 @pytest.mark.parametrize("kind", ["dict", "dials", "wide", "choices"])
 def test_an_evaluation_gives_each_row_its_own_action(kind: str, tmp_path: Path) -> None:
     """Also where the number of rows is not ours to choose, so that others move along."""
-    of = {"env_id": "worlds.acting:Actuated", "env_kwargs": {"kind": kind}, "hidden_sizes": (8,)}
-    result = dppo.train(small(tmp_path / "run", **of))
+    settings = {
+        "env_id": "worlds.acting:Actuated",
+        "env_kwargs": {"kind": kind},
+        "hidden_sizes": (8,),
+    }
+    result = dppo.train(small(tmp_path / "run", **settings))
     alone = dppo.evaluate(result, episodes=3)
     four = dppo.evaluate(
         result, "worlds.joint:four", env_kwargs={"of": f"actions:{kind}"}, episodes=3
@@ -133,9 +140,9 @@ def test_a_killed_actor_changes_nothing(
 ) -> None:
     """The environment kills its process in the second segment; the replacement replays the episodes of all rows."""
     marker = tmp_path / "marker"
-    of = settings["env_id"].partition(":")[2]
-    kwargs = {"of": of, "marker": str(marker), "at_step": 27} | (
-        {"num_envs": 3} if of == "vector" else {}
+    world = settings["env_id"].partition(":")[2]
+    kwargs = {"of": world, "marker": str(marker), "at_step": 27} | (
+        {"num_envs": 3} if world == "vector" else {}
     )
     changes = {"env_id": "worlds.joint:dying", "env_kwargs": kwargs, "num_actors": 2}
     result = dppo.train(small(tmp_path / "run", **THREE | settings | changes))
@@ -179,7 +186,10 @@ def test_a_row_that_is_reset_in_the_next_step_stands_still_there() -> None:
     assert stepper.step(2, 1) == ["2.5 t 0", "1.5  2"]
     assert stepper.step(3, 3) == ["dropped c 0", "3.5 c(3) 0"]  # its action has no effect
     assert stepper.step(0, 0) == ["0.5  1", "dropped c 0"]
-    logged = [(one.env, one.index, one.episode_return, one.length) for one in stepper.log.episodes]
+    logged = [
+        (episode.env, episode.index, episode.episode_return, episode.length)
+        for episode in stepper.log.episodes
+    ]
     assert logged == [(0, 0, 3.0, 2), (1, 0, 6.5, 3)]
     assert stepper.group.open_episodes(stepper.log)["episodes"].tolist() == [1, 1]
     assert stepper.group.open_episodes(stepper.log)["episode_lengths"].tolist() == [1, 0]
@@ -193,7 +203,7 @@ def test_a_row_that_is_reset_in_the_same_step_has_its_final_observation_in_the_i
         ["0.5 t 0", "0.5  2"],
         ["0.5  1", "0.5 c(3) 0"],
     ]
-    assert [(one.env, one.length, one.success) for one in stepper.log.episodes] == [
+    assert [(episode.env, episode.length, episode.success) for episode in stepper.log.episodes] == [
         (0, 2, True),
         (1, 3, True),
     ]
@@ -216,7 +226,7 @@ def test_agents_are_rows_and_those_that_are_gone_stand_still_until_the_next_epis
     assert steps[4] == ["dropped c 0", "2 t 0", "0  5"]
     assert steps[7] == ["dropped c 0", "dropped c 0", "0 c(8) 0"]  # a new episode
     assert steps[8] == ["1  1", "2  1", "0  1"]
-    assert [(one.env, one.index, one.length) for one in stepper.log.episodes] == [
+    assert [(episode.env, episode.index, episode.length) for episode in stepper.log.episodes] == [
         (0, 0, 3),
         (1, 0, 5),
         (2, 0, 8),
@@ -230,7 +240,7 @@ class Lingering(joint.Agents):
     """Its agents stay in its list after their end."""
 
     def step(self, actions: dict[str, Any]) -> Any:
-        listed, self.agents = self.agents, [one for one in self.agents if one in actions]
+        listed, self.agents = self.agents, [agent for agent in self.agents if agent in actions]
         answer = super().step(actions)
         self.agents = listed
         return answer
@@ -244,11 +254,12 @@ def test_agents_that_are_listed_after_their_end_have_the_same_episodes() -> None
         return made[-1]
 
     cleared, listed = (
-        Stepper(env_id=partial(make, one), envs_per_sampler=3) for one in (joint.Agents, Lingering)
+        Stepper(env_id=partial(make, kind), envs_per_sampler=3)
+        for kind in (joint.Agents, Lingering)
     )
     assert [listed.step(1, 2, 0) for _ in range(12)] == [cleared.step(1, 2, 0) for _ in range(12)]
-    assert [(one.env, one.index, one.length) for one in listed.log.episodes] == [
-        (one.env, one.index, one.length) for one in cleared.log.episodes
+    assert [(episode.env, episode.index, episode.length) for episode in listed.log.episodes] == [
+        (episode.env, episode.index, episode.length) for episode in cleared.log.episodes
     ]
     assert made[1].seeds == made[0].seeds
     assert len(made[1].seeds) == 2
@@ -262,14 +273,14 @@ class Returning(joint.Agents):
         self._steps += 1
         acted = self.agents
         self.agents = {1: ["bob", "cid"], 4: []}.get(self._steps, self.possible_agents)
-        seen = self._seen(self.possible_agents)
-        over = {agent: agent in acted and agent not in self.agents for agent in seen}
+        observations = self._seen(self.possible_agents)
+        over = {agent: agent in acted and agent not in self.agents for agent in observations}
         return (
-            seen,
-            dict.fromkeys(seen, 1.0),
+            observations,
+            dict.fromkeys(observations, 1.0),
             over,
-            dict.fromkeys(seen, False),
-            {agent: {} for agent in seen},
+            dict.fromkeys(observations, False),
+            {agent: {} for agent in observations},
         )
 
 
@@ -309,7 +320,10 @@ def test_an_exception_is_one_fault_after_which_all_rows_begin_anew(
     stepper.step(*actions)
     assert stepper.step(*actions) == first
     assert stepper.step(*actions) == then
-    assert [(one.kind.value, one.env, one.lost_steps) for one in stepper.log.incidents] == [
+    assert [
+        (incident.kind.value, incident.env, incident.lost_steps)
+        for incident in stepper.log.incidents
+    ] == [
         ("env_raised", 0, 1),
         *(("episode_abandoned", env, 2) for env in range(1, len(first))),
     ]
@@ -320,13 +334,15 @@ def test_an_exception_is_one_fault_after_which_all_rows_begin_anew(
 def test_an_invalid_row_is_reset_alone_where_the_vector_can_do_that() -> None:
     class Odd(joint.Native):
         def step(self, actions: Any) -> Any:
-            obs, *others = super().step(actions)
-            return np.where(actions[:, None] == 3, np.nan, obs).astype(np.float32), *others
+            obs, *outcome = super().step(actions)
+            return np.where(actions[:, None] == 3, np.nan, obs).astype(np.float32), *outcome
 
     stepper = Stepper(env_id=lambda: Odd(2, "Disabled", obeys=True), envs_per_sampler=2)
     assert stepper.step(3, 0) == ["dropped c 0", "0.5  1"]
     assert stepper.step(0, 0) == ["0.5  1", "0.5  2"]
-    assert [(one.kind.value, one.env) for one in stepper.log.incidents] == [("bad_step", 0)]
+    assert [(incident.kind.value, incident.env) for incident in stepper.log.incidents] == [
+        ("bad_step", 0)
+    ]
     stepper = Stepper(env_id=lambda: Odd(2, "NextStep"), envs_per_sampler=2)
     # the first one is cut off, and not lost
     assert stepper.step(0, 3) == [
@@ -377,7 +393,7 @@ def test_attributes_that_a_vector_has_for_itself_change_nothing(
         return env
 
     plain, other = (
-        Stepper(env_id=partial(make, of), envs_per_sampler=2) for of in ({}, attributes)
+        Stepper(env_id=partial(make, keywords), envs_per_sampler=2) for keywords in ({}, attributes)
     )
     assert [other.step(0, 1) for _ in range(5)] == [plain.step(0, 1) for _ in range(5)]
     assert other.sampler.spaces.deterministic == plain.sampler.spaces.deterministic
@@ -527,7 +543,8 @@ def test_an_evaluation_plays_all_agents_or_a_row(kind: str, tmp_path: Path) -> N
     else:  # agents leave after 3, 5 and 8 steps, and rewards are actions of 0, 1 or 2
         assert played.lengths == (8, 8, 8)
         assert all(
-            0 < 3 * one <= 2 * 16 and abs(3 * one - round(3 * one)) < 1e-9 for one in played.returns
+            0 < 3 * value <= 2 * 16 and abs(3 * value - round(3 * value)) < 1e-9
+            for value in played.returns
         )
 
 

@@ -68,13 +68,15 @@ def segment(number: int) -> Segment:
         name: rng.normal(size=(T, E)) for name in ("logprobs", "values", "next_values", "rewards")
     }
     ends = {name: rng.random((T, E)) < 0.3 for name in ("terminated", "truncated", "valid")}
-    one = Segment(
+    drawn = Segment(
         obs=observations(rng, T * E).reshape(T, E), actions=rng.integers(0, 3, (T, E)), **numbers, **ends,
         masks=rng.random((T, E, 3)) < 0.5, states=rng.normal(size=(1, E, 5)),
     )  # fmt: skip
-    rows = int(np.count_nonzero(one.followed))
+    rows = int(np.count_nonzero(drawn.followed))
     return replace(
-        one, successors=observations(rng, rows), successor_states=rng.normal(size=(rows, 5))
+        drawn,
+        successors=observations(rng, rows),
+        successor_states=rng.normal(size=(rows, 5)),
     )
 
 
@@ -114,16 +116,16 @@ def test_each_update_trains_on_the_last_segments_of_every_sampler() -> None:
     trainers = reusing(inner, 3)
     for iteration in range(5):
         trainers.update(Experience(batch(iteration), POLICY, None, iteration))
-    for seen, iterations in zip(
+    for batch_seen, iterations in zip(
         inner.seen, [(0,), (0, 1), (0, 1, 2), (1, 2, 3), (2, 3, 4)], strict=True
     ):
-        assert_same(seen, of_samplers(*iterations))
+        assert_same(batch_seen, of_samplers(*iterations))
 
 
 def test_a_failed_update_keeps_nothing_and_a_restored_one_goes_on() -> None:
     inner = Trained()
     other = Trained()
-    trainers, restored = (reusing(one, 3) for one in (inner, other))
+    trainers, restored = (reusing(inner_trainers, 3) for inner_trainers in (inner, other))
     for iteration in range(2):
         trainers.update(Experience(batch(iteration), POLICY, None, iteration))
     inner.fails = True
@@ -150,15 +152,15 @@ def test_observations_beside_a_mask_go_on_as_any_others() -> None:
         [*((name, OBS[name]) for name in OBS.names or ()), ("action_mask", np.bool_, (2,))]
     )
     trainers = reusing(inner, 2)
-    for one in parts:
+    for part in parts:
         viewed = {}
         for name in ("obs", "successors"):
-            column = getattr(one, name)
+            column = getattr(part, name)
             whole = np.zeros(column.shape, padded)
             for field in OBS.names or ():
                 whole[field] = column[field]
             viewed[name] = whole[list(OBS.names or ())]
-        trainers.update(Experience([replace(one, **viewed)], POLICY, None, 0))
+        trainers.update(Experience([replace(part, **viewed)], POLICY, None, 0))
     assert_same_bytes(inner.seen[1][0], expected)
 
 
@@ -168,7 +170,7 @@ def test_kept_segments_are_copies() -> None:
     mine = batch(0)
     trainers = reusing(inner, 2)
     trainers.update(Experience(mine, POLICY, None, 0))
-    trainers.update(Experience([replace(one) for one in mine], POLICY, None, 1))
+    trainers.update(Experience([replace(item) for item in mine], POLICY, None, 1))
     kept = inner.seen[1][0]
     for name in Segment.__slots__:
         assert not np.shares_memory(getattr(kept, name), getattr(mine[0], name)), name
@@ -181,7 +183,7 @@ def test_joined_segments_are_one_where_the_sampler_went_on() -> None:
         for index in range(1, 3):
             parts.append(going_on(parts[-1], segment(100 * number + index)))
         whole = joined(parts)
-        kept_rows = np.concatenate([one.followed for one in parts])
+        kept_rows = np.concatenate([part.followed for part in parts])
         for name in (
             "obs",
             "actions",
@@ -193,12 +195,14 @@ def test_joined_segments_are_one_where_the_sampler_went_on() -> None:
             "valid",
             "masks",
         ):
-            column = np.concatenate([getattr(one, name) for one in parts])
+            column = np.concatenate([getattr(part, name) for part in parts])
             assert getattr(whole, name).tobytes() == column.tobytes(), name
-        over = np.concatenate([one.terminated | one.truncated for one in parts])
+        over = np.concatenate([part.terminated | part.truncated for part in parts])
         # nothing else ends there
         np.testing.assert_array_equal(whole.terminated | whole.truncated, over)
-        successors = np.concatenate([one.successors for one in parts if one.successors is not None])
+        successors = np.concatenate(
+            [part.successors for part in parts if part.successors is not None]
+        )
         assert whole.successors is not None
         assert whole.successors.tobytes() == successors[whole.followed[kept_rows]].tobytes()
         assert len(whole.successors) == np.count_nonzero(whole.followed)
@@ -245,10 +249,10 @@ def test_the_segments_of_a_run_go_on_from_each_other(
 
     monkeypatch.setattr("dppo.learners.stored_segments.joined", noted)
     train(tmp_path / "run", num_actors=0)
-    assert [len(one.rewards) for one in made[::2]] == [40, 80, 120, 120, 120]
+    assert [len(joined_segment.rewards) for joined_segment in made[::2]] == [40, 80, 120, 120, 120]
     # CartPole cuts episodes off after 500 steps
-    assert not any(one.truncated.any() for one in made)
-    assert any(not one.terminated[39].all() for one in made)
+    assert not any(joined_segment.truncated.any() for joined_segment in made)
+    assert any(not joined_segment.terminated[39].all() for joined_segment in made)
 
 
 @pytest.mark.parametrize("stop_after", [1, 3])

@@ -93,12 +93,12 @@ def test_wrappers_with_running_statistics_are_found(case: str) -> None:
 def test_they_are_refused_before_training_and_each_remedy_goes_on(where: str) -> None:
     settings: dict[str, Any] = {"num_samplers": 1, "norm_obs": False}
     plain: dict[str, Any] = {"env_id": cartpole}
-    own: dict[str, Any] = {"env_id": normalized}
+    normalizing: dict[str, Any] = {"env_id": normalized}
     frozen: dict[str, Any] = {"env_id": normalized, "env_kwargs": {"frozen": True}}
     if where == "wrappers":
-        own = plain | {"wrappers": ("gymnasium.wrappers:NormalizeObservation",)}
+        normalizing = plain | {"wrappers": ("gymnasium.wrappers:NormalizeObservation",)}
     if where == "vector":
-        own = {
+        normalizing = {
             "env_id": lambda: NormalizeVector(SyncVectorEnv([cartpole] * 2)),
             "envs_per_sampler": 2,
         }
@@ -107,7 +107,7 @@ def test_they_are_refused_before_training_and_each_remedy_goes_on(where: str) ->
         build_sampler(sampler_plan(make_config(settings | changes)), 0).envs.close()
 
     with pytest.raises(ConfigError) as refused:
-        build(**own)
+        build(**normalizing)
     assert re.match(
         r"running_statistics=refuse: NormalizeObservation around the environment normalizes by running statistics of "
         r"its own\. .*Leave it out: norm_obs=True and norm_reward=True do this, and are saved with the policy\. Or "
@@ -116,7 +116,7 @@ def test_they_are_refused_before_training_and_each_remedy_goes_on(where: str) ->
     )
     build(**plain, **{"norm_obs": True, "norm_reward": True})
     build(**frozen)
-    build(**own, running_statistics="allow")
+    build(**normalizing, running_statistics="allow")
 
 
 def test_an_evaluation_with_others_says_so_and_one_in_training_refuses_them(tmp_path: Path) -> None:
@@ -149,12 +149,14 @@ def test_the_doctor_names_them_with_a_remedy_that_fits(
 ) -> None:
     monkeypatch.setattr(examination, "MAX_STEPS", 50)
     sizes: dict[str, Any] = {"num_samplers": 1, "num_steps": 16, "update_epochs": 1}
-    own = {"env_id": "test_running_statistics:normalized", "running_statistics": setting}
-    found = found_in(make_config(own | sizes))
+    settings = {"env_id": "test_running_statistics:normalized", "running_statistics": setting}
+    texts = found_in(make_config(settings | sizes))
     start = "error: running_statistics=refuse: " if setting == "refuse" else "warning: "
     assert any(
-        one.startswith(f"{start}NormalizeObservation around the environment") for one in found
-    ), found
+        text.startswith(f"{start}NormalizeObservation around the environment") for text in texts
+    ), texts
     assert all(
-        "norm_obs=True" in one for one in found if "normalizes by" in one or "the same seed" in one
-    ), found
+        "norm_obs=True" in text
+        for text in texts
+        if "normalizes by" in text or "the same seed" in text
+    ), texts

@@ -78,22 +78,22 @@ def test_a_resume_without_them_goes_on_with_the_same_result(run_of: RunOf, tmp_p
 
 @pytest.mark.proves("hangs in a thread")
 @slow
-@pytest.mark.parametrize("how", ["kill", "hang"])
+@pytest.mark.parametrize("ending", ["kill", "hang"])
 @pytest.mark.parametrize("where", ["step", "reset"])
 def test_a_kill_or_a_hang_in_a_thread_changes_nothing(
-    where: str, how: str, tmp_path: Path, ray_session: None
+    where: str, ending: str, tmp_path: Path, ray_session: None
 ) -> None:
     """In one of the resets in the background, or in a step in the middle of the second segment."""
     marker = tmp_path / "marker"
     place = {"at_episode": 2} if where == "reset" else {"at_episode": None, "at_step": 15}
     config = small(tmp_path / "plain", **THREADED)
     expected = dppo.train(config)
-    kill = crashing(marker=str(marker), how=how, where=where, **place)
+    kill = crashing(marker=str(marker), how=ending, where=where, **place)
     result = dppo.train(
         small(tmp_path / "killed", **kill, num_actors=1, segment_timeout_s=4, **BOTH)
     )
     assert marker.exists()
-    lost = {"actor_lost": 1} if how == "kill" else {"actor_hung": 1}
+    lost = {"actor_lost": 1} if ending == "kill" else {"actor_hung": 1}
     assert (result.weights_sha256, lasting(result)) == (expected.weights_sha256, lost)
 
 
@@ -144,8 +144,8 @@ def test_resets_in_the_background_go_on_while_others_step(
 ) -> None:
     monkeypatch.setattr(threads, "CLOSING_S", 0.1)
     monkeypatch.setattr(Threaded, "steps", 0)
-    one = {"num_samplers": 1, "envs_per_sampler": 1, "env_kwargs": {"wait": "reset"}}
-    assert dppo.train(small(tmp_path / "run", **THREADED, **STANDBY, **one)).episodes > 10
+    alone = {"num_samplers": 1, "envs_per_sampler": 1, "env_kwargs": {"wait": "reset"}}
+    assert dppo.train(small(tmp_path / "run", **THREADED, **STANDBY, **alone)).episodes > 10
 
 
 @pytest.mark.proves("raises in a thread (`--env-threads`, `--standby-envs`)")
@@ -154,17 +154,21 @@ def test_resets_in_the_background_go_on_while_others_step(
 def test_a_fault_in_a_thread_is_the_same_error(
     where: str, changes: dict[str, Any], tmp_path: Path
 ) -> None:
-    def fault_of(**more: Any) -> EnvironmentFault:
+    def fault_of(**changed: Any) -> EnvironmentFault:
         with pytest.raises(EnvironmentFault) as raised:
-            dppo.train(small(tmp_path / str(len(more)), **brittle, **more, on_env_fault="raise"))
+            dppo.train(
+                small(tmp_path / str(len(changed)), **brittle, **changed, on_env_fault="raise")
+            )
         return raised.value
 
     brittle = {"env_id": "worlds.faulty:Brittle", "env_kwargs": {"where": where}, "num_samplers": 2}
-    found = fault_of(**changes)
+    fault_with = fault_of(**changes)
     expected = fault_of()
-    assert found.remote_traceback == expected.remote_traceback
+    assert fault_with.remote_traceback == expected.remote_traceback
     if "standby_envs" not in changes or where != "reset":  # copies count their own resets
-        places = [re.sub(r"sampler \d|seed \d+", "", fault.message) for fault in (found, expected)]
+        places = [
+            re.sub(r"sampler \d|seed \d+", "", fault.message) for fault in (fault_with, expected)
+        ]
         assert places[0] == places[1], (
             "but the first of two samplers that fail at once may be either"
         )
@@ -198,7 +202,7 @@ def test_ctrl_c_ends_a_run_whose_threads_are_in_the_middle_of_steps(tmp_path: Pa
         small(run, **steps, **THREADS), observers=[Recorder(after_iteration=press)]
     )
     assert (stopped.iterations, stopped.stopped_by) == (1, "SIGINT")
-    assert not [one for one in threading.enumerate() if "SlowCartPole" in one.name]
+    assert not [thread for thread in threading.enumerate() if "SlowCartPole" in thread.name]
 
 
 # ------------------------------------------------------------------ the host
@@ -209,8 +213,8 @@ def made(index: int, host: Any, ledger: ReplayLedger | None = None) -> Any:
     samplers = range(2)
     weights = np.zeros(choose_network(PLAN.network, spaces).spec.num_parameters, np.float32)
     requests = [
-        SegmentRequest(one, index, ledger.rebuild(one, index) if ledger else None)
-        for one in samplers
+        SegmentRequest(sampler, index, ledger.rebuild(sampler, index) if ledger else None)
+        for sampler in samplers
     ]
     return host.collect(requests, PolicySnapshot(0, weights), spaces)
 
@@ -228,18 +232,20 @@ def test_samplers_are_rebuilt_in_threads_and_their_progress_is_summed_up() -> No
     expected = made(2, plain)
     record = ActivityRecord(on_step=shown.append)
     host = ThreadedHost(PLAN, record)
-    found = made(2, host, ledger)
-    assert_same_bytes(found.made, expected.made, but=["env_s"])
-    rebuilds = [rebuild for one in range(2) if (rebuild := ledger.rebuild(one, 2)) is not None]
+    rebuilt = made(2, host, ledger)
+    assert_same_bytes(rebuilt.made, expected.made, but=["env_s"])
+    rebuilds = [
+        rebuild for sampler in range(2) if (rebuild := ledger.rebuild(sampler, 2)) is not None
+    ]
     open_steps = sum(len(actions) for rebuild in rebuilds for actions in rebuild.actions)
-    assert (found.timings.replayed_steps, record.look().replayed) == (open_steps, open_steps)
+    assert (rebuilt.timings.replayed_steps, record.look().replayed) == (open_steps, open_steps)
     assert (record.look().steps, shown[-1], str(record.look())) == (80, 80, "idle")
-    assert 0 < found.timings.env_s < found.timings.total_s
-    assert found.timings.total_s >= max(report.env_s for report, _ in found.made), (
+    assert 0 < rebuilt.timings.env_s < rebuilt.timings.total_s
+    assert rebuilt.timings.total_s >= max(report.env_s for report, _ in rebuilt.made), (
         "that of the slower one"
     )
-    assert found.used is not None
-    assert 0 < found.used <= 1
+    assert rebuilt.used is not None
+    assert 0 < rebuilt.used <= 1
     assert record.look().moves >= 4 + 4 + open_steps + 2 * 20
     host.close()
     plain.close()
@@ -252,8 +258,8 @@ def test_questions_that_arrive_in_the_wrong_order_are_worked_on_in_theirs() -> N
     with ThreadPoolExecutor() as pool:
         later = [pool.submit(made, index, host) for index in (2, 1)]
         time.sleep(0.05)
-        assert not any(one.done() for one in later)
-        answers = [made(0, host), *(one.result(20) for one in reversed(later))]
+        assert not any(answer.done() for answer in later)
+        answers = [made(0, host), *(answer.result(20) for answer in reversed(later))]
     for index, answer in enumerate(answers):
         assert_same_bytes(answer.made, made(index, plain).made, but=["env_s"])
     host.close()
@@ -300,21 +306,23 @@ def test_a_sampler_that_has_moved_holds_no_licence_when_the_next_segments_are_se
     changes: dict[str, Any],
 ) -> None:
     """Its place is given to another one then."""
-    own: dict[str, Any] = {
+    settings: dict[str, Any] = {
         "env_id": SlowToClose,
         "num_samplers": 3,
         "licences": 3,
         "num_actors": 1,
         "num_steps": 4,
     }
-    plan = sampler_plan(make_config(own | changes))
+    plan = sampler_plan(make_config(settings | changes))
     host = (ThreadedHost if changes else SamplerHost)(plan, ActivityRecord())
     spaces = host.spaces(0)
     weights = np.zeros(choose_network(plan.network, spaces).spec.num_parameters, np.float32)
     for index, hosted in enumerate([(0, 1), (0,)]):
         host.close_all_but(hosted)
         host.collect(
-            [SegmentRequest(one, index) for one in hosted], PolicySnapshot(index, weights), spaces
+            [SegmentRequest(sampler, index) for sampler in hosted],
+            PolicySnapshot(index, weights),
+            spaces,
         )
         assert SlowToClose.exist == len(hosted)
     host.close()

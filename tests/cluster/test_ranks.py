@@ -84,10 +84,10 @@ class Undisturbed:
         Args:
             rebuilt: pattern of the reason why the ranks are rebuilt; None if they are not.
         """
-        found = self.update()
-        assert found["figures"] == self.expected["figures"]
+        update = self.update()
+        assert update["figures"] == self.expected["figures"]
         for name in ("weights", "exp_avg", "exp_avg_sq", "step"):
-            np.testing.assert_array_equal(found[name], self.expected[name], err_msg=name)
+            np.testing.assert_array_equal(update[name], self.expected[name], err_msg=name)
         incidents = self.incidents
         if rebuilt is None:
             assert (incidents, self.notes) == ((), [])
@@ -140,12 +140,12 @@ def within_a_rank() -> tuple[Callable[[Any], Any], Callable[[Any, list[int]], No
         """Return both ends of its TCP connections, by file descriptor."""
         rows = [line.split() for line in Path("/proc/self/net/tcp").read_text().splitlines()[1:]]
         ends = {f"socket:[{row[9]}]": (row[1], row[2]) for row in rows if row[3] == "01"}
-        found = {}
+        sockets = {}
         for link in Path("/proc/self/fd").iterdir():
             with suppress(OSError):
                 if (target := os.readlink(link)) in ends:
-                    found[int(link.name)] = ends[target]
-        return found
+                    sockets[int(link.name)] = ends[target]
+        return sockets
 
     def cut(_: Any, descriptors: list[int]) -> None:
         """Close connections while the process lives, like a broken network."""
@@ -166,7 +166,7 @@ def test_ranks_whose_connection_is_cut_in_an_update_reconnect(group: Undisturbed
         return ray.get(call.remote(*work), timeout=120)
 
     of_each = [beside_the_update(rank, connections) for rank in range(2)]
-    other_ends = {own for own, _ in of_each[1].values()}
+    other_ends = {end for end, _ in of_each[1].values()}
     between = [descriptor for descriptor, (_, other) in of_each[0].items() if other in other_ends]
     assert between, "the ranks are not connected"
     with in_the_middle_of_an_update(lambda pid: beside_the_update(0, cut, between)):
@@ -281,13 +281,13 @@ def test_timing_the_learners_does_not_change_their_updates(group: Undisturbed) -
 def test_the_measured_worth_in_words(shared_ms: float, words: str) -> None:
     spec = mlp_of(SPACES, (64, 64), "tanh", "float32")
     plan = plan_of(settings(), SPACES.actions)
-    said = describe_speedup(plan, spec, Speedup(alone_ms=1.0, shared_ms=shared_ms, summing_ms=0.5))
-    assert said.startswith(
+    text = describe_speedup(plan, spec, Speedup(alone_ms=1.0, shared_ms=shared_ms, summing_ms=0.5))
+    assert text.startswith(
         "2 learners, model of 9,476 parameters: the gradient of a minibatch of 64 rows takes "
     )
     assert (
         f"takes {shared_ms:.1f} ms, 0.5 ms of it for the sum; one learner takes 1.0 ms. {words}"
-        in said
+        in text
     )
 
 
@@ -329,7 +329,7 @@ def test_learners_without_room_raise_and_release_their_resources(
     ):
         RayTrainers(plan, SPACES, print)
     assert not [
-        one for one in ray.util.placement_group_table().values() if one["state"] == "PENDING"
+        group for group in ray.util.placement_group_table().values() if group["state"] == "PENDING"
     ]
 
 
@@ -352,9 +352,9 @@ def test_ranks_that_meet_at_the_address_of_their_node_use_it() -> None:
     assert min(ray.get([rank.sum_s.remote() for rank in ranks], timeout=120)) > 0
     connections, _ = within_a_rank()
     ends = [ray.get(rank.__ray_call__.remote(connections), timeout=120).values() for rank in ranks]
-    between = {own for own, _ in ends[0]} & {other for _, other in ends[1]}
+    between = {end for end, _ in ends[0]} & {other for _, other in ends[1]}
     written = "".join(f"{int(part):02X}" for part in reversed(address.split(".")))
-    assert {one.partition(":")[0] for one in between} == {written}
+    assert {place.partition(":")[0] for place in between} == {written}
     for rank in ranks:
         ray.kill(rank)
 
@@ -363,9 +363,9 @@ def test_the_interface_of_an_address() -> None:
     assert interface_of("127.0.0.1") in ("lo", "lo0")
     assert interface_of("203.0.113.77") is None
     address = ray.util.get_node_ip_address()
-    found = interface_of(address)
-    assert found in {name for _, name in socket.if_nameindex()}
-    assert (found in ("lo", "lo0")) == address.startswith("127.")
+    interface = interface_of(address)
+    assert interface in {name for _, name in socket.if_nameindex()}
+    assert (interface in ("lo", "lo0")) == address.startswith("127.")
 
 
 @pytest.mark.slow  # tests/ppo/test_parallel.py compares ranks in threads in the fast set
@@ -385,7 +385,7 @@ def test_two_ranks_on_ray_are_one_trainer_with_the_minibatches_of_both(
     with ray_trainers_of(config) as trainers:
         trainers.load(alone.weights(), alone.state())
         update = trainers.update(Experience(segments, POLICY, 1.0, 2))
-        found = {"weights": trainers.weights(), **trainers.state()}
+        results = {"weights": trainers.weights(), **trainers.state()}
     shares = [make_batch(share, None, 1.0, config.ppo) for share in (segments[:2], segments[2:])]
     columns = [
         name for name in Batch.__slots__ if isinstance(getattr(shares[0], name), torch.Tensor)
@@ -402,7 +402,7 @@ def test_two_ranks_on_ray_are_one_trainer_with_the_minibatches_of_both(
     assert update.figures == pytest.approx(expected.figures, rel=1e-10)
     assert update.learning_rate == expected.learning_rate
     for name, array in {"weights": alone.weights(), **alone.state()}.items():
-        np.testing.assert_allclose(found[name], array, rtol=1e-9, atol=1e-12, err_msg=name)
+        np.testing.assert_allclose(results[name], array, rtol=1e-9, atol=1e-12, err_msg=name)
 
 
 def test_a_rank_without_memory_ends_the_run_at_once() -> None:
@@ -424,13 +424,13 @@ def test_a_wait_for_learners_to_start_is_reported_once_after_ten_seconds(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     now = [0.0]
-    said: list[str] = []
+    notes: list[str] = []
     trainers = object.__new__(RayTrainers)
     trainers._clock = lambda: now[0]
-    trainers._notify = said.append
+    trainers._notify = notes.append
     trainers.ranks = [object(), object()]
     monkeypatch.setattr(RayTrainers, "_check", lambda self: None)
     check = trainers._start_check()
     for now[0] in (0.0, 9.0, 11.0, 60.0):
         check()
-    assert [line.partition(":")[0] for line in said] == ["waiting for 2 learners to start"]
+    assert [line.partition(":")[0] for line in notes] == ["waiting for 2 learners to start"]

@@ -86,7 +86,7 @@ def test_a_simulator_that_hangs_is_killed_and_replaced(
         assert re.search(place, hung)
         assert "raise segment_timeout_s" in hung
         assert re.search(r'replaced; it was in File ".*faulty\.py", line \d+ in _fail_if$', hung)
-        [incident] = [one for one in recorder.incidents if one.kind == "actor_hung"]
+        [incident] = [incident for incident in recorder.incidents if incident.kind == "actor_hung"]
         assert "_fail_if" in incident.details
         assert "most recent call first" in incident.details
 
@@ -315,12 +315,12 @@ def test_simulators_run_in_actors_without_heavy_modules_and_gpus(tmp_path: Path)
     reports.mkdir()
     kwargs = {"folder": str(reports), "gravity": [9.8, {"on": "earth"}]}
     dppo.train(settings(tmp_path / "run", reporting_cartpole, env_kwargs=kwargs, num_actors=2))
-    found = [json.loads(path.read_text()) for path in reports.glob("*.json")]
-    pids = {report["pid"] for report in found}
+    loaded = [json.loads(path.read_text()) for path in reports.glob("*.json")]
+    pids = {report["pid"] for report in loaded}
     assert len(pids) == 2
     assert os.getpid() not in pids
-    assert len(found) > 12  # 4 constructors and resets, some of them after an update
-    for report in found:
+    assert len(loaded) > 12  # 4 constructors and resets, some of them after an update
+    for report in loaded:
         assert report["kwargs"] == {"gravity": [9.8, {"on": "earth"}]}
         assert (report["heavy"], report["cuda"], report["omp"]) == ([], "", "1")
         assert set(report["blas_threads"][:1]) == {1}
@@ -337,12 +337,12 @@ def test_a_local_function_can_be_sent_to_actors_from_a_thread(
         env.unwrapped.length = length * kwargs["longer"]  # type: ignore[attr-defined]
         return env
 
-    found: list[str] = []
+    results: list[str] = []
     config = settings(tmp_path / "run", make, env_kwargs={"longer": 1.0}, num_actors=2)
-    thread = threading.Thread(target=lambda: found.append(dppo.train(config).weights_sha256))
+    thread = threading.Thread(target=lambda: results.append(dppo.train(config).weights_sha256))
     thread.start()
     thread.join(120)
-    assert found == [undisturbed]
+    assert results == [undisturbed]
 
 
 SCRIPT = """

@@ -34,8 +34,8 @@ def a_run(folder: Path, last: float, count: int = 4, **settings: Any) -> Path:
 
 
 def one(seed: int, values: list[float], steps: list[float], **settings: Any) -> Curve:
-    of = {"seed": seed, "env_id": "E-v0", **settings}
-    return Curve(2 * np.array(steps), np.array(steps), np.array(values), of)
+    stored = {"seed": seed, "env_id": "E-v0", **settings}
+    return Curve(2 * np.array(steps), np.array(steps), np.array(values), stored)
 
 
 def test_runs_are_grouped_by_all_settings_but_their_seeds() -> None:
@@ -93,8 +93,8 @@ def test_an_evaluation_belongs_to_the_steps_of_its_policy() -> None:
     ]
     rows[2] |= {"eval/global_step": 200, "eval/episodic_return": 7.0}
     rows[4] |= {"eval/global_step": 400, "eval/episodic_return": 9.0}
-    found = curve_of(rows, "eval/episodic_return")
-    assert [column.tolist() for column in found[:3]] == [[4.0, 8.0], [200, 400], [7.0, 9.0]]
+    curve = curve_of(rows, "eval/episodic_return")
+    assert [column.tolist() for column in curve[:3]] == [[4.0, 8.0], [200, 400], [7.0, 9.0]]
     assert [len(column) for column in curve_of([], "eval/episodic_return")[:3]] == [0, 0, 0]
 
 
@@ -150,10 +150,10 @@ def test_the_command_draws_folders_of_runs_and_prints_intervals(
     a_run(tmp_path / "other", 5.0, gamma=0.9)
     a_run(tmp_path / "young", 5.0, count=0)
     assert main(["plot", "study", "other", "young", "--over", "time", "--out", "a.svg"]) == 0
-    said = capsys.readouterr().out
-    assert "young: has no charts/episodic_return yet, and is left out" in said
-    assert "gamma=0.99 (3 seeds): 20, 95 % interval 10 to 30" in said
-    assert "gamma=0.9 (1 seed): 5\n" in said
+    text = capsys.readouterr().out
+    assert "young: has no charts/episodic_return yet, and is left out" in text
+    assert "gamma=0.99 (3 seeds): 20, 95 % interval 10 to 30" in text
+    assert "gamma=0.9 (1 seed): 5\n" in text
     svg = (tmp_path / "a.svg").read_text()
     assert "training time (s)" in svg
     assert main(["plot", "study", "other", "--label", "mine", "before"]) == 0
@@ -169,9 +169,9 @@ def test_compare_leads_from_folders_of_runs_to_plot(
     for name in ("one", "two"):
         a_run(tmp_path / name, 5.0)
     assert main(["compare", "one", "two"]) == 2
-    said = capsys.readouterr().err
-    assert "one is the folder of a run" in said
-    [command] = re.findall(r"`([^`]*)`", said)
+    text = capsys.readouterr().err
+    assert "one is the folder of a run" in text
+    [command] = re.findall(r"`([^`]*)`", text)
     assert (
         main(command.partition(" plot ")[2] and ["plot", *command.partition(" plot ")[2].split()])
         == 0
@@ -179,7 +179,7 @@ def test_compare_leads_from_folders_of_runs_to_plot(
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "refusal"),
     [
         ([], "RUN is missing"),
         (["nowhere"], "does not exist"),
@@ -202,10 +202,10 @@ def test_compare_leads_from_folders_of_runs_to_plot(
     ],
 )
 def test_what_cannot_be_drawn_is_refused(
-    words: list[str], said: str, tmp_path: Path, capsys: Any, monkeypatch: Any
+    words: list[str], refusal: str, tmp_path: Path, capsys: Any, monkeypatch: Any
 ) -> None:
     monkeypatch.chdir(tmp_path)
     a_run(tmp_path / "run", 5.0)
     a_run(tmp_path / "young", 5.0, count=0)
     assert main(["plot", *words]) in (1, 2)
-    assert said in capsys.readouterr().err
+    assert refusal in capsys.readouterr().err

@@ -40,14 +40,14 @@ TINY = [
 
 
 @pytest.mark.parametrize(
-    ("words", "found"), [("1..5", [1, 2, 3, 4, 5]), ("7, 3", [7, 3]), ("0..1,9", [0, 1, 9])]
+    ("words", "seeds"), [("1..5", [1, 2, 3, 4, 5]), ("7, 3", [7, 3]), ("0..1,9", [0, 1, 9])]
 )
-def test_seeds_are_named_as_a_range_or_one_by_one(words: str, found: list[int]) -> None:
-    assert seeds_of(words) == found
+def test_seeds_are_named_as_a_range_or_one_by_one(words: str, seeds: list[int]) -> None:
+    assert seeds_of(words) == seeds
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "refusal"),
     [
         ("5", "names 1 seed"),
         ("1,1", "names 2 seeds, 1 of them different"),
@@ -58,13 +58,13 @@ def test_seeds_are_named_as_a_range_or_one_by_one(words: str, found: list[int]) 
         ("", "'' is not a seed"),
     ],
 )
-def test_what_names_no_seeds_is_refused(words: str, said: str) -> None:
-    with pytest.raises(ConfigError, match=re.escape(said)):
+def test_what_names_no_seeds_is_refused(words: str, refusal: str) -> None:
+    with pytest.raises(ConfigError, match=re.escape(refusal)):
         seeds_of(words)
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "refusal"),
     [
         (["--seeds", "1..3", "--seed", "4"], "--seed has no effect with --seeds"),
         (
@@ -79,23 +79,28 @@ def test_what_names_no_seeds_is_refused(words: str, said: str) -> None:
     ],
 )
 def test_invalid_words_are_refused_before_a_process_starts(
-    words: list[str], said: str, tmp_path: Path, capsys: Any, monkeypatch: pytest.MonkeyPatch
+    words: list[str], refusal: str, tmp_path: Path, capsys: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "single").mkdir()
     (tmp_path / "single" / "config.yaml").write_text("env: {env_id: CartPole-v1}\n")
     if "study" in words:
-        of: dict[str, Any] = {
+        settings: dict[str, Any] = {
             "num_samplers": 2,
             "num_steps": 64,
             "total_timesteps": 128,
             "update_epochs": 1,
         }
-        of |= {"gamma": 0.5, "seed": 2, "progress": "off", "run_dir": tmp_path / "study" / "seed_2"}
-        dppo.train(make_config({"env_id": "CartPole-v1"} | of))
+        settings |= {
+            "gamma": 0.5,
+            "seed": 2,
+            "progress": "off",
+            "run_dir": tmp_path / "study" / "seed_2",
+        }
+        dppo.train(make_config({"env_id": "CartPole-v1"} | settings))
     monkeypatch.setattr(subprocess, "Popen", lambda *_, **__: pytest.fail("a process"))
     assert main(["train", "CartPole-v1", "--preset", "none", *TINY, *words]) == 2
-    assert said in capsys.readouterr().err
+    assert refusal in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -149,11 +154,11 @@ def test_no_more_run_than_fit_and_each_end_is_noted(
     assert seeds._run(runs, 2, Console(markup=False, soft_wrap=True)) is None
     assert Pretended.most == 2
     assert [run.state for run in runs] == ["done", "done", "failed (exit code 1)", "done", "done"]
-    said = capsys.readouterr().out.splitlines()
-    assert [line for line in said if "seed 1 " in line] == ["seed 1    done"], (
+    lines = capsys.readouterr().out.splitlines()
+    assert [line for line in lines if "seed 1 " in line] == ["seed 1    done"], (
         "one line for each change"
     )
-    assert len([line for line in said if "seed 4 " in line]) == 3, "waiting, running, done"
+    assert len([line for line in lines if "seed 4 " in line]) == 3, "waiting, running, done"
 
 
 @pytest.mark.slow
@@ -249,27 +254,27 @@ def test_a_parent_that_is_killed_takes_its_seeds_along_after_they_have_saved(
 
 
 def test_a_seed_that_has_begun_is_continued_with_its_settings_or_refused(tmp_path: Path) -> None:
-    of: dict[str, Any] = {
+    settings: dict[str, Any] = {
         "env_id": "CartPole-v1",
         "num_samplers": 2,
         "num_steps": 64,
         "progress": "off",
     }
     dppo.train(
-        make_config({**of, "seed": 1, "total_timesteps": 128, "run_dir": tmp_path / "seed_1"})
+        make_config({**settings, "seed": 1, "total_timesteps": 128, "run_dir": tmp_path / "seed_1"})
     )
-    given = of | {"run_dir": tmp_path}
+    planned = settings | {"run_dir": tmp_path}
     for steps, state in ((128, "done"), (256, "waiting")):
         assert [
-            run.state for run in seeds._planned(given | {"total_timesteps": steps}, [1, 2])
+            run.state for run in seeds._planned(planned | {"total_timesteps": steps}, [1, 2])
         ] == [state, "waiting"]
     with pytest.raises(
         ConfigError, match=r"^learning_rate=0\.0005: \S+seed_1 was made with 0\.0003"
     ):
-        seeds._planned(given | {"total_timesteps": 256, "learning_rate": 5e-4}, [1, 2])
+        seeds._planned(planned | {"total_timesteps": 256, "learning_rate": 5e-4}, [1, 2])
     # not --branch, as for one
     with pytest.raises(ConfigError, match=r"Leave it out, or use another `run_dir`\.$"):
-        seeds._planned(given | {"total_timesteps": 256, "gamma": 0.5}, [1, 2])
+        seeds._planned(planned | {"total_timesteps": 256, "gamma": 0.5}, [1, 2])
 
 
 @pytest.mark.parametrize(
@@ -296,7 +301,7 @@ def test_arguments_that_are_objects_do_not_become_text(
         r"env_kwargs: start is .*datetime\.date.*, .* Use text, numbers, lists, dicts with text as keys\.",
         capsys.readouterr().err,
     )
-    assert sorted(one.name for one in tmp_path.iterdir()) == ["own.yaml", "run.yaml"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["own.yaml", "run.yaml"]
 
 
 @pytest.mark.parametrize("words", [["train", "--seeds", "1..2"], ["doctor"]])
@@ -311,7 +316,7 @@ def test_keys_that_are_not_text_do_not_become_text(
     Path("own.yaml").write_text("env_id: CartPole-v1\nenv_kwargs: {prices: {1: 5}}\n")
     assert main([*words, "--config", "own.yaml"]) == 2
     assert "env_kwargs: prices is " in capsys.readouterr().err
-    assert [one.name for one in tmp_path.iterdir()] == ["own.yaml"]
+    assert [path.name for path in tmp_path.iterdir()] == ["own.yaml"]
 
 
 def test_a_signal_that_arrives_while_seeds_start_reaches_all(

@@ -73,13 +73,13 @@ def test_code_named_by_a_folder_is_refused(
     command: list[str], evil: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main([*command, str(evil)]) == 2
-    said = capsys.readouterr().err
-    assert "it imports mysim_" in said
+    text = capsys.readouterr().err
+    assert "it imports mysim_" in text
     assert (
         "and calls make(command='rm'). Add --trust if you trust that folder, or name the environment"
-        in said
+        in text
     )
-    assert len(said.splitlines()) == 1
+    assert len(text.splitlines()) == 1
     assert not traces()
 
 
@@ -88,9 +88,9 @@ def test_with_trust_the_code_is_printed_and_run(
 ) -> None:
     assert main(["eval", str(evil), "--trust", "--episodes", "1"]) == 0
     assert traces() == {"imported", "called"}
-    said = capsys.readouterr().out
-    assert said.startswith("run imports mysim_")
-    assert "and calls make(command='rm')." in said.splitlines()[0]
+    text = capsys.readouterr().out
+    assert text.startswith("run imports mysim_")
+    assert "and calls make(command='rm')." in text.splitlines()[0]
 
 
 def test_an_environment_of_the_user_replaces_that_of_the_folder(
@@ -167,9 +167,9 @@ def test_wrappers_named_by_a_folder_are_refused(
         config.read_text(encoding="utf8").replace("- mywrap:Wrapper", ""), encoding="utf8"
     )
     assert main(["eval", "run"]) == 2
-    said = capsys.readouterr().err.splitlines()
-    assert len(said) == 2
-    for line in said:
+    lines = capsys.readouterr().err.splitlines()
+    assert len(lines) == 2
+    for line in lines:
         assert (
             "it imports mywrap and calls Wrapper(). Add --trust if you trust that folder, or name the wr"
             in line

@@ -128,8 +128,8 @@ def test_a_factory_gets_what_it_asks_for_unless_the_user_gives_it(temporary: Pat
         "there": True,
         "left": False,
     }
-    given = {"sampler_id": 7, "env_index": 5, "scratch_dir": "", "render_mode": "rgb_array"}
-    assert asked(**given) == given | {"there": False, "left": False}
+    answers = {"sampler_id": 7, "env_index": 5, "scratch_dir": "", "render_mode": "rgb_array"}
+    assert asked(**answers) == answers | {"there": False, "left": False}
     assert scratch(temporary) == []
 
 
@@ -154,7 +154,7 @@ def test_each_environment_of_a_sampler_has_its_number_and_a_folder_until_it_is_c
 ) -> None:
     config = make_config({"env_id": Numbered, "envs_per_sampler": 2})
     built = build_sampler(sampler_plan(config), 4)
-    envs: list[Any] = [one.env for one in built.envs.rows.envs]
+    envs: list[Any] = [checked.env for checked in built.envs.rows.envs]
     assert [env.get_wrapper_attr("place") for env in envs] == [4.0, 4.1]
     first = envs[0].get_wrapper_attr("log").parent
     assert first.is_dir()
@@ -212,7 +212,7 @@ def test_folders_of_a_killed_process_are_removed_and_those_of_a_living_one_stay(
 def test_wrappers_are_applied_in_order_before_frames_are_prepared(
     wrappers: Any, reward: float
 ) -> None:
-    paths = [f"worlds.asking:{one.__name__}" for one in wrappers]
+    paths = [f"worlds.asking:{wrapper.__name__}" for wrapper in wrappers]
     for named in (wrappers, tuple(paths)):
         env = make_prepared(Counting, {}, Preparation(named, action_repeat=10))
         env.reset(seed=0)

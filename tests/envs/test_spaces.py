@@ -95,11 +95,11 @@ class Shaped(gym.Env[Any, Any]):
 
 
 def test_spaces_become_plain_data() -> None:
-    found = describe_spaces(
+    described = describe_spaces(
         Shaped(spaces.Box(0, 255, (2, 3), np.uint8), spaces.Discrete(4, start=-1))
     )
-    assert (found.obs, found.deterministic) == (np.dtype(("uint8", (2, 3))), True)
-    assert found.actions == DiscreteActions(4, -1)
+    assert (described.obs, described.deterministic) == (np.dtype(("uint8", (2, 3))), True)
+    assert described.actions == DiscreteActions(4, -1)
     low = np.array([[-1.0], [-np.inf]], np.float64)
     high = np.array([[1.0], [np.inf]])
     actions = describe_spaces(Shaped(act=spaces.Box(low, high, dtype=np.float64))).actions
@@ -176,8 +176,8 @@ def test_every_part_of_a_nest_is_described() -> None:
         hand=spaces.Tuple([spaces.Discrete(4, start=2), spaces.Box(-1, 1, (3,), np.float64)]),
         tool=spaces.OneOf([spaces.Discrete(3), spaces.Dict(a=spaces.MultiBinary(2))]),
     )
-    found = describe_spaces(Shaped(nest))
-    assert list(found.leaves()) == [
+    described = describe_spaces(Shaped(nest))
+    assert list(described.leaves()) == [
         "dials",
         "hand.0",
         "hand.1",
@@ -185,14 +185,14 @@ def test_every_part_of_a_nest_is_described() -> None:
         "tool.0",
         "tool.1.a",
     ]
-    assert found.categories == {
+    assert described.categories == {
         "dials": Categories((2, 3), (1, -1)),
         "hand.0": Categories((4,), (2,)),
         "tool.branch": Categories((2,), (0,)),
         "tool.0": Categories((3,), (0,)),
     }
-    assert (found.one_of, found.dropped) == (("tool",), ())
-    assert found == pickle.loads(pickle.dumps(found))
+    assert (described.one_of, described.dropped) == (("tool",), ())
+    assert described == pickle.loads(pickle.dumps(described))
 
 
 def test_parts_are_left_out_by_name() -> None:
@@ -201,8 +201,11 @@ def test_parts_are_left_out_by_name() -> None:
         mission=spaces.Text(9),
         where=spaces.Box(-1, 1, (2,)),
     )
-    found = describe_spaces(Shaped(nest), drop_obs=["mission", "hand/1"])
-    assert (list(found.leaves()), found.dropped) == (["hand.0", "where"], ("mission", "hand.1"))
+    described = describe_spaces(Shaped(nest), drop_obs=["mission", "hand/1"])
+    assert (list(described.leaves()), described.dropped) == (
+        ["hand.0", "where"],
+        ("mission", "hand.1"),
+    )
     for names in (["mission", "hand"], ["mission", "hand.0", "hand.1"]):
         assert list(describe_spaces(Shaped(nest), drop_obs=names).leaves()) == ["where"]
     for names, words in (
@@ -223,9 +226,9 @@ def test_parts_are_left_out_by_name() -> None:
 )
 def test_images_are_bytes_with_three_axes_or_more(shape: tuple[int, ...]) -> None:
     for dtype in (np.uint8, np.float32):
-        found = describe_spaces(Shaped(spaces.Box(0, 255, shape, dtype))).obs
-        assert found == np.dtype((dtype, shape))
-        assert is_image(found) == (dtype == np.uint8 and len(shape) >= 3)
+        described = describe_spaces(Shaped(spaces.Box(0, 255, shape, dtype))).obs
+        assert described == np.dtype((dtype, shape))
+        assert is_image(described) == (dtype == np.uint8 and len(shape) >= 3)
 
 
 def test_an_environment_without_a_spec_is_taken_to_be_deterministic() -> None:

@@ -79,8 +79,8 @@ def test_equals_the_definition(
 ) -> None:
     rollout = random_rollout(seed, steps, envs)
     expected = by_definition(*rollout, gamma=gamma, gae_lambda=gae_lambda)
-    found = gae(*rollout, gamma=gamma, gae_lambda=gae_lambda)
-    np.testing.assert_allclose(found, expected, rtol=1e-9, atol=1e-9)
+    estimated = gae(*rollout, gamma=gamma, gae_lambda=gae_lambda)
+    np.testing.assert_allclose(estimated, expected, rtol=1e-9, atol=1e-9)
 
 
 def v_trace(
@@ -116,34 +116,34 @@ def test_rows_of_older_policies_count_by_their_traces(
     rates: dict[str, Any] = {"gamma": gamma, "gae_lambda": gae_lambda}
     traces = np.random.default_rng(seed).random((steps, envs))
     expected = v_trace(*rollout, **rates, traces=traces)
-    found = gae(*rollout, **rates, traces=traces)
-    np.testing.assert_allclose(found, expected, rtol=1e-9, atol=1e-9)
+    estimated = gae(*rollout, **rates, traces=traces)
+    np.testing.assert_allclose(estimated, expected, rtol=1e-9, atol=1e-9)
     on_policy = gae(*rollout, **rates, traces=np.ones((steps, envs)))
     np.testing.assert_array_equal(on_policy, gae(*rollout, **rates))
 
 
 def test_hand_worked_numbers() -> None:
     # deltas: 1 + 1/2 - 1/2 = 1;  2 + 3/4 - 1 = 7/4;  3 + 1 - 3/2 = 5/2;  gamma * lambda = 1/4
-    found = gae(
+    estimated = gae(
         column(1, 2, 3), column(0.5, 1, 1.5), column(1, 1.5, 2), column(F, F, F), column(F, F, F),
         gamma=0.5, gae_lambda=0.5,
     )  # fmt: skip
-    np.testing.assert_array_equal(found, column(1 + (1.75 + 2.5 / 4) / 4, 1.75 + 2.5 / 4, 2.5))
+    np.testing.assert_array_equal(estimated, column(1 + (1.75 + 2.5 / 4) / 4, 1.75 + 2.5 / 4, 2.5))
 
 
 def test_hand_worked_ends() -> None:
     # step 0 is terminal: 1 - 5 = -4.  step 1 is cut: 1 + 20 / 2 - 6 = 5.  step 2 continues: 1 + 8 / 2 - 7 = -2
-    found = gae(
+    estimated = gae(
         column(1, 1, 1), column(5, 6, 7), column(1e9, 20, 8), column(T, F, F), column(F, T, F),
         gamma=0.5, gae_lambda=0.9,
     )  # fmt: skip
-    np.testing.assert_array_equal(found, column(-4, 5, -2))
+    np.testing.assert_array_equal(estimated, column(-4, 5, -2))
 
 
 def test_lambda_one_is_monte_carlo_with_a_bootstrap() -> None:
     rewards = column(1, 2, 4, 8)
     values = column(3, 1, 4, 1)
-    found = gae(
+    estimated = gae(
         rewards,
         values,
         column(1, 4, 1, 10),
@@ -153,7 +153,7 @@ def test_lambda_one_is_monte_carlo_with_a_bootstrap() -> None:
         gae_lambda=1,
     )
     returns = [1 + 1 + 1 + 1 + 10 / 16, 2 + 2 + 2 + 10 / 8, 4 + 4 + 10 / 4, 8 + 10 / 2]
-    np.testing.assert_array_equal(found + values, column(*returns))
+    np.testing.assert_array_equal(estimated + values, column(*returns))
 
 
 @pytest.mark.proves("generalized_advantages")
@@ -184,11 +184,11 @@ def test_the_dtype_is_that_of_the_values_and_inputs_are_not_modified() -> None:
         truncated,
     ]
     copies = [array.copy() for array in arrays]
-    found = gae(*arrays, gamma=0.99, gae_lambda=0.95)
-    assert found.dtype == np.float32
+    estimated = gae(*arrays, gamma=0.99, gae_lambda=0.95)
+    assert estimated.dtype == np.float32
     exact = by_definition(
         *(copy.astype(np.float64) for copy in copies[:3]), *copies[3:], gamma=0.99, gae_lambda=0.95
     )
-    np.testing.assert_allclose(found, exact, rtol=1e-5, atol=1e-4)
+    np.testing.assert_allclose(estimated, exact, rtol=1e-5, atol=1e-4)
     for array, copy in zip(arrays, copies, strict=True):
         np.testing.assert_array_equal(array, copy)

@@ -51,8 +51,8 @@ def test_policy_gradient_points_the_right_way_up_to_the_clip(
     ratio: float, advantage: float, gradient: float
 ) -> None:
     """`gradient` is with respect to the ratio; with respect to its logarithm it is `ratio` times as large."""
-    _, found = losses.policy_loss(tensor(ratio), tensor(advantage), 0.2)
-    assert found.item() == pytest.approx(gradient * ratio)
+    _, by_log_ratio = losses.policy_loss(tensor(ratio), tensor(advantage), 0.2)
+    assert by_log_ratio.item() == pytest.approx(gradient * ratio)
 
 
 @pytest.mark.proves("policy_loss")
@@ -118,8 +118,8 @@ def test_value_loss_is_half_the_mean_squared_error() -> None:
 def test_clipped_value_loss_by_cases(
     value: float, old: float, target: float, loss: float, gradient: float
 ) -> None:
-    found, by_value = losses.clipped_value_loss(tensor(value), tensor(old), tensor(target), 0.2)
-    assert found.item() == pytest.approx(loss)
+    clipped, by_value = losses.clipped_value_loss(tensor(value), tensor(old), tensor(target), 0.2)
+    assert clipped.item() == pytest.approx(loss)
     assert by_value.item() == pytest.approx(gradient)
 
 
@@ -146,9 +146,9 @@ def test_clipped_value_gradient_is_that_of_autograd(moved: float, dtype: torch.d
 @given(st.lists(st.floats(-5, 5), min_size=1, max_size=20))
 def test_approximate_kl_is_never_negative(log_ratios: list[float]) -> None:
     log_ratio = tensor(*log_ratios)
-    found = losses.approximate_kl(log_ratio, log_ratio.exp()).item()
-    assert found >= -1e-12
-    assert found == pytest.approx(
+    kl = losses.approximate_kl(log_ratio, log_ratio.exp()).item()
+    assert kl >= -1e-12
+    assert kl == pytest.approx(
         np.mean([math.exp(x) - 1 - x for x in log_ratios]), rel=1e-9, abs=1e-12
     )
 

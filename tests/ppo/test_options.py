@@ -81,8 +81,8 @@ def test_an_annealed_update_is_one_with_the_smaller_coefficients(
     still = make_trainer(spec, clip_coef=0.3 * left, ent_coef=0.1 * left, clip_vloss=True)
     batch = random_batch(spec)
     figures = [
-        one.train_on(batch, annealed(one.ppo, share), np.random.default_rng(3))
-        for one in (falling, still)
+        trainer.train_on(batch, annealed(trainer.ppo, share), np.random.default_rng(3))
+        for trainer in (falling, still)
     ]
     assert figures[0] == figures[1]
     np.testing.assert_array_equal(falling.weights(), still.weights())
@@ -176,12 +176,12 @@ def test_a_second_epoch_has_advantages_of_its_first_weights(
     spec = specs[0]
     if spoilt:
         segments = (segments[0], spoil(segments[1], led_to[1]))
-    assert any((one.truncated & ~one.terminated)[:-1].any() for one in segments)
-    assert any(one.terminated.any() for one in segments)
+    assert any((segment.truncated & ~segment.terminated)[:-1].any() for segment in segments)
+    assert any(segment.terminated.any() for segment in segments)
     batch = make_batch(segments, obs_scale, None, DISCOUNTS, length)
-    both = make_trainer(spec, update_epochs=2, clip_vloss=True, recompute_advantages=True, **RATES)
+    twice = make_trainer(spec, update_epochs=2, clip_vloss=True, recompute_advantages=True, **RATES)
     order = np.random.default_rng(0)
-    both.train_on(batch, at_rate(both, 1e-2), order, experience_of(segments, obs_scale))
+    twice.train_on(batch, at_rate(twice, 1e-2), order, experience_of(segments, obs_scale))
 
     first, second = (make_trainer(spec, update_epochs=1, clip_vloss=True) for _ in range(2))
     order = np.random.default_rng(0)
@@ -198,8 +198,8 @@ def test_a_second_epoch_has_advantages_of_its_first_weights(
         slow_advantages(segment, values(segment.obs), values(after)) for segment, after in pairs
     ]
     both_anew = [
-        dataclasses.replace(one, logprobs=a, values=r)
-        for one, (a, r) in zip(segments, anew, strict=True)
+        dataclasses.replace(segment, logprobs=a, values=r)
+        for segment, (a, r) in zip(segments, anew, strict=True)
     ]
     # rows in the order of the batch
     swapped = make_batch(both_anew, obs_scale, None, DISCOUNTS, length)
@@ -209,7 +209,7 @@ def test_a_second_epoch_has_advantages_of_its_first_weights(
         at_rate(second, 1e-2),
         order,
     )
-    np.testing.assert_allclose(both.weights(), second.weights(), rtol=1e-9, atol=1e-11)
+    np.testing.assert_allclose(twice.weights(), second.weights(), rtol=1e-9, atol=1e-11)
 
 
 @pytest.mark.parametrize("reuse", [1, 2])
@@ -227,15 +227,16 @@ def test_ranks_estimate_advantages_anew_as_one_trainer_does(reuse: int) -> None:
     }
     alone = make_trainer(specs[0], **options, **RATES)
     batches = [
-        make_batch(one, None, None, DISCOUNTS) for one in (segments[:1], segments[1:], segments)
+        make_batch(chosen, None, None, DISCOUNTS)
+        for chosen in (segments[:1], segments[1:], segments)
     ]
-    *shares, together = [dataclasses.replace(one, iterations=reuse) for one in batches]
+    *shares, together = [dataclasses.replace(prepared, iterations=reuse) for prepared in batches]
     # The rows of rank 0 first, as OwnOrders counts them; a batch lays segments side by side.
     rows = np.arange(len(together)).reshape(STEPS, 2, -1).swapaxes(0, 1).reshape(-1)
-    own: Any = OwnOrders(
+    rank_orders: Any = OwnOrders(
         [np.random.default_rng(rank) for rank in range(2)], reuse * alone.minibatches
     )
-    order: Any = SimpleNamespace(permutation=lambda count: rows[own.permutation(count)])
+    order: Any = SimpleNamespace(permutation=lambda count: rows[rank_orders.permutation(count)])
     expected = alone.train_on(
         together, at_rate(alone, 1e-2), order, experience_of(segments)
     ).figures
@@ -266,7 +267,7 @@ def test_rows_of_older_policies_get_v_trace_advantages_and_clips_of_their_own(le
     model = make_trainer(specs[0]).model
     batch = make_batch(segments, SCALE, None, DISCOUNTS, length)
     stage = OlderPolicies(PPO(reuse=4, **RATES))
-    found = stage.prepare(batch, CurrentNetwork(model, 8, None), experience_of(segments, SCALE))
+    prepared = stage.prepare(batch, CurrentNetwork(model, 8, None), experience_of(segments, SCALE))
 
     def anew(segment: Segment, after: np.ndarray) -> tuple[Segment, Segment]:
         """Return the segment with advantages and returns, then with ratios and values, in place of other columns."""
@@ -292,7 +293,7 @@ def test_rows_of_older_policies_get_v_trace_advantages_and_clips_of_their_own(le
 
     estimated, measured = zip(*map(anew, segments, led_to), strict=True)
     expected, other = (
-        make_batch(one, None, None, DISCOUNTS, length) for one in (estimated, measured)
+        make_batch(chosen, None, None, DISCOUNTS, length) for chosen in (estimated, measured)
     )
     counted = (
         batch.weights > 0 if batch.weights is not None else torch.ones(len(batch), dtype=torch.bool)
@@ -300,11 +301,11 @@ def test_rows_of_older_policies_get_v_trace_advantages_and_clips_of_their_own(le
     ratios = other.logprobs[counted]
     assert ratios.min() < 0.7
     assert ratios.max() > 1.4
-    assert found.importance is not None
-    np.testing.assert_allclose(found.importance[counted], ratios.clamp(max=2), rtol=1e-9)
-    np.testing.assert_allclose(found.advantages, expected.logprobs, rtol=1e-9, atol=1e-12)
-    np.testing.assert_allclose(found.returns, expected.values, rtol=1e-9, atol=1e-12)
-    np.testing.assert_allclose(found.values[counted], other.values[counted], rtol=1e-9)
+    assert prepared.importance is not None
+    np.testing.assert_allclose(prepared.importance[counted], ratios.clamp(max=2), rtol=1e-9)
+    np.testing.assert_allclose(prepared.advantages, expected.logprobs, rtol=1e-9, atol=1e-12)
+    np.testing.assert_allclose(prepared.returns, expected.values, rtol=1e-9, atol=1e-12)
+    np.testing.assert_allclose(prepared.values[counted], other.values[counted], rtol=1e-9)
 
 
 @pytest.mark.proves("OlderPolicies")
@@ -316,18 +317,20 @@ def test_an_update_on_older_policies_clips_each_row_around_its_ratio_and_measure
     )
     batch = make_batch(segments, None, None, DISCOUNTS)
     options: dict[str, Any] = {"minibatches": 1, "norm_adv": False, "reuse": 3, **RATES}
-    one, two = (make_trainer(specs[0], update_epochs=epochs, **options) for epochs in (1, 2))
+    once, twice = (make_trainer(specs[0], update_epochs=epochs, **options) for epochs in (1, 2))
     experience = experience_of(segments)
-    prepared = two.stages[0].prepare(batch, CurrentNetwork(two.model, len(batch), None), experience)
+    prepared = twice.stages[0].prepare(
+        batch, CurrentNetwork(twice.model, len(batch), None), experience
+    )
 
     def figures_of(trainer: PPOTrainer) -> dict[str, float]:
         return trainer.train_on(
             batch, at_rate(trainer, 1e-2), np.random.default_rng(0), experience
         ).figures
 
-    figures = [figures_of(trainer) for trainer in (one, two)]
+    figures = [figures_of(trainer) for trainer in (once, twice)]
 
-    ratio = (one.model.log_probs([batch]) - batch.logprobs).exp()
+    ratio = (once.model.log_probs([batch]) - batch.logprobs).exp()
     center = (prepared.logprobs - batch.logprobs).exp()
     width = 2 / (3 + 1) * PPO().clip_coef
     advantages = prepared.advantages
@@ -348,7 +351,7 @@ def test_an_update_on_older_policies_clips_each_row_around_its_ratio_and_measure
     assert figures[0]["clipfrac"] == pytest.approx((moved > width).double().mean().item())
     assert 0 < figures[0]["clipfrac"] < 1
     assert figures[0]["total_variation"] > width / 2
-    assert one.state()[FACTOR] == 1 / CHANGE
+    assert once.state()[FACTOR] == 1 / CHANGE
 
 
 def test_a_policy_that_has_moved_beyond_measure_has_moved_and_is_slowed() -> None:
@@ -436,10 +439,11 @@ def test_a_batch_of_shaped_rewards_is_one_of_an_environment_that_gives_them(
     segment, _, _ = collect(0)
     rng = np.random.default_rng(0)
     raw = dataclasses.replace(segment, rewards=rng.normal(size=segment.rewards.shape) * 3)
-    given = dataclasses.replace(segment, rewards=np.clip(raw.rewards, -2, 2) * 0.5)
+    rescaled = dataclasses.replace(segment, rewards=np.clip(raw.rewards, -2, 2) * 0.5)
     shaping = PPO(clip_reward=2.0, scale_reward=0.5)
     batches = [
-        make_batch([one], None, reward_scale, ppo) for one, ppo in ((raw, shaping), (given, PPO()))
+        make_batch([rewarded], None, reward_scale, ppo)
+        for rewarded, ppo in ((raw, shaping), (rescaled, PPO()))
     ]
     for name in ("advantages", "returns"):
         np.testing.assert_array_equal(getattr(batches[0], name), getattr(batches[1], name))
@@ -453,9 +457,9 @@ def test_discounted_returns_are_tracked_of_shaped_rewards_and_episodes_of_raw_on
         reports.append(
             sampler.collect(SegmentRequest(0, 0), PolicySnapshot(0, random_weights(spec)))[0]
         )
-    shaped, given = reports
+    shaped, plain = reports
     assert shaped.statistics.returns is not None
-    assert given.statistics.returns is not None
-    np.testing.assert_array_equal(shaped.statistics.returns.m2, given.statistics.returns.m2)
-    np.testing.assert_array_equal(shaped.carry.discounted_returns, given.carry.discounted_returns)
+    assert plain.statistics.returns is not None
+    np.testing.assert_array_equal(shaped.statistics.returns.m2, plain.statistics.returns.m2)
+    np.testing.assert_array_equal(shaped.carry.discounted_returns, plain.carry.discounted_returns)
     assert shaped.episodes[0].episode_return == 5 * shaped.episodes[0].length

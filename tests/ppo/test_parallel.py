@@ -204,12 +204,14 @@ def train_alone(case: dict[str, Any], ranks: int) -> dict[str, Any]:
     return {"weights": trainer.weights(), **trainer.state(), "figures": figures}
 
 
-def assert_close(found: dict[str, Any], expected: dict[str, Any]) -> None:
+def assert_close(actual: dict[str, Any], expected: dict[str, Any]) -> None:
     """Check that weights, state and all metrics are equal up to rounding in float64."""
-    assert found["step"] == expected["step"]
-    for name in found.keys() - {"figures"}:
-        np.testing.assert_allclose(found[name], expected[name], rtol=1e-9, atol=1e-12, err_msg=name)
-    assert found["figures"] == pytest.approx(expected["figures"], rel=1e-10, abs=1e-12)
+    assert actual["step"] == expected["step"]
+    for name in actual.keys() - {"figures"}:
+        np.testing.assert_allclose(
+            actual[name], expected[name], rtol=1e-9, atol=1e-12, err_msg=name
+        )
+    assert actual["figures"] == pytest.approx(expected["figures"], rel=1e-10, abs=1e-12)
 
 
 def assert_same_bits(ranks: list[dict[str, Any]]) -> None:
@@ -332,9 +334,9 @@ def test_sums_are_taken_in_the_order_of_ranks(
             sum(addends(rank, numbers) for rank in reversed(range(size))), expected
         )
     for machines in ("one", "several"):
-        for found, in_memory in processes.all_do(size, sums_of, numbers, machines):
+        for summed, in_memory in processes.all_do(size, sums_of, numbers, machines):
             assert in_memory == (machines == "one" and (size > 2 or (size == 2 and numbers > FEW)))
-            np.testing.assert_array_equal(found, expected)
+            np.testing.assert_array_equal(summed, expected)
 
 
 def addends(rank: int, numbers: int) -> np.ndarray:
@@ -353,12 +355,12 @@ def sums_of(numbers: int, machines: str) -> tuple[list[np.ndarray], bool]:
             patch.setattr(sums, "open_memory", lambda pid, file, token, size: None)
         tensor = group.zeros_like(torch.zeros(numbers))
     assert not tensor.any()
-    found = []
+    summed = []
     for row in addends(group.rank, numbers):
         tensor.copy_(torch.from_numpy(row))
         group.sum_(tensor)
-        found.append(tensor.numpy().copy())
-    return found, group.vectors is not None
+        summed.append(tensor.numpy().copy())
+    return summed, group.vectors is not None
 
 
 def test_memory_of_another_process_is_identified_by_its_token() -> None:
@@ -403,11 +405,11 @@ def test_moments_of_parts_are_those_of_all_samples(sizes: tuple[int, ...], shift
     parts = [
         rng.normal(shift + 5 * index, 1 + index, (3, size)) for index, size in enumerate(sizes)
     ]
-    found = merged_moments(torch.stack([row_moments(torch.from_numpy(part)) for part in parts]))
+    merged = merged_moments(torch.stack([row_moments(torch.from_numpy(part)) for part in parts]))
     everything = np.concatenate(parts, axis=1)
-    np.testing.assert_array_equal(found[:, 0], sum(sizes))
-    np.testing.assert_allclose(found[:, 1], everything.mean(axis=1), rtol=1e-14)
-    np.testing.assert_allclose(found[:, 2], everything.var(axis=1) * sum(sizes), rtol=1e-8)
+    np.testing.assert_array_equal(merged[:, 0], sum(sizes))
+    np.testing.assert_allclose(merged[:, 1], everything.mean(axis=1), rtol=1e-14)
+    np.testing.assert_allclose(merged[:, 2], everything.var(axis=1) * sum(sizes), rtol=1e-8)
 
 
 def test_moments_of_one_part_are_not_changed() -> None:

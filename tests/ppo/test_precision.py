@@ -61,10 +61,10 @@ def gradient_and_outputs(kind: str, arithmetic: str) -> tuple[Tensor, Tensor, Te
 @kinds
 def test_gradients_and_outputs_are_those_of_float32_to_two_digits(kind: str) -> None:
     exact, exact_head, exact_values = gradient_and_outputs(kind, "float32")
-    found, head, values = gradient_and_outputs(kind, "bfloat16")
-    assert {one.dtype for one in (found, head, values)} == {torch.float32}
-    assert not torch.equal(found, exact)  # else nothing was computed in bfloat16
-    assert torch.linalg.vector_norm(found - exact) < 0.03 * torch.linalg.vector_norm(exact)
+    gradient, head, values = gradient_and_outputs(kind, "bfloat16")
+    assert {tensor.dtype for tensor in (gradient, head, values)} == {torch.float32}
+    assert not torch.equal(gradient, exact)  # else nothing was computed in bfloat16
+    assert torch.linalg.vector_norm(gradient - exact) < 0.03 * torch.linalg.vector_norm(exact)
     torch.testing.assert_close(head, exact_head, atol=0.01, rtol=0.02)
     torch.testing.assert_close(values, exact_values, atol=0.02, rtol=0.02)  # 0.0098 apart at most
 
@@ -85,16 +85,16 @@ def test_last_layers_compute_in_float32() -> None:
     layer = Output(64, 3)
     hidden = torch.randn(8, 64).to(torch.bfloat16)
     with torch.autocast("cpu", torch.bfloat16):
-        found = layer(hidden)
-    assert torch.equal(found, layer(hidden.float()))
+        outputs = layer(hidden)
+    assert torch.equal(outputs, layer(hidden.float()))
 
 
 def test_segments_do_not_depend_on_the_precision_of_learning() -> None:
     exact, lower = (
         dppo.train(
-            batch_of_128("nature", precision=one, total_timesteps=128, progress="off")
+            batch_of_128("nature", precision=precision, total_timesteps=128, progress="off")
         ).metrics[0]
-        for one in ("float32", "bfloat16")
+        for precision in ("float32", "bfloat16")
     )
     assert exact["charts/episodes"] == lower["charts/episodes"]
     assert exact["losses/value_loss"] != lower["losses/value_loss"]
@@ -142,11 +142,12 @@ def test_a_convolution_over_blocks_equals_that_over_pixels(
     )
     bias = torch.randn(5, dtype=torch.float64, generator=generator, requires_grad=True)
     expected = conv2d(pixels.double(), weight, bias, stride=4)
-    found = convolve_blocks(pixels, weight, bias, torch.float64)
-    torch.testing.assert_close(found, expected)
+    blocks = convolve_blocks(pixels, weight, bias, torch.float64)
+    torch.testing.assert_close(blocks, expected)
     by_output = torch.randn(expected.shape, dtype=torch.float64, generator=generator)
     by_weights, by_expected = (
-        torch.autograd.grad(one, (weight, bias), by_output) for one in (found, expected)
+        torch.autograd.grad(convolved, (weight, bias), by_output)
+        for convolved in (blocks, expected)
     )
     torch.testing.assert_close(by_weights, by_expected)
 
@@ -163,7 +164,9 @@ def test_other_convolutions_stay_over_pixels(
     changes: dict[str, Any], over_blocks: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     called: list[Any] = []
-    monkeypatch.setattr(convolutions, "convolve_blocks", lambda *given: called.append(given))
+    monkeypatch.setattr(
+        convolutions, "convolve_blocks", lambda *arguments: called.append(arguments)
+    )
     shape: dict[str, Any] = {
         "width": 20,
         "kernel": (8, 8),
@@ -185,12 +188,12 @@ def test_the_layer_behind_convolutions_computes_and_learns_as_a_linear_layer(
     dense.load_state_dict(plain.state_dict())
     inputs = torch.randn(17, 300, dtype=dtype)
     by_outputs = torch.randn(17, 40, dtype=dtype)
-    found = []
+    results = []
     for layer in (plain, dense):
         code = inputs.clone().requires_grad_()
         outputs = layer(code)
         gradients = torch.autograd.grad(outputs, (code, layer.weight, layer.bias), by_outputs)
         with torch.no_grad():
-            found.append([outputs, *gradients, layer(inputs)])
-    for one, other in zip(*found, strict=True):
-        torch.testing.assert_close(other, one, rtol=1e-4, atol=1e-4)
+            results.append([outputs, *gradients, layer(inputs)])
+    for result, other in zip(*results, strict=True):
+        torch.testing.assert_close(other, result, rtol=1e-4, atol=1e-4)

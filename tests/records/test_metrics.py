@@ -34,12 +34,12 @@ DEEP = '{"iteration": 1, "x": ' + "[" * 100_000
 HUGE = '{"iteration": 1, "global_step": 1' + "0" * 400 + "}"
 
 
-def row(iteration: int, **more: float) -> dict[str, float]:
+def row(iteration: int, **figures: float) -> dict[str, float]:
     return {
         "iteration": iteration,
         "global_step": 256 * iteration,
         "charts/SPS": 1000.5 + iteration,
-        **more,
+        **figures,
     }
 
 
@@ -63,7 +63,7 @@ def events(folder: Path) -> list[Any]:
     from tensorboardX.proto.event_pb2 import Event
     from tensorboardX.record_writer import masked_crc32c
 
-    found = []
+    parts = []
     for path in sorted(folder.glob("events.out.tfevents.*")):
         data = path.read_bytes()
         at = 0
@@ -75,9 +75,9 @@ def events(folder: Path) -> list[Any]:
             assert data[at + 12 + length : at + 16 + length] == struct.pack(
                 "<I", masked_crc32c(body)
             )
-            found.append(Event.FromString(body))
+            parts.append(Event.FromString(body))
             at += 16 + length
-    return found
+    return parts
 
 
 def scalars(folder: Path, tag: str) -> dict[int, float]:
@@ -174,7 +174,7 @@ def test_rows_past_the_checkpoint_are_cut_off(tmp_path: Path) -> None:
         file.write(b'{"iteration": 6, "glo')
     assert write(tmp_path, [row(i, **{"charts/x": 2.0}) for i in (4, 5)], resume=3) == []
     again = read_metrics(tmp_path)
-    assert [(one["iteration"], one["charts/x"]) for one in again] == [
+    assert [(line["iteration"], line["charts/x"]) for line in again] == [
         (1, 1),
         (2, 1),
         (3, 1),
@@ -215,8 +215,8 @@ def test_a_run_with_a_damaged_or_incomplete_row_can_be_resumed(
     ids=lambda line: line[:40],
 )
 def test_lines_that_are_no_rows_do_not_prevent_a_resume(tmp_path: Path, line: str) -> None:
-    more = json.dumps({**row(2), "words": "x", "list": [1]})
-    (tmp_path / "metrics.jsonl").write_text(f"{json.dumps(row(1))}\n{line}\n{more}\n")
+    extra_line = json.dumps({**row(2), "words": "x", "list": [1]})
+    (tmp_path / "metrics.jsonl").write_text(f"{json.dumps(row(1))}\n{line}\n{extra_line}\n")
     assert any("skipped 1 malformed line" in note for note in write(tmp_path, [row(3)], resume=2))
     assert read_metrics(tmp_path) == [row(1), row(2), row(3)]
 
@@ -261,11 +261,11 @@ def test_a_full_disk_is_logged_once_and_no_row_is_lost_if_there_is_room_again(
     monkeypatch.setattr(os, "write", write_little)
     writer.on_iteration(row(2))
     writer.on_iteration(row(3))
-    assert [one["iteration"] for one in read_metrics(tmp_path)] == [1]
+    assert [line["iteration"] for line in read_metrics(tmp_path)] == [1]
     room = 0 if for_ever else 10**6
     writer.on_iteration(row(4))
     writer.on_end(None, None)
-    assert [one["iteration"] for one in read_metrics(tmp_path)] == (
+    assert [line["iteration"] for line in read_metrics(tmp_path)] == (
         [1] if for_ever else [1, 2, 3, 4]
     )
     assert (

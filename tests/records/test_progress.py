@@ -265,10 +265,10 @@ def test_within_an_iteration_lines_show_steps_speed_and_time_left_less_and_less_
             Config(env_id="E-v0", num_steps=64, num_samplers=1), Path("run"), "title", (), 640, None
         )
     )
-    for one in (*reports(1, 63, 1.0), *reports(2, 63, 1.0)):
-        clock.now = 64 * (one.iteration - 1) + one.elapsed_s
-        plain.on_progress(one)
-        plain.on_progress(one)  # nothing new: nothing is printed
+    for report in (*reports(1, 63, 1.0), *reports(2, 63, 1.0)):
+        clock.now = 64 * (report.iteration - 1) + report.elapsed_s
+        plain.on_progress(report)
+        plain.on_progress(report)  # nothing new: nothing is printed
     lines = stream.getvalue().splitlines()[1:]
     assert lines[0] == "    1 / 640   0%   iteration 1: 1 of 64 steps", (
         "how long a step takes is not known yet"
@@ -289,14 +289,14 @@ def test_the_step_time_is_that_of_one_process_and_is_measured_anew_after_a_loss(
     pace.add_progress(CollectionProgress(3, 4, 132, 0, 0.1))  # its actors are lost
     assert math.isnan(pace.left_s(1.0))
     pace = View()
-    for one in reports(3, 32, 0.5, processes=4):
-        assert pace.add_progress(one)
-        assert not pace.add_progress(one)
+    for report in reports(3, 32, 0.5, processes=4):
+        assert pace.add_progress(report)
+        assert not pace.add_progress(report)
     assert (pace.steps_per_s, pace.step_ms) == pytest.approx((8, 500))
     for elapsed_s in (3.0, 4.0):  # the steps are lost with their actor
-        one = CollectionProgress(3, 0, 128, 2, elapsed_s)
-        pace.add_progress(one)
-        lines.on_progress(one)
+        report = CollectionProgress(3, 0, 128, 2, elapsed_s)
+        pace.add_progress(report)
+        lines.on_progress(report)
     assert math.isnan(pace.steps_per_s)
     assert pace.add_progress(CollectionProgress(3, 10, 138, 2, 5.0))
     assert math.isnan(pace.steps_per_s)
@@ -308,8 +308,8 @@ def test_the_step_time_is_that_of_one_process_and_is_measured_anew_after_a_loss(
 def test_the_panel_shows_the_first_iteration_from_its_first_env_step_on() -> None:
     live = LivePanel(Terminal())
     live.on_start(about(64 * 10))
-    for one in reports(1, 16, 0.5, processes=2):
-        live.on_progress(one)
+    for report in reports(1, 16, 0.5, processes=2):
+        live.on_progress(report)
     live.on_end(None, None)
     view = live.view
     view.batch_size = 64
@@ -362,7 +362,8 @@ def test_the_time_left_is_right_within_a_factor_of_two_or_not_shown(
         for second in range(1, int(begins - clock.now + 64 * step_s)):
             at = clock.now + second
             steps = sum(
-                max(0, min(64, int((at - begins - 0.1 * one) / step_s))) for one in range(processes)
+                max(0, min(64, int((at - begins - 0.1 * process) / step_s)))
+                for process in range(processes)
             )
             earlier, clock.now = clock.now, at
             view.add_progress(

@@ -93,15 +93,15 @@ class Strict(HTMLParser):
 
 def checked(html: str) -> Strict:
     """Return the page, whose policy allows nothing but its own style sheet."""
-    found = Strict(html)
-    allowed = base64.b64encode(hashlib.sha256(found.style.encode()).digest()).decode()
+    page = Strict(html)
+    allowed = base64.b64encode(hashlib.sha256(page.style.encode()).digest()).decode()
     assert (
-        found.policy
+        page.policy
         == f"default-src 'none'; style-src 'sha256-{allowed}'; base-uri 'none'; form-action 'none'"
     )
     assert "http" not in html.replace("http-equiv", "")
-    assert all(one.isprintable() or one in "\n\t" for one in html)
-    return found
+    assert all(character.isprintable() or character in "\n\t" for character in html)
+    return page
 
 
 def rows(count: int) -> list[dict[str, float]]:
@@ -144,13 +144,13 @@ def test_a_run_of_any_length_is_a_valid_page(count: int, figures: int, tmp_path:
     lines = [row | {"actors/alive": 3} for row in rows(count)]
     assert main(["report", str(a_run(tmp_path / "run", lines))]) == 0
     html = (tmp_path / "run" / "report.html").read_text(encoding="utf8")
-    found = checked(html)
-    assert found.count.get("figure", 0) == figures, (
+    page = checked(html)
+    assert page.count.get("figure", 0) == figures, (
         "return twice, the only loss, shares, times and actors"
     )
-    assert ("No episode has finished yet" in found.words) == (count == 1)
-    assert ("No iteration has finished yet" in found.words) == (count == 0)
-    assert f"{256 * count:,} of 51,200" in found.words
+    assert ("No episode has finished yet" in page.words) == (count == 1)
+    assert ("No iteration has finished yet" in page.words) == (count == 0)
+    assert f"{256 * count:,} of 51,200" in page.words
     assert len(html) < 250_000, "lines are thinned out"
 
 
@@ -180,14 +180,14 @@ def test_a_page_marks_what_happened_and_shows_what_was_measured(tmp_path: Path) 
     (run / "incidents" / "001" / "incident.json").write_text(json.dumps(incident))
     facts = facts_of(run)
     html = page(facts)
-    found = checked(html)
+    shown = checked(html)
     assert [html.count(f'class="mark {kind}"') for kind in ("actor", "env", "resume", "other")] == [
         2,
         2,
         2,
         0,
     ]
-    assert "resumed before step 13,056" in found.words
+    assert "resumed before step 13,056" in shown.words
     for words in (
         "eval/episodic_return",
         "info/energy",
@@ -195,15 +195,15 @@ def test_a_page_marks_what_happened_and_shows_what_was_measured(tmp_path: Path) 
         "<b>Z80</b>",
         "stopped early",
     ):
-        assert words in found.words
-    assert "eval/global_step" not in found.words, "it is the place, not a value"
+        assert words in shown.words
+    assert "eval/global_step" not in shown.words, "it is the place, not a value"
     evaluated = html[html.index("eval/episodic_return") :]
     assert len(set(re.findall(r"M([^Z]*)Z", evaluated)[0].split("L"))) == 10, (
         "five points, above and below the mean"
     )
     [(first, *_), (second, *_)] = facts.actors["actor-0"]
     assert (first, second) == (0.0, 60.0)
-    assert "process 7 ended by SIGKILL" in found.words
+    assert "process 7 ended by SIGKILL" in shown.words
 
 
 def test_spread_is_that_of_the_keys_beside_a_mean(tmp_path: Path) -> None:
@@ -243,9 +243,9 @@ def test_a_page_compares_the_policy_with_the_controller_of_the_user(
     }
     run = a_run(tmp_path / "run", lines, eval_every=1024, baseline="<b>pi:PI")
     html = page(facts_of(run))
-    found = checked(html)
-    assert "Your controller <b>pi:PI has a mean return of 10.0" in found.words
-    assert f"20 pairs of episodes): {verdict}." in found.words
+    shown = checked(html)
+    assert "Your controller <b>pi:PI has a mean return of 10.0" in shown.words
+    assert f"20 pairs of episodes): {verdict}." in shown.words
     # both charts of the return, that of the evaluations, and that of the difference
     assert html.count('class="level"') == 4
 
@@ -337,13 +337,13 @@ def test_long_rows_of_a_large_file_are_read(
 
 
 def test_evaluations_that_end_in_one_iteration_are_all_read(tmp_path: Path) -> None:
-    found: list[dict[str, float]] = [
+    measured: list[dict[str, float]] = [
         {"iteration": number, "global_step": 64 * number} for number in (1, 2, 2, 2)
     ]
-    found[2] |= {"eval/iteration": 1, "eval/mean_return": 3.0}
-    found[3] |= {"eval/iteration": 2, "eval/mean_return": 4.0}
-    (tmp_path / "metrics.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in found))
-    assert sampled_metrics(tmp_path) == found
+    measured[2] |= {"eval/iteration": 1, "eval/mean_return": 3.0}
+    measured[3] |= {"eval/iteration": 2, "eval/mean_return": 4.0}
+    (tmp_path / "metrics.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in measured))
+    assert sampled_metrics(tmp_path) == measured
 
 
 def test_the_folder_of_checkpoints_is_that_of_its_run(tmp_path: Path) -> None:
@@ -457,7 +457,7 @@ def test_a_run_that_goes_on_has_finished_or_has_ended_early_is_told_apart(tmp_pa
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "refusal"),
     [
         ([], "RUN is missing"),
         (["nowhere"], "does not exist"),
@@ -466,7 +466,7 @@ def test_a_run_that_goes_on_has_finished_or_has_ended_early_is_told_apart(tmp_pa
 )
 def test_a_report_that_cannot_be_written_is_refused(
     words: list[str],
-    said: str,
+    refusal: str,
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
@@ -474,7 +474,7 @@ def test_a_report_that_cannot_be_written_is_refused(
     monkeypatch.chdir(tmp_path)
     a_run(tmp_path / "run", rows(3))
     assert main(["report", *words]) == 2
-    assert said in capsys.readouterr().err
+    assert refusal in capsys.readouterr().err
 
 
 OVERLAPS = """[...document.querySelectorAll('svg.plot')].flatMap(svg => {
@@ -494,8 +494,8 @@ def test_a_browser_shows_it_on_a_screen_a_phone_and_paper(tmp_path: Path) -> Non
     run = a_run(tmp_path / "run", lines, num_actors=2, env_kwargs={"a_long_name" * 9: "x" * 300})
     assert main(["report", str(run)]) == 0
     with Browser(tmp_path / "profile") as browser:
-        for how in ({}, {"dark": True}, {"width": 360}, {"media": "print", "width": 794}):
-            browser.open(run / "report.html", **how)
+        for screen in ({}, {"dark": True}, {"width": 360}, {"media": "print", "width": 794}):
+            browser.open(run / "report.html", **screen)
             assert browser.complaints() == []
             assert browser.requests() == [(run / "report.html").resolve().as_uri()]
             assert browser.evaluate("document.documentElement.scrollWidth <= innerWidth"), (
@@ -504,7 +504,7 @@ def test_a_browser_shows_it_on_a_screen_a_phone_and_paper(tmp_path: Path) -> Non
             assert browser.evaluate("document.querySelectorAll('figure').length") == 6
             assert browser.evaluate(OVERLAPS) == []
             ground = browser.evaluate("getComputedStyle(document.body).backgroundColor")
-            assert ground == ("rgb(13, 17, 23)" if "dark" in how else "rgb(255, 255, 255)")
+            assert ground == ("rgb(13, 17, 23)" if "dark" in screen else "rgb(255, 255, 255)")
             assert (
                 browser.evaluate("getComputedStyle(document.querySelector('path.line')).fill")
                 == "none"

@@ -64,17 +64,17 @@ def test_the_name_of_a_run_names_one_folder(
 
 def test_a_folder_in_use_is_refused_with_the_name_of_the_process(tmp_path: Path) -> None:
     run = tmp_path / "run"
-    said: list[str] = []
+    notes: list[str] = []
 
     def again(_: int) -> None:
         for resume in (None, run, "auto"):
             with pytest.raises(ConfigError, match="is in use by process") as refused:
                 dppo.train(settings(run), resume=resume)
-            said.append(str(refused.value))
+            notes.append(str(refused.value))
 
     result = dppo.train(settings(run), observers=[Recorder(after_iteration=again)])
     assert result.iterations == ITERATIONS, "the run itself is not disturbed"
-    assert f"process {os.getpid()} on {socket.gethostname()} since 20" in said[0]
+    assert f"process {os.getpid()} on {socket.gethostname()} since 20" in notes[0]
     assert not (run / "run.lock").exists()
 
 
@@ -189,15 +189,17 @@ def test_a_run_that_fails_before_training_leaves_an_incident_and_nothing_else(
 
 def test_there_is_a_checkpoint_before_the_first_segment(tmp_path: Path) -> None:
     """So that a run that is killed then can be resumed."""
-    seen: list[str] = []
+    written: list[str] = []
 
     class Looking(gym.Wrapper[Any, Any, Any, Any]):
         def reset(self, **keywords: Any) -> Any:
-            seen[:] = seen or [str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*")]
+            written[:] = written or [
+                str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*")
+            ]
             return self.env.reset(**keywords)
 
     dppo.train(settings(tmp_path / "run", env_id=lambda: Looking(gym.make("CartPole-v1"))))
-    assert {"run/checkpoints/iter_000000.safetensors", "run/config.yaml"} <= set(seen)
+    assert {"run/checkpoints/iter_000000.safetensors", "run/config.yaml"} <= set(written)
 
 
 def test_a_run_killed_before_its_settings_were_written_can_be_resumed(
@@ -328,10 +330,10 @@ def test_env_kwargs_may_be_python_objects(
     assert dppo.train(config(), resume=run).iterations == ITERATIONS
     for command in (["train", "--resume", str(run)], ["eval", str(run)]):
         assert main(command) == 2
-        said = capsys.readouterr().err
-        assert "env_kwargs: scenario was " in said
-        assert "Scenario object" in said
-        assert "train(config, resume=...)" in said
+        text = capsys.readouterr().err
+        assert "env_kwargs: scenario was " in text
+        assert "Scenario object" in text
+        assert "train(config, resume=...)" in text
     assert dppo.load_policy(run).act(np.zeros(4, np.float32)) in (0, 1)
 
 
@@ -411,9 +413,9 @@ def test_resuming_on_a_full_disk_is_an_error_with_a_remedy(
     dppo.train(settings(run), observers=[Recorder(interrupt_at=1)])
     monkeypatch.setattr(Disk, "write", full)
     assert main(["train", "--resume", str(run)]) == 1
-    said = capsys.readouterr().err
-    assert "config.yaml: cannot be written: No space left on device. Free some disk space." in said
-    assert "Traceback" not in said
+    text = capsys.readouterr().err
+    assert "config.yaml: cannot be written: No space left on device. Free some disk space." in text
+    assert "Traceback" not in text
 
 
 def test_the_last_lines_are_printed_even_if_the_last_checkpoint_cannot_be_written(
@@ -429,12 +431,12 @@ def test_the_last_lines_are_printed_even_if_the_last_checkpoint_cannot_be_writte
     ) as no:
         dppo.train(settings(tmp_path / "run", progress="plain"), observers=[recorder])
     assert no.value.exit_code == 1
-    said = capsys.readouterr().out
+    text = capsys.readouterr().out
     assert recorder.result is not None
     assert recorder.result.iterations == ITERATIONS
-    assert f"Weights: sha256 {recorder.result.weights_sha256[:16]}" in said
-    assert "iter_000000.safetensors" in said
-    assert "Resume with: dppo train --resume " in said
+    assert f"Weights: sha256 {recorder.result.weights_sha256[:16]}" in text
+    assert "iter_000000.safetensors" in text
+    assert "Resume with: dppo train --resume " in text
 
 
 def test_a_checkpoint_has_a_score_from_twenty_episodes_on(tmp_path: Path) -> None:
@@ -469,24 +471,24 @@ class Spiking(gym.Wrapper[Any, Any, Any, Any]):
 
 def test_a_run_that_diverges_leaves_the_weights_from_before_the_update(tmp_path: Path) -> None:
     marker = tmp_path / "marker"
-    one: dict[str, Any] = {
+    spiking: dict[str, Any] = {
         "num_samplers": 1,
         "num_steps": BATCH,
         "minibatch_size": 4,
         "gamma": 0.0,
         "gae_lambda": 0.0,
     }
-    one |= {
+    spiking |= {
         "env_id": Spiking,
         "env_kwargs": {"marker": str(marker)},
         "checkpoint_interval_s": 0,
         "scale_reward": 1e13,
     }
-    one |= {"norm_reward": False}
-    whole = dppo.train(settings(tmp_path / "whole", **one))
+    spiking |= {"norm_reward": False}
+    whole = dppo.train(settings(tmp_path / "whole", **spiking))
     marker.touch()
     with pytest.raises(TrainingDiverged, match=r"SGD step [1-9]") as diverged:
-        dppo.train(settings(tmp_path / "run", **one | {"checkpoint_interval_s": 1000}))
+        dppo.train(settings(tmp_path / "run", **spiking | {"checkpoint_interval_s": 1000}))
     assert "step 0" not in str(diverged.value), "some SGD steps of the update were made and undone"
     left = checkpoints.find(tmp_path / "run").path
     same = [
@@ -498,7 +500,7 @@ def test_a_run_that_diverges_leaves_the_weights_from_before_the_update(tmp_path:
             assert array.tobytes() == same[1].arrays[part][name].tobytes(), (part, name)
     marker.unlink()
     assert (
-        dppo.train(settings(tmp_path / "run", **one), resume=tmp_path / "run").weights_sha256
+        dppo.train(settings(tmp_path / "run", **spiking), resume=tmp_path / "run").weights_sha256
         == whole.weights_sha256
     )
 
