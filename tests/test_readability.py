@@ -66,9 +66,9 @@ def is_packed(node: ast.AST) -> bool:
         return False
     if any(isinstance(element, ast.Starred) for element in (*target.elts, *node.value.elts)):
         return False
-    left = {ast.unparse(element) for element in target.elts}
-    right = {ast.unparse(element) for element in node.value.elts}
-    return not left & right
+    targets = {ast.unparse(element) for element in target.elts}
+    values = {ast.unparse(element) for element in node.value.elts}
+    return targets.isdisjoint(values)
 
 
 def is_named_without_a_noun(node: ast.AST) -> bool:
@@ -81,10 +81,9 @@ def has_many_parameters(node: ast.AST) -> bool:
     if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
         return False
     parameters = [*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs]
-    return (
-        len([parameter for parameter in parameters if parameter.arg not in ("self", "cls")])
-        > MAX_PARAMETERS
-    )
+    names = [parameter.arg for parameter in parameters]
+    own_object = names[:1] in (["self"], ["cls"])
+    return len(names) - own_object > MAX_PARAMETERS
 
 
 def tokens_a_line(text: str) -> float:

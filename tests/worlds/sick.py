@@ -38,7 +38,9 @@ class Sick(gym.Env[Any, Any]):
         self.total = 0
         self._t = 0
         self._kept = list[Any]()
-        self._lock = None if disease != "several" else threading.Lock()
+        self._lock: Any = None
+        if disease == "several":
+            self._lock = threading.Lock()
         Sick.instances += 1
         if disease == "no licence":
             raise RuntimeError("no licence left")
