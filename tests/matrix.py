@@ -252,10 +252,10 @@ SLOW = cells(
         ("actors", "2"): [
             *(kind for kind in POLICIES if kind not in ("dict action", "mask and lstm")),
             *("invalid steps", "evaluations", "unit of values"),
-            *("prior, reuse of 3", "prior of choices, lag"),
+            *("prior", "prior, reuse of 3", "prior of choices, lag"),
             *FAULTS_OF_LEARNING,
         ],
-        ("actors", "3"): ["discrete", "discrete, overlap", "continuous, overlap", "lag", "prior"],
+        ("actors", "3"): ["discrete", "discrete, overlap", "continuous, overlap", "lag"],
         ("actors", "8"): ["discrete", "continuous", "sac of 8"],
         ("actors", "3, threads"): FAULTS,
         ("actors", "2, standby copies"): [*FAULTS, "prior"],
@@ -299,9 +299,9 @@ SLOW = cells(
         ("killed and resumed", "after 3, without actors"): ["some faults", "evaluations", "prior"],
         ("two learners", "2 actors"): [
             *(kind for kind in POLICIES if kind != "sac"),
-            "every option",
+            *("every option", "prior"),
         ],
-        ("two learners", "3 actors"): ["lag", "prior"],
+        ("two learners", "3 actors"): ["lag"],
         ("lost learner and resumed", "after 2"): ["reuse of 3"],
     }
 )
