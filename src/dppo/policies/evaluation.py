@@ -1,4 +1,4 @@
-"""Play episodes with a trained policy; `dppo.evaluate` and the command `dppo eval` share this code."""
+"""Play episodes with a policy or a controller; `dppo.evaluate` and the command `dppo eval` share this code."""
 
 from __future__ import annotations
 
@@ -49,11 +49,15 @@ def evaluate(  # noqa: PLR0913  the one function for all ways to play
     num_actors: int = 0,
     info_keys: Sequence[str] | None = None,
 ) -> Evaluation:
-    """Play episodes with a trained policy, and return their returns and lengths.
+    """Play episodes with a trained policy or with a controller of your own, and return their returns and lengths.
 
     Args:
-        policy: a policy, the result of a run, the folder of a run, or one of its checkpoints.
+        policy: a policy, the result of a run, the folder of a run, or one of its checkpoints. Or a controller: a
+            function `action = f(obs)`, a class or an object with `act(obs)` and perhaps `reset()`, an object with
+            `predict(obs, deterministic)`, or the name of one, `module:name` or `file.py:name`. It sees observations as
+            the environment returns them, and returns actions of the environment's own space.
         env: an id, a callable that returns an environment, or an environment, which stays open; None: the run's own.
+            For a controller, also the result of a run or the `Path` of its folder, whose environment it plays in.
         seed: seed of the episodes and of sampled actions; independent of the seed of the training.
         deterministic: take the most likely action; False samples actions, as in training.
         env_kwargs: arguments of the environment. Those of the run that are not among them stay, unless `env` is another
@@ -70,6 +74,7 @@ def evaluate(  # noqa: PLR0913  the one function for all ways to play
         ConfigError: an invalid argument, or a run whose code is not trusted.
         CheckpointError: there is no checkpoint, or the environment's spaces are not those of the policy.
         EnvironmentFault: the environment raised; carries its traceback.
+        ControllerFault: the controller raised, or returned anything but an action of the environment's space.
     """
     film = None if video is None else user_path(video)
     wanted = Wanted(episodes, seed, deterministic, render=render, video=film, num_actors=num_actors)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import tempfile
 import time
 from collections.abc import Callable, Sequence
@@ -17,6 +18,7 @@ from dppo.envs.preparation import Preparation
 from dppo.errors import ConfigError, DppoError, counted
 from dppo.log import logger
 from dppo.numerics.portable import in_force
+from dppo.policies.controller import Controller
 from dppo.policies.player import Player, is_made
 from dppo.policies.playing import EpisodePlayer
 from dppo.policies.wanted import REPORT_EVERY_S, Wanted, summary
@@ -24,7 +26,9 @@ from dppo.ppo.exchange.records import Episode, PolicySnapshot
 from dppo.transports.ray.session import RaySession, store_bytes_for
 
 WAIT_S = 0.5  # longest wait between two checks for signals
-EPISODE_S = 1800.0  # time limit of an episode if the run has no eval_timeout_s
+EPISODE_S = (
+    math.inf
+)  # time limit of an episode without a run, as in this process; one call has HUNG_S
 HUNG_S = 600.0  # time limit of a step, a reset or a constructor
 
 
@@ -90,7 +94,8 @@ def _episode_player(player: Player, wanted: Wanted) -> EpisodePlayer:
     acting_for = player.acting_for(wanted.play_settings)
     num_samplers = settings.get("num_samplers", 0)
     episode_player = EpisodePlayer(env, acting_for, wanted.play_settings, num_samplers)
-    episode_player.setting = "env"  # errors name the argument that the caller has passed
+    # errors name the arguments that the caller has passed
+    episode_player.setting = "policy and env" if isinstance(player.policy, Controller) else "env"
     return episode_player
 
 

@@ -67,7 +67,7 @@ def players_on_ray(player: Any, session: RaySession, limits: PlayLimits, logs: s
 
     `player` is an EpisodePlayer; `logs` is the folder of the actors' logs on this node.
     """
-    packed = packed_model(player, "eval_env_kwargs")
+    packed = packed_model(player, player.setting)
     kind = ActorKind(
         name="evaluation",
         classes=[actor_class(EvaluationActor, session.demand.actor, session.options)],
