@@ -53,9 +53,8 @@ def evaluate(  # noqa: PLR0913  the one function for all ways to play
 
     Args:
         policy: a policy, the result of a run, the folder of a run, or one of its checkpoints. Or a controller: a
-            function `action = f(obs)`, a class or an object with `act(obs)` and perhaps `reset()`, an object with
-            `predict(obs, deterministic)`, or the name of one, `module:name` or `file.py:name`. It sees observations as
-            the environment returns them, and returns actions of the environment's own space.
+            function `action = f(obs)`, a class or an object with `act(obs)` and perhaps `reset()`, or the name of one,
+            `module:name` or `file.py:name`. It sees observations, and returns actions, as the environment defines them.
         env: an id, a callable that returns an environment, or an environment, which stays open; None: the run's own.
             For a controller, also the result of a run or the `Path` of its folder, whose environment it plays in.
         seed: seed of the episodes and of sampled actions; independent of the seed of the training.
@@ -74,7 +73,7 @@ def evaluate(  # noqa: PLR0913  the one function for all ways to play
         ConfigError: an invalid argument, or a run whose code is not trusted.
         CheckpointError: there is no checkpoint, or the environment's spaces are not those of the policy.
         EnvironmentFault: the environment raised; carries its traceback.
-        ControllerFault: the controller raised, or returned anything but an action of the environment's space.
+        ControllerFault: the controller raised, or returned an invalid action.
     """
     film = None if video is None else user_path(video)
     wanted = Wanted(episodes, seed, deterministic, render=render, video=film, num_actors=num_actors)
@@ -93,9 +92,13 @@ def evaluate(  # noqa: PLR0913  the one function for all ways to play
             _play_here(player, wanted, played, check_signals)
     if isinstance(player.policy, Policy):
         _log_actions_at_bound(player.policy, played)
+    return _result(player.env_name, played, keys)
+
+
+def _result(env_name: str, played: Sequence[Episode], keys: Sequence[str]) -> Evaluation:
     returns = tuple(episode.episode_return for episode in played)
     lengths = tuple(episode.length for episode in played)
-    return Evaluation(player.env_name, returns, lengths, _info_of(played, keys))
+    return Evaluation(env_name, returns, lengths, _info_of(played, keys))
 
 
 def _info_of(played: Sequence[Episode], keys: Sequence[str]) -> dict[str, tuple[EpisodeInfo, ...]]:
