@@ -59,7 +59,7 @@ def first_to_try(config: Config, actions: Actions | None) -> Iterator[str]:
         yield f"{REUSE.flags}: {REUSE.share} of the env steps on 17 known tasks"
     if config.algo == "sac":
         if config.entropy_start is None:
-            yield "--entropy-start 0.5 --noise-correlation 0.9: explores for longer, where rewards are far away"
+            yield "--entropy-start 0.5: explores for longer, where rewards are far away"
         return
     if actions is None:
         return
