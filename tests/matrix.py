@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from kinds import ITERATIONS, KINDS, SMALL, Settings
+from kinds import ITERATIONS, KINDS, SAC, SMALL, Settings
 
 
 def sized(settings: Settings, iterations: int = ITERATIONS) -> Settings:
@@ -128,6 +128,7 @@ RUNS: dict[str, Settings] = {
     "prior": sized(PRIOR, 5),
     "prior, reuse of 3": sized(PRIOR | {"reuse": 3, "recompute_advantages": True}, 5),
     "prior of choices, lag": sized(PRIOR_OF_CHOICES, 7),
+    "prior, sac": sized(SAC | PRIOR, 5),
     "evaluations": sized(
         CARTPOLE | single(2, 32) | {"norm_obs": True, "eval_every": 128, "eval_episodes": 4}, 6
     ),
@@ -231,7 +232,7 @@ ALWAYS = cells(
             "some faults",
             "evaluations",
         ],
-        ("resumed", "after 3"): ["prior of choices, lag"],
+        ("resumed", "after 3"): ["prior of choices, lag", "prior, sac"],
         ("resumed", "after 4"): ["lag", "reuse of 3, overlap", "sac, lag"],
         ("resumed", "after 2, from 0 to 2 actors"): ["discrete"],
         ("interrupted", "in segment 1"): ["evaluations"],
@@ -252,7 +253,7 @@ SLOW = cells(
         ("actors", "2"): [
             *(kind for kind in POLICIES if kind not in ("dict action", "mask and lstm")),
             *("invalid steps", "evaluations", "unit of values"),
-            *("prior", "prior, reuse of 3", "prior of choices, lag"),
+            *("prior", "prior, reuse of 3", "prior of choices, lag", "prior, sac"),
             *FAULTS_OF_LEARNING,
         ],
         ("actors", "3"): ["discrete", "discrete, overlap", "continuous, overlap", "lag"],

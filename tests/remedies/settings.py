@@ -200,7 +200,6 @@ CHECKS: tuple[tuple[str, dict[str, Any]], ...] = (
     ("algo=sac has none. Leave it out", SAC | {"anneal_lr": True}),
     ("shares no layers with its critics", SAC | {"trunk": "shared"}),
     ("read what its policy reads", SAC | {"critic_obs": ("a",)}),
-    ("has no clone of a controller yet", SAC | PRIOR),
     ("learns in small minibatches on the CPU", SAC | {"precision": "bfloat16"}),
 )
 """Words of src/dppo/config/checks.py or effects.py, and settings that it refuses with them."""

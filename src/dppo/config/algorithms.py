@@ -10,8 +10,13 @@ SAC_DEFAULTS = {
     "action_bounds": "squash",
     "state_dependent_std": True,
     "noise": "pink",
+    "hidden_sizes": (128, 128),
+    "activation": "relu",
     "name": "sac",
 }
+
+OF_DEFAULT_NETWORK = {"state_dependent_std", "hidden_sizes", "activation"}
+"""Settings that a network of the user's does not read."""
 
 
 def with_algorithm(settings: Mapping[str, Any]) -> dict[str, Any]:
@@ -19,4 +24,9 @@ def with_algorithm(settings: Mapping[str, Any]) -> dict[str, Any]:
     if settings.get("algo") != "sac":
         return dict(settings)
     user_settings = {name: value for name, value in settings.items() if value is not None}
-    return dict(settings) | SAC_DEFAULTS | user_settings
+    defaults = SAC_DEFAULTS
+    if "model" in user_settings:
+        defaults = {
+            name: value for name, value in defaults.items() if name not in OF_DEFAULT_NETWORK
+        }
+    return dict(settings) | defaults | user_settings

@@ -81,11 +81,6 @@ NEEDS = (
         "the critics of algo=sac read what its policy reads. Leave it out, or use `algo=ppo`",
     ),
     Need(
-        "prior",
-        _is_ppo,
-        "algo=sac has no clone of a controller yet. Leave it out, or use `algo=ppo`",
-    ),
-    Need(
         "device precision micro_batch_size",
         _is_ppo,
         "algo=sac learns in small minibatches on the CPU. Leave it out, or use `algo=ppo`",

@@ -93,6 +93,8 @@ class Settings(_FlatNames):
     @property
     def stored_iterations(self) -> int:
         """Return the largest number of iterations whose segments an update trains on."""
+        if self.ppo.algo == "sac":  # whose trainer keeps its own rows
+            return 1
         return max(self.ppo.reuse, self.collected_by_prior)
 
     @property

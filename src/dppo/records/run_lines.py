@@ -33,10 +33,10 @@ def prior_line(config: Config) -> str:
     """Describe the iterations that a controller collects."""
     iterations = counted(config.collected_by_prior, "iteration")
     steps = counted(config.collected_by_prior * config.batch_size, "step")
-    return (
-        f"{config.prior_name} collects the first {iterations} ({steps}) with noise; then it is cloned, and training "
-        f"begins near the clone."
-    )
+    collects = f"{config.prior_name} collects the first {iterations} ({steps}) with noise"
+    if config.algo == "sac":
+        return f"{collects}; the critics and the policy learn from these env steps, too."
+    return f"{collects}; then it is cloned, and training begins near the clone."
 
 
 def hosting_line(config: Config) -> str:
