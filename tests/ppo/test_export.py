@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 import torch
 import yaml
-from builders import make_config, parts_of, random_weights
+from builders import make_config, random_weights
 from encoder_kinds import KINDS as ENCODERS
 from kinds import KINDS as POLICIES
 from kinds import SMALL
@@ -26,6 +26,8 @@ from dppo.__main__ import main
 from dppo.config import plain_settings
 from dppo.envs.preparation import Preparation, make_prepared
 from dppo.errors import ConfigError
+from dppo.hosts.builders import build_sampler
+from dppo.hosts.plans import sampler_plan
 from dppo.policies.policy import Policy, _rows_of
 from dppo.ppo.acting.agent import PPOAgent
 from dppo.ppo.exchange.records import PolicySnapshot
@@ -57,6 +59,7 @@ EXPORTED = [
     "one of",
     "tuple",
     "squashed",
+    "pendulum",
 ]
 Capture = pytest.CaptureFixture[str]
 Patch = pytest.MonkeyPatch
@@ -65,9 +68,9 @@ Patch = pytest.MonkeyPatch
 def policy_of(kind: str) -> tuple[Policy, Any]:
     """Return a policy with random weights and statistics, and its environment."""
     config = make_config(SMALL | KINDS[kind] | {"run_dir": None, "reuse": 1})
-    samplers, trainer = parts_of(config, 1)
-    spaces = samplers[0].spaces
-    spec = trainer.model.spec
+    built = build_sampler(sampler_plan(config), 0)
+    spaces = built.spaces
+    spec = built.sampler.agent.spec
     rng = np.random.default_rng(1)
     statistics = no_statistics(spaces, obs=config.norm_obs, returns=False)
     if statistics.obs is not None:

@@ -49,7 +49,7 @@ class MLP(nn.Module):
         outputs: Tensor = self.policy(rows)
         if self.log_std is None:
             return outputs
-        return torch.cat([outputs, self.log_std.expand(len(outputs), -1)], dim=1)
+        return torch.cat([outputs, self.log_std.expand(outputs.shape[0], -1)], dim=1)
 
 
 def _trunk(
