@@ -45,9 +45,12 @@ def settings(run_dir: Path, **changes: Any) -> dppo.Config:
         "total_timesteps": 64 * ITERATIONS,
         "update_epochs": 1,
     }
-    return make_config(
-        {"env_id": "CartPole-v1", "run_dir": run_dir, "progress": "off", **sizes, **changes}
-    )
+    base = {
+        "env_id": "CartPole-v1",
+        "run_dir": run_dir,
+        "progress": "off",
+    }
+    return make_config(base | sizes | changes)
 
 
 @pytest.fixture(scope="module")
