@@ -31,7 +31,7 @@ LEARNING_RATE = 1e-2
 SPLIT = ("minibatches", "micro_batch_size")
 NOT_OF_A_TRAINER = {  # settings used outside an update
     *("learning_rate", "anneal_lr", "gamma", "gae_lambda", "minibatch_size", "norm_reward"),
-    *("norm_obs", "norm_obs_keys"),
+    *("norm_obs", "norm_obs_keys", "algo"),
     # see test_options.py
     *(
         "anneal_clip",
