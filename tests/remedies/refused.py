@@ -172,7 +172,10 @@ STARTS: tuple[tuple[str, Settings, Remedy], ...] = (
     ),
     (
         "hosts/builders.py: a controller acts in single environments",
-        {"env_id": Herd, "envs_per_sampler": 2, "prior": "worlds.priors:balance"},
+        {
+            **{"env_id": Herd, "envs_per_sampler": 2, "total_timesteps": 128},
+            "prior": "worlds.priors:balance",
+        },
         without("prior"),
     ),
     (
