@@ -102,7 +102,7 @@ REFUSED = {
     "train --resume damaged/checkpoints/iter_000004": "damaged/checkpoints/iter_000004.safetensors ... SHA-256",
     "eval damaged/checkpoints/iter_000004": "damaged/checkpoints/iter_000004.safetensors ... SHA-256",
     "train --resume ruined": "ruined ... contains only damaged checkpoints (1)",
-    "eval nowhere": "nowhere ... does not exist",
+    "eval nowhere": "nowhere: there is no such run ... --policy",
     "eval": "RUN",
     "eval run --episodes 0": "episodes=0 ... at least 1",
 }

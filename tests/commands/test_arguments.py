@@ -155,7 +155,7 @@ def test_help_is_in_groups_the_most_used_first_and_fits_80_columns(
     text = shown("--help", capsys)
     assert max(map(len, text.splitlines())) <= 80
     groups = re.findall(r"^(\w[\w, ]*):", text, re.MULTILINE)[1:]
-    parts = ["env", "sampling", "ppo", "network", "actors", "learners", "run"]
+    parts = ["env", "sampling", "ppo", "sac", "network", "actors", "learners", "run"]
     assert groups == [
         "ENV_ID",
         "several seeds",
@@ -218,7 +218,8 @@ def test_aliases_name_flags_that_exist_and_are_not_settings_themselves() -> None
         ("num-minibatches", "--minibatch-size is the number of rows of a minibatch"),
         ("train-batch-size", "set --num-samplers and --num-steps"),
         ("tensorboard-log", "`tensorboard --logdir runs`"),
-        ("algo", "PPO is the only algorithm"),
+        ("algorithm", "Set --algo: ppo or sac"),
+        ("buffer-size", "keeps the last --replay-rows env steps"),
         ("vec-env", "--num-actors 8"),
         ("capture-video", "dppo replay RUN"),
         ("wandb-project-name", "WANDB_PROJECT"),

@@ -179,11 +179,7 @@ DIFFERENT = (
         "TensorBoard events are always written into the folder of the run: `tensorboard --logdir runs`.",
         "SB3 tensorboard_log",
     ),
-    Different(
-        "algo algorithm",
-        "PPO is the only algorithm. Leave it out.",
-        "zoo --algo, RLlib PPOConfig",
-    ),
+    Different("algorithm", "Set `algo`: ppo or sac.", "RLlib PPOConfig, SACConfig"),
     Different(
         "vec-env vec-env-type vec-env-class dummy-vec-env subproc-vec-env",
         "Environments run in this process with `num_actors=0`, in processes of their own with `num_actors=8`.",
@@ -216,8 +212,8 @@ DIFFERENT = (
         "CleanRL torch_deterministic",
     ),
     Different(
-        "n-critics buffer-size learning-starts train-freq gradient-steps tau",
-        "It belongs to off-policy algorithms, and PPO is the only one here. Leave it out.",
+        "n-critics buffer-size train-freq",
+        "Soft actor-critic has two critics, keeps the last `replay_rows` env steps, and takes `gradient_steps` each.",
         "SB3 SAC, TD3",
     ),
 )
@@ -225,8 +221,8 @@ DIFFERENT = (
 
 ELSEWHERE = {
     "PPO": "Train with dppo.train(dppo.Config(env_id='CartPole-v1')).",
-    "A2C": "PPO is the only algorithm: dppo.train(dppo.Config(env_id='CartPole-v1')).",
-    "SAC": "PPO is the only algorithm: dppo.train(dppo.Config(env_id='CartPole-v1')).",
+    "A2C": "PPO is closest: dppo.train(dppo.Config(env_id='CartPole-v1')).",
+    "SAC": "Train with dppo.train(dppo.Config(env_id='Pendulum-v1', algo='sac')).",
     "check_env": "`dppo doctor module:Name` examines an environment.",
     "evaluate_policy": "Use dppo.evaluate(result), which returns returns and lengths.",
     "load": "Use dppo.load_policy(run_dir).",
