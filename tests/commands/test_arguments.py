@@ -218,7 +218,7 @@ def test_aliases_name_flags_that_exist_and_are_not_settings_themselves() -> None
         ("num-minibatches", "--minibatch-size is the number of rows of a minibatch"),
         ("train-batch-size", "set --num-samplers and --num-steps"),
         ("tensorboard-log", "`tensorboard --logdir runs`"),
-        ("algorithm", "Set --algo: ppo or sac"),
+        ("algorithm", "--algo is ppo or sac"),
         ("buffer-size", "keeps the last --replay-rows env steps"),
         ("vec-env", "--num-actors 8"),
         ("capture-video", "dppo replay RUN"),

@@ -179,7 +179,7 @@ DIFFERENT = (
         "TensorBoard events are always written into the folder of the run: `tensorboard --logdir runs`.",
         "SB3 tensorboard_log",
     ),
-    Different("algorithm", "Set `algo`: ppo or sac.", "RLlib PPOConfig, SACConfig"),
+    Different("algorithm", "`algo` is ppo or sac.", "RLlib PPOConfig, SACConfig"),
     Different(
         "vec-env vec-env-type vec-env-class dummy-vec-env subproc-vec-env",
         "Environments run in this process with `num_actors=0`, in processes of their own with `num_actors=8`.",
