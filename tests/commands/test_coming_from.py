@@ -124,9 +124,9 @@ def told(call: Any) -> str:
 
 
 def test_what_the_answers_tell_to_do_works(tmp_path: Path) -> None:
-    for name in ("PPO", "make_vec_env"):
+    for name, algo in {"PPO": "ppo", "make_vec_env": "ppo", "SAC": "sac"}.items():
         [line] = re.findall(r"dppo\.Config\([^()]*\)", ELSEWHERE[name])
-        assert eval(line, {"dppo": dppo}).env_id == "CartPole-v1"
+        assert eval(line, {"dppo": dppo}).algo == algo
     line = told(lambda: anything.Config("CartPole-v1")).partition("Use ")[2].rstrip(".")
     assert eval(line, {"dppo": dppo}).env_id == "CartPole-v1"
     changes = re.findall(

@@ -321,11 +321,10 @@ NOT_EXECUTED: tuple[tuple[str, str, str], ...] = (
         "settings are passed by their names. Use dppo.Config(env_id={}{}).",
         "carried out by tests/commands/test_coming_from.py",
     ),
-    ("config/aliases.py", "It belongs to off-policy algorithms", "there is nothing to carry out"),
     (
         "config/aliases.py",
-        "PPO is the only algorithm. Leave it out.",
-        "there is nothing to carry out",
+        "Train with dppo.train(dppo.Config(env_id='Pendulum-v1', algo='sac')).",
+        "carried out by tests/commands/test_coming_from.py",
     ),
     (
         "config/aliases.py",
