@@ -55,8 +55,12 @@ class RayLink:
 
 
 def link_of_its_own(name: str) -> RayLink:
-    """Return access to the connected Ray without a session, and without a watch over Ray's processes."""
+    """Return access to the connected Ray without a session, and without a watch over Ray's processes.
+
+    Its clock beats until this process ends.
+    """
     clock = RunClock()
+    clock.start()  # else it would stand still, and nobody who is silent would be late
     return RayLink(RayCalls(name), "", clock, ClusterWatch(logger.warning, clock))
 
 
