@@ -222,6 +222,7 @@ FAULTS_OF_LEARNING = [
     f"{share}{suffix}" for share in FAULTS for suffix in (", lag", ", memory", ", reuse")
 ]
 
+OVERLAPPED = ["discrete, overlap", "continuous, overlap"]
 ALWAYS = cells(
     {
         ("resumed", "after 1"): [*POLICIES, "lag", "every option", "reuse of 3, overlap", "prior"],
@@ -274,13 +275,13 @@ SLOW = cells(
         ("interrupted", "in segment 1"): ["continuous", "every option"],
         ("interrupted", "in segment 2"): ["prior"],
         ("segments lost", "0 actors"): ["discrete", "continuous, overlap"],
-        ("resumed", "after 2, from 0 to 2 actors"): ["discrete, overlap", "continuous, overlap"],
-        ("resumed", "after 2, from 2 to 0 actors"): ["discrete, overlap", "continuous, overlap"],
+        ("resumed", "after 2, from 0 to 2 actors"): [*OVERLAPPED, "sac, lag"],
+        ("resumed", "after 2, from 2 to 0 actors"): [*OVERLAPPED, "sac, lag"],
         ("resumed", "after 2, from 3 to 3 actors"): PLAIN,
         ("resumed", "after 1, from 3 to 3 actors"): ["lag"],
         ("resumed", "after 1, from 0 to 3 actors"): ["lag"],
         ("resumed", "after 1, from 3 to 0 actors"): ["lag"],
-        ("resumed", "after 4, from 3 to 3 actors"): ["lag", "sac, lag"],
+        ("resumed", "after 4, from 3 to 3 actors"): ["lag"],
         ("resumed", "after 4, from 0 to 3 actors"): ["lag"],
         ("resumed", "after 4, from 3 to 0 actors"): ["lag"],
         ("older checkpoint", "of 2, after 3"): ["best episodes", "lag", "every option", "sac, lag"],
