@@ -240,7 +240,8 @@ class Lingering(joint.Agents):
     """Its agents stay in its list after their end."""
 
     def step(self, actions: dict[str, Any]) -> Any:
-        listed, self.agents = self.agents, [agent for agent in self.agents if agent in actions]
+        listed = self.agents
+        self.agents = [agent for agent in listed if agent in actions]
         answer = super().step(actions)
         self.agents = listed
         return answer

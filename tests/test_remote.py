@@ -24,7 +24,7 @@ from dppo.remote import make
 from dppo.remote.client import STOP, Solver
 from dppo.remote.connection import Listener
 from dppo.remote.environment import _place
-from dppo.remote.protocol import SolverError, opening_message, parts_of
+from dppo.remote.protocol import SolverError, parts_of
 
 INCLUDE = Path(dppo.__file__).parent / "remote"
 EXAMPLES = Path(__file__).parents[1] / "examples" / "solvers"
@@ -174,6 +174,12 @@ def test_parts_that_cannot_be_read_are_refused(text: str, message: str) -> None:
         parts_of(text)
 
 
+def opening_message(secret: str, number_bytes: int, observation: str, action: str) -> bytes:
+    """The first message of a solver."""
+    text = f"secret={secret}\nbytes={number_bytes}\nobservation={observation}\naction={action}\n"
+    return struct.pack("<4sII", b"DPPO", 1, len(text)) + text.encode()
+
+
 def opening_from(address: str, message: bytes) -> bytes:
     """What a program gets that connects and sends `message`."""
     host, port = address.removeprefix("tcp:").split(":")
@@ -250,7 +256,7 @@ def test_a_solver_that_connects_by_itself_needs_the_secret_and_bounds(
         port = free.getsockname()[1]
     address = f"tcp:127.0.0.1:{port - 10}"
     with pytest.raises(SolverError, match="DPPO_SECRET is not set"):
-        make(address=address, sampler_id=1)
+        make(address=address, sampler_id=1, scratch_dir="")
     monkeypatch.setenv("DPPO_SECRET", "a long random text")
     action = "inflow"
     for _ in range(2):
@@ -258,7 +264,7 @@ def test_a_solver_that_connects_by_itself_needs_the_secret_and_bounds(
         program = threading.Thread(target=serve, args=(action, port, refusals))
         program.start()
         try:
-            env = make(address=address, sampler_id=1)
+            env = make(address=address, sampler_id=1, scratch_dir="")
         except SolverError as error:
             action += re.search(r"\(-1:1\)", str(error))[0]  # type: ignore[index]
             program.join()

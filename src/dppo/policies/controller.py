@@ -63,7 +63,7 @@ class Controller:
 
     @property
     def plays_again(self) -> bool:
-        """Whether an instance may play several episodes: it has `reset`, and no seed, which is that of an episode."""
+        """Whether an instance may play several episodes: it has `reset`, and it is not made with a seed."""
         takes_seed = inspect.isclass(self.definition) and "seed" in _parameters(self.definition)
         return callable(getattr(self.definition, "reset", None)) and not takes_seed
 

@@ -145,7 +145,7 @@ def find_player(
 def _player_of_controller(
     controller: Controller, env: Any, env_kwargs: Mapping[str, Any] | None, *, trust: bool
 ) -> Player:
-    """Return a controller with an environment: that of a run, prepared as in training, or another one."""
+    """Return a controller with an environment: the one of a run, prepared as in training, or another one."""
     if env is None:
         raise ConfigError(
             "env: is missing, and a controller has none. Pass env, or a run that has one."

@@ -73,6 +73,7 @@ class Listener:
         """Refuse the programs that have connected since the solver did."""
         while select.select([self._socket], [], [], 0)[0]:
             accepted, _ = self._socket.accept()
+            accepted.settimeout(OPENING_S)
             self._refuse(accepted, "<", f"another solver is connected to {self.address}")
 
     def _opening(self, accepted: socket.socket) -> Opening | None:

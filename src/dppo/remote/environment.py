@@ -11,9 +11,10 @@ import gymnasium as gym
 import numpy as np
 
 from dppo.log import logger
+from dppo.remote.client import TERMINATED, TRUNCATED
 from dppo.remote.connection import MAX_UNIX_PATH, Listener
 from dppo.remote.program import Program
-from dppo.remote.protocol import TERMINATED, TRUNCATED, Part, SolverError
+from dppo.remote.protocol import Part, SolverError
 from dppo.remote.session import Handed, Session, SolverEnded
 
 ADDRESS = "DPPO_ADDRESS"  # variables of the solver
@@ -30,7 +31,7 @@ def make(
     *,
     sampler_id: int = 0,
     env_index: int = 0,
-    scratch_dir: str = ".",
+    scratch_dir: str,
 ) -> "SolverEnv":
     """Return an environment whose solver is started by `command`, or connects by itself to `address`.
 
@@ -228,7 +229,7 @@ class SolverEnv(gym.Env[Any, np.ndarray]):
         return {**handed.info, RESTARTS: self._restarts} if self._restarts else handed.info
 
     def close(self) -> None:
-        """Tell the solver to stop, and wait 10 s for its program to end; then end it. Safe to call twice."""
+        """Send the reply to stop, and wait 10 s for the program to end; then end it. Safe to call twice."""
         if self._session is None:
             return
         self._session.close()

@@ -15,7 +15,7 @@ LOG = "solver.log"  # in its folder
 END_BYTES = 4096
 END_LINES = 8
 EXIT_S = 2.0  # for a program to exit after its connection has closed
-STOP_S = 10.0  # for a program that was told to stop, to write its files
+STOP_S = 10.0  # for a program to write its files, after the reply to stop
 TERM_S = 2.0  # from SIGTERM to SIGKILL
 
 
@@ -68,13 +68,15 @@ class Program:
 
     def _last_lines(self) -> list[str]:
         try:
-            content = self._log.read_bytes()[-END_BYTES:]
+            with open(self._log, "rb") as log:
+                log.seek(max(0, self._log.stat().st_size - END_BYTES))
+                content = log.read()
         except OSError:
             return []
         return content.decode("utf-8", "replace").splitlines()[-END_LINES:]
 
     def stop(self, wait_s: float) -> None:
-        """Wait for the exit of the program and of all that it has started, then end what is left of its session."""
+        """Wait for the exit of the program; then end all processes of its session."""
         with suppress(subprocess.TimeoutExpired):
             self._process.wait(wait_s)
         self._signal(signal.SIGTERM)

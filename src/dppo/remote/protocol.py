@@ -8,20 +8,14 @@ from typing import NamedTuple
 
 import numpy as np
 
+from dppo.remote.client import VERSION
+
 MAGIC = b"DPPO"
-VERSION = 1
 MAX_TEXT = 2**20  # bytes of an opening
 OPENING = "4sII"  # magic, version, bytes of the text
 STATE = "IId"  # end, number of infos, reward
 REPLY = "IIQ"  # kind, bytes that follow, seed
 INFO = "32sd"  # name, number
-STOP = 0
-ACT = 1
-RESET = 2
-RUNNING = 0
-TERMINATED = 1
-TRUNCATED = 2
-
 PART = re.compile(
     r"(?P<name>[A-Za-z_][\w.-]*)(?:\[(?P<shape>[\d,]+)\])?(?:\((?P<bounds>[^()]*)\))?"
 )
@@ -50,7 +44,7 @@ class Opening:
     """What a solver declares when it connects."""
 
     byte_order: str
-    """`<` or `>`, that of all its messages."""
+    """`<` or `>`, the same in all messages."""
     dtype: np.dtype
     """Of observations and actions."""
     observation: tuple[Part, ...]
@@ -121,11 +115,6 @@ def _bounds(word: str, text: str | None) -> tuple[float, float]:
     if not bounds[0] < bounds[1]:
         raise SolverError(f"declares {word!r}, whose lower bound is not below the upper one")
     return bounds
-
-
-def opening_message(secret: str, number_bytes: int, observation: str, action: str) -> bytes:
-    text = f"secret={secret}\nbytes={number_bytes}\nobservation={observation}\naction={action}\n"
-    return struct.pack(f"<{OPENING}", MAGIC, VERSION, len(text)) + text.encode()
 
 
 def answer_message(order: str, refusal: str = "") -> bytes:

@@ -7,19 +7,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from dppo.remote.client import ACT, RESET, STOP, TERMINATED, TRUNCATED
 from dppo.remote.connection import Connection
 from dppo.remote.program import STOP_S, Program
-from dppo.remote.protocol import (
-    ACT,
-    INFO,
-    REPLY,
-    RESET,
-    STATE,
-    STOP,
-    TERMINATED,
-    TRUNCATED,
-    SolverError,
-)
+from dppo.remote.protocol import INFO, REPLY, STATE, SolverError
 
 MAX_INFOS = 1000  # of a step
 
@@ -94,7 +85,7 @@ class Session:
         return self._program.end()
 
     def close(self, wait_s: float = STOP_S) -> None:
-        """Tell the solver to stop, wait for its program, and end what is left of it."""
+        """Send the reply to stop, wait for the program, and end all processes of its session."""
         if self._has_begun:
             with suppress(OSError):
                 self._connection.send(self._reply.pack(STOP, 0, 0))

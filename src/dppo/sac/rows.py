@@ -71,8 +71,8 @@ class RowsSnapshot(NamedTuple):
 class KeptRows:
     """The last steps of all E environments of this rank, in the order of steps, samplers and environments.
 
-    Rows are kept raw, and each observation once. New rows are written beside those that they replace, so that `restore`
-    undoes an append without any copy of rows.
+    Rows are kept raw, and each observation once. New rows do not overwrite the rows that they replace, so
+    `restore` can undo an append without a copy.
     """
 
     def __init__(self, limit: int, obs: np.dtype[Any]) -> None:
@@ -82,8 +82,11 @@ class KeptRows:
         """
         self._limit = limit
         self._obs = obs
+        self._clear()
+
+    def _clear(self) -> None:
         self._columns: dict[str, np.ndarray] = {}  # [capacity, E, ...], a ring of steps
-        self._exits = Exits(np.zeros(0, np.int64), np.zeros(0, obs))
+        self._exits = Exits(np.zeros(0, np.int64), np.zeros(0, self._obs))
         self._first = 0  # number of the oldest step that is kept
         self._end = 0
 
@@ -215,7 +218,7 @@ class KeptRows:
 
     def load(self, state: Mapping[str, np.ndarray]) -> None:
         """Restore what `state` returned; without rows, if `state` has none."""
-        self.__init__(self._limit, self._obs)  # type: ignore[misc]
+        self._clear()
         if EXIT_PLACES not in state:
             return
         for name in COLUMNS[1:]:

@@ -40,7 +40,7 @@ class PolicySnapshot(ReadOnly):
 
 @dataclass(frozen=True, slots=True)
 class ControllerTurn:
-    """Asks for episodes of the user's controller where a `PolicySnapshot` asks for those of a policy."""
+    """Asks for episodes of the user's controller, as a `PolicySnapshot` asks for episodes of a policy."""
 
     first_step_only: bool = False
     """True to end the first episode after its first step, which shows that the controller can act."""

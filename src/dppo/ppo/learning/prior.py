@@ -102,8 +102,10 @@ class Prior(Stage):
         current = parameters.detach().clone()
         with torch.no_grad():
             parameters.copy_(torch.from_numpy(self._weights))
-            logprobs = network.log_probs(clone_batch)
-            parameters.copy_(current)
+            try:
+                logprobs = network.log_probs(clone_batch)
+            finally:
+                parameters.copy_(current)
         return replace(batch, clone_logprobs=logprobs, clone_coef=KL_COEF * share)
 
     def objective(self, objective: Objective) -> Objective:

@@ -1,4 +1,4 @@
-"""What zero, random and baseline actions get, so that it shows whether the reward tells good actions from bad ones."""
+"""Returns of zero, random and baseline actions, which show whether the reward distinguishes good actions from bad."""
 
 from __future__ import annotations
 

@@ -94,4 +94,4 @@ def _changed_rows(path: Path, iteration: int, bytes: int, sha256: str) -> Iterat
     for line, row in parsed(data[bytes:]):
         is_later = row is not None and (row["iteration"] > iteration or "eval/iteration" in row)
         if line.endswith(b"\n") and not is_later:
-            yield f"{path.name} was changed: lines were added behind those of the newest checkpoint"
+            yield f"{path.name} was changed: lines were added behind the rows of the newest checkpoint"
