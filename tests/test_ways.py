@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 import shlex
+import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import gymnasium as gym
@@ -18,11 +22,13 @@ from commandline import parse
 import dppo
 from dppo.__main__ import main
 from dppo.commands.train import arguments_of
-from dppo.config.ways import DEFAULTS, REUSE, WAYS, Way, first_to_try
+from dppo.config.ways import DEFAULTS, REUSE, SAC, WAYS, KnownTasks, Way, first_to_try, suits_sac
 from dppo.envs.names import solved_at
+from dppo.envs.spaces import describe_spaces
 from dppo.records.flat import Score, flat_note
 from dppo.spaces.actions import Actions, BoxActions, DiscreteActions
 from dppo.tools.doctor.speed import best_way
+from dppo.tools.doctor.updating import times_of_algorithms
 
 ROOT = Path(__file__).parents[1]
 CONTINUOUS = """
@@ -59,13 +65,150 @@ def test_the_figures_of_a_way_are_those_of_the_bench(column: int, way: Way) -> N
     table = (ROOT / "benchmarks" / "results" / "samples.md").read_text()
     good: dict[bool, list[int]] = {True: [], False: []}
     for cells in re.findall(r"^\| (\w+)[^|]*\| ([^|]*) \| ([^|]*) \|", table, re.MULTILINE):
-        steps = re.match(r"\d+k, (\d+)k", cells[column])
-        if steps:
-            good[cells[0] in CONTINUOUS.split()].append(1000 * int(steps[1]))
+        reached = re.match(r"\d+k, (\d+)k", cells[column])
+        if reached:
+            good[cells[0] in CONTINUOUS.split()].append(1000 * int(reached[1]))
+    for tasks, steps in ((way.continuous, good[True]), (way.discrete, good[False])):
+        assert tasks == KnownTasks(len(steps), min(steps), max(steps))
     assert [len(good[True]), len(good[False])] == [10, 7]
-    assert (min(good[True]), max(good[True])) == way.continuous
-    assert (min(good[False]), max(good[False])) == way.discrete
     assert f"It needs {REUSE.share} of the env steps" in (ROOT / "docs" / "RESULTS.md").read_text()
+
+
+def test_the_figures_of_soft_actor_critic_are_those_of_the_bench(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
+    from samples_figures import reached, stored
+    from samples_tasks import TASKS
+
+    runs = stored(ROOT / "benchmarks" / "samples.jsonl")
+    needed = {}
+    for name in TASKS:
+        if (steps := reached(runs, "sac", name, "good")) and TASKS[name].continuous:
+            needed[name] = median(steps)
+    if not needed:
+        assert SAC.share == math.inf
+        assert SAC not in WAYS
+        return
+    shares = [steps / median(reached(runs, "dppo", name, "good")) for name, steps in needed.items()]
+    learned = [round(steps, -3) for steps in needed.values() if steps < math.inf]
+    not_learned = tuple(name for name, steps in needed.items() if steps == math.inf)
+    expected = KnownTasks(len(learned), int(min(learned)), int(max(learned)), not_learned)
+    assert (SAC.share, SAC.continuous) == (round(median(shares), 2), expected)
+
+
+MEASURED = replace(SAC, share=0.2, continuous=KnownTasks(9, 4_000, 60_000, ("Hopper",)))
+"""Soft actor-critic as if the bench had run it."""
+OF_SAC = {"algorithms": {"sac": {"collect_s": 0.02, "update_s": 0.6}}}
+
+
+@pytest.fixture
+def measured_sac(monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in ("dppo.config.ways", "dppo.tools.doctor.speed", "dppo.tools.doctor.updating"):
+        __import__(module)
+        monkeypatch.setattr(sys.modules[module], "WAYS", (DEFAULTS, REUSE, MEASURED))
+    monkeypatch.setattr("dppo.config.ways.SAC", MEASURED)
+
+
+@pytest.mark.usefixtures("measured_sac")
+@pytest.mark.parametrize(
+    ("facts", "settings", "flags"),
+    [
+        (OF_SAC, {}, "--algo sac"),
+        # gradient steps take nearly all of the time
+        (OF_SAC | {"step": {"mean": 1e-5}}, {}, ""),
+        # it cannot learn this task, so it was not measured
+        ({}, {}, REUSE.flags),
+        # chosen for PPO, or refused
+        (OF_SAC, {"learning_rate": 1e-3}, REUSE.flags),
+        (OF_SAC, {"gae_lambda": 0.9}, REUSE.flags),
+        (OF_SAC, {"gamma": 0.9}, "--algo sac"),
+        (OF_SAC, {"algo": "ppo"}, None),
+    ],
+)
+def test_the_doctor_recommends_soft_actor_critic_where_it_is_faster(
+    facts: dict[str, Any], settings: dict[str, Any], flags: str | None
+) -> None:
+    config = make_config({"env_id": "Pendulum-v1"} | settings)
+    here = best_way(FACTS | facts, config, settings.keys())
+    assert (here and here.way.flags) == flags
+    if here is not None and here.way is MEASURED:
+        assert here.config.algo == "sac"
+        assert here.config.gamma == settings.get("gamma", 0.99)
+        assert (
+            here.config.learning_rate
+            == make_config({"env_id": "E-v0", "algo": "sac"}).learning_rate
+        )
+        text = here.advice()
+        assert text.startswith("--algo sac learns from all env steps so far. 9 known tasks")
+        assert "needed 4,000 to 60,000 env steps" in text
+        assert "(Hopper: not learned)" in text
+
+
+class Still(gym.Env[Any, Any]):
+    """An environment that does nothing."""
+
+    def __init__(self, obs: gym.Space[Any], actions: gym.Space[Any]) -> None:
+        self.observation_space = obs
+        self.action_space = actions
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
+        super().reset(seed=seed)
+        return self.observation_space.sample(), {}
+
+    def step(self, action: Any) -> Any:
+        return self.observation_space.sample(), 0.0, False, False, {}
+
+
+NUMBERS = gym.spaces.Box(-1.0, 1.0, (3,))
+BOUNDED = gym.spaces.Box(-2.0, 2.0, (2,))
+
+
+@pytest.mark.usefixtures("measured_sac")
+@pytest.mark.parametrize(
+    ("obs", "actions", "is_possible"),
+    [
+        (NUMBERS, BOUNDED, True),
+        (gym.spaces.Dict(a=NUMBERS, b=gym.spaces.Discrete(3)), BOUNDED, True),
+        (NUMBERS, gym.spaces.Discrete(2), False),
+        (NUMBERS, gym.spaces.Box(-np.inf, 1.0, (2,)), False),
+        (gym.spaces.Box(0, 255, (8, 8, 3), np.uint8), BOUNDED, False),
+    ],
+)
+def test_the_doctor_times_soft_actor_critic_where_it_is_possible(
+    obs: gym.Space[Any], actions: gym.Space[Any], is_possible: bool
+) -> None:
+    config = make_config({"env_id": "Still-v0", "num_samplers": 2, "num_steps": 8})
+    env = Still(obs, actions)
+    times = times_of_algorithms(config, env, describe_spaces(env), until=0.0)
+    assert list(times) == (["sac"] if is_possible else [])
+    for of_algorithm in times.values():
+        assert min(of_algorithm["collect_s"], of_algorithm["update_s"]) > 0
+
+
+@pytest.mark.usefixtures("measured_sac")
+def test_the_command_that_the_doctor_prints_has_soft_actor_critic(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    facts = FACTS | OF_SAC | {"stage": "over", "output": 0}
+    monkeypatch.setattr("dppo.tools.doctor.watching.examine", lambda *_: facts)
+    assert main(["doctor", "Pendulum-v1", "--gamma", "0.9", "--preset", "none", "--json"]) == 0
+    report = json.loads(capsys.readouterr().out)
+    arguments = parse(shlex.split(report["command"])[2:])
+    assert arguments.settings.items() >= {"gamma": "0.9", "algo": "sac"}.items()
+    assert "reuse" not in arguments.settings
+
+
+@pytest.mark.usefixtures("measured_sac")
+def test_a_flat_run_tries_soft_actor_critic_first_where_it_is_possible() -> None:
+    assert suits_sac(CENTRED)
+    text = note(FLAT, VALVES)
+    assert re.findall(r"\(\d\) (--[^:]+):", text)[:2] == [MEASURED.flags, REUSE.flags]
+    assert "--algo sac: 0.2 of the env steps on 9 known tasks" in text
+    assert "--algo sac" not in note(FLAT, DiscreteActions(2))
+    endless = BoxActions(np.full(2, -np.inf, np.float32), np.full(2, np.inf, np.float32))
+    assert "--algo sac" not in note(FLAT, endless)
+    assert "--algo sac" not in note(FLAT, learning_rate=1e-3)
 
 
 @pytest.mark.parametrize(

@@ -4,28 +4,46 @@ This is the one place where that is decided. The figures are those of benchmarks
 tests/test_ways.py compares them.
 """
 
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
+from dppo.config.algorithms import SAC_DEFAULTS
 from dppo.config.config import Config
-from dppo.config.plain import plain_settings
+from dppo.config.parts import default_of
+from dppo.config.plain import plain, plain_settings
 from dppo.config.resolve import facts_of
 from dppo.errors import ConfigError
-from dppo.spaces.actions import Actions, clipped_off_centre
+from dppo.spaces.actions import Actions, BoxActions, clipped_off_centre
+
+
+@dataclass(frozen=True, slots=True)
+class KnownTasks:
+    """Env steps to the good return of the known tasks with one kind of actions, each the median of its seeds."""
+
+    count: int
+    """Tasks that were learned."""
+    fewest: int
+    most: int
+    not_learned: tuple[str, ...] = ()
+    """Tasks of which half of the seeds or more did not get to the good return."""
 
 
 @dataclass(frozen=True, slots=True)
 class Way:
-    """Settings to learn with, and env steps to the good return of known tasks, each the median of its seeds."""
+    """Settings to learn with, and what known tasks need with them."""
 
     settings: Mapping[str, Any]
     share: float
-    """Of the env steps of the defaults, in the median of all tasks."""
-    continuous: tuple[int, int]
-    """Fewest and most env steps of the ten tasks with continuous actions."""
-    discrete: tuple[int, int]
-    """Fewest and most env steps of the seven tasks with discrete actions."""
+    """Of the env steps of the defaults, in the median of all tasks that it is for; inf: not measured yet."""
+    continuous: KnownTasks
+    discrete: KnownTasks | None
+    """None: not for discrete actions."""
+    reason: str = ""
+    """Why it needs fewer env steps than the defaults."""
 
     @property
     def flags(self) -> str:
@@ -33,21 +51,60 @@ class Way:
         pairs = self.settings.items()
         return " ".join(f"--{name.replace('_', '-')} {value}" for name, value in pairs)
 
+    @property
+    def algo(self) -> str:
+        """The algorithm."""
+        return str(self.settings.get("algo", "ppo"))
+
     def within(self, config: Config) -> Config | None:
-        """Return a config with these settings, too; None if they are refused beside its others."""
+        """Return a config with these settings, too; None if they are refused beside its others.
+
+        Settings that are chosen for an algorithm are not carried over to another one: the result is None then, too.
+        """
+        chosen = {
+            name: value
+            for name, value in plain_settings(config).items()
+            if value != plain(default_of(name))
+        }
+        chosen.pop("minibatch_size", None)
+        if self.algo != config.algo and chosen.keys() & SAC_DEFAULTS.keys():
+            return None
         try:
-            return Config(**{**plain_settings(config), "minibatch_size": None, **self.settings})
+            return Config(**chosen | dict(self.settings))
         except ConfigError:
             return None
 
 
-DEFAULTS = Way({}, 1.0, continuous=(12_000, 569_000), discrete=(13_000, 177_000))
-REUSE = Way(
-    {"reuse": 4, "num_steps": 32}, 0.77, continuous=(10_000, 184_000), discrete=(10_000, 55_000)
+DEFAULTS = Way(
+    {},
+    1.0,
+    continuous=KnownTasks(10, 12_000, 569_000),
+    discrete=KnownTasks(7, 13_000, 177_000),
 )
-WAYS = (DEFAULTS, REUSE)
+REUSE = Way(
+    {"reuse": 4, "num_steps": 32},
+    0.77,
+    continuous=KnownTasks(10, 10_000, 184_000),
+    discrete=KnownTasks(7, 10_000, 55_000),
+    reason="trains on each step more often",
+)
+SAC = Way(
+    {"algo": "sac"},
+    math.inf,
+    continuous=KnownTasks(0, 0, 0),
+    discrete=None,
+    reason="learns from all env steps so far",
+)
+WAYS = tuple(way for way in (DEFAULTS, REUSE, SAC) if math.isfinite(way.share))
 """The ways between which the doctor decides, from the fewest to the most SGD for each env step."""
 USUAL_BATCH = 512  # env steps with the defaults
+
+
+def suits_sac(actions: Actions) -> bool:
+    """Return whether soft actor-critic can learn these actions: real numbers within finite bounds."""
+    return isinstance(actions, BoxActions) and bool(
+        np.isfinite(actions.low).all() and np.isfinite(actions.high).all()
+    )
 
 
 def first_to_try(config: Config, actions: Actions | None) -> Iterator[str]:
@@ -55,8 +112,12 @@ def first_to_try(config: Config, actions: Actions | None) -> Iterator[str]:
 
     Without `actions`, which are not known then, yield only what fits any task.
     """
-    if config.reuse == 1 and REUSE.within(config) is not None:
-        yield f"{REUSE.flags}: {REUSE.share} of the env steps on 17 known tasks"
+    ways = [REUSE] if config.reuse == 1 else []
+    if config.algo == "ppo" and actions is not None and suits_sac(actions) and SAC in WAYS:
+        ways.append(SAC)
+    for way in sorted(ways, key=lambda way: way.share):
+        if way.within(config) is not None:
+            yield f"{way.flags}: {way.share} of the env steps on {_tasks_of(way)}"
     if config.algo == "sac":
         if config.entropy_start is None:
             yield "--entropy-start 0.5: explores for longer, where rewards are far away"
@@ -71,3 +132,9 @@ def first_to_try(config: Config, actions: Actions | None) -> Iterator[str]:
             "--num-steps 128 --learning-rate 6e-4: 0.28 of the env steps on LunarLanderContinuous, but twice as many "
             "on BipedalWalker"
         )
+
+
+def _tasks_of(way: Way) -> str:
+    if way.discrete is None:
+        return f"{way.continuous.count} known tasks with continuous actions, without images"
+    return f"{way.continuous.count + way.discrete.count} known tasks"

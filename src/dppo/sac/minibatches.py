@@ -90,7 +90,8 @@ class Minibatches:
     def _tensor(self, array: np.ndarray) -> Tensor:
         if array.dtype.kind == "f":
             array = array.astype(self.spec.dtype, copy=False)
-        return torch.from_numpy(array).to(self.settings.device)
+        # leaves of a Dict lie between others, at distances that torch may refuse
+        return torch.from_numpy(np.ascontiguousarray(array)).to(self.settings.device)
 
 
 def _part(rows: Minibatch, chosen: slice, noise: Tensor) -> Minibatch:

@@ -88,8 +88,8 @@ def _of_environment(flags: dict[str, Any], env_id: str | None, seconds: float) -
     if here is not None:
         config = here.config
         facts = here.facts
-        settings = settings | dict(here.way.settings)
         flags = flags | dict(here.way.settings)
+        settings = arguments_of(flags, env_id, COMMAND.prog).settings
     candidates = list(plans(facts, config))
     in_process = candidates[0].speed
     expected = [asdict(plan) | {"speed_up": plan.speed / in_process} for plan in candidates]

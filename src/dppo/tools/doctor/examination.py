@@ -16,7 +16,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import cycle
-from statistics import median
 from typing import Any
 
 import numpy as np
@@ -24,28 +23,21 @@ import numpy as np
 from dppo.config import Config, plain_settings
 from dppo.config.memory import batch_memory_in_words
 from dppo.config.plain import plain
-from dppo.config.resolve import facts_of, resolve
-from dppo.engine.ledger import ReplayLedger
 from dppo.envs.checks.faults import gymnasium_says
 from dppo.envs.statistics import running_statistics
 from dppo.errors import ConfigError, DppoError, EnvironmentFault
 from dppo.hosts.builders import BuiltSampler
-from dppo.hosts.plans import trainer_plan
 from dppo.numerics.portable import limit_blas
 from dppo.policies.policy import spaces_summary
 from dppo.ppo.acting.sampler import PPOSampler
 from dppo.ppo.exchange.records import (
     Episode,
-    Experience,
     Incident,
-    PolicySnapshot,
     Segment,
     SegmentReport,
 )
-from dppo.ppo.exchange.statistics import no_statistics
 from dppo.ppo.networks.choice import choose_network
 from dppo.process_state.borders import dppo_computes, guarded_steps
-from dppo.signals import StopSignals
 from dppo.spaces.actions import boxes, clipped_off_centre, describe_rescaling
 from dppo.spaces.spaces import Spaces, leaves
 from dppo.tools.doctor.controllers import play_controllers, reason_to_leave_out
@@ -57,14 +49,13 @@ from dppo.tools.doctor.playing import (
     agreement,
     guarded,
     in_order,
-    plan_of,
     restored,
     segments,
     spread,
     steps_of,
 )
 from dppo.tools.doctor.process import ProcessWatch
-from dppo.transports.in_process import InProcessCollector
+from dppo.tools.doctor.updating import iteration_times, times_of_algorithms
 from dppo.transports.ray.pickling import pack
 from dppo.user_code import in_a_line
 
@@ -86,7 +77,6 @@ MIN_GROWTH_MB = 2.0  # smaller growth is not reported as a leak
 # Measuring memory takes some milliseconds: measure after each of the first segments, later after every eighth.
 MEMORY_EACH_SEGMENT = 3
 MEMORY_EVERY = 8
-MAX_ITERATIONS = 6
 
 
 @dataclass
@@ -382,10 +372,7 @@ class Examination:
     def _iterate(self, built: BuiltSampler) -> None:
         """Time collecting and updating with the settings of the run; the environment returns stored answers at once."""
         self._report(stage="updating")
-        from dppo.learners.trainers import LocalTrainer
-
         until = self._end_of_stage(ITERATE_SHARE)
-        config = self._config
         env = self._instances.first()
         answers = self._instances.answers
         if self._instances.has_rows:  # its first row takes the place of a single environment
@@ -398,28 +385,10 @@ class Examination:
         steps = cycle(answers["step"])
         env.reset = lambda **_: next(resets)
         env.step = lambda _: next(steps)
-        sizes = (config.num_samplers, config.envs_per_sampler, config.sizes.sequence_length)
-        ledger = ReplayLedger(config.num_samplers, replay=False)
-        collector = InProcessCollector(plan_of(config, lambda **_: env, *sizes), ledger)
-        run_config, _ = resolve(config, facts_of(built.spaces.actions))
-        trainer = LocalTrainer(trainer_plan(run_config), built.spaces)
-        reward_scale = 1.0 if config.norm_reward else None
-        obs_scale = no_statistics(built.spaces, obs=config.norm_obs, returns=False).obs_scale()
-        times = list[tuple[float, float]]()
-        while len(times) < 2 or (
-            len(times) < MAX_ITERATIONS and time.monotonic() + sum(times[-1]) < until
-        ):
-            iteration = len(times)
-            policy = PolicySnapshot(iteration, trainer.weights(), obs_scale)
-            collector.request(policy, iteration)
-            collected = collector.receive(StopSignals())
-            began = time.monotonic()
-            trainer.update(Experience(collected.segments, policy, reward_scale, iteration))
-            times.append((collected.collect_s, time.monotonic() - began))
+        self._report(**iteration_times(self._config, env, built.spaces, until))
+        self._report(algorithms=times_of_algorithms(self._config, env, built.spaces, until))
         env.reset = reset_method
         env.step = step_method
-        collect_s, update_s = (median(column) for column in zip(*times[1:], strict=True))
-        self._report(collect_s=collect_s, update_s=config.reuse * update_s)
 
 
 @dppo_computes()

@@ -163,43 +163,56 @@ class WayHere(NamedTuple):
 
     def advice(self) -> str:
         """Describe the env steps and the time to expect."""
-        fewest, most = self.way.discrete
-        tasks = "7 known tasks with discrete actions"
-        if self.facts["continuous"]:
-            fewest, most = self.way.continuous
-            tasks = "10 known tasks with continuous actions"
-        reason = ""
-        if self.way.settings:
-            reason = f"{self.way.flags} trains on each step more often. "
+        tasks = self.way.discrete
+        kind = "discrete"
+        if self.facts["continuous"] or tasks is None:
+            tasks = self.way.continuous
+            kind = "continuous"
+        reason = f"{self.way.flags} {self.way.reason}. " if self.way.settings else ""
+        not_learned = ""
+        if tasks.not_learned:
+            not_learned = f" ({', '.join(tasks.not_learned)}: not learned)"
         return (
-            f"{reason}{tasks} needed {fewest:,} to {most:,} env steps to a good return with these settings: "
-            f"{duration(fewest / self.speed)} to {duration(most / self.speed)} here, if yours is like them."
+            f"{reason}{tasks.count} known tasks with {kind} actions needed {tasks.fewest:,} to {tasks.most:,} env "
+            f"steps to a good return with these settings{not_learned}: {duration(tasks.fewest / self.speed)} to "
+            f"{duration(tasks.most / self.speed)} here, if yours is like them."
         )
 
 
 def best_way(facts: Facts, config: Config, chosen: Collection[str]) -> WayHere | None:
     """Return the way to learn with the fewest env steps, by known tasks, that does not take too long in time.
 
-    Where steps take time, it may be somewhat slower than the defaults; elsewhere it must be worthwhile. Returns None if
-    settings of ways are among those `chosen` by the user or a preset, or for another algorithm than PPO, as no figures
-    are known then.
+    Where steps take time, it may be somewhat slower than the fastest way; elsewhere each way must be worthwhile beside
+    those before it. Returns None if settings of ways are among those `chosen` by the user or a preset, or for another
+    algorithm than PPO, as no figures are known then.
     """
     if config.algo != "ppo" or any(way.settings.keys() & chosen for way in WAYS):
         return None
-    ways = []
+    ways = list(_ways_here(facts, config))
+    shortest = min(here.relative_time for here in ways)
+    if env_step_s(facts) > TAKES_TIME_S:
+        quick = [here for here in ways if here.relative_time <= SLIGHTLY_SLOWER * shortest]
+        return min(quick, key=lambda here: here.way.share)
+    return next(here for here in ways if here.relative_time < WORTHWHILE * shortest)
+
+
+def _ways_here(facts: Facts, config: Config) -> Iterator[WayHere]:
+    """Yield the ways that are possible in this environment, the defaults first."""
     for way in WAYS:
         changed = way.within(config) if way.settings else config
-        if changed is not None:
+        if changed is None:
+            continue
+        if way.algo == config.algo:
             facts_then = _facts_with(facts, config, changed)
-            ways.append(WayHere(way, changed, facts_then, recommended(facts_then, changed).speed))
-    takes_time = env_step_s(facts) > TAKES_TIME_S
-    longest = (SLIGHTLY_SLOWER if takes_time else 1 / WORTHWHILE) * ways[0].relative_time
-    quick = [here for here in ways[1:] if here.relative_time <= longest]
-    return min([*quick, ways[0]], key=lambda here: here.way.share)
+        elif way.algo in facts.get("algorithms", {}):
+            facts_then = facts | facts["algorithms"][way.algo]
+        else:
+            continue
+        yield WayHere(way, changed, facts_then, recommended(facts_then, changed).speed)
 
 
 def _facts_with(facts: Facts, config: Config, changed: Config) -> Facts:
-    """Return facts with the times of an iteration that the settings `changed` would take."""
+    """Return facts with the times of an iteration that the settings `changed` of the same algorithm would take."""
     task = TaskFacts(action_dims=int(facts["continuous"]))
     steps = changed.num_steps / config.num_steps
     epochs = value_of("update_epochs", changed, task) / value_of("update_epochs", config, task)
