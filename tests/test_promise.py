@@ -181,8 +181,14 @@ def kill(trial: Trial, moments: list[str], recorder: Recorder, **changes: Any) -
 
 
 def deadly(trial: Trial, moments: list[str]) -> Settings:
-    """Return settings whose simulator kills its process at these moments; a step is in the second segment."""
-    step = trial.settings["num_steps"] + 7
+    """Return settings whose simulator kills its process at these moments.
+
+    The step is in segment K + 1: its policy is that of version 1, so all segments 0 have arrived, and whichever
+    process dies, open episodes of its samplers are replayed. In an earlier segment, an answer with segment 0 could be
+    lost with the process; its samplers would then start from the beginning.
+    """
+    lag = make_config(trial.settings).lag
+    step = trial.settings["num_steps"] * (lag + 1) + 7
     return trial.wrapped(
         "faulty:deadly", folder=str(trial.folder.parent), moments=moments, at_step=step
     )
