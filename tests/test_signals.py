@@ -25,7 +25,7 @@ from recorder import Notes, Recorder
 import dppo
 from dppo.__main__ import main
 from dppo.errors import ClusterError
-from dppo.signals import StopRequested, StopSignals
+from dppo.signals import RaisingSignals, StopRequested, StopSignals
 
 STEPS = 200
 ITERATIONS = 4
@@ -266,6 +266,17 @@ def test_each_signal_ends_a_wait_and_its_handler_is_restored(number: signal.Sign
             stop.check()
         assert stopped.value.signal is number
     assert signal.getsignal(number) is before
+
+
+def test_a_signal_whose_exception_was_caught_while_a_command_began_stops_its_run() -> None:
+    """Otherwise the run would go on as if nobody had asked it to end: `timeout` and Slurm send SIGTERM once."""
+    with RaisingSignals():
+        with suppress(StopRequested):
+            signal.raise_signal(signal.SIGTERM)
+        with StopSignals() as stop, pytest.raises(StopRequested) as stopped:
+            stop.check()
+    assert stopped.value.signal is signal.SIGTERM
+    assert stop.seconds_since() < 10
 
 
 def test_a_terminal_that_is_closed_may_say_so_twice() -> None:

@@ -78,6 +78,14 @@ class RaisingSignals:
         if self._handlers_before:
             RaisingSignals._active = None
 
+    @classmethod
+    def received_before(cls) -> signal.Signals | None:
+        """Return the signal that the active context has received, if there is one: code may have caught its exception.
+
+        Python itself catches one that is raised in `__del__` or in the callback of a weak reference.
+        """
+        return None if cls._active is None else cls._active._received
+
     def check(self) -> None:
         """Raise the exception of a received signal again, in case the interrupted code has caught it."""
         if self._received is not None:
@@ -148,6 +156,9 @@ class StopSignals:
             )
             if not is_under_nohup:
                 self._handlers_before[number] = signal.signal(number, self._handle)
+        received_before = RaisingSignals.received_before()
+        if received_before is not None and self.received is None:
+            self._receive(received_before)
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -202,15 +213,19 @@ class StopSignals:
             if number == signal.SIGINT and hasattr(sys, "ps1"):
                 raise Interrupted  # a notebook or shell must keep its other variables
             end_at_once(number)
-        self.received = signal.Signals(number)
-        self._received_at = time.monotonic()
+        self._receive(signal.Signals(number))
         if self._interruptible:
             self._interruptible = False
-            raise StopRequested(self.received)
-        text = f"{self.received.name}: stopping ... (once more: at once)"
+            raise StopRequested(signal.Signals(number))
+        name = signal.Signals(number).name
+        text = f"{name}: stopping ... (once more: at once)"
         # In another thread, because this one may hold the lock of the display; and not by `threading`, because this one
         # may also hold a lock of that module.
         _thread.start_new_thread(self._on_first, (text,))
+
+    def _receive(self, received: signal.Signals) -> None:
+        self.received = received
+        self._received_at = time.monotonic()
 
 
 def _in_fork(number: int) -> None:
