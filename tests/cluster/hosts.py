@@ -20,7 +20,8 @@ from commandline import fresh_environment
 from processes import command_line, descendants
 
 PROGRAMS = ("ip", "tc", "nsenter", "unshare")
-START_S = 60.0  # for a node of Ray to start
+START_S = 90.0  # for a node of Ray to start
+STARTS = 4  # Ray itself gives a node 30 s to register, which may be too little on a busy machine
 FOLDER = "/tmp/work"  # of commands, on each host
 GCS_PORT = 6379
 
@@ -130,11 +131,14 @@ class Host:
         role = of_head if head is self else (f"--address={head.address}:{GCS_PORT}",)
         sizes = (f"--num-cpus={cpus}", "--object-store-memory=100000000")
         own = (f"--node-ip-address={self.address}", "--disable-usage-stats")
-        process = self.start(
-            ["-m", "ray.scripts.scripts", "start", *role, *sizes, *own], "ray.log", **env
-        )
-        code = process.wait(START_S)
-        assert code == 0, (self.folder / "ray.log").read_text()
+        words = ["-m", "ray.scripts.scripts", "start", *role, *sizes, *own]
+        for _ in range(STARTS):
+            with suppress(subprocess.TimeoutExpired):
+                if self.start(words, "ray.log", **env).wait(START_S) == 0:
+                    return
+            self.send(signal.SIGKILL, "ray")
+            time.sleep(1)
+        raise AssertionError((self.folder / "ray.log").read_text())
 
     def processes(self, title: str) -> list[int]:
         """Return the ids, on this machine, of the processes of the host whose command line contains `title`."""

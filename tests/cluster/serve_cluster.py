@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import json
 import sys
+import traceback
 from typing import Any
 
 import ray
@@ -30,6 +31,9 @@ NODE: dict[str, Any] = {
 }
 
 
+STARTS = 4
+
+
 class Counter:
     def __init__(self) -> None:
         self._number = 0
@@ -39,9 +43,30 @@ class Counter:
         return self._number
 
 
+def started_cluster() -> tuple[Cluster, Any]:
+    """Return a cluster of two nodes, and the second one.
+
+    Ray gives a node 30 s to register, which may be too little on a busy machine.
+    """
+    for _ in range(STARTS - 1):
+        cluster = Cluster()
+        try:
+            return cluster, add_nodes(cluster)
+        except Exception:
+            traceback.print_exc()
+            cluster.shutdown()
+    cluster = Cluster()
+    return cluster, add_nodes(cluster)
+
+
+def add_nodes(cluster: Cluster) -> Any:
+    cluster.add_node(**NODE, resources={"licence_a": 1})
+    return cluster.add_node(**NODE, resources={"licence_b": 2})
+
+
 def main() -> None:
-    cluster = Cluster(initialize_head=True, head_node_args=NODE | {"resources": {"licence_a": 1}})
-    added = [cluster.add_node(**NODE, resources={"licence_b": 2})]
+    cluster, second = started_cluster()
+    added = [second]
     ray.init(address=cluster.address, log_to_driver=False)
     counter: Any = ray.remote(Counter).options(num_cpus=0).remote()
     ray.get(counter.next.remote())

@@ -426,7 +426,7 @@ NOT_EXECUTED: tuple[tuple[str, str, str], ...] = (
     ),
     (
         "tools/doctor/findings.py",
-        "after close(), a thread goes on, so that the process does not end; wit",
+        "goes on, so that the process does not end; without actors, neither doe",
         "what the user changes in a simulator; test_doctor.py has environments with and without each",
     ),
     (

@@ -5,6 +5,7 @@ before a constructor and `d` after it, `r` before a reset, `s` before a step, fa
 threads.
 """
 
+import atexit
 import faulthandler
 import json
 import os
@@ -54,7 +55,7 @@ from dppo.tools.doctor.playing import (
     spread,
     steps_of,
 )
-from dppo.tools.doctor.process import ProcessWatch
+from dppo.tools.doctor.process import ProcessWatch, threads_that_hold_the_process
 from dppo.tools.doctor.updating import iteration_times, times_of_algorithms
 from dppo.transports.ray.pickling import pack
 from dppo.user_code import in_a_line
@@ -410,7 +411,8 @@ def main(descriptor: int, wanted: dict[str, Any]) -> None:
     config = Config(**wanted["settings"])
     examination = Examination(config, wanted["seconds"], report, on_call)
     examination.run(wanted["sizes"])
-    report(stage="over")
+    atexit.register(report, threads_ended=True)  # Python joins threads before
+    report(stage="over", threads_left=threads_that_hold_the_process())
 
 
 if __name__ == "__main__":

@@ -71,10 +71,22 @@ def _hung_in_close(facts: Facts, config: Config) -> Iterator[str]:
 
 @_finding("error")
 def _thread_goes_on(facts: Facts, config: Config) -> Iterator[str]:
-    if facts["stage"] == "over" and facts["hung"]:
+    if facts["stage"] == "over" and facts["hung"] and not facts["threads_ended"]:
+        names = ", ".join(facts["threads_left"])
+        thread = f"a thread ({names})" if names else "a thread"
         yield (
-            "after close(), a thread goes on, so that the process does not end; without actors, neither does a run. "
-            "End it in close(), or make it a daemon"
+            f"after close(), {thread} goes on, so that the process does not end; without actors, neither does a run. "
+            f"End it in close(), or make it a daemon"
+        )
+
+
+@_finding("error")
+def _process_does_not_end(facts: Facts, config: Config) -> Iterator[str]:
+    if facts["stage"] == "over" and facts["hung"] and facts["threads_ended"]:
+        yield (
+            f"after close(), the process does not end, although its threads have ended: {facts['hung']}. Functions "
+            f"registered with atexit, and packages of native code, may wait for something; a run then does not end "
+            f"either"
         )
 
 

@@ -99,3 +99,9 @@ def global_state() -> dict[str, Any]:
         state["torch's threads"] = torch.get_num_threads()
         state["torch's global generator"] = torch.get_rng_state().numpy().tobytes()
     return state
+
+
+def threads_that_hold_the_process() -> list[str]:
+    """Return the names of threads for which Python waits before it ends this process."""
+    others = [thread for thread in threading.enumerate() if thread is not threading.main_thread()]
+    return [thread.name for thread in others if not thread.daemon]

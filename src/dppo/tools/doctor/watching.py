@@ -51,7 +51,13 @@ class Watch:
         self, program: Sequence[str], wanted: dict[str, Any], show: Callable[[str], None]
     ) -> None:
         """Start `python PROGRAM DESCRIPTOR`, with `wanted` as JSON in its stdin; `show` is called with each stage."""
-        self.facts: dict[str, Any] = {"output": 0, "last_line": "", "stage": "starting"}
+        self.facts: dict[str, Any] = {
+            "output": 0,
+            "last_line": "",
+            "stage": "starting",
+            "threads_ended": False,
+            "threads_left": [],
+        }
         self._show = show
         self._call = ""  # the call into the environment that is running, in words
         self._calls = 0
@@ -104,8 +110,12 @@ class Watch:
     def _allowed_silence_s(self, patience_s: float) -> float:
         """Return how long the process may report nothing in its stage, once the time is up."""
         stage = self.facts["stage"]
-        if stage in ("updating", "closing") or (stage == "making" and not self._call):
+        is_ending = stage == "over" and self.facts.get("threads_ended", False)
+        is_starting = stage == "making" and not self._call
+        if stage in ("updating", "closing") or is_ending or is_starting:
             return SLOW_S
+        if stage == "over":  # its threads may still have to notice that they should end
+            return PATIENCE_S
         return max(patience_s, 3 * self._longest_call_s)
 
     def _note_stuck(self, silent_s: float) -> None:
