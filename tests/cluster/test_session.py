@@ -252,6 +252,30 @@ def test_ray_cannot_set_signal_handlers_while_it_starts() -> None:
     assert signal.signal(signal.SIGTERM, before) is before
 
 
+HANDLERS = """
+import ctypes, os, signal, sys
+import ray
+from dppo.transports.ray import environment
+
+signal.signal(signal.SIGTERM, lambda *_: print("heard", flush=True))
+raylet = ctypes.CDLL(sys.modules["ray._raylet"].__file__)
+with environment.signal_handlers_kept():
+    raylet._ZN3ray6RayLog27InstallFailureSignalHandlerEPKcb(None, False)  # as Ray connects
+    os.kill(os.getpid(), signal.SIGTERM)
+raylet._ZN3ray6RayLog21UninstallSignalActionEv()  # as Ray shuts down
+environment.reinstall_handlers()
+os.kill(os.getpid(), signal.SIGTERM)
+"""
+
+
+def test_sigterm_reaches_python_while_ray_connects_and_after_it_has_ended() -> None:
+    """Ray's C++ code would end the process while it connects, and later leave the system's default action."""
+    done = subprocess.run(
+        [sys.executable, "-c", HANDLERS], capture_output=True, check=False, timeout=120
+    )
+    assert (done.returncode, done.stdout.split()) == (0, [b"heard", b"heard"]), done.stderr
+
+
 class ConnectedRay:
     """An initialized Ray: the address of its GCS, and the resources of its nodes."""
 

@@ -1,6 +1,7 @@
 """The environment variables, signal handlers and token that Ray starts with."""
 
 import atexit
+import ctypes
 import logging
 import os
 import secrets
@@ -10,7 +11,7 @@ import sys
 import tempfile
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, suppress
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,7 @@ PATH = "RAY_AUTH_TOKEN_PATH"
 # Ray ends this process so long after the GCS is gone; it must suffice for the current update and a checkpoint.
 RECONNECT_S = 3600
 OUR_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+RAYS_HANDLER = "_ZN3ray6RayLog27InstallFailureSignalHandlerEPKcb"
 YOUNG_S = 60.0  # a younger folder may belong to a process that has not locked it yet
 
 
@@ -90,6 +92,8 @@ def signal_handlers_kept() -> Iterator[None]:
         yield
         return
     handlers = {number: signal.getsignal(number) for number in OUR_SIGNALS}
+    _install_rays_handler()
+    reinstall_handlers()
     set_handler = signal.signal
 
     def keep(number: int, handler: Any) -> Any:
@@ -100,8 +104,28 @@ def signal_handlers_kept() -> Iterator[None]:
         yield
     finally:
         signal.signal = set_handler
-        for number, handler in handlers.items():
-            signal.signal(number, handler)  # Ray's C++ code has set others, below Python's
+        reinstall_handlers()
+
+
+def _install_rays_handler() -> None:
+    """Let Ray's C++ code install its handler of fatal signals now. It does so once.
+
+    Otherwise it does while it connects. It holds Python's global lock then, for seconds on a busy machine, and its
+    handler would end this process on SIGTERM, without a checkpoint and without a word.
+    """
+    with suppress(KeyError, AttributeError, OSError):  # another version of Ray
+        library = ctypes.CDLL(sys.modules["ray._raylet"].__file__)
+        library[RAYS_HANDLER](None, False)
+
+
+def reinstall_handlers() -> None:
+    """Give our signals the handlers that Python knows. Ray's C++ code sets others below Python's, also as it ends."""
+    if threading.current_thread() is not threading.main_thread():
+        return
+    for number in OUR_SIGNALS:
+        handler = signal.getsignal(number)
+        if handler is not None:
+            signal.signal(number, handler)
 
 
 @contextmanager

@@ -180,6 +180,7 @@ class RaySession:
         ]
         if not all(ended):
             leave_at_exit("Ray")
+        environment.reinstall_handlers()
         self.clock.close()
         if self._ours:
             environment.forget_private_token()
