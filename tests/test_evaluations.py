@@ -10,6 +10,7 @@ import os
 import signal
 import time
 from contextlib import ExitStack
+from itertools import count
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, ClassVar
@@ -19,7 +20,6 @@ import pytest
 from builders import make_config
 from processes import wait_until
 from recorder import Notes, Recorder
-from rich.console import Console
 from threadpoolctl import threadpool_info, threadpool_limits
 
 import dppo
@@ -36,9 +36,6 @@ from dppo.records.files import disk
 from dppo.records.files.disk import Disk
 from dppo.records.metrics.reading import read_metrics
 from dppo.records.metrics.tensorboard import by_step
-from dppo.records.terminal.panel import draw
-from dppo.records.terminal.plain import plain_line
-from dppo.records.terminal.view import View
 from dppo.run.best_evaluation import BestEvaluation, EvaluationScore
 from dppo.run.evaluations import Evaluations
 from dppo.run.factory import PartsFactory
@@ -55,7 +52,6 @@ ROWS = 64
 ITERATIONS = 6
 DUE = [2, 4, 6]
 Rows = dict[int, dict[str, float]]
-RETURNS = {"eval/episodic_return": 12.5, "eval/return_std": 2.5, "eval/episodic_length": 20.0}
 CRASHING: dict[str, Any] = {
     "env_id": "worlds.faulty:crashing",
     "env_kwargs": {"how": "hang", "at_step": 10**9},  # never
@@ -68,17 +64,31 @@ def settings(run_dir: Path, **changes: Any) -> dppo.Config:
         "num_samplers": 2,
         "num_steps": 32,
         "update_epochs": 2,
-    }
-    base |= {
         "total_timesteps": ITERATIONS * ROWS,
         "run_dir": run_dir,
         "progress": "off",
         "norm_obs": True,
+        "eval_every": 2 * ROWS,
+        "eval_episodes": 4,
     }
-    base |= {"eval_every": 2 * ROWS, "eval_episodes": 4}
-    return make_config(
-        {name: value for name, value in (base | changes).items() if value is not None}
-    )
+    merged = base | changes
+    return make_config({name: value for name, value in merged.items() if value is not None})
+
+
+WITHOUT: dict[str, Any] = {"eval_every": None, "eval_episodes": None}
+
+
+def stop_in_episode(number: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Send SIGTERM to this process in an episode of evaluations; they are counted from 1."""
+    play = EpisodePlayer.play
+    episodes = count(1)
+
+    def interrupted(*args: Any) -> Any:
+        if next(episodes) == number:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return play(*args)
+
+    monkeypatch.setattr(EpisodePlayer, "play", interrupted)
 
 
 def evaluations(result: dppo.Result) -> Rows:
@@ -102,37 +112,19 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> dppo.Result:
 def test_an_evaluation_changes_no_weights_and_equals_that_of_its_checkpoint(
     whole: dppo.Result, tmp_path: Path
 ) -> None:
-    without = dppo.train(settings(tmp_path / "run", eval_every=None, eval_episodes=None))
+    without = dppo.train(settings(tmp_path / "run", **WITHOUT))
     assert without.weights_sha256 == whole.weights_sha256
     rows = evaluations(whole)
     assert list(rows) == DUE
     for number, row in rows.items():
         path = whole.run_dir / "checkpoints" / f"iter_{number:06d}.safetensors"
         played = dppo.evaluate(path, episodes=4, seed=1)
-        assert (row["eval/episodic_return"], row["eval/episodic_length"]) == (
-            played.mean_return,
-            played.mean_length,
-        )
-        assert (row["eval/return_min"], row["eval/return_max"]) == (
-            min(played.returns),
-            max(played.returns),
-        )
+        assert row["eval/episodic_return"] == played.mean_return
+        assert row["eval/episodic_length"] == played.mean_length
+        assert row["eval/return_min"] == min(played.returns)
+        assert row["eval/return_max"] == max(played.returns)
         assert row["eval/global_step"] == number * ROWS
     assert [row["iteration"] for row in whole.metrics] == list(range(1, ITERATIONS + 1))
-
-
-def test_the_best_evaluation_is_the_best_checkpoint_and_is_kept(tmp_path: Path) -> None:
-    recorder = Recorder()
-    result = dppo.train(
-        settings(tmp_path / "run", keep_checkpoints=1, eval_stochastic=True), observers=[recorder]
-    )
-    returns = {number: row["eval/episodic_return"] for number, row in evaluations(result).items()}
-    best = max(returns, key=lambda number: returns[number])  # the first of equal ones
-    stored = json.loads((tmp_path / "run/checkpoints/best.json").read_text())
-    assert (stored["iteration"], stored["score"]) == (best, returns[best])
-    kept = {path.stem for path in (tmp_path / "run/checkpoints").glob("*.safetensors")}
-    assert kept == {f"iter_{best:06d}", f"iter_{ITERATIONS:06d}"}
-    assert any(f"after {best * ROWS:,} steps (iter_{best:06d})" in line for line in recorder.ending)
 
 
 class Full(Disk):
@@ -170,32 +162,15 @@ def test_the_best_evaluation_is_one_whose_checkpoint_could_be_written(
 
 
 def test_a_run_that_is_resumed_without_evaluations_keeps_the_best_one(
-    whole: dppo.Result, tmp_path: Path
+    tmp_path: Path,
 ) -> None:
     run = tmp_path / "run"
     stopped = dppo.train(settings(run, keep_checkpoints=1), observers=[Recorder(interrupt_at=3)])
     best = (run / "checkpoints/best.json").read_text()
-    dppo.train(settings(run, keep_checkpoints=1, eval_every=None, eval_episodes=None), resume=run)
+    dppo.train(settings(run, keep_checkpoints=1, **WITHOUT), resume=run)
     assert (run / "checkpoints/best.json").read_text() == best
     assert (run / "checkpoints/iter_000002.safetensors").exists()
     assert list(evaluations(stopped)) == [2]
-
-
-def test_an_evaluation_is_repeated_in_a_copy_without_metrics(
-    whole: dppo.Result, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    run = tmp_path / "run"
-    play = EpisodePlayer.play
-
-    def interrupted(*args: Any) -> Any:
-        os.kill(os.getpid(), signal.SIGTERM)
-        return play(*args)
-
-    monkeypatch.setattr(EpisodePlayer, "play", interrupted)
-    assert dppo.train(settings(run)).stopped_by == "SIGTERM"
-    monkeypatch.setattr(EpisodePlayer, "play", play)
-    (run / "metrics.jsonl").unlink()
-    assert list(evaluations(dppo.train(settings(run), resume=run))) == DUE
 
 
 def test_the_time_of_evaluations_is_not_that_of_training(
@@ -221,25 +196,27 @@ def test_the_time_of_evaluations_is_not_that_of_training(
     assert max(result.training_s, *shown) < 1.0
 
 
-@pytest.mark.parametrize("last", [False, True])
+@pytest.mark.parametrize(
+    ("episode", "iterations", "has_metrics"),
+    [(6, 4, True), (10, 6, True), (1, 2, False)],
+    ids=["second evaluation", "last evaluation", "in a copy without metrics"],
+)
 def test_an_evaluation_that_a_signal_ends_is_repeated_when_the_run_is_resumed(
-    last: bool, whole: dppo.Result, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    episode: int,
+    iterations: int,
+    has_metrics: bool,
+    whole: dppo.Result,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    play = EpisodePlayer.play
-    played = []
-
-    def interrupted(*args: Any) -> Any:
-        played.append(args)
-        # the second episode of the last or second evaluation
-        if len(played) == (4 * len(DUE) - 2 if last else 6):
-            os.kill(os.getpid(), signal.SIGTERM)
-        return play(*args)
-
-    monkeypatch.setattr(EpisodePlayer, "play", interrupted)
-    stopped = dppo.train(settings(tmp_path / "run"))
-    assert (stopped.stopped_by, stopped.iterations) == ("SIGTERM", whole.iterations if last else 4)
-    assert list(evaluations(stopped)) == (DUE[:-1] if last else [2])
-    result = dppo.train(settings(tmp_path / "run"), resume=tmp_path / "run")
+    run = tmp_path / "run"
+    stop_in_episode(episode, monkeypatch)
+    stopped = dppo.train(settings(run))
+    assert (stopped.stopped_by, stopped.iterations) == ("SIGTERM", iterations)
+    assert list(evaluations(stopped)) == DUE[: episode // 4]
+    if not has_metrics:
+        (run / "metrics.jsonl").unlink()
+    result = dppo.train(settings(run), resume=run)
     assert result.weights_sha256 == whole.weights_sha256
     assert evaluations(result) == evaluations(whole)
 
@@ -283,7 +260,7 @@ def test_a_row_of_an_evaluation_has_nothing_of_the_one_before() -> None:
     assert rows == [{"global_step": 9.0, **failed}]
 
 
-@pytest.mark.parametrize("order", [(10, 20, 30), (30, 20, 10), (20, 10, 30)])
+@pytest.mark.parametrize("order", [(10, 20, 30), (20, 10, 30)])
 def test_of_equal_evaluations_the_earliest_is_the_best_whichever_ends_first(
     order: tuple[int, ...],
 ) -> None:
@@ -297,21 +274,11 @@ def test_an_observer_stops_a_run_at_an_evaluation_that_ends_beside_another(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """After a resume, an evaluation that is repeated has a row of its own."""
-    play = EpisodePlayer.play
-    played = []
-
-    def interrupted(*args: Any) -> Any:
-        played.append(args)
-        if len(played) == 6:
-            os.kill(os.getpid(), signal.SIGTERM)
-        return play(*args)
-
-    monkeypatch.setattr(EpisodePlayer, "play", interrupted)
-    stopped = dppo.train(settings(tmp_path / "run", eval_every=ROWS), observers=[StopAt(2)])
+    stop_in_episode(6, monkeypatch)
+    config = settings(tmp_path / "run", eval_every=ROWS)
+    stopped = dppo.train(config, observers=[StopAt(2)])
     assert (stopped.stopped_by, stopped.iterations) == ("SIGTERM", 2)
-    resumed = dppo.train(
-        settings(tmp_path / "run", eval_every=ROWS), resume=tmp_path / "run", observers=[StopAt(2)]
-    )
+    resumed = dppo.train(config, resume=tmp_path / "run", observers=[StopAt(2)])
     assert (resumed.stopped_by, resumed.iterations) == ("StopAt", 3)
 
 
@@ -332,27 +299,24 @@ class OnPort(gym.Wrapper[Any, Any, Any, Any]):
         PORTS.remove(self.port)
 
 
+def actor_on_port(number: int) -> EvaluationActor:
+    play_settings = PlaySettings(1)
+    spaces = describe_spaces(gym.make("CartPole-v1"))
+    acting_for = policy_acting_for(spaces, None, play_settings)  # type: ignore[arg-type]
+    player = EpisodePlayer(Env(env_id=OnPort), acting_for, play_settings, 8)
+    return EvaluationActor(packed_model(player), number)
+
+
 def test_an_evaluation_has_a_place_of_its_own(tmp_path: Path) -> None:
     result = dppo.train(settings(tmp_path / "run", env_id=OnPort))
     assert result.incidents == {}
     assert [row["eval/episodes"] for row in evaluations(result).values()] == [4] * len(DUE)
-    play_settings = PlaySettings(1)
-    spaces = describe_spaces(gym.make("CartPole-v1"))
-    acting_for = policy_acting_for(spaces, None, play_settings)  # type: ignore[arg-type]
-    player = EpisodePlayer(Env(env_id=OnPort), acting_for, play_settings, 8)
-    numbers = [
-        EvaluationActor(packed_model(player), number)._loaded().number for number in range(2)
-    ]
-    assert numbers == [0, 1]
+    assert [actor_on_port(number)._loaded().number for number in range(2)] == [0, 1]
 
 
 def test_an_actor_of_evaluations_closes_the_environment_with_its_process() -> None:
     """Its process is what SIGTERM closes."""
-    play_settings = PlaySettings(1)
-    spaces = describe_spaces(gym.make("CartPole-v1"))
-    acting_for = policy_acting_for(spaces, None, play_settings)  # type: ignore[arg-type]
-    player = EpisodePlayer(Env(env_id=OnPort), acting_for, play_settings, 8)
-    actor = EvaluationActor(packed_model(player), 0)
+    actor = actor_on_port(0)
     actor._loaded()._env = OnPort(8, 0)
     assert list(PORTS) == [80]
     actor._process.close()
@@ -361,9 +325,8 @@ def test_an_actor_of_evaluations_closes_the_environment_with_its_process() -> No
 
 
 @pytest.mark.parametrize(
-    ("changes", "hung_s"),
+    ("timeouts", "hung_s"),
     [
-        ({}, 600),
         ({"step_timeout_s": 5}, 600),
         ({"segment_timeout_s": 5, "start_timeout_s": 7, "reset_timeout_s": 6}, 7),
         ({"segment_timeout_s": 5, "step_timeout_s": 8}, 8),
@@ -371,7 +334,7 @@ def test_an_actor_of_evaluations_closes_the_environment_with_its_process() -> No
     ],
 )
 def test_an_actor_of_evaluations_hangs_after_the_longest_of_the_timeouts(
-    changes: dict[str, Any], hung_s: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    timeouts: dict[str, Any], hung_s: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Nothing measures how long its constructor, its resets and its steps take."""
     limits_used: list[PlayLimits] = []
@@ -384,12 +347,10 @@ def test_an_actor_of_evaluations_hangs_after_the_longest_of_the_timeouts(
     session: Any = SimpleNamespace(
         options={}, demand=SimpleNamespace(actor={"CPU": 1.0}), link=lambda name: None
     )
-    spaces = describe_spaces(gym.make("CartPole-v1"))
-    spec = None
+    config = settings(tmp_path / "run", num_actors=2, **timeouts)
     with ExitStack() as stack:
-        config = settings(tmp_path / "run", num_actors=2, **changes)
         factory = PartsFactory(config, StopSignals(), stack, session, "")
-        factory.players(spaces, spec)  # type: ignore[arg-type]
+        factory.players(describe_spaces(gym.make("CartPole-v1")), None)  # type: ignore[arg-type]
     assert [limits.hung_s for limits in limits_used] == [hung_s]
 
 
@@ -454,32 +415,22 @@ def test_episodes_that_fail_are_left_out_counted_and_said(tmp_path: Path) -> Non
     unreliable: dict[str, Any] = {"env_id": "worlds.faulty:Unreliable", "eval_episodes": 12}
     recorder = Recorder()
     with Notes() as notes:
-        failing = {"eval_env_kwargs": {"steps": 0.02}}
-        result = dppo.train(
-            settings(tmp_path / "run", **unreliable, **failing), observers=[recorder]
-        )
+        config = settings(tmp_path / "run", **unreliable, eval_env_kwargs={"steps": 0.02})
+        result = dppo.train(config, observers=[recorder])
     rows = evaluations(result)
     assert list(rows) == DUE
     missing = sum(12 - row["eval/episodes"] for row in rows.values())
     assert result.incidents == {"evaluation_fault": missing}
-    assert (
-        missing
-        == len(recorder.incidents)
-        > 3
-        == len([text for text in notes.texts if "is left out" in text])
-    )
-    assert (
-        result.weights_sha256
-        == dppo.train(settings(tmp_path / "whole", **unreliable)).weights_sha256
-    )
+    assert missing == len(recorder.incidents) > 3
+    assert len([text for text in notes.texts if "is left out" in text]) == 3
+    whole = dppo.train(settings(tmp_path / "whole", **unreliable))
+    assert result.weights_sha256 == whole.weights_sha256
 
 
 def test_an_episode_without_an_end_ends_its_evaluation_only(tmp_path: Path) -> None:
     endless: dict[str, Any] = {
         "env_id": "worlds.simple:Counting",
         "env_kwargs": {"truncate_after": 20},
-    }
-    endless |= {
         "eval_env_kwargs": {"truncate_after": None},
         "eval_timeout_s": 0.05,
         "norm_obs": False,
@@ -550,23 +501,6 @@ def test_actors_of_evaluations_need_room_beside_the_others() -> None:
     assert [room_for([{"CPU": cpus}], demand) for cpus in (1.0, 2.0, 8.0)] == [0, 0, 6]
 
 
-def test_the_panel_and_the_plain_lines_show_the_last_evaluation() -> None:
-    view = View(total_steps=1000)
-    view.add_row(
-        {"global_step": 64, "charts/episodes": 1, "eval/episodes": 4, "eval/global_step": 32}
-        | RETURNS
-    )
-    view.add_row({"global_step": 128, "charts/episodes": 1})
-    assert "eval 12.5" in plain_line(view)
-    with Console(width=90, file=io.StringIO(), record=True) as console:
-        console.print(draw(view, 90, 0.0))
-    line = next(line for line in console.export_text().splitlines() if " eval " in line)
-    assert line.split()[2:] == [
-        *["12.5", "+-", "2.50", "after", "32", "steps", "length", "20.0", "4", "episodes"],
-        "│",
-    ]
-
-
 # ------------------------------------------------------------------ on Ray
 
 
@@ -575,6 +509,7 @@ def test_on_actors_evaluations_are_equal_also_if_one_is_killed_and_the_run_is_re
     ray_session: None, whole: dppo.Result, tmp_path: Path
 ) -> None:
     marker = tmp_path / "marker"  # from when it exists, the environment is an ordinary one
+    run = tmp_path / "run"
     crashing: dict[str, Any] = CRASHING | {
         "eval_env_kwargs": {"how": "kill", "at_step": 9, "marker": str(marker)}
     }
@@ -583,48 +518,47 @@ def test_on_actors_evaluations_are_equal_also_if_one_is_killed_and_the_run_is_re
         after_iteration=lambda number: wait_until(lambda: number < 3 or marker.exists()),
     )
     with Notes() as notes:
-        stopped = dppo.train(
-            settings(tmp_path / "run", num_actors=2, **crashing), observers=[recorder]
-        )
+        stopped = dppo.train(settings(run, num_actors=2, **crashing), observers=[recorder])
     assert stopped.iterations == 3
-    state = checkpoints.find(tmp_path / "run").checkpoint.state["evaluations"]
+    state = checkpoints.find(run).checkpoint.state["evaluations"]
     done = list(evaluations(stopped))
     assert [number for number, _ in state["open"]] + done == [2]
-    result = dppo.train(settings(tmp_path / "run", **crashing), resume=tmp_path / "run")
-    assert (result.weights_sha256, evaluations(result)) == (
-        whole.weights_sha256,
-        evaluations(whole),
-    )
+    result = dppo.train(settings(run, **crashing), resume=run)
+    assert result.weights_sha256 == whole.weights_sha256
+    assert evaluations(result) == evaluations(whole)
     assert not done or "actor 0 of evaluations died" in " ".join(notes.texts)
 
 
+HUNG = "was in one step, reset or constructor of episode 0 for 5 s, the longest"
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("how", ["kill", "hang", "garble"])
+@pytest.mark.parametrize(
+    ("fault", "reason", "times"),
+    [("kill", "died", 3), ("hang", HUNG, 2), ("garble", "failed: ValueError", 3)],
+)
 def test_actors_that_always_fail_neither_stop_training_nor_its_end(
-    how: str, ray_session: None, whole: dppo.Result, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    fault: str,
+    reason: str,
+    times: int,
+    ray_session: None,
+    whole: dppo.Result,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Whatever was too late is tried twice, other things three times; a hung step takes the longest timeout."""
     monkeypatch.setattr("dppo.run.evaluations.SAY_S", 0.1)
-    crashing: dict[str, Any] = CRASHING | {
-        "eval_env_kwargs": {"how": how, "at_step": 9},
-        "segment_timeout_s": 5.0,
-    }
-    if how == "garble":  # an answer that cannot be read, as of another version
-        crashing = CRASHING | {"segment_timeout_s": 5.0}
+    crashing: dict[str, Any] = CRASHING | {"segment_timeout_s": 5.0, "eval_every": 10**9}
+    if fault == "garble":  # an answer that cannot be read, as of another version
         monkeypatch.setattr("dppo.transports.ray.transport.unpack", lambda _: int("answer"))
+    else:
+        crashing["eval_env_kwargs"] = {"how": fault, "at_step": 9}
     with Notes() as notes:
-        result = dppo.train(settings(tmp_path / "run", num_actors=2, eval_every=10**9, **crashing))
+        result = dppo.train(settings(tmp_path / "run", num_actors=2, **crashing))
     assert result.weights_sha256 == whole.weights_sha256
     assert result.incidents["evaluation_fault"] == 1
     assert evaluations(result)[ITERATIONS]["eval/episodes"] == 0
-    hung = "was in one step, reset or constructor of episode 0 for 5 s, the longest"
-    reason, times = {"kill": ("died", 3), "hang": (hung, 2), "garble": ("failed: ValueError", 3)}[
-        how
-    ]
     assert sum(f"actor 0 of evaluations {reason}" in text for text in notes.texts) == times
-    waiting = [
-        text
-        for text in notes.texts
-        if text.startswith("waiting for the evaluation after 384 steps (0 of 4 ep")
-    ]
+    begins = "waiting for the evaluation after 384 steps (0 of 4 ep"
+    waiting = [text for text in notes.texts if text.startswith(begins)]
     assert "eval_timeout_s=1800. Ctrl-C ends the run" in waiting[0]
