@@ -42,6 +42,11 @@ def actuated(kind: str) -> dict[str, Any]:
     return {"env_id": "worlds.acting:Actuated", "env_kwargs": {"kind": kind}}
 
 
+def masked_in_parts(form: str) -> dict[str, Any]:
+    """The settings of masks for some columns of the head only."""
+    return {"env_id": "worlds.acting:Hybrid", "env_kwargs": {"source": "method", "form": form}}
+
+
 @pytest.mark.parametrize("kind", SPACES)
 def test_every_kind_of_action_trains_and_plays(kind: str, tmp_path: Path) -> None:
     """The environment raises if an action is not in its space."""
@@ -62,20 +67,6 @@ def test_every_kind_of_action_trains_and_plays(kind: str, tmp_path: Path) -> Non
         np.testing.assert_allclose(flat, expected, rtol=1e-5)  # type: ignore[arg-type]  # several rows are summed in another order than one
 
 
-@pytest.mark.parametrize("kind", SPACES)
-def test_actions_are_described_in_json_and_back(kind: str) -> None:
-    actions = describe_spaces(make_env("worlds.acting:Actuated", {"kind": kind})).actions
-    back = actions_from_json(actions.as_json())
-    assert str(back) == str(actions)
-    drawn = np.random.default_rng(0).integers(0, 2, (5, actions.width))
-    stored = (
-        drawn[:, 0]
-        if kind == "discrete"
-        else drawn.astype(np.float32 if list(boxes(actions)) else np.int64)
-    )
-    np.testing.assert_equal(back.each(stored), actions.each(stored))
-
-
 @pytest.mark.parametrize("bounds", ["squash", "rescale", "auto"])
 def test_bounds_far_from_one_are_reached(bounds: str, tmp_path: Path) -> None:
     """A fresh policy, with deviation 1, covers a wide Box; clipped, it would stay near zero."""
@@ -90,34 +81,23 @@ def test_bounds_far_from_one_are_reached(bounds: str, tmp_path: Path) -> None:
     rng = np.random.default_rng(0)
     drawn = np.array([policy.act(np.zeros(2, np.float32), generator=rng) for _ in range(300)])
     wide: Any = SPACES["wide"]
-    low = wide.low
-    high = wide.high
-    assert ((drawn >= low) & (drawn <= high)).all()
-    spread = (drawn.max(axis=0) - drawn.min(axis=0)) / (high - low)
+    assert all(wide.contains(action) for action in drawn)
+    spread = (drawn.max(axis=0) - drawn.min(axis=0)) / (wide.high - wide.low)
     assert (spread > 0.8).all()
 
 
 FAR = gym.spaces.Box(np.array([-1, 0], np.float32), np.array([1, 512], np.float32))
 
 
+def boxes_of(*bounds: tuple[float, float]) -> list[gym.Space[Any]]:
+    return [gym.spaces.Box(low, high, (2,)) for low, high in bounds]
+
+
 @pytest.mark.parametrize(
     ("space", "expected"),
     [
-        *(
-            (gym.spaces.Box(low, high, (2,)), ["clip"])
-            for low, high in ((-2, 2), (-1, 1.1), (-0.4, 0.4), (-3e38, 3e38))
-        ),
-        *(
-            (gym.spaces.Box(low, high, (2,)), ["rescale"])
-            for low, high in (
-                (-2.5, 0),
-                (0, 512),
-                (10, 11),
-                (0, 1),
-                (-0.01, 0.01),
-                (-1, 0.5),
-            )
-        ),
+        *((box, ["clip"]) for box in boxes_of((-2, 2), (-1, 1.1), (-0.4, 0.4), (-3e38, 3e38))),
+        *((box, ["rescale"]) for box in boxes_of((-2.5, 0), (0, 1), (-0.01, 0.01), (-1, 0.5))),
         (FAR, ["rescale"]),
         (SPACES["free"], ["clip"]),
         (
@@ -136,48 +116,38 @@ def test_auto_rescales_finite_bounds_that_a_fresh_policy_does_not_cover(
     assert (describe_rescaling(actions) is not None) == ("rescale" in expected)
 
 
-@pytest.mark.parametrize(("kind", "outputs"), [("wide", 4), ("dict", 2 * 2 + 4 + 8)])
-@pytest.mark.parametrize(("trunk", "trunks"), [("auto", 2), ("shared", 1)])
+@pytest.mark.parametrize(
+    ("kind", "outputs", "trunk", "trunks"),
+    [("wide", 4, "auto", 2), ("dict", 2 * 2 + 4 + 8, "shared", 1)],
+)
 def test_the_deviation_may_depend_on_the_state(
     kind: str, outputs: int, trunk: str, trunks: int, tmp_path: Any
 ) -> None:
     """Deviations are outputs, not parameters."""
-    result = dppo.train(
-        small(
-            tmp_path / "run",
-            trunk=trunk,
-            state_dependent_std=True,
-            **actuated(kind),
-        )
-    )
+    settings = actuated(kind) | {"trunk": trunk, "state_dependent_std": True}
+    result = dppo.train(small(tmp_path / "run", **settings))
     assert dppo.load_policy(result.run_dir).weights.size == trunks * HIDDEN + 65 * outputs + 65
 
 
-@pytest.mark.parametrize("trunk", ["auto", "shared"])
 @pytest.mark.parametrize(
-    ("options", "task", "numbers", "log_std"),
+    ("settings", "components", "log_std"),
     [
-        ({"log_std_init": -1.5}, {"env_id": "Pendulum-v1"}, 1, -1.5),
-        ({}, {"env_id": "Pendulum-v1"}, 1, 0.0),
-        ({}, actuated("free"), 2, -0.5),
-        ({"log_std_init": 0.0}, actuated("free"), 2, 0.0),
+        ({"env_id": "Pendulum-v1", "log_std_init": -1.5, "trunk": "shared"}, 1, -1.5),
+        ({"env_id": "Pendulum-v1"}, 1, 0.0),
+        (actuated("free"), 2, -0.5),
+        (actuated("free") | {"trunk": "shared"}, 2, -0.5),
+        (actuated("free") | {"log_std_init": 0.0}, 2, 0.0),
     ],
     ids=str,
 )
 def test_the_first_deviation(
-    options: dict[str, Any],
-    task: dict[str, Any],
-    numbers: int,
-    log_std: float,
-    trunk: str,
-    tmp_path: Path,
+    settings: dict[str, Any], components: int, log_std: float, tmp_path: Path
 ) -> None:
-    """It shows in the entropy of the first update: log std + (1 + log(2 pi)) / 2 for each number."""
-    result = dppo.train(
-        small(tmp_path / "run", trunk=trunk, learning_rate=1e-12, **task, **options)
-    )
+    """It shows in the entropy of the first update: log std + (1 + log(2 pi)) / 2 for each component."""
+    short = {"learning_rate": 1e-12, "total_timesteps": 80}
+    result = dppo.train(small(tmp_path / "run", **short, **settings))
     each = log_std + 0.5 + 0.5 * math.log(2 * math.pi)
-    assert result.metrics[0]["losses/entropy"] == pytest.approx(numbers * each, abs=1e-4)
+    assert result.metrics[0]["losses/entropy"] == pytest.approx(components * each, abs=1e-4)
 
 
 @pytest.mark.parametrize(
@@ -191,14 +161,8 @@ def test_the_first_deviation(
             actuated("free") | {"action_bounds": "rescale"},
             "rescale: needs finite .*element 1.*between 0.0 and inf",
         ),
-        (
-            {"log_std_init": -1.0},
-            r"log_std_init=-1.0 has no effect.*Discrete\(2\)",
-        ),
-        (
-            {"state_dependent_std": True},
-            r"state_dependent_std=True has no effect.*Discrete\(2\)",
-        ),
+        ({"log_std_init": -1.0}, r"log_std_init=-1.0 has no effect.*Discrete\(2\)"),
+        ({"state_dependent_std": True}, r"state_dependent_std=True has no effect.*Discrete\(2\)"),
         (
             {"env_id": "Pendulum-v1", "action_mask": "info"},
             r"action_mask=info: has no effect on Box\[1\] actions",
@@ -233,38 +197,53 @@ def test_the_source_of_masks_does_not_change_the_result(tmp_path: Path) -> None:
     assert method.weights_sha256 == info.weights_sha256
 
 
+SHORT = {"total_timesteps": 80, "update_epochs": 1}
+OBS = np.zeros(2, np.float32)
+
+
+@pytest.fixture(scope="module")
+def policy_with_method(tmp_path_factory: pytest.TempPathFactory) -> dppo.Policy:
+    run_dir = tmp_path_factory.mktemp("method") / "run"
+    return dppo.load_policy(dppo.train(small(run_dir, **masked("method"), **SHORT)))
+
+
 def test_policies_with_masks_act_on_one_observation_and_on_many(
-    tmp_path: Path,
+    policy_with_method: dppo.Policy,
 ) -> None:
-    obs = np.zeros(2, np.float32)
-    several_obs = np.zeros((3, 2), np.float32)
-    policy = dppo.load_policy(dppo.train(small(tmp_path / "method", **masked("method"))).run_dir)
+    policy = policy_with_method
     for only in range(4):
         mask = np.arange(4) == only
-        assert policy.act(obs, action_mask=mask) == only
-        assert policy.act(several_obs, action_mask=np.stack([mask, mask, ~mask]))[:2].tolist() == [
-            only,
-            only,
-        ]
-        assert policy.act(obs, action_mask=~mask, generator=np.random.default_rng(only)) != only
-    for wrong, words in (
+        assert policy.act(OBS, action_mask=mask) == only
+        together = policy.act(np.stack([OBS] * 3), action_mask=np.stack([mask, mask, ~mask]))
+        assert together[:2].tolist() == [only, only]
+        assert policy.act(OBS, action_mask=~mask, generator=np.random.default_rng(only)) != only
+
+
+@pytest.mark.parametrize(
+    ("masks", "words"),
+    [
         ({}, r"action_mask is missing.*env\.action_masks\(\)"),
         ({"action_mask": np.ones(3)}, r"shape \(3,\) instead of \(4,\)"),
         ({"action_mask": np.zeros(4)}, "allows no action"),
         ({"action_mask": "all"}, "dtype"),
-    ):
-        with pytest.raises(ValueError, match=words):
-            policy.act(obs, **wrong)
-    policy = dppo.load_policy(dppo.train(small(tmp_path / "leaf", **masked("leaf"))).run_dir)
-    assert policy.act({"action_mask": np.array([0, 0, 1, 0]), "at": obs}) == 2
+    ],
+    ids=lambda value: str(value)[:30],
+)
+def test_a_policy_refuses_wrong_masks(
+    masks: Any, words: str, policy_with_method: dppo.Policy
+) -> None:
+    with pytest.raises(ValueError, match=words):
+        policy_with_method.act(OBS, **masks)
+
+
+def test_a_policy_takes_masks_from_where_it_was_trained_with_them(tmp_path: Path) -> None:
+    policy = dppo.load_policy(dppo.train(small(tmp_path / "leaf", **masked("leaf"), **SHORT)))
+    assert policy.act({"action_mask": np.array([0, 0, 1, 0]), "at": OBS}) == 2
     with pytest.raises(ValueError, match="reads masks from the observation"):
-        policy.act(
-            {"action_mask": np.ones(4, np.int8), "at": obs},
-            action_mask=np.ones(4),
-        )
-    policy = dppo.load_policy(dppo.train(small(tmp_path / "none", env_id="CartPole-v1")).run_dir)
+        policy.act({"action_mask": np.ones(4, np.int8), "at": OBS}, action_mask=np.ones(4))
+    without = small(tmp_path / "none", env_id="CartPole-v1", **SHORT)
     with pytest.raises(ValueError, match="trained without masks"):
-        policy.act(np.zeros(4), action_mask=np.ones(2))
+        dppo.load_policy(dppo.train(without)).act(np.zeros(4), action_mask=np.ones(2))
 
 
 @pytest.mark.proves("allows no action in its mask")
@@ -278,17 +257,9 @@ def test_a_mask_that_allows_nothing_is_named_with_its_place(source: str, tmp_pat
         dppo.train(small(tmp_path / "run", **masked(source, nothing_at=4)))
 
 
-def test_an_episode_without_allowed_actions_can_be_dropped(
-    tmp_path: Path,
-) -> None:
-    result = dppo.train(
-        small(
-            tmp_path / "run",
-            on_env_fault="rebuild",
-            env_faults="unlimited",
-            **masked("info", nothing_at=4),
-        )
-    )
+def test_an_episode_without_allowed_actions_can_be_dropped(tmp_path: Path) -> None:
+    faults = {"on_env_fault": "rebuild", "env_faults": "unlimited"}
+    result = dppo.train(small(tmp_path / "run", **masked("info", nothing_at=4), **faults))
     assert result.incidents["bad_step"] >= 4  # the second episode of each environment fails
 
 
@@ -326,37 +297,6 @@ def test_bad_masks_are_errors_that_say_where(case: str, tmp_path: Path) -> None:
         dppo.train(small(tmp_path / "run", env_id=make, **mask))
 
 
-def test_a_part_called_action_mask_that_is_none_is_refused(
-    tmp_path: Path,
-) -> None:
-    """It would be read as an observation, and the policy would take actions that it forbids."""
-
-    class OfElements(Masked):
-        def __init__(self) -> None:
-            super().__init__("leaf")
-            self.observation_space = gym.spaces.Dict(
-                action_mask=gym.spaces.MultiBinary((2, 2)),
-                at=gym.spaces.Box(-9, 9, (2,), np.float32),
-            )
-
-        def mask(self) -> np.ndarray:
-            return np.ones(4, bool)
-
-        def observation(self) -> Any:
-            return {
-                **super().observation(),
-                "action_mask": np.ones((2, 2), np.int8),
-            }
-
-    refusal = (
-        r"the part 'action_mask' of the observation does not fit Discrete\(4\) .* shape \(4,\), "
-        r"or use `action_mask="
-    )
-    with pytest.raises(ConfigError, match=refusal):
-        dppo.train(small(tmp_path / "run", env_id=OfElements))
-    assert dppo.train(small(tmp_path / "off", env_id=OfElements, action_mask="off")).episodes
-
-
 def test_a_mask_in_info_that_is_not_used_is_reported(tmp_path: Path) -> None:
     short = {"env_id": "Taxi-v4", "total_timesteps": 80}
     assert dppo.train(small(tmp_path / "auto", **short)).incidents == {"mask_not_used": 1}
@@ -371,25 +311,26 @@ def test_the_network_does_not_read_the_mask(tmp_path: Path) -> None:
     assert dppo.load_policy(result.run_dir).weights.size == 2 * HIDDEN + 65 * 4 + 65
 
 
-@pytest.mark.parametrize("world", [*SPACES, *SOURCES])
-@pytest.mark.parametrize("trunk", ["separate", "shared"])
-def test_first_ratio_is_one(world: str, trunk: Any) -> None:
-    made = masked(world) if world in SOURCES else actuated(world)
-    made |= {"action_bounds": "squash"} if world == "wide" else {}
-    made |= {
+@pytest.mark.parametrize(
+    "settings",
+    [*map(actuated, SPACES), *map(masked, SOURCES), *map(masked_in_parts, ["flat", "nested"])],
+    ids=str,
+)
+def test_first_ratio_is_one(settings: dict[str, Any]) -> None:
+    is_wide = settings["env_kwargs"].get("kind") == "wide"
+    bounds = {"action_bounds": "squash"} if is_wide else {}
+    settings = settings | {
         "num_samplers": 2,
         "envs_per_sampler": 2,
         "num_steps": 30,
-        "update_epochs": 1,
-        "minibatch_size": 120,
+        "norm_adv": False,
     }
-    samplers, trainer = parts_of(dppo.Config(**made, norm_adv=False, trunk=trunk))
-    trainer.load(
-        trainer.weights() + random_weights(trainer.model.spec, scale=0.3),
-        trainer.state(),
-    )
+    settings |= {"update_epochs": 1, "minibatch_size": 120, "trunk": "separate"}
+    samplers, trainer = parts_of(dppo.Config(**settings, **bounds))
+    weights = trainer.weights() + random_weights(trainer.model.spec, scale=0.3)
+    trainer.load(weights, trainer.state())
     _, segments = collect(samplers, PolicySnapshot(0, trainer.weights()))
-    assert (segments[0].masks is not None) == (world in SOURCES)
+    assert (segments[0].masks is not None) == ("kind" not in settings["env_kwargs"])
     batch = make_batch(segments, None, None, PPO())
     scored = trainer.model.forward(batch.obs, batch.actions, batch.masks)
     np.testing.assert_allclose(scored.policy.logprobs, batch.logprobs, atol=5e-5)

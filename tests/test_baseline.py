@@ -5,15 +5,18 @@ from __future__ import annotations
 import io
 import json
 import math
+import shutil
+from functools import partial
 from pathlib import Path
-from statistics import fmean, stdev
 from typing import Any
 
+import numpy as np
 import pytest
 from builders import make_config
 from recorder import Notes, Recorder
 from remedies import executes
 from rich.console import Console
+from worlds.plants import proportional
 
 import dppo
 from dppo.errors import CheckpointError, ConfigError, ControllerFault, NotBetter
@@ -22,6 +25,7 @@ from dppo.ppo.exchange.records import ControllerTurn, Episode, PolicySnapshot
 from dppo.records.terminal.panel import draw
 from dppo.records.terminal.plain import plain_line
 from dppo.records.terminal.view import View
+from dppo.run.baseline import Baseline
 
 ROWS = 40
 ITERATIONS = 4
@@ -47,18 +51,27 @@ def settings(run_dir: Path, **changes: Any) -> dppo.Config:
         "eval_episodes": EPISODES,
         "baseline": "worlds.plants:proportional",
     }
-    values = base | changes
-    return make_config({name: value for name, value in values.items() if value is not None})
+    merged = base | changes
+    return make_config({name: value for name, value in merged.items() if value is not None})
+
+
+def stopped(run_dir: Path, **changes: Any) -> dppo.Result:
+    """Train a run until its third iteration."""
+    config = settings(run_dir, **changes)
+    return dppo.train(config, observers=[Recorder(interrupt_at=3)])
+
+
+def resumed(run_dir: Path, **changes: Any) -> dppo.Result:
+    return dppo.train(settings(run_dir, **changes), resume=run_dir)
 
 
 def compared(result: dppo.Result) -> list[dict[str, float]]:
     """Return the metrics of each evaluation that are about the baseline."""
-    rows = []
-    for row in result.metrics:
-        if "eval/iteration" in row:
-            keys = [key for key in row if key.startswith("eval/baseline")]
-            rows.append({key: row[key] for key in keys})
-    return rows
+    return [
+        {key: value for key, value in row.items() if key.startswith("eval/baseline")}
+        for row in result.metrics
+        if "eval/iteration" in row
+    ]
 
 
 class Counted:
@@ -94,13 +107,12 @@ def test_differences_are_those_of_the_same_episodes(whole: dppo.Result) -> None:
     for number, row in zip((2, 4), compared(whole), strict=True):
         path = whole.run_dir / f"checkpoints/iter_{number:06d}.safetensors"
         policy = dppo.evaluate(path, episodes=EPISODES, seed=1, trust=True)
-        pairs = zip(policy.returns, played.returns, strict=True)
-        differences = [mine - theirs for mine, theirs in pairs]
-        margin = 2.7764451 * stdev(differences) / math.sqrt(EPISODES)
+        differences = np.subtract(policy.returns, played.returns)
+        margin = 2.7764451 * differences.std(ddof=1) / math.sqrt(EPISODES)
         assert row["eval/baseline_return"] == played.mean_return
-        assert row["eval/baseline_difference"] == pytest.approx(fmean(differences))
-        assert row["eval/baseline_difference_low"] == pytest.approx(fmean(differences) - margin)
-        assert row["eval/baseline_difference_high"] == pytest.approx(fmean(differences) + margin)
+        assert row["eval/baseline_difference"] == pytest.approx(differences.mean())
+        assert row["eval/baseline_difference_low"] == pytest.approx(differences.mean() - margin)
+        assert row["eval/baseline_difference_high"] == pytest.approx(differences.mean() + margin)
         assert row["eval/baseline_pairs"] == EPISODES
     comparison = whole.baseline
     assert comparison is not None
@@ -113,34 +125,21 @@ def test_differences_are_those_of_the_same_episodes(whole: dppo.Result) -> None:
 def test_a_resumed_run_does_not_play_the_baseline_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    run = tmp_path / "run"
     counted = Counted(monkeypatch)
-    first = dppo.train(settings(run), observers=[Recorder(interrupt_at=3)])
+    [first] = compared(stopped(tmp_path / "run"))
+    [last] = compared(resumed(tmp_path / "run"))
     assert counted.episodes == [*range(EPISODES)]
-    assert len(compared(first)) == 1
-    resumed = dppo.train(settings(run), resume=run)
-    assert counted.episodes == [*range(EPISODES)]
-    [last] = compared(resumed)
-    assert last["eval/baseline_return"] == compared(first)[0]["eval/baseline_return"]
+    assert last["eval/baseline_return"] == first["eval/baseline_return"]
 
 
-@pytest.mark.parametrize(
-    "change",
-    [
-        "controller",
-        "file",
-        "arguments",
-    ],
-)
+@pytest.mark.parametrize("change", ["controller", "file", "arguments"])
 def test_the_baseline_is_played_again_if_it_or_its_environment_changes(
     change: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    run = tmp_path / "run"
     file = tmp_path / f"controller_{change}.py"
     file.write_text(CONTROLLER.format(gain=2.0))
     counted = Counted(monkeypatch)
-    config = settings(run, baseline=f"{file}:act")
-    first = dppo.train(config, observers=[Recorder(interrupt_at=3)])
+    first = stopped(tmp_path / "run", baseline=f"{file}:act")
     changes: dict[str, Any] = {"baseline": f"{file}:act"}
     if change == "controller":
         changes["baseline"] = "worlds.plants:Integrating"
@@ -148,49 +147,35 @@ def test_the_baseline_is_played_again_if_it_or_its_environment_changes(
         file.write_text(CONTROLLER.format(gain=3.0))
     else:
         changes["eval_env_kwargs"] = {"target": 0.4}
-    resumed = dppo.train(settings(run, **changes), resume=run)
+    again = resumed(tmp_path / "run", **changes)
     assert counted.episodes == [*range(EPISODES)] * 2
-    stored = json.loads((run / "baseline.json").read_text())
+    stored = json.loads((tmp_path / "run" / "baseline.json").read_text())
     assert stored["baseline"] == changes["baseline"]
-    assert compared(resumed) != compared(first)
+    assert compared(again) != compared(first)
 
 
-@pytest.mark.parametrize(
-    "content",
-    [
-        "",
-        "[]",
-        "{",
-        '{"returns": null}',
-        '{"returns": [1e999]}',
-    ],
-)
+@pytest.mark.parametrize("content", ["", "[]", "{", '{"returns": null}', '{"returns": [1e999]}'])
 def test_a_damaged_file_of_the_baseline_counts_as_none(
-    content: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    content: str, tmp_path: Path, whole: dppo.Result
 ) -> None:
-    run = tmp_path / "run"
-    dppo.train(settings(run), observers=[Recorder(interrupt_at=3)])
-    (run / "baseline.json").write_text(content)
-    counted = Counted(monkeypatch)
-    dppo.train(settings(run), resume=run)
-    assert counted.episodes == [*range(EPISODES)]
+    def is_over() -> bool:
+        return Baseline(settings(tmp_path / "run"), tmp_path, paired=True).is_over
+
+    shutil.copy(whole.run_dir / "baseline.json", tmp_path)
+    assert is_over()
+    (tmp_path / "baseline.json").write_text(content)
+    assert not is_over()
 
 
 def test_an_object_has_no_version_and_is_played_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from worlds.plants import proportional
-
-    def act(obs: Any) -> Any:
-        return proportional(obs)
-
-    run = tmp_path / "run"
     counted = Counted(monkeypatch)
-    config = settings(run, baseline=act)
-    dppo.train(config, observers=[Recorder(interrupt_at=3)])
-    dppo.train(config, resume=run)
+    baseline = partial(proportional)
+    stopped(tmp_path / "run", baseline=baseline)
+    resumed(tmp_path / "run", baseline=baseline)
     assert counted.episodes == [*range(EPISODES)] * 2
-    assert not (run / "baseline.json").exists()
+    assert not (tmp_path / "run" / "baseline.json").exists()
 
 
 def test_a_nondeterministic_environment_is_compared_without_pairs(tmp_path: Path) -> None:
@@ -228,14 +213,7 @@ def test_a_controller_that_fails_ends_the_run_before_training(
     assert recorder.rows == []
 
 
-@pytest.mark.parametrize(
-    "baseline",
-    [
-        "worlds.plants:none",
-        "nowhere:PI",
-        "PI",
-    ],
-)
+@pytest.mark.parametrize("baseline", ["worlds.plants:none", "nowhere:PI", "PI"])
 def test_a_controller_that_cannot_be_found_is_refused_before_anything_starts(
     baseline: Any, tmp_path: Path
 ) -> None:
@@ -250,6 +228,8 @@ EVALUATED = {
     "eval/episodes": 4,
     "eval/global_step": 32,
     "eval/episodic_return": 12.5,
+    "eval/return_std": 2.5,
+    "eval/episodic_length": 20.0,
     "eval/baseline_return": 10.0,
     "eval/baseline_difference": 2.5,
     "eval/baseline_difference_low": -0.5,
@@ -258,16 +238,19 @@ EVALUATED = {
 }
 
 
-def test_displays_show_the_difference_and_its_interval() -> None:
+def test_displays_show_the_last_evaluation_the_difference_and_its_interval() -> None:
     view = View(total_steps=1000)
     view.add_row(EVALUATED)
+    view.add_row({"global_step": 128, "charts/episodes": 1})
     line = plain_line(view)
     assert "eval 12.5, baseline 10.0, difference +2.50 (95 % -0.500 to +5.50)" in line
     with Console(width=90, file=io.StringIO(), record=True) as console:
         console.print(draw(view, 90, 0.0))
-    text = console.export_text()
-    panel = next(line for line in text.splitlines() if " baseline " in line)
-    assert panel.split()[2:] == [
+    lines = [line.split() for line in console.export_text().splitlines() if " " in line.strip()]
+    panel = {words[1]: words[2:-1] for words in lines}
+    evaluation = "12.5 +- 2.50 after 32 steps length 20.0 4 episodes"
+    assert panel["eval"] == evaluation.split()
+    assert panel["baseline"] == [
         "10.0",
         "difference",
         "+2.50",
@@ -278,7 +261,6 @@ def test_displays_show_the_difference_and_its_interval() -> None:
         "+5.50",
         "4",
         "pairs",
-        "│",
     ]
 
 
@@ -324,12 +306,10 @@ def test_never_worse_deploys_the_best_policy_that_is_shown_to_be_better(
     assert difference is not None
     # differences 2, 1, 2, 1, 2: mean 1.6, variance 0.3
     margin = 2.7764451 * math.sqrt(0.3 / 5)
-    assert difference.mean == pytest.approx(1.6)
-    assert difference.low == pytest.approx(1.6 - margin)
-    assert difference.high == pytest.approx(1.6 + margin)
-    assert any(
-        "Deployed by never_worse: the policy of iter_000002" in line for line in result.notes
-    )
+    interval = (difference.low, difference.mean, difference.high)
+    assert interval == pytest.approx((1.6 - margin, 1.6, 1.6 + margin))
+    deployed = "Deployed by never_worse: the policy of iter_000002"
+    assert any(deployed in line for line in result.notes)
 
 
 @executes("policies/deployed.py: To use the policy all the same, pass {}")
@@ -371,25 +351,22 @@ def test_a_damaged_best_json_is_refused(tmp_path: Path, monkeypatch: pytest.Monk
 def test_never_worse_can_be_asked_for_when_a_run_is_resumed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    run = tmp_path / "run"
     play_as(monkeypatch, {2: UNCLEAR, 4: BETTER})
-    dppo.train(settings(run), observers=[Recorder(interrupt_at=3)])
-    assert best_json(run)["iteration"] == 2
-    dppo.train(settings(run, never_worse=True), resume=run)
-    assert dppo.load_policy(run).state["iteration"] == 4
+    stopped(tmp_path / "run")
+    assert best_json(tmp_path / "run")["iteration"] == 2
+    resumed(tmp_path / "run", never_worse=True)
+    assert dppo.load_policy(tmp_path / "run").state["iteration"] == 4
 
 
 def test_a_difference_from_another_controller_is_not_kept(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    run = tmp_path / "run"
     play_as(monkeypatch, {2: BETTER, 4: WORSE})
-    dppo.train(settings(run, never_worse=True), observers=[Recorder(interrupt_at=3)])
-    assert dppo.load_policy(run).state["iteration"] == 2
-    other = settings(run, never_worse=True, baseline="worlds.plants:Integrating")
-    resumed = dppo.train(other, resume=run)
-    assert resumed.baseline is not None
-    assert resumed.baseline.deployed == "baseline"
+    stopped(tmp_path / "run", never_worse=True)
+    assert dppo.load_policy(tmp_path / "run").state["iteration"] == 2
+    again = resumed(tmp_path / "run", never_worse=True, baseline="worlds.plants:Integrating")
+    assert again.baseline is not None
+    assert again.baseline.deployed == "baseline"
 
 
 # ------------------------------------------------------------------ on Ray

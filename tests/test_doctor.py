@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import random
 import re
@@ -38,16 +37,21 @@ from dppo.tools.doctor.run_findings import PHASES, of_run
 from dppo.tools.doctor.speed import Collecting, Facts, advice, iteration_s, plans, recommended
 
 Capture = pytest.CaptureFixture[str]
-SICK = "worlds.sick:Sick"
 
 
-def config_of(disease: str, **settings: Any) -> Config:
+@pytest.fixture(autouse=True)
+def few_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(examination, "MAX_STEPS", 50)
+
+
+def config_of(env_id: Any = "worlds.sick:Sick", **settings: Any) -> Config:
     sizes = {"num_samplers": 1, "num_steps": 16, "update_epochs": 1}
-    return make_config({"env_id": SICK, "env_kwargs": {"disease": disease}, **sizes, **settings})
+    return make_config({"env_id": env_id, **sizes, **settings})
 
 
-def found_in(config: Config) -> list[str]:
-    """Examine an environment in this process."""
+def examined(env_id: Any = "worlds.sick:Sick", **settings: Any) -> list[str]:
+    """Examine an environment in this process, and return the findings."""
+    config = config_of(env_id, **settings)
     facts: Facts = {}
     Sick.instances = 0
     calls = Counter[str]()
@@ -107,12 +111,11 @@ DISEASES: dict[str, tuple[str, ...]] = {  # what is found, besides Gymnasium's o
 @pytest.mark.parametrize("disease", DISEASES)
 def test_a_disease_is_found(disease: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.chdir(tmp_path)  # and back, wherever an environment goes
-    monkeypatch.setattr(examination, "MAX_STEPS", 50)
     # of a process of its own
     monkeypatch.setattr(Examination, "_elsewhere", lambda examination: True)
     texts = [
         text
-        for text in found_in(config_of(disease))
+        for text in examined(env_kwargs={"disease": disease})
         if "Gymnasium's checker" not in text
         and f"note: {ZERO} and {RANDOM} get the same" not in text
     ]
@@ -121,38 +124,20 @@ def test_a_disease_is_found(disease: str, monkeypatch: pytest.MonkeyPatch, tmp_p
         assert text.startswith(expected)
 
 
+MAPPED = "note: Actions lie between 0.2 and 1: [-1, 1] of the policy is mapped to these bounds"
+CLIPPED = (
+    "warning: actions lie between 0.2 and 1, and the policy, which starts around 0, is clipped to them: it may "
+    "stay at a bound. Use --action-bounds rescale"
+)
+
+
 @pytest.mark.parametrize(
-    ("bounds", "expected"),
-    [
-        (
-            "auto",
-            "note: Actions lie between 0.2 and 1: [-1, 1] of the policy is mapped to these bounds",
-        ),
-        (
-            "clip",
-            "warning: actions lie between 0.2 and 1, and the policy, which starts around 0, is clipped to them: it may "
-            "stay at a bound. Use --action-bounds rescale",
-        ),
-        ("rescale", "note: Actions lie between 0.2 and 1"),
-        ("squash", None),
-    ],
+    ("bounds", "expected"), [("auto", [MAPPED]), ("clip", [CLIPPED]), ("squash", [])]
 )
-def test_the_bounds_of_actions_are_reported(
-    bounds: str, expected: str | None, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(examination, "MAX_STEPS", 20)
-    valve: dict[str, Any] = {"env_id": "worlds.acting:Actuated", "env_kwargs": {"kind": "valve"}}
-    texts = found_in(
-        make_config({**valve, "action_bounds": bounds, "num_samplers": 1, "num_steps": 16})
-    )
-    told = [text for text in texts if "ctions lie between" in text]
-    assert len(told) == (expected is not None)
-    assert expected is None or told[0].startswith(expected)
-
-
-FAULTY = make_config(
-    {"env_id": "worlds.faulty:Unreliable", "num_samplers": 1, "num_steps": 16, "update_epochs": 1}
-)
+def test_the_bounds_of_actions_are_reported(bounds: str, expected: list[str]) -> None:
+    texts = examined("worlds.acting:Actuated", env_kwargs={"kind": "valve"}, action_bounds=bounds)
+    reported = [text for text in texts if "ctions lie between" in text]
+    assert [text[: len(start)] for text, start in zip(reported, expected, strict=True)] == expected
 
 
 @pytest.mark.parametrize(
@@ -162,40 +147,31 @@ def test_faults_are_counted_and_lead_to_settings_with_which_a_run_goes_on(
     steps: float, resets: float, kinds: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(examination, "MAX_STEPS", 150)
-    config = dataclasses.replace(
-        FAULTY, env_kwargs={"steps": steps, "resets": resets, "kinds": kinds}
+    env = partial(
+        examined,
+        "worlds.faulty:Unreliable",
+        env_kwargs={"steps": steps, "resets": resets, "kinds": kinds},
     )
-    fault, same, *_ = found_in(config)
+    fault, same, *_ = env()
     assert fault.startswith("error: sampler 0 (worlds.faulty:Unreliable), env 0: ")
-    first = fault.splitlines()[0]
     last = fault.splitlines()[-1]
-    assert "(seed " in first
-    counted = re.match(r"It is the first of (\d+) faults in (\d+) steps", last)
-    assert counted
-    assert 0.5 < int(counted[1]) / int(counted[2]) / (steps + resets * steps) < 2
-    assert (
-        "With on_env_fault=auto, env_faults=10/h: 100% of runs end in their first 100 env steps"
-        in last
-    )
-    assert same.startswith(f"ok: the same seed and actions give the same {counted[2]} steps"), (
+    counts = re.match(r"It is the first of (\d+) faults in (\d+) steps", last)
+    assert counts
+    assert 0.5 < int(counts[1]) / int(counts[2]) / (steps + resets * steps) < 2
+    assert "env_faults=10/h: 100% of runs end in their first 100 env steps" in last
+    assert same.startswith(f"ok: the same seed and actions give the same {counts[2]} steps"), (
         "their faults, too"
     )
-    advised = re.search(r"With --on-env-fault rebuild --env-faults (\d+/h), a run goes on", last)
+    advised = re.search(r"With --on-env-fault rebuild --env-faults (\d+)/h, a run goes on", last)
     assert advised
-    again = dataclasses.replace(
-        config, on_env_fault="rebuild", env_faults=advised[1].replace("/h", "00/h")
-    )
-    fault, *_ = found_in(again)
+    fault, *_ = env(on_env_fault="rebuild", env_faults=f"{advised[1]}00/h")
     assert fault.startswith("warning: sampler 0")
     assert fault.endswith("A run goes on after each.")
 
 
-def test_faults_that_follow_from_no_seed_end_a_comparison_and_not_the_examination(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(examination, "MAX_STEPS", 50)
+def test_faults_that_follow_from_no_seed_end_a_comparison_and_not_the_examination() -> None:
     random.seed(1)
-    faults, unlike, *further = found_in(config_of("flaky"))
+    faults, unlike, *further = examined(env_kwargs={"disease": "flaky"})
     assert "ConnectionError in step), about" in faults
     assert unlike.startswith(
         "warning: faults do not follow from seed and actions, as others happened in a new instance"
@@ -203,48 +179,35 @@ def test_faults_that_follow_from_no_seed_end_a_comparison_and_not_the_examinatio
     assert not any(text.startswith(AGAIN) for text in further)
 
 
-ROWS: dict[str, dict[str, Any]] = {
-    "agents": {"env_id": "worlds.joint:agents"},
-    "those that fail": {"env_id": "worlds.joint:agents", "env_kwargs": {"fails_at": 5}},
-    "a vector": {"env_id": "worlds.joint:vector"},
-    "one that resets by itself": {
-        "env_id": "worlds.joint:Native",
-        "env_kwargs": {"mode": "NextStep"},
-    },
-}
-
-
-@pytest.mark.parametrize("name", ROWS)
-def test_environments_of_several_rows_are_examined(
-    name: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(examination, "MAX_STEPS", 50)
-    texts = found_in(dataclasses.replace(FAULTY, envs_per_sampler=3, **ROWS[name]))
+@pytest.mark.parametrize(
+    ("env_id", "env_kwargs"),
+    [
+        ("agents", {}),
+        ("agents", {"fails_at": 5}),
+        ("vector", {}),
+        ("Native", {"mode": "NextStep"}),  # it resets its rows by itself
+    ],
+    ids=str,
+)
+def test_environments_of_several_rows_are_examined(env_id: str, env_kwargs: Any) -> None:
+    texts = examined(f"worlds.joint:{env_id}", env_kwargs=env_kwargs, envs_per_sampler=3)
     assert any(text.startswith("note: 3 rows step at once") for text in texts), texts
-    repeated = [text for text in texts if "the same seed and actions give the same" in text]
-    declared = [text for text in texts if text.startswith("note: it is declared nondeterministic")]
-    assert (len(repeated), len(declared)) == ((0, 1) if "itself" in name else (1, 0)), texts
-    assert any("OSError in step" in text for text in texts) == ("fail" in name)
+    repeated = any("the same seed and actions give the same" in text for text in texts)
+    declared = any(text.startswith("note: it is declared nondeterministic") for text in texts)
+    assert (repeated, declared) == (env_id != "Native", env_id == "Native"), texts
+    assert any("OSError in step" in text for text in texts) == ("fails_at" in env_kwargs)
 
 
 @pytest.mark.parametrize(
     ("partial", "expected"),
     [
         (False, "ok: another instance goes on in the same way after set_state"),
-        (
-            True,
-            "warning: after set_state in another instance: it differs at step 1. Return from get_state all",
-        ),
+        (True, "warning: after set_state in another instance: it differs at step 1. Return from"),
     ],
 )
-def test_a_state_that_is_not_whole_is_found(
-    partial: bool, expected: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(examination, "MAX_STEPS", 50)
+def test_a_state_that_is_not_whole_is_found(partial: bool, expected: str) -> None:
     kwargs = {"disease": "hidden state", "partial": partial}
-    texts = found_in(
-        dataclasses.replace(config_of("none"), env_id="worlds.sick:Saved", env_kwargs=kwargs)
-    )
+    texts = examined("worlds.sick:Saved", env_kwargs=kwargs)
     assert any(text.startswith(expected) for text in texts), texts
 
 
@@ -258,20 +221,13 @@ def test_the_update_that_is_timed_is_that_of_the_run(
             plans.append(plan)
             super().__init__(plan, *args)
 
-    monkeypatch.setattr(examination, "MAX_STEPS", 50)
     monkeypatch.setattr(trainers, "LocalTrainer", Recorded)
-    sizes = {
-        "num_samplers": 1,
-        "num_steps": 16,
-        "total_timesteps": 16,
-        "progress": "off",
-        "run_dir": tmp_path / "run",
-    }
-    config = make_config({"env_id": "Pendulum-v1", **sizes})
-    found_in(config)
-    dppo.train(config)
-    examined, trained = (plan.ppo for plan in plans)
-    assert examined == trained
+    settings: dict[str, Any] = {"update_epochs": 4, "total_timesteps": 16, "progress": "off"}
+    settings["run_dir"] = tmp_path / "run"
+    examined("Pendulum-v1", **settings)
+    dppo.train(config_of("Pendulum-v1", **settings))
+    timed, trained = (plan.ppo for plan in plans)
+    assert timed == trained
     assert (trained.norm_adv, trained.target_kl) == (False, 0.04)
 
 
@@ -325,19 +281,17 @@ FACTS: list[tuple[Facts, dict[str, Any], str]] = [
 
 @pytest.mark.parametrize(("facts", "settings", "text"), FACTS)
 def test_facts_lead_to_a_finding(facts: Facts, settings: dict[str, Any], text: str) -> None:
-    texts = [finding for _, finding in findings(PLAYED | facts, config_of("none", **settings))]
+    texts = [finding for _, finding in findings(PLAYED | facts, config_of(**settings))]
     assert len(texts) == bool(text), texts
     assert "".join(texts).startswith(text)
 
 
 @executes("tools/doctor/findings.py: Use --env-state own, which sets its own state instead")
 def test_endless_episodes_of_an_environment_with_a_state_need_no_replays() -> None:
-    texts = [text for _, text in findings(PLAYED | {"lengths": [], "state": ""}, config_of("none"))]
-    assert texts[1].endswith(
-        "so that replays take ever longer. Use --env-state own, which sets its own state instead"
-    )
-    config = config_of("none", env_state="own")
-    assert len([*findings(PLAYED | {"lengths": [], "state": ""}, config)]) == 1
+    facts: Facts = PLAYED | {"lengths": [], "state": ""}
+    texts = [text for _, text in findings(facts, config_of())]
+    assert texts[1].endswith("Use --env-state own, which sets its own state instead")
+    assert len([*findings(facts, config_of(env_state="own"))]) == 1
 
 
 class Overshoots(gym.Env[Any, Any]):
@@ -375,9 +329,7 @@ def test_steps_that_are_played_back_are_checked_as_in_a_run(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(examination, "MAX_STEPS", 100)
-    texts = found_in(
-        dataclasses.replace(config_of("none", num_samplers=4), env_id=Overshoots, env_kwargs={})
-    )
+    texts = examined(Overshoots, num_samplers=4)
     assert any("1.00999" in text for text in texts)
     assert not any(text.startswith("error") for text in texts), texts
 
@@ -386,26 +338,24 @@ def test_the_memory_of_the_network_and_of_the_examination_is_not_that_of_the_env
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(examination, "MAX_STEPS", 150)
-    config = dataclasses.replace(config_of("none", image_features=64), env_id=Camera, env_kwargs={})
     facts = Facts()
     calls = dict.fromkeys(("make", "done", "reset", "step"), int)
+    config = config_of(Camera, image_features=64)
     Examination(config, 30, lambda **new: facts.update(new), calls).run()
     assert facts["env_mb"] < 20
     assert facts["leak_mb"] == 0
 
 
 def test_without_memory_for_any_plan_there_is_still_one() -> None:
-    few = {"num_samplers": 4, "num_actors": 2, "num_learners": 2}
     facts = {**WAITS, "env_mb": 3000, "available_mb": 6400}
-    config = config_of("none", **few)
+    config = config_of(num_samplers=4, num_actors=2, num_learners=2)
     assert recommended(facts, config) in [*plans(facts, config)]
 
 
 def test_a_hang_in_close_does_not_call_for_actors() -> None:
     facts = {**WAITS, "stage": "closing", "hung": "closing has not returned for 60 s"}
-    config = config_of("none")
-    assert recommended(facts, config).actors == 0
-    assert next(text for _, text in findings(facts, config)).endswith(
+    assert recommended(facts, config_of()).actors == 0
+    assert next(text for _, text in findings(facts, config_of())).endswith(
         "Give it a timeout: a run leaves it alone"
     )
 
@@ -416,7 +366,7 @@ def test_a_hang_in_close_does_not_call_for_actors() -> None:
     ids=str,
 )
 def test_what_ends_a_run_without_actors_leads_to_actors(fact: Facts) -> None:
-    config = config_of("none", num_samplers=8)
+    config = config_of(num_samplers=8)
     facts = {**WAITS, "busy": 0.1}
     assert recommended(facts, config).actors == 0
     assert recommended(facts | fact, config).actors >= 1
@@ -436,20 +386,18 @@ class SharesMemory(Overshoots):
 def test_pythons_own_process_is_not_left_by_the_environment(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(examination, "MAX_STEPS", 50)
     tracker = resource_tracker.ResourceTracker()
     monkeypatch.setattr(resource_tracker, "_resource_tracker", tracker)
     try:
-        texts = found_in(dataclasses.replace(config_of("none"), env_id=SharesMemory, env_kwargs={}))
+        texts = examined(SharesMemory)
     finally:
         for child in SharesMemory.children:
             child.kill()
             child.wait()
         tracker._stop()  # type: ignore[attr-defined]
-    left = [text for text in texts if "close() leaves" in text]
-    assert len(left) == 1
-    assert "python" not in left[0]
-    assert f"leaves {len(SharesMemory.children)} of its processes" in left[0]
+    [left] = [text for text in texts if "close() leaves" in text]
+    assert "python" not in left
+    assert f"leaves {len(SharesMemory.children)} of its processes" in left
 
 
 class OnPort(Overshoots):
@@ -467,58 +415,26 @@ class OnPort(Overshoots):
         self.ports[self.port] -= 1
 
 
-def test_a_second_instance_may_need_another_place(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(examination, "MAX_STEPS", 50)
-    texts = found_in(dataclasses.replace(config_of("none"), env_id=OnPort, env_kwargs={}))
+def test_a_second_instance_may_need_another_place() -> None:
+    texts = examined(OnPort)
     assert any(text.startswith("ok: the same seed and actions give the same ") for text in texts)
     assert not any(text.startswith("error") for text in texts), texts
 
 
 ALONE = {"single": "PermissionError: only one", "elsewhere": True}
-COMMANDS: list[
-    tuple[str, Facts, set[str], set[str]]
-] = [  # flags, facts, flags of the command, and those left out
-    (
-        "--num-actors 2 --backup-requests",
-        {},
-        {"--env-threads"},
-        {"--backup-requests", "--num-actors"},
-    ),
-    ("--num-actors 2 --num-learners 2", {}, {"--num-learners", "--num-actors"}, set()),
-    ("--num-actors 2 --eval-every 5000 --eval-actors 2", {}, {"--eval-every"}, {"--eval-actors"}),
-    ("--total-timesteps 1e6", {"leak_mb": 50.0}, {"--recycle-after", "--num-actors"}, set()),
-    ("--num-samplers 4", {"leak_mb": 50.0, "env_mb": 3000}, {"--recycle-after", "24GB"}, {"2GB"}),
-    (
-        "--num-actors 2 --recycle-after 9GB",
-        {"leak_mb": 50.0},
-        {"--recycle-after", "9GB", "--num-actors"},
-        {"2GB"},
-    ),
-    ("--env-threads", ALONE, {"--num-actors", "--samplers-per-actor", "8", "1"}, {"--env-threads"}),
-    (
-        "--standby-envs 1",
-        ALONE,
-        {"--samplers-per-actor", "--num-actors", "8"},
-        {"--standby-envs", "--env-threads"},
-    ),
-    (
-        "--backup-requests --num-actors 2",
-        ALONE,
-        {"--samplers-per-actor", "--num-actors", "8"},
-        {"--backup-requests"},
-    ),
-    (
-        "--samplers-per-actor 4 --num-actors 2",
-        {},
-        {"--samplers-per-actor", "--num-actors"},
-        {"--env-threads"},
-    ),
-    (
-        "--config own.yaml",
-        {"busy": 1, "own_busy": 1, "cpus": 1},
-        {"--config", "--num-actors"},
-        {"--env-threads"},
-    ),
+LEAKS: Facts = {"leak_mb": 50.0}
+COMMANDS: list[tuple[str, Facts, str, str]] = [
+    # flags, facts, words of the command, and words that it leaves out
+    ("--num-actors 2 --backup-requests", {}, "--env-threads", "--backup-requests --num-actors"),
+    ("--num-actors 2 --num-learners 2", {}, "--num-learners --num-actors", ""),
+    ("--num-actors 2 --eval-every 5000 --eval-actors 2", {}, "--eval-every", "--eval-actors"),
+    ("--total-timesteps 1e6", LEAKS, "--recycle-after --num-actors", ""),
+    ("--num-samplers 4", LEAKS | {"env_mb": 3000}, "--recycle-after 24GB", "2GB"),
+    ("--num-actors 2 --recycle-after 9GB", LEAKS, "--recycle-after 9GB --num-actors", "2GB"),
+    ("--env-threads", ALONE, "--num-actors --samplers-per-actor 8 1", "--env-threads"),
+    ("--standby-envs 1", ALONE, "--samplers-per-actor --num-actors 8", "--standby-envs"),
+    ("--samplers-per-actor 4 --num-actors 2", {}, "--samplers-per-actor", "--env-threads"),
+    ("--config own.yaml", {"busy": 1, "own_busy": 1, "cpus": 1}, "--config", "--env-threads"),
 ]
 
 
@@ -528,8 +444,8 @@ COMMANDS: list[
 def test_the_command_that_is_printed_is_accepted_and_is_what_is_recommended(
     flags: str,
     facts: Facts,
-    named: set[str],
-    left_out: set[str],
+    named: str,
+    left_out: str,
     tmp_path: Path,
     capsys: Capture,
     monkeypatch: pytest.MonkeyPatch,
@@ -539,17 +455,15 @@ def test_the_command_that_is_printed_is_accepted_and_is_what_is_recommended(
     facts = {**WAITS, "stage": "over", "output": 0, **facts}
     monkeypatch.setattr("dppo.tools.doctor.watching.examine", lambda *_: facts)
     assert main(["doctor", "CartPole-v1", *flags.split(), "--json"]) == 0
-    report = json.loads(capsys.readouterr().out)
-    words = shlex.split(report["command"])[2:]
-    assert named <= set(words)
-    assert not left_out & set(words)
-    settings = parse(words).settings
+    words = shlex.split(json.loads(capsys.readouterr().out)["command"])[2:]
+    assert {*named.split()} <= {*words}
+    assert not {*left_out.split()} & {*words}
     best = recommended(facts, make_config(parse(["CartPole-v1", *flags.split()]).settings))
-    config = make_config(settings)
+    config = make_config(parse(words).settings)
     assert (config.num_actors, config.env_threads) == (best.actors, best.threads)
 
 
-@pytest.mark.parametrize("seconds", ["0", "nan", "inf", "-1"])
+@pytest.mark.parametrize("seconds", ["0", "nan"])
 def test_the_time_is_more_than_nothing(seconds: str, capsys: Capture) -> None:
     assert main(["doctor", "CartPole-v1", "--seconds", seconds]) == 2
     assert f"seconds={seconds}: must be a finite number above 0." in capsys.readouterr().err
@@ -559,41 +473,31 @@ WAITS: Facts = {
     "step": {"mean": 0.01}, "reset": {"mean": 0.0}, "lengths": [], "busy": 0.0, "own_busy": 0.0, "collect_s": 0.0,
     "update_s": 0.0, "cpus": 2, "available_mb": 1e6, "env_mb": 0,
 }  # fmt: skip
-WORLDS: list[tuple[str, Facts, dict[str, Any], dict[tuple[int, bool], float], tuple[int, bool]]] = [
-    # with 8 samplers: facts, settings, speed-ups by actors and threads, what is recommended
+WORLDS: list[tuple[str, Facts, dict[tuple[int, bool], float], tuple[int, bool]]] = [
+    # with 8 samplers: facts, speed-ups by actors and threads, what is recommended
     (
         "a simulator that waits",
-        {},
         {},
         {(1, False): 1, (4, False): 4, (8, False): 8, (64, False): 64},
         (0, True),
     ),
-    (
-        "one that computes",
-        {"busy": 1, "own_busy": 1},
-        {},
-        {(1, False): 1, (2, False): 2, (8, False): 2},
-        (2, False),
-    ),
+    ("one that computes", {"busy": 1, "own_busy": 1}, {(1, False): 1, (8, False): 2}, (2, False)),
     (
         "one that costs nothing",
         {"step": {"mean": 1e-6}, "update_s": 0.1},
-        {},
         {(8, False): 0.84},
         (0, False),
     ),
-    ("SGD that takes as long", {"update_s": 5.12}, {}, {(8, False): 10.24 / 5.76}, (0, True)),
+    ("SGD that takes as long", {"update_s": 5.12}, {(8, False): 10.24 / 5.76}, (0, True)),
     (
         "threads of one Python lock",
         {"busy": 0.4, "own_busy": 0.4},
-        {},
         {(0, True): 2.5, (8, False): 5},
         (2, True),
     ),
     (
         "little memory",
         {"busy": 1, "own_busy": 1, "available_mb": 100},
-        {},
         {(2, False): 2},
         (0, False),
     ),
@@ -601,38 +505,28 @@ WORLDS: list[tuple[str, Facts, dict[str, Any], dict[tuple[int, bool], float], tu
 
 
 @pytest.mark.parametrize(
-    ("name", "facts", "settings", "speed_ups", "best"), WORLDS, ids=[case[0] for case in WORLDS]
+    ("name", "facts", "speed_ups", "best"), WORLDS, ids=[case[0] for case in WORLDS]
 )
 def test_the_model_predicts(
     name: str,
     facts: Facts,
-    settings: dict[str, Any],
     speed_ups: dict[tuple[int, bool], float],
     best: tuple[int, bool],
 ) -> None:
     facts = WAITS | facts
-    config = make_config({"env_id": "x:y", "num_samplers": 8, "num_steps": 64, **settings})
-    speeds = {
-        (candidate.actors, candidate.threads): candidate.speed for candidate in plans(facts, config)
-    }
+    config = make_config({"env_id": "x:y", "num_samplers": 8, "num_steps": 64})
+    speeds = {(plan.actors, plan.threads): plan.speed for plan in plans(facts, config)}
     for plan, expected in speed_ups.items():
         assert speeds[plan] / speeds[0, False] == pytest.approx(expected, rel=0.15), plan
     chosen = recommended(facts, config)
     assert (chosen.actors, chosen.threads) == best
-    assert any("You do not need Ray" in text for text in advice(facts, config)) == (
-        not chosen.actors
-    )
+    without_ray = any("You do not need Ray" in text for text in advice(facts, config))
+    assert without_ray == (not chosen.actors)
 
 
 def test_the_model_knows_what_a_lag_and_resets_in_the_background_gain() -> None:
-    facts = WAITS | {
-        "busy": 0.6,
-        "own_busy": 0.6,
-        "cpus": 64,
-        "update_s": 0.6,
-        "reset": {"mean": 0.5},
-        "lengths": [25],
-    }
+    facts = WAITS | {"busy": 0.6, "own_busy": 0.6, "cpus": 64, "update_s": 0.6}
+    facts |= {"reset": {"mean": 0.5}, "lengths": [25]}
     config = make_config({"env_id": "x:y", "num_samplers": 8, "num_steps": 64})
     in_turns, lagging = (
         iteration_s(facts, config, Collecting(8, lag=lag)) for lag in (False, True)
@@ -669,10 +563,7 @@ def test_the_doctor_of_a_run_says_what_limited_it_and_writes_nothing(
     tmp_path: Path, capsys: Capture
 ) -> None:
     folder = tmp_path / "run"
-    sizes = {"num_samplers": 1, "num_steps": 16, "total_timesteps": 48}
-    dppo.train(
-        make_config({"env_id": "CartPole-v1", "run_dir": folder, "progress": "off", **sizes})
-    )
+    dppo.train(config_of("CartPole-v1", run_dir=folder, progress="off", total_timesteps=48))
     metrics = folder / "metrics.jsonl"
     rows = [json.loads(line) for line in metrics.read_text().splitlines()]
     rows[-1] |= {"incidents/actor_hung": 2, "incidents/\x1b[2J": 1}
@@ -688,10 +579,7 @@ def test_the_doctor_of_a_run_says_what_limited_it_and_writes_nothing(
     assert {path: path.stat().st_mtime_ns for path in folder.rglob("*")} == before
     for name in ("--num-steps", "--seconds"):
         assert main(["doctor", str(folder), name, "3"]) == 2
-        assert (
-            f"{name} has no effect here: the files of a run are only read."
-            in capsys.readouterr().err
-        )
+        assert f"{name} has no effect here" in capsys.readouterr().err
 
 
 @pytest.mark.slow
@@ -701,57 +589,53 @@ def test_the_doctor_of_a_run_says_what_limited_it_and_writes_nothing(
         ("none", 0, "in a fresh process"),
         ("child", 0, "close() leaves 2 of its processes: ['sleep', 'sleep']"),
         ("prints", 0, "MB, at the end 'xxx"),
-        ("huge", 0, "obs float32[300, 300]"),
         ("segfault", 1, "was ended by SIGSEGV while playing, in reset (call 2). It was in "),
-        ("kills itself", 1, "was ended by SIGKILL while playing, in step"),
         ("exits", 1, "ended with exit code 3 while playing, in step"),
         ("hangs in reset", 1, "playing, in reset (call 2) has not returned"),
-        ("hangs in step", 1, "sick.py, line "),
         ("hangs while it is made", 1, "making, in a constructor (call 1) has not"),
         ("slow to close", 0, " s, and a run waits for 4 s"),
-        ("raises", 1, "raised ValueError: boom"),
     ],
 )
 def test_the_command(disease: str, code: int, text: str, tmp_path: Path) -> None:
     # the others end by themselves, on a busy machine after more than five seconds
     seconds = "5" if disease.startswith("hangs") else "60"
-    words = ["doctor", SICK, "--env-kwargs", json.dumps({"disease": disease}), "--seconds", seconds]
-    ended, out, err = run([*words, "--num-samplers", "2", "--num-steps", "16"], tmp_path)
+    sick = ["worlds.sick:Sick", "--env-kwargs", json.dumps({"disease": disease})]
+    sizes = ["--seconds", seconds, "--num-samplers", "2", "--num-steps", "16"]
+    ended, out, err = run(["doctor", *sick, *sizes], tmp_path)
     assert (ended, "Traceback" in err) == (code, False), err
     assert text in out
     assert not list(tmp_path.glob("runs*"))
     if code == 0:
-        command = out.strip().splitlines()[-1]
-        assert command.startswith(f"dppo train {SICK} --env-kwargs ")
-
-
-SINGLE: dict[str, tuple[list[str], str]] = {
-    "raises": (
-        ["worlds.single:Engine"],
-        "note     a process can have one instance only: a second one raised Permission",
-    ),
-    "differs": (
-        ["worlds.single:Replaced"],
-        "warning  instances in one process disturb each other: the same seed and act",
-    ),
-    "hangs": (
-        ["worlds.single:Replaced", "--env-kwargs", '{"hangs_s": 1000}'],
-        "warning  with a second instance in its process: comparing with a second instance, in step (call ",
-    ),
-}
+        assert out.strip().splitlines()[-1].startswith("dppo train worlds.sick:Sick --env-kwargs ")
 
 
 @pytest.mark.proves("replaces the first instance of its process in silence")
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", SINGLE)
+@pytest.mark.parametrize(
+    ("words", "finding"),
+    [
+        (
+            ["worlds.single:Engine"],
+            "note     a process can have one instance only: a second one raised Permission",
+        ),
+        (
+            ["worlds.single:Replaced"],
+            "warning  instances in one process disturb each other: the same seed and act",
+        ),
+        (
+            ["worlds.single:Replaced", "--env-kwargs", '{"hangs_s": 1000}'],
+            "warning  with a second instance in its process: comparing with a second instance, in step (call ",
+        ),
+    ],
+    ids=["raises", "differs", "hangs"],
+)
 def test_a_simulator_of_which_a_process_may_have_one_gets_a_command_that_works(
-    kind: str, tmp_path: Path
+    words: list[str], finding: str, tmp_path: Path
 ) -> None:
-    words, line = SINGLE[kind]
     sizes = ["--num-steps", "8", "--update-epochs", "1", "--seconds", "30"]
     code, out, _ = run(["doctor", *words, *sizes], tmp_path, timeout_s=200)
     assert code == 0
-    assert line in out
+    assert finding in out
     assert "--samplers-per-actor 1, --num-actors 8" in out
     [command] = [
         line for line in out.splitlines() if " train " in line and "--samplers-per-actor" in line
@@ -761,27 +645,20 @@ def test_a_simulator_of_which_a_process_may_have_one_gets_a_command_that_works(
 
 
 @pytest.mark.parametrize(
-    ("facts", "settings", "flags"),
+    ("facts", "envs", "flags"),
     [
-        ({}, {"num_samplers": 4}, "`samplers_per_actor=1`, `num_actors=4`"),
+        ({}, 1, "`samplers_per_actor=1`, `num_actors=4`"),
         (
             {},
-            {"num_samplers": 4, "envs_per_sampler": 2},
+            2,
             "`samplers_per_actor=1`, `num_actors=8`, `num_samplers=8`, `envs_per_sampler=1`",
         ),
-        (
-            {"rows": 2},
-            {"num_samplers": 4, "envs_per_sampler": 2},
-            "`samplers_per_actor=1`, `num_actors=4`",
-        ),
+        ({"rows": 2}, 2, "`samplers_per_actor=1`, `num_actors=4`"),
     ],
 )
 def test_as_many_processes_as_instances_are_recommended(
-    facts: Facts, settings: dict[str, Any], flags: str
+    facts: Facts, envs: int, flags: str
 ) -> None:
-    [text] = [
-        text
-        for _, text in findings(ALONE | facts, config_of("none", **settings))
-        if "one instance" in text
-    ]
-    assert text.endswith(f"Use {flags}")
+    config = config_of(num_samplers=4, envs_per_sampler=envs)
+    texts = [text for _, text in findings(ALONE | facts, config) if "one instance" in text]
+    assert [text.partition("Use ")[2] for text in texts] == [flags]

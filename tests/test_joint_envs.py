@@ -44,42 +44,46 @@ def trained(folder: Path, **changes: Any) -> tuple[str, int, dict[str, int]]:
     return result.weights_sha256, result.global_step, lasting(result)
 
 
+@pytest.fixture(scope="module")
+def single_cartpoles(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, int, dict[str, int]]:
+    return trained(tmp_path_factory.mktemp("single") / "run", env_id="worlds.joint:cartpole")
+
+
 @pytest.mark.parametrize(
-    ("single", "changes"),
+    "kwargs",
     [
-        ("cartpole", {"kind": "sync"}),
-        ("cartpole", {"kind": "sync", "mode": "Disabled"}),
-        ("cartpole", {"kind": "async"}),
-        ("masked", {"kind": "sync"}),
-        ("cartpole", {"kind": "sync", "copy": False}),
-        ("cartpole", {"kind": "sync", "mode": "Disabled", "copy": False}),
-        ("everything", {"kind": "sync"}),
+        {"kind": "sync"},
+        {"kind": "async"},
+        {"kind": "sync", "copy": False},
+        {"kind": "sync", "mode": "Disabled", "copy": False},
     ],
     ids=str,
 )
 def test_a_vector_that_resets_single_rows_gives_the_weights_of_single_environments(
-    single: str, changes: dict[str, Any], tmp_path: Path
+    kwargs: dict[str, Any], single_cartpoles: Any, tmp_path: Path
 ) -> None:
-    settings_of: dict[str, dict[str, Any]] = {
-        "masked": {"action_mask": "info"},
-        "everything": {"drop_obs": TEXTS},
-    }
-    settings_alone = settings_of.get(single, {})
-    alone = trained(tmp_path / "single", env_id=f"worlds.joint:{single}", **settings_alone)
-    assert (
-        trained(
-            tmp_path / "vector", **VECTOR, env_kwargs={"of": single} | changes, **settings_alone
-        )
-        == alone
-    )
+    env_kwargs = {"of": "cartpole"} | kwargs
+    assert trained(tmp_path / "vector", **VECTOR, env_kwargs=env_kwargs) == single_cartpoles
 
 
-def test_an_info_of_none_and_a_part_that_the_space_lacks(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("world", "settings"),
+    [("masked", {"action_mask": "info"}), ("everything", {"drop_obs": TEXTS})],
+)
+def test_a_vector_with_masks_or_parts_gives_the_weights_of_single_environments(
+    world: str, settings: dict[str, Any], tmp_path: Path
+) -> None:
+    alone = trained(tmp_path / "single", env_id=f"worlds.joint:{world}", **settings)
+    env_kwargs = {"of": world, "kind": "sync"}
+    assert trained(tmp_path / "vector", **VECTOR, env_kwargs=env_kwargs, **settings) == alone
+
+
+def test_an_info_of_none_and_a_part_that_the_space_lacks() -> None:
     class Silent(joint.Agents):
         def reset(self, seed: Any = None, options: Any = None) -> Any:
             return super().reset(seed)[0], dict.fromkeys(self.agents)
 
-    assert Stepper(env_id=Silent, envs_per_sampler=3).step(1, 2, 0) == ["1  1", "2  1", "0  1"]
+    assert Stepper(Silent, 3).step(1, 2, 0) == ["1  1", "2  1", "0  1"]
 
     class More(joint.Native):
         single_observation_space = gym.spaces.Dict(at=gym.spaces.Box(0, np.inf, (2,), np.float32))  # type: ignore[assignment]
@@ -90,7 +94,7 @@ def test_an_info_of_none_and_a_part_that_the_space_lacks(tmp_path: Path) -> None
     with pytest.raises(
         EnvironmentFault, match="returned an observation with the unexpected part 'extra'"
     ):
-        Stepper(env_id=lambda: More(2, "NextStep"), envs_per_sampler=2, on_env_fault="raise")
+        Stepper(lambda: More(2, "NextStep"), on_env_fault="raise")
 
 
 def test_agents_that_return_the_same_arrays_again_have_equal_weights(tmp_path: Path) -> None:
@@ -107,19 +111,14 @@ def test_agents_that_return_the_same_arrays_again_have_equal_weights(tmp_path: P
     )
 
 
-@pytest.mark.parametrize("kind", ["dict", "dials", "wide", "choices"])
+@pytest.mark.parametrize("kind", ["dict", "choices"])
 def test_an_evaluation_gives_each_row_its_own_action(kind: str, tmp_path: Path) -> None:
     """Also where the number of rows is not ours to choose, so that others move along."""
-    settings = {
-        "env_id": "worlds.acting:Actuated",
-        "env_kwargs": {"kind": kind},
-        "hidden_sizes": (8,),
-    }
-    result = dppo.train(small(tmp_path / "run", **settings))
+    env = {"env_id": "worlds.acting:Actuated", "env_kwargs": {"kind": kind}}
+    result = dppo.train(small(tmp_path / "run", hidden_sizes=(8,), total_timesteps=80, **env))
     alone = dppo.evaluate(result, episodes=3)
-    four = dppo.evaluate(
-        result, "worlds.joint:four", env_kwargs={"of": f"actions:{kind}"}, episodes=3
-    )
+    of_kind = {"of": f"actions:{kind}"}
+    four = dppo.evaluate(result, "worlds.joint:four", env_kwargs=of_kind, episodes=3)
     assert (four.returns, four.lengths) == (alone.returns, alone.lengths)
 
 
@@ -154,10 +153,9 @@ def test_a_killed_actor_changes_nothing(
 class Stepper:
     """The first sampler's group of an environment of this kind, with the arrays and the log that a sampler owns."""
 
-    def __init__(self, **settings: Any) -> None:
-        config = make_config(
-            {"num_steps": 8, "on_env_fault": "rebuild", "num_samplers": 1} | settings
-        )
+    def __init__(self, env_id: Any, envs_per_sampler: int = 2, **settings: Any) -> None:
+        sizes = {"envs_per_sampler": envs_per_sampler, "num_steps": 8, "num_samplers": 1}
+        config = make_config({"env_id": env_id, "on_env_fault": "rebuild", **sizes, **settings})
         self.sampler = build_sampler(sampler_plan(config), 0)
         self.group = self.sampler.envs
         num_envs = self.group.num_envs
@@ -179,46 +177,57 @@ class Stepper:
         self.log.dropped.clear()
         return lines
 
+    def episodes(self) -> list[tuple[int, int, int]]:
+        """Return environment, index and length of each episode that has ended."""
+        return [(episode.env, episode.index, episode.length) for episode in self.log.episodes]
+
+    def incidents(self) -> list[tuple[str, int | None, int]]:
+        return [
+            (incident.kind.value, incident.env, incident.lost_steps)
+            for incident in self.log.incidents
+        ]
+
 
 def test_a_row_that_is_reset_in_the_next_step_stands_still_there() -> None:
-    stepper = Stepper(env_id=lambda: joint.Native(2, "NextStep"), envs_per_sampler=2)
+    stepper = Stepper(lambda: joint.Native(2, "NextStep"))
     assert stepper.step(0, 1) == ["0.5  1", "1.5  1"]
     assert stepper.step(2, 1) == ["2.5 t 0", "1.5  2"]
     assert stepper.step(3, 3) == ["dropped c 0", "3.5 c(3) 0"]  # its action has no effect
     assert stepper.step(0, 0) == ["0.5  1", "dropped c 0"]
-    logged = [
-        (episode.env, episode.index, episode.episode_return, episode.length)
-        for episode in stepper.log.episodes
-    ]
-    assert logged == [(0, 0, 3.0, 2), (1, 0, 6.5, 3)]
-    assert stepper.group.open_episodes(stepper.log)["episodes"].tolist() == [1, 1]
-    assert stepper.group.open_episodes(stepper.log)["episode_lengths"].tolist() == [1, 0]
+    assert stepper.episodes() == [(0, 0, 2), (1, 0, 3)]
+    assert [episode.episode_return for episode in stepper.log.episodes] == [3.0, 6.5]
+    still_open = stepper.group.open_episodes(stepper.log)
+    assert still_open["episodes"].tolist() == [1, 1]
+    assert still_open["episode_lengths"].tolist() == [1, 0]
     assert not stepper.sampler.spaces.deterministic  # so that nothing is replayed
 
 
 def test_a_row_that_is_reset_in_the_same_step_has_its_final_observation_in_the_info() -> None:
-    stepper = Stepper(env_id=lambda: joint.Native(2, "SameStep"), envs_per_sampler=2)
+    stepper = Stepper(lambda: joint.Native(2, "SameStep"))
     assert [stepper.step(0, 0) for _ in range(3)] == [
         ["0.5  1", "0.5  1"],
         ["0.5 t 0", "0.5  2"],
         ["0.5  1", "0.5 c(3) 0"],
     ]
-    assert [(episode.env, episode.length, episode.success) for episode in stepper.log.episodes] == [
-        (0, 2, True),
-        (1, 3, True),
-    ]
+    assert stepper.episodes() == [(0, 0, 2), (1, 0, 3)]
+    assert all(episode.success for episode in stepper.log.episodes)
+
+
+def agents_of(kind: type[joint.Agents]) -> tuple[Stepper, list[joint.Agents]]:
+    """Return three rows of such agents, and the environments that were made for them."""
+    made: list[joint.Agents] = []
+
+    def make() -> joint.Agents:
+        made.append(kind())
+        return made[-1]
+
+    return Stepper(make, 3), made
 
 
 def test_agents_are_rows_and_those_that_are_gone_stand_still_until_the_next_episode_of_all() -> (
     None
 ):
-    made: list[joint.Agents] = []
-
-    def make() -> joint.Agents:
-        made.append(joint.Agents())
-        return made[-1]
-
-    stepper = Stepper(env_id=make, envs_per_sampler=3)
+    stepper, made = agents_of(joint.Agents)
     steps = [stepper.step(1, 2, 0) for _ in range(9)]
     assert steps[1] == ["1  2", "2  2", "0  2"]
     assert steps[2] == ["1 t 0", "2  3", "0  3"]
@@ -226,11 +235,7 @@ def test_agents_are_rows_and_those_that_are_gone_stand_still_until_the_next_epis
     assert steps[4] == ["dropped c 0", "2 t 0", "0  5"]
     assert steps[7] == ["dropped c 0", "dropped c 0", "0 c(8) 0"]  # a new episode
     assert steps[8] == ["1  1", "2  1", "0  1"]
-    assert [(episode.env, episode.index, episode.length) for episode in stepper.log.episodes] == [
-        (0, 0, 3),
-        (1, 0, 5),
-        (2, 0, 8),
-    ]
+    assert stepper.episodes() == [(0, 0, 3), (1, 0, 5), (2, 0, 8)]
     assert made[0].seeds == [
         streams.integer(1, Stream.EPISODES, 0, 0, episode) for episode in (0, 1)
     ]
@@ -248,22 +253,12 @@ class Lingering(joint.Agents):
 
 
 def test_agents_that_are_listed_after_their_end_have_the_same_episodes() -> None:
-    made: list[joint.Agents] = []
-
-    def make(kind: type[joint.Agents]) -> joint.Agents:
-        made.append(kind())
-        return made[-1]
-
-    cleared, listed = (
-        Stepper(env_id=partial(make, kind), envs_per_sampler=3)
-        for kind in (joint.Agents, Lingering)
-    )
+    cleared, made = agents_of(joint.Agents)
+    listed, made_listed = agents_of(Lingering)
     assert [listed.step(1, 2, 0) for _ in range(12)] == [cleared.step(1, 2, 0) for _ in range(12)]
-    assert [(episode.env, episode.index, episode.length) for episode in listed.log.episodes] == [
-        (episode.env, episode.index, episode.length) for episode in cleared.log.episodes
-    ]
-    assert made[1].seeds == made[0].seeds
-    assert len(made[1].seeds) == 2
+    assert listed.episodes() == cleared.episodes()
+    assert made_listed[0].seeds == made[0].seeds
+    assert len(made[0].seeds) == 2
 
 
 class Returning(joint.Agents):
@@ -286,50 +281,33 @@ class Returning(joint.Agents):
 
 
 def test_an_agent_that_comes_back_acts_again() -> None:
-    stepper = Stepper(env_id=Returning, envs_per_sampler=3)
+    stepper = Stepper(Returning, 3)
     for _ in range(2):
-        assert [stepper.step(1, 1, 1)[0] for _ in range(4)] == [
-            "1 t 0",
-            "dropped c 2",
-            "1  3",
-            "1 t 0",
-        ]
+        steps = [stepper.step(1, 1, 1)[0] for _ in range(4)]
+        assert steps == ["1 t 0", "dropped c 2", "1  3", "1 t 0"]
 
 
 @pytest.mark.parametrize(
-    ("env_id", "first", "then"),
+    ("env_id", "num_rows", "line"),
     [
-        (
-            lambda: joint.Native(2, "NextStep", fails_at=2),
-            ["dropped c 0", "dropped c 0"],
-            ["0.5  1", "0.5  1"],
-        ),
-        (
-            lambda: joint.Native(2, "Disabled", obeys=True, fails_at=2),
-            ["dropped c 0"] * 2,
-            ["0.5  1", "0.5  1"],
-        ),
-        (lambda: joint.Agents(fails_at=2), ["dropped c 0"] * 3, ["0  1"] * 3),
+        (lambda: joint.Native(2, "NextStep", fails_at=2), 2, "0.5  1"),
+        (lambda: joint.Native(2, "Disabled", obeys=True, fails_at=2), 2, "0.5  1"),
+        (lambda: joint.Agents(fails_at=2), 3, "0  1"),
     ],
     ids=["autoreset", "mask", "agents"],
 )
 def test_an_exception_is_one_fault_after_which_all_rows_begin_anew(
-    env_id: Any, first: Any, then: Any
+    env_id: Any, num_rows: int, line: str
 ) -> None:
-    stepper = Stepper(env_id=env_id, envs_per_sampler=len(first))
-    actions = [0] * len(first)
-    stepper.step(*actions)
-    assert stepper.step(*actions) == first
-    assert stepper.step(*actions) == then
-    assert [
-        (incident.kind.value, incident.env, incident.lost_steps)
-        for incident in stepper.log.incidents
-    ] == [
+    stepper = Stepper(env_id, num_rows)
+    steps = [stepper.step(*[0] * num_rows) for _ in range(3)]
+    assert steps[1:] == [["dropped c 0"] * num_rows, [line] * num_rows]
+    assert stepper.incidents() == [
         ("env_raised", 0, 1),
-        *(("episode_abandoned", env, 2) for env in range(1, len(first))),
+        *(("episode_abandoned", env, 2) for env in range(1, num_rows)),
     ]
     assert "OSError: the simulator is gone" in stepper.log.incidents[0].message
-    assert stepper.group.open_episodes(stepper.log)["episodes"].tolist() == [1] * len(first)
+    assert stepper.group.open_episodes(stepper.log)["episodes"].tolist() == [1] * num_rows
 
 
 def test_an_invalid_row_is_reset_alone_where_the_vector_can_do_that() -> None:
@@ -338,18 +316,13 @@ def test_an_invalid_row_is_reset_alone_where_the_vector_can_do_that() -> None:
             obs, *outcome = super().step(actions)
             return np.where(actions[:, None] == 3, np.nan, obs).astype(np.float32), *outcome
 
-    stepper = Stepper(env_id=lambda: Odd(2, "Disabled", obeys=True), envs_per_sampler=2)
+    stepper = Stepper(lambda: Odd(2, "Disabled", obeys=True))
     assert stepper.step(3, 0) == ["dropped c 0", "0.5  1"]
     assert stepper.step(0, 0) == ["0.5  1", "0.5  2"]
-    assert [(incident.kind.value, incident.env) for incident in stepper.log.incidents] == [
-        ("bad_step", 0)
-    ]
-    stepper = Stepper(env_id=lambda: Odd(2, "NextStep"), envs_per_sampler=2)
+    assert [incident[:2] for incident in stepper.incidents()] == [("bad_step", 0)]
+    stepper = Stepper(lambda: Odd(2, "NextStep"))
     # the first one is cut off, and not lost
-    assert stepper.step(0, 3) == [
-        "0.5 c(1) 0",
-        "dropped c 0",
-    ]
+    assert stepper.step(0, 3) == ["0.5 c(1) 0", "dropped c 0"]
     assert stepper.step(0, 0) == ["0.5  1", "0.5  1"]
 
 
@@ -365,45 +338,41 @@ class Reusing(joint.Native):
 @pytest.mark.parametrize("kind", [joint.Native, Reusing])
 def test_a_vector_that_resets_rows_outside_of_the_mask_is_a_fault(kind: Any) -> None:
     with pytest.raises(EnvironmentFault, match="changed observations of rows outside of the mask"):
-        Stepper(env_id=lambda: kind(2, "Disabled"), envs_per_sampler=2, on_env_fault="raise")
+        Stepper(lambda: kind(2, "Disabled"), on_env_fault="raise")
+
+
+# of EnvPool, whose reset takes no seed
+ENVPOOL = {"config": {"seed": 1, "max_num_players": 1}}
 
 
 @pytest.mark.parametrize(
-    ("attributes", "seeded"),
-    [
-        ({"shared_memory": object()}, True),
-        ({"config": object()}, True),
-        ({"config": {"seed": None}}, True),
-        # of EnvPool, whose reset takes no seed
-        (
-            {"config": {"seed": 1, "max_num_players": 1}},
-            False,
-        ),
-    ],
-    ids=["memory", "object", "mapping", "EnvPool"],
+    "attributes", [{"shared_memory": object()}, {"config": {"seed": None}}, ENVPOOL]
 )
 def test_attributes_that_a_vector_has_for_itself_change_nothing(
-    attributes: dict[str, Any], seeded: bool
+    attributes: dict[str, Any],
 ) -> None:
-    seeds: list[list[Any]] = []
-
-    def make(attributes: dict[str, Any]) -> Any:
+    def vector(attributes: dict[str, Any]) -> tuple[Stepper, joint.Native]:
         env = joint.Native(2, "NextStep")
-        seeds.append(env.seeds)
         vars(env).update(attributes)
-        return env
+        return Stepper(lambda: env), env
 
-    plain, other = (
-        Stepper(env_id=partial(make, keywords), envs_per_sampler=2) for keywords in ({}, attributes)
-    )
+    plain, env = vector({})
+    other, other_env = vector(attributes)
     assert [other.step(0, 1) for _ in range(5)] == [plain.step(0, 1) for _ in range(5)]
     assert other.sampler.spaces.deterministic == plain.sampler.spaces.deterministic
-    assert seeds[1] == (seeds[0] if seeded else [None])
-    assert seeds[0] != [None]
+    assert other_env.seeds == ([None] if attributes is ENVPOOL else env.seeds)
+    assert env.seeds != [None]
 
 
 def masked_by_a_method(num_envs: int) -> SyncVectorEnv:
     return SyncVectorEnv([partial(Masked, "method")] * num_envs)
+
+
+def without_mode() -> Any:
+    """A vector that does not say when it resets rows."""
+    env = joint.Native(1, "NextStep")
+    env.metadata = {}
+    return env
 
 
 class MaskedNative(joint.Native):
@@ -421,6 +390,7 @@ class MaskedAgents(joint.Agents):
 
 
 UNREAD = r"action_mask=auto: the method action_masks\(\) of environments of several rows is not called. Return its"
+UNSAID = r"metadata\['autoreset_mode'\]=None, and it has to be one of AutoresetMode"
 REFUSED: list[tuple[Any, dict[str, Any], str]] = [
     (lambda: masked_by_a_method(2), {"envs_per_sampler": 2}, UNREAD),
     (lambda: MaskedNative(2, "NextStep"), {"envs_per_sampler": 2}, UNREAD),
@@ -430,31 +400,16 @@ REFUSED: list[tuple[Any, dict[str, Any], str]] = [
         {},
         "envs_per_sampler=1: the environment has 2 rows. Use `envs_per_sampler=2`",
     ),
-    (
-        joint.Agents,
-        {},
-        "the environment has 3 agents, each of which is a row. Use `envs_per_sampler=3`",
-    ),
-    (
-        lambda: joint.vector(1),
-        {"standby_envs": 1},
-        "standby_envs=1: copies cannot take turns with the rows of an",
-    ),
-    (
-        lambda: joint.vector(1),
-        {"frame_stack": 2},
-        "frame_stack: prepares single environments, and this one has sev",
-    ),
-    (
-        lambda: joint.vector(1),
-        {"wrappers": [gym.Wrapper]},
-        "wrappers: prepares single environments",
-    ),
+    (joint.Agents, {}, "3 agents, each of which is a row. Use `envs_per_sampler=3`"),
+    (lambda: joint.vector(1), {"standby_envs": 1}, "standby_envs=1: copies cannot take turns"),
+    (lambda: joint.vector(1), {"frame_stack": 2}, "frame_stack: prepares single environments"),
+    (lambda: joint.vector(1), {"wrappers": [gym.Wrapper]}, "wrappers: prepares single env"),
     (
         lambda: joint.Agents(odd=True),
         {"envs_per_sampler": 3},
         r"the observation_space of ann is Box\(.*\(5,\).* of bob",
     ),
+    (without_mode, {}, UNSAID),
 ]
 
 
@@ -477,46 +432,30 @@ def test_what_does_not_fit_is_refused_and_closed(
 
 
 def test_a_method_for_masks_in_a_vector_is_left_alone_on_request() -> None:
-    stepper = Stepper(env_id=lambda: masked_by_a_method(2), envs_per_sampler=2, action_mask="off")
+    stepper = Stepper(lambda: masked_by_a_method(2), action_mask="off")
     assert stepper.sampler.spaces.mask is None
 
 
-def test_a_vector_that_does_not_say_when_it_resets_rows_is_refused() -> None:
-    def make() -> Any:
-        env = joint.Native(1, "NextStep")
-        env.metadata = {}
-        return env
-
-    with pytest.raises(
-        ConfigError,
-        match=r"metadata\['autoreset_mode'\]=None, and it has to be one of AutoresetMode",
-    ):
-        build_sampler(sampler_plan(make_config({"env_id": make, "num_samplers": 1})), 0)
-
-
 def test_a_factory_gets_the_number_of_rows_and_a_seed_if_it_cannot_do_without() -> None:
-    got: list[tuple[int, int, int]] = []
+    arguments: list[tuple[int, int, int]] = []
 
     def make(num_envs: int, seed: int, sampler_id: int) -> Any:
-        got.append((num_envs, seed, sampler_id))
+        arguments.append((num_envs, seed, sampler_id))
         return joint.vector(num_envs)
 
+    sizes = {"envs_per_sampler": 4, "num_samplers": 2, "num_steps": 8, "seed": 7}
+    plan = sampler_plan(make_config({"env_id": make} | sizes))
     for sampler_id in range(2):
-        config = make_config(
-            {"env_id": make, "envs_per_sampler": 4, "num_samplers": 2, "num_steps": 8, "seed": 7}
-        )
-        build_sampler(sampler_plan(config), sampler_id).envs.close()
-    assert got == [
-        (4, streams.integer(7, Stream.EPISODES, sampler_id, 0, 0), sampler_id)
-        for sampler_id in range(2)
-    ]
+        build_sampler(plan, sampler_id).envs.close()
+        seed = streams.integer(7, Stream.EPISODES, sampler_id, 0, 0)
+        assert arguments.pop() == (4, seed, sampler_id)
 
-    def kept(num_envs: int = 2, seed: int = 9) -> Any:
-        got[:] = [(num_envs, seed, 0)]
+    def with_defaults(num_envs: int = 2, seed: int = 9) -> Any:
+        arguments.append((num_envs, seed, 0))
         return joint.cartpole()
 
-    make_env(kept, {}, Instance(num_rows=4))
-    assert got == [(2, 9, 0)]
+    make_env(with_defaults, {}, Instance(num_rows=4))
+    assert arguments == [(2, 9, 0)]
 
 
 KINDS: dict[str, dict[str, Any]] = {

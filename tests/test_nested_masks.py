@@ -10,22 +10,18 @@ import gymnasium as gym
 import numpy as np
 import pytest
 import torch
-from builders import collect, parts_of, random_weights
 from gymnasium import spaces
 from kinds import small
 from recorder import Recorder
 from remedies import executes
-from worlds.acting import HYBRID, HYBRID_MASKS, Actuated, Hybrid
+from worlds.acting import HYBRID, Actuated, Hybrid
 
 import dppo
-from dppo.config import PPO
 from dppo.envs.checks.masks import checked_masks
 from dppo.envs.checks.returned import BadResult
 from dppo.envs.spaces import actions_of, describe_spaces
 from dppo.errors import ConfigError
 from dppo.ppo.distributions.simple import distribution_of
-from dppo.ppo.exchange.records import PolicySnapshot
-from dppo.ppo.learning.batch import make_batch
 from dppo.spaces.spaces import leaves
 from dppo.tools.export.modules import ExportedPolicy
 
@@ -99,22 +95,6 @@ def test_an_exported_policy_reads_masks_in_the_observation(form: str, trained: A
         found = module.outputs(inputs)
         for name, part in leaves(policy.act(obs)).items():
             np.testing.assert_allclose(found[f"action.{name}"][0], part, rtol=1e-4, atol=1e-5)
-
-
-def test_the_first_ratio_is_one_with_masks_for_some_columns_of_the_head() -> None:
-    sizes: dict[str, Any] = {
-        "num_samplers": 2,
-        "envs_per_sampler": 2,
-        "num_steps": 30,
-        "update_epochs": 1,
-        "minibatch_size": 120,
-    }
-    samplers, trainer = parts_of(dppo.Config(**hybrid("method", "nested"), **sizes, norm_adv=False))
-    trainer.load(trainer.weights() + random_weights(trainer.model.spec, scale=0.3), trainer.state())
-    _, segments = collect(samplers, PolicySnapshot(0, trainer.weights()))
-    batch = make_batch(segments, None, None, PPO())
-    scored = trainer.model.forward(batch.obs, batch.actions, batch.masks)
-    np.testing.assert_allclose(scored.policy.logprobs, batch.logprobs, atol=5e-5)
 
 
 def test_impossible_choices_have_no_gradient_and_the_others_are_unchanged() -> None:
@@ -293,10 +273,3 @@ def test_a_mask_in_info_is_noted_for_all_kinds_of_actions(
     assert words in recorder.incidents[0].message
     off = small(tmp_path / "off", env_id=lambda: BoxWith("info", kind), action_mask="off", **short)
     assert dppo.train(off).incidents == {}
-
-
-def test_the_spaces_of_the_world_have_a_mask_for_each_part_with_choices() -> None:
-    read = describe_spaces(Hybrid("leaf", "nested"))
-    assert read.mask == "leaf"
-    assert list(read.of_network().leaves()) == ["at"]
-    assert HYBRID_MASKS.contains(Hybrid("leaf", "nested").reset(seed=1)[0]["action_mask"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import random
 import signal
 from collections import deque
@@ -50,58 +51,71 @@ def settings(
     return make_config(base | {"progress": "off", "update_epochs": 2} | changes)
 
 
+def resumed(config: dppo.Config, at: int = 3, **changes: Any) -> tuple[dppo.Result, Recorder]:
+    """Stop a run, and resume it with changed settings."""
+    dppo.train(config, observers=[Recorder(interrupt_at=at)])
+    recorder = Recorder()
+    config = dataclasses.replace(config, **changes)
+    return dppo.train(config, resume=config.run_dir, observers=[recorder]), recorder
+
+
 @pytest.mark.parametrize(
-    ("env", "more"),
+    ("env", "settings_of_run"),
     [
         ("limited", {}),
+        ("limited", {"env_state": "own"}),
         pytest.param("endless", {}, marks=pytest.mark.slow),
         # Copies take turns only where episodes end, and then hidden state depends on whose turn it is.
         pytest.param("endless", {"standby_envs": 1, "env_threads": True}, marks=pytest.mark.slow),
+        ("endless", {"replay": False}),
     ],
     ids=str,
 )
-def test_hidden_state_survives_a_stop(env: str, more: dict[str, Any], tmp_path: Path) -> None:
-    whole = dppo.train(settings(tmp_path / "whole", env, **more))
-    dppo.train(settings(tmp_path / "run", env, **more), observers=[Recorder(interrupt_at=3)])
-    resumed = dppo.train(settings(tmp_path / "run", env, **more), resume=tmp_path / "run")
-    assert resumed.weights_sha256 == whole.weights_sha256
-    assert resumed.incidents == {}
-    assert resumed.metrics[-1]["replay/steps"] == 0
+def test_hidden_state_survives_a_stop(
+    env: str, settings_of_run: dict[str, Any], tmp_path: Path
+) -> None:
+    whole = dppo.train(settings(tmp_path / "whole", env, **settings_of_run))
+    with Notes() as notes:
+        result, _ = resumed(settings(tmp_path / "run", env, **settings_of_run))
+    assert result.weights_sha256 == whole.weights_sha256
+    assert result.incidents == {}
+    set_at_once = any("is set to its state, without a replay" in text for text in notes.texts)
+    assert set_at_once == ("env_state" in settings_of_run)
+    assert result.metrics[-1].get("replay/steps", 0) == 0
+    # otherwise a replay proves the state first
+    assert not set_at_once or sum(row["replay/steps"] for row in result.metrics) == 0
 
 
 @pytest.mark.proves("has state that survives resets, and no `get_state`")
-@pytest.mark.slow
-def test_without_its_state_what_a_replay_cannot_repeat_is_said(tmp_path: Path) -> None:
-    dppo.train(settings(tmp_path / "run", env_state="off"), observers=[Recorder(interrupt_at=3)])
-    recorder = Recorder()
-    resumed = dppo.train(
-        settings(tmp_path / "run", env_state="off"), resume=tmp_path / "run", observers=[recorder]
-    )
-    assert resumed.incidents == {"replay_mismatch": 4}
-    assert (
-        "or keeps state across resets, which `get_state` and `set_state`"
-        in recorder.incidents[0].message
-    )
-
-
-def test_a_state_in_a_checkpoint_can_be_left_out(tmp_path: Path) -> None:
-    dppo.train(settings(tmp_path / "run"), observers=[Recorder(interrupt_at=3)])
-    resumed = dppo.train(settings(tmp_path / "run", env_state="off"), resume=tmp_path / "run")
-    assert resumed.incidents == {"replay_mismatch": 4}
+@pytest.mark.parametrize("before", [pytest.param("off", marks=pytest.mark.slow), "auto"])
+def test_without_its_state_what_a_replay_cannot_repeat_is_said(before: str, tmp_path: Path) -> None:
+    """A state in the checkpoint may be left out."""
+    result, recorder = resumed(settings(tmp_path / "run", env_state=before), env_state="off")
+    assert result.incidents == {"replay_mismatch": 4}
+    remedy = "or keeps state across resets, which `get_state` and `set_state`"
+    assert remedy in recorder.incidents[0].message
 
 
 @pytest.mark.proves("has state that survives resets, and `get_state`")
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "more", [{}, {"policy_lag": 2}, {"env_threads": True, "num_samplers": 4}], ids=str
+    ("env", "changes"),
+    [
+        ("limited", {}),
+        ("limited", {"policy_lag": 2}),
+        ("limited", {"env_threads": True, "num_samplers": 4}),
+        ("arm", {}),  # its state leaves something out, so that it is replayed
+    ],
+    ids=str,
 )
 def test_hidden_state_moves_with_its_sampler(
-    more: dict[str, Any], ray_session: None, tmp_path: Path
+    env: str, changes: dict[str, Any], ray_session: None, tmp_path: Path
 ) -> None:
-    here = dppo.train(settings(tmp_path / "here", **{**more, "env_threads": False}))
+    in_process = changes | {"env_threads": False} | ({"env_state": "off"} if env == "arm" else {})
+    here = dppo.train(settings(tmp_path / "here", env, **in_process))
     with Disturbance("PPOActor.make_segment", send(signal.SIGKILL), times=2):
         there = dppo.train(
-            settings(tmp_path / "there", kwargs={"sleep_s": 0.01}, num_actors=2, **more)
+            settings(tmp_path / "there", env, {"sleep_s": 0.01}, num_actors=2, **changes)
         )
     assert there.incidents["actor_lost"] >= 2
     assert there.weights_sha256 == here.weights_sha256
@@ -133,39 +147,29 @@ def test_hidden_state_moves_with_its_sampler(
 def test_a_wrong_state_is_an_error_in_the_first_segment_if_it_is_demanded_and_a_replay_otherwise(
     fault: str, words: str, tmp_path: Path
 ) -> None:
+    def run(name: str, after: int = 0, **changes: Any) -> tuple[dict[str, int], list[str]]:
+        recorder = Recorder()
+        kwargs = {"fault": fault, "after": after}
+        config = settings(tmp_path / name, kwargs=kwargs, **changes)
+        result = dppo.train(config, observers=[recorder])
+        return result.incidents, [incident.message for incident in recorder.incidents]
+
     with pytest.raises(EnvironmentFault, match=words):
-        dppo.train(settings(tmp_path / "own", kwargs={"fault": fault}, env_state="own"))
-    recorder = Recorder()
-    first = dppo.train(settings(tmp_path / "first", kwargs={"fault": fault}), observers=[recorder])
-    assert first.incidents == {"own_state": 1}
-    assert recorder.incidents[0].message.startswith(
-        "sampler 0 (worlds.stateful:limited), env 0: its state "
-    )
-    assert "It is not used: episodes are replayed." in recorder.incidents[0].message
-    assert (
-        dppo.train(settings(tmp_path / "off", kwargs={"fault": fault}, env_state="off")).incidents
-        == {}
-    )
-    recorder = Recorder()
-    later = dppo.train(
-        settings(tmp_path / "later", kwargs={"fault": fault, "after": 2}), observers=[recorder]
-    )
-    assert later.iterations == 6
-    assert later.incidents == {"own_state": 2}
-    assert "If its actor is lost, the episode is replayed" in recorder.incidents[0].message
+        run("own", env_state="own")
+    incidents, messages = run("first")
+    assert incidents == {"own_state": 1}
+    assert messages[0].startswith("sampler 0 (worlds.stateful:limited), env 0: its state ")
+    assert "It is not used: episodes are replayed." in messages[0]
+    assert run("off", env_state="off") == ({}, [])
+    incidents, messages = run("later", after=2)
+    assert incidents == {"own_state": 2}
+    assert "If its actor is lost, the episode is replayed" in messages[0]
 
 
 @pytest.mark.proves("takes another state than `set_state` was given, with `--env-state own`")
 def test_a_state_that_is_not_what_was_set_ends_the_episode(tmp_path: Path) -> None:
-    forgets: dict[str, Any] = {"kwargs": {"fault": "forgets"}, "env_state": "own"}
-    dppo.train(settings(tmp_path / "run", **forgets), observers=[Recorder(interrupt_at=2)])
-    resumed = dppo.train(settings(tmp_path / "run", **forgets), resume=tmp_path / "run")
-    assert resumed.incidents == {"replay_mismatch": 4}
-
-
-def resumed_from(run_dir: Path) -> Path:
-    """Return the checkpoint of a run after iteration 3."""
-    return next((run_dir / "checkpoints").glob("*000003*"))
+    forgets = settings(tmp_path / "run", kwargs={"fault": "forgets"}, env_state="own")
+    assert resumed(forgets, at=2)[0].incidents == {"replay_mismatch": 4}
 
 
 @pytest.mark.proves(
@@ -178,61 +182,29 @@ def resumed_from(run_dir: Path) -> Path:
 def test_a_state_that_leaves_something_out_changes_nothing(world: str, tmp_path: Path) -> None:
     """Methods of these names that packages have for something else; without a proof, they are not used."""
     whole = dppo.train(settings(tmp_path / "whole", world))
-    dppo.train(settings(tmp_path / "run", world), observers=[Recorder(interrupt_at=3)])
-    recorder = Recorder()
-    resumed = dppo.train(
-        settings(tmp_path / "run", world), resume=tmp_path / "run", observers=[recorder]
-    )
-    assert resumed.weights_sha256 == whole.weights_sha256
-    assert resumed.incidents == ({"own_state": 2} if world == "misleading" else {})
+    result, recorder = resumed(settings(tmp_path / "run", world))
+    assert result.weights_sha256 == whole.weights_sha256
+    assert result.incidents == ({"own_state": 2} if world == "misleading" else {})
     if world == "misleading":
-        assert (
-            "get_state and set_state do not bring the environment back"
-            in recorder.incidents[0].message
-        )
-        off = dppo.train(
-            settings(tmp_path / "run", world, env_state="off"),
-            resume=resumed_from(tmp_path / "run"),
-        )
-        assert (off.weights_sha256, off.incidents) == (whole.weights_sha256, {})
+        words = "get_state and set_state do not bring the environment back"
+        assert words in recorder.incidents[0].message
+        [checkpoint] = (tmp_path / "run" / "checkpoints").glob("*000003*")
+        off = settings(tmp_path / "run", world, env_state="off")
+        replayed = dppo.train(off, resume=checkpoint)
+        assert (replayed.weights_sha256, replayed.incidents) == (whole.weights_sha256, {})
 
 
 @pytest.mark.proves("has them, and cannot be replayed")
 def test_without_a_replay_a_state_that_leaves_something_out_is_not_used(tmp_path: Path) -> None:
-    dppo.train(
-        settings(tmp_path / "run", "arm", replay=False), observers=[Recorder(interrupt_at=3)]
-    )
-    recorder = Recorder()
-    resumed = dppo.train(
-        settings(tmp_path / "run", "arm", replay=False),
-        resume=tmp_path / "run",
-        observers=[recorder],
-    )
-    assert resumed.incidents == {"replay_mismatch": 4}
-    assert "the last segment ends with another observation" in recorder.incidents[0].message
-    assert "env_state=own uses that state without a proof" in recorder.incidents[0].message
-
-
-def test_a_proven_state_needs_no_replay(tmp_path: Path) -> None:
-    whole = dppo.train(settings(tmp_path / "whole", "endless"))
-    dppo.train(
-        settings(tmp_path / "run", "endless", replay=False), observers=[Recorder(interrupt_at=3)]
-    )
-    resumed = dppo.train(
-        settings(tmp_path / "run", "endless", replay=False), resume=tmp_path / "run"
-    )
-    assert (resumed.weights_sha256, resumed.incidents) == (whole.weights_sha256, {})
+    result, recorder = resumed(settings(tmp_path / "run", "arm", replay=False))
+    assert result.incidents == {"replay_mismatch": 4}
+    message = recorder.incidents[0].message
+    assert "the last segment ends with another observation" in message
+    assert "env_state=own uses that state without a proof" in message
 
 
 @executes("envs/rows/serial.py: Add both, or use `env_state=auto`.")
-def test_a_state_that_is_demanded_is_set_at_once(tmp_path: Path) -> None:
-    whole = dppo.train(settings(tmp_path / "whole", env_state="own"))
-    dppo.train(settings(tmp_path / "run", env_state="own"), observers=[Recorder(interrupt_at=3)])
-    with Notes() as notes:
-        resumed = dppo.train(settings(tmp_path / "run", env_state="own"), resume=tmp_path / "run")
-    assert (resumed.weights_sha256, resumed.incidents) == (whole.weights_sha256, {})
-    assert sum(row["replay/steps"] for row in resumed.metrics) == 0
-    assert sum("is set to its state, without a replay" in text for text in notes.texts) == 1
+def test_a_state_that_is_demanded_needs_its_methods(tmp_path: Path) -> None:
     with pytest.raises(
         ConfigError,
         match=r"env_state=own: the environment has no get_state\(\) and set_state\(state\)",
@@ -242,29 +214,16 @@ def test_a_state_that_is_demanded_is_set_at_once(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_an_actor_that_dies_replays_an_environment_whose_state_leaves_something_out(
-    ray_session: None, tmp_path: Path
-) -> None:
-    here = dppo.train(settings(tmp_path / "here", "arm", env_state="off"))
-    with Disturbance("PPOActor.make_segment", send(signal.SIGKILL), times=2):
-        there = dppo.train(settings(tmp_path / "there", "arm", {"sleep_s": 0.01}, num_actors=2))
-    assert there.incidents["actor_lost"] >= 2
-    assert there.weights_sha256 == here.weights_sha256
-    assert "replay_mismatch" not in there.incidents
-
-
-@pytest.mark.slow
 def test_a_slow_state_is_reported_once_and_other_methods_of_these_names_are_left_alone(
     tmp_path: Path,
 ) -> None:
     recorder = Recorder()
-    dppo.train(
-        settings(tmp_path / "slow", kwargs={"fault": "slow"}, total_timesteps=10 * 64),
-        observers=[recorder],
-    )
-    assert [one.message[:9] for one in recorder.incidents] == [f"sampler {one}" for one in range(2)]
-    assert "MiB" not in recorder.incidents[0].message
-    assert "of its time. Raise `num_steps`" in recorder.incidents[0].message
+    slow = settings(tmp_path / "slow", kwargs={"fault": "slow"}, total_timesteps=10 * 64)
+    dppo.train(slow, observers=[recorder])
+    messages = [incident.message for incident in recorder.incidents]
+    assert [message[:9] for message in messages] == ["sampler 0", "sampler 1"]
+    assert "MiB" not in messages[0]
+    assert "of its time. Raise `num_steps`" in messages[0]
     assert dppo.train(settings(tmp_path / "foreign", "foreign")).incidents == {}
 
 
