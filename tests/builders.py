@@ -178,21 +178,25 @@ def telling_snapshot(spec: NetworkSpec, version: int = 0) -> PolicySnapshot:
     return PolicySnapshot(version, spec.flatten(named))
 
 
-def assert_same_bytes(one: Any, other: Any, *, but: Sequence[str] = ()) -> None:
+def assert_same_bytes(record: Any, other: Any, *, but: Sequence[str] = ()) -> None:
     """Records of arrays, however nested, are equal bit for bit, apart from the fields named in `but`."""
-    assert type(one) is type(other)
-    if isinstance(one, np.ndarray):
-        assert (one.dtype, one.shape, one.tobytes()) == (other.dtype, other.shape, other.tobytes())
-    elif isinstance(one, tuple):
-        assert len(one) == len(other)
-        for a, b in zip(one, other, strict=True):
+    assert type(record) is type(other)
+    if isinstance(record, np.ndarray):
+        assert (record.dtype, record.shape, record.tobytes()) == (
+            other.dtype,
+            other.shape,
+            other.tobytes(),
+        )
+    elif isinstance(record, tuple):
+        assert len(record) == len(other)
+        for a, b in zip(record, other, strict=True):
             assert_same_bytes(a, b, but=but)
-    elif dataclasses.is_dataclass(one):
-        for field in dataclasses.fields(one):
+    elif dataclasses.is_dataclass(record):
+        for field in dataclasses.fields(record):
             if field.name not in but:
-                assert_same_bytes(getattr(one, field.name), getattr(other, field.name), but=but)
+                assert_same_bytes(getattr(record, field.name), getattr(other, field.name), but=but)
     else:
-        assert one == other
+        assert record == other
 
 
 def finished(run_dir: Path = Path("run"), **changes: Any) -> Result:

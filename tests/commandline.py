@@ -12,7 +12,6 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
-from typing import Any
 
 from processes import command_line
 
@@ -136,15 +135,21 @@ class Command:
             time.sleep(0.1)
 
 
-def run(words: Sequence[str], cwd: Path, timeout_s: Any = 90.0, **how: Any) -> tuple[int, str, str]:
+def run(
+    words: Sequence[str],
+    cwd: Path,
+    timeout_s: float = 90.0,
+    program: Sequence[str] = ("-m", "dppo"),
+    **env: str,
+) -> tuple[int, str, str]:
     """Run a `Command` to its end; return the exit code, stdout and stderr."""
-    with Command(words, cwd, **how) as command:
+    with Command(words, cwd, program=program, **env) as command:
         return command.wait(timeout_s), command.out, command.err
 
 
 def output_of(program: Sequence[str], cwd: Path, **env: str) -> str:
     """Run `python PROGRAM` to its end; return what it printed on stdout if it succeeded."""
-    code, out, err = run([], cwd, 250, program=program, **env)
+    code, out, err = run([], cwd, 250, program, **env)
     assert code == 0, err
     return out
 
@@ -152,9 +157,9 @@ def output_of(program: Sequence[str], cwd: Path, **env: str) -> str:
 def marked(marker: str) -> dict[int, str]:
     """Return the command lines of all processes with this marker; zombies have no environment and do not count."""
     wanted = f"{MARKER}={marker}".encode()
-    found = {}
+    running = {}
     for folder in Path("/proc").glob("[0-9]*"):
         with suppress(OSError):
             if wanted in (folder / "environ").read_bytes().split(b"\0"):
-                found[int(folder.name)] = command_line(int(folder.name))
-    return found
+                running[int(folder.name)] = command_line(int(folder.name))
+    return running

@@ -78,8 +78,8 @@ def test_a_policy_at_a_bound_is_named_at_evaluations_and_at_the_end(tmp_path: Pa
         "the greedy policy takes the action at its lower bound in 100% of the steps. Unless an on-off controller is "
         "right here, use action_bounds=rescale (--action-bounds rescale)."
     )
-    said = [text for text in notes.texts if sentence in text]
-    assert len(said) == 1, "once, however many evaluations there are"
+    sentences = [text for text in notes.texts if sentence in text]
+    assert len(sentences) == 1, "once, however many evaluations there are"
     assert f"In the last evaluation, {sentence}" in result.notes
     shares = [
         row["eval/at_bound_frac"]

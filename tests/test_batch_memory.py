@@ -27,8 +27,8 @@ LARGE: dict[str, int] = {"num_samplers": 64, "num_steps": 256}
 
 
 def test_the_memory_of_a_large_batch_is_given_in_one_sentence() -> None:
-    found = batch_memory_in_words(config(**LARGE), IMAGES, memory=10**10)
-    assert found == (
+    sentence = batch_memory_in_words(config(**LARGE), IMAGES, memory=10**10)
+    assert sentence == (
         "Memory: 16,384 observations of 28.2 kB take 925 MB, once in segments and once in the batch."
     )
     shared = config(**LARGE, num_actors=1, num_learners=2)  # on Ray they have memory elsewhere

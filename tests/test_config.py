@@ -503,6 +503,13 @@ def test_settings_that_affect_learning_must_not_change_on_resume(change: dict[st
         changes(**change)
 
 
+def test_overlap_is_another_name_of_a_lag_of_one_on_resume() -> None:
+    before = plain_settings(config(overlap=True))
+    assert changes_on_resume(before, config(policy_lag=1), Path("c"), 5) == ()
+    with pytest.raises(ConfigError, match=r"^policy_lag=2: "):
+        changes_on_resume(before, config(policy_lag=2), Path("c"), 5)
+
+
 def test_a_run_may_be_extended_with_a_note_on_the_learning_rate() -> None:
     def note(after: int, **annealing: Any) -> tuple[str, ...]:
         settings = {"learning_rate": 2.5e-4, "anneal_lr": True, "ent_coef": 0.01, "num_steps": 128}
@@ -514,8 +521,8 @@ def test_a_run_may_be_extended_with_a_note_on_the_learning_rate() -> None:
     begins = "total_timesteps=20480 instead of 10240: the "
     assert note(20480) == (f"{begins}learning rate rises from 0.000125 to 0.000188{ends}",)
     ranges = "clipping range rises from 0.1 to 0.15 and the weight of the entropy rises from 0.005 to 0.0075"
-    others = note(20480, anneal_lr=False, anneal_clip=True, anneal_ent=True)
-    assert others == (begins + ranges + ends,)
+    ranges_note = note(20480, anneal_lr=False, anneal_clip=True, anneal_ent=True)
+    assert ranges_note == (begins + ranges + ends,)
     for total in (5120, 20480):  # without annealing the length changes nothing
         assert note(total, anneal_lr=False) == ()
 

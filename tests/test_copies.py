@@ -50,17 +50,17 @@ class Scaling(World):
 @pytest.mark.proves("changes its action in place, also with `--action-repeat`")
 @pytest.mark.parametrize("kind", SPACES)
 def test_an_environment_may_change_its_action_in_each_repeated_step(kind: str) -> None:
-    given = SPACES[kind].sample()
+    action = SPACES[kind].sample()
 
     def rewards(in_place: bool) -> list[float]:
         env = make_prepared(
             Scaling, {"kind": kind, "in_place": in_place}, Preparation(action_repeat=3)
         )
         env.reset(seed=1)
-        return [env.step(given)[1] for _ in range(2)]
+        return [env.step(action)[1] for _ in range(2)]
 
     assert rewards(in_place=True) == rewards(in_place=False)
-    assert SPACES[kind].contains(given)
+    assert SPACES[kind].contains(action)
 
 
 @pytest.mark.parametrize(
@@ -130,8 +130,8 @@ class Popping(Plain):
 
 def test_a_network_may_change_its_arguments(tmp_path: Path) -> None:
     sizes = [7]
-    own = {"model": Popping, "model_kwargs": {"sizes": sizes}, "norm_obs": False}
-    assert dppo.train(small(tmp_path / "run", env_id="CartPole-v1", **own)).iterations == 3
+    network = {"model": Popping, "model_kwargs": {"sizes": sizes}, "norm_obs": False}
+    assert dppo.train(small(tmp_path / "run", env_id="CartPole-v1", **network)).iterations == 3
     assert sizes == [7]
 
 

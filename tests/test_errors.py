@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 from builders import make_config
-from commandline import Command, fresh_environment, run
+from commandline import Command, fresh_environment
 from worlds.faulty import line_that_raises
 from worlds.simple import changeable
 
@@ -197,14 +197,6 @@ def test_a_refused_command_leaves_no_folder_behind(
     assert not (desk / "elsewhere").exists()
 
 
-def test_a_mistake_ends_the_command_with_code_2(tmp_path: Path) -> None:
-    """This one runs in its own process."""
-    code, out, err = run(["train", "CartPole-v1", "--num-actor", "8"], tmp_path)
-    assert (code, out) == (2, "")
-    assert err.startswith("dppo train: --num-actor is not a known flag. Did you mean --num-actors?")
-    assert err.count("\n") == 1
-
-
 @pytest.mark.parametrize(
     ("part", "kind", "words"),
     [
@@ -350,25 +342,6 @@ def test_an_exception_of_the_environment_is_shown_with_the_users_traceback(
     assert text.count("licence server said 503") == 2
     if where != "constructor":
         assert re.search(rf"{where} of episode \d+ \(seed \d+, step \d+\) raised ", first)
-
-
-@pytest.mark.slow  # the same with the Ray of all tests is above
-def test_an_exception_of_the_environment_ends_a_real_command(tmp_path: Path) -> None:
-    """The environment is a file in the current folder; the command starts its own Ray."""
-    (tmp_path / "my_sim.py").write_text("def make():\n    open('/no/such/licence')\n")
-    code, out, err = run(
-        ["train", "my_sim:make", *TINY, "--num-actors", "2", "--num-samplers", "2"], tmp_path
-    )
-    assert code == 1
-    assert err.startswith(
-        "dppo train: sampler 0 (my_sim:make), env 0: the environment's constructor raised "
-    )
-    assert err.count("Traceback") == 1
-    assert f'File "{tmp_path}/my_sim.py", line 2, in make' in err
-    assert err.rstrip().endswith(
-        "FileNotFoundError: [Errno 2] No such file or directory: '/no/such/licence'"
-    )
-    assert "Traceback" not in out
 
 
 def test_texts_are_printed_without_control_characters_and_shortened() -> None:

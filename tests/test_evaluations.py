@@ -357,7 +357,7 @@ def test_an_actor_of_evaluations_hangs_after_the_longest_of_the_timeouts(
 class Cores(gym.Wrapper[Any, Any, Any, Any]):
     """CartPole that notes on how many threads matrix products run."""
 
-    seen: ClassVar[set[int]] = set()
+    threads: ClassVar[set[int]] = set()
 
     def __init__(self) -> None:
         super().__init__(gym.make("CartPole-v1"))
@@ -368,7 +368,7 @@ class Cores(gym.Wrapper[Any, Any, Any, Any]):
         return self.env.step(action)
 
     def note(self) -> None:
-        self.seen.update(
+        self.threads.update(
             pool["num_threads"] for pool in threadpool_info() if pool["internal_api"] == "openblas"
         )
 
@@ -406,9 +406,9 @@ def test_a_policy_is_evaluated_and_episodes_are_replayed_on_one_core_as_in_a_run
         result = dppo.train(settings(tmp_path / "run", env_id=Cores, record_episodes="all"))
         dppo.evaluate(result, episodes=1)
         replay(tmp_path / "run", episode="1", trust=True)
-        assert Cores.seen == {1}
+        assert Cores.threads == {1}
         Cores().close()
-        assert Cores.seen == {1, 2}
+        assert Cores.threads == {1, 2}
 
 
 def test_episodes_that_fail_are_left_out_counted_and_said(tmp_path: Path) -> None:

@@ -184,10 +184,10 @@ def test_actors_repeat_the_episodes_of_a_socket_simulator(
         "num_steps": 64,
     }
     settings |= {"total_timesteps": 256, "progress": "off"}
-    one, other = (
+    alone, on_actors = (
         dppo.train(dppo.Config(**settings, num_actors=n, run_dir=tmp_path / str(n))) for n in (0, 2)
     )
-    assert one.weights_sha256 == other.weights_sha256
+    assert alone.weights_sha256 == on_actors.weights_sha256
 
 
 @pytest.mark.slow

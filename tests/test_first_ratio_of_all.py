@@ -121,17 +121,17 @@ def test_learning_computes_the_numbers_of_acting(
     )
 
 
-@pytest.mark.slow  # tests/test_memory.py has one with memory in the fast set
+@pytest.mark.slow
 @either
-@pytest.mark.parametrize(("act", "memory", "network"), CASES)
+@pytest.mark.parametrize(("act", "memory", "network"), sorted(FAST))
 def test_first_ratio_is_one_through_ray(
     act: str, memory: str, network: str, normalized: bool, tmp_path: Path, ray_session: None
 ) -> None:
     """One SGD step in an iteration, and a large one: the divergence before it is that of rounding."""
-    more = {"learning_rate": 0.03, "anneal_lr": False, "total_timesteps": 3 * 80, "num_actors": 2}
+    run = {"learning_rate": 0.03, "anneal_lr": False, "total_timesteps": 3 * 80, "num_actors": 2}
     files = {"progress": "off", "run_dir": tmp_path / "run"}
     rows = list(
-        dppo.train(make_config(settings(act, memory, network, normalized) | more | files)).metrics
+        dppo.train(make_config(settings(act, memory, network, normalized) | run | files)).metrics
     )
     assert len(rows) == 3
     assert max(abs(row["losses/old_approx_kl"]) for row in rows) < 5e-5

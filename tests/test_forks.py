@@ -28,10 +28,10 @@ SETTINGS: dict[str, Any] = {
 }
 
 
-def trained(at: str, way: str, tmp_path: Path, **more: Any) -> dppo.Result:
+def trained(at: str, way: str, tmp_path: Path, **changes: Any) -> dppo.Result:
     kwargs = {"at": at, "way": way, "log": str(tmp_path / "status")}
     settings: dict[str, Any] = (
-        {"env_id": Forking, "env_kwargs": kwargs, "run_dir": tmp_path / "run"} | SETTINGS | more
+        {"env_id": Forking, "env_kwargs": kwargs, "run_dir": tmp_path / "run"} | SETTINGS | changes
     )
     return dppo.train(dppo.Config(**settings))
 
@@ -56,8 +56,8 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> dppo.Result:
         ("step", "raise"),
         ("step", "wait"),
         *(
-            pytest.param(*both, marks=pytest.mark.slow)
-            for both in (("make", "raise"), ("reset", "return"))
+            pytest.param(*processes, marks=pytest.mark.slow)
+            for processes in (("make", "raise"), ("reset", "return"))
         ),
         *(pytest.param("step", way, marks=pytest.mark.slow) for way in ("exit", "in C")),
     ],
@@ -73,11 +73,11 @@ def test_a_fork_leaves_and_the_run_goes_on(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("more", [{"env_threads": True}, {"standby_envs": 1}])
+@pytest.mark.parametrize("changes", [{"env_threads": True}, {"standby_envs": 1}])
 def test_a_fork_of_a_thread_leaves(
-    more: dict[str, Any], tmp_path: Path, undisturbed: dppo.Result
+    changes: dict[str, Any], tmp_path: Path, undisturbed: dppo.Result
 ) -> None:
-    check(trained("step", "exit", tmp_path, **more), "exit", tmp_path, undisturbed)
+    check(trained("step", "exit", tmp_path, **changes), "exit", tmp_path, undisturbed)
 
 
 @pytest.mark.slow

@@ -45,12 +45,12 @@ def test_frames_stored_once_train_the_same_weights_as_whole_stacks(
 
 def test_a_policy_is_evaluated_on_frames_as_in_training(run_of: RunOf) -> None:
     result = run_of("frames")
-    own = dppo.evaluate(result, episodes=2)
+    on_its_own = dppo.evaluate(result, episodes=2)
     by_name = dppo.evaluate(result, Guarded, episodes=2)
     made = dppo.evaluate(
         result, FrameStackObservation(GrayscaleObservation(Guarded()), 3), episodes=2
     )
-    assert own.returns == by_name.returns == made.returns
+    assert on_its_own.returns == by_name.returns == made.returns
 
 
 @given(
@@ -96,8 +96,8 @@ class Rewarding(Counting):
     """Returns the number of its step as the reward."""
 
     def step(self, action: Any) -> Any:
-        obs, _, *rest = super().step(action)
-        return obs, float(obs[0]), *rest
+        obs, _, *outcome = super().step(action)
+        return obs, float(obs[0]), *outcome
 
 
 def test_an_action_is_repeated_until_the_episode_ends() -> None:
@@ -221,13 +221,13 @@ GAMES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
 
 @pytest.mark.parametrize("case", GAMES)
 def test_games_have_defaults_of_their_own_and_what_is_given_wins(case: str) -> None:
-    given, expected = GAMES[case]
-    config = make_config({"env_id": "ALE/Pong-v5"} | given)
+    settings, expected = GAMES[case]
+    config = make_config({"env_id": "ALE/Pong-v5"} | settings)
     assert {name: getattr(config, name) for name in GAME} == expected
     assert config.update_epochs == (None if config.atari == "raw" else 4)
-    said = describe_atari(config)
-    assert (said is None) == (config.atari == "raw")
-    assert said is None or "atari=raw" in said
+    description = describe_atari(config)
+    assert (description is None) == (config.atari == "raw")
+    assert description is None or "atari=raw" in description
 
 
 def test_the_memory_of_stacks_counts_each_frame_once() -> None:
@@ -323,7 +323,7 @@ def test_a_lost_life_is_terminal_in_a_segment_and_the_game_goes_on(tmp_path: Pat
     for report, segment in zip(reports, segments, strict=True):
         assert segment.terminated.sum() >= 2 * len(report.episodes) + 2
         assert segment.obs.shape == (11, 2, 8, 8)
-        assert [len(own) for own in report.open_actions] == np.minimum(
+        assert [len(actions) for actions in report.open_actions] == np.minimum(
             report.carry.episode_lengths, 10
         ).tolist()
     stopped = dppo.train(config, observers=[Recorder(interrupt_at=1)])

@@ -282,22 +282,6 @@ def test_no_network_leaves_a_tensor_on_the_cpu(parts: Any) -> None:
         on_device("meta", spec)
 
 
-def test_the_table_of_the_benchmark_has_each_row_once(parts: Any) -> None:
-    gpu = importlib.import_module("gpu")
-    rows = [
-        parts.row("MLP", True, update_ms="3.1", weights="1e-7"),
-        parts.row("the part", False, error="ended"),
-    ]
-    report = {
-        "gpu": "H200",
-        "machine": {"cpu": "Xeon", "cores": 16},
-        "parts": {"learner": {"rows": rows, "wall_s": 9}},
-    }
-    table = gpu.table(report)
-    assert "| MLP | yes | update ms 3.1; weights 1e-7 |" in table
-    assert "| the part | **no** | error ended |" in table
-
-
 def test_a_part_of_the_benchmark_runs_on_a_cpu(parts: Any, tmp_path: Path) -> None:
     setting = parts.Setting("cpu", 1, tmp_path)
     small = {"num_steps": 8, "minibatch_size": 16, "update_epochs": 1}

@@ -96,8 +96,8 @@ def test_numbers_of_steps_and_of_episodes_are_reported_by_name(
         assert row[f"info/{key}"] == pytest.approx(np.mean(values))
     last = recorder.episodes[0].info
     assert last == {"energy": last["energy"], "total": 17.0, "solved": 1.0}
-    said = [text for text in notes.texts if "info_keys" in text]
-    assert said == [
+    info_notes = [text for text in notes.texts if "info_keys" in text]
+    assert info_notes == [
         "info_keys=absent: not a number in any info so far; the last one had energy, solved, total"
     ]
     without = dppo.train(settings(tmp_path / "without", info_keys=()))

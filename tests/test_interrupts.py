@@ -97,12 +97,12 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 @pytest.mark.parametrize(
-    ("number", "said"), [(signal.SIGINT, "interrupted"), (signal.SIGTERM, "ended by SIGTERM")]
+    ("number", "ending"), [(signal.SIGINT, "interrupted"), (signal.SIGTERM, "ended by SIGTERM")]
 )
 @pytest.mark.parametrize("swallows", [False, True])
 def test_eval_says_how_far_it_came(
     number: signal.Signals,
-    said: str,
+    ending: str,
     swallows: bool,
     trained: str,
     interrupt: Any,
@@ -110,7 +110,7 @@ def test_eval_says_how_far_it_came(
 ) -> None:
     interrupt(5 * EPISODE + 10, number, swallows=swallows)
     assert main(["eval", trained, "--trust", "--episodes", "100"]) == 128 + number
-    assert capsys.readouterr().err == f"dppo eval: {said}; 5 of 100 episodes, mean return 20.0\n"
+    assert capsys.readouterr().err == f"dppo eval: {ending}; 5 of 100 episodes, mean return 20.0\n"
     assert Interrupting.closed == 1
     assert Interrupting.steps <= 5 * EPISODE + 11
 
@@ -159,23 +159,23 @@ def test_a_signal_at_any_moment_ends_any_command_with_a_line(
     module = command_modules()[command]
     monkeypatch.setattr(f"{module}.main", lambda argv: signal.raise_signal(number))
     assert main([command]) == 128 + number
-    said = "interrupted" if number is signal.SIGINT else "ended by SIGTERM"
-    assert capsys.readouterr().err == f"dppo {command}: {said}\n"
+    ending = "interrupted" if number is signal.SIGINT else "ended by SIGTERM"
+    assert capsys.readouterr().err == f"dppo {command}: {ending}\n"
     assert signal.getsignal(number) is before
 
 
 def test_handlers_of_a_program_and_of_a_training_stay() -> None:
-    seen: list[int] = []
+    numbers: list[int] = []
 
     def own(number: int, frame: FrameType | None) -> None:
-        seen.append(number)
+        numbers.append(number)
 
     before = signal.signal(signal.SIGINT, own)
     try:
         with RaisingSignals() as signals:
             signal.raise_signal(signal.SIGINT)
             signals.check()
-        assert seen == [signal.SIGINT]
+        assert numbers == [signal.SIGINT]
     finally:
         signal.signal(signal.SIGINT, before)
     with StopSignals() as stop, RaisingSignals() as signals:

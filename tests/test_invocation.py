@@ -92,13 +92,13 @@ def strings(tree: ast.AST) -> Iterator[tuple[int, str]]:
 def test_no_text_has_a_command_that_is_written_out() -> None:
     """Use `command(...)`, or `as_called` for a text that is shown later."""
     written_out = re.compile(rf"(?<![/.\w-])dppo ({'|'.join(command_modules())})\b(?!:)")
-    found = [
+    written_commands = [
         f"{path.relative_to(SRC)}:{line}: {text}"
         for path in SRC.rglob("*.py")
         for line, text in strings(ast.parse(path.read_text("utf8")))
         if written_out.search(text)
     ]
-    assert found == []
+    assert written_commands == []
 
 
 def test_help_usage_and_errors_say_how_it_was_called(

@@ -284,9 +284,9 @@ def test_an_incomplete_or_moved_venv_is_emptied_and_rebuilt(checkout: Checkout) 
 
 @pytest.mark.slow
 def test_setting_up_says_what_it_is_doing_and_for_how_long(checkout: Checkout) -> None:
-    said = "Collecting one\n  Downloading https://host/one.whl.metadata (2 kB)\n  Downloading one-1.whl (190.2 MB)\n"
+    log = "Collecting one\n  Downloading https://host/one.whl.metadata (2 kB)\n  Downloading one-1.whl (190.2 MB)\n"
     site = 'mkdir -p "$venv/lib/python3.12/site-packages/one.dist-info"'
-    script = f"printf '{said}'; sleep 1.5; printf 'Installing collected packages: one, two\\n'; {site}; sleep 1.5\n"
+    script = f"printf '{log}'; sleep 1.5; printf 'Installing collected packages: one, two\\n'; {site}; sleep 1.5\n"
     checkout.script("pip", script)
     lines = checkout.run(DPPO_SETUP_REPORT_S="1").err.splitlines()
     assert lines[1] == "  0:01  1 packages found; Downloading one-1.whl (190.2 MB)"
@@ -334,11 +334,11 @@ def test_a_failed_setup_shows_the_end_of_its_log_and_is_redone(checkout: Checkou
 
 def test_concurrent_first_calls_install_once(checkout: Checkout) -> None:
     first = checkout.start_until_pip()
-    others = [checkout.start("x"), checkout.start("x")]
-    assert [other.stderr and other.stderr.readline() for other in others] == [WAITING, WAITING]
+    later = [checkout.start("x"), checkout.start("x")]
+    assert [other.stderr and other.stderr.readline() for other in later] == [WAITING, WAITING]
     (checkout.fakes / "go").touch()
-    outputs = [call.communicate(timeout=60) for call in (first, *others)]
-    assert [call.returncode for call in (first, *others)] == [0, 0, 0], outputs
+    outputs = [call.communicate(timeout=60) for call in (first, *later)]
+    assert [call.returncode for call in (first, *later)] == [0, 0, 0], outputs
     assert checkout.calls() == ["venv", "pip"]
 
 

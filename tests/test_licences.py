@@ -47,19 +47,19 @@ def actors(*hosted: tuple[int, ...]) -> list[Actor]:
 
 def test_the_environments_of_a_lost_process_count_until_its_keeper_has_ended_them() -> None:
     slots = Slots(replace(Limits(), most_hosted=3))
-    one, other = actors((0, 1), (2, 3))
-    assert slots.grant(one, (0, 1), 0.0) == (0, 1)
+    first, other = actors((0, 1), (2, 3))
+    assert slots.grant(first, (0, 1), 0.0) == (0, 1)
     assert slots.grant(other, (2, 3), 0.0) == (2,)  # and sampler 3 waits
     assert slots.take_waiting() == [other]
-    assert slots.grant(one, (0, 1), 1.0) == (0, 1)  # it has them
-    slots.ended(one)
-    one.end(1.0)
-    assert slots.grant(one, (0, 1), 2.0) == ()
+    assert slots.grant(first, (0, 1), 1.0) == (0, 1)  # it has them
+    slots.ended(first)
+    first.end(1.0)
+    assert slots.grant(first, (0, 1), 2.0) == ()
     assert (
         "of 3 of at most 3 samplers exist (licences), those of 2 in processes that have just ended"
         in str(slots)
     )
-    assert slots.grant(one, (0, 1), 2.0 + ENDING_S) == (0, 1)
+    assert slots.grant(first, (0, 1), 2.0 + ENDING_S) == (0, 1)
     assert slots.grant(other, (2, 3), 2.0 + ENDING_S) == (2,)
 
 
@@ -81,8 +81,8 @@ def test_what_an_actor_hosts_no_more_counts_until_it_is_idle_and_then_ends_it_if
 
 def test_environments_start_no_faster_than_allowed_over_all_actors() -> None:
     slots = Slots(replace(Limits(), start_s=2.0))
-    one, other = actors((0, 1), (2,))
-    assert slots.grant(one, (0, 1), 10.0) == (0, 1)
+    first, other = actors((0, 1), (2,))
+    assert slots.grant(first, (0, 1), 10.0) == (0, 1)
     assert [slots.grant(other, (2,), now) for now in (10.0, 13.9, 14.0)] == [(), (), (2,)]
 
 
@@ -137,8 +137,8 @@ def test_too_few_licences_are_reported_with_the_number_of_instances_and_the_reme
 def test_a_rate_holds_in_one_process(tmp_path: Path) -> None:
     config = settings(tmp_path / "run", start_rate="10/s", total_timesteps=64)
     dppo.train(config)
-    first, *others = made_at(config)
-    assert [when - first >= 0.099 * number for number, when in enumerate(others, 1)] == [True] * 3
+    first, *later = made_at(config)
+    assert [when - first >= 0.099 * number for number, when in enumerate(later, 1)] == [True] * 3
 
 
 @pytest.mark.parametrize("kind", ["in process", pytest.param("on Ray", marks=pytest.mark.slow)])
@@ -146,15 +146,17 @@ def test_evaluations_have_a_licence_of_their_own(
     kind: str, tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:
     """Actors that play and those that collect are killed; a licence that is not there would be an incident."""
-    more: dict[str, Any] = {"licences": 5, "eval_every": 64, "eval_episodes": 2}
+    settings_of_run: dict[str, Any] = {"licences": 5, "eval_every": 64, "eval_episodes": 2}
     kwargs = {"licences": 5, "child": kind == "on Ray", "sleep_s": 0.01 * (kind == "on Ray")}
     if kind == "in process":
-        result = dppo.train(settings(tmp_path / "run", kwargs=kwargs, **more))
+        result = dppo.train(settings(tmp_path / "run", kwargs=kwargs, **settings_of_run))
         assert result.incidents == {}
         return
     request.getfixturevalue("ray_session")
     with Disturbance("EvaluationActor.play", send(signal.SIGKILL)):
-        result = dppo.train(settings(tmp_path / "run", kwargs=kwargs, num_actors=2, **more))
+        result = dppo.train(
+            settings(tmp_path / "run", kwargs=kwargs, num_actors=2, **settings_of_run)
+        )
     assert result.incidents == {}
     assert [
         row["eval/episodes"] for row in read_metrics(tmp_path / "run") if "eval/episodes" in row

@@ -14,7 +14,6 @@ from typing import cast
 import pytest
 from remedies import executes
 
-import dppo
 from dppo import machine
 from dppo.config import Config
 from dppo.errors import ConfigError
@@ -26,7 +25,6 @@ from dppo.tools.pictures import learning_curve as pictures
 from dppo.transports.ray import capacity, core_use, session
 from dppo.transports.ray.capacity import Demand
 
-SOURCE = Path(dppo.__file__).parent
 LIMIT = 2**20
 
 
@@ -42,6 +40,17 @@ def cgroups(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def put(path: Path, text: str) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(f"{text}\n")
+
+
+def limited(limits: str, program: str, cwd: Path) -> subprocess.CompletedProcess[str]:
+    """Run a program in Python after these commands of a shell."""
+    command = f'{limits}; {sys.executable} -B -S -c "$0" 2>&1'
+    words = ["bash", "-c", command, program]
+    path = os.pathsep.join(sys.path)
+    env = {**os.environ, "PYTHONPATH": path}
+    return subprocess.run(
+        words, cwd=cwd, env=env, capture_output=True, text=True, timeout=60, check=False
+    )
 
 
 @pytest.mark.parametrize(
@@ -117,16 +126,10 @@ def test_what_a_run_used_is_compared_with_its_quota(
     use = core_use.CoreUse(8)
     put(folder / stat, f"{name}{int((7 + used_s) * unit)}")
     monkeypatch.setattr("time.monotonic", lambda: 105.0)
-    said = use.notes()
-    assert len(said) == notes
+    notes_of_run = use.notes()
+    assert len(notes_of_run) == notes
     fact = "8 actors on 4 cores, of which a quota (cgroup) allows 2, busy for 95% of the time"
-    assert all(fact in line for line in said)
-
-
-def test_cores_are_counted_in_one_place() -> None:
-    for path in SOURCE.rglob("*.py"):
-        counts = re.search(r"cpu_count|sched_getaffinity", path.read_text())
-        assert path.name == "machine.py" or not counts, path
+    assert all(fact in line for line in notes_of_run)
 
 
 @executes("machine.py: {} Run `ulimit -f unlimited` first.")
@@ -138,29 +141,12 @@ def test_a_limit_of_the_size_of_files_is_named_and_removed_as_told(tmp_path: Pat
         "with writing(path): write_file(path, bytes(5000))\n"
         "print(path.stat().st_size)"
     )
-    limited = f'ulimit -S -f 1; {sys.executable} -B -c "$0" 2>&1'
-    ran = subprocess.run(
-        ["bash", "-c", limited, program],
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
+    printed = limited("ulimit -S -f 1", program, tmp_path).stdout
     fact = "file: cannot be written: File too large. This process may not write files larger than 1,024 bytes"
-    assert f"{fact} (RLIMIT_FSIZE). Run `ulimit -f unlimited` first." in ran.stdout
-    command = re.search("Run `(ulimit .*)` first", ran.stdout)
+    assert f"{fact} (RLIMIT_FSIZE). Run `ulimit -f unlimited` first." in printed
+    command = re.search("Run `(ulimit .*)` first", printed)
     assert command is not None
-    told = f'ulimit -S -f 1; {command[1]}; {sys.executable} -B -c "$0"'
-    ran = subprocess.run(
-        ["bash", "-c", told, program],
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
-    assert ran.stdout == "5000\n", ran.stderr
+    assert limited(f"ulimit -S -f 1; {command[1]}", program, tmp_path).stdout == "5000\n"
 
 
 def test_a_limit_that_the_user_cannot_remove_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -226,18 +212,14 @@ def test_names_and_numbers_of_open_files_are_changed_as_told(tmp_path: Path) -> 
     assert remedy(raised.value) == "Use a shorter name."
     (tmp_path / ("a" * 20)).write_text("")
     program = "files = [open('/dev/null') for _ in range(50)]; print(len(files))"
-    for command, ends in (("ulimit -S -n 20", 1), ("ulimit -S -n 20; ulimit -S -n 4096", 0)):
-        typed = f'{command}; {sys.executable} -S -c "$0"'
-        ran = subprocess.run(
-            ["bash", "-c", typed, program], capture_output=True, text=True, timeout=60, check=False
-        )
-        assert ran.returncode == ends, ran.stderr
+    assert limited("ulimit -S -n 20", program, tmp_path).returncode == 1
+    assert limited("ulimit -S -n 20; ulimit -S -n 4096", program, tmp_path).returncode == 0
 
 
 def test_a_picture_and_a_comparison_that_cannot_be_written_say_the_remedy(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    def too_large(*of: object) -> None:
+    def too_large(*arguments: object) -> None:
         raise OSError(errno.EFBIG, "File too large")
 
     result = SimpleNamespace(run_dir=tmp_path, picture=tmp_path / "learning_curve.png")

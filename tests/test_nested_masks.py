@@ -92,9 +92,9 @@ def test_an_exported_policy_reads_masks_in_the_observation(form: str, trained: A
             f"obs.{name}": torch.from_numpy(np.array(leaf)[None])
             for name, leaf in leaves(obs).items()
         }
-        found = module.outputs(inputs)
+        outputs = module.outputs(inputs)
         for name, part in leaves(policy.act(obs)).items():
-            np.testing.assert_allclose(found[f"action.{name}"][0], part, rtol=1e-4, atol=1e-5)
+            np.testing.assert_allclose(outputs[f"action.{name}"][0], part, rtol=1e-4, atol=1e-5)
 
 
 def test_impossible_choices_have_no_gradient_and_the_others_are_unchanged() -> None:
@@ -161,11 +161,11 @@ WRONG: list[tuple[Any, str]] = [
     "envs/checks/masks.py: has no choices to allow. Pass None for it",
     "envs/checks/masks.py: that is a dict, and the actions are a {}. Pass a tuple",
 )
-@pytest.mark.parametrize(("given", "words"), WRONG)
-def test_nested_masks_of_a_wrong_form_are_named_with_their_part(given: Any, words: str) -> None:
+@pytest.mark.parametrize(("mask", "words"), WRONG)
+def test_nested_masks_of_a_wrong_form_are_named_with_their_part(mask: Any, words: str) -> None:
     actions = actions_of(HYBRID)
     with pytest.raises(BadResult, match=re.escape(words)):
-        checked_masks(given, (), actions)
+        checked_masks(mask, (), actions)
     # as the texts say
     everything = {
         "arm": None,
@@ -198,8 +198,8 @@ class BoxWith(Actuated):
         if source == "method":
             self.action_masks = lambda: np.ones(2)
         if source == "leaf":
-            seen: Any = spaces.Dict(action_mask=spaces.MultiBinary(2), at=self.observation_space)
-            self.observation_space = seen
+            space: Any = spaces.Dict(action_mask=spaces.MultiBinary(2), at=self.observation_space)
+            self.observation_space = space
 
     def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
         obs, _ = super().reset(seed=seed)

@@ -20,7 +20,7 @@ from worlds.faulty import Faulty
 import dppo
 from dppo.envs.make import make_env
 from dppo.envs.spaces import describe_spaces
-from dppo.errors import CheckpointError, ConfigError
+from dppo.errors import ConfigError
 from dppo.ppo.acting.agent import PPOAgent
 from dppo.ppo.exchange.records import PolicySnapshot
 from dppo.ppo.networks.choice import choose_network
@@ -127,43 +127,16 @@ def test_a_policy_acts_on_many_nested_observations_as_on_each(
 
 BATCH = np.zeros((2, 2, 2), np.int64)
 REFUSED: dict[str, tuple[gym.Space[Any], Any, str]] = {
-    "float image": (
-        IMAGE,
-        np.zeros((8, 8, 3)),
-        "dtype float64 instead of uint8",
-    ),
-    "int64 image": (
-        IMAGE,
-        np.zeros((8, 8, 3), np.int64),
-        "dtype int64 instead of uint8",
-    ),
+    "float image": (IMAGE, np.zeros((8, 8, 3)), "dtype float64 instead of uint8"),
     "pixel": (
         IMAGE,
         np.full((8, 8, 3), 300, np.uint16),
         "that is 300 at index 0, outside uint8 from 0 to 255",
     ),
     "images": (IMAGE, np.zeros((2, 8, 8, 3)), "dtype float64 instead of uint8"),
-    "nan": (
-        spaces.Box(-9, 9, (2,)),
-        np.array([0, np.nan]),
-        "that is nan at index 1",
-    ),
-    "many nan": (
-        spaces.Box(-9, 9, (2,)),
-        np.array([[0, 0], [0, np.nan]]),
-        "that is nan at index 3",
-    ),
-    "text": (
-        spaces.Box(-9, 9, (2,)),
-        ["a", "b"],
-        "dtype <U1 instead of float32",
-    ),
+    "nan": (spaces.Box(-9, 9, (2,)), [[0, 0], [0, np.nan]], "that is nan at index 3"),
+    "text": (spaces.Box(-9, 9, (2,)), ["a", "b"], "dtype <U1 instead of float32"),
     "nothing": (spaces.Discrete(4), None, "dtype object instead of int64"),
-    "category": (
-        spaces.Discrete(4, start=2),
-        99,
-        "that is 99, outside its space from 2 to 5",
-    ),
     "low": (
         spaces.Discrete(4, start=2),
         [2, 5, 1],
@@ -180,11 +153,7 @@ REFUSED: dict[str, tuple[gym.Space[Any], Any, str]] = {
         BATCH + 2**40,
         "that is 1099511627776 at index 0, outside int32",
     ),
-    "bits": (
-        spaces.MultiBinary(2),
-        [0, 256],
-        "that is 256 at index 1, outside int8",
-    ),
+    "bits": (spaces.MultiBinary(2), [0, 256], "that is 256 at index 1, outside int8"),
     "leaf": (
         spaces.Dict(a=spaces.Discrete(3)),
         {"a": 3},
@@ -344,32 +313,19 @@ def test_a_leaf_inside_another_may_be_named_with_a_slash(
         )
 
 
-def test_a_run_is_not_resumed_with_other_categories(tmp_path: Path) -> None:
-    plain = {"env_id": "worlds.observed:Plain"}
-    run = dppo.train(tiny(tmp_path / "run", **plain, env_kwargs={"kind": "discrete"})).run_dir
-    with pytest.raises((CheckpointError, ConfigError)):
-        dppo.train(tiny(run, **plain, env_kwargs={"kind": "many"}), resume=run)
-
-
 @pytest.mark.parametrize(
     ("space", "changes"),
     [
+        (spaces.Box(0, 255, (84, 84, 4), np.uint8), {"image_encoder": "nature"}),
         (
-            gym.spaces.Box(0, 255, (84, 84, 4), np.uint8),
-            {"image_encoder": "nature"},
-        ),
-        (
-            gym.spaces.Box(0, 255, (96, 96, 3), np.uint8),
+            spaces.Box(0, 255, (96, 96, 3), np.uint8),
             {"image_encoder": "impala", "trunk": "separate"},
         ),
         (
-            gym.spaces.Box(0, 255, (35, 35, 3), np.uint8),
+            spaces.Box(0, 255, (35, 35, 3), np.uint8),
             {"image_encoder": "grid", "trunk": "separate"},
         ),
-        (
-            gym.spaces.Box(-1, 1, (376,), np.float64),
-            {"hidden_sizes": (2048, 2048)},
-        ),
+        (spaces.Box(-1, 1, (376,), np.float64), {"hidden_sizes": (2048, 2048)}),
     ],
     ids=["nature", "impala", "grid", "wide"],
 )
@@ -377,11 +333,6 @@ def test_the_object_store_has_room_for_networks_of_all_kinds(
     space: gym.Space[Any], changes: dict[str, Any]
 ) -> None:
     """Ray starts before the spaces are known, and so before the network is."""
-    world = gym.Env[Any, Any]()
-    world.observation_space = space
-    world.action_space = gym.spaces.Discrete(3)
     config = make_config({"env_id": "CartPole-v1", **changes})
-    assert (
-        max_parameters(config)
-        >= choose_network(config.network, describe_spaces(world)).spec.num_parameters
-    )
+    spec = choose_network(config.network, describe_spaces(Faulty(space=space))).spec
+    assert max_parameters(config) >= spec.num_parameters

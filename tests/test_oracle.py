@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import dataclasses
 import importlib.util
 import math
@@ -311,16 +310,7 @@ def test_every_option_is_varied_and_defaults_are_those_of_dppo() -> None:
 
 
 def test_the_one_file_imports_nothing_of_dppo() -> None:
-    tree = ast.parse(EXAMPLE.read_text(encoding="utf8"))
-    modules = {
-        alias.name
-        for node in ast.walk(tree)
-        if isinstance(node, ast.Import)
-        for alias in node.names
-    }
-    modules |= {str(node.module) for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)}
-    theirs = {name.split(".")[0] for name in modules} - set(sys.stdlib_module_names)
-    assert theirs == {"gymnasium", "numpy", "torch"}
+    assert not re.search(r"^\s*(import|from) dppo", EXAMPLE.read_text("utf8"), re.MULTILINE)
 
 
 def test_the_one_file_runs_as_written(

@@ -113,15 +113,3 @@ def test_workflows_have_steps_that_exist(name: str) -> None:
             for word in step.get("run", "").split():
                 if word.startswith((".ci/", "./", "tests/")):
                     assert (ROOT / word.rstrip(")\"'")).exists(), word
-
-
-@pytest.mark.parametrize("name", ["bug.yml", "simulator.yml"])
-def test_issue_forms_ask_for_the_doctor_and_the_settings(name: str) -> None:
-    form = on_github(f"ISSUE_TEMPLATE/{name}")
-    assert form.keys() >= {"name", "description", "body"}
-    ids = [part["id"] for part in form["body"]]
-    assert len(set(ids)) == len(ids)
-    assert {"doctor", "config"} <= set(ids)
-    for part in form["body"]:
-        assert part["type"] in ("textarea", "input", "checkboxes")
-        assert part["attributes"]["label"]

@@ -100,8 +100,8 @@ def test_the_head_around_an_action_has_it_as_mode_and_makes_its_targets_likelies
         return  # both actions of a choice are likely, but not by the probabilities of the head
 
     def likelihood(head: np.ndarray) -> float:
-        both = distribution.log_prob(head, first) + distribution.log_prob(head, second)
-        return float(both.mean())
+        logprob = distribution.log_prob(head, first) + distribution.log_prob(head, second)
+        return float(logprob.mean())
 
     for _ in range(20):
         other = head + 0.3 * generator.normal(size=head.shape)

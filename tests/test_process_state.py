@@ -18,12 +18,15 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import gymnasium as gym
 import pytest
 import torch
+from kinds import small
 from worlds.disturbing import DISTURB
 
 import dppo
 from dppo.numerics import arithmetic
+from dppo.ppo.learning.trainer import PPOTrainer
 from dppo.process_state import borders
 from dppo.process_state.borders import forget_notes, note_changes, take_changes
 from dppo.process_state.states import STATES
@@ -46,9 +49,9 @@ def process(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     argv = sys.argv.copy()
     folder = os.getcwd()
     disabled = {
-        name: one.disabled
-        for name, one in logging.root.manager.loggerDict.items()
-        if hasattr(one, "disabled")
+        name: logger.disabled
+        for name, logger in logging.root.manager.loggerDict.items()
+        if hasattr(logger, "disabled")
     }
     level = logging.root.level
     language = locale.setlocale(locale.LC_ALL)
@@ -84,7 +87,7 @@ def process(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     os.umask(0o022)
 
 
-def trained(names: str, when: str, folder: Path, **more: Any) -> dppo.Result:
+def trained(names: str, when: str, folder: Path, **changes: Any) -> dppo.Result:
     """Train on an environment that changes states."""
     if when == "import":
         os.environ["DISTURB_AT_IMPORT"] = names
@@ -99,7 +102,7 @@ def trained(names: str, when: str, folder: Path, **more: Any) -> dppo.Result:
         "progress": "off",
         "run_dir": folder,
         "env_kwargs": {"names": names, "when": when},
-    } | more
+    } | changes
     try:
         return dppo.train(dppo.Config(env_id=ENV, **settings))
     finally:
@@ -107,9 +110,9 @@ def trained(names: str, when: str, folder: Path, **more: Any) -> dppo.Result:
 
 
 @cache
-def undisturbed(folder: Path, *, image: bool) -> str:
+def undisturbed(folder: Path, *, image: bool, **settings: Any) -> str:
     kwargs = {"names": "", "when": "make", "image": image}
-    return trained("", "make", folder, env_kwargs=kwargs).weights_sha256
+    return trained("", "make", folder, env_kwargs=kwargs, **settings).weights_sha256
 
 
 @pytest.fixture(scope="module")
@@ -117,19 +120,54 @@ def quiet(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("quiet")
 
 
+OWN = {"model": "worlds.models:Residual", "norm_obs": False}
+
+
 @pytest.mark.proves(
     "lets NumPy raise or the CPU round up, turns off gradients or logging, replaces `sys.stdout`, sets a umask, goes "
     "to another folder"
 )
-@pytest.mark.parametrize("when", WHEN)
-def test_all_states_together_change_no_weight(when: str, quiet: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("when", "network"), [*((when, {}) for when in WHEN), ("make", OWN), ("step", OWN)], ids=str
+)
+def test_all_states_together_change_no_weight(
+    when: str, network: dict[str, Any], quiet: Path, tmp_path: Path
+) -> None:
     names = ",".join(name for name in DISTURB if name not in ALONE)
-    result = trained(names, when, tmp_path / "run")
-    assert result.weights_sha256 == undisturbed(quiet / "numbers", image=False)
+    result = trained(names, when, tmp_path / "run", **network)
+    expected = undisturbed(quiet / f"numbers{len(network)}", image=False, **network)
+    assert result.weights_sha256 == expected
     assert result.checkpoint.stat().st_mode & 0o777 == 0o644, (
         "the umask of a simulator is not that of dppo's files"
     )
     assert result.incidents.get("global_state", 0) >= 1
+
+
+class Precise(gym.Wrapper[Any, Any, Any, Any]):
+    """Sets the precision of torch's products, and needs it in its steps."""
+
+    def __init__(self) -> None:
+        super().__init__(gym.make("CartPole-v1"))
+        torch.set_float32_matmul_precision("medium")
+
+    def step(self, action: Any) -> Any:
+        assert torch.get_float32_matmul_precision() == "medium"
+        return self.env.step(action)
+
+
+def test_a_simulator_keeps_its_own_settings(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    precisions = set()
+    update = PPOTrainer.update
+
+    def noted(*arguments: Any) -> Any:
+        precisions.add(torch.get_float32_matmul_precision())
+        return update(*arguments)
+
+    monkeypatch.setattr(PPOTrainer, "update", noted)
+    dppo.train(small(tmp_path / "run", env_id=Precise, on_env_fault="raise"))
+    assert precisions == {"highest"}
 
 
 @pytest.mark.slow
@@ -195,8 +233,8 @@ def test_torch_is_not_asked_while_another_thread_loads_it(monkeypatch: pytest.Mo
     half_loaded.__spec__._initializing = True  # type: ignore[attr-defined]  # as importlib sets it
     with monkeypatch.context() as patch:
         patch.setitem(sys.modules, "torch", half_loaded)
-        found = [state.get() for state in STATES if state.name.startswith("torch")]
-    assert found == [None] * 5
+        states = [state.get() for state in STATES if state.name.startswith("torch")]
+    assert states == [None] * 5
 
 
 def test_what_an_earlier_run_of_the_process_has_noted_is_noted_again() -> None:

@@ -289,15 +289,6 @@ def test_a_disturbed_run_on_ray_equals_the_whole_one(
     check(cell, whole, tmp_path)
 
 
-def test_each_cell_is_in_the_table_once() -> None:
-    every_cell = [*matrix.ALWAYS, *matrix.SLOW]
-    assert len(set(every_cell)) == len(every_cell)
-    proved = {(cell.disturbance, cell.moment) for cell in every_cell}
-    assert proved == {
-        (name, moment) for name, moments in matrix.DISTURBANCES.items() for moment in moments
-    }
-
-
 # ------------------------------------------------------------------ what else the promise says
 
 

@@ -22,7 +22,7 @@ from remedies.not_executed import NOT_EXECUTED
 from remedies.refused import STARTS, Remedy
 from remedies.running import pattern_of, problem
 from remedies.settings import BY_HAND, CHECKS, VALUES
-from remedies.texts import Text, is_remedy, remedies
+from remedies.texts import Text, remedies
 
 import dppo
 from dppo.config.parts import settings_by_name
@@ -226,14 +226,3 @@ def test_each_row_is_about_a_text_of_the_source() -> None:
         row for row in (*rows(), *unexecuted()) if not any(is_of(row, text) for text in remedies())
     ]
     assert not gone, "no remedy of the source has these words:\n" + "\n".join(map(str, gone))
-
-
-def test_texts_that_tell_the_user_to_do_something_are_found() -> None:
-    for text in (
-        "gamma=2: is too large. Use 1.",
-        "Leave it out, or raise `x`",
-        "see report.txt. Run it again.",
-    ):
-        assert is_remedy(text)
-    for text in ("gamma=2: is too large.", "return -3 after 7 steps", "in use"):
-        assert not is_remedy(text)

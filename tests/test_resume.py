@@ -7,7 +7,7 @@ import json
 import shutil
 import signal
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import gymnasium as gym
 import numpy as np
@@ -16,7 +16,7 @@ import torch
 from builders import make_config
 from commandline import Command
 from recorder import Recorder
-from torch import nn
+from worlds.models import Plain
 
 import dppo
 from dppo.__main__ import main
@@ -33,24 +33,11 @@ TOTAL = BATCH * ITERATIONS
 
 def words(folder: Path, *flags: str, run: str = "run", slow_after: int = 0) -> list[str]:
     """Return a training in which episodes span iterations, and everything is normalized."""
+    kwargs = json.dumps({"folder": str(folder), "slow_after": slow_after})
+    sizes = f"--num-samplers {SAMPLERS} --num-steps {STEPS} --total-timesteps {TOTAL}"
     return [
-        *(
-            "train",
-            "worlds.slow:hesitant_cartpole",
-            "--run-dir",
-            str(folder / run),
-            "--progress",
-            "plain",
-        ),
-        *("--env-kwargs", json.dumps({"folder": str(folder), "slow_after": slow_after})),
-        *(
-            "--num-samplers",
-            str(SAMPLERS),
-            "--num-steps",
-            str(STEPS),
-            "--total-timesteps",
-            str(TOTAL),
-        ),
+        *("train", "worlds.slow:hesitant_cartpole", "--run-dir", str(folder / run)),
+        *("--progress", "plain", "--env-kwargs", kwargs, *sizes.split()),
         *("--anneal-lr", "--update-epochs", "2", *flags),
     ]
 
@@ -86,14 +73,8 @@ def rows(run: Path) -> list[dict[str, Any]]:
 
 
 def of_learning(run: Path) -> list[dict[str, Any]]:
-    """Return the rows of a run without measured times."""
-    # depend on the machine and on interruptions
-    timely = (
-        "time/",
-        "perf/",
-        "charts/SPS",
-        "replay/",
-    )
+    """Return the rows of a run without what depends on the machine and on interruptions."""
+    timely = ("time/", "perf/", "charts/SPS", "replay/")
     return [
         {key: value for key, value in row.items() if not key.startswith(timely)}
         for row in rows(run)
@@ -170,92 +151,53 @@ def test_resuming_a_finished_run_changes_nothing(
 
 
 def test_without_annealing_a_run_can_be_extended(tmp_path: Path, whole: Path) -> None:
-    constant = ("--no-anneal-lr", "--total-timesteps")
-    assert main(words(tmp_path, *constant, str(3 * BATCH))) == 0
-    assert train("--resume", tmp_path / "run", "--total-timesteps", str(TOTAL)) == 0
-    assert main(words(tmp_path, *constant, str(TOTAL), run="at once")) == 0
-    assert weights(tmp_path / "run") == weights(tmp_path / "at once") != weights(whole)
-    assert of_learning(tmp_path / "run") == of_learning(tmp_path / "at once")
-
-
-def test_overlap_is_another_name_of_a_lag_of_one(tmp_path: Path, capsys: Capture) -> None:
-    lag = ("--no-anneal-lr", "--overlap", "--total-timesteps")
+    """It is resumed again without repeating the extension: the settings of the newest checkpoint count."""
     run = tmp_path / "run"
-    assert main(words(tmp_path, *lag, str(3 * BATCH))) == 0
-    assert train("--resume", run, "--policy-lag", "2", "--total-timesteps", str(TOTAL)) == 2
-    assert "policy_lag=2: " in capsys.readouterr().err
-    config = dppo.Config(
-        **settings_to_resume(run, {"total_timesteps": TOTAL, "overlap": False, "policy_lag": 1})
-    )
-    dppo.train(config, resume=run)
-    assert main(words(tmp_path, *lag, str(TOTAL), run="at once")) == 0
-    assert weights(run) == weights(tmp_path / "at once")
+    constant = ("--no-anneal-lr", "--total-timesteps")
+    assert main(words(tmp_path, *constant, str(2 * BATCH))) == 0
+    longer = dppo.Config(**settings_to_resume(run, {"total_timesteps": TOTAL}))
+    stopped = dppo.train(longer, resume=run, observers=[Recorder(interrupt_at=4)])
+    assert stopped.iterations == 4
+    assert train("--resume", run) == 0
+    assert main(words(tmp_path, *constant, str(TOTAL), run="at once")) == 0
+    assert weights(run) == weights(tmp_path / "at once") != weights(whole)
+    assert of_learning(run) == of_learning(tmp_path / "at once")
 
 
 class Kinds(gym.Env[Any, Any]):
-    """Has one of four kinds as an observation, declared as what `SPACES` holds."""
+    """Has one of four kinds as an observation, declared as `space`."""
 
     action_space = gym.spaces.Discrete(2)
+    space: ClassVar[gym.Space[Any]] = gym.spaces.MultiDiscrete([4])
 
     def __init__(self) -> None:
-        self.observation_space = gym.spaces.Dict(
-            {"kind": SPACES[-1], "x": gym.spaces.Box(-1, 1, (2,))}
-        )
+        self.observation_space = self.space
 
     def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
         super().reset(seed=seed)
-        return {"kind": np.array(self.np_random.integers(4)), "x": np.zeros(2, np.float32)}, {}
+        return self.np_random.integers(4, size=1), {}
 
     def step(self, action: int) -> Any:
-        return *self.reset()[:1], 0.0, False, False, {}
+        return self.np_random.integers(4, size=1), 0.0, False, False, {}
 
 
-class ReadsKinds(nn.Module):
-    def __init__(self, spaces: dppo.Spaces, head_size: int) -> None:
-        super().__init__()
-        self.policy = nn.Linear(3, head_size)
-        self.value = nn.Linear(3, 1)
-
-    def forward(self, obs: dict[str, torch.Tensor]) -> Any:
-        inputs = torch.cat([obs["kind"].reshape(-1, 1).to(obs["x"].dtype), obs["x"]], 1)
-        return self.policy(inputs), self.value(inputs).squeeze(-1)
+class ReadsKinds(Plain):
+    def forward(self, obs: torch.Tensor) -> Any:
+        return super().forward(obs.float())
 
 
-SPACES: list[gym.Space[Any]] = [gym.spaces.Discrete(4), gym.spaces.Box(0, 3, (), np.int64)]
-
-
-@pytest.mark.parametrize("model", [None, ReadsKinds], ids=["default", "own"])
+@pytest.mark.parametrize("network", [{}, {"model": ReadsKinds}], ids=["default", "own"])
 @pytest.mark.parametrize("branch", [False, True])
 def test_a_space_that_has_become_another_is_named(
-    model: Any, branch: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    network: dict[str, Any], branch: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    settings = {
-        "env_id": Kinds,
-        "num_steps": 8,
-        "num_samplers": 1,
-        "total_timesteps": 8,
-        "progress": "off",
-    }
-    if model is not None:
-        settings["model"] = model
-    monkeypatch.setitem(globals(), "SPACES", SPACES[:1])
+    sizes = {"num_steps": 8, "num_samplers": 1, "total_timesteps": 8, "progress": "off"}
+    settings = {"env_id": Kinds, **sizes, **network}
     dppo.train(make_config(settings | {"run_dir": tmp_path / "run"}))
-    monkeypatch.setitem(globals(), "SPACES", [gym.spaces.Box(0, 3, (), np.int64)])
-    folder = tmp_path / ("new" if branch else "run")
+    monkeypatch.setattr(Kinds, "space", gym.spaces.Box(0, 3, (1,), np.int64))
+    config = make_config(settings | {"run_dir": tmp_path / ("new" if branch else "run")})
     with pytest.raises(CheckpointError, match=r"its categories is .*, but that of \S+ is None"):
-        dppo.train(
-            make_config(settings | {"run_dir": folder}), resume=tmp_path / "run", branch=branch
-        )
-
-
-def test_an_extended_run_can_be_resumed_without_repeating_the_extension(tmp_path: Path) -> None:
-    """The settings of the newest checkpoint count."""
-    assert main(words(tmp_path, "--no-anneal-lr", "--total-timesteps", str(2 * BATCH))) == 0
-    longer = dppo.Config(**settings_to_resume(tmp_path / "run", {"total_timesteps": TOTAL}))
-    stopped = dppo.train(longer, resume=tmp_path / "run", observers=[Recorder(interrupt_at=4)])
-    assert stopped.iterations == 4
-    assert train("--resume", tmp_path / "run") == 0
-    assert len(rows(tmp_path / "run")) == ITERATIONS
+        dppo.train(config, resume=tmp_path / "run", branch=branch)
 
 
 def test_resume_auto_starts_a_run_and_continues_it_with_the_same_words(

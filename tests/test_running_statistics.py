@@ -21,7 +21,7 @@ from gymnasium.wrappers.vector import NormalizeObservation as NormalizeVector
 from kinds import small
 from recorder import Notes
 from remedies import executes
-from test_doctor import found_in
+from test_doctor import examined
 from worlds.joint import cartpole
 
 import dppo
@@ -148,15 +148,10 @@ def test_the_doctor_names_them_with_a_remedy_that_fits(
     setting: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(examination, "MAX_STEPS", 50)
-    sizes: dict[str, Any] = {"num_samplers": 1, "num_steps": 16, "update_epochs": 1}
-    settings = {"env_id": "test_running_statistics:normalized", "running_statistics": setting}
-    texts = found_in(make_config(settings | sizes))
+    texts = examined("test_running_statistics:normalized", running_statistics=setting)
     start = "error: running_statistics=refuse: " if setting == "refuse" else "warning: "
+    named = [text for text in texts if "normalizes by" in text or "the same seed" in text]
     assert any(
-        text.startswith(f"{start}NormalizeObservation around the environment") for text in texts
+        text.startswith(f"{start}NormalizeObservation around the environment") for text in named
     ), texts
-    assert all(
-        "norm_obs=True" in text
-        for text in texts
-        if "normalizes by" in text or "the same seed" in text
-    ), texts
+    assert all("norm_obs=True" in text for text in named), texts

@@ -47,7 +47,7 @@ def each_way(*fast: tuple[int, signal.Signals]) -> pytest.MarkDecorator:
 
 
 def command_line(
-    folder: Path, num_actors: int, slow_after: int = SLOW_AFTER, *more: str
+    folder: Path, num_actors: int, slow_after: int = SLOW_AFTER, *flags: str
 ) -> list[str]:
     # The simulators of actors are separate processes, as with most game engines, and must end, too.
     world = "worlds.slow:outside_cartpole" if num_actors else "worlds.slow:hesitant_cartpole"
@@ -62,18 +62,18 @@ def command_line(
             str(TOTAL),
             "--update-epochs",
             "1",
-            *more,
+            *flags,
         ),
     ]
 
 
 @contextmanager
 def busy_command(
-    folder: Path, num_actors: int, slow_after: int = SLOW_AFTER, *more: str
+    folder: Path, num_actors: int, slow_after: int = SLOW_AFTER, *flags: str
 ) -> Iterator[Command]:
     """Run a training until all its simulators are in a slow step of a segment that takes minutes."""
     (folder / "slow").touch()
-    with Command(command_line(folder, num_actors, slow_after, *more), folder) as command:
+    with Command(command_line(folder, num_actors, slow_after, *flags), folder) as command:
         command.wait_until(
             lambda: len(list(folder.glob("waiting-*"))) >= max(1, num_actors), timeout_s=120
         )
@@ -240,12 +240,12 @@ def test_a_stop_while_ray_starts_ends_the_command(number: int, tmp_path: Path) -
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("more", [(), ("--num-learners", "2")])
+@pytest.mark.parametrize("flags", [(), ("--num-learners", "2")])
 def test_sigterm_to_all_processes_at_once_saves(
-    more: tuple[str, ...], tmp_path: Path, undisturbed: np.ndarray
+    flags: tuple[str, ...], tmp_path: Path, undisturbed: np.ndarray
 ) -> None:
     """As Slurm does at the time limit of a job: Ray's own processes end at the same moment."""
-    with busy_command(tmp_path, 2, SLOW_AFTER, *more) as command:
+    with busy_command(tmp_path, 2, SLOW_AFTER, *flags) as command:
         for pid in [command.pid, *command.processes()]:
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGTERM)
@@ -253,7 +253,7 @@ def test_sigterm_to_all_processes_at_once_saves(
         assert "Stopped by SIGTERM" in command.out
         assert "Traceback" not in command.out + command.err
     assert checkpoints_in(tmp_path)[-1] == "iter_000002"
-    if not more:
+    if not flags:
         assert resumes_to(tmp_path, undisturbed)
 
 
@@ -343,7 +343,7 @@ class Waiting(torch.nn.Module):
 
 
 @pytest.mark.parametrize(
-    ("number", "more"),
+    ("number", "changes"),
     [
         (signal.SIGTERM, {}),
         pytest.param(signal.SIGINT, {"reuse": 2, "num_actors": 2}, marks=pytest.mark.slow),
@@ -351,9 +351,13 @@ class Waiting(torch.nn.Module):
     ],
 )
 def test_a_signal_during_an_update_drops_it_and_saves_the_iteration_before(
-    number: signal.Signals, more: dict[str, Any], tmp_path: Path
+    number: signal.Signals, changes: dict[str, Any], tmp_path: Path
 ) -> None:
-    own = {"model": Waiting, "model_kwargs": {"folder": str(tmp_path)}, "norm_obs": False} | more
+    waiting = {
+        "model": Waiting,
+        "model_kwargs": {"folder": str(tmp_path)},
+        "norm_obs": False,
+    } | changes
     sizes = {
         "num_samplers": 2,
         "num_steps": 8,
@@ -362,7 +366,13 @@ def test_a_signal_during_an_update_drops_it_and_saves_the_iteration_before(
         "update_epochs": 2,
     }
     config = make_config(
-        {"env_id": "CartPole-v1", "run_dir": tmp_path / "run", "progress": "off", **own, **sizes}
+        {
+            "env_id": "CartPole-v1",
+            "run_dir": tmp_path / "run",
+            "progress": "off",
+            **waiting,
+            **sizes,
+        }
     )
     whole = dppo.train(dataclasses.replace(config, run_dir=tmp_path / "whole"))
 

@@ -80,11 +80,11 @@ class SlowOnce(gym.Env[Any, Any]):
         self.steps = 0
         self.reached("constructor")
 
-    said: ClassVar[Callable[[str], bool]]
+    is_reported: ClassVar[Callable[[str], bool]]
 
     def reached(self, where: str) -> None:
         if where == self.where:
-            wait_until(lambda: SlowOnce.said(where))
+            wait_until(lambda: SlowOnce.is_reported(where))
 
     def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
         self.reached("reset")
@@ -117,12 +117,15 @@ def lines(
         return [line for line in caplog.messages if "has not returned" in line]
 
     monkeypatch.setattr(
-        SlowOnce, "said", lambda where: any(where in line for line in of_silence()), raising=False
+        SlowOnce,
+        "is_reported",
+        lambda where: any(where in line for line in of_silence()),
+        raising=False,
     )
     return of_silence
 
 
-def run_of(where: str, run_dir: Path, **more: Any) -> None:
+def run_of(where: str, run_dir: Path, **changes: Any) -> None:
     sizes: dict[str, Any] = {
         "num_samplers": 1,
         "num_steps": 8,
@@ -135,7 +138,7 @@ def run_of(where: str, run_dir: Path, **more: Any) -> None:
         "run_dir": run_dir,
         "progress": "off",
     }
-    dppo.train(make_config(sizes | more))
+    dppo.train(make_config(sizes | changes))
 
 
 @pytest.mark.proves("hangs in process, in `dppo eval` or in `dppo replay`")
@@ -145,8 +148,8 @@ def run_of(where: str, run_dir: Path, **more: Any) -> None:
 def test_a_run_in_process_says_where_it_stands(
     where: str, threads: bool, lines: Callable[[], list[str]], tmp_path: Path
 ) -> None:
-    more = {"num_samplers": 2, "env_threads": True, "total_timesteps": 16} if threads else {}
-    run_of(where, tmp_path / "run", **more)
+    changes = {"num_samplers": 2, "env_threads": True, "total_timesteps": 16} if threads else {}
+    run_of(where, tmp_path / "run", **changes)
     assert any(
         f"({SlowOnce.__module__}:SlowOnce), env 0: " in line and where in line for line in lines()
     )

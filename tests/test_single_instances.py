@@ -131,7 +131,7 @@ def test_actors_with_one_sampler_each_train_and_evaluate_with_equal_results(
     ray_session: None, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """One process is slow: without the setting, its sampler moves to the other, which cannot make it, and goes back."""
-    more: dict[str, Any] = {
+    sizes: dict[str, Any] = {
         "num_samplers": 2,
         "num_steps": 32,
         "num_actors": 2,
@@ -147,7 +147,7 @@ def test_actors_with_one_sampler_each_train_and_evaluate_with_equal_results(
             "run_dir": tmp_path / name,
         }
         result = dppo.train(
-            make_config({"env_id": "worlds.single:Engine"} | SIZES | more | kwargs | known)
+            make_config({"env_id": "worlds.single:Engine"} | SIZES | sizes | kwargs | known)
         )
         weights.append(result.weights_sha256)
         assert result.incidents == ({} if known else {"actor_lost": 1})

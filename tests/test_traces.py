@@ -97,7 +97,7 @@ def test_traces_on_ray_are_those_in_process(
 
 
 @pytest.mark.parametrize(
-    ("changes", "found"),
+    ("changes", "difference"),
     [
         ({}, "equal in 4 iterations, 1 to 4"),
         ({"seed": 2}, "iteration 1: policy\nseed: 1 and 2"),
@@ -118,14 +118,14 @@ def test_traces_on_ray_are_those_in_process(
 )
 def test_the_first_difference_is_named(
     changes: dict[str, Any],
-    found: str,
+    difference: str,
     traced: dppo.Result,
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     dppo.train(settings(tmp_path / "run", **changes))
     assert main(["diff", str(traced.run_dir), str(tmp_path / "run")]) == bool(changes)
-    assert capsys.readouterr().out.startswith(found)
+    assert capsys.readouterr().out.startswith(difference)
 
 
 @pytest.mark.parametrize(
@@ -147,6 +147,6 @@ def test_other_traces_are_refused_or_differ(
     if trace is not None:
         (tmp_path / "trace.jsonl").write_bytes(trace)
     assert main(["diff", str(traced.run_dir), str(tmp_path)]) == 1
-    said = capsys.readouterr()
-    assert words in said.err
-    assert "\x1b" not in said.out + said.err
+    printed = capsys.readouterr()
+    assert words in printed.err
+    assert "\x1b" not in printed.out + printed.err

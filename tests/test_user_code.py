@@ -111,8 +111,8 @@ def test_modules_in_other_processes_find_the_command_line_of_the_driver(
     monkeypatch.setattr(sys, "argv", ["script.py", "--speed", "2"])
     packed = packed_model(WithWords("__import__('sys').argv[1:]"))
     monkeypatch.setattr(sys, "argv", ["default_worker.py", "--node-ip-address=127.0.0.1"])
-    found: Any = unpacked_model(packed)
-    assert found == ["--speed", "2"]
+    hidden: Any = unpacked_model(packed)
+    assert hidden == ["--speed", "2"]
 
 
 def test_a_module_that_exits_at_its_import_in_another_process_is_an_error_with_the_reason() -> None:

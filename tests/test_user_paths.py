@@ -14,7 +14,7 @@ from remedies import executes
 import dppo
 from dppo.__main__ import main
 from dppo.commands.discovery import command_modules
-from dppo.commands.flags import EXTRA, SOURCES, TYPES, Parser
+from dppo.commands.flags import Parser
 from dppo.config import Config
 from dppo.config.parts import types_by_name
 from dppo.errors import CheckpointError, ConfigError
@@ -61,9 +61,9 @@ def test_a_home_folder_is_replaced_as_a_shell_does_it(home: Path) -> None:
 
 
 def test_each_setting_that_is_a_path_may_begin_with_the_home_folder(home: Path) -> None:
-    found = dict(settings_with_paths())
-    assert found == {"run_dir": False, "init_from": False, "upload": True}
-    for name, several in found.items():
+    path_settings = dict(settings_with_paths())
+    assert path_settings == {"run_dir": False, "init_from": False, "upload": True}
+    for name, several in path_settings.items():
         needs: dict[str, Any] = {"num_actors": 1, "address": "auto"} if name == "upload" else {}
         for text in ("~/x", Path("~/x")):
             settings: dict[str, Any] = {name: [text] if several else text}
@@ -135,12 +135,6 @@ def test_each_flag_and_word_of_all_commands_that_is_a_path_may_begin_with_the_ho
     }
     sources = {"tune --space", "train --config", "train --resume", "train --branch"}
     assert outputs | sources <= walked
-
-
-def test_all_metavars_of_paths_have_a_type() -> None:
-    assert set(PATHS) <= TYPES.keys()
-    assert {usage.split()[1] for usage in SOURCES if " " in usage} - {"NAME"} <= set(PATHS)
-    assert len(EXTRA) == len(SOURCES)
 
 
 def test_a_run_is_made_and_used_by_its_name_in_the_home_folder(home: Path) -> None:

@@ -117,21 +117,13 @@ def change_trace(run: Path) -> None:
     other_byte(run / "trace.jsonl", 400)
 
 
-def change_setting(run: Path) -> None:
-    text = (run / "config.yaml").read_text()
-    (run / "config.yaml").write_text(
-        re.sub(r"gamma: 0.99$", "gamma: 0.98", text, flags=re.MULTILINE)
-    )
+def replace_in_settings(pattern: str, text: str) -> Change:
+    def change(run: Path) -> None:
+        settings = (run / "config.yaml").read_text()
+        changed = re.sub(pattern, text, settings, flags=re.MULTILINE)
+        (run / "config.yaml").write_text(changed)
 
-
-def break_settings(run: Path) -> None:
-    text = (run / "config.yaml").read_text()
-    (run / "config.yaml").write_text(text.replace("gamma: ", "gamma; "))
-
-
-def change_version(run: Path) -> None:
-    text = (run / "config.yaml").read_text()
-    (run / "config.yaml").write_text(text.replace("gymnasium: ", "gymnasium: 1"))
+    return change
 
 
 def add_row(run: Path) -> None:
@@ -146,9 +138,15 @@ def add_row(run: Path) -> None:
         (change_old_checkpoint, "iter_000000.safetensors: expected"),
         (change_metrics, "metrics.jsonl was changed"),
         (change_trace, "trace.jsonl was changed"),
-        (change_setting, "config.yaml has gamma: 0.98, and the newest checkpoint 0.99"),
-        (break_settings, "config="),
-        (change_version, "config.yaml has gymnasium: 1"),
+        (
+            replace_in_settings("gamma: 0.99$", "gamma: 0.98"),
+            "config.yaml has gamma: 0.98, and the newest checkpoint 0.99",
+        ),
+        (replace_in_settings("gamma: ", "gamma; "), "config="),
+        (
+            replace_in_settings("gymnasium: ", "gymnasium: 1"),
+            "config.yaml has gymnasium: 1",
+        ),
         (add_row, "metrics.jsonl was changed: lines were added"),
     ],
 )

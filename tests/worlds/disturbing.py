@@ -71,6 +71,7 @@ DISTURB: dict[str, Callable[[], Any]] = {
     "dtype": _torch(lambda torch: torch.set_default_dtype(torch.float64)),
     "deterministic": _torch(lambda torch: torch.use_deterministic_algorithms(True)),
     "threads": _torch(lambda torch: torch.set_num_threads(3)),
+    "precision": _torch(lambda torch: torch.set_float32_matmul_precision("medium")),
     "torch_seed": _torch(lambda torch: torch.manual_seed(1)),
     "logging": _configure_logging,
     "streams": _replace_streams,
