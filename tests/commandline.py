@@ -138,8 +138,8 @@ class Command:
 def run(
     words: Sequence[str],
     cwd: Path,
-    timeout_s: float = 90.0,
-    program: Sequence[str] = ("-m", "dppo"),
+    timeout_s: Any = 90.0,
+    program: Any = ("-m", "dppo"),
     **env: str,
 ) -> tuple[int, str, str]:
     """Run a `Command` to its end; return the exit code, stdout and stderr."""

@@ -318,7 +318,7 @@ def test_the_network_does_not_read_the_mask(tmp_path: Path) -> None:
 )
 def test_first_ratio_is_one(settings: dict[str, Any]) -> None:
     is_wide = settings["env_kwargs"].get("kind") == "wide"
-    bounds = {"action_bounds": "squash"} if is_wide else {}
+    bounds: dict[str, Any] = {"action_bounds": "squash"} if is_wide else {}
     settings = settings | {
         "num_samplers": 2,
         "envs_per_sampler": 2,

@@ -21,17 +21,19 @@ from dppo.tools.video import DEFAULT_FPS, Video
 Capture = pytest.CaptureFixture[str]
 
 
+SIZES: dict[str, Any] = {
+    "num_samplers": 1,
+    "num_steps": 32,
+    "total_timesteps": 32,
+    "hidden_sizes": (4,),
+    "progress": "off",
+}
+
+
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     run = tmp_path_factory.mktemp("drawn") / "run"
-    sizes = {
-        "num_samplers": 1,
-        "num_steps": 32,
-        "total_timesteps": 32,
-        "hidden_sizes": (4,),
-        "progress": "off",
-    }
-    dppo.train(make_config({"env_id": "worlds.drawn:Drawn", "run_dir": run, **sizes}))
+    dppo.train(make_config({"env_id": "worlds.drawn:Drawn", "run_dir": run, **SIZES}))
     return run
 
 
@@ -53,22 +55,13 @@ def test_a_replay_is_written_as_a_video_for_browsers(
     pytest.importorskip("av", reason="PyAV is not installed")
     episode = max(read_episodes(run), key=lambda episode: episode.length)
     path = tmp_path / "out.mp4"
-    assert (
-        main(
-            ["replay", str(run), "--episode", str(episode.number), "--video", str(path), "--trust"]
-        )
-        == 0
-    )
-    printed = capsys.readouterr().out
-    assert (
-        f"{path}: 1 episode, {episode.length + 1} images of 252 x 180, 12 per second\n" in printed
-    )
+    words = f"replay {run} --episode {episode.number} --video {path} --trust"
+    assert main(words.split()) == 0
+    size = f"{episode.length + 1} images of 252 x 180, 12 per second\n"
+    assert f"{path}: 1 episode, {size}" in capsys.readouterr().out
     stream, images = decoded(path)
-    assert (
-        stream.codec_context.name,
-        stream.codec_context.pix_fmt,
-        float(stream.average_rate),
-    ) == (*("h264", "yuv420p", 12.0),)
+    codec = stream.codec_context
+    assert (codec.name, codec.pix_fmt, float(stream.average_rate)) == ("h264", "yuv420p", 12.0)
     assert [image.shape for image in images] == [(180, 252, 3)] * (episode.length + 1)
     for image, action in zip(images[1:], episode.actions(), strict=True):
         assert is_color(image[20:-20, 20:-20], COLORS[action])
@@ -80,17 +73,8 @@ def test_cartpole_is_filmed_with_what_the_extra_brings(tmp_path: Path) -> None:
     """With PyAV and pygame, which are in the extra `video`."""
     for package in ("av", "pygame"):
         pytest.importorskip(package, reason="needs the extra `video`")
-    sizes = {
-        "num_samplers": 1,
-        "num_steps": 32,
-        "total_timesteps": 32,
-        "hidden_sizes": (4,),
-        "progress": "off",
-    }
-    result = dppo.train(
-        make_config({"env_id": "CartPole-v1", "run_dir": tmp_path / "run", **sizes})
-    )
-    evaluation = dppo.evaluate(result, episodes=2, video=tmp_path / "out.mp4")
+    config = make_config({"env_id": "CartPole-v1", "run_dir": tmp_path / "run", **SIZES})
+    evaluation = dppo.evaluate(dppo.train(config), episodes=2, video=tmp_path / "out.mp4")
     _, images = decoded(tmp_path / "out.mp4")
     assert len(images) == max(evaluation.lengths) + 1
     assert max(float(image.std()) for image in images) > 5  # a cart and a pole, no empty picture
