@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from builders import make_config
 
-from dppo.config.resolve import DEFAULTS, LINES, TaskFacts, resolve
+from dppo.config.resolve import LINES, TaskFacts, resolve
 from dppo.errors import ConfigError
 from dppo.hosts.plans import trainer_plan
 from dppo.records.run_lines import sizes_line
@@ -69,16 +69,6 @@ def test_a_setting_that_is_left_open_follows_from_the_task(
         is_usual = value == LINES[name][1]
         assert bool(chosen[name].line) is not is_usual
         assert chosen[name].because or is_usual
-
-
-def test_every_default_applies_in_some_case() -> None:
-    reached = set()
-    for _, task, changes, _ in CASES:
-        _, choices = resolve(make_config({"env_id": "E-v0"} | changes), task)
-        reached |= {(choice.setting, choice.because) for choice in choices}
-    assert reached == {
-        (default.setting, default.because) for defaults in DEFAULTS.values() for default in defaults
-    }
 
 
 def test_deviations_of_another_run_are_not_announced_as_a_default() -> None:

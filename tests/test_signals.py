@@ -19,6 +19,7 @@ import pytest
 import torch
 from builders import make_config
 from commandline import Command
+from kinds import small
 from processes import wait_until
 from recorder import Notes, Recorder
 
@@ -39,11 +40,7 @@ GONE_S = 60.0  # for the processes of Ray to end after the command
 HELPERS_OF_RAY = ("ray::DashboardAgent", "ray::RuntimeEnvAgent")
 
 
-def each_way(*fast: tuple[int, signal.Signals]) -> pytest.MarkDecorator:
-    """Ctrl-C and SIGTERM, without actors and with two; all but `fast` are in the slow set."""
-    ways = [(actors, number) for actors in (0, 2) for number in (signal.SIGINT, signal.SIGTERM)]
-    marked = [pytest.param(*way, marks=[] if way in fast else [pytest.mark.slow]) for way in ways]
-    return pytest.mark.parametrize(("num_actors", "number"), marked)
+each_way = pytest.mark.parametrize("num_actors", [0, 2])
 
 
 def command_line(
@@ -51,19 +48,11 @@ def command_line(
 ) -> list[str]:
     # The simulators of actors are separate processes, as with most game engines, and must end, too.
     world = "worlds.slow:outside_cartpole" if num_actors else "worlds.slow:hesitant_cartpole"
+    sizes = f"--num-samplers {SAMPLERS} --num-steps {STEPS} --total-timesteps {TOTAL}"
     return [
         *("train", world, "--run-dir", str(folder / "run"), "--progress", "plain"),
         *("--env-kwargs", f'{{"folder": "{folder}", "slow_after": {slow_after}}}'),
-        *("--num-actors", str(num_actors), "--num-samplers", str(SAMPLERS)),
-        *(
-            "--num-steps",
-            str(STEPS),
-            "--total-timesteps",
-            str(TOTAL),
-            "--update-epochs",
-            "1",
-            *flags,
-        ),
+        *("--num-actors", str(num_actors), "--update-epochs", "1", *sizes.split(), *flags),
     ]
 
 
@@ -106,16 +95,10 @@ def checkpoints_in(folder: Path) -> list[str]:
 @pytest.fixture(scope="module")
 def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> np.ndarray:
     """Return the weights of the same training without any signal."""
-    settings = {
-        "num_samplers": SAMPLERS,
-        "num_steps": STEPS,
-        "total_timesteps": TOTAL,
-        "update_epochs": 1,
-    }
     run_dir = tmp_path_factory.mktemp("undisturbed") / "run"
-    dppo.train(
-        make_config({"env_id": "CartPole-v1", "run_dir": run_dir, "progress": "off", **settings})
-    )
+    sizes = {"num_samplers": SAMPLERS, "num_steps": STEPS, "total_timesteps": TOTAL}
+    settings = {"env_id": "CartPole-v1", "update_epochs": 1, "progress": "off", **sizes}
+    dppo.train(make_config(settings | {"run_dir": run_dir}))
     return dppo.load_policy(run_dir).weights
 
 
@@ -127,38 +110,43 @@ def resumes_to(folder: Path, undisturbed: np.ndarray) -> bool:
     return weights.tobytes() == undisturbed.tobytes()
 
 
-@each_way((2, signal.SIGINT))  # tests/test_resume.py stops runs without actors
+@pytest.mark.parametrize(
+    ("num_actors", "number", "slow_after", "last"),
+    [
+        (
+            2,
+            signal.SIGINT,
+            SLOW_AFTER,
+            "iter_000002",
+        ),  # tests/test_resume.py stops runs without actors
+        pytest.param(2, signal.SIGTERM, SLOW_AFTER, "iter_000002", marks=pytest.mark.slow),
+        pytest.param(0, signal.SIGINT, SLOW_AFTER, "iter_000002", marks=pytest.mark.slow),
+        pytest.param(0, signal.SIGTERM, 5, "iter_000000", marks=pytest.mark.slow),
+        pytest.param(0, signal.SIGHUP, SLOW_AFTER, "iter_000002", marks=pytest.mark.slow),
+    ],
+)
 def test_a_stop_saves_and_can_be_resumed(
-    num_actors: int, number: int, tmp_path: Path, undisturbed: np.ndarray
+    num_actors: int,
+    number: signal.Signals,
+    slow_after: int,
+    last: str,
+    tmp_path: Path,
+    undisturbed: np.ndarray,
 ) -> None:
-    with busy_command(tmp_path, num_actors) as command:
+    with busy_command(tmp_path, num_actors, slow_after) as command:
         command.press_ctrl_c() if number == signal.SIGINT else command.send(number)
         assert command.wait(SOON_S) == 128 + number
         command.leaves_nothing_within(GONE_S)
-        assert f"Stopped by {signal.Signals(number).name}" in command.out
+        assert f"Stopped by {number.name}" in command.out
         assert f"Resume with: dppo train --resume {tmp_path / 'run'} --trust" in command.out
         assert "Traceback" not in command.out + command.err
-    assert checkpoints_in(tmp_path)[-1] == "iter_000002"
-    assert resumes_to(tmp_path, undisturbed)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("slow_after", "number", "last"),
-    [(5, signal.SIGTERM, "iter_000000"), (SLOW_AFTER, signal.SIGHUP, "iter_000002")],
-)
-def test_a_run_stopped_in_its_first_iteration_or_by_its_terminal_can_be_resumed(
-    slow_after: int, number: signal.Signals, last: str, tmp_path: Path, undisturbed: np.ndarray
-) -> None:
-    with busy_command(tmp_path, num_actors=0, slow_after=slow_after) as command:
-        command.send(number)
-        assert command.wait(SOON_S) == 128 + number
-        assert f"Stopped by {number.name}" in command.out
     assert checkpoints_in(tmp_path)[-1] == last
     assert resumes_to(tmp_path, undisturbed)
 
 
-@each_way()
+@pytest.mark.slow
+@each_way
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_second_signal_during_the_shutdown_ends_it_at_once(
     num_actors: int, number: int, tmp_path: Path
 ) -> None:
@@ -190,7 +178,9 @@ def test_a_second_signal_during_an_update_ends_the_run_at_once(number: int, tmp_
         assert command.wait(SOON_S) == 128 + number
 
 
-@each_way()
+@pytest.mark.slow
+@each_way
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_stop_while_simulators_are_created_ends_the_command(
     num_actors: int, number: int, tmp_path: Path
 ) -> None:
@@ -208,7 +198,7 @@ def test_a_stop_while_simulators_are_created_ends_the_command(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("num_actors", [0, 2])
+@each_way
 def test_after_sigkill_only_the_run_is_left(
     num_actors: int, tmp_path: Path, undisturbed: np.ndarray
 ) -> None:
@@ -262,6 +252,8 @@ def test_each_signal_ends_a_wait_and_its_handler_is_restored(number: signal.Sign
     before = signal.getsignal(number)
     with StopSignals() as stop:
         signal.raise_signal(number)
+        if number is signal.SIGHUP:  # the shell and the kernel both send it; others would end it
+            signal.raise_signal(number)
         with pytest.raises(StopRequested) as stopped:
             stop.check()
         assert stopped.value.signal is number
@@ -277,15 +269,6 @@ def test_a_signal_whose_exception_was_caught_while_a_command_began_stops_its_run
             stop.check()
     assert stopped.value.signal is signal.SIGTERM
     assert stop.seconds_since() < 10
-
-
-def test_a_terminal_that_is_closed_may_say_so_twice() -> None:
-    """The shell and the kernel both send SIGHUP; a second signal of another kind ends the process at once."""
-    with StopSignals() as stop:
-        signal.raise_signal(signal.SIGHUP)
-        signal.raise_signal(signal.SIGHUP)
-        with pytest.raises(StopRequested):
-            stop.check()
 
 
 def test_under_nohup_a_closed_terminal_is_ignored() -> None:
@@ -353,27 +336,20 @@ class Waiting(torch.nn.Module):
 def test_a_signal_during_an_update_drops_it_and_saves_the_iteration_before(
     number: signal.Signals, changes: dict[str, Any], tmp_path: Path
 ) -> None:
-    waiting = {
+    settings = {
+        "env_id": "CartPole-v1",
         "model": Waiting,
         "model_kwargs": {"folder": str(tmp_path)},
         "norm_obs": False,
-    } | changes
-    sizes = {
         "num_samplers": 2,
         "num_steps": 8,
         "total_timesteps": 48,
         "minibatch_size": 8,
         "update_epochs": 2,
+        "progress": "off",
+        "run_dir": tmp_path / "run",
     }
-    config = make_config(
-        {
-            "env_id": "CartPole-v1",
-            "run_dir": tmp_path / "run",
-            "progress": "off",
-            **waiting,
-            **sizes,
-        }
-    )
+    config = make_config(settings | changes)
     whole = dppo.train(dataclasses.replace(config, run_dir=tmp_path / "whole"))
 
     def block(iteration: int) -> None:
@@ -407,14 +383,5 @@ class Alarming(gym.Wrapper[Any, Any, Any, Any]):
 def test_a_timer_that_an_environment_leaves_running_does_not_end_the_process(
     tmp_path: Path,
 ) -> None:
-    settings = {
-        "env_id": lambda: Alarming(gym.make("CartPole-v1")),
-        "num_samplers": 1,
-        "num_steps": 8,
-    }
-    dppo.train(
-        make_config(
-            {**settings, "total_timesteps": 8, "run_dir": tmp_path / "run", "progress": "off"}
-        )
-    )
+    dppo.train(small(tmp_path / "run", env_id=lambda: Alarming(gym.make("CartPole-v1"))))
     assert signal.getitimer(signal.ITIMER_REAL) == (0.0, 0.0)
