@@ -164,7 +164,8 @@ def test_episodes_are_listed_and_found_by_number_and_by_name(run: Path, capsys: 
     assert main(["replay", str(run), "--episodes"]) == 0
     head, *rows, last = capsys.readouterr().out.splitlines()
     episodes = read_episodes(run)
-    assert head.split() == ["number", "sampler/env/episode", "return", "length", "env", "step"]
+    columns = head.split()
+    assert columns == ["number", "sampler/env/episode", "return", "length", "env", "step"]
     assert [row.split()[0] for row in rows] == [str(episode.number) for episode in episodes]
     assert last.startswith(f"{len(episodes)} recorded.")
     assert replayed(run, "--episode", episodes[-1].name) == 0
@@ -204,7 +205,11 @@ def test_a_path_without_a_run_and_episodes_of_several_rows_are_refused(
 ) -> None:
     assert main(["replay", "/tmp"]) == 2
     assert "Traceback" not in capsys.readouterr().err
-    agents = {"env_id": "worlds.joint:agents", "envs_per_sampler": 3, "record_episodes": "all"}
+    agents = {
+        "env_id": "worlds.joint:agents",
+        "envs_per_sampler": 3,
+        "record_episodes": "all",
+    }
     dppo.train(settings(tmp_path / "run", **agents))
     assert replayed(tmp_path / "run", "--episode", "1") == 2
     assert "steps several rows at once, and an episode of one dep" in capsys.readouterr().err
@@ -281,9 +286,17 @@ def test_an_episode_that_is_not_the_same_is_refused_with_its_place(
 
 def test_an_episode_that_failed_is_played_up_to_its_fault(tmp_path: Path, capsys: Capture) -> None:
     run = tmp_path / "run"
-    bad = {"obs": [float("nan")] * 2, "episodes": [0, 2]}
-    faulty = {"env_id": "worlds.faulty:Faulty", "env_kwargs": bad, "env_faults": "unlimited"}
-    result = dppo.train(settings(run, on_env_fault="rebuild", **faulty))
+    bad = {
+        "obs": [float("nan")] * 2,
+        "episodes": [0, 2],
+    }
+    faulty = {
+        "env_id": "worlds.faulty:Faulty",
+        "env_kwargs": bad,
+        "on_env_fault": "rebuild",
+        "env_faults": "unlimited",
+    }
+    result = dppo.train(settings(run, **faulty))
     failed = [episode for episode in read_episodes(run) if episode.number is None]
     assert len(failed) == result.incidents["bad_step"] > 0
     assert main(["replay", str(run), "--episodes"]) == 0

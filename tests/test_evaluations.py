@@ -529,18 +529,18 @@ def test_on_actors_evaluations_are_equal_also_if_one_is_killed_and_the_run_is_re
     assert not done or "actor 0 of evaluations died" in " ".join(notes.texts)
 
 
-HUNG = "was in one step, reset or constructor of episode 0 for 5 s, the longest"
+# What is said of an actor, and how often.
+FAILURES = {
+    "kill": ("died", 3),
+    "hang": ("was in one step, reset or constructor of episode 0 for 5 s, the longest", 2),
+    "garble": ("failed: ValueError", 3),
+}
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("fault", "reason", "times"),
-    [("kill", "died", 3), ("hang", HUNG, 2), ("garble", "failed: ValueError", 3)],
-)
+@pytest.mark.parametrize("fault", FAILURES)
 def test_actors_that_always_fail_neither_stop_training_nor_its_end(
     fault: str,
-    reason: str,
-    times: int,
     ray_session: None,
     whole: dppo.Result,
     tmp_path: Path,
@@ -558,6 +558,7 @@ def test_actors_that_always_fail_neither_stop_training_nor_its_end(
     assert result.weights_sha256 == whole.weights_sha256
     assert result.incidents["evaluation_fault"] == 1
     assert evaluations(result)[ITERATIONS]["eval/episodes"] == 0
+    reason, times = FAILURES[fault]
     assert sum(f"actor 0 of evaluations {reason}" in text for text in notes.texts) == times
     begins = "waiting for the evaluation after 384 steps (0 of 4 ep"
     waiting = [text for text in notes.texts if text.startswith(begins)]

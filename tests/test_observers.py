@@ -69,12 +69,14 @@ def test_an_observer_sees_the_whole_run_and_does_not_change_its_result(
     each = [call for number in range(ITERATIONS) for call in (f"iter_{number:06d}", "iteration")]
     assert recorder.calls == ["start", *each, "iter_000004", "end"]
     assert recorder.run is not None
-    assert (recorder.run.config, recorder.run.run_dir) == (config, tmp_path / "run")
+    assert recorder.run.config == config
+    assert recorder.run.run_dir == tmp_path / "run"
     assert (recorder.run.total_steps, recorder.run.resumed_at) == (64 * ITERATIONS, None)
     assert recorder.rows == result.metrics
     assert len(recorder.episodes) == result.episodes > 0
     assert recorder.checkpoints[-1] == result.checkpoint
-    assert (recorder.result, recorder.error) == (result, None)
+    assert recorder.result == result
+    assert recorder.error is None
     assert "run_dir=" in repr(result)
     assert len(repr(result)) < 300
     (result.run_dir / "metrics.jsonl").unlink()
@@ -122,7 +124,10 @@ class Watcher(dppo.Observer):
         self.seen.append(progress)
 
 
-SLEEPY = {"env_id": "dppo/SlowCartPole-v0", "env_kwargs": {"step_s": 0.25}}
+SLEEPY: dict[str, Any] = {
+    "env_id": "dppo/SlowCartPole-v0",
+    "env_kwargs": {"step_s": 0.25},
+}
 
 
 @pytest.mark.parametrize(
@@ -135,8 +140,14 @@ def test_progress_is_reported_while_a_slow_simulator_collects(
     watcher = Watcher()
     batch = 2 * steps
     total = batch * iterations
-    sizes = {"num_steps": steps, "total_timesteps": total, "num_actors": num_actors}
-    config = settings(tmp_path / "run", **SLEEPY, **sizes, progress="plain")
+    changes = {
+        **SLEEPY,
+        "num_steps": steps,
+        "total_timesteps": total,
+        "num_actors": num_actors,
+        "progress": "plain",
+    }
+    config = settings(tmp_path / "run", **changes)
     dppo.train(config, observers=[watcher])
     assert {progress.iteration for progress in watcher.seen} == set(range(1, iterations + 1))
     for progress in watcher.seen:
