@@ -506,7 +506,7 @@ def test_settings_that_affect_learning_must_not_change_on_resume(change: dict[st
 def test_overlap_is_another_name_of_a_lag_of_one_on_resume() -> None:
     before = plain_settings(config(overlap=True))
     assert changes_on_resume(before, config(policy_lag=1), Path("c"), 5) == ()
-    with pytest.raises(ConfigError, match=r"^policy_lag=2: "):
+    with pytest.raises(ConfigError, match="cannot be resumed with another value"):
         changes_on_resume(before, config(policy_lag=2), Path("c"), 5)
 
 

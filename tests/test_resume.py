@@ -12,7 +12,6 @@ from typing import Any, ClassVar
 import gymnasium as gym
 import numpy as np
 import pytest
-import torch
 from builders import make_config
 from commandline import Command
 from recorder import Recorder
@@ -168,25 +167,27 @@ class Kinds(gym.Env[Any, Any]):
     """Has one of four kinds as an observation, declared as `space`."""
 
     action_space = gym.spaces.Discrete(2)
-    space: ClassVar[gym.Space[Any]] = gym.spaces.MultiDiscrete([4])
+    space: ClassVar[gym.Space[Any]] = gym.spaces.Discrete(4)
 
     def __init__(self) -> None:
-        self.observation_space = self.space
+        self.observation_space = gym.spaces.Dict(kind=self.space, x=gym.spaces.Box(-1, 1, (2,)))
 
     def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
         super().reset(seed=seed)
-        return self.np_random.integers(4, size=1), {}
+        return {"kind": np.array(self.np_random.integers(4)), "x": np.zeros(2, np.float32)}, {}
 
     def step(self, action: int) -> Any:
-        return self.np_random.integers(4, size=1), 0.0, False, False, {}
+        return *self.reset()[:1], 0.0, False, False, {}
 
 
-class ReadsKinds(Plain):
-    def forward(self, obs: torch.Tensor) -> Any:
-        return super().forward(obs.float())
+class ReadsOne(Plain):
+    """Reads the first element of `x`."""
+
+    def forward(self, obs: Any) -> Any:
+        return super().forward(obs["x"][:, :1])
 
 
-@pytest.mark.parametrize("network", [{}, {"model": ReadsKinds}], ids=["default", "own"])
+@pytest.mark.parametrize("network", [{}, {"model": ReadsOne}], ids=["default", "own"])
 @pytest.mark.parametrize("branch", [False, True])
 def test_a_space_that_has_become_another_is_named(
     network: dict[str, Any], branch: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -194,7 +195,7 @@ def test_a_space_that_has_become_another_is_named(
     sizes = {"num_steps": 8, "num_samplers": 1, "total_timesteps": 8, "progress": "off"}
     settings = {"env_id": Kinds, **sizes, **network}
     dppo.train(make_config(settings | {"run_dir": tmp_path / "run"}))
-    monkeypatch.setattr(Kinds, "space", gym.spaces.Box(0, 3, (1,), np.int64))
+    monkeypatch.setattr(Kinds, "space", gym.spaces.Box(0, 3, (), np.int64))
     config = make_config(settings | {"run_dir": tmp_path / ("new" if branch else "run")})
     with pytest.raises(CheckpointError, match=r"its categories is .*, but that of \S+ is None"):
         dppo.train(config, resume=tmp_path / "run", branch=branch)
