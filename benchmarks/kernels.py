@@ -207,7 +207,7 @@ def plain_calls() -> Any:
 def plain_acting() -> Any:
     """Return a context in which actors use torch."""
 
-    def in_torch(spec: Any) -> Any:
+    def in_torch(spec: Any, *, estimates_values: bool) -> Any:
         from dppo.ppo.networks.modules import TorchActing
 
         module = spec.module(0)

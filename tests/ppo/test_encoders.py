@@ -19,7 +19,7 @@ from dppo.envs.spaces import describe_spaces
 from dppo.errors import ConfigError
 from dppo.hosts.builders import build_sampler
 from dppo.hosts.plans import sampler_plan
-from dppo.ppo.exchange.inputs import network_inputs, normalized_part
+from dppo.ppo.exchange.inputs import normalized_part, reader_of
 from dppo.ppo.exchange.moments import Moments
 from dppo.ppo.exchange.records import PolicySnapshot
 from dppo.ppo.exchange.statistics import Statistics, no_statistics
@@ -259,7 +259,9 @@ def test_norm_obs_keys_leaves_the_other_floats_as_they_are() -> None:
     statistics = no_statistics(spaces, obs=True, returns=False)
     recorded = Statistics(Moments.of(normalized_part(rows, spaces.normalized)))
     scale = statistics.merged([recorded]).obs_scale()
-    inputs = network_inputs(rows, rows.dtype, "float32", scale)
+    reader = reader_of(rows.dtype, "float32")
+    reader.load(scale)
+    inputs = reader.read(rows)
     assert isinstance(inputs, dict)
     np.testing.assert_array_equal(inputs["robot.arm.0"], [[1, 2], [50, 60]])  # not even clipped
     np.testing.assert_allclose(inputs["robot.arm.1"], [-1, 1], rtol=1e-6)

@@ -17,13 +17,14 @@ from torch import Tensor, nn
 
 from dppo.ppo.distributions.base import Distribution
 from dppo.ppo.distributions.simple import Categorical, DiagonalGaussian
-from dppo.ppo.kernels.acting import NumpyCells, NumpyMLP
+from dppo.ppo.kernels.acting import NumpyCells
 from dppo.ppo.kernels.calls import without_call_overhead
 from dppo.ppo.kernels.convolutions import Dense, PixelConv
 from dppo.ppo.kernels.linear_layers import linear, use_in
 from dppo.ppo.kernels.mlp import HandwrittenMLP
 from dppo.ppo.kernels.products import multiply, tanh_
 from dppo.ppo.kernels.recurrence import over_time, over_time_in_torch
+from dppo.ppo.networks import choice
 from dppo.ppo.networks.choice import choose_network
 from dppo.ppo.networks.encoders import CELLS
 from dppo.ppo.networks.layers import NUM_STATE_VECTORS
@@ -189,12 +190,12 @@ def acting(**settings: Any) -> tuple[Results, Results]:
     )
     results: list[Results] = []
     module = spec.module(0)
-    for acting_network in (
-        NumpyMLP(spec),
+    for network_of_actor in (
+        choice.acting_network(spec),
         TorchActing(module, spec.ordered_parameters(module), spec.spaces),
     ):
-        acting_network.load(random_weights(spec))
-        results.append([array for array in acting_network.step(obs, state) if array is not None])
+        network_of_actor.load(random_weights(spec))
+        results.append([array for array in network_of_actor.step(obs, state) if array is not None])
     return results[0], results[1]
 
 

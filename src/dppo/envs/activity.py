@@ -137,6 +137,11 @@ class ActivityRecord:
         if self._on_step is not None:
             self._on_step(steps)
 
+    @property
+    def replayed(self) -> int:
+        """Steps replayed for the current question."""
+        return self._cells[_REPLAYED]
+
     def look(self) -> Activity:
         moves, began, place, *others = self._cells.tolist()
         return Activity(

@@ -162,6 +162,8 @@ class EnvGroup:
         except BadResult as outside:
             far_outside = self._checks.far_outside(returned) if first else None
             self._report(far_outside or outside, len(obs) - 1, log, wrong=far_outside is not None)
+        if self.meter is not None:
+            log.info = self.meter.take()
         if first:
             self._checks.pack = self._pack
             log.incidents += self._first.findings(returned, offers_mask=self._envs[0].offers_mask)

@@ -20,11 +20,12 @@ from dppo.ppo.exchange.records import (
     Incident,
     IncidentKind,
     PolicySnapshot,
+    Segment,
     SegmentReport,
     SegmentRequest,
     Timings,
 )
-from dppo.process_state.borders import guarded_steps, take_changes
+from dppo.process_state.borders import Change, guarded_steps, take_changes
 from dppo.spaces.spaces import Spaces
 
 LOOK_S = 0.1  # interval between two looks at the progress of threads
@@ -43,6 +44,7 @@ class SamplerHost:
         self._plan = plan
         self._progress = progress
         self._samplers: dict[int, BuiltSampler] = {}
+        self._user_code = f"a step or reset of {plan.env.env_name}"
 
     def spaces(self, sampler_id: int) -> Spaces:
         """Create the environments of a sampler and return their spaces."""
@@ -60,19 +62,15 @@ class SamplerHost:
             samplers = [self._ready(request) for request in requests]
             if spaces is not None:
                 self._check_spaces(requests, spaces)
-            with guarded_steps(f"a step or reset of {self._plan.env.env_name}"):
+            with guarded_steps(self._user_code):
                 made = collect_together(samplers, requests, policy)
-        made[0] = with_notes(*made[0])
-        for position, request in enumerate(requests):
-            meter = self._sampler(request.sampler_id).envs.meter
-            if meter is not None:
-                report, segment = made[position]
-                report = replace(report, info=meter.take())
-                made[position] = (report, segment)
+        changes = take_changes()
+        if changes:
+            made[0] = with_notes(*made[0], changes)
         timings = Timings(
             total_s=time.perf_counter() - began,
             env_s=sum(report.env_s for report, _ in made),
-            replayed_steps=self._progress.look().replayed,
+            replayed_steps=self._progress.replayed,
             replay_s=self._progress.replay_s,
         )
         self._progress.enter(place_of(Phase.IDLE))
@@ -318,12 +316,12 @@ def _steps_to_replay(requests: Sequence[SegmentRequest]) -> int:
     return sum(len(actions) for rebuild in rebuilds for actions in rebuild.actions)
 
 
-def with_notes(report: SegmentReport, segment: Any) -> tuple[SegmentReport, Any]:
+def with_notes(
+    report: SegmentReport, segment: Segment, changes: Sequence[Change]
+) -> tuple[SegmentReport, Segment]:
     """Return a report with its segment, after adding incidents for process state that user code has changed."""
-    notes = tuple(Incident(IncidentKind.GLOBAL_STATE, f"{change}.") for change in take_changes())
-    if notes:
-        report = replace(report, incidents=(*report.incidents, *notes))
-    return report, segment
+    notes = [Incident(IncidentKind.GLOBAL_STATE, f"{change}.") for change in changes]
+    return replace(report, incidents=(*report.incidents, *notes)), segment
 
 
 def host_of(plan: SamplerPlan, progress: ActivityRecord) -> SamplerHost | ThreadedHost:

@@ -71,6 +71,9 @@ class LocalTrainer:
             self.trainer = build_trainer(plan, spaces, self._parallel)
         self.spec = self.trainer.spec
         self.device = self.trainer.device
+        self._repeatable_on_device: Callable[[], AbstractContextManager[None]] = nullcontext
+        if self.device.type != "cpu":
+            self._repeatable_on_device = lambda: repeatable_on(self.device)
         # from before a GPU failed
         self._rescued: TrainerState | None = None
 
@@ -94,7 +97,7 @@ class LocalTrainer:
             torch_as_usual(),
             limit_blas(1),
             exact_on(num_threads),
-            repeatable_on(self.device),
+            self._repeatable_on_device(),
         ):
             yield
 

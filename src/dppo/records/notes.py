@@ -62,18 +62,18 @@ class _Figures(NamedTuple):
     entropy: float
     explained_variance: float
 
-    @staticmethod
-    def of_row(row: Mapping[str, float]) -> "_Figures":
-        return _Figures(
-            mean_return=row.get("charts/episodic_return", math.nan),
-            return_std=row.get("charts/episodic_return_std", math.nan),
-            length=row.get("charts/episodic_length", math.nan),
-            episodes=row.get("charts/episodes", math.nan),
-            learning_rate=row.get("charts/learning_rate", math.nan),
-            approx_kl=row.get("losses/approx_kl", math.nan),
-            entropy=row.get("losses/entropy", math.nan),
-            explained_variance=row.get("losses/explained_variance", math.nan),
-        )
+
+FIGURES = (
+    "charts/episodic_return",
+    "charts/episodic_return_std",
+    "charts/episodic_length",
+    "charts/episodes",
+    "charts/learning_rate",
+    "losses/approx_kl",
+    "losses/entropy",
+    "losses/explained_variance",
+)
+"""The metrics of `_Figures`, in its order."""
 
 
 class LearningNotes(Observer):
@@ -137,7 +137,7 @@ class LearningNotes(Observer):
         if row["iteration"] == self._iteration:
             return []
         self._iteration = row["iteration"]
-        figures = _Figures.of_row(row)
+        figures = _Figures(*(row.get(name, math.nan) for name in FIGURES))
         self._track(figures, row)
         self._times_in_a_row = Counter(
             {sign: self._times_in_a_row[sign] + 1 for sign in self._signs(figures)}
@@ -148,6 +148,9 @@ class LearningNotes(Observer):
             if times >= PATIENCE and sign not in self._reported
         ]
         self._reported.update(due)
+        return [self._text(sign, figures, row) for sign in due]
+
+    def _text(self, sign: str, figures: _Figures, row: Mapping[str, float]) -> str:
         facts = {
             "row": row,
             "config": self._config,
@@ -159,7 +162,7 @@ class LearningNotes(Observer):
             "best": self._best_return,
             "at": self._best_step,
         }
-        return [NOTES[sign].format(**facts) for sign in due]
+        return NOTES[sign].format(**facts)
 
     def _track(self, figures: _Figures, row: Mapping[str, float]) -> None:
         """Update the first, lowest, highest and best figures so far."""

@@ -2,7 +2,6 @@
 
 import time
 from collections.abc import Iterator, Sequence
-from typing import Any
 
 import numpy as np
 
@@ -25,6 +24,7 @@ class Observers:
                     f"observers: {user!r} is not a dppo.Observer. Make its class a subclass of it."
                 )
         self._files: list[Observer] = []
+        self._on_disk: list[OnDisk] = []
         self._display = display
         self._users = list(users)
         self._started: list[Observer] = []
@@ -61,19 +61,14 @@ class Observers:
     def add_file(self, observer: Observer) -> None:
         """Add an observer that can only be made when the run knows where it starts."""
         self._files.append(observer)
+        if isinstance(observer, OnDisk):
+            self._on_disk.append(observer)
         self._started.append(observer)
 
     def flush_files(self) -> None:
         """Wait until all rows so far would survive a power cut. In the thread of the disk."""
-        for observer in self._files:
-            if isinstance(observer, OnDisk):
-                observer.flush()
-
-    def _settle_files(self) -> None:
-        """Wait until the rows are in their files, where the user's observers may look for them."""
-        for observer in self._files:
-            if isinstance(observer, OnDisk):
-                observer.settle()
+        for observer in self._on_disk:
+            observer.flush()
 
     def __iter__(self) -> Iterator[Observer]:
         """Iterate over all, in the order in which they are called."""
@@ -93,10 +88,11 @@ class Observers:
             (observer, observer.on_iteration(row)) for observer in (*self._files, self._display)
         ]
         if self._users:
-            self._settle_files()
+            for file in self._on_disk:  # where the user's observers may look for the row
+                file.settle()
         answers += [(user, user.on_iteration(row.copy())) for user in self._users]
         for observer, answer in answers:
-            if _is_true(answer):
+            if isinstance(answer, bool | np.bool_) and answer:  # no other truthy value
                 return type(observer).__name__
         return None
 
@@ -120,8 +116,3 @@ class Observers:
                     logger.warning("%s.on_end raised %r", type(observer).__qualname__, problem)
         if error is None and first_error is not None:
             raise first_error
-
-
-def _is_true(answer: Any) -> bool:
-    """Accept `True` and `numpy.True_`, and no other truthy value."""
-    return isinstance(answer, bool | np.bool_) and bool(answer)

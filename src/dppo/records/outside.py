@@ -23,6 +23,7 @@ from dppo.records.observer import Observer, Result
 T = TypeVar("T")
 
 ENDING_S = 6.0  # without progress, after which a call is given up once a signal has arrived: a run ends within 10 s
+MOMENT_S = 0.02  # in which a call usually ends
 TICK_S = 0.25  # between two looks at a call that is waited for
 PROGRESS_S = 0.005  # of CPU time of the thread, which counts as progress
 MAX_QUEUED = 10_000  # calls that nobody waits for
@@ -161,6 +162,10 @@ class OutsideThread:
 
     def _wait_for(self, call: _Call, limit_s: float) -> bool:
         """Return True once a call has ended, False if it is given up."""
+        return call.ended.wait(MOMENT_S) or self._wait_longer_for(call, limit_s)
+
+    def _wait_longer_for(self, call: _Call, limit_s: float) -> bool:
+        """Look at the progress of the place while waiting for a call that takes long."""
         while not call.ended.wait(0 if self._is_over(limit_s) else TICK_S):
             self._say_if_due()
             if self._is_over(limit_s):
@@ -275,6 +280,8 @@ class OnDisk(Observer):
         self._action = f"writing {name}"
         self.flush = writer.flush
         """For the thread of the disk."""
+        self.settle = disk.settle
+        """Waits until all rows so far are written, while the disk makes progress."""
 
     def on_iteration(self, row: dict[str, float]) -> None:
         """Begin to write the row, once the earlier ones are written or wait for a disk that blocks."""
@@ -282,10 +289,6 @@ class OnDisk(Observer):
         if snapshot is not None:
             self._disk.settle()
             self._disk.post(self._action, partial(self._writer.write, snapshot), patience_s=0)
-
-    def settle(self) -> None:
-        """Wait until all rows so far are written, while the disk makes progress."""
-        self._disk.settle()
 
     def on_incident(self, incident: Incident) -> None:
         """Write the incident."""

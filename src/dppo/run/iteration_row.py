@@ -5,7 +5,7 @@ from collections.abc import Collection, Mapping, Sequence
 from statistics import fmean, pstdev
 
 from dppo.log import logger
-from dppo.ppo.exchange.records import Episode, Timings
+from dppo.ppo.exchange.records import Episode
 from dppo.run.learner import Iteration, PPOLearner
 
 MAX_ACTORS = 64  # whose memory is in a row
@@ -38,14 +38,14 @@ def iteration_row(
     for name, value in iteration.update.figures.items():
         row[f"losses/{name}"] = value
     row |= _shares(iteration, iteration_s)
-    spent = sum(collected.timings, Timings())
     row["perf/env_step_ms"] = (
         1e3 * sum(report.env_s for report in collected.reports) / max(1, steps)
     )
-    row["replay/steps"] = spent.replayed_steps
-    row["replay/s"] = spent.replay_s
-    row["actors/memory_gb"] = spent.memory / 1e9
-    for timing in collected.timings[:MAX_ACTORS]:
+    timings = collected.timings
+    row["replay/steps"] = sum(timing.replayed_steps for timing in timings)
+    row["replay/s"] = sum(timing.replay_s for timing in timings)
+    row["actors/memory_gb"] = max(timing.memory for timing in timings) / 1e9
+    for timing in timings[:MAX_ACTORS]:
         if timing.memory:
             row[f"actors/memory_gb/{timing.actor}"] = timing.memory / 1e9
     for kind, count in learner.incidents.items():

@@ -112,15 +112,18 @@ class RunCheckpoints:
         try:
             self.save()
         except CheckpointError as error:
-            incident = Incident(IncidentKind.CHECKPOINT_FAILED, str(error))
-            self._learner.count(incident)
-            if self.evaluations is not None:
-                self.evaluations.not_saved(self._learner.iteration)
-            if not self._has_failed:
-                logger.warning("%s Further failures are counted, not reported.", error)
-            self._has_failed = True
-            for observer in self._observers:
-                observer.on_incident(incident)
+            self._count_failure(error)
+
+    def _count_failure(self, error: CheckpointError) -> None:
+        incident = Incident(IncidentKind.CHECKPOINT_FAILED, str(error))
+        self._learner.count(incident)
+        if self.evaluations is not None:
+            self.evaluations.not_saved(self._learner.iteration)
+        if not self._has_failed:
+            logger.warning("%s Further failures are counted, not reported.", error)
+        self._has_failed = True
+        for observer in self._observers:
+            observer.on_incident(incident)
 
     def save_after(self, error: BaseException) -> None:
         """Save the last finished iteration after `error`; a failure to do so must not hide it."""

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from dppo.ppo.exchange.inputs import each_leaf, network_inputs, scale_for
+from dppo.ppo.exchange.inputs import each_leaf, reader_of
 from dppo.ppo.exchange.records import Experience
 from dppo.ppo.exchange.scales import CLIP, ObsScale
 from dppo.ppo.learning.advantages import shaped_rewards
@@ -83,9 +83,9 @@ class Minibatches:
 
     def _inputs(self, obs: np.ndarray, obs_scale: ObsScale | None) -> Any:
         obs_dtype = self.spec.spaces.obs
-        scale = scale_for(obs_scale, obs_dtype, self.spec.dtype)
-        inputs = network_inputs(obs, obs_dtype, self.spec.dtype, scale)
-        return each_leaf(inputs, self._tensor)
+        reader = reader_of(obs_dtype, self.spec.dtype)
+        reader.load(obs_scale)
+        return each_leaf(reader.read(obs), self._tensor)
 
     def _tensor(self, array: np.ndarray) -> Tensor:
         if array.dtype.kind == "f":

@@ -163,9 +163,12 @@ def annealed_settings(ppo: PPO) -> list[str]:
 
 def annealed(ppo: SomePPO, share: float) -> SomePPO:
     """Return the settings as they are after this share of the run, 0 <= share < 1 (detail 4)."""
-    return replace(
-        ppo, **{name: getattr(ppo, name) * (1 - share) for name in annealed_settings(ppo)}
-    )
+    now = {
+        name: getattr(ppo, name) * (1 - share)
+        for name, switch in ANNEALED.items()
+        if getattr(ppo, switch)
+    }
+    return replace(ppo, **now)
 
 
 def reuse_clip_factor(reuse: int) -> float:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from dppo.ppo.exchange.inputs import network_inputs, scale_for
+from dppo.ppo.exchange.inputs import reader_of
 from dppo.ppo.exchange.records import PolicySnapshot
-from dppo.ppo.exchange.scales import ObsScale, ValueScale
+from dppo.ppo.exchange.scales import ValueScale
 from dppo.ppo.networks.choice import acting_network
 from dppo.ppo.networks.network import NetworkSpec, Outputs
 from dppo.spaces.spaces import MaskSource, masks_of
@@ -32,7 +32,7 @@ class PPOAgent:
         self.estimates_values = estimates_values
         self._network = acting_network(spec, estimates_values=estimates_values)
         self._dtype = np.dtype(spec.dtype)
-        self._obs_scale: ObsScale | None = None
+        self._reader = reader_of(spec.spaces.obs, self._dtype)
         self._value_scale: ValueScale | None = None
         self._obs_fields: str | list[str] | None = None
         """Fields of stored observations that hold no mask; None: all."""
@@ -44,7 +44,7 @@ class PPOAgent:
     def load(self, snapshot: PolicySnapshot) -> None:
         """Use `snapshot` from now on. Its arrays are not modified."""
         self._network.load(snapshot.weights)
-        self._obs_scale = scale_for(snapshot.obs_scale, self.spec.spaces.obs, self._dtype)
+        self._reader.load(snapshot.obs_scale)
         self._value_scale = snapshot.value_scale
 
     def start(self, *rows: int) -> np.ndarray:
@@ -89,8 +89,7 @@ class PPOAgent:
 
     def _outputs(self, stored: np.ndarray, state: np.ndarray | None) -> Outputs:
         obs, masks = self.split(stored)
-        inputs = network_inputs(obs, self.spec.spaces.obs, self._dtype, self._obs_scale)
-        outputs = self._network.step(inputs, state)
+        outputs = self._network.step(self._reader.read(obs), state)
         if masks is not None:
             head = self.distribution.limited(outputs.head, masks)
             outputs = outputs._replace(head=head)

@@ -140,6 +140,7 @@ class PPOSampler:
             statistics=statistics,
             incidents=(*rollout.incidents[number], *log.incidents),
             env_s=log.seconds,
+            info=log.info,
         )
         return report, segment
 

@@ -18,34 +18,71 @@ def each_leaf(obs: Any, change: Callable[[Any], Any]) -> Any:
     return change(obs)
 
 
-def network_inputs(
-    obs: np.ndarray,
-    obs_dtype: np.dtype[Any],
-    dtype: str | np.dtype[Any],
-    scale: ObsScale | None,
-) -> np.ndarray | dict[str, np.ndarray]:
-    """Return the inputs of a network in `dtype` for stored observations [..., *O]; of several leaves, each by its name.
+class NumberReader:
+    """Makes the inputs of a network from observations that are one array of numbers, as they are stored."""
 
-    Pixels stay as they are, and so do integers beside other leaves.
+    def __init__(self, obs_dtype: np.dtype[Any], dtype: str | np.dtype[Any]) -> None:
+        """Read observations of `obs_dtype` for a network of `dtype`."""
+        self._dtype = dtype
+        self._scale_dtype = "float64" if obs_dtype.base == np.float64 else dtype
+        self._scale: ObsScale | None = None
 
-    Args:
-        obs_dtype: the dtype of one observation.
-        scale: the result of `scale_for`; None: numbers are not normalized.
-    """
-    if obs_dtype.names is None:
-        if is_image(obs_dtype):
-            return obs
-        if scale is None:
-            return obs.astype(dtype, copy=False)
-        return scale.normalize(obs, dtype)
-    inputs = leaves(obs)
-    scales = {} if scale is None else leaf_scales(scale, obs_dtype)
-    for name, leaf in inputs.items():
-        if name in scales:
-            inputs[name] = scales[name].normalize(leaf, dtype)
-        elif leaf.dtype.kind == "f":
-            inputs[name] = leaf.astype(dtype, copy=False)
-    return inputs
+    def load(self, scale: ObsScale | None) -> None:
+        """Normalize with `scale` from now on, in float64 if observations hold it; None: leave them as they are."""
+        self._scale = None if scale is None else scale.astype(self._scale_dtype)
+
+    def read(self, obs: np.ndarray) -> np.ndarray:
+        """Return the inputs for stored observations [..., *O]."""
+        if self._scale is None:
+            return obs.astype(self._dtype, copy=False)
+        return self._scale.normalize(obs, self._dtype)
+
+
+class PixelReader:
+    """Leaves images as they are."""
+
+    def load(self, scale: ObsScale | None) -> None:
+        """Do nothing: pixels are not normalized."""
+
+    def read(self, obs: np.ndarray) -> np.ndarray:
+        return obs
+
+
+class LeafReader:
+    """Makes an input of each leaf of observations with several leaves; integers among them stay as they are."""
+
+    def __init__(self, obs_dtype: np.dtype[Any], dtype: str | np.dtype[Any]) -> None:
+        """Read observations of `obs_dtype` for a network of `dtype`."""
+        self._obs_dtype = obs_dtype
+        self._dtype = dtype
+        self._scales: dict[str, ObsScale] = {}
+
+    def load(self, scale: ObsScale | None) -> None:
+        """Normalize with `scale` from now on; None: leave numbers as they are."""
+        scale = scale_for(scale, self._obs_dtype, self._dtype)
+        self._scales = {} if scale is None else leaf_scales(scale, self._obs_dtype)
+
+    def read(self, obs: np.ndarray) -> dict[str, np.ndarray]:
+        """Return the inputs for stored observations [...] by the names of the leaves."""
+        inputs = leaves(obs)
+        for name, leaf in inputs.items():
+            if name in self._scales:
+                inputs[name] = self._scales[name].normalize(leaf, self._dtype)
+            elif leaf.dtype.kind == "f":
+                inputs[name] = leaf.astype(self._dtype, copy=False)
+        return inputs
+
+
+InputReader = NumberReader | PixelReader | LeafReader
+
+
+def reader_of(obs_dtype: np.dtype[Any], dtype: str | np.dtype[Any]) -> InputReader:
+    """Return the reader of observations of `obs_dtype` for a network of `dtype`; it does not normalize yet."""
+    if obs_dtype.names is not None:
+        return LeafReader(obs_dtype, dtype)
+    if is_image(obs_dtype):
+        return PixelReader()
+    return NumberReader(obs_dtype, dtype)
 
 
 def leaf_scales(scale: ObsScale, obs_dtype: np.dtype[Any]) -> dict[str, ObsScale]:
@@ -77,8 +114,10 @@ def normalized_part(obs: np.ndarray, names: Collection[str] | None = None) -> np
 
     `names`: of several leaves, those to normalize; None: all that are continuous.
     """
-    if obs.dtype.names is None:
-        return obs
+    return obs if obs.dtype.names is None else _side_by_side(obs, names)
+
+
+def _side_by_side(obs: np.ndarray, names: Collection[str] | None) -> np.ndarray:
     by_name = leaves(obs)
     parts = [
         by_name[name].reshape(len(obs), columns.stop - columns.start)

@@ -304,16 +304,6 @@ class Timings:
     actor: int = 0
     """Id of the actor that they are of."""
 
-    def __add__(self, other: Timings) -> Timings:
-        return Timings(
-            total_s=self.total_s + other.total_s,
-            env_s=self.env_s + other.env_s,
-            replayed_steps=self.replayed_steps + other.replayed_steps,
-            replay_s=self.replay_s + other.replay_s,
-            memory=max(self.memory, other.memory),
-            actor=self.actor,
-        )
-
 
 @dataclass(frozen=True, slots=True)
 class SegmentReport(ReadOnly):
@@ -359,6 +349,8 @@ class EnvLog:
     incidents: list[Incident] = field(default_factory=list)
     dropped: list[int] = field(default_factory=list)
     """Environments whose last step failed: the row is not a transition, and the episode was abandoned."""
+    info: dict[str, tuple[int, float, float, float]] = field(default_factory=dict)
+    """As in `SegmentReport`."""
     seconds: float = 0.0
     step: int = 0
     """Steps of this segment that each environment has finished."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 from typing_extensions import override
@@ -13,83 +14,122 @@ from dppo.ppo.networks.network import ActingNetwork, Outputs
 
 
 class NumpyMLP(ActingNetwork):
-    """An `MLP`, or an `EncoderNetwork` with memory for a single array of numbers, in NumPy.
+    """An `MLP` in NumPy, or the layers around the memory of `NumpyMemory`.
 
     For few rows this takes a quarter of torch's time. An actor without torch starts in a fifth of the time and needs a
-    third of the memory. Separate trunks are stacked, so that one product computes two layers, and one step two cells.
+    third of the memory. Separate trunks are stacked, so that one product computes two layers.
     """
 
     def __init__(self, spec: BuiltInSpec, *, estimates_values: bool = True) -> None:
         """Without `estimates_values`, values are zero, and a trunk for them alone is not computed."""
-        self._spec = spec
         self._estimates_values = estimates_values or len(spec.layers.trunks) == 1
         self._num_obs_axes = len(spec.spaces.obs.shape)
-        self._num_trunks = len(spec.layers.trunks)
-        self._is_relu = spec.layers.activation == "relu"
+        self._activation: Any = _relu if spec.layers.activation == "relu" else np.tanh
+        names = spec.parameter_names
+        trunks = names.hidden if self._estimates_values else names.hidden[:1]
+        # places of the parameters in the flat vector of weights
+        places = spec.unflatten(np.arange(spec.num_parameters))
+
+        def stacked(parameter: str) -> np.ndarray:
+            """Return the places of a parameter of each trunk: weights [K, inputs, units], biases [K, 1, units]."""
+            return np.stack([np.atleast_2d(places[f"{trunk}.{parameter}"].T) for trunk in trunks])
+
+        self._layer_places = [
+            (stacked(f"{2 * number}.weight"), stacked(f"{2 * number}.bias"))
+            for number in range(len(spec.layers.hidden_sizes))
+        ]
+        self._head_places = (
+            places[f"{names.policy}.weight"].T.copy(),
+            places[f"{names.policy}.bias"],
+            places[f"{names.value}.weight"][0],
+            places[f"{names.value}.bias"],
+        )
+        self._log_std_places = places.get("log_std")
+        self._log_std: np.ndarray | None = None
 
     @override
     def load(self, weights: np.ndarray) -> None:
-        parameters = self._spec.unflatten(weights)
-        names = self._spec.parameter_names
-        trunks = names.hidden if self._estimates_values else names.hidden[:1]
-
-        def stacked(parameter: str) -> np.ndarray:
-            """Return a parameter of each trunk: weights [K, inputs, units], biases [K, 1, units]."""
-            arrays = [parameters[f"{trunk}.{parameter}"] for trunk in trunks]
-            return np.stack([np.atleast_2d(array.T) for array in arrays])
-
-        self._layers = []
-        for number in range(len(self._spec.layers.hidden_sizes)):
-            weight = stacked(f"{2 * number}.weight")
-            bias = stacked(f"{2 * number}.bias")
-            self._layers.append((weight, bias))
-        self._policy_weight = parameters[f"{names.policy}.weight"].T.copy()
-        self._policy_bias = parameters[f"{names.policy}.bias"].copy()
-        self._value_weight = parameters[f"{names.value}.weight"][0].copy()
-        self._value_bias = parameters[f"{names.value}.bias"].copy()
-        self._log_std = parameters["log_std"].copy() if "log_std" in parameters else None
-        if names.cells:
-            cells = []
-            for cell in names.cells:
-                cells.append({name: parameters[f"{cell}.{name}"] for name in CELL_PARAMETERS})
-            self._cells = NumpyCells(self._spec.layers.memory, cells)
+        self._layers = [(weights[weight], weights[bias]) for weight, bias in self._layer_places]
+        self._heads = [weights[place] for place in self._head_places]
+        if self._log_std_places is not None:
+            self._log_std = weights[self._log_std_places]
 
     @override
     def step(self, obs: np.ndarray, state: np.ndarray | None = None) -> Outputs:
-        """Return head, values and state [..., E, S] of `obs` [..., E, *O].
+        """Return head and values of `obs` [..., E, *O].
 
         Each group of E rows has a matrix product of its own: larger ones would change the last bits.
         """
+        head, values = self.outputs(self.hidden(obs))
+        return Outputs(head, values)
+
+    def hidden(self, obs: np.ndarray) -> np.ndarray:
+        """Return the outputs [..., K, E, units] of the hidden layers of each trunk."""
         rows = obs.shape[: obs.ndim - self._num_obs_axes]
         # [..., 1, E, inputs], broadcast over the K trunks
         h = obs.reshape(*rows[:-1], 1, rows[-1], -1)
         for weight, bias in self._layers:
             h = h @ weight
             h += bias
-            if self._is_relu:
-                np.maximum(h, 0, out=h)
-            else:
-                np.tanh(h, out=h)
-        new_state = None
-        if state is not None:
-            by_trunk = state.reshape(*rows, self._num_trunks, -1).swapaxes(-2, -3)
-            h, new_by_trunk = self._cells.step(h, by_trunk)
-            new_state = new_by_trunk.swapaxes(-2, -3).reshape(state.shape)
-        head = h[..., 0, :, :] @ self._policy_weight
-        head += self._policy_bias
+            self._activation(h, out=h)
+        return h
+
+    def outputs(self, h: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Return head [..., E, H] and values [..., E] of the outputs of the layers before."""
+        policy_weight, policy_bias, value_weight, value_bias = self._heads
+        head = h[..., 0, :, :] @ policy_weight
+        head += policy_bias
         if self._estimates_values:
-            values = h[..., -1, :, :] @ self._value_weight
-            values += self._value_bias
+            values = h[..., -1, :, :] @ value_weight
+            values += value_bias
         else:
             values = np.zeros(head.shape[:-1], head.dtype)
-        if self._log_std is None:
-            return Outputs(head, values, new_state)
-        num_bound = head.shape[-1]
-        head_size = num_bound + len(self._log_std)
-        whole_head = np.empty((*values.shape, head_size), head.dtype)
-        whole_head[..., :num_bound] = head
-        whole_head[..., num_bound:] = self._log_std
-        return Outputs(whole_head, values, new_state)
+        if self._log_std is not None:
+            head = _with_columns(head, self._log_std)
+        return head, values
+
+
+def _relu(x: np.ndarray, out: np.ndarray) -> np.ndarray:
+    return np.maximum(x, 0, out=out)
+
+
+def _with_columns(head: np.ndarray, columns: np.ndarray) -> np.ndarray:
+    """Return `head` [..., H] followed by the same `columns` in each row."""
+    width = head.shape[-1]
+    whole = np.empty((*head.shape[:-1], width + len(columns)), head.dtype)
+    whole[..., :width] = head
+    whole[..., width:] = columns
+    return whole
+
+
+class NumpyMemory(ActingNetwork):
+    """An `EncoderNetwork` with memory for a single array of numbers, in NumPy: one step computes all cells."""
+
+    def __init__(self, spec: BuiltInSpec, *, estimates_values: bool = True) -> None:
+        """Build the layers around the memory, as `NumpyMLP`."""
+        self._spec = spec
+        self._mlp = NumpyMLP(spec, estimates_values=estimates_values)
+        self._num_trunks = len(spec.layers.trunks)
+
+    @override
+    def load(self, weights: np.ndarray) -> None:
+        self._mlp.load(weights)
+        parameters = self._spec.unflatten(weights)
+        cells = [
+            {name: parameters[f"{cell}.{name}"] for name in CELL_PARAMETERS}
+            for cell in self._spec.parameter_names.cells
+        ]
+        self._cells = NumpyCells(self._spec.layers.memory, cells)
+
+    @override
+    def step(self, obs: np.ndarray, state: np.ndarray | None = None) -> Outputs:
+        """Return head, values and state [..., E, S] of `obs` [..., E, *O]."""
+        assert state is not None, "a network with memory needs its state"
+        by_trunk = state.reshape(*state.shape[:-1], self._num_trunks, -1).swapaxes(-2, -3)
+        h, new_by_trunk = self._cells.step(self._mlp.hidden(obs), by_trunk)
+        head, values = self._mlp.outputs(h)
+        new_state = new_by_trunk.swapaxes(-2, -3).reshape(state.shape)
+        return Outputs(head, values, new_state)
 
 
 class NumpyCells:

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from dppo.config.parts import PPO
-from dppo.ppo.exchange.inputs import each_leaf, network_inputs, scale_for
+from dppo.ppo.exchange.inputs import each_leaf, reader_of
 from dppo.ppo.exchange.records import Segment
 from dppo.ppo.exchange.scales import CLIP, ObsScale
 from dppo.ppo.exchange.stacks import stack_numbers
@@ -336,10 +336,9 @@ def _inputs(
     rows: Callable[[np.ndarray], Tensor],
 ) -> Tensor | dict[str, Tensor]:
     """Return the network's input: one tensor, or a copy of each leaf by name."""
-    obs_dtype = np.dtype((obs.dtype, obs.shape[2:]))
-    return each_leaf(
-        network_inputs(obs, obs_dtype, dtype, scale_for(scale, obs_dtype, dtype)), rows
-    )
+    reader = reader_of(np.dtype((obs.dtype, obs.shape[2:])), dtype)
+    reader.load(scale)
+    return each_leaf(reader.read(obs), rows)
 
 
 def as_rows(array: np.ndarray) -> Tensor:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from dppo.config.parts import Network, default_of
 from dppo.errors import ConfigError, counted
-from dppo.ppo.kernels.acting import NumpyMLP
+from dppo.ppo.kernels.acting import NumpyMemory, NumpyMLP
 from dppo.ppo.networks.built_in import BuiltInSpec
 from dppo.ppo.networks.layers import Layers
 from dppo.ppo.networks.network import (
@@ -216,7 +216,8 @@ def acting_network(spec: NetworkSpec, *, estimates_values: bool = True) -> Actin
     Raise ConfigError if a user's module does not keep the contract.
     """
     if isinstance(spec, BuiltInSpec) and spec.acts_in_numpy:
-        return NumpyMLP(spec, estimates_values=estimates_values)
+        in_numpy = NumpyMLP if spec.is_mlp else NumpyMemory
+        return in_numpy(spec, estimates_values=estimates_values)
     from dppo.ppo.networks.modules import TorchActing
 
     # any seed will do: actors act with the weights of the trainer

@@ -119,12 +119,3 @@ def _is_number(value: Any) -> bool:
 
 def _unreadable(path: Path, error: OSError) -> DppoError:
     return DppoError(f"{path}: {cause(error)} Pass the folder of a run.")
-
-
-def plain(row: Mapping[str, Any]) -> dict[str, float | None]:
-    """Return a row as Python numbers; NaN and infinity, which JSON does not have, become None."""
-    plain_row = {}
-    for key, value in row.items():
-        number = value.item() if hasattr(value, "item") else value
-        plain_row[key] = number if math.isfinite(number) else None
-    return plain_row

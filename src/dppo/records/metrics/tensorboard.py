@@ -13,7 +13,7 @@ from typing import Any
 
 from dppo.files import open_file
 from dppo.log import logger
-from dppo.records.metrics.reading import plain
+from dppo.records.metrics.writer import plain
 from dppo.records.observer import Observer, Result
 from dppo.records.outside import OutsideThread, never
 

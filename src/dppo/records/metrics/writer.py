@@ -1,8 +1,9 @@
 """Write rows of metrics to metrics.jsonl, complete through kills, full disks and resuming."""
 
 import json
+import math
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -11,9 +12,18 @@ from dppo.errors import DppoError, counted
 from dppo.files import open_file, read_file
 from dppo.log import logger
 from dppo.records.files.disk import cause, make_folder, remedy, write_file
-from dppo.records.metrics.reading import parsed, plain
+from dppo.records.metrics.reading import parsed
 from dppo.records.observer import Result
 from dppo.records.outside import FileWriter
+
+
+def plain(row: Mapping[str, Any]) -> dict[str, float | None]:
+    """Return a row as Python numbers; NaN and infinity, which JSON does not have, become None."""
+    plain_row = {}
+    for key, value in row.items():
+        number = value.item() if hasattr(value, "item") else value
+        plain_row[key] = number if math.isfinite(number) else None
+    return plain_row
 
 
 class MetricsWriter(FileWriter):

@@ -14,7 +14,7 @@ from dppo.errors import ConfigError
 from dppo.files import read_file
 from dppo.log import logger
 from dppo.records.files.disk import write_file
-from dppo.records.metrics.reading import plain
+from dppo.records.metrics.writer import plain
 from dppo.records.observer import Observer, Result, RunInfo
 from dppo.records.outside import NoAnswer, OutsideThread, never
 from dppo.tools.trackers import FAILED, FINISHED, KILLED, Backend, backend

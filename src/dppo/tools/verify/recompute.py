@@ -17,7 +17,8 @@ from dppo.process_state.borders import dppo_computes
 from dppo.records.files import checkpoint as checkpoints
 from dppo.records.files.checkpoint import Checkpoint, Found
 from dppo.records.files.run_folder import RunFolder
-from dppo.records.metrics.reading import plain, read_metrics
+from dppo.records.metrics.reading import read_metrics
+from dppo.records.metrics.writer import plain
 from dppo.run import outputs
 from dppo.run.building import build
 from dppo.run.iteration_row import MeasuredRow, iteration_row
