@@ -248,13 +248,7 @@ class Cluster(Driver):
             replay_s = pace * replayed / STEPS
             timings.append(Timings(seconds + replay_s, seconds, replayed, replay_s))
         if self.cpu is None:
-            total = Timings(
-                sum(timing.total_s for timing in timings),
-                sum(timing.env_s for timing in timings),
-                sum(timing.replayed_steps for timing in timings),
-                sum(timing.replay_s for timing in timings),
-            )
-            return Answered(ask.process, ask.ask_id, Answer(tuple(made), total))
+            return Answered(ask.process, ask.ask_id, Answer(tuple(made), sum(timings, Timings())))
         longest = max(timings, key=lambda timing: timing.total_s)
         total = replace(longest, replayed_steps=sum(timing.replayed_steps for timing in timings))
         return Answered(ask.process, ask.ask_id, Answer(tuple(made), total, min(1.0, load)))

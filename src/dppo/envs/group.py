@@ -3,6 +3,7 @@
 import json
 import math
 import time
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -56,11 +57,18 @@ class EnvGroup:
         self._envs = rows.envs
         self._checks = rows.envs[0].checks
         self._pack = self._checks.pack
+        self._checks_segments = not settings.limits
+        self._returned = settings.spaces.index_of_returned
         self._first = first_segment or FirstSegment(
             settings.spaces, settings.owner, sampler_id=settings.sampler_id
         )
         self._reported_outside = False
-        self._lives = range(self.num_envs) if _counts_lives(rows.envs[0].env) else range(0)
+        self._afterwards: list[Callable[[StepRows, EnvLog, dict[int, np.ndarray]], None]] = []
+        """Called after each step; writes to its rows, its log and its final observations."""
+        if _counts_lives(rows.envs[0].env):
+            self._afterwards.append(self._end_lives)
+        if rows.are_joint:
+            self._afterwards.append(self._follow_interruptions)
 
     def start(self, obs: np.ndarray, log: EnvLog) -> None:
         """Start the first episode of each environment: see `Environments`."""
@@ -98,8 +106,23 @@ class EnvGroup:
                 log.episodes.append(checked.finished(info, log.step + 1))
                 next_obs = self.begin_episode(env, checked.episode + 1, log)
             obs[env] = next_obs
-        for env in self._lives:
-            terminated[env] |= self._envs[env].env.lost  # for learning; the episode goes on
+        for complete in self._afterwards:
+            complete(rows, log, final_obs)
+        log.step += 1
+        log.seconds += time.perf_counter() - began
+        return final_obs
+
+    def _end_lives(self, rows: StepRows, log: EnvLog, final_obs: dict[int, np.ndarray]) -> None:
+        """Let the loss of a life terminate for learning; the episode goes on."""
+        _, _, terminated, _ = rows
+        for env, checked in enumerate(self._envs):
+            terminated[env] |= checked.env.lost
+
+    def _follow_interruptions(
+        self, rows: StepRows, log: EnvLog, final_obs: dict[int, np.ndarray]
+    ) -> None:
+        """Begin the next episodes of rows that were reset with all rows of their environment."""
+        obs, _, _, truncated = rows
         for env, episode, lost_steps in self.rows.interrupted():
             if lost_steps:
                 log.incidents.append(self._abandoned_with_all(env, lost_steps))
@@ -107,9 +130,6 @@ class EnvGroup:
                     truncated[env] = True
                     final_obs[env] = obs[env].copy()
             obs[env] = self.begin_episode(env, episode, log)
-        log.step += 1
-        log.seconds += time.perf_counter() - began
-        return final_obs
 
     def begin_episode(self, env: int, episode: int, log: EnvLog) -> np.ndarray:
         """Start an episode, and return its first observation; if that fails, start the next one."""
@@ -153,15 +173,15 @@ class EnvGroup:
 
     def check(self, obs: np.ndarray, log: EnvLog, *, first: bool) -> None:
         """Check the observations of a segment: see `Environments`."""
-        returned = self._settings.spaces.as_returned(obs)
-        try:
-            # they would move the place
-            has_faults = any(incident.fault for incident in log.incidents)
-            if not self._settings.limits and not has_faults:
+        returned = obs[self._returned]
+        has_faults = any(incident.fault for incident in log.incidents)  # they would move the place
+        if self._checks_segments and not has_faults:
+            try:
                 self._checks.check_limits(returned)
-        except BadResult as outside:
-            far_outside = self._checks.far_outside(returned) if first else None
-            self._report(far_outside or outside, len(obs) - 1, log, wrong=far_outside is not None)
+            except BadResult as outside:
+                far_outside = self._checks.far_outside(returned) if first else None
+                is_wrong = far_outside is not None
+                self._report(far_outside or outside, len(obs) - 1, log, wrong=is_wrong)
         if self.meter is not None:
             log.info = self.meter.take()
         if first:

@@ -88,7 +88,13 @@ class Spaces:
 
     def as_returned(self, obs: np.ndarray) -> np.ndarray:
         """Return a view of stored observations [...] as the environment returned them."""
-        return obs["obs"] if self._mask_is_apart else obs
+        returned: np.ndarray = obs[self.index_of_returned]
+        return returned
+
+    @property
+    def index_of_returned(self) -> Any:
+        """The index of stored observations [...] that gives a view of them as the environment returned them."""
+        return "obs" if self._mask_is_apart else ...
 
     @property
     def _mask_is_apart(self) -> bool:

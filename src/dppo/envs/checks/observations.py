@@ -90,17 +90,25 @@ def check_inside(limits: Limits, obs: np.ndarray, overshoot: float = 0.0) -> Non
 
     Floats may exceed them by `overshoot`, a share of the distance between the limits.
     """
-    columns = leaves(obs)
+    columns = {"": obs} if obs.dtype.names is None else leaves(obs)
     for name, (low, high) in limits.items():
         column = columns[name]
         lowest, highest = _widened(low, high, overshoot) if overshoot else (low, high)
         inside = (column >= lowest) & (column <= highest)
         if not inside.all():
             place = tuple(int(index) for index in np.argwhere(~inside)[0])
-            row = place[: column.ndim - low.ndim]
-            index = place[column.ndim - low.ndim :]
-            problem = f"{leaf_named(name)} that is {column[place]}{at_index(index)}"
-            raise BadResult(f"{problem}, outside its space from {low[index]} to {high[index]}", row)
+            raise _outside(name, column, place, (low, high))
+
+
+def _outside(
+    name: str, column: np.ndarray, place: tuple[int, ...], limits: tuple[np.ndarray, np.ndarray]
+) -> BadResult:
+    """Describe the number of a leaf, at a place in its column [...], that is outside of the limits."""
+    low, high = limits
+    row = place[: column.ndim - low.ndim]
+    index = place[column.ndim - low.ndim :]
+    problem = f"{leaf_named(name)} that is {column[place]}{at_index(index)}"
+    return BadResult(f"{problem}, outside its space from {low[index]} to {high[index]}", row)
 
 
 def _widened(low: np.ndarray, high: np.ndarray, share: float) -> tuple[np.ndarray, np.ndarray]:

@@ -169,6 +169,7 @@ class JointRows:
             settings = replace(settings, episode_seed=lambda _, episode: seed_of(0, episode))
         self.settings = settings
         checks = SpaceChecks(joint.rows, settings.spaces, settings.owner, limits=settings.limits)
+        self.are_joint = True
         self.envs = [
             CheckedEnv(row, row.index, settings, checks, alone=False) for row in joint.rows
         ]

@@ -39,6 +39,8 @@ class Rows(Protocol):
 
     settings: GroupSettings
     envs: list[CheckedEnv]
+    are_joint: bool
+    """Rows of one environment, which can end each other's episodes."""
 
     def reset(self, env: int, episode: int, options: dict[str, Any] | None) -> np.ndarray:
         """Start an episode of a row, and return its first observation; raise EnvironmentFault if that fails."""

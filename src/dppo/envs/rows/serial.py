@@ -37,6 +37,7 @@ class SerialRows:
         self._make = make
         num_envs = len(envs) // (1 + standby)
         self.checks = SpaceChecks(envs, settings.spaces, settings.owner, limits=settings.limits)
+        self.are_joint = False
         self._all = [self._checked(env, index % num_envs) for index, env in enumerate(envs)]
         self.envs = self._all[:num_envs]
         self._standby = Standby(self.envs, self._all[num_envs:]) if standby else None

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from copy import copy
 from dataclasses import KW_ONLY, dataclass, replace
-from typing import NamedTuple
+from functools import partial
+from typing import NamedTuple, cast
 
 import numpy as np
 
@@ -62,22 +63,46 @@ class PPOSampler:
         """[E, *O], from which the next segment starts; None: the environments must start."""
         self.memory = self.agent.start(num_envs) if self.agent.state_size else None
         """[E, S], the state of the policy's memory there."""
-        learns_from_old_rows = self.ppo.algo == "sac" or self.ppo.reuse > 1
-        self.keep_successors = self.ppo.recompute_advantages or learns_from_old_rows
         self._discounted_returns = np.zeros(num_envs)
-        self._pink_noise: PinkNoise | None = None
+        spec = self.agent.spec
+        distribution = spec.distribution
+        self.draw_noise: Callable[[int], np.ndarray] = self._white_noise
+        """Returns the exploration noise [T, E, n] of a segment, given its index."""
         if self.is_noise_pink:
             shape = (self.num_steps, num_envs)
-            spec = self.agent.spec
-            self._pink_noise = PinkNoise(self.noise, spec.distribution, shape, spec.dtype)
+            self.draw_noise = PinkNoise(self.noise, distribution, shape, spec.dtype).of_segment
+        action = (distribution.action_dtype(spec.dtype), distribution.action_shape)
+        self.head_dtype = np.dtype((spec.dtype, (distribution.head_size,)))
+        self.dtypes = {
+            "actions": np.dtype(action),
+            "values": np.dtype(spec.dtype),
+            "next_values": np.dtype(spec.dtype),
+            "rewards": np.dtype(float),
+            "terminated": np.dtype(bool),
+            "truncated": np.dtype(bool),
+            "valid": np.dtype(bool),
+        }
+        """Of one row of the columns of a segment."""
+        self.additions = self._additions()
 
-    def draw_noise(self, index: int) -> np.ndarray:
-        """Return the exploration noise of a segment, [T, E, n]."""
-        if self._pink_noise is not None:
-            return self._pink_noise.of_segment(index)
+    def _additions(self) -> list[Addition]:
+        """Return what adds the parts of segments that only some runs need."""
+        additions: list[Addition] = []
+        if self.stack > 1:
+            additions.append(_with_frames)
+        if self.memory is not None:
+            additions.append(partial(_with_states, self.sequence_length))
+        if self.phase is not None:
+            additions.append(_with_intended)
+        learns_from_old_rows = self.ppo.algo == "sac" or self.ppo.reuse > 1
+        if self.ppo.recompute_advantages or learns_from_old_rows:
+            additions.append(_with_successors)
+        return additions
+
+    def _white_noise(self, index: int) -> np.ndarray:
+        spec = self.agent.spec
         generator = self.noise(index)
-        dtype = self.agent.spec.dtype
-        return self.agent.distribution.noise(generator, self.num_steps, self.envs.num_envs, dtype)
+        return spec.distribution.noise(generator, self.num_steps, self.envs.num_envs, spec.dtype)
 
     def collect(
         self, request: SegmentRequest, snapshot: PolicySnapshot
@@ -106,12 +131,12 @@ class PPOSampler:
 
     def finish(self, rollout: _Rollout, number: int) -> tuple[SegmentReport, Segment]:
         """Return report and segment of this sampler, the `number`-th of `rollout`; store the state for the next one."""
-        segment = rollout.segment(number, self)
+        segment = rollout.segment(number)
         request = rollout.requests[number]
         log = rollout.logs[number]
         self.obs = rollout.obs[number, -1].copy()
-        if rollout.states is not None:
-            self.memory = rollout.states[number, -1].copy()
+        if rollout.memory is not None:
+            self.memory = rollout.memory.before[number, -1].copy()
         statistics = self._statistics(segment, rollout.snapshot.obs_scale)
         self.envs.check(rollout.obs[number], log, first=request.index == 0)
         open_episodes = self.envs.open_episodes(log)
@@ -138,7 +163,7 @@ class PPOSampler:
             episodes=tuple(log.episodes),
             ended_actions=tuple(ended_actions),
             statistics=statistics,
-            incidents=(*rollout.incidents[number], *log.incidents),
+            incidents=tuple(log.incidents),
             env_s=log.seconds,
             info=log.info,
         )
@@ -173,13 +198,33 @@ def _last_actions(segment: Segment, env: int, end: int, length: int) -> np.ndarr
 class _TimeLimit(NamedTuple):
     """The end of an episode that was truncated and did not terminate."""
 
-    sampler: int
     step: int
     env: int
     obs: np.ndarray
     """The final observation."""
-    state: np.ndarray | None
-    """The state of the memory after the last step."""
+
+
+class _Memory:
+    """States of the policy's memory while S samplers collect."""
+
+    def __init__(self, samplers: Sequence[PPOSampler]) -> None:
+        """Begin with the states that the samplers have."""
+        start = np.stack([cast("np.ndarray", sampler.memory) for sampler in samplers])
+        num_steps = samplers[0].num_steps
+        shape = (len(samplers), num_steps + 1, *start.shape[1:])
+        self.before = np.empty(shape, start.dtype)
+        """[S, T + 1, E, n] before each step, and after the last; zero where an episode starts."""
+        self.before[:, 0] = start
+        self.after = np.empty_like(self.before[:, :-1])
+        """[S, T, E, n] after each step, also where it ended the episode."""
+
+    def keep(self, t: int, states: np.ndarray, done: np.ndarray) -> None:
+        """Keep the `states` after step `t`; begin anew where the episode is `done`."""
+        after = self.after[:, t]
+        after[...] = states
+        following = self.before[:, t + 1]
+        following[...] = after
+        following[done] = 0.0
 
 
 class _Rollout:
@@ -192,64 +237,38 @@ class _Rollout:
         snapshot: PolicySnapshot,
     ) -> None:
         first = samplers[0]
-        distribution = first.agent.distribution
-        dtype = first.agent.spec.dtype
-        num_steps = first.num_steps
-        num_envs = first.envs.num_envs
-        shape = (len(samplers), num_steps, num_envs)
+        shape = (len(samplers), first.num_steps, first.envs.num_envs)
         self.requests = requests
         self.snapshot = snapshot
+        self.agent = first.agent
         self._samplers = samplers
-        self._agent = first.agent
-        self._guided = _guided(samplers, snapshot)
-        self._heads = np.empty((*shape, distribution.head_size), dtype)
-        self._columns = {
-            "actions": np.empty(
-                (*shape, *distribution.action_shape),
-                distribution.action_dtype(dtype),
-            ),
-            "values": np.empty(shape, dtype),
-            "next_values": np.zeros(shape, dtype),
-            "rewards": np.empty(shape),
-            "terminated": np.empty(shape, bool),
-            "truncated": np.empty(shape, bool),
-            "valid": np.ones(shape, bool),
-        }
-        self.logs: list[EnvLog] = []
-        self.incidents: list[list[Incident]] = []
-        for sampler, request, actions in zip(
-            samplers, requests, self._columns["actions"], strict=True
-        ):
-            log = EnvLog(request.index, actions, snapshot.env_options)
-            incidents: list[Incident] = []
+        self.heads = np.empty(shape, first.head_dtype)
+        self._columns = {name: np.empty(shape, dtype) for name, dtype in first.dtypes.items()}
+        self._columns["next_values"].fill(0.0)
+        self._columns["valid"].fill(True)
+        self.logs = [
+            EnvLog(request.index, actions, snapshot.env_options)
+            for request, actions in zip(requests, self._columns["actions"], strict=True)
+        ]
+        for sampler, request, log in zip(samplers, requests, self.logs, strict=True):
             if request.rebuild is not None or sampler.obs is None:
-                incidents = sampler.begin(request.rebuild, log)
-            self.logs.append(log)
-            self.incidents.append(incidents)
-        self._agent.load(snapshot)
-        self._noise = self._drawn_noise()
-        self.obs = np.empty((len(samplers), num_steps + 1, num_envs), first.envs.obs)
-        self.states: np.ndarray | None = None
-        """States of the memory before each step, and after the last: [S, T + 1, E, n]; zero where an episode starts."""
-        if first.memory is not None:
-            self.states = np.empty(
-                (len(samplers), num_steps + 1, *first.memory.shape),
-                first.memory.dtype,
-            )
-        for number, sampler in enumerate(samplers):
-            self.obs[number, 0] = sampler.obs
-            if self.states is not None:
-                self.states[number, 0] = sampler.memory
-        self._time_limits: list[_TimeLimit] = []
-
-    def _drawn_noise(self) -> np.ndarray:
-        """Return the exploration noise of all steps, [S, T, E, n]."""
-        return np.stack(
+                log.incidents[:0] = sampler.begin(request.rebuild, log)
+        self.agent.load(snapshot)
+        self.guided: GuidedAgent | None = None
+        if first.phase is not None:
+            envs = [sampler.envs for sampler in samplers]
+            self.guided = guided_agent(first.phase, self.agent, envs, snapshot)
+        self._noise = np.stack(
             [
                 sampler.draw_noise(request.index)
-                for sampler, request in zip(self._samplers, self.requests, strict=True)
+                for sampler, request in zip(samplers, requests, strict=True)
             ]
         )
+        self.obs = np.empty((shape[0], first.num_steps + 1, shape[2]), first.envs.obs)
+        for number, sampler in enumerate(samplers):
+            self.obs[number, 0] = sampler.obs
+        self.memory = None if first.memory is None else _Memory(samplers)
+        self.time_limits: list[list[_TimeLimit]] = [[] for _ in samplers]
 
     def run(self) -> None:
         """Take T steps of all environments: all samplers act at once, then each steps its environments."""
@@ -262,114 +281,103 @@ class _Rollout:
 
         obs = by_step(self.obs)
         noise = by_step(self._noise)
-        heads = by_step(self._heads)
+        heads = by_step(self.heads)
         actions = by_step(columns["actions"])
         values = by_step(columns["values"])
-        terminated = by_step(columns["terminated"])
-        truncated = by_step(columns["truncated"])
-        states = None if self.states is None else by_step(self.states)
-        sampler_columns = []
-        for s, sampler in enumerate(self._samplers):
-            chosen = iter(columns["actions"][s])
-            sampler_columns.append((sampler.envs, chosen, self._rows(s), self.logs[s]))
-        acting = self._agent if self._guided is None else self._guided
+        memory = self.memory
+        states = None if memory is None else by_step(memory.before)
+        stepping = [
+            (sampler.envs, self._rows(s), self.logs[s], self.time_limits[s])
+            for s, sampler in enumerate(self._samplers)
+        ]
+        acting = self.guided or self.agent
         for t in range(len(values)):
             state = None if states is None else states[t]
             actions[t], outputs = acting.act(obs[t], noise[t], state)
             heads[t] = outputs.head
             values[t] = outputs.values
-            new_state = outputs.state
-            for s, (envs, chosen, rows, log) in enumerate(sampler_columns):
-                final_obs = envs.step(next(chosen), next(rows), log)
-                for env, final in final_obs.items():
-                    row = env if is_alone else (s, env)
-                    final_state = None if new_state is None else new_state[row]
-                    self._time_limits.append(_TimeLimit(s, t, env, final, final_state))
+            for envs, steps, log, time_limits in stepping:
+                chosen, valid, rows = next(steps)
+                for env, final_obs in envs.step(chosen, rows, log).items():
+                    time_limits.append(_TimeLimit(t, env, final_obs))
                 while log.dropped:
-                    columns["valid"][s, t, log.dropped.pop()] = False
-            if states is not None:
-                states[t + 1] = new_state
-                states[t + 1, terminated[t] | truncated[t]] = 0.0
-        if self._agent.estimates_values:
+                    valid[log.dropped.pop()] = False
+            if memory is not None:
+                done = columns["terminated"][:, t] | columns["truncated"][:, t]
+                memory.keep(t, cast("np.ndarray", outputs.state), done)
+        if self.agent.estimates_values:
             self._estimate_next_values()
 
-    def _rows(self, s: int) -> Iterator[StepRows]:
-        """Yield what the environments of sampler number `s` write in each step."""
+    def _rows(self, s: int) -> Iterator[tuple[np.ndarray, np.ndarray, StepRows]]:
+        """Yield in each step the actions for sampler number `s`, which rows are valid, and the rows to write."""
         columns = self._columns
-        return zip(
+        rows = zip(
             self.obs[s, 1:],
             columns["rewards"][s],
             columns["terminated"][s],
             columns["truncated"][s],
             strict=True,
         )
+        return zip(columns["actions"][s], columns["valid"][s], rows, strict=True)
 
     def _estimate_next_values(self) -> None:
         """Estimate the values of the true successors of all steps."""
         next_values = self._columns["next_values"]
         next_values[:, :-1] = self._columns["values"][:, 1:]
-        last_states = None if self.states is None else self.states[:, -1]
-        next_values[:, -1] = self._agent.values(self.obs[:, -1], last_states)
-        for s in range(len(self._samplers)):
-            limits = [limit for limit in self._time_limits if limit.sampler == s]
-            if not limits:
-                continue
-            final_obs = np.stack([limit.obs for limit in limits])
-            final_states = None
-            if self.states is not None:
-                final_states = np.stack(
-                    [limit.state for limit in limits if limit.state is not None]
-                )
-            steps = [limit.step for limit in limits]
-            envs = [limit.env for limit in limits]
-            next_values[s, steps, envs] = self._agent.values(final_obs, final_states)
+        last_states = None if self.memory is None else self.memory.before[:, -1]
+        next_values[:, -1] = self.agent.values(self.obs[:, -1], last_states)
+        for s, limits in enumerate(self.time_limits):
+            if limits:
+                self._bootstrap(s, limits)
 
-    def segment(self, number: int, sampler: PPOSampler) -> Segment:
-        obs, masks = self._agent.split(self.obs[number, :-1])
-        if sampler.stack > 1:
-            obs = frames_of(obs)
-        states = None
-        if self.states is not None:
-            states = self.states[number, : -1 : sampler.sequence_length].copy()
+    def _bootstrap(self, s: int, limits: list[_TimeLimit]) -> None:
+        """Estimate the values of the final observations of sampler number `s` at time limits."""
+        final_obs = np.stack([limit.obs for limit in limits])
+        steps = [limit.step for limit in limits]
+        envs = [limit.env for limit in limits]
+        final_states = None if self.memory is None else self.memory.after[s, steps, envs]
+        self._columns["next_values"][s, steps, envs] = self.agent.values(final_obs, final_states)
+
+    def segment(self, number: int) -> Segment:
+        obs, masks = self.agent.split(self.obs[number, :-1])
         columns = {name: column[number] for name, column in self._columns.items()}
-        heads = self._heads[number]
-        distribution = self._agent.distribution
-        intended = None
-        if self._guided is not None:
-            intended = distribution.mode(heads).copy()
-        segment = Segment(
-            obs=obs,
-            logprobs=distribution.log_prob(heads, columns["actions"]),
-            masks=masks,
-            states=states,
-            intended=intended,
-            **columns,
-        )
-        if sampler.keep_successors or self._guided is not None:
-            return self._with_successors(number, segment)
+        logprobs = self.agent.distribution.log_prob(self.heads[number], columns["actions"])
+        segment = Segment(obs=obs, logprobs=logprobs, masks=masks, **columns)
+        for add in self._samplers[number].additions:
+            segment = add(self, number, segment)
         return segment
 
-    def _with_successors(self, number: int, segment: Segment) -> Segment:
-        next_obs = self.obs[number, 1:].copy()
-        next_states = None if self.states is None else self.states[number, 1:].copy()
-        for limit in self._time_limits:
-            if limit.sampler != number:
-                continue
-            next_obs[limit.step, limit.env] = limit.obs
-            if next_states is not None:
-                next_states[limit.step, limit.env] = limit.state
-        successors, _ = self._agent.split(next_obs[segment.followed])
-        successor_states = None if next_states is None else next_states[segment.followed]
-        return replace(segment, successors=successors, successor_states=successor_states)
+
+Addition = Callable[[_Rollout, int, Segment], Segment]
+"""Returns the segment of the sampler with a number in a rollout, with another part."""
 
 
-def _guided(samplers: Sequence[PPOSampler], snapshot: PolicySnapshot) -> GuidedAgent | None:
-    """Return what acts in place of the policy; None if the policy acts."""
-    phase = samplers[0].phase
-    if phase is None:
-        return None
-    envs = [sampler.envs for sampler in samplers]
-    return guided_agent(phase, samplers[0].agent, envs, snapshot)
+def _with_frames(rollout: _Rollout, number: int, segment: Segment) -> Segment:
+    return replace(segment, obs=frames_of(segment.obs))
+
+
+def _with_states(sequence_length: int, rollout: _Rollout, number: int, segment: Segment) -> Segment:
+    assert rollout.memory is not None
+    return replace(segment, states=rollout.memory.before[number, :-1:sequence_length].copy())
+
+
+def _with_intended(rollout: _Rollout, number: int, segment: Segment) -> Segment:
+    """Add the actions of the controller, and the successors that its clone learns from, while it acts."""
+    if rollout.guided is None:
+        return segment
+    intended = rollout.agent.distribution.mode(rollout.heads[number]).copy()
+    return replace(_with_successors(rollout, number, segment), intended=intended)
+
+
+def _with_successors(rollout: _Rollout, number: int, segment: Segment) -> Segment:
+    next_obs = rollout.obs[number, 1:].copy()
+    for limit in rollout.time_limits[number]:
+        next_obs[limit.step, limit.env] = limit.obs
+    successors, _ = rollout.agent.split(next_obs[segment.followed])
+    states = None
+    if rollout.memory is not None:
+        states = rollout.memory.after[number][segment.followed]
+    return replace(segment, successors=successors, successor_states=states)
 
 
 def collect_together(

@@ -304,6 +304,16 @@ class Timings:
     actor: int = 0
     """Id of the actor that they are of."""
 
+    def __add__(self, other: Timings) -> Timings:
+        return Timings(
+            total_s=self.total_s + other.total_s,
+            env_s=self.env_s + other.env_s,
+            replayed_steps=self.replayed_steps + other.replayed_steps,
+            replay_s=self.replay_s + other.replay_s,
+            memory=max(self.memory, other.memory),
+            actor=self.actor,
+        )
+
 
 @dataclass(frozen=True, slots=True)
 class SegmentReport(ReadOnly):
