@@ -233,35 +233,25 @@ def make_batch(
     valid = merged(segments, "valid")
     transitions = transitions_of(segments, reward_scale, ppo)
     advantages = estimated_advantages(segments, transitions, ppo)
-    all_valid = transitions.valid is None
     learned_rewards = shaped_rewards(merged(segments, "rewards"), ppo)[valid]
 
-    def all_rows(array: np.ndarray) -> Tensor:
-        return torch.from_numpy(in_sequences(array, length))
-
     def rows(array: np.ndarray) -> Tensor:
-        """Return the rows of a column, with zeros where there is no transition."""
-        if not all_valid:
-            array = np.where(
-                valid.reshape(*valid.shape, *[1] * (array.ndim - 2)), array, array.dtype.type(0)
-            )
-        return all_rows(array)
+        return torch.from_numpy(in_sequences(array, length))
 
     obs = merged(segments, "obs")
     inputs: Any
     if first.stack == 1:
-        inputs = _inputs(obs, values.dtype, obs_scale, all_rows)
+        inputs = _inputs(obs, values.dtype, obs_scale, rows)
     else:
         done = transitions.terminated | transitions.truncated
-        inputs = IndexedObs(as_rows(obs), all_rows(stack_numbers(done, first.stack)))
-    return Batch(
+        inputs = IndexedObs(as_rows(obs), rows(stack_numbers(done, first.stack)))
+    batch = Batch(
         obs=inputs,
         actions=rows(merged(segments, "actions")),
         logprobs=rows(merged(segments, "logprobs")),
         values=rows(values),
         advantages=rows(advantages),
         returns=rows(advantages + values),
-        weights=None if all_valid else rows(valid.astype(values.dtype)),
         masks=None if first.masks is None else rows(merged(segments, "masks")),
         terminates=bool(transitions.terminated.any()),
         rewards=(
@@ -271,6 +261,18 @@ def make_batch(
         sequence_length=length,
         recurrent=None if first.states is None else _recurrent_inputs(segments, length),
     )
+    return batch if transitions.valid is None else _weighted(batch, rows(valid))
+
+
+def _weighted(batch: Batch, valid: Tensor) -> Batch:
+    """Return the batch with weights that leave out rows that are not transitions, and with zeros in their columns."""
+    columns: dict[str, Any] = {}
+    for name in COLUMNS:
+        column = getattr(batch, name)
+        if column is not None:
+            is_valid = valid.view(-1, *[1] * (column.ndim - 1))
+            columns[name] = torch.where(is_valid, column, torch.zeros_like(column))
+    return replace(batch, weights=valid.to(batch.values.dtype), **columns)
 
 
 def estimated_advantages(

@@ -27,8 +27,7 @@ class ClippedLoss:
         clip: float | Tensor = ppo.clip_coef
         if batch.importance is not None:
             advantages = advantages * batch.importance
-            if ppo.reuse > 1:
-                clip = clip * (reuse_clip_factor(ppo.reuse) / batch.importance)
+            clip = self._clip_around(batch.importance)
         surrogate, by_log_ratio = policy_loss(outputs.log_ratio.exp(), advantages, clip, weights)
         if ppo.clip_vloss:
             error, by_values = clipped_value_loss(
@@ -47,3 +46,8 @@ class ClippedLoss:
             "entropy": weighted_mean(outputs.entropies, weights),
         }
         return Gradients(by_log_ratio, by_entropies, by_values), figures
+
+    def _clip_around(self, importance: Tensor) -> float | Tensor:
+        if self.ppo.reuse == 1:
+            return self.ppo.clip_coef
+        return self.ppo.clip_coef * (reuse_clip_factor(self.ppo.reuse) / importance)

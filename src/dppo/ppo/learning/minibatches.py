@@ -1,7 +1,7 @@
 """Minibatches of a batch, whose rows may be divided among ranks."""
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -94,24 +94,27 @@ def _weighted(minibatches: list[Batch], parallel: Parallel) -> Iterator[tuple[Ba
 def _standardized(shuffled: Batch, sizes: list[int], floor: float, parallel: Parallel) -> Tensor:
     """Standardize advantages [rows] within each minibatch of all ranks; that of a single transition becomes zero."""
     # Minibatches of one size form a table [minibatches, rows], whose moments are computed at once.
-    shapes = [(count, size * shuffled.sequence_length) for size, count in Counter(sizes).items()]
-
-    def tables(column: Tensor) -> list[Tensor]:
-        parts = column.split([count * rows for count, rows in shapes])
-        return [part.view(shape) for part, shape in zip(parts, shapes, strict=True)]
-
-    advantages = tables(shuffled.advantages)
-    weights: list[Tensor | None] = [None] * len(shapes)
+    tables = [(count, size * shuffled.sequence_length) for size, count in Counter(sizes).items()]
+    lengths = [count * rows for count, rows in tables]
+    weights: Sequence[Tensor | None] = [None] * len(tables)
     if shuffled.weights is not None:
-        weights = [*tables(shuffled.weights)]
-    moments = torch.cat(
-        [row_moments(table, weight) for table, weight in zip(advantages, weights, strict=True)]
+        weights = shuffled.weights.split(lengths)
+    parts = zip(shuffled.advantages.split(lengths), weights, tables, strict=True)
+    return torch.cat(
+        [
+            _standardized_rows(
+                column.view(table), None if weight is None else weight.view(table), floor, parallel
+            )
+            for column, weight, table in parts
+        ]
     )
-    counts, means, squares = moments_of_all(moments, parallel).split(1, dim=1)
+
+
+def _standardized_rows(
+    advantages: Tensor, weights: Tensor | None, floor: float, parallel: Parallel
+) -> Tensor:
+    """Standardize each row of a table of minibatches; return the rows one after the other."""
+    moments = moments_of_all(row_moments(advantages, weights), parallel)
+    counts, means, squares = moments.split(1, dim=1)
     deviations = (squares / (counts - 1).clamp(min=1)).sqrt()
-    scales = deviations.clamp(min=floor) + 1e-8
-    sizes_of_tables = [count for count, _ in shapes]
-    means_of_tables = means.split(sizes_of_tables)
-    scales_of_tables = scales.split(sizes_of_tables)
-    parts = zip(advantages, means_of_tables, scales_of_tables, strict=True)
-    return torch.cat([((table - mean) / scale).flatten() for table, mean, scale in parts])
+    return ((advantages - means) / (deviations.clamp(min=floor) + 1e-8)).flatten()

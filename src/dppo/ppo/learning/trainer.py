@@ -3,6 +3,7 @@
 import math
 from collections.abc import Sequence
 from dataclasses import KW_ONLY, dataclass, field, replace
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -29,6 +30,10 @@ NOISE_ENTROPY_WEIGHT = (
     0.01  # of the entropy bonus that is added where advantages are nothing but noise
 )
 FIGURES_OF_RATIOS = ("approx_kl", "old_approx_kl", "clipfrac")
+NO_FIGURES = dict.fromkeys(
+    ("policy_loss", "value_loss", "entropy", "grad_norm", *FIGURES_OF_RATIOS), math.nan
+)
+"""The figures of an update without any transition."""
 NO_EXPERIENCE = Experience((), PolicySnapshot(0, np.zeros(0)), None, 0)
 
 
@@ -88,6 +93,11 @@ class PPOTrainer:
         self._objective = objective_class(self.ppo.loss)
         self._adapted_rate = self.ppo.learning_rate  # changes with `desired_kl` only
         self.popart = PopArt(self.model) if self.ppo.norm_value else None
+        # a single rank draws minibatches as a trainer in the driver does
+        self._rank = () if self.parallel.size == 1 else (self.parallel.rank,)
+        self._gradient = self._gradient_of
+        if self.micro_batch_size is not None:
+            self._gradient = partial(self._gradient_in_pieces, self.micro_batch_size)
 
     def update(self, experience: Experience) -> Update:
         """Train on the segments of this rank with the settings of this iteration, as `train_on` does."""
@@ -107,10 +117,8 @@ class PPOTrainer:
         return self.train_on(batch, settings, self.order(experience.iteration), experience)
 
     def order(self, iteration: int) -> np.random.Generator:
-        """Return the generator that draws the minibatches; a single rank draws as a trainer in the driver does."""
-        is_alone = self.parallel.size == 1
-        index = (iteration,) if is_alone else (iteration, self.parallel.rank)
-        return streams.generator(self.seed, Stream.MINIBATCHES, *index)
+        """Return the generator that draws the minibatches."""
+        return streams.generator(self.seed, Stream.MINIBATCHES, iteration, *self._rank)
 
     # a gradient that is not finite is reported by number
     @np.errstate(invalid="ignore", over="ignore")
@@ -142,7 +150,8 @@ class PPOTrainer:
         if self.popart is not None:
             batch = self.popart.learn(batch, self.parallel)
         floor = _advantage_std_floor(ppo, batch)
-        ppo = self._with_noise_entropy(ppo, batch, floor)
+        if floor and not any(batch.rewards) and self.spec.distribution.integer:
+            ppo = self._with_noise_entropy(ppo, batch, floor)
         objective = self._objective_of(ppo)
         count = self.minibatches * batch.iterations
         steps: list[_Step] = []
@@ -154,21 +163,16 @@ class PPOTrainer:
                 batch, order, count, floor=floor, parallel=self.parallel
             ):
                 steps.append(self._step(minibatch, transitions, objective, ppo, len(steps)))
-            if self._moved_too_far(steps, ppo):
+            if ppo.target_kl and steps and self._kl(steps[-1]) > ppo.target_kl:
                 break
-        figures = self._figures(steps, ppo.clip_coef)
+        figures = self._figures(steps, ppo.clip_coef) if steps else dict(NO_FIGURES)
         figures |= {"explained_variance": explained_variance, "minibatches": float(len(steps))}
         scale = self.value_scale()
-        figures |= value_figures(scale)
+        if scale is not None:
+            figures |= value_figures(scale)
         for stage in self.stages:
             figures |= stage.figures(batch, self._network(batch), ppo)
         return Update(figures, self._learning_rate(ppo), scale)
-
-    def _objective_of(self, ppo: ResolvedPPO) -> Objective:
-        objective = self._objective(ppo)
-        for stage in self.stages:
-            objective = stage.objective(objective)
-        return objective
 
     def _network(self, batch: Batch) -> CurrentNetwork:
         rows = self.micro_batch_size or math.ceil(
@@ -183,16 +187,18 @@ class PPOTrainer:
     def value_scale(self) -> ValueScale | None:
         return None if self.popart is None else self.popart.scale
 
-    def _with_noise_entropy(
-        self, ppo: ResolvedPPO, batch: Batch, floor: float | None
-    ) -> ResolvedPPO:
+    def _objective_of(self, ppo: ResolvedPPO) -> Objective:
+        objective = self._objective(ppo)
+        for stage in self.stages:
+            objective = stage.objective(objective)
+        return objective
+
+    def _with_noise_entropy(self, ppo: ResolvedPPO, batch: Batch, floor: float) -> ResolvedPPO:
         """Return the settings with a bonus that keeps discrete actions open where no reward came.
 
         It grows as the deviation of all advantages falls below half of the floor. However small gradients of noise are,
         Adam divides by their size: without the bonus, a policy drifts and becomes certain before its first reward.
         """
-        if not floor or any(batch.rewards) or not self.model.spec.distribution.integer:
-            return ppo
         count, _, squares = moments_of_rows(batch.advantages[None], batch, self.parallel)[
             0
         ].tolist()
@@ -213,8 +219,8 @@ class PPOTrainer:
         """Take step `number` of the update on a minibatch, with one sum of gradients over all ranks."""
         losses = self._gradient(minibatch, objective)
         with torch.no_grad():
-            self.sum_gradients()
             gradient = self._parameters.gradient
+            self.parallel.sum_(gradient)
             ranks = self.parallel.size
             grad_norm = torch.linalg.vector_norm(gradient) / ranks
             norm = grad_norm.item()
@@ -251,33 +257,31 @@ class PPOTrainer:
         )
         self._gradient(batch.to(self.device), self._objective(self.ppo))
 
-    def _gradient(self, minibatch: Batch, objective: Objective) -> _Losses:
-        """Store the gradient of a minibatch's loss, which is summed over pieces of at most `micro_batch_size` rows."""
-        pieces = [minibatch]
-        if self.micro_batch_size is not None and len(minibatch) > self.micro_batch_size:
-            pieces = list(minibatch.pieces(self.micro_batch_size))
+    def _gradient_of(self, rows: Batch, objective: Objective) -> _Losses:
+        """Store the gradient of the loss of a minibatch, or of a piece of one."""
+        scored = self.model.forward(rows.obs, rows.actions, rows.masks, rows.recurrent)
+        with torch.no_grad():
+            log_ratio = _log_ratio(scored.policy.logprobs, rows)
+            outputs = Outputs(log_ratio, scored.policy.entropies, scored.values)
+            gradients, figures = objective.loss(outputs, rows)
+        self.model.backward(scored, *gradients)
+        return _Losses(figures, log_ratio)
+
+    def _gradient_in_pieces(self, num_rows: int, minibatch: Batch, objective: Objective) -> _Losses:
+        """Store the gradient of a minibatch's loss, which is summed over pieces of at most `num_rows` rows."""
+        if len(minibatch) <= num_rows:
+            return self._gradient_of(minibatch, objective)
+        pieces = list(minibatch.pieces(num_rows))
         gradient = self._parameters.gradient
-        total: Tensor | None = None
-        losses = []
-        for piece in pieces:
-            scored = self.model.forward(piece.obs, piece.actions, piece.masks, piece.recurrent)
-            with torch.no_grad():
-                log_ratio = _log_ratio(scored.policy.logprobs, piece)
-                outputs = Outputs(log_ratio, scored.policy.entropies, scored.values)
-                gradients, figures = objective.loss(outputs, piece)
-            self.model.backward(scored, *gradients)
-            losses.append(_Losses(figures, log_ratio))
-            if len(pieces) > 1:
-                total = gradient.clone() if total is None else total.add_(gradient)
-        if total is None:
-            return losses[0]
+        losses = [self._gradient_of(pieces[0], objective)]
+        total = gradient.clone()
+        for piece in pieces[1:]:
+            losses.append(self._gradient_of(piece, objective))
+            total += gradient
         gradient.copy_(total)
         return _merged_losses(losses, pieces)
 
     # ------------------------------------------------------------------ metrics of all ranks
-
-    def _moved_too_far(self, steps: list[_Step], ppo: ResolvedPPO) -> bool:
-        return bool(ppo.target_kl and steps) and self._kl(steps[-1]) > ppo.target_kl
 
     def _kl(self, step: _Step) -> float:
         """Return the approximate KL of a minibatch over all ranks, so that all ranks stop together."""
@@ -286,14 +290,10 @@ class PPOTrainer:
         return float(self.parallel.gather(kl).mean())
 
     def _figures(self, steps: list[_Step], clip_coef: float) -> dict[str, float]:
-        """Return means over the transitions of all steps and ranks; nan if there are none.
+        """Return means over the transitions of all steps and ranks.
 
         Called once per update, because computing them in each minibatch costs as much as a layer.
         """
-        if not steps:
-            return dict.fromkeys(
-                ("policy_loss", "value_loss", "entropy", "grad_norm", *FIGURES_OF_RATIOS), math.nan
-            )
         names = list(steps[0].figures)
         per_step = torch.stack(
             [torch.stack([step.figures[name] for step in steps]) for name in names]
