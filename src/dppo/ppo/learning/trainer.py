@@ -149,22 +149,7 @@ class PPOTrainer:
         explained_variance = self._explained_variance(batch)
         if self.popart is not None:
             batch = self.popart.learn(batch, self.parallel)
-        floor = _advantage_std_floor(ppo, batch)
-        if floor and not any(batch.rewards) and self.spec.distribution.integer:
-            ppo = self._with_noise_entropy(ppo, batch, floor)
-        objective = self._objective_of(ppo)
-        count = self.minibatches * batch.iterations
-        steps: list[_Step] = []
-        for epoch in range(ppo.update_epochs):
-            if epoch > 0:
-                for stage in self.stages:
-                    batch = stage.renew(batch, self._network(batch), experience)
-            for minibatch, transitions in draw_minibatches(
-                batch, order, count, floor=floor, parallel=self.parallel
-            ):
-                steps.append(self._step(minibatch, transitions, objective, ppo, len(steps)))
-            if ppo.target_kl and steps and self._kl(steps[-1]) > ppo.target_kl:
-                break
+        batch, steps = self._epochs(batch, ppo, order, experience)
         figures = self._figures(steps, ppo.clip_coef) if steps else dict(NO_FIGURES)
         figures |= {"explained_variance": explained_variance, "minibatches": float(len(steps))}
         scale = self.value_scale()
@@ -186,6 +171,32 @@ class PPOTrainer:
 
     def value_scale(self) -> ValueScale | None:
         return None if self.popart is None else self.popart.scale
+
+    def _epochs(
+        self,
+        batch: Batch,
+        ppo: ResolvedPPO,
+        order: np.random.Generator,
+        experience: Experience,
+    ) -> tuple[Batch, list[_Step]]:
+        """Take the steps of K epochs; return the batch of the last epoch, and the steps."""
+        floor = _advantage_std_floor(ppo, batch)
+        if floor and not any(batch.rewards) and self.spec.distribution.integer:
+            ppo = self._with_noise_entropy(ppo, batch, floor)
+        objective = self._objective_of(ppo)
+        count = self.minibatches * batch.iterations
+        steps: list[_Step] = []
+        for epoch in range(ppo.update_epochs):
+            if epoch > 0:
+                for stage in self.stages:
+                    batch = stage.renew(batch, self._network(batch), experience)
+            for minibatch, transitions in draw_minibatches(
+                batch, order, count, floor=floor, parallel=self.parallel
+            ):
+                steps.append(self._step(minibatch, transitions, objective, ppo, len(steps)))
+            if ppo.target_kl and steps and self._kl(steps[-1]) > ppo.target_kl:
+                break
+        return batch, steps
 
     def _objective_of(self, ppo: ResolvedPPO) -> Objective:
         objective = self._objective(ppo)
