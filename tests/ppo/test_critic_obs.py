@@ -111,6 +111,13 @@ def test_the_head_does_not_depend_on_what_only_the_value_reads(memory: str) -> N
     "changes",
     [
         {},
+        {
+            "algo": "sac",
+            "update_epochs": None,
+            "learning_starts": 0,
+            "drop_obs": ("field.image",),
+            "critic_sizes": (8,),
+        },
         {"reuse": 2},
         {"memory": "lstm"},
         {

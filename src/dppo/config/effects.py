@@ -76,11 +76,6 @@ NEEDS = (
         "the policy of algo=sac shares no layers with its critics. Leave it out, or use `algo=ppo`",
     ),
     Need(
-        "critic_obs",
-        _is_ppo,
-        "the critics of algo=sac read what its policy reads. Leave it out, or use `algo=ppo`",
-    ),
-    Need(
         "device precision micro_batch_size",
         _is_ppo,
         "algo=sac learns in small minibatches on the CPU. Leave it out, or use `algo=ppo`",

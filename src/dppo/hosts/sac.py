@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import fields
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from dppo.config.parts import SAC
+from dppo.config.settings import Settings
 from dppo.envs.spaces import actions_of
 from dppo.errors import ConfigError
 from dppo.hosts.plans import TrainerPlan
+from dppo.ppo.networks.choice import Choice, choose_network
+from dppo.ppo.networks.layers import MAX_ONE_HOT
 from dppo.spaces.actions import BoxActions
 from dppo.spaces.spaces import Spaces, is_image
 
@@ -46,6 +52,35 @@ def check_observations(spaces: Spaces) -> None:
             raise ConfigError(
                 f"algo=sac: its critics read numbers, and {label} is an image of {size} bytes. Use `algo=ppo`."
             )
+
+
+def networks_in_words(config: Settings, spaces: Spaces) -> str:
+    """Describe the networks of a run with their sizes, in a line; with soft actor-critic, policy and critics."""
+    network = choose_network(config.network, spaces)
+    return _policy_and_critics(network, config.sac) if config.algo == "sac" else str(network)
+
+
+def _policy_and_critics(network: Choice, sac: SAC) -> str:
+    from dppo.sac.settings import SACSettings
+
+    spaces = network.spec.spaces
+    inputs = network.spec.distribution.noise_size
+    for name, leaf in spaces.leaves().items():
+        categories = spaces.categories.get(name)
+        codes = 0 if categories is None else sum(categories.counts)
+        inputs += codes if 0 < codes <= MAX_ONE_HOT else math.prod(leaf.shape)
+    sizes = (inputs, *sac.critic_sizes, 1)
+    parameters = SACSettings().num_critics * sum(
+        (fan_in + 1) * fan_out for fan_in, fan_out in pairwise(sizes)
+    )
+    units = " x ".join(map(str, sac.critic_sizes))
+    alone = ""
+    if spaces.critic_obs:
+        alone = f"; only they read {', '.join(spaces.critic_obs)}"
+    return (
+        f"{network.of_policy()}; two critics with {units} units, {parameters:,} parameters, which also read the "
+        f"action{alone}."
+    )
 
 
 def sac_trainer(plan: TrainerPlan, spec: NetworkSpec, parallel: Parallel) -> SACTrainer:

@@ -16,12 +16,12 @@ from dppo.engine.collector import Collector, OnProgress
 from dppo.engine.ledger import ReplayLedger
 from dppo.errors import ConfigError, EnvironmentFault
 from dppo.hosts.plans import trainer_plan
+from dppo.hosts.sac import networks_in_words
 from dppo.log import logger
 from dppo.numerics.fingerprint import Expected, Probe, fingerprint
 from dppo.numerics.portable import VARIABLES, in_force
 from dppo.policies.described import model_state
 from dppo.ppo.exchange.statistics import Statistics, no_statistics
-from dppo.ppo.networks.choice import choose_network
 from dppo.records.files.checkpoint import find
 from dppo.records.files.run_folder import RunFolder
 from dppo.records.instance_lines import instances_line
@@ -197,14 +197,6 @@ def _no_statistics(config: Config, spaces: Spaces, *, resumed: bool) -> Statisti
     return statistics
 
 
-def _critics(config: Config) -> str | None:
-    """Return the networks beside that of the policy, in words; None for PPO."""
-    if config.algo == "ppo":
-        return None
-    units = " x ".join(map(str, config.critic_sizes))
-    return f"Critics: two MLPs of observation and action with {units} units; the network's own value is not used."
-
-
 def _log_choices(config: Config, choices: list[Choice], spaces: Spaces, folder: RunFolder) -> None:
     """Log defaults of the task, the network, the preparation of frames, the mapping of actions, and the memory.
 
@@ -216,9 +208,9 @@ def _log_choices(config: Config, choices: list[Choice], spaces: Spaces, folder: 
         if choice.line:
             logger.info("%s", choice.line)
     rescaled = describe_rescaling(spaces.actions) if config.action_bounds == "auto" else None
-    network = choose_network(config.network, spaces)
+    networks = networks_in_words(config, spaces)
     memory = batch_memory_in_words(config, spaces)
-    for line in (network, _critics(config), describe_atari(config.env), rescaled, memory):
+    for line in (networks, describe_atari(config.env), rescaled, memory):
         if line is not None:
             logger.info("%s", line)
     if config.norm_value and not config.norm_adv:

@@ -106,10 +106,3 @@ def _part(rows: Minibatch, chosen: slice, noise: Tensor) -> Minibatch:
         successors=each_leaf(rows.successors, part),
         noise=noise,
     )
-
-
-def critic_inputs(obs: Any, actions: Tensor) -> Tensor:
-    """Return the inputs of critics [rows, n]: the numbers of all leaves, and the actions."""
-    leaves = obs.values() if isinstance(obs, dict) else [obs]
-    columns = [leaf.reshape(len(actions), -1).to(actions.dtype) for leaf in leaves]
-    return torch.cat([*columns, actions], dim=1)

@@ -19,7 +19,8 @@ from dppo.ppo.learning.parallel import Parallel
 from dppo.ppo.networks.network import NetworkSpec
 from dppo.ppo.networks.parameters import FlatParameters
 from dppo.sac.critics import Critics
-from dppo.sac.minibatches import Minibatch, Minibatches, critic_inputs
+from dppo.sac.inputs import CriticInputs
+from dppo.sac.minibatches import Minibatch, Minibatches
 from dppo.sac.policy import by_head, policy_network, sample
 from dppo.sac.rows import KeptRows, RowsSnapshot
 from dppo.sac.settings import SACSettings
@@ -95,6 +96,7 @@ class SACTrainer:
         self._size = spec.distribution.noise_size  # A
         weights_seed = streams.integer(seed, Stream.WEIGHTS)
         self._network = policy_network(spec, weights_seed, settings.device)
+        self._critic_inputs = CriticInputs(spec.spaces, self._size, self.device)
         self._critics = self._new_critics()
         log_temperature = torch.tensor([math.log(settings.initial_temperature)])
         self._log_temperature = FlatParameters(
@@ -110,11 +112,10 @@ class SACTrainer:
         self._minibatches = Minibatches(self._rows, spec, settings, size)
 
     def _new_critics(self) -> Critics:
-        numbers = sum(math.prod(leaf.shape) for leaf in self.spec.spaces.leaves().values())
         seed = streams.integer(self._seed, Stream.WEIGHTS, CRITICS)
         generator = torch.Generator().manual_seed(seed)
         critics = Critics(
-            numbers + self._size,
+            self._critic_inputs.size,
             self.settings.critic_sizes,
             self.settings.num_critics,
             generator,
@@ -199,11 +200,13 @@ class SACTrainer:
         """
         head, _, _ = self._network.forward(minibatch.successors)
         following = sample(head, minibatch.noise[0])
-        inputs = critic_inputs(minibatch.successors, following.actions)
+        inputs = self._critic_inputs(minibatch.successors, following.actions)
         values = self._critics.target_values(inputs).amin(dim=0)
         values -= temperature * following.logprobs
         targets = minibatch.returns + minibatch.discounts * values
-        outputs, residuals = self._critics.forward(critic_inputs(minibatch.obs, minibatch.actions))
+        outputs, residuals = self._critics.forward(
+            self._critic_inputs(minibatch.obs, minibatch.actions)
+        )
         errors = outputs - targets
         self._critics.backward(residuals, errors / errors.shape[1])
         return 0.5 * errors.square().mean(dim=1).sum()
@@ -215,7 +218,7 @@ class SACTrainer:
         """
         head, head_values, residuals = self._network.forward(minibatch.obs)
         drawn = sample(head, minibatch.noise[1])
-        inputs = critic_inputs(minibatch.obs, drawn.actions)
+        inputs = self._critic_inputs(minibatch.obs, drawn.actions)
         values, critic_residuals = self._critics.forward(inputs)
         least, critic = values.min(dim=0)
         by_values = torch.zeros_like(values)

@@ -126,8 +126,8 @@ class Network:
     trunk: Literal["auto", "shared", "separate"] = constant("auto")
     """Layers of policy and value: shared (all but the last) or separate; auto: shared if there are images."""
     critic_obs: tuple[str, ...] = constant(())
-    """Parts of a Dict or Tuple observation that only the value reads, by name, such as the field of a simulation beside
-    its sensors: the trained policy acts without them."""
+    """Parts of a Dict or Tuple observation that only the value reads, or the critics of algo=sac, by name, such as the
+    field of a simulation beside its sensors: the trained policy acts without them."""
     layer_norm: bool = constant(False)
     """Normalize the inputs of each activation between hidden layers over the layer's units."""
     state_dependent_std: bool = constant(False)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, NamedTuple
 
 from dppo.config.parts import Network, default_of
@@ -41,11 +42,25 @@ class Choice(NamedTuple):
     spec: NetworkSpec
     layers: str
     """Description of its layers, for the log."""
+    policy_layers: str
+    """Description of the layers of the policy alone."""
     because: str
     """", because" and the reason; "" where the user named it."""
 
     def __str__(self) -> str:
         return f"Network: {self.layers}, {self.spec.num_parameters:,} parameters{self.because}."
+
+    def of_policy(self) -> str:
+        """Describe the policy of an algorithm that does not learn the network's own value."""
+        parameters = self.spec.num_parameters
+        if isinstance(self.spec, BuiltInSpec):
+            shapes = self.spec.shapes.items()
+            parameters -= sum(
+                math.prod(shape) for name, shape in shapes if name.startswith("value")
+            )
+        return (
+            f"Network: {self.policy_layers} for the policy, {parameters:,} parameters{self.because}"
+        )
 
 
 def choose_network(network: Network, spaces: Spaces) -> Choice:
@@ -73,6 +88,7 @@ def choose_network(network: Network, spaces: Spaces) -> Choice:
     return Choice(
         spec,
         _describe_layers(spec),
+        _describe_policy_layers(spec),
         f", because {_describe_observation(spaces)}",
     )
 
@@ -99,7 +115,8 @@ def _user_network(network: Network, model: ModelClass, spaces: Spaces) -> Choice
             f"sequence_length={network.sequence_length} has no effect: model={name} has no memory, "
             f"because it has no attribute state_size. Leave it out."
         )
-    return Choice(spec, f"{name} (set by `model`)", "")
+    description = f"{name} (set by `model`)"
+    return Choice(spec, description, description, because="")
 
 
 def _image_encoder(network: Network, spaces: Spaces) -> str | None:
@@ -152,11 +169,24 @@ def _check_effects(network: Network, spaces: Spaces, encoder: str | None) -> Non
 
 
 def _describe_layers(spec: BuiltInSpec) -> str:
-    layers = spec.layers
-    sizes = " x ".join(map(str, layers.hidden_sizes))
-    hidden = f" with {sizes} {layers.activation} units" if sizes else " without hidden layers"
     if spec.is_mlp:
-        return f"an MLP for the policy and another for the value{hidden}"
+        return f"an MLP for the policy and another for the value{_describe_hidden(spec.layers)}"
+    trunks = "shared by policy and value" if spec.layers.shared else "one each for policy and value"
+    if spec.spaces.critic_obs:
+        trunks += f", and only the value reads {', '.join(spec.spaces.critic_obs)}"
+    return f"{_describe_policy_layers(spec)}, {trunks}"
+
+
+def _describe_hidden(layers: Layers) -> str:
+    sizes = " x ".join(map(str, layers.hidden_sizes))
+    return f" with {sizes} {layers.activation} units" if sizes else " without hidden layers"
+
+
+def _describe_policy_layers(spec: BuiltInSpec) -> str:
+    layers = spec.layers
+    hidden = _describe_hidden(layers)
+    if spec.is_mlp:
+        return f"an MLP{hidden}"
     leaves = spec.spaces.leaves()
     categories = spec.spaces.categories
     inputs = [ENCODERS[layers.image_encoder]] if layers.image_encoder else []
@@ -175,10 +205,7 @@ def _describe_layers(spec: BuiltInSpec) -> str:
         "gru": f", a GRU of {layers.memory_size} units",
         "lstm": f", an LSTM of {layers.memory_size} units",
     }[layers.memory]
-    trunks = "shared by policy and value" if layers.shared else "one each for policy and value"
-    if spec.spaces.critic_obs:
-        trunks += f", and only the value reads {', '.join(spec.spaces.critic_obs)}"
-    return f"{', '.join(inputs)}{hidden}{memory}, {trunks}"
+    return f"{', '.join(inputs)}{hidden}{memory}"
 
 
 def _describe_observation(spaces: Spaces) -> str:

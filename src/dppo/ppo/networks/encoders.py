@@ -15,12 +15,11 @@ from dppo.ppo.exchange.inputs import each_leaf
 from dppo.ppo.kernels.linear_layers import layer_forward
 from dppo.ppo.kernels.recurrence import over_time
 from dppo.ppo.networks.images import CNN, CNNS, SQRT2, orthogonal
-from dppo.ppo.networks.layers import Layers
+from dppo.ppo.networks.layers import MAX_ONE_HOT, Layers
 from dppo.ppo.networks.mlp import ACTIVATIONS
 from dppo.ppo.networks.torch_settings import autocast_dtype_on
 from dppo.spaces.spaces import Categories, Spaces, is_image
 
-MAX_ONE_HOT = 1024  # columns of a one-hot code; more categories are embedded
 EMBEDDING_SIZE = 64
 CELLS: dict[str, type[nn.GRUCell] | type[nn.LSTMCell]] = {
     "gru": nn.GRUCell,

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 NUM_STATE_VECTORS = {"none": 0, "gru": 1, "lstm": 2}
 """Vectors of `memory_size` elements in the state of a cell: h, or h and c."""
 NUM_GATES = {"gru": 3, "lstm": 4}
+MAX_ONE_HOT = 1024  # columns of a one-hot code; more categories are embedded
 CELL_PARAMETERS = ("weight_ih", "weight_hh", "bias_ih", "bias_hh")
 
 

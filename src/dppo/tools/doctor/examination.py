@@ -28,6 +28,7 @@ from dppo.envs.checks.faults import gymnasium_says
 from dppo.envs.statistics import running_statistics
 from dppo.errors import ConfigError, DppoError, EnvironmentFault
 from dppo.hosts.builders import BuiltSampler
+from dppo.hosts.sac import networks_in_words
 from dppo.numerics.portable import limit_blas
 from dppo.policies.policy import spaces_summary
 from dppo.ppo.acting.sampler import PPOSampler
@@ -37,7 +38,6 @@ from dppo.ppo.exchange.records import (
     Segment,
     SegmentReport,
 )
-from dppo.ppo.networks.choice import choose_network
 from dppo.process_state.borders import dppo_computes, guarded_steps
 from dppo.spaces.actions import boxes, clipped_off_centre, describe_rescaling
 from dppo.spaces.spaces import Spaces, leaves
@@ -198,7 +198,7 @@ class Examination:
             children=self._process.usage().children,
             spaces=summary,
             statistics=running_statistics(built.envs.rows.envs[0].env),
-            network=str(choose_network(self._config.network, spaces)),
+            network=networks_in_words(self._config, spaces),
             deterministic=spaces.deterministic,
             batch=batch_memory_in_words(self._config, spaces),
             continuous=any(boxes(spaces.actions)),
