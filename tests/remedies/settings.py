@@ -199,7 +199,6 @@ CHECKS: tuple[tuple[str, dict[str, Any]], ...] = (
     ("adapts the weight of the entropy", SAC | {"ent_coef": 0.1}),
     ("algo=sac has none. Leave it out", SAC | {"anneal_lr": True}),
     ("shares no layers with its critics", SAC | {"trunk": "shared"}),
-    ("read what its policy reads", SAC | {"critic_obs": ("a",)}),
     ("learns in small minibatches on the CPU", SAC | {"precision": "bfloat16"}),
 )
 """Words of src/dppo/config/checks.py or effects.py, and settings that it refuses with them."""
