@@ -60,7 +60,7 @@ def test_critics_read_all_leaves_and_categories_as_one_hot_codes() -> None:
 
 
 @pytest.mark.parametrize(
-    ("obs", "settings", "policy", "rest"),
+    ("obs", "settings", "policy", "ending"),
     [
         (NUMBERS, {}, "an MLP with 8 x 9 relu units for the policy", "."),
         (
@@ -72,7 +72,7 @@ def test_critics_read_all_leaves_and_categories_as_one_hot_codes() -> None:
     ],
 )
 def test_a_run_announces_policy_and_critics_with_their_sizes(
-    obs: spaces.Space[Any], settings: dict[str, Any], policy: str, rest: str
+    obs: spaces.Space[Any], settings: dict[str, Any], policy: str, ending: str
 ) -> None:
     sizes = {"hidden_sizes": (8, 9), "critic_sizes": (7, 6)}
     config = make_config({"env_id": "Plant-v0", "algo": "sac"} | sizes | settings)
@@ -92,7 +92,7 @@ def test_a_run_announces_policy_and_critics_with_their_sizes(
     text = networks_in_words(config, of_run)
     assert text.startswith(f"Network: {policy}, {of_policy:,} parameters, because the observation ")
     critics_in_words = (
-        f"two critics with 7 x 6 units, {critics:,} parameters, which also read the action{rest}"
+        f"two critics with 7 x 6 units, {critics:,} parameters, which also read the action{ending}"
     )
     assert text.endswith(critics_in_words)
     ppo = make_config({"env_id": "Plant-v0"})
