@@ -43,20 +43,28 @@ def described(obs: spaces.Space[Any]) -> Spaces:
 
 
 def test_critics_read_all_leaves_and_categories_as_one_hot_codes() -> None:
-    inputs = CriticInputs(described(PARTS), 2, torch.device("cpu"))
+    inputs = CriticInputs(described(PARTS), 1, torch.device("cpu"))
     obs = {
         "gear": torch.tensor([1, -1]),
-        "speed": torch.tensor([[[1.0, 2.0], [3.0, 4.0]], [[5.0, 6.0], [7.0, 8.0]]]),
+        "speed": torch.arange(1.0, 9.0).view(2, 2, 2),
         "station": torch.tensor([4000, 3]),
-        "switches": torch.tensor([[0, 1], [1, 0]], dtype=torch.int8),
+        "switches": torch.eye(2, dtype=torch.int8),
     }
-    actions = torch.tensor([[0.5, -0.5], [0.25, 0.75]])
-    expected = [
-        [1, 2, 3, 4, 0, 0, 1, 0, 1, 4000, 0.5, -0.5],
-        [5, 6, 7, 8, 1, 0, 0, 1, 0, 3, 0.25, 0.75],
-    ]
-    assert inputs(obs, actions).tolist() == expected
-    assert inputs.size == len(expected[0])
+    actions = torch.tensor([[0.5], [0.25]])
+    speeds = obs["speed"].flatten(1)
+    gears = torch.tensor([[0.0, 0.0, 1.0], [1.0, 0.0, 0.0]])
+    expected = torch.cat(
+        [
+            speeds,
+            gears,
+            torch.eye(2),
+            torch.tensor([[4000.0], [3.0]]),
+            actions,
+        ],
+        dim=1,
+    )
+    assert torch.equal(inputs(obs, actions), expected)
+    assert inputs.size == expected.shape[1]
 
 
 @pytest.mark.parametrize(
