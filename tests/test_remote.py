@@ -20,11 +20,16 @@ from builders import make_config
 from remedies import executes
 
 import dppo
+from dppo.machine import usable_cores
 from dppo.remote import make
 from dppo.remote.client import STOP, Solver
 from dppo.remote.connection import Listener
 from dppo.remote.environment import _place
-from dppo.remote.protocol import SolverError, parts_of
+from dppo.remote.protocol import parts_of
+from dppo.slots import cores
+from dppo.slots.layout import Layout
+from dppo.slots.program import SolverError
+from dppo.slots.slots import Slots
 
 INCLUDE = Path(dppo.__file__).parent / "remote"
 EXAMPLES = Path(__file__).parents[1] / "examples" / "solvers"
@@ -256,7 +261,7 @@ def test_a_solver_that_connects_by_itself_needs_the_secret_and_bounds(
         port = free.getsockname()[1]
     address = f"tcp:127.0.0.1:{port - 10}"
     with pytest.raises(SolverError, match="DPPO_SECRET is not set"):
-        make(address=address, sampler_id=1, scratch_dir="")
+        make(address=address, scratch_dir="", slots=Slots(sampler_id=1))
     monkeypatch.setenv("DPPO_SECRET", "a long random text")
     action = "inflow"
     for _ in range(2):
@@ -264,7 +269,7 @@ def test_a_solver_that_connects_by_itself_needs_the_secret_and_bounds(
         program = threading.Thread(target=serve, args=(action, port, refusals))
         program.start()
         try:
-            env = make(address=address, sampler_id=1, scratch_dir="")
+            env = make(address=address, scratch_dir="", slots=Slots(sampler_id=1))
         except SolverError as error:
             action += re.search(r"\(-1:1\)", str(error))[0]  # type: ignore[index]
             program.join()
@@ -284,6 +289,26 @@ def serve(action: str, port: int, refusals: list[ConnectionError]) -> None:
     while connected.step([connected.seed])[0] != STOP:
         pass
     connected.close()
+
+
+@executes("remote/environment.py: Leave the launcher out, and ranks_per_env adds one that does")
+def test_a_command_that_begins_with_a_launcher_is_started_as_it_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    if usable_cores() < 2:
+        pytest.skip("needs two cores")
+    launcher = tmp_path / "mpirun"
+    launcher.write_text('#!/bin/sh\necho "$@"; exec "$@"\n')
+    launcher.chmod(0o755)
+    monkeypatch.setattr(cores, "LOCK", str(tmp_path))
+    words = solver(tmp_path)
+    for command, is_noted in (([str(launcher), *words], True), (words, False)):
+        slots = Slots(Layout(1, 2))
+        caplog.clear()
+        make(command, scratch_dir=str(tmp_path), slots=slots).close()
+        slots.close()
+        assert ("begins with mpirun" in caplog.text) == is_noted
+    assert " ".join(words) in (tmp_path / "solver.log").read_text()
 
 
 def test_each_instance_has_its_own_address(tmp_path: Path) -> None:

@@ -1,7 +1,7 @@
 /* A heated bar, computed by MPI ranks: dppo learns to keep a temperature profile with three heaters.
 
      mpicc -O2 -I "$(python -m dppo.remote)" heat.c -o heat -lm
-     dppo train dppo.remote:make --env-kwargs '{"command": ["mpirun", "-n", "2", "/path/to/heat"]}'
+     dppo train dppo.remote:make --env-kwargs '{"command": ["/path/to/heat"]}' --ranks-per-env 2
 
    The ten lines that dppo needs are marked. Each rank owns CELLS / ranks cells of the bar. */
 #include <math.h>

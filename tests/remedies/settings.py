@@ -42,7 +42,7 @@ CHECKS: tuple[tuple[str, dict[str, Any]], ...] = (
     ),
     ("leave `eval_every` out", {"licences": 2, "num_samplers": 2, "eval_every": 1}),
     (
-        "a second time, whatever `licences` and `start_rate` allow",
+        "a second time, whatever `licences`, `start_rate` and `ranks_per_env` allow",
         {"backup_requests": True, "licences": 64} | ACTORS,
     ),
     (

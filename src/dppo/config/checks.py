@@ -135,12 +135,13 @@ def _check_actors(config: Settings) -> None:
             f"and so changes the learning problem.",
         )
     starts_apart = config.start_interval_s > 0  # raises if start_rate is not a rate
-    if config.backup_requests and (starts_apart or config.licences is not None):
+    is_counted = config.licences is not None or config.layout.cores > 0
+    if config.backup_requests and (starts_apart or is_counted):
         raise _error(
             config,
             "backup_requests",
-            ": makes environments of a sampler a second time, whatever `licences` and `start_rate` allow. Leave it "
-            "out, or these.",
+            ": makes environments of a sampler a second time, whatever `licences`, `start_rate` and `ranks_per_env` "
+            "allow. Leave it out, or these.",
         )
 
 

@@ -3,6 +3,8 @@
 from dataclasses import dataclass
 from typing import Any
 
+from dppo.slots.layout import PLAIN, Layout
+
 
 @dataclass(frozen=True, slots=True)
 class Instance:
@@ -19,6 +21,8 @@ class Instance:
     """Steps after which episodes are truncated."""
     render_mode: str | None = None
     """Mode in which the environment is shown; None: not at all."""
+    layout: Layout = PLAIN
+    """Ranks of its program, and their cores."""
 
     def optional_arguments(self) -> dict[str, Any]:
         """Return what a factory gets for parameters of these names, whether they have default values or not."""

@@ -21,17 +21,18 @@ from dppo.user_code import import_path, imported, in_a_line
 def make_env(env_id: EnvId, env_kwargs: dict[str, Any], instance: Instance = ANY_INSTANCE) -> Any:
     """Create one environment with its own copy of `env_kwargs`; exceptions of its constructor are not caught.
 
-    A callable of the user gets what it asks for by the names of its parameters: from `instance`, and as `scratch_dir` a
-    folder that is removed when the environment is closed.
+    A callable of the user gets what it asks for by the names of its parameters: from `instance`, as `scratch_dir` a
+    folder that is removed when the environment is closed, and as `slots` cores that are given back then.
 
-    Raise ConfigError if an argument cannot be copied, or the result is not an environment that `instance` accepts.
+    Raise ConfigError if an argument cannot be copied, the result is not an environment that `instance` accepts, or the
+    factory cannot use the ranks of `instance`; NoCores if too few cores are free.
     """
     factory = env_id if callable(env_id) else factory_of(env_id)
     with ExitStack() as stack:
         extra = _arguments_asked_for(factory, env_kwargs, instance, stack)
         made = factory(**_own_copy(env_kwargs), **extra)
         env = checked_kind(made, f"env_id={import_path(env_id)}", joint=instance.num_rows > 0)
-        if "scratch_dir" in extra:
+        if "scratch_dir" in extra or "slots" in extra:
             stack.callback(env.close)
             # An environment may close itself in its reset, to restart its simulator: its folder stays then.
             is_single = isinstance(env, gym.Env) and not joint_kind(env)
@@ -84,10 +85,26 @@ def _arguments_asked_for(
     }
     if "scratch_dir" in names:
         arguments["scratch_dir"] = make_scratch_dir(stack)
+    # a parameter of this name that has a default of its own is something else
+    if "slots" in names and parameters["slots"].default in (inspect.Parameter.empty, None):
+        arguments["slots"] = _slots(instance, stack)
+    elif not instance.layout.is_plain:
+        raise ConfigError(
+            f"{instance.layout}: has no effect, because the environment does not ask for its slots. Give its factory a "
+            f"parameter `slots`, and start the program with `slots.launch`, or leave these settings out."
+        )
     arguments |= {
         name: value for name, value in instance.required_arguments().items() if name in required
     }
     return arguments
+
+
+def _slots(instance: Instance, stack: ExitStack) -> Any:
+    from dppo.slots.slots import Slots
+
+    slots = Slots(instance.layout, instance.sampler_id, instance.env_index)
+    stack.callback(slots.close)
+    return slots
 
 
 def _own_copy(env_kwargs: dict[str, Any]) -> dict[str, Any]:

@@ -200,6 +200,7 @@ def _make_env(plan: SamplerPlan, owner: str, sampler_id: int, env_index: int) ->
         seed=streams.integer(plan.seed, Stream.EPISODES, sampler_id, 0, 0),
         num_rows=plan.sampling.envs_per_sampler,
         max_steps=env.most_steps,
+        layout=plan.layout,
     )
     with making(owner, sampler_id, env_index, env_name=env.env_name):
         made = make_prepared(env.env_id, env.env_kwargs, Preparation.by_attributes(env), instance)

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field, replace
 from dppo.config import Config
 from dppo.config.parts import PPO, SAC, Env, Learners, Network, ResolvedPPO, Sampling
 from dppo.config.sizes import Sizes
+from dppo.slots.layout import PLAIN, Layout
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,6 +19,7 @@ class SamplerPlan:
     network: Network
     sizes: Sizes
     seed: int
+    layout: Layout = PLAIN
     # bytes and segments after which an actor is replaced
     recycling: tuple[float, float] = (
         math.inf,
@@ -46,7 +48,7 @@ def sampler_plan(config: Config) -> SamplerPlan:
     if sampling.licences is not None:  # those of evaluations are set aside
         sampling = replace(sampling, licences=sampling.licences - config.evaluators)
     parts = config.env, sampling, config.ppo, config.network, config.sizes, config.seed
-    return SamplerPlan(*parts, config.actors.recycling)
+    return SamplerPlan(*parts, config.layout, config.actors.recycling)
 
 
 def trainer_plan(config: Config) -> TrainerPlan:

@@ -23,6 +23,7 @@ from dppo.policies.player import Player, is_made
 from dppo.policies.playing import EpisodePlayer
 from dppo.policies.wanted import REPORT_EVERY_S, Wanted, summary
 from dppo.ppo.exchange.records import Episode, PolicySnapshot
+from dppo.slots.layout import Layout
 from dppo.transports.ray.session import RaySession, store_bytes_for
 
 WAIT_S = 0.5  # longest wait between two checks for signals
@@ -93,7 +94,8 @@ def _episode_player(player: Player, wanted: Wanted) -> EpisodePlayer:
     env = Env(env_id=player.env, env_kwargs=player.env_kwargs, **asdict(preparation))
     acting_for = player.acting_for(wanted.play_settings)
     num_samplers = settings.get("num_samplers", 0)
-    episode_player = EpisodePlayer(env, acting_for, wanted.play_settings, num_samplers)
+    layout = Layout.by_names(settings)
+    episode_player = EpisodePlayer(env, acting_for, wanted.play_settings, num_samplers, layout)
     # errors name the arguments that the caller has passed
     episode_player.setting = "policy and env" if isinstance(player.policy, Controller) else "env"
     return episode_player

@@ -28,6 +28,7 @@ from dppo.ppo.networks.network import ModelClass
 from dppo.records.files.checkpoint import find
 from dppo.records.files.run_folder import settings_to_resume
 from dppo.records.observer import Result
+from dppo.slots.layout import Layout
 from dppo.user_code import import_path
 
 
@@ -95,7 +96,11 @@ class Player:
         check_env_id(self.env)
         settings = self.settings | self.objects
         instance = Instance(
-            settings.get("num_samplers", 0), seed=seed, num_rows=1, render_mode=mode
+            settings.get("num_samplers", 0),
+            seed=seed,
+            num_rows=1,
+            render_mode=mode,
+            layout=Layout.by_names(settings),
         )
         with making(self.env_name):
             return make_prepared(

@@ -27,6 +27,7 @@ from dppo.policies.acting import Acting, ActingFor, PlaySettings
 from dppo.ppo.exchange.records import ControllerTurn, Episode, EpisodeInfo, PolicySnapshot
 from dppo.process_state.borders import dppo_computes, guarded_steps
 from dppo.signals import INTERRUPTIONS
+from dppo.slots.layout import PLAIN, Layout
 from dppo.streams import Stream
 from dppo.user_code import in_a_line
 
@@ -161,16 +162,23 @@ class EpisodePlayer:
     """The setting to name if the spaces of the environment are not those of the policy."""
 
     def __init__(
-        self, env: Env, acting_for: ActingFor, settings: PlaySettings, num_samplers: int
+        self,
+        env: Env,
+        acting_for: ActingFor,
+        settings: PlaySettings,
+        num_samplers: int,
+        layout: Layout = PLAIN,
     ) -> None:
         """Keep the settings of the environment, those of evaluations included, and what plays in it.
 
-        `num_samplers`: samplers of the run, whose environments exist at the same time, with other numbers.
+        `num_samplers`: samplers of the run, whose environments exist at the same time, with other numbers. `layout`:
+        ranks of the environment, and their cores.
         """
         self._env_settings = env
         self._acting_for = acting_for
         self._settings = settings
         self._num_samplers = num_samplers
+        self._layout = layout
         self._env: Any = None
 
     def play(
@@ -232,7 +240,9 @@ class EpisodePlayer:
         if self.progress is not None:
             self.progress.enter(place_of(Phase.MAKE))
         env = self._env_settings
-        instance = Instance(self._num_samplers, self.number, self._settings.seed, num_rows=1)
+        instance = Instance(
+            self._num_samplers, self.number, self._settings.seed, num_rows=1, layout=self._layout
+        )
         with making(f"evaluation ({env.env_name})", env_name=env.env_name):
             made = make_prepared(
                 env.env_id, env.env_kwargs, Preparation.by_attributes(env), instance

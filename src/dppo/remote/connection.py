@@ -14,11 +14,11 @@ from dppo.remote.protocol import (
     MAX_TEXT,
     OPENING,
     Opening,
-    SolverError,
     answer_message,
     byte_order_of,
     opening_of,
 )
+from dppo.slots.program import SolverError
 
 MAX_UNIX_PATH = 100  # the kernel's limit is 108 bytes
 OPENING_S = 10.0  # for the opening of a program that has connected

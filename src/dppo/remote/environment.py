@@ -4,6 +4,7 @@ import os
 import secrets
 import socket
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -13,15 +14,17 @@ import numpy as np
 from dppo.log import logger
 from dppo.remote.client import TERMINATED, TRUNCATED
 from dppo.remote.connection import MAX_UNIX_PATH, Listener
-from dppo.remote.program import Program
-from dppo.remote.protocol import Part, SolverError
+from dppo.remote.protocol import Part
 from dppo.remote.session import Handed, Session, SolverEnded
+from dppo.slots.program import SolverError
+from dppo.slots.slots import Slots
 
 ADDRESS = "DPPO_ADDRESS"  # variables of the solver
 SECRET = "DPPO_SECRET"
 SOLVER = "DPPO_SOLVER"  # the number of the instance: sampler.environment
 PORTS_PER_SAMPLER = 10
 RESTARTS = "solver_restarts"  # its name in info
+LAUNCHERS = ("mpirun", "mpiexec", "srun", "aprun", "prterun")
 
 
 def make(
@@ -29,21 +32,20 @@ def make(
     address: str = "",
     open_timeout_s: float = 300.0,
     *,
-    sampler_id: int = 0,
-    env_index: int = 0,
     scratch_dir: str,
+    slots: Slots | None = None,
 ) -> "SolverEnv":
     """Return an environment whose solver is started by `command`, or connects by itself to `address`.
 
     Args:
-        command: the program with its arguments; it runs in `scratch_dir`. Without it, `address` is needed.
-        address: `tcp:HOST:PORT` to listen at; the port of an instance is PORT + 10 * sampler_id + env_index. Default:
+        command: the program with its arguments; it runs in `scratch_dir`, with the ranks that `slots` asks for. One
+            that begins with mpirun or srun is started as it is. Without a command, `address` is needed.
+        address: `tcp:HOST:PORT` to listen at; the port of an instance is PORT + 10 * sampler + environment. Default:
             a Unix socket in `scratch_dir`. `tcp:HOST:0` with a command is any free port of the address HOST of this
             machine, for a solver whose rank 0 may run on another one.
         open_timeout_s: longest wait for the solver to connect.
-        sampler_id: number of the sampler, which dppo passes.
-        env_index: number of the environment in its sampler, which dppo passes.
         scratch_dir: folder of this instance, which dppo passes; `solver.log` in it holds what the solver prints.
+        slots: number, ranks and cores of this instance, which dppo passes; by default one rank.
 
     Raises:
         SolverError: the program cannot be started, ended, did not connect in time, or was refused.
@@ -59,11 +61,12 @@ def make(
             f"where dppo runs, on every node, and where the solver runs"
         )
     secret = secrets.token_hex(16) if command is not None else os.environ[SECRET]
-    place = _place(address, PORTS_PER_SAMPLER * sampler_id + env_index, scratch_dir)
+    slots = slots or Slots()
+    place = _place(address, PORTS_PER_SAMPLER * slots.sampler_id + slots.env_index, scratch_dir)
     listener = Listener(place, secret)
-    name = f"{sampler_id}.{env_index}"
     try:
-        return SolverEnv(listener, _Start(listener, command, scratch_dir, name, open_timeout_s))
+        solver = _Solver(command, scratch_dir, slots)
+        return SolverEnv(listener, _Start(listener, solver, open_timeout_s))
     except BaseException:
         listener.close()
         raise
@@ -82,34 +85,58 @@ def _place(address: str, number: int, folder: str) -> str:
     return f"tcp:{host}:{int(port) + number if int(port) else 0}"
 
 
+@dataclass(frozen=True, slots=True)
+class _Solver:
+    """The program of an instance."""
+
+    command: Sequence[str] | str | None
+    """None for one that is started elsewhere."""
+    folder: str
+    slots: Slots
+
+    @property
+    def name(self) -> str:
+        """Number of the instance: sampler.environment."""
+        return f"{self.slots.sampler_id}.{self.slots.env_index}"
+
+    @property
+    def launcher(self) -> str:
+        """The launcher with which the command begins; "" without one."""
+        words = self.command.split() if isinstance(self.command, str) else self.command
+        name = Path(words[0]).name if words else ""
+        return name if name in LAUNCHERS else ""
+
+
 class _Start:
     """Starts the solver of an instance, or waits for it; may be called again."""
 
-    def __init__(
-        self,
-        listener: Listener,
-        command: Sequence[str] | str | None,
-        folder: str,
-        name: str,
-        timeout_s: float,
-    ) -> None:
+    def __init__(self, listener: Listener, solver: _Solver, timeout_s: float) -> None:
         self._listener = listener
-        self._command = command
-        self._folder = folder
-        self._name = name
+        self._solver = solver
         self._timeout_s = timeout_s
+        if solver.launcher and solver.slots.layout.cores:
+            logger.warning(
+                "solver %s: its command begins with %s, and is started as it is: it has to bind its ranks to cores %s "
+                "by itself. Leave the launcher out, and ranks_per_env adds one that does",
+                solver.name,
+                solver.launcher,
+                solver.slots.cores,
+            )
 
     def __call__(self) -> Session:
         listener = self._listener
-        if self._command is None:
-            logger.warning("solver %s: is awaited at %s", self._name, listener.address)
+        solver = self._solver
+        if solver.command is None:
+            logger.warning("solver %s: is awaited at %s", solver.name, listener.address)
             return Session(listener.accept(self._timeout_s, lambda: None), None)
-        variables = {ADDRESS: listener.address, SECRET: listener.secret, SOLVER: self._name}
-        program = Program(self._command, self._folder, variables)
+        variables = {ADDRESS: listener.address, SECRET: listener.secret, SOLVER: solver.name}
+        program = solver.slots.launch(
+            solver.command, solver.folder, variables, as_it_is=bool(solver.launcher)
+        )
         try:
             return Session(listener.accept(self._timeout_s, program.check), program)
         except BaseException:
-            program.stop(0.0)
+            program.terminate()
             raise
 
 

@@ -9,6 +9,7 @@ from typing import NamedTuple
 import numpy as np
 
 from dppo.remote.client import VERSION
+from dppo.slots.program import SolverError
 
 MAGIC = b"DPPO"
 MAX_TEXT = 2**20  # bytes of an opening
@@ -20,10 +21,6 @@ PART = re.compile(
     r"(?P<name>[A-Za-z_][\w.-]*)(?:\[(?P<shape>[\d,]+)\])?(?:\((?P<bounds>[^()]*)\))?"
 )
 EXAMPLE = "`temperature[64]`, `jets[2](-1:1)`"
-
-
-class SolverError(RuntimeError):
-    """A solver that ended, does not answer, or does not keep to the protocol."""
 
 
 class Part(NamedTuple):

@@ -9,10 +9,11 @@ import numpy as np
 
 from dppo.remote.client import ACT, RESET, STOP, TERMINATED, TRUNCATED
 from dppo.remote.connection import Connection
-from dppo.remote.program import STOP_S, Program
-from dppo.remote.protocol import INFO, REPLY, STATE, SolverError
+from dppo.remote.protocol import INFO, REPLY, STATE
+from dppo.slots.program import Program, SolverError
 
 MAX_INFOS = 1000  # of a step
+STOP_S = 10.0  # for a program to write its files, after the reply to stop
 
 
 class SolverEnded(Exception):
@@ -91,4 +92,4 @@ class Session:
                 self._connection.send(self._reply.pack(STOP, 0, 0))
         self._connection.close()
         if self._program is not None:
-            self._program.stop(wait_s)
+            self._program.terminate(wait_s)

@@ -10,8 +10,10 @@ from typing import TYPE_CHECKING, Any
 from dppo.config import Config
 from dppo.engine.collector import Collector, OnProgress
 from dppo.engine.ledger import ReplayLedger
+from dppo.errors import ConfigError, counted
 from dppo.hosts.plans import TrainerPlan, sampler_plan, trainer_plan
 from dppo.log import logger
+from dppo.machine import cores_in_words, usable_cores
 from dppo.numerics.fingerprint import Expected
 from dppo.policies.acting import ActingFor, PlaySettings, policy_acting_for
 from dppo.policies.playing import EpisodePlayer
@@ -19,6 +21,7 @@ from dppo.ppo.networks.network import NetworkSpec
 from dppo.records.instance_lines import together_line
 from dppo.run.in_process_players import InProcessPlayers
 from dppo.signals import StopSignals
+from dppo.slots.layout import CORES_REMEDY
 from dppo.spaces.spaces import Spaces
 from dppo.transports.in_process import InProcessCollector
 
@@ -48,7 +51,7 @@ def open_session(
     stack.enter_context(claimed())
     segments = (config.lag + config.stored_iterations) * config.batch_size
     parameters = (1 + config.lag) * max_parameters(config)
-    actors = config.actors
+    actors = config.actors.placed(config.sampling)
     if actors.elastic:
         fewest = max(actors.actor_bounds[0], actors.fewest_for(config.num_samplers))
         actors = replace(actors, num_actors=f"{fewest}..{config.most_actors}")
@@ -76,6 +79,20 @@ def max_parameters(config: Config) -> int:
     )
 
 
+def check_cores(config: Config) -> None:
+    """Raise ConfigError if this machine has fewer cores than the ranks of all environments of this process."""
+    environments = config.envs_of_sampler * config.num_samplers + config.evaluators
+    needed = environments * config.layout.cores
+    cores = usable_cores()
+    if needed <= cores:
+        return
+    fit = cores // config.layout.cores
+    raise ConfigError(
+        f"{config.layout}: {counted(environments, 'environment')} of this process need {counted(needed, 'core')}, and "
+        f"it may use {cores_in_words()}, enough for {fit}. {CORES_REMEDY}"
+    )
+
+
 @dataclass(frozen=True, slots=True)
 class PartsFactory:
     """Makes the parts of a run, on Ray if there is a session; closing `stack` closes them."""
@@ -91,6 +108,7 @@ class PartsFactory:
         config = self.config
         plan = sampler_plan(config)
         if self.session is None:
+            check_cores(config)
             in_process = InProcessCollector(plan, ledger, on_progress, together_line(config))
             return self.stack.enter_context(closing(in_process))
         from dppo.transports.ray.collecting import ActorFiles, collector_on_ray
@@ -98,7 +116,9 @@ class PartsFactory:
         stores = config.stored_iterations > 1
         needs_arrays = config.num_learners == 0 or stores or config.trace_hashes
         files = ActorFiles(self.logs, by_reference=not needs_arrays)
-        on_ray = collector_on_ray(plan, config.actors, ledger, self.session, files, on_progress)
+        on_ray = collector_on_ray(
+            plan, config.actors.placed(config.sampling), ledger, self.session, files, on_progress
+        )
         return self.stack.enter_context(closing(on_ray))
 
     def trainers(
@@ -167,6 +187,7 @@ class PartsFactory:
             acting_for,
             settings,
             config.num_samplers,
+            config.layout,
         )
         if self.session is None:
             self.stack.callback(player.close)

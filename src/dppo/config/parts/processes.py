@@ -4,12 +4,14 @@ import math
 import re
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
 from dppo.config.field import constant, free, setting
+from dppo.config.parts.env import Sampling
 from dppo.errors import ConfigError
+from dppo.slots.layout import Layout
 from dppo.user_code import import_path
 
 EVAL_EPISODES = 20
@@ -40,6 +42,13 @@ class Actors:
     alternatives, such as '[{"node:10.0.0.1": 0.25}, {"node:10.0.0.2": 0.1}]': 4 on one node, 10 on another."""
     actors_per_node: int | None = free(None, gt=0, le=100)
     """Maximum number of actors on one node; none: as many as it has room for."""
+    ranks_per_env: int = setting(1, resume="close", gt=0, le=100_000)
+    """Ranks that the program of each environment has, for solvers with MPI. The factory of the environment asks for
+    them by a parameter slots; dppo.remote:make does. Sums in other orders differ in their last bits, so it is part of
+    the result."""
+    cores_per_rank: int = free(1, ge=0, le=1024)
+    """Cores that each rank of ranks_per_env has to itself and is bound to. An actor reserves those of all its
+    environments, and hosts no more samplers than that. 0: ranks share all cores, and are not bound."""
     samplers_per_actor: int | None = free(None, gt=0)
     """Maximum number of samplers in one process, for simulators that allow few instances in a process: with 1 and
     envs_per_sampler=1, one instance. Samplers then move only to actors with room, and evaluations play on actors of
@@ -78,6 +87,25 @@ class Actors:
         if isinstance(self.actor_resources, dict):
             return [self.actor_resources]
         return self.actor_resources or [{}]
+
+    @property
+    def layout(self) -> Layout:
+        """Return ranks and cores of each environment."""
+        return Layout(self.ranks_per_env, self.cores_per_rank)
+
+    def placed(self, sampling: Sampling) -> "Actors":
+        """Return actors that reserve the cores of their environments' ranks, and host so many samplers at most.
+
+        Without such cores, or in process, these actors.
+        """
+        if not self.layout.cores or self.num_actors == 0:
+            return self
+        actors = min(self.actor_bounds[1], sampling.num_samplers)
+        samplers = self.samplers_per_actor or math.ceil(sampling.num_samplers / actors)
+        # a rank computes while its actor waits, and the other way round
+        cores = samplers * sampling.envs_of_sampler * self.layout.cores
+        cpus = max(self.cpus_per_actor, cores)
+        return replace(self, samplers_per_actor=samplers, cpus_per_actor=cpus)
 
     @property
     def recycling(self) -> tuple[float, float]:

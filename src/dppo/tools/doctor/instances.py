@@ -77,7 +77,11 @@ class Instances:
         """Make an instance in the place of an earlier one with this number, which has failed, if there is one."""
         self._envs.pop(number, None)
         mb_before = self._process.usage().mb
-        instance = Instance(seed=self._config.seed, num_rows=self._config.envs_per_sampler)
+        instance = Instance(
+            seed=self._config.seed,
+            num_rows=self._config.envs_per_sampler,
+            layout=self._config.layout,
+        )
         make = partial(self._call, "make", make_env, self._config.env_id, env_kwargs)
         try:
             env = make(instance)

@@ -151,6 +151,7 @@ class _Replay:
             num_rows=config.envs_per_sampler,  # so that several rows are refused below, in better words
             max_steps=config.most_steps,
             render_mode=render_mode,
+            layout=config.layout,
         )
         with making(config.env_name):
             self.env = make_prepared(

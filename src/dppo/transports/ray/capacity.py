@@ -10,6 +10,7 @@ from typing import Any
 
 from dppo.errors import ConfigError, counted
 from dppo.machine import cores_in_words, usable_cores
+from dppo.slots.layout import CORES_REMEDY
 from dppo.transports.ray.calls import calls_ray
 
 # Without an autoscaler, Ray reports each node as its own type: "node_" and the id of the node.
@@ -29,6 +30,7 @@ class Demand:
     most_actors: int = 0  # 0 if the number of actors is fixed; else they join and leave, and `num_actors` is the fewest
     others: tuple[dict[str, float], ...] = ()  # alternatives to the resources of `actor`
     evaluators: int = 0  # further actors, which take the resources of `actor`
+    samplers_with_cores: int = 0  # of an actor whose CPUs are the cores of its environments' ranks
 
     @property
     def groups(self) -> tuple[dict[str, float], ...]:
@@ -130,6 +132,8 @@ def check_here(demand: Demand, gpus: int) -> None:
             f"actor_resources: the {len(demand.groups)} alternatives are for the nodes of a running cluster. Set "
             f"`address`, or name the resources of one."
         )
+    if demand.samplers_with_cores:
+        _check_cores_here(demand)
     room = room_for([demand.total() | {"GPU": 1e6}], demand)  # `check_gpus` counts these
     if room < demand.num_actors:
         limit = round(1 / demand.actor[PER_NODE])
@@ -139,6 +143,18 @@ def check_here(demand: Demand, gpus: int) -> None:
             f"{_evaluators_of(demand)} are wanted. {use} `actors_per_node`, or use a cluster (address)."
         )
     check_gpus(demand, gpus)
+
+
+def _check_cores_here(demand: Demand) -> None:
+    """Raise `ConfigError` if this machine has too few cores for ranks that have cores of their own."""
+    each = int(demand.actor["CPU"])
+    room = usable_cores() // each - demand.evaluators
+    if room < demand.num_actors:
+        raise ConfigError(
+            f"ranks_per_env: {counted(demand.num_actors, 'actor')}{_evaluators_of(demand)} need {each} cores each, for "
+            f"the ranks of their environments, and this machine has {cores_in_words()}, enough for "
+            f"{max(0, room)}. {CORES_REMEDY}"
+        )
 
 
 def check_gpus(demand: Demand, gpus: int) -> None:
@@ -227,6 +243,9 @@ def check_cluster(ray: Any, demand: Demand, notify: Callable[[str], None]) -> No
         )
         use = f"Use at most {holds}, {lower}" if holds else f"{lower[0].upper()}{lower[1:]}"
         remedy = f"{use}, or add nodes."
+        if demand.samplers_with_cores:
+            hosted = holds * demand.samplers_with_cores
+            remedy = f"The ranks of {counted(hosted, 'sampler')} fit. {CORES_REMEDY} Or add nodes."
     else:
         if (free := free_room(demand)) < actors:
             room = f"the cluster has room for {free} of {actors} actors now ({in_words(*demand.groups)} each)"

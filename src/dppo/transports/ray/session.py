@@ -216,9 +216,12 @@ def demand_of(actors: Actors, learners: Learners, evaluators: int = 0) -> Demand
     first, *alternatives = [of_actor | group for group in actors.resource_groups]
     of_learner = {"CPU": learners.learner_cpus, "GPU": learners.learner_gpus}
     elastic = most if actors.elastic else 0
-    return Demand(
+    demand = Demand(
         fewest, first, learners.num_learners, of_learner, elastic, tuple(alternatives), evaluators
     )
+    if not actors.layout.cores:
+        return demand
+    return replace(demand, samplers_with_cores=actors.samplers_per_actor or 0)
 
 
 def store_bytes_for(batch_size: int, num_parameters: int) -> int:

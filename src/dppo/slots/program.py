@@ -1,0 +1,215 @@
+"""The program of an environment: its start, how its ranks ended, its last lines, its end."""
+
+import json
+import os
+import select
+import shlex
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from dppo.log import logger
+
+GUARD = str(Path(__file__).with_name("guard.py"))
+LOG = "solver.log"  # in its folder
+END_BYTES = 4096
+END_LINES = 8
+START_S = 30.0  # for the keeper to start, on a busy machine
+EXIT_S = 2.0  # for a program to exit after its connection has closed
+END_S = 12.0  # for the keeper to end all ranks
+
+
+class SolverError(RuntimeError):
+    """A solver that ended, does not answer, or does not keep to the protocol."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rank:
+    """One process of a program, as its guard reports it."""
+
+    number: int
+    host: str
+    pid: int
+    code: int | None = None
+    """Exit code; -9 if SIGKILL ended it; None while it runs."""
+    was_ended: bool = False
+    """True if it was ended because another rank had failed, or by `terminate`."""
+    unbound: str = ""
+    """The reason why it is not bound to its cores."""
+
+
+class Program:
+    """A program that has been started, with all of its ranks, whose output goes to `solver.log` in its folder.
+
+    A keeper, a program of its own, ends all ranks within 10 s if one fails or this process ends.
+    """
+
+    def __init__(
+        self,
+        words: Sequence[str],
+        folder: str,
+        variables: Mapping[str, str],
+        locks: Sequence[int] = (),
+    ) -> None:
+        """Start the program. `variables` are its environment; the keeper holds `locks` until all ranks have ended.
+
+        Raise SolverError if it cannot be started.
+        """
+        self.ranks: dict[int, Rank] = {}
+        """The ranks that have started, if guards report them: not those of a launcher that the user has started."""
+        self._words = [*words]
+        self._log = Path(folder, LOG)
+        self._code: int | None = None  # of the launcher, or of the program itself
+        self._unread = b""
+        self._keeper = subprocess.Popen(
+            [sys.executable, "-I", "-S", GUARD, "keep"],
+            cwd="/",
+            env={},  # a keeper is not among the processes that an actor has started
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            pass_fds=locks,
+        )
+        launch = {
+            "words": self._words,
+            "folder": folder,
+            "variables": {**variables},
+            "log": str(self._log),
+            "environment_pid": os.getpid(),
+        }
+        assert self._keeper.stdin is not None
+        self._keeper.stdin.write(json.dumps(launch).encode() + b"\n")
+        self._keeper.stdin.flush()
+        self._keeper.wait()  # the keeper itself is no child
+        reports = self._reports(START_S)
+        if not reports or "refused" in reports[0]:
+            self._close()
+            reason = reports[0]["refused"] if reports else "its keeper did not start"
+            raise SolverError(
+                f"command={shlex.join(self._words)}: cannot be started ({reason}). It is looked for in PATH, or as an "
+                f"absolute path, because each solver runs in a folder of its own"
+            )
+        self._take_note(reports[1:])
+
+    def poll(self) -> int | None:
+        """Return the exit code, negative for a signal: of the first rank that failed, or of the launcher.
+
+        None while the program runs.
+        """
+        self._take_note(self._reports(0.0))
+        failed = self._failed()
+        return self._code if failed is None else failed.code
+
+    @property
+    def exit_codes(self) -> dict[int, int | None]:
+        """The exit code of each rank that has started, negative for a signal; None for one that runs."""
+        self._take_note(self._reports(0.0))
+        return {number: rank.code for number, rank in sorted(self.ranks.items())}
+
+    def check(self) -> None:
+        """Raise SolverError if the program has ended."""
+        if self.poll() is not None:
+            raise SolverError(f"the solver ended before it connected {self.end()}")
+
+    def end(self, wait_s: float = EXIT_S) -> str:
+        """Return how the program ended, with its last lines, waiting for its exit."""
+        self._wait(wait_s)
+        lines = self.last_lines()
+        outcome = self._outcome()
+        if not lines:
+            return f"{outcome}, and has printed nothing."
+        return f"{outcome}. Its last lines:\n" + "\n".join(f"  {line}" for line in lines)
+
+    def _outcome(self) -> str:
+        rank = self._failed()
+        if rank is not None and rank.code is not None:
+            return f"(rank {rank.number} on {rank.host} {_in_words(rank.code)})"
+        if self._code is None:
+            return "(it is still running)"
+        return f"({_in_words(self._code)})"
+
+    def _failed(self) -> Rank | None:
+        """Return the rank that failed first; None if none did, or the program has no other ranks."""
+        for rank in self.ranks.values():
+            if rank.code and not rank.was_ended:
+                return rank
+        return None
+
+    def last_lines(self) -> list[str]:
+        """Return the last lines that the program has printed."""
+        try:
+            with open(self._log, "rb") as log:
+                log.seek(max(0, self._log.stat().st_size - END_BYTES))
+                content = log.read()
+        except OSError:
+            return []
+        return content.decode("utf-8", "replace").splitlines()[-END_LINES:]
+
+    def terminate(self, wait_s: float = 0.0) -> None:
+        """Wait so long for the program to end; then end all of its processes, and return when they are gone."""
+        if self._wait(wait_s):
+            return
+        with suppress(OSError):
+            os.write(self._input, b"\n")
+        self._wait(END_S)
+
+    def _wait(self, wait_s: float) -> bool:
+        """Return whether the keeper has ended all processes; wait so long for it."""
+        until = time.monotonic() + wait_s
+        while self._code is None:
+            left_s = until - time.monotonic()
+            self._take_note(self._reports(max(0.0, left_s)))
+            if left_s <= 0:
+                return self._code is not None
+        return True
+
+    @property
+    def _input(self) -> int:
+        assert self._keeper.stdin is not None
+        return self._keeper.stdin.fileno()
+
+    def _reports(self, timeout_s: float) -> list[dict[str, Any]]:
+        """Return what the keeper has written since the last call; wait for the first line."""
+        output = self._keeper.stdout
+        assert output is not None
+        if output.closed or not select.select([output], [], [], timeout_s)[0]:
+            return []
+        received = os.read(output.fileno(), 65536)
+        if not received:  # it was killed
+            return [{"ended": -signal.SIGKILL}]
+        *lines, self._unread = (self._unread + received).split(b"\n")
+        return [json.loads(line) for line in lines]
+
+    def _take_note(self, reports: Sequence[dict[str, Any]]) -> None:
+        for report in reports:
+            if "ended" in report:
+                self._code = report["ended"]
+                self._close()
+                continue
+            rank = Rank(
+                report["rank"],
+                report["host"],
+                report["pid"],
+                report.get("code"),
+                report.get("was_ended", False),
+                report.get("unbound", ""),
+            )
+            if rank.unbound and rank.number not in self.ranks:
+                logger.warning(
+                    "rank %d on %s is not bound to %s", rank.number, rank.host, rank.unbound
+                )
+            self.ranks[rank.number] = rank
+
+    def _close(self) -> None:
+        for stream in (self._keeper.stdin, self._keeper.stdout):
+            assert stream is not None
+            stream.close()
+
+
+def _in_words(code: int) -> str:
+    return f"by {signal.Signals(-code).name}" if code < 0 else f"exit status {code}"

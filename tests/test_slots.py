@@ -1,0 +1,259 @@
+"""Slots: cores that no two environments share, ranks that end together, and the messages when they cannot start."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import gymnasium as gym
+import pytest
+from builders import make_config
+from processes import wait_until
+from remedies import executes
+
+import dppo
+from dppo.config.parts import Actors, Learners, Sampling
+from dppo.envs.instance import Instance
+from dppo.envs.make import make_env
+from dppo.errors import ConfigError
+from dppo.machine import usable_cores
+from dppo.run.factory import check_cores
+from dppo.slots import cores, launchers
+from dppo.slots.cores import Lease, NoCores, cores_here
+from dppo.slots.layout import Layout
+from dppo.slots.program import SolverError
+from dppo.slots.slots import Slots
+from dppo.transports.ray.capacity import check_here
+from dppo.transports.ray.session import demand_of
+
+CORES = usable_cores()
+# a launcher that starts its ranks as Open MPI's does
+MPIRUN = """#!/bin/sh
+if [ "$1" = --version ]; then echo "mpirun (Open MPI) 4.1.4"; exit; fi
+while [ "$1" != "--bind-to" ]; do shift; done
+shift 2
+rank=0
+while [ $rank -lt {ranks} ]; do OMPI_COMM_WORLD_RANK=$rank "$@" & rank=$((rank + 1)); done
+wait
+"""
+
+
+@pytest.fixture(autouse=True)
+def locks(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Use locks of cores that no other test uses."""
+    monkeypatch.setattr(cores, "LOCK", f"dppo-{tmp_path}-{os.getpid()}")
+
+
+@pytest.fixture
+def mpirun(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Put an mpirun for three ranks into PATH."""
+    folder = tmp_path / "bin"
+    folder.mkdir()
+    program = folder / "mpirun"
+    program.write_text(MPIRUN.format(ranks=3))
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", str(folder), prepend=os.pathsep)
+    monkeypatch.delenv("SLURM_JOB_ID", raising=False)
+
+
+def alive(pid: int) -> bool:
+    """Whether a process runs, and is no zombie."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+@executes("slots/cores.py: Use fewer actors or samplers here, lower `ranks_per_env`")
+def test_no_two_leases_share_a_core_and_a_closed_one_gives_its_cores_back() -> None:
+    first = Lease(1)
+    second = Lease(CORES - 1)
+    assert sorted(first.cores + second.cores) == cores_here()
+    with pytest.raises(NoCores, match="1 core are needed, and 0 are free"):
+        Lease(1, wait_s=0)
+    first.close()
+    first.close()
+    third = Lease(1, wait_s=0)
+    assert len(third.cores) == 1
+    second.close()
+    third.close()
+
+
+def test_the_cores_of_a_killed_process_come_back() -> None:
+    lease = Lease(CORES)
+    child = os.fork()
+    if not child:
+        signal.pause()
+    lease.close()
+    with pytest.raises(NoCores):
+        Lease(1, wait_s=0)
+    os.kill(child, signal.SIGKILL)
+    os.waitpid(child, 0)
+    Lease(CORES, wait_s=10).close()
+
+
+def test_a_rank_is_bound_to_its_cores_and_knows_how_many(tmp_path: Path) -> None:
+    slots = Slots(Layout(1, CORES)) if CORES > 1 else Slots()
+    code = "import os; print(sorted(os.sched_getaffinity(0)), os.environ['OMP_NUM_THREADS'])"
+    program = slots.launch([sys.executable, "-c", code], tmp_path)
+    program.terminate(wait_s=30)
+    slots.close()
+    assert program.last_lines() == [f"{cores_here()} {CORES}"]
+    assert program.poll() == 0
+    assert program.exit_codes == {0: 0}
+
+
+@pytest.mark.usefixtures("mpirun")
+@pytest.mark.parametrize(
+    ("how", "words"), [("exit 7", "exit status 7"), ("kill -9 $$", "by SIGKILL")]
+)
+def test_a_rank_that_fails_is_named_and_ends_the_others(
+    tmp_path: Path, how: str, words: str
+) -> None:
+    script = f"echo diverged >&2; if [ $OMPI_COMM_WORLD_RANK = 1 ]; then sleep 0.5; {how}; fi; exec sleep 100"
+    slots = Slots(Layout(3, 0))
+    began = time.monotonic()
+    program = slots.launch(["sh", "-c", script], tmp_path)
+    while program.poll() is None:
+        time.sleep(0.05)
+    end = program.end(wait_s=10)
+    assert time.monotonic() - began < 20
+    assert f"(rank 1 on {os.uname().nodename} {words}). Its last lines:\n  diverged" in end
+    assert sorted(program.ranks) == [0, 1, 2]
+    assert not any(alive(rank.pid) for rank in program.ranks.values())
+
+
+DRIVER = """
+import sys, time
+from dppo.slots.layout import Layout
+from dppo.slots.slots import Slots
+program = Slots(Layout(3, 0)).launch(["sh", "-c", "trap '' TERM; sleep 100 & wait; sleep 100"], sys.argv[1])
+while len(program.exit_codes) < 3:
+    time.sleep(0.05)
+print(*[rank.pid for rank in program.ranks.values()], flush=True)
+time.sleep(100)
+"""
+
+
+@pytest.mark.usefixtures("mpirun")
+def test_no_rank_outlives_a_killed_process_even_one_that_is_stopped(tmp_path: Path) -> None:
+    driver = subprocess.Popen(
+        [sys.executable, "-c", DRIVER, str(tmp_path)], stdout=subprocess.PIPE, text=True
+    )
+    assert driver.stdout is not None
+    pids = [int(pid) for pid in driver.stdout.readline().split()]
+    os.kill(pids[0], signal.SIGSTOP)
+    driver.kill()
+    driver.communicate()
+    wait_until(lambda: not any(map(alive, pids)), 10)
+
+
+@pytest.mark.usefixtures("mpirun")
+@executes(
+    "slots/launchers.py: neither mpirun nor srun is in PATH. Install Open MPI or MPICH",
+)
+def test_what_cannot_start_says_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    slots = Slots(Layout(3, 0))
+    program = slots.launch(["/no/such/solver"], tmp_path)
+    end = program.end(wait_s=20)
+    assert "exit status 127" in end
+    assert "/no/such/solver: cannot be started (No such file or directory)" in end
+    with pytest.raises(SolverError, match="is empty"):
+        slots.launch([], tmp_path)
+    assert slots.command(["solver"])[0].endswith("bin/mpirun")
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert Slots(Layout(1)).command(["solver"]) == ["solver"]
+    with pytest.raises(SolverError, match=r"ranks_per_env=3: neither mpirun nor srun is in PATH"):
+        slots.launch(["solver"], tmp_path)
+    broken = tmp_path / "mpirun"
+    broken.write_text("#!/bin/sh\nexit 1\n")
+    broken.chmod(0o755)
+    with pytest.raises(SolverError, match="mpirun --version failed"):
+        slots.launch(["solver"], tmp_path)
+
+
+def test_the_words_of_each_launcher(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(launchers.shutil, "which", lambda program, path: f"/bin/{program}")
+    monkeypatch.setattr(launchers, "_family", lambda program: "open-mpi")
+    assert launchers.launcher_words(4, {})[:3] == ["/bin/mpirun", "-n", "4"]
+    monkeypatch.setattr(launchers, "_family", lambda program: "hydra")
+    assert launchers.launcher_words(4, {})[1:3] == ["-launcher", "fork"]
+    in_slurm = launchers.launcher_words(4, {"SLURM_JOB_ID": "7", "SLURMD_NODENAME": "n3"})
+    assert in_slurm[:2] == ["srun", "--overlap"]
+    assert in_slurm[-1] == "--nodelist=n3"
+    variables = {"PMIX_RANK": "0", "OMPI_COMM_WORLD_SIZE": "1", "OMPI_MCA_btl": "self"}
+    assert launchers.without_launcher(variables) == {"OMPI_MCA_btl": "self"}
+
+
+class Asking(gym.Env):
+    """An environment that keeps its slots."""
+
+    observation_space = gym.spaces.Box(-1, 1)
+    action_space = gym.spaces.Discrete(2)
+
+    def __init__(self, slots: Slots) -> None:
+        self.slots = slots
+
+
+def test_a_factory_gets_slots_until_its_environment_is_closed() -> None:
+    layout = Layout(1, max(2, CORES)) if CORES > 1 else Layout()
+    env = make_env(Asking, {}, Instance(3, 1, layout=layout))
+    slots = env.unwrapped.slots
+    assert (slots.sampler_id, slots.env_index) == (3, 1)
+    assert slots.cores == [cores_here()]
+    assert slots.hosts == [os.uname().nodename]
+    env.close()
+    Lease(CORES, wait_s=0).close()
+
+
+@executes("envs/make.py: Give its factory a parameter `slots`, and start the program with")
+def test_ranks_for_an_environment_that_does_not_ask_for_slots_are_refused() -> None:
+    ranks = Instance(layout=Layout(4, 0))
+    with pytest.raises(ConfigError, match=r"ranks_per_env=4 .* has no effect"):
+        make_env("CartPole-v1", {}, ranks)
+    make_env("CartPole-v1", {}, Instance()).close()
+    make_env(Asking, {}, ranks).close()
+
+
+def with_ranks(ranks: int, **changes: Any) -> dppo.Config:
+    """Settings of four samplers whose environments ask for slots."""
+    return make_config(
+        {"env_id": "dppo.remote:make", "num_samplers": 4, "ranks_per_env": ranks} | changes
+    )
+
+
+@executes("slots/layout.py: Lower `ranks_per_env`, `cores_per_rank`, or `num_samplers`")
+def test_too_few_cores_in_this_process_are_refused_with_the_number_that_fits() -> None:
+    config = with_ranks(10 * CORES)
+    check_cores(with_ranks(1))
+    check_cores(with_ranks(10 * CORES, cores_per_rank=0))
+    with pytest.raises(
+        ConfigError, match=rf"need {40 * CORES} cores, and .* enough for 0\. Lower `ranks_per_env`"
+    ):
+        check_cores(config)
+
+
+def test_an_actor_reserves_the_cores_of_all_its_environments() -> None:
+    sampling = Sampling(num_samplers=5, envs_per_sampler=2)
+    placed = Actors(num_actors=2, ranks_per_env=4).placed(sampling)
+    assert placed.samplers_per_actor == 3
+    assert demand_of(placed, Learners()).actor == {"CPU": 24}
+    shared = Actors(num_actors=2, ranks_per_env=4, cores_per_rank=0)
+    assert shared.placed(sampling) is shared
+    demand = demand_of(replace(placed, cpus_per_actor=CORES + 1), Learners())
+    with pytest.raises(
+        ConfigError, match=rf"2 actors need {CORES + 1} cores each, .* enough for 0"
+    ):
+        check_here(demand, 0)
+
+
+def test_with_auto_there_is_an_actor_for_each_sampler() -> None:
+    placed = Actors(num_actors="auto", ranks_per_env=2).placed(Sampling(num_samplers=8))
+    assert placed.fewest_for(8) == 8
+    assert placed.cpus_per_actor == 2
