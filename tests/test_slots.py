@@ -179,7 +179,7 @@ def test_what_cannot_start_says_why(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
 
 def test_the_words_of_each_launcher(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(launchers.shutil, "which", lambda program, path: f"/bin/{program}")
+    monkeypatch.setattr("shutil.which", lambda program, path: f"/bin/{program}")
     monkeypatch.setattr(launchers, "_family", lambda program: "open-mpi")
     assert launchers.launcher_words(4, {})[:3] == ["/bin/mpirun", "-n", "4"]
     monkeypatch.setattr(launchers, "_family", lambda program: "hydra")
