@@ -111,12 +111,12 @@ def test_a_rank_is_bound_to_its_cores_and_knows_how_many(tmp_path: Path) -> None
 
 @pytest.mark.usefixtures("mpirun")
 @pytest.mark.parametrize(
-    ("how", "words"), [("exit 7", "exit status 7"), ("kill -9 $$", "by SIGKILL")]
+    ("death", "words"), [("exit 7", "exit status 7"), ("kill -9 $$", "by SIGKILL")]
 )
 def test_a_rank_that_fails_is_named_and_ends_the_others(
-    tmp_path: Path, how: str, words: str
+    tmp_path: Path, death: str, words: str
 ) -> None:
-    script = f"echo diverged >&2; if [ $OMPI_COMM_WORLD_RANK = 1 ]; then sleep 0.5; {how}; fi; exec sleep 100"
+    script = f"echo diverged >&2; if [ $OMPI_COMM_WORLD_RANK = 1 ]; then sleep 0.5; {death}; fi; exec sleep 100"
     slots = Slots(Layout(3, 0))
     began = time.monotonic()
     program = slots.launch(["sh", "-c", script], tmp_path)
