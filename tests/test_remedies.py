@@ -18,7 +18,7 @@ from remedies import executes
 from remedies.carrying_out import changed_as_told
 from remedies.commands import COMMANDS
 from remedies.networks import CONTRACT, settings_of
-from remedies.not_executed import NOT_EXECUTED
+from remedies.not_executed import REASONS
 from remedies.refused import STARTS, Remedy
 from remedies.running import pattern_of, problem
 from remedies.settings import BY_HAND, CHECKS, VALUES
@@ -83,7 +83,9 @@ def marked() -> Iterator[Row]:
 
 def unexecuted() -> list[Row]:
     """Return what is not executed."""
-    return [(file, words) for file, words, _ in NOT_EXECUTED]
+    return [
+        row_of(remedy) for remedies_of_reason in REASONS.values() for remedy in remedies_of_reason
+    ]
 
 
 def is_of(row: Row, text: Text) -> bool:
