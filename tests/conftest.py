@@ -22,6 +22,7 @@ if any(os.environ.get(name, value) != value for name, value in VARIABLES.items()
     os.environ["DPPO_NUMERICS"] = "native"
 portable_numerics()
 
+from hypothesis import settings  # noqa: E402
 from shapes import check_shapes  # noqa: E402  it loads NumPy
 
 if TYPE_CHECKING:
@@ -36,6 +37,9 @@ os.environ |= {"RAY_worker_niceness": "0"}
 # process took four times as long. A run of dppo sets its own number of threads.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 check_shapes()  # imports torch, which reads the number of threads once
+# No example has a deadline: on a busy machine any of them may take long.
+settings.register_profile("tests", deadline=None)
+settings.load_profile("tests")
 
 
 @pytest.fixture(autouse=True)

@@ -64,23 +64,51 @@ def moving(phase: Phase, per_s: float, total: int = 0, until: float = float("inf
     return look
 
 
-class Driver:
-    """Passes events to the engine, and records its commands."""
+class Clocked:
+    """An engine with a clock that a test moves, and the commands that it has given."""
+
+    def __init__(self, engine: Any) -> None:
+        self.engine = engine
+        self.now = 0.0
+        self.commands: list[tuple[float, Command]] = []
+
+    def take_commands(self, commands: list[Command]) -> None:
+        self.commands += [(self.now, command) for command in commands]
+
+    def tick(self) -> None:
+        self.take_commands(self.engine.tick(self.now))
+
+    def on(self, event: Any) -> None:
+        self.take_commands(self.engine.on(event, self.now))
+        self.tick()
+
+    def wait(self, seconds: float) -> None:
+        end = self.now + seconds
+        while self.now < end:
+            self.now += TICK_S
+            self.tick()
+
+    def all(self, kind: type[Any]) -> list[Any]:
+        return [command for _, command in self.commands if isinstance(command, kind)]
+
+    def forget(self) -> None:
+        self.commands.clear()
+
+
+class Driver(Clocked):
+    """Passes events to the engine that collects, and records its commands."""
 
     def __init__(
         self, hosting: list[list[int]], limits: Limits = LIMITS, *, described: bool = True
     ) -> None:
         """Start the actors; with `described`, also answer the question for the spaces."""
-        self.now = 0.0
-        self.engine = CollectionEngine(
-            hosting, ReplayLedger(sum(map(len, hosting)), replay=True, policy_lag=3), limits
-        )
-        self.commands: list[tuple[float, Command]] = []
+        ledger = ReplayLedger(sum(map(len, hosting)), replay=True, policy_lag=3)
+        super().__init__(CollectionEngine(hosting, ledger, limits))
         self.asks: list[Ask] = []
         """Questions that have not been answered."""
         self.progress: dict[int, Progress] = {}
         """By actor; actors that are missing here show none."""
-        self._take(self.engine.describe(0.0))
+        self.take_commands(self.engine.describe(0.0))
         if described:
             for actor_id in range(len(hosting)):
                 self.start(actor_id)
@@ -97,28 +125,19 @@ class Driver:
         describe = self.all(Describe)[0]
         self.on(Answered(describe.process, describe.ask_id, "spaces"))  # type: ignore[arg-type]
 
-    def _take(self, commands: list[Command]) -> None:
+    def take_commands(self, commands: list[Command]) -> None:
+        super().take_commands(commands)
         for command in commands:
-            self.commands.append((self.now, command))
             if isinstance(command, Ask):
                 self.asks.append(command)
             if isinstance(command, Look) and command.process.actor_id in self.progress:
                 activity = self.progress[command.process.actor_id](self.now)
-                self._take(self.engine.on(Progressed(command.process, activity), self.now))
-
-    def on(self, event: Any) -> None:
-        self._take(self.engine.on(event, self.now))
-        self._take(self.engine.tick(self.now))
-
-    def wait(self, seconds: float) -> None:
-        end = self.now + seconds
-        while self.now < end:
-            self.now += TICK_S
-            self._take(self.engine.tick(self.now))
+                event = Progressed(command.process, activity)
+                self.take_commands(self.engine.on(event, self.now))
 
     def request(self, index: int, lag: int = 0) -> None:
         policy = PolicySnapshot(max(0, index - lag), np.zeros(1, np.float32))
-        self._take(self.engine.request(policy, index, self.now))
+        self.take_commands(self.engine.request(policy, index, self.now))
 
     def request_all(self, count: int, lag: int) -> None:
         for index in range(count):
@@ -146,14 +165,11 @@ class Driver:
 
     @property
     def finished(self) -> bool:
-        return self.engine.requests.finished
+        return bool(self.engine.requests.finished)
 
     def take(self) -> Any:
         """Take the segments that were requested first."""
         return self.engine.requests.take(self.now, 0.0, [])
-
-    def all(self, kind: type[Any]) -> list[Any]:
-        return [command for _, command in self.commands if isinstance(command, kind)]
 
     def killed_at(self) -> float:
         return next(when for when, command in self.commands if isinstance(command, Kill))
@@ -164,9 +180,6 @@ class Driver:
     def incidents(self) -> list[Log]:
         """Return the lines that report an incident."""
         return [command for command in self.all(Log) if command.incident is not None]
-
-    def forget(self) -> None:
-        self.commands.clear()
 
     def asked(self) -> list[tuple[int, int, bool]]:
         """Return sampler, segment and whether it is rebuilt, of all questions since the last call."""

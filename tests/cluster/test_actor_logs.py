@@ -125,14 +125,14 @@ def test_a_death_names_its_cause_its_place_and_its_log(tmp_path: Path, ray_sessi
     config = settings(tmp_path / "run", Dying, max_actor_restarts=0)
     with pytest.raises(ClusterError) as caught:
         dppo.train(config)
-    said = str(caught.value)
+    report = str(caught.value)
     run = tmp_path / "run"
     assert re.search(
         r"died.*, stepping env 0 of sampler 0, episode 0, step 3 \(seed \d+\); its log: .*actor-0.log\n",
-        said,
+        report,
     )
-    assert "printed before its death" in said
-    assert said in (run / "incidents" / "001" / "report.txt").read_text()
+    assert "printed before its death" in report
+    assert report in (run / "incidents" / "001" / "report.txt").read_text()
     assert "printed before its death" in (run / "logs" / "actor-0.log").read_text()
 
 
@@ -192,8 +192,8 @@ def test_a_keeper_ends_all_children_and_keeps_a_short_log(tmp_path: Path) -> Non
         [sys.executable, "-c", PROGRAM, str(log), str(pids)], env=os.environ | {"PYTHONPATH": path}
     )
     process.wait()
-    how, lines = keeper.end_of_log(str(log), process.pid)
-    assert how in ("by SIGKILL", "")  # Linux tells since 6.15
+    ending, lines = keeper.end_of_log(str(log), process.pid)
+    assert ending in ("by SIGKILL", "")  # Linux tells since 6.15
     assert lines[-2:] == ["last ", " words"]
     assert (tmp_path / "log.1").stat().st_size == keeper.MAX_LOG_BYTES
     assert log.stat().st_size < 60 * 2**16
@@ -204,7 +204,7 @@ def test_a_keeper_ends_all_children_and_keeps_a_short_log(tmp_path: Path) -> Non
 
 @pytest.mark.proves("is killed by the kernel for lack of memory")
 def test_a_kill_for_lack_of_memory_is_named_as_such(monkeypatch: Patch) -> None:
-    for code, more, how in (
+    for code, lacks_memory, ending in (
         (-9, True, keeper.LACK),
         (None, True, keeper.LACK),
         (3, True, "with exit code 3"),
@@ -212,7 +212,7 @@ def test_a_kill_for_lack_of_memory_is_named_as_such(monkeypatch: Patch) -> None:
         (None, False, ""),
     ):
         monkeypatch.setattr(keeper, "_exit_code", lambda _, code=code: code)
-        assert keeper._status([], more) == how
+        assert keeper._status([], lacks_memory) == ending
     assert keeper._kills_for_memory() >= 0
     assert len(keeper._last_line(2**22, keeper.LACK)) < keeper.END_CHARACTERS
 

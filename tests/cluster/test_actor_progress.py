@@ -226,6 +226,6 @@ def test_progress_of_actors_on_other_nodes_is_read_by_a_witness(ray_session: Non
     assert [event.progress.to_replay for event in here.seen()] == [7]
     record.stepped()
     here.look(Process(0, 5))
-    assert [one.progress.steps for one in here.seen()] == [2]
+    assert [slot.progress.steps for slot in here.seen()] == [2]
     here.ended(Process(0, 5))
     assert not Path(path).exists()

@@ -236,7 +236,9 @@ def cluster_of(monkeypatch: pytest.MonkeyPatch, *nodes: dict[str, float]) -> Sim
     """Return a connected Ray with idle nodes, and without an autoscaler."""
     monkeypatch.setattr(capacity, "free_room", lambda demand: demand.num_actors)
     monkeypatch.setattr(capacity, "has_autoscaler", lambda ray: False)
-    return SimpleNamespace(nodes=lambda: [{"Resources": one, "Alive": True} for one in nodes])
+    return SimpleNamespace(
+        nodes=lambda: [{"Resources": resources, "Alive": True} for resources in nodes]
+    )
 
 
 @pytest.mark.parametrize(
@@ -313,7 +315,7 @@ def test_learners_fit_beside_actors_that_hold_one_of_two_licences(
 
 
 @pytest.mark.parametrize(
-    ("num_actors", "cores", "more", "used"),
+    ("num_actors", "cores", "changes", "used"),
     [
         ("1..8", 3, {}, 3),
         ("1..2", 3, {}, 2),
@@ -324,9 +326,13 @@ def test_learners_fit_beside_actors_that_hold_one_of_two_licences(
     ],
 )
 def test_a_ray_started_here_gets_as_many_actors_as_there_are_cores(
-    num_actors: str, cores: int, more: dict[str, object], used: int, monkeypatch: pytest.MonkeyPatch
+    num_actors: str,
+    cores: int,
+    changes: dict[str, object],
+    used: int,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    demand = demand_of(Actors(num_actors=num_actors, **more), Learners())  # type: ignore[arg-type]
+    demand = demand_of(Actors(num_actors=num_actors, **changes), Learners())  # type: ignore[arg-type]
     notes: list[str] = []
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(cores)), raising=False)
     monkeypatch.setattr(machine, "cpu_quota", lambda: None)

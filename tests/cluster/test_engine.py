@@ -24,8 +24,6 @@ from schedules import (
 )
 from virtual import KINDS, Cloud, Faults, VirtualTransport, real_actors
 
-from dppo.engine.actors import Actor
-from dppo.engine.messages import Kill
 from dppo.errors import ClusterError
 from dppo.hosts.plans import sampler_plan
 
@@ -93,35 +91,6 @@ def test_faults_do_not_change_what_real_samplers_make(seeds: range, real: Labora
 @pytest.mark.parametrize("seeds", [range(1000, 1003), pytest.param(range(1000, 1030), marks=slow)])
 def test_faults_do_not_change_what_ppo_learns(seeds: range, learning: Laboratory) -> None:
     check(learning, seeds)
-
-
-def test_the_shortest_failing_schedule_shows_little_but_the_events_that_matter(
-    toys: Laboratory, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    end = Actor.end
-
-    def broken(actor: Actor, now: float) -> Kill:
-        samplers = dict(actor.holds)
-        kill = end(actor, now)
-        actor.holds = samplers  # as if the new process still had the samplers of the lost one
-        return kill
-
-    monkeypatch.setattr(Actor, "end", broken)
-    drawn = next(draws.drawn for seed in range(100) if toys.problem(draws := Draws(seed)))
-    first, _, *events, problem = toys.shortest(drawn).splitlines()
-    assert "but the sampler is at segment 0" in problem
-    assert "slowness {0: 1.0, " in first
-    assert "backup requests False" in first
-    assert len(events) < 20
-    ends = [
-        event
-        for event in events
-        if any(word in event for word in ("dies", "hangs", "wrong", "leaves"))
-    ]
-    assert 1 <= len(ends) + ("lost []" not in first) <= 2, "of a process"
-    assert all("answers after 0.0 s" in event for event in events if event not in ends), (
-        "nothing else happens"
-    )
 
 
 @pytest.mark.parametrize("seeds", [range(24), pytest.param(range(24, 600), marks=slow)])

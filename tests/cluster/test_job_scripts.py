@@ -100,9 +100,11 @@ def manifests() -> list[Any]:
         texts += re.findall(
             r"^```ya?ml\n(.*?)^```$", page.read_text(encoding="utf8"), re.MULTILINE | re.DOTALL
         )
-    found = [one for text in texts if "apiVersion:" in text for one in yaml.safe_load_all(text)]
-    assert found
-    return found
+    documents = [
+        document for text in texts if "apiVersion:" in text for document in yaml.safe_load_all(text)
+    ]
+    assert documents
+    return documents
 
 
 def test_manifests_have_the_schema_of_kuberay_and_start_a_valid_run() -> None:

@@ -62,37 +62,15 @@ def test_the_nearest_sizes_are_named(
 
 
 @pytest.mark.parametrize(
-    ("changes", "text"),
+    "changes",
     [
-        (
-            {"device": "cuda"},
-            r"device=cuda: .* learner_gpus=0 requests none\. Use `learner_gpus=1`, or `device=cpu`\.",
-        ),
-        ({"learner_gpus": 1}, r"learner_gpus=1.0 has no effect: .*Use `device=cuda`\."),
-        (
-            {"learner_cpus": 2, "num_learners": 0},
-            r"learner_cpus=2.0 has no effect: num_learners=0 .*`num_learners=1`",
-        ),
-        (
-            {"num_actors": 0},
-            r"num_learners=2 has no effect: num_actors=0 .*Use `num_actors=1` or more\.",
-        ),
-        (
-            {"micro_batch_size": 32},
-            r"micro_batch_size=32 has no effect: a minibatch has 64 rows\. Use a smaller one",
-        ),
-        (
-            {"num_actors": 6, "num_samplers": 6, "num_learners": 4},
-            r"num_learners=4 .* 6 samplers .*`num_samplers=8`,",
-        ),
-        ({"num_actors": 6, "num_samplers": 8, "num_learners": 4}, None),
-        ({"device": "cuda", "learner_gpus": 1}, None),
-        ({"device": "auto", "learner_gpus": 1}, None),
-        ({"device": "cpu"}, None),
+        {"num_actors": 6, "num_samplers": 8, "num_learners": 4},
+        {"device": "cuda", "learner_gpus": 1},
+        {"device": "auto", "learner_gpus": 1},
+        {"device": "cpu"},
     ],
+    ids=str,
 )
-def test_contradictory_devices_and_sizes_are_rejected(
-    changes: dict[str, Any], text: str | None
-) -> None:
-    found = refusal(**changes)
-    assert found is None if text is None else re.match(text, found or "")
+def test_devices_and_sizes_that_fit_are_accepted(changes: dict[str, Any]) -> None:
+    """Those that do not fit are refused in tests/remedies/settings.py."""
+    assert refusal(**changes) is None

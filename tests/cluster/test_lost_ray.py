@@ -120,14 +120,14 @@ def test_a_process_that_accepts_connections_and_says_nothing_is_silent(
 
 
 @pytest.mark.parametrize(
-    ("error", "said"),
+    ("error", "reason"),
     [
         (TimeoutError(), f"it has not answered for {LOST_S:.0f} s"),
         (OSError(24, "Too many open files"), None),
     ],
 )
 def test_a_machine_that_does_not_answer_has_more_time_and_a_fault_of_this_process_is_ignored(
-    error: OSError, said: str | None, monkeypatch: pytest.MonkeyPatch
+    error: OSError, reason: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fails(*_: object, **__: object) -> socket.socket:
         raise error
@@ -136,7 +136,7 @@ def test_a_machine_that_does_not_answer_has_more_time_and_a_fault_of_this_proces
     watched = Endpoint("the raylet", "10.0.0.1:1", patience_s=2.0)
     assert watched.look(now=lambda: 0.0) is None
     assert watched.look(now=lambda: LOST_S - 1) is None
-    assert watched.look(now=lambda: LOST_S) == said
+    assert watched.look(now=lambda: LOST_S) == reason
 
 
 def test_the_watch_names_the_lost_process_and_how_to_resume(listener: Listener) -> None:
@@ -279,7 +279,7 @@ def check_until_it_raises(watch: ClusterWatch) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("process", "name", "more"),
+    ("process", "name", "flags"),
     [
         ("gcs_server", "Ray's GCS", ()),
         ("raylet", "the raylet", ()),
@@ -289,9 +289,9 @@ def check_until_it_raises(watch: ClusterWatch) -> None:
     ],
 )
 def test_a_run_that_loses_ray_saves_and_ends(
-    process: str, name: str, more: tuple[str, ...], tmp_path: Path
+    process: str, name: str, flags: tuple[str, ...], tmp_path: Path
 ) -> None:
-    with Command([*RUN, *more], tmp_path) as command:
+    with Command([*RUN, *flags], tmp_path) as command:
         metrics = tmp_path / "run" / "metrics.jsonl"
         command.wait_until(
             lambda: metrics.exists() and len(metrics.read_text().splitlines()) >= 1, 120

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
+from driver import Clocked
 
 from dppo.engine.actor_players import ActorPlayers
 from dppo.engine.messages import (
     Answered,
-    Command,
     Died,
     Event,
     Kill,
@@ -36,55 +37,34 @@ def policy(version: int = 0) -> PolicySnapshot:
     return PolicySnapshot(version, np.zeros(1, np.float32))
 
 
-class Players:
-    """The engine with a clock, whose actors have started."""
+class Players(Clocked):
+    """The engine of evaluations, whose actors have started."""
 
     def __init__(self, **changes: Any) -> None:
-        sizes = {
-            "episodes": LIMITS.episodes,
-            "num_actors": LIMITS.num_actors,
-            "timeout_s": 50.0,
-            "hung_s": 8.0,
-        }
-        self.engine = PlayEngine(PlayLimits(**(sizes | changes)))
-        self.now = 0.0
-        self.plays: list[Play] = []
-        self.kills: list[Process] = []
-        self.lines: list[str] = []
-        self.looks = 0
-        self.starts: list[tuple[float, Process]] = []
-        self._take(self.engine.start(0.0))
-        for _, process in list(self.starts):
+        super().__init__(PlayEngine(replace(LIMITS, **changes)))
+        self.take_commands(self.engine.start(0.0))
+        for _, process in self.starts:
             self.on(Started(process))
 
-    def _take(self, commands: list[Command]) -> None:
-        for command in commands:
-            if isinstance(command, Play):
-                self.plays.append(command)
-            elif isinstance(command, Start):
-                self.starts.append((self.now, command.process))
-            elif isinstance(command, Kill):
-                self.kills.append(command.process)
-            elif isinstance(command, Log):
-                self.lines.append(command.text)
-            elif isinstance(command, Look):
-                self.looks += 1
+    @property
+    def plays(self) -> list[Play]:
+        return self.all(Play)
 
-    def on(self, event: Event) -> None:
-        self._take(self.engine.on(event, self.now))
-        self.wait(0.0)
+    @property
+    def kills(self) -> list[Process]:
+        return [command.process for command in self.all(Kill)]
 
-    def wait(self, seconds: float) -> None:
-        end = self.now + seconds
-        while True:
-            self._take(self.engine.tick(self.now))
-            if self.now >= end:
-                return
-            self.now = min(end, self.now + 0.5)
+    @property
+    def lines(self) -> list[str]:
+        return [command.text for command in self.all(Log)]
+
+    @property
+    def starts(self) -> list[tuple[float, Process]]:
+        return [(when, start.process) for when, start in self.commands if isinstance(start, Start)]
 
     def begin(self, number: int) -> None:
         self.engine.begin(number, policy(number))
-        self.wait(0.0)
+        self.tick()
 
     def answer(self, play: Play, result: Episode | DppoError = EPISODE) -> None:
         self.on(Answered(play.process, play.ask_id, result))
@@ -97,7 +77,8 @@ class Players:
             self.on(Started(self.starts[-1][1]))
 
     def outcomes(self) -> list[Outcome]:
-        return self.engine.take_outcomes()
+        outcomes: list[Outcome] = self.engine.take_outcomes()
+        return outcomes
 
 
 def version_of(play: Play) -> int:
@@ -183,7 +164,7 @@ def test_an_actor_without_visible_progress_has_the_time_of_an_episode_and_of_a_s
     players.wait(5.0)
     assert players.kills
     assert "did not end episode 0 within eval_timeout_s=50" in players.lines[0]
-    assert players.looks
+    assert players.all(Look)
 
 
 def test_an_actor_that_does_not_start_is_replaced_for_the_next_episode() -> None:

@@ -41,10 +41,10 @@ def settings(run_dir: Path, env_id: Any = "CartPole-v1", **changes: Any) -> dppo
 
 
 def crashing(
-    run_dir: Path, how: str, where: str = "step", marker: Path | None = None, **changes: Any
+    run_dir: Path, kind: str, where: str = "step", marker: Path | None = None, **changes: Any
 ) -> dppo.Config:
     """CartPole that fails in its third episode or in its constructor: once with a marker, else always."""
-    failure = {"how": how, "where": where} | (
+    failure = {"how": kind, "where": where} | (
         {"at_step": 3, "at_episode": 2} if where == "step" else {}
     )
     failure |= {} if marker is None else {"marker": str(marker)}
@@ -254,11 +254,11 @@ def test_a_replay_may_take_several_deadlines(resumed: bool, tmp_path: Path) -> N
 
 @pytest.mark.proves("kills its process every time")
 @pytest.mark.parametrize(
-    ("how", "where"),
+    ("kind", "where"),
     [("kill", "step"), pytest.param("exit", "constructor", marks=pytest.mark.slow)],
 )
-def test_a_crash_loop_ends_the_run(how: str, where: str, tmp_path: Path) -> None:
-    config = crashing(tmp_path / "run", how, where, num_actors=1, max_actor_restarts=2)
+def test_a_crash_loop_ends_the_run(kind: str, where: str, tmp_path: Path) -> None:
+    config = crashing(tmp_path / "run", kind, where, num_actors=1, max_actor_restarts=2)
     facts = r"(?s)actor 0 \(samplers 0, 1, 2, 3\) died.*replaced 2 times in a row.*max_actor_restarts=2.*num_actors=0"
     with Notes() as notes, pytest.raises(ClusterError, match=facts):
         dppo.train(config)
@@ -288,19 +288,19 @@ def test_a_delivered_segment_restores_the_restarts(tmp_path: Path) -> None:
     assert result.incidents["actor_lost"] > 2
 
 
-@pytest.mark.parametrize("how", ["interrupt", pytest.param("bare", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("kind", ["interrupt", pytest.param("bare", marks=pytest.mark.slow)])
 def test_interrupts_and_errors_of_a_simulator_leave_a_checkpoint(
-    how: str, undisturbed: str, tmp_path: Path
+    kind: str, undisturbed: str, tmp_path: Path
 ) -> None:
     config = crashing(
-        tmp_path / "run", how, marker=tmp_path / "marker", num_actors=2, on_env_fault="raise"
+        tmp_path / "run", kind, marker=tmp_path / "marker", num_actors=2, on_env_fault="raise"
     )
-    raised = {"interrupt": "KeyboardInterrupt", "bare": "BaseException"}[how]
+    raised = {"interrupt": "KeyboardInterrupt", "bare": "BaseException"}[kind]
     with pytest.raises(
         EnvironmentFault, match=rf"env 0: step of episode 2 \(seed \d+, step 3\) raised {raised}"
     ):
         dppo.train(config)
-    config = crashing(tmp_path / "run", how, marker=tmp_path / "marker")
+    config = crashing(tmp_path / "run", kind, marker=tmp_path / "marker")
     assert dppo.train(config, resume=tmp_path / "run").weights_sha256 == undisturbed
 
 

@@ -58,8 +58,8 @@ def with_two(tmp_path_factory: pytest.TempPathFactory, ray_session: None) -> Wei
 def test_one_learner_gives_the_same_weights_as_none(tmp_path: Path) -> None:
     short: dict[str, Any] = {"num_steps": 40, "total_timesteps": 8 * 40 * 2, "update_epochs": 2}
     none = dppo.train(run_settings(tmp_path / "none", **short))
-    one = dppo.train(run_settings(tmp_path / "one", num_actors=1, num_learners=1, **short))
-    assert one.weights_sha256 == none.weights_sha256
+    single = dppo.train(run_settings(tmp_path / "single", num_actors=1, num_learners=1, **short))
+    assert single.weights_sha256 == none.weights_sha256
 
 
 @pytest.mark.slow  # tests/cluster/test_ranks.py has two learners in the fast set
@@ -151,10 +151,10 @@ def test_a_run_without_learners_can_be_resumed_with_two(tmp_path: Path, in_proce
     assert any(note.startswith("num_learners=2 instead of 0: ") for note in notes.texts)
     after = checkpoints.load(checkpoints.find(run).path)
     for stem, arrays in before.arrays.items():  # it does not depend on the number of learners
-        found = {name: (array.shape, array.dtype) for name, array in after.arrays[stem].items()}
+        shapes = {name: (array.shape, array.dtype) for name, array in after.arrays[stem].items()}
         if stem != "samplers":  # open episodes have other lengths
-            assert found == {name: (array.shape, array.dtype) for name, array in arrays.items()}
-        assert found.keys() == arrays.keys()
+            assert shapes == {name: (array.shape, array.dtype) for name, array in arrays.items()}
+        assert shapes.keys() == arrays.keys()
 
 
 def memory_mb(name: str) -> float:

@@ -31,7 +31,6 @@ from dppo import machine
 from dppo.config import Actors, Learners
 from dppo.errors import ClusterError, ConfigError
 from dppo.files import remove_abandoned
-from dppo.machine import usable_cores
 from dppo.transports.ray import capacity, connecting, core_use, session
 from dppo.transports.ray import environment as surroundings
 from dppo.transports.ray.progress_file import make_progress_file
@@ -61,18 +60,6 @@ def test_number_of_actors_that_fit_a_node(
     node: dict[str, float], needs: dict[str, float], fit: int
 ) -> None:
     assert capacity.actors_that_fit(node, needs) == fit
-
-
-def test_usable_cores_follow_the_affinity_mask(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert 1 <= usable_cores() <= (os.cpu_count() or 1)
-    monkeypatch.setattr(machine, "cpu_quota", lambda: None)
-    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {3, 5, 6}, raising=False)
-    assert usable_cores() == 3
-    monkeypatch.delattr(os, "sched_getaffinity")
-    monkeypatch.setattr(os, "cpu_count", lambda: 12)
-    assert usable_cores() == 12
-    monkeypatch.setattr(os, "cpu_count", lambda: None)
-    assert usable_cores() == 1
 
 
 Store = Callable[..., tuple[int, list[str]]]
@@ -384,10 +371,8 @@ def test_a_session_joins_the_ray_of_its_process_and_leaves_it(ray_session: None)
 @pytest.mark.parametrize(
     ("actors", "each", "learners", "of_learner", "gpus", "refused"),
     [
-        (8, 1.0, 0, 0.0, 8, None),
         (8, 1.0, 0, 0.0, 1, "actor_gpus=1: 8 actors of 1 GPU each need 8 GPUs, this machine has 1"),
         (1, 1.0, 0, 0.0, 0, "actor_gpus=1: 1 actor of 1 GPU each need 1 GPU, this machine has 0"),
-        (8, 0.25, 0, 0.0, 2, None),
         (
             9,
             0.25,
@@ -405,7 +390,6 @@ def test_a_session_joins_the_ray_of_its_process_and_leaves_it(ray_session: None)
             1,
             "learner_gpus=1: 2 learners of 1 GPU each need 2 GPUs, this machine has 1",
         ),
-        (2, 0.5, 1, 1.0, 2, None),
         (9, 0.01, 13, 0.07, 1, None),  # the sum of the floats exceeds 1
         (2, 0.5, 1, 1.0, 1, "2 actors of 0.5 GPU each and 1 learner of 1 GPU each need 2 GPUs"),
     ],
@@ -444,16 +428,16 @@ def test_the_folder_of_ray_may_not_exist_yet(
 
 def test_parts_of_a_licence_add_up_to_a_whole_number(monkeypatch: pytest.MonkeyPatch) -> None:
     """Ray starts with whole numbers of resources only."""
-    given: dict[str, Any] = {}
+    passed: dict[str, Any] = {}
     monkeypatch.setattr(
-        session, "_start_processes", lambda ray, notify, **options: given.update(options)
+        session, "_start_processes", lambda ray, notify, **options: passed.update(options)
     )
     actors = Actors(num_actors=3, actor_resources={"licence": 0.5})
     demand = demand_of(actors, Learners())
     in_ray_thread(
         lambda: session._start(SimpleNamespace(), demand, 1, dashboard=False, notify=print)
     )
-    assert given["resources"] == {"licence": 2}
+    assert passed["resources"] == {"licence": 2}
 
 
 def test_hidden_gpus_are_not_counted(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -239,7 +239,7 @@ GIVEN = {"step_timeout_s": 20.0, "reset_timeout_s": 40.0}
 
 @pytest.mark.proves("hangs in a reset or a step, with limits of their own")
 @pytest.mark.parametrize(
-    ("phase", "given", "setting", "limit_s"),
+    ("phase", "limits", "setting", "limit_s"),
     [
         (Phase.STEP, {}, "step_timeout_s", 60),  # what was measured was short
         (Phase.RESET, {}, "reset_timeout_s", 300),
@@ -250,9 +250,9 @@ GIVEN = {"step_timeout_s": 20.0, "reset_timeout_s": 40.0}
     ids=str,
 )
 def test_a_phase_has_a_limit_that_is_set_or_follows_from_measurements(
-    phase: Phase, given: dict[str, float], setting: str, limit_s: float
+    phase: Phase, limits: dict[str, float], setting: str, limit_s: float
 ) -> None:
-    driver = Driver([[0]], replace(PATIENT, of_phases=given))
+    driver = Driver([[0]], replace(PATIENT, of_phases=limits))
     assert driver.engine.patience.news() == []
     driver.make(MEASURED)
     [news] = driver.engine.patience.news()
@@ -424,13 +424,6 @@ def test_a_segment_ends_a_row_of_losses() -> None:
 
 
 # ------------------------------------------------------------------ lines
-
-
-def test_the_line_of_a_wait_names_the_limit_that_applies() -> None:
-    driver = Driver([[0]], replace(PATIENT, of_phases={"step_timeout_s": 20.0}, quiet_s=10))
-    driver.request(0)
-    driver.wait(15)
-    assert driver.logged()[0].endswith("an actor that makes no progress for 20 s is replaced")
 
 
 def test_a_long_replay_is_logged_every_half_minute() -> None:

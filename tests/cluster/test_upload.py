@@ -24,14 +24,14 @@ SENT = ["data/mesh.bin", "mysim.py", "tool.sh"]
 def folder(tmp_path: Path) -> Path:
     """Return a folder with files to send, and with others."""
     folder = tmp_path / "project"
-    others = ("__pycache__/mysim.pyc", ".venv/pyvenv.cfg", "node_modules/a.js", "old.pyc")
+    ignored = ("__pycache__/mysim.pyc", ".venv/pyvenv.cfg", "node_modules/a.js", "old.pyc")
     runs = (
         "runs/a/run.lock",
         "runs/a/logs/actor-0.log",
         "runs/b/checkpoints/iter_000001.safetensors",
         "runs/b/config.yaml",
     )
-    for name in (*SENT, *others, *runs):
+    for name in (*SENT, *ignored, *runs):
         path = folder / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(name)

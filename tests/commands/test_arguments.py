@@ -126,9 +126,9 @@ def test_the_environment_may_come_from_the_file(tmp_path: Path) -> None:
     ],
 )
 def test_flags_become_settings(flags: str, expected: dict[str, Any]) -> None:
-    found = settings(f"Acrobot-v1 {flags}")
-    assert set(found) == {"env_id", *expected}
-    c = make_config(found)
+    parsed = settings(f"Acrobot-v1 {flags}")
+    assert set(parsed) == {"env_id", *expected}
+    c = make_config(parsed)
     assert {name: getattr(c, name) for name in expected} == expected
 
 
@@ -173,7 +173,7 @@ def test_help_is_in_groups_the_most_used_first_and_fits_80_columns(
 
 
 @pytest.mark.parametrize(
-    ("line", "gamma", "steps", "said"),
+    ("line", "gamma", "steps", "words"),
     [
         ("CartPole-v1 --help", "0.5", "64", "tuned for CartPole-v1"),
         ("-h CartPole-v1", "0.5", "64", "tuned for CartPole-v1"),
@@ -182,22 +182,22 @@ def test_help_is_in_groups_the_most_used_first_and_fits_80_columns(
     ],
 )
 def test_help_shows_the_defaults_that_apply(
-    line: str, gamma: str, steps: str, said: str, run_dir: Path, capsys: pytest.CaptureFixture[str]
+    line: str, gamma: str, steps: str, words: str, run_dir: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     text = shown(line.replace("RUN", str(run_dir)), capsys)
     for name, default in (("gamma", gamma), ("num-steps", steps), ("hidden-sizes", "64 64")):
         [entry] = re.findall(rf"^  --{name} .*?(?=^  --|^$)", text, re.MULTILINE | re.DOTALL)
         assert f"(default: {default})" in " ".join(entry.split())
     text = " ".join(text.split())
-    assert said in text
+    assert words in text
     assert "Discount factor per env step." in text
-    assert ("tuned for CartPole-v1" in text) is said.startswith("tuned")
+    assert ("tuned for CartPole-v1" in text) is words.startswith("tuned")
 
 
 def test_aliases_name_flags_that_exist_and_are_not_settings_themselves() -> None:
     settings_as_flags = {flag(name) for name in settings_by_name()}
-    others = {"--resume", "--actors", "--seeds", "--out", "--episodes", "--stochastic"}
-    assert {row.ours for row in NAMES} <= settings_as_flags | others
+    flags_of_commands = {"--resume", "--actors", "--seeds", "--out", "--episodes", "--stochastic"}
+    assert {row.ours for row in NAMES} <= settings_as_flags | flags_of_commands
     assert not {f"--{alias}" for row in NAMES for alias in row.theirs} & settings_as_flags
     answered = [name for row in DIFFERENT for name in row.names.split()]
     assert not {f"--{name}" for name in answered} & settings_as_flags
@@ -233,12 +233,6 @@ def test_a_name_without_a_counterpart_is_answered_on_the_command_line_and_in_pyt
     setting = name.replace("-", "_")
     with pytest.raises(ConfigError, match=f"{setting} is not a known setting"):
         make_config({"env_id": "CartPole-v1", setting: 1})
-
-
-def test_the_letter_of_the_zoo_is_answered() -> None:
-    assert "-n is not a known flag. The number of env steps is --total-timesteps." in refusal(
-        "CartPole-v1 -n 1000"
-    )
 
 
 @pytest.mark.parametrize(
@@ -331,12 +325,9 @@ def test_remedies_can_be_typed(text: str, typed: str) -> None:
             "--learning-rat is not a known flag. Did you mean --learning-rate?",
         ),
         ("CartPole-v1 --seed 3 --xyzzyq 1", "--xyzzyq is not a known flag."),
+        ("CartPole-v1 -n 1000", "-n is not a known flag. The number of env steps is --total-time"),
         ("CartPole-v1 --seed", "--seed"),
         ("CartPole-v1 --actor-resources {licence:1}", "actor_resources={licence:1}: is not JSON"),
-        (
-            "CartPole-v1 --preset CartPole-v0",
-            "preset=CartPole-v0 is not a known preset. Did you mean CartPole-v1?",
-        ),
         ("CartPole-v1 --preset zzz", "zzz is not a known preset. `dppo presets` lists them."),
         (
             "CartPole-v1 --config /no/such/file.yaml",
@@ -446,9 +437,9 @@ def test_resume_auto_takes_the_settings_of_the_command_line(run_dir: Path) -> No
 
 
 def test_words_that_are_printed_for_settings_can_be_typed() -> None:
-    given = {"actor_resources": [{"licence": 1.0}, {"gpu_node": 0.5}], "num_actors": 2}
-    given |= {"log_std_init": -1e-05, "hidden_sizes": [8, 4]}
-    words = as_words(given)
+    typed = {"actor_resources": [{"licence": 1.0}, {"gpu_node": 0.5}], "num_actors": 2}
+    typed |= {"log_std_init": -1e-05, "hidden_sizes": [8, 4]}
+    words = as_words(typed)
     assert words[:2] == ["--actor-resources", '[{"licence": 1.0}, {"gpu_node": 0.5}]']
     config = make_config(parse_training(["Pendulum-v1", *words]).settings)
-    assert (config.actor_resources, config.log_std_init) == (given["actor_resources"], -1e-05)
+    assert (config.actor_resources, config.log_std_init) == (typed["actor_resources"], -1e-05)

@@ -3,6 +3,7 @@
 import json
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -12,7 +13,17 @@ from dppo.errors import ConfigError
 from dppo.tools import compare
 from dppo.tools.compare import caption, make_plan, parse
 
-TINY = ["--num-samplers", "2", "--num-steps", "16", "--total-timesteps", "64", "--seeds", "2"]
+TINY = ["--num-samplers", "2", "--num-steps", "16", "--total-timesteps", "64"]
+PLANE = "worlds.simple:point_mass"
+
+
+def compared(out: Path, words: str) -> int:
+    return main(["compare", *words.split(), "--out", str(out), *TINY])
+
+
+def figures(out: Path) -> dict[str, Any]:
+    contents: dict[str, Any] = json.loads((out / "compare.json").read_text())
+    return contents
 
 
 def planned(*words: str) -> list[Config]:
@@ -22,12 +33,8 @@ def planned(*words: str) -> list[Config]:
 
 def test_flags_belong_to_the_comparison_or_to_the_training() -> None:
     options, settings = parse(["E-v0", "--actors", "1", "8", "--gamma", "0.9", "--target", "475"])
-    assert (options.actors, options.target, options.seeds, options.equal) == (
-        [1, 8],
-        475.0,
-        3,
-        "batch",
-    )
+    assert (options.actors, options.target) == ([1, 8], 475.0)
+    assert (options.seeds, options.equal) == (3, "batch")
     assert settings == {"env_id": "E-v0", "gamma": "0.9"}
 
 
@@ -36,14 +43,11 @@ def test_help_lists_all_flags_but_those_that_a_comparison_sets_itself(
 ) -> None:
     with pytest.raises(SystemExit):
         parse(["--help"])
-    shown = capsys.readouterr().out
-    assert max(map(len, shown.splitlines())) <= 80
-    assert {"--actors", "--equal", "--gamma", "--num-samplers"} <= set(
-        re.findall(r"^  (--[a-z-]+)", shown, re.M)
-    )
-    assert not {"--num-actors", "--run-dir", "--resume"} & set(
-        re.findall(r"^  (--[a-z-]+)", shown, re.M)
-    )
+    printed = capsys.readouterr().out
+    assert max(map(len, printed.splitlines())) <= 80
+    flags = set(re.findall(r"^  (--[a-z-]+)", printed, re.M))
+    assert {"--actors", "--equal", "--gamma", "--num-samplers"} <= flags
+    assert not {"--num-actors", "--run-dir", "--resume"} & flags
 
 
 @pytest.mark.parametrize("words", [["--out", "out"], []], ids=str)
@@ -63,18 +67,8 @@ def test_all_runs_are_in_the_same_folder_wherever_an_environment_goes(
 
 
 def test_settings_of_actors_apply_to_the_runs_with_actors() -> None:
-    words = [
-        "--actors",
-        "0",
-        "8",
-        "--seeds",
-        "1",
-        "--segment-timeout-s",
-        "60",
-        "--cpus-per-actor",
-        "0.5",
-    ]
-    in_process, on_actors = planned(*words)
+    words = "--actors 0 8 --seeds 1 --segment-timeout-s 60 --cpus-per-actor 0.5"
+    in_process, on_actors = planned(*words.split())
     assert (in_process.segment_timeout_s, in_process.cpus_per_actor) == (600, 1)
     assert (on_actors.segment_timeout_s, on_actors.cpus_per_actor) == (60, 0.5)
 
@@ -105,9 +99,9 @@ def test_settings_without_effect_or_that_make_the_runs_unequal_are_refused(
 def test_numbers_of_actors_take_turns_forwards_and_backwards(
     words: str, runs: list[tuple[int, int, int]]
 ) -> None:
-    found = planned(*words.split())
-    assert [(config.num_actors, config.num_samplers, config.seed) for config in found] == runs
-    assert len({config.run_dir for config in found}) == len(runs)
+    configs = planned(*words.split())
+    assert [(config.num_actors, config.num_samplers, config.seed) for config in configs] == runs
+    assert len({config.run_dir for config in configs}) == len(runs)
 
 
 def test_a_preset_fits_the_smallest_batch_and_is_the_same_for_all(
@@ -136,68 +130,42 @@ def test_the_caption_names_what_the_runs_have_in_common(equal: str, words: str) 
 
 
 @pytest.mark.parametrize(
-    ("argv", "words"),
+    ("words", "refusal"),
     [
-        (["--actors", "8", "--seeds", "1"], "actors=8: a single run leaves nothing to compare"),
-        (["--actors", "1", "1"], "actors=1 1: contains a number twice"),
-        (["--actors", "1", "-8"], "actors=1 -8: must not be negative"),
-        (["--actors", "one"], "invalid int value: 'one'"),
-        (["--seeds", "0"], "seeds=0: must be at least 1"),
-        (["--equal", "seeds"], "invalid choice: 'seeds'"),
-        (["--num-actors", "8"], "--num-actors has no effect here: use --actors"),
-        (["--run_dir=x"], "--run-dir has no effect here: use --out"),
-        (["--resume", "x"], "--resume has no effect here"),
-        (
-            ["--equal", "segment", "--num-samplers", "8"],
-            "--num-samplers has no effect with --equal segment",
-        ),
-        (["--actor", "1", "8"], "--actor is not a known flag"),
-        (
-            ["--num-samplers", "4"],
-            "actors=1 8: 8 is more than num_samplers=4, and each actor hosts one at least. Use num",
-        ),
-        (["--minibatch-size", "9999"], "minibatch_size=9999 is larger than the batch of 512 steps"),
-        (["--out", "."], "out=.: is not an empty folder"),
+        ("--actors one", "invalid int value: 'one'"),
+        ("--equal seeds", "invalid choice: 'seeds'"),
+        ("--resume x", "--resume has no effect here"),
+        ("--actor 1 8", "--actor is not a known flag"),
+        ("--minibatch-size 9999", "=9999 is larger than the batch of 512 steps"),
     ],
 )
 def test_invalid_options_are_refused_at_once(
-    argv: list[str], words: str, capsys: pytest.CaptureFixture[str]
+    words: str, refusal: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main(["compare", "CartPole-v1", *argv, "--preset", "none"]) == 2
-    assert words in capsys.readouterr().err
+    assert main(["compare", "CartPole-v1", *words.split(), "--preset", "none"]) == 2
+    assert refusal in capsys.readouterr().err
 
 
 def test_a_comparison_writes_picture_and_figures_of_equal_weights(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], ray_session: None
 ) -> None:
+    longer = "--seeds 1 --num-steps 64 --total-timesteps 384"
     out = tmp_path / "out"
-    flags = ["--actors", "0", "2", "--target", "-9999", "--out", str(out), *TINY, "--seeds", "1"]
-    assert (
-        main(
-            [
-                "compare",
-                "worlds.simple:point_mass",
-                *flags,
-                "--num-steps",
-                "64",
-                "--total-timesteps",
-                "384",
-            ]
-        )
-        == 0
-    )
-    said = capsys.readouterr().out
-    assert "The same weights, bit for bit, for every seed." in said
-    assert "2 of 2: 2 actors, seed 1" in said
-    assert "w + x =" in said
+    words = ["compare", PLANE, "--actors", "0", "2", "--target", "-9999", "--out", str(out)]
+    assert main([*words, *TINY, *longer.split()]) == 0
+    printed = capsys.readouterr().out
+    assert "The same weights, bit for bit, for every seed." in printed
+    assert "2 of 2: 2 actors, seed 1" in printed
     assert (out / "compare.png").stat().st_size > 10_000
-    everything = json.loads((out / "compare.json").read_text())
-    assert everything["same_weights"] is True
-    assert [group["label"] for group in everything["groups"]] == ["in process", "2 actors"]
-    assert everything["groups"][0]["speed_up"] == 1
-    assert all(0 < group["cycle"]["efficiency"] <= 1 for group in everything["groups"])
-    assert all(group["seeds_that_reached_target"] == 1 for group in everything["groups"])
-    runs = everything["runs"]
+    compared_runs = figures(out)
+    assert compared_runs["same_weights"] is True
+    in_process, two_actors = compared_runs["groups"]
+    assert (in_process["label"], two_actors["label"]) == ("in process", "2 actors")
+    assert in_process["speed_up"] == 1
+    for group in (in_process, two_actors):
+        assert 0 < group["cycle"]["efficiency"] <= 1
+        assert group["seeds_that_reached_target"] == 1
+    runs = compared_runs["runs"]
     assert [(run["num_actors"], run["seed"]) for run in runs] == [(0, 1), (2, 1)]
     assert runs[0]["curve"]["episodic_return"] == runs[1]["curve"]["episodic_return"]
     assert Path(runs[1]["run_dir"], "metrics.jsonl").is_file()
@@ -205,21 +173,18 @@ def test_a_comparison_writes_picture_and_figures_of_equal_weights(
 
 def test_several_seeds_are_compared_without_ray(tmp_path: Path) -> None:
     out = tmp_path / "out"
-    assert (
-        main(["compare", "worlds.simple:point_mass", "--actors", "0", "--out", str(out), *TINY])
-        == 0
-    )
-    everything = json.loads((out / "compare.json").read_text())
-    assert [(run["num_actors"], run["seed"]) for run in everything["runs"]] == [(0, 1), (0, 2)]
-    assert everything["same_weights"] is None
+    assert compared(out, f"{PLANE} --actors 0 --seeds 2") == 0
+    seeds = figures(out)
+    assert [(run["num_actors"], run["seed"]) for run in seeds["runs"]] == [(0, 1), (0, 2)]
+    assert seeds["same_weights"] is None
 
 
 def test_different_weights_fail_loudly(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], ray_session: None
 ) -> None:
-    flags = ["--actors", "0", "1", "--out", str(tmp_path / "out"), *TINY, "--seeds", "1"]
-    assert main(["compare", "worlds.faulty:drifting_cartpole", *flags]) == 1
-    said = capsys.readouterr().err
-    assert "THE WEIGHTS DIFFER" in said
-    assert "seed 1: 0 actors" in said
-    assert json.loads((tmp_path / "out" / "compare.json").read_text())["same_weights"] is False
+    drifting = "worlds.faulty:drifting_cartpole --actors 0 1 --seeds 1"
+    assert compared(tmp_path / "out", drifting) == 1
+    printed = capsys.readouterr().err
+    assert "THE WEIGHTS DIFFER" in printed
+    assert "seed 1: 0 actors" in printed
+    assert figures(tmp_path / "out")["same_weights"] is False

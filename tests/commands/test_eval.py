@@ -32,12 +32,12 @@ def test_the_command_prints_the_summary_of_dppo_evaluate(
     assert main(["eval", str(trained), "--episodes", "3", "--stochastic", "--seed", "2"]) == 0
     first, last = capsys.readouterr().out.splitlines()
     assert first == "CartPole-v1, policy after 32 steps, sampling actions, 3 episodes"
-    found = dppo.evaluate(trained, episodes=3, deterministic=False, seed=2)
-    low = min(found.returns)
-    high = max(found.returns)
+    evaluation = dppo.evaluate(trained, episodes=3, deterministic=False, seed=2)
+    low = min(evaluation.returns)
+    high = max(evaluation.returns)
     assert last == (
-        f"return {found.mean_return:.1f} +- {found.std_return:.1f} (from {low:.1f} to {high:.1f}), "
-        f"length {found.mean_length:.1f}"
+        f"return {evaluation.mean_return:.1f} +- {evaluation.std_return:.1f} (from {low:.1f} to {high:.1f}), "
+        f"length {evaluation.mean_length:.1f}"
     )
 
 

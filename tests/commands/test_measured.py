@@ -78,18 +78,18 @@ def test_the_first_iteration_counts_only_if_it_is_the_only_one() -> None:
 
 
 def test_time_to_target_is_the_first_row_that_reaches_it() -> None:
-    one = run(1)
-    one.rows[1]["charts/episodic_return"] = 480.0
-    one.rows[2]["charts/episodic_return"] = 490.0
-    assert one.as_json(None)["curve"] == {
+    single = run(1)
+    single.rows[1]["charts/episodic_return"] = 480.0
+    single.rows[2]["charts/episodic_return"] = 490.0
+    assert single.as_json(None)["curve"] == {
         "wall_s": [1.4, pytest.approx(2.1)],
         "global_step": [1024, 1536],
         "episodic_return": [480.0, 490.0],
     }
-    assert one.curve().time_to(475) == 1.4
-    assert one.curve().time_to(481) == pytest.approx(2.1)
-    assert one.curve().time_to(500) is None
-    assert one.curve().time_to(None) is None
+    assert single.curve().time_to(475) == 1.4
+    assert single.curve().time_to(481) == pytest.approx(2.1)
+    assert single.curve().time_to(500) is None
+    assert single.curve().time_to(None) is None
 
 
 def test_groups_keep_the_order_of_the_numbers_of_actors() -> None:
@@ -99,24 +99,26 @@ def test_groups_keep_the_order_of_the_numbers_of_actors() -> None:
 
 
 def test_a_group_has_the_means_of_its_runs() -> None:
-    _, said = groups_of(
+    _, eight = groups_of(
         [run(1, training_s=16.0), run(8, training_s=2.0), run(8, seed=2, training_s=3.0)]
     )
-    assert said["steps_per_s"] == pytest.approx(3072 / 5)
-    assert said["speed_up"] == pytest.approx((3072 / 5) / (1536 / 16))
-    assert said["startup_s"] == pytest.approx(9)
-    assert said["training_s"] == 2.5
-    assert said["time_to_target_s"] is None
+    assert eight["steps_per_s"] == pytest.approx(3072 / 5)
+    assert eight["speed_up"] == pytest.approx((3072 / 5) / (1536 / 16))
+    assert eight["startup_s"] == pytest.approx(9)
+    assert eight["training_s"] == 2.5
+    assert eight["time_to_target_s"] is None
 
 
 def test_a_speed_up_above_its_limit_is_noise() -> None:
-    one = group_of([run(1)])  # 0.6 s of work and 0.03 s of update in 0.7 s, and 1536 steps in 2.1 s
-    limits = {actors: group_of([run(actors)], one)["speed_up_limit"] for actors in (1, 2, 8)}
+    single = group_of(
+        [run(1)]
+    )  # 0.6 s of work and 0.03 s of update in 0.7 s, and 1536 steps in 2.1 s
+    limits = {actors: group_of([run(actors)], single)["speed_up_limit"] for actors in (1, 2, 8)}
     assert limits == {actors: pytest.approx(0.7 / (0.6 / actors + 0.03)) for actors in limits}
-    real, noise = (group_of([run(2, training_s=2.1 / factor)], one) for factor in (2.1, 2.2))
+    real, noise = (group_of([run(2, training_s=2.1 / factor)], single) for factor in (2.1, 2.2))
     assert not real["speed_up_is_noise"]
     assert noise["speed_up_is_noise"] is True
-    assert not one["speed_up_is_noise"]
+    assert not single["speed_up_is_noise"]
 
 
 @pytest.mark.parametrize(
@@ -147,13 +149,13 @@ def test_the_limit_of_a_speed_up_counts_the_work_of_all_actors_and_the_size_of_t
 
 
 def test_with_threads_more_actors_can_only_save_what_threads_wait_for_each_other() -> None:
-    one = group_of([run(1, threads=True)])
+    single = group_of([run(1, threads=True)])
     four, slower = (
-        group_of([run(4, threads=True, perf__env_s=env_s)], one) for env_s in (0.4, 0.6)
+        group_of([run(4, threads=True, perf__env_s=env_s)], single) for env_s in (0.4, 0.6)
     )
-    assert one["cycle"]["work_s"] == pytest.approx(8 * 0.6)
+    assert single["cycle"]["work_s"] == pytest.approx(8 * 0.6)
     assert four["speed_up_limit"] == pytest.approx(0.7 / (0.5 + 0.03))
-    assert slower["speed_up_limit"] == one["speed_up_limit"] == pytest.approx(0.7 / (0.6 + 0.03))
+    assert slower["speed_up_limit"] == single["speed_up_limit"] == pytest.approx(0.7 / (0.6 + 0.03))
 
 
 def test_weights_that_differ_for_one_seed_are_found() -> None:

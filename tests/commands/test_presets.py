@@ -144,8 +144,10 @@ def test_arguments_of_the_environment_are_added_to_those_of_a_preset() -> None:
     """A flag for the game's mode must not bring back sticky actions."""
     line = [GAME, "--preset", "atari-cleanrl", "--env-kwargs", '{"mode": 1}']
     assert parse(line).settings["env_kwargs"] == {"repeat_action_probability": 0.0, "mode": 1}
-    given: dict[str, Any] = {"env_id": GAME, "env_kwargs": {"repeat_action_probability": 0.5}}
-    assert Config.preset("atari-cleanrl", **given).env_kwargs == {"repeat_action_probability": 0.5}
+    settings: dict[str, Any] = {"env_id": GAME, "env_kwargs": {"repeat_action_probability": 0.5}}
+    assert Config.preset("atari-cleanrl", **settings).env_kwargs == {
+        "repeat_action_probability": 0.5
+    }
 
 
 def test_all_presets_are_listed_with_settings_source_and_score(capsys: Capture) -> None:
@@ -153,10 +155,10 @@ def test_all_presets_are_listed_with_settings_source_and_score(capsys: Capture) 
     printed = capsys.readouterr().out
     assert max(map(len, printed.splitlines())) <= 80
     rows = " ".join(printed.split())
-    for one in PRESETS:
-        star = " *" if one.about.get("applies") == "by itself" else ""
-        assert f" {one.name}{star} settings " in rows
-        assert f"score {one.about['here']}" in rows
+    for preset in PRESETS:
+        star = " *" if preset.about.get("applies") == "by itself" else ""
+        assert f" {preset.name}{star} settings " in rows
+        assert f"score {preset.about['here']}" in rows
     assert "Swimmer-v5 settings total_timesteps 1000000, num_samplers 4," in rows
 
 
@@ -209,6 +211,10 @@ def test_a_preset_starts(preset: Preset, tmp_path: Path) -> None:
     if "*" in environment_of(preset):
         pytest.skip("no settings, for several environments")
     sizes = {"num_samplers": 2, "num_steps": 16, "total_timesteps": 32}
-    own = sizes | {"env_id": environment_of(preset), "run_dir": tmp_path / "run", "progress": "off"}
-    settings, _ = merge_preset(own, preset.settings)
+    sized = sizes | {
+        "env_id": environment_of(preset),
+        "run_dir": tmp_path / "run",
+        "progress": "off",
+    }
+    settings, _ = merge_preset(sized, preset.settings)
     assert dppo.train(make_config(settings)).global_step == 32

@@ -37,6 +37,26 @@ TINY = [
     "--update-epochs",
     "1",
 ]
+SIZES: dict[str, Any] = {
+    "env_id": "CartPole-v1",
+    "num_samplers": 2,
+    "num_steps": 64,
+    "total_timesteps": 512,
+    "update_epochs": 1,
+    "progress": "off",
+}
+
+
+def trained(run_dir: Path, **changes: Any) -> dppo.Result:
+    return dppo.train(make_config(SIZES | {"run_dir": run_dir} | changes))
+
+
+def slow_study(folder: Path, seeds: str) -> list[str]:
+    """Return the words of a study whose steps are slow after 200, while the file "slow" exists."""
+    (folder / "slow").touch()
+    kwargs = json.dumps({"folder": str(folder), "slow_after": 200})
+    world = ["worlds.slow:hesitant_cartpole", "--env-kwargs", kwargs]
+    return ["train", *world, *TINY, "--seeds", seeds, "--run-dir", "study"]
 
 
 @pytest.mark.parametrize(
@@ -50,11 +70,8 @@ def test_seeds_are_named_as_a_range_or_one_by_one(words: str, seeds: list[int]) 
     ("words", "refusal"),
     [
         ("5", "names 1 seed"),
-        ("1,1", "names 2 seeds, 1 of them different"),
-        ("5..1", "names 0 seeds"),
         ("1..99999999", "Name 2 to 1,000"),
         ("a", "'a' is not a seed"),
-        ("-3..1", "'-3..1' is not a seed"),
         ("", "'' is not a seed"),
     ],
 )
@@ -66,40 +83,23 @@ def test_what_names_no_seeds_is_refused(words: str, refusal: str) -> None:
 @pytest.mark.parametrize(
     ("words", "refusal"),
     [
-        (["--seeds", "1..3", "--seed", "4"], "--seed has no effect with --seeds"),
-        (
-            ["--seeds", "1..3", "--resume", "auto", "--run-dir", "x"],
-            "--resume has no effect with --seeds",
-        ),
-        (["--seeds-at-once", "2"], "seeds_at_once=2 has no effect without --seeds"),
-        (["--seeds", "1..3", "--seeds-at-once", "0"], "seeds_at_once=0: must be at least 1"),
-        (["--seeds", "1..3", "--gamma", "2"], "gamma"),
-        (["--seeds", "1..3", "--run-dir", "single"], "contains a single run"),
-        (["--seeds", "1..3", "--run-dir", "study"], "cannot be resumed with another value"),
+        ("--seeds 1..3 --resume auto --run-dir x", "--resume has no effect with --seeds"),
+        ("--seeds 1..3 --seeds-at-once 0", "seeds_at_once=0: must be at least 1"),
+        ("--seeds 1..3 --gamma 2", "gamma"),
+        ("--seeds 1..3 --run-dir study", "cannot be resumed with another value"),
+        ("--seeds 1..3 --run-dir single/config.yaml", "config.yaml: cannot be written"),
     ],
 )
 def test_invalid_words_are_refused_before_a_process_starts(
-    words: list[str], refusal: str, tmp_path: Path, capsys: Any, monkeypatch: pytest.MonkeyPatch
+    words: str, refusal: str, tmp_path: Path, capsys: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "single").mkdir()
     (tmp_path / "single" / "config.yaml").write_text("env: {env_id: CartPole-v1}\n")
     if "study" in words:
-        settings: dict[str, Any] = {
-            "num_samplers": 2,
-            "num_steps": 64,
-            "total_timesteps": 128,
-            "update_epochs": 1,
-        }
-        settings |= {
-            "gamma": 0.5,
-            "seed": 2,
-            "progress": "off",
-            "run_dir": tmp_path / "study" / "seed_2",
-        }
-        dppo.train(make_config({"env_id": "CartPole-v1"} | settings))
+        trained(tmp_path / "study" / "seed_2", gamma=0.5, seed=2, total_timesteps=128)
     monkeypatch.setattr(subprocess, "Popen", lambda *_, **__: pytest.fail("a process"))
-    assert main(["train", "CartPole-v1", "--preset", "none", *TINY, *words]) == 2
+    assert main(["train", "CartPole-v1", "--preset", "none", *TINY, *words.split()]) == 2
     assert refusal in capsys.readouterr().err
 
 
@@ -163,19 +163,8 @@ def test_no_more_run_than_fit_and_each_end_is_noted(
 
 @pytest.mark.slow
 def test_seeds_are_stopped_by_ctrl_c_and_continued_with_equal_results(tmp_path: Path) -> None:
-    (tmp_path / "slow").touch()
-    kwargs = json.dumps({"folder": str(tmp_path), "slow_after": 200})
-    world = [
-        "worlds.slow:hesitant_cartpole",
-        "--env-kwargs",
-        kwargs,
-        *TINY,
-        "--seeds",
-        "1..3",
-        "--run-dir",
-        "study",
-    ]
-    with Command(["train", *world], tmp_path) as command:
+    words = slow_study(tmp_path, "1..3")
+    with Command(words, tmp_path) as command:
         command.wait_until(lambda: len(list(tmp_path.glob("study/seed_*/metrics.jsonl"))) >= 1)
         time.sleep(1.0)
         command.press_ctrl_c()
@@ -183,29 +172,19 @@ def test_seeds_are_stopped_by_ctrl_c_and_continued_with_equal_results(tmp_path: 
         command.leaves_nothing_within(10.0)
         assert "continues the seeds that have not finished" in command.err
     (tmp_path / "slow").unlink()
-    with Command(["train", *world], tmp_path) as command:
+    with Command(words, tmp_path) as command:
         assert command.wait(120.0) == 0, command.err
         assert "(3 seeds)" in command.out
         assert "95 % interval" in command.out
     assert (tmp_path / "study" / "seeds.png").stat().st_size > 10_000
     for seed in range(1, 4):
-        settings = {
-            "num_samplers": 2,
-            "num_steps": 64,
-            "total_timesteps": 512,
-            "update_epochs": 1,
-            "seed": seed,
-            "progress": "off",
-        }
-        alone = dppo.train(
-            make_config(settings | {"env_id": "CartPole-v1", "run_dir": tmp_path / f"alone_{seed}"})
-        )
+        alone = trained(tmp_path / f"alone_{seed}", seed=seed)
         there, here = (
             find(run).checkpoint.arrays["model"]
             for run in (tmp_path / f"study/seed_{seed}", alone.run_dir)
         )
         assert all(np.array_equal(there[name], here[name]) for name in here)
-    with Command(["train", *world], tmp_path) as command:
+    with Command(words, tmp_path) as command:
         assert command.wait(30.0) == 0
         assert not re.search("running", command.out), "finished seeds are skipped"
 
@@ -214,18 +193,8 @@ def test_seeds_are_stopped_by_ctrl_c_and_continued_with_equal_results(tmp_path: 
 def test_a_seed_that_fails_is_named_and_the_others_are_reported(tmp_path: Path) -> None:
     (tmp_path / "study" / "seed_2").mkdir(parents=True)
     (tmp_path / "study" / "seed_2" / "metrics.jsonl").write_text("{}\n")  # not a run of ours
-    words = [
-        "train",
-        "CartPole-v1",
-        "--preset",
-        "none",
-        *TINY,
-        "--seeds",
-        "1,2",
-        "--run-dir",
-        "study",
-    ]
-    with Command(words, tmp_path) as command:
+    words = ["train", "CartPole-v1", "--preset", "none", "--seeds", "1,2", "--run-dir", "study"]
+    with Command([*words, *TINY], tmp_path) as command:
         assert command.wait(90.0) == 1
         assert re.search(r"seed 2 failed \(exit code 2\): .*contains a run already", command.err)
         assert "(1 seed)" in command.out
@@ -235,88 +204,55 @@ def test_a_seed_that_fails_is_named_and_the_others_are_reported(tmp_path: Path) 
 def test_a_parent_that_is_killed_takes_its_seeds_along_after_they_have_saved(
     tmp_path: Path,
 ) -> None:
-    (tmp_path / "slow").touch()
-    kwargs = json.dumps({"folder": str(tmp_path), "slow_after": 200})
-    world = [
-        "worlds.slow:hesitant_cartpole",
-        "--env-kwargs",
-        kwargs,
-        *TINY,
-        "--seeds",
-        "1..2",
-        "--run-dir",
-        "study",
-    ]
-    with Command(["train", *world], tmp_path) as command:
+    with Command(slow_study(tmp_path, "1..2"), tmp_path) as command:
         command.wait_until(lambda: list(tmp_path.glob("study/seed_*/metrics.jsonl")))
         command.send(signal.SIGKILL)
         command.leaves_nothing_within(30.0)
 
 
 def test_a_seed_that_has_begun_is_continued_with_its_settings_or_refused(tmp_path: Path) -> None:
-    settings: dict[str, Any] = {
-        "env_id": "CartPole-v1",
-        "num_samplers": 2,
-        "num_steps": 64,
-        "progress": "off",
-    }
-    dppo.train(
-        make_config({**settings, "seed": 1, "total_timesteps": 128, "run_dir": tmp_path / "seed_1"})
-    )
-    planned = settings | {"run_dir": tmp_path}
-    for steps, state in ((128, "done"), (256, "waiting")):
-        assert [
-            run.state for run in seeds._planned(planned | {"total_timesteps": steps}, [1, 2])
-        ] == [state, "waiting"]
-    with pytest.raises(
-        ConfigError, match=r"^learning_rate=0\.0005: \S+seed_1 was made with 0\.0003"
-    ):
-        seeds._planned(planned | {"total_timesteps": 256, "learning_rate": 5e-4}, [1, 2])
-    # not --branch, as for one
+    trained(tmp_path / "seed_1", seed=1, total_timesteps=128)
+    longer = SIZES | {"run_dir": tmp_path, "total_timesteps": 256}
+    for planned, state in ((longer | {"total_timesteps": 128}, "done"), (longer, "waiting")):
+        assert [run.state for run in seeds._planned(planned, [1, 2])] == [state, "waiting"]
+    words = r"^learning_rate=0\.0005: \S+seed_1 was made with 0\.0003"
+    with pytest.raises(ConfigError, match=words):
+        seeds._planned(longer | {"learning_rate": 5e-4}, [1, 2])
+    # not --branch, as for a single run
     with pytest.raises(ConfigError, match=r"Leave it out, or use another `run_dir`\.$"):
-        seeds._planned(planned | {"total_timesteps": 256, "gamma": 0.5}, [1, 2])
+        seeds._planned(longer | {"gamma": 0.5}, [1, 2])
+
+
+FILES = {
+    "date.yaml": "{start: 2020-01-01}",
+    "run.yaml": '{start: {"!python": "datetime.date(2020, 1, 1)"}}',
+    "keys.yaml": "{start: {1: 5}}",
+}
 
 
 @pytest.mark.parametrize(
     "words",
     [
-        ["train", "--config", "own.yaml", "--seeds", "1..2"],
-        ["doctor", "--config", "own.yaml"],
-        ["train", "--config", "run.yaml"],
+        "train --config date.yaml --seeds 1..2",
+        "doctor --config date.yaml",
+        "train --config run.yaml",
+        "train --config keys.yaml --seeds 1..2",
+        "doctor --config keys.yaml",
     ],
 )
-def test_arguments_that_are_objects_do_not_become_text(
-    words: list[str],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    Path("own.yaml").write_text("env_id: CartPole-v1\nenv_kwargs: {start: 2020-01-01}\n")
-    Path("run.yaml").write_text(
-        'env_id: CartPole-v1\nenv_kwargs: {start: {"!python": "datetime.date(2020, 1, 1)"}}\n'
-    )
-    assert main(words) == 2
-    assert re.search(
-        r"env_kwargs: start is .*datetime\.date.*, .* Use text, numbers, lists, dicts with text as keys\.",
-        capsys.readouterr().err,
-    )
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["own.yaml", "run.yaml"]
-
-
-@pytest.mark.parametrize("words", [["train", "--seeds", "1..2"], ["doctor"]])
-def test_keys_that_are_not_text_do_not_become_text(
-    words: list[str],
+def test_objects_and_keys_that_are_not_text_do_not_become_text(
+    words: str,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     """The processes of seeds read JSON, which would make the key 1 a text."""
     monkeypatch.chdir(tmp_path)
-    Path("own.yaml").write_text("env_id: CartPole-v1\nenv_kwargs: {prices: {1: 5}}\n")
-    assert main([*words, "--config", "own.yaml"]) == 2
-    assert "env_kwargs: prices is " in capsys.readouterr().err
-    assert [path.name for path in tmp_path.iterdir()] == ["own.yaml"]
+    for name, env_kwargs in FILES.items():
+        Path(name).write_text(f"env_id: CartPole-v1\nenv_kwargs: {env_kwargs}\n")
+    assert main(words.split()) == 2
+    assert re.search("env_kwargs: start is .*Use text, numbers, lists", capsys.readouterr().err)
+    assert sorted(path.name for path in tmp_path.iterdir()) == sorted(FILES)
 
 
 def test_a_signal_that_arrives_while_seeds_start_reaches_all(
@@ -343,16 +279,3 @@ def test_a_signal_that_arrives_while_seeds_start_reaches_all(
     ]
     assert seeds._run(runs, 3, Console(file=io.StringIO())) == signal.SIGTERM
     assert (started, got) == ([1, 2, 3], [1, 2, 3])
-
-
-def test_a_folder_that_cannot_be_made_is_named(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    (tmp_path / "file").touch()
-    assert (
-        main(
-            ["train", "CartPole-v1", *TINY, "--seeds", "1..2", "--run-dir", str(tmp_path / "file")]
-        )
-        == 2
-    )
-    assert re.search(r"run_dir=\S+file: cannot be written", capsys.readouterr().err)

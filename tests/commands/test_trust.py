@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 import sys
 from pathlib import Path
+from typing import Any
 
 import gymnasium as gym
 import numpy as np
@@ -31,29 +32,32 @@ def make(**kwargs):
 """
 
 
+def run_of(run_dir: Path | str, env_id: str = "CartPole-v1", **changes: Any) -> dppo.Result:
+    sizes = {"num_steps": 8, "total_timesteps": 64, "progress": "off", "run_dir": run_dir}
+    return dppo.train(make_config({"env_id": env_id, **sizes, **changes}))
+
+
 @pytest.fixture(scope="module")
 def honest(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run of an environment that an installed package registered."""
-    run_dir = tmp_path_factory.mktemp("honest") / "run"
-    dppo.train(
-        dppo.Config(
-            env_id="CartPole-v1", num_steps=8, total_timesteps=64, progress="off", run_dir=run_dir
-        )
-    )
-    return run_dir
+    return run_of(tmp_path_factory.mktemp("honest") / "run").run_dir
+
+
+@pytest.fixture
+def desk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder to work in, from which modules are imported."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    return tmp_path
 
 
 @pytest.fixture(params=["flat", "in groups"])
-def evil(
-    request: pytest.FixtureRequest, honest: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> Path:
+def evil(request: pytest.FixtureRequest, honest: Path, desk: Path) -> Path:
     """The same run with changed settings, as in a shared folder."""
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.syspath_prepend(tmp_path)
-    name = f"mysim_{tmp_path.name}"
-    (tmp_path / f"{name}.py").write_text(FACTORY, encoding="utf8")
-    shutil.copytree(honest, tmp_path / "run")
-    file = tmp_path / "run" / "config.yaml"
+    name = f"mysim_{desk.name}"
+    Path(f"{name}.py").write_text(FACTORY, encoding="utf8")
+    shutil.copytree(honest, "run")
+    file = Path("run/config.yaml")
     changed = {"env_id": f"{name}:make", "env_kwargs": {"command": "rm"}}
     if request.param == "flat":
         settings = read_settings(file) | changed
@@ -73,13 +77,9 @@ def test_code_named_by_a_folder_is_refused(
     command: list[str], evil: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main([*command, str(evil)]) == 2
-    text = capsys.readouterr().err
-    assert "it imports mysim_" in text
-    assert (
-        "and calls make(command='rm'). Add --trust if you trust that folder, or name the environment"
-        in text
-    )
-    assert len(text.splitlines()) == 1
+    [line] = capsys.readouterr().err.splitlines()
+    assert "it imports mysim_" in line
+    assert "and calls make(command='rm'). Add --trust if you trust that folder, or name" in line
     assert not traces()
 
 
@@ -88,9 +88,9 @@ def test_with_trust_the_code_is_printed_and_run(
 ) -> None:
     assert main(["eval", str(evil), "--trust", "--episodes", "1"]) == 0
     assert traces() == {"imported", "called"}
-    text = capsys.readouterr().out
-    assert text.startswith("run imports mysim_")
-    assert "and calls make(command='rm')." in text.splitlines()[0]
+    first = capsys.readouterr().out.splitlines()[0]
+    assert first.startswith("run imports mysim_")
+    assert "and calls make(command='rm')." in first
 
 
 def test_an_environment_of_the_user_replaces_that_of_the_folder(
@@ -110,70 +110,37 @@ def test_a_plain_id_needs_no_trust(honest: Path, capsys: pytest.CaptureFixture[s
     assert "imports" not in capsys.readouterr().out
 
 
-def test_trust_without_a_run_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["train", "CartPole-v1", "--trust"]) == 2
-    assert "--trust has no effect" in capsys.readouterr().err
+CODE: list[tuple[dict[str, object], list[str]]] = [
+    ({"env_id": "CartPole-v1"}, []),
+    ({"env_id": "dppo/SlowCartPole-v0"}, []),
+    ({"env_id": "os:system", "env_kwargs": {"a": "ls"}}, ["imports os and calls system(a='ls')"]),
+    ({"env_id": "highway_env:highway-v0"}, ["imports highway_env and makes highway-v0"]),
+    ({"wrappers": ["w:A", "w.v:B"]}, ["imports w and calls A(), imports w.v and calls B()"]),
+    ({"wrappers": "w:A"}, ["imports w and calls A()"]),  # a setting that is refused later
+    ({"model": "nets:Net", "model_kwargs": {"n": 1}}, ["imports nets and calls Net(n=1)"]),
+]
 
 
-@pytest.mark.parametrize(
-    ("settings", "words"),
-    [
-        ({"env_id": "CartPole-v1"}, None),
-        ({"env_id": "dppo/SlowCartPole-v0"}, None),
-        (
-            {"env_id": "os:system", "env_kwargs": {"command": "ls"}},
-            "imports os and calls system(command='ls')",
-        ),
-        ({"env_id": "highway_env:highway-v0"}, "imports highway_env and makes highway-v0"),
-        (
-            {"env_id": "E-v0", "wrappers": ["w:A", "w.v:B"]},
-            "imports w and calls A(), imports w.v and calls B()",
-        ),
-        # a setting that is refused later
-        (
-            {"env_id": "E-v0", "wrappers": "w:A"},
-            "imports w and calls A()",
-        ),
-        (
-            {"env_id": "E-v0", "model": "nets:Net", "model_kwargs": {"n": 1}},
-            "imports nets and calls Net(n=1)",
-        ),
-    ],
-)
-def test_code_is_described_in_words(settings: dict[str, object], words: str | None) -> None:
-    assert list(code_named_by(settings).values()) == ([words] if words else [])
+@pytest.mark.parametrize(("settings", "words"), CODE)
+def test_code_is_described_in_words(settings: dict[str, object], words: list[str]) -> None:
+    assert list(code_named_by({"env_id": "E-v0"} | settings).values()) == words
 
 
 def test_wrappers_named_by_a_folder_are_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    desk: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """For evaluation, the settings in the checkpoint count, whatever config.yaml says."""
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.syspath_prepend(tmp_path)
     Path("mywrap.py").write_text(FACTORY + "\nWrapper = lambda env: env\n", encoding="utf8")
-    settings = {
-        "env_id": "CartPole-v1",
-        "num_steps": 8,
-        "total_timesteps": 64,
-        "progress": "off",
-        "run_dir": "run",
-    }
-    dppo.train(make_config(settings | {"wrappers": ["mywrap:Wrapper"]}))
-    del sys.modules["mywrap"]
-    Path("imported").unlink()
+    run_of("run", wrappers=["mywrap:Wrapper"])
+    forget("mywrap")
     assert main(["train", "--resume", "run"]) == 2
     config = Path("run/config.yaml")
-    config.write_text(
-        config.read_text(encoding="utf8").replace("- mywrap:Wrapper", ""), encoding="utf8"
-    )
+    config.write_text(config.read_text(encoding="utf8").replace("- mywrap:Wrapper", ""), "utf8")
     assert main(["eval", "run"]) == 2
     lines = capsys.readouterr().err.splitlines()
     assert len(lines) == 2
     for line in lines:
-        assert (
-            "it imports mywrap and calls Wrapper(). Add --trust if you trust that folder, or name the wr"
-            in line
-        )
+        assert "it imports mywrap and calls Wrapper(). Add --trust" in line
     policy = dppo.load_policy("run")
     with pytest.raises(ConfigError, match="it imports mywrap and calls Wrapper"):
         dppo.evaluate(policy, "CartPole-v1", episodes=1)
@@ -183,28 +150,21 @@ def test_wrappers_named_by_a_folder_are_refused(
     assert traces() == {"imported"}
 
 
-def test_a_policy_with_a_network_of_its_own_is_loaded_only_if_trusted(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.syspath_prepend(tmp_path)
+def forget(module: str) -> None:
+    """Let this program import a module of the user again, and forget that it did."""
+    del sys.modules[module]
+    Path("imported").unlink()
+
+
+def test_a_policy_with_a_network_of_its_own_is_loaded_only_if_trusted(desk: Path) -> None:
     network = "import pathlib; from worlds.models import Plain; pathlib.Path('imported').touch(); Net = Plain"
     Path("mynet.py").write_text(network + "\n", encoding="utf8")
-    settings = {
-        "env_id": "Pendulum-v1",
-        "num_steps": 8,
-        "total_timesteps": 64,
-        "progress": "off",
-        "run_dir": "run",
-    }
-    result = dppo.train(make_config(settings | {"model": "mynet:Net"}))
+    result = run_of("run", "Pendulum-v1", model="mynet:Net")
     obs = np.zeros(3, np.float32)
     wanted = dppo.load_policy("run").act(obs)  # this program has imported it
-    del sys.modules["mynet"]
-    Path("imported").unlink()
-    with pytest.raises(
-        ConfigError, match=r"model=mynet:Net: .* Add `trust=True` if you trust that folder"
-    ):
+    forget("mynet")
+    words = r"model=mynet:Net: .* Add `trust=True` if you trust that folder"
+    with pytest.raises(ConfigError, match=words):
         dppo.load_policy("run")
     assert np.array_equal(dppo.load_policy("run", model=models.Plain).act(obs), wanted)
     assert not Path("imported").exists()
@@ -214,10 +174,12 @@ def test_a_policy_with_a_network_of_its_own_is_loaded_only_if_trusted(
 
 
 def test_the_command_that_continues_a_run_includes_trust_where_needed() -> None:
-    assert resume_command("CartPole-v1", Path("r")) == "dppo train --resume r"
-    assert (
-        resume_command("CartPole-v1", Path("r"), None, ["w:A"]) == "dppo train --resume r --trust"
-    )
-    assert resume_command("mysim:make", Path("r")) == "dppo train --resume r --trust"
-    with_baseline = resume_command("CartPole-v1", Path("r"), baseline_name="pi:PI")
-    assert with_baseline == "dppo train --resume r --trust"
+    run = Path("r")
+    plain = "dppo train --resume r"
+    assert resume_command("CartPole-v1", run) == plain
+    for command in (
+        resume_command("CartPole-v1", run, None, ["w:A"]),
+        resume_command("mysim:make", run),
+        resume_command("CartPole-v1", run, baseline_name="pi:PI"),
+    ):
+        assert command == f"{plain} --trust"

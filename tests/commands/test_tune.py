@@ -37,16 +37,16 @@ SMALL = [
 def test_the_search_space_names_settings_that_can_be_tuned() -> None:
     space = yaml.safe_load(tune.SPACE.read_text())
     assert set(space) < set(settings_by_name())
-    for name, of in space.items():
-        values = (
-            of
-            if isinstance(of, list)
-            else [1 - of[end] if "one_minus" in of else of[end] for end in ("low", "high")]
-        )
+    for name, choices in space.items():
+        values = choices
+        if isinstance(choices, dict):
+            values = [choices["low"], choices["high"]]
+            if "one_minus" in choices:
+                values = [1 - end for end in values]
         for value in values:
             make_config({"env_id": "CartPole-v1", "minibatch_size": 64} | {name: value})
         assert (
-            isinstance(of, list)
+            isinstance(choices, list)
             or name == "ent_coef"
             or min(values) <= default_of(name) <= max(values)
         )

@@ -70,18 +70,18 @@ def wrapped_as_advised(message: str, which: int = 0, **names: Any) -> gym.Env[An
 
 def play(env: gym.Env[Any, Any], steps: int = 20, drop_obs: Sequence[str] = ()) -> None:
     """Run it as a sampler does, with actions as a policy would draw them."""
-    found = describe_spaces(env, drop_obs=drop_obs)
+    described = describe_spaces(env, drop_obs=drop_obs)
     group = group_of([env], drop_obs=drop_obs)
     log = EnvLog()
-    obs = np.empty(1, found.obs)
+    obs = np.empty(1, described.obs)
     group.start(obs, log)
     rng = np.random.default_rng(0)
     rows = obs, np.empty(1), np.empty(1, bool), np.empty(1, bool)
     for _ in range(steps):
-        if isinstance(found.actions, DiscreteActions):
-            actions: Any = rng.integers(found.actions.n, size=1)
+        if isinstance(described.actions, DiscreteActions):
+            actions: Any = rng.integers(described.actions.n, size=1)
         else:
-            actions = rng.normal(size=(1, found.actions.width)) * 5
+            actions = rng.normal(size=(1, described.actions.width)) * 5
         group.step(actions, rows, log)
 
 
@@ -178,7 +178,3 @@ def test_other_actions_are_chosen_from_a_list(name: str) -> None:
     assert describe_spaces(wrapped).actions == DiscreteActions(5)
     play(wrapped)
     assert all(LISTED[name].contains(action) for action in env.actions)
-
-
-def test_actions_without_elements_are_refused_as_such() -> None:
-    assert "has no elements" in refusal_of(Sampled(act=spaces.Box(-1, 1, (0,))))

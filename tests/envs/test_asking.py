@@ -56,23 +56,28 @@ def scratch(folder: Path) -> list[str]:
     return [path.name for path in folder.iterdir() if SCRATCH in path.name]
 
 
-def asked(**given: Any) -> dict[str, Any]:
+def asked(**env_kwargs: Any) -> dict[str, Any]:
     """Return the arguments that a factory gets."""
     got: dict[str, Any] = {}
 
     def factory(
-        sampler_id: int, env_index: int = 9, *, scratch_dir: str = "", render_mode: Any, **more: Any
+        sampler_id: int,
+        env_index: int = 9,
+        *,
+        scratch_dir: str = "",
+        render_mode: Any,
+        **keywords: Any,
     ) -> gym.Env[Any, Any]:
         got.update(
             sampler_id=sampler_id,
             env_index=env_index,
             scratch_dir=scratch_dir,
             render_mode=render_mode,
-            **more,
+            **keywords,
         )
         return Counting()
 
-    made = make_env(factory, given, Instance(3, 1))
+    made = make_env(factory, env_kwargs, Instance(3, 1))
     got["there"] = bool(got["scratch_dir"]) and Path(got["scratch_dir"]).is_dir()
     made.close()
     got["left"] = bool(got["scratch_dir"]) and Path(got["scratch_dir"]).is_dir()
@@ -134,8 +139,8 @@ def test_a_factory_gets_what_it_asks_for_unless_the_user_gives_it(temporary: Pat
 
 
 def test_a_factory_that_does_not_ask_gets_nothing(temporary: Path) -> None:
-    def shown(render_mode: str = "rgb_array", **more: Any) -> gym.Env[Any, Any]:
-        assert (render_mode, more) == ("rgb_array", {})
+    def shown(render_mode: str = "rgb_array", **keywords: Any) -> gym.Env[Any, Any]:
+        assert (render_mode, keywords) == ("rgb_array", {})
         return Counting()
 
     def numbered(sampler_id: int) -> gym.Env[Any, Any]:
@@ -219,30 +224,13 @@ def test_wrappers_are_applied_in_order_before_frames_are_prepared(
         assert env.step(1)[1] == 10 * reward
 
 
-WRONG = [
-    (
-        "Doubled",
-        "is not of the form module:Wrapper. Add the name of the module that defines the wrapper.",
-    ),
-    (
-        "no_such_module_at_all:Wrapper",
-        "importing no_such_module_at_all failed: ModuleNotFoundError",
-    ),
-    ("worlds.asking:Dubled", "the module worlds.asking has no Dubled. Check the spelling."),
-    ("worlds.asking:NUMBER", "is 3. Name a class or function"),
-]
-
-
-@pytest.mark.parametrize(("wrapper", "words"), WRONG)
-def test_a_wrapper_that_cannot_be_called_is_refused_before_anything_starts(
-    wrapper: str, words: str, temporary: Path
+def test_a_wrapper_that_cannot_be_imported_is_refused_before_anything_starts(
+    temporary: Path,
 ) -> None:
-    config = Config(
-        env_id="CartPole-v1", wrappers=(wrapper,), run_dir=temporary / "run", progress="off"
-    )
-    with pytest.raises(ConfigError) as caught:
+    run = {"run_dir": temporary / "run", "progress": "off"}
+    config = make_config({"env_id": "CartPole-v1", "wrappers": ("nowhere:Wrapper",), **run})
+    with pytest.raises(ConfigError, match=r"^wrappers=nowhere:Wrapper: importing nowhere failed"):
         dppo.train(config)
-    assert str(caught.value).startswith(f"wrappers={wrapper}: {words}")
     assert not (temporary / "run").exists()
 
 

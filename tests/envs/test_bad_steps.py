@@ -54,9 +54,9 @@ def collect(
     return [collect_one(sampler, spec, segment) for segment in range(segments)]
 
 
-def fault_of(env: gym.Env[Any, Any], **sizes: int) -> str:
+def fault_of(env: gym.Env[Any, Any], *, segments: int = 1, num_steps: int = 8) -> str:
     with pytest.raises(EnvironmentFault) as caught:
-        collect(env, **sizes)
+        collect(env, segments=segments, num_steps=num_steps)
     return caught.value.message
 
 

@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-import sys
 import time
 import zlib
-from pathlib import Path
 from typing import Any
 
 import gymnasium as gym
 import numpy as np
 import pytest
-from builders import group_of, make_config
+from builders import group_of
 from gymnasium.envs.classic_control.cartpole import CartPoleEnv
 from gymnasium.wrappers import TimeLimit
 from scripted import Scripted, Stepper, started
 from worlds.simple import Counting
 
-import dppo
 from dppo import streams
 from dppo.envs.group import EnvGroup
 from dppo.ppo.exchange.records import EnvLog, SamplerCarry
@@ -160,7 +157,7 @@ def played(*envs: gym.Env[Any, Any], steps: int = 9) -> tuple[Stepper, list[list
 def test_replayed_episodes_are_the_same_to_the_last_bit() -> None:
     before, actions = played(CartPoleEnv(), TimeLimit(CartPoleEnv(), 4), steps=9)
     after = Stepper(group_of([CartPoleEnv(), TimeLimit(CartPoleEnv(), 4)]))
-    arrays = tuple(np.array(one, np.int64) for one in actions)
+    arrays = tuple(np.array(element, np.int64) for element in actions)
     assert after.restore(carried(before.group), arrays) == []
     assert after.obs.tobytes() == before.obs.tobytes()
     assert after.log.episodes == []
@@ -175,7 +172,7 @@ def test_an_episode_whose_replay_has_other_rewards_or_ends_early_is_abandoned() 
     before, actions = played(Scripted(reward=5.0), Scripted(), steps=6)
     after = Stepper(group_of([Scripted(reward=6.0), Scripted(length=3)]))
     incidents = after.restore(carried(before.group), tuple(map(np.array, actions)))
-    assert [one.kind for one in incidents] == ["replay_mismatch"] * 2
+    assert [element.kind for element in incidents] == ["replay_mismatch"] * 2
     assert "the replay ended after 3 of 6 steps" in incidents[1].message
     assert after.log.episodes == []
 
@@ -197,12 +194,12 @@ class SharesItsBuffer(gym.ObservationWrapper[Any, Any, Any]):
 def test_environments_that_share_a_buffer_are_replayed() -> None:
     """The checksum is of each observation when it was returned, not of later contents of the array."""
     before, actions = played(SharesItsBuffer(), SharesItsBuffer(), steps=9)
-    own, _ = played(CartPoleEnv(), CartPoleEnv(), steps=9)
+    unshared, _ = played(CartPoleEnv(), CartPoleEnv(), steps=9)
     checksums = before.group.open_episodes(EnvLog())["checksums"]
-    assert checksums.tolist() == own.group.open_episodes(EnvLog())["checksums"].tolist()
+    assert checksums.tolist() == unshared.group.open_episodes(EnvLog())["checksums"].tolist()
     after = Stepper(group_of([SharesItsBuffer(), SharesItsBuffer()]))
     assert after.restore(carried(before.group), tuple(map(np.array, actions))) == []
-    assert after.obs.tobytes() == before.obs.tobytes() == own.obs.tobytes()
+    assert after.obs.tobytes() == before.obs.tobytes() == unshared.obs.tobytes()
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
@@ -220,7 +217,7 @@ def test_the_checksum_is_of_the_bytes_that_the_environment_returned(dtype: Any) 
     assert stepper.group.open_episodes(EnvLog())["checksums"].tolist() == [expected]
 
 
-@pytest.mark.proves("raises when it is closed")
+@pytest.mark.proves("raises when it is closed", "exits when it is closed")
 @pytest.mark.parametrize(
     "error", [RuntimeError("stuck"), SystemExit(4)], ids=lambda error: type(error).__name__
 )
@@ -237,21 +234,3 @@ def test_if_one_environment_fails_to_close_the_others_are_closed(
     started(Closing(), Closing()).group.close()
     assert len(closed) == 2
     assert f"{type(error).__name__}: {error}" in capsys.readouterr().err
-
-
-@pytest.mark.proves("exits when it is closed")
-def test_an_environment_that_exits_when_it_is_closed_does_not_end_the_process(
-    tmp_path: Path,
-) -> None:
-    closed = []
-
-    class Closing(CartPoleEnv):
-        def close(self) -> None:
-            closed.append(self)
-            sys.exit(4)
-
-    sizes = {"envs_per_sampler": 2, "num_samplers": 2, "num_steps": 8, "total_timesteps": 32}
-    result = dppo.train(
-        make_config(sizes | {"env_id": Closing, "run_dir": tmp_path / "run", "progress": "off"})
-    )
-    assert (result.iterations, len(closed)) == (1, 4)

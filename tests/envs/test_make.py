@@ -13,7 +13,6 @@ from gymnasium import spaces
 from worlds.simple import Counting
 
 from dppo.config import Config
-from dppo.envs.instance import Instance
 from dppo.envs.make import make_env
 from dppo.envs.names import check_env_id
 from dppo.envs.spaces import describe_spaces
@@ -82,7 +81,6 @@ def test_environments_are_created_from_ids_modules_and_callables_with_their_argu
 @pytest.mark.parametrize(
     ("env_id", "words"),
     [
-        ("CartPol-v1", ("env_id=CartPol-v1", "Did you mean CartPole-v1?")),
         ("dppo/SlowCart-v0", ("env_id=dppo/SlowCart-v0", "Did you mean dppo/SlowCartPole-v0?")),
         ("CartPole-v77", ("env_id=CartPole-v77", "Did you mean CartPole-v")),
         (
@@ -92,19 +90,12 @@ def test_environments_are_created_from_ids_modules_and_callables_with_their_argu
                 "write package:Zzyzx/Qqqq-v0",
             ),
         ),
-        (
-            "no_such_module_at_all:Env-v0",
-            ("importing no_such_module_at_all failed", "ModuleNotFoundError"),
-        ),
         ("users_worlds:Misspelt-v0", ("the module has no Misspelt-v0", "Check the spelling")),
-        ("users_worlds:factor", ("the module has no factor", "Did you mean users_worlds:factory?")),
-        ("users_worlds:", ("names no environment", "Write users_worlds:make")),
         (
             "users_worlds",
             ("is not registered with Gymnasium", "It is a module: write users_worlds:make"),
         ),
         ("ALE/Zzyzx-v5", ("is not registered with Gymnasium", "write ale_py:ALE/Zzyzx-v5")),
-        ("users_worlds:number", ("env_id=users_worlds:number: is 3", "Name a function or class")),
     ],
 )
 @pytest.mark.usefixtures("worlds")
@@ -148,16 +139,16 @@ def test_what_is_wrong_with_a_module_is_shown_as_python_does(
 ) -> None:
     monkeypatch.syspath_prepend(str(tmp_path))
     (tmp_path / "users_module.py").write_text(text, encoding="utf8")
-    said = refusal("users_module:make")
+    message = refusal("users_module:make")
     for word in (
         "env_id=users_module:make: importing users_module failed",
         f'"{tmp_path}/users_module.py", ',
         *BROKEN[text],
     ):
-        assert word in said
-    assert "is installed" not in said
+        assert word in message
+    assert "is installed" not in message
     for hidden in ("dppo/user_code.py", "importlib", "argparse.py"):
-        assert hidden not in said
+        assert hidden not in message
 
 
 def test_the_remedy_for_a_module_that_reads_the_command_line(
@@ -174,11 +165,6 @@ def test_the_remedy_for_a_module_that_reads_the_command_line(
     guarded = f"if __name__ == '__main__':\n    {parse}"
     (tmp_path / "users_after.py").write_text(lines + guarded, encoding="utf8")
     check_env_id("users_after:make")
-
-
-def test_a_number_is_refused() -> None:
-    with pytest.raises(ConfigError, match="env_id=5"):
-        check_env_id(5)  # type: ignore[arg-type]
 
 
 def test_a_package_that_an_environment_lacks_is_named_without_a_traceback() -> None:
@@ -304,14 +290,6 @@ class Parallel:
     def step(self, actions: Any) -> Any: ...
 
 
-class Unlisted:
-    """Like PettingZoo's parallel environments that do not name their agents."""
-
-    observation_space = Parallel.observation_space
-    action_space = Parallel.action_space
-    step = Parallel.step
-
-
 class Turns:
     """Like PettingZoo's after a reset: it has agents, but no spaces of its own."""
 
@@ -335,20 +313,12 @@ def sb3_like() -> Any:
     return Stacked()
 
 
-class MultiAgentEnv(gym.Env[Any, Any]):
-    """Like RLlib's base class of the same name."""
-
-
 class DeepMind:
     """Like dm_env.Environment."""
 
     def observation_spec(self) -> Any: ...
 
     def action_spec(self) -> Any: ...
-
-
-class Bare(gym.Env[Any, Any]):
-    """An environment whose constructor does not set any space."""
 
 
 @pytest.mark.parametrize(
@@ -372,7 +342,6 @@ class Bare(gym.Env[Any, Any]):
             ("made a vector environment (gymnasium.", ") of 2. ", "envs_per_sampler=2"),
         ),
         (sb3_like, ("made a vector environment (", ") of 4. ")),
-        (MultiAgentEnv, ("made a multi-agent environment of RLlib (", "Train one agent: write")),
         (
             DeepMind,
             ("made a dm_env environment (test_make.DeepMind). Wrap it with shimmy.DmControlComp",),
@@ -383,19 +352,6 @@ class Bare(gym.Env[Any, Any]):
                 "made <class 'test_make.Crowd'>, which is not an environment. Return the result of calling",
             ),
         ),
-        (lambda: sb3_like, ("made <function sb3_like at", "Return the result of calling it")),
-        (
-            Bare,
-            (
-                "made a test_make.Bare without observation_space. Set self.observation_space in its constructor",
-            ),
-        ),
-        (lambda: Unlisted, ("made <class 'test_make.Unlisted'>, which is not an environment",)),
-        (
-            Unlisted,
-            ("made a test_make.Unlisted, with spaces of several agents", "set its possible_agents"),
-        ),
-        (lambda: None, ("made None, which is not",)),
         (lambda: 5, ("made 5, which is not a Gymnasium environment. Return a gymnasium.Env.",)),
     ],
     ids=lambda value: getattr(value, "__name__", ""),
@@ -413,26 +369,6 @@ def test_a_gymnasium_environment_may_have_an_attribute_agents() -> None:
     assert make_env(Crowd, {}).observation_space == Crowd.observation_space
 
 
-class Ducklike:
-    """An environment that derives from nothing."""
-
-    observation_space = Crowd.observation_space
-    action_space = Crowd.action_space
-    reset = Crowd.reset
-    step = Crowd.step
-
-    def close(self) -> None: ...
-
-
-def test_episodes_are_truncated_only_of_a_gymnasium_environment() -> None:
-    assert make_env(Ducklike, {}).action_space == Crowd.action_space
-    with pytest.raises(
-        ConfigError,
-        match=r"^replay_limit: truncates only a gymnasium\.Env\. Derive the environment",
-    ):
-        make_env(Ducklike, {}, Instance(max_steps=5))
-
-
 class Maker:
     """Makes environments when it is called."""
 
@@ -443,7 +379,7 @@ class Maker:
 def test_an_object_that_makes_environments_has_the_same_name_in_another_process() -> None:
     """The name has no address, which would differ, so that a run can be resumed with the object."""
     made = [Maker(), Maker()]
-    assert len({import_path(one) for one in made}) == 1
+    assert len({import_path(maker) for maker in made}) == 1
     assert import_path(partial(Maker(), length=2)) == import_path(partial(Maker(), length=2))
     assert import_path(partial(Maker(), length=2)) != import_path(partial(Maker(), length=3))
 

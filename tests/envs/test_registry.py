@@ -19,14 +19,14 @@ SHIMS = (
 
 def newest() -> list[str]:
     """Return the newest version of every environment in the registry."""
-    found: dict[str, gym.envs.registration.EnvSpec] = {}
+    specs: dict[str, gym.envs.registration.EnvSpec] = {}
     for spec in gym.registry.values():
         name = spec.id.rpartition("-v")[0]
         if name not in SHIMS and (
-            name not in found or (found[name].version or 0) < (spec.version or 0)
+            name not in specs or (specs[name].version or 0) < (spec.version or 0)
         ):
-            found[name] = spec
-    return sorted(spec.id for spec in found.values() if spec.namespace != "dppo")
+            specs[name] = spec
+    return sorted(spec.id for spec in specs.values() if spec.namespace != "dppo")
 
 
 def cost(env_id: str) -> pytest.MarkDecorator | tuple[()]:

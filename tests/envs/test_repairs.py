@@ -85,7 +85,7 @@ def test_a_constructor_that_fails_is_tried_again_for_a_minute(
     for _ in range(3):
         stepper.step([0])
     assert (attempts[0], sum(slept)) == (4, sum(WAITS_S[:3]))
-    assert [one.fault.phase for one in stepper.log.incidents if one.fault] == [
+    assert [incident.fault.phase for incident in stepper.log.incidents if incident.fault] == [
         "step",
         *["constructor"] * 3,
     ]

@@ -41,12 +41,12 @@ def test_a_nested_observation_is_packed_leaf_by_leaf(seed: int) -> None:
     raw = ROBOT.sample()
     packed = packer(OBS)(raw)
     assert (packed.dtype, packed.shape, len(packed.tobytes())) == (OBS, (), OBS.itemsize)
-    found = leaves(packed)
-    np.testing.assert_array_equal(found["arm.0"], raw["arm"][0].astype(np.float32))
-    np.testing.assert_array_equal(found["arm.1"], raw["arm"][1])
-    np.testing.assert_array_equal(found["camera"], raw["camera"])
-    np.testing.assert_array_equal(found["lamps"], raw["lamps"])
-    assert found["gear"] == raw["gear"]
+    named = leaves(packed)
+    np.testing.assert_array_equal(named["arm.0"], raw["arm"][0].astype(np.float32))
+    np.testing.assert_array_equal(named["arm.1"], raw["arm"][1])
+    np.testing.assert_array_equal(named["camera"], raw["camera"])
+    np.testing.assert_array_equal(named["lamps"], raw["lamps"])
+    assert named["gear"] == raw["gear"]
 
 
 @pytest.mark.parametrize(

@@ -124,19 +124,6 @@ def test_an_environment_is_nondeterministic_if_its_spec_says_so() -> None:
     ("env", "words"),
     [
         (
-            Shaped(spaces.Text(9)),
-            ("observation_space: is Text(", "encode(obs) that returns n numbers"),
-        ),
-        (
-            Shaped(spaces.Dict(arm=spaces.Box(-1, 1, (2,)), text=spaces.Text(9))),
-            ("observation_space, leaf 'text': is Text(", "Use `drop_obs=text` to leave it out"),
-        ),
-        (
-            Shaped(spaces.Tuple([spaces.Sequence(spaces.Discrete(2))])),
-            ("leaf '0': is Sequence(", "encode(obs)"),
-        ),
-        (Shaped(EMPTY), ("has no elements",)),
-        (
             Shaped(spaces.Dict(a=spaces.Dict(b=spaces.Text(5)))),
             ("observation_space, leaf 'a.b': is Text(",),
         ),
@@ -146,11 +133,6 @@ def test_an_environment_is_nondeterministic_if_its_spec_says_so() -> None:
         ),
         (Shaped(spaces.Dict(a=spaces.Dict())), ("observation_space, leaf 'a': has no parts",)),
         (Shaped(spaces.Dict({"": TWO})), ("observation_space: has the keys ['']",)),
-        (
-            Shaped(spaces.Dict({"a.b": TWO, "a": spaces.Dict(b=TWO)})),
-            ("two leaves are named 'a.b'",),
-        ),
-        (Shaped(spaces.Graph(spaces.Discrete(2), None)), ("observation_space: is Graph(",)),
         (
             Shaped(act=spaces.Box(0, 9000, (2,), np.int64)),
             ("it is a Box of int64 with shape (2,)",),
@@ -202,23 +184,15 @@ def test_parts_are_left_out_by_name() -> None:
         where=spaces.Box(-1, 1, (2,)),
     )
     described = describe_spaces(Shaped(nest), drop_obs=["mission", "hand/1"])
-    assert (list(described.leaves()), described.dropped) == (
-        ["hand.0", "where"],
-        ("mission", "hand.1"),
-    )
+    assert list(described.leaves()) == ["hand.0", "where"]
+    assert described.dropped == ("mission", "hand.1")
     for names in (["mission", "hand"], ["mission", "hand.0", "hand.1"]):
         assert list(describe_spaces(Shaped(nest), drop_obs=names).leaves()) == ["where"]
-    for names, words in (
-        (
-            ["mision"],
-            "drop_obs=mision: is not a leaf of the observation. Its leaves are hand.0, hand.1, mission, where.",
-        ),
-        (["mission", "hand", "where"], "leaves nothing of the observation"),
-    ):
-        with pytest.raises(ConfigError, match=words):
-            describe_spaces(Shaped(nest), drop_obs=names)
-    with pytest.raises(ConfigError, match="It is a single array, which has no names"):
-        describe_spaces(Shaped(spaces.Box(-1, 1, (2,))), drop_obs=["a"])
+    words = (
+        "mision: is not a leaf of the observation. Its leaves are hand.0, hand.1, mission, where"
+    )
+    with pytest.raises(ConfigError, match=words):
+        describe_spaces(Shaped(nest), drop_obs=["mision"])
 
 
 @pytest.mark.parametrize(

@@ -39,8 +39,8 @@ def numbered(sampler: int, dtype: str = "float64", **changes: np.ndarray) -> Seg
     return dataclasses.replace(segment, **changes)
 
 
-def batch_of(segments: list[Segment], **more: Any) -> Batch:
-    return make_batch(segments, None, None, PPO(gamma=0.9, gae_lambda=0.8), **more)
+def batch_of(segments: list[Segment], **arguments: Any) -> Batch:
+    return make_batch(segments, None, None, PPO(gamma=0.9, gae_lambda=0.8), **arguments)
 
 
 def test_rows_are_ordered_by_step_then_sampler_then_environment() -> None:
@@ -112,9 +112,9 @@ def test_ranks_are_informed_by_the_rewards_of_all() -> None:
         segment = dataclasses.replace(
             numbered(0), rewards=np.full((STEPS, ENVS), reward), terminated=never
         )
-        own = make_batch([segment], None, None, PPO())
-        assert (own.has_learning_signal, own.rewards) == (False, (reward, reward))
-        whole = aligned_with_ranks(own, parallel)
+        share = make_batch([segment], None, None, PPO())
+        assert (share.has_learning_signal, share.rewards) == (False, (reward, reward))
+        whole = aligned_with_ranks(share, parallel)
         return whole.has_learning_signal, whole.rewards
 
     assert Meeting(2).all_do(of_rank) == [(True, (0.0, 1.0))] * 2
@@ -203,10 +203,10 @@ def test_sequences_are_successive_steps_of_one_environment() -> None:
 
 def test_sequences_are_taken_and_split_whole() -> None:
     batch = batch_of([numbered(0), numbered(1)], length=STEPS)
-    taken = batch.take(torch.tensor([2, 0, 3]))
-    assert taken.actions.tolist() == [100, 110, 120, 0, 10, 20, 101, 111, 121]
-    assert (taken.sequence_length, taken.sequences) == (3, 3)
-    first, second = taken.split([1, 2])
+    chosen = batch.take(torch.tensor([2, 0, 3]))
+    assert chosen.actions.tolist() == [100, 110, 120, 0, 10, 20, 101, 111, 121]
+    assert (chosen.sequence_length, chosen.sequences) == (3, 3)
+    first, second = chosen.split([1, 2])
     assert first.actions.tolist() == [100, 110, 120]
     assert second.values.tolist() == [0.5, 10.5, 20.5, 101.5, 111.5, 121.5]
     assert (second.sequence_length, second.sequences) == (3, 2)

@@ -230,44 +230,6 @@ def test_scores_and_gradients_are_those_of_torchs_own(
     assert_close(scored.gradient(by_logprobs, 0.7), head.grad)
 
 
-def test_a_new_distribution_needs_only_its_formulas() -> None:
-    """The gradient follows from them; here, for an exponential distribution with its rate as the head."""
-
-    class Exponential(Distribution):
-        def __init__(self) -> None:
-            super().__init__(head_size=1, noise_size=1, action_shape=(), integer=False)
-
-        def noise(
-            self,
-            generator: np.random.Generator,
-            steps: int,
-            rows: int,
-            dtype: str,
-        ) -> np.ndarray:
-            return generator.exponential(size=(steps, rows, 1)).astype(dtype)
-
-        def sample(self, head: np.ndarray, noise: np.ndarray) -> np.ndarray:
-            samples: np.ndarray = (noise / np.exp(head))[..., 0]
-            return samples
-
-        def mode(self, head: np.ndarray) -> np.ndarray:
-            return np.zeros(head.shape[:-1], head.dtype)
-
-        def log_prob(self, head: np.ndarray, actions: np.ndarray) -> np.ndarray:
-            logprobs: np.ndarray = head[..., 0] - np.exp(head[..., 0]) * actions
-            return logprobs
-
-        def scores(self, head: Tensor, actions: Tensor) -> tuple[Tensor, Tensor]:
-            return head[:, 0] - head[:, 0].exp() * actions, 1 - head[:, 0]
-
-    head = heads(9, 1)
-    actions = drawn(Exponential(), head)
-    scored = Exponential().scores_with_gradient(torch.from_numpy(head), torch.from_numpy(actions))
-    np.testing.assert_allclose(scored.logprobs, Exponential().log_prob(head, actions), rtol=1e-12)
-    expected = 2 * (1 - np.exp(head) * actions[:, None]) - 0.5
-    np.testing.assert_allclose(scored.gradient(2 * ones(9), 0.5), expected, rtol=1e-12)
-
-
 @pytest.mark.proves("SquashedGaussian")
 def test_a_squashed_normal_variable_is_scored_as_torch_does() -> None:
     head = heads(20, 4) / 3

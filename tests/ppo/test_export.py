@@ -135,13 +135,8 @@ def test_the_exported_module_is_the_policy(kind: str) -> None:
     check(policy, env, run)
 
 
-@pytest.mark.parametrize(
-    "kind",
-    [
-        pytest.param(value, marks=() if value == "pendulum" else pytest.mark.slow)
-        for value in EXPORTED
-    ],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", EXPORTED)
 def test_onnx_runtime_acts_as_the_policy(kind: str, tmp_path: Path) -> None:
     pytest.importorskip("onnxscript")
     onnxruntime = pytest.importorskip("onnxruntime")
@@ -195,14 +190,6 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (
             ["{run}", "policy.onxx"],
             "policy.onxx: is neither NAME.onnx nor a folder",
-        ),
-        (
-            ["{run}", "policy.onnx", "--episodes", "3"],
-            "--episodes has no effect on an ONNX file",
-        ),
-        (
-            ["{run}", "{run}/", "--trust"],
-            "is the folder of the run. Use another one.",
         ),
         (["missing", "policy.onnx"], "missing: does not exist"),
         (["{run}", "card/"], "it imports worlds.models"),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -127,7 +126,7 @@ def test_samplers_that_act_together_get_the_bits_of_each_alone(
 ) -> None:
     """Compare everything that the agent returns."""
     agent = agent_of(NETWORKS[network](ACTIONS[distribution], dtype), SCALE)
-    for samplers, rows in itertools.product((1, 2, 3, 8), (1, 2, 5, 16)):
+    for samplers, rows in ((1, 2), (2, 1), (3, 5), (8, 2), (8, 16)):
         checks.acting_together(agent, observations(rows, samplers))
 
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 from builders import collect, parts_of
 from encoder_kinds import config_of
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn.functional import conv2d
 from updates import train
 
@@ -18,7 +18,7 @@ from dppo.config import PPO, Config
 from dppo.errors import ConfigError
 from dppo.ppo.exchange.records import PolicySnapshot
 from dppo.ppo.kernels import convolutions
-from dppo.ppo.kernels.convolutions import Dense, PixelConv, convolve_blocks
+from dppo.ppo.kernels.convolutions import PixelConv, convolve_blocks
 from dppo.ppo.learning.batch import Batch, make_batch
 from dppo.ppo.learning.trainer import PPOTrainer
 from dppo.ppo.networks import modules
@@ -100,13 +100,6 @@ def test_segments_do_not_depend_on_the_precision_of_learning() -> None:
     assert exact["losses/value_loss"] != lower["losses/value_loss"]
 
 
-def test_float64_and_the_mlp_are_refused() -> None:
-    with pytest.raises(ConfigError, match="precision=bfloat16 has no effect: dtype=float64"):
-        config_of("nature", precision="bfloat16", dtype="float64")
-    with pytest.raises(ConfigError, match="written by hand in float32"):
-        trainer_and_batch("own module", model=None, precision="bfloat16")
-
-
 def test_a_cpu_without_the_instructions_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(modules, "cpu_has_bfloat16", lambda: False)
     with pytest.raises(
@@ -176,24 +169,3 @@ def test_other_convolutions_stay_over_pixels(
     pixels = torch.zeros(1, 1, 20, shape.pop("width"), dtype=torch.uint8)
     PixelConv(1, 2, *shape.values())(pixels)
     assert bool(called) is over_blocks
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_the_layer_behind_convolutions_computes_and_learns_as_a_linear_layer(
-    dtype: torch.dtype,
-) -> None:
-    torch.manual_seed(1)
-    plain = nn.Linear(300, 40, dtype=dtype)
-    dense = Dense(300, 40, dtype=dtype)
-    dense.load_state_dict(plain.state_dict())
-    inputs = torch.randn(17, 300, dtype=dtype)
-    by_outputs = torch.randn(17, 40, dtype=dtype)
-    results = []
-    for layer in (plain, dense):
-        code = inputs.clone().requires_grad_()
-        outputs = layer(code)
-        gradients = torch.autograd.grad(outputs, (code, layer.weight, layer.bias), by_outputs)
-        with torch.no_grad():
-            results.append([outputs, *gradients, layer(inputs)])
-    for result, other in zip(*results, strict=True):
-        torch.testing.assert_close(other, result, rtol=1e-4, atol=1e-4)

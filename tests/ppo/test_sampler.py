@@ -88,17 +88,6 @@ def test_actions_are_drawn_from_the_stream_of_their_segment() -> None:
         assert len(np.unique(segment.actions)) == 4
 
 
-def test_the_next_segment_continues_where_the_last_one_ended() -> None:
-    collected = collect_counting(num_steps=4, segments=3)
-    assert [column(segment.obs[..., 0]) for _, segment in collected] == [
-        [0, 1, 2, 3],
-        [4, 5, 6, 7],
-        [8, 9, 10, 11],
-    ]
-    assert [report.policy_version for report, _ in collected] == [0, 1, 2]
-    assert [report.index for report, _ in collected] == [0, 1, 2]
-
-
 def test_both_flags_in_one_step_are_kept() -> None:
     report, segment = collect_counting(
         num_steps=4, ends=[{"terminate_after": 2, "truncate_after": 2}]

@@ -42,7 +42,6 @@ from dppo.spaces.actions import Actions
             {"micro_batch_size": 5},
         ),
         *(
-            {"micro_batch_size": 1, "clip_vloss": True},
             {"micro_batch_size": 1000},
             {"target_kl": 1e-4},
         ),

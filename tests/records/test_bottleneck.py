@@ -47,9 +47,9 @@ def test_both_times_are_printed_and_fewer_epochs_where_updating_takes_the_longes
 ) -> None:
     config = make_config({"env_id": "E-v0", "num_actors": 2} | changes)
     epochs = changes.get("update_epochs", 10)
-    found = times_line(split_of(times), config, epochs)
-    assert line in found
-    assert ("would" in found) == ("would" in line)
+    printed = times_line(split_of(times), config, epochs)
+    assert line in printed
+    assert ("would" in printed) == ("would" in line)
     assert times_line(split_of(times, rows=1), config, epochs) == ""
 
 

@@ -36,15 +36,15 @@ def train(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Train:
 
 
 def weights(printed: str) -> str:
-    found = re.search(r"Weights: sha256 (\w+)", printed)
-    assert found is not None
-    return found[1]
+    match = re.search(r"Weights: sha256 (\w+)", printed)
+    assert match is not None
+    return match[1]
 
 
 def hinted(printed: str, pattern: str) -> list[str]:
     """Return the words of the flag in brackets that matches `pattern`; there must be exactly one."""
-    [found] = re.findall(rf"\((--{pattern})\)", printed)
-    return shlex.split(found)
+    [match] = re.findall(rf"\((--{pattern})\)", printed)
+    return shlex.split(match)
 
 
 def bottleneck(collect_s: float, update_s: float, *, overlap: bool) -> str:

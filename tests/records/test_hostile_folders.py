@@ -160,8 +160,8 @@ def metadata(name: str, text: str) -> Trick:
         from dppo.records.files import sealed
 
         (path,) = (run / "checkpoints").glob("iter_*")
-        arrays, found = sealed.read_all(path)
-        header, body = sealed.seal(arrays, found | {name: text})
+        arrays, described = sealed.read_all(path)
+        header, body = sealed.seal(arrays, described | {name: text})
         path.write_bytes(header + bytes(body))
 
     return trick
@@ -184,10 +184,6 @@ CODE = "hostile_code:make"
 TRICKS: dict[str, Trick] = {
     "nested aliases": written("config.yaml", OWN_ALIASES),
     "nested merges": written("config.yaml", f"env: {{env_id: CartPole-v1}}\n{MERGES}"),
-    "an alias to itself": written(
-        "config.yaml", "env: {env_id: CartPole-v1, env_kwargs: &a {x: *a}}"
-    ),
-    "deep YAML": written("config.yaml", "env: " + "[" * 5000),
     "deep YAML that ends": written(
         "config.yaml", "env: {env_kwargs: " + "{a: " * 900 + "1" + "}" * 901
     ),
@@ -195,7 +191,6 @@ TRICKS: dict[str, Trick] = {
         "config.yaml", f"x: !!python/object/apply:{CODE.replace(':', '.')} []"
     ),
     "a long number": written("config.yaml", "seed: 1" + ":1" * 500_000),
-    "a large float": written("config.yaml", "seed: 1" + ":1" * 900 + ".5"),
     "a config.yaml of a terabyte": sparse("config.yaml", 2**40),
     "blank lines": written("config.yaml", "\n" * 1_000_000),
     "escapes in a name": settings(env_id=f"odd-v0{ESCAPE}"),
@@ -208,28 +203,15 @@ TRICKS: dict[str, Trick] = {
         lambda state, arrays: state["model"].update(model=CODE, model_kwargs={})
     ),
     "a run folder elsewhere": settings("run_dir: ../elsewhere\n"),
-    "dates": written(
-        "config.yaml",
-        "env: {env_id: CartPole-v1, env_kwargs: {x: 2001-01-01}}\nrun: {seed: 2001-01-01}",
-    ),
     "a total in words": settings(total_timesteps="many"),
     "many samplers": settings(num_samplers=10**12),
     "long segments": settings(num_steps=10**12, total_timesteps=10**15),
     "wide layers": settings(hidden_sizes=[10**6, 10**6]),
     "a negative iteration": state(iteration=-1),
-    "an iteration in words": state(iteration=ESCAPE),
     "a huge iteration": state(iteration=10**30, global_step=10**30),
     "no iteration": forged(lambda state, arrays: state.pop("iteration")),
-    "negative steps": state(global_step=-5),
-    "steps in words": state(global_step=ESCAPE),
-    "episodes that are none": state(recent=[[ESCAPE], 3]),
     "incidents with escapes": state(incidents={ESCAPE: 3}),
-    "incidents in words": state(incidents={"actor_lost": ESCAPE}),
-    "settings that are none": state(config=[1]),
-    "no network": state(model={}),
-    "a network that is none": state(model=ESCAPE),
     "a million layers": model(hidden_sizes=[1] * 1_000_000),
-    "a million layers of an encoder": layers(hidden_sizes=[1] * 1_000_000),
     "large layers": model(hidden_sizes=[10**9, 10**9]),
     "large layers of an encoder": layers(hidden_sizes=[10**6, 10**6]),
     "a large memory": layers(memory="lstm", memory_size=10**6, shared=False),
@@ -238,10 +220,7 @@ TRICKS: dict[str, Trick] = {
     "a large observation": model(obs={"dtype": "float32", "shape": [10**6, 10**6]}),
     "an observation that is deep": model(obs=BOMB),
     "many choices": model(actions={"discrete": {"n": 10**12, "start": 0}}),
-    "no choices": model(actions={"discrete": {"n": -1, "start": 0}}),
-    "actions that are none": model(actions={"discrete": {"n": ESCAPE, "start": 0}}),
     "another network": layers(),
-    "numerics that are none": state(numerics={"own": ESCAPE}),
     "numerics of a large network": forged(
         lambda state, arrays: state["numerics"]["probe"].update(widths=[10**6] * 9)
     ),
@@ -252,14 +231,10 @@ TRICKS: dict[str, Trick] = {
     ),
     "an origin with escapes": state(branched_from={"checkpoint": f"{ESCAPE}\nenv: evil"}),
     "no samplers": forged(lambda state, arrays: arrays["samplers"].clear()),
-    "a part is missing": forged(lambda state, arrays: arrays.pop("optimizer")),
-    "a weight is missing": array("model", "policy.0.weight", None),
     "weights of text": array("model", "policy.0.weight", np.full((4, 4), np.nan)),
     "moments of another shape": array("normalizer", "obs.mean", np.zeros(3)),
-    "a negative count": array("normalizer", "obs.count", -3.0),
     "an optimizer of another shape": array("optimizer", "first", np.zeros(3)),
     "more environments": array("samplers", "0.episodes", np.zeros(1000, np.int64)),
-    "a negative episode": array("samplers", "0.episodes", np.array([-1])),
     "actions of another shape": array("samplers", "0.actions.0", np.zeros((3, 3))),
     "one action without an axis": array("samplers", "0.actions.0", np.int64(1)),
     "actions outside": array("samplers", "0.actions.0", np.full(3, 10**6)),
@@ -291,7 +266,6 @@ TRICKS: dict[str, Trick] = {
         json.dumps({"iteration": 1, "global_step": ESCAPE, "time/training_s": [1]})
     ),
     "a deep row": appended('{"iteration": 1, "x": ' + "[" * 100_000 + "]" * 100_000 + "}"),
-    "a large number": appended('{"iteration": 1, "global_step": 1' + "0" * 400 + "}"),
     "rows of a terabyte": sparse("metrics.jsonl", 2**40),
     "episodes of a terabyte": sparse("episodes.jsonl", 2**40),
     "episodes of words": written(
@@ -334,12 +308,12 @@ def check(
     for command in commands:
         with suppress(SystemExit):  # of --help
             assert main(COMMANDS[command]) in (0, 1, 2)
-        said = capsys.readouterr()
-        assert all(one.isprintable() for one in (said.out + said.err).replace("\n", "")), said
-        assert len(said.err) < 10_000
+        printed = capsys.readouterr()
+        assert (printed.out + printed.err).replace("\n", "").isprintable(), printed
+        assert len(printed.err) < 10_000
     if (page := desk / "run" / "report.html").is_file():
         html = page.read_text(encoding="utf8")
-        assert all(one.isprintable() or one in "\n\t" for one in html)
+        assert re.sub("[\n\t]", "", html).isprintable()
         assert not re.search("(?i)<(script|img|iframe|a|link)\\b|javascript:| on[a-z]+=", html)
     with suppress(DppoError):
         assert all(
@@ -354,17 +328,14 @@ def check(
     assert (desk.parent / "precious" / "file").read_text() == "precious"
 
 
-SLOW = {  # either slow themselves, or like another one
-    "an alias to itself", "deep YAML", "a long number", "a large float", "escapes in a setting", "dates",
-    "a run folder elsewhere", "many samplers", "long segments", "wide layers", "an iteration in words",
-    "a huge iteration", "negative steps", "steps in words", "episodes that are none", "incidents in words",
-    "settings that are none", "no network", "a network that is none", "a million layers",
-    "a million layers of an encoder", "large layers", "a large memory", "an activation with escapes",
-    "a large observation", "no choices", "actions that are none", "numerics that are none",
-    "an origin with escapes", "a part is missing", "a weight is missing", "weights of text", "a negative count",
-    "a negative episode", "actions of another shape", "actions outside", "deep parts", "deep state", "long numbers",
-    "a format that is a letter", "a large number", "rows of a terabyte", "a lock with escapes", "blank lines",
-    "a folder as the report", "links as incidents", "a log of an actor with escapes", "episodes of a terabyte",
+SLOW = {  # slow themselves, or like another one
+    "a long number", "escapes in a setting", "a run folder elsewhere", "many samplers", "long segments",
+    "wide layers", "a huge iteration", "a million layers", "large layers", "a large memory",
+    "an activation with escapes", "a large observation", "an origin with escapes", "weights of text",
+    "actions of another shape", "actions outside", "deep parts", "deep state", "long numbers",
+    "a format that is a letter", "rows of a terabyte", "a lock with escapes", "blank lines",
+    "a folder as the report", "links as incidents", "a log of an actor with escapes",
+    "episodes of a terabyte",
 }  # fmt: skip
 
 
@@ -441,8 +412,8 @@ def test_a_folder_with_something_wrong_anywhere(
     draw = random.Random(seed)
     where = draw.choice(["config", "state", "arrays"])
     if where == "config":
-        found = mutated(yaml.safe_load((run / "config.yaml").read_text()), draw)
-        (run / "config.yaml").write_text(yaml.safe_dump(found))
+        described = mutated(yaml.safe_load((run / "config.yaml").read_text()), draw)
+        (run / "config.yaml").write_text(yaml.safe_dump(described))
     elif where == "state":
         forged(lambda state, arrays: mutated(state, draw))(run)
     else:

@@ -32,7 +32,7 @@ Changes = dict[str, Any]
 
 def rows(changes: Changes) -> list[dict[str, float]]:
     """Rows of a healthy run whose return rises from 20 to 119, with `changes`."""
-    found = []
+    made = []
     for i in range(ROWS):
         row = {
             "iteration": i + 1,
@@ -44,8 +44,8 @@ def rows(changes: Changes) -> list[dict[str, float]]:
         for key in row:
             if (value := changes.get(key.rpartition("/")[2])) is not None:
                 row[key] = value(i) if callable(value) else value
-        found.append(row)
-    return found
+        made.append(row)
+    return made
 
 
 def noted(changes: Changes, actions: Actions = DISCRETE, **settings: Any) -> list[str]:
@@ -53,7 +53,7 @@ def noted(changes: Changes, actions: Actions = DISCRETE, **settings: Any) -> lis
     notes = LearningNotes(make_config(SETTINGS | settings), actions)
     texts = [note for row in rows(changes) for note in notes.notes(row)]
     return [
-        next(name for name, text in NOTES.items() if one.startswith(text[:20])) for one in texts
+        next(name for name, text in NOTES.items() if note.startswith(text[:20])) for note in texts
     ]
 
 
@@ -116,18 +116,18 @@ LEARNING: list[tuple[Changes, dict[str, Any]]] = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("names", "changes", "more"), NOT_LEARNING)
+@pytest.mark.parametrize(("names", "changes", "options"), NOT_LEARNING)
 def test_each_sign_of_a_run_that_does_not_learn_is_noted_once(
-    names: list[str], changes: Changes, more: Any
+    names: list[str], changes: Changes, options: Any
 ) -> None:
-    assert noted(changes, **more) == names
+    assert noted(changes, **options) == names
 
 
-@pytest.mark.parametrize(("changes", "more"), LEARNING)
+@pytest.mark.parametrize(("changes", "options"), LEARNING)
 def test_runs_that_learn_or_have_learned_get_no_notes(
-    changes: Changes, more: dict[str, Any]
+    changes: Changes, options: dict[str, Any]
 ) -> None:
-    assert noted(changes, **more) == []
+    assert noted(changes, **options) == []
 
 
 def test_notes_have_the_numbers_and_a_remedy() -> None:
@@ -228,10 +228,10 @@ def test_real_runs_are_noted_once_also_after_a_resume(tmp_path: Path) -> None:
 
 def test_rows_of_evaluations_do_not_count_as_iterations() -> None:
     notes = LearningNotes(make_config(SETTINGS), DISCRETE)
-    found = [
+    made = [
         (row["iteration"], note)
         for row in rows(FLAT | {"approx_kl": 7.6e-9})
         for _ in "12"
         for note in notes.notes(row)
     ]
-    assert [iteration for iteration, _ in found] == [PATIENCE]
+    assert [iteration for iteration, _ in made] == [PATIENCE]

@@ -174,7 +174,7 @@ def test_a_stream_may_have_no_more_than_write_and_flush() -> None:
     text: list[str] = []
     stream: Any = SimpleNamespace(write=text.append, flush=int, encoding="utf-8")
     for mode in ("live", "auto"):
-        display = make_display(mode, stream)  # type: ignore[arg-type]
+        display = make_display(mode, stream)
         assert isinstance(display, PlainLines)
     display.note("hello")
     assert "  note: hello\n" in "".join(text)

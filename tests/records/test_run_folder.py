@@ -306,37 +306,6 @@ def test_an_environment_may_change_the_current_directory(
     assert list(away.iterdir()) == []
 
 
-class Scenario: ...
-
-
-class Staged(gym.Wrapper[Any, Any, Any, Any]):
-    def __init__(self, scenario: Scenario, weights: np.ndarray) -> None:
-        super().__init__(gym.make("CartPole-v1"))
-        assert isinstance(scenario, Scenario)
-        assert isinstance(weights, np.ndarray)
-
-
-def test_env_kwargs_may_be_python_objects(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    run = tmp_path / "run"
-
-    def config() -> dppo.Config:
-        return settings(
-            run, env_id=Staged, env_kwargs={"scenario": Scenario(), "weights": np.arange(3)}
-        )
-
-    dppo.train(config(), observers=[Recorder(interrupt_at=1)])
-    assert dppo.train(config(), resume=run).iterations == ITERATIONS
-    for command in (["train", "--resume", str(run)], ["eval", str(run)]):
-        assert main(command) == 2
-        text = capsys.readouterr().err
-        assert "env_kwargs: scenario was " in text
-        assert "Scenario object" in text
-        assert "train(config, resume=...)" in text
-    assert dppo.load_policy(run).act(np.zeros(4, np.float32)) in (0, 1)
-
-
 class Tasked(gym.Wrapper[Any, Any, Any, Any]):
     """CartPole that is made with a task of any kind."""
 
@@ -384,7 +353,7 @@ def test_values_are_recorded_as_readable_json(value: Any, recorded: Any) -> None
     assert plain_settings(settings(None, env_kwargs={"x": value}))["env_kwargs"] == {"x": recorded}
 
 
-@pytest.mark.parametrize("keys", [{1: 5}, {None: 5}, [{True: 5}]])
+@pytest.mark.parametrize("keys", [{1: 5}, [{True: 5}]])
 def test_keys_that_are_not_text_are_given_again_and_compared(keys: Any, tmp_path: Path) -> None:
     """An environment that looks up 1 would not find "1", and might play another task."""
     config = settings(tmp_path / "run", env_id=Tasked, env_kwargs={"task": keys})
@@ -440,13 +409,11 @@ def test_the_last_lines_are_printed_even_if_the_last_checkpoint_cannot_be_writte
 
 
 def test_a_checkpoint_has_a_score_from_twenty_episodes_on(tmp_path: Path) -> None:
-    run = tmp_path / "run"
-    few = dppo.train(settings(run, checkpoint_interval_s=0))
+    few = dppo.train(settings(tmp_path / "few", checkpoint_interval_s=0))
     assert 0 < few.episodes < 20
-    assert not (run / "checkpoints" / "best.json").exists()
-    many = dppo.train(
-        settings(tmp_path / "many", total_timesteps=BATCH * 20, checkpoint_interval_s=0)
-    )
+    assert not (tmp_path / "few" / "checkpoints" / "best.json").exists()
+    longer = {"num_steps": 64, "total_timesteps": 128 * 6, "checkpoint_interval_s": 0}
+    many = dppo.train(settings(tmp_path / "many", **longer))
     assert many.episodes >= 20
     best = json.loads((tmp_path / "many" / "checkpoints" / "best.json").read_text())
     episodes = {row["iteration"]: row["charts/episodes"] for row in many.metrics}

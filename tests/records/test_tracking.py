@@ -38,9 +38,16 @@ def settings(run_dir: Path, name: str, **changes: Any) -> dppo.Config:
         "total_timesteps": 64 * ITERATIONS,
         "update_epochs": 1,
     }
-    more = {"track": (name,), "eval_every": 128, "eval_episodes": 2}
+    tracking_settings = {"track": (name,), "eval_every": 128, "eval_episodes": 2}
     return make_config(
-        {"env_id": "CartPole-v1", "run_dir": run_dir, "progress": "off", **sizes, **more, **changes}
+        {
+            "env_id": "CartPole-v1",
+            "run_dir": run_dir,
+            "progress": "off",
+            **sizes,
+            **tracking_settings,
+            **changes,
+        }
     )
 
 
@@ -266,7 +273,7 @@ class Fake:
     package = "mlflow-skinny"
     place = "nowhere"
     remedy = ""
-    seen: ClassVar[list[tuple[str, str | None]]] = []
+    opened: ClassVar[list[tuple[str, str | None]]] = []
     check = staticmethod(int)
 
     @staticmethod
@@ -274,7 +281,7 @@ class Fake:
         return "MLFLOW_TRACKING_URI=file:///tmp"
 
     def __init__(self, run: Any, known: str | None) -> None:
-        self.seen.append((type(self).__name__, known))
+        self.opened.append((type(self).__name__, known))
         self.id = known or f"new-{type(self).__name__}"
 
     def __getattr__(self, name: str) -> Any:
@@ -287,10 +294,15 @@ def test_a_resumed_run_continues_those_of_all_trackers(
     kinds = [type(name, (Fake,), {}) for name in ("One", "Other")]
     monkeypatch.setattr(tracking, "backend", dict(zip(("wandb", "mlflow"), kinds, strict=True)).get)
     monkeypatch.setattr(tracking, "require_package", lambda *_: None)
-    both = settings(tmp_path / "run", "wandb", track=("wandb", "mlflow"))
-    dppo.train(both, observers=[Recorder(interrupt_at=2)])
-    dppo.train(both, resume=tmp_path / "run")
-    assert Fake.seen == [("One", None), ("Other", None), ("One", "new-One"), ("Other", "new-Other")]
+    config = settings(tmp_path / "run", "wandb", track=("wandb", "mlflow"))
+    dppo.train(config, observers=[Recorder(interrupt_at=2)])
+    dppo.train(config, resume=tmp_path / "run")
+    assert Fake.opened == [
+        ("One", None),
+        ("Other", None),
+        ("One", "new-One"),
+        ("Other", "new-Other"),
+    ]
 
 
 class Refusing(Fake):

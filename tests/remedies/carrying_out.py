@@ -54,14 +54,14 @@ def changed_as_told(
             if setting != name and re.search(rf"\b{setting}\b", message)
         ]
         assert alternatives, f"which others? {message}"
-        for one in (name, *alternatives):
-            yield [_without(settings, one)]
-    for one in re.findall(r"\b[Ll]eave `(\w+)` out", text):
-        yield [_without(settings, one)]
-    for verb, one in _directions(text):
-        yield _raised_or_lowered(settings, name if one == "it" else one, verb)
-    for one in re.findall(r"\bSet `(\w+)`", text):
-        yield [{**settings, one: values[one] if one in values else _usual(one)}]
+        for setting in (name, *alternatives):
+            yield [_without(settings, setting)]
+    for setting in re.findall(r"\b[Ll]eave `(\w+)` out", text):
+        yield [_without(settings, setting)]
+    for verb, setting in _directions(text):
+        yield _raised_or_lowered(settings, name if setting == "it" else setting, verb)
+    for setting in re.findall(r"\bSet `(\w+)`", text):
+        yield [{**settings, setting: values[setting] if setting in values else _usual(setting)}]
     if at_most := re.search(r"\bUse at most (\d+)", text):
         yield [{**settings, name: int(at_most[1])}]
 

@@ -91,7 +91,7 @@ class MultiAgentEnv(gym.Env[Any, Any]):
 class Takes(Fine):
     """Takes an argument."""
 
-    def __init__(self, of: Any) -> None:
+    def __init__(self, lock: Any) -> None:
         super().__init__()
 
 
@@ -122,8 +122,8 @@ class Duck:
         pass
 
 
-def vector(num_envs: int = 2, of: Any = Fine) -> Callable[[], Any]:
-    return lambda: SyncVectorEnv([of] * num_envs)
+def vector(num_envs: int = 2, make: Any = Fine) -> Callable[[], Any]:
+    return lambda: SyncVectorEnv([make] * num_envs)
 
 
 FLOATS = spaces.Dict(a=spaces.Box(-1, 1, (2,), np.float64), b=spaces.Box(-1, 1, (2,), np.float64))
@@ -346,7 +346,7 @@ STARTS: tuple[tuple[str, Settings, Remedy], ...] = (
     ),
     (
         "envs/checks/masks.py: of environments of several rows is not called",
-        {"env_id": vector(of=Masked), "envs_per_sampler": 2},
+        {"env_id": vector(make=Masked), "envs_per_sampler": 2},
         instead(action_mask="off"),
     ),
     (
@@ -442,8 +442,8 @@ STARTS: tuple[tuple[str, Settings, Remedy], ...] = (
     ),
     (
         "envs/make.py: Pass plain data, and create such objects inside",
-        {"env_id": Takes, "env_kwargs": {"of": Lock()}},
-        instead(env_kwargs={"of": [1]}),
+        {"env_id": Takes, "env_kwargs": {"lock": Lock()}},
+        instead(env_kwargs={"lock": [1]}),
     ),
     ("errors.py: Did you mean {}?", {"env_id": Fine, "num_step": 4}, as_meant),
 )

@@ -49,7 +49,7 @@ def problem(tmp_path: Path, *, starts: bool = False, **settings: Any) -> str:
 
 def settings_in(message: str) -> dict[str, Any]:
     """Return the settings with values between backticks in a message."""
-    settings = dict(parsed(one) for one in re.findall(r"`([a-z_]+=[^`]*)`", message))
+    settings = dict(parsed(assignment) for assignment in re.findall(r"`([a-z_]+=[^`]*)`", message))
     for name, value in settings.items():
         if name in types_by_name() and get_origin(types_by_name()[name]) is tuple:
             settings[name] = tuple(str(value).split())

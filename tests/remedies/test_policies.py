@@ -29,7 +29,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
         "masked": {"env_id": lambda: Masked(BOX)},
         "memory": {"env_id": Fine, "memory": "gru", "memory_size": 4, "sequence_length": 16},
         "own": {"env_id": "remedies.worlds:Fine", "model": MODEL},
-        "object": {"env_id": ObjectNeeded, "env_kwargs": {"of": object}},
+        "object": {"env_id": ObjectNeeded, "env_kwargs": {"needed": object}},
     }
     for settings in kinds.values():
         assert problem(parent, **settings) == ""
@@ -39,8 +39,8 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 class ObjectNeeded(Fine):
     """Takes a Python object."""
 
-    def __init__(self, of: Any) -> None:
-        assert of is object
+    def __init__(self, needed: Any) -> None:
+        assert needed is object
         super().__init__()
 
 
@@ -168,7 +168,7 @@ def test_an_evaluation_is_given_what_the_messages_ask_for(
     assert dppo.evaluate(policy, Fine(render_mode="human"), **once).returns
     with pytest.raises(ConfigError, match="Pass `env_kwargs`"):
         dppo.evaluate(kept, ObjectNeeded, **once)
-    assert dppo.evaluate(kept, ObjectNeeded, env_kwargs={"of": object}, **once).returns
+    assert dppo.evaluate(kept, ObjectNeeded, env_kwargs={"needed": object}, **once).returns
 
 
 @executes(
@@ -186,7 +186,7 @@ def test_objects_of_a_program_are_passed_again(runs: dict[str, Path], tmp_path: 
         settings_to_resume(run)
     stored = settings_to_resume(run, read_only=True)
     config = dppo.Config(
-        **{**stored, "env_id": ObjectNeeded, "env_kwargs": {"of": object}, "progress": "off"}
+        **{**stored, "env_id": ObjectNeeded, "env_kwargs": {"needed": object}, "progress": "off"}
     )
     assert dppo.train(config, resume=run).iterations == 1
     message = problem(tmp_path, env_id=without_arguments())
