@@ -278,9 +278,10 @@ def test_environments_that_do_not_close_are_left_alone_in_process(
     monkeypatch.setattr(in_process, "CLOSING_S", 0.1)
     # of pytest-timeout
     alarm = signal.getsignal(signal.SIGALRM)
-    timer = signal.getitimer(signal.ITIMER_REAL)
+    before, _ = signal.getitimer(signal.ITIMER_REAL)
     result = dppo.train(settings(tmp_path / "run", Clinging, num_actors=0, num_samplers=2))
     assert result.iterations == 2
     assert capfd.readouterr().err.count("TimeoutError: not done within 0.1 s") == 2
     assert signal.getsignal(signal.SIGALRM) is alarm
-    assert signal.getitimer(signal.ITIMER_REAL) == pytest.approx(timer, abs=30)
+    after, _ = signal.getitimer(signal.ITIMER_REAL)
+    assert 0 < after < before

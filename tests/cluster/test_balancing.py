@@ -112,6 +112,7 @@ def test_an_actor_that_was_slow_is_tried_again_and_gets_its_share_back() -> None
     assert len(cluster.iterate(again + 1)) == 1, "it is still slow"
     slow.clear()
     moves = [cluster.iterate(index) for index in range(again + 2, again + 45)]
+
     assert [len(samplers) for samplers in moves if samplers] == [1, 1]
     assert len(cluster.logged()) <= 1
 
@@ -129,6 +130,7 @@ def test_an_actor_that_was_slow_replays_little_when_it_is_tried_again(
     for index in range(10, 20):
         cluster.open_steps[5] = 0 if index >= begins_at else 50
         moved[index] = cluster.iterate(index)
+
     assert next(index for index in moved if moved[index]) == again
     assert begins_at == 99 or moved[again] == [5]
 
@@ -143,6 +145,7 @@ def test_an_actor_that_was_slow_is_tried_again_with_a_sampler_that_need_not_be_w
     for ask in [ask for ask in cluster.asks if 5 not in ask.question.samplers]:
         cluster.on(cluster.paced_answer(ask))
     cluster.request_only(14)
+
     assert [ask.question.samplers for ask in cluster.asks if ask.process.actor_id == 0] == [(6,)]
 
 
@@ -172,6 +175,7 @@ def test_threads_an_actor_that_is_ahead_takes_no_samplers() -> None:
             cluster.now += 0.5
             cluster.on(cluster.paced_answer(ask))
     cluster.request(22)
+
     assert not any(actor.waits for actor in cluster.engine._actors.values())
     assert numbers_of_samplers(cluster) == [8, 8]
 
@@ -212,6 +216,7 @@ def test_threads_an_actor_that_joins_gets_its_part_if_that_is_faster(
         if index == 10:
             cluster.on(Joined(2))
             cluster.start(2, cluster.all(Start)[-1].process.number, "n2")
+
     assert fewest <= len(actors[2].samplers) <= most
 
 
@@ -264,6 +269,7 @@ def test_a_late_segment_is_asked_for_again_and_the_first_answer_counts(won: bool
     assert cluster.notes()[-1] == f"{asked}{STEPS} env steps wasted."
     for ask in cluster.asks:
         cluster.on(cluster.paced_answer(ask))
+
     assert cluster.finished
     assert [report.index for report in cluster.take().reports] == [22, 22, 22]
 

@@ -121,6 +121,7 @@ def test_nodes_that_come_and_go_do_not_change_the_learner(seeds: range, real: La
         expected = real.expected(lag, ITERATIONS[lag])
         assert contents(state) == expected, f"schedule {seed}: {cloud.happened} {faults.happened}"
         events.update(cloud.happened, state.values["incidents"])
+
     assert events >= {"added", "announced", "lost", "joins", "leaves", "samplers_moved"}
 
 

@@ -33,7 +33,8 @@ def planned(*words: str) -> list[Config]:
 
 def test_flags_belong_to_the_comparison_or_to_the_training() -> None:
     options, settings = parse(["E-v0", "--actors", "1", "8", "--gamma", "0.9", "--target", "475"])
-    assert (options.actors, options.target) == ([1, 8], 475.0)
+    assert options.actors == [1, 8]
+    assert options.target == 475.0
     assert (options.seeds, options.equal) == (3, "batch")
     assert settings == {"env_id": "E-v0", "gamma": "0.9"}
 
@@ -45,6 +46,7 @@ def test_help_lists_all_flags_but_those_that_a_comparison_sets_itself(
         parse(["--help"])
     printed = capsys.readouterr().out
     assert max(map(len, printed.splitlines())) <= 80
+
     flags = set(re.findall(r"^  (--[a-z-]+)", printed, re.M))
     assert {"--actors", "--equal", "--gamma", "--num-samplers"} <= flags
     assert not {"--num-actors", "--run-dir", "--resume"} & flags
@@ -62,6 +64,7 @@ def test_all_runs_are_in_the_same_folder_wherever_an_environment_goes(
 
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(compare, "make_plan", planned_in)
+
     assert main(["compare", "E-v0", *words]) == 2
     assert folders[0].parent == (tmp_path if words else tmp_path / "runs")
 
@@ -69,8 +72,11 @@ def test_all_runs_are_in_the_same_folder_wherever_an_environment_goes(
 def test_settings_of_actors_apply_to_the_runs_with_actors() -> None:
     words = "--actors 0 8 --seeds 1 --segment-timeout-s 60 --cpus-per-actor 0.5"
     in_process, on_actors = planned(*words.split())
-    assert (in_process.segment_timeout_s, in_process.cpus_per_actor) == (600, 1)
-    assert (on_actors.segment_timeout_s, on_actors.cpus_per_actor) == (60, 0.5)
+
+    assert in_process.segment_timeout_s == 600
+    assert in_process.cpus_per_actor == 1
+    assert on_actors.segment_timeout_s == 60
+    assert on_actors.cpus_per_actor == 0.5
 
 
 @pytest.mark.parametrize(
@@ -153,6 +159,7 @@ def test_a_comparison_writes_picture_and_figures_of_equal_weights(
     out = tmp_path / "out"
     words = ["compare", PLANE, "--actors", "0", "2", "--target", "-9999", "--out", str(out)]
     assert main([*words, *TINY, *longer.split()]) == 0
+
     printed = capsys.readouterr().out
     assert "The same weights, bit for bit, for every seed." in printed
     assert "2 of 2: 2 actors, seed 1" in printed
@@ -166,6 +173,7 @@ def test_a_comparison_writes_picture_and_figures_of_equal_weights(
         assert 0 < group["cycle"]["efficiency"] <= 1
         assert group["seeds_that_reached_target"] == 1
     runs = compared_runs["runs"]
+
     assert [(run["num_actors"], run["seed"]) for run in runs] == [(0, 1), (2, 1)]
     assert runs[0]["curve"]["episodic_return"] == runs[1]["curve"]["episodic_return"]
     assert Path(runs[1]["run_dir"], "metrics.jsonl").is_file()
@@ -174,6 +182,7 @@ def test_a_comparison_writes_picture_and_figures_of_equal_weights(
 def test_several_seeds_are_compared_without_ray(tmp_path: Path) -> None:
     out = tmp_path / "out"
     assert compared(out, f"{PLANE} --actors 0 --seeds 2") == 0
+
     seeds = figures(out)
     assert [(run["num_actors"], run["seed"]) for run in seeds["runs"]] == [(0, 1), (0, 2)]
     assert seeds["same_weights"] is None
@@ -184,6 +193,7 @@ def test_different_weights_fail_loudly(
 ) -> None:
     drifting = "worlds.faulty:drifting_cartpole --actors 0 1 --seeds 1"
     assert compared(tmp_path / "out", drifting) == 1
+
     printed = capsys.readouterr().err
     assert "THE WEIGHTS DIFFER" in printed
     assert "seed 1: 0 actors" in printed

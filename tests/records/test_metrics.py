@@ -184,6 +184,7 @@ def test_rows_past_the_checkpoint_are_cut_off(tmp_path: Path) -> None:
     shown = scalars(tmp_path, "charts/x")
     assert shown == {256: 1, 512: 1, 768: 1, 1024: 2, 1280: 2}
     write(tmp_path, [row(3, **{"charts/x": 3.0})], resume=2)
+
     assert scalars(tmp_path, "charts/x") == {256: 1, 512: 1, 768: 3}
 
 
@@ -234,6 +235,7 @@ def test_a_full_disk_while_rows_are_cut_off_loses_nothing(tmp_path: Path) -> Non
         patch.object(disk_files, "DISK", Full()),
     ):
         cut_rows(tmp_path / METRICS, 3)
+
     assert len(read_metrics(tmp_path)) == 5
     assert [path.name for path in tmp_path.iterdir() if path.name.startswith(".")] == []
 
@@ -265,6 +267,7 @@ def test_a_full_disk_is_logged_once_and_no_row_is_lost_if_there_is_room_again(
     room = 0 if for_ever else 10**6
     writer.on_iteration(row(4))
     writer.on_end(None, None)
+
     assert [line["iteration"] for line in read_metrics(tmp_path)] == (
         [1] if for_ever else [1, 2, 3, 4]
     )
@@ -287,6 +290,7 @@ def test_every_row_reaches_tensorboard(tmp_path: Path) -> None:
     assert scalars(tmp_path, "losses/entropy") == {256 * i: 0.25 * i for i in range(1, 301)}
     assert scalars(tmp_path, "perf/x") == {}, "NaN is not shown"
     tags = {value.tag for event in events(tmp_path) for value in event.summary.value}
+
     assert tags == {"charts/SPS", "losses/entropy"}, "keys without a slash are the axes"
     assert all(began <= event.wall_time <= time.time() for event in events(tmp_path))
 
@@ -348,6 +352,7 @@ def test_rows_are_written_anew_if_the_folder_is_deleted_or_the_file_replaced(
     writer.flush()
     writer.on_iteration(row(3))
     writer.on_end(None, None)
+
     assert read_metrics(run) == [row(1), row(2), row(3)]
     assert (tmp_path / "file").read_text() == "precious"
     assert [text for text in caplog.messages if "written again" in text] == caplog.messages[:1]

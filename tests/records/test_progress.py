@@ -177,6 +177,7 @@ def test_a_stream_may_have_no_more_than_write_and_flush() -> None:
         display = make_display(mode, stream)
         assert isinstance(display, PlainLines)
     display.note("hello")
+
     assert "  note: hello\n" in "".join(text)
 
 
@@ -215,9 +216,11 @@ def test_first_and_last_iteration_are_always_printed(
     for iteration in range(1, 101):
         plain.on_iteration(row(iteration))
     finish(plain, error)
+
     begins = "title|  first|  second|     256|  25,600"
     if error is None:
         begins += "|Done aft|Mean ret|Checkpoi|Weights:|Bottlene|Next: dp"
+
     assert [line[:8] for line in stream.getvalue().splitlines()] == begins.split("|")
 
 
@@ -226,6 +229,7 @@ def test_iterations_in_between_are_printed_every_two_seconds(clock: Clock) -> No
     for iteration in range(1, 12):
         clock.now = 100 + 0.5 * iteration
         plain.on_iteration(row(iteration))
+
     steps = [line.split("/")[0].strip() for line in stream.getvalue().splitlines()]
     assert steps == ["256", "1,280", "2,304"]
 
@@ -261,6 +265,7 @@ def test_within_an_iteration_lines_show_steps_speed_and_time_left_less_and_less_
     first, second, *later = (line.strip() for line in stream.getvalue().splitlines()[1:])
     assert first == "1 / 640   0%   iteration 1: 1 of 64 steps", "the speed is not known yet"
     progress = "3 / 640   0%   iteration 1: 3 of 64 steps"
+
     assert second == f"{progress}   1,000 ms per env step   left about 10:37"
     assert [int(line.split("/")[0]) for line in later] == [7, 15, 31, 63, 64 + 59]
 
@@ -352,6 +357,7 @@ def test_the_time_left_is_right_within_a_factor_of_two_or_not_shown(
         figures = {"iteration": iteration, "global_step": batch * iteration}
         view.add_row({**figures, "perf/update_s": update_s})
         check(clock.now)
+
     assert shown or collect_s < 4
 
 
@@ -366,6 +372,7 @@ def test_while_actors_start_a_line_says_how_many_are_ready(clock: Clock) -> None
     plain.on_end(None, None)
     texts = [line.partition("1: ")[2] for line in stream.getvalue().splitlines()[2:]]
     ends = "actors ready, {} s, no env step yet"
+
     assert texts == [f"1 of 8 {ends.format(1)}", f"4 of 8 {ends.format(3)}"]
 
 
@@ -389,6 +396,7 @@ def test_neither_a_closed_terminal_nor_the_order_of_calls_stops_training(
     display = make_display(mode, stream())
     display.on_iteration({})
     display.on_end(None, None)
+
     display.on_start(about(10_000, "line"))
     display.on_progress(CollectionProgress(1, 3, 3, 1, 2.0))
     display.on_iteration({"iteration": 1, "global_step": 256})
@@ -406,6 +414,7 @@ def test_neither_a_closed_terminal_nor_the_order_of_calls_stops_training(
 def test_log_records_are_shown_during_the_run_only_and_once(mode: Any) -> None:
     stream = Terminal()
     before = (logger.level, list(logger.handlers))
+
     for turn in range(3):
         display = make_display(mode, stream)
         logger.warning("before")
@@ -416,8 +425,10 @@ def test_log_records_are_shown_during_the_run_only_and_once(mode: Any) -> None:
         display.on_end(None, None)
         logger.warning("after")
         assert (logger.level, logger.handlers) == before
+
     text = stream.getvalue()
     counts = {text.count(f"during {turn}") for turn in range(3)}
+
     assert len(counts) == 1, "a run does not show the records of another one"
     assert mode == "live" or counts == {1}
     assert text.count("information") >= 3
@@ -433,6 +444,7 @@ def test_logging_of_the_user_gets_all_records_and_keeps_its_level(
     logger.warning("not wanted")
     logger.error("wanted")
     shown.on_end(None, None)
+
     assert caplog.messages == ["wanted"]
     assert "not wanted" not in stream.getvalue()
     assert logger.level == logging.ERROR
@@ -461,6 +473,7 @@ def test_the_panel_is_drawn_by_its_own_thread_while_training_runs() -> None:
         live.on_iteration(row(iteration))
     written = stream.writers
     live.on_end(None, None)
+
     assert threading.get_ident() not in written
 
 
@@ -519,6 +532,7 @@ def test_the_panel_before_the_first_step_with_an_almost_empty_row_and_after_a_lo
     assert "nothing new" not in text_at(100, view_of(row()), 15.0)
     assert "nothing new for 1:40" in text_at(100, view_of(row()), 111.0)
     slow = view_of(row() | {"perf/iteration_s": 60.0})
+
     assert "nothing new" not in text_at(100, slow, 111.0), "usual for this simulator"
 
 
@@ -548,6 +562,7 @@ def test_a_bar_is_always_full_and_in_proportion() -> None:
         cells = cells_of(shares, width)
         assert sum(cells) == width
         assert all(abs(cell - width * part) < 1 for cell, part in zip(cells, shares, strict=True))
+
     assert cells_of([0.0, 0.0], 10) == [0, 0]
     assert cells_of([0.26, 0.74], 10) == [3, 7], "the larger remainder gets the cell"
 
@@ -580,6 +595,7 @@ def test_the_panel_is_redrawn_loses_no_note_and_restores_the_terminal(
         list(writers.map(live.note, notes))
     live.on_end(None if error else finished(Path("folder [ok]")), error)
     live.on_end(None, None)
+
     text = stream.getvalue()
     expected = ["The title", "a line with [brackets]", *notes]
     if error is None:
@@ -626,6 +642,7 @@ def test_the_cursor_is_visible_after_ctrl_c() -> None:
                 interrupted = True
     os.close(master)
     process.kill()
+
     assert process.wait() == -signal.SIGINT
     assert "KeyboardInterrupt" in text
     assert text.rindex(SHOW) > text.rindex(HIDE)

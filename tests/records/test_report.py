@@ -145,6 +145,7 @@ def test_a_run_of_any_length_is_a_valid_page(count: int, figures: int, tmp_path:
     assert main(["report", str(a_run(tmp_path / "run", lines))]) == 0
     html = (tmp_path / "run" / "report.html").read_text(encoding="utf8")
     page = checked(html)
+
     assert page.count.get("figure", 0) == figures, (
         "return twice, the only loss, shares, times and actors"
     )
@@ -202,6 +203,7 @@ def test_a_page_marks_what_happened_and_shows_what_was_measured(tmp_path: Path) 
         "five points, above and below the mean"
     )
     [(first, *_), (second, *_)] = facts.actors["actor-0"]
+
     assert (first, second) == (0.0, 60.0)
     assert "process 7 ended by SIGKILL" in shown.words
 
@@ -211,6 +213,7 @@ def test_spread_is_that_of_the_keys_beside_a_mean(tmp_path: Path) -> None:
     html = charts.chart("title", charts.Line(np.array([0.0, 1.0, 2.0]), *y), "env steps")
     band = re.findall(r'class="band f0" d="M([^Z]*)Z"', html)[0]
     heights = [float(point.split()[1]) for point in band.split("L")]
+
     assert heights[:3] == pytest.approx([100 - 100 * low / 4.2 for low in y[1]], abs=0.01)
     assert heights[:2:-1] == pytest.approx([100 - 100 * high / 4.2 for high in y[2]], abs=0.01)
     assert html.count("h0") == 3, "few points are drawn as dots"
@@ -244,6 +247,7 @@ def test_a_page_compares_the_policy_with_the_controller_of_the_user(
     run = a_run(tmp_path / "run", lines, eval_every=1024, baseline="<b>pi:PI")
     html = page(facts_of(run))
     shown = checked(html)
+
     assert "Your controller <b>pi:PI has a mean return of 10.0" in shown.words
     assert f"20 pairs of episodes): {verdict}." in shown.words
     # both charts of the return, that of the evaluations, and that of the difference
@@ -262,6 +266,7 @@ def test_the_memory_of_all_actors_is_one_chart_and_reported_numbers_have_no_band
     assert "actors/memory_gb<" in html
     assert "actors/memory_gb/" not in html
     energy = html[html.index(">info/energy<") :].partition("</figure>")[0]
+
     assert "1M" not in energy.replace("1.0M", "1M"), "the axis is that of the mean"
 
 
@@ -275,6 +280,7 @@ def test_a_reported_number_is_drawn_once_whatever_its_name(key: str, tmp_path: P
     }
     html = page(facts_of(a_run(tmp_path / "run", [row | measured for row in rows(9)])))
     drawn = re.findall(r"<figcaption>(info/[^<]*)", html)
+
     assert drawn == [f"info/{key}", "info/speed"]
 
 
@@ -310,6 +316,7 @@ def test_rows_of_a_large_file_are_a_sample_with_both_ends(
     with (run / "metrics.jsonl").open("a") as file:
         file.write('{"iteration": 5001, "global')  # a row that is being written
     iterations = [row["iteration"] for row in sampled_metrics(run)]
+
     assert iterations == sorted(set(iterations))
     assert (iterations[0], iterations[-1]) == (1, 5000)
     assert 250 < len(iterations) < 700
@@ -332,6 +339,7 @@ def test_long_rows_of_a_large_file_are_read(
     run = a_run(tmp_path / "run", lines)
     assert (run / "metrics.jsonl").stat().st_size > 20 * 2**16
     iterations = [row["iteration"] for row in sampled_metrics(run)]
+
     assert iterations == list(range(1, 21))
     assert last_row(run)["iteration"] == 20
 
@@ -384,6 +392,7 @@ def test_everything_is_text_that_comes_from_a_folder(tmp_path: Path) -> None:
     (run / "logs" / "actor-0.log").write_text(
         f"\n2026-11-23 09:00:00 dppo: process 7 began\ndppo: process 7 ended {EVIL}\n"
     )
+
     assert main(["report", str(run)]) == 0
     assert checked((run / "report.html").read_text()).words.count("<script>alert(1)</script>") >= 6
 
@@ -441,6 +450,7 @@ def test_the_command_gives_the_same_settings(tmp_path: Path) -> None:
     settings |= {"num_actors": "2..4", "actor_resources": {"licence": 1.0}}
     facts = facts_of(a_run(tmp_path / "run", [], **settings))
     words = shlex.split(facts.command)
+
     assert words[:5] == ["dppo", "train", "CartPole-v1", "--preset", "none"]
     assert plain_settings(Config(**parse(words[2:]).settings)) == plain_settings(facts.config)
 
@@ -453,6 +463,7 @@ def test_a_run_that_goes_on_has_finished_or_has_ended_early_is_told_apart(tmp_pa
     with locked(run):
         assert facts_of(run).state == "running"
     (run / "run.lock").touch()  # of a process that was killed
+
     assert facts_of(run).state == "stopped early"
 
 

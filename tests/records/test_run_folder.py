@@ -73,6 +73,7 @@ def test_a_folder_in_use_is_refused_with_the_name_of_the_process(tmp_path: Path)
             notes.append(str(refused.value))
 
     result = dppo.train(settings(run), observers=[Recorder(after_iteration=again)])
+
     assert result.iterations == ITERATIONS, "the run itself is not disturbed"
     assert f"process {os.getpid()} on {socket.gethostname()} since 20" in notes[0]
     assert not (run / "run.lock").exists()
@@ -159,6 +160,7 @@ def test_a_config_of_the_user_is_neither_overwritten_nor_deleted(
     mine = tmp_path / "exp" / "config.yaml"
     mine.parent.mkdir()
     mine.write_text("# my own words\nenv_id: CartPole-v1\n")
+
     assert main(["train", "--config", "exp/config.yaml", "--run-dir", "exp"]) == 2
     assert "contains a config.yaml, which the run would overwrite" in capsys.readouterr().err
     assert mine.read_text().startswith("# my own words")
@@ -179,6 +181,7 @@ def test_a_run_that_fails_before_training_leaves_an_incident_and_nothing_else(
         with pytest.raises(EnvironmentFault):
             dppo.train(settings(tmp_path / name, env_id=raises))
         shutil.rmtree(tmp_path / name / "incidents")
+
     assert sorted(path.name for path in tmp_path.rglob("*")) == [
         "empty",
         "new",
@@ -199,6 +202,7 @@ def test_there_is_a_checkpoint_before_the_first_segment(tmp_path: Path) -> None:
             return self.env.reset(**keywords)
 
     dppo.train(settings(tmp_path / "run", env_id=lambda: Looking(gym.make("CartPole-v1"))))
+
     assert {"run/checkpoints/iter_000000.safetensors", "run/config.yaml"} <= set(written)
 
 
@@ -238,6 +242,7 @@ def test_a_run_is_resumed_in_its_own_folder_only(tmp_path: Path) -> None:
     assert not other.exists()
     assert {path: path.read_bytes() for path in run.rglob("*") if path.is_file()} == files
     other.symlink_to(run)  # the same folder by another name
+
     assert dppo.train(settings(other), resume=run).iterations == ITERATIONS
     assert dppo.train(settings(None), resume=run).iterations == ITERATIONS
 
@@ -263,6 +268,7 @@ def test_a_run_killed_after_resuming_from_an_older_checkpoint_loses_no_row(tmp_p
         run, env_id=Fatal, env_kwargs={"marker": str(marker)}, checkpoint_interval_s=0
     )
     whole = dppo.train(config)
+
     marker.touch()
     child = multiprocessing.get_context("fork").Process(
         target=dppo.train, args=(config,), kwargs={"resume": run / "checkpoints" / "iter_000001"}
@@ -270,8 +276,10 @@ def test_a_run_killed_after_resuming_from_an_older_checkpoint_loses_no_row(tmp_p
     child.start()
     child.join()
     assert child.exitcode == -signal.SIGKILL
+
     marker.unlink()
     again = dppo.train(config, resume=run)
+
     assert (again.resumed_at, again.weights_sha256) == (1, whole.weights_sha256)
     assert [row["iteration"] for row in whole.metrics] == [1, 2, 3]
 
@@ -299,6 +307,7 @@ def test_an_environment_may_change_the_current_directory(
     monkeypatch.chdir(home)
     run_dir = Path("run") if fixed else None
     result = dppo.train(settings(run_dir, env_id=Wandering, env_kwargs={"folder": str(away)}))
+
     assert result.run_dir.is_absolute()
     assert result.run_dir.is_relative_to(home)
     assert (result.run_dir / "learning_curve.png").exists()
@@ -326,6 +335,7 @@ def test_a_run_with_a_long_argument_can_be_resumed_evaluated_and_reported(
         settings(run, env_id=Tasked, env_kwargs={"task": task}),
         observers=[Recorder(interrupt_at=1)],
     )
+
     assert settings_to_resume(run)["env_kwargs"] == {"task": task}
     assert main(["train", "--resume", str(run), "--trust"]) == 0
     assert main(["eval", str(run), "--episodes", "1", "--trust"]) == 0
@@ -367,6 +377,7 @@ def test_keys_that_are_not_text_are_given_again_and_compared(keys: Any, tmp_path
             settings(tmp_path / "run", env_id=Tasked, env_kwargs={"task": {"1": 5}}),
             resume=tmp_path / "run",
         )
+
     assert dppo.train(config, resume=tmp_path / "run").iterations == ITERATIONS
 
 
@@ -401,6 +412,7 @@ def test_the_last_lines_are_printed_even_if_the_last_checkpoint_cannot_be_writte
         dppo.train(settings(tmp_path / "run", progress="plain"), observers=[recorder])
     assert no.value.exit_code == 1
     text = capsys.readouterr().out
+
     assert recorder.result is not None
     assert recorder.result.iterations == ITERATIONS
     assert f"Weights: sha256 {recorder.result.weights_sha256[:16]}" in text
@@ -412,11 +424,13 @@ def test_a_checkpoint_has_a_score_from_twenty_episodes_on(tmp_path: Path) -> Non
     few = dppo.train(settings(tmp_path / "few", checkpoint_interval_s=0))
     assert 0 < few.episodes < 20
     assert not (tmp_path / "few" / "checkpoints" / "best.json").exists()
+
     longer = {"num_steps": 64, "total_timesteps": 128 * 6, "checkpoint_interval_s": 0}
     many = dppo.train(settings(tmp_path / "many", **longer))
     assert many.episodes >= 20
     best = json.loads((tmp_path / "many" / "checkpoints" / "best.json").read_text())
     episodes = {row["iteration"]: row["charts/episodes"] for row in many.metrics}
+
     assert episodes[best["iteration"]] >= 20
 
 
@@ -466,6 +480,7 @@ def test_a_run_that_diverges_leaves_the_weights_from_before_the_update(tmp_path:
         for name, array in same[0].arrays[part].items():
             assert array.tobytes() == same[1].arrays[part][name].tobytes(), (part, name)
     marker.unlink()
+
     assert (
         dppo.train(settings(tmp_path / "run", **spiking), resume=tmp_path / "run").weights_sha256
         == whole.weights_sha256
@@ -487,4 +502,5 @@ def test_folders_that_a_run_made_and_did_not_use_are_removed(
     Path("mine").mkdir()
     with open_run(settings(Path("mine")), None):
         pass
+
     assert Path("mine").exists(), "it was there before"

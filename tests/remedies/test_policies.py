@@ -81,6 +81,7 @@ def test_a_state_is_left_out_or_that_of_the_last_step(runs: dict[str, Path]) -> 
     with pytest.raises(ValueError, match=r"Pass that of the last act\(\)"):
         policy.act(Fine.obs, state=np.zeros(9))
     _, state = policy.act(Fine.obs, state=None)
+
     assert policy.act(Fine.obs, state=state)[0] in (0, 1)
 
 
@@ -114,6 +115,7 @@ def test_a_network_is_found_as_the_messages_say(
         dppo.load_policy(runs["own"], model=OTHER)
     with pytest.raises(CheckpointError, match=r"load_policy\(path, model=Class\)"):
         dppo.load_policy(runs["own"], model="nowhere.models:Plain", trust=True)
+
     assert dppo.load_policy(runs["own"], model=Plain).act(Fine.obs) in (0, 1)
 
 
@@ -133,6 +135,7 @@ def test_what_actors_cannot_play_is_played_here(runs: dict[str, Path], tmp_path:
     for arguments in wrong:
         with pytest.raises(ConfigError, match=r"num_actors|env_kwargs"):
             dppo.evaluate(runs["plain"], episodes=1, trust=True, **arguments)
+
     assert dppo.evaluate(runs["plain"], episodes=1, trust=True, num_actors=0, env_kwargs={}).returns
 
 
@@ -168,6 +171,7 @@ def test_an_evaluation_is_given_what_the_messages_ask_for(
     assert dppo.evaluate(policy, Fine(render_mode="human"), **once).returns
     with pytest.raises(ConfigError, match="Pass `env_kwargs`"):
         dppo.evaluate(kept, ObjectNeeded, **once)
+
     assert dppo.evaluate(kept, ObjectNeeded, env_kwargs={"needed": object}, **once).returns
 
 
@@ -195,6 +199,7 @@ def test_objects_of_a_program_are_passed_again(runs: dict[str, Path], tmp_path: 
         ConfigError, match=r"Pass the object itself in Python: .*dppo\.evaluate\(run, env=\.\.\.\)"
     ):
         dppo.evaluate(tmp_path / "run0", episodes=1, trust=True)
+
     assert dppo.evaluate(tmp_path / "run0", env=Fine, episodes=1).returns
     assert main(["eval", str(tmp_path / "run0"), "--episodes", "1", "--trust"]) == 2
 
@@ -223,6 +228,7 @@ def test_a_factory_that_accepts_render_mode_is_filmed(
     made = dppo.evaluate(
         policy, lambda render_mode=None: Fine(render_mode), episodes=1, video=tmp_path / "a.mp4"
     )
+
     assert made.returns
 
 
@@ -250,5 +256,6 @@ def test_without_a_window_another_way_is_named(
     with pytest.raises(ConfigError, match="Or use `video=") as refused:
         dppo.evaluate(policy, Fine, render=True, episodes=1)
     name = told(str(refused.value), "Or use `video=(.*?)`")
+
     assert dppo.evaluate(policy, Fine, episodes=1, video=tmp_path / name).returns
     assert re.fullmatch(r".*\.mp4", name)
