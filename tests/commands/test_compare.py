@@ -35,7 +35,8 @@ def test_flags_belong_to_the_comparison_or_to_the_training() -> None:
     options, settings = parse(["E-v0", "--actors", "1", "8", "--gamma", "0.9", "--target", "475"])
     assert options.actors == [1, 8]
     assert options.target == 475.0
-    assert (options.seeds, options.equal) == (3, "batch")
+    assert options.seeds == 3
+    assert options.equal == "batch"
     assert settings == {"env_id": "E-v0", "gamma": "0.9"}
 
 
