@@ -110,6 +110,7 @@ MAY_IMPORT: dict[str, set[str]] = {
         "signals",
     },
     "run.in_process_players": {"engine", "envs", "policies", "ppo.exchange.records"},
+    "run.needed_states": {"config", "envs.state_files", "records"},
     "run.file_observers": {"config", "envs.names", "records"},
     "run.iteration_row": {"ppo.exchange.records"},
     "run.learner": {"config", "ppo", "engine", "learners", "signals"},

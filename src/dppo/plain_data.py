@@ -12,6 +12,7 @@ import math
 import re
 from collections import deque
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
@@ -26,11 +27,14 @@ class NotPlain(TypeError):
     """A value that is not plain data; the message names its place and type."""
 
 
-def packed(value: Any) -> bytes:
-    """Return plain data as bytes, which are equal for equal data; raise `NotPlain` if it is something else."""
+def packed(value: Any, name_of: Callable[[Path], str] | None = None) -> bytes:
+    """Return plain data as bytes, which are equal for equal data; raise `NotPlain` if it is something else.
+
+    `name_of`: returns the text that is stored in place of a path; None: paths are no plain data.
+    """
     blobs: list[bytes] = []
     try:
-        tree = json.dumps(_tree(value, "", blobs)).encode()
+        tree = json.dumps(_tree(value, "", blobs, name_of)).encode()
     except (
         RecursionError,
         ValueError,
@@ -39,8 +43,11 @@ def packed(value: Any) -> bytes:
     return b"".join([len(tree).to_bytes(LENGTH, "little"), tree, *blobs])
 
 
-def unpacked(data: bytes) -> Any:
-    """Reverse `packed`; raise ValueError if `data` is something else. Runs no code."""
+def unpacked(data: bytes, path_of: Callable[[str], Path] | None = None) -> Any:
+    """Reverse `packed`; raise ValueError if `data` is something else. Runs no code.
+
+    `path_of`: returns the path for a text that is stored in place of one.
+    """
     end = LENGTH + int.from_bytes(data[:LENGTH], "little")
     blobs = memoryview(data)[end:]
 
@@ -53,7 +60,7 @@ def unpacked(data: bytes) -> Any:
         return blob
 
     try:
-        return _value(json.loads(data[LENGTH:end]), take)
+        return _value(json.loads(data[LENGTH:end]), take, path_of)
     except (
         ArithmeticError,
         AttributeError,
@@ -65,26 +72,35 @@ def unpacked(data: bytes) -> Any:
         raise ValueError(f"not packed plain data ({error})") from None
 
 
-def _tree(value: Any, place: str, blobs: list[bytes]) -> Any:
+def _tree(value: Any, place: str, blobs: list[bytes], name_of: Callable[[Path], str] | None) -> Any:
     kind = type(value)
     if value is None or kind in (bool, int, float, str):
         return value
     if kind is dict:
         tree: list[Any] = ["dict"]
         for key, item in value.items():
-            tree.append(_tree(key, place, blobs))
-            tree.append(_tree(item, f"{place}[{key!r}]", blobs))
+            tree.append(_tree(key, place, blobs, name_of))
+            tree.append(_tree(item, f"{place}[{key!r}]", blobs, name_of))
         return tree
     if kind in SEQUENCES:
         tree = [SEQUENCES[kind]]
         if kind is deque:
             tree.append(value.maxlen)
         for index, item in enumerate(value):
-            tree.append(_tree(item, f"{place}[{index}]", blobs))
+            tree.append(_tree(item, f"{place}[{index}]", blobs, name_of))
         return tree
+    return _leaf(value, place, blobs, name_of)
+
+
+def _leaf(
+    value: Any, place: str, blobs: list[bytes], name_of: Callable[[Path], str] | None
+) -> list[Any]:
+    kind = type(value)
     if kind is bytes:
         blobs.append(value)
         return ["bytes", len(value)]
+    if name_of is not None and isinstance(value, Path):
+        return ["path", name_of(value)]
     where = f" at {place}" if place else ""
     if kind is np.ndarray or isinstance(value, np.generic):
         array = np.asarray(value)
@@ -99,24 +115,36 @@ def _tree(value: Any, place: str, blobs: list[bytes]) -> Any:
     raise NotPlain(f"holds a {kind.__module__}.{kind.__qualname__}{where}{hint}")
 
 
-def _value(tree: Any, take: Callable[[int], memoryview]) -> Any:
+def _value(
+    tree: Any, take: Callable[[int], memoryview], path_of: Callable[[str], Path] | None
+) -> Any:
     if not isinstance(tree, list):
         return tree
     kind, *items = tree
     if kind == "bytes":
         return bytes(take(items[0]))
+    if kind == "path" and path_of is not None:
+        return path_of(str(items[0]))
     if kind in ("array", "number"):
-        text, order, *shape = items
-        if not DTYPE.fullmatch(text) or min(shape, default=0) < 0:
-            raise ValueError(f"an array of dtype {text} and shape {shape}")
-        dtype = np.dtype(text)
-        data = bytes(take(math.prod(shape) * dtype.itemsize))
-        array = np.ndarray(shape, dtype, data, order=order).copy(order)
+        array = _array(take, *items)
         return array if kind == "array" else array[()]
     if kind == "deque":
         max_length, *items = items
-        return deque((_value(item, take) for item in items), max_length)
-    values = [_value(item, take) for item in items]
-    if kind == "dict":
-        return dict(zip(values[::2], values[1::2], strict=True))
-    return {"list": list, "tuple": tuple}[kind](values)
+        return deque((_value(item, take, path_of) for item in items), max_length)
+    values = [_value(item, take, path_of) for item in items]
+    containers = {"list": list, "tuple": tuple, "dict": _dict_of}
+    return containers[kind](values)
+
+
+def _dict_of(values: list[Any]) -> dict[Any, Any]:
+    return dict(zip(values[::2], values[1::2], strict=True))
+
+
+def _array(
+    take: Callable[[int], memoryview], text: str, order: Literal["C", "F"], *shape: int
+) -> np.ndarray:
+    if not DTYPE.fullmatch(text) or min(shape, default=0) < 0:
+        raise ValueError(f"an array of dtype {text} and shape {shape}")
+    dtype = np.dtype(text)
+    data = bytes(take(math.prod(shape) * dtype.itemsize))
+    return np.ndarray(shape, dtype, data, order=order).copy(order)

@@ -125,6 +125,7 @@ CHECKS: tuple[tuple[str, dict[str, Any]], ...] = (
     ),
     ("with trunk=shared the policy reads", {"critic_obs": ("a",), "trunk": "shared"}),
     ("hidden_sizes is empty", {"hidden_sizes": (), "activation": "relu"}),
+    ("env_state=off asks for no states", {"state_folder": "/tmp", "env_state": "off"}),
     ("memory=none has no state", {"memory_size": 8}),
     ("only a network with memory learns from sequences", {"sequence_length": 8}),
     ("num_actors=0 starts no actors", {"num_actors": 0, "cpus_per_actor": 2.0}),

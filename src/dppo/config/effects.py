@@ -25,6 +25,11 @@ def _is_ppo(config: Settings) -> bool:
 
 NEEDS = (
     Need(
+        "state_folder",
+        lambda c: c.env_state != "off",
+        "env_state=off asks for no states. Leave it out, or use `env_state=auto`",
+    ),
+    Need(
         "replay_rows gradient_steps learning_starts tau target_entropy entropy_start entropy_fall_steps critic_sizes "
         "critic_learning_rate",
         lambda c: not _is_ppo(c),

@@ -59,7 +59,9 @@ class ReplayLedger:
                 f"segment {index} of sampler {sampler_id} can no longer be collected again"
             )
             return None
-        if not self.replays or self._is_set(moment.carry):
+        # The files of a state may not be where the sampler is rebuilt: then the episode is replayed.
+        is_set = self._is_set(moment.carry) and moment.carry.files is None
+        if not self.replays or is_set:
             return Rebuild(moment.carry, ())
         return Rebuild(moment.carry, tuple(map(_joined, moment.actions)))
 

@@ -76,7 +76,7 @@ class EnvGroup:
         self._checks.pack = self._first.watching(self._pack)
         for env in range(self.num_envs):
             obs[env] = self.begin_episode(env, 0, log)
-        self.rows.begin_segment()
+        self.rows.begin_segment(log)
         log.seconds += time.perf_counter() - began
 
     def step(self, actions: np.ndarray, rows: StepRows, log: EnvLog) -> dict[int, np.ndarray]:
@@ -234,7 +234,7 @@ class EnvGroup:
                 )
                 self.begin_episode(env, episode + 1, log)
             obs[env] = self.rows.shown(env)
-        self.rows.begin_segment()
+        self.rows.begin_segment(log)
         seconds = time.perf_counter() - began
         log.seconds += seconds
         self._progress.replay_s += seconds

@@ -12,8 +12,10 @@ import inspect
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import gymnasium as gym
 import numpy as np
@@ -28,13 +30,17 @@ from dppo.ppo.exchange.records import EnvLog, Incident, IncidentKind, SamplerCar
 from dppo.signals import INTERRUPTIONS
 from dppo.user_code import in_a_line
 
+if TYPE_CHECKING:
+    from dppo.envs.state_files import StateFiles, StatePlace
+
 MAX_BYTES = 1 << 24  # of the state of an environment
 NOTICEABLE = 0.1  # share of the time in the environments that is worth a line
+NOTICEABLE_BYTES = 1 << 20  # of files that are copied for a state
 SEGMENTS = 8  # after which the share is measured well enough
-NO_STATE = gym.Space, gym.Env, EnvSpec, ModuleType
+NO_STATE = gym.Space, gym.Env, EnvSpec, ModuleType, Path
 PLAIN_STATE = (
-    f"Return at most {MAX_BYTES >> 20} MiB of plain data ({PLAIN}), give a wrapper with other state both methods, or "
-    f"use env_state=off, which replays instead."
+    f"Return at most {MAX_BYTES >> 20} MiB of plain data ({PLAIN}) and paths below scratch_dir or state_folder, give a "
+    f"wrapper with other state both methods, or use env_state=off, which replays instead."
 )
 
 
@@ -129,23 +135,27 @@ class OwnStates:
     """Dtype of an observation as it is stored."""
     demanded: bool
     """True with env_state=own: states are set without a replay before, and one that cannot be taken is an error."""
-    notes_first: bool = True
-    """Report a state that cannot be taken in the first segment; one sampler is enough, others are alike."""
+    place: StatePlace | None = None
+    """Where files of states are kept; None: paths are refused."""
+    sampler_id: int = 0
     _starts: list[Start] = field(default_factory=list)
     _unusable: bool = False
     _reported: bool = False
+    _copies_reported: bool = False
+    _files: StateFiles | None = None
+    """Once a state has held a path."""
     _num_taken: int = 0
     _seconds: float = 0.0
     """Time that taking states took, in all segments."""
     _env_seconds: float = 0.0
     """Time in the environments, in all segments."""
 
-    def begin(self, envs: Sequence[CheckedEnv]) -> None:
-        """Take the states at the start of the next segment, if they are to be proven."""
+    def begin(self, envs: Sequence[CheckedEnv], segment: int) -> None:
+        """Take the states at the start of a segment, if they are to be proven."""
         if self.demanded or self._unusable:
             return
         try:
-            self._starts = [_start(checked, self._packed(checked)) for checked in envs]
+            self._starts = [_start(checked, self._packed(checked, segment)) for checked in envs]
         except INTERRUPTIONS:
             raise
         except BaseException:  # `take` reports it
@@ -159,10 +169,11 @@ class OwnStates:
         if self._unusable:
             return {}
         began = time.perf_counter()
+        moment = log.index + 1
         states: list[bytes] = []
         try:
             for checked in envs:
-                states.append(self._packed(checked))
+                states.append(self._packed(checked, moment))
         except INTERRUPTIONS:
             raise
         except BaseException as error:
@@ -176,16 +187,51 @@ class OwnStates:
             self._starts = [
                 _start(checked, state) for checked, state in zip(envs, states, strict=True)
             ]
+        if self._files is not None:
+            arrays |= self._names(self._files, moment, log)
         self._measure(time.perf_counter() - began, sum(map(len, states)), log)
         return arrays
 
-    def _packed(self, checked: CheckedEnv) -> bytes:
-        row = np.empty((), self.obs)
-        row[...] = checked.last_obs
-        state = packed({"obs": row.tobytes(), **_in_its_thread(checked.env, _state)})
+    def _names(self, files: StateFiles, moment: int, log: EnvLog) -> dict[str, np.ndarray]:
+        """Return the names of kept files, for `SamplerCarry`, and remove older files."""
+        files.collect(moment)
+        copied = files.copied_bytes
+        if copied >= NOTICEABLE_BYTES and self.sampler_id == 0 and not self._copies_reported:
+            self._copies_reported = True
+            message = (
+                f"{self.owner}: {copied:,} bytes are copied for each state, because the file system of the run folder "
+                f"is another one than that of the path from get_state. Set TMPDIR or `state_folder` to a folder there: "
+                f"files below it are kept without a copy."
+            )
+            log.incidents.append(Incident(IncidentKind.OWN_STATE, message))
+        names = files.names(moment)
+        return {"files": np.frombuffer("\n".join(names).encode(), np.uint8)} if names else {}
+
+    def _packed(self, checked: CheckedEnv, moment: int) -> bytes:
+        state = packed(self._current(checked), partial(self._keep, moment))
         if len(state) > MAX_BYTES:
             raise NotPlain(f"has {len(state):,} bytes")
         return state
+
+    def _current(self, checked: CheckedEnv) -> dict[str, Any]:
+        row = np.empty((), self.obs)
+        row[...] = checked.last_obs
+        return {"obs": row.tobytes(), **_in_its_thread(checked.env, _state)}
+
+    def _keep(self, moment: int, path: Path) -> str:
+        return self._state_files().keep(path, moment)
+
+    def _kept(self, name: str) -> Path:
+        return self._state_files().kept(name)
+
+    def _state_files(self) -> StateFiles:
+        if self._files is None:
+            from dppo.envs.state_files import StateFiles
+
+            if self.place is None:
+                raise NotPlain("holds a path, and there is no run folder to keep its files")
+            self._files = StateFiles(self.place, self.sampler_id)
+        return self._files
 
     def _proof(self, checked: CheckedEnv, log: EnvLog) -> list[Any] | None:
         """Return how this environment came from the state at the start of the segment to this one, as plain data.
@@ -219,7 +265,7 @@ class OwnStates:
             trace = "" if is_plain else user_traceback(error)
             raise EnvironmentFault(f"{message}. {PLAIN_STATE}", trace) from None
         self._unusable = True  # its methods mean something else
-        if self.notes_first:
+        if self.sampler_id == 0 or self._files is not None:  # other samplers are alike, not hosts
             self._report_once(
                 f"{message}. It is not used: episodes are replayed. {PLAIN_STATE}", log
             )
@@ -253,11 +299,37 @@ class OwnStates:
     def is_in(self, checked: CheckedEnv, state: bytes) -> bool:
         """Return whether an environment is in a state, as far as `get_state` tells."""
         try:
-            return self._packed(checked) == state
+            return self._equals(self._current(checked), state)
         except INTERRUPTIONS:
             raise
         except BaseException:
             return False
+
+    def _equals(self, current: dict[str, Any], state: bytes) -> bool:
+        """Return whether a state is the packed one: files by their content, wherever they are."""
+        paths: list[Path] = []
+        data = packed(current, partial(_blank, paths))
+        if not paths:
+            return data == state
+        from dppo.envs.linked import are_equal
+
+        kept_paths: list[Path] = []
+        kept_data = packed(unpacked(state, self._kept), partial(_blank, kept_paths))
+        return data == kept_data and all(map(are_equal, paths, kept_paths))
+
+    def lost_files(self, state: bytes) -> str:
+        """Return which file of a state is missing or was changed; "" if all can be used."""
+        from dppo.envs.state_files import StateLost
+
+        try:
+            unpacked(state, self._kept)
+        except StateLost as error:
+            return str(error)
+        return ""
+
+    def report_lost(self, problem: str, log: EnvLog) -> None:
+        """Report that an episode is replayed, because files of its state cannot be used."""
+        self._report_once(f"{self.owner}: {problem}. The episode is replayed.", log)
 
     def put(self, checked: CheckedEnv, wanted: EpisodeState) -> str:
         """Bring an environment to a state between two segments; return what is wrong then, "" if nothing is."""
@@ -269,20 +341,23 @@ class OwnStates:
 
     def _set(self, checked: CheckedEnv, state: bytes) -> str:
         try:
-            obs, *parts = unpacked(state).values()
+            obs, *parts = unpacked(state, self._kept).values()
             _in_its_thread(checked.env, lambda env: _set_state(env, *parts))
             row: np.ndarray = np.frombuffer(obs, self.obs.base).reshape(self.obs.shape)
-            state_after = packed({"obs": obs, **_in_its_thread(checked.env, _state)})
+            state_after = {"obs": obs, **_in_its_thread(checked.env, _state)}
+            is_set = self._equals(state_after, state)
         except INTERRUPTIONS:
             raise
         except BaseException as error:
             return f"its state could not be set: {in_a_line(error)}"
         checked.last_obs = row
-        return (
-            ""
-            if state_after == state
-            else "get_state does not return what set_state has been given"
-        )
+        return "" if is_set else "get_state does not return what set_state has been given"
+
+
+def _blank(paths: list[Path], path: Path) -> str:
+    """Note a path; all are stored under the same name."""
+    paths.append(path)
+    return ""
 
 
 def _start(checked: CheckedEnv, state: bytes) -> Start:

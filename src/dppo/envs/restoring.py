@@ -35,8 +35,15 @@ class Restorer:
 
     def restore(self, env: int, actions: np.ndarray | None, options: dict[str, Any] | None) -> str:
         """Bring back one episode, whose reset had these `options`; `actions`: [n, *A] since then, None: no replay."""
-        if self._states is not None and self._carry.states is not None:
-            return self._restore_state(self._states, env, actions, options)
+        states = self._states
+        carry = self._carry
+        if states is not None and carry.states is not None:
+            lost = "" if carry.files is None else states.lost_files(states_in(carry)[env].state)
+            if not lost:
+                return self._restore_state(states, env, actions, options)
+            if actions is None or len(actions) != carry.episode_lengths[env]:
+                return f"{lost}; and {NO_REPLAY}"
+            states.report_lost(lost, self._log)
         return NO_REPLAY if actions is None else self._replay(env, actions, options)
 
     def _enter(self, phase: Phase, env: int, episode: int = 0) -> None:

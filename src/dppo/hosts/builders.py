@@ -95,7 +95,7 @@ def build_sampler(
             guidance=_guidance(plan),
         )
         rows = rows_of(made, settings, make, plan.sampling.standby_envs)
-        rows.keep_states(plan.env.env_state)
+        rows.keep_states(plan.env.env_state, plan.state_place)
         group = EnvGroup(rows, _fault_policy(plan), _first_segment(plan, sampler_id, spaces, owner))
     except EnvironmentFault as error:
         close_all(made)

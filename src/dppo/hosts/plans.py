@@ -1,12 +1,18 @@
 """Plans: the settings from which samplers and trainers are built, in any process."""
 
+from __future__ import annotations
+
 import math
 from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
 
 from dppo.config import Config
 from dppo.config.parts import PPO, SAC, Env, Learners, Network, ResolvedPPO, Sampling
 from dppo.config.sizes import Sizes
 from dppo.slots.layout import PLAIN, Layout
+
+if TYPE_CHECKING:
+    from dppo.envs.state_files import StatePlace
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +31,8 @@ class SamplerPlan:
         math.inf,
         math.inf,
     )
+    state_place: StatePlace | None = None
+    """Where files of environments' states are kept; None: nowhere."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,6 +27,7 @@ from dppo.transports.in_process import InProcessCollector
 
 if TYPE_CHECKING:
     from dppo.engine.actor_players import ActorPlayers
+    from dppo.envs.state_files import StatePlace
     from dppo.learners.ranks import RayTrainers
     from dppo.learners.tracing import Trace
     from dppo.learners.trainers import LocalTrainer, Trainers
@@ -103,10 +104,12 @@ class PartsFactory:
     session: RaySession | None
     logs: str
     """The folder for the logs of actors."""
+    state_place: StatePlace | None
+    """Where files of environments' states are kept."""
 
     def collector(self, ledger: ReplayLedger, on_progress: OnProgress) -> Collector:
         config = self.config
-        plan = sampler_plan(config)
+        plan = replace(sampler_plan(config), state_place=self.state_place)
         if self.session is None:
             check_cores(config)
             in_process = InProcessCollector(plan, ledger, on_progress, together_line(config))

@@ -10,7 +10,7 @@ from dppo.records.files.checkpoint import Checkpoint, Found
 from dppo.run.parts import Parts
 from dppo.run.state import RunState
 
-STATES_OF_ENVS = (".states", ".proofs")
+STATES_OF_ENVS = (".states", ".proofs", ".files")
 """Ends of the names of arrays with the states that environments gave themselves."""
 
 

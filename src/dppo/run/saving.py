@@ -20,6 +20,7 @@ from dppo.records.files.run_files import CHECKPOINTS
 from dppo.records.files.run_folder import RunFolder, describe_process
 from dppo.records.observers import Observers
 from dppo.records.outside import OutsideThread
+from dppo.run import needed_states
 from dppo.run.best_evaluation import chosen_of
 from dppo.run.evaluations import Evaluations
 from dppo.run.iteration_row import mean_return
@@ -91,6 +92,10 @@ class RunCheckpoints:
         )
         if last:
             write = partial(checkpoints.making_room, write, folder, chosen)
+        files = needed_states.names_in(state.arrays["samplers"])
+        if files:
+            name = checkpoints.file_name(self._learner.iteration)
+            write = partial(needed_states.noted, write, self._folder.path, name, files)
         self.last_path = call_disk(
             self._disk, "writing a checkpoint", partial(self._after_rows, write, values)
         )

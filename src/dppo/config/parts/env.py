@@ -5,6 +5,7 @@ import re
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Literal
 
 from dppo.config.field import constant, free, setting
@@ -51,6 +52,10 @@ class Env:
     without a replay, and without a proof that the state is complete; auto: replay the actions of its episode; if that
     leads to another state, set the state before the last segment and repeat that segment, which proves the state; off:
     replay only."""
+    state_folder: Path | None = free(None)
+    """A folder on a disk that all actors see, below which environments may write the files that get_state() returns as
+    paths; by default only below their scratch_dir. Files on the file system of the run folder are kept without a
+    copy."""
     running_statistics: Literal["refuse", "allow"] = free("refuse")
     """Wrappers that normalize by running statistics of their own, such as Gymnasium's NormalizeObservation. refuse
     them, unless they are frozen; allow: each sampler, evaluation and resumed run then has other statistics."""

@@ -1,10 +1,12 @@
 """JointRows: the environments of a sampler are rows of one environment, which steps all of them at once."""
 
+from __future__ import annotations
+
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from copy import deepcopy
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -18,11 +20,14 @@ from dppo.ppo.exchange.records import EnvLog, SamplerCarry
 from dppo.signals import INTERRUPTIONS
 from dppo.spaces.spaces import MASK
 
+if TYPE_CHECKING:
+    from dppo.envs.state_files import StatePlace
+
 
 class Row:
     """One row of a `JointEnv` with the interface of an environment; it returns its part of a step of all rows."""
 
-    def __init__(self, joint: "JointEnv", index: int) -> None:
+    def __init__(self, joint: JointEnv, index: int) -> None:
         self.index = index
         self.joint = joint
         self.answer: Any = None
@@ -97,7 +102,7 @@ class JointEnv(ABC):
     next_seed: Callable[[int], int]
     """Returns the seed of the next episode of a row."""
 
-    def __init__(self, made: Any, make: Callable[[], "JointEnv"], num_rows: int) -> None:
+    def __init__(self, made: Any, make: Callable[[], JointEnv], num_rows: int) -> None:
         self.env = made
         self._make = make
         self.rows = [Row(self, index) for index in range(num_rows)]
@@ -205,10 +210,10 @@ class JointRows:
                 episode = max(other.episode for other in self.envs)
             yield Interruption(row.index, episode, lost_steps)
 
-    def keep_states(self, env_state: EnvState) -> None:
+    def keep_states(self, env_state: EnvState, place: StatePlace | None) -> None:
         """Do nothing: rows have no states of their own."""
 
-    def begin_segment(self) -> None:
+    def begin_segment(self, log: EnvLog) -> None:
         """Do nothing: rows have no states of their own."""
 
     def states(self, log: EnvLog) -> dict[str, np.ndarray]:

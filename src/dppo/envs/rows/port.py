@@ -1,13 +1,18 @@
 """The port between a group of environments and what steps them."""
 
+from __future__ import annotations
+
 from collections.abc import Iterable, Sequence
-from typing import Any, Literal, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
 
 import numpy as np
 
 from dppo.envs.episode import CheckedEnv, GroupSettings
 from dppo.envs.repairs import Repairs
 from dppo.ppo.exchange.records import EnvLog, SamplerCarry, StepRows
+
+if TYPE_CHECKING:
+    from dppo.envs.state_files import StatePlace
 
 EnvState = Literal["auto", "own", "off"]
 
@@ -57,14 +62,14 @@ class Rows(Protocol):
     def make(self, env: int) -> Any:
         """Return another environment in place of one that failed; raise EnvironmentFault if its constructor does."""
 
-    def keep_states(self, env_state: EnvState) -> None:
+    def keep_states(self, env_state: EnvState, place: StatePlace | None) -> None:
         """Keep the environments' own states after each segment, as the setting `env_state` asks; raise ConfigError.
 
-        Rows of one environment have none.
+        Rows of one environment have none. `place`: where files of states are kept.
         """
 
-    def begin_segment(self) -> None:
-        """Note the states of the environments before a segment."""
+    def begin_segment(self, log: EnvLog) -> None:
+        """Note the states of the environments before the segment of `log`."""
 
     def states(self, log: EnvLog) -> dict[str, np.ndarray]:
         """Return the environments' own states after a segment, under their names in `SamplerCarry`, if they have any.

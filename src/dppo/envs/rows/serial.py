@@ -1,8 +1,10 @@
 """SerialRows: environments that step one by one."""
 
+from __future__ import annotations
+
 import json
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -15,6 +17,9 @@ from dppo.envs.rows.port import EnvState, Interruption, RestoredGroup
 from dppo.envs.threads import Standby
 from dppo.errors import ConfigError
 from dppo.ppo.exchange.records import EnvLog, SamplerCarry
+
+if TYPE_CHECKING:
+    from dppo.envs.state_files import StatePlace
 
 
 class SerialRows:
@@ -53,7 +58,7 @@ class SerialRows:
 
         return GuidedEnv(env, index, self.settings, self.checks, guidance)
 
-    def keep_states(self, env_state: EnvState) -> None:
+    def keep_states(self, env_state: EnvState, place: StatePlace | None) -> None:
         """Take the environments' own states after each segment, if all have `get_state` and `set_state`.
 
         Raise ConfigError if they have not, and `env_state` is "own".
@@ -66,7 +71,8 @@ class SerialRows:
                 settings.owner,
                 settings.spaces.obs,
                 env_state == "own",
-                notes_first=settings.sampler_id == 0,
+                place,
+                settings.sampler_id,
             )
         elif env_state == "own":
             raise ConfigError(
@@ -99,10 +105,10 @@ class SerialRows:
         )
         return self._make(env)
 
-    def begin_segment(self) -> None:
+    def begin_segment(self, log: EnvLog) -> None:
         """Note the environments' own states: see `Rows`."""
         if self._states is not None:
-            self._states.begin(self.envs)
+            self._states.begin(self.envs, log.index)
 
     def states(self, log: EnvLog) -> dict[str, np.ndarray]:
         return {} if self._states is None else self._states.take(self.envs, log)

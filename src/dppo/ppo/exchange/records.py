@@ -265,6 +265,8 @@ class SamplerCarry(ReadOnly):
     options: UInt8[np.ndarray, " option_bytes"] | None = (
         None  # JSON: a list, those of the resets of the open episodes
     )
+    files: UInt8[np.ndarray, " name_bytes"] | None = None
+    """Names of the files of `states` and `proofs`, a line each; None if these hold no paths."""
 
 
 @dataclass(frozen=True, slots=True)

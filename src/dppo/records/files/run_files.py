@@ -48,6 +48,8 @@ PARTS = {
     "logs": Part(FOLDER),
     "logs/*": Part(FILE, 2**22),
     "incidents": Part(FOLDER),
+    "states": Part(FOLDER),
+    "states/*": Part(FOLDER),
 }
 """By path, which may be a pattern. All are checked before a run folder is used."""
 INCIDENT_PART = Part(FILE, 2**24)
