@@ -140,7 +140,7 @@ def test_files_that_were_changed_behind_our_back_are_named_and_the_episode_is_re
 def test_a_state_by_reference_moves_with_its_sampler(
     num_actors: int, ray_session: None, whole: Callable[[bool], str], tmp_path: Path
 ) -> None:
-    kwargs = {"hidden": True, "size": HUGE}
+    kwargs: dict[str, Any] = {"hidden": True, "size": HUGE}
     with Disturbance("PPOActor.make_segment", send(signal.SIGKILL), times=2):
         there = dppo.train(
             settings(tmp_path / "there", kwargs | {"sleep_s": 0.01}, num_actors=num_actors)
@@ -260,7 +260,7 @@ def test_copies_between_file_systems_are_reported_and_avoided_by_another_tmpdir(
 ) -> None:
     if not Path("/dev/shm").is_dir():
         pytest.skip("needs /dev/shm")
-    kwargs = {"padding": 2**21}
+    kwargs: dict[str, Any] = {"padding": 2**21}
     monkeypatch.setattr(tempfile, "tempdir", "/dev/shm")
     recorder = Recorder()
     dppo.train(settings(tmp_path / "copied", kwargs), observers=[recorder])
@@ -274,6 +274,6 @@ def test_copies_between_file_systems_are_reported_and_avoided_by_another_tmpdir(
 
 
 def test_a_path_outside_is_an_error_where_states_are_demanded(tmp_path: Path) -> None:
-    outside = {"env_id": "worlds.restarts:outside", "env_state": "own"}
+    outside: dict[str, Any] = {"env_id": "worlds.restarts:outside", "env_state": "own"}
     with pytest.raises(EnvironmentFault, match=r"holds the path /etc, which is neither below"):
         dppo.train(settings(tmp_path / "run", **outside))

@@ -132,7 +132,11 @@ def _value(
         max_length, *items = items
         return deque((_value(item, take, path_of) for item in items), max_length)
     values = [_value(item, take, path_of) for item in items]
-    containers = {"list": list, "tuple": tuple, "dict": _dict_of}
+    containers: dict[str, Callable[[list[Any]], Any]] = {
+        "list": list,
+        "tuple": tuple,
+        "dict": _dict_of,
+    }
     return containers[kind](values)
 
 

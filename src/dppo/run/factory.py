@@ -104,8 +104,8 @@ class PartsFactory:
     session: RaySession | None
     logs: str
     """The folder for the logs of actors."""
-    state_place: StatePlace | None
-    """Where files of environments' states are kept."""
+    state_place: StatePlace | None = None
+    """Where files of environments' states are kept; None: nowhere."""
 
     def collector(self, ledger: ReplayLedger, on_progress: OnProgress) -> Collector:
         config = self.config
