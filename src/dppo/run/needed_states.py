@@ -3,7 +3,7 @@
 import os
 import shutil
 from collections.abc import Callable, Collection, Mapping
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from pathlib import Path
 
 import numpy as np
@@ -15,8 +15,13 @@ from dppo.records.files.disk import make_folder, write_file, writing
 from dppo.records.files.run_files import CHECKPOINTS, LOCK
 
 
-def state_place(config: Config, run_dir: Path) -> StatePlace | None:
-    """Return where actors keep the files of states, in a run folder that this process has locked."""
+def open_states(config: Config, run_dir: Path, stack: ExitStack) -> StatePlace | None:
+    """Return where actors keep the files of states, in a run folder that this process has locked.
+
+    Those that no checkpoint needs are removed now and when `stack` is closed.
+    """
+    _sweep(run_dir)
+    stack.callback(_sweep, run_dir)
     if config.env_state == "off":
         return None
     folder = config.env.state_folder
@@ -51,7 +56,7 @@ def noted(
     return write()
 
 
-def sweep(run_dir: Path) -> None:
+def _sweep(run_dir: Path) -> None:
     """Remove all files of states that no checkpoint needs; none of the run's environments may exist."""
     states = run_dir / STATES
     if not states.is_dir():
