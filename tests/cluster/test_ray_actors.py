@@ -253,10 +253,8 @@ def test_a_replay_may_take_several_deadlines(resumed: bool, tmp_path: Path) -> N
 
 
 @pytest.mark.proves("kills its process every time")
-@pytest.mark.parametrize(
-    ("kind", "where"),
-    [("kill", "step"), pytest.param("exit", "constructor", marks=pytest.mark.slow)],
-)
+@pytest.mark.slow  # tests/cluster/test_engine.py lets actors fail for ever in the fast set
+@pytest.mark.parametrize(("kind", "where"), [("kill", "step"), ("exit", "constructor")])
 def test_a_crash_loop_ends_the_run(kind: str, where: str, tmp_path: Path) -> None:
     config = crashing(tmp_path / "run", kind, where, num_actors=1, max_actor_restarts=2)
     facts = r"(?s)actor 0 \(samplers 0, 1, 2, 3\) died.*replaced 2 times in a row.*max_actor_restarts=2.*num_actors=0"
@@ -288,7 +286,8 @@ def test_a_delivered_segment_restores_the_restarts(tmp_path: Path) -> None:
     assert result.incidents["actor_lost"] > 2
 
 
-@pytest.mark.parametrize("kind", ["interrupt", pytest.param("bare", marks=pytest.mark.slow)])
+@pytest.mark.slow  # tests/envs/test_group_faults.py has faults of all kinds in the fast set
+@pytest.mark.parametrize("kind", ["interrupt", "bare"])
 def test_interrupts_and_errors_of_a_simulator_leave_a_checkpoint(
     kind: str, undisturbed: str, tmp_path: Path
 ) -> None:

@@ -189,6 +189,7 @@ def test_several_seeds_are_compared_without_ray(tmp_path: Path) -> None:
     assert seeds["same_weights"] is None
 
 
+@pytest.mark.slow  # tests/commands/test_measured.py finds weights that differ in the fast set
 def test_different_weights_fail_loudly(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], ray_session: None
 ) -> None:

@@ -64,6 +64,7 @@ def bottleneck(collect_s: float, update_s: float, *, overlap: bool) -> str:
     )
 
 
+@pytest.mark.slow  # tests/test_promise.py compares weights with actors and without in the fast set
 def test_actors_by_the_first_lines_and_overlap_and_more_actors_by_the_last(
     train: Train, ray_session: None
 ) -> None:
