@@ -6,10 +6,15 @@ import logging
 import os
 import signal
 from collections.abc import Callable
+from itertools import count
 from pathlib import Path
 from types import TracebackType
+from typing import Any
+
+import pytest
 
 import dppo
+from dppo.policies.playing import EpisodePlayer
 from dppo.ppo.exchange.records import Episode, Incident
 from dppo.records.closing_lines import closing_lines
 
@@ -17,6 +22,19 @@ from dppo.records.closing_lines import closing_lines
 def lasting(result: dppo.Result) -> dict[str, int]:
     """Return the incidents without `samplers_moved`: on a busy machine an actor may start so late that they move."""
     return {kind: count for kind, count in result.incidents.items() if kind != "samplers_moved"}
+
+
+def stop_in_episode(number: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Send SIGTERM to this process in an episode of evaluations; they are counted from 1."""
+    play = EpisodePlayer.play
+    episodes = count(1)
+
+    def interrupted(*args: Any) -> Any:
+        if next(episodes) == number:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return play(*args)
+
+    monkeypatch.setattr(EpisodePlayer, "play", interrupted)
 
 
 class Recorder(dppo.Observer):

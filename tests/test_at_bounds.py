@@ -12,6 +12,7 @@ import yaml
 from builders import make_config
 from kinds import small
 from recorder import Notes
+from test_doctor import findings_of_phase
 from worlds.acting import SPACES
 
 import dppo
@@ -68,6 +69,12 @@ def test_the_element_that_is_at_a_bound_most_often_is_named_with_its_side() -> N
     )
 
 
+def shares_at_bounds(result: dppo.Result) -> list[float]:
+    """Return the share of steps at a bound in each evaluation."""
+    key = "eval/at_bound_frac"
+    return [row[key] for row in read_metrics(result.run_dir) if key in row]
+
+
 def test_a_policy_at_a_bound_is_named_at_evaluations_and_at_the_end(tmp_path: Path) -> None:
     """A policy that hardly learns stays near 0, below a valve that opens from 0.2 to 1."""
     assert SPACES["valve"].low.min() > 0  # type: ignore[attr-defined]
@@ -78,34 +85,20 @@ def test_a_policy_at_a_bound_is_named_at_evaluations_and_at_the_end(tmp_path: Pa
         "the greedy policy takes the action at its lower bound in 100% of the steps. Unless an on-off controller is "
         "right here, use action_bounds=rescale (--action-bounds rescale)."
     )
-    sentences = [text for text in notes.texts if sentence in text]
-    assert len(sentences) == 1, "once, however many evaluations there are"
+    named = [text for text in notes.texts if sentence in text]
+    assert len(named) == 1, "once, however many evaluations there are"
     assert f"In the last evaluation, {sentence}" in result.notes
-    shares = [
-        row["eval/at_bound_frac"]
-        for row in read_metrics(result.run_dir)
-        if "eval/at_bound_frac" in row
-    ]
-    assert shares
-    assert set(shares) == {1.0}
-    with Notes() as notes:
-        dppo.evaluate(result, episodes=1)
-    assert sentence in notes.texts
-    with Notes() as notes:
-        dppo.evaluate(result, episodes=1, deterministic=False)
-    assert sentence not in notes.texts
+    assert {*shares_at_bounds(result)} == {1.0}
+    for deterministic in (True, False):
+        with Notes() as notes:
+            dppo.evaluate(result, episodes=1, deterministic=deterministic)
+        assert (sentence in notes.texts) == deterministic
 
 
 def test_the_remedy_takes_the_policy_off_the_bound(tmp_path: Path) -> None:
-    valve = VALVE | {"action_bounds": "rescale"}
-    result = dppo.train(
-        small(tmp_path / "run", **valve, eval_every=1, eval_episodes=1, learning_rate=1e-9)
-    )
-    assert [
-        row["eval/at_bound_frac"]
-        for row in read_metrics(result.run_dir)
-        if "eval/at_bound_frac" in row
-    ][-1] == 0.0
+    rescaled = VALVE | {"action_bounds": "rescale", "eval_every": 1, "eval_episodes": 1}
+    result = dppo.train(small(tmp_path / "run", **rescaled, learning_rate=1e-9))
+    assert shares_at_bounds(result)[-1] == 0.0
 
 
 def run_of(folder: Path, returns: list[float], **settings: Any) -> list[str]:
@@ -151,17 +144,7 @@ def test_the_doctor_of_a_run_says_that_it_is_flat_and_what_to_try(tmp_path: Path
 def test_the_doctor_of_a_run_advises_no_actors_that_it_has(
     settings: dict[str, Any], remedy: str, tmp_path: Path
 ) -> None:
-    config = make_config({"env_id": "CartPole-v1", "policy_lag": 1, **settings})
-    (tmp_path / "config.yaml").write_text(yaml.safe_dump(grouped(plain_settings(config))))
-    from dppo.records.bottleneck import TimeSplit
-    from dppo.tools.doctor.run_findings import PHASES
-
-    row = {f"perf/{name}_frac": float(name == "env") for name in PHASES} | {
-        "iteration": 2,
-        "global_step": 512,
-    }
-    row |= {f"perf/{name}": 1.0 for name in TimeSplit._fields[1:]}
-    told = [text for _, text in of_run(tmp_path, [row]) if "went to the environments" in text]
-    assert len(told) == 1
-    assert told[0].partition(". ")[2].startswith(remedy)
-    assert bool(told[0].partition(". ")[2]) == bool(remedy)
+    texts = findings_of_phase("env", tmp_path, policy_lag=1, **settings)
+    [advice] = [text.partition(". ")[2] for text in texts if "went to the environments" in text]
+    assert advice.startswith(remedy)
+    assert bool(advice) == bool(remedy)

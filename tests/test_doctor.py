@@ -539,24 +539,26 @@ def test_the_model_knows_what_a_lag_and_resets_in_the_background_gain() -> None:
     assert standby.startswith("--standby-envs 2 "), "an episode takes half the time of a reset"
 
 
+def findings_of_phase(phase: str, folder: Path, **settings: Any) -> list[str]:
+    """Return what the doctor finds in a run all of whose time went to one phase."""
+    config = make_config({"env_id": "CartPole-v1", **settings})
+    (folder / "config.yaml").write_text(yaml.safe_dump(grouped(plain_settings(config))))
+    row = {f"perf/{name}_frac": float(name == phase) for name in PHASES}
+    row |= {f"perf/{name}": 1.0 for name in TimeSplit._fields[1:]}
+    row |= {"iteration": 2, "global_step": 512}
+    return [text for _, text in of_run(folder, [row])]
+
+
 @pytest.mark.parametrize(
     ("settings", "advised"),
-    [({"num_actors": 2}, 1), ({"num_actors": 0}, 0), ({"num_actors": 2, "policy_lag": 1}, 0)],
+    [({"num_actors": 2}, True), ({}, False), ({"num_actors": 2, "policy_lag": 1}, False)],
 )
 def test_a_lag_is_advised_where_it_would_collect_while_learning(
-    settings: dict[str, Any], advised: int, tmp_path: Path
+    settings: dict[str, Any], advised: bool, tmp_path: Path
 ) -> None:
-    config = make_config({"env_id": "CartPole-v1", **settings})
-    (tmp_path / "config.yaml").write_text(yaml.safe_dump(grouped(plain_settings(config))))
-    row = {f"perf/{name}_frac": float(name == "update") for name in PHASES} | {
-        "iteration": 2,
-        "global_step": 512,
-    }
-    row |= {f"perf/{name}": 1.0 for name in TimeSplit._fields[1:]}
-    texts = [text for kind, text in of_run(tmp_path, [row]) if kind == "note"]
-    assert [text.endswith(", or --policy-lag 1") for text in texts if "went to SGD" in text] == [
-        bool(advised)
-    ]
+    texts = findings_of_phase("update", tmp_path, **settings)
+    [text] = [text for text in texts if "went to SGD" in text]
+    assert text.endswith(", or --policy-lag 1") == advised
 
 
 def test_the_doctor_of_a_run_says_what_limited_it_and_writes_nothing(
@@ -641,7 +643,8 @@ def test_a_simulator_of_which_a_process_may_have_one_gets_a_command_that_works(
         line for line in out.splitlines() if " train " in line and "--samplers-per-actor" in line
     ]
     config = make_config(parse(shlex.split(command.partition(" train ")[2])).settings)
-    assert (config.num_samplers, config.num_actors, config.samplers_per_actor) == (8, 8, 1)
+    assert config.num_samplers == config.num_actors == 8
+    assert config.samplers_per_actor == 1
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -33,8 +34,6 @@ def settings(run_dir: Path, kwargs: dict[str, Any] = MIXED, **changes: Any) -> d
         "env_id": "worlds.faulty:Unreliable",
         "env_kwargs": kwargs,
         "on_env_fault": "rebuild",
-    }
-    base |= {
         "env_faults": "unlimited",
         "total_timesteps": ITERATIONS * ROWS,
         "progress": "off",
@@ -61,24 +60,19 @@ def test_each_fault_is_counted_with_its_environment_and_its_steps(tmp_path: Path
     recorder = Recorder()
     result = dppo.train(settings(tmp_path / "run"), observers=[recorder])
     faults = [incident.fault for incident in recorder.incidents if incident.fault is not None]
-    assert {fault.error for fault in faults} == {
-        "LicenceError",
-        "KeyboardInterrupt",
-        "SystemExit",
-        "invalid",
-    }
+    errors = {fault.error for fault in faults}
+    assert errors == {"LicenceError", "KeyboardInterrupt", "SystemExit", "invalid"}
     assert {fault.phase for fault in faults} == {"step", "reset"}
     assert len({(fault.sampler_id, fault.env) for fault in faults}) == 8
     lost = result.env_faults["steps lost"]
     assert sum(result.env_faults.values()) - lost == len(faults) == sum(result.incidents.values())
     in_steps = [fault for fault in faults if fault.phase == "step"]
     assert result.global_step == ITERATIONS * ROWS - len(in_steps)  # each costs one row
-    assert (
-        lost == result.metrics[-1]["faults/steps lost"] == sum(fault.step - 1 for fault in in_steps)
-    )
-    assert sum(
-        count for name, count in result.metrics[-1].items() if name[:14] == "faults/sampler"
-    ) == len(faults)
+    assert lost == sum(fault.step - 1 for fault in in_steps)
+    row = result.metrics[-1]
+    assert row["faults/steps lost"] == lost
+    counts = [count for name, count in row.items() if name.startswith("faults/sampler")]
+    assert sum(counts) == len(faults)
     assert any(f"which cost {lost:,} env steps:" in line for line in recorder.ending)
 
 
@@ -163,23 +157,24 @@ def test_too_many_faults_end_the_run_with_a_checkpoint_that_can_be_resumed(
 @pytest.mark.proves("raises in its first steps")
 def test_a_fault_in_the_first_steps_ends_the_run_and_a_later_one_does_not(tmp_path: Path) -> None:
     """Of 8 environments, each counts as early in its first 13 steps."""
-    late = {"num_samplers": 8, "envs_per_sampler": 1, "num_steps": 8, "total_timesteps": 8 * 8 * 8}
-    fails_in: dict[int, Any] = {}
-    for at_step in (13, 14):
-        config = settings(
-            tmp_path / str(at_step),
-            {"at_step": at_step},
-            env_id=fails_at,
-            on_env_fault="auto",
-            **late,
-        )
-        try:
-            fails_in[at_step] = dppo.train(config).incidents
-        except EnvironmentFault as fault:
-            fails_in[at_step] = fault
-    assert "use `on_env_fault=rebuild`" in fails_in[13].message
-    assert fails_in[13].place.complete  # the actions of the segment before are known, too
-    assert fails_in[14]["env_raised"] >= 8
+    changes = {
+        "env_id": fails_at,
+        "on_env_fault": "auto",
+        "num_samplers": 8,
+        "envs_per_sampler": 1,
+        "num_steps": 8,
+        "total_timesteps": 8 * 8 * 8,
+    }
+
+    def config(at_step: int) -> dppo.Config:
+        return settings(tmp_path / str(at_step), {"at_step": at_step}, **changes)
+
+    with pytest.raises(EnvironmentFault) as early:
+        dppo.train(config(13))
+    assert "use `on_env_fault=rebuild`" in early.value.message
+    assert early.value.place is not None
+    assert early.value.place.complete  # the actions of the segment before are known, too
+    assert dppo.train(config(14)).incidents["env_raised"] >= 8
 
 
 def fails_at(at_step: int) -> gym.Env[Any, Any]:
@@ -212,23 +207,12 @@ def test_an_environment_that_raises_at_a_state_does_not_keep_a_run_from_its_end(
 
 
 def test_a_run_that_ended_with_a_fault_goes_on_with_another_setting(tmp_path: Path) -> None:
+    raising = partial(settings, tmp_path / "run", {"steps": 0.01, "kinds": ["raise"]})
     with pytest.raises(
         EnvironmentFault, match=r"raised .*LicenceError: licence server said 503\. Correct"
     ):
-        dppo.train(
-            settings(
-                tmp_path / "run",
-                {"steps": 0.01, "kinds": ["raise"]},
-                on_env_fault="raise",
-                env_faults="10/h",
-            )
-        )
-    assert (
-        dppo.train(
-            settings(tmp_path / "run", {"steps": 0.01, "kinds": ["raise"]}), resume=tmp_path / "run"
-        ).iterations
-        == ITERATIONS
-    )
+        dppo.train(raising(on_env_fault="raise", env_faults="10/h"))
+    assert dppo.train(raising(), resume=tmp_path / "run").iterations == ITERATIONS
 
 
 def test_the_setting_of_older_runs_is_understood() -> None:
@@ -238,7 +222,7 @@ def test_the_setting_of_older_runs_is_understood() -> None:
 
 
 @pytest.mark.parametrize(
-    ("wrong", "words"),
+    ("settings", "words"),
     [
         (
             {"env_faults": "10"},
@@ -249,33 +233,29 @@ def test_the_setting_of_older_runs_is_understood() -> None:
             {"env_faults": "3/min", "on_env_fault": "raise"},
             "env_faults=3/min has no effect: on_env_fault=raise",
         ),
+        (
+            {"recycle_after": "2GB"},
+            "recycle_after=.* has no effect: num_actors=0 starts no actors",
+        ),
+        (
+            {"recycle_after": "often", "num_actors": 1},
+            "recycle_after=often: must be like 2GB, 500segments or 2GB,500segments",
+        ),
     ],
 )
-def test_a_wrong_budget_is_refused(wrong: dict[str, Any], words: str) -> None:
+def test_a_wrong_budget_is_refused(settings: dict[str, Any], words: str) -> None:
     with pytest.raises(ConfigError, match=words):
-        make_config({"env_id": "CartPole-v1"} | wrong)
+        make_config({"env_id": "CartPole-v1"} | settings)
 
 
 @pytest.mark.parametrize(
-    ("text", "meant"), [("2GB", (2e9, np.inf)), ("1.5GB,500segments", (1.5e9, 500.0))]
+    ("text", "limits"), [("2GB", (2e9, np.inf)), ("1.5GB,500segments", (1.5e9, 500.0))]
 )
 def test_an_actor_is_recycled_after_so_much_memory_or_so_many_segments(
-    text: str, meant: tuple[float, float]
+    text: str, limits: tuple[float, float]
 ) -> None:
-    assert (
-        make_config(
-            {"env_id": "CartPole-v1", "num_actors": 1, "recycle_after": text}
-        ).actors.recycling
-        == meant
-    )
-    with pytest.raises(
-        ConfigError, match=r"recycle_after=.* has no effect: num_actors=0 starts no actors"
-    ):
-        make_config({"env_id": "CartPole-v1", "recycle_after": text})
-    with pytest.raises(
-        ConfigError, match="recycle_after=often: must be like 2GB, 500segments or 2GB,500segments"
-    ):
-        make_config({"env_id": "CartPole-v1", "num_actors": 1, "recycle_after": "often"})
+    config = make_config({"env_id": "CartPole-v1", "num_actors": 1, "recycle_after": text})
+    assert config.actors.recycling == limits
 
 
 @pytest.mark.slow

@@ -98,6 +98,8 @@ REFUSED = {
     "train --resume run --num-samplers 2": "num_samplers=2",
     "train --resume run --config other.yaml": "--config other.yaml has no effect with --resume",
     "train --resume run --run-dir elsewhere": "--run-dir elsewhere ... has no effect with --resume ... Leave it out",
+    "train --resume run --init-from run": "--init-from run has no effect with --resume",
+    "train --resume run --init-from run --branch new": "--init-from run has no effect with --resume",
     "train Acrobot-v1 --resume run": "env_id=Acrobot-v1 ... was made with CartPole-v1",
     "train --resume run --hidden-sizes 32": "hidden_sizes=[32] ... was made with [64, 64]",
     "train --resume damaged/checkpoints/iter_000004": "damaged/checkpoints/iter_000004.safetensors ... SHA-256",

@@ -6,11 +6,8 @@ import dataclasses
 import errno
 import io
 import json
-import os
-import signal
 import time
 from contextlib import ExitStack
-from itertools import count
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, ClassVar
@@ -19,7 +16,7 @@ import gymnasium as gym
 import pytest
 from builders import make_config
 from processes import wait_until
-from recorder import Notes, Recorder
+from recorder import Notes, Recorder, stop_in_episode
 from threadpoolctl import threadpool_info, threadpool_limits
 
 import dppo
@@ -76,19 +73,6 @@ def settings(run_dir: Path, **changes: Any) -> dppo.Config:
 
 
 WITHOUT: dict[str, Any] = {"eval_every": None, "eval_episodes": None}
-
-
-def stop_in_episode(number: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Send SIGTERM to this process in an episode of evaluations; they are counted from 1."""
-    play = EpisodePlayer.play
-    episodes = count(1)
-
-    def interrupted(*args: Any) -> Any:
-        if next(episodes) == number:
-            os.kill(os.getpid(), signal.SIGTERM)
-        return play(*args)
-
-    monkeypatch.setattr(EpisodePlayer, "play", interrupted)
 
 
 def evaluations(result: dppo.Result) -> Rows:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import shutil
 import subprocess
 import sys
@@ -198,59 +199,48 @@ def test_fingerprints_see_another_code() -> None:
 
 
 @pytest.mark.parametrize(
-    ("argv", "native"),
+    ("words", "native"),
     [
-        (["train", "E-v0"], False),
-        (["train", "E-v0", "--numerics", "native"], True),
-        (["train", "E-v0", "--numerics=native"], True),
-        (["train", "--numerics", "portable", "--config", "native.yaml"], False),
-        (["train", "--config", "native.yaml"], True),
-        (["train", "--config=native.yaml"], True),
-        (["train", "--resume", "run/checkpoints"], True),
-        (["eval", "run"], True),
-        (["replay", "run/incidents/001"], True),
-        (["eval", "run/checkpoints/000010"], True),
-        (["eval", ""], False),
-        (["train", "--config", "portable.yaml"], False),
-        (["train", "--resume", "other"], False),
-        (["train", "--config", "native.toml"], True),
-        (["train", "--config", "flow.yaml"], True),
-        (["train", "--numerics", "portable", "--numerics", "native"], True),
-        (["train", "--numerics", "native", "--numerics=portable"], False),
-        (
-            [
-                "train",
-                "E-v0",
-                "--env-kwargs",
-                '{"x": "' + "y" * 5000 + '"}',
-                "--numerics",
-            ],
-            False,
-        ),
+        ("train E-v0", False),
+        ("train E-v0 --numerics native", True),
+        ("train E-v0 --numerics=native", True),
+        ("train --numerics portable --config native.yaml", False),
+        ("train --config native.yaml", True),
+        ("train --config=native.yaml", True),
+        ("train --resume run/checkpoints", True),
+        ("eval run", True),
+        ("replay run/incidents/001", True),
+        ("eval run/checkpoints/000010", True),
+        ("eval ''", False),
+        ("train --config portable.yaml", False),
+        ("train --resume other", False),
+        ("train --config native.toml", True),
+        ("train --config flow.yaml", True),
+        ("train --numerics portable --numerics native", True),
+        ("train --numerics native --numerics=portable", False),
+        (f"train E-v0 --env-kwargs {'y' * 5000} --numerics", False),
     ],
+    ids=lambda words: str(words)[:50],
 )
 def test_a_command_knows_its_numerics_before_it_loads_anything(
-    argv: list[str],
-    native: bool,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    words: str, native: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("DPPO_NUMERICS", raising=False)
     monkeypatch.chdir(tmp_path)
     (tmp_path / "run" / "checkpoints").mkdir(parents=True)
     (tmp_path / "other").mkdir()
-    # nobody names the last one
-    for file in (
-        "native.yaml",
-        "run/config.yaml",
-        "config.yaml",
-    ):
-        (tmp_path / file).write_text("run:\n  numerics: native\n")
-    for file in ("portable.yaml", "other/config.yaml"):
-        (tmp_path / file).write_text("run:\n  numerics: portable\n")
-    (tmp_path / "native.toml").write_text('numerics = "native"\n')
-    (tmp_path / "flow.yaml").write_text('run: {"numerics": native}\n')
-    assert portable._native(argv) is native
+    files = {
+        "native.yaml": "run:\n  numerics: native\n",
+        "run/config.yaml": "run:\n  numerics: native\n",
+        "config.yaml": "run:\n  numerics: native\n",  # nobody names this one
+        "portable.yaml": "run:\n  numerics: portable\n",
+        "other/config.yaml": "run:\n  numerics: portable\n",
+        "native.toml": 'numerics = "native"\n',
+        "flow.yaml": 'run: {"numerics": native}\n',
+    }
+    for name, text in files.items():
+        (tmp_path / name).write_text(text)
+    assert portable._native(shlex.split(words)) is native
 
 
 @needs_avx2

@@ -137,32 +137,6 @@ def test_each_flag_and_word_of_all_commands_that_is_a_path_may_begin_with_the_ho
     assert outputs | sources <= walked
 
 
-def test_a_run_is_made_and_used_by_its_name_in_the_home_folder(home: Path) -> None:
-    result = dppo.train(Config(run_dir=Path("~/run"), **TRAINING))
-    assert result.run_dir == home / "run"
-    longer = Config(**TRAINING | {"total_timesteps": 32})
-    assert dppo.train(longer, resume="~/run").iterations == 2
-    assert (
-        dppo.train(
-            Config(run_dir=Path("~/branch"), **TRAINING), resume="~/run", branch=True
-        ).run_dir
-        == home / "branch"
-    )
-    assert dppo.evaluate("~/run", episodes=1).returns
-    assert dppo.load_policy("~/run") is not None
-    (home / "settings.yaml").write_text("env_id: CartPole-v1\nrun_dir: ~/from_file\n")
-    words = [
-        f"--{name.replace('_', '-')}={value}"
-        for name, value in TRAINING.items()
-        if isinstance(value, int)
-    ]
-    assert main(["train", "--config=~/settings.yaml", "--progress=off", *words]) == 0
-    assert (home / "from_file" / "config.yaml").is_file()
-    assert main(["report", "~/run", "--out=~/page.html"]) == 0
-    assert (home / "page.html").is_file()
-    assert not list(Path.cwd().iterdir()), "nothing is called ~"
-
-
 @pytest.mark.parametrize(
     "use",
     [

@@ -13,7 +13,6 @@ from builders import make_config
 from recorder import Recorder
 
 import dppo
-from dppo.__main__ import main
 from dppo.errors import CheckpointError, ConfigError
 from dppo.records.files import checkpoint as checkpoints
 
@@ -34,7 +33,6 @@ TAKEN = {
     *(f"value.{n}.bias" for n in (0, 2, 4)),
 }
 TAKEN |= {"value.2.weight", "value.4.weight"}
-Capture = pytest.CaptureFixture[str]
 
 
 def config_of(run_dir: Path, settings: dict[str, Any], **changes: Any) -> dppo.Config:
@@ -185,14 +183,6 @@ def test_a_start_with_nothing_is_refused(source: Path, tmp_path: Path) -> None:
     ):
         dppo.train(config_of(tmp_path / "run", CARTPOLE, init_from=source, freeze_norm_after=0))
     assert not (tmp_path / "run").exists()
-
-
-@pytest.mark.parametrize("flags", [[], ["--branch", "new"]])
-def test_it_is_refused_beside_a_resume(flags: list[str], source: Path, capsys: Capture) -> None:
-    assert main(["train", "--resume", str(source), "--init-from", str(source), *flags]) == 2
-    assert re.search(
-        r"^dppo train: --init-from \S+ has no effect with --resume, which ", capsys.readouterr().err
-    )
 
 
 def test_weights_that_are_not_finite_are_refused(source: Path, tmp_path: Path) -> None:
