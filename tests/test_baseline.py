@@ -154,16 +154,20 @@ def test_the_baseline_is_played_again_if_it_or_its_environment_changes(
     assert compared(again) != compared(first)
 
 
-@pytest.mark.parametrize("content", ["", "[]", "{", '{"returns": null}', '{"returns": [1e999]}'])
+@pytest.mark.parametrize(
+    "content", ["", "[]", "{", {"returns": None}, {"returns": [1.0]}, {"returns": [math.inf] * 5}]
+)
 def test_a_damaged_file_of_the_baseline_counts_as_none(
-    content: str, tmp_path: Path, whole: dppo.Result
+    content: str | dict[str, Any], tmp_path: Path, whole: dppo.Result
 ) -> None:
     def is_over() -> bool:
         return Baseline(settings(tmp_path / "run"), tmp_path, paired=True).is_over
 
-    shutil.copy(whole.run_dir / "baseline.json", tmp_path)
+    path = Path(shutil.copy(whole.run_dir / "baseline.json", tmp_path))
     assert is_over()
-    (tmp_path / "baseline.json").write_text(content)
+    if isinstance(content, dict):
+        content = json.dumps(json.loads(path.read_text()) | content)
+    path.write_text(content)
     assert not is_over()
 
 

@@ -26,7 +26,10 @@ SIZES: dict[str, Any] = {
 }
 ROWS = 4 * 2 * 32
 ITERATIONS = 4
-MIXED = {"steps": 0.03, "resets": 0.1}
+MIXED = {
+    "steps": 0.03,
+    "resets": 0.1,
+}
 
 
 def settings(run_dir: Path, kwargs: dict[str, Any] = MIXED, **changes: Any) -> dppo.Config:

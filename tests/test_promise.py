@@ -27,6 +27,11 @@ from dppo.transports.in_process import InProcessCollector
 
 Patch = pytest.MonkeyPatch
 LEARNING = ("iteration", "global_step", "losses/", "charts/", "faults/")
+TWO_LEARNERS = {
+    "num_actors": 1,
+    "num_learners": 2,
+    "cpus_per_actor": 0.5,
+}
 TIMED = ("charts/SPS", "charts/SPS_iteration", "eval/s")
 
 
@@ -125,7 +130,10 @@ def interrupted(trial: Trial, segment: int) -> dppo.Result:
 
 def older_checkpoint(trial: Trial, at: int, checkpoint: int) -> dppo.Result:
     """Files are ahead of the checkpoint and end in the middle of a line, as after a kill."""
-    files = {"checkpoint_interval_s": 0, "keep_checkpoints": 20}
+    files = {
+        "checkpoint_interval_s": 0,
+        "keep_checkpoints": 20,
+    }
     trial.stop(at, **files)
     for name in ("episodes.jsonl", "metrics.jsonl"):
         with (trial.folder / name).open("ab") as file:
@@ -205,7 +213,7 @@ def two_learners(trial: Trial, num_actors: int) -> dppo.Result:
 
 def lost_learner_and_resumed(trial: Trial, at: int) -> dppo.Result:
     """The batch of the update holds segments of earlier iterations."""
-    learners = {"num_actors": 1, "num_learners": 2, "cpus_per_actor": 0.5, "update_epochs": 100}
+    learners = TWO_LEARNERS | {"update_epochs": 100}
     trial.stop(at, **learners)
     with in_the_middle_of_an_update(send(signal.SIGKILL)):
         result = trial.resume(**learners)
@@ -224,7 +232,6 @@ DISTURB: dict[str, Callable[..., dppo.Result]] = {
     "two learners": two_learners,
     "lost learner and resumed": lost_learner_and_resumed,
 }
-TWO_LEARNERS = {"num_actors": 1, "num_learners": 2, "cpus_per_actor": 0.5}
 WHOLE: dict[
     str, Settings
 ] = {  # the run with which a disturbed one is compared; others are in process
