@@ -24,6 +24,7 @@ from dppo.ppo.exchange.records import PolicySnapshot
 from dppo.ppo.learning.batch import make_batch
 from dppo.spaces.actions import actions_from_json, boxes, describe_rescaling
 
+SHORT = {"total_timesteps": 80, "update_epochs": 1}
 HIDDEN = 2 * 64 + 64 + 64 * 64 + 64  # parameters of the hidden layers of one trunk
 SOURCES = {"leaf": "auto", "method": "auto", "info": "info"}
 each_source = pytest.mark.parametrize("source", list(SOURCES))
@@ -50,7 +51,7 @@ def masked_in_parts(form: str) -> dict[str, Any]:
 @pytest.mark.parametrize("kind", SPACES)
 def test_every_kind_of_action_trains_and_plays(kind: str, tmp_path: Path) -> None:
     """The environment raises if an action is not in its space."""
-    result = dppo.train(small(tmp_path / "run", **actuated(kind)))
+    result = dppo.train(small(tmp_path / "run", **actuated(kind), **SHORT))
     assert result.episodes > 0
     assert dppo.evaluate(result, episodes=2, deterministic=False).lengths
     policy = dppo.load_policy(result.run_dir)
@@ -71,7 +72,9 @@ def test_every_kind_of_action_trains_and_plays(kind: str, tmp_path: Path) -> Non
 def test_bounds_far_from_one_are_reached(bounds: str, tmp_path: Path) -> None:
     """A fresh policy, with deviation 1, covers a wide Box; clipped, it would stay near zero."""
     with Notes() as notes:
-        run = dppo.train(small(tmp_path / "run", **actuated("wide"), action_bounds=bounds)).run_dir
+        run = dppo.train(
+            small(tmp_path / "run", **actuated("wide"), **SHORT, action_bounds=bounds)
+        ).run_dir
     line = (
         "Actions lie between -500 and 100: [-1, 1] of the policy is mapped to these bounds; action_bounds=clip "
         "(--action-bounds clip) passes its numbers on as they are."
@@ -124,7 +127,7 @@ def test_the_deviation_may_depend_on_the_state(
     kind: str, outputs: int, trunk: str, trunks: int, tmp_path: Any
 ) -> None:
     """Deviations are outputs, not parameters."""
-    settings = actuated(kind) | {"trunk": trunk, "state_dependent_std": True}
+    settings = actuated(kind) | SHORT | {"trunk": trunk, "state_dependent_std": True}
     result = dppo.train(small(tmp_path / "run", **settings))
     assert dppo.load_policy(result.run_dir).weights.size == trunks * HIDDEN + 65 * outputs + 65
 
@@ -183,7 +186,7 @@ def test_masks_are_obeyed_in_training_and_evaluation(
     source: str, several: bool, tmp_path: Path
 ) -> None:
     """The environment raises if an action is not allowed."""
-    result = dppo.train(small(tmp_path / "run", **masked(source, several=several)))
+    result = dppo.train(small(tmp_path / "run", **masked(source, several=several), **SHORT))
     assert result.incidents == {}
     for deterministic in (True, False):
         assert len(dppo.evaluate(result, episodes=5, deterministic=deterministic).returns) == 5
@@ -197,7 +200,6 @@ def test_the_source_of_masks_does_not_change_the_result(tmp_path: Path) -> None:
     assert method.weights_sha256 == info.weights_sha256
 
 
-SHORT = {"total_timesteps": 80, "update_epochs": 1}
 OBS = np.zeros(2, np.float32)
 
 
@@ -307,7 +309,7 @@ def test_a_mask_in_info_that_is_not_used_is_reported(tmp_path: Path) -> None:
 def test_the_network_does_not_read_the_mask(tmp_path: Path) -> None:
     read = describe_spaces(Masked("leaf")).of_network()
     assert (list(read.leaves()), read.mask) == (["at"], None)
-    result = dppo.train(small(tmp_path / "run", norm_obs=True, **masked("method")))
+    result = dppo.train(small(tmp_path / "run", norm_obs=True, **masked("method"), **SHORT))
     assert dppo.load_policy(result.run_dir).weights.size == 2 * HIDDEN + 65 * 4 + 65
 
 

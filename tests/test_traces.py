@@ -11,6 +11,7 @@ from recorder import Recorder, stop_in_episode
 
 import dppo
 from dppo.__main__ import main
+from dppo.records.metrics.reading import read_metrics
 
 SIZES = {
     "num_samplers": 2,
@@ -69,7 +70,8 @@ def test_an_evaluation_that_is_repeated_after_the_last_iteration_has_no_line(
     assert dppo.train(config).stopped_by == "SIGTERM"
     resumed = dppo.train(config, resume=tmp_path / "run")
     assert (resumed.resumed_at, resumed.stopped_by) == (4, None)
-    assert [row["eval/episodes"] for row in resumed.metrics if "eval/episodes" in row] == [2]
+    rows = read_metrics(resumed.run_dir)
+    assert [row["eval/episodes"] for row in rows if "eval/episodes" in row] == [2, 2]
     assert lines(resumed) == lines(traced)
 
 
