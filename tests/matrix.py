@@ -153,6 +153,12 @@ DISTURBANCES: dict[str, dict[str, Settings]] = {
         "8": {"num_actors": 8, "longest_s": 0.001},
         "3, threads": {"num_actors": 3, "env_threads": True},
         "2, standby copies": {"num_actors": 2, "standby_envs": 1},
+        # It hosts all samplers, and works on two segments at once where the kind has a lag.
+        "1, threads and standby copies": {
+            "num_actors": 1,
+            "env_threads": True,
+            "standby_envs": 2,
+        },
         "2, and 2 for evaluations": {"num_actors": 2, "eval_actors": 2},
         "1, and a learner": {"num_actors": 1, "num_learners": 1, "cpus_per_actor": 0.5},
     },
@@ -244,6 +250,7 @@ ALWAYS = cells(
             *("continuous", "discrete, overlap", "lag", "some faults", "sac"),
         ],
         ("actors", "3"): ["continuous"],
+        ("actors", "1, threads and standby copies"): ["lstm"],
         ("actors", "2"): ["dict action", "mask and lstm", "every option"],
         ("killed", "in constructor, reset and step"): ["memory, overlap"],
     }
@@ -261,6 +268,7 @@ SLOW = cells(
         ("actors", "8"): ["discrete", "continuous", "sac of 8"],
         ("actors", "3, threads"): FAULTS,
         ("actors", "2, standby copies"): [*FAULTS, "prior"],
+        ("actors", "1, threads and standby copies"): [kind for kind in POLICIES if kind != "lstm"],
         ("actors", "2, and 2 for evaluations"): [f"{kind}, evaluated" for kind in EVALUATED_KINDS],
         ("actors", "1, and a learner"): ["reuse of 3"],
         ("resumed", "after 2"): [

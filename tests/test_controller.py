@@ -221,11 +221,9 @@ def test_actions_are_converted_to_the_form_of_their_space(
         ),
         (BOX, [0, 1], "an action of shape (2,) instead of (3,)"),
         (BOX, [0, np.nan, 1], "an action that is nan at index 1"),
-        (BOX, None, "an action of shape () instead of (3,)"),
         (BOX, ["a", "b", "c"], "an action of dtype <U1 instead of float32"),
         (gym.spaces.Discrete(3), 1.0, "an action of dtype float64 instead of int64"),
         (gym.spaces.Discrete(3), 3, "an action that is 3, outside its bounds from 0 to 2"),
-        (gym.spaces.Discrete(3), [1], "an action of shape (1,) instead of ()"),
         (gym.spaces.Dict(a=BOX), {"b": 1}, "an action with the keys 'b' instead of 'a'"),
         (
             gym.spaces.Dict(a=BOX),

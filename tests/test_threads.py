@@ -57,17 +57,6 @@ def test_threads_and_standby_do_not_change_the_result(
     assert (result.incidents, result.episodes >= 10) == ({}, True)
 
 
-@pytest.mark.parametrize(
-    "kind", [pytest.param(kind, marks=() if kind == "lstm" else slow) for kind in KINDS]
-)
-def test_actors_with_threads_and_standby_give_the_same_result(
-    kind: str, run_of: RunOf, tmp_path: Path, ray_session: None
-) -> None:
-    """A single actor hosts both samplers; with the lag of the kind, it works on two segments at once."""
-    result = dppo.train(settings(kind, tmp_path / "run", num_actors=1, **BOTH))
-    assert (result.weights_sha256, lasting(result)) == (run_of(kind).weights_sha256, {})
-
-
 def test_a_resume_without_them_goes_on_with_the_same_result(run_of: RunOf, tmp_path: Path) -> None:
     run = tmp_path / "run"
     kind = "mask and lstm"
